@@ -1,0 +1,130 @@
+# Everything is built into bin/. `make help` lists the targets.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := build
+
+GO      ?= go
+# For `make demo`: runc, crun, or none for plain processes; more flags in ARGS.
+RUNTIME ?= runc
+ARGS    ?=
+# For `make test` and `make bench`: which packages, and how long each may take.
+PACKAGES ?= ./...
+TIMEOUT  ?= 5m
+# For `make fuzz`: how long each target.
+FUZZTIME ?= 60s
+
+# Where there is no git, or no repository, Go's own record stands in for these.
+module  := github.com/peerlane/peerlane
+version := $(shell git describe --tags --always --dirty 2>/dev/null)
+commit  := $(shell git rev-parse HEAD 2>/dev/null)
+# The commit's date, not today's: the same commit gives the same binaries.
+date    := $(shell TZ=UTC0 git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null)
+
+stamp := $(if $(version),-X $(module)/cmd/version.version=$(version)) \
+         $(if $(commit),-X $(module)/cmd/version.commit=$(commit)) \
+         $(if $(date),-X $(module)/cmd/version.date=$(date))
+build := $(GO) build -trimpath -buildvcs=false
+
+# The defaults, and quiet about what NVIDIA's own header calls deprecated.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+
+.PHONY: build
+build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
+
+# The go command knows best what has to be built again, so it is always asked.
+.PHONY: bin/peerlane bin/peerlane-relay bin/peerlane-hook
+bin/peerlane bin/peerlane-relay:
+	@$(build) -ldflags '$(stamp)' -o $@ ./cmd/$(@F)
+
+# The hook runs in front of every container: static, so that nothing of an image
+# can be loaded into it, and small, so that it costs nothing.
+bin/peerlane-hook:
+	@CGO_ENABLED=0 $(build) -ldflags '-s -w $(stamp)' -o $@ ./cmd/$(@F)
+
+# Compiled by the package that looks for it, so that both agree on how.
+bin/libpeerlane-cuda-sim.so: $(wildcard cuda/sim/libcuda/*) cuda/sim/library.go
+	@$(GO) run ./cuda/sim/build $@
+
+.PHONY: demo-needs
+demo-needs:
+	@integration/prerequisites demo $(RUNTIME)
+
+.PHONY: demo
+demo: demo-needs build ## run two containers that exchange data through their relays (RUNTIME=runc|crun|none, ARGS=...)
+	@bin/peerlane demo --runtime $(RUNTIME) $(ARGS)
+
+.PHONY: test-needs
+test-needs:
+	@integration/prerequisites test
+
+.PHONY: test
+test: test-needs build lint ## vet, lint and test everything, race detector on (PACKAGES=./topo/...)
+	@# Vetted already. Never from the cache, which knows nothing of runtimes and
+	@# kernels. The report prints failures, and why a test was skipped; of a run
+	@# of everything it demands the matrix's cells of this place.
+	@$(GO) build -o bin/test-report ./integration/report
+	@$(GO) test -json -count=1 -race -vet=off -timeout $(TIMEOUT) $(PACKAGES) | bin/test-report $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host)
+
+# For `make test-vm`: any package and tests, in which places; and for a shell.
+PKG    ?=
+RUN    ?=
+PLACE  ?=
+IMAGE  ?= small
+GUESTS ?= 1
+
+vm_places := vm-small,vm-full,vm-pair,vm-host
+
+.PHONY: vm-needs
+vm-needs:
+	@integration/prerequisites vm
+
+.PHONY: bin/vm-run
+bin/vm-run:
+	@$(GO) build -o $@ ./integration/vm/run
+
+.PHONY: test-vm
+test-vm: vm-needs build bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
+	@$(GO) build -o bin/test-report ./integration/report
+	@bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) \
+		| bin/test-report $(if $(PKG)$(RUN)$(PLACE),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(vm_places))
+
+.PHONY: vm-shell
+vm-shell: vm-needs build bin/vm-run ## a root shell in a virtual machine (IMAGE=full GUESTS=2)
+	@bin/vm-run shell --image $(IMAGE) --guests $(GUESTS) $(ARGS)
+
+.PHONY: vm-capture
+vm-capture: vm-needs build bin/vm-run ## write topo/recorded/host.txt anew from the guest's kernel
+	@# Whether it is what it was does not matter here; nothing is there if it failed.
+	@rm -rf bin/vm/vm-small
+	@bin/vm-run test --place vm-small --run TestTheRecordedHostIsThisOne ./integration/vm/cases/small >bin/vm-capture.log || true
+	@cp bin/vm/vm-small/out/host.txt topo/recorded/host.txt || { cat bin/vm-capture.log; exit 1; }
+
+.PHONY: lint
+lint: ## gofmt, go vet, staticcheck
+	@unformatted=$$(gofmt -l .); \
+	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed on:"; echo "$$unformatted"; exit 1; fi
+	@# With the tests that run in virtual machines.
+	@$(GO) vet -tags vm ./...
+	@$(GO) tool staticcheck -tags vm ./...
+
+.PHONY: fuzz
+fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each)
+	@$(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do \
+		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
+			echo "$$package $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package; \
+		done; \
+	done
+
+.PHONY: bench
+bench: build ## run the benchmarks; docs/benchmarks.md says which figures come from where
+	@$(GO) test -run '^$$' -bench . -benchmem -timeout 30m $(PACKAGES)
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,0 +1,310 @@
+package cdi
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// The kinds of device.
+const (
+	Vendor   = "peerlane.dev"
+	KindLane = Vendor + "/lane"
+	KindGPU  = Vendor + "/gpu"
+)
+
+// All is the name of the device that stands for every GPU with a lane.
+const All = "all"
+
+// Options say what a specification refers to on the host.
+type Options struct {
+	// Layout holds the anchor that is mounted and the root that the hook is
+	// given.
+	Layout layout.Layout
+	// HookPath is the absolute path of peerlane-hook. Engines keep it for a
+	// container's whole life, so it has to survive an upgrade.
+	HookPath string
+	// Tenancy is config.TenancySingle, also when empty, or config.TenancyMulti:
+	// lane= only, because the holder of a gpu= can reach its server GPUs.
+	Tenancy string
+	// DevRoot is the directory that holds dev/; empty for "/".
+	DevRoot string
+}
+
+// hookEnv is never empty: given no environment, a runtime hands a hook its own
+// or, in some versions, the image's, LD_PRELOAD included (CVE-2025-23266).
+var hookEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+
+// Generate makes the specifications of a plan: KindLane, and KindGPU where the
+// tenancy permits it and the nodes of a GPU are known.
+func Generate(plan *topo.Plan, o Options) ([]*specs.Spec, error) {
+	g, err := newGenerator(plan, o)
+	if err != nil {
+		return nil, err
+	}
+	lanes, _ := g.offered(KindLane)
+	if len(lanes) == 0 {
+		return nil, fmt.Errorf("generating a CDI specification: %w", g.nothing())
+	}
+	kinds := []string{KindLane}
+	if gpus, _ := g.offered(KindGPU); len(gpus) > 0 {
+		kinds = append(kinds, KindGPU)
+	}
+	var out []*specs.Spec
+	for _, kind := range kinds {
+		spec, err := g.spec(kind)
+		if err != nil {
+			return nil, fmt.Errorf("generating the CDI specification of %s: %w", kind, err)
+		}
+		out = append(out, spec)
+	}
+	return out, nil
+}
+
+// Notes says in sentences what the specifications of a plan mean for the one
+// who installs them: what gpu= gives away, and which devices are not offered
+// and why.
+func Notes(plan *topo.Plan, o Options) ([]string, error) {
+	g, err := newGenerator(plan, o)
+	if err != nil {
+		return nil, err
+	}
+	gpus, gpuMissing := g.offered(KindGPU)
+	_, missing := g.offered(KindLane)
+	var notes []string
+	if len(gpus) > 0 {
+		notes = append(notes, fmt.Sprintf(
+			`%s=N gives a container the device nodes of its server GPUs too (tenancy = "single"); set [cdi] tenancy = "multi" in %s where containers do not trust each other`,
+			KindGPU, o.Layout.ConfigFile()))
+	}
+	if g.tenancy == config.TenancySingle {
+		missing = append(missing, gpuMissing...)
+	}
+	return append(notes, missing...), nil
+}
+
+type generator struct {
+	plan    *topo.Plan
+	o       Options
+	tenancy string
+	gpus    map[string]topo.GPU // by PCI address
+}
+
+func newGenerator(plan *topo.Plan, o Options) (*generator, error) {
+	if !filepath.IsAbs(o.HookPath) {
+		return nil, fmt.Errorf("generating a CDI specification: the hook's path %q is not absolute; runtimes look a relative one up in places that an image may choose", o.HookPath)
+	}
+	g := &generator{plan: plan, o: o, tenancy: cmp.Or(o.Tenancy, config.TenancySingle), gpus: map[string]topo.GPU{}}
+	if g.tenancy != config.TenancySingle && g.tenancy != config.TenancyMulti {
+		return nil, fmt.Errorf("generating a CDI specification: tenancy %q is neither %s nor %s", o.Tenancy, config.TenancySingle, config.TenancyMulti)
+	}
+	for _, gpu := range plan.GPUs {
+		g.gpus[gpu.BusID] = gpu
+	}
+	for _, lane := range plan.Lanes {
+		for _, busID := range append([]string{lane.GPU}, lane.Servers...) {
+			if _, known := g.gpus[busID]; !known {
+				return nil, fmt.Errorf("generating a CDI specification: the plan's lane of %s names GPU %s, which the plan does not list; make the plan anew", lane.GPU, busID)
+			}
+		}
+	}
+	return g, nil
+}
+
+// offered is the lanes that become devices of a kind, in the order of their
+// GPUs' indices, and a sentence on each of the others.
+func (g *generator) offered(kind string) (lanes []topo.Lane, missing []string) {
+	for _, lane := range g.plan.Lanes {
+		if err := g.refusal(kind, lane); err != nil {
+			missing = append(missing, fmt.Sprintf("%s=%d is not offered: %v", kind, g.gpus[lane.GPU].Index, err))
+			continue
+		}
+		lanes = append(lanes, lane)
+	}
+	slices.SortFunc(lanes, func(a, b topo.Lane) int {
+		return cmp.Compare(g.gpus[a.GPU].Index, g.gpus[b.GPU].Index)
+	})
+	return lanes, missing
+}
+
+// refusal says why a lane is no device of a kind.
+func (g *generator) refusal(kind string, lane topo.Lane) error {
+	if lane.Role == topo.RoleRefused {
+		return errors.New(lane.Reason)
+	}
+	if kind == KindLane {
+		return nil
+	}
+	if g.tenancy == config.TenancyMulti {
+		return errors.New(`tenancy = "multi"`)
+	}
+	for _, busID := range append([]string{lane.GPU}, lane.Servers...) {
+		if g.gpus[busID].Minor < 0 {
+			return fmt.Errorf("the device node of GPU %s is unknown; the NVIDIA driver tells it once it is loaded", busID)
+		}
+	}
+	// Without it the server GPUs would appear to CUDA as devices to compute on.
+	if g.gpus[lane.GPU].UUID == "" {
+		return fmt.Errorf("the UUID of GPU %s is unknown; the NVIDIA driver tells it once it is loaded", lane.GPU)
+	}
+	return nil
+}
+
+// nothing says why a plan has no device at all.
+func (g *generator) nothing() error {
+	if len(g.plan.Lanes) == 0 {
+		return errors.New("the plan has no lane, because there is no NVIDIA GPU; `peerlane topo` shows what there is")
+	}
+	_, missing := g.offered(KindLane)
+	return fmt.Errorf("no GPU of the plan has a lane: %s", strings.Join(missing, "; "))
+}
+
+func (g *generator) spec(kind string) (*specs.Spec, error) {
+	lanes, _ := g.offered(kind)
+	spec := &specs.Spec{Kind: kind, ContainerEdits: g.commonEdits(kind)}
+	for _, lane := range lanes {
+		edits := g.deviceEdits(kind, lane)
+		for _, name := range names(g.gpus[lane.GPU]) {
+			spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: edits})
+		}
+	}
+	spec.Devices = append(spec.Devices, specs.Device{Name: All, ContainerEdits: g.deviceEdits(kind, lanes...)})
+
+	if err := checkNames(spec); err != nil {
+		return nil, err
+	}
+	version, err := specs.MinimumRequiredVersion(spec)
+	if err != nil {
+		return nil, err
+	}
+	spec.Version = version
+	return spec, nil
+}
+
+// names are what a user may call a GPU.
+func names(gpu topo.GPU) []string {
+	all := []string{strconv.Itoa(gpu.Index), gpu.UUID, gpu.BusID}
+	return slices.DeleteFunc(all, func(name string) bool { return name == "" })
+}
+
+// checkNames refuses a plan that would make a specification which no engine
+// loads, naming the device; engines tell their log at best.
+func checkNames(spec *specs.Spec) error {
+	seen := map[string]bool{}
+	for _, d := range spec.Devices {
+		if err := parser.ValidateDeviceName(d.Name); err != nil {
+			return err
+		}
+		if seen[d.Name] {
+			return fmt.Errorf("two GPUs of the plan are named %s", d.Name)
+		}
+		seen[d.Name] = true
+	}
+	return nil
+}
+
+// commonEdits hold for every container with a device of the kind, once however
+// many devices it has.
+func (g *generator) commonEdits(kind string) specs.ContainerEdits {
+	edits := specs.ContainerEdits{
+		Mounts: []*specs.Mount{{
+			HostPath:      g.o.Layout.Anchor(),
+			ContainerPath: layout.ContainerDir,
+			Options:       []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"},
+		}},
+		Hooks: []*specs.Hook{g.hook("poststop", "remove")},
+	}
+	if kind == KindGPU {
+		edits.DeviceNodes = append(edits.DeviceNodes, g.node("nvidiactl"), g.node("nvidia-uvm"))
+		edits.DeviceNodes = append(edits.DeviceNodes, g.nodeIfPresent("nvidia-uvm-tools")...)
+	}
+	return edits
+}
+
+// deviceEdits are what the device of these lanes adds.
+func (g *generator) deviceEdits(kind string, lanes ...topo.Lane) specs.ContainerEdits {
+	var args []string
+	for _, lane := range lanes {
+		args = append(args, "--lane", g.gpus[lane.GPU].UUID+"@"+lane.GPU)
+	}
+	edits := specs.ContainerEdits{Hooks: []*specs.Hook{g.hook("createRuntime", "create", args...)}}
+	if kind == KindGPU {
+		g.addNodes(&edits, lanes)
+	}
+	return edits
+}
+
+func (g *generator) hook(at, command string, args ...string) *specs.Hook {
+	all := []string{filepath.Base(g.o.HookPath), command}
+	if !g.o.Layout.IsDefault() {
+		all = append(all, "--root", g.o.Layout.Root)
+	}
+	return &specs.Hook{HookName: at, Path: g.o.HookPath, Args: append(all, args...), Env: hookEnv}
+}
+
+// addNodes adds the nodes of the lanes' GPUs, of their server GPUs and of their
+// NICs, each once. Server GPUs are there to import memory from, not to compute
+// on, so CUDA_VISIBLE_DEVICES names the others; importing works under it.
+func (g *generator) addNodes(edits *specs.ContainerEdits, lanes []topo.Lane) {
+	var clients, gpus, uverbs []string
+	for _, lane := range lanes {
+		clients = append(clients, g.gpus[lane.GPU].UUID)
+		for _, busID := range append([]string{lane.GPU}, lane.Servers...) {
+			gpus = append(gpus, fmt.Sprintf("nvidia%d", g.gpus[busID].Minor))
+		}
+		for _, nic := range g.plan.NICs {
+			if slices.Contains(lane.NICs, nic.Name) && nic.Uverbs != "" {
+				uverbs = append(uverbs, "infiniband/"+nic.Uverbs)
+			}
+		}
+	}
+	edits.Env = []string{"CUDA_VISIBLE_DEVICES=" + strings.Join(clients, ",")}
+	for _, name := range slices.Concat(unique(gpus), unique(uverbs)) {
+		edits.DeviceNodes = append(edits.DeviceNodes, g.node(name))
+	}
+	if len(uverbs) > 0 {
+		edits.DeviceNodes = append(edits.DeviceNodes, g.nodeIfPresent("infiniband/rdma_cm")...)
+	}
+}
+
+// unique drops repetitions, and keeps the order of first mention.
+func unique(names []string) []string {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(names, func(name string) bool {
+		again := seen[name]
+		seen[name] = true
+		return again
+	})
+}
+
+// node is a device node below /dev. Its numbers are read at each container's
+// start, and "rw" leaves out mknod, which the default would grant.
+func (g *generator) node(name string) *specs.DeviceNode {
+	n := &specs.DeviceNode{Path: "/dev/" + name, Permissions: "rw"}
+	if root := filepath.Clean(cmp.Or(g.o.DevRoot, "/")); root != "/" {
+		n.HostPath = filepath.Join(root, n.Path)
+	}
+	return n
+}
+
+// nodeIfPresent is for a node that a host may lack: an engine refuses to start
+// a container for want of any node that is named.
+func (g *generator) nodeIfPresent(name string) []*specs.DeviceNode {
+	n := g.node(name)
+	if _, err := os.Lstat(cmp.Or(n.HostPath, n.Path)); err != nil {
+		return nil
+	}
+	return []*specs.DeviceNode{n}
+}

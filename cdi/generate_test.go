@@ -1,0 +1,251 @@
+package cdi
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// testPlan has a near GPU, a far one that it serves, and one that is refused.
+func testPlan() *topo.Plan {
+	return &topo.Plan{
+		Version: topo.PlanVersion,
+		GPUs: []topo.GPU{
+			{Index: 0, UUID: "GPU-00000000-0000-0000-0000-000000000000", BusID: "0000:17:00.0", Minor: 0},
+			{Index: 1, UUID: "GPU-11111111-1111-1111-1111-111111111111", BusID: "0000:2a:00.0", Minor: 5},
+			{Index: 2, UUID: "GPU-22222222-2222-2222-2222-222222222222", BusID: "0000:3b:00.0", Minor: 2, MIG: true},
+		},
+		NICs: []topo.NIC{{Name: "mlx5_0", BusID: "0000:18:00.0", Uverbs: "uverbs3"}},
+		Lanes: []topo.Lane{
+			{GPU: "0000:17:00.0", Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
+			{GPU: "0000:2a:00.0", Role: topo.RoleFar, Relay: true, Servers: []string{"0000:17:00.0"}, NICs: []string{"mlx5_0"}},
+			{GPU: "0000:3b:00.0", Role: topo.RoleRefused, Reason: "MIG is on"},
+		},
+	}
+}
+
+// testOptions refer to a made root whose /dev holds the named nodes. They are
+// FIFOs, which anybody may make and CDI accepts.
+func testOptions(t *testing.T, nodes ...string) Options {
+	t.Helper()
+	root := t.TempDir()
+	for _, node := range nodes {
+		makeFIFO(t, filepath.Join(root, "dev", node))
+	}
+	return Options{Layout: layout.New("/"), HookPath: "/usr/libexec/peerlane/peerlane-hook", DevRoot: root}
+}
+
+var allNodes = []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia5", "infiniband/uverbs3", "infiniband/rdma_cm"}
+
+// The files of testdata are what an administrator finds in /etc/cdi.
+func TestSpecificationsOfAPlan(t *testing.T) {
+	o := testOptions(t, allNodes...)
+	list, err := Generate(testPlan(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list) != 2 {
+		t.Fatalf("%d specifications, want those of lane and gpu", len(list))
+	}
+	for _, spec := range list {
+		want, err := os.ReadFile(filepath.Join("testdata", FileName(spec.Kind)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got bytes.Buffer
+		if err := Encode(&got, spec); err != nil {
+			t.Fatal(err)
+		}
+		text := strings.ReplaceAll(got.String(), o.DevRoot, "ROOT")
+		if diff := cmp.Diff(string(want), text); diff != "" {
+			t.Errorf("%s (-testdata +generated):\n%s", FileName(spec.Kind), diff)
+		}
+	}
+}
+
+// Podman 4.3 knows nothing newer, and says nothing but "unresolvable".
+func TestSpecificationsNeedCDI050(t *testing.T) {
+	for _, devRoot := range []string{"", "/"} {
+		o := testOptions(t)
+		o.DevRoot = devRoot
+		list, err := Generate(testPlan(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, spec := range list {
+			if spec.Version != "0.5.0" {
+				t.Errorf("%s is of version %s", spec.Kind, spec.Version)
+			}
+			if err := specs.ValidateVersion(spec); err != nil {
+				t.Errorf("%s: %v", spec.Kind, err)
+			}
+		}
+	}
+}
+
+func TestNodesOfTheHostItselfNeedNoHostPath(t *testing.T) {
+	o := testOptions(t)
+	o.DevRoot = "/"
+	list, err := Generate(testPlan(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, spec := range list {
+		for _, d := range spec.Devices {
+			for _, n := range d.ContainerEdits.DeviceNodes {
+				if n.HostPath != "" {
+					t.Errorf("%s=%s: %s has host path %s", spec.Kind, d.Name, n.Path, n.HostPath)
+				}
+			}
+		}
+	}
+}
+
+// A node that the host lacks would keep every container from starting.
+func TestNodesThatAHostMayLackAreLeftOut(t *testing.T) {
+	list, err := Generate(testPlan(), testOptions(t, "nvidiactl", "nvidia-uvm", "nvidia0", "nvidia5", "infiniband/uverbs3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	if err := Encode(&text, list...); err != nil {
+		t.Fatal(err)
+	}
+	for _, absent := range []string{"nvidia-uvm-tools", "rdma_cm"} {
+		if strings.Contains(text.String(), absent) {
+			t.Errorf("%s is named, and the host has none", absent)
+		}
+	}
+}
+
+func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
+	o := testOptions(t)
+	o.Layout = layout.New("/tmp/demo")
+	list, err := Generate(testPlan(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lane := list[0]
+	want := []string{"peerlane-hook", "create", "--root", "/tmp/demo", "--lane", "GPU-00000000-0000-0000-0000-000000000000@0000:17:00.0"}
+	if diff := cmp.Diff(want, lane.Devices[0].ContainerEdits.Hooks[0].Args); diff != "" {
+		t.Errorf("create (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"peerlane-hook", "remove", "--root", "/tmp/demo"}, lane.ContainerEdits.Hooks[0].Args); diff != "" {
+		t.Errorf("remove (-want +got):\n%s", diff)
+	}
+	if got := lane.ContainerEdits.Mounts[0].HostPath; got != "/tmp/demo/var/lib/peerlane/anchor" {
+		t.Errorf("the anchor is %s", got)
+	}
+}
+
+func TestWhatIsOffered(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		edit  func(*topo.Plan, *Options)
+		want  map[string][]string // device names by kind, without all
+		notes []string            // a part of each
+	}{
+		{
+			name: "one tenant",
+			edit: func(*topo.Plan, *Options) {},
+			want: map[string][]string{
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+			},
+			notes: []string{`tenancy = "multi" in /etc/peerlane/config.toml`, "peerlane.dev/lane=2 is not offered: MIG is on", "peerlane.dev/gpu=2 is not offered: MIG is on"},
+		},
+		{
+			name: "several tenants get no device nodes",
+			edit: func(_ *topo.Plan, o *Options) { o.Tenancy = config.TenancyMulti },
+			want: map[string][]string{
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+			},
+			notes: []string{"peerlane.dev/lane=2 is not offered: MIG is on"},
+		},
+		{
+			name: "a server GPU whose node is unknown takes its clients' gpu= with it",
+			edit: func(p *topo.Plan, _ *Options) { p.GPUs[0].Minor = -1 },
+			want: map[string][]string{
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+			},
+			notes: []string{"lane=2", "gpu=0 is not offered: the device node of GPU 0000:17:00.0", "gpu=1 is not offered: the device node of GPU 0000:17:00.0", "gpu=2"},
+		},
+		{
+			name: "without a driver there is no UUID to name a GPU by",
+			edit: func(p *topo.Plan, _ *Options) { p.GPUs[1].UUID = "" },
+			want: map[string][]string{
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "0000:2a:00.0"},
+				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0"},
+			},
+			notes: []string{"server GPUs", "lane=2", "gpu=1 is not offered: the UUID of GPU 0000:2a:00.0 is unknown", "gpu=2"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			plan, o := testPlan(), testOptions(t)
+			test.edit(plan, &o)
+			list, err := Generate(plan, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[string][]string{}
+			for _, spec := range list {
+				last := len(spec.Devices) - 1
+				if spec.Devices[last].Name != All {
+					t.Errorf("the last device of %s is %s", spec.Kind, spec.Devices[last].Name)
+				}
+				for _, d := range spec.Devices[:last] {
+					got[spec.Kind] = append(got[spec.Kind], d.Name)
+				}
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+			notes, err := Notes(plan, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(notes) != len(test.notes) {
+				t.Fatalf("%d notes, want %d: %q", len(notes), len(test.notes), notes)
+			}
+			for i, want := range test.notes {
+				if !strings.Contains(notes[i], want) {
+					t.Errorf("note %q lacks %q", notes[i], want)
+				}
+			}
+		})
+	}
+}
+
+func TestPlansThatMakeNoSpecification(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		edit func(*topo.Plan, *Options)
+		want string
+	}{
+		{"no GPU", func(p *topo.Plan, _ *Options) { *p = topo.Plan{} }, "there is no NVIDIA GPU"},
+		{"every GPU refused", func(p *topo.Plan, _ *Options) { p.Lanes = p.Lanes[2:] }, "peerlane.dev/lane=2 is not offered: MIG is on"},
+		{"a hook that is looked up", func(_ *topo.Plan, o *Options) { o.HookPath = "peerlane-hook" }, "is not absolute"},
+		{"an unknown tenancy", func(_ *topo.Plan, o *Options) { o.Tenancy = "double" }, `tenancy "double" is neither`},
+		{"a server that is not listed", func(p *topo.Plan, _ *Options) { p.GPUs = p.GPUs[1:] }, "names GPU 0000:17:00.0, which the plan does not list"},
+		{"one UUID twice", func(p *topo.Plan, _ *Options) { p.GPUs[1].UUID = p.GPUs[0].UUID }, "two GPUs of the plan are named GPU-00000000"},
+		{"a name that CDI does not allow", func(p *topo.Plan, _ *Options) { p.GPUs[1].UUID = "GPU=1" }, `device name "GPU=1"`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			plan, o := testPlan(), testOptions(t)
+			test.edit(plan, &o)
+			list, err := Generate(plan, o)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("Generate = %d specifications and error %v, want one with %q", len(list), err, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,175 @@
+// Command peerlane-hook is the OCI hook of Peerlane: container runtimes run it
+// as a CDI specification says. Its command line is a public interface, which
+// engines keep in their containers for months.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+const usage = `peerlane-hook gives containers their relays. Container runtimes run it; a CDI
+specification (peerlane cdi generate) says so.
+
+  peerlane-hook create [--root DIR] --lane UUID@ADDRESS [--lane ...]
+      as a createRuntime or prestart hook: start the container's relay and
+      mount its socket at /run/peerlane
+  peerlane-hook remove [--root DIR]
+      as a poststop hook: remove what ended containers have left
+  peerlane-hook supervise --root DIR --generation ID
+      look after one relay; only peerlane-hook itself runs this
+  peerlane-hook version
+
+DIR is what hangs below / otherwise: var/lib/peerlane, run/peerlane and
+etc/peerlane. A lane is named by its GPU's UUID, which may be empty, and PCI
+address. Exit status: 0 done, 1 failed, 2 a wrong command line.
+`
+
+// errUsage is a wrong command line.
+var errUsage = errors.New("peerlane-hook help shows the command line")
+
+func main() {
+	// Runtimes show what a failed hook wrote, often as one line.
+	logrus.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true})
+	err := run(os.Args[1:])
+	if err == nil {
+		return
+	}
+	fmt.Fprintf(os.Stderr, "peerlane-hook: %v\n", err)
+	if errors.Is(err, errUsage) {
+		os.Exit(2)
+	}
+	os.Exit(1)
+}
+
+func run(args []string) error {
+	if len(args) == 0 {
+		return fmt.Errorf("no command is given; %w", errUsage)
+	}
+	command, args := args[0], args[1:]
+	switch command {
+	case "create":
+		return create(args)
+	case "remove":
+		return remove(args)
+	case "supervise":
+		return supervise(args)
+	case "version", "--version":
+		_, err := fmt.Println("peerlane-hook", version.Get())
+		return err
+	case "help", "--help", "-h":
+		_, err := fmt.Print(usage)
+		return err
+	}
+	return fmt.Errorf("unknown command %q; %w", command, errUsage)
+}
+
+// lanes is the value of --lane, which may be repeated.
+type lanes []string
+
+func (l *lanes) String() string { return strings.Join(*l, " ") }
+func (l *lanes) Set(s string) error {
+	*l = append(*l, s)
+	return nil
+}
+
+// parse parses the flags of a command that takes no other arguments. Every
+// command has --root, the default of which is /.
+func parse(flags *flag.FlagSet, args []string) (layout.Layout, error) {
+	root := flags.String("root", "/", "")
+	flags.SetOutput(io.Discard) // the error says it
+	if err := flags.Parse(args); err != nil {
+		return layout.Layout{}, fmt.Errorf("%s: %w; %w", flags.Name(), err, errUsage)
+	}
+	if flags.NArg() > 0 {
+		return layout.Layout{}, fmt.Errorf("%s: unexpected argument %q; %w", flags.Name(), flags.Arg(0), errUsage)
+	}
+	if !filepath.IsAbs(*root) {
+		return layout.Layout{}, fmt.Errorf("%s: --root %q is not an absolute path; %w", flags.Name(), *root, errUsage)
+	}
+	return layout.New(*root), nil
+}
+
+func create(args []string) error {
+	flags := flag.NewFlagSet("create", flag.ContinueOnError)
+	var names lanes
+	flags.Var(&names, "lane", "")
+	l, err := parse(flags, args)
+	if err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("create: no --lane is given; %w", errUsage)
+	}
+	state, err := hook.ReadState(os.Stdin)
+	if err != nil {
+		return err
+	}
+	warning, err := hook.Create(l, state, runtimeRoot(), names)
+	if warning != nil {
+		logrus.WithError(warning).Warn("removing what ended containers have left")
+	}
+	return err
+}
+
+func remove(args []string) error {
+	l, err := parse(flag.NewFlagSet("remove", flag.ContinueOnError), args)
+	if err != nil {
+		return err
+	}
+	// Which container has ended is in its state, but it may be reported late, by
+	// a name that a living one has by now. Who has ended, Collect can see. It is
+	// read all the same: some runtimes fail where nobody does.
+	_, read := io.Copy(io.Discard, os.Stdin)
+	_, err = hook.Collect(l)
+	return errors.Join(err, read)
+}
+
+func supervise(args []string) error {
+	flags := flag.NewFlagSet("supervise", flag.ContinueOnError)
+	generation := flags.String("generation", "", "")
+	l, err := parse(flags, args)
+	if err != nil {
+		return err
+	}
+	return hook.Supervise(l, *generation)
+}
+
+// runtimeRoot is the --root of the runtime that runs this hook: the directory
+// in which it keeps its containers, which alone tells two of one id apart in a
+// list. Empty where the runtime uses its default, or cannot be read.
+func runtimeRoot() string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", os.Getppid()))
+	if err != nil {
+		return ""
+	}
+	return rootArgument(text)
+}
+
+// rootArgument finds --root in a /proc/PID/cmdline.
+func rootArgument(cmdline []byte) string {
+	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
+	for i, arg := range args {
+		option, ok := strings.CutPrefix(arg, "-")
+		option = strings.TrimPrefix(option, "-")
+		if value, given := strings.CutPrefix(option, "root="); ok && given {
+			return value
+		}
+		if ok && option == "root" && i+1 < len(args) {
+			return args[i+1]
+		}
+	}
+	return ""
+}

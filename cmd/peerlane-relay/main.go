@@ -1,0 +1,44 @@
+// Command peerlane-relay is the process that serves one container. The hook's
+// supervisor starts it; nobody has to by hand.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/cmd/version"
+)
+
+func main() {
+	root := &cobra.Command{
+		Use:           "peerlane-relay",
+		Short:         "The relay of one container",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	level := root.PersistentFlags().String("log-level", "info", "trace, debug, info, warning or error")
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		parsed, err := logrus.ParseLevel(*level)
+		if err != nil {
+			return fmt.Errorf("--log-level: %w", err)
+		}
+		logrus.SetLevel(parsed)
+		return nil
+	}
+	root.AddCommand(newServe(), newEmulatedNIC(), &cobra.Command{
+		Use:   "version",
+		Short: "Print version, commit and date",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(c.OutOrStdout(), "peerlane-relay", version.Get())
+			return err
+		},
+	})
+	if err := root.Execute(); err != nil {
+		fmt.Fprintln(os.Stderr, "peerlane-relay:", err)
+		os.Exit(1)
+	}
+}

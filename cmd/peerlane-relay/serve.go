@@ -1,0 +1,148 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+func newServe() *cobra.Command {
+	return &cobra.Command{
+		Use:   "serve",
+		Short: "Serve the container whose supervisor started this process",
+		Long: `Serve the container whose supervisor started this process.
+
+Descriptors: 3 the clients' listening socket, 4 the peer relays', 5 a socket to
+the supervisor, 6 a pidfd of the container's init. Configuration comes over
+descriptor 5.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return serve() },
+	}
+}
+
+func serve() error {
+	clients, err := listener(launch.FDClients, "the clients' socket")
+	if err != nil {
+		return err
+	}
+	peers, err := listener(launch.FDPeers, "the peer relays' socket")
+	if err != nil {
+		return err
+	}
+	supervisor, err := supervisorSocket()
+	if err != nil {
+		return err
+	}
+	if _, err := unix.FcntlInt(launch.FDInit, unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
+		return fmt.Errorf("descriptor %d should be a pidfd of the container's init: %w; peerlane-relay serve is started by peerlane-hook, not by hand", launch.FDInit, err)
+	}
+	r, err := relay.New(clients, peers, launch.FDInit)
+	if err != nil {
+		return err
+	}
+	// A client that came before the first configuration would hear that it has no
+	// lane; in the listener's queue it waits.
+	for configured := false; !configured; {
+		if configured, err = configure(r, supervisor); err != nil {
+			return fmt.Errorf("the supervisor went before it had configured this relay: %w", err)
+		}
+	}
+	go reconfigure(r, supervisor)
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	go func() { r.Stop((<-stop).String()) }()
+	return r.Run()
+}
+
+// reconfigure applies what the supervisor sends later. A supervisor that is gone
+// stops nothing: the container lives and is served.
+func reconfigure(r *relay.Relay, supervisor *net.UnixConn) {
+	for {
+		if _, err := configure(r, supervisor); err != nil {
+			logrus.WithError(err).Info("the supervisor is gone; serving on until the container ends")
+			return
+		}
+	}
+}
+
+// configure reads one configuration, applies it, answers, and reports whether it
+// was good. An error says that the supervisor is gone.
+func configure(r *relay.Relay, supervisor *net.UnixConn) (bool, error) {
+	buffer := make([]byte, launch.MaxDatagram)
+	n, err := supervisor.Read(buffer)
+	if err != nil {
+		return false, err
+	}
+	var config launch.Config
+	err = json.Unmarshal(buffer[:n], &config)
+	if err == nil {
+		err = r.Configure(config)
+	}
+	status := launch.Status{OK: err == nil}
+	if err != nil {
+		status.Error = err.Error()
+		logrus.WithError(err).Error("the supervisor's configuration is refused")
+	}
+	answer, err := json.Marshal(status)
+	if err == nil {
+		_, err = supervisor.Write(answer)
+	}
+	if err != nil {
+		logrus.WithError(err).Warn("answering the supervisor")
+	}
+	return status.OK, nil
+}
+
+func inherited(fd int, what string) (*os.File, error) {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
+		return nil, fmt.Errorf("descriptor %d should be %s: %w; peerlane-relay serve is started by peerlane-hook, not by hand", fd, what, err)
+	}
+	return os.NewFile(uintptr(fd), what), nil
+}
+
+func listener(fd int, what string) (*net.UnixListener, error) {
+	f, err := inherited(fd, what)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("descriptor %d should be %s: %w", fd, what, err)
+	}
+	u, ok := l.(*net.UnixListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("descriptor %d should be %s, a Unix socket", fd, what), l.Close())
+	}
+	// The file belongs to the hook: a successor of this process serves on it.
+	u.SetUnlinkOnClose(false)
+	return u, nil
+}
+
+func supervisorSocket() (*net.UnixConn, error) {
+	f, err := inherited(launch.FDSupervisor, "the supervisor's socket")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("descriptor %d should be the supervisor's socket: %w", launch.FDSupervisor, err)
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("descriptor %d should be a Unix socket", launch.FDSupervisor), c.Close())
+	}
+	return u, nil
+}

@@ -1,0 +1,282 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jedib0t/go-pretty/v6/progress"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/integration/demo"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+func newDemoCommand(a *app) *cobra.Command {
+	o := demo.Options{}
+	var size, slot string
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Run two containers, each with a far GPU, that exchange data through their relays",
+		Long: `Run two containers, each with a GPU that is far from every NIC. They exchange
+messages of 8 bytes to 64 MiB through their relays, both ways, handed over by
+timelines, and every byte is verified.
+
+With two or more real GPUs those are used; elsewhere a recorded host of eight
+GPUs and two NICs, on a CUDA simulator. The staged route goes through an
+emulated NIC: client GPU, slot on a server GPU, NIC, slot, client GPU. The exit
+status is 0 only if every byte was verified, every staged byte crossed a server
+GPU, and nothing is left on the host.`,
+		Example: `  sudo peerlane demo
+  sudo peerlane demo --route direct --runtime crun
+  peerlane demo --runtime none -o json`,
+		Args: noArgs,
+	}
+	form := addForm(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&o.Runtime, "runtime", demo.RuntimeRunc, "OCI runtime: runc, crun, or none for plain processes (needs no root)")
+	flags.StringVar(&o.Route, "route", launch.RouteStaged, "route of the messages: staged, or direct for the single copy")
+	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated")
+	flags.StringVar(&size, "bytes", "256MiB", "least `SIZE` to move and verify in each direction")
+	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the pattern")
+	flags.IntVar(&o.Slots, "slots", 0, "staging slots in each direction; 0 for the default")
+	flags.StringVar(&slot, "slot-size", "", "`SIZE` of a staging slot")
+	complete(cmd, "runtime", demo.RuntimeRunc, demo.RuntimeCrun, demo.RuntimeNone)
+	complete(cmd, "route", launch.RouteStaged, launch.RouteDirect)
+	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		for _, f := range []struct {
+			name, value string
+			allowed     []string
+		}{
+			{"runtime", o.Runtime, []string{demo.RuntimeRunc, demo.RuntimeCrun, demo.RuntimeNone}},
+			{"route", o.Route, []string{launch.RouteStaged, launch.RouteDirect}},
+			{"gpus", o.GPUs, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated}},
+		} {
+			if !slices.Contains(f.allowed, f.value) {
+				return usageError{cmd.CommandPath(), fmt.Errorf("--%s %s is none of %s", f.name, f.value, strings.Join(f.allowed, ", "))}
+			}
+		}
+		var err error
+		if o.Bytes, err = humanize.ParseBytes(size); err != nil {
+			return usageError{cmd.CommandPath(), fmt.Errorf(`--bytes %q is no size; one looks like "256MiB"`, size)}
+		}
+		if slot != "" {
+			if o.SlotBytes, err = humanize.ParseBytes(slot); err != nil {
+				return usageError{cmd.CommandPath(), fmt.Errorf(`--slot-size %q is no size; one looks like "4MiB"`, slot)}
+			}
+		}
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		o.Binaries = filepath.Dir(self)
+		var done func()
+		o.Progress, done = a.progress()
+		report, err := demo.Run(cmd.Context(), o)
+		done()
+		if err != nil {
+			return err
+		}
+		if *form == formJSON {
+			err = a.printJSON(report)
+		} else {
+			a.printDemo(report)
+		}
+		if err == nil && !report.OK() {
+			err = errors.New("the demo ran, and not everything is right: " + strings.Join(append(report.Problems, report.Left...), "; "))
+		}
+		return err
+	}
+	return cmd
+}
+
+// progress shows what the demo does: bars on a terminal, a line for each step
+// elsewhere. done ends it.
+func (a *app) progress() (show func(demo.Progress), done func()) {
+	step := ""
+	if terminal(a.errOut) == nil {
+		return func(p demo.Progress) {
+			if p.Step != step {
+				step = p.Step
+				fmt.Fprintf(a.errOut, "%s …\n", step)
+			}
+		}, func() {}
+	}
+	w := progress.NewWriter()
+	w.SetOutputWriter(a.errOut)
+	w.SetUpdateFrequency(100 * time.Millisecond)
+	w.SetTrackerPosition(progress.PositionRight)
+	w.Style().Visibility.Speed = false
+	go w.Render()
+	var current *progress.Tracker
+	return func(p demo.Progress) {
+			if p.Step != step {
+				if current != nil {
+					current.MarkAsDone()
+				}
+				step = p.Step
+				current = &progress.Tracker{Message: step, Total: int64(p.Total), Units: progress.UnitsBytes}
+				w.AppendTracker(current)
+			}
+			if p.Total > 0 {
+				current.UpdateTotal(int64(p.Total))
+				current.SetValue(int64(min(p.Done, p.Total-1))) // the next step completes it
+			}
+		}, func() {
+			if current != nil {
+				current.MarkAsDone()
+			}
+			w.Stop()
+			for w.IsRenderInProgress() {
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
+}
+
+func (a *app) printDemo(r *demo.Report) {
+	fmt.Fprintf(a.out, "Host: %s.\n\n", r.Host)
+	a.section("Plan", a.laneTable(r.Plan))
+	a.section("What each container found in itself", a.injectedTable(r))
+	a.section("Messages, every byte compared with a seeded pattern", a.exchangeTable(r))
+	if len(r.Servers) > 0 && r.Route == launch.RouteStaged {
+		a.section("Bytes through the server GPUs (verified and measured messages together)", a.serverTable(r))
+	}
+	a.section("GB/s (1e9 bytes a second)", a.rateTable(r))
+	if whole, slowest, ok := r.WholeRoute(); ok {
+		fmt.Fprintf(a.out, "The whole staged route moves %.2f GB/s, %.2f of its slowest leg.\n", whole, whole/slowest)
+	}
+	c := r.Containers[0].Client
+	fmt.Fprintf(a.out, "Hand-off of 8 bytes by timelines, one way: median %s, 99th percentile %s.\n",
+		c.HandOffMedian.Round(100*time.Nanosecond), c.HandOff99.Round(100*time.Nanosecond))
+	if r.Simulated {
+		fmt.Fprintln(a.out, "These rates and times are the simulator's, on host memory; they say nothing about GPUs.")
+	}
+	left := "nothing (processes, mounts, sockets, files and cgroups compared with before)"
+	if len(r.Left) > 0 {
+		left = a.paint(strings.Join(r.Left, "; "), text.FgRed)
+	}
+	fmt.Fprintf(a.out, "Left on the host: %s.\n", left)
+	for _, p := range r.Problems {
+		fmt.Fprintf(a.out, "%s %s\n", a.paint("Wrong:", text.FgRed), p)
+	}
+	if r.OK() {
+		fmt.Fprintln(a.out, a.paint("All verified.", text.FgGreen))
+	}
+}
+
+func (a *app) injectedTable(r *demo.Report) table.Writer {
+	t := a.newTable("CONTAINER", "WHAT", "FOUND INSIDE")
+	for _, c := range r.Containers {
+		i := c.Injected
+		t.AppendRow(table.Row{c.Name, "GPUs that CUDA shows", strings.Join(i.GPUs, ", ")})
+		t.AppendRow(table.Row{"", "device nodes", dash(strings.Join(i.Devices, " "))})
+		for _, m := range i.Mounts {
+			if strings.HasPrefix(m, layout.ContainerDir+" ") {
+				t.AppendRow(table.Row{"", "relay's socket", m})
+			}
+		}
+		t.AppendRow(table.Row{"", "processes visible", i.PIDs})
+	}
+	a.wrapLast(t, "FOUND INSIDE")
+	return t
+}
+
+func (a *app) exchangeTable(r *demo.Report) table.Writer {
+	t := a.newTable("FROM", "TO", "GPU", "ROUTE", "MESSAGES", "BYTES", "VERIFIED")
+	for i, c := range r.Containers {
+		other := r.Containers[1-i]
+		verified := a.paint("no", text.FgRed)
+		if other.Client.Verified {
+			verified = a.paint("yes", text.FgGreen)
+		}
+		t.AppendRow(table.Row{
+			c.Name, other.Name, fmt.Sprintf("%d (%s) to %d (%s)", c.GPU.Index, c.GPU.BusID, other.GPU.Index, other.GPU.BusID),
+			r.Route, other.Client.Messages, humanize.IBytes(other.Client.VerifiedBytes), verified,
+		})
+	}
+	return t
+}
+
+func (a *app) serverTable(r *demo.Report) table.Writer {
+	t := a.newTable("SERVER GPU", "ADDRESS", "IN, RELAYS SAY", "OUT, RELAYS SAY", "IN, DEVICE'S LOG", "OUT, DEVICE'S LOG")
+	logged := func(n int64) string {
+		if n < 0 {
+			return "-" // real GPUs keep no log
+		}
+		return humanize.Comma(n)
+	}
+	for _, s := range r.Servers {
+		t.AppendRow(table.Row{
+			s.GPU.Index, s.GPU.BusID, humanize.Comma(int64(s.RelayIn)), humanize.Comma(int64(s.RelayOut)), logged(s.DeviceIn), logged(s.DeviceOut),
+		})
+	}
+	return t
+}
+
+func (a *app) rateTable(r *demo.Report) table.Writer {
+	t := a.newTable("MESSAGE", "RELAY, "+strings.ToUpper(r.Route), "RAW PEER COPY", "RATIO", "THROUGH HOST MEMORY", "RATIO")
+	for i, rate := range r.Containers[0].Client.Rates {
+		raw, bounce := r.Baselines.Raw[i].GBs, r.Baselines.Bounce[i].GBs
+		t.AppendRow(table.Row{
+			humanize.IBytes(rate.Size), fmt.Sprintf("%.2f", rate.GBs),
+			fmt.Sprintf("%.2f", raw), fmt.Sprintf("%.2f", rate.GBs/raw),
+			fmt.Sprintf("%.2f", bounce), fmt.Sprintf("%.2f", rate.GBs/bounce),
+		})
+	}
+	if r.Route == launch.RouteStaged {
+		for _, l := range r.Baselines.Legs {
+			t.AppendRow(table.Row{
+				"leg " + l.Name + ", " + humanize.IBytes(l.Size), fmt.Sprintf("%.2f", l.GBs),
+				fmt.Sprintf("%.2f", l.Raw), fmt.Sprintf("%.2f", l.GBs/l.Raw), "", "",
+			})
+		}
+	}
+	return t
+}
+
+// newDemoClientCommand is the process in the demo's containers.
+func newDemoClientCommand(a *app) *cobra.Command {
+	o := demo.ClientOptions{}
+	var script string
+	cmd := &cobra.Command{Use: "demo-client", Hidden: true, Short: "Be a client of the demo", Args: noArgs}
+	cmd.Flags().StringVar(&o.Name, "name", "", "A or B")
+	cmd.Flags().StringVar(&script, "script", "", "what to do, JSON")
+	cmd.Flags().StringVar(&o.Socket, "socket", layout.ContainerDir+"/"+layout.SocketName, "the relay's socket; - to read its path from the first line of standard input")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := json.Unmarshal([]byte(script), &o.Script); err != nil {
+			return usageError{cmd.CommandPath(), fmt.Errorf("--script: %w", err)}
+		}
+		return demo.RunClient(os.Stdin, a.out, o)
+	}
+	return cmd
+}
+
+// newDemoMeasureCommand measures the demo's baselines.
+func newDemoMeasureCommand(a *app) *cobra.Command {
+	var text string
+	cmd := &cobra.Command{Use: "demo-measure", Hidden: true, Short: "Measure the demo's baselines", Args: noArgs}
+	cmd.Flags().StringVar(&text, "options", "", "what to measure, JSON")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var o demo.MeasureOptions
+		if err := json.Unmarshal([]byte(text), &o); err != nil {
+			return usageError{cmd.CommandPath(), fmt.Errorf("--options: %w", err)}
+		}
+		result, err := demo.Measure(o)
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(a.out).Encode(result)
+	}
+	return cmd
+}

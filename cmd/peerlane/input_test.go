@@ -1,0 +1,74 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+const smiText = `	GPU0	GPU1	NIC0	CPU Affinity	NUMA Affinity
+GPU0	 X 	NV12	PIX	0-31	0
+GPU1	NV12	 X 	SYS	32-63	1
+NIC0	PIX	SYS	 X
+
+NIC Legend:
+
+  NIC0: mlx5_3
+`
+
+func TestAMatrixOfNvidiaSMIHasTypesAlone(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "topo.txt")
+	if err := os.WriteFile(file, []byte(smiText), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out := peerlane(t, "topo", "--input", file)
+	for _, want := range []string{"(nvidia-smi)", "mlx5_3", "Path types", "no bandwidths"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "Bandwidths") {
+		t.Errorf("a table of bandwidths that nobody stated:\n%s", out)
+	}
+	got := decode[struct {
+		GPUs  []struct{ BusID string }
+		Notes []string
+		Paths []struct {
+			From, To, Type string
+			Bandwidth      float64
+		}
+	}](t, "topo", "-o", "json", "--input", file)
+	if len(got.Paths) != 6 || len(got.Notes) == 0 || got.GPUs[1].BusID != "GPU1" {
+		t.Fatalf("%+v", got)
+	}
+	for _, p := range got.Paths {
+		if p.Bandwidth != 0 || p.From == "GPU1" && p.To == "mlx5_3" && p.Type != "SYS" {
+			t.Errorf("%+v", p)
+		}
+	}
+	plan := decode[topo.Plan](t, "plan", "--root", t.TempDir(), "-o", "json", "--input", file)
+	lane, err := plan.Lane("GPU1")
+	if err != nil || lane.Role != topo.RoleFar || !lane.Relay || len(lane.Servers) != 1 || lane.Servers[0] != "GPU0" {
+		t.Errorf("lane %+v, %v", lane, err)
+	}
+}
+
+func TestATornFileIsRefusedWithItsPlace(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "topo.txt")
+	if err := os.WriteFile(file, []byte(strings.Replace(smiText, "\tSYS\t X", "\t X", 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	if code := run([]string{"topo", "--input", file}, &out, &errOut); code != 1 || out.Len() > 0 {
+		t.Errorf("exit status %d, output %q", code, out.String())
+	}
+	for _, want := range []string{file, "line 4, column 11"} {
+		if !strings.Contains(errOut.String(), want) {
+			t.Errorf("standard error %q lacks %q", errOut.String(), want)
+		}
+	}
+}

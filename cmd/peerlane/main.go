@@ -1,0 +1,184 @@
+// Command peerlane is the administrator's side of Peerlane: it shows how near a
+// host's GPUs and RDMA NICs are to each other, plans each GPU's lane to the
+// network, writes the CDI specifications that make lanes devices of container
+// engines, and looks after the relays that run.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// Exit codes, documented in the help.
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// run is main with its surroundings as parameters.
+func run(args []string, out, errOut io.Writer) int {
+	printed := &sink{Writer: out}
+	a := &app{out: printed, errOut: errOut, log: logrus.New()}
+	root := newRootCommand(a)
+	root.SetArgs(args)
+	err := root.Execute()
+	if err == nil && printed.err != nil {
+		err = fmt.Errorf("printing to standard output: %w", printed.err)
+	}
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(errOut, "peerlane: %v\n", err)
+	var usage usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintf(errOut, "see %s --help\n", usage.command)
+		return exitUsage
+	}
+	return exitFailure
+}
+
+// app is what the commands share: where the host's files are, and where to
+// print.
+type app struct {
+	out, errOut io.Writer // out remembers its errors
+	log         *logrus.Logger
+	layout      layout.Layout
+
+	root, logLevel, logFormat string
+}
+
+func newRootCommand(a *app) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "peerlane",
+		Short: "A virtual PCIe switch: every GPU of a host beside an RDMA NIC",
+		Long: `Peerlane gives every GPU of a host a lane to the network that is as good as that
+of the GPUs beside an RDMA NIC: the traffic of a far GPU is relayed through GPUs
+that share a PCIe switch with a NIC.`,
+		Example: `  peerlane topo                            how near are GPUs and NICs
+  peerlane plan                            each GPU's lane, and why
+  peerlane cdi generate --spec-dir /etc/cdi
+  docker run --device nvidia.com/gpu=3 --device peerlane.dev/lane=3 IMAGE`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			return a.start(cmd)
+		},
+	}
+	root.SetOut(a.out)
+	root.SetErr(a.errOut)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{cmd.CommandPath(), err} })
+	root.SetUsageTemplate(root.UsageTemplate() + `{{if not .HasParent}}
+Exit status:
+  0  done
+  1  failed; one sentence on standard error says what, on what, and what to do
+  2  the command line was wrong
+{{end}}`)
+
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.root, "root", "/", "look for var/lib/peerlane, run/peerlane and etc/peerlane below `DIR`")
+	flags.StringVar(&a.logLevel, "log-level", "info", "log messages from `LEVEL` up: debug, info, warning, error")
+	flags.StringVar(&a.logFormat, "log-format", "text", "log to standard error in `FORM`: text, json")
+	must(root.MarkPersistentFlagDirname("root"))
+	complete(root, "log-level", "debug", "info", "warning", "error")
+	complete(root, "log-format", "text", "json")
+
+	root.AddCommand(
+		newTopoCommand(a),
+		newPlanCommand(a),
+		newCDICommand(a),
+		newRelayCommand(a),
+		newDemoCommand(a),
+		newDemoClientCommand(a),
+		newDemoMeasureCommand(a),
+		newVersionCommand(a),
+	)
+	group(root)
+	return root
+}
+
+// start acts on the flags that all commands have.
+func (a *app) start(cmd *cobra.Command) error {
+	level, err := logrus.ParseLevel(a.logLevel)
+	if err != nil {
+		return usageError{cmd.CommandPath(), fmt.Errorf("--log-level %s is none of debug, info, warning, error", a.logLevel)}
+	}
+	switch a.logFormat {
+	case "text":
+		a.log.SetFormatter(&logrus.TextFormatter{DisableColors: !colourful(a.errOut), DisableTimestamp: true})
+	case "json":
+		a.log.SetFormatter(&logrus.JSONFormatter{})
+	default:
+		return usageError{cmd.CommandPath(), fmt.Errorf("--log-format %s is neither text nor json", a.logFormat)}
+	}
+	a.log.SetLevel(level)
+	a.log.SetOutput(a.errOut)
+	a.layout = layout.New(a.root)
+	return nil
+}
+
+// usageError is a mistake in the command line.
+type usageError struct {
+	command string
+	err     error
+}
+
+func (e usageError) Error() string { return e.err.Error() }
+func (e usageError) Unwrap() error { return e.err }
+
+// group makes a command that only holds others: by itself it prints its help,
+// and a word that is no subcommand is an error with the nearest ones.
+func group(cmd *cobra.Command) *cobra.Command {
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		message := fmt.Sprintf("unknown command %q for %s", args[0], cmd.CommandPath())
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			message += "; did you mean " + strings.Join(near, " or ") + "?"
+		}
+		return usageError{cmd.CommandPath(), errors.New(message)}
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	return cmd
+}
+
+// noArgs is cobra.NoArgs, as an error of usage.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return usageError{cmd.CommandPath(), fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args[0])}
+}
+
+// complete lists a flag's values for shell completion.
+func complete(cmd *cobra.Command, flag string, values ...string) {
+	must(cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)))
+}
+
+func completeFiles(cmd *cobra.Command, flag string, extensions ...string) {
+	must(cmd.MarkFlagFilename(flag, extensions...))
+}
+
+func completeDirectories(cmd *cobra.Command, flags ...string) {
+	for _, flag := range flags {
+		must(cmd.MarkFlagDirname(flag))
+	}
+}
+
+// must is for what fails only where a flag does not exist.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}

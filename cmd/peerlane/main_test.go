@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/topo/recorded"
+)
+
+var update = flag.Bool("update", false, "write what the commands print to testdata")
+
+// recordedHost is the flags that read the recorded host, and its directory.
+func recordedHost(t *testing.T) (dir string, flags []string) {
+	t.Helper()
+	dir = t.TempDir()
+	sysfs, proc, err := recorded.Unpack(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, []string{"--sysfs", sysfs, "--proc", proc}
+}
+
+// peerlane runs a command line; it must succeed.
+func peerlane(t *testing.T, args ...string) string {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	if code := run(args, &out, &errOut); code != 0 {
+		t.Fatalf("peerlane %s: exit status %d, %s", strings.Join(args, " "), code, errOut.String())
+	}
+	return out.String()
+}
+
+// decode runs a command line and reads its JSON.
+func decode[T any](t *testing.T, args ...string) (v T) {
+	t.Helper()
+	text := peerlane(t, args...)
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatalf("peerlane %s: %v in\n%s", strings.Join(args, " "), err, text)
+	}
+	return v
+}
+
+// golden compares what a command printed with a file of testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got; go test -update accepts it):\n%s", path, diff)
+	}
+}
+
+// Status 2 is for scripts that want to tell a wrong command line from a host
+// on which something is wrong.
+func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	_, host := recordedHost(t)
+	notExecutable := write("hook", "")
+	write("misspelt/etc/peerlane/config.toml", "[relay]\nslotsize = \"1MiB\"\n")
+	write("nonsense/etc/peerlane/config.toml", "[[plan.lane]]\ngpu = \"17\"\nservers = [\"0\"]\n")
+	write("empty/sys/devices/system/node/node0/cpulist", "0-3\n")
+
+	for _, test := range []struct {
+		name string
+		args []string
+		code int
+		want []string
+	}{
+		{"an unknown command", []string{"plam"}, 2, []string{`unknown command "plam" for peerlane; did you mean plan?`, "see peerlane --help"}},
+		{"an unknown command of a group", []string{"cdi", "generat"}, 2, []string{`unknown command "generat" for peerlane cdi; did you mean generate?`, "see peerlane cdi --help"}},
+		{"an unknown flag", []string{"topo", "--colour"}, 2, []string{"unknown flag: --colour", "see peerlane topo --help"}},
+		{"a value that a flag does not have", []string{"topo", "-o", "yaml"}, 2, []string{`table or json`}},
+		{"rules that there are not", []string{"topo", "--rules", "hwloc"}, 2, []string{`rules "hwloc" are none of nccl, smi`}},
+		{"an argument too many", []string{"plan", "gpu3"}, 2, []string{`peerlane plan takes no arguments, got "gpu3"`}},
+		{"two hosts at once", []string{"topo", "--input", "x.xml", "--sysfs", "/sys"}, 2, []string{"--input reads a file"}},
+		{"a class where all are installed", []string{"cdi", "generate", "--class", "lane", "--spec-dir", dir}, 2, []string{"--spec-dir always installs all"}},
+		{"an unknown log level", []string{"topo", "--log-level", "loud"}, 2, []string{"--log-level loud is none of"}},
+		{"an unknown log format", []string{"topo", "--log-format", "xml"}, 2, []string{"--log-format xml is neither"}},
+
+		{"a file that does not exist", []string{"topo", "--input", "/nowhere/topo.xml"}, 1, []string{"/nowhere/topo.xml", "no such file"}},
+		{"a misspelt key", append([]string{"plan", "--root", filepath.Join(dir, "misspelt")}, host...), 1, []string{"slotsize", "config.toml"}},
+		{"a lane for a GPU that is not there", append([]string{"plan", "--root", filepath.Join(dir, "nonsense")}, host...), 1, []string{"config.toml", `"17"`}},
+		{"no hook", append([]string{"cdi", "generate", "--hook", "/nowhere/peerlane-hook"}, host...), 1, []string{"there is no hook /nowhere/peerlane-hook", "--hook"}},
+		{"a hook that cannot run", append([]string{"cdi", "generate", "--hook", notExecutable}, host...), 1, []string{"is no executable file"}},
+		{"no GPU", []string{"cdi", "generate", "--hook", os.Args[0], "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"there is no NVIDIA GPU"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var out, errOut bytes.Buffer
+			if code := run(test.args, &out, &errOut); code != test.code {
+				t.Errorf("exit status %d, want %d", code, test.code)
+			}
+			if out.Len() > 0 {
+				t.Errorf("it printed %q to standard output", out.String())
+			}
+			lines := strings.Split(strings.TrimSuffix(errOut.String(), "\n"), "\n")
+			if want := test.code; len(lines) != want { // a sentence, and for usage where to read on
+				t.Errorf("%d lines on standard error, want %d: %q", len(lines), want, lines)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(errOut.String(), want) {
+					t.Errorf("standard error %q lacks %q", errOut.String(), want)
+				}
+			}
+		})
+	}
+}
+
+// full is a standard output on a full disk.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
+
+func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
+	_, host := recordedHost(t)
+	for _, args := range [][]string{append([]string{"topo"}, host...), append([]string{"plan", "-o", "json"}, host...), {"version"}} {
+		var errOut bytes.Buffer
+		if code := run(args, full{}, &errOut); code != exitFailure {
+			t.Errorf("peerlane %s: exit status %d", args[0], code)
+		}
+		if !strings.Contains(errOut.String(), "no space left on device") {
+			t.Errorf("peerlane %s: %q", args[0], errOut.String())
+		}
+	}
+}
+
+func TestGroupsPrintTheirHelp(t *testing.T) {
+	for _, args := range [][]string{{}, {"cdi"}, {"relay"}} {
+		if out := peerlane(t, args...); !strings.Contains(out, "Available Commands:") {
+			t.Errorf("peerlane %v printed %q", args, out)
+		}
+	}
+	if out := peerlane(t, "--help"); !strings.Contains(out, "Exit status:") {
+		t.Error("the help does not tell the exit status")
+	}
+	if out := peerlane(t, "topo", "--help"); strings.Contains(out, "Exit status:") {
+		t.Error("the help of each command repeats the exit status")
+	}
+}
+
+func TestVersion(t *testing.T) {
+	if diff := cmp.Diff(version.Get(), decode[version.Build](t, "version", "-o", "json")); diff != "" {
+		t.Errorf("-o json (-want +got):\n%s", diff)
+	}
+	if out := peerlane(t, "version"); !strings.HasPrefix(out, "peerlane ") || !strings.Contains(out, version.Get().Commit) {
+		t.Errorf("it printed %q", out)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		if peerlane(t, "completion", shell) == "" {
+			t.Errorf("no completion for %s", shell)
+		}
+	}
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"topo", "-o", ""}, "table\njson\n"},
+		{[]string{"cdi", "generate", "--class", ""}, "lane\ngpu\n"},
+		{[]string{"--log-format", ""}, "text\njson\n"},
+		{[]string{"ver"}, "version\t"},
+	} {
+		if out := peerlane(t, append([]string{"__complete"}, test.args...)...); !strings.HasPrefix(out, test.want) {
+			t.Errorf("completing %q gives %q, want %q", test.args, out, test.want)
+		}
+	}
+}

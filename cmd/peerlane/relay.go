@@ -1,0 +1,129 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/hook"
+)
+
+func newRelayCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "relay",
+		Short: "Look after the relays of this host's containers",
+	}
+	cmd.AddCommand(newListCommand(a), newGCCommand(a))
+	return group(cmd)
+}
+
+func newListCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the containers that have a relay, and how it is",
+		Long: `List the containers that have a relay, oldest first, and how it is:
+
+  starting  it has not answered yet
+  ready     it serves the container's lanes
+  waiting   it died and will be started again
+  down      it died too often; the container's clients are refused
+  ending    the container has ended
+  left      nothing looks after it any more; peerlane relay gc removes it
+            once the container has ended`,
+		Args: noArgs,
+	}
+	form := addForm(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		relays, err := hook.List(a.layout)
+		// What can be read is printed, whatever the rest is.
+		if *form == formJSON {
+			if relays == nil {
+				relays = []hook.Info{}
+			}
+			if printErr := a.printJSON(relays); printErr != nil {
+				return printErr
+			}
+		} else if len(relays) > 0 {
+			fmt.Fprintln(a.out, a.relayTable(relays).Render())
+		} else if err == nil {
+			fmt.Fprintln(a.out, "No container has a relay.")
+		}
+		return asRoot(err)
+	}
+	return cmd
+}
+
+func (a *app) relayTable(relays []hook.Info) table.Writer {
+	t := a.newTable("GENERATION", "CONTAINER", "INIT", "GPUS", "RELAY", "STARTS", "CREATED", "STATE", "ERROR")
+	for _, r := range relays {
+		var gpus []string
+		for _, lane := range r.Config.Lanes {
+			gpus = append(gpus, strconv.Itoa(lane.GPU.Index))
+		}
+		relay := ""
+		if r.Status.Relay != nil {
+			relay = strconv.Itoa(r.Status.Relay.PID)
+		}
+		t.AppendRow(table.Row{
+			r.ID, dash(r.Container.ID), strconv.Itoa(r.Init.PID), strings.Join(gpus, ", "), dash(relay),
+			strconv.Itoa(r.Status.Starts), humanize.Time(r.Created), a.relayState(r), dash(r.Status.Error),
+		})
+	}
+	a.wrapLast(t, "ERROR")
+	return t
+}
+
+// relayState is the supervisor's word, unless there is no supervisor to have
+// one.
+func (a *app) relayState(r hook.Info) string {
+	switch {
+	case !r.Supervised:
+		return a.paint("left", text.FgRed)
+	case r.Status.State == "": // the supervisor has not written one yet
+		return hook.StateStarting
+	case r.Status.State == hook.StateReady:
+		return a.paint(r.Status.State, text.FgGreen)
+	case r.Status.State == hook.StateDown:
+		return a.paint(r.Status.State, text.FgRed)
+	}
+	return a.paint(r.Status.State, text.FgYellow)
+}
+
+func newGCCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "gc",
+		Short: "Remove what ended containers have left",
+		Long: `Remove the sockets, state and relays of containers that have ended and whose
+supervisor was killed before it could do so. Nothing of a container that lives is
+touched. The hook does the same whenever a container starts or ends.`,
+		Args: noArgs,
+	}
+	form := addForm(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		removed, err := hook.Collect(a.layout)
+		if *form == formJSON {
+			if removed == nil {
+				removed = []string{}
+			}
+			if printErr := a.printJSON(struct {
+				Removed []string `json:"removed"`
+			}{removed}); printErr != nil {
+				return printErr
+			}
+			return asRoot(err)
+		}
+		for _, id := range removed {
+			fmt.Fprintf(a.out, "removed %s\n", id)
+		}
+		if len(removed) == 0 && err == nil {
+			fmt.Fprintln(a.out, "Nothing is left to remove.")
+		}
+		return asRoot(err)
+	}
+	return cmd
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"bytes"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+func TestAHostWithoutRelays(t *testing.T) {
+	root := t.TempDir()
+	if out := peerlane(t, "relay", "list", "--root", root); out != "No container has a relay.\n" {
+		t.Errorf("list printed %q", out)
+	}
+	if relays := decode[[]hook.Info](t, "relay", "list", "--root", root, "-o", "json"); relays == nil || len(relays) > 0 {
+		t.Errorf("list -o json printed %v, want an empty list", relays)
+	}
+	if out := peerlane(t, "relay", "gc", "--root", root); out != "Nothing is left to remove.\n" {
+		t.Errorf("gc printed %q", out)
+	}
+	got := decode[struct{ Removed []string }](t, "relay", "gc", "--root", root, "-o", "json")
+	if got.Removed == nil || len(got.Removed) > 0 {
+		t.Errorf("gc -o json printed %v, want an empty list", got.Removed)
+	}
+}
+
+func TestRelayTable(t *testing.T) {
+	generation := hook.Generation{
+		ID:        "0123456789abcdef0123456789abcdef",
+		Container: hook.Container{ID: "trainer"},
+		Init:      hook.Process{PID: 4711},
+		Created:   time.Now().Add(-3 * time.Hour),
+		Config:    launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 3}}, {GPU: launch.GPU{Index: 7}}}},
+	}
+	var out bytes.Buffer
+	a := &app{out: &out}
+	table := a.relayTable([]hook.Info{
+		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateReady, Relay: &hook.Process{PID: 4712}, Starts: 2}},
+		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateDown, Starts: 5, Error: "no libcuda"}},
+		{Generation: generation, Supervised: true},
+		{Generation: generation, Status: hook.Status{State: hook.StateReady}},
+	}).Render()
+	id := generation.ID
+	for _, want := range []string{
+		id + ` +trainer +4711 +3, 7 +4712 +2 +3 hours ago +ready +-`,
+		id + ` +trainer +4711 +3, 7 +- +5 +3 hours ago +down +no libcuda`,
+		id + ` +trainer +4711 +3, 7 +- +0 +3 hours ago +starting +-`,
+		id + ` +trainer +4711 +3, 7 +- +0 +3 hours ago +left +-`,
+	} {
+		if !regexp.MustCompile(want).MatchString(table) {
+			t.Errorf("no row %q in\n%s", want, table)
+		}
+	}
+}

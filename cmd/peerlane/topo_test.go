@@ -1,0 +1,159 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+func TestTablesOfTheRecordedHost(t *testing.T) {
+	dir, host := recordedHost(t)
+	for _, command := range []string{"topo", "plan"} {
+		out := peerlane(t, append([]string{command, "--root", t.TempDir()}, host...)...)
+		golden(t, command+".txt", strings.ReplaceAll(out, dir, "RECORDED"))
+		if strings.Contains(out, "\x1b") {
+			t.Errorf("peerlane %s sends colours to what is no terminal", command)
+		}
+	}
+}
+
+func TestTopoJSONHasEveryPair(t *testing.T) {
+	_, host := recordedHost(t)
+	type path struct {
+		From, To, Type string
+		Bandwidth      float64
+	}
+	got := decode[struct {
+		GPUs  []struct{ BusID, UUID string }
+		NICs  []struct{ Name string }
+		Paths []path
+	}](t, append([]string{"topo", "-o", "json"}, host...)...)
+
+	if len(got.GPUs) != 8 || len(got.NICs) != 2 || len(got.Paths) != 10*9 {
+		t.Fatalf("%d GPUs, %d NICs, %d paths", len(got.GPUs), len(got.NICs), len(got.Paths))
+	}
+	back := map[[2]string]path{}
+	for _, p := range got.Paths {
+		back[[2]string{p.To, p.From}] = p
+	}
+	for _, p := range got.Paths {
+		if q := back[[2]string{p.From, p.To}]; q.Type != p.Type || q.Bandwidth != p.Bandwidth {
+			t.Errorf("there %+v, back %+v", p, q)
+		}
+		if p.Bandwidth <= 0 {
+			t.Errorf("%+v has no bandwidth", p)
+		}
+	}
+	if got.Paths[0].From != got.GPUs[0].BusID || got.Paths[8].To != got.NICs[1].Name {
+		t.Errorf("the first GPU's paths are %+v", got.Paths[:9])
+	}
+}
+
+func TestRulesNameWhatTwoNameDifferently(t *testing.T) {
+	_, host := recordedHost(t)
+	for rules, want := range map[string]string{"": "PHB", "nccl": "PHB", "smi": "NODE"} {
+		args := append([]string{"topo", "-o", "json"}, host...)
+		if rules != "" {
+			args = append(args, "--rules", rules)
+		}
+		got := decode[struct {
+			Version int
+			Rules   string
+			Paths   []topo.Pair
+		}](t, args...)
+		if got.Version != topologyVersion || got.Rules != map[bool]string{true: "smi", false: "nccl"}[rules == "smi"] {
+			t.Errorf("version %d, rules %q", got.Version, got.Rules)
+		}
+		for _, p := range got.Paths {
+			if p.From == "0000:3a:00.0" && p.To == "mlx5_0" && (p.Type.String() != want || p.Hops == 0 || p.Reason == "" || p.Policy == nil) {
+				t.Errorf("by the rules %q: %+v, want %s", rules, p, want)
+			}
+		}
+	}
+}
+
+func TestPlanJSONIsThePlan(t *testing.T) {
+	_, flags := recordedHost(t)
+	got := decode[topo.Plan](t, append([]string{"plan", "--root", t.TempDir(), "-o", "json"}, flags...)...)
+	host, err := topo.ReadSysfs(topo.Options{Sysfs: flags[1], Proc: flags[3]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := topo.MakePlan(host, topo.PlanConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(*want, got); diff != "" {
+		t.Errorf("plan (-made +printed):\n%s", diff)
+	}
+}
+
+const ncclXML = `<system version="1">
+  <cpu numaid="0" affinity="0000ffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+    <pci busid="0000:16:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+      <pci busid="0000:17:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90" rank="0" gdr="1"/></pci>
+      <pci busid="0000:18:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic><net name="mlx5_7" dev="0" speed="400000" port="1" guid="0x1" gdr="1"/></nic></pci>
+    </pci>
+    <pci busid="0000:2a:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="1" sm="90" rank="1" gdr="1"/></pci>
+  </cpu>
+</system>
+`
+
+func TestATopologyFileStandsInForTheHost(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "topo.xml")
+	if err := os.WriteFile(file, []byte(ncclXML), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out := peerlane(t, "topo", "--input", file); !strings.Contains(out, "mlx5_7") || !strings.Contains(out, file) {
+		t.Errorf("peerlane topo printed\n%s", out)
+	}
+	plan := decode[topo.Plan](t, "plan", "--root", t.TempDir(), "--input", file, "-o", "json")
+	far, err := plan.Lane("1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if far.Role != topo.RoleFar || !far.Relay || len(far.Servers) != 1 || far.Servers[0] != "0000:17:00.0" {
+		t.Errorf("the lane of GPU 1 is %+v", far)
+	}
+}
+
+func TestConfigurationAssignsALane(t *testing.T) {
+	_, host := recordedHost(t)
+	root := t.TempDir()
+	config := filepath.Join(root, "etc/peerlane/config.toml")
+	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text := "[[plan.lane]]\ngpu = \"3\"\nservers = [\"2\"]\nnics = [\"emulated0\"]\n"
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	plan := decode[topo.Plan](t, append([]string{"plan", "--root", root, "-o", "json"}, host...)...)
+	lane, err := plan.Lane("3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := plan.GPU("2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{server.BusID}, lane.Servers); diff != "" {
+		t.Errorf("servers (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"emulated0"}, lane.NICs); diff != "" {
+		t.Errorf("NICs (-want +got):\n%s", diff)
+	}
+}
+
+func TestFiguresHaveTheDigitsThatTell(t *testing.T) {
+	for b, want := range map[float64]string{0: "0", 0.45: "0.5", 12.34: "12.3", 48: "48", 99.94: "99.9", 99.96: "100", 396.5: "396"} {
+		if got := gigabytes(b); got != want {
+			t.Errorf("gigabytes(%v) = %s, want %s", b, got, want)
+		}
+	}
+}

@@ -1,0 +1,27 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/cmd/version"
+)
+
+func newVersionCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print version, commit and date of this build",
+		Args:  noArgs,
+	}
+	form := addForm(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		build := version.Get()
+		if *form == formJSON {
+			return a.printJSON(build)
+		}
+		_, err := fmt.Fprintln(a.out, "peerlane", build)
+		return err
+	}
+	return cmd
+}

@@ -1,0 +1,255 @@
+package conformance
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+)
+
+func init() {
+	children["relay"] = relay
+}
+
+func TestCopiesBothWaysOfEverySize(t *testing.T) {
+	use(t, 0)
+	const most = 4 * mib
+	m := deviceMemory(t, 0, most, 0)
+	other, err := driver.MemAlloc(most)
+	check(t, err)
+	from, to := pinned(t, most), pinned(t, most)
+	s := stream(t)
+	for i, n := range []uint64{8, 4096, 32 << 10, 64<<10 + 8, mib, most} {
+		fill(from[:n], uint64(10+i))
+		offset := cuda.Ptr(most - n)
+		check(t, driver.MemcpyHtoDAsync(m.p+offset, address(from), n, s))
+		check(t, driver.MemcpyAsync(other+offset, m.p+offset, n, s))
+		check(t, driver.MemcpyDtoHAsync(address(to), other+offset, n, s))
+		check(t, driver.StreamSynchronize(s))
+		if err := wrong(to[:n], uint64(10+i)); err != nil {
+			t.Errorf("%d bytes there and back: %v", n, err)
+		}
+	}
+	check(t, driver.MemFree(other))
+}
+
+func TestPageableMemoryIsFreeAgainAtOnce(t *testing.T) {
+	use(t, 0)
+	m := deviceMemory(t, 0, size, 0)
+	s := stream(t)
+	b := make([]byte, size)
+	fill(b, 20)
+	check(t, driver.MemcpyHtoDAsync(m.p, address(b), size, s))
+	clear(b)
+	check(t, driver.MemcpyDtoHAsync(address(b), m.p, size, s))
+	if err := wrong(b, 20); err != nil { // without waiting
+		t.Error(err)
+	}
+	check(t, driver.StreamSynchronize(s))
+}
+
+func TestPeerCopies(t *testing.T) {
+	needDevices(t, 2)
+	theirCtx := use(t, 1)
+	ourCtx := use(t, 0)
+	ours, theirs := deviceMemory(t, 0, size, 0), deviceMemory(t, 1, size, 1)
+	s := stream(t)
+
+	// Each end needs access for its own device only.
+	check(t, write(driver, ours.p, size, 30))
+	check(t, driver.MemcpyPeerAsync(theirs.p, theirCtx, ours.p, ourCtx, size, s))
+	check(t, driver.StreamSynchronize(s))
+	check(t, driver.CtxSetCurrent(theirCtx))
+	check(t, verify(driver, theirs.p, size, 30))
+	check(t, write(driver, theirs.p, size, 31))
+	check(t, driver.CtxSetCurrent(ourCtx))
+	check(t, driver.MemcpyPeerAsync(ours.p, ourCtx, theirs.p, theirCtx, size, s))
+	check(t, driver.StreamSynchronize(s))
+	check(t, verify(driver, ours.p, size, 31))
+
+	// With access for both ends the stream's device copies by address.
+	if can, err := driver.DeviceCanAccessPeer(0, 1); err != nil || !can {
+		t.Skipf("device 0 cannot address device 1: %v", err)
+	}
+	check(t, driver.MemSetAccess(theirs.p, size, cuda.Access{Device: 0, Write: true}))
+	check(t, write(driver, ours.p, size, 32))
+	check(t, driver.MemcpyAsync(theirs.p, ours.p, size, s))
+	check(t, driver.StreamSynchronize(s))
+	check(t, verify(driver, theirs.p, size, 32))
+}
+
+// staging is memory on a device on which the process has no context: what a
+// relay does, with its one context on the client's GPU.
+type staging struct {
+	client, server *mapping
+	d              *cuda.Driver
+	s              cuda.Stream
+}
+
+func newStaging(d *cuda.Driver, client *mapping, server cuda.Device, n uint64) (*staging, error) {
+	m, err := allocate(d, server, n, cuda.MemOptions{Exportable: true, RDMA: true}, 0)
+	if err != nil {
+		return nil, err
+	}
+	s, err := d.StreamCreate()
+	return &staging{client, m, d, s}, err
+}
+
+func (s *staging) push() error {
+	return errors.Join(s.d.MemcpyAsync(s.server.p, s.client.p, s.server.size, s.s), s.d.StreamSynchronize(s.s))
+}
+
+func (s *staging) pull() error {
+	return errors.Join(s.d.MemcpyAsync(s.client.p, s.server.p, s.server.size, s.s), s.d.StreamSynchronize(s.s))
+}
+
+const staged = 64 * mib
+
+// relay imports a client's memory on device 0, and moves it through staging
+// memory on device 1. It never has a context there.
+func relay(p *peer) error {
+	_, fds, err := p.receive()
+	if err != nil {
+		return err
+	}
+	if err := p.open(0); err != nil {
+		return err
+	}
+	client, err := adopt(p.d, fds[0], 2*staged, 0)
+	if err != nil {
+		return err
+	}
+	s, err := newStaging(p.d, &mapping{d: p.d, p: client.p, size: staged}, 1, staged)
+	if err != nil {
+		return err
+	}
+	if err := s.push(); err != nil {
+		return err
+	}
+	s.client.p += staged // back into the second half
+	if err := s.pull(); err != nil {
+		return err
+	}
+	properties, err := p.d.MemProperties(s.server.handle)
+	if err != nil {
+		return err
+	}
+	located, err := p.d.PointerDevice(s.server.p)
+	if err != nil {
+		return err
+	}
+	capable, err := p.d.PointerRDMACapable(s.server.p)
+	if err != nil {
+		return err
+	}
+	answer := message{Numbers: []uint64{uint64(properties.Device), uint64(located), 0}}
+	if capable {
+		answer.Numbers[2] = 1
+	}
+	fd, err := p.d.MemExportFD(s.server.handle)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(p.send(answer, fd), unix.Close(fd)); err != nil {
+		return err
+	}
+	p.until()
+	return nil
+}
+
+func TestRelayStagesOnADeviceWithoutAContext(t *testing.T) {
+	needDevices(t, 2)
+	if can, err := driver.DeviceCanAccessPeer(0, 1); err != nil || !can {
+		t.Skipf("device 0 cannot address device 1: %v", err)
+	}
+	server := use(t, 1) // of this process; the child has none
+	before, _, err := driver.MemGetInfo()
+	check(t, err)
+	ctx := use(t, 0)
+	client := deviceMemory(t, 0, 2*staged, 0)
+	check(t, write(driver, client.p, staged, 40))
+	fd, err := driver.MemExportFD(client.handle)
+	check(t, err)
+	contextsBefore := simulatedContexts(t, 1)
+	p := child(t, "relay", nil)
+	p.say(t, message{}, fd)
+	check(t, unix.Close(fd))
+	m, fds, err := p.receive()
+	check(t, err)
+	if m.Numbers[0] != 1 || m.Numbers[1] != 1 {
+		t.Errorf("the staging memory is on device %d by its handle, %d by its address; want 1", m.Numbers[0], m.Numbers[1])
+	}
+	if rdma, err := driver.DeviceAttribute(1, cuda.AttributeRDMAWithVMM); err != nil || uint64(rdma) != m.Numbers[2] {
+		t.Errorf("RDMA-capable: %d; the device's attribute says %d, %v", m.Numbers[2], rdma, err)
+	}
+	if err := verify(driver, client.p+staged, staged, 40); err != nil {
+		t.Errorf("what came back to the client: %v", err)
+	}
+	// The server GPU loses its staging and no context's worth more: the smallest
+	// context takes 265 MiB.
+	check(t, driver.CtxSetCurrent(server))
+	after, _, err := driver.MemGetInfo()
+	check(t, err)
+	if after < before && before-after > staged+128*mib {
+		t.Errorf("the server GPU lost %d MiB for staging of %d MiB", (before-after)/mib, staged/mib)
+	}
+	if driver.Simulated() && simulatedContexts(t, 1) != contextsBefore {
+		t.Errorf("the relay made a context on the server GPU")
+	}
+	// What lies in the slot, as a process sees it that has a context there.
+	slot, err := adopt(driver, fds[0], staged, 1)
+	check(t, err)
+	if err := verify(driver, slot.p, staged, 40); err != nil {
+		t.Errorf("what lay in the slot: %v", err)
+	}
+	check(t, slot.free())
+	check(t, driver.CtxSetCurrent(ctx))
+}
+
+// simulatedContexts is how many contexts a simulated device ever had.
+func simulatedContexts(t *testing.T, index int) uint64 {
+	t.Helper()
+	if !driver.Simulated() {
+		return 0
+	}
+	log, err := sim.ReadLog(os.Getenv("PEERLANE_SIM"))
+	check(t, err)
+	return log[index].Contexts
+}
+
+// The relay's copies against the same copy
+// between two contexts of one process.
+func BenchmarkCopy64MiB(b *testing.B) {
+	needDevices(b, 2)
+	theirCtx := use(b, 1)
+	ourCtx := use(b, 0)
+	client := deviceMemory(b, 0, staged, 0)
+	theirs := deviceMemory(b, 1, staged, 1)
+	raw := stream(b)
+	s, err := newStaging(driver, client, 1, staged)
+	check(b, err)
+	b.Cleanup(func() { check(b, errors.Join(driver.StreamDestroy(s.s), s.server.free())) })
+	for _, c := range []struct {
+		name string
+		copy func() error
+	}{
+		{"peer", func() error {
+			return errors.Join(driver.MemcpyPeerAsync(theirs.p, theirCtx, client.p, ourCtx, staged, raw), driver.StreamSynchronize(raw))
+		}},
+		{"push", s.push},
+		{"pull", s.pull},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			use(b, 0)
+			check(b, c.copy()) // pages of a simulated device come with the first touch
+			b.SetBytes(staged)
+			for b.Loop() {
+				check(b, c.copy())
+			}
+		})
+	}
+}

@@ -1,0 +1,164 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+)
+
+// The driver under test, opened once.
+var driver *cuda.Driver
+
+// contexts holds one context a device, made when a test first wants it.
+var contexts = map[cuda.Device]cuda.Context{}
+
+// locked holds the test that runs, once it is locked to its thread.
+var locked testing.TB
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(childVariable); name != "" {
+		os.Exit(runChild(name))
+	}
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	switch which := os.Getenv("PEERLANE_TEST_CUDA"); which {
+	case "driver":
+	case "", "sim":
+		dir, err := os.MkdirTemp("", "peerlane-conformance-*")
+		if err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+		if err := simulate(dir); err != nil {
+			return 0, err
+		}
+	default:
+		return 0, fmt.Errorf("PEERLANE_TEST_CUDA=%s: it can be driver or sim", which)
+	}
+	if driver, err = cuda.Open(); err != nil {
+		return 0, err
+	}
+	if err := describe(); err != nil {
+		return 0, err
+	}
+	return m.Run(), nil
+}
+
+// simulate makes a simulated host, and lets this process and its children find it.
+func simulate(dir string) error {
+	var devices []sim.Device
+	for i := range 4 {
+		devices = append(devices, sim.Device{
+			Index: i, Minor: i,
+			UUID:   fmt.Sprintf("GPU-5eed0000-0000-4000-8000-00000000000%d", i),
+			BusID:  fmt.Sprintf("0000:%02x:00.0", 0x17+i),
+			Memory: 8 << 30,
+			Name:   "Simulated GPU",
+		})
+	}
+	if err := sim.Write(dir, devices); err != nil {
+		return err
+	}
+	library, err := sim.Library()
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.Setenv(cuda.LibraryVariable, library), os.Setenv("PEERLANE_SIM", dir))
+}
+
+// describe says what the suite runs on; a result without that is worth little.
+func describe() error {
+	version, err := driver.DriverVersion()
+	if err != nil {
+		return err
+	}
+	n, err := driver.DeviceCount()
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s, CUDA %d.%d, %d devices:", driver.Library(), version/1000, version%1000/10, n)
+	for i := range n {
+		name, err := driver.DeviceName(cuda.Device(i))
+		if err != nil {
+			return err
+		}
+		fmt.Printf(" %s;", name)
+	}
+	fmt.Println()
+	return nil
+}
+
+// needDevices skips a test where there are fewer.
+func needDevices(t testing.TB, n int) {
+	t.Helper()
+	have, err := driver.DeviceCount()
+	check(t, err)
+	if have < n {
+		t.Skipf("this needs %d GPUs; there is %d", n, have)
+	}
+}
+
+// use locks the test to its thread and makes a context of the device current.
+// At the test's end the thread has none: another test may run on it.
+func use(t testing.TB, dev cuda.Device) cuda.Context {
+	t.Helper()
+	if locked != t {
+		runtime.LockOSThread()
+		before := locked
+		locked = t
+		t.Cleanup(func() {
+			check(t, driver.CtxSetCurrent(0))
+			locked = before
+			runtime.UnlockOSThread()
+		})
+	}
+	ctx, ok := contexts[dev]
+	if !ok {
+		var err error
+		ctx, err = driver.CtxCreate(dev, cuda.CtxOptions{Lean: true})
+		check(t, err)
+		contexts[dev] = ctx
+	}
+	check(t, driver.CtxSetCurrent(ctx))
+	return ctx
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused checks that a call failed with one of the results; with none named,
+// any of the driver's will do.
+func refused(t testing.TB, what string, err error, results ...cuda.Result) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("%s succeeded", what)
+		return
+	}
+	for _, r := range results {
+		if errors.Is(err, r) {
+			t.Logf("%s: %v", what, err)
+			return
+		}
+	}
+	if e := (*cuda.CallError)(nil); len(results) == 0 && errors.As(err, &e) {
+		t.Logf("%s: %v", what, err)
+		return
+	}
+	t.Errorf("%s: %v; want one of %v", what, err, results)
+}

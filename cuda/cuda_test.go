@@ -1,0 +1,46 @@
+package cuda
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestLibraryThatIsNotThere(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "libcuda.so.1")
+	_, err := OpenLibrary(path)
+	var e *LibraryError
+	if !errors.As(err, &e) || e.Library != path || e.Missing != "" || e.Reason == "" {
+		t.Fatalf("OpenLibrary: %#v; want a LibraryError with the loader's reason", err)
+	}
+	if !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), LibraryVariable) {
+		t.Errorf("%q names neither the library nor what to check", err)
+	}
+}
+
+func TestLibraryThatIsNoDriver(t *testing.T) {
+	_, err := OpenLibrary("libm.so.6")
+	var e *LibraryError
+	if !errors.As(err, &e) || e.Missing != "cuInit" {
+		t.Fatalf("OpenLibrary(libm.so.6): %v; want a LibraryError that misses cuInit", err)
+	}
+}
+
+func TestResults(t *testing.T) {
+	err := error(&CallError{Call: "cuMemCreate", On: "2 MiB on device 0", Result: ErrOutOfMemory, Name: "CUDA_ERROR_OUT_OF_MEMORY", Text: "out of memory"})
+	if !errors.Is(err, ErrOutOfMemory) || errors.Is(err, ErrNotReady) {
+		t.Errorf("errors.Is does not tell the results apart")
+	}
+	if want := "cuMemCreate (2 MiB on device 0): CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"; err.Error() != want {
+		t.Errorf("%q, want %q", err, want)
+	}
+	for r, want := range map[Result]bool{
+		ErrInvalidValue: false, ErrNotReady: false, ErrContextIsDestroyed: false, ErrHostMemoryAlreadyRegistered: false,
+		ErrIllegalAddress: true, ErrLaunchFailed: true, ErrUnknown: true,
+	} {
+		if r.Sticky() != want {
+			t.Errorf("%v: sticky %v, want %v", r, !want, want)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package cuda
+
+/*
+#include "driver.h"
+
+#cgo noescape call_cuMemAlloc
+#cgo nocallback call_cuMemAlloc
+#cgo noescape call_cuMemHostAlloc
+#cgo nocallback call_cuMemHostAlloc
+#cgo noescape call_cuMemHostGetDevicePointer
+#cgo nocallback call_cuMemHostGetDevicePointer
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/dustin/go-humanize"
+)
+
+// MemAlloc allocates memory of the current context's device, which cannot be
+// exported as a descriptor.
+func (d *Driver) MemAlloc(size uint64) (Ptr, error) {
+	var p C.CUdeviceptr
+	if r := C.call_cuMemAlloc(d.calls, &p, C.size_t(size)); r != 0 {
+		return 0, d.failed(r, "cuMemAlloc", humanize.IBytes(size))
+	}
+	return Ptr(p), nil
+}
+
+// MemFree frees what [Driver.MemAlloc] gave; it waits for work that uses it.
+func (d *Driver) MemFree(p Ptr) error {
+	return d.result(C.call_cuMemFree(d.calls, C.CUdeviceptr(p)), "cuMemFree")
+}
+
+// MemHostAlloc allocates pinned host memory that every context can address.
+func (d *Driver) MemHostAlloc(size uint64) (unsafe.Pointer, error) {
+	var p unsafe.Pointer
+	r := C.call_cuMemHostAlloc(d.calls, &p, C.size_t(size), C.CU_MEMHOSTALLOC_PORTABLE|C.CU_MEMHOSTALLOC_DEVICEMAP)
+	if r != 0 {
+		return nil, d.failed(r, "cuMemHostAlloc", humanize.IBytes(size))
+	}
+	return p, nil
+}
+
+// MemHostFree frees what [Driver.MemHostAlloc] gave.
+func (d *Driver) MemHostFree(p unsafe.Pointer) error {
+	return d.result(C.call_cuMemFreeHost(d.calls, p), "cuMemFreeHost")
+}
+
+// MemHostRegister pins host memory, such as a page shared with another process,
+// and makes it addressable by every context. p must not be Go's own memory.
+func (d *Driver) MemHostRegister(p unsafe.Pointer, size uint64) error {
+	r := C.call_cuMemHostRegister(d.calls, p, C.size_t(size), C.CU_MEMHOSTREGISTER_PORTABLE|C.CU_MEMHOSTREGISTER_DEVICEMAP)
+	if r != 0 {
+		return d.failed(r, "cuMemHostRegister", humanize.IBytes(size))
+	}
+	return nil
+}
+
+// MemHostUnregister undoes [Driver.MemHostRegister].
+func (d *Driver) MemHostUnregister(p unsafe.Pointer) error {
+	return d.result(C.call_cuMemHostUnregister(d.calls, p), "cuMemHostUnregister")
+}
+
+// MemHostDevicePtr is the address by which devices reach p, which lies in
+// memory that was allocated or registered with CUDA.
+func (d *Driver) MemHostDevicePtr(p unsafe.Pointer) (Ptr, error) {
+	var q C.CUdeviceptr
+	if r := C.call_cuMemHostGetDevicePointer(d.calls, &q, p, 0); r != 0 {
+		return 0, d.failed(r, "cuMemHostGetDevicePointer", "")
+	}
+	return Ptr(q), nil
+}

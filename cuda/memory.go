@@ -1,0 +1,251 @@
+package cuda
+
+/*
+#include "driver.h"
+
+#cgo noescape call_cuMemGetAllocationGranularity
+#cgo nocallback call_cuMemGetAllocationGranularity
+#cgo noescape call_cuMemCreate
+#cgo nocallback call_cuMemCreate
+#cgo noescape call_cuMemExportToShareableHandle
+#cgo nocallback call_cuMemExportToShareableHandle
+#cgo noescape call_cuMemImportFromShareableHandle
+#cgo nocallback call_cuMemImportFromShareableHandle
+#cgo noescape call_cuMemGetAllocationPropertiesFromHandle
+#cgo nocallback call_cuMemGetAllocationPropertiesFromHandle
+#cgo noescape call_cuMemRetainAllocationHandle
+#cgo nocallback call_cuMemRetainAllocationHandle
+#cgo noescape call_cuMemAddressReserve
+#cgo nocallback call_cuMemAddressReserve
+#cgo noescape call_cuMemSetAccess
+#cgo nocallback call_cuMemSetAccess
+#cgo noescape call_cuMemGetHandleForAddressRange
+#cgo nocallback call_cuMemGetHandleForAddressRange
+#cgo noescape call_cuPointerGetAttribute
+#cgo nocallback call_cuPointerGetAttribute
+*/
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
+)
+
+// MemHandle is a CUmemGenericAllocationHandle: physical memory of a device.
+type MemHandle uint64
+
+// Ptr is a CUdeviceptr, an address of the unified address space.
+type Ptr uint64
+
+func (p Ptr) String() string { return fmt.Sprintf("%#x", uint64(p)) }
+
+// MemOptions says what the memory of [Driver.MemCreate] is to be good for.
+type MemOptions struct {
+	Exportable bool // MemExportFD
+	RDMA       bool // GPUDirect RDMA; a wish, [Driver.PointerRDMACapable] says whether it came true
+}
+
+// MemProperties is what a handle says of its memory.
+type MemProperties struct {
+	Device     Device // where it is
+	Exportable bool
+	RDMA       bool
+}
+
+// Access is a device's right to a mapped range.
+type Access struct {
+	Device Device
+	Write  bool // read and write; else read only
+}
+
+func properties(dev Device, o MemOptions) C.CUmemAllocationProp {
+	var p C.CUmemAllocationProp
+	p._type = C.CU_MEM_ALLOCATION_TYPE_PINNED
+	p.location._type = C.CU_MEM_LOCATION_TYPE_DEVICE
+	p.location.id = C.int(dev)
+	if o.Exportable {
+		p.requestedHandleTypes = C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+	}
+	if o.RDMA {
+		p.allocFlags.gpuDirectRDMACapable = 1
+	}
+	return p
+}
+
+// MemGranularity is the size, in bytes, that sizes and addresses of
+// [Driver.MemCreate] and [Driver.MemMap] are multiples of: 2 MiB on GPUs of
+// today.
+func (d *Driver) MemGranularity(dev Device) (uint64, error) {
+	p := properties(dev, MemOptions{Exportable: true})
+	var n C.size_t
+	if r := C.call_cuMemGetAllocationGranularity(d.calls, &n, &p, C.CU_MEM_ALLOC_GRANULARITY_MINIMUM); r != 0 {
+		return 0, d.failed(r, "cuMemGetAllocationGranularity", on(dev))
+	}
+	return uint64(n), nil
+}
+
+// MemCreate allocates physical memory on a device, in whole granules. It needs
+// no context on that device.
+func (d *Driver) MemCreate(dev Device, size uint64, o MemOptions) (MemHandle, error) {
+	p := properties(dev, o)
+	var h C.CUmemGenericAllocationHandle
+	if r := C.call_cuMemCreate(d.calls, &h, C.size_t(size), &p, 0); r != 0 {
+		return 0, d.failed(r, "cuMemCreate", humanize.IBytes(size)+" on "+on(dev))
+	}
+	return MemHandle(h), nil
+}
+
+// MemRelease gives up a handle. The memory goes when it is mapped nowhere any
+// more, in no process.
+func (d *Driver) MemRelease(h MemHandle) error {
+	return d.result(C.call_cuMemRelease(d.calls, C.CUmemGenericAllocationHandle(h)), "cuMemRelease")
+}
+
+// MemExportFD is a file descriptor, close-on-exec, that stands for the memory
+// and can be passed to another process. The caller closes it.
+func (d *Driver) MemExportFD(h MemHandle) (int, error) {
+	fd := C.int(-1)
+	r := C.call_cuMemExportToShareableHandle(d.calls, &fd, C.CUmemGenericAllocationHandle(h), C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+	if r != 0 {
+		return -1, d.failed(r, "cuMemExportToShareableHandle", "")
+	}
+	return closeOnExec(int(fd))
+}
+
+// MemImportFD is a handle of the memory that a descriptor stands for. The
+// descriptor stays the caller's. [ErrInvalidDevice] where this process has no
+// device node of the memory's device.
+func (d *Driver) MemImportFD(fd int) (MemHandle, error) {
+	var h C.CUmemGenericAllocationHandle
+	r := C.call_cuMemImportFromShareableHandle(d.calls, &h, C.uintptr_t(fd), C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+	if r != 0 {
+		return 0, d.failed(r, "cuMemImportFromShareableHandle", fmt.Sprintf("descriptor %d", fd))
+	}
+	return MemHandle(h), nil
+}
+
+// MemProperties says where a handle's memory is and what it is good for.
+func (d *Driver) MemProperties(h MemHandle) (MemProperties, error) {
+	var p C.CUmemAllocationProp
+	if r := C.call_cuMemGetAllocationPropertiesFromHandle(d.calls, &p, C.CUmemGenericAllocationHandle(h)); r != 0 {
+		return MemProperties{}, d.failed(r, "cuMemGetAllocationPropertiesFromHandle", "")
+	}
+	return MemProperties{
+		Device:     Device(p.location.id),
+		Exportable: p.requestedHandleTypes&C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0,
+		RDMA:       p.allocFlags.gpuDirectRDMACapable != 0,
+	}, nil
+}
+
+// MemRetain is a handle of the memory that is mapped at p; the caller releases
+// it. Memory of [Driver.MemAlloc] has none ([ErrInvalidValue]).
+func (d *Driver) MemRetain(p Ptr) (MemHandle, error) {
+	var h C.CUmemGenericAllocationHandle
+	if r := C.call_cuMemRetainAllocationHandle(d.calls, &h, C.uintptr_t(p)); r != 0 {
+		return 0, d.failed(r, "cuMemRetainAllocationHandle", p.String())
+	}
+	return MemHandle(h), nil
+}
+
+// MemAddressReserve reserves a range of addresses. align is a power of two or
+// 0 for the granularity.
+func (d *Driver) MemAddressReserve(size, align uint64) (Ptr, error) {
+	var p C.CUdeviceptr
+	if r := C.call_cuMemAddressReserve(d.calls, &p, C.size_t(size), C.size_t(align), 0, 0); r != 0 {
+		return 0, d.failed(r, "cuMemAddressReserve", humanize.IBytes(size))
+	}
+	return Ptr(p), nil
+}
+
+// MemAddressFree gives a whole reserved range back. Nothing may be mapped in it.
+func (d *Driver) MemAddressFree(p Ptr, size uint64) error {
+	if r := C.call_cuMemAddressFree(d.calls, C.CUdeviceptr(p), C.size_t(size)); r != 0 {
+		return d.failed(r, "cuMemAddressFree", at(p, size))
+	}
+	return nil
+}
+
+// MemMap maps memory at a reserved address. The driver of today wants offset 0.
+// No device may use the range before [Driver.MemSetAccess].
+func (d *Driver) MemMap(p Ptr, size, offset uint64, h MemHandle) error {
+	r := C.call_cuMemMap(d.calls, C.CUdeviceptr(p), C.size_t(size), C.size_t(offset), C.CUmemGenericAllocationHandle(h), 0)
+	if r != 0 {
+		return d.failed(r, "cuMemMap", at(p, size))
+	}
+	return nil
+}
+
+// MemUnmap ends one whole mapping. Work that uses it must have completed.
+func (d *Driver) MemUnmap(p Ptr, size uint64) error {
+	if r := C.call_cuMemUnmap(d.calls, C.CUdeviceptr(p), C.size_t(size)); r != 0 {
+		return d.failed(r, "cuMemUnmap", at(p, size))
+	}
+	return nil
+}
+
+// MemSetAccess gives devices their rights to a mapped range.
+func (d *Driver) MemSetAccess(p Ptr, size uint64, access ...Access) error {
+	descs := make([]C.CUmemAccessDesc, len(access))
+	for i, a := range access {
+		descs[i].location._type = C.CU_MEM_LOCATION_TYPE_DEVICE
+		descs[i].location.id = C.int(a.Device)
+		descs[i].flags = C.CU_MEM_ACCESS_FLAGS_PROT_READ
+		if a.Write {
+			descs[i].flags = C.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+		}
+	}
+	r := C.call_cuMemSetAccess(d.calls, C.CUdeviceptr(p), C.size_t(size), unsafe.SliceData(descs), C.size_t(len(descs)))
+	if r != 0 {
+		return d.failed(r, "cuMemSetAccess", fmt.Sprintf("%s for %+v", at(p, size), access))
+	}
+	return nil
+}
+
+// MemDMABufFD is a DMA-BUF descriptor, close-on-exec, of a mapped range, whose
+// address and size are multiples of the host's page. The caller closes it.
+func (d *Driver) MemDMABufFD(p Ptr, size uint64) (int, error) {
+	fd := C.int(-1)
+	r := C.call_cuMemGetHandleForAddressRange(d.calls, &fd, C.CUdeviceptr(p), C.size_t(size), C.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)
+	if r != 0 {
+		return -1, d.failed(r, "cuMemGetHandleForAddressRange", at(p, size))
+	}
+	return closeOnExec(int(fd))
+}
+
+// PointerRDMACapable reports whether a NIC can be given the memory at p
+// (CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE).
+func (d *Driver) PointerRDMACapable(p Ptr) (bool, error) {
+	// The driver writes a bool or an int, by version: zeroed and wide enough
+	// for both.
+	var v C.uint64_t
+	r := C.call_cuPointerGetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, C.CUdeviceptr(p))
+	if r != 0 {
+		return false, d.failed(r, "cuPointerGetAttribute", p.String())
+	}
+	return v != 0, nil
+}
+
+// PointerDevice is the device whose memory p is an address of; for host memory
+// the device of the context that registered it. [ErrInvalidValue] for an
+// address that CUDA does not know.
+func (d *Driver) PointerDevice(p Ptr) (Device, error) {
+	var v C.int
+	r := C.call_cuPointerGetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, C.CUdeviceptr(p))
+	if r != 0 {
+		return 0, d.failed(r, "cuPointerGetAttribute", p.String())
+	}
+	return Device(v), nil
+}
+
+// closeOnExec sets the flag, which the driver does not promise.
+func closeOnExec(fd int) (int, error) {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
+		return -1, fmt.Errorf("descriptor %d from the CUDA driver: close-on-exec: %w", fd, err)
+	}
+	return fd, nil
+}
+
+func at(p Ptr, size uint64) string { return humanize.IBytes(size) + " at " + p.String() }

@@ -1,0 +1,155 @@
+package sim
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// MaxDevices of a simulated host (MAX_DEVICES of libcuda/sim.h).
+const MaxDevices = 64
+
+// Device is one simulated GPU.
+type Device struct {
+	Index  int    // NVML's index
+	Minor  int    // of its node, /dev/nvidiaN
+	UUID   string // "GPU-8-4-4-4-12"
+	BusID  string // "0000:17:00.0"
+	Memory uint64 // bytes
+	Name   string // "NVIDIA H100 80GB HBM3"
+}
+
+// DeviceLog is what went in and out of a device since [Write], over all
+// processes, dead ones included. A copy counts when its bytes are there.
+type DeviceLog struct {
+	Device
+	BytesIn     uint64 // copied into it from another device or the host
+	BytesOut    uint64 // copied out of it
+	BytesWithin uint64 // copied within it
+	Copies      uint64 // that it took part in
+	Contexts    uint64 // ever created on it
+	Allocated   uint64 // bytes ever allocated on it
+}
+
+var (
+	uuidForm  = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	busIDForm = regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0$`)
+)
+
+func (d Device) check() error {
+	switch {
+	case !uuidForm.MatchString(d.UUID):
+		return fmt.Errorf("UUID %q is not GPU-8-4-4-4-12 lower-case hexadecimal digits", d.UUID)
+	case !busIDForm.MatchString(d.BusID):
+		return fmt.Errorf("PCI address %q is not of the form 0000:17:00.0, lower case", d.BusID)
+	case d.Memory == 0:
+		return errors.New("no memory")
+	case strings.TrimSpace(d.Name) == "" || strings.ContainsAny(d.Name, "\n"):
+		return fmt.Errorf("name %q is not one line of text", d.Name)
+	case d.Index < 0 || d.Minor < 0:
+		return fmt.Errorf("negative index %d or minor number %d", d.Index, d.Minor)
+	}
+	return nil
+}
+
+// The log's layout, that of log_header and device_log in libcuda.
+const (
+	logMagic   = 0x474f4c4d4953504c // "LPSIMLOG"
+	logVersion = 1
+	logHeader  = 64
+	logRecord  = 64
+)
+
+// Write makes dir a simulated host with those devices. Every user may write to
+// its log, because relays and containers run as users of their own.
+func Write(dir string, devices []Device) error {
+	if len(devices) == 0 || len(devices) > MaxDevices {
+		return fmt.Errorf("simulated host %s: %d devices; 1 to %d are possible", dir, len(devices), MaxDevices)
+	}
+	var b strings.Builder
+	b.WriteString("# index minor uuid pci-address memory-bytes name\n")
+	seen := map[string]bool{}
+	for _, d := range devices {
+		if err := d.check(); err != nil {
+			return fmt.Errorf("simulated host %s: device %d: %w", dir, d.Index, err)
+		}
+		minor := fmt.Sprintf("minor %d", d.Minor)
+		if seen[d.UUID] || seen[d.BusID] || seen[minor] {
+			return fmt.Errorf("simulated host %s: device %d: its UUID, PCI address or minor number is another's", dir, d.Index)
+		}
+		seen[d.UUID], seen[d.BusID], seen[minor] = true, true, true
+		fmt.Fprintf(&b, "%d %d %s %s %d %s\n", d.Index, d.Minor, d.UUID, d.BusID, d.Memory, d.Name)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "host"), []byte(b.String()), 0o644); err != nil {
+		return err
+	}
+	log := make([]byte, logHeader+logRecord*len(devices))
+	binary.LittleEndian.PutUint64(log, logMagic)
+	binary.LittleEndian.PutUint32(log[8:], logVersion)
+	binary.LittleEndian.PutUint32(log[12:], uint32(len(devices)))
+	path := filepath.Join(dir, "log")
+	if err := os.WriteFile(path, log, 0o666); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o666)
+}
+
+// ReadLog reads the counters of the simulated host in dir, in the order in
+// which its devices were given to [Write].
+func ReadLog(dir string) ([]DeviceLog, error) {
+	devices, err := readHost(filepath.Join(dir, "host"))
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "log")
+	log, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if len(log) < logHeader+logRecord*len(devices) || binary.LittleEndian.Uint64(log) != logMagic {
+		return nil, fmt.Errorf("%s: not the log of a simulated host with %d devices", path, len(devices))
+	}
+	if v := binary.LittleEndian.Uint32(log[8:]); v != logVersion {
+		return nil, fmt.Errorf("%s: version %d; this program reads %d", path, v, logVersion)
+	}
+	logs := make([]DeviceLog, len(devices))
+	for i, d := range devices {
+		counter := func(n int) uint64 {
+			return binary.LittleEndian.Uint64(log[logHeader+logRecord*i+8*n:])
+		}
+		logs[i] = DeviceLog{d, counter(0), counter(1), counter(2), counter(3), counter(4), counter(5)}
+	}
+	return logs, nil
+}
+
+func readHost(path string) ([]Device, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var devices []Device
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		var d Device
+		fields := strings.SplitN(line, " ", 6)
+		if len(fields) == 6 {
+			d.Name = fields[5]
+			_, err = fmt.Sscan(strings.Join(fields[:5], " "), &d.Index, &d.Minor, &d.UUID, &d.BusID, &d.Memory)
+		}
+		if len(fields) != 6 || err != nil {
+			return nil, fmt.Errorf("%s: not a device: %s", path, line)
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}

@@ -1,0 +1,180 @@
+// What streams do with memory: copies, and values written and waited for.
+#define _GNU_SOURCE
+#include "sim.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+// present says whether a page of host memory is there at all.
+static bool present(uintptr_t p)
+{
+	unsigned char resident;
+	return mincore((void *)(p & ~(uintptr_t)4095), 1, &resident) == 0;
+}
+
+// end is one end of a copy.
+struct end {
+	uintptr_t address;
+	struct device *device; // whose rights count
+	enum rights need;
+	struct piece *pieces;
+	size_t count;
+	bool pageable;
+};
+
+// find finds the memory of an end. Pageable host memory, which CUDA knows
+// nothing of, is read before the call returns: the source's bytes are taken
+// here, and a destination is waited for.
+static CUresult find(struct end *e, size_t n)
+{
+	CUresult r = locate(e->address, n, e->device, e->need, &e->pieces, &e->count);
+	if (r != CUDA_SUCCESS || e->count)
+		return r;
+	if (!present(e->address) || !present(e->address + n - 1))
+		return CUDA_ERROR_INVALID_VALUE;
+	e->pageable = true;
+	e->pieces = calloc(1, sizeof *e->pieces);
+	if (!e->pieces)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	e->count = 1;
+	e->pieces->size = n;
+	if (e->need == READ_WRITE) {
+		e->pieces->data = (char *)e->address;
+		return CUDA_SUCCESS;
+	}
+	e->pieces->memory = memory_host(n);
+	if (!e->pieces->memory)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	e->pieces->data = e->pieces->memory->data;
+	memcpy(e->pieces->data, (void *)e->address, n);
+	return CUDA_SUCCESS;
+}
+
+// pair cuts a copy where either end changes from one memory to the next.
+static CUresult pair(struct operation *op, const struct end *to, const struct end *from, size_t n)
+{
+	op->segments = calloc(to->count + from->count, sizeof *op->segments);
+	if (!op->segments)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	size_t t = 0, f = 0, t_at = 0, f_at = 0;
+	while (n) {
+		const struct piece *tp = &to->pieces[t], *fp = &from->pieces[f];
+		size_t step = tp->size - t_at < fp->size - f_at ? tp->size - t_at : fp->size - f_at;
+		op->segments[op->count++] =
+			(struct segment){tp->data + t_at, fp->data + f_at, step, retain(tp->memory), retain(fp->memory)};
+		n -= step;
+		t_at += step;
+		f_at += step;
+		if (t_at == tp->size)
+			t++, t_at = 0;
+		if (f_at == fp->size)
+			f++, f_at = 0;
+	}
+	return CUDA_SUCCESS;
+}
+
+// copy enqueues a copy; without devices of their own both ends are addressed by
+// the stream's.
+static CUresult copy(const char *call, uintptr_t dst, struct device *dst_device, uintptr_t src, struct device *src_device,
+		     size_t n, CUstream h)
+{
+	struct fault fault;
+	CUresult r = enter(call, &fault);
+	struct stream *s;
+	if (r != CUDA_SUCCESS || (r = stream_get(h, &s)) != CUDA_SUCCESS)
+		return r;
+	struct device *own = s->context->device;
+	struct end to = {.address = dst, .device = dst_device ? dst_device : own, .need = READ_WRITE};
+	struct end from = {.address = src, .device = src_device ? src_device : own, .need = READ};
+	struct operation *op = NULL;
+	if (n) {
+		r = find(&to, n);
+		if (r == CUDA_SUCCESS)
+			r = find(&from, n);
+		if (r == CUDA_SUCCESS && !(op = operation_new(COPY, &fault)))
+			r = CUDA_ERROR_OUT_OF_MEMORY;
+		if (r == CUDA_SUCCESS && (r = pair(op, &to, &from, n)) != CUDA_SUCCESS)
+			free(op);
+		if (r == CUDA_SUCCESS) {
+			uint64_t number = stream_enqueue(s, op);
+			if (to.pageable)
+				r = stream_wait(s, number);
+		}
+	}
+	pieces_free(to.pieces, to.count);
+	pieces_free(from.pieces, from.count);
+	release(s);
+	return r;
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s)
+{
+	return copy("cuMemcpyAsync", dst, NULL, src, NULL, n, s);
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, CUstream s)
+{
+	return copy("cuMemcpyHtoDAsync", dst, NULL, (uintptr_t)src, NULL, n, s);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, CUstream s)
+{
+	return copy("cuMemcpyDtoHAsync", (uintptr_t)dst, NULL, src, NULL, n, s);
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dc, CUdeviceptr src, CUcontext sc, size_t n, CUstream s)
+{
+	struct context *to = handle_get(CONTEXT, dc), *from = handle_get(CONTEXT, sc);
+	CUresult r = CUDA_ERROR_INVALID_CONTEXT;
+	if (to && from)
+		r = copy("cuMemcpyPeerAsync", dst, to->device, src, from->device, n, s);
+	release(to);
+	release(from);
+	return r;
+}
+
+// value enqueues an operation on the 8 bytes at p.
+static CUresult value(const char *call, enum work work, CUstream h, CUdeviceptr p, uint64_t v)
+{
+	struct fault fault;
+	CUresult r = enter(call, &fault);
+	struct stream *s;
+	struct piece *pieces;
+	size_t count;
+	if (r != CUDA_SUCCESS || (r = stream_get(h, &s)) != CUDA_SUCCESS)
+		return r;
+	r = p % 8 ? CUDA_ERROR_INVALID_VALUE
+		  : locate(p, 8, s->context->device, work == WRITE_VALUE ? READ_WRITE : READ, &pieces, &count);
+	if (r != CUDA_SUCCESS) {
+		release(s);
+		return r;
+	}
+	struct operation *op = count == 1 ? operation_new(work, &fault) : NULL;
+	if (op) {
+		op->value = (_Atomic uint64_t *)pieces->data;
+		op->memory = retain(pieces->memory);
+		op->target = v;
+		stream_enqueue(s, op);
+	} else {
+		r = count == 1 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+	}
+	pieces_free(pieces, count);
+	release(s);
+	return r;
+}
+
+CUresult cuStreamWriteValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned flags)
+{
+	if (flags > 1) // 1: without a memory barrier, which is a permission and not a wish
+		return CUDA_ERROR_INVALID_VALUE;
+	return value("cuStreamWriteValue64", WRITE_VALUE, s, p, v);
+}
+
+CUresult cuStreamWaitValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned flags)
+{
+	if (flags != CU_STREAM_WAIT_VALUE_GEQ)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return value("cuStreamWaitValue64", WAIT_VALUE, s, p, v);
+}

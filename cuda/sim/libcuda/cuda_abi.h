@@ -1,0 +1,147 @@
+// The part of the CUDA driver API that the simulator provides, as libcuda
+// exports it: the versions of symbols that cuda.h's macros choose, layouts and
+// numbers of CUDA 11.7 to 13 on 64-bit Linux.
+#ifndef PEERLANE_SIM_CUDA_ABI_H
+#define PEERLANE_SIM_CUDA_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define API __attribute__((visibility("default")))
+
+typedef enum {
+	CUDA_SUCCESS = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_NOT_INITIALIZED = 3,
+	CUDA_ERROR_NO_DEVICE = 100,
+	CUDA_ERROR_INVALID_DEVICE = 101,
+	CUDA_ERROR_INVALID_CONTEXT = 201,
+	CUDA_ERROR_MAP_FAILED = 205,
+	CUDA_ERROR_OPERATING_SYSTEM = 304,
+	CUDA_ERROR_INVALID_HANDLE = 400,
+	CUDA_ERROR_NOT_READY = 600,
+	CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+	CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
+	CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
+	CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
+	CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
+	CUDA_ERROR_NOT_SUPPORTED = 801,
+	CUDA_ERROR_UNKNOWN = 999,
+} CUresult;
+
+typedef int CUdevice;
+typedef uintptr_t CUcontext; // pointers there; numbers of object.c here
+typedef uintptr_t CUstream;
+typedef uintptr_t CUevent;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUmemGenericAllocationHandle;
+
+typedef struct { unsigned char bytes[16]; } CUuuid;
+typedef struct { unsigned char reserved[64]; } CUipcEventHandle;
+typedef struct { int type, id; } CUmemLocation;
+typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
+typedef struct {
+	int type, requestedHandleTypes;
+	CUmemLocation location;
+	void *win32HandleMetaData;
+	struct {
+		unsigned char compressionType, gpuDirectRDMACapable;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} allocFlags;
+} CUmemAllocationProp;
+
+enum {
+	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
+	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+	CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE = 15,
+	CU_MEMORYTYPE_HOST = 1,
+	CU_MEMORYTYPE_DEVICE = 2,
+	CU_STREAM_NON_BLOCKING = 1,
+	CU_STREAM_WAIT_VALUE_GEQ = 0,
+	CU_STREAM_WRITE_VALUE_DEFAULT = 0,
+	CU_EVENT_BLOCKING_SYNC = 1,
+	CU_EVENT_DISABLE_TIMING = 2,
+	CU_EVENT_INTERPROCESS = 4,
+	CU_LIMIT_MAX = 11,
+};
+
+API CUresult cuInit(unsigned flags);
+API CUresult cuDriverGetVersion(int *version);
+API CUresult cuGetErrorName(CUresult r, const char **s);
+API CUresult cuGetErrorString(CUresult r, const char **s);
+
+API CUresult cuDeviceGetCount(int *n);
+API CUresult cuDeviceGet(CUdevice *dev, int ordinal);
+API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *id);
+API CUresult cuDeviceGetPCIBusId(char *id, int n, CUdevice dev);
+API CUresult cuDeviceGetName(char *name, int n, CUdevice dev);
+API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev);
+API CUresult cuDeviceTotalMem_v2(size_t *n, CUdevice dev);
+API CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice dev);
+API CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer);
+
+API CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice dev);
+API CUresult cuCtxDestroy_v2(CUcontext ctx);
+API CUresult cuCtxSetCurrent(CUcontext ctx);
+API CUresult cuCtxGetCurrent(CUcontext *ctx);
+API CUresult cuCtxSynchronize(void);
+API CUresult cuCtxSetLimit(int limit, size_t value);
+API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
+API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
+
+API CUresult cuMemGetAllocationGranularity(size_t *n, const CUmemAllocationProp *prop, int option);
+API CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t n, const CUmemAllocationProp *prop, unsigned long long flags);
+API CUresult cuMemRelease(CUmemGenericAllocationHandle h);
+API CUresult cuMemExportToShareableHandle(void *fd, CUmemGenericAllocationHandle h, int type, unsigned long long flags);
+API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *fd, int type);
+API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle h);
+API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h, void *p);
+API CUresult cuMemAddressReserve(CUdeviceptr *p, size_t n, size_t alignment, CUdeviceptr want, unsigned long long flags);
+API CUresult cuMemAddressFree(CUdeviceptr p, size_t n);
+API CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemGenericAllocationHandle h, unsigned long long flags);
+API CUresult cuMemUnmap(CUdeviceptr p, size_t n);
+API CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *desc, size_t count);
+API CUresult cuMemGetHandleForAddressRange(void *fd, CUdeviceptr p, size_t n, int type, unsigned long long flags);
+API CUresult cuPointerGetAttribute(void *v, int attribute, CUdeviceptr p);
+
+API CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n);
+API CUresult cuMemFree_v2(CUdeviceptr p);
+API CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags);
+API CUresult cuMemFreeHost(void *p);
+API CUresult cuMemHostRegister_v2(void *p, size_t n, unsigned flags);
+API CUresult cuMemHostUnregister(void *p);
+API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *d, void *p, unsigned flags);
+
+API CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s);
+API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, CUstream s);
+API CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, CUstream s);
+API CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dc, CUdeviceptr src, CUcontext sc, size_t n, CUstream s);
+
+API CUresult cuStreamCreate(CUstream *s, unsigned flags);
+API CUresult cuStreamDestroy_v2(CUstream s);
+API CUresult cuStreamSynchronize(CUstream s);
+API CUresult cuStreamQuery(CUstream s);
+API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags);
+API CUresult cuStreamWriteValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned flags);
+API CUresult cuStreamWaitValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned flags);
+API CUresult cuEventCreate(CUevent *e, unsigned flags);
+API CUresult cuEventDestroy_v2(CUevent e);
+API CUresult cuEventRecord(CUevent e, CUstream s);
+API CUresult cuEventQuery(CUevent e);
+API CUresult cuEventSynchronize(CUevent e);
+API CUresult cuIpcGetEventHandle(CUipcEventHandle *h, CUevent e);
+API CUresult cuIpcOpenEventHandle(CUevent *e, CUipcEventHandle h);
+
+// peerlaneSimVersion marks the library as the simulator and says which source
+// it was built from.
+API extern const char peerlaneSimVersion[];
+
+#endif

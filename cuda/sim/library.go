@@ -1,0 +1,158 @@
+package sim
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/peerlane/peerlane/cuda"
+)
+
+// LibraryName is the file name of the simulator's library.
+const LibraryName = "libpeerlane-cuda-sim.so"
+
+//go:embed libcuda/*.c libcuda/*.h
+var source embed.FS
+
+// flags are what the library is compiled with, by any C compiler that GCC's
+// command line suits. It needs glibc alone.
+var flags = []string{
+	"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow",
+	"-fPIC", "-fvisibility=hidden", "-pthread", "-shared", "-Wl,-z,defs",
+}
+
+// fingerprint names the source, so that a library of another one is not taken
+// for it. Flags count as source.
+var fingerprint = sync.OnceValue(func() string {
+	h := sha256.New()
+	fmt.Fprintln(h, flags)
+	entries, _ := source.ReadDir("libcuda") // of an embedded file system: cannot fail
+	for _, e := range entries {
+		text, _ := source.ReadFile("libcuda/" + e.Name())
+		fmt.Fprintf(h, "%s %d\n%s", e.Name(), len(text), text)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)[:16])
+})
+
+// Library is the path of the simulator's library, built from the source in this
+// program: beside the running executable, else in bin/ of the repository that
+// the working directory is in, else compiled, once, into the user's cache
+// directory.
+func Library() (string, error) {
+	var tried []string
+	if exe, err := os.Executable(); err == nil {
+		tried = append(tried, filepath.Join(filepath.Dir(exe), LibraryName))
+	}
+	if root, ok := repository(); ok {
+		tried = append(tried, filepath.Join(root, "bin", LibraryName))
+	}
+	cache, err := os.UserCacheDir()
+	if err == nil {
+		cache = filepath.Join(cache, "peerlane", "cuda-sim-"+fingerprint(), LibraryName)
+		tried = append(tried, cache)
+	}
+	for _, path := range tried {
+		if current(path) {
+			return path, nil
+		}
+	}
+	places := strings.Join(tried, ", ")
+	if err != nil {
+		return "", fmt.Errorf("CUDA simulator: no library of this version at %s, and no cache directory to compile one into: %w", places, err)
+	}
+	if err := Build(cache); err != nil {
+		return "", fmt.Errorf("CUDA simulator: no library of this version at %s: %w", places, err)
+	}
+	return cache, nil
+}
+
+// Environment is what a process needs in its environment to work on the
+// simulated host in dir.
+func Environment(dir string) ([]string, error) {
+	library, err := Library()
+	if err != nil {
+		return nil, err
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
+	}
+	return []string{cuda.LibraryVariable + "=" + library, "PEERLANE_SIM=" + dir}, nil
+}
+
+// Build compiles the library to path with the C compiler: the one that CC
+// names, else cc, else gcc. It replaces what is there at once, so that several
+// processes may do it.
+func Build(path string) (err error) {
+	compiler, err := compiler()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(path), ".cuda-sim-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := os.CopyFS(dir, source); err != nil {
+		return err
+	}
+	files, err := fs.Glob(source, "libcuda/*.c")
+	if err != nil {
+		return err
+	}
+	args := append([]string{}, flags...)
+	args = append(args, `-DPEERLANE_SIM_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
+	cmd := exec.Command(compiler, append(args, files...)...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("compiling the CUDA simulator with %s: %w\n%s", compiler, err, out)
+	}
+	return os.Rename(filepath.Join(dir, LibraryName), path)
+}
+
+func compiler() (string, error) {
+	names := []string{"cc", "gcc"}
+	if cc := os.Getenv("CC"); cc != "" {
+		names = []string{cc}
+	}
+	for _, name := range names {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("the CUDA simulator cannot be compiled: no C compiler (%s) in PATH; install gcc, or put %s beside the program", strings.Join(names, ", "), LibraryName)
+}
+
+// current says whether the library at path was built from this source, by the
+// mark that it carries (peerlaneSimVersion).
+func current(path string) bool {
+	content, err := os.ReadFile(path)
+	return err == nil && bytes.Contains(content, []byte("peerlane-sim-source:"+fingerprint()))
+}
+
+// repository is the root of the repository that the working directory is in.
+func repository() (string, bool) {
+	dir, err := os.Getwd()
+	for err == nil {
+		mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err == nil {
+			return dir, bytes.HasPrefix(mod, []byte("module github.com/peerlane/peerlane\n"))
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			break
+		}
+		dir = parent
+	}
+	return "", false
+}

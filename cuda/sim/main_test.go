@@ -1,0 +1,163 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/peerlane/peerlane/cuda"
+)
+
+// What depends on the environment is tested in a process of its own: this
+// binary again, which runs the function of children that the variable names
+// and whose standard output is the answer.
+const childVariable = "PEERLANE_SIM_CHILD"
+
+var children = map[string]func() error{}
+
+func TestMain(m *testing.M) {
+	name := os.Getenv(childVariable)
+	if name == "" {
+		os.Exit(m.Run())
+	}
+	runtime.LockOSThread() // contexts are per thread
+	if err := children[name](); err != nil {
+		fmt.Fprintf(os.Stderr, "child %s: %v\n", name, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func devices(n int) []Device {
+	var all []Device
+	for i := range n {
+		all = append(all, Device{
+			Index: i, Minor: i,
+			UUID:   fmt.Sprintf("GPU-%08x-0000-4000-8000-000000000000", 0xa0+i),
+			BusID:  fmt.Sprintf("0000:%02x:00.0", 0x10+i),
+			Memory: 1 << 30,
+			Name:   "Simulated GPU",
+		})
+	}
+	return all
+}
+
+// host makes a simulated host of n devices; its environment is that of command.
+func host(t testing.TB, n int) string {
+	t.Helper()
+	dir := t.TempDir()
+	check(t, Write(dir, devices(n)))
+	return dir
+}
+
+func command(t testing.TB, dir, name string, env ...string) *exec.Cmd {
+	t.Helper()
+	base, err := Environment(dir)
+	check(t, err)
+	exe, err := os.Executable()
+	check(t, err)
+	cmd := exec.CommandContext(t.Context(), exe) // which ends with the test
+	// The race detector makes a process wait for a second at its end.
+	cmd.Env = append(append(os.Environ(), childVariable+"="+name, "GORACE=atexit_sleep_ms=0"), base...)
+	cmd.Env = append(cmd.Env, env...)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// answer runs a child to its end.
+func answer(t testing.TB, dir, name string, env ...string) string {
+	t.Helper()
+	out, err := command(t, dir, name, env...).Output()
+	if err != nil {
+		t.Fatalf("%s with %v: %v", name, env, err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// process is what most children begin with: the driver, a context on device 0,
+// a stream, and two pieces of memory of a device each.
+type process struct {
+	*cuda.Driver
+	ctx  cuda.Context
+	s    cuda.Stream
+	a, b cuda.Ptr
+}
+
+const mib = 1 << 20
+
+func begin(deviceA, deviceB cuda.Device) (p process, err error) {
+	if p.Driver, err = cuda.Open(); err != nil {
+		return p, err
+	}
+	if p.ctx, err = p.CtxCreate(0, cuda.CtxOptions{Lean: true}); err != nil {
+		return p, err
+	}
+	if p.s, err = p.StreamCreate(); err != nil {
+		return p, err
+	}
+	if p.a, err = p.memory(deviceA, 4*mib, true); err != nil {
+		return p, err
+	}
+	p.b, err = p.memory(deviceB, 4*mib, true)
+	return p, err
+}
+
+func (p process) memory(dev cuda.Device, size uint64, write bool) (cuda.Ptr, error) {
+	h, err := p.MemCreate(dev, size, cuda.MemOptions{Exportable: true})
+	if err != nil {
+		return 0, err
+	}
+	at, err := p.MemAddressReserve(size, 0)
+	if err != nil {
+		return 0, err
+	}
+	return at, errors.Join(p.MemMap(at, size, 0, h), p.MemRelease(h),
+		p.MemSetAccess(at, size, cuda.Access{Device: 0, Write: write}))
+}
+
+func pointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
+
+// copyString puts text into device memory; readString gets as much back.
+func (p process) copyString(to cuda.Ptr, text string) error {
+	b := []byte(text)
+	return errors.Join(p.MemcpyHtoDAsync(to, pointer(b), uint64(len(b)), p.s), p.StreamSynchronize(p.s))
+}
+
+func (p process) readString(from cuda.Ptr, n int) (string, error) {
+	b := make([]byte, n)
+	err := p.MemcpyDtoHAsync(pointer(b), from, uint64(n), p.s)
+	return string(b), err
+}
+
+func eventually(t testing.TB, what string, yes func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !yes(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not after a minute", what)
+		}
+	}
+}
+
+// nodes makes a directory with the nodes of those minor numbers.
+func nodes(t testing.TB, minors ...int) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, n := range minors {
+		check(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("nvidia%d", n)), nil, 0o600))
+	}
+	return dir
+}

@@ -1,0 +1,149 @@
+package cuda
+
+/*
+#include "driver.h"
+
+#cgo noescape call_cuStreamCreate
+#cgo nocallback call_cuStreamCreate
+#cgo noescape call_cuEventCreate
+#cgo nocallback call_cuEventCreate
+#cgo noescape call_cuIpcGetEventHandle
+#cgo nocallback call_cuIpcGetEventHandle
+#cgo noescape call_cuIpcOpenEventHandle
+#cgo nocallback call_cuIpcOpenEventHandle
+*/
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// Stream is a CUstream: work in order. 0 is the context's legacy default
+// stream.
+type Stream uintptr
+
+// Event is a CUevent: a point in a stream's work.
+type Event uintptr
+
+// StreamCreate creates a stream of the current context that does not wait for
+// the default stream (CU_STREAM_NON_BLOCKING).
+func (d *Driver) StreamCreate() (Stream, error) {
+	var s C.CUstream
+	if r := C.call_cuStreamCreate(d.calls, &s, C.CU_STREAM_NON_BLOCKING); r != 0 {
+		return 0, d.failed(r, "cuStreamCreate", "")
+	}
+	return Stream(s), nil
+}
+
+// StreamDestroy destroys a stream when its work is done; it does not wait.
+func (d *Driver) StreamDestroy(s Stream) error {
+	return d.result(C.call_cuStreamDestroy(d.calls, C.CUstream(s)), "cuStreamDestroy")
+}
+
+// StreamSynchronize waits for all work that was given to the stream.
+func (d *Driver) StreamSynchronize(s Stream) error {
+	return d.result(C.call_cuStreamSynchronize(d.calls, C.CUstream(s)), "cuStreamSynchronize")
+}
+
+// StreamQuery reports whether all work of the stream is done.
+func (d *Driver) StreamQuery(s Stream) (bool, error) {
+	return d.ready(C.call_cuStreamQuery(d.calls, C.CUstream(s)), "cuStreamQuery")
+}
+
+// StreamWaitEvent makes later work of the stream wait for the event's latest
+// record.
+func (d *Driver) StreamWaitEvent(s Stream, e Event) error {
+	return d.result(C.call_cuStreamWaitEvent(d.calls, C.CUstream(s), C.CUevent(e), 0), "cuStreamWaitEvent")
+}
+
+// StreamWriteValue64 writes v to addr, a multiple of 8, when all earlier work
+// of the stream is done and can be seen.
+func (d *Driver) StreamWriteValue64(s Stream, addr Ptr, v uint64) error {
+	r := C.call_cuStreamWriteValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(v), C.CU_STREAM_WRITE_VALUE_DEFAULT)
+	if r != 0 {
+		return d.failed(r, "cuStreamWriteValue64", fmt.Sprintf("%d to %s", v, addr))
+	}
+	return nil
+}
+
+// StreamWaitValue64 makes later work of the stream wait until the value at
+// addr, a multiple of 8, is at least v: that is, until int64(value-v) >= 0, so
+// that values may wrap around.
+func (d *Driver) StreamWaitValue64(s Stream, addr Ptr, v uint64) error {
+	r := C.call_cuStreamWaitValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(v), C.CU_STREAM_WAIT_VALUE_GEQ)
+	if r != 0 {
+		return d.failed(r, "cuStreamWaitValue64", fmt.Sprintf("%d at %s", v, addr))
+	}
+	return nil
+}
+
+// EventOptions says what kind of event is made.
+type EventOptions struct {
+	Interprocess bool // IPCGetEventHandle is possible
+}
+
+// EventCreate creates an event of the current context, without timing.
+func (d *Driver) EventCreate(o EventOptions) (Event, error) {
+	flags := C.uint(C.CU_EVENT_DISABLE_TIMING)
+	if o.Interprocess {
+		flags |= C.CU_EVENT_INTERPROCESS
+	}
+	var e C.CUevent
+	if r := C.call_cuEventCreate(d.calls, &e, flags); r != 0 {
+		return 0, d.failed(r, "cuEventCreate", "")
+	}
+	return Event(e), nil
+}
+
+// EventDestroy destroys an event; a record that is under way completes.
+func (d *Driver) EventDestroy(e Event) error {
+	return d.result(C.call_cuEventDestroy(d.calls, C.CUevent(e)), "cuEventDestroy")
+}
+
+// EventRecord marks the end of the work that the stream has now.
+func (d *Driver) EventRecord(e Event, s Stream) error {
+	return d.result(C.call_cuEventRecord(d.calls, C.CUevent(e), C.CUstream(s)), "cuEventRecord")
+}
+
+// EventQuery reports whether the work before the latest record is done. An
+// event that was never recorded is done.
+func (d *Driver) EventQuery(e Event) (bool, error) {
+	return d.ready(C.call_cuEventQuery(d.calls, C.CUevent(e)), "cuEventQuery")
+}
+
+// EventSynchronize waits for the work before the latest record.
+func (d *Driver) EventSynchronize(e Event) error {
+	return d.result(C.call_cuEventSynchronize(d.calls, C.CUevent(e)), "cuEventSynchronize")
+}
+
+// IPCGetEventHandle is a name for an interprocess event, for another process of
+// the same user that shares /dev/shm.
+func (d *Driver) IPCGetEventHandle(e Event) ([64]byte, error) {
+	var h C.CUipcEventHandle
+	if r := C.call_cuIpcGetEventHandle(d.calls, &h, C.CUevent(e)); r != 0 {
+		return [64]byte{}, d.failed(r, "cuIpcGetEventHandle", "")
+	}
+	return *(*[64]byte)(unsafe.Pointer(&h)), nil
+}
+
+// IPCOpenEventHandle opens another process's event. [ErrMapFailed] where the
+// two share no /dev/shm or are not of one user.
+func (d *Driver) IPCOpenEventHandle(handle [64]byte) (Event, error) {
+	var e C.CUevent
+	if r := C.call_cuIpcOpenEventHandle(d.calls, &e, *(*C.CUipcEventHandle)(unsafe.Pointer(&handle))); r != 0 {
+		return 0, d.failed(r, "cuIpcOpenEventHandle", "")
+	}
+	return Event(e), nil
+}
+
+// ready tells the two results apart that say nothing failed.
+func (d *Driver) ready(r C.CUresult, call string) (bool, error) {
+	switch Result(r) {
+	case 0:
+		return true, nil
+	case ErrNotReady:
+		return false, nil
+	}
+	return false, d.failed(r, call, "")
+}

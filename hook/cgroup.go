@@ -1,0 +1,105 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// cgroup is the control group of a supervisor and its relay, in the cgroup2
+// hierarchy: without one of their own they would stay in that of whatever ran
+// the hook, and be counted, limited and killed with it.
+type cgroup struct {
+	root   string // mount point of cgroup2
+	family string // name of the parent of all groups of one layout
+	id     string // of the generation
+}
+
+// findCgroup looks for a cgroup2 mount; ok is false on a host without.
+func findCgroup(l layout.Layout, id string) (cgroup, bool, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return cgroup{}, false, err
+	}
+	root, ok := cgroupRoot(string(text))
+	return cgroup{root, l.Cgroup(), id}, ok, nil
+}
+
+// cgroupRoot finds the mount point of cgroup2 in the text of a mountinfo,
+// proc_pid_mountinfo(5).
+func cgroupRoot(mountinfo string) (string, bool) {
+	for line := range strings.Lines(mountinfo) {
+		mount, filesystem, ok := strings.Cut(line, " - ")
+		fields := strings.Fields(mount)
+		if ok && strings.HasPrefix(filesystem, "cgroup2 ") && len(fields) > 4 {
+			return fields[4], true
+		}
+	}
+	return "", false
+}
+
+func (c cgroup) parent() string { return filepath.Join(c.root, c.family) }
+func (c cgroup) path() string   { return filepath.Join(c.parent(), c.id) }
+
+// create makes the group and opens it, for a process to be started in it.
+func (c cgroup) create() (*os.File, error) {
+	// Another generation's end may remove the parent at any moment.
+	err := os.ErrNotExist
+	for try := 0; try < 100 && errors.Is(err, os.ErrNotExist); try++ {
+		err = os.MkdirAll(c.path(), 0o755)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.Open(c.path())
+}
+
+// leave moves the calling process out of the group: to the hierarchy's root,
+// or where that is the root of a cgroup namespace only, which may not hold
+// processes, to the parent.
+func (c cgroup) leave() error {
+	if _, err := os.Stat(c.path()); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if enter(c.root) == nil {
+		return nil
+	}
+	return enter(c.parent())
+}
+
+func enter(group string) error {
+	return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0)
+}
+
+// remove kills what is left in the group, and removes it; nothing where there
+// is none.
+func (c cgroup) remove() error {
+	err := os.WriteFile(filepath.Join(c.path(), "cgroup.kill"), []byte("1"), 0)
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // no group, or a kernel before 5.14
+		return fmt.Errorf("killing what is left in %s: %w", c.path(), err)
+	}
+	deadline := time.Now().Add(2 * time.Second)
+	for {
+		err := unix.Rmdir(c.path())
+		if err == unix.EBUSY && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond) // the killed are still ending
+			continue
+		}
+		if err != nil && err != unix.ENOENT {
+			return &os.PathError{Op: "rmdir", Path: c.path(), Err: err}
+		}
+		break
+	}
+	// The parent goes with the last generation.
+	if err := unix.Rmdir(c.parent()); err != nil && err != unix.ENOENT && err != unix.ENOTEMPTY && err != unix.EBUSY {
+		return &os.PathError{Op: "rmdir", Path: c.parent(), Err: err}
+	}
+	return nil
+}

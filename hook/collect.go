@@ -1,0 +1,120 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// Collect removes the generations whose container has ended and whose
+// supervisor is no longer there to do it, and returns their names. It stops
+// nothing of a container that lives, waits for nobody, and may run any number
+// of times at once.
+func Collect(l layout.Layout) (removed []string, err error) {
+	all, err := ids(l)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	var errs []error
+	for _, id := range all {
+		done, err := collect(l, id)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("removing generation %s: %w", id, err))
+		}
+		if done {
+			removed = append(removed, id)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+func collect(l layout.Layout, id string) (bool, error) {
+	g, err := readGeneration(l, id)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return collectEmpty(l, id)
+	case errors.Is(err, errTorn):
+		return collectEnded(l, id)
+	case err != nil:
+		return false, err
+	}
+	if lives, err := g.Init.lives(); err != nil || lives {
+		return false, err
+	}
+	return collectEnded(l, id)
+}
+
+// collectEnded removes a generation whose container has ended.
+func collectEnded(l layout.Layout, id string) (bool, error) {
+	held, err := lockGeneration(l, id, 0)
+	if err != nil {
+		return false, notOurs(err)
+	}
+	defer held.Close()
+	// The supervisor sees the end of init by itself, and removes more gently.
+	if alive, err := supervised(l, id); err != nil || alive {
+		return false, err
+	}
+	return true, remove(l, id)
+}
+
+// collectEmpty removes what a hook left that was killed between making a
+// generation's directory and writing down whose it is. The host's lock is held
+// by who makes one.
+func collectEmpty(l layout.Layout, id string) (bool, error) {
+	host, err := lockHost(l)
+	if err != nil {
+		return false, err
+	}
+	defer host.Close()
+	held, err := lockGeneration(l, id, 0)
+	if err != nil {
+		return false, notOurs(err)
+	}
+	defer held.Close()
+	if _, err := os.Stat(generationFile(l, id)); !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	return true, remove(l, id)
+}
+
+// notOurs drops the errors that say that somebody else removes, or has
+// removed, a generation.
+func notOurs(err error) error {
+	if errors.Is(err, errLocked) || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// remove removes all of a generation; the caller holds its lock. Its own
+// directory goes last: what is left of an interrupted removal is found again.
+func remove(l layout.Layout, id string) error {
+	var errs []error
+	status, err := readStatus(l, id)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	if status.Relay != nil {
+		errs = append(errs, status.Relay.kill())
+	}
+	group, ok, err := findCgroup(l, id)
+	if err != nil {
+		errs = append(errs, err)
+	} else if ok {
+		errs = append(errs, group.remove())
+	}
+	errs = append(errs, os.RemoveAll(l.SocketDir(id)))
+	if err := unix.Unlink(l.PeerSocket(id)); err != nil && err != unix.ENOENT {
+		errs = append(errs, &os.PathError{Op: "unlink", Path: l.PeerSocket(id), Err: err})
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return os.RemoveAll(l.GenerationDir(id))
+}

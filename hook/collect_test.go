@@ -1,0 +1,287 @@
+package hook_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// collect runs the collector and checks what it removes.
+func (h host) collect(t *testing.T, want ...string) {
+	t.Helper()
+	removed, err := hook.Collect(h.layout)
+	if err != nil {
+		t.Error(err)
+	}
+	slices.Sort(removed)
+	slices.Sort(want)
+	if !slices.Equal(removed, want) {
+		t.Errorf("Collect removed %v, want %v", removed, want)
+	}
+}
+
+// killSupervisor kills the supervisor of a generation, and returns when its
+// lock is free.
+func (h host) killSupervisor(t *testing.T, id string) {
+	t.Helper()
+	if err := unix.Kill(supervisor(t, id), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "end of the supervisor", func() error {
+		if h.info(t, id).Supervised {
+			return errors.New("it lives")
+		}
+		return nil
+	})
+}
+
+func TestCollectOnAHostWithoutAnything(t *testing.T) {
+	t.Parallel()
+	host{layout: layout.New(filepath.Join(t.TempDir(), "nothing"))}.collect(t)
+}
+
+func TestCollectTouchesNothingThatLives(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	g := h.launch(t, "c", process(t).Process.Pid, "")
+	h.state(t, g.ID, hook.StateReady)
+	h.collect(t)
+	if _, err := h.ask(g.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// Poststop of the last container of an id may come after the next one's start.
+func TestLatePoststopLeavesTheNextOfTheSameID(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	old := process(t)
+	first := h.launch(t, "same id", old.Process.Pid, "")
+	h.state(t, first.ID, hook.StateReady)
+	h.killSupervisor(t, first.ID)
+	second := h.launch(t, "same id", process(t).Process.Pid, "")
+	h.state(t, second.ID, hook.StateReady)
+
+	end(old)
+	h.collect(t, first.ID)
+	if pid, err := h.ask(second.ID); err != nil || pid != h.info(t, second.ID).Status.Relay.PID {
+		t.Errorf("the living container's relay: %d, %v", pid, err)
+	}
+}
+
+// A relay survives its supervisor, and Collect leaves it alone until the
+// container has ended. Then it ends a relay that does not end by itself.
+func TestKilledSupervisor(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "stubborn")
+	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	h.killSupervisor(t, g.ID)
+
+	h.collect(t)
+	if answered, err := h.ask(g.ID); err != nil || answered != pid {
+		t.Errorf("relay %d answers, want %d (%v)", answered, pid, err)
+	}
+	_, err := hook.Launch(h.layout, h.request("c", init.Process.Pid, "", lane(4)))
+	if err == nil || !strings.Contains(err.Error(), "supervisor has been killed") {
+		t.Errorf("adding a lane: %v", err)
+	}
+	if lanes := h.info(t, g.ID).Config.Lanes; len(lanes) != 1 {
+		t.Errorf("the lane that could not be added is there: %v", lanes)
+	}
+
+	end(init)
+	h.collect(t, g.ID)
+	waitDead(t, pid)
+	noCgroup(t, g.ID)
+}
+
+// One supervisor's end removes what another, killed, has left.
+func TestSupervisorsCollectForEachOther(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a, b := process(t), process(t)
+	killed := h.launch(t, "a", a.Process.Pid, "")
+	other := h.launch(t, "b", b.Process.Pid, "")
+	h.state(t, killed.ID, hook.StateReady)
+	h.state(t, other.ID, hook.StateReady)
+	h.killSupervisor(t, killed.ID)
+	end(a)
+	end(b)
+	h.gone(t)
+}
+
+// spoil changes a generation's record behind everybody's back.
+func (h host) spoil(t *testing.T, id string, change func(*hook.Generation)) {
+	t.Helper()
+	path := filepath.Join(h.layout.GenerationDir(id), "generation.json")
+	text, err := os.ReadFile(path)
+	var g hook.Generation
+	if err == nil {
+		err = json.Unmarshal(text, &g)
+	}
+	change(&g)
+	if err == nil {
+		text, err = json.Marshal(g)
+	}
+	if err == nil {
+		err = os.WriteFile(path, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The number of a container's init can be another process's by now.
+func TestPIDReuse(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*hook.Generation)
+		ended  bool
+	}{
+		"the same process":    {func(g *hook.Generation) {}, false},
+		"another start time":  {func(g *hook.Generation) { g.Init.Start-- }, true},
+		"another boot":        {func(g *hook.Generation) { g.Init.Boot = "01234567-89ab-cdef-0123-456789abcdef" }, true},
+		"a thread's number":   {func(g *hook.Generation) { g.Init.PID = thread(t) }, true},
+		"a number of nothing": {func(g *hook.Generation) { g.Init.PID = 1 << 22 }, true}, // beyond the kernel's PID_MAX_LIMIT
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			init := process(t)
+			g := h.launch(t, "c", init.Process.Pid, "")
+			h.state(t, g.ID, hook.StateReady)
+			h.killSupervisor(t, g.ID)
+			h.spoil(t, g.ID, test.change)
+			if !test.ended {
+				h.collect(t)
+				end(init)
+			} else if h.info(t, g.ID).Alive {
+				t.Error("List says that it lives")
+			}
+			h.collect(t, g.ID)
+		})
+	}
+}
+
+// thread is the number of a thread that leads no process.
+func thread(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		var pid int
+		if err := json.Unmarshal([]byte(e.Name()), &pid); err == nil && pid != os.Getpid() {
+			return pid
+		}
+	}
+	t.Fatal("this process has one thread only")
+	return 0
+}
+
+// What is left of a host's sudden end, or of a hook that was killed in its
+// first steps.
+func TestCollectWhatIsDamaged(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	if err := h.layout.Create(); err != nil {
+		t.Fatal(err)
+	}
+	torn, empty := strings.Repeat("a", 32), strings.Repeat("b", 32)
+	for _, dir := range []string{h.layout.GenerationDir(torn), h.layout.GenerationDir(empty), h.layout.SocketDir(torn)} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(h.layout.GenerationDir(torn)+"/generation.json", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Not ours, so not touched.
+	if err := os.Mkdir(h.layout.Generations()+"/lost+found", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	h.collect(t, torn, empty)
+	if err := os.Remove(h.layout.Generations() + "/lost+found"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Somebody deletes the state of a container that lives.
+func TestDeletedState(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	watcher := supervisor(t, g.ID)
+	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
+		t.Fatal(err)
+	}
+	end(init)
+	waitDead(t, pid)
+	waitDead(t, watcher)
+	noCgroup(t, g.ID)
+}
+
+// A generation that is locked is being made or removed by somebody.
+func TestCollectWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	h.state(t, g.ID, hook.StateReady)
+	h.killSupervisor(t, g.ID)
+	end(init)
+	dir, err := os.Open(h.layout.GenerationDir(g.ID))
+	if err == nil {
+		err = unix.Flock(int(dir.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.collect(t)
+	dir.Close()
+	h.collect(t, g.ID)
+}
+
+// A hook that was killed while it launched leaves no lock, and no generation
+// once its container has ended.
+func TestKilledHook(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	if err := h.layout.Create(); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		init := process(t)
+		g := h.launch(t, "c", init.Process.Pid, "late")
+		h.killSupervisor(t, g.ID) // before the relay has answered
+		end(init)
+		h.launch(t, "c", process(t).Process.Pid, "")
+	}
+	for {
+		removed, err := hook.Collect(h.layout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(removed) == 0 {
+			break
+		}
+	}
+	all, err := hook.List(h.layout)
+	if err != nil || len(all) != 5 {
+		t.Errorf("%d generations live, want 5 (%v)", len(all), err)
+	}
+}

@@ -1,0 +1,303 @@
+package hook_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// probe is what a container finds at its mount point.
+type probe struct {
+	Place    string   // where the mount point really is, as the container sees it
+	Entries  []string // of the mount point
+	Options  []string // of its mount
+	Shared   bool     // or a slave
+	Relay    int      // pid of the relay that answers
+	Create   string   // what creating a file there says
+	Chmod    string   // what changing the socket's mode says
+	Covering string   // what mounting over it says
+	Failure  string
+}
+
+// probeMain is the program of the containers: it writes what it finds to
+// /out/probe and waits to be killed.
+func probeMain() {
+	var p probe
+	if err := p.look(); err != nil {
+		p.Failure = err.Error()
+	}
+	text, err := json.Marshal(p)
+	if err == nil {
+		if err = os.WriteFile("/out/new", text, 0o644); err == nil {
+			err = os.Rename("/out/new", "/out/probe")
+		}
+	}
+	if err != nil {
+		fatal(err)
+	}
+	if len(os.Args) > 1 && os.Args[1] == "stay" {
+		time.Sleep(time.Hour)
+	}
+	syscall.Exit(0) // os.Exit sleeps a second under the race detector
+}
+
+func (p *probe) look() (err error) {
+	if p.Place, err = filepath.EvalSymlinks(layout.ContainerDir); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(layout.ContainerDir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		p.Entries = append(p.Entries, e.Name())
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); f[4] == p.Place { // the last is the uppermost
+			p.Options, p.Shared = strings.Split(f[5], ","), f[6] != "-"
+		}
+	}
+	text := func(err error) string {
+		if err == nil {
+			return "done"
+		}
+		return err.Error()
+	}
+	p.Create = text(os.WriteFile(layout.ContainerDir+"/file", nil, 0o600))
+	p.Chmod = text(os.Chmod(layout.ContainerDir+"/relay.sock", 0))
+	if p.Relay, err = ask(layout.ContainerDir + "/relay.sock"); err != nil {
+		return err
+	}
+	p.Covering = text(unix.Mount("tmpfs", layout.ContainerDir, "tmpfs", 0, ""))
+	return nil
+}
+
+func TestContainer(t *testing.T) {
+	for name, edit := range map[string]func(*bundle){
+		"plain": func(*bundle) {},
+		"prestart": func(b *bundle) {
+			//lint:ignore SA1019 older engines know no other
+			b.Spec.Hooks.Prestart, b.Spec.Hooks.CreateRuntime = b.Spec.Hooks.CreateRuntime, nil
+		},
+		"read-only": func(b *bundle) {
+			b.Spec.Root.Readonly = true
+			b.mount(filepath.Join(b.dir, "rootfs/out"), "/out", "bind")
+		},
+		"absolute rootfs": func(b *bundle) { b.Spec.Root.Path = filepath.Join(b.dir, "rootfs") },
+		"relative rootfs": func(b *bundle) { b.Spec.Root.Path = "rootfs" },
+		"shared anchor": func(b *bundle) {
+			b.anchor().Options = []string{"bind", "ro"}
+			b.Spec.Linux.RootfsPropagation = "shared"
+		},
+		"two hooks":         func(b *bundle) { b.lanes(3, 4) },
+		"link at /run":      func(b *bundle) { b.link("/data", "run") },
+		"link at peerlane":  func(b *bundle) { b.link("../data/there", "run/peerlane") },
+		"link that climbs":  func(b *bundle) { b.link("../../../../../../.."+b.outside(), "run/peerlane") },
+		"link to the host":  func(b *bundle) { b.link(b.outside(), "run/peerlane") },
+		"link of two steps": func(b *bundle) { b.link("/one", "run"); b.link("../../../../.."+b.outside(), "one") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachRuntime(t, func(t *testing.T, runtime []string) {
+				b := newBundle(t, runtime, true)
+				edit(b)
+				before := b.mounts(t)
+				b.start()
+				p := b.found()
+				if after := b.mounts(t); after != before {
+					t.Errorf("mounts of the host were\n%sand are\n%s", before, after)
+				}
+				for _, option := range []string{"ro", "nosuid", "nodev", "noexec"} {
+					if !slices.Contains(p.Options, option) {
+						t.Errorf("the mount has %v and not %s", p.Options, option)
+					}
+				}
+				if p.Shared || !slices.Equal(p.Entries, []string{"relay.sock"}) ||
+					!strings.Contains(p.Create, "read-only file system") || !strings.Contains(p.Chmod, "read-only file system") {
+					t.Errorf("the container found %+v", p)
+				}
+				if p.Covering != "done" {
+					t.Errorf("this test should see that a container's mounts stay there, but it cannot mount: %s", p.Covering)
+				}
+				all, err := hook.List(b.layout)
+				if err != nil || len(all) != 1 || all[0].Status.Relay == nil || all[0].Status.Relay.PID != p.Relay {
+					t.Errorf("relay %d answered, generations %+v, %v", p.Relay, all, err)
+				}
+				b.untouched()
+				if out, err := b.run("kill", b.id, "KILL"); err != nil {
+					t.Errorf("%v: %s", err, out)
+				}
+				b.gone(t)
+				waitDead(t, p.Relay)
+			})
+		})
+	}
+}
+
+// A container that ends by itself, run in the foreground: the runtime waits
+// for nothing of Peerlane's.
+func TestForegroundContainer(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, runtime []string) {
+		b := newBundle(t, runtime, false)
+		if out, err := b.run("run", b.id); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		b.found()
+	})
+}
+
+func TestUserNamespace(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, runtime []string) {
+		b := newBundle(t, runtime, true)
+		b.Spec.Linux.Namespaces = append(b.Spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+		b.Spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 200000, Size: 65536}}
+		b.Spec.Linux.GIDMappings = b.Spec.Linux.UIDMappings
+		// The runtime makes mount points as the container's root.
+		if out, err := exec.Command("chown", "-R", "200000:200000", filepath.Join(b.dir, "rootfs")).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		b.start()
+		if p := b.found(); p.Relay == 0 {
+			t.Errorf("the container found %+v", p)
+		}
+	})
+}
+
+// A mount on a shared anchor would appear wherever its peers are: on the host.
+// runc and crun make it private, so this does without them.
+func TestSharedAnchorIsMadePrivate(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mount namespaces")
+	}
+	h := newSharedHost(t)
+	place := filepath.Join(h.layout.Root, "bundle/rootfs/run/peerlane")
+	bundle := filepath.Join(h.layout.Root, "bundle")
+	ready := filepath.Join(bundle, "ready")
+	if err := errors.Join(os.MkdirAll(place, 0o755), os.WriteFile(bundle+"/config.json", []byte(`{"root":{"path":"rootfs"}}`), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	init := exec.Command("unshare", "-m", "--propagation", "unchanged", "sh", "-c",
+		`mount --bind "$0" "$1" && touch "$2" && exec sleep 1000000`, h.layout.Anchor(), place, ready)
+	if err := init.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		end(init)
+		h.gone(t)
+		if err := unix.Unmount(place, 0); err != nil { // it came to the host, as it should here
+			t.Error(err)
+		}
+	})
+	eventually(t, "the container", func() error { _, err := os.Stat(ready); return err })
+	g := h.launch(t, "c", init.Process.Pid, "")
+	g.Container.Bundle = bundle
+	before := h.mounts(t)
+	if err := hook.Attach(h.layout, g); err != nil {
+		t.Fatal(err)
+	}
+	if after := h.mounts(t); after != before {
+		t.Errorf("mounts of the host were\n%sand are\n%s", before, after)
+	}
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", init.Process.Pid))
+	if err != nil || !strings.Contains(string(mounts), "/run/peerlane/sockets/"+g.ID) {
+		t.Errorf("the container has not the mount, %v:\n%s", err, mounts)
+	}
+}
+
+// The container does not start, the error says why, and nothing is left, on
+// the host or of the relay.
+func TestRefusedContainer(t *testing.T) {
+	for name, test := range map[string]struct {
+		edit func(*bundle)
+		says string
+	}{
+		"no anchor":              {func(b *bundle) { b.dropAnchor() }, "the CDI specification mounts the anchor there"},
+		"directory of the image": {func(b *bundle) { b.dropAnchor(); b.mkdir("run/peerlane") }, "is not the anchor"},
+		"directory of the host":  {func(b *bundle) { b.anchor().Source = b.outside() }, "is not the anchor"},
+		"link past the anchor": {func(b *bundle) {
+			b.anchor().Destination = "/elsewhere"
+			b.mkdir("data")
+			b.link("/data", "run/peerlane")
+		}, "is not the anchor"},
+		"link to the host":        {func(b *bundle) { b.dropAnchor(); b.link("../../../../../../.."+b.outside(), "run/peerlane") }, "bundle/rootfs/"},
+		"magic link":              {func(b *bundle) { b.dropAnchor(); b.link("/proc/1/root"+b.outside(), "run/peerlane") }, "/run/peerlane"},
+		"link in a circle":        {func(b *bundle) { b.dropAnchor(); b.link("peerlane", "run/peerlane") }, "too many levels"},
+		"another empty directory": {func(b *bundle) { b.dropAnchor(); b.mount(b.layout.EmulatedNICs(), layout.ContainerDir, "bind") }, "is not the anchor"},
+		"covered anchor": {func(b *bundle) {
+			b.Spec.Mounts = append(b.Spec.Mounts, specs.Mount{Destination: layout.ContainerDir, Type: "tmpfs", Source: "tmpfs"})
+		}, "is not the anchor"},
+		"unknown lane": {func(b *bundle) {
+			b.Spec.Hooks.CreateRuntime = []specs.Hook{b.hook("create", "--lane", "@0000:99:00.0")}
+		}, "0000:99:00.0"},
+		"no relay binary": {func(b *bundle) { b.configure("[relay]\nbinary = \"/nowhere/relay\"\n") }, "relay.binary"},
+		"createContainer": {func(b *bundle) {
+			b.Spec.Hooks.CreateContainer, b.Spec.Hooks.CreateRuntime = b.Spec.Hooks.CreateRuntime, nil
+		}, "createRuntime"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachRuntime(t, func(t *testing.T, runtime []string) {
+				b := newBundle(t, runtime, false)
+				test.edit(b)
+				// Not every runtime shows what its hooks write.
+				log := filepath.Join(b.dir, "hook.log")
+				b.tee(log)
+				before := b.mounts(t)
+				out, err := b.run("run", b.id)
+				if err == nil {
+					t.Errorf("the container started: %s", out)
+				}
+				text, _ := os.ReadFile(log)
+				if !strings.Contains(out+string(text), test.says) {
+					t.Errorf("the runtime says %q, the hook %q; it should say %q", out, text, test.says)
+				}
+				b.gone(t)
+				if after := b.mounts(t); after != before {
+					t.Errorf("mounts of the host were\n%sand are\n%s", before, after)
+				}
+				b.untouched()
+				b.run("delete", "--force", b.id) // some runtimes have nothing left of it
+			})
+		})
+	}
+}
+
+// The hook of a process that is in no container must not mount on the host.
+func TestOwnNamespaceIsRefused(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.install(t)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"root":{"path":"/"}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	init := process(t)
+	name := lane(3).GPU.UUID + "@" + lane(3).GPU.BusID
+	_, err := hook.Create(h.layout, hook.State{ID: "c", Status: "creating", PID: init.Process.Pid, Bundle: dir}, "", []string{name})
+	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+		t.Errorf("Create: %v", err)
+	}
+	g := h.launch(t, "c", init.Process.Pid, "")
+	g.Container.Bundle = dir
+	if err := hook.Attach(h.layout, g); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+		t.Errorf("Attach: %v", err)
+	}
+}

@@ -1,0 +1,211 @@
+package hook
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Container is what a runtime says about one of its containers.
+type Container struct {
+	// ID is the runtime's name for it. It is never part of a path.
+	ID string `json:"id"`
+	// RuntimeRoot is the directory in which the runtime keeps its containers;
+	// empty for the runtime's default. Two runtimes may use one id.
+	RuntimeRoot string `json:"runtimeRoot,omitempty"`
+	// Bundle is the directory of its config.json; empty where there is none,
+	// for a plain process.
+	Bundle string `json:"bundle,omitempty"`
+	// PID is its init, in the namespace of the caller.
+	PID int `json:"-"`
+}
+
+// Generation is one life of one container, and the relay that serves it.
+type Generation struct {
+	ID        string    `json:"generation"` // 32 hexadecimal digits
+	Container Container `json:"container"`
+	Init      Process   `json:"init"`
+	Created   time.Time `json:"created"`
+	Relay     Command   `json:"relay"`
+	// Config is what the relay is told.
+	Config launch.Config `json:"config"`
+}
+
+// Command is how a relay is started, beside the argument "serve".
+type Command struct {
+	Path        string   `json:"path"`
+	Environment []string `json:"environment,omitempty"` // beside PATH
+}
+
+// States of a generation's relay.
+const (
+	StateStarting = "starting" // it has not answered yet
+	StateReady    = "ready"    // it serves the container's lanes
+	StateWaiting  = "waiting"  // it died and will be started again
+	StateDown     = "down"     // it died too often; clients are refused
+	StateEnding   = "ending"   // init has ended, or somebody stopped the supervisor
+)
+
+// Status is what a supervisor last saw.
+type Status struct {
+	State string `json:"state"`
+	// Relay is the process that runs; nil where none does.
+	Relay *Process `json:"relay,omitempty"`
+	// Starts counts how often a relay was started.
+	Starts int `json:"starts"`
+	// Error says why the last relay failed, or refused its configuration.
+	Error string `json:"error,omitempty"`
+}
+
+// Info is one generation as List sees it.
+type Info struct {
+	Generation
+	Status Status `json:"status"`
+	// Alive says that the container's init runs.
+	Alive bool `json:"alive"`
+	// Supervised says that its supervisor runs.
+	Supervised bool `json:"supervised"`
+}
+
+// newID is a name that nothing else has: 128 random bits.
+func newID() string {
+	var bits [16]byte
+	rand.Read(bits[:]) // never fails: it ends the program instead
+	return hex.EncodeToString(bits[:])
+}
+
+var idPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+func generationFile(l layout.Layout, id string) string {
+	return filepath.Join(l.GenerationDir(id), "generation.json")
+}
+
+func statusFile(l layout.Layout, id string) string {
+	return filepath.Join(l.GenerationDir(id), "status.json")
+}
+
+func readGeneration(l layout.Layout, id string) (*Generation, error) {
+	path := generationFile(l, id)
+	g := &Generation{}
+	if err := readJSON(path, g); err != nil {
+		return nil, err
+	}
+	if g.ID != id {
+		return nil, fmt.Errorf("%s is about generation %q", path, g.ID)
+	}
+	g.Container.PID = g.Init.PID
+	return g, nil
+}
+
+func (g *Generation) write(l layout.Layout) error {
+	return writeJSON(generationFile(l, g.ID), g)
+}
+
+// readStatus reads what the supervisor wrote; a zero Status where it has not
+// come to that.
+func readStatus(l layout.Layout, id string) (Status, error) {
+	var s Status
+	err := readJSON(statusFile(l, id), &s)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errTorn) {
+		return Status{}, nil
+	}
+	return s, err
+}
+
+// ids lists the directories of generations; some may be in the making, and
+// some may be gone by the time the caller looks.
+func ids(l layout.Layout) ([]string, error) {
+	entries, err := os.ReadDir(l.Generations())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, e := range entries {
+		if e.IsDir() && idPattern.MatchString(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids, nil
+}
+
+// List tells of all generations of a host, oldest first. Those that cannot be
+// read are left out and reported in the error.
+func List(l layout.Layout) ([]Info, error) {
+	ids, err := ids(l)
+	if err != nil {
+		return nil, err
+	}
+	var infos []Info
+	var errs []error
+	for _, id := range ids {
+		info, err := look(l, id)
+		switch {
+		case err == nil:
+			infos = append(infos, info)
+		case !errors.Is(err, fs.ErrNotExist): // it was removed just now, or is being made
+			errs = append(errs, fmt.Errorf("generation %s: %w", id, err))
+		}
+	}
+	slices.SortFunc(infos, func(a, b Info) int { return a.Created.Compare(b.Created) })
+	return infos, errors.Join(errs...)
+}
+
+func look(l layout.Layout, id string) (Info, error) {
+	g, err := readGeneration(l, id)
+	if err != nil {
+		return Info{}, err
+	}
+	info := Info{Generation: *g}
+	if info.Status, err = readStatus(l, id); err != nil {
+		return Info{}, err
+	}
+	if info.Alive, err = g.Init.lives(); err != nil {
+		return Info{}, err
+	}
+	info.Supervised, err = supervised(l, id)
+	return info, err
+}
+
+// errTorn says that a file of ours makes no sense. writeJSON replaces files at
+// once, so only a host that stopped before its disk had caught up leaves one:
+// it is of an earlier boot.
+var errTorn = errors.New("the file is damaged")
+
+func readJSON(path string, value any) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, value); err != nil {
+		return fmt.Errorf("reading %s: %w: %w", path, errTorn, err)
+	}
+	return nil
+}
+
+// writeJSON replaces a file at once. Each file has one writer at a time, so
+// the temporary name is free. Nothing is synced: no generation outlives a boot.
+func writeJSON(path string, value any) error {
+	text, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, append(text, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}

@@ -1,0 +1,199 @@
+package hook_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// host is a root with what Launch needs on it.
+type host struct {
+	layout layout.Layout
+	dir    string // TEST_DIR of its relays
+}
+
+// newHost makes a root of its own, and checks at the end that nothing is left
+// there but what Layout.Create makes.
+func newHost(t *testing.T) host {
+	t.Helper()
+	h := host{layout.New(t.TempDir()), t.TempDir()}
+	t.Cleanup(func() {
+		h.gone(t)
+		if t.Failed() {
+			out, _ := exec.Command("find", h.layout.Root).CombinedOutput()
+			t.Logf("%s", out)
+		}
+	})
+	return h
+}
+
+// gone waits until no generation is left.
+func (h host) gone(t *testing.T) {
+	t.Helper()
+	eventually(t, "what is left", func() error {
+		for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers()} {
+			entries, err := os.ReadDir(dir)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			if len(entries) > 0 {
+				return fmt.Errorf("%s holds %v", dir, entries)
+			}
+		}
+		return nil
+	})
+}
+
+func (h host) request(id string, pid int, faults string, lanes ...launch.Lane) hook.Request {
+	c := config.Default()
+	c.Relay.Environment = []string{"TEST_DIR=" + h.dir, "TEST_FAULT=" + faults}
+	return hook.Request{
+		Container: hook.Container{ID: id, PID: pid}, Lanes: lanes, Config: c,
+		HookBinary: filepath.Join(bin, "peerlane-hook"),
+	}
+}
+
+func (h host) launch(t *testing.T, id string, pid int, faults string, lanes ...launch.Lane) *hook.Generation {
+	t.Helper()
+	if len(lanes) == 0 {
+		lanes = []launch.Lane{lane(3)}
+	}
+	g, err := hook.Launch(h.layout, h.request(id, pid, faults, lanes...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func lane(index int) launch.Lane {
+	gpu := func(i int) launch.GPU {
+		return launch.GPU{UUID: fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i), BusID: fmt.Sprintf("0000:%02x:00.0", 16+i), Index: i}
+	}
+	return launch.Lane{GPU: gpu(index), Role: "far", Relay: true, Servers: []launch.GPU{gpu(100)}, NICs: []string{"mlx5_0"}}
+}
+
+// ask connects as a client does and returns the pid of the relay that answers.
+func (h host) ask(generation string) (int, error) {
+	// The short name: a socket's address has 108 bytes.
+	dir, err := os.Open(h.layout.SocketDir(generation))
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	return ask(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), layout.SocketName))
+}
+
+func ask(path string) (int, error) {
+	conn, err := net.Dial("unixpacket", path)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		return 0, err
+	}
+	answer := make([]byte, 100)
+	n, err := conn.Read(answer)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimPrefix(string(answer[:n]), "relay "))
+}
+
+// info is the one generation of the host.
+func (h host) info(t *testing.T, id string) hook.Info {
+	t.Helper()
+	all, err := hook.List(h.layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(i hook.Info) bool { return i.ID == id })
+	if i < 0 {
+		t.Fatalf("generation %s is not among %v", id, all)
+	}
+	return all[i]
+}
+
+func (h host) state(t *testing.T, id, state string) hook.Info {
+	t.Helper()
+	var info hook.Info
+	eventually(t, "state "+state, func() error {
+		info = h.info(t, id)
+		if info.Status.State != state {
+			return fmt.Errorf("status is %+v", info.Status)
+		}
+		return nil
+	})
+	return info
+}
+
+// supervisor is the pid of the process that supervises a generation, by its
+// command line.
+func supervisor(t *testing.T, generation string) int {
+	t.Helper()
+	names, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err == nil && strings.Contains(string(text), "supervise\x00") && strings.Contains(string(text), generation) {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+	}
+	t.Fatalf("generation %s has no supervisor", generation)
+	return 0
+}
+
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+func waitDead(t *testing.T, pid int) {
+	t.Helper()
+	eventually(t, "end of a process", func() error {
+		if alive(pid) {
+			return fmt.Errorf("process %d lives", pid)
+		}
+		return nil
+	})
+}
+
+// planOf is a plan of the lanes that lane makes.
+func planOf(sysfs string, indices ...int) *topo.Plan {
+	p := &topo.Plan{Version: topo.PlanVersion, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs}}
+	for _, i := range indices {
+		l := lane(i)
+		var servers []string
+		for _, g := range append(l.Servers, l.GPU) {
+			if !slices.ContainsFunc(p.GPUs, func(have topo.GPU) bool { return have.BusID == g.BusID }) {
+				p.GPUs = append(p.GPUs, topo.GPU{Index: g.Index, UUID: g.UUID, BusID: g.BusID})
+			}
+		}
+		for _, s := range l.Servers {
+			servers = append(servers, s.BusID)
+		}
+		p.Lanes = append(p.Lanes, topo.Lane{GPU: l.GPU.BusID, Role: l.Role, Relay: l.Relay, Servers: servers, NICs: l.NICs})
+	}
+	return p
+}

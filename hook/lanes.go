@@ -1,0 +1,147 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// again is what to do about a plan that does not fit the host.
+const again = "run peerlane cdi generate again"
+
+// readPlan reads the host's plan, which decides what runs as root: one that
+// somebody else could have written is refused, and so is one of another host.
+func readPlan(l layout.Layout) (*topo.Plan, error) {
+	path := l.PlanFile()
+	if err := trusted(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("no plan: %w; run peerlane cdi generate", err)
+	} else if err != nil {
+		return nil, err
+	}
+	plan, err := topo.ReadPlan(path)
+	if err != nil {
+		return nil, err
+	}
+	if plan.Source.Kind != topo.SourceSysfs {
+		return nil, fmt.Errorf("the plan %s was made from the file %s and not from this host; %s without --input", path, plan.Source.File, again)
+	}
+	return plan, nil
+}
+
+// readConfig reads the configuration, which names the program that runs as
+// root.
+func readConfig(l layout.Layout) (config.Config, error) {
+	if err := trusted(l.ConfigFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return config.Config{}, err
+	}
+	return config.Load(l.ConfigFile())
+}
+
+// trusted refuses a file that anybody but root, or who runs this, could have
+// written or replaced.
+func trusted(path string) error {
+	for _, name := range []string{filepath.Dir(path), path} {
+		info, err := os.Lstat(name)
+		if err != nil {
+			return err
+		}
+		stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
+		if name == path && !info.Mode().IsRegular() {
+			return fmt.Errorf("%s is no regular file, and so not to be trusted; replace it", name)
+		}
+		if stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
+			return fmt.Errorf("%s belongs to uid %d, who could write anything into what root acts on; chown root %s", path, stat.Uid, name)
+		}
+		if info.Mode().Perm()&(unix.S_IWGRP|unix.S_IWOTH) != 0 {
+			return fmt.Errorf("%s can be written by others than its owner (mode %04o), and root acts on it; chmod go-w %s", path, info.Mode().Perm(), name)
+		}
+	}
+	return nil
+}
+
+// Lanes finds lanes of a plan by the identity of their GPUs, "UUID@PCI
+// address", as a CDI specification carries them. The UUID may be empty, on
+// either side.
+func Lanes(plan *topo.Plan, names []string) ([]launch.Lane, error) {
+	var lanes []launch.Lane
+	for _, name := range names {
+		lane, err := findLane(plan, name)
+		if err != nil {
+			return nil, fmt.Errorf("lane %q: %w", name, err)
+		}
+		lanes = append(lanes, lane)
+	}
+	return lanes, nil
+}
+
+func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
+	uuid, busID, ok := strings.Cut(name, "@")
+	if !ok {
+		return launch.Lane{}, errors.New(`a lane is named as "GPU-uuid@0000:17:00.0", or as "@0000:17:00.0"`)
+	}
+	busID, err := topo.ParseBusID(busID)
+	if err != nil {
+		return launch.Lane{}, err
+	}
+	gpu, err := plan.GPU(busID)
+	if uuid != "" {
+		if byUUID, unknown := plan.GPU(uuid); unknown == nil && byUUID.BusID != busID {
+			return launch.Lane{}, fmt.Errorf("that GPU is at %s by now; %s, so that the CDI specification fits the host", byUUID.BusID, again)
+		}
+	}
+	if err != nil {
+		return launch.Lane{}, fmt.Errorf("%w; %s, so that the CDI specification fits the plan", err, again)
+	}
+	if uuid != "" && gpu.UUID != "" && !strings.EqualFold(uuid, gpu.UUID) {
+		return launch.Lane{}, fmt.Errorf("%s is another GPU by now, %s; %s, so that the CDI specification fits the host", busID, gpu.UUID, again)
+	}
+	lane, err := plan.Lane(busID)
+	if err != nil {
+		return launch.Lane{}, err
+	}
+	if lane.Role == topo.RoleRefused {
+		return launch.Lane{}, fmt.Errorf("that GPU cannot have one: %s", lane.Reason)
+	}
+	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, GPU: identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
+	for _, s := range lane.Servers {
+		server, err := plan.GPU(s)
+		if err != nil {
+			return launch.Lane{}, err
+		}
+		out.Servers = append(out.Servers, identity(server))
+	}
+	return out, nil
+}
+
+func identity(g topo.GPU) launch.GPU {
+	return launch.GPU{UUID: g.UUID, BusID: g.BusID, Index: g.Index}
+}
+
+// present checks that the GPUs of lanes are still where the plan has them.
+func present(plan *topo.Plan, lanes []launch.Lane) error {
+	const nvidia = "0x10de" // PCI vendor
+	for _, lane := range lanes {
+		for _, gpu := range append([]launch.GPU{lane.GPU}, lane.Servers...) {
+			path := filepath.Join(plan.Source.Sysfs, "bus/pci/devices", gpu.BusID, "vendor")
+			vendor, err := os.ReadFile(path)
+			if err == nil && strings.TrimSpace(string(vendor)) != nvidia {
+				err = fmt.Errorf("%s says %s, and NVIDIA is %s", path, strings.TrimSpace(string(vendor)), nvidia)
+			}
+			if err != nil {
+				return fmt.Errorf("GPU %d (%s) of the plan is not there: %w; %s", gpu.Index, gpu.BusID, err, again)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,216 @@
+package hook
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+const (
+	uuid0 = "GPU-00000000-0000-0000-0000-000000000000"
+	uuid1 = "GPU-11111111-1111-1111-1111-111111111111"
+	uuid9 = "GPU-99999999-9999-9999-9999-999999999999"
+)
+
+func testPlan(sysfs string) *topo.Plan {
+	return &topo.Plan{
+		Version: topo.PlanVersion,
+		Source:  topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs},
+		GPUs: []topo.GPU{
+			{Index: 0, UUID: uuid0, BusID: "0000:17:00.0"},
+			{Index: 1, UUID: uuid1, BusID: "0000:2a:00.0"},
+			{Index: 2, BusID: "0000:3b:00.0"},
+		},
+		Lanes: []topo.Lane{
+			{GPU: "0000:17:00.0", Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
+			{GPU: "0000:2a:00.0", Role: topo.RoleFar, Relay: true, Servers: []string{"0000:17:00.0"}, NICs: []string{"mlx5_0"}},
+			{GPU: "0000:3b:00.0", Role: topo.RoleRefused, Reason: "MIG is on"},
+		},
+	}
+}
+
+func TestLanes(t *testing.T) {
+	got, err := Lanes(testPlan("/sys"), []string{uuid1 + "@0000:2A:00.0", "@0000:17:00.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	near := launch.GPU{UUID: uuid0, BusID: "0000:17:00.0", Index: 0}
+	want := []launch.Lane{
+		{GPU: launch.GPU{UUID: uuid1, BusID: "0000:2a:00.0", Index: 1}, Role: "far", Relay: true, Servers: []launch.GPU{near}, NICs: []string{"mlx5_0"}},
+		{GPU: near, Role: "near", Servers: []launch.GPU{}, NICs: []string{"mlx5_0"}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// A specification that no longer fits the plan is refused by what changed.
+func TestLanesThatDoNotFitThePlan(t *testing.T) {
+	for name, says := range map[string]string{
+		"0":                       "a lane is named as",
+		"@":                       "no PCI address",
+		"@0000:99:00.0":           "run peerlane cdi generate again",
+		uuid0 + "@0000:2a:00.0":   "that GPU is at 0000:17:00.0 by now",
+		uuid0 + "@0000:99:00.0":   "that GPU is at 0000:17:00.0 by now",
+		uuid9 + "@0000:2a:00.0":   "0000:2a:00.0 is another GPU by now, " + uuid1,
+		"@0000:3b:00.0":           "MIG is on",
+		uuid9 + "@0000:3b:00.0":   "MIG is on", // the plan does not know its UUID
+		uuid1 + "@../../etc":      "no PCI address",
+		uuid1 + "@0000:2a:00.0\n": "no PCI address",
+	} {
+		_, err := Lanes(testPlan("/sys"), []string{name})
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("lane %q: %v; it should say %q", name, err, says)
+		}
+	}
+}
+
+func TestPresent(t *testing.T) {
+	sysfs := t.TempDir()
+	plan := testPlan(sysfs)
+	lanes, err := Lanes(plan, []string{"@0000:2a:00.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vendor := func(busID, text string) {
+		dir := filepath.Join(sysfs, "bus/pci/devices", busID)
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "vendor"), []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func(says ...string) {
+		t.Helper()
+		err := present(plan, lanes)
+		for _, s := range append(says, again) {
+			if err == nil || !strings.Contains(err.Error(), s) {
+				t.Errorf("%v; it should say %q", err, s)
+			}
+		}
+	}
+	refused("GPU 1 (0000:2a:00.0)", "no such file")
+	vendor("0000:2a:00.0", "0x10de\n")
+	refused("GPU 0 (0000:17:00.0)") // its server
+	vendor("0000:17:00.0", "0x8086\n")
+	refused("GPU 0 (0000:17:00.0)", "0x8086")
+	vendor("0000:17:00.0", "0x10de\n")
+	if err := present(plan, lanes); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReadPlanTrustsNobodyElse(t *testing.T) {
+	l := layout.New(t.TempDir())
+	if _, err := readPlan(l); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "run peerlane cdi generate") {
+		t.Errorf("no plan: %v", err)
+	}
+	write := func(p *topo.Plan) {
+		if err := errors.Join(l.Create(), p.Write(l.PlanFile())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(testPlan("/sys"))
+	if _, err := readPlan(l); err != nil {
+		t.Error(err)
+	}
+	refused := func(says string, spoil, mend func() error) {
+		t.Helper()
+		if err := spoil(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readPlan(l); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v; it should say %q", err, says)
+		}
+		if err := mend(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mode := func(path string, mode os.FileMode) func() error { return func() error { return os.Chmod(path, mode) } }
+	refused("mode 0664", mode(l.PlanFile(), 0o664), mode(l.PlanFile(), 0o644))
+	refused("mode 0646", mode(l.PlanFile(), 0o646), mode(l.PlanFile(), 0o644))
+	refused("mode 0770", mode(l.State(), 0o770), mode(l.State(), 0o700))
+	other := filepath.Join(t.TempDir(), "plan.json")
+	refused("no regular file",
+		func() error { return errors.Join(os.Rename(l.PlanFile(), other), os.Symlink(other, l.PlanFile())) },
+		func() error { return os.Rename(other, l.PlanFile()) })
+	if os.Geteuid() == 0 {
+		owner := func(path string, uid int) func() error { return func() error { return os.Chown(path, uid, -1) } }
+		refused("belongs to uid 1234", owner(l.PlanFile(), 1234), owner(l.PlanFile(), 0))
+		refused("belongs to uid 1234", owner(l.State(), 1234), owner(l.State(), 0))
+	}
+	file := testPlan("")
+	file.Source = topo.Source{Kind: topo.SourceNCCLXML, File: "dgx.xml"}
+	write(file)
+	if _, err := readPlan(l); err == nil || !strings.Contains(err.Error(), "dgx.xml") {
+		t.Errorf("a plan from a file: %v", err)
+	}
+}
+
+func TestReadState(t *testing.T) {
+	s, err := ReadState(strings.NewReader(`{"ociVersion":"1.0.2-dev","id":"c","status":"creating","pid":42,"bundle":"/b","annotations":{"a":"b"}}`))
+	if diff := cmp.Diff(State{ID: "c", Status: "creating", PID: 42, Bundle: "/b"}, s); diff != "" || err != nil {
+		t.Errorf("%v (-want +got)\n%s", err, diff)
+	}
+	for _, text := range []string{"", "{", "[]", `{"pid":"1"}`} {
+		if _, err := ReadState(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), "standard input") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// What runtimes say at other hooks means the host's process 1, or nobody.
+func TestStateOfAnotherHookIsRefused(t *testing.T) {
+	for _, test := range []struct {
+		s  State
+		ok bool
+	}{
+		{State{ID: "c", Status: "creating", PID: 42, Bundle: "/b"}, true}, // runc
+		{State{ID: "c", Status: "created", PID: 42, Bundle: "/b"}, true},  // crun
+		{State{ID: "c", Status: "creating", PID: 1, Bundle: "/b"}, false}, // runc at createContainer
+		{State{ID: "c", Status: "created", PID: 0, Bundle: "/b"}, false},  // crun at createContainer
+		{State{ID: "c", Status: "running", PID: 42, Bundle: "/b"}, false}, // crun at poststart
+		{State{ID: "c", Status: "stopped", Bundle: "/b"}, false},
+		{State{ID: "c", Status: "creating", PID: -1, Bundle: "/b"}, false},
+		{State{ID: "c", Status: "creating", PID: 42}, false},
+	} {
+		if err := test.s.check(); (err == nil) != test.ok {
+			t.Errorf("%+v: %v", test.s, err)
+		}
+	}
+}
+
+func TestCgroupRoot(t *testing.T) {
+	for _, test := range []struct {
+		mountinfo, root string
+	}{
+		{"25 19 0:22 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n", "/sys/fs/cgroup"},
+		{"19 1 0:18 / /sys rw - sysfs sysfs rw\n34 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n", "/sys/fs/cgroup/unified"},
+		{"34 25 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n", ""},
+		{"", ""},
+	} {
+		if root, ok := cgroupRoot(test.mountinfo); root != test.root || ok != (test.root != "") {
+			t.Errorf("%q, %t for %q", root, ok, test.mountinfo)
+		}
+	}
+}
+
+func TestMergeKeepsTheFirstLaneOfAGPU(t *testing.T) {
+	a, b := launch.Lane{GPU: launch.GPU{BusID: "a"}}, launch.Lane{GPU: launch.GPU{BusID: "b"}}
+	changed := launch.Lane{GPU: launch.GPU{BusID: "a"}, Role: "near"}
+	have := []launch.Lane{a}
+	if diff := cmp.Diff([]launch.Lane{a, b}, merge(have, []launch.Lane{changed, b, b})); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if !slices.EqualFunc(have, []launch.Lane{a}, func(x, y launch.Lane) bool { return x.GPU == y.GPU }) {
+		t.Errorf("merge changed its argument to %v", have)
+	}
+}

@@ -1,0 +1,382 @@
+package hook
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// startTimeout is how long a supervisor may take until it has executed the
+// relay: milliseconds, on a host that is not starved.
+const startTimeout = 10 * time.Second
+
+// searchPath is the PATH of supervisors and relays. Nothing else of the
+// environment of a runtime, which may be an image's, reaches them.
+const searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Request is what Launch is asked for.
+type Request struct {
+	Container Container
+	Lanes     []launch.Lane
+	Config    config.Config
+	// HookBinary is the program whose `supervise` is Supervise; empty for the
+	// running one, if it is peerlane-hook, or else the peerlane-hook beside it.
+	HookBinary string
+}
+
+// Launch gives a container its generation: sockets that accept connections
+// from now on, and a supervisor that has started the relay. It does not wait
+// until the relay answers. For a container that has a generation the lanes
+// that it lacks are added to it.
+//
+// All descriptors of the calling process above 2 become close-on-exec.
+//
+// Launch needs no privilege of its own, and any process will do as
+// Container.PID: the generation ends when that has ended. If Launch fails it
+// leaves nothing.
+func Launch(l layout.Layout, r Request) (*Generation, error) {
+	g, err := start(l, r)
+	if err != nil {
+		return nil, fmt.Errorf("starting the relay of container %q: %w", r.Container.ID, err)
+	}
+	return g, nil
+}
+
+func start(l layout.Layout, r Request) (*Generation, error) {
+	if !filepath.IsAbs(l.Root) {
+		return nil, fmt.Errorf("the root %q is not an absolute path", l.Root)
+	}
+	if len(r.Lanes) == 0 {
+		return nil, errors.New("no lane is asked for")
+	}
+	supervisor, relay, err := binaries(r)
+	if err != nil {
+		return nil, err
+	}
+	init, pidfd, err := identify(r.Container.PID)
+	if err != nil {
+		return nil, err
+	}
+	defer pidfd.Close()
+	if err := l.Create(); err != nil {
+		return nil, err
+	}
+	// A generation that is found can be gone before it is locked: its init ends,
+	// or the hook that makes it fails.
+	for {
+		g, held, found, err := claim(l, init, r, relay)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && found:
+			continue
+		case err != nil:
+			return nil, err
+		case found:
+			err = extend(l, g, r.Lanes)
+		default:
+			err = g.start(l, supervisor, pidfd)
+			if err != nil {
+				err = errors.Join(err, remove(l, g.ID))
+			}
+		}
+		held.Close()
+		if err != nil {
+			return nil, err
+		}
+		return g, nil
+	}
+}
+
+// claim finds the generation of an init or makes one, and returns it locked.
+func claim(l layout.Layout, init Process, r Request, relay string) (g *Generation, held *os.File, found bool, err error) {
+	host, err := lockHost(l)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	defer host.Close()
+	all, err := ids(l)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	for _, id := range all {
+		g, err := readGeneration(l, id)
+		if err != nil || g.Init != init {
+			continue // an unreadable one is of another boot, and Collect's
+		}
+		// Its maker may need seconds, and nobody else shall wait for them.
+		host.Close()
+		held, err := lockGeneration(l, id, lockTime)
+		if err != nil {
+			return nil, nil, true, err
+		}
+		if g, err = readGeneration(l, id); err != nil { // others may have added lanes
+			held.Close()
+			return nil, nil, true, err
+		}
+		return g, held, true, nil
+	}
+
+	g = &Generation{
+		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
+		Relay: Command{Path: relay, Environment: r.Config.Relay.Environment},
+	}
+	g.Config = launch.Config{
+		Generation: g.ID, Container: r.Container.ID, Lanes: merge(nil, r.Lanes),
+		Route: r.Config.Relay.Route, Transport: r.Config.Relay.Transport,
+		Slots: r.Config.Relay.Slots, SlotBytes: uint64(r.Config.Relay.SlotSize),
+		Peers: l.Peers(), NICs: l.EmulatedNICs(),
+	}
+	if err := checkConfig(g.Config); err != nil {
+		return nil, nil, false, err
+	}
+	if err := os.Mkdir(l.GenerationDir(g.ID), 0o700); err != nil {
+		return nil, nil, false, err
+	}
+	held, err = lockGeneration(l, g.ID, lockTime)
+	if err == nil {
+		if err = g.write(l); err == nil {
+			return g, held, false, nil
+		}
+		held.Close()
+	}
+	return nil, nil, false, errors.Join(err, os.RemoveAll(l.GenerationDir(g.ID)))
+}
+
+// merge adds the lanes of GPUs that are not there yet.
+func merge(have, more []launch.Lane) []launch.Lane {
+	merged := slices.Clone(have)
+	for _, lane := range more {
+		if !slices.ContainsFunc(merged, func(h launch.Lane) bool { return h.GPU.BusID == lane.GPU.BusID }) {
+			merged = append(merged, lane)
+		}
+	}
+	return merged
+}
+
+func checkConfig(c launch.Config) error {
+	if err := c.Check(); err != nil {
+		return err
+	}
+	text, err := json.Marshal(c)
+	if err == nil && len(text) > launch.MaxDatagram {
+		err = fmt.Errorf("the relay's configuration has %d bytes, and %d are possible: %d lanes are too many for one container",
+			len(text), launch.MaxDatagram, len(c.Lanes))
+	}
+	return err
+}
+
+// extend adds lanes to a generation that lives, and has its supervisor tell
+// the relay.
+func extend(l layout.Layout, g *Generation, lanes []launch.Lane) error {
+	before := g.Config
+	g.Config.Lanes = merge(before.Lanes, lanes)
+	if len(g.Config.Lanes) == len(before.Lanes) {
+		return nil
+	}
+	if err := checkConfig(g.Config); err != nil {
+		return err
+	}
+	if err := g.write(l); err != nil {
+		return err
+	}
+	if err := tellLanesChanged(l, g.ID); err != nil {
+		g.Config = before
+		return errors.Join(fmt.Errorf("adding a lane to generation %s: %w", g.ID, err), g.write(l))
+	}
+	return nil
+}
+
+// start makes the sockets of a new generation and runs its supervisor; it
+// returns when that has executed the relay.
+func (g *Generation) start(l layout.Layout, supervisor string, pidfd *os.File) error {
+	if err := os.Mkdir(l.SocketDir(g.ID), 0o700); err != nil {
+		return err
+	}
+	if err := os.Chmod(l.SocketDir(g.ID), 0o755); err != nil { // Mkdir's mode goes through umask
+		return err
+	}
+	// Whoever is in the container may connect, whatever the uid there.
+	clients, err := listen(filepath.Join(l.SocketDir(g.ID), layout.SocketName), 0o666)
+	if err != nil {
+		return err
+	}
+	defer clients.Close()
+	peers, err := listen(l.PeerSocket(g.ID), 0o600)
+	if err != nil {
+		return err
+	}
+	defer peers.Close()
+	admin, err := listen(adminSocket(l, g.ID), 0o600)
+	if err != nil {
+		return err
+	}
+	defer admin.Close()
+	alive, err := os.OpenFile(supervisorLock(l, g.ID), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer alive.Close()
+	if err := lock(alive, unix.LOCK_EX, lockTime); err != nil {
+		return err
+	}
+	return g.run(l, supervisor, map[int]*os.File{
+		fdClients: clients, fdPeers: peers, fdInit: pidfd, fdAdmin: admin, fdAlive: alive,
+	})
+}
+
+// run runs the supervisor with these descriptors.
+func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.File) error {
+	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), "relay.log"), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	started, tell, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer started.Close()
+	files[fdStarted] = tell
+
+	// A runtime that leaks descriptors into its hooks waits until all copies
+	// are closed: nothing but what is named here passes to the supervisor.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return errors.Join(os.NewSyscallError("close_range", err), tell.Close())
+	}
+	cmd, err := startInCgroup(l, g.ID, log, func() *exec.Cmd {
+		cmd := exec.Command(supervisor, "supervise", "--root", l.Root, "--generation", g.ID)
+		cmd.Dir = "/"
+		cmd.Env = []string{searchPath}
+		cmd.Stderr = log
+		for fd := 3; files[fd] != nil; fd++ {
+			cmd.ExtraFiles = append(cmd.ExtraFiles, files[fd])
+		}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		return cmd
+	})
+	tell.Close()
+	if err != nil {
+		return fmt.Errorf("starting the supervisor: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }() // and so it is reaped where the caller lives on
+
+	if err := started.SetReadDeadline(time.Now().Add(startTimeout)); err != nil {
+		return err
+	}
+	answer, err := io.ReadAll(io.LimitReader(started, 64<<10))
+	if err == nil && string(answer) == startedAnswer {
+		return nil
+	}
+	// It may be stuck and not ended, and shall not write while all is removed.
+	kill := cmd.Process.Kill()
+	if errors.Is(kill, os.ErrProcessDone) {
+		kill = nil
+	}
+	exit := <-ended
+	switch {
+	case err != nil:
+		err = fmt.Errorf("the supervisor %s has not started a relay within %v: %w; its log: %s", supervisor, startTimeout, err, tail(log))
+	case len(answer) > 0:
+		err = errors.New(string(answer))
+	default:
+		err = fmt.Errorf("the supervisor %s ended early (%w); its log: %s", supervisor, exit, tail(log))
+	}
+	return errors.Join(err, kill)
+}
+
+// startInCgroup starts a command in a control group of its own. A host where
+// that is not possible is no worse off than without: the log says so.
+func startInCgroup(l layout.Layout, id string, log io.Writer, command func() *exec.Cmd) (*exec.Cmd, error) {
+	group, ok, err := findCgroup(l, id)
+	if err == nil && ok {
+		var cmd *exec.Cmd
+		if cmd, err = startIn(group, command()); err == nil {
+			return cmd, nil
+		}
+		err = errors.Join(err, group.remove())
+	}
+	if err != nil {
+		fmt.Fprintf(log, "no control group of its own for the relay, so it stays in the container runtime's: %v\n", err)
+	}
+	cmd := command()
+	return cmd, cmd.Start()
+}
+
+func startIn(group cgroup, cmd *exec.Cmd) (*exec.Cmd, error) {
+	dir, err := group.create()
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	// Born there: moving a process later takes a lock of the whole host.
+	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+	return cmd, cmd.Start()
+}
+
+// tail is the end of a log.
+func tail(log *os.File) string {
+	text := make([]byte, 1<<10)
+	size, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err.Error()
+	}
+	n, err := log.ReadAt(text, max(0, size-int64(len(text))))
+	if err != nil && err != io.EOF {
+		return err.Error()
+	}
+	if n == 0 {
+		return "its log is empty"
+	}
+	return strings.TrimSpace(string(text[:n]))
+}
+
+// binaries finds the programs that Launch needs.
+func binaries(r Request) (supervisor, relay string, err error) {
+	supervisor = r.HookBinary
+	if supervisor == "" {
+		if supervisor, err = os.Executable(); err != nil {
+			return "", "", err
+		}
+		if filepath.Base(supervisor) != "peerlane-hook" {
+			supervisor = filepath.Join(filepath.Dir(supervisor), "peerlane-hook")
+		}
+	}
+	if err := executable(supervisor); err != nil {
+		return "", "", fmt.Errorf("the hook binary: %w; peerlane and peerlane-hook belong into one directory", err)
+	}
+	relay = r.Config.Relay.Binary
+	if relay == "" {
+		relay = filepath.Join(filepath.Dir(supervisor), "peerlane-relay")
+	}
+	if err := executable(relay); err != nil {
+		return "", "", fmt.Errorf("the relay binary: %w; install it there, or name it by relay.binary in config.toml", err)
+	}
+	return supervisor, relay, nil
+}
+
+func executable(path string) error {
+	info, err := os.Stat(path)
+	if err == nil && info.IsDir() {
+		err = &os.PathError{Op: "exec", Path: path, Err: syscall.EISDIR}
+	}
+	if err == nil && info.Mode()&0o111 == 0 {
+		err = &os.PathError{Op: "exec", Path: path, Err: syscall.EACCES}
+	}
+	return err
+}

@@ -1,0 +1,450 @@
+package hook_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+func TestOneLifeOfAContainer(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "../an id/is data", init.Process.Pid, "")
+
+	info := h.state(t, g.ID, hook.StateReady)
+	if !info.Alive || !info.Supervised || info.Status.Starts != 1 || info.Container.ID != "../an id/is data" {
+		t.Errorf("List says %+v", info)
+	}
+	pid, err := h.ask(g.ID)
+	if err != nil || pid != info.Status.Relay.PID {
+		t.Errorf("a client reaches relay %d (%v), and the status says %d", pid, err, info.Status.Relay.PID)
+	}
+	for path, want := range map[string]fs.FileMode{
+		h.layout.Sockets():                                fs.ModeDir | 0o700,
+		h.layout.SocketDir(g.ID):                          fs.ModeDir | 0o755,
+		h.layout.SocketDir(g.ID) + "/relay.sock":          fs.ModeSocket | 0o666,
+		h.layout.PeerSocket(g.ID):                         fs.ModeSocket | 0o600,
+		h.layout.GenerationDir(g.ID):                      fs.ModeDir | 0o700,
+		h.layout.GenerationDir(g.ID) + "/admin.sock":      fs.ModeSocket | 0o600,
+		h.layout.GenerationDir(g.ID) + "/status.json":     0o600,
+		h.layout.GenerationDir(g.ID) + "/relay.log":       0o600,
+		h.layout.GenerationDir(g.ID) + "/generation.json": 0o600,
+	} {
+		if i, err := os.Lstat(path); err != nil || i.Mode() != want {
+			t.Errorf("%s: mode %v, want %v (%v)", path, i.Mode(), want, err)
+		}
+	}
+
+	if groups := ownCgroup(t, pid); groups != "" && !strings.HasSuffix(groups, "/"+h.layout.Cgroup()+"/"+g.ID) {
+		t.Errorf("the relay is in the control group %s", groups)
+	}
+
+	configs := reports[launch.Config](t, h.dir, "config")
+	want := []launch.Config{{
+		Generation: g.ID, Container: "../an id/is data", Lanes: []launch.Lane{lane(3)},
+		Route: "auto", Transport: "auto", Slots: 8, SlotBytes: 32 << 20, Peers: h.layout.Peers(), NICs: h.layout.EmulatedNICs(),
+	}}
+	if diff := cmp.Diff(want, configs); diff != "" {
+		t.Errorf("configuration (-want +got)\n%s", diff)
+	}
+	starts := reports[relayStart](t, h.dir, "start")
+	wantStart := []relayStart{{
+		PID: pid, Args: []string{"serve"}, Directory: "/", OwnSession: true,
+		Descriptors: []string{
+			"0 /dev/null", "1 /dev/null", "2 " + h.layout.GenerationDir(g.ID) + "/relay.log",
+			"3 socket:", "4 socket:", "5 socket:", "6 anon_inode:[pidfd",
+		},
+		Environment: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TEST_DIR=" + h.dir, "TEST_FAULT="},
+	}}
+	if diff := cmp.Diff(wantStart, starts); diff != "" {
+		t.Errorf("start of the relay (-want +got)\n%s", diff)
+	}
+
+	watcher := supervisor(t, g.ID)
+	end(init)
+	h.gone(t)
+	waitDead(t, pid)
+	waitDead(t, watcher)
+	noCgroup(t, g.ID)
+}
+
+// ownCgroup is the cgroup2 path of a process; empty on a machine where a
+// process may have no group of its own.
+func ownCgroup(t *testing.T, pid int) string {
+	t.Helper()
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		if unix.Access(root+"/cgroup.subtree_control", unix.W_OK) != nil {
+			continue
+		}
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+				return path
+			}
+		}
+	}
+	return ""
+}
+
+func noCgroup(t *testing.T, generation string) {
+	t.Helper()
+	left, err := filepath.Glob("/sys/fs/cgroup/*/peerlane*/" + generation)
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := filepath.Glob("/sys/fs/cgroup/peerlane*/" + generation)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left = append(left, more...); len(left) > 0 {
+		t.Errorf("control groups are left: %v", left)
+	}
+}
+
+// A descriptor that the runtime forgot to close must not reach supervisor or
+// relay. Not parallel: programs that other tests start would have it.
+func TestInheritsNothing(t *testing.T) {
+	h := newHost(t)
+	init := process(t)
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	if _, err := unix.FcntlInt(write.Fd(), unix.F_SETFD, 0); err != nil { // no close-on-exec
+		t.Fatal(err)
+	}
+	g := h.launch(t, "c", init.Process.Pid, "")
+	h.state(t, g.ID, hook.StateReady)
+	write.Close()
+	if err := read.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := read.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("somebody holds the pipe still: %v", err)
+	}
+}
+
+// A client that connects before the relay accepts waits in the backlog.
+func TestEarlyClientsWait(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	g := h.launch(t, "c", process(t).Process.Pid, "late")
+	var clients sync.WaitGroup
+	for range 200 {
+		clients.Go(func() {
+			if _, err := h.ask(g.ID); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	clients.Wait()
+}
+
+func TestDeadRelayIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	g := h.launch(t, "c", process(t).Process.Pid, "")
+	first := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	if err := unix.Kill(first, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	waitDead(t, first)
+	second, err := h.ask(g.ID) // on the same socket, also while there is no relay
+	if err != nil || second == first {
+		t.Fatalf("relay %d answers after %d died: %v", second, first, err)
+	}
+	info := h.state(t, g.ID, hook.StateReady)
+	if info.Status.Starts != 2 || info.Status.Relay.PID != second {
+		t.Errorf("status %+v", info.Status)
+	}
+	if n := len(reports[launch.Config](t, h.dir, "config")); n != 2 {
+		t.Errorf("%d configurations were sent to two relays", n)
+	}
+}
+
+// Some relays never work. The clients hear of it, the reason is written down,
+// and the container's end is clean.
+func TestUselessRelayStaysDown(t *testing.T) {
+	t.Parallel()
+	for fault, says := range map[string]string{"dies": "exit status 3", "refuses all": "no such GPU"} {
+		t.Run(fault, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			init := process(t)
+			g := h.launch(t, "c", init.Process.Pid, fault)
+			info := h.state(t, g.ID, hook.StateDown)
+			if info.Status.Starts != 5 || info.Status.Relay != nil || !strings.Contains(info.Status.Error, says) {
+				t.Errorf("status %+v; the error should say %q", info.Status, says)
+			}
+			eventually(t, "closing of the socket", func() error {
+				if _, err := h.ask(g.ID); !errors.Is(err, unix.ECONNREFUSED) {
+					return fmt.Errorf("a client gets %w, want ECONNREFUSED", err)
+				}
+				return nil
+			})
+			_, err := hook.Launch(h.layout, h.request("c", init.Process.Pid, fault, lane(4)))
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("adding a lane to a relay that is down: %v; it should say %q", err, says)
+			}
+			log, err := os.ReadFile(h.layout.GenerationDir(g.ID) + "/relay.log")
+			if err != nil || !strings.Contains(string(log), "giving up") || fault == "dies" && !strings.Contains(string(log), "no libcuda") {
+				t.Errorf("log %q, %v", log, err)
+			}
+			end(init)
+			h.gone(t)
+		})
+	}
+}
+
+func TestSilentRelayIsKilled(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "silent")
+	first := h.info(t, g.ID).Status.Relay.PID
+	waitDead(t, first)
+	eventually(t, "the next relay", func() error {
+		if s := h.info(t, g.ID).Status; s.Starts != 2 {
+			return fmt.Errorf("status %+v", s)
+		}
+		return nil
+	})
+	log, err := os.ReadFile(h.layout.GenerationDir(g.ID) + "/relay.log")
+	if err != nil || !strings.Contains(string(log), "not answered its configuration") {
+		t.Errorf("log %q, %v", log, err)
+	}
+	end(init)
+	h.gone(t)
+}
+
+func TestStubbornRelayIsKilled(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "stubborn")
+	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	end(init)
+	h.gone(t)
+	waitDead(t, pid)
+	noCgroup(t, g.ID)
+}
+
+func TestSupervisorStopsOnRequest(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	g := h.launch(t, "c", process(t).Process.Pid, "")
+	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	if err := unix.Kill(supervisor(t, g.ID), unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	h.gone(t)
+	waitDead(t, pid)
+}
+
+func TestLanesOneByOneAreOneRelay(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	first := h.launch(t, "c", init.Process.Pid, "", lane(2))
+	second := h.launch(t, "c", init.Process.Pid, "", lane(3), lane(2))
+	third := h.launch(t, "c", init.Process.Pid, "", lane(3))
+	if first.ID != second.ID || first.ID != third.ID {
+		t.Fatalf("generations %s, %s and %s", first.ID, second.ID, third.ID)
+	}
+	if diff := cmp.Diff([]launch.Lane{lane(2), lane(3)}, third.Config.Lanes); diff != "" {
+		t.Errorf("lanes (-want +got)\n%s", diff)
+	}
+	eventually(t, "the relay's configuration", func() error {
+		configs := reports[launch.Config](t, h.dir, "config")
+		if len(configs) != 2 || len(configs[1].Lanes) != 2 {
+			return fmt.Errorf("configurations %+v", configs)
+		}
+		return nil
+	})
+	if starts := reports[relayStart](t, h.dir, "start"); len(starts) != 1 {
+		t.Errorf("%d relays were started", len(starts))
+	}
+}
+
+// The relay that takes over gets the lanes that came later.
+func TestChangedLanesSurviveTheRelay(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "refuses changes", lane(2))
+	h.state(t, g.ID, hook.StateReady)
+	h.launch(t, "c", init.Process.Pid, "", lane(3))
+	eventually(t, "the refusal", func() error {
+		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || !strings.Contains(s.Error, "no such GPU") {
+			return fmt.Errorf("status %+v", s)
+		}
+		return nil
+	})
+	if err := unix.Kill(h.info(t, g.ID).Status.Relay.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the second relay", func() error {
+		s := h.info(t, g.ID).Status
+		if s.Starts != 2 || s.State != hook.StateReady || s.Error != "" {
+			return fmt.Errorf("status %+v", s)
+		}
+		return nil
+	})
+	if configs := reports[launch.Config](t, h.dir, "config"); len(configs) != 3 {
+		t.Errorf("configurations %+v", configs)
+	}
+}
+
+func TestHooksOfOneContainerAtOnce(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	const n = 12
+	generations := make([]*hook.Generation, n)
+	var hooks sync.WaitGroup
+	for i := range n {
+		hooks.Go(func() {
+			var err error
+			generations[i], err = hook.Launch(h.layout, h.request("c", init.Process.Pid, "", lane(i)))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	hooks.Wait()
+	all, err := hook.List(h.layout)
+	if err != nil || len(all) != 1 || len(all[0].Config.Lanes) != n {
+		t.Fatalf("generations %+v, %v", all, err)
+	}
+	h.state(t, all[0].ID, hook.StateReady)
+	if starts := reports[relayStart](t, h.dir, "start"); len(starts) != 1 {
+		t.Errorf("%d relays were started", len(starts))
+	}
+}
+
+func TestHooksOfManyContainersAtOnce(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	var hooks sync.WaitGroup
+	var inits []*exec.Cmd
+	for range 12 {
+		init := process(t)
+		inits = append(inits, init)
+		hooks.Go(func() {
+			if _, err := hook.Collect(h.layout); err != nil {
+				t.Error(err)
+			}
+			g, err := hook.Launch(h.layout, h.request("same id", init.Process.Pid, "", lane(3)))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err := h.ask(g.ID); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	hooks.Wait()
+	all, err := hook.List(h.layout)
+	if err != nil || len(all) != len(inits) {
+		t.Errorf("%d generations, %v", len(all), err)
+	}
+	for _, init := range inits {
+		end(init)
+	}
+	h.gone(t)
+}
+
+func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	init := process(t)
+	dead := process(t)
+	end(dead)
+	text := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(text, []byte("no program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name string
+		edit func(*hook.Request)
+		says []string
+	}{
+		{"no relay binary", func(r *hook.Request) { r.Config.Relay.Binary = "/nowhere/peerlane-relay" },
+			[]string{`container "c"`, "/nowhere/peerlane-relay: no such file", "relay.binary"}},
+		{"relay that is no program", func(r *hook.Request) { r.Config.Relay.Binary = text },
+			[]string{text, "exec format error"}},
+		{"relay that cannot be executed", func(r *hook.Request) { r.Config.Relay.Binary = "/etc/passwd" },
+			[]string{"/etc/passwd: permission denied"}},
+		{"relay that is a directory", func(r *hook.Request) { r.Config.Relay.Binary = "/etc" },
+			[]string{"/etc: is a directory"}},
+		{"no hook binary", func(r *hook.Request) { r.HookBinary = "/nowhere/peerlane-hook" },
+			[]string{"/nowhere/peerlane-hook: no such file", "one directory"}},
+		{"hook binary that is no supervisor", func(r *hook.Request) { r.HookBinary = "/bin/false"; r.Config.Relay.Binary = "/bin/true" },
+			[]string{"the supervisor /bin/false ended early", "exit status 1"}},
+		{"process that has ended", func(r *hook.Request) { r.Container.PID = dead.Process.Pid },
+			[]string{strconv.Itoa(dead.Process.Pid), "has ended"}},
+		{"no lane", func(r *hook.Request) { r.Lanes = nil }, []string{"no lane"}},
+		{"too many lanes", func(r *hook.Request) {
+			for i := range 1000 {
+				r.Lanes = append(r.Lanes, lane(4+i))
+			}
+		}, []string{"lanes are too many for one container"}},
+		{"impossible configuration", func(r *hook.Request) { r.Config.Relay.Slots = 0 }, []string{"0 slots"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := newHost(t)
+			r := h.request("c", init.Process.Pid, "", lane(3))
+			test.edit(&r)
+			_, err := hook.Launch(h.layout, r)
+			if err == nil {
+				t.Fatal("Launch succeeded")
+			}
+			for _, says := range test.says {
+				if !strings.Contains(err.Error(), says) {
+					t.Errorf("error %q should say %q", err, says)
+				}
+			}
+			// At once, not eventually.
+			for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers()} {
+				if entries, err := os.ReadDir(dir); len(entries) > 0 {
+					t.Errorf("%s holds %v, %v", dir, entries, err)
+				}
+			}
+		})
+	}
+}
+
+// Only Launch starts a supervisor; by hand it would start a second relay.
+func TestSuperviseByHandIsRefused(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	g := h.launch(t, "c", process(t).Process.Pid, "")
+	for _, id := range []string{g.ID, "../" + g.ID, strings.Repeat("0", 32)} {
+		out, err := exec.Command(filepath.Join(bin, "peerlane-hook"), "supervise", "--root", h.layout.Root, "--generation", id).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "only peerlane-hook create") {
+			t.Errorf("supervise %s: %v, %s", id, err, out)
+		}
+	}
+	if info := h.info(t, g.ID); info.Status.Starts > 1 {
+		t.Errorf("status %+v", info.Status)
+	}
+}

@@ -1,0 +1,127 @@
+// Package layout says where Peerlane keeps its files on a host.
+//
+// Three trees hang on one root: state (root only: identities and plans),
+// run (sockets, the only tree of which a part is ever mounted into a
+// container) and configuration. Tests and `peerlane demo` use a root of
+// their own; packages use "/".
+package layout
+
+import (
+	"fmt"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+)
+
+// Where a container finds its relay. Both are a public interface: engines bake
+// them into containers that live for months.
+const (
+	// ContainerDir is the directory that the CDI specification mounts an empty
+	// anchor on, and over which the hook attaches the socket directory.
+	ContainerDir = "/run/peerlane"
+	// SocketName is the relay's socket in ContainerDir and in SocketDir.
+	SocketName = "relay.sock"
+)
+
+// Layout is the set of paths below one root.
+type Layout struct{ Root string }
+
+// New returns the layout below root; an empty root is "/".
+func New(root string) Layout {
+	if root == "" {
+		root = "/"
+	}
+	return Layout{Root: filepath.Clean(root)}
+}
+
+// IsDefault reports whether the layout is that of an installed package.
+func (l Layout) IsDefault() bool { return l.Root == "/" }
+
+// State is the root-owned tree, mode 0700: plan, identities, administration sockets.
+func (l Layout) State() string { return filepath.Join(l.Root, "var/lib/peerlane") }
+
+// Run is the tree of sockets.
+func (l Layout) Run() string { return filepath.Join(l.Root, "run/peerlane") }
+
+// Config is the administrator's directory.
+func (l Layout) Config() string { return filepath.Join(l.Root, "etc/peerlane") }
+
+// ConfigFile is the administrator's configuration, TOML.
+func (l Layout) ConfigFile() string { return filepath.Join(l.Config(), "config.toml") }
+
+// PlanFile is what `cdi generate` wrote and the hook believes.
+func (l Layout) PlanFile() string { return filepath.Join(l.State(), "plan.json") }
+
+// Anchor is the empty, root-owned directory that CDI mounts at ContainerDir.
+func (l Layout) Anchor() string { return filepath.Join(l.State(), "anchor") }
+
+// Generations holds one directory for each container that lives, named by the
+// generation's 32 hexadecimal digits.
+func (l Layout) Generations() string { return filepath.Join(l.State(), "generations") }
+
+// GenerationDir is the state of one generation.
+func (l Layout) GenerationDir(generation string) string {
+	return filepath.Join(l.Generations(), generation)
+}
+
+// Sockets is the 0700 parent of all socket directories.
+func (l Layout) Sockets() string { return filepath.Join(l.Run(), "sockets") }
+
+// SocketDir is the directory of one generation that is mounted into its
+// container. It holds one socket, SocketName, and nothing else.
+func (l Layout) SocketDir(generation string) string {
+	return filepath.Join(l.Sockets(), generation)
+}
+
+// Peers holds the sockets on which the relays of one host reach each other.
+func (l Layout) Peers() string { return filepath.Join(l.Run(), "peers") }
+
+// PeerSocket is the socket on which other relays reach this generation's.
+func (l Layout) PeerSocket(generation string) string {
+	return filepath.Join(l.Peers(), generation+".sock")
+}
+
+// EmulatedNICs holds the sockets of emulated NICs (transport loop).
+func (l Layout) EmulatedNICs() string { return filepath.Join(l.Run(), "nics") }
+
+// EmulatedNIC is the socket of one emulated NIC.
+func (l Layout) EmulatedNIC(name string) string {
+	return filepath.Join(l.EmulatedNICs(), name+".sock")
+}
+
+// Cgroup names the control group, below cgroup2's root, that holds one group a
+// generation. Layouts that live on one host side by side have different ones.
+func (l Layout) Cgroup() string {
+	if l.IsDefault() {
+		return "peerlane"
+	}
+	h := fnv.New32a()
+	h.Write([]byte(l.Root)) // a hash's Write never fails
+	return fmt.Sprintf("peerlane-%08x", h.Sum32())
+}
+
+// Create makes the directories that a host needs, with their modes. It is
+// idempotent.
+func (l Layout) Create() error {
+	for _, d := range []struct {
+		path string
+		mode os.FileMode
+	}{
+		{l.State(), 0o700},
+		{l.Anchor(), 0o555},
+		{l.Generations(), 0o700},
+		{l.Run(), 0o755},
+		{l.Sockets(), 0o700},
+		{l.Peers(), 0o711},
+		{l.EmulatedNICs(), 0o755},
+		{l.Config(), 0o755},
+	} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return err
+		}
+		if err := os.Chmod(d.path, d.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}

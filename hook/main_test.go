@@ -1,0 +1,298 @@
+package hook_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// The test binary is linked into bin under the names of the programs that the
+// package starts, and is each of them by its name.
+var bin string
+
+func TestMain(m *testing.M) {
+	self, err := os.Executable()
+	if err != nil {
+		fatal(err)
+	}
+	switch filepath.Base(self) {
+	case "peerlane-hook":
+		hookMain()
+	case "peerlane-relay":
+		relayMain()
+	case "peerlane-probe":
+		probeMain()
+	default:
+		os.Exit(test(m, self))
+	}
+}
+
+func test(m *testing.M, self string) int {
+	var err error
+	if bin, err = os.MkdirTemp("", "peerlane-hook-test-"); err != nil {
+		fatal(err)
+	}
+	defer os.RemoveAll(bin)
+	if err := os.Chmod(bin, 0o755); err != nil {
+		fatal(err)
+	}
+	for _, name := range []string{"peerlane-hook", "peerlane-relay", "peerlane-probe"} {
+		if os.Link(self, filepath.Join(bin, name)) == nil {
+			continue
+		}
+		// Not on one file system.
+		text, err := os.ReadFile(self)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(bin, name), text, 0o755)
+		}
+		if err != nil {
+			fatal(err)
+		}
+	}
+	status := m.Run()
+	if text, err := os.ReadFile(filepath.Join(bin, "races")); err == nil {
+		fmt.Fprintf(os.Stderr, "in a supervisor: %s\n", text)
+		return 1
+	}
+	return status
+}
+
+// reportRace keeps what the race detector wrote to this supervisor's log,
+// which is removed by now and still open.
+func reportRace() error {
+	if info, err := os.Stderr.Stat(); err != nil || !info.Mode().IsRegular() {
+		return err
+	}
+	text, err := os.ReadFile("/proc/self/fd/2")
+	if err == nil && bytes.Contains(text, []byte("DATA RACE")) {
+		var self string
+		if self, err = os.Executable(); err == nil {
+			err = os.WriteFile(filepath.Join(filepath.Dir(self), "races"), text, 0o600)
+		}
+	}
+	return err
+}
+
+func fatal(err error) {
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// hookMain is what cmd/peerlane-hook does, without its command line's errors.
+func hookMain() {
+	flags := flag.NewFlagSet("", flag.ExitOnError)
+	root := flags.String("root", "/", "")
+	generation := flags.String("generation", "", "")
+	lane := flags.String("lane", "", "")
+	if err := flags.Parse(os.Args[2:]); err != nil {
+		fatal(err)
+	}
+	l := layout.New(*root)
+	var err error
+	switch os.Args[1] {
+	case "supervise":
+		err = errors.Join(hook.Supervise(l, *generation), reportRace())
+	case "create":
+		var state hook.State
+		var warning error
+		if state, err = hook.ReadState(os.Stdin); err == nil {
+			if warning, err = hook.Create(l, state, "", []string{*lane}); err == nil {
+				err = warning
+			}
+		}
+	case "remove":
+		_, err = hook.Collect(l)
+	}
+	if err != nil {
+		fatal(err)
+	}
+	syscall.Exit(0) // os.Exit sleeps a second under the race detector
+}
+
+// relayMain is a relay of the shape of package launch, with faults: TEST_FAULT
+// lists them, TEST_DIR is where it writes what it was told and how it was
+// started.
+func relayMain() {
+	fault := func(name string) bool { return strings.Contains(os.Getenv("TEST_FAULT"), name) }
+	var fds []string
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		fatal(err)
+	}
+	for _, e := range entries {
+		to, err := os.Readlink("/proc/self/fd/" + e.Name())
+		// What the Go runtime of this process has opened itself.
+		own := to == "anon_inode:[eventpoll]" || to == "anon_inode:[eventfd]" || strings.HasPrefix(to, "/proc/") || strings.HasPrefix(to, "/sys/fs/cgroup/")
+		if err == nil && !own {
+			fds = append(fds, e.Name()+" "+strings.TrimRight(to, "0123456789[]"))
+		}
+	}
+	cwd, err := os.Getwd()
+	if err != nil {
+		fatal(err)
+	}
+	session, err := unix.Getsid(0)
+	if err != nil {
+		fatal(err)
+	}
+	report("start", relayStart{PID: os.Getpid(), Args: os.Args[1:], Environment: os.Environ(), Descriptors: fds, Directory: cwd, OwnSession: session != 0 && session == os.Getppid()})
+
+	if fault("dies") {
+		fmt.Fprintln(os.Stderr, "test relay: no libcuda")
+		os.Exit(3)
+	}
+	if fault("stubborn") {
+		signal.Ignore(unix.SIGTERM)
+	}
+	if fault("silent") {
+		time.Sleep(time.Hour)
+	}
+	if fault("late") {
+		time.Sleep(300 * time.Millisecond)
+	}
+	supervisor, err := net.FileConn(os.NewFile(launch.FDSupervisor, "supervisor"))
+	if err != nil {
+		fatal(err)
+	}
+	go func() {
+		buffer := make([]byte, launch.MaxDatagram)
+		for n := 0; ; n++ {
+			size, err := supervisor.Read(buffer)
+			if err != nil || size == 0 {
+				return // the supervisor is gone; a relay goes on
+			}
+			status := launch.Status{OK: true}
+			var c launch.Config
+			if err := json.Unmarshal(buffer[:size], &c); err != nil {
+				status = launch.Status{Error: err.Error()}
+			}
+			report("config", c)
+			if fault("refuses all") || fault("refuses changes") && n > 0 {
+				status = launch.Status{Error: "no such GPU"}
+			}
+			text, err := json.Marshal(status)
+			if err == nil {
+				_, err = supervisor.Write(text)
+			}
+			if err != nil {
+				fatal(err)
+			}
+		}
+	}()
+	listener, err := net.FileListener(os.NewFile(launch.FDClients, "clients"))
+	if err != nil {
+		fatal(err)
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				fatal(err)
+			}
+			fmt.Fprintf(conn, "relay %d", os.Getpid())
+			conn.Close()
+		}
+	}()
+	fds3 := []unix.PollFd{{Fd: launch.FDInit, Events: unix.POLLIN}}
+	for {
+		if _, err := unix.Poll(fds3, -1); err != unix.EINTR {
+			break
+		}
+	}
+	if fault("stubborn") {
+		time.Sleep(time.Hour)
+	}
+	syscall.Exit(0) // os.Exit sleeps a second under the race detector
+}
+
+type relayStart struct {
+	PID         int
+	Args        []string
+	Environment []string
+	Descriptors []string
+	Directory   string
+	OwnSession  bool
+}
+
+// report writes a document of its own.
+func report(kind string, value any) {
+	text, err := json.Marshal(value)
+	if err == nil {
+		name := filepath.Join(os.Getenv("TEST_DIR"), fmt.Sprintf("%s-%d-%d", kind, os.Getpid(), time.Now().UnixNano()))
+		if err = os.WriteFile(name+".new", text, 0o600); err == nil {
+			err = os.Rename(name+".new", name)
+		}
+	}
+	if err != nil {
+		fatal(err)
+	}
+}
+
+// reports reads all documents of a kind, oldest first for each process.
+func reports[T any](t *testing.T, dir, kind string) []T {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, kind+"-*[0-9]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []T
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v T
+		if err := json.Unmarshal(text, &v); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+// eventually waits until f is content. Tests wait generously: nothing here is
+// a promise about time.
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	var err error
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if err = f(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("%s: %v", what, err)
+}
+
+// process starts a program that lives until it is killed.
+func process(t *testing.T) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(cmd) })
+	return cmd
+}
+
+// end kills a process and reaps it.
+func end(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill() // it may have ended
+	_ = cmd.Wait()         // killed
+}

@@ -1,0 +1,141 @@
+package hook
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is one process, told apart from every other that has or had its
+// number.
+type Process struct {
+	PID int `json:"pid"`
+	// Start is when it started, in clock ticks since the boot: field 22 of
+	// /proc/PID/stat.
+	Start uint64 `json:"start"`
+	// Boot names the kernel's boot: /proc/sys/kernel/random/boot_id.
+	Boot string `json:"boot"`
+}
+
+// errEnded says that a process has ended.
+var errEnded = errors.New("the process has ended")
+
+// identify says which process now has a number, and returns a pidfd of it.
+func identify(pid int) (Process, *os.File, error) {
+	fail := func(err error) (Process, *os.File, error) {
+		return Process{}, nil, fmt.Errorf("identifying process %d: %w", pid, err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return fail(err)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		// EINVAL and ENOENT: the number is now that of a thread.
+		if err == unix.ESRCH || err == unix.EINVAL || err == unix.ENOENT {
+			err = errEnded
+		}
+		return fail(os.NewSyscallError("pidfd_open", err))
+	}
+	file := os.NewFile(uintptr(fd), "pidfd")
+	start, err := startTime(pid)
+	// As long as the process of the pidfd lives the number is its own, and what
+	// was read is about it.
+	if ended(fd) {
+		err = errEnded
+	}
+	if err != nil {
+		file.Close()
+		return fail(err)
+	}
+	return Process{PID: pid, Start: start, Boot: strings.TrimSpace(string(boot))}, file, nil
+}
+
+// startTime reads field 22 of /proc/PID/stat.
+func startTime(pid int) (uint64, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// Field 2 is the program's name in parentheses, which may itself hold
+	// spaces and parentheses.
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	const starttime = 22 - 3 // the first field here is the third
+	if len(fields) <= starttime {
+		return 0, fmt.Errorf("/proc/%d/stat has too few fields: %q", pid, stat)
+	}
+	return strconv.ParseUint(string(fields[starttime]), 10, 64)
+}
+
+// ended reports whether the process of a pidfd has ended; it may still wait to
+// be reaped.
+func ended(pidfd int) bool {
+	for {
+		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, 0)
+		if err != unix.EINTR {
+			return err == nil && n > 0
+		}
+	}
+}
+
+// waitEnd returns when the process of a pidfd has ended.
+func waitEnd(pidfd int) error {
+	for {
+		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		_, err := unix.Poll(fds, -1)
+		if err != unix.EINTR {
+			return os.NewSyscallError("poll", err)
+		}
+	}
+}
+
+// open returns a pidfd of the process; errEnded where it has ended, also where
+// its number is now another's.
+func (p Process) open() (*os.File, error) {
+	now, pidfd, err := identify(p.PID)
+	if err != nil {
+		return nil, err
+	}
+	if now != p {
+		pidfd.Close()
+		return nil, fmt.Errorf("process %d: %w, and its number is now another's", p.PID, errEnded)
+	}
+	return pidfd, nil
+}
+
+// lives reports whether the process runs. An error is a reason to think that
+// it does.
+func (p Process) lives() (bool, error) {
+	pidfd, err := p.open()
+	if errors.Is(err, errEnded) {
+		return false, nil
+	}
+	if err != nil {
+		return true, err
+	}
+	pidfd.Close()
+	return true, nil
+}
+
+// kill ends the process, if it still is that one.
+func (p Process) kill() error {
+	pidfd, err := p.open()
+	if errors.Is(err, errEnded) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer pidfd.Close()
+	err = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0)
+	if err == unix.ESRCH {
+		return nil
+	}
+	return os.NewSyscallError("pidfd_send_signal", err)
+}

@@ -1,0 +1,174 @@
+package hook
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Bounds on what a relay may take.
+const (
+	answerTimeout = 10 * time.Second // for its answer to a configuration
+	endTimeout    = 5 * time.Second  // to end by itself, before SIGKILL
+)
+
+// relay is one run of peerlane-relay.
+type relay struct {
+	cmd     *exec.Cmd
+	process Process
+	control *net.UnixConn
+	// answers has the relay's answers, in order; closed when there will be no
+	// more.
+	answers chan launch.Status
+	// exited has one value, when the process has ended.
+	exited chan error
+	// overdue fires when an answer is late; nil while none is awaited.
+	overdue *time.Timer
+	awaited int
+	// doomed says why it was killed; empty while it was not.
+	doomed string
+}
+
+// startRelay executes a relay with the descriptors of package launch. Its
+// standard error is the supervisor's.
+func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "relay"), os.NewFile(uintptr(pair[1]), "supervisor")
+	defer ours.Close()
+	defer theirs.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		return nil, err
+	}
+	r := &relay{
+		control: conn.(*net.UnixConn), // of a Unix socket it is one
+		answers: make(chan launch.Status),
+		exited:  make(chan error, 1),
+		overdue: time.NewTimer(0),
+	}
+	r.overdue.Stop()
+	files := map[int]*os.File{
+		launch.FDClients: clients, launch.FDPeers: peers, launch.FDSupervisor: theirs, launch.FDInit: init,
+	}
+	r.cmd = exec.Command(c.Path, "serve")
+	r.cmd.Dir = "/"
+	r.cmd.Env = append([]string{searchPath}, c.Environment...)
+	r.cmd.Stderr = os.Stderr
+	for fd := 3; files[fd] != nil; fd++ {
+		r.cmd.ExtraFiles = append(r.cmd.ExtraFiles, files[fd])
+	}
+	if err := r.cmd.Start(); err != nil {
+		r.control.Close()
+		return nil, err
+	}
+	// It cannot be reaped before Wait, so the number is its own.
+	process, pidfd, err := identify(r.cmd.Process.Pid)
+	if err == nil {
+		r.process = process
+		pidfd.Close()
+	} else if !errors.Is(err, errEnded) {
+		err = errors.Join(err, r.cmd.Process.Kill())
+		r.cmd.Wait() // killed by us: nothing to learn
+		r.control.Close()
+		return nil, err
+	}
+	go r.read()
+	go func() { r.exited <- r.cmd.Wait() }()
+	return r, nil
+}
+
+func (r *relay) read() {
+	defer close(r.answers)
+	buffer := make([]byte, launch.MaxDatagram)
+	for {
+		n, err := r.control.Read(buffer)
+		if err != nil || n == 0 {
+			return // the relay's end has a reason of its own, which Wait tells
+		}
+		var s launch.Status
+		if err := json.Unmarshal(buffer[:n], &s); err != nil {
+			s = launch.Status{Error: fmt.Sprintf("its answer to the supervisor makes no sense: %v", err)}
+		}
+		r.answers <- s
+	}
+}
+
+// configure sends a configuration; the answer comes by answers.
+func (r *relay) configure(c launch.Config) error {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	// A relay that reads nothing shall not stop the supervisor.
+	if err := r.control.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	if _, err := r.control.Write(text); err != nil {
+		return err
+	}
+	r.awaited++
+	r.overdue.Reset(answerTimeout)
+	return nil
+}
+
+// answered takes note of one answer.
+func (r *relay) answered() {
+	r.awaited--
+	if r.awaited <= 0 {
+		r.overdue.Stop()
+	}
+}
+
+// kill ends the relay for a reason; exited tells when it has ended.
+func (r *relay) kill(reason string) error {
+	r.doomed = reason
+	r.overdue.Stop()
+	if err := r.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// end asks the relay to end, insists after a while, and returns when it has
+// ended.
+func (r *relay) end() error {
+	defer r.close()
+	if err := r.cmd.Process.Signal(unix.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-r.exited:
+		return nil
+	case <-time.After(endTimeout):
+	}
+	if err := r.kill("it did not end"); err != nil {
+		return err
+	}
+	select {
+	case <-r.exited:
+		return fmt.Errorf("the relay did not end within %v and was killed", endTimeout)
+	case <-time.After(endTimeout):
+		return fmt.Errorf("the relay, process %d, does not end even by SIGKILL; a driver holds it", r.process.PID)
+	}
+}
+
+// close drops the conversation with a relay that has ended.
+func (r *relay) close() {
+	r.overdue.Stop()
+	r.control.Close()
+	go func() {
+		for range r.answers { // so that read can return
+		}
+	}()
+}

@@ -1,0 +1,302 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Descriptors of a supervisor at its start. Standard error is the
+// generation's log.
+const (
+	fdClients = 3 // listening socket of the clients
+	fdPeers   = 4 // listening socket of the peer relays
+	fdInit    = 5 // pidfd of the container's init
+	fdStarted = 6 // pipe on which Launch waits for startedAnswer, or an error
+	fdAdmin   = 7 // listening socket of the administration
+	fdAlive   = 8 // locked file; the lock ends with the supervisor
+)
+
+const startedAnswer = "started"
+
+// A relay that fails is started again after firstPause, which doubles with
+// each failure; maxFailures within failureTime, and it stays down.
+const (
+	firstPause  = 100 * time.Millisecond
+	maxFailures = 5
+	failureTime = time.Minute
+)
+
+// supervisor keeps one generation's relay running. All its state belongs to
+// the goroutine of loop.
+type supervisor struct {
+	layout                layout.Layout
+	generation            *Generation
+	log                   *logrus.Entry
+	clients, peers, alive *os.File
+	init                  *os.File
+
+	relay    *relay      // nil while none runs
+	failures []time.Time // of the last failureTime
+	restart  *time.Timer
+	status   Status
+}
+
+// Supervise is the supervisor of a generation: `peerlane-hook supervise`, run
+// by Launch with the descriptors above. It returns when the container's init
+// has ended and everything of the generation is gone.
+func Supervise(l layout.Layout, id string) error {
+	if err := handed(l, id); err != nil {
+		return fmt.Errorf("supervising generation %q: %w; only peerlane-hook create starts a supervisor", id, err)
+	}
+	for fd := fdClients; fd <= fdAlive; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, unix.SIGTERM)
+	s := &supervisor{
+		layout: l, log: logrus.WithField("generation", id),
+		clients: os.NewFile(fdClients, "clients' socket"), peers: os.NewFile(fdPeers, "peers' socket"),
+		init: os.NewFile(fdInit, "pidfd"), alive: os.NewFile(fdAlive, "supervisor's lock"),
+		restart: time.NewTimer(0),
+	}
+	s.restart.Stop()
+	started := os.NewFile(fdStarted, "started pipe")
+	requests, err := s.begin(id)
+	if err != nil {
+		_, tell := fmt.Fprint(started, err)
+		return errors.Join(err, tell)
+	}
+	if _, err := fmt.Fprint(started, startedAnswer); err != nil {
+		// Launch has given up, or was killed: the runtime ends init as well.
+		s.log.WithError(err).Error("the hook that started this relay has gone")
+	}
+	started.Close()
+	return s.loop(requests, stop)
+}
+
+// handed checks that Launch started this process, with this generation's lock
+// among its descriptors.
+func handed(l layout.Layout, id string) error {
+	if !idPattern.MatchString(id) {
+		return errors.New("that is not 32 hexadecimal digits")
+	}
+	var lock, handed unix.Stat_t
+	if err := unix.Stat(supervisorLock(l, id), &lock); err != nil {
+		return &os.PathError{Op: "stat", Path: supervisorLock(l, id), Err: err}
+	}
+	if err := unix.Fstat(fdAlive, &handed); err != nil {
+		return fmt.Errorf("descriptor %d: %w", fdAlive, err)
+	}
+	if lock.Dev != handed.Dev || lock.Ino != handed.Ino {
+		return fmt.Errorf("descriptor %d is not %s", fdAlive, supervisorLock(l, id))
+	}
+	return nil
+}
+
+// begin starts the first relay. An error of it is Launch's.
+func (s *supervisor) begin(id string) (<-chan request, error) {
+	generation, err := readGeneration(s.layout, id)
+	if err != nil {
+		return nil, err
+	}
+	s.generation = generation
+	s.log = s.log.WithField("container", generation.Container.ID)
+	requests, err := listenAdmin(os.NewFile(fdAdmin, "administration socket"))
+	if err != nil {
+		return nil, err
+	}
+	return requests, s.start()
+}
+
+// loop is the life of the supervisor.
+func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error {
+	initEnded := make(chan error, 1)
+	go func() { initEnded <- waitEnd(fdInit) }()
+	for {
+		var answers chan launch.Status
+		var exited chan error
+		var overdue <-chan time.Time
+		if s.relay != nil {
+			answers, exited, overdue = s.relay.answers, s.relay.exited, s.relay.overdue.C
+		}
+		select {
+		case err := <-initEnded:
+			// An error was never seen; but who cannot watch must not stay.
+			return errors.Join(err, s.end())
+		case <-stop:
+			s.log.Info("asked to stop: ending the relay, although the container lives")
+			return s.end()
+		case answer, ok := <-answers:
+			if ok {
+				s.answered(answer)
+			} else {
+				s.relay.answers = nil // it is ending; exited comes next
+			}
+		case err := <-exited:
+			if ended(fdInit) { // as it should
+				s.drop()
+				return s.end()
+			}
+			s.exited(err)
+		case <-overdue:
+			s.kill(fmt.Sprintf("the relay has not answered its configuration within %v and was killed", answerTimeout))
+		case <-s.restart.C:
+			if err := s.start(); err != nil {
+				s.failed(fmt.Sprintf("starting the relay: %v", err))
+			}
+		case r := <-requests:
+			r.answer <- s.lanesChanged()
+		}
+	}
+}
+
+// start starts a relay and sends it its configuration.
+func (s *supervisor) start() error {
+	r, err := startRelay(s.generation.Relay, s.clients, s.peers, s.init)
+	if err != nil {
+		return err
+	}
+	s.relay = r
+	s.status.Starts++
+	s.status.Relay = &r.process
+	s.note(StateStarting, "")
+	s.configure()
+	return nil
+}
+
+// answered handles the relay's word on a configuration.
+func (s *supervisor) answered(a launch.Status) {
+	s.relay.answered()
+	switch {
+	case s.relay.doomed != "":
+	case a.OK:
+		s.log.Infof("relay %d is ready", s.relay.process.PID)
+		s.note(StateReady, "")
+	case s.status.State == StateReady:
+		// It goes on with the lanes that it had.
+		s.log.Errorf("the relay refuses its changed lanes: %s", a.Error)
+		s.note(StateReady, "the relay refuses its changed lanes: "+a.Error)
+	default:
+		s.kill("the relay refuses its configuration: " + a.Error)
+	}
+}
+
+// kill ends a relay that is of no use; exited comes next.
+func (s *supervisor) kill(reason string) {
+	if err := s.relay.kill(reason); err != nil {
+		s.log.WithError(err).Error("killing the relay")
+	}
+}
+
+// exited handles the end of a relay whose container lives.
+func (s *supervisor) exited(err error) {
+	reason := s.relay.doomed
+	switch {
+	case reason != "":
+	case err != nil:
+		reason = fmt.Sprintf("the relay died: %v", err)
+	default:
+		reason = "the relay ended by itself, although the container lives"
+	}
+	s.drop()
+	s.failed(reason)
+}
+
+// drop forgets a relay that has ended.
+func (s *supervisor) drop() {
+	s.relay.close()
+	s.relay, s.status.Relay = nil, nil
+}
+
+// failed starts the next relay a little later, or not at all.
+func (s *supervisor) failed(reason string) {
+	now := time.Now()
+	s.failures = slices.DeleteFunc(s.failures, func(f time.Time) bool { return now.Sub(f) > failureTime })
+	s.failures = append(s.failures, now)
+	if len(s.failures) < maxFailures {
+		pause := firstPause << (len(s.failures) - 1)
+		s.log.Errorf("%s; starting it again in %v", reason, pause)
+		s.note(StateWaiting, reason)
+		s.restart.Reset(pause)
+		return
+	}
+	// Clients that wait are better told: with the sockets closed they are, and
+	// the next ones are refused.
+	s.log.Errorf("%s; %d failures within %v: giving up", reason, maxFailures, failureTime)
+	s.note(StateDown, reason)
+	s.clients.Close()
+	s.peers.Close()
+}
+
+// lanesChanged reads the generation again and tells the relay.
+func (s *supervisor) lanesChanged() error {
+	if s.status.State == StateDown {
+		return fmt.Errorf("its relay is down: %s", s.status.Error)
+	}
+	generation, err := readGeneration(s.layout, s.generation.ID)
+	if err != nil {
+		return err
+	}
+	s.generation = generation
+	if s.relay == nil {
+		return nil // the next one gets it
+	}
+	s.configure()
+	return nil
+}
+
+// configure sends the relay what it has to know.
+func (s *supervisor) configure() {
+	if err := s.relay.configure(s.generation.Config); err != nil {
+		// It has closed its end, so it is ending, and the next one gets it.
+		s.log.WithError(err).Warn("sending the relay its configuration")
+	}
+}
+
+// note writes down what has become of the relay.
+func (s *supervisor) note(state, reason string) {
+	s.status.State, s.status.Error = state, reason
+	if err := writeJSON(statusFile(s.layout, s.generation.ID), s.status); err != nil {
+		s.log.WithError(err).Error("writing the status")
+	}
+}
+
+// end ends the relay and removes the generation, and whatever other
+// generations have been left behind.
+func (s *supervisor) end() error {
+	s.note(StateEnding, s.status.Error)
+	var errs []error
+	if s.relay != nil {
+		errs = append(errs, s.relay.end())
+		s.relay, s.status.Relay = nil, nil
+	}
+	group, ok, err := findCgroup(s.layout, s.generation.ID)
+	if err == nil && ok {
+		err = group.leave()
+	}
+	if err != nil {
+		// Removing the group would now end the supervisor itself. Collect can.
+		return errors.Join(append(errs, fmt.Errorf("leaving the control group: %w", err))...)
+	}
+	held, err := lockGeneration(s.layout, s.generation.ID, lockTime)
+	switch {
+	case err == nil:
+		defer held.Close()
+	case !errors.Is(err, fs.ErrNotExist): // else somebody has deleted the state, and not the rest
+		return errors.Join(append(errs, err)...)
+	}
+	errs = append(errs, remove(s.layout, s.generation.ID))
+	_, err = Collect(s.layout)
+	return errors.Join(append(errs, err)...)
+}

@@ -1,0 +1,76 @@
+package bundle
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Runtime is a low-level OCI runtime.
+type Runtime struct {
+	Name string // runc or crun
+	path string
+	// State is the runtime's own directory (--root).
+	State string
+}
+
+// FindRuntime looks for a runtime by name or path.
+func FindRuntime(name, state string) (*Runtime, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return nil, fmt.Errorf("the OCI runtime %s is not installed: %w; install the package %s, or choose another by --runtime", name, err, filepath.Base(name))
+	}
+	return &Runtime{Name: filepath.Base(path), path: path, State: state}, nil
+}
+
+// Command is the runtime with arguments.
+func (r *Runtime) Command(ctx context.Context, arguments ...string) *exec.Cmd {
+	arguments = append([]string{"--root", r.State}, arguments...)
+	if r.Name == "crun" && hybridControllers() {
+		// crun refuses hosts whose cgroup v2 hierarchy has controllers beside v1
+		// ones. A mount namespace without that hierarchy lets it use v1.
+		script := `umount /sys/fs/cgroup/unified && exec "$@"`
+		arguments = append([]string{"-m", "--propagation", "private", "sh", "-c", script, "sh", r.path}, arguments...)
+		return exec.CommandContext(ctx, "unshare", arguments...)
+	}
+	return exec.CommandContext(ctx, r.path, arguments...)
+}
+
+func hybridControllers() bool {
+	controllers, err := os.ReadFile("/sys/fs/cgroup/unified/cgroup.controllers")
+	return err == nil && len(bytes.TrimSpace(controllers)) > 0
+}
+
+// Run is `run`: the command ends with the container.
+func (r *Runtime) Run(ctx context.Context, b *Bundle, id string) *exec.Cmd {
+	return r.Command(ctx, "run", "--bundle", b.Dir, id)
+}
+
+// Kill sends a signal to a container's init.
+func (r *Runtime) Kill(ctx context.Context, id, signal string) error {
+	return r.do(ctx, "kill", id, signal)
+}
+
+// Delete removes a container, whatever its state. One that is not there is no
+// error.
+func (r *Runtime) Delete(ctx context.Context, id string) error {
+	if err := r.do(ctx, "delete", "--force", id); err != nil && !strings.Contains(err.Error(), "does not exist") {
+		return err
+	}
+	return nil
+}
+
+func (r *Runtime) do(ctx context.Context, arguments ...string) error {
+	var stderr bytes.Buffer
+	c := r.Command(ctx, arguments...)
+	c.Stderr = &stderr
+	if err := c.Run(); err != nil {
+		return fmt.Errorf("%s %s: %w", r.Name, strings.Join(arguments, " "), errors.Join(err, errors.New(strings.TrimSpace(stderr.String()))))
+	}
+	return nil
+}

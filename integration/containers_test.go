@@ -1,0 +1,582 @@
+// Package integration_test runs containers with real runtimes on the CUDA
+// simulator, and lets everything die that can.
+package integration_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// binaries is where TestMain has Peerlane's programs.
+var binaries string
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "role" {
+		os.Exit(play(os.Args[2:]))
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, remove, err := programs.Directory(programs.Hook, programs.Relay, programs.Peerlane)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	binaries = dir
+	code := m.Run()
+	if err := remove(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// runtimes are those that `make test` covers.
+var runtimes = []string{"runc", "crun"}
+
+// patience is ten times what is promised for one host: a second.
+const patience = 10 * time.Second
+
+// bed is a test's host.
+type bed struct {
+	*testing.T
+	*testbed.Host
+	runtime *bundle.Runtime
+	lanes   [2]topo.Lane
+	count   int
+}
+
+func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: an OCI runtime makes namespaces and cgroups")
+	}
+	// Short, for the length of a socket's path.
+	root, err := os.MkdirTemp("", "pl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{T: t, Host: h}
+	if b.runtime, err = bundle.FindRuntime(runtimeName, h.RuntimeState()); err != nil {
+		t.Skip(err)
+	}
+	if err := h.Configure(func(c *config.Config) {
+		c.Relay.Route, c.Relay.Slots, c.Relay.SlotSize = launch.RouteStaged, 4, 1<<20
+		change(c)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if b.lanes, err = h.TwoClients(); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func asItIs(*config.Config) {}
+
+// nics starts the emulated NICs, and then demands that the test leaves nothing.
+func (b *bed) nics() {
+	b.Helper()
+	stop, err := b.StartNICs(context.Background(), b.lanes[:]...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := stop(); err != nil {
+			b.Error(err)
+		}
+	})
+	b.leavesNothing()
+}
+
+func (b *bed) leavesNothing() {
+	b.Helper()
+	if err := os.MkdirAll(b.RuntimeState(), 0o700); err != nil {
+		b.Fatal(err)
+	}
+	before, err := b.Look()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		left, err := b.Left(before, patience)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, thing := range left {
+			b.Errorf("left on the host: %s", thing)
+		}
+	})
+}
+
+// container is a running one.
+type container struct {
+	bed    *bed
+	id     string
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	lines  chan said
+	stderr bytes.Buffer
+	ended  chan error
+	once   sync.Once
+}
+
+func (b *bed) bundle(gpu topo.GPU, devices []string, role ...string) *bundle.Bundle {
+	b.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.count++
+	built, err := b.Bundle(fmt.Sprintf("%d-%d", gpu.Index, b.count), bundle.File{Host: self, Container: "/usr/bin/test"}, devices, append([]string{"role"}, role...)...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	// Race-built programs wait a second at their end.
+	built.Spec.Process.Env = append(built.Spec.Process.Env, "GORACE=atexit_sleep_ms=0")
+	if err := built.Write(); err != nil {
+		b.Fatal(err)
+	}
+	return built
+}
+
+func (b *bed) gpu(lane topo.Lane) topo.GPU {
+	b.Helper()
+	g, err := b.Plan.GPU(lane.GPU)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return g
+}
+
+// start runs a role in a container with a GPU and its lane.
+func (b *bed) start(lane topo.Lane, role ...string) *container {
+	b.Helper()
+	g := b.gpu(lane)
+	return b.run(b.bundle(g, testbed.Devices(g), role...))
+}
+
+func (b *bed) run(built *bundle.Bundle) *container {
+	b.Helper()
+	c := &container{
+		bed: b, id: b.ContainerID(filepath.Base(built.Dir)),
+		lines: make(chan said, 100), ended: make(chan error, 1),
+	}
+	c.cmd = b.runtime.Run(context.Background(), built, c.id)
+	c.cmd.Stderr = &c.stderr
+	var err error
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		b.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := c.cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	go func() {
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			var s said
+			if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+				s = said{Kind: "error", Error: fmt.Sprintf("it said %q", lines.Text())}
+			}
+			c.lines <- s
+		}
+		close(c.lines)
+		c.ended <- c.cmd.Wait()
+	}()
+	b.Cleanup(func() { c.end() })
+	return c
+}
+
+// end closes the container's input, waits, and removes what is left of it.
+func (c *container) end() {
+	c.once.Do(func() {
+		c.in.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := c.bed.runtime.Delete(ctx, c.id); err != nil {
+			c.bed.Error(err)
+		}
+		for range c.lines {
+		}
+		<-c.ended
+	})
+}
+
+// next waits for a line of a kind; others before it are passed over.
+func (c *container) next(kind string) said {
+	c.bed.Helper()
+	deadline := time.After(2 * patience)
+	for {
+		select {
+		case s, ok := <-c.lines:
+			if !ok {
+				c.end()
+				c.bed.Fatalf("container %s ended before %q: %s", c.id, kind, c.stderr.String())
+			}
+			if s.Kind == kind {
+				return s
+			}
+			if s.Kind == "error" {
+				c.bed.Fatalf("container %s: %s", c.id, s.Error)
+			}
+		case <-deadline:
+			c.bed.Fatalf("container %s does not come to %q", c.id, kind)
+		}
+	}
+}
+
+func (c *container) tell(s said) {
+	c.bed.Helper()
+	if err := json.NewEncoder(c.in).Encode(s); err != nil {
+		c.bed.Fatal(err)
+	}
+}
+
+// init is the container's init on the host.
+func (c *container) init() int {
+	c.bed.Helper()
+	out, err := c.bed.runtime.Command(context.Background(), "state", c.id).Output()
+	if err != nil {
+		c.bed.Fatal(err)
+	}
+	var state struct {
+		PID int `json:"pid"`
+	}
+	if err := json.Unmarshal(out, &state); err != nil || state.PID < 2 {
+		c.bed.Fatalf("the runtime's state %s: %v", out, err)
+	}
+	return state.PID
+}
+
+// child is the only child of a process.
+func child(t *testing.T, of int) int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it ended
+		}
+		if strings.Contains(string(text), fmt.Sprintf("\nPPid:\t%d\n", of)) {
+			pid, err := strconv.Atoi(strings.Split(file, "/")[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+	}
+	t.Fatalf("process %d has no child", of)
+	return 0
+}
+
+// generation is the container's, as the host knows it.
+func (c *container) generation() hook.Info {
+	c.bed.Helper()
+	list, err := hook.List(c.bed.Layout)
+	if err != nil {
+		c.bed.Fatal(err)
+	}
+	for _, g := range list {
+		if g.Container.ID == c.id {
+			return g
+		}
+	}
+	c.bed.Fatalf("no generation of container %s among %d", c.id, len(list))
+	return hook.Info{}
+}
+
+// streaming starts two containers that exchange messages.
+func (b *bed) streaming(roleA ...string) (a, z *container) {
+	b.Helper()
+	a, z = b.start(b.lanes[0], roleA...), b.start(b.lanes[1], "stream")
+	handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
+	a.tell(said{Handle: handleZ})
+	z.tell(said{Handle: handleA})
+	a.next("moving")
+	z.next("moving")
+	return a, z
+}
+
+func kill(t *testing.T, pid int) time.Time {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	return time.Now()
+}
+
+// mustLearn demands an error at this container that names what died.
+func (c *container) mustLearn(since time.Time, words ...string) {
+	c.bed.Helper()
+	select {
+	case s := <-c.lines:
+		if s.Kind != "error" {
+			c.bed.Fatalf("the other container says %+v", s)
+		}
+		// The promise is a second; docs/benchmarks.md has the figure.
+		c.bed.Logf("learnt after %v: %s", time.Since(since).Round(100*time.Microsecond), s.Error)
+		for _, w := range words {
+			if !strings.Contains(s.Error, w) {
+				c.bed.Errorf("the error does not say %q: %s", w, s.Error)
+			}
+		}
+	case <-time.After(patience):
+		c.bed.Fatalf("the other container has not learnt of it after %v", patience)
+	}
+}
+
+func TestDeathOfAClient(t *testing.T) {
+	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
+		for _, c := range []struct {
+			name string
+			role []string
+		}{{"alone", []string{"parent", "stream"}}, {"with a forked child that lives on", []string{"parent", "stream", "fork"}}} {
+			t.Run(route+"/"+c.name, func(t *testing.T) {
+				b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = route })
+				b.nics()
+				a, z := b.streaming(c.role...)
+				client := child(t, a.init())
+				z.mustLearn(kill(t, client), fmt.Sprintf("client process %d", client), a.id, "died")
+				if e := a.next("child-ended"); e.Error != "signal: killed" {
+					t.Errorf("the client ended by %q", e.Error)
+				}
+				// The relay of a container whose client died goes on.
+				if g := a.generation(); g.Status.State != hook.StateReady || g.Status.Starts != 1 {
+					t.Errorf("the relay is %s after %d starts", g.Status.State, g.Status.Starts)
+				}
+				z.next("again")
+			})
+		}
+	}
+}
+
+func TestDeathOfARelay(t *testing.T) {
+	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
+		t.Run(route, func(t *testing.T) {
+			b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = route })
+			b.nics()
+			a, z := b.streaming("stream")
+			g := a.generation()
+			if g.Status.Relay == nil {
+				t.Fatalf("the supervisor knows no relay: %+v", g.Status)
+			}
+			died := kill(t, g.Status.Relay.PID)
+			z.mustLearn(died, "the relay of", a.id, "died")
+			a.mustLearn(died, "the relay of this container died")
+			// Its successor serves on the same socket.
+			a.next("again")
+			t.Logf("attached again after %v", time.Since(died).Round(time.Millisecond))
+			z.next("again")
+		})
+	}
+}
+
+func TestDeathOfAContainer(t *testing.T) {
+	for _, runtimeName := range runtimes {
+		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
+			t.Run(runtimeName+"/"+route, func(t *testing.T) {
+				b := newBed(t, runtimeName, func(o *config.Config) { o.Relay.Route = route })
+				b.nics()
+				a, z := b.streaming("stream")
+				g := a.generation()
+				died := kill(t, a.init())
+				z.mustLearn(died, "container "+a.id, "ended")
+				z.next("again")
+				// The next container works, with the same GPU and lane.
+				a.end()
+				next := b.start(b.lanes[0], "hello")
+				next.next("hello")
+				if n := next.generation(); n.ID == g.ID {
+					t.Error("two containers had one generation")
+				}
+			})
+		}
+	}
+}
+
+func TestDeathOfASupervisor(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.nics()
+	a, z := b.streaming("stream")
+	// A relay survives its supervisor, and ends with its container.
+	relay := a.generation().Status.Relay.PID
+	kill(t, supervisor(t, relay))
+	select {
+	case s := <-z.lines:
+		t.Fatalf("the death of a supervisor was noticed: %+v", s)
+	case <-time.After(200 * time.Millisecond):
+	}
+	died := kill(t, a.init())
+	z.mustLearn(died, "container "+a.id, "ended")
+	a.end()
+	// Whatever runs next collects what the supervisor would have removed.
+	b.start(b.lanes[0], "hello").next("hello")
+}
+
+func supervisor(t *testing.T, relay int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", relay))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(string(text), "\n") {
+		if value, found := strings.CutPrefix(line, "PPid:\t"); found {
+			pid, err := strconv.Atoi(value)
+			if err != nil || pid < 2 {
+				t.Fatalf("the relay's parent is %q", value)
+			}
+			return pid
+		}
+	}
+	t.Fatal("the relay has no parent")
+	return 0
+}
+
+func TestALaneWithoutItsGPU(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	g := b.gpu(b.lanes[0])
+	// The relay answers; CUDA in the container is what is missing.
+	b.run(b.bundle(g, testbed.Devices(g)[1:], "hello")).next("hello")
+	c := b.run(b.bundle(g, testbed.Devices(g)[1:], "export"))
+	b.mustFail(c, "libcuda.so.1")
+}
+
+func TestAGPUWithoutItsLane(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	g := b.gpu(b.lanes[0])
+	c := b.run(b.bundle(g, testbed.Devices(g)[:1], "export"))
+	b.mustFail(c, "no relay at /run/peerlane/relay.sock", "--device peerlane.dev/lane=")
+}
+
+func TestTheLaneOfAnotherGPU(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
+	c := b.run(b.bundle(g, []string{testbed.Devices(g)[0], testbed.Devices(other)[1]}, "export"))
+	b.mustFail(c, g.UUID, other.UUID, "--device peerlane.dev/lane=")
+}
+
+func TestARelayWithoutCUDA(t *testing.T) {
+	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Environment = []string{"PEERLANE_CUDA_LIBRARY=/nowhere/libcuda.so.1"} })
+	b.leavesNothing()
+	b.mustFail(b.start(b.lanes[0], "export"), "the relay cannot use the CUDA driver", "/nowhere/libcuda.so.1")
+	b.start(b.lanes[0], "hello").next("hello") // it serves what it can
+}
+
+func TestAHostWithoutTheRelayBinary(t *testing.T) {
+	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Binary = "/nowhere/peerlane-relay" })
+	b.leavesNothing()
+	c := b.start(b.lanes[0], "hello")
+	for s := range c.lines {
+		t.Errorf("the container ran and said %+v", s)
+	}
+	c.end()
+	if !strings.Contains(c.stderr.String(), "/nowhere/peerlane-relay") {
+		t.Errorf("the runtime does not say what is missing: %s", c.stderr.String())
+	}
+}
+
+func TestAnUnknownDevice(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	err := bundle.New(t.TempDir(), "/x").Inject(b.CDIDir(), "peerlane.dev/lane=99")
+	if err == nil || !strings.Contains(err.Error(), "peerlane.dev/lane=99") {
+		t.Errorf("an unknown device: %v", err)
+	}
+}
+
+// mustFail demands that a role ends with an error that says these words.
+func (b *bed) mustFail(c *container, words ...string) {
+	b.Helper()
+	for s := range c.lines {
+		if s.Kind != "error" {
+			continue
+		}
+		for _, w := range words {
+			if !strings.Contains(s.Error, w) {
+				b.Errorf("the error does not say %q: %s", w, s.Error)
+			}
+		}
+		return
+	}
+	c.end()
+	b.Errorf("the container ended without an error: %s", c.stderr.String())
+}
+
+// starts is how many containers TestTheFirstActionOfAContainer starts.
+const starts = 1000
+
+func TestTheFirstActionOfAContainer(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	g := b.gpu(b.lanes[0])
+	built := b.bundle(g, testbed.Devices(g), "hello")
+	var wait sync.WaitGroup
+	var mu sync.Mutex
+	failed := 0
+	work := make(chan int)
+	for range 4 {
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			for i := range work {
+				c := b.runtime.Run(context.Background(), built, b.ContainerID(fmt.Sprintf("first-%d", i)))
+				out, err := c.CombinedOutput()
+				if err != nil || !bytes.Contains(out, []byte(`"hello"`)) {
+					mu.Lock()
+					if failed++; failed <= 3 {
+						t.Errorf("container %d: %v: %s", i, err, out)
+					}
+					mu.Unlock()
+				}
+			}
+		}()
+	}
+	begun := time.Now()
+	for i := range starts {
+		work <- i
+	}
+	close(work)
+	wait.Wait()
+	t.Logf("%d of %d succeeded, %v each, four at once", starts-failed, starts, (time.Since(begun) / starts).Round(time.Millisecond))
+}

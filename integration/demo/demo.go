@@ -1,0 +1,579 @@
+// Package demo is the main job from end to end: two containers, each with a GPU
+// far from every NIC, exchange data through their relays. `peerlane demo` runs
+// it, on real GPUs or on the simulator.
+package demo
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Runtimes of the demo.
+const (
+	RuntimeRunc = "runc"
+	RuntimeCrun = "crun"
+	RuntimeNone = "none" // plain processes, also without root
+)
+
+// Options are those of a run.
+type Options struct {
+	Runtime string // RuntimeRunc, RuntimeCrun or RuntimeNone
+	Route   string // launch.RouteStaged or launch.RouteDirect
+	GPUs    string // one of package testbed's
+	Bytes   uint64 // moved and verified in each direction, at least
+	Seed    uint64
+	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
+	Binaries string
+	// Slots and SlotBytes override the configuration's defaults; 0 leaves them.
+	Slots     int
+	SlotBytes uint64
+	// RelayEnvironment is added to the relays': "NAME=value". Tests make relays
+	// fail with it.
+	RelayEnvironment []string
+	// Progress is called with what is being done.
+	Progress func(Progress)
+}
+
+// Progress is a step of the demo.
+type Progress struct {
+	Step        string
+	Done, Total uint64 // bytes; Total 0 where nothing is counted
+}
+
+// Report is the result of a run.
+type Report struct {
+	Host       string      `json:"host"` // in words
+	Simulated  bool        `json:"simulated"`
+	Runtime    string      `json:"runtime"`
+	Route      string      `json:"route"`
+	Topology   *topo.Host  `json:"topology"`
+	Plan       *topo.Plan  `json:"plan"`
+	Containers []Container `json:"containers"`
+	Servers    []Server    `json:"servers"`
+	Baselines  *Baselines  `json:"baselines"`
+	Left       []string    `json:"left"` // what is left on the host
+	Problems   []string    `json:"problems"`
+}
+
+// OK reports whether everything was verified and nothing is left.
+func (r *Report) OK() bool { return len(r.Problems) == 0 && len(r.Left) == 0 }
+
+// WholeRoute is the rate of the largest messages over the staged route, and of
+// its slowest leg, GB/s; ok is false on another route.
+func (r *Report) WholeRoute() (whole, slowest float64, ok bool) {
+	rates := r.Containers[0].Client.Rates
+	if r.Baselines == nil || len(r.Baselines.Legs) == 0 || len(rates) == 0 || r.Route != launch.RouteStaged {
+		return 0, 0, false
+	}
+	slowest = r.Baselines.Legs[0].GBs
+	for _, l := range r.Baselines.Legs {
+		slowest = min(slowest, l.GBs)
+	}
+	return rates[len(rates)-1].GBs, slowest, true
+}
+
+// Container is one of the two.
+type Container struct {
+	Name     string    `json:"name"`
+	ID       string    `json:"id"`
+	GPU      topo.GPU  `json:"gpu"`
+	Servers  []string  `json:"servers"` // PCI addresses
+	Injected *Injected `json:"injected"`
+	Client   *Client   `json:"client"`
+}
+
+// Server is a server GPU, as the relays count and, in the simulator, as the
+// device itself does. Bytes of the exchange alone.
+type Server struct {
+	GPU      topo.GPU `json:"gpu"`
+	RelayIn  uint64   `json:"relayIn"`
+	RelayOut uint64   `json:"relayOut"`
+	// DeviceIn and DeviceOut are -1 on real GPUs, which keep no such log.
+	DeviceIn  int64 `json:"deviceIn"`
+	DeviceOut int64 `json:"deviceOut"`
+}
+
+// Run runs the demo. An error says that it could not be run; a Report that is
+// not OK that it ran and something was wrong.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	if o.Runtime != RuntimeNone && os.Geteuid() != 0 {
+		return nil, fmt.Errorf("the demo with %s needs root: an OCI runtime makes namespaces and cgroups, and its hook mounts the relay's socket; run it with sudo, or with --runtime none for plain processes", o.Runtime)
+	}
+	if o.Progress == nil {
+		o.Progress = func(Progress) {}
+	}
+	root, err := os.MkdirTemp("", "peerlane-demo-")
+	if err != nil {
+		return nil, err
+	}
+	d := &demo{Options: o, report: &Report{Runtime: o.Runtime, Route: o.Route}}
+	err = d.run(ctx, root)
+	if removed := os.RemoveAll(root); removed != nil {
+		d.report.Left = append(d.report.Left, removed.Error())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d.report, nil
+}
+
+type demo struct {
+	Options
+	report  *Report
+	host    *testbed.Host
+	lanes   [2]topo.Lane
+	runtime *bundle.Runtime
+	script  Script
+}
+
+func (d *demo) run(ctx context.Context, root string) (err error) {
+	d.Progress(Progress{Step: "reading the host"})
+	if d.host, err = testbed.New(root, d.Binaries, d.GPUs); err != nil {
+		return err
+	}
+	if d.Runtime != RuntimeNone {
+		if d.runtime, err = bundle.FindRuntime(d.Runtime, d.host.RuntimeState()); err != nil {
+			return err
+		}
+	}
+	if err := d.configure(); err != nil {
+		return err
+	}
+	before, err := d.host.Look()
+	if err != nil {
+		return err
+	}
+	stop, err := d.host.StartNICs(ctx, d.lanes[:]...)
+	if err != nil {
+		return err
+	}
+	logs, err := d.host.Log()
+	if err == nil {
+		err = d.exchange(ctx)
+	}
+	if err == nil {
+		err = d.countServers(logs)
+	}
+	if err = errors.Join(err, stop()); err != nil {
+		return err
+	}
+	d.Progress(Progress{Step: "measuring raw copies and the bounce through host memory"})
+	if err := d.measure(ctx); err != nil {
+		return err
+	}
+	d.Progress(Progress{Step: "looking for what is left"})
+	// The runtime's own directory is no leftover of a container, unless it still
+	// knows one.
+	if err := os.Remove(d.host.RuntimeState()); err != nil && !os.IsNotExist(err) {
+		d.report.Problems = append(d.report.Problems, err.Error())
+	}
+	d.report.Left, err = d.host.Left(before, 10*time.Second)
+	return err
+}
+
+func (d *demo) configure() error {
+	if d.host.Simulated {
+		d.script = Script{RateSizes: []uint64{1 << 20, 16 << 20, 64 << 20}, RateBytes: 256 << 20, Depth: 4, Rounds: 200}
+		// Staging is host memory here: enough to overlap, no more.
+		if d.Slots == 0 && d.SlotBytes == 0 {
+			d.Slots, d.SlotBytes = 8, 4<<20
+		}
+	} else {
+		d.script = Script{RateSizes: []uint64{64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, RateBytes: 16 << 30, Depth: 16, Rounds: 1000}
+	}
+	d.script.Seed, d.script.Bytes, d.script.Timeout = d.Seed, d.Bytes, 2*time.Minute
+	if err := d.host.Configure(func(c *config.Config) {
+		c.Relay.Route = d.Route
+		c.Relay.Environment = append(slices.Clone(c.Relay.Environment), d.RelayEnvironment...)
+		if d.Slots > 0 {
+			c.Relay.Slots = d.Slots
+		}
+		if d.SlotBytes > 0 {
+			c.Relay.SlotSize = config.Size(d.SlotBytes)
+		}
+	}); err != nil {
+		return err
+	}
+	d.report.Topology, d.report.Plan, d.report.Simulated, d.report.Host = d.host.Topology, d.host.Plan, d.host.Simulated, d.host.Words
+	var err error
+	if d.lanes, err = d.host.TwoClients(); err != nil {
+		return err
+	}
+	for i, lane := range d.lanes {
+		g, err := d.report.Plan.GPU(lane.GPU)
+		if err != nil {
+			return err
+		}
+		d.report.Containers = append(d.report.Containers, Container{
+			Name: string(rune('A' + i)), ID: d.host.ContainerID(fmt.Sprintf("demo-%c", 'a'+i)), GPU: g, Servers: lane.Servers,
+		})
+	}
+	return nil
+}
+
+// exchange runs both containers to their end.
+func (d *demo) exchange(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	d.Progress(Progress{Step: "starting the containers"})
+	clients := make([]*running, 2)
+	for i := range clients {
+		c, err := d.start(ctx, &d.report.Containers[i])
+		if err != nil {
+			for _, other := range clients[:i] {
+				err = errors.Join(err, other.stop(ctx))
+			}
+			return err
+		}
+		clients[i] = c
+	}
+	var handles [2]chan event
+	for i := range handles {
+		handles[i] = make(chan event, 1)
+	}
+	var wait sync.WaitGroup
+	problems := make([]error, 2)
+	var progress sync.Mutex
+	var moved [2]uint64
+	var logs string
+	var once sync.Once
+	for i, c := range clients {
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			problems[i] = c.follow(func(e event) error {
+				switch e.Kind {
+				case "injected":
+					d.report.Containers[i].Injected = e.Injected
+				case "listening":
+					handles[i] <- e
+					select {
+					case other := <-handles[1-i]:
+						return c.tell(order{Connect: other.Handle})
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				case "connected":
+					if e.Route != d.Route {
+						return fmt.Errorf("container %s is connected by route %s instead of %s", c.container.Name, e.Route, d.Route)
+					}
+				case "progress":
+					progress.Lock()
+					defer progress.Unlock()
+					moved[i] = max(moved[i], e.Bytes)
+					total := uint64(0)
+					if e.Bytes > 0 {
+						total = 2 * d.Bytes
+					}
+					d.Progress(Progress{Step: e.Step, Done: min(moved[0]+moved[1], 2*d.Bytes), Total: total})
+				case "done":
+					d.report.Containers[i].Client = e.Result
+				}
+				return nil
+			})
+			if problems[i] != nil {
+				// Before anything is removed.
+				once.Do(func() { logs = d.relayLogs() })
+				cancel() // the other one waits for this one
+			}
+		}()
+	}
+	wait.Wait()
+	var failed error
+	for i, c := range clients {
+		err := errors.Join(problems[i], c.stop(context.WithoutCancel(ctx)))
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("container %s: %w%s", c.container.Name, err, c.said()))
+		}
+	}
+	if failed != nil {
+		return fmt.Errorf("%w%s", failed, logs)
+	}
+	for _, c := range d.report.Containers {
+		if c.Client == nil || !c.Client.Verified || c.Client.VerifiedBytes < d.Bytes {
+			d.report.Problems = append(d.report.Problems, fmt.Sprintf("container %s did not verify the %d bytes that were asked for", c.Name, d.Bytes))
+		}
+	}
+	return nil
+}
+
+// relayLogs are the ends of what relays and their supervisors have said, as far
+// as their containers still live.
+func (d *demo) relayLogs() string {
+	files, err := filepath.Glob(filepath.Join(d.host.Layout.GenerationDir("*"), "relay.log"))
+	if err != nil {
+		return "\n" + err.Error()
+	}
+	var all strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it went with its container
+		}
+		text = text[max(0, len(text)-2000):]
+		fmt.Fprintf(&all, "\nrelay %s said last:\n%s", filepath.Base(filepath.Dir(file)), text)
+	}
+	return all.String()
+}
+
+// running is a container, or a plain process, of the demo.
+type running struct {
+	demo      *demo
+	container *Container
+	command   *exec.Cmd
+	in        io.WriteCloser
+	out       io.ReadCloser
+	errors    bytes.Buffer
+}
+
+// start starts a client: in a container, by the runtime and its hooks, or as a
+// process.
+func (d *demo) start(ctx context.Context, c *Container) (*running, error) {
+	script, err := json.Marshal(d.script)
+	if err != nil {
+		return nil, err
+	}
+	r := &running{demo: d, container: c}
+	arguments := []string{"demo-client", "--name", c.Name, "--script", string(script)}
+	if d.Runtime == RuntimeNone {
+		r.command, err = d.process(ctx, c, arguments)
+	} else {
+		r.command, err = d.bundle(ctx, c, arguments)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.command.Stderr = &r.errors
+	if r.in, err = r.command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if r.out, err = r.command.StdoutPipe(); err != nil {
+		return nil, err
+	}
+	if err := r.command.Start(); err != nil {
+		return nil, err
+	}
+	if d.Runtime == RuntimeNone {
+		if err := d.launch(c, r); err != nil {
+			return nil, errors.Join(err, r.command.Process.Kill(), r.command.Wait())
+		}
+	}
+	return r, nil
+}
+
+func (d *demo) bundle(ctx context.Context, c *Container, arguments []string) (*exec.Cmd, error) {
+	program := bundle.File{Host: filepath.Join(d.Binaries, "peerlane"), Container: "/usr/bin/peerlane"}
+	b, err := d.host.Bundle(c.Name, program, testbed.Devices(c.GPU), arguments...)
+	if err != nil {
+		return nil, err
+	}
+	return d.runtime.Run(ctx, b, c.ID), nil
+}
+
+// process is a client without a container. Its socket is named once its relay
+// exists.
+func (d *demo) process(ctx context.Context, c *Container, arguments []string) (*exec.Cmd, error) {
+	environment, err := d.host.PlainEnvironment(c.GPU)
+	if err != nil {
+		return nil, err
+	}
+	arguments = append(arguments, "--socket", "-")
+	command := exec.CommandContext(ctx, filepath.Join(d.Binaries, "peerlane"), arguments...)
+	command.Env = append([]string{"PATH=/usr/bin:/bin"}, environment...)
+	return command, nil
+}
+
+// launch gives a plain process its relay, as the hook gives one to a container,
+// and tells it the socket.
+func (d *demo) launch(c *Container, r *running) error {
+	lanes, err := hook.Lanes(d.report.Plan, []string{c.GPU.UUID + "@" + c.GPU.BusID})
+	if err != nil {
+		return err
+	}
+	g, err := hook.Launch(d.host.Layout, hook.Request{
+		Container:  hook.Container{ID: c.ID, PID: r.command.Process.Pid},
+		Lanes:      lanes,
+		Config:     d.host.Config,
+		HookBinary: d.host.HookBinary(),
+	})
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(r.in, filepath.Join(d.host.Layout.SocketDir(g.ID), layout.SocketName))
+	return err
+}
+
+func (r *running) tell(o order) error { return json.NewEncoder(r.in).Encode(o) }
+
+// follow reads the client's lines until it is done.
+func (r *running) follow(act func(event) error) error {
+	lines := bufio.NewScanner(r.out)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return fmt.Errorf("it said %q: %w", lines.Text(), err)
+		}
+		if e.Kind == "failed" {
+			return errors.New(e.Error)
+		}
+		if err := act(e); err != nil {
+			return err
+		}
+		if e.Kind == "done" {
+			return nil
+		}
+	}
+	return errors.Join(errors.New("it ended before it was done"), lines.Err())
+}
+
+// stop waits for the end, or makes it.
+func (r *running) stop(ctx context.Context) error {
+	r.in.Close()
+	ended := make(chan error, 1)
+	go func() {
+		// Whatever it still says is not wanted; its pipe must not be full.
+		_, drained := io.Copy(io.Discard, r.out)
+		ended <- errors.Join(drained, r.command.Wait())
+	}()
+	select {
+	case err := <-ended:
+		return errors.Join(err, r.remove(ctx))
+	case <-time.After(10 * time.Second):
+		killed := r.remove(ctx)
+		if r.demo.runtime == nil {
+			killed = r.command.Process.Kill()
+		}
+		return errors.Join(errors.New("it did not end by itself"), killed, <-ended)
+	}
+}
+
+func (r *running) remove(ctx context.Context) error {
+	if r.demo.runtime == nil {
+		return nil
+	}
+	return r.demo.runtime.Delete(ctx, r.container.ID)
+}
+
+// said is what the client, its runtime and its hooks wrote to standard error,
+// and its relay to its log.
+func (r *running) said() string {
+	text := strings.TrimSpace(r.errors.String())
+	if text == "" {
+		return ""
+	}
+	return "\n" + text
+}
+
+// measure runs the baselines in a process of their own, whose contexts end with
+// it.
+func (d *demo) measure(ctx context.Context) error {
+	a, b := d.report.Containers[0], d.report.Containers[1]
+	options, err := json.Marshal(MeasureOptions{
+		ClientA: a.GPU.BusID, ServerA: a.Servers[0], ClientB: b.GPU.BusID, ServerB: b.Servers[0],
+		Sizes: d.script.RateSizes, Bytes: d.script.RateBytes, Depth: d.script.Depth,
+		Slots: d.host.Config.Relay.Slots, SlotBytes: uint64(d.host.Config.Relay.SlotSize),
+	})
+	if err != nil {
+		return err
+	}
+	c := exec.CommandContext(ctx, filepath.Join(d.Binaries, "peerlane"), "demo-measure", "--options", string(options))
+	c.Env = append([]string{"PATH=/usr/bin:/bin"}, d.host.Environment...)
+	var out, stderr bytes.Buffer
+	c.Stdout, c.Stderr = &out, &stderr
+	if err := c.Run(); err != nil {
+		return fmt.Errorf("measuring raw copies: %w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	return json.Unmarshal(out.Bytes(), &d.report.Baselines)
+}
+
+// countServers compares what the relays count with the devices' own logs, and
+// demands that every staged byte crossed a server GPU.
+func (d *demo) countServers(before map[string]testbed.Bytes) error {
+	after, err := d.host.Log()
+	if err != nil {
+		return err
+	}
+	list := map[string]*Server{}
+	var order []string
+	staged := uint64(0)
+	for _, c := range d.report.Containers {
+		staged += c.Client.Sent + c.Client.Received
+		for _, bus := range c.Servers {
+			if list[bus] == nil {
+				g, err := d.report.Plan.GPU(bus)
+				if err != nil {
+					return err
+				}
+				list[bus] = &Server{GPU: g, DeviceIn: -1, DeviceOut: -1}
+				order = append(order, bus)
+			}
+		}
+		for _, counter := range c.Client.Relay.Servers {
+			for _, s := range list {
+				if s.GPU.UUID == counter.GPU {
+					s.RelayIn += counter.In
+					s.RelayOut += counter.Out
+				}
+			}
+		}
+	}
+	var in, out, deviceIn, deviceOut uint64
+	for _, bus := range order {
+		s := list[bus]
+		if end, known := after[bus]; known {
+			s.DeviceIn, s.DeviceOut = int64(end.In-before[bus].In), int64(end.Out-before[bus].Out)
+			deviceIn += uint64(s.DeviceIn)
+			deviceOut += uint64(s.DeviceOut)
+		}
+		in += s.RelayIn
+		out += s.RelayOut
+		d.report.Servers = append(d.report.Servers, *s)
+	}
+	// Sent bytes enter and leave the sender's server, received ones the
+	// receiver's.
+	problem := func(format string, arguments ...any) {
+		d.report.Problems = append(d.report.Problems, fmt.Sprintf(format, arguments...))
+	}
+	switch {
+	case d.Route == launch.RouteDirect && in+out > 0:
+		problem("route direct crossed a server GPU with %d bytes", in)
+	case d.Route == launch.RouteDirect:
+	case in != staged || out != staged:
+		problem("of %d staged bytes the relays saw %d enter and %d leave server GPUs", staged, in, out)
+	case len(after) > 0 && !d.sharedServers() && (deviceIn < staged || deviceOut < staged):
+		problem("of %d staged bytes the server GPUs' own logs show %d in and %d out", staged, deviceIn, deviceOut)
+	}
+	return nil
+}
+
+// sharedServers reports whether both clients stage on one GPU: then the NIC's
+// copy stays within it, and its log does not show it.
+func (d *demo) sharedServers() bool {
+	for _, s := range d.lanes[0].Servers {
+		if slices.Contains(d.lanes[1].Servers, s) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,113 @@
+package demo
+
+import (
+	"time"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Script is what both clients are told to do; each derives the same steps from
+// it.
+type Script struct {
+	Seed uint64 `json:"seed"`
+	// Bytes is the least that each direction moves verified.
+	Bytes uint64 `json:"bytes"`
+	// RateSizes are the message sizes whose rate is measured, RateBytes what is
+	// moved at each, Depth the messages in flight.
+	RateSizes []uint64 `json:"rateSizes"`
+	RateBytes uint64   `json:"rateBytes"`
+	Depth     int      `json:"depth"`
+	// Rounds of the hand-off measurement.
+	Rounds int `json:"rounds"`
+	// Timeout bounds each step.
+	Timeout time.Duration `json:"timeout"`
+}
+
+// Sizes of the verified messages: every power of two from 8 bytes to 64 MiB,
+// twice, and then odd sizes until the bytes are reached.
+func (s Script) sizes() []uint64 {
+	var sizes []uint64
+	total := uint64(0)
+	add := func(n uint64) {
+		sizes = append(sizes, n)
+		total += n
+	}
+	for round := 0; round < 2; round++ {
+		for n := uint64(8); n <= maxMessage; n *= 2 {
+			add(n)
+		}
+	}
+	for odd := uint64(13); total < s.Bytes; odd = odd*3 + 1 {
+		add(maxMessage/4 + odd%4096 - 2048)
+	}
+	return sizes
+}
+
+// maxMessage is the largest message of the demo, and the size of each of a
+// client's two buffers.
+const maxMessage = 64 << 20
+
+// order is a line from the orchestrator to a client.
+type order struct {
+	Connect wire.Handle `json:"connect"`
+}
+
+// event is a line from a client to the orchestrator.
+type event struct {
+	Kind       string      `json:"kind"` // injected, listening, connected, progress, done, failed
+	Injected   *Injected   `json:"injected,omitempty"`
+	Handle     wire.Handle `json:"handle"`
+	Connection string      `json:"connection,omitempty"`
+	Route      string      `json:"route,omitempty"`
+	Bytes      uint64      `json:"bytes,omitempty"`
+	Step       string      `json:"step,omitempty"`
+	Result     *Client     `json:"result,omitempty"`
+	Error      string      `json:"error,omitempty"`
+}
+
+// Injected is what a container finds in itself.
+type Injected struct {
+	Devices     []string          `json:"devices"`
+	Mounts      []string          `json:"mounts"`
+	Environment map[string]string `json:"environment"`
+	GPUs        []string          `json:"gpus"` // that CUDA shows
+	PIDs        int               `json:"pids"` // processes visible
+}
+
+// Client is what one client did.
+type Client struct {
+	Sent            uint64        `json:"sent"`
+	Received        uint64        `json:"received"`
+	Messages        int           `json:"messages"`
+	VerifiedBytes   uint64        `json:"verifiedBytes"` // received and compared
+	Verified        bool          `json:"verified"`      // all of them
+	Rates           []Rate        `json:"rates,omitempty"`
+	HandOffMedian   time.Duration `json:"handOffMedian,omitempty"`
+	HandOff99       time.Duration `json:"handOff99,omitempty"`
+	Relay           RelayCounters `json:"relay"`
+	FirstAttach     time.Duration `json:"firstAttach"`
+	ProtocolVersion uint32        `json:"protocolVersion"`
+}
+
+// Rate is how fast messages of a size moved.
+type Rate struct {
+	Size uint64  `json:"size"` // bytes
+	GBs  float64 `json:"gbs"`  // 1e9 bytes a second
+}
+
+// RelayCounters are what a container's relay says of itself, bytes.
+type RelayCounters struct {
+	Sent     uint64          `json:"sent"`
+	Received uint64          `json:"received"`
+	Direct   uint64          `json:"direct"`
+	Staged   uint64          `json:"staged"`
+	Contexts int             `json:"contexts"`
+	Servers  []ServerCounter `json:"servers"`
+}
+
+// ServerCounter is what went through a server GPU.
+type ServerCounter struct {
+	GPU string `json:"gpu"`
+	In  uint64 `json:"in"`
+	Out uint64 `json:"out"`
+}

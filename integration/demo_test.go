@@ -1,0 +1,78 @@
+package integration_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/integration/demo"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+func demoOptions(t *testing.T, runtimeName, route string) demo.Options {
+	t.Helper()
+	if runtimeName != demo.RuntimeNone {
+		if os.Geteuid() != 0 {
+			t.Skip("needs root: an OCI runtime makes namespaces and cgroups")
+		}
+		if _, err := exec.LookPath(runtimeName); err != nil {
+			t.Skip(err)
+		}
+	}
+	return demo.Options{
+		Runtime: runtimeName, Route: route, GPUs: testbed.GPUsSimulated, Bytes: 256 << 20, Seed: 7, Binaries: binaries,
+	}
+}
+
+func TestDemo(t *testing.T) {
+	for _, runtimeName := range []string{demo.RuntimeNone, "runc", "crun"} {
+		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
+			t.Run(runtimeName+"/"+route, func(t *testing.T) {
+				r, err := demo.Run(context.Background(), demoOptions(t, runtimeName, route))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, p := range append(r.Problems, r.Left...) {
+					t.Error(p)
+				}
+				for _, c := range r.Containers {
+					if !c.Client.Verified || c.Client.VerifiedBytes < 256<<20 {
+						t.Errorf("container %s verified %d bytes", c.Name, c.Client.VerifiedBytes)
+					}
+					if runtimeName != demo.RuntimeNone && len(c.Injected.GPUs) != 1 {
+						t.Errorf("container %s sees the GPUs %v", c.Name, c.Injected.GPUs)
+					}
+				}
+				for _, s := range r.Servers {
+					if staged := route == launch.RouteStaged; (s.DeviceIn > 0) != staged || (s.DeviceOut > 0) != staged {
+						t.Errorf("server GPU %d: %d bytes in and %d out on route %s", s.GPU.Index, s.DeviceIn, s.DeviceOut, route)
+					}
+				}
+			})
+		}
+	}
+}
+
+// The demo's verdict must be able to fail: one wrong byte, one copy that fails.
+func TestTheDemoSeesWhatIsWrong(t *testing.T) {
+	for _, c := range []struct{ name, fault, words string }{
+		{"a wrong byte", "cuMemcpyAsync:after=40:times=1:corrupt=1", "WRONG"},
+		{"a failed copy", "cuMemcpyAsync:after=40:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS"},
+		{"no memory for staging", "cuMemCreate:oom", "staging on server GPU"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := demoOptions(t, demo.RuntimeNone, launch.RouteStaged)
+			o.RelayEnvironment = []string{"PEERLANE_SIM_FAULT=" + c.fault}
+			r, err := demo.Run(context.Background(), o)
+			if err == nil {
+				t.Fatalf("the demo is content: %+v", r.Problems)
+			}
+			if !strings.Contains(err.Error(), c.words) {
+				t.Errorf("the error does not say %q: %v", c.words, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,63 @@
+// Command report reads `go test -json` on standard input and prints what a
+// person wants to know: one line a package, the whole output of what failed,
+// and at the end every test that was skipped, with its reason. A skipped test
+// that nobody hears of is a test that nobody has.
+//
+//	go test -json ./... | go run ./integration/report -matrix integration/matrix.txt -places host
+//
+// The events may come from several places, such as the virtual machines of
+// integration/vm: the field Place of an event, which the go command does not
+// write, says from which. An event without it is of the first of -places.
+//
+// It exits with 1 when a test or a build failed, when the events stop before
+// their package ends, when no test ran at all, and, with a matrix, when a cell of
+// one of the places is not covered, or a test was skipped that the matrix does
+// not let skip there. With 2 when it was called wrongly.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+)
+
+func main() {
+	matrix := flag.String("matrix", "", "the `file` that says which case runs where; without it no cell is looked for")
+	list := flag.String("places", placeHost, "the places that the events come from, of "+strings.Join(everyPlace, ",")+"; the matrix's cells of each must be covered")
+	flag.Parse()
+	places, err := parsePlaces(*list)
+	if err == nil && flag.NArg() > 0 {
+		err = fmt.Errorf("%q: the events come on standard input, and there are no arguments", flag.Args())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "report:", err)
+		os.Exit(2)
+	}
+	good, err := report(places, *matrix)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "report:", err)
+	}
+	if !good {
+		os.Exit(1)
+	}
+}
+
+func report(places []string, matrix string) (good bool, err error) {
+	var cells []cell
+	if matrix != "" {
+		// First, so that a slip in it does not cost a whole run.
+		if cells, err = readMatrix(matrix); err != nil {
+			return false, err
+		}
+	}
+	s, err := read(places, os.Stdin, os.Stdout)
+	if err != nil {
+		return false, err
+	}
+	if matrix != "" {
+		s.compare(cells)
+	}
+	s.print(os.Stdout)
+	return s.good(), nil
+}

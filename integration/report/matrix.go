@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Where tests run.
+const (
+	placeHost    = "host"     // `make test`, on the machine that builds Peerlane
+	placeVMSmall = "vm-small" // the virtual machine with an init of its own
+	placeVMFull  = "vm-full"  // the virtual machine with systemd
+	placeVMPair  = "vm-pair"  // two virtual machines, joined by a network
+	placeVMHost  = "vm-host"  // the host of virtual machines that go wrong
+	placeGPUs    = "gpus"     // a machine with NVIDIA's driver, by hand
+)
+
+var everyPlace = []string{placeHost, placeVMSmall, placeVMFull, placeVMPair, placeVMHost, placeGPUs}
+
+// parsePlaces reads a list of places with commas between them.
+func parsePlaces(list string) ([]string, error) {
+	var places []string
+	for _, p := range strings.Split(list, ",") {
+		if !slices.Contains(everyPlace, p) {
+			return nil, fmt.Errorf("-places %s: there is no place %q; there are %s", list, p, strings.Join(everyPlace, ", "))
+		}
+		if slices.Contains(places, p) {
+			return nil, fmt.Errorf("-places %s: %s is there twice", list, p)
+		}
+		places = append(places, p)
+	}
+	return places, nil
+}
+
+// States of a cell of the matrix.
+const (
+	cellTested  = "tested"   // followed by the test that covers it
+	cellMaySkip = "may-skip" // followed by the test, and why skipping it is right
+	cellAbsent  = "absent"   // followed by the reason
+)
+
+// cell is what the matrix says of one case in one place.
+type cell struct {
+	place, name, state string
+	test               string // the package's folder, a full stop, the test; "" when absent
+}
+
+func (c cell) String() string { return c.place + " " + c.name }
+
+func readMatrix(path string) ([]cell, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	cells, err := parseMatrix(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return cells, nil
+}
+
+// parseMatrix reads one cell a line; integration/matrix.txt describes them.
+func parseMatrix(in io.Reader) ([]cell, error) {
+	var cells []cell
+	cellAt := map[string]int{} // the line of a cell
+	testAt := map[test]int{}   // the line of the cell that a test covers
+	lines := bufio.NewScanner(in)
+	for number := 1; lines.Scan(); number++ {
+		line, _, _ := strings.Cut(lines.Text(), "#")
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		if len(words) < 4 {
+			return nil, fmt.Errorf("line %d: %q: a cell has a place, a case, a state, and a test or a reason", number, line)
+		}
+		c := cell{place: words[0], name: words[1], state: words[2]}
+		if !slices.Contains(everyPlace, c.place) {
+			return nil, fmt.Errorf("line %d: there is no place %q; there are %s", number, c.place, strings.Join(everyPlace, ", "))
+		}
+		if at := cellAt[c.String()]; at != 0 {
+			return nil, fmt.Errorf("line %d: the cell %s is at line %d already", number, c, at)
+		}
+		cellAt[c.String()] = number
+		switch c.state {
+		case cellAbsent:
+			cells = append(cells, c)
+			continue
+		case cellTested:
+			if len(words) != 4 {
+				return nil, fmt.Errorf("line %d: %q: one test covers a cell", number, line)
+			}
+		case cellMaySkip:
+			if len(words) < 5 {
+				return nil, fmt.Errorf("line %d: %q: a test that may skip has a reason why that is right", number, line)
+			}
+		default:
+			return nil, fmt.Errorf("line %d: the state %q is none of %s, %s and %s", number, c.state, cellTested, cellMaySkip, cellAbsent)
+		}
+		c.test = words[3]
+		if _, name, _ := strings.Cut(c.test, "."); name == "" {
+			return nil, fmt.Errorf("line %d: %q: a test is named by its package's folder, a full stop, and its own name", number, c.test)
+		}
+		t := test{c.place, c.test}
+		if at := testAt[t]; at != 0 {
+			return nil, fmt.Errorf("line %d: %s is in the cell of line %d already; a test covers one cell of a place", number, c.test, at)
+		}
+		testAt[t] = number
+		cells = append(cells, c)
+	}
+	return cells, lines.Err()
+}
+
+// compare finds the cells of the run's places that their test does not cover,
+// because it ran nowhere, failed or was skipped, and the tests that were skipped
+// without a cell that lets them. Where root alone was missing, it says so once
+// and not for each.
+func (s *summary) compare(cells []cell) {
+	s.compared = true
+	s.findUnlisted(cells)
+	told := map[test]bool{} // skipped tests that need no further word
+	for _, c := range cells {
+		if c.state == cellAbsent || !slices.Contains(s.places, c.place) {
+			continue
+		}
+		t := test{c.place, c.test}
+		r, ran := s.results[t]
+		if r.state == passed {
+			continue
+		}
+		if c.state == cellMaySkip && ran {
+			// One that failed is in the report as it is.
+			told[t] = true
+			continue
+		}
+		if by, was := s.skippedBy(t); was {
+			told[by] = true
+			if reason := s.results[by].reason; needsRoot(reason) {
+				s.needRoot = append(s.needRoot, s.title(c.place, c.name))
+			} else {
+				s.uncovered = append(s.uncovered, fmt.Sprintf("%s: %s was skipped: %s", c, by.name, reason))
+			}
+			continue
+		}
+		became := "did not run"
+		if ran {
+			became = r.state
+		}
+		s.uncovered = append(s.uncovered, fmt.Sprintf("%s: %s %s", c, c.test, became))
+	}
+	for _, t := range s.skips {
+		switch {
+		case told[t]:
+		case needsRoot(s.results[t].reason):
+			s.needRoot = append(s.needRoot, s.title(t.place, t.name))
+		default:
+			s.unexpected = append(s.unexpected, s.title(t.place, t.name))
+		}
+		told[t] = true
+	}
+}
+
+// findUnlisted finds the integration cases that passed and are in no cell: the
+// matrix has every one, so that none can go without anybody's notice.
+func (s *summary) findUnlisted(cells []cell) {
+	listed := map[test]bool{}
+	for _, c := range cells {
+		folder, name, _ := strings.Cut(c.test, ".")
+		top, _, _ := strings.Cut(name, "/")
+		listed[test{c.place, folder + "." + top}] = true
+	}
+	for t, r := range s.results {
+		folder, name, _ := strings.Cut(t.name, ".")
+		if r.state == passed && !strings.Contains(name, "/") && isCase(folder) && !listed[t] {
+			s.unlisted = append(s.unlisted, s.title(t.place, t.name))
+		}
+	}
+	slices.Sort(s.unlisted)
+}
+
+// isCase reports whether a folder's tests are integration cases, each of which
+// the matrix has.
+func isCase(folder string) bool {
+	return folder == "integration" || folder == "integration/vm" || strings.HasPrefix(folder, "integration/vm/cases/")
+}
+
+// skippedBy is the test whose skipping kept t from running: t, or one that t is
+// a part of.
+func (s *summary) skippedBy(t test) (by test, was bool) {
+	for {
+		if s.results[t].state == skipped {
+			return t, true
+		}
+		folder, name, _ := strings.Cut(t.name, ".")
+		end := strings.LastIndexByte(name, '/')
+		if end < 0 {
+			return test{}, false
+		}
+		t.name = folder + "." + name[:end]
+	}
+}
+
+// needsRoot says whether a test was skipped only because it was not root who ran
+// it. Such a test begins its reason with these words.
+func needsRoot(reason string) bool { return strings.HasPrefix(reason, "needs root") }

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// judged is a run of some events, compared with a matrix.
+func judged(t *testing.T, places []string, matrix string, stream ...string) *summary {
+	t.Helper()
+	cells, err := parseMatrix(strings.NewReader(matrix))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := read(places, events(t, stream...), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.compare(cells)
+	return s
+}
+
+func TestCompare(t *testing.T) {
+	passes := []string{"run - a TestGood", "pass - a TestGood"}
+	skips := []string{"run - a TestA", "output - a TestA     a_test.go:1: no rain", "skip - a TestA"}
+	rootless := []string{"run - a TestA", "output - a TestA     a_test.go:1: needs root: it mounts", "skip - a TestA"}
+	fails := []string{"run - a TestA", "fail - a TestA"}
+	for _, test := range []struct {
+		name                            string
+		matrix                          string
+		stream                          []string
+		uncovered, needRoot, unexpected []string
+	}{
+		{
+			name:   "tested and passed",
+			matrix: "host good tested a.TestGood  # covered",
+		},
+		{
+			name:      "tested and nowhere",
+			matrix:    "host none tested a.TestNone",
+			uncovered: []string{"host none: a.TestNone did not run"},
+		},
+		{
+			name:      "tested and failed",
+			matrix:    "host a tested a.TestA",
+			stream:    fails,
+			uncovered: []string{"host a: a.TestA failed"},
+		},
+		{
+			name:      "tested and dead in the middle",
+			matrix:    "host a tested a.TestA",
+			stream:    []string{"run - a TestA"},
+			uncovered: []string{"host a: a.TestA began and did not end"},
+		},
+		{
+			name:      "tested and skipped",
+			matrix:    "host a tested a.TestA",
+			stream:    skips,
+			uncovered: []string{"host a: a.TestA was skipped: no rain"},
+		},
+		{
+			name:   "tested and skipped with the whole of it",
+			matrix: "host one tested a.TestA/one\nhost deep tested a.TestA/two/deep",
+			stream: skips,
+			uncovered: []string{
+				"host one: a.TestA was skipped: no rain",
+				"host deep: a.TestA was skipped: no rain",
+			},
+		},
+		{
+			name:      "a test's name that begins alike is another",
+			matrix:    "host ab tested a.TestAB\nhost a may-skip a.TestA rain is rare",
+			stream:    skips,
+			uncovered: []string{"host ab: a.TestAB did not run"},
+		},
+		{
+			name:       "skipped, and no cell says so",
+			matrix:     "host good tested a.TestGood",
+			stream:     skips,
+			unexpected: []string{"a.TestA"},
+		},
+		{
+			name:   "may skip and skipped",
+			matrix: "host a may-skip a.TestA rain is rare",
+			stream: skips,
+		},
+		{
+			name:   "may skip and passed",
+			matrix: "host a may-skip a.TestGood rain is rare",
+		},
+		{
+			name:   "may skip and failed, which the report says anyway",
+			matrix: "host a may-skip a.TestA rain is rare",
+			stream: fails,
+		},
+		{
+			name:      "may skip and is nowhere",
+			matrix:    "host a may-skip a.TestNone rain is rare",
+			uncovered: []string{"host a: a.TestNone did not run"},
+		},
+		{
+			name:       "what may skip does not stretch to what it is a part of",
+			matrix:     "host a may-skip a.TestA rain is rare",
+			stream:     []string{"run - a TestA/deep", "skip - a TestA/deep", "run - a TestA", "pass - a TestA"},
+			unexpected: []string{"a.TestA/deep"},
+		},
+		{
+			name:      "nor to its parts",
+			matrix:    "host deep may-skip a.TestA/deep rain is rare",
+			stream:    skips,
+			uncovered: []string{"host deep: a.TestA was skipped: no rain"},
+		},
+		{
+			name:     "without root",
+			matrix:   "host one tested a.TestA/one\nhost two tested a.TestA/two",
+			stream:   append([]string{"run - a TestB", "output - a TestB     a_test.go:1: needs root", "skip - a TestB"}, rootless...),
+			needRoot: []string{"one", "two", "a.TestB"},
+		},
+		{
+			name:       "a cell of another place does not excuse",
+			matrix:     "vm-full a may-skip a.TestA rain is rare",
+			stream:     skips,
+			unexpected: []string{"a.TestA"},
+		},
+		{
+			name:   "nor is one demanded",
+			matrix: "vm-full a tested a.TestNone\ngpus b absent by hand",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			stream := append(append([]string{}, passes...), test.stream...)
+			s := judged(t, []string{placeHost}, test.matrix, append(stream, "pass - a")...)
+			if diff := cmp.Diff(test.uncovered, s.uncovered); diff != "" {
+				t.Errorf("not covered: %s", diff)
+			}
+			if diff := cmp.Diff(test.needRoot, s.needRoot); diff != "" {
+				t.Errorf("needs root: %s", diff)
+			}
+			if diff := cmp.Diff(test.unexpected, s.unexpected); diff != "" {
+				t.Errorf("unexpected: %s", diff)
+			}
+			good := len(test.uncovered)+len(test.needRoot)+len(test.unexpected)+s.failed == 0
+			if s.good() != good {
+				t.Errorf("good = %v, want %v", s.good(), good)
+			}
+		})
+	}
+}
+
+func TestTheSameTestInTwoPlacesIsTwoCells(t *testing.T) {
+	s := judged(t, []string{placeVMSmall, placeVMFull}, `
+vm-small  demo  tested    a.TestDemo
+vm-full   demo  tested    a.TestDemo
+vm-small  rain  may-skip  a.TestRain  it is dry there
+vm-full   rain  tested    a.TestRain
+`,
+		"run - a TestDemo", "pass - a TestDemo", "run - a TestRain", "skip - a TestRain", "pass - a",
+		"run vm-full a TestRain", "skip vm-full a TestRain", "pass vm-full a",
+	)
+	want := []string{
+		"vm-full demo: a.TestDemo did not run",
+		"vm-full rain: a.TestRain was skipped: no reason given",
+	}
+	if diff := cmp.Diff(want, s.uncovered); diff != "" {
+		t.Error(diff)
+	}
+	if s.unexpected != nil {
+		t.Errorf("unexpected %q", s.unexpected)
+	}
+}
+
+func TestAnIntegrationCaseThatIsInNoCell(t *testing.T) {
+	s := judged(t, []string{placeVMSmall, placeVMFull}, `
+vm-small  one  tested  integration/vm/cases/a.TestOne/part
+vm-full   two  absent  elsewhere
+`,
+		"run - integration/vm/cases/a TestOne", "run - integration/vm/cases/a TestOne/part", "pass - integration/vm/cases/a TestOne/part",
+		"pass - integration/vm/cases/a TestOne", "pass - integration/vm/cases/a",
+		"run vm-full integration/vm/cases/a TestOne", "pass vm-full integration/vm/cases/a TestOne", "pass vm-full integration/vm/cases/a",
+		"run vm-full a TestUnit", "pass vm-full a TestUnit", "pass vm-full a",
+	)
+	if diff := cmp.Diff([]string{"vm-full integration/vm/cases/a.TestOne"}, s.unlisted); diff != "" || s.good() {
+		t.Errorf("good = %v, unlisted: %s", s.good(), diff)
+	}
+}
+
+func TestWhatNeedsRootIsOneSentence(t *testing.T) {
+	s := judged(t, []string{placeHost}, "host one tested a.TestA/one\nhost two tested a.TestA/two",
+		"run - a TestGood", "pass - a TestGood",
+		"run - a TestA", "output - a TestA     a_test.go:1: needs root: it mounts", "skip - a TestA", "pass - a")
+	var out strings.Builder
+	s.print(&out)
+	want := `
+skipped     a.TestA: needs root: it mounts
+not covered, because root alone can run it: one, two
+1 passed, 0 failed, 1 skipped
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestATornMatrixIsRefused(t *testing.T) {
+	for text, words := range map[string]string{
+		"host a tested":                                        "a test or a reason",
+		"runc a tested a.TestA":                                `no place "runc"`,
+		"host a maybe a.TestA":                                 `the state "maybe"`,
+		"host a tested a.TestA y":                              "one test covers",
+		"host a may-skip a.TestA":                              "reason",
+		"host a tested TestA":                                  "folder",
+		"host a absent x\n# between\nhost a absent y":          "line 3: the cell host a is at line 1 already",
+		"host a tested a.TestA\nhost b may-skip a.TestA rains": "line 2: a.TestA is in the cell of line 1 already",
+	} {
+		if _, err := parseMatrix(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%q gives %v, not an error with %q", text, err, words)
+		}
+	}
+}
+
+func TestTheRepositorysMatrixCanBeRead(t *testing.T) {
+	cells, err := readMatrix("../matrix.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range cells {
+		if c.place == placeGPUs && c.state != cellAbsent {
+			t.Errorf("%s: no run of ours has NVIDIA's GPUs", c)
+		}
+	}
+}
+
+func TestParsePlaces(t *testing.T) {
+	got, err := parsePlaces("vm-small,vm-pair")
+	if diff := cmp.Diff([]string{placeVMSmall, placeVMPair}, got); diff != "" || err != nil {
+		t.Error(diff, err)
+	}
+	for _, list := range []string{"", "host,", "moon", "host,host", "host, vm-full"} {
+		if got, err := parsePlaces(list); err == nil {
+			t.Errorf("-places %q gives %q", list, got)
+		}
+	}
+}

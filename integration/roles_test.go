@@ -1,0 +1,266 @@
+package integration_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// The test binary is also the program in the containers: `TEST role NAME …`.
+// It says what happens in JSON lines.
+
+// said is one line of a role.
+type said struct {
+	Kind   string      `json:"kind"` // listening, connected, moving, error, again, child-ended, hello
+	Handle wire.Handle `json:"handle"`
+	Error  string      `json:"error,omitempty"`
+	Status wire.Status `json:"status,omitempty"`
+	Peer   string      `json:"peer,omitempty"`
+}
+
+func say(s said) {
+	text, err := json.Marshal(s)
+	if err == nil {
+		_, err = fmt.Println(string(text))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func fail(err error) { say(said{Kind: "error", Error: err.Error(), Status: wire.StatusOf(err)}) }
+
+func play(arguments []string) int {
+	roles := map[string]func([]string) error{
+		"hello":  func([]string) error { return hello() },
+		"stream": stream,
+		"export": func([]string) error { return exportOnly() },
+		"parent": parent,
+		"sleep":  func([]string) error { time.Sleep(time.Minute); return nil },
+	}
+	role := roles[arguments[0]]
+	if role == nil {
+		fmt.Fprintf(os.Stderr, "no role %q\n", arguments[0])
+		return 2
+	}
+	if err := role(arguments[1:]); err != nil {
+		fail(err)
+		return 1
+	}
+	return 0
+}
+
+// hello connects as the first action of its container, and needs no GPU.
+func hello() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	s, err := client.Dial(ctx, client.DefaultSocket)
+	if err != nil {
+		return err
+	}
+	if _, err := s.Statistics(ctx); err != nil {
+		return err
+	}
+	say(said{Kind: "hello"})
+	return s.Close()
+}
+
+// gpuClient is a session with exported memory.
+type gpuClient struct {
+	session  *client.Session
+	gpu      wire.UUID
+	out, in  *client.Memory
+	listener *client.Listener
+}
+
+const streamBytes = 8 << 20
+
+func openGPU() (*cuda.Driver, cuda.Device, wire.UUID, error) {
+	var gpu wire.UUID
+	d, err := cuda.Open()
+	if err != nil {
+		return nil, 0, gpu, err
+	}
+	device, err := d.DeviceGet(0)
+	if err != nil {
+		return nil, 0, gpu, err
+	}
+	uuid, err := d.DeviceUUID(device)
+	if err != nil {
+		return nil, 0, gpu, err
+	}
+	if gpu, err = wire.ParseGPU(uuid); err != nil {
+		return nil, 0, gpu, err
+	}
+	_, err = d.CtxCreate(device, cuda.CtxOptions{Lean: true})
+	return d, device, gpu, err
+}
+
+func attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID) (*gpuClient, error) {
+	s, err := client.Dial(ctx, client.DefaultSocket)
+	if err != nil {
+		return nil, err
+	}
+	c := &gpuClient{session: s, gpu: gpu}
+	for _, m := range []**client.Memory{&c.out, &c.in} {
+		handle, err := d.MemCreate(device, streamBytes, cuda.MemOptions{Exportable: true})
+		if err != nil {
+			return nil, err
+		}
+		fd, err := d.MemExportFD(handle)
+		if err != nil {
+			return nil, err
+		}
+		file := os.NewFile(uintptr(fd), "memory")
+		*m, err = s.Export(ctx, client.Allocation{FD: fd, Bytes: streamBytes, GPU: gpu})
+		if err = errors.Join(err, file.Close(), d.MemRelease(handle)); err != nil {
+			return nil, err
+		}
+	}
+	c.listener, err = s.Listen(ctx, gpu)
+	return c, err
+}
+
+func exportOnly() error {
+	runtime.LockOSThread()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	d, device, gpu, err := openGPU()
+	if err != nil {
+		return err
+	}
+	_, err = attach(ctx, d, device, gpu)
+	return err
+}
+
+// stream exchanges messages both ways until that fails, says why, and then
+// attaches again to whatever relay there is. With "fork" a child holds its
+// socket open from before the first message on.
+func stream(options []string) error {
+	runtime.LockOSThread()
+	ctx := context.Background()
+	d, device, gpu, err := openGPU()
+	if err != nil {
+		return err
+	}
+	c, err := attach(ctx, d, device, gpu)
+	if err != nil {
+		return err
+	}
+	if len(options) > 0 && options[0] == "fork" {
+		if err := fork(); err != nil {
+			return err
+		}
+	}
+	say(said{Kind: "listening", Handle: c.listener.Handle()})
+	var order said
+	if err := json.NewDecoder(os.Stdin).Decode(&order); err != nil {
+		return err
+	}
+	sending, err := c.session.Connect(ctx, gpu, order.Handle)
+	if err != nil {
+		return err
+	}
+	receiving, err := c.listener.Accept(ctx)
+	if err != nil {
+		return err
+	}
+	say(said{Kind: "connected", Peer: sending.Peer})
+	for round := 0; ; round++ {
+		if err := exchange(ctx, c, sending, receiving); err != nil {
+			fail(err)
+			break
+		}
+		if round == 3 {
+			say(said{Kind: "moving"})
+		}
+	}
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		_, err := attach(ctx, d, device, gpu)
+		if err == nil {
+			say(said{Kind: "again"})
+			return nil
+		}
+		if time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+func exchange(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
+	receive, err := receiving.Receive(c.in, 0, streamBytes)
+	if err != nil {
+		return err
+	}
+	send, err := sending.Send(c.out, 0, streamBytes)
+	if err != nil {
+		return err
+	}
+	for _, op := range []*client.Operation{send, receive} {
+		if _, err := op.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fork starts a child that inherits every socket of this process.
+func fork() error {
+	child := exec.Command("/proc/self/exe", "role", "sleep")
+	links, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		return err
+	}
+	for _, link := range links {
+		target, err := os.Readlink(link)
+		if err != nil || !strings.HasPrefix(target, "socket:") {
+			continue
+		}
+		var fd int
+		if _, err := fmt.Sscanf(filepath.Base(link), "%d", &fd); err != nil {
+			return err
+		}
+		child.ExtraFiles = append(child.ExtraFiles, os.NewFile(uintptr(fd), target))
+	}
+	if len(child.ExtraFiles) == 0 {
+		return errors.New("this process has no socket to inherit")
+	}
+	if err := child.Start(); err != nil {
+		return err
+	}
+	// The files belong to the session; a finalizer of ours must not close them.
+	inherited = append(inherited, child.ExtraFiles...)
+	return nil
+}
+
+var inherited []*os.File
+
+// parent is an init that outlives its child, which is the role that follows.
+func parent(arguments []string) error {
+	child := exec.Command("/proc/self/exe", append([]string{"role"}, arguments...)...)
+	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
+	err := child.Run()
+	s := said{Kind: "child-ended"}
+	if err != nil {
+		s.Error = err.Error()
+	}
+	say(s)
+	// Until the test closes our input.
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+	}
+	return lines.Err()
+}

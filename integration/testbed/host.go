@@ -1,0 +1,408 @@
+// Package testbed is a host to run containers on, in a directory of its own:
+// this machine's GPUs, or a recorded host on the CUDA simulator; with
+// Peerlane's configuration, plan and CDI specifications, a stand-in for the GPU
+// vendor's, and emulated NICs. `peerlane demo` and the integration tests use it.
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/nvml"
+	"github.com/peerlane/peerlane/topo/recorded"
+)
+
+// Which GPUs a Host has.
+const (
+	GPUsAuto      = "auto" // real ones where there are two or more
+	GPUsReal      = "real"
+	GPUsSimulated = "simulated"
+)
+
+// containers begins the names of this process's containers.
+func containers() string { return fmt.Sprintf("peerlane-testbed-%d-", os.Getpid()) }
+
+// ContainerID is a name for a container.
+func (h *Host) ContainerID(name string) string { return containers() + name }
+
+// Host is the machine that containers run on, or one that it plays.
+type Host struct {
+	// Root is its directory. The caller made it and removes it.
+	Root   string
+	Layout layout.Layout
+	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
+	Binaries string
+	// Words describes the host.
+	Words     string
+	Simulated bool
+	Topology  *topo.Host
+	// Config and Plan are set by Configure.
+	Config config.Config
+	Plan   *topo.Plan
+	// Environment is that of whoever uses CUDA on the host.
+	Environment []string
+	// Libraries are mounted into containers.
+	Libraries []string
+
+	assignments []topo.Assignment // lanes by configuration
+	devRoot     string
+	simDir      string
+}
+
+// Bytes are those of a device's own log.
+type Bytes struct{ In, Out uint64 }
+
+// New makes a host below root.
+func New(root, binaries, gpus string) (*Host, error) {
+	h := &Host{Root: root, Layout: layout.New(root), Binaries: binaries}
+	if err := h.Layout.Create(); err != nil {
+		return nil, err
+	}
+	if gpus != GPUsSimulated {
+		err := h.real()
+		if err == nil || gpus == GPUsReal {
+			return h, err
+		}
+	}
+	return h, h.simulated()
+}
+
+// RuntimeState is the OCI runtime's own directory.
+func (h *Host) RuntimeState() string { return filepath.Join(h.Root, "runtime") }
+
+// CDIDir holds the CDI specifications.
+func (h *Host) CDIDir() string { return filepath.Join(h.Root, "cdi") }
+
+// HookBinary is peerlane-hook.
+func (h *Host) HookBinary() string { return filepath.Join(h.Binaries, "peerlane-hook") }
+
+// Configure does what an administrator and `peerlane cdi generate` do: it
+// writes the configuration, after `change` had its way with it, the plan, and
+// the specifications.
+func (h *Host) Configure(change func(*config.Config)) error {
+	h.Config = config.Default()
+	h.Config.Relay.Environment = h.Environment
+	h.Config.Relay.Binary = filepath.Join(h.Binaries, "peerlane-relay")
+	h.Config.Plan.Lanes = h.assignments
+	change(&h.Config)
+	if err := h.Config.Write(h.Layout.ConfigFile()); err != nil {
+		return err
+	}
+	var err error
+	if h.Plan, err = topo.MakePlan(h.Topology, h.Config.Plan); err != nil {
+		return err
+	}
+	if err := h.Plan.Write(h.Layout.PlanFile()); err != nil {
+		return err
+	}
+	list, err := cdi.Generate(h.Plan, cdi.Options{
+		Layout: h.Layout, HookPath: h.HookBinary(), Tenancy: h.Config.CDI.Tenancy, DevRoot: h.devRoot,
+	})
+	if err != nil {
+		return err
+	}
+	vendor, err := h.vendorSpec()
+	if err != nil {
+		return err
+	}
+	return cdi.Write(h.CDIDir(), append(list, vendor))
+}
+
+// Bundle makes a bundle of a program, linked as it is, and injects devices.
+func (h *Host) Bundle(name string, program bundle.File, devices []string, arguments ...string) (*bundle.Bundle, error) {
+	dir := filepath.Join(h.Root, "bundles", name)
+	b := bundle.New(dir, append([]string{program.Container}, arguments...)...)
+	if err := bundle.RootFS(filepath.Join(dir, "rootfs"), []bundle.File{program}, h.Libraries...); err != nil {
+		return nil, err
+	}
+	if err := b.Inject(h.CDIDir(), devices...); err != nil {
+		return nil, err
+	}
+	return b, b.Write()
+}
+
+// Devices are the CDI names of a GPU and its lane.
+func Devices(g topo.GPU) []string {
+	return []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index), fmt.Sprintf("%s=%d", cdi.KindLane, g.Index)}
+}
+
+// StartNICs starts an emulated NIC process for each NIC of the lanes. stop ends
+// them.
+func (h *Host) StartNICs(ctx context.Context, lanes ...topo.Lane) (stop func() error, err error) {
+	var started []*exec.Cmd
+	stop = func() error {
+		var err error
+		for _, c := range started {
+			err = errors.Join(err, c.Process.Signal(syscall.SIGTERM))
+			if ended := c.Wait(); ended != nil {
+				err = errors.Join(err, fmt.Errorf("emulated NIC: %w: %s", ended, c.Stderr))
+			}
+		}
+		return err
+	}
+	beside := map[string][]string{}
+	for _, lane := range lanes {
+		for _, nic := range lane.NICs {
+			for _, server := range lane.Servers {
+				if !slices.Contains(beside[nic], server) {
+					beside[nic] = append(beside[nic], server)
+				}
+			}
+		}
+	}
+	for nic, gpus := range beside {
+		arguments := []string{"emulated-nic", "--name", nic, "--socket", h.Layout.EmulatedNIC(nic), "--log-level", "warning"}
+		for _, g := range gpus {
+			arguments = append(arguments, "--gpu", g)
+		}
+		c := exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane-relay"), arguments...)
+		c.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
+		c.Stderr = &bytes.Buffer{}
+		if err := c.Start(); err != nil {
+			return nil, errors.Join(err, stop())
+		}
+		started = append(started, c)
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			if _, err := os.Stat(h.Layout.EmulatedNIC(nic)); err == nil {
+				break
+			}
+			if time.Now().After(end) {
+				return nil, errors.Join(fmt.Errorf("emulated NIC %s did not start: %s", nic, c.Stderr), stop())
+			}
+		}
+	}
+	return stop, nil
+}
+
+// real makes it this machine, if that has two GPUs and a driver.
+func (h *Host) real() error {
+	topology, err := topo.ReadSysfs(topo.Options{NVML: nvml.New()})
+	if err != nil {
+		return err
+	}
+	if len(topology.GPUs) < 2 {
+		return fmt.Errorf("this host has %d NVIDIA GPUs; two are needed, or simulated ones", len(topology.GPUs))
+	}
+	library, err := driverLibrary()
+	if err != nil {
+		return err
+	}
+	h.Topology = topology
+	h.Words = fmt.Sprintf("this machine, with %d GPUs (%s) and %d RDMA NICs", len(topology.GPUs), topology.GPUs[0].Name, len(topology.NICs))
+	h.Libraries = []string{library}
+	h.Environment = []string{cuda.LibraryVariable + "=" + library}
+	plan, err := topo.MakePlan(topology, topo.PlanConfig{})
+	if err != nil {
+		return err
+	}
+	if len(relayed(plan)) >= 2 {
+		return nil
+	}
+	// No NIC makes one a server: by configuration then, beside emulated NICs.
+	name := func(i int) string { return topology.GPUs[i].BusID }
+	a, serverA, b, serverB := 0, 1, 1, 0
+	if len(topology.GPUs) >= 4 {
+		a, serverA, b, serverB = 0, 1, 3, 2
+	}
+	h.assignments = []topo.Assignment{
+		{GPU: name(a), Servers: []string{name(serverA)}, NICs: []string{"emulated0"}},
+		{GPU: name(b), Servers: []string{name(serverB)}, NICs: []string{"emulated1"}},
+	}
+	h.Words += "; no NIC makes a GPU a server here, so configuration does, with emulated NICs"
+	return nil
+}
+
+// driverLibrary is where the driver's library lies, found by loading it.
+func driverLibrary() (string, error) {
+	d, err := cuda.Open()
+	if err != nil {
+		return "", err
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return "", err
+	}
+	for _, line := range strings.Split(string(maps), "\n") {
+		if f := strings.Fields(line); len(f) == 6 && strings.Contains(filepath.Base(f[5]), filepath.Base(strings.TrimSuffix(d.Library(), ".1"))) {
+			return f[5], nil
+		}
+	}
+	return "", fmt.Errorf("the CUDA driver's library %s is loaded from no file", d.Library())
+}
+
+// simulated makes it a recorded host on the CUDA simulator.
+func (h *Host) simulated() error {
+	sysfs, proc, err := recorded.Unpack(filepath.Join(h.Root, "host"))
+	if err != nil {
+		return err
+	}
+	topology, err := topo.ReadSysfs(topo.Options{Sysfs: sysfs, Proc: proc})
+	if err != nil {
+		return err
+	}
+	h.simDir = filepath.Join(h.Root, "simulator")
+	var devices []sim.Device
+	for _, g := range topology.GPUs {
+		devices = append(devices, sim.Device{Index: g.Index, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Memory: 16 << 30})
+	}
+	if err := sim.Write(h.simDir, devices); err != nil {
+		return err
+	}
+	if h.Environment, err = sim.Environment(h.simDir); err != nil {
+		return err
+	}
+	library, err := sim.Library()
+	if err != nil {
+		return err
+	}
+	h.Simulated = true
+	h.Topology = topology
+	h.Words = fmt.Sprintf("a recorded host with %d GPUs and %d NICs, on the CUDA simulator: its figures say nothing about hardware", len(topology.GPUs), len(topology.NICs))
+	h.Libraries = []string{library}
+	h.devRoot = filepath.Join(h.Root, "nodes")
+	return h.makeNodes(h.devRoot)
+}
+
+// makeNodes makes what stands for the GPUs' device nodes: real ones of the null
+// device where that is permitted, which CDI demands, files elsewhere.
+func (h *Host) makeNodes(root string) error {
+	names := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+	for _, g := range h.Topology.GPUs {
+		names = append(names, fmt.Sprintf("nvidia%d", g.Minor))
+	}
+	for _, n := range h.Topology.NICs {
+		if n.Uverbs != "" {
+			names = append(names, "infiniband/"+n.Uverbs)
+		}
+	}
+	names = append(names, "infiniband/rdma_cm")
+	if err := os.MkdirAll(filepath.Join(root, "dev/infiniband"), 0o755); err != nil {
+		return err
+	}
+	for _, name := range names {
+		path := filepath.Join(root, "dev", name)
+		err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3)))
+		if errors.Is(err, unix.EPERM) {
+			err = os.WriteFile(path, nil, 0o644)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// relayed are the lanes that stage.
+func relayed(p *topo.Plan) []topo.Lane {
+	var list []topo.Lane
+	for _, l := range p.Lanes {
+		if l.Relay {
+			list = append(list, l)
+		}
+	}
+	return list
+}
+
+// TwoClients picks two far GPUs of the plan, of two NICs where that is possible.
+func (h *Host) TwoClients() (lanes [2]topo.Lane, err error) {
+	list := relayed(h.Plan)
+	if len(list) < 2 {
+		return lanes, fmt.Errorf("the plan has %d lanes that are relayed; two are needed", len(list))
+	}
+	lanes[0], lanes[1] = list[0], list[len(list)-1]
+	for _, other := range slices.Backward(list[1:]) {
+		if !slices.Equal(other.NICs, list[0].NICs) {
+			lanes[1] = other
+			break
+		}
+	}
+	return lanes, nil
+}
+
+// vendorSpec is what the GPU vendor's toolkit would write.
+func (h *Host) vendorSpec() (*specs.Spec, error) {
+	s := &specs.Spec{Version: "0.5.0", Kind: "nvidia.com/gpu"}
+	shared := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+	for _, library := range h.Libraries {
+		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts, readOnly(library))
+	}
+	s.ContainerEdits.Env = slices.Clone(h.Environment)
+	if h.Simulated {
+		// The devices' logs are written by whoever copies.
+		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts,
+			&specs.Mount{HostPath: h.simDir, ContainerPath: h.simDir, Options: []string{"rw", "bind", "nosuid", "nodev", "noexec"}})
+		s.ContainerEdits.Env = append(s.ContainerEdits.Env, "PEERLANE_SIM_VISIBLE=nodes")
+	}
+	for _, g := range h.Topology.GPUs {
+		d := specs.Device{Name: fmt.Sprint(g.Index)}
+		for _, name := range append([]string{fmt.Sprintf("nvidia%d", g.Minor)}, shared...) {
+			node := &specs.DeviceNode{Path: "/dev/" + name, Permissions: "rw"}
+			if h.devRoot != "" {
+				node.HostPath = filepath.Join(h.devRoot, "dev", name)
+			}
+			if _, err := os.Stat(filepath.Join("/", h.devRoot, "dev", name)); err != nil {
+				if name == shared[2] {
+					continue // some hosts have none
+				}
+				return nil, err
+			}
+			d.ContainerEdits.DeviceNodes = append(d.ContainerEdits.DeviceNodes, node)
+		}
+		s.Devices = append(s.Devices, d)
+	}
+	return s, nil
+}
+
+func readOnly(path string) *specs.Mount {
+	return &specs.Mount{HostPath: path, ContainerPath: path, Options: []string{"ro", "bind", "nosuid", "nodev"}}
+}
+
+// PlainEnvironment lets a process outside of any container see one GPU only.
+func (h *Host) PlainEnvironment(g topo.GPU) ([]string, error) {
+	if !h.Simulated {
+		return append(slices.Clone(h.Environment), "CUDA_VISIBLE_DEVICES="+g.UUID), nil
+	}
+	dir := filepath.Join(h.Root, fmt.Sprintf("dev-of-%d", g.Index))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("nvidia%d", g.Minor)), nil, 0o644); err != nil {
+		return nil, err
+	}
+	return append(slices.Clone(h.Environment), "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dir), nil
+}
+
+// Log is each simulated device's own log, by PCI address; empty on real GPUs.
+func (h *Host) Log() (map[string]Bytes, error) {
+	if !h.Simulated {
+		return nil, nil
+	}
+	logs, err := sim.ReadLog(h.simDir)
+	if err != nil {
+		return nil, err
+	}
+	m := map[string]Bytes{}
+	for _, l := range logs {
+		m[l.BusID] = Bytes{l.BytesIn, l.BytesOut}
+	}
+	return m, nil
+}

@@ -1,0 +1,370 @@
+//go:build vm
+
+// Package pair_test runs in the first of two guests that are joined by a
+// network: two hosts, as far as RDMA and TCP can tell.
+package pair_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/peerlane/peerlane/integration/vm/control"
+	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/integration/vm/wiring"
+)
+
+// The test binary is also what runs in the other guest: it prints the number of
+// each datagram that comes.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "receive" {
+		if err := receive(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func receive(address string) error {
+	conn, err := net.ListenPacket("udp", address)
+	if err != nil {
+		return err
+	}
+	fmt.Println("listening")
+	buffer := make([]byte, 16)
+	for {
+		n, _, err := conn.ReadFrom(buffer)
+		if err != nil {
+			return err
+		}
+		if n != 8 {
+			return fmt.Errorf("a datagram of %d bytes", n)
+		}
+		number := binary.BigEndian.Uint64(buffer)
+		fmt.Println(number)
+		if number == last {
+			return nil
+		}
+	}
+}
+
+// last ends what receive prints.
+const last = 1<<64 - 1
+
+// rdma makes a device of each rail in both guests.
+func rdma(t *testing.T, kind string) *control.Client {
+	t.Helper()
+	other := inside.Other(t)
+	inside.RDMA(t, inside.Device{Name: "mlx5_0", Kind: kind, Card: "rail0"}, inside.Device{Name: "mlx5_1", Kind: kind, Card: "rail1"})
+	module := map[string]string{inside.RoCE: "rdma_rxe", inside.IWARP: "siw"}[kind]
+	inside.OnOther(t, other, "modprobe", "-a", module, "ib_uverbs", "rdma_ucm")
+	for _, d := range [][2]string{{"mlx5_0", "rail0"}, {"mlx5_1", "rail1"}} {
+		inside.OnOther(t, other, "rdma", "link", "add", d[0], "type", kind, "netdev", d[1])
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if err := other.Run(ctx, control.Command{Argv: []string{"rdma", "link", "delete", d[0]}}, nil, nil, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return other
+}
+
+// started is a program in the other guest.
+type started struct {
+	out   *lines
+	ended chan error
+}
+
+// start runs a program in the other guest until the test ends.
+func start(t *testing.T, other *control.Client, argv ...string) *started {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &started{out: &lines{}, ended: make(chan error, 1)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.ended <- other.Run(ctx, control.Command{Argv: argv}, nil, s.out, s.out)
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return s
+}
+
+// wait waits for the program's end, which has to be a good one.
+func (s *started) wait(t *testing.T) string {
+	t.Helper()
+	select {
+	case err := <-s.ended:
+		if err != nil {
+			t.Fatalf("in the other guest: %v\n%s", err, s.out)
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("the other guest's program does not end:\n%s", s.out)
+	}
+	return s.out.String()
+}
+
+// listens waits until somebody in the other guest listens on a TCP port.
+func listens(t *testing.T, other *control.Client, port int) {
+	t.Helper()
+	hex := fmt.Sprintf(":%04X ", port)
+	inside.Eventually(t, fmt.Sprintf("the other guest listens on port %d", port), func() (bool, string) {
+		tables := inside.OnOther(t, other, "cat", "/proc/net/tcp", "/proc/net/tcp6")
+		for line := range strings.Lines(tables) {
+			if f := strings.Fields(line); len(f) > 3 && strings.HasSuffix(f[1]+" ", hex) && f[3] == "0A" {
+				return true, ""
+			}
+		}
+		return false, tables
+	})
+}
+
+func TestPingpongOverRoCE(t *testing.T) {
+	other := rdma(t, inside.RoCE)
+	for i, device := range []string{"mlx5_0", "mlx5_1"} {
+		t.Run(device, func(t *testing.T) {
+			const port = 18515
+			// -c checks the received bytes. GID 1 is the one of the IPv4 address.
+			arguments := []string{"-d", device, "-g", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n", "100", "-c"}
+			server := start(t, other, append([]string{"ibv_rc_pingpong"}, arguments...)...)
+			listens(t, other, port)
+			// Over another card than the rail comes only the exchange of addresses.
+			out := inside.Command(t, "ibv_rc_pingpong", append(arguments, wiring.Address(i, 1))...)
+			const want = "13107200 bytes in"
+			if !strings.Contains(out, want) || !strings.Contains(server.wait(t), want) {
+				t.Errorf("no %q in\n%s\nor\n%s", want, out, server.out)
+			}
+		})
+	}
+}
+
+func TestWriteWithPerftest(t *testing.T) {
+	other := rdma(t, inside.RoCE)
+	const port = 18516
+	arguments := []string{"-d", "mlx5_0", "-x", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n", "200", "-F"}
+	server := start(t, other, append([]string{"ib_write_bw"}, arguments...)...)
+	listens(t, other, port)
+	out := inside.Command(t, "ib_write_bw", append(arguments, wiring.Address(0, 1))...)
+	server.wait(t)
+	figures := regexp.MustCompile(`(?m)^\s*65536\s+200\s+\S+\s+(\S+)`).FindStringSubmatch(out)
+	if figures == nil {
+		t.Fatalf("no figure in\n%s", out)
+	}
+	if rate, err := strconv.ParseFloat(figures[1], 64); err != nil || rate <= 0 {
+		t.Errorf("%s MiB/s", figures[1])
+	}
+	t.Logf("ib_write_bw, 64 KiB, emulated: %s MiB/s", figures[1])
+}
+
+func TestIWARP(t *testing.T) {
+	other := rdma(t, inside.IWARP)
+	const port = 7174
+	server := start(t, other, "rping", "-s", "-a", wiring.Address(0, 1), "-p", strconv.Itoa(port), "-C", "20", "-V", "-d")
+	listens(t, other, port) // iWARP runs over TCP
+	out := inside.Command(t, "rping", "-c", "-a", wiring.Address(0, 1), "-p", strconv.Itoa(port), "-C", "20", "-V", "-v")
+	if n := strings.Count(out, "ping data: rdma-ping-"); n != 20 {
+		t.Errorf("%d of 20 pings came back:\n%s", n, out)
+	}
+	server.wait(t)
+}
+
+func TestAPulledCable(t *testing.T) {
+	rdma(t, inside.RoCE)
+	inside.Plug(t, "rail0", false)
+	inside.Eventually(t, "mlx5_0's port is down", func() (bool, string) {
+		is := inside.Port(t, "mlx5_0", "state")
+		return strings.HasSuffix(is, "DOWN"), is
+	})
+	if is := inside.Port(t, "mlx5_1", "state"); !strings.HasSuffix(is, "ACTIVE") {
+		t.Errorf("mlx5_1's cable was not pulled, and it is %s", is)
+	}
+	if reaches(t, wiring.Address(0, 1)) || !reaches(t, wiring.Address(1, 1)) {
+		t.Error("the wrong rail is cut")
+	}
+	inside.Plug(t, "rail0", true)
+	inside.Eventually(t, "mlx5_0's port is active", func() (bool, string) {
+		is := inside.Port(t, "mlx5_0", "state")
+		return strings.HasSuffix(is, "ACTIVE"), is
+	})
+	known(t)
+}
+
+// reaches tries a TCP connection to a port where nobody listens: the refusal is
+// the answer.
+func reaches(t *testing.T, address string) bool {
+	t.Helper()
+	conn, err := net.DialTimeout("tcp", address+":1", 2*time.Second)
+	if err == nil {
+		conn.Close()
+		return true
+	}
+	return strings.Contains(err.Error(), "refused")
+}
+
+func TestDelay(t *testing.T) {
+	round := func() time.Duration {
+		began := time.Now()
+		if !reaches(t, wiring.Address(0, 1)) {
+			t.Fatal("the other guest is not reached")
+		}
+		return time.Since(began)
+	}
+	known(t)
+	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Latency: 300_000})
+	if took := round(); took < 300*time.Millisecond {
+		t.Errorf("a round trip takes %v with a delay of 300 ms", took)
+	}
+}
+
+// known makes the guests know each other's hardware addresses: a lost question
+// for one would hold up datagrams, and lose many.
+func known(t *testing.T) {
+	t.Helper()
+	inside.Eventually(t, "the other guest is reached", func() (bool, string) { return reaches(t, wiring.Address(0, 1)), "not reached" })
+}
+
+// send sends numbered datagrams, each a little after the one before, and
+// returns the numbers that came, in the order in which they came.
+func send(t *testing.T, n int) []uint64 {
+	t.Helper()
+	other := inside.Other(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := wiring.Address(0, 1) + ":9999"
+	server := start(t, other, self, "receive", address)
+	inside.Eventually(t, "the receiver listens", func() (bool, string) {
+		return strings.HasPrefix(server.out.String(), "listening\n"), server.out.String()
+	})
+	conn, err := net.Dial("udp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	write := func(number uint64) {
+		_, err := conn.Write(binary.BigEndian.AppendUint64(nil, number))
+		// The receiver goes when it has seen the end.
+		if err != nil && (number != last || !errors.Is(err, syscall.ECONNREFUSED)) {
+			t.Fatal(err)
+		}
+	}
+	for i := range n {
+		write(uint64(i))
+		time.Sleep(2 * time.Millisecond)
+	}
+	// The end must not overtake anything, and may be lost, too.
+	time.Sleep(500 * time.Millisecond)
+	inside.Eventually(t, "the receiver sees the end", func() (bool, string) {
+		write(last)
+		select {
+		case err := <-server.ended:
+			if err != nil {
+				t.Fatal(err)
+			}
+			return true, ""
+		default:
+			return false, server.out.String()
+		}
+	})
+	var numbers []uint64
+	for line := range strings.Lines(strings.TrimPrefix(server.out.String(), "listening\n")) {
+		number, err := strconv.ParseUint(strings.TrimSpace(line), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if number != last {
+			numbers = append(numbers, number)
+		}
+	}
+	return numbers
+}
+
+func TestNothingIsLostUndisturbed(t *testing.T) {
+	known(t)
+	const n = 200
+	numbers := send(t, n)
+	if len(numbers) != n || !inOrder(numbers) {
+		t.Errorf("%d of %d datagrams came, in order: %t", len(numbers), n, inOrder(numbers))
+	}
+}
+
+func TestLoss(t *testing.T) {
+	known(t)
+	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Loss: 30})
+	const n = 400
+	// 30% of 400 are 120, give or take 9: four times that are no chance.
+	if lost := n - len(send(t, n)); lost < 80 || lost > 160 {
+		t.Errorf("%d of %d datagrams were lost, of which 30%% should be", lost, n)
+	}
+}
+
+func TestReordering(t *testing.T) {
+	known(t)
+	// All are delayed but a quarter, which overtake.
+	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Latency: 50_000, ReorderProb: 25, Gap: 1})
+	const n = 200
+	numbers := send(t, n)
+	if len(numbers) != n || inOrder(numbers) {
+		t.Errorf("%d of %d datagrams came, in order: %t", len(numbers), n, inOrder(numbers))
+	}
+}
+
+func inOrder(numbers []uint64) bool {
+	for i := 1; i < len(numbers); i++ {
+		if numbers[i] < numbers[i-1] {
+			return false
+		}
+	}
+	return true
+}
+
+// RDMA has to come through all of that: RC repeats what was lost.
+func TestPingpongOverALossyRail(t *testing.T) {
+	other := rdma(t, inside.RoCE)
+	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Loss: 2})
+	const port = 18517
+	arguments := []string{"-d", "mlx5_0", "-g", "1", "-p", strconv.Itoa(port), "-s", "4096", "-n", "100", "-c"}
+	server := start(t, other, append([]string{"ibv_rc_pingpong"}, arguments...)...)
+	listens(t, other, port)
+	out := inside.Command(t, "ibv_rc_pingpong", append(arguments, wiring.Address(0, 1))...)
+	if !strings.Contains(out, "819200 bytes in") {
+		t.Error(out)
+	}
+	server.wait(t)
+}
+
+func TestTheOtherGuestIsAnother(t *testing.T) {
+	other := inside.Other(t)
+	here, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if there := inside.OnOther(t, other, "cat", "/proc/sys/kernel/random/boot_id"); there == string(here) {
+		t.Error("both guests have the boot id", there)
+	}
+	err = other.Run(t.Context(), control.Command{Argv: []string{"false"}}, nil, nil, nil)
+	var status *control.ExitError
+	if !errors.As(err, &status) || status.Status != 1 {
+		t.Errorf("false ended with %v", err)
+	}
+	var out bytes.Buffer
+	if err := other.Run(t.Context(), control.Command{Argv: []string{"cat"}}, strings.NewReader("to and fro"), &out, nil); err != nil || out.String() != "to and fro" {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+}

@@ -1,0 +1,261 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// killTime is how long a killed process may take to end.
+	killTime = 10 * time.Second
+	// sendTime bounds a frame's way to an agent, which never waits with reading.
+	sendTime = time.Minute
+)
+
+// Client is the side that has processes run. It is safe for concurrent use.
+type Client struct {
+	conn io.ReadWriteCloser
+	done chan struct{}
+	err  error // set before done is closed
+
+	write sync.Mutex
+	enc   *json.Encoder
+	// delivering is set while a reader of output is waited for.
+	delivering atomic.Bool
+
+	mu        sync.Mutex
+	last      int64
+	processes map[int64]*process
+	ready     *Ready
+	isReady   chan struct{}
+	pongs     chan struct{}
+}
+
+// process is one that runs.
+type process struct {
+	stdout, stderr io.Writer
+	taken          atomic.Int64  // bytes of input
+	took           chan struct{} // has an element when there are more
+	over           chan struct{} // closed when nobody waits for the process any more
+	exit           chan exit
+	failed         error // of a writer
+}
+
+// NewClient speaks with the agent at the other end.
+func NewClient(conn io.ReadWriteCloser) *Client {
+	c := &Client{
+		conn: conn, done: make(chan struct{}), enc: json.NewEncoder(conn),
+		processes: map[int64]*process{}, isReady: make(chan struct{}), pongs: make(chan struct{}, 1),
+	}
+	go c.read()
+	return c
+}
+
+func (c *Client) read() {
+	dec := json.NewDecoder(c.conn)
+	for {
+		var f frame
+		if err := dec.Decode(&f); err != nil {
+			c.err = fmt.Errorf("the guest's agent: %w", err)
+			close(c.done)
+			return
+		}
+		c.take(f)
+	}
+}
+
+func (c *Client) take(f frame) {
+	if f.Pong {
+		select {
+		case c.pongs <- struct{}{}:
+		default: // nobody waits any more
+		}
+		return
+	}
+	c.mu.Lock()
+	if f.Ready != nil && c.ready == nil {
+		c.ready = f.Ready
+		close(c.isReady)
+	}
+	p := c.processes[f.ID]
+	if f.Exit != nil {
+		delete(c.processes, f.ID)
+	}
+	c.mu.Unlock()
+	if p == nil {
+		return // given up
+	}
+	for _, out := range []struct {
+		to   io.Writer
+		data []byte
+	}{{p.stdout, f.Output}, {p.stderr, f.Error}} {
+		if len(out.data) > 0 && out.to != nil && p.failed == nil {
+			c.delivering.Store(true)
+			_, p.failed = out.to.Write(out.data)
+			c.delivering.Store(false)
+		}
+	}
+	if f.Taken > 0 {
+		p.taken.Add(int64(f.Taken))
+		select {
+		case p.took <- struct{}{}:
+		default: // it is there
+		}
+	}
+	if f.Exit != nil {
+		p.exit <- *f.Exit
+	}
+}
+
+func (c *Client) send(f frame) error {
+	c.write.Lock()
+	defer c.write.Unlock()
+	if conn, ok := c.conn.(net.Conn); ok {
+		if err := conn.SetWriteDeadline(time.Now().Add(sendTime)); err != nil {
+			return err
+		}
+	}
+	if err := c.enc.Encode(f); err != nil {
+		return fmt.Errorf("sending to the guest's agent: %w", err)
+	}
+	return nil
+}
+
+// Ready waits for the agent.
+func (c *Client) Ready(ctx context.Context) (Ready, error) {
+	select {
+	case <-c.isReady:
+		return *c.ready, nil
+	case <-c.done:
+		return Ready{}, c.err
+	case <-ctx.Done():
+		return Ready{}, fmt.Errorf("waiting for the guest's agent: %w", ctx.Err())
+	}
+}
+
+// Ping asks the agent whether it lives. One at a time. While somebody does not
+// read a process's output, the answer waits behind it, and that is no error.
+func (c *Client) Ping(ctx context.Context) error {
+	select { // the answer to a ping that was given up
+	case <-c.pongs:
+	default:
+	}
+	sent := make(chan error, 1)
+	go func() { sent <- c.send(frame{Ping: true}) }()
+	for {
+		select {
+		case err := <-sent:
+			if err != nil {
+				return err
+			}
+			sent = nil
+			continue
+		case <-c.pongs:
+			return nil
+		case <-c.done:
+			return c.err
+		case <-ctx.Done():
+		}
+		if c.delivering.Load() {
+			return nil
+		}
+		return fmt.Errorf("the guest does not answer: %w", context.Cause(ctx))
+	}
+}
+
+// Run runs a process to its end. Another status than 0 is an *ExitError. When
+// ctx ends, the process and its group are killed. stdin may be nil; it is read
+// until its end or the process's, so a reader that blocks outlives Run.
+func (c *Client) Run(ctx context.Context, cmd Command, stdin io.Reader, stdout, stderr io.Writer) error {
+	p := &process{stdout: stdout, stderr: stderr, took: make(chan struct{}, 1), over: make(chan struct{}), exit: make(chan exit, 1)}
+	c.mu.Lock()
+	c.last++
+	id := c.last
+	c.processes[id] = p
+	c.mu.Unlock()
+	defer func() {
+		close(p.over)
+		c.mu.Lock()
+		delete(c.processes, id)
+		c.mu.Unlock()
+	}()
+	if err := c.send(frame{ID: id, Start: &cmd}); err != nil {
+		return err
+	}
+	if stdin == nil {
+		if err := c.send(frame{ID: id, EOF: true}); err != nil {
+			return err
+		}
+	} else {
+		go c.feed(id, p, stdin)
+	}
+	select {
+	case e := <-p.exit:
+		return c.ended(cmd, p, e)
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+	}
+	why := context.Cause(ctx)
+	if err := c.send(frame{ID: id, Kill: true}); err != nil {
+		return errors.Join(why, err)
+	}
+	select {
+	case <-p.exit:
+		return fmt.Errorf("%q was killed: %w", cmd.Argv, why)
+	case <-c.done:
+		return errors.Join(why, c.err)
+	case <-time.After(killTime):
+		return fmt.Errorf("%q did not end within %v of being killed: %w", cmd.Argv, killTime, why)
+	}
+}
+
+// feed sends input, as much as the agent has room for.
+func (c *Client) feed(id int64, p *process, stdin io.Reader) {
+	sent := int64(0)
+	for {
+		credit := inputCredit - (sent - p.taken.Load())
+		if credit <= 0 {
+			select {
+			case <-p.took:
+			case <-p.over:
+				return
+			case <-c.done:
+				return
+			}
+			continue
+		}
+		buffer := make([]byte, min(credit, 32<<10))
+		n, err := stdin.Read(buffer)
+		if n > 0 {
+			sent += int64(n)
+			if c.send(frame{ID: id, Input: buffer[:n]}) != nil {
+				return // the reader of frames says why
+			}
+		}
+		if err != nil {
+			_ = c.send(frame{ID: id, EOF: true}) // likewise
+			return
+		}
+	}
+}
+
+func (c *Client) ended(cmd Command, p *process, e exit) error {
+	switch {
+	case e.Failed != "":
+		return fmt.Errorf("starting %q in the guest: %s", cmd.Argv, e.Failed)
+	case e.Status != 0:
+		return &ExitError{Argv: cmd.Argv, Status: e.Status}
+	}
+	return p.failed
+}
+
+// Close ends the connection. The agent kills what it still runs for it.
+func (c *Client) Close() error { return c.conn.Close() }

@@ -1,0 +1,73 @@
+// Package control runs processes in a guest. The agent in the guest is the
+// server, on a virtio-serial port for the host and on TCP for the other guest;
+// both sides send JSON values, one a frame.
+package control
+
+import (
+	"fmt"
+	"time"
+)
+
+// Port is the agent's TCP port for the other guest.
+const Port = 7777
+
+// Command is a process to run in the guest.
+type Command struct {
+	Argv []string `json:"argv"`
+	// Env is added to the agent's environment: "NAME=value".
+	Env []string `json:"env,omitempty"`
+	Dir string   `json:"dir,omitempty"`
+	// Terminal gives the process a pseudo-terminal of that many rows and columns;
+	// its output is then all on Stdout.
+	Terminal *Size `json:"terminal,omitempty"`
+}
+
+// Size is a terminal's.
+type Size struct {
+	Rows uint16 `json:"rows"`
+	Cols uint16 `json:"cols"`
+}
+
+// Ready is what the agent says first.
+type Ready struct {
+	// Uptime is that of the guest's kernel when the agent began to serve.
+	Uptime time.Duration `json:"uptime"`
+	Kernel string        `json:"kernel"`
+}
+
+// ExitError says that a process ran and did not end with 0.
+type ExitError struct {
+	Argv   []string
+	Status int // 128 + the signal's number for a process that a signal ended
+}
+
+func (e *ExitError) Error() string { return fmt.Sprintf("%q ended with status %d", e.Argv, e.Status) }
+
+// inputCredit is how many bytes of input may be on their way: what the process
+// has not read waits at the reader's side, and no frame waits behind it.
+const inputCredit = 1 << 20
+
+// frame is one message in either direction. ID names the process.
+type frame struct {
+	ID int64 `json:"id,omitempty"`
+
+	// To the guest.
+	Start *Command `json:"start,omitempty"`
+	Input []byte   `json:"input,omitempty"`
+	EOF   bool     `json:"eof,omitempty"` // no more input
+	Kill  bool     `json:"kill,omitempty"`
+	Ping  bool     `json:"ping,omitempty"`
+
+	// From the guest.
+	Ready  *Ready `json:"ready,omitempty"`
+	Output []byte `json:"output,omitempty"`
+	Error  []byte `json:"error,omitempty"` // standard error
+	Taken  int    `json:"taken,omitempty"` // bytes of input that the process has taken
+	Exit   *exit  `json:"exit,omitempty"`
+	Pong   bool   `json:"pong,omitempty"`
+}
+
+type exit struct {
+	Status int    `json:"status"`
+	Failed string `json:"failed,omitempty"` // it could not be started
+}

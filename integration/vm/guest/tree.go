@@ -1,0 +1,38 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/peerlane/peerlane/integration/vm/pcitree"
+)
+
+// tree puts a PCIe tree in place, for somebody in a shell: one of the package's,
+// or a file.
+func tree(arguments []string) error {
+	if len(arguments) != 1 {
+		return fmt.Errorf("usage: guest tree none|%s|FILE", strings.Join(pcitree.Names(), "|"))
+	}
+	name := arguments[0]
+	if out, err := exec.Command("modprobe", "pcitree").CombinedOutput(); err != nil {
+		return fmt.Errorf("modprobe pcitree: %w: %s", err, out)
+	}
+	if name == "none" {
+		return pcitree.Unload()
+	}
+	text, err := pcitree.Named(name)
+	if err != nil {
+		file, readErr := os.ReadFile(name)
+		if readErr != nil {
+			return fmt.Errorf("%w; nor is it a file: %w", err, readErr)
+		}
+		text = string(file)
+	}
+	parsed, err := pcitree.Parse(text)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return parsed.Load()
+}

@@ -1,0 +1,381 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+// Image is what a machine boots from.
+type Image struct {
+	Kind   string
+	Kernel string // vmlinux
+	Disk   string // ext4, never written: machines write to a copy of their own
+	// Boot has the modules that the initial RAM file system loads, and in "order"
+	// their names.
+	Boot string
+}
+
+// Builder makes images, and keeps them.
+type Builder struct {
+	// Dir is where they are kept; empty for peerlane/vm in the user's cache
+	// directory.
+	Dir string
+	// Progress is called with what is being done.
+	Progress func(format string, arguments ...any)
+}
+
+// keepFor is how long an image is kept that nobody uses.
+const keepFor = 14 * 24 * time.Hour
+
+// Image returns an image of a kind, made now where there is none of today's
+// recipe. It needs root: a root file system has files of many users.
+func (b *Builder) Image(ctx context.Context, kind string) (*Image, error) {
+	if packages[kind] == nil {
+		return nil, fmt.Errorf("there is no image %q; %s and %s exist", kind, Small, Full)
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("making the image of a virtual machine needs root: its root file system has files of many users")
+	}
+	image, err := b.image(ctx, kind)
+	if err != nil {
+		return nil, fmt.Errorf("making the %s image: %w", kind, err)
+	}
+	return image, nil
+}
+
+func (b *Builder) image(ctx context.Context, kind string) (*Image, error) {
+	if b.Progress == nil {
+		b.Progress = func(string, ...any) {}
+	}
+	if b.Dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return nil, err
+		}
+		b.Dir = filepath.Join(cache, "peerlane", "vm")
+	}
+	if err := os.MkdirAll(b.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	of, err := findKernel()
+	if err != nil {
+		return nil, err
+	}
+	key, err := of.key()
+	if err != nil {
+		return nil, err
+	}
+	kernelDir := filepath.Join(b.Dir, "kernel-"+key)
+	diskDir := filepath.Join(b.Dir, kind+"-"+rootKey(kind, key))
+	if !exists(kernelDir) || !exists(diskDir) {
+		if err := b.makeBoth(ctx, kind, of, kernelDir, diskDir); err != nil {
+			return nil, err
+		}
+	}
+	now := time.Now()
+	for _, used := range []string{kernelDir, diskDir} {
+		if err := os.Chtimes(used, now, now); err != nil {
+			return nil, err
+		}
+	}
+	return &Image{
+		Kind: kind, Kernel: filepath.Join(kernelDir, "vmlinux"), Boot: filepath.Join(kernelDir, "boot"),
+		Disk: filepath.Join(diskDir, "root.ext4"),
+	}, nil
+}
+
+// makeBoth makes what is missing of a kernel and a disk with its modules. One
+// process at a time does: another one may be making the same.
+func (b *Builder) makeBoth(ctx context.Context, kind string, of kernel, kernelDir, diskDir string) error {
+	unlock, err := b.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := b.forget(time.Now()); err != nil {
+		return err
+	}
+	// The root file system's packages do not need the kernel, which takes as long.
+	group, together := errgroup.WithContext(ctx)
+	tree := filepath.Join(b.Dir, "tree-"+kind)
+	group.Go(func() error {
+		return b.once(kernelDir, func(dir string) error { return b.makeKernel(together, dir, of) })
+	})
+	missing := !exists(diskDir)
+	if missing {
+		group.Go(func() error { return b.makeTree(together, tree, kind) })
+	}
+	if err := group.Wait(); err != nil || !missing {
+		return err
+	}
+	if err := b.once(diskDir, func(dir string) error { return b.makeDisk(ctx, dir, tree, kernelDir, kind) }); err != nil {
+		return err
+	}
+	return os.RemoveAll(tree)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// lock waits for whoever else makes images.
+func (b *Builder) lock(ctx context.Context) (unlock func(), err error) {
+	path := filepath.Join(b.Dir, "lock")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for waiting := false; ; waiting = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return func() { f.Close() }, nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			f.Close()
+			return nil, fmt.Errorf("locking %s: %w", path, err)
+		case !waiting:
+			b.Progress("waiting for another process that makes images (%s)", path)
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			f.Close()
+			return nil, fmt.Errorf("waiting for the lock %s: %w", path, context.Cause(ctx))
+		}
+	}
+}
+
+// once makes a folder under a temporary name, so that one that exists is
+// complete.
+func (b *Builder) once(dir string, do func(dir string) error) error {
+	if exists(dir) {
+		return nil
+	}
+	temporary := dir + ".new"
+	if err := os.RemoveAll(temporary); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(temporary, 0o755); err != nil {
+		return err
+	}
+	if err := do(temporary); err != nil {
+		return errors.Join(err, os.RemoveAll(temporary))
+	}
+	return os.Rename(temporary, dir)
+}
+
+// forget removes what nobody has used for long.
+func (b *Builder) forget(now time.Time) error {
+	entries, err := os.ReadDir(b.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		if e.IsDir() && now.Sub(info.ModTime()) > keepFor {
+			if err := os.RemoveAll(filepath.Join(b.Dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// makeKernel gets Debian's kernel and builds our modules for it.
+func (b *Builder) makeKernel(ctx context.Context, dir string, of kernel) error {
+	version := of.release
+	b.Progress("kernel %s: modules", version)
+	source := filepath.Join(dir, "source")
+	if err := os.CopyFS(source, moduleSource); err != nil {
+		return err
+	}
+	built := filepath.Join(dir, "built")
+	if _, err := step(ctx, dir, "sh", filepath.Join(source, "module", "build"), version, of.tarball, "/usr/src/linux-headers-"+version, built); err != nil {
+		return err
+	}
+	b.Progress("kernel %s: image", version)
+	// The package is not installed, only unpacked: this host boots another one.
+	if _, err := step(ctx, dir, "apt-get", "download", "-o", "APT::Sandbox::User=root", "linux-image-"+version+"="+of.version); err != nil {
+		return err
+	}
+	debs, err := filepath.Glob(filepath.Join(dir, "linux-image-*.deb"))
+	if err != nil || len(debs) != 1 {
+		return fmt.Errorf("apt-get downloaded %d packages of linux-image-%s: %v", len(debs), version, err)
+	}
+	unpacked := filepath.Join(dir, "unpacked")
+	if _, err := step(ctx, dir, "dpkg", "-x", debs[0], unpacked); err != nil {
+		return err
+	}
+	// Uncompressed it boots two seconds faster.
+	if err := output(ctx, filepath.Join(dir, "vmlinux"), "sh", filepath.Join(built, "extract-vmlinux"), filepath.Join(unpacked, "boot", "vmlinuz-"+version)); err != nil {
+		return err
+	}
+	return b.collectModules(ctx, dir, unpacked, built, version)
+}
+
+// collectModules puts the modules that the guests use, uncompressed, into
+// lib/modules, and those that its disk needs into boot.
+func (b *Builder) collectModules(ctx context.Context, dir, unpacked, built, version string) error {
+	from := filepath.Join(unpacked, "lib", "modules", version)
+	ours, err := filepath.Glob(filepath.Join(built, "*.ko"))
+	if err != nil {
+		return err
+	}
+	// depmod prefers updates/ to the kernel's own.
+	updates := filepath.Join(from, "updates")
+	if err := os.MkdirAll(updates, 0o755); err != nil {
+		return err
+	}
+	for _, ko := range ours {
+		if err := os.Rename(ko, filepath.Join(updates, filepath.Base(ko))); err != nil {
+			return err
+		}
+	}
+	if _, err := step(ctx, dir, "depmod", "-b", unpacked, version); err != nil {
+		return err
+	}
+	into := filepath.Join(dir, "lib", "modules", version)
+	boot := filepath.Join(dir, "boot")
+	for _, d := range []string{into, boot} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{"modules.builtin", "modules.builtin.modinfo", "modules.order"} {
+		if err := copyFile(filepath.Join(from, name), filepath.Join(into, name)); err != nil {
+			return err
+		}
+	}
+	var order []string
+	for i, name := range append(slices.Clone(bootModules), inherited(Full, modules)...) {
+		files, err := dependencies(ctx, unpacked, version, name)
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			plain, err := uncompressed(ctx, file, filepath.Join(into, strings.TrimPrefix(filepath.Dir(file), from)))
+			if err != nil {
+				return err
+			}
+			base := filepath.Base(plain)
+			if i >= len(bootModules) || slices.Contains(order, base) {
+				continue
+			}
+			order = append(order, base)
+			if err := os.Link(plain, filepath.Join(boot, base)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := os.WriteFile(filepath.Join(boot, "order"), []byte(strings.Join(order, "\n")+"\n"), 0o644); err != nil {
+		return err
+	}
+	if _, err := step(ctx, dir, "depmod", "-b", dir, version); err != nil {
+		return err
+	}
+	for _, done := range []string{"source", "built", "unpacked"} {
+		if err := os.RemoveAll(filepath.Join(dir, done)); err != nil {
+			return err
+		}
+	}
+	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, deb := range debs {
+		if err := os.Remove(deb); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dependencies are the files of a module, in the order in which they are to be
+// loaded; none where it is built into the kernel.
+func dependencies(ctx context.Context, root, version, name string) ([]string, error) {
+	out, err := step(ctx, root, "modprobe", "-d", root, "-S", version, "--show-depends", name)
+	if err != nil {
+		return nil, err
+	}
+	var files []string
+	for line := range strings.Lines(string(out)) {
+		if words := strings.Fields(line); len(words) >= 2 && words[0] == "insmod" {
+			files = append(files, words[1])
+		}
+	}
+	return files, nil
+}
+
+// uncompressed puts a module into a folder: the guest would take long over xz.
+func uncompressed(ctx context.Context, file, dir string) (string, error) {
+	base := strings.TrimSuffix(filepath.Base(file), ".xz")
+	plain := filepath.Join(dir, base)
+	if exists(plain) {
+		return plain, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	if !strings.HasSuffix(file, ".xz") {
+		return plain, copyFile(file, plain)
+	}
+	return plain, output(ctx, plain, "xz", "-dc", file)
+}
+
+func copyFile(from, to string) error {
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, text, info.Mode().Perm())
+}
+
+// makeTree makes a root file system in a folder.
+func (b *Builder) makeTree(ctx context.Context, tree, kind string) error {
+	b.Progress("%s image: packages", kind)
+	if err := os.RemoveAll(tree); err != nil {
+		return err
+	}
+	arguments := []string{
+		"--quiet", "--variant=minbase", "--format=directory", "--mode=root",
+		"--aptopt=APT::Install-Recommends \"false\"",
+	}
+	for _, unread := range []string{"doc", "man", "locale", "info", "lintian"} {
+		arguments = append(arguments, "--dpkgopt=path-exclude=/usr/share/"+unread+"/*")
+	}
+	for _, hook := range inherited(kind, customize) {
+		arguments = append(arguments, "--customize-hook="+hook)
+	}
+	arguments = append(arguments, "--include="+strings.Join(inherited(kind, packages), ","), suite, tree)
+	_, err := step(ctx, b.Dir, "mmdebstrap", arguments...)
+	return err
+}
+
+// makeDisk puts the root file system and the kernel's modules into an ext4.
+func (b *Builder) makeDisk(ctx context.Context, dir, tree, kernelDir, kind string) error {
+	b.Progress("%s image: disk", kind)
+	// On Debian /lib is a link, and CopyFS would not follow it.
+	if err := os.CopyFS(filepath.Join(tree, "usr", "lib", "modules"), os.DirFS(filepath.Join(kernelDir, "lib", "modules"))); err != nil {
+		return err
+	}
+	_, err := step(ctx, dir, "mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0",
+		"-E", "lazy_itable_init=1", "-d", tree, "root.ext4", fmt.Sprintf("%dM", diskMiB[kind]))
+	return err
+}

@@ -1,0 +1,277 @@
+// Package inside is what tests use in a guest: its PCIe tree, RDMA devices on its
+// network cards, the cables, and the other guest.
+package inside
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/peerlane/peerlane/integration/vm/control"
+	"github.com/peerlane/peerlane/integration/vm/pcitree"
+	"github.com/peerlane/peerlane/integration/vm/wiring"
+)
+
+// Kinds of RDMA devices that the kernel makes of network cards.
+const (
+	RoCE  = "rxe"
+	IWARP = "siw"
+)
+
+// Binaries is where Peerlane's programs are.
+const Binaries = "/share/bin"
+
+// longest is what one command may take; the slowest, a demo, takes half a minute.
+const longest = 5 * time.Minute
+
+// patience is ten times what anything here takes.
+const patience = 30 * time.Second
+
+// Command runs a program to its end and returns what it printed; another status
+// than 0 fails the test.
+func Command(t testing.TB, name string, arguments ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), longest, fmt.Errorf("not within %v", longest))
+	defer cancel()
+	c := exec.CommandContext(ctx, name, arguments...)
+	var errs bytes.Buffer
+	c.Stderr = &errs
+	out, err := c.Output()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(arguments, " "), cmp.Or(context.Cause(ctx), err), out, errs.Bytes())
+	}
+	return string(out)
+}
+
+// Tree puts a table of package pcitree in place until the test ends.
+func Tree(t testing.TB, text string) *pcitree.Tree {
+	t.Helper()
+	tree, err := pcitree.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	Command(t, "modprobe", "pcitree")
+	if err := tree.Load(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := pcitree.Unload(); err != nil {
+			t.Error(err)
+		}
+	})
+	return tree
+}
+
+// NamedTree puts a tree of package pcitree's in place.
+func NamedTree(t testing.TB, name string) *pcitree.Tree {
+	t.Helper()
+	text, err := pcitree.Named(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Tree(t, text)
+}
+
+// Card makes a network card with nothing behind it until the test ends, for
+// more RDMA devices than the guest has rails.
+func Card(t testing.TB, name string) {
+	t.Helper()
+	card := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: name}}
+	err := netlink.LinkAdd(card)
+	if err == nil {
+		t.Cleanup(func() {
+			if err := netlink.LinkDel(card); err != nil {
+				t.Errorf("removing network card %s: %v", name, err)
+			}
+		})
+		err = netlink.LinkSetUp(card)
+	}
+	if err != nil {
+		t.Fatalf("network card %s: %v", name, err)
+	}
+}
+
+// Device is an RDMA device to be made.
+type Device struct {
+	Name string
+	Kind string // RoCE or IWARP
+	Card string // the network card: rail0, rail1
+	// Parent is the PCI function that the device sits under; empty for none.
+	Parent string
+}
+
+// RDMA makes devices until the test ends.
+func RDMA(t testing.TB, devices ...Device) {
+	t.Helper()
+	parents := map[string][]string{}
+	for _, d := range devices {
+		list := parents[d.Kind]
+		if d.Parent != "" {
+			list = append(list, d.Name+"="+d.Parent)
+		}
+		parents[d.Kind] = list
+	}
+	for kind, list := range parents {
+		module := map[string]string{RoCE: "rdma_rxe", IWARP: "siw"}[kind]
+		Command(t, "modprobe", "-a", module, "ib_uverbs", "rdma_ucm")
+		if err := os.WriteFile("/sys/module/"+module+"/parameters/parents", []byte(strings.Join(list, ",")), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range devices {
+		if err := netlink.RdmaLinkAdd(d.Name, d.Kind, d.Card); err != nil {
+			t.Fatalf("an RDMA device %s (%s) on %s: %v", d.Name, d.Kind, d.Card, err)
+		}
+		t.Cleanup(func() {
+			// The mount of the namespace's devices may hold it for a moment.
+			if err := netlink.RdmaLinkDel(d.Name); err != nil {
+				t.Errorf("removing RDMA device %s: %v", d.Name, err)
+			}
+		})
+	}
+}
+
+// Port reads an attribute of an RDMA device's port 1 ("state", "rate").
+func Port(t testing.TB, device, attribute string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("/sys/class/infiniband", device, "ports/1", attribute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// Eventually waits until something is so, and fails the test with what it was
+// last when that takes too long.
+func Eventually(t testing.TB, what string, so func() (ok bool, is string)) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		ok, is := so()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v; it is %s", what, patience, is)
+		}
+	}
+}
+
+// Plug plugs a card's cable in, or pulls it. A pulled cable is plugged in again
+// when the test ends.
+func Plug(t testing.TB, card string, plugged bool) {
+	t.Helper()
+	if err := plug(card, plugged); err != nil {
+		t.Fatal(err)
+	}
+	if !plugged {
+		t.Cleanup(func() {
+			if err := plug(card, true); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func plug(card string, plugged bool) (err error) {
+	port, err := wiring.OpenPort(wiring.HostPort)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, port.Close()) }()
+	if err := port.SetDeadline(time.Now().Add(patience)); err != nil && !errors.Is(err, os.ErrNoDeadline) {
+		return err
+	}
+	request, err := json.Marshal(wiring.Request{Card: card, Plugged: plugged})
+	if err != nil {
+		return err
+	}
+	if _, err := port.Write(append(request, '\n')); err != nil {
+		return fmt.Errorf("asking the host to plug %s: %w", card, err)
+	}
+	line, err := bufio.NewReader(port).ReadBytes('\n')
+	if err != nil {
+		return fmt.Errorf("asking the host to plug %s: %w", card, err)
+	}
+	var answer wiring.Answer
+	if err := json.Unmarshal(line, &answer); err != nil {
+		return err
+	}
+	if answer.Failed != "" {
+		return errors.New(answer.Failed)
+	}
+	return nil
+}
+
+// Disturb lets a card lose, delay and reorder what it sends, as
+// netlink.NetemQdiscAttrs says (times in microseconds, chances in percent), until
+// the test ends or it is disturbed otherwise.
+func Disturb(t testing.TB, card string, how netlink.NetemQdiscAttrs) {
+	t.Helper()
+	link, err := netlink.LinkByName(card)
+	if err != nil {
+		t.Fatal(err)
+	}
+	Command(t, "modprobe", "sch_netem")
+	qdisc := netlink.NewNetem(netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}, how)
+	if err := netlink.QdiscReplace(qdisc); err != nil {
+		t.Fatalf("netem on %s: %v", card, err)
+	}
+	t.Cleanup(func() {
+		if err := netlink.QdiscDel(qdisc); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("netem on %s: %v", card, err)
+		}
+	})
+}
+
+// Other connects to the agent of the other guest.
+func Other(t testing.TB) *control.Client {
+	t.Helper()
+	guest, ok := wiring.Guest()
+	if !ok {
+		t.Fatal("this guest is alone; the case belongs in two that are joined")
+	}
+	dialer := net.Dialer{Timeout: patience}
+	conn, err := dialer.DialContext(t.Context(), "tcp", wiring.Agent(wiring.Guests-1-guest))
+	if err != nil {
+		t.Fatalf("the other guest's agent: %v", err)
+	}
+	c := control.NewClient(conn)
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := c.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// OnOther runs a program in the other guest to its end, and returns what it
+// printed.
+func OnOther(t testing.TB, c *control.Client, name string, arguments ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), longest, fmt.Errorf("not within %v", longest))
+	defer cancel()
+	var out bytes.Buffer
+	if err := c.Run(ctx, control.Command{Argv: append([]string{name}, arguments...)}, nil, &out, &out); err != nil {
+		t.Fatalf("in the other guest: %v\n%s", err, out.Bytes())
+	}
+	return out.String()
+}

@@ -1,0 +1,391 @@
+package vm
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/peerlane/peerlane/integration/vm/control"
+	"github.com/peerlane/peerlane/integration/vm/wiring"
+)
+
+// Options are a machine's.
+type Options struct {
+	Image *Image
+	// Dir is a folder for this machine, with a short path: sockets are in it. The
+	// console's text is there as console.log.
+	Dir string
+	// Agent is the guest program, static.
+	Agent string
+	// Share is the host's folder at /share in the guest, and Source the one at
+	// /source, which the guest cannot write.
+	Share, Source string
+	// MemoryMiB is the guest's memory; 0 for 3072.
+	MemoryMiB int
+	// Network joins this machine with another one, as guest 0 or 1; nil for a
+	// machine that is alone.
+	Network *Network
+	Guest   int
+	// HangTime is how long the guest may leave a ping unanswered; 0 for a minute.
+	HangTime time.Duration
+	// KernelOptions are added to the kernel's command line.
+	KernelOptions []string
+}
+
+// Network joins two machines: a cable for each of their cards.
+type Network struct {
+	// Dir is where the cables' sockets are.
+	Dir string
+}
+
+// Times within which a guest does what it does in a tenth of them.
+var bootTime = map[string]time.Duration{Small: 2 * time.Minute, Full: 6 * time.Minute}
+
+// A guest that answers no ping for so long hangs. Emulation on a busy host is
+// slow, and the agent has a processor to share.
+const defaultHangTime = 60 * time.Second
+
+// Machine is a guest that runs.
+type Machine struct {
+	// Agent runs processes in the guest.
+	Agent *control.Client
+	// Booted is the time from QEMU's start to the agent's first word.
+	Booted time.Duration
+	// Ready is that word.
+	Ready control.Ready
+
+	options Options
+	qemu    *exec.Cmd
+	errs    *tail
+	monitor *monitor
+	// down ends with the machine, its cause says why.
+	down   context.Context
+	fail   context.CancelCauseFunc
+	exited chan struct{}
+}
+
+// Start boots a machine and waits until its agent serves. Whatever goes wrong
+// has the console's end in its error.
+func Start(ctx context.Context, o Options) (*Machine, error) {
+	if o.MemoryMiB == 0 {
+		o.MemoryMiB = 3072
+	}
+	if o.HangTime == 0 {
+		o.HangTime = defaultHangTime
+	}
+	m := &Machine{options: o, errs: &tail{}, exited: make(chan struct{})}
+	m.down, m.fail = context.WithCancelCause(context.Background())
+	if err := m.start(ctx); err != nil {
+		m.Stop()
+		return nil, fmt.Errorf("starting a %s virtual machine: %w", o.Image.Kind, m.explain(err))
+	}
+	return m, nil
+}
+
+func (m *Machine) start(ctx context.Context) error {
+	began := time.Now()
+	agentPort, err := m.listen("agent")
+	if err != nil {
+		return err
+	}
+	defer agentPort.Close()
+	hostPort, err := m.listen("host")
+	if err != nil {
+		return err
+	}
+	defer hostPort.Close()
+	initramfs := filepath.Join(m.options.Dir, "initramfs.cpio")
+	if err := makeInitramfs(ctx, initramfs, m.options); err != nil {
+		return err
+	}
+	m.qemu = exec.Command("qemu-system-x86_64", m.arguments(initramfs)...)
+	m.qemu.Stdout, m.qemu.Stderr = m.errs, m.errs
+	// It would outlive a runner that is killed.
+	m.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := m.qemu.Start(); err != nil {
+		m.qemu = nil
+		return fmt.Errorf("%w; integration/prerequisites vm installs it", err)
+	}
+	go func() {
+		err := m.qemu.Wait()
+		m.fail(fmt.Errorf("the machine ended (QEMU: %v)", exitText(err)))
+		close(m.exited)
+	}()
+
+	ctx, cancel := context.WithTimeoutCause(ctx, bootTime[m.options.Image.Kind], fmt.Errorf("not up within %v", bootTime[m.options.Image.Kind]))
+	defer cancel()
+	conn, err := m.accept(ctx, agentPort)
+	if err != nil {
+		return err
+	}
+	m.Agent = control.NewClient(conn)
+	requests, err := m.accept(ctx, hostPort)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if m.monitor == nil {
+			requests.Close()
+		}
+	}()
+	stop := context.AfterFunc(m.down, cancel)
+	defer stop()
+	if m.Ready, err = m.Agent.Ready(ctx); err != nil {
+		return m.cause(ctx, err)
+	}
+	m.Booted = time.Since(began)
+	// Only now: QEMU makes its sockets in any order, and listens when the guest
+	// runs.
+	if m.monitor, err = dialMonitor(filepath.Join(m.options.Dir, "monitor")); err != nil {
+		return err
+	}
+	go m.serve(requests)
+	go m.watch()
+	return nil
+}
+
+func exitText(err error) string {
+	if err == nil {
+		return "it was switched off, or its kernel panicked"
+	}
+	return err.Error()
+}
+
+func (m *Machine) listen(name string) (*net.UnixListener, error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(m.options.Dir, name), Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("a socket for the machine: %w", err)
+	}
+	return l, nil
+}
+
+// accept waits for QEMU's connection, which it makes before the guest runs.
+func (m *Machine) accept(ctx context.Context, l *net.UnixListener) (net.Conn, error) {
+	stop := context.AfterFunc(m.down, func() { l.Close() })
+	defer stop()
+	stop2 := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop2()
+	conn, err := l.Accept()
+	if err == nil {
+		return conn, nil
+	}
+	return nil, m.cause(ctx, err)
+}
+
+// cause finds why something failed: the end of the machine, which is seen a
+// moment later than that of its sockets, or ctx's, or what failed itself.
+func (m *Machine) cause(ctx context.Context, err error) error {
+	select {
+	case <-m.down.Done():
+		return context.Cause(m.down)
+	case <-time.After(2 * time.Second):
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// arguments is QEMU's command line.
+func (m *Machine) arguments(initramfs string) []string {
+	o := m.options
+	in := func(name string) string { return filepath.Join(o.Dir, name) }
+	options := append([]string{
+		"console=ttyS0", "quiet", "root=/dev/vda", "rw", "peerlane.image=" + o.Image.Kind,
+		// A panic ends the machine instead of keeping everybody waiting.
+		"panic=-1", "oops=panic",
+		// What costs time under emulation and tests nothing of ours.
+		"nokaslr", "mitigations=off", "tsc=reliable", "no_timer_check", "cryptomgr.notests", "random.trust_cpu=on", "rcupdate.rcu_expedited=1",
+		"audit=0", "nowatchdog", "net.ifnames=0",
+	}, o.KernelOptions...)
+	if o.Image.Kind == Small {
+		options = append(options, "apparmor=0")
+	} else {
+		options = append(options, "apparmor=1", "security=apparmor", "systemd.show_status=false", "systemd.log_target=console")
+	}
+	a := []string{
+		"-M", "q35",
+		// Never KVM because /dev/kvm exists: a guest can hang in it without an end.
+		// One thread for both processors: with two, QEMU 7.2 can execute an
+		// instruction that the other processor is just patching, and the guest's
+		// kernel panics of an int3 that is no longer there (each cgroup patches).
+		// Tests take no longer for it, and boots are faster.
+		"-accel", "tcg,thread=single",
+		// Addresses of 48 bits, for the large BARs of GPUs. Without "fast string
+		// operations", which glibc, Go and the kernel would use: emulated, they move a
+		// byte at a time, 40 MB/s in place of 2 GB/s.
+		"-cpu", "max,phys-bits=48,-erms,-fsrm,vendor=GenuineIntel,family=6,model=143,stepping=8,model-id=Intel(R) Xeon(R) Platinum 8462Y+",
+		"-m", fmt.Sprintf("%dM", o.MemoryMiB),
+		"-smp", "2,sockets=2,cores=1,threads=1",
+		"-display", "none", "-nodefaults", "-no-user-config", "-no-reboot",
+		"-serial", "file:" + in("console.log"),
+		"-kernel", o.Image.Kernel, "-initrd", initramfs, "-append", strings.Join(options, " "),
+		// Writes go to a temporary file. Where this host's disk is full, the guest is
+		// told, and not stopped, which would look like a hang.
+		"-drive", "file=" + o.Image.Disk + ",if=none,id=root,format=raw,snapshot=on,cache=unsafe,werror=report", "-device", "virtio-blk-pci,drive=root",
+		"-fsdev", "local,id=share,path=" + o.Share + ",security_model=none,multidevs=remap", "-device", "virtio-9p-pci,fsdev=share,mount_tag=share",
+		"-fsdev", "local,id=source,path=" + o.Source + ",security_model=none,multidevs=remap,readonly=on", "-device", "virtio-9p-pci,fsdev=source,mount_tag=source",
+		"-device", "virtio-serial-pci",
+		"-chardev", "socket,id=agent,path=" + in("agent"), "-device", "virtserialport,chardev=agent,name=" + wiring.ControlPort,
+		"-chardev", "socket,id=host,path=" + in("host"), "-device", "virtserialport,chardev=host,name=" + wiring.HostPort,
+		"-qmp", "unix:" + in("monitor") + ",server=on,wait=off",
+		"-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng",
+	}
+	for node := range 2 {
+		a = append(a,
+			"-object", fmt.Sprintf("memory-backend-ram,id=memory%d,size=%dM", node, o.MemoryMiB/2),
+			"-numa", fmt.Sprintf("node,nodeid=%d,cpus=%d,memdev=memory%d", node, node, node))
+	}
+	a = append(a, "-numa", "dist,src=0,dst=1,val=21")
+	for i, card := range wiring.Cards {
+		if card == "control" && o.Network == nil {
+			continue // it joins two guests
+		}
+		cables := o.Dir
+		if o.Network != nil {
+			cables = o.Network.Dir
+		}
+		// Datagrams need no connection, so neither guest has to be first, and one
+		// that is alone has a cable with nobody at its other end.
+		end := func(guest int) string { return filepath.Join(cables, fmt.Sprintf("%s-%d", card, guest)) }
+		a = append(a, "-netdev", fmt.Sprintf("dgram,id=%s,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", card, end(o.Guest), end(1-o.Guest)))
+		a = append(a, "-device", fmt.Sprintf("virtio-net-pci,id=card-%s,netdev=%s,mac=%s,speed=400000,duplex=full", card, card, wiring.MAC(i, o.Guest)))
+	}
+	return a
+}
+
+// makeInitramfs packs the agent and the modules of the disk.
+func makeInitramfs(ctx context.Context, path string, o Options) error {
+	tree := path + ".tree"
+	for _, dir := range []string{"modules", "proc", "sys", "dev", "root"} {
+		if err := os.MkdirAll(filepath.Join(tree, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := copyFile(o.Agent, filepath.Join(tree, "init")); err != nil {
+		return err
+	}
+	if err := os.CopyFS(filepath.Join(tree, "modules"), os.DirFS(o.Image.Boot)); err != nil {
+		return err
+	}
+	if _, err := step(ctx, tree, "sh", "-c", `find . | cpio --quiet -o -H newc > "$0"`, path); err != nil {
+		return err
+	}
+	return os.RemoveAll(tree)
+}
+
+// watch finds a guest that hangs.
+func (m *Machine) watch() {
+	for {
+		select {
+		case <-m.down.Done():
+			return
+		case <-time.After(m.options.HangTime / 6):
+		}
+		ctx, cancel := context.WithTimeout(m.down, m.options.HangTime)
+		err := m.Agent.Ping(ctx)
+		cancel()
+		if err != nil {
+			if !errors.Is(err, context.DeadlineExceeded) {
+				m.fail(err)
+				return
+			}
+			m.fail(fmt.Errorf("the guest has not answered for %v: it hangs (%w)", m.options.HangTime, err))
+			return
+		}
+	}
+}
+
+// Run runs a process in the guest. It ends with an error that has the console's
+// end when the machine ends or hangs before the process does.
+func (m *Machine) Run(ctx context.Context, cmd control.Command, stdin io.Reader, stdout, stderr io.Writer) error {
+	ended := make(chan error, 1)
+	go func() { ended <- m.Agent.Run(ctx, cmd, stdin, stdout, stderr) }()
+	select {
+	case err := <-ended:
+		var status *control.ExitError
+		if err == nil || errors.As(err, &status) {
+			return err
+		}
+		return m.explain(fmt.Errorf("%q in the guest: %w", cmd.Argv, m.cause(ctx, err)))
+	case <-m.down.Done():
+		return m.explain(fmt.Errorf("%q in the guest: %w", cmd.Argv, context.Cause(m.down)))
+	}
+}
+
+// explain adds what the console and QEMU said last.
+func (m *Machine) explain(err error) error {
+	text, readErr := os.ReadFile(filepath.Join(m.options.Dir, "console.log"))
+	if readErr != nil && !errors.Is(readErr, os.ErrNotExist) {
+		err = errors.Join(err, readErr)
+	}
+	const lines = 40
+	console := strings.Split(strings.TrimRight(string(bytes.ReplaceAll(text, []byte("\r"), nil)), "\n"), "\n")
+	console = console[max(0, len(console)-lines):]
+	said := "the console's end:\n" + strings.Join(console, "\n")
+	if qemu := strings.TrimSpace(string(m.errs.Bytes())); qemu != "" {
+		said = "QEMU said: " + qemu + "\n" + said
+	}
+	return fmt.Errorf("%w\n%s", err, said)
+}
+
+// Freeze stops the guest's processors, as if the guest hung.
+func (m *Machine) Freeze() error { return m.monitor.do("stop", nil) }
+
+// Stop switches the machine off. Its disk is forgotten.
+func (m *Machine) Stop() {
+	m.fail(errors.New("the machine was switched off"))
+	if m.qemu != nil {
+		_ = m.qemu.Process.Kill() // it may have ended already
+		<-m.exited
+	}
+	if m.Agent != nil {
+		m.Agent.Close()
+	}
+	if m.monitor != nil {
+		m.monitor.Close()
+	}
+}
+
+// serve does what tests in the guest ask for.
+func (m *Machine) serve(conn net.Conn) {
+	defer conn.Close()
+	lines := bufio.NewScanner(conn)
+	for lines.Scan() {
+		var answer wiring.Answer
+		var request wiring.Request
+		err := json.Unmarshal(lines.Bytes(), &request)
+		if err == nil {
+			err = m.plug(request)
+		}
+		if err != nil {
+			answer.Failed = err.Error()
+		}
+		text, err := json.Marshal(answer)
+		if err == nil {
+			_, err = conn.Write(append(text, '\n'))
+		}
+		if err != nil {
+			return // the machine is gone
+		}
+	}
+}
+
+func (m *Machine) plug(r wiring.Request) error {
+	if !slices.Contains(wiring.Cards, r.Card) {
+		return fmt.Errorf("there is no network card %q", r.Card)
+	}
+	return m.monitor.do("set_link", map[string]any{"name": "card-" + r.Card, "up": r.Plugged})
+}

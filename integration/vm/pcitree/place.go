@@ -1,0 +1,242 @@
+package pcitree
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"fmt"
+	"math/bits"
+	"slices"
+)
+
+// portType is a device's or port's type (PCIe 7.5.3.2).
+type portType int
+
+const (
+	endpoint       portType = 0
+	rootPort       portType = 4
+	upstreamPort   portType = 5
+	downstreamPort portType = 6
+)
+
+// address of a function.
+type address struct{ domain, bus, device int }
+
+func (a address) String() string {
+	return fmt.Sprintf("%04x:%02x:%02x.0", a.domain, a.bus, a.device)
+}
+
+// function is one configuration space.
+type function struct {
+	address
+	portType
+	line *line // a switch's upstream and downstream ports share one
+	root *line // its host bridge
+
+	secondary, subordinate int // buses below a bridge
+
+	acs     acs
+	port    int  // number of a port
+	max     link // greatest
+	current link // as it works; zero without a link
+
+	minor int // of a GPU that the driver manages, else -1
+	uuid  string
+}
+
+// Function is what a tree has at one address.
+type Function struct {
+	Address        string // as in 0000:18:00.0
+	Class          uint32 // six hexadecimal digits
+	Vendor, Device uint16
+	NUMA           int    // -1 for none
+	Driver         string // nvidia, mlx5_core or pcieport; "" for none
+	UUID           string // of a GPU
+}
+
+// Functions lists the tree's functions, each bridge before what is below it.
+func (t *Tree) Functions() []Function {
+	var all []Function
+	for _, f := range t.functions {
+		driver := f.line.driver
+		if f.portType != endpoint {
+			driver = "pcieport"
+		}
+		all = append(all, Function{
+			Address: f.String(), Class: f.line.class, Vendor: f.line.id.vendor, Device: f.line.id.device,
+			NUMA: f.root.numa, Driver: driver, UUID: f.uuid,
+		})
+	}
+	return all
+}
+
+// placing gives numbers to the buses of one root.
+type placing struct {
+	tree  *Tree
+	root  *line
+	next  int // bus
+	taken map[[2]int]int
+}
+
+// place gives each line its addresses.
+func place(top []*line) (*Tree, error) {
+	t := &Tree{}
+	taken := map[[2]int]int{} // domain and bus, to the line that has it
+	for _, root := range top {
+		p := placing{tree: t, root: root, next: root.bus, taken: taken}
+		bus, err := p.newBus(root)
+		if err != nil {
+			return nil, err
+		}
+		for i, port := range root.children {
+			if err := p.addPort(port, rootPort, address{root.domain, bus, i + 1}, port.acs, i+1, port.max, port.children); err != nil {
+				return nil, err
+			}
+		}
+		if need := p.need(); need > t.window {
+			t.window = need
+		}
+	}
+	if t.window > maxWindow {
+		return nil, fmt.Errorf("PCIe table: the BARs below one host bridge may need %d GiB, and the guest has %d at most; spread the GPUs over more host bridges", t.window>>30, uint64(maxWindow)>>30)
+	}
+	return t, t.nameGPUs()
+}
+
+func (p *placing) newBus(l *line) (int, error) {
+	bus := p.next
+	if bus > 0xff {
+		return 0, fmt.Errorf("PCIe table, line %d: there is no bus number left: host bridge %04x:%02x has more buses than there are up to ff", l.number, p.root.domain, p.root.bus)
+	}
+	if other, ok := p.taken[[2]int{p.root.domain, bus}]; ok {
+		return 0, fmt.Errorf("PCIe table, line %d: its bus %04x:%02x is that of line %d already; move the host bridges apart", l.number, p.root.domain, bus, other)
+	}
+	p.taken[[2]int{p.root.domain, bus}] = l.number
+	p.next++
+	return bus, nil
+}
+
+func (p *placing) add(f *function) error {
+	if len(p.tree.functions) == maxFunctions {
+		return fmt.Errorf("PCIe table, line %d: there are more than %d functions", f.line.number, maxFunctions)
+	}
+	f.root, f.minor = p.root, -1
+	p.tree.functions = append(p.tree.functions, f)
+	return nil
+}
+
+// addPort adds a root port or a downstream port and what it leads to: nothing
+// or one thing.
+func (p *placing) addPort(l *line, t portType, a address, acs acs, number int, max link, below []*line) error {
+	bus, err := p.newBus(l)
+	if err != nil {
+		return err
+	}
+	f := &function{address: a, portType: t, line: l, secondary: bus, acs: acs, port: number, max: max}
+	if err := p.add(f); err != nil {
+		return err
+	}
+	for _, child := range below {
+		if f.current, err = negotiate(max, child); err != nil {
+			return err
+		}
+		if err := p.addBelow(child, address{a.domain, bus, 0}, f.current); err != nil {
+			return err
+		}
+	}
+	f.subordinate = p.next - 1
+	return nil
+}
+
+// addBelow adds what is at the lower end of a link: a switch or an endpoint.
+func (p *placing) addBelow(l *line, a address, current link) error {
+	f := &function{address: a, line: l, acs: acsNone, max: l.max, current: current}
+	if l.kind != kindSwitch {
+		return p.add(f)
+	}
+	bus, err := p.newBus(l)
+	if err != nil {
+		return err
+	}
+	f.portType, f.secondary = upstreamPort, bus
+	if err := p.add(f); err != nil {
+		return err
+	}
+	for i, child := range l.children {
+		acs := cmp.Or(child.portACS, l.acs)
+		if err := p.addPort(l, downstreamPort, address{a.domain, bus, i}, acs, i+1, l.max, l.children[i:i+1]); err != nil {
+			return err
+		}
+	}
+	f.subordinate = p.next - 1
+	return nil
+}
+
+// negotiate is what a link comes up with: the lesser of its ends, or what the
+// table says, which cannot be more.
+func negotiate(above link, l *line) (link, error) {
+	most := link{gen: min(above.gen, l.max.gen), width: min(above.width, l.max.width)}
+	if l.current == (link{}) {
+		return most, nil
+	}
+	if l.current.gen > most.gen || l.current.width > most.width {
+		return link{}, fmt.Errorf("PCIe table, line %d: link=gen%dx%d is more than its ends have in common, gen%dx%d", l.number, l.current.gen, l.current.width, most.gen, most.width)
+	}
+	return l.current, nil
+}
+
+// need is an upper bound for the address space below a root: each function's
+// BARs rounded up to a power of two, as bridges' windows round them, and twice
+// the sum, since windows in windows round again.
+func (p *placing) need() uint64 {
+	sum := uint64(1 << 29)
+	for _, f := range p.tree.functions {
+		if f.root != p.root {
+			continue
+		}
+		var bars uint64
+		for _, size := range f.bars() {
+			bars += size
+		}
+		sum += powerOfTwo(bars)
+	}
+	return 2 * powerOfTwo(sum)
+}
+
+// powerOfTwo rounds up; 0 stays.
+func powerOfTwo(n uint64) uint64 {
+	if n == 0 {
+		return 0
+	}
+	return 1 << bits.Len64(n-1)
+}
+
+// nameGPUs gives GPUs their UUIDs, and minors in the order of their addresses,
+// as the driver does.
+func (t *Tree) nameGPUs() error {
+	var gpus []*function
+	lines := map[string]int{}
+	for _, f := range t.functions {
+		if f.line.kind != kindGPU {
+			continue
+		}
+		f.uuid = f.line.uuid
+		if f.uuid == "" {
+			sum := sha256.Sum256([]byte("GPU at " + f.String()))
+			f.uuid = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
+		}
+		if other, ok := lines[f.uuid]; ok {
+			return fmt.Errorf("PCIe table, line %d: its UUID %s is that of line %d already", f.line.number, f.uuid, other)
+		}
+		lines[f.uuid] = f.line.number
+		if f.line.driver == "nvidia" {
+			gpus = append(gpus, f)
+		}
+	}
+	slices.SortFunc(gpus, func(a, b *function) int {
+		return cmp.Or(cmp.Compare(a.domain, b.domain), cmp.Compare(a.bus, b.bus))
+	})
+	for minor, f := range gpus {
+		f.minor = minor
+	}
+	return nil
+}

@@ -1,0 +1,32 @@
+package pcitree
+
+import (
+	"embed"
+	"fmt"
+	"strings"
+)
+
+//go:embed trees/*.txt
+var trees embed.FS
+
+// Names lists the tables that the package has, in order.
+func Names() []string {
+	entries, err := trees.ReadDir("trees")
+	if err != nil {
+		panic(err) // the folder is in the program
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, strings.TrimSuffix(e.Name(), ".txt"))
+	}
+	return names
+}
+
+// Named is the text of a table that the package has.
+func Named(name string) (string, error) {
+	text, err := trees.ReadFile("trees/" + name + ".txt")
+	if err != nil {
+		return "", fmt.Errorf("there is no PCIe table %q; there are %s", name, strings.Join(Names(), ", "))
+	}
+	return string(text), nil
+}

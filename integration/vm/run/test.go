@@ -1,0 +1,376 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/integration/vm"
+	"github.com/peerlane/peerlane/integration/vm/control"
+)
+
+// place is where cases run: matrix.txt has its name.
+type place struct {
+	name, image string
+	guests      int
+	targets     []target
+}
+
+// target is a package, or those of its tests that match a pattern.
+type target struct{ pkg, run string }
+
+const module = "github.com/peerlane/peerlane/"
+
+// places, and what runs there when no package is named. What runs on the host
+// itself makes machines of its own, and breaks them.
+var places = []place{
+	{"vm-small", vm.Small, 1, []target{
+		{pkg: "integration/vm/cases/small"},
+		// Also here, because here control groups are v2 and have all controllers.
+		{pkg: "hook"}, {pkg: "relay"}, {pkg: "topo"}, {pkg: "cuda/conformance"},
+		{"integration", "^(TestDeath|TestALane|TestAGPU|TestTheLane|TestARelay|TestAHost|TestAnUnknown)"},
+	}},
+	{"vm-full", vm.Full, 1, []target{{pkg: "integration/vm/cases/full"}}},
+	{"vm-pair", vm.Small, 2, []target{{pkg: "integration/vm/cases/pair"}}},
+	{"vm-host", "", 0, []target{{pkg: "integration/vm"}}},
+}
+
+// lanes are places that run one after the other; the lanes run at once. A guest
+// uses one processor of the host, whatever it has itself.
+var lanes = [][]string{{"vm-small"}, {"vm-full", "vm-pair", "vm-host"}}
+
+// margin is what a test binary has beyond its own time-out to end and say why.
+const margin = 90 * time.Second
+
+func testCommand() *cobra.Command {
+	var o testOptions
+	cmd := &cobra.Command{
+		Use:   "test [package...]",
+		Short: "Run tests in machines, and print their events as `go test -json` does",
+		Long: `Run tests in machines, and print their events as go test -json does, each with
+the place that it is of. Without packages every case runs that has a place in a
+machine; with packages those run, in the machines that --place names.
+
+What tests leave in their artifact directories, and each machine's console, is in
+bin/vm/PLACE afterwards.`,
+		RunE: func(cmd *cobra.Command, packages []string) error {
+			o.packages = packages
+			return o.run(cmd.Context())
+		},
+	}
+	cmd.Flags().StringSliceVar(&o.places, "place", nil, "`PLACES` to run in: vm-small, vm-full, vm-pair, vm-host")
+	cmd.Flags().StringVar(&o.pattern, "run", "", "run only the tests that match `PATTERN`")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 10*time.Minute, "time-out of each test binary")
+	cmd.Flags().StringSliceVar(&o.environment, "env", nil, "`NAME=VALUE` for the tests")
+	return cmd
+}
+
+type testOptions struct {
+	places, packages, environment []string
+	pattern                       string
+	timeout                       time.Duration
+}
+
+func (o *testOptions) run(ctx context.Context) error {
+	chosen, err := o.choose(ctx)
+	if err != nil {
+		return err
+	}
+	// Before anything runs: places share images.
+	for _, p := range chosen {
+		if p.image == "" {
+			continue
+		}
+		if _, err := images(ctx, p.image); err != nil {
+			return err
+		}
+	}
+	failed := make([]error, len(lanes))
+	var group sync.WaitGroup
+	for i, lane := range lanes {
+		group.Go(func() {
+			for _, p := range chosen {
+				if !slices.Contains(lane, p.name) || ctx.Err() != nil {
+					continue
+				}
+				if err := o.runPlace(ctx, p); err != nil {
+					failed[i] = errors.Join(failed[i], fmt.Errorf("%s: %w", p.name, err))
+				}
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(append(failed, ctx.Err())...)
+}
+
+// choose finds what runs where.
+func (o *testOptions) choose(ctx context.Context) ([]place, error) {
+	names := o.places
+	if len(names) == 0 && len(o.packages) > 0 {
+		names = []string{"vm-small"}
+	}
+	var targets []target
+	if len(o.packages) > 0 {
+		source, err := repository()
+		if err != nil {
+			return nil, err
+		}
+		c := exec.CommandContext(ctx, "go", append([]string{"list", "-tags", "vm", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, o.packages...)...)
+		c.Dir, c.Stderr = source, os.Stderr
+		out, err := c.Output()
+		if err != nil {
+			return nil, fmt.Errorf("go list %s: %w", strings.Join(o.packages, " "), err)
+		}
+		for _, pkg := range strings.Fields(string(out)) {
+			targets = append(targets, target{pkg: strings.TrimPrefix(pkg, module)})
+		}
+		if len(targets) == 0 {
+			return nil, fmt.Errorf("no package of %s has tests", strings.Join(o.packages, " "))
+		}
+	}
+	var chosen []place
+	for _, p := range places {
+		if len(names) > 0 && !slices.Contains(names, p.name) {
+			continue
+		}
+		if targets != nil {
+			p.targets = targets
+		}
+		chosen = append(chosen, p)
+	}
+	if len(chosen) < len(names) {
+		return nil, fmt.Errorf("of the places %s some do not exist", strings.Join(names, ", "))
+	}
+	if o.pattern != "" {
+		return o.narrow(ctx, chosen)
+	}
+	return chosen, nil
+}
+
+// narrow leaves only what has a test that the pattern names, so that no machine
+// boots in vain.
+func (o *testOptions) narrow(ctx context.Context, chosen []place) ([]place, error) {
+	top, _, _ := strings.Cut(o.pattern, "/")
+	wanted, err := regexp.Compile(top)
+	if err != nil {
+		return nil, fmt.Errorf("--run %s: %w", o.pattern, err)
+	}
+	var narrowed []place
+	for _, p := range chosen {
+		var left []target
+		for _, of := range p.targets {
+			names, err := testsOf(ctx, of)
+			if err != nil {
+				return nil, err
+			}
+			if slices.ContainsFunc(names, wanted.MatchString) {
+				// Of a target that has a pattern only the tests of both.
+				if of.run != "" {
+					names = slices.DeleteFunc(names, func(n string) bool { return !wanted.MatchString(n) })
+					of.run = "^(" + strings.Join(names, "|") + ")$" + strings.TrimPrefix(o.pattern, top)
+				} else {
+					of.run = o.pattern
+				}
+				left = append(left, of)
+			}
+		}
+		if p.targets = left; len(left) > 0 {
+			narrowed = append(narrowed, p)
+		}
+	}
+	if len(narrowed) == 0 {
+		return nil, fmt.Errorf("--run %s: no place has such a test", o.pattern)
+	}
+	return narrowed, nil
+}
+
+var testFunction = regexp.MustCompile(`(?m)^func (Test\w*)\(\w* \*testing\.T\)`)
+
+// testsOf lists the tests of a target, as the source has them.
+func testsOf(ctx context.Context, of target) ([]string, error) {
+	const format = "{{$dir := .Dir}}{{range .TestGoFiles}}{{$dir}}/{{.}}\n{{end}}{{range .XTestGoFiles}}{{$dir}}/{{.}}\n{{end}}"
+	out, err := exec.CommandContext(ctx, "go", "list", "-tags", "vm", "-f", format, module+of.pkg).Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list %s: %w", of.pkg, err)
+	}
+	run, err := regexp.Compile(of.run)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, file := range strings.Fields(string(out)) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range testFunction.FindAllSubmatch(text, -1) {
+			if name := string(m[1]); name != "TestMain" && run.MatchString(name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names, nil
+}
+
+func (o *testOptions) runPlace(ctx context.Context, p place) (err error) {
+	if p.guests == 0 {
+		return o.runHere(ctx, p)
+	}
+	s, err := newSession(ctx, p.image)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	defer func() { err = errors.Join(err, s.keep(filepath.Join(s.source, "bin", "vm", p.name))) }()
+	// The machine boots while its tests are compiled.
+	compiled := make(chan error, 1)
+	go func() { compiled <- o.compile(ctx, s, p) }()
+	started := s.start(ctx, p.guests)
+	if err := errors.Join(<-compiled, started); err != nil {
+		return err
+	}
+	say("%s: up after %.1f s, %.1f s of them the guest's own", p.name, s.machines[0].Booted.Seconds(), s.machines[0].Ready.Uptime.Seconds())
+	var failed []error
+	for _, of := range p.targets {
+		if err := o.runTarget(ctx, s, p, of); err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", of.pkg, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// runHere runs tests on the host.
+func (o *testOptions) runHere(ctx context.Context, p place) error {
+	say("%s: on this host", p.name)
+	arguments := []string{"test", "-json", "-count=1", "-tags", "vm", "-vet=off", "-timeout", o.timeout.String(), "-run", o.pattern}
+	for _, of := range p.targets {
+		arguments = append(arguments, module+of.pkg)
+	}
+	c := vm.Program(ctx, "go", arguments...)
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := c.Start(); err != nil {
+		return err
+	}
+	err = addPlace(out, p.name)
+	return errors.Join(err, c.Wait())
+}
+
+// binary is the name of a package's test binary.
+func binary(pkg string) string {
+	return strings.ReplaceAll(pkg, "/", "-") + ".test"
+}
+
+func (o *testOptions) compile(ctx context.Context, s *session, p place) error {
+	for _, of := range p.targets {
+		if err := goTool(ctx, s.source, nil, "test", "-c", "-tags", "vm", "-vet=off", "-o", filepath.Join(s.share, "test", binary(of.pkg)), module+of.pkg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *testOptions) runTarget(ctx context.Context, s *session, p place, of target) error {
+	out := path.Join("/share/out", of.pkg)
+	if err := os.MkdirAll(filepath.Join(s.share, "out", of.pkg), 0o755); err != nil {
+		return err
+	}
+	command := control.Command{
+		Argv: []string{
+			"/share/test/" + binary(of.pkg), "-test.v=test2json", "-test.paniconexit0",
+			"-test.timeout=" + o.timeout.String(), "-test.outputdir=" + out, "-test.artifacts",
+		},
+		Env: append([]string{"PEERLANE_TEST_BINARIES=/share/bin", "HOME=/root"}, o.environment...),
+		Dir: path.Join("/source", of.pkg),
+	}
+	if of.run != "" {
+		command.Argv = append(command.Argv, "-test.run="+of.run)
+	}
+	events, err := newEvents(ctx, p.name, module+of.pkg)
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, o.timeout+margin, fmt.Errorf("the tests did not end %v after their time-out of %v", margin, o.timeout))
+	defer cancel()
+	err = s.machines[0].Run(limited, command, nil, events, events)
+	var status *control.ExitError
+	if err != nil && !errors.As(err, &status) {
+		// In the report it stands with the test that ran.
+		fmt.Fprintf(events, "\n%v\n", err)
+	}
+	return errors.Join(err, events.Close())
+}
+
+// events turns what a test binary prints into events, and adds the place.
+type events struct {
+	io.WriteCloser
+	convert *exec.Cmd
+	done    chan error
+}
+
+func newEvents(ctx context.Context, place, pkg string) (*events, error) {
+	e := &events{convert: exec.CommandContext(ctx, "go", "tool", "test2json", "-t", "-p", pkg), done: make(chan error, 1)}
+	var err error
+	if e.WriteCloser, err = e.convert.StdinPipe(); err != nil {
+		return nil, err
+	}
+	from, err := e.convert.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := e.convert.Start(); err != nil {
+		return nil, fmt.Errorf("go tool test2json: %w", err)
+	}
+	go func() { e.done <- addPlace(from, place) }()
+	return e, nil
+}
+
+// stdout takes one event at a time.
+var stdout sync.Mutex
+
+func addPlace(from io.Reader, place string) error {
+	dec := json.NewDecoder(from)
+	for {
+		var event map[string]any
+		err := dec.Decode(&event)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading the events of test2json: %w", err)
+		}
+		event["Place"] = place
+		var line bytes.Buffer
+		if err := json.NewEncoder(&line).Encode(event); err != nil {
+			return err
+		}
+		stdout.Lock()
+		_, err = os.Stdout.Write(line.Bytes())
+		stdout.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (e *events) Close() error {
+	err := e.WriteCloser.Close()
+	return errors.Join(err, <-e.done, e.convert.Wait())
+}

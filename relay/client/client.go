@@ -1,0 +1,425 @@
+// Package client is what a process in a container uses to reach its relay:
+// export GPU memory once, connect, then send and receive without a system call
+// or a CUDA call for each operation.
+//
+//	session, err := client.Dial(ctx, client.DefaultSocket)
+//	memory, err := session.Export(ctx, client.Allocation{FD: fd, Bytes: n, GPU: uuid})
+//	listener, err := session.Listen(ctx, uuid)    // here: give listener.Handle() away
+//	receiving, err := listener.Accept(ctx)
+//	sending, err := session.Connect(ctx, uuid, handle) // there
+//	op, err := sending.Send(memory, 0, n)
+//	moved, err := op.Wait(ctx)
+//
+// All methods are safe for concurrent use. After the relay has died every
+// operation fails with wire.StatusRelayDied, all timelines stand at their end,
+// so that no stream waits for ever, and a new Dial reaches the relay's
+// successor.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/ring"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// DefaultSocket is where a container finds its relay.
+const DefaultSocket = layout.ContainerDir + "/" + layout.SocketName
+
+// replyTime bounds the answer to a request that no other client can delay: it
+// includes the creation of a CUDA context and of staging memory.
+const replyTime = 60 * time.Second
+
+// Session is a client's tie to its relay.
+type Session struct {
+	conn    packet.Conn
+	version uint32
+
+	wakeRelay  int
+	wakeClient *os.File
+	ended      chan struct{} // closed once broken is set
+
+	mu          sync.Mutex
+	broken      error
+	sequence    uint32
+	replies     map[uint32]chan reply
+	operations  map[uint64]*Operation
+	cookie      uint64
+	connections map[uint32]*Connection
+	ring        *ring.Client // nil once closed
+
+	spinners atomic.Int32
+	readers  sync.WaitGroup
+}
+
+type reply struct {
+	message wire.Message
+	fds     []int
+}
+
+// Dial connects to a relay's socket.
+func Dial(ctx context.Context, socket string) (*Session, error) {
+	return dial(ctx, socket, wire.OldestVersion, wire.NewestVersion)
+}
+
+func dial(ctx context.Context, socket string, oldest, newest uint32) (*Session, error) {
+	conn, err := packet.Dial(socket)
+	if err != nil {
+		return nil, fmt.Errorf("no relay at %s: %w; was the container started with --device peerlane.dev/lane=N?", socket, err)
+	}
+	timeout := replyTime
+	if deadline, ok := ctx.Deadline(); ok {
+		timeout = time.Until(deadline)
+	}
+	answer, fds, err := conn.Exchange(&wire.Hello{Magic: wire.Magic, Oldest: oldest, Newest: newest}, timeout)
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("the relay at %s: %w", socket, err)
+	}
+	welcome, ok := answer.(*wire.Welcome)
+	if !ok || len(fds) != 4 {
+		packet.CloseAll(fds)
+		conn.Close()
+		return nil, wire.Errorf(wire.StatusMalformed, "the relay at %s answered hello with a %T and %d descriptors", socket, answer, len(fds))
+	}
+	if welcome.Version < oldest || welcome.Version > newest {
+		packet.CloseAll(fds)
+		conn.Close()
+		return nil, wire.Errorf(wire.StatusVersion, "the relay at %s speaks version %d of Peerlane's protocol, this client %d to %d; install the same release of Peerlane in the image and on the host",
+			socket, welcome.Version, oldest, newest)
+	}
+	shared, err := ring.OpenClient(fds[0], fds[1])
+	packet.CloseAll(fds[:2])
+	if err != nil {
+		packet.CloseAll(fds[2:])
+		conn.Close()
+		return nil, err
+	}
+	s := &Session{
+		conn: conn, version: welcome.Version, ring: shared,
+		wakeRelay: fds[2], wakeClient: os.NewFile(uintptr(fds[3]), "peerlane-wake"),
+		ended:       make(chan struct{}),
+		replies:     map[uint32]chan reply{},
+		operations:  map[uint64]*Operation{},
+		connections: map[uint32]*Connection{},
+	}
+	shared.SetSleeps(true)
+	s.readers.Add(2)
+	go s.readSocket()
+	go s.readWakes()
+	return s, nil
+}
+
+// Version is the protocol's that both sides agreed on.
+func (s *Session) Version() uint32 { return s.version }
+
+// Close ends the session. Operations that have not ended fail.
+func (s *Session) Close() error {
+	s.fail(wire.Errorf(wire.StatusClosed, "the session was closed"))
+	// Without a goodbye the relay would look for a death. One that is dead
+	// itself does not hear it.
+	_ = s.conn.Send(&wire.Goodbye{}, 0)
+	err := s.conn.Close()
+	s.readers.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ring == nil {
+		return nil
+	}
+	err = errors.Join(err, s.ring.Close(), s.wakeClient.Close(), unix.Close(s.wakeRelay))
+	s.ring = nil
+	return err
+}
+
+// Err is nil while the session works, then why it does not.
+func (s *Session) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.broken
+}
+
+// Ended is closed when the session has ended.
+func (s *Session) Ended() <-chan struct{} { return s.ended }
+
+// fail ends the session: once, for everything that waits.
+func (s *Session) fail(why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken != nil {
+		return
+	}
+	s.broken = why
+	close(s.ended)
+	if s.ring != nil {
+		s.drain()
+		for i := range uint32(wire.Timelines) {
+			s.ring.Advance(i, wire.TimelineEnd)
+		}
+	}
+	for _, op := range s.operations {
+		op.end(0, why)
+	}
+	clear(s.operations)
+	for _, c := range s.connections {
+		c.takeDown(why)
+	}
+	// A read of the pipe returns at once from now on. Where it cannot be told to,
+	// it does at the relay's end of the session.
+	_ = s.wakeClient.SetReadDeadline(time.Unix(1, 0))
+}
+
+// readSocket takes replies and events until the relay is gone.
+func (s *Session) readSocket() {
+	defer s.readers.Done()
+	for {
+		m, sequence, fds, err := s.conn.Receive()
+		if err != nil {
+			packet.CloseAll(fds)
+			s.fail(wire.Errorf(wire.StatusRelayDied, "the relay of this container died%s; connect to it again, its successor is there within seconds", unexpected(err)))
+			return
+		}
+		switch event := m.(type) {
+		case *wire.ConnectionDown:
+			packet.CloseAll(fds)
+			s.connectionDown(event)
+			continue
+		case *wire.Failure:
+			if sequence == 0 {
+				packet.CloseAll(fds)
+				s.fail(event.Err())
+				continue
+			}
+		}
+		s.mu.Lock()
+		waiting := s.replies[sequence]
+		delete(s.replies, sequence)
+		s.mu.Unlock()
+		if waiting == nil { // the request was given up
+			packet.CloseAll(fds)
+			s.giveBack(m)
+			continue
+		}
+		waiting <- reply{m, fds}
+	}
+}
+
+// unexpected is what there is to say of an error beside that the other side is
+// gone.
+func unexpected(err error) string {
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
+		return ""
+	}
+	return fmt.Sprintf(" (%v)", err)
+}
+
+// request sends a message and waits for its answer.
+func (s *Session) request(ctx context.Context, m wire.Message, fds ...int) (wire.Message, error) {
+	answer := make(chan reply, 1)
+	s.mu.Lock()
+	if s.broken != nil {
+		defer s.mu.Unlock()
+		return nil, s.broken
+	}
+	s.sequence++
+	if s.sequence == 0 {
+		s.sequence = 1 // 0 is for events
+	}
+	sequence := s.sequence
+	s.replies[sequence] = answer
+	err := s.conn.Send(m, sequence, fds...)
+	s.mu.Unlock()
+	if err != nil {
+		s.giveUp(sequence)
+		select {
+		case <-s.ended:
+		case <-time.After(time.Second): // the reader learns why the socket broke
+		}
+		return nil, errors.Join(s.Err(), err)
+	}
+	var r reply
+	select {
+	case r = <-answer:
+	case <-s.ended:
+		return nil, s.Err()
+	case <-ctx.Done():
+		if s.giveUp(sequence) {
+			return nil, ctx.Err()
+		}
+		r = <-answer // it came meanwhile
+	}
+	packet.CloseAll(r.fds)
+	if failure, ok := r.message.(*wire.Failure); ok {
+		return nil, failure.Err()
+	}
+	return r.message, nil
+}
+
+// giveUp reports false when the answer is there already.
+func (s *Session) giveUp(sequence uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, waiting := s.replies[sequence]
+	delete(s.replies, sequence)
+	return waiting
+}
+
+// giveBack releases what the answer to a request that was given up brought:
+// nobody else knows of it.
+func (s *Session) giveBack(m wire.Message) {
+	var request wire.Message
+	switch m := m.(type) {
+	case *wire.Exported:
+		request = &wire.Unexport{Memory: m.Memory}
+	case *wire.Listening:
+		request = &wire.Unlisten{Listener: m.Listener}
+	case *wire.Connected:
+		request = &wire.Disconnect{Connection: m.Connection}
+	default:
+		return
+	}
+	// It fails where the session has ended, and the thing with it.
+	go func() { _, _ = s.request(context.Background(), request) }()
+}
+
+// ask is request for answers of one type.
+func ask[Answer wire.Message](ctx context.Context, s *Session, m wire.Message, fds ...int) (Answer, error) {
+	var none Answer
+	answer, err := s.request(ctx, m, fds...)
+	if err != nil {
+		return none, err
+	}
+	typed, ok := answer.(Answer)
+	if !ok {
+		return none, wire.Errorf(wire.StatusMalformed, "the relay answered a %T with a %T", m, answer)
+	}
+	return typed, nil
+}
+
+// Statistics are the counters of the container's relay.
+func (s *Session) Statistics(ctx context.Context) (*wire.StatisticsReply, error) {
+	return ask[*wire.StatisticsReply](ctx, s, &wire.Statistics{})
+}
+
+// Allocation is memory to export.
+type Allocation struct {
+	// FD is the POSIX file descriptor of a CUDA VMM allocation; it stays the
+	// caller's.
+	FD int
+	// Bytes is the whole allocation's size.
+	Bytes uint64
+	// Offset and Length are the range that is exported; a Length of 0 is all.
+	Offset, Length uint64
+	// GPU is the device that the memory is on.
+	GPU wire.UUID
+	// Access is wire.AccessSend, wire.AccessReceive or both; 0 is both.
+	Access uint32
+}
+
+// Memory is memory that the relay has mapped.
+type Memory struct {
+	session *Session
+	number  uint32
+	// Bytes is the exported range's length.
+	Bytes uint64
+}
+
+// Export lets the relay map memory of this process.
+func (s *Session) Export(ctx context.Context, a Allocation) (*Memory, error) {
+	if a.Length == 0 {
+		a.Length = a.Bytes - min(a.Offset, a.Bytes)
+	}
+	if a.Access == 0 {
+		a.Access = wire.AccessSend | wire.AccessReceive
+	}
+	m, err := ask[*wire.Exported](ctx, s, &wire.Export{
+		Bytes: a.Bytes, Offset: a.Offset, Length: a.Length, GPU: a.GPU, Access: a.Access,
+	}, a.FD)
+	if err != nil {
+		return nil, err
+	}
+	return &Memory{session: s, number: m.Memory, Bytes: a.Length}, nil
+}
+
+// Unexport takes memory back: no new operation can use it, and the relay's
+// mapping goes when those under way have ended.
+func (m *Memory) Unexport(ctx context.Context) error {
+	_, err := ask[*wire.Done](ctx, m.session, &wire.Unexport{Memory: m.number})
+	return err
+}
+
+// Listener waits for senders.
+type Listener struct {
+	session *Session
+	number  uint32
+	gpu     wire.UUID
+	handle  wire.Handle
+
+	mu sync.Mutex
+	// asked are requests whose Accept was given up: the next sender is the next
+	// Accept's.
+	asked []chan accepted
+}
+
+type accepted struct {
+	connection *Connection
+	err        error
+}
+
+// Listen makes a listener whose connections receive into memory of this GPU.
+func (s *Session) Listen(ctx context.Context, gpu wire.UUID) (*Listener, error) {
+	m, err := ask[*wire.Listening](ctx, s, &wire.Listen{GPU: gpu})
+	if err != nil {
+		return nil, err
+	}
+	return &Listener{session: s, number: m.Listener, gpu: gpu, handle: m.Handle}, nil
+}
+
+// Handle is what a sender needs. Whoever has it can connect.
+func (l *Listener) Handle() wire.Handle { return l.handle }
+
+// Accept waits for a sender.
+func (l *Listener) Accept(ctx context.Context) (*Connection, error) {
+	l.mu.Lock()
+	var answer chan accepted
+	if len(l.asked) > 0 {
+		answer, l.asked = l.asked[0], l.asked[1:]
+	}
+	l.mu.Unlock()
+	if answer == nil {
+		answer = make(chan accepted, 1)
+		go func() {
+			m, err := ask[*wire.Connected](context.Background(), l.session, &wire.Accept{Listener: l.number})
+			if err != nil {
+				answer <- accepted{err: err}
+				return
+			}
+			answer <- accepted{connection: l.session.connection(m)}
+		}()
+	}
+	select {
+	case a := <-answer:
+		return a.connection, a.err
+	case <-ctx.Done():
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.asked = append(l.asked, answer)
+		return nil, ctx.Err()
+	}
+}
+
+// Close ends the listener; accepted connections stay.
+func (l *Listener) Close(ctx context.Context) error {
+	_, err := ask[*wire.Done](ctx, l.session, &wire.Unlisten{Listener: l.number})
+	return err
+}

@@ -1,0 +1,105 @@
+package client
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/ring"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// answering is a socket that answers the first message of each client.
+func answering(t *testing.T, answer func(packet.Conn, wire.Message)) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			conn := packet.Conn{UnixConn: c}
+			m, _, fds, err := conn.Receive()
+			packet.CloseAll(fds)
+			if err == nil {
+				answer(conn, m)
+			}
+			conn.Close()
+		}
+	}()
+	return path
+}
+
+func dialed(t *testing.T, socket string, oldest, newest uint32) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	s, err := dial(ctx, socket, oldest, newest)
+	if err == nil {
+		s.Close()
+	}
+	return err
+}
+
+func TestARelayOfAnotherVersionIsNamed(t *testing.T) {
+	refusing := answering(t, func(c packet.Conn, m wire.Message) {
+		hello := m.(*wire.Hello)
+		_, err := wire.Negotiate("client", hello.Oldest, hello.Newest)
+		if err == nil {
+			err = wire.Errorf(wire.StatusInternal, "the test's client is not too old")
+		}
+		if err := c.Send(wire.NewFailure(err), 1); err != nil {
+			t.Error(err)
+		}
+	})
+	err := dialed(t, refusing, wire.NewestVersion+1, wire.NewestVersion+2)
+	if wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), "same release") {
+		t.Errorf("a client that is too new: %v", err)
+	}
+	// A relay that picks a version the client does not speak.
+	wrong := answering(t, func(c packet.Conn, _ wire.Message) {
+		r, err := ring.NewRelay()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer r.Close()
+		submit, complete := r.FDs()
+		if err := c.Send(&wire.Welcome{Version: 99}, 1, submit, complete, submit, complete); err != nil {
+			t.Error(err)
+		}
+	})
+	err = dialed(t, wrong, wire.OldestVersion, wire.NewestVersion)
+	if wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), "version 99") {
+		t.Errorf("a relay that picks a version of its own: %v", err)
+	}
+}
+
+func TestWhatIsNoRelayIsNamed(t *testing.T) {
+	err := dialed(t, filepath.Join(t.TempDir(), "none"), 1, 1)
+	if err == nil || !strings.Contains(err.Error(), "--device peerlane.dev/lane=") {
+		t.Errorf("no socket: %v", err)
+	}
+	other := answering(t, func(c packet.Conn, _ wire.Message) {
+		if err := c.Send(&wire.Done{}, 1); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := dialed(t, other, 1, 1); wire.StatusOf(err) != wire.StatusMalformed {
+		t.Errorf("somebody else's answer: %v", err)
+	}
+	silent := answering(t, func(packet.Conn, wire.Message) {})
+	if err := dialed(t, silent, 1, 1); err == nil {
+		t.Error("a socket that closes is taken for a relay")
+	}
+}

@@ -1,0 +1,302 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// spinTime is how long Wait looks at the ring before it sleeps.
+const spinTime = 50 * time.Microsecond
+
+// reasonTime is how long a failed operation waits for the sentence that comes
+// on the socket while its status comes in the ring.
+const reasonTime = time.Second
+
+// Connection is a one-way way to another container: its sends or its receives
+// begin in the order in which they are posted.
+type Connection struct {
+	session *Session
+	number  uint32
+	// Route is wire.RouteStaged or wire.RouteDirect.
+	Route uint32
+	// Peer says who is at the other side.
+	Peer string
+
+	once   sync.Once
+	down   chan struct{}
+	reason error // set before down is closed
+}
+
+// Connect connects to the listener that gave out the handle; the connection
+// sends from memory of this GPU.
+func (s *Session) Connect(ctx context.Context, gpu wire.UUID, handle wire.Handle) (*Connection, error) {
+	m, err := ask[*wire.Connected](ctx, s, &wire.Connect{GPU: gpu, Handle: handle})
+	if err != nil {
+		return nil, err
+	}
+	return s.connection(m), nil
+}
+
+// connection registers a connection. The event of its end may have come before.
+func (s *Session) connection(m *wire.Connected) *Connection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.known(m.Connection)
+	c.Route, c.Peer = m.Route, wire.Text(m.Peer[:])
+	return c
+}
+
+func (s *Session) known(number uint32) *Connection {
+	c := s.connections[number]
+	if c == nil {
+		c = &Connection{session: s, number: number, down: make(chan struct{})}
+		s.connections[number] = c
+		if s.broken != nil {
+			c.takeDown(s.broken)
+		}
+	}
+	return c
+}
+
+func (s *Session) connectionDown(m *wire.ConnectionDown) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.known(m.Connection).takeDown(&wire.Error{Status: wire.Status(m.Status), Reason: wire.Text(m.Reason[:])})
+}
+
+func (c *Connection) takeDown(why error) {
+	c.once.Do(func() {
+		c.reason = why
+		close(c.down)
+	})
+}
+
+// Down is closed when the connection is down; Err says why.
+func (c *Connection) Down() <-chan struct{} { return c.down }
+
+// Err is nil while the connection is up.
+func (c *Connection) Err() error {
+	select {
+	case <-c.down:
+		return c.reason
+	default:
+		return nil
+	}
+}
+
+// Close takes the connection down for both sides.
+func (c *Connection) Close(ctx context.Context) error {
+	_, err := ask[*wire.Done](ctx, c.session, &wire.Disconnect{Connection: c.number})
+	if errors.Is(err, &wire.Error{Status: wire.StatusUnknownConnection}) {
+		err = nil // it was down already
+	}
+	c.session.mu.Lock()
+	defer c.session.mu.Unlock()
+	delete(c.session.connections, c.number)
+	return err
+}
+
+// Option changes a send or a receive.
+type Option func(*wire.Descriptor)
+
+// Tag lets a message meet receives of the same tag only.
+func Tag(tag uint64) Option { return func(d *wire.Descriptor) { d.Tag = tag } }
+
+// After lets the operation start when a timeline has reached a value.
+func After(t *Timeline, value uint64) Option {
+	return func(d *wire.Descriptor) { d.WaitTimeline, d.WaitValue = t.number, value }
+}
+
+// Signal lets the relay set a timeline to a value when the operation has ended,
+// also with an error.
+func Signal(t *Timeline, value uint64) Option {
+	return func(d *wire.Descriptor) { d.SignalTimeline, d.SignalValue = t.number, value }
+}
+
+// Send posts a message of n bytes.
+func (c *Connection) Send(m *Memory, offset, n uint64, options ...Option) (*Operation, error) {
+	return c.post(wire.OpSend, m, offset, n, options)
+}
+
+// Receive posts room for a message of at most n bytes.
+func (c *Connection) Receive(m *Memory, offset, n uint64, options ...Option) (*Operation, error) {
+	return c.post(wire.OpReceive, m, offset, n, options)
+}
+
+func (c *Connection) post(kind uint32, m *Memory, offset, n uint64, options []Option) (*Operation, error) {
+	d := wire.Descriptor{
+		Operation: kind, Connection: c.number, Memory: m.number, Offset: offset, Length: n,
+		WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline,
+	}
+	for _, o := range options {
+		o(&d)
+	}
+	return c.submit(d)
+}
+
+func (c *Connection) submit(d wire.Descriptor) (*Operation, error) {
+	s := c.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken != nil {
+		return nil, s.broken
+	}
+	s.cookie++
+	d.Cookie = s.cookie
+	wake, err := s.ring.Post(d)
+	if err != nil {
+		return nil, err
+	}
+	op := &Operation{connection: c, cookie: d.Cookie, done: make(chan struct{})}
+	s.operations[op.cookie] = op
+	if wake {
+		poll.Ring(s.wakeRelay)
+	}
+	return op, nil
+}
+
+// Operation is a send or a receive that was posted.
+type Operation struct {
+	connection *Connection
+	cookie     uint64
+	done       chan struct{}
+	status     wire.Status
+	moved      uint64
+	failure    error // set where the session broke
+}
+
+func (op *Operation) end(moved uint64, failure error) {
+	op.moved, op.failure = moved, failure
+	close(op.done)
+}
+
+// Done is closed when the operation has ended; Wait tells how.
+func (op *Operation) Done() <-chan struct{} { return op.done }
+
+// Wait waits for the end: of a send, when its bytes are in the receiver's
+// memory; of a receive, when they are here. It returns the bytes moved.
+func (op *Operation) Wait(ctx context.Context) (uint64, error) {
+	s := op.connection.session
+	s.spin(op)
+	select {
+	case <-op.done:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	if op.failure != nil {
+		return op.moved, op.failure
+	}
+	return op.moved, op.connection.explain(op.status)
+}
+
+// explain finds the sentence for a status.
+func (c *Connection) explain(status wire.Status) error {
+	switch status {
+	case wire.StatusOK:
+		return nil
+	case wire.StatusTruncated, wire.StatusCanceled, wire.StatusMalformed, wire.StatusUnknownMemory,
+		wire.StatusWrongGPU, wire.StatusNotPermitted, wire.StatusOutOfRange:
+		// Of this operation alone: the connection stays up.
+		return &wire.Error{Status: status, Reason: fmt.Sprintf("on the connection with %s: %v", c.Peer, status)}
+	}
+	select {
+	case <-c.down:
+		if wire.StatusOf(c.reason) == status || status == wire.StatusUnknownConnection {
+			return c.reason
+		}
+	case <-time.After(reasonTime):
+	}
+	return &wire.Error{Status: status}
+}
+
+// Cancel asks the relay to end the operation if nothing of it has moved. The
+// operation ends in any case by itself or so; Wait tells.
+func (op *Operation) Cancel() error {
+	_, err := op.connection.submit(wire.Descriptor{
+		Operation: wire.OpCancel, Connection: op.connection.number, Tag: op.cookie,
+		WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline,
+	})
+	return err
+}
+
+// spin looks at the ring for a short time, so that what ends soon is seen
+// without a sleep.
+func (s *Session) spin(op *Operation) {
+	if s.spinners.Add(1) == 1 {
+		s.sleeps(false)
+	}
+	defer func() {
+		if s.spinners.Add(-1) == 0 {
+			s.sleeps(true)
+		}
+	}()
+	for end := time.Now().Add(spinTime); time.Now().Before(end); {
+		select {
+		case <-op.done:
+			return
+		default:
+		}
+		if s.mu.TryLock() {
+			s.drain()
+			s.mu.Unlock()
+		}
+	}
+}
+
+// sleeps tells the relay whether to ring, and looks once more after that.
+func (s *Session) sleeps(sleeps bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ring == nil {
+		return
+	}
+	// Another Wait may have changed it meanwhile.
+	s.ring.SetSleeps(sleeps || s.spinners.Load() == 0)
+	s.drain()
+}
+
+// drain takes completions; the lock is held.
+func (s *Session) drain() {
+	if s.ring == nil {
+		return
+	}
+	took := false
+	for {
+		c, ok := s.ring.Next()
+		if !ok {
+			break
+		}
+		took = true
+		if op := s.operations[c.Cookie]; op != nil {
+			delete(s.operations, c.Cookie)
+			op.status = wire.Status(c.Status)
+			op.end(c.Length, nil)
+		}
+	}
+	// The relay may have stopped for want of room for completions.
+	if took && s.ring.RelaySleeps() {
+		poll.Ring(s.wakeRelay)
+	}
+}
+
+// readWakes drains the ring whenever the relay rings.
+func (s *Session) readWakes() {
+	defer s.readers.Done()
+	var rings [512]byte // one byte each; what they say is all the same
+	for {
+		_, err := s.wakeClient.Read(rings[:])
+		s.mu.Lock()
+		broken := s.broken != nil
+		s.drain()
+		s.mu.Unlock()
+		if broken || err != nil {
+			return
+		}
+	}
+}

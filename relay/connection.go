@@ -1,0 +1,202 @@
+package relay
+
+import (
+	"errors"
+	"io"
+
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// connection is one end of a one-way way for messages. Operations start in the
+// order in which they were posted; each may wait for a timeline first.
+type connection struct {
+	session *session
+	number  uint32
+	lane    *lane
+	route   uint32
+	peer    string // who is at the other side, for messages
+	port    *packet.Port
+	sends   bool
+	side    side
+
+	posted   []*operation // not started
+	down     *wire.Error
+	portDown bool
+}
+
+// side is what differs between sender and receiver.
+type side interface {
+	// start begins an operation whose timeline has come.
+	start(op *operation)
+	// cancel ends the operation if nothing moves for it yet.
+	cancel(cookie uint64)
+	// message handles a message of the other relay; an error takes the
+	// connection down.
+	message(m wire.Message, fds []int) error
+	// stop fails what is started; it is called once.
+	stop(why *wire.Error)
+	// drained reports whether nothing is under way any more that could touch a
+	// memory of either side.
+	drained() bool
+	// free lets go of what belongs to the connection.
+	free()
+}
+
+// open starts to read from the other relay.
+func (c *connection) open(fd int) error {
+	port, err := packet.NewPort(c.session.relay.loop, fd, c.receive, c.ended)
+	if err != nil {
+		return err
+	}
+	c.port = port
+	return nil
+}
+
+func (c *connection) post(op *operation) {
+	c.posted = append(c.posted, op)
+	c.advance()
+}
+
+// advance starts what is due.
+func (c *connection) advance() bool {
+	progress := false
+	for c.down == nil && len(c.posted) > 0 && c.posted[0].due() {
+		op := c.posted[0]
+		c.posted = c.posted[1:]
+		c.side.start(op)
+		progress = true
+	}
+	if c.down == nil && len(c.posted) > 0 {
+		c.session.waits[c] = true
+	} else {
+		delete(c.session.waits, c)
+	}
+	return progress
+}
+
+// cancel answers an OpCancel, whose tag names the operation's cookie.
+func (c *connection) cancel(request *operation) {
+	for i, op := range c.posted {
+		if op.cookie == request.tag {
+			c.posted = append(c.posted[:i:i], c.posted[i+1:]...)
+			op.finish(wire.StatusCanceled)
+			request.finish(wire.StatusOK)
+			c.advance()
+			return
+		}
+	}
+	c.side.cancel(request.tag)
+	request.finish(wire.StatusOK)
+}
+
+func (c *connection) receive(m wire.Message, _ uint32, fds []int) {
+	defer packet.CloseAll(fds)
+	if closing, ok := m.(*wire.PeerClose); ok {
+		status := wire.Status(closing.Status)
+		if status == wire.StatusOK {
+			status = wire.StatusPeerClosed
+		}
+		c.shutdown(&wire.Error{Status: status, Reason: wire.Text(closing.Reason[:])})
+		return
+	}
+	if err := c.side.message(m, fds); err != nil {
+		var why *wire.Error
+		if !errors.As(err, &why) {
+			why = wire.Errorf(wire.StatusInternal, "%v", err)
+		}
+		c.shutdown(why)
+	}
+}
+
+// ended is the other relay's end of the connection.
+func (c *connection) ended(err error) {
+	c.portDown = true
+	if errors.Is(err, io.EOF) {
+		c.shutdown(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s died", c.peer))
+	} else {
+		c.shutdown(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s cannot be understood: %v", c.peer, err))
+	}
+	c.settle()
+}
+
+// shutdown takes the connection down for a reason, tells both sides, and lets
+// what is under way end. It goes when that is so.
+func (c *connection) shutdown(why *wire.Error) {
+	if c.down != nil {
+		return
+	}
+	c.down = why
+	delete(c.session.waits, c)
+	if !c.portDown {
+		closing := &wire.PeerClose{Status: uint32(why.Status)}
+		wire.SetText(closing.Reason[:], why.Reason)
+		c.port.Send(closing, 0)
+	}
+	event := &wire.ConnectionDown{Connection: c.number, Status: uint32(why.Status)}
+	wire.SetText(event.Reason[:], why.Reason)
+	c.session.reply(event, 0)
+	posted := c.posted
+	c.posted = nil
+	for _, op := range posted {
+		op.finish(why.Status)
+	}
+	c.side.stop(why)
+	c.settle()
+}
+
+// settle ends a connection that is down once nothing of it is under way.
+func (c *connection) settle() {
+	if c.down == nil || c.session.connections[c.number] != c || !c.side.drained() {
+		return
+	}
+	delete(c.session.connections, c.number)
+	// The sender's close tells the receiver that nothing writes any more; the
+	// receiver has waited for it. First goes what it has not read, the reason
+	// last.
+	c.port.Leave()
+	c.side.free()
+	c.session.settle()
+}
+
+func (s *session) disconnect(number uint32) error {
+	c := s.connections[number]
+	if c == nil {
+		return wire.Errorf(wire.StatusUnknownConnection, "connection %d is not open", number)
+	}
+	c.shutdown(wire.Errorf(wire.StatusPeerClosed, "%s closed the connection", s.relay.name()))
+	return nil
+}
+
+// statistics are the counters of the relay and of its staging.
+func (r *Relay) statistics() *wire.StatisticsReply {
+	m := &wire.StatisticsReply{
+		Sent: r.counters.sent, Received: r.counters.received, Direct: r.counters.direct, Staged: r.counters.staged,
+	}
+	at := map[wire.UUID]int{}
+	for _, l := range r.lanes {
+		if l.device != nil {
+			m.Contexts++
+		}
+		for _, s := range []*staging{l.out, l.in} {
+			if s == nil {
+				continue
+			}
+			for _, g := range s.regions {
+				i, known := at[g.server]
+				if !known {
+					if len(at) == wire.MaxServers {
+						continue
+					}
+					i = len(at)
+					at[g.server] = i
+					m.Server[i].GPU = g.server
+				}
+				m.Server[i].In += g.in
+				m.Server[i].Out += g.out
+			}
+		}
+	}
+	m.Servers = uint32(len(at))
+	return m
+}

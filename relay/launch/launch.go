@@ -1,0 +1,112 @@
+// Package launch is what a supervisor and the relay that it starts say to each
+// other. It is a leaf: the hook imports it, and with it nothing of the data
+// path.
+//
+// The relay is started as `peerlane-relay serve` with these descriptors open
+// and no others above 2:
+//
+//	3  listening SOCK_SEQPACKET socket of the clients
+//	4  listening SOCK_SEQPACKET socket of the peer relays
+//	5  SOCK_SEQPACKET socket to the supervisor
+//	6  pidfd of the container's init
+//
+// Over descriptor 5 the supervisor sends a Config, one JSON document a
+// datagram, first at the start and then whenever the container's lanes
+// changed. The relay answers each with a Status. The relay ends by itself when
+// descriptor 6 says that init has ended.
+package launch
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Descriptors of a relay at its start.
+const (
+	FDClients    = 3
+	FDPeers      = 4
+	FDSupervisor = 5
+	FDInit       = 6
+)
+
+// MaxDatagram bounds a Config or Status, bytes of JSON.
+const MaxDatagram = 64 << 10
+
+// GPU is a device's identity.
+type GPU struct {
+	// UUID is NVML's, "GPU-8-4-4-4-12"; empty where it could not be read.
+	UUID string `json:"uuid,omitempty"`
+	// BusID is the PCI address, "0000:17:00.0", lower case.
+	BusID string `json:"busid"`
+	// Index is NVML's, the N of nvidia-smi.
+	Index int `json:"index"`
+}
+
+// Lane is one GPU's way to the network.
+type Lane struct {
+	GPU     GPU      `json:"gpu"`
+	Role    string   `json:"role"`    // near or far
+	Relay   bool     `json:"relay"`   // whether its traffic is staged on Servers
+	Servers []GPU    `json:"servers"` // GPUs that hold its staging memory
+	NICs    []string `json:"nics"`    // RDMA device names, as in /sys/class/infiniband
+}
+
+// Routes of a message between two containers of one host.
+const (
+	RouteAuto   = "auto"   // direct
+	RouteStaged = "staged" // client GPU -> slot on a server GPU -> NIC -> slot -> client GPU
+	RouteDirect = "direct" // one copy
+)
+
+// Transports.
+const (
+	TransportAuto  = "auto"  // loop for route staged, local for route direct
+	TransportLoop  = "loop"  // an emulated NIC
+	TransportLocal = "local" // no NIC
+)
+
+// Config is all that a relay is told.
+type Config struct {
+	Generation string `json:"generation"` // 32 hexadecimal digits
+	Container  string `json:"container"`  // the runtime's id, for messages only
+	Lanes      []Lane `json:"lanes"`
+	Route      string `json:"route"`
+	Transport  string `json:"transport"`
+	Slots      int    `json:"slots"`     // staging slots in each direction
+	SlotBytes  uint64 `json:"slotBytes"` // size of each
+	Peers      string `json:"peers"`     // directory of peer sockets, layout.Peers
+	NICs       string `json:"nics"`      // directory of emulated NICs' sockets
+}
+
+// Status is the relay's answer to a Config.
+type Status struct {
+	OK    bool   `json:"ok"`
+	Error string `json:"error,omitempty"`
+}
+
+// Check says what a relay cannot work with.
+func (c Config) Check() error {
+	if len(c.Generation) != 32 {
+		return fmt.Errorf("relay configuration: generation %q is not 32 hexadecimal digits", c.Generation)
+	}
+	if len(c.Lanes) == 0 {
+		return errors.New("relay configuration: no lane")
+	}
+	switch c.Route {
+	case RouteAuto, RouteStaged, RouteDirect:
+	default:
+		return fmt.Errorf("relay configuration: route %q is none of auto, staged, direct", c.Route)
+	}
+	switch c.Transport {
+	case TransportAuto, TransportLoop, TransportLocal:
+	default:
+		return fmt.Errorf("relay configuration: transport %q is none of auto, loop, local", c.Transport)
+	}
+	if c.Slots < 1 || c.Slots > 1024 {
+		return fmt.Errorf("relay configuration: %d slots; 1 to 1024 are possible", c.Slots)
+	}
+	if c.SlotBytes < 64<<10 || c.SlotBytes > 1<<30 || c.SlotBytes%(64<<10) != 0 {
+		return fmt.Errorf("relay configuration: slots of %d bytes; a multiple of 64 KiB up to 1 GiB is possible", c.SlotBytes)
+	}
+	return nil
+}

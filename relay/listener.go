@@ -1,0 +1,408 @@
+package relay
+
+import (
+	"crypto/rand"
+	"errors"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/transport/local"
+	"github.com/peerlane/peerlane/relay/transport/loop"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// maxUnaccepted bounds the senders that wait for a listener's Accept.
+const maxUnaccepted = 64
+
+// handleMagic begins a handle: "LANEHNDL".
+const handleMagic = 0x4c444e48454e414c
+
+// listener waits for senders that have its handle.
+type listener struct {
+	session *session
+	number  uint32
+	token   wire.UUID
+	lane    *lane
+	ready   []*receiver // connected, not accepted
+	accepts []uint32    // requests that wait for one
+}
+
+func (s *session) listen(m *wire.Listen, sequence uint32) {
+	if len(s.listeners) >= wire.MaxListeners {
+		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%d listeners are open, which is the limit", len(s.listeners)))
+		return
+	}
+	l := &listener{session: s, number: s.number()}
+	var generation wire.UUID
+	s.block(sequence, func() (err error) {
+		if l.lane, err = s.relay.laneOf(m.GPU); err != nil {
+			return err
+		}
+		if generation, err = s.relay.generation(); err != nil {
+			return err
+		}
+		_, err = rand.Read(l.token[:])
+		return err
+	}, func(err error) {
+		if err != nil || s.ended != nil {
+			s.answer(sequence, err)
+			return
+		}
+		s.listeners[l.number] = l
+		s.relay.listeners[l.token] = l
+		handle := wire.HandleLayout{Magic: handleMagic, Token: l.token, Generation: generation, Host: s.relay.host}
+		s.reply(&wire.Listening{Listener: l.number, Handle: handle.Handle()}, sequence)
+	})
+}
+
+// generation is this relay's own, as the handle carries it.
+func (r *Relay) generation() (wire.UUID, error) {
+	var text string
+	if !r.loop.Call(func() { text = r.config.Generation }) {
+		return wire.UUID{}, errEnding
+	}
+	return wire.ParseGPU(text)
+}
+
+func (s *session) unlisten(number uint32) error {
+	l := s.listeners[number]
+	if l == nil {
+		return wire.Errorf(wire.StatusUnknownListener, "listener %d is not open", number)
+	}
+	l.close()
+	return nil
+}
+
+func (l *listener) close() {
+	delete(l.session.listeners, l.number)
+	delete(l.session.relay.listeners, l.token)
+	why := wire.Errorf(wire.StatusPeerClosed, "%s closed the listener", l.session.relay.name())
+	for _, sequence := range l.accepts {
+		l.session.answer(sequence, wire.Errorf(wire.StatusClosed, "the listener was closed"))
+	}
+	for _, r := range l.ready {
+		r.shutdown(why)
+	}
+	l.ready, l.accepts = nil, nil
+}
+
+func (s *session) accept(m *wire.Accept, sequence uint32) {
+	l := s.listeners[m.Listener]
+	switch {
+	case l == nil:
+		s.answer(sequence, wire.Errorf(wire.StatusUnknownListener, "listener %d is not open", m.Listener))
+	case len(l.accepts) >= maxUnaccepted:
+		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%d accepts wait already", maxUnaccepted))
+	default:
+		l.accepts = append(l.accepts, sequence)
+		l.hand()
+	}
+}
+
+// hand gives connected senders to waiting accepts.
+func (l *listener) hand() {
+	for len(l.accepts) > 0 && len(l.ready) > 0 {
+		r := l.ready[0]
+		l.ready = l.ready[1:]
+		if r.down != nil {
+			continue
+		}
+		sequence := l.accepts[0]
+		l.accepts = l.accepts[1:]
+		l.session.reply(r.connected(), sequence) // which may end the session, and so the listener
+	}
+}
+
+func (c *connection) connected() *wire.Connected {
+	m := &wire.Connected{Connection: c.number, Route: c.route}
+	wire.SetText(m.Peer[:], c.peer)
+	return m
+}
+
+func routeNumber(name string) uint32 {
+	return map[string]uint32{launch.RouteStaged: wire.RouteStaged, launch.RouteDirect: wire.RouteDirect}[name]
+}
+
+// agree picks the route of a connection from what both hosts' configuration
+// forces.
+func agree(ours, theirs uint32) (uint32, error) {
+	switch {
+	case theirs > wire.RouteDirect:
+		return 0, wire.Errorf(wire.StatusMalformed, "the sender's relay asks for route %d, which this version does not know", theirs)
+	case ours == wire.RouteAuto && theirs == wire.RouteAuto:
+		return wire.RouteDirect, nil
+	case ours == wire.RouteAuto, ours == theirs:
+		return theirs, nil
+	case theirs == wire.RouteAuto:
+		return ours, nil
+	}
+	return 0, wire.Errorf(wire.StatusUnreachable, "one relay is configured for route staged and the other for route direct; set relay.route alike in config.toml")
+}
+
+// greetPeer answers another relay that wants to send to a listener here.
+func (r *Relay) greetPeer(conn packet.Conn) {
+	defer conn.Close()
+	if err := r.welcomePeer(conn); err != nil {
+		logrus.WithError(err).Warn("a sender was refused")
+		if sent := conn.Send(wire.NewFailure(err), 1); sent != nil {
+			logrus.WithError(sent).Debug("the refusal could not be sent")
+		}
+	}
+}
+
+func (r *Relay) welcomePeer(conn packet.Conn) error {
+	if err := conn.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
+		return err
+	}
+	m, _, fds, err := conn.Receive()
+	packet.CloseAll(fds)
+	if err != nil {
+		return err
+	}
+	// What comes now is the driver's time, not the other relay's.
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	hello, ok := m.(*wire.PeerHello)
+	if !ok || hello.Magic != wire.Magic {
+		return wire.Errorf(wire.StatusMalformed, "the first message is not a relay's hello")
+	}
+	version, err := wire.Negotiate("sender's relay", hello.Oldest, hello.Newest)
+	if err != nil {
+		return err
+	}
+	var l *listener
+	var route uint32
+	if !r.loop.Call(func() {
+		l = r.listeners[hello.Token]
+		route = routeNumber(r.config.Route)
+	}) {
+		return errEnding
+	}
+	if l == nil {
+		return wire.Errorf(wire.StatusBadHandle, "no listener of %s answers to this handle; it was closed, or the handle is not one that a listener gave out", r.name())
+	}
+	if route, err = agree(route, hello.Route); err != nil {
+		return err
+	}
+	if err := l.lane.open(); err != nil {
+		return err
+	}
+	c := &connection{session: l.session, lane: l.lane, route: route, peer: wire.Text(hello.Name[:])}
+	welcome := &wire.PeerWelcome{Version: version, Route: route, GPU: l.lane.uuid}
+	wire.SetText(welcome.Name[:], r.name())
+	ours, theirs := -1, -1
+	if route == wire.RouteStaged {
+		if err := l.lane.openStaging(); err != nil {
+			return err
+		}
+		if ours, theirs, err = packet.Pair(); err != nil {
+			return err
+		}
+		defer unix.Close(theirs)
+		err = conn.Send(welcome, 1, theirs)
+	} else {
+		err = conn.Send(welcome, 1)
+	}
+	fd := -1
+	if err == nil {
+		fd, err = conn.Detach()
+	}
+	if err != nil {
+		if ours >= 0 {
+			unix.Close(ours)
+		}
+		logrus.WithError(err).Debug("a sender left during its handshake")
+		return nil
+	}
+	r.loop.Do(func() { l.connect(c, fd, ours) })
+	return nil
+}
+
+// connect makes the receiver of a sender whose handshake is done.
+func (l *listener) connect(c *connection, fd, immediates int) {
+	s := l.session
+	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.down != nil })
+	receiver := newReceiver(c)
+	c.number = s.number()
+	err := c.open(fd)
+	if err != nil {
+		unix.Close(fd)
+	}
+	if err == nil && immediates >= 0 {
+		receiver.immediates, err = loop.Receive(s.relay.loop, immediates, receiver.immediate, receiver.immediatesEnded)
+		if err != nil {
+			c.port.Close()
+		}
+	}
+	if err != nil {
+		if immediates >= 0 && receiver.immediates == nil {
+			unix.Close(immediates)
+		}
+		s.log.WithError(err).Error("a sender could not be watched")
+		return
+	}
+	if s.ended == nil || s.relay.sessions[s.id] == s {
+		s.connections[c.number] = c
+	}
+	switch {
+	case s.ended != nil:
+		c.shutdown(s.ended)
+	case s.listeners[l.number] != l || len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted:
+		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))
+	default:
+		if c.route == wire.RouteStaged {
+			for _, g := range c.lane.in.regions {
+				c.port.Send(&wire.PeerRegion{Region: g.number, Bytes: g.memory.Bytes, GPU: g.server}, 0, g.fd)
+			}
+		}
+		l.ready = append(l.ready, receiver)
+		l.hand()
+	}
+}
+
+// connect is a client's request to send to a listener elsewhere.
+func (s *session) connect(m *wire.Connect, sequence uint32) {
+	if len(s.connections) >= wire.MaxConnections {
+		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%d connections are open, which is the limit", len(s.connections)))
+		return
+	}
+	c := &connection{session: s, number: s.number()}
+	var link transport.Link
+	fd := -1
+	s.block(sequence, func() (err error) {
+		link, fd, err = s.relay.dial(c, m)
+		return err
+	}, func(err error) {
+		if err != nil {
+			s.answer(sequence, err)
+			return
+		}
+		newSender(c, link)
+		if err = c.open(fd); err != nil {
+			link.Close()
+			unix.Close(fd)
+			s.answer(sequence, err)
+			return
+		}
+		s.connections[c.number] = c
+		if s.ended != nil {
+			c.shutdown(s.ended) // so that the other side hears of the cause
+			return
+		}
+		s.reply(c.connected(), sequence)
+	})
+}
+
+// dial does the sender's half of the handshake.
+func (r *Relay) dial(c *connection, m *wire.Connect) (transport.Link, int, error) {
+	handle := m.Handle.Layout()
+	if handle.Magic != handleMagic {
+		return nil, -1, wire.Errorf(wire.StatusBadHandle, "these 128 bytes are not a listener's handle")
+	}
+	if handle.Host != r.host {
+		return nil, -1, wire.Errorf(wire.StatusUnreachable,
+			"the listener is on another host, or was there before this one was booted; this version of Peerlane connects containers of one host only")
+	}
+	lane, err := r.laneOf(m.GPU)
+	if err != nil {
+		return nil, -1, err
+	}
+	if err := lane.open(); err != nil {
+		return nil, -1, err
+	}
+	var config launch.Config
+	if !r.loop.Call(func() { config = r.config }) {
+		return nil, -1, errEnding
+	}
+	socket := filepath.Join(config.Peers, handle.Generation.String()+".sock")
+	conn, err := packet.Dial(socket)
+	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, -1, wire.Errorf(wire.StatusUnreachable, "the container that gave out this handle has ended: its relay is gone")
+	}
+	if err != nil {
+		return nil, -1, wire.Errorf(wire.StatusUnreachable, "the relay of the other container: %v", err)
+	}
+	defer conn.Close()
+	hello := &wire.PeerHello{
+		Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
+		Token: handle.Token, GPU: m.GPU, Route: routeNumber(config.Route),
+	}
+	wire.SetText(hello.Name[:], r.name())
+	answer, fds, err := conn.Exchange(hello, 2*handshakeTime)
+	if err != nil {
+		if wire.StatusOf(err) == wire.StatusInternal {
+			err = wire.Errorf(wire.StatusUnreachable, "the relay of the other container did not answer: %v", err)
+		}
+		return nil, -1, err
+	}
+	defer packet.CloseAll(fds)
+	welcome, ok := answer.(*wire.PeerWelcome)
+	if !ok {
+		return nil, -1, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with a %T", answer)
+	}
+	if route, err := agree(hello.Route, welcome.Route); err != nil || route != welcome.Route || welcome.Route == wire.RouteStaged != (len(fds) == 1) {
+		return nil, -1, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with route %d and %d descriptors", welcome.Route, len(fds))
+	}
+	c.lane, c.route, c.peer = lane, welcome.Route, wire.Text(welcome.Name[:])
+	link, err := r.link(c, config, fds)
+	if err != nil {
+		return nil, -1, err
+	}
+	fd, err := conn.Detach()
+	if err != nil {
+		r.loop.Call(link.Close)
+		return nil, -1, err
+	}
+	return link, fd, nil
+}
+
+func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.Link, error) {
+	if c.route == wire.RouteDirect {
+		if config.Transport == launch.TransportLoop {
+			return nil, wire.Errorf(wire.StatusUnreachable, "route direct uses transport local, and relay.transport in config.toml says loop")
+		}
+		return local.New(r.loop, c.lane.device, c.lane.push), nil
+	}
+	if config.Transport == launch.TransportLocal {
+		return nil, wire.Errorf(wire.StatusUnreachable, "route staged uses transport loop, and relay.transport in config.toml says local")
+	}
+	if err := c.lane.openStaging(); err != nil {
+		return nil, err
+	}
+	nics := c.lane.spec.NICs
+	if len(nics) == 0 {
+		return nil, wire.Errorf(wire.StatusUnreachable, "the lane of GPU %s has no NIC", c.lane.spec.GPU.BusID)
+	}
+	var turn int
+	if !r.loop.Call(func() { turn = c.lane.turn; c.lane.turn++ }) {
+		return nil, errEnding
+	}
+	nic := filepath.Join(config.NICs, nics[turn%len(nics)]+".sock")
+	link, err := loop.Dial(r.loop, nic, fds[0], func(err error) {
+		// Before the connection is open, the first thing that it asks of the link
+		// tells it.
+		if c.port != nil {
+			c.shutdown(wire.Errorf(wire.StatusOf(err), "%s: %v", r.name(), err))
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !r.loop.Call(func() {
+		for _, g := range c.lane.out.regions {
+			link.AddSource(g.number, g.fd, g.memory.Bytes)
+		}
+	}) {
+		return nil, errEnding
+	}
+	return link, nil
+}

@@ -1,0 +1,281 @@
+package relay
+
+import (
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// receiver is a connection's receiving end. It grants room only for a message
+// that the sender has announced and that a posted receive waits for, so that
+// every slot that is granted will be filled and drained without anything more
+// from a client.
+type receiver struct {
+	*connection
+	announced uint64       // the last message's number
+	arrivals  []*arrival   // announced, not matched
+	receives  []*operation // started, not matched
+	matched   map[uint64]*arrival
+	grants    map[uint64]*grant
+	lastGrant uint64
+
+	// Route staged: where the sender's NIC delivers immediates. Its end says
+	// that the NIC writes no slot of this connection any more.
+	immediates   *packet.Port
+	immediateEnd bool
+}
+
+// arrival is a message of the sender.
+type arrival struct {
+	send, tag, length uint64
+	op                *operation // nil until matched
+	granted, moved    uint64
+}
+
+// grant is room for a part of a message.
+type grant struct {
+	arrival      *arrival
+	part, length uint64
+	slot         *slot // route staged
+}
+
+func newReceiver(c *connection) *receiver {
+	r := &receiver{connection: c, matched: map[uint64]*arrival{}, grants: map[uint64]*grant{}}
+	c.side = r
+	return r
+}
+
+func (r *receiver) start(op *operation) {
+	r.receives = append(r.receives, op)
+	r.match()
+}
+
+func (r *receiver) cancel(cookie uint64) {
+	for i, op := range r.receives {
+		if op.cookie == cookie {
+			r.receives = append(r.receives[:i:i], r.receives[i+1:]...)
+			op.finish(wire.StatusCanceled)
+			return
+		}
+	}
+}
+
+func (r *receiver) message(m wire.Message, _ []int) error {
+	switch m := m.(type) {
+	case *wire.PeerSend:
+		if len(r.arrivals) >= wire.RingEntries {
+			return wire.Errorf(wire.StatusLimit, "%s announced more than %d messages that nobody receives", r.peer, wire.RingEntries)
+		}
+		if m.Send != r.announced+1 {
+			return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send, r.announced)
+		}
+		r.announced++
+		r.arrivals = append(r.arrivals, &arrival{send: m.Send, tag: m.Tag, length: m.Length})
+		r.match()
+		return nil
+	case *wire.PeerWithdraw:
+		for i, a := range r.arrivals {
+			if a.send == m.Send {
+				r.arrivals = append(r.arrivals[:i:i], r.arrivals[i+1:]...)
+				r.port.Send(&wire.PeerDelivered{Send: a.send, Status: uint32(wire.StatusCanceled)}, 0)
+				break
+			}
+		}
+		return nil
+	case *wire.PeerWritten:
+		return r.written(m.Grant)
+	}
+	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a receiver", r.peer, m)
+}
+
+// match brings messages and receives of one tag together, both in their order.
+func (r *receiver) match() {
+	waiting := r.arrivals
+	r.arrivals = nil
+	for _, a := range waiting {
+		op := r.takeReceive(a.tag)
+		if op == nil {
+			r.arrivals = append(r.arrivals, a)
+			continue
+		}
+		r.begin(a, op)
+	}
+}
+
+func (r *receiver) takeReceive(tag uint64) *operation {
+	for i, op := range r.receives {
+		if op.tag == tag {
+			r.receives = append(r.receives[:i:i], r.receives[i+1:]...)
+			return op
+		}
+	}
+	return nil
+}
+
+func (r *receiver) begin(a *arrival, op *operation) {
+	switch {
+	case a.length > op.length:
+		op.finish(wire.StatusTruncated)
+		r.port.Send(&wire.PeerDelivered{Send: a.send, Status: uint32(wire.StatusTruncated)}, 0)
+		return
+	case a.length == 0:
+		op.finish(wire.StatusOK)
+		r.port.Send(&wire.PeerDelivered{Send: a.send}, 0)
+		return
+	}
+	a.op = op
+	r.matched[a.send] = a
+	if r.route == wire.RouteDirect {
+		r.grantMemory(a)
+	} else {
+		r.grantSlots(a)
+	}
+}
+
+// grantMemory lets the sender write straight into the client's memory.
+func (r *receiver) grantMemory(a *arrival) {
+	m := a.op.memory
+	if !m.known[r] {
+		m.known[r] = true
+		r.port.Send(&wire.PeerRegion{Region: m.number, Bytes: m.mapped.Bytes}, 0, m.fd)
+	}
+	// Until the sender says that it is done, or is gone, it may write.
+	a.op.underWay++
+	r.grant(&grant{arrival: a, length: a.length}, m.number, m.offset+a.op.offset)
+}
+
+// grantSlots grants one slot after the other, in turn with other messages.
+func (r *receiver) grantSlots(a *arrival) {
+	in := r.lane.in
+	in.acquire(func(slot *slot) bool {
+		if r.down != nil {
+			return false
+		}
+		length := min(in.slotBytes, a.length-a.granted)
+		r.grant(&grant{arrival: a, part: a.granted, length: length, slot: slot}, slot.region.number, slot.offset)
+		a.granted += length
+		if a.granted < a.length {
+			r.grantSlots(a)
+		}
+		return true
+	})
+}
+
+func (r *receiver) grant(g *grant, region uint32, offset uint64) {
+	r.lastGrant++
+	r.grants[r.lastGrant] = g
+	r.port.Send(&wire.PeerGrant{
+		Send: g.arrival.send, Grant: r.lastGrant, Part: g.part, Length: g.length, Offset: offset, Region: region,
+	}, 0)
+}
+
+// written is the end of a direct copy.
+func (r *receiver) written(number uint64) error {
+	g := r.grants[number]
+	if g == nil || g.slot != nil {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s filled grant %d, which it does not have", r.peer, number)
+	}
+	delete(r.grants, number)
+	g.arrival.op.underWay--
+	r.session.relay.counters.direct += g.length
+	r.arrived(g)
+	g.arrival.op.settle()
+	return nil
+}
+
+// immediate says that the NIC has filled a slot.
+func (r *receiver) immediate(number, length uint64) {
+	g := r.grants[number]
+	if g == nil || g.slot == nil || g.length != length {
+		r.shutdown(wire.Errorf(wire.StatusMalformed, "the NIC of %s filled grant %d with %d bytes, which was not granted", r.peer, number, length))
+		return
+	}
+	delete(r.grants, number)
+	if r.down != nil {
+		r.lane.in.release(g.slot)
+		r.settle()
+		return
+	}
+	g.slot.region.in += length
+	op := g.arrival.op
+	op.underWay++
+	r.lane.pull.Copy(op.memory.ptr(op.offset+g.part), g.slot.ptr(), length, func(err error) {
+		if err == nil {
+			g.slot.region.out += length
+			r.session.relay.counters.staged += length
+		}
+		r.lane.in.release(g.slot)
+		op.underWay--
+		if err != nil {
+			r.session.relay.failed(err)
+			r.shutdown(wire.Errorf(wire.StatusCUDA, "%s: copying out of a staging slot failed: %v", r.session.relay.name(), err))
+		} else {
+			r.arrived(g)
+		}
+		op.settle()
+		r.settle()
+	})
+}
+
+// arrived counts bytes that are in the client's memory.
+func (r *receiver) arrived(g *grant) {
+	a := g.arrival
+	a.moved += g.length
+	a.op.moved += g.length
+	r.session.relay.counters.received += g.length
+	if a.moved < a.length || r.down != nil {
+		return
+	}
+	delete(r.matched, a.send)
+	a.op.finish(wire.StatusOK)
+	r.port.Send(&wire.PeerDelivered{Send: a.send}, 0)
+}
+
+func (r *receiver) stop(why *wire.Error) {
+	for _, op := range r.receives {
+		op.finish(why.Status)
+	}
+	r.receives, r.arrivals = nil, nil
+	for _, a := range r.matched {
+		a.op.fail(why)
+	}
+	r.settle()
+}
+
+// immediatesEnded is the NIC's word that it writes no slot any more.
+func (r *receiver) immediatesEnded() {
+	r.immediateEnd = true
+	r.shutdown(wire.Errorf(wire.StatusNICDied, "the emulated NIC of %s ended the connection", r.peer))
+	r.settle()
+}
+
+// drained: the sender has closed its end, which it does when it writes no more,
+// and so has its NIC.
+func (r *receiver) drained() bool {
+	if !r.portDown || r.route == wire.RouteStaged && !r.immediateEnd {
+		return false
+	}
+	for number, g := range r.grants {
+		delete(r.grants, number)
+		if g.slot != nil {
+			r.lane.in.release(g.slot)
+			continue
+		}
+		g.arrival.op.underWay--
+		g.arrival.op.settle()
+	}
+	for _, a := range r.matched {
+		if a.op.underWay > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (r *receiver) free() {
+	if r.immediates != nil {
+		r.immediates.Close()
+	}
+	for _, m := range r.session.memories {
+		delete(m.known, r)
+	}
+}

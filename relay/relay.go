@@ -1,0 +1,287 @@
+// Package relay is the process that serves one container: it takes exports and
+// operations from the container's clients, owns staging memory on the server
+// GPUs, and moves bytes to and from the relays of other containers.
+//
+// All state of the data path belongs to one event loop (package poll). What may
+// block, such as CUDA's imports and handshakes with other relays, runs on
+// goroutines of its own and comes back to the loop with its result.
+//
+//	session   one client process: its ring, memories, connections, listeners
+//	lane      one GPU: a context, copy queues, staging
+//	sender    one connection's sending end
+//	receiver  one connection's receiving end
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// handshakeTime bounds what no client can delay but by misbehaving: the first
+// message after a connect, and the answer of another relay.
+const handshakeTime = 5 * time.Second
+
+// maxSessions bounds the client processes of one container.
+const maxSessions = 256
+
+// Relay serves one container.
+type Relay struct {
+	loop    *poll.Loop
+	clients *net.UnixListener
+	peers   *net.UnixListener
+	init    int // pidfd of the container's init, -1 for none
+	host    wire.UUID
+	// container is the configuration's, a string, for messages of any goroutine.
+	container atomic.Value
+
+	// Of the loop.
+	config      launch.Config
+	lanes       []*lane
+	sessions    map[uint64]*session
+	lastSession uint64
+	listeners   map[wire.UUID]*listener // by token
+	dying       *wire.Error
+	counters    counters
+
+	driverLock sync.Mutex
+	driver     *cuda.Driver
+}
+
+// counters are the relay's own, in bytes.
+type counters struct {
+	sent, received, direct, staged uint64
+}
+
+// New makes a relay that serves on the listeners. It ends when the process
+// behind the pidfd ends (-1: none).
+func New(clients, peers *net.UnixListener, init int) (*Relay, error) {
+	host, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	l, err := poll.New()
+	if err != nil {
+		return nil, err
+	}
+	r := &Relay{
+		loop: l, clients: clients, peers: peers, init: init, host: host,
+		sessions:  map[uint64]*session{},
+		listeners: map[wire.UUID]*listener{},
+	}
+	if init >= 0 {
+		if err := l.Watch(init, func(uint32) { r.end(r.containerEnded()) }); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// bootID tells one host, and one boot of it, from all others.
+func bootID() (wire.UUID, error) {
+	const file = "/proc/sys/kernel/random/boot_id"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return wire.UUID{}, err
+	}
+	id, err := wire.ParseGPU(string(text[:min(36, len(text))]))
+	if err != nil {
+		return id, fmt.Errorf("%s: %w", file, err)
+	}
+	return id, nil
+}
+
+// Configure sets or extends what the relay serves. Lanes are only ever added.
+// It may be called before and during Run.
+func (r *Relay) Configure(c launch.Config) error {
+	if err := c.Check(); err != nil {
+		return err
+	}
+	// The loop may not run yet: then nobody else touches the state.
+	r.loop.Do(func() {
+		r.config = c
+		r.container.Store(c.Container)
+		for _, spec := range c.Lanes {
+			known := false
+			for _, l := range r.lanes {
+				known = known || l.spec.GPU.BusID == spec.GPU.BusID
+			}
+			if !known {
+				r.lanes = append(r.lanes, &lane{relay: r, spec: spec})
+			}
+		}
+	})
+	return nil
+}
+
+// Run serves until the container ends, Stop, or a CUDA error after which this
+// process cannot go on.
+func (r *Relay) Run() error {
+	go r.accept(r.clients, r.greetClient)
+	go r.accept(r.peers, r.greetPeer)
+	r.loop.Run()
+	r.clients.Close()
+	r.peers.Close()
+	// The loop has ended, and with it whoever else touched these. A socket that
+	// closes says that nothing is written any more.
+	for _, l := range r.lanes {
+		if l.device == nil {
+			continue
+		}
+		if err := l.device.On(l.device.Driver.CtxSynchronize); err != nil {
+			logrus.WithError(err).Warn("waiting for the last copies")
+		}
+	}
+	for _, s := range r.sessions {
+		for _, c := range s.connections {
+			c.port.Close()
+			c.side.free()
+		}
+		s.port.Close()
+	}
+	if r.dying != nil && r.dying.Status == wire.StatusCUDA {
+		return r.dying
+	}
+	return nil
+}
+
+// Stop ends the relay: clients and peers are told why.
+func (r *Relay) Stop(why string) {
+	r.loop.Do(func() {
+		r.end(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s was stopped: %s", r.name(), why))
+	})
+}
+
+// end tells everybody and leaves once that is sent.
+func (r *Relay) end(why *wire.Error) {
+	if r.dying != nil {
+		return
+	}
+	r.dying = why
+	if r.init >= 0 {
+		r.loop.Unwatch(r.init)
+	}
+	logrus.WithField("reason", why.Reason).Info("ending")
+	for _, s := range r.sessions {
+		s.end(why)
+	}
+	// Of writes that are under way the emulated NIC's end within this time or
+	// later, as the receiver sees; Run waits for our own copies.
+	time.AfterFunc(100*time.Millisecond, r.loop.Stop)
+}
+
+// failed looks at a CUDA error. After a sticky one every further call fails, so
+// that only a new process can serve this container.
+func (r *Relay) failed(err error) {
+	var result cuda.Result
+	var call *cuda.CallError
+	if errors.As(err, &call) {
+		result = call.Result
+	}
+	if result.Sticky() {
+		r.end(wire.Errorf(wire.StatusCUDA, "the relay of %s ends after a CUDA error: %v", r.name(), err))
+	}
+}
+
+func (r *Relay) accept(listener *net.UnixListener, greet func(packet.Conn)) {
+	for {
+		conn, err := listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			// No descriptor left, say. Others may close theirs; a listener that is
+			// given up serves nobody ever again.
+			logrus.WithError(err).Error("accepting a connection")
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		go greet(packet.Conn{UnixConn: conn})
+	}
+}
+
+// cuda opens the driver at its first use, and tries again after a failure: it
+// may have been loaded since.
+func (r *Relay) cuda() (*cuda.Driver, error) {
+	r.driverLock.Lock()
+	defer r.driverLock.Unlock()
+	if r.driver == nil {
+		d, err := cuda.Open()
+		if err != nil {
+			return nil, wire.Errorf(wire.StatusNoCUDA, "the relay cannot use the CUDA driver: %v", err)
+		}
+		r.driver = d
+	}
+	return r.driver, nil
+}
+
+// laneOf finds the lane of a GPU. It may block for the driver.
+func (r *Relay) laneOf(gpu wire.UUID) (*lane, error) {
+	var lanes []*lane
+	if !r.loop.Call(func() { lanes = r.lanes }) {
+		return nil, errEnding
+	}
+	var given []string
+	for _, l := range lanes {
+		id, err := l.identity()
+		if err != nil {
+			return nil, err
+		}
+		if id == gpu {
+			return l, nil
+		}
+		given = append(given, fmt.Sprintf("%s (%s)", id.GPU(), l.spec.GPU.BusID))
+	}
+	return nil, wire.Errorf(wire.StatusWrongGPU,
+		"%s has no lane in this container, which was given the lane of %s; start it with --device peerlane.dev/lane=%s",
+		gpu.GPU(), join(given), gpu.GPU())
+}
+
+func join(list []string) string {
+	switch len(list) {
+	case 0:
+		return "no GPU"
+	case 1:
+		return list[0]
+	}
+	text := list[0]
+	for _, item := range list[1 : len(list)-1] {
+		text += ", " + item
+	}
+	return text + " and " + list[len(list)-1]
+}
+
+var errEnding = wire.Errorf(wire.StatusRelayDied, "the relay is ending")
+
+// name says to the other side who this is.
+func (r *Relay) name() string {
+	container, _ := r.container.Load().(string) // none before the first configuration
+	return "container " + container
+}
+
+func (r *Relay) containerEnded() *wire.Error {
+	return wire.Errorf(wire.StatusPeerContainerDied, "%s ended", r.name())
+}
+
+// initEnded reports whether the container's init is known to have ended.
+func (r *Relay) initEnded() bool {
+	if r.init < 0 {
+		return false
+	}
+	fds := []unix.PollFd{{Fd: int32(r.init), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
+}

@@ -1,0 +1,900 @@
+package relay_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/transport/loop"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// The tests' host: GPUs 0 and 3 are clients, 1 and 2 servers beside NICs.
+var devices = func() (list []sim.Device) {
+	for i := range 4 {
+		list = append(list, sim.Device{
+			Index: i, Minor: i, Memory: 8 << 30, Name: "NVIDIA H100 80GB HBM3",
+			UUID:  fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", i),
+			BusID: fmt.Sprintf("0000:%d7:00.0", i+1),
+		})
+	}
+	return list
+}()
+
+var (
+	driver *cuda.Driver
+	simDir string
+)
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv("PEERLANE_TEST_ROLE"); role != "" {
+		os.Exit(play(role))
+	}
+	logrus.SetLevel(logrus.ErrorLevel)
+	dir, err := os.MkdirTemp("", "peerlane-relay-test-")
+	if err == nil {
+		err = simulate(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "preparing the simulator:", err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	if err := os.RemoveAll(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func simulate(dir string) error {
+	simDir = filepath.Join(dir, "host")
+	if err := sim.Write(simDir, devices); err != nil {
+		return err
+	}
+	environment, err := sim.Environment(simDir)
+	if err != nil {
+		return err
+	}
+	for _, e := range environment {
+		name, value, _ := strings.Cut(e, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	driver, err = cuda.Open()
+	return err
+}
+
+func gpu(i int) launch.GPU {
+	return launch.GPU{UUID: devices[i].UUID, BusID: devices[i].BusID, Index: i}
+}
+
+func uuid(t *testing.T, i int) wire.UUID {
+	t.Helper()
+	u, err := wire.ParseGPU(devices[i].UUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+// host is a directory in which relays and NICs find each other.
+type host struct {
+	t   *testing.T
+	dir string
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	// Short, for the length of a socket's path.
+	dir, err := os.MkdirTemp("", "pl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return &host{t, dir}
+}
+
+func listen(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// nic starts an emulated NIC beside GPUs.
+func (h *host) nic(name string, beside ...int) (stop func()) {
+	h.t.Helper()
+	var ids []string
+	for _, i := range beside {
+		ids = append(ids, devices[i].BusID)
+	}
+	n, err := loop.NewNIC(name, ids)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	l := listen(h.t, filepath.Join(h.dir, name+".sock"))
+	ended := make(chan error, 1)
+	go func() { ended <- n.Serve(l) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		l.Close()
+		if err := <-ended; err != nil {
+			h.t.Error(err)
+		}
+	}
+	h.t.Cleanup(stop)
+	return stop
+}
+
+// relay starts a relay in this process and returns its clients' socket.
+func (h *host) relay(name, route string, lanes ...launch.Lane) (socket string) {
+	h.t.Helper()
+	var id [16]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		h.t.Fatal(err)
+	}
+	generation := hex.EncodeToString(id[:])
+	socket = filepath.Join(h.dir, name)
+	r, err := relay.New(listen(h.t, socket), listen(h.t, filepath.Join(h.dir, generation+".sock")), -1)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := r.Configure(launch.Config{
+		Generation: generation, Container: name, Lanes: lanes, Route: route, Transport: launch.TransportAuto,
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir,
+	}); err != nil {
+		h.t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run() }()
+	h.t.Cleanup(func() {
+		r.Stop("the test is over")
+		select {
+		case err := <-ended:
+			if err != nil {
+				h.t.Error(err)
+			}
+		case <-time.After(30 * time.Second):
+			h.t.Error("the relay did not end")
+		}
+	})
+	return socket
+}
+
+func far(client int, server int, nic string) launch.Lane {
+	return launch.Lane{GPU: gpu(client), Role: "far", Relay: true, Servers: []launch.GPU{gpu(server)}, NICs: []string{nic}}
+}
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func attach(t *testing.T, socket string) *client.Session {
+	t.Helper()
+	s, err := client.Dial(within(t), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// memory is GPU memory of the test, filled and read through a context.
+type memory struct {
+	t     *testing.T
+	ptr   cuda.Ptr
+	bytes uint64
+	fd    int
+	gpu   int
+	*client.Memory
+}
+
+func onGPU(t *testing.T, i int, f func(device cuda.Device) error) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	device, err := driver.DeviceByPCIBusID(devices[i].BusID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, err := driver.CtxCreate(device, cuda.CtxOptions{Lean: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f(device), driver.CtxDestroy(ctx)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func allocate(t *testing.T, i int, bytes uint64) *memory {
+	t.Helper()
+	m := &memory{t: t, bytes: bytes, gpu: i}
+	onGPU(t, i, func(device cuda.Device) error {
+		handle, err := driver.MemCreate(device, bytes, cuda.MemOptions{Exportable: true})
+		if err != nil {
+			return err
+		}
+		if m.ptr, err = driver.MemAddressReserve(bytes, 0); err != nil {
+			return err
+		}
+		m.fd, err = driver.MemExportFD(handle)
+		t.Cleanup(func() { unix.Close(m.fd) })
+		return errors.Join(err, driver.MemMap(m.ptr, bytes, 0, handle),
+			driver.MemSetAccess(m.ptr, bytes, cuda.Access{Device: device, Write: true}), driver.MemRelease(handle))
+	})
+	return m
+}
+
+// exported allocates memory and exports it.
+func exported(t *testing.T, s *client.Session, i int, bytes uint64) *memory {
+	t.Helper()
+	m := allocate(t, i, bytes)
+	var err error
+	m.Memory, err = s.Export(within(t), client.Allocation{FD: m.fd, Bytes: bytes, GPU: uuid(t, i)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func (m *memory) write(offset uint64, b []byte) { m.copy(offset, b, true) }
+
+func (m *memory) read(offset, n uint64) []byte {
+	b := make([]byte, n)
+	m.copy(offset, b, false)
+	return b
+}
+
+func (m *memory) copy(offset uint64, b []byte, in bool) {
+	m.t.Helper()
+	if len(b) == 0 {
+		return
+	}
+	onGPU(m.t, m.gpu, func(cuda.Device) error {
+		stream, err := driver.StreamCreate()
+		if err != nil {
+			return err
+		}
+		// CUDA needs memory that the garbage collector does not know.
+		host, err := driver.MemHostAlloc(uint64(len(b)))
+		if err != nil {
+			return err
+		}
+		pinned := unsafe.Slice((*byte)(host), len(b))
+		if in {
+			copy(pinned, b)
+			err = driver.MemcpyHtoDAsync(m.ptr+cuda.Ptr(offset), host, uint64(len(b)), stream)
+		} else {
+			err = driver.MemcpyDtoHAsync(host, m.ptr+cuda.Ptr(offset), uint64(len(b)), stream)
+		}
+		err = errors.Join(err, driver.StreamSynchronize(stream))
+		copy(b, pinned)
+		return errors.Join(err, driver.MemHostFree(host), driver.StreamDestroy(stream))
+	})
+}
+
+// pair is two containers, connected one way.
+type pair struct {
+	a, b               *client.Session
+	sending, receiving *client.Connection
+	source, target     *memory
+	handle             wire.Handle
+	stopNIC            func()
+}
+
+const pairBytes = 16 << 20
+
+func connected(t *testing.T, route string) *pair {
+	t.Helper()
+	h := newHost(t)
+	p := &pair{stopNIC: h.nic("nic0", 1)}
+	h.nic("nic1", 2)
+	p.a = attach(t, h.relay("a", route, far(0, 1, "nic0")))
+	p.b = attach(t, h.relay("b", route, far(3, 2, "nic1")))
+	p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	return p
+}
+
+func join(t *testing.T, a *client.Session, gpuA int, b *client.Session, gpuB int) (sending, receiving *client.Connection, handle wire.Handle) {
+	t.Helper()
+	listener, err := b.Listen(within(t), uuid(t, gpuB))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sending, err = a.Connect(within(t), uuid(t, gpuA), listener.Handle()); err != nil {
+		t.Fatal(err)
+	}
+	if receiving, err = listener.Accept(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	return sending, receiving, listener.Handle()
+}
+
+// move sends a message of n bytes.
+func (p *pair) move(t *testing.T, n uint64) {
+	t.Helper()
+	receive, err := p.receiving.Receive(p.target.Memory, 0, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	send, err := p.sending.Send(p.source.Memory, 0, n)
+	for _, op := range []*client.Operation{send, receive} {
+		if _, err := wait(t, op, err); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func random(t *testing.T, n uint64) []byte {
+	t.Helper()
+	b := make([]byte, n)
+	if _, err := rand.Read(b); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func wait(t *testing.T, op *client.Operation, err error) (uint64, error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return op.Wait(within(t))
+}
+
+func demand(t *testing.T, err error, status wire.Status, words ...string) {
+	t.Helper()
+	if !errors.Is(err, &wire.Error{Status: status}) {
+		t.Fatalf("the error is %v (status %d), not %v", err, wire.StatusOf(err), status)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("the error does not say %q: %v", w, err)
+		}
+	}
+}
+
+var routes = []string{launch.RouteStaged, launch.RouteDirect}
+
+func TestEveryByteArrives(t *testing.T) {
+	for _, route := range routes {
+		t.Run(route, func(t *testing.T) {
+			p := connected(t, route)
+			// Around the size of a slot (1 MiB), through all slots, and through more.
+			for i, n := range []uint64{0, 1, 7, 8, 4096, 1<<20 - 1, 1 << 20, 1<<20 + 1, 4<<20 + 3, 11<<20 + 5} {
+				from, to := uint64(3*i), uint64(5*i)
+				want := random(t, n)
+				p.source.write(from, want)
+				receive, err := p.receiving.Receive(p.target.Memory, to, n+2, client.Tag(uint64(i)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				send, err := p.sending.Send(p.source.Memory, from, n, client.Tag(uint64(i)))
+				if moved, err := wait(t, send, err); err != nil || moved != n {
+					t.Fatalf("send of %d: %d, %v", n, moved, err)
+				}
+				if moved, err := wait(t, receive, nil); err != nil || moved != n {
+					t.Fatalf("receive of %d: %d, %v", n, moved, err)
+				}
+				if !bytes.Equal(p.target.read(to, n), want) {
+					t.Fatalf("%d bytes arrived wrong", n)
+				}
+			}
+		})
+	}
+}
+
+func TestOnlyTheStagedRouteCrossesServers(t *testing.T) {
+	for _, route := range routes {
+		t.Run(route, func(t *testing.T) {
+			p := connected(t, route)
+			const first, n = 8, 5 << 20
+			p.move(t, first) // after it everything is there, the NICs' contexts too
+			before, err := sim.ReadLog(simDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.move(t, n)
+			after, err := sim.ReadLog(simDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := uint64(0)
+			if route == launch.RouteStaged {
+				want = n
+			}
+			for _, server := range []int{1, 2} {
+				in, out := after[server].BytesIn-before[server].BytesIn, after[server].BytesOut-before[server].BytesOut
+				if in != want || out != want {
+					t.Errorf("GPU %d's log has %d bytes in and %d out, not %d", server, in, out, want)
+				}
+				if after[server].Contexts-before[server].Contexts > 0 {
+					t.Errorf("somebody made a context on server GPU %d during the transfer", server)
+				}
+			}
+			for name, s := range map[string]*client.Session{"sender": p.a, "receiver": p.b} {
+				counters, err := s.Statistics(within(t))
+				if err != nil {
+					t.Fatal(err)
+				}
+				all := want
+				if want > 0 {
+					all += first
+				}
+				if counters.Server[0].In != all || counters.Server[0].Out != all {
+					t.Errorf("the %s's relay counts %d in and %d out, not %d", name, counters.Server[0].In, counters.Server[0].Out, all)
+				}
+				if counters.Contexts != 1 {
+					t.Errorf("the %s's relay has %d contexts", name, counters.Contexts)
+				}
+			}
+		})
+	}
+}
+
+func TestNoContextBeforeTheFirstExport(t *testing.T) {
+	h := newHost(t)
+	before, err := sim.ReadLog(simDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := attach(t, h.relay("idle", launch.RouteStaged, far(0, 1, "nic0")))
+	if _, err := s.Statistics(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	after, err := sim.ReadLog(simDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range after {
+		if after[i].Contexts != before[i].Contexts || after[i].Allocated != before[i].Allocated {
+			t.Errorf("GPU %d was touched before a client needed it", i)
+		}
+	}
+}
+
+func TestMessagesMeetReceivesOfTheirTag(t *testing.T) {
+	p := connected(t, launch.RouteStaged)
+	const n = 1000
+	want := map[uint64][]byte{}
+	var sends []*client.Operation
+	for tag := range uint64(4) {
+		want[tag] = random(t, n)
+		p.source.write(tag*n, want[tag])
+		op, err := p.sending.Send(p.source.Memory, tag*n, n, client.Tag(tag))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sends = append(sends, op)
+	}
+	for _, tag := range []uint64{3, 0, 2, 1} {
+		receive, err := p.receiving.Receive(p.target.Memory, tag*n, n, client.Tag(tag))
+		if _, err := wait(t, receive, err); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(p.target.read(tag*n, n), want[tag]) {
+			t.Errorf("the message of tag %d arrived wrong", tag)
+		}
+	}
+	for _, op := range sends {
+		if _, err := wait(t, op, nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestTimelinesHoldAndRelease(t *testing.T) {
+	p := connected(t, launch.RouteStaged)
+	filled, err := p.a.Timeline(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	arrived, err := p.b.Timeline(7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	receive, err := p.receiving.Receive(p.target.Memory, 0, 8, client.Signal(arrived, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	send, err := p.sending.Send(p.source.Memory, 0, 8, client.After(filled, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	filled.Advance(1)
+	select {
+	case <-send.Done():
+		t.Fatal("the send went before its timeline")
+	case <-time.After(50 * time.Millisecond):
+	}
+	if arrived.Reached(3) {
+		t.Fatal("the receive's timeline advanced before the message")
+	}
+	want := random(t, 8)
+	p.source.write(0, want)
+	filled.Advance(2)
+	for end := time.Now().Add(10 * time.Second); !arrived.Reached(3); {
+		if time.Now().After(end) {
+			t.Fatal("the receive's timeline does not advance")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if !bytes.Equal(p.target.read(0, 8), want) {
+		t.Error("the timeline advanced before the bytes were there")
+	}
+	for _, op := range []*client.Operation{send, receive} {
+		if _, err := wait(t, op, nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestWhatAnOperationMayNotDo(t *testing.T) {
+	for _, route := range routes {
+		t.Run(route, func(t *testing.T) {
+			p := connected(t, route)
+			onlySend, err := p.a.Export(within(t), client.Allocation{FD: p.source.fd, Bytes: pairBytes, Offset: 4096, Length: 8192, GPU: uuid(t, 0), Access: wire.AccessReceive})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range []struct {
+				name   string
+				post   func() (*client.Operation, error)
+				status wire.Status
+			}{
+				{"beyond the end", func() (*client.Operation, error) { return p.sending.Send(p.source.Memory, pairBytes-7, 8) }, wire.StatusOutOfRange},
+				{"an offset that wraps", func() (*client.Operation, error) { return p.sending.Send(p.source.Memory, ^uint64(0)-3, 8) }, wire.StatusOutOfRange},
+				{"receive beyond the end", func() (*client.Operation, error) { return p.receiving.Receive(p.target.Memory, 1, pairBytes) }, wire.StatusOutOfRange},
+				{"memory for receiving", func() (*client.Operation, error) { return p.sending.Send(onlySend, 0, 8) }, wire.StatusNotPermitted},
+				{"a receive on a sending connection", func() (*client.Operation, error) { return p.sending.Receive(p.source.Memory, 0, 8) }, wire.StatusMalformed},
+			} {
+				op, err := c.post()
+				_, err = wait(t, op, err)
+				t.Log(c.name)
+				demand(t, err, c.status)
+			}
+			if err := onlySend.Unexport(within(t)); err != nil {
+				t.Fatal(err)
+			}
+			op, err := p.sending.Send(onlySend, 0, 8)
+			_, err = wait(t, op, err)
+			demand(t, err, wire.StatusUnknownMemory)
+
+			// A message that is too long fails on both sides, and the connection goes on.
+			receive, err := p.receiving.Receive(p.target.Memory, 0, 9)
+			if err != nil {
+				t.Fatal(err)
+			}
+			send, err := p.sending.Send(p.source.Memory, 0, 10)
+			_, err = wait(t, send, err)
+			demand(t, err, wire.StatusTruncated)
+			_, err = wait(t, receive, nil)
+			demand(t, err, wire.StatusTruncated)
+
+			// So do canceled ones.
+			receive, err = p.receiving.Receive(p.target.Memory, 0, 9)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := receive.Cancel(); err != nil {
+				t.Fatal(err)
+			}
+			_, err = wait(t, receive, nil)
+			demand(t, err, wire.StatusCanceled)
+			send, err = p.sending.Send(p.source.Memory, 0, 10)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := send.Cancel(); err != nil {
+				t.Fatal(err)
+			}
+			_, err = wait(t, send, nil)
+			demand(t, err, wire.StatusCanceled)
+
+			receive, err = p.receiving.Receive(p.target.Memory, 0, 9)
+			if err != nil {
+				t.Fatal(err)
+			}
+			send, err = p.sending.Send(p.source.Memory, 0, 9)
+			for _, op := range []*client.Operation{send, receive} {
+				if _, err := wait(t, op, err); err != nil {
+					t.Fatalf("the connection did not go on: %v", err)
+				}
+			}
+		})
+	}
+}
+
+func TestExportsThatAreRefused(t *testing.T) {
+	h := newHost(t)
+	s := attach(t, h.relay("a", launch.RouteAuto, far(0, 1, "nic0")))
+	own, other := allocate(t, 0, 2<<20), allocate(t, 2, 2<<20)
+	ctx := within(t)
+
+	_, err := s.Export(ctx, client.Allocation{FD: other.fd, Bytes: 2 << 20, GPU: uuid(t, 2)})
+	demand(t, err, wire.StatusWrongGPU, devices[2].UUID, devices[0].UUID)
+	_, err = s.Export(ctx, client.Allocation{FD: other.fd, Bytes: 2 << 20, GPU: uuid(t, 0)})
+	demand(t, err, wire.StatusWrongGPU, devices[2].UUID, devices[0].UUID)
+	_, err = s.Export(ctx, client.Allocation{FD: own.fd, Bytes: 4 << 20, GPU: uuid(t, 0)})
+	demand(t, err, wire.StatusBadDescriptor)
+	_, err = s.Export(ctx, client.Allocation{FD: own.fd, Bytes: 2 << 20, Offset: 1 << 20, Length: 2 << 20, GPU: uuid(t, 0)})
+	demand(t, err, wire.StatusOutOfRange)
+
+	file, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	_, err = s.Export(ctx, client.Allocation{FD: int(file.Fd()), Bytes: 2 << 20, GPU: uuid(t, 0)})
+	demand(t, err, wire.StatusBadDescriptor)
+	unsealed, err := unix.MemfdCreate("unsealed", unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(unsealed)
+	_, err = s.Export(ctx, client.Allocation{FD: unsealed, Bytes: 2 << 20, GPU: uuid(t, 0)})
+	demand(t, err, wire.StatusBadDescriptor)
+
+	if m, err := s.Export(ctx, client.Allocation{FD: own.fd, Bytes: 2 << 20, GPU: uuid(t, 0)}); err != nil {
+		t.Errorf("after all that a good export fails: %v", err)
+	} else if err := m.Unexport(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestConnectNeedsTheHandle(t *testing.T) {
+	p := connected(t, launch.RouteDirect)
+	ctx := within(t)
+	var garbage wire.Handle
+	copy(garbage[:], random(t, 128))
+	_, err := p.a.Connect(ctx, uuid(t, 0), garbage)
+	demand(t, err, wire.StatusBadHandle)
+
+	guessed := p.handle.Layout()
+	guessed.Token[5] ^= 1
+	_, err = p.a.Connect(ctx, uuid(t, 0), guessed.Handle())
+	demand(t, err, wire.StatusBadHandle, "container b")
+
+	gone := p.handle.Layout()
+	gone.Generation[0] ^= 1
+	_, err = p.a.Connect(ctx, uuid(t, 0), gone.Handle())
+	demand(t, err, wire.StatusUnreachable, "has ended")
+
+	elsewhere := p.handle.Layout()
+	elsewhere.Host[0] ^= 1
+	_, err = p.a.Connect(ctx, uuid(t, 0), elsewhere.Handle())
+	demand(t, err, wire.StatusUnreachable, "another host")
+}
+
+func TestStrangersAreRefusedWithASentence(t *testing.T) {
+	h := newHost(t)
+	socket := h.relay("a", launch.RouteAuto, far(0, 1, "nic0"))
+	say := func(datagram []byte) error {
+		t.Helper()
+		c, err := packet.Dial(socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(datagram); err != nil {
+			t.Fatal(err)
+		}
+		m, _, fds, err := c.Receive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		packet.CloseAll(fds)
+		failure, ok := m.(*wire.Failure)
+		if !ok {
+			t.Fatalf("the relay answered with a %T", m)
+		}
+		return failure.Err()
+	}
+	hello := func(oldest, newest uint32) []byte {
+		return wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: oldest, Newest: newest}, 1)
+	}
+	demand(t, say([]byte{1}), wire.StatusMalformed)
+	demand(t, say([]byte("GET / HTTP/1.1\r\n\r\n")), wire.StatusMalformed)
+	demand(t, say(hello(1, 1)[:20]), wire.StatusMalformed)
+	demand(t, say(bytes.Repeat([]byte{7}, 5000)), wire.StatusMalformed)
+	demand(t, say(wire.Encode(&wire.Statistics{}, 1)), wire.StatusMalformed, "hello")
+	demand(t, say(hello(wire.NewestVersion+1, wire.NewestVersion+9)), wire.StatusVersion, "client speaks versions", "same release")
+	demand(t, say(hello(0, 0)), wire.StatusVersion)
+	demand(t, say(hello(9, 1)), wire.StatusVersion)
+	attach(t, socket) // it goes on
+}
+
+func TestGarbageInASessionEndsThatSessionOnly(t *testing.T) {
+	h := newHost(t)
+	socket := h.relay("a", launch.RouteAuto, far(0, 1, "nic0"))
+	good := attach(t, socket)
+	c, err := packet.Dial(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, fds, err := c.Exchange(&wire.Hello{Magic: wire.Magic, Oldest: 1, Newest: wire.NewestVersion}, 20*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	packet.CloseAll(fds)
+	answer, _, err := c.Exchange(&wire.PeerSend{Send: 1}, 20*time.Second)
+	demand(t, err, wire.StatusMalformed)
+	if _, err := c.Write(random(t, 333)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, _, err := c.Receive(); err == nil {
+		t.Errorf("the session goes on after garbage (%T)", answer)
+	}
+	if _, err := good.Statistics(within(t)); err != nil {
+		t.Errorf("the other session: %v", err)
+	}
+}
+
+func TestBothSidesLearnOfAnEnd(t *testing.T) {
+	for _, route := range routes {
+		for _, c := range []struct {
+			name   string
+			end    func(t *testing.T, p *pair)
+			status wire.Status
+			words  string
+		}{
+			{"the sender disconnects", func(t *testing.T, p *pair) {
+				if err := p.sending.Close(within(t)); err != nil {
+					t.Error(err)
+				}
+			}, wire.StatusPeerClosed, "container a closed"},
+			{"the sender's session ends", func(t *testing.T, p *pair) {
+				if err := p.a.Close(); err != nil {
+					t.Error(err)
+				}
+			}, wire.StatusPeerClosed, "container a ended its session"},
+		} {
+			t.Run(route+"/"+c.name, func(t *testing.T) {
+				p := connected(t, route)
+				op, err := p.receiving.Receive(p.target.Memory, 0, 8)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.end(t, p)
+				_, err = wait(t, op, nil)
+				demand(t, err, c.status, c.words)
+				_, err = p.receiving.Receive(p.target.Memory, 0, 8)
+				if err != nil {
+					t.Errorf("posting to a connection that is down: %v", err)
+				}
+			})
+		}
+	}
+}
+
+func TestTheEndOfAnEmulatedNICIsNamed(t *testing.T) {
+	p := connected(t, launch.RouteStaged)
+	p.stopNIC()
+	receive, err := p.receiving.Receive(p.target.Memory, 0, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	send, err := p.sending.Send(p.source.Memory, 0, 8)
+	_, err = wait(t, send, err)
+	demand(t, err, wire.StatusNICDied, "emulated NIC")
+	_, err = wait(t, receive, nil)
+	demand(t, err, wire.StatusNICDied)
+}
+
+func TestMemoryGoesWhenTheLastOperationOnItHasEnded(t *testing.T) {
+	p := connected(t, launch.RouteDirect)
+	receive, err := p.receiving.Receive(p.target.Memory, 0, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.target.Unexport(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	want := random(t, 8)
+	p.source.write(0, want)
+	send, err := p.sending.Send(p.source.Memory, 0, 8)
+	for _, op := range []*client.Operation{send, receive} {
+		if _, err := wait(t, op, err); err != nil {
+			t.Fatalf("an operation that was posted before the unexport: %v", err)
+		}
+	}
+	if !bytes.Equal(p.target.read(0, 8), want) {
+		t.Error("the bytes are wrong")
+	}
+}
+
+func TestManySmallSlotsManyConnections(t *testing.T) {
+	// More messages than slots, received in the opposite order: nothing may
+	// wait for a slot that only another waiting message could free.
+	p := connected(t, launch.RouteStaged)
+	const connections, n = 8, 1<<20 + 77
+	var all []*client.Operation
+	var receives []func()
+	var check []func()
+	for i := range uint64(connections) {
+		sending, receiving, _ := join(t, p.a, 0, p.b, 3)
+		want := random(t, n)
+		p.source.write(i*n, want)
+		op, err := sending.Send(p.source.Memory, i*n, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, op)
+		receives = append(receives, func() {
+			op, err := receiving.Receive(p.target.Memory, i*n, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, op)
+		})
+		check = append(check, func() {
+			if !bytes.Equal(p.target.read(i*n, n), want) {
+				t.Errorf("message %d arrived wrong", i)
+			}
+		})
+	}
+	for i := range receives {
+		receives[len(receives)-1-i]()
+	}
+	for _, op := range all {
+		if _, err := wait(t, op, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range check {
+		f()
+	}
+}
+
+// play is another process of a test.
+func play(role string) int {
+	fmt.Fprintf(os.Stderr, "unknown role %q\n", role)
+	return 2
+}

@@ -1,0 +1,247 @@
+// Package ring is the memory that a client and its relay share: a ring of
+// descriptors and the timelines, which the client writes, and a ring of
+// completions, which the relay alone can write.
+//
+// For the relay the submit memory is hostile input: it copies a descriptor out
+// once and uses only its copy, keeps its own positions, and takes nothing from
+// this memory but the client's tail, the client's position in the completions,
+// and timelines.
+package ring
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+type shared struct {
+	submit, complete []byte
+	submitPage       *wire.SubmitPage
+	completePage     *wire.CompletePage
+	descriptors      []wire.Descriptor
+	completions      []wire.Completion
+}
+
+func view(submit, complete []byte) shared {
+	return shared{
+		submit:       submit,
+		complete:     complete,
+		submitPage:   (*wire.SubmitPage)(unsafe.Pointer(&submit[0])),
+		completePage: (*wire.CompletePage)(unsafe.Pointer(&complete[0])),
+		descriptors:  unsafe.Slice((*wire.Descriptor)(unsafe.Pointer(&submit[wire.SubmitEntries])), wire.RingEntries),
+		completions:  unsafe.Slice((*wire.Completion)(unsafe.Pointer(&complete[wire.CompleteEntries])), wire.RingEntries),
+	}
+}
+
+func (s *shared) timeline(i uint32) *uint64 {
+	return (*uint64)(unsafe.Pointer(&s.submit[wire.SubmitTimelines+i*wire.TimelineStride]))
+}
+
+func (s *shared) unmap() error {
+	err := errors.Join(unix.Munmap(s.submit), unix.Munmap(s.complete))
+	*s = shared{}
+	return err
+}
+
+// Reached reports whether a timeline that stands at `now` has reached `value`;
+// the comparison is cyclic, as cuStreamWaitValue64's is.
+func Reached(now, value uint64) bool { return int64(now-value) >= 0 }
+
+// Relay is the relay's side.
+type Relay struct {
+	shared
+	submitFD, completeFD int
+	taken                uint64 // descriptors copied out
+	written              uint64 // completions written
+	reserved             uint64 // descriptors taken: each will need a completion
+}
+
+// NewRelay makes the memory of one session.
+func NewRelay() (*Relay, error) {
+	r := &Relay{submitFD: -1, completeFD: -1}
+	var err error
+	var submit, complete []byte
+	if r.submitFD, submit, err = memory("peerlane-submit", wire.SubmitBytes); err != nil {
+		return nil, err
+	}
+	if r.completeFD, complete, err = memory("peerlane-complete", wire.CompleteBytes); err != nil {
+		return nil, errors.Join(err, unix.Munmap(submit), unix.Close(r.submitFD))
+	}
+	r.shared = view(submit, complete)
+	// From here on nobody can map the completions for writing but us.
+	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	_, err = unix.FcntlInt(uintptr(r.completeFD), unix.F_ADD_SEALS, seals|unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(r.submitFD), unix.F_ADD_SEALS, seals|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		return nil, errors.Join(os.NewSyscallError("F_ADD_SEALS", err), r.Close())
+	}
+	return r, nil
+}
+
+func memory(name string, bytes int) (int, []byte, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, nil, os.NewSyscallError("memfd_create", err)
+	}
+	if err := unix.Ftruncate(fd, int64(bytes)); err != nil {
+		unix.Close(fd)
+		return -1, nil, os.NewSyscallError("ftruncate", err)
+	}
+	m, err := unix.Mmap(fd, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		unix.Close(fd)
+		return -1, nil, os.NewSyscallError("mmap", err)
+	}
+	return fd, m, nil
+}
+
+// FDs are the descriptors to send to the client: submit, complete.
+func (r *Relay) FDs() (submit, complete int) { return r.submitFD, r.completeFD }
+
+// Close unmaps the memory and closes the descriptors.
+func (r *Relay) Close() error {
+	return errors.Join(r.unmap(), unix.Close(r.submitFD), unix.Close(r.completeFD))
+}
+
+// Take copies out the next descriptor, if there is one. It takes no more than
+// there is room for completions: a client that does not read them waits.
+func (r *Relay) Take() (d wire.Descriptor, ok bool, err error) {
+	tail := atomic.LoadUint64(&r.submitPage.Tail)
+	if tail == r.taken {
+		return d, false, nil
+	}
+	if tail-r.taken > wire.RingEntries {
+		return d, false, wire.Errorf(wire.StatusBadRing, "the client's tail %d is %d entries ahead of the relay's head %d; the ring has %d",
+			tail, tail-r.taken, r.taken, wire.RingEntries)
+	}
+	read := atomic.LoadUint64(&r.submitPage.CompletedHead)
+	if r.written-read > wire.RingEntries {
+		return d, false, wire.Errorf(wire.StatusBadRing, "the client says it has read %d completions; %d were written", read, r.written)
+	}
+	if r.reserved-read >= wire.RingEntries {
+		return d, false, nil
+	}
+	d = r.descriptors[r.taken%wire.RingEntries]
+	r.taken++
+	r.reserved++
+	atomic.StoreUint64(&r.completePage.TakenHead, r.taken)
+	return d, true, nil
+}
+
+// Complete ends an operation that Take has returned. Each may end once.
+func (r *Relay) Complete(c wire.Completion) {
+	r.completions[r.written%wire.RingEntries] = c
+	r.written++
+	atomic.StoreUint64(&r.completePage.Tail, r.written)
+}
+
+// ClientSleeps reports whether the client waits to be woken.
+func (r *Relay) ClientSleeps() bool { return atomic.LoadUint32(&r.submitPage.ClientSleeps) != 0 }
+
+// Sleep says that the relay waits on its eventfd, and reports whether
+// descriptors came before the client could know.
+func (r *Relay) Sleep() bool {
+	atomic.StoreUint32(&r.completePage.RelaySleeps, 1)
+	tail := atomic.LoadUint64(&r.submitPage.Tail)
+	read := atomic.LoadUint64(&r.submitPage.CompletedHead)
+	return tail != r.taken && r.reserved-read < wire.RingEntries
+}
+
+// Awake ends Sleep.
+func (r *Relay) Awake() { atomic.StoreUint32(&r.completePage.RelaySleeps, 0) }
+
+// Timeline reads a timeline.
+func (r *Relay) Timeline(i uint32) uint64 { return atomic.LoadUint64(r.timeline(i)) }
+
+// Advance sets a timeline. Nothing of the relay's ever depends on reading it
+// back.
+func (r *Relay) Advance(i uint32, value uint64) { atomic.StoreUint64(r.timeline(i), value) }
+
+// Client is the client's side. Its methods are not safe for concurrent use,
+// but for Post against Next.
+type Client struct {
+	shared
+	posted   uint64
+	finished uint64
+}
+
+// ErrFull says that the ring holds RingEntries operations that have not ended.
+var ErrFull = errors.New("the ring is full: operations that were posted have to end first")
+
+// OpenClient maps what Welcome brought. The descriptors stay the caller's.
+func OpenClient(submitFD, completeFD int) (*Client, error) {
+	for fd, bytes := range map[int]int64{submitFD: wire.SubmitBytes, completeFD: wire.CompleteBytes} {
+		var stat unix.Stat_t
+		if err := unix.Fstat(fd, &stat); err != nil {
+			return nil, os.NewSyscallError("fstat", err)
+		}
+		if stat.Size != bytes {
+			return nil, wire.Errorf(wire.StatusMalformed, "the relay's shared memory has %d bytes, not %d", stat.Size, bytes)
+		}
+	}
+	submit, err := unix.Mmap(submitFD, 0, wire.SubmitBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mapping the submit memory: %w", err)
+	}
+	complete, err := unix.Mmap(completeFD, 0, wire.CompleteBytes, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("mapping the complete memory: %w", err), unix.Munmap(submit))
+	}
+	return &Client{shared: view(submit, complete)}, nil
+}
+
+// Close unmaps the memory.
+func (c *Client) Close() error { return c.unmap() }
+
+// Post publishes a descriptor and reports whether the relay has to be woken.
+func (c *Client) Post(d wire.Descriptor) (wake bool, err error) {
+	if c.posted-atomic.LoadUint64(&c.completePage.TakenHead) >= wire.RingEntries {
+		return false, ErrFull
+	}
+	c.descriptors[c.posted%wire.RingEntries] = d
+	c.posted++
+	atomic.StoreUint64(&c.submitPage.Tail, c.posted)
+	return atomic.LoadUint32(&c.completePage.RelaySleeps) != 0, nil
+}
+
+// Next takes the next completion, if there is one.
+func (c *Client) Next() (wire.Completion, bool) {
+	if atomic.LoadUint64(&c.completePage.Tail) == c.finished {
+		return wire.Completion{}, false
+	}
+	completion := c.completions[c.finished%wire.RingEntries]
+	c.finished++
+	atomic.StoreUint64(&c.submitPage.CompletedHead, c.finished)
+	return completion, true
+}
+
+// RelaySleeps reports whether the relay waits on its eventfd.
+func (c *Client) RelaySleeps() bool { return atomic.LoadUint32(&c.completePage.RelaySleeps) != 0 }
+
+// SetSleeps says whether the client waits to be woken.
+func (c *Client) SetSleeps(sleeps bool) {
+	var word uint32
+	if sleeps {
+		word = 1
+	}
+	atomic.StoreUint32(&c.submitPage.ClientSleeps, word)
+}
+
+// Timeline reads a timeline.
+func (c *Client) Timeline(i uint32) uint64 { return atomic.LoadUint64(c.timeline(i)) }
+
+// Advance sets a timeline.
+func (c *Client) Advance(i uint32, value uint64) { atomic.StoreUint64(c.timeline(i), value) }
+
+// Timelines is the memory of all timelines, for registration with CUDA.
+func (c *Client) Timelines() []byte {
+	return c.submit[wire.SubmitTimelines : wire.SubmitTimelines+wire.Timelines*wire.TimelineStride]
+}

@@ -1,0 +1,276 @@
+package relay
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// sender is a connection's sending end. It moves bytes only into what the
+// receiver has granted.
+type sender struct {
+	*connection
+	link     transport.Link
+	last     uint64
+	granting uint64                // the last grant's number
+	active   map[uint64]*operation // announced, by number
+	targets  map[uint32]*target
+	underWay int // grants that are being filled
+}
+
+// target is memory of the receiver.
+type target struct {
+	bytes  uint64
+	ready  bool
+	grants []*wire.PeerGrant // that came before it was ready
+	writes int               // under way
+}
+
+func newSender(c *connection, link transport.Link) *sender {
+	s := &sender{connection: c, link: link, active: map[uint64]*operation{}, targets: map[uint32]*target{}}
+	c.sends, c.side = true, s
+	return s
+}
+
+func (s *sender) start(op *operation) {
+	s.last++
+	op.send = s.last
+	s.active[op.send] = op
+	s.port.Send(&wire.PeerSend{Send: op.send, Tag: op.tag, Length: op.length}, 0)
+}
+
+// cancel asks the receiver to forget a message; its answer ends the operation.
+func (s *sender) cancel(cookie uint64) {
+	for number, op := range s.active {
+		if op.cookie == cookie {
+			s.port.Send(&wire.PeerWithdraw{Send: number}, 0)
+		}
+	}
+}
+
+func (s *sender) message(m wire.Message, fds []int) error {
+	if s.down != nil {
+		return nil // sent before the other side knew; the operations are over and may have let go of their memory
+	}
+	switch m := m.(type) {
+	case *wire.PeerRegion:
+		return s.addTarget(m, fds)
+	case *wire.PeerForget:
+		if t := s.targets[m.Region]; t != nil && t.ready {
+			if t.writes > 0 {
+				return wire.Errorf(wire.StatusMalformed, "the relay of %s took region %d back under a write that it had granted", s.peer, m.Region)
+			}
+			delete(s.targets, m.Region)
+			s.link.RemoveTarget(m.Region)
+		}
+		return nil
+	case *wire.PeerGrant:
+		return s.granted(m)
+	case *wire.PeerDelivered:
+		return s.delivered(m)
+	}
+	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a sender", s.peer, m)
+}
+
+func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
+	if len(fds) != 1 || s.targets[m.Region] != nil {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d twice, or without its descriptor", s.peer, m.Region)
+	}
+	if len(s.targets) >= wire.MaxMemories {
+		return wire.Errorf(wire.StatusLimit, "the relay of %s sent %d regions, which is the limit", s.peer, len(s.targets))
+	}
+	if err := checkForeign(fds[0], s.lane.device.Driver.Simulated()); err != nil {
+		return err
+	}
+	fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return err
+	}
+	t := &target{bytes: m.Bytes}
+	s.targets[m.Region] = t
+	s.underWay++ // the link must not be closed under the mapping
+	s.link.AddTarget(m.Region, fd, m.Bytes, func(err error) {
+		unix.Close(fd)
+		s.underWay--
+		if err != nil {
+			// No matter for failed: the descriptor is a stranger's, and says nothing of
+			// our context.
+			s.shutdown(wire.Errorf(wire.StatusCUDA, "the memory of %s cannot be mapped: %v", s.peer, err))
+		}
+		t.ready = err == nil
+		grants := t.grants
+		t.grants = nil
+		for _, g := range grants {
+			if s.down == nil {
+				s.fill(g, s.active[g.Send])
+			}
+		}
+		s.settle()
+	})
+	return nil
+}
+
+// granted checks what the other relay says as if a stranger said it: a wrong
+// number must not let it read another place of the client's memory.
+func (s *sender) granted(m *wire.PeerGrant) error {
+	op := s.active[m.Send]
+	t := s.targets[m.Region]
+	switch {
+	case op == nil:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted message %d, which is not sent", s.peer, m.Send)
+	case m.Grant != s.granting+1 || m.Part != op.granted:
+		// Each grant and each byte once, and in order: what is posted twice under
+		// one number could not be told apart when it ends.
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave grant %d of byte %d after grant %d up to byte %d", s.peer, m.Grant, m.Part, s.granting, op.granted)
+	case m.Length == 0 || m.Part > op.length || m.Length > op.length-m.Part:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted bytes %d+%d of a message of %d", s.peer, m.Part, m.Length, op.length)
+	case t == nil || m.Offset > t.bytes || m.Length > t.bytes-m.Offset:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted %d bytes at %d of region %d, which has not as many", s.peer, m.Length, m.Offset, m.Region)
+	}
+	s.granting++
+	op.granted += m.Length
+	if !t.ready {
+		t.grants = append(t.grants, m)
+		return nil
+	}
+	s.fill(m, op)
+	return nil
+}
+
+func (s *sender) fill(m *wire.PeerGrant, op *operation) {
+	if op == nil {
+		return // refused by the receiver meanwhile
+	}
+	if s.route == wire.RouteDirect {
+		s.direct(m, op)
+	} else {
+		s.staged(m, op)
+	}
+}
+
+func (s *sender) direct(m *wire.PeerGrant, op *operation) {
+	r, t := s.session.relay, s.targets[m.Region]
+	s.hold(op)
+	t.writes++
+	s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset},
+		transport.Source{Ptr: op.memory.ptr(op.offset + m.Part)}, m.Length, m.Grant, func(err error) {
+			t.writes--
+			if err != nil {
+				s.broken(err, fmt.Sprintf("copying to %s", s.peer))
+			} else {
+				r.counters.sent += m.Length
+				r.counters.direct += m.Length
+				op.moved += m.Length
+				if s.down == nil {
+					s.port.Send(&wire.PeerWritten{Grant: m.Grant}, 0)
+				}
+			}
+			s.unhold(op)
+		})
+}
+
+// staged fills a slot on a server GPU and lets the NIC write from there.
+func (s *sender) staged(m *wire.PeerGrant, op *operation) {
+	r, lane := s.session.relay, s.lane
+	lane.out.acquire(func(slot *slot) bool {
+		if s.down != nil || op.over {
+			return false
+		}
+		s.hold(op)
+		lane.push.Copy(slot.ptr(), op.memory.ptr(op.offset+m.Part), m.Length, func(err error) {
+			if err != nil {
+				s.broken(err, "copying into a staging slot")
+				lane.out.release(slot)
+				s.unhold(op)
+				return
+			}
+			slot.region.in += m.Length
+			s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset},
+				transport.Source{Ptr: slot.ptr(), Region: slot.region.number, Offset: slot.offset}, m.Length, m.Grant, func(err error) {
+					if err != nil {
+						s.broken(err, "sending from a staging slot")
+					} else {
+						slot.region.out += m.Length
+						r.counters.sent += m.Length
+						r.counters.staged += m.Length
+						op.moved += m.Length
+					}
+					lane.out.release(slot)
+					s.unhold(op)
+				})
+		})
+		return true
+	})
+}
+
+func (s *sender) hold(op *operation) {
+	op.underWay++
+	s.underWay++
+}
+
+func (s *sender) unhold(op *operation) {
+	op.underWay--
+	s.underWay--
+	s.conclude(op)
+	op.settle()
+	s.settle()
+}
+
+// broken takes the connection down after a failed copy.
+func (s *sender) broken(err error, what string) {
+	s.session.relay.failed(err)
+	status := wire.StatusOf(err)
+	if status == wire.StatusInternal {
+		status = wire.StatusCUDA
+	}
+	s.shutdown(wire.Errorf(status, "%s: %s failed: %v", s.session.relay.name(), what, err))
+}
+
+// delivered ends a message: its bytes are in the receiver's memory, or the
+// receiver does not want them.
+func (s *sender) delivered(m *wire.PeerDelivered) error {
+	op := s.active[m.Send]
+	if op == nil {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s delivered message %d, which is not sent", s.peer, m.Send)
+	}
+	status := wire.Status(m.Status)
+	if status != wire.StatusOK {
+		delete(s.active, m.Send)
+		op.fail(&wire.Error{Status: status})
+		return nil
+	}
+	// The receiver can have the bytes before our NIC tells us that it is done.
+	op.delivered = true
+	s.conclude(op)
+	return nil
+}
+
+// conclude ends a message that both sides are done with, also on a connection
+// that is down: a receiver may leave as soon as it has the bytes.
+func (s *sender) conclude(op *operation) {
+	if !op.delivered || op.underWay > 0 || op.over {
+		return
+	}
+	if op.moved != op.length {
+		s.shutdown(wire.Errorf(wire.StatusMalformed, "the relay of %s says it has all %d bytes of a message of which %d were sent", s.peer, op.length, op.moved))
+		op.fail(s.down)
+		return
+	}
+	delete(s.active, op.send)
+	op.finish(wire.StatusOK)
+}
+
+func (s *sender) stop(why *wire.Error) {
+	for _, op := range s.active {
+		if !op.delivered {
+			op.fail(why)
+		} // or our NIC's word is all that is missing, and conclude ends it
+	}
+}
+
+func (s *sender) drained() bool { return s.underWay == 0 }
+
+func (s *sender) free() { s.link.Close() }

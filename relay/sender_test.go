@@ -1,0 +1,65 @@
+package relay
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/ring"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// A receiver may have a message, and leave, before the sender's own NIC has said
+// that it is done with it: the message was delivered all the same.
+func TestADeliveredMessageOutlivesItsConnection(t *testing.T) {
+	left := wire.Errorf(wire.StatusPeerClosed, "the receiver ended its session")
+	for _, c := range []struct {
+		name      string
+		delivered bool
+		nic       error // its word, after the connection's end
+		want      wire.Status
+	}{
+		{"delivered", true, nil, wire.StatusOK},
+		{"not delivered", false, nil, wire.StatusPeerClosed},
+		{"delivered, says a liar", true, errors.New("broke off"), wire.StatusPeerClosed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			completions, err := ring.NewRelay()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer completions.Close()
+			reader, err := ring.OpenClient(completions.FDs())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer reader.Close()
+			// A session that has ended answers nobody, and without its port the
+			// connection neither: what is left is the state under test.
+			owner := &session{relay: &Relay{}, ring: completions, ended: left}
+			s := newSender(&connection{session: owner, portDown: true}, nil)
+			op := &operation{session: owner, cookie: 7, length: 8, signal: wire.NoTimeline, send: 1}
+			s.active[op.send] = op
+			s.hold(op)
+
+			if c.delivered {
+				if err := s.delivered(&wire.PeerDelivered{Send: 1}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.shutdown(left)
+			if _, ended := reader.Next(); ended {
+				t.Fatal("the operation ended while the NIC could still read its bytes")
+			}
+			if c.nic != nil {
+				s.broken(c.nic, "sending")
+			} else {
+				op.moved = op.length
+			}
+			s.unhold(op)
+			got, ended := reader.Next()
+			if !ended || got.Cookie != 7 || wire.Status(got.Status) != c.want {
+				t.Errorf("ended %v with %+v, want status %v", ended, got, c.want)
+			}
+		})
+	}
+}

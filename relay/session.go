@@ -1,0 +1,538 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/ring"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// maxBlocking bounds the requests of one session that wait for CUDA or for
+// another relay: each holds a goroutine.
+const maxBlocking = 32
+
+// maxUnread bounds the answers that a client has not read.
+const maxUnread = 4096
+
+// takeAtOnce bounds what one session puts in before others have their turn.
+const takeAtOnce = 64
+
+// session is one client process. It implements poll.Poller.
+type session struct {
+	relay *Relay
+	id    uint64
+	log   *logrus.Entry
+
+	port  *packet.Port
+	pid   int
+	pidfd int
+
+	ring       *ring.Relay
+	wakeRelay  int // eventfd that the client rings
+	wakeClient int // pipe that the relay writes into
+	clientEnd  int // and that the client reads; -1 once it has it
+
+	memories    map[uint32]*memory
+	connections map[uint32]*connection
+	listeners   map[uint32]*listener
+	// waits are the connections whose next operation waits for a timeline.
+	waits map[*connection]bool
+
+	last     uint32 // number given out
+	blocking int
+	ended    *wire.Error
+}
+
+// greetClient reads the first message of a client.
+func (r *Relay) greetClient(conn packet.Conn) {
+	defer conn.Close()
+	refuse := func(err error) {
+		logrus.WithError(err).Warn("a client was refused")
+		if sent := conn.Send(wire.NewFailure(err), 1); sent != nil {
+			logrus.WithError(sent).Debug("the refusal could not be sent")
+		}
+	}
+	pid, pidfd, err := process(conn)
+	if err != nil {
+		refuse(wire.Errorf(wire.StatusInternal, "the relay cannot watch its client: %v", err))
+		return
+	}
+	if err := conn.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
+		unix.Close(pidfd)
+		return // closed already
+	}
+	m, _, fds, err := conn.Receive()
+	packet.CloseAll(fds)
+	hello, ok := m.(*wire.Hello)
+	switch {
+	case errors.Is(err, io.EOF):
+		unix.Close(pidfd)
+		return // somebody looked whether the socket answers
+	case err == nil && (!ok || hello.Magic != wire.Magic || len(fds) > 0):
+		err = wire.Errorf(wire.StatusMalformed, "the first message is not Peerlane's hello; is this program a Peerlane client?")
+	}
+	var version uint32
+	if err == nil {
+		version, err = wire.Negotiate("client", hello.Oldest, hello.Newest)
+	}
+	if err != nil {
+		unix.Close(pidfd)
+		refuse(err)
+		return
+	}
+	s := &session{
+		relay: r, pid: pid, pidfd: pidfd, wakeRelay: -1, wakeClient: -1, clientEnd: -1,
+		log:         logrus.WithField("client", pid),
+		memories:    map[uint32]*memory{},
+		connections: map[uint32]*connection{},
+		listeners:   map[uint32]*listener{},
+		waits:       map[*connection]bool{},
+	}
+	if err := s.shareMemory(); err != nil {
+		s.free()
+		refuse(err)
+		return
+	}
+	fd, err := conn.Detach()
+	if err != nil {
+		s.free()
+		refuse(err)
+		return
+	}
+	r.loop.Do(func() { s.begin(fd, version) })
+}
+
+func (s *session) shareMemory() (err error) {
+	if s.ring, err = ring.NewRelay(); err != nil {
+		return err
+	}
+	if s.wakeRelay, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return os.NewSyscallError("eventfd", err)
+	}
+	// Who holds an eventfd can make it block for everybody. The ends of a pipe
+	// are apart: the client cannot reach this one.
+	var pipe [2]int
+	if err = unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return os.NewSyscallError("pipe2", err)
+	}
+	s.clientEnd, s.wakeClient = pipe[0], pipe[1]
+	return nil
+}
+
+// soPeerPIDFD is SO_PEERPIDFD of Linux 6.5, the same on amd64 and arm64.
+const soPeerPIDFD = 77
+
+// process names the process at the other end of a socket for as long as it
+// lives. A process that has forked keeps its socket open beyond its death, so
+// that only the pidfd tells.
+func process(conn packet.Conn) (pid, pidfd int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, -1, err
+	}
+	pidfd = -1
+	controlled := raw.Control(func(fd uintptr) {
+		var who *unix.Ucred
+		if who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
+			return
+		}
+		pid = int(who.Pid)
+		pidfd, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPIDFD)
+		if errors.Is(err, unix.ENOPROTOOPT) {
+			// An older kernel. The process may have ended and its number been given
+			// to another since it connected; then that one's death is watched, and the
+			// socket's end, which both sides of a process without children see, does
+			// the rest.
+			pidfd, err = unix.PidfdOpen(pid, 0)
+		}
+	})
+	if err = errors.Join(controlled, err); err != nil {
+		return pid, -1, fmt.Errorf("process %d: %w", pid, err)
+	}
+	unix.CloseOnExec(pidfd)
+	return pid, pidfd, nil
+}
+
+// begin takes the session into the loop and welcomes the client.
+func (s *session) begin(fd int, version uint32) {
+	r := s.relay
+	port, err := packet.NewPort(r.loop, fd, s.receive, s.hungUp)
+	if err != nil {
+		s.log.WithError(err).Error("a client could not be watched")
+		unix.Close(fd)
+		s.free()
+		return
+	}
+	s.port = port
+	if len(r.sessions) >= maxSessions || r.dying != nil {
+		err = wire.Errorf(wire.StatusLimit, "the relay serves %d client processes already, which is its limit", len(r.sessions))
+		if r.dying != nil {
+			err = r.dying
+		}
+	}
+	if err == nil {
+		err = r.loop.Watch(s.pidfd, func(uint32) { s.died() })
+	}
+	if err == nil {
+		err = r.loop.WatchEdges(s.wakeRelay)
+	}
+	if err != nil {
+		port.Send(wire.NewFailure(err), 1)
+		port.Close()
+		s.forget()
+		return
+	}
+	r.lastSession++
+	s.id = r.lastSession
+	r.sessions[s.id] = s
+	r.loop.Add(s)
+	submit, complete := s.ring.FDs()
+	s.port.Send(&wire.Welcome{Version: version, Session: s.id}, 1, submit, complete, s.wakeRelay, s.clientEnd)
+	unix.Close(s.clientEnd)
+	s.clientEnd = -1
+	s.log.Debug("a client came")
+}
+
+// deathTime is how long a socket that closed without a goodbye may be ahead of
+// the death of its process: the kernel closes a dying process's files first.
+const deathTime = 200 * time.Millisecond
+
+// hungUp is the end of the client's socket.
+func (s *session) hungUp(err error) {
+	r := s.relay
+	if !errors.Is(err, io.EOF) {
+		s.end(wire.Errorf(wire.StatusPeerClosed, "the session of client process %d of %s broke off: %v", s.pid, r.name(), err))
+		return
+	}
+	time.AfterFunc(deathTime, func() {
+		r.loop.Do(func() {
+			s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s lives and closed its socket to the relay", s.pid, r.name()))
+		})
+	})
+}
+
+func (s *session) died() {
+	s.relay.loop.Unwatch(s.pidfd) // which stays readable for as long as anything is under way
+	why := wire.Errorf(wire.StatusPeerClientDied, "client process %d of %s died", s.pid, s.relay.name())
+	if s.relay.initEnded() {
+		why = s.relay.containerEnded()
+	}
+	s.end(why)
+}
+
+// end closes everything that the client has. Memory goes when the last copy on
+// it has ended.
+func (s *session) end(why *wire.Error) {
+	if s.ended != nil {
+		return
+	}
+	s.ended = why
+	s.log.WithField("reason", why.Reason).Debug("a session ends")
+	// No stream of the client's waits in vain. From here on no operation advances
+	// a timeline: it would take it back.
+	for i := range uint32(wire.Timelines) {
+		s.ring.Advance(i, wire.TimelineEnd)
+	}
+	for _, l := range s.listeners {
+		l.close()
+	}
+	for _, c := range s.connections {
+		c.shutdown(why)
+	}
+	for _, m := range s.memories {
+		m.retire()
+	}
+	s.relay.loop.Remove(s)
+	if s.relay.dying == nil {
+		s.port.Close()
+	}
+	s.settle()
+}
+
+// settle frees the session once nothing of it is under way.
+func (s *session) settle() {
+	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking > 0 || s.relay.sessions[s.id] != s {
+		return
+	}
+	delete(s.relay.sessions, s.id)
+	s.port.Close()
+	s.forget()
+	s.log.Debug("a session is gone")
+}
+
+func (s *session) forget() {
+	s.relay.loop.Unwatch(s.pidfd)
+	s.relay.loop.Unwatch(s.wakeRelay)
+	s.free()
+}
+
+// free closes what a session holds without the loop.
+func (s *session) free() {
+	for _, fd := range []int{s.pidfd, s.wakeRelay, s.wakeClient, s.clientEnd} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+	if s.ring != nil {
+		if err := s.ring.Close(); err != nil {
+			s.log.WithError(err).Warn("unmapping a session's rings")
+		}
+	}
+}
+
+// --- requests -------------------------------------------------------------------
+
+func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
+	if s.ended != nil {
+		packet.CloseAll(fds)
+		return
+	}
+	// What was posted before this message was sent comes before it; what a client
+	// goes on posting meanwhile has its turn later.
+	for n := 0; n <= wire.RingEntries/takeAtOnce && s.takeSome(); n++ {
+	}
+	if s.ended != nil {
+		packet.CloseAll(fds)
+		return
+	}
+	switch m := m.(type) {
+	case *wire.Export:
+		s.export(m, sequence, fds)
+		return // which owns the descriptors
+	case *wire.Unexport:
+		s.answer(sequence, s.unexport(m.Memory))
+	case *wire.Listen:
+		s.listen(m, sequence)
+	case *wire.Unlisten:
+		s.answer(sequence, s.unlisten(m.Listener))
+	case *wire.Accept:
+		s.accept(m, sequence)
+	case *wire.Connect:
+		s.connect(m, sequence)
+	case *wire.Disconnect:
+		s.answer(sequence, s.disconnect(m.Connection))
+	case *wire.Goodbye:
+		// The socket's end may not come: a child that the client forked has it too.
+		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid, s.relay.name()))
+	case *wire.Statistics:
+		s.reply(s.relay.statistics(), sequence)
+	default:
+		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "a %T is no request of a client", m))
+	}
+	packet.CloseAll(fds)
+}
+
+// answer replies with Done or a Failure.
+func (s *session) answer(sequence uint32, err error) {
+	if err != nil {
+		s.reply(wire.NewFailure(err), sequence)
+		return
+	}
+	s.reply(&wire.Done{}, sequence)
+}
+
+func (s *session) reply(m wire.Message, sequence uint32) {
+	if s.ended != nil && s.relay.dying == nil {
+		return
+	}
+	s.port.Send(m, sequence)
+	if s.port.Waiting() > maxUnread && s.ended == nil {
+		s.end(wire.Errorf(wire.StatusLimit, "client process %d of %s left %d answers unread", s.pid, s.relay.name(), maxUnread))
+	}
+}
+
+// block runs a request that may take long on a goroutine, and then its second
+// half on the loop, with the session possibly ended meanwhile.
+func (s *session) block(sequence uint32, work func() error, then func(error)) {
+	if s.blocking >= maxBlocking {
+		then(wire.Errorf(wire.StatusLimit, "%d requests of this client are under way, which is the limit", maxBlocking))
+		return
+	}
+	s.blocking++
+	go func() {
+		err := work()
+		s.relay.loop.Do(func() {
+			s.blocking--
+			s.relay.failed(err)
+			then(err)
+			s.settle()
+		})
+	}()
+}
+
+func (s *session) number() uint32 {
+	s.last++
+	return s.last
+}
+
+// --- the ring ---------------------------------------------------------------------
+
+// Poll takes operations and starts those whose timeline has come.
+func (s *session) Poll() bool {
+	progress := s.takeSome()
+	for c := range s.waits {
+		if c.advance() {
+			progress = true
+		}
+	}
+	return progress
+}
+
+func (s *session) takeSome() bool {
+	if s.ended != nil {
+		return false // by another poller of the same round
+	}
+	for n := range takeAtOnce {
+		d, ok, err := s.ring.Take()
+		if err != nil {
+			var bad *wire.Error
+			errors.As(err, &bad)
+			s.breakOff(bad)
+			return false
+		}
+		if !ok {
+			return n > 0
+		}
+		s.take(d)
+	}
+	return true
+}
+
+// breakOff ends a session whose client does what the protocol forbids.
+func (s *session) breakOff(why *wire.Error) {
+	s.log.WithError(why).Warn("a client is cut off")
+	s.port.Send(wire.NewFailure(why), 0)
+	s.end(wire.Errorf(why.Status, "client process %d of %s: %s", s.pid, s.relay.name(), why.Reason))
+}
+
+// Busy reports whether a timeline is waited for: a GPU advances it without
+// waking anybody.
+func (s *session) Busy() bool { return len(s.waits) > 0 }
+
+// Arm asks the client to ring.
+func (s *session) Arm() bool { return s.ring.Sleep() }
+
+// Disarm ends Arm.
+func (s *session) Disarm() { s.ring.Awake() }
+
+func (s *session) take(d wire.Descriptor) {
+	op := &operation{
+		session: s, kind: d.Operation, cookie: d.Cookie, tag: d.Tag, offset: d.Offset, length: d.Length,
+		wait: d.WaitTimeline, waitValue: d.WaitValue, signal: d.SignalTimeline, signalValue: d.SignalValue,
+	}
+	for _, timeline := range []uint32{d.WaitTimeline, d.SignalTimeline} {
+		if timeline != wire.NoTimeline && timeline >= wire.Timelines {
+			op.signal = wire.NoTimeline
+			op.finish(wire.StatusMalformed)
+			return
+		}
+	}
+	c := s.connections[d.Connection]
+	switch {
+	case c == nil || c.down != nil && d.Operation == wire.OpCancel:
+		op.finish(wire.StatusUnknownConnection)
+	case c.down != nil:
+		op.finish(c.down.Status)
+	case d.Operation == wire.OpCancel:
+		c.cancel(op)
+	default:
+		if status := op.bind(d.Memory, c); status != wire.StatusOK {
+			op.finish(status)
+			return
+		}
+		c.post(op)
+	}
+}
+
+// operation is a send or a receive.
+type operation struct {
+	session        *session
+	kind           uint32
+	cookie, tag    uint64
+	memory         *memory
+	offset, length uint64
+	wait, signal   uint32
+	waitValue      uint64
+	signalValue    uint64
+
+	send     uint64 // its number on the connection
+	granted  uint64 // of a send, the bytes that the receiver has room for
+	moved    uint64 // bytes that are where they belong
+	underWay int    // what can still touch the memory
+	failed   *wire.Error
+	// delivered: of a send, the receiver has all of it.
+	delivered bool
+	over      bool
+}
+
+// bind checks the range and holds the memory.
+func (op *operation) bind(number uint32, c *connection) wire.Status {
+	need := map[uint32]uint32{wire.OpSend: wire.AccessSend, wire.OpReceive: wire.AccessReceive}[op.kind]
+	if need == 0 || (op.kind == wire.OpSend) != c.sends {
+		return wire.StatusMalformed
+	}
+	m := op.session.memories[number]
+	switch {
+	case m == nil || m.retired:
+		return wire.StatusUnknownMemory
+	case m.lane != c.lane:
+		return wire.StatusWrongGPU
+	case m.access&need == 0:
+		return wire.StatusNotPermitted
+	case op.offset > m.length || op.length > m.length-op.offset:
+		return wire.StatusOutOfRange
+	}
+	m.users++
+	op.memory = m
+	return wire.StatusOK
+}
+
+func (op *operation) due() bool {
+	return op.wait == wire.NoTimeline || ring.Reached(op.session.ring.Timeline(op.wait), op.waitValue)
+}
+
+// fail ends the operation with an error as soon as nothing can touch its
+// memory.
+func (op *operation) fail(why *wire.Error) {
+	if op.failed == nil {
+		op.failed = why
+	}
+	op.settle()
+}
+
+func (op *operation) settle() {
+	if op.failed != nil && op.underWay == 0 && !op.over {
+		op.finish(op.failed.Status)
+	}
+}
+
+// finish reports the operation's end. The signal timeline advances also after
+// an error, since a stream that waited for it would wait for ever; the
+// completion tells the difference.
+func (op *operation) finish(status wire.Status) {
+	if op.over {
+		return
+	}
+	op.over = true
+	s := op.session
+	if op.memory != nil {
+		op.memory.release()
+	}
+	if op.signal != wire.NoTimeline && s.ended == nil {
+		s.ring.Advance(op.signal, op.signalValue)
+	}
+	s.ring.Complete(wire.Completion{Cookie: op.cookie, Length: op.moved, Status: uint32(status)})
+	if s.ring.ClientSleeps() {
+		// EAGAIN says that there is enough to read already, EPIPE that the client
+		// does not listen.
+		_, _ = unix.Write(s.wakeClient, []byte{1})
+	}
+}

@@ -1,0 +1,78 @@
+// Package local is the transport of route direct: the sender's relay maps the
+// receiver's exported memory and copies into it, once, on the sender's GPU.
+package local
+
+import (
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/transport"
+)
+
+// Link implements transport.Link.
+type Link struct {
+	loop    *poll.Loop
+	device  *device.Device
+	queue   *device.Queue
+	targets map[uint32]*device.Memory
+	closed  bool
+}
+
+// New makes a link whose copies the device issues in the queue.
+func New(loop *poll.Loop, d *device.Device, queue *device.Queue) *Link {
+	return &Link{loop: loop, device: d, queue: queue, targets: map[uint32]*device.Memory{}}
+}
+
+// AddTarget maps the receiver's memory. That takes the driver some
+// milliseconds, which the loop does not wait for; fd has to stay open until
+// ready is called.
+func (l *Link) AddTarget(region uint32, fd int, bytes uint64, ready func(error)) {
+	go func() {
+		var m *device.Memory
+		err := l.device.On(func() error {
+			var err error
+			m, err = device.Import(l.device.Driver, fd, bytes, cuda.Access{Device: l.device.Ordinal, Write: true})
+			return err
+		})
+		l.loop.Do(func() {
+			if err == nil {
+				if l.closed {
+					l.release(m)
+				} else {
+					l.targets[region] = m
+				}
+			}
+			ready(err)
+		})
+	}()
+}
+
+// RemoveTarget unmaps one region.
+func (l *Link) RemoveTarget(region uint32) {
+	if m := l.targets[region]; m != nil {
+		delete(l.targets, region)
+		l.release(m)
+	}
+}
+
+// Write issues the copy.
+func (l *Link) Write(to transport.Target, from transport.Source, n uint64, _ uint64, done func(error)) {
+	l.queue.Copy(l.targets[to.Region].Ptr+cuda.Ptr(to.Offset), from.Ptr, n, done)
+}
+
+// Close unmaps the receiver's memory.
+func (l *Link) Close() {
+	l.closed = true
+	for _, m := range l.targets {
+		l.release(m)
+	}
+	l.targets = nil
+}
+
+func (l *Link) release(m *device.Memory) {
+	if err := m.Close(); err != nil {
+		logrus.WithError(err).Warn("unmapping a receiver's memory failed; it stays pinned until this relay ends")
+	}
+}

@@ -1,0 +1,145 @@
+// Package loop is the transport of the staged route on one host: an emulated
+// NIC, a process of its own, writes from the sender's slots to the receiver's
+// and delivers each write's immediate to the receiver, as an RDMA
+// write-with-immediate does. It exercises and measures the whole staged route
+// on machines that have GPUs and no NIC.
+package loop
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Link is the sender's end. It implements transport.Link.
+type Link struct {
+	port    *packet.Port
+	name    string
+	pending map[uint64]func(error)
+	broken  error
+	down    func(error)
+}
+
+// Dial opens a connection to an emulated NIC, which will deliver immediates on
+// the socket `receiver`. It may block; down is called on the loop when the NIC
+// is gone. The descriptor stays the caller's.
+func Dial(l *poll.Loop, socket string, receiver int, down func(error)) (*Link, error) {
+	conn, err := packet.Dial(socket)
+	if err != nil {
+		return nil, wire.Errorf(wire.StatusNICDied, "the emulated NIC at %s does not answer (%v); start it with peerlane-relay emulated-nic", socket, err)
+	}
+	hello := &wire.NICHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}
+	if err := conn.Send(hello, 0, receiver); err != nil {
+		conn.Close()
+		return nil, wire.Errorf(wire.StatusNICDied, "the emulated NIC at %s: %v", socket, err)
+	}
+	fd, err := conn.Detach()
+	if err != nil {
+		return nil, err
+	}
+	link := &Link{name: socket, pending: map[uint64]func(error){}, down: down}
+	var watch error
+	if !l.Call(func() { link.port, watch = packet.NewPort(l, fd, link.receive, link.end) }) {
+		watch = fmt.Errorf("the relay is ending")
+	}
+	if watch != nil {
+		unix.Close(fd)
+		return nil, watch
+	}
+	return link, nil
+}
+
+// AddSource registers memory of the sender's relay with the NIC.
+func (l *Link) AddSource(region uint32, fd int, bytes uint64) {
+	l.port.Send(&wire.NICRegion{Region: region, Bytes: bytes}, 0, fd)
+}
+
+// AddTarget registers memory of the receiver's relay with the NIC. The NIC
+// works in order, so that writes can be posted at once; a registration that
+// fails fails them.
+func (l *Link) AddTarget(region uint32, fd int, bytes uint64, ready func(error)) {
+	l.port.Send(&wire.NICRegion{Region: region | targetRegion, Bytes: bytes}, 0, fd)
+	ready(l.broken)
+}
+
+// RemoveTarget does nothing: staging regions live as long as the connection.
+func (l *Link) RemoveTarget(uint32) {}
+
+// targetRegion keeps the receiver's numbers apart from the sender's.
+const targetRegion = 1 << 31
+
+// Write posts a write-with-immediate.
+func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immediate uint64, done func(error)) {
+	if l.broken != nil {
+		done(l.broken)
+		return
+	}
+	l.pending[immediate] = done
+	l.port.Send(&wire.NICWrite{
+		Immediate:    immediate,
+		Length:       n,
+		SourceOffset: from.Offset,
+		TargetOffset: to.Offset,
+		Source:       from.Region,
+		Target:       to.Region | targetRegion,
+	}, 0)
+}
+
+// Close ends the connection to the NIC.
+func (l *Link) Close() { l.port.Close() }
+
+func (l *Link) receive(m wire.Message, _ uint32, fds []int) {
+	packet.CloseAll(fds)
+	switch m := m.(type) {
+	case *wire.NICWritten:
+		done := l.pending[m.Immediate]
+		if done == nil {
+			l.fail(wire.Errorf(wire.StatusNICDied, "the emulated NIC at %s completed write %d, which was not posted", l.name, m.Immediate))
+			return
+		}
+		delete(l.pending, m.Immediate)
+		if m.Status != uint32(wire.StatusOK) {
+			done(wire.Errorf(wire.Status(m.Status), "the emulated NIC at %s could not write: %v", l.name, wire.Status(m.Status)))
+			return
+		}
+		done(nil)
+	case *wire.Failure:
+		l.fail(fmt.Errorf("the emulated NIC at %s: %w", l.name, m.Err()))
+	default:
+		l.fail(wire.Errorf(wire.StatusNICDied, "the emulated NIC at %s sent a %T", l.name, m))
+	}
+}
+
+func (l *Link) end(err error) {
+	l.fail(wire.Errorf(wire.StatusNICDied, "the emulated NIC at %s ended (%v)", l.name, err))
+}
+
+func (l *Link) fail(err error) {
+	if l.broken != nil {
+		return
+	}
+	l.broken = err
+	l.port.Close()
+	pending := l.pending
+	l.pending = map[uint64]func(error){}
+	for _, done := range pending {
+		done(err)
+	}
+	l.down(err)
+}
+
+// Receive takes over the receiver's end of the immediates: arrived is called
+// for each, ended when no write of this connection can come any more.
+func Receive(l *poll.Loop, fd int, arrived func(immediate, length uint64), ended func()) (*packet.Port, error) {
+	return packet.NewPort(l, fd, func(m wire.Message, _ uint32, fds []int) {
+		packet.CloseAll(fds)
+		if i, ok := m.(*wire.NICImmediate); ok {
+			arrived(i.Immediate, i.Length)
+		}
+	}, func(error) { ended() })
+}

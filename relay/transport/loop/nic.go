@@ -1,0 +1,271 @@
+package loop
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// NIC is an emulated NIC: contexts on GPUs, and a connection for every sender.
+// A write is issued by the GPU that its target is on: a GPU that is read from
+// takes what is pushed into it more slowly than what it pulls itself
+// (docs/benchmarks.md has the figures).
+type NIC struct {
+	loop   *poll.Loop
+	busIDs []string
+	log    *logrus.Entry
+
+	driver  *cuda.Driver
+	gpus    map[cuda.Device]*gpu
+	senders map[*sender]bool
+}
+
+type gpu struct {
+	*device.Device
+	queue *device.Queue
+}
+
+// NewNIC makes an emulated NIC beside the GPUs at these PCI addresses. It
+// touches no GPU before the first sender comes.
+func NewNIC(name string, busIDs []string) (*NIC, error) {
+	if len(busIDs) == 0 {
+		return nil, errors.New("an emulated NIC needs a GPU beside it (--gpu PCI-ADDRESS)")
+	}
+	l, err := poll.New()
+	if err != nil {
+		return nil, err
+	}
+	return &NIC{loop: l, busIDs: busIDs, log: logrus.WithField("nic", name), gpus: map[cuda.Device]*gpu{}, senders: map[*sender]bool{}}, nil
+}
+
+// Serve accepts senders until the listener is closed.
+func (n *NIC) Serve(listener *net.UnixListener) error {
+	ended := make(chan struct{})
+	go func() { n.loop.Run(); close(ended) }()
+	defer func() {
+		n.loop.Call(func() {
+			for s := range n.senders {
+				s.port.Close()
+				s.ended(net.ErrClosed)
+			}
+		})
+		n.loop.Stop()
+		<-ended
+	}()
+	for {
+		conn, err := listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		fd := -1
+		if err == nil {
+			fd, err = packet.Conn{UnixConn: conn}.Detach()
+		}
+		if err != nil {
+			// No descriptor left, say; senders may close theirs.
+			n.log.WithError(err).Error("accepting a sender")
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		n.loop.Do(func() { n.accept(fd) })
+	}
+}
+
+func (n *NIC) accept(fd int) {
+	s := &sender{nic: n, regions: map[uint32]*device.Memory{}}
+	port, err := packet.NewPort(n.loop, fd, s.receive, s.ended)
+	if err != nil {
+		n.log.WithError(err).Error("a sender could not be watched")
+		return
+	}
+	s.port = port
+	n.senders[s] = true
+}
+
+// open makes the contexts on the GPUs beside the NIC, those that are not there:
+// a try that failed half-way goes on where it ended.
+func (n *NIC) open() error {
+	if n.driver == nil {
+		d, err := cuda.Open()
+		if err != nil {
+			return wire.Errorf(wire.StatusNoCUDA, "%v", err)
+		}
+		n.driver = d
+	}
+	for _, id := range n.busIDs {
+		ordinal, err := n.driver.DeviceByPCIBusID(id)
+		if err == nil && n.gpus[ordinal] == nil {
+			err = n.add(id)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add makes a context on a GPU, and lets it reach all that is registered.
+func (n *NIC) add(busID string) error {
+	g, err := device.Open(n.driver, busID)
+	if err != nil {
+		return err
+	}
+	q, err := g.NewQueue()
+	if err != nil {
+		return errors.Join(err, g.Close())
+	}
+	access := cuda.Access{Device: g.Ordinal, Write: true}
+	for s := range n.senders {
+		for _, m := range s.regions {
+			if err := m.Allow(access); err != nil {
+				return errors.Join(err, q.Close(), g.Close())
+			}
+		}
+	}
+	n.loop.Add(q)
+	n.gpus[g.Ordinal] = &gpu{g, q}
+	return nil
+}
+
+// sender is one relay's connection to the NIC.
+type sender struct {
+	nic  *NIC
+	port *packet.Port
+	// immediates are sent through a port, so that a receiver that is slow to
+	// read holds nobody up.
+	immediates *packet.Port
+	regions    map[uint32]*device.Memory
+	underWay   int
+	gone       bool
+}
+
+func (s *sender) receive(m wire.Message, _ uint32, fds []int) {
+	defer func() { packet.CloseAll(fds) }()
+	var err error
+	switch m := m.(type) {
+	case *wire.NICHello:
+		err = s.hello(m, &fds)
+	case *wire.NICRegion:
+		err = s.register(m, fds)
+	case *wire.NICWrite:
+		err = s.write(m)
+	default:
+		err = wire.Errorf(wire.StatusMalformed, "a %T is nothing for a NIC", m)
+	}
+	if err != nil {
+		s.nic.log.WithError(err).Warn("a sender's request failed; its connection is closed")
+		s.port.Send(wire.NewFailure(err), 0)
+		s.port.Close()
+		s.ended(err)
+	}
+}
+
+func (s *sender) hello(m *wire.NICHello, fds *[]int) error {
+	if m.Magic != wire.Magic || len(*fds) != 1 || s.immediates != nil {
+		return wire.Errorf(wire.StatusMalformed, "no hello to a NIC")
+	}
+	if _, err := wire.Negotiate("sender's relay", m.Oldest, m.Newest); err != nil {
+		return err
+	}
+	if err := s.nic.open(); err != nil {
+		return err
+	}
+	// The receiver says nothing here; when it closes, the sender is told by the
+	// receiver's relay.
+	port, err := packet.NewPort(s.nic.loop, (*fds)[0],
+		func(_ wire.Message, _ uint32, fds []int) { packet.CloseAll(fds) }, func(error) {})
+	if err != nil {
+		return err
+	}
+	s.immediates, *fds = port, nil
+	return nil
+}
+
+func (s *sender) register(m *wire.NICRegion, fds []int) error {
+	if len(fds) != 1 || s.immediates == nil || s.regions[m.Region] != nil {
+		return wire.Errorf(wire.StatusMalformed, "region %d: no descriptor, no hello before it, or registered already", m.Region)
+	}
+	var access []cuda.Access
+	for _, g := range s.nic.gpus {
+		access = append(access, cuda.Access{Device: g.Ordinal, Write: true})
+	}
+	memory, err := device.Import(s.nic.driver, fds[0], m.Bytes, access...)
+	if err != nil {
+		return wire.Errorf(wire.StatusCUDA, "registering region %d: %v", m.Region, err)
+	}
+	s.regions[m.Region] = memory
+	if m.Region&targetRegion == 0 || s.nic.gpus[memory.On] != nil {
+		return nil
+	}
+	// Memory of another NIC's GPU: it has to issue the writes.
+	busID, err := s.nic.driver.DevicePCIBusID(memory.On)
+	if err == nil {
+		err = s.nic.add(busID)
+	}
+	if err != nil {
+		return wire.Errorf(wire.StatusCUDA, "registering region %d: %v", m.Region, err)
+	}
+	return nil
+}
+
+func (s *sender) write(m *wire.NICWrite) error {
+	source, target := s.regions[m.Source], s.regions[m.Target]
+	if source == nil || target == nil || m.Target&targetRegion == 0 {
+		return wire.Errorf(wire.StatusUnknownMemory, "a write from region %#x to %#x: not registered", m.Source, m.Target)
+	}
+	for _, side := range []struct {
+		memory *device.Memory
+		offset uint64
+	}{{source, m.SourceOffset}, {target, m.TargetOffset}} {
+		if side.offset > side.memory.Bytes || m.Length > side.memory.Bytes-side.offset {
+			return wire.Errorf(wire.StatusOutOfRange, "a write of %d bytes at offset %d of a region of %d", m.Length, side.offset, side.memory.Bytes)
+		}
+	}
+	s.underWay++
+	s.nic.gpus[target.On].queue.Copy(target.Ptr+cuda.Ptr(m.TargetOffset), source.Ptr+cuda.Ptr(m.SourceOffset), m.Length, func(err error) {
+		s.underWay--
+		status := wire.StatusOK
+		if err != nil {
+			s.nic.log.WithError(err).Error("a write failed")
+			status = wire.StatusCUDA
+		} else {
+			s.immediates.Send(&wire.NICImmediate{Immediate: m.Immediate, Length: m.Length}, 0)
+		}
+		s.port.Send(&wire.NICWritten{Immediate: m.Immediate, Status: uint32(status)}, 0)
+		s.release()
+	})
+	return nil
+}
+
+func (s *sender) ended(error) {
+	s.gone = true
+	s.release()
+}
+
+// release lets the regions go once the sender is gone and no write runs, and
+// only then closes the receiver's socket: that tells the receiver that nothing
+// can write its slots any more.
+func (s *sender) release() {
+	if !s.gone || s.underWay > 0 || s.regions == nil {
+		return
+	}
+	for number, m := range s.regions {
+		if err := m.Close(); err != nil {
+			s.nic.log.WithError(err).Warn(fmt.Sprintf("unmapping region %d", number))
+		}
+	}
+	s.regions = nil
+	delete(s.nic.senders, s)
+	if s.immediates != nil {
+		s.immediates.Close()
+	}
+}

@@ -1,0 +1,36 @@
+// Package transport is how bytes get from a sender's relay to a receiver's.
+// Each transport is a folder below.
+package transport
+
+import "github.com/peerlane/peerlane/cuda"
+
+// Source is where a write takes its bytes: an address in this process, and the
+// same place as an offset in a region that the link knows.
+type Source struct {
+	Ptr    cuda.Ptr
+	Region uint32
+	Offset uint64
+}
+
+// Target is a place in the receiver's memory.
+type Target struct {
+	Region uint32
+	Offset uint64
+}
+
+// Link is one connection's way to its receiver. It belongs to the event loop,
+// on which it also calls back.
+type Link interface {
+	// AddTarget makes the receiver's memory writable under a number. The
+	// descriptor stays the caller's. Writes to the region may be posted once
+	// ready has been called without an error.
+	AddTarget(region uint32, fd int, bytes uint64, ready func(error))
+	// RemoveTarget takes a region back. No write to it may be under way.
+	RemoveTarget(region uint32)
+	// Write moves n bytes. done is called when the source may be reused: the
+	// bytes have arrived, or nothing writes them any more. The immediate reaches
+	// a receiver that listens for it after the bytes.
+	Write(to Target, from Source, n uint64, immediate uint64, done func(error))
+	// Close lets everything go. No write may be under way.
+	Close()
+}

@@ -1,0 +1,732 @@
+/* Code generated from protocol.def by relay/wire/generate. DO NOT EDIT. */
+#ifndef PEERLANE_WIRE_H
+#define PEERLANE_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The first words of Hello, PeerHello and NICHello: "PEER" and "LANE". */
+#define PEERLANE_MAGIC (0x454e414c52454550ull)
+/* Versions of the protocol that this source speaks. */
+#define PEERLANE_OLDEST_VERSION (1)
+#define PEERLANE_NEWEST_VERSION (1)
+/* Entries in each of a session's two rings; a power of two. */
+#define PEERLANE_RING_ENTRIES (1024)
+/* Timelines of a session, and the distance between two of them in bytes. */
+#define PEERLANE_TIMELINES (256)
+#define PEERLANE_TIMELINE_STRIDE (64)
+/* A timeline of a session that has ended stands here, so that every wait for a */
+/* smaller value is over (CUDA compares cyclically, hence not the largest). */
+#define PEERLANE_TIMELINE_END (0x4000000000000000ull)
+/* "No timeline" in a Descriptor. */
+#define PEERLANE_NO_TIMELINE (0xffffffff)
+/* Sizes and offsets, in bytes, of what Welcome's descriptors map. */
+#define PEERLANE_SUBMIT_BYTES (0x25000)
+#define PEERLANE_SUBMIT_ENTRIES (0x1000)
+#define PEERLANE_SUBMIT_TIMELINES (0x21000)
+#define PEERLANE_COMPLETE_BYTES (0x7000)
+#define PEERLANE_COMPLETE_ENTRIES (0x1000)
+/* Bounds of one session. */
+#define PEERLANE_MAX_MEMORIES (4096)
+#define PEERLANE_MAX_CONNECTIONS (1024)
+#define PEERLANE_MAX_LISTENERS (256)
+/* Server GPUs that one Statistics reports. */
+#define PEERLANE_MAX_SERVERS (8)
+/* Operations of a Descriptor. */
+#define PEERLANE_OP_SEND (1)
+#define PEERLANE_OP_RECEIVE (2)
+#define PEERLANE_OP_CANCEL (3)
+/* What a client may ask the relay to do with exported memory. */
+#define PEERLANE_ACCESS_SEND (1)
+#define PEERLANE_ACCESS_RECEIVE (2)
+/* Routes. */
+#define PEERLANE_ROUTE_AUTO (0)
+#define PEERLANE_ROUTE_STAGED (1)
+#define PEERLANE_ROUTE_DIRECT (2)
+
+enum peerlane_status {
+	PEERLANE_STATUS_OK = 0, /* done */
+	PEERLANE_STATUS_INTERNAL = 1, /* the relay met an error of its own */
+	PEERLANE_STATUS_MALFORMED = 2, /* malformed message */
+	PEERLANE_STATUS_VERSION = 3, /* no common version of the protocol */
+	PEERLANE_STATUS_NO_CUDA = 4, /* the CUDA driver cannot be used */
+	PEERLANE_STATUS_CUDA = 5, /* the CUDA driver failed */
+	PEERLANE_STATUS_WRONG_GPU = 6, /* memory of a GPU whose lane this container was not given */
+	PEERLANE_STATUS_BAD_DESCRIPTOR = 7, /* the file descriptor is not memory that can be imported */
+	PEERLANE_STATUS_LIMIT = 8, /* a limit of the session is reached */
+	PEERLANE_STATUS_UNKNOWN_MEMORY = 9, /* no such memory */
+	PEERLANE_STATUS_UNKNOWN_CONNECTION = 10, /* no such connection */
+	PEERLANE_STATUS_UNKNOWN_LISTENER = 11, /* no such listener */
+	PEERLANE_STATUS_OUT_OF_RANGE = 12, /* outside the exported memory */
+	PEERLANE_STATUS_NOT_PERMITTED = 13, /* the memory was not exported for this */
+	PEERLANE_STATUS_BAD_HANDLE = 14, /* no listener answers to this handle */
+	PEERLANE_STATUS_UNREACHABLE = 15, /* the other relay cannot be reached */
+	PEERLANE_STATUS_TRUNCATED = 16, /* the message is longer than the receive */
+	PEERLANE_STATUS_CANCELED = 17, /* canceled */
+	PEERLANE_STATUS_CLOSED = 18, /* the connection was closed here */
+	PEERLANE_STATUS_PEER_CLOSED = 19, /* the other side closed the connection */
+	PEERLANE_STATUS_PEER_CLIENT_DIED = 20, /* the client at the other side died */
+	PEERLANE_STATUS_PEER_RELAY_DIED = 21, /* the relay at the other side died */
+	PEERLANE_STATUS_RELAY_DIED = 22, /* the relay of this container died */
+	PEERLANE_STATUS_PEER_CONTAINER_DIED = 23, /* the container at the other side ended */
+	PEERLANE_STATUS_NIC_DIED = 24, /* the emulated NIC died */
+	PEERLANE_STATUS_NO_STAGING = 25, /* no staging memory */
+	PEERLANE_STATUS_BAD_RING = 26, /* the ring does not hold what the protocol allows */
+};
+
+enum peerlane_message {
+	PEERLANE_MESSAGE_HELLO = 1,
+	PEERLANE_MESSAGE_WELCOME = 2,
+	PEERLANE_MESSAGE_FAILURE = 3,
+	PEERLANE_MESSAGE_EXPORT = 4,
+	PEERLANE_MESSAGE_EXPORTED = 5,
+	PEERLANE_MESSAGE_UNEXPORT = 6,
+	PEERLANE_MESSAGE_DONE = 7,
+	PEERLANE_MESSAGE_LISTEN = 8,
+	PEERLANE_MESSAGE_LISTENING = 9,
+	PEERLANE_MESSAGE_UNLISTEN = 10,
+	PEERLANE_MESSAGE_ACCEPT = 11,
+	PEERLANE_MESSAGE_CONNECT = 12,
+	PEERLANE_MESSAGE_CONNECTED = 13,
+	PEERLANE_MESSAGE_DISCONNECT = 14,
+	PEERLANE_MESSAGE_CONNECTION_DOWN = 15,
+	PEERLANE_MESSAGE_STATISTICS = 16,
+	PEERLANE_MESSAGE_STATISTICS_REPLY = 17,
+	PEERLANE_MESSAGE_GOODBYE = 18,
+	PEERLANE_MESSAGE_PEER_HELLO = 32,
+	PEERLANE_MESSAGE_PEER_WELCOME = 33,
+	PEERLANE_MESSAGE_PEER_REGION = 34,
+	PEERLANE_MESSAGE_PEER_SEND = 35,
+	PEERLANE_MESSAGE_PEER_GRANT = 36,
+	PEERLANE_MESSAGE_PEER_WRITTEN = 37,
+	PEERLANE_MESSAGE_PEER_DELIVERED = 38,
+	PEERLANE_MESSAGE_PEER_WITHDRAW = 39,
+	PEERLANE_MESSAGE_PEER_CLOSE = 40,
+	PEERLANE_MESSAGE_PEER_FORGET = 41,
+	PEERLANE_MESSAGE_NIC_HELLO = 64,
+	PEERLANE_MESSAGE_NIC_REGION = 65,
+	PEERLANE_MESSAGE_NIC_WRITE = 66,
+	PEERLANE_MESSAGE_NIC_WRITTEN = 67,
+	PEERLANE_MESSAGE_NIC_IMMEDIATE = 68,
+};
+
+struct peerlane_server_bytes {
+	uint8_t gpu[16];
+	uint64_t in;
+	uint64_t out;
+};
+_Static_assert(sizeof(struct peerlane_server_bytes) == 32, "peerlane_server_bytes");
+_Static_assert(offsetof(struct peerlane_server_bytes, gpu) == 0, "peerlane_server_bytes.gpu");
+_Static_assert(offsetof(struct peerlane_server_bytes, in) == 16, "peerlane_server_bytes.in");
+_Static_assert(offsetof(struct peerlane_server_bytes, out) == 24, "peerlane_server_bytes.out");
+
+/* One operation in the submission ring. */
+struct peerlane_descriptor {
+	uint32_t operation;
+	uint32_t connection;
+	uint32_t memory;
+	uint32_t flags;
+	uint64_t offset;
+	uint64_t length;
+	uint64_t tag;
+	uint64_t cookie;
+	uint32_t wait_timeline;
+	uint32_t signal_timeline;
+	uint64_t wait_value;
+	uint64_t signal_value;
+	uint64_t reserved0;
+	uint64_t reserved1;
+	uint64_t reserved2;
+	uint64_t reserved3;
+	uint64_t reserved4;
+	uint64_t reserved5;
+	uint64_t reserved6;
+};
+_Static_assert(sizeof(struct peerlane_descriptor) == 128, "peerlane_descriptor");
+_Static_assert(offsetof(struct peerlane_descriptor, operation) == 0, "peerlane_descriptor.operation");
+_Static_assert(offsetof(struct peerlane_descriptor, connection) == 4, "peerlane_descriptor.connection");
+_Static_assert(offsetof(struct peerlane_descriptor, memory) == 8, "peerlane_descriptor.memory");
+_Static_assert(offsetof(struct peerlane_descriptor, flags) == 12, "peerlane_descriptor.flags");
+_Static_assert(offsetof(struct peerlane_descriptor, offset) == 16, "peerlane_descriptor.offset");
+_Static_assert(offsetof(struct peerlane_descriptor, length) == 24, "peerlane_descriptor.length");
+_Static_assert(offsetof(struct peerlane_descriptor, tag) == 32, "peerlane_descriptor.tag");
+_Static_assert(offsetof(struct peerlane_descriptor, cookie) == 40, "peerlane_descriptor.cookie");
+_Static_assert(offsetof(struct peerlane_descriptor, wait_timeline) == 48, "peerlane_descriptor.wait_timeline");
+_Static_assert(offsetof(struct peerlane_descriptor, signal_timeline) == 52, "peerlane_descriptor.signal_timeline");
+_Static_assert(offsetof(struct peerlane_descriptor, wait_value) == 56, "peerlane_descriptor.wait_value");
+_Static_assert(offsetof(struct peerlane_descriptor, signal_value) == 64, "peerlane_descriptor.signal_value");
+_Static_assert(offsetof(struct peerlane_descriptor, reserved0) == 72, "peerlane_descriptor.reserved0");
+_Static_assert(offsetof(struct peerlane_descriptor, reserved1) == 80, "peerlane_descriptor.reserved1");
+_Static_assert(offsetof(struct peerlane_descriptor, reserved2) == 88, "peerlane_descriptor.reserved2");
+_Static_assert(offsetof(struct peerlane_descriptor, reserved3) == 96, "peerlane_descriptor.reserved3");
+_Static_assert(offsetof(struct peerlane_descriptor, reserved4) == 104, "peerlane_descriptor.reserved4");
+_Static_assert(offsetof(struct peerlane_descriptor, reserved5) == 112, "peerlane_descriptor.reserved5");
+_Static_assert(offsetof(struct peerlane_descriptor, reserved6) == 120, "peerlane_descriptor.reserved6");
+
+/* One ended operation in the completion ring. */
+struct peerlane_completion {
+	uint64_t cookie;
+	uint64_t length;
+	uint32_t status;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_completion) == 24, "peerlane_completion");
+_Static_assert(offsetof(struct peerlane_completion, cookie) == 0, "peerlane_completion.cookie");
+_Static_assert(offsetof(struct peerlane_completion, length) == 8, "peerlane_completion.length");
+_Static_assert(offsetof(struct peerlane_completion, status) == 16, "peerlane_completion.status");
+_Static_assert(offsetof(struct peerlane_completion, reserved) == 20, "peerlane_completion.reserved");
+
+/* The first page of the submit memory; the client writes all of it. */
+struct peerlane_submit_page {
+	uint64_t tail;
+	uint64_t reserved0;
+	uint64_t completed_head;
+	uint64_t reserved1;
+	uint32_t client_sleeps;
+	uint32_t reserved2;
+};
+_Static_assert(sizeof(struct peerlane_submit_page) == 40, "peerlane_submit_page");
+_Static_assert(offsetof(struct peerlane_submit_page, tail) == 0, "peerlane_submit_page.tail");
+_Static_assert(offsetof(struct peerlane_submit_page, reserved0) == 8, "peerlane_submit_page.reserved0");
+_Static_assert(offsetof(struct peerlane_submit_page, completed_head) == 16, "peerlane_submit_page.completed_head");
+_Static_assert(offsetof(struct peerlane_submit_page, reserved1) == 24, "peerlane_submit_page.reserved1");
+_Static_assert(offsetof(struct peerlane_submit_page, client_sleeps) == 32, "peerlane_submit_page.client_sleeps");
+_Static_assert(offsetof(struct peerlane_submit_page, reserved2) == 36, "peerlane_submit_page.reserved2");
+
+/* The first page of the complete memory; the relay alone writes it. */
+struct peerlane_complete_page {
+	uint64_t taken_head;
+	uint64_t reserved0;
+	uint64_t tail;
+	uint64_t reserved1;
+	uint32_t relay_sleeps;
+	uint32_t reserved2;
+};
+_Static_assert(sizeof(struct peerlane_complete_page) == 40, "peerlane_complete_page");
+_Static_assert(offsetof(struct peerlane_complete_page, taken_head) == 0, "peerlane_complete_page.taken_head");
+_Static_assert(offsetof(struct peerlane_complete_page, reserved0) == 8, "peerlane_complete_page.reserved0");
+_Static_assert(offsetof(struct peerlane_complete_page, tail) == 16, "peerlane_complete_page.tail");
+_Static_assert(offsetof(struct peerlane_complete_page, reserved1) == 24, "peerlane_complete_page.reserved1");
+_Static_assert(offsetof(struct peerlane_complete_page, relay_sleeps) == 32, "peerlane_complete_page.relay_sleeps");
+_Static_assert(offsetof(struct peerlane_complete_page, reserved2) == 36, "peerlane_complete_page.reserved2");
+
+/* What a receiver gives to a sender, by whatever way the two have: 128 bytes. */
+struct peerlane_handle_layout {
+	uint64_t magic;
+	uint8_t token[16];
+	uint8_t generation[16];
+	uint8_t host[16];
+	uint64_t reserved0;
+	uint64_t reserved1;
+	uint64_t reserved2;
+	uint64_t reserved3;
+	uint64_t reserved4;
+	uint64_t reserved5;
+	uint64_t reserved6;
+	uint64_t reserved7;
+	uint64_t reserved8;
+};
+_Static_assert(sizeof(struct peerlane_handle_layout) == 128, "peerlane_handle_layout");
+_Static_assert(offsetof(struct peerlane_handle_layout, magic) == 0, "peerlane_handle_layout.magic");
+_Static_assert(offsetof(struct peerlane_handle_layout, token) == 8, "peerlane_handle_layout.token");
+_Static_assert(offsetof(struct peerlane_handle_layout, generation) == 24, "peerlane_handle_layout.generation");
+_Static_assert(offsetof(struct peerlane_handle_layout, host) == 40, "peerlane_handle_layout.host");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved0) == 56, "peerlane_handle_layout.reserved0");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved1) == 64, "peerlane_handle_layout.reserved1");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved2) == 72, "peerlane_handle_layout.reserved2");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved3) == 80, "peerlane_handle_layout.reserved3");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved4) == 88, "peerlane_handle_layout.reserved4");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved5) == 96, "peerlane_handle_layout.reserved5");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved6) == 104, "peerlane_handle_layout.reserved6");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved7) == 112, "peerlane_handle_layout.reserved7");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved8) == 120, "peerlane_handle_layout.reserved8");
+
+struct peerlane_hello {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t magic;
+	uint32_t oldest;
+	uint32_t newest;
+	uint64_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_hello) == 32, "peerlane_hello");
+_Static_assert(offsetof(struct peerlane_hello, type) == 0, "peerlane_hello.type");
+_Static_assert(offsetof(struct peerlane_hello, sequence) == 4, "peerlane_hello.sequence");
+_Static_assert(offsetof(struct peerlane_hello, magic) == 8, "peerlane_hello.magic");
+_Static_assert(offsetof(struct peerlane_hello, oldest) == 16, "peerlane_hello.oldest");
+_Static_assert(offsetof(struct peerlane_hello, newest) == 20, "peerlane_hello.newest");
+_Static_assert(offsetof(struct peerlane_hello, reserved) == 24, "peerlane_hello.reserved");
+
+/* With four descriptors: submit memory (to map for reading and writing), */
+/* complete memory (for reading), the eventfd that wakes the relay, the pipe that */
+/* becomes readable to wake the client. */
+struct peerlane_welcome {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t version;
+	uint32_t reserved;
+	uint64_t session;
+};
+_Static_assert(sizeof(struct peerlane_welcome) == 24, "peerlane_welcome");
+_Static_assert(offsetof(struct peerlane_welcome, type) == 0, "peerlane_welcome.type");
+_Static_assert(offsetof(struct peerlane_welcome, sequence) == 4, "peerlane_welcome.sequence");
+_Static_assert(offsetof(struct peerlane_welcome, version) == 8, "peerlane_welcome.version");
+_Static_assert(offsetof(struct peerlane_welcome, reserved) == 12, "peerlane_welcome.reserved");
+_Static_assert(offsetof(struct peerlane_welcome, session) == 16, "peerlane_welcome.session");
+
+/* The answer to any request that cannot be granted, with a sentence. */
+struct peerlane_failure {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t status;
+	uint32_t reserved;
+	char reason[488];
+};
+_Static_assert(sizeof(struct peerlane_failure) == 504, "peerlane_failure");
+_Static_assert(offsetof(struct peerlane_failure, type) == 0, "peerlane_failure.type");
+_Static_assert(offsetof(struct peerlane_failure, sequence) == 4, "peerlane_failure.sequence");
+_Static_assert(offsetof(struct peerlane_failure, status) == 8, "peerlane_failure.status");
+_Static_assert(offsetof(struct peerlane_failure, reserved) == 12, "peerlane_failure.reserved");
+_Static_assert(offsetof(struct peerlane_failure, reason) == 16, "peerlane_failure.reason");
+
+/* With one descriptor: the POSIX file descriptor of a CUDA VMM allocation. */
+/* The range [offset, offset+length) of its `bytes` is exported. */
+struct peerlane_export {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t bytes;
+	uint64_t offset;
+	uint64_t length;
+	uint8_t gpu[16];
+	uint32_t access;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_export) == 56, "peerlane_export");
+_Static_assert(offsetof(struct peerlane_export, type) == 0, "peerlane_export.type");
+_Static_assert(offsetof(struct peerlane_export, sequence) == 4, "peerlane_export.sequence");
+_Static_assert(offsetof(struct peerlane_export, bytes) == 8, "peerlane_export.bytes");
+_Static_assert(offsetof(struct peerlane_export, offset) == 16, "peerlane_export.offset");
+_Static_assert(offsetof(struct peerlane_export, length) == 24, "peerlane_export.length");
+_Static_assert(offsetof(struct peerlane_export, gpu) == 32, "peerlane_export.gpu");
+_Static_assert(offsetof(struct peerlane_export, access) == 48, "peerlane_export.access");
+_Static_assert(offsetof(struct peerlane_export, reserved) == 52, "peerlane_export.reserved");
+
+struct peerlane_exported {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t memory;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_exported) == 16, "peerlane_exported");
+_Static_assert(offsetof(struct peerlane_exported, type) == 0, "peerlane_exported.type");
+_Static_assert(offsetof(struct peerlane_exported, sequence) == 4, "peerlane_exported.sequence");
+_Static_assert(offsetof(struct peerlane_exported, memory) == 8, "peerlane_exported.memory");
+_Static_assert(offsetof(struct peerlane_exported, reserved) == 12, "peerlane_exported.reserved");
+
+struct peerlane_unexport {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t memory;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_unexport) == 16, "peerlane_unexport");
+_Static_assert(offsetof(struct peerlane_unexport, type) == 0, "peerlane_unexport.type");
+_Static_assert(offsetof(struct peerlane_unexport, sequence) == 4, "peerlane_unexport.sequence");
+_Static_assert(offsetof(struct peerlane_unexport, memory) == 8, "peerlane_unexport.memory");
+_Static_assert(offsetof(struct peerlane_unexport, reserved) == 12, "peerlane_unexport.reserved");
+
+struct peerlane_done {
+	uint32_t type;
+	uint32_t sequence;
+};
+_Static_assert(sizeof(struct peerlane_done) == 8, "peerlane_done");
+_Static_assert(offsetof(struct peerlane_done, type) == 0, "peerlane_done.type");
+_Static_assert(offsetof(struct peerlane_done, sequence) == 4, "peerlane_done.sequence");
+
+struct peerlane_listen {
+	uint32_t type;
+	uint32_t sequence;
+	uint8_t gpu[16];
+};
+_Static_assert(sizeof(struct peerlane_listen) == 24, "peerlane_listen");
+_Static_assert(offsetof(struct peerlane_listen, type) == 0, "peerlane_listen.type");
+_Static_assert(offsetof(struct peerlane_listen, sequence) == 4, "peerlane_listen.sequence");
+_Static_assert(offsetof(struct peerlane_listen, gpu) == 8, "peerlane_listen.gpu");
+
+struct peerlane_listening {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t listener;
+	uint32_t reserved;
+	uint8_t handle[128];
+};
+_Static_assert(sizeof(struct peerlane_listening) == 144, "peerlane_listening");
+_Static_assert(offsetof(struct peerlane_listening, type) == 0, "peerlane_listening.type");
+_Static_assert(offsetof(struct peerlane_listening, sequence) == 4, "peerlane_listening.sequence");
+_Static_assert(offsetof(struct peerlane_listening, listener) == 8, "peerlane_listening.listener");
+_Static_assert(offsetof(struct peerlane_listening, reserved) == 12, "peerlane_listening.reserved");
+_Static_assert(offsetof(struct peerlane_listening, handle) == 16, "peerlane_listening.handle");
+
+struct peerlane_unlisten {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t listener;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_unlisten) == 16, "peerlane_unlisten");
+_Static_assert(offsetof(struct peerlane_unlisten, type) == 0, "peerlane_unlisten.type");
+_Static_assert(offsetof(struct peerlane_unlisten, sequence) == 4, "peerlane_unlisten.sequence");
+_Static_assert(offsetof(struct peerlane_unlisten, listener) == 8, "peerlane_unlisten.listener");
+_Static_assert(offsetof(struct peerlane_unlisten, reserved) == 12, "peerlane_unlisten.reserved");
+
+/* Answered by Connected: this side will receive. */
+struct peerlane_accept {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t listener;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_accept) == 16, "peerlane_accept");
+_Static_assert(offsetof(struct peerlane_accept, type) == 0, "peerlane_accept.type");
+_Static_assert(offsetof(struct peerlane_accept, sequence) == 4, "peerlane_accept.sequence");
+_Static_assert(offsetof(struct peerlane_accept, listener) == 8, "peerlane_accept.listener");
+_Static_assert(offsetof(struct peerlane_accept, reserved) == 12, "peerlane_accept.reserved");
+
+/* Answered by Connected: this side will send. */
+struct peerlane_connect {
+	uint32_t type;
+	uint32_t sequence;
+	uint8_t gpu[16];
+	uint8_t handle[128];
+};
+_Static_assert(sizeof(struct peerlane_connect) == 152, "peerlane_connect");
+_Static_assert(offsetof(struct peerlane_connect, type) == 0, "peerlane_connect.type");
+_Static_assert(offsetof(struct peerlane_connect, sequence) == 4, "peerlane_connect.sequence");
+_Static_assert(offsetof(struct peerlane_connect, gpu) == 8, "peerlane_connect.gpu");
+_Static_assert(offsetof(struct peerlane_connect, handle) == 24, "peerlane_connect.handle");
+
+struct peerlane_connected {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t connection;
+	uint32_t route;
+	char peer[104];
+};
+_Static_assert(sizeof(struct peerlane_connected) == 120, "peerlane_connected");
+_Static_assert(offsetof(struct peerlane_connected, type) == 0, "peerlane_connected.type");
+_Static_assert(offsetof(struct peerlane_connected, sequence) == 4, "peerlane_connected.sequence");
+_Static_assert(offsetof(struct peerlane_connected, connection) == 8, "peerlane_connected.connection");
+_Static_assert(offsetof(struct peerlane_connected, route) == 12, "peerlane_connected.route");
+_Static_assert(offsetof(struct peerlane_connected, peer) == 16, "peerlane_connected.peer");
+
+struct peerlane_disconnect {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t connection;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_disconnect) == 16, "peerlane_disconnect");
+_Static_assert(offsetof(struct peerlane_disconnect, type) == 0, "peerlane_disconnect.type");
+_Static_assert(offsetof(struct peerlane_disconnect, sequence) == 4, "peerlane_disconnect.sequence");
+_Static_assert(offsetof(struct peerlane_disconnect, connection) == 8, "peerlane_disconnect.connection");
+_Static_assert(offsetof(struct peerlane_disconnect, reserved) == 12, "peerlane_disconnect.reserved");
+
+/* Unasked (sequence 0): the connection is down, and why. */
+struct peerlane_connection_down {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t connection;
+	uint32_t status;
+	char reason[488];
+};
+_Static_assert(sizeof(struct peerlane_connection_down) == 504, "peerlane_connection_down");
+_Static_assert(offsetof(struct peerlane_connection_down, type) == 0, "peerlane_connection_down.type");
+_Static_assert(offsetof(struct peerlane_connection_down, sequence) == 4, "peerlane_connection_down.sequence");
+_Static_assert(offsetof(struct peerlane_connection_down, connection) == 8, "peerlane_connection_down.connection");
+_Static_assert(offsetof(struct peerlane_connection_down, status) == 12, "peerlane_connection_down.status");
+_Static_assert(offsetof(struct peerlane_connection_down, reason) == 16, "peerlane_connection_down.reason");
+
+struct peerlane_statistics {
+	uint32_t type;
+	uint32_t sequence;
+};
+_Static_assert(sizeof(struct peerlane_statistics) == 8, "peerlane_statistics");
+_Static_assert(offsetof(struct peerlane_statistics, type) == 0, "peerlane_statistics.type");
+_Static_assert(offsetof(struct peerlane_statistics, sequence) == 4, "peerlane_statistics.sequence");
+
+/* What the relay's counters say, bytes. */
+struct peerlane_statistics_reply {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t sent;
+	uint64_t received;
+	uint64_t direct;
+	uint64_t staged;
+	uint32_t servers;
+	uint32_t contexts;
+	struct peerlane_server_bytes server[8];
+};
+_Static_assert(sizeof(struct peerlane_statistics_reply) == 304, "peerlane_statistics_reply");
+_Static_assert(offsetof(struct peerlane_statistics_reply, type) == 0, "peerlane_statistics_reply.type");
+_Static_assert(offsetof(struct peerlane_statistics_reply, sequence) == 4, "peerlane_statistics_reply.sequence");
+_Static_assert(offsetof(struct peerlane_statistics_reply, sent) == 8, "peerlane_statistics_reply.sent");
+_Static_assert(offsetof(struct peerlane_statistics_reply, received) == 16, "peerlane_statistics_reply.received");
+_Static_assert(offsetof(struct peerlane_statistics_reply, direct) == 24, "peerlane_statistics_reply.direct");
+_Static_assert(offsetof(struct peerlane_statistics_reply, staged) == 32, "peerlane_statistics_reply.staged");
+_Static_assert(offsetof(struct peerlane_statistics_reply, servers) == 40, "peerlane_statistics_reply.servers");
+_Static_assert(offsetof(struct peerlane_statistics_reply, contexts) == 44, "peerlane_statistics_reply.contexts");
+_Static_assert(offsetof(struct peerlane_statistics_reply, server) == 48, "peerlane_statistics_reply.server");
+
+/* The client ends its session. A socket that closes without it tells of a death. */
+struct peerlane_goodbye {
+	uint32_t type;
+	uint32_t sequence;
+};
+_Static_assert(sizeof(struct peerlane_goodbye) == 8, "peerlane_goodbye");
+_Static_assert(offsetof(struct peerlane_goodbye, type) == 0, "peerlane_goodbye.type");
+_Static_assert(offsetof(struct peerlane_goodbye, sequence) == 4, "peerlane_goodbye.sequence");
+
+struct peerlane_peer_hello {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t magic;
+	uint32_t oldest;
+	uint32_t newest;
+	uint8_t token[16];
+	uint8_t generation[16];
+	uint8_t gpu[16];
+	uint32_t route;
+	uint32_t reserved;
+	char name[104];
+};
+_Static_assert(sizeof(struct peerlane_peer_hello) == 184, "peerlane_peer_hello");
+_Static_assert(offsetof(struct peerlane_peer_hello, type) == 0, "peerlane_peer_hello.type");
+_Static_assert(offsetof(struct peerlane_peer_hello, sequence) == 4, "peerlane_peer_hello.sequence");
+_Static_assert(offsetof(struct peerlane_peer_hello, magic) == 8, "peerlane_peer_hello.magic");
+_Static_assert(offsetof(struct peerlane_peer_hello, oldest) == 16, "peerlane_peer_hello.oldest");
+_Static_assert(offsetof(struct peerlane_peer_hello, newest) == 20, "peerlane_peer_hello.newest");
+_Static_assert(offsetof(struct peerlane_peer_hello, token) == 24, "peerlane_peer_hello.token");
+_Static_assert(offsetof(struct peerlane_peer_hello, generation) == 40, "peerlane_peer_hello.generation");
+_Static_assert(offsetof(struct peerlane_peer_hello, gpu) == 56, "peerlane_peer_hello.gpu");
+_Static_assert(offsetof(struct peerlane_peer_hello, route) == 72, "peerlane_peer_hello.route");
+_Static_assert(offsetof(struct peerlane_peer_hello, reserved) == 76, "peerlane_peer_hello.reserved");
+_Static_assert(offsetof(struct peerlane_peer_hello, name) == 80, "peerlane_peer_hello.name");
+
+/* With one descriptor on route staged: the end of a socket pair on which the */
+/* sender's NIC delivers each write's immediate to the receiver. */
+struct peerlane_peer_welcome {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t version;
+	uint32_t route;
+	uint8_t generation[16];
+	uint8_t gpu[16];
+	char name[104];
+};
+_Static_assert(sizeof(struct peerlane_peer_welcome) == 152, "peerlane_peer_welcome");
+_Static_assert(offsetof(struct peerlane_peer_welcome, type) == 0, "peerlane_peer_welcome.type");
+_Static_assert(offsetof(struct peerlane_peer_welcome, sequence) == 4, "peerlane_peer_welcome.sequence");
+_Static_assert(offsetof(struct peerlane_peer_welcome, version) == 8, "peerlane_peer_welcome.version");
+_Static_assert(offsetof(struct peerlane_peer_welcome, route) == 12, "peerlane_peer_welcome.route");
+_Static_assert(offsetof(struct peerlane_peer_welcome, generation) == 16, "peerlane_peer_welcome.generation");
+_Static_assert(offsetof(struct peerlane_peer_welcome, gpu) == 32, "peerlane_peer_welcome.gpu");
+_Static_assert(offsetof(struct peerlane_peer_welcome, name) == 48, "peerlane_peer_welcome.name");
+
+/* With one descriptor: memory that the sender may write once it holds a grant. */
+struct peerlane_peer_region {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t region;
+	uint32_t reserved;
+	uint64_t bytes;
+	uint8_t gpu[16];
+};
+_Static_assert(sizeof(struct peerlane_peer_region) == 40, "peerlane_peer_region");
+_Static_assert(offsetof(struct peerlane_peer_region, type) == 0, "peerlane_peer_region.type");
+_Static_assert(offsetof(struct peerlane_peer_region, sequence) == 4, "peerlane_peer_region.sequence");
+_Static_assert(offsetof(struct peerlane_peer_region, region) == 8, "peerlane_peer_region.region");
+_Static_assert(offsetof(struct peerlane_peer_region, reserved) == 12, "peerlane_peer_region.reserved");
+_Static_assert(offsetof(struct peerlane_peer_region, bytes) == 16, "peerlane_peer_region.bytes");
+_Static_assert(offsetof(struct peerlane_peer_region, gpu) == 24, "peerlane_peer_region.gpu");
+
+/* The sender has a message. */
+struct peerlane_peer_send {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t send;
+	uint64_t tag;
+	uint64_t length;
+};
+_Static_assert(sizeof(struct peerlane_peer_send) == 32, "peerlane_peer_send");
+_Static_assert(offsetof(struct peerlane_peer_send, type) == 0, "peerlane_peer_send.type");
+_Static_assert(offsetof(struct peerlane_peer_send, sequence) == 4, "peerlane_peer_send.sequence");
+_Static_assert(offsetof(struct peerlane_peer_send, send) == 8, "peerlane_peer_send.send");
+_Static_assert(offsetof(struct peerlane_peer_send, tag) == 16, "peerlane_peer_send.tag");
+_Static_assert(offsetof(struct peerlane_peer_send, length) == 24, "peerlane_peer_send.length");
+
+/* The receiver has room for the part [part, part+length) of message `send`. */
+struct peerlane_peer_grant {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t send;
+	uint64_t grant;
+	uint64_t part;
+	uint64_t length;
+	uint64_t offset;
+	uint32_t region;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_peer_grant) == 56, "peerlane_peer_grant");
+_Static_assert(offsetof(struct peerlane_peer_grant, type) == 0, "peerlane_peer_grant.type");
+_Static_assert(offsetof(struct peerlane_peer_grant, sequence) == 4, "peerlane_peer_grant.sequence");
+_Static_assert(offsetof(struct peerlane_peer_grant, send) == 8, "peerlane_peer_grant.send");
+_Static_assert(offsetof(struct peerlane_peer_grant, grant) == 16, "peerlane_peer_grant.grant");
+_Static_assert(offsetof(struct peerlane_peer_grant, part) == 24, "peerlane_peer_grant.part");
+_Static_assert(offsetof(struct peerlane_peer_grant, length) == 32, "peerlane_peer_grant.length");
+_Static_assert(offsetof(struct peerlane_peer_grant, offset) == 40, "peerlane_peer_grant.offset");
+_Static_assert(offsetof(struct peerlane_peer_grant, region) == 48, "peerlane_peer_grant.region");
+_Static_assert(offsetof(struct peerlane_peer_grant, reserved) == 52, "peerlane_peer_grant.reserved");
+
+/* Route direct: the bytes of a grant are in the receiver's memory. */
+struct peerlane_peer_written {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t grant;
+};
+_Static_assert(sizeof(struct peerlane_peer_written) == 16, "peerlane_peer_written");
+_Static_assert(offsetof(struct peerlane_peer_written, type) == 0, "peerlane_peer_written.type");
+_Static_assert(offsetof(struct peerlane_peer_written, sequence) == 4, "peerlane_peer_written.sequence");
+_Static_assert(offsetof(struct peerlane_peer_written, grant) == 8, "peerlane_peer_written.grant");
+
+/* The whole message is in the receiver's memory, or is refused. */
+struct peerlane_peer_delivered {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t send;
+	uint32_t status;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_peer_delivered) == 24, "peerlane_peer_delivered");
+_Static_assert(offsetof(struct peerlane_peer_delivered, type) == 0, "peerlane_peer_delivered.type");
+_Static_assert(offsetof(struct peerlane_peer_delivered, sequence) == 4, "peerlane_peer_delivered.sequence");
+_Static_assert(offsetof(struct peerlane_peer_delivered, send) == 8, "peerlane_peer_delivered.send");
+_Static_assert(offsetof(struct peerlane_peer_delivered, status) == 16, "peerlane_peer_delivered.status");
+_Static_assert(offsetof(struct peerlane_peer_delivered, reserved) == 20, "peerlane_peer_delivered.reserved");
+
+/* The sender would like to take back a message that has no grant. */
+struct peerlane_peer_withdraw {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t send;
+};
+_Static_assert(sizeof(struct peerlane_peer_withdraw) == 16, "peerlane_peer_withdraw");
+_Static_assert(offsetof(struct peerlane_peer_withdraw, type) == 0, "peerlane_peer_withdraw.type");
+_Static_assert(offsetof(struct peerlane_peer_withdraw, sequence) == 4, "peerlane_peer_withdraw.sequence");
+_Static_assert(offsetof(struct peerlane_peer_withdraw, send) == 8, "peerlane_peer_withdraw.send");
+
+struct peerlane_peer_close {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t status;
+	uint32_t reserved;
+	char reason[488];
+};
+_Static_assert(sizeof(struct peerlane_peer_close) == 504, "peerlane_peer_close");
+_Static_assert(offsetof(struct peerlane_peer_close, type) == 0, "peerlane_peer_close.type");
+_Static_assert(offsetof(struct peerlane_peer_close, sequence) == 4, "peerlane_peer_close.sequence");
+_Static_assert(offsetof(struct peerlane_peer_close, status) == 8, "peerlane_peer_close.status");
+_Static_assert(offsetof(struct peerlane_peer_close, reserved) == 12, "peerlane_peer_close.reserved");
+_Static_assert(offsetof(struct peerlane_peer_close, reason) == 16, "peerlane_peer_close.reason");
+
+/* The receiver will grant nothing in this region any more. */
+struct peerlane_peer_forget {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t region;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_peer_forget) == 16, "peerlane_peer_forget");
+_Static_assert(offsetof(struct peerlane_peer_forget, type) == 0, "peerlane_peer_forget.type");
+_Static_assert(offsetof(struct peerlane_peer_forget, sequence) == 4, "peerlane_peer_forget.sequence");
+_Static_assert(offsetof(struct peerlane_peer_forget, region) == 8, "peerlane_peer_forget.region");
+_Static_assert(offsetof(struct peerlane_peer_forget, reserved) == 12, "peerlane_peer_forget.reserved");
+
+/* With one descriptor: where to deliver immediates. */
+struct peerlane_nic_hello {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t magic;
+	uint32_t oldest;
+	uint32_t newest;
+};
+_Static_assert(sizeof(struct peerlane_nic_hello) == 24, "peerlane_nic_hello");
+_Static_assert(offsetof(struct peerlane_nic_hello, type) == 0, "peerlane_nic_hello.type");
+_Static_assert(offsetof(struct peerlane_nic_hello, sequence) == 4, "peerlane_nic_hello.sequence");
+_Static_assert(offsetof(struct peerlane_nic_hello, magic) == 8, "peerlane_nic_hello.magic");
+_Static_assert(offsetof(struct peerlane_nic_hello, oldest) == 16, "peerlane_nic_hello.oldest");
+_Static_assert(offsetof(struct peerlane_nic_hello, newest) == 20, "peerlane_nic_hello.newest");
+
+/* With one descriptor: memory to register. */
+struct peerlane_nic_region {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t region;
+	uint32_t reserved;
+	uint64_t bytes;
+};
+_Static_assert(sizeof(struct peerlane_nic_region) == 24, "peerlane_nic_region");
+_Static_assert(offsetof(struct peerlane_nic_region, type) == 0, "peerlane_nic_region.type");
+_Static_assert(offsetof(struct peerlane_nic_region, sequence) == 4, "peerlane_nic_region.sequence");
+_Static_assert(offsetof(struct peerlane_nic_region, region) == 8, "peerlane_nic_region.region");
+_Static_assert(offsetof(struct peerlane_nic_region, reserved) == 12, "peerlane_nic_region.reserved");
+_Static_assert(offsetof(struct peerlane_nic_region, bytes) == 16, "peerlane_nic_region.bytes");
+
+struct peerlane_nic_write {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t immediate;
+	uint64_t length;
+	uint64_t source_offset;
+	uint64_t target_offset;
+	uint32_t source;
+	uint32_t target;
+};
+_Static_assert(sizeof(struct peerlane_nic_write) == 48, "peerlane_nic_write");
+_Static_assert(offsetof(struct peerlane_nic_write, type) == 0, "peerlane_nic_write.type");
+_Static_assert(offsetof(struct peerlane_nic_write, sequence) == 4, "peerlane_nic_write.sequence");
+_Static_assert(offsetof(struct peerlane_nic_write, immediate) == 8, "peerlane_nic_write.immediate");
+_Static_assert(offsetof(struct peerlane_nic_write, length) == 16, "peerlane_nic_write.length");
+_Static_assert(offsetof(struct peerlane_nic_write, source_offset) == 24, "peerlane_nic_write.source_offset");
+_Static_assert(offsetof(struct peerlane_nic_write, target_offset) == 32, "peerlane_nic_write.target_offset");
+_Static_assert(offsetof(struct peerlane_nic_write, source) == 40, "peerlane_nic_write.source");
+_Static_assert(offsetof(struct peerlane_nic_write, target) == 44, "peerlane_nic_write.target");
+
+/* To the relay: the write is done, or failed. */
+struct peerlane_nic_written {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t immediate;
+	uint32_t status;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_nic_written) == 24, "peerlane_nic_written");
+_Static_assert(offsetof(struct peerlane_nic_written, type) == 0, "peerlane_nic_written.type");
+_Static_assert(offsetof(struct peerlane_nic_written, sequence) == 4, "peerlane_nic_written.sequence");
+_Static_assert(offsetof(struct peerlane_nic_written, immediate) == 8, "peerlane_nic_written.immediate");
+_Static_assert(offsetof(struct peerlane_nic_written, status) == 16, "peerlane_nic_written.status");
+_Static_assert(offsetof(struct peerlane_nic_written, reserved) == 20, "peerlane_nic_written.reserved");
+
+/* To the receiver's relay, on the socket that came with NICHello. */
+struct peerlane_nic_immediate {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t immediate;
+	uint64_t length;
+};
+_Static_assert(sizeof(struct peerlane_nic_immediate) == 24, "peerlane_nic_immediate");
+_Static_assert(offsetof(struct peerlane_nic_immediate, type) == 0, "peerlane_nic_immediate.type");
+_Static_assert(offsetof(struct peerlane_nic_immediate, sequence) == 4, "peerlane_nic_immediate.sequence");
+_Static_assert(offsetof(struct peerlane_nic_immediate, immediate) == 8, "peerlane_nic_immediate.immediate");
+_Static_assert(offsetof(struct peerlane_nic_immediate, length) == 16, "peerlane_nic_immediate.length");
+
+#endif

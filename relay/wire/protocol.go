@@ -1,0 +1,825 @@
+// Code generated from protocol.def by relay/wire/generate. DO NOT EDIT.
+
+package wire
+
+import "unsafe"
+
+// Constants of the protocol.
+const (
+	// The first words of Hello, PeerHello and NICHello: "PEER" and "LANE".
+	Magic = 0x454e414c52454550
+	// Versions of the protocol that this source speaks.
+	OldestVersion = 1
+	NewestVersion = 1
+	// Entries in each of a session's two rings; a power of two.
+	RingEntries = 1024
+	// Timelines of a session, and the distance between two of them in bytes.
+	Timelines      = 256
+	TimelineStride = 64
+	// A timeline of a session that has ended stands here, so that every wait for a
+	// smaller value is over (CUDA compares cyclically, hence not the largest).
+	TimelineEnd = 0x4000000000000000
+	// "No timeline" in a Descriptor.
+	NoTimeline = 0xffffffff
+	// Sizes and offsets, in bytes, of what Welcome's descriptors map.
+	SubmitBytes     = 0x25000
+	SubmitEntries   = 0x1000
+	SubmitTimelines = 0x21000
+	CompleteBytes   = 0x7000
+	CompleteEntries = 0x1000
+	// Bounds of one session.
+	MaxMemories    = 4096
+	MaxConnections = 1024
+	MaxListeners   = 256
+	// Server GPUs that one Statistics reports.
+	MaxServers = 8
+	// Operations of a Descriptor.
+	OpSend    = 1
+	OpReceive = 2
+	OpCancel  = 3
+	// What a client may ask the relay to do with exported memory.
+	AccessSend    = 1
+	AccessReceive = 2
+	// Routes.
+	RouteAuto   = 0
+	RouteStaged = 1
+	RouteDirect = 2
+)
+
+// Outcomes of requests and operations.
+const (
+	StatusOK                Status = 0  // done
+	StatusInternal          Status = 1  // the relay met an error of its own
+	StatusMalformed         Status = 2  // malformed message
+	StatusVersion           Status = 3  // no common version of the protocol
+	StatusNoCUDA            Status = 4  // the CUDA driver cannot be used
+	StatusCUDA              Status = 5  // the CUDA driver failed
+	StatusWrongGPU          Status = 6  // memory of a GPU whose lane this container was not given
+	StatusBadDescriptor     Status = 7  // the file descriptor is not memory that can be imported
+	StatusLimit             Status = 8  // a limit of the session is reached
+	StatusUnknownMemory     Status = 9  // no such memory
+	StatusUnknownConnection Status = 10 // no such connection
+	StatusUnknownListener   Status = 11 // no such listener
+	StatusOutOfRange        Status = 12 // outside the exported memory
+	StatusNotPermitted      Status = 13 // the memory was not exported for this
+	StatusBadHandle         Status = 14 // no listener answers to this handle
+	StatusUnreachable       Status = 15 // the other relay cannot be reached
+	StatusTruncated         Status = 16 // the message is longer than the receive
+	StatusCanceled          Status = 17 // canceled
+	StatusClosed            Status = 18 // the connection was closed here
+	StatusPeerClosed        Status = 19 // the other side closed the connection
+	StatusPeerClientDied    Status = 20 // the client at the other side died
+	StatusPeerRelayDied     Status = 21 // the relay at the other side died
+	StatusRelayDied         Status = 22 // the relay of this container died
+	StatusPeerContainerDied Status = 23 // the container at the other side ended
+	StatusNICDied           Status = 24 // the emulated NIC died
+	StatusNoStaging         Status = 25 // no staging memory
+	StatusBadRing           Status = 26 // the ring does not hold what the protocol allows
+)
+
+var statusText = map[Status]string{
+	StatusOK:                "done",
+	StatusInternal:          "the relay met an error of its own",
+	StatusMalformed:         "malformed message",
+	StatusVersion:           "no common version of the protocol",
+	StatusNoCUDA:            "the CUDA driver cannot be used",
+	StatusCUDA:              "the CUDA driver failed",
+	StatusWrongGPU:          "memory of a GPU whose lane this container was not given",
+	StatusBadDescriptor:     "the file descriptor is not memory that can be imported",
+	StatusLimit:             "a limit of the session is reached",
+	StatusUnknownMemory:     "no such memory",
+	StatusUnknownConnection: "no such connection",
+	StatusUnknownListener:   "no such listener",
+	StatusOutOfRange:        "outside the exported memory",
+	StatusNotPermitted:      "the memory was not exported for this",
+	StatusBadHandle:         "no listener answers to this handle",
+	StatusUnreachable:       "the other relay cannot be reached",
+	StatusTruncated:         "the message is longer than the receive",
+	StatusCanceled:          "canceled",
+	StatusClosed:            "the connection was closed here",
+	StatusPeerClosed:        "the other side closed the connection",
+	StatusPeerClientDied:    "the client at the other side died",
+	StatusPeerRelayDied:     "the relay at the other side died",
+	StatusRelayDied:         "the relay of this container died",
+	StatusPeerContainerDied: "the container at the other side ended",
+	StatusNICDied:           "the emulated NIC died",
+	StatusNoStaging:         "no staging memory",
+	StatusBadRing:           "the ring does not hold what the protocol allows",
+}
+
+// Message types.
+const (
+	TypeHello           uint32 = 1
+	TypeWelcome         uint32 = 2
+	TypeFailure         uint32 = 3
+	TypeExport          uint32 = 4
+	TypeExported        uint32 = 5
+	TypeUnexport        uint32 = 6
+	TypeDone            uint32 = 7
+	TypeListen          uint32 = 8
+	TypeListening       uint32 = 9
+	TypeUnlisten        uint32 = 10
+	TypeAccept          uint32 = 11
+	TypeConnect         uint32 = 12
+	TypeConnected       uint32 = 13
+	TypeDisconnect      uint32 = 14
+	TypeConnectionDown  uint32 = 15
+	TypeStatistics      uint32 = 16
+	TypeStatisticsReply uint32 = 17
+	TypeGoodbye         uint32 = 18
+	TypePeerHello       uint32 = 32
+	TypePeerWelcome     uint32 = 33
+	TypePeerRegion      uint32 = 34
+	TypePeerSend        uint32 = 35
+	TypePeerGrant       uint32 = 36
+	TypePeerWritten     uint32 = 37
+	TypePeerDelivered   uint32 = 38
+	TypePeerWithdraw    uint32 = 39
+	TypePeerClose       uint32 = 40
+	TypePeerForget      uint32 = 41
+	TypeNICHello        uint32 = 64
+	TypeNICRegion       uint32 = 65
+	TypeNICWrite        uint32 = 66
+	TypeNICWritten      uint32 = 67
+	TypeNICImmediate    uint32 = 68
+)
+
+// Hello is 32 bytes.
+type Hello struct {
+	Header
+	Magic    uint64
+	Oldest   uint32
+	Newest   uint32
+	Reserved uint64
+}
+
+func (m *Hello) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Hello) messageType() uint32 { return TypeHello }
+
+// Welcome is 24 bytes.
+// With four descriptors: submit memory (to map for reading and writing),
+// complete memory (for reading), the eventfd that wakes the relay, the pipe that
+// becomes readable to wake the client.
+type Welcome struct {
+	Header
+	Version  uint32
+	Reserved uint32
+	Session  uint64
+}
+
+func (m *Welcome) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Welcome) messageType() uint32 { return TypeWelcome }
+
+// Failure is 504 bytes.
+// The answer to any request that cannot be granted, with a sentence.
+type Failure struct {
+	Header
+	Status   uint32
+	Reserved uint32
+	Reason   [488]byte
+}
+
+func (m *Failure) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Failure) messageType() uint32 { return TypeFailure }
+
+// Export is 56 bytes.
+// With one descriptor: the POSIX file descriptor of a CUDA VMM allocation.
+// The range [offset, offset+length) of its `bytes` is exported.
+type Export struct {
+	Header
+	Bytes    uint64
+	Offset   uint64
+	Length   uint64
+	GPU      UUID
+	Access   uint32
+	Reserved uint32
+}
+
+func (m *Export) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Export) messageType() uint32 { return TypeExport }
+
+// Exported is 16 bytes.
+type Exported struct {
+	Header
+	Memory   uint32
+	Reserved uint32
+}
+
+func (m *Exported) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Exported) messageType() uint32 { return TypeExported }
+
+// Unexport is 16 bytes.
+type Unexport struct {
+	Header
+	Memory   uint32
+	Reserved uint32
+}
+
+func (m *Unexport) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Unexport) messageType() uint32 { return TypeUnexport }
+
+// Done is 8 bytes.
+type Done struct {
+	Header
+}
+
+func (m *Done) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Done) messageType() uint32 { return TypeDone }
+
+// Listen is 24 bytes.
+type Listen struct {
+	Header
+	GPU UUID
+}
+
+func (m *Listen) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Listen) messageType() uint32 { return TypeListen }
+
+// Listening is 144 bytes.
+type Listening struct {
+	Header
+	Listener uint32
+	Reserved uint32
+	Handle   Handle
+}
+
+func (m *Listening) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *Listening) messageType() uint32 { return TypeListening }
+
+// Unlisten is 16 bytes.
+type Unlisten struct {
+	Header
+	Listener uint32
+	Reserved uint32
+}
+
+func (m *Unlisten) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Unlisten) messageType() uint32 { return TypeUnlisten }
+
+// Accept is 16 bytes.
+// Answered by Connected: this side will receive.
+type Accept struct {
+	Header
+	Listener uint32
+	Reserved uint32
+}
+
+func (m *Accept) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Accept) messageType() uint32 { return TypeAccept }
+
+// Connect is 152 bytes.
+// Answered by Connected: this side will send.
+type Connect struct {
+	Header
+	GPU    UUID
+	Handle Handle
+}
+
+func (m *Connect) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Connect) messageType() uint32 { return TypeConnect }
+
+// Connected is 120 bytes.
+type Connected struct {
+	Header
+	Connection uint32
+	Route      uint32
+	Peer       [104]byte
+}
+
+func (m *Connected) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *Connected) messageType() uint32 { return TypeConnected }
+
+// Disconnect is 16 bytes.
+type Disconnect struct {
+	Header
+	Connection uint32
+	Reserved   uint32
+}
+
+func (m *Disconnect) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *Disconnect) messageType() uint32 { return TypeDisconnect }
+
+// ConnectionDown is 504 bytes.
+// Unasked (sequence 0): the connection is down, and why.
+type ConnectionDown struct {
+	Header
+	Connection uint32
+	Status     uint32
+	Reason     [488]byte
+}
+
+func (m *ConnectionDown) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *ConnectionDown) messageType() uint32 { return TypeConnectionDown }
+
+// Statistics is 8 bytes.
+type Statistics struct {
+	Header
+}
+
+func (m *Statistics) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *Statistics) messageType() uint32 { return TypeStatistics }
+
+// StatisticsReply is 304 bytes.
+// What the relay's counters say, bytes.
+type StatisticsReply struct {
+	Header
+	Sent     uint64
+	Received uint64
+	Direct   uint64
+	Staged   uint64
+	Servers  uint32
+	Contexts uint32
+	Server   [8]ServerBytes
+}
+
+func (m *StatisticsReply) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *StatisticsReply) messageType() uint32 { return TypeStatisticsReply }
+
+// Goodbye is 8 bytes.
+// The client ends its session. A socket that closes without it tells of a death.
+type Goodbye struct {
+	Header
+}
+
+func (m *Goodbye) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Goodbye) messageType() uint32 { return TypeGoodbye }
+
+// PeerHello is 184 bytes.
+type PeerHello struct {
+	Header
+	Magic      uint64
+	Oldest     uint32
+	Newest     uint32
+	Token      UUID
+	Generation UUID
+	GPU        UUID
+	Route      uint32
+	Reserved   uint32
+	Name       [104]byte
+}
+
+func (m *PeerHello) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerHello) messageType() uint32 { return TypePeerHello }
+
+// PeerWelcome is 152 bytes.
+// With one descriptor on route staged: the end of a socket pair on which the
+// sender's NIC delivers each write's immediate to the receiver.
+type PeerWelcome struct {
+	Header
+	Version    uint32
+	Route      uint32
+	Generation UUID
+	GPU        UUID
+	Name       [104]byte
+}
+
+func (m *PeerWelcome) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerWelcome) messageType() uint32 { return TypePeerWelcome }
+
+// PeerRegion is 40 bytes.
+// With one descriptor: memory that the sender may write once it holds a grant.
+type PeerRegion struct {
+	Header
+	Region   uint32
+	Reserved uint32
+	Bytes    uint64
+	GPU      UUID
+}
+
+func (m *PeerRegion) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerRegion) messageType() uint32 { return TypePeerRegion }
+
+// PeerSend is 32 bytes.
+// The sender has a message.
+type PeerSend struct {
+	Header
+	Send   uint64
+	Tag    uint64
+	Length uint64
+}
+
+func (m *PeerSend) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *PeerSend) messageType() uint32 { return TypePeerSend }
+
+// PeerGrant is 56 bytes.
+// The receiver has room for the part [part, part+length) of message `send`.
+type PeerGrant struct {
+	Header
+	Send     uint64
+	Grant    uint64
+	Part     uint64
+	Length   uint64
+	Offset   uint64
+	Region   uint32
+	Reserved uint32
+}
+
+func (m *PeerGrant) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerGrant) messageType() uint32 { return TypePeerGrant }
+
+// PeerWritten is 16 bytes.
+// Route direct: the bytes of a grant are in the receiver's memory.
+type PeerWritten struct {
+	Header
+	Grant uint64
+}
+
+func (m *PeerWritten) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerWritten) messageType() uint32 { return TypePeerWritten }
+
+// PeerDelivered is 24 bytes.
+// The whole message is in the receiver's memory, or is refused.
+type PeerDelivered struct {
+	Header
+	Send     uint64
+	Status   uint32
+	Reserved uint32
+}
+
+func (m *PeerDelivered) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerDelivered) messageType() uint32 { return TypePeerDelivered }
+
+// PeerWithdraw is 16 bytes.
+// The sender would like to take back a message that has no grant.
+type PeerWithdraw struct {
+	Header
+	Send uint64
+}
+
+func (m *PeerWithdraw) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerWithdraw) messageType() uint32 { return TypePeerWithdraw }
+
+// PeerClose is 504 bytes.
+type PeerClose struct {
+	Header
+	Status   uint32
+	Reserved uint32
+	Reason   [488]byte
+}
+
+func (m *PeerClose) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerClose) messageType() uint32 { return TypePeerClose }
+
+// PeerForget is 16 bytes.
+// The receiver will grant nothing in this region any more.
+type PeerForget struct {
+	Header
+	Region   uint32
+	Reserved uint32
+}
+
+func (m *PeerForget) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerForget) messageType() uint32 { return TypePeerForget }
+
+// NICHello is 24 bytes.
+// With one descriptor: where to deliver immediates.
+type NICHello struct {
+	Header
+	Magic  uint64
+	Oldest uint32
+	Newest uint32
+}
+
+func (m *NICHello) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *NICHello) messageType() uint32 { return TypeNICHello }
+
+// NICRegion is 24 bytes.
+// With one descriptor: memory to register.
+type NICRegion struct {
+	Header
+	Region   uint32
+	Reserved uint32
+	Bytes    uint64
+}
+
+func (m *NICRegion) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *NICRegion) messageType() uint32 { return TypeNICRegion }
+
+// NICWrite is 48 bytes.
+type NICWrite struct {
+	Header
+	Immediate    uint64
+	Length       uint64
+	SourceOffset uint64
+	TargetOffset uint64
+	Source       uint32
+	Target       uint32
+}
+
+func (m *NICWrite) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *NICWrite) messageType() uint32 { return TypeNICWrite }
+
+// NICWritten is 24 bytes.
+// To the relay: the write is done, or failed.
+type NICWritten struct {
+	Header
+	Immediate uint64
+	Status    uint32
+	Reserved  uint32
+}
+
+func (m *NICWritten) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *NICWritten) messageType() uint32 { return TypeNICWritten }
+
+// NICImmediate is 24 bytes.
+// To the receiver's relay, on the socket that came with NICHello.
+type NICImmediate struct {
+	Header
+	Immediate uint64
+	Length    uint64
+}
+
+func (m *NICImmediate) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *NICImmediate) messageType() uint32 { return TypeNICImmediate }
+
+// ServerBytes is 32 bytes.
+type ServerBytes struct {
+	GPU UUID
+	In  uint64
+	Out uint64
+}
+
+func (m *ServerBytes) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+// Descriptor is 128 bytes.
+// One operation in the submission ring.
+type Descriptor struct {
+	Operation      uint32
+	Connection     uint32
+	Memory         uint32
+	Flags          uint32
+	Offset         uint64
+	Length         uint64
+	Tag            uint64
+	Cookie         uint64
+	WaitTimeline   uint32
+	SignalTimeline uint32
+	WaitValue      uint64
+	SignalValue    uint64
+	Reserved0      uint64
+	Reserved1      uint64
+	Reserved2      uint64
+	Reserved3      uint64
+	Reserved4      uint64
+	Reserved5      uint64
+	Reserved6      uint64
+}
+
+func (m *Descriptor) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+// Completion is 24 bytes.
+// One ended operation in the completion ring.
+type Completion struct {
+	Cookie   uint64
+	Length   uint64
+	Status   uint32
+	Reserved uint32
+}
+
+func (m *Completion) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+// SubmitPage is 40 bytes.
+// The first page of the submit memory; the client writes all of it.
+type SubmitPage struct {
+	Tail          uint64
+	Reserved0     uint64
+	CompletedHead uint64
+	Reserved1     uint64
+	ClientSleeps  uint32
+	Reserved2     uint32
+}
+
+func (m *SubmitPage) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+// CompletePage is 40 bytes.
+// The first page of the complete memory; the relay alone writes it.
+type CompletePage struct {
+	TakenHead   uint64
+	Reserved0   uint64
+	Tail        uint64
+	Reserved1   uint64
+	RelaySleeps uint32
+	Reserved2   uint32
+}
+
+func (m *CompletePage) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+// HandleLayout is 128 bytes.
+// What a receiver gives to a sender, by whatever way the two have: 128 bytes.
+type HandleLayout struct {
+	Magic      uint64
+	Token      UUID
+	Generation UUID
+	Host       UUID
+	Reserved0  uint64
+	Reserved1  uint64
+	Reserved2  uint64
+	Reserved3  uint64
+	Reserved4  uint64
+	Reserved5  uint64
+	Reserved6  uint64
+	Reserved7  uint64
+	Reserved8  uint64
+}
+
+func (m *HandleLayout) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func newMessage(messageType uint32) Message {
+	switch messageType {
+	case TypeHello:
+		return &Hello{}
+	case TypeWelcome:
+		return &Welcome{}
+	case TypeFailure:
+		return &Failure{}
+	case TypeExport:
+		return &Export{}
+	case TypeExported:
+		return &Exported{}
+	case TypeUnexport:
+		return &Unexport{}
+	case TypeDone:
+		return &Done{}
+	case TypeListen:
+		return &Listen{}
+	case TypeListening:
+		return &Listening{}
+	case TypeUnlisten:
+		return &Unlisten{}
+	case TypeAccept:
+		return &Accept{}
+	case TypeConnect:
+		return &Connect{}
+	case TypeConnected:
+		return &Connected{}
+	case TypeDisconnect:
+		return &Disconnect{}
+	case TypeConnectionDown:
+		return &ConnectionDown{}
+	case TypeStatistics:
+		return &Statistics{}
+	case TypeStatisticsReply:
+		return &StatisticsReply{}
+	case TypeGoodbye:
+		return &Goodbye{}
+	case TypePeerHello:
+		return &PeerHello{}
+	case TypePeerWelcome:
+		return &PeerWelcome{}
+	case TypePeerRegion:
+		return &PeerRegion{}
+	case TypePeerSend:
+		return &PeerSend{}
+	case TypePeerGrant:
+		return &PeerGrant{}
+	case TypePeerWritten:
+		return &PeerWritten{}
+	case TypePeerDelivered:
+		return &PeerDelivered{}
+	case TypePeerWithdraw:
+		return &PeerWithdraw{}
+	case TypePeerClose:
+		return &PeerClose{}
+	case TypePeerForget:
+		return &PeerForget{}
+	case TypeNICHello:
+		return &NICHello{}
+	case TypeNICRegion:
+		return &NICRegion{}
+	case TypeNICWrite:
+		return &NICWrite{}
+	case TypeNICWritten:
+		return &NICWritten{}
+	case TypeNICImmediate:
+		return &NICImmediate{}
+	}
+	return nil
+}
+
+// Layouts lists every field's place, for comparison with the C form.
+var layouts = []struct {
+	name    string
+	size    uintptr
+	offsets []uintptr
+}{
+	{"Hello", unsafe.Sizeof(Hello{}), []uintptr{unsafe.Offsetof(Hello{}.Header.Type), unsafe.Offsetof(Hello{}.Header.Sequence), unsafe.Offsetof(Hello{}.Magic), unsafe.Offsetof(Hello{}.Oldest), unsafe.Offsetof(Hello{}.Newest), unsafe.Offsetof(Hello{}.Reserved)}},
+	{"Welcome", unsafe.Sizeof(Welcome{}), []uintptr{unsafe.Offsetof(Welcome{}.Header.Type), unsafe.Offsetof(Welcome{}.Header.Sequence), unsafe.Offsetof(Welcome{}.Version), unsafe.Offsetof(Welcome{}.Reserved), unsafe.Offsetof(Welcome{}.Session)}},
+	{"Failure", unsafe.Sizeof(Failure{}), []uintptr{unsafe.Offsetof(Failure{}.Header.Type), unsafe.Offsetof(Failure{}.Header.Sequence), unsafe.Offsetof(Failure{}.Status), unsafe.Offsetof(Failure{}.Reserved), unsafe.Offsetof(Failure{}.Reason)}},
+	{"Export", unsafe.Sizeof(Export{}), []uintptr{unsafe.Offsetof(Export{}.Header.Type), unsafe.Offsetof(Export{}.Header.Sequence), unsafe.Offsetof(Export{}.Bytes), unsafe.Offsetof(Export{}.Offset), unsafe.Offsetof(Export{}.Length), unsafe.Offsetof(Export{}.GPU), unsafe.Offsetof(Export{}.Access), unsafe.Offsetof(Export{}.Reserved)}},
+	{"Exported", unsafe.Sizeof(Exported{}), []uintptr{unsafe.Offsetof(Exported{}.Header.Type), unsafe.Offsetof(Exported{}.Header.Sequence), unsafe.Offsetof(Exported{}.Memory), unsafe.Offsetof(Exported{}.Reserved)}},
+	{"Unexport", unsafe.Sizeof(Unexport{}), []uintptr{unsafe.Offsetof(Unexport{}.Header.Type), unsafe.Offsetof(Unexport{}.Header.Sequence), unsafe.Offsetof(Unexport{}.Memory), unsafe.Offsetof(Unexport{}.Reserved)}},
+	{"Done", unsafe.Sizeof(Done{}), []uintptr{unsafe.Offsetof(Done{}.Header.Type), unsafe.Offsetof(Done{}.Header.Sequence)}},
+	{"Listen", unsafe.Sizeof(Listen{}), []uintptr{unsafe.Offsetof(Listen{}.Header.Type), unsafe.Offsetof(Listen{}.Header.Sequence), unsafe.Offsetof(Listen{}.GPU)}},
+	{"Listening", unsafe.Sizeof(Listening{}), []uintptr{unsafe.Offsetof(Listening{}.Header.Type), unsafe.Offsetof(Listening{}.Header.Sequence), unsafe.Offsetof(Listening{}.Listener), unsafe.Offsetof(Listening{}.Reserved), unsafe.Offsetof(Listening{}.Handle)}},
+	{"Unlisten", unsafe.Sizeof(Unlisten{}), []uintptr{unsafe.Offsetof(Unlisten{}.Header.Type), unsafe.Offsetof(Unlisten{}.Header.Sequence), unsafe.Offsetof(Unlisten{}.Listener), unsafe.Offsetof(Unlisten{}.Reserved)}},
+	{"Accept", unsafe.Sizeof(Accept{}), []uintptr{unsafe.Offsetof(Accept{}.Header.Type), unsafe.Offsetof(Accept{}.Header.Sequence), unsafe.Offsetof(Accept{}.Listener), unsafe.Offsetof(Accept{}.Reserved)}},
+	{"Connect", unsafe.Sizeof(Connect{}), []uintptr{unsafe.Offsetof(Connect{}.Header.Type), unsafe.Offsetof(Connect{}.Header.Sequence), unsafe.Offsetof(Connect{}.GPU), unsafe.Offsetof(Connect{}.Handle)}},
+	{"Connected", unsafe.Sizeof(Connected{}), []uintptr{unsafe.Offsetof(Connected{}.Header.Type), unsafe.Offsetof(Connected{}.Header.Sequence), unsafe.Offsetof(Connected{}.Connection), unsafe.Offsetof(Connected{}.Route), unsafe.Offsetof(Connected{}.Peer)}},
+	{"Disconnect", unsafe.Sizeof(Disconnect{}), []uintptr{unsafe.Offsetof(Disconnect{}.Header.Type), unsafe.Offsetof(Disconnect{}.Header.Sequence), unsafe.Offsetof(Disconnect{}.Connection), unsafe.Offsetof(Disconnect{}.Reserved)}},
+	{"ConnectionDown", unsafe.Sizeof(ConnectionDown{}), []uintptr{unsafe.Offsetof(ConnectionDown{}.Header.Type), unsafe.Offsetof(ConnectionDown{}.Header.Sequence), unsafe.Offsetof(ConnectionDown{}.Connection), unsafe.Offsetof(ConnectionDown{}.Status), unsafe.Offsetof(ConnectionDown{}.Reason)}},
+	{"Statistics", unsafe.Sizeof(Statistics{}), []uintptr{unsafe.Offsetof(Statistics{}.Header.Type), unsafe.Offsetof(Statistics{}.Header.Sequence)}},
+	{"StatisticsReply", unsafe.Sizeof(StatisticsReply{}), []uintptr{unsafe.Offsetof(StatisticsReply{}.Header.Type), unsafe.Offsetof(StatisticsReply{}.Header.Sequence), unsafe.Offsetof(StatisticsReply{}.Sent), unsafe.Offsetof(StatisticsReply{}.Received), unsafe.Offsetof(StatisticsReply{}.Direct), unsafe.Offsetof(StatisticsReply{}.Staged), unsafe.Offsetof(StatisticsReply{}.Servers), unsafe.Offsetof(StatisticsReply{}.Contexts), unsafe.Offsetof(StatisticsReply{}.Server)}},
+	{"Goodbye", unsafe.Sizeof(Goodbye{}), []uintptr{unsafe.Offsetof(Goodbye{}.Header.Type), unsafe.Offsetof(Goodbye{}.Header.Sequence)}},
+	{"PeerHello", unsafe.Sizeof(PeerHello{}), []uintptr{unsafe.Offsetof(PeerHello{}.Header.Type), unsafe.Offsetof(PeerHello{}.Header.Sequence), unsafe.Offsetof(PeerHello{}.Magic), unsafe.Offsetof(PeerHello{}.Oldest), unsafe.Offsetof(PeerHello{}.Newest), unsafe.Offsetof(PeerHello{}.Token), unsafe.Offsetof(PeerHello{}.Generation), unsafe.Offsetof(PeerHello{}.GPU), unsafe.Offsetof(PeerHello{}.Route), unsafe.Offsetof(PeerHello{}.Reserved), unsafe.Offsetof(PeerHello{}.Name)}},
+	{"PeerWelcome", unsafe.Sizeof(PeerWelcome{}), []uintptr{unsafe.Offsetof(PeerWelcome{}.Header.Type), unsafe.Offsetof(PeerWelcome{}.Header.Sequence), unsafe.Offsetof(PeerWelcome{}.Version), unsafe.Offsetof(PeerWelcome{}.Route), unsafe.Offsetof(PeerWelcome{}.Generation), unsafe.Offsetof(PeerWelcome{}.GPU), unsafe.Offsetof(PeerWelcome{}.Name)}},
+	{"PeerRegion", unsafe.Sizeof(PeerRegion{}), []uintptr{unsafe.Offsetof(PeerRegion{}.Header.Type), unsafe.Offsetof(PeerRegion{}.Header.Sequence), unsafe.Offsetof(PeerRegion{}.Region), unsafe.Offsetof(PeerRegion{}.Reserved), unsafe.Offsetof(PeerRegion{}.Bytes), unsafe.Offsetof(PeerRegion{}.GPU)}},
+	{"PeerSend", unsafe.Sizeof(PeerSend{}), []uintptr{unsafe.Offsetof(PeerSend{}.Header.Type), unsafe.Offsetof(PeerSend{}.Header.Sequence), unsafe.Offsetof(PeerSend{}.Send), unsafe.Offsetof(PeerSend{}.Tag), unsafe.Offsetof(PeerSend{}.Length)}},
+	{"PeerGrant", unsafe.Sizeof(PeerGrant{}), []uintptr{unsafe.Offsetof(PeerGrant{}.Header.Type), unsafe.Offsetof(PeerGrant{}.Header.Sequence), unsafe.Offsetof(PeerGrant{}.Send), unsafe.Offsetof(PeerGrant{}.Grant), unsafe.Offsetof(PeerGrant{}.Part), unsafe.Offsetof(PeerGrant{}.Length), unsafe.Offsetof(PeerGrant{}.Offset), unsafe.Offsetof(PeerGrant{}.Region), unsafe.Offsetof(PeerGrant{}.Reserved)}},
+	{"PeerWritten", unsafe.Sizeof(PeerWritten{}), []uintptr{unsafe.Offsetof(PeerWritten{}.Header.Type), unsafe.Offsetof(PeerWritten{}.Header.Sequence), unsafe.Offsetof(PeerWritten{}.Grant)}},
+	{"PeerDelivered", unsafe.Sizeof(PeerDelivered{}), []uintptr{unsafe.Offsetof(PeerDelivered{}.Header.Type), unsafe.Offsetof(PeerDelivered{}.Header.Sequence), unsafe.Offsetof(PeerDelivered{}.Send), unsafe.Offsetof(PeerDelivered{}.Status), unsafe.Offsetof(PeerDelivered{}.Reserved)}},
+	{"PeerWithdraw", unsafe.Sizeof(PeerWithdraw{}), []uintptr{unsafe.Offsetof(PeerWithdraw{}.Header.Type), unsafe.Offsetof(PeerWithdraw{}.Header.Sequence), unsafe.Offsetof(PeerWithdraw{}.Send)}},
+	{"PeerClose", unsafe.Sizeof(PeerClose{}), []uintptr{unsafe.Offsetof(PeerClose{}.Header.Type), unsafe.Offsetof(PeerClose{}.Header.Sequence), unsafe.Offsetof(PeerClose{}.Status), unsafe.Offsetof(PeerClose{}.Reserved), unsafe.Offsetof(PeerClose{}.Reason)}},
+	{"PeerForget", unsafe.Sizeof(PeerForget{}), []uintptr{unsafe.Offsetof(PeerForget{}.Header.Type), unsafe.Offsetof(PeerForget{}.Header.Sequence), unsafe.Offsetof(PeerForget{}.Region), unsafe.Offsetof(PeerForget{}.Reserved)}},
+	{"NICHello", unsafe.Sizeof(NICHello{}), []uintptr{unsafe.Offsetof(NICHello{}.Header.Type), unsafe.Offsetof(NICHello{}.Header.Sequence), unsafe.Offsetof(NICHello{}.Magic), unsafe.Offsetof(NICHello{}.Oldest), unsafe.Offsetof(NICHello{}.Newest)}},
+	{"NICRegion", unsafe.Sizeof(NICRegion{}), []uintptr{unsafe.Offsetof(NICRegion{}.Header.Type), unsafe.Offsetof(NICRegion{}.Header.Sequence), unsafe.Offsetof(NICRegion{}.Region), unsafe.Offsetof(NICRegion{}.Reserved), unsafe.Offsetof(NICRegion{}.Bytes)}},
+	{"NICWrite", unsafe.Sizeof(NICWrite{}), []uintptr{unsafe.Offsetof(NICWrite{}.Header.Type), unsafe.Offsetof(NICWrite{}.Header.Sequence), unsafe.Offsetof(NICWrite{}.Immediate), unsafe.Offsetof(NICWrite{}.Length), unsafe.Offsetof(NICWrite{}.SourceOffset), unsafe.Offsetof(NICWrite{}.TargetOffset), unsafe.Offsetof(NICWrite{}.Source), unsafe.Offsetof(NICWrite{}.Target)}},
+	{"NICWritten", unsafe.Sizeof(NICWritten{}), []uintptr{unsafe.Offsetof(NICWritten{}.Header.Type), unsafe.Offsetof(NICWritten{}.Header.Sequence), unsafe.Offsetof(NICWritten{}.Immediate), unsafe.Offsetof(NICWritten{}.Status), unsafe.Offsetof(NICWritten{}.Reserved)}},
+	{"NICImmediate", unsafe.Sizeof(NICImmediate{}), []uintptr{unsafe.Offsetof(NICImmediate{}.Header.Type), unsafe.Offsetof(NICImmediate{}.Header.Sequence), unsafe.Offsetof(NICImmediate{}.Immediate), unsafe.Offsetof(NICImmediate{}.Length)}},
+	{"ServerBytes", unsafe.Sizeof(ServerBytes{}), []uintptr{unsafe.Offsetof(ServerBytes{}.GPU), unsafe.Offsetof(ServerBytes{}.In), unsafe.Offsetof(ServerBytes{}.Out)}},
+	{"Descriptor", unsafe.Sizeof(Descriptor{}), []uintptr{unsafe.Offsetof(Descriptor{}.Operation), unsafe.Offsetof(Descriptor{}.Connection), unsafe.Offsetof(Descriptor{}.Memory), unsafe.Offsetof(Descriptor{}.Flags), unsafe.Offsetof(Descriptor{}.Offset), unsafe.Offsetof(Descriptor{}.Length), unsafe.Offsetof(Descriptor{}.Tag), unsafe.Offsetof(Descriptor{}.Cookie), unsafe.Offsetof(Descriptor{}.WaitTimeline), unsafe.Offsetof(Descriptor{}.SignalTimeline), unsafe.Offsetof(Descriptor{}.WaitValue), unsafe.Offsetof(Descriptor{}.SignalValue), unsafe.Offsetof(Descriptor{}.Reserved0), unsafe.Offsetof(Descriptor{}.Reserved1), unsafe.Offsetof(Descriptor{}.Reserved2), unsafe.Offsetof(Descriptor{}.Reserved3), unsafe.Offsetof(Descriptor{}.Reserved4), unsafe.Offsetof(Descriptor{}.Reserved5), unsafe.Offsetof(Descriptor{}.Reserved6)}},
+	{"Completion", unsafe.Sizeof(Completion{}), []uintptr{unsafe.Offsetof(Completion{}.Cookie), unsafe.Offsetof(Completion{}.Length), unsafe.Offsetof(Completion{}.Status), unsafe.Offsetof(Completion{}.Reserved)}},
+	{"SubmitPage", unsafe.Sizeof(SubmitPage{}), []uintptr{unsafe.Offsetof(SubmitPage{}.Tail), unsafe.Offsetof(SubmitPage{}.Reserved0), unsafe.Offsetof(SubmitPage{}.CompletedHead), unsafe.Offsetof(SubmitPage{}.Reserved1), unsafe.Offsetof(SubmitPage{}.ClientSleeps), unsafe.Offsetof(SubmitPage{}.Reserved2)}},
+	{"CompletePage", unsafe.Sizeof(CompletePage{}), []uintptr{unsafe.Offsetof(CompletePage{}.TakenHead), unsafe.Offsetof(CompletePage{}.Reserved0), unsafe.Offsetof(CompletePage{}.Tail), unsafe.Offsetof(CompletePage{}.Reserved1), unsafe.Offsetof(CompletePage{}.RelaySleeps), unsafe.Offsetof(CompletePage{}.Reserved2)}},
+	{"HandleLayout", unsafe.Sizeof(HandleLayout{}), []uintptr{unsafe.Offsetof(HandleLayout{}.Magic), unsafe.Offsetof(HandleLayout{}.Token), unsafe.Offsetof(HandleLayout{}.Generation), unsafe.Offsetof(HandleLayout{}.Host), unsafe.Offsetof(HandleLayout{}.Reserved0), unsafe.Offsetof(HandleLayout{}.Reserved1), unsafe.Offsetof(HandleLayout{}.Reserved2), unsafe.Offsetof(HandleLayout{}.Reserved3), unsafe.Offsetof(HandleLayout{}.Reserved4), unsafe.Offsetof(HandleLayout{}.Reserved5), unsafe.Offsetof(HandleLayout{}.Reserved6), unsafe.Offsetof(HandleLayout{}.Reserved7), unsafe.Offsetof(HandleLayout{}.Reserved8)}},
+}

@@ -1,0 +1,188 @@
+// Package wire holds what crosses a socket or lies in shared memory: control
+// messages between a client and its relay, peer messages between relays,
+// messages to an emulated NIC, and the rings.
+//
+// protocol.def describes all layouts once; the Go form (protocol.go) and the C
+// form (peerlane_wire.h) are made from it.
+package wire
+
+//go:generate go run ./generate .
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"unsafe"
+)
+
+// Status is the outcome of a request or an operation.
+type Status uint32
+
+func (s Status) String() string {
+	if text, ok := statusText[s]; ok {
+		return text
+	}
+	return fmt.Sprintf("status %d, which this version does not know", uint32(s))
+}
+
+// Error is a Status other than StatusOK with the sentence that goes with it.
+// errors.Is compares statuses: errors.Is(err, &wire.Error{Status: ...}).
+type Error struct {
+	Status Status
+	Reason string
+}
+
+func (e *Error) Error() string {
+	if e.Reason == "" {
+		return e.Status.String()
+	}
+	return e.Reason
+}
+
+// Is reports whether target is an Error of the same status.
+func (e *Error) Is(target error) bool {
+	other, ok := target.(*Error)
+	return ok && other.Status == e.Status
+}
+
+// Errorf makes an Error.
+func Errorf(s Status, format string, arguments ...any) *Error {
+	return &Error{Status: s, Reason: fmt.Sprintf(format, arguments...)}
+}
+
+// StatusOf finds the status in err: StatusOK for nil, StatusInternal for an
+// error of another kind.
+func StatusOf(err error) Status {
+	var e *Error
+	switch {
+	case err == nil:
+		return StatusOK
+	case errors.As(err, &e):
+		return e.Status
+	}
+	return StatusInternal
+}
+
+// UUID is a GPU's, or any other 128 bits.
+type UUID [16]byte
+
+// ParseGPU reads "GPU-8-4-4-4-12".
+func ParseGPU(s string) (UUID, error) {
+	var u UUID
+	digits := strings.ReplaceAll(strings.TrimPrefix(s, "GPU-"), "-", "")
+	b, err := hex.DecodeString(digits)
+	if err != nil || len(b) != len(u) {
+		return u, fmt.Errorf("%q is not a GPU's UUID (GPU-8-4-4-4-12 hexadecimal digits)", s)
+	}
+	copy(u[:], b)
+	return u, nil
+}
+
+// GPU writes u as a GPU's UUID.
+func (u UUID) GPU() string {
+	h := hex.EncodeToString(u[:])
+	return "GPU-" + strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
+}
+
+func (u UUID) String() string { return hex.EncodeToString(u[:]) }
+
+// Handle is what a listener hands out; a sender must have it. It fits NCCL's
+// limit of 128 bytes.
+type Handle [128]byte
+
+// Layout interprets the handle's bytes; the caller checks Magic.
+func (h *Handle) Layout() HandleLayout { return *(*HandleLayout)(unsafe.Pointer(h)) }
+
+// Handle is the layout as opaque bytes.
+func (l HandleLayout) Handle() Handle { return *(*Handle)(unsafe.Pointer(&l)) }
+
+// Header begins every message. Replies carry the sequence of their request;
+// sequence 0 is an event.
+type Header struct {
+	Type     uint32
+	Sequence uint32
+}
+
+func (h *Header) header() *Header { return h }
+
+// Message is one of the messages of protocol.def.
+type Message interface {
+	header() *Header
+	bytes() []byte
+	messageType() uint32
+}
+
+// MaxMessage is enough for any message, in bytes.
+const MaxMessage = 1024
+
+// MaxDescriptors is the most file descriptors that come with one message.
+const MaxDescriptors = 4
+
+// Encode gives the datagram of m.
+func Encode(m Message, sequence uint32) []byte {
+	*m.header() = Header{Type: m.messageType(), Sequence: sequence}
+	return bytes.Clone(m.bytes())
+}
+
+// Decode reads one datagram. Its length must be exactly that of its type.
+func Decode(datagram []byte) (Message, uint32, error) {
+	if len(datagram) < 8 {
+		return nil, 0, Errorf(StatusMalformed, "a message of %d bytes: a header alone has 8", len(datagram))
+	}
+	kind := binary.LittleEndian.Uint32(datagram)
+	m := newMessage(kind)
+	if m == nil {
+		return nil, 0, Errorf(StatusMalformed, "a message of type %d, which this version (%d) does not know", kind, NewestVersion)
+	}
+	if want := m.bytes(); len(want) != len(datagram) {
+		return nil, 0, Errorf(StatusMalformed, "a %T of %d bytes: it must have %d", m, len(datagram), len(want))
+	}
+	copy(m.bytes(), datagram)
+	return m, m.header().Sequence, nil
+}
+
+// Text reads a zero-padded field. Control characters of a stranger do not
+// reach a terminal or a log.
+func Text(field []byte) string {
+	if end := bytes.IndexByte(field, 0); end >= 0 {
+		field = field[:end]
+	}
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(string(field), "?"))
+}
+
+// SetText fills a zero-padded field, cutting what does not fit.
+func SetText(field []byte, s string) {
+	clear(field)
+	copy(field[:len(field)-1], s)
+}
+
+// NewFailure is the reply that carries err.
+func NewFailure(err error) *Failure {
+	m := &Failure{Status: uint32(StatusOf(err))}
+	SetText(m.Reason[:], err.Error())
+	return m
+}
+
+// Err is the error that the failure carries.
+func (m *Failure) Err() error {
+	return &Error{Status: Status(m.Status), Reason: Text(m.Reason[:])}
+}
+
+// Negotiate picks the newest version that both sides speak.
+func Negotiate(side string, oldest, newest uint32) (uint32, error) {
+	version := min(newest, NewestVersion)
+	if oldest > newest || version < max(oldest, OldestVersion) {
+		return 0, Errorf(StatusVersion,
+			"the %s speaks versions %d to %d of Peerlane's protocol, this relay %d to %d; install the same release of Peerlane in the image and on the host",
+			side, oldest, newest, OldestVersion, NewestVersion)
+	}
+	return version, nil
+}

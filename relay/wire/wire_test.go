@@ -1,0 +1,168 @@
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/integration/programs"
+)
+
+func TestGeneratedFilesAreThoseOfTheDescription(t *testing.T) {
+	dir := t.TempDir()
+	description, err := os.ReadFile("protocol.def")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "protocol.def"), description, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(programs.Path(t, programs.WireGenerate), dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, name := range []string{"protocol.go", "peerlane_wire.h"} {
+		made, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(made, kept) {
+			t.Errorf("%s is not what protocol.def gives; run go generate ./relay/wire", name)
+		}
+	}
+}
+
+// The C compiler says where it puts each field; Go has to agree.
+func TestCAndGoLayOutAlike(t *testing.T) {
+	compiler, err := exec.LookPath("cc")
+	programs.MustHave(t, err)
+	header, err := os.ReadFile("peerlane_wire.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var program, want strings.Builder
+	program.WriteString("#include \"peerlane_wire.h\"\n#include <stdio.h>\nint main(void) {\n")
+	for _, l := range layouts {
+		name, fields := fieldsInC(t, string(header), l.name)
+		fmt.Fprintf(&program, "printf(\"%s %%zu\", sizeof(struct %s));\n", l.name, name)
+		fmt.Fprintf(&want, "%s %d", l.name, l.size)
+		if len(fields) != len(l.offsets) {
+			t.Fatalf("%s has %d fields in C and %d in Go", l.name, len(fields), len(l.offsets))
+		}
+		for i, f := range fields {
+			fmt.Fprintf(&program, "printf(\" %%zu\", offsetof(struct %s, %s));\n", name, f)
+			fmt.Fprintf(&want, " %d", l.offsets[i])
+		}
+		program.WriteString("puts(\"\");\n")
+		want.WriteString("\n")
+	}
+	program.WriteString("}\n")
+	dir := t.TempDir()
+	source, binary := filepath.Join(dir, "layout.c"), filepath.Join(dir, "layout")
+	if err := os.WriteFile(source, []byte(program.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", binary, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	got, err := exec.Command(binary).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want.String() {
+		t.Errorf("C:\n%s\nGo:\n%s", got, want.String())
+	}
+}
+
+// fieldsInC reads a struct's fields out of the header.
+func fieldsInC(t *testing.T, header, goName string) (name string, fields []string) {
+	t.Helper()
+	for _, line := range strings.Split(header, "\n") {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "struct" && f[2] == "{" &&
+			strings.ReplaceAll(strings.TrimPrefix(f[1], "peerlane_"), "_", "") == strings.ToLower(goName) {
+			name = f[1]
+			continue
+		}
+		if name == "" {
+			continue
+		}
+		if strings.HasPrefix(line, "}") {
+			return name, fields
+		}
+		f := strings.Fields(strings.TrimSuffix(strings.TrimSpace(line), ";"))
+		field, _, _ := strings.Cut(f[len(f)-1], "[")
+		fields = append(fields, field)
+	}
+	t.Fatalf("no struct for %s in peerlane_wire.h", goName)
+	return "", nil
+}
+
+func TestMessagesComeBackAsTheyWent(t *testing.T) {
+	connect := &Connect{}
+	for i := range connect.Handle {
+		connect.Handle[i] = byte(i)
+	}
+	grant := &PeerGrant{Send: 1, Grant: 2, Part: 3, Length: 4, Offset: 5, Region: 6}
+	for _, m := range []Message{connect, grant} {
+		got, sequence, err := Decode(Encode(m, 77))
+		if err != nil || sequence != 77 || !bytes.Equal(got.bytes(), m.bytes()) {
+			t.Errorf("%T: %v, sequence %d: %+v", m, err, sequence, got)
+		}
+	}
+}
+
+func TestVersionsAreNegotiated(t *testing.T) {
+	for _, c := range []struct {
+		oldest, newest uint32
+		ok             bool
+	}{
+		{1, 1, true}, {OldestVersion, NewestVersion, true}, {1, 99, true}, // newer ones that still speak ours
+		{NewestVersion + 1, 99, false}, {0, OldestVersion - 1, false}, {9, 1, false},
+	} {
+		version, err := Negotiate("client", c.oldest, c.newest)
+		if ok := err == nil; ok != c.ok || ok && (version < OldestVersion || version > NewestVersion) {
+			t.Errorf("%d to %d: version %d, %v", c.oldest, c.newest, version, err)
+		}
+		if err != nil && !errors.Is(err, &Error{Status: StatusVersion}) {
+			t.Errorf("%d to %d: %v", c.oldest, c.newest, err)
+		}
+	}
+}
+
+func TestTextOfAStrangerIsTamed(t *testing.T) {
+	field := make([]byte, 16)
+	SetText(field, "far too long for the field")
+	if got := Text(field); got != "far too long fo" {
+		t.Errorf("%q", got)
+	}
+	if got := Text([]byte("a\x1b[31m\nb\xff\x00c")); got != "a?[31m?b?" {
+		t.Errorf("%q", got)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(Encode(&Hello{Magic: Magic, Oldest: 1, Newest: 1}, 1))
+	f.Add(Encode(&Export{Bytes: 1 << 40, Offset: 7, Length: ^uint64(0)}, 2))
+	f.Add(Encode(&PeerClose{Status: 99}, 0))
+	f.Fuzz(func(t *testing.T, datagram []byte) {
+		m, sequence, err := Decode(datagram)
+		if err != nil {
+			if !errors.Is(err, &Error{Status: StatusMalformed}) {
+				t.Errorf("an error of another kind: %v", err)
+			}
+			return
+		}
+		if !bytes.Equal(Encode(m, sequence), datagram) {
+			t.Errorf("%T does not come back", m)
+		}
+	})
+}

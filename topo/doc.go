@@ -1,0 +1,30 @@
+// Package topo reads how near the GPUs and RDMA NICs of a host are to each
+// other, and plans each GPU's way to the network from it.
+//
+// A [Host] comes from a running system ([ReadSysfs]: the PCIe tree of sysfs,
+// completed from /proc/driver/nvidia and, where there is one, from NVML) or
+// from a file ([ReadInput]: a capture of such a system, a topology file of NCCL
+// or hwloc). All readers fill the same tree: a GPU or NIC sits below a PCIe
+// switch, a switch below another one or below a NUMA node, and NVLinks join GPUs
+// directly or through NVSwitches. [Host.Path] is the nearest way between two
+// devices in it, named and weighed as NCCL does, so that a plan agrees with what
+// NCCL will do on the same host. The text of nvidia-smi topo -m, which ReadInput
+// reads as well, states the types of paths alone; then these take the tree's
+// place.
+//
+// [MakePlan] gives every GPU a [Lane]:
+//
+//   - a near GPU, one that the NIC reaches without passing the CPU, talks to
+//     the NIC directly;
+//   - a far GPU is relayed: its bytes are staged on the GPUs that are near the
+//     nearest NIC;
+//   - a GPU that nothing can be done for keeps its own slow way, and its lane
+//     says why.
+//
+// Configuration can say otherwise for a GPU ([Assignment]). Each lane carries
+// the sentence that explains it, and equal hosts have equal plans.
+//
+// The package is pure Go and reads only below the roots that it is given;
+// NVML, which needs cgo, is in topo/nvml, and a host to try all this on without
+// any GPU is in topo/recorded.
+package topo

@@ -1,0 +1,521 @@
+package topo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Path is the nearest way between two devices.
+type Path struct {
+	Type PathType `json:"type"`
+	// Bandwidth is that of the narrowest link on the way, GB/s (1e9 bytes) in
+	// one direction, as NCCL reckons it; 0 where the source tells none.
+	Bandwidth float64 `json:"bandwidth"`
+}
+
+// Rules say by whose words paths are named, where two name a pair differently.
+type Rules string
+
+// The rules that there are.
+const (
+	// RulesNCCL names as NCCL 2.30 does (src/graph/paths.cc, ncclTopoSetPaths).
+	RulesNCCL Rules = "nccl"
+	// RulesSMI names as `nvidia-smi topo -m` does: two host bridges of one NUMA
+	// node are NODE and not PHB, only direct NVLinks and NVSwitches are NVL, and
+	// no two switches count as one.
+	RulesSMI Rules = "smi"
+	// rulesPlan are NCCL's, but for NODE: gdr_max_path can tell it from PHB.
+	rulesPlan Rules = "plan"
+)
+
+// ParseRules reads the name of rules.
+func ParseRules(s string) (Rules, error) {
+	switch r := Rules(s); r {
+	case RulesNCCL, RulesSMI:
+		return r, nil
+	}
+	return "", fmt.Errorf("rules %q are none of nccl, smi", s)
+}
+
+// localBandwidth is NCCL's figure for a way that passes no link (LOC_BW).
+const localBandwidth = 5000
+
+// unknownNetBandwidth is NCCL's figure for a <net> that states no speed
+// (ncclTopoAddNet), GB/s: 10 Gbit/s.
+const unknownNetBandwidth = 1.25
+
+// Path finds the nearest way between two devices, each named by its PCI address
+// or, for a NIC, by its name; on one of several hosts by "HOST/NAME". The rules
+// are NCCL's, before its policies on P2P, GPUDirect and PXN.
+func (h *Host) Path(busA, busB string) (Path, error) {
+	devices := h.devices()
+	a, err := findDevice(devices, busA)
+	if err != nil {
+		return Path{}, err
+	}
+	b, err := findDevice(devices, busB)
+	if err != nil {
+		return Path{}, err
+	}
+	return newPathFinder(h, RulesNCCL).from(a)(b).Path, nil
+}
+
+// endpoint is what a path can begin and end at.
+type endpoint struct {
+	id         nodeID
+	name       string // as Pair has it
+	busID      string
+	hostBridge string
+	rate       float64 // GB/s of a NIC's port; 0 where unknown or no NIC
+	isNIC      bool
+}
+
+func gpuEndpoint(g GPU) endpoint {
+	return endpoint{id: nodeID{gpuNode, g.Host, g.BusID}, name: g.BusID, busID: g.BusID, hostBridge: g.HostBridge}
+}
+
+func nicEndpoint(n NIC, source Source) endpoint {
+	rate := n.RateGbps() / 8
+	if rate == 0 && source.Kind == SourceNCCLXML && len(n.Ports) > 0 {
+		rate = unknownNetBandwidth
+	}
+	return endpoint{id: nicID(n), name: n.Name, busID: n.BusID, hostBridge: n.HostBridge, rate: rate, isNIC: true}
+}
+
+// devices are the GPUs and then the NICs of a host.
+func (h *Host) devices() []endpoint {
+	all := make([]endpoint, 0, len(h.GPUs)+len(h.NICs))
+	for _, g := range h.GPUs {
+		all = append(all, gpuEndpoint(g))
+	}
+	for _, n := range h.NICs {
+		all = append(all, nicEndpoint(n, h.Source))
+	}
+	return all
+}
+
+func findDevice(devices []endpoint, name string) (endpoint, error) {
+	host, local, qualified := strings.Cut(name, "/")
+	if !qualified {
+		host, local = "", name
+	}
+	busID, notBusID := ParseBusID(local)
+	var found []endpoint
+	for _, suits := range []func(endpoint) bool{
+		func(d endpoint) bool { return d.name == local },
+		func(d endpoint) bool { return notBusID == nil && d.busID == busID && !d.isNIC },
+		func(d endpoint) bool { return notBusID == nil && d.busID == busID },
+	} {
+		for _, d := range devices {
+			if suits(d) && local != "" && (!qualified || d.id.host == host) {
+				found = append(found, d)
+			}
+		}
+		if len(found) > 0 {
+			break
+		}
+	}
+	switch {
+	case len(found) == 0:
+		return endpoint{}, fmt.Errorf("no path to %q: it is neither the PCI address of a GPU or NIC nor the name of a NIC of this host", name)
+	case len(found) > 1 && found[0].id.host != found[1].id.host:
+		return endpoint{}, fmt.Errorf("no path to %q: hosts %s and %s both have it; name it as %s/%s",
+			name, found[0].id.host, found[1].id.host, found[0].id.host, name)
+	}
+	return found[0], nil
+}
+
+type nodeKind int
+
+const (
+	cpuNode nodeKind = iota
+	switchNode
+	nvswitchNode
+	gpuNode
+	nicNode
+)
+
+// nodeID names a node. NVSwitches are one node for all hosts, as in NCCL: they
+// can join the GPUs of several.
+type nodeID struct {
+	kind nodeKind
+	host string
+	name string
+}
+
+func (n nodeID) String() string {
+	switch n.kind {
+	case cpuNode:
+		return "NUMA node " + n.name
+	case switchNode:
+		return "switch " + n.name
+	case nvswitchNode:
+		return "NVSwitches"
+	case gpuNode:
+		return "GPU " + n.name
+	}
+	return "NIC " + n.name
+}
+
+// nicID names a NIC's PCI function; ports that a source lists as devices of
+// their own share it.
+func nicID(n NIC) nodeID {
+	if n.BusID != "" {
+		return nodeID{nicNode, n.Host, n.BusID}
+	}
+	return nodeID{nicNode, n.Host, n.Name}
+}
+
+func cpuID(host string, numa int) nodeID { return nodeID{cpuNode, host, fmt.Sprint(numa)} }
+
+// link is one direction of an edge.
+type link struct {
+	to        int
+	via       PathType // LOC for none; PIX stands for any PCIe link
+	bandwidth float64
+}
+
+type graph struct {
+	nodes []nodeID
+	links [][]link
+	index map[nodeID]int
+}
+
+func (g *graph) node(id nodeID) int {
+	i, known := g.index[id]
+	if !known {
+		i = len(g.nodes)
+		g.index[id] = i
+		g.nodes = append(g.nodes, id)
+		g.links = append(g.links, nil)
+	}
+	return i
+}
+
+func (g *graph) connect(a, b nodeID, via PathType, bandwidth float64) {
+	i, j := g.node(a), g.node(b)
+	g.links[i] = append(g.links[i], link{j, via, bandwidth})
+	g.links[j] = append(g.links[j], link{i, via, bandwidth})
+}
+
+func newGraph(h *Host, rules Rules) *graph {
+	g := &graph{index: map[nodeID]int{}}
+	var merged map[nodeID]nodeID
+	if rules != RulesSMI {
+		merged = mergedSwitches(h.Switches)
+	}
+	above := func(host string, p Place, numa int) nodeID {
+		if p.Switch == "" {
+			return cpuID(host, numa)
+		}
+		up := nodeID{switchNode, host, p.Switch}
+		if into, is := merged[up]; is {
+			return into
+		}
+		return up
+	}
+	plug := func(id nodeID, p Place, numa int) {
+		g.connect(id, above(id.host, p, numa), PIX, p.Link)
+	}
+	for i, a := range h.CPUs {
+		g.node(cpuID(a.Host, a.NUMA))
+		for _, b := range h.CPUs[i+1:] {
+			if a.Host == b.Host {
+				g.connect(cpuID(a.Host, a.NUMA), cpuID(b.Host, b.NUMA), SYS, min(a.Socket, b.Socket))
+			}
+		}
+	}
+	for _, s := range h.Switches {
+		id := nodeID{switchNode, s.Host, s.BusID}
+		if _, is := merged[id]; !is {
+			plug(id, s.Place, s.NUMA)
+		}
+	}
+	for _, gpu := range h.GPUs {
+		id := nodeID{gpuNode, gpu.Host, gpu.BusID}
+		plug(id, gpu.Place, gpu.NUMA)
+		if rules == RulesSMI {
+			continue
+		}
+		if gpu.C2C > 0 {
+			g.connect(id, cpuID(gpu.Host, gpu.NUMA), C2C, gpu.C2C)
+		}
+		if gpu.NVLinkCPU > 0 { // POWER9
+			g.connect(id, cpuID(gpu.Host, gpu.NUMA), NVL, gpu.NVLinkCPU)
+		}
+	}
+	plugged := map[nodeID]bool{}
+	for _, n := range h.NICs {
+		if id := nicID(n); !plugged[id] {
+			plugged[id] = true
+			plug(id, n.Place, n.NUMA)
+		}
+	}
+	for _, l := range nvlinks(h.GPUs) {
+		g.connect(l.a, l.b, NVL, l.bandwidth)
+	}
+	if rules != RulesSMI {
+		g.joinPeers(h.Switches, merged)
+	}
+	return g
+}
+
+// joinPeers joins switches that pass traffic to each other beside the CPU
+// (NCCL's ncclTopoAddPciLinks).
+func (g *graph) joinPeers(switches []Switch, merged map[nodeID]nodeID) {
+	joined := map[[2]nodeID]bool{}
+	for _, s := range switches {
+		for _, peer := range s.Peers {
+			a, b := nodeID{switchNode, s.Host, s.BusID}, nodeID{switchNode, s.Host, peer}
+			for _, end := range []*nodeID{&a, &b} {
+				if into, is := merged[*end]; is {
+					*end = into
+				}
+			}
+			_, known := g.index[b]
+			if a == b || !known || joined[[2]nodeID{a, b}] {
+				continue
+			}
+			joined[[2]nodeID{a, b}], joined[[2]nodeID{b, a}] = true, true
+			g.connect(a, b, LOC, localBandwidth)
+		}
+	}
+}
+
+// mergedSwitches tells which switch counts as part of the one above it. Some of
+// Broadcom's present themselves as two levels and have the full bandwidth
+// between all ports; NCCL counts them as one (ncclTopoFlattenBcmSwitches).
+func mergedSwitches(switches []Switch) map[nodeID]nodeID {
+	byID := make(map[nodeID]Switch, len(switches))
+	anyOf := false
+	for _, s := range switches {
+		byID[nodeID{switchNode, s.Host, s.BusID}] = s
+		anyOf = anyOf || broadcomGeneration(s.Device, 0) > 0
+	}
+	if !anyOf {
+		return nil
+	}
+	merged := map[nodeID]nodeID{}
+	// Top down, for what is merged merges nothing itself. A tree has no cycle,
+	// and a chain is no longer than there are switches.
+	settled := map[nodeID]bool{}
+	var settle func(id nodeID)
+	settle = func(id nodeID) {
+		s, there := byID[id]
+		if settled[id] || !there {
+			return
+		}
+		settled[id] = true
+		if s.Switch == "" {
+			return
+		}
+		up := nodeID{switchNode, s.Host, s.Switch}
+		settle(up)
+		_, gone := merged[up]
+		generation := broadcomGeneration(byID[up].Device, 0)
+		if !gone && generation > 0 && broadcomGeneration(s.Device, 1) == generation {
+			merged[id] = up
+		}
+	}
+	for _, s := range switches {
+		settle(nodeID{switchNode, s.Host, s.BusID})
+	}
+	return merged
+}
+
+// broadcomGeneration is the PCIe generation of a Broadcom switch in base mode, 0
+// for any other device; level is 0 for its upper half and 1 for the lower
+// (NCCL's getBcmGen).
+func broadcomGeneration(d PCIIdentity, level uint64) int {
+	const most = 0xfffffffffffff000
+	switch id := d.number(); {
+	case id&most == 0x1000c0101000a000:
+		return 4
+	case id&most == 0x1000c03010000000|level*0x1000:
+		return 5
+	}
+	return 0
+}
+
+type nvlink struct {
+	a, b      nodeID
+	bandwidth float64
+}
+
+// nvlinks gives each pair of nodes that NVLinks join, once: two GPUs list the
+// same links from either end.
+func nvlinks(gpus []GPU) []nvlink {
+	exists := map[nodeID]bool{}
+	for _, g := range gpus {
+		exists[nodeID{gpuNode, g.Host, g.BusID}] = true
+	}
+	var links []nvlink
+	index := map[[2]nodeID]int{}
+	for _, g := range gpus {
+		for _, l := range g.NVLinks {
+			a, b := nodeID{gpuNode, g.Host, g.BusID}, nodeID{kind: nvswitchNode}
+			if l.Peer != "" {
+				b = nodeID{gpuNode, g.Host, l.Peer}
+				if b == a || !exists[b] {
+					continue // some virtual machines name the GPU itself as the far end
+				}
+			}
+			i, known := index[[2]nodeID{a, b}]
+			if !known {
+				i = len(links)
+				index[[2]nodeID{a, b}], index[[2]nodeID{b, a}] = i, i
+				links = append(links, nvlink{a: a, b: b})
+			}
+			links[i].bandwidth = max(links[i].bandwidth, l.Bandwidth)
+		}
+	}
+	return links
+}
+
+// step is the best way known to a node.
+type step struct {
+	Path
+	hops int
+	// from is the node before this one; -1 for the first.
+	from int
+}
+
+// better is NCCL's order: type, then bandwidth, then length.
+func (s step) better(t step) bool {
+	switch {
+	case s.Type != t.Type:
+		return s.Type < t.Type
+	case s.Bandwidth != t.Bandwidth:
+		return s.Bandwidth > t.Bandwidth
+	}
+	return s.hops < t.hops
+}
+
+// steps finds the nearest way from base to every node, breadth first, level by
+// level; a node whose way gets better is visited again.
+func (g *graph) steps(base int, rules Rules) []step {
+	best := make([]step, len(g.nodes))
+	for i := range best {
+		best[i] = step{Path{DIS, 0}, 0, -1}
+	}
+	best[base] = step{Path{LOC, localBandwidth}, 0, -1}
+	queued := make([]int, len(g.nodes)) // the level that a node waits for
+	level := 0
+	for now := []int{base}; len(now) > 0; {
+		level++
+		var next []int
+		for _, at := range now {
+			so := best[at]
+			for _, l := range g.links[at] {
+				if !g.passable(base, at, l, so, rules) {
+					continue
+				}
+				way := step{Path{max(so.Type, g.linkType(base, at, l, so)), min(so.Bandwidth, l.bandwidth)}, so.hops + 1, at}
+				if !way.better(best[l.to]) {
+					continue
+				}
+				best[l.to] = way
+				if queued[l.to] != level {
+					queued[l.to] = level
+					next = append(next, l.to)
+				}
+			}
+		}
+		now = next
+	}
+	return best
+}
+
+// passable: nothing goes through a GPU but NVLink between two neighbours of it,
+// and for nvidia-smi not even that.
+func (g *graph) passable(base, at int, l link, so step, rules Rules) bool {
+	if at == base || g.nodes[at].kind != gpuNode {
+		return true
+	}
+	return rules != RulesSMI && l.via == NVL && g.nodes[l.to].kind == gpuNode &&
+		g.nodes[base].kind == gpuNode && so.hops <= 1
+}
+
+func (g *graph) linkType(base, at int, l link, so step) PathType {
+	from, to := g.nodes[at].kind, g.nodes[l.to].kind
+	switch {
+	case from == switchNode && to == switchNode:
+		return PXB
+	case l.via == PIX && (from == cpuNode || to == cpuNode):
+		return PHB
+	case from == gpuNode && at != base && so.Type == NVL && l.via == NVL:
+		return NVB
+	}
+	return l.via
+}
+
+// way is a path and what is on it.
+type way struct {
+	Path
+	hops  int      // links that are passed
+	nodes []nodeID // from the first device to the last; none for DIS
+}
+
+// pathFinder finds paths of one host by one set of rules.
+type pathFinder struct {
+	host  *Host
+	rules Rules
+	graph *graph
+}
+
+func newPathFinder(h *Host, rules Rules) pathFinder {
+	f := pathFinder{host: h, rules: rules}
+	if h.Matrix == nil {
+		f.graph = newGraph(h, rules)
+	}
+	return f
+}
+
+// from finds the ways from one device to any other.
+func (f pathFinder) from(a endpoint) func(b endpoint) way {
+	if f.graph == nil {
+		return func(b endpoint) way { return f.told(a, b) }
+	}
+	base := f.graph.index[a.id]
+	steps := f.graph.steps(base, f.rules)
+	return func(b endpoint) way {
+		to := f.graph.index[b.id]
+		s := steps[to]
+		w := way{Path: s.Path, hops: s.hops}
+		if s.Type < DIS {
+			for at := to; at >= 0; at = steps[at].from {
+				w.nodes = append(w.nodes, f.graph.nodes[at])
+			}
+			slices.Reverse(w.nodes)
+		}
+		w.Path = finish(w.Path, a, b, f.rules)
+		return w
+	}
+}
+
+// told is a way that a matrix states.
+func (f pathFinder) told(a, b endpoint) way {
+	if a.id == b.id && a.name == b.name {
+		return way{Path: Path{LOC, 0}}
+	}
+	t, there := f.host.Matrix[[2]string{a.name, b.name}]
+	if !there {
+		t = DIS
+	}
+	return way{Path: Path{Type: t}}
+}
+
+// finish applies what the graph does not know: NODE, and the speed of the
+// network behind a NIC.
+func finish(p Path, a, b endpoint, rules Rules) Path {
+	if rules != RulesNCCL && p.Type == PHB && a.hostBridge != "" && b.hostBridge != "" && a.hostBridge != b.hostBridge {
+		p.Type = NODE
+	}
+	for _, d := range []endpoint{a, b} {
+		if d.rate > 0 && p.Type < DIS {
+			p.Bandwidth = min(p.Bandwidth, d.rate)
+		}
+	}
+	return p
+}

@@ -1,0 +1,393 @@
+package topo
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Kinds of Source.
+const (
+	SourceSysfs   = "sysfs"
+	SourceNCCLXML = "nccl-xml"
+)
+
+// Source is where a Host was read.
+type Source struct {
+	// Kind is SourceSysfs or SourceNCCLXML.
+	Kind string `json:"kind"`
+	// Sysfs is the root of the sysfs that was read, usually "/sys": there one
+	// can look whether a device still exists. Empty for a file.
+	Sysfs string `json:"sysfs,omitempty"`
+	// File is the name of the file that was read.
+	File string `json:"file,omitempty"`
+}
+
+// Host is one machine: its devices and the tree that joins them.
+type Host struct {
+	Source   Source   `json:"source"`
+	CPUs     []CPU    `json:"cpus"`
+	Switches []Switch `json:"switches"`
+	GPUs     []GPU    `json:"gpus"` // in the order of Index
+	NICs     []NIC    `json:"nics"` // in the order of their names, 2 before 10
+	// Notes are sentences on what the reader left out, and on what it could
+	// not learn.
+	Notes []string `json:"notes,omitempty"`
+	// Matrix has the path type of each ordered pair of devices, where the source
+	// states these and nothing else (nvidia-smi topo -m); nil otherwise. A
+	// device is a GPU's BusID or a NIC's name.
+	Matrix map[[2]string]PathType `json:"-"`
+}
+
+// CPU is a NUMA node.
+type CPU struct {
+	// Host tells several hosts of one file apart (host_hash in a file of NCCL);
+	// empty where there is but one, here and in the types below.
+	Host string `json:"host,omitempty"`
+	NUMA int    `json:"numa"`
+	// CPUs is the node's list of processors, as in
+	// /sys/devices/system/node/nodeN/cpulist; empty where unknown.
+	CPUs string `json:"cpus,omitempty"`
+	// Vendor is CPUID's word for the maker, "GenuineIntel"; empty where unknown.
+	Vendor string `json:"vendor,omitempty"`
+	// Socket is the bandwidth of the link to the other NUMA nodes, GB/s, by
+	// NCCL's table of processors; 5000 where the table has none, which is no
+	// limit.
+	Socket float64 `json:"socket"`
+}
+
+// Place is where a device is plugged in.
+type Place struct {
+	// HostBridge is the root of its PCI tree, "pci0000:00" as in
+	// /sys/devices; empty where the source does not tell.
+	HostBridge string `json:"hostBridge,omitempty"`
+	// Switch is the address of the nearest switch above it; empty where it is
+	// plugged straight into the CPU.
+	Switch string `json:"switch,omitempty"`
+	// Link is the bandwidth of the link upwards, GB/s in each direction, as
+	// NCCL reckons it: usable, not nominal (48 for PCIe 5.0 x16). It is what
+	// the link can do, and what paths are weighed with.
+	Link float64 `json:"link"`
+	// LinkNow is what the link does at the moment: an idle GPU lowers its own
+	// (current_link_speed and current_link_width in sysfs). 0 where unknown.
+	LinkNow float64 `json:"linkNow,omitempty"`
+}
+
+// PCIIdentity says what a PCI function is, in the kernel's words ("0x1000"):
+// the attributes vendor, device, subsystem_vendor and subsystem_device. Each is
+// empty where unknown.
+type PCIIdentity struct {
+	Vendor          string `json:"vendor,omitempty"`
+	Device          string `json:"device,omitempty"`
+	SubsystemVendor string `json:"subsystemVendor,omitempty"`
+	SubsystemDevice string `json:"subsystemDevice,omitempty"`
+}
+
+// number is the four as one, 16 bits each.
+func (d PCIIdentity) number() uint64 {
+	var all uint64
+	for _, text := range []string{d.Vendor, d.Device, d.SubsystemVendor, d.SubsystemDevice} {
+		n, _ := strconv.ParseUint(strings.TrimPrefix(text, "0x"), 16, 16) // absent: 0, as in NCCL
+		all = all<<16 | n
+	}
+	return all
+}
+
+// Switch is a PCIe switch, named by its upstream port.
+type Switch struct {
+	Host  string `json:"host,omitempty"`
+	BusID string `json:"busid"`
+	NUMA  int    `json:"numa"`
+	Place
+	// Device tells which switches are two halves of one, and count as one.
+	Device PCIIdentity `json:"device,omitzero"`
+	// Peers are the addresses of switches that it passes traffic to without
+	// the CPU (<pcilink> in a file of NCCL).
+	Peers []string `json:"peers,omitempty"`
+}
+
+// GPU is a graphics processor.
+type GPU struct {
+	Host string `json:"host,omitempty"`
+	// Vendor is "AMD", "Hygon" or the maker's PCI number ("0x8086"); empty for
+	// NVIDIA, whose alone can be relayed.
+	Vendor string `json:"vendor,omitempty"`
+	// Index is NVML's, the N of nvidia-smi and of nvidia.com/gpu=N.
+	Index int `json:"index"`
+	// UUID is "GPU-8-4-4-4-12"; empty where neither driver nor NVML told it.
+	UUID string `json:"uuid"`
+	// BusID is the PCI address, "0000:17:00.0", lower case; of a GPU whose source
+	// has no addresses (Matrix), the name that it has there, "GPU0".
+	BusID string `json:"busid"`
+	// Minor is the N of /dev/nvidiaN; -1 where unknown.
+	Minor int    `json:"minor"`
+	Name  string `json:"name"`
+	NUMA  int    `json:"numa"` // -1 where unknown
+	Place
+	// Capability is the compute capability times ten, 90 for 9.0; 0 where
+	// unknown.
+	Capability int      `json:"capability,omitempty"`
+	NVLinks    []NVLink `json:"nvlinks,omitempty"`
+	// NVLinkCPU is the bandwidth of its NVLinks to the CPU, as POWER9 has them,
+	// and C2C that of its chip-to-chip link, GB/s in each direction; 0 for none.
+	NVLinkCPU float64 `json:"nvlinkCPU,omitempty"`
+	C2C       float64 `json:"c2c,omitempty"`
+	// GDR says whether a NIC can read and write its memory; nil where unknown.
+	GDR *bool `json:"gdr,omitempty"`
+	// MIG says that the GPU is cut into instances, which cannot map each
+	// other's memory.
+	MIG bool `json:"mig,omitempty"`
+	// VGPU says that the GPU is a share of one, given to this virtual machine.
+	VGPU bool `json:"vgpu,omitempty"`
+	// ComputeMode is "exclusive-process" or "prohibited", where it is not the
+	// default.
+	ComputeMode string `json:"computeMode,omitempty"`
+	// NoP2P says that the driver lets it reach the memory of no other GPU.
+	NoP2P bool `json:"noP2P,omitempty"`
+	// Reason is a sentence that says why it cannot be relayed; empty where
+	// nothing of the GPU itself is in the way.
+	Reason string `json:"reason,omitempty"`
+}
+
+// refusal is Reason, or the one that the other fields give.
+func (g GPU) refusal() string {
+	switch {
+	case g.Reason != "":
+		return g.Reason
+	case g.Vendor != "":
+		return "it is a GPU of " + g.Vendor + ", and Peerlane works with NVIDIA's CUDA"
+	case g.MIG:
+		return "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or use another GPU"
+	case g.VGPU:
+		return "it is a vGPU, which cannot map another GPU's memory; pass a whole GPU through to this machine"
+	case g.ComputeMode == "prohibited":
+		return "its compute mode is prohibited, so CUDA starts on it for nobody; set it to default (nvidia-smi -c 0)"
+	case g.ComputeMode == "exclusive-process":
+		return "its compute mode is exclusive: the relay and the program cannot both use it; set it to default (nvidia-smi -c 0)"
+	case g.NoP2P:
+		return "the driver gives it peer-to-peer access to no other GPU (nvidia-smi topo -p2p w), so nothing can be staged there"
+	}
+	return ""
+}
+
+// NVLink is all links of a GPU to one peer.
+type NVLink struct {
+	// Peer is the other GPU's PCI address; empty for NVSwitches.
+	Peer  string `json:"peer,omitempty"`
+	Count int    `json:"count"`
+	// Bandwidth is that of all Count links together, GB/s in each direction.
+	Bandwidth float64 `json:"bandwidth"`
+}
+
+// NIC is a network interface: an RDMA device of /sys/class/infiniband, or a
+// <net> of a topology file.
+type NIC struct {
+	Host string `json:"host,omitempty"`
+	Name string `json:"name"`
+	// BusID is the PCI address; empty for one that a file puts nowhere.
+	BusID  string `json:"busid"`
+	Driver string `json:"driver,omitempty"`
+	// Uverbs is the name of its character device in /dev/infiniband,
+	// "uverbs0"; empty where there is none.
+	Uverbs string `json:"uverbs,omitempty"`
+	// GUID is the node GUID as its source writes it.
+	GUID string `json:"guid,omitempty"`
+	NUMA int    `json:"numa"` // -1 where unknown
+	Place
+	Ports []Port `json:"ports"`
+	// Protocol is "InfiniBand", "RoCE", "iWARP", "eRDMA" or "EFA"; empty where
+	// the source does not tell.
+	Protocol string `json:"protocol,omitempty"`
+	// Ethernet is set for an interface without RDMA, which topology files
+	// list as well: no lane uses it.
+	Ethernet bool `json:"ethernet,omitempty"`
+	// Software is set for RDMA that the kernel emulates without a PCI device
+	// (rxe, siw): it cannot reach a GPU's memory, and a lane uses it only where
+	// that is asked for.
+	Software bool `json:"software,omitempty"`
+	// VirtualFunctionOf is the PCI address of the physical function that it is a
+	// virtual one of; empty for others.
+	VirtualFunctionOf string `json:"virtualFunctionOf,omitempty"`
+	// Subfunction is the auxiliary device that it belongs to, "mlx5_core.sf.4";
+	// empty for others.
+	Subfunction string `json:"subfunction,omitempty"`
+	// Bond is set for a device that stands for the ports of several functions
+	// (RoCE LAG, mlx5_bond_0); BusID is the first of these.
+	Bond bool `json:"bond,omitempty"`
+	// GDR says whether it can read and write a GPU's memory; nil where unknown.
+	GDR *bool `json:"gdr,omitempty"`
+	// Reason is a sentence that says why no lane can use it; empty where one
+	// can.
+	Reason string `json:"reason,omitempty"`
+}
+
+// refusal is Reason, or the one that the other fields give, ports apart.
+func (n NIC) refusal() string {
+	switch {
+	case n.Reason != "":
+		return n.Reason
+	case n.Ethernet:
+		return "it has no RDMA"
+	case n.Protocol == "EFA":
+		return "EFA has no reliable connections, which relays need"
+	}
+	return ""
+}
+
+// Port is a port of a NIC, /sys/class/infiniband/NIC/ports/Number.
+type Port struct {
+	Number int `json:"number"`
+	// State is the kernel's word, "ACTIVE" or "DOWN"; empty where the source
+	// states none.
+	State string `json:"state,omitempty"`
+	// LinkLayer is "InfiniBand" or "Ethernet".
+	LinkLayer string `json:"linkLayer,omitempty"`
+	// RateGbps is the signalling rate, 10^9 bits a second; 0 where unknown.
+	RateGbps float64 `json:"rateGbps,omitempty"`
+}
+
+// Active reports whether the port can carry data. A source that states no
+// state is taken to mean that it can.
+func (p Port) Active() bool { return p.State == "" || p.State == "ACTIVE" }
+
+// Active reports whether one of the NIC's ports can carry data.
+func (n NIC) Active() bool {
+	return len(n.Ports) == 0 || slices.ContainsFunc(n.Ports, Port.Active)
+}
+
+// RateGbps is the rate of the NIC's fastest active port, 10^9 bits a second; 0
+// where no port states one.
+func (n NIC) RateGbps() float64 {
+	var rate float64
+	for _, p := range n.Ports {
+		if p.Active() {
+			rate = max(rate, p.RateGbps)
+		}
+	}
+	return rate
+}
+
+// Read reads the topology file that input names, of any kind that ReadInput
+// knows, and the running host where it names none.
+func Read(input string, o Options) (*Host, error) {
+	if input == "" {
+		return ReadSysfs(o)
+	}
+	return readInputFile(input)
+}
+
+// FindGPU is the GPU that name means: an index, a UUID or a PCI address.
+func (h *Host) FindGPU(name string) (GPU, error) { return findGPU(h.GPUs, name) }
+
+func findGPU(gpus []GPU, name string) (GPU, error) {
+	if index, err := strconv.Atoi(name); err == nil {
+		for _, g := range gpus {
+			if g.Index == index {
+				return g, nil
+			}
+		}
+	}
+	busID, notBusID := ParseBusID(name)
+	for _, g := range gpus {
+		if g.UUID != "" && strings.EqualFold(g.UUID, name) || notBusID == nil && g.BusID == busID || g.BusID == name {
+			return g, nil
+		}
+	}
+	return GPU{}, &UnknownGPUError{Name: name, Known: slices.Clone(gpus)}
+}
+
+// UnknownGPUError says that a name means no GPU of a host or plan, and which
+// ones there are.
+type UnknownGPUError struct {
+	Name  string
+	Known []GPU
+}
+
+func (e *UnknownGPUError) Error() string {
+	if len(e.Known) == 0 {
+		return fmt.Sprintf("no GPU %q: this host has no GPU", e.Name)
+	}
+	var known []string
+	for _, g := range e.Known {
+		s := fmt.Sprintf("%d = %s", g.Index, g.BusID)
+		if g.UUID != "" {
+			s += " = " + g.UUID
+		}
+		known = append(known, s)
+	}
+	return fmt.Sprintf("no GPU %q: a GPU is named by index, PCI address or UUID, and there are %s",
+		e.Name, strings.Join(known, ", "))
+}
+
+var busIDPattern = regexp.MustCompile(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])$`)
+
+// ParseBusID brings a PCI address to the kernel's form, "0000:17:00.0": lower
+// case, with a domain of four digits or of as many as it needs. It accepts the
+// eight digits of nvidia-smi, and an address without a domain.
+func ParseBusID(s string) (string, error) {
+	m := busIDPattern.FindStringSubmatch(strings.ToLower(s))
+	if m == nil {
+		return "", fmt.Errorf("%q is no PCI address; one looks like 0000:17:00.0", s)
+	}
+	return fmt.Sprintf("%04s:%02s:%02s.%s", strings.TrimLeft(m[1], "0"), m[2], m[3], m[4]), nil
+}
+
+// compareBusID orders PCI addresses as the kernel and NVML do. The arguments
+// come from ParseBusID, so their digits after the domain align.
+func compareBusID(a, b string) int {
+	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
+}
+
+// compareNatural orders names with the numbers in them as numbers: mlx5_2
+// before mlx5_10.
+func compareNatural(a, b string) int {
+	split := func(s string) (prefix string, n int) {
+		digits := len(s) - len(strings.TrimRight(s, "0123456789"))
+		n, err := strconv.Atoi(s[len(s)-digits:])
+		if err != nil { // no digits, or more than fit: compared as text
+			return s, -1
+		}
+		return s[:len(s)-digits], n
+	}
+	pa, na := split(a)
+	pb, nb := split(b)
+	return cmp.Or(strings.Compare(pa, pb), cmp.Compare(na, nb), strings.Compare(a, b))
+}
+
+// judge writes down why devices cannot be used.
+func (h *Host) judge() {
+	for i := range h.GPUs {
+		h.GPUs[i].Reason = h.GPUs[i].refusal()
+	}
+	for i := range h.NICs {
+		h.NICs[i].Reason = h.NICs[i].refusal()
+	}
+}
+
+// hosts are the names of the hosts that the devices are on, in order; one empty
+// name where there is but one.
+func (h *Host) hosts() []string {
+	var names []string
+	add := func(name string) {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for _, c := range h.CPUs {
+		add(c.Host)
+	}
+	for _, g := range h.GPUs {
+		add(g.Host)
+	}
+	for _, n := range h.NICs {
+		add(n.Host)
+	}
+	return names
+}
+
+func (h *Host) note(format string, args ...any) {
+	h.Notes = append(h.Notes, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,110 @@
+package topo
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestKindOfAnInputIsToldByItsContent(t *testing.T) {
+	const mark = "\xef\xbb\xbf"
+	hwloc := hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", ""), "", "", "")
+	for name, tt := range map[string]struct{ text, kind string }{
+		"NCCL":                     {smallHost, SourceNCCLXML},
+		"NCCL, a mark and CRLF":    {mark + strings.ReplaceAll(smallHost, "\n", "\r\n"), SourceNCCLXML},
+		"NCCL, no declaration":     {`<!-- <topology> --> <system version="1"><cpu numaid="0"/></system>`, SourceNCCLXML},
+		"hwloc":                    {hwloc, SourceHwlocXML},
+		"hwloc behind blank lines": {"\n\n" + hwloc[strings.Index(hwloc, "<!--"):], SourceHwlocXML},
+		"nvidia-smi":               {smiMatrix, SourceSMI},
+		"nvidia-smi, a mark":       {mark + smiMatrix, SourceSMI},
+		"nvidia-smi, prose above":  {"<user@host> nvidia-smi topo -m\n"[1:] + smiMatrix, SourceSMI},
+	} {
+		// The name says nothing.
+		h, err := ReadInput("host.tar.gz", []byte(tt.text))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if h.Source != (Source{Kind: tt.kind, File: "host.tar.gz"}) {
+			t.Errorf("%s: source %+v", name, h.Source)
+		}
+	}
+}
+
+func TestInputOfNoKindIsRefusedWithAReason(t *testing.T) {
+	for name, tt := range map[string]struct{ text, want string }{
+		"nothing":            {" \r\n", "it is empty"},
+		"a text":             {"# some notes\nof mine\n", `begins with "# some notes"`},
+		"bytes":              {"\x7fELF\x02\x00\x01" + strings.Repeat("\x00", 100), `begins with "\x7fELF`},
+		"a long line":        {strings.Repeat("x", 1<<20), ".."},
+		"JSON":               {`{"gpus": []}`, "nvidia-smi topo -m"},
+		"a torn capture":     {"\x1f\x8b\x08", "capture"},
+		"another XML":        {`<graphs version="1"/>`, "<graphs>"},
+		"XML without root":   {"<!-- nothing -->", "no element"},
+		"a huge element":     {"<topology\n" + strings.Repeat(`a="b" `, maxElement/6+1) + "/>", "line 1, column 1: an element of more than"},
+		"torn XML":           {"<sys", "line 1, column"},
+		"UTF-16":             {"\xff\xfe<\x00s\x00", "UTF-16"},
+		"a matrix's row":     {"GPU0\t X \tSYS\n", "line 1, column 1"},
+		"a huge file":        {strings.Repeat(" ", maxInput+1), "16 MiB"},
+		"no GPU":             {"No devices were found\n", `"No devices were found"`},
+		"a torn NCCL file":   {smallHost[:400], "some.file"},
+		"a torn hwloc file":  {`<topology version="2.0"><object`, "line 1, column"},
+		"an old hwloc file":  {`<topology><object type="Machine"/></topology>`, `version ""`},
+		"a matrix half gone": {smiMatrix[:strings.Index(smiMatrix, "PXB")], "line 4, column"},
+	} {
+		h, err := ReadInput("some.file", []byte(tt.text))
+		if err == nil || h != nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "some.file") {
+			t.Errorf("%s: %v; want one that names some.file and has %q", name, err, tt.want)
+		}
+	}
+}
+
+func TestReadReadsFilesOfEachKind(t *testing.T) {
+	dir := t.TempDir()
+	for kind, text := range map[string]string{SourceNCCLXML: smallHost, SourceSMI: smiMatrix} {
+		file := filepath.Join(dir, kind)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		h, err := Read(file, Options{})
+		if err != nil || h.Source != (Source{Kind: kind, File: file}) {
+			t.Errorf("%s: %+v, %v", kind, h, err)
+		}
+	}
+	if _, err := Read(dir, Options{}); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("a directory: %v", err)
+	}
+}
+
+// TestEachFileOfTheCollectionIsRead: those of NCCL and of hwloc, and matrices.
+func TestEachFileOfTheCollectionIsRead(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(topologies, "*.[xt][mx][lt]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) == 0 {
+		t.Skipf("no files in %s", topologies)
+	}
+	for _, file := range files {
+		if _, err := Read(file, Options{}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func FuzzReadInput(f *testing.F) {
+	f.Add([]byte(smallHost))
+	f.Add([]byte(smiMatrix))
+	f.Add([]byte(hwlocXML("", "", "", "")))
+	f.Add([]byte("\x1f\x8b\x08"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		kind, err := inputKind(data)
+		if (kind == "") != (err != nil) {
+			t.Errorf("kind %q, error %v", kind, err)
+		}
+		if h, err := ReadInput("fuzz", data); (h == nil) != (err != nil) {
+			t.Errorf("host %v, error %v", h, err)
+		}
+	})
+}

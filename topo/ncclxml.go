@@ -1,0 +1,567 @@
+package topo
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Bounds of a topology file. Real ones have some ten thousand bytes, some
+// hundred elements and a depth of ten.
+const (
+	maxXML         = 16 << 20 // bytes
+	maxXMLElements = 1 << 16
+	maxXMLDepth    = 64
+	maxXMLNodes    = 1024 // <cpu>
+	maxXMLDevices  = 512  // GPUs and NICs, for each pair of them has a path
+)
+
+// ReadNCCLXML reads a topology file of NCCL or RCCL: what NCCL_TOPO_DUMP_FILE
+// writes and NCCL_TOPO_FILE reads, <system version="1"> or "2". name is for
+// messages.
+//
+// Skeletons, as cloud providers ship them, have no <gpu> and <nic>: there the
+// PCI class tells a device, a NIC is called nic@ADDRESS, and GPUs are numbered
+// by address.
+//
+// A file can describe several hosts (host_hash); then each device has Host, and
+// GPUs are numbered anew on each.
+func ReadNCCLXML(r io.Reader, name string) (*Host, error) {
+	h, err := readNCCLXML(r)
+	if err != nil {
+		return nil, fmt.Errorf("reading the NCCL topology file %s: %w", name, err)
+	}
+	h.Source = Source{Kind: SourceNCCLXML, File: name}
+	return h, nil
+}
+
+func readNCCLXML(r io.Reader) (*Host, error) {
+	text, err := io.ReadAll(io.LimitReader(r, maxXML+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxXML {
+		return nil, fmt.Errorf("it is larger than %d MiB, which no topology is", maxXML>>20)
+	}
+	if err := checkXML(text); err != nil {
+		return nil, err
+	}
+	var root xmlRoot
+	if err := xml.Unmarshal(text, &root); err != nil {
+		return nil, err
+	}
+	switch {
+	case root.XMLName.Local == "topology":
+		return nil, errors.New("it is a file of hwloc (<topology>); one of NCCL begins with <system>, and NCCL_TOPO_DUMP_FILE makes it")
+	case root.XMLName.Local != "system":
+		return nil, fmt.Errorf("its root is <%s>; an NCCL topology begins with <system>", root.XMLName.Local)
+	case root.Version != "1" && root.Version != "2":
+		return nil, fmt.Errorf("it is of version %q; 1 (NCCL) and 2 (RCCL) are known", root.Version)
+	case len(root.CPUs) == 0:
+		return nil, errors.New("it has no <cpu>")
+	case len(root.CPUs) > maxXMLNodes:
+		return nil, fmt.Errorf("it has %d <cpu>, and %d are the most that are read", len(root.CPUs), maxXMLNodes)
+	}
+	x := xmlReader{host: &Host{}, nodes: map[string]bool{}, addresses: map[string]bool{}, names: map[string]bool{}}
+	for _, c := range root.CPUs {
+		x.several = x.several || hostHash(c) != hostHash(root.CPUs[0])
+	}
+	for _, c := range root.CPUs {
+		if err := x.cpu(c); err != nil {
+			return nil, err
+		}
+	}
+	x.finish()
+	return x.host, nil
+}
+
+// checkXML refuses what would cost more memory than a topology is worth, and
+// says where a text stops being XML.
+func checkXML(text []byte) error {
+	d := xml.NewDecoder(bytes.NewReader(text))
+	elements, depth := 0, 0
+	for {
+		token, err := d.RawToken()
+		if errors.Is(err, io.EOF) {
+			return nil // whether all is closed and there is a root, Unmarshal says
+		}
+		line, column := d.InputPos()
+		if err != nil {
+			return &PlaceError{line, column, err}
+		}
+		switch token.(type) {
+		case xml.StartElement:
+			elements++
+			depth++
+		case xml.EndElement:
+			depth--
+		}
+		switch {
+		case elements > maxXMLElements:
+			return &PlaceError{line, column, fmt.Errorf("it has more than %d elements, which no topology has", maxXMLElements)}
+		case depth > maxXMLDepth:
+			return &PlaceError{line, column, fmt.Errorf("its elements lie more than %d deep, which those of no topology do", maxXMLDepth)}
+		}
+	}
+}
+
+type xmlRoot struct {
+	XMLName xml.Name
+	Version string   `xml:"version,attr"`
+	CPUs    []xmlCPU `xml:"cpu"`
+}
+
+// xmlPlace is the end of an element's start tag, from 1.
+type xmlPlace struct{ line, column int }
+
+// fail says where in the file something is wrong.
+func (p xmlPlace) fail(format string, args ...any) error {
+	return &PlaceError{p.line, p.column, fmt.Errorf(format, args...)}
+}
+
+type xmlCPU struct {
+	NUMA     string   `xml:"numaid,attr"`
+	HostHash string   `xml:"host_hash,attr"`
+	Arch     string   `xml:"arch,attr"`
+	Vendor   string   `xml:"vendor,attr"`
+	Family   string   `xml:"familyid,attr"`
+	Model    string   `xml:"modelid,attr"`
+	PCI      []xmlPCI `xml:"pci"`
+	NICs     []xmlNIC `xml:"nic"`
+	xmlPlace `xml:"-"`
+}
+
+// UnmarshalXML remembers the place.
+func (c *xmlCPU) UnmarshalXML(d *xml.Decoder, start xml.StartElement) error {
+	type plain xmlCPU
+	line, column := d.InputPos()
+	err := d.DecodeElement((*plain)(c), &start)
+	c.xmlPlace = xmlPlace{line, column}
+	return err
+}
+
+// hostHash is the number of a host as NCCL reads it; 0 where there is none.
+func hostHash(c xmlCPU) uint64 {
+	hash, _ := strconv.ParseUint(strings.TrimPrefix(c.HostHash, "0x"), 16, 64)
+	return hash
+}
+
+type xmlPCI struct {
+	BusID           string    `xml:"busid,attr"`
+	Class           string    `xml:"class,attr"`
+	Vendor          string    `xml:"vendor,attr"`
+	Device          string    `xml:"device,attr"`
+	SubsystemVendor string    `xml:"subsystem_vendor,attr"`
+	SubsystemDevice string    `xml:"subsystem_device,attr"`
+	Speed           string    `xml:"link_speed,attr"`
+	Width           string    `xml:"link_width,attr"`
+	PCI             []xmlPCI  `xml:"pci"`
+	GPUs            []xmlGPU  `xml:"gpu"` // partitions of one device come one by one
+	NICs            []xmlNIC  `xml:"nic"`
+	Peers           []xmlLink `xml:"pcilink"`
+	xmlPlace        `xml:"-"`
+}
+
+// UnmarshalXML remembers the place.
+func (p *xmlPCI) UnmarshalXML(d *xml.Decoder, start xml.StartElement) error {
+	type plain xmlPCI
+	line, column := d.InputPos()
+	err := d.DecodeElement((*plain)(p), &start)
+	p.xmlPlace = xmlPlace{line, column}
+	return err
+}
+
+type xmlGPU struct {
+	Dev     string    `xml:"dev,attr"`
+	SM      string    `xml:"sm,attr"`
+	GCN     string    `xml:"gcn,attr"` // RCCL: the architecture, "906"
+	GDR     string    `xml:"gdr,attr"`
+	NVLinks []xmlLink `xml:"nvlink"`
+	XGMI    []xmlLink `xml:"xgmi"`
+	C2C     []xmlLink `xml:"c2c"`
+}
+
+type xmlLink struct {
+	Target string `xml:"target,attr"`
+	Count  string `xml:"count,attr"`
+	Class  string `xml:"tclass,attr"`
+	MBps   string `xml:"bw,attr"` // of C2C
+}
+
+type xmlNIC struct {
+	Nets []xmlNet `xml:"net"`
+}
+
+type xmlNet struct {
+	Name  string  `xml:"name,attr"`
+	Speed string  `xml:"speed,attr"` // Mbit/s
+	Port  string  `xml:"port,attr"`
+	GDR   string  `xml:"gdr,attr"`
+	Net   string  `xml:"net,attr"` // "0" where it serves GIN or RMA alone
+	GUID  *string `xml:"guid,attr"`
+}
+
+type xmlReader struct {
+	host      *Host
+	several   bool            // the file describes several hosts
+	nodes     map[string]bool // of <cpu>, and the next two, each with its host
+	addresses map[string]bool // of <pci>
+	names     map[string]bool // of <net>
+	at        string          // the host that is read
+	// unnumbered are the hosts with a GPU that has no dev.
+	unnumbered map[string]bool
+	classless  int
+}
+
+func (x *xmlReader) cpu(c xmlCPU) error {
+	numa, err := strconv.Atoi(c.NUMA)
+	if err != nil {
+		return c.fail("numaid of a <cpu>: %w", err)
+	}
+	x.at = ""
+	if x.several {
+		x.at = fmt.Sprintf("%#x", hostHash(c))
+	}
+	if key := x.at + "/" + strconv.Itoa(numa); x.nodes[key] {
+		return c.fail("it has two <cpu> of numaid %d", numa)
+	} else {
+		x.nodes[key] = true
+	}
+	family, _ := strconv.Atoi(c.Family) // absent in skeletons; the table then has a default
+	model, _ := strconv.Atoi(c.Model)
+	x.host.CPUs = append(x.host.CPUs, CPU{
+		Host: x.at, NUMA: numa, Vendor: c.Vendor, Socket: socketBandwidth(c.Arch, c.Vendor, family, model),
+	})
+	for _, p := range c.PCI {
+		if err := x.pci(p, numa, ""); err != nil {
+			return err
+		}
+	}
+	// A <nic> straight under the <cpu> has no PCI device that NCCL could find.
+	if err := x.nics(c.NICs, NIC{Host: x.at, NUMA: numa, Place: Place{Link: localBandwidth}}); err != nil {
+		return c.fail("%w", err)
+	}
+	return nil
+}
+
+// Classes and vendors of PCI that a file can show (PCI Code and ID Assignment
+// Specification; the PCI ID repository).
+const (
+	vendorAMD      = "0x1002"
+	vendorHygon    = "0x1d94"
+	vendorAmazon   = "0x1d0f"
+	vendorAlibaba  = "0x1ded"
+	vendorVirtio   = "0x1af4"
+	vendorBroadcom = "0x1000"
+	classDisplay   = "0x03"
+	classNetwork   = "0x02"
+	classNVSwitch  = "0x0680"
+	classNVLinkCPU = "0x068001" // IBM's NVLink bridge
+)
+
+// graphics tells whether a function can be a GPU. AMD's without a display are
+// processing accelerators, and some of Hygon's are co-processors.
+func graphics(class, vendor string) bool {
+	switch {
+	case strings.HasPrefix(class, classDisplay):
+		return true
+	case strings.HasPrefix(class, "0x12"):
+		return vendor == "" || vendor == vendorAMD || vendor == vendorHygon
+	case strings.HasPrefix(class, "0x0b40"):
+		return vendor == vendorHygon
+	}
+	return false
+}
+
+// makerOf is GPU.Vendor of a PCI vendor.
+func makerOf(vendor string) string {
+	switch vendor {
+	case "", vendorNVIDIA:
+		return ""
+	case vendorAMD:
+		return "AMD"
+	case vendorHygon:
+		return "Hygon"
+	}
+	return vendor
+}
+
+func (x *xmlReader) pci(p xmlPCI, numa int, above string) error {
+	busID, err := ParseBusID(p.BusID)
+	if err != nil {
+		return p.fail("busid of a <pci>: %w", err)
+	}
+	if key := x.at + "/" + busID; x.addresses[key] {
+		return p.fail("it has two <pci> of busid %s", busID)
+	} else {
+		x.addresses[key] = true
+	}
+	if len(x.host.GPUs)+len(x.host.NICs) > maxXMLDevices {
+		return p.fail("it has more than %d GPUs and NICs, which is more than are read", maxXMLDevices)
+	}
+	width, _ := strconv.Atoi(p.Width) // "" and 0 stand for unknown
+	place := Place{Switch: above, Link: pcieBandwidth(p.Speed, width)}
+	switch {
+	case len(p.GPUs) > 0 || len(p.NICs) == 0 && len(p.PCI) == 0 && graphics(p.Class, p.Vendor):
+		if err := x.gpu(p, GPU{Host: x.at, BusID: busID, Vendor: makerOf(p.Vendor), Minor: -1, NUMA: numa, Place: place}); err != nil {
+			return p.fail("%w", err)
+		}
+		return nil
+	case len(p.NICs) > 0:
+		if err := x.nics(p.NICs, networkOf(p, NIC{Host: x.at, BusID: busID, NUMA: numa, Place: place})); err != nil {
+			return p.fail("%w", err)
+		}
+		return nil
+	case strings.HasPrefix(p.Class, classNetwork):
+		nic := networkOf(p, NIC{Host: x.at, Name: "nic@" + busID, BusID: busID, NUMA: numa, Place: place})
+		if err := x.addNIC(nic); err != nil {
+			return p.fail("%w", err)
+		}
+		return nil
+	case strings.HasPrefix(p.Class, classNVSwitch): // the GPUs list their links to it
+		return nil
+	case p.Class == "" && len(p.PCI) == 0:
+		x.classless++
+		return nil
+	}
+	s := Switch{Host: x.at, BusID: busID, NUMA: numa, Place: place,
+		Device: PCIIdentity{p.Vendor, p.Device, p.SubsystemVendor, p.SubsystemDevice}}
+	for _, peer := range p.Peers {
+		target, err := ParseBusID(peer.Target)
+		if err != nil {
+			return p.fail("target of a <pcilink> of switch %s: %w", busID, err)
+		}
+		s.Peers = append(s.Peers, target)
+	}
+	x.host.Switches = append(x.host.Switches, s)
+	for _, below := range p.PCI {
+		if err := x.pci(below, numa, busID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// networkOf adds to a NIC what its PCI function tells of the network.
+func networkOf(p xmlPCI, nic NIC) NIC {
+	switch {
+	case p.Vendor == vendorAmazon && strings.HasPrefix(p.Device, "0xefa"):
+		nic.Protocol = "EFA"
+	case p.Vendor == vendorAmazon && strings.HasPrefix(p.Device, "0xec2"), // ENA
+		p.Vendor == vendorVirtio:
+		nic.Ethernet = true
+	case p.Vendor == vendorAlibaba && p.Device == "0x107f":
+		nic.Protocol = "eRDMA"
+	case strings.HasPrefix(p.Class, "0x0207"):
+		nic.Protocol = "InfiniBand"
+	}
+	return nic
+}
+
+func (x *xmlReader) gpu(p xmlPCI, gpu GPU) error {
+	if len(p.GPUs) == 0 {
+		if v := p.Vendor; v != "" && v != vendorNVIDIA && v != vendorAMD && v != vendorHygon {
+			x.host.note("graphics device %s of vendor %s is left out: it is neither NVIDIA's, AMD's nor Hygon's", gpu.BusID, v)
+			return nil
+		}
+		x.unnumber(gpu.Host)
+		x.host.GPUs = append(x.host.GPUs, gpu)
+		return nil
+	}
+	if len(p.GPUs) > 1 {
+		x.host.note("GPU %s is cut into %d partitions; it counts as one", gpu.BusID, len(p.GPUs))
+	}
+	first := p.GPUs[0]
+	var err error
+	if gpu.Index, err = strconv.Atoi(first.Dev); err != nil || gpu.Index < 0 {
+		gpu.Index = 0
+		x.unnumber(gpu.Host)
+	}
+	if gpu.GDR, err = flag(first.GDR); err != nil {
+		return fmt.Errorf("gdr of GPU %s: %w", gpu.BusID, err)
+	}
+	if first.GCN != "" || len(first.XGMI) > 0 {
+		if gpu.Vendor == "" {
+			gpu.Vendor = "AMD"
+		}
+	} else {
+		gpu.Capability, _ = strconv.Atoi(first.SM) // absent: the table has a default
+	}
+	if err := addC2C(&gpu, first.C2C); err != nil {
+		return err
+	}
+	if err := addLinks(&gpu, first.NVLinks, nvlinkBandwidth(gpu.Capability)); err != nil {
+		return err
+	}
+	if err := addLinks(&gpu, first.XGMI, xgmiBandwidth(first.GCN)); err != nil {
+		return err
+	}
+	x.host.GPUs = append(x.host.GPUs, gpu)
+	return nil
+}
+
+func (x *xmlReader) unnumber(host string) {
+	if x.unnumbered == nil {
+		x.unnumbered = map[string]bool{}
+	}
+	x.unnumbered[host] = true
+}
+
+// flag reads "1" or "0"; nil for nothing.
+func flag(text string) (*bool, error) {
+	if text == "" {
+		return nil, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return nil, err
+	}
+	is := n != 0
+	return &is, nil
+}
+
+// addC2C adds the chip-to-chip link, whose bw is in MB/s.
+func addC2C(gpu *GPU, links []xmlLink) error {
+	for _, l := range links {
+		count, errCount := strconv.Atoi(l.Count)
+		mbps, errRate := strconv.Atoi(l.MBps)
+		if errCount != nil || errRate != nil || count < 1 || count > 1000 || mbps < 1 || mbps > 1e9 {
+			return fmt.Errorf("GPU %s has a C2C link of count %q and bandwidth %q", gpu.BusID, l.Count, l.MBps)
+		}
+		gpu.C2C += float64(count) * float64(mbps) / 1000
+	}
+	return nil
+}
+
+// addLinks adds NVLinks, those to all NVSwitches as one.
+func addLinks(gpu *GPU, links []xmlLink, bandwidth float64) error {
+	for _, l := range links {
+		count, err := strconv.Atoi(l.Count)
+		if err != nil || count < 1 || count > 1000 {
+			return fmt.Errorf("GPU %s has an NVLink of count %q", gpu.BusID, l.Count)
+		}
+		var peer string
+		switch {
+		case strings.HasPrefix(l.Class, classNVLinkCPU): // as POWER9 has it
+			gpu.NVLinkCPU += float64(count) * bandwidth
+			continue
+		case graphics(l.Class, ""):
+			if peer, err = ParseBusID(l.Target); err != nil {
+				return fmt.Errorf("target of an NVLink of GPU %s: %w", gpu.BusID, err)
+			}
+		}
+		i := slices.IndexFunc(gpu.NVLinks, func(known NVLink) bool { return known.Peer == peer })
+		if i < 0 {
+			i = len(gpu.NVLinks)
+			gpu.NVLinks = append(gpu.NVLinks, NVLink{Peer: peer})
+		}
+		gpu.NVLinks[i].Count += count
+		gpu.NVLinks[i].Bandwidth += float64(count) * bandwidth
+	}
+	return nil
+}
+
+// nics adds the <net> of one PCI function, each as a NIC of its own.
+func (x *xmlReader) nics(nics []xmlNIC, at NIC) error {
+	for _, n := range nics {
+		for i, net := range n.Nets {
+			if net.Net == "0" {
+				continue
+			}
+			nic := at
+			nic.Name = net.Name
+			if nic.Name == "" && at.BusID != "" {
+				nic.Name = "nic@" + at.BusID
+				if i > 0 {
+					nic.Name += fmt.Sprintf("#%d", i)
+				}
+			}
+			if nic.Name == "" {
+				return fmt.Errorf("a <net> under the <cpu> of numaid %d has no name", at.NUMA)
+			}
+			p := Port{}
+			p.Number, _ = strconv.Atoi(net.Port)      // absent in old files
+			mbps, err := strconv.Atoi(net.Speed)      // some NICs write -1
+			if err == nil && mbps > 0 && mbps < 1e9 { // else unknown
+				p.RateGbps = float64(mbps) / 1000
+			}
+			nic.Ports = []Port{p}
+			if nic.GDR, err = flag(net.GDR); err != nil {
+				return fmt.Errorf("gdr of <net> %s: %w", nic.Name, err)
+			}
+			if net.GUID != nil {
+				nic.GUID = *net.GUID
+				// NCCL's socket transport has none.
+				guid, err := strconv.ParseUint(strings.TrimPrefix(nic.GUID, "0x"), 16, 64)
+				nic.Ethernet = nic.Ethernet || err == nil && guid == 0
+			}
+			if err := x.addNIC(nic); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (x *xmlReader) addNIC(nic NIC) error {
+	if key := nic.Host + "/" + nic.Name; x.names[key] {
+		return fmt.Errorf("it has two <net> named %q", nic.Name)
+	} else {
+		x.names[key] = true
+	}
+	x.host.NICs = append(x.host.NICs, nic)
+	return nil
+}
+
+// finish numbers the GPUs of each host and puts everything in order.
+func (x *xmlReader) finish() {
+	h := x.host
+	if x.classless > 0 {
+		h.note("%d PCI devices have neither a class nor a <gpu> or <nic>, so nothing tells what they are; they are left out", x.classless)
+	}
+	order := map[string]int{}
+	for i, name := range h.hosts() {
+		order[name] = i
+	}
+	if x.several {
+		h.note("the file describes %d hosts; a plan is for one", len(order))
+	}
+	type numbered struct {
+		host  string
+		index int
+	}
+	seen := map[numbered]bool{}
+	for _, g := range h.GPUs {
+		if seen[numbered{g.Host, g.Index}] {
+			x.unnumber(g.Host)
+		}
+		seen[numbered{g.Host, g.Index}] = true
+	}
+	slices.SortFunc(h.GPUs, func(a, b GPU) int {
+		if a.Host != b.Host {
+			return cmp.Compare(order[a.Host], order[b.Host])
+		}
+		if x.unnumbered[a.Host] {
+			return compareBusID(a.BusID, b.BusID)
+		}
+		return cmp.Compare(a.Index, b.Index)
+	})
+	next := map[string]int{}
+	for i := range h.GPUs {
+		g := &h.GPUs[i]
+		if x.unnumbered[g.Host] {
+			g.Index = next[g.Host]
+			next[g.Host]++
+		}
+	}
+	slices.SortFunc(h.NICs, func(a, b NIC) int {
+		return cmp.Or(cmp.Compare(order[a.Host], order[b.Host]), compareNatural(a.Name, b.Name))
+	})
+	h.judge()
+}

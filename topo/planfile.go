@@ -1,0 +1,81 @@
+package topo
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// PlanVersion is the version of the plan file that this package writes and
+// reads.
+const PlanVersion = 1
+
+// ReadPlan reads a plan that Write wrote. Whether the file is to be trusted is
+// the caller's question.
+func ReadPlan(path string) (*Plan, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the plan: %w", err)
+	}
+	var p Plan
+	if err := json.Unmarshal(text, &p); err != nil {
+		return nil, fmt.Errorf("reading the plan %s: %w; write it anew with peerlane cdi generate", path, err)
+	}
+	if err := p.check(); err != nil {
+		return nil, fmt.Errorf("reading the plan %s: %w; write it anew with peerlane cdi generate", path, err)
+	}
+	return &p, nil
+}
+
+// check finds what a reader of a plan must be able to rely on.
+func (p *Plan) check() error {
+	if p.Version != PlanVersion {
+		return fmt.Errorf("it is of version %d, and this program reads %d", p.Version, PlanVersion)
+	}
+	known := map[string]bool{}
+	for _, g := range p.GPUs {
+		known[g.BusID] = true
+	}
+	for _, l := range p.Lanes {
+		for _, busID := range append([]string{l.GPU}, l.Servers...) {
+			if !known[busID] {
+				return fmt.Errorf("the lane of %s names GPU %s, which it does not list", l.GPU, busID)
+			}
+		}
+		if l.Relay != (len(l.Servers) > 0) {
+			return fmt.Errorf("the lane of %s is contradictory: relay is %t with %d servers", l.GPU, l.Relay, len(l.Servers))
+		}
+	}
+	return nil
+}
+
+// Write writes the plan as JSON, mode 0644. Readers see the old file or the new
+// one, never a part.
+func (p *Plan) Write(path string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("writing the plan %s: %w", path, err)
+		}
+	}()
+	text, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, err = f.Write(append(text, '\n'))
+	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

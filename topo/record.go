@@ -1,0 +1,419 @@
+package topo
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// Recorder takes what Record reads of a host. A path has no leading slash and
+// begins with "sys" or "proc", wherever these were read.
+type Recorder interface {
+	// Directory is called for directories that matter even when nothing is in
+	// them, some more than once. Those of files and links are understood.
+	Directory(path string) error
+	File(path string, data []byte) error
+	// Link is a symbolic link as the kernel has it: relative, and inside sys.
+	Link(path, target string) error
+}
+
+// Extent is how much of a host Record takes.
+type Extent int
+
+const (
+	// Everything takes all PCI functions and all RDMA devices, and is content
+	// with as much of a configuration space as the reader may see.
+	Everything Extent = iota
+	// DevicesOnly takes the PCI root complexes below which there is a function
+	// of NVIDIA or an RDMA device, and RDMA devices that have a PCI function. It
+	// demands whole configuration spaces, which the kernel shows to root alone.
+	DevicesOnly
+)
+
+// What of each is taken. Nothing here tells a serial number or the host's name:
+// those are in vpd, serial_number, node_desc and uevent.
+var (
+	recordedOfFunction = []string{
+		"class", "vendor", "device", "subsystem_vendor", "subsystem_device", "revision",
+		"numa_node", "local_cpulist",
+		"current_link_speed", "current_link_width", "max_link_speed", "max_link_width",
+		"sriov_totalvfs", "sriov_numvfs",
+		"resource", "config",
+	}
+	recordedLinksOfFunction = []string{"physfn"}
+	// "parent" is the network interface below software RDMA.
+	recordedOfRDMA  = []string{"node_guid", "node_type", "parent"}
+	recordedOfPort  = []string{"state", "phys_state", "rate", "link_layer"}
+	recordedOfVerbs = []string{"ibdev", "dev"}
+	recordedOfNode  = []string{"cpulist", "distance"}
+	// Those that tell the processor's bandwidth and its socket; "cpu" is
+	// POWER's word for its model.
+	recordedOfProcessor = map[string]bool{
+		"processor": true, "vendor_id": true, "cpu family": true, "model": true, "model name": true,
+		"physical id": true, "cpu": true,
+	}
+)
+
+var portPattern = regexp.MustCompile(`^[0-9]+$`)
+
+// Record reads a host's sysfs and procfs, usually /sys and /proc, and hands over
+// what they tell of GPUs, RDMA devices and what joins them: PCI functions and
+// RDMA devices with their links in /sys/bus and /sys/class, the NUMA nodes, and
+// of procfs the processors and what NVIDIA's driver says. What is absent is left
+// out, and what is there and cannot be read is an error.
+func Record(sysfs, proc string, extent Extent, to Recorder) error {
+	r := recording{roots: map[string]string{"sys": sysfs, "proc": proc}, extent: extent, to: to}
+	for _, read := range []func() error{r.devices, r.nodes, r.processors, r.driver} {
+		if err := read(); err != nil {
+			return fmt.Errorf("capturing the host that %s and %s show: %w", sysfs, proc, err)
+		}
+	}
+	return nil
+}
+
+type recording struct {
+	roots  map[string]string
+	extent Extent
+	to     Recorder
+}
+
+// member is an entry of a bus or class: usually a link to where the device is.
+type member struct {
+	path   string // of the entry
+	target string // of the link; empty where the entry is the device's directory
+	at     string // the device's directory
+}
+
+// on is where a path of the recording is on the host.
+func (r *recording) on(p string) string {
+	tree, rest, _ := strings.Cut(p, "/")
+	return filepath.Join(r.roots[tree], rest)
+}
+
+// list is the entries of a directory in order; none where it does not exist.
+func (r *recording) list(dir string) ([]fs.DirEntry, error) {
+	entries, err := os.ReadDir(r.on(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return entries, err
+}
+
+// directories is the names of those directories in dir that match.
+func (r *recording) directories(dir string, pattern *regexp.Regexp) ([]string, error) {
+	entries, err := r.list(dir)
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() && pattern.MatchString(e.Name()) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
+}
+
+// members is what a bus or a class lists.
+func (r *recording) members(dir string) ([]member, error) {
+	entries, err := r.list(dir)
+	if err != nil {
+		return nil, err
+	}
+	var found []member
+	for _, e := range entries {
+		m := member{path: path.Join(dir, e.Name())}
+		switch {
+		case e.IsDir():
+			m.at = m.path
+		case e.Type() == fs.ModeSymlink:
+			if m.target, m.at, err = r.follow(m.path); err != nil {
+				return nil, err
+			}
+		default:
+			continue // an attribute of the class
+		}
+		found = append(found, m)
+	}
+	return found, nil
+}
+
+// follow reads a link, and says where it leads in the recording. Both are empty
+// where there is no link.
+func (r *recording) follow(link string) (target, at string, err error) {
+	target, err = os.Readlink(r.on(link))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", "", nil
+	}
+	if err != nil {
+		return "", "", err
+	}
+	at = path.Join(path.Dir(link), target)
+	if path.IsAbs(target) || !strings.HasPrefix(at, "sys/") {
+		return "", "", fmt.Errorf("link %s to %q does not stay inside sysfs", r.on(link), target)
+	}
+	return target, at, nil
+}
+
+// link takes a link, if it is there, and returns where it leads.
+func (r *recording) link(p string) (at string, err error) {
+	target, at, err := r.follow(p)
+	if err != nil || target == "" {
+		return "", err
+	}
+	return at, r.to.Link(p, target)
+}
+
+// files takes the named files of a directory, those that it has.
+func (r *recording) files(dir string, names ...string) error {
+	for _, name := range names {
+		at := path.Join(dir, name)
+		data, err := r.read(at)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := r.to.File(at, data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// read reads a file. A configuration space states its size, so that one that
+// was cut short is seen; other attributes of sysfs state a page.
+func (r *recording) read(p string) ([]byte, error) {
+	name := r.on(p)
+	if r.extent == Everything || path.Base(p) != "config" {
+		return machine{}.ReadFile(name)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // opened for reading: closing loses nothing
+	data, err := io.ReadAll(f)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) < info.Size() {
+		return nil, fmt.Errorf("reading %s: %d of %d bytes came; the kernel shows all of them to root alone, so run this as root", name, len(data), info.Size())
+	}
+	return data, nil
+}
+
+// rootComplex is the part of a device's path that ends with its first PCI root,
+// "sys/devices/pci0000:00"; empty for a device that is not below one. Behind a
+// volume management device there is a second root, and in some virtual machines
+// the first lies deep in /sys/devices.
+func rootComplex(at string) string {
+	end := 0
+	for element := range strings.SplitSeq(at, "/") {
+		end += len(element)
+		if hostBridgePattern.MatchString(element) {
+			return at[:end]
+		}
+		end++ // the slash
+	}
+	return ""
+}
+
+// devices takes the PCI functions and the RDMA devices.
+func (r *recording) devices() error {
+	functions, err := r.members("sys/bus/pci/devices")
+	if err != nil {
+		return err
+	}
+	rdma, err := r.members("sys/class/infiniband")
+	if err != nil {
+		return err
+	}
+	verbs, err := r.members("sys/class/infiniband_verbs")
+	if err != nil {
+		return err
+	}
+	wanted := func(string) bool { return true }
+	if r.extent == DevicesOnly {
+		if wanted, err = r.wantedRoots(functions, rdma); err != nil {
+			return err
+		}
+	}
+	for _, f := range functions {
+		if wanted(f.at) {
+			if err := r.function(f); err != nil {
+				return err
+			}
+		}
+	}
+	for _, d := range rdma {
+		if wanted(d.at) {
+			if err := r.rdma(d); err != nil {
+				return err
+			}
+		}
+	}
+	for _, v := range verbs {
+		if wanted(v.at) {
+			if err := r.classDevice(v, recordedOfVerbs); err != nil {
+				return err
+			}
+		}
+	}
+	return r.files("sys/class/infiniband_verbs", "abi_version")
+}
+
+// wantedRoots tells whether a device is below one of the root complexes that
+// have something to do with GPUs or RDMA.
+func (r *recording) wantedRoots(functions, rdma []member) (func(at string) bool, error) {
+	roots := map[string]bool{}
+	for _, f := range functions {
+		vendor, err := os.ReadFile(r.on(path.Join(f.at, "vendor")))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if strings.TrimSpace(string(vendor)) == vendorNVIDIA {
+			roots[rootComplex(f.at)] = true
+		}
+	}
+	for _, d := range rdma {
+		roots[rootComplex(d.at)] = true
+	}
+	delete(roots, "") // software RDMA is below none
+	if len(roots) == 0 {
+		return nil, errors.New("there is no PCI function of NVIDIA and no RDMA device of a PCI function, so there is nothing to record")
+	}
+	return func(at string) bool { return roots[rootComplex(at)] }, nil
+}
+
+// entry takes the link of a bus or class and makes its device a directory.
+func (r *recording) entry(m member) error {
+	if m.target != "" {
+		if err := r.to.Link(m.path, m.target); err != nil {
+			return err
+		}
+	}
+	return r.to.Directory(m.at)
+}
+
+func (r *recording) function(f member) error {
+	if err := r.entry(f); err != nil {
+		return err
+	}
+	if err := r.files(f.at, recordedOfFunction...); err != nil {
+		return err
+	}
+	for _, name := range recordedLinksOfFunction {
+		if _, err := r.link(path.Join(f.at, name)); err != nil {
+			return err
+		}
+	}
+	driver, err := r.link(path.Join(f.at, "driver"))
+	if err != nil || driver == "" {
+		return err
+	}
+	if err := r.to.Directory(driver); err != nil {
+		return err
+	}
+	_, err = r.link(path.Join(driver, path.Base(f.path)))
+	return err
+}
+
+// classDevice takes an entry of a class, its attributes, and the device that it
+// belongs to.
+func (r *recording) classDevice(m member, attributes []string) error {
+	if err := r.entry(m); err != nil {
+		return err
+	}
+	if err := r.files(m.at, attributes...); err != nil {
+		return err
+	}
+	device, err := r.link(path.Join(m.at, "device"))
+	if err != nil || device == "" || r.extent == DevicesOnly {
+		return err
+	}
+	// Software RDMA belongs to a network interface, which nothing else names.
+	return r.to.Directory(device)
+}
+
+func (r *recording) rdma(d member) error {
+	if err := r.classDevice(d, recordedOfRDMA); err != nil {
+		return err
+	}
+	ports, err := r.directories(path.Join(d.at, "ports"), portPattern)
+	if err != nil {
+		return err
+	}
+	for _, port := range ports {
+		if err := r.files(path.Join(d.at, "ports", port), recordedOfPort...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nodes takes the NUMA nodes.
+func (r *recording) nodes() error {
+	const dir = "sys/devices/system/node"
+	nodes, err := r.directories(dir, nodePattern)
+	if err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		if err := r.files(path.Join(dir, node), recordedOfNode...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// processors takes /proc/cpuinfo without what changes by the second or tells
+// nothing of the sockets.
+func (r *recording) processors() error {
+	text, err := os.ReadFile(r.on("proc/cpuinfo"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var kept strings.Builder
+	inside := false // a processor's lines, which an empty line ends
+	for line := range strings.Lines(string(text)) {
+		key, _, ok := strings.Cut(line, ":")
+		if ok && recordedOfProcessor[strings.TrimSpace(key)] {
+			kept.WriteString(line)
+			inside = true
+		} else if inside && strings.TrimSpace(line) == "" {
+			kept.WriteString("\n")
+			inside = false
+		}
+	}
+	return r.to.File("proc/cpuinfo", []byte(kept.String()))
+}
+
+// driver takes what NVIDIA's driver tells of itself and of its GPUs.
+func (r *recording) driver() error {
+	const dir = "proc/driver/nvidia"
+	if err := r.files(dir, "version"); err != nil {
+		return err
+	}
+	gpus, err := r.directories(path.Join(dir, "gpus"), devicePattern)
+	if err != nil {
+		return err
+	}
+	for _, gpu := range gpus {
+		if err := r.files(path.Join(dir, "gpus", gpu), "information"); err != nil {
+			return err
+		}
+	}
+	return nil
+}

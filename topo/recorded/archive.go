@@ -1,0 +1,347 @@
+package recorded
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// header is the beginning of every archive.
+const header = `# A host's sysfs and procfs, as far as they tell of GPUs, of RDMA devices and of
+# what joins them. ` + "`make vm-capture`" + ` reads it from the kernel of the test
+# machine and writes this file again: a change made by hand is lost then.
+#
+# DIRECTORY/            and below it, indented:
+#     NAME = TEXT       a file of one line
+#     NAME -> TARGET    a symbolic link
+#     NAME:             a file of several lines, or of bytes:
+#         | LINE        a line
+#         x AT BYTES    16 bytes from that offset; those not written are 0
+#         x SIZE        the end of the bytes
+# AT, BYTES and SIZE are hexadecimal.
+`
+
+const (
+	// rowBytes is how many bytes a line has.
+	rowBytes = 16
+	// maxBytes bounds a file of bytes, which can be far longer than what is
+	// written of it. The longest there is has the extended configuration space
+	// of a PCI function.
+	maxBytes = 4096
+)
+
+// archive is a tree of files by their paths, as the header describes it.
+type archive map[string]entry
+
+type entry struct {
+	kind   kind
+	data   []byte // of a file
+	target string // of a link
+}
+
+// kind is also the order in a directory: what is short comes first.
+type kind int
+
+const (
+	directory kind = iota
+	file
+	link
+)
+
+// namePattern leaves out whatever would be ambiguous in the text, and "." and
+// "..".
+var namePattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:,+@-]*$`)
+
+// addDirectory adds a directory with all that it lies in. To add one twice is
+// no fault.
+func (a archive) addDirectory(dir string) error {
+	at := ""
+	for name := range strings.SplitSeq(dir, "/") {
+		if !namePattern.MatchString(name) {
+			return fmt.Errorf("%q in %q is no name that an archive can hold", name, dir)
+		}
+		at = path.Join(at, name)
+		if e, ok := a[at]; !ok {
+			a[at] = entry{kind: directory}
+		} else if e.kind != directory {
+			return fmt.Errorf("%s cannot be a directory: %s is none", dir, at)
+		}
+	}
+	return nil
+}
+
+// addFile adds a file to a directory.
+func (a archive) addFile(dir, name string, data []byte) error {
+	if !isText(data) && len(data) > maxBytes {
+		return fmt.Errorf("%s in %s has %d bytes that are no text, and an archive holds %d at most", name, dir, len(data), maxBytes)
+	}
+	return a.add(dir, name, entry{kind: file, data: data})
+}
+
+// addLink adds a symbolic link to a directory. It must stay inside the archive.
+//
+// Only a target that goes up first and down then is accepted. Directories of an
+// archive are never reached through a link, so the way up is certain, and the
+// way down cannot leave.
+func (a archive) addLink(dir, name, target string) error {
+	if path.IsAbs(target) || path.Clean(target) != target || !filepath.IsLocal(path.Join(dir, target)) {
+		return fmt.Errorf("link %s in %s to %q does not stay inside the archive", name, dir, target)
+	}
+	for element := range strings.SplitSeq(target, "/") {
+		if element != ".." && !namePattern.MatchString(element) {
+			return fmt.Errorf("link %s in %s to %q: %q is no name that an archive can hold", name, dir, target, element)
+		}
+	}
+	return a.add(dir, name, entry{kind: link, target: target})
+}
+
+func (a archive) add(dir, name string, e entry) error {
+	if err := a.addDirectory(dir); err != nil {
+		return err
+	}
+	if !namePattern.MatchString(name) {
+		return fmt.Errorf("%q in %s is no name that an archive can hold", name, dir)
+	}
+	at := path.Join(dir, name)
+	if _, ok := a[at]; ok {
+		return fmt.Errorf("%s is there twice", at)
+	}
+	a[at] = e
+	return nil
+}
+
+// paths are in the order of the text: what a directory holds follows it.
+func (a archive) paths() []string {
+	paths := make([]string, 0, len(a))
+	for p := range a {
+		paths = append(paths, p)
+	}
+	key := func(p string) string { return strings.ReplaceAll(p, "/", "\x00") }
+	slices.SortFunc(paths, func(a, b string) int { return strings.Compare(key(a), key(b)) })
+	return paths
+}
+
+// String is the archive's text, the same for the same content.
+func (a archive) String() string {
+	held := map[string][]string{} // names by directory
+	paths := a.paths()
+	for _, p := range paths {
+		dir := path.Dir(p)
+		held[dir] = append(held[dir], path.Base(p))
+	}
+	var b strings.Builder
+	b.WriteString(header)
+	for _, dir := range paths {
+		if a[dir].kind != directory {
+			continue
+		}
+		names := slices.DeleteFunc(slices.Clone(held[dir]), func(name string) bool {
+			return a[path.Join(dir, name)].kind == directory
+		})
+		if len(names) == 0 && len(held[dir]) > 0 {
+			continue // its directories name it
+		}
+		slices.SortStableFunc(names, func(x, y string) int {
+			return a[path.Join(dir, x)].rank() - a[path.Join(dir, y)].rank()
+		})
+		fmt.Fprintf(&b, "\n%s/\n", dir)
+		for _, name := range names {
+			a[path.Join(dir, name)].format(&b, name)
+		}
+	}
+	return b.String()
+}
+
+// rank is the place among the entries of a directory: the short ones first.
+func (e entry) rank() int {
+	switch {
+	case e.kind == file && isLine(e.data):
+		return 0
+	case e.kind == link:
+		return 1
+	case isText(e.data):
+		return 2
+	}
+	return 3
+}
+
+func (e entry) format(b *strings.Builder, name string) {
+	switch e.rank() {
+	case 0:
+		fmt.Fprintf(b, "    %s = %s", name, e.data)
+	case 1:
+		fmt.Fprintf(b, "    %s -> %s\n", name, e.target)
+	case 2:
+		fmt.Fprintf(b, "    %s:\n", name)
+		for line := range bytes.Lines(e.data) {
+			b.WriteString("        |")
+			if len(line) > 1 { // no space where nothing follows
+				b.WriteString(" ")
+			}
+			b.Write(line)
+		}
+	case 3:
+		fmt.Fprintf(b, "    %s:\n", name)
+		at := 0
+		for row := range slices.Chunk(e.data, rowBytes) {
+			if len(bytes.Trim(row, "\x00")) > 0 {
+				fmt.Fprintf(b, "        x %04x % x\n", at, row)
+			}
+			at += len(row)
+		}
+		fmt.Fprintf(b, "        x %04x\n", at)
+	}
+}
+
+// isLine: a file of one line, which has something in it.
+func isLine(data []byte) bool {
+	return len(data) > 1 && bytes.Count(data, []byte("\n")) == 1 && isText(data)
+}
+
+// isText: whole lines of what a reader can see, or nothing at all.
+func isText(data []byte) bool {
+	if len(data) > 0 && data[len(data)-1] != '\n' || !utf8.Valid(data) {
+		return false
+	}
+	return !bytes.ContainsFunc(data, func(r rune) bool { return !unicode.IsPrint(r) && r != '\t' && r != '\n' })
+}
+
+// parse reads an archive's text. It believes nothing in it: what it accepts
+// stays in the directory that it is written to.
+func parse(text string) (archive, error) {
+	p := parser{archive: archive{}}
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		if err := p.line(strings.TrimSuffix(line, "\n")); err != nil {
+			return nil, fmt.Errorf("line %d: %w", n, err)
+		}
+	}
+	if err := p.endFile(); err != nil {
+		return nil, fmt.Errorf("after line %d: %w", n, err)
+	}
+	return p.archive, nil
+}
+
+type parser struct {
+	archive archive
+	dir     string    // the directory that the lines are about
+	file    *openFile // the file that the lines are of, or nil
+}
+
+// openFile is a file of several lines that is being collected.
+type openFile struct {
+	name  string
+	data  []byte
+	lines bool // there were lines of text
+	rows  bool // there were rows of bytes
+	ended bool // the rows' size was there
+}
+
+// rowPattern keeps rows apart from a file or a link whose name is x.
+var rowPattern = regexp.MustCompile(`^x ([0-9a-f]+)(?: ([0-9a-f ]+))?$`)
+
+func (p *parser) line(line string) error {
+	entry := strings.TrimLeft(line, " \t")
+	indented := entry != line
+	if indented && strings.HasPrefix(entry, "|") {
+		return p.textLine(strings.TrimPrefix(entry[1:], " "))
+	}
+	if row := rowPattern.FindStringSubmatch(entry); indented && row != nil {
+		return p.row(row[1], row[2])
+	}
+	if err := p.endFile(); err != nil {
+		return err
+	}
+	switch {
+	case entry == "" || strings.HasPrefix(entry, "#"):
+		return nil
+	case !indented:
+		dir, ok := strings.CutSuffix(line, "/")
+		if !ok {
+			return fmt.Errorf("%q is no directory", line)
+		}
+		p.dir = dir
+		return p.archive.addDirectory(dir)
+	case p.dir == "":
+		return errors.New("an entry before any directory")
+	}
+	return p.entry(entry)
+}
+
+func (p *parser) entry(entry string) error {
+	name, rest, _ := strings.Cut(entry, " ")
+	if text, ok := strings.CutPrefix(rest, "= "); ok {
+		return p.archive.addFile(p.dir, name, []byte(text+"\n"))
+	}
+	if target, ok := strings.CutPrefix(rest, "-> "); ok {
+		return p.archive.addLink(p.dir, name, target)
+	}
+	if name, ok := strings.CutSuffix(entry, ":"); ok {
+		p.file = &openFile{name: name}
+		return nil
+	}
+	return fmt.Errorf("%q is neither a file nor a link", entry)
+}
+
+func (p *parser) textLine(text string) error {
+	f := p.file
+	if f == nil {
+		return errors.New("text without a file")
+	}
+	if f.rows {
+		return fmt.Errorf("%s has bytes already, and cannot have text", f.name)
+	}
+	f.lines = true
+	f.data = append(append(f.data, text...), '\n')
+	return nil
+}
+
+// row takes a row of bytes; one without bytes is the end.
+func (p *parser) row(offset, text string) error {
+	f := p.file
+	if f == nil {
+		return errors.New("bytes without a file")
+	}
+	if f.lines || f.ended {
+		return fmt.Errorf("bytes where %s can have none: after text, or after its size", f.name)
+	}
+	at, err := strconv.ParseUint(offset, 16, 32)
+	if err != nil || at > maxBytes || int(at) < len(f.data) {
+		return fmt.Errorf("%s of %d bytes goes on at %s, hexadecimal: offsets rise, up to %#x", f.name, len(f.data), offset, maxBytes)
+	}
+	f.rows = true
+	f.data = append(f.data, make([]byte, int(at)-len(f.data))...)
+	if text == "" {
+		f.ended = true
+		return nil
+	}
+	row, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
+	if err != nil || at%rowBytes != 0 || len(row) > rowBytes || len(f.data)+len(row) > maxBytes {
+		return fmt.Errorf("%s at %s: %q is no row of up to %d bytes that begins at a multiple of that", f.name, offset, text, rowBytes)
+	}
+	f.data = append(f.data, row...)
+	return nil
+}
+
+// endFile adds the file that the lines up to here have collected.
+func (p *parser) endFile() error {
+	f := p.file
+	if f == nil {
+		return nil
+	}
+	p.file = nil
+	if f.rows && !f.ended {
+		return fmt.Errorf("%s ends without its size, `x SIZE`", f.name)
+	}
+	return p.archive.addFile(p.dir, f.name, f.data)
+}

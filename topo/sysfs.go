@@ -1,0 +1,448 @@
+package topo
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Options say where ReadSysfs reads.
+type Options struct {
+	// Sysfs is the root of sysfs; empty for "/sys".
+	Sysfs string
+	// Proc is the root of procfs; empty for "/proc".
+	Proc string
+	// NVML completes what sysfs cannot tell (index, NVLinks, MIG); nil for
+	// none. It speaks of the running host, so it fits no other Sysfs.
+	NVML NVML
+}
+
+func (o Options) roots() (sysfs, proc string) {
+	return cmp.Or(o.Sysfs, "/sys"), cmp.Or(o.Proc, "/proc")
+}
+
+// PCI identities (class: PCI Code and ID Assignment Specification, 1.4).
+const (
+	vendorNVIDIA = "0x10de"
+	classVGA     = "0x0300"
+	class3D      = "0x0302"
+)
+
+// ReadSysfs reads a host from sysfs and procfs. NVIDIA's GPUs are found by PCI
+// class and vendor, so that a host whose driver is not loaded shows them too,
+// and RDMA NICs in /sys/class/infiniband. What is absent is left out; what
+// exists and cannot be read is an error.
+func ReadSysfs(o Options) (*Host, error) { return readHost(o, machine{}) }
+
+func readHost(o Options, from files) (*Host, error) {
+	sysfsRoot, proc := o.roots()
+	// Absolute, because the root goes into plans that others read elsewhere.
+	root, err := filepath.Abs(sysfsRoot)
+	if err != nil {
+		return nil, fmt.Errorf("reading the topology below %s: %w", sysfsRoot, err)
+	}
+	s := sysfs{files: from, root: root, proc: proc, switches: map[string]bool{}}
+	s.host = &Host{Source: Source{Kind: SourceSysfs, Sysfs: s.root}}
+	for _, read := range []func() error{s.readNodes, s.readGPUs, s.readNICs} {
+		if err := read(); err != nil {
+			return nil, fmt.Errorf("reading the topology below %s: %w", s.root, err)
+		}
+	}
+	s.addUnknownNode()
+	slices.SortFunc(s.host.Switches, func(a, b Switch) int { return compareBusID(a.BusID, b.BusID) })
+	if o.NVML != nil {
+		s.host.complete(o.NVML)
+	}
+	s.host.judge()
+	return s.host, nil
+}
+
+// sysfs reads one host.
+type sysfs struct {
+	files      files
+	root, proc string
+	host       *Host
+	switches   map[string]bool // those already in host
+}
+
+func (s *sysfs) path(elem ...string) string {
+	return filepath.Join(append([]string{s.root}, elem...)...)
+}
+
+// attribute reads a one-line file; "" where there is none.
+func (s *sysfs) attribute(elem ...string) (string, error) {
+	text, err := s.files.ReadFile(s.path(elem...))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return strings.TrimSpace(string(text)), err
+}
+
+// list names the entries of a directory in order; none where it does not exist.
+func (s *sysfs) list(elem ...string) ([]string, error) {
+	entries, err := s.files.ReadDir(s.path(elem...))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, nil
+}
+
+var nodePattern = regexp.MustCompile(`^node([0-9]+)$`)
+
+// readNodes reads /sys/devices/system/node.
+func (s *sysfs) readNodes() error {
+	socket, err := s.socketBandwidth()
+	if err != nil {
+		return err
+	}
+	names, err := s.list("devices/system/node")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		m := nodePattern.FindStringSubmatch(name)
+		if m == nil {
+			continue
+		}
+		numa, err := strconv.Atoi(m[1])
+		if err != nil {
+			return err
+		}
+		cpus, err := s.attribute("devices/system/node", name, "cpulist")
+		if err != nil {
+			return err
+		}
+		s.host.CPUs = append(s.host.CPUs, CPU{NUMA: numa, CPUs: cpus, Socket: socket})
+	}
+	if len(s.host.CPUs) == 0 { // a kernel without NUMA
+		s.host.CPUs = []CPU{{NUMA: 0, Socket: socket}}
+	}
+	slices.SortFunc(s.host.CPUs, func(a, b CPU) int { return cmp.Compare(a.NUMA, b.NUMA) })
+	return nil
+}
+
+// socketBandwidth looks the processor up by /proc/cpuinfo.
+func (s *sysfs) socketBandwidth() (float64, error) {
+	text, err := s.files.ReadFile(filepath.Join(s.proc, "cpuinfo"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(string(text), "\n\n")
+	info := fields(first)
+	arch := "x86_64"
+	switch {
+	case strings.HasPrefix(info["cpu"], "POWER"):
+		arch = "ppc64"
+	case info["vendor_id"] == "":
+		arch = "arm64"
+	}
+	family, _ := strconv.Atoi(info["cpu family"]) // absent elsewhere than on x86, where the table needs none
+	model, _ := strconv.Atoi(info["model"])
+	return socketBandwidth(arch, info["vendor_id"], family, model), nil
+}
+
+// fields reads "key : value" lines, as /proc/cpuinfo and
+// /proc/driver/nvidia/gpus/*/information have them.
+func fields(text string) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(text) {
+		if key, value, ok := strings.Cut(line, ":"); ok {
+			m[strings.TrimSpace(key)] = strings.TrimSpace(value)
+		}
+	}
+	return m
+}
+
+// readGPUs finds NVIDIA's GPUs in /sys/bus/pci/devices.
+func (s *sysfs) readGPUs() error {
+	names, err := s.list("bus/pci/devices")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		class, err := s.pciAttribute(name, "class")
+		if err != nil {
+			return err
+		}
+		if !graphics(class, vendorHygon) { // whose classes are the most
+			continue
+		}
+		vendor, err := s.pciAttribute(name, "vendor")
+		if err != nil {
+			return err
+		}
+		if other := makerOf(vendor); other != "" {
+			if err := s.readOther(name, class, vendor); err != nil {
+				return err
+			}
+			continue
+		}
+		if vendor != vendorNVIDIA || !strings.HasPrefix(class, classVGA) && !strings.HasPrefix(class, class3D) {
+			continue
+		}
+		if driver := s.driver(name); driver != "" && driver != "nvidia" {
+			s.host.note("GPU %s is bound to driver %s and is left out: CUDA does not see it", name, driver)
+			continue
+		}
+		gpu, err := s.readGPU(name)
+		if err != nil {
+			return err
+		}
+		s.host.GPUs = append(s.host.GPUs, gpu)
+	}
+	// NVML numbers by PCI address, too, and knows no GPU of another maker.
+	slices.SortFunc(s.host.GPUs, func(a, b GPU) int {
+		return cmp.Or(cmp.Compare(min(len(a.Vendor), 1), min(len(b.Vendor), 1)), compareBusID(a.BusID, b.BusID))
+	})
+	for i := range s.host.GPUs {
+		s.host.GPUs[i].Index = i
+	}
+	return nil
+}
+
+// readOther adds a GPU of AMD or Hygon. A display without its driver is none
+// that computes.
+func (s *sysfs) readOther(name, class, vendor string) error {
+	if vendor != vendorAMD && vendor != vendorHygon || !graphics(class, vendor) ||
+		strings.HasPrefix(class, classVGA) && s.driver(name) != "amdgpu" {
+		return nil
+	}
+	busID, err := ParseBusID(name)
+	if err != nil {
+		return err
+	}
+	gpu := GPU{Vendor: makerOf(vendor), BusID: busID, Minor: -1}
+	if gpu.NUMA, gpu.Place, err = s.place(name); err != nil {
+		return err
+	}
+	s.host.GPUs = append(s.host.GPUs, gpu)
+	return nil
+}
+
+func (s *sysfs) readGPU(name string) (GPU, error) {
+	busID, err := ParseBusID(name)
+	if err != nil {
+		return GPU{}, err
+	}
+	gpu := GPU{BusID: busID, Minor: -1}
+	if gpu.NUMA, gpu.Place, err = s.place(name); err != nil {
+		return GPU{}, err
+	}
+	file := filepath.Join(s.proc, "driver/nvidia/gpus", name, "information")
+	text, err := s.files.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		s.host.note("GPU %s: no %s, so its UUID, name and device node are unknown; is the NVIDIA driver loaded?", busID, file)
+		return gpu, nil
+	}
+	if err != nil {
+		return GPU{}, err
+	}
+	info := fields(string(text))
+	gpu.Name = info["Model"]
+	// The driver writes question marks until a client has opened the GPU once.
+	if uuid := info["GPU UUID"]; !strings.Contains(uuid, "?") {
+		gpu.UUID = uuid
+	}
+	if minor, err := strconv.Atoi(info["Device Minor"]); err == nil {
+		gpu.Minor = minor
+	}
+	return gpu, nil
+}
+
+func (s *sysfs) pciAttribute(device, name string) (string, error) {
+	return s.attribute("bus/pci/devices", device, name)
+}
+
+// driver is the name of the driver that a PCI device is bound to, "" for none.
+func (s *sysfs) driver(device string) string {
+	target, err := s.files.ReadLink(s.path("bus/pci/devices", device, "driver"))
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(target)
+}
+
+var (
+	hostBridgePattern = regexp.MustCompile(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
+	devicePattern     = regexp.MustCompile(`^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+)
+
+// chain reads off the path of a device in /sys/devices what lies between it and
+// its host bridge: ports and the device itself, top down.
+func chain(path string) (hostBridge string, devices []string) {
+	for element := range strings.SplitSeq(filepath.ToSlash(path), "/") {
+		switch {
+		case hostBridgePattern.MatchString(element): // behind a VMD there is a second
+			hostBridge, devices = element, nil
+		case devicePattern.MatchString(element):
+			devices = append(devices, element)
+		}
+	}
+	return hostBridge, devices
+}
+
+// place finds where a PCI device is plugged in, and adds the switches above it
+// to the host.
+func (s *sysfs) place(device string) (numa int, p Place, err error) {
+	target, err := s.files.ReadLink(s.path("bus/pci/devices", device))
+	if err != nil {
+		return 0, Place{}, err
+	}
+	hostBridge, devices := chain(target)
+	if len(devices) == 0 {
+		return 0, Place{}, fmt.Errorf("PCI device %s: its link to %s passes no PCI device", device, target)
+	}
+	if numa, err = s.numa(devices[0]); err != nil {
+		return 0, Place{}, err
+	}
+	if p, err = s.placeIn(hostBridge, devices, numa); err != nil {
+		return 0, Place{}, err
+	}
+	p.LinkNow, err = s.linkNow(devices[len(devices)-1])
+	return numa, p, err
+}
+
+// linkNow is what the link above a device does at the moment, by
+// current_link_speed and current_link_width; 0 where these tell nothing.
+func (s *sysfs) linkNow(device string) (float64, error) {
+	speed, err := s.pciAttribute(device, "current_link_speed")
+	if err != nil {
+		return 0, err
+	}
+	width, err := s.pciAttribute(device, "current_link_width")
+	if err != nil {
+		return 0, err
+	}
+	lanes, err := strconv.Atoi(width)
+	if err != nil || lanes <= 0 || lanes > 32 || linkSpeed(speed) == 0 {
+		return 0, nil
+	}
+	return pcieBandwidth(speed, lanes), nil
+}
+
+// identity tells what a switch is, where that matters: of Broadcom's.
+func (s *sysfs) identity(device string) (PCIIdentity, error) {
+	var id PCIIdentity
+	var err error
+	if id.Vendor, err = s.pciAttribute(device, "vendor"); err != nil || id.Vendor != vendorBroadcom {
+		return PCIIdentity{}, err
+	}
+	for name, into := range map[string]*string{
+		"device": &id.Device, "subsystem_vendor": &id.SubsystemVendor, "subsystem_device": &id.SubsystemDevice,
+	} {
+		if *into, err = s.pciAttribute(device, name); err != nil {
+			return PCIIdentity{}, err
+		}
+	}
+	return id, nil
+}
+
+// placeIn: every second bridge upwards is a switch. The one directly above a
+// device is the port that it is plugged into, of the switch or of the CPU; the
+// one above that is the switch's upstream port, which stands for the switch.
+func (s *sysfs) placeIn(hostBridge string, devices []string, numa int) (Place, error) {
+	last := len(devices) - 1
+	p := Place{HostBridge: hostBridge}
+	var err error
+	if p.Link, err = s.linkBandwidth(devices); err != nil || last < 2 {
+		return p, err
+	}
+	p.Switch = devices[last-2]
+	if s.switches[p.Switch] {
+		return p, nil
+	}
+	s.switches[p.Switch] = true
+	above, err := s.placeIn(hostBridge, devices[:last-1], numa)
+	if err != nil {
+		return Place{}, err
+	}
+	identity, err := s.identity(p.Switch)
+	if err != nil {
+		return Place{}, err
+	}
+	s.host.Switches = append(s.host.Switches, Switch{BusID: p.Switch, NUMA: numa, Place: above, Device: identity})
+	return p, nil
+}
+
+// linkBandwidth is what the link above the last device can carry at most: the
+// lesser of its two ends. The current speed is no measure, for idle devices
+// lower it.
+func (s *sysfs) linkBandwidth(devices []string) (float64, error) {
+	var speed string
+	width := 255 // the kernel's word for unknown
+	if len(devices) == 1 {
+		width = 0 // no port above it: NCCL takes 16 lanes
+	}
+	for _, end := range devices[max(0, len(devices)-2):] {
+		endSpeed, err := s.pciAttribute(end, "max_link_speed")
+		if err != nil {
+			return 0, err
+		}
+		if now := linkSpeed(endSpeed); now > 0 && (speed == "" || now < linkSpeed(speed)) {
+			speed = endSpeed
+		}
+		text, err := s.pciAttribute(end, "max_link_width")
+		if err != nil {
+			return 0, err
+		}
+		// 0 is what virtual functions state; with it, and without a statement,
+		// NCCL takes 16 lanes, whatever the other end has.
+		lanes, err := strconv.Atoi(text)
+		if err != nil {
+			lanes = 0
+		}
+		width = min(width, max(lanes, 0))
+	}
+	return pcieBandwidth(speed, width), nil
+}
+
+// numa is a PCI device's numa_node. -1, "unknown", is the only node where there
+// is but one, as in most virtual machines.
+func (s *sysfs) numa(device string) (int, error) {
+	text, err := s.pciAttribute(device, "numa_node")
+	if err != nil {
+		return 0, err
+	}
+	numa, err := strconv.Atoi(cmp.Or(text, "-1"))
+	if err != nil {
+		return 0, fmt.Errorf("numa_node of PCI device %s: %w", device, err)
+	}
+	if numa < 0 && len(s.host.CPUs) == 1 {
+		return s.host.CPUs[0].NUMA, nil
+	}
+	return max(numa, -1), nil
+}
+
+// addUnknownNode gives devices whose NUMA node is unknown, or not listed, a
+// node to hang on, as NCCL does: far from all others, near to each other.
+func (s *sysfs) addUnknownNode() {
+	listed := map[int]bool{}
+	for _, c := range s.host.CPUs {
+		listed[c.NUMA] = true
+	}
+	add := func(device string, numa int) {
+		if listed[numa] {
+			return
+		}
+		listed[numa] = true
+		s.host.CPUs = append(s.host.CPUs, CPU{NUMA: numa, Socket: s.host.CPUs[0].Socket})
+		s.host.note("%s is at NUMA node %d, which %s does not list; it counts as far from every other node",
+			device, numa, s.path("devices/system/node"))
+	}
+	for _, g := range s.host.GPUs {
+		add("GPU "+g.BusID, g.NUMA)
+	}
+	for _, n := range s.host.NICs {
+		add("NIC "+n.Name, n.NUMA)
+	}
+}
