@@ -13,8 +13,9 @@ import (
 
 // Collect removes the generations whose container has ended and whose
 // supervisor is no longer there to do it, and returns their names. It stops
-// nothing of a container that lives, waits for nobody, and may run any number
-// of times at once.
+// nothing of a container that lives, waits for no lock, and may run any number
+// of times at once. A relay that does not end with its container is killed after
+// endTimeout.
 func Collect(l layout.Layout) (removed []string, err error) {
 	all, err := ids(l)
 	if err != nil || len(all) == 0 {
@@ -101,7 +102,9 @@ func remove(l layout.Layout, id string) error {
 		errs = append(errs, err)
 	}
 	if status.Relay != nil {
-		errs = append(errs, status.Relay.kill())
+		// A relay without a supervisor ends with its container by itself, and tells
+		// its peers why; killed before it has, it could not.
+		errs = append(errs, status.Relay.end(endTimeout))
 	}
 	group, ok, err := findCgroup(l, id)
 	if err != nil {

@@ -106,6 +106,23 @@ func TestKilledSupervisor(t *testing.T) {
 	noCgroup(t, g.ID)
 }
 
+// A relay tells its peers that its container has ended. Whoever collects in
+// place of its killed supervisor does not come in between.
+func TestCollectLetsTheRelayEndByItself(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "slow end")
+	h.state(t, g.ID, hook.StateReady)
+	h.killSupervisor(t, g.ID)
+	end(init)
+	h.collect(t, g.ID)
+	if ends := reports[string](t, h.dir, "end"); len(ends) != 1 {
+		t.Errorf("the relay was killed: it has said %q", ends)
+	}
+	noCgroup(t, g.ID)
+}
+
 // One supervisor's end removes what another, killed, has left.
 func TestSupervisorsCollectForEachOther(t *testing.T) {
 	t.Parallel()
@@ -236,7 +253,7 @@ func TestDeletedState(t *testing.T) {
 }
 
 // A generation that is locked is being made or removed by somebody.
-func TestCollectWaitsForNobody(t *testing.T) {
+func TestCollectWaitsForNoLock(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := process(t)

@@ -219,6 +219,10 @@ func relayMain() {
 	if fault("stubborn") {
 		time.Sleep(time.Hour)
 	}
+	if fault("slow end") {
+		time.Sleep(300 * time.Millisecond)
+		report("end", "of itself")
+	}
 	syscall.Exit(0) // os.Exit sleeps a second under the race detector
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -75,13 +76,7 @@ func startTime(pid int) (uint64, error) {
 // ended reports whether the process of a pidfd has ended; it may still wait to
 // be reaped.
 func ended(pidfd int) bool {
-	for {
-		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, 0)
-		if err != unix.EINTR {
-			return err == nil && n > 0
-		}
-	}
+	return endsWithin(pidfd, 0)
 }
 
 // waitEnd returns when the process of a pidfd has ended.
@@ -91,6 +86,19 @@ func waitEnd(pidfd int) error {
 		_, err := unix.Poll(fds, -1)
 		if err != unix.EINTR {
 			return os.NewSyscallError("poll", err)
+		}
+	}
+}
+
+// endsWithin waits for the process of a pidfd to end, and reports whether it
+// did so in time.
+func endsWithin(pidfd int, limit time.Duration) bool {
+	for deadline := time.Now().Add(limit); ; {
+		left := max(0, time.Until(deadline))
+		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int((left+time.Millisecond-1)/time.Millisecond))
+		if err != unix.EINTR {
+			return err == nil && n > 0
 		}
 	}
 }
@@ -123,8 +131,9 @@ func (p Process) lives() (bool, error) {
 	return true, nil
 }
 
-// kill ends the process, if it still is that one.
-func (p Process) kill() error {
+// end waits for the process to end by itself, which is under way, and kills it
+// if it has not within the limit.
+func (p Process) end(limit time.Duration) error {
 	pidfd, err := p.open()
 	if errors.Is(err, errEnded) {
 		return nil
@@ -133,6 +142,9 @@ func (p Process) kill() error {
 		return err
 	}
 	defer pidfd.Close()
+	if endsWithin(int(pidfd.Fd()), limit) {
+		return nil
+	}
 	err = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0)
 	if err == unix.ESRCH {
 		return nil

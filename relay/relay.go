@@ -158,9 +158,14 @@ func (r *Relay) Run() error {
 	return nil
 }
 
-// Stop ends the relay: clients and peers are told why.
+// Stop ends the relay: clients and peers are told why. Where the container has
+// ended that is the reason: who stops a relay then has only seen it earlier.
 func (r *Relay) Stop(why string) {
 	r.loop.Do(func() {
+		if r.initEnded() {
+			r.end(r.containerEnded())
+			return
+		}
 		r.end(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s was stopped: %s", r.name(), why))
 	})
 }

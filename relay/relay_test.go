@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -161,13 +162,20 @@ func (h *host) nic(name string, beside ...int) (stop func()) {
 // relay starts a relay in this process and returns its clients' socket.
 func (h *host) relay(name, route string, lanes ...launch.Lane) (socket string) {
 	h.t.Helper()
+	socket, _ = h.start(name, route, -1, lanes...)
+	return socket
+}
+
+// start starts the relay of a container whose init has a pidfd (-1: none).
+func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket string, r *relay.Relay) {
+	h.t.Helper()
 	var id [16]byte
 	if _, err := rand.Read(id[:]); err != nil {
 		h.t.Fatal(err)
 	}
 	generation := hex.EncodeToString(id[:])
 	socket = filepath.Join(h.dir, name)
-	r, err := relay.New(listen(h.t, socket), listen(h.t, filepath.Join(h.dir, generation+".sock")), -1)
+	r, err := relay.New(listen(h.t, socket), listen(h.t, filepath.Join(h.dir, generation+".sock")), init)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -190,7 +198,7 @@ func (h *host) relay(name, route string, lanes ...launch.Lane) (socket string) {
 			h.t.Error("the relay did not end")
 		}
 	})
-	return socket
+	return socket, r
 }
 
 func far(client int, server int, nic string) launch.Lane {
@@ -811,6 +819,58 @@ func TestBothSidesLearnOfAnEnd(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The supervisor that sees the end of a container before the relay does stops
+// the relay; the reason stays the container's end.
+func TestStoppedAfterItsContainerEnded(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		ended  bool
+		status wire.Status
+		words  string
+	}{
+		{"the container lives", false, wire.StatusPeerRelayDied, "the relay of container a was stopped: terminated"},
+		{"the container has ended", true, wire.StatusPeerContainerDied, "container a ended"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t)
+			h.nic("nic0", 1, 2)
+			init := exec.Command("sleep", "1000")
+			if err := init.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { init.Process.Kill(); init.Wait() })
+			pidfd, err := unix.PidfdOpen(init.Process.Pid, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { unix.Close(pidfd) })
+			socket, stopped := h.start("a", launch.RouteStaged, pidfd, far(0, 1, "nic0"))
+			a := attach(t, socket)
+			b := attach(t, h.relay("b", launch.RouteStaged, far(3, 2, "nic0")))
+			_, receiving, _ := join(t, a, 0, b, 3)
+			target := exported(t, b, 3, 2<<20)
+			receive, err := receiving.Receive(target.Memory, 0, 8)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// While the relay is busy both are queued, and so it hears of the stop
+			// before it sees the end.
+			queued := make(chan bool)
+			stopped.Do(func() { <-queued })
+			stopped.Do(func() {
+				if c.ended {
+					init.Process.Kill()
+					init.Wait()
+				}
+			})
+			stopped.Stop("terminated")
+			close(queued)
+			_, err = wait(t, receive, nil)
+			demand(t, err, c.status, c.words)
+		})
 	}
 }
 
