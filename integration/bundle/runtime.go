@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // Runtime is a low-level OCI runtime.
@@ -59,10 +61,19 @@ func (r *Runtime) Kill(ctx context.Context, id, signal string) error {
 // Delete removes a container, whatever its state. One that is not there is no
 // error.
 func (r *Runtime) Delete(ctx context.Context, id string) error {
-	if err := r.do(ctx, "delete", "--force", id); err != nil && !strings.Contains(err.Error(), "does not exist") {
-		return err
+	// Where init has ended, `run` is removing it as well, and either of the two
+	// may find that half of it has gone.
+	var err error
+	for range 20 {
+		if err = r.do(ctx, "delete", "--force", id); err == nil {
+			return nil
+		}
+		if _, gone := os.Stat(filepath.Join(r.State, id)); errors.Is(gone, fs.ErrNotExist) {
+			return nil
+		}
+		time.Sleep(100 * time.Millisecond)
 	}
-	return nil
+	return err
 }
 
 func (r *Runtime) do(ctx context.Context, arguments ...string) error {
