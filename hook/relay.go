@@ -16,7 +16,7 @@ import (
 
 // Bounds on what a relay may take.
 const (
-	answerTimeout = 10 * time.Second // for its answer to a configuration
+	answerTimeout = 30 * time.Second // for its answer to a configuration; a busy host is slow, and no reason to kill
 	endTimeout    = 5 * time.Second  // to end by itself, before SIGKILL
 )
 
