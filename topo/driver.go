@@ -157,6 +157,7 @@ func (h *Host) numberStrangers(known []NVMLGPU) {
 		if g.Vendor != "" {
 			continue
 		}
+		g.Reason = "NVML does not know it, so no program will find it"
 		h.note("GPU %s is unknown to NVML; it is numbered %d, and no program will find it", g.BusID, g.Index)
 	}
 }
