@@ -132,12 +132,8 @@ func (s *sysfs) noteACS() {
 	for _, g := range s.host.GPUs {
 		add(g.BusID, count{gpus: 1})
 	}
-	cards := map[string]bool{} // functions of one card are no peers
 	for _, n := range s.host.NICs {
-		if card := n.card(); !cards[card] {
-			cards[card] = true
-			add(n.BusID, count{nics: 1})
-		}
+		add(n.BusID, count{nics: 1})
 	}
 	var ports []string
 	unknown := false
