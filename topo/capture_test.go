@@ -274,6 +274,12 @@ func TestAConfigurationSpaceKeepsWhatJoinsAFunction(t *testing.T) {
 	if !bytes.Equal(withoutSerials(got), got) {
 		t.Error("what was kept is not kept again")
 	}
+	last := make([]byte, 4096)
+	last[configStatus], last[configCapabilities], last[0xfc] = statusCapabilities, 0xfc, capabilityPCIExpress
+	copy(last[0x110:], "SERIAL")
+	if bytes.Contains(withoutSerials(last), []byte("SERIAL")) {
+		t.Error("a capability reaches into the extended space")
+	}
 	for _, size := range []int{0, 1, 6, 0x34, 0x3f, 0x40, 0x42, 0x52, 0xff, 0x100, 0x104, 0x14c} {
 		if part := withoutSerials(config[:size]); len(part) != size || !bytes.Equal(part, want[:size]) {
 			t.Errorf("the first %d bytes are kept as % x", size, part)

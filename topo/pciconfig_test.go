@@ -53,7 +53,7 @@ func TestAConfigurationSpaceTellsTypeLinkSlotAndACS(t *testing.T) {
 		want   configuration
 	}{
 		"a switch's downstream port": {port, whole},
-		"its upstream port":          {expressSpace(0x52, gen5x16, upToGen5, slotOfPort, 0), configuration{kind: PortUpstream, speed: "32.0 GT/s PCIe", width: 16, acs: []string{}}},
+		"its upstream port":          {expressSpace(0x152, gen5x16, upToGen5, slotOfPort, 0), configuration{kind: PortUpstream, speed: "32.0 GT/s PCIe", width: 16, acs: []string{}}},
 		"a root port without a slot": {expressSpace(0x42, 4|8<<4, 0x1e, slotOfPort, 1), configuration{kind: PortRoot, speed: "16.0 GT/s PCIe", width: 8, acs: []string{"SrcValid"}}},
 		"an endpoint without ACS":    {expressSpace(0x02, 6|16<<4, 0x7e, 0), configuration{kind: PortEndpoint, speed: "64.0 GT/s PCIe", width: 16, acs: []string{}}},
 		"a legacy endpoint":          {expressSpace(0x11, 1|1<<4, 0, 0), configuration{kind: PortLegacyEndpoint, speed: "2.5 GT/s PCIe", width: 1, acs: []string{}}},
@@ -223,6 +223,30 @@ func TestACSOnTheWayIsNamed(t *testing.T) {
 			t.Errorf("%s: %q; want %q", name, notes, c.want)
 		}
 	}
+	// No port of a switch, whatever it redirects.
+	bridge := spaces(nil)
+	bridge["0000:12:01.0"] = expressSpace(0x72, gen5x16, upToGen5, 0, redirecting)
+	h, err := ReadSysfs(switched(t, bridge))
+	if err != nil || len(notesWith(h, "root complex")) > 0 {
+		t.Errorf("a bridge to PCI: %q, %v", h.Notes, err)
+	}
+}
+
+func TestACSOfASwitchWithOneDeviceIsNoMatter(t *testing.T) {
+	files := map[string]string{}
+	const port = "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0"
+	for p := port; p != "pci0000:10"; p = filepath.Dir(p) {
+		device(files, p, "class=0x060400", "numa_node=0")
+	}
+	device(files, port+"/0000:13:00.0", gpuClass, gpuVendor, "numa_node=0")
+	o := tree(t, files)
+	if err := os.WriteFile(filepath.Join(o.Sysfs, "devices", port, "config"), expressSpace(0x62, gen5x16, upToGen5, 0, redirecting), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	h, err := ReadSysfs(o)
+	if err != nil || len(h.PCIePorts) != 4 || len(notesWith(h, "root complex")) > 0 {
+		t.Errorf("%+v, %q, %v", h.PCIePorts, h.Notes, err)
+	}
 }
 
 // Kernels before 4.13 have no attributes for the link.
@@ -232,7 +256,7 @@ func TestLinksOfOldKernelsAreReadFromConfigurationSpace(t *testing.T) {
 	device(files, "pci0000:00/0000:00:01.0/0000:01:00.0", gpuClass, gpuVendor, "numa_node=0")
 	o := tree(t, files)
 	for busID, config := range map[string][]byte{
-		"0000:00:01.0": expressSpace(0x42, 5|8<<4, 0x3e, 0), "0000:01:00.0": expressSpace(0x02, 4|16<<4, 0x1e, 0),
+		"0000:00:01.0": expressSpace(0x42, 5|4<<4, 0x3e, 0), "0000:01:00.0": expressSpace(0x02, 4|16<<4, 0x1e, 0),
 	} {
 		if err := os.WriteFile(filepath.Join(o.Sysfs, "bus/pci/devices", busID, "config"), config, 0o644); err != nil {
 			t.Fatal(err)
@@ -242,8 +266,8 @@ func TestLinksOfOldKernelsAreReadFromConfigurationSpace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := h.GPUs[0].Link; got != 12 {
-		t.Errorf("%g GB/s; want 12: 16 GT/s of the GPU, 8 lanes of the port", got)
+	if got := h.GPUs[0].Link; got != 6 {
+		t.Errorf("%g GB/s; want 6: 16 GT/s of the GPU, 4 lanes of the port", got)
 	}
 	// An attribute that says that it does not know is what NCCL goes by.
 	for _, busID := range []string{"0000:00:01.0", "0000:01:00.0"} {

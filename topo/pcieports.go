@@ -27,11 +27,10 @@ type PCIePort struct {
 	ACS []string `json:"acs,omitzero"`
 }
 
-// redirects says that the port sends what is meant for a device below its own
-// switch to the root complex.
+// redirects says that a switch's port sends what is meant for a device below the
+// same switch to the root complex.
 func (p PCIePort) redirects() bool {
-	return p.Type == PortDownstream &&
-		(slices.Contains(p.ACS, ACSRequestRedirect) || slices.Contains(p.ACS, ACSCompletionRedirect))
+	return slices.Contains(p.ACS, ACSRequestRedirect) || slices.Contains(p.ACS, ACSCompletionRedirect)
 }
 
 // configuration reads /sys/bus/pci/devices/ADDRESS/config, once.
