@@ -363,21 +363,22 @@ func (r *recording) rdma(d member) error {
 // addresses.
 func (r *recording) bond(port string) error {
 	gid := path.Join(port, firstGID)
-	name, err := r.read(gid)
+	text, err := r.read(gid)
 	if gone(err) || refused(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	at := path.Join("sys/class/net", strings.TrimSpace(string(name)))
-	if !interfaceName.MatchString(path.Base(at)) {
+	name := strings.TrimSpace(string(text))
+	if !interfaceName.MatchString(name) {
 		return nil
 	}
+	at := path.Join("sys/class/net", name)
 	if info, err := os.Stat(r.on(path.Join(at, "bonding"))); err != nil || !info.IsDir() {
 		return nil
 	}
-	if err := r.to.File(gid, name); err != nil {
+	if err := r.to.File(gid, text); err != nil {
 		return err
 	}
 	if info, err := os.Lstat(r.on(at)); err == nil && info.Mode().Type() == fs.ModeSymlink {
