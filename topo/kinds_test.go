@@ -152,8 +152,9 @@ func TestFunctionsOfACardAreOneNIC(t *testing.T) {
 		device(files, at, append([]string{"class=0x020700", "vendor=0x15b3", "numa_node=0"}, attributes...)...)
 		rdmaDevice(files, at, name, "state=4: ACTIVE", "rate=400 Gb/sec (4X NDR)")
 	}
-	nic(port+"/0000:13:00.0", "mlx5_0", fast[1:]...)
-	nic(port+"/0000:13:00.1", "mlx5_1", fast[1:]...)
+	narrow := []string{"max_link_speed=32.0 GT/s PCIe", "max_link_width=8"}
+	nic(port+"/0000:13:00.0", "mlx5_0", narrow...)
+	nic(port+"/0000:13:00.1", "mlx5_1", narrow...)
 	nic(port+"/0000:13:08.2", "mlx5_2", "physfn=-> ../0000:13:00.1", "max_link_speed=Unknown", "max_link_width=0")
 	// Virtual functions that a virtual machine was given, side by side.
 	device(files, "pci0000:10/0000:10:00.0", "class=0x060000", "numa_node=0")
@@ -174,7 +175,10 @@ func TestFunctionsOfACardAreOneNIC(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"mlx5_1": "0000:13:00.0", "mlx5_2": "0000:13:00.0"}, cards); diff != "" {
 		t.Errorf("cards (-want +got):\n%s", diff)
 	}
-	if n := h.NICs[2]; n.BusID != "0000:13:08.2" || n.Link != 48 {
+	if len(h.NICs) != 6 {
+		t.Fatalf("%d NICs, %q", len(h.NICs), h.Notes)
+	}
+	if n := h.NICs[2]; n.BusID != "0000:13:08.2" || n.Link != 24 {
 		t.Errorf("a virtual function has the card's link: %+v", n)
 	}
 	for _, c := range []struct {
@@ -194,7 +198,7 @@ func TestFunctionsOfACardAreOneNIC(t *testing.T) {
 		t.Errorf("two cards of a virtual machine: %+v", got)
 	}
 	for _, name := range []string{"mlx5_0", "mlx5_1", "mlx5_2"} {
-		if got := pairOf(t, h.Paths(RulesNCCL), "0000:14:00.0", name); got.Path != (Path{PIX, 48}) {
+		if got := pairOf(t, h.Paths(RulesNCCL), "0000:14:00.0", name); got.Path != (Path{PIX, 24}) {
 			t.Errorf("the GPU to %s: %+v", name, got)
 		}
 	}

@@ -363,12 +363,11 @@ func (s *sysfs) peers(device string, identity PCIIdentity) ([]string, error) {
 	}
 	var peers []string
 	for _, name := range names {
-		busID, err := ParseBusID(name)
-		if err != nil || len(name) != len("0000:00:00.0") {
+		if !devicePattern.MatchString(name) {
 			continue
 		}
-		if _, err := s.files.ReadLink(s.path("bus/pci/devices", busID)); err == nil {
-			peers = append(peers, busID)
+		if _, err := s.files.ReadLink(s.path("bus/pci/devices", name)); err == nil {
+			peers = append(peers, name)
 		}
 	}
 	return peers, nil
