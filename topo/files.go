@@ -47,21 +47,31 @@ const (
 type machine struct{}
 
 func (machine) ReadLink(path string) (string, error) { return os.Readlink(path) }
-func (machine) Resolve(path string) (string, error)  { return filepath.EvalSymlinks(path) }
 
-func (machine) ReadDir(path string) ([]fs.DirEntry, error) {
+func (machine) Resolve(path string) (string, error) {
+	at, err := filepath.EvalSymlinks(path)
+	if named := (*fs.PathError)(nil); err != nil && !errors.As(err, &named) { // of a loop
+		err = &fs.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	return at, err
+}
+
+func (machine) ReadDir(path string) ([]fs.DirEntry, error) { return readDir(path, maxEntries) }
+
+// readDir lists a directory that has so many entries at most, in order.
+func readDir(path string, most int) ([]fs.DirEntry, error) {
 	// Not os.ReadDir: it would wait for the other end of a pipe.
 	dir, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }() // opened for reading: closing loses nothing
-	entries, err := dir.ReadDir(maxEntries + 1)
+	entries, err := dir.ReadDir(most + 1)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	if len(entries) > maxEntries {
-		return nil, &fs.PathError{Op: "readdirent", Path: path, Err: fmt.Errorf("it has more than %d entries", maxEntries)}
+	if len(entries) > most {
+		return nil, &fs.PathError{Op: "readdirent", Path: path, Err: fmt.Errorf("it has more than %d entries", most)}
 	}
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return entries, nil
