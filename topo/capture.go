@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,7 +44,7 @@ func (n *capturedNVML) GPUs() ([]NVMLGPU, error) {
 	if n.Error == "" {
 		return n.Answer, nil
 	}
-	return nil, &capturedError{n.Error, n.Absent}
+	return n.Answer, &capturedError{n.Error, n.Absent}
 }
 
 // capturedError is an error that another host met.
@@ -99,7 +98,7 @@ func (c *capturing) header(nvml NVML) error {
 		answer, err := nvml.GPUs()
 		h.NVML = &capturedNVML{Answer: answer}
 		if err != nil {
-			h.NVML = &capturedNVML{Error: err.Error(), Absent: errors.Is(err, ErrNoNVML)}
+			h.NVML.Error, h.NVML.Absent = err.Error(), errors.Is(err, ErrNoNVML)
 		}
 	}
 	text, err := json.MarshalIndent(h, "", "  ")
@@ -158,73 +157,6 @@ func knownLines(data []byte) []byte {
 		if slices.Contains(known, string(bytes.TrimSpace(key))) {
 			kept = append(kept, line...)
 		}
-	}
-	return kept
-}
-
-// Where a configuration space has its parts (PCI Express Base Specification 6.0,
-// 7.5.1 and 7.5.3, 7.6.2 and 7.7.8, 9.3.3).
-const (
-	configHeader         = 0x40
-	configStatus         = 0x06
-	statusCapabilities   = 1 << 4
-	configCapabilities   = 0x34
-	configExtended       = 0x100
-	capabilitySubsystem  = 0x0d
-	capabilityPCIExpress = 0x10
-	extendedACS          = 0x000d
-	extendedSRIOV        = 0x0010
-)
-
-// withoutSerials keeps of a configuration space its header, the list of its
-// capabilities, and of these what says how a function is joined to others. The
-// rest is 0: there are serial numbers (extended capability 3), vital product
-// data, and whatever a vendor puts into capabilities of its own.
-func withoutSerials(config []byte) []byte {
-	kept := make([]byte, len(config))
-	copy(kept, config[:min(len(config), configHeader)])
-	if len(config) <= configHeader || binary.LittleEndian.Uint16(config[configStatus:])&statusCapabilities == 0 {
-		return kept
-	}
-	type part struct{ at, size int }
-	var parts []part
-	seen := map[int]bool{}
-	for at := int(config[configCapabilities] &^ 3); at >= configHeader && at+2 <= min(len(config), configExtended) && !seen[at]; {
-		seen[at] = true
-		size := 2
-		switch config[at] {
-		case capabilityPCIExpress:
-			size = 0x3c
-		case capabilitySubsystem:
-			size = 8
-		}
-		parts = append(parts, part{at, size})
-		at = int(config[at+1] &^ 3)
-	}
-	for at := configExtended; at >= configExtended && at+4 <= len(config) && !seen[at]; {
-		seen[at] = true
-		header := binary.LittleEndian.Uint32(config[at:])
-		if header == 0 {
-			break // none at all
-		}
-		size := 4
-		switch header & 0xffff {
-		case extendedACS:
-			size = 8
-		case extendedSRIOV:
-			size = 0x40
-		}
-		parts = append(parts, part{at, size})
-		at = int(header >> 20 &^ 3)
-	}
-	// None reaches into the next one, which older versions leave room for.
-	slices.SortFunc(parts, func(a, b part) int { return a.at - b.at })
-	for i, p := range parts {
-		end := min(p.at+p.size, len(config))
-		if i+1 < len(parts) {
-			end = min(end, parts[i+1].at)
-		}
-		copy(kept[p.at:end], config[p.at:end])
 	}
 	return kept
 }
@@ -340,7 +272,10 @@ func (n *capturedNVML) check() error {
 		return fmt.Errorf("NVML answered %d GPUs, and there are %d at most", len(n.Answer), most)
 	}
 	for i, g := range n.Answer {
-		links := 0
+		links := g.NVLinksCPU
+		if len(g.Failures) > most || g.NVLinksCPU < 0 || g.C2C < 0 || g.C2C > most || g.C2CBandwidth < 0 || g.C2CBandwidth > 1<<30 {
+			return fmt.Errorf("GPU %d of NVML's answer has failures, or links to the CPU, that cannot be", i)
+		}
 		for _, count := range g.NVLinks {
 			if links += count; count < 0 || links > most {
 				return fmt.Errorf("GPU %d of NVML's answer has a count of NVLinks that cannot be", i)

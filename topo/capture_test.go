@@ -162,6 +162,10 @@ func TestACaptureHoldsWhatNVMLAnswered(t *testing.T) {
 		"GPUs": fakeNVML{gpus: []NVMLGPU{{
 			Index: 5, BusID: "00000001:00:00.0", UUID: "GPU-1", Name: "NVIDIA H200", Minor: 3, MIG: true, Capability: 90, NVLinks: map[string]int{"": 18},
 		}}},
+		"GPUs in trouble": fakeNVML{
+			gpus: []NVMLGPU{{BusID: "00000001:00:00.0", Lost: true, Failures: []string{"nvmlDeviceGetUUID: GPU is lost"}, NVLinksCPU: 2, C2C: 10, C2CBandwidth: 44000}},
+			err:  errors.New("nvmlShutdown: Unknown Error"),
+		},
 		"a failure":  fakeNVML{err: errors.New("nvmlInit: Driver Not Loaded")},
 		"no library": fakeNVML{err: fmt.Errorf("%w: nowhere", ErrNoNVML)},
 	} {
@@ -274,6 +278,12 @@ func TestAConfigurationSpaceKeepsWhatJoinsAFunction(t *testing.T) {
 	if !bytes.Equal(withoutSerials(got), got) {
 		t.Error("what was kept is not kept again")
 	}
+	last := make([]byte, 4096)
+	last[configStatus], last[configCapabilities], last[0xfc] = statusCapabilities, 0xfc, capabilityPCIExpress
+	copy(last[0x110:], "SERIAL")
+	if bytes.Contains(withoutSerials(last), []byte("SERIAL")) {
+		t.Error("a capability reaches into the extended space")
+	}
 	for _, size := range []int{0, 1, 6, 0x34, 0x3f, 0x40, 0x42, 0x52, 0xff, 0x100, 0x104, 0x14c} {
 		if part := withoutSerials(config[:size]); len(part) != size || !bytes.Equal(part, want[:size]) {
 			t.Errorf("the first %d bytes are kept as % x", size, part)
@@ -362,6 +372,9 @@ func TestAHostileCaptureIsRefused(t *testing.T) {
 		"NVML with an index below 0":  {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"Index": -1}]}}`), "GPU 0 of NVML's answer"},
 		"NVML with too many links":    {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinks": {"": 1000000000}}]}}`), "NVLinks"},
 		"NVML with links below 0":     {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinks": {"": -5}}]}}`), "NVLinks"},
+		"NVML with C2C below 0":       {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"C2C": -1}]}}`), "links to the CPU"},
+		"NVML with C2C without end":   {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"C2CBandwidth": 10000000000}]}}`), "links to the CPU"},
+		"NVML with CPU links below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinksCPU": -1}]}}`), "links to the CPU"},
 		"NVML with a million GPUs":    {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [` + strings.Repeat("{},", 5000) + `{}]}}`), "5001 GPUs"},
 		"a path from the root":        {member("/sys/a", ""), "below sys/ and proc/ only"},
 		"a path above":                {member("sys/../../a", ""), "below sys/ and proc/ only"},

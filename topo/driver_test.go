@@ -3,6 +3,7 @@ package topo
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -80,4 +81,74 @@ func TestNVMLAndSysfsDisagree(t *testing.T) {
 			t.Errorf("no note has %q: %q", part, h.Notes)
 		}
 	}
+}
+
+func TestWhatNVMLTellsAgainstAGPUIsItsReason(t *testing.T) {
+	for word, of := range map[string]NVMLGPU{
+		"MIG":            {MIG: true},
+		"vGPU":           {VGPU: true},
+		"is exclusive":   {ComputeMode: "exclusive-process"},
+		"is prohibited":  {ComputeMode: "prohibited"},
+		"peer-to-peer":   {NoP2P: true},
+		"has lost it":    {Lost: true, Failures: []string{"nvmlDeviceGetUUID: GPU is lost"}},
+		"does not know ": {BusID: "00000000:44:00.0"}, // NVML has another GPU in its place
+	} {
+		if of.BusID == "" {
+			of.BusID = "00000000:00:06.0"
+		}
+		h := readWithNVML(t, answer{gpus: []NVMLGPU{of, {Index: 1, BusID: "00000000:00:07.0"}}})
+		i := slices.IndexFunc(h.GPUs, func(g GPU) bool { return g.BusID == "0000:00:06.0" })
+		if g := h.GPUs[i]; !strings.Contains(g.Reason, word) || h.GPUs[1-i].Reason != "" {
+			t.Errorf("%+v gives the reason %q, and the other GPU %q", of, g.Reason, h.GPUs[1-i].Reason)
+		}
+	}
+}
+
+func TestWhatNVMLCouldNotLearnIsANote(t *testing.T) {
+	h := readWithNVML(t, answer{
+		gpus: []NVMLGPU{
+			{Index: 0, BusID: "00000000:00:06.0", UUID: "GPU-a", Failures: []string{"nvmlDeviceGetName: Unknown Error"}},
+			{Index: 1, Failures: []string{"nvmlDeviceGetHandleByIndex: GPU is lost"}, Lost: true},
+		},
+		err: errors.New("nvmlShutdown: Unknown Error"),
+	})
+	if g := h.GPUs[0]; g.UUID != "GPU-a" || g.Name != "NVIDIA H200" || h.GPUs[1].Index != 2 {
+		t.Errorf("%+v", h.GPUs)
+	}
+	notes := strings.Join(h.Notes, "\n")
+	for _, part := range []string{
+		"NVML: nvmlShutdown: Unknown Error", "GPU 0000:00:06.0: NVML does not tell all of it, and the rest is unknown: nvmlDeviceGetName",
+		"nothing of GPU 1, which is left without what NVML knows: nvmlDeviceGetHandleByIndex: GPU is lost",
+	} {
+		if !strings.Contains(notes, part) {
+			t.Errorf("no note has %q: %q", part, h.Notes)
+		}
+	}
+}
+
+// As ncclTopoGetXmlFromGpu and ncclTopoAddNvLinks have it.
+func TestTheFarEndOfANVLinkIsToldByItsClass(t *testing.T) {
+	files := map[string]string{}
+	device(files, "pci0000:00/0000:00:01.0", gpuClass, gpuVendor, "numa_node=0")
+	device(files, "pci0000:00/0000:00:02.0", gpuClass, gpuVendor, "numa_node=0")
+	device(files, "pci0004:00/0004:00:01.0", "class=0x068001", "vendor=0x1014") // IBM's
+	device(files, "pci0000:00/0000:00:05.0", "class=0x068000", gpuVendor)       // an NVSwitch
+	o := tree(t, files)
+	o.NVML = answer{gpus: []NVMLGPU{
+		{Index: 0, BusID: "00000000:00:01.0", Capability: 70, NVLinksCPU: 1, NVLinks: map[string]int{
+			"00000000:00:02.0": 1, "00000004:00:01.0": 2, "00000000:00:05.0": 3, "00000000:77:00.0": 4, "": 5,
+		}},
+		{Index: 1, BusID: "00000000:00:02.0", Capability: 90, C2C: 10, C2CBandwidth: 45000},
+	}}
+	h, err := ReadSysfs(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]NVLink{{"", 12, 240}, {"0000:00:02.0", 1, 20}}, h.GPUs[0].NVLinks); diff != "" {
+		t.Errorf("NVLinks (-want +got):\n%s", diff)
+	}
+	if h.GPUs[0].NVLinkCPU != 60 || h.GPUs[1].C2C != 450 {
+		t.Errorf("to the CPU: NVLink %g GB/s, C2C %g; want 60 and 450", h.GPUs[0].NVLinkCPU, h.GPUs[1].C2C)
+	}
+	sameHost(t, o)
 }

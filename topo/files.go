@@ -1,6 +1,10 @@
 package topo
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -16,44 +20,148 @@ import (
 // of a capture. Everything that reads sysfs or procfs goes through it, so that a
 // capture is read by the same rules as the host that it came from.
 type files interface {
+	// ReadFile reads a whole file, which is no longer than maxFile.
 	ReadFile(path string) ([]byte, error)
+	// Open opens a file to read parts of it.
+	Open(path string) (openFile, error)
 	ReadDir(path string) ([]fs.DirEntry, error)
 	ReadLink(path string) (string, error)
 	// Resolve is the path that a path leads to when all links are followed.
 	Resolve(path string) (string, error)
 }
 
+type openFile interface {
+	io.ReaderAt
+	io.Closer
+}
+
+// What a tree that is no kernel's could hold without end. A kernel's attributes
+// have a page at most, and /proc/cpuinfo less than 2 KiB for each of 8,192
+// processors.
+const (
+	maxFile    = 16 << 20 // bytes
+	maxEntries = 1 << 17  // of a directory
+)
+
 // machine is the files of this machine.
 type machine struct{}
 
-func (machine) ReadDir(path string) ([]fs.DirEntry, error) { return os.ReadDir(path) }
-func (machine) ReadLink(path string) (string, error)       { return os.Readlink(path) }
-func (machine) Resolve(path string) (string, error)        { return filepath.EvalSymlinks(path) }
+func (machine) ReadLink(path string) (string, error) { return os.Readlink(path) }
 
-// ReadFile is os.ReadFile in three system calls rather than ten: those of the
-// poller and of the size tell nothing of attributes, and a large host has tens
-// of thousands.
-func (machine) ReadFile(path string) ([]byte, error) {
-	failed := func(op string, err error) ([]byte, error) {
-		return nil, &fs.PathError{Op: op, Path: path, Err: err}
+func (machine) Resolve(path string) (string, error) {
+	at, err := filepath.EvalSymlinks(path)
+	if named := (*fs.PathError)(nil); err != nil && !errors.As(err, &named) { // of a loop
+		err = &fs.PathError{Op: "lstat", Path: path, Err: err}
 	}
-	fd, err := again(func() (int, error) { return syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0) })
+	return at, err
+}
+
+func (machine) ReadDir(path string) ([]fs.DirEntry, error) { return readDir(path, maxEntries) }
+
+// readDir lists a directory that has so many entries at most, in order.
+func readDir(path string, most int) ([]fs.DirEntry, error) {
+	// Not os.ReadDir: it would wait for the other end of a pipe.
+	dir, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return failed("open", err)
+		return nil, err
 	}
-	defer func() { _ = syscall.Close(fd) }() // opened for reading: closing loses nothing
-	var buffer [512]byte                     // more than any attribute but a few has
+	defer func() { _ = dir.Close() }() // opened for reading: closing loses nothing
+	entries, err := dir.ReadDir(most + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if len(entries) > most {
+		return nil, &fs.PathError{Op: "readdirent", Path: path, Err: fmt.Errorf("it has more than %d entries", most)}
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, nil
+}
+
+func (machine) Open(path string) (openFile, error) {
+	d, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// ReadFile is os.ReadFile in four system calls rather than ten: those of the
+// poller tell nothing of attributes, and a large host has tens of thousands.
+func (machine) ReadFile(path string) ([]byte, error) {
+	d, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = d.Close() }()
+	return d.readAll()
+}
+
+// descriptor is a regular file that is open for reading.
+type descriptor struct {
+	fd   int
+	path string
+	size int64 // as the file states it: of most attributes a page
+}
+
+// openRegular opens a file without waiting for anything, and nothing but a
+// regular file: a tree that is no kernel's can have pipes and devices.
+func openRegular(path string) (descriptor, error) {
+	d := descriptor{path: path}
+	var err error
+	if d.fd, err = again(func() (int, error) {
+		return syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	}); err != nil {
+		return d, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	var info syscall.Stat_t
+	if err = syscall.Fstat(d.fd, &info); err == nil {
+		switch info.Mode & syscall.S_IFMT {
+		case syscall.S_IFREG:
+			d.size = info.Size
+			return d, nil
+		case syscall.S_IFDIR:
+			err = syscall.EISDIR
+		default:
+			err = errors.New("it is no regular file")
+		}
+	}
+	_ = d.Close()
+	return d, &fs.PathError{Op: "read", Path: path, Err: err}
+}
+
+// Close loses nothing: the file was opened for reading.
+func (d descriptor) Close() error { return syscall.Close(d.fd) }
+
+func (d descriptor) readAll() ([]byte, error) {
+	var buffer [512]byte // more than any attribute but a few has
 	var text []byte
 	for {
-		n, err := again(func() (int, error) { return syscall.Read(fd, buffer[:]) })
+		n, err := again(func() (int, error) { return syscall.Read(d.fd, buffer[:]) })
 		if err != nil {
-			return failed("read", err)
+			return nil, &fs.PathError{Op: "read", Path: d.path, Err: err}
 		}
 		if n <= 0 {
 			return text, nil
 		}
-		text = append(text, buffer[:n]...)
+		if text = append(text, buffer[:n]...); len(text) > maxFile {
+			return nil, &fs.PathError{Op: "read", Path: d.path, Err: fmt.Errorf("it has more than %d bytes", maxFile)}
+		}
 	}
+}
+
+func (d descriptor) ReadAt(p []byte, at int64) (int, error) {
+	done := 0
+	for done < len(p) {
+		n, err := again(func() (int, error) { return syscall.Pread(d.fd, p[done:], at+int64(done)) })
+		if err != nil {
+			return done, &fs.PathError{Op: "read", Path: d.path, Err: err}
+		}
+		if n <= 0 {
+			return done, io.EOF
+		}
+		done += n
+	}
+	return done, nil
 }
 
 // again repeats a system call that a signal interrupted, as package os does.
@@ -123,6 +231,16 @@ func (h held) ReadFile(name string) ([]byte, error) {
 	}
 	return f.data, err
 }
+
+func (h held) Open(name string) (openFile, error) {
+	data, err := h.ReadFile(name)
+	return heldOpen{bytes.NewReader(data)}, err
+}
+
+// heldOpen is an open file in memory.
+type heldOpen struct{ *bytes.Reader }
+
+func (heldOpen) Close() error { return nil }
 
 func (h held) ReadLink(name string) (string, error) {
 	_, f, err := h.find("readlink", name, false)

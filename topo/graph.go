@@ -158,11 +158,11 @@ func (n nodeID) String() string {
 	return "NIC " + n.name
 }
 
-// nicID names a NIC's PCI function; ports that a source lists as devices of
-// their own share it.
+// nicID names a NIC's card; ports that a source lists as devices of their own
+// share it, and so do functions.
 func nicID(n NIC) nodeID {
-	if n.BusID != "" {
-		return nodeID{nicNode, n.Host, n.BusID}
+	if card := n.card(); card != "" {
+		return nodeID{nicNode, n.Host, card}
 	}
 	return nodeID{nicNode, n.Host, n.Name}
 }
@@ -511,6 +511,9 @@ func (f pathFinder) told(a, b endpoint) way {
 func finish(p Path, a, b endpoint, rules Rules) Path {
 	if rules != RulesNCCL && p.Type == PHB && a.hostBridge != "" && b.hostBridge != "" && a.hostBridge != b.hostBridge {
 		p.Type = NODE
+	}
+	if rules == RulesSMI && p.Type == LOC && a.name != b.name {
+		p.Type = PIX // two NICs of one card
 	}
 	for _, d := range []endpoint{a, b} {
 		if d.rate > 0 && p.Type < DIS {

@@ -33,6 +33,10 @@ type Host struct {
 	Switches []Switch `json:"switches"`
 	GPUs     []GPU    `json:"gpus"` // in the order of Index
 	NICs     []NIC    `json:"nics"` // in the order of their names, 2 before 10
+	// PCIePorts are the PCI functions on the way from GPUs and NICs to their
+	// host bridges, in the order of their addresses; none for a file but a
+	// capture.
+	PCIePorts []PCIePort `json:"pciePorts,omitempty"`
 	// Notes are sentences on what the reader left out, and on what it could
 	// not learn.
 	Notes []string `json:"notes,omitempty"`
@@ -193,6 +197,10 @@ type NIC struct {
 	// Uverbs is the name of its character device in /dev/infiniband,
 	// "uverbs0"; empty where there is none.
 	Uverbs string `json:"uverbs,omitempty"`
+	// Card is the address of the function that NCCL takes for all of the card:
+	// the first of several, the physical one of virtual ones. Empty where that
+	// is BusID, or the source does not tell.
+	Card string `json:"card,omitempty"`
 	// GUID is the node GUID as its source writes it.
 	GUID string `json:"guid,omitempty"`
 	NUMA int    `json:"numa"` // -1 where unknown
@@ -223,6 +231,9 @@ type NIC struct {
 	// can.
 	Reason string `json:"reason,omitempty"`
 }
+
+// card is the PCI function that stands for the NIC's card; empty for none.
+func (n NIC) card() string { return cmp.Or(n.Card, n.BusID) }
 
 // refusal is Reason, or the one that the other fields give, ports apart.
 func (n NIC) refusal() string {

@@ -77,6 +77,8 @@ func (w way) reason(a, b endpoint, told bool) string {
 		return "so the matrix says"
 	case w.Type == DIS:
 		return "nothing joins them"
+	case len(w.nodes) <= 1 && a.busID != b.busID:
+		return "they are PCI functions of one card"
 	case len(w.nodes) <= 1:
 		return "they are one PCI function"
 	}

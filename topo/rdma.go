@@ -1,6 +1,7 @@
 package topo
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,41 +22,126 @@ func (s *sysfs) readNICs() error {
 	if err != nil {
 		return err
 	}
+	if len(names) > maxDevices {
+		return fmt.Errorf("there are %d RDMA devices, and a host has %d at most", len(names), maxDevices)
+	}
+	bonds, members := map[string]string{}, map[string]int{}
 	for _, name := range names {
-		device, subfunction, err := s.pciDeviceOf(name)
+		nic, err := s.readNIC(name)
+		if gone(err) {
+			s.host.note("RDMA device %s vanished while it was read, and is left out", name)
+			continue
+		}
 		if err != nil {
 			return err
 		}
-		nic := NIC{Name: name, Uverbs: uverbs[name], Bond: bondName.MatchString(name)}
-		if device == "" {
-			// NCCL, too, puts what it finds no PCI function for at the first CPU.
-			nic.Software, nic.NUMA, nic.Place = true, s.host.CPUs[0].NUMA, Place{Link: localBandwidth}
-			s.host.note("RDMA device %s has no PCI device behind it (software RDMA, as rxe and siw are): it cannot reach a GPU's memory, and is planned only with --software", name)
-		} else {
-			nic.BusID, nic.Subfunction, nic.Driver = device, subfunction, s.driver(device)
-			if nic.NUMA, nic.Place, err = s.place(device); err != nil {
-				return err
-			}
-			if physical, err := s.files.ReadLink(s.path("bus/pci/devices", device, "physfn")); err == nil {
-				nic.VirtualFunctionOf = filepath.Base(physical)
-			}
-		}
-		if nic.GUID, err = s.attribute("class/infiniband", name, "node_guid"); err != nil {
+		nic.Uverbs = uverbs[name]
+		bond, err := s.bond(nic)
+		if err != nil {
 			return err
 		}
-		if nic.Ports, err = s.ports(name); err != nil {
-			return err
-		}
-		if nic.Protocol, err = s.protocol(nic); err != nil {
-			return err
-		}
+		bonds[name] = bond
+		members[bond]++
 		s.host.NICs = append(s.host.NICs, nic)
+	}
+	for i := range s.host.NICs {
+		nic := &s.host.NICs[i]
+		// With several devices on one bond each stands for itself alone.
+		bond := bonds[nic.Name]
+		nic.Bond = bondName.MatchString(nic.Name) || bond != "" && members[bond] == 1
 	}
 	slices.SortFunc(s.host.NICs, func(a, b NIC) int { return compareNatural(a.Name, b.Name) })
 	return nil
 }
 
+// readNIC reads an RDMA device.
+func (s *sysfs) readNIC(name string) (NIC, error) {
+	device, subfunction, err := s.pciDeviceOf(name)
+	if err != nil {
+		return NIC{}, err
+	}
+	nic := NIC{Name: name}
+	if device == "" {
+		// NCCL, too, puts what it finds no PCI function for at the first CPU.
+		nic.Software, nic.NUMA, nic.Place = true, s.host.CPUs[0].NUMA, Place{Link: localBandwidth}
+		s.host.note("RDMA device %s has no PCI device behind it (software RDMA, as rxe and siw are): it cannot reach a GPU's memory, and is planned only with --software", name)
+	} else {
+		nic.BusID, nic.Subfunction, nic.Driver = device, subfunction, s.driver(device)
+		if physical, err := s.files.ReadLink(s.path("bus/pci/devices", device, "physfn")); err == nil {
+			nic.VirtualFunctionOf = filepath.Base(physical)
+		}
+		if nic.NUMA, nic.Place, err = s.place(device); err != nil {
+			return NIC{}, err
+		}
+		if nic.Card = s.card(cmp.Or(nic.VirtualFunctionOf, device), device); nic.Card != "" {
+			if nic.NUMA, nic.Place, err = s.place(nic.Card); err != nil {
+				return NIC{}, err
+			}
+		}
+	}
+	if nic.GUID, err = s.reported("class/infiniband", name, "node_guid"); err != nil {
+		return NIC{}, err
+	}
+	if nic.Ports, err = s.nicPorts(name); err != nil {
+		return NIC{}, err
+	}
+	nic.Protocol, err = s.protocol(nic)
+	return nic, err
+}
+
+// card is the first function of the card that a physical function is on; "" where
+// that is the device itself, or there is none. NCCL puts a NIC where this one is
+// (ncclIbGetPciPath), which makes the ports and virtual functions of a card one
+// NIC. It sets the device's number to 0, too, for virtual functions; their
+// physfn says the same, and holds for cards beside each other on the first bus
+// of a virtual machine as well.
+func (s *sysfs) card(physical, device string) string {
+	if !devicePattern.MatchString(physical) {
+		return ""
+	}
+	first := physical[:len(physical)-1] + "0"
+	if first == device {
+		return ""
+	}
+	if _, err := s.files.ReadLink(s.path("bus/pci/devices", first)); err != nil {
+		return ""
+	}
+	return first
+}
+
+// bond is the bonding interface that a NIC's first GID belongs to, by
+// /sys/class/infiniband/NIC/ports/N/gid_attrs/ndevs/0: the kernel gives the first
+// GID of a port to the bond that its interface is in. "" for none.
+func (s *sysfs) bond(nic NIC) (string, error) {
+	for _, p := range nic.Ports {
+		name, err := s.attribute("class/infiniband", nic.Name, "ports", strconv.Itoa(p.Number), firstGID)
+		if refused(err) {
+			continue // this GID belongs to no interface
+		}
+		if err != nil {
+			return "", err
+		}
+		if !interfaceName.MatchString(name) {
+			continue
+		}
+		if _, err := s.files.Resolve(s.path("class/net", name, "bonding")); err == nil {
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
+// firstGID is where a port names the interface of its first GID.
+const firstGID = "gid_attrs/ndevs/0"
+
+// maxDevices is how many GPUs, and how many RDMA devices, a host can have: every
+// two of them have a path.
+const maxDevices = 4096
+
 var (
+	// interfaceName is the name of a network interface, which leads nowhere else
+	// as a part of a path.
+	interfaceName = regexp.MustCompile(`^[^/\s.][^/\s]{0,14}$`)
 	// bondName is what mlx5_ib calls the device of a RoCE LAG.
 	bondName           = regexp.MustCompile(`_bond_[0-9]+$`)
 	subfunctionPattern = regexp.MustCompile(`\.sf\.[0-9]+$`)
@@ -137,8 +223,8 @@ func (s *sysfs) uverbs() (map[string]string, error) {
 	return byNIC, nil
 }
 
-// ports reads /sys/class/infiniband/NIC/ports.
-func (s *sysfs) ports(nic string) ([]Port, error) {
+// nicPorts reads /sys/class/infiniband/NIC/ports.
+func (s *sysfs) nicPorts(nic string) ([]Port, error) {
 	names, err := s.list("class/infiniband", nic, "ports")
 	if err != nil {
 		return nil, err
@@ -151,7 +237,7 @@ func (s *sysfs) ports(nic string) ([]Port, error) {
 		}
 		p := Port{Number: number}
 		for attribute, into := range map[string]*string{"state": &p.State, "link_layer": &p.LinkLayer} {
-			if *into, err = s.attribute("class/infiniband", nic, "ports", name, attribute); err != nil {
+			if *into, err = s.reported("class/infiniband", nic, "ports", name, attribute); err != nil {
 				return nil, err
 			}
 		}
@@ -159,7 +245,7 @@ func (s *sysfs) ports(nic string) ([]Port, error) {
 		if _, state, ok := strings.Cut(p.State, ": "); ok {
 			p.State = state
 		}
-		rate, err := s.attribute("class/infiniband", nic, "ports", name, "rate")
+		rate, err := s.reported("class/infiniband", nic, "ports", name, "rate")
 		if err != nil {
 			return nil, err
 		}

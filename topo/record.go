@@ -3,7 +3,6 @@ package topo
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -28,7 +27,8 @@ type Extent int
 
 const (
 	// Everything takes all PCI functions and all RDMA devices, and is content
-	// with as much of a configuration space as the reader may see.
+	// with as much of a configuration space as the reader may see, and without
+	// attributes that a device in trouble does not answer for.
 	Everything Extent = iota
 	// DevicesOnly takes the PCI root complexes below which there is a function
 	// of NVIDIA or an RDMA device, and RDMA devices that have a PCI function. It
@@ -64,12 +64,13 @@ var portPattern = regexp.MustCompile(`^[0-9]+$`)
 
 // Record reads a host's sysfs and procfs, usually /sys and /proc, and hands over
 // what they tell of GPUs, RDMA devices and what joins them: PCI functions and
-// RDMA devices with their links in /sys/bus and /sys/class, the NUMA nodes, and
+// RDMA devices with their links in /sys/bus and /sys/class, bonds and links of
+// switches that these know of, the NUMA nodes, and
 // of procfs the processors and what NVIDIA's driver says. What is absent is left
 // out, and what is there and cannot be read is an error.
 func Record(sysfs, proc string, extent Extent, to Recorder) error {
 	r := recording{roots: map[string]string{"sys": sysfs, "proc": proc}, extent: extent, to: to}
-	for _, read := range []func() error{r.devices, r.nodes, r.processors, r.driver} {
+	for _, read := range []func() error{r.devices, r.switches, r.nodes, r.processors, r.driver} {
 		if err := read(); err != nil {
 			return fmt.Errorf("capturing the host that %s and %s show: %w", sysfs, proc, err)
 		}
@@ -98,7 +99,7 @@ func (r *recording) on(p string) string {
 
 // list is the entries of a directory in order; none where it does not exist.
 func (r *recording) list(dir string) ([]fs.DirEntry, error) {
-	entries, err := os.ReadDir(r.on(dir))
+	entries, err := machine{}.ReadDir(r.on(dir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -172,7 +173,7 @@ func (r *recording) files(dir string, names ...string) error {
 	for _, name := range names {
 		at := path.Join(dir, name)
 		data, err := r.read(at)
-		if errors.Is(err, fs.ErrNotExist) {
+		if gone(err) || r.extent == Everything && refused(err) {
 			continue
 		}
 		if err != nil {
@@ -189,24 +190,17 @@ func (r *recording) files(dir string, names ...string) error {
 // was cut short is seen; other attributes of sysfs state a page.
 func (r *recording) read(p string) ([]byte, error) {
 	name := r.on(p)
-	if r.extent == Everything || path.Base(p) != "config" {
-		return machine{}.ReadFile(name)
-	}
-	f, err := os.Open(name)
+	d, err := openRegular(name)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }() // opened for reading: closing loses nothing
-	data, err := io.ReadAll(f)
+	defer func() { _ = d.Close() }()
+	data, err := d.readAll()
 	if err != nil {
 		return nil, err
 	}
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if int64(len(data)) < info.Size() {
-		return nil, fmt.Errorf("reading %s: %d of %d bytes came; the kernel shows all of them to root alone, so run this as root", name, len(data), info.Size())
+	if r.extent != Everything && path.Base(p) == "config" && int64(len(data)) < d.size {
+		return nil, fmt.Errorf("reading %s: %d of %d bytes came; the kernel shows all of them to root alone, so run this as root", name, len(data), d.size)
 	}
 	return data, nil
 }
@@ -276,7 +270,7 @@ func (r *recording) devices() error {
 func (r *recording) wantedRoots(functions, rdma []member) (func(at string) bool, error) {
 	roots := map[string]bool{}
 	for _, f := range functions {
-		vendor, err := os.ReadFile(r.on(path.Join(f.at, "vendor")))
+		vendor, err := machine{}.ReadFile(r.on(path.Join(f.at, "vendor")))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
@@ -353,8 +347,70 @@ func (r *recording) rdma(d member) error {
 		return err
 	}
 	for _, port := range ports {
-		if err := r.files(path.Join(d.at, "ports", port), recordedOfPort...); err != nil {
+		dir := path.Join(d.at, "ports", port)
+		if err := r.files(dir, recordedOfPort...); err != nil {
 			return err
+		}
+		if err := r.bond(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bond takes the name of the interface that the first GID of a port belongs to
+// where that is a bond, and that it is one. The names of others can be their
+// addresses.
+func (r *recording) bond(port string) error {
+	gid := path.Join(port, firstGID)
+	text, err := r.read(gid)
+	if gone(err) || refused(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	name := strings.TrimSpace(string(text))
+	if !interfaceName.MatchString(name) {
+		return nil
+	}
+	at := path.Join("sys/class/net", name)
+	if info, err := os.Stat(r.on(path.Join(at, "bonding"))); err != nil || !info.IsDir() {
+		return nil
+	}
+	if err := r.to.File(gid, text); err != nil {
+		return err
+	}
+	if info, err := os.Lstat(r.on(at)); err == nil && info.Mode().Type() == fs.ModeSymlink {
+		if at, err = r.link(at); err != nil {
+			return err
+		}
+	}
+	return r.to.Directory(path.Join(at, "bonding"))
+}
+
+// switches takes the links that the driver of Broadcom's switches knows.
+func (r *recording) switches() error {
+	const dir = "sys/" + switchLinks
+	_, _ = machine{}.ReadFile(r.on("sys/" + switchRefresh)) // as the reader does
+	switches, err := r.list(dir)
+	if err != nil {
+		return err
+	}
+	for _, s := range switches {
+		if !devicePattern.MatchString(s.Name()) {
+			continue
+		}
+		peers, err := r.list(path.Join(dir, s.Name()))
+		if err != nil {
+			return err
+		}
+		for _, p := range peers {
+			if devicePattern.MatchString(p.Name()) {
+				if err := r.to.Directory(path.Join(dir, s.Name(), p.Name())); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	return nil
@@ -378,7 +434,7 @@ func (r *recording) nodes() error {
 // processors takes /proc/cpuinfo without what changes by the second or tells
 // nothing of the sockets.
 func (r *recording) processors() error {
-	text, err := os.ReadFile(r.on("proc/cpuinfo"))
+	text, err := machine{}.ReadFile(r.on("proc/cpuinfo"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

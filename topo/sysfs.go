@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Options say where ReadSysfs reads.
@@ -47,7 +49,10 @@ func readHost(o Options, from files) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the topology below %s: %w", sysfsRoot, err)
 	}
-	s := sysfs{files: from, root: root, proc: proc, switches: map[string]bool{}}
+	s := sysfs{
+		files: from, root: root, proc: proc,
+		switches: map[string]bool{}, ports: map[string]bool{}, configs: map[string]configuration{},
+	}
 	s.host = &Host{Source: Source{Kind: SourceSysfs, Sysfs: s.root}}
 	for _, read := range []func() error{s.readNodes, s.readGPUs, s.readNICs} {
 		if err := read(); err != nil {
@@ -56,8 +61,10 @@ func readHost(o Options, from files) (*Host, error) {
 	}
 	s.addUnknownNode()
 	slices.SortFunc(s.host.Switches, func(a, b Switch) int { return compareBusID(a.BusID, b.BusID) })
+	slices.SortFunc(s.host.PCIePorts, func(a, b PCIePort) int { return compareBusID(a.BusID, b.BusID) })
+	s.noteACS()
 	if o.NVML != nil {
-		s.host.complete(o.NVML)
+		s.host.complete(o.NVML, s.classOf)
 	}
 	s.host.judge()
 	return s.host, nil
@@ -69,6 +76,9 @@ type sysfs struct {
 	root, proc string
 	host       *Host
 	switches   map[string]bool // those already in host
+	ports      map[string]bool // those already in host
+	configs    map[string]configuration
+	cut        bool // there is a configuration space that is not shown whole
 }
 
 func (s *sysfs) path(elem ...string) string {
@@ -78,10 +88,36 @@ func (s *sysfs) path(elem ...string) string {
 // attribute reads a one-line file; "" where there is none.
 func (s *sysfs) attribute(elem ...string) (string, error) {
 	text, err := s.files.ReadFile(s.path(elem...))
-	if errors.Is(err, fs.ErrNotExist) {
+	if gone(err) {
 		return "", nil
 	}
 	return strings.TrimSpace(string(text)), err
+}
+
+// reported is attribute for what a device is asked when the file is read: one
+// that fails to answer is still a device, with a note.
+func (s *sysfs) reported(elem ...string) (string, error) {
+	text, err := s.attribute(elem...)
+	if refused(err) {
+		s.host.note("an attribute cannot be read, and counts as unknown: %v", err)
+		return "", nil
+	}
+	return text, err
+}
+
+// gone says that a file is not there, or that its device vanished after it was
+// opened.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }
+
+// refused says that a file is there and may be read, and that the device or its
+// driver gave no answer.
+func refused(err error) bool {
+	for _, known := range []error{syscall.EINVAL, syscall.EIO, syscall.ENXIO, syscall.ETIMEDOUT, syscall.EAGAIN, syscall.EBUSY, syscall.EOPNOTSUPP} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
+	return false
 }
 
 // list names the entries of a directory in order; none where it does not exist.
@@ -96,6 +132,9 @@ func (s *sysfs) list(elem ...string) ([]string, error) {
 	}
 	return names, nil
 }
+
+// maxNodes is how many NUMA nodes a kernel can have (MAX_NUMNODES).
+const maxNodes = 1024
 
 var nodePattern = regexp.MustCompile(`^node([0-9]+)$`)
 
@@ -114,6 +153,9 @@ func (s *sysfs) readNodes() error {
 		if m == nil {
 			continue
 		}
+		if len(s.host.CPUs) == maxNodes {
+			return fmt.Errorf("there are more than %d NUMA nodes", maxNodes)
+		}
 		numa, err := strconv.Atoi(m[1])
 		if err != nil {
 			return err
@@ -131,10 +173,20 @@ func (s *sysfs) readNodes() error {
 	return nil
 }
 
-// socketBandwidth looks the processor up by /proc/cpuinfo.
+// socketBandwidth looks the first processor up in /proc/cpuinfo.
 func (s *sysfs) socketBandwidth() (float64, error) {
-	text, err := s.files.ReadFile(filepath.Join(s.proc, "cpuinfo"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	text := make([]byte, 4096) // what the first processor has above its flags, and more
+	f, err := s.files.Open(filepath.Join(s.proc, "cpuinfo"))
+	if err == nil {
+		defer func() { _ = f.Close() }() // opened for reading: closing loses nothing
+		var n int
+		n, err = f.ReadAt(text, 0)
+		text = text[:n]
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		text = nil
+	case err != nil && !errors.Is(err, io.EOF):
 		return 0, err
 	}
 	first, _, _ := strings.Cut(string(text), "\n\n")
@@ -182,7 +234,9 @@ func (s *sysfs) readGPUs() error {
 			return err
 		}
 		if other := makerOf(vendor); other != "" {
-			if err := s.readOther(name, class, vendor); err != nil {
+			if err := s.readOther(name, class, vendor); gone(err) {
+				s.vanished(name)
+			} else if err != nil {
 				return err
 			}
 			continue
@@ -195,10 +249,17 @@ func (s *sysfs) readGPUs() error {
 			continue
 		}
 		gpu, err := s.readGPU(name)
+		if gone(err) {
+			s.vanished(name)
+			continue
+		}
 		if err != nil {
 			return err
 		}
 		s.host.GPUs = append(s.host.GPUs, gpu)
+	}
+	if len(s.host.GPUs) > maxDevices {
+		return fmt.Errorf("there are %d GPUs, and a host has %d at most", len(s.host.GPUs), maxDevices)
 	}
 	// NVML numbers by PCI address, too, and knows no GPU of another maker.
 	slices.SortFunc(s.host.GPUs, func(a, b GPU) int {
@@ -208,6 +269,10 @@ func (s *sysfs) readGPUs() error {
 		s.host.GPUs[i].Index = i
 	}
 	return nil
+}
+
+func (s *sysfs) vanished(gpu string) {
+	s.host.note("GPU %s vanished while it was read, and is left out", gpu)
 }
 
 // readOther adds a GPU of AMD or Hygon. A display without its driver is none
@@ -259,6 +324,16 @@ func (s *sysfs) readGPU(name string) (GPU, error) {
 	return gpu, nil
 }
 
+// classOf is the class of a PCI device, "0x068000"; "" where sysfs does not show
+// it.
+func (s *sysfs) classOf(device string) string {
+	class, err := s.pciAttribute(device, "class")
+	if err != nil {
+		return ""
+	}
+	return class
+}
+
 func (s *sysfs) pciAttribute(device, name string) (string, error) {
 	return s.attribute("bus/pci/devices", device, name)
 }
@@ -271,6 +346,38 @@ func (s *sysfs) driver(device string) string {
 	}
 	return filepath.Base(target)
 }
+
+// peers are the switches that one of Broadcom's passes traffic to without the
+// CPU, as the maker's driver tells in
+// /sys/kernel/pci_switch_link/virtual_switch_links/ADDRESS (ncclOsGetBcmLinks).
+func (s *sysfs) peers(device string, identity PCIIdentity) ([]string, error) {
+	if identity.Vendor != vendorBroadcom {
+		return nil, nil
+	}
+	// Reading this makes the driver look again (ncclTopoRefreshBcmP2pLinks).
+	// Whether it did, nobody says; most hosts do not have it.
+	_, _ = s.files.ReadFile(s.path(switchRefresh))
+	names, err := s.list(switchLinks, device)
+	if err != nil {
+		return nil, err
+	}
+	var peers []string
+	for _, name := range names {
+		if !devicePattern.MatchString(name) {
+			continue
+		}
+		if _, err := s.files.ReadLink(s.path("bus/pci/devices", name)); err == nil {
+			peers = append(peers, name)
+		}
+	}
+	return peers, nil
+}
+
+// Broadcom's driver lists here, by switch, the switches that it is joined to.
+const (
+	switchLinks   = "kernel/pci_switch_link/virtual_switch_links"
+	switchRefresh = "kernel/pci_switch_link/refresh_switch_toplogy" // in these letters
+)
 
 var (
 	hostBridgePattern = regexp.MustCompile(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
@@ -305,6 +412,9 @@ func (s *sysfs) place(device string) (numa int, p Place, err error) {
 	if numa, err = s.numa(devices[0]); err != nil {
 		return 0, Place{}, err
 	}
+	if err = s.addPorts(devices); err != nil {
+		return 0, Place{}, err
+	}
 	if p, err = s.placeIn(hostBridge, devices, numa); err != nil {
 		return 0, Place{}, err
 	}
@@ -315,11 +425,11 @@ func (s *sysfs) place(device string) (numa int, p Place, err error) {
 // linkNow is what the link above a device does at the moment, by
 // current_link_speed and current_link_width; 0 where these tell nothing.
 func (s *sysfs) linkNow(device string) (float64, error) {
-	speed, err := s.pciAttribute(device, "current_link_speed")
+	speed, err := s.reported("bus/pci/devices", device, "current_link_speed")
 	if err != nil {
 		return 0, err
 	}
-	width, err := s.pciAttribute(device, "current_link_width")
+	width, err := s.reported("bus/pci/devices", device, "current_link_width")
 	if err != nil {
 		return 0, err
 	}
@@ -370,7 +480,11 @@ func (s *sysfs) placeIn(hostBridge string, devices []string, numa int) (Place, e
 	if err != nil {
 		return Place{}, err
 	}
-	s.host.Switches = append(s.host.Switches, Switch{BusID: p.Switch, NUMA: numa, Place: above, Device: identity})
+	peers, err := s.peers(p.Switch, identity)
+	if err != nil {
+		return Place{}, err
+	}
+	s.host.Switches = append(s.host.Switches, Switch{BusID: p.Switch, NUMA: numa, Place: above, Device: identity, Peers: peers})
 	return p, nil
 }
 
@@ -384,16 +498,23 @@ func (s *sysfs) linkBandwidth(devices []string) (float64, error) {
 		width = 0 // no port above it: NCCL takes 16 lanes
 	}
 	for _, end := range devices[max(0, len(devices)-2):] {
-		endSpeed, err := s.pciAttribute(end, "max_link_speed")
+		endSpeed, err := s.reported("bus/pci/devices", end, "max_link_speed")
 		if err != nil {
 			return 0, err
+		}
+		text, err := s.reported("bus/pci/devices", end, "max_link_width")
+		if err != nil {
+			return 0, err
+		}
+		if endSpeed == "" && text == "" { // before Linux 4.13
+			c, err := s.configuration(end)
+			if err != nil {
+				return 0, err
+			}
+			endSpeed, text = c.speed, strconv.Itoa(c.width)
 		}
 		if now := linkSpeed(endSpeed); now > 0 && (speed == "" || now < linkSpeed(speed)) {
 			speed = endSpeed
-		}
-		text, err := s.pciAttribute(end, "max_link_width")
-		if err != nil {
-			return 0, err
 		}
 		// 0 is what virtual functions state; with it, and without a statement,
 		// NCCL takes 16 lanes, whatever the other end has.

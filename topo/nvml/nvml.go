@@ -4,6 +4,7 @@
 package nvml
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
@@ -26,162 +27,254 @@ func New() *Library { return &Library{nvml.New()} }
 var _ topo.NVML = (*Library)(nil)
 
 // GPUs lists the GPUs that the driver manages. Where the library is absent the
-// error is ErrNoLibrary.
+// error is ErrNoLibrary. A call that fails for one GPU costs what it would have
+// told of that one: it is in Failures, and the GPU in the list.
 func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
 	switch result := l.nvml.Init(); result {
 	case nvml.SUCCESS:
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
 		return nil, ErrNoLibrary
 	default:
-		return nil, l.failed("nvmlInit", "", result)
+		return nil, l.failed("nvmlInit", result)
 	}
 	defer func() {
 		if result := l.nvml.Shutdown(); result != nvml.SUCCESS {
-			err = errors.Join(err, l.failed("nvmlShutdown", "", result))
+			err = errors.Join(err, l.failed("nvmlShutdown", result))
 		}
 	}()
 	count, result := l.nvml.DeviceGetCount()
 	if result != nvml.SUCCESS {
-		return nil, l.failed("nvmlDeviceGetCount", "", result)
+		return nil, l.failed("nvmlDeviceGetCount", result)
 	}
-	for i := range count {
-		gpu, err := l.gpu(i)
-		if err != nil {
-			return nil, err
-		}
-		gpus = append(gpus, gpu)
+	asked := make([]asking, count)
+	for i := range asked {
+		asked[i] = asking{library: l, gpu: topo.NVMLGPU{Index: i, Minor: -1}}
+		asked[i].all()
 	}
-	for i := range gpus {
-		if gpus[i].NoP2P, err = l.noP2P(i, count); err != nil {
-			return nil, err
-		}
+	for i := range asked {
+		asked[i].gpu.NoP2P = asked[i].noP2P(asked)
+		gpus = append(gpus, asked[i].gpu)
 	}
 	return gpus, nil
 }
 
-// noP2P says whether the driver lets a GPU reach none of the others. What it
-// does not tell counts as allowed.
-func (l *Library) noP2P(index, count int) (bool, error) {
-	if count < 2 || !l.has("nvmlDeviceGetP2PStatus") {
-		return false, nil
+func (l *Library) failed(call string, result nvml.Return) error {
+	return fmt.Errorf("%s: %s", call, l.nvml.ErrorString(result))
+}
+
+// asking is what NVML is asked of one GPU.
+type asking struct {
+	library *Library
+	device  nvml.Device // nil where NVML gives no handle
+	gpu     topo.NVMLGPU
+}
+
+// told says whether a call was answered, and writes down why not. Not every
+// driver and GPU has everything: that is an answer, and no failure.
+func (a *asking) told(call string, result nvml.Return) bool {
+	switch result {
+	case nvml.SUCCESS:
+		return true
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND:
+		return false
+	case nvml.ERROR_GPU_IS_LOST:
+		if a.gpu.Lost {
+			return false // said once
+		}
+		a.gpu.Lost = true
 	}
-	name := fmt.Sprint(index)
-	device, result := l.nvml.DeviceGetHandleByIndex(index)
-	if result != nvml.SUCCESS {
-		return false, l.failed("nvmlDeviceGetHandleByIndex", name, result)
+	a.gpu.Failures = append(a.gpu.Failures, a.library.failed(call, result).Error())
+	return false
+}
+
+// has is whether there is a function that older drivers lack, for a GPU that
+// still answers.
+func (a *asking) has(symbol string) bool { return !a.gpu.Lost && a.library.has(symbol) }
+
+func (a *asking) all() {
+	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
+	if !a.told("nvmlDeviceGetHandleByIndex", result) {
+		return
 	}
-	for i := range count {
-		if i == index {
+	a.device = device
+	if pci, result := device.GetPciInfo(); a.told("nvmlDeviceGetPciInfo", result) {
+		a.gpu.BusID = text(pci.BusId[:])
+	}
+	// What a lost GPU does not say, it would not say ten times.
+	for _, ask := range []func(){a.names, a.modes, a.links, a.chipToChip} {
+		if !a.gpu.Lost {
+			ask()
+		}
+	}
+}
+
+func (a *asking) names() {
+	uuid, result := a.device.GetUUID()
+	if a.told("nvmlDeviceGetUUID", result) {
+		a.gpu.UUID = uuid
+	}
+	name, result := a.device.GetName()
+	if a.told("nvmlDeviceGetName", result) {
+		a.gpu.Name = name
+	}
+	minor, result := a.device.GetMinorNumber()
+	if a.told("nvmlDeviceGetMinorNumber", result) { // not every system numbers device nodes
+		a.gpu.Minor = minor
+	}
+	major, minor, result := a.device.GetCudaComputeCapability()
+	if a.told("nvmlDeviceGetCudaComputeCapability", result) {
+		a.gpu.Capability = 10*major + minor
+	}
+}
+
+// modes learns what keeps programs from sharing the GPU.
+func (a *asking) modes() {
+	if a.has("nvmlDeviceGetMigMode") {
+		current, _, result := a.device.GetMigMode()
+		a.gpu.MIG = a.told("nvmlDeviceGetMigMode", result) && current == nvml.DEVICE_MIG_ENABLE
+	}
+	if a.has("nvmlDeviceGetComputeMode") {
+		mode, result := a.device.GetComputeMode()
+		switch {
+		case !a.told("nvmlDeviceGetComputeMode", result):
+		case mode == nvml.COMPUTEMODE_PROHIBITED:
+			a.gpu.ComputeMode = "prohibited"
+		case mode == nvml.COMPUTEMODE_EXCLUSIVE_PROCESS, mode == nvml.COMPUTEMODE_EXCLUSIVE_THREAD:
+			a.gpu.ComputeMode = "exclusive-process"
+		}
+	}
+	if a.has("nvmlDeviceGetVirtualizationMode") {
+		mode, result := a.device.GetVirtualizationMode()
+		a.gpu.VGPU = a.told("nvmlDeviceGetVirtualizationMode", result) && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
+	}
+}
+
+// mostLinks is how many NVLinks NCCL asks for, by compute capability.
+func mostLinks(capability int) int {
+	switch {
+	case capability < 60:
+		return 0
+	case capability < 70:
+		return 4
+	case capability < 80:
+		return 6
+	case capability < 90:
+		return 12
+	}
+	return 18
+}
+
+// links counts the active NVLinks by peer, as ncclTopoGetXmlFromGpu does.
+func (a *asking) links() {
+	peers := map[string]int{}
+	for link := range mostLinks(a.gpu.Capability) {
+		if a.gpu.Lost {
+			break
+		}
+		if able, result := a.device.GetNvLinkCapability(link, nvml.NVLINK_CAP_P2P_SUPPORTED); !a.linkTold("nvmlDeviceGetNvLinkCapability", link, result) || able == 0 {
 			continue
 		}
-		peer, result := l.nvml.DeviceGetHandleByIndex(i)
-		if result != nvml.SUCCESS {
-			return false, l.failed("nvmlDeviceGetHandleByIndex", fmt.Sprint(i), result)
-		}
-		refused := false
-		for _, way := range []nvml.GpuP2PCapsIndex{nvml.P2P_CAPS_INDEX_READ, nvml.P2P_CAPS_INDEX_WRITE} {
-			status, result := device.GetP2PStatus(peer, way)
-			refused = refused || result == nvml.SUCCESS && status != nvml.P2P_STATUS_OK
-		}
-		if !refused {
-			return false, nil
-		}
-	}
-	return true, nil
-}
-
-func (l *Library) failed(call, device string, result nvml.Return) error {
-	if device != "" {
-		device = " of GPU " + device
-	}
-	return fmt.Errorf("%s%s: %s", call, device, l.nvml.ErrorString(result))
-}
-
-func (l *Library) gpu(index int) (topo.NVMLGPU, error) {
-	gpu := topo.NVMLGPU{Index: index}
-	name := fmt.Sprint(index)
-	device, result := l.nvml.DeviceGetHandleByIndex(index)
-	if result != nvml.SUCCESS {
-		return gpu, l.failed("nvmlDeviceGetHandleByIndex", name, result)
-	}
-	pci, result := device.GetPciInfo()
-	if result != nvml.SUCCESS {
-		return gpu, l.failed("nvmlDeviceGetPciInfo", name, result)
-	}
-	gpu.BusID = text(pci.BusId[:])
-	if gpu.UUID, result = device.GetUUID(); result != nvml.SUCCESS {
-		return gpu, l.failed("nvmlDeviceGetUUID", name, result)
-	}
-	if gpu.Name, result = device.GetName(); result != nvml.SUCCESS {
-		return gpu, l.failed("nvmlDeviceGetName", name, result)
-	}
-	if gpu.Minor, result = device.GetMinorNumber(); result != nvml.SUCCESS {
-		gpu.Minor = -1 // not every system numbers device nodes
-	}
-	major, minor, result := device.GetCudaComputeCapability()
-	if result != nvml.SUCCESS {
-		return gpu, l.failed("nvmlDeviceGetCudaComputeCapability", name, result)
-	}
-	gpu.Capability = 10*major + minor
-	if l.has("nvmlDeviceGetMigMode") {
-		current, _, result := device.GetMigMode()
-		if result != nvml.SUCCESS && result != nvml.ERROR_NOT_SUPPORTED {
-			return gpu, l.failed("nvmlDeviceGetMigMode", name, result)
-		}
-		gpu.MIG = result == nvml.SUCCESS && current == nvml.DEVICE_MIG_ENABLE
-	}
-	l.modes(device, &gpu)
-	var err error
-	gpu.NVLinks, err = l.links(device, name)
-	return gpu, err
-}
-
-// modes learns what keeps programs from sharing the GPU. Not every driver and
-// GPU has these modes; one that does not tell has none.
-func (l *Library) modes(device nvml.Device, gpu *topo.NVMLGPU) {
-	if l.has("nvmlDeviceGetComputeMode") {
-		switch mode, result := device.GetComputeMode(); {
-		case result != nvml.SUCCESS:
-		case mode == nvml.COMPUTEMODE_PROHIBITED:
-			gpu.ComputeMode = "prohibited"
-		case mode == nvml.COMPUTEMODE_EXCLUSIVE_PROCESS, mode == nvml.COMPUTEMODE_EXCLUSIVE_THREAD:
-			gpu.ComputeMode = "exclusive-process"
-		}
-	}
-	if l.has("nvmlDeviceGetVirtualizationMode") {
-		mode, result := device.GetVirtualizationMode()
-		gpu.VGPU = result == nvml.SUCCESS && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
-	}
-}
-
-// links counts the active NVLinks by peer.
-func (l *Library) links(device nvml.Device, name string) (map[string]int, error) {
-	peers := map[string]int{}
-	for link := range nvml.NVLINK_MAX_LINKS {
-		state, result := device.GetNvLinkState(link)
-		if result != nvml.SUCCESS || state != nvml.FEATURE_ENABLED {
-			continue // no such link, no NVLink at all, or one that is down
+		if !a.active(link) {
+			continue
 		}
 		kind := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_UNKNOWN)
-		if l.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
-			if kind, result = device.GetNvLinkRemoteDeviceType(link); result != nvml.SUCCESS {
-				kind = nvml.NVLINK_DEVICE_TYPE_UNKNOWN
+		if a.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
+			if far, result := a.device.GetNvLinkRemoteDeviceType(link); a.linkTold("nvmlDeviceGetNvLinkRemoteDeviceType", link, result) {
+				kind = far
 			}
 		}
 		switch kind {
 		case nvml.NVLINK_DEVICE_TYPE_IBMNPU:
+			a.gpu.NVLinksCPU++
 			continue
 		case nvml.NVLINK_DEVICE_TYPE_SWITCH:
 			peers[""]++
 			continue
 		}
-		remote, result := device.GetNvLinkRemotePciInfo(link)
-		if result != nvml.SUCCESS {
-			return nil, l.failed(fmt.Sprintf("nvmlDeviceGetNvLinkRemotePciInfo of link %d", link), name, result)
+		if remote, result := a.device.GetNvLinkRemotePciInfo(link); a.linkTold("nvmlDeviceGetNvLinkRemotePciInfo", link, result) {
+			peers[text(remote.BusId[:])]++
 		}
-		peers[text(remote.BusId[:])]++
 	}
-	return peers, nil
+	a.gpu.NVLinks = peers
+}
+
+// linkTold is told for a call about one link. A link that the GPU does not have
+// is no failure.
+func (a *asking) linkTold(call string, link int, result nvml.Return) bool {
+	return result != nvml.ERROR_INVALID_ARGUMENT && a.told(fmt.Sprintf("%s of link %d", call, link), result)
+}
+
+// active says whether a link is up. From compute capability 9.0 on a field tells.
+func (a *asking) active(link int) bool {
+	if a.gpu.Capability < 90 {
+		state, result := a.device.GetNvLinkState(link)
+		return a.linkTold("nvmlDeviceGetNvLinkState", link, result) && state == nvml.FEATURE_ENABLED
+	}
+	state, told := a.field(nvml.FI_DEV_NVLINK_GET_STATE, link)
+	return told && state == uint32(nvml.FEATURE_ENABLED)
+}
+
+// chipToChip learns of the links to the CPU that a GPU of compute capability 9.0
+// and later can have. NCCL takes the last one's bandwidth for that of each.
+func (a *asking) chipToChip() {
+	if a.gpu.Capability < 90 {
+		return
+	}
+	count, _ := a.field(nvml.FI_DEV_C2C_LINK_COUNT, 0)
+	for link := range int(min(count, maxC2C)) {
+		up, told := a.field(nvml.FI_DEV_C2C_LINK_GET_STATUS, link)
+		if !told || up != 1 {
+			continue
+		}
+		if bandwidth, told := a.field(nvml.FI_DEV_C2C_LINK_GET_MAX_BW, link); told {
+			a.gpu.C2C++
+			a.gpu.C2CBandwidth = int(bandwidth)
+		}
+	}
+}
+
+// maxC2C is more links than any GPU has; those that there are have ten.
+const maxC2C = 64
+
+// field reads a field of 32 bits.
+func (a *asking) field(id, scope int) (value uint32, told bool) {
+	if !a.has("nvmlDeviceGetFieldValues") {
+		return 0, false
+	}
+	values := []nvml.FieldValue{{FieldId: uint32(id), ScopeId: uint32(scope)}}
+	call := fmt.Sprintf("nvmlDeviceGetFieldValues(%d)", id)
+	if !a.linkTold(call, scope, a.device.GetFieldValues(values)) || !a.linkTold(call, scope, nvml.Return(values[0].NvmlReturn)) {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint32(values[0].Value[:]), true
+}
+
+// noP2P says whether the driver lets the GPU reach none of the others. What it
+// does not tell counts as allowed.
+func (a *asking) noP2P(all []asking) bool {
+	refused := 0
+	for i := range all {
+		peer := &all[i]
+		if peer.gpu.Index == a.gpu.Index || peer.device == nil || peer.gpu.Lost {
+			continue
+		}
+		if a.device == nil || !a.has("nvmlDeviceGetP2PStatus") {
+			return false
+		}
+		denied := false
+		for _, way := range []nvml.GpuP2PCapsIndex{nvml.P2P_CAPS_INDEX_READ, nvml.P2P_CAPS_INDEX_WRITE} {
+			status, result := a.device.GetP2PStatus(peer.device, way)
+			lost := a.gpu.Lost // which of the two it is, this call does not say
+			told := a.told(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
+			a.gpu.Lost = lost
+			denied = denied || told && status != nvml.P2P_STATUS_OK
+		}
+		if !denied {
+			return false
+		}
+		refused++
+	}
+	return refused > 0
 }
 
 // has asks for a function that older drivers lack. A call of one that is

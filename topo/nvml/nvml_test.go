@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"encoding/binary"
 	"errors"
 	"os"
 	"strings"
@@ -20,15 +21,20 @@ func address(s string) (chars [32]int8) {
 	return chars
 }
 
-// device is a GPU with links: their far ends by type and address.
+// link is a NVLink: its far end by type and address.
 type link struct {
 	kind   nvml.IntNvLinkDeviceType
 	remote string
 	down   bool
+	noP2P  bool
 }
 
+// field answers nvmlDeviceGetFieldValues for one field and scope.
+type field struct{ id, scope uint32 }
+
+// device is a GPU of compute capability 9.0 with links.
 func device(links []link, mig int) *mock.Device {
-	return &mock.Device{
+	d := &mock.Device{
 		GetPciInfoFunc: func() (nvml.PciInfo, nvml.Return) {
 			return nvml.PciInfo{BusId: address("00000000:17:00.0")}, nvml.SUCCESS
 		},
@@ -46,11 +52,14 @@ func device(links []link, mig int) *mock.Device {
 		GetVirtualizationModeFunc: func() (nvml.GpuVirtualizationMode, nvml.Return) {
 			return nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH, nvml.SUCCESS
 		},
-		GetNvLinkStateFunc: func(i int) (nvml.EnableState, nvml.Return) {
-			switch {
-			case i >= len(links):
+		GetNvLinkCapabilityFunc: func(i int, capability nvml.NvLinkCapability) (uint32, nvml.Return) {
+			if i >= len(links) || capability != nvml.NVLINK_CAP_P2P_SUPPORTED {
 				return 0, nvml.ERROR_INVALID_ARGUMENT
-			case links[i].down:
+			}
+			return map[bool]uint32{false: 1}[links[i].noP2P], nvml.SUCCESS
+		},
+		GetNvLinkStateFunc: func(i int) (nvml.EnableState, nvml.Return) {
+			if links[i].down {
 				return nvml.FEATURE_DISABLED, nvml.SUCCESS
 			}
 			return nvml.FEATURE_ENABLED, nvml.SUCCESS
@@ -59,6 +68,26 @@ func device(links []link, mig int) *mock.Device {
 		GetNvLinkRemotePciInfoFunc: func(i int) (nvml.PciInfo, nvml.Return) {
 			return nvml.PciInfo{BusId: address(links[i].remote)}, nvml.SUCCESS
 		},
+	}
+	known := map[field]uint32{}
+	for i, l := range links {
+		known[field{nvml.FI_DEV_NVLINK_GET_STATE, uint32(i)}] = map[bool]uint32{false: 1}[l.down]
+	}
+	fields(d, known)
+	return d
+}
+
+// fields lets a GPU answer for those and no others.
+func fields(d *mock.Device, known map[field]uint32) {
+	d.GetFieldValuesFunc = func(values []nvml.FieldValue) nvml.Return {
+		for i := range values {
+			value, there := known[field{values[i].FieldId, values[i].ScopeId}]
+			binary.NativeEndian.PutUint32(values[i].Value[:], value)
+			if !there {
+				values[i].NvmlReturn = uint32(nvml.ERROR_NOT_SUPPORTED)
+			}
+		}
+		return nvml.SUCCESS
 	}
 }
 
@@ -90,6 +119,7 @@ func TestGPUsAreDescribed(t *testing.T) {
 		{kind: nvml.NVLINK_DEVICE_TYPE_SWITCH, remote: "00000000:C4:00.0"},
 		{kind: nvml.NVLINK_DEVICE_TYPE_GPU, remote: "00000000:18:00.0"},
 		{kind: nvml.NVLINK_DEVICE_TYPE_GPU, remote: "00000000:18:00.0", down: true},
+		{kind: nvml.NVLINK_DEVICE_TYPE_GPU, remote: "00000000:18:00.0", noP2P: true},
 		{kind: nvml.NVLINK_DEVICE_TYPE_IBMNPU, remote: "00000000:01:00.0"},
 	}
 	for _, tt := range []struct {
@@ -98,13 +128,15 @@ func TestGPUsAreDescribed(t *testing.T) {
 		lacking []string
 		wantMIG bool
 		want    map[string]int
+		toCPU   int
 	}{
-		{"a current driver", nvml.DEVICE_MIG_ENABLE, nil, true, map[string]int{"": 2, "00000000:18:00.0": 1}},
-		{"a GPU without MIG", -1, nil, false, map[string]int{"": 2, "00000000:18:00.0": 1}},
+		{"a current driver", nvml.DEVICE_MIG_ENABLE, nil, true, map[string]int{"": 2, "00000000:18:00.0": 1}, 1},
+		{"a GPU without MIG", -1, nil, false, map[string]int{"": 2, "00000000:18:00.0": 1}, 1},
+		{"a driver before fields", -1, []string{"nvmlDeviceGetFieldValues"}, false, map[string]int{}, 0},
 		{
 			"a driver before MIG and NVLink types", nvml.DEVICE_MIG_ENABLE,
 			[]string{"nvmlDeviceGetMigMode", "nvmlDeviceGetNvLinkRemoteDeviceType"}, false,
-			map[string]int{"00000000:C3:00.0": 1, "00000000:C4:00.0": 1, "00000000:18:00.0": 1, "00000000:01:00.0": 1},
+			map[string]int{"00000000:C3:00.0": 1, "00000000:C4:00.0": 1, "00000000:18:00.0": 1, "00000000:01:00.0": 1}, 0,
 		},
 	} {
 		l, m := library(device(links, tt.mig), tt.lacking...)
@@ -113,7 +145,7 @@ func TestGPUsAreDescribed(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := []topo.NVMLGPU{{
-			BusID: "00000000:17:00.0", UUID: "GPU-a", Name: "NVIDIA H200", Minor: -1, MIG: tt.wantMIG, Capability: 90, NVLinks: tt.want,
+			BusID: "00000000:17:00.0", UUID: "GPU-a", Name: "NVIDIA H200", Minor: -1, MIG: tt.wantMIG, Capability: 90, NVLinks: tt.want, NVLinksCPU: tt.toCPU,
 		}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)
@@ -152,19 +184,232 @@ func TestModesThatKeepAGPUFromBeingShared(t *testing.T) {
 	}
 }
 
-func TestFailureNamesCallAndGPU(t *testing.T) {
-	d := device(nil, 0)
-	d.GetUUIDFunc = func() (string, nvml.Return) { return "", nvml.ERROR_GPU_IS_LOST }
-	l, m := library(d)
-	if _, err := l.GPUs(); err == nil || !strings.Contains(err.Error(), "nvmlDeviceGetUUID of GPU 0") {
-		t.Error(err)
+// Each call fails in each way that is no answer: the GPU stays in the list, and
+// what it did say with it.
+func TestAFailureCostsWhatTheCallWouldHaveTold(t *testing.T) {
+	whole := topo.NVMLGPU{BusID: "00000000:17:00.0", UUID: "GPU-a", Name: "NVIDIA H200", Minor: -1, Capability: 90, NVLinks: map[string]int{"": 1}, C2C: 1, C2CBandwidth: 40000}
+	for _, result := range []nvml.Return{nvml.ERROR_UNKNOWN, nvml.ERROR_NO_PERMISSION, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_TIMEOUT} {
+		for call, c := range map[string]struct {
+			fail func(d *mock.Device)
+			cost func(g *topo.NVMLGPU)
+		}{
+			"nvmlDeviceGetPciInfo": {
+				func(d *mock.Device) {
+					d.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) { return nvml.PciInfo{}, result }
+				},
+				func(g *topo.NVMLGPU) { g.BusID = "" },
+			},
+			"nvmlDeviceGetUUID": {
+				func(d *mock.Device) { d.GetUUIDFunc = func() (string, nvml.Return) { return "x", result } },
+				func(g *topo.NVMLGPU) { g.UUID = "" },
+			},
+			"nvmlDeviceGetName": {
+				func(d *mock.Device) { d.GetNameFunc = func() (string, nvml.Return) { return "x", result } },
+				func(g *topo.NVMLGPU) { g.Name = "" },
+			},
+			"nvmlDeviceGetMinorNumber": {
+				func(d *mock.Device) { d.GetMinorNumberFunc = func() (int, nvml.Return) { return 7, result } },
+				func(*topo.NVMLGPU) {},
+			},
+			"nvmlDeviceGetCudaComputeCapability": {
+				func(d *mock.Device) {
+					d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return 1, 1, result }
+				},
+				func(g *topo.NVMLGPU) {
+					g.Capability, g.NVLinks, g.C2C, g.C2CBandwidth = 0, map[string]int{}, 0, 0
+				},
+			},
+			"nvmlDeviceGetMigMode": {
+				func(d *mock.Device) { d.GetMigModeFunc = func() (int, int, nvml.Return) { return 1, 1, result } },
+				func(*topo.NVMLGPU) {},
+			},
+			"nvmlDeviceGetComputeMode": {
+				func(d *mock.Device) {
+					d.GetComputeModeFunc = func() (nvml.ComputeMode, nvml.Return) { return nvml.COMPUTEMODE_PROHIBITED, result }
+				},
+				func(*topo.NVMLGPU) {},
+			},
+			"nvmlDeviceGetVirtualizationMode": {
+				func(d *mock.Device) {
+					d.GetVirtualizationModeFunc = func() (nvml.GpuVirtualizationMode, nvml.Return) {
+						return nvml.GPU_VIRTUALIZATION_MODE_VGPU, result
+					}
+				},
+				func(*topo.NVMLGPU) {},
+			},
+			"nvmlDeviceGetNvLinkCapability of link 0": {
+				func(d *mock.Device) {
+					d.GetNvLinkCapabilityFunc = func(int, nvml.NvLinkCapability) (uint32, nvml.Return) { return 1, result }
+				},
+				func(g *topo.NVMLGPU) { g.NVLinks = map[string]int{} },
+			},
+			"nvmlDeviceGetNvLinkRemotePciInfo of link 0": {
+				func(d *mock.Device) {
+					d.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+						return nvml.NVLINK_DEVICE_TYPE_GPU, nvml.SUCCESS
+					}
+					d.GetNvLinkRemotePciInfoFunc = func(int) (nvml.PciInfo, nvml.Return) { return nvml.PciInfo{}, result }
+				},
+				func(g *topo.NVMLGPU) { g.NVLinks = map[string]int{} },
+			},
+			"nvmlDeviceGetFieldValues(165) of link 0": {
+				func(d *mock.Device) {
+					d.GetFieldValuesFunc = func([]nvml.FieldValue) nvml.Return { return result }
+				},
+				func(g *topo.NVMLGPU) { g.NVLinks, g.C2C, g.C2CBandwidth = map[string]int{}, 0, 0 },
+			},
+		} {
+			d := device([]link{{kind: nvml.NVLINK_DEVICE_TYPE_SWITCH}}, -1)
+			fields(d, map[field]uint32{
+				{nvml.FI_DEV_NVLINK_GET_STATE, 0}: 1,
+				{nvml.FI_DEV_C2C_LINK_COUNT, 0}:   1, {nvml.FI_DEV_C2C_LINK_GET_STATUS, 0}: 1, {nvml.FI_DEV_C2C_LINK_GET_MAX_BW, 0}: 40000,
+			})
+			c.fail(d)
+			l, m := library(d)
+			got, err := l.GPUs()
+			if err != nil || len(got) != 1 || len(m.ShutdownCalls()) != 1 {
+				t.Fatalf("%s, %s: %d GPUs, %d times shut down, %v", call, result.Error(), len(got), len(m.ShutdownCalls()), err)
+			}
+			want := whole
+			c.cost(&want)
+			g := got[0]
+			failures := g.Failures
+			g.Failures = nil
+			if g.Lost != (result == nvml.ERROR_GPU_IS_LOST) {
+				t.Errorf("%s, %s: lost is %t", call, result.Error(), g.Lost)
+			}
+			if g.Lost { // nothing more is asked
+				if len(failures) != 1 || !strings.HasPrefix(failures[0], call+": ERROR_GPU_IS_LOST") {
+					t.Errorf("%s: failures %q", call, failures)
+				}
+				continue
+			}
+			if diff := cmp.Diff(want, g); diff != "" {
+				t.Errorf("%s, %s (-want +got):\n%s", call, result.Error(), diff)
+			}
+			if silent := result == nvml.ERROR_NOT_SUPPORTED; silent != (len(failures) == 0) || !silent && !strings.HasPrefix(failures[0], call+": "+result.Error()) {
+				t.Errorf("%s, %s: failures %q", call, result.Error(), failures)
+			}
+		}
 	}
-	if len(m.ShutdownCalls()) != 1 {
-		t.Error("NVML is left open")
+}
+
+func TestAGPULostBetweenTwoCallsLeavesTheOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		lose func(m *mock.Interface, d *mock.Device)
+		lost bool
+		want string
+	}{
+		"before it has a handle": {func(m *mock.Interface, d *mock.Device) {
+			m.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+				if i == 1 {
+					return nil, nvml.ERROR_GPU_IS_LOST
+				}
+				return d, nvml.SUCCESS
+			}
+		}, true, "nvmlDeviceGetHandleByIndex: ERROR_GPU_IS_LOST"},
+		"in a container without it": {func(m *mock.Interface, d *mock.Device) {
+			m.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+				if i == 1 {
+					return nil, nvml.ERROR_NO_PERMISSION
+				}
+				return d, nvml.SUCCESS
+			}
+		}, false, "nvmlDeviceGetHandleByIndex: ERROR_NO_PERMISSION"},
+		"when P2P is asked for": {func(m *mock.Interface, d *mock.Device) {
+			gone := device(nil, -1)
+			gone.GetP2PStatusFunc = func(nvml.Device, nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
+				return nvml.P2P_STATUS_UNKNOWN, nvml.ERROR_GPU_IS_LOST
+			}
+			m.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+				return []nvml.Device{d, gone, d}[i], nvml.SUCCESS
+			}
+		}, false, "nvmlDeviceGetP2PStatus to GPU 0: ERROR_GPU_IS_LOST"},
+	} {
+		d := device(nil, -1)
+		d.GetP2PStatusFunc = func(peer nvml.Device, _ nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
+			if peer == nil {
+				t.Errorf("%s: asked for P2P with no GPU", name)
+			}
+			return nvml.P2P_STATUS_DISABLED_BY_REGKEY, nvml.SUCCESS
+		}
+		l, m := library(d)
+		m.DeviceGetCountFunc = func() (int, nvml.Return) { return 3, nvml.SUCCESS }
+		c.lose(m, d)
+		got, err := l.GPUs()
+		if err != nil || len(got) != 3 {
+			t.Fatalf("%s: %+v, %v", name, got, err)
+		}
+		for i, g := range got {
+			if i == 1 {
+				if g.Lost != c.lost || len(g.Failures) == 0 || g.Failures[0] != c.want {
+					t.Errorf("%s: %+v; want lost %t, %q", name, g, c.lost, c.want)
+				}
+			} else if g.Lost || g.Failures != nil || g.UUID == "" || g.Index != i {
+				t.Errorf("%s: another GPU is %+v", name, g)
+			}
+			if g.NoP2P != (i != 1) {
+				t.Errorf("%s: P2P off is %t: %+v", name, g.NoP2P, g)
+			}
+		}
 	}
-	m.InitFunc = func() nvml.Return { return nvml.ERROR_LIB_RM_VERSION_MISMATCH }
-	if _, err := l.GPUs(); err == nil || errors.Is(err, topo.ErrNoNVML) || !strings.Contains(err.Error(), "nvmlInit") {
-		t.Error(err)
+}
+
+func TestChipToChipLinksAreCountedAsNCCLDoes(t *testing.T) {
+	d := device(nil, -1)
+	known := map[field]uint32{{nvml.FI_DEV_C2C_LINK_COUNT, 0}: 10}
+	for i := range uint32(10) {
+		known[field{nvml.FI_DEV_C2C_LINK_GET_STATUS, i}] = 1
+		known[field{nvml.FI_DEV_C2C_LINK_GET_MAX_BW, i}] = 44000
+	}
+	known[field{nvml.FI_DEV_C2C_LINK_GET_STATUS, 3}] = 0 // one is down
+	fields(d, known)
+	for _, c := range []struct{ major, links, bandwidth int }{{9, 9, 44000}, {8, 0, 0}} {
+		d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return c.major, 0, nvml.SUCCESS }
+		l, _ := library(d)
+		got, err := l.GPUs()
+		if err != nil || got[0].C2C != c.links || got[0].C2CBandwidth != c.bandwidth || got[0].Failures != nil {
+			t.Errorf("capability %d.0: %+v, %v; want %d links of %d MB/s", c.major, got, err, c.links, c.bandwidth)
+		}
+	}
+}
+
+func TestLinksOfOlderGPUsAreAskedForByCall(t *testing.T) {
+	links := make([]link, 18)
+	for i := range links {
+		links[i] = link{kind: nvml.NVLINK_DEVICE_TYPE_IBMNPU, remote: "00000004:00:01.0"}
+	}
+	for capability, want := range map[[2]int]int{{5, 2}: 0, {6, 0}: 4, {7, 0}: 6, {8, 0}: 12, {9, 0}: 18} {
+		d := device(links, -1)
+		d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return capability[0], capability[1], nvml.SUCCESS }
+		l, _ := library(d)
+		got, err := l.GPUs()
+		if err != nil || got[0].NVLinksCPU != want || len(got[0].NVLinks) != 0 {
+			t.Errorf("capability %v: %+v, %v; want %d links to the CPU", capability, got, err, want)
+		}
+		if byField := len(d.GetFieldValuesCalls()) > 0; byField != (capability[0] >= 9) {
+			t.Errorf("capability %v: asked by field is %t", capability, byField)
+		}
+	}
+}
+
+func TestALibraryThatFailsSaysWhere(t *testing.T) {
+	for _, result := range []nvml.Return{nvml.ERROR_LIB_RM_VERSION_MISMATCH, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_NO_PERMISSION} {
+		l, m := library(device(nil, 0))
+		m.InitFunc = func() nvml.Return { return result }
+		if _, err := l.GPUs(); err == nil || errors.Is(err, topo.ErrNoNVML) || !strings.Contains(err.Error(), "nvmlInit: "+result.Error()) {
+			t.Error(err)
+		}
+		l, m = library(device(nil, 0))
+		m.DeviceGetCountFunc = func() (int, nvml.Return) { return 0, result }
+		if _, err := l.GPUs(); err == nil || !strings.Contains(err.Error(), "nvmlDeviceGetCount: "+result.Error()) || len(m.ShutdownCalls()) != 1 {
+			t.Error(err)
+		}
+		l, m = library(device(nil, 0))
+		m.ShutdownFunc = func() nvml.Return { return result }
+		if got, err := l.GPUs(); err == nil || !strings.Contains(err.Error(), "nvmlShutdown: "+result.Error()) || len(got) != 1 {
+			t.Errorf("%+v, %v", got, err)
+		}
 	}
 }
 
