@@ -45,7 +45,7 @@ func newPolicy(h *Host) *policy {
 			nics = append(nics, to(p.nic(n)).Path)
 		}
 		p.toGPU, p.toNIC = append(p.toGPU, gpus), append(p.toNIC, nics)
-		p.gpuCPU = append(p.gpuCPU, p.cpuSteps(finder.graph, from))
+		p.gpuCPU = append(p.gpuCPU, p.cpuSteps(finder, from))
 		p.gpuDirect = append(p.gpuDirect, make([]bool, len(gpus)))
 		p.nicDirect = append(p.nicDirect, make([]bool, len(nics)))
 		p.via = append(p.via, slices.Repeat([]int{-1}, len(nics)))
@@ -53,7 +53,7 @@ func newPolicy(h *Host) *policy {
 	for n := range p.nics {
 		e := p.nic(n)
 		var paths []Path
-		for _, s := range p.cpuSteps(finder.graph, e) {
+		for _, s := range p.cpuSteps(finder, e) {
 			if e.rate > 0 {
 				s.Bandwidth = min(s.Bandwidth, e.rate)
 			}
@@ -69,11 +69,11 @@ func newPolicy(h *Host) *policy {
 
 func (p *policy) nic(n int) endpoint { return p.ends[len(p.gpus)+n] }
 
-func (p *policy) cpuSteps(g *graph, from endpoint) []step {
-	steps := g.steps(g.index[from.id], RulesNCCL)
+func (p *policy) cpuSteps(finder pathFinder, from endpoint) []step {
+	finder.from(from)
 	var found []step
 	for _, c := range p.cpus {
-		found = append(found, steps[g.index[c]])
+		found = append(found, finder.search.best[finder.graph.index[c]])
 	}
 	return found
 }
@@ -258,33 +258,23 @@ func (p *policy) network(h *Host) {
 	}
 }
 
-// apply adds the results to the pairs of Host.Paths.
-func (p *policy) apply(pairs []Pair) {
-	at := 0
-	for i := range p.ends {
-		for j := range p.ends {
-			if i == j {
-				continue
-			}
-			pair := &pairs[at]
-			at++
-			switch g, h := len(p.gpus), len(p.gpus); {
-			case i < g && j < g:
-				pair.Policy = &PolicyPath{p.toGPU[i][j], p.gpuDirect[i][j]}
-			case i < g:
-				n := j - h
-				pair.Policy = &PolicyPath{p.toNIC[i][n], p.nicDirect[i][n]}
-				if via := p.via[i][n]; via >= 0 {
-					pair.PXN = &PXNPath{p.gpus[via].BusID, p.toNIC[i][n].Bandwidth}
-				}
-			case j < g: // receiving takes no PXN
-				n := i - h
-				way := p.toNIC[j][n]
-				if p.via[j][n] >= 0 {
-					way = pair.Path
-				}
-				pair.Policy = &PolicyPath{way, p.nicDirect[j][n] && way.Type <= P2C}
-			}
+// apply adds the results to the pair of two devices, which are places in p.ends.
+func (p *policy) apply(pair *Pair, i, j int) {
+	switch g, h := len(p.gpus), len(p.gpus); {
+	case i < g && j < g:
+		pair.Policy = &PolicyPath{p.toGPU[i][j], p.gpuDirect[i][j]}
+	case i < g:
+		n := j - h
+		pair.Policy = &PolicyPath{p.toNIC[i][n], p.nicDirect[i][n]}
+		if via := p.via[i][n]; via >= 0 {
+			pair.PXN = &PXNPath{p.gpus[via].BusID, p.toNIC[i][n].Bandwidth}
 		}
+	case j < g: // receiving takes no PXN
+		n := i - h
+		way := p.toNIC[j][n]
+		if p.via[j][n] >= 0 {
+			way = pair.Path
+		}
+		pair.Policy = &PolicyPath{way, p.nicDirect[j][n] && way.Type <= P2C}
 	}
 }

@@ -245,3 +245,19 @@ func TestTheLargestHostFitsIntoACapture(t *testing.T) {
 		t.Errorf("reading it allocates %d MiB", used>>20)
 	}
 }
+
+// The types and bandwidths alone, for tables.
+func BenchmarkPathTable(b *testing.B) {
+	for _, s := range sizes {
+		b.Run(fmt.Sprintf("functions=%d/gpus=%d", s.functions, s.gpus), func(b *testing.B) {
+			h, err := ReadCapture(bytes.NewReader(grownCapture(b, s.functions, s.gpus)))
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				h.PathTable(RulesNCCL)
+			}
+		})
+	}
+}
