@@ -15,6 +15,7 @@ type policy struct {
 	toGPU  [][]Path // [GPU][GPU]
 	toNIC  [][]Path // [GPU][NIC]
 	gpuCPU [][]step // [GPU][CPU]
+	cpuOf  []int    // [GPU]: its CPU (ncclGetLocalCpu), or -1
 	nicCPU [][]Path // [NIC][CPU], bounded by the NIC's port
 	// direct and via are of the results.
 	gpuDirect [][]bool
@@ -46,6 +47,7 @@ func newPolicy(h *Host) *policy {
 		}
 		p.toGPU, p.toNIC = append(p.toGPU, gpus), append(p.toNIC, nics)
 		p.gpuCPU = append(p.gpuCPU, p.cpuSteps(finder, from))
+		p.cpuOf = append(p.cpuOf, p.localCPU(g))
 		p.gpuDirect = append(p.gpuDirect, make([]bool, len(gpus)))
 		p.nicDirect = append(p.nicDirect, make([]bool, len(nics)))
 		p.via = append(p.via, slices.Repeat([]int{-1}, len(nics)))
@@ -93,7 +95,7 @@ func locals(paths []Path) (best []int) {
 	return best
 }
 
-// localCPU is the CPU of a GPU (ncclGetLocalCpu); -1 for none.
+// localCPU finds what cpuOf has.
 func (p *policy) localCPU(g int) int {
 	var paths []Path
 	for _, s := range p.gpuCPU[g] {
@@ -130,7 +132,7 @@ func (p *policy) peerToPeer() {
 		found[a] = slices.Clone(p.toGPU[a])
 		for b := range p.gpus {
 			p.gpuDirect[a][b] = p.toGPU[a][b].Type <= limit && (a == b || !p.gpus[a].NoP2P && !p.gpus[b].NoP2P)
-			c := p.localCPU(b)
+			c := p.cpuOf[b]
 			if p.gpuDirect[a][b] || c < 0 || p.toGPU[a][b].Type == DIS {
 				continue
 			}
@@ -144,7 +146,7 @@ func (p *policy) peerToPeer() {
 // nearest to a GPU.
 func (p *policy) chipToChip() {
 	for g := range p.gpus {
-		c := p.localCPU(g)
+		c := p.cpuOf[g]
 		if c < 0 {
 			continue
 		}
@@ -249,7 +251,7 @@ func (p *policy) network(h *Host) {
 			if p.toNIC[g][n].Type >= PHB || p.nicDirect[g][n] {
 				continue
 			}
-			if c := p.localCPU(g); c >= 0 {
+			if c := p.cpuOf[g]; c >= 0 {
 				p.toNIC[g][n] = joined(p.gpuCPU[g][c].Path, p.nicCPU[n][c])
 				back[g][n] = p.toNIC[g][n]
 				p.via[g][n] = -1
