@@ -2,7 +2,6 @@ package topo
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -172,7 +171,7 @@ func cpuID(host string, numa int) nodeID { return nodeID{cpuNode, host, fmt.Spri
 // link is one direction of an edge.
 type link struct {
 	to        int
-	via       PathType // LOC for none; PIX stands for any PCIe link
+	via       PathType // what it makes of a path, unless that is NVB
 	bandwidth float64
 }
 
@@ -193,7 +192,14 @@ func (g *graph) node(id nodeID) int {
 	return i
 }
 
+// connect joins two nodes; PIX stands for any PCIe link.
 func (g *graph) connect(a, b nodeID, via PathType, bandwidth float64) {
+	switch {
+	case a.kind == switchNode && b.kind == switchNode:
+		via = PXB
+	case via == PIX && (a.kind == cpuNode || b.kind == cpuNode):
+		via = PHB
+	}
 	i, j := g.node(a), g.node(b)
 	g.links[i] = append(g.links[i], link{j, via, bandwidth})
 	g.links[j] = append(g.links[j], link{i, via, bandwidth})
@@ -392,105 +398,108 @@ func (s step) better(t step) bool {
 	return s.hops < t.hops
 }
 
-// steps finds the nearest way from base to every node, breadth first, level by
-// level; a node whose way gets better is visited again.
-func (g *graph) steps(base int, rules Rules) []step {
-	best := make([]step, len(g.nodes))
-	for i := range best {
-		best[i] = step{Path{DIS, 0}, 0, -1}
+// search finds the nearest ways from one node to all others, of one node after
+// the other: it keeps its memory, for a large host has hundreds to begin at.
+type search struct {
+	graph *graph
+	rules Rules
+	base  int
+	best  []step // [node], of the last search
+	// queued is the level that a node waits for, now and next are the nodes of
+	// this level and of the one after it.
+	queued    []int
+	now, next []int
+}
+
+// from searches breadth first, level by level; a node whose way gets better is
+// visited again.
+func (s *search) from(base int) {
+	g := s.graph
+	if s.best == nil {
+		s.best, s.queued = make([]step, len(g.nodes)), make([]int, len(g.nodes))
 	}
-	best[base] = step{Path{LOC, localBandwidth}, 0, -1}
-	queued := make([]int, len(g.nodes)) // the level that a node waits for
-	level := 0
-	for now := []int{base}; len(now) > 0; {
-		level++
-		var next []int
-		for _, at := range now {
-			so := best[at]
+	s.base = base
+	clear(s.queued)
+	for i := range s.best {
+		s.best[i] = step{Path{DIS, 0}, 0, -1}
+	}
+	s.best[base] = step{Path{LOC, localBandwidth}, 0, -1}
+	s.now = append(s.now[:0], base)
+	for level := 1; len(s.now) > 0; level++ {
+		s.next = s.next[:0]
+		for _, at := range s.now {
+			so := s.best[at]
+			through := at != base && g.nodes[at].kind == gpuNode
 			for _, l := range g.links[at] {
-				if !g.passable(base, at, l, so, rules) {
+				via := l.via
+				if through {
+					if !s.passes(so, l) {
+						continue
+					}
+					if so.Type == NVL {
+						via = NVB
+					}
+				}
+				way := step{Path{max(so.Type, via), min(so.Bandwidth, l.bandwidth)}, so.hops + 1, at}
+				if !way.better(s.best[l.to]) {
 					continue
 				}
-				way := step{Path{max(so.Type, g.linkType(base, at, l, so)), min(so.Bandwidth, l.bandwidth)}, so.hops + 1, at}
-				if !way.better(best[l.to]) {
-					continue
-				}
-				best[l.to] = way
-				if queued[l.to] != level {
-					queued[l.to] = level
-					next = append(next, l.to)
+				s.best[l.to] = way
+				if s.queued[l.to] != level {
+					s.queued[l.to] = level
+					s.next = append(s.next, l.to)
 				}
 			}
 		}
-		now = next
+		s.now, s.next = s.next, s.now
 	}
-	return best
 }
 
-// passable: nothing goes through a GPU but NVLink between two neighbours of it,
-// and for nvidia-smi not even that.
-func (g *graph) passable(base, at int, l link, so step, rules Rules) bool {
-	if at == base || g.nodes[at].kind != gpuNode {
-		return true
-	}
-	return rules != RulesSMI && l.via == NVL && g.nodes[l.to].kind == gpuNode &&
-		g.nodes[base].kind == gpuNode && so.hops <= 1
+// passes: nothing goes through a GPU, which so leads to, but NVLink between two
+// neighbours of it, and for nvidia-smi not even that.
+func (s *search) passes(so step, l link) bool {
+	return s.rules != RulesSMI && l.via == NVL && s.graph.nodes[l.to].kind == gpuNode &&
+		s.graph.nodes[s.base].kind == gpuNode && so.hops <= 1
 }
 
-func (g *graph) linkType(base, at int, l link, so step) PathType {
-	from, to := g.nodes[at].kind, g.nodes[l.to].kind
-	switch {
-	case from == switchNode && to == switchNode:
-		return PXB
-	case l.via == PIX && (from == cpuNode || to == cpuNode):
-		return PHB
-	case from == gpuNode && at != base && so.Type == NVL && l.via == NVL:
-		return NVB
-	}
-	return l.via
-}
-
-// way is a path and what is on it.
+// way is a path, and how to learn what is on it.
 type way struct {
 	Path
-	hops  int      // links that are passed
-	nodes []nodeID // from the first device to the last; none for DIS
+	hops int // links that are passed
+	// found has the steps to the node to, until it searches again; nil where a
+	// matrix states the path.
+	found *search
+	to    int
 }
 
 // pathFinder finds paths of one host by one set of rules.
 type pathFinder struct {
-	host  *Host
-	rules Rules
-	graph *graph
+	host   *Host
+	rules  Rules
+	graph  *graph // nil where a matrix states the paths
+	search *search
 }
 
 func newPathFinder(h *Host, rules Rules) pathFinder {
 	f := pathFinder{host: h, rules: rules}
 	if h.Matrix == nil {
 		f.graph = newGraph(h, rules)
+		f.search = &search{graph: f.graph, rules: rules}
 	}
 	return f
 }
 
-// from finds the ways from one device to any other.
+// from finds the ways from one device to any other. It tells them until it is
+// asked for those of another device.
 func (f pathFinder) from(a endpoint) func(b endpoint) way {
 	if f.graph == nil {
 		return func(b endpoint) way { return f.told(a, b) }
 	}
-	base := f.graph.index[a.id]
-	steps := f.graph.steps(base, f.rules)
+	f.search.from(f.graph.index[a.id])
 	return func(b endpoint) way {
 		to := f.graph.index[b.id]
-		s := steps[to]
-		w := way{Path: s.Path, hops: s.hops}
-		if s.Type < DIS {
-			for at := to; at >= 0; at = steps[at].from {
-				w.nodes = append(w.nodes, f.graph.nodes[at])
-			}
-			slices.Reverse(w.nodes)
-		}
-		w.Path = finish(w.Path, a, b, f.rules)
-		return w
+		s := f.search.best[to]
+		return way{finish(s.Path, a, b, f.rules), s.hops, f.search, to}
 	}
 }
 
@@ -509,16 +518,20 @@ func (f pathFinder) told(a, b endpoint) way {
 // finish applies what the graph does not know: NODE, and the speed of the
 // network behind a NIC.
 func finish(p Path, a, b endpoint, rules Rules) Path {
+	if p.Type == DIS {
+		return p
+	}
 	if rules != RulesNCCL && p.Type == PHB && a.hostBridge != "" && b.hostBridge != "" && a.hostBridge != b.hostBridge {
 		p.Type = NODE
 	}
 	if rules == RulesSMI && p.Type == LOC && a.name != b.name {
 		p.Type = PIX // two NICs of one card
 	}
-	for _, d := range []endpoint{a, b} {
-		if d.rate > 0 && p.Type < DIS {
-			p.Bandwidth = min(p.Bandwidth, d.rate)
-		}
+	if a.rate > 0 {
+		p.Bandwidth = min(p.Bandwidth, a.rate)
+	}
+	if b.rate > 0 {
+		p.Bandwidth = min(p.Bandwidth, b.rate)
 	}
 	return p
 }

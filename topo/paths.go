@@ -1,7 +1,8 @@
 package topo
 
 import (
-	"fmt"
+	"iter"
+	"slices"
 	"strings"
 )
 
@@ -48,76 +49,143 @@ type PolicyPath struct {
 // Paths are the nearest ways from each GPU and NIC to each other one, in the
 // order of GPUs and NICs, by the given rules.
 func (h *Host) Paths(rules Rules) []Pair {
+	n := len(h.GPUs) + len(h.NICs)
+	return slices.AppendSeq(make([]Pair, 0, max(0, n*(n-1))), h.EachPath(rules))
+}
+
+// EachPath tells the pairs of Paths one at a time. Of hundreds of devices, all
+// of them take tens of megabytes.
+func (h *Host) EachPath(rules Rules) iter.Seq[Pair] {
+	return func(yield func(Pair) bool) {
+		var after *policy
+		if h.Matrix == nil {
+			after = newPolicy(h)
+		}
+		ends := h.devices()
+		finder := newPathFinder(h, rules)
+		for i, a := range ends {
+			to := finder.from(a)
+			for j, b := range ends {
+				if i == j {
+					continue
+				}
+				w := to(b)
+				pair := Pair{
+					From: a.name, FromHost: a.id.host, To: b.name, ToHost: b.id.host,
+					Path: w.Path, Hops: w.hops, Reason: w.reason(a, b),
+				}
+				if after != nil {
+					after.apply(&pair, i, j)
+				}
+				if !yield(pair) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// PathTable has the types and bandwidths of a host's paths, four bytes a pair.
+type PathTable struct {
+	// Paths are those that occur, each once.
+	Paths   []Path
+	devices int
+	of      []int32 // [from*devices+to]: a place in Paths
+}
+
+// PathTable finds the paths of Paths, and not what is on them or becomes of
+// them.
+func (h *Host) PathTable(rules Rules) *PathTable {
 	ends := h.devices()
+	t := &PathTable{devices: len(ends), of: make([]int32, 0, len(ends)*len(ends))}
 	finder := newPathFinder(h, rules)
-	pairs := make([]Pair, 0, max(0, len(ends)*(len(ends)-1)))
+	known := map[Path]int32{}
 	for i, a := range ends {
 		to := finder.from(a)
 		for j, b := range ends {
 			if i == j {
+				t.of = append(t.of, -1)
 				continue
 			}
-			w := to(b)
-			pairs = append(pairs, Pair{
-				From: a.name, FromHost: a.id.host, To: b.name, ToHost: b.id.host,
-				Path: w.Path, Hops: w.hops, Reason: w.reason(a, b, h.Matrix != nil),
-			})
+			path := to(b).Path
+			at, is := known[path]
+			if !is {
+				at = int32(len(t.Paths))
+				known[path] = at
+				t.Paths = append(t.Paths, path)
+			}
+			t.of = append(t.of, at)
 		}
 	}
-	if h.Matrix == nil {
-		newPolicy(h).apply(pairs)
-	}
-	return pairs
+	return t
+}
+
+// Row is the paths from one device, a place among the GPUs and then the NICs,
+// to all of them: places in t.Paths, and -1 for the device itself.
+func (t *PathTable) Row(from int) []int32 {
+	return t.of[from*t.devices:][:t.devices]
 }
 
 // reason is a sentence on a way.
-func (w way) reason(a, b endpoint, told bool) string {
+func (w way) reason(a, b endpoint) string {
 	switch {
-	case told:
+	case w.found == nil:
 		return "so the matrix says"
 	case w.Type == DIS:
 		return "nothing joins them"
-	case len(w.nodes) <= 1 && a.busID != b.busID:
+	case w.to == w.found.base && a.busID != b.busID:
 		return "they are PCI functions of one card"
-	case len(w.nodes) <= 1:
+	case w.to == w.found.base:
 		return "they are one PCI function"
 	}
-	between := func(kind nodeKind) (names []string) {
-		for _, n := range w.nodes[1 : len(w.nodes)-1] {
-			if n.kind == kind {
-				names = append(names, n.name)
-			}
-		}
-		return names
-	}
-	switches, nodes, gpus := between(switchNode), between(cpuNode), between(gpuNode)
-	sentence := ""
-	switch {
-	case len(gpus) > 0:
-		sentence = "NVLink through GPU " + gpus[0]
-	case w.Type == NVL && len(between(nvswitchNode)) > 0:
-		sentence = "NVLink through NVSwitches"
-	case w.Type == NVL && len(nodes) > 0:
-		sentence = "NVLink through the CPU of NUMA node " + nodes[0]
-	case w.Type == NVL:
-		sentence = "NVLink"
-	case w.Type == C2C:
-		sentence = "the chip-to-chip link"
-	case len(nodes) > 1:
-		sentence = fmt.Sprintf("the link between NUMA nodes %s and %s", nodes[0], nodes[len(nodes)-1])
-	case w.Type == NODE:
-		sentence = fmt.Sprintf("the host bridges %s and %s of NUMA node %s", a.hostBridge, b.hostBridge, nodes[0])
-	case len(nodes) == 1:
-		sentence = "the host bridge of NUMA node " + nodes[0]
-	case len(switches) == 1:
-		sentence = "PCIe switch " + switches[0]
-	default:
-		sentence = "PCIe switches " + strings.Join(switches, ", ")
-	}
-	for _, e := range []endpoint{a, b} {
+	sentence := w.passes(a, b)
+	for _, e := range []*endpoint{&a, &b} {
 		if e.isNIC && e.rate > 0 && e.rate == w.Bandwidth {
 			return sentence + "; no faster than the port of " + e.name
 		}
 	}
 	return sentence
+}
+
+// passes says what lies between the ends of a way.
+func (w way) passes(a, b endpoint) string {
+	var room [3][8]string // enough for most ways
+	switches, nodes, gpus := room[0][:0], room[1][:0], room[2][:0]
+	nvswitches := false
+	for at := w.found.best[w.to].from; at != w.found.base; at = w.found.best[at].from {
+		switch id := w.found.graph.nodes[at]; id.kind {
+		case switchNode:
+			switches = append(switches, id.name)
+		case cpuNode:
+			nodes = append(nodes, id.name)
+		case gpuNode:
+			gpus = append(gpus, id.name)
+		case nvswitchNode:
+			nvswitches = true
+		}
+	}
+	for _, names := range [][]string{switches, nodes, gpus} {
+		slices.Reverse(names) // they were met on the way back
+	}
+	switch {
+	case len(gpus) > 0:
+		return "NVLink through GPU " + gpus[0]
+	case w.Type == NVL && nvswitches:
+		return "NVLink through NVSwitches"
+	case w.Type == NVL && len(nodes) > 0:
+		return "NVLink through the CPU of NUMA node " + nodes[0]
+	case w.Type == NVL:
+		return "NVLink"
+	case w.Type == C2C:
+		return "the chip-to-chip link"
+	case len(nodes) > 1:
+		return "the link between NUMA nodes " + nodes[0] + " and " + nodes[len(nodes)-1]
+	case w.Type == NODE:
+		return "the host bridges " + a.hostBridge + " and " + b.hostBridge + " of NUMA node " + nodes[0]
+	case len(nodes) == 1:
+		return "the host bridge of NUMA node " + nodes[0]
+	case len(switches) == 1:
+		return "PCIe switch " + switches[0]
+	}
+	return "PCIe switches " + strings.Join(switches, ", ")
 }

@@ -15,6 +15,7 @@ type policy struct {
 	toGPU  [][]Path // [GPU][GPU]
 	toNIC  [][]Path // [GPU][NIC]
 	gpuCPU [][]step // [GPU][CPU]
+	cpuOf  []int    // [GPU]: its CPU (ncclGetLocalCpu), or -1
 	nicCPU [][]Path // [NIC][CPU], bounded by the NIC's port
 	// direct and via are of the results.
 	gpuDirect [][]bool
@@ -45,7 +46,8 @@ func newPolicy(h *Host) *policy {
 			nics = append(nics, to(p.nic(n)).Path)
 		}
 		p.toGPU, p.toNIC = append(p.toGPU, gpus), append(p.toNIC, nics)
-		p.gpuCPU = append(p.gpuCPU, p.cpuSteps(finder.graph, from))
+		p.gpuCPU = append(p.gpuCPU, p.cpuSteps(finder, from))
+		p.cpuOf = append(p.cpuOf, p.localCPU(g))
 		p.gpuDirect = append(p.gpuDirect, make([]bool, len(gpus)))
 		p.nicDirect = append(p.nicDirect, make([]bool, len(nics)))
 		p.via = append(p.via, slices.Repeat([]int{-1}, len(nics)))
@@ -53,7 +55,7 @@ func newPolicy(h *Host) *policy {
 	for n := range p.nics {
 		e := p.nic(n)
 		var paths []Path
-		for _, s := range p.cpuSteps(finder.graph, e) {
+		for _, s := range p.cpuSteps(finder, e) {
 			if e.rate > 0 {
 				s.Bandwidth = min(s.Bandwidth, e.rate)
 			}
@@ -69,11 +71,11 @@ func newPolicy(h *Host) *policy {
 
 func (p *policy) nic(n int) endpoint { return p.ends[len(p.gpus)+n] }
 
-func (p *policy) cpuSteps(g *graph, from endpoint) []step {
-	steps := g.steps(g.index[from.id], RulesNCCL)
+func (p *policy) cpuSteps(finder pathFinder, from endpoint) []step {
+	finder.from(from)
 	var found []step
 	for _, c := range p.cpus {
-		found = append(found, steps[g.index[c]])
+		found = append(found, finder.search.best[finder.graph.index[c]])
 	}
 	return found
 }
@@ -93,7 +95,7 @@ func locals(paths []Path) (best []int) {
 	return best
 }
 
-// localCPU is the CPU of a GPU (ncclGetLocalCpu); -1 for none.
+// localCPU finds what cpuOf has.
 func (p *policy) localCPU(g int) int {
 	var paths []Path
 	for _, s := range p.gpuCPU[g] {
@@ -130,7 +132,7 @@ func (p *policy) peerToPeer() {
 		found[a] = slices.Clone(p.toGPU[a])
 		for b := range p.gpus {
 			p.gpuDirect[a][b] = p.toGPU[a][b].Type <= limit && (a == b || !p.gpus[a].NoP2P && !p.gpus[b].NoP2P)
-			c := p.localCPU(b)
+			c := p.cpuOf[b]
 			if p.gpuDirect[a][b] || c < 0 || p.toGPU[a][b].Type == DIS {
 				continue
 			}
@@ -144,7 +146,7 @@ func (p *policy) peerToPeer() {
 // nearest to a GPU.
 func (p *policy) chipToChip() {
 	for g := range p.gpus {
-		c := p.localCPU(g)
+		c := p.cpuOf[g]
 		if c < 0 {
 			continue
 		}
@@ -249,7 +251,7 @@ func (p *policy) network(h *Host) {
 			if p.toNIC[g][n].Type >= PHB || p.nicDirect[g][n] {
 				continue
 			}
-			if c := p.localCPU(g); c >= 0 {
+			if c := p.cpuOf[g]; c >= 0 {
 				p.toNIC[g][n] = joined(p.gpuCPU[g][c].Path, p.nicCPU[n][c])
 				back[g][n] = p.toNIC[g][n]
 				p.via[g][n] = -1
@@ -258,33 +260,23 @@ func (p *policy) network(h *Host) {
 	}
 }
 
-// apply adds the results to the pairs of Host.Paths.
-func (p *policy) apply(pairs []Pair) {
-	at := 0
-	for i := range p.ends {
-		for j := range p.ends {
-			if i == j {
-				continue
-			}
-			pair := &pairs[at]
-			at++
-			switch g, h := len(p.gpus), len(p.gpus); {
-			case i < g && j < g:
-				pair.Policy = &PolicyPath{p.toGPU[i][j], p.gpuDirect[i][j]}
-			case i < g:
-				n := j - h
-				pair.Policy = &PolicyPath{p.toNIC[i][n], p.nicDirect[i][n]}
-				if via := p.via[i][n]; via >= 0 {
-					pair.PXN = &PXNPath{p.gpus[via].BusID, p.toNIC[i][n].Bandwidth}
-				}
-			case j < g: // receiving takes no PXN
-				n := i - h
-				way := p.toNIC[j][n]
-				if p.via[j][n] >= 0 {
-					way = pair.Path
-				}
-				pair.Policy = &PolicyPath{way, p.nicDirect[j][n] && way.Type <= P2C}
-			}
+// apply adds the results to the pair of two devices, which are places in p.ends.
+func (p *policy) apply(pair *Pair, i, j int) {
+	switch g, h := len(p.gpus), len(p.gpus); {
+	case i < g && j < g:
+		pair.Policy = &PolicyPath{p.toGPU[i][j], p.gpuDirect[i][j]}
+	case i < g:
+		n := j - h
+		pair.Policy = &PolicyPath{p.toNIC[i][n], p.nicDirect[i][n]}
+		if via := p.via[i][n]; via >= 0 {
+			pair.PXN = &PXNPath{p.gpus[via].BusID, p.toNIC[i][n].Bandwidth}
 		}
+	case j < g: // receiving takes no PXN
+		n := i - h
+		way := p.toNIC[j][n]
+		if p.via[j][n] >= 0 {
+			way = pair.Path
+		}
+		pair.Policy = &PolicyPath{way, p.nicDirect[j][n] && way.Type <= P2C}
 	}
 }

@@ -245,3 +245,51 @@ func TestTheLargestHostFitsIntoACapture(t *testing.T) {
 		t.Errorf("reading it allocates %d MiB", used>>20)
 	}
 }
+
+// The types and bandwidths alone, for tables.
+func BenchmarkPathTable(b *testing.B) {
+	for _, s := range sizes {
+		b.Run(fmt.Sprintf("functions=%d/gpus=%d", s.functions, s.gpus), func(b *testing.B) {
+			h, err := ReadCapture(bytes.NewReader(grownCapture(b, s.functions, s.gpus)))
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				h.PathTable(RulesNCCL)
+			}
+		})
+	}
+}
+
+// The paths between hundreds of devices take little memory: a table of them as
+// much as its cells, and a walk over them as much garbage as there is text.
+func TestPathsOfALargeHostTakeLittleMemory(t *testing.T) {
+	h, err := ReadCapture(bytes.NewReader(grownCapture(t, 1792, 256)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	allocates := func(what func()) uint64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		what()
+		runtime.ReadMemStats(&after)
+		return (after.TotalAlloc - before.TotalAlloc) >> 10
+	}
+	var table *PathTable
+	if used := allocates(func() { table = h.PathTable(RulesNCCL) }); used > 2<<10 {
+		t.Errorf("a table allocates %d KiB", used)
+	}
+	pairs := 0
+	used := allocates(func() {
+		for range h.EachPath(RulesNCCL) {
+			pairs++
+		}
+	})
+	if used > 40<<10 {
+		t.Errorf("a walk over all pairs allocates %d KiB", used)
+	}
+	if pairs != 384*383 || len(table.Row(383)) != 384 {
+		t.Errorf("there are %d pairs, and %d in a row", pairs, len(table.Row(383)))
+	}
+}

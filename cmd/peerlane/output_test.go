@@ -1,14 +1,28 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"reflect"
 	"regexp"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/topo"
 )
 
 // onTerminal runs a command line with a terminal of so many columns as its
@@ -77,4 +91,231 @@ func TestATerminalGetsColoursAndItsWidth(t *testing.T) {
 	if out := onTerminal(t, 120, args...); escape.MatchString(out) {
 		t.Error("colours in spite of NO_COLOR")
 	}
+}
+
+// largeXML is a topology file with so many GPUs on two sockets, a switch above
+// each, and half as many NICs.
+func largeXML(t *testing.T, gpus int) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString(`<system version="1">`)
+	for numa := range 2 {
+		fmt.Fprintf(&b, `<cpu numaid="%d" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">`, numa)
+		for i := numa; i < gpus; i += 2 {
+			fmt.Fprintf(&b, `<pci busid="%04x:01:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">`, i)
+			fmt.Fprintf(&b, `<pci busid="%04x:02:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="%d"><gpu dev="%d" sm="90" rank="%d" gdr="1"/></pci>`, i, 4<<(i%3), i, i)
+			if i%2 == 0 {
+				fmt.Fprintf(&b, `<pci busid="%04x:03:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic><net name="mlx5_%d" dev="%d" speed="%d" port="1" guid="0x%x" gdr="1"/></nic></pci>`, i, i/2, i/2, 100000+i, i+1)
+			}
+			b.WriteString(`</pci>`)
+		}
+		b.WriteString(`</cpu>`)
+	}
+	b.WriteString(`</system>`)
+	file := filepath.Join(t.TempDir(), "topo.xml")
+	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func largeHost(t *testing.T, gpus int) *topo.Host {
+	t.Helper()
+	h, err := topo.Read(largeXML(t, gpus), topo.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.GPUs) != gpus || len(h.NICs) != gpus/2 {
+		t.Fatalf("%d GPUs and %d NICs are read", len(h.GPUs), len(h.NICs))
+	}
+	return h
+}
+
+// A matrix looks as go-pretty's table of the same cells does, with colours and
+// without.
+func TestAMatrixLooksAsOtherTablesDo(t *testing.T) {
+	paths := largeHost(t, 12).PathTable(topo.RulesNCCL)
+	labels := matrixLabels(largeHost(t, 12))
+	odd := slices.Clone(labels)
+	odd[2], odd[5], odd[13], odd[17] = "host/GPU1234567890", "", "网卡0", "ib 0 "
+	a := &app{out: io.Discard}
+	types := func(p topo.Path) string { return p.Type.String() }
+	coloured := func(p topo.Path) string { return text.Colors(typeColours(p.Type)).Sprint(p.Type.String()) }
+	for _, tt := range []struct {
+		name    string
+		labels  []string
+		cell    func(topo.Path) string
+		heading text.Colors
+	}{
+		{"types", labels, types, nil},
+		{"bandwidths", labels, bandwidthOf, nil},
+		{"types in colours", labels, coloured, text.Colors{text.Bold}},
+		{"odd labels", odd, types, nil},
+		{"odd labels in colours", odd, coloured, text.Colors{text.Bold}},
+	} {
+		heading := []any{""}
+		for _, l := range tt.labels {
+			heading = append(heading, l)
+		}
+		want := a.newTable(heading...)
+		want.Style().Color.Header = tt.heading
+		for i, label := range tt.labels {
+			row := table.Row{label}
+			for _, at := range paths.Row(i) {
+				if at < 0 {
+					row = append(row, "X")
+				} else {
+					row = append(row, tt.cell(paths.Paths[at]))
+				}
+			}
+			want.AppendRow(row)
+		}
+		var got bytes.Buffer
+		w := bufio.NewWriter(&got)
+		writeMatrix(w, tt.labels, paths, tt.cell, func(s string) string { return tt.heading.Sprint(s) })
+		if err := w.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want.Render()+"\n", got.String()); diff != "" {
+			t.Errorf("%s (-table +matrix):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestNamesOfAFileStayOnTheirLine(t *testing.T) {
+	h := &topo.Host{NICs: []topo.NIC{{Name: "a\nb"}, {Name: "\x1b[2Jc\t"}}}
+	if diff := cmp.Diff([]string{"a\ufffdb", "\ufffd[2Jc\ufffd"}, matrixLabels(h)); diff != "" {
+		t.Errorf("labels (-want +got):\n%s", diff)
+	}
+}
+
+// filled sets every field of a value to something that is not its zero.
+func filled(t *testing.T, v reflect.Value, n int) {
+	t.Helper()
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		filled(t, v.Elem(), n)
+	case reflect.Struct:
+		for i := range v.NumField() {
+			filled(t, v.Field(i), n+i)
+		}
+	case reflect.String:
+		v.SetString(fmt.Sprintf("text %d", n))
+	case reflect.Int:
+		v.SetInt(int64(1 + n%int(topo.DIS)))
+	case reflect.Float64:
+		v.SetFloat(0.5 + float64(n))
+	case reflect.Bool:
+		v.SetBool(true)
+	default:
+		t.Fatalf("a pair has a field of kind %v", v.Kind())
+	}
+}
+
+// The paths that are printed one at a time are those that encoding/json prints
+// all at once, whatever is in them.
+func TestPathsAreTheJSONOfEncodingJSON(t *testing.T) {
+	var full topo.Pair
+	filled(t, reflect.ValueOf(&full).Elem(), 1)
+	texts := []string{"", "mlx5_0", `quote " and \`, "new\nline\ttab\r\x00\x1f", "<&>", "\u2028\u2029", "网卡", "\xff\xfe", "\x7f", "\U0001f4a5"}
+	numbers := []float64{0, 1, -1, 48, 0.1, 370.8, 1e-6, 9.9e-7, 1e15, 999999999999999, 1e20, 1e21, 1.5e300, 5e-324, -12.25, 1 << 53}
+	r := rand.New(rand.NewPCG(1, 1))
+	var odd []topo.Pair
+	for range 500 {
+		word := func() string { return texts[r.IntN(len(texts))] }
+		path := func() topo.Path {
+			return topo.Path{Type: topo.PathType(r.IntN(int(topo.DIS) + 1)), Bandwidth: numbers[r.IntN(len(numbers))]}
+		}
+		p := topo.Pair{From: word(), To: word(), FromHost: word(), ToHost: word(), Path: path(), Hops: r.IntN(4), Reason: word()}
+		if r.IntN(2) == 0 {
+			p.PXN = &topo.PXNPath{Via: word(), Bandwidth: path().Bandwidth}
+		}
+		if r.IntN(2) == 0 {
+			p.Policy = &topo.PolicyPath{Path: path(), Direct: r.IntN(2) == 0}
+		}
+		odd = append(odd, p)
+	}
+	h := largeHost(t, 6)
+	for name, pairs := range map[string][]topo.Pair{
+		"none": {}, "all fields": {full}, "odd ones": odd, "those of a host": h.Paths(topo.RulesNCCL),
+	} {
+		printed := func(print func(a *app) error) string {
+			var b bytes.Buffer
+			if err := print(&app{out: &b}); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			return b.String()
+		}
+		want := printed(func(a *app) error {
+			return a.printJSON(topology{topologyVersion, topo.RulesNCCL, withLists(h), pairs})
+		})
+		got := printed(func(a *app) error {
+			return a.printTopology(topology{topologyVersion, topo.RulesNCCL, withLists(h), nil}, slices.Values(pairs))
+		})
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-encoding/json +printed):\n%s", name, diff)
+		}
+	}
+	infinite := slices.Values([]topo.Pair{{Path: topo.Path{Bandwidth: math.Inf(1)}}})
+	if err := (&app{out: io.Discard}).printTopology(topology{Host: h}, infinite); err == nil {
+		t.Error("a number that JSON does not have was printed")
+	}
+}
+
+// shut is a pipe whose reader goes away after some bytes.
+type shut struct{ left int }
+
+func (s *shut) Write(p []byte) (int, error) {
+	if s.left -= len(p); s.left < 0 {
+		return 0, errors.New("nobody reads any more")
+	}
+	return len(p), nil
+}
+
+func TestAReaderThatGoesAwayIsAnError(t *testing.T) {
+	file := largeXML(t, 64)
+	for _, args := range [][]string{{"topo", "--input", file}, {"topo", "--input", file, "-o", "json"}} {
+		for _, left := range []int{0, 1000, 100_000} {
+			if strings.Contains(strings.Join(args, " "), "json") {
+				left *= 5
+			}
+			var errOut bytes.Buffer
+			if code := run(args, &shut{left}, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "nobody reads") {
+				t.Errorf("%v with %d bytes read: exit status %d, %s", args, left, code, errOut.String())
+			}
+		}
+	}
+}
+
+// What a large host prints is not held as a whole.
+func TestALargeHostIsPrintedInLittleMemory(t *testing.T) {
+	h := largeHost(t, 256)
+	allocates := func(what func(a *app)) (printed int, allocated uint64) {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		var out counter
+		what(&app{out: &out})
+		runtime.ReadMemStats(&after)
+		return int(out), after.TotalAlloc - before.TotalAlloc
+	}
+	printed, used := allocates(func(a *app) { a.printTopo(h, h.PathTable(topo.RulesNCCL)) })
+	if printed < 1e6 || used > 10<<20 {
+		t.Errorf("tables of %d bytes take %d bytes of memory", printed, used)
+	}
+	printed, used = allocates(func(a *app) {
+		if err := a.printTopology(topology{Host: h}, h.EachPath(topo.RulesNCCL)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if printed < 30e6 || used > 100<<20 {
+		t.Errorf("JSON of %d bytes takes %d bytes of memory, garbage and all", printed, used)
+	}
+}
+
+type counter int
+
+func (c *counter) Write(p []byte) (int, error) {
+	*c += counter(len(p))
+	return len(p), nil
 }

@@ -87,11 +87,10 @@ nvidia-smi topo -m, which has path types and no bandwidths.`,
 		if err != nil {
 			return err
 		}
-		pairs := h.Paths(by)
 		if *form == formJSON {
-			return a.printJSON(topology{topologyVersion, by, withLists(h), pairs})
+			return a.printTopology(topology{topologyVersion, by, withLists(h), nil}, h.EachPath(by))
 		}
-		a.printTopo(h, pairs)
+		a.printTopo(h, h.PathTable(by))
 		return nil
 	}
 	return cmd
@@ -121,7 +120,7 @@ func withLists(h *topo.Host) *topo.Host {
 	return &with
 }
 
-func (a *app) printTopo(h *topo.Host, pairs []topo.Pair) {
+func (a *app) printTopo(h *topo.Host, paths *topo.PathTable) {
 	fmt.Fprintf(a.out, "Host read from %s\n\n", origin(h.Source))
 	if len(h.GPUs) == 0 {
 		fmt.Fprint(a.out, "No GPU.\n\n")
@@ -133,14 +132,15 @@ func (a *app) printTopo(h *topo.Host, pairs []topo.Pair) {
 	} else {
 		a.section("NICs", a.nicTable(h.NICs))
 	}
-	if len(pairs) > 0 {
-		a.section("Path types", a.matrix(h, pairs, func(p topo.Path) string {
+	if len(paths.Paths) > 0 {
+		labels := matrixLabels(h)
+		a.printMatrix("Path types", labels, paths, func(p topo.Path) string {
 			return a.paint(p.Type.String(), typeColours(p.Type)...)
-		}))
+		})
 		if h.Matrix == nil {
-			a.section("Bandwidths, GB/s in one direction", a.matrix(h, pairs, bandwidthOf))
+			a.printMatrix("Bandwidths, GB/s in one direction", labels, paths, bandwidthOf)
 		}
-		a.printLegend(pairs)
+		a.printLegend(paths.Paths)
 	}
 	a.printNotes(append(reasons(h), h.Notes...))
 }
@@ -290,36 +290,6 @@ func gigabytes(b float64) string {
 	return strconv.FormatFloat(b, 'f', 0, 64)
 }
 
-// matrix has a row and a column for each device, in the manner of `nvidia-smi
-// topo -m`.
-func (a *app) matrix(h *topo.Host, pairs []topo.Pair, cell func(topo.Path) string) table.Writer {
-	labels := make([]string, 0, len(h.GPUs)+len(h.NICs))
-	for _, g := range h.GPUs {
-		labels = append(labels, onHost(g.Host, fmt.Sprintf("GPU%d", g.Index)))
-	}
-	for _, n := range h.NICs {
-		labels = append(labels, onHost(n.Host, n.Name))
-	}
-	heading := []any{""}
-	for _, l := range labels {
-		heading = append(heading, l)
-	}
-	t := a.newTable(heading...)
-	for i, label := range labels {
-		row := table.Row{label}
-		for j := range labels {
-			if i == j {
-				row = append(row, "X")
-				continue
-			}
-			row = append(row, cell(pairs[0].Path))
-			pairs = pairs[1:]
-		}
-		t.AppendRow(row)
-	}
-	return t
-}
-
 // bandwidthOf is a path's; a path whose source does not tell one has a dash, and
 // one that there is not has 0.
 func bandwidthOf(p topo.Path) string {
@@ -358,9 +328,9 @@ var meanings = map[topo.PathType]string{
 }
 
 // printLegend explains the path types that occur, nearest first.
-func (a *app) printLegend(pairs []topo.Pair) {
+func (a *app) printLegend(paths []topo.Path) {
 	occurs := map[topo.PathType]bool{}
-	for _, p := range pairs {
+	for _, p := range paths {
 		occurs[p.Type] = true
 	}
 	for t := topo.LOC; t <= topo.DIS; t++ {
