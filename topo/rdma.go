@@ -36,12 +36,17 @@ func (s *sysfs) readNICs() error {
 			if nic.NUMA, nic.Place, err = s.place(device); err != nil {
 				return err
 			}
+			if nic.Device, err = s.identity(device); err != nil {
+				return err
+			}
 			if physical, err := s.files.ReadLink(s.path("bus/pci/devices", device, "physfn")); err == nil {
 				nic.VirtualFunctionOf = filepath.Base(physical)
 			}
 		}
-		if nic.GUID, err = s.attribute("class/infiniband", name, "node_guid"); err != nil {
-			return err
+		for attribute, into := range map[string]*string{"node_guid": &nic.GUID, "sys_image_guid": &nic.SystemGUID} {
+			if *into, err = s.attribute("class/infiniband", name, attribute); err != nil {
+				return err
+			}
 		}
 		if nic.Ports, err = s.ports(name); err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -17,27 +18,32 @@ import (
 const (
 	formTable = "table"
 	formJSON  = "json"
+	formXML   = "xml" // of peerlane topo alone
 )
 
-// form is the value of -o.
-type form string
+// form is the value of -o, one of known.
+type form struct {
+	value string
+	known []string
+}
 
-func (f *form) String() string { return string(*f) }
+func (f *form) String() string { return f.value }
 func (f *form) Type() string   { return "form" }
 func (f *form) Set(s string) error {
-	if s != formTable && s != formJSON {
-		return fmt.Errorf("the form of output is %s or %s", formTable, formJSON)
+	if !slices.Contains(f.known, s) {
+		last := len(f.known) - 1
+		return fmt.Errorf("the form of output is %s or %s", strings.Join(f.known[:last], ", "), f.known[last])
 	}
-	*f = form(s)
+	f.value = s
 	return nil
 }
 
-// addForm gives a command the flag -o.
-func addForm(cmd *cobra.Command) *form {
-	f := form(formTable)
-	cmd.Flags().VarP(&f, "output", "o", "print in `FORM`: table, json")
-	complete(cmd, "output", formTable, formJSON)
-	return &f
+// addForm gives a command the flag -o, with the table, JSON, and more forms.
+func addForm(cmd *cobra.Command, more ...string) *form {
+	f := &form{formTable, append([]string{formTable, formJSON}, more...)}
+	cmd.Flags().VarP(f, "output", "o", "print in `FORM`: "+strings.Join(f.known, ", "))
+	complete(cmd, "output", f.known...)
+	return f
 }
 
 // printJSON prints one indented document.

@@ -68,33 +68,68 @@ type and the bandwidth of the path between them.
 
 A file is told by its content: a capture (peerlane topo capture), a topology of
 NCCL (NCCL_TOPO_DUMP_FILE) or of hwloc 2 (lstopo --of xml), or the text of
-nvidia-smi topo -m, which has path types and no bandwidths.`,
+nvidia-smi topo -m, which has path types and no bandwidths.
+
+With -o xml the host is written as a topology of NCCL 2.30, for NCCL_TOPO_FILE.
+With --virtual as well it is that of the virtual switch: beside each GPU a
+virtual NIC peerlane_N, with the GUID and the speed of the NIC that the plan
+gives GPU N. The configuration file has its say in the plan.`,
 		Example: `  peerlane topo
   peerlane topo --input topo.xml
+  peerlane topo -o xml > topo.xml
+  peerlane topo -o xml --virtual > virtual.xml
   peerlane topo -o json | jq '.paths[] | select(.to == "mlx5_0")'`,
 		Args: noArgs,
 	}
 	cmd.AddCommand(newCaptureCommand(a))
-	host, form, rules := addHost(cmd), addForm(cmd), string(topo.RulesNCCL)
+	host, form, rules, virtual := addHost(cmd), addForm(cmd, formXML), string(topo.RulesNCCL), false
 	cmd.Flags().StringVar(&rules, "rules", rules, "name paths by the `RULES` of nccl or smi (nvidia-smi)")
 	complete(cmd, "rules", string(topo.RulesNCCL), string(topo.RulesSMI))
+	cmd.Flags().BoolVar(&virtual, "virtual", false, "write the virtual switch in place of the host; goes with -o xml")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		by, err := topo.ParseRules(rules)
-		if err != nil {
+		switch {
+		case err != nil:
 			return usageError{cmd.CommandPath(), err}
+		case virtual && form.value != formXML:
+			return usageError{cmd.CommandPath(), errors.New("--virtual goes with -o xml")}
+		case form.value == formXML && cmd.Flags().Changed("rules"):
+			return usageError{cmd.CommandPath(), errors.New("--rules names paths, and -o xml has none: give one or the other")}
 		}
 		h, err := host.read()
 		if err != nil {
 			return err
 		}
+		if form.value == formXML {
+			return a.printXML(h, virtual)
+		}
 		pairs := h.Paths(by)
-		if *form == formJSON {
+		if form.value == formJSON {
 			return a.printJSON(topology{topologyVersion, by, withLists(h), pairs})
 		}
 		a.printTopo(h, pairs)
 		return nil
 	}
 	return cmd
+}
+
+// printXML prints a host, or its virtual switch, for NCCL.
+func (a *app) printXML(h *topo.Host, virtual bool) error {
+	if virtual {
+		plan, _, err := a.planFor(h, false)
+		if err != nil {
+			return err
+		}
+		if h, err = h.VirtualSwitch(plan); err != nil {
+			return err
+		}
+	}
+	text, err := h.NCCLXML()
+	if err != nil {
+		return err
+	}
+	_, err = a.out.Write(text)
+	return err
 }
 
 // topologyVersion is that of the JSON, which docs/topology.schema.json describes.
