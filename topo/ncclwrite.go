@@ -179,7 +179,7 @@ func (h *Host) ncclTree() (*element, error) {
 		cpus: map[nodeID]*element{}, switches: map[nodeID]*element{}, bare: h.toldByClass(),
 	}
 	version := "1"
-	if slices.ContainsFunc(h.GPUs, func(g GPU) bool { return g.Vendor == "AMD" || g.Vendor == "Hygon" }) {
+	if slices.ContainsFunc(h.GPUs, ofRCCL) {
 		version = "2"
 	}
 	w.root.set("version", version)
@@ -274,7 +274,7 @@ func (h *Host) toldByClass() map[string]bool {
 		last[g.Host] = g.BusID
 		if was, seen := bare[g.Host]; !seen || was {
 			bare[g.Host] = !known && inOrder && graphics(g.Device.Class, g.Device.Vendor) &&
-				makerOf(g.Device.Vendor) == g.Vendor && vendorOf(g.Vendor) != g.Vendor
+				makerOf(g.Device.Vendor) == g.Vendor && (g.Vendor == "" || ofRCCL(g))
 		}
 	}
 	return bare
@@ -326,11 +326,10 @@ func affinity(list string) string {
 		if err != nil || errLast != nil || first < 0 || last < first {
 			return ""
 		}
-		last = min(last, maxNCCLCPUs-1)
-		for len(words) <= last/32 {
-			words = append(words, 0)
-		}
-		for n := first; n <= last; n++ {
+		for n := first; n <= last && n < maxNCCLCPUs; n++ {
+			for len(words) <= n/32 {
+				words = append(words, 0)
+			}
 			words[n/32] |= 1 << (n % 32)
 		}
 	}
@@ -449,14 +448,11 @@ func (w *ncclWriter) addGPU(g GPU) error {
 	if err != nil {
 		return err
 	}
-	class, identity := g.Device.Class, g.Device
-	if !graphics(class, identity.Vendor) {
+	class := g.Device.Class
+	if !graphics(class, g.Device.Vendor) {
 		class = ncclClass3D
 	}
-	if g.Vendor != "" && identity.Vendor == "" {
-		identity.Vendor = vendorOf(g.Vendor)
-	}
-	e := pciElement(g.BusID, class, identity, g.Place)
+	e := pciElement(g.BusID, class, g.Device, g.Place)
 	up.within = append(up.within, e)
 	rank := w.rank
 	w.rank++
@@ -470,9 +466,9 @@ func (w *ncclWriter) addGPU(g GPU) error {
 	gpu.set("gcn", g.GCN)
 	gpu.set("rank", strconv.Itoa(rank))
 	gpu.set("gdr", flagText(g.GDR))
-	link := "nvlink"
-	if g.Vendor == "AMD" || g.Vendor == "Hygon" {
-		link = "xgmi"
+	link, bandwidth := "nvlink", nvlinkBandwidth(g.Capability)
+	if ofRCCL(g) {
+		link, bandwidth = "xgmi", xgmiBandwidth(g.GCN)
 	}
 	for _, l := range g.NVLinks {
 		target, class := l.Peer, ncclClass3D
@@ -482,11 +478,7 @@ func (w *ncclWriter) addGPU(g GPU) error {
 		gpu.add(link, "target", target, "count", strconv.Itoa(l.Count), "tclass", class)
 	}
 	if g.NVLinkCPU > 0 {
-		per := nvlinkBandwidth(g.Capability)
-		if link == "xgmi" {
-			per = xgmiBandwidth(g.GCN)
-		}
-		gpu.add(link, "target", ncclUnseen, "count", strconv.Itoa(int(math.Round(g.NVLinkCPU/per))), "tclass", classNVLinkCPU)
+		gpu.add(link, "target", ncclUnseen, "count", strconv.Itoa(int(math.Round(g.NVLinkCPU/bandwidth))), "tclass", classNVLinkCPU)
 	}
 	if g.C2C > 0 {
 		gpu.add("c2c", "bw", strconv.Itoa(int(math.Round(g.C2C*1000))), "count", "1")
@@ -494,18 +486,8 @@ func (w *ncclWriter) addGPU(g GPU) error {
 	return nil
 }
 
-// vendorOf is the PCI vendor of GPU.Vendor, which of other makers it is already.
-func vendorOf(maker string) string {
-	switch maker {
-	case "":
-		return vendorNVIDIA
-	case "AMD":
-		return vendorAMD
-	case "Hygon":
-		return vendorHygon
-	}
-	return maker
-}
+// ofRCCL: AMD's library knows a GPU, and NVIDIA's does not.
+func ofRCCL(g GPU) bool { return g.Vendor == "AMD" || g.Vendor == "Hygon" }
 
 func flagText(is *bool) string {
 	switch {
