@@ -431,7 +431,7 @@ func TestALinkThatOnlyItsBandwidthTells(t *testing.T) {
 		for _, lanes := range []int{1, 2, 4, 8, 16} {
 			link := pcieBandwidth(speed.begins, lanes)
 			gotSpeed, gotLanes := linkWords(Place{Link: link})
-			n, err := strconv.Atoi("0"+gotLanes)
+			n, err := strconv.Atoi("0" + gotLanes)
 			if err != nil {
 				t.Fatal(err)
 			}
