@@ -93,6 +93,45 @@ func TestPlanJSONIsThePlan(t *testing.T) {
 	}
 }
 
+func TestXMLOfTheRecordedHost(t *testing.T) {
+	_, host := recordedHost(t)
+	for name, more := range map[string][]string{"topo.xml": nil, "virtual.xml": {"--virtual"}} {
+		args := append([]string{"topo", "-o", "xml", "--root", t.TempDir()}, more...)
+		golden(t, name, peerlane(t, append(args, host...)...))
+	}
+}
+
+// What is written can be read in place of the host, and says the same of paths.
+func TestXMLStandsInForTheHost(t *testing.T) {
+	_, host := recordedHost(t)
+	file := filepath.Join(t.TempDir(), "topo.xml")
+	if err := os.WriteFile(file, []byte(peerlane(t, append([]string{"topo", "-o", "xml"}, host...)...)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	type paths struct{ Paths []topo.Pair }
+	want := decode[paths](t, append([]string{"topo", "-o", "json"}, host...)...)
+	got := decode[paths](t, "topo", "-o", "json", "--input", file)
+	if diff := cmp.Diff(want, got); diff != "" || len(got.Paths) != 90 {
+		t.Errorf("%d paths (-host +XML):\n%s", len(got.Paths), diff)
+	}
+}
+
+func TestVirtualSwitchFollowsTheConfiguration(t *testing.T) {
+	_, host := recordedHost(t)
+	root := t.TempDir()
+	config := filepath.Join(root, "etc/peerlane/config.toml")
+	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, []byte("[[plan.lane]]\ngpu = \"3\"\nservers = [\"2\"]\nnics = [\"emulated0\"]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out := peerlane(t, append([]string{"topo", "-o", "xml", "--virtual", "--root", root}, host...)...)
+	if !strings.Contains(out, `<net name="peerlane_3" dev="3"/>`) || !strings.Contains(out, "emulated0 is not in the topology") {
+		t.Errorf("GPU 3 is assigned to a NIC that is not there:\n%s", out)
+	}
+}
+
 const ncclXML = `<system version="1">
   <cpu numaid="0" affinity="0000ffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
     <pci busid="0000:16:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
