@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -169,13 +170,18 @@ func (a *app) printTopo(h *topo.Host, pairs []topo.Pair) {
 		a.section("NICs", a.nicTable(h.NICs))
 	}
 	if len(pairs) > 0 {
-		a.section("Path types", a.matrix(h, pairs, func(p topo.Path) string {
-			return a.paint(p.Type.String(), typeColours(p.Type)...)
-		}))
+		labels, legend := matrixLabels(h)
+		links := newNVLinkCounts(h)
+		a.section("Path types", a.matrix(labels, pairs, func(p topo.Pair) string {
+			return a.paint(links.typeOf(p), typeColours(p.Type)...)
+		}, affinities(h)...))
 		if h.Matrix == nil {
-			a.section("Bandwidths, GB/s in one direction", a.matrix(h, pairs, bandwidthOf))
+			a.section("Bandwidths, GB/s in one direction", a.matrix(labels, pairs, func(p topo.Pair) string { return bandwidthOf(p.Path) }))
 		}
-		a.printLegend(pairs)
+		a.printLegend(pairs, links)
+		for _, line := range legend {
+			fmt.Fprintln(a.out, line)
+		}
 	}
 	a.printNotes(append(reasons(h), h.Notes...))
 }
@@ -325,19 +331,128 @@ func gigabytes(b float64) string {
 	return strconv.FormatFloat(b, 'f', 0, 64)
 }
 
+// maxLabel is the longest name of a NIC that heads a column of a matrix: as long
+// as mlx5_10. With longer ones sixteen GPUs do not fit on any screen.
+const maxLabel = 7
+
+// matrixLabels are the names of GPUs and NICs in a matrix. Long ones are NIC0,
+// NIC1 and so on, as in nvidia-smi, several hosts H0, H1; legend says which these
+// are.
+func matrixLabels(h *topo.Host) (labels, legend []string) {
+	hosts := map[string]string{"": ""}
+	label := func(host, name string) {
+		if _, known := hosts[host]; !known {
+			hosts[host] = fmt.Sprintf("H%d", len(hosts)-1)
+			legend = append(legend, fmt.Sprintf("%-4s  %s", hosts[host], host))
+		}
+		labels = append(labels, onHost(hosts[host], name))
+	}
+	for _, g := range h.GPUs {
+		label(g.Host, fmt.Sprintf("GPU%d", g.Index))
+	}
+	long := slices.ContainsFunc(h.NICs, func(n topo.NIC) bool { return len(n.Name) > maxLabel })
+	for i, n := range h.NICs {
+		name := n.Name
+		if long {
+			name = fmt.Sprintf("NIC%d", i)
+		}
+		label(n.Host, name)
+		if long {
+			legend = append(legend, fmt.Sprintf("%-4s  %s", name, onHost(hosts[n.Host], n.Name)))
+		}
+	}
+	return labels, legend
+}
+
+// nvlinkCounts knows how many NVLinks join two GPUs, each named by host and PCI
+// address.
+type nvlinkCounts struct {
+	direct   map[[2]string]int
+	switches map[string]int
+}
+
+func newNVLinkCounts(h *topo.Host) nvlinkCounts {
+	c := nvlinkCounts{map[[2]string]int{}, map[string]int{}}
+	for _, g := range h.GPUs {
+		from := onHost(g.Host, g.BusID)
+		for _, l := range g.NVLinks {
+			if l.Peer == "" {
+				c.switches[from] = l.Count
+				continue
+			}
+			// Both ends list the same links.
+			to := onHost(g.Host, l.Peer)
+			c.direct[[2]string{from, to}] = max(c.direct[[2]string{from, to}], l.Count)
+			c.direct[[2]string{to, from}] = max(c.direct[[2]string{to, from}], l.Count)
+		}
+	}
+	return c
+}
+
+// of counts the links of a path over NVLink; 0 where nothing tells.
+func (c nvlinkCounts) of(p topo.Pair) int {
+	if p.Type != topo.NVL {
+		return 0
+	}
+	from, to := onHost(p.FromHost, p.From), onHost(p.ToHost, p.To)
+	if n := c.direct[[2]string{from, to}]; n > 0 {
+		return n
+	}
+	return min(c.switches[from], c.switches[to])
+}
+
+// typeOf is the type of a path as nvidia-smi writes it: with the number of
+// NVLinks, where that is known.
+func (c nvlinkCounts) typeOf(p topo.Pair) string {
+	if n := c.of(p); n > 0 {
+		return fmt.Sprintf("NV%d", n)
+	}
+	return p.Type.String()
+}
+
+// column is one that follows those of the devices.
+type column struct {
+	heading string
+	cells   []string // for each device
+}
+
+// affinities are the processors and the NUMA node that are near each GPU, as far
+// as these are known.
+func affinities(h *topo.Host) []column {
+	cpus, nodes := column{heading: "CPU AFFINITY"}, column{heading: "NUMA AFFINITY"}
+	known, knownNode := false, false
+	for _, g := range h.GPUs {
+		list := ""
+		for _, c := range h.CPUs {
+			if c.Host == g.Host && c.NUMA == g.NUMA {
+				list = c.CPUs
+			}
+		}
+		known, knownNode = known || list != "", knownNode || g.NUMA >= 0
+		cpus.cells, nodes.cells = append(cpus.cells, dash(list)), append(nodes.cells, numa(g.NUMA))
+	}
+	for range h.NICs { // nvidia-smi says nothing of these
+		cpus.cells, nodes.cells = append(cpus.cells, ""), append(nodes.cells, "")
+	}
+	var columns []column
+	if known {
+		columns = append(columns, cpus)
+	}
+	if knownNode {
+		columns = append(columns, nodes)
+	}
+	return columns
+}
+
 // matrix has a row and a column for each device, in the manner of `nvidia-smi
 // topo -m`.
-func (a *app) matrix(h *topo.Host, pairs []topo.Pair, cell func(topo.Path) string) table.Writer {
-	labels := make([]string, 0, len(h.GPUs)+len(h.NICs))
-	for _, g := range h.GPUs {
-		labels = append(labels, onHost(g.Host, fmt.Sprintf("GPU%d", g.Index)))
-	}
-	for _, n := range h.NICs {
-		labels = append(labels, onHost(n.Host, n.Name))
-	}
+func (a *app) matrix(labels []string, pairs []topo.Pair, cell func(topo.Pair) string, after ...column) table.Writer {
 	heading := []any{""}
 	for _, l := range labels {
 		heading = append(heading, l)
+	}
+	for _, c := range after {
+		heading = append(heading, c.heading)
 	}
 	t := a.newTable(heading...)
 	for i, label := range labels {
@@ -347,8 +462,11 @@ func (a *app) matrix(h *topo.Host, pairs []topo.Pair, cell func(topo.Path) strin
 				row = append(row, "X")
 				continue
 			}
-			row = append(row, cell(pairs[0].Path))
+			row = append(row, cell(pairs[0]))
 			pairs = pairs[1:]
+		}
+		for _, c := range after {
+			row = append(row, c.cells[i])
 		}
 		t.AppendRow(row)
 	}
@@ -393,10 +511,18 @@ var meanings = map[topo.PathType]string{
 }
 
 // printLegend explains the path types that occur, nearest first.
-func (a *app) printLegend(pairs []topo.Pair) {
+func (a *app) printLegend(pairs []topo.Pair, links nvlinkCounts) {
 	occurs := map[topo.PathType]bool{}
+	counted := false
 	for _, p := range pairs {
-		occurs[p.Type] = true
+		if links.of(p) > 0 {
+			counted = true
+		} else {
+			occurs[p.Type] = true
+		}
+	}
+	if counted {
+		fmt.Fprintf(a.out, "%s  %s\n", a.paint("NV# ", typeColours(topo.NVL)...), "so many NVLinks")
 	}
 	for t := topo.LOC; t <= topo.DIS; t++ {
 		if occurs[t] && meanings[t] != "" {
