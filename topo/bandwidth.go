@@ -5,13 +5,16 @@ import (
 	"strings"
 )
 
-// pcieSpeeds are the speeds that NCCL knows, and what a lane of each carries,
-// 100 Mbit/s (src/graph/topo.cc, kvDictPciGen). A text is looked up by its
-// beginning, in this order.
-var pcieSpeeds = []struct {
+// pcieSpeed is a speed that NCCL knows, and what a lane of it carries, 100
+// Mbit/s.
+type pcieSpeed struct {
 	begins string
 	lane   float64
-}{
+}
+
+// pcieSpeeds are those of src/graph/topo.cc, kvDictPciGen. A text is looked up
+// by its beginning, in this order.
+var pcieSpeeds = []pcieSpeed{
 	{"2.5 GT/s", 15}, {"5 GT/s", 30}, {"8 GT/s", 60}, {"16 GT/s", 120}, {"32 GT/s", 240}, // Linux before 5.7
 	{"5.0 GT/s PCIe", 30}, {"8.0 GT/s PCIe", 60}, {"16.0 GT/s PCIe", 120}, {"32.0 GT/s PCIe", 240}, {"64.0 GT/s PCIe", 480},
 }

@@ -65,7 +65,7 @@ func (e *capturedError) Is(target error) bool { return e.absent && target == Err
 // of a network interface. What it takes of a configuration space is its header
 // and the capabilities of PCI Express, ACS and SR-IOV; the kernel shows the
 // capabilities to root alone, and others get a capture without. The UUIDs of
-// GPUs and the node GUIDs of RDMA devices are in it, because plans name GPUs by
+// GPUs and the GUIDs of RDMA devices are in it, because plans name GPUs by
 // the one and ports of a device share the other.
 func Capture(o Options, w io.Writer) error {
 	compressed, err := gzip.NewWriterLevel(w, gzip.BestCompression)

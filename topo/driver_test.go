@@ -45,7 +45,7 @@ func TestNVMLCompletesWhatSysfsTells(t *testing.T) {
 		{Index: 1, BusID: "0000:00:06.0", UUID: "GPU-0000:00:06.0", Name: "NVIDIA H200", Minor: 5, Place: place, Capability: 80, MIG: true,
 			NVLinks: []NVLink{{"0000:00:07.0", 4, 80}}, Reason: GPU{MIG: true}.refusal()},
 	}
-	if diff := cmp.Diff(want, h.GPUs); diff != "" {
+	if diff := cmp.Diff(want, h.GPUs, plain); diff != "" {
 		t.Error(diff)
 	}
 	if len(h.Notes) > 0 {

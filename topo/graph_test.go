@@ -219,7 +219,7 @@ func machineOf(r *rand.Rand) *Host {
 			s := Switch{Host: host, BusID: fmt.Sprintf("0000:%02x:00.0", 0x10+i)}
 			s.NUMA, s.Place = place()
 			if r.IntN(2) > 0 {
-				s.Device = PCIIdentity{"0x1000", "0xc010", "0x1000", "0xa096"}
+				s.Device = PCIIdentity{"0x060400", "0x1000", "0xc010", "0x1000", "0xa096"}
 			}
 			if r.IntN(4) == 0 {
 				s.Peers = []string{fmt.Sprintf("0000:%02x:00.0", 0x10+r.IntN(6))}

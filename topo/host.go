@@ -55,8 +55,15 @@ type CPU struct {
 	// CPUs is the node's list of processors, as in
 	// /sys/devices/system/node/nodeN/cpulist; empty where unknown.
 	CPUs string `json:"cpus,omitempty"`
-	// Vendor is CPUID's word for the maker, "GenuineIntel"; empty where unknown.
+	// Arch is "x86_64", "arm64" or "ppc64"; empty where unknown, as the next
+	// three are zero where unknown.
+	Arch string `json:"arch,omitempty"`
+	// Vendor is CPUID's word for the maker, "GenuineIntel".
 	Vendor string `json:"vendor,omitempty"`
+	// Family and Model are the kernel's "cpu family" and "model", and in a file
+	// of NCCL its familyid and modelid.
+	Family int `json:"family,omitempty"`
+	Model  int `json:"model,omitempty"`
 	// Socket is the bandwidth of the link to the other NUMA nodes, GB/s, by
 	// NCCL's table of processors; 5000 where the table has none, which is no
 	// limit.
@@ -75,22 +82,27 @@ type Place struct {
 	// NCCL reckons it: usable, not nominal (48 for PCIe 5.0 x16). It is what
 	// the link can do, and what paths are weighed with.
 	Link float64 `json:"link"`
+	// LinkSpeed and LinkWidth are what Link was reckoned from: the kernel's word
+	// for the speed ("32.0 GT/s PCIe") and the lanes. Empty and 0 where unknown.
+	LinkSpeed string `json:"linkSpeed,omitempty"`
+	LinkWidth int    `json:"linkWidth,omitempty"`
 	// LinkNow is what the link does at the moment: an idle GPU lowers its own
 	// (current_link_speed and current_link_width in sysfs). 0 where unknown.
 	LinkNow float64 `json:"linkNow,omitempty"`
 }
 
 // PCIIdentity says what a PCI function is, in the kernel's words ("0x1000"):
-// the attributes vendor, device, subsystem_vendor and subsystem_device. Each is
-// empty where unknown.
+// the attributes class, vendor, device, subsystem_vendor and subsystem_device.
+// Each is empty where unknown.
 type PCIIdentity struct {
+	Class           string `json:"class,omitempty"`
 	Vendor          string `json:"vendor,omitempty"`
 	Device          string `json:"device,omitempty"`
 	SubsystemVendor string `json:"subsystemVendor,omitempty"`
 	SubsystemDevice string `json:"subsystemDevice,omitempty"`
 }
 
-// number is the four as one, 16 bits each.
+// number is the last four as one, 16 bits each.
 func (d PCIIdentity) number() uint64 {
 	var all uint64
 	for _, text := range []string{d.Vendor, d.Device, d.SubsystemVendor, d.SubsystemDevice} {
@@ -106,7 +118,7 @@ type Switch struct {
 	BusID string `json:"busid"`
 	NUMA  int    `json:"numa"`
 	Place
-	// Device tells which switches are two halves of one, and count as one.
+	// Device also tells which switches are two halves of one, and count as one.
 	Device PCIIdentity `json:"device,omitzero"`
 	// Peers are the addresses of switches that it passes traffic to without
 	// the CPU (<pcilink> in a file of NCCL).
@@ -131,6 +143,10 @@ type GPU struct {
 	Name  string `json:"name"`
 	NUMA  int    `json:"numa"` // -1 where unknown
 	Place
+	Device PCIIdentity `json:"device,omitzero"`
+	// GCN is the architecture of AMD's, as RCCL writes it ("906"); empty where
+	// unknown, and for others.
+	GCN string `json:"gcn,omitempty"`
 	// Capability is the compute capability times ten, 90 for 9.0; 0 where
 	// unknown.
 	Capability int      `json:"capability,omitempty"`
@@ -203,9 +219,13 @@ type NIC struct {
 	Card string `json:"card,omitempty"`
 	// GUID is the node GUID as its source writes it.
 	GUID string `json:"guid,omitempty"`
-	NUMA int    `json:"numa"` // -1 where unknown
+	// SystemGUID is the GUID that all functions of one card share
+	// (sys_image_guid); empty where unknown.
+	SystemGUID string `json:"systemGUID,omitempty"`
+	NUMA       int    `json:"numa"` // -1 where unknown
 	Place
-	Ports []Port `json:"ports"`
+	Device PCIIdentity `json:"device,omitzero"`
+	Ports  []Port      `json:"ports"`
 	// Protocol is "InfiniBand", "RoCE", "iWARP", "eRDMA" or "EFA"; empty where
 	// the source does not tell.
 	Protocol string `json:"protocol,omitempty"`

@@ -319,7 +319,8 @@ func (x *hwlocReader) function(t xml.StartElement, frame hwlocFrame, bridge bool
 		return frame, x.fail("pci_type of %s is %q; one looks like 0302 [10de:1db5] [10de:1249] a1", busID, pciType)
 	}
 	f := &hwlocPCI{busID: busID, class: m[1], vendor: m[2], device: m[3], bridge: bridge, up: frame.pci, hostBridge: frame.hostBridge, nodes: frame.nodes}
-	f.identity = PCIIdentity{Vendor: "0x" + m[2], Device: "0x" + m[3]}
+	// hwloc leaves the last of the class's three bytes out; it is 0 for nearly all.
+	f.identity = PCIIdentity{Class: "0x" + m[1] + "00", Vendor: "0x" + m[2], Device: "0x" + m[3]}
 	if m[4] != "" {
 		f.identity.SubsystemVendor, f.identity.SubsystemDevice = "0x"+m[4], "0x"+m[5]
 	}
@@ -494,21 +495,22 @@ func (x *hwlocReader) cpus() {
 	if len(x.nodes) == 0 {
 		x.nodes = []hwlocNode{{}}
 	}
-	var socket float64 // unknown unless the file tells the processor
-	arch, vendor := x.processor["Architecture"], x.processor["CPUVendor"]
-	if arch != "" || vendor != "" {
-		family, _ := strconv.Atoi(x.processor["CPUFamilyNumber"]) // absent elsewhere than on x86, where the table needs none
-		model, _ := strconv.Atoi(x.processor["CPUModelNumber"])
+	// The link between nodes is unknown unless the file tells the processor.
+	c := CPU{Arch: x.processor["Architecture"], Vendor: x.processor["CPUVendor"]}
+	if c.Arch != "" || c.Vendor != "" {
+		c.Family, _ = strconv.Atoi(x.processor["CPUFamilyNumber"]) // absent elsewhere than on x86, where the table needs none
+		c.Model, _ = strconv.Atoi(x.processor["CPUModelNumber"])
 		switch {
-		case strings.HasPrefix(arch, "ppc64"):
-			arch = "ppc64"
-		case arch == "aarch64":
-			arch = "arm64"
+		case strings.HasPrefix(c.Arch, "ppc64"):
+			c.Arch = "ppc64"
+		case c.Arch == "aarch64":
+			c.Arch = "arm64"
 		}
-		socket = socketBandwidth(arch, vendor, family, model)
+		c.Socket = socketBandwidth(c.Arch, c.Vendor, c.Family, c.Model)
 	}
 	for _, n := range x.nodes {
-		x.host.CPUs = append(x.host.CPUs, CPU{NUMA: n.numa, CPUs: n.cpus, Socket: socket})
+		c.NUMA, c.CPUs = n.numa, n.cpus
+		x.host.CPUs = append(x.host.CPUs, c)
 	}
 }
 
@@ -530,7 +532,9 @@ func (x *hwlocReader) numa(f *hwlocPCI) int {
 		return nodes[0]
 	}
 	if !slices.ContainsFunc(x.host.CPUs, func(c CPU) bool { return c.NUMA == -1 }) {
-		x.host.CPUs = append(x.host.CPUs, CPU{NUMA: -1, Socket: x.host.CPUs[0].Socket})
+		unknown := x.host.CPUs[0]
+		unknown.NUMA, unknown.CPUs = -1, ""
+		x.host.CPUs = append(x.host.CPUs, unknown)
 		x.host.note("hwloc knows of no NUMA node of %s and perhaps others (their locality is the whole machine); together they count as one node, far from every other", f.busID)
 	}
 	return -1
@@ -567,7 +571,7 @@ func (x *hwlocReader) gpu(f *hwlocPCI, indices map[string]int) {
 		x.host.note("graphics device %s of vendor 0x%s is left out: it is none of NVIDIA's, AMD's or Hygon's", f.busID, f.vendor)
 		return
 	}
-	gpu := GPU{Vendor: maker, BusID: f.busID, Minor: -1, Name: f.name, NUMA: x.numa(f), Place: x.place(f)}
+	gpu := GPU{Vendor: maker, BusID: f.busID, Minor: -1, Name: f.name, NUMA: x.numa(f), Place: x.place(f), Device: f.identity}
 	for _, o := range f.systems {
 		if m := nvmlName.FindStringSubmatch(o.name); m != nil {
 			if n, err := strconv.Atoi(m[1]); err == nil {
@@ -605,7 +609,7 @@ func (x *hwlocReader) number(indices map[string]int) {
 
 // nic adds the interfaces of a function: its RDMA devices, and otherwise itself.
 func (x *hwlocReader) nic(f *hwlocPCI) error {
-	at := NIC{BusID: f.busID, NUMA: x.numa(f), Place: x.place(f)}
+	at := NIC{BusID: f.busID, NUMA: x.numa(f), Place: x.place(f), Device: f.identity}
 	network := ""
 	rdma := 0
 	for _, o := range f.systems {
@@ -615,7 +619,7 @@ func (x *hwlocReader) nic(f *hwlocPCI) error {
 		case "3":
 			rdma++
 			nic := at
-			nic.Name, nic.GUID = o.name, o.infos["NodeGUID"]
+			nic.Name, nic.GUID, nic.SystemGUID = o.name, o.infos["NodeGUID"], o.infos["SysImageGUID"]
 			nic.Ports, nic.Protocol = hwlocPorts(o.infos), hwlocProtocol(f)
 			if err := x.addNIC(nic); err != nil {
 				return err

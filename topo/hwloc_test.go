@@ -63,7 +63,7 @@ func TestTreeOfHwlocIsThatOfTheHost(t *testing.T) {
 	} {
 		want.GPUs = append(want.GPUs, GPU{Index: i, BusID: gpu.busID, Minor: -1, NUMA: gpu.numa, Place: at(gpu.bridge, gpu.sw)})
 	}
-	if diff := cmp.Diff(want, h, cmp.AllowUnexported(NIC{})); diff != "" {
+	if diff := cmp.Diff(want, h, plain); diff != "" {
 		t.Errorf("host (-want +got):\n%s", diff)
 	}
 	if len(h.Notes) != 1 || !strings.Contains(h.Notes[0], "at that moment") {
@@ -199,7 +199,7 @@ func TestDevicesOfHwlocAreToldByClassAndVendor(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]CPU{{NUMA: 0, CPUs: "0,28-31,64-67", Socket: 16}, {NUMA: 1, Socket: 16}, {NUMA: 2, Socket: 16}}, h.CPUs); diff != "" {
+	if diff := cmp.Diff([]CPU{{NUMA: 0, CPUs: "0,28-31,64-67", Socket: 16}, {NUMA: 1, Socket: 16}, {NUMA: 2, Socket: 16}}, h.CPUs, plain); diff != "" {
 		t.Errorf("NUMA nodes (-want +got):\n%s", diff)
 	}
 	notes := strings.Join(h.Notes, "\n")

@@ -128,6 +128,7 @@ func (p xmlPlace) fail(format string, args ...any) error {
 type xmlCPU struct {
 	NUMA     string   `xml:"numaid,attr"`
 	HostHash string   `xml:"host_hash,attr"`
+	Affinity string   `xml:"affinity,attr"`
 	Arch     string   `xml:"arch,attr"`
 	Vendor   string   `xml:"vendor,attr"`
 	Family   string   `xml:"familyid,attr"`
@@ -235,8 +236,10 @@ func (x *xmlReader) cpu(c xmlCPU) error {
 	}
 	family, _ := strconv.Atoi(c.Family) // absent in skeletons; the table then has a default
 	model, _ := strconv.Atoi(c.Model)
+	cpus, _ := parseHwlocSet(c.Affinity) // the same form; no path depends on it
 	x.host.CPUs = append(x.host.CPUs, CPU{
-		Host: x.at, NUMA: numa, Vendor: c.Vendor, Socket: socketBandwidth(c.Arch, c.Vendor, family, model),
+		Host: x.at, NUMA: numa, CPUs: cpus.String(), Arch: c.Arch, Vendor: c.Vendor, Family: family, Model: model,
+		Socket: socketBandwidth(c.Arch, c.Vendor, family, model),
 	})
 	for _, p := range c.PCI {
 		if err := x.pci(p, numa, ""); err != nil {
@@ -306,20 +309,21 @@ func (x *xmlReader) pci(p xmlPCI, numa int, above string) error {
 		return p.fail("it has more than %d GPUs and NICs, which is more than are read", maxXMLDevices)
 	}
 	width, _ := strconv.Atoi(p.Width) // "" and 0 stand for unknown
-	place := Place{Switch: above, Link: pcieBandwidth(p.Speed, width)}
+	place := Place{Switch: above, Link: pcieBandwidth(p.Speed, width), LinkSpeed: p.Speed, LinkWidth: width}
+	identity := PCIIdentity{p.Class, p.Vendor, p.Device, p.SubsystemVendor, p.SubsystemDevice}
 	switch {
 	case len(p.GPUs) > 0 || len(p.NICs) == 0 && len(p.PCI) == 0 && graphics(p.Class, p.Vendor):
-		if err := x.gpu(p, GPU{Host: x.at, BusID: busID, Vendor: makerOf(p.Vendor), Minor: -1, NUMA: numa, Place: place}); err != nil {
+		if err := x.gpu(p, GPU{Host: x.at, BusID: busID, Vendor: makerOf(p.Vendor), Minor: -1, NUMA: numa, Place: place, Device: identity}); err != nil {
 			return p.fail("%w", err)
 		}
 		return nil
 	case len(p.NICs) > 0:
-		if err := x.nics(p.NICs, networkOf(p, NIC{Host: x.at, BusID: busID, NUMA: numa, Place: place})); err != nil {
+		if err := x.nics(p.NICs, networkOf(p, NIC{Host: x.at, BusID: busID, NUMA: numa, Place: place, Device: identity})); err != nil {
 			return p.fail("%w", err)
 		}
 		return nil
 	case strings.HasPrefix(p.Class, classNetwork):
-		nic := networkOf(p, NIC{Host: x.at, Name: "nic@" + busID, BusID: busID, NUMA: numa, Place: place})
+		nic := networkOf(p, NIC{Host: x.at, Name: "nic@" + busID, BusID: busID, NUMA: numa, Place: place, Device: identity})
 		if err := x.addNIC(nic); err != nil {
 			return p.fail("%w", err)
 		}
@@ -330,8 +334,7 @@ func (x *xmlReader) pci(p xmlPCI, numa int, above string) error {
 		x.classless++
 		return nil
 	}
-	s := Switch{Host: x.at, BusID: busID, NUMA: numa, Place: place,
-		Device: PCIIdentity{p.Vendor, p.Device, p.SubsystemVendor, p.SubsystemDevice}}
+	s := Switch{Host: x.at, BusID: busID, NUMA: numa, Place: place, Device: identity}
 	for _, peer := range p.Peers {
 		target, err := ParseBusID(peer.Target)
 		if err != nil {
@@ -386,20 +389,21 @@ func (x *xmlReader) gpu(p xmlPCI, gpu GPU) error {
 	if gpu.GDR, err = flag(first.GDR); err != nil {
 		return fmt.Errorf("gdr of GPU %s: %w", gpu.BusID, err)
 	}
+	links := first.NVLinks
+	var bandwidth float64
 	if first.GCN != "" || len(first.XGMI) > 0 {
 		if gpu.Vendor == "" {
 			gpu.Vendor = "AMD"
 		}
+		gpu.GCN, links, bandwidth = first.GCN, first.XGMI, xgmiBandwidth(first.GCN)
 	} else {
 		gpu.Capability, _ = strconv.Atoi(first.SM) // absent: the table has a default
+		bandwidth = nvlinkBandwidth(gpu.Capability)
 	}
 	if err := addC2C(&gpu, first.C2C); err != nil {
 		return err
 	}
-	if err := addLinks(&gpu, first.NVLinks, nvlinkBandwidth(gpu.Capability)); err != nil {
-		return err
-	}
-	if err := addLinks(&gpu, first.XGMI, xgmiBandwidth(first.GCN)); err != nil {
+	if err := addLinks(&gpu, links, bandwidth); err != nil {
 		return err
 	}
 	x.host.GPUs = append(x.host.GPUs, gpu)
@@ -431,7 +435,7 @@ func addC2C(gpu *GPU, links []xmlLink) error {
 	for _, l := range links {
 		count, errCount := strconv.Atoi(l.Count)
 		mbps, errRate := strconv.Atoi(l.MBps)
-		if errCount != nil || errRate != nil || count < 1 || count > 1000 || mbps < 1 || mbps > 1e9 {
+		if errCount != nil || errRate != nil || count < 1 || count > 1000 || mbps < 1 || gpu.C2C*1000+float64(count)*float64(mbps) > 1e9 {
 			return fmt.Errorf("GPU %s has a C2C link of count %q and bandwidth %q", gpu.BusID, l.Count, l.MBps)
 		}
 		gpu.C2C += float64(count) * float64(mbps) / 1000
@@ -461,7 +465,9 @@ func addLinks(gpu *GPU, links []xmlLink, bandwidth float64) error {
 			i = len(gpu.NVLinks)
 			gpu.NVLinks = append(gpu.NVLinks, NVLink{Peer: peer})
 		}
-		gpu.NVLinks[i].Count += count
+		if gpu.NVLinks[i].Count += count; gpu.NVLinks[i].Count > 1000 {
+			return fmt.Errorf("GPU %s has more than 1000 NVLinks to one peer", gpu.BusID)
+		}
 		gpu.NVLinks[i].Bandwidth += float64(count) * bandwidth
 	}
 	return nil

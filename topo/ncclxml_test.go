@@ -204,7 +204,7 @@ func TestSkeletonIsReadByClass(t *testing.T) {
 			"1 PCI devices have neither a class nor a <gpu> or <nic>, so nothing tells what they are; they are left out",
 		},
 	}
-	if diff := cmp.Diff(want, h); diff != "" {
+	if diff := cmp.Diff(want, h, plain); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -225,7 +225,7 @@ func TestNetsOfAFile(t *testing.T) {
 		{Name: "mlx5_10", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Place: a1, Ports: []Port{{Number: 2}}},
 		{Name: "nic@0000:a1:00.0#2", BusID: "0000:a1:00.0", Place: a1, Ports: []Port{{Number: 3, RateGbps: 100}}},
 	}
-	if diff := cmp.Diff(want, h.NICs); diff != "" {
+	if diff := cmp.Diff(want, h.NICs, plain); diff != "" {
 		t.Error(diff)
 	}
 }

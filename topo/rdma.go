@@ -78,9 +78,14 @@ func (s *sysfs) readNIC(name string) (NIC, error) {
 				return NIC{}, err
 			}
 		}
+		if nic.Device, err = s.identity(device); err != nil {
+			return NIC{}, err
+		}
 	}
-	if nic.GUID, err = s.reported("class/infiniband", name, "node_guid"); err != nil {
-		return NIC{}, err
+	for attribute, into := range map[string]*string{"node_guid": &nic.GUID, "sys_image_guid": &nic.SystemGUID} {
+		if *into, err = s.reported("class/infiniband", name, attribute); err != nil {
+			return NIC{}, err
+		}
 	}
 	if nic.Ports, err = s.nicPorts(name); err != nil {
 		return NIC{}, err

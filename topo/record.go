@@ -48,7 +48,7 @@ var (
 	}
 	recordedLinksOfFunction = []string{"physfn"}
 	// "parent" is the network interface below software RDMA.
-	recordedOfRDMA  = []string{"node_guid", "node_type", "parent"}
+	recordedOfRDMA  = []string{"node_guid", "sys_image_guid", "node_type", "parent"}
 	recordedOfPort  = []string{"state", "phys_state", "rate", "link_layer"}
 	recordedOfVerbs = []string{"ibdev", "dev"}
 	recordedOfNode  = []string{"cpulist", "distance"}

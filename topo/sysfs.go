@@ -140,7 +140,7 @@ var nodePattern = regexp.MustCompile(`^node([0-9]+)$`)
 
 // readNodes reads /sys/devices/system/node.
 func (s *sysfs) readNodes() error {
-	socket, err := s.socketBandwidth()
+	cpu, err := s.processor()
 	if err != nil {
 		return err
 	}
@@ -164,17 +164,19 @@ func (s *sysfs) readNodes() error {
 		if err != nil {
 			return err
 		}
-		s.host.CPUs = append(s.host.CPUs, CPU{NUMA: numa, CPUs: cpus, Socket: socket})
+		node := cpu
+		node.NUMA, node.CPUs = numa, cpus
+		s.host.CPUs = append(s.host.CPUs, node)
 	}
 	if len(s.host.CPUs) == 0 { // a kernel without NUMA
-		s.host.CPUs = []CPU{{NUMA: 0, Socket: socket}}
+		s.host.CPUs = []CPU{cpu}
 	}
 	slices.SortFunc(s.host.CPUs, func(a, b CPU) int { return cmp.Compare(a.NUMA, b.NUMA) })
 	return nil
 }
 
-// socketBandwidth looks the first processor up in /proc/cpuinfo.
-func (s *sysfs) socketBandwidth() (float64, error) {
+// processor is what /proc/cpuinfo tells of the first CPU, which stands for all.
+func (s *sysfs) processor() (CPU, error) {
 	text := make([]byte, 4096) // what the first processor has above its flags, and more
 	f, err := s.files.Open(filepath.Join(s.proc, "cpuinfo"))
 	if err == nil {
@@ -187,20 +189,21 @@ func (s *sysfs) socketBandwidth() (float64, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		text = nil
 	case err != nil && !errors.Is(err, io.EOF):
-		return 0, err
+		return CPU{}, err
 	}
 	first, _, _ := strings.Cut(string(text), "\n\n")
 	info := fields(first)
-	arch := "x86_64"
+	c := CPU{Arch: "x86_64", Vendor: info["vendor_id"]}
 	switch {
 	case strings.HasPrefix(info["cpu"], "POWER"):
-		arch = "ppc64"
-	case info["vendor_id"] == "":
-		arch = "arm64"
+		c.Arch = "ppc64"
+	case c.Vendor == "":
+		c.Arch = "arm64"
 	}
-	family, _ := strconv.Atoi(info["cpu family"]) // absent elsewhere than on x86, where the table needs none
-	model, _ := strconv.Atoi(info["model"])
-	return socketBandwidth(arch, info["vendor_id"], family, model), nil
+	c.Family, _ = strconv.Atoi(info["cpu family"]) // absent elsewhere than on x86, where the table needs none
+	c.Model, _ = strconv.Atoi(info["model"])
+	c.Socket = socketBandwidth(c.Arch, c.Vendor, c.Family, c.Model)
+	return c, nil
 }
 
 // fields reads "key : value" lines, as /proc/cpuinfo and
@@ -290,6 +293,9 @@ func (s *sysfs) readOther(name, class, vendor string) error {
 	if gpu.NUMA, gpu.Place, err = s.place(name); err != nil {
 		return err
 	}
+	if gpu.Device, err = s.identity(name); err != nil {
+		return err
+	}
 	s.host.GPUs = append(s.host.GPUs, gpu)
 	return nil
 }
@@ -301,6 +307,9 @@ func (s *sysfs) readGPU(name string) (GPU, error) {
 	}
 	gpu := GPU{BusID: busID, Minor: -1}
 	if gpu.NUMA, gpu.Place, err = s.place(name); err != nil {
+		return GPU{}, err
+	}
+	if gpu.Device, err = s.identity(name); err != nil {
 		return GPU{}, err
 	}
 	file := filepath.Join(s.proc, "driver/nvidia/gpus", name, "information")
@@ -440,15 +449,11 @@ func (s *sysfs) linkNow(device string) (float64, error) {
 	return pcieBandwidth(speed, lanes), nil
 }
 
-// identity tells what a switch is, where that matters: of Broadcom's.
-func (s *sysfs) identity(device string) (PCIIdentity, error) {
-	var id PCIIdentity
-	var err error
-	if id.Vendor, err = s.pciAttribute(device, "vendor"); err != nil || id.Vendor != vendorBroadcom {
-		return PCIIdentity{}, err
-	}
+// identity tells what a PCI function is.
+func (s *sysfs) identity(device string) (id PCIIdentity, err error) {
 	for name, into := range map[string]*string{
-		"device": &id.Device, "subsystem_vendor": &id.SubsystemVendor, "subsystem_device": &id.SubsystemDevice,
+		"class": &id.Class, "vendor": &id.Vendor, "device": &id.Device,
+		"subsystem_vendor": &id.SubsystemVendor, "subsystem_device": &id.SubsystemDevice,
 	} {
 		if *into, err = s.pciAttribute(device, name); err != nil {
 			return PCIIdentity{}, err
@@ -464,8 +469,12 @@ func (s *sysfs) placeIn(hostBridge string, devices []string, numa int) (Place, e
 	last := len(devices) - 1
 	p := Place{HostBridge: hostBridge}
 	var err error
-	if p.Link, err = s.linkBandwidth(devices); err != nil || last < 2 {
+	if p.LinkSpeed, p.LinkWidth, err = s.link(devices); err != nil {
 		return p, err
+	}
+	p.Link = pcieBandwidth(p.LinkSpeed, p.LinkWidth)
+	if last < 2 {
+		return p, nil
 	}
 	p.Switch = devices[last-2]
 	if s.switches[p.Switch] {
@@ -488,28 +497,27 @@ func (s *sysfs) placeIn(hostBridge string, devices []string, numa int) (Place, e
 	return p, nil
 }
 
-// linkBandwidth is what the link above the last device can carry at most: the
-// lesser of its two ends. The current speed is no measure, for idle devices
-// lower it.
-func (s *sysfs) linkBandwidth(devices []string) (float64, error) {
-	var speed string
-	width := 255 // the kernel's word for unknown
+// link is what the link above the last device can do at most: the lesser of its
+// two ends. The current speed is no measure, for idle devices lower it.
+func (s *sysfs) link(devices []string) (speed string, width int, err error) {
+	const unknown = 255 // the kernel's word
+	width = unknown
 	if len(devices) == 1 {
 		width = 0 // no port above it: NCCL takes 16 lanes
 	}
 	for _, end := range devices[max(0, len(devices)-2):] {
 		endSpeed, err := s.reported("bus/pci/devices", end, "max_link_speed")
 		if err != nil {
-			return 0, err
+			return "", 0, err
 		}
 		text, err := s.reported("bus/pci/devices", end, "max_link_width")
 		if err != nil {
-			return 0, err
+			return "", 0, err
 		}
 		if endSpeed == "" && text == "" { // before Linux 4.13
 			c, err := s.configuration(end)
 			if err != nil {
-				return 0, err
+				return "", 0, err
 			}
 			endSpeed, text = c.speed, strconv.Itoa(c.width)
 		}
@@ -524,7 +532,10 @@ func (s *sysfs) linkBandwidth(devices []string) (float64, error) {
 		}
 		width = min(width, max(lanes, 0))
 	}
-	return pcieBandwidth(speed, width), nil
+	if width == unknown {
+		width = 0
+	}
+	return speed, width, nil
 }
 
 // numa is a PCI device's numa_node. -1, "unknown", is the only node where there
@@ -556,7 +567,9 @@ func (s *sysfs) addUnknownNode() {
 			return
 		}
 		listed[numa] = true
-		s.host.CPUs = append(s.host.CPUs, CPU{NUMA: numa, Socket: s.host.CPUs[0].Socket})
+		unknown := s.host.CPUs[0]
+		unknown.NUMA, unknown.CPUs = numa, ""
+		s.host.CPUs = append(s.host.CPUs, unknown)
 		s.host.note("%s is at NUMA node %d, which %s does not list; it counts as far from every other node",
 			device, numa, s.path("devices/system/node"))
 	}

@@ -72,7 +72,7 @@ func TestGPUsAreFoundByClassAndVendor(t *testing.T) {
 		{Index: 1, BusID: "0000:02:00.0", Minor: 3, Name: "NVIDIA H200", UUID: "GPU-be79431d-799f-0a79-d1fe-60a2543bc9b7", Place: Place{HostBridge: "pci0000:00", Link: 12}},
 		{Index: 2, BusID: "10000:00:01.0", Minor: -1, Place: Place{HostBridge: "pci10000:00", Link: 12}},
 	}
-	if diff := cmp.Diff(want, h.GPUs); diff != "" {
+	if diff := cmp.Diff(want, h.GPUs, plain); diff != "" {
 		t.Error(diff)
 	}
 	notes := strings.Join(h.Notes, "\n")
@@ -109,18 +109,18 @@ func TestSwitchesAreEverySecondBridge(t *testing.T) {
 		{BusID: "0000:11:00.0", NUMA: 1, Place: Place{HostBridge: "pci0000:10", Link: 48}},
 		{BusID: "0000:13:00.0", NUMA: 1, Place: Place{HostBridge: "pci0000:10", Switch: "0000:11:00.0", Link: 48}},
 	}
-	if diff := cmp.Diff(wantSwitches, h.Switches); diff != "" {
+	if diff := cmp.Diff(wantSwitches, h.Switches, plain); diff != "" {
 		t.Error(diff)
 	}
 	wantCPUs := []CPU{{NUMA: 0, CPUs: "0-3", Socket: 6}, {NUMA: 1, CPUs: "4-7", Socket: 6}, {NUMA: 10, CPUs: "8-11", Socket: 6}}
-	if diff := cmp.Diff(wantCPUs, h.CPUs); diff != "" {
+	if diff := cmp.Diff(wantCPUs, h.CPUs, plain); diff != "" {
 		t.Error(diff)
 	}
-	if g := h.GPUs[0]; g.Place != (Place{HostBridge: "pci0000:10", Switch: "0000:13:00.0", Link: 12}) || g.NUMA != 1 {
+	if g := h.GPUs[0]; !cmp.Equal(g.Place, Place{HostBridge: "pci0000:10", Switch: "0000:13:00.0", Link: 12}, plain) || g.NUMA != 1 {
 		t.Errorf("under two switches, 16 GT/s and 8 lanes: %+v", g)
 	}
 	// Its link tells nothing of itself, but the port above it does.
-	if g := h.GPUs[1]; g.Place != (Place{HostBridge: "pci10000:e0", Link: 48}) || g.NUMA != 1 {
+	if g := h.GPUs[1]; !cmp.Equal(g.Place, Place{HostBridge: "pci10000:e0", Link: 48}, plain) || g.NUMA != 1 {
 		t.Errorf("behind a VMD: %+v", g)
 	}
 }
@@ -210,7 +210,7 @@ func TestRDMADevices(t *testing.T) {
 		{Name: "rxe0", Place: Place{Link: localBandwidth}, Ports: []Port{{Number: 1, State: "ACTIVE"}}, Software: true},
 		{Name: "siw0", Place: Place{Link: localBandwidth}, Ports: []Port{{Number: 1, State: "ACTIVE"}}, Software: true},
 	}
-	if diff := cmp.Diff(want, h.NICs); diff != "" {
+	if diff := cmp.Diff(want, h.NICs, plain); diff != "" {
 		t.Error(diff)
 	}
 	if len(h.Notes) != 2 || !strings.Contains(h.Notes[0], "rxe0") || !strings.Contains(h.Notes[1], "siw0") {

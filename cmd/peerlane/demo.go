@@ -88,7 +88,7 @@ GPU, and nothing is left on the host.`,
 		if err != nil {
 			return err
 		}
-		if *form == formJSON {
+		if form.value == formJSON {
 			err = a.printJSON(report)
 		} else {
 			a.printDemo(report)

@@ -83,6 +83,7 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 	}
 	_, host := recordedHost(t)
 	notExecutable := write("hook", "")
+	matrix := write("topo.txt", smiText)
 	write("misspelt/etc/peerlane/config.toml", "[relay]\nslotsize = \"1MiB\"\n")
 	write("nonsense/etc/peerlane/config.toml", "[[plan.lane]]\ngpu = \"17\"\nservers = [\"0\"]\n")
 	write("empty/sys/devices/system/node/node0/cpulist", "0-3\n")
@@ -96,7 +97,10 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		{"an unknown command", []string{"plam"}, 2, []string{`unknown command "plam" for peerlane; did you mean plan?`, "see peerlane --help"}},
 		{"an unknown command of a group", []string{"cdi", "generat"}, 2, []string{`unknown command "generat" for peerlane cdi; did you mean generate?`, "see peerlane cdi --help"}},
 		{"an unknown flag", []string{"topo", "--colour"}, 2, []string{"unknown flag: --colour", "see peerlane topo --help"}},
-		{"a value that a flag does not have", []string{"topo", "-o", "yaml"}, 2, []string{`table or json`}},
+		{"a value that a flag does not have", []string{"plan", "-o", "xml"}, 2, []string{`the form of output is table or json`}},
+		{"a form that there is not", []string{"topo", "-o", "yaml"}, 2, []string{`the form of output is table, json or xml`}},
+		{"the virtual switch as a table", append([]string{"topo", "--virtual"}, host...), 2, []string{"--virtual goes with -o xml"}},
+		{"rules where nothing is named", append([]string{"topo", "-o", "xml", "--rules", "smi"}, host...), 2, []string{"--rules names paths"}},
 		{"rules that there are not", []string{"topo", "--rules", "hwloc"}, 2, []string{`rules "hwloc" are none of nccl, smi`}},
 		{"an argument too many", []string{"plan", "gpu3"}, 2, []string{`peerlane plan takes no arguments, got "gpu3"`}},
 		{"two hosts at once", []string{"topo", "--input", "x.xml", "--sysfs", "/sys"}, 2, []string{"--input reads a file"}},
@@ -105,6 +109,7 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		{"an unknown log format", []string{"topo", "--log-format", "xml"}, 2, []string{"--log-format xml is neither"}},
 
 		{"a file that does not exist", []string{"topo", "--input", "/nowhere/topo.xml"}, 1, []string{"/nowhere/topo.xml", "no such file"}},
+		{"XML of a matrix", []string{"topo", "-o", "xml", "--input", matrix}, 1, []string{"has path types and no tree", "peerlane topo capture"}},
 		{"a misspelt key", append([]string{"plan", "--root", filepath.Join(dir, "misspelt")}, host...), 1, []string{"slotsize", "config.toml"}},
 		{"a lane for a GPU that is not there", append([]string{"plan", "--root", filepath.Join(dir, "nonsense")}, host...), 1, []string{"config.toml", `"17"`}},
 		{"no hook", append([]string{"cdi", "generate", "--hook", "/nowhere/peerlane-hook"}, host...), 1, []string{"there is no hook /nowhere/peerlane-hook", "--hook"}},
@@ -183,7 +188,8 @@ func TestCompletion(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"topo", "-o", ""}, "table\njson\n"},
+		{[]string{"topo", "-o", ""}, "table\njson\nxml\n"},
+		{[]string{"plan", "-o", ""}, "table\njson\n:"},
 		{[]string{"cdi", "generate", "--class", ""}, "lane\ngpu\n"},
 		{[]string{"--log-format", ""}, "text\njson\n"},
 		{[]string{"ver"}, "version\t"},

@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"math"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 
@@ -26,27 +24,32 @@ import (
 const (
 	formTable = "table"
 	formJSON  = "json"
+	formXML   = "xml" // of peerlane topo alone
 )
 
-// form is the value of -o.
-type form string
+// form is the value of -o, one of known.
+type form struct {
+	value string
+	known []string
+}
 
-func (f *form) String() string { return string(*f) }
+func (f *form) String() string { return f.value }
 func (f *form) Type() string   { return "form" }
 func (f *form) Set(s string) error {
-	if s != formTable && s != formJSON {
-		return fmt.Errorf("the form of output is %s or %s", formTable, formJSON)
+	if !slices.Contains(f.known, s) {
+		last := len(f.known) - 1
+		return fmt.Errorf("the form of output is %s or %s", strings.Join(f.known[:last], ", "), f.known[last])
 	}
-	*f = form(s)
+	f.value = s
 	return nil
 }
 
-// addForm gives a command the flag -o.
-func addForm(cmd *cobra.Command) *form {
-	f := form(formTable)
-	cmd.Flags().VarP(&f, "output", "o", "print in `FORM`: table, json")
-	complete(cmd, "output", formTable, formJSON)
-	return &f
+// addForm gives a command the flag -o, with the table, JSON, and more forms.
+func addForm(cmd *cobra.Command, more ...string) *form {
+	f := &form{formTable, append([]string{formTable, formJSON}, more...)}
+	cmd.Flags().VarP(f, "output", "o", "print in `FORM`: "+strings.Join(f.known, ", "))
+	complete(cmd, "output", f.known...)
+	return f
 }
 
 // printJSON prints one indented document.
@@ -71,8 +74,7 @@ func indented(v any) ([]byte, error) {
 }
 
 // printTopology prints t as printJSON would with these paths, but one at a time:
-// those of hundreds of devices are tens of megabytes of text, for which
-// encoding/json takes five times the memory and most of the command's time.
+// those of hundreds of devices are tens of megabytes of text.
 func (a *app) printTopology(t topology, paths iter.Seq[topo.Pair]) error {
 	t.Paths = []topo.Pair{}
 	text, err := indented(t)
@@ -82,91 +84,25 @@ func (a *app) printTopology(t topology, paths iter.Seq[topo.Pair]) error {
 	const none = "[]\n}\n" // the end: paths are the last field
 	w := bufio.NewWriterSize(a.out, 64<<10)
 	_, _ = w.Write(bytes.TrimSuffix(text, []byte(none)))
-	before, after := "[\n", none
-	var pair pairText
+	before, after := "[\n    ", none
+	var one bytes.Buffer
+	e := json.NewEncoder(&one)
+	e.SetIndent("    ", "  ")
+	e.SetEscapeHTML(false)
 	for p := range paths {
-		pair.text = pair.text[:0]
-		pair.append(&p)
-		if pair.err != nil {
-			return fmt.Errorf("printing JSON: %w", pair.err)
+		one.Reset()
+		if err := e.Encode(p); err != nil {
+			return fmt.Errorf("printing JSON: %w", err)
 		}
 		_, _ = w.WriteString(before)
-		if _, err := w.Write(pair.text); err != nil {
+		if _, err := w.Write(bytes.TrimSuffix(one.Bytes(), []byte("\n"))); err != nil {
 			return nil // a.out remembers it
 		}
-		before, after = ",\n", "\n  ]\n}\n"
+		before, after = ",\n    ", "\n  ]\n}\n"
 	}
 	_, _ = w.WriteString(after)
 	_ = w.Flush()
 	return nil
-}
-
-// pairText is what encoding/json makes of a topo.Pair in a list of "paths".
-type pairText struct {
-	text []byte
-	err  error
-}
-
-func (t *pairText) append(p *topo.Pair) {
-	t.raw("    {\n      \"from\": ").string(p.From)
-	t.raw(",\n      \"to\": ").string(p.To)
-	if p.FromHost != "" {
-		t.raw(",\n      \"fromHost\": ").string(p.FromHost)
-	}
-	if p.ToHost != "" {
-		t.raw(",\n      \"toHost\": ").string(p.ToHost)
-	}
-	t.raw(",\n      \"type\": ").string(p.Type.String())
-	t.raw(",\n      \"bandwidth\": ").number(p.Bandwidth)
-	t.raw(",\n      \"hops\": ").number(float64(p.Hops))
-	t.raw(",\n      \"reason\": ").string(p.Reason)
-	if p.PXN != nil {
-		t.raw(",\n      \"pxn\": {\n        \"via\": ").string(p.PXN.Via)
-		t.raw(",\n        \"bandwidth\": ").number(p.PXN.Bandwidth)
-		t.raw("\n      }")
-	}
-	if p.Policy != nil {
-		t.raw(",\n      \"policy\": {\n        \"type\": ").string(p.Policy.Type.String())
-		t.raw(",\n        \"bandwidth\": ").number(p.Policy.Bandwidth)
-		t.raw(",\n        \"direct\": ").raw(strconv.FormatBool(p.Policy.Direct))
-		t.raw("\n      }")
-	}
-	t.raw("\n    }")
-}
-
-func (t *pairText) raw(s string) *pairText {
-	t.text = append(t.text, s...)
-	return t
-}
-
-func (t *pairText) string(s string) {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			t.other(s)
-			return
-		}
-	}
-	t.raw(`"`).raw(s).raw(`"`)
-}
-
-func (t *pairText) number(f float64) {
-	switch size := math.Abs(f); {
-	case f == math.Trunc(f) && size >= 1 && size < 1e15: // most are whole
-		t.text = strconv.AppendInt(t.text, int64(f), 10)
-	case f == 0 || size >= 1e-6 && size < 1e21:
-		t.text = strconv.AppendFloat(t.text, f, 'f', -1, 64)
-	default:
-		t.other(f)
-	}
-}
-
-// other leaves what is out of the ordinary to encoding/json.
-func (t *pairText) other(v any) {
-	text, err := indented(v)
-	if err != nil {
-		t.err = err
-	}
-	t.text = append(t.text, bytes.TrimSuffix(text, []byte("\n"))...)
 }
 
 // sink is standard output. It keeps the first error, so that printing need not
@@ -265,48 +201,74 @@ func (a *app) section(title string, t table.Writer) {
 	fmt.Fprintf(a.out, "%s\n%s\n\n", a.paint(title, text.Bold, text.FgCyan), t.Render())
 }
 
+// cells are what a matrix of paths shows: texts, of which there are far fewer
+// than cells.
+type cells struct {
+	texts []string
+	// at says which text shows the path from one device to another, given its
+	// place among the table's paths; nil where it is the same place.
+	at func(from, to int, path int32) int32
+}
+
+// column is one that follows those of the devices.
+type column struct {
+	heading string
+	cells   []string // for each device
+}
+
 // printMatrix prints a heading, and below it a row and a column for each device
 // in the manner of `nvidia-smi topo -m`. It looks as a section with a newTable
 // does, which keeps every cell several times: of hundreds of devices there are
 // as many as the square of that, and few differ.
-func (a *app) printMatrix(title string, devices []string, paths *topo.PathTable, cell func(topo.Path) string) {
+func (a *app) printMatrix(title string, devices []string, paths *topo.PathTable, show cells, after ...column) {
 	w := bufio.NewWriterSize(a.out, 64<<10)
 	fmt.Fprintln(w, a.paint(title, text.Bold, text.FgCyan))
-	writeMatrix(w, devices, paths, cell, func(s string) string { return a.paint(s, text.Bold) })
+	writeMatrix(w, devices, paths, show, func(s string) string { return a.paint(s, text.Bold) }, after...)
 	fmt.Fprintln(w)
 	_ = w.Flush() // a.out remembers its errors
 }
 
 // writeMatrix writes one line after the other; heading is for each word of the
 // first.
-func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, cell func(topo.Path) string, heading func(string) string) {
-	cells := make([]string, len(paths.Paths))
-	wide := make([]int, len(cells))
-	for i, p := range paths.Paths {
-		cells[i] = cell(p)
-		wide[i] = text.StringWidthWithoutEscSequences(cells[i])
+func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show cells, heading func(string) string, after ...column) {
+	at := show.at
+	if at == nil {
+		at = func(_, _ int, path int32) int32 { return path }
 	}
 	const self = "X"
-	first := 0
-	columns := make([]int, len(devices))
-	for i, device := range devices {
-		columns[i] = text.StringWidthWithoutEscSequences(device)
-		first = max(first, columns[i])
+	width := text.StringWidthWithoutEscSequences
+	wide := make([]int, len(show.texts))
+	for i, cell := range show.texts {
+		wide[i] = width(cell)
 	}
-	names := slices.Clone(columns)
+	headings := slices.Clone(devices)
+	for _, c := range after {
+		headings = append(headings, c.heading)
+	}
+	first := 0
+	columns := make([]int, len(headings))
+	for i, h := range headings {
+		columns[i] = width(h)
+		if i < len(devices) {
+			first = max(first, columns[i])
+		}
+	}
 	for i := range devices {
-		for j, at := range paths.Row(i) {
-			if at < 0 {
+		for j, path := range paths.Row(i) {
+			if path < 0 {
 				columns[j] = max(columns[j], len(self))
 			} else {
-				columns[j] = max(columns[j], wide[at])
+				columns[j] = max(columns[j], wide[at(i, j, path)])
 			}
+		}
+		for j, c := range after {
+			columns[len(devices)+j] = max(columns[len(devices)+j], width(c.cells[i]))
 		}
 	}
 	blanks := strings.Repeat(" ", max(first, slices.Max(columns))+2)
 	line := []byte(heading(blanks[:first+2]))
-	for i, device := range devices {
-		line = append(line, heading(device+blanks[:columns[i]-names[i]+2])...)
+	for i, h := range headings {
+		line = append(line, heading(h+blanks[:columns[i]-width(h)+2])...)
 	}
 	write := func() {
 		_, _ = w.Write(bytes.TrimRightFunc(line, unicode.IsSpace))
@@ -315,37 +277,30 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, cell 
 	}
 	write()
 	for i, device := range devices {
-		line = append(append(line, device...), blanks[:first-names[i]+2]...)
-		for j, at := range paths.Row(i) {
-			text, used := self, len(self)
-			if at >= 0 {
-				text, used = cells[at], wide[at]
+		line = append(append(line, device...), blanks[:first-width(device)+2]...)
+		for j, path := range paths.Row(i) {
+			cell, used := self, len(self)
+			if path >= 0 {
+				text := at(i, j, path)
+				cell, used = show.texts[text], wide[text]
 			}
-			line = append(append(line, text...), blanks[:columns[j]-used+2]...)
+			line = append(append(line, cell...), blanks[:columns[j]-used+2]...)
+		}
+		for j, c := range after {
+			line = append(append(line, c.cells[i]...), blanks[:columns[len(devices)+j]-width(c.cells[i])+2]...)
 		}
 		write()
 	}
 }
 
-// matrixLabels names the devices of a matrix, GPUs and then NICs. A name of a
-// file stays on its line, whatever is in it.
-func matrixLabels(h *topo.Host) []string {
-	labels := make([]string, 0, len(h.GPUs)+len(h.NICs))
-	for _, g := range h.GPUs {
-		labels = append(labels, onHost(g.Host, fmt.Sprintf("GPU%d", g.Index)))
-	}
-	for _, n := range h.NICs {
-		labels = append(labels, onHost(n.Host, n.Name))
-	}
-	for i, l := range labels {
-		labels[i] = strings.Map(func(r rune) rune {
-			if unicode.IsControl(r) {
-				return unicode.ReplacementChar
-			}
-			return r
-		}, l)
-	}
-	return labels
+// printable keeps a name of a file on its line, whatever is in it.
+func printable(name string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, name)
 }
 
 // dash stands for what is not known or does not exist, so that every cell of a

@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"runtime"
 	"slices"
@@ -135,44 +134,66 @@ func largeHost(t *testing.T, gpus int) *topo.Host {
 // without.
 func TestAMatrixLooksAsOtherTablesDo(t *testing.T) {
 	paths := largeHost(t, 12).PathTable(topo.RulesNCCL)
-	labels := matrixLabels(largeHost(t, 12))
+	labels, _ := matrixLabels(largeHost(t, 12))
 	odd := slices.Clone(labels)
 	odd[2], odd[5], odd[13], odd[17] = "host/GPU1234567890", "", "网卡0", "ib 0 "
 	a := &app{out: io.Discard}
-	types := func(p topo.Path) string { return p.Type.String() }
-	coloured := func(p topo.Path) string { return text.Colors(typeColours(p.Type)).Sprint(p.Type.String()) }
+	var types, coloured cells
+	for _, p := range paths.Paths {
+		types.texts = append(types.texts, p.Type.String())
+		coloured.texts = append(coloured.texts, text.Colors(typeColours(p.Type)).Sprint(p.Type.String()))
+	}
+	// The text of a pair and not of its path.
+	odder := cells{append(slices.Clone(types.texts), "NV18"), func(from, to int, path int32) int32 {
+		if (from+to)%5 == 0 {
+			return int32(len(types.texts))
+		}
+		return path
+	}}
+	after := []column{{"CPU AFFINITY", slices.Repeat([]string{"0-47", "48-95,144-191", ""}, len(labels)/3)}, {"NUMA", slices.Repeat([]string{"0"}, len(labels))}}
 	for _, tt := range []struct {
 		name    string
 		labels  []string
-		cell    func(topo.Path) string
+		cells   cells
+		after   []column
 		heading text.Colors
 	}{
-		{"types", labels, types, nil},
-		{"bandwidths", labels, bandwidthOf, nil},
-		{"types in colours", labels, coloured, text.Colors{text.Bold}},
-		{"odd labels", odd, types, nil},
-		{"odd labels in colours", odd, coloured, text.Colors{text.Bold}},
+		{"types", labels, types, nil, nil},
+		{"bandwidths", labels, bandwidthCells(paths), nil, nil},
+		{"types in colours", labels, coloured, nil, text.Colors{text.Bold}},
+		{"odd labels", odd, types, nil, nil},
+		{"odd labels in colours", odd, coloured, nil, text.Colors{text.Bold}},
+		{"cells of pairs, and columns after them", odd, odder, after, text.Colors{text.Bold}},
 	} {
 		heading := []any{""}
 		for _, l := range tt.labels {
 			heading = append(heading, l)
 		}
+		for _, c := range tt.after {
+			heading = append(heading, c.heading)
+		}
 		want := a.newTable(heading...)
 		want.Style().Color.Header = tt.heading
 		for i, label := range tt.labels {
 			row := table.Row{label}
-			for _, at := range paths.Row(i) {
-				if at < 0 {
+			for j, at := range paths.Row(i) {
+				switch {
+				case at < 0:
 					row = append(row, "X")
-				} else {
-					row = append(row, tt.cell(paths.Paths[at]))
+				case tt.cells.at != nil:
+					row = append(row, tt.cells.texts[tt.cells.at(i, j, at)])
+				default:
+					row = append(row, tt.cells.texts[at])
 				}
+			}
+			for _, c := range tt.after {
+				row = append(row, c.cells[i])
 			}
 			want.AppendRow(row)
 		}
 		var got bytes.Buffer
 		w := bufio.NewWriter(&got)
-		writeMatrix(w, tt.labels, paths, tt.cell, func(s string) string { return tt.heading.Sprint(s) })
+		writeMatrix(w, tt.labels, paths, tt.cells, func(s string) string { return tt.heading.Sprint(s) }, tt.after...)
 		if err := w.Flush(); err != nil {
 			t.Fatal(err)
 		}
@@ -184,40 +205,19 @@ func TestAMatrixLooksAsOtherTablesDo(t *testing.T) {
 
 func TestNamesOfAFileStayOnTheirLine(t *testing.T) {
 	h := &topo.Host{NICs: []topo.NIC{{Name: "a\nb"}, {Name: "\x1b[2Jc\t"}}}
-	if diff := cmp.Diff([]string{"a\ufffdb", "\ufffd[2Jc\ufffd"}, matrixLabels(h)); diff != "" {
+	labels, _ := matrixLabels(h)
+	if diff := cmp.Diff([]string{"a\ufffdb", "\ufffd[2Jc\ufffd"}, labels); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
 	}
-}
-
-// filled sets every field of a value to something that is not its zero.
-func filled(t *testing.T, v reflect.Value, n int) {
-	t.Helper()
-	switch v.Kind() {
-	case reflect.Pointer:
-		v.Set(reflect.New(v.Type().Elem()))
-		filled(t, v.Elem(), n)
-	case reflect.Struct:
-		for i := range v.NumField() {
-			filled(t, v.Field(i), n+i)
-		}
-	case reflect.String:
-		v.SetString(fmt.Sprintf("text %d", n))
-	case reflect.Int:
-		v.SetInt(int64(1 + n%int(topo.DIS)))
-	case reflect.Float64:
-		v.SetFloat(0.5 + float64(n))
-	case reflect.Bool:
-		v.SetBool(true)
-	default:
-		t.Fatalf("a pair has a field of kind %v", v.Kind())
+	h.NICs[0].Name = "a longer\nname"
+	if _, legend := matrixLabels(h); !slices.Equal(legend, []string{"NIC0  a longer\ufffdname", "NIC1  \ufffd[2Jc\ufffd"}) {
+		t.Errorf("legend %q", legend)
 	}
 }
 
 // The paths that are printed one at a time are those that encoding/json prints
 // all at once, whatever is in them.
 func TestPathsAreTheJSONOfEncodingJSON(t *testing.T) {
-	var full topo.Pair
-	filled(t, reflect.ValueOf(&full).Elem(), 1)
 	texts := []string{"", "mlx5_0", `quote " and \`, "new\nline\ttab\r\x00\x1f", "<&>", "\u2028\u2029", "网卡", "\xff\xfe", "\x7f", "\U0001f4a5"}
 	numbers := []float64{0, 1, -1, 48, 0.1, 370.8, 1e-6, 9.9e-7, 1e15, 999999999999999, 1e20, 1e21, 1.5e300, 5e-324, -12.25, 1 << 53}
 	r := rand.New(rand.NewPCG(1, 1))
@@ -238,7 +238,7 @@ func TestPathsAreTheJSONOfEncodingJSON(t *testing.T) {
 	}
 	h := largeHost(t, 6)
 	for name, pairs := range map[string][]topo.Pair{
-		"none": {}, "all fields": {full}, "odd ones": odd, "those of a host": h.Paths(topo.RulesNCCL),
+		"none": {}, "odd ones": odd, "those of a host": h.Paths(topo.RulesNCCL),
 	} {
 		printed := func(print func(a *app) error) string {
 			var b bytes.Buffer

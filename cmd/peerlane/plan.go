@@ -33,7 +33,7 @@ PATH and GB/S are those from the GPU to its NIC without the relay.`,
 		if err != nil {
 			return err
 		}
-		if *form == formJSON {
+		if form.value == formJSON {
 			return a.printJSON(plan)
 		}
 		a.printPlan(plan)
@@ -44,15 +44,20 @@ PATH and GB/S are those from the GPU to its NIC without the relay.`,
 
 // plan reads the host and the configuration, and plans.
 func (a *app) plan(host *hostFlags) (*topo.Plan, config.Config, error) {
-	c, err := config.Load(a.layout.ConfigFile())
-	if err != nil {
-		return nil, config.Config{}, err
-	}
 	h, err := host.read()
 	if err != nil {
 		return nil, config.Config{}, err
 	}
-	c.Plan.Software = c.Plan.Software || host.software
+	return a.planFor(h, host.software)
+}
+
+// planFor reads the configuration, and plans.
+func (a *app) planFor(h *topo.Host, software bool) (*topo.Plan, config.Config, error) {
+	c, err := config.Load(a.layout.ConfigFile())
+	if err != nil {
+		return nil, config.Config{}, err
+	}
+	c.Plan.Software = c.Plan.Software || software
 	plan, err := topo.MakePlan(h, c.Plan)
 	if err != nil {
 		return nil, config.Config{}, fmt.Errorf("%s: %w", a.layout.ConfigFile(), err)

@@ -41,7 +41,7 @@ func newListCommand(a *app) *cobra.Command {
 	cmd.RunE = func(*cobra.Command, []string) error {
 		relays, err := hook.List(a.layout)
 		// What can be read is printed, whatever the rest is.
-		if *form == formJSON {
+		if form.value == formJSON {
 			if relays == nil {
 				relays = []hook.Info{}
 			}
@@ -106,7 +106,7 @@ touched. The hook does the same whenever a container starts or ends.`,
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		removed, err := hook.Collect(a.layout)
-		if *form == formJSON {
+		if form.value == formJSON {
 			if removed == nil {
 				removed = []string{}
 			}

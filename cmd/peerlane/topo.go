@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -68,32 +69,67 @@ type and the bandwidth of the path between them.
 
 A file is told by its content: a capture (peerlane topo capture), a topology of
 NCCL (NCCL_TOPO_DUMP_FILE) or of hwloc 2 (lstopo --of xml), or the text of
-nvidia-smi topo -m, which has path types and no bandwidths.`,
+nvidia-smi topo -m, which has path types and no bandwidths.
+
+With -o xml the host is written as a topology of NCCL 2.30, for NCCL_TOPO_FILE.
+With --virtual as well it is that of the virtual switch: beside each GPU a
+virtual NIC peerlane_N, with the GUID and the speed of the NIC that the plan
+gives GPU N. The configuration file has its say in the plan.`,
 		Example: `  peerlane topo
   peerlane topo --input topo.xml
+  peerlane topo -o xml > topo.xml
+  peerlane topo -o xml --virtual > virtual.xml
   peerlane topo -o json | jq '.paths[] | select(.to == "mlx5_0")'`,
 		Args: noArgs,
 	}
 	cmd.AddCommand(newCaptureCommand(a))
-	host, form, rules := addHost(cmd), addForm(cmd), string(topo.RulesNCCL)
+	host, form, rules, virtual := addHost(cmd), addForm(cmd, formXML), string(topo.RulesNCCL), false
 	cmd.Flags().StringVar(&rules, "rules", rules, "name paths by the `RULES` of nccl or smi (nvidia-smi)")
 	complete(cmd, "rules", string(topo.RulesNCCL), string(topo.RulesSMI))
+	cmd.Flags().BoolVar(&virtual, "virtual", false, "write the virtual switch in place of the host; goes with -o xml")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		by, err := topo.ParseRules(rules)
-		if err != nil {
+		switch {
+		case err != nil:
 			return usageError{cmd.CommandPath(), err}
+		case virtual && form.value != formXML:
+			return usageError{cmd.CommandPath(), errors.New("--virtual goes with -o xml")}
+		case form.value == formXML && cmd.Flags().Changed("rules"):
+			return usageError{cmd.CommandPath(), errors.New("--rules names paths, and -o xml has none: give one or the other")}
 		}
 		h, err := host.read()
 		if err != nil {
 			return err
 		}
-		if *form == formJSON {
+		if form.value == formXML {
+			return a.printXML(h, virtual)
+		}
+		if form.value == formJSON {
 			return a.printTopology(topology{topologyVersion, by, withLists(h), nil}, h.EachPath(by))
 		}
 		a.printTopo(h, h.PathTable(by))
 		return nil
 	}
 	return cmd
+}
+
+// printXML prints a host, or its virtual switch, for NCCL.
+func (a *app) printXML(h *topo.Host, virtual bool) error {
+	if virtual {
+		plan, _, err := a.planFor(h, false)
+		if err != nil {
+			return err
+		}
+		if h, err = h.VirtualSwitch(plan); err != nil {
+			return err
+		}
+	}
+	text, err := h.NCCLXML()
+	if err != nil {
+		return err
+	}
+	_, err = a.out.Write(text)
+	return err
 }
 
 // topologyVersion is that of the JSON, which docs/topology.schema.json describes.
@@ -133,14 +169,16 @@ func (a *app) printTopo(h *topo.Host, paths *topo.PathTable) {
 		a.section("NICs", a.nicTable(h.NICs))
 	}
 	if len(paths.Paths) > 0 {
-		labels := matrixLabels(h)
-		a.printMatrix("Path types", labels, paths, func(p topo.Path) string {
-			return a.paint(p.Type.String(), typeColours(p.Type)...)
-		})
+		labels, legend := matrixLabels(h)
+		types, occur, counted := a.typeCells(h, paths)
+		a.printMatrix("Path types", labels, paths, types, affinities(h)...)
 		if h.Matrix == nil {
-			a.printMatrix("Bandwidths, GB/s in one direction", labels, paths, bandwidthOf)
+			a.printMatrix("Bandwidths, GB/s in one direction", labels, paths, bandwidthCells(paths))
 		}
-		a.printLegend(paths.Paths)
+		a.printLegend(occur, counted)
+		for _, line := range legend {
+			fmt.Fprintln(a.out, line)
+		}
 	}
 	a.printNotes(append(reasons(h), h.Notes...))
 }
@@ -290,6 +328,150 @@ func gigabytes(b float64) string {
 	return strconv.FormatFloat(b, 'f', 0, 64)
 }
 
+// maxLabel is the longest name of a NIC that heads a column of a matrix: as long
+// as mlx5_10. With longer ones sixteen GPUs do not fit on any screen.
+const maxLabel = 7
+
+// matrixLabels are the names of GPUs and NICs in a matrix. Long ones are NIC0,
+// NIC1 and so on, as in nvidia-smi, several hosts H0, H1; legend says which these
+// are.
+func matrixLabels(h *topo.Host) (labels, legend []string) {
+	hosts := map[string]string{"": ""}
+	label := func(host, name string) {
+		if _, known := hosts[host]; !known {
+			hosts[host] = fmt.Sprintf("H%d", len(hosts)-1)
+			legend = append(legend, fmt.Sprintf("%-4s  %s", hosts[host], printable(host)))
+		}
+		labels = append(labels, printable(onHost(hosts[host], name)))
+	}
+	for _, g := range h.GPUs {
+		label(g.Host, fmt.Sprintf("GPU%d", g.Index))
+	}
+	long := slices.ContainsFunc(h.NICs, func(n topo.NIC) bool { return len(n.Name) > maxLabel })
+	for i, n := range h.NICs {
+		name := n.Name
+		if long {
+			name = fmt.Sprintf("NIC%d", i)
+		}
+		label(n.Host, name)
+		if long {
+			legend = append(legend, fmt.Sprintf("%-4s  %s", name, printable(onHost(hosts[n.Host], n.Name))))
+		}
+	}
+	return labels, legend
+}
+
+// nvlinkCounts knows how many NVLinks join two GPUs, each a place in a host's list.
+type nvlinkCounts struct {
+	direct   map[[2]int]int
+	switches []int
+}
+
+func newNVLinkCounts(h *topo.Host) nvlinkCounts {
+	places := map[string]int{}
+	for i, g := range h.GPUs {
+		places[onHost(g.Host, g.BusID)] = i
+	}
+	c := nvlinkCounts{map[[2]int]int{}, make([]int, len(h.GPUs))}
+	for from, g := range h.GPUs {
+		for _, l := range g.NVLinks {
+			if l.Peer == "" {
+				c.switches[from] = l.Count
+			} else if to, known := places[onHost(g.Host, l.Peer)]; known {
+				// Both ends list the same links.
+				c.direct[[2]int{from, to}] = max(c.direct[[2]int{from, to}], l.Count)
+				c.direct[[2]int{to, from}] = max(c.direct[[2]int{to, from}], l.Count)
+			}
+		}
+	}
+	return c
+}
+
+// of counts the links of a path between two devices; 0 where it is not over
+// NVLink, or nothing tells.
+func (c nvlinkCounts) of(from, to int, p topo.Path) int {
+	if p.Type != topo.NVL || max(from, to) >= len(c.switches) {
+		return 0
+	}
+	if n := c.direct[[2]int{from, to}]; n > 0 {
+		return n
+	}
+	return min(c.switches[from], c.switches[to])
+}
+
+// typeCells are the types of paths as nvidia-smi writes them: with the number of
+// NVLinks, where that is known. The types that occur are without these paths,
+// whether there are any is counted.
+func (a *app) typeCells(h *topo.Host, paths *topo.PathTable) (c cells, occur map[topo.PathType]bool, counted bool) {
+	links := newNVLinkCounts(h)
+	places := map[int]int32{} // in the texts, by the number of NVLinks
+	occur = map[topo.PathType]bool{}
+	for _, p := range paths.Paths {
+		c.texts = append(c.texts, a.paint(p.Type.String(), typeColours(p.Type)...))
+	}
+	for from := range len(h.GPUs) + len(h.NICs) {
+		for to, at := range paths.Row(from) {
+			if at < 0 {
+				continue
+			}
+			p := paths.Paths[at]
+			n := links.of(from, to, p)
+			if n == 0 {
+				occur[p.Type] = true
+				continue
+			}
+			counted = true
+			if _, known := places[n]; !known {
+				places[n] = int32(len(c.texts))
+				c.texts = append(c.texts, a.paint(fmt.Sprintf("NV%d", n), typeColours(p.Type)...))
+			}
+		}
+	}
+	c.at = func(from, to int, path int32) int32 {
+		if n := links.of(from, to, paths.Paths[path]); n > 0 {
+			return places[n]
+		}
+		return path
+	}
+	return c, occur, counted
+}
+
+// bandwidthCells are the bandwidths of paths.
+func bandwidthCells(paths *topo.PathTable) (c cells) {
+	for _, p := range paths.Paths {
+		c.texts = append(c.texts, bandwidthOf(p))
+	}
+	return c
+}
+
+// affinities are the processors and the NUMA node that are near each GPU, as far
+// as these are known.
+func affinities(h *topo.Host) []column {
+	cpus, nodes := column{heading: "CPU AFFINITY"}, column{heading: "NUMA AFFINITY"}
+	known, knownNode := false, false
+	for _, g := range h.GPUs {
+		list := ""
+		for _, c := range h.CPUs {
+			if c.Host == g.Host && c.NUMA == g.NUMA {
+				list = c.CPUs
+			}
+		}
+		known, knownNode = known || list != "", knownNode || g.NUMA >= 0
+		cpus.cells, nodes.cells = append(cpus.cells, dash(list)), append(nodes.cells, numa(g.NUMA))
+	}
+	for range h.NICs { // nvidia-smi says nothing of these
+		cpus.cells, nodes.cells = append(cpus.cells, ""), append(nodes.cells, "")
+	}
+	var columns []column
+	if known {
+		columns = append(columns, cpus)
+	}
+	if knownNode {
+		columns = append(columns, nodes)
+	}
+	return columns
+}
+
 // bandwidthOf is a path's; a path whose source does not tell one has a dash, and
 // one that there is not has 0.
 func bandwidthOf(p topo.Path) string {
@@ -328,13 +510,12 @@ var meanings = map[topo.PathType]string{
 }
 
 // printLegend explains the path types that occur, nearest first.
-func (a *app) printLegend(paths []topo.Path) {
-	occurs := map[topo.PathType]bool{}
-	for _, p := range paths {
-		occurs[p.Type] = true
+func (a *app) printLegend(occur map[topo.PathType]bool, counted bool) {
+	if counted {
+		fmt.Fprintf(a.out, "%s  %s\n", a.paint("NV# ", typeColours(topo.NVL)...), "so many NVLinks")
 	}
 	for t := topo.LOC; t <= topo.DIS; t++ {
-		if occurs[t] && meanings[t] != "" {
+		if occur[t] && meanings[t] != "" {
 			fmt.Fprintf(a.out, "%s  %s\n", a.paint(fmt.Sprintf("%-4s", t), typeColours(t)...), meanings[t])
 		}
 	}

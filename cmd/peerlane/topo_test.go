@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -90,6 +91,123 @@ func TestPlanJSONIsThePlan(t *testing.T) {
 	}
 	if diff := cmp.Diff(*want, got); diff != "" {
 		t.Errorf("plan (-made +printed):\n%s", diff)
+	}
+}
+
+func TestXMLOfTheRecordedHost(t *testing.T) {
+	_, host := recordedHost(t)
+	for name, more := range map[string][]string{"topo.xml": nil, "virtual.xml": {"--virtual"}} {
+		args := append([]string{"topo", "-o", "xml", "--root", t.TempDir()}, more...)
+		golden(t, name, peerlane(t, append(args, host...)...))
+	}
+}
+
+// onFile runs a command line on a topology file.
+func onFile(t *testing.T, text string, args ...string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "topo.xml")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return peerlane(t, append(args, "--input", file)...)
+}
+
+// What a user of nvidia-smi looks for is there: the number of NVLinks, a legend
+// for names of NICs that head no column, processors and NUMA node of each GPU.
+func TestMatrixHasWhatNvidiaSMIHas(t *testing.T) {
+	out := onFile(t, `<system version="1"><cpu numaid="1" affinity="0000000f,000000f0" arch="x86_64" vendor="AuthenticAMD">
+		<pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="80"><nvlink target="0000:02:00.0" count="4" tclass="0x030200"/></gpu></pci>
+		<pci busid="0000:02:00.0" class="0x030200"><gpu dev="1" sm="80"><nvlink target="0000:01:00.0" count="4" tclass="0x030200"/></gpu></pci>
+		<pci busid="0000:03:00.0" class="0x030200"><gpu dev="2" sm="80"><nvlink target="x" count="12" tclass="0x068000"/></gpu></pci>
+		<pci busid="0000:04:00.0" class="0x030200"><gpu dev="3" sm="80"><nvlink target="x" count="8" tclass="0x068000"/></gpu></pci>
+		<pci busid="0000:05:00.0" class="0x020700"/></cpu></system>`, "topo")
+	_, out, _ = strings.Cut(out, "Path types\n")
+	const want = `      GPU0  GPU1  GPU2  GPU3  NIC0  CPU AFFINITY  NUMA AFFINITY
+GPU0  X     NV4   PHB   PHB   PHB   4-7,32-35     1
+GPU1  NV4   X     PHB   PHB   PHB   4-7,32-35     1
+GPU2  PHB   PHB   X     NV8   PHB   4-7,32-35     1
+GPU3  PHB   PHB   NV8   X     PHB   4-7,32-35     1
+NIC0  PHB   PHB   PHB   PHB   X
+
+Bandwidths, GB/s in one direction
+      GPU0  GPU1  GPU2  GPU3  NIC0
+GPU0  X     80    12    12    12
+GPU1  80    X     12    12    12
+GPU2  12    12    X     160   12
+GPU3  12    12    160   X     12
+NIC0  12    12    12    12    X
+
+NV#   so many NVLinks
+PHB   a PCIe host bridge (the CPU)
+NIC0  nic@0000:05:00.0
+`
+	if diff := cmp.Diff(want, out); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestMatrixOfSeveralHostsNamesThemBelow(t *testing.T) {
+	const gpu = `<pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="100"><nvlink target="x" count="18" tclass="0x068000"/></gpu></pci>`
+	out := onFile(t, `<system version="1"><cpu host_hash="0xa5f31daa95182da8" numaid="-1" arch="arm64">`+gpu+`</cpu>
+		<cpu host_hash="0xb5f31daa95182da8" numaid="-1" arch="arm64">`+gpu+`</cpu></system>`, "topo")
+	for _, want := range []string{
+		"         H0/GPU0  H1/GPU0\nH0/GPU0  X        NV18\nH1/GPU0  NV18     X\n\n",
+		"\nH0    0xa5f31daa95182da8\nH1    0xb5f31daa95182da8\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+}
+
+func TestTopoColoursTerminalsAlone(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	t.Setenv("NO_COLOR", "")
+	_, host := recordedHost(t)
+	args := append([]string{"topo"}, host...)
+	plain := peerlane(t, args...)
+	coloured := onTerminal(t, 200, args...)
+	if !strings.Contains(coloured, "\x1b[32mPIX\x1b[0m") || !strings.Contains(coloured, "\x1b[31mSYS\x1b[0m") {
+		t.Error("near and far are of one colour")
+	}
+	trailing := regexp.MustCompile(" +\n") // a bold heading takes its padding with it
+	if diff := cmp.Diff(plain, trailing.ReplaceAllString(escape.ReplaceAllString(coloured, ""), "\n")); diff != "" {
+		t.Errorf("colours move something (-plain +terminal):\n%s", diff)
+	}
+	t.Setenv("NO_COLOR", "1")
+	if out := onTerminal(t, 200, args...); out != plain {
+		t.Error("colours in spite of NO_COLOR")
+	}
+}
+
+// What is written can be read in place of the host, and says the same of paths.
+func TestXMLStandsInForTheHost(t *testing.T) {
+	_, host := recordedHost(t)
+	file := filepath.Join(t.TempDir(), "topo.xml")
+	if err := os.WriteFile(file, []byte(peerlane(t, append([]string{"topo", "-o", "xml"}, host...)...)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	type paths struct{ Paths []topo.Pair }
+	want := decode[paths](t, append([]string{"topo", "-o", "json"}, host...)...)
+	got := decode[paths](t, "topo", "-o", "json", "--input", file)
+	if diff := cmp.Diff(want, got); diff != "" || len(got.Paths) != 90 {
+		t.Errorf("%d paths (-host +XML):\n%s", len(got.Paths), diff)
+	}
+}
+
+func TestVirtualSwitchFollowsTheConfiguration(t *testing.T) {
+	_, host := recordedHost(t)
+	root := t.TempDir()
+	config := filepath.Join(root, "etc/peerlane/config.toml")
+	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, []byte("[[plan.lane]]\ngpu = \"3\"\nservers = [\"2\"]\nnics = [\"emulated0\"]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out := peerlane(t, append([]string{"topo", "-o", "xml", "--virtual", "--root", root}, host...)...)
+	if !strings.Contains(out, `<net name="peerlane_3" dev="3"/>`) || !strings.Contains(out, "emulated0 is not in the topology") {
+		t.Errorf("GPU 3 is assigned to a NIC that is not there:\n%s", out)
 	}
 }
 

@@ -17,7 +17,7 @@ func newVersionCommand(a *app) *cobra.Command {
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		build := version.Get()
-		if *form == formJSON {
+		if form.value == formJSON {
 			return a.printJSON(build)
 		}
 		_, err := fmt.Fprintln(a.out, "peerlane", build)

@@ -1,0 +1,110 @@
+package topo
+
+import (
+	"fmt"
+	"slices"
+)
+
+// VirtualSwitch is the host as the virtual switch makes it look for NCCL: each
+// GPU that has a lane is behind a synthetic bridge in its old place, and beside
+// it behind that bridge is a virtual NIC, peerlane_N for GPU N. It has the GUID,
+// the port and the speed of the first physical NIC of its lane, so that NCCL
+// divides the bandwidth of one that several lanes share, and that one's PCIe
+// link. The physical NICs are not there: NCCL reaches them through the lanes.
+//
+// The bridges and virtual NICs have PCI addresses that no device has, ffff:ff:01.0
+// and ffff:fe:01.0, and so on; NCCL cannot have two devices at one address.
+// Notes say which GPUs are without, and why.
+func (h *Host) VirtualSwitch(p *Plan) (*Host, error) {
+	told := *h.inNCCLsWords()
+	physical := told.NICs
+	told.Source.Kind = SourceNCCLXML
+	told.GPUs, told.Switches, told.NICs = slices.Clone(told.GPUs), slices.Clone(told.Switches), nil
+	told.Notes = []string{"The virtual switch of Peerlane: peerlane_N stands for the physical NIC of GPU N's lane."}
+	for i := range told.Switches {
+		// NCCL would ask the host for what is not there, each rank for other
+		// switches, and then take one switch for two.
+		told.Switches[i].Device.completeWithZero()
+	}
+	free := h.freeAddresses()
+	for _, l := range p.Lanes {
+		g := slices.IndexFunc(told.GPUs, func(g GPU) bool { return g.BusID == l.GPU })
+		if g < 0 {
+			return nil, fmt.Errorf("the plan has a lane for GPU %s, which the host does not have", l.GPU)
+		}
+		gpu := &told.GPUs[g]
+		if l.Role == RoleRefused || len(l.NICs) == 0 {
+			told.note("GPU %d (%s) has no virtual NIC: %s", gpu.Index, gpu.BusID, l.Reason)
+			continue
+		}
+		bridgeAt, nicAt, ok := free()
+		if !ok {
+			return nil, fmt.Errorf("a virtual NIC for GPU %s: all addresses of PCI domain ffff are taken", gpu.BusID)
+		}
+		bridge := Switch{Host: gpu.Host, BusID: bridgeAt, NUMA: gpu.NUMA, Place: gpu.Place, Device: PCIIdentity{Class: ncclClassBridge}}
+		bridge.Device.completeWithZero()
+		told.Switches = append(told.Switches, bridge)
+		gpu.Switch = bridgeAt
+		nic := NIC{
+			Host: gpu.Host, Name: fmt.Sprintf("peerlane_%d", gpu.Index), BusID: nicAt, NUMA: gpu.NUMA, Place: gpu.Place,
+			Device: PCIIdentity{Class: ncclClassEthernet},
+		}
+		nic.Device.completeWithZero()
+		if n := slices.IndexFunc(physical, func(n NIC) bool { return n.Name == l.NICs[0] }); n >= 0 {
+			real := physical[n]
+			nic.GUID = real.GUID
+			if len(real.Ports) > 0 {
+				nic.Ports = []Port{real.bestPort()}
+			}
+			if real.BusID != "" {
+				nic.Link, nic.LinkSpeed, nic.LinkWidth = real.Link, real.LinkSpeed, real.LinkWidth
+			}
+		} else {
+			told.note("%s has neither speed nor guid: its NIC %s is not in the topology", nic.Name, l.NICs[0])
+		}
+		told.NICs = append(told.NICs, nic)
+	}
+	told.Notes = append(told.Notes, h.Notes...)
+	return &told, nil
+}
+
+// completeWithZero writes 0 for what is unknown.
+func (d *PCIIdentity) completeWithZero() {
+	for _, field := range []*string{&d.Vendor, &d.Device, &d.SubsystemVendor, &d.SubsystemDevice} {
+		if *field == "" {
+			*field = "0x0000"
+		}
+	}
+}
+
+// freeAddresses hands out pairs of PCI addresses that no device of the host has.
+func (h *Host) freeAddresses() func() (bridge, nic string, ok bool) {
+	taken := map[string]bool{}
+	for _, s := range h.Switches {
+		taken[s.BusID] = true
+		for _, peer := range s.Peers {
+			taken[peer] = true
+		}
+	}
+	for _, g := range h.GPUs {
+		taken[g.BusID] = true
+		for _, l := range g.NVLinks {
+			taken[l.Peer] = true
+		}
+	}
+	for _, n := range h.NICs {
+		taken[n.BusID] = true
+	}
+	next := 0
+	return func() (bridge, nic string, ok bool) {
+		for ; next < 128*31; next++ {
+			bus, device := 0xff-2*(next/31), 1+next%31
+			bridge, nic = fmt.Sprintf("ffff:%02x:%02x.0", bus, device), fmt.Sprintf("ffff:%02x:%02x.0", bus-1, device)
+			if !taken[bridge] && !taken[nic] {
+				next++
+				return bridge, nic, true
+			}
+		}
+		return "", "", false
+	}
+}

@@ -1,0 +1,188 @@
+package topo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// fourGPUs: one near the NIC, one that NVLink joins to it, one far away, one
+// with MIG. A synthetic bridge has the address that would be given out first.
+func fourGPUs(t *testing.T) *Host {
+	t.Helper()
+	h := readXML(t, `<system version="1"><cpu numaid="0" affinity="f" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+		<pci busid="ffff:ff:01.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+			<pci busid="0000:02:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90" gdr="1"><nvlink target="0000:04:00.0" count="4" tclass="0x030200"/></gpu></pci>
+			<pci busid="0000:03:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic>
+				<net name="mlx5_0" dev="0" speed="100000" port="2" guid="0x1234" gdr="1"/></nic></pci>
+			<pci busid="0000:05:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16"><gpu dev="3" sm="90" gdr="1"/></pci>
+		</pci>
+		<pci busid="0000:04:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="4"><gpu dev="1" sm="90" gdr="1"><nvlink target="0000:02:00.0" count="4" tclass="0x030200"/></gpu></pci>
+		</cpu><cpu numaid="1" affinity="f0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+		<pci busid="0000:81:00.0" class="0x060400" vendor="0x104c" device="0x8232" link_speed="32.0 GT/s PCIe" link_width="16">
+			<pci busid="0000:82:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="2" sm="90" gdr="1"/></pci>
+		</pci></cpu></system>`)
+	h.GPUs[3].MIG = true
+	h.judge()
+	return h
+}
+
+func virtual(t *testing.T, h *Host, c PlanConfig) (*Host, string) {
+	t.Helper()
+	plan, err := MakePlan(h, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := h.VirtualSwitch(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := v.NCCLXML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	readAsNCCLDoes(t, string(text))
+	return readXML(t, string(text)), string(text)
+}
+
+func TestEveryGPUIsBesideItsVirtualNIC(t *testing.T) {
+	h := fourGPUs(t)
+	v, text := virtual(t, h, PlanConfig{})
+	var names []string
+	for _, n := range v.NICs {
+		names = append(names, n.Name)
+		if n.GUID != "0x1234" || len(n.Ports) != 1 || n.Ports[0] != (Port{Number: 2, RateGbps: 100}) {
+			t.Errorf("%s is %+v, want GUID, port and rate of mlx5_0", n.Name, n)
+		}
+	}
+	if !slices.Equal(names, []string{"peerlane_0", "peerlane_1", "peerlane_2"}) {
+		t.Fatalf("virtual NICs %q", names)
+	}
+	for g, bandwidth := range []float64{12.5, 6, 12.5} { // the port, or the GPU's own link
+		for n := range v.NICs {
+			got, err := v.Path(v.GPUs[g].BusID, v.NICs[n].Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch {
+			case g == n && got != Path{PIX, bandwidth}:
+				t.Errorf("GPU %d and its NIC: %v, want PIX at %g", g, got, bandwidth)
+			case g != n && got.Type <= PIX:
+				t.Errorf("GPU %d and %s of another: %v", g, v.NICs[n].Name, got)
+			}
+		}
+	}
+	if !strings.Contains(text, "<!-- GPU 3 (0000:05:00.0) has no virtual NIC: MIG is on") {
+		t.Errorf("nothing says why GPU 3 has none:\n%s", text)
+	}
+}
+
+func TestVirtualNICsHaveAddressesOfTheirOwn(t *testing.T) {
+	h := fourGPUs(t)
+	_, text := virtual(t, h, PlanConfig{})
+	seen := map[string]bool{}
+	for line := range strings.Lines(text) {
+		_, rest, isPCI := strings.Cut(line, `<pci busid="`)
+		if !isPCI {
+			continue
+		}
+		address, _, _ := strings.Cut(rest, `"`)
+		if seen[address] {
+			t.Errorf("two devices at %s", address)
+		}
+		seen[address] = true
+	}
+	for _, address := range []string{"ffff:ff:01.0", "ffff:ff:02.0", "ffff:fe:02.0", "ffff:ff:04.0", "ffff:fe:04.0"} {
+		if !seen[address] {
+			t.Errorf("nothing at %s, of %v", address, seen)
+		}
+	}
+	if seen["ffff:fe:01.0"] || seen["0000:03:00.0"] {
+		t.Error("the address beside a bridge that was there before is used, or the physical NIC is there")
+	}
+}
+
+// Behind its bridge a GPU keeps its place: only PIX becomes PXB.
+func TestVirtualSwitchKeepsThePathsBetweenGPUs(t *testing.T) {
+	h := fourGPUs(t)
+	v, _ := virtual(t, h, PlanConfig{})
+	for a, from := range h.GPUs {
+		for b, to := range h.GPUs {
+			was, err := h.Path(from.BusID, to.BusID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			is, err := v.Path(v.GPUs[a].BusID, v.GPUs[b].BusID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if was.Type == PIX {
+				was.Type = PXB
+			}
+			if a != b && is != was {
+				t.Errorf("GPU %d to %d: %v, and without virtual NICs %v", a, b, is, was)
+			}
+		}
+	}
+}
+
+// NCCL asks the host for what a file does not say of switches, and each rank for
+// others; the same switch twice is then in the topology that all make together.
+func TestVirtualSwitchLeavesNothingToAskOfSwitches(t *testing.T) {
+	_, text := virtual(t, fourGPUs(t), PlanConfig{})
+	for line := range strings.Lines(text) {
+		if !strings.Contains(line, `class="0x060400"`) {
+			continue
+		}
+		for _, attribute := range []string{"vendor", "device", "subsystem_vendor", "subsystem_device", "link_speed", "link_width"} {
+			if !strings.Contains(line, " "+attribute+`="`) {
+				t.Errorf("no %s in %s", attribute, line)
+			}
+		}
+	}
+}
+
+func TestVirtualNICOfAnEmulatedOne(t *testing.T) {
+	v, text := virtual(t, fourGPUs(t), PlanConfig{Lanes: []Assignment{{GPU: "2", Servers: []string{"0"}, NICs: []string{"emulated0"}}}})
+	if n := v.NICs[2]; n.Name != "peerlane_2" || n.GUID != "" || n.RateGbps() != 0 || n.Link != 48 {
+		t.Errorf("%+v; nothing is known of its NIC, so the link is the GPU's", n)
+	}
+	if !strings.Contains(text, "emulated0 is not in the topology") {
+		t.Errorf("no comment says so:\n%s", text)
+	}
+}
+
+func TestVirtualSwitchOfManyGPUs(t *testing.T) {
+	h := fourGPUs(t)
+	for i := range 100 {
+		h.GPUs = append(h.GPUs, GPU{BusID: fmt.Sprintf("0001:%02x:00.0", i), Index: 4 + i, Place: Place{Link: 48}})
+	}
+	plan, err := MakePlan(h, PlanConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := h.VirtualSwitch(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(v.NICs) != 103 {
+		t.Errorf("%d virtual NICs for 104 GPUs, of which one is refused", len(v.NICs))
+	}
+	readXML(t, write(t, v)) // which refuses an address that is there twice
+	if _, err := v.NCCLXML(); err == nil || !strings.Contains(err.Error(), "no more than 255") {
+		t.Errorf("%v; NCCL has no room for so many", err)
+	}
+}
+
+// A host as the kernel shows it is put into NCCL's words once.
+func TestVirtualNICHasThePortThatNCCLCounts(t *testing.T) {
+	h := kernelsHost(t)
+	v, _ := virtual(t, h, PlanConfig{Lanes: []Assignment{{GPU: "0", NICs: []string{"mlx5_1"}}}})
+	if n := v.NICs[0]; n.GUID != "0xe040a10003c288a0" || n.Ports[0] != (Port{Number: 2, RateGbps: 100}) {
+		t.Errorf("%+v; NCCL counts the second function of a card as its second port", n)
+	}
+	if c := v.CPUs[0]; c.Family != 175 {
+		t.Errorf("family %d, want 175", c.Family)
+	}
+}
