@@ -2,6 +2,7 @@ package topo
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -96,8 +97,9 @@ func (h *Host) devices() []endpoint {
 
 func findDevice(devices []endpoint, name string) (endpoint, error) {
 	host, local, qualified := strings.Cut(name, "/")
-	if !qualified {
-		host, local = "", name
+	named := func(d endpoint) bool { return d.name == name }
+	if !qualified || slices.ContainsFunc(devices, named) { // a file's names can have any character
+		host, local, qualified = "", name, false
 	}
 	busID, notBusID := ParseBusID(local)
 	var found []endpoint

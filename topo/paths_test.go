@@ -343,3 +343,16 @@ func TestEveryNCCLFileLoads(t *testing.T) {
 		}
 	}
 }
+
+// A file's names can have any character.
+func TestNamesThatLookLikeSomethingElse(t *testing.T) {
+	for _, name := range []string{" GT/_0", "host/mlx5_0", "/", "a/b/c"} {
+		h, err := ReadNCCLXML(strings.NewReader(system(cpuXML(0, gpuXML("0000:01:00.0", 0, ""), netXML("0000:02:00.0", name)))), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, err := h.Path("0000:01:00.0", name); err != nil || p.Type != PHB {
+			t.Errorf("the path to %q is %v, %v", name, p, err)
+		}
+	}
+}

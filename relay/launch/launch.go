@@ -19,6 +19,7 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Descriptors of a relay at its start.
@@ -91,6 +92,14 @@ func (c Config) Check() error {
 	}
 	if len(c.Lanes) == 0 {
 		return errors.New("relay configuration: no lane")
+	}
+	for _, l := range c.Lanes {
+		for _, nic := range l.NICs {
+			// It becomes a part of paths.
+			if nic == "" || nic == "." || nic == ".." || strings.ContainsAny(nic, "/\x00") {
+				return fmt.Errorf("relay configuration: %q is no name of an RDMA device", nic)
+			}
+		}
 	}
 	switch c.Route {
 	case RouteAuto, RouteStaged, RouteDirect:

@@ -1,0 +1,35 @@
+package launch
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestCheck(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*Config)
+		want   string // in the error; empty for none
+	}{
+		{"as it should be", func(*Config) {}, ""},
+		{"no generation", func(c *Config) { c.Generation = "" }, "generation"},
+		{"no lane", func(c *Config) { c.Lanes = nil }, "no lane"},
+		{"a route of the future", func(c *Config) { c.Route = "teleport" }, `"teleport"`},
+		{"a transport of the future", func(c *Config) { c.Transport = "aether" }, `"aether"`},
+		{"no slots", func(c *Config) { c.Slots = 0 }, "slots"},
+		{"odd slots", func(c *Config) { c.SlotBytes = 64<<10 + 1 }, "64 KiB"},
+		{"a NIC without a name", func(c *Config) { c.Lanes[0].NICs = []string{""} }, "RDMA device"},
+		{"a NIC that is a directory", func(c *Config) { c.Lanes[0].NICs = []string{".."} }, "RDMA device"},
+		{"a NIC that leads elsewhere", func(c *Config) { c.Lanes[0].NICs = []string{"mlx5_0", "../../tmp/x"} }, `"../../tmp/x"`},
+	} {
+		c := Config{
+			Generation: strings.Repeat("0a", 16), Lanes: []Lane{{NICs: []string{"mlx5_0"}}},
+			Route: RouteAuto, Transport: TransportAuto, Slots: 8, SlotBytes: 1 << 20,
+		}
+		tt.change(&c)
+		err := c.Check()
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
