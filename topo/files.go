@@ -86,7 +86,8 @@ func (machine) Open(path string) (openFile, error) {
 }
 
 // ReadFile is os.ReadFile in four system calls rather than ten: those of the
-// poller tell nothing of attributes, and a large host has tens of thousands.
+// poller and of the end tell nothing of attributes, and a large host has tens of
+// thousands.
 func (machine) ReadFile(path string) ([]byte, error) {
 	d, err := openRegular(path)
 	if err != nil {
@@ -140,14 +141,18 @@ func (d descriptor) readAll() ([]byte, error) {
 		if err != nil {
 			return nil, &fs.PathError{Op: "read", Path: d.path, Err: err}
 		}
-		if n <= 0 {
-			return text, nil
-		}
-		if text = append(text, buffer[:n]...); len(text) > maxFile {
+		if text = append(text, buffer[:max(n, 0)]...); len(text) > maxFile {
 			return nil, &fs.PathError{Op: "read", Path: d.path, Err: fmt.Errorf("it has more than %d bytes", maxFile)}
+		}
+		if n <= 0 || d.short(n, len(buffer)) {
+			return text, nil
 		}
 	}
 }
+
+// short says that the file ended where a read of so many bytes gave fewer. Files
+// of procfs, which state no size, end only where nothing more comes.
+func (d descriptor) short(n, wanted int) bool { return n < wanted && d.size > 0 }
 
 func (d descriptor) ReadAt(p []byte, at int64) (int, error) {
 	done := 0
@@ -156,10 +161,11 @@ func (d descriptor) ReadAt(p []byte, at int64) (int, error) {
 		if err != nil {
 			return done, &fs.PathError{Op: "read", Path: d.path, Err: err}
 		}
-		if n <= 0 {
+		wanted := len(p) - done
+		done += max(n, 0)
+		if n <= 0 || d.short(n, wanted) {
 			return done, io.EOF
 		}
-		done += n
 	}
 	return done, nil
 }

@@ -95,6 +95,31 @@ func TestAProcessorsFileIsReadNoFurtherThanItTells(t *testing.T) {
 	}
 }
 
+// Those of procfs state no size, and give less than was asked for in their middle.
+func TestFilesOfThisKernelAreReadWhole(t *testing.T) {
+	for _, name := range []string{"/proc/crypto", "/proc/modules", "/proc/devices", "/sys/kernel/notes", "/proc/self/environ"} {
+		want, err := os.ReadFile(name)
+		if err != nil {
+			continue // not every kernel has each, or shows it
+		}
+		got, err := machine{}.ReadFile(name)
+		if err != nil || string(got) != string(want) {
+			t.Errorf("%s: %d bytes of %d, %v", name, len(got), len(want), err)
+		}
+		f, err := machine{}.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		part := make([]byte, len(want)+1)
+		if n, err := f.ReadAt(part, 0); err != io.EOF || string(part[:n]) != string(want) {
+			t.Errorf("%s, in parts: %d bytes of %d, %v", name, n, len(want), err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestADirectoryHasALimit(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"c", "a", "b"} {

@@ -93,14 +93,18 @@ type capability struct {
 }
 
 // space reads a configuration space in pieces, for each register costs a cycle
-// on the bus: the first 256 bytes at once, and of what follows what is wanted.
+// on the bus: the first 256 bytes and the head of the extended space at once, and
+// of what follows what is wanted.
 type space struct {
 	r     io.ReaderAt
 	first []byte
 }
 
+// firstBytes is how much is read at once.
+const firstBytes = configExtended + 4
+
 func newSpace(r io.ReaderAt) (space, error) {
-	first := make([]byte, configExtended)
+	first := make([]byte, firstBytes)
 	n, err := r.ReadAt(first, 0)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return space{}, err
@@ -113,7 +117,7 @@ func (s space) bytes(at, size int) ([]byte, error) {
 	if at+size <= len(s.first) {
 		return s.first[at : at+size], nil
 	}
-	if at < len(s.first) || len(s.first) < configExtended {
+	if len(s.first) < firstBytes { // there is no more
 		return s.first[min(at, len(s.first)):], nil
 	}
 	part := make([]byte, size)
@@ -133,7 +137,7 @@ func (s space) capabilities() ([]capability, error) {
 	}
 	var found []capability
 	seen := map[int]bool{}
-	for at := int(s.first[configCapabilities] &^ 3); at >= configHeader && at+2 <= len(s.first) && !seen[at]; {
+	for at := int(s.first[configCapabilities] &^ 3); at >= configHeader && at+2 <= min(len(s.first), configExtended) && !seen[at]; {
 		seen[at] = true
 		c := capability{id: uint16(s.first[at]), at: at, size: 2}
 		switch c.id {
@@ -187,9 +191,7 @@ func readConfiguration(r io.ReaderAt) (configuration, error) {
 		return c, err
 	}
 	c.kind = PortConventional
-	if beyond, err := s.bytes(configExtended, 4); err != nil {
-		return c, err
-	} else if len(beyond) == 4 {
+	if len(s.first) == firstBytes {
 		c.acs = []string{}
 	}
 	for _, part := range found {
@@ -249,7 +251,7 @@ func (c *configuration) express(data []byte) {
 func withoutSerials(config []byte) []byte {
 	kept := make([]byte, len(config))
 	copy(kept, config[:min(len(config), configHeader)])
-	s := space{bytes.NewReader(config), config[:min(len(config), configExtended)]}
+	s := space{bytes.NewReader(config), config[:min(len(config), firstBytes)]}
 	found, _ := s.capabilities() // reading from memory does not fail
 	for _, part := range found {
 		end := min(part.at+part.size, len(config))
