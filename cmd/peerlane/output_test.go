@@ -136,7 +136,7 @@ func TestAMatrixLooksAsOtherTablesDo(t *testing.T) {
 	paths := largeHost(t, 12).PathTable(topo.RulesNCCL)
 	labels, _ := matrixLabels(largeHost(t, 12))
 	odd := slices.Clone(labels)
-	odd[2], odd[5], odd[13], odd[17] = "host/GPU1234567890", "", "网卡0", "ib 0 "
+	odd[2], odd[5], odd[13], odd[17] = "host/GPU1234567890", "", "网卡网卡网卡网卡网卡0", "ib 0 "
 	a := &app{out: io.Discard}
 	var types, coloured cells
 	for _, p := range paths.Paths {
@@ -218,7 +218,7 @@ func TestNamesOfAFileStayOnTheirLine(t *testing.T) {
 // The paths that are printed one at a time are those that encoding/json prints
 // all at once, whatever is in them.
 func TestPathsAreTheJSONOfEncodingJSON(t *testing.T) {
-	texts := []string{"", "mlx5_0", `quote " and \`, "new\nline\ttab\r\x00\x1f", "<&>", "\u2028\u2029", "网卡", "\xff\xfe", "\x7f", "\U0001f4a5"}
+	texts := []string{"", "mlx5_0", `"quoted"`, `back\slash`, "new\nline\ttab\r\x00\x1f", "<&>", "\u2028\u2029", "网卡", "\xff\xfe", "\x7f", "\U0001f4a5"}
 	numbers := []float64{0, 1, -1, 48, 0.1, 370.8, 1e-6, 9.9e-7, 1e15, 999999999999999, 1e20, 1e21, 1.5e300, 5e-324, -12.25, 1 << 53}
 	r := rand.New(rand.NewPCG(1, 1))
 	var odd []topo.Pair
@@ -290,26 +290,24 @@ func TestAReaderThatGoesAwayIsAnError(t *testing.T) {
 
 // What a large host prints is not held as a whole.
 func TestALargeHostIsPrintedInLittleMemory(t *testing.T) {
-	h := largeHost(t, 256)
-	allocates := func(what func(a *app)) (printed int, allocated uint64) {
+	file := largeXML(t, 256)
+	for _, tt := range []struct {
+		form            string
+		prints, mayTake int // bytes
+	}{
+		{formTable, 1e6, 10e6},
+		{formJSON, 40e6, 100e6}, // garbage and all
+	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		var out counter
-		what(&app{out: &out})
-		runtime.ReadMemStats(&after)
-		return int(out), after.TotalAlloc - before.TotalAlloc
-	}
-	printed, used := allocates(func(a *app) { a.printTopo(h, h.PathTable(topo.RulesNCCL)) })
-	if printed < 1e6 || used > 10<<20 {
-		t.Errorf("tables of %d bytes take %d bytes of memory", printed, used)
-	}
-	printed, used = allocates(func(a *app) {
-		if err := a.printTopology(topology{Host: h}, h.EachPath(topo.RulesNCCL)); err != nil {
-			t.Fatal(err)
+		if code := run([]string{"topo", "--input", file, "-o", tt.form}, &out, io.Discard); code != 0 {
+			t.Fatalf("exit status %d", code)
 		}
-	})
-	if printed < 30e6 || used > 100<<20 {
-		t.Errorf("JSON of %d bytes takes %d bytes of memory, garbage and all", printed, used)
+		runtime.ReadMemStats(&after)
+		if took := int(after.TotalAlloc - before.TotalAlloc); int(out) < tt.prints || took > tt.mayTake {
+			t.Errorf("a %s of %d bytes took %d bytes of memory, and may take %d", tt.form, out, took, tt.mayTake)
+		}
 	}
 }
 
