@@ -369,6 +369,26 @@ func TestHwlocBecomesNCCLXML(t *testing.T) {
 	}
 }
 
+// hwloc lists interfaces without RDMA; what tells them in NCCL's files is a guid
+// of 0.
+func TestEthernetStaysEthernet(t *testing.T) {
+	h := readXML(t, smallHost)
+	h.Source.Kind = SourceHwlocXML
+	place := Place{Link: 12}
+	h.NICs = []NIC{
+		{Name: "eth0", BusID: "0000:0a:00.0", Ethernet: true, Place: place},
+		{Name: "nic@0000:0b:00.0", BusID: "0000:0b:00.0", Ethernet: true, Place: place},
+		{Name: "nic@0000:0c:00.0", BusID: "0000:0c:00.0", Place: place},
+	}
+	got := map[string]bool{}
+	for _, n := range readXML(t, write(t, h)).NICs {
+		got[n.Name] = n.Ethernet
+	}
+	if diff := cmp.Diff(map[string]bool{"eth0": true, "nic@0000:0b:00.0": true, "nic@0000:0c:00.0": false}, got); diff != "" {
+		t.Errorf("Ethernet (-want +got):\n%s", diff)
+	}
+}
+
 func TestAffinityIsAMaskOfTheKernel(t *testing.T) {
 	all := strings.TrimSuffix(strings.Repeat("ffffffff,", 28), ",")
 	for list, want := range map[string]string{
