@@ -433,6 +433,7 @@ func TestWhatNCCLCannotReadIsRefused(t *testing.T) {
 		"a node not there": {one(func(h *Host) { h.CPUs = h.CPUs[:1] }), "NUMA node 1"},
 		"a switch nowhere": {one(func(h *Host) { h.GPUs[0].Switch = "0000:99:00.0" }), "0000:99:00.0"},
 		"a circle":         {one(func(h *Host) { h.Switches[0].Switch = h.Switches[1].BusID }), "no way leads from switch 0000:01:00.0"},
+		"a switch twice":   {one(func(h *Host) { h.Switches = append(h.Switches, h.Switches[1]) }), "two switches have the address 0000:05:00.0"},
 		"many elements": {one(func(h *Host) {
 			for i := range 240 {
 				h.GPUs = append(h.GPUs, GPU{BusID: fmt.Sprintf("0001:%02x:00.0", i), Index: 9 + i})
