@@ -24,6 +24,9 @@
 // Configuration can say otherwise for a GPU ([Assignment]). Each lane carries
 // the sentence that explains it, and equal hosts have equal plans.
 //
+// [Host.NCCLXML] writes a host for NCCL, and [Host.VirtualSwitch] is one in which
+// each GPU has its lane's NIC beside it.
+//
 // The package is pure Go and reads only below the roots that it is given;
 // NVML, which needs cgo, is in topo/nvml, and a host to try all this on without
 // any GPU is in topo/recorded.

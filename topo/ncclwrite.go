@@ -374,7 +374,11 @@ func (w *ncclWriter) addSwitches() error {
 		for _, peer := range s.Peers {
 			e.add("pcilink", "target", peer)
 		}
-		w.switches[nodeID{switchNode, s.Host, s.BusID}] = e
+		id := nodeID{switchNode, s.Host, s.BusID}
+		if w.switches[id] != nil {
+			return fmt.Errorf("two switches have the address %s", s.BusID)
+		}
+		w.switches[id] = e
 	}
 	for _, s := range w.host.Switches {
 		up, err := w.above(s.Host, "switch "+s.BusID, s.Place, s.NUMA)

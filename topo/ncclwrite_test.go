@@ -368,6 +368,26 @@ func TestHwlocBecomesNCCLXML(t *testing.T) {
 	}
 }
 
+// hwloc lists interfaces without RDMA; what tells them in NCCL's files is a guid
+// of 0.
+func TestEthernetStaysEthernet(t *testing.T) {
+	h := readXML(t, smallHost)
+	h.Source.Kind = SourceHwlocXML
+	place := Place{Link: 12}
+	h.NICs = []NIC{
+		{Name: "eth0", BusID: "0000:0a:00.0", Ethernet: true, Place: place},
+		{Name: "nic@0000:0b:00.0", BusID: "0000:0b:00.0", Ethernet: true, Place: place},
+		{Name: "nic@0000:0c:00.0", BusID: "0000:0c:00.0", Place: place},
+	}
+	got := map[string]bool{}
+	for _, n := range readXML(t, write(t, h)).NICs {
+		got[n.Name] = n.Ethernet
+	}
+	if diff := cmp.Diff(map[string]bool{"eth0": true, "nic@0000:0b:00.0": true, "nic@0000:0c:00.0": false}, got); diff != "" {
+		t.Errorf("Ethernet (-want +got):\n%s", diff)
+	}
+}
+
 func TestAffinityIsAMaskOfTheKernel(t *testing.T) {
 	all := strings.TrimSuffix(strings.Repeat("ffffffff,", 28), ",")
 	for list, want := range map[string]string{
@@ -412,6 +432,7 @@ func TestWhatNCCLCannotReadIsRefused(t *testing.T) {
 		"a node not there": {one(func(h *Host) { h.CPUs = h.CPUs[:1] }), "NUMA node 1"},
 		"a switch nowhere": {one(func(h *Host) { h.GPUs[0].Switch = "0000:99:00.0" }), "0000:99:00.0"},
 		"a circle":         {one(func(h *Host) { h.Switches[0].Switch = h.Switches[1].BusID }), "no way leads from switch 0000:01:00.0"},
+		"a switch twice":   {one(func(h *Host) { h.Switches = append(h.Switches, h.Switches[1]) }), "two switches have the address 0000:05:00.0"},
 		"many elements": {one(func(h *Host) {
 			for i := range 240 {
 				h.GPUs = append(h.GPUs, GPU{BusID: fmt.Sprintf("0001:%02x:00.0", i), Index: 9 + i})

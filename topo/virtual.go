@@ -33,7 +33,7 @@ func (h *Host) VirtualSwitch(p *Plan) (*Host, error) {
 			return nil, fmt.Errorf("the plan has a lane for GPU %s, which the host does not have", l.GPU)
 		}
 		gpu := &told.GPUs[g]
-		if l.Role == RoleRefused || len(l.NICs) == 0 {
+		if len(l.NICs) == 0 { // nor has one that is refused
 			told.note("GPU %d (%s) has no virtual NIC: %s", gpu.Index, gpu.BusID, l.Reason)
 			continue
 		}

@@ -52,8 +52,8 @@ func TestEveryGPUIsBesideItsVirtualNIC(t *testing.T) {
 	var names []string
 	for _, n := range v.NICs {
 		names = append(names, n.Name)
-		if n.GUID != "0x1234" || len(n.Ports) != 1 || n.Ports[0] != (Port{Number: 2, RateGbps: 100}) {
-			t.Errorf("%s is %+v, want GUID, port and rate of mlx5_0", n.Name, n)
+		if n.Link != 48 || n.GUID != "0x1234" || len(n.Ports) != 1 || n.Ports[0] != (Port{Number: 2, RateGbps: 100}) {
+			t.Errorf("%s is %+v, want link, GUID, port and rate of mlx5_0", n.Name, n)
 		}
 	}
 	if !slices.Equal(names, []string{"peerlane_0", "peerlane_1", "peerlane_2"}) {
