@@ -19,6 +19,7 @@ type hostFlags struct {
 	cmd                *cobra.Command
 	input, sysfs, proc string
 	software           bool
+	anyVendor          bool
 }
 
 // addHost gives a command the flags that choose a host.
