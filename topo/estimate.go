@@ -10,8 +10,8 @@ import (
 // What the CPU does to data that passes it, as a share of what the same links
 // carry below a switch. docs/estimate.md says where the figures come from.
 const (
-	// bounceShare is what the CPU of a NUMA node forwards through its memory, of
-	// its fastest PCIe link.
+	// bounceShare is what the CPU of a NUMA node forwards through memory to and
+	// from the NICs there, of its fastest PCIe link.
 	bounceShare = 16.0 / 24
 	// gdrShare is what a NIC reads or writes in a GPU's memory through the CPU.
 	gdrShare = 11.0 / 24
@@ -159,6 +159,7 @@ func newNetwork(h *Host) *network {
 	for _, g := range h.GPUs {
 		to := finder.from(gpuEndpoint(g))
 		var nics, gpus []way
+		var withoutNVB func(endpoint) way
 		for _, nic := range h.NICs {
 			w := to(nicEndpoint(nic, h.Source))
 			// As NCCL merges the two parts of the way (addInterStep).
@@ -168,7 +169,15 @@ func newNetwork(h *Host) *network {
 			nics = append(nics, w)
 		}
 		for _, peer := range h.GPUs {
-			gpus = append(gpus, to(gpuEndpoint(peer)))
+			w := to(gpuEndpoint(peer))
+			if w.Type == NVB {
+				// A copy engine takes no NVLink through a third GPU.
+				if withoutNVB == nil {
+					withoutNVB = newPathFinder(h, RulesSMI).from(gpuEndpoint(g))
+				}
+				w = withoutNVB(gpuEndpoint(peer))
+			}
+			gpus = append(gpus, w)
 		}
 		n.toNIC, n.toGPU = append(n.toNIC, nics), append(n.toGPU, gpus)
 		if n.known {
@@ -223,39 +232,51 @@ func (n *network) nearer(g, a, b int) bool {
 	return cmp.Or(cmp.Compare(x.Type, y.Type), cmp.Compare(y.Bandwidth, x.Bandwidth)) < 0
 }
 
-// today is what NCCL does by its defaults: each GPU takes the NIC that is
-// nearest, and of equally near ones the GPUs take theirs in turn.
+// today is what NCCL does by its defaults: each GPU takes the NICs that are
+// nearest; GPUs with the same nearest NICs deal them out (ncclTopoGetLocalNet).
 func (n *network) today(gpus []int) []carried {
-	turn := map[string]int{}
-	var all []carried
-	for _, g := range gpus {
+	nearest := make([][]int, len(gpus))
+	sharing := map[string]int{} // GPUs, by their nearest NICs
+	for i, g := range gpus {
 		var best []int
-		for i, nic := range n.h.NICs {
-			if !nic.Active() || nic.Ethernet || nic.Software || n.toNIC[g][i].Type == DIS {
+		for k, nic := range n.h.NICs {
+			if !nic.Active() || nic.Ethernet || nic.Software || n.toNIC[g][k].Type == DIS || len(best) > 0 && n.nearer(g, best[0], k) {
 				continue
 			}
-			if len(best) > 0 && n.nearer(g, best[0], i) {
-				continue
-			}
-			if len(best) > 0 && n.nearer(g, i, best[0]) {
+			if len(best) > 0 && n.nearer(g, k, best[0]) {
 				best = nil
 			}
-			best = append(best, i)
+			best = append(best, k)
 		}
+		nearest[i] = best
+		sharing[fmt.Sprint(best)]++
+	}
+	turn := map[string]int{}
+	var all []carried
+	for i, g := range gpus {
 		c := carried{gpu: g}
-		if len(best) > 0 {
-			key := fmt.Sprint(best)
-			i := best[turn[key]%len(best)]
-			turn[key]++
-			c.nics, c.kind = []int{i}, KindBounce
-			off := func(gdr *bool) bool { return gdr != nil && !*gdr }
-			if n.toNIC[g][i].Type <= P2C && !off(n.h.NICs[i].GDR) && !off(n.h.GPUs[g].GDR) {
-				c.kind = KindDirect
+		best, key := nearest[i], fmt.Sprint(nearest[i])
+		for k, nic := range best {
+			if k%sharing[key] == turn[key]%len(best) {
+				c.nics = append(c.nics, nic)
 			}
+		}
+		turn[key]++
+		if len(c.nics) > 0 {
+			c.kind = n.todaysKind(g, c.nics[0])
 		}
 		all = append(all, c)
 	}
 	return all
+}
+
+// todaysKind is direct where NCCL uses GPUDirect RDMA (ncclTopoCheckGdr).
+func (n *network) todaysKind(g, nic int) string {
+	off := func(gdr *bool) bool { return gdr != nil && !*gdr }
+	if n.toNIC[g][nic].Type <= P2C && !off(n.h.NICs[nic].GDR) && !off(n.h.GPUs[g].GDR) {
+		return KindDirect
+	}
+	return KindBounce
 }
 
 // rated is what some GPUs get, GB/s; 0 without a way.
@@ -360,14 +381,14 @@ func (n *network) thereAndBack(l load, nodes []nodeID, through, part float64) {
 // there to the NIC, and back.
 func (n *network) bounce(l load, g, i int, part float64) {
 	nodes := slices.Clone(n.gpuCPU[g])
-	cpu := nodes[len(nodes)-1]
 	down := slices.Clone(n.nicCPU[i])
 	slices.Reverse(down)
-	if cpu == down[0] {
+	cpu := down[0]
+	if nodes[len(nodes)-1] == cpu {
 		down = down[1:]
 	}
 	n.thereAndBack(l, append(nodes, down...), 1, part)
-	// One with a link of its own to the CPU uses that memory as its own.
+	// A GPU with a link of its own to the CPU uses that memory as its own.
 	if gpu := n.h.GPUs[g]; gpu.C2C == 0 && gpu.NVLinkCPU == 0 {
 		if rate := n.forwards(cpu); rate > 0 {
 			l[n.pipe("the CPU of "+cpu.String()+", through its memory", rate)] += part
@@ -375,8 +396,8 @@ func (n *network) bounce(l load, g, i int, part float64) {
 	}
 }
 
-// forwards is what the CPU of a NUMA node passes on through its memory, in each
-// direction at once.
+// forwards is what the CPU of a NUMA node passes on through memory to and from
+// its NICs, in each direction at once.
 func (n *network) forwards(cpu nodeID) float64 {
 	fastest := 0.0
 	add := func(host string, numa int, p Place) {

@@ -158,7 +158,7 @@ func TestPlan(t *testing.T) {
 				nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0").nic("mlx5_1", 1, "pci0000:80", "00aa:01:00.0").host(),
 			want: []string{
 				"near to mlx5_0, rail 0, PIX",
-				"far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_0, rail 0, NODE", "far by 4 to mlx5_1, rail 1, SYS",
+				"far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_1, rail 1, SYS",
 				"near to mlx5_1, rail 1, PIX",
 			},
 		},

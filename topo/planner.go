@@ -3,6 +3,8 @@ package topo
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +24,8 @@ type planner struct {
 	stagingLimit []*uint64
 	pinned       []*Lane // [GPU]
 	rails        map[string]int
+	// idle are NICs that are left out because the host is slower with them.
+	idle map[int]bool
 }
 
 func newPlanner(h *Host, c PlanConfig) (*planner, error) {
@@ -89,8 +93,8 @@ func (p *planner) nicsInOrder() []int {
 	return all
 }
 
-// servers are the GPUs near a NIC that a lane of GPU g can be staged on. One
-// whose limit has no room for a lane's slots is left out, and those of the others
+// servers are the GPUs near a NIC that a lane of GPU g can be staged on: all of
+// them, or those that NVLink joins to it where it joins some. One whose limit has no room for a lane's slots is left out, and those of the others
 // are then the larger.
 func (p *planner) servers(g, n int) []int {
 	var found []int
@@ -98,6 +102,10 @@ func (p *planner) servers(g, n int) []int {
 		if s != g && p.refused[s] == "" && p.near(s, n) && !p.exclude.toGPU[[2]int{g, s}] && p.toGPU[g][s].Type < DIS {
 			found = append(found, s)
 		}
+	}
+	joined := slices.DeleteFunc(slices.Clone(found), func(s int) bool { return copyKind(p.toGPU[g][s].Path) > NVL })
+	if len(joined) > 0 {
+		found = joined
 	}
 	for {
 		before := len(found)
@@ -116,11 +124,11 @@ func (p *planner) servers(g, n int) []int {
 func (p *planner) option(g, n int) *option {
 	away := p.toNIC[g][n].Type
 	switch {
-	case !p.usable(n) || p.exclude.toNIC[[2]int{g, n}]:
+	case !p.usable(n) || p.idle[n] || p.exclude.toNIC[[2]int{g, n}]:
 		return nil
 	case p.near(g, n):
 		return &option{KindDirect, away, away, []int{g}}
-	case p.isNear(g):
+	case slices.ContainsFunc(p.nicsInOrder(), func(n int) bool { return !p.idle[n] && p.near(g, n) }):
 		return nil
 	}
 	if servers := p.servers(g, n); len(servers) > 0 {
@@ -167,15 +175,103 @@ func (p *planner) worst(ways []way) Path {
 
 // plan decides on the lanes, in the order of GPUs.
 func (p *planner) plan() []Lane {
-	lanes := p.spread()
-	p.compare(lanes)
-	p.estimate(lanes)
+	lanes := p.decide()
+	p.leaveIdle(lanes)
+	if len(p.idle) > 0 {
+		lanes = p.decide()
+	}
 	for g := range lanes {
 		if lanes[g].Reason == "" {
 			lanes[g].Reason = p.reason(g, lanes[g])
 		}
 	}
 	return lanes
+}
+
+// decide is plan without reasons.
+func (p *planner) decide() []Lane {
+	lanes := p.spread()
+	p.compare(lanes)
+	p.estimate(lanes)
+	return lanes
+}
+
+// What leaveIdle looks through.
+const (
+	allSubsets = 6   // NICs, of which every subset is tried
+	mostPairs  = 512 // of GPUs and NICs, from which on nothing is tried
+)
+
+// leaveIdle finds the NICs that the host is faster without: the slowest lane
+// decides, and of equal choices the one with the fewest idle NICs. A slow NIC can
+// be such a one, when it is the only one near a GPU.
+func (p *planner) leaveIdle(lanes []Lane) {
+	var nics []int
+	sum := 0.0
+	for n := range p.host.NICs {
+		if p.usable(n) {
+			nics = append(nics, n)
+			sum += p.nicRate(n)
+		}
+	}
+	best, open := p.slowest(lanes)
+	if !p.known || open == 0 || best == 0 || len(nics) < 2 || len(nics)*len(lanes) > mostPairs ||
+		compareRoughly(best, sum/float64(open)) >= 0 { // no plan is faster than that
+		return
+	}
+	try := func(idle map[int]bool) bool {
+		before := p.idle
+		p.idle = idle
+		if rate, _ := p.slowest(p.decide()); compareRoughly(rate, best) > 0 {
+			best = rate
+			return true
+		}
+		p.idle = before
+		return false
+	}
+	if len(nics) > allSubsets {
+		for better := true; better; {
+			better = false
+			for _, n := range nics {
+				idle := maps.Clone(p.idle)
+				if idle == nil {
+					idle = map[int]bool{}
+				}
+				idle[n] = true
+				better = len(idle) < len(nics) && try(idle) || better
+			}
+		}
+		return
+	}
+	for count := 1; count < len(nics); count++ {
+		for subset := range 1 << len(nics) {
+			if bits.OnesCount(uint(subset)) != count {
+				continue
+			}
+			idle := map[int]bool{}
+			for i, n := range nics {
+				if subset>>i&1 == 1 {
+					idle[n] = true
+				}
+			}
+			try(idle)
+		}
+	}
+}
+
+// slowest is the rate of the slowest of the lanes that configuration leaves open,
+// and their number.
+func (p *planner) slowest(lanes []Lane) (rate float64, open int) {
+	for _, l := range lanes {
+		if l.Role == RoleRefused || l.Pinned {
+			continue
+		}
+		if open == 0 || l.Bandwidth < rate {
+			rate = l.Bandwidth
+		}
+		open++
+	}
+	return rate, open
 }
 
 // problem is the choice that is left of NICs to GPUs: the lanes that are settled
@@ -186,7 +282,7 @@ func (p *planner) problem() (s *spreading, lanes []Lane, open []int) {
 	}
 	known := true // whether NICs can be told apart by what they carry
 	for n := range p.host.NICs {
-		known = known && (!p.usable(n) || p.host.NICs[n].RateGbps() > 0)
+		known = known && (!p.usable(n) || p.idle[n] || p.host.NICs[n].RateGbps() > 0)
 	}
 	for n := range p.host.NICs {
 		rate := 1.0
@@ -466,8 +562,10 @@ func (p *planner) notes(lanes []Lane) []string {
 		switch {
 		case nic.refusal() == "" && !nic.Active():
 			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and serves no lane that the topology decides", nic.Name, states(nic)))
+		case p.idle[n]:
+			notes = append(notes, fmt.Sprintf("NIC %s is left idle: by the estimate, the slowest GPU is faster without it", nic.Name))
 		case p.usable(n) && !used[nic.Name] && len(lanes) > 0:
-			notes = append(notes, fmt.Sprintf("NIC %s is idle: every GPU has a nearer one", nic.Name))
+			notes = append(notes, fmt.Sprintf("NIC %s is idle: no GPU is the better for it", nic.Name))
 		}
 	}
 	switch {
