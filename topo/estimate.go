@@ -288,6 +288,27 @@ type rated struct {
 
 // rates shares the host's links out.
 func (n *network) rates(all []carried) rated {
+	loads := n.loads(all)
+	capacity := n.capacity()
+	busy, full := share(loads, capacity)
+	r := rated{busy, make([]float64, len(all)), make([]string, len(all))}
+	for i := range all {
+		r.alone[i] = alone(loads[i], capacity)
+		if full[i] >= 0 {
+			r.limit[i] = n.pipes[full[i]].name
+		}
+	}
+	return r
+}
+
+// alone is the rate of a load that has the host to itself.
+func alone(l load, capacity []float64) float64 {
+	rates, _ := share([]load{l}, capacity)
+	return rates[0]
+}
+
+// loads are what ways put on the links.
+func (n *network) loads(all []carried) []load {
 	lanes := make([]float64, len(n.h.NICs)) // that use a NIC
 	for _, c := range all {
 		for _, i := range c.nics {
@@ -311,20 +332,16 @@ func (n *network) rates(all []carried) rated {
 		}
 		loads[i] = n.load(c, shares)
 	}
+	return loads
+}
+
+// capacity is what each pipe carries.
+func (n *network) capacity() []float64 {
 	capacity := make([]float64, len(n.pipes))
 	for i, p := range n.pipes {
 		capacity[i] = p.rate
 	}
-	busy, full := share(loads, capacity)
-	r := rated{busy, make([]float64, len(all)), make([]string, len(all))}
-	for i := range all {
-		alone, _ := share(loads[i:i+1], capacity)
-		r.alone[i] = alone[0]
-		if full[i] >= 0 {
-			r.limit[i] = n.pipes[full[i]].name
-		}
-	}
-	return r
+	return capacity
 }
 
 // nicRate is what a NIC can carry, GB/s: its port or its link. A rate that no

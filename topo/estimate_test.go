@@ -178,7 +178,7 @@ var published = []struct {
 		// The same with the NIC at a GPU's switch: "24 GB/s inter-node".
 		"nccl#412, NIC at a switch", func() *Host {
 			return eightA100().nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", up(200)).gen(24).host()
-		}, alone(0), 24, 0.95, 1.05,
+		}, firstAlone, 24, 0.95, 1.05,
 	},
 	{
 		// A DGX A100, eight NICs of 200G: 192 GB/s.
@@ -228,9 +228,7 @@ func total(e *Estimate) float64 {
 	return sum
 }
 
-func alone(gpu int) func(*Estimate) float64 {
-	return func(e *Estimate) float64 { return e.GPUs[gpu].Alone.NCCL }
-}
+func firstAlone(e *Estimate) float64 { return e.GPUs[0].Alone.NCCL }
 
 // eightA100 has two GPUs on each of four switches, and NVSwitches.
 func eightA100() *builder {

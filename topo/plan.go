@@ -158,9 +158,10 @@ type Lane struct {
 	Reason string `json:"reason"`
 }
 
-// Comparison is the estimate of a lane through the relay, and without it: with
-// no lane of the host relayed. GB/s in each direction, while all lanes are busy
-// and with this one alone.
+// Comparison is the estimate of a lane through the relay and through the CPU's
+// memory, the other lanes as planned: GB/s in each direction, while all lanes are
+// busy and with this one alone. Of a lane without the relay it is as it was when
+// the relay was taken out.
 type Comparison struct {
 	Relay        float64 `json:"relay"`
 	Without      float64 `json:"without"`

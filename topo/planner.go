@@ -418,34 +418,59 @@ func (p *planner) stageOn(l *Lane, g int, servers, nics []int) {
 	}
 }
 
+// atOnce is the number of staged lanes from which on compare takes all relays out
+// at once that do not pay.
+const atOnce = 64
+
 // compare takes the relay out of lanes that it does not make faster: while all
-// lanes are busy or, where that is the same, with the lane alone. It compares the
-// host as planned with the same host without a relay.
+// lanes are busy or, where that is the same, with the lane alone. Each is compared
+// with itself through the CPU's memory, the others as planned, and the one that
+// loses most by the relay goes first: the others can be the faster for it.
 func (p *planner) compare(lanes []Lane) {
 	if !p.known {
 		return
 	}
-	bouncing := slices.Clone(lanes)
-	for g, l := range bouncing {
+	var planned, bouncing []carried
+	var open []int
+	for g, l := range lanes {
+		c := p.carriedBy(l)
+		planned = append(planned, c)
 		if l.Kind == KindStaged && !l.Pinned && l.Path < DIS {
-			bouncing[g].Kind = KindBounce
+			open = append(open, g)
+			c.kind = KindBounce
 		}
+		bouncing = append(bouncing, c)
 	}
-	without := p.ratesOf(bouncing)
-	for changed := true; changed; {
-		changed = false
-		with := p.ratesOf(lanes)
-		for g := range lanes {
-			l := &lanes[g]
-			if l.Kind != KindStaged || l.Pinned || l.Path == DIS {
-				continue
-			}
-			l.Compared = &Comparison{with.busy[g], without.busy[g], with.alone[g], without.alone[g]}
-			if !l.Compared.relayIsFaster() {
-				l.Kind, l.Relay, l.Servers, l.Copy, l.Network = KindBounce, false, []string{}, nil, nil
-				changed = true
+	loads, without := p.loads(planned), p.loads(bouncing)
+	capacity := p.capacity()
+	for len(open) > 0 {
+		busy, _ := share(loads, capacity)
+		worst, most := []int(nil), 0.0
+		for _, g := range open {
+			staged := loads[g]
+			loads[g] = without[g]
+			bounced, _ := share(loads, capacity)
+			loads[g] = staged
+			c := &Comparison{busy[g], bounced[g], alone(staged, capacity), alone(without[g], capacity)}
+			lanes[g].Compared = c
+			loss := c.Without / c.Relay
+			switch {
+			case c.relayIsFaster():
+			case len(open) >= atOnce:
+				worst = append(worst, g)
+			case worst == nil || loss > most*(1+1e-9):
+				worst, most = []int{g}, loss
 			}
 		}
+		if worst == nil {
+			return
+		}
+		for _, g := range worst {
+			l := &lanes[g]
+			l.Kind, l.Relay, l.Servers, l.Copy, l.Network = KindBounce, false, []string{}, nil, nil
+			loads[g] = without[g]
+		}
+		open = slices.DeleteFunc(open, func(g int) bool { return slices.Contains(worst, g) })
 	}
 }
 

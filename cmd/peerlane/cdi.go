@@ -35,7 +35,7 @@ func newGenerateCommand(a *app) *cobra.Command {
   peerlane.dev/gpu=N   all of that, and the device nodes of the GPU, its server
                        GPUs and its NIC; not with tenancy = "multi"
 
-N is a GPU's index, UUID or PCI address, or "all".
+N is a GPU's index, UUID or PCI address, a group of the configuration, or "all".
 
 With --spec-dir the specifications are installed there, and the plan is written
 to var/lib/peerlane/plan.json, where the hook reads it when a container starts.

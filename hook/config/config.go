@@ -40,19 +40,20 @@ type Plan struct {
 	// Use software RDMA (rxe, siw), too, which cannot reach a GPU's memory: for
 	// trying things out.
 	Software bool `toml:"software"`
-	// A lane as you want it, whatever the topology and the estimate say.
-	Lanes   []topo.Assignment `toml:"lane,omitempty"`
-	Exclude topo.Exclude      `toml:"exclude"`
 	// The rail of single NICs, by name, so that the hosts of a cluster agree:
 	// `mlx5_0 = 0`. The others have their place among the host's NICs.
 	Rails map[string]int `toml:"rails,omitempty"`
+	// A lane as you want it, whatever the topology and the estimate say.
+	Lanes   []topo.Assignment `toml:"lane,omitempty"`
+	Exclude topo.Exclude      `toml:"exclude"`
 }
 
 // Staging bounds what relays take from server GPUs.
 type Staging struct {
 	// The most that the relays of this host together may take from a server GPU;
 	// without it there is no limit, and 0 keeps relays off it. A GPU whose limit
-	// has no room for a lane's slots does not serve it.
+	// has no room for a lane's slots does not serve it. Relays do not yet count
+	// what they take together; `peerlane plan` shows what the lanes come to.
 	Limit *Size `toml:"limit,omitempty"`
 	// The same for single GPUs, by index, UUID or PCI address: `"3" = "1GiB"`.
 	GPUs map[string]Size `toml:"gpus,omitempty"`
