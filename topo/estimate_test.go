@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -218,6 +220,12 @@ var published = []struct {
 				nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", up(100)).nic("mlx5_1", 0, "pci0000:10", "00aa:00:00.0", up(100)).gen(24).host()
 		}, func(e *Estimate) float64 { return e.GPUs[0].Alone.Relay }, 21.4, 1, 1.2,
 	},
+	{
+		// ib_write_bw between GPU memories, path SYS.
+		"perftest#241, GPUDirect through the CPU", func() *Host {
+			return build(2).gpu(0, "pci0000:10", "").nic("mlx5_0", 1, "pci0000:20", "", up(200)).gen(24).host()
+		}, func(e *Estimate) float64 { return e.GPUs[0].Relay }, 11, 0.99, 1.01,
+	},
 }
 
 func total(e *Estimate) float64 {
@@ -241,11 +249,22 @@ func eightA100() *builder {
 }
 
 func TestEstimateAgreesWithPublishedMachines(t *testing.T) {
+	document, err := os.ReadFile("../docs/estimate.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, m := range published {
 		t.Run(m.name, func(t *testing.T) {
-			_, e := estimate(t, m.host(), PlanConfig{})
+			config := PlanConfig{}
+			if strings.HasPrefix(m.name, "perftest") {
+				config.GDR.MaxPath = SYS
+			}
+			_, e := estimate(t, m.host(), config)
 			got := m.way(e)
-			t.Logf("estimated %.1f GB/s, measured %.1f: %.2f", got, m.measured, got/m.measured)
+			line := fmt.Sprintf("| %s | %.1f | %.1f | %.2f |", m.name, m.measured, got, got/m.measured)
+			if !strings.Contains(string(document), line) {
+				t.Errorf("docs/estimate.md lacks the line %s", line)
+			}
 			if share := got / m.measured; share < m.low || share > m.high {
 				t.Errorf("outside of %g to %g", m.low, m.high)
 			}

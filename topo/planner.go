@@ -601,10 +601,31 @@ func (p *planner) notes(lanes []Lane) []string {
 	case far == 0 && slices.ContainsFunc(lanes, func(l Lane) bool { return l.Role == RoleNear }):
 		notes = append(notes, "the relay brings nothing on this host: every GPU with a lane is near a NIC")
 	}
+	if relayed > 0 && p.known && !p.fasterByRelays(lanes) {
+		notes = append(notes, "with all lanes busy the relay brings nothing here; a far GPU alone is faster")
+	}
 	if !p.known && relayed > 0 {
 		notes = append(notes, "the source does not tell all bandwidths, so whether the relay makes a lane faster is not known")
 	}
 	return notes
+}
+
+// fasterByRelays says whether a relayed lane is faster than it would be without
+// any relay on the host, all lanes busy.
+func (p *planner) fasterByRelays(lanes []Lane) bool {
+	without := slices.Clone(lanes)
+	for g := range without {
+		if without[g].Kind == KindStaged && without[g].Path < DIS {
+			without[g].Kind = KindBounce
+		}
+	}
+	bounced := p.ratesOf(without).busy
+	for g, l := range lanes {
+		if l.Relay && compareRoughly(l.Bandwidth, bounced[g]) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func states(n NIC) string {

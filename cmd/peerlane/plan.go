@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -43,8 +44,10 @@ reckons, and what it leaves out.`,
 	cmd.Flags().BoolVar(&host.anyVendor, "any-vendor", false, "plan GPUs of any maker, for study: only NVIDIA's can be relayed")
 	cmd.Flags().StringVar(&explain, "explain", "", "say in sentences why the lane of `GPU` is what it is")
 	cmd.Flags().BoolVar(&estimate, "estimate", false, "estimate each GPU's network bandwidth, three ways")
-	cmd.MarkFlagsMutuallyExclusive("explain", "estimate")
 	cmd.RunE = func(*cobra.Command, []string) error {
+		if explain != "" && estimate {
+			return usageError{cmd.CommandPath(), errors.New("--explain is about one GPU, --estimate about all: give one or the other")}
+		}
 		p, err := a.plan(host)
 		if err != nil {
 			return err
