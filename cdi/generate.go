@@ -82,7 +82,7 @@ func Notes(plan *topo.Plan, o Options) ([]string, error) {
 		return nil, err
 	}
 	gpus, gpuMissing := g.offered(KindGPU)
-	_, missing := g.offered(KindLane)
+	lanes, missing := g.offered(KindLane)
 	var notes []string
 	if len(gpus) > 0 {
 		notes = append(notes, fmt.Sprintf(
@@ -91,6 +91,11 @@ func Notes(plan *topo.Plan, o Options) ([]string, error) {
 	}
 	if g.tenancy == config.TenancySingle {
 		missing = append(missing, gpuMissing...)
+	}
+	for _, group := range plan.Groups {
+		if _, whole := membersOf(group, lanes); !whole {
+			missing = append(missing, fmt.Sprintf("%s=%s is not offered: one of its GPUs is not", KindLane, group.Name))
+		}
 	}
 	return append(notes, missing...), nil
 }
@@ -180,6 +185,11 @@ func (g *generator) spec(kind string) (*specs.Spec, error) {
 			spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: edits})
 		}
 	}
+	for _, group := range g.plan.Groups {
+		if members, whole := membersOf(group, lanes); whole {
+			spec.Devices = append(spec.Devices, specs.Device{Name: group.Name, ContainerEdits: g.deviceEdits(kind, members...)})
+		}
+	}
 	spec.Devices = append(spec.Devices, specs.Device{Name: All, ContainerEdits: g.deviceEdits(kind, lanes...)})
 
 	if err := checkNames(spec); err != nil {
@@ -191,6 +201,17 @@ func (g *generator) spec(kind string) (*specs.Spec, error) {
 	}
 	spec.Version = version
 	return spec, nil
+}
+
+// membersOf are a group's lanes among those that are offered, and whether they
+// are all of it: a group that lacks one is not offered.
+func membersOf(group topo.Group, offered []topo.Lane) (members []topo.Lane, whole bool) {
+	for _, lane := range offered {
+		if slices.Contains(group.GPUs, lane.GPU) {
+			members = append(members, lane)
+		}
+	}
+	return members, len(members) == len(group.GPUs)
 }
 
 // names are what a user may call a GPU.

@@ -249,3 +249,37 @@ func TestPlansThatMakeNoSpecification(t *testing.T) {
 		})
 	}
 }
+
+func TestGroupsAreDevices(t *testing.T) {
+	plan := testPlan()
+	plan.Groups = []topo.Group{{Name: "half0", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}}, {Name: "rest", GPUs: []string{"0000:3b:00.0"}}}
+	o := testOptions(t, allNodes...)
+	list, err := Generate(plan, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, spec := range list {
+		found := map[string]specs.Device{}
+		for _, d := range spec.Devices {
+			found[d.Name] = d
+		}
+		// All lanes that are offered are those of the group.
+		if diff := cmp.Diff(found[All].ContainerEdits, found["half0"].ContainerEdits); diff != "" || len(found["half0"].ContainerEdits.Hooks) == 0 {
+			t.Errorf("%s=half0 (-all +half0): %s", spec.Kind, diff)
+		}
+		if _, there := found["rest"]; there {
+			t.Errorf("%s=rest is offered, and its GPU is refused", spec.Kind)
+		}
+	}
+	notes, err := Notes(plan, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(strings.Join(notes, "\n"), KindLane+"=rest is not offered") {
+		t.Errorf("notes %q", notes)
+	}
+	plan.Groups = []topo.Group{{Name: "1", GPUs: []string{"0000:17:00.0"}}}
+	if _, err := Generate(plan, o); err == nil || !strings.Contains(err.Error(), "named 1") {
+		t.Errorf("a group that is named as a GPU: %v", err)
+	}
+}

@@ -474,6 +474,23 @@ type way struct {
 	to    int
 }
 
+// route is a way to keep, when its finder searches again.
+type route struct {
+	Path
+	nodes []nodeID // from the first device to the last; none for DIS, and where a matrix states the path
+}
+
+func (w way) route() route {
+	r := route{Path: w.Path}
+	if w.found != nil && w.Type < DIS {
+		for at := w.to; at >= 0; at = w.found.best[at].from {
+			r.nodes = append(r.nodes, w.found.graph.nodes[at])
+		}
+		slices.Reverse(r.nodes)
+	}
+	return r
+}
+
 // pathFinder finds paths of one host by one set of rules.
 type pathFinder struct {
 	host   *Host

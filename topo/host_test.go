@@ -169,10 +169,10 @@ func TestBadPlanFileIsRefusedWithAReason(t *testing.T) {
 	for text, want := range map[string]string{
 		``:               "unexpected end",
 		`{"version":99}`: "version 99",
-		`{"version":1,"lanes":[{"gpu":"0000:01:00.0"}]}`:                                                      "0000:01:00.0",
-		`{"version":1,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","relay":true}]}`:       "contradictory",
-		`{"version":1,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","servers":["x"]}]}`:    "GPU x",
-		`{"version":1,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","path":"SOMEWHERE"}]}`: "SOMEWHERE",
+		`{"version":2,"lanes":[{"gpu":"0000:01:00.0"}]}`:                                                      "0000:01:00.0",
+		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","relay":true}]}`:       "contradictory",
+		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","servers":["x"]}]}`:    "GPU x",
+		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","path":"SOMEWHERE"}]}`: "SOMEWHERE",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

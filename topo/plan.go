@@ -3,15 +3,15 @@ package topo
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
-	"strconv"
 	"strings"
 )
 
 // Roles of a GPU.
 const (
-	// RoleNear is a GPU that an RDMA NIC reaches without passing the CPU. It
-	// can serve far ones.
+	// RoleNear is a GPU that an RDMA NIC may reach directly. It can serve far
+	// ones.
 	RoleNear = "near"
 	// RoleFar is any other GPU.
 	RoleFar = "far"
@@ -19,28 +19,91 @@ const (
 	RoleRefused = "refused"
 )
 
+// Kinds of lanes.
+const (
+	// KindDirect is a lane whose NIC reads and writes the GPU's memory.
+	KindDirect = "direct"
+	// KindStaged is a lane through server GPUs, which is what a relay is for.
+	KindStaged = "staged"
+	// KindBounce is a lane through the CPU's memory.
+	KindBounce = "bounce"
+)
+
 // PlanConfig is the administrator's part in a plan.
 type PlanConfig struct {
-	// GDRMaxPath is the farthest path over which a GPU still counts as near a
-	// NIC. The zero value stands for PXB.
-	GDRMaxPath PathType `json:"gdrMaxPath" toml:"gdr_max_path"`
+	// GDR says how far from a NIC a GPU still counts as near.
+	GDR GDRPolicy
 	// Software lets lanes use software RDMA (rxe, siw), which cannot reach a
 	// GPU's memory: for trying things out.
-	Software bool `json:"software,omitempty" toml:"software"`
+	Software bool
+	// AnyVendor plans GPUs of any maker, for study: nothing relays them.
+	AnyVendor bool
 	// Lanes are assigned as they stand, whatever the topology says.
-	Lanes []Assignment `json:"lanes,omitempty" toml:"lane"`
+	Lanes []Assignment
+	// Exclude keeps devices from lanes.
+	Exclude Exclude
+	// Rails numbers NICs by name, so that the hosts of a cluster agree. The
+	// others have their place in the host's list.
+	Rails map[string]int
+	// Groups are GPUs that containers ask for together, by name.
+	Groups map[string][]string
+	// Staging bounds what relays take from server GPUs.
+	Staging StagingConfig
+}
+
+// GDRPolicy says over which paths a NIC may reach a GPU's memory directly.
+type GDRPolicy struct {
+	// The farthest path over which a NIC reads and writes a GPU's memory
+	// directly: such a GPU is *near*, its lane is direct, and it can serve far
+	// ones. PIX, PXB, P2C, PHB, NODE or SYS.
+	MaxPath PathType `toml:"max_path"`
+	// The same for single NICs, by name: `mlx5_0 = "PHB"`.
+	NICs map[string]PathType `toml:"nics,omitempty"`
+}
+
+// Exclude names what no lane that the topology decides uses.
+type Exclude struct {
+	// GPUs that get no lane and serve none, by index, UUID or PCI address.
+	GPUs []string `toml:"gpus,omitempty"`
+	// NICs that carry none, by name.
+	NICs []string `toml:"nics,omitempty"`
+	// Pairs that do not work together: `["3", "mlx5_0"]` keeps the lane of GPU 3
+	// from that NIC, and `["3", "1"]` keeps GPUs 3 and 1 from serving each other.
+	Pairs [][]string `toml:"pairs,omitempty"`
+}
+
+// StagingConfig says what relays take from server GPUs, bytes.
+type StagingConfig struct {
+	// Slots is their number in each direction of a lane, striped over its server
+	// GPUs, and SlotBytes the size of each.
+	Slots     int
+	SlotBytes uint64
+	// Limit is the most that relays together may take from a GPU; nil for no
+	// limit. GPUs has it for single ones, by index, UUID or PCI address.
+	Limit *uint64
+	GPUs  map[string]uint64
+}
+
+// bytes is what a lane takes from each of so many servers.
+func (c StagingConfig) bytes(servers int) uint64 {
+	slots := uint64(c.Slots+servers-1) / uint64(servers)
+	return 2 * slots * c.SlotBytes
 }
 
 // Assignment is a lane by configuration.
 type Assignment struct {
-	// GPU is an index, a UUID or a PCI address.
+	// The GPU: an index, a UUID or a PCI address.
 	GPU string `json:"gpu" toml:"gpu"`
-	// Servers are the GPUs to stage on, named as GPU is; none for a lane that
-	// is not relayed.
-	Servers []string `json:"servers" toml:"servers"`
-	// NICs are names. They need not be in the topology: an emulated NIC is
-	// not. None stands for the NIC nearest to the first server.
-	NICs []string `json:"nics" toml:"nics"`
+	// What kind of lane: direct, staged or bounce. Without it a lane with
+	// servers is staged, and one without is direct where the GPU is near one of
+	// the NICs, and bounces elsewhere.
+	Kind string `json:"kind,omitempty" toml:"kind,omitempty"`
+	// The GPUs to stage on, named as gpu is. A staged lane without any takes
+	// those near its first NIC.
+	Servers []string `json:"servers" toml:"servers,omitempty"`
+	// NICs by name. They need not be in the topology: an emulated NIC is not.
+	// Without any it is the NIC nearest to the first server.
+	NICs []string `json:"nics" toml:"nics,omitempty"`
 }
 
 // Plan is the lanes of one host, in the order of its GPUs.
@@ -50,29 +113,78 @@ type Plan struct {
 	GPUs    []GPU  `json:"gpus"`
 	NICs    []NIC  `json:"nics"`
 	Lanes   []Lane `json:"lanes"`
+	// Groups are in the order of their names.
+	Groups []Group `json:"groups,omitempty"`
+	// Staging is what relays take from each GPU that serves, in their order.
+	Staging []Staging `json:"staging,omitempty"`
 	// Notes are sentences about the host as a whole.
 	Notes []string `json:"notes,omitempty"`
 }
 
 // Lane is one GPU's way to the network.
 type Lane struct {
-	GPU   string `json:"gpu"`  // PCI address
-	Role  string `json:"role"` // RoleNear, RoleFar or RoleRefused
-	Relay bool   `json:"relay"`
+	GPU  string `json:"gpu"`  // PCI address
+	Role string `json:"role"` // RoleNear, RoleFar or RoleRefused
+	// Kind is KindDirect, KindStaged or KindBounce; empty where there is no way.
+	Kind  string `json:"kind,omitempty"`
+	Relay bool   `json:"relay"` // whether Kind is KindStaged
+	// Pinned says that configuration assigns it.
+	Pinned bool `json:"pinned,omitempty"`
 	// Servers are the PCI addresses of the GPUs that hold its staging memory;
 	// none unless Relay.
 	Servers []string `json:"servers"`
-	NICs    []string `json:"nics"`
-	// Rail is the place of the first NIC among the host's RDMA NICs, from 0;
-	// -1 without a NIC. NICs that only configuration knows come after them.
+	// NICs are the names of all that it is striped over.
+	NICs []string `json:"nics"`
+	// Rail is the number of the first NIC: its place among the host's RDMA NICs,
+	// from 0, where configuration gives it no other; -1 without a NIC. NICs that
+	// only configuration knows come after them.
 	Rail int `json:"rail"`
-	// Path and Bandwidth (GB/s in each direction) are those from the GPU to
-	// its first NIC without the relay; DIS and 0 for a NIC that is not in the
-	// topology, and without one.
-	Path      PathType `json:"path"`
-	Bandwidth float64  `json:"bandwidth"`
+	// Path is the type of the way from the GPU to its first NIC without the
+	// relay; DIS for a NIC that is not in the topology, and without one.
+	Path PathType `json:"path"`
+	// Copy is the worst of the ways between the GPU and its servers, and Network
+	// that between the servers and the NICs: type, and bandwidth of the narrowest
+	// link. Nil unless Relay, and Network also where no NIC is in the topology.
+	Copy    *Path `json:"copy,omitempty"`
+	Network *Path `json:"network,omitempty"`
+	// Bandwidth is the estimate of what it carries in each direction, GB/s, while
+	// all lanes of the host are busy (Host.Estimate); 0 where the source does not
+	// tell enough.
+	Bandwidth float64 `json:"bandwidth"`
+	// Compared is what decided for the relay or against it; nil where there was
+	// nothing to decide.
+	Compared *Comparison `json:"compared,omitempty"`
 	// Reason is a sentence for people.
 	Reason string `json:"reason"`
+}
+
+// Comparison is the estimate of a lane through the relay and through the CPU's
+// memory, the other lanes as planned: GB/s in each direction, while all lanes are
+// busy and with this one alone. Of a lane without the relay it is as it was when
+// the relay was taken out.
+type Comparison struct {
+	Relay        float64 `json:"relay"`
+	Without      float64 `json:"without"`
+	RelayAlone   float64 `json:"relayAlone"`
+	WithoutAlone float64 `json:"withoutAlone"`
+}
+
+// Group is GPUs that containers ask for together.
+type Group struct {
+	Name string   `json:"name"`
+	GPUs []string `json:"gpus"` // PCI addresses, in the order of indices
+}
+
+// Staging is what relays may take from a server GPU, bytes.
+type Staging struct {
+	GPU string `json:"gpu"` // PCI address
+	// PerContainer is what the relay of a container with one lane takes, and All
+	// what those of one container for each of the Lanes take together.
+	PerContainer uint64 `json:"perContainer"`
+	Lanes        int    `json:"lanes"`
+	All          uint64 `json:"all"`
+	// Limit is the cap of all relays of the host together; nil for none.
+	Limit *uint64 `json:"limit,omitempty"`
 }
 
 // Lane is the lane of the GPU that name means: an index, a UUID or a PCI
@@ -93,138 +205,91 @@ func (p *Plan) Lane(name string) (Lane, error) {
 func (p *Plan) GPU(name string) (GPU, error) { return findGPU(p.GPUs, name) }
 
 // MakePlan gives each GPU of a host a lane. The same host and configuration
-// give the same plan. A host on which nothing can be relayed has a plan as
-// well, whose reasons say what is missing; an error is always one of
-// configuration.
+// give the same plan, in whatever order the host lists its devices. A host on
+// which nothing can be relayed has a plan as well, whose reasons say what is
+// missing; an error is always one of configuration.
 func MakePlan(h *Host, c PlanConfig) (*Plan, error) {
-	limit := cmp.Or(c.GDRMaxPath, PXB)
-	switch limit {
-	case PIX, PXB, P2C, PHB, NODE, SYS:
-	default:
-		return nil, fmt.Errorf("gdr_max_path: %v is no path from a GPU to a NIC; PIX PXB P2C PHB NODE SYS are", limit)
-	}
 	if hosts := h.hosts(); len(hosts) > 1 {
 		return nil, fmt.Errorf("planning: the topology has %d hosts (%s), and a plan is for one", len(hosts), strings.Join(hosts, ", "))
 	}
-	p := newPlanner(h, c, limit)
-	for _, a := range c.Lanes {
-		if err := p.assign(a); err != nil {
-			return nil, fmt.Errorf("plan.lane for GPU %q: %w", a.GPU, err)
-		}
+	h = h.sorted()
+	p, err := newPlanner(h, c)
+	if err != nil {
+		return nil, err
 	}
-	p.spread()
-	for g := range h.GPUs {
-		if p.lanes[g] == nil {
-			p.lanes[g] = p.lane(g)
-		}
+	groups, err := p.groups()
+	if err != nil {
+		return nil, err
 	}
-	plan := &Plan{
-		Version: PlanVersion, Source: h.Source, Notes: p.notes(),
-		GPUs: slices.Clone(h.GPUs), NICs: slices.Clone(h.NICs), Lanes: []Lane{},
-	}
-	for _, l := range p.lanes {
-		plan.Lanes = append(plan.Lanes, *l)
-	}
-	return plan, nil
+	lanes := p.plan()
+	return &Plan{
+		Version: PlanVersion, Source: h.Source, Notes: p.notes(lanes),
+		GPUs: h.GPUs, NICs: h.NICs, Lanes: lanes, Groups: groups, Staging: p.staging(lanes),
+	}, nil
 }
 
-// lane writes down what spread decided.
-func (p *planner) lane(g int) *Lane {
-	l := &Lane{GPU: p.gpus[g].BusID, Role: RoleFar, Servers: []string{}, NICs: []string{}, Rail: -1, Path: DIS}
-	if why := p.gpus[g].refusal(); why != "" {
-		l.Role, l.Reason = RoleRefused, why
-		return l
-	}
-	n := p.choice[g]
-	if n < 0 {
-		l.Reason = p.nothing()
-		return l
-	}
-	nic, path := p.nics[n].Name, p.toNIC[g][n]
-	l.NICs, l.Path, l.Bandwidth, l.Rail = []string{nic}, path.Type, path.Bandwidth, p.rail(nic)
-	switch {
-	case p.near(g, n):
-		l.Role = RoleNear
-		l.Reason = fmt.Sprintf("%s reads and writes its memory directly (%s), so no relay is needed", nic, describe(path))
-	case len(p.servers[n]) == 0:
-		l.Reason = fmt.Sprintf("%s is the nearest NIC (%s), and no GPU of this host is near enough to a NIC (%v) to relay for it",
-			nic, describe(path), p.limit)
-	default:
-		l.Relay = true
-		for _, s := range p.servers[n] {
-			l.Servers = append(l.Servers, p.gpus[s].BusID)
-		}
-		chosen := "the nearest NIC"
-		if p.nearest(g) != n {
-			chosen = "chosen to spread the lanes evenly"
-		}
-		l.Reason = fmt.Sprintf("%s, %s, is far (%s), so its traffic is staged on %s, near that NIC (copies: %s)",
-			nic, chosen, describe(path), p.names(p.servers[n]), describe(p.copyPath(g, p.servers[n])))
-	}
-	return l
+// sorted is a host with its devices in order: GPUs by index, NICs by name,
+// others by address.
+func (h *Host) sorted() *Host {
+	s := *h
+	s.CPUs, s.Switches = slices.Clone(h.CPUs), slices.Clone(h.Switches)
+	s.GPUs, s.NICs = slices.Clone(h.GPUs), slices.Clone(h.NICs)
+	slices.SortStableFunc(s.CPUs, func(a, b CPU) int { return cmp.Compare(a.NUMA, b.NUMA) })
+	slices.SortStableFunc(s.Switches, func(a, b Switch) int { return compareBusID(a.BusID, b.BusID) })
+	slices.SortStableFunc(s.GPUs, func(a, b GPU) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), compareBusID(a.BusID, b.BusID))
+	})
+	slices.SortStableFunc(s.NICs, func(a, b NIC) int { return compareNatural(a.Name, b.Name) })
+	return &s
 }
 
-// nothing says why there is no NIC to choose.
-func (p *planner) nothing() string {
-	var without []string
-	for _, n := range p.nics {
-		switch {
-		case n.Ethernet:
-			without = append(without, n.Name+" has no RDMA")
-		case n.refusal() != "":
-			without = append(without, n.Name+": "+n.refusal())
-		case n.Software && !p.software:
-			without = append(without, n.Name+" is software RDMA, which is planned only with --software")
-		case !n.Active():
-			without = append(without, n.Name+" has no active port")
-		default:
-			without = append(without, "no path leads to "+n.Name)
+// groups are those of the configuration.
+func (p *planner) groups() ([]Group, error) {
+	var groups []Group
+	for _, name := range slices.Sorted(maps.Keys(p.config.Groups)) {
+		var places []int
+		for _, gpu := range p.config.Groups[name] {
+			g, err := p.findWorking(gpu)
+			if err == nil && slices.Contains(places, g) {
+				err = fmt.Errorf("GPU %d is named twice", p.host.GPUs[g].Index)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("groups.%s: %w", name, err)
+			}
+			places = append(places, g)
 		}
+		if len(places) == 0 {
+			return nil, fmt.Errorf("groups.%s: a group needs a GPU", name)
+		}
+		slices.Sort(places)
+		group := Group{Name: name}
+		for _, g := range places {
+			group.GPUs = append(group.GPUs, p.host.GPUs[g].BusID)
+		}
+		groups = append(groups, group)
 	}
-	what := "this host has no RDMA NIC"
-	if len(without) > 0 {
-		what = "this host has no RDMA NIC to use: " + strings.Join(without, ", ")
-	}
-	return what + "; so no GPU is near one and nothing can be relayed, unless [[plan.lane]] in config.toml assigns servers and NICs"
+	return groups, nil
 }
 
-func (p *planner) notes() []string {
-	notes := slices.Clone(p.host.Notes)
-	if len(p.gpus) == 0 {
-		notes = append(notes, "this host has no GPU, so the plan has no lane")
+// staging is what lanes take from each GPU that serves.
+func (p *planner) staging(lanes []Lane) []Staging {
+	if p.config.Staging.Slots == 0 {
+		return nil
 	}
-	for _, n := range p.nics {
-		if n.refusal() == "" && !n.Active() {
-			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and serves no lane that the topology decides", n.Name, states(n)))
+	var list []Staging
+	for g, gpu := range p.host.GPUs {
+		s := Staging{GPU: gpu.BusID, Limit: p.stagingLimit[g]}
+		for _, l := range lanes {
+			if slices.Contains(l.Servers, gpu.BusID) {
+				s.Lanes++
+				bytes := p.config.Staging.bytes(len(l.Servers))
+				s.PerContainer = max(s.PerContainer, bytes)
+				s.All += bytes
+			}
+		}
+		if s.Lanes > 0 {
+			list = append(list, s)
 		}
 	}
-	return notes
-}
-
-func states(n NIC) string {
-	var s []string
-	for _, p := range n.Ports {
-		s = append(s, fmt.Sprintf("port %d %s", p.Number, p.State))
-	}
-	return strings.Join(s, ", ")
-}
-
-func describe(p Path) string {
-	if p.Type == DIS || p.Bandwidth == 0 { // a source can tell types alone
-		return p.Type.String()
-	}
-	return fmt.Sprintf("%v, %s GB/s", p.Type, strconv.FormatFloat(p.Bandwidth, 'g', 4, 64))
-}
-
-// names lists GPUs by their indices: "GPU 0", "GPU 0, 1 and 4".
-func (p *planner) names(gpus []int) string {
-	var s []string
-	for _, g := range gpus {
-		s = append(s, strconv.Itoa(p.gpus[g].Index))
-	}
-	last := len(s) - 1
-	if last == 0 {
-		return "GPU " + s[0]
-	}
-	return "GPUs " + strings.Join(s[:last], ", ") + " and " + s[last]
+	return list
 }

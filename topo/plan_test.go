@@ -61,7 +61,7 @@ func bus(gpu int) string { return fmt.Sprintf("0000:%02x:00.0", gpu+1) }
 func up(rate float64) Port   { return Port{Number: 1, State: "ACTIVE", RateGbps: rate} }
 func down(rate float64) Port { return Port{Number: 1, State: "DOWN", RateGbps: rate} }
 
-// short writes a lane in one line: role, servers by index, NICs, path.
+// short writes a lane in one line: role, kind, servers by index, NICs, path.
 func short(p *Plan) []string {
 	var lines []string
 	for _, l := range p.Lanes {
@@ -74,8 +74,11 @@ func short(p *Plan) []string {
 			servers = append(servers, fmt.Sprint(g.Index))
 		}
 		s := l.Role
-		if l.Relay {
+		switch l.Kind {
+		case KindStaged:
 			s += " by " + strings.Join(servers, ",")
+		case KindBounce:
+			s += " bouncing"
 		}
 		lines = append(lines, fmt.Sprintf("%s to %s, rail %d, %v", s, strings.Join(l.NICs, ","), l.Rail, l.Path))
 	}
@@ -91,8 +94,8 @@ func twoSockets() *builder {
 		gpu(0, "pci0000:20", "").gpu(0, "pci0000:20", "").
 		gpu(1, "pci0000:80", "00aa:01:00.0").gpu(1, "pci0000:80", "00aa:01:00.0").
 		gpu(1, "pci0000:90", "").gpu(1, "pci0000:90", "").
-		nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", up(200)).
-		nic("mlx5_1", 1, "pci0000:80", "00aa:01:00.0", up(200))
+		nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", up(400)).
+		nic("mlx5_1", 1, "pci0000:80", "00aa:01:00.0", up(400))
 }
 
 func TestPlan(t *testing.T) {
@@ -130,7 +133,8 @@ func TestPlan(t *testing.T) {
 				nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0").nic("mlx5_1", 0, "pci0000:20", "00aa:01:00.0").host(),
 			want: []string{
 				"near to mlx5_0, rail 0, PIX", "near to mlx5_1, rail 1, PIX",
-				"far by 0 to mlx5_0, rail 0, NODE", "far by 1 to mlx5_1, rail 1, NODE",
+				// One server has room for one relayed lane.
+				"far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_1, rail 1, NODE",
 				"far by 0 to mlx5_0, rail 0, NODE", "far by 1 to mlx5_1, rail 1, NODE",
 			},
 		},
@@ -142,20 +146,20 @@ func TestPlan(t *testing.T) {
 				nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0").nic("mlx5_1", 1, "pci0000:80", "00aa:01:00.0").nvswitches().host(),
 			want: []string{
 				"near to mlx5_0, rail 0, PIX",
-				"far by 5 to mlx5_1, rail 1, SYS", "far by 5 to mlx5_1, rail 1, SYS",
 				"far by 0 to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0, rail 0, NODE",
+				"far by 5 to mlx5_1, rail 1, SYS", "far by 5 to mlx5_1, rail 1, SYS",
 				"near to mlx5_1, rail 1, PIX",
 			},
 		},
 		{
-			name: "without NVLink it keeps them, for the copies would cross the sockets",
+			name: "without NVLink, too: a busy NIC is worse than a long way",
 			host: build(2).sw("00aa:00:00.0", 0, "pci0000:10", "").sw("00aa:01:00.0", 1, "pci0000:80", "").
 				gpu(0, "pci0000:10", "00aa:00:00.0").gpu(0, "pci0000:20", "").gpu(0, "pci0000:20", "").
 				gpu(0, "pci0000:20", "").gpu(1, "pci0000:80", "00aa:01:00.0").
 				nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0").nic("mlx5_1", 1, "pci0000:80", "00aa:01:00.0").host(),
 			want: []string{
 				"near to mlx5_0, rail 0, PIX",
-				"far by 0 to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0, rail 0, NODE",
+				"far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_1, rail 1, SYS",
 				"near to mlx5_1, rail 1, PIX",
 			},
 		},
@@ -164,7 +168,7 @@ func TestPlan(t *testing.T) {
 			host: build(1).sw("00aa:00:00.0", 0, "pci0000:10", "").sw("00aa:01:00.0", 0, "pci0000:20", "").
 				gpu(0, "pci0000:10", "00aa:00:00.0").gpu(0, "pci0000:20", "00aa:01:00.0").
 				gpu(0, "pci0000:30", "").gpu(0, "pci0000:30", "").gpu(0, "pci0000:30", "").gpu(0, "pci0000:30", "").
-				nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", up(400)).nic("mlx5_1", 0, "pci0000:20", "00aa:01:00.0", up(100)).host(),
+				nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", up(400)).nic("mlx5_1", 0, "pci0000:20", "00aa:01:00.0", up(100)).nvswitches().host(),
 			want: []string{
 				"near to mlx5_0, rail 0, PIX", "near to mlx5_1, rail 1, PIX",
 				"far by 0 to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0, rail 0, NODE",
@@ -189,7 +193,7 @@ func TestPlan(t *testing.T) {
 			name: "a NIC with its port down is not used, and keeps its rail",
 			host: build(1).sw("00aa:00:00.0", 0, "", "").
 				gpu(0, "", "00aa:00:00.0").gpu(0, "", "").
-				nic("mlx5_0", 0, "", "00aa:00:00.0", down(400)).nic("mlx5_1", 0, "", "00aa:00:00.0", up(100)).host(),
+				nic("mlx5_0", 0, "", "00aa:00:00.0", down(400)).nic("mlx5_1", 0, "", "00aa:00:00.0", up(400)).nvswitches().host(),
 			want: []string{"near to mlx5_1, rail 1, PIX", "far by 0 to mlx5_1, rail 1, PHB"},
 		},
 		{
@@ -202,14 +206,14 @@ func TestPlan(t *testing.T) {
 			name: "and far where the administrator says PIX",
 			host: build(1).sw("00aa:00:00.0", 0, "", "").sw("00aa:01:00.0", 0, "", "00aa:00:00.0").
 				gpu(0, "", "00aa:01:00.0").nic("mlx5_0", 0, "", "00aa:00:00.0").host(),
-			config: PlanConfig{GDRMaxPath: PIX},
-			want:   []string{"far to mlx5_0, rail 0, PXB"},
+			config: PlanConfig{GDR: GDRPolicy{MaxPath: PIX}},
+			want:   []string{"far bouncing to mlx5_0, rail 0, PXB"},
 		},
 		{
 			name: "where no GPU is near a NIC, each keeps its own way",
 			host: build(2).gpu(0, "pci0000:00", "").gpu(1, "pci0000:80", "").
 				nic("mlx5_0", 0, "pci0000:00", "").nic("mlx5_1", 1, "pci0000:90", "").host(),
-			want: []string{"far to mlx5_0, rail 0, PHB", "far to mlx5_1, rail 1, NODE"},
+			want: []string{"far bouncing to mlx5_0, rail 0, PHB", "far bouncing to mlx5_1, rail 1, NODE"},
 		},
 		{
 			name: "without a NIC there is no way",
@@ -225,9 +229,9 @@ func TestPlan(t *testing.T) {
 			}(),
 			want: []string{
 				"near to mlx5_0, rail 0, PIX", "refused to , rail -1, DIS",
-				"far by 0 to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0, rail 0, NODE",
+				"far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_0, rail 0, NODE",
 				"refused to , rail -1, DIS", "refused to , rail -1, DIS",
-				"far by 0 to mlx5_0, rail 0, SYS", "far by 0 to mlx5_0, rail 0, SYS",
+				"far bouncing to mlx5_1, rail 1, NODE", "far bouncing to mlx5_1, rail 1, NODE",
 			},
 		},
 		{
@@ -248,7 +252,7 @@ func TestPlan(t *testing.T) {
 				{GPU: "1", Servers: []string{"4"}, NICs: []string{"mlx5_0", "emulated0"}},
 			}},
 			want: []string{
-				"far to mlx5_1, rail 1, SYS", "near by 4 to mlx5_0,emulated0, rail 0, PIX",
+				"near bouncing to mlx5_1, rail 1, SYS", "near by 4 to mlx5_0,emulated0, rail 0, PIX",
 				"far by 5 to mlx5_1, rail 1, SYS", "far by 0,1 to mlx5_0, rail 0, NODE",
 				"near to mlx5_1, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
 				"far by 0,1 to mlx5_0, rail 0, SYS", "far by 0,1 to mlx5_0, rail 0, SYS",
@@ -293,13 +297,13 @@ func TestReasons(t *testing.T) {
 		gpu  string
 		want string
 	}{
-		{twoSockets().host(), "0", "mlx5_0 reads and writes its memory directly (PIX, 25 GB/s), so no relay is needed"},
-		{twoSockets().host(), "2", "mlx5_0, the nearest NIC, is far (NODE, 25 GB/s), so its traffic is staged on GPUs 0 and 1, near that NIC (copies: NODE, 48 GB/s)"},
-		{twoSockets().nvswitches().host(), "7", "mlx5_1, the nearest NIC, is far (NODE, 25 GB/s), so its traffic is staged on GPUs 4 and 5, near that NIC (copies: NVL, 370.8 GB/s)"},
+		{twoSockets().host(), "0", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed"},
+		{twoSockets().host(), "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 0 and 1, near that NIC (copies: NODE, 48 GB/s); 12 GB/s either way while all lanes are busy; alone 39.74 GB/s with the relay, 32 GB/s through host memory"},
+		{twoSockets().nvswitches().host(), "7", "mlx5_1, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 4 and 5, near that NIC (copies: NVL, 370.8 GB/s); 12 GB/s either way while all lanes are busy; alone 48 GB/s with the relay, 32 GB/s through host memory"},
 		{mig, "0", "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or use another GPU"},
 		{build(1).gpu(0, "", "").host(), "0", "this host has no RDMA NIC; so no GPU is near one and nothing can be relayed, unless [[plan.lane]] in config.toml assigns servers and NICs"},
-		{ethernet, "0", "this host has no RDMA NIC to use: eth0 has no RDMA, mlx5_0 has no active port; so no GPU is near one and nothing can be relayed, unless [[plan.lane]] in config.toml assigns servers and NICs"},
-		{build(1).gpu(0, "", "").nic("mlx5_0", 0, "", "").host(), "0", "mlx5_0 is the nearest NIC (PHB, 48 GB/s), and no GPU of this host is near enough to a NIC (PXB) to relay for it"},
+		{ethernet, "0", "this host has no RDMA NIC to use (eth0: it has no RDMA; mlx5_0: it has no active port); so no GPU is near one and nothing can be relayed, unless [[plan.lane]] in config.toml assigns servers and NICs"},
+		{build(1).gpu(0, "", "").nic("mlx5_0", 0, "", "").host(), "0", "mlx5_0, the nearest NIC, is far (PHB, 48 GB/s), so its traffic bounces through host memory: no GPU that it could be staged on is near enough to that NIC (PXB)"},
 	} {
 		plan, err := MakePlan(tt.host, PlanConfig{})
 		if err != nil {
@@ -326,7 +330,7 @@ func TestWrongConfigurationIsRefusedWithAReason(t *testing.T) {
 		config PlanConfig
 		want   string
 	}{
-		{"a limit that is no path to a NIC", none, PlanConfig{GDRMaxPath: NVL}, "gdr_max_path: NVL"},
+		{"a limit that is no path to a NIC", none, PlanConfig{GDR: GDRPolicy{MaxPath: NVL}}, "gdr.max_path: NVL"},
 		{"an unknown GPU", none, lanes(Assignment{GPU: "9", Servers: []string{"0"}}), `plan.lane for GPU "9": no GPU "9"`},
 		{"an unknown server", none, lanes(Assignment{GPU: "0", Servers: []string{"9"}}), `servers: no GPU "9"`},
 		{"a GPU that serves itself", none, lanes(Assignment{GPU: "0", Servers: []string{"0000:01:00.0"}}), "cannot serve itself"},

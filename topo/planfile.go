@@ -10,7 +10,7 @@ import (
 
 // PlanVersion is the version of the plan file that this package writes and
 // reads.
-const PlanVersion = 1
+const PlanVersion = 2
 
 // ReadPlan reads a plan that Write wrote. Whether the file is to be trusted is
 // the caller's question.

@@ -2,181 +2,142 @@ package topo
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
+	"maps"
+	"math/bits"
 	"slices"
+	"strconv"
 	"strings"
 )
 
-// planner decides on one host. GPUs and NICs are their places in host's lists.
+// planner decides on one host. GPUs and NICs are their places in host's lists,
+// which are in order, so that a plan does not depend on how a source lists them.
 type planner struct {
-	host  *Host
-	limit PathType
-	// software says that lanes may use software RDMA.
-	software bool
-	gpus     []GPU
-	nics     []NIC
-	toNIC    [][]Path // [GPU][NIC]
-	toGPU    [][]Path // [GPU][GPU]
-	servers  [][]int  // [NIC]: the GPUs that are near it
-	load     []float64
-	choice   []int   // [GPU]: its NIC, or -1
-	lanes    []*Lane // [GPU]: those that are settled
-	rails    map[string]int
+	*network
+	host    *Host
+	config  PlanConfig
+	exclude exclusions
+	limit   []PathType // [NIC]: how far a GPU may be and still be near it
+	// refused says why a GPU has no lane and serves none; empty for others.
+	refused []string
+	// stagingLimit is what relays may take from each GPU; nil for no limit.
+	stagingLimit []*uint64
+	pinned       []*Lane // [GPU]
+	rails        map[string]int
+	// idle are NICs that are left out because the host is slower with them.
+	idle map[int]bool
 }
 
-func newPlanner(h *Host, c PlanConfig, limit PathType) *planner {
+func newPlanner(h *Host, c PlanConfig) (*planner, error) {
 	p := &planner{
-		host: h, limit: limit, software: c.Software, gpus: h.GPUs, nics: h.NICs,
-		toNIC: make([][]Path, len(h.GPUs)), toGPU: make([][]Path, len(h.GPUs)),
-		servers: make([][]int, len(h.NICs)), load: make([]float64, len(h.NICs)),
-		choice: make([]int, len(h.GPUs)), lanes: make([]*Lane, len(h.GPUs)),
-		rails: map[string]int{},
+		network: newNetwork(h), host: h, config: c, rails: map[string]int{},
+		pinned: make([]*Lane, len(h.GPUs)),
 	}
-	finder := newPathFinder(h, rulesPlan)
-	for g, gpu := range h.GPUs {
-		p.choice[g] = -1
-		to := finder.from(gpuEndpoint(gpu))
-		for _, nic := range h.NICs {
-			p.toNIC[g] = append(p.toNIC[g], to(nicEndpoint(nic, h.Source)).Path)
-		}
-		for _, peer := range h.GPUs {
-			p.toGPU[g] = append(p.toGPU[g], to(gpuEndpoint(peer)).Path)
+	for _, g := range h.GPUs {
+		p.refused = append(p.refused, p.refusal(g))
+	}
+	for _, configure := range []func() error{p.setLimits, p.setExclusions, p.setRails, p.limitStaging} {
+		if err := configure(); err != nil {
+			return nil, err
 		}
 	}
-	for n, nic := range h.NICs {
-		if nic.refusal() == "" && (p.software || !nic.Software) {
-			p.rail(nic.Name)
-		}
-		for g := range h.GPUs {
-			if p.near(g, n) && h.GPUs[g].refusal() == "" {
-				p.servers[n] = append(p.servers[n], g)
-			}
+	for _, a := range c.Lanes {
+		if err := p.pin(a); err != nil {
+			return nil, fmt.Errorf("plan.lane for GPU %q: %w", a.GPU, err)
 		}
 	}
-	return p
+	return p, nil
+}
+
+// refusal says why a GPU has no lane, other makers apart where those are asked
+// for.
+func (p *planner) refusal(g GPU) string {
+	if p.config.AnyVendor && g.Vendor != "" {
+		g.Vendor, g.Reason = "", ""
+	}
+	return g.refusal()
 }
 
 // usable NICs can carry a lane.
-func (p *planner) usable(n int) bool {
-	nic := p.nics[n]
-	return nic.refusal() == "" && nic.Active() && (p.software || !nic.Software)
+func (p *planner) usable(n int) bool { return p.unusable(n) == "" }
+
+// unusable says why a NIC carries no lane that the topology decides.
+func (p *planner) unusable(n int) string {
+	switch nic := p.host.NICs[n]; {
+	case nic.refusal() != "":
+		return nic.refusal()
+	case nic.Software && !p.config.Software:
+		return "it is software RDMA, which is planned only with --software"
+	case !nic.Active():
+		return "it has no active port"
+	case p.exclude.nics[n]:
+		return "configuration excludes it"
+	}
+	return ""
 }
 
-func (p *planner) near(g, n int) bool { return p.usable(n) && p.toNIC[g][n].Type <= p.limit }
+// near GPUs can be reached by the NIC directly.
+func (p *planner) near(g, n int) bool {
+	return p.usable(n) && !p.exclude.toNIC[[2]int{g, n}] && p.toNIC[g][n].Type <= p.limit[n]
+}
 
-// candidates are the NICs that GPU g may use: those near it; else those that
-// another GPU can relay to; else any that it can reach.
-func (p *planner) candidates(g int) []int {
-	for _, suits := range []func(n int) bool{
-		func(n int) bool { return p.near(g, n) },
-		func(n int) bool { return p.usable(n) && len(p.servers[n]) > 0 },
-		func(n int) bool { return p.usable(n) && p.toNIC[g][n].Type < DIS },
-	} {
-		var found []int
-		for n := range p.nics {
-			if suits(n) {
-				found = append(found, n)
-			}
+func (p *planner) isNear(g int) bool {
+	return slices.ContainsFunc(p.nicsInOrder(), func(n int) bool { return p.near(g, n) })
+}
+
+func (p *planner) nicsInOrder() []int {
+	all := make([]int, len(p.host.NICs))
+	for n := range all {
+		all[n] = n
+	}
+	return all
+}
+
+// servers are the GPUs near a NIC that a lane of GPU g can be staged on: all of
+// them, or those that NVLink joins to it where it joins some. One whose limit has no room for a lane's slots is left out, and those of the others
+// are then the larger.
+func (p *planner) servers(g, n int) []int {
+	var found []int
+	for s := range p.host.GPUs {
+		if s != g && p.refused[s] == "" && p.near(s, n) && !p.exclude.toGPU[[2]int{g, s}] && p.toGPU[g][s].Type < DIS {
+			found = append(found, s)
 		}
-		if found != nil {
+	}
+	joined := slices.DeleteFunc(slices.Clone(found), func(s int) bool { return copyKind(p.toGPU[g][s].Path) > NVL })
+	if len(joined) > 0 {
+		found = joined
+	}
+	for {
+		before := len(found)
+		found = slices.DeleteFunc(found, func(s int) bool {
+			limit := p.stagingLimit[s]
+			return limit != nil && (*limit == 0 || *limit < p.config.Staging.bytes(before))
+		})
+		if len(found) == before || len(found) == 0 {
 			return found
 		}
 	}
-	return nil
 }
 
-// compareNICs orders NICs by their distance from GPU g.
-func (p *planner) compareNICs(g, a, b int) int {
-	x, y := p.toNIC[g][a], p.toNIC[g][b]
-	return cmp.Or(cmp.Compare(x.Type, y.Type), cmp.Compare(y.Bandwidth, x.Bandwidth))
-}
-
-// nearest is the NIC that GPU g now uses, or one that is nearer.
-func (p *planner) nearest(g int) int {
-	best := p.choice[g]
-	for _, n := range p.candidates(g) {
-		if p.compareNICs(g, n, best) < 0 {
-			best = n
-		}
-	}
-	return best
-}
-
-// spread chooses a NIC for every GPU that has no lane yet: the nearest, of
-// equally near ones the least loaded. Then lanes move from loaded NICs to
-// others as long as that evens out the load and makes no way worse.
-func (p *planner) spread() {
-	var open []int
-	for g := range p.gpus {
-		if p.lanes[g] == nil && p.gpus[g].refusal() == "" {
-			open = append(open, g)
-		}
-	}
-	// Near ones choose first: far ones can be relayed anywhere.
-	slices.SortStableFunc(open, func(a, b int) int { return cmp.Compare(p.farness(a), p.farness(b)) })
-	for _, g := range open {
-		candidates := p.candidates(g)
-		if len(candidates) == 0 {
-			continue
-		}
-		n := slices.MinFunc(candidates, func(a, b int) int {
-			return cmp.Or(p.compareNICs(g, a, b), cmp.Compare(p.loadWith(a, 1), p.loadWith(b, 1)))
-		})
-		p.choice[g] = n
-		p.load[n]++
-	}
-	for p.move(open) {
-	}
-}
-
-func (p *planner) farness(g int) int {
-	if slices.ContainsFunc(p.candidates(g), func(n int) bool { return p.near(g, n) }) {
-		return 0
-	}
-	return 1
-}
-
-// loadWith is the load of NIC n with more lanes on it: lanes by rate, where
-// every NIC states one.
-func (p *planner) loadWith(n int, more float64) float64 {
-	rate := 1.0
-	if !slices.ContainsFunc(p.nics, func(nic NIC) bool { return nic.refusal() == "" && nic.Active() && nic.RateGbps() == 0 }) {
-		rate = p.nics[n].RateGbps()
-	}
-	return (p.load[n] + more) / rate
-}
-
-// move takes one lane from a NIC to a less loaded one.
-func (p *planner) move(open []int) bool {
-	for _, g := range open {
-		from := p.choice[g]
-		if from < 0 {
-			continue
-		}
-		for _, to := range p.candidates(g) {
-			if p.loadWith(to, 1) < p.loadWith(from, 0) && p.noWorse(g, from, to) {
-				p.load[from]--
-				p.load[to]++
-				p.choice[g] = to
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// noWorse: a near GPU is as well served by any NIC that is near it. A far one
-// is, if the copies to the servers there are of the same kind; then it does not
-// matter how far it is from the NIC itself.
-func (p *planner) noWorse(g, from, to int) bool {
+// option is what GPU g can do over NIC n; nil for nothing. What is near goes
+// directly and in no other way.
+func (p *planner) option(g, n int) *option {
+	away := p.toNIC[g][n].Type
 	switch {
-	case p.near(g, to):
-		return true
-	case len(p.servers[to]) > 0:
-		return copyKind(p.copyPath(g, p.servers[to])) <= copyKind(p.copyPath(g, p.servers[from]))
+	case !p.usable(n) || p.idle[n] || p.exclude.toNIC[[2]int{g, n}]:
+		return nil
+	case p.near(g, n):
+		return &option{KindDirect, away, away, []int{g}}
+	case slices.ContainsFunc(p.nicsInOrder(), func(n int) bool { return !p.idle[n] && p.near(g, n) }):
+		return nil
 	}
-	return p.toNIC[g][to].Type <= p.toNIC[g][from].Type
+	if servers := p.servers(g, n); len(servers) > 0 {
+		return &option{KindStaged, max(copyKind(p.worst(p.copies(g, servers))), p.worst(p.reaches(servers, n)).Type), away, servers}
+	}
+	if away == DIS {
+		return nil
+	}
+	return &option{KindBounce, away, away, nil}
 }
 
 // copyKind takes all NVLinks for one kind.
@@ -187,132 +148,523 @@ func copyKind(path Path) PathType {
 	return path.Type
 }
 
-// copyPath is the worst path from a GPU to its servers.
-func (p *planner) copyPath(g int, servers []int) Path {
-	worst := Path{LOC, localBandwidth}
+// copies are the ways from a GPU to its servers.
+func (p *planner) copies(g int, servers []int) (ways []route) {
 	for _, s := range servers {
-		path := p.toGPU[g][s]
-		worst = Path{max(worst.Type, path.Type), min(worst.Bandwidth, path.Bandwidth)}
+		ways = append(ways, p.toGPU[g][s])
+	}
+	return ways
+}
+
+// reaches are the ways from servers to a NIC.
+func (p *planner) reaches(servers []int, n int) (ways []route) {
+	for _, s := range servers {
+		ways = append(ways, p.toNIC[s][n])
+	}
+	return ways
+}
+
+// worst has the worst type and the least bandwidth of some ways.
+func (p *planner) worst(ways []route) Path {
+	worst := Path{LOC, localBandwidth}
+	for _, w := range ways {
+		worst = Path{max(worst.Type, w.Type), min(worst.Bandwidth, w.Bandwidth)}
 	}
 	return worst
 }
 
-// rail numbers NICs in the order in which it is asked for them.
-func (p *planner) rail(nic string) int {
-	if _, known := p.rails[nic]; !known {
-		p.rails[nic] = len(p.rails)
+// plan decides on the lanes, in the order of GPUs.
+func (p *planner) plan() []Lane {
+	lanes := p.decide()
+	p.leaveIdle(lanes)
+	if len(p.idle) > 0 {
+		lanes = p.decide()
 	}
-	return p.rails[nic]
+	for g := range lanes {
+		if lanes[g].Reason == "" {
+			lanes[g].Reason = p.reason(g, lanes[g])
+		}
+	}
+	return lanes
 }
 
-// assign settles a lane by configuration.
-func (p *planner) assign(a Assignment) error {
-	g, err := p.find(a.GPU)
-	if err != nil {
-		return err
-	}
-	switch {
-	case p.lanes[g] != nil:
-		return fmt.Errorf("GPU %d already has an assignment", p.gpus[g].Index)
-	case len(a.Servers) == 0 && len(a.NICs) == 0:
-		return errors.New("neither servers nor nics are given")
-	}
-	var servers []int
-	for _, name := range a.Servers {
-		s, err := p.find(name)
-		switch {
-		case err != nil:
-			return fmt.Errorf("servers: %w", err)
-		case s == g:
-			return fmt.Errorf("servers: GPU %d cannot serve itself: a copy within a GPU waits for the programs that run on it", p.gpus[g].Index)
-		case slices.Contains(servers, s):
-			return fmt.Errorf("servers: GPU %d is named twice", p.gpus[s].Index)
+// decide is plan without reasons.
+func (p *planner) decide() []Lane {
+	lanes := p.spread()
+	p.compare(lanes)
+	p.estimate(lanes)
+	return lanes
+}
+
+// What leaveIdle looks through.
+const (
+	allSubsets = 6   // NICs, of which every subset is tried
+	mostPairs  = 512 // of GPUs and NICs, from which on nothing is tried
+)
+
+// leaveIdle finds the NICs that the host is faster without: the slowest lane
+// decides, and of equal choices the one with the fewest idle NICs. A slow NIC can
+// be such a one, when it is the only one near a GPU.
+func (p *planner) leaveIdle(lanes []Lane) {
+	var nics []int
+	sum := 0.0
+	for n := range p.host.NICs {
+		if p.usable(n) {
+			nics = append(nics, n)
+			sum += p.nicRate(n)
 		}
-		servers = append(servers, s)
 	}
-	nics, err := p.assignedNICs(a.NICs, servers)
-	if err != nil {
-		return err
+	best, open := p.slowest(lanes)
+	if !p.known || open == 0 || best == 0 || len(nics) < 2 || len(nics)*len(lanes) > mostPairs ||
+		compareRoughly(best, sum/float64(open)) >= 0 { // no plan is faster than that
+		return
 	}
-	l := &Lane{
-		GPU: p.gpus[g].BusID, Role: RoleFar, Relay: len(servers) > 0, Servers: []string{},
-		NICs: nics, Rail: p.rail(nics[0]), Path: DIS,
+	try := func(idle map[int]bool) bool {
+		before := p.idle
+		p.idle = idle
+		if rate, _ := p.slowest(p.decide()); compareRoughly(rate, best) > 0 {
+			best = rate
+			return true
+		}
+		p.idle = before
+		return false
 	}
-	for _, s := range servers {
-		l.Servers = append(l.Servers, p.gpus[s].BusID)
+	if len(nics) > allSubsets {
+		for better := true; better; {
+			better = false
+			for _, n := range nics {
+				idle := maps.Clone(p.idle)
+				if idle == nil {
+					idle = map[int]bool{}
+				}
+				idle[n] = true
+				better = len(idle) < len(nics) && try(idle) || better
+			}
+		}
+		return
 	}
-	for i, name := range nics {
-		n := p.nic(name)
-		if n < 0 {
+	for count := 1; count < len(nics); count++ {
+		for subset := range 1 << len(nics) {
+			if bits.OnesCount(uint(subset)) != count {
+				continue
+			}
+			idle := map[int]bool{}
+			for i, n := range nics {
+				if subset>>i&1 == 1 {
+					idle[n] = true
+				}
+			}
+			try(idle)
+		}
+	}
+}
+
+// slowest is the rate of the slowest of the lanes that configuration leaves open,
+// and their number.
+func (p *planner) slowest(lanes []Lane) (rate float64, open int) {
+	for _, l := range lanes {
+		if l.Role == RoleRefused || l.Pinned {
 			continue
 		}
-		p.load[n] += 1 / float64(len(nics))
-		if p.near(g, n) {
-			l.Role = RoleNear
+		if open == 0 || l.Bandwidth < rate {
+			rate = l.Bandwidth
 		}
-		if i == 0 {
-			l.Path, l.Bandwidth = p.toNIC[g][n].Type, p.toNIC[g][n].Bandwidth
-		}
+		open++
 	}
-	l.Reason = p.assignedReason(g, servers, nics)
-	p.lanes[g] = l
-	return nil
+	return rate, open
 }
 
-func (p *planner) assignedReason(g int, servers []int, nics []string) string {
-	var names []string
-	for _, name := range nics {
+// problem is the choice that is left of NICs to GPUs: the lanes that are settled
+// already, and the GPUs that are open.
+func (p *planner) problem() (s *spreading, lanes []Lane, open []int) {
+	s = &spreading{
+		onNIC: make([]float64, len(p.host.NICs)), onGPU: make([]float64, len(p.host.GPUs)),
+	}
+	known := true // whether NICs can be told apart by what they carry
+	for n := range p.host.NICs {
+		known = known && (!p.usable(n) || p.idle[n] || p.host.NICs[n].RateGbps() > 0)
+	}
+	for n := range p.host.NICs {
+		rate := 1.0
+		if known && p.usable(n) {
+			rate = p.nicRate(n)
+		}
+		s.rate = append(s.rate, rate)
+	}
+	for _, g := range p.host.GPUs {
+		s.link = append(s.link, cmp.Or(g.Link, 1))
+	}
+	lanes = make([]Lane, len(p.host.GPUs))
+	for g := range p.host.GPUs {
+		lanes[g] = p.empty(g)
+		switch {
+		case p.refused[g] != "":
+			lanes[g].Role, lanes[g].Reason = RoleRefused, p.refused[g]
+		case p.pinned[g] != nil:
+			lanes[g] = *p.pinned[g]
+			p.putOn(lanes[g], s.onNIC, s.onGPU)
+		default:
+			open = append(open, g)
+			options := make([]*option, len(p.host.NICs))
+			for n := range options {
+				options[n] = p.option(g, n)
+			}
+			s.option = append(s.option, options)
+		}
+	}
+	return s, lanes, open
+}
+
+// spread chooses a NIC for every GPU that configuration gives no lane.
+func (p *planner) spread() []Lane {
+	s, lanes, open := p.problem()
+	if len(s.rate) == 0 || len(open) == 0 {
+		return lanes
+	}
+	chosen := make([][]int, len(p.host.GPUs)) // [GPU]: its NICs
+	for i, n := range s.choose() {
+		if n >= 0 {
+			chosen[open[i]] = []int{n}
+			s.onNIC[n]++
+		}
+	}
+	p.stripe(chosen, s.onNIC)
+	for _, g := range open {
+		if len(chosen[g]) > 0 {
+			lanes[g] = p.over(g, chosen[g])
+		}
+	}
+	return lanes
+}
+
+// putOn adds a lane to what NICs and GPUs carry, in lanes.
+func (p *planner) putOn(l Lane, nics, gpus []float64) {
+	for _, name := range l.NICs {
 		if n := p.nic(name); n >= 0 {
-			name += " (" + describe(p.toNIC[g][n]) + ")"
-		} else {
-			name += " (not in the topology)"
-		}
-		names = append(names, name)
-	}
-	to := strings.Join(names, ", ")
-	if len(servers) == 0 {
-		return "assigned by configuration: straight to " + to
-	}
-	return fmt.Sprintf("assigned by configuration: staged on %s (copies: %s) for %s",
-		p.names(servers), describe(p.copyPath(g, servers)), to)
-}
-
-// find is the place of a GPU that can have a lane or serve one.
-func (p *planner) find(name string) (int, error) {
-	gpu, err := p.host.FindGPU(name)
-	if err != nil {
-		return 0, err
-	}
-	if why := gpu.refusal(); why != "" {
-		return 0, fmt.Errorf("%s (this is GPU %d)", why, gpu.Index)
-	}
-	return slices.IndexFunc(p.gpus, func(g GPU) bool { return g.BusID == gpu.BusID }), nil
-}
-
-func (p *planner) nic(name string) int {
-	return slices.IndexFunc(p.nics, func(n NIC) bool { return n.Name == name })
-}
-
-// assignedNICs checks the names; without any it takes the NIC nearest to the
-// first server.
-func (p *planner) assignedNICs(names []string, servers []int) ([]string, error) {
-	for i, name := range names {
-		if name == "" || slices.Contains(names[:i], name) {
-			return nil, fmt.Errorf("nics: %q is empty or named twice", name)
+			nics[n] += 1 / float64(len(l.NICs))
 		}
 	}
-	if len(names) > 0 {
-		return slices.Clone(names), nil
+	if l.Kind == KindDirect {
+		gpus[p.gpu(l.GPU)]++
 	}
-	var usable []int
-	for n := range p.nics {
-		if p.usable(n) && p.toNIC[servers[0]][n].Type < DIS {
-			usable = append(usable, n)
+	for _, s := range l.Servers {
+		gpus[p.gpu(s)] += relayedCrossings / float64(len(l.Servers))
+	}
+}
+
+// stripe gives a NIC that no lane has to each lane that can use it as well as
+// its own.
+func (p *planner) stripe(chosen [][]int, onNIC []float64) {
+	for n := range p.host.NICs {
+		if onNIC[n] > 0 {
+			continue
+		}
+		for g, nics := range chosen {
+			if len(nics) == 0 {
+				continue
+			}
+			o, own := p.option(g, n), p.option(g, nics[0])
+			if o != nil && o.kind == own.kind && o.worst <= own.worst && slices.Equal(o.servers, own.servers) {
+				chosen[g] = append(chosen[g], n)
+			}
 		}
 	}
-	if len(usable) == 0 {
-		return nil, errors.New(`no nics are given, and this host has no RDMA NIC with an active port to choose; an emulated one is named like nics = ["emulated0"]`)
+}
+
+// empty is a lane that leads nowhere.
+func (p *planner) empty(g int) Lane {
+	l := Lane{GPU: p.host.GPUs[g].BusID, Role: RoleFar, Servers: []string{}, NICs: []string{}, Rail: -1, Path: DIS}
+	if p.isNear(g) {
+		l.Role = RoleNear
 	}
-	n := slices.MinFunc(usable, func(a, b int) int { return p.compareNICs(servers[0], a, b) })
-	return []string{p.nics[n].Name}, nil
+	return l
+}
+
+// over is a lane over NICs that the topology decided on.
+func (p *planner) over(g int, nics []int) Lane {
+	slices.SortStableFunc(nics, func(a, b int) int { return cmp.Compare(p.toNIC[g][a].Type, p.toNIC[g][b].Type) })
+	l := p.empty(g)
+	o := p.option(g, nics[0])
+	l.Kind = o.kind
+	if o.kind == KindStaged {
+		p.stageOn(&l, g, o.servers, nics)
+	}
+	p.setNICs(&l, g, nics)
+	return l
+}
+
+func (p *planner) setNICs(l *Lane, g int, nics []int) {
+	for _, n := range nics {
+		l.NICs = append(l.NICs, p.host.NICs[n].Name)
+	}
+	l.Rail = p.rail(l.NICs[0])
+	l.Path = p.toNIC[g][nics[0]].Type
+}
+
+func (p *planner) stageOn(l *Lane, g int, servers, nics []int) {
+	l.Relay = true
+	for _, s := range servers {
+		l.Servers = append(l.Servers, p.host.GPUs[s].BusID)
+	}
+	toServers := p.worst(p.copies(g, servers))
+	l.Copy = &toServers
+	var ways []route
+	for _, n := range nics {
+		ways = append(ways, p.reaches(servers, n)...)
+	}
+	if len(ways) > 0 {
+		toNICs := p.worst(ways)
+		l.Network = &toNICs
+	}
+}
+
+// atOnce is the number of staged lanes from which on compare takes all relays out
+// at once that do not pay.
+const atOnce = 64
+
+// compare takes the relay out of lanes that it does not make faster: while all
+// lanes are busy or, where that is the same, with the lane alone. Each is compared
+// with itself through the CPU's memory, the others as planned, and the one that
+// loses most by the relay goes first: the others can be the faster for it.
+func (p *planner) compare(lanes []Lane) {
+	if !p.known {
+		return
+	}
+	var planned, bouncing []carried
+	var open []int
+	for g, l := range lanes {
+		c := p.carriedBy(l)
+		planned = append(planned, c)
+		if l.Kind == KindStaged && !l.Pinned && l.Path < DIS {
+			open = append(open, g)
+			c.kind = KindBounce
+		}
+		bouncing = append(bouncing, c)
+	}
+	loads, without := p.loads(planned), p.loads(bouncing)
+	capacity := p.capacity()
+	for len(open) > 0 {
+		busy, _ := share(loads, capacity)
+		worst, most := []int(nil), 0.0
+		for _, g := range open {
+			staged := loads[g]
+			loads[g] = without[g]
+			bounced, _ := share(loads, capacity)
+			loads[g] = staged
+			c := &Comparison{busy[g], bounced[g], alone(staged, capacity), alone(without[g], capacity)}
+			lanes[g].Compared = c
+			loss := c.Without / c.Relay
+			switch {
+			case c.relayIsFaster():
+			case len(open) >= atOnce:
+				worst = append(worst, g)
+			case worst == nil || loss > most*(1+1e-9):
+				worst, most = []int{g}, loss
+			}
+		}
+		if worst == nil {
+			return
+		}
+		for _, g := range worst {
+			l := &lanes[g]
+			l.Kind, l.Relay, l.Servers, l.Copy, l.Network = KindBounce, false, []string{}, nil, nil
+			loads[g] = without[g]
+		}
+		open = slices.DeleteFunc(open, func(g int) bool { return slices.Contains(worst, g) })
+	}
+}
+
+func (c *Comparison) relayIsFaster() bool {
+	return cmp.Or(compareRoughly(c.Relay, c.Without), compareRoughly(c.RelayAlone, c.WithoutAlone)) > 0
+}
+
+// String is both figures, and those of the lane alone where they decided.
+func (c *Comparison) String() string {
+	if compareRoughly(c.Relay, c.Without) == 0 {
+		return fmt.Sprintf("%s either way while all lanes are busy; alone %s with the relay, %s through host memory",
+			gbs(c.Relay), gbs(c.RelayAlone), gbs(c.WithoutAlone))
+	}
+	return fmt.Sprintf("%s with the relay, %s through host memory", gbs(c.Relay), gbs(c.Without))
+}
+
+func (p *planner) ratesOf(lanes []Lane) rated {
+	var all []carried
+	for _, l := range lanes {
+		all = append(all, p.carriedBy(l))
+	}
+	return p.rates(all)
+}
+
+// estimate writes down what each lane carries.
+func (p *planner) estimate(lanes []Lane) {
+	if !p.known {
+		return
+	}
+	for g, rate := range p.ratesOf(lanes).busy {
+		lanes[g].Bandwidth = rate
+	}
+}
+
+// reason says in a sentence why a lane is what it is.
+func (p *planner) reason(g int, l Lane) string {
+	if len(l.NICs) == 0 {
+		return p.nothing()
+	}
+	first := p.nic(l.NICs[0])
+	to := strings.Join(l.NICs, " and ")
+	path := describe(p.toNIC[g][first].Path)
+	switch l.Kind {
+	case KindDirect:
+		reads := "reads and writes"
+		if len(l.NICs) > 1 {
+			reads = "read and write"
+		}
+		return fmt.Sprintf("%s %s its memory directly (%s), so no relay is needed", to, reads, path)
+	case KindStaged:
+		servers := p.option(g, first).servers
+		sentence := fmt.Sprintf("%s, %s, is far (%s), so its traffic is staged on %s, near that NIC (copies: %s)",
+			to, p.why(g, first), path, p.names(servers), describe(*l.Copy))
+		if l.Compared != nil {
+			sentence += "; " + l.Compared.String()
+		}
+		return sentence
+	}
+	sentence := fmt.Sprintf("%s, %s, is far (%s), so its traffic bounces through host memory: ", to, p.why(g, first), path)
+	if l.Compared != nil {
+		return sentence + fmt.Sprintf("staged on %s it would not be faster: %v", p.names(p.option(g, first).servers), l.Compared)
+	}
+	return sentence + fmt.Sprintf("no GPU that it could be staged on is near enough to that NIC (%v)", p.limit[first])
+}
+
+// why says how a NIC came to a lane.
+func (p *planner) why(g, chosen int) string {
+	for n := range p.host.NICs {
+		if p.option(g, n) != nil && p.nearer(g, n, chosen) {
+			return "chosen to spread the lanes evenly"
+		}
+	}
+	return "the nearest NIC"
+}
+
+// nothing says why there is no NIC to choose.
+func (p *planner) nothing() string {
+	var without []string
+	for n, nic := range p.host.NICs {
+		why := cmp.Or(p.unusable(n), "no path leads there")
+		without = append(without, nic.Name+": "+why)
+	}
+	what := "this host has no RDMA NIC"
+	if len(without) > 0 {
+		what = "this host has no RDMA NIC to use (" + strings.Join(without, "; ") + ")"
+	}
+	return what + "; so no GPU is near one and nothing can be relayed, unless [[plan.lane]] in config.toml assigns servers and NICs"
+}
+
+// notes are sentences about the host as a whole.
+func (p *planner) notes(lanes []Lane) []string {
+	notes := slices.Clone(p.host.Notes)
+	if len(lanes) == 0 {
+		notes = append(notes, "this host has no GPU, so the plan has no lane")
+	}
+	used := map[string]bool{}
+	far, relayed, rejected := 0, 0, 0
+	for _, l := range lanes {
+		for _, name := range l.NICs {
+			used[name] = true
+		}
+		if l.Role != RoleFar || len(l.NICs) == 0 {
+			continue
+		}
+		far++
+		switch {
+		case l.Relay:
+			relayed++
+		case l.Compared != nil:
+			rejected++
+		}
+	}
+	for n, nic := range p.host.NICs {
+		switch {
+		case nic.refusal() == "" && !nic.Active():
+			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and serves no lane that the topology decides", nic.Name, states(nic)))
+		case p.idle[n]:
+			notes = append(notes, fmt.Sprintf("NIC %s is left idle: by the estimate, the slowest GPU is faster without it", nic.Name))
+		case p.usable(n) && !used[nic.Name] && len(lanes) > 0:
+			notes = append(notes, fmt.Sprintf("NIC %s is idle: no GPU is the better for it", nic.Name))
+		}
+	}
+	switch {
+	case far > 0 && relayed == 0 && rejected > 0:
+		notes = append(notes, "the relay brings nothing on this host: by the estimate, no far GPU is faster with it")
+	case far > 0 && relayed == 0:
+		notes = append(notes, "the relay brings nothing on this host: no GPU is near enough to a NIC for others to be staged on; gdr.max_path in config.toml says what is near")
+	case far == 0 && slices.ContainsFunc(lanes, func(l Lane) bool { return l.Role == RoleNear }):
+		notes = append(notes, "the relay brings nothing on this host: every GPU with a lane is near a NIC")
+	}
+	if relayed > 0 && p.known && !p.fasterByRelays(lanes) {
+		notes = append(notes, "with all lanes busy the relay brings nothing here; a far GPU alone is faster")
+	}
+	if !p.known && relayed > 0 {
+		notes = append(notes, "the source does not tell all bandwidths, so whether the relay makes a lane faster is not known")
+	}
+	return notes
+}
+
+// fasterByRelays says whether a relayed lane is faster than it would be without
+// any relay on the host, all lanes busy.
+func (p *planner) fasterByRelays(lanes []Lane) bool {
+	without := slices.Clone(lanes)
+	for g := range without {
+		if without[g].Kind == KindStaged && without[g].Path < DIS {
+			without[g].Kind = KindBounce
+		}
+	}
+	bounced := p.ratesOf(without).busy
+	for g, l := range lanes {
+		if l.Relay && compareRoughly(l.Bandwidth, bounced[g]) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func states(n NIC) string {
+	var s []string
+	for _, p := range n.Ports {
+		s = append(s, fmt.Sprintf("port %d %s", p.Number, p.State))
+	}
+	return strings.Join(s, ", ")
+}
+
+func describe(p Path) string {
+	if p.Type == DIS || p.Bandwidth == 0 { // a source can tell types alone
+		return p.Type.String()
+	}
+	return fmt.Sprintf("%v, %s", p.Type, gbs(p.Bandwidth))
+}
+
+func gbs(rate float64) string { return strconv.FormatFloat(rate, 'g', 4, 64) + " GB/s" }
+
+func (p *planner) names(gpus []int) string {
+	var indices []int
+	for _, g := range gpus {
+		indices = append(indices, p.host.GPUs[g].Index)
+	}
+	return gpuNames(indices)
+}
+
+// gpuNames lists GPUs by their indices: "GPU 0", "GPUs 0, 1 and 4".
+func gpuNames(indices []int) string {
+	var s []string
+	for _, i := range indices {
+		s = append(s, strconv.Itoa(i))
+	}
+	switch last := len(s) - 1; last {
+	case -1:
+		return "no GPU"
+	case 0:
+		return "GPU " + s[0]
+	default:
+		return "GPUs " + strings.Join(s[:last], ", ") + " and " + s[last]
+	}
 }

@@ -35,7 +35,7 @@ func newGenerateCommand(a *app) *cobra.Command {
   peerlane.dev/gpu=N   all of that, and the device nodes of the GPU, its server
                        GPUs and its NIC; not with tenancy = "multi"
 
-N is a GPU's index, UUID or PCI address, or "all".
+N is a GPU's index, UUID or PCI address, a group of the configuration, or "all".
 
 With --spec-dir the specifications are installed there, and the plan is written
 to var/lib/peerlane/plan.json, where the hook reads it when a container starts.
@@ -57,7 +57,7 @@ Otherwise they are printed, and nothing on the host is changed.`,
 		if class != "" && specDir != "" {
 			return usageError{cmd.CommandPath(), errors.New("--class chooses what is printed; --spec-dir always installs all")}
 		}
-		plan, c, err := a.plan(host)
+		p, err := a.plan(host)
 		if err != nil {
 			return err
 		}
@@ -65,15 +65,15 @@ Otherwise they are printed, and nothing on the host is changed.`,
 		if err != nil {
 			return err
 		}
-		o := cdi.Options{Layout: a.layout, HookPath: path, Tenancy: c.CDI.Tenancy, DevRoot: devRoot}
-		list, err := cdi.Generate(plan, o)
+		o := cdi.Options{Layout: a.layout, HookPath: path, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot}
+		list, err := cdi.Generate(p.plan, o)
 		if err != nil {
 			return err
 		}
 		if specDir == "" {
 			return a.printSpecs(list, class)
 		}
-		return a.install(plan, list, specDir, o)
+		return a.install(p.plan, list, specDir, o)
 	}
 	return cmd
 }

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
+	"github.com/dustin/go-humanize"
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
@@ -14,55 +16,102 @@ import (
 )
 
 func newPlanCommand(a *app) *cobra.Command {
+	var explain string
+	var estimate bool
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Show each GPU's lane to the network, and why it is that one",
-		Long: `Plan a lane for each GPU of this host, or of an NCCL topology file: its NIC, the
+		Long: `Plan a lane for each GPU of this host, or of a topology file: its NICs, the
 GPUs that its traffic is staged on, and the reason. The configuration file
 (etc/peerlane/config.toml) can assign lanes and say what counts as near.
 
-PATH and GB/S are those from the GPU to its NIC without the relay.`,
+LANE says how the traffic goes: direct (the NIC reads and writes the GPU's
+memory), through the server GPUs that it is staged on, by a relay, or bounce
+(through the CPU's memory). PATH is the way from the GPU to its NIC without the relay, and LEGS are
+the two with it: to the server GPUs, and from there to the NIC. GB/S is what
+the lane carries in each direction while all of them are busy, by the estimate.
+
+--estimate compares three ways: as NCCL does it by its defaults, with GPUDirect
+RDMA switched off everywhere, and as planned. docs/estimate.md says how it
+reckons, and what it leaves out.`,
 		Example: `  peerlane plan
-  peerlane plan --input topo.xml -o json`,
+  peerlane plan --explain gpu3
+  peerlane plan --estimate --input topo.xml -o json`,
 		Args: noArgs,
 	}
 	host, form := addHost(cmd), addForm(cmd)
 	host.addSoftware()
+	cmd.Flags().BoolVar(&host.anyVendor, "any-vendor", false, "plan GPUs of any maker, for study: only NVIDIA's can be relayed")
+	cmd.Flags().StringVar(&explain, "explain", "", "say in sentences why the lane of `GPU` is what it is")
+	cmd.Flags().BoolVar(&estimate, "estimate", false, "estimate each GPU's network bandwidth, three ways")
 	cmd.RunE = func(*cobra.Command, []string) error {
-		plan, _, err := a.plan(host)
+		if explain != "" && estimate {
+			return usageError{cmd.CommandPath(), errors.New("--explain is about one GPU, --estimate about all: give one or the other")}
+		}
+		p, err := a.plan(host)
 		if err != nil {
 			return err
 		}
-		if form.value == formJSON {
-			return a.printJSON(plan)
+		switch {
+		case explain != "":
+			sentences, err := p.host.Explain(p.plan, explain)
+			if err != nil {
+				return err
+			}
+			if form.value == formJSON {
+				return a.printJSON(map[string][]string{"sentences": sentences})
+			}
+			fmt.Fprintln(a.out, strings.Join(sentences, "\n"))
+			return nil
+		case estimate:
+			e, err := p.host.Estimate(p.plan)
+			if err != nil {
+				return fmt.Errorf("%s: %w", origin(p.plan.Source), err)
+			}
+			if form.value == formJSON {
+				return a.printJSON(e)
+			}
+			a.printEstimate(p.plan, e)
+			return nil
+		case form.value == formJSON:
+			return a.printJSON(p.plan)
 		}
-		a.printPlan(plan)
+		a.printPlan(p.plan)
 		return nil
 	}
 	return cmd
 }
 
+// planned is a host with its plan, and the configuration that the plan is by.
+type planned struct {
+	host   *topo.Host
+	plan   *topo.Plan
+	config config.Config
+}
+
 // plan reads the host and the configuration, and plans.
-func (a *app) plan(host *hostFlags) (*topo.Plan, config.Config, error) {
+func (a *app) plan(host *hostFlags) (*planned, error) {
 	h, err := host.read()
 	if err != nil {
-		return nil, config.Config{}, err
+		return nil, err
 	}
-	return a.planFor(h, host.software)
+	return a.planFor(h, host.software, host.anyVendor)
 }
 
 // planFor reads the configuration, and plans.
-func (a *app) planFor(h *topo.Host, software bool) (*topo.Plan, config.Config, error) {
+func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
-		return nil, config.Config{}, err
+		return nil, err
 	}
-	c.Plan.Software = c.Plan.Software || software
-	plan, err := topo.MakePlan(h, c.Plan)
+	planning := c.Planning()
+	planning.Software = planning.Software || software
+	planning.AnyVendor = anyVendor
+	plan, err := topo.MakePlan(h, planning)
 	if err != nil {
-		return nil, config.Config{}, fmt.Errorf("%s: %w", a.layout.ConfigFile(), err)
+		return nil, fmt.Errorf("%s: %w", a.layout.ConfigFile(), err)
 	}
-	return plan, c, nil
+	return &planned{h, plan, c}, nil
 }
 
 func (a *app) printPlan(p *topo.Plan) {
@@ -70,34 +119,100 @@ func (a *app) printPlan(p *topo.Plan) {
 	if len(p.Lanes) > 0 {
 		a.section("Lanes", a.laneTable(p))
 	}
+	if len(p.Staging) > 0 {
+		a.section("What relays may take from server GPUs", a.stagingTable(p))
+	}
 	a.printNotes(p.Notes)
 }
 
-func (a *app) laneTable(p *topo.Plan) table.Writer {
-	t := a.newTable("GPU", "ADDRESS", "ROLE", "STAGED ON", "NIC", "PATH", "GB/S", "REASON")
+// indices are the GPUs' indices by their addresses.
+func indices(p *topo.Plan) map[string]string {
 	index := map[string]string{}
 	for _, g := range p.GPUs {
 		index[g.BusID] = strconv.Itoa(g.Index)
 	}
+	return index
+}
+
+func (a *app) laneTable(p *topo.Plan) table.Writer {
+	t := a.newTable("GPU", "ADDRESS", "ROLE", "LANE", "NIC", "PATH", "LEGS", "GB/S", "REASON")
+	index := indices(p)
 	for _, l := range p.Lanes {
 		var servers []string
 		for _, s := range l.Servers {
 			servers = append(servers, index[s])
 		}
-		on, path, bandwidth := "", "", ""
+		way, path, legs, bandwidth := l.Kind, "", "", ""
 		if len(servers) > 0 {
-			on = "GPU " + strings.Join(servers, ", ")
+			way = "GPU " + strings.Join(servers, ", ")
 		}
 		if l.Path != topo.DIS {
-			path, bandwidth = a.paint(l.Path.String(), typeColours(l.Path)...), bandwidthOf(topo.Path{Type: l.Path, Bandwidth: l.Bandwidth})
+			path = a.paint(l.Path.String(), typeColours(l.Path)...)
+		}
+		if l.Copy != nil {
+			legs = a.paint(l.Copy.Type.String(), typeColours(l.Copy.Type)...)
+		}
+		if l.Network != nil {
+			legs += "+" + a.paint(l.Network.Type.String(), typeColours(l.Network.Type)...)
+		}
+		if l.Bandwidth > 0 {
+			bandwidth = gigabytes(l.Bandwidth)
 		}
 		t.AppendRow(table.Row{
-			index[l.GPU], l.GPU, a.role(l.Role), dash(on), dash(strings.Join(l.NICs, ", ")), dash(path), dash(bandwidth), l.Reason,
+			index[l.GPU], l.GPU, a.role(l.Role), dash(way), dash(strings.Join(l.NICs, ", ")), dash(path), dash(legs), dash(bandwidth), l.Reason,
 		})
 	}
 	a.wrapLast(t, "REASON")
 	return t
 }
+
+func (a *app) stagingTable(p *topo.Plan) table.Writer {
+	t := a.newTable("GPU", "ADDRESS", "LANES", "PER CONTAINER", "ONE FOR EACH LANE", "LIMIT")
+	index := indices(p)
+	for _, s := range p.Staging {
+		limit := "none"
+		if s.Limit != nil {
+			limit = humanize.IBytes(*s.Limit)
+		}
+		t.AppendRow(table.Row{index[s.GPU], s.GPU, s.Lanes, humanize.IBytes(s.PerContainer), humanize.IBytes(s.All), limit})
+	}
+	return t
+}
+
+func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
+	fmt.Fprintf(a.out, "Estimate for the host read from %s, GB/s in each direction\n\n", origin(p.Source))
+	for _, part := range []struct {
+		title string
+		ways  func(topo.Rates) topo.Ways
+		limit bool
+	}{
+		{"All GPUs at once", func(r topo.Rates) topo.Ways { return r.Ways }, true},
+		{"One GPU alone", func(r topo.Rates) topo.Ways { return r.Alone }, false},
+	} {
+		headings := []any{"GPU", "ADDRESS", "LANE", "NCCL TODAY", "GPUDIRECT OFF", "AS PLANNED"}
+		if part.limit {
+			headings = append(headings, "FULL")
+		}
+		t := a.newTable(headings...)
+		for _, g := range e.GPUs {
+			lane, err := p.Lane(g.GPU)
+			must(err) // an estimate is of the plan's lanes
+			w := part.ways(g.Rates)
+			row := table.Row{g.Index, g.GPU, dash(lane.Kind), gigabytes(w.NCCL), gigabytes(w.HostMemory), gigabytes(w.Relay)}
+			if part.limit {
+				row = append(row, dash(g.Limit))
+			}
+			t.AppendRow(row)
+		}
+		u := part.ways(e.Uniformity)
+		t.AppendRow(table.Row{"", "", "uniformity", share(u.NCCL), share(u.HostMemory), share(u.Relay)})
+		a.section(part.title, t)
+	}
+	fmt.Fprintln(a.out, "Uniformity is the slowest GPU's share of the fastest's.")
+	a.printNotes(p.Notes)
+}
+
+func share(part float64) string { return strconv.FormatFloat(part, 'f', 2, 64) }
 
 func (a *app) role(role string) string {
 	switch role {

@@ -39,7 +39,7 @@ func TestTheConfigurationOfTheREADME(t *testing.T) {
 	c.Plan.Lanes = nil
 	if want := config.Default(); c.Relay.Slots != want.Relay.Slots || c.Relay.SlotSize != want.Relay.SlotSize ||
 		c.Relay.Route != want.Relay.Route || c.Relay.Transport != want.Relay.Transport ||
-		c.Plan.GDRMaxPath != want.Plan.GDRMaxPath || c.CDI != want.CDI {
+		c.GDR.MaxPath != want.GDR.MaxPath || c.CDI != want.CDI {
 		t.Errorf("the README shows %+v as the default, which is %+v", c, want)
 	}
 	_, host := recordedHost(t)

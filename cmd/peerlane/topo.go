@@ -20,6 +20,7 @@ type hostFlags struct {
 	cmd                *cobra.Command
 	input, sysfs, proc string
 	software           bool
+	anyVendor          bool
 }
 
 // addHost gives a command the flags that choose a host.
@@ -116,11 +117,11 @@ gives GPU N. The configuration file has its say in the plan.`,
 // printXML prints a host, or its virtual switch, for NCCL.
 func (a *app) printXML(h *topo.Host, virtual bool) error {
 	if virtual {
-		plan, _, err := a.planFor(h, false)
+		p, err := a.planFor(h, false, false)
 		if err != nil {
 			return err
 		}
-		if h, err = h.VirtualSwitch(plan); err != nil {
+		if h, err = h.VirtualSwitch(p.plan); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -85,7 +86,7 @@ func TestPlanJSONIsThePlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := topo.MakePlan(host, topo.PlanConfig{})
+	want, err := topo.MakePlan(host, config.Default().Planning())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,10 +215,10 @@ func TestVirtualSwitchFollowsTheConfiguration(t *testing.T) {
 const ncclXML = `<system version="1">
   <cpu numaid="0" affinity="0000ffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
     <pci busid="0000:16:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
-      <pci busid="0000:17:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90" rank="0" gdr="1"/></pci>
+      <pci busid="0000:17:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90" rank="0" gdr="1"><nvlink target="0000:2a:00.0" count="4" tclass="0x030200"/></gpu></pci>
       <pci busid="0000:18:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic><net name="mlx5_7" dev="0" speed="400000" port="1" guid="0x1" gdr="1"/></nic></pci>
     </pci>
-    <pci busid="0000:2a:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="1" sm="90" rank="1" gdr="1"/></pci>
+    <pci busid="0000:2a:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="1" sm="90" rank="1" gdr="1"><nvlink target="0000:17:00.0" count="4" tclass="0x030200"/></gpu></pci>
   </cpu>
 </system>
 `

@@ -21,34 +21,67 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Config is the whole file.
+// Config is the whole file. What a field's comment says, docs/configuration.md
+// says to administrators.
 type Config struct {
-	Relay Relay           `toml:"relay"`
-	Plan  topo.PlanConfig `toml:"plan"`
-	CDI   CDI             `toml:"cdi"`
+	Relay   Relay          `toml:"relay"`
+	GDR     topo.GDRPolicy `toml:"gdr"`
+	Plan    Plan           `toml:"plan"`
+	Staging Staging        `toml:"staging"`
+	// GPUs that containers ask for together, by index, UUID or PCI address:
+	// `half0 = ["0", "1", "2", "3"]` makes the device `peerlane.dev/gpu=half0`, and
+	// `peerlane.dev/lane=half0`.
+	Groups map[string][]string `toml:"groups,omitempty"`
+	CDI    CDI                 `toml:"cdi"`
+}
+
+// Plan is what the plan of lanes is not left to decide by itself.
+type Plan struct {
+	// Use software RDMA (rxe, siw), too, which cannot reach a GPU's memory: for
+	// trying things out.
+	Software bool `toml:"software"`
+	// The rail of single NICs, by name, so that the hosts of a cluster agree:
+	// `mlx5_0 = 0`. The others have their place among the host's NICs.
+	Rails map[string]int `toml:"rails,omitempty"`
+	// A lane as you want it, whatever the topology and the estimate say.
+	Lanes   []topo.Assignment `toml:"lane,omitempty"`
+	Exclude topo.Exclude      `toml:"exclude"`
+}
+
+// Staging bounds what relays take from server GPUs.
+type Staging struct {
+	// The most that the relays of this host together may take from a server GPU;
+	// without it there is no limit, and 0 keeps relays off it. A GPU whose limit
+	// has no room for a lane's slots does not serve it. Relays do not yet count
+	// what they take together; `peerlane plan` shows what the lanes come to.
+	Limit *Size `toml:"limit,omitempty"`
+	// The same for single GPUs, by index, UUID or PCI address: `"3" = "1GiB"`.
+	GPUs map[string]Size `toml:"gpus,omitempty"`
 }
 
 // Relay is how relays are started and what they are told.
 type Relay struct {
-	// Binary is the absolute path of peerlane-relay; empty stands for the one
-	// beside peerlane-hook.
+	// Absolute path of peerlane-relay; empty stands for the one beside
+	// peerlane-hook.
 	Binary string `toml:"binary"`
-	// Route is one of launch.RouteAuto, RouteStaged and RouteDirect.
+	// The way of a message between two containers of this host: auto, staged or
+	// direct.
 	Route string `toml:"route"`
-	// Transport is one of launch.TransportAuto, TransportLoop and TransportLocal.
+	// What carries messages: auto, loop or local.
 	Transport string `toml:"transport"`
-	// Slots is the number of staging slots in each direction.
+	// Staging slots of a lane in each direction, striped over its server GPUs.
 	Slots int `toml:"slots"`
-	// SlotSize is the size of a staging slot.
+	// The size of a slot: a multiple of 64KiB up to 1GiB.
 	SlotSize Size `toml:"slot_size"`
-	// Environment is added to a relay's environment, "NAME=value" each; beside
-	// it there is only PATH.
+	// Added to a relay's environment, `"NAME=value"` each; beside it there is only
+	// PATH.
 	Environment []string `toml:"environment"`
 }
 
 // CDI is what `cdi generate` offers to container engines.
 type CDI struct {
-	// Tenancy is TenancySingle or TenancyMulti.
+	// Who shares this host: with single, containers may get server GPUs and NICs;
+	// with multi, only `lane=` is offered.
 	Tenancy string `toml:"tenancy"`
 }
 
@@ -75,9 +108,23 @@ func (s *Size) UnmarshalText(text []byte) error {
 func Default() Config {
 	return Config{
 		Relay: Relay{Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20},
-		Plan:  topo.PlanConfig{GDRMaxPath: topo.PXB},
+		GDR:   topo.GDRPolicy{MaxPath: topo.PXB},
 		CDI:   CDI{Tenancy: TenancySingle},
 	}
+}
+
+// Planning is what topo.MakePlan is to know.
+func (c Config) Planning() topo.PlanConfig {
+	p := topo.PlanConfig{
+		GDR: c.GDR, Software: c.Plan.Software, Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,
+		Staging: topo.StagingConfig{
+			Slots: c.Relay.Slots, SlotBytes: uint64(c.Relay.SlotSize), Limit: (*uint64)(c.Staging.Limit), GPUs: map[string]uint64{},
+		},
+	}
+	for gpu, limit := range c.Staging.GPUs {
+		p.Staging.GPUs[gpu] = uint64(limit)
+	}
+	return p
 }
 
 // Load reads a configuration file. Keys that it does not state keep their
@@ -96,11 +143,7 @@ func Load(path string) (Config, error) {
 		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
 	}
 	if unknown := found.Undecoded(); len(unknown) > 0 {
-		var keys []string
-		for _, k := range unknown {
-			keys = append(keys, k.String())
-		}
-		return Config{}, fmt.Errorf("configuration %s: unknown key %s; look for a misspelling, or remove it", path, strings.Join(keys, ", "))
+		return Config{}, fmt.Errorf("configuration %s: %s", path, unknownKey(unknown[0].String()))
 	}
 	if err := c.check(); err != nil {
 		return Config{}, fmt.Errorf("configuration %s: %w", path, err)

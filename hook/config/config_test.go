@@ -51,40 +51,80 @@ transport = "loop"
 slots = 4
 slot_size = "1MiB"
 environment = ["PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="]
+[gdr]
+max_path = "PHB"
+nics = { mlx5_0 = "SYS" }
 [plan]
-gdr_max_path = "PHB"
+software = true
+rails = { mlx5_1 = 3 }
+[plan.exclude]
+gpus = ["7"]
+nics = ["mlx5_2"]
+pairs = [["0", "mlx5_0"], ["0", "1"]]
 [[plan.lane]]
 gpu = "0"
+kind = "staged"
 servers = ["1", "GPU-x"]
 nics = ["emulated0"]
+[staging]
+limit = "2GiB"
+gpus = { "1" = "0" }
+[groups]
+half0 = ["0", "1"]
 [cdi]
 tenancy = "multi"
 `)
 	if err != nil {
 		t.Fatal(err)
 	}
+	limit := config.Size(2 << 30)
 	want := config.Config{
 		Relay: config.Relay{
 			Binary: "/opt/peerlane-relay", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
 		},
-		Plan: topo.PlanConfig{
-			GDRMaxPath: topo.PHB,
-			Lanes:      []topo.Assignment{{GPU: "0", Servers: []string{"1", "GPU-x"}, NICs: []string{"emulated0"}}},
+		GDR: topo.GDRPolicy{MaxPath: topo.PHB, NICs: map[string]topo.PathType{"mlx5_0": topo.SYS}},
+		Plan: config.Plan{
+			Software: true, Rails: map[string]int{"mlx5_1": 3},
+			Exclude: topo.Exclude{GPUs: []string{"7"}, NICs: []string{"mlx5_2"}, Pairs: [][]string{{"0", "mlx5_0"}, {"0", "1"}}},
+			Lanes:   []topo.Assignment{{GPU: "0", Kind: "staged", Servers: []string{"1", "GPU-x"}, NICs: []string{"emulated0"}}},
 		},
-		CDI: config.CDI{Tenancy: "multi"},
+		Staging: config.Staging{Limit: &limit, GPUs: map[string]config.Size{"1": 0}},
+		Groups:  map[string][]string{"half0": {"0", "1"}},
+		CDI:     config.CDI{Tenancy: "multi"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
+	}
+	path := filepath.Join(t.TempDir(), "config.toml")
+	if err := got.Write(path); err != nil {
+		t.Fatal(err)
+	}
+	again, err := config.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, again); diff != "" {
+		t.Errorf("written and read (-want +got)\n%s", diff)
+	}
+	planning := got.Planning()
+	bytes := uint64(limit)
+	if diff := cmp.Diff(topo.PlanConfig{
+		GDR: want.GDR, Software: true, Lanes: want.Plan.Lanes, Exclude: want.Plan.Exclude, Rails: want.Plan.Rails, Groups: want.Groups,
+		Staging: topo.StagingConfig{Slots: 4, SlotBytes: 1 << 20, Limit: &bytes, GPUs: map[string]uint64{"1": 0}},
+	}, planning); diff != "" {
+		t.Errorf("what the plan is told (-want +got)\n%s", diff)
 	}
 }
 
 // An error names the file and the key.
 func TestRefused(t *testing.T) {
 	for _, test := range []struct{ name, text, says string }{
-		{"unknown key", "[relay]\nslotsize = \"1MiB\"", "unknown key relay.slotsize"},
+		{"unknown key", "[relay]\nslotsize = \"1MiB\"", "unknown key relay.slotsize; the nearest that there is is relay.slot_size"},
+		{"an old key", "[plan]\ngdr_max_path = \"PXB\"", "unknown key plan.gdr_max_path; the nearest that there is is gdr.max_path"},
+		{"a key of a pair", "[plan.exclude]\npair = [[\"0\", \"1\"]]", "the nearest that there is is plan.exclude.pairs"},
 		{"unknown table", "[nic]\nx = 1", "unknown key nic"},
-		{"unknown key of a lane", "[[plan.lane]]\ngpu=\"0\"\nserver=[\"1\"]", "unknown key plan.lane.server"},
+		{"unknown key of a lane", "[[plan.lane]]\ngpu=\"0\"\nserver=[\"1\"]", "unknown key plan.lane.server; the nearest that there is is plan.lane.servers"},
 		{"no TOML", "relay", "line 1"},
 		{"wrong type", "[relay]\nslots = \"many\"", "relay.slots"},
 		{"relative binary", "[relay]\nbinary = \"relay\"", "relay.binary"},
@@ -94,7 +134,7 @@ func TestRefused(t *testing.T) {
 		{"slot size", "[relay]\nslot_size = \"100kB\"", "relay.slot_size"},
 		{"no size", "[relay]\nslot_size = \"big\"", `"8MiB"`},
 		{"environment", "[relay]\nenvironment = [\"NAME\"]", "relay.environment"},
-		{"path type", "[plan]\ngdr_max_path = \"PXX\"", "PXX"},
+		{"path type", "[gdr]\nmax_path = \"PXX\"", "PXX"},
 		{"tenancy", "[cdi]\ntenancy = \"many\"", "cdi.tenancy"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -108,7 +108,7 @@ func (h *Host) Configure(change func(*config.Config)) error {
 		return err
 	}
 	var err error
-	if h.Plan, err = topo.MakePlan(h.Topology, h.Config.Plan); err != nil {
+	if h.Plan, err = topo.MakePlan(h.Topology, h.Config.Planning()); err != nil {
 		return err
 	}
 	if err := h.Plan.Write(h.Layout.PlanFile()); err != nil {

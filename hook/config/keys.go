@@ -1,0 +1,76 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// key is one that a configuration file can have.
+type key struct {
+	name string // "relay.slots"; NAME in it is the administrator's choice
+	// owner is the type that has the field.
+	owner reflect.Type
+	field reflect.StructField
+	// value is the default.
+	value reflect.Value
+}
+
+// keys lists all keys, in the order of the fields.
+func keys() []key { return keysBelow("", reflect.ValueOf(Default())) }
+
+func keysBelow(prefix string, v reflect.Value) (found []key) {
+	for i := range v.NumField() {
+		field := v.Type().Field(i)
+		tag, _, _ := strings.Cut(field.Tag.Get("toml"), ",")
+		name := prefix + tag
+		t := field.Type
+		switch {
+		case t.Kind() == reflect.Struct:
+			found = append(found, keysBelow(name+".", v.Field(i))...)
+			continue
+		case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Struct:
+			found = append(found, key{"[[" + name + "]]", v.Type(), field, v.Field(i)})
+			found = append(found, keysBelow(name+".", reflect.Zero(t.Elem()))...)
+			continue
+		case t.Kind() == reflect.Map:
+			name += ".NAME"
+		}
+		found = append(found, key{name, v.Type(), field, v.Field(i)})
+	}
+	return found
+}
+
+// unknownKey says that there is no such key, and which one is meant.
+func unknownKey(name string) string {
+	nearest, least := "", 0
+	for _, k := range keys() {
+		known := strings.TrimSuffix(strings.Trim(k.name, "[]"), ".NAME")
+		if d := distance(name, known); nearest == "" || d < least {
+			nearest, least = known, d
+		}
+	}
+	return fmt.Sprintf("unknown key %s; the nearest that there is is %s (docs/configuration.md has all)", name, nearest)
+}
+
+// distance is the number of letters to insert, remove or replace to make b of a
+// (Levenshtein).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := slices.Clone(row)
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := before[j]
+			if a[i] != b[j] {
+				replaced++
+			}
+			row[j+1] = min(replaced, before[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,219 @@
+package topo
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func bytesOf(n uint64) *uint64 { return &n }
+
+func TestConfigurationShapesThePlan(t *testing.T) {
+	slots := StagingConfig{Slots: 8, SlotBytes: 32 << 20}
+	limited := func(limit *uint64, gpus map[string]uint64) StagingConfig {
+		c := slots
+		c.Limit, c.GPUs = limit, gpus
+		return c
+	}
+	usual := []string{
+		"near to mlx5_0, rail 0, PIX", "near to mlx5_0, rail 0, PIX",
+		"far by 0,1 to mlx5_0, rail 0, NODE", "far by 0,1 to mlx5_0, rail 0, NODE",
+		"near to mlx5_1, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
+		"far by 4,5 to mlx5_1, rail 1, NODE", "far by 4,5 to mlx5_1, rail 1, NODE",
+	}
+	// but has the usual plan with other lanes in places.
+	but := func(lanes map[int]string) []string {
+		want := append([]string{}, usual...)
+		for g, lane := range lanes {
+			want[g] = lane
+		}
+		return want
+	}
+	for _, tt := range []struct {
+		name   string
+		config PlanConfig
+		want   []string
+	}{
+		{"none", PlanConfig{}, usual},
+		{"an excluded GPU gets no lane and serves nobody", PlanConfig{Exclude: Exclude{GPUs: []string{"GPU-00000000-0000-0000-0000-000000000000"}}},
+			but(map[int]string{0: "refused to , rail -1, DIS", 2: "far by 1 to mlx5_0, rail 0, NODE", 3: "far by 1 to mlx5_0, rail 0, NODE"})},
+		{"an excluded NIC carries nothing", PlanConfig{Exclude: Exclude{NICs: []string{"mlx5_1"}}},
+			but(map[int]string{
+				4: "far by 0,1 to mlx5_0, rail 0, SYS", 5: "far by 0,1 to mlx5_0, rail 0, SYS",
+				6: "far by 0,1 to mlx5_0, rail 0, SYS", 7: "far by 0,1 to mlx5_0, rail 0, SYS"})},
+		{"a GPU is kept from a NIC", PlanConfig{Exclude: Exclude{Pairs: [][]string{{"2", "mlx5_0"}}}},
+			but(map[int]string{2: "far by 4,5 to mlx5_1, rail 1, SYS", 6: "far by 0,1 to mlx5_0, rail 0, SYS"})},
+		// Were it staged on GPU 0 alone, that GPU's link would be the busiest.
+		{"GPUs are kept from serving each other", PlanConfig{Exclude: Exclude{Pairs: [][]string{{"1", "2"}}}},
+			but(map[int]string{2: "far by 4,5 to mlx5_1, rail 1, SYS", 6: "far by 0,1 to mlx5_0, rail 0, SYS"})},
+		{"whichever is named first", PlanConfig{Exclude: Exclude{Pairs: [][]string{{"2", "1"}, {"6", "mlx5_0"}}}},
+			but(map[int]string{2: "far by 4,5 to mlx5_1, rail 1, SYS", 7: "far by 0,1 to mlx5_0, rail 0, SYS"})},
+		{"rails", PlanConfig{Rails: map[string]int{"mlx5_0": 5, "mlx5_1": 2}}, func() []string {
+			want := []string{}
+			for _, lane := range usual {
+				want = append(want, strings.NewReplacer("rail 0", "rail 5", "rail 1", "rail 2").Replace(lane))
+			}
+			return want
+		}()},
+		{"a limit without room for a lane's slots", PlanConfig{Staging: limited(nil, map[string]uint64{"0": 255 << 20})},
+			but(map[int]string{2: "far by 1 to mlx5_0, rail 0, NODE", 3: "far by 1 to mlx5_0, rail 0, NODE"})},
+		{"a limit that has it", PlanConfig{Staging: limited(bytesOf(256<<20), nil)}, usual},
+		{"a limit of one GPU, which leaves the other more than its own", PlanConfig{Staging: limited(bytesOf(256<<20), map[string]uint64{"5": 0, "4": 512 << 20})},
+			but(map[int]string{6: "far by 4 to mlx5_1, rail 1, NODE", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
+		{"a limit for all of nothing", PlanConfig{Staging: limited(bytesOf(0), nil)},
+			but(map[int]string{
+				2: "far bouncing to mlx5_0, rail 0, NODE", 3: "far bouncing to mlx5_0, rail 0, NODE",
+				6: "far bouncing to mlx5_1, rail 1, NODE", 7: "far bouncing to mlx5_1, rail 1, NODE"})},
+		{"a pin to bounce, and one that is staged by whoever is near", PlanConfig{Lanes: []Assignment{
+			{GPU: "0", Kind: KindBounce, NICs: []string{"mlx5_0"}}, {GPU: "2", Kind: KindStaged, NICs: []string{"mlx5_1"}}}},
+			but(map[int]string{0: "near bouncing to mlx5_0, rail 0, PIX", 2: "far by 4,5 to mlx5_1, rail 1, SYS", 7: "far by 0,1 to mlx5_0, rail 0, SYS"})},
+		{"PHB alone, for one NIC", PlanConfig{GDR: GDRPolicy{NICs: map[string]PathType{"mlx5_1": NODE}}},
+			but(map[int]string{6: "near to mlx5_1, rail 1, NODE", 7: "near to mlx5_1, rail 1, NODE"})},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			plan, err := MakePlan(twoSockets().nvswitches().host(), tt.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, short(plan)); diff != "" {
+				t.Error(diff)
+			}
+			if t.Failed() {
+				for _, l := range plan.Lanes {
+					t.Log(l.GPU, l.Reason)
+				}
+			}
+		})
+	}
+}
+
+func TestConfigurationOfWhatIsNotThere(t *testing.T) {
+	for _, tt := range []struct {
+		config PlanConfig
+		want   string
+	}{
+		{PlanConfig{GDR: GDRPolicy{NICs: map[string]PathType{"mlx5_7": PHB}}}, "gdr.nics.mlx5_7: no NIC \"mlx5_7\"; there are mlx5_0, mlx5_1"},
+		{PlanConfig{GDR: GDRPolicy{NICs: map[string]PathType{"mlx5_0": PXN}}}, "gdr.nics.mlx5_0: a limit: PXN is no path"},
+		{PlanConfig{Exclude: Exclude{GPUs: []string{"8"}}}, `plan.exclude.gpus: no GPU "8"`},
+		{PlanConfig{Exclude: Exclude{NICs: []string{"eth0"}}}, `plan.exclude.nics: no NIC "eth0"`},
+		{PlanConfig{Exclude: Exclude{Pairs: [][]string{{"0"}}}}, "a pair has two names"},
+		{PlanConfig{Exclude: Exclude{Pairs: [][]string{{"0", "eth0"}}}}, `"eth0" is no NIC of this host (mlx5_0, mlx5_1)`},
+		{PlanConfig{Exclude: Exclude{Pairs: [][]string{{"0", "0000:01:00.0"}}}}, "both are one GPU"},
+		{PlanConfig{Exclude: Exclude{Pairs: [][]string{{"mlx5_0", "0"}}}}, `no GPU "mlx5_0"`},
+		{PlanConfig{Rails: map[string]int{"mlx5_0": -1}}, "plan.rails.mlx5_0: a rail is a number"},
+		{PlanConfig{Staging: StagingConfig{GPUs: map[string]uint64{"9": 1}}}, `staging.gpus: no GPU "9"`},
+		{PlanConfig{Staging: StagingConfig{GPUs: map[string]uint64{"0": 1, "0000:01:00.0": 2}}}, "GPU 0 is named twice"},
+		{PlanConfig{Groups: map[string][]string{"half": {"0", "9"}}}, `groups.half: no GPU "9"`},
+		{PlanConfig{Groups: map[string][]string{"half": {"0", "0"}}}, "groups.half: GPU 0 is named twice"},
+		{PlanConfig{Groups: map[string][]string{"half": nil}}, "groups.half: a group needs a GPU"},
+		{PlanConfig{Exclude: Exclude{GPUs: []string{"1"}}, Groups: map[string][]string{"half": {"0", "1"}}}, "groups.half: configuration excludes it"},
+		{PlanConfig{Lanes: []Assignment{{GPU: "0", Kind: "relay", NICs: []string{"a"}}}}, `kind is "relay"; direct, staged and bounce are possible`},
+		{PlanConfig{Lanes: []Assignment{{GPU: "0", Kind: KindDirect, Servers: []string{"1"}}}}, `kind is "direct", and such a lane has no servers`},
+		{PlanConfig{Lanes: []Assignment{{GPU: "0", Kind: KindStaged, NICs: []string{"emulated0"}}}}, "no GPU near emulated0 can serve it"},
+	} {
+		if _, err := MakePlan(twoSockets().host(), tt.config); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v; want one with %q", err, tt.want)
+		}
+	}
+}
+
+func TestGroupsAndStagingAreInThePlan(t *testing.T) {
+	plan, err := MakePlan(twoSockets().host(), PlanConfig{
+		Groups:  map[string][]string{"b": {"7", "0000:05:00.0"}, "a": {"1", "0"}},
+		Staging: StagingConfig{Slots: 3, SlotBytes: 1 << 20, Limit: bytesOf(1 << 30), GPUs: map[string]uint64{"5": 8 << 20}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Group{{"a", []string{bus(0), bus(1)}}, {"b", []string{bus(4), bus(7)}}}, plan.Groups); diff != "" {
+		t.Error(diff)
+	}
+	// Three slots on two servers are two on each, in both directions.
+	var want []Staging
+	for _, g := range []int{0, 1, 4, 5} {
+		s := Staging{GPU: bus(g), PerContainer: 4 << 20, Lanes: 2, All: 8 << 20, Limit: bytesOf(1 << 30)}
+		if g == 5 {
+			s.Limit = bytesOf(8 << 20)
+		}
+		want = append(want, s)
+	}
+	if diff := cmp.Diff(want, plan.Staging); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestGPUsOfOtherMakersArePlannedForStudy(t *testing.T) {
+	h := twoSockets().host()
+	for i := range h.GPUs {
+		h.GPUs[i].Vendor = "AMD"
+	}
+	h.GPUs[7].NoP2P = true
+	h.judge()
+	plan, err := MakePlan(h, PlanConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range plan.Lanes {
+		if l.Role != RoleRefused || !strings.Contains(l.Reason, "AMD") {
+			t.Errorf("%+v", l)
+		}
+	}
+	if plan, err = MakePlan(h, PlanConfig{AnyVendor: true}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"near to mlx5_0, rail 0, PIX", "near to mlx5_0, rail 0, PIX",
+		"far by 0,1 to mlx5_0, rail 0, NODE", "far by 0,1 to mlx5_0, rail 0, NODE",
+		"near to mlx5_1, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
+		"far by 4,5 to mlx5_1, rail 1, NODE", "refused to , rail -1, DIS",
+	}
+	if diff := cmp.Diff(want, short(plan)); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := h.Estimate(plan); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	h := twoSockets().host()
+	h.GPUs[4].MIG = true
+	plan, err := MakePlan(h, PlanConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		want []string
+	}{
+		{"gpu3", []string{
+			"GPU 3 (0000:04:00.0) is far",
+			"Without a relay it reaches mlx5_0 by the host bridge of NUMA node 0",
+			"staged on GPUs 0 and 1, near that NIC",
+			"The relay copies between it and GPUs 0 and 1 (NODE, 48 GB/s), and mlx5_0 reads and writes there (PIX, 48 GB/s)",
+			"While all GPUs are busy it carries 12 GB/s in each direction, for the PCIe link of mlx5_0",
+			"Alone it carries 39.74 GB/s; with NCCL's defaults 32 GB/s",
+			"It shares mlx5_0 with GPUs 0, 1 and 2.",
+		}},
+		{"0", []string{"GPU 0 (0000:01:00.0) is near: a NIC may read and write its memory directly.", "It serves GPUs 2 and 3."}},
+		{"GPU4", []string{"GPU 4 (0000:05:00.0) is refused, so it has no lane and serves none: MIG is on"}},
+		{"0000:04:00.0", []string{"GPU 3 "}},
+	} {
+		sentences, err := h.Explain(plan, tt.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.Join(sentences, "\n")
+		for _, want := range tt.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: %q is missing in\n%s", tt.name, want, text)
+			}
+		}
+	}
+	for _, name := range []string{"gpu9", "9", "gpu", "gpux", "", "gpu0000:01:00.0"} {
+		if sentences, err := h.Explain(plan, name); err == nil {
+			t.Errorf("%q: %q", name, sentences)
+		}
+	}
+}

@@ -1,0 +1,156 @@
+package topo
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Explain says in sentences why the lane of a GPU is what it is. name is an
+// index, a UUID, a PCI address, or an index as in "gpu3".
+func (h *Host) Explain(p *Plan, name string) ([]string, error) {
+	gpu, err := p.GPU(name)
+	if err != nil {
+		index, is := strings.CutPrefix(strings.ToLower(name), "gpu")
+		byIndex, unknown := p.GPU(index)
+		if _, notNumber := strconv.Atoi(index); !is || notNumber != nil || unknown != nil {
+			return nil, err
+		}
+		gpu = byIndex
+	}
+	lane, err := p.Lane(gpu.BusID)
+	if err != nil {
+		return nil, err
+	}
+	e := explanation{h: h, plan: p, gpu: gpu, lane: lane}
+	e.who()
+	if lane.Role == RoleRefused {
+		return e.sentences, nil
+	}
+	e.ways()
+	e.say("Its lane: %s.", lane.Reason)
+	e.legs()
+	if err := e.rates(); err != nil {
+		return nil, err
+	}
+	e.others()
+	return e.sentences, nil
+}
+
+type explanation struct {
+	h         *Host
+	plan      *Plan
+	gpu       GPU
+	lane      Lane
+	sentences []string
+}
+
+func (e *explanation) say(format string, args ...any) {
+	e.sentences = append(e.sentences, fmt.Sprintf(format, args...))
+}
+
+func (e *explanation) who() {
+	what := e.gpu.BusID
+	if e.gpu.Name != "" {
+		what += ", " + e.gpu.Name
+	}
+	who := fmt.Sprintf("GPU %d (%s) is %s", e.gpu.Index, what, e.lane.Role)
+	switch e.lane.Role {
+	case RoleNear:
+		e.say("%s: a NIC may read and write its memory directly.", who)
+	case RoleRefused:
+		e.say("%s, so it has no lane and serves none: %s.", who, e.lane.Reason)
+	default:
+		e.say("%s: no NIC that can carry a lane is as near as gdr.max_path asks for.", who)
+	}
+}
+
+// ways are those to each NIC.
+func (e *explanation) ways() {
+	var ways []string
+	for _, pair := range e.h.Paths(RulesNCCL) {
+		if pair.From != e.gpu.BusID {
+			continue
+		}
+		for _, n := range e.plan.NICs {
+			if n.Name == pair.To {
+				ways = append(ways, fmt.Sprintf("%s by %s (%s)", n.Name, pair.Reason, describe(pair.Path)))
+			}
+		}
+	}
+	if len(ways) > 0 {
+		e.say("Without a relay it reaches %s.", strings.Join(ways, ", "))
+	}
+}
+
+// legs are the two parts of a relayed lane.
+func (e *explanation) legs() {
+	if !e.lane.Relay {
+		return
+	}
+	sentence := fmt.Sprintf("The relay copies between it and %s (%s)", e.indices(e.lane.Servers), describe(*e.lane.Copy))
+	if e.lane.Network != nil {
+		sentence += fmt.Sprintf(", and %s reads and writes there (%s)", strings.Join(e.lane.NICs, " and "), describe(*e.lane.Network))
+	}
+	e.say("%s; each byte crosses the link of a server GPU twice where the copies are not NVLink's.", sentence)
+}
+
+func (e *explanation) rates() error {
+	all, err := e.h.Estimate(e.plan)
+	if errors.Is(err, ErrNoBandwidths) {
+		e.say("Nothing is estimated: the source does not tell the bandwidth of every link.")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, g := range all.GPUs {
+		if g.GPU != e.gpu.BusID {
+			continue
+		}
+		busy := fmt.Sprintf("While all GPUs are busy it carries %s in each direction", gbs(g.Relay))
+		if g.Limit != "" {
+			busy += ", for " + g.Limit + " is full"
+		}
+		e.say("%s; with NCCL's defaults it would be %s, with GPUDirect RDMA off everywhere %s.", busy, gbs(g.NCCL), gbs(g.HostMemory))
+		e.say("Alone it carries %s; with NCCL's defaults %s, with GPUDirect RDMA off everywhere %s.", gbs(g.Alone.Relay), gbs(g.Alone.NCCL), gbs(g.Alone.HostMemory))
+	}
+	return nil
+}
+
+// others are the lanes that this one shares something with.
+func (e *explanation) others() {
+	for _, nic := range e.lane.NICs {
+		var sharing []string
+		for _, l := range e.plan.Lanes {
+			if l.GPU != e.gpu.BusID && slices.Contains(l.NICs, nic) {
+				sharing = append(sharing, l.GPU)
+			}
+		}
+		if len(sharing) > 0 {
+			e.say("It shares %s with %s.", nic, e.indices(sharing))
+		}
+	}
+	var served []string
+	for _, l := range e.plan.Lanes {
+		if slices.Contains(l.Servers, e.gpu.BusID) {
+			served = append(served, l.GPU)
+		}
+	}
+	if len(served) > 0 {
+		e.say("It serves %s.", e.indices(served))
+	}
+}
+
+// indices names GPUs by their indices.
+func (e *explanation) indices(busIDs []string) string {
+	var numbers []int
+	for _, id := range busIDs {
+		if g, err := e.plan.GPU(id); err == nil {
+			numbers = append(numbers, g.Index)
+		}
+	}
+	return gpuNames(numbers)
+}

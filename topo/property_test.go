@@ -1,0 +1,170 @@
+package topo
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// randomHosts are hosts of all sorts, each with a configuration.
+func randomHosts(t *testing.T, count int, try func(seed uint64, h *Host, c PlanConfig)) {
+	t.Helper()
+	for seed := range uint64(count) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		h := randomHost(r, 8)
+		c := PlanConfig{}
+		if seed%3 == 0 {
+			c = randomConfig(r, h)
+		}
+		try(seed, h, c)
+	}
+}
+
+func planOf(t *testing.T, seed uint64, h *Host, c PlanConfig) *Plan {
+	t.Helper()
+	plan, err := MakePlan(h, c)
+	if err != nil {
+		t.Fatalf("seed %d: %v", seed, err)
+	}
+	if err := plan.check(); err != nil {
+		t.Fatalf("seed %d: %v", seed, err)
+	}
+	return plan
+}
+
+func TestNoLaneUsesADeviceThatIsRefused(t *testing.T) {
+	lanes, refused := 0, 0
+	randomHosts(t, 500, func(seed uint64, h *Host, c PlanConfig) {
+		plan := planOf(t, seed, h, c)
+		bad := map[string]bool{}
+		for _, g := range h.GPUs {
+			bad[g.BusID] = g.refusal() != ""
+		}
+		for _, n := range h.NICs {
+			bad[n.Name] = n.refusal() != "" || !n.Active()
+		}
+		for _, pair := range c.Exclude.Pairs {
+			for _, l := range plan.Lanes {
+				gpu, err := plan.GPU(pair[0])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if l.GPU == gpu.BusID && slices.Contains(l.NICs, pair[1]) {
+					t.Errorf("seed %d: %v is excluded, and the lane is %+v", seed, pair, l)
+				}
+				if peer, err := plan.GPU(pair[1]); err == nil &&
+					(l.GPU == gpu.BusID && slices.Contains(l.Servers, peer.BusID) || l.GPU == peer.BusID && slices.Contains(l.Servers, gpu.BusID)) {
+					t.Errorf("seed %d: %v is excluded, and the lane is %+v", seed, pair, l)
+				}
+			}
+		}
+		for _, l := range plan.Lanes {
+			lanes++
+			if bad[l.GPU] {
+				refused++
+				if l.Role != RoleRefused || len(l.NICs)+len(l.Servers) > 0 {
+					t.Errorf("seed %d: a refused GPU has the lane %+v", seed, l)
+				}
+			}
+			for _, name := range slices.Concat(l.Servers, l.NICs) {
+				if bad[name] {
+					t.Errorf("seed %d: the lane %+v uses %s", seed, l, name)
+				}
+			}
+		}
+	})
+	if lanes < 1200 || refused < 100 {
+		t.Errorf("%d lanes, %d refused: the hosts are too simple", lanes, refused)
+	}
+}
+
+func TestEveryFarGPUWithP2PToANearOneHasALane(t *testing.T) {
+	found, relayed, bounced := 0, 0, 0
+	randomHosts(t, 500, func(seed uint64, h *Host, c PlanConfig) {
+		plan := planOf(t, seed, h, PlanConfig{})
+		for _, l := range plan.Lanes {
+			if l.Role != RoleFar {
+				continue
+			}
+			for _, near := range plan.Lanes {
+				if near.Role != RoleNear {
+					continue
+				}
+				found++
+				if len(l.NICs) == 0 || l.Kind != KindStaged && l.Kind != KindBounce {
+					t.Errorf("seed %d: GPU %s is near, and the lane of %s is %+v", seed, near.GPU, l.GPU, l)
+				}
+				switch l.Kind {
+				case KindStaged:
+					relayed++
+				case KindBounce:
+					bounced++
+				}
+				break
+			}
+		}
+	})
+	if found < 200 || relayed < 40 || bounced < 60 {
+		t.Errorf("%d far GPUs, %d relayed, %d bounced: the hosts are too simple", found, relayed, bounced)
+	}
+}
+
+func TestTheOrderOfDevicesDoesNotMatter(t *testing.T) {
+	randomHosts(t, 200, func(seed uint64, h *Host, c PlanConfig) {
+		want := planOf(t, seed, h, c)
+		r := rand.New(rand.NewPCG(seed, 4))
+		other := *h
+		other.CPUs, other.Switches, other.GPUs, other.NICs = slices.Clone(h.CPUs), slices.Clone(h.Switches), slices.Clone(h.GPUs), slices.Clone(h.NICs)
+		r.Shuffle(len(other.CPUs), func(i, j int) { other.CPUs[i], other.CPUs[j] = other.CPUs[j], other.CPUs[i] })
+		r.Shuffle(len(other.Switches), func(i, j int) { other.Switches[i], other.Switches[j] = other.Switches[j], other.Switches[i] })
+		r.Shuffle(len(other.GPUs), func(i, j int) { other.GPUs[i], other.GPUs[j] = other.GPUs[j], other.GPUs[i] })
+		r.Shuffle(len(other.NICs), func(i, j int) { other.NICs[i], other.NICs[j] = other.NICs[j], other.NICs[i] })
+		if diff := cmp.Diff(want, planOf(t, seed, &other, c)); diff != "" {
+			t.Fatalf("seed %d: %s", seed, diff)
+		}
+	})
+}
+
+// slowest is the rate of the slowest GPU as planned.
+func slowest(t *testing.T, seed uint64, h *Host) (float64, bool) {
+	t.Helper()
+	plan := planOf(t, seed, h, PlanConfig{})
+	e, err := h.Estimate(plan)
+	if err != nil || len(e.GPUs) == 0 {
+		return 0, false
+	}
+	rate := e.GPUs[0].Relay
+	for _, g := range e.GPUs {
+		rate = min(rate, g.Relay)
+	}
+	return rate, true
+}
+
+func TestRemovingANICNeverImprovesTheEstimate(t *testing.T) {
+	removed, worse := 0, 0
+	randomHosts(t, 300, func(seed uint64, h *Host, _ PlanConfig) {
+		with, known := slowest(t, seed, h)
+		if !known {
+			return
+		}
+		for i, nic := range h.NICs {
+			less := *h
+			less.NICs = slices.Delete(slices.Clone(h.NICs), i, i+1)
+			without, _ := slowest(t, seed, &less)
+			removed++
+			if compareRoughly(without, with) < 0 {
+				worse++
+			}
+			if compareRoughly(without, with) > 0 {
+				t.Errorf("seed %d: %g GB/s, and %g without %s", seed, with, without, nic.Name)
+			}
+		}
+	})
+	t.Log(fmt.Sprint(removed, " removed, ", worse, " of them for the worse"))
+	if worse < 150 {
+		t.Error("the hosts are too simple")
+	}
+}

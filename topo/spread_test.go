@@ -1,0 +1,244 @@
+package topo
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// randomHost makes a host of switches, nested ones too, root ports, NICs of
+// several speeds, NVLinks, and devices that are refused, with so many GPUs at
+// most.
+func randomHost(r *rand.Rand, gpus int) *Host {
+	b := build(1 + r.IntN(2))
+	pick := func(values ...float64) float64 { return values[r.IntN(len(values))] }
+	link := pick(12, 24, 48)
+	nics := 0
+	fill := func(numa int, bridge, sw string) {
+		for range r.IntN(3) {
+			if len(b.h.GPUs) < gpus {
+				b.gpu(numa, bridge, sw)
+				b.h.GPUs[len(b.h.GPUs)-1].Link = link
+			}
+		}
+		for range r.IntN(3) {
+			if nics > 3 || r.IntN(3) > 0 {
+				continue
+			}
+			ports := []Port{{Number: 1, State: "ACTIVE", RateGbps: pick(100, 200, 400)}}
+			if r.IntN(8) == 0 {
+				ports[0].State = "DOWN"
+			}
+			b.nic(fmt.Sprintf("mlx5_%d", nics), numa, bridge, sw, ports...)
+			b.h.NICs[len(b.h.NICs)-1].Link = link
+			nics++
+		}
+	}
+	for i := range 2 + r.IntN(4) {
+		numa, bridge := r.IntN(len(b.h.CPUs)), fmt.Sprintf("pci%04d:00", i)
+		if r.IntN(4) == 0 {
+			fill(numa, bridge, "")
+			continue
+		}
+		sw := fmt.Sprintf("00aa:%02x:00.0", i)
+		b.sw(sw, numa, bridge, "")
+		b.h.Switches[len(b.h.Switches)-1].Link = link
+		fill(numa, bridge, sw)
+		if r.IntN(3) == 0 {
+			below := fmt.Sprintf("00bb:%02x:00.0", i)
+			b.sw(below, numa, bridge, sw)
+			b.h.Switches[len(b.h.Switches)-1].Link = link
+			fill(numa, bridge, below)
+		}
+	}
+	switch r.IntN(3) {
+	case 0:
+		b.nvswitches()
+	case 1: // pairs
+		for i := 0; i+1 < len(b.h.GPUs); i += 2 {
+			b.h.GPUs[i].NVLinks = []NVLink{{Peer: b.h.GPUs[i+1].BusID, Count: 4, Bandwidth: 80}}
+			b.h.GPUs[i+1].NVLinks = []NVLink{{Peer: b.h.GPUs[i].BusID, Count: 4, Bandwidth: 80}}
+		}
+	}
+	for i := range b.h.GPUs {
+		b.h.GPUs[i].MIG = r.IntN(10) == 0
+		b.h.GPUs[i].NoP2P = r.IntN(15) == 0
+	}
+	return b.host()
+}
+
+// randomConfig has limits for single NICs and excluded pairs, so that NICs share
+// some of their servers and not others.
+func randomConfig(r *rand.Rand, h *Host) PlanConfig {
+	c := PlanConfig{GDR: GDRPolicy{MaxPath: []PathType{PIX, PXB, PXB, PHB}[r.IntN(4)], NICs: map[string]PathType{}}}
+	for _, n := range h.NICs {
+		if r.IntN(4) == 0 {
+			c.GDR.NICs[n.Name] = []PathType{PIX, PXB, PHB, SYS}[r.IntN(4)]
+		}
+	}
+	for _, g := range h.GPUs {
+		if len(h.NICs) > 0 && r.IntN(6) == 0 {
+			c.Exclude.Pairs = append(c.Exclude.Pairs, []string{fmt.Sprint(g.Index), h.NICs[r.IntN(len(h.NICs))].Name})
+		}
+		if g.Index > 0 && r.IntN(6) == 0 {
+			c.Exclude.Pairs = append(c.Exclude.Pairs, []string{fmt.Sprint(g.Index), fmt.Sprint(r.IntN(g.Index))})
+		}
+	}
+	return c
+}
+
+// exhaustive tries every choice.
+func exhaustive(s *spreading) (best busy) {
+	first := true
+	choice := slices.Repeat([]int{-1}, len(s.option))
+	var try func(i int)
+	try = func(i int) {
+		if i == len(choice) {
+			if b := s.measure(choice); first || b.compare(best) < 0 {
+				best, first = b, false
+			}
+			return
+		}
+		none := true
+		for n, o := range s.option[i] {
+			if o != nil {
+				none = false
+				choice[i] = n
+				try(i + 1)
+			}
+		}
+		if none {
+			choice[i] = -1
+			try(i + 1)
+		}
+	}
+	try(0)
+	return best
+}
+
+func TestNoChoiceOfNICsIsBetter(t *testing.T) {
+	tried, several, shared := 0, 0, 0
+	for seed := range uint64(3000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		h := randomHost(r, 6)
+		c := PlanConfig{}
+		if seed%2 == 0 {
+			c = randomConfig(r, h)
+		}
+		p, err := newPlanner(h.sorted(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, _, _ := p.problem()
+		if len(s.option) == 0 || len(s.rate) == 0 {
+			continue
+		}
+		tried++
+		got, want := s.measure(s.choose()), exhaustive(s)
+		if got.compare(want) != 0 {
+			t.Errorf("seed %d: %+v, and %+v is possible", seed, got, want)
+		}
+		if want.server > 0 && want.path >= PHB {
+			several++
+		}
+		if group, groups := s.groups(); groups > 0 {
+			for _, servers := range s.groupServers(group, groups) {
+				for _, options := range s.option {
+					for n, o := range options {
+						if o != nil && o.kind == KindStaged && len(o.servers) < len(servers) && group[n] >= 0 {
+							shared++
+						}
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d hosts, %d with lanes of several kinds, %d options with some of a group's servers", tried, several, shared)
+	if tried < 1500 || several < 500 || shared < 150 {
+		t.Error("the hosts are too simple")
+	}
+}
+
+// On hosts too large to try everything, the busiest NIC is as idle as counting
+// says, and no lane can move, nor two change places, for the better.
+func TestNoChoiceOfNICsIsBetterOnLargeHosts(t *testing.T) {
+	const lanes = 48
+	largest := 0
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		h := largeHost(r, lanes)
+		p, err := newPlanner(h.sorted(), PlanConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, _, _ := p.problem()
+		choice := s.choose()
+		got := s.measure(choice)
+		largest = max(largest, len(choice))
+
+		// All rates are equal, and far GPUs reach every NIC.
+		up := func(a, b int) int { return (a + b - 1) / b }
+		near := map[string]int{}
+		nics := map[string]int{}
+		usable := 0
+		for n := range h.NICs {
+			if p.usable(n) {
+				nics[h.NICs[n].Switch]++
+				usable++
+			}
+		}
+		for _, g := range h.GPUs {
+			if nics[g.Switch] > 0 {
+				near[g.Switch]++
+			}
+		}
+		want := up(len(h.GPUs), usable)
+		for sw, gpus := range near {
+			want = max(want, up(gpus, nics[sw]))
+		}
+		if lanes := got.nic * s.rate[0]; compareRoughly(lanes, float64(want)) != 0 {
+			t.Errorf("seed %d: the busiest NIC has %g lanes; %d is possible", seed, lanes, want)
+		}
+		for i := range choice {
+			for n, o := range s.option[i] {
+				before := choice[i]
+				if choice[i] = n; o != nil && s.measure(choice).compare(got) < 0 {
+					t.Errorf("seed %d: lane %d had better go to NIC %d", seed, i, n)
+				}
+				choice[i] = before
+			}
+			for j := range i {
+				a, b := choice[i], choice[j]
+				if s.option[i][b] == nil || s.option[j][a] == nil {
+					continue
+				}
+				if choice[i], choice[j] = b, a; s.measure(choice).compare(got) < 0 {
+					t.Errorf("seed %d: lanes %d and %d had better change places", seed, i, j)
+				}
+				choice[i], choice[j] = a, b
+			}
+		}
+	}
+	if largest < lanes {
+		t.Errorf("the largest host has %d lanes", largest)
+	}
+}
+
+// largeHost has two sockets of switches with GPUs, some of them with NICs.
+func largeHost(r *rand.Rand, gpus int) *Host {
+	b := build(2)
+	for i := 0; len(b.h.GPUs) < gpus || len(b.h.NICs) < 2; i++ {
+		sw, bridge := fmt.Sprintf("00aa:%02x:00.0", i), fmt.Sprintf("pci%04d:00", i)
+		b.sw(sw, i%2, bridge, "")
+		for range r.IntN(5) {
+			if len(b.h.GPUs) < gpus {
+				b.gpu(i%2, bridge, sw)
+			}
+		}
+		for range max(0, r.IntN(4)-1) {
+			b.nic(fmt.Sprintf("mlx5_%d", len(b.h.NICs)), i%2, bridge, sw, up(400))
+		}
+	}
+	return b.host()
+}
