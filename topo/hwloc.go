@@ -46,6 +46,9 @@ const (
 // the current one; see the note that the host then has.
 func ReadHwlocXML(r io.Reader, name string) (*Host, error) {
 	h, err := readHwlocXML(r)
+	if err == nil {
+		err = h.checkText()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the hwloc topology %s: %w", name, err)
 	}

@@ -34,6 +34,9 @@ const (
 // GPUs are numbered anew on each.
 func ReadNCCLXML(r io.Reader, name string) (*Host, error) {
 	h, err := readNCCLXML(r)
+	if err == nil {
+		err = h.checkText()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the NCCL topology file %s: %w", name, err)
 	}

@@ -35,6 +35,9 @@ const smiNote = "a matrix of nvidia-smi has path types and nothing else: no PCIe
 // none.
 func ReadSMI(text []byte, name string) (*Host, error) {
 	h, err := readSMI(text)
+	if err == nil {
+		err = h.checkText()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the matrix of nvidia-smi topo -m %s: %w", name, err)
 	}

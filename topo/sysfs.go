@@ -67,6 +67,9 @@ func readHost(o Options, from files) (*Host, error) {
 		s.host.complete(o.NVML, s.classOf)
 	}
 	s.host.judge()
+	if err := s.host.checkText(); err != nil {
+		return nil, fmt.Errorf("reading the topology below %s: %w", s.root, err)
+	}
 	return s.host, nil
 }
 

@@ -210,7 +210,7 @@ func onHost(host, name string) string {
 // printNotes prints the sentences that go with a host or a plan.
 func (a *app) printNotes(notes []string) {
 	for _, n := range notes {
-		fmt.Fprintf(a.out, "%s %s\n", a.paint("Note:", text.FgYellow), n)
+		fmt.Fprintf(a.out, "%s %s\n", a.paint("Note:", text.FgYellow), printable(n))
 	}
 }
 

@@ -1,0 +1,52 @@
+package topo
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+// checkText refuses a host with a control character in what it is told of its
+// devices: no name has one, and a terminal would obey it.
+func (h *Host) checkText() error {
+	told := *h
+	told.Source, told.Notes = Source{}, nil // our own words, and the user's
+	return checkText(reflect.ValueOf(told), "")
+}
+
+func checkText(v reflect.Value, where string) error {
+	switch v.Kind() {
+	case reflect.String:
+		if strings.ContainsFunc(v.String(), unicode.IsControl) {
+			return fmt.Errorf("%s is %.80s: a control character is in it", strings.TrimPrefix(where, "."), strconv.QuoteToASCII(v.String()))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if err := checkText(v.Field(i), where+"."+v.Type().Field(i).Name); err != nil {
+				return err
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			if err := checkText(v.Index(i), where+"["+strconv.Itoa(i)+"]"); err != nil {
+				return err
+			}
+		}
+	case reflect.Pointer:
+		if !v.IsNil() {
+			return checkText(v.Elem(), where)
+		}
+	case reflect.Map:
+		for each := v.MapRange(); each.Next(); {
+			if err := checkText(each.Key(), where); err != nil {
+				return err
+			}
+			if err := checkText(each.Value(), where); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
