@@ -14,12 +14,11 @@
 //
 // [MakePlan] gives every GPU a [Lane]:
 //
-//   - a near GPU, one that the NIC reaches without passing the CPU, talks to
-//     the NIC directly;
-//   - a far GPU is relayed: its bytes are staged on the GPUs that are near the
-//     nearest NIC;
-//   - a GPU that nothing can be done for keeps its own slow way, and its lane
-//     says why.
+//   - a near GPU, one that a NIC may reach directly ([GDRPolicy]), has a direct
+//     lane;
+//   - a far GPU is staged on the GPUs that are near a NIC, where that is faster
+//     by [Host.Estimate];
+//   - elsewhere it bounces through the CPU's memory, and its lane says why.
 //
 // Configuration can say otherwise for a GPU ([Assignment]). Each lane carries
 // the sentence that explains it, and equal hosts have equal plans.

@@ -19,21 +19,34 @@ func ReadPlan(path string) (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the plan: %w", err)
 	}
+	p, err := parsePlan(text)
+	if err != nil {
+		return nil, fmt.Errorf("reading the plan %s: %w; write it anew with peerlane cdi generate", path, err)
+	}
+	return p, nil
+}
+
+// parsePlan looks at the version first: a plan of another version need not be
+// readable as one of this.
+func parsePlan(text []byte) (*Plan, error) {
+	var is struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(text, &is); err != nil {
+		return nil, err
+	}
+	if is.Version != PlanVersion {
+		return nil, fmt.Errorf("it is of version %d, and this program reads %d", is.Version, PlanVersion)
+	}
 	var p Plan
 	if err := json.Unmarshal(text, &p); err != nil {
-		return nil, fmt.Errorf("reading the plan %s: %w; write it anew with peerlane cdi generate", path, err)
+		return nil, err
 	}
-	if err := p.check(); err != nil {
-		return nil, fmt.Errorf("reading the plan %s: %w; write it anew with peerlane cdi generate", path, err)
-	}
-	return &p, nil
+	return &p, p.check()
 }
 
 // check finds what a reader of a plan must be able to rely on.
 func (p *Plan) check() error {
-	if p.Version != PlanVersion {
-		return fmt.Errorf("it is of version %d, and this program reads %d", p.Version, PlanVersion)
-	}
 	known := map[string]bool{}
 	for _, g := range p.GPUs {
 		known[g.BusID] = true
@@ -46,6 +59,9 @@ func (p *Plan) check() error {
 		}
 		if l.Relay != (len(l.Servers) > 0) {
 			return fmt.Errorf("the lane of %s is contradictory: relay is %t with %d servers", l.GPU, l.Relay, len(l.Servers))
+		}
+		if l.Kind != "" && l.Relay != (l.Kind == KindStaged) {
+			return fmt.Errorf("the lane of %s is contradictory: relay is %t and kind is %s", l.GPU, l.Relay, l.Kind)
 		}
 	}
 	return nil

@@ -242,3 +242,34 @@ func largeHost(r *rand.Rand, gpus int) *Host {
 	}
 	return b.host()
 }
+
+// A relayed byte crosses the link of its server twice.
+func TestMeasureByHand(t *testing.T) {
+	s := &spreading{
+		option: [][]*option{
+			{{KindDirect, PIX, PIX, []int{0}}, nil},
+			{{KindStaged, NODE, NODE, []int{0, 1}}, {KindBounce, SYS, SYS, nil}},
+			{nil, nil},
+		},
+		rate: []float64{50, 25}, link: []float64{24, 48, 24},
+		onNIC: []float64{0, 0.5}, onGPU: []float64{0, 6, 0},
+	}
+	for _, tt := range []struct {
+		choice []int
+		want   busy
+	}{
+		{[]int{0, 0, -1}, busy{2.0 / 50, NODE, 7.0 / 48}},
+		{[]int{0, 1, -1}, busy{1.5 / 25, SYS, 6.0 / 48}},
+	} {
+		if got := s.measure(tt.choice); got.compare(tt.want) != 0 {
+			t.Errorf("%v: %+v, want %+v", tt.choice, got, tt.want)
+		}
+	}
+	s.onGPU[1] = 0
+	if got := s.measure([]int{0, 0, -1}); got.compare(busy{2.0 / 50, NODE, 2.0 / 24}) != 0 {
+		t.Errorf("%+v", got)
+	}
+	if got := s.choose(); got[0] != 0 || got[1] != 0 || got[2] != -1 {
+		t.Errorf("chosen %v", got)
+	}
+}
