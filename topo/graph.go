@@ -1,6 +1,7 @@
 package topo
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -58,7 +59,7 @@ func (h *Host) Path(busA, busB string) (Path, error) {
 	if err != nil {
 		return Path{}, err
 	}
-	return newPathFinder(h, RulesNCCL).from(a)(b).Path, nil
+	return newPathFinder(h, RulesNCCL).from(b)(a).Path, nil
 }
 
 // endpoint is what a path can begin and end at.
@@ -174,6 +175,7 @@ type link struct {
 	to        int
 	via       PathType // LOC for none; PIX stands for any PCIe link
 	bandwidth float64
+	up        bool // to what a device or switch is plugged into
 }
 
 type graph struct {
@@ -194,9 +196,14 @@ func (g *graph) node(id nodeID) int {
 }
 
 func (g *graph) connect(a, b nodeID, via PathType, bandwidth float64) {
+	g.connectTo(a, b, via, bandwidth)
+	g.connectTo(b, a, via, bandwidth)
+}
+
+// connectTo makes one direction of an edge.
+func (g *graph) connectTo(a, b nodeID, via PathType, bandwidth float64) {
 	i, j := g.node(a), g.node(b)
-	g.links[i] = append(g.links[i], link{j, via, bandwidth})
-	g.links[j] = append(g.links[j], link{i, via, bandwidth})
+	g.links[i] = append(g.links[i], link{to: j, via: via, bandwidth: bandwidth})
 }
 
 func newGraph(h *Host, rules Rules) *graph {
@@ -217,12 +224,14 @@ func newGraph(h *Host, rules Rules) *graph {
 	}
 	plug := func(id nodeID, p Place, numa int) {
 		g.connect(id, above(id.host, p, numa), PIX, p.Link)
+		of := g.links[g.index[id]]
+		of[len(of)-1].up = true
 	}
 	for i, a := range h.CPUs {
 		g.node(cpuID(a.Host, a.NUMA))
-		for _, b := range h.CPUs[i+1:] {
-			if a.Host == b.Host {
-				g.connect(cpuID(a.Host, a.NUMA), cpuID(b.Host, b.NUMA), SYS, min(a.Socket, b.Socket))
+		for j, b := range h.CPUs {
+			if a.Host == b.Host && i != j {
+				g.connectTo(cpuID(a.Host, a.NUMA), cpuID(b.Host, b.NUMA), SYS, a.Socket)
 			}
 		}
 	}
@@ -253,12 +262,31 @@ func newGraph(h *Host, rules Rules) *graph {
 		}
 	}
 	for _, l := range nvlinks(h.GPUs) {
-		g.connect(l.a, l.b, NVL, l.bandwidth)
+		g.connectTo(l.a, l.b, NVL, l.there)
+		g.connectTo(l.b, l.a, NVL, l.back)
 	}
 	if rules != RulesSMI {
 		g.joinPeers(h.Switches, merged)
 	}
+	g.sort()
 	return g
+}
+
+// sort puts each node's links into the order in which NCCL follows them, for of
+// two ways as good the first is taken: the fastest first, and the one upwards
+// last (ncclTopoConnectNodes, ncclTopoSort).
+func (g *graph) sort() {
+	for _, links := range g.links {
+		slices.SortStableFunc(links, func(a, b link) int {
+			switch {
+			case a.up != b.up && a.up:
+				return 1
+			case a.up != b.up:
+				return -1
+			}
+			return cmp.Compare(b.bandwidth, a.bandwidth)
+		})
+	}
 }
 
 // joinPeers joins switches that pass traffic to each other beside the CPU
@@ -339,12 +367,13 @@ func broadcomGeneration(d PCIIdentity, level uint64) int {
 }
 
 type nvlink struct {
-	a, b      nodeID
-	bandwidth float64
+	a, b        nodeID
+	there, back float64 // bandwidths
 }
 
 // nvlinks gives each pair of nodes that NVLinks join, once: two GPUs list the
-// same links from either end.
+// same links from either end, each with the bandwidth that it can send at. Where
+// only one does, it holds for both ways.
 func nvlinks(gpus []GPU) []nvlink {
 	exists := map[nodeID]bool{}
 	for _, g := range gpus {
@@ -361,13 +390,12 @@ func nvlinks(gpus []GPU) []nvlink {
 					continue // some virtual machines name the GPU itself as the far end
 				}
 			}
-			i, known := index[[2]nodeID{a, b}]
-			if !known {
-				i = len(links)
-				index[[2]nodeID{a, b}], index[[2]nodeID{b, a}] = i, i
-				links = append(links, nvlink{a: a, b: b})
+			if i, known := index[[2]nodeID{b, a}]; known {
+				links[i].back = l.Bandwidth
+				continue
 			}
-			links[i].bandwidth = max(links[i].bandwidth, l.Bandwidth)
+			index[[2]nodeID{a, b}] = len(links)
+			links = append(links, nvlink{a, b, l.Bandwidth, l.Bandwidth})
 		}
 	}
 	return links
@@ -393,13 +421,14 @@ func (s step) better(t step) bool {
 }
 
 // steps finds the nearest way from base to every node, breadth first, level by
-// level; a node whose way gets better is visited again.
-func (g *graph) steps(base int, rules Rules) []step {
+// level; a node whose way gets better is visited again. No way has more than
+// the given bandwidth.
+func (g *graph) steps(base int, rules Rules, bandwidth float64) []step {
 	best := make([]step, len(g.nodes))
 	for i := range best {
 		best[i] = step{Path{DIS, 0}, 0, -1}
 	}
-	best[base] = step{Path{LOC, localBandwidth}, 0, -1}
+	best[base] = step{Path{LOC, bandwidth}, 0, -1}
 	queued := make([]int, len(g.nodes)) // the level that a node waits for
 	level := 0
 	for now := []int{base}; len(now) > 0; {
@@ -433,8 +462,7 @@ func (g *graph) passable(base, at int, l link, so step, rules Rules) bool {
 	if at == base || g.nodes[at].kind != gpuNode {
 		return true
 	}
-	return rules != RulesSMI && l.via == NVL && g.nodes[l.to].kind == gpuNode &&
-		g.nodes[base].kind == gpuNode && so.hops <= 1
+	return rules != RulesSMI && l.via == NVL && g.nodes[l.to].kind == gpuNode && so.hops <= 1
 }
 
 func (g *graph) linkType(base, at int, l link, so step) PathType {
@@ -472,13 +500,18 @@ func newPathFinder(h *Host, rules Rules) pathFinder {
 	return f
 }
 
-// from finds the ways from one device to any other.
+// from finds the ways between one device and any other by a search that begins
+// at the one. NCCL takes a way from the search that begins at its end.
 func (f pathFinder) from(a endpoint) func(b endpoint) way {
 	if f.graph == nil {
 		return func(b endpoint) way { return f.told(a, b) }
 	}
 	base := f.graph.index[a.id]
-	steps := f.graph.steps(base, f.rules)
+	bandwidth := float64(localBandwidth)
+	if a.rate > 0 {
+		bandwidth = min(bandwidth, a.rate)
+	}
+	steps := f.graph.steps(base, f.rules, bandwidth)
 	return func(b endpoint) way {
 		to := f.graph.index[b.id]
 		s := steps[to]

@@ -200,6 +200,7 @@ type xmlNIC struct {
 
 type xmlNet struct {
 	Name  string  `xml:"name,attr"`
+	Dev   string  `xml:"dev,attr"`
 	Speed string  `xml:"speed,attr"` // Mbit/s
 	Port  string  `xml:"port,attr"`
 	GDR   string  `xml:"gdr,attr"`
@@ -217,6 +218,8 @@ type xmlReader struct {
 	// unnumbered are the hosts with a GPU that has no dev.
 	unnumbered map[string]bool
 	classless  int
+	// loose is the NUMA node of each host's NICs without a PCI device.
+	loose map[string]int
 }
 
 func (x *xmlReader) cpu(c xmlCPU) error {
@@ -243,8 +246,19 @@ func (x *xmlReader) cpu(c xmlCPU) error {
 			return err
 		}
 	}
+	if len(c.NICs) == 0 {
+		return nil
+	}
 	// A <nic> straight under the <cpu> has no PCI device that NCCL could find.
-	if err := x.nics(c.NICs, NIC{Host: x.at, NUMA: numa, Place: Place{Link: localBandwidth}}); err != nil {
+	// NCCL puts those of all CPUs at the first that has one (ncclTopoAddCpu).
+	first, known := x.loose[x.at]
+	if !known {
+		if x.loose == nil {
+			x.loose = map[string]int{}
+		}
+		first, x.loose[x.at] = numa, numa
+	}
+	if err := x.nics(c.NICs, NIC{Host: x.at, NUMA: first, Place: Place{Link: localBandwidth}}); err != nil {
 		return c.fail("%w", err)
 	}
 	return nil
@@ -371,7 +385,7 @@ func (x *xmlReader) gpu(p xmlPCI, gpu GPU) error {
 			return nil
 		}
 		x.unnumber(gpu.Host)
-		x.host.GPUs = append(x.host.GPUs, gpu)
+		x.addGPU(gpu)
 		return nil
 	}
 	if len(p.GPUs) > 1 {
@@ -402,8 +416,13 @@ func (x *xmlReader) gpu(p xmlPCI, gpu GPU) error {
 	if err := addLinks(&gpu, first.XGMI, xgmiBandwidth(first.GCN)); err != nil {
 		return err
 	}
-	x.host.GPUs = append(x.host.GPUs, gpu)
+	x.addGPU(gpu)
 	return nil
+}
+
+func (x *xmlReader) addGPU(gpu GPU) {
+	gpu.Order = len(x.host.GPUs)
+	x.host.GPUs = append(x.host.GPUs, gpu)
 }
 
 func (x *xmlReader) unnumber(host string) {
@@ -495,6 +514,11 @@ func (x *xmlReader) nics(nics []xmlNIC, at NIC) error {
 			if nic.GDR, err = flag(net.GDR); err != nil {
 				return fmt.Errorf("gdr of <net> %s: %w", nic.Name, err)
 			}
+			// NCCL's own files state it; a <net> without dev is one that NCCL
+			// has yet to fill in.
+			if net.GDR == "" && net.Dev != "" {
+				nic.GDR = new(bool)
+			}
 			if net.GUID != nil {
 				nic.GUID = *net.GUID
 				// NCCL's socket transport has none.
@@ -515,6 +539,7 @@ func (x *xmlReader) addNIC(nic NIC) error {
 	} else {
 		x.names[key] = true
 	}
+	nic.Order = len(x.host.NICs)
 	x.host.NICs = append(x.host.NICs, nic)
 	return nil
 }

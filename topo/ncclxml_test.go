@@ -195,7 +195,7 @@ func TestSkeletonIsReadByClass(t *testing.T) {
 		CPUs:     []CPU{{NUMA: 0, Vendor: "AuthenticAMD", Socket: 16}},
 		Switches: []Switch{{BusID: "ffff:ff:01.0", Place: Place{Link: 12}}},
 		GPUs: []GPU{
-			{Index: 0, BusID: "0001:00:00.0", Minor: -1, Place: Place{Switch: "ffff:ff:01.0", Link: 12}},
+			{Index: 0, BusID: "0001:00:00.0", Order: 1, Minor: -1, Place: Place{Switch: "ffff:ff:01.0", Link: 12}},
 			{Index: 1, BusID: "0002:00:00.0", Minor: -1, Place: Place{Switch: "ffff:ff:01.0", Link: 12}},
 		},
 		NICs: []NIC{{Name: "nic@0101:00:00.0", BusID: "0101:00:00.0", Protocol: "InfiniBand", Place: Place{Switch: "ffff:ff:01.0", Link: 12}}},
@@ -220,10 +220,10 @@ func TestNetsOfAFile(t *testing.T) {
 	</cpu></system>`)
 	a1, a2 := Place{Link: 12}, Place{Link: 12}
 	want := []NIC{
-		{Name: "enp98s0f0", BusID: "0000:62:00.0", GUID: "0x0", Place: a2, Ports: []Port{{RateGbps: 1}}, Ethernet: true, Reason: "it has no RDMA"},
-		{Name: "mlx5_2", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Place: a1, Ports: []Port{{Number: 1, RateGbps: 100}}},
+		{Name: "enp98s0f0", BusID: "0000:62:00.0", GUID: "0x0", Order: 3, Place: a2, Ports: []Port{{RateGbps: 1}}, Ethernet: true, Reason: "it has no RDMA"},
+		{Name: "mlx5_2", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Order: 1, Place: a1, Ports: []Port{{Number: 1, RateGbps: 100}}},
 		{Name: "mlx5_10", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Place: a1, Ports: []Port{{Number: 2}}},
-		{Name: "nic@0000:a1:00.0#2", BusID: "0000:a1:00.0", Place: a1, Ports: []Port{{Number: 3, RateGbps: 100}}},
+		{Name: "nic@0000:a1:00.0#2", BusID: "0000:a1:00.0", Order: 2, Place: a1, Ports: []Port{{Number: 3, RateGbps: 100}}},
 	}
 	if diff := cmp.Diff(want, h.NICs); diff != "" {
 		t.Error(diff)
@@ -313,7 +313,8 @@ func FuzzReadNCCLXML(f *testing.F) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if there != back || there.Type < PIX || there.Bandwidth < 0 || math.IsNaN(there.Bandwidth) {
+				bad := func(p Path) bool { return p.Type < PIX || p.Bandwidth < 0 || math.IsNaN(p.Bandwidth) }
+				if bad(there) || bad(back) || (there.Type == DIS) != (back.Type == DIS) {
 					t.Errorf("%s to %s: %v, and back %v", g.BusID, n.Name, there, back)
 				}
 			}

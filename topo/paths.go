@@ -2,6 +2,7 @@ package topo
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -50,18 +51,23 @@ type PolicyPath struct {
 func (h *Host) Paths(rules Rules) []Pair {
 	ends := h.devices()
 	finder := newPathFinder(h, rules)
-	pairs := make([]Pair, 0, max(0, len(ends)*(len(ends)-1)))
-	for i, a := range ends {
-		to := finder.from(a)
-		for j, b := range ends {
+	pairs := make([]Pair, max(0, len(ends)*(len(ends)-1)))
+	for j, b := range ends {
+		from := finder.from(b)
+		for i, a := range ends {
 			if i == j {
 				continue
 			}
-			w := to(b)
-			pairs = append(pairs, Pair{
+			w := from(a)
+			slices.Reverse(w.nodes)
+			at := i*(len(ends)-1) + j
+			if j > i {
+				at--
+			}
+			pairs[at] = Pair{
 				From: a.name, FromHost: a.id.host, To: b.name, ToHost: b.id.host,
 				Path: w.Path, Hops: w.hops, Reason: w.reason(a, b, h.Matrix != nil),
-			})
+			}
 		}
 	}
 	if h.Matrix == nil {
