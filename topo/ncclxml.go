@@ -494,7 +494,7 @@ func (x *xmlReader) nics(nics []xmlNIC, at NIC) error {
 				continue
 			}
 			nic := at
-			nic.Name = net.Name
+			nic.Name, nic.Bond = net.Name, bondName.MatchString(net.Name)
 			if nic.Name == "" && at.BusID != "" {
 				nic.Name = "nic@" + at.BusID
 				if i > 0 {

@@ -3,6 +3,7 @@ package topo
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math"
 	"os"
@@ -228,6 +229,54 @@ func TestNetsOfAFile(t *testing.T) {
 	if diff := cmp.Diff(want, h.NICs); diff != "" {
 		t.Error(diff)
 	}
+}
+
+func TestBondOfAFileIsKnownByItsName(t *testing.T) {
+	for _, n := range readXML(t, system(cpuXML(0, netXML("0000:01:00.0", "mlx5_bond_0"), netXML("0000:02:00.0", "mlx5_1")))).NICs {
+		if n.Bond != (n.Name == "mlx5_bond_0") {
+			t.Errorf("%s: bond %t", n.Name, n.Bond)
+		}
+	}
+}
+
+// NCCL takes a <net> without gdr for one that has none; one without dev it has
+// yet to fill in.
+func TestUnstatedGDROfANetIsNone(t *testing.T) {
+	pci := func(busID, net string) string {
+		return fmt.Sprintf(`<pci busid="%s" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic>%s</nic></pci>`, busID, net)
+	}
+	h := readXML(t, system(cpuXML(0, bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765", gpuXML("0000:02:00.0", 0, "")+
+		pci("0000:03:00.0", `<net name="a" dev="0" speed="400000" guid="0x1" gdr="1"/>`)+
+		pci("0000:04:00.0", `<net name="b" dev="1" speed="400000" guid="0x2"/>`)+
+		pci("0000:05:00.0", `<net name="c" speed="400000" guid="0x3"/>`)+
+		`<pci busid="0000:06:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"/>`))))
+	pairs := h.Paths(RulesNCCL)
+	for nic, want := range map[string]bool{"a": true, "b": false, "c": true, "nic@0000:06:00.0": true} {
+		if got := pairOf(t, pairs, "0000:02:00.0", nic); got.Type != PIX || got.Policy.Direct != want {
+			t.Errorf("%s: %v, direct %t; want PIX, %t", nic, got.Type, got.Policy.Direct, want)
+		}
+	}
+}
+
+func TestANICThatIsDownHasNoPolicyAndTakesNobodysPlace(t *testing.T) {
+	h := readXML(t, system(cpuXML(0,
+		bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765", gpuXML("0000:02:00.0", 0, nvlinkTo("0000:12:00.0"))+netXML("0000:03:00.0", "mlx5_0")),
+		bridge("0000:11:00.0", "0x10b5 0x9765 0x10b5 0x9765", gpuXML("0000:12:00.0", 1, nvlinkTo("0000:02:00.0"))+netXML("0000:13:00.0", "mlx5_1")))))
+	if got := pairOf(t, h.Paths(RulesNCCL), "0000:12:00.0", "mlx5_0"); got.PXN == nil {
+		t.Fatalf("%+v; want PXN", got)
+	}
+	h.NICs[1].Ports[0].State = "DOWN"
+	pairs := h.Paths(RulesNCCL)
+	if got := pairOf(t, pairs, "0000:12:00.0", "mlx5_1"); got.Type != PIX || got.Policy != nil {
+		t.Errorf("the NIC that is down: %+v", got)
+	}
+	if got := pairOf(t, pairs, "0000:12:00.0", "mlx5_0"); got.Policy == nil {
+		t.Errorf("the other NIC: %+v", got)
+	}
+}
+
+func nvlinkTo(busID string) string {
+	return fmt.Sprintf(`<nvlink target="%s" count="4" tclass="0x030200"/>`, busID)
 }
 
 func TestFileThatIsNoTopologyIsRefusedWithAReason(t *testing.T) {

@@ -24,7 +24,8 @@ type Pair struct {
 	// that one; nil elsewhere.
 	PXN *PXNPath `json:"pxn,omitempty"`
 	// Policy is what NCCL makes of the path by its defaults; nil where that is
-	// not known: between two NICs, and for a source without a tree.
+	// not known: between two NICs, for a NIC that is down, and for a source
+	// without a tree.
 	Policy *PolicyPath `json:"policy,omitempty"`
 }
 
