@@ -215,21 +215,13 @@ func (p *policy) localGPUs(n int) []int {
 	return locals(len(p.gpus), func(g int) Path { return p.back[g][n] })
 }
 
-// gdr says whether a GPU and a NIC can use GPUDirect RDMA (ncclTopoCheckGdr);
-// read is the NIC's reading, which costs older GPUs without NVLink too much.
-func (p *policy) gdr(g, n int, read bool) bool {
+// gdr says whether a GPU and a NIC can use GPUDirect RDMA (ncclTopoCheckGdr).
+// NCCL lets the NIC read from GPUs before Ampere only where they have NVLink;
+// it asks for that only for PXN, which is over NVLink.
+func (p *policy) gdr(g, n int) bool {
 	gpu, nic := &p.gpus[g], &p.nics[n]
 	if gpu.GDR != nil && !*gpu.GDR || nic.GDR != nil && !*nic.GDR || nic.GDR == nil && (nic.Ethernet || nic.Software) {
 		return false
-	}
-	if c := gpu.Capability; read && c > 0 && c < 80 && len(p.gpus) > 1 {
-		nvlink := false
-		for q := range p.gpus {
-			nvlink = nvlink || q != g && p.toGPU[g][q].Type == NVL
-		}
-		if !nvlink {
-			return false
-		}
 	}
 	if via := p.via[g][n]; via >= 0 {
 		g = via
@@ -291,12 +283,12 @@ func (p *policy) network() {
 		for g := range p.gpus {
 			before, backBefore := p.toNIC[g][n], p.back[g][n]
 			if peer >= 0 && peer != g && p.gpus[peer].Host == p.gpus[g].Host &&
-				p.toNIC[peer][n].Type <= P2C && p.gdr(peer, n, true) && p.toGPU[peer][g].Type <= NVL &&
+				p.toNIC[peer][n].Type <= P2C && p.gdr(peer, n) && p.toGPU[peer][g].Type <= NVL &&
 				(p.toNIC[peer][n].Bandwidth > p.toNIC[g][n].Bandwidth || p.toNIC[g][n].Type > PXN) {
 				p.toNIC[g][n] = Path{PXN, min(p.toGPU[g][peer].Bandwidth, p.toNIC[peer][n].Bandwidth)}
 				p.via[g][n] = peer
 			}
-			p.nicDirect[g][n] = p.gdr(g, n, false)
+			p.nicDirect[g][n] = p.gdr(g, n)
 			if c := p.local[g]; p.toNIC[g][n].Type < PHB && !p.nicDirect[g][n] && c >= 0 {
 				p.toNIC[g][n] = joined(p.gpuCPU[g][c].Path, p.nicCPU[n][c])
 				p.back[g][n] = joined(p.nicCPU[n][c], p.cpuGPU[g][c])
