@@ -22,7 +22,8 @@ var pcieSpeeds = []pcieSpeed{
 // pcieBandwidth is the usable bandwidth of a PCIe link, GB/s in each direction.
 // speed is the kernel's max_link_speed ("16.0 GT/s PCIe") or NCCL's link_speed
 // ("16 GT/s"). What is not told, or in words that NCCL does not know, is taken,
-// as NCCL takes it, for 8 GT/s and 16 lanes.
+// as NCCL takes it, for 8 GT/s and 16 lanes; 255 lanes, the kernel's word for
+// unknown, are as many.
 func pcieBandwidth(speed string, width int) float64 {
 	lane := 60.0
 	for _, known := range pcieSpeeds {
@@ -31,7 +32,7 @@ func pcieBandwidth(speed string, width int) float64 {
 			break
 		}
 	}
-	if width <= 0 || width > 32 { // 255 is the kernel's word for unknown
+	if width <= 0 {
 		width = 16
 	}
 	return float64(width) * lane / 80

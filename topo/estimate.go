@@ -156,40 +156,47 @@ func newNetwork(h *Host) *network {
 		n.known = n.known && (nic.Link > 0 || nic.refusal() != "")
 	}
 	finder := newPathFinder(h, rulesPlan)
-	for _, g := range h.GPUs {
-		to := finder.from(gpuEndpoint(g))
-		var nics, gpus []route
+	n.toGPU, n.toNIC = table[route](len(h.GPUs), len(h.GPUs)), table[route](len(h.GPUs), len(h.NICs))
+	for j, peer := range h.GPUs {
+		to := finder.to(gpuEndpoint(peer))
 		var withoutNVB func(endpoint) way
-		for _, nic := range h.NICs {
-			w := to(nicEndpoint(nic, h.Source)).route()
+		for i, g := range h.GPUs {
+			w := to(gpuEndpoint(g))
+			if w.Type == NVB {
+				// A copy engine takes no NVLink through a third GPU.
+				if withoutNVB == nil {
+					withoutNVB = newPathFinder(h, RulesSMI).to(gpuEndpoint(peer))
+				}
+				w = withoutNVB(gpuEndpoint(g))
+			}
+			n.toGPU[i][j] = w.route()
+		}
+		if n.known {
+			n.gpuCPU = append(n.gpuCPU, backwards(to(n.cpu(peer.Host, peer.Place, peer.NUMA))))
+		}
+	}
+	for j, nic := range h.NICs {
+		to := finder.to(nicEndpoint(nic, h.Source))
+		for i, g := range h.GPUs {
+			w := to(gpuEndpoint(g)).route()
 			// As NCCL merges the two parts of the way (addInterStep).
 			if (w.Type == PHB || w.Type == NODE) && g.C2C > 0 && !w.passesLinkOfNodes() {
 				w.Type = P2C
 			}
-			nics = append(nics, w)
+			n.toNIC[i][j] = w
 		}
-		for _, peer := range h.GPUs {
-			w := to(gpuEndpoint(peer))
-			if w.Type == NVB {
-				// A copy engine takes no NVLink through a third GPU.
-				if withoutNVB == nil {
-					withoutNVB = newPathFinder(h, RulesSMI).from(gpuEndpoint(g))
-				}
-				w = withoutNVB(gpuEndpoint(peer))
-			}
-			gpus = append(gpus, w.route())
-		}
-		n.toNIC, n.toGPU = append(n.toNIC, nics), append(n.toGPU, gpus)
 		if n.known {
-			n.gpuCPU = append(n.gpuCPU, to(n.cpu(g.Host, g.Place, g.NUMA)).route().nodes)
-		}
-	}
-	if n.known {
-		for _, nic := range h.NICs {
-			n.nicCPU = append(n.nicCPU, finder.from(nicEndpoint(nic, h.Source))(n.cpu(nic.Host, nic.Place, nic.NUMA)).route().nodes)
+			n.nicCPU = append(n.nicCPU, backwards(to(n.cpu(nic.Host, nic.Place, nic.NUMA))))
 		}
 	}
 	return n
+}
+
+// backwards is what is on a way, from its end.
+func backwards(w way) []nodeID {
+	nodes := w.route().nodes
+	slices.Reverse(nodes)
+	return nodes
 }
 
 func (w route) passesLinkOfNodes() bool {

@@ -1,6 +1,7 @@
 package topo
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ const (
 	// node are NODE and not PHB, only direct NVLinks and NVSwitches are NVL, and
 	// no two switches count as one.
 	RulesSMI Rules = "smi"
-	// rulesPlan are NCCL's, but for NODE: gdr_max_path can tell it from PHB.
+	// rulesPlan are NCCL's, but for NODE: gdr.max_path can tell it from PHB.
 	rulesPlan Rules = "plan"
 )
 
@@ -58,7 +59,7 @@ func (h *Host) Path(busA, busB string) (Path, error) {
 	if err != nil {
 		return Path{}, err
 	}
-	return newPathFinder(h, RulesNCCL).from(a)(b).Path, nil
+	return newPathFinder(h, RulesNCCL).to(b)(a).Path, nil
 }
 
 // endpoint is what a path can begin and end at.
@@ -175,6 +176,7 @@ type link struct {
 	to        int
 	via       PathType // what it makes of a path, unless that is NVB
 	bandwidth float64
+	up        bool // to what a device or switch is plugged into
 }
 
 type graph struct {
@@ -196,6 +198,12 @@ func (g *graph) node(id nodeID) int {
 
 // connect joins two nodes; PIX stands for any PCIe link.
 func (g *graph) connect(a, b nodeID, via PathType, bandwidth float64) {
+	g.connectTo(a, b, via, bandwidth)
+	g.connectTo(b, a, via, bandwidth)
+}
+
+// connectTo makes one direction of an edge.
+func (g *graph) connectTo(a, b nodeID, via PathType, bandwidth float64) {
 	switch {
 	case a.kind == switchNode && b.kind == switchNode:
 		via = PXB
@@ -203,8 +211,7 @@ func (g *graph) connect(a, b nodeID, via PathType, bandwidth float64) {
 		via = PHB
 	}
 	i, j := g.node(a), g.node(b)
-	g.links[i] = append(g.links[i], link{j, via, bandwidth})
-	g.links[j] = append(g.links[j], link{i, via, bandwidth})
+	g.links[i] = append(g.links[i], link{to: j, via: via, bandwidth: bandwidth})
 }
 
 func newGraph(h *Host, rules Rules) *graph {
@@ -225,12 +232,14 @@ func newGraph(h *Host, rules Rules) *graph {
 	}
 	plug := func(id nodeID, p Place, numa int) {
 		g.connect(id, above(id.host, p, numa), PIX, p.Link)
+		of := g.links[g.index[id]]
+		of[len(of)-1].up = true
 	}
 	for i, a := range h.CPUs {
 		g.node(cpuID(a.Host, a.NUMA))
-		for _, b := range h.CPUs[i+1:] {
-			if a.Host == b.Host {
-				g.connect(cpuID(a.Host, a.NUMA), cpuID(b.Host, b.NUMA), SYS, min(a.Socket, b.Socket))
+		for j, b := range h.CPUs {
+			if a.Host == b.Host && i != j {
+				g.connectTo(cpuID(a.Host, a.NUMA), cpuID(b.Host, b.NUMA), SYS, a.Socket)
 			}
 		}
 	}
@@ -261,12 +270,31 @@ func newGraph(h *Host, rules Rules) *graph {
 		}
 	}
 	for _, l := range nvlinks(h.GPUs) {
-		g.connect(l.a, l.b, NVL, l.bandwidth)
+		g.connectTo(l.a, l.b, NVL, l.there)
+		g.connectTo(l.b, l.a, NVL, l.back)
 	}
 	if rules != RulesSMI {
 		g.joinPeers(h.Switches, merged)
 	}
+	g.sort()
 	return g
+}
+
+// sort puts each node's links into the order in which NCCL follows them, for of
+// two ways as good the first is taken: the fastest first, and the one upwards
+// last (ncclTopoConnectNodes, ncclTopoSort).
+func (g *graph) sort() {
+	for _, links := range g.links {
+		slices.SortStableFunc(links, func(a, b link) int {
+			switch {
+			case a.up != b.up && a.up:
+				return 1
+			case a.up != b.up:
+				return -1
+			}
+			return cmp.Compare(b.bandwidth, a.bandwidth)
+		})
+	}
 }
 
 // joinPeers joins switches that pass traffic to each other beside the CPU
@@ -347,12 +375,13 @@ func broadcomGeneration(d PCIIdentity, level uint64) int {
 }
 
 type nvlink struct {
-	a, b      nodeID
-	bandwidth float64
+	a, b        nodeID
+	there, back float64 // bandwidths
 }
 
 // nvlinks gives each pair of nodes that NVLinks join, once: two GPUs list the
-// same links from either end.
+// same links from either end, each with the bandwidth that it can send at. Where
+// only one does, it holds for both ways.
 func nvlinks(gpus []GPU) []nvlink {
 	exists := map[nodeID]bool{}
 	for _, g := range gpus {
@@ -369,13 +398,12 @@ func nvlinks(gpus []GPU) []nvlink {
 					continue // some virtual machines name the GPU itself as the far end
 				}
 			}
-			i, known := index[[2]nodeID{a, b}]
-			if !known {
-				i = len(links)
-				index[[2]nodeID{a, b}], index[[2]nodeID{b, a}] = i, i
-				links = append(links, nvlink{a: a, b: b})
+			if i, known := index[[2]nodeID{b, a}]; known {
+				links[i].back = l.Bandwidth
+				continue
 			}
-			links[i].bandwidth = max(links[i].bandwidth, l.Bandwidth)
+			index[[2]nodeID{a, b}] = len(links)
+			links = append(links, nvlink{a, b, l.Bandwidth, l.Bandwidth})
 		}
 	}
 	return links
@@ -400,13 +428,21 @@ func (s step) better(t step) bool {
 	return s.hops < t.hops
 }
 
-// search finds the nearest ways from one node to all others, of one node after
-// the other: it keeps its memory, for a large host has hundreds to begin at.
+// found is what a search found: the nearest ways between one node and all others.
+type found struct {
+	graph *graph
+	base  int
+	best  []step // [node]: the way from there
+}
+
+// search searches from one node after the other. It keeps its memory, for a large
+// host has hundreds to begin at.
 type search struct {
 	graph *graph
 	rules Rules
-	base  int
-	best  []step // [node], of the last search
+	// found is of the last search, and the next one overwrites it; set to nil it
+	// stays for whoever has it.
+	found *found
 	// queued is the level that a node waits for, now and next are the nodes of
 	// this level and of the one after it.
 	queued    []int
@@ -414,23 +450,27 @@ type search struct {
 }
 
 // from searches breadth first, level by level; a node whose way gets better is
-// visited again.
-func (s *search) from(base int) {
+// visited again. No way has more than the given bandwidth.
+func (s *search) from(base int, bandwidth float64) {
 	g := s.graph
-	if s.best == nil {
-		s.best, s.queued = make([]step, len(g.nodes)), make([]int, len(g.nodes))
+	if s.queued == nil {
+		s.queued = make([]int, len(g.nodes))
 	}
-	s.base = base
+	if s.found == nil {
+		s.found = &found{graph: g, best: make([]step, len(g.nodes))}
+	}
+	s.found.base = base
+	best := s.found.best
 	clear(s.queued)
-	for i := range s.best {
-		s.best[i] = step{Path{DIS, 0}, 0, -1}
+	for i := range best {
+		best[i] = step{Path{DIS, 0}, 0, -1}
 	}
-	s.best[base] = step{Path{LOC, localBandwidth}, 0, -1}
+	best[base] = step{Path{LOC, bandwidth}, 0, -1}
 	s.now = append(s.now[:0], base)
 	for level := 1; len(s.now) > 0; level++ {
 		s.next = s.next[:0]
 		for _, at := range s.now {
-			so := s.best[at]
+			so := best[at]
 			through := at != base && g.nodes[at].kind == gpuNode
 			for _, l := range g.links[at] {
 				via := l.via
@@ -443,10 +483,10 @@ func (s *search) from(base int) {
 					}
 				}
 				way := step{Path{max(so.Type, via), min(so.Bandwidth, l.bandwidth)}, so.hops + 1, at}
-				if !way.better(s.best[l.to]) {
+				if !way.better(best[l.to]) {
 					continue
 				}
-				s.best[l.to] = way
+				best[l.to] = way
 				if s.queued[l.to] != level {
 					s.queued[l.to] = level
 					s.next = append(s.next, l.to)
@@ -460,18 +500,17 @@ func (s *search) from(base int) {
 // passes: nothing goes through a GPU, which so leads to, but NVLink between two
 // neighbours of it, and for nvidia-smi not even that.
 func (s *search) passes(so step, l link) bool {
-	return s.rules != RulesSMI && l.via == NVL && s.graph.nodes[l.to].kind == gpuNode &&
-		s.graph.nodes[s.base].kind == gpuNode && so.hops <= 1
+	return s.rules != RulesSMI && l.via == NVL && s.graph.nodes[l.to].kind == gpuNode && so.hops <= 1
 }
 
 // way is a path, and how to learn what is on it.
 type way struct {
 	Path
 	hops int // links that are passed
-	// found has the steps to the node to, until it searches again; nil where a
+	// found has the steps from the node from, until the next search; nil where a
 	// matrix states the path.
-	found *search
-	to    int
+	found *found
+	from  int
 }
 
 // route is a way to keep, when its finder searches again.
@@ -483,10 +522,9 @@ type route struct {
 func (w way) route() route {
 	r := route{Path: w.Path}
 	if w.found != nil && w.Type < DIS {
-		for at := w.to; at >= 0; at = w.found.best[at].from {
+		for at := w.from; at >= 0; at = w.found.best[at].from {
 			r.nodes = append(r.nodes, w.found.graph.nodes[at])
 		}
-		slices.Reverse(r.nodes)
 	}
 	return r
 }
@@ -508,17 +546,29 @@ func newPathFinder(h *Host, rules Rules) pathFinder {
 	return f
 }
 
-// from finds the ways from one device to any other. It tells them until it is
-// asked for those of another device.
-func (f pathFinder) from(a endpoint) func(b endpoint) way {
+// to finds the ways from any device to one, by a search that begins at the end, as
+// NCCL's do. It tells them until it is asked for those to another device, or keep.
+func (f pathFinder) to(b endpoint) func(a endpoint) way {
 	if f.graph == nil {
-		return func(b endpoint) way { return f.told(a, b) }
+		return func(a endpoint) way { return f.told(a, b) }
 	}
-	f.search.from(f.graph.index[a.id])
-	return func(b endpoint) way {
-		to := f.graph.index[b.id]
-		s := f.search.best[to]
-		return way{finish(s.Path, a, b, f.rules), s.hops, f.search, to}
+	bandwidth := float64(localBandwidth)
+	if b.rate > 0 {
+		bandwidth = min(bandwidth, b.rate)
+	}
+	f.search.from(f.graph.index[b.id], bandwidth)
+	found := f.search.found
+	return func(a endpoint) way {
+		from := f.graph.index[a.id]
+		s := found.best[from]
+		return way{finish(s.Path, a, b, f.rules), s.hops, found, from}
+	}
+}
+
+// keep lets the ways to one device be told on when those to another are asked for.
+func (f pathFinder) keep() {
+	if f.search != nil {
+		f.search.found = nil
 	}
 }
 

@@ -70,7 +70,7 @@ func (d drawn) plain(base int, rules Rules) []step {
 		path := paths[node]
 		fromKind, toKind := d.kinds[node], d.kinds[remote]
 		if node != base && fromKind == gpuNode {
-			neighbours := path.hops <= 1 && e.via == NVL && toKind == gpuNode && d.kinds[base] == gpuNode
+			neighbours := path.hops <= 1 && e.via == NVL && toKind == gpuNode
 			if !neighbours || rules == RulesSMI {
 				return false
 			}
@@ -131,9 +131,9 @@ func TestASearchFindsWhatRoundsOverAllEdgesFind(t *testing.T) {
 		for _, rules := range []Rules{RulesNCCL, RulesSMI} {
 			s := search{graph: g, rules: rules}
 			for base := range d.kinds {
-				s.from(base)
+				s.from(base, localBandwidth)
 				want := d.plain(base, rules)
-				if diff := cmp.Diff(want, s.best, cmp.AllowUnexported(step{})); diff != "" {
+				if diff := cmp.Diff(want, s.found.best, cmp.AllowUnexported(step{})); diff != "" {
 					t.Fatalf("seed %d, rules %s, from node %d (-rounds +search):\n%s", seed, rules, base, diff)
 				}
 				for _, w := range want {
@@ -183,9 +183,9 @@ func TestThePathTypeIsTheBestOfTheWorstEdges(t *testing.T) {
 		}
 		s := search{graph: d.graph(), rules: RulesSMI}
 		for base := range n {
-			s.from(base)
+			s.from(base, localBandwidth)
 			for to, want := range worst[base] {
-				if got := s.best[to].Type; got != want {
+				if got := s.found.best[to].Type; got != want {
 					t.Fatalf("seed %d, from node %d to %d: %v, want %v", seed, base, to, got, want)
 				}
 			}
@@ -292,7 +292,7 @@ func TestAPathIsTheSameAloneAndAmongAll(t *testing.T) {
 					if rules != RulesNCCL || h.Matrix != nil {
 						continue
 					}
-					alone := newPathFinder(h, rules).from(a)(b).Path
+					alone := newPathFinder(h, rules).to(b)(a).Path
 					if alone != pair.Path {
 						t.Fatalf("seed %d, from %s to %s: %+v alone, %+v among all", seed, a.name, b.name, alone, pair.Path)
 					}

@@ -157,6 +157,9 @@ type GPU struct {
 	C2C       float64 `json:"c2c,omitempty"`
 	// GDR says whether a NIC can read and write its memory; nil where unknown.
 	GDR *bool `json:"gdr,omitempty"`
+	// Order is the place in a file of NCCL among all GPUs and NICs, by which NCCL
+	// chooses among equals; 0 for all of another source.
+	Order int `json:"-"`
 	// MIG says that the GPU is cut into instances, which cannot map each
 	// other's memory.
 	MIG bool `json:"mig,omitempty"`
@@ -247,6 +250,8 @@ type NIC struct {
 	Bond bool `json:"bond,omitempty"`
 	// GDR says whether it can read and write a GPU's memory; nil where unknown.
 	GDR *bool `json:"gdr,omitempty"`
+	// Order is as a GPU's.
+	Order int `json:"-"`
 	// Reason is a sentence that says why no lane can use it; empty where one
 	// can.
 	Reason string `json:"reason,omitempty"`

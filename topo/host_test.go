@@ -45,7 +45,7 @@ func TestBandwidthOfPCIeLinks(t *testing.T) {
 	}{
 		{"2.5 GT/s PCIe", 1, 0.1875}, {"5.0 GT/s PCIe", 4, 1.5}, {"5 GT/s", 16, 6}, {"8.0 GT/s PCIe", 16, 12},
 		{"16 GT/s", 8, 12}, {"32.0 GT/s PCIe", 16, 48}, {"64.0 GT/s PCIe", 16, 96},
-		{"16.0 GT/s", 16, 12}, {"", 0, 12}, {"Unknown", 255, 12}, {"NaN GT/s", -1, 12}, {"-8 GT/s", 8, 6}, {"1e9 GT/s", 16, 12},
+		{"16.0 GT/s", 16, 12}, {"", 0, 12}, {"Unknown", 255, 191.25}, {"NaN GT/s", -1, 12}, {"-8 GT/s", 8, 6}, {"1e9 GT/s", 16, 12},
 	} {
 		if got := pcieBandwidth(tt.speed, tt.width); got != tt.want {
 			t.Errorf("%q, %d lanes: %g GB/s, want %g", tt.speed, tt.width, got, tt.want)

@@ -72,6 +72,8 @@ type element struct {
 	attributes []string // name, value, name, value
 	within     []*element
 	comments   []string // before it
+	device     bool     // a GPU or NIC
+	place      int      // of a device in the file that it was read from
 }
 
 func (e *element) add(name string, attributes ...string) *element {
@@ -458,6 +460,7 @@ func (w *ncclWriter) addGPU(g GPU) error {
 		class = ncclClass3D
 	}
 	e := pciElement(g.BusID, class, g.Device, g.Place)
+	e.device, e.place = true, g.Order
 	up.within = append(up.within, e)
 	rank := w.rank
 	w.rank++
@@ -524,6 +527,7 @@ func (w *ncclWriter) addNICs() error {
 					class = ncclClassEthernet
 				}
 				function := pciElement(n.BusID, class, n.Device, n.Place)
+				function.device, function.place = true, n.Order
 				up.within = append(up.within, function)
 				if n.toldByClass() {
 					continue
@@ -547,7 +551,13 @@ func (n NIC) toldByClass() bool {
 
 // addNet adds a <net>, which has one port.
 func (w *ncclWriter) addNet(nic *element, n NIC) {
-	e := nic.add("net", "name", n.Name, "dev", strconv.Itoa(w.nets[n.Host]))
+	e := nic.add("net", "name", n.Name)
+	e.device, e.place = true, n.Order
+	if n.GDR != nil {
+		// With dev a <net> counts as filled in, and without gdr then as one that
+		// cannot do it (ncclTopoAddNet). NCCL gives one without dev the host's.
+		e.set("dev", strconv.Itoa(w.nets[n.Host]))
+	}
 	w.nets[n.Host]++
 	port := n.bestPort()
 	if mbps := math.Round(port.RateGbps * 1000); mbps > 0 && mbps < 1e9 {
@@ -579,18 +589,31 @@ func (n NIC) bestPort() Port {
 }
 
 // order puts what is in an element into the order of NCCL: by PCI address, and
-// after it what has none.
+// after it what has none. NCCL chooses among equals by the order of a file, so
+// what was read from one stays in its order.
 func (w *ncclWriter) order() {
-	var sort func(e *element)
-	sort = func(e *element) {
-		if e.name == "cpu" || e.name == "pci" {
+	read := w.host.Source.Kind == SourceNCCLXML
+	var sort func(e *element) (first int)
+	sort = func(e *element) (first int) {
+		first = math.MaxInt
+		if e.device {
+			first = e.place
+		}
+		firsts := map[*element]int{}
+		for _, inner := range e.within {
+			firsts[inner] = sort(inner)
+			first = min(first, firsts[inner])
+		}
+		if e.name == "cpu" || e.name == "pci" || e.name == "nic" && read {
 			slices.SortStableFunc(e.within, func(a, b *element) int {
-				return cmp.Or(cmp.Compare(b.name, a.name) /* pcilink, pci, nic, gpu */, compareBusID(a.value("busid"), b.value("busid")))
+				byName, byPlace := cmp.Compare(b.name, a.name) /* pcilink, pci, nic, gpu */, 0
+				if read && a.name != "pcilink" && b.name != "pcilink" {
+					byName, byPlace = 0, cmp.Compare(firsts[a], firsts[b])
+				}
+				return cmp.Or(byName, byPlace, compareBusID(a.value("busid"), b.value("busid")))
 			})
 		}
-		for _, inner := range e.within {
-			sort(inner)
-		}
+		return first
 	}
 	sort(w.root)
 }

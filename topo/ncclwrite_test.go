@@ -47,7 +47,7 @@ var builtTrees = map[string]string{
 	"NVLinks between some GPUs, and PXN": `<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
 		<pci busid="0000:01:00.0" class="0x060400" link_speed="8.0 GT/s PCIe" link_width="16">
 			<pci busid="0000:02:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="70" rank="0" gdr="1"><nvlink target="0000:81:00.0" count="2" tclass="0x030200"/><nvlink target="0000:82:00.0" count="1" tclass="0x030200"/></gpu></pci>
-			<pci busid="0000:03:00.0" class="0x020700" link_speed="8.0 GT/s PCIe" link_width="16"><nic><net name="mlx5_0" dev="0" speed="100000" port="1" guid="0x1" gdr="1"/></nic></pci>
+			<pci busid="0000:03:00.0" class="0x020700" link_speed="8.0 GT/s PCIe" link_width="16"><nic><net name="mlx5_0" speed="100000" port="1" guid="0x1" gdr="1"/></nic></pci>
 		</pci></cpu><cpu numaid="1" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
 		<pci busid="0000:81:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16"><gpu dev="1" sm="70" rank="1" gdr="1"><nvlink target="0000:02:00.0" count="2" tclass="0x030200"/></gpu></pci>
 		<pci busid="0000:82:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="8"><gpu dev="2" sm="70" rank="2" gdr="0"><nvlink target="0000:02:00.0" count="1" tclass="0x030200"/><nvlink target="0000:82:00.0" count="1" tclass="0x030200"/></gpu></pci>
@@ -313,8 +313,8 @@ func TestTheKernelsHostInNCCLsWords(t *testing.T) {
       </pci>
       <pci busid="0000:14:00.0" class="0x020000" vendor="0x15b3" device="0x101d" link_speed="32.0 GT/s PCIe" link_width="16">
         <nic>
-          <net name="mlx5_0" dev="0" speed="100000" port="1" guid="0xe040a10003c288a0"/>
-          <net name="mlx5_1" dev="1" speed="100000" port="2" guid="0xe040a10003c288a0"/>
+          <net name="mlx5_0" speed="100000" port="1" guid="0xe040a10003c288a0"/>
+          <net name="mlx5_1" speed="100000" port="2" guid="0xe040a10003c288a0"/>
         </nic>
       </pci>
     </pci>

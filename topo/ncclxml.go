@@ -204,6 +204,7 @@ type xmlNIC struct {
 
 type xmlNet struct {
 	Name  string  `xml:"name,attr"`
+	Dev   string  `xml:"dev,attr"`
 	Speed string  `xml:"speed,attr"` // Mbit/s
 	Port  string  `xml:"port,attr"`
 	GDR   string  `xml:"gdr,attr"`
@@ -221,6 +222,8 @@ type xmlReader struct {
 	// unnumbered are the hosts with a GPU that has no dev.
 	unnumbered map[string]bool
 	classless  int
+	// loose is the NUMA node of each host's NICs without a PCI device.
+	loose map[string]int
 }
 
 func (x *xmlReader) cpu(c xmlCPU) error {
@@ -249,8 +252,19 @@ func (x *xmlReader) cpu(c xmlCPU) error {
 			return err
 		}
 	}
+	if len(c.NICs) == 0 {
+		return nil
+	}
 	// A <nic> straight under the <cpu> has no PCI device that NCCL could find.
-	if err := x.nics(c.NICs, NIC{Host: x.at, NUMA: numa, Place: Place{Link: localBandwidth}}); err != nil {
+	// NCCL puts those of all CPUs at the first that has one (ncclTopoAddCpu).
+	first, known := x.loose[x.at]
+	if !known {
+		if x.loose == nil {
+			x.loose = map[string]int{}
+		}
+		first, x.loose[x.at] = numa, numa
+	}
+	if err := x.nics(c.NICs, NIC{Host: x.at, NUMA: first, Place: Place{Link: localBandwidth}}); err != nil {
 		return c.fail("%w", err)
 	}
 	return nil
@@ -377,7 +391,7 @@ func (x *xmlReader) gpu(p xmlPCI, gpu GPU) error {
 			return nil
 		}
 		x.unnumber(gpu.Host)
-		x.host.GPUs = append(x.host.GPUs, gpu)
+		x.addGPU(gpu)
 		return nil
 	}
 	if len(p.GPUs) > 1 {
@@ -409,9 +423,17 @@ func (x *xmlReader) gpu(p xmlPCI, gpu GPU) error {
 	if err := addLinks(&gpu, links, bandwidth); err != nil {
 		return err
 	}
-	x.host.GPUs = append(x.host.GPUs, gpu)
+	x.addGPU(gpu)
 	return nil
 }
+
+func (x *xmlReader) addGPU(gpu GPU) {
+	gpu.Order = x.place()
+	x.host.GPUs = append(x.host.GPUs, gpu)
+}
+
+// place is that of the next device in the file.
+func (x *xmlReader) place() int { return len(x.host.GPUs) + len(x.host.NICs) }
 
 func (x *xmlReader) unnumber(host string) {
 	if x.unnumbered == nil {
@@ -484,7 +506,7 @@ func (x *xmlReader) nics(nics []xmlNIC, at NIC) error {
 				continue
 			}
 			nic := at
-			nic.Name = net.Name
+			nic.Name, nic.Bond = net.Name, bondName.MatchString(net.Name)
 			if nic.Name == "" && at.BusID != "" {
 				nic.Name = "nic@" + at.BusID
 				if i > 0 {
@@ -503,6 +525,11 @@ func (x *xmlReader) nics(nics []xmlNIC, at NIC) error {
 			nic.Ports = []Port{p}
 			if nic.GDR, err = flag(net.GDR); err != nil {
 				return fmt.Errorf("gdr of <net> %s: %w", nic.Name, err)
+			}
+			// NCCL's own files state it; a <net> without dev is one that NCCL
+			// has yet to fill in.
+			if net.GDR == "" && net.Dev != "" {
+				nic.GDR = new(bool)
 			}
 			if net.GUID != nil {
 				nic.GUID = *net.GUID
@@ -524,6 +551,7 @@ func (x *xmlReader) addNIC(nic NIC) error {
 	} else {
 		x.names[key] = true
 	}
+	nic.Order = x.place()
 	x.host.NICs = append(x.host.NICs, nic)
 	return nil
 }

@@ -3,6 +3,7 @@ package topo
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math"
 	"os"
@@ -195,10 +196,10 @@ func TestSkeletonIsReadByClass(t *testing.T) {
 		CPUs:     []CPU{{NUMA: 0, Vendor: "AuthenticAMD", Socket: 16}},
 		Switches: []Switch{{BusID: "ffff:ff:01.0", Place: Place{Link: 12}}},
 		GPUs: []GPU{
-			{Index: 0, BusID: "0001:00:00.0", Minor: -1, Place: Place{Switch: "ffff:ff:01.0", Link: 12}},
+			{Index: 0, BusID: "0001:00:00.0", Order: 1, Minor: -1, Place: Place{Switch: "ffff:ff:01.0", Link: 12}},
 			{Index: 1, BusID: "0002:00:00.0", Minor: -1, Place: Place{Switch: "ffff:ff:01.0", Link: 12}},
 		},
-		NICs: []NIC{{Name: "nic@0101:00:00.0", BusID: "0101:00:00.0", Protocol: "InfiniBand", Place: Place{Switch: "ffff:ff:01.0", Link: 12}}},
+		NICs: []NIC{{Name: "nic@0101:00:00.0", BusID: "0101:00:00.0", Order: 2, Protocol: "InfiniBand", Place: Place{Switch: "ffff:ff:01.0", Link: 12}}},
 		Notes: []string{
 			"graphics device 0000:03:00.0 of vendor 0x1a03 is left out: it is neither NVIDIA's, AMD's nor Hygon's",
 			"1 PCI devices have neither a class nor a <gpu> or <nic>, so nothing tells what they are; they are left out",
@@ -220,14 +221,62 @@ func TestNetsOfAFile(t *testing.T) {
 	</cpu></system>`)
 	a1, a2 := Place{Link: 12}, Place{Link: 12}
 	want := []NIC{
-		{Name: "enp98s0f0", BusID: "0000:62:00.0", GUID: "0x0", Place: a2, Ports: []Port{{RateGbps: 1}}, Ethernet: true, Reason: "it has no RDMA"},
-		{Name: "mlx5_2", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Place: a1, Ports: []Port{{Number: 1, RateGbps: 100}}},
+		{Name: "enp98s0f0", BusID: "0000:62:00.0", GUID: "0x0", Order: 3, Place: a2, Ports: []Port{{RateGbps: 1}}, Ethernet: true, Reason: "it has no RDMA"},
+		{Name: "mlx5_2", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Order: 1, Place: a1, Ports: []Port{{Number: 1, RateGbps: 100}}},
 		{Name: "mlx5_10", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Place: a1, Ports: []Port{{Number: 2}}},
-		{Name: "nic@0000:a1:00.0#2", BusID: "0000:a1:00.0", Place: a1, Ports: []Port{{Number: 3, RateGbps: 100}}},
+		{Name: "nic@0000:a1:00.0#2", BusID: "0000:a1:00.0", Order: 2, Place: a1, Ports: []Port{{Number: 3, RateGbps: 100}}},
 	}
 	if diff := cmp.Diff(want, h.NICs, plain); diff != "" {
 		t.Error(diff)
 	}
+}
+
+func TestBondOfAFileIsKnownByItsName(t *testing.T) {
+	for _, n := range readXML(t, system(cpuXML(0, netXML("0000:01:00.0", "mlx5_bond_0"), netXML("0000:02:00.0", "mlx5_1")))).NICs {
+		if n.Bond != (n.Name == "mlx5_bond_0") {
+			t.Errorf("%s: bond %t", n.Name, n.Bond)
+		}
+	}
+}
+
+// NCCL takes a <net> without gdr for one that has none; one without dev it has
+// yet to fill in.
+func TestUnstatedGDROfANetIsNone(t *testing.T) {
+	pci := func(busID, net string) string {
+		return fmt.Sprintf(`<pci busid="%s" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic>%s</nic></pci>`, busID, net)
+	}
+	h := readXML(t, system(cpuXML(0, bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765", gpuXML("0000:02:00.0", 0, "")+
+		pci("0000:03:00.0", `<net name="a" dev="0" speed="400000" guid="0x1" gdr="1"/>`)+
+		pci("0000:04:00.0", `<net name="b" dev="1" speed="400000" guid="0x2"/>`)+
+		pci("0000:05:00.0", `<net name="c" speed="400000" guid="0x3"/>`)+
+		`<pci busid="0000:06:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"/>`))))
+	pairs := h.Paths(RulesNCCL)
+	for nic, want := range map[string]bool{"a": true, "b": false, "c": true, "nic@0000:06:00.0": true} {
+		if got := pairOf(t, pairs, "0000:02:00.0", nic); got.Type != PIX || got.Policy.Direct != want {
+			t.Errorf("%s: %v, direct %t; want PIX, %t", nic, got.Type, got.Policy.Direct, want)
+		}
+	}
+}
+
+func TestANICThatIsDownHasNoPolicyAndTakesNobodysPlace(t *testing.T) {
+	h := readXML(t, system(cpuXML(0,
+		bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765", gpuXML("0000:02:00.0", 0, nvlinkTo("0000:12:00.0"))+netXML("0000:03:00.0", "mlx5_0")),
+		bridge("0000:11:00.0", "0x10b5 0x9765 0x10b5 0x9765", gpuXML("0000:12:00.0", 1, nvlinkTo("0000:02:00.0"))+netXML("0000:13:00.0", "mlx5_1")))))
+	if got := pairOf(t, h.Paths(RulesNCCL), "0000:12:00.0", "mlx5_0"); got.PXN == nil {
+		t.Fatalf("%+v; want PXN", got)
+	}
+	h.NICs[1].Ports[0].State = "DOWN"
+	pairs := h.Paths(RulesNCCL)
+	if got := pairOf(t, pairs, "0000:12:00.0", "mlx5_1"); got.Type != PIX || got.Policy != nil {
+		t.Errorf("the NIC that is down: %+v", got)
+	}
+	if got := pairOf(t, pairs, "0000:12:00.0", "mlx5_0"); got.Policy == nil {
+		t.Errorf("the other NIC: %+v", got)
+	}
+}
+
+func nvlinkTo(busID string) string {
+	return fmt.Sprintf(`<nvlink target="%s" count="4" tclass="0x030200"/>`, busID)
 }
 
 func TestFileThatIsNoTopologyIsRefusedWithAReason(t *testing.T) {
@@ -313,7 +362,8 @@ func FuzzReadNCCLXML(f *testing.F) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if there != back || there.Type < PIX || there.Bandwidth < 0 || math.IsNaN(there.Bandwidth) {
+				bad := func(p Path) bool { return p.Type < PIX || p.Bandwidth < 0 || math.IsNaN(p.Bandwidth) }
+				if bad(there) || bad(back) || (there.Type == DIS) != (back.Type == DIS) {
 					t.Errorf("%s to %s: %v, and back %v", g.BusID, n.Name, there, back)
 				}
 			}

@@ -24,7 +24,8 @@ type Pair struct {
 	// that one; nil elsewhere.
 	PXN *PXNPath `json:"pxn,omitempty"`
 	// Policy is what NCCL makes of the path by its defaults; nil where that is
-	// not known: between two NICs, and for a source without a tree.
+	// not known: between two NICs, for a NIC that is down, and for a source
+	// without a tree.
 	Policy *PolicyPath `json:"policy,omitempty"`
 }
 
@@ -63,13 +64,17 @@ func (h *Host) EachPath(rules Rules) iter.Seq[Pair] {
 		}
 		ends := h.devices()
 		finder := newPathFinder(h, rules)
+		var to []func(endpoint) way
+		for _, b := range ends {
+			to = append(to, finder.to(b))
+			finder.keep()
+		}
 		for i, a := range ends {
-			to := finder.from(a)
 			for j, b := range ends {
 				if i == j {
 					continue
 				}
-				w := to(b)
+				w := to[j](a)
 				pair := Pair{
 					From: a.name, FromHost: a.id.host, To: b.name, ToHost: b.id.host,
 					Path: w.Path, Hops: w.hops, Reason: w.reason(a, b),
@@ -97,24 +102,23 @@ type PathTable struct {
 // them.
 func (h *Host) PathTable(rules Rules) *PathTable {
 	ends := h.devices()
-	t := &PathTable{devices: len(ends), of: make([]int32, 0, len(ends)*len(ends))}
+	t := &PathTable{devices: len(ends), of: slices.Repeat([]int32{-1}, len(ends)*len(ends))}
 	finder := newPathFinder(h, rules)
 	known := map[Path]int32{}
-	for i, a := range ends {
-		to := finder.from(a)
-		for j, b := range ends {
+	for j, b := range ends {
+		to := finder.to(b)
+		for i, a := range ends {
 			if i == j {
-				t.of = append(t.of, -1)
 				continue
 			}
-			path := to(b).Path
+			path := to(a).Path
 			at, is := known[path]
 			if !is {
 				at = int32(len(t.Paths))
 				known[path] = at
 				t.Paths = append(t.Paths, path)
 			}
-			t.of = append(t.of, at)
+			t.of[i*t.devices+j] = at
 		}
 	}
 	return t
@@ -133,9 +137,9 @@ func (w way) reason(a, b endpoint) string {
 		return "so the matrix says"
 	case w.Type == DIS:
 		return "nothing joins them"
-	case w.to == w.found.base && a.busID != b.busID:
+	case w.from == w.found.base && a.busID != b.busID:
 		return "they are PCI functions of one card"
-	case w.to == w.found.base:
+	case w.from == w.found.base:
 		return "they are one PCI function"
 	}
 	sentence := w.passes(a, b)
@@ -152,7 +156,7 @@ func (w way) passes(a, b endpoint) string {
 	var room [3][8]string // enough for most ways
 	switches, nodes, gpus := room[0][:0], room[1][:0], room[2][:0]
 	nvswitches := false
-	for at := w.found.best[w.to].from; at != w.found.base; at = w.found.best[at].from {
+	for at := w.found.best[w.from].from; at != w.found.base; at = w.found.best[at].from {
 		switch id := w.found.graph.nodes[at]; id.kind {
 		case switchNode:
 			switches = append(switches, id.name)
@@ -163,9 +167,6 @@ func (w way) passes(a, b endpoint) string {
 		case nvswitchNode:
 			nvswitches = true
 		}
-	}
-	for _, names := range [][]string{switches, nodes, gpus} {
-		slices.Reverse(names) // they were met on the way back
 	}
 	switch {
 	case len(gpus) > 0:

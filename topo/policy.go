@@ -6,17 +6,23 @@ import (
 )
 
 // policy is NCCL's choice of ways on one host: the paths of ncclTopoSetPaths,
-// and what ncclTopoComputePaths makes of them with no variable set.
+// and what ncclTopoComputePaths makes of them with no variable set. NCCL's
+// choices go by the order of GPUs and NICs in its file, so here they are in
+// that order.
 type policy struct {
-	gpus   []GPU
-	nics   []int // places in Host.NICs of those that NCCL would list
-	ends   []endpoint
-	cpus   []nodeID
-	toGPU  [][]Path // [GPU][GPU]
-	toNIC  [][]Path // [GPU][NIC]
+	gpus  []GPU
+	nics  []NIC
+	atGPU []int    // the place in gpus of each of Host.GPUs
+	atNIC []int    // the place in nics of each of Host.NICs; -1 for one that NCCL does not list
+	toGPU [][]Path // [GPU][GPU]
+	toNIC [][]Path // [GPU][NIC]
+	back  [][]Path // [GPU][NIC]: the way from the NIC, which takes no PXN
+	// The ways to CPUs and from them differ: those of a CPU go on over the
+	// NVLink of a GPU next to it, those of a GPU do not.
 	gpuCPU [][]step // [GPU][CPU]
-	cpuOf  []int    // [GPU]: its CPU (ncclGetLocalCpu), or -1
+	cpuGPU [][]Path // [GPU][CPU]: from the CPU
 	nicCPU [][]Path // [NIC][CPU], bounded by the NIC's port
+	local  []int    // [GPU]: its CPU (ncclGetLocalCpu), or -1
 	// direct and via are of the results.
 	gpuDirect [][]bool
 	nicDirect [][]bool
@@ -26,67 +32,117 @@ type policy struct {
 }
 
 func newPolicy(h *Host) *policy {
-	p := &policy{gpus: h.GPUs, ends: h.devices()}
+	p := &policy{amd: len(h.CPUs) > 0 && h.CPUs[0].Vendor == "AuthenticAMD" && len(h.GPUs) <= 2}
+	ends := p.order(h)
 	finder := newPathFinder(h, RulesNCCL)
+	var cpus []endpoint
 	for _, c := range h.CPUs {
-		p.cpus = append(p.cpus, cpuID(c.Host, c.NUMA))
+		cpus = append(cpus, endpoint{id: cpuID(c.Host, c.NUMA)})
 	}
-	p.amd = len(h.CPUs) > 0 && h.CPUs[0].Vendor == "AuthenticAMD" && len(h.GPUs) <= 2
-	for n := range h.NICs {
-		p.nics = append(p.nics, n)
-	}
+	gpus, nics := len(p.gpus), len(p.nics)
+	p.toGPU, p.toNIC, p.back = table[Path](gpus, gpus), table[Path](gpus, nics), table[Path](gpus, nics)
+	p.gpuCPU, p.cpuGPU, p.nicCPU = table[step](gpus, len(cpus)), table[Path](gpus, len(cpus)), table[Path](nics, len(cpus))
+	p.gpuDirect, p.nicDirect, p.via = table[bool](gpus, gpus), table[bool](gpus, nics), table[int](gpus, nics)
+	// NCCL finds the way from one device to another by a search that begins at
+	// the other.
 	for g := range p.gpus {
-		from := p.ends[g]
-		to := finder.from(from)
-		var gpus, nics []Path
+		way := finder.to(ends[g])
 		for q := range p.gpus {
-			gpus = append(gpus, to(p.ends[q]).Path)
+			p.toGPU[q][g] = way(ends[q]).Path
 		}
 		for n := range p.nics {
-			nics = append(nics, to(p.nic(n)).Path)
+			p.back[g][n], p.via[g][n] = way(ends[gpus+n]).Path, -1
 		}
-		p.toGPU, p.toNIC = append(p.toGPU, gpus), append(p.toNIC, nics)
-		p.gpuCPU = append(p.gpuCPU, p.cpuSteps(finder, from))
-		p.cpuOf = append(p.cpuOf, p.localCPU(g))
-		p.gpuDirect = append(p.gpuDirect, make([]bool, len(gpus)))
-		p.nicDirect = append(p.nicDirect, make([]bool, len(nics)))
-		p.via = append(p.via, slices.Repeat([]int{-1}, len(nics)))
+		for c := range cpus {
+			p.cpuGPU[g][c] = way(cpus[c]).Path
+		}
 	}
 	for n := range p.nics {
-		e := p.nic(n)
-		var paths []Path
-		for _, s := range p.cpuSteps(finder, e) {
-			if e.rate > 0 {
-				s.Bandwidth = min(s.Bandwidth, e.rate)
-			}
-			paths = append(paths, s.Path)
+		way := finder.to(ends[gpus+n])
+		for g := range p.gpus {
+			p.toNIC[g][n] = way(ends[g]).Path
 		}
-		p.nicCPU = append(p.nicCPU, paths)
+	}
+	for c := range cpus {
+		way := finder.to(cpus[c])
+		for g := range p.gpus {
+			w := way(ends[g])
+			p.gpuCPU[g][c] = step{Path: w.Path, hops: w.hops}
+		}
+		for n := range p.nics {
+			p.nicCPU[n][c] = way(ends[gpus+n]).Path
+		}
+	}
+	for g := range p.gpus {
+		p.local = append(p.local, p.localCPU(g))
 	}
 	p.peerToPeer()
 	p.chipToChip()
-	p.network(h)
+	p.network()
 	return p
 }
 
-func (p *policy) nic(n int) endpoint { return p.ends[len(p.gpus)+n] }
-
-func (p *policy) cpuSteps(finder pathFinder, from endpoint) []step {
-	finder.from(from)
-	var found []step
-	for _, c := range p.cpus {
-		found = append(found, finder.search.best[finder.graph.index[c]])
+func table[T any](rows, columns int) [][]T {
+	t, all := make([][]T, rows), make([]T, rows*columns)
+	for i := range t {
+		t[i] = all[i*columns : (i+1)*columns : (i+1)*columns]
 	}
-	return found
+	return t
+}
+
+// order brings the devices into the order of a file of NCCL, and gives their
+// ends of paths. It leaves out what NCCL finds no way to use: NICs that are
+// down. A host that was not read from such a file is taken as if NCCL had
+// written one, by NUMA node and address.
+func (p *policy) order(h *Host) (ends []endpoint) {
+	node := map[nodeID]int{}
+	for i, c := range h.CPUs {
+		node[cpuID(c.Host, c.NUMA)] = i
+	}
+	devices := h.devices()
+	gpus := make([]int, len(h.GPUs))
+	for i := range gpus {
+		gpus[i] = i
+	}
+	slices.SortStableFunc(gpus, func(i, j int) int {
+		a, b := &h.GPUs[i], &h.GPUs[j]
+		return cmp.Or(cmp.Compare(a.Order, b.Order),
+			cmp.Compare(node[cpuID(a.Host, a.NUMA)], node[cpuID(b.Host, b.NUMA)]), compareBusID(a.BusID, b.BusID))
+	})
+	p.atGPU = make([]int, len(h.GPUs))
+	for at, i := range gpus {
+		p.atGPU[i] = at
+		p.gpus = append(p.gpus, h.GPUs[i])
+		ends = append(ends, devices[i])
+	}
+	p.atNIC = slices.Repeat([]int{-1}, len(h.NICs))
+	var nics []int
+	for i, n := range h.NICs {
+		if n.Active() {
+			nics = append(nics, i)
+		}
+	}
+	slices.SortStableFunc(nics, func(i, j int) int {
+		a, b := &h.NICs[i], &h.NICs[j]
+		return cmp.Or(cmp.Compare(a.Order, b.Order),
+			cmp.Compare(node[cpuID(a.Host, a.NUMA)], node[cpuID(b.Host, b.NUMA)]), compareBusID(a.BusID, b.BusID))
+	})
+	for at, i := range nics {
+		p.atNIC[i] = at
+		p.nics = append(p.nics, h.NICs[i])
+		ends = append(ends, devices[len(h.GPUs)+i])
+	}
+	return ends
 }
 
 // locals are the places of the best paths: most bandwidth, then nearest
 // (ncclTopoGetLocal).
-func locals(paths []Path) (best []int) {
+func locals(count int, path func(i int) Path) (best []int) {
 	at := Path{Type: DIS}
-	for i, path := range paths {
+	for i := range count {
+		path := path(i)
 		if path.Bandwidth > at.Bandwidth || path.Bandwidth == at.Bandwidth && path.Type < at.Type {
-			at, best = path, nil
+			at, best = path, best[:0]
 		}
 		if path == at && path.Type < DIS {
 			best = append(best, i)
@@ -95,13 +151,9 @@ func locals(paths []Path) (best []int) {
 	return best
 }
 
-// localCPU finds what cpuOf has.
+// localCPU is the CPU of a GPU (ncclGetLocalCpu); -1 for none.
 func (p *policy) localCPU(g int) int {
-	var paths []Path
-	for _, s := range p.gpuCPU[g] {
-		paths = append(paths, s.Path)
-	}
-	best := locals(paths)
+	best := locals(len(p.gpuCPU[g]), func(c int) Path { return p.gpuCPU[g][c].Path })
 	if len(best) == 0 {
 		return -1
 	}
@@ -127,52 +179,49 @@ func (p *policy) peerToPeer() {
 	if p.amd {
 		limit = SYS
 	}
-	found := make([][]Path, len(p.gpus))
 	for a := range p.gpus {
-		found[a] = slices.Clone(p.toGPU[a])
 		for b := range p.gpus {
-			p.gpuDirect[a][b] = p.toGPU[a][b].Type <= limit && (a == b || !p.gpus[a].NoP2P && !p.gpus[b].NoP2P)
-			c := p.cpuOf[b]
-			if p.gpuDirect[a][b] || c < 0 || p.toGPU[a][b].Type == DIS {
-				continue
+			way := &p.toGPU[a][b]
+			p.gpuDirect[a][b] = way.Type <= limit && (a == b || !p.gpus[a].NoP2P && !p.gpus[b].NoP2P)
+			if c := p.local[b]; !p.gpuDirect[a][b] && c >= 0 && way.Type != DIS {
+				*way = joined(p.gpuCPU[a][c].Path, p.cpuGPU[b][c])
 			}
-			found[a][b] = joined(p.gpuCPU[a][c].Path, p.gpuCPU[b][c].Path)
 		}
 	}
-	p.toGPU = found
 }
 
 // chipToChip names the way over C2C and then PCIe, for the NICs that are
 // nearest to a GPU.
 func (p *policy) chipToChip() {
 	for g := range p.gpus {
-		c := p.cpuOf[g]
+		c := p.local[g]
 		if c < 0 {
 			continue
 		}
-		for _, n := range locals(p.toNIC[g]) {
+		for _, n := range p.localNICs(g) {
 			if mergedType(p.gpuCPU[g][c].Type, p.nicCPU[n][c].Type) == P2C {
 				p.toNIC[g][n].Type = min(P2C, p.toNIC[g][n].Type)
+				p.back[g][n].Type = min(P2C, p.back[g][n].Type)
 			}
 		}
 	}
 }
 
-// gdr says whether a GPU and a NIC can use GPUDirect RDMA (ncclTopoCheckGdr);
-// read is the NIC's reading, which costs older GPUs without NVLink too much.
-func (p *policy) gdr(h *Host, g, n int, read bool) bool {
-	nic := h.NICs[p.nics[n]]
-	if nic.GDR != nil && !*nic.GDR || p.gpus[g].GDR != nil && !*p.gpus[g].GDR || nic.Ethernet || nic.Software {
+func (p *policy) localNICs(g int) []int {
+	return locals(len(p.nics), func(n int) Path { return p.toNIC[g][n] })
+}
+
+func (p *policy) localGPUs(n int) []int {
+	return locals(len(p.gpus), func(g int) Path { return p.back[g][n] })
+}
+
+// gdr says whether a GPU and a NIC can use GPUDirect RDMA (ncclTopoCheckGdr).
+// NCCL lets the NIC read from GPUs before Ampere only where they have NVLink;
+// it asks for that only for PXN, which is over NVLink.
+func (p *policy) gdr(g, n int) bool {
+	gpu, nic := &p.gpus[g], &p.nics[n]
+	if gpu.GDR != nil && !*gpu.GDR || nic.GDR != nil && !*nic.GDR || nic.GDR == nil && (nic.Ethernet || nic.Software) {
 		return false
-	}
-	if c := p.gpus[g].Capability; read && c > 0 && c < 80 && len(p.gpus) > 1 {
-		nvlink := false
-		for q := range p.gpus {
-			nvlink = nvlink || q != g && p.toGPU[g][q].Type == NVL
-		}
-		if !nvlink {
-			return false
-		}
 	}
 	if via := p.via[g][n]; via >= 0 {
 		g = via
@@ -180,25 +229,21 @@ func (p *policy) gdr(h *Host, g, n int, read bool) bool {
 	return p.toNIC[g][n].Type <= P2C
 }
 
-// localGPU is the GPU that NCCL gives a NIC to (ncclTopoGetLocalGpu); -1 for
-// none.
-func (p *policy) localGPU(n int, toNIC [][]Path) int {
-	fromNIC := func(n int) (paths []Path) {
-		for g := range p.gpus {
-			paths = append(paths, toNIC[g][n])
-		}
-		return paths
-	}
+// localGPU is the GPU that NCCL gives a NIC to (ncclTopoGetLocalGpu), one of
+// local, the GPUs nearest to it; -1 for none.
+func (p *policy) localGPU(n int, local []int) int {
 	const channels = 64 // MAXCHANNELS
-	type share struct{ gpu, first, perGPU int }
+	type share struct {
+		gpu, first, perGPU int
+		near               []int
+	}
 	var shares []share
-	nets := map[int][]int{}
-	for _, g := range locals(fromNIC(n)) {
-		near := locals(p.toNIC[g])
+	for _, g := range local {
+		near := p.localNICs(g)
 		if len(near) == 0 {
 			continue
 		}
-		sharing := len(locals(fromNIC(near[0])))
+		sharing := len(p.localGPUs(near[0]))
 		if sharing == 0 {
 			continue
 		}
@@ -206,12 +251,11 @@ func (p *policy) localGPU(n int, toNIC [][]Path) int {
 		if len(near)&(len(near)-1) == 0 {
 			first = mirrorBits(first, len(near))
 		}
-		nets[g] = near
-		shares = append(shares, share{g, first, (len(near) + sharing - 1) / sharing})
+		shares = append(shares, share{g, first, (len(near) + sharing - 1) / sharing, near})
 	}
 	for c := range channels {
 		for _, s := range shares {
-			if near := nets[s.gpu]; near[(s.first+c%s.perGPU)%len(near)] == n {
+			if s.near[(s.first+c%s.perGPU)%len(s.near)] == n {
 				return s.gpu
 			}
 		}
@@ -231,52 +275,56 @@ func mirrorBits(n, power int) int {
 }
 
 // network finds PXN, and sends through the CPU's memory what may not use
-// GPUDirect RDMA.
-func (p *policy) network(h *Host) {
-	// The ways to a GPU stay as they are; PXN changes those from one.
-	back := make([][]Path, len(p.gpus))
-	for g := range p.gpus {
-		back[g] = slices.Clone(p.toNIC[g])
-	}
+// GPUDirect RDMA. What it changes for one GPU counts for the next.
+func (p *policy) network() {
 	for n := range p.nics {
-		peer := p.localGPU(n, back)
+		local := p.localGPUs(n)
+		peer := p.localGPU(n, local)
 		for g := range p.gpus {
+			before, backBefore := p.toNIC[g][n], p.back[g][n]
 			if peer >= 0 && peer != g && p.gpus[peer].Host == p.gpus[g].Host &&
-				p.toNIC[peer][n].Type <= P2C && p.gdr(h, peer, n, true) && p.toGPU[peer][g].Type <= NVL &&
+				p.toNIC[peer][n].Type <= P2C && p.gdr(peer, n) && p.toGPU[peer][g].Type <= NVL &&
 				(p.toNIC[peer][n].Bandwidth > p.toNIC[g][n].Bandwidth || p.toNIC[g][n].Type > PXN) {
 				p.toNIC[g][n] = Path{PXN, min(p.toGPU[g][peer].Bandwidth, p.toNIC[peer][n].Bandwidth)}
 				p.via[g][n] = peer
 			}
-			p.nicDirect[g][n] = p.gdr(h, g, n, false)
-			if p.toNIC[g][n].Type >= PHB || p.nicDirect[g][n] {
-				continue
-			}
-			if c := p.cpuOf[g]; c >= 0 {
+			p.nicDirect[g][n] = p.gdr(g, n)
+			if c := p.local[g]; p.toNIC[g][n].Type < PHB && !p.nicDirect[g][n] && c >= 0 {
 				p.toNIC[g][n] = joined(p.gpuCPU[g][c].Path, p.nicCPU[n][c])
-				back[g][n] = p.toNIC[g][n]
+				p.back[g][n] = joined(p.nicCPU[n][c], p.cpuGPU[g][c])
 				p.via[g][n] = -1
+			}
+			if p.back[g][n] != backBefore {
+				local = p.localGPUs(n)
+				peer = p.localGPU(n, local)
+			} else if p.toNIC[g][n] != before && slices.Contains(local, g) {
+				peer = p.localGPU(n, local)
 			}
 		}
 	}
 }
 
-// apply adds the results to the pair of two devices, which are places in p.ends.
+// apply adds the results to the pair of two devices, places among GPUs and then
+// NICs.
 func (p *policy) apply(pair *Pair, i, j int) {
-	switch g, h := len(p.gpus), len(p.gpus); {
-	case i < g && j < g:
-		pair.Policy = &PolicyPath{p.toGPU[i][j], p.gpuDirect[i][j]}
-	case i < g:
-		n := j - h
-		pair.Policy = &PolicyPath{p.toNIC[i][n], p.nicDirect[i][n]}
-		if via := p.via[i][n]; via >= 0 {
-			pair.PXN = &PXNPath{p.gpus[via].BusID, p.toNIC[i][n].Bandwidth}
+	switch gpus := len(p.atGPU); {
+	case i < gpus && j < gpus:
+		a, b := p.atGPU[i], p.atGPU[j]
+		pair.Policy = &PolicyPath{p.toGPU[a][b], p.gpuDirect[a][b]}
+	case i < gpus:
+		g, n := p.atGPU[i], p.atNIC[j-gpus]
+		if n < 0 {
+			return
 		}
-	case j < g: // receiving takes no PXN
-		n := i - h
-		way := p.toNIC[j][n]
-		if p.via[j][n] >= 0 {
-			way = pair.Path
+		pair.Policy = &PolicyPath{p.toNIC[g][n], p.nicDirect[g][n]}
+		if via := p.via[g][n]; via >= 0 {
+			pair.PXN = &PXNPath{p.gpus[via].BusID, p.toNIC[g][n].Bandwidth}
 		}
-		pair.Policy = &PolicyPath{way, p.nicDirect[j][n] && way.Type <= P2C}
+	case j < gpus:
+		g, n := p.atGPU[j], p.atNIC[i-gpus]
+		if n < 0 {
+			return
+		}
+		pair.Policy = &PolicyPath{p.back[g][n], p.nicDirect[g][n] && p.back[g][n].Type <= P2C}
 	}
 }
