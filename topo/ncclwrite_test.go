@@ -33,6 +33,10 @@ func write(t *testing.T, h *Host) string {
 var builtTrees = map[string]string{
 	"a small host": smallHost,
 	"a skeleton":   skeleton,
+	"AMD's GPUs, one of a vendor that there is not": `<system version="2"><cpu numaid="0" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49">
+		<pci busid="0000:01:00.0" class="0x038000" vendor="qx1002"><gpu dev="1" gcn="942" rank="1" gdr="1"><xgmi target="0000:02:00.0" count="1" tclass="0x038000"/></gpu></pci>
+		<pci busid="0000:02:00.0" class="0x120000" vendor="0x1002"><gpu dev="0" gcn="942" rank="0" gdr="1"><xgmi target="0000:01:00.0" count="1" tclass="0x038000"/></gpu></pci>
+	</cpu></system>`,
 	"merged switches, and ones that are joined": `<system version="1"><cpu numaid="0" arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="17">
 		<pci busid="0000:01:00.0" class="0x060400" vendor="0x1000" device="0xc030" subsystem_vendor="0x1000" subsystem_device="0x0001" link_speed="32.0 GT/s PCIe" link_width="16">
 			<pci busid="0000:03:00.0" class="0x060400" vendor="0x1000" device="0xc030" subsystem_vendor="0x1000" subsystem_device="0x1001" link_speed="32.0 GT/s PCIe" link_width="16">

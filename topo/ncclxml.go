@@ -409,7 +409,7 @@ func (x *xmlReader) gpu(p xmlPCI, gpu GPU) error {
 	links := first.NVLinks
 	var bandwidth float64
 	if first.GCN != "" || len(first.XGMI) > 0 {
-		if gpu.Vendor == "" {
+		if !ofRCCL(gpu) { // whatever its vendor is said to be
 			gpu.Vendor = "AMD"
 		}
 		gpu.GCN, links, bandwidth = first.GCN, first.XGMI, xgmiBandwidth(first.GCN)
