@@ -100,7 +100,8 @@ func (s *spreading) choose() []int {
 	caps := func(bound float64) []int {
 		c := make([]int, len(all))
 		for n := range c {
-			c[n] = int(math.Floor((bound*s.rate[n] - s.onNIC[n]) * (1 + 1e-9)))
+			// More than all lanes is no bound, and each of them costs an edge.
+			c[n] = int(math.Floor(min((bound*s.rate[n]-s.onNIC[n])*(1+1e-9), float64(len(s.option)))))
 		}
 		return c
 	}

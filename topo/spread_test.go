@@ -244,6 +244,17 @@ func largeHost(r *rand.Rand, gpus int) *Host {
 }
 
 // A relayed byte crosses the link of its server twice.
+func TestNICsOfVeryUnequalRatesAreSpreadSoon(t *testing.T) {
+	// A file can state 1 Mbit/s beside 1 Tbit/s. Where a lane needs the slow NIC,
+	// the fast one has room for far more lanes than there are.
+	s := &spreading{rate: []float64{1e-4, 1e8}, onNIC: make([]float64, 2), onGPU: make([]float64, 2), link: []float64{24, 24}}
+	o := &option{kind: KindBounce, worst: PHB, away: PHB}
+	s.option = [][]*option{{o, nil}, {o, o}}
+	if choice, want := s.choose(), []int{0, 1}; !slices.Equal(choice, want) {
+		t.Errorf("choose() = %v, want %v", choice, want)
+	}
+}
+
 func TestMeasureByHand(t *testing.T) {
 	s := &spreading{
 		option: [][]*option{
