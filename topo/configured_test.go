@@ -176,6 +176,22 @@ func TestGPUsOfOtherMakersArePlannedForStudy(t *testing.T) {
 	}
 }
 
+func TestAnExplanationNamesPathsAsThePlanDoes(t *testing.T) {
+	h := build(1).gpu(0, "pci0000:00", "").nic("near", 0, "pci0000:40", "", up(100)).gen(24).host()
+	plan, err := MakePlan(h, PlanConfig{GDR: GDRPolicy{MaxPath: PHB}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sentences, err := h.Explain(plan, "0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// PHB would be near enough; NODE is what gdr.max_path goes by.
+	if all := strings.Join(sentences, "\n"); !strings.Contains(all, "(NODE, ") || strings.Contains(all, "(PHB, ") {
+		t.Errorf("the lane's path is %v; Explain:\n%s", plan.Lanes[0].Path, all)
+	}
+}
+
 func TestExplain(t *testing.T) {
 	h := twoSockets().host()
 	h.GPUs[4].MIG = true
@@ -189,7 +205,7 @@ func TestExplain(t *testing.T) {
 	}{
 		{"gpu3", []string{
 			"GPU 3 (0000:04:00.0) is far",
-			"Without a relay it reaches mlx5_0 by the host bridge of NUMA node 0",
+			"Without a relay it reaches mlx5_0 by the host bridges ",
 			"staged on GPUs 0 and 1, near that NIC",
 			"The relay copies between it and GPUs 0 and 1 (NODE, 48 GB/s), and mlx5_0 reads and writes there (PIX, 48 GB/s)",
 			"While all GPUs are busy it carries 12 GB/s in each direction, for the PCIe link of mlx5_0",

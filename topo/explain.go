@@ -70,7 +70,7 @@ func (e *explanation) who() {
 // ways are those to each NIC.
 func (e *explanation) ways() {
 	var ways []string
-	for _, pair := range e.h.Paths(RulesNCCL) {
+	for _, pair := range e.h.Paths(rulesPlan) {
 		if pair.From != e.gpu.BusID {
 			continue
 		}

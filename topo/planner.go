@@ -94,8 +94,9 @@ func (p *planner) nicsInOrder() []int {
 }
 
 // servers are the GPUs near a NIC that a lane of GPU g can be staged on: all of
-// them, or those that NVLink joins to it where it joins some. One whose limit has no room for a lane's slots is left out, and those of the others
-// are then the larger.
+// them, or those that NVLink joins to it where it joins some. One whose limit has
+// no room for a lane's slots is left out, and those of the others are then the
+// larger.
 func (p *planner) servers(g, n int) []int {
 	var found []int
 	for s := range p.host.GPUs {

@@ -27,9 +27,10 @@ GPUs that its traffic is staged on, and the reason. The configuration file
 
 LANE says how the traffic goes: direct (the NIC reads and writes the GPU's
 memory), through the server GPUs that it is staged on, by a relay, or bounce
-(through the CPU's memory). PATH is the way from the GPU to its NIC without the relay, and LEGS are
-the two with it: to the server GPUs, and from there to the NIC. GB/S is what
-the lane carries in each direction while all of them are busy, by the estimate.
+(through the CPU's memory). PATH is the way from the GPU to its NIC without the
+relay, and LEGS are the two with it: to the server GPUs, and from there to the
+NIC. GB/S is what the lane carries in each direction while all of them are busy,
+by the estimate.
 
 --estimate compares three ways: as NCCL does it by its defaults, with GPUDirect
 RDMA switched off everywhere, and as planned. docs/estimate.md says how it
