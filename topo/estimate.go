@@ -373,17 +373,27 @@ func (n *network) load(c carried, shares []float64) load {
 		}
 		switch c.kind {
 		case KindDirect:
-			n.both(l, n.toNIC[c.gpu][i], gdrShare, part)
+			n.both(l, n.toNIC[c.gpu][i], n.gdrThrough(c.gpu, i), part)
 		case KindBounce:
 			n.bounce(l, c.gpu, i, part)
 		case KindStaged:
 			for _, s := range c.servers {
 				n.both(l, n.toGPU[c.gpu][s], copyShare, part/float64(len(c.servers)))
-				n.both(l, n.toNIC[s][i], gdrShare, part/float64(len(c.servers)))
+				n.both(l, n.toNIC[s][i], n.gdrThrough(s, i), part/float64(len(c.servers)))
 			}
 		}
 	}
 	return l
+}
+
+// gdrThrough is the share of a NIC's PCIe link that the CPU lets pass between the
+// NIC and a GPU's memory. What was measured was from link to link of PCIe, and
+// C2C is none.
+func (n *network) gdrThrough(gpu, nic int) float64 {
+	if n.toNIC[gpu][nic].Type == P2C {
+		return 1
+	}
+	return gdrShare
 }
 
 // both adds a way there and back. through is the share of a PCIe link that the

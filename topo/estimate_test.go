@@ -271,3 +271,18 @@ func TestEstimateAgreesWithPublishedMachines(t *testing.T) {
 		})
 	}
 }
+
+// GPUDirect RDMA over C2C is no slower than the way through the CPU's memory.
+func TestTheCPULetsAllPassToAGPUOverC2C(t *testing.T) {
+	const grace = `<cpu numaid="0" arch="arm64" vendor="ARM">
+		<pci busid="0000:01:00.0" class="0x030200" vendor="0x10de" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90" rank="0" gdr="1"><c2c bw="450000" count="1"/></gpu></pci>
+		<pci busid="0000:02:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">` + "%s" + `</pci></cpu>`
+	h, err := ReadNCCLXML(strings.NewReader(system(fmt.Sprintf(grace, netXML("0000:03:00.0", "mlx5_0")))), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, e := estimate(t, h, PlanConfig{})
+	if alone := e.GPUs[0].Alone; alone.NCCL < alone.HostMemory || alone.NCCL < 40 {
+		t.Errorf("alone: %+v", alone)
+	}
+}

@@ -204,13 +204,20 @@ func (p *Plan) Lane(name string) (Lane, error) {
 // GPU is the GPU that name means: an index, a UUID or a PCI address.
 func (p *Plan) GPU(name string) (GPU, error) { return findGPU(p.GPUs, name) }
 
+// SeveralHostsError says that a topology cannot be planned as one host.
+type SeveralHostsError struct{ Hosts []string }
+
+func (e *SeveralHostsError) Error() string {
+	return fmt.Sprintf("planning: the topology has %d hosts (%s), and a plan is for one", len(e.Hosts), strings.Join(e.Hosts, ", "))
+}
+
 // MakePlan gives each GPU of a host a lane. The same host and configuration
 // give the same plan, in whatever order the host lists its devices. A host on
 // which nothing can be relayed has a plan as well, whose reasons say what is
-// missing; an error is always one of configuration.
+// missing; an error is one of configuration, or a [SeveralHostsError].
 func MakePlan(h *Host, c PlanConfig) (*Plan, error) {
 	if hosts := h.hosts(); len(hosts) > 1 {
-		return nil, fmt.Errorf("planning: the topology has %d hosts (%s), and a plan is for one", len(hosts), strings.Join(hosts, ", "))
+		return nil, &SeveralHostsError{hosts}
 	}
 	h = h.sorted()
 	p, err := newPlanner(h, c)

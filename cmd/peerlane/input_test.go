@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -70,5 +71,19 @@ func TestATornFileIsRefusedWithItsPlace(t *testing.T) {
 		if !strings.Contains(errOut.String(), want) {
 			t.Errorf("standard error %q lacks %q", errOut.String(), want)
 		}
+	}
+}
+
+// A file that cannot be planned is at fault, and not the configuration.
+func TestAPlanOfSeveralHostsIsRefusedWithTheFile(t *testing.T) {
+	one := `<cpu host_hash="0x%d" numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"><pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="90"/></pci></cpu>`
+	file := filepath.Join(t.TempDir(), "two.xml")
+	if err := os.WriteFile(file, []byte(`<system version="1">`+fmt.Sprintf(one+one, 1, 2)+`</system>`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	code := run([]string{"plan", "--root", t.TempDir(), "--input", file}, &out, &errOut)
+	if said := errOut.String(); code != 1 || !strings.Contains(said, file) || !strings.Contains(said, "2 hosts") || strings.Contains(said, "config.toml") {
+		t.Errorf("exit status %d: %s", code, said)
 	}
 }

@@ -46,7 +46,8 @@ reckons, and what it leaves out.`,
 	cmd.Flags().StringVar(&explain, "explain", "", "say in sentences why the lane of `GPU` is what it is")
 	cmd.Flags().BoolVar(&estimate, "estimate", false, "estimate each GPU's network bandwidth, three ways")
 	cmd.RunE = func(*cobra.Command, []string) error {
-		if explain != "" && estimate {
+		explains := cmd.Flags().Changed("explain")
+		if explains && estimate {
 			return usageError{cmd.CommandPath(), errors.New("--explain is about one GPU, --estimate about all: give one or the other")}
 		}
 		p, err := a.plan(host)
@@ -54,7 +55,7 @@ reckons, and what it leaves out.`,
 			return err
 		}
 		switch {
-		case explain != "":
+		case explains:
 			sentences, err := p.host.Explain(p.plan, explain)
 			if err != nil {
 				return err
@@ -110,6 +111,9 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 	planning.AnyVendor = anyVendor
 	plan, err := topo.MakePlan(h, planning)
 	if err != nil {
+		if hosts := new(topo.SeveralHostsError); errors.As(err, &hosts) {
+			return nil, fmt.Errorf("%s: %w", origin(h.Source), err)
+		}
 		return nil, fmt.Errorf("%s: %w", a.layout.ConfigFile(), err)
 	}
 	return &planned{h, plan, c}, nil

@@ -320,9 +320,12 @@ func rate(r float64, unit string) string {
 	return gigabytes(r) + " " + unit
 }
 
-// gigabytes prints a figure with as many digits as tell something: 0.5, 12.3,
-// 400.
+// gigabytes prints a figure with as many digits as tell something: 0.001, 0.5,
+// 12.3, 400.
 func gigabytes(b float64) string {
+	if b > 0 && b < 0.1 {
+		return strconv.FormatFloat(b, 'g', 1, 64)
+	}
 	if b < 99.95 {
 		return strings.TrimSuffix(strconv.FormatFloat(b, 'f', 1, 64), ".0")
 	}

@@ -270,7 +270,7 @@ func TestConfigurationAssignsALane(t *testing.T) {
 }
 
 func TestFiguresHaveTheDigitsThatTell(t *testing.T) {
-	for b, want := range map[float64]string{0: "0", 0.45: "0.5", 12.34: "12.3", 48: "48", 99.94: "99.9", 99.96: "100", 396.5: "396"} {
+	for b, want := range map[float64]string{0: "0", 0.001: "0.001", 0.45: "0.5", 12.34: "12.3", 48: "48", 99.94: "99.9", 99.96: "100", 396.5: "396"} {
 		if got := gigabytes(b); got != want {
 			t.Errorf("gigabytes(%v) = %s, want %s", b, got, want)
 		}

@@ -144,6 +144,30 @@ func peerlane(t *testing.T, into any, arguments ...string) {
 	}
 }
 
+// sameAsItsCapture: all that `peerlane topo` tells of this kernel's /sys, paths
+// included, it tells of a capture of it, but where that came from.
+func sameAsItsCapture(t *testing.T, file string) {
+	t.Helper()
+	capture := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "topo", "capture")
+	if err := os.WriteFile(file, []byte(capture), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var live, replayed map[string]any
+	peerlane(t, &live, "topo")
+	peerlane(t, &replayed, "topo", "--input", file)
+	if paths, ok := live["paths"].([]any); !ok || len(paths) != 10*9 {
+		t.Errorf("%d paths between 10 devices", len(paths))
+	}
+	if diff := cmp.Diff(live["source"], replayed["source"]); diff == "" {
+		t.Error("the capture was not read")
+	}
+	delete(live, "source")
+	delete(replayed, "source")
+	if diff := cmp.Diff(live, replayed); diff != "" {
+		t.Errorf("topo (-live +capture):\n%s", diff)
+	}
+}
+
 func TestPeerlaneNamesServersAndClients(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	var host topo.Host
@@ -158,6 +182,7 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 		}
 	}
 	root := t.TempDir()
+	sameAsItsCapture(t, filepath.Join(root, "host.tar.gz"))
 	var plan topo.Plan
 	peerlane(t, &plan, "plan", "--root", root)
 	got := map[string]string{}
