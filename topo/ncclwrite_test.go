@@ -174,7 +174,7 @@ func readAsNCCLDoes(t *testing.T, text string) {
 				for {
 					if c := next(); c == '"' {
 						return name, value, next()
-					} else if value += string(c); len(value) > maxNCCLValue {
+					} else if value += string([]byte{c}); len(value) > maxNCCLValue {
 						t.Fatalf("NCCL has no room for %s", value)
 					}
 				}
@@ -182,7 +182,7 @@ func readAsNCCLDoes(t *testing.T, text string) {
 			if strings.IndexByte(" >/\n\r", c) >= 0 {
 				return name, "", c
 			}
-			name += string(c)
+			name += string([]byte{c})
 		}
 	}
 	var got []string
@@ -199,8 +199,8 @@ func readAsNCCLDoes(t *testing.T, text string) {
 		}
 		name, _, last := token()
 		if strings.HasPrefix(name, "!--") {
-			for seen := name[3:] + string(last); !strings.HasSuffix(seen, "-->"); {
-				seen += string(next())
+			for seen := name[3:] + string([]byte{last}); !strings.HasSuffix(seen, "-->"); {
+				seen += string([]byte{next()})
 			}
 			continue
 		}
