@@ -41,7 +41,9 @@ var places = []place{
 	{"vm-small", vm.Small, 1, []target{
 		{pkg: "integration/vm/cases/small"},
 		// Also here, because here control groups are v2 and have all controllers.
-		{pkg: "hook"}, {pkg: "relay"}, {pkg: "topo"}, {pkg: "cuda/conformance"},
+		{pkg: "hook"}, {pkg: "relay"}, {pkg: "cuda/conformance"},
+		// Those that read what this kernel has.
+		{"topo", "^Test(ThisHostCanBeRead|FilesOfThisKernel|WhatIsNoFile|AProcessorsFile|WhatVanishes)"},
 		{"integration", "^(TestDeath|TestALane|TestAGPU|TestTheLane|TestARelay|TestAHost|TestAnUnknown)"},
 	}},
 	{"vm-full", vm.Full, 1, []target{{pkg: "integration/vm/cases/full"}}},
