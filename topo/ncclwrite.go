@@ -430,7 +430,7 @@ func pciElement(busID, class string, d PCIIdentity, p Place) *element {
 // nothing is known of, and NCCL then takes 8 GT/s and 16 lanes.
 func linkWords(p Place) (speed, width string) {
 	lanes := ""
-	if p.LinkWidth > 0 && p.LinkWidth <= 32 {
+	if p.LinkWidth > 0 {
 		lanes = strconv.Itoa(p.LinkWidth)
 	}
 	if p.Link == 0 || p.Link == pcieBandwidth(p.LinkSpeed, p.LinkWidth) {

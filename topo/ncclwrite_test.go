@@ -33,6 +33,10 @@ func write(t *testing.T, h *Host) string {
 var builtTrees = map[string]string{
 	"a small host": smallHost,
 	"a skeleton":   skeleton,
+	"links of a width that there is not": `<system version="1"><cpu numaid="0" arch="x86_64" vendor="AuthenticAMD" familyid="23" modelid="49">
+		<pci busid="0000:01:00.0" class="0x030200" vendor="0x10de" link_speed="16 GT/s" link_width="96"/>
+		<pci busid="0000:02:00.0" class="0x020700" vendor="0x15b3" link_speed="" link_width="255"/>
+	</cpu></system>`,
 	"AMD's GPUs, one of a vendor that there is not": `<system version="2"><cpu numaid="0" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49">
 		<pci busid="0000:01:00.0" class="0x038000" vendor="qx1002"><gpu dev="1" gcn="942" rank="1" gdr="1"><xgmi target="0000:02:00.0" count="1" tclass="0x038000"/></gpu></pci>
 		<pci busid="0000:02:00.0" class="0x120000" vendor="0x1002"><gpu dev="0" gcn="942" rank="0" gdr="1"><xgmi target="0000:01:00.0" count="1" tclass="0x038000"/></gpu></pci>
