@@ -223,10 +223,10 @@ func (h *Host) inNCCLsWords() *Host {
 	for _, n := range nics {
 		switch {
 		case n.Software:
-			told.note("%s is left out: it is software RDMA, which has no place in the tree", onHost(n))
+			told.note("%s is left out: it is software RDMA, which has no place in the tree", nicOnHost(n))
 			continue
 		case !n.Active():
-			told.note("%s is left out: none of its ports is active", onHost(n))
+			told.note("%s is left out: none of its ports is active", nicOnHost(n))
 			continue
 		}
 		n.GUID, n.SystemGUID = ncclGUID(cmp.Or(n.SystemGUID, n.GUID)), ""
@@ -246,7 +246,7 @@ func (h *Host) inNCCLsWords() *Host {
 	return &told
 }
 
-func onHost(n NIC) string {
+func nicOnHost(n NIC) string {
 	if n.Host == "" {
 		return n.Name
 	}
