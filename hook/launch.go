@@ -23,8 +23,9 @@ import (
 )
 
 // startTimeout is how long a supervisor may take until it has executed the
-// relay: milliseconds, on a host that is not starved.
-const startTimeout = 10 * time.Second
+// relay: milliseconds, on a host that is not starved. One that is starved shall
+// start its containers late, and not never.
+const startTimeout = 30 * time.Second
 
 // searchPath is the PATH of supervisors and relays. Nothing else of the
 // environment of a runtime, which may be an image's, reaches them.

@@ -15,7 +15,7 @@ import (
 // lockTime is how long a lock is waited for. Locks are held for milliseconds,
 // and for no longer than startTimeout while a supervisor is started; who holds
 // one for longer is stopped or cannot make progress.
-const lockTime = 20 * time.Second
+const lockTime = 45 * time.Second
 
 var errLocked = errors.New("held by another process")
 
