@@ -47,36 +47,49 @@ func (s State) check() error {
 // Create is the hook at createRuntime, or prestart: it gives a container the
 // relay for these lanes (as Lanes names them) and mounts its socket. What the
 // generations of ended containers have left is removed on the way; a failure of
-// that stops no container, and is the warning.
+// that stops no container, and is the warning. Create is in front of every
+// container: it waits for nothing that it need not know.
 func Create(l layout.Layout, s State, runtimeRoot string, names []string) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
-	_, warning = Collect(l)
+	collected := make(chan error, 1)
+	go func() {
+		_, err := Collect(l)
+		collected <- err
+	}()
+	err = create(l, s, runtimeRoot, names)
+	return <-collected, err
+}
+
+func create(l layout.Layout, s State, runtimeRoot string, names []string) error {
 	plan, err := readPlan(l)
 	if err != nil {
-		return warning, err
+		return err
 	}
 	config, err := readConfig(l)
 	if err != nil {
-		return warning, err
+		return err
 	}
 	lanes, err := Lanes(plan, names)
 	if err != nil {
-		return warning, fmt.Errorf("container %q: %w", s.ID, err)
+		return fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	if err := present(plan, lanes); err != nil {
-		return warning, err
+		return err
 	}
 	c := Container{ID: s.ID, RuntimeRoot: runtimeRoot, Bundle: s.Bundle, PID: s.PID}
 	// Looked at first, so that no relay is started for what is no container.
 	if err := isolated(c); err != nil {
-		return warning, err
+		return err
 	}
-	g, err := Launch(l, Request{Container: c, Lanes: lanes, Config: config})
+	r := Request{Container: c, Lanes: lanes, Config: config}
+	g, starting, err := start(l, r, func(g *Generation) error { return Attach(l, g) })
+	if err == nil {
+		err = starting.failed(l, g)
+	}
 	if err != nil {
-		return warning, err
+		return startError(r, err)
 	}
-	// If this fails the runtime ends init, and with it goes the generation.
-	return warning, Attach(l, g)
+	return nil
 }

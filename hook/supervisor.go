@@ -77,10 +77,13 @@ func Supervise(l layout.Layout, id string) error {
 		_, tell := fmt.Fprint(started, err)
 		return errors.Join(err, tell)
 	}
-	if _, err := fmt.Fprint(started, startedAnswer); err != nil {
-		// Launch has given up, or was killed: the runtime ends init as well.
-		s.log.WithError(err).Error("the hook that started this relay has gone")
+	answer := startedAnswer
+	if err := s.start(); err != nil {
+		answer = err.Error()
+		// Launch ends this process; but a hook may not have waited.
+		s.failed(fmt.Sprintf("starting the relay: %v", err))
 	}
+	_, _ = fmt.Fprint(started, answer) // nobody reads it where the hook has not waited
 	started.Close()
 	return s.loop(requests, stop)
 }
@@ -88,7 +91,7 @@ func Supervise(l layout.Layout, id string) error {
 // handed checks that Launch started this process, with this generation's lock
 // among its descriptors.
 func handed(l layout.Layout, id string) error {
-	if !idPattern.MatchString(id) {
+	if !isID(id) {
 		return errors.New("that is not 32 hexadecimal digits")
 	}
 	var lock, handed unix.Stat_t
@@ -104,7 +107,7 @@ func handed(l layout.Layout, id string) error {
 	return nil
 }
 
-// begin starts the first relay. An error of it is Launch's.
+// begin makes ready for the first relay. An error of it is Launch's.
 func (s *supervisor) begin(id string) (<-chan request, error) {
 	generation, err := readGeneration(s.layout, id)
 	if err != nil {
@@ -116,7 +119,7 @@ func (s *supervisor) begin(id string) (<-chan request, error) {
 	if err != nil {
 		return nil, err
 	}
-	return requests, s.start()
+	return requests, nil
 }
 
 // loop is the life of the supervisor.

@@ -45,11 +45,12 @@ func fail(err error) { say(said{Kind: "error", Error: err.Error(), Status: wire.
 
 func play(arguments []string) int {
 	roles := map[string]func([]string) error{
-		"hello":  func([]string) error { return hello() },
-		"stream": stream,
-		"export": func([]string) error { return exportOnly() },
-		"parent": parent,
-		"sleep":  func([]string) error { time.Sleep(time.Minute); return nil },
+		"hello":     func([]string) error { return hello() },
+		"stream":    stream,
+		"export":    func([]string) error { return exportOnly() },
+		"parent":    parent,
+		"stopwatch": stopwatch,
+		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]
 	if role == nil {
