@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -149,7 +150,8 @@ func exportOnly() error {
 
 // stream exchanges messages both ways until that fails, says why, and then
 // attaches again to whatever relay there is. With "fork" a child holds its
-// socket open from before the first message on.
+// socket open from before the first message on; with "wait" it attaches again
+// when it is told to.
 func stream(options []string) error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -161,14 +163,15 @@ func stream(options []string) error {
 	if err != nil {
 		return err
 	}
-	if len(options) > 0 && options[0] == "fork" {
+	if slices.Contains(options, "fork") {
 		if err := fork(); err != nil {
 			return err
 		}
 	}
 	say(said{Kind: "listening", Handle: c.listener.Handle()})
 	var order said
-	if err := json.NewDecoder(os.Stdin).Decode(&order); err != nil {
+	orders := json.NewDecoder(os.Stdin)
+	if err := orders.Decode(&order); err != nil {
 		return err
 	}
 	sending, err := c.session.Connect(ctx, gpu, order.Handle)
@@ -187,6 +190,11 @@ func stream(options []string) error {
 		}
 		if round == 3 {
 			say(said{Kind: "moving"})
+		}
+	}
+	if slices.Contains(options, "wait") {
+		if err := orders.Decode(&order); err != nil {
+			return err
 		}
 	}
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {

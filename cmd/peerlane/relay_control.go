@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -250,11 +251,20 @@ started. One that was stopped stays so until it is named.
 	return cmd
 }
 
-// all does the same to several relays, and goes on where one fails.
+// all does the same to several relays, and goes on where one fails. A container
+// that ends meanwhile is no failure.
 func (a *app) all(infos []hook.Info, do func(layout.Layout, string) error) error {
 	var errs []error
 	for _, info := range infos {
-		errs = append(errs, do(a.layout, info.ID))
+		err := do(a.layout, info.ID)
+		if err != nil {
+			now, listed := hook.List(a.layout)
+			gone := !slices.ContainsFunc(now, func(other hook.Info) bool { return other.ID == info.ID && other.Alive })
+			if listed == nil && gone {
+				continue
+			}
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
