@@ -51,15 +51,13 @@ var commands = []string{
 }
 
 // parse reads a command line as runc does (one or two dashes, "=" or not) and as
-// crun does (-bDIR), and leaves its mistakes to the runtime.
-func parse(args []string) (commandLine, error) {
-	var c commandLine
+// crun does (-bDIR), and leaves its mistakes to the runtime. The error is about
+// this program's own options; where the runtime's log is, is known all the same.
+func parse(args []string) (c commandLine, err error) {
 	for len(args) > 0 && c.command == "" {
 		arg := args[0]
 		if strings.HasPrefix(arg, ownPrefix) {
-			if err := c.own.set(arg); err != nil {
-				return commandLine{}, err
-			}
+			err = errors.Join(err, c.own.set(arg))
 			args = args[1:]
 			continue
 		}
@@ -80,7 +78,7 @@ func parse(args []string) (commandLine, error) {
 	}
 	c.forward = append(c.forward, args...)
 	if c.command != "create" && c.command != "run" {
-		return c, nil
+		return c, err
 	}
 	for len(args) > 0 && args[0] != "--" {
 		name, value, n := word(args, createValues)
@@ -96,7 +94,7 @@ func parse(args []string) (commandLine, error) {
 		}
 		args = args[n:]
 	}
-	return c, nil
+	return c, err
 }
 
 // word takes one option, or another argument (which has no name), from the front
