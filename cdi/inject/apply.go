@@ -21,14 +21,18 @@ func Apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	var before, after specs.Spec
 	for _, spec := range []*specs.Spec{&before, &after} { // two, because the library changes lists in place
 		if err := json.Unmarshal(config, spec); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("reading config.json: %w", err)
 		}
 	}
 	if err := inject(&after, specDirs, devices); err != nil {
 		return nil, err
 	}
 	once(&before, &after)
-	return merge(config, &before, &after)
+	text, err := merge(config, &before, &after)
+	if err != nil {
+		return nil, fmt.Errorf("changing config.json: %w", err)
+	}
+	return text, nil
 }
 
 // inject has the CDI library change a specification.
@@ -69,7 +73,10 @@ func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
 	if len(why) > 0 {
 		return fmt.Errorf("%s; this is wrong there: %s", text, strings.Join(why, "; "))
 	}
-	return fmt.Errorf("%s; `peerlane cdi generate --spec-dir %s` writes those of peerlane.dev", text, specDirs[0])
+	if strings.HasPrefix(devices[0], "peerlane.dev/") {
+		return fmt.Errorf("%s; `peerlane cdi generate --spec-dir %s` makes one", text, specDirs[0])
+	}
+	return fmt.Errorf("%s; the vendor's toolkit makes one", text)
 }
 
 // once takes back what the library has added a second time. It replaces
@@ -190,7 +197,7 @@ func check(text []byte, want *specs.Spec) error {
 		return err
 	}
 	if !bytes.Equal(gotText, wantText) {
-		return errors.New("the CDI library changes a part of config.json that this program does not know to write, or config.json has a key twice; please report it")
+		return errors.New("the CDI library changes a part of config.json that this program does not know to write, or the file has a key twice; please report it")
 	}
 	return nil
 }
@@ -246,7 +253,7 @@ func mergeList[T any](m *merger, o object, key string, before, after []T) {
 		}
 	}
 	if len(texts) != len(before) {
-		m.fail(fmt.Errorf("%s has %d elements by its text and %d as it was read; config.json has a key twice", key, len(texts), len(before)))
+		m.fail(fmt.Errorf("%s has %d elements by its text and %d as it was read; the file has a key twice", key, len(texts), len(before)))
 		return
 	}
 	used := make([]bool, len(before))

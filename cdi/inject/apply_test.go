@@ -173,7 +173,7 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 		config string
 		says   []string
 	}{
-		{"no specification", nil, `{}`, []string{"no CDI specification in ", "has the device probe.dev/thing=0", "peerlane cdi generate"}},
+		{"no specification", nil, `{}`, []string{"no CDI specification in ", "has the device probe.dev/thing=0", "the vendor's toolkit makes one"}},
 		{"unknown", map[string]string{"a.json": strings.Replace(everything, `"name": "0"`, `"name": "2"`, 1)}, `{}`, []string{"has the device probe.dev/thing=0;"}},
 		{"two of one name", map[string]string{"a.json": everything, "b.json": other}, `{}`, []string{"has the device probe.dev/thing=0", `conflicting device "probe.dev/thing=0"`, "a.json", "b.json"}},
 		{"broken", map[string]string{"a.json": `{"cdiVersion": `}, `{}`, []string{"has the device probe.dev/thing=0", "a.json", "failed to unmarshal"}},

@@ -53,7 +53,7 @@ func Bundle(path string, o Options) error {
 	}
 	changed, err := Apply(text, o.SpecDirs, devices)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return err
 	}
 	return replace(path, changed, info)
 }

@@ -43,7 +43,8 @@ func TestWhoMayAskForWhat(t *testing.T) {
 		{"the last of two variables", `{"process":{"env":["PEERLANE_DEVICES=probe.dev/thing=0","PEERLANE_DEVICES="]}}`, nil, nil, 0, nil},
 		{"not a name", fmt.Sprintf(byVariable, "../../etc"), nil, []string{"probe.dev/thing=*"}, 0, []string{"PEERLANE_DEVICES asks for", `"../../etc"`, "peerlane.dev/lane=3"}},
 		{"not a name, by the administrator", `{}`, []string{"thing"}, nil, 0, []string{"--peerlane-device", `"thing"`}},
-		{"an unknown device", `{}`, []string{"probe.dev/thing=9"}, nil, 0, []string{"config.json: no CDI specification in", "probe.dev/thing=9"}},
+		{"an unknown device", `{}`, []string{"probe.dev/thing=9"}, nil, 0, []string{"no CDI specification in", "probe.dev/thing=9"}},
+		{"a lane of a host without any", `{}`, []string{"peerlane.dev/lane=9"}, nil, 0, []string{"no CDI specification in", "peerlane.dev/lane=9", "peerlane cdi generate"}},
 		{"no config.json worth the name", `[]`, nil, nil, 0, []string{"reading ", "config.json: json:"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
