@@ -60,7 +60,7 @@ func Create(l layout.Layout, s State, runtimeRoot string, names []string) (warni
 	if err != nil {
 		return warning, err
 	}
-	config, err := readConfig(l)
+	config, err := ReadConfig(l)
 	if err != nil {
 		return warning, err
 	}
