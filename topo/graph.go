@@ -173,16 +173,21 @@ func cpuID(host string, numa int) nodeID { return nodeID{cpuNode, host, fmt.Spri
 
 // link is one direction of an edge.
 type link struct {
-	to        int
+	to        int      // or otherCPUs
 	via       PathType // what it makes of a path, unless that is NVB
 	bandwidth float64
 	up        bool // to what a device or switch is plugged into
 }
 
+// otherCPUs is where a link leads that joins a CPU to all others of its host. A
+// kernel can have 1024 NUMA nodes, which are a million pairs.
+const otherCPUs = -1
+
 type graph struct {
 	nodes []nodeID
 	links [][]link
 	index map[nodeID]int
+	cpus  map[string][]int // of each host, nodes
 }
 
 func (g *graph) node(id nodeID) int {
@@ -215,7 +220,7 @@ func (g *graph) connectTo(a, b nodeID, via PathType, bandwidth float64) {
 }
 
 func newGraph(h *Host, rules Rules) *graph {
-	g := &graph{index: map[nodeID]int{}}
+	g := &graph{index: map[nodeID]int{}, cpus: map[string][]int{}}
 	var merged map[nodeID]nodeID
 	if rules != RulesSMI {
 		merged = mergedSwitches(h.Switches)
@@ -235,13 +240,10 @@ func newGraph(h *Host, rules Rules) *graph {
 		of := g.links[g.index[id]]
 		of[len(of)-1].up = true
 	}
-	for i, a := range h.CPUs {
-		g.node(cpuID(a.Host, a.NUMA))
-		for j, b := range h.CPUs {
-			if a.Host == b.Host && i != j {
-				g.connectTo(cpuID(a.Host, a.NUMA), cpuID(b.Host, b.NUMA), SYS, a.Socket)
-			}
-		}
+	for _, c := range h.CPUs {
+		at := g.node(cpuID(c.Host, c.NUMA))
+		g.cpus[c.Host] = append(g.cpus[c.Host], at)
+		g.links[at] = append(g.links[at], link{to: otherCPUs, via: SYS, bandwidth: c.Socket})
 	}
 	for _, s := range h.Switches {
 		id := nodeID{switchNode, s.Host, s.BusID}
@@ -447,6 +449,7 @@ type search struct {
 	// this level and of the one after it.
 	queued    []int
 	now, next []int
+	level     int
 }
 
 // from searches breadth first, level by level; a node whose way gets better is
@@ -467,7 +470,7 @@ func (s *search) from(base int, bandwidth float64) {
 	}
 	best[base] = step{Path{LOC, bandwidth}, 0, -1}
 	s.now = append(s.now[:0], base)
-	for level := 1; len(s.now) > 0; level++ {
+	for s.level = 1; len(s.now) > 0; s.level++ {
 		s.next = s.next[:0]
 		for _, at := range s.now {
 			so := best[at]
@@ -483,17 +486,30 @@ func (s *search) from(base int, bandwidth float64) {
 					}
 				}
 				way := step{Path{max(so.Type, via), min(so.Bandwidth, l.bandwidth)}, so.hops + 1, at}
-				if !way.better(best[l.to]) {
-					continue
-				}
-				best[l.to] = way
-				if s.queued[l.to] != level {
-					s.queued[l.to] = level
-					s.next = append(s.next, l.to)
+				switch {
+				case l.to != otherCPUs:
+					s.offer(l.to, way)
+				case so.from < 0 || g.nodes[so.from].kind != cpuNode:
+					for _, to := range g.cpus[g.nodes[at].host] {
+						s.offer(to, way)
+					}
+					// Else the CPU before this one has offered them all as good a way.
 				}
 			}
 		}
 		s.now, s.next = s.next, s.now
+	}
+}
+
+// offer tells a node of a way to it.
+func (s *search) offer(to int, way step) {
+	if !way.better(s.found.best[to]) {
+		return
+	}
+	s.found.best[to] = way
+	if s.queued[to] != s.level {
+		s.queued[to] = s.level
+		s.next = append(s.next, to)
 	}
 }
 
