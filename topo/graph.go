@@ -26,7 +26,8 @@ const (
 	// node are NODE and not PHB, only direct NVLinks and NVSwitches are NVL, and
 	// no two switches count as one.
 	RulesSMI Rules = "smi"
-	// rulesPlan are NCCL's, but for NODE: gdr.max_path can tell it from PHB.
+	// rulesPlan are NCCL's, but for NODE, which gdr.max_path can tell from PHB, and
+	// P2C, which NCCL finds only later.
 	rulesPlan Rules = "plan"
 )
 
@@ -69,11 +70,11 @@ type endpoint struct {
 	busID      string
 	hostBridge string
 	rate       float64 // GB/s of a NIC's port; 0 where unknown or no NIC
-	isNIC      bool
+	isNIC, c2c bool
 }
 
 func gpuEndpoint(g GPU) endpoint {
-	return endpoint{id: nodeID{gpuNode, g.Host, g.BusID}, name: g.BusID, busID: g.BusID, hostBridge: g.HostBridge}
+	return endpoint{id: nodeID{gpuNode, g.Host, g.BusID}, name: g.BusID, busID: g.BusID, hostBridge: g.HostBridge, c2c: g.C2C > 0}
 }
 
 func nicEndpoint(n NIC, source Source) endpoint {
@@ -529,20 +530,45 @@ type way struct {
 	from  int
 }
 
-// route is a way to keep, when its finder searches again.
-type route struct {
-	Path
-	nodes []nodeID // from the first device to the last; none for DIS, and where a matrix states the path
+// ways are those that one search found, to keep while its finder searches again:
+// after each node comes next, and -1 at the end.
+type ways struct {
+	graph *graph
+	next  []int32
 }
 
-func (w way) route() route {
-	r := route{Path: w.Path}
-	if w.found != nil && w.Type < DIS {
-		for at := w.from; at >= 0; at = w.found.best[at].from {
-			r.nodes = append(r.nodes, w.found.graph.nodes[at])
-		}
+// ways are those of the last search; nil where a matrix states the paths.
+func (f pathFinder) ways() *ways {
+	if f.graph == nil {
+		return nil
 	}
-	return r
+	t := &ways{f.graph, make([]int32, len(f.graph.nodes))}
+	for at := range t.next {
+		t.next[at] = int32(f.search.found.best[at].from)
+	}
+	return t
+}
+
+// route is a way to keep.
+type route struct {
+	Path
+	from int
+	in   *ways
+}
+
+// route keeps a way, which is one of those.
+func (w way) route(in *ways) route { return route{w.Path, w.from, in} }
+
+// nodes are on the way, from the first device to the last; none for DIS, and where
+// a matrix states the path.
+func (r route) nodes() (nodes []nodeID) {
+	if r.in == nil || r.Type == DIS {
+		return nil
+	}
+	for at := int32(r.from); at >= 0; at = r.in.next[at] {
+		nodes = append(nodes, r.in.graph.nodes[at])
+	}
+	return nodes
 }
 
 // pathFinder finds paths of one host by one set of rules.
@@ -600,7 +626,7 @@ func (f pathFinder) told(a, b endpoint) way {
 	return way{Path: Path{Type: t}}
 }
 
-// finish applies what the graph does not know: NODE, and the speed of the
+// finish applies what the graph does not know: NODE, P2C, and the speed of the
 // network behind a NIC.
 func finish(p Path, a, b endpoint, rules Rules) Path {
 	if p.Type == DIS {
@@ -608,6 +634,9 @@ func finish(p Path, a, b endpoint, rules Rules) Path {
 	}
 	if rules != RulesNCCL && p.Type == PHB && a.hostBridge != "" && b.hostBridge != "" && a.hostBridge != b.hostBridge {
 		p.Type = NODE
+	}
+	if rules == rulesPlan && (p.Type == PHB || p.Type == NODE) && (a.c2c && b.isNIC || a.isNIC && b.c2c) {
+		p.Type = P2C // as NCCL merges the two parts of the way (addInterStep)
 	}
 	if rules == RulesSMI && p.Type == LOC && a.name != b.name {
 		p.Type = PIX // two NICs of one card
