@@ -42,7 +42,10 @@ func Write(dir string, list []*specs.Spec) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("making the directory for CDI specifications: %w", err)
 	}
-	stale := map[string]bool{KindLane: true, KindGPU: true}
+	stale := map[string]bool{}
+	for _, kind := range Kinds {
+		stale[kind] = true
+	}
 	for _, spec := range list {
 		if err := write(dir, spec); err != nil {
 			return fmt.Errorf("installing the CDI specification of %s in %s: %w", spec.Kind, dir, err)

@@ -34,8 +34,10 @@ func newGenerateCommand(a *app) *cobra.Command {
                        nvidia.com/gpu=N
   peerlane.dev/gpu=N   all of that, and the device nodes of the GPU, its server
                        GPUs and its NIC; not with tenancy = "multi"
+  peerlane.dev/nic=M   the device nodes of a NIC; not with tenancy = "multi"
 
-N is a GPU's index, UUID or PCI address, a group of the configuration, or "all".
+N is a GPU's index, UUID or PCI address, a group of the configuration, or "all",
+and M a NIC's name or PCI address, or "all".
 
 With --spec-dir the specifications are installed there, and the plan is written
 to var/lib/peerlane/plan.json, where the hook reads it when a container starts.
@@ -47,10 +49,10 @@ Otherwise they are printed, and nothing on the host is changed.`,
 	host := addLiveHost(cmd)
 	host.addSoftware()
 	cmd.Flags().StringVar(&specDir, "spec-dir", "", "install the specifications in `DIR`; without it they are printed")
-	cmd.Flags().StringVar(&class, "class", "", "print only the specification of `CLASS`: lane, gpu")
+	cmd.Flags().StringVar(&class, "class", "", "print only the specification of `CLASS`: lane, gpu, nic")
 	cmd.Flags().StringVar(&hook, "hook", "", "absolute `PATH` of peerlane-hook (default: beside this command)")
 	cmd.Flags().StringVar(&devRoot, "dev-root", "/", "take device nodes from the dev/ in `DIR`")
-	complete(cmd, "class", "lane", "gpu")
+	complete(cmd, "class", "lane", "gpu", "nic")
 	completeFiles(cmd, "hook")
 	completeDirectories(cmd, "spec-dir", "dev-root")
 	cmd.RunE = func(*cobra.Command, []string) error {
