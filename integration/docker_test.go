@@ -25,8 +25,8 @@ type docker struct {
 	address string
 }
 
-// image is that of the test's own program.
-const image = "peerlane-test:1"
+// dockerImage is that of the test's own program.
+const dockerImage = "peerlane-test:1"
 
 // newDocker starts a daemon that knows these runtimes.
 func newDocker(b *bed, runtimes map[string][]string) *docker {
@@ -116,14 +116,14 @@ func (d *docker) importImage() {
 	if out, err := exec.Command("tar", "-C", rootfs, "-cf", archive, ".").CombinedOutput(); err != nil {
 		d.bed.Fatalf("tar: %v: %s", err, out)
 	}
-	d.must("import", "--change", "ENV GORACE=atexit_sleep_ms=0", archive, image)
+	d.must("import", "--change", "ENV GORACE=atexit_sleep_ms=0", archive, dockerImage)
 }
 
 // run is `docker run`, with options, of a role.
 func (d *docker) run(name string, options []string, role ...string) *container {
 	d.bed.Helper()
 	arguments := append([]string{"run", "--name", name, "--interactive", "--network=none"}, options...)
-	arguments = append(append(arguments, image, "/usr/bin/test", "role"), role...)
+	arguments = append(append(arguments, dockerImage, "/usr/bin/test", "role"), role...)
 	return d.bed.follow(name, d.command(context.Background(), arguments...), func(ctx context.Context) error {
 		out, err := d.command(ctx, "rm", "--force", name).CombinedOutput()
 		if err != nil {
@@ -169,7 +169,7 @@ func TestDockerWithoutCDI(t *testing.T) {
 	t.Run("restart", func(t *testing.T) {
 		d := within(t)
 		const name = "again"
-		d.must("create", "--name", name, "--network=none", "--runtime=peerlane-lane", image, "/usr/bin/test", "role", "hello")
+		d.must("create", "--name", name, "--network=none", "--runtime=peerlane-lane", dockerImage, "/usr/bin/test", "role", "hello")
 		for range 2 {
 			if out := d.must("start", "--attach", name); !strings.Contains(out, `"hello"`) {
 				t.Errorf("it says %s", out)
@@ -179,7 +179,7 @@ func TestDockerWithoutCDI(t *testing.T) {
 	})
 	t.Run("refused", func(t *testing.T) {
 		d := within(t)
-		out, err := d.command(context.Background(), "run", "--rm", "--network=none", "--runtime=peerlane", "--env=PEERLANE_DEVICES=peerlane.dev/gpu=all", image, "/usr/bin/test").CombinedOutput()
+		out, err := d.command(context.Background(), "run", "--rm", "--network=none", "--runtime=peerlane", "--env=PEERLANE_DEVICES=peerlane.dev/gpu=all", dockerImage, "/usr/bin/test").CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "PEERLANE_DEVICES asks for the device peerlane.dev/gpu=all, which runtime.devices in "+b.Layout.ConfigFile()+" does not permit") {
 			t.Errorf("%v: %s", err, out)
 		}
