@@ -14,7 +14,6 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/peerlane/peerlane/topo"
-	"github.com/peerlane/peerlane/topo/recorded"
 )
 
 // cdiHost is a recorded host with specifications.
@@ -28,11 +27,16 @@ type cdiHost struct {
 
 func newCDIHost(t *testing.T) *cdiHost {
 	t.Helper()
-	h := &cdiHost{t: t, root: t.TempDir(), hook: hookFile(t)}
+	tree, _ := recordedHost(t)
+	return onTree(t, tree)
+}
+
+// onTree is a host on a recorded one that others may read, too.
+func onTree(t *testing.T, tree string) *cdiHost {
+	t.Helper()
+	h := &cdiHost{t: t, tree: tree, root: t.TempDir(), hook: hookFile(t)}
 	h.specDir = filepath.Join(h.root, "etc/cdi")
-	var host []string
-	h.tree, host = recordedHost(t)
-	h.flags = append([]string{"--root", h.root}, host...)
+	h.flags = []string{"--root", h.root, "--sysfs", filepath.Join(tree, "sys"), "--proc", filepath.Join(tree, "proc")}
 	return h
 }
 
@@ -376,14 +380,9 @@ func TestManyAtOnce(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	// The same host while a port is down, so that there is something to write.
-	down := *h
-	down.tree = t.TempDir()
-	sysfs, proc, err := recorded.Unpack(down.tree)
-	if err != nil {
-		t.Fatal(err)
-	}
-	down.flags = []string{"--root", h.root, "--sysfs", sysfs, "--proc", proc}
+	down := newCDIHost(t)
 	down.portDown("mlx5_1")
+	down.root, down.specDir, down.flags[1] = h.root, h.specDir, h.root
 
 	stop, reader := make(chan struct{}), make(chan int)
 	go func() {
@@ -402,7 +401,7 @@ func TestManyAtOnce(t *testing.T) {
 	for n := range 20 {
 		on := h
 		if n%2 == 0 {
-			on = &down
+			on = down
 		}
 		args := on.args("refresh", "--hook", h.hook)
 		if n%4 < 2 {
