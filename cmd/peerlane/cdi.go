@@ -76,8 +76,11 @@ func (a *app) specDirs(f *specFlags) []string {
 }
 
 // specOptions are what specifications of a plan refer to.
-func (a *app) specOptions(p *planned, hook, devRoot string) cdi.Options {
-	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot}
+func (a *app) specOptions(p *planned, host *hostFlags, hook, devRoot string) cdi.Options {
+	return cdi.Options{
+		Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot,
+		Registration: cdi.ReadRegistration(host.sysfs, host.proc),
+	}
 }
 
 func newGenerateCommand(a *app) *cobra.Command {
@@ -92,8 +95,10 @@ func newGenerateCommand(a *app) *cobra.Command {
                        nvidia.com/gpu=N
   peerlane.dev/gpu=N   all of that, and the device nodes of the GPU, its server
                        GPUs and its NIC; not with tenancy = "multi"
+  peerlane.dev/nic=M   the device nodes of a NIC; not with tenancy = "multi"
 
-N is a GPU's index, UUID or PCI address, a group of the configuration, or "all".
+N is a GPU's index, UUID or PCI address, a group of the configuration, or "all",
+and M a NIC's name or PCI address, or "all".
 
 With --spec-dir the specifications are installed there, and the plan is written
 to var/lib/peerlane/plan.json, where the hook reads it when a container starts.
@@ -134,7 +139,7 @@ printed, and nothing on the host is changed.`,
 			if err != nil {
 				return nil, nil, err
 			}
-			plan, o = p.plan, a.specOptions(p, hook, f.devRoot)
+			plan, o = p.plan, a.specOptions(p, host, hook, f.devRoot)
 			list, err = cdi.Generate(plan, o)
 			return plan, list, err
 		}

@@ -136,7 +136,7 @@ func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool,
 		return nil, cdi.Options{}, err
 	}
 	r.lap("plan", began)
-	return p.plan, a.specOptions(p, hook, f.devRoot), nil
+	return p.plan, a.specOptions(p, host, hook, f.devRoot), nil
 }
 
 // timedNVML tells NVML's part from that of sysfs: loading NVIDIA's library can

@@ -27,8 +27,21 @@ type cdiHost struct {
 
 func newCDIHost(t *testing.T) *cdiHost {
 	t.Helper()
+	return onTree(t, cdiTree(t))
+}
+
+// cdiTree is a recorded host with what specifications are made of beside it.
+func cdiTree(t *testing.T) string {
+	t.Helper()
 	tree, _ := recordedHost(t)
-	return onTree(t, tree)
+	release := filepath.Join(tree, "proc/sys/kernel/osrelease")
+	if err := os.MkdirAll(filepath.Dir(release), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(release, []byte("6.8.0-45-generic\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return tree
 }
 
 // onTree is a host on a recorded one that others may read, too.
@@ -147,7 +160,7 @@ func (h *cdiHost) noDevice(address string) {
 func (h *cdiHost) state() map[string]syscall.Stat_t {
 	h.t.Helper()
 	all := map[string]syscall.Stat_t{}
-	for _, path := range []string{h.planFile(), h.specFile("lane"), h.specFile("gpu"), h.specDir} {
+	for _, path := range []string{h.planFile(), h.specFile("lane"), h.specFile("gpu"), h.specFile("nic"), h.specDir} {
 		info, err := os.Stat(path)
 		if err != nil {
 			h.t.Fatal(err)
@@ -224,7 +237,7 @@ func TestRefreshOfAHostWithoutGPUs(t *testing.T) {
 	}
 	h.noGPU()
 	out := h.run("refresh")
-	for _, want := range []string{"No device to offer", "no NVIDIA GPU", "removed " + h.specFile("lane"), "removed " + h.specFile("gpu"), "removed " + h.planFile()} {
+	for _, want := range []string{"No device to offer", "no NVIDIA GPU", "removed " + h.specFile("lane"), "removed " + h.specFile("gpu"), "removed " + h.specFile("nic"), "removed " + h.planFile()} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q lacks %q", out, want)
 		}
@@ -298,7 +311,7 @@ func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
 			t.Errorf("the diff lacks %q:\n%s", want, out)
 		}
 	}
-	if out := h.run("remove", "--dry-run"); strings.Count(out, "would have removed") != 3 {
+	if out := h.run("remove", "--dry-run"); strings.Count(out, "would have removed") != 4 {
 		t.Errorf("remove --dry-run printed %q", out)
 	}
 	if diff := cmp.Diff(before, h.state()); diff != "" {
@@ -312,10 +325,10 @@ func TestFormats(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	for _, test := range []struct{ args, names []string }{
-		{[]string{"generate", "--format", "yaml", "--hook", h.hook, "--spec-dir", h.specDir}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml"}},
-		{[]string{"refresh"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml"}},
-		{[]string{"refresh", "--format", "json"}, []string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json"}},
-		{[]string{"refresh", "--format", "yaml"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml"}},
+		{[]string{"generate", "--format", "yaml", "--hook", h.hook, "--spec-dir", h.specDir}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
+		{[]string{"refresh"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
+		{[]string{"refresh", "--format", "json"}, []string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}},
+		{[]string{"refresh", "--format", "yaml"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
 	} {
 		h.run(test.args...)
 		if diff := cmp.Diff(test.names, namesIn(t, h.specDir)); diff != "" {
@@ -354,7 +367,7 @@ func (h *cdiHost) loads(t *testing.T) {
 	for path, errs := range cache.GetErrors() {
 		t.Errorf("the CDI library refuses %s: %v", path, errs)
 	}
-	for _, name := range []string{"peerlane.dev/lane=3", "peerlane.dev/gpu=3"} {
+	for _, name := range []string{"peerlane.dev/lane=3", "peerlane.dev/gpu=3", "peerlane.dev/nic=mlx5_0"} {
 		if cache.GetDevice(name) == nil {
 			t.Errorf("there is no %s", name)
 		}
@@ -425,7 +438,7 @@ func TestManyAtOnce(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the reader hangs")
 	}
-	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json"}, namesIn(t, h.specDir)); diff != "" {
+	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, namesIn(t, h.specDir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	// All is of one host, whichever came last.
@@ -463,7 +476,7 @@ func TestRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := decode[struct{ Removed []string }](t, h.args("remove", "-o", "json")...)
-	want := []string{h.specFile("lane"), h.specFile("gpu"), damaged, h.planFile()}
+	want := []string{h.specFile("lane"), h.specFile("gpu"), damaged, h.specFile("nic"), h.planFile()}
 	if diff := cmp.Diff(want, got.Removed); diff != "" {
 		t.Errorf("removed (-want +got):\n%s", diff)
 	}

@@ -47,7 +47,7 @@ Exit status:
 		}
 		v := cdi.Validator{
 			Installation: cdi.Installation{Layout: a.layout, Dirs: dirs},
-			Files:        files, Live: p.plan, Options: a.specOptions(p, f.hook, f.devRoot),
+			Files:        files, Live: p.plan, Options: a.specOptions(p, host, f.hook, f.devRoot),
 		}
 		drift, err := v.Validate()
 		if err != nil {

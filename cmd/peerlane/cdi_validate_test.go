@@ -17,8 +17,7 @@ import (
 // newWholeHost is a host with specifications installed and all device nodes.
 func newWholeHost(t *testing.T) *cdiHost {
 	t.Helper()
-	tree, _ := recordedHost(t)
-	return wholeHost(t, tree)
+	return wholeHost(t, cdiTree(t))
 }
 
 func wholeHost(t *testing.T, tree string) *cdiHost {
@@ -121,7 +120,7 @@ func (h *cdiHost) information(index int) string {
 }
 
 func TestValidateNamesTheDrift(t *testing.T) {
-	shared, _ := recordedHost(t)
+	shared := cdiTree(t)
 	for _, test := range []struct {
 		name   string
 		change func(t *testing.T, h *cdiHost)
@@ -183,12 +182,12 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		}, want: []string{`port-up mlx5_1 NIC mlx5_1 has an active port by now`, `lanes .*GPUs .*7 would`}},
 
 		{name: "several tenants", shared: true, change: func(_ *testing.T, h *cdiHost) { h.configure("[cdi]\ntenancy = \"multi\"\n") },
-			want: []string{`tenancy .*/peerlane.dev-gpu.json it gives containers what several tenants must not share`}},
+			want: []string{`tenancy .*/peerlane.dev-gpu.json it gives containers what several tenants must not share`, `tenancy .*/peerlane.dev-nic.json it gives`}},
 		{name: "one tenant", shared: true, change: func(t *testing.T, h *cdiHost) {
 			h.configure("[cdi]\ntenancy = \"multi\"\n")
 			h.generate()
 			h.configure("")
-		}, want: []string{`tenancy peerlane.dev/gpu it is offered by now`}},
+		}, want: []string{`tenancy peerlane.dev/gpu it is offered by now`, `tenancy peerlane.dev/nic it is`}},
 		{name: "another group", shared: true, change: func(_ *testing.T, h *cdiHost) { h.configure("[groups]\nhalf = [\"0\", \"1\"]\n") },
 			want: []string{`plan .*/plan.json the groups of the configuration are others by now`}},
 
@@ -245,7 +244,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			other.root = t.TempDir()
 			other.flags = append([]string{"--root", other.root}, h.flags[2:]...)
 			other.generate()
-		}, want: []string{`layout .*/peerlane.dev-gpu.json it is of the layout below .*, and this is `, `layout .*/peerlane.dev-lane.json `}},
+		}, want: []string{`layout .*/peerlane.dev-gpu.json it is of the layout below .*, and this is `, `layout .*/peerlane.dev-lane.json `, `layout .*/peerlane.dev-nic.json `}},
 		{name: "no anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
 			check(t, os.Remove(filepath.Join(h.root, "var/lib/peerlane/anchor")))
 		}, want: []string{`missing .*/anchor the directory that containers get at /run/peerlane is not there`}},
@@ -257,11 +256,14 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			want: []string{`hook .*/peerlane-hook runtimes run it as root, and .* belongs to uid 12345`}, stays: true},
 		{name: "a hook that others can write", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Chmod(h.hook, 0o777)) },
 			want: []string{`hook .*/peerlane-hook runtimes run it as root, and others than root can write`}, stays: true},
+		{name: "another way to GPU memory", change: func(_ *testing.T, h *cdiHost) {
+			h.edit("proc/driver/nvidia/version", replacing("Open Kernel Module for x86_64", "x86_64 Kernel Module"))
+		}, want: []string{`content .*/peerlane.dev-gpu.json .* it has .*REGISTRATION=dmabuf", and not .*REGISTRATION=bounce`, `content .*/peerlane.dev-nic.json `}},
 		{name: "no node", shared: true, change: func(t *testing.T, h *cdiHost) {
 			check(t, os.Remove(filepath.Join(h.flags[len(h.flags)-1], "dev/nvidia3")))
 		}, want: []string{`node .*/dev/nvidia3 the device node is not there`}, stays: true},
 		{name: "no GPU", change: func(_ *testing.T, h *cdiHost) { h.noGPU() }, want: []string{
-			`kind .*/peerlane.dev-gpu.json this host has no device for it: .*no NVIDIA GPU`, `kind .*lane.json `,
+			`kind .*/peerlane.dev-gpu.json this host has no device for it: .*no NVIDIA GPU`, `kind .*lane.json `, `kind .*nic.json `,
 			`gpu-gone`, `gpu-gone`, `gpu-gone`, `gpu-gone`, `gpu-gone`, `gpu-gone`, `gpu-gone`, `gpu-gone`,
 		}},
 	} {
@@ -269,7 +271,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			t.Parallel()
 			tree := shared
 			if !test.shared {
-				tree, _ = recordedHost(t)
+				tree = cdiTree(t)
 			}
 			h := wholeHost(t, tree)
 			if out := h.run("validate"); !strings.HasPrefix(out, "What is installed fits this host") {
@@ -334,7 +336,7 @@ func TestListShowsWhatIsInjected(t *testing.T) {
 		t.Errorf("installed and generated are not the same:\n%s\n%s", a, b)
 	}
 	all := decode[[]cdi.Device](t, h.args("list", "-o", "json")...)
-	if len(all) != 18 { // eight GPUs and all of them, in two kinds
+	if len(all) != 21 { // eight GPUs and all of them, in two kinds, and two NICs and both
 		t.Errorf("%d devices", len(all))
 	}
 	if _, errOut := h.fails(1, "list", "lane=9"); !strings.Contains(errOut, "there is no device peerlane.dev/lane=9; there are gpu=0,") {
