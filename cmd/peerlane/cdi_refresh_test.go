@@ -199,7 +199,7 @@ func TestRefreshWritesOnChangeOnly(t *testing.T) {
 
 	h.portDown("mlx5_1")
 	out := h.run("refresh")
-	if strings.Count(out, "\n") != 1 || !strings.Contains(out, "wrote "+h.specFile("gpu")) || !strings.Contains(out, "DMA-BUF") {
+	if strings.Count(out, "\n") != 1 || !strings.Contains(out, ", "+h.specFile("gpu")+" (25 devices)") || !strings.Contains(out, "DMA-BUF") {
 		t.Errorf("it printed %q", out)
 	}
 	if out := h.run("refresh"); out != "" {
@@ -237,7 +237,7 @@ func TestRefreshOfAHostWithoutGPUs(t *testing.T) {
 	}
 	h.noGPU()
 	out := h.run("refresh")
-	for _, want := range []string{"No device to offer", "no NVIDIA GPU", "removed " + h.specFile("lane"), "removed " + h.specFile("gpu"), "removed " + h.specFile("nic"), "removed " + h.planFile()} {
+	for _, want := range []string{"No device to offer", "no NVIDIA GPU", "removed " + h.specFile("lane"), ", " + h.specFile("gpu"), ", " + h.specFile("nic"), ", " + h.planFile()} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q lacks %q", out, want)
 		}
