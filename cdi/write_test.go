@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -262,16 +263,20 @@ func TestApplyRemovesLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	foreign := filepath.Join(dir, ".nvidia.tmp")
-	for _, path := range []string{left, foreign} {
+	recent := left + "2.tmp"
+	for _, path := range []string{left, foreign, recent} {
 		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := os.Chtimes(left, time.Time{}, time.Now().Add(-2*holdTime)); err != nil {
+		t.Fatal(err)
 	}
 	i := Installation{Layout: l, Dirs: []string{dir}, Plan: testPlan(), Specs: generate(t, testOptions(t))}
 	if _, err := i.Apply(); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{".nvidia.tmp", "peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, entries(t, dir)); diff != "" {
+	if diff := cmp.Diff([]string{".nvidia.tmp", filepath.Base(recent), "peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, entries(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	if changes, err := i.Apply(); err != nil || len(changes) > 0 {

@@ -42,7 +42,11 @@ of it names what is gone, says so in a line, and succeeds. Before NVIDIA's drive
 is loaded it leaves alone what was installed for the same GPUs.
 
 With cdi.load_peermem = true in the configuration it loads nvidia-peermem, or its
-predecessor nv_peer_mem; a failure of that is a warning.`,
+predecessor nv_peer_mem; a failure of that is a warning.
+
+Exit status:
+  0  what is installed fits this host, or there is nothing to offer
+  1  failed: nothing or a part was written, and one sentence says why`,
 		Example: `  peerlane cdi refresh
   peerlane cdi refresh --dry-run
   peerlane cdi refresh --quiet --spec-dir /var/run/cdi
