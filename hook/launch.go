@@ -106,7 +106,7 @@ func start(l layout.Layout, r Request, meanwhile func(*Generation) error) (*Gene
 			}
 			return g, nil, meanwhile(g)
 		}
-		s, err := g.start(l, supervisor, pidfd, meanwhile)
+		s, err := g.start(l, supervisor, r.Config.Relay.Launcher, pidfd, meanwhile)
 		if err != nil {
 			return nil, nil, errors.Join(err, remove(l, g.ID))
 		}
@@ -228,7 +228,7 @@ func extend(l layout.Layout, g *Generation, lanes []launch.Lane) error {
 
 // start makes the sockets of a new generation and runs its supervisor, and
 // meanwhile a function. It returns when the supervisor is executed.
-func (g *Generation) start(l layout.Layout, supervisor string, pidfd *os.File, meanwhile func(*Generation) error) (*starting, error) {
+func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *os.File, meanwhile func(*Generation) error) (*starting, error) {
 	if err := os.Mkdir(l.SocketDir(g.ID), 0o700); err != nil {
 		return nil, err
 	}
@@ -259,13 +259,17 @@ func (g *Generation) start(l layout.Layout, supervisor string, pidfd *os.File, m
 	if err := lock(alive, unix.LOCK_EX, lockTime); err != nil {
 		return nil, err
 	}
+	files := map[int]*os.File{
+		fdClients: clients, fdPeers: peers, fdInit: pidfd, fdAdmin: admin, fdAlive: alive,
+	}
 	var s *starting
 	run := make(chan error)
 	go func() {
 		var err error
-		s, err = g.run(l, supervisor, map[int]*os.File{
-			fdClients: clients, fdPeers: peers, fdInit: pidfd, fdAdmin: admin, fdAlive: alive,
-		})
+		s, err = g.runBySystemd(l, launcher, files)
+		if err == nil && s == nil {
+			s, err = g.run(l, supervisor, files)
+		}
 		run <- err
 	}()
 	err = meanwhile(g)
@@ -284,11 +288,13 @@ func (g *Generation) start(l layout.Layout, supervisor string, pidfd *os.File, m
 // relay yet.
 type starting struct {
 	program string
-	answer  *os.File // the other end of its fdStarted
+	answer  *os.File // the other end of its fdStarted; nil where the relay is known to be executed
 	log     *os.File // of the generation
 	// stop kills it, unless it has ended, and returns how it ended: it may be
 	// stuck, and shall not write while all is removed.
 	stop func() (exit string, err error)
+	// held is closed when nobody waits for it any more.
+	held []io.Closer
 }
 
 // run runs the supervisor with these descriptors: it returns when the
@@ -303,7 +309,7 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 		return nil, errors.Join(err, log.Close())
 	}
 	defer tell.Close()
-	s := &starting{program: supervisor, answer: started, log: log}
+	s := &starting{program: supervisor, answer: started, log: log, held: []io.Closer{started, log}}
 	files[fdStarted] = tell
 
 	// A runtime that leaks descriptors into its hooks waits until all copies
@@ -341,8 +347,9 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 }
 
 func (s *starting) close() {
-	s.answer.Close()
-	s.log.Close()
+	for _, h := range s.held {
+		h.Close()
+	}
 }
 
 // wait returns when the supervisor has executed the relay. Otherwise nothing is
@@ -351,12 +358,15 @@ func (s *starting) wait(l layout.Layout, g *Generation) error {
 	if s == nil {
 		return nil // it was there before
 	}
+	defer s.close()
+	if s.answer == nil {
+		return nil
+	}
 	err := s.answer.SetReadDeadline(time.Now().Add(startTimeout))
 	var answer []byte
 	if err == nil {
 		answer, err = io.ReadAll(io.LimitReader(s.answer, 64<<10))
 	}
-	defer s.close()
 	if err == nil && string(answer) == startedAnswer {
 		return nil
 	}
@@ -382,7 +392,7 @@ func (s *starting) wait(l layout.Layout, g *Generation) error {
 // show before their container's socket is mounted. What shows later the clients
 // hear from the supervisor.
 func (s *starting) failed(l layout.Layout, g *Generation) error {
-	if s == nil {
+	if s == nil || s.answer == nil {
 		return nil
 	}
 	fds := []unix.PollFd{{Fd: int32(s.answer.Fd()), Events: unix.POLLIN}}
