@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 )
 
@@ -83,12 +84,25 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	return errors.Join(warning, <-collected), err
 }
 
+// errHidden says that devices of a container would hide one another.
+var errHidden = errors.New("its devices hide one another")
+
 func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
-	plan, err := readPlan(l)
+	// Nobody has said "warn" in a file that cannot be read.
+	c, err := ReadConfig(l)
 	if err != nil {
 		return nil, err
 	}
-	config, err := ReadConfig(l)
+	warning, err = give(l, c, s, runtimeRoot, d)
+	if err != nil && c.Hook.OnFailure == config.OnFailureWarn && !errors.Is(err, errHidden) {
+		return errors.Join(warning, fmt.Errorf("container %q starts without its lane, as hook.on_failure says: %w", s.ID, err)), nil
+	}
+	return warning, err
+}
+
+// give gives the container what it asks for.
+func give(l layout.Layout, config config.Config, s State, runtimeRoot string, d Devices) (warning, err error) {
+	plan, err := readPlan(l)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +111,7 @@ func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	if err := nothingHidden(plan, spec); err != nil {
-		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+		return nil, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
 	}
 	lanes, err := Lanes(plan, slices.Concat(d.Lanes, d.GPUs))
 	if err != nil {

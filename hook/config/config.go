@@ -24,6 +24,7 @@ import (
 // Config is the whole file. What a field's comment says, docs/configuration.md
 // says to administrators.
 type Config struct {
+	Hook    Hook           `toml:"hook"`
 	Relay   Relay          `toml:"relay"`
 	GDR     topo.GDRPolicy `toml:"gdr"`
 	Plan    Plan           `toml:"plan"`
@@ -35,6 +36,21 @@ type Config struct {
 	CDI     CDI                 `toml:"cdi"`
 	Runtime Runtime             `toml:"runtime"`
 }
+
+// Hook is what happens in front of a container.
+type Hook struct {
+	// What becomes of a container whose relay does not start: with fail it does not
+	// start either; with warn it starts without its lane, the host's log says why,
+	// and its clients hear where to look. A configuration that cannot be read, and
+	// devices that would hide one another, fail always.
+	OnFailure string `toml:"on_failure"`
+}
+
+// What becomes of a container whose relay does not start.
+const (
+	OnFailureFail = "fail" // it does not start
+	OnFailureWarn = "warn" // it starts without a lane
+)
 
 // Plan is what the plan of lanes is not left to decide by itself.
 type Plan struct {
@@ -137,6 +153,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 // Default is the configuration of a host without config.toml.
 func Default() Config {
 	return Config{
+		Hook:  Hook{OnFailure: OnFailureFail},
 		Relay: Relay{Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20},
 		GDR:   topo.GDRPolicy{MaxPath: topo.PXB},
 		CDI:   CDI{Tenancy: TenancySingle},
@@ -190,6 +207,7 @@ func (c Config) check() error {
 		key, value string
 		known      []string
 	}{
+		{"hook.on_failure", c.Hook.OnFailure, []string{OnFailureFail, OnFailureWarn}},
 		{"relay.launcher", r.Launcher, []string{LauncherAuto, LauncherSystemd, LauncherFork}},
 		{"relay.route", r.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
 		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal}},

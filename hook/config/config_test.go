@@ -44,6 +44,8 @@ func TestDefaultsAreValid(t *testing.T) {
 
 func TestEveryKey(t *testing.T) {
 	got, _, err := load(t, `
+[hook]
+on_failure = "warn"
 [relay]
 binary = "/opt/peerlane-relay"
 launcher = "systemd"
@@ -83,6 +85,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 	}
 	limit := config.Size(2 << 30)
 	want := config.Config{
+		Hook: config.Hook{OnFailure: "warn"},
 		Relay: config.Relay{
 			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
@@ -133,6 +136,7 @@ func TestRefused(t *testing.T) {
 		{"no TOML", "relay", "line 1"},
 		{"wrong type", "[relay]\nslots = \"many\"", "relay.slots"},
 		{"relative binary", "[relay]\nbinary = \"relay\"", "relay.binary"},
+		{"on failure", "[hook]\non_failure = \"hope\"", `hook.on_failure is "hope"; fail, warn`},
 		{"launcher", "[relay]\nlauncher = \"upstart\"", `relay.launcher is "upstart"; auto, systemd, fork`},
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
 		{"transport", "[relay]\ntransport = \"verbs\"", "relay.transport"},
