@@ -50,6 +50,9 @@ func (s State) check() error {
 	return nil
 }
 
+// errHidden says that devices of a container would hide one another.
+var errHidden = errors.New("its devices hide one another")
+
 // Devices are what one CDI device asks for by the arguments of its hook.
 type Devices struct {
 	// Lanes are GPUs whose lanes the container gets, "UUID@PCI address" each: a
@@ -66,28 +69,14 @@ type Devices struct {
 // Create is the hook at createRuntime, or prestart: it gives a container the
 // relay for its lanes and mounts its socket, and lets one that has a NIC lock the
 // memory that it registers. What stops no container is the warning: a limit that
-// could not be raised, and what could not be removed of ended containers'. Create
-// is in front of every container: it waits for nothing that it need not know.
+// could not be raised, say. Create is in front of every container: it waits for
+// nothing that it need not know, and what ended containers have left is for the
+// supervisor to collect that it starts.
 func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
-	collected := make(chan error, 1)
-	go func() {
-		_, err := Collect(l)
-		if err != nil {
-			err = fmt.Errorf("removing what ended containers have left: %w", err)
-		}
-		collected <- err
-	}()
-	warning, err = create(l, s, runtimeRoot, d)
-	return errors.Join(warning, <-collected), err
-}
 
-// errHidden says that devices of a container would hide one another.
-var errHidden = errors.New("its devices hide one another")
-
-func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
 	// Nobody has said "warn" in a file that cannot be read.
 	c, err := ReadConfig(l)
 	if err != nil {

@@ -104,6 +104,11 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 	}
 	_, _ = fmt.Fprint(d.started, answer) // nobody reads it where the hook has not waited
 	d.started.Close()
+	go func() {
+		if _, err := Collect(l); err != nil {
+			s.log.WithError(err).Warn("removing what ended containers have left")
+		}
+	}()
 	return s.loop(requests, stop)
 }
 
