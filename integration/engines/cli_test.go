@@ -136,3 +136,23 @@ volume_path = %q
 		return &cli{ground: b.ground, program: []string{"podman"}, userNS: []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"}}
 	}
 }
+
+// dockerDaemon starts a daemon, whose client is on its PATH too.
+func (b *bed) dockerDaemon(client string, path []string, configuration string, switches ...string) *cli {
+	b.Helper()
+	dir := b.mkdir("docker")
+	address := "unix://" + dir + "/docker.sock"
+	path = append(path, "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+	b.ground.environment = append(b.ground.environment, "PATH="+strings.Join(path, ":"), "DOCKER_HOST="+address, "DOCKER_CONFIG="+dir)
+	ready := func() error { return b.ground.do(context.Background(), client, "info") }
+	b.ground.daemon(b.T, ready, "dockerd", append([]string{
+		"--config-file", b.write("daemon.json", configuration), "--data-root", dir + "/data", "--exec-root", dir + "/exec",
+		"--host", address, "--pidfile", dir + "/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none",
+	}, switches...)...)
+	b.mustDo(client, "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
+	return &cli{ground: b.ground, program: []string{client}}
+}
+
+func docker29(b *bed) engine {
+	return b.dockerDaemon("docker", []string{installed.Docker, installed.Containerd, installed.Runc}, "{}")
+}

@@ -19,7 +19,7 @@ const (
 const nextSuite = "trixie"
 
 var nextPackages = []string{
-	"podman", "crun", "runc", "containerd", "docker-cli", "conmon", "netavark", "catatonit",
+	"podman", "crun", "runc", "containerd", "docker-cli", "conmon", "netavark", "catatonit", "mount",
 }
 
 // build is how one module's programs are built.
