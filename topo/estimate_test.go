@@ -23,11 +23,11 @@ func TestShareIsMaxMinFair(t *testing.T) {
 		rates    []float64
 		full     []int
 	}{
-		{"two on one link", []load{{0: 1}, {0: 1}}, []float64{10}, []float64{5, 5}, []int{0, 0}},
-		{"one is stopped early, the other takes the rest", []load{{0: 1, 1: 1}, {1: 1}}, []float64{2, 10}, []float64{2, 8}, []int{0, 1}},
-		{"one that crosses a link twice is no slower than the other", []load{{0: 2}, {0: 1}}, []float64{9}, []float64{3, 3}, []int{0, 0}},
-		{"a chain", []load{{0: 1, 1: 1, 2: 1}, {0: 1}, {1: 1}, {2: 1}}, []float64{4, 6, 20}, []float64{2, 2, 4, 18}, []int{0, 0, 1, 2}},
-		{"no way", []load{{}, {0: 1}}, []float64{3}, []float64{0, 3}, []int{-1, 0}},
+		{"two on one link", []load{{{0, 1}}, {{0, 1}}}, []float64{10}, []float64{5, 5}, []int{0, 0}},
+		{"one is stopped early, the other takes the rest", []load{{{0, 1}, {1, 1}}, {{1, 1}}}, []float64{2, 10}, []float64{2, 8}, []int{0, 1}},
+		{"one that crosses a link twice is no slower than the other", []load{{{0, 2}}, {{0, 1}}}, []float64{9}, []float64{3, 3}, []int{0, 0}},
+		{"a chain", []load{{{0, 1}, {1, 1}, {2, 1}}, {{0, 1}}, {{1, 1}}, {{2, 1}}}, []float64{4, 6, 20}, []float64{2, 2, 4, 18}, []int{0, 0, 1, 2}},
+		{"no way", []load{{}, {{0, 1}}}, []float64{3}, []float64{0, 3}, []int{-1, 0}},
 		{"nobody", nil, []float64{3}, []float64{}, []int{}},
 	} {
 		rates, full := share(tt.flows, tt.capacity)

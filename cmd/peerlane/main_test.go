@@ -190,7 +190,7 @@ func TestCompletion(t *testing.T) {
 	}{
 		{[]string{"topo", "-o", ""}, "table\njson\nxml\n"},
 		{[]string{"plan", "-o", ""}, "table\njson\n:"},
-		{[]string{"cdi", "generate", "--class", ""}, "lane\ngpu\n"},
+		{[]string{"cdi", "generate", "--class", ""}, "lane\ngpu\nnic\n"},
 		{[]string{"--log-format", ""}, "text\njson\n"},
 		{[]string{"ver"}, "version\t"},
 	} {
