@@ -26,8 +26,8 @@ import (
 
 // The test binary is also the program in the containers: `test client NAME` says
 // in the file NAME of the directory of reports what it found and did, and ends;
-// `test server NAME` stays until it is told to end; `test nothing` does nothing.
-// After the name is a list of GPUs.
+// `test server NAME` stays until it is told to end; `test look NAME` asks no
+// relay, and `test nothing` does nothing. After the name is a list of GPUs.
 
 // reportsDir is where a container finds the directory of reports.
 const reportsDir = "/reports"
@@ -56,7 +56,7 @@ func play(arguments []string) int {
 	if arguments[0] == "nothing" {
 		return 0
 	}
-	r := work(arguments[2])
+	r := work(arguments[0], arguments[2])
 	text, err := json.Marshal(r)
 	if err == nil {
 		err = say(filepath.Join(reportsDir, arguments[1]), append(text, '\n'))
@@ -88,12 +88,15 @@ func say(path string, line []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-func work(list string) report {
+func work(role, list string) report {
 	r := report{UID: os.Getuid(), Environment: map[string]string{}}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	// The first action is to attach: the relay need not be there yet.
-	err := r.exchange(ctx, list)
+	var err error
+	if role != "look" {
+		err = r.exchange(ctx, list)
+	}
 	if err = errors.Join(err, r.lookAround()); err != nil {
 		r.Error = err.Error()
 	}

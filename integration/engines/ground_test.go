@@ -67,6 +67,7 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 		say("cd %s", merged)
 		say("pivot_root . .old")
 		say("umount -l /.old")
+		say("touch /etc/hosts /etc/resolv.conf") // a host has them
 	}
 	say("mount -t tmpfs tmpfs /run")
 	say("mkdir /run/cdi /run/lock /run/dev")
@@ -80,6 +81,8 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 	say("mount --rbind /run/dev /dev")
 	say("mount -t tmpfs tmpfs /dev/shm")
 	say("mount --bind %s /run/cdi", specifications)
+	// The ids of a user namespace that the engine chooses.
+	say("for file in subuid subgid; do echo daemon:100000:65536 >/run/$file; [ -e /etc/$file ] || : >/etc/$file; mount --bind /run/$file /etc/$file; done")
 	say("echo ready")
 	// Until the test closes its input.
 	say("exec cat >/dev/null")
