@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"path/filepath"
 	"slices"
 
 	"github.com/peerlane/peerlane/hook/layout"
@@ -17,6 +19,8 @@ type State struct {
 	Status string `json:"status"`
 	PID    int    `json:"pid"`
 	Bundle string `json:"bundle"`
+	// Root is the root file system's path, which crun alone tells.
+	Root string `json:"root"`
 }
 
 // ReadState reads a State.
@@ -47,6 +51,18 @@ func (s State) check() error {
 		return fmt.Errorf("container %q: the state names no bundle", s.ID)
 	}
 	return nil
+}
+
+// spec is the container's configuration. A crun that makes device nodes in a user
+// namespace loses its working directory on the way, and takes the "/" that is left
+// for the bundle: then the root file system is all that is known, and the warning
+// says what is not looked at.
+func (s State) spec() (spec *spec, warning, err error) {
+	spec, err = readSpec(s.Bundle)
+	if !errors.Is(err, fs.ErrNotExist) || !filepath.IsAbs(s.Root) {
+		return spec, nil, err
+	}
+	return rootOnly(s.Root), fmt.Errorf("container %q: its environment and its limits are not looked at: the runtime says that the bundle is %s, where no config.json is", s.ID, s.Bundle), nil
 }
 
 // Devices are what one CDI device asks for by the arguments of its hook.
@@ -92,10 +108,11 @@ func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err != nil {
 		return nil, err
 	}
-	spec, err := readSpec(s.Bundle)
+	spec, unread, err := s.spec()
 	if err != nil {
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
+	warning = errors.Join(warning, unread)
 	if err := nothingHidden(plan, spec); err != nil {
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
