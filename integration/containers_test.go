@@ -66,6 +66,7 @@ type bed struct {
 	runtime *bundle.Runtime
 	lanes   [2]topo.Lane
 	count   int
+	edit    func(*bundle.Bundle) // what a test changes in each bundle; nil for nothing
 }
 
 func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed {
@@ -166,6 +167,9 @@ func (b *bed) bundle(gpu topo.GPU, devices []string, role ...string) *bundle.Bun
 	}
 	// Race-built programs wait a second at their end.
 	built.Spec.Process.Env = append(built.Spec.Process.Env, "GORACE=atexit_sleep_ms=0")
+	if b.edit != nil {
+		b.edit(built)
+	}
 	if err := built.Write(); err != nil {
 		b.Fatal(err)
 	}
@@ -331,7 +335,8 @@ func (c *container) generation() hook.Info {
 	return hook.Info{}
 }
 
-// streaming starts two containers that exchange messages.
+// streaming starts two containers that exchange messages; the first has this
+// role.
 func (b *bed) streaming(roleA ...string) (a, z *container) {
 	b.Helper()
 	a, z = b.start(b.lanes[0], roleA...), b.start(b.lanes[1], "stream")

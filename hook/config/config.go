@@ -84,6 +84,10 @@ type CDI struct {
 	// Who shares this host: with single, containers may get server GPUs and NICs;
 	// with multi, only `lane=` is offered.
 	Tenancy string `toml:"tenancy"`
+	// Have `peerlane cdi refresh` load nvidia-peermem, or its predecessor
+	// nv_peer_mem, on a host with RDMA devices where neither is loaded. DMA-BUF
+	// needs no module.
+	LoadPeermem bool `toml:"load_peermem"`
 }
 
 // Runtime is what peerlane-runtime does, for engines without CDI.
