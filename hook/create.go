@@ -15,6 +15,8 @@ type State struct {
 	Status string `json:"status"`
 	PID    int    `json:"pid"`
 	Bundle string `json:"bundle"`
+	// Annotations are those of config.json. An image may have put them there.
+	Annotations map[string]string `json:"annotations"`
 }
 
 // ReadState reads a State.

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -101,24 +100,6 @@ func (d *docker) must(arguments ...string) string {
 	return string(out)
 }
 
-// importImage makes the image, of the test's own program and what it is linked
-// with.
-func (d *docker) importImage() {
-	d.bed.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		d.bed.Fatal(err)
-	}
-	rootfs, archive := filepath.Join(d.bed.Root, "image"), filepath.Join(d.bed.Root, "image.tar")
-	if err := bundle.RootFS(rootfs, []bundle.File{{Host: self, Container: "/usr/bin/test"}}, d.bed.Libraries...); err != nil {
-		d.bed.Fatal(err)
-	}
-	if out, err := exec.Command("tar", "-C", rootfs, "-cf", archive, ".").CombinedOutput(); err != nil {
-		d.bed.Fatalf("tar: %v: %s", err, out)
-	}
-	d.must("import", "--change", "ENV GORACE=atexit_sleep_ms=0", archive, image)
-}
-
 // run is `docker run`, with options, of a role.
 func (d *docker) run(name string, options []string, role ...string) *container {
 	d.bed.Helper()
@@ -148,7 +129,7 @@ func TestDockerWithoutCDI(t *testing.T) {
 		"peerlane":      b.runtime.Before,
 		"peerlane-lane": append(b.runtime.Before[:len(b.runtime.Before):len(b.runtime.Before)], "--peerlane-device="+devices(b.lanes[1])),
 	})
-	d.importImage()
+	d.must("import", "--change", "ENV GORACE=atexit_sleep_ms=0", b.imageArchive(), image)
 	b.nics()
 	within := func(t *testing.T) *docker {
 		part := *b

@@ -26,6 +26,9 @@ specification (peerlane cdi generate) says so.
   peerlane-hook create [--root DIR] --lane UUID@ADDRESS [--lane ...]
       as a createRuntime or prestart hook: start the container's relay and
       mount its socket at /run/peerlane
+  peerlane-hook create-annotated [--root DIR]
+      the same for the lanes that the annotation peerlane.dev/lanes asks for,
+      where [hook] annotations = true permits that
   peerlane-hook remove [--root DIR]
       as a poststop hook: remove what ended containers have left
   peerlane-hook supervise --root DIR --generation ID
@@ -62,6 +65,8 @@ func run(args []string) error {
 	switch command {
 	case "create":
 		return create(args)
+	case "create-annotated":
+		return createAnnotated(args)
 	case "remove":
 		return remove(args)
 	case "supervise":
