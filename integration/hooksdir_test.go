@@ -100,9 +100,16 @@ func TestLanesByAnnotation(t *testing.T) {
 type podman struct {
 	bed     *bed
 	options []string
+	// as makes a command somebody else's; nil for root's.
+	as func(*exec.Cmd) *exec.Cmd
 }
 
 func newPodman(b *bed, options ...string) *podman {
+	b.Helper()
+	return podmanAs(b, nil, options...)
+}
+
+func podmanAs(b *bed, as func(*exec.Cmd) *exec.Cmd, options ...string) *podman {
 	b.Helper()
 	if _, err := exec.LookPath("podman"); err != nil {
 		b.Skipf("needs podman: %v", err)
@@ -110,7 +117,7 @@ func newPodman(b *bed, options ...string) *podman {
 	dir := filepath.Join(b.Root, "podman")
 	p := &podman{b, append([]string{
 		"--root", dir + "/graph", "--runroot", dir + "/run", "--tmpdir", dir + "/tmp", "--cgroup-manager=cgroupfs", "--events-backend=file",
-	}, options...)}
+	}, options...), as}
 	if b.runtime.Before == nil {
 		p.options = append(p.options, "--runtime", b.runtime.Path())
 	} else {
@@ -133,16 +140,25 @@ func newPodman(b *bed, options ...string) *podman {
 }
 
 func (p *podman) command(ctx context.Context, arguments ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, "podman", append(p.options[:len(p.options):len(p.options)], arguments...)...)
+	c := exec.CommandContext(ctx, "podman", append(p.options[:len(p.options):len(p.options)], arguments...)...)
+	if p.as != nil {
+		c = p.as(c)
+	}
+	return c
 }
 
-// run is `podman run`, with options, of a role that ends by itself.
-func (p *podman) run(options []string, role ...string) (out string, err error) {
+// runCommand is `podman run`, with options, of a role.
+func (p *podman) runCommand(options []string, role ...string) *exec.Cmd {
 	arguments := append([]string{
 		"run", "--rm", "--network=none",
 		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", // it would raise them, which may be forbidden
 	}, options...)
-	c := p.command(context.Background(), append(append(arguments, image, "/usr/bin/test", "role"), role...)...)
+	return p.command(context.Background(), append(append(arguments, image, "/usr/bin/test", "role"), role...)...)
+}
+
+// run runs a role that ends by itself.
+func (p *podman) run(options []string, role ...string) (out string, err error) {
+	c := p.runCommand(options, role...)
 	var text bytes.Buffer
 	c.Stdout, c.Stderr = &text, &text
 	err = c.Run()

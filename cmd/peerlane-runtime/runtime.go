@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -47,7 +49,7 @@ func check(path string) error {
 	switch mode := info.Mode(); {
 	case !mode.IsRegular() || mode&0o111 == 0:
 		return fmt.Errorf("%s is no program (%v)", path, mode)
-	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
+	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid() && !unmapped(stat.Uid):
 		return fmt.Errorf("%s belongs to uid %d, who could write anything into what root runs; chown root %s", path, stat.Uid, path)
 	case mode.Perm()&0o022 != 0:
 		return fmt.Errorf("%s can be written by others than its owner (mode %04o), and root runs it; chmod go-w %s", path, mode.Perm(), path)
@@ -60,4 +62,21 @@ func check(path string) error {
 		return fmt.Errorf("%s is peerlane-runtime itself; runtime.path in config.toml names the runtime that it runs", path)
 	}
 	return nil
+}
+
+// unmapped says that a file's owner has no number in this user namespace, which
+// is the host's root for all that can be told: a rootless engine's runtime.
+func unmapped(uid uint32) bool {
+	overflow, err := os.ReadFile("/proc/sys/kernel/overflowuid")
+	if err != nil || strings.TrimSpace(string(overflow)) != strconv.Itoa(int(uid)) {
+		return false
+	}
+	return rootless()
+}
+
+// rootless says that this process is in a user namespace that not all users of
+// the host are mapped into: that of an engine without root.
+func rootless() bool {
+	uids, err := os.ReadFile("/proc/self/uid_map")
+	return err == nil && !slices.Equal(strings.Fields(string(uids)), []string{"0", "0", "4294967295"})
 }
