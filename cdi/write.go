@@ -22,10 +22,6 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Kinds are all kinds of device that any version of Peerlane writes, whether a
-// host offers them or not.
-var Kinds = []string{KindLane, KindGPU, Vendor + "/nic"}
-
 // Format is the form of a file of specifications. Engines read both.
 type Format string
 

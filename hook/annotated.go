@@ -41,20 +41,15 @@ func CreateAnnotated(l layout.Layout, s State, runtimeRoot string) (warning, err
 	if err := hasAnchor(l, s); err != nil {
 		return nil, err
 	}
-	return Create(l, s, runtimeRoot, names)
+	return Create(l, s, runtimeRoot, Devices{Lanes: names})
 }
 
 // hasAnchor looks for the anchor among a container's mounts. Attach finds out
 // whether it really is there; this one has the remedy.
 func hasAnchor(l layout.Layout, s State) error {
-	var spec struct {
-		Mounts []struct {
-			Destination string `json:"destination"`
-			Source      string `json:"source"`
-		} `json:"mounts"`
-	}
-	if err := readJSON(filepath.Join(s.Bundle, "config.json"), &spec); err != nil {
-		return fmt.Errorf("looking for the mounts of container %q: %w", s.ID, err)
+	spec, err := readSpec(s.Bundle)
+	if err != nil {
+		return fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	for _, m := range spec.Mounts {
 		if filepath.Clean(m.Destination) == layout.ContainerDir && filepath.Clean(m.Source) == l.Anchor() {

@@ -61,7 +61,7 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 			mount := strings.Replace(test.mount, "ANCHOR", l.Anchor(), 1)
 			if err := errors.Join(l.Create(), testPlan("/sys").Write(l.PlanFile()),
 				os.WriteFile(l.ConfigFile(), []byte(test.config), 0o644),
-				os.WriteFile(filepath.Join(bundle, "config.json"), fmt.Appendf(nil, `{"mounts":[{"destination":"/run/peerlane","source":%q}]}`, mount), 0o644),
+				os.WriteFile(filepath.Join(bundle, "config.json"), fmt.Appendf(nil, `{"root":{"path":"rootfs"},"mounts":[{"destination":"/run/peerlane","source":%q}]}`, mount), 0o644),
 			); err != nil {
 				t.Fatal(err)
 			}

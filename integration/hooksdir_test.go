@@ -127,7 +127,7 @@ func podmanAs(b *bed, as func(*exec.Cmd) *exec.Cmd, options ...string) *podman {
 		}
 	}
 	archive := b.imageArchive()
-	if out, err := p.command(context.Background(), "import", "--change", "ENV GORACE=atexit_sleep_ms=0", archive, image).CombinedOutput(); err != nil {
+	if out, err := p.command(context.Background(), "import", "--change", "ENV GORACE=atexit_sleep_ms=0", archive, testImage).CombinedOutput(); err != nil {
 		b.Fatalf("podman import: %v: %s", err, out)
 	}
 	b.Cleanup(func() {
@@ -153,7 +153,7 @@ func (p *podman) runCommand(options []string, role ...string) *exec.Cmd {
 		"run", "--rm", "--network=none",
 		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", // it would raise them, which may be forbidden
 	}, options...)
-	return p.command(context.Background(), append(append(arguments, image, "/usr/bin/test", "role"), role...)...)
+	return p.command(context.Background(), append(append(arguments, testImage, "/usr/bin/test", "role"), role...)...)
 }
 
 // run runs a role that ends by itself.

@@ -37,16 +37,20 @@ func (c *container) do(arguments ...string) {
 // says.
 func (c *container) exec(role ...string) []said {
 	c.bed.Helper()
-	command := append([]string{"exec", c.id, "/usr/bin/test", "role"}, role...)
-	out, err := c.bed.runtime.Command(context.Background(), command...).CombinedOutput()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	defer cancel()
+	cmd := c.bed.runtime.Command(ctx, append([]string{"exec", c.id, "/usr/bin/test", "role"}, role...)...)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
 	if err != nil {
-		c.bed.Fatalf("%s %s: %v: %s", c.bed.runtime.Name, strings.Join(command, " "), err, out)
+		c.bed.Fatalf("exec %q in container %s: %v: %s%s", role, c.id, err, out, errs.Bytes())
 	}
 	var list []said
 	for line := range bytes.Lines(out) {
 		var s said
 		if err := json.Unmarshal(line, &s); err != nil {
-			c.bed.Fatalf("%q: %v", line, err)
+			c.bed.Fatalf("exec %q in container %s says %q: %v", role, c.id, line, err)
 		}
 		list = append(list, s)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,11 +25,20 @@ import (
 
 // said is one line of a role.
 type said struct {
-	Kind   string      `json:"kind"` // listening, connected, moving, round, error, again, child-ended, hello
+	Kind   string      `json:"kind"` // listening, connected, moving, round, error, again, child-ended, hello, look
 	Handle wire.Handle `json:"handle"`
 	Error  string      `json:"error,omitempty"`
 	Status wire.Status `json:"status,omitempty"`
 	Peer   string      `json:"peer,omitempty"`
+	Look   *look       `json:"look,omitempty"`
+}
+
+// look is what a process finds around itself.
+type look struct {
+	Environment []string
+	Nodes       []string // below /dev
+	Memlock     string   // the soft limit, as in /proc/self/limits
+	Relay       bool     // there is a relay's socket
 }
 
 func say(s said) {
@@ -50,6 +60,7 @@ func play(arguments []string) int {
 		"stream": stream,
 		"export": func([]string) error { return exportOnly() },
 		"parent": parent,
+		"look":   func([]string) error { return lookAround() },
 		"sleep":  func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]
@@ -77,6 +88,33 @@ func hello() error {
 	}
 	say(said{Kind: "hello"})
 	return s.Close()
+}
+
+// lookAround says what it finds, and stays until its input is closed.
+func lookAround() error {
+	found := &look{Environment: os.Environ()}
+	for _, pattern := range []string{"/dev/nvidia*", "/dev/infiniband/*"} {
+		nodes, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		found.Nodes = append(found.Nodes, nodes...)
+	}
+	limits, err := os.ReadFile("/proc/self/limits")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(limits)) {
+		if rest, is := strings.CutPrefix(line, "Max locked memory"); is {
+			found.Memlock = strings.Fields(rest)[0]
+		}
+	}
+	if _, err := os.Stat(client.DefaultSocket); err == nil {
+		found.Relay = true
+	}
+	say(said{Kind: "look", Look: found})
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
 }
 
 // gpuClient is a session with exported memory.

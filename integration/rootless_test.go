@@ -17,6 +17,8 @@ import (
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -63,12 +65,12 @@ func (b *bed) give(uid, gid int) {
 	}
 }
 
-// mountNodes has the GPU vendor's specification mount the nodes: a runtime without
-// root does so with those of the same path on the host, and the simulator's lie
-// elsewhere.
-func (b *bed) mountNodes() {
+// mountNodes has the specifications of a kind mount device nodes: a runtime
+// without root does so by itself with those of the same path on the host, and the
+// simulator's lie elsewhere.
+func (b *bed) mountNodes(kind string) {
 	b.Helper()
-	path := filepath.Join(b.CDIDir(), "nvidia.com-gpu.json")
+	path := filepath.Join(b.CDIDir(), cdi.FileName(kind))
 	var spec specs.Spec
 	text, err := os.ReadFile(path)
 	if err == nil {
@@ -77,8 +79,11 @@ func (b *bed) mountNodes() {
 	if err != nil {
 		b.Fatal(err)
 	}
+	all := []*specs.ContainerEdits{&spec.ContainerEdits}
 	for i := range spec.Devices {
-		edits := &spec.Devices[i].ContainerEdits
+		all = append(all, &spec.Devices[i].ContainerEdits)
+	}
+	for _, edits := range all {
 		for _, node := range edits.DeviceNodes {
 			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: node.HostPath, ContainerPath: node.Path, Options: []string{"bind", "rw"}})
 		}
@@ -104,14 +109,15 @@ func (b *bed) as(uid, gid int, c *exec.Cmd) *exec.Cmd {
 
 func TestRootlessPodman(t *testing.T) {
 	uid, gid := ordinary(t)
-	b := withoutCDI(t, "runc", []string{"peerlane.dev/lane=*", "nvidia.com/gpu=*"})
+	b := withoutCDI(t, "runc", []string{"peerlane.dev/lane=*", "peerlane.dev/gpu=*", "nvidia.com/gpu=*"})
 	for _, dir := range []string{"home", "xdg"} {
 		if err := os.Mkdir(filepath.Join(b.Root, dir), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
 	as := func(c *exec.Cmd) *exec.Cmd { return b.as(uid, gid, c) }
-	b.mountNodes()
+	b.mountNodes("nvidia.com/gpu")
+	b.mountNodes(cdi.KindGPU)
 	b.nics()
 	b.give(uid, gid)
 	p := podmanAs(b, as, "--storage-driver=vfs")
@@ -137,4 +143,34 @@ func TestRootlessPodman(t *testing.T) {
 	z.tell(said{Handle: handleA})
 	a.next("moving")
 	z.next("moving")
+
+	// The relay has no more power than the user.
+	relay := b.generationOf(b.gpu(b.lanes[0])).Status.Relay
+	info, err := os.Stat(fmt.Sprintf("/proc/%d", relay.PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if owner := info.Sys().(*syscall.Stat_t).Uid; int(owner) != uid {
+		t.Errorf("the relay is user %d's, and the container %d's", owner, uid)
+	}
+	out, err := p.run([]string{fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/gpu=%d", b.gpu(b.lanes[0]).Index)}, "hello")
+	if err == nil || !strings.Contains(out, "this engine runs without root") || !strings.Contains(out, "ask for peerlane.dev/lane=") {
+		t.Errorf("a device peerlane.dev/gpu=: %v: %s", err, out)
+	}
+}
+
+// generationOf is the one with a GPU's lane.
+func (b *bed) generationOf(g topo.GPU) hook.Info {
+	b.Helper()
+	list, err := hook.List(b.Layout)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, info := range list {
+		if info.Config.Lanes[0].GPU.BusID == g.BusID {
+			return info
+		}
+	}
+	b.Fatalf("no generation of GPU %d among %d", g.Index, len(list))
+	return hook.Info{}
 }

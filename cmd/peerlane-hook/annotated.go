@@ -21,7 +21,7 @@ func createAnnotated(args []string) error {
 	}
 	warning, err := hook.CreateAnnotated(l, state, runtimeRoot())
 	if warning != nil {
-		logrus.WithError(warning).Warn("removing what ended containers have left")
+		logrus.Warn(warning)
 	}
 	return err
 }

@@ -111,7 +111,7 @@ func run(c commandLine) error {
 // treeRoot is what the configuration hangs on: for an engine without root, what
 // its user has for as long as being logged in.
 func (c commandLine) treeRoot() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); c.root == "" && filepath.IsAbs(dir) && (os.Geteuid() != 0 || rootless()) {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); c.root == "" && filepath.IsAbs(dir) && (os.Geteuid() != 0 || hook.Rootless()) {
 		return filepath.Join(dir, "peerlane")
 	}
 	return c.root

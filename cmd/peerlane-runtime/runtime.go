@@ -6,10 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/peerlane/peerlane/hook"
 )
 
 // searchPath is where a runtime is looked for. PATH is the engine's, and says
@@ -71,12 +72,5 @@ func unmapped(uid uint32) bool {
 	if err != nil || strings.TrimSpace(string(overflow)) != strconv.Itoa(int(uid)) {
 		return false
 	}
-	return rootless()
-}
-
-// rootless says that this process is in a user namespace that not all users of
-// the host are mapped into: that of an engine without root.
-func rootless() bool {
-	uids, err := os.ReadFile("/proc/self/uid_map")
-	return err == nil && !slices.Equal(strings.Fields(string(uids)), []string{"0", "0", "4294967295"})
+	return hook.Rootless()
 }

@@ -92,8 +92,10 @@ func newGenerateCommand(a *app) *cobra.Command {
                        nvidia.com/gpu=N
   peerlane.dev/gpu=N   all of that, and the device nodes of the GPU, its server
                        GPUs and its NIC; not with tenancy = "multi"
+  peerlane.dev/nic=M   the device nodes of a NIC; not with tenancy = "multi"
 
-N is a GPU's index, UUID or PCI address, a group of the configuration, or "all".
+N is a GPU's index, UUID or PCI address, a group of the configuration, or "all",
+and M a NIC's name or PCI address, or "all".
 
 With --spec-dir the specifications are installed there, and the plan is written
 to var/lib/peerlane/plan.json, where the hook reads it when a container starts.

@@ -294,7 +294,7 @@ func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
 			t.Errorf("the diff lacks %q:\n%s", want, out)
 		}
 	}
-	if out := h.run("remove", "--dry-run"); strings.Count(out, "would have removed") != 3 {
+	if out := h.run("remove", "--dry-run"); strings.Count(out, "would have removed") != 4 {
 		t.Errorf("remove --dry-run printed %q", out)
 	}
 	if diff := cmp.Diff(before, h.state()); diff != "" {
@@ -308,10 +308,10 @@ func TestFormats(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	for _, test := range []struct{ args, names []string }{
-		{[]string{"generate", "--format", "yaml", "--hook", h.hook, "--spec-dir", h.specDir}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml"}},
-		{[]string{"refresh"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml"}},
-		{[]string{"refresh", "--format", "json"}, []string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json"}},
-		{[]string{"refresh", "--format", "yaml"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml"}},
+		{[]string{"generate", "--format", "yaml", "--hook", h.hook, "--spec-dir", h.specDir}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
+		{[]string{"refresh"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
+		{[]string{"refresh", "--format", "json"}, []string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}},
+		{[]string{"refresh", "--format", "yaml"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
 	} {
 		h.run(test.args...)
 		if diff := cmp.Diff(test.names, namesIn(t, h.specDir)); diff != "" {
@@ -426,7 +426,7 @@ func TestManyAtOnce(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the reader hangs")
 	}
-	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json"}, namesIn(t, h.specDir)); diff != "" {
+	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, namesIn(t, h.specDir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	// All is of one host, whichever came last.
@@ -464,7 +464,7 @@ func TestRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := decode[struct{ Removed []string }](t, h.args("remove", "-o", "json")...)
-	want := []string{h.specFile("lane"), h.specFile("gpu"), damaged, h.planFile()}
+	want := []string{h.specFile("lane"), h.specFile("gpu"), damaged, h.specFile("nic"), h.planFile()}
 	if diff := cmp.Diff(want, got.Removed); diff != "" {
 		t.Errorf("removed (-want +got):\n%s", diff)
 	}

@@ -66,6 +66,11 @@ type Relay struct {
 	// Absolute path of peerlane-relay; empty stands for the one beside
 	// peerlane-hook.
 	Binary string `toml:"binary"`
+	// Who starts relays: systemd, as peerlane-relay@.service, or the hook itself
+	// (fork), as a process of its own. With auto it is systemd where that is
+	// process 1 and peerlane-relay.socket is there, and the hook elsewhere, or when
+	// systemd does not answer.
+	Launcher string `toml:"launcher"`
 	// The way of a message between two containers of this host: auto, staged or
 	// direct.
 	Route string `toml:"route"`
@@ -111,6 +116,13 @@ type Runtime struct {
 	Devices []string `toml:"devices,omitempty"`
 }
 
+// Who starts relays.
+const (
+	LauncherAuto    = "auto"    // systemd where it offers that, else the hook
+	LauncherSystemd = "systemd" // a service of systemd's, or the container does not start
+	LauncherFork    = "fork"    // the hook
+)
+
 // Who shares a host.
 const (
 	TenancySingle = "single" // one tenant: containers may get server GPUs and NICs
@@ -133,7 +145,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 // Default is the configuration of a host without config.toml.
 func Default() Config {
 	return Config{
-		Relay: Relay{Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20},
+		Relay: Relay{Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20},
 		GDR:   topo.GDRPolicy{MaxPath: topo.PXB},
 		CDI:   CDI{Tenancy: TenancySingle},
 	}
@@ -186,6 +198,7 @@ func (c Config) check() error {
 		key, value string
 		known      []string
 	}{
+		{"relay.launcher", r.Launcher, []string{LauncherAuto, LauncherSystemd, LauncherFork}},
 		{"relay.route", r.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
 		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},

@@ -46,6 +46,7 @@ func TestEveryKey(t *testing.T) {
 	got, _, err := load(t, `
 [relay]
 binary = "/opt/peerlane-relay"
+launcher = "systemd"
 route = "staged"
 transport = "loop"
 slots = 4
@@ -85,7 +86,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 	limit := config.Size(2 << 30)
 	want := config.Config{
 		Relay: config.Relay{
-			Binary: "/opt/peerlane-relay", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
+			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
 		},
 		GDR: topo.GDRPolicy{MaxPath: topo.PHB, NICs: map[string]topo.PathType{"mlx5_0": topo.SYS}},
@@ -135,6 +136,7 @@ func TestRefused(t *testing.T) {
 		{"no TOML", "relay", "line 1"},
 		{"wrong type", "[relay]\nslots = \"many\"", "relay.slots"},
 		{"relative binary", "[relay]\nbinary = \"relay\"", "relay.binary"},
+		{"launcher", "[relay]\nlauncher = \"upstart\"", `relay.launcher is "upstart"; auto, systemd, fork`},
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
 		{"transport", "[relay]\ntransport = \"verbs\"", "relay.transport"},
 		{"no slots", "[relay]\nslots = 0", "relay.slots"},
