@@ -21,6 +21,8 @@ type State struct {
 	Bundle string `json:"bundle"`
 	// Root is the root file system's path, which crun alone tells.
 	Root string `json:"root"`
+	// Annotations are those of config.json. An image may have put them there.
+	Annotations map[string]string `json:"annotations"`
 }
 
 // ReadState reads a State.
@@ -87,6 +89,9 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err := s.check(); err != nil {
 		return nil, err
 	}
+	if err := d.withoutRoot(); err != nil {
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+	}
 	collected := make(chan error, 1)
 	go func() {
 		_, err := Collect(l)
@@ -108,11 +113,10 @@ func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err != nil {
 		return nil, err
 	}
-	spec, unread, err := s.spec()
+	spec, warning, err := s.spec()
 	if err != nil {
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	warning = errors.Join(warning, unread)
 	if err := nothingHidden(plan, spec); err != nil {
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
@@ -133,7 +137,7 @@ func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	}
 	if len(d.GPUs)+len(d.NICs) > 0 {
 		if err := raiseMemlock(s.PID, spec); err != nil {
-			warning = fmt.Errorf("container %q: %w", s.ID, err)
+			warning = errors.Join(warning, fmt.Errorf("container %q: %w", s.ID, err))
 		}
 	}
 	if len(lanes) == 0 {
