@@ -61,7 +61,7 @@ func TestWriteInstallsWhatRootlessEnginesCanRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json"}, entries(t, dir)); diff != "" {
+	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, entries(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	for _, name := range entries(t, dir) {
@@ -115,8 +115,8 @@ func TestWriteKeepsTheOldFileWhenTheNewOneIsRefused(t *testing.T) {
 	if string(before) != string(after) {
 		t.Error("the refused specification replaced the old one")
 	}
-	if got := len(entries(t, dir)); got != 2 {
-		t.Errorf("%d files, want the two old ones: %v", got, entries(t, dir))
+	if got := len(entries(t, dir)); got != 3 {
+		t.Errorf("%d files, want the three old ones: %v", got, entries(t, dir))
 	}
 }
 

@@ -31,8 +31,9 @@ type Config struct {
 	// GPUs that containers ask for together, by index, UUID or PCI address:
 	// `half0 = ["0", "1", "2", "3"]` makes the device `peerlane.dev/gpu=half0`, and
 	// `peerlane.dev/lane=half0`.
-	Groups map[string][]string `toml:"groups,omitempty"`
-	CDI    CDI                 `toml:"cdi"`
+	Groups  map[string][]string `toml:"groups,omitempty"`
+	CDI     CDI                 `toml:"cdi"`
+	Runtime Runtime             `toml:"runtime"`
 }
 
 // Plan is what the plan of lanes is not left to decide by itself.
@@ -88,6 +89,23 @@ type CDI struct {
 	// Who shares this host: with single, containers may get server GPUs and NICs;
 	// with multi, only `lane=` is offered.
 	Tenancy string `toml:"tenancy"`
+	// Have `peerlane cdi refresh` load nvidia-peermem, or its predecessor
+	// nv_peer_mem, on a host with RDMA devices where neither is loaded. DMA-BUF
+	// needs no module.
+	LoadPeermem bool `toml:"load_peermem"`
+}
+
+// Runtime is what peerlane-runtime does, for engines without CDI.
+type Runtime struct {
+	// Absolute path of the OCI runtime that peerlane-runtime runs; empty stands for
+	// the first of runc and crun in /usr/local/sbin, /usr/local/bin, /usr/sbin,
+	// /usr/bin, /sbin and /bin.
+	Path string `toml:"path"`
+	// The CDI devices that a container may ask peerlane-runtime for by the variable
+	// PEERLANE_DEVICES or the annotation peerlane.dev/devices, which an image can set
+	// as well as a user: `"peerlane.dev/lane=*"`, where * stands for any name. None
+	// unless stated.
+	Devices []string `toml:"devices,omitempty"`
 }
 
 // Who starts relays.
@@ -186,6 +204,14 @@ func (c Config) check() error {
 	}
 	if r.SlotSize < 64<<10 || r.SlotSize > 1<<30 || r.SlotSize%(64<<10) != 0 {
 		return fmt.Errorf("relay.slot_size is %s; a multiple of 64 KiB up to 1 GiB is possible", humanize.IBytes(uint64(r.SlotSize)))
+	}
+	if p := c.Runtime.Path; p != "" && !filepath.IsAbs(p) {
+		return fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories", p)
+	}
+	for _, pattern := range c.Runtime.Devices {
+		if err := checkPattern(pattern); err != nil {
+			return fmt.Errorf("runtime.devices has %q: %w", pattern, err)
+		}
 	}
 	for _, e := range r.Environment {
 		if name, _, ok := strings.Cut(e, "="); !ok || name == "" || strings.ContainsRune(e, 0) {
