@@ -45,15 +45,15 @@ func TestAHostWithRelaysShutsDown(t *testing.T) {
 	// `make test-vm` has made them.
 	run("cp", "bin/peerlane-hook", "bin/peerlane-relay", filepath.Join(o.Share, "bin"))
 	run("cp", "bin/libpeerlane-cuda-sim.so", filepath.Join(o.Share, "test"))
-	test := filepath.Join(o.Share, "test/full.test")
-	run("go", "test", "-c", "-tags", "vm", "-vet=off", "-o", test, "./integration/vm/cases/full")
+	test := filepath.Join(o.Share, "test/units.test")
+	run("go", "test", "-c", "-tags", "vm", "-vet=off", "-o", test, "./integration/vm/cases/units")
 
 	m := start(t, o)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 6*time.Minute, errors.New("it does not shut down"))
 	defer cancel()
 	err = m.Run(ctx, control.Command{
-		Argv: []string{"/share/test/full.test", "-test.run=^TestPowerOff$", "-test.v"},
-		Env:  []string{"PEERLANE_VM_POWEROFF=1", "PEERLANE_TEST_BINARIES=/share/bin", "HOME=/root"}, Dir: "/source/integration/vm/cases/full",
+		Argv: []string{"/share/test/units.test", "-test.run=^TestPowerOff$", "-test.v"},
+		Env:  []string{"PEERLANE_VM_POWEROFF=1", "PEERLANE_TEST_BINARIES=/share/bin", "HOME=/root"}, Dir: "/source/integration/vm/cases/units",
 	}, nil, t.Output(), t.Output())
 	demand(t, err, "the machine ended")
 	// systemd's own words are there.

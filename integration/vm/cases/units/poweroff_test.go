@@ -1,6 +1,6 @@
 //go:build vm
 
-package full_test
+package units_test
 
 import (
 	"os"

@@ -1,6 +1,8 @@
 //go:build vm
 
-package full_test
+// Package units_test runs in the full image: relays as services of systemd's, as
+// packages install them.
+package units_test
 
 import (
 	"bytes"
@@ -37,6 +39,23 @@ const (
 	relaySlice   = `/system.slice/system-peerlane\x2drelay.slice/peerlane-relay@`
 	dropInFolder = "/run/systemd/system/" + relaySocket + ".d"
 )
+
+func TestMain(m *testing.M) {
+	if err := inside.SystemIsUp(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func read(t testing.TB, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
 
 // install does what a package does, until the test ends.
 func install(t testing.TB) {
@@ -192,27 +211,32 @@ func (o *operator) start() (*container, hook.Info) {
 	return c, o.ready(c)
 }
 
+// patience is for twenty containers at once, on one emulated processor that
+// other machines' work may share: a start takes seconds there.
+const patience = 6 * time.Minute
+
 // ready waits until a container's relay answers.
 func (o *operator) ready(c *container) (found hook.Info) {
 	o.Helper()
-	inside.Eventually(o.TB, "the relay of "+c.id, func() (bool, string) {
+	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 		select {
 		case err := <-c.ended:
+			c.once.Do(func() {}) // there is nothing to end
 			o.Fatalf("container %s ended: %v: %s", c.id, err, c.stderr.String())
 		default:
 		}
 		all, err := hook.List(o.Layout)
 		if err != nil {
-			return false, err.Error()
+			o.Fatal(err)
 		}
 		i := slices.IndexFunc(all, func(i hook.Info) bool { return i.Container.ID == c.id })
-		if i < 0 {
-			return false, "not there"
+		if i >= 0 && all[i].Status.State == hook.StateReady {
+			return all[i]
 		}
-		found = all[i]
-		return found.Status.State == hook.StateReady, fmt.Sprintf("%+v", found.Status)
-	})
-	return found
+		if time.Now().After(end) {
+			o.Fatalf("container %s has no relay; there are %+v", c.id, all)
+		}
+	}
 }
 
 // end ends a container as it would by itself.
@@ -412,22 +436,7 @@ func TestTwentyUnitsAtOnce(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for _, c := range all {
-		var g hook.Info
-		// Each takes its part of one emulated processor.
-		for end := time.Now().Add(4 * time.Minute); ; time.Sleep(time.Second) {
-			list, err := hook.List(o.Layout)
-			if err != nil {
-				t.Fatal(err)
-			}
-			i := slices.IndexFunc(list, func(i hook.Info) bool { return i.Container.ID == c.id && i.Status.State == hook.StateReady })
-			if i >= 0 {
-				g = list[i]
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("container %s has no relay: %s", c.id, c.stderr.String())
-			}
-		}
+		g := o.ready(c)
 		o.serves(g)
 		seen[o.unitOf(g)] = true
 	}
