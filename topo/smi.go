@@ -168,6 +168,12 @@ func smiRow(l smiLine) bool {
 	return cell && (smiGPU.MatchString(l.words[0].text) || smiNIC.MatchString(l.words[0].text))
 }
 
+// smiIndex is the number in the name of a GPU.
+func smiIndex(label string) int {
+	index, _ := strconv.Atoi(smiGPU.FindStringSubmatch(label)[1]) // six digits are a number
+	return index
+}
+
 type smiReader struct {
 	labels   []string
 	affinity bool // columns follow the matrix
@@ -247,6 +253,8 @@ func (r *smiReader) header(l smiLine) error {
 		switch {
 		case !smiName.MatchString(w.text):
 			return l.fail(w.column, "%q is no name of a GPU or NIC", w.text)
+		case smiGPU.MatchString(w.text) && smiIndex(w.text) > maxIndex:
+			return l.fail(w.column, "%s: %w", w.text, checkIndex(smiIndex(w.text)))
 		case seen[w.text]:
 			return l.fail(w.column, "a second column %s", w.text)
 		case len(r.labels) == maxSMIDevices:
@@ -357,16 +365,12 @@ func (r *smiReader) host() (*Host, error) {
 	names := slices.Clone(r.labels)
 	indices := map[int]string{}
 	for i, label := range r.labels {
-		m := smiGPU.FindStringSubmatch(label)
-		if m == nil {
+		if !smiGPU.MatchString(label) {
 			names[i] = cmp.Or(r.renamed[label], label)
 			h.NICs = append(h.NICs, NIC{Name: names[i], NUMA: -1})
 			continue
 		}
-		index, err := strconv.Atoi(m[1])
-		if err != nil {
-			return nil, err
-		}
+		index := smiIndex(label)
 		if other, taken := indices[index]; taken {
 			return nil, fmt.Errorf("%s and %s are one number", other, label)
 		}
@@ -400,7 +404,7 @@ func (r *smiReader) numaOf(l smiLine) int {
 		return -1
 	}
 	numa, err := strconv.Atoi(tail[column].text)
-	if err != nil || numa < 0 || numa > 1<<16 {
+	if err != nil || checkNUMA(numa) != nil {
 		return -1
 	}
 	return numa
