@@ -382,11 +382,37 @@ func (r *smiReader) host() (*Host, error) {
 			h.Matrix[[2]string{from, to}] = r.types[i][j]
 		}
 	}
+	for i := range h.GPUs {
+		h.GPUs[i].NVLinks = r.nvlinks(h.GPUs[i].BusID)
+	}
 	slices.SortFunc(h.GPUs, func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
 	slices.SortFunc(h.NICs, func(a, b NIC) int { return compareNatural(a.Name, b.Name) })
 	h.judge()
 	h.note("%s", smiNote)
 	return h, nil
+}
+
+// mostNVLinks is how many a GPU has at most: 18 from Hopper on.
+const mostNVLinks = 18
+
+// nvlinks are those of a GPU, by what NV4 counts. More to all its peers than a GPU
+// has are the same ones to each of them, through NVSwitches.
+func (r *smiReader) nvlinks(gpu string) (links []NVLink) {
+	i, total, equal := slices.Index(r.labels, gpu), 0, true
+	for j, to := range r.labels {
+		text, counts := strings.CutPrefix(r.rows[i].words[1+j].text, "NV")
+		if !counts || !smiGPU.MatchString(to) {
+			continue
+		}
+		n, _ := strconv.Atoi(text) // up to four digits, as smiCell has seen
+		equal = equal && (len(links) == 0 || links[0].Count == n)
+		links = append(links, NVLink{Peer: to, Count: n})
+		total += n
+	}
+	if total > mostNVLinks && equal && len(links) > 1 {
+		return []NVLink{{Count: links[0].Count}}
+	}
+	return links
 }
 
 // numaOf reads the NUMA affinity of a row; -1 where it is none or several.

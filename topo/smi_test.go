@@ -48,8 +48,8 @@ func TestMatrixOfNvidiaSMIIsAHost(t *testing.T) {
 		Source: Source{Kind: SourceSMI, File: "matrix.txt"},
 		CPUs:   []CPU{}, Switches: []Switch{},
 		GPUs: []GPU{
-			{Index: 0, BusID: "GPU0", Minor: -1, NUMA: 0},
-			{Index: 1, BusID: "GPU1", Minor: -1, NUMA: 0},
+			{Index: 0, BusID: "GPU0", Minor: -1, NUMA: 0, NVLinks: []NVLink{{Peer: "GPU1", Count: 12}}},
+			{Index: 1, BusID: "GPU1", Minor: -1, NUMA: 0, NVLinks: []NVLink{{Peer: "GPU0", Count: 12}}},
 			{Index: 2, BusID: "GPU2", Minor: -1, NUMA: 1},
 		},
 		NICs:   []NIC{{Name: "mlx5_2", NUMA: -1}, {Name: "mlx5_10", NUMA: -1}},
@@ -71,6 +71,24 @@ func TestMatrixOfNvidiaSMIIsAHost(t *testing.T) {
 			if err != nil || got != (Path{Type: tt.want}) {
 				t.Errorf("%s to %s: %v, %v; want %v without a bandwidth", ends[0], ends[1], got, err, tt.want)
 			}
+		}
+	}
+}
+
+func TestMatrixCountsNVLinks(t *testing.T) {
+	row := func(label string, cells ...string) string { return label + "\t" + strings.Join(cells, "\t") + "\n" }
+	for _, tt := range []struct {
+		name, text string
+		want       []NVLink // of GPU0
+	}{
+		{"a mesh", row("", "GPU0", "GPU1", "GPU2", "mlx5_0") + row("GPU0", "X", "NV2", "NV1", "PIX") + row("GPU1", "NV2", "X", "SYS", "SYS") +
+			row("GPU2", "NV1", "SYS", "X", "SYS") + row("mlx5_0", "PIX", "SYS", "SYS", "X"), []NVLink{{Peer: "GPU1", Count: 2}, {Peer: "GPU2", Count: 1}}},
+		{"switches: no GPU has 36 links", row("", "GPU0", "GPU1", "GPU2") + row("GPU0", "X", "NV18", "NV18") + row("GPU1", "NV18", "X", "NV18") +
+			row("GPU2", "NV18", "NV18", "X"), []NVLink{{Count: 18}}},
+		{"none", row("", "GPU0", "GPU1") + row("GPU0", "X", "SYS") + row("GPU1", "SYS", "X"), nil},
+	} {
+		if diff := cmp.Diff(tt.want, readSMIText(t, tt.text).GPUs[0].NVLinks); diff != "" {
+			t.Errorf("%s: %s", tt.name, diff)
 		}
 	}
 }
