@@ -321,7 +321,7 @@ document.body.append(pre);
 			links = append(links, "g "+strings.Trim(fmt.Sprint(l.node.lanes), "[]"))
 		}
 	}
-	want := append(links, "g 0", "g 0", "TR 0") // the line, the bars, and the row of the table
+	want := append(links, "g 0", "g 0", "TR 0", "TR 0") // the line, the bars, and the rows of the table
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got.Entered); diff != "" || len(links) == 0 || !got.Some {
 		t.Errorf("with the pointer on lane 0 these stand out (-want +got):\n%s", diff)

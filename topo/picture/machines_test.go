@@ -163,8 +163,11 @@ func hosts(t *testing.T) []machine {
 		{name: "a matrix", host: matrix},
 		{name: "ninety-six GPUs", host: large(8, 24, 4, 3)},
 	}
-	for _, name := range []string{"gb200", "power9", "pcilinks", "hgx-h100", "two-hosts-nvlink"} {
-		path := filepath.Join("../testdata/nccl", name+".xml")
+	files, err := filepath.Glob("../testdata/nccl/*.xml")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("%d files of NCCL: %v", len(files), err)
+	}
+	for _, path := range append(files, "../testdata/recorded-hwloc.xml") {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -173,7 +176,7 @@ func hosts(t *testing.T) []machine {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, machine{name: name, host: h})
+		all = append(all, machine{name: filepath.Base(path), host: h})
 	}
 	for i := range all {
 		all[i].config.GDR.MaxPath = topo.PXB

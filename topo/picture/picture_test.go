@@ -50,6 +50,9 @@ func TestEveryDeviceLinkAndLaneIsDrawn(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			p := m.picture
 			classes := map[string]int{}
+			if regexp.MustCompile(`NaN|[+-]Inf`).Match(p.SVG()) {
+				t.Error("something in it has no place")
+			}
 			wellFormed(t, m.name, p.SVG(), func(e xml.StartElement) {
 				class := strings.Fields(attribute(e, "class"))
 				if e.Name.Local == "g" && len(class) > 0 {
@@ -107,6 +110,21 @@ func TestLinksAreLabelledWithWhatTheTopologyTells(t *testing.T) {
 	} {
 		n := &node{kind: kindSwitch, place: test.place}
 		if above, below := n.linkLines(topo.Source{Kind: test.source}); above != test.above || below != test.below {
+			t.Errorf("%s: %q and %q, want %q and %q", test.name, above, below, test.above, test.below)
+		}
+	}
+	cpu, sw := &node{kind: kindRoot}, &node{kind: kindSwitch}
+	for _, test := range []struct {
+		name         string
+		parent       *node
+		above, below string
+	}{
+		{"C2C beside PCIe", cpu, "PCIe 5.0 x16, 48 GB/s", "C2C, 250 GB/s"},
+		// It does not go to the switch.
+		{"C2C past a switch", sw, "PCIe 5.0 x16", "48 GB/s"},
+	} {
+		n := &node{kind: kindGPU, parent: test.parent, place: gen(5), gpu: topo.GPU{C2C: 250}}
+		if above, below := n.linkLines(topo.Source{Kind: topo.SourceSysfs}); above != test.above || below != test.below {
 			t.Errorf("%s: %q and %q, want %q and %q", test.name, above, below, test.above, test.below)
 		}
 	}
@@ -324,7 +342,7 @@ func TestTheTableOfThePage(t *testing.T) {
 		for i, l := range p.plan.Lanes {
 			e := p.estimate.GPUs[i]
 			_, line, found := strings.Cut(string(page), fmt.Sprintf("<tr data-lane=\"%d\"", i))
-			line, _, _ = strings.Cut(line, "</tr>")
+			line, _, _ = strings.Cut(line, fmt.Sprintf("<tr data-lane=\"%d\"", i+1))
 			if !found {
 				t.Fatalf("no row for the lane of %s", l.GPU)
 			}
