@@ -85,6 +85,8 @@ type machine struct {
 	host    *topo.Host
 	config  topo.PlanConfig
 	picture *Picture
+	svg     string
+	page    string
 }
 
 const hostile = `<script>alert("x")</script>&amp;'"]]> ` + "\u202eevil\u0007"
@@ -95,6 +97,12 @@ func machines(t *testing.T) []machine {
 	once.Do(func() {
 		for _, m := range hosts(t) {
 			m.picture = m.draw(t)
+			m.svg = string(m.picture.SVG())
+			page, err := m.picture.HTML()
+			if err != nil {
+				t.Fatalf("%s: %v", m.name, err)
+			}
+			m.page = string(page)
 			made = append(made, m)
 		}
 	})
