@@ -23,9 +23,15 @@ const (
 	Vendor   = "peerlane.dev"
 	KindLane = Vendor + "/lane"
 	KindGPU  = Vendor + "/gpu"
+	KindNIC  = Vendor + "/nic"
 )
 
-// All is the name of the device that stands for every GPU with a lane.
+// Kinds are all kinds that a host may offer. Files of those that it does not are
+// removed, so a kind stays here for good.
+var Kinds = []string{KindLane, KindGPU, KindNIC}
+
+// All is the name of the device that stands for every GPU with a lane, and for
+// every NIC.
 const All = "all"
 
 // Options say what a specification refers to on the host.
@@ -37,18 +43,27 @@ type Options struct {
 	// container's whole life, so it has to survive an upgrade.
 	HookPath string
 	// Tenancy is config.TenancySingle, also when empty, or config.TenancyMulti:
-	// lane= only, because the holder of a gpu= can reach its server GPUs.
+	// lane= only, because the holder of a gpu= can reach its server GPUs, and that
+	// of a nic= the network.
 	Tenancy string
 	// DevRoot is the directory that holds dev/; empty for "/".
 	DevRoot string
+	// Registration is how programs of this host register GPU memory with NICs; the
+	// zero value stands for what ReadRegistration finds in the plan's sysfs and
+	// /proc.
+	Registration Registration
+	// LibraryDir is the directory of what is mounted into containers for programs
+	// to load; empty for the layout's.
+	LibraryDir string
 }
 
 // hookEnv is never empty: given no environment, a runtime hands a hook its own
 // or, in some versions, the image's, LD_PRELOAD included (CVE-2025-23266).
 var hookEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 
-// Generate makes the specifications of a plan: KindLane, and KindGPU where the
-// tenancy permits it and the nodes of a GPU are known.
+// Generate makes the specifications of a plan: KindLane, and where the tenancy
+// permits it KindGPU, if the nodes of a GPU are known, and KindNIC, if there is
+// one.
 func Generate(plan *topo.Plan, o Options) ([]*specs.Spec, error) {
 	g, err := newGenerator(plan, o)
 	if err != nil {
@@ -58,14 +73,20 @@ func Generate(plan *topo.Plan, o Options) ([]*specs.Spec, error) {
 	if len(lanes) == 0 {
 		return nil, fmt.Errorf("generating a CDI specification: %w", g.nothing())
 	}
-	kinds := []string{KindLane}
+	specOf := map[string]func() *specs.Spec{KindLane: func() *specs.Spec { return g.spec(KindLane, lanes) }}
 	if gpus, _ := g.offered(KindGPU); len(gpus) > 0 {
-		kinds = append(kinds, KindGPU)
+		specOf[KindGPU] = func() *specs.Spec { return g.spec(KindGPU, gpus) }
+	}
+	if nics, _ := g.offeredNICs(); len(nics) > 0 {
+		specOf[KindNIC] = func() *specs.Spec { return g.nicSpec(nics) }
 	}
 	var out []*specs.Spec
-	for _, kind := range kinds {
-		spec, err := g.spec(kind)
-		if err != nil {
+	for _, kind := range Kinds {
+		if specOf[kind] == nil {
+			continue
+		}
+		spec := specOf[kind]()
+		if err := finish(spec); err != nil {
 			return nil, fmt.Errorf("generating the CDI specification of %s: %w", kind, err)
 		}
 		out = append(out, spec)
@@ -74,8 +95,9 @@ func Generate(plan *topo.Plan, o Options) ([]*specs.Spec, error) {
 }
 
 // Notes says in sentences what the specifications of a plan mean for the one
-// who installs them: what gpu= gives away, and which devices are not offered
-// and why.
+// who installs them: what gpu= and nic= give away, how containers register GPU
+// memory where that is not the best way, and which devices and libraries are not
+// offered and why.
 func Notes(plan *topo.Plan, o Options) ([]string, error) {
 	g, err := newGenerator(plan, o)
 	if err != nil {
@@ -83,21 +105,25 @@ func Notes(plan *topo.Plan, o Options) ([]string, error) {
 	}
 	gpus, gpuMissing := g.offered(KindGPU)
 	lanes, missing := g.offered(KindLane)
+	nics, nicMissing := g.offeredNICs()
 	var notes []string
 	if len(gpus) > 0 {
 		notes = append(notes, fmt.Sprintf(
 			`%s=N gives a container the device nodes of its server GPUs too (tenancy = "single"); set [cdi] tenancy = "multi" in %s where containers do not trust each other`,
 			KindGPU, o.Layout.ConfigFile()))
 	}
+	if r := g.registration(); len(gpus)+len(nics) > 0 && r.Kind != RegistrationDMABUF {
+		notes = append(notes, fmt.Sprintf("%s=%s: %s", RegistrationVariable, r.Kind, r.Reason))
+	}
 	if g.tenancy == config.TenancySingle {
-		missing = append(missing, gpuMissing...)
+		missing = slices.Concat(missing, gpuMissing, nicMissing)
 	}
 	for _, group := range plan.Groups {
 		if _, whole := membersOf(group, lanes); !whole {
 			missing = append(missing, fmt.Sprintf("%s=%s is not offered: one of its GPUs is not", KindLane, group.Name))
 		}
 	}
-	return append(notes, missing...), nil
+	return slices.Concat(notes, missing, g.libraries.refused), nil
 }
 
 type generator struct {
@@ -105,6 +131,8 @@ type generator struct {
 	o       Options
 	tenancy string
 	gpus    map[string]topo.GPU // by PCI address
+	// libraries are what containers with a lane get to load.
+	libraries libraries
 }
 
 func newGenerator(plan *topo.Plan, o Options) (*generator, error) {
@@ -117,6 +145,10 @@ func newGenerator(plan *topo.Plan, o Options) (*generator, error) {
 	}
 	for _, gpu := range plan.GPUs {
 		g.gpus[gpu.BusID] = gpu
+	}
+	var err error
+	if g.libraries, err = findLibraries(cmp.Or(o.LibraryDir, o.Layout.Libraries())); err != nil {
+		return nil, fmt.Errorf("generating a CDI specification: %w", err)
 	}
 	for _, lane := range plan.Lanes {
 		for _, busID := range append([]string{lane.GPU}, lane.Servers...) {
@@ -176,8 +208,7 @@ func (g *generator) nothing() error {
 	return fmt.Errorf("no GPU of the plan has a lane: %s", strings.Join(missing, "; "))
 }
 
-func (g *generator) spec(kind string) (*specs.Spec, error) {
-	lanes, _ := g.offered(kind)
+func (g *generator) spec(kind string, lanes []topo.Lane) *specs.Spec {
 	spec := &specs.Spec{Kind: kind, ContainerEdits: g.commonEdits(kind)}
 	for _, lane := range lanes {
 		edits := g.deviceEdits(kind, lane)
@@ -191,16 +222,20 @@ func (g *generator) spec(kind string) (*specs.Spec, error) {
 		}
 	}
 	spec.Devices = append(spec.Devices, specs.Device{Name: All, ContainerEdits: g.deviceEdits(kind, lanes...)})
+	return spec
+}
 
+// finish checks a specification and states its version.
+func finish(spec *specs.Spec) error {
 	if err := checkNames(spec); err != nil {
-		return nil, err
+		return err
 	}
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	spec.Version = version
-	return spec, nil
+	return nil
 }
 
 // membersOf are a group's lanes among those that are offered, and whether they
@@ -229,25 +264,26 @@ func checkNames(spec *specs.Spec) error {
 			return err
 		}
 		if seen[d.Name] {
-			return fmt.Errorf("two GPUs of the plan are named %s", d.Name)
+			return fmt.Errorf("two devices of the plan are named %s", d.Name)
 		}
 		seen[d.Name] = true
 	}
 	return nil
 }
 
-// commonEdits hold for every container with a device of the kind, once however
-// many devices it has.
+// commonEdits hold for every container with a lane, once however many devices of
+// the kind it has.
 func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 	edits := specs.ContainerEdits{
-		Mounts: []*specs.Mount{{
+		Mounts: append([]*specs.Mount{{
 			HostPath:      g.o.Layout.Anchor(),
 			ContainerPath: layout.ContainerDir,
 			Options:       []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"},
-		}},
+		}}, g.libraries.mounts...),
 		Hooks: []*specs.Hook{g.hook("poststop", "remove")},
 	}
 	if kind == KindGPU {
+		edits.Env = []string{g.registration().variable()}
 		edits.DeviceNodes = append(edits.DeviceNodes, g.node("nvidiactl"), g.node("nvidia-uvm"))
 		edits.DeviceNodes = append(edits.DeviceNodes, g.nodeIfPresent("nvidia-uvm-tools")...)
 	}
@@ -256,9 +292,13 @@ func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 
 // deviceEdits are what the device of these lanes adds.
 func (g *generator) deviceEdits(kind string, lanes ...topo.Lane) specs.ContainerEdits {
+	option := "--lane"
+	if kind == KindGPU {
+		option = "--gpu"
+	}
 	var args []string
 	for _, lane := range lanes {
-		args = append(args, "--lane", g.gpus[lane.GPU].UUID+"@"+lane.GPU)
+		args = append(args, option, g.gpus[lane.GPU].UUID+"@"+lane.GPU)
 	}
 	edits := specs.ContainerEdits{Hooks: []*specs.Hook{g.hook("createRuntime", "create", args...)}}
 	if kind == KindGPU {
@@ -296,7 +336,7 @@ func (g *generator) addNodes(edits *specs.ContainerEdits, lanes []topo.Lane) {
 		edits.DeviceNodes = append(edits.DeviceNodes, g.node(name))
 	}
 	if len(uverbs) > 0 {
-		edits.DeviceNodes = append(edits.DeviceNodes, g.nodeIfPresent("infiniband/rdma_cm")...)
+		edits.DeviceNodes = append(edits.DeviceNodes, g.nodeIfPresent(rdmaCM)...)
 	}
 }
 

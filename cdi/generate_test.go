@@ -41,7 +41,10 @@ func testOptions(t *testing.T, nodes ...string) Options {
 	for _, node := range nodes {
 		makeFIFO(t, filepath.Join(root, "dev", node))
 	}
-	return Options{Layout: layout.New("/"), HookPath: "/usr/libexec/peerlane/peerlane-hook", DevRoot: root}
+	return Options{
+		Layout: layout.New("/"), HookPath: "/usr/libexec/peerlane/peerlane-hook", DevRoot: root,
+		Registration: Registration{Kind: RegistrationDMABUF}, LibraryDir: filepath.Join(root, "libraries"),
+	}
 }
 
 var allNodes = []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia5", "infiniband/uverbs3", "infiniband/rdma_cm"}
@@ -53,8 +56,8 @@ func TestSpecificationsOfAPlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(list) != 2 {
-		t.Fatalf("%d specifications, want those of lane and gpu", len(list))
+	if len(list) != 3 {
+		t.Fatalf("%d specifications, want those of lane, gpu and nic", len(list))
 	}
 	for _, spec := range list {
 		want, err := os.ReadFile(filepath.Join("testdata", FileName(spec.Kind)))
@@ -160,6 +163,7 @@ func TestWhatIsOffered(t *testing.T) {
 			want: map[string][]string{
 				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindNIC:  {"mlx5_0", "0000:18:00.0"},
 			},
 			notes: []string{`tenancy = "multi" in /etc/peerlane/config.toml`, "peerlane.dev/lane=2 is not offered: MIG is on", "peerlane.dev/gpu=2 is not offered: MIG is on"},
 		},
@@ -176,6 +180,7 @@ func TestWhatIsOffered(t *testing.T) {
 			edit: func(p *topo.Plan, _ *Options) { p.GPUs[0].Minor = -1 },
 			want: map[string][]string{
 				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindNIC:  {"mlx5_0", "0000:18:00.0"},
 			},
 			notes: []string{"lane=2", "gpu=0 is not offered: the device node of GPU 0000:17:00.0", "gpu=1 is not offered: the device node of GPU 0000:17:00.0", "gpu=2"},
 		},
@@ -185,8 +190,32 @@ func TestWhatIsOffered(t *testing.T) {
 			want: map[string][]string{
 				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "0000:2a:00.0"},
 				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0"},
+				KindNIC:  {"mlx5_0", "0000:18:00.0"},
 			},
 			notes: []string{"server GPUs", "lane=2", "gpu=1 is not offered: the UUID of GPU 0000:2a:00.0 is unknown", "gpu=2"},
+		},
+		{
+			name: "a NIC of one PCI address with another, without a node, without RDMA, with an odd name",
+			edit: func(p *topo.Plan, _ *Options) {
+				p.NICs = append(p.NICs, topo.NIC{Name: "mlx5_1", BusID: p.NICs[0].BusID, Uverbs: "uverbs4"}, topo.NIC{Name: "mlx5_2"},
+					topo.NIC{Name: "eth0", Ethernet: true}, topo.NIC{Name: "all", Uverbs: "uverbs5"}, topo.NIC{Name: "a b", Uverbs: "uverbs6"})
+			},
+			want: map[string][]string{
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindNIC:  {"mlx5_0", "mlx5_1"},
+			},
+			notes: []string{"server GPUs", "lane=2", "gpu=2", "nic=mlx5_2 is not offered: the kernel has no device node for it", "nic=all is not offered", "nic=a b is not offered"},
+		},
+		{
+			name: "GPU memory that no NIC reaches",
+			edit: func(_ *topo.Plan, o *Options) { o.Registration = Registration{RegistrationBounce, "there is no way"} },
+			want: map[string][]string{
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindNIC:  {"mlx5_0", "0000:18:00.0"},
+			},
+			notes: []string{"server GPUs", "PEERLANE_REGISTRATION=bounce: there is no way", "lane=2", "gpu=2"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -236,7 +265,7 @@ func TestPlansThatMakeNoSpecification(t *testing.T) {
 		{"a hook that is looked up", func(_ *topo.Plan, o *Options) { o.HookPath = "peerlane-hook" }, "is not absolute"},
 		{"an unknown tenancy", func(_ *topo.Plan, o *Options) { o.Tenancy = "double" }, `tenancy "double" is neither`},
 		{"a server that is not listed", func(p *topo.Plan, _ *Options) { p.GPUs = p.GPUs[1:] }, "names GPU 0000:17:00.0, which the plan does not list"},
-		{"one UUID twice", func(p *topo.Plan, _ *Options) { p.GPUs[1].UUID = p.GPUs[0].UUID }, "two GPUs of the plan are named GPU-00000000"},
+		{"one UUID twice", func(p *topo.Plan, _ *Options) { p.GPUs[1].UUID = p.GPUs[0].UUID }, "two devices of the plan are named GPU-00000000"},
 		{"a name that CDI does not allow", func(p *topo.Plan, _ *Options) { p.GPUs[1].UUID = "GPU=1" }, `device name "GPU=1"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -258,7 +287,7 @@ func TestGroupsAreDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, spec := range list {
+	for _, spec := range list[:2] { // a group is of GPUs
 		found := map[string]specs.Device{}
 		for _, d := range spec.Devices {
 			found[d.Name] = d

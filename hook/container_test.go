@@ -210,7 +210,7 @@ func TestSharedAnchorIsMadePrivate(t *testing.T) {
 	g := h.launch(t, "c", init.Process.Pid, "")
 	g.Container.Bundle = bundle
 	before := h.mounts(t)
-	if err := hook.Attach(h.layout, g); err != nil {
+	if err := hook.Attach(h.layout, g, filepath.Join(bundle, "rootfs")); err != nil {
 		t.Fatal(err)
 	}
 	if after := h.mounts(t); after != before {
@@ -291,13 +291,13 @@ func TestOwnNamespaceIsRefused(t *testing.T) {
 	}
 	init := process(t)
 	name := lane(3).GPU.UUID + "@" + lane(3).GPU.BusID
-	_, err := hook.Create(h.layout, hook.State{ID: "c", Status: "creating", PID: init.Process.Pid, Bundle: dir}, "", []string{name})
+	_, err := hook.Create(h.layout, hook.State{ID: "c", Status: "creating", PID: init.Process.Pid, Bundle: dir}, "", hook.Devices{Lanes: []string{name}})
 	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Errorf("Create: %v", err)
 	}
 	g := h.launch(t, "c", init.Process.Pid, "")
 	g.Container.Bundle = dir
-	if err := hook.Attach(h.layout, g); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+	if err := hook.Attach(h.layout, g, "/"); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Errorf("Attach: %v", err)
 	}
 }

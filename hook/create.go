@@ -2,8 +2,10 @@ package hook
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/peerlane/peerlane/hook/layout"
 )
@@ -35,6 +37,9 @@ func ReadState(r io.Reader) (State, error) {
 // createContainer hook the pid is 1 (runc) or 0 (crun), and process 1 is the
 // host's.
 func (s State) check() error {
+	if s.PID > 1 && s.Status == "stopped" {
+		return fmt.Errorf("container %q is being restored from a checkpoint, and its relay ended with the process that was checkpointed: a lane cannot be restored; start the container anew", s.ID)
+	}
 	if s.PID <= 1 || s.Status != "creating" && s.Status != "created" {
 		return fmt.Errorf("container %q: status %q and pid %d are not those of a createRuntime or prestart hook, the only places for peerlane-hook create", s.ID, s.Status, s.PID)
 	}
@@ -44,39 +49,86 @@ func (s State) check() error {
 	return nil
 }
 
+// Devices are what one CDI device asks for by the arguments of its hook.
+type Devices struct {
+	// Lanes are GPUs whose lanes the container gets, "UUID@PCI address" each: a
+	// device peerlane.dev/lane=.
+	Lanes []string
+	// GPUs are GPUs whose lanes the container gets, named likewise, and whose
+	// device nodes the engine gives it: a device peerlane.dev/gpu=.
+	GPUs []string
+	// NICs are RDMA devices, by name, whose device nodes the engine gives the
+	// container: a device peerlane.dev/nic=.
+	NICs []string
+}
+
 // Create is the hook at createRuntime, or prestart: it gives a container the
-// relay for these lanes (as Lanes names them) and mounts its socket. What the
-// generations of ended containers have left is removed on the way; a failure of
-// that stops no container, and is the warning.
-func Create(l layout.Layout, s State, runtimeRoot string, names []string) (warning, err error) {
+// relay for its lanes and mounts its socket, and lets one that has a NIC lock the
+// memory that it registers. What stops no container is the warning: a limit that
+// could not be raised, and what could not be removed of ended containers'. Create
+// is in front of every container: it waits for nothing that it need not know.
+func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
-	_, warning = Collect(l)
+	collected := make(chan error, 1)
+	go func() {
+		_, err := Collect(l)
+		if err != nil {
+			err = fmt.Errorf("removing what ended containers have left: %w", err)
+		}
+		collected <- err
+	}()
+	warning, err = create(l, s, runtimeRoot, d)
+	return errors.Join(warning, <-collected), err
+}
+
+func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
 	plan, err := readPlan(l)
 	if err != nil {
-		return warning, err
+		return nil, err
 	}
-	config, err := readConfig(l)
+	config, err := ReadConfig(l)
 	if err != nil {
-		return warning, err
+		return nil, err
 	}
-	lanes, err := Lanes(plan, names)
+	spec, err := readSpec(s.Bundle)
 	if err != nil {
-		return warning, fmt.Errorf("container %q: %w", s.ID, err)
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+	}
+	if err := nothingHidden(plan, spec); err != nil {
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+	}
+	lanes, err := Lanes(plan, slices.Concat(d.Lanes, d.GPUs))
+	if err != nil {
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	if err := present(plan, lanes); err != nil {
-		return warning, err
+		return nil, err
+	}
+	if err := presentNICs(plan, lanes[len(d.Lanes):], d.NICs); err != nil {
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	c := Container{ID: s.ID, RuntimeRoot: runtimeRoot, Bundle: s.Bundle, PID: s.PID}
 	// Looked at first, so that no relay is started for what is no container.
 	if err := isolated(c); err != nil {
-		return warning, err
+		return nil, err
 	}
-	g, err := Launch(l, Request{Container: c, Lanes: lanes, Config: config})
+	if len(d.GPUs)+len(d.NICs) > 0 {
+		if err := raiseMemlock(s.PID, spec); err != nil {
+			warning = fmt.Errorf("container %q: %w", s.ID, err)
+		}
+	}
+	if len(lanes) == 0 {
+		return warning, nil
+	}
+	r := Request{Container: c, Lanes: lanes, Config: config}
+	g, starting, err := start(l, r, func(g *Generation) error { return Attach(l, g, spec.rootfs(s.Bundle)) })
+	if err == nil {
+		err = starting.failed(l, g)
+	}
 	if err != nil {
-		return warning, err
+		return warning, startError(r, err)
 	}
-	// If this fails the runtime ends init, and with it goes the generation.
-	return warning, Attach(l, g)
+	return warning, nil
 }

@@ -6,10 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
@@ -24,7 +22,7 @@ const again = "run peerlane cdi generate again"
 // somebody else could have written is refused, and so is one of another host.
 func readPlan(l layout.Layout) (*topo.Plan, error) {
 	path := l.PlanFile()
-	if err := trusted(path); errors.Is(err, fs.ErrNotExist) {
+	if err := layout.Trusted(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("no plan: %w; run peerlane cdi generate", err)
 	} else if err != nil {
 		return nil, err
@@ -39,35 +37,13 @@ func readPlan(l layout.Layout) (*topo.Plan, error) {
 	return plan, nil
 }
 
-// readConfig reads the configuration, which names the program that runs as
-// root.
-func readConfig(l layout.Layout) (config.Config, error) {
-	if err := trusted(l.ConfigFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// ReadConfig reads the configuration, which names programs that run as root: one
+// that somebody else could have written is refused.
+func ReadConfig(l layout.Layout) (config.Config, error) {
+	if err := layout.Trusted(l.ConfigFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return config.Config{}, err
 	}
 	return config.Load(l.ConfigFile())
-}
-
-// trusted refuses a file that anybody but root, or who runs this, could have
-// written or replaced.
-func trusted(path string) error {
-	for _, name := range []string{filepath.Dir(path), path} {
-		info, err := os.Lstat(name)
-		if err != nil {
-			return err
-		}
-		stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
-		if name == path && !info.Mode().IsRegular() {
-			return fmt.Errorf("%s is no regular file, and so not to be trusted; replace it", name)
-		}
-		if stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
-			return fmt.Errorf("%s belongs to uid %d, who could write anything into what root acts on; chown root %s", path, stat.Uid, name)
-		}
-		if info.Mode().Perm()&(unix.S_IWGRP|unix.S_IWOTH) != 0 {
-			return fmt.Errorf("%s can be written by others than its owner (mode %04o), and root acts on it; chmod go-w %s", path, info.Mode().Perm(), name)
-		}
-	}
-	return nil
 }
 
 // Lanes finds lanes of a plan by the identity of their GPUs, "UUID@PCI
@@ -141,6 +117,44 @@ func present(plan *topo.Plan, lanes []launch.Lane) error {
 			if err != nil {
 				return fmt.Errorf("GPU %d (%s) of the plan is not there: %w; %s", gpu.Index, gpu.BusID, err, again)
 			}
+		}
+	}
+	return nil
+}
+
+// presentNICs checks that the NICs of these lanes, as far as they have device
+// nodes, and the named ones are still what the plan has them for: a node is
+// numbered anew at each boot, and would be another NIC's.
+func presentNICs(plan *topo.Plan, lanes []launch.Lane, names []string) error {
+	check := func(name string) error {
+		i := slices.IndexFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name })
+		if i < 0 || plan.NICs[i].Uverbs == "" {
+			return fmt.Errorf("the plan has no NIC %s with a device node; %s, so that the CDI specification fits the plan", name, again)
+		}
+		path := filepath.Join(plan.Source.Sysfs, "class/infiniband_verbs", plan.NICs[i].Uverbs, "ibdev")
+		is, err := os.ReadFile(path)
+		if err == nil && strings.TrimSpace(string(is)) != name {
+			err = fmt.Errorf("%s says %s", path, strings.TrimSpace(string(is)))
+		}
+		if err != nil {
+			return fmt.Errorf("NIC %s of the plan is not %s: %w; %s", name, plan.NICs[i].Uverbs, err, again)
+		}
+		return nil
+	}
+	for _, lane := range lanes {
+		for _, name := range lane.NICs {
+			// An emulated one, or one without RDMA, has none.
+			if !slices.ContainsFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name && n.Uverbs != "" }) {
+				continue
+			}
+			if err := check(name); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range names {
+		if err := check(name); err != nil {
+			return err
 		}
 	}
 	return nil

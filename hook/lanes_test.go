@@ -108,6 +108,39 @@ func TestPresent(t *testing.T) {
 	}
 }
 
+func TestPresentNICs(t *testing.T) {
+	sysfs := t.TempDir()
+	plan := testPlan(sysfs)
+	plan.NICs = []topo.NIC{{Name: "mlx5_0", Uverbs: "uverbs0"}, {Name: "mlx5_1", Uverbs: "uverbs1"}, {Name: "eth0", Ethernet: true}}
+	ibdev := func(uverbs, name string) {
+		dir := filepath.Join(sysfs, "class/infiniband_verbs", uverbs)
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "ibdev"), []byte(name+"\n"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lane := []launch.Lane{{NICs: []string{"mlx5_0", "eth0", "emulated0"}}}
+	check := func(lanes []launch.Lane, names []string, says string) {
+		t.Helper()
+		err := presentNICs(plan, lanes, names)
+		if says == "" && err != nil || says != "" && (err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), again)) {
+			t.Errorf("%v; it should say %q", err, says)
+		}
+	}
+	check(nil, []string{"mlx5_1"}, "no such file")
+	ibdev("uverbs0", "mlx5_0")
+	ibdev("uverbs1", "mlx5_1")
+	check(lane, nil, "")
+	check(lane, []string{"mlx5_1"}, "")
+	check(nil, []string{"mlx5_9"}, "the plan has no NIC mlx5_9")
+	check(nil, []string{"eth0"}, "the plan has no NIC eth0")
+	check(nil, []string{"../../etc"}, "the plan has no NIC ../../etc")
+	// Another order at another boot.
+	ibdev("uverbs0", "mlx5_1")
+	ibdev("uverbs1", "mlx5_0")
+	check(lane, nil, "NIC mlx5_0 of the plan is not uverbs0: "+sysfs)
+	check(nil, []string{"mlx5_1"}, "says mlx5_0")
+}
+
 func TestReadPlanTrustsNobodyElse(t *testing.T) {
 	l := layout.New(t.TempDir())
 	if _, err := readPlan(l); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "run peerlane cdi generate") {

@@ -100,7 +100,10 @@ func hookMain() {
 	flags := flag.NewFlagSet("", flag.ExitOnError)
 	root := flags.String("root", "/", "")
 	generation := flags.String("generation", "", "")
-	lane := flags.String("lane", "", "")
+	var devices hook.Devices
+	for name, list := range map[string]*[]string{"lane": &devices.Lanes, "gpu": &devices.GPUs, "nic": &devices.NICs} {
+		flags.Func(name, "", func(value string) error { *list = append(*list, value); return nil })
+	}
 	if err := flags.Parse(os.Args[2:]); err != nil {
 		fatal(err)
 	}
@@ -109,13 +112,18 @@ func hookMain() {
 	switch os.Args[1] {
 	case "supervise":
 		err = errors.Join(hook.Supervise(l, *generation), reportRace())
+	case "accept":
+		err = errors.Join(hook.TakeOver(os.Stdin), reportRace())
 	case "create":
 		var state hook.State
 		var warning error
 		if state, err = hook.ReadState(os.Stdin); err == nil {
-			if warning, err = hook.Create(l, state, "", []string{*lane}); err == nil {
-				err = warning
-			}
+			warning, err = hook.Create(l, state, "", devices)
+		}
+		if err == nil && len(devices.GPUs)+len(devices.NICs) == 0 {
+			err = warning // limits that a machine does not let raise come with the others
+		} else if warning != nil {
+			fmt.Fprintln(os.Stderr, warning)
 		}
 	case "remove":
 		_, err = hook.Collect(l)

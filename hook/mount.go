@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 
@@ -14,23 +13,20 @@ import (
 )
 
 // Attach mounts the socket directory of a generation into its container, over
-// the anchor that the CDI specification mounts at layout.ContainerDir:
+// the anchor that the CDI specification mounts at layout.ContainerDir in rootfs,
+// the container's root file system as the host sees it:
 // read-only, nosuid, nodev, noexec, and private, so that nothing which is
 // mounted in the container appears on the host. A container that has it already
 // is left as it is. Attach needs CAP_SYS_ADMIN, and belongs at createRuntime:
 // the container's root file system is mounted and no program of it runs.
-func Attach(l layout.Layout, g *Generation) error {
-	if err := attach(l, g); err != nil {
+func Attach(l layout.Layout, g *Generation, rootfs string) error {
+	if err := attach(l, g, rootfs); err != nil {
 		return fmt.Errorf("mounting the relay's socket at %s in container %q: %w", layout.ContainerDir, g.Container.ID, err)
 	}
 	return nil
 }
 
-func attach(l layout.Layout, g *Generation) error {
-	rootfs, err := rootfs(g.Container.Bundle)
-	if err != nil {
-		return err
-	}
+func attach(l layout.Layout, g *Generation, rootfs string) error {
 	if err := isolated(g.Container); err != nil {
 		return err
 	}
@@ -75,25 +71,6 @@ func onThreadToWaste(f func() error) error {
 		result <- f()
 	}()
 	return <-result
-}
-
-// rootfs is the root file system that a bundle's config.json names.
-func rootfs(bundle string) (string, error) {
-	var spec struct {
-		Root struct {
-			Path string `json:"path"`
-		} `json:"root"`
-	}
-	if err := readJSON(filepath.Join(bundle, "config.json"), &spec); err != nil {
-		return "", fmt.Errorf("looking for the root file system: %w", err)
-	}
-	if spec.Root.Path == "" {
-		return "", fmt.Errorf("%s/config.json names no root file system", bundle)
-	}
-	if filepath.IsAbs(spec.Root.Path) {
-		return spec.Root.Path, nil
-	}
-	return filepath.Join(bundle, spec.Root.Path), nil
 }
 
 // isolated refuses a process in the caller's own mount namespace: it is no

@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,11 +25,20 @@ import (
 
 // said is one line of a role.
 type said struct {
-	Kind   string      `json:"kind"` // listening, connected, moving, error, again, child-ended, hello
+	Kind   string      `json:"kind"` // listening, connected, moving, round, error, again, child-ended, hello, look
 	Handle wire.Handle `json:"handle"`
 	Error  string      `json:"error,omitempty"`
 	Status wire.Status `json:"status,omitempty"`
 	Peer   string      `json:"peer,omitempty"`
+	Look   *look       `json:"look,omitempty"`
+}
+
+// look is what a process finds around itself.
+type look struct {
+	Environment []string
+	Nodes       []string // below /dev
+	Memlock     string   // the soft limit, as in /proc/self/limits
+	Relay       bool     // there is a relay's socket
 }
 
 func say(s said) {
@@ -45,11 +56,13 @@ func fail(err error) { say(said{Kind: "error", Error: err.Error(), Status: wire.
 
 func play(arguments []string) int {
 	roles := map[string]func([]string) error{
-		"hello":  func([]string) error { return hello() },
-		"stream": stream,
-		"export": func([]string) error { return exportOnly() },
-		"parent": parent,
-		"sleep":  func([]string) error { time.Sleep(time.Minute); return nil },
+		"hello":     func([]string) error { return hello() },
+		"stream":    stream,
+		"export":    func([]string) error { return exportOnly() },
+		"parent":    parent,
+		"look":      func([]string) error { return lookAround() },
+		"stopwatch": stopwatch,
+		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]
 	if role == nil {
@@ -76,6 +89,33 @@ func hello() error {
 	}
 	say(said{Kind: "hello"})
 	return s.Close()
+}
+
+// lookAround says what it finds, and stays until its input is closed.
+func lookAround() error {
+	found := &look{Environment: os.Environ()}
+	for _, pattern := range []string{"/dev/nvidia*", "/dev/infiniband/*"} {
+		nodes, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		found.Nodes = append(found.Nodes, nodes...)
+	}
+	limits, err := os.ReadFile("/proc/self/limits")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(limits)) {
+		if rest, is := strings.CutPrefix(line, "Max locked memory"); is {
+			found.Memlock = strings.Fields(rest)[0]
+		}
+	}
+	if _, err := os.Stat(client.DefaultSocket); err == nil {
+		found.Relay = true
+	}
+	say(said{Kind: "look", Look: found})
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
 }
 
 // gpuClient is a session with exported memory.
@@ -148,7 +188,8 @@ func exportOnly() error {
 
 // stream exchanges messages both ways until that fails, says why, and then
 // attaches again to whatever relay there is. With "fork" a child holds its
-// socket open from before the first message on.
+// socket open from before the first message on; with "rounds" it says now and
+// then that it goes on; with "hog" it takes all memory once messages move.
 func stream(options []string) error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -160,7 +201,7 @@ func stream(options []string) error {
 	if err != nil {
 		return err
 	}
-	if len(options) > 0 && options[0] == "fork" {
+	if slices.Contains(options, "fork") {
 		if err := fork(); err != nil {
 			return err
 		}
@@ -179,6 +220,7 @@ func stream(options []string) error {
 		return err
 	}
 	say(said{Kind: "connected", Peer: sending.Peer})
+	spoke := time.Now()
 	for round := 0; ; round++ {
 		if err := exchange(ctx, c, sending, receiving); err != nil {
 			fail(err)
@@ -186,6 +228,13 @@ func stream(options []string) error {
 		}
 		if round == 3 {
 			say(said{Kind: "moving"})
+			if slices.Contains(options, "hog") {
+				go hog()
+			}
+		}
+		if slices.Contains(options, "rounds") && time.Since(spoke) > 200*time.Millisecond {
+			say(said{Kind: "round"})
+			spoke = time.Now()
 		}
 	}
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -216,6 +265,19 @@ func exchange(ctx context.Context, c *gpuClient, sending, receiving *client.Conn
 	}
 	return nil
 }
+
+// hog takes memory and writes to it until it is killed for that.
+func hog() {
+	for {
+		piece := make([]byte, 1<<20)
+		for i := range piece {
+			piece[i] = 1
+		}
+		hogged = append(hogged, piece)
+	}
+}
+
+var hogged [][]byte
 
 // fork starts a child that inherits every socket of this process.
 func fork() error {

@@ -23,18 +23,24 @@ import (
 const usage = `peerlane-hook gives containers their relays. Container runtimes run it; a CDI
 specification (peerlane cdi generate) says so.
 
-  peerlane-hook create [--root DIR] --lane UUID@ADDRESS [--lane ...]
-      as a createRuntime or prestart hook: start the container's relay and
-      mount its socket at /run/peerlane
+  peerlane-hook create [--root DIR] [--lane UUID@ADDRESS ...]
+                       [--gpu UUID@ADDRESS ...] [--nic NAME ...]
+      as a createRuntime or prestart hook: start the container's relay for the
+      lanes of these GPUs and mount its socket at /run/peerlane. --gpu says that
+      the container gets the GPU's device nodes as well, --nic that it gets those
+      of a NIC: both may lock memory
   peerlane-hook remove [--root DIR]
       as a poststop hook: remove what ended containers have left
   peerlane-hook supervise --root DIR --generation ID
       look after one relay; only peerlane-hook itself runs this
+  peerlane-hook accept
+      as peerlane-relay@.service: look after the relay that a hook hands over
+      on standard input; only systemd runs this
   peerlane-hook version
 
 DIR is what hangs below / otherwise: var/lib/peerlane, run/peerlane and
-etc/peerlane. A lane is named by its GPU's UUID, which may be empty, and PCI
-address. Exit status: 0 done, 1 failed, 2 a wrong command line.
+etc/peerlane. A GPU is named by its UUID, which may be empty, and PCI address.
+Exit status: 0 done, 1 failed, 2 a wrong command line.
 `
 
 // errUsage is a wrong command line.
@@ -66,6 +72,8 @@ func run(args []string) error {
 		return remove(args)
 	case "supervise":
 		return supervise(args)
+	case "accept":
+		return accept(args)
 	case "version", "--version":
 		_, err := fmt.Println("peerlane-hook", version.Get())
 		return err
@@ -76,11 +84,11 @@ func run(args []string) error {
 	return fmt.Errorf("unknown command %q; %w", command, errUsage)
 }
 
-// lanes is the value of --lane, which may be repeated.
-type lanes []string
+// list is the value of an option that may be repeated.
+type list []string
 
-func (l *lanes) String() string { return strings.Join(*l, " ") }
-func (l *lanes) Set(s string) error {
+func (l *list) String() string { return strings.Join(*l, " ") }
+func (l *list) Set(s string) error {
 	*l = append(*l, s)
 	return nil
 }
@@ -104,22 +112,24 @@ func parse(flags *flag.FlagSet, args []string) (layout.Layout, error) {
 
 func create(args []string) error {
 	flags := flag.NewFlagSet("create", flag.ContinueOnError)
-	var names lanes
-	flags.Var(&names, "lane", "")
+	var lanes, gpus, nics list
+	flags.Var(&lanes, "lane", "")
+	flags.Var(&gpus, "gpu", "")
+	flags.Var(&nics, "nic", "")
 	l, err := parse(flags, args)
 	if err != nil {
 		return err
 	}
-	if len(names) == 0 {
-		return fmt.Errorf("create: no --lane is given; %w", errUsage)
+	if len(lanes)+len(gpus)+len(nics) == 0 {
+		return fmt.Errorf("create: no --lane, --gpu or --nic is given; %w", errUsage)
 	}
 	state, err := hook.ReadState(os.Stdin)
 	if err != nil {
 		return err
 	}
-	warning, err := hook.Create(l, state, runtimeRoot(), names)
+	warning, err := hook.Create(l, state, runtimeRoot(), hook.Devices{Lanes: lanes, GPUs: gpus, NICs: nics})
 	if warning != nil {
-		logrus.WithError(warning).Warn("removing what ended containers have left")
+		logrus.Warn(warning)
 	}
 	return err
 }

@@ -6,8 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
+	library "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/peerlane/peerlane/cdi"
@@ -17,14 +20,72 @@ import (
 func newCDICommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cdi",
-		Short: "Write the specifications that make lanes devices of container engines",
+		Short: "Look after the specifications that make lanes devices of container engines",
 	}
-	cmd.AddCommand(newGenerateCommand(a))
+	cmd.AddCommand(newGenerateCommand(a), newCDIListCommand(a), newCDIValidateCommand(a), newCDIRefreshCommand(a), newCDIRemoveCommand(a))
 	return group(cmd)
 }
 
+// specFlags say what specifications are made of, and where they lie.
+type specFlags struct {
+	cmd           *cobra.Command
+	dirs          []string
+	format        string
+	hook, devRoot string
+}
+
+// addSpecDirs gives a command the flag that names directories of
+// specifications.
+func addSpecDirs(cmd *cobra.Command, f *specFlags, usage string) {
+	cmd.Flags().StringArrayVar(&f.dirs, "spec-dir", nil, usage)
+	completeDirectories(cmd, "spec-dir")
+}
+
+// addContents gives a command the flags of what is in specifications.
+func addContents(cmd *cobra.Command, f *specFlags, hook string) {
+	cmd.Flags().StringVar(&f.hook, "hook", "", "absolute `PATH` of peerlane-hook (default: "+hook+")")
+	cmd.Flags().StringVar(&f.devRoot, "dev-root", "/", "take device nodes from the dev/ in `DIR`")
+	completeFiles(cmd, "hook")
+	completeDirectories(cmd, "dev-root")
+}
+
+// addFormat gives a command the flag of the form of specifications.
+func addFormat(cmd *cobra.Command, f *specFlags, otherwise string) {
+	cmd.Flags().StringVar(&f.format, "format", "", "write specifications as `FORMAT`: json, yaml (default: "+otherwise+")")
+	complete(cmd, "format", cdi.Formats...)
+}
+
+func (f *specFlags) checkFormat() error {
+	if f.format != "" && !slices.Contains(cdi.Formats, f.format) {
+		return usageError{f.cmd.CommandPath(), fmt.Errorf("--format %s is none of %s", f.format, strings.Join(cdi.Formats, ", "))}
+	}
+	return nil
+}
+
+// specDirs are the named directories, or those that engines read: below the
+// root that is not "/", where no engine looks.
+func (a *app) specDirs(f *specFlags) []string {
+	if len(f.dirs) > 0 {
+		return f.dirs
+	}
+	var dirs []string
+	for _, dir := range library.DefaultSpecDirs {
+		dirs = append(dirs, filepath.Join(a.layout.Root, dir))
+	}
+	return dirs
+}
+
+// specOptions are what specifications of a plan refer to.
+func (a *app) specOptions(p *planned, host *hostFlags, hook, devRoot string) cdi.Options {
+	return cdi.Options{
+		Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot,
+		Registration: cdi.ReadRegistration(host.sysfs, host.proc),
+	}
+}
+
 func newGenerateCommand(a *app) *cobra.Command {
-	var specDir, hook, devRoot, class string
+	var class string
+	var dry bool
 	cmd := &cobra.Command{
 		Use:   "generate",
 		Short: "Plan this host, and generate its CDI specifications",
@@ -34,52 +95,97 @@ func newGenerateCommand(a *app) *cobra.Command {
                        nvidia.com/gpu=N
   peerlane.dev/gpu=N   all of that, and the device nodes of the GPU, its server
                        GPUs and its NIC; not with tenancy = "multi"
+  peerlane.dev/nic=M   the device nodes of a NIC; not with tenancy = "multi"
 
-N is a GPU's index, UUID or PCI address, a group of the configuration, or "all".
+N is a GPU's index, UUID or PCI address, a group of the configuration, or "all",
+and M a NIC's name or PCI address, or "all".
 
 With --spec-dir the specifications are installed there, and the plan is written
 to var/lib/peerlane/plan.json, where the hook reads it when a container starts.
-Otherwise they are printed, and nothing on the host is changed.`,
+Files that are as they should be are not touched. Otherwise specifications are
+printed, and nothing on the host is changed.`,
 		Example: `  peerlane cdi generate --spec-dir /etc/cdi
-  peerlane cdi generate --class lane`,
+  peerlane cdi generate --spec-dir /etc/cdi --dry-run
+  peerlane cdi generate --class lane --format yaml`,
 		Args: noArgs,
 	}
-	host := addLiveHost(cmd)
+	host, f := addLiveHost(cmd), &specFlags{cmd: cmd}
 	host.addSoftware()
-	cmd.Flags().StringVar(&specDir, "spec-dir", "", "install the specifications in `DIR`; without it they are printed")
-	cmd.Flags().StringVar(&class, "class", "", "print only the specification of `CLASS`: lane, gpu")
-	cmd.Flags().StringVar(&hook, "hook", "", "absolute `PATH` of peerlane-hook (default: beside this command)")
-	cmd.Flags().StringVar(&devRoot, "dev-root", "/", "take device nodes from the dev/ in `DIR`")
-	complete(cmd, "class", "lane", "gpu")
-	completeFiles(cmd, "hook")
-	completeDirectories(cmd, "spec-dir", "dev-root")
+	addSpecDirs(cmd, f, "install the specifications in `DIR`; without it they are printed")
+	addContents(cmd, f, "beside this command")
+	addFormat(cmd, f, "that of the installed ones, or json")
+	cmd.Flags().StringVar(&class, "class", "", "print only the specification of `CLASS`: "+strings.Join(classes(), ", "))
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what --spec-dir would change as a unified diff, and change nothing")
+	complete(cmd, "class", classes()...)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		if class != "" && specDir != "" {
+		switch {
+		case class != "" && len(f.dirs) > 0:
 			return usageError{cmd.CommandPath(), errors.New("--class chooses what is printed; --spec-dir always installs all")}
+		case dry && len(f.dirs) == 0:
+			return usageError{cmd.CommandPath(), errors.New("--dry-run goes with --spec-dir; without it nothing is changed anyway")}
 		}
-		p, err := a.plan(host)
+		if err := f.checkFormat(); err != nil {
+			return err
+		}
+		hook, err := hookPath(f.hook)
 		if err != nil {
 			return err
 		}
-		path, err := hookPath(hook)
+		var plan *topo.Plan
+		var o cdi.Options
+		var list []*specs.Spec
+		read := func() (*topo.Plan, []*specs.Spec, error) {
+			p, err := a.plan(host)
+			if err != nil {
+				return nil, nil, err
+			}
+			plan, o = p.plan, a.specOptions(p, host, hook, f.devRoot)
+			list, err = cdi.Generate(plan, o)
+			return plan, list, err
+		}
+		if len(f.dirs) == 0 {
+			if _, _, err := read(); err != nil {
+				return err
+			}
+			return a.printSpecs(list, class, cdi.Format(f.format))
+		}
+		i := cdi.Installation{Layout: a.layout, Dirs: f.dirs, Format: cdi.Format(f.format)}
+		changes, err := i.Install(dry, read)
+		if err != nil {
+			return asRoot(err)
+		}
+		if dry {
+			a.printDiffs(changes)
+			return nil
+		}
+		notes, err := cdi.Notes(plan, o)
 		if err != nil {
 			return err
 		}
-		o := cdi.Options{Layout: a.layout, HookPath: path, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot}
-		list, err := cdi.Generate(p.plan, o)
-		if err != nil {
-			return err
+		for _, note := range notes {
+			a.log.Warn(note)
 		}
-		if specDir == "" {
-			return a.printSpecs(list, class)
+		for _, c := range changes {
+			fmt.Fprintln(a.out, changeWords(c))
 		}
-		return a.install(p.plan, list, specDir, o)
+		if len(changes) == 0 {
+			fmt.Fprintln(a.out, "Plan and specifications are as they should be.")
+		}
+		return nil
 	}
 	return cmd
 }
 
+// classes are the kinds of device without the vendor.
+func classes() (all []string) {
+	for _, kind := range cdi.Kinds {
+		all = append(all, strings.TrimPrefix(kind, cdi.Vendor+"/"))
+	}
+	return all
+}
+
 // hookPath is the hook that containers will be started with: the one that was
-// named, or the one beside this command.
+// named, or the one beside this command. It is named beside an error, too.
 func hookPath(named string) (string, error) {
 	path := named
 	if path == "" {
@@ -92,51 +198,48 @@ func hookPath(named string) (string, error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("there is no hook %s, and a container with a lane could not start; name the hook with --hook", path)
+		return path, fmt.Errorf("there is no hook %s, and a container with a lane could not start; name the hook with --hook", path)
 	case err != nil:
-		return "", fmt.Errorf("looking at the hook: %w", err)
+		return path, fmt.Errorf("looking at the hook: %w", err)
 	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
-		return "", fmt.Errorf("the hook %s is no executable file (%v); name the hook with --hook", path, info.Mode())
+		return path, fmt.Errorf("the hook %s is no executable file (%v); name the hook with --hook", path, info.Mode())
 	}
 	return path, nil
 }
 
 // printSpecs prints one specification, or all of them one after another.
-func (a *app) printSpecs(list []*specs.Spec, class string) error {
+func (a *app) printSpecs(list []*specs.Spec, class string, format cdi.Format) error {
 	if class == "" {
-		return cdi.Encode(a.out, list...)
+		return format.Encode(a.out, list...)
 	}
 	for _, spec := range list {
 		if spec.Kind == cdi.Vendor+"/"+class {
-			return cdi.Encode(a.out, spec)
+			return format.Encode(a.out, spec)
 		}
 	}
 	return fmt.Errorf("this host offers no device of %s/%s", cdi.Vendor, class)
 }
 
-// install writes the plan before the specifications that lead a hook to it.
-func (a *app) install(plan *topo.Plan, list []*specs.Spec, specDir string, o cdi.Options) error {
-	if err := a.layout.Create(); err != nil {
-		return asRoot(fmt.Errorf("making Peerlane's directories: %w", err))
+// printDiffs prints what would change.
+func (a *app) printDiffs(changes []cdi.Change) {
+	for _, c := range changes {
+		if diff := c.Diff(); diff != "" {
+			fmt.Fprint(a.out, diff)
+		} else {
+			fmt.Fprintf(a.out, "# %s has the right content; its mode or its owner would change\n", c.Path)
+		}
 	}
-	if err := plan.Write(a.layout.PlanFile()); err != nil {
-		return asRoot(err)
+}
+
+// changeWords say what happened to a file.
+func changeWords(c cdi.Change) string {
+	switch {
+	case c.Removed:
+		return "removed " + c.Path
+	case c.Kind == "":
+		return "wrote " + c.Path
 	}
-	if err := cdi.Write(specDir, list); err != nil {
-		return asRoot(err)
-	}
-	notes, err := cdi.Notes(plan, o)
-	if err != nil {
-		return err
-	}
-	for _, note := range notes {
-		a.log.Warn(note)
-	}
-	fmt.Fprintf(a.out, "wrote %s\n", a.layout.PlanFile())
-	for _, spec := range list {
-		fmt.Fprintf(a.out, "wrote %s: %d devices\n", filepath.Join(specDir, cdi.FileName(spec.Kind)), len(spec.Devices))
-	}
-	return nil
+	return fmt.Sprintf("wrote %s: %d devices", c.Path, c.Devices)
 }
 
 // asRoot adds the remedy to an error of permission.

@@ -132,7 +132,7 @@ func TestGeneratePrintsAndChangesNothing(t *testing.T) {
 		}
 		kinds = append(kinds, spec.Kind)
 	}
-	if diff := cmp.Diff([]string{"peerlane.dev/lane", "peerlane.dev/gpu"}, kinds); diff != "" {
+	if diff := cmp.Diff([]string{"peerlane.dev/lane", "peerlane.dev/gpu", "peerlane.dev/nic"}, kinds); diff != "" {
 		t.Errorf("kinds (-want +got):\n%s", diff)
 	}
 	if spec := decode[specs.Spec](t, append(generate, "--class", "gpu")...); spec.Kind != "peerlane.dev/gpu" {

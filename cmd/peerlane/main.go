@@ -21,6 +21,7 @@ import (
 const (
 	exitFailure = 1
 	exitUsage   = 2
+	exitDrift   = 3 // of peerlane cdi validate
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -43,6 +44,10 @@ func run(args []string, out, errOut io.Writer) int {
 	if errors.As(err, &usage) {
 		fmt.Fprintf(errOut, "see %s --help\n", usage.command)
 		return exitUsage
+	}
+	var finding findingError
+	if errors.As(err, &finding) {
+		return finding.code
 	}
 	return exitFailure
 }
@@ -82,6 +87,7 @@ Exit status:
   0  done
   1  failed; one sentence on standard error says what, on what, and what to do
   2  the command line was wrong
+  3  peerlane cdi validate: what is installed does not fit this host
 {{end}}`)
 
 	flags := root.PersistentFlags()
@@ -134,6 +140,13 @@ type usageError struct {
 
 func (e usageError) Error() string { return e.err.Error() }
 func (e usageError) Unwrap() error { return e.err }
+
+// findingError is the result of a command that did its work and found what
+// scripts ask for by the exit status.
+type findingError struct {
+	code int
+	error
+}
 
 // group makes a command that only holds others: by itself it prints its help,
 // and a word that is no subcommand is an error with the nearest ones.

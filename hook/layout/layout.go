@@ -55,6 +55,10 @@ func (l Layout) PlanFile() string { return filepath.Join(l.State(), "plan.json")
 // Anchor is the empty, root-owned directory that CDI mounts at ContainerDir.
 func (l Layout) Anchor() string { return filepath.Join(l.State(), "anchor") }
 
+// Libraries holds what containers get to load, by the names that programs load
+// it by: shared libraries, and NCCL's defaults.
+func (l Layout) Libraries() string { return filepath.Join(l.Root, "usr/lib/peerlane") }
+
 // Generations holds one directory for each container that lives, named by the
 // generation's 32 hexadecimal digits.
 func (l Layout) Generations() string { return filepath.Join(l.State(), "generations") }
@@ -88,6 +92,10 @@ func (l Layout) EmulatedNICs() string { return filepath.Join(l.Run(), "nics") }
 func (l Layout) EmulatedNIC(name string) string {
 	return filepath.Join(l.EmulatedNICs(), name+".sock")
 }
+
+// Launcher is the socket of peerlane-relay.socket, by which systemd starts
+// supervisors; root only.
+func (l Layout) Launcher() string { return filepath.Join(l.Run(), "launcher.sock") }
 
 // Cgroup names the control group, below cgroup2's root, that holds one group a
 // generation. Layouts that live on one host side by side have different ones.

@@ -1,0 +1,74 @@
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// loaderDirs are where the loader of every glibc image looks at last, with and
+// without a cache (ld.so.cache) and whatever LD_LIBRARY_PATH says: Debian's and
+// Arch's in /usr/lib, Fedora's and SUSE's in /usr/lib64. A file that lies in both
+// is the same file.
+var loaderDirs = []string{"/usr/lib", "/usr/lib64"}
+
+// NCCLDefaults is the file in the directory of libraries that becomes
+// ncclConf in containers.
+const NCCLDefaults = "nccl.conf"
+
+// ncclConf is the last place where NCCL looks for its variables: after the
+// environment, NCCL_CONF_FILE and ~/.nccl.conf, whose values it keeps.
+const ncclConf = "/etc/nccl.conf"
+
+// libraries are what containers with a lane get to load.
+type libraries struct {
+	mounts []*specs.Mount
+	// refused says of each file that is not mounted why.
+	refused []string
+}
+
+// findLibraries looks for shared libraries in a directory of the host, by the
+// names that programs load them by, and for NCCL's defaults. What an
+// administrator did not put there is no library, and a link none either: a
+// specification names what it mounts for as long as a container lives.
+func findLibraries(dir string) (libraries, error) {
+	var found libraries
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return found, nil
+	}
+	if err != nil {
+		return found, fmt.Errorf("looking for the libraries that containers get: %w", err)
+	}
+	for _, e := range entries {
+		var places []string
+		switch name := e.Name(); {
+		case name == NCCLDefaults:
+			places = []string{ncclConf}
+		case strings.HasPrefix(name, "lib") && slices.Contains(strings.Split(name, "."), "so"):
+			for _, place := range loaderDirs {
+				places = append(places, path.Join(place, name))
+			}
+		default:
+			continue
+		}
+		host := filepath.Join(dir, e.Name())
+		if err := layout.Trusted(host); err != nil {
+			found.refused = append(found.refused, fmt.Sprintf("containers do not get %s: %v", host, err))
+			continue
+		}
+		for _, place := range places {
+			found.mounts = append(found.mounts, &specs.Mount{HostPath: host, ContainerPath: place, Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"}})
+		}
+	}
+	return found, nil
+}

@@ -1,0 +1,127 @@
+package cdi
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+// File is a file of specifications that is ours, or that defines devices of our
+// kinds.
+type File struct {
+	Path string
+	// Priority is the place of its directory among those that were read; a
+	// device in a later one hides the same in an earlier.
+	Priority int
+	// Mode and UID are those of the file itself, not of what a link leads to.
+	Mode fs.FileMode
+	UID  int
+	// Spec is nil where Err says why engines do not load the file.
+	Spec *specs.Spec
+	Err  error
+}
+
+// Load reads the directories of specifications as engines do. A directory that
+// does not exist is empty; what cannot be read is an error.
+func Load(dirs []string) ([]File, error) {
+	var files []File
+	for priority, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading CDI specifications: %w", err)
+		}
+		for _, e := range entries {
+			if ext := filepath.Ext(e.Name()); e.IsDir() || ext != "."+string(JSON) && ext != "."+string(YAML) {
+				continue
+			}
+			f, err := load(filepath.Join(dir, e.Name()), priority)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // gone meanwhile
+			}
+			if err != nil {
+				return nil, fmt.Errorf("reading CDI specifications: %w", err)
+			}
+			if f != nil {
+				files = append(files, *f)
+			}
+		}
+	}
+	return files, nil
+}
+
+// load is nil for a file that is none of our business.
+func load(path string, priority int) (*File, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	named := isOurName(filepath.Base(path))
+	f := &File{Path: path, Priority: priority, Mode: info.Mode(), UID: int(info.Sys().(*syscall.Stat_t).Uid)} // as package os documents for Linux
+	text, err := os.ReadFile(path)
+	switch {
+	case err != nil && named:
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, err // it is there for root
+		}
+		f.Err = err
+		return f, nil
+	case err != nil: // a foreign file that this user may not read, or a dangling link
+		return nil, nil
+	case !named && !bytes.Contains(text, []byte(Vendor+"/")):
+		return nil, nil
+	}
+	spec, err := cdi.ReadSpec(path, priority)
+	switch {
+	case err != nil && named:
+		f.Err = err
+	case err != nil || !strings.HasPrefix(spec.Kind, Vendor+"/"):
+		return nil, nil
+	default:
+		f.Spec = spec.Spec
+	}
+	return f, nil
+}
+
+// isOurName says whether a file's name is one that we write.
+func isOurName(name string) bool {
+	for _, kind := range Kinds {
+		for _, f := range []Format{JSON, YAML} {
+			if name == f.FileName(kind) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// InstalledHook is the hook that specifications of these directories call, if it
+// is still there; otherwise empty. Directories that cannot be read have none.
+func InstalledHook(dirs []string) string {
+	for _, dir := range dirs {
+		for _, kind := range Kinds {
+			for _, format := range []Format{JSON, YAML} {
+				spec, err := cdi.ReadSpec(filepath.Join(dir, format.FileName(kind)), 0)
+				if err != nil || spec.Kind != kind {
+					continue
+				}
+				for _, hook := range spec.ContainerEdits.Hooks {
+					if info, err := os.Stat(hook.Path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+						return hook.Path
+					}
+				}
+			}
+		}
+	}
+	return ""
+}

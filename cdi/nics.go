@@ -1,0 +1,76 @@
+package cdi
+
+import (
+	"fmt"
+	"slices"
+
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// rdmaCM is the node of the kernel's connection manager; a host has it while the
+// module rdma_ucm is loaded. Neither umad nor issm is ever given away: they send
+// management packets, and make a port a subnet manager's.
+const rdmaCM = "infiniband/rdma_cm"
+
+// offeredNICs are the NICs that become devices of KindNIC, and a sentence on each
+// of the others that have RDMA.
+func (g *generator) offeredNICs() (nics []topo.NIC, missing []string) {
+	if g.tenancy == config.TenancyMulti {
+		return nil, nil
+	}
+	for _, nic := range g.plan.NICs {
+		if nic.Ethernet {
+			continue
+		}
+		if nic.Uverbs == "" {
+			missing = append(missing, fmt.Sprintf("%s=%s is not offered: the kernel has no device node for it; load the module ib_uverbs", KindNIC, nic.Name))
+			continue
+		}
+		// The kernel lets a NIC be renamed to what CDI does not allow.
+		if err := parser.ValidateDeviceName(nic.Name); err != nil || nic.Name == All {
+			missing = append(missing, fmt.Sprintf("%s=%s is not offered: that is no name for a CDI device; rename the NIC (rdma dev set)", KindNIC, nic.Name))
+			continue
+		}
+		nics = append(nics, nic)
+	}
+	return nics, missing
+}
+
+// nicSpec is the specification of these NICs: by name, by PCI address where only
+// one has it, and all.
+func (g *generator) nicSpec(nics []topo.NIC) *specs.Spec {
+	spec := &specs.Spec{Kind: KindNIC, ContainerEdits: specs.ContainerEdits{
+		Env:         []string{g.registration().variable()},
+		DeviceNodes: g.nodeIfPresent(rdmaCM),
+	}}
+	for _, nic := range nics {
+		names := []string{nic.Name}
+		sharing := slices.IndexFunc(nics, func(other topo.NIC) bool { return other.BusID == nic.BusID && other.Name != nic.Name })
+		if nic.BusID != "" && sharing < 0 {
+			names = append(names, nic.BusID)
+		}
+		edits := g.nicEdits(nic)
+		for _, name := range names {
+			spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: edits})
+		}
+	}
+	spec.Devices = append(spec.Devices, specs.Device{Name: All, ContainerEdits: g.nicEdits(nics...)})
+	return spec
+}
+
+// nicEdits are what the device of these NICs adds. Its hook checks that they are
+// still who they were, and lifts the limit of locked memory.
+func (g *generator) nicEdits(nics ...topo.NIC) specs.ContainerEdits {
+	var edits specs.ContainerEdits
+	var args []string
+	for _, nic := range nics {
+		edits.DeviceNodes = append(edits.DeviceNodes, g.node("infiniband/"+nic.Uverbs))
+		args = append(args, "--nic", nic.Name)
+	}
+	edits.Hooks = []*specs.Hook{g.hook("createRuntime", "create", args...)}
+	return edits
+}

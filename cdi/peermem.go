@@ -1,0 +1,116 @@
+package cdi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Peermem is what lets a NIC read and write the memory of GPUs: the kernel's
+// DMA-BUF, or a module that registers the memory behind a CUDA pointer.
+type Peermem struct {
+	// DMABUF says that the kernel and NVIDIA's driver can export a GPU's memory
+	// as a DMA-BUF.
+	DMABUF bool `json:"dmabuf"`
+	// NoDMABUF says why not.
+	NoDMABUF string `json:"noDmabuf,omitempty"`
+	// Module is nvidia_peermem, or its predecessor nv_peer_mem; empty where
+	// neither is loaded.
+	Module string `json:"module,omitempty"`
+	// Loaded says that the module was loaded just now.
+	Loaded bool `json:"loaded,omitempty"`
+}
+
+// peermemModules are the modules by the names that modprobe takes.
+var peermemModules = []string{"nvidia-peermem", "nv_peer_mem"}
+
+// String is half a sentence: "DMA-BUF and nvidia_peermem".
+func (p Peermem) String() string {
+	var ways []string
+	if p.DMABUF {
+		ways = append(ways, "DMA-BUF")
+	}
+	if p.Module != "" {
+		ways = append(ways, p.Module)
+	}
+	if len(ways) == 0 {
+		return "neither DMA-BUF (" + p.NoDMABUF + ") nor nvidia-peermem (not loaded)"
+	}
+	return strings.Join(ways, " and ")
+}
+
+// FindPeermem looks for both, below the roots of sysfs and procfs.
+func FindPeermem(sysfs, proc string) (Peermem, error) {
+	var p Peermem
+	for _, module := range peermemModules {
+		name := strings.ReplaceAll(module, "-", "_")
+		_, err := os.Stat(filepath.Join(sysfs, "module", name))
+		if err == nil {
+			p.Module = name
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return p, fmt.Errorf("looking for the module %s: %w", name, err)
+		}
+	}
+	if err := dmabufMissing(proc); err != nil {
+		p.NoDMABUF = err.Error()
+	}
+	p.DMABUF = p.NoDMABUF == ""
+	return p, nil
+}
+
+// LoadPeermem is FindPeermem for a host that wants the module: it is loaded
+// with modprobe where it is missing. Without RDMA devices nobody would use it.
+// What is there is returned beside an error, too.
+func LoadPeermem(sysfs, proc string, modprobe func(module string) error) (Peermem, error) {
+	p, err := FindPeermem(sysfs, proc)
+	if err != nil || p.Module != "" {
+		return p, err
+	}
+	if rdma, err := os.ReadDir(filepath.Join(sysfs, "class/infiniband")); err != nil || len(rdma) == 0 {
+		return p, nil
+	}
+	if _, err := os.Stat(filepath.Join(proc, "driver/nvidia/version")); err != nil {
+		return p, nil // and a refresh runs again when it is
+	}
+	var failures []error
+	for _, module := range peermemModules {
+		if err := modprobe(module); err != nil {
+			failures = append(failures, err)
+			continue
+		}
+		if p, err = FindPeermem(sysfs, proc); err != nil {
+			return p, err
+		}
+		if p.Module != "" {
+			p.Loaded = true
+			return p, nil
+		}
+		failures = append(failures, fmt.Errorf("modprobe %s: it says that it is loaded, and %s/module does not show it", module, sysfs))
+	}
+	return p, fmt.Errorf("loading nvidia-peermem, as cdi.load_peermem demands: %w; install the module of your driver, or take the key out of the configuration", errors.Join(failures...))
+}
+
+// Modprobe loads a kernel module.
+func Modprobe(module string) error {
+	path, err := exec.LookPath("modprobe")
+	if err != nil {
+		path = "/sbin/modprobe" // the PATH of what udev runs is short
+	}
+	// A module that waits for its device would hold whoever loads it.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	said, err := exec.CommandContext(ctx, path, module).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("modprobe %s: %w: %s", module, err, strings.Join(strings.Fields(string(bytes.TrimSpace(said))), " "))
+	}
+	return nil
+}

@@ -1,0 +1,162 @@
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Install holds the layout, reads the host with read, and installs what that
+// returns: a plan and its specifications, or neither. With dry nothing is held
+// or written, and the changes are those that there would be.
+func (i Installation) Install(dry bool, read func() (*topo.Plan, []*specs.Spec, error)) (changes []Change, err error) {
+	if !dry {
+		held, err := Hold(i.Layout)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, held.Close()) }()
+	}
+	if i.Plan, i.Specs, err = read(); err != nil {
+		return nil, err
+	}
+	if dry {
+		return i.Changes()
+	}
+	return i.Apply()
+}
+
+// Remove removes specifications and plan. Where there is no state there is
+// nobody to wait for.
+func (i Installation) Remove(dry bool) ([]Change, error) {
+	if _, err := os.Stat(i.Layout.State()); errors.Is(err, fs.ErrNotExist) {
+		i.Plan, i.Specs = nil, nil
+		if dry {
+			return i.Changes()
+		}
+		return i.Apply()
+	}
+	return i.Install(dry, func() (*topo.Plan, []*specs.Spec, error) { return nil, nil, nil })
+}
+
+// Refreshed is what a refresh found.
+type Refreshed struct {
+	Changes []Change `json:"changes"`
+	// Nothing says why this host offers no device; empty where it does. What was
+	// installed is removed then, because all of it names what is gone.
+	Nothing string `json:"nothing,omitempty"`
+	// Kept says why what is installed is left as it is, whatever could be read;
+	// empty where it is not.
+	Kept string `json:"kept,omitempty"`
+}
+
+// Refresh is Install for a machine that changes by itself: a host without a GPU
+// is no error, and a host that cannot tell yet is left alone. Without
+// directories it is those of all that have specifications of ours, and the first
+// of all where none has.
+func (i Installation) Refresh(dry bool, all []string, read func() (*topo.Plan, Options, error)) (r Refreshed, err error) {
+	if len(i.Dirs) == 0 {
+		if i.Dirs, err = InUse(all); err != nil {
+			return r, err
+		}
+	}
+	r.Changes, err = i.Install(dry, func() (*topo.Plan, []*specs.Spec, error) {
+		plan, o, err := read()
+		if err != nil {
+			return nil, nil, err
+		}
+		if r.Kept = i.early(plan); r.Kept != "" {
+			return nil, nil, errKept
+		}
+		list, err := Generate(plan, o)
+		if err != nil && !Offers(plan) {
+			r.Nothing = strings.TrimPrefix(err.Error(), generating)
+			return nil, nil, nil
+		}
+		return plan, list, err
+	})
+	if errors.Is(err, errKept) {
+		err = nil
+	}
+	if r.Changes == nil {
+		r.Changes = []Change{}
+	}
+	return r, err
+}
+
+// errKept ends an Install that has nothing to do.
+var errKept = errors.New("kept")
+
+// generating is how errors of Generate begin.
+const generating = "generating a CDI specification: "
+
+// Offers says whether a plan has a lane for anybody.
+func Offers(plan *topo.Plan) bool {
+	return slices.ContainsFunc(plan.Lanes, func(l topo.Lane) bool { return l.Role != topo.RoleRefused })
+}
+
+// early says why a host cannot be asked yet: early in a boot its GPUs are there
+// and NVIDIA's driver is not, so that neither their names nor their nodes are
+// known. What was installed for the same GPUs still fits.
+func (i Installation) early(live *topo.Plan) string {
+	installed, err := topo.ReadPlan(i.Layout.PlanFile())
+	if err != nil || len(live.GPUs) == 0 {
+		return ""
+	}
+	for _, dir := range i.Dirs {
+		if !inUse(dir) {
+			return ""
+		}
+	}
+	knew := false
+	for _, g := range installed.GPUs {
+		knew = knew || g.UUID != ""
+	}
+	for _, g := range live.GPUs {
+		if g.UUID != "" {
+			return ""
+		}
+	}
+	addresses := func(p *topo.Plan) []string {
+		var all []string
+		for _, g := range p.GPUs {
+			all = append(all, g.BusID)
+		}
+		slices.Sort(all)
+		return all
+	}
+	if !knew || !slices.Equal(addresses(installed), addresses(live)) {
+		return ""
+	}
+	return fmt.Sprintf("NVIDIA's driver is not loaded, so this host tells less of its %d GPUs than is installed", len(live.GPUs))
+}
+
+// InUse are those of the directories that have a file of ours, and the first of
+// all where none has.
+func InUse(dirs []string) ([]string, error) {
+	if len(dirs) == 0 {
+		return nil, errors.New("no directory of CDI specifications is named")
+	}
+	used := slices.DeleteFunc(slices.Clone(dirs), func(dir string) bool { return !inUse(dir) })
+	if len(used) == 0 {
+		return dirs[:1], nil
+	}
+	return used, nil
+}
+
+func inUse(dir string) bool {
+	return slices.ContainsFunc(Kinds, func(kind string) bool {
+		return slices.ContainsFunc([]Format{JSON, YAML}, func(f Format) bool {
+			_, err := os.Lstat(filepath.Join(dir, f.FileName(kind)))
+			return err == nil
+		})
+	})
+}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// refreshed is what "peerlane cdi refresh -o json" prints.
+type refreshed struct {
+	Changed bool `json:"changed"`
+	cdi.Refreshed
+	Peermem *cdi.Peermem `json:"peermem,omitempty"`
+	// Took is milliseconds by part.
+	Took map[string]float64 `json:"took"`
+
+	nics int
+}
+
+func newCDIRefreshCommand(a *app) *cobra.Command {
+	var quiet, dry bool
+	cmd := &cobra.Command{
+		Use:   "refresh",
+		Short: "Bring installed specifications to what this host is by now",
+		Long: `Plan this host again, and write plan and specifications where they are not what
+they should be: after a GPU, a NIC or a driver came or went. It is made for a
+udev rule or a unit at boot; docs/cdi.md has both. Any number may run at once.
+
+It prints one line when something changed. Without --spec-dir it refreshes those
+of /etc/cdi and /var/run/cdi that have specifications of Peerlane's, and
+/etc/cdi where neither has. The hook stays the one that is installed, as long as
+it is there.
+
+On a host where no GPU can have a lane it removes what was installed, because all
+of it names what is gone, says so in a line, and succeeds. Before NVIDIA's driver
+is loaded it leaves alone what was installed for the same GPUs.
+
+With cdi.load_peermem = true in the configuration it loads nvidia-peermem, or its
+predecessor nv_peer_mem; a failure of that is a warning.
+
+Exit status:
+  0  what is installed fits this host, or there is nothing to offer
+  1  failed: nothing or a part was written, and one sentence says why`,
+		Example: `  peerlane cdi refresh
+  peerlane cdi refresh --dry-run
+  peerlane cdi refresh --quiet --spec-dir /var/run/cdi
+  peerlane cdi refresh -o json | jq .took`,
+		Args: noArgs,
+	}
+	host, f, form := addLiveHost(cmd), &specFlags{cmd: cmd}, addForm(cmd)
+	host.addSoftware()
+	addSpecDirs(cmd, f, "refresh the specifications in `DIR`; may be given more than once (default: where they are)")
+	addContents(cmd, f, "the installed one, or beside this command")
+	addFormat(cmd, f, "that of the installed ones, or json")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print nothing but errors and warnings")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would change as a unified diff, and change nothing")
+	cmd.RunE = func(*cobra.Command, []string) error {
+		if err := f.checkFormat(); err != nil {
+			return err
+		}
+		r := refreshed{Took: map[string]float64{}}
+		began := time.Now()
+		i := cdi.Installation{Layout: a.layout, Dirs: f.dirs, Format: cdi.Format(f.format)}
+		var err error
+		r.Refreshed, err = i.Refresh(dry, a.specDirs(f), func() (*topo.Plan, cdi.Options, error) {
+			r.lap("waiting", &began)
+			return a.refreshPlan(&r, host, f, dry, &began)
+		})
+		r.lap("install", &began)
+		for _, part := range []string{"waiting", "peermem", "nvml", "sysfs", "plan", "install"} {
+			a.log.Debugf("%s took %.1f ms", part, r.Took[part])
+		}
+		if err != nil {
+			return asRoot(err)
+		}
+		r.Changed = len(r.Changes) > 0
+		switch {
+		case quiet:
+		case form.value == formJSON:
+			return a.printJSON(r)
+		case dry:
+			a.printDiffs(r.Changes)
+		default:
+			a.printRefreshed(r)
+		}
+		return nil
+	}
+	return cmd
+}
+
+// lap writes down what a part took, and begins the next.
+func (r *refreshed) lap(part string, began *time.Time) {
+	now := time.Now()
+	r.Took[part] += float64(now.Sub(*began).Microseconds()) / 1000
+	*began = now
+}
+
+// refreshPlan plans the host that it finds, after it looked for what lets NICs
+// reach GPUs.
+func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*topo.Plan, cdi.Options, error) {
+	c, err := config.Load(a.layout.ConfigFile())
+	if err != nil {
+		return nil, cdi.Options{}, err
+	}
+	found, err := cdi.FindPeermem(host.sysfs, host.proc)
+	if err != nil {
+		return nil, cdi.Options{}, err
+	}
+	o := host.options()
+	if c.CDI.LoadPeermem && !dry && o.NVML != nil { // a recorded host has no modules to load
+		if found, err = cdi.LoadPeermem(host.sysfs, host.proc, cdi.Modprobe); err != nil {
+			a.log.Warn(err)
+		}
+	}
+	r.Peermem = &found
+	r.lap("peermem", began)
+
+	if o.NVML != nil {
+		o.NVML = timedNVML{o.NVML, r.Took}
+	}
+	h, err := topo.ReadSysfs(o)
+	if err != nil {
+		return nil, cdi.Options{}, err
+	}
+	r.lap("sysfs", began)
+	r.Took["sysfs"] -= r.Took["nvml"]
+	p, err := a.planFor(h, host.software, false)
+	if err != nil {
+		return nil, cdi.Options{}, err
+	}
+	r.nics = len(p.plan.NICs)
+	hook := f.hook
+	if hook == "" {
+		hook = cdi.InstalledHook(a.specDirs(f))
+	}
+	if hook, err = hookPath(hook); err != nil && cdi.Offers(p.plan) {
+		return nil, cdi.Options{}, err
+	}
+	r.lap("plan", began)
+	return p.plan, a.specOptions(p, host, hook, f.devRoot), nil
+}
+
+// timedNVML tells NVML's part from that of sysfs: loading NVIDIA's library can
+// take longer than all the rest.
+type timedNVML struct {
+	topo.NVML
+	took map[string]float64
+}
+
+func (n timedNVML) GPUs() ([]topo.NVMLGPU, error) {
+	began := time.Now()
+	defer func() { n.took["nvml"] += float64(time.Since(began).Microseconds()) / 1000 }()
+	return n.NVML.GPUs()
+}
+
+// printRefreshed prints a line, or none where there is nothing to tell.
+func (a *app) printRefreshed(r refreshed) {
+	var wrote, removed []string
+	for _, c := range r.Changes {
+		switch {
+		case c.Removed:
+			removed = append(removed, c.Path)
+		case c.Kind == "":
+			wrote = append(wrote, c.Path)
+		default:
+			wrote = append(wrote, fmt.Sprintf("%s (%d devices)", c.Path, c.Devices))
+		}
+	}
+	var parts []string
+	if len(wrote) > 0 {
+		parts = append(parts, "wrote "+strings.Join(wrote, ", "))
+	}
+	if len(removed) > 0 {
+		parts = append(parts, "removed "+strings.Join(removed, ", "))
+	}
+	if r.Peermem != nil && r.Peermem.Loaded {
+		parts = append(parts, "loaded "+r.Peermem.Module)
+	}
+	if len(parts) > 0 && r.nics > 0 && r.Nothing == "" {
+		parts = append(parts, "NICs reach GPU memory by "+r.Peermem.String())
+	}
+	switch done := strings.Join(parts, "; "); {
+	case r.Nothing != "":
+		fmt.Fprintln(a.out, strings.Join(append([]string{"No device to offer: " + r.Nothing}, parts...), "; "))
+	case r.Kept != "":
+		fmt.Fprintf(a.out, "Nothing was changed: %s\n", r.Kept)
+	case done != "":
+		fmt.Fprintf(a.out, "Refreshed: %s\n", done)
+	}
+}

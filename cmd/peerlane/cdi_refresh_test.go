@@ -1,0 +1,564 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/recorded"
+)
+
+// cdiHost is a recorded host with specifications.
+type cdiHost struct {
+	t             *testing.T
+	tree          string // of the recorded sysfs and procfs
+	root, specDir string
+	hook          string
+	flags         []string // that name all of this
+}
+
+func newCDIHost(t *testing.T) *cdiHost {
+	t.Helper()
+	return onTree(t, cdiTree(t))
+}
+
+// cdiTree is a recorded host with what specifications are made of beside it.
+func cdiTree(t *testing.T) string {
+	t.Helper()
+	tree, _ := recordedHost(t)
+	release := filepath.Join(tree, "proc/sys/kernel/osrelease")
+	if err := os.MkdirAll(filepath.Dir(release), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(release, []byte("6.8.0-45-generic\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return tree
+}
+
+// onTree is a host on a recorded one that others may read, too.
+func onTree(t *testing.T, tree string) *cdiHost {
+	t.Helper()
+	h := &cdiHost{t: t, tree: tree, root: t.TempDir(), hook: hookFile(t)}
+	h.specDir = filepath.Join(h.root, "etc/cdi")
+	h.flags = []string{"--root", h.root, "--sysfs", filepath.Join(tree, "sys"), "--proc", filepath.Join(tree, "proc")}
+	return h
+}
+
+// run runs "peerlane cdi" on the host; it must succeed.
+func (h *cdiHost) run(args ...string) string {
+	h.t.Helper()
+	return peerlane(h.t, h.args(args...)...)
+}
+
+func (h *cdiHost) args(args ...string) []string {
+	flags := h.flags
+	if args[0] == "remove" {
+		flags = flags[:2]
+	}
+	return append(append([]string{"cdi"}, args...), flags...)
+}
+
+// fails runs it where it must not succeed, and returns standard error.
+func (h *cdiHost) fails(code int, args ...string) (out, errOut string) {
+	h.t.Helper()
+	var o, e bytes.Buffer
+	if got := run(h.args(args...), &o, &e); got != code {
+		h.t.Fatalf("peerlane cdi %s: exit status %d, want %d: %s%s", strings.Join(args, " "), got, code, o.String(), e.String())
+	}
+	return o.String(), e.String()
+}
+
+func (h *cdiHost) generate() string {
+	h.t.Helper()
+	return h.run("generate", "--spec-dir", h.specDir, "--hook", h.hook)
+}
+
+func (h *cdiHost) planFile() string { return filepath.Join(h.root, "var/lib/peerlane/plan.json") }
+
+func (h *cdiHost) specFile(class string) string {
+	return filepath.Join(h.specDir, "peerlane.dev-"+class+".json")
+}
+
+// gpu is the host's GPU of an index by the plan.
+func (h *cdiHost) gpu(index int) topo.GPU {
+	h.t.Helper()
+	return planOf(h.t, h).GPUs[index]
+}
+
+func planOf(t *testing.T, h *cdiHost) *topo.Plan {
+	t.Helper()
+	plan, err := topo.ReadPlan(h.planFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
+
+// edit writes a file of the recorded trees anew.
+func (h *cdiHost) edit(name string, change func(string) string) {
+	h.t.Helper()
+	path := filepath.Join(h.tree, name)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	after := change(string(text))
+	if after == string(text) {
+		h.t.Fatalf("%s is not changed: %q", path, text)
+	}
+	if err := os.WriteFile(path, []byte(after), 0o644); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// glob is the one path of the recorded trees that a pattern means.
+func (h *cdiHost) glob(pattern string) string {
+	h.t.Helper()
+	found, err := filepath.Glob(filepath.Join(h.tree, pattern))
+	if err != nil || len(found) != 1 {
+		h.t.Fatalf("%s: %v, %v", pattern, found, err)
+	}
+	relative, err := filepath.Rel(h.tree, found[0])
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return relative
+}
+
+// portDown takes down the port of a NIC.
+func (h *cdiHost) portDown(nic string) {
+	h.t.Helper()
+	h.edit(h.glob("sys/class/infiniband/"+nic+"/ports/1/state"), func(string) string { return "1: DOWN\n" })
+}
+
+// noGPU unplugs all GPUs.
+func (h *cdiHost) noGPU() {
+	h.t.Helper()
+	for _, gpu := range planOf(h.t, h).GPUs {
+		h.noDevice(gpu.BusID)
+	}
+}
+
+// noDevice unplugs a PCI function.
+func (h *cdiHost) noDevice(address string) {
+	h.t.Helper()
+	if err := os.Remove(filepath.Join(h.tree, "sys/bus/pci/devices", address)); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// state is what tells whether a file was written: inode and times.
+func (h *cdiHost) state() map[string]syscall.Stat_t {
+	h.t.Helper()
+	all := map[string]syscall.Stat_t{}
+	for _, path := range []string{h.planFile(), h.specFile("lane"), h.specFile("gpu"), h.specFile("nic"), h.specDir} {
+		info, err := os.Stat(path)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		stat := *info.Sys().(*syscall.Stat_t)
+		stat.Atim = syscall.Timespec{}
+		all[path] = stat
+	}
+	return all
+}
+
+func TestRefreshWritesOnChangeOnly(t *testing.T) {
+	h := newCDIHost(t)
+	h.generate()
+	before := h.state()
+	for _, args := range [][]string{{"refresh"}, {"refresh"}, {"refresh", "--quiet"}} {
+		if out := h.run(args...); out != "" {
+			t.Errorf("%v printed %q", args, out)
+		}
+	}
+	if out := h.generate(); out != "Plan and specifications are as they should be.\n" {
+		t.Errorf("generate printed %q", out)
+	}
+	if diff := cmp.Diff(before, h.state()); diff != "" {
+		t.Errorf("files were touched (-before +after):\n%s", diff)
+	}
+
+	// A link's speed is what an idle GPU lowers.
+	h.edit(h.glob("sys/bus/pci/devices/"+h.gpu(0).BusID+"/current_link_speed"), func(string) string { return "2.5 GT/s PCIe\n" })
+	if out := h.run("refresh"); out != "" {
+		t.Errorf("an idle GPU is a change: %q", out)
+	}
+	if diff := cmp.Diff(before, h.state()); diff != "" {
+		t.Errorf("files were touched (-before +after):\n%s", diff)
+	}
+
+	h.portDown("mlx5_1")
+	out := h.run("refresh")
+	if strings.Count(out, "\n") != 1 || !strings.Contains(out, ", "+h.specFile("gpu")+" (25 devices)") || !strings.Contains(out, "DMA-BUF") {
+		t.Errorf("it printed %q", out)
+	}
+	if out := h.run("refresh"); out != "" {
+		t.Errorf("the second time it printed %q", out)
+	}
+}
+
+func TestRefreshRepairsModes(t *testing.T) {
+	h := newCDIHost(t)
+	h.generate()
+	for _, path := range []string{h.planFile(), h.specFile("lane")} {
+		if err := os.Chmod(path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := h.run("refresh", "--dry-run"); strings.Count(out, "its mode or its owner would change") != 2 {
+		t.Errorf("--dry-run printed %q", out)
+	}
+	if out := h.run("refresh"); !strings.Contains(out, h.specFile("lane")) || strings.Contains(out, h.specFile("gpu")) {
+		t.Errorf("it printed %q", out)
+	}
+	for path, stat := range h.state() {
+		if path != h.specDir && stat.Mode&0o777 != 0o644 {
+			t.Errorf("%s has mode %o", path, stat.Mode&0o777)
+		}
+	}
+}
+
+func TestRefreshOfAHostWithoutGPUs(t *testing.T) {
+	h := newCDIHost(t)
+	h.generate()
+	foreign := filepath.Join(h.specDir, "nvidia.yaml")
+	if err := os.WriteFile(foreign, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	h.noGPU()
+	out := h.run("refresh")
+	for _, want := range []string{"No device to offer", "no NVIDIA GPU", "removed " + h.specFile("lane"), ", " + h.specFile("gpu"), ", " + h.specFile("nic"), ", " + h.planFile()} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q lacks %q", out, want)
+		}
+	}
+	if strings.Count(out, "\n") != 1 {
+		t.Errorf("it printed more than a line: %q", out)
+	}
+	if names := namesIn(t, h.specDir); !cmp.Equal(names, []string{"nvidia.yaml"}) {
+		t.Errorf("left: %v", names)
+	}
+	if out := h.run("refresh"); strings.Count(out, "\n") != 1 || !strings.Contains(out, "No device to offer") {
+		t.Errorf("the second time it printed %q", out)
+	}
+	if out := h.run("refresh", "--quiet"); out != "" {
+		t.Errorf("--quiet printed %q", out)
+	}
+}
+
+func namesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// At boot a refresh can come before the driver.
+func TestRefreshBeforeTheDriverLoads(t *testing.T) {
+	h := newCDIHost(t)
+	h.generate()
+	before := h.state()
+	if err := os.RemoveAll(filepath.Join(h.tree, "proc/driver")); err != nil {
+		t.Fatal(err)
+	}
+	if out := h.run("refresh"); !strings.Contains(out, "Nothing was changed: NVIDIA's driver is not loaded") {
+		t.Errorf("it printed %q", out)
+	}
+	if diff := cmp.Diff(before, h.state()); diff != "" {
+		t.Errorf("files were touched (-before +after):\n%s", diff)
+	}
+	// With a GPU less it is another matter.
+	h.noDevice(h.gpu(7).BusID)
+	if out := h.run("refresh"); !strings.Contains(out, "Refreshed:") {
+		t.Errorf("it printed %q", out)
+	}
+}
+
+func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
+	h := newCDIHost(t)
+	if out := h.run("generate", "--spec-dir", h.specDir, "--hook", h.hook, "--dry-run"); !strings.Contains(out, "--- /dev/null\n+++ "+h.specFile("lane")+"\n") {
+		t.Errorf("generate --dry-run printed\n%s", out)
+	}
+	if entries := namesIn(t, h.root); len(entries) > 0 {
+		t.Errorf("it wrote %v", entries)
+	}
+	h.generate()
+	before := h.state()
+	if out := h.run("refresh", "--dry-run"); out != "" {
+		t.Errorf("nothing would change, and it printed %q", out)
+	}
+	h.edit("proc/driver/nvidia/gpus/"+h.gpu(3).BusID+"/information", func(text string) string {
+		return strings.ReplaceAll(text, h.gpu(3).UUID, "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff")
+	})
+	out := h.run("refresh", "--dry-run")
+	for _, want := range []string{"--- " + h.planFile(), "+++ " + h.specFile("lane"), "-      \"name\": \"" + h.gpu(3).UUID, "+      \"name\": \"GPU-ffffffff"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the diff lacks %q:\n%s", want, out)
+		}
+	}
+	if out := h.run("remove", "--dry-run"); strings.Count(out, "would have removed") != 4 {
+		t.Errorf("remove --dry-run printed %q", out)
+	}
+	if diff := cmp.Diff(before, h.state()); diff != "" {
+		t.Errorf("files were touched (-before +after):\n%s", diff)
+	}
+}
+
+// A file in the other format would define each device twice, and engines ignore
+// a device that two files define.
+func TestFormats(t *testing.T) {
+	h := newCDIHost(t)
+	h.generate()
+	for _, test := range []struct{ args, names []string }{
+		{[]string{"generate", "--format", "yaml", "--hook", h.hook, "--spec-dir", h.specDir}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
+		{[]string{"refresh"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
+		{[]string{"refresh", "--format", "json"}, []string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}},
+		{[]string{"refresh", "--format", "yaml"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
+	} {
+		h.run(test.args...)
+		if diff := cmp.Diff(test.names, namesIn(t, h.specDir)); diff != "" {
+			t.Errorf("%v: files (-want +got):\n%s", test.args, diff)
+		}
+		h.loads(t)
+	}
+	text, err := os.ReadFile(filepath.Join(h.specDir, "peerlane.dev-lane.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.HasPrefix(text, []byte("---\ncdiVersion: ")) {
+		t.Errorf("that is no YAML: %.80s", text)
+	}
+	// Both at once, as an older version or a hand may leave them.
+	if err := os.WriteFile(h.specFile("lane"), []byte(h.run("generate", "--class", "lane", "--hook", h.hook)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out := h.run("refresh"); !strings.Contains(out, "removed "+h.specFile("lane")) {
+		t.Errorf("it printed %q", out)
+	}
+	h.loads(t)
+	if out := h.run("generate", "--class", "lane", "--format", "yaml", "--hook", h.hook); !strings.HasPrefix(out, "---\ncdiVersion: ") {
+		t.Errorf("generate --format yaml printed %.80s", out)
+	}
+}
+
+// loads has the CDI library read the directory.
+func (h *cdiHost) loads(t *testing.T) {
+	t.Helper()
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(h.specDir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for path, errs := range cache.GetErrors() {
+		t.Errorf("the CDI library refuses %s: %v", path, errs)
+	}
+	for _, name := range []string{"peerlane.dev/lane=3", "peerlane.dev/gpu=3", "peerlane.dev/nic=mlx5_0"} {
+		if cache.GetDevice(name) == nil {
+			t.Errorf("there is no %s", name)
+		}
+	}
+}
+
+func TestRefreshKeepsTheInstalledHook(t *testing.T) {
+	h := newCDIHost(t)
+	h.generate()
+	if err := os.Remove(h.hook); err != nil {
+		t.Fatal(err)
+	}
+	// The test has no hook beside it.
+	if _, errOut := h.fails(1, "refresh"); !strings.Contains(errOut, "there is no hook") {
+		t.Errorf("standard error: %q", errOut)
+	}
+	h.run("refresh", "--hook", hookFile(t))
+}
+
+// An engine that reads while Peerlane writes sees the old or the new, and never
+// nothing.
+func TestManyAtOnce(t *testing.T) {
+	h := newCDIHost(t)
+	h.generate()
+	// The same host while a port is down, so that there is something to write.
+	down := newCDIHost(t)
+	down.portDown("mlx5_1")
+	down.root, down.specDir, down.flags[1] = h.root, h.specDir, h.root
+
+	stop, reader := make(chan struct{}), make(chan int)
+	go func() {
+		reads := 0
+		defer func() { reader <- reads }()
+		for ; ; reads++ {
+			select {
+			case <-stop:
+				return
+			default:
+				h.loads(t)
+			}
+		}
+	}()
+	var wait sync.WaitGroup
+	for n := range 20 {
+		on := h
+		if n%2 == 0 {
+			on = down
+		}
+		args := on.args("refresh", "--hook", h.hook)
+		if n%4 < 2 {
+			args = on.args("generate", "--hook", h.hook, "--spec-dir", h.specDir)
+		}
+		wait.Go(func() {
+			var out, errOut bytes.Buffer
+			if code := run(args, &out, &errOut); code != 0 {
+				t.Errorf("%v: exit status %d: %s", args, code, errOut.String())
+			}
+		})
+	}
+	wait.Wait()
+	close(stop)
+	select {
+	case reads := <-reader:
+		t.Logf("read %d times meanwhile", reads)
+		if reads == 0 {
+			t.Error("nothing was read meanwhile")
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the reader hangs")
+	}
+	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, namesIn(t, h.specDir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	// All is of one host, whichever came last.
+	one := h.run("refresh", "--dry-run") == "" || down.run("refresh", "--dry-run") == ""
+	if !one {
+		t.Error("plan and specifications are a mixture")
+	}
+}
+
+func TestRemove(t *testing.T) {
+	h := newCDIHost(t)
+	if out := h.run("remove"); out != "Nothing is left to remove.\n" {
+		t.Errorf("on a host without any it printed %q", out)
+	}
+	if names := namesIn(t, h.root); len(names) > 0 {
+		t.Errorf("it made %v", names)
+	}
+	h.generate()
+	// Somebody else's, one of them under a name of ours.
+	text, err := os.ReadFile(h.specFile("lane"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"nvidia.json":           "{}",
+		"peerlane.dev-nic.yaml": strings.Replace(string(text), "peerlane.dev/lane", "example.com/nic", 1),
+	} {
+		if err := os.WriteFile(filepath.Join(h.specDir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A damaged one is ours by its name.
+	damaged := filepath.Join(h.specDir, "peerlane.dev-gpu.yaml")
+	if err := os.WriteFile(damaged, []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got := decode[struct{ Removed []string }](t, h.args("remove", "-o", "json")...)
+	want := []string{h.specFile("lane"), h.specFile("gpu"), damaged, h.specFile("nic"), h.planFile()}
+	if diff := cmp.Diff(want, got.Removed); diff != "" {
+		t.Errorf("removed (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"nvidia.json", "peerlane.dev-nic.yaml"}, namesIn(t, h.specDir)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// aliveContainer makes a host have a container whose init is this process.
+func (h *cdiHost) aliveContainer(name string) {
+	h.t.Helper()
+	stat, err := os.ReadFile("/proc/self/stat")
+	check(h.t, err)
+	_, fields, _ := strings.Cut(string(stat), ") ")
+	start, err := strconv.ParseUint(strings.Fields(fields)[19], 10, 64)
+	check(h.t, err)
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	check(h.t, err)
+	g := hook.Generation{
+		ID: strings.Repeat("1", 32), Container: hook.Container{ID: name},
+		Init: hook.Process{PID: os.Getpid(), Start: start, Boot: strings.TrimSpace(string(boot))},
+	}
+	text, err := json.Marshal(g)
+	check(h.t, err)
+	dir := filepath.Join(h.root, "var/lib/peerlane/generations", g.ID)
+	check(h.t, os.MkdirAll(dir, 0o700))
+	check(h.t, os.WriteFile(filepath.Join(dir, "generation.json"), text, 0o600))
+}
+
+func TestRemoveWhileContainersLive(t *testing.T) {
+	h := newCDIHost(t)
+	h.generate()
+	h.aliveContainer("trainer")
+	before := h.state()
+	if _, errOut := h.fails(1, "remove"); !strings.Contains(errOut, "containers with a lane live (trainer), and could not be restarted; end them first, or remove with --force") {
+		t.Errorf("standard error: %q", errOut)
+	}
+	h.run("remove", "--dry-run")
+	if diff := cmp.Diff(before, h.state()); diff != "" {
+		t.Errorf("files were touched (-before +after):\n%s", diff)
+	}
+	h.run("remove", "--force")
+	if names := namesIn(t, h.specDir); len(names) > 0 {
+		t.Errorf("left: %v", names)
+	}
+}
+
+func TestRefreshSaysWhatItTook(t *testing.T) {
+	h := newCDIHost(t)
+	h.generate()
+	got := decode[refreshed](t, h.args("refresh", "-o", "json")...)
+	if got.Changed || got.Changes == nil || got.Peermem == nil || !got.Peermem.DMABUF {
+		t.Errorf("it printed %+v", got)
+	}
+	for _, part := range []string{"waiting", "peermem", "sysfs", "plan", "install"} {
+		if _, known := got.Took[part]; !known {
+			t.Errorf("no word on what %s took: %v", part, got.Took)
+		}
+	}
+}
+
+// What a udev rule costs a host on which nothing changed, NVML apart: the
+// recorded one, with eight GPUs and two NICs.
+func BenchmarkRefresh(b *testing.B) {
+	tree, root := b.TempDir(), b.TempDir()
+	sysfs, proc, err := recorded.Unpack(tree)
+	if err != nil {
+		b.Fatal(err)
+	}
+	hook := filepath.Join(root, "peerlane-hook")
+	if err := os.WriteFile(hook, nil, 0o755); err != nil {
+		b.Fatal(err)
+	}
+	args := []string{"cdi", "refresh", "--quiet", "--root", root, "--sysfs", sysfs, "--proc", proc, "--hook", hook}
+	for b.Loop() {
+		var errOut bytes.Buffer
+		if code := run(args, &errOut, &errOut); code != 0 {
+			b.Fatal(errOut.String())
+		}
+	}
+}

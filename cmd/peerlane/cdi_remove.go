@@ -1,0 +1,87 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/hook"
+)
+
+func newCDIRemoveCommand(a *app) *cobra.Command {
+	var force, dry bool
+	cmd := &cobra.Command{
+		Use:   "remove",
+		Short: "Remove Peerlane's specifications and plan",
+		Long: `Remove the specifications of Peerlane's kinds of device, in either format, and
+the plan. Files of others are not touched, nor is the configuration. Containers
+cannot be given a lane any more, nor be restarted with the one that they have.
+
+While containers with a lane live it refuses to, unless --force is given: they
+keep their relays, and go on.
+
+Exit status:
+  0  nothing of it is left
+  1  failed, or containers with a lane live`,
+		Example: `  peerlane cdi remove --dry-run
+  peerlane cdi remove`,
+		Args: noArgs,
+	}
+	f, form := &specFlags{cmd: cmd}, addForm(cmd)
+	addSpecDirs(cmd, f, "remove the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
+	cmd.Flags().BoolVar(&force, "force", false, "remove them while containers with a lane live")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what would be removed, and remove nothing")
+	cmd.RunE = func(*cobra.Command, []string) error {
+		live, err := a.liveContainers()
+		if err != nil && !force {
+			return asRoot(fmt.Errorf("looking for containers with a lane: %w; --force removes without looking", err))
+		}
+		if len(live) > 0 {
+			sentence := fmt.Sprintf("containers with a lane live (%s), and could not be restarted", strings.Join(live, ", "))
+			if !force && !dry {
+				return fmt.Errorf("%s; end them first, or remove with --force", sentence)
+			}
+			a.log.Warn(sentence)
+		}
+		i := cdi.Installation{Layout: a.layout, Dirs: a.specDirs(f)}
+		changes, err := i.Remove(dry)
+		if err != nil {
+			return asRoot(err)
+		}
+		if form.value == formJSON {
+			removed := []string{}
+			for _, c := range changes {
+				removed = append(removed, c.Path)
+			}
+			return a.printJSON(struct {
+				DryRun  bool     `json:"dryRun,omitempty"`
+				Removed []string `json:"removed"`
+			}{dry, removed})
+		}
+		for _, c := range changes {
+			words := changeWords(c)
+			if dry {
+				words = "would have " + words
+			}
+			fmt.Fprintln(a.out, words)
+		}
+		if len(changes) == 0 {
+			fmt.Fprintln(a.out, "Nothing is left to remove.")
+		}
+		return nil
+	}
+	return cmd
+}
+
+// liveContainers names the containers that have a relay and live.
+func (a *app) liveContainers() (names []string, err error) {
+	relays, err := hook.List(a.layout)
+	for _, r := range relays {
+		if r.Alive {
+			names = append(names, r.Container.ID)
+		}
+	}
+	return names, err
+}

@@ -1,0 +1,110 @@
+package hook
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// visibleDevices is the variable by which a device peerlane.dev/gpu= keeps its
+// server GPUs from CUDA. Of several devices that set it, the last one wins.
+const visibleDevices = "CUDA_VISIBLE_DEVICES"
+
+// asked is what one hook of a container asks for: the GPUs of a device
+// peerlane.dev/gpu=, or those of a peerlane.dev/lane=.
+type asked struct{ gpus, lanes []string }
+
+// asked are what the container's hooks of this program ask for, in their order.
+// That package cdi writes each option and its value apart is enough to know:
+// other programs' hooks have no such arguments.
+func (s *spec) asked() []asked {
+	var all []asked
+	for _, hook := range slices.Concat(s.Hooks.Prestart, s.Hooks.CreateRuntime) {
+		if len(hook.Args) < 2 || hook.Args[1] != "create" {
+			continue
+		}
+		var a asked
+		for i := 2; i+1 < len(hook.Args); i++ {
+			switch hook.Args[i] {
+			case "--gpu":
+				a.gpus = append(a.gpus, hook.Args[i+1])
+			case "--lane":
+				a.lanes = append(a.lanes, hook.Args[i+1])
+			}
+		}
+		if len(a.gpus)+len(a.lanes) > 0 {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// visible is the value that package cdi gives visibleDevices for these GPUs.
+func (a asked) visible() string {
+	var uuids []string
+	for _, gpu := range a.gpus {
+		uuid, _, _ := strings.Cut(gpu, "@")
+		uuids = append(uuids, uuid)
+	}
+	return strings.Join(uuids, ",")
+}
+
+// nothingHidden refuses a container one of whose devices peerlane.dev/gpu= hides
+// the GPU of another device from CUDA. A value that none of them has set is
+// somebody's intention, and left alone.
+func nothingHidden(plan *topo.Plan, s *spec) error {
+	value, set := "", false
+	for _, e := range s.Process.Env {
+		if v, found := strings.CutPrefix(e, visibleDevices+"="); found {
+			value, set = v, true
+		}
+	}
+	all := s.asked()
+	won := slices.IndexFunc(all, func(a asked) bool { return len(a.gpus) > 0 && a.visible() == value })
+	if !set || won < 0 {
+		return nil
+	}
+	var hidden []string
+	for i, a := range all {
+		for _, gpu := range slices.Concat(a.gpus, a.lanes) {
+			if i != won && !slices.Contains(all[won].gpus, gpu) && !slices.Contains(hidden, gpu) {
+				hidden = append(hidden, gpu)
+			}
+		}
+	}
+	if len(hidden) == 0 {
+		return nil
+	}
+	wanted := slices.Concat(all[won].gpus, hidden)
+	ways := []string{"peerlane.dev/gpu=all"}
+	for _, group := range plan.Groups {
+		if !slices.ContainsFunc(wanted, func(gpu string) bool { return !slices.Contains(group.GPUs, address(gpu)) }) {
+			ways = append(ways, "peerlane.dev/gpu="+group.Name)
+		}
+	}
+	if len(ways) == 1 {
+		ways = append(ways, "a group of [groups] in config.toml")
+	}
+	return fmt.Errorf("%s, of peerlane.dev/gpu=%s, would hide %s from CUDA; ask for all of them by one device (%s), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N",
+		visibleDevices, numbers(plan, all[won].gpus), "GPU "+numbers(plan, hidden), strings.Join(ways, ", or "))
+}
+
+// address is the PCI address of a GPU that is named as "UUID@PCI address".
+func address(gpu string) string {
+	_, busID, _ := strings.Cut(gpu, "@")
+	return busID
+}
+
+// numbers names GPUs as users do.
+func numbers(plan *topo.Plan, gpus []string) string {
+	var list []string
+	for _, name := range gpus {
+		if gpu, err := plan.GPU(address(name)); err == nil {
+			name = fmt.Sprint(gpu.Index)
+		}
+		list = append(list, name)
+	}
+	return strings.Join(list, ",")
+}

@@ -1,0 +1,34 @@
+package hook
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// raiseMemlock lifts the limit of memory that a container's processes may lock,
+// which registering memory with a NIC counts against: it is the init's, and its
+// children inherit it. What `exec` starts does not; it has the limit of whoever
+// ran that. A limit in the container's configuration is left as it is. The init
+// is waiting for this hook, so the number is its own.
+func raiseMemlock(pid int, s *spec) error {
+	for _, limit := range s.Process.Rlimits {
+		if limit.Type == "RLIMIT_MEMLOCK" {
+			return nil
+		}
+	}
+	err := unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}, nil)
+	if err == nil {
+		return nil
+	}
+	// Not permitted above the hard limit: up to that, then.
+	var limit unix.Rlimit
+	has := "an unknown limit"
+	if unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, nil, &limit) == nil {
+		limit.Cur = limit.Max
+		if unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, &limit, nil) == nil {
+			has = fmt.Sprintf("%d KiB", limit.Max>>10)
+		}
+	}
+	return fmt.Errorf("the limit of locked memory, which registering memory with a NIC counts against, could not be lifted: prlimit: %w; it is %s; start the container with --ulimit memlock=-1, or give the engine's unit LimitMEMLOCK=infinity", err, has)
+}

@@ -1,0 +1,84 @@
+package hook
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxSpec bounds a config.json, bytes. Engines write some ten thousand; but its
+// environment is the image's, and its mounts are whoever's who asked for them.
+const maxSpec = 16 << 20
+
+// spec is what matters here of a container's config.json.
+type spec struct {
+	Root struct {
+		Path string `json:"path"`
+	} `json:"root"`
+	Process struct {
+		Env     []string `json:"env"`
+		Rlimits []struct {
+			Type string `json:"type"`
+		} `json:"rlimits"`
+	} `json:"process"`
+	Hooks struct {
+		Prestart      []specHook `json:"prestart"`
+		CreateRuntime []specHook `json:"createRuntime"`
+	} `json:"hooks"`
+}
+
+type specHook struct {
+	Args []string `json:"args"`
+}
+
+// readSpec reads the config.json of a bundle.
+func readSpec(bundle string) (*spec, error) {
+	path := filepath.Join(bundle, "config.json")
+	text, err := readBounded(path, maxSpec)
+	if err != nil {
+		return nil, fmt.Errorf("reading the container's configuration: %w", err)
+	}
+	s := &spec{}
+	if err := json.Unmarshal(text, s); err != nil {
+		return nil, fmt.Errorf("reading the container's configuration %s: %w", path, err)
+	}
+	if s.Root.Path == "" {
+		return nil, fmt.Errorf("%s names no root file system", path)
+	}
+	return s, nil
+}
+
+// readBounded reads a regular file of no more than limit bytes. Nothing else can
+// make it wait.
+func readBounded(path string, limit int64) (text []byte, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
+	text, err = io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+	}
+	return text, err
+}
+
+// rootfs is the root file system of the bundle that the specification is of.
+func (s *spec) rootfs(bundle string) string {
+	if filepath.IsAbs(s.Root.Path) {
+		return s.Root.Path
+	}
+	return filepath.Join(bundle, s.Root.Path)
+}
