@@ -91,7 +91,7 @@ func (e *explanation) ways() {
 	if len(nowhere) > 0 {
 		e.say("No way leads to %s.", list(nowhere))
 	}
-	if len(useless) > 0 {
+	if len(useless) > 0 && len(e.lane.NICs) > 0 { // else the lane's reason says it
 		e.say("No lane can use %s.", list(useless))
 	}
 }
