@@ -61,6 +61,13 @@ func parseSpec(text []byte) (*spec, error) {
 	return s, nil
 }
 
+// rootOnly is a specification of which nothing but the root file system is known.
+func rootOnly(path string) *spec {
+	s := &spec{}
+	s.Root.Path = path
+	return s
+}
+
 // readBounded reads a regular file of no more than limit bytes. Nothing else can
 // make it wait.
 func readBounded(path string, limit int64) (text []byte, err error) {

@@ -56,12 +56,13 @@ func fail(err error) { say(said{Kind: "error", Error: err.Error(), Status: wire.
 
 func play(arguments []string) int {
 	roles := map[string]func([]string) error{
-		"hello":  func([]string) error { return hello() },
-		"stream": stream,
-		"export": func([]string) error { return exportOnly() },
-		"parent": parent,
-		"look":   func([]string) error { return lookAround() },
-		"sleep":  func([]string) error { time.Sleep(time.Minute); return nil },
+		"hello":     func([]string) error { return hello() },
+		"stream":    stream,
+		"export":    func([]string) error { return exportOnly() },
+		"parent":    parent,
+		"look":      func([]string) error { return lookAround() },
+		"stopwatch": stopwatch,
+		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]
 	if role == nil {

@@ -22,7 +22,7 @@ func newCDICommand(a *app) *cobra.Command {
 		Use:   "cdi",
 		Short: "Look after the specifications that make lanes devices of container engines",
 	}
-	cmd.AddCommand(newGenerateCommand(a), newCDIListCommand(a), newCDIRefreshCommand(a), newCDIRemoveCommand(a))
+	cmd.AddCommand(newGenerateCommand(a), newCDIListCommand(a), newCDIValidateCommand(a), newCDIRefreshCommand(a), newCDIRemoveCommand(a))
 	return group(cmd)
 }
 
