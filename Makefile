@@ -30,16 +30,16 @@ build := $(GO) build -trimpath -buildvcs=false
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .PHONY: build
-build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
+build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
 
 # The go command knows best what has to be built again, so it is always asked.
-.PHONY: bin/peerlane bin/peerlane-relay bin/peerlane-hook
+.PHONY: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime
 bin/peerlane bin/peerlane-relay:
 	@$(build) -ldflags '$(stamp)' -o $@ ./cmd/$(@F)
 
-# The hook runs in front of every container: static, so that nothing of an image
-# can be loaded into it, and small, so that it costs nothing.
-bin/peerlane-hook:
+# They run in front of every container: static, so that nothing of an image can
+# be loaded into them, and small, so that they cost nothing.
+bin/peerlane-hook bin/peerlane-runtime:
 	@CGO_ENABLED=0 $(build) -ldflags '-s -w $(stamp)' -o $@ ./cmd/$(@F)
 
 # Compiled by the package that looks for it, so that both agree on how.

@@ -37,6 +37,9 @@ func ReadState(r io.Reader) (State, error) {
 // createContainer hook the pid is 1 (runc) or 0 (crun), and process 1 is the
 // host's.
 func (s State) check() error {
+	if s.PID > 1 && s.Status == "stopped" {
+		return fmt.Errorf("container %q is being restored from a checkpoint, and its relay ended with the process that was checkpointed: a lane cannot be restored; start the container anew", s.ID)
+	}
 	if s.PID <= 1 || s.Status != "creating" && s.Status != "created" {
 		return fmt.Errorf("container %q: status %q and pid %d are not those of a createRuntime or prestart hook, the only places for peerlane-hook create", s.ID, s.Status, s.PID)
 	}
@@ -74,7 +77,7 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err != nil {
 		return warning, err
 	}
-	config, err := readConfig(l)
+	config, err := ReadConfig(l)
 	if err != nil {
 		return warning, err
 	}

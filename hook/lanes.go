@@ -37,9 +37,9 @@ func readPlan(l layout.Layout) (*topo.Plan, error) {
 	return plan, nil
 }
 
-// readConfig reads the configuration, which names the program that runs as
-// root.
-func readConfig(l layout.Layout) (config.Config, error) {
+// ReadConfig reads the configuration, which names programs that run as root: one
+// that somebody else could have written is refused.
+func ReadConfig(l layout.Layout) (config.Config, error) {
 	if err := layout.Trusted(l.ConfigFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return config.Config{}, err
 	}

@@ -90,7 +90,7 @@ func start(l layout.Layout, r Request) (*Generation, error) {
 		case found:
 			err = extend(l, g, r.Lanes)
 		default:
-			err = g.start(l, supervisor, pidfd)
+			err = g.start(l, supervisor, r.Config.Relay.Launcher, pidfd)
 			if err != nil {
 				err = errors.Join(err, remove(l, g.ID))
 			}
@@ -204,7 +204,7 @@ func extend(l layout.Layout, g *Generation, lanes []launch.Lane) error {
 
 // start makes the sockets of a new generation and runs its supervisor; it
 // returns when that has executed the relay.
-func (g *Generation) start(l layout.Layout, supervisor string, pidfd *os.File) error {
+func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *os.File) error {
 	if err := os.Mkdir(l.SocketDir(g.ID), 0o700); err != nil {
 		return err
 	}
@@ -235,9 +235,13 @@ func (g *Generation) start(l layout.Layout, supervisor string, pidfd *os.File) e
 	if err := lock(alive, unix.LOCK_EX, lockTime); err != nil {
 		return err
 	}
-	return g.run(l, supervisor, map[int]*os.File{
+	files := map[int]*os.File{
 		fdClients: clients, fdPeers: peers, fdInit: pidfd, fdAdmin: admin, fdAlive: alive,
-	})
+	}
+	if launched, err := g.runBySystemd(l, launcher, files); err != nil || launched {
+		return err
+	}
+	return g.run(l, supervisor, files)
 }
 
 // run runs the supervisor with these descriptors.

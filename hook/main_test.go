@@ -112,6 +112,8 @@ func hookMain() {
 	switch os.Args[1] {
 	case "supervise":
 		err = errors.Join(hook.Supervise(l, *generation), reportRace())
+	case "accept":
+		err = errors.Join(hook.TakeOver(os.Stdin), reportRace())
 	case "create":
 		var state hook.State
 		var warning error

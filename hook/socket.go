@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,6 +42,9 @@ func listen(path string, mode uint32) (*os.File, error) {
 	return socket, nil
 }
 
+// connectTimeout is how long connect waits while a socket's backlog is full.
+const connectTimeout = 10 * time.Second
+
 // connect connects to a SOCK_SEQPACKET socket.
 func connect(path string) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -48,6 +52,10 @@ func connect(path string) (*os.File, error) {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	err = through(path, func(short string) error {
+		wait := unix.NsecToTimeval(connectTimeout.Nanoseconds())
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait); err != nil {
+			return os.NewSyscallError("SO_SNDTIMEO", err)
+		}
 		return os.NewSyscallError("connect", unix.Connect(fd, &unix.SockaddrUnix{Name: short}))
 	})
 	if err != nil {

@@ -29,6 +29,9 @@ const (
 
 const startedAnswer = "started"
 
+// descriptors are what a supervisor works on, wherever it has them from.
+type descriptors struct{ clients, peers, init, started, admin, alive *os.File }
+
 // A relay that fails is started again after firstPause, which doubles with
 // each failure; maxFailures within failureTime, and it stays down.
 const (
@@ -56,38 +59,44 @@ type supervisor struct {
 // by Launch with the descriptors above. It returns when the container's init
 // has ended and everything of the generation is gone.
 func Supervise(l layout.Layout, id string) error {
-	if err := handed(l, id); err != nil {
+	if err := handed(l, id, fdAlive); err != nil {
 		return fmt.Errorf("supervising generation %q: %w; only peerlane-hook create starts a supervisor", id, err)
 	}
 	for fd := fdClients; fd <= fdAlive; fd++ {
 		unix.CloseOnExec(fd)
 	}
+	return supervise(l, id, descriptors{
+		clients: os.NewFile(fdClients, "clients' socket"), peers: os.NewFile(fdPeers, "peers' socket"),
+		init: os.NewFile(fdInit, "pidfd"), started: os.NewFile(fdStarted, "started pipe"),
+		admin: os.NewFile(fdAdmin, "administration socket"), alive: os.NewFile(fdAlive, "supervisor's lock"),
+	})
+}
+
+func supervise(l layout.Layout, id string, d descriptors) error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, unix.SIGTERM)
 	s := &supervisor{
 		layout: l, log: logrus.WithField("generation", id),
-		clients: os.NewFile(fdClients, "clients' socket"), peers: os.NewFile(fdPeers, "peers' socket"),
-		init: os.NewFile(fdInit, "pidfd"), alive: os.NewFile(fdAlive, "supervisor's lock"),
+		clients: d.clients, peers: d.peers, init: d.init, alive: d.alive,
 		restart: time.NewTimer(0),
 	}
 	s.restart.Stop()
-	started := os.NewFile(fdStarted, "started pipe")
-	requests, err := s.begin(id)
+	requests, err := s.begin(id, d.admin)
 	if err != nil {
-		_, tell := fmt.Fprint(started, err)
+		_, tell := fmt.Fprint(d.started, err)
 		return errors.Join(err, tell)
 	}
-	if _, err := fmt.Fprint(started, startedAnswer); err != nil {
+	if _, err := fmt.Fprint(d.started, startedAnswer); err != nil {
 		// Launch has given up, or was killed: the runtime ends init as well.
 		s.log.WithError(err).Error("the hook that started this relay has gone")
 	}
-	started.Close()
+	d.started.Close()
 	return s.loop(requests, stop)
 }
 
-// handed checks that Launch started this process, with this generation's lock
-// among its descriptors.
-func handed(l layout.Layout, id string) error {
+// handed checks that Launch handed this generation to this process: a descriptor
+// is of its lock.
+func handed(l layout.Layout, id string, alive int) error {
 	if !idPattern.MatchString(id) {
 		return errors.New("that is not 32 hexadecimal digits")
 	}
@@ -95,24 +104,24 @@ func handed(l layout.Layout, id string) error {
 	if err := unix.Stat(supervisorLock(l, id), &lock); err != nil {
 		return &os.PathError{Op: "stat", Path: supervisorLock(l, id), Err: err}
 	}
-	if err := unix.Fstat(fdAlive, &handed); err != nil {
-		return fmt.Errorf("descriptor %d: %w", fdAlive, err)
+	if err := unix.Fstat(alive, &handed); err != nil {
+		return fmt.Errorf("descriptor %d: %w", alive, err)
 	}
 	if lock.Dev != handed.Dev || lock.Ino != handed.Ino {
-		return fmt.Errorf("descriptor %d is not %s", fdAlive, supervisorLock(l, id))
+		return fmt.Errorf("descriptor %d is not %s", alive, supervisorLock(l, id))
 	}
 	return nil
 }
 
 // begin starts the first relay. An error of it is Launch's.
-func (s *supervisor) begin(id string) (<-chan request, error) {
+func (s *supervisor) begin(id string, admin *os.File) (<-chan request, error) {
 	generation, err := readGeneration(s.layout, id)
 	if err != nil {
 		return nil, err
 	}
 	s.generation = generation
 	s.log = s.log.WithField("container", generation.Container.ID)
-	requests, err := listenAdmin(os.NewFile(fdAdmin, "administration socket"))
+	requests, err := listenAdmin(admin)
 	if err != nil {
 		return nil, err
 	}
@@ -121,8 +130,9 @@ func (s *supervisor) begin(id string) (<-chan request, error) {
 
 // loop is the life of the supervisor.
 func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error {
+	init := int(s.init.Fd())
 	initEnded := make(chan error, 1)
-	go func() { initEnded <- waitEnd(fdInit) }()
+	go func() { initEnded <- waitEnd(init) }()
 	for {
 		var answers chan launch.Status
 		var exited chan error
@@ -144,7 +154,7 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 				s.relay.answers = nil // it is ending; exited comes next
 			}
 		case err := <-exited:
-			if ended(fdInit) { // as it should
+			if ended(init) { // as it should
 				s.drop()
 				return s.end()
 			}

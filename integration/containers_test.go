@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	dir, remove, err := programs.Directory(programs.Hook, programs.Relay, programs.Peerlane)
+	dir, remove, err := programs.Directory(programs.Hook, programs.Relay, programs.Peerlane, programs.Runtime)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -66,6 +66,7 @@ type bed struct {
 	runtime *bundle.Runtime
 	lanes   [2]topo.Lane
 	count   int
+	edit    func(*bundle.Bundle) // what a test changes in each bundle; nil for nothing
 }
 
 func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed {
@@ -145,6 +146,7 @@ type container struct {
 	bed    *bed
 	id     string
 	cmd    *exec.Cmd
+	remove func(context.Context) error
 	in     io.WriteCloser
 	lines  chan said
 	stderr bytes.Buffer
@@ -165,6 +167,9 @@ func (b *bed) bundle(gpu topo.GPU, devices []string, role ...string) *bundle.Bun
 	}
 	// Race-built programs wait a second at their end.
 	built.Spec.Process.Env = append(built.Spec.Process.Env, "GORACE=atexit_sleep_ms=0")
+	if b.edit != nil {
+		b.edit(built)
+	}
 	if err := built.Write(); err != nil {
 		b.Fatal(err)
 	}
@@ -189,11 +194,17 @@ func (b *bed) start(lane topo.Lane, role ...string) *container {
 
 func (b *bed) run(built *bundle.Bundle) *container {
 	b.Helper()
+	id := b.ContainerID(filepath.Base(built.Dir))
+	return b.follow(id, b.runtime.Run(context.Background(), built, id), func(ctx context.Context) error { return b.runtime.Delete(ctx, id) })
+}
+
+// follow starts a command that ends with its container, which remove removes.
+func (b *bed) follow(id string, cmd *exec.Cmd, remove func(context.Context) error) *container {
+	b.Helper()
 	c := &container{
-		bed: b, id: b.ContainerID(filepath.Base(built.Dir)),
+		bed: b, id: id, cmd: cmd, remove: remove,
 		lines: make(chan said, 100), ended: make(chan error, 1),
 	}
-	c.cmd = b.runtime.Run(context.Background(), built, c.id)
 	c.cmd.Stderr = &c.stderr
 	var err error
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
@@ -229,7 +240,7 @@ func (c *container) end() {
 		c.in.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := c.bed.runtime.Delete(ctx, c.id); err != nil {
+		if err := c.remove(ctx); err != nil {
 			c.bed.Error(err)
 		}
 		for range c.lines {
@@ -324,7 +335,8 @@ func (c *container) generation() hook.Info {
 	return hook.Info{}
 }
 
-// streaming starts two containers that exchange messages.
+// streaming starts two containers that exchange messages; the first has this
+// role.
 func (b *bed) streaming(roleA ...string) (a, z *container) {
 	b.Helper()
 	a, z = b.start(b.lanes[0], roleA...), b.start(b.lanes[1], "stream")

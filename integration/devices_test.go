@@ -1,9 +1,6 @@
 package integration_test
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -238,33 +235,13 @@ func TestLockedMemory(t *testing.T) {
 					if found.Memlock != test.init {
 						t.Errorf("the container's init may lock %s bytes, want %s", found.Memlock, test.init)
 					}
-					if found := c.exec("look").Look; found.Memlock != test.exec {
+					if found := c.exec("look")[0].Look; found.Memlock != test.exec {
 						t.Errorf("what exec starts may lock %s bytes, want %s", found.Memlock, test.exec)
 					}
 				})
 			}
 		})
 	}
-}
-
-// exec runs a role in a running container by the runtime's exec, and returns the
-// first that it says.
-func (c *container) exec(role ...string) said {
-	c.bed.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
-	defer cancel()
-	cmd := c.bed.runtime.Command(ctx, append([]string{"exec", c.id, "/usr/bin/test", "role"}, role...)...)
-	var errs bytes.Buffer
-	cmd.Stderr = &errs
-	out, err := cmd.Output()
-	var s said
-	if err == nil {
-		err = json.NewDecoder(bytes.NewReader(out)).Decode(&s)
-	}
-	if err != nil {
-		c.bed.Fatalf("exec %q in container %s: %v: %s%s", role, c.id, err, out, errs.Bytes())
-	}
-	return s
 }
 
 // mayRaiseLimits says whether a process of this machine's root may.

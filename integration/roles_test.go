@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,7 +25,7 @@ import (
 
 // said is one line of a role.
 type said struct {
-	Kind   string      `json:"kind"` // listening, connected, moving, error, again, child-ended, hello, look
+	Kind   string      `json:"kind"` // listening, connected, moving, round, error, again, child-ended, hello, look
 	Handle wire.Handle `json:"handle"`
 	Error  string      `json:"error,omitempty"`
 	Status wire.Status `json:"status,omitempty"`
@@ -186,7 +187,8 @@ func exportOnly() error {
 
 // stream exchanges messages both ways until that fails, says why, and then
 // attaches again to whatever relay there is. With "fork" a child holds its
-// socket open from before the first message on.
+// socket open from before the first message on; with "rounds" it says now and
+// then that it goes on; with "hog" it takes all memory once messages move.
 func stream(options []string) error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -198,7 +200,7 @@ func stream(options []string) error {
 	if err != nil {
 		return err
 	}
-	if len(options) > 0 && options[0] == "fork" {
+	if slices.Contains(options, "fork") {
 		if err := fork(); err != nil {
 			return err
 		}
@@ -217,6 +219,7 @@ func stream(options []string) error {
 		return err
 	}
 	say(said{Kind: "connected", Peer: sending.Peer})
+	spoke := time.Now()
 	for round := 0; ; round++ {
 		if err := exchange(ctx, c, sending, receiving); err != nil {
 			fail(err)
@@ -224,6 +227,13 @@ func stream(options []string) error {
 		}
 		if round == 3 {
 			say(said{Kind: "moving"})
+			if slices.Contains(options, "hog") {
+				go hog()
+			}
+		}
+		if slices.Contains(options, "rounds") && time.Since(spoke) > 200*time.Millisecond {
+			say(said{Kind: "round"})
+			spoke = time.Now()
 		}
 	}
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -254,6 +264,19 @@ func exchange(ctx context.Context, c *gpuClient, sending, receiving *client.Conn
 	}
 	return nil
 }
+
+// hog takes memory and writes to it until it is killed for that.
+func hog() {
+	for {
+		piece := make([]byte, 1<<20)
+		for i := range piece {
+			piece[i] = 1
+		}
+		hogged = append(hogged, piece)
+	}
+}
+
+var hogged [][]byte
 
 // fork starts a child that inherits every socket of this process.
 func fork() error {

@@ -26,7 +26,8 @@ const (
 	// node are NODE and not PHB, only direct NVLinks and NVSwitches are NVL, and
 	// no two switches count as one.
 	RulesSMI Rules = "smi"
-	// rulesPlan are NCCL's, but for NODE: gdr.max_path can tell it from PHB.
+	// rulesPlan are NCCL's, but for NODE, which gdr.max_path can tell from PHB, and
+	// P2C, which NCCL finds only later.
 	rulesPlan Rules = "plan"
 )
 
@@ -69,11 +70,11 @@ type endpoint struct {
 	busID      string
 	hostBridge string
 	rate       float64 // GB/s of a NIC's port; 0 where unknown or no NIC
-	isNIC      bool
+	isNIC, c2c bool
 }
 
 func gpuEndpoint(g GPU) endpoint {
-	return endpoint{id: nodeID{gpuNode, g.Host, g.BusID}, name: g.BusID, busID: g.BusID, hostBridge: g.HostBridge}
+	return endpoint{id: nodeID{gpuNode, g.Host, g.BusID}, name: g.BusID, busID: g.BusID, hostBridge: g.HostBridge, c2c: g.C2C > 0}
 }
 
 func nicEndpoint(n NIC, source Source) endpoint {
@@ -173,16 +174,21 @@ func cpuID(host string, numa int) nodeID { return nodeID{cpuNode, host, fmt.Spri
 
 // link is one direction of an edge.
 type link struct {
-	to        int
+	to        int      // or otherCPUs
 	via       PathType // what it makes of a path, unless that is NVB
 	bandwidth float64
 	up        bool // to what a device or switch is plugged into
 }
 
+// otherCPUs is where a link leads that joins a CPU to all others of its host. A
+// kernel can have 1024 NUMA nodes, which are a million pairs.
+const otherCPUs = -1
+
 type graph struct {
 	nodes []nodeID
 	links [][]link
 	index map[nodeID]int
+	cpus  map[string][]int // of each host, nodes
 }
 
 func (g *graph) node(id nodeID) int {
@@ -215,7 +221,7 @@ func (g *graph) connectTo(a, b nodeID, via PathType, bandwidth float64) {
 }
 
 func newGraph(h *Host, rules Rules) *graph {
-	g := &graph{index: map[nodeID]int{}}
+	g := &graph{index: map[nodeID]int{}, cpus: map[string][]int{}}
 	var merged map[nodeID]nodeID
 	if rules != RulesSMI {
 		merged = mergedSwitches(h.Switches)
@@ -235,13 +241,10 @@ func newGraph(h *Host, rules Rules) *graph {
 		of := g.links[g.index[id]]
 		of[len(of)-1].up = true
 	}
-	for i, a := range h.CPUs {
-		g.node(cpuID(a.Host, a.NUMA))
-		for j, b := range h.CPUs {
-			if a.Host == b.Host && i != j {
-				g.connectTo(cpuID(a.Host, a.NUMA), cpuID(b.Host, b.NUMA), SYS, a.Socket)
-			}
-		}
+	for _, c := range h.CPUs {
+		at := g.node(cpuID(c.Host, c.NUMA))
+		g.cpus[c.Host] = append(g.cpus[c.Host], at)
+		g.links[at] = append(g.links[at], link{to: otherCPUs, via: SYS, bandwidth: c.Socket})
 	}
 	for _, s := range h.Switches {
 		id := nodeID{switchNode, s.Host, s.BusID}
@@ -447,6 +450,7 @@ type search struct {
 	// this level and of the one after it.
 	queued    []int
 	now, next []int
+	level     int
 }
 
 // from searches breadth first, level by level; a node whose way gets better is
@@ -467,7 +471,7 @@ func (s *search) from(base int, bandwidth float64) {
 	}
 	best[base] = step{Path{LOC, bandwidth}, 0, -1}
 	s.now = append(s.now[:0], base)
-	for level := 1; len(s.now) > 0; level++ {
+	for s.level = 1; len(s.now) > 0; s.level++ {
 		s.next = s.next[:0]
 		for _, at := range s.now {
 			so := best[at]
@@ -483,17 +487,30 @@ func (s *search) from(base int, bandwidth float64) {
 					}
 				}
 				way := step{Path{max(so.Type, via), min(so.Bandwidth, l.bandwidth)}, so.hops + 1, at}
-				if !way.better(best[l.to]) {
-					continue
-				}
-				best[l.to] = way
-				if s.queued[l.to] != level {
-					s.queued[l.to] = level
-					s.next = append(s.next, l.to)
+				switch {
+				case l.to != otherCPUs:
+					s.offer(l.to, way)
+				case so.from < 0 || g.nodes[so.from].kind != cpuNode:
+					for _, to := range g.cpus[g.nodes[at].host] {
+						s.offer(to, way)
+					}
+					// Else the CPU before this one has offered them all as good a way.
 				}
 			}
 		}
 		s.now, s.next = s.next, s.now
+	}
+}
+
+// offer tells a node of a way to it.
+func (s *search) offer(to int, way step) {
+	if !way.better(s.found.best[to]) {
+		return
+	}
+	s.found.best[to] = way
+	if s.queued[to] != s.level {
+		s.queued[to] = s.level
+		s.next = append(s.next, to)
 	}
 }
 
@@ -513,20 +530,45 @@ type way struct {
 	from  int
 }
 
-// route is a way to keep, when its finder searches again.
-type route struct {
-	Path
-	nodes []nodeID // from the first device to the last; none for DIS, and where a matrix states the path
+// ways are those that one search found, to keep while its finder searches again:
+// after each node comes next, and -1 at the end.
+type ways struct {
+	graph *graph
+	next  []int32
 }
 
-func (w way) route() route {
-	r := route{Path: w.Path}
-	if w.found != nil && w.Type < DIS {
-		for at := w.from; at >= 0; at = w.found.best[at].from {
-			r.nodes = append(r.nodes, w.found.graph.nodes[at])
-		}
+// ways are those of the last search; nil where a matrix states the paths.
+func (f pathFinder) ways() *ways {
+	if f.graph == nil {
+		return nil
 	}
-	return r
+	t := &ways{f.graph, make([]int32, len(f.graph.nodes))}
+	for at := range t.next {
+		t.next[at] = int32(f.search.found.best[at].from)
+	}
+	return t
+}
+
+// route is a way to keep.
+type route struct {
+	Path
+	from int
+	in   *ways
+}
+
+// route keeps a way, which is one of those.
+func (w way) route(in *ways) route { return route{w.Path, w.from, in} }
+
+// nodes are on the way, from the first device to the last; none for DIS, and where
+// a matrix states the path.
+func (r route) nodes() (nodes []nodeID) {
+	if r.in == nil || r.Type == DIS {
+		return nil
+	}
+	for at := int32(r.from); at >= 0; at = r.in.next[at] {
+		nodes = append(nodes, r.in.graph.nodes[at])
+	}
+	return nodes
 }
 
 // pathFinder finds paths of one host by one set of rules.
@@ -584,7 +626,7 @@ func (f pathFinder) told(a, b endpoint) way {
 	return way{Path: Path{Type: t}}
 }
 
-// finish applies what the graph does not know: NODE, and the speed of the
+// finish applies what the graph does not know: NODE, P2C, and the speed of the
 // network behind a NIC.
 func finish(p Path, a, b endpoint, rules Rules) Path {
 	if p.Type == DIS {
@@ -592,6 +634,9 @@ func finish(p Path, a, b endpoint, rules Rules) Path {
 	}
 	if rules != RulesNCCL && p.Type == PHB && a.hostBridge != "" && b.hostBridge != "" && a.hostBridge != b.hostBridge {
 		p.Type = NODE
+	}
+	if rules == rulesPlan && (p.Type == PHB || p.Type == NODE) && (a.c2c && b.isNIC || a.isNIC && b.c2c) {
+		p.Type = P2C // as NCCL merges the two parts of the way (addInterStep)
 	}
 	if rules == RulesSMI && p.Type == LOC && a.name != b.name {
 		p.Type = PIX // two NICs of one card

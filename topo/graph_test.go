@@ -327,3 +327,42 @@ func TestEachPathCanBeLeft(t *testing.T) {
 		t.Errorf("the first three (-all +left):\n%s", diff)
 	}
 }
+
+// A CPU has one link to all others in place of one to each.
+func TestALinkToAllCPUsIsAsGoodAsOneToEach(t *testing.T) {
+	several := 0
+	for seed := range uint64(300) {
+		h := machineOf(rand.New(rand.NewPCG(seed, 5)))
+		for _, rules := range []Rules{RulesNCCL, RulesSMI} {
+			g := newGraph(h, rules)
+			each := *g
+			each.links = nil
+			for at, links := range g.links {
+				each.links = append(each.links, nil)
+				for _, l := range links {
+					if l.to != otherCPUs {
+						each.links[at] = append(each.links[at], l)
+						continue
+					}
+					for _, to := range g.cpus[g.nodes[at].host] {
+						if to != at {
+							several++
+							each.links[at] = append(each.links[at], link{to: to, via: SYS, bandwidth: l.bandwidth})
+						}
+					}
+				}
+			}
+			all, one := search{graph: g, rules: rules}, search{graph: &each, rules: rules}
+			for base := range g.nodes {
+				all.from(base, localBandwidth)
+				one.from(base, localBandwidth)
+				if diff := cmp.Diff(one.found.best, all.found.best, cmp.AllowUnexported(step{})); diff != "" {
+					t.Fatalf("seed %d, rules %s, from %v (-each +all):\n%s", seed, rules, g.nodes[base], diff)
+				}
+			}
+		}
+	}
+	if several < 1000 {
+		t.Errorf("only %d links between CPUs", several)
+	}
+}

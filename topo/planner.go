@@ -24,8 +24,16 @@ type planner struct {
 	stagingLimit []*uint64
 	pinned       []*Lane // [GPU]
 	rails        map[string]int
+	// bad says why a NIC carries no lane that the topology decides; empty for
+	// others.
+	bad []string
+	// beside are the GPUs near each NIC that can serve.
+	beside [][]int
 	// idle are NICs that are left out because the host is slower with them.
 	idle map[int]bool
+	// options are what each GPU can do over each NIC while those are idle; nil
+	// where nobody has asked yet.
+	options [][]*option // [GPU][NIC]
 }
 
 func newPlanner(h *Host, c PlanConfig) (*planner, error) {
@@ -41,6 +49,17 @@ func newPlanner(h *Host, c PlanConfig) (*planner, error) {
 			return nil, err
 		}
 	}
+	for n, nic := range h.NICs {
+		p.bad = append(p.bad, p.unusable(n, &nic))
+		var beside []int
+		for g := range h.GPUs {
+			if p.refused[g] == "" && p.near(g, n) {
+				beside = append(beside, g)
+			}
+		}
+		p.beside = append(p.beside, beside)
+	}
+	p.leave(nil)
 	for _, a := range c.Lanes {
 		if err := p.pin(a); err != nil {
 			return nil, fmt.Errorf("plan.lane for GPU %q: %w", a.GPU, err)
@@ -59,11 +78,11 @@ func (p *planner) refusal(g GPU) string {
 }
 
 // usable NICs can carry a lane.
-func (p *planner) usable(n int) bool { return p.unusable(n) == "" }
+func (p *planner) usable(n int) bool { return p.bad[n] == "" }
 
 // unusable says why a NIC carries no lane that the topology decides.
-func (p *planner) unusable(n int) string {
-	switch nic := p.host.NICs[n]; {
+func (p *planner) unusable(n int, nic *NIC) string {
+	switch {
 	case nic.refusal() != "":
 		return nic.refusal()
 	case nic.Software && !p.config.Software:
@@ -76,21 +95,24 @@ func (p *planner) unusable(n int) string {
 	return ""
 }
 
+// leave leaves NICs idle.
+func (p *planner) leave(idle map[int]bool) {
+	p.idle = idle
+	p.options = make([][]*option, len(p.host.GPUs))
+}
+
 // near GPUs can be reached by the NIC directly.
 func (p *planner) near(g, n int) bool {
-	return p.usable(n) && !p.exclude.toNIC[[2]int{g, n}] && p.toNIC[g][n].Type <= p.limit[n]
+	return p.usable(n) && p.toNIC[g][n].Type <= p.limit[n] && !p.exclude.toNIC[[2]int{g, n}]
 }
 
 func (p *planner) isNear(g int) bool {
-	return slices.ContainsFunc(p.nicsInOrder(), func(n int) bool { return p.near(g, n) })
-}
-
-func (p *planner) nicsInOrder() []int {
-	all := make([]int, len(p.host.NICs))
-	for n := range all {
-		all[n] = n
+	for n := range p.host.NICs {
+		if p.near(g, n) {
+			return true
+		}
 	}
-	return all
+	return false
 }
 
 // servers are the GPUs near a NIC that a lane of GPU g can be staged on: all of
@@ -98,15 +120,15 @@ func (p *planner) nicsInOrder() []int {
 // no room for a lane's slots is left out, and those of the others are then the
 // larger.
 func (p *planner) servers(g, n int) []int {
-	var found []int
-	for s := range p.host.GPUs {
-		if s != g && p.refused[s] == "" && p.near(s, n) && !p.exclude.toGPU[[2]int{g, s}] && p.toGPU[g][s].Type < DIS {
+	found := make([]int, 0, len(p.beside[n]))
+	for _, s := range p.beside[n] {
+		if s != g && p.toGPU[g][s].Type < DIS && !p.exclude.toGPU[[2]int{g, s}] {
 			found = append(found, s)
 		}
 	}
-	joined := slices.DeleteFunc(slices.Clone(found), func(s int) bool { return copyKind(p.toGPU[g][s].Path) > NVL })
-	if len(joined) > 0 {
-		found = joined
+	far := func(s int) bool { return copyKind(p.toGPU[g][s].Path) > NVL }
+	if slices.ContainsFunc(found, func(s int) bool { return !far(s) }) {
+		found = slices.DeleteFunc(found, far)
 	}
 	for {
 		before := len(found)
@@ -122,23 +144,38 @@ func (p *planner) servers(g, n int) []int {
 
 // option is what GPU g can do over NIC n; nil for nothing. What is near goes
 // directly and in no other way.
-func (p *planner) option(g, n int) *option {
-	away := p.toNIC[g][n].Type
-	switch {
-	case !p.usable(n) || p.idle[n] || p.exclude.toNIC[[2]int{g, n}]:
-		return nil
-	case p.near(g, n):
-		return &option{KindDirect, away, away, []int{g}}
-	case slices.ContainsFunc(p.nicsInOrder(), func(n int) bool { return !p.idle[n] && p.near(g, n) }):
-		return nil
+func (p *planner) option(g, n int) *option { return p.optionsOf(g)[n] }
+
+// optionsOf are those of a GPU over each NIC.
+func (p *planner) optionsOf(g int) []*option {
+	if p.options[g] != nil {
+		return p.options[g]
 	}
-	if servers := p.servers(g, n); len(servers) > 0 {
-		return &option{KindStaged, max(copyKind(p.worst(p.copies(g, servers))), p.worst(p.reaches(servers, n)).Type), away, servers}
+	options := make([]*option, len(p.host.NICs))
+	p.options[g] = options
+	direct := false
+	for n := range options {
+		if !p.idle[n] && p.near(g, n) {
+			away := p.toNIC[g][n].Type
+			options[n], direct = &option{KindDirect, away, away, []int{g}}, true
+		}
 	}
-	if away == DIS {
-		return nil
+	if direct {
+		return options
 	}
-	return &option{KindBounce, away, away, nil}
+	for n := range options {
+		if !p.usable(n) || p.idle[n] || p.exclude.toNIC[[2]int{g, n}] {
+			continue
+		}
+		away := p.toNIC[g][n].Type
+		if servers := p.servers(g, n); len(servers) > 0 {
+			copies, network := p.legs(g, servers, []int{n})
+			options[n] = &option{KindStaged, max(copyKind(copies), network.Type), away, servers}
+		} else if away < DIS {
+			options[n] = &option{KindBounce, away, away, nil}
+		}
+	}
+	return options
 }
 
 // copyKind takes all NVLinks for one kind.
@@ -149,30 +186,20 @@ func copyKind(path Path) PathType {
 	return path.Type
 }
 
-// copies are the ways from a GPU to its servers.
-func (p *planner) copies(g int, servers []int) (ways []route) {
+// legs are the worst of the ways from a GPU to its servers and of those from
+// these to NICs, each by its type and its bandwidth.
+func (p *planner) legs(g int, servers, nics []int) (copies, network Path) {
+	copies, network = Path{LOC, localBandwidth}, Path{LOC, localBandwidth}
 	for _, s := range servers {
-		ways = append(ways, p.toGPU[g][s])
+		copies = worse(copies, p.toGPU[g][s].Path)
+		for _, n := range nics {
+			network = worse(network, p.toNIC[s][n].Path)
+		}
 	}
-	return ways
+	return copies, network
 }
 
-// reaches are the ways from servers to a NIC.
-func (p *planner) reaches(servers []int, n int) (ways []route) {
-	for _, s := range servers {
-		ways = append(ways, p.toNIC[s][n])
-	}
-	return ways
-}
-
-// worst has the worst type and the least bandwidth of some ways.
-func (p *planner) worst(ways []route) Path {
-	worst := Path{LOC, localBandwidth}
-	for _, w := range ways {
-		worst = Path{max(worst.Type, w.Type), min(worst.Bandwidth, w.Bandwidth)}
-	}
-	return worst
-}
+func worse(a, b Path) Path { return Path{max(a.Type, b.Type), min(a.Bandwidth, b.Bandwidth)} }
 
 // plan decides on the lanes, in the order of GPUs.
 func (p *planner) plan() []Lane {
@@ -200,7 +227,8 @@ func (p *planner) decide() []Lane {
 // What leaveIdle looks through.
 const (
 	allSubsets = 6   // NICs, of which every subset is tried
-	mostPairs  = 512 // of GPUs and NICs, from which on nothing is tried
+	mostNICs   = 64  // with more of them nothing is tried
+	mostPairs  = 512 // nor with more pairs of a GPU and a NIC
 )
 
 // leaveIdle finds the NICs that the host is faster without: the slowest lane
@@ -216,18 +244,26 @@ func (p *planner) leaveIdle(lanes []Lane) {
 		}
 	}
 	best, open := p.slowest(lanes)
-	if !p.known || open == 0 || best == 0 || len(nics) < 2 || len(nics)*len(lanes) > mostPairs ||
-		compareRoughly(best, sum/float64(open)) >= 0 { // no plan is faster than that
+	// No plan is faster than all NICs together.
+	couldBe := func(sum float64) bool { return compareRoughly(best, sum/float64(open)) < 0 }
+	if !p.known || open == 0 || best == 0 || len(nics) < 2 || len(nics) > mostNICs || len(nics)*len(lanes) > mostPairs || !couldBe(sum) {
 		return
 	}
 	try := func(idle map[int]bool) bool {
+		left := sum
+		for n := range idle {
+			left -= p.nicRate(n)
+		}
+		if !couldBe(left) {
+			return false
+		}
 		before := p.idle
-		p.idle = idle
+		p.leave(idle)
 		if rate, _ := p.slowest(p.decide()); compareRoughly(rate, best) > 0 {
 			best = rate
 			return true
 		}
-		p.idle = before
+		p.leave(before)
 		return false
 	}
 	if len(nics) > allSubsets {
@@ -306,11 +342,7 @@ func (p *planner) problem() (s *spreading, lanes []Lane, open []int) {
 			p.putOn(lanes[g], s.onNIC, s.onGPU)
 		default:
 			open = append(open, g)
-			options := make([]*option, len(p.host.NICs))
-			for n := range options {
-				options[n] = p.option(g, n)
-			}
-			s.option = append(s.option, options)
+			s.option = append(s.option, p.optionsOf(g))
 		}
 	}
 	return s, lanes, open
@@ -407,15 +439,10 @@ func (p *planner) stageOn(l *Lane, g int, servers, nics []int) {
 	for _, s := range servers {
 		l.Servers = append(l.Servers, p.host.GPUs[s].BusID)
 	}
-	toServers := p.worst(p.copies(g, servers))
-	l.Copy = &toServers
-	var ways []route
-	for _, n := range nics {
-		ways = append(ways, p.reaches(servers, n)...)
-	}
-	if len(ways) > 0 {
-		toNICs := p.worst(ways)
-		l.Network = &toNICs
+	copies, network := p.legs(g, servers, nics)
+	l.Copy = &copies
+	if len(nics) > 0 {
+		l.Network = &network
 	}
 }
 
@@ -551,7 +578,7 @@ func (p *planner) why(g, chosen int) string {
 func (p *planner) nothing() string {
 	var without []string
 	for n, nic := range p.host.NICs {
-		why := cmp.Or(p.unusable(n), "no path leads there")
+		why := cmp.Or(p.bad[n], "no path leads there")
 		without = append(without, nic.Name+": "+why)
 	}
 	what := "this host has no RDMA NIC"

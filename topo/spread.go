@@ -105,9 +105,10 @@ func (s *spreading) choose() []int {
 		}
 		return c
 	}
+	f := s.flow(group, groups)
 	fits := func(bound float64, worst PathType, room []int) bool {
-		_, ok := s.assign(caps(bound), worst, group, room)
-		return ok
+		f.bound(caps(bound), worst, room)
+		return f.carriesAll()
 	}
 
 	var bounds []float64
@@ -143,7 +144,8 @@ func (s *spreading) choose() []int {
 		server := least(bounds, func(b float64) bool { return fits(nic, worst, rooms(b)) })
 		room = rooms(server)
 	}
-	choice, _ := s.assign(caps(nic), worst, group, room)
+	f.bound(caps(nic), worst, room)
+	choice := f.cheapest()
 	if s.overlap(group, servers) {
 		return s.better(choice)
 	}
@@ -262,70 +264,6 @@ func (s *spreading) groupBusy(servers map[int]float64, lanes int) float64 {
 	return most
 }
 
-// edge is one of a flow network; the edge back is its neighbour, at index^1.
-type edge struct {
-	to, room int
-	cost     int64
-}
-
-// assign gives every lane that has an option a NIC, by the cheapest flow: no
-// NIC has more lanes than its cap, no lane a leg worse than worst, and no group
-// of NICs more staged lanes than its room. ok is false where that cannot be.
-func (s *spreading) assign(caps []int, worst PathType, group, room []int) (choice []int, ok bool) {
-	lanes, nics := len(s.option), len(s.rate)
-	// Nodes: lanes, NICs, the staged lanes of NICs' groups, source, sink.
-	groupNode := lanes + nics
-	source, sink := groupNode+len(room), groupNode+len(room)+1
-	edges, out := []edge{}, make([][]int, sink+1)
-	add := func(a, b, room int, cost int64) {
-		out[a] = append(out[a], len(edges))
-		out[b] = append(out[b], len(edges)+1)
-		edges = append(edges, edge{b, room, cost}, edge{a, 0, -cost})
-	}
-	wanted := 0
-	for i, options := range s.option {
-		if !slices.ContainsFunc(options, func(o *option) bool { return o != nil }) {
-			continue
-		}
-		wanted++
-		add(source, i, 1, 0)
-		for n, o := range options {
-			if o != nil && o.worst <= worst {
-				add(i, lanes+n, 1, int64(o.worst)<<40+int64(o.away)<<28)
-			}
-		}
-	}
-	for n := range nics {
-		to, more := sink, caps[n]
-		if group[n] >= 0 {
-			to = groupNode + group[n]
-		}
-		for k := range max(0, more) {
-			// Evenly, where nothing else decides.
-			even := (float64(k+1) + s.onNIC[n]) / s.rate[n] * slices.Max(s.rate)
-			add(lanes+n, to, 1, int64(min(even*64, 1<<19)))
-		}
-	}
-	for g, r := range room {
-		// Direct lanes of the group's GPUs pass, too.
-		add(groupNode+g, sink, r+s.direct(group, g), 0)
-	}
-	for range wanted {
-		if !augment(edges, out, source, sink) {
-			return nil, false
-		}
-	}
-	choice = slices.Repeat([]int{-1}, lanes)
-	for i := range lanes {
-		for _, e := range out[i] {
-			if e%2 == 0 && edges[e].room == 0 {
-				choice[i] = edges[e].to - lanes
-			}
-		}
-	}
-	return choice, true
-}
-
 // direct is the number of lanes that cannot but go directly to NICs of a group.
 func (s *spreading) direct(group []int, g int) int {
 	count := 0
@@ -340,37 +278,6 @@ func (s *spreading) direct(group []int, g int) int {
 	return count
 }
 
-// augment sends one lane more over the cheapest way that has room.
-func augment(edges []edge, out [][]int, source, sink int) bool {
-	cost := slices.Repeat([]int64{math.MaxInt64}, len(out))
-	by := slices.Repeat([]int{-1}, len(out))
-	waiting := make([]bool, len(out))
-	cost[source] = 0
-	for queue := []int{source}; len(queue) > 0; queue = queue[1:] {
-		at := queue[0]
-		waiting[at] = false
-		for _, e := range out[at] {
-			to := edges[e].to
-			if edges[e].room == 0 || cost[at]+edges[e].cost >= cost[to] {
-				continue
-			}
-			cost[to], by[to] = cost[at]+edges[e].cost, e
-			if !waiting[to] {
-				waiting[to] = true
-				queue = append(queue, to)
-			}
-		}
-	}
-	if by[sink] < 0 {
-		return false
-	}
-	for at := sink; at != source; at = edges[by[at]^1].to {
-		edges[by[at]].room--
-		edges[by[at]^1].room++
-	}
-	return true
-}
-
 // searchSteps bounds the search for a better choice.
 const searchSteps = 200_000
 
@@ -379,15 +286,12 @@ const searchSteps = 200_000
 func (s *spreading) better(good []int) []int {
 	best, at := slices.Clone(good), s.measure(good)
 	choice := slices.Repeat([]int{-1}, len(good))
+	nics, gpus := slices.Clone(s.onNIC), slices.Clone(s.onGPU)
 	steps := 0
-	var settle func(i int)
-	settle = func(i int) {
+	var settle func(i int, now busy)
+	settle = func(i int, now busy) {
 		steps++
-		if steps > searchSteps {
-			return
-		}
-		now := s.measure(choice)
-		if now.compare(at) >= 0 {
+		if steps > searchSteps || now.compare(at) >= 0 {
 			return
 		}
 		for i < len(good) && good[i] < 0 { // it has no option
@@ -398,14 +302,30 @@ func (s *spreading) better(good []int) []int {
 			at = now
 			return
 		}
+		var before []float64
 		for n, o := range s.option[i] {
-			if o != nil {
-				choice[i] = n
-				settle(i + 1)
+			if o == nil {
+				continue
+			}
+			choice[i] = n
+			nics[n]++
+			before = before[:0]
+			for _, g := range o.servers {
+				before = append(before, gpus[g])
+			}
+			o.putOn(gpus)
+			then := busy{max(now.nic, nics[n]/s.rate[n]), max(now.path, o.worst), now.server}
+			for _, g := range o.servers {
+				then.server = max(then.server, gpus[g]/s.link[g])
+			}
+			settle(i+1, then)
+			nics[n]--
+			for k, g := range o.servers {
+				gpus[g] = before[k] // and not less what was added, for that rounds
 			}
 		}
 		choice[i] = -1
 	}
-	settle(0)
+	settle(0, s.measure(choice))
 	return best
 }

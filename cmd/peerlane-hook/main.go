@@ -33,6 +33,9 @@ specification (peerlane cdi generate) says so.
       as a poststop hook: remove what ended containers have left
   peerlane-hook supervise --root DIR --generation ID
       look after one relay; only peerlane-hook itself runs this
+  peerlane-hook accept
+      as peerlane-relay@.service: look after the relay that a hook hands over
+      on standard input; only systemd runs this
   peerlane-hook version
 
 DIR is what hangs below / otherwise: var/lib/peerlane, run/peerlane and
@@ -69,6 +72,8 @@ func run(args []string) error {
 		return remove(args)
 	case "supervise":
 		return supervise(args)
+	case "accept":
+		return accept(args)
 	case "version", "--version":
 		_, err := fmt.Println("peerlane-hook", version.Get())
 		return err

@@ -31,8 +31,9 @@ type Config struct {
 	// GPUs that containers ask for together, by index, UUID or PCI address:
 	// `half0 = ["0", "1", "2", "3"]` makes the device `peerlane.dev/gpu=half0`, and
 	// `peerlane.dev/lane=half0`.
-	Groups map[string][]string `toml:"groups,omitempty"`
-	CDI    CDI                 `toml:"cdi"`
+	Groups  map[string][]string `toml:"groups,omitempty"`
+	CDI     CDI                 `toml:"cdi"`
+	Runtime Runtime             `toml:"runtime"`
 }
 
 // Plan is what the plan of lanes is not left to decide by itself.
@@ -64,6 +65,11 @@ type Relay struct {
 	// Absolute path of peerlane-relay; empty stands for the one beside
 	// peerlane-hook.
 	Binary string `toml:"binary"`
+	// Who starts relays: systemd, as peerlane-relay@.service, or the hook itself
+	// (fork), as a process of its own. With auto it is systemd where that is
+	// process 1 and peerlane-relay.socket is there, and the hook elsewhere, or when
+	// systemd does not answer.
+	Launcher string `toml:"launcher"`
 	// The way of a message between two containers of this host: auto, staged or
 	// direct.
 	Route string `toml:"route"`
@@ -89,6 +95,26 @@ type CDI struct {
 	LoadPeermem bool `toml:"load_peermem"`
 }
 
+// Runtime is what peerlane-runtime does, for engines without CDI.
+type Runtime struct {
+	// Absolute path of the OCI runtime that peerlane-runtime runs; empty stands for
+	// the first of runc and crun in /usr/local/sbin, /usr/local/bin, /usr/sbin,
+	// /usr/bin, /sbin and /bin.
+	Path string `toml:"path"`
+	// The CDI devices that a container may ask peerlane-runtime for by the variable
+	// PEERLANE_DEVICES or the annotation peerlane.dev/devices, which an image can set
+	// as well as a user: `"peerlane.dev/lane=*"`, where * stands for any name. None
+	// unless stated.
+	Devices []string `toml:"devices,omitempty"`
+}
+
+// Who starts relays.
+const (
+	LauncherAuto    = "auto"    // systemd where it offers that, else the hook
+	LauncherSystemd = "systemd" // a service of systemd's, or the container does not start
+	LauncherFork    = "fork"    // the hook
+)
+
 // Who shares a host.
 const (
 	TenancySingle = "single" // one tenant: containers may get server GPUs and NICs
@@ -111,7 +137,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 // Default is the configuration of a host without config.toml.
 func Default() Config {
 	return Config{
-		Relay: Relay{Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20},
+		Relay: Relay{Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20},
 		GDR:   topo.GDRPolicy{MaxPath: topo.PXB},
 		CDI:   CDI{Tenancy: TenancySingle},
 	}
@@ -164,6 +190,7 @@ func (c Config) check() error {
 		key, value string
 		known      []string
 	}{
+		{"relay.launcher", r.Launcher, []string{LauncherAuto, LauncherSystemd, LauncherFork}},
 		{"relay.route", r.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
 		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},
@@ -177,6 +204,14 @@ func (c Config) check() error {
 	}
 	if r.SlotSize < 64<<10 || r.SlotSize > 1<<30 || r.SlotSize%(64<<10) != 0 {
 		return fmt.Errorf("relay.slot_size is %s; a multiple of 64 KiB up to 1 GiB is possible", humanize.IBytes(uint64(r.SlotSize)))
+	}
+	if p := c.Runtime.Path; p != "" && !filepath.IsAbs(p) {
+		return fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories", p)
+	}
+	for _, pattern := range c.Runtime.Devices {
+		if err := checkPattern(pattern); err != nil {
+			return fmt.Errorf("runtime.devices has %q: %w", pattern, err)
+		}
 	}
 	for _, e := range r.Environment {
 		if name, _, ok := strings.Cut(e, "="); !ok || name == "" || strings.ContainsRune(e, 0) {

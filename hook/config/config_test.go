@@ -46,6 +46,7 @@ func TestEveryKey(t *testing.T) {
 	got, _, err := load(t, `
 [relay]
 binary = "/opt/peerlane-relay"
+launcher = "systemd"
 route = "staged"
 transport = "loop"
 slots = 4
@@ -73,6 +74,9 @@ gpus = { "1" = "0" }
 half0 = ["0", "1"]
 [cdi]
 tenancy = "multi"
+[runtime]
+path = "/usr/bin/crun"
+devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 `)
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +84,7 @@ tenancy = "multi"
 	limit := config.Size(2 << 30)
 	want := config.Config{
 		Relay: config.Relay{
-			Binary: "/opt/peerlane-relay", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
+			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
 		},
 		GDR: topo.GDRPolicy{MaxPath: topo.PHB, NICs: map[string]topo.PathType{"mlx5_0": topo.SYS}},
@@ -92,6 +96,7 @@ tenancy = "multi"
 		Staging: config.Staging{Limit: &limit, GPUs: map[string]config.Size{"1": 0}},
 		Groups:  map[string][]string{"half0": {"0", "1"}},
 		CDI:     config.CDI{Tenancy: "multi"},
+		Runtime: config.Runtime{Path: "/usr/bin/crun", Devices: []string{"peerlane.dev/lane=*", "nvidia.com/gpu=3"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -128,6 +133,7 @@ func TestRefused(t *testing.T) {
 		{"no TOML", "relay", "line 1"},
 		{"wrong type", "[relay]\nslots = \"many\"", "relay.slots"},
 		{"relative binary", "[relay]\nbinary = \"relay\"", "relay.binary"},
+		{"launcher", "[relay]\nlauncher = \"upstart\"", `relay.launcher is "upstart"; auto, systemd, fork`},
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
 		{"transport", "[relay]\ntransport = \"verbs\"", "relay.transport"},
 		{"no slots", "[relay]\nslots = 0", "relay.slots"},
@@ -135,6 +141,11 @@ func TestRefused(t *testing.T) {
 		{"no size", "[relay]\nslot_size = \"big\"", `"8MiB"`},
 		{"environment", "[relay]\nenvironment = [\"NAME\"]", "relay.environment"},
 		{"path type", "[gdr]\nmax_path = \"PXX\"", "PXX"},
+		{"relative runtime", "[runtime]\npath = \"crun\"", "runtime.path"},
+		{"every device", "[runtime]\ndevices = [\"*\"]", "runtime.devices has \"*\": a device is named"},
+		{"devices of every vendor", "[runtime]\ndevices = [\"*/lane=1\"]", "vendor and class have to be stated"},
+		{"devices without a name", "[runtime]\ndevices = [\"peerlane.dev/lane=\"]", "a device is named"},
+		{"a pattern without end", "[runtime]\ndevices = [\"peerlane.dev/lane=[1\"]", "syntax error in pattern"},
 		{"tenancy", "[cdi]\ntenancy = \"many\"", "cdi.tenancy"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -149,5 +160,29 @@ func TestRefused(t *testing.T) {
 func TestUnreadableFile(t *testing.T) {
 	if _, err := config.Load(t.TempDir()); err == nil {
 		t.Error("a directory was read as configuration")
+	}
+}
+
+func TestDeviceMatches(t *testing.T) {
+	for _, test := range []struct {
+		pattern, device string
+		want            bool
+	}{
+		{"peerlane.dev/lane=3", "peerlane.dev/lane=3", true},
+		{"peerlane.dev/lane=3", "peerlane.dev/lane=33", false},
+		{"peerlane.dev/lane=3", "peerlane.dev/gpu=3", false},
+		{"peerlane.dev/lane=*", "peerlane.dev/lane=3", true},
+		{"peerlane.dev/lane=*", "peerlane.dev/lane=all", true},
+		{"peerlane.dev/lane=*", "peerlane.dev/lane=0000:17:00.0", true},
+		{"peerlane.dev/lane=*", "nvidia.com/lane=3", false},
+		{"peerlane.dev/lane=*", "peerlane.dev/lane", false},
+		{"peerlane.dev/lane=[0-3]", "peerlane.dev/lane=2", true},
+		{"peerlane.dev/lane=[0-3]", "peerlane.dev/lane=4", false},
+		{"peerlane.dev/lane=GPU-?", "peerlane.dev/lane=GPU-1", true},
+		{"peerlane.dev/lane=[", "peerlane.dev/lane=[", false},
+	} {
+		if got := config.DeviceMatches(test.pattern, test.device); got != test.want {
+			t.Errorf("%s permits %s: %v", test.pattern, test.device, got)
+		}
 	}
 }

@@ -93,6 +93,10 @@ func (l Layout) EmulatedNIC(name string) string {
 	return filepath.Join(l.EmulatedNICs(), name+".sock")
 }
 
+// Launcher is the socket of peerlane-relay.socket, by which systemd starts
+// supervisors; root only.
+func (l Layout) Launcher() string { return filepath.Join(l.Run(), "launcher.sock") }
+
 // Cgroup names the control group, below cgroup2's root, that holds one group a
 // generation. Layouts that live on one host side by side have different ones.
 func (l Layout) Cgroup() string {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -19,6 +20,9 @@ type Runtime struct {
 	path string
 	// State is the runtime's own directory (--root).
 	State string
+	// Before is a program, with arguments of its own, that runs the runtime; nil
+	// for none. It gets the runtime's arguments behind its own.
+	Before []string
 }
 
 // FindRuntime looks for a runtime by name or path.
@@ -30,17 +34,23 @@ func FindRuntime(name, state string) (*Runtime, error) {
 	return &Runtime{Name: filepath.Base(path), path: path, State: state}, nil
 }
 
+// Path is where the runtime was found.
+func (r *Runtime) Path() string { return r.path }
+
 // Command is the runtime with arguments.
 func (r *Runtime) Command(ctx context.Context, arguments ...string) *exec.Cmd {
-	arguments = append([]string{"--root", r.State}, arguments...)
+	path, arguments := r.path, append([]string{"--root", r.State}, arguments...)
+	if r.Before != nil {
+		path, arguments = r.Before[0], slices.Concat(r.Before[1:], arguments)
+	}
 	if r.Name == "crun" && hybridControllers() {
 		// crun refuses hosts whose cgroup v2 hierarchy has controllers beside v1
 		// ones. A mount namespace without that hierarchy lets it use v1.
 		script := `umount /sys/fs/cgroup/unified && exec "$@"`
-		arguments = append([]string{"-m", "--propagation", "private", "sh", "-c", script, "sh", r.path}, arguments...)
+		arguments = append([]string{"-m", "--propagation", "private", "sh", "-c", script, "sh", path}, arguments...)
 		return exec.CommandContext(ctx, "unshare", arguments...)
 	}
-	return exec.CommandContext(ctx, r.path, arguments...)
+	return exec.CommandContext(ctx, path, arguments...)
 }
 
 func hybridControllers() bool {

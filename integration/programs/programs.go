@@ -26,6 +26,7 @@ const (
 	Peerlane     = "peerlane"
 	Hook         = "peerlane-hook"
 	Relay        = "peerlane-relay"
+	Runtime      = "peerlane-runtime"
 	WireGenerate = "wire-generate"
 )
 
@@ -39,6 +40,7 @@ var all = map[string]program{
 	Peerlane:     {"cmd/peerlane", true},
 	Hook:         {"cmd/peerlane-hook", false}, // static, as it is shipped
 	Relay:        {"cmd/peerlane-relay", true},
+	Runtime:      {"cmd/peerlane-runtime", false}, // static, as it is shipped
 	WireGenerate: {"relay/wire/generate", false},
 }
 

@@ -34,7 +34,7 @@ var recipe embed.FS
 var packages = map[string][]string{
 	Small: {
 		"ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "perftest", "rdma-core", "iproute2", "ethtool", "pciutils",
-		"hwloc-nox", "kmod", "iputils-ping", "procps", "busybox-static", "runc", "crun",
+		"hwloc-nox", "kmod", "iputils-ping", "procps", "busybox-static", "runc", "crun", "criu",
 	},
 	Full: {
 		"systemd", "systemd-sysv", "systemd-timesyncd-", "udev", "dbus", "dbus-user-session", "libpam-systemd", "apparmor",

@@ -1,0 +1,281 @@
+package inject
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+)
+
+// Apply returns the text of a config.json with CDI devices of the
+// specifications in these directories, the last of which has precedence. What
+// the text has already is not added once more, so that Apply may be called
+// again on its result.
+func Apply(config []byte, specDirs, devices []string) ([]byte, error) {
+	var before, after specs.Spec
+	for _, spec := range []*specs.Spec{&before, &after} { // two, because the library changes lists in place
+		if err := json.Unmarshal(config, spec); err != nil {
+			return nil, fmt.Errorf("reading config.json: %w", err)
+		}
+	}
+	if err := inject(&after, specDirs, devices); err != nil {
+		return nil, err
+	}
+	once(&before, &after)
+	text, err := merge(config, &before, &after)
+	if err != nil {
+		return nil, fmt.Errorf("changing config.json: %w", err)
+	}
+	return text, nil
+}
+
+// inject has the CDI library change a specification.
+func inject(spec *specs.Spec, specDirs, devices []string) error {
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(specDirs...), cdi.WithAutoRefresh(false))
+	if err != nil {
+		return fmt.Errorf("reading the CDI specifications in %s: %w", strings.Join(specDirs, ", "), err)
+	}
+	unknown, err := cache.InjectDevices(spec, devices...)
+	switch {
+	case len(unknown) > 0:
+		return unresolved(cache, specDirs, unknown)
+	case err != nil:
+		return fmt.Errorf("applying the CDI devices %s: %w", strings.Join(devices, ", "), err)
+	}
+	return nil
+}
+
+// unresolved says why devices are not known: nothing describes them, or two
+// specifications do, or one cannot be read.
+func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
+	said := map[string]bool{}
+	var why []string
+	for path, problems := range cache.GetErrors() {
+		for _, problem := range problems {
+			// A conflict is reported for both files, in the same words.
+			if text := problem.Error(); !said[text] {
+				said[text] = true
+				if !strings.Contains(text, path) {
+					text = path + ": " + text
+				}
+				why = append(why, text)
+			}
+		}
+	}
+	slices.Sort(why)
+	text := fmt.Sprintf("no CDI specification in %s has the device %s", strings.Join(specDirs, " or "), strings.Join(devices, ", "))
+	if len(why) > 0 {
+		return fmt.Errorf("%s; this is wrong there: %s", text, strings.Join(why, "; "))
+	}
+	if strings.HasPrefix(devices[0], "peerlane.dev/") {
+		return fmt.Errorf("%s; `peerlane cdi generate --spec-dir %s` makes one", text, specDirs[0])
+	}
+	return fmt.Errorf("%s; the vendor's toolkit makes one", text)
+}
+
+// once takes back what the library has added a second time. It replaces
+// variables, nodes and mounts of one name, and adds hooks and rules.
+func once(before, after *specs.Spec) {
+	if before.Hooks != nil && after.Hooks != nil {
+		for i, list := range hooks(after.Hooks) {
+			had := *hooks(before.Hooks)[i].hooks
+			*list.hooks = withoutRepeats(had, len(had), *list.hooks)
+		}
+	}
+	if before.Linux != nil && before.Linux.Resources != nil {
+		had := before.Linux.Resources.Devices
+		// A later rule wins, so one in front of a denial has to come again.
+		valid := had
+		for i, rule := range had {
+			if !rule.Allow {
+				valid = had[i+1:]
+			}
+		}
+		after.Linux.Resources.Devices = withoutRepeats(valid, len(had), after.Linux.Resources.Devices)
+	}
+}
+
+// withoutRepeats drops from a list, of what follows its first elements, whatever
+// is in `had`.
+func withoutRepeats[T any](had []T, first int, list []T) []T {
+	return append(list[:first:first], slices.DeleteFunc(list[first:], func(added T) bool {
+		return slices.ContainsFunc(had, func(h T) bool { return reflect.DeepEqual(h, added) })
+	})...)
+}
+
+// hookList is the hooks of one point in a container's life.
+type hookList struct {
+	name  string // the key in config.json
+	hooks *[]specs.Hook
+}
+
+func hooks(h *specs.Hooks) []hookList {
+	return []hookList{
+		{"prestart", &h.Prestart}, //nolint:staticcheck // CDI specifications may name it
+		{"createRuntime", &h.CreateRuntime},
+		{"createContainer", &h.CreateContainer},
+		{"startContainer", &h.StartContainer},
+		{"poststart", &h.Poststart},
+		{"poststop", &h.Poststop},
+	}
+}
+
+// object is a JSON object of which only the keys are known.
+type object map[string]json.RawMessage
+
+// merge puts into a text what differs between two specifications, the first of
+// which it was decoded as.
+func merge(config []byte, before, after *specs.Spec) ([]byte, error) {
+	var top object
+	if err := json.Unmarshal(config, &top); err != nil {
+		return nil, err
+	}
+	m := merger{}
+	mergeList(&m, top, "mounts", before.Mounts, after.Mounts)
+
+	was, is := orZero(before.Process), orZero(after.Process)
+	m.below(top, "process", func(process object) {
+		mergeList(&m, process, "env", was.Env, is.Env)
+		m.below(process, "user", func(user object) {
+			mergeList(&m, user, "additionalGids", was.User.AdditionalGids, is.User.AdditionalGids)
+		})
+	})
+
+	hadHooks, hasHooks := orZero(before.Hooks), orZero(after.Hooks)
+	m.below(top, "hooks", func(all object) {
+		for i, list := range hooks(&hasHooks) {
+			mergeList(&m, all, list.name, *hooks(&hadHooks)[i].hooks, *list.hooks)
+		}
+	})
+
+	had, has := orZero(before.Linux), orZero(after.Linux)
+	m.below(top, "linux", func(linux object) {
+		mergeList(&m, linux, "devices", had.Devices, has.Devices)
+		m.below(linux, "resources", func(resources object) {
+			mergeList(&m, resources, "devices", orZero(had.Resources).Devices, orZero(has.Resources).Devices)
+		})
+		m.below(linux, "netDevices", func(net object) {
+			for name, device := range has.NetDevices {
+				if !reflect.DeepEqual(had.NetDevices[name], device) || net[name] == nil {
+					m.set(net, name, device)
+				}
+			}
+		})
+		if !reflect.DeepEqual(had.IntelRdt, has.IntelRdt) {
+			m.set(linux, "intelRdt", has.IntelRdt)
+		}
+	})
+	if m.err != nil {
+		return nil, m.err
+	}
+	text, err := json.MarshalIndent(top, "", "\t")
+	if err != nil {
+		return nil, err
+	}
+	return text, check(text, after)
+}
+
+// check demands that a text decodes to a specification: that nothing of what
+// the library changed is lacking, whatever its next version changes.
+func check(text []byte, want *specs.Spec) error {
+	var got specs.Spec
+	if err := json.Unmarshal(text, &got); err != nil {
+		return err
+	}
+	gotText, err := json.Marshal(got)
+	if err != nil {
+		return err
+	}
+	wantText, err := json.Marshal(want)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(gotText, wantText) {
+		return errors.New("the CDI library changes a part of config.json that this program does not know to write, or the file has a key twice; please report it")
+	}
+	return nil
+}
+
+// merger remembers the first error.
+type merger struct{ err error }
+
+func (m *merger) fail(err error) {
+	if m.err == nil {
+		m.err = err
+	}
+}
+
+// below changes the object at a key, and makes one only where it gets a key.
+func (m *merger) below(o object, key string, change func(object)) {
+	var inner object
+	if raw, ok := o[key]; ok {
+		if err := json.Unmarshal(raw, &inner); err != nil {
+			m.fail(fmt.Errorf("%s: %w", key, err))
+			return
+		}
+	}
+	if inner == nil { // also after "null"
+		inner = object{}
+	}
+	keys := len(inner)
+	change(inner)
+	if len(inner) > 0 || keys > 0 {
+		m.set(o, key, inner)
+	}
+}
+
+func (m *merger) set(o object, key string, value any) {
+	raw, err := json.Marshal(value)
+	if err != nil {
+		m.fail(fmt.Errorf("%s: %w", key, err))
+		return
+	}
+	o[key] = raw
+}
+
+// mergeList replaces a list that has changed. Elements that were there keep
+// their text.
+func mergeList[T any](m *merger, o object, key string, before, after []T) {
+	if reflect.DeepEqual(before, after) || len(before) == 0 && len(after) == 0 {
+		return
+	}
+	var texts []json.RawMessage
+	if raw, ok := o[key]; ok {
+		if err := json.Unmarshal(raw, &texts); err != nil {
+			m.fail(fmt.Errorf("%s: %w", key, err))
+			return
+		}
+	}
+	if len(texts) != len(before) {
+		m.fail(fmt.Errorf("%s has %d elements by its text and %d as it was read; the file has a key twice", key, len(texts), len(before)))
+		return
+	}
+	used := make([]bool, len(before))
+	var merged []any
+	for _, element := range after {
+		var text any = element
+		for i := range before {
+			if !used[i] && reflect.DeepEqual(before[i], element) {
+				used[i], text = true, texts[i]
+				break
+			}
+		}
+		merged = append(merged, text)
+	}
+	m.set(o, key, merged)
+}
+
+// orZero is what a pointer points to, or nothing.
+func orZero[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}

@@ -1,0 +1,229 @@
+package inject
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// everything is a specification with each edit that CDI has and that needs
+// nothing of the host.
+const everything = `{
+	"cdiVersion": "1.1.0", "kind": "probe.dev/thing",
+	"containerEdits": {
+		"env": ["COMMON=1"],
+		"mounts": [{"hostPath": "/anchor", "containerPath": "/run/probe", "options": ["ro", "bind"]}],
+		"hooks": [{"hookName": "poststop", "path": "/hook", "args": ["hook", "remove"], "env": ["PATH=/bin"]}]
+	},
+	"devices": [
+		{"name": "0", "containerEdits": {
+			"env": ["PATH=/probe"],
+			"deviceNodes": [{"path": "/dev/probe", "hostPath": "/dev/null", "permissions": "rw", "fileMode": 384}],
+			"netDevices": [{"hostInterfaceName": "eth7", "name": "probe0"}],
+			"intelRdt": {"closID": "probe"},
+			"additionalGids": [7],
+			"hooks": [
+				{"hookName": "prestart", "path": "/hook"},
+				{"hookName": "createRuntime", "path": "/hook", "args": ["hook", "create", "--lane", "0"]},
+				{"hookName": "createContainer", "path": "/hook"},
+				{"hookName": "startContainer", "path": "/hook"},
+				{"hookName": "poststart", "path": "/hook"}
+			]
+		}},
+		{"name": "1", "containerEdits": {"hooks": [{"hookName": "createRuntime", "path": "/hook", "args": ["hook", "create", "--lane", "1"]}]}}
+	]
+}`
+
+func specDir(t testing.TB, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// newer is a config.json of a runtime specification that is not written yet.
+const newer = `{
+	"ociVersion": "9.9.9",
+	"future": {"big": 18446744073709551615, "exact": 1.00000000000000000001, "nested": [{"a": null}]},
+	"process": {
+		"args": ["sh", "-c", "a < b && echo \"ä\u2028\""],
+		"env": ["PATH=/usr/bin", "KEPT=<&>"],
+		"user": {"uid": 0, "gid": 0, "futureUser": 1},
+		"rlimits": [{"type": "RLIMIT_MEMLOCK", "hard": 18446744073709551615, "soft": 18446744073709551615}],
+		"futureProcess": 12345678901234567890
+	},
+	"mounts": [
+		{"destination": "/run/probe/below", "type": "tmpfs", "source": "x", "futureMount": {"n": 9007199254740993}},
+		{"destination": "/proc", "type": "proc", "source": "proc"}
+	],
+	"hooks": {"createRuntime": [{"path": "/other", "futureHook": true}], "futureHooks": [{"path": "/x"}]},
+	"linux": {
+		"resources": {"memory": {"limit": -1}, "devices": [{"allow": false, "access": "rwm", "futureRule": "x"}], "futureResource": 1e400},
+		"devices": [{"path": "/dev/kept", "type": "c", "major": 1, "minor": 3, "futureNode": 1}],
+		"netDevices": {"eth1": {"name": "kept", "futureNet": true}},
+		"futureLinux": "x"
+	},
+	"annotations": {"a": "b"}
+}`
+
+func decode(t *testing.T, text []byte) map[string]any {
+	t.Helper()
+	var v map[string]any
+	d := json.NewDecoder(strings.NewReader(string(text)))
+	d.UseNumber() // digits as they are
+	if err := d.Decode(&v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestWhatCDIDoesNotTouchStays(t *testing.T) {
+	dir := specDir(t, map[string]string{"probe.json": everything})
+	changed, err := Apply([]byte(newer), []string{dir}, []string{"probe.dev/thing=0", "probe.dev/thing=1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := decode(t, []byte(newer))
+	at := func(path ...string) map[string]any {
+		o := want
+		for _, key := range path {
+			o = o[key].(map[string]any)
+		}
+		return o
+	}
+	hook := func(args ...any) map[string]any {
+		h := map[string]any{"path": "/hook"}
+		if args != nil {
+			h["args"] = args
+		}
+		return h
+	}
+	number := func(n int) json.Number { return json.Number(fmt.Sprint(n)) }
+	process := at("process")
+	process["env"] = []any{"PATH=/probe", "KEPT=<&>", "COMMON=1"}
+	at("process", "user")["additionalGids"] = []any{number(7)}
+	// The library puts a mount in front of those below it.
+	mounts := want["mounts"].([]any)
+	want["mounts"] = []any{mounts[1], map[string]any{"destination": "/run/probe", "source": "/anchor", "options": []any{"ro", "bind"}}, mounts[0]}
+	hooks := at("hooks")
+	for _, name := range []string{"prestart", "createContainer", "startContainer", "poststart"} {
+		hooks[name] = []any{hook()}
+	}
+	hooks["createRuntime"] = append(hooks["createRuntime"].([]any), hook("hook", "create", "--lane", "0"), hook("hook", "create", "--lane", "1"))
+	removal := hook("hook", "remove")
+	removal["env"] = []any{"PATH=/bin"}
+	hooks["poststop"] = []any{removal}
+	linux, resources := at("linux"), at("linux", "resources")
+	linux["devices"] = append(linux["devices"].([]any), map[string]any{"path": "/dev/probe", "type": "c", "major": number(1), "minor": number(3), "fileMode": number(384)})
+	resources["devices"] = append(resources["devices"].([]any), map[string]any{"allow": true, "type": "c", "major": number(1), "minor": number(3), "access": "rw"})
+	at("linux", "netDevices")["eth7"] = map[string]any{"name": "probe0"}
+	linux["intelRdt"] = map[string]any{"closID": "probe"}
+	if diff := cmp.Diff(want, decode(t, changed)); diff != "" {
+		t.Errorf("config.json afterwards (-want +got):\n%s", diff)
+	}
+}
+
+func TestASecondTimeChangesNothing(t *testing.T) {
+	dir := specDir(t, map[string]string{"probe.json": everything})
+	for _, text := range []string{newer, `{"ociVersion":"1.0.2"}`, `{"process":null,"hooks":null,"linux":{"resources":null},"mounts":null}`} {
+		devices := []string{"probe.dev/thing=0", "probe.dev/thing=1"}
+		first, err := Apply([]byte(text), []string{dir}, devices)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := Apply(first, []string{dir}, devices)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(first), string(second)); diff != "" {
+			t.Errorf("%s: the second time (-first +second):\n%s", text, diff)
+		}
+	}
+}
+
+// A rule in front of one that denies is void, so it has to come once more.
+func TestARuleBeforeADenialIsNoRepetition(t *testing.T) {
+	dir := specDir(t, map[string]string{"probe.json": everything})
+	const text = `{"linux":{"resources":{"devices":[{"allow":true,"type":"c","major":1,"minor":3,"access":"rw"},{"allow":false,"access":"rwm"}]}}}`
+	changed, err := Apply([]byte(text), []string{dir}, []string{"probe.dev/thing=0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := decode(t, changed)["linux"].(map[string]any)["resources"].(map[string]any)["devices"].([]any)
+	if len(rules) != 3 || !reflect.DeepEqual(rules[0], rules[2]) {
+		t.Errorf("the rules are %v; the first, which is denied afterwards, has to be the last as well", rules)
+	}
+}
+
+func TestDevicesThatCannotBeGiven(t *testing.T) {
+	other := strings.Replace(everything, "COMMON=1", "COMMON=2", 1)
+	for _, test := range []struct {
+		name   string
+		files  map[string]string
+		config string
+		says   []string
+	}{
+		{"no specification", nil, `{}`, []string{"no CDI specification in ", "has the device probe.dev/thing=0", "the vendor's toolkit makes one"}},
+		{"unknown", map[string]string{"a.json": strings.Replace(everything, `"name": "0"`, `"name": "2"`, 1)}, `{}`, []string{"has the device probe.dev/thing=0;"}},
+		{"two of one name", map[string]string{"a.json": everything, "b.json": other}, `{}`, []string{"has the device probe.dev/thing=0", `conflicting device "probe.dev/thing=0"`, "a.json", "b.json"}},
+		{"broken", map[string]string{"a.json": `{"cdiVersion": `}, `{}`, []string{"has the device probe.dev/thing=0", "a.json", "failed to unmarshal"}},
+		{"no JSON", map[string]string{"a.json": everything}, `{`, []string{"unexpected end of JSON"}},
+		{"a list for an object", map[string]string{"a.json": everything}, `{"process":[]}`, []string{"process"}},
+		{"a key twice", map[string]string{"a.json": everything}, `{"mounts":[{"destination":"/a"},{"destination":"/b"}],"Mounts":[{"destination":"/c"}]}`, []string{"a key twice"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Apply([]byte(test.config), []string{specDir(t, test.files)}, []string{"probe.dev/thing=0"})
+			if err == nil {
+				t.Fatal("it was given")
+			}
+			for _, words := range test.says {
+				if !strings.Contains(err.Error(), words) {
+					t.Errorf("the error does not say %q: %v", words, err)
+				}
+			}
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("more than a line: %v", err)
+			}
+		})
+	}
+}
+
+// Whatever an engine wrote: a change is complete, and a second one is none.
+func FuzzApply(f *testing.F) {
+	dir := specDir(f, map[string]string{"probe.json": everything})
+	for _, text := range []string{newer, `{}`, `{"mounts":[null,{}],"hooks":{"poststop":[{"path":"/hook"}]}}`, `{"Process":{"env":["A"]},"process":{"env":["B"]}}`, `{"linux":{"netDevices":{"eth7":{"name":"x"}}}}`} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		devices := []string{"probe.dev/thing=0"}
+		first, err := Apply(text, []string{dir}, devices)
+		if err != nil {
+			return
+		}
+		second, err := Apply(first, []string{dir}, devices)
+		if err != nil {
+			t.Fatalf("its own result is refused: %v\n%s", err, first)
+		}
+		if string(first) != string(second) {
+			t.Fatalf("a second time changes it:\n%s\n%s", first, second)
+		}
+		before, after := decode(t, text), decode(t, first)
+		for _, changed := range []string{"process", "mounts", "hooks", "linux"} {
+			delete(before, changed)
+			delete(after, changed)
+		}
+		if diff := cmp.Diff(before, after); diff != "" {
+			t.Fatalf("other keys changed:\n%s", diff)
+		}
+	})
+}

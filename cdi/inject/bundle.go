@@ -1,0 +1,112 @@
+package inject
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options say who may ask for what.
+type Options struct {
+	// Devices are those that the administrator gives to every container.
+	Devices []string
+	// Allowed are patterns of what containers may ask for themselves.
+	Allowed []string
+	// ConfigFile is where Allowed comes from, for messages.
+	ConfigFile string
+	// SpecDirs hold CDI specifications; the last has precedence.
+	SpecDirs []string
+}
+
+// maxConfig bounds the bytes of a config.json. Docker's are 20 KiB.
+const maxConfig = 32 << 20
+
+// Bundle applies to a bundle's config.json, named by its path, the devices that
+// are asked for. The file is replaced in one step, and left alone where nothing
+// is asked for. A file that is not there is the runtime's to complain about.
+func Bundle(path string, o Options) error {
+	text, info, err := read(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var all []request
+	for _, device := range o.Devices {
+		all = append(all, request{device: device})
+	}
+	asked, err := requested(text)
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", path, err)
+	}
+	devices, err := permitted(append(all, asked...), o.Allowed, o.ConfigFile)
+	if err != nil || len(devices) == 0 {
+		return err
+	}
+	changed, err := Apply(text, o.SpecDirs, devices)
+	if err != nil {
+		return err
+	}
+	return replace(path, changed, info)
+}
+
+// read reads a file that is regular and not too long; a pipe would hold the
+// engine up for ever.
+func read(path string) ([]byte, fs.FileInfo, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, fmt.Errorf("%s is no regular file (%v)", path, info.Mode())
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	if err == nil && len(text) > maxConfig {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxConfig)
+	}
+	return text, info, err
+}
+
+// replace puts a text in place of a file in one step, with its owner and mode.
+// Nothing is synced: an engine writes a bundle anew for each start.
+func replace(path string, text []byte, like fs.FileInfo) (err error) {
+	if link, err := os.Lstat(path); err != nil {
+		return err
+	} else if !os.SameFile(link, like) {
+		return fmt.Errorf("%s is a symbolic link, and the file that it leads to may be another bundle's as well; copy it", path)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".config.json.*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(tmp.Name()))
+		}
+	}()
+	_, err = io.Copy(tmp, bytes.NewReader(text))
+	if err == nil {
+		stat := like.Sys().(*syscall.Stat_t) // as package os documents for Linux
+		err = tmp.Chown(int(stat.Uid), int(stat.Gid))
+	}
+	if err == nil {
+		err = tmp.Chmod(like.Mode().Perm())
+	}
+	if err = errors.Join(err, tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}

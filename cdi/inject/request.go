@@ -1,0 +1,88 @@
+package inject
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"github.com/peerlane/peerlane/hook/config"
+)
+
+// How a container asks: names of CDI devices, separated by commas.
+const (
+	Variable   = "PEERLANE_DEVICES"
+	Annotation = "peerlane.dev/devices"
+)
+
+// request is one device that is asked for.
+type request struct {
+	device string
+	// by is the variable or annotation; empty where the administrator asks.
+	by string
+}
+
+// requested lists what a config.json asks for.
+func requested(text []byte) ([]request, error) {
+	var spec struct {
+		Process struct {
+			Env []string `json:"env"`
+		} `json:"process"`
+		Annotations map[string]string `json:"annotations"`
+	}
+	if err := json.Unmarshal(text, &spec); err != nil {
+		return nil, err
+	}
+	var all []request
+	add := func(names, by string) {
+		for name := range strings.SplitSeq(names, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				all = append(all, request{name, by})
+			}
+		}
+	}
+	add(spec.Annotations[Annotation], "the annotation "+Annotation)
+	// Of a variable that is there twice the last one counts, as for runc.
+	for _, e := range slices.Backward(spec.Process.Env) {
+		if value, ok := strings.CutPrefix(e, Variable+"="); ok {
+			add(value, "the variable "+Variable)
+			break
+		}
+	}
+	return all, nil
+}
+
+// permitted are the devices of requests, each once, or an error that names the
+// first that the administrator's list does not permit.
+func permitted(all []request, allowed []string, configFile string) ([]string, error) {
+	var devices []string
+	for _, r := range all {
+		if _, _, _, err := parser.ParseQualifiedName(r.device); err != nil {
+			return nil, fmt.Errorf(`%s%w; a device is named as "peerlane.dev/lane=3"`, r.asker(), err)
+		}
+		if r.by != "" && !slices.ContainsFunc(allowed, func(pattern string) bool { return config.DeviceMatches(pattern, r.device) }) {
+			return nil, fmt.Errorf("%sthe device %s, which runtime.devices in %s does not permit (%s); an administrator can add it there, or make a runtime with --peerlane-device=%s",
+				r.asker(), r.device, configFile, said(allowed), r.device)
+		}
+		if !slices.Contains(devices, r.device) {
+			devices = append(devices, r.device)
+		}
+	}
+	return devices, nil
+}
+
+func (r request) asker() string {
+	if r.by == "" {
+		return "--peerlane-device: "
+	}
+	return r.by + " asks for "
+}
+
+func said(allowed []string) string {
+	if len(allowed) == 0 {
+		return "it is empty"
+	}
+	return "it has " + strings.Join(allowed, ", ")
+}

@@ -1,0 +1,16 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/peerlane/peerlane/hook"
+)
+
+// accept is what peerlane-relay@.service runs.
+func accept(args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("accept: unexpected argument %q; %w", args[0], errUsage)
+	}
+	return hook.TakeOver(os.Stdin)
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// commandLine is what this program has to know of a runtime's command line.
+type commandLine struct {
+	own
+	// forward is what the runtime gets: all that is not this program's.
+	forward []string
+	// command is the runtime's command; empty where there is none.
+	command string
+	// bundle and config are the last --bundle and (crun) --config of the command;
+	// empty where there is none.
+	bundle, config string
+	// log and logFormat are where, and how, an engine reads what went wrong.
+	log, logFormat string
+}
+
+// own are this program's options.
+type own struct {
+	devices  []string
+	specDirs []string
+	root     string
+	help     bool
+	version  bool
+}
+
+// ownPrefix begins the options that are for this program and not for the
+// runtime.
+const ownPrefix = "--peerlane-"
+
+// The options that take a value, the next argument where there is no "=". Those
+// of runc and crun; where an engine uses others, see word.
+var (
+	globalValues = []string{"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager"}
+	createValues = []string{"bundle", "b", "config", "f", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"}
+	globalFlags  = []string{"debug", "systemd-cgroup", "help", "h", "?", "usage", "version", "v", "V"}
+)
+
+// commands are those of which an unknown global option cannot have meant one as
+// its value.
+var commands = []string{
+	"checkpoint", "create", "delete", "events", "exec", "features", "init", "kill", "list", "mounts", "pause", "ps",
+	"restore", "resume", "run", "spec", "start", "state", "update",
+}
+
+// parse reads a command line as runc does (one or two dashes, "=" or not) and as
+// crun does (-bDIR), and leaves its mistakes to the runtime. The error is about
+// this program's own options; where the runtime's log is, is known all the same.
+func parse(args []string) (c commandLine, err error) {
+	for len(args) > 0 && c.command == "" {
+		arg := args[0]
+		if strings.HasPrefix(arg, ownPrefix) {
+			err = errors.Join(err, c.own.set(arg))
+			args = args[1:]
+			continue
+		}
+		name, value, n := word(args, globalValues)
+		switch name {
+		case "":
+			c.command = arg
+		case "log":
+			c.log = value
+		case "log-format":
+			c.logFormat = value
+		}
+		if name != "" && n == 1 && !strings.Contains(arg, "=") && takesNext(name, args) {
+			n = 2
+		}
+		c.forward = append(c.forward, args[:n]...)
+		args = args[n:]
+	}
+	c.forward = append(c.forward, args...)
+	if c.command != "create" && c.command != "run" {
+		return c, err
+	}
+	for len(args) > 0 && args[0] != "--" {
+		name, value, n := word(args, createValues)
+		switch {
+		case name == "bundle" || name == "b":
+			c.bundle = value
+		case name == "config" || name == "f":
+			c.config = value
+		case strings.HasPrefix(name, "b") && name != "bundle" && !strings.HasPrefix(args[0], "--"):
+			c.bundle = args[0][2:]
+		case strings.HasPrefix(name, "f") && !strings.HasPrefix(args[0], "--"):
+			c.config = args[0][2:]
+		}
+		args = args[n:]
+	}
+	return c, err
+}
+
+// word takes one option, or another argument (which has no name), from the front
+// of args. n is how many arguments it is.
+func word(args []string, withValue []string) (name, value string, n int) {
+	arg := args[0]
+	if len(arg) < 2 || arg[0] != '-' || arg == "--" {
+		return "", "", 1
+	}
+	name = strings.TrimPrefix(arg[1:], "-")
+	if name, value, found := strings.Cut(name, "="); found {
+		return name, value, 1
+	}
+	if slices.Contains(withValue, name) && len(args) > 1 {
+		return name, args[1], 2
+	}
+	return name, "", 1
+}
+
+// takesNext guesses whether a global option that neither runc nor crun has takes
+// the argument behind it: another runtime's may.
+func takesNext(name string, args []string) bool {
+	if slices.Contains(globalFlags, name) || len(args) < 2 {
+		return false
+	}
+	next := args[1]
+	return !strings.HasPrefix(next, "-") && !slices.Contains(commands, next) && slices.ContainsFunc(args[2:], func(a string) bool {
+		return slices.Contains(commands, a)
+	})
+}
+
+func (o *own) set(arg string) error {
+	name, value, hasValue := strings.Cut(strings.TrimPrefix(arg, ownPrefix), "=")
+	switch name {
+	case "help", "version":
+		o.help, o.version = o.help || name == "help", o.version || name == "version"
+		return nil
+	case "device", "spec-dir", "root":
+		if !hasValue || value == "" {
+			return fmt.Errorf("%s needs a value, as %s%s=VALUE", arg, ownPrefix, name)
+		}
+	default:
+		return fmt.Errorf("unknown option %s; there are %sdevice, spec-dir, root, version and help", arg, ownPrefix)
+	}
+	if name != "device" && !filepath.IsAbs(value) {
+		return fmt.Errorf("%s: an absolute path is needed, because engines run this program in many directories", arg)
+	}
+	switch name {
+	case "device":
+		o.devices = append(o.devices, strings.Split(value, ",")...)
+	case "spec-dir":
+		o.specDirs = append(o.specDirs, value)
+	case "root":
+		o.root = value
+	}
+	return nil
+}
+
+// configFile is the bundle's config.json, as the runtime finds it.
+func (c commandLine) configFile() (string, error) {
+	switch {
+	case c.config != "" && c.config != "config.json":
+		return filepath.Abs(c.config) // crun looks for it here and not in the bundle
+	case c.bundle == "":
+		return filepath.Abs("config.json")
+	}
+	return filepath.Abs(filepath.Join(c.bundle, "config.json"))
+}
+
+var errUsage = errors.New(ownPrefix + "help shows the command line")

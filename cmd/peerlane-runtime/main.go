@@ -1,0 +1,129 @@
+// Command peerlane-runtime gives the containers of engines without CDI their
+// devices: it stands in front of an OCI runtime, edits the config.json of a
+// container that asks for a device, and becomes the runtime.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/peerlane/peerlane/cdi/inject"
+	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+const usage = `peerlane-runtime is an OCI runtime for engines without CDI, such as Docker 20.10:
+it adds CDI devices to the containers that ask for them, and runs runc or crun.
+
+  peerlane-runtime [--peerlane-...=...] THE RUNTIME'S COMMAND LINE
+
+  --peerlane-device=NAME    give every container this device; may be repeated
+  --peerlane-spec-dir=DIR   read CDI specifications here, and not in /etc/cdi and
+                            /var/run/cdi; may be repeated, the last wins
+  --peerlane-root=DIR       etc/peerlane/config.toml hangs below DIR, not /
+  --peerlane-version        print the version of this program
+  --peerlane-help           print this
+
+A container asks by PEERLANE_DEVICES in its environment, or by the annotation
+peerlane.dev/devices, for names separated by commas. An image can set both, so
+only what [runtime] devices in config.toml lists is given. [runtime] path names
+the runtime. In Docker's daemon.json:
+
+  "runtimes": {
+    "peerlane":       {"path": "/usr/bin/peerlane-runtime"},
+    "peerlane-lane3": {"path": "/usr/bin/peerlane-runtime",
+                       "runtimeArgs": ["--peerlane-device=peerlane.dev/lane=3"]}
+  }
+
+  docker run --runtime peerlane -e PEERLANE_DEVICES=peerlane.dev/lane=3 IMAGE
+  docker run --runtime peerlane-lane3 IMAGE
+`
+
+func main() {
+	c, err := parse(os.Args[1:])
+	if err == nil {
+		err = run(c)
+	} else {
+		err = fmt.Errorf("%w; %w", err, errUsage)
+	}
+	if err == nil {
+		return
+	}
+	// As runc does: engines show the last error of the log.
+	err = fmt.Errorf("peerlane-runtime: %w", err)
+	if logged := c.logError(err); logged != nil {
+		err = errors.Join(err, logged)
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// run returns only with an error, or when there is nothing to execute.
+func run(c commandLine) error {
+	switch {
+	case c.help:
+		_, err := fmt.Print(usage)
+		return err
+	case c.version:
+		_, err := fmt.Println("peerlane-runtime", version.Get())
+		return err
+	}
+	l := layout.New(c.root)
+	config, err := hook.ReadConfig(l)
+	if err != nil {
+		return err
+	}
+	program, err := findRuntime(config.Runtime.Path, searchPath)
+	if err != nil {
+		return err
+	}
+	if c.command == "create" || c.command == "run" {
+		file, err := c.configFile()
+		if err != nil {
+			return err
+		}
+		o := inject.Options{
+			Devices: c.devices, Allowed: config.Runtime.Devices, ConfigFile: l.ConfigFile(), SpecDirs: c.specDirs,
+		}
+		if len(o.SpecDirs) == 0 {
+			o.SpecDirs = cdi.DefaultSpecDirs
+		}
+		if err := inject.Bundle(file, o); err != nil {
+			return err
+		}
+	}
+	err = syscall.Exec(program, append([]string{program}, c.forward...), os.Environ())
+	return fmt.Errorf("executing %s: %w", program, err)
+}
+
+// logError appends an error to the log that an engine has named, as runc and
+// crun do.
+func (c commandLine) logError(failed error) (err error) {
+	path := strings.TrimPrefix(c.log, "file:") // crun's way to say it
+	if path == "" || strings.HasPrefix(path, "syslog:") || strings.HasPrefix(path, "journald:") {
+		return nil
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return fmt.Errorf("the log of --log: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	var format logrus.Formatter = &logrus.TextFormatter{DisableColors: true, FullTimestamp: true}
+	if c.logFormat == "json" {
+		format = &logrus.JSONFormatter{}
+	}
+	line, err := format.Format(&logrus.Entry{Logger: logrus.StandardLogger(), Level: logrus.ErrorLevel, Time: time.Now(), Message: failed.Error()})
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(line)
+	return err
+}

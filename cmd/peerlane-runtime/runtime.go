@@ -1,0 +1,63 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// searchPath is where a runtime is looked for. PATH is the engine's, and says
+// nothing about whom to trust.
+var searchPath = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+
+// findRuntime is the runtime that configuration names, or the first of runc and
+// crun in these directories.
+func findRuntime(configured string, dirs []string) (string, error) {
+	if configured != "" {
+		if err := check(configured); err != nil {
+			return "", fmt.Errorf("runtime.path: %w", err)
+		}
+		return configured, nil
+	}
+	for _, name := range []string{"runc", "crun"} {
+		for _, dir := range dirs {
+			path := filepath.Join(dir, name)
+			err := check(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			return path, err
+		}
+	}
+	return "", fmt.Errorf("there is neither runc nor crun in %s; install one, or name a runtime by runtime.path in config.toml", strings.Join(dirs, ", "))
+}
+
+// check refuses what is no program, what somebody else could have written, and
+// this very program, which would run itself for ever.
+func check(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
+	switch mode := info.Mode(); {
+	case !mode.IsRegular() || mode&0o111 == 0:
+		return fmt.Errorf("%s is no program (%v)", path, mode)
+	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
+		return fmt.Errorf("%s belongs to uid %d, who could write anything into what root runs; chown root %s", path, stat.Uid, path)
+	case mode.Perm()&0o022 != 0:
+		return fmt.Errorf("%s can be written by others than its owner (mode %04o), and root runs it; chmod go-w %s", path, mode.Perm(), path)
+	}
+	self, err := os.Stat("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	if os.SameFile(self, info) {
+		return fmt.Errorf("%s is peerlane-runtime itself; runtime.path in config.toml names the runtime that it runs", path)
+	}
+	return nil
+}

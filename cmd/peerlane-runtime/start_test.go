@@ -1,0 +1,89 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/programs"
+)
+
+// BenchmarkStart tells what a start costs more, from `runc run` to the end of a
+// container that does nothing: through peerlane-runtime without a device, and
+// with one of a specification that adds a variable. The three take turns. CPU
+// time, in which others on the host do not show, is beside the wall clock's.
+func BenchmarkStart(b *testing.B) {
+	if os.Geteuid() != 0 {
+		b.Skip("needs root: an OCI runtime makes namespaces and cgroups")
+	}
+	dir, remove, err := programs.Directory(programs.Runtime)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := remove(); err != nil {
+			b.Error(err)
+		}
+	}()
+	runc, err := findRuntime("", searchPath)
+	if err != nil {
+		b.Fatal(err)
+	}
+	root := b.TempDir()
+	const spec = `{"cdiVersion":"0.5.0","kind":"probe.dev/thing","devices":[{"name":"0","containerEdits":{"env":["GIVEN=1"]}}]}`
+	if err := os.WriteFile(filepath.Join(root, "probe.json"), []byte(spec), 0o644); err != nil {
+		b.Fatal(err)
+	}
+	bundleDir := filepath.Join(root, "bundle")
+	if err := bundle.RootFS(filepath.Join(bundleDir, "rootfs"), []bundle.File{{Host: "/bin/busybox"}}); err != nil {
+		b.Fatal(err)
+	}
+	container := bundle.New(bundleDir, "/bin/busybox", "true")
+	wrapper := []string{filepath.Join(dir, programs.Runtime), "--peerlane-root=" + root, "--peerlane-spec-dir=" + root}
+	ways := []struct {
+		name    string
+		command []string
+		wall    []time.Duration
+		cpu     []time.Duration
+	}{
+		{name: "runc", command: []string{runc}},
+		{name: "no-device", command: wrapper},
+		{name: "device", command: append(slices.Clone(wrapper), "--peerlane-device=probe.dev/thing=0")},
+	}
+	n := 0
+	for b.Loop() {
+		for i := range ways {
+			way := &ways[i]
+			if err := container.Write(); err != nil { // as an engine does for each start
+				b.Fatal(err)
+			}
+			n++
+			c := exec.Command(way.command[0], append(slices.Clone(way.command[1:]),
+				"--root", filepath.Join(root, "state"), "run", "--bundle", bundleDir, fmt.Sprintf("peerlane-benchmark-%d-%d", os.Getpid(), n))...)
+			begun := time.Now()
+			if out, err := c.CombinedOutput(); err != nil {
+				b.Fatalf("%s: %v: %s", way.name, err, out)
+			}
+			way.wall = append(way.wall, time.Since(begun))
+			way.cpu = append(way.cpu, c.ProcessState.UserTime()+c.ProcessState.SystemTime())
+		}
+	}
+	median := func(times []time.Duration) float64 {
+		slices.Sort(times)
+		return times[len(times)/2].Seconds() * 1e3
+	}
+	plain, plainCPU := median(ways[0].wall), median(ways[0].cpu)
+	b.ReportMetric(0, "ns/op") // of three starts, which nobody asks about
+	b.ReportMetric(plain, "runc-ms")
+	for _, way := range ways[1:] {
+		took := median(way.wall)
+		b.ReportMetric(took-plain, way.name+"-more-ms")
+		b.ReportMetric(median(way.cpu)-plainCPU, way.name+"-more-cpu-ms")
+		b.ReportMetric(took/plain, way.name+"/runc")
+	}
+}

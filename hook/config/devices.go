@@ -1,0 +1,37 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+)
+
+// DeviceMatches says whether a pattern of Runtime.Devices permits a CDI device.
+// Vendor and class are what they are; in the name, * is any run of letters, ?
+// one letter and [abc] one of these.
+func DeviceMatches(pattern, device string) bool {
+	kind, names, _ := strings.Cut(pattern, "=")
+	deviceKind, name, qualified := strings.Cut(device, "=")
+	if !qualified || kind != deviceKind {
+		return false
+	}
+	matches, err := path.Match(names, name)
+	return matches && err == nil
+}
+
+// checkPattern refuses what permits nothing, or more than one class.
+func checkPattern(pattern string) error {
+	kind, names, ok := strings.Cut(pattern, "=")
+	vendor, class, two := strings.Cut(kind, "/")
+	switch {
+	case !ok || !two || vendor == "" || class == "" || names == "":
+		return errors.New(`a device is named as "peerlane.dev/lane=3", or all of them by "peerlane.dev/lane=*"`)
+	case strings.ContainsAny(kind, "*?[]\\"):
+		return errors.New("vendor and class have to be stated; only names can be left open")
+	}
+	if _, err := path.Match(names, ""); err != nil {
+		return fmt.Errorf("%s: %w", names, err)
+	}
+	return nil
+}

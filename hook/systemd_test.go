@@ -1,0 +1,699 @@
+package hook_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+)
+
+// launcher plays systemd with peerlane-relay.socket: for each connection it
+// starts a peerlane-hook accept with the connection as standard input, and a
+// file for the journal.
+type launcher struct {
+	journal string
+	// before is called with a connection before its service is started; false
+	// keeps it from being started.
+	before func(*net.UnixConn) bool
+
+	mutex    sync.Mutex
+	services []*exec.Cmd
+}
+
+// startLauncher makes h a host with systemd.
+func startLauncher(t *testing.T, h host, before func(*net.UnixConn) bool) *launcher {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Join(h.layout.Root, "run/systemd/system"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.layout.Create(); err != nil {
+		t.Fatal(err)
+	}
+	// Systemd's services inherit nothing.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	l := &launcher{journal: filepath.Join(t.TempDir(), "journal"), before: before}
+	// The short name: a socket's address has 108 bytes.
+	dir, err := os.Open(h.layout.Run())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	address := fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(h.layout.Launcher()))
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: address, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.SetUnlinkOnClose(false)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := listener.AcceptUnix()
+			if err != nil {
+				return // closed
+			}
+			serving.Go(func() {
+				if err := l.serve(conn); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		serving.Wait()
+	})
+	return l
+}
+
+func (l *launcher) serve(conn *net.UnixConn) error {
+	defer conn.Close()
+	if l.before != nil && !l.before(conn) {
+		return nil
+	}
+	file, err := conn.File()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	journal, err := os.OpenFile(l.journal, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer journal.Close()
+	cmd := exec.Command(filepath.Join(bin, "peerlane-hook"), "accept")
+	cmd.Dir, cmd.Env = "/", []string{"LANG=C", "NOTIFY_SOCKET=/nowhere"}
+	cmd.Stdin, cmd.Stderr = file, journal
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	conn.Close() // as systemd does
+	file.Close()
+	l.mutex.Lock()
+	l.services = append(l.services, cmd)
+	l.mutex.Unlock()
+	_ = cmd.Wait() // the tests look at what it did and said
+	return nil
+}
+
+// started are the services that were started.
+func (l *launcher) started() []*exec.Cmd {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	return slices.Clone(l.services)
+}
+
+// says waits until the journal has a text.
+func (l *launcher) says(t *testing.T, text string) {
+	t.Helper()
+	eventually(t, "the journal", func() error {
+		journal, err := os.ReadFile(l.journal)
+		if err == nil && !strings.Contains(string(journal), text) {
+			err = fmt.Errorf("%q is not in %q", text, journal)
+		}
+		return err
+	})
+}
+
+func (h host) requestBy(launcher, id string, pid int, faults string) hook.Request {
+	r := h.request(id, pid, faults, lane(3))
+	r.Config.Relay.Launcher = launcher
+	return r
+}
+
+func (h host) launchBy(t *testing.T, launcher, id string, pid int, faults string) *hook.Generation {
+	t.Helper()
+	g, err := hook.Launch(h.layout, h.requestBy(launcher, id, pid, faults))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func TestServiceIsTheSupervisor(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	l := startLauncher(t, h, nil)
+	init := process(t)
+	g := h.launchBy(t, config.LauncherAuto, "sixty four", init.Process.Pid, "")
+	info := h.state(t, g.ID, hook.StateReady)
+	pid, err := h.ask(g.ID)
+	if err != nil || pid != info.Status.Relay.PID || !info.Supervised {
+		t.Errorf("a client reaches relay %d (%v), and List says %+v", pid, err, info)
+	}
+	services := l.started()
+	if len(services) != 1 {
+		t.Fatalf("%d services for one container", len(services))
+	}
+	service := services[0].Process.Pid
+	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err != nil || !strings.Contains(string(stat), fmt.Sprintf(") S %d ", service)) {
+		t.Errorf("the service %d is not the parent of %s (%v)", service, stat, err)
+	}
+
+	// The relay has what it has from a fork.
+	starts := reports[relayStart](t, h.dir, "start")
+	if len(starts) != 1 {
+		t.Fatalf("%d relays were started", len(starts))
+	}
+	want := []string{"0 /dev/null", "1 /dev/null", "2 " + h.layout.GenerationDir(g.ID) + "/relay.log", "3 socket:", "4 socket:", "5 socket:", "6 anon_inode:[pidfd"}
+	if got := starts[0].Descriptors; strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("the relay's descriptors are %q", got)
+	}
+	if !starts[0].OwnSession || len(starts[0].Environment) != 3 {
+		t.Errorf("the relay was started with %+v", starts[0])
+	}
+	if is, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/0", service)); err != nil || is != "/dev/null" {
+		t.Errorf("the service's standard input is %s, %v", is, err)
+	}
+
+	// Both logs have it.
+	l.says(t, `container="sixty four"`)
+	l.says(t, "is ready")
+	log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
+	if err != nil || !bytes.Contains(log, []byte("is ready")) {
+		t.Errorf("log %q, %v", log, err)
+	}
+	noCgroup(t, g.ID)
+
+	// A relay that dies is started again, and a second lane is the same relay's.
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	waitDead(t, pid)
+	if second, err := h.ask(g.ID); err != nil || second == pid {
+		t.Errorf("relay %d answers after %d died: %v", second, pid, err)
+	}
+	l.says(t, "starting it again")
+	r := h.requestBy(config.LauncherAuto, "sixty four", init.Process.Pid, "")
+	r.Lanes[0] = lane(4)
+	if same, err := hook.Launch(h.layout, r); err != nil || same.ID != g.ID || len(same.Config.Lanes) != 2 {
+		t.Errorf("a second lane: %+v, %v", same, err)
+	}
+	end(init)
+	h.gone(t)
+	waitDead(t, service)
+	if n := len(l.started()); n != 1 {
+		t.Errorf("%d services were started", n)
+	}
+}
+
+// What a stop of the unit does.
+func TestServiceStopsOnRequest(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	l := startLauncher(t, h, nil)
+	g := h.launchBy(t, config.LauncherSystemd, "c", process(t).Process.Pid, "")
+	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	if err := unix.Kill(l.started()[0].Process.Pid, unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	h.gone(t)
+	waitDead(t, pid)
+	l.says(t, "asked to stop")
+}
+
+// The relay goes on, ends with its container, and is collected.
+func TestKilledServiceLeavesTheRelay(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	l := startLauncher(t, h, nil)
+	init := process(t)
+	g := h.launchBy(t, config.LauncherSystemd, "c", init.Process.Pid, "")
+	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	service := l.started()[0].Process.Pid
+	if err := unix.Kill(service, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	waitDead(t, service)
+	if again, err := h.ask(g.ID); err != nil || again != pid {
+		t.Errorf("relay %d answers, and it was %d: %v", again, pid, err)
+	}
+	end(init)
+	waitDead(t, pid)
+	if _, err := hook.Collect(h.layout); err != nil {
+		t.Error(err)
+	}
+	h.gone(t)
+}
+
+func TestManyServicesAtOnce(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	l := startLauncher(t, h, nil)
+	var hooks sync.WaitGroup
+	var inits []*exec.Cmd
+	const n = 12
+	for range n {
+		init := process(t)
+		inits = append(inits, init)
+		hooks.Go(func() {
+			g, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "same id", init.Process.Pid, ""))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err := h.ask(g.ID); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	hooks.Wait()
+	if got := len(l.started()); got != n {
+		t.Errorf("%d services for %d containers", got, n)
+	}
+	for _, init := range inits {
+		end(init)
+	}
+	h.gone(t)
+}
+
+// Who starts the relay where systemd does not, by configuration.
+func TestHostsWithoutALauncher(t *testing.T) {
+	t.Parallel()
+	hangUp := func(*net.UnixConn) bool { return false }
+	stale := func(t *testing.T, h host) {
+		startLauncher(t, h, nil)
+		if err := os.Remove(h.layout.Launcher()); err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		dir, err := os.Open(h.layout.Run())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close()
+		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/launcher.sock", dir.Fd())}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		name string
+		host func(*testing.T, host)
+		says string // by systemd, in the error; by auto, in the log where it is noted
+		note bool
+	}{
+		{"no systemd, no socket", func(*testing.T, host) {}, "there is no such socket", false},
+		{"systemd without the package", func(t *testing.T, h host) {
+			startLauncher(t, h, nil)
+			if err := os.Remove(h.layout.Launcher()); err != nil {
+				t.Fatal(err)
+			}
+		}, "there is no such socket", false},
+		{"a socket that nobody has", stale, "nobody listens there", true},
+		{"it hangs up", func(t *testing.T, h host) { startLauncher(t, h, hangUp) }, "it hung up", true},
+		{"a service of another version", func(t *testing.T, h host) {
+			startLauncher(t, h, func(conn *net.UnixConn) bool {
+				_, err := conn.Write([]byte(`{"version":2}`))
+				if err == nil {
+					_, err = conn.Read(make([]byte, 1))
+				}
+				if err != nil && !errors.Is(err, io.EOF) {
+					t.Error(err)
+				}
+				return false
+			})
+		}, "the service speaks version 2 and this hook 1", true},
+		{"a service that makes no sense", func(t *testing.T, h host) {
+			startLauncher(t, h, func(conn *net.UnixConn) bool {
+				conn.Write([]byte("220 mail.example.org ESMTP"))
+				return false
+			})
+		}, "makes no sense", true},
+		{"a service that gives up", func(t *testing.T, h host) {
+			startLauncher(t, h, func(conn *net.UnixConn) bool {
+				conn.Write([]byte(`{"version":1,"error":"no relays today"}`))
+				return false
+			})
+		}, "no relays today", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			test.host(t, h)
+			init := process(t)
+			_, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "c", init.Process.Pid, ""))
+			if err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), "systemctl enable --now peerlane-relay.socket") {
+				t.Errorf("by systemd alone: %v; it should say %q", err, test.says)
+			}
+			h.gone(t)
+
+			g := h.launchBy(t, config.LauncherAuto, "c", init.Process.Pid, "")
+			h.state(t, g.ID, hook.StateReady)
+			supervisor(t, g.ID) // a forked one
+			log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
+			if err != nil || strings.Contains(string(log), test.says) != test.note {
+				t.Errorf("log %q, %v; whether it should say %q: %v", log, err, test.says, test.note)
+			}
+			end(init)
+			h.gone(t)
+		})
+	}
+}
+
+func TestForkIsForkAlsoWithSystemd(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	l := startLauncher(t, h, nil)
+	init := process(t)
+	g := h.launchBy(t, config.LauncherFork, "c", init.Process.Pid, "")
+	h.state(t, g.ID, hook.StateReady)
+	if n := len(l.started()); n > 0 {
+		t.Errorf("%d services were started", n)
+	}
+	end(init)
+	h.gone(t)
+}
+
+// A systemd that is late: the hook has gone on without it, and the service
+// that comes then has nothing to supervise.
+func TestLateServiceFindsNothing(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	come := make(chan struct{})
+	l := startLauncher(t, h, func(*net.UnixConn) bool {
+		<-come
+		return true
+	})
+	init := process(t)
+	g := h.launchBy(t, config.LauncherAuto, "c", init.Process.Pid, "")
+	h.state(t, g.ID, hook.StateReady)
+	log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
+	if err != nil || !strings.Contains(string(log), "no service came within") {
+		t.Errorf("log %q, %v", log, err)
+	}
+	close(come)
+	l.says(t, "the hook has gone without a relay for this service")
+	if starts := reports[relayStart](t, h.dir, "start"); len(starts) != 1 {
+		t.Errorf("%d relays were started", len(starts))
+	}
+	if info := h.info(t, g.ID); !info.Supervised || info.Status.Starts != 1 {
+		t.Errorf("List says %+v", info)
+	}
+	end(init)
+	h.gone(t)
+}
+
+// What is wrong after the handover fails the start: by then it is the service's.
+func TestServiceThatFailsFailsTheStart(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	text := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(text, []byte("no program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	startLauncher(t, h, nil)
+	r := h.requestBy(config.LauncherAuto, "c", process(t).Process.Pid, "")
+	r.Config.Relay.Binary = text
+	_, err := hook.Launch(h.layout, r)
+	if err == nil || !strings.Contains(err.Error(), "exec format error") || !strings.Contains(err.Error(), "journalctl") {
+		t.Errorf("error %v", err)
+	}
+	h.gone(t)
+}
+
+// playHook connects to a launcher as a hook does, and sends what a test wants.
+type playHook struct {
+	*testing.T
+	host
+	conn *net.UnixConn
+}
+
+func newPlayHook(t *testing.T, h host) *playHook {
+	t.Helper()
+	dir, err := os.Open(h.layout.Run())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: fmt.Sprintf("/proc/self/fd/%d/launcher.sock", dir.Fd()), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	return &playHook{t, h, conn}
+}
+
+// hear is the service's next answer, and how many descriptors came with it.
+func (p *playHook) hear() (answer struct {
+	Version int
+	Error   string
+}, files int) {
+	p.Helper()
+	text, rights := make([]byte, 4096), make([]byte, 4096)
+	n, oobn, _, _, err := p.conn.ReadMsgUnix(text, rights)
+	if err != nil {
+		p.Fatal(err)
+	}
+	if err := json.Unmarshal(text[:n], &answer); err != nil {
+		p.Fatalf("%q: %v", text[:n], err)
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:oobn])
+	if err != nil {
+		p.Fatal(err)
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			p.Fatal(err)
+		}
+		for _, fd := range fds {
+			unix.Close(fd)
+			files++
+		}
+	}
+	return answer, files
+}
+
+// A service refuses what is not the handover of a generation that waits for it,
+// says why, and ends.
+func TestHostileHandovers(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	startLauncher(t, h, nil)
+	init := process(t)
+	// A generation that has a supervisor.
+	g := h.launchBy(t, config.LauncherFork, "c", init.Process.Pid, "")
+	h.state(t, g.ID, hook.StateReady)
+
+	// One that has none, as its hook would have made it.
+	const id = "00112233445566778899aabbccddeeff"
+	dir := h.layout.GenerationDir(id)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	text, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "generation.json"))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "generation.json"), bytes.ReplaceAll(text, []byte(g.ID), []byte(id)), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func(path string, flags int) *os.File {
+		f, err := os.OpenFile(path, flags, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	pidfd := func(pid int) *os.File {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), "pidfd")
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	socket := func(kind int, listen bool) *os.File {
+		fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Bind(fd, &unix.SockaddrUnix{})
+		}
+		if err == nil && listen {
+			err = unix.Listen(fd, 1)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), "socket")
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { read.Close(); write.Close() })
+	good := socket(unix.SOCK_SEQPACKET, true)
+	lockFile := filepath.Join(dir, "supervisor")
+	locked := open(lockFile, os.O_RDWR|os.O_CREATE)
+	if err := unix.Flock(int(locked.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	unlocked := open(lockFile, os.O_RDWR)
+	busy := open(filepath.Join(h.layout.GenerationDir(g.ID), "supervisor"), os.O_RDWR)
+	free := open(filepath.Join(t.TempDir(), "free"), os.O_RDWR|os.O_CREATE)
+	null := open(os.DevNull, os.O_RDWR)
+	files := func(change func(f []*os.File) []*os.File) []*os.File {
+		return change([]*os.File{good, good, pidfd(init.Process.Pid), write, good, locked})
+	}
+	with := func(i int, other *os.File) []*os.File {
+		return files(func(f []*os.File) []*os.File { f[i] = other; return f })
+	}
+	all := files(func(f []*os.File) []*os.File { return f })
+	message := func(root, id string) string {
+		return fmt.Sprintf(`{"version":1,"root":%q,"generation":%q}`, root, id)
+	}
+	right := message(h.layout.Root, id)
+	for _, test := range []struct {
+		name, text string
+		files      []*os.File
+		says       string
+	}{
+		{"no JSON", "hello", all, "makes no sense"},
+		{"more than one message", right + right, all, "makes no sense"},
+		{"an unknown key", strings.Replace(right, "}", `,"uid":0}`, 1), all, "makes no sense"},
+		{"another version", strings.Replace(right, "1", "99", 1), all, "the hook speaks version 99"},
+		{"no version", "{}", all, "the hook speaks version 0"},
+		{"too long", right + strings.Repeat(" ", 64<<10), all, "more than 32768 bytes"},
+		{"a relative root", message("tmp", id), all, "is not a clean absolute path"},
+		{"a root that climbs", message("/tmp/../"+h.layout.Root, id), all, "is not a clean absolute path"},
+		{"another root", message("/", id), all, "no such file"},
+		{"a generation that is a path", message(h.layout.Root, "../generations/"+id), all, "not 32 hexadecimal digits"},
+		{"no such generation", message(h.layout.Root, strings.Repeat("0", 32)), all, "no such file"},
+		{"no descriptor", right, nil, "0 descriptors are handed over"},
+		{"a descriptor too few", right, all[:5], "5 descriptors are handed over"},
+		{"a descriptor too many", right, append(files(func(f []*os.File) []*os.File { return f }), good), "7 descriptors are handed over"},
+		{"as many as the kernel passes", right, slices.Repeat([]*os.File{good}, 253), "253 descriptors are handed over"},
+		{"the lock is another file", right, with(5, free), "is not " + lockFile},
+		{"the lock of a generation that has a supervisor", message(h.layout.Root, g.ID), with(5, busy), "has a supervisor"},
+		{"the lock not locked", right, with(5, unlocked), "has a supervisor"}, // somebody else's open file holds it
+		{"a client's socket that is none", right, with(0, null), "no listening"},
+		{"peers' socket that does not listen", right, with(1, socket(unix.SOCK_SEQPACKET, false)), "no listening"},
+		{"an administration socket of another type", right, with(4, socket(unix.SOCK_STREAM, true)), "no listening"},
+		{"no pidfd", right, with(2, null), "no pidfd"},
+		{"a pidfd of another process", right, with(2, pidfd(os.Getpid())), fmt.Sprintf("is of process %d", os.Getpid())},
+		{"a file instead of the pipe", right, with(3, free), "no pipe"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := newPlayHook(t, h)
+			if greeting, n := p.hear(); greeting.Version != 1 || greeting.Error != "" || n != 1 {
+				t.Fatalf("greeting %+v with %d descriptors", greeting, n)
+			}
+			var fds []int
+			for _, f := range test.files {
+				fds = append(fds, int(f.Fd()))
+			}
+			if _, _, err := p.conn.WriteMsgUnix([]byte(test.text), unix.UnixRights(fds...), nil); err != nil {
+				t.Fatal(err)
+			}
+			if refused, _ := p.hear(); !strings.Contains(refused.Error, test.says) {
+				t.Errorf("it says %q, and should say %q", refused.Error, test.says)
+			}
+			if n, err := p.conn.Read(make([]byte, 10)); n > 0 || !errors.Is(err, io.EOF) {
+				t.Errorf("it goes on: %d bytes, %v", n, err)
+			}
+		})
+	}
+	// Nobody is a hook without a lock.
+	if err := unix.Flock(int(locked.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	p := newPlayHook(t, h)
+	p.hear()
+	var fds []int
+	for _, f := range all {
+		fds = append(fds, int(f.Fd()))
+	}
+	if _, _, err := p.conn.WriteMsgUnix([]byte(right), unix.UnixRights(fds...), nil); err != nil {
+		t.Fatal(err)
+	}
+	if refused, _ := p.hear(); !strings.Contains(refused.Error, "nobody holds its lock") {
+		t.Errorf("without a lock it says %q", refused.Error)
+	}
+	// And none of it was a relay.
+	if starts := reports[relayStart](t, h.dir, "start"); len(starts) != 1 {
+		t.Errorf("%d relays were started", len(starts))
+	}
+	end(init)
+}
+
+// Another user is refused, although somebody let him connect.
+func TestServiceRefusesOtherUsers(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it connects as another user")
+	}
+	h := newHost(t)
+	// Above the socket nothing is open to others.
+	for dir := h.layout.Run(); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := startLauncher(t, h, nil)
+	if err := os.Chmod(h.layout.Launcher(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	const nobody = 65534
+	connected := make(chan *playHook)
+	go func() {
+		// Of this thread alone, which ends with the goroutine.
+		runtime.LockOSThread()
+		defer close(connected)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+			t.Errorf("setresuid: %v", errno)
+			return
+		}
+		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: h.layout.Launcher(), Net: "unixpacket"})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		connected <- &playHook{t, h, conn}
+	}()
+	p, ok := <-connected
+	if !ok {
+		return
+	}
+	defer p.conn.Close()
+	if refused, n := p.hear(); n > 0 || !strings.Contains(refused.Error, "of user 65534 asks for a relay; only user 0 may") {
+		t.Errorf("it says %+v, with %d descriptors", refused, n)
+	}
+	l.says(t, "only user 0 may")
+}

@@ -1,0 +1,225 @@
+package engines
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Installed is where the engines lie that are no packages of this Debian.
+type Installed struct {
+	// Runc, Containerd and Docker are directories of programs that were built.
+	Runc, Containerd, Docker string
+	// Next is the root file system of the newer Debian.
+	Next string
+}
+
+// modules has the Go modules; both the installer and the tests run in the folder
+// of this package.
+const modules = "modules"
+
+// keepFor is how long something is kept that nobody uses.
+const keepFor = 14 * 24 * time.Hour
+
+// Find finds what Install made, of today's recipe.
+func Find() (*Installed, error) {
+	dir, err := cacheDir()
+	if err != nil {
+		return nil, err
+	}
+	found := &Installed{}
+	for name, path := range found.folders() {
+		k, err := key(name)
+		if err != nil {
+			return nil, err
+		}
+		*path = filepath.Join(dir, k)
+		if _, err := os.Stat(*path); err != nil {
+			return nil, fmt.Errorf("the container engines are not installed: %w; `make test-engines` installs them", err)
+		}
+	}
+	return found, nil
+}
+
+func (i *Installed) folders() map[string]*string {
+	return map[string]*string{"runc": &i.Runc, "containerd": &i.Containerd, "docker": &i.Docker, nextSuite: &i.Next}
+}
+
+func cacheDir() (string, error) {
+	cache, err := os.UserCacheDir()
+	return filepath.Join(cache, "peerlane", "engines"), err
+}
+
+// key names a folder of the cache for what it is made of: another recipe, module
+// or compiler makes another folder.
+func key(name string) (string, error) {
+	h := sha256.New()
+	if _, built := builds[name]; !built {
+		fmt.Fprintln(h, nextSuite, nextPackages)
+	} else {
+		fmt.Fprintln(h, runtime.Version(), builds[name])
+		root := filepath.Join(modules, name)
+		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			fmt.Fprintf(h, "%s %d\n%s", path, len(text), text)
+			return err
+		})
+		if err != nil {
+			return "", fmt.Errorf("the modules of the container engines: %w; the folder of package engines has to be the working directory", err)
+		}
+	}
+	return fmt.Sprintf("%s-%x", name, h.Sum(nil)[:8]), nil
+}
+
+// Install makes what is missing. One process at a time does; progress is called
+// with what is being done.
+func Install(ctx context.Context, progress func(format string, arguments ...any)) error {
+	if os.Geteuid() != 0 {
+		return errors.New("installing container engines needs root: a root file system has files of many users")
+	}
+	dir, err := cacheDir()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	unlock, err := lock(ctx, filepath.Join(dir, "lock"), progress)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := forget(dir); err != nil {
+		return err
+	}
+	// Downloading the packages takes as long as linking: both at once.
+	next := make(chan error, 1)
+	go func() { next <- once(ctx, dir, nextSuite, progress, makeNext) }()
+	for _, name := range slices.Backward(slices.Sorted(maps.Keys(builds))) {
+		err = errors.Join(err, once(ctx, dir, name, progress, makeBuild))
+	}
+	return errors.Join(err, <-next)
+}
+
+// lock waits for whoever else installs.
+func lock(ctx context.Context, path string, progress func(string, ...any)) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for waiting := false; ; waiting = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return func() { f.Close() }, nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			f.Close()
+			return nil, fmt.Errorf("locking %s: %w", path, err)
+		case !waiting:
+			progress("waiting for another process that installs container engines (%s)", path)
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			f.Close()
+			return nil, fmt.Errorf("waiting for the lock %s: %w", path, context.Cause(ctx))
+		}
+	}
+}
+
+// forget removes what nobody has used for long.
+func forget(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		if e.IsDir() && time.Since(info.ModTime()) > keepFor {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// once makes a folder under a temporary name, so that one that exists is
+// complete.
+func once(ctx context.Context, dir, name string, progress func(string, ...any), do func(ctx context.Context, name, dir string) error) error {
+	k, err := key(name)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, k)
+	if _, err := os.Stat(path); err == nil {
+		now := time.Now()
+		return os.Chtimes(path, now, now)
+	}
+	temporary := path + ".new"
+	if err := os.RemoveAll(temporary); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(temporary, 0o755); err != nil {
+		return err
+	}
+	progress("%s: making %s", name, path)
+	begun := time.Now()
+	if err := do(ctx, name, temporary); err != nil {
+		return fmt.Errorf("%s: %w", name, errors.Join(err, os.RemoveAll(temporary)))
+	}
+	progress("%s: done after %v", name, time.Since(begun).Round(time.Second))
+	// What programs were made of takes this folder's date, which may be old.
+	now := time.Now()
+	return errors.Join(os.Chtimes(temporary, now, now), os.Rename(temporary, path))
+}
+
+// makeNext makes the newer Debian's root file system.
+func makeNext(ctx context.Context, _, dir string) error {
+	return step(ctx, nil, "mmdebstrap", "--quiet", "--variant=apt", "--mode=root", "--format=directory",
+		"--include="+strings.Join(nextPackages, ","), nextSuite, dir)
+}
+
+// makeBuild builds the programs of a module.
+func makeBuild(ctx context.Context, name, dir string) error {
+	b := builds[name]
+	environment := []string{"CGO_ENABLED=0", "GOFLAGS=-buildvcs=false -mod=readonly"}
+	if b.cgo {
+		environment[0] = "CGO_ENABLED=1"
+	}
+	if b.needs != "" {
+		if err := step(ctx, nil, "pkg-config", "--exists", "--print-errors", b.needs); err != nil {
+			return err
+		}
+	}
+	arguments := []string{"-n", "10", "go", "build", "-C", filepath.Join(modules, name), "-trimpath", "-tags", b.tags, "-ldflags", b.ldflags, "-o", dir + "/"}
+	return step(ctx, environment, "nice", append(arguments, b.packages...)...)
+}
+
+// step runs a command, whose output is in the error if it fails.
+func step(ctx context.Context, environment []string, name string, arguments ...string) error {
+	c := exec.CommandContext(ctx, name, arguments...)
+	c.Env = append(os.Environ(), environment...)
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

@@ -1,0 +1,54 @@
+package engines
+
+// Versions that tests demand of what is installed: the beginning of each.
+const (
+	Runc11       = "1.1.5"
+	Runc15       = "1.5.2"
+	Crun18       = "1.8.1"
+	Crun121      = "1.21"
+	Podman43     = "4.3.1"
+	Podman54     = "5.4.2"
+	Containerd17 = "1.7.24"
+	Containerd2  = "v2.4.2"
+	Docker20     = "20.10.24"
+	Docker29     = "v2.0.0-beta.24"
+)
+
+// nextSuite is the Debian of the newer packages, and nextPackages are those.
+// apt checks their signatures.
+const nextSuite = "trixie"
+
+var nextPackages = []string{
+	"podman", "crun", "runc", "containerd", "docker-cli", "conmon", "netavark", "catatonit",
+}
+
+// build is how one module's programs are built.
+type build struct {
+	packages []string // the module's own begin with "./"
+	tags     string
+	ldflags  string
+	cgo      bool
+	// needs are C libraries, as pkg-config names them.
+	needs string
+}
+
+// builds are the engines that are built here, by the folder of modules that pins
+// them.
+var builds = map[string]build{
+	"runc": {
+		packages: []string{"github.com/opencontainers/runc"},
+		tags:     "seccomp", ldflags: "-s -w -X main.version=" + Runc15, cgo: true, needs: "libseccomp",
+	},
+	"containerd": {
+		packages: []string{
+			"github.com/containerd/containerd/v2/cmd/containerd", "github.com/containerd/containerd/v2/cmd/ctr",
+			"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", "./containerd-client", "./cri-client",
+		},
+		tags:    "no_btrfs no_zfs no_devmapper",
+		ldflags: "-s -w -X github.com/containerd/containerd/v2/version.Version=" + Containerd2,
+	},
+	"docker": {
+		packages: []string{"github.com/moby/moby/v2/cmd/dockerd", "github.com/moby/moby/v2/cmd/docker-proxy"},
+		ldflags:  "-s -w -X github.com/moby/moby/v2/dockerversion.Version=" + Docker29,
+	},
+}

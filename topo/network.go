@@ -1,0 +1,499 @@
+package topo
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// carried says which way a GPU's traffic goes. GPUs and NICs are places in the
+// host's lists.
+type carried struct {
+	gpu     int
+	kind    string // one of Kind…, or "" for no way
+	servers []int
+	nics    []int
+}
+
+// network is a host's links, each direction apart, and the ways over them.
+type network struct {
+	h     *Host
+	toNIC [][]route // [GPU][NIC]
+	toGPU [][]route // [GPU][GPU]
+	// gpuCPU and nicCPU are the ways from each device to its CPU.
+	gpuCPU, nicCPU []route
+	// known says that every link has a bandwidth.
+	known bool
+	// gpus, nics, cards and switches are places in the host's lists, by address,
+	// name, node and address, and sockets what CPUs send to each other.
+	gpus, nics, switches map[string]int
+	cards                map[nodeID]int
+	sockets              map[nodeID]float64
+	pipes                []pipe
+	at                   []int // [pipe]: the place in the load that add works on
+	// What has been asked for already: hops by the two nodes, ports by NIC, and
+	// what the CPUs forward.
+	hops     map[[2]nodeID]hop
+	ports    map[int][2]int
+	forwards map[nodeID]int
+}
+
+// pipe is one direction of a link or of a NIC's port, or what a CPU forwards.
+type pipe struct {
+	name string
+	rate float64 // GB/s
+}
+
+// hop is one link in one direction.
+type hop struct {
+	pipe int // -1 for one that is no limit
+	// throughCPU says that it is a PCIe link to or from the CPU.
+	throughCPU bool
+}
+
+// load is what a GPU puts on pipes, each once, for each byte that it exchanges in
+// each direction.
+type load []onPipe
+
+type onPipe struct {
+	pipe   int
+	weight float64
+}
+
+// add puts more on a pipe; -1 is none.
+func (n *network) add(l *load, pipe int, weight float64) {
+	if pipe < 0 {
+		return
+	}
+	if at := n.at[pipe]; at < len(*l) && (*l)[at].pipe == pipe {
+		(*l)[at].weight += weight
+		return
+	}
+	n.at[pipe] = len(*l)
+	*l = append(*l, onPipe{pipe, weight})
+}
+
+func newNetwork(h *Host) *network {
+	n := &network{
+		h: h, known: h.Matrix == nil,
+		gpus: map[string]int{}, nics: map[string]int{}, switches: map[string]int{}, cards: map[nodeID]int{}, sockets: map[nodeID]float64{},
+		hops: map[[2]nodeID]hop{}, ports: map[int][2]int{}, forwards: map[nodeID]int{},
+	}
+	for _, c := range h.CPUs {
+		n.sockets[cpuID(c.Host, c.NUMA)] = c.Socket
+	}
+	for i, s := range h.Switches {
+		n.switches[s.BusID] = i
+		n.known = n.known && s.Link > 0
+	}
+	for i, g := range slices.Backward(h.GPUs) { // the first of a name counts
+		n.gpus[g.BusID] = i
+		n.known = n.known && g.Link > 0
+	}
+	for i, nic := range slices.Backward(h.NICs) {
+		n.nics[nic.Name], n.cards[nicID(nic)] = i, i
+		n.known = n.known && (nic.Link > 0 || nic.refusal() != "")
+	}
+	n.findWays()
+	return n
+}
+
+// findWays finds the ways between devices, and those to CPUs.
+func (n *network) findWays() {
+	h := n.h
+	finder := newPathFinder(h, rulesPlan)
+	n.toGPU, n.toNIC = table[route](len(h.GPUs), len(h.GPUs)), table[route](len(h.GPUs), len(h.NICs))
+	ends := h.devices()
+	gpus, nics := ends[:len(h.GPUs)], ends[len(h.GPUs):]
+	var direct *pathFinder
+	for j, peer := range gpus {
+		to := finder.to(peer)
+		found := finder.ways()
+		var toWithoutNVB func(endpoint) way
+		var withoutNVB *ways
+		for i, g := range gpus {
+			w, in := to(g), found
+			if w.Type == NVB {
+				// A copy engine takes no NVLink through a third GPU.
+				if direct == nil {
+					f := newPathFinder(h, RulesSMI)
+					direct = &f
+				}
+				if withoutNVB == nil {
+					toWithoutNVB = direct.to(peer)
+					withoutNVB = direct.ways()
+				}
+				w, in = toWithoutNVB(g), withoutNVB
+			}
+			n.toGPU[i][j] = w.route(in)
+		}
+		if n.known {
+			g := &h.GPUs[j]
+			n.gpuCPU = append(n.gpuCPU, to(n.cpu(g.Host, g.Place, g.NUMA)).route(found))
+		}
+	}
+	for j, nic := range nics {
+		to := finder.to(nic)
+		found := finder.ways()
+		for i, g := range gpus {
+			n.toNIC[i][j] = to(g).route(found)
+		}
+		if n.known {
+			device := &h.NICs[j]
+			n.nicCPU = append(n.nicCPU, to(n.cpu(device.Host, device.Place, device.NUMA)).route(found))
+		}
+	}
+}
+
+// gpu is the place of a GPU, -1 for one that is not there.
+func (n *network) gpu(busID string) int { return placeIn(n.gpus, busID) }
+
+// nic is the place of a NIC, -1 for one that is not there.
+func (n *network) nic(name string) int { return placeIn(n.nics, name) }
+
+func placeIn(places map[string]int, name string) int {
+	if i, known := places[name]; known {
+		return i
+	}
+	return -1
+}
+
+// carriedBy is the way of a lane. One over a NIC that is not in the topology
+// carries nothing that could be estimated.
+func (n *network) carriedBy(l Lane) carried {
+	c := carried{gpu: n.gpu(l.GPU), kind: l.Kind}
+	for _, s := range l.Servers {
+		c.servers = append(c.servers, n.gpu(s))
+	}
+	for _, name := range l.NICs {
+		i := n.nic(name)
+		if i < 0 || n.toNIC[c.gpu][i].Type == DIS && l.Kind != KindStaged {
+			return carried{gpu: c.gpu}
+		}
+		c.nics = append(c.nics, i)
+	}
+	return c
+}
+
+// nearer says whether NIC a is nearer to a GPU than NIC b.
+func (n *network) nearer(g, a, b int) bool {
+	x, y := n.toNIC[g][a].Path, n.toNIC[g][b].Path
+	return cmp.Or(cmp.Compare(x.Type, y.Type), cmp.Compare(y.Bandwidth, x.Bandwidth)) < 0
+}
+
+// rated is what some GPUs get, GB/s; 0 without a way.
+type rated struct {
+	busy  []float64 // while all of them are busy
+	alone []float64
+	limit []string // what is full while all are busy
+}
+
+// rates shares the host's links out.
+func (n *network) rates(all []carried) rated {
+	loads := n.loads(all)
+	capacity := n.capacity()
+	busy, full := share(loads, capacity)
+	r := rated{busy, make([]float64, len(all)), make([]string, len(all))}
+	for i := range all {
+		r.alone[i] = alone(loads[i], capacity)
+		if full[i] >= 0 {
+			r.limit[i] = n.pipes[full[i]].name
+		}
+	}
+	return r
+}
+
+// loads are what ways put on the links.
+func (n *network) loads(all []carried) []load {
+	lanes := make([]float64, len(n.h.NICs)) // that use a NIC
+	for _, c := range all {
+		for _, i := range c.nics {
+			lanes[i]++
+		}
+	}
+	loads := make([]load, len(all))
+	for i, c := range all {
+		if c.kind == "" || len(c.nics) == 0 {
+			continue
+		}
+		// A NIC that is shared takes less of each.
+		total := 0.0
+		shares := make([]float64, len(c.nics))
+		for k, nic := range c.nics {
+			shares[k] = n.nicRate(nic) / lanes[nic]
+			total += shares[k]
+		}
+		for k := range shares {
+			shares[k] /= total
+		}
+		loads[i] = n.load(c, shares)
+	}
+	return loads
+}
+
+// capacity is what each pipe carries.
+func (n *network) capacity() []float64 {
+	capacity := make([]float64, len(n.pipes))
+	for i, p := range n.pipes {
+		capacity[i] = p.rate
+	}
+	return capacity
+}
+
+// nicRate is what a NIC can carry, GB/s: its port or its link. A rate that no
+// port states is no limit.
+func (n *network) nicRate(i int) float64 {
+	nic := &n.h.NICs[i]
+	rate := cmp.Or(nic.RateGbps()/8, localBandwidth)
+	if nic.Link > 0 {
+		rate = min(rate, nic.Link)
+	}
+	return rate
+}
+
+// load is what a way puts on the links. shares are those of its NICs, together 1.
+func (n *network) load(c carried, shares []float64) load {
+	var l load
+	for k, i := range c.nics {
+		part := shares[k]
+		for _, direction := range n.port(i) {
+			n.add(&l, direction, part)
+		}
+		switch c.kind {
+		case KindDirect:
+			n.both(&l, n.toNIC[c.gpu][i], n.gdrThrough(c.gpu, i), part)
+		case KindBounce:
+			n.bounce(&l, c.gpu, i, part)
+		case KindStaged:
+			for _, s := range c.servers {
+				n.both(&l, n.toGPU[c.gpu][s], copyShare, part/float64(len(c.servers)))
+				n.both(&l, n.toNIC[s][i], n.gdrThrough(s, i), part/float64(len(c.servers)))
+			}
+		}
+	}
+	return l
+}
+
+// gdrThrough is the share of a NIC's PCIe link that the CPU lets pass between the
+// NIC and a GPU's memory. What was measured was from link to link of PCIe, and
+// C2C is none.
+func (n *network) gdrThrough(gpu, nic int) float64 {
+	if n.toNIC[gpu][nic].Type == P2C {
+		return 1
+	}
+	return gdrShare
+}
+
+// both adds a way there and back. through is the share of a PCIe link that the
+// CPU lets pass.
+func (n *network) both(l *load, w route, through, part float64) {
+	n.thereAndBack(l, w.nodes(), through, part)
+}
+
+func (n *network) thereAndBack(l *load, nodes []nodeID, through, part float64) {
+	for range 2 {
+		for i := range max(0, len(nodes)-1) {
+			h := n.hop(nodes[i], nodes[i+1])
+			if h.throughCPU {
+				n.add(l, h.pipe, part/through)
+			} else {
+				n.add(l, h.pipe, part)
+			}
+		}
+		slices.Reverse(nodes)
+	}
+}
+
+// bounce adds the way through the CPU's memory: from the GPU to its CPU, from
+// there to the NIC, and back.
+func (n *network) bounce(l *load, g, i int, part float64) {
+	nodes, down := n.gpuCPU[g].nodes(), n.nicCPU[i].nodes()
+	slices.Reverse(nodes) // found from the CPU to the device
+	cpu := down[0]
+	if nodes[len(nodes)-1] == cpu {
+		down = down[1:]
+	}
+	n.thereAndBack(l, append(nodes, down...), 1, part)
+	// A GPU with a link of its own to the CPU uses that memory as its own.
+	if gpu := &n.h.GPUs[g]; gpu.C2C == 0 && gpu.NVLinkCPU == 0 {
+		n.add(l, n.forwarding(cpu), part)
+	}
+}
+
+// forwarding is the pipe of what the CPU of a NUMA node passes on through memory
+// to and from its NICs, in each direction at once; -1 where nothing is known.
+func (n *network) forwarding(cpu nodeID) int {
+	if p, known := n.forwards[cpu]; known {
+		return p
+	}
+	fastest := 0.0
+	add := func(host string, numa int, p *Place) {
+		if p.Switch == "" && p.Link < localBandwidth && p.Link > fastest && cpuID(host, numa) == cpu {
+			fastest = p.Link
+		}
+	}
+	for i := range n.h.Switches {
+		s := &n.h.Switches[i]
+		add(s.Host, s.NUMA, &s.Place)
+	}
+	for i := range n.h.GPUs {
+		g := &n.h.GPUs[i]
+		add(g.Host, g.NUMA, &g.Place)
+	}
+	for i := range n.h.NICs {
+		nic := &n.h.NICs[i]
+		add(nic.Host, nic.NUMA, &nic.Place)
+	}
+	p := -1
+	if fastest > 0 {
+		p = n.pipe("the CPU of "+cpu.String()+", through its memory", bounceShare*fastest)
+	}
+	n.forwards[cpu] = p
+	return p
+}
+
+// port is the pipes of a NIC's port, sending and receiving; -1 where no port
+// states a rate.
+func (n *network) port(i int) [2]int {
+	p, known := n.ports[i]
+	if !known {
+		p = [2]int{-1, -1}
+		if rate := n.h.NICs[i].RateGbps() / 8; rate > 0 {
+			name := "the port of " + n.h.NICs[i].Name
+			p = [2]int{n.pipe(name+", sending", rate), n.pipe(name+", receiving", rate)}
+		}
+		n.ports[i] = p
+	}
+	return p
+}
+
+// cpu is the NUMA node that a device's tree hangs on.
+func (n *network) cpu(host string, p Place, numa int) endpoint {
+	at := p.Switch
+	for range n.switches {
+		i := placeIn(n.switches, at)
+		if i < 0 {
+			break
+		}
+		at, numa = n.h.Switches[i].Switch, n.h.Switches[i].NUMA
+	}
+	return endpoint{id: cpuID(host, numa)}
+}
+
+// hop is the link from one node to the next.
+func (n *network) hop(a, b nodeID) hop {
+	key := [2]nodeID{a, b}
+	h, known := n.hops[key]
+	if !known {
+		name, rate, pcie := n.link(a, b)
+		h = hop{-1, pcie && (a.kind == cpuNode || b.kind == cpuNode)}
+		if rate > 0 {
+			h.pipe = n.pipe(name, rate)
+		}
+		n.hops[key] = h
+	}
+	return h
+}
+
+func (n *network) pipe(name string, rate float64) int {
+	n.pipes, n.at = append(n.pipes, pipe{name, rate}), append(n.at, 0)
+	return len(n.pipes) - 1
+}
+
+// link names the link from one node to the next, and says what it carries; 0
+// for one that is no limit.
+func (n *network) link(a, b nodeID) (name string, rate float64, pcie bool) {
+	switch {
+	case a.kind == cpuNode && b.kind == cpuNode:
+		return fmt.Sprintf("the link from NUMA node %s to %s", a.name, b.name), min(n.sockets[a], n.sockets[b]), false
+	case a.kind == gpuNode && (b.kind == gpuNode || b.kind == nvswitchNode):
+		return fmt.Sprintf("the NVLinks from %s to %s", n.words(a), n.words(b)), n.nvlink(a, b), false
+	case a.kind == nvswitchNode:
+		return fmt.Sprintf("the NVLinks from %s to %s", n.words(a), n.words(b)), n.nvlink(b, a), false
+	case a.kind == gpuNode && b.kind == cpuNode, a.kind == cpuNode && b.kind == gpuNode:
+		gpu, direction := a, "to"
+		if b.kind == gpuNode {
+			gpu, direction = b, "from"
+		}
+		g := n.h.GPUs[n.gpu(gpu.name)]
+		if rate := max(g.C2C, g.NVLinkCPU); rate > 0 {
+			return fmt.Sprintf("the chip-to-chip link of %s %s the CPU", n.words(gpu), direction), rate, false
+		}
+	}
+	below, direction := a, "upwards"
+	if !n.isBelow(a, b) {
+		below, direction = b, "downwards"
+		if !n.isBelow(b, a) {
+			return "", 0, false // two switches that are joined beside the CPU
+		}
+	}
+	return fmt.Sprintf("the PCIe link of %s %s", n.words(below), direction), n.place(below).Link, true
+}
+
+// isBelow says whether a is plugged into b, directly or through switches that
+// count as one with it.
+func (n *network) isBelow(a, b nodeID) bool {
+	if a.kind == cpuNode {
+		return false
+	}
+	if b.kind == cpuNode {
+		return true
+	}
+	at := n.place(a).Switch
+	for range n.switches {
+		if at == b.name {
+			return true
+		}
+		at = n.above(at)
+	}
+	return false
+}
+
+func (n *network) place(id nodeID) Place {
+	switch id.kind {
+	case gpuNode:
+		return n.h.GPUs[n.gpu(id.name)].Place
+	case nicNode:
+		return n.h.NICs[n.cards[id]].Place
+	}
+	if i := placeIn(n.switches, id.name); i >= 0 {
+		return n.h.Switches[i].Place
+	}
+	return Place{}
+}
+
+// above is the switch above a switch; empty for none.
+func (n *network) above(sw string) string {
+	if i := placeIn(n.switches, sw); i >= 0 {
+		return n.h.Switches[i].Switch
+	}
+	return ""
+}
+
+// words names a node as people do.
+func (n *network) words(id nodeID) string {
+	switch id.kind {
+	case gpuNode:
+		return fmt.Sprintf("GPU %d", n.h.GPUs[n.gpu(id.name)].Index)
+	case nicNode:
+		return n.h.NICs[n.cards[id]].Name
+	}
+	return id.String()
+}
+
+// nvlink is the bandwidth of a GPU's links to another or to NVSwitches, as
+// either end tells it.
+func (n *network) nvlink(a, b nodeID) float64 {
+	rate := 0.0
+	for _, ends := range [][2]nodeID{{a, b}, {b, a}} {
+		if ends[0].kind != gpuNode {
+			continue
+		}
+		for _, l := range n.h.GPUs[n.gpu(ends[0].name)].NVLinks {
+			if l.Peer == ends[1].name && ends[1].kind == gpuNode || l.Peer == "" && ends[1].kind == nvswitchNode {
+				rate = max(rate, l.Bandwidth)
+			}
+		}
+	}
+	return rate
+}
