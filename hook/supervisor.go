@@ -86,10 +86,13 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 		_, tell := fmt.Fprint(d.started, err)
 		return errors.Join(err, tell)
 	}
-	if _, err := fmt.Fprint(d.started, startedAnswer); err != nil {
-		// Launch has given up, or was killed: the runtime ends init as well.
-		s.log.WithError(err).Error("the hook that started this relay has gone")
+	answer := startedAnswer
+	if err := s.start(); err != nil {
+		answer = err.Error()
+		// Launch ends this process; but a hook may not have waited.
+		s.failed(fmt.Sprintf("starting the relay: %v", err))
 	}
+	_, _ = fmt.Fprint(d.started, answer) // nobody reads it where the hook has not waited
 	d.started.Close()
 	return s.loop(requests, stop)
 }
@@ -97,7 +100,7 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 // handed checks that Launch handed this generation to this process: a descriptor
 // is of its lock.
 func handed(l layout.Layout, id string, alive int) error {
-	if !idPattern.MatchString(id) {
+	if !isID(id) {
 		return errors.New("that is not 32 hexadecimal digits")
 	}
 	var lock, handed unix.Stat_t
@@ -113,7 +116,7 @@ func handed(l layout.Layout, id string, alive int) error {
 	return nil
 }
 
-// begin starts the first relay. An error of it is Launch's.
+// begin makes ready for the first relay. An error of it is Launch's.
 func (s *supervisor) begin(id string, admin *os.File) (<-chan request, error) {
 	generation, err := readGeneration(s.layout, id)
 	if err != nil {
@@ -125,7 +128,7 @@ func (s *supervisor) begin(id string, admin *os.File) (<-chan request, error) {
 	if err != nil {
 		return nil, err
 	}
-	return requests, s.start()
+	return requests, nil
 }
 
 // loop is the life of the supervisor.

@@ -56,12 +56,13 @@ func fail(err error) { say(said{Kind: "error", Error: err.Error(), Status: wire.
 
 func play(arguments []string) int {
 	roles := map[string]func([]string) error{
-		"hello":  func([]string) error { return hello() },
-		"stream": stream,
-		"export": func([]string) error { return exportOnly() },
-		"parent": parent,
-		"look":   func([]string) error { return lookAround() },
-		"sleep":  func([]string) error { time.Sleep(time.Minute); return nil },
+		"hello":     func([]string) error { return hello() },
+		"stream":    stream,
+		"export":    func([]string) error { return exportOnly() },
+		"parent":    parent,
+		"look":      func([]string) error { return lookAround() },
+		"stopwatch": stopwatch,
+		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]
 	if role == nil {
@@ -149,7 +150,7 @@ func openGPU() (*cuda.Driver, cuda.Device, wire.UUID, error) {
 }
 
 func attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID) (*gpuClient, error) {
-	s, err := client.Dial(ctx, client.DefaultSocket)
+	s, err := client.Dial(ctx, client.DefaultSocket, gpu)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +180,7 @@ func exportOnly() error {
 	defer cancel()
 	d, device, gpu, err := openGPU()
 	if err != nil {
-		return err
+		return client.WithoutGPU(ctx, client.DefaultSocket, err)
 	}
 	_, err = attach(ctx, d, device, gpu)
 	return err

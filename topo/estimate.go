@@ -63,7 +63,7 @@ func (h *Host) Estimate(p *Plan) (*Estimate, error) {
 	if !n.known {
 		return nil, ErrNoBandwidths
 	}
-	var planned, today, off []carried
+	var planned, off []carried
 	var gpus []int
 	for _, l := range p.Lanes {
 		if l.Role == RoleRefused {
@@ -76,7 +76,7 @@ func (h *Host) Estimate(p *Plan) (*Estimate, error) {
 		gpus = append(gpus, g)
 		planned = append(planned, n.carriedBy(l))
 	}
-	today = n.today(gpus)
+	today := n.today(gpus)
 	for _, c := range today {
 		if c.kind == KindDirect {
 			c.kind = KindBounce
@@ -109,51 +109,41 @@ func uniformity(rates []float64) float64 {
 	return slices.Min(rates) / slices.Max(rates)
 }
 
-// today is what NCCL does by its defaults: each GPU takes the NICs that are
-// nearest; GPUs with the same nearest NICs deal them out (ncclTopoGetLocalNet).
+// today is what NCCL does by its defaults, PXN apart: which NICs it gives to each
+// of these GPUs, and whether with GPUDirect RDMA.
 func (n *network) today(gpus []int) []carried {
-	nearest := make([][]int, len(gpus))
-	sharing := map[string]int{} // GPUs, by their nearest NICs
-	for i, g := range gpus {
-		var best []int
-		for k, nic := range n.h.NICs {
-			if !nic.Active() || nic.Ethernet || nic.Software || n.toNIC[g][k].Type == DIS || len(best) > 0 && n.nearer(g, best[0], k) {
-				continue
-			}
-			if len(best) > 0 && n.nearer(g, k, best[0]) {
-				best = nil
-			}
-			best = append(best, k)
-		}
-		nearest[i] = best
-		sharing[fmt.Sprint(best)]++
+	seen := *n.h // by NCCL's plugin for InfiniBand and RoCE
+	seen.GPUs, seen.NICs = nil, nil
+	for _, g := range gpus {
+		seen.GPUs = append(seen.GPUs, n.h.GPUs[g])
 	}
-	turn := map[string]int{}
+	var nics []int
+	for i, nic := range n.h.NICs {
+		if nic.Active() && !nic.Ethernet && !nic.Software {
+			seen.NICs = append(seen.NICs, nic)
+			nics = append(nics, i)
+		}
+	}
+	p := makePolicy(&seen, true)
+	back := make([]int, len(p.nics)) // the place among the host's NICs
+	for i, at := range p.atNIC {
+		back[at] = nics[i]
+	}
 	var all []carried
 	for i, g := range gpus {
 		c := carried{gpu: g}
-		best, key := nearest[i], fmt.Sprint(nearest[i])
-		for k, nic := range best {
-			if k%sharing[key] == turn[key]%len(best) {
-				c.nics = append(c.nics, nic)
+		if d, ok := p.dealt(p.atGPU[i]); ok {
+			for channel := range d.perGPU {
+				c.nics = append(c.nics, back[d.nic(channel)])
 			}
-		}
-		turn[key]++
-		if len(c.nics) > 0 {
-			c.kind = n.todaysKind(g, c.nics[0])
+			c.kind = KindBounce
+			if p.nicDirect[p.atGPU[i]][d.nic(0)] {
+				c.kind = KindDirect
+			}
 		}
 		all = append(all, c)
 	}
 	return all
-}
-
-// todaysKind is direct where NCCL uses GPUDirect RDMA (ncclTopoCheckGdr).
-func (n *network) todaysKind(g, nic int) string {
-	off := func(gdr *bool) bool { return gdr != nil && !*gdr }
-	if n.toNIC[g][nic].Type <= P2C && !off(n.h.NICs[nic].GDR) && !off(n.h.GPUs[g].GDR) {
-		return KindDirect
-	}
-	return KindBounce
 }
 
 // alone is the rate of a load that has the host to itself.

@@ -286,3 +286,65 @@ func TestTheCPULetsAllPassToAGPUOverC2C(t *testing.T) {
 		t.Errorf("alone: %+v", alone)
 	}
 }
+
+// NCCL takes the NICs that it has most bandwidth to, and of these the nearest,
+// and deals them out (ncclTopoGetLocalNet).
+func TestTheEstimateTakesTheNICsThatNCCLTakes(t *testing.T) {
+	off := false
+	for _, tt := range []struct {
+		name string
+		host func() *Host
+		want []string // kind and NICs of each GPU
+	}{
+		{
+			"a faster NIC farther away", func() *Host {
+				return build(1).sw("00aa:00:00.0", 0, "pci0000:10", "").gpu(0, "pci0000:10", "00aa:00:00.0").
+					nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", up(100)).nic("mlx5_1", 0, "pci0000:20", "", up(200)).gen(24).host()
+			}, []string{"bounce mlx5_1"},
+		},
+		{
+			"four NICs for two GPUs of a switch, by bits mirrored", func() *Host {
+				b := build(1).sw("00aa:00:00.0", 0, "pci0000:10", "").gpu(0, "pci0000:10", "00aa:00:00.0").gpu(0, "pci0000:10", "00aa:00:00.0")
+				for i := range 4 {
+					b.nic(fmt.Sprintf("mlx5_%d", i), 0, "pci0000:10", "00aa:00:00.0", up(100))
+				}
+				return b.gen(24).host()
+			}, []string{"direct mlx5_0,mlx5_1", "direct mlx5_2,mlx5_3"},
+		},
+		{
+			"a GPU that the driver gives no GPUDirect", func() *Host {
+				h := twoSockets().host()
+				h.GPUs[1].GDR = &off
+				return h
+			}, []string{
+				"direct mlx5_0", "bounce mlx5_0", "bounce mlx5_0", "bounce mlx5_0",
+				"direct mlx5_1", "direct mlx5_1", "bounce mlx5_1", "bounce mlx5_1",
+			},
+		},
+		{
+			"a NIC that is down, and Ethernet", func() *Host {
+				h := build(1).gpu(0, "", "").nic("eth0", 0, "", "", up(400)).nic("mlx5_0", 0, "", "", down(400)).nic("mlx5_1", 0, "", "", up(100)).host()
+				h.NICs[0].Ethernet = true
+				return h
+			}, []string{"bounce mlx5_1"},
+		},
+		{"no NIC", func() *Host { return build(1).gpu(0, "", "").host() }, []string{" "}},
+	} {
+		n := newNetwork(tt.host().sorted())
+		var got []string
+		var gpus []int
+		for g := range n.h.GPUs {
+			gpus = append(gpus, g)
+		}
+		for _, c := range n.today(gpus) {
+			var names []string
+			for _, i := range c.nics {
+				names = append(names, n.h.NICs[i].Name)
+			}
+			got = append(got, c.kind+" "+strings.Join(names, ","))
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s: %s", tt.name, diff)
+		}
+	}
+}

@@ -3,7 +3,6 @@ package topo
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -358,7 +357,7 @@ func (e *UnknownGPUError) Error() string {
 		e.Name, strings.Join(known, ", "))
 }
 
-var busIDPattern = regexp.MustCompile(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])$`)
+var busIDPattern = newPattern(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])$`)
 
 // ParseBusID brings a PCI address to the kernel's form, "0000:17:00.0": lower
 // case, with a domain of four digits or of as many as it needs. It accepts the

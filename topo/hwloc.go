@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -305,7 +304,7 @@ func (x *hwlocReader) object(t xml.StartElement, above hwlocFrame) (hwlocFrame, 
 
 // pciTypePattern is "0302 [10de:1db5] [10de:1249] a1": class, vendor and device,
 // those of the subsystem, revision.
-var pciTypePattern = regexp.MustCompile(`^([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: \[([0-9a-f]{4}):([0-9a-f]{4})\])?`)
+var pciTypePattern = newPattern(`^([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: \[([0-9a-f]{4}):([0-9a-f]{4})\])?`)
 
 func (x *hwlocReader) function(t xml.StartElement, frame hwlocFrame, bridge bool) (hwlocFrame, error) {
 	busID, err := ParseBusID(attribute(t, "pci_busid"))
@@ -566,7 +565,7 @@ func (x *hwlocReader) place(f *hwlocPCI) Place {
 	return p
 }
 
-var nvmlName = regexp.MustCompile(`^nvml([0-9]{1,6})$`)
+var nvmlName = newPattern(`^nvml([0-9]{1,6})$`)
 
 func (x *hwlocReader) gpu(f *hwlocPCI, indices map[string]int) {
 	maker, known := map[string]string{"10de": "", "1002": "AMD", "1d94": "Hygon"}[f.vendor]

@@ -227,7 +227,8 @@ func (p *planner) decide() []Lane {
 // What leaveIdle looks through.
 const (
 	allSubsets = 6   // NICs, of which every subset is tried
-	mostPairs  = 512 // of GPUs and NICs, from which on nothing is tried
+	mostNICs   = 64  // with more of them nothing is tried
+	mostPairs  = 512 // nor with more pairs of a GPU and a NIC
 )
 
 // leaveIdle finds the NICs that the host is faster without: the slowest lane
@@ -243,11 +244,19 @@ func (p *planner) leaveIdle(lanes []Lane) {
 		}
 	}
 	best, open := p.slowest(lanes)
-	if !p.known || open == 0 || best == 0 || len(nics) < 2 || len(nics)*len(lanes) > mostPairs ||
-		compareRoughly(best, sum/float64(open)) >= 0 { // no plan is faster than that
+	// No plan is faster than all NICs together.
+	couldBe := func(sum float64) bool { return compareRoughly(best, sum/float64(open)) < 0 }
+	if !p.known || open == 0 || best == 0 || len(nics) < 2 || len(nics) > mostNICs || len(nics)*len(lanes) > mostPairs || !couldBe(sum) {
 		return
 	}
 	try := func(idle map[int]bool) bool {
+		left := sum
+		for n := range idle {
+			left -= p.nicRate(n)
+		}
+		if !couldBe(left) {
+			return false
+		}
 		before := p.idle
 		p.leave(idle)
 		if rate, _ := p.slowest(p.decide()); compareRoughly(rate, best) > 0 {

@@ -29,10 +29,14 @@ type policy struct {
 	via       [][]int // [GPU][NIC]: the GPU on the way, or -1
 	// amd: NCCL trusts P2P through the CPU of AMD, if there are but two GPUs.
 	amd bool
+	// withoutPXN: NCCL_PXN_DISABLE is 1.
+	withoutPXN bool
 }
 
-func newPolicy(h *Host) *policy {
-	p := &policy{amd: len(h.CPUs) > 0 && h.CPUs[0].Vendor == "AuthenticAMD" && len(h.GPUs) <= 2}
+func newPolicy(h *Host) *policy { return makePolicy(h, false) }
+
+func makePolicy(h *Host, withoutPXN bool) *policy {
+	p := &policy{amd: len(h.CPUs) > 0 && h.CPUs[0].Vendor == "AuthenticAMD" && len(h.GPUs) <= 2, withoutPXN: withoutPXN}
 	ends := p.order(h)
 	finder := newPathFinder(h, RulesNCCL)
 	var cpus []endpoint
@@ -229,34 +233,48 @@ func (p *policy) gdr(g, n int) bool {
 	return p.toNIC[g][n].Type <= P2C
 }
 
+// dealing is how NCCL gives a GPU its NICs (ncclTopoGetLocalNet): channel c takes
+// that of the nearest at (first + c mod perGPU), modulo their number.
+type dealing struct {
+	nearest       []int // NICs
+	first, perGPU int
+}
+
+// dealt is a GPU's part; false for one that has no NIC.
+func (p *policy) dealt(g int) (dealing, bool) {
+	near := p.localNICs(g)
+	if len(near) == 0 {
+		return dealing{}, false
+	}
+	sharing := len(p.localGPUs(near[0]))
+	if sharing == 0 {
+		return dealing{}, false
+	}
+	first := p.gpus[g].Index % sharing
+	if len(near)&(len(near)-1) == 0 {
+		first = mirrorBits(first, len(near))
+	}
+	return dealing{near, first, (len(near) + sharing - 1) / sharing}, true
+}
+
+func (d dealing) nic(channel int) int {
+	return d.nearest[(d.first+channel%d.perGPU)%len(d.nearest)]
+}
+
 // localGPU is the GPU that NCCL gives a NIC to (ncclTopoGetLocalGpu), one of
 // local, the GPUs nearest to it; -1 for none.
 func (p *policy) localGPU(n int, local []int) int {
 	const channels = 64 // MAXCHANNELS
-	type share struct {
-		gpu, first, perGPU int
-		near               []int
-	}
-	var shares []share
+	shares := map[int]dealing{}
 	for _, g := range local {
-		near := p.localNICs(g)
-		if len(near) == 0 {
-			continue
+		if d, ok := p.dealt(g); ok {
+			shares[g] = d
 		}
-		sharing := len(p.localGPUs(near[0]))
-		if sharing == 0 {
-			continue
-		}
-		first := p.gpus[g].Index % sharing
-		if len(near)&(len(near)-1) == 0 {
-			first = mirrorBits(first, len(near))
-		}
-		shares = append(shares, share{g, first, (len(near) + sharing - 1) / sharing, near})
 	}
 	for c := range channels {
-		for _, s := range shares {
-			if s.near[(s.first+c%s.perGPU)%len(s.near)] == n {
-				return s.gpu
+		for _, g := range local {
+			if d, ok := shares[g]; ok && d.nic(c) == n {
+				return g
 			}
 		}
 	}
@@ -279,7 +297,7 @@ func mirrorBits(n, power int) int {
 func (p *policy) network() {
 	for n := range p.nics {
 		local := p.localGPUs(n)
-		peer := p.localGPU(n, local)
+		peer := p.proxy(n, local)
 		for g := range p.gpus {
 			before, backBefore := p.toNIC[g][n], p.back[g][n]
 			if peer >= 0 && peer != g && p.gpus[peer].Host == p.gpus[g].Host &&
@@ -296,12 +314,20 @@ func (p *policy) network() {
 			}
 			if p.back[g][n] != backBefore {
 				local = p.localGPUs(n)
-				peer = p.localGPU(n, local)
+				peer = p.proxy(n, local)
 			} else if p.toNIC[g][n] != before && slices.Contains(local, g) {
-				peer = p.localGPU(n, local)
+				peer = p.proxy(n, local)
 			}
 		}
 	}
+}
+
+// proxy is the GPU by which PXN goes to a NIC; -1 for none.
+func (p *policy) proxy(n int, local []int) int {
+	if p.withoutPXN {
+		return -1
+	}
+	return p.localGPU(n, local)
 }
 
 // apply adds the results to the pair of two devices, places among GPUs and then

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -76,7 +75,7 @@ func (l smiLine) fail(column int, format string, args ...any) error {
 }
 
 // escape is a control sequence of a terminal: a colour, an underline.
-var escape = regexp.MustCompile(`^\x1b\[[0-?]*[ -/]*[@-~]`)
+var escape = newPattern(`^\x1b\[[0-?]*[ -/]*[@-~]`)
 
 // splitLine cuts a line into words. Control sequences count as characters and
 // belong to no word.
@@ -116,10 +115,10 @@ func splitLine(number int, text string) smiLine {
 }
 
 var (
-	smiGPU  = regexp.MustCompile(`^GPU([0-9]{1,6})$`)
-	smiNIC  = regexp.MustCompile(`^NIC[0-9]{1,6}$`)
-	smiNV   = regexp.MustCompile(`^NV[1-9][0-9]{0,3}$`)
-	smiName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.@:-]*$`)
+	smiGPU  = newPattern(`^GPU([0-9]{1,6})$`)
+	smiNIC  = newPattern(`^NIC[0-9]{1,6}$`)
+	smiNV   = newPattern(`^NV[1-9][0-9]{0,3}$`)
+	smiName = newPattern(`^[A-Za-z][A-Za-z0-9_.@:-]*$`)
 )
 
 // smiCell is the path type of a cell. SOC and PSB are what drivers before 375

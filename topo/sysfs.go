@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -139,7 +138,7 @@ func (s *sysfs) list(elem ...string) ([]string, error) {
 // maxNodes is how many NUMA nodes a kernel can have (MAX_NUMNODES).
 const maxNodes = 1024
 
-var nodePattern = regexp.MustCompile(`^node([0-9]+)$`)
+var nodePattern = newPattern(`^node([0-9]+)$`)
 
 // readNodes reads /sys/devices/system/node.
 func (s *sysfs) readNodes() error {
@@ -392,8 +391,8 @@ const (
 )
 
 var (
-	hostBridgePattern = regexp.MustCompile(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
-	devicePattern     = regexp.MustCompile(`^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+	hostBridgePattern = newPattern(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
+	devicePattern     = newPattern(`^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 )
 
 // chain reads off the path of a device in /sys/devices what lies between it and

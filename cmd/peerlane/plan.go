@@ -34,13 +34,18 @@ by the estimate.
 
 --estimate compares three ways: as NCCL does it by its defaults, with GPUDirect
 RDMA switched off everywhere, and as planned. docs/estimate.md says how it
-reckons, and what it leaves out.`,
+reckons, and what it leaves out.
+
+With -o svg or -o html the plan is a picture in one file: the host as a tree, its
+lanes in the colours of the estimate, and in html a table of them below. A reader
+who stops at a part of it sees more about it.`,
 		Example: `  peerlane plan
   peerlane plan --explain gpu3
-  peerlane plan --estimate --input topo.xml -o json`,
+  peerlane plan --estimate --input topo.xml -o json
+  peerlane plan -o html > plan.html`,
 		Args: noArgs,
 	}
-	host, form := addHost(cmd), addForm(cmd)
+	host, form := addHost(cmd), addForm(cmd, formSVG, formHTML)
 	host.addSoftware()
 	cmd.Flags().BoolVar(&host.anyVendor, "any-vendor", false, "plan GPUs of any maker, for study: only NVIDIA's can be relayed")
 	cmd.Flags().StringVar(&explain, "explain", "", "say in sentences why the lane of `GPU` is what it is")
@@ -50,11 +55,16 @@ reckons, and what it leaves out.`,
 		if explains && estimate {
 			return usageError{cmd.CommandPath(), errors.New("--explain is about one GPU, --estimate about all: give one or the other")}
 		}
+		if form.picture() && (explains || estimate) {
+			return usageError{cmd.CommandPath(), fmt.Errorf("-o %s is a picture of the plan and its estimate: give it without --explain and --estimate", form.value)}
+		}
 		p, err := a.plan(host)
 		if err != nil {
 			return err
 		}
 		switch {
+		case form.picture():
+			return a.printPicture(form.value, p.host, p.plan)
 		case explains:
 			sentences, err := p.host.Explain(p.plan, explain)
 			if err != nil {

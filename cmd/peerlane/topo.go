@@ -75,16 +75,21 @@ nvidia-smi topo -m, which has path types and no bandwidths.
 With -o xml the host is written as a topology of NCCL 2.30, for NCCL_TOPO_FILE.
 With --virtual as well it is that of the virtual switch: beside each GPU a
 virtual NIC peerlane_N, with the GUID and the speed of the NIC that the plan
-gives GPU N. The configuration file has its say in the plan.`,
+gives GPU N. The configuration file has its say in the plan.
+
+With -o svg or -o html the host is a picture in one file: NUMA nodes, PCIe
+switches, GPUs and NICs as a tree, with what each link can do. peerlane plan
+draws the lanes as well.`,
 		Example: `  peerlane topo
   peerlane topo --input topo.xml
   peerlane topo -o xml > topo.xml
   peerlane topo -o xml --virtual > virtual.xml
+  peerlane topo -o svg > host.svg
   peerlane topo -o json | jq '.paths[] | select(.to == "mlx5_0")'`,
 		Args: noArgs,
 	}
 	cmd.AddCommand(newCaptureCommand(a))
-	host, form, rules, virtual := addHost(cmd), addForm(cmd, formXML), string(topo.RulesNCCL), false
+	host, form, rules, virtual := addHost(cmd), addForm(cmd, formXML, formSVG, formHTML), string(topo.RulesNCCL), false
 	cmd.Flags().StringVar(&rules, "rules", rules, "name paths by the `RULES` of nccl or smi (nvidia-smi)")
 	complete(cmd, "rules", string(topo.RulesNCCL), string(topo.RulesSMI))
 	cmd.Flags().BoolVar(&virtual, "virtual", false, "write the virtual switch in place of the host; goes with -o xml")
@@ -97,10 +102,15 @@ gives GPU N. The configuration file has its say in the plan.`,
 			return usageError{cmd.CommandPath(), errors.New("--virtual goes with -o xml")}
 		case form.value == formXML && cmd.Flags().Changed("rules"):
 			return usageError{cmd.CommandPath(), errors.New("--rules names paths, and -o xml has none: give one or the other")}
+		case form.picture() && cmd.Flags().Changed("rules"):
+			return usageError{cmd.CommandPath(), fmt.Errorf("--rules names paths, and -o %s has none: give one or the other", form.value)}
 		}
 		h, err := host.read()
 		if err != nil {
 			return err
+		}
+		if form.picture() {
+			return a.printPicture(form.value, h, nil)
 		}
 		if form.value == formXML {
 			return a.printXML(h, virtual)

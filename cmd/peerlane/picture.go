@@ -1,0 +1,44 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/picture"
+)
+
+// Forms of output that are pictures.
+const (
+	formSVG  = "svg"
+	formHTML = "html"
+)
+
+// picture says whether the form is one.
+func (f *form) picture() bool { return f.value == formSVG || f.value == formHTML }
+
+// printPicture draws a host and, where p is not nil, the lanes of its plan.
+func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
+	var e *topo.Estimate
+	switch {
+	case p != nil && len(p.Lanes) == 0:
+		return fmt.Errorf("%s: there is no GPU, so there is no lane to draw; peerlane topo -o %s draws what there is", origin(h.Source), form)
+	case p == nil && len(h.GPUs)+len(h.NICs) == 0:
+		return fmt.Errorf("%s: there is neither GPU nor NIC to draw; peerlane topo says what is missing", origin(h.Source))
+	case p != nil:
+		var err error
+		if e, err = h.Estimate(p); err != nil && !errors.Is(err, topo.ErrNoBandwidths) {
+			return fmt.Errorf("%s: %w", origin(h.Source), err)
+		}
+	}
+	pic := picture.New(h, p, e)
+	text := pic.SVG()
+	if form == formHTML {
+		var err error
+		if text, err = pic.HTML(); err != nil {
+			return err
+		}
+	}
+	_, _ = a.out.Write(text) // a.out remembers its errors
+	return nil
+}

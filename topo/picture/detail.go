@@ -1,0 +1,188 @@
+package picture
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// describe writes down what a reader sees who stops at a lane.
+func (p *Picture) describe(l *lane) {
+	lines := []string{l.start.name + ": " + p.route(l)}
+	if e := l.estimate; e != nil {
+		lines = append(lines,
+			fmt.Sprintf("All GPUs busy: %s (NCCL today %s, GPUDirect off %s)", gbs(e.Relay), figure(e.NCCL), figure(e.HostMemory)),
+			fmt.Sprintf("Alone: %s (NCCL today %s, GPUDirect off %s)", gbs(e.Alone.Relay), figure(e.Alone.NCCL), figure(e.Alone.HostMemory)))
+		if e.Limit != "" {
+			lines = append(lines, "Full: "+e.Limit)
+		}
+	}
+	if l.Pinned {
+		lines = append(lines, "Configuration assigns it")
+	}
+	lines = append(lines, "Reason: "+l.Reason)
+	l.detail = joinPlain(lines)
+}
+
+// route says in a few words where a lane goes.
+func (p *Picture) route(l *lane) string {
+	to := list(l.NICs)
+	switch l.Kind {
+	case topo.KindDirect:
+		return "direct to " + to
+	case topo.KindStaged:
+		return "staged on " + p.serverNames(l) + ", to " + to
+	case topo.KindBounce:
+		return "bounces through host memory, to " + to
+	}
+	return "no lane (" + l.Role + ")"
+}
+
+func (p *Picture) serverNames(l *lane) string {
+	var names []string
+	for _, s := range l.Servers {
+		if n := p.tree.gpus[s]; n != nil {
+			names = append(names, n.name)
+		}
+	}
+	return list(names)
+}
+
+// joinPlain joins lines, without what has no place in a picture.
+func joinPlain(lines []string) string {
+	var kept []string
+	for _, l := range lines {
+		if l != "" {
+			kept = append(kept, plain(l))
+		}
+	}
+	return strings.Join(kept, "\n")
+}
+
+// detail is what a reader sees who stops at a node.
+func (n *node) detail(role string) string {
+	var lines []string
+	add := func(what, value string) {
+		if value != "" {
+			lines = append(lines, what+": "+value)
+		}
+	}
+	switch n.kind {
+	case kindRoot:
+		lines = append(lines, n.name)
+		add("Host", n.host)
+		add("Processors", n.cpu.CPUs)
+		add("Architecture", n.cpu.Arch)
+		add("Maker", n.cpu.Vendor)
+		if n.cpu.Family > 0 {
+			add("Family and model", fmt.Sprintf("%d, %d", n.cpu.Family, n.cpu.Model))
+		}
+	case kindSwitch:
+		lines = append(lines, n.name+" "+n.sw.BusID)
+		add("Passes traffic beside the CPU to", strings.Join(n.sw.Peers, ", "))
+		add("Device", n.sw.Device.Vendor+" "+n.sw.Device.Device)
+	case kindGPU:
+		g := n.gpu
+		lines = append(lines, n.name+" "+strings.TrimSpace(g.Vendor+" "+g.Name))
+		add("Address", g.BusID)
+		add("UUID", g.UUID)
+		add("Role", role)
+		for _, l := range g.NVLinks {
+			to := "NVSwitches"
+			if l.Peer != "" {
+				to = l.Peer
+			}
+			add("NVLinks to "+to, fmt.Sprintf("%d, %s", l.Count, gbs(l.Bandwidth)))
+		}
+		if chip, bandwidth := n.chip(); chip != "" {
+			add(chip+" to the CPU", gbs(bandwidth))
+		}
+		add("It cannot be relayed", g.Reason)
+	case kindNIC:
+		nic := n.nic
+		lines = append(lines, n.name)
+		add("Address", nic.BusID)
+		add("Driver", nic.Driver)
+		add("Protocol", nic.Protocol)
+		add("GUID", nic.GUID)
+		for _, p := range nic.Ports {
+			words := []string{p.State, p.LinkLayer}
+			if p.RateGbps > 0 {
+				words = append(words, figure(p.RateGbps)+" Gb/s")
+			}
+			add("Port "+strconv.Itoa(p.Number), strings.Join(strings.Fields(strings.Join(words, " ")), " "))
+		}
+		add("It serves no lane", nic.Reason)
+	case kindMemory:
+		lines = append(lines, "Lanes that bounce go through this memory: from the GPU to it, and from it to the NIC")
+	}
+	return joinPlain(lines)
+}
+
+// linkDetail is what a reader sees who stops at the link upwards.
+func (n *node) linkDetail(source topo.Source) string {
+	link, bandwidth, assumed := linkLabel(n.place, source)
+	what := strings.TrimSpace(n.name + " " + n.address)
+	if n.kind == kindNIC && n.address == "" {
+		what = n.name
+	}
+	lines := []string{"Link of " + what + " upwards"}
+	if link == "" {
+		lines = append(lines, "The source does not tell its bandwidth")
+	} else {
+		lines = append(lines, link+", "+bandwidth+" in each direction")
+	}
+	if n.place.LinkSpeed != "" {
+		lines = append(lines, "Speed: "+n.place.LinkSpeed)
+	}
+	if assumed {
+		lines = append(lines, "The source does not tell all of the link; the bandwidth is what NCCL takes it for")
+	}
+	if chip, at := n.chip(); chip != "" {
+		lines = append(lines, chip+" to the CPU: "+gbs(at))
+	}
+	return joinPlain(lines)
+}
+
+// nvlinks is a GPU's NVLinks in a few words: "18 NVLinks, 371 GB/s".
+func (n *node) nvlinks() string {
+	links, bandwidth := 0, 0.0
+	for _, l := range n.gpu.NVLinks {
+		links += l.Count
+		bandwidth += l.Bandwidth
+	}
+	if links == 0 {
+		return ""
+	}
+	if bandwidth == 0 {
+		return count(links, "NVLink")
+	}
+	return count(links, "NVLink") + ", " + gbs(bandwidth)
+}
+
+// state is a NIC's fabric and rate in a few words: "InfiniBand, 400 Gb/s".
+func (n *node) state() (fabric, rate string) {
+	nic := n.nic
+	fabric = nic.Protocol
+	switch {
+	case nic.Reason == notThere:
+		fabric = "not in the topology"
+	case nic.Ethernet:
+		fabric = "no RDMA"
+	case nic.Software:
+		fabric = "software"
+	case fabric == "":
+		for _, p := range nic.Ports {
+			fabric = p.LinkLayer
+		}
+	}
+	switch {
+	case !nic.Active():
+		rate = "no active port"
+	case nic.RateGbps() > 0:
+		rate = figure(nic.RateGbps()) + " Gb/s"
+	}
+	return plain(fabric), rate
+}

@@ -1,0 +1,342 @@
+package picture
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// bins are the colours of lanes, from the slowest to the fastest.
+const bins = 5
+
+// lane is a lane of the plan, drawn as a line that visits devices.
+type lane struct {
+	topo.Lane
+	index int // in the plan
+	start *node
+	stops []*port // start first
+	// bin is the colour, from 0; -1 where nothing was estimated.
+	bin      int
+	estimate *topo.GPUEstimate
+	track    int
+	path     string
+	label    text
+	detail   string
+}
+
+// port is where a lane meets a device.
+type port struct {
+	lane *lane
+	node *node
+	y    float64
+}
+
+// addLanes makes the lanes, and the ports that devices need for them.
+func (p *Picture) addLanes() {
+	if p.plan == nil {
+		return
+	}
+	fastest := 0.0
+	for _, l := range p.plan.Lanes {
+		fastest = max(fastest, l.Bandwidth)
+	}
+	for i, l := range p.plan.Lanes {
+		drawn := &lane{Lane: l, index: i, start: p.tree.gpus[l.GPU], bin: bin(l.Bandwidth, fastest)}
+		if l.Bandwidth == 0 && l.Kind != "" {
+			drawn.bin = -1 // a NIC that the topology lacks
+		}
+		if p.estimate != nil {
+			for k, e := range p.estimate.GPUs {
+				if e.GPU == l.GPU {
+					drawn.estimate = &p.estimate.GPUs[k]
+				}
+			}
+		} else {
+			drawn.bin = -1
+		}
+		if drawn.start == nil {
+			continue // the plan is of another host
+		}
+		p.lanes = append(p.lanes, drawn)
+		p.stop(drawn, drawn.start)
+		switch l.Kind {
+		case "":
+			continue
+		case topo.KindStaged:
+			for _, s := range l.Servers {
+				p.stop(drawn, p.tree.gpus[s])
+			}
+		case topo.KindBounce:
+			var visited []*node
+			for _, name := range l.NICs {
+				if m := p.tree.nics[name].root().memory(); !slices.Contains(visited, m) {
+					visited = append(visited, m)
+					p.stop(drawn, m)
+				}
+			}
+		}
+		for _, name := range l.NICs {
+			p.stop(drawn, p.tree.nics[name])
+		}
+		p.markLinks(drawn)
+	}
+	p.assignTracks()
+	p.sortPorts()
+}
+
+// bin is where a rate is between nothing and the fastest one.
+func bin(rate, fastest float64) int {
+	if fastest <= 0 {
+		return 0
+	}
+	return min(bins-1, max(0, int(float64(bins)*rate/fastest-1e-9)))
+}
+
+func (p *Picture) stop(l *lane, at *node) {
+	if at == nil {
+		return
+	}
+	stop := &port{lane: l, node: at}
+	l.stops = append(l.stops, stop)
+	at.ports = append(at.ports, stop)
+}
+
+// drawn says whether a lane is a line: one that goes nowhere is a word.
+func (l *lane) drawn() bool { return len(l.stops) > 1 }
+
+// assignTracks gives each lane a column of its own, as near to the devices as
+// it can be; lanes that do not meet share one. Short ones are innermost, so that
+// few cross.
+func (p *Picture) assignTracks() {
+	row := map[*node]int{}
+	for i, n := range p.leaves() {
+		row[n] = i
+	}
+	type span struct {
+		l        *lane
+		from, to int
+	}
+	var spans []span
+	for _, l := range p.lanes {
+		if !l.drawn() {
+			continue
+		}
+		s := span{l, row[l.start], row[l.start]}
+		for _, stop := range l.stops {
+			s.from, s.to = min(s.from, row[stop.node]), max(s.to, row[stop.node])
+		}
+		spans = append(spans, s)
+	}
+	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.to-a.from, b.to-b.from) })
+	var tracks [][]span
+	for _, s := range spans {
+		at := slices.IndexFunc(tracks, func(t []span) bool {
+			return !slices.ContainsFunc(t, func(other span) bool { return s.from <= other.to && other.from <= s.to })
+		})
+		if at < 0 {
+			at = len(tracks)
+			tracks = append(tracks, nil)
+		}
+		tracks[at] = append(tracks[at], s)
+		s.l.track = at
+	}
+}
+
+// sortPorts orders the ends at each device so that few lines cross: the lane of
+// the device itself, what comes from above with the innermost first, and what
+// comes from below with the innermost last.
+func (p *Picture) sortPorts() {
+	row := map[*node]int{}
+	for i, n := range p.leaves() {
+		row[n] = i
+	}
+	for n := range row {
+		slices.SortStableFunc(n.ports, func(a, b *port) int {
+			rank := func(p *port) int {
+				switch {
+				case p.lane.start == n:
+					return 0
+				case row[p.lane.start] < row[n]:
+					return 1
+				}
+				return 2
+			}
+			byTrack := cmp.Compare(a.lane.track, b.lane.track)
+			if rank(a) == 2 {
+				byTrack = -byTrack
+			}
+			return cmp.Or(cmp.Compare(rank(a), rank(b)), byTrack)
+		})
+	}
+}
+
+// placePorts puts the ends of lanes on a device, and returns the height that it
+// needs.
+func (n *node) placePorts() float64 {
+	if len(n.ports) == 0 {
+		return leafHeight
+	}
+	if n.kind == kindGPU {
+		// Above its own lane is the word that says of what kind that is.
+		for i, p := range n.ports {
+			p.y = n.y + ownPort + float64(i)*portPitch
+			if i > 0 {
+				p.y += 2
+			}
+		}
+		return max(leafHeight, ownPort+float64(len(n.ports)-1)*portPitch+10)
+	}
+	height := max(leafHeight, float64(len(n.ports)-1)*portPitch+16)
+	first := n.y + (height-float64(len(n.ports)-1)*portPitch)/2
+	for i, p := range n.ports {
+		p.y = first + float64(i)*portPitch
+	}
+	return height
+}
+
+// placeLanes draws the lanes on their tracks, and returns where they end.
+func (p *Picture) placeLanes(deck float64) (right float64) {
+	if len(p.lanes) == 0 {
+		return deck
+	}
+	tracks := 0
+	for _, l := range p.lanes {
+		tracks = max(tracks, l.track+1)
+		p.describe(l)
+		words := l.Kind
+		if words == "" {
+			words = "no lane"
+		}
+		l.label = text{deck + 8, l.stops[0].y - 5, "", styleLane, words}
+		if l.drawn() {
+			l.path = l.draw(deck, deck+stub+float64(l.track)*track)
+		}
+	}
+	p.columns = append(p.columns, text{deck + 8, top - 16, "", styleColumn, "lanes"})
+	return deck + stub + float64(tracks)*track
+}
+
+// draw is the way of a lane: a line down its track, and from there one to each
+// device that it visits.
+func (l *lane) draw(left, x float64) string {
+	stops := slices.Clone(l.stops)
+	slices.SortFunc(stops, func(a, b *port) int { return cmp.Compare(a.y, b.y) })
+	first, last := stops[0], stops[len(stops)-1]
+	end := func(p *port) string {
+		if p.node.kind == kindNIC {
+			return coordinate(left + arrow)
+		}
+		return coordinate(left)
+	}
+	r := min(6, (last.y-first.y)/2)
+	var path strings.Builder
+	fmt.Fprintf(&path, "M%s %sH%sQ%s %s %s %sV%sQ%s %s %s %sH%s",
+		end(first), coordinate(first.y), coordinate(x-r),
+		coordinate(x), coordinate(first.y), coordinate(x), coordinate(first.y+r),
+		coordinate(last.y-r),
+		coordinate(x), coordinate(last.y), coordinate(x-r), coordinate(last.y), end(last))
+	for _, s := range stops[1 : len(stops)-1] {
+		fmt.Fprintf(&path, "M%s %sH%s", end(s), coordinate(s.y), coordinate(x))
+	}
+	return path.String()
+}
+
+// thickness is that of a lane: the faster the thicker, so that its rate is seen
+// without colours as well.
+func (l *lane) thickness() float64 {
+	if l.bin < 0 {
+		return 3
+	}
+	return 2 + float64(l.bin)*0.8
+}
+
+// markLinks writes down at each link of the tree which lanes pass it, as far as
+// the tree tells their way: not where NVLink carries them, and not where switches
+// are joined beside the CPU.
+func (p *Picture) markLinks(l *lane) {
+	var links []*node
+	add := func(a, b *node, by topo.PathType) {
+		if a == nil || b == nil || by < topo.PIX || by == topo.DIS {
+			return
+		}
+		var way []*node
+		shared := a
+		for ; shared != nil && !b.below(shared); shared = shared.parent {
+			way = append(way, shared)
+		}
+		for n := b; n != shared; n = n.parent {
+			way = append(way, n)
+		}
+		throughCPU := shared == nil || shared.kind == kindRoot
+		if throughCPU && by <= topo.PXB {
+			return
+		}
+		links = append(links, way...)
+	}
+	first := func(path *topo.Path) topo.PathType {
+		if path == nil {
+			return topo.DIS
+		}
+		return path.Type
+	}
+	for _, name := range l.NICs {
+		nic := p.tree.nics[name]
+		switch l.Kind {
+		case topo.KindDirect:
+			add(l.start, nic, l.Path)
+		case topo.KindStaged:
+			for _, s := range l.Servers {
+				add(l.start, p.tree.gpus[s], first(l.Copy))
+				add(p.tree.gpus[s], nic, first(l.Network))
+			}
+		case topo.KindBounce:
+			if l.Path != topo.DIS {
+				add(l.start, l.start.root(), topo.SYS)
+				add(nic, nic.root(), topo.SYS)
+			}
+		}
+	}
+	for _, n := range links {
+		if n.kind != kindRoot && !slices.Contains(n.lanes, l.index) {
+			n.lanes = append(n.lanes, l.index)
+		}
+	}
+}
+
+// placeBars draws what each GPU gets, three ways, and returns where that ends.
+func (p *Picture) placeBars(left float64) (right float64) {
+	if p.estimate == nil || len(p.estimate.GPUs) == 0 {
+		return left
+	}
+	left += 24
+	most := 0.0
+	for _, e := range p.estimate.GPUs {
+		most = max(most, e.Relay, e.NCCL, e.HostMemory)
+	}
+	if most == 0 {
+		return left
+	}
+	for _, l := range p.lanes {
+		if l.estimate == nil {
+			continue
+		}
+		b := bar{x: left, y: l.start.y + 2, lane: l, detail: l.detail}
+		for i, rate := range []float64{l.estimate.Relay, l.estimate.NCCL, l.estimate.HostMemory} {
+			b.widths[i] = max(1, barWidth*rate/most)
+			words, style := figure(rate), styleSmall
+			if i == 0 {
+				words, style = gbs(rate), styleRate
+				if l.bin < 0 {
+					words = "not known"
+				}
+			}
+			b.texts = append(b.texts, text{left + b.widths[i] + 6, b.y + float64(i)*barPitch + 9.5, "", style, words})
+		}
+		p.bars = append(p.bars, b)
+	}
+	p.columns = append(p.columns, text{left, top - 16, "", styleColumn, "GB/s while all GPUs are busy"})
+	return left + barWidth + 70
+}

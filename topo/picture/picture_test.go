@@ -1,0 +1,338 @@
+package picture
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// wellFormed reads all of an XML document and calls f for each element's start.
+func wellFormed(t *testing.T, name string, text []byte, f func(xml.StartElement)) {
+	t.Helper()
+	d := xml.NewDecoder(strings.NewReader(string(text)))
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if start, ok := token.(xml.StartElement); ok {
+			f(start)
+		}
+	}
+}
+
+func attribute(e xml.StartElement, name string) string {
+	for _, a := range e.Attr {
+		if a.Name.Local == name {
+			return a.Value
+		}
+	}
+	return ""
+}
+
+func TestEveryDeviceLinkAndLaneIsDrawn(t *testing.T) {
+	for _, m := range machines(t) {
+		t.Run(m.name, func(t *testing.T) {
+			p := m.picture
+			classes := map[string]int{}
+			wellFormed(t, m.name, p.SVG(), func(e xml.StartElement) {
+				class := strings.Fields(attribute(e, "class"))
+				if e.Name.Local == "g" && len(class) > 0 {
+					classes[class[0]]++
+					if class[0] == "node" {
+						classes[class[1]]++
+					}
+					if class[0] == "lane" && attribute(e, "data-lane") != "" {
+						classes["lane of the plan"]++
+					}
+				}
+			})
+			want := map[string]int{"gpu": len(m.host.GPUs), "nic": len(m.host.NICs)}
+			if m.config.Lanes != nil {
+				want["nic"]++ // it has one that the host does not have
+			}
+			if p.plan != nil {
+				want["lane of the plan"] = len(p.plan.Lanes)
+			}
+			got := map[string]int{}
+			for k := range want {
+				got[k] = classes[k]
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("drawn (-want +got):\n%s", diff)
+			}
+			for _, l := range p.lanes {
+				ends := 1 + len(l.NICs)
+				if l.Kind == topo.KindStaged {
+					ends += len(l.Servers)
+				}
+				if len(l.stops) < ends {
+					t.Errorf("the lane of %s meets %d devices, want %d at least", l.GPU, len(l.stops), ends)
+				}
+			}
+		})
+	}
+}
+
+func TestLinksAreLabelledWithWhatTheTopologyTells(t *testing.T) {
+	for _, test := range []struct {
+		name         string
+		place        topo.Place
+		source       string
+		above, below string
+	}{
+		{"all is told", gen(5), topo.SourceSysfs, "PCIe 5.0 x16", "48 GB/s"},
+		{"old words", topo.Place{Link: 6, LinkSpeed: "8 GT/s", LinkWidth: 8}, topo.SourceNCCLXML, "PCIe 3.0 x8", "6 GB/s"},
+		{"slower now", topo.Place{Link: 48, LinkSpeed: "32.0 GT/s PCIe", LinkWidth: 16, LinkNow: 3}, topo.SourceSysfs, "PCIe 5.0 x16", "48 GB/s (now 3)"},
+		{"no speed", topo.Place{Link: 12, LinkSpeed: "Unknown", LinkWidth: 16}, topo.SourceNCCLXML, "PCIe x16", "12 GB/s assumed"},
+		{"no width", topo.Place{Link: 48, LinkSpeed: "32.0 GT/s PCIe"}, topo.SourceNCCLXML, "PCIe 5.0", "48 GB/s assumed"},
+		{"nothing but hwloc's bandwidth", topo.Place{Link: 15.75}, topo.SourceHwlocXML, "PCIe", "15.8 GB/s"},
+		{"nothing", topo.Place{}, topo.SourceHwlocXML, "", ""},
+		{"no link at all", topo.Place{Link: 5000}, topo.SourceSysfs, "", ""},
+	} {
+		n := &node{kind: kindSwitch, place: test.place}
+		if above, below := n.linkLines(topo.Source{Kind: test.source}); above != test.above || below != test.below {
+			t.Errorf("%s: %q and %q, want %q and %q", test.name, above, below, test.above, test.below)
+		}
+	}
+	for _, m := range machines(t) {
+		if m.host.Matrix == nil {
+			continue
+		}
+		if text := string(m.picture.SVG()); strings.Contains(text, "GB/s") || strings.Contains(text, "NUMA node") {
+			t.Errorf("%s: the picture has bandwidths or nodes, of which the source tells nothing", m.name)
+		}
+	}
+}
+
+// Names come from devices, and files from anybody.
+func TestHostileNamesAreText(t *testing.T) {
+	for _, m := range machines(t) {
+		p := m.picture
+		wellFormed(t, m.name, p.SVG(), func(e xml.StartElement) {
+			if strings.EqualFold(e.Name.Local, "script") {
+				t.Errorf("%s: a <script> in the SVG", m.name)
+			}
+		})
+		page, err := p.HTML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range []string{string(p.SVG()), string(page)} {
+			if m.name == "an odd tree" && !strings.Contains(text, "&lt;script&gt;alert(") {
+				t.Errorf("%s: the name is not there as text", m.name)
+			}
+			if strings.Contains(text, "<script>alert") || strings.ContainsAny(text, "\u202e\u0007") {
+				t.Errorf("%s: a name is there as it came", m.name)
+			}
+		}
+	}
+}
+
+func TestAPictureLoadsNothing(t *testing.T) {
+	loads := regexp.MustCompile(`(?i)url\(|@import|\bsrc=|\bhref=|https?://|//cdn`)
+	for _, m := range machines(t) {
+		p := m.picture
+		page, err := p.HTML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range []string{string(p.SVG()), string(page)} {
+			text = strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, "")
+			if found := loads.FindString(text); found != "" {
+				t.Errorf("%s: it has %q", m.name, found)
+			}
+		}
+	}
+}
+
+func TestTheOrderOfDevicesDoesNotMatter(t *testing.T) {
+	for _, m := range machines(t) {
+		want := string(m.picture.SVG())
+		for seed := range uint64(3) {
+			r := rand.New(rand.NewPCG(seed, 1))
+			h := *m.host
+			h.CPUs, h.Switches, h.GPUs, h.NICs = slices.Clone(h.CPUs), slices.Clone(h.Switches), slices.Clone(h.GPUs), slices.Clone(h.NICs)
+			r.Shuffle(len(h.CPUs), func(i, j int) { h.CPUs[i], h.CPUs[j] = h.CPUs[j], h.CPUs[i] })
+			r.Shuffle(len(h.Switches), func(i, j int) { h.Switches[i], h.Switches[j] = h.Switches[j], h.Switches[i] })
+			r.Shuffle(len(h.GPUs), func(i, j int) { h.GPUs[i], h.GPUs[j] = h.GPUs[j], h.GPUs[i] })
+			r.Shuffle(len(h.NICs), func(i, j int) { h.NICs[i], h.NICs[j] = h.NICs[j], h.NICs[i] })
+			shuffled := m
+			shuffled.host = &h
+			if diff := cmp.Diff(want, string(shuffled.draw(t).SVG())); diff != "" {
+				t.Fatalf("%s: another order gives another picture (-want +got):\n%s", m.name, diff)
+			}
+		}
+	}
+}
+
+// Black and white is legible where lightness alone tells the order of rates, and
+// each colour stands out from the paper.
+func TestColoursSurviveAPrinterWithoutThem(t *testing.T) {
+	sheets := strings.SplitN(sheet, "@media", 2)
+	for i, mode := range []string{"light", "dark"} {
+		paper := luminance(t, sheets[i], "--paper")
+		last := math.NaN()
+		for b := range bins {
+			l := luminance(t, sheets[i], "--q"+strconv.Itoa(b))
+			if ratio := (max(l, paper) + 0.05) / (min(l, paper) + 0.05); ratio < 3 {
+				t.Errorf("%s: colour %d has a contrast of %.1f to the paper, want 3 (WCAG 1.4.11)", mode, b, ratio)
+			}
+			if b > 0 && math.Abs(l-paper) <= math.Abs(last-paper) {
+				t.Errorf("%s: colour %d does not stand out more than the one before it", mode, b)
+			}
+			last = l
+		}
+	}
+	thin, thick := (&lane{bin: 0}).thickness(), (&lane{bin: bins - 1}).thickness()
+	if thick < 2*thin {
+		t.Errorf("the fastest lane is %v thick and the slowest %v: that is no difference to see", thick, thin)
+	}
+}
+
+// luminance is WCAG's relative luminance of a colour of the style sheet.
+func luminance(t *testing.T, sheet, name string) float64 {
+	t.Helper()
+	found := regexp.MustCompile(regexp.QuoteMeta(name) + `: #([0-9a-f]{6})`).FindStringSubmatch(sheet)
+	if found == nil {
+		t.Fatalf("no colour %s", name)
+	}
+	n, err := strconv.ParseUint(found[1], 16, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	linear := func(shift int) float64 {
+		c := float64(n>>shift&0xff) / 255
+		if c <= 0.03928 {
+			return c / 12.92
+		}
+		return math.Pow((c+0.055)/1.055, 2.4)
+	}
+	return 0.2126*linear(16) + 0.7152*linear(8) + 0.0722*linear(0)
+}
+
+// Lanes that share a track have no row in common, and so never lie on each other.
+func TestLanesOnATrackDoNotMeet(t *testing.T) {
+	for _, m := range machines(t) {
+		p := m.picture
+		for i, a := range p.lanes {
+			for _, b := range p.lanes[i+1:] {
+				if !a.drawn() || !b.drawn() || a.track != b.track {
+					continue
+				}
+				if from, to := a.extent(); !disjoint(from, to, b) {
+					t.Errorf("%s: the lanes of %s and %s lie on each other", m.name, a.GPU, b.GPU)
+				}
+			}
+		}
+	}
+}
+
+func (l *lane) extent() (from, to float64) {
+	from, to = l.stops[0].y, l.stops[0].y
+	for _, s := range l.stops {
+		from, to = min(from, s.y), max(to, s.y)
+	}
+	return from, to
+}
+
+func disjoint(from, to float64, other *lane) bool {
+	a, b := other.extent()
+	return to < a || b < from
+}
+
+func TestTheLinksThatALanePasses(t *testing.T) {
+	b := build(2).sw("00aa:00:00.0", "", 0, gen(5)).sw("00aa:01:00.0", "", 1, gen(5)).
+		gpu("", "00aa:00:00.0", 0, gen(5)).gpu("", "00aa:01:00.0", 1, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
+	far := topo.Lane{GPU: b.h.GPUs[1].BusID, Role: topo.RoleFar, Kind: topo.KindStaged, Relay: true, Servers: []string{b.h.GPUs[0].BusID},
+		NICs: []string{"mlx5_0"}, Path: topo.SYS, Copy: &topo.Path{Type: topo.SYS}, Network: &topo.Path{Type: topo.PIX}}
+	near := topo.Lane{GPU: b.h.GPUs[0].BusID, Role: topo.RoleNear, Kind: topo.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
+	nvlink := far
+	nvlink.Copy = &topo.Path{Type: topo.NVL}
+	bounce := far
+	bounce.Kind, bounce.Servers = topo.KindBounce, nil
+	for _, test := range []struct {
+		name string
+		lane topo.Lane
+		want []string
+	}{
+		{"direct", near, []string{"GPU 0", "mlx5_0"}},
+		{"staged over PCIe", far, []string{"00aa:00:00.0", "00aa:01:00.0", "GPU 0", "GPU 1", "mlx5_0"}},
+		{"staged over NVLink", nvlink, []string{"GPU 0", "mlx5_0"}},
+		{"bounce", bounce, []string{"00aa:00:00.0", "00aa:01:00.0", "GPU 1", "mlx5_0"}},
+	} {
+		p := New(&b.h, &topo.Plan{GPUs: b.h.GPUs, NICs: b.h.NICs, Lanes: []topo.Lane{test.lane}}, nil)
+		var got []string
+		for _, l := range p.links {
+			if l.node != nil && len(l.node.lanes) > 0 {
+				name := l.node.name
+				if l.node.kind == kindSwitch {
+					name = l.node.address
+				}
+				got = append(got, name)
+			}
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.name, diff)
+		}
+	}
+}
+
+func TestTextsAreCutToTheirRoom(t *testing.T) {
+	for _, text := range []string{"", "GPU 3", strings.Repeat("W", 200), "一二三四五六七八九十", hostile} {
+		for _, s := range styles {
+			for _, room := range []float64{0, 10, 55.5, 300} {
+				if cut := s.fit(text, room); s.width(cut) > room+0.02 {
+					t.Errorf("%s: %q is %v wide, and there is room for %v", s.name, cut, s.width(cut), room)
+				}
+				for _, line := range s.wrap(text, room) {
+					if s.width(line) > room+0.02 {
+						t.Errorf("%s: the line %q is %v wide, and there is room for %v", s.name, line, s.width(line), room)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestTheTableOfThePage(t *testing.T) {
+	for _, m := range machines(t) {
+		if m.name != "eight GPUs and two NICs" {
+			continue
+		}
+		p := m.picture
+		page, err := p.HTML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, l := range p.plan.Lanes {
+			e := p.estimate.GPUs[i]
+			_, line, found := strings.Cut(string(page), fmt.Sprintf("<tr data-lane=\"%d\"", i))
+			line, _, _ = strings.Cut(line, "</tr>")
+			if !found {
+				t.Fatalf("no row for the lane of %s", l.GPU)
+			}
+			for _, want := range []string{l.GPU, l.Kind, l.Reason, "<b>" + figure(e.Relay) + "</b>", figure(e.NCCL), figure(e.HostMemory), "<b>" + figure(e.Alone.Relay) + "</b>", e.Limit} {
+				if !strings.Contains(line, want) {
+					t.Errorf("the row of %s lacks %q:\n%s", l.GPU, want, line)
+				}
+			}
+		}
+	}
+}

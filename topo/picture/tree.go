@@ -1,0 +1,331 @@
+package picture
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+type kind int
+
+const (
+	kindRoot   kind = iota // a NUMA node, or what stands for none
+	kindSwitch             // of PCIe
+	kindGPU
+	kindNIC
+	kindMemory // of the CPU, where a lane bounces
+)
+
+// node is a part of a host, and where it is drawn.
+type node struct {
+	kind     kind
+	host     string
+	parent   *node
+	children []*node
+	place    topo.Place
+	// hidden is a root that stands for nothing: what is below it has no link.
+	hidden bool
+	// told is a root that the source lists, and not one that its devices are
+	// put under because it does not say where they are.
+	told bool
+
+	name    string // what people call it: "GPU 3"
+	address string
+	cpu     topo.CPU
+	sw      topo.Switch
+	gpu     topo.GPU
+	nic     topo.NIC
+
+	depth      int
+	x, y, w, h float64
+	ports      []*port
+	lanes      []int // whose way passes the link upwards
+}
+
+func (n *node) leaf() bool { return n.kind >= kindGPU }
+
+func (n *node) middle() float64 { return n.y + n.h/2 }
+
+// tree is a host as it is drawn.
+type tree struct {
+	host  *topo.Host
+	roots []*node
+	gpus  map[string]*node
+	nics  map[string]*node
+	// skipped are switches that nothing is below.
+	skipped int
+}
+
+type key struct{ host, name string }
+
+func newTree(h *topo.Host, p *topo.Plan) *tree {
+	t := &tree{host: h, gpus: map[string]*node{}, nics: map[string]*node{}}
+	roots := map[key]*node{}
+	root := func(host string, numa int) *node {
+		k := key{host, strconv.Itoa(numa)}
+		if h.Matrix != nil {
+			k = key{host, ""}
+		}
+		if roots[k] == nil {
+			n := &node{kind: kindRoot, host: host, cpu: topo.CPU{Host: host, NUMA: numa}, hidden: h.Matrix != nil}
+			n.name = fmt.Sprintf("NUMA node %d", numa)
+			if numa < 0 {
+				n.name = "NUMA node unknown"
+			}
+			roots[k] = n
+			t.roots = append(t.roots, n)
+		}
+		return roots[k]
+	}
+	for _, c := range h.CPUs {
+		if h.Matrix == nil {
+			r := root(c.Host, c.NUMA)
+			r.cpu, r.told = c, true
+		}
+	}
+	switches := map[key]*node{}
+	for _, s := range h.Switches {
+		switches[key{s.Host, s.BusID}] = &node{kind: kindSwitch, host: s.Host, place: s.Place, sw: s, name: "PCIe switch", address: s.BusID}
+	}
+	attach := func(n *node, host string, numa int) {
+		up := switches[key{host, n.place.Switch}]
+		if n.place.Switch == "" || up == nil || up.below(n) {
+			up = root(host, numa)
+		}
+		n.parent = up
+		up.children = append(up.children, n)
+	}
+	for _, s := range h.Switches {
+		attach(switches[key{s.Host, s.BusID}], s.Host, s.NUMA)
+	}
+	for _, g := range h.GPUs {
+		n := &node{kind: kindGPU, host: g.Host, place: g.Place, gpu: g, name: fmt.Sprintf("GPU %d", g.Index), address: g.BusID}
+		t.gpus[g.BusID] = n
+		attach(n, g.Host, g.NUMA)
+	}
+	for _, nic := range h.NICs {
+		n := &node{kind: kindNIC, host: nic.Host, place: nic.Place, nic: nic, name: nic.Name, address: nic.BusID}
+		t.nics[nic.Name] = n
+		attach(n, nic.Host, nic.NUMA)
+	}
+	for _, r := range t.roots {
+		t.skipped += r.prune()
+	}
+	if p != nil {
+		t.addMissing(p)
+		t.addMemory(p)
+	}
+	slices.SortStableFunc(t.roots, func(a, b *node) int {
+		return cmp.Or(strings.Compare(a.host, b.host), cmp.Compare(order(a.cpu.NUMA), order(b.cpu.NUMA)))
+	})
+	for _, r := range t.roots {
+		r.sort()
+	}
+	return t
+}
+
+// order puts what has no number last.
+func order(numa int) int {
+	if numa < 0 {
+		return math.MaxInt
+	}
+	return numa
+}
+
+// below says whether n is under m, or m itself.
+func (n *node) below(m *node) bool {
+	for ; n != nil; n = n.parent {
+		if n == m {
+			return true
+		}
+	}
+	return false
+}
+
+// prune takes out switches that nothing is below, and counts them.
+func (n *node) prune() (pruned int) {
+	n.children = slices.DeleteFunc(n.children, func(c *node) bool {
+		pruned += c.prune()
+		empty := c.kind == kindSwitch && len(c.children) == 0
+		if empty {
+			pruned++
+		}
+		return empty
+	})
+	return pruned
+}
+
+const notThere = "it is not in the topology"
+
+// addMissing adds the NICs that lanes go to and the host does not have, as
+// configuration can say.
+func (t *tree) addMissing(p *topo.Plan) {
+	var missing *node
+	for _, l := range p.Lanes {
+		for _, name := range l.NICs {
+			if t.nics[name] != nil {
+				continue
+			}
+			if missing == nil {
+				missing = &node{kind: kindRoot, hidden: true, cpu: topo.CPU{NUMA: -1}}
+				t.roots = append(t.roots, missing)
+			}
+			n := &node{kind: kindNIC, parent: missing, name: name, nic: topo.NIC{Name: name, NUMA: -1, Reason: notThere}}
+			t.nics[name] = n
+			missing.children = append(missing.children, n)
+		}
+	}
+}
+
+// addMemory adds the CPU's memory where lanes bounce: beside their NICs.
+func (t *tree) addMemory(p *topo.Plan) {
+	for _, l := range p.Lanes {
+		if l.Kind != topo.KindBounce {
+			continue
+		}
+		for _, name := range l.NICs {
+			r := t.nics[name].root()
+			if r.memory() == nil {
+				n := &node{kind: kindMemory, host: r.host, parent: r, name: "host memory"}
+				if !r.hidden {
+					n.name = "memory of " + r.name
+				}
+				r.children = append(r.children, n)
+			}
+		}
+	}
+}
+
+func (n *node) root() *node {
+	for n.parent != nil {
+		n = n.parent
+	}
+	return n
+}
+
+func (n *node) memory() *node {
+	for _, c := range n.children {
+		if c.kind == kindMemory {
+			return c
+		}
+	}
+	return nil
+}
+
+// sort orders what is below a node: GPUs by index, switches by their first GPU,
+// NICs by name, memory.
+func (n *node) sort() {
+	for _, c := range n.children {
+		c.sort()
+	}
+	rank := func(n *node) int {
+		switch n.kind {
+		case kindGPU:
+			return 0
+		case kindSwitch:
+			return 1
+		}
+		return int(n.kind)
+	}
+	slices.SortStableFunc(n.children, func(a, b *node) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.firstGPU(), b.firstGPU()),
+			compareNumbered(a.name, b.name), cmp.Compare(len(a.address), len(b.address)), strings.Compare(a.address, b.address))
+	})
+}
+
+// compareNumbered puts mlx5_2 before mlx5_10.
+func compareNumbered(a, b string) int {
+	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
+}
+
+func (n *node) firstGPU() int {
+	if n.kind == kindGPU {
+		return n.gpu.Index
+	}
+	first := math.MaxInt
+	for _, c := range n.children {
+		first = min(first, c.firstGPU())
+	}
+	return first
+}
+
+// leaves are the devices below a node, from top to bottom.
+func (n *node) leaves() (all []*node) {
+	if n.leaf() {
+		return []*node{n}
+	}
+	for _, c := range n.children {
+		all = append(all, c.leaves()...)
+	}
+	return all
+}
+
+// generations of PCI Express, by the kernel's and NCCL's words for their speeds.
+var generations = []struct{ speed, name string }{
+	{"2.5 GT/s", "1.0"}, {"5 GT/s", "2.0"}, {"5.0 GT/s", "2.0"}, {"8 GT/s", "3.0"}, {"8.0 GT/s", "3.0"},
+	{"16 GT/s", "4.0"}, {"16.0 GT/s", "4.0"}, {"32 GT/s", "5.0"}, {"32.0 GT/s", "5.0"}, {"64 GT/s", "6.0"}, {"64.0 GT/s", "6.0"},
+}
+
+// unlimited is how topo says that a link is no limit.
+const unlimited = 5000
+
+// linkLabel has what is known of the link upwards: generation and width, and the
+// bandwidth. assumed says that NCCL's figure for a link of which something is not
+// told stands for it.
+func linkLabel(p topo.Place, source topo.Source) (link, bandwidth string, assumed bool) {
+	if p.Link <= 0 || p.Link >= unlimited {
+		return "", "", false
+	}
+	generation := ""
+	for _, g := range generations {
+		if strings.HasPrefix(p.LinkSpeed, g.speed) {
+			generation = g.name
+		}
+	}
+	var words []string
+	if generation != "" {
+		words = append(words, generation)
+	}
+	if p.LinkWidth > 0 {
+		words = append(words, "x"+strconv.Itoa(p.LinkWidth))
+	}
+	link = strings.Join(append([]string{"PCIe"}, words...), " ")
+	bandwidth = gbs(p.Link)
+	// hwloc tells the bandwidth itself.
+	assumed = len(words) < 2 && source.Kind != topo.SourceHwlocXML
+	switch {
+	case assumed:
+		bandwidth += " assumed"
+	case p.LinkNow > 0 && p.LinkNow < p.Link:
+		bandwidth += " (now " + figure(p.LinkNow) + ")"
+	}
+	return link, bandwidth, assumed
+}
+
+// chip is the GPU's own link to the CPU beside PCI Express.
+func (n *node) chip() (name string, bandwidth float64) {
+	switch {
+	case n.gpu.C2C > 0:
+		return "C2C", n.gpu.C2C
+	case n.gpu.NVLinkCPU > 0:
+		return "NVLink", n.gpu.NVLinkCPU
+	}
+	return "", 0
+}
+
+// linkLines are what is written above and below the link upwards.
+func (n *node) linkLines(source topo.Source) (above, below string) {
+	above, below, _ = linkLabel(n.place, source)
+	if name, bandwidth := n.chip(); name != "" {
+		if above != "" {
+			above += ", " + below
+		}
+		below = name + ", " + gbs(bandwidth)
+	}
+	return above, below
+}
