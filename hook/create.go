@@ -113,9 +113,13 @@ func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err != nil {
 		return nil, err
 	}
-	spec, warning, err := s.spec()
+	spec, unread, err := s.spec()
 	if err != nil {
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+	}
+	// A lane alone asks nothing of it.
+	if len(d.GPUs)+len(d.NICs) > 0 {
+		warning = unread
 	}
 	if err := nothingHidden(plan, spec); err != nil {
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
