@@ -133,7 +133,7 @@ func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	}
 	if len(d.GPUs)+len(d.NICs) > 0 {
 		if err := raiseMemlock(s.PID, spec); err != nil {
-			warning = fmt.Errorf("container %q: %w", s.ID, err)
+			warning = errors.Join(warning, fmt.Errorf("container %q: %w", s.ID, err))
 		}
 	}
 	if len(lanes) == 0 {
