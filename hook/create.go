@@ -21,6 +21,8 @@ type State struct {
 	Bundle string `json:"bundle"`
 	// Root is the root file system's path, which crun alone tells.
 	Root string `json:"root"`
+	// Annotations are those of config.json. An image may have put them there.
+	Annotations map[string]string `json:"annotations"`
 }
 
 // ReadState reads a State.
@@ -87,6 +89,9 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err := s.check(); err != nil {
 		return nil, err
 	}
+	if err := d.withoutRoot(); err != nil {
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+	}
 	collected := make(chan error, 1)
 	go func() {
 		_, err := Collect(l)
@@ -112,7 +117,10 @@ func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err != nil {
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	warning = errors.Join(warning, unread)
+	// A lane alone asks nothing of it.
+	if len(d.GPUs)+len(d.NICs) > 0 {
+		warning = unread
+	}
 	if err := nothingHidden(plan, spec); err != nil {
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}

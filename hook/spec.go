@@ -26,6 +26,10 @@ type spec struct {
 			Type string `json:"type"`
 		} `json:"rlimits"`
 	} `json:"process"`
+	Mounts []struct {
+		Destination string `json:"destination"`
+		Source      string `json:"source"`
+	} `json:"mounts"`
 	Hooks struct {
 		Prestart      []specHook `json:"prestart"`
 		CreateRuntime []specHook `json:"createRuntime"`

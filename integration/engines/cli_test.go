@@ -69,6 +69,13 @@ func (e *cli) remove(ctx context.Context, c container) error {
 	return e.do(ctx, "rm", "--force", c.name)
 }
 
+func (e *cli) exec(ctx context.Context, c container, command ...string) error {
+	return e.do(ctx, append([]string{"exec", c.name}, command...)...)
+}
+
+func (e *cli) pause(ctx context.Context, c container) error   { return e.do(ctx, "pause", c.name) }
+func (e *cli) unpause(ctx context.Context, c container) error { return e.do(ctx, "unpause", c.name) }
+
 // do runs a program to its end. The error has what it wrote.
 func (g *ground) do(ctx context.Context, command ...string) error {
 	c := g.command(ctx, command[0], command[1:]...)
@@ -162,7 +169,7 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string) 
 	if b.userNS {
 		remap = []string{"--userns-remap", "daemon"}
 	}
-	b.ground.daemon(b.T, ready, "dockerd", append(remap,
+	b.daemon = b.ground.daemon(b.T, ready, append(append([]string{"dockerd"}, remap...),
 		"--config-file", b.write("daemon.json", configuration), "--data-root", dir+"/data", "--exec-root", dir+"/exec",
 		"--host", address, "--pidfile", dir+"/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")...)
 	b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
@@ -172,12 +179,12 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string) 
 }
 
 func docker29(b *bed) engine {
-	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, "{}")
+	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, `{"live-restore": true}`)
 }
 
 // docker20 knows no CDI: peerlane-runtime applies it.
 func docker20(b *bed) engine {
-	configuration := fmt.Sprintf(`{"runtimes": {"peerlane": {"path": %q, "runtimeArgs": ["--peerlane-root=%s", "--peerlane-spec-dir=%s"]}}}`,
+	configuration := fmt.Sprintf(`{"live-restore": true, "runtimes": {"peerlane": {"path": %q, "runtimeArgs": ["--peerlane-root=%s", "--peerlane-spec-dir=%s"]}}}`,
 		filepath.Join(b.Binaries, "peerlane-runtime"), b.Root, b.CDIDir())
 	e := b.dockerDaemon(Docker20, nil, configuration)
 	e.devices = func(names []string) []string {

@@ -27,7 +27,8 @@ import (
 // The test binary is also the program in the containers: `test client NAME` says
 // in the file NAME of the directory of reports what it found and did, and ends;
 // `test server NAME` stays until it is told to end; `test look NAME` asks no
-// relay, and `test nothing` does nothing. After the name is a list of GPUs.
+// relay, `test another NAME` is not the container's first process, and `test
+// nothing` does nothing. After the name is a list of GPUs.
 
 // reportsDir is where a container finds the directory of reports.
 const reportsDir = "/reports"
@@ -53,8 +54,15 @@ type report struct {
 func play(arguments []string) int {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGTERM)
-	if arguments[0] == "nothing" {
+	switch arguments[0] {
+	case "nothing":
 		return 0
+	case "another":
+		// Not every engine gives an exec what CDI has added to the environment.
+		if err := inherit(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
 	}
 	r := work(arguments[0], arguments[2])
 	text, err := json.Marshal(r)
@@ -69,6 +77,25 @@ func play(arguments []string) int {
 		<-ended
 	}
 	return 0
+}
+
+// inherit takes what is missing in the environment from the container's first
+// process.
+func inherit() error {
+	text, err := os.ReadFile("/proc/1/environ")
+	if err != nil {
+		return err
+	}
+	for _, variable := range strings.Split(string(text), "\x00") {
+		name, value, _ := strings.Cut(variable, "=")
+		if _, set := os.LookupEnv(name); name == "" || set {
+			continue
+		}
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func errorOf(r report) error {

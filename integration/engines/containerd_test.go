@@ -22,7 +22,7 @@ func (b *bed) startContainerd(program, configuration, namespace string) (address
 	file := b.write("containerd.toml", fmt.Sprintf(configuration, head, daemon, imageName))
 	ctr := filepath.Join(filepath.Dir(program), "ctr")
 	ready := func() error { return b.ground.do(context.Background(), ctr, "--address", address, "version") }
-	b.ground.daemon(b.T, ready, program, "--config", file)
+	b.daemon = b.ground.daemon(b.T, ready, program, "--config", file)
 	b.mustDo(ctr, "--address", address, "--namespace", namespace, "images", "import", b.image.oci)
 	return address
 }
@@ -158,6 +158,18 @@ func (e *ctrEngine) remove(ctx context.Context, c container) error {
 		return err
 	}
 	return nil
+}
+
+func (e *ctrEngine) exec(ctx context.Context, c container, command ...string) error {
+	return e.do(ctx, append([]string{"tasks", "exec", "--exec-id", "another", c.name}, command...)...)
+}
+
+func (e *ctrEngine) pause(ctx context.Context, c container) error {
+	return e.do(ctx, "tasks", "pause", c.name)
+}
+
+func (e *ctrEngine) unpause(ctx context.Context, c container) error {
+	return e.do(ctx, "tasks", "resume", c.name)
 }
 
 // criEngine is a pod for each container, as a kubelet makes them.

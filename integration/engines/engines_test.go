@@ -37,7 +37,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 4 && slices.Contains([]string{"nothing", "look", "client", "server"}, os.Args[1]) {
+	if len(os.Args) == 4 && slices.Contains([]string{"nothing", "look", "client", "server", "another"}, os.Args[1]) {
 		os.Exit(play(os.Args[1:]))
 	}
 	os.Exit(run(m))
@@ -93,6 +93,13 @@ type engine interface {
 	restart(context.Context, container) error
 	// remove ends and removes it.
 	remove(context.Context, container) error
+}
+
+// lifecycle is an engine that can do more with a container that runs.
+type lifecycle interface {
+	exec(ctx context.Context, c container, command ...string) error
+	pause(context.Context, container) error
+	unpause(context.Context, container) error
 }
 
 // row is an engine of the table.
@@ -174,6 +181,8 @@ var checks = []check{
 	{name: "cgroup-v2", cgroups: v2, ask: container{devices: gpusWithLanes(3)}, gpus: []int{3}},
 	{name: "recipe", instead: recipe},
 	{name: "restart", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: restart},
+	{name: "exec-and-pause", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: execAndPause},
+	{name: "live-restore", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: liveRestore},
 	{name: "twenty-at-once", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: twenty},
 }
 
@@ -222,12 +231,7 @@ func restart(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	b.Cleanup(func() { b.mustRemove(c.ask) })
-	if err := b.engine.start(ctx, c.ask); err != nil {
-		b.Fatal(err)
-	}
-	b.judge(c, b.lastReport(c.ask, 1))
-	first := b.generation().ID
+	first := b.running(ctx, c)
 	if err := b.engine.restart(ctx, c.ask); err != nil {
 		b.Fatal(err)
 	}
@@ -244,6 +248,63 @@ func restart(b *bed, c check) {
 			b.Fatalf("after a restart of generation %s there are %+v", first, list)
 		}
 	}
+	b.mustRemove(c.ask)
+}
+
+// running starts a container, and returns the generation that it has got.
+func (b *bed) running(ctx context.Context, c check) (generation string) {
+	b.Helper()
+	b.Cleanup(func() { b.mustRemove(c.ask) })
+	if err := b.engine.start(ctx, c.ask); err != nil {
+		b.Fatal(err)
+	}
+	b.judge(c, b.lastReport(c.ask, 1))
+	return b.generation().ID
+}
+
+// mustGoOn demands that another process of the container has the relay that its
+// first one has got.
+func (b *bed) mustGoOn(ctx context.Context, c check, generation string) {
+	b.Helper()
+	another := c.ask
+	another.name += "-another"
+	if err := os.RemoveAll(filepath.Join(b.reports, another.name)); err != nil {
+		b.Fatal(err)
+	}
+	if err := b.engine.(lifecycle).exec(ctx, c.ask, "/usr/bin/test-peerlane", "another", another.name, ""); err != nil {
+		b.Error(err)
+	}
+	b.judge(c, b.lastReport(another, 1))
+	if g := b.generation(); g.ID != generation || g.Status.Starts != 1 {
+		b.Errorf("the relay of generation %s is that of %s, started %d times", generation, g.ID, g.Status.Starts)
+	}
+}
+
+// execAndPause demands that a container's relay serves what is executed in it, and
+// outlives a pause.
+func execAndPause(b *bed, c check) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	generation := b.running(ctx, c)
+	b.mustGoOn(ctx, c, generation)
+	e := b.engine.(lifecycle)
+	if err := errors.Join(e.pause(ctx, c.ask), e.unpause(ctx, c.ask)); err != nil {
+		b.Error(err)
+	}
+	b.mustGoOn(ctx, c, generation)
+	b.mustRemove(c.ask)
+}
+
+// liveRestore demands that a container whose daemon is started anew notices
+// nothing.
+func liveRestore(b *bed, c check) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	generation := b.running(ctx, c)
+	b.daemon.again(b.T)
+	b.mustGoOn(ctx, c, generation)
 	b.mustRemove(c.ask)
 }
 
@@ -374,7 +435,8 @@ type bed struct {
 	reports string
 	engine  engine
 	cgroups cgroups
-	userNS  bool // for an engine that remaps
+	userNS  bool    // for an engine that remaps
+	daemon  *daemon // of an engine that has one
 }
 
 // newBed makes a host and opens an engine on it, until the end of the test.

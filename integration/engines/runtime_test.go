@@ -118,3 +118,10 @@ func (r *bare) end(ctx context.Context, c container) error {
 func (r *bare) remove(ctx context.Context, c container) error {
 	return errors.Join(r.end(ctx, c), os.RemoveAll(filepath.Join(r.bed.Root, "bundles", c.name)))
 }
+
+func (r *bare) exec(ctx context.Context, c container, command ...string) error {
+	return r.do(ctx, append([]string{"exec", c.name}, command...)...)
+}
+
+func (r *bare) pause(ctx context.Context, c container) error   { return r.do(ctx, "pause", c.name) }
+func (r *bare) unpause(ctx context.Context, c container) error { return r.do(ctx, "resume", c.name) }
