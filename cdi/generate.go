@@ -26,8 +26,8 @@ const (
 	KindNIC  = Vendor + "/nic"
 )
 
-// Kinds are all kinds that a host may offer. Files of those that it does not are
-// removed, so a kind stays here for good.
+// Kinds are all kinds of device that a host may offer, whether it does or not.
+// Files of those that it does not are removed, so a kind stays here for good.
 var Kinds = []string{KindLane, KindGPU, KindNIC}
 
 // All is the name of the device that stands for every GPU with a lane, and for

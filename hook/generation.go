@@ -54,6 +54,10 @@ const (
 	StateReady    = "ready"    // it serves the container's lanes
 	StateWaiting  = "waiting"  // it died and will be started again
 	StateDown     = "down"     // it died too often; clients are refused
+	StateStopping = "stopping" // somebody stopped it, and it is ending
+	StateStopped  = "stopped"  // it has ended; clients are refused
+	StateDraining = "draining" // it starts no new work, and copies are under way
+	StateDrained  = "drained"  // it has let go of the GPUs; clients are refused
 	StateEnding   = "ending"   // init has ended, or somebody stopped the supervisor
 )
 

@@ -47,12 +47,20 @@ func readSpec(bundle string) (*spec, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the container's configuration: %w", err)
 	}
-	s := &spec{}
-	if err := json.Unmarshal(text, s); err != nil {
+	s, err := parseSpec(text)
+	if err != nil {
 		return nil, fmt.Errorf("reading the container's configuration %s: %w", path, err)
 	}
+	return s, nil
+}
+
+func parseSpec(text []byte) (*spec, error) {
+	s := &spec{}
+	if err := json.Unmarshal(text, s); err != nil {
+		return nil, err
+	}
 	if s.Root.Path == "" {
-		return nil, fmt.Errorf("%s names no root file system", path)
+		return nil, errors.New("it names no root file system")
 	}
 	return s, nil
 }

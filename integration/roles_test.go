@@ -189,7 +189,8 @@ func exportOnly() error {
 // stream exchanges messages both ways until that fails, says why, and then
 // attaches again to whatever relay there is. With "fork" a child holds its
 // socket open from before the first message on; with "rounds" it says now and
-// then that it goes on; with "hog" it takes all memory once messages move.
+// then that it goes on; with "hog" it takes all memory once messages move; with
+// "wait" it attaches again when it is told to.
 func stream(options []string) error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -208,7 +209,8 @@ func stream(options []string) error {
 	}
 	say(said{Kind: "listening", Handle: c.listener.Handle()})
 	var order said
-	if err := json.NewDecoder(os.Stdin).Decode(&order); err != nil {
+	orders := json.NewDecoder(os.Stdin)
+	if err := orders.Decode(&order); err != nil {
 		return err
 	}
 	sending, err := c.session.Connect(ctx, gpu, order.Handle)
@@ -235,6 +237,11 @@ func stream(options []string) error {
 		if slices.Contains(options, "rounds") && time.Since(spoke) > 200*time.Millisecond {
 			say(said{Kind: "round"})
 			spoke = time.Now()
+		}
+	}
+	if slices.Contains(options, "wait") {
+		if err := orders.Decode(&order); err != nil {
+			return err
 		}
 	}
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {

@@ -153,6 +153,12 @@ func TestRootlessPodman(t *testing.T) {
 	if owner := info.Sys().(*syscall.Stat_t).Uid; int(owner) != uid {
 		t.Errorf("the relay is user %d's, and the container %d's", owner, uid)
 	}
+	ask := fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/lane=%d", b.gpu(b.lanes[0]).Index)
+	for _, option := range []string{"--read-only", "--userns=keep-id", "--user=1234:1234"} {
+		if out, err := p.run([]string{ask, option}, "hello"); err != nil || !strings.Contains(out, `"hello"`) {
+			t.Errorf("%s: %v: %s", option, err, out)
+		}
+	}
 	out, err := p.run([]string{fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/gpu=%d", b.gpu(b.lanes[0]).Index)}, "hello")
 	if err == nil || !strings.Contains(out, "this engine runs without root") || !strings.Contains(out, "ask for peerlane.dev/lane=") {
 		t.Errorf("a device peerlane.dev/gpu=: %v: %s", err, out)

@@ -263,6 +263,7 @@ func (s *session) settle() {
 		return
 	}
 	delete(s.relay.sessions, s.id)
+	s.relay.farewell(s)
 	s.port.Close()
 	s.forget()
 	s.log.Debug("a session is gone")
