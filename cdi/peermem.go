@@ -104,12 +104,14 @@ func noDMABUF(driver, kernel string) string {
 			return fmt.Sprintf("NVIDIA's driver is of version %d, and 515 is needed", major)
 		}
 	}
-	if m := kernelVersion.FindStringSubmatch(kernel); m != nil {
-		major, _ := strconv.Atoi(m[1]) // digits
-		minor, _ := strconv.Atoi(m[2])
-		if major < 5 || major == 5 && minor < 12 {
-			return fmt.Sprintf("the kernel is of version %s, and 5.12 is needed", m[0])
-		}
+	m := kernelVersion.FindStringSubmatch(kernel)
+	if m == nil {
+		return "the kernel's version is unknown"
+	}
+	major, _ := strconv.Atoi(m[1]) // digits
+	minor, _ := strconv.Atoi(m[2])
+	if major < 5 || major == 5 && minor < 12 {
+		return fmt.Sprintf("the kernel is of version %s, and 5.12 is needed", m[0])
 	}
 	return ""
 }

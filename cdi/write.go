@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/aymanbagabas/go-udiff"
 	"go.yaml.in/yaml/v3"
@@ -441,7 +442,8 @@ func replace(path string, text []byte) (err error) {
 	return os.Rename(tmp.Name(), path)
 }
 
-// removeLeftovers removes what a writer left that was killed.
+// removeLeftovers removes what a writer left that was killed. One of another
+// layout, whom nothing keeps waiting, may be at work in the same directory.
 func removeLeftovers(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -450,6 +452,9 @@ func removeLeftovers(dir string) error {
 	for _, e := range entries {
 		if left, err := filepath.Match(temporary, e.Name()); err != nil || !left {
 			continue // the pattern is right
+		}
+		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < holdTime {
+			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("removing what was left of a write that did not end: %w", err)

@@ -1,10 +1,13 @@
 package cdi
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -13,6 +16,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
 )
 
 func makeFIFO(t *testing.T, path string) {
@@ -247,5 +251,81 @@ func TestUnknownDeviceIsNamedByTheLibrary(t *testing.T) {
 	unresolved, err := cache.InjectDevices(&oci.Spec{}, "peerlane.dev/lane=9")
 	if err == nil || !slices.Equal(unresolved, []string{"peerlane.dev/lane=9"}) {
 		t.Errorf("unresolved = %v, err = %v", unresolved, err)
+	}
+}
+
+// A writer that was killed leaves its file behind.
+func TestApplyRemovesLeftovers(t *testing.T) {
+	l := layout.New(t.TempDir())
+	dir := filepath.Join(l.Root, "etc/cdi")
+	left := filepath.Join(dir, strings.Replace(temporary, "*", "12345", 1))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	foreign := filepath.Join(dir, ".nvidia.tmp")
+	recent := left + "2.tmp"
+	for _, path := range []string{left, foreign, recent} {
+		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chtimes(left, time.Time{}, time.Now().Add(-2*holdTime)); err != nil {
+		t.Fatal(err)
+	}
+	i := Installation{Layout: l, Dirs: []string{dir}, Plan: testPlan(), Specs: generate(t, testOptions(t))}
+	if _, err := i.Apply(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{".nvidia.tmp", filepath.Base(recent), "peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, entries(t, dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	if changes, err := i.Apply(); err != nil || len(changes) > 0 {
+		t.Errorf("the second time: %v, %v", changes, err)
+	}
+}
+
+// Engines read both formats alike.
+func TestFormatsSayTheSame(t *testing.T) {
+	o := testOptions(t, allNodes...)
+	for _, spec := range generate(t, o) {
+		var texts [2]bytes.Buffer
+		var read [2]*specs.Spec
+		for n, format := range []Format{JSON, YAML} {
+			if err := format.Encode(&texts[n], spec); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			if read[n], err = cdi.ParseSpec(texts[n].Bytes()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if diff := cmp.Diff(read[0], read[1]); diff != "" {
+			t.Errorf("%s (-JSON +YAML):\n%s", spec.Kind, diff)
+		}
+		if diff := cmp.Diff(spec, read[1]); diff != "" {
+			t.Errorf("%s (-was +read):\n%s", spec.Kind, diff)
+		}
+	}
+}
+
+// A link is replaced, and not written through.
+func TestWriteFollowsNoLink(t *testing.T) {
+	dir := t.TempDir()
+	target := filepath.Join(t.TempDir(), "target")
+	if err := os.WriteFile(target, []byte("precious"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, FileName(KindLane))
+	if err := os.Symlink(target, path); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(dir, generate(t, testOptions(t))); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(target); err != nil || string(text) != "precious" {
+		t.Errorf("the link's target has %q, %v", text, err)
+	}
+	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("the link is still there: %v, %v", info, err)
 	}
 }

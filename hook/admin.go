@@ -1,70 +1,118 @@
 package hook
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// The administration socket knows one request and two answers, a packet each.
-// It lies in the state tree, where only root comes.
+// The administration socket takes one request a connection and gives one answer,
+// a JSON document each, in one packet. It lies in the state tree, where only
+// root comes. A container keeps the supervisor that it was started with, so the
+// two ends can be of different releases: adminVersion says what they mean.
 const (
-	requestLanesChanged = "lanes changed"
-	answerDone          = "done"
-	answerRefused       = "refused: " // and the reason
-	adminTimeout        = 10 * time.Second
+	adminVersion = 1
+	adminTimeout = 30 * time.Second // longer than the start of a supervisor on a starved host
+
+	commandLanes   = "lanes"   // the generation has more lanes
+	commandInspect = "inspect" // answered with what the relay reports
+	commandStop    = "stop"    // end the relay, and start none
+	commandDrain   = "drain"   // the same, as gently as its copies need
+	commandResume  = "resume"  // start one again
 )
+
+type adminRequest struct {
+	Version int    `json:"version"`
+	Command string `json:"command"`
+}
+
+type adminAnswer struct {
+	Version int    `json:"version"`
+	Error   string `json:"error,omitempty"`
+	// Of commandInspect.
+	Supervisor int            `json:"supervisor,omitempty"` // process
+	Report     *launch.Report `json:"report,omitempty"`
+	// NoReport says why there is none.
+	NoReport string `json:"noReport,omitempty"`
+}
 
 func adminSocket(l layout.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "admin.sock")
 }
 
-// tellLanesChanged has a supervisor read its generation again. It returns when
-// the relay has been told, not when it has answered.
-func tellLanesChanged(l layout.Layout, id string) error {
+// ask has the supervisor of a generation do something.
+func ask(l layout.Layout, id, command string) (adminAnswer, error) {
+	fail := func(err error) (adminAnswer, error) {
+		return adminAnswer{}, fmt.Errorf("asking its supervisor: %w", err)
+	}
 	socket, err := connect(adminSocket(l, id))
 	if errors.Is(err, unix.ECONNREFUSED) {
-		return errors.New("its supervisor has been killed; restart the container")
+		return adminAnswer{}, errors.New("its supervisor has been killed; restart the container")
 	}
 	if err != nil {
-		return fmt.Errorf("asking its supervisor: %w", err)
+		return fail(err)
 	}
 	defer socket.Close()
 	conn, err := net.FileConn(socket)
 	if err != nil {
-		return err
+		return fail(err)
 	}
 	defer conn.Close()
-	answer := make([]byte, 64<<10)
-	n := 0
-	err = conn.SetDeadline(time.Now().Add(adminTimeout))
-	if err == nil {
-		if _, err = conn.Write([]byte(requestLanesChanged)); err == nil {
-			n, err = conn.Read(answer)
-		}
+	if err := conn.SetDeadline(time.Now().Add(adminTimeout)); err != nil {
+		return fail(err)
 	}
+	text, err := json.Marshal(adminRequest{adminVersion, command})
 	if err != nil {
-		return fmt.Errorf("asking its supervisor: %w", err)
+		return fail(err)
 	}
-	if reason, refused := strings.CutPrefix(string(answer[:n]), answerRefused); refused {
-		return errors.New(reason)
+	if _, err := conn.Write(text); err != nil {
+		return fail(err)
 	}
-	if string(answer[:n]) != answerDone {
-		return fmt.Errorf("its supervisor answers %q", answer[:n])
+	buffer := make([]byte, launch.MaxDatagram)
+	n, err := conn.Read(buffer)
+	if err != nil {
+		return fail(err)
 	}
-	return nil
+	var answer adminAnswer
+	if err := json.Unmarshal(buffer[:n], &answer); err != nil || answer.Version != adminVersion {
+		return adminAnswer{}, fmt.Errorf("its supervisor is of another release of Peerlane, which does not understand %q; restart the container", command)
+	}
+	if answer.Error != "" {
+		return answer, errors.New(answer.Error)
+	}
+	return answer, nil
+}
+
+// tellLanesChanged has a supervisor read its generation again. It returns when
+// the relay has been told, not when it has answered.
+func tellLanesChanged(l layout.Layout, id string) error {
+	_, err := ask(l, id, commandLanes)
+	return err
 }
 
 // request is one request to a supervisor; answer has room for its answer.
-type request struct{ answer chan error }
+type request struct {
+	command string
+	answer  chan adminAnswer
+}
+
+// reply answers a request.
+func (r request) reply(err error) {
+	a := adminAnswer{Version: adminVersion}
+	if err != nil {
+		a.Error = err.Error()
+	}
+	r.answer <- a
+}
 
 // listenAdmin is the supervisor's side.
 func listenAdmin(f *os.File) (<-chan request, error) {
@@ -81,8 +129,7 @@ func listenAdmin(f *os.File) (<-chan request, error) {
 				time.Sleep(firstPause) // out of descriptors or memory: it passes
 				continue
 			}
-			// One at a time is enough: who asks holds the generation's lock.
-			serveAdmin(conn, requests)
+			go serveAdmin(conn, requests)
 		}
 	}()
 	return requests, nil
@@ -93,20 +140,26 @@ func serveAdmin(conn net.Conn, requests chan<- request) {
 	if conn.SetDeadline(time.Now().Add(adminTimeout)) != nil {
 		return // the other side has gone, and with it who would hear an error
 	}
-	buffer := make([]byte, 256)
+	buffer := make([]byte, 4<<10)
 	n, err := conn.Read(buffer)
 	if err != nil {
 		return
 	}
-	answer := answerDone
-	if text := string(buffer[:n]); text != requestLanesChanged {
-		answer = answerRefused + fmt.Sprintf("unknown request %q", text)
-	} else {
-		r := request{make(chan error, 1)}
+	answer := adminAnswer{Version: adminVersion}
+	var asked adminRequest
+	switch err := json.Unmarshal(buffer[:n], &asked); {
+	case err != nil:
+		answer.Error = fmt.Sprintf("the request %q makes no sense: %v", buffer[:n], err)
+	case asked.Version != adminVersion:
+		answer.Error = fmt.Sprintf("its supervisor speaks version %d, and was asked in version %d; restart the container", adminVersion, asked.Version)
+	default:
+		r := request{asked.Command, make(chan adminAnswer, 1)}
 		requests <- r
-		if err := <-r.answer; err != nil {
-			answer = answerRefused + err.Error()
-		}
+		answer = <-r.answer
 	}
-	conn.Write([]byte(answer)) // as above
+	text, err := json.Marshal(answer)
+	if err != nil {
+		text = []byte(err.Error())
+	}
+	_, _ = conn.Write(text) // as above
 }

@@ -35,6 +35,11 @@ func Collect(l layout.Layout) (removed []string, err error) {
 }
 
 func collect(l layout.Layout, id string) (bool, error) {
+	// Most generations have one that sees the end of init by itself, and removes
+	// more gently.
+	if alive, err := supervised(l, id); err != nil || alive {
+		return false, err
+	}
 	g, err := readGeneration(l, id)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -57,7 +62,7 @@ func collectEnded(l layout.Layout, id string) (bool, error) {
 		return false, notOurs(err)
 	}
 	defer held.Close()
-	// The supervisor sees the end of init by itself, and removes more gently.
+	// One may have been started since.
 	if alive, err := supervised(l, id); err != nil || alive {
 		return false, err
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"path/filepath"
 	"slices"
 
 	"github.com/peerlane/peerlane/hook/layout"
@@ -17,6 +19,10 @@ type State struct {
 	Status string `json:"status"`
 	PID    int    `json:"pid"`
 	Bundle string `json:"bundle"`
+	// Root is the root file system's path, which crun alone tells.
+	Root string `json:"root"`
+	// Annotations are those of config.json. An image may have put them there.
+	Annotations map[string]string `json:"annotations"`
 }
 
 // ReadState reads a State.
@@ -49,6 +55,18 @@ func (s State) check() error {
 	return nil
 }
 
+// spec is the container's configuration. A crun that makes device nodes in a user
+// namespace loses its working directory on the way, and takes the "/" that is left
+// for the bundle: then the root file system is all that is known, and the warning
+// says what is not looked at.
+func (s State) spec() (spec *spec, warning, err error) {
+	spec, err = readSpec(s.Bundle)
+	if !errors.Is(err, fs.ErrNotExist) || !filepath.IsAbs(s.Root) {
+		return spec, nil, err
+	}
+	return rootOnly(s.Root), fmt.Errorf("container %q: its environment and its limits are not looked at: the runtime says that the bundle is %s, where no config.json is", s.ID, s.Bundle), nil
+}
+
 // Devices are what one CDI device asks for by the arguments of its hook.
 type Devices struct {
 	// Lanes are GPUs whose lanes the container gets, "UUID@PCI address" each: a
@@ -65,43 +83,61 @@ type Devices struct {
 // Create is the hook at createRuntime, or prestart: it gives a container the
 // relay for its lanes and mounts its socket, and lets one that has a NIC lock the
 // memory that it registers. What stops no container is the warning: a limit that
-// could not be raised, and what could not be removed of ended containers'.
+// could not be raised, and what could not be removed of ended containers'. Create
+// is in front of every container: it waits for nothing that it need not know.
 func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
-	if _, left := Collect(l); left != nil {
-		warning = fmt.Errorf("removing what ended containers have left: %w", left)
+	if err := d.withoutRoot(); err != nil {
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
+	collected := make(chan error, 1)
+	go func() {
+		_, err := Collect(l)
+		if err != nil {
+			err = fmt.Errorf("removing what ended containers have left: %w", err)
+		}
+		collected <- err
+	}()
+	warning, err = create(l, s, runtimeRoot, d)
+	return errors.Join(warning, <-collected), err
+}
+
+func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
 	plan, err := readPlan(l)
 	if err != nil {
-		return warning, err
+		return nil, err
 	}
 	config, err := ReadConfig(l)
 	if err != nil {
-		return warning, err
+		return nil, err
 	}
-	spec, err := readSpec(s.Bundle)
+	spec, unread, err := s.spec()
 	if err != nil {
-		return warning, fmt.Errorf("container %q: %w", s.ID, err)
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+	}
+	// A lane alone asks nothing of it.
+	if len(d.GPUs)+len(d.NICs) > 0 {
+		warning = unread
 	}
 	if err := nothingHidden(plan, spec); err != nil {
-		return warning, fmt.Errorf("container %q: %w", s.ID, err)
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	lanes, err := Lanes(plan, slices.Concat(d.Lanes, d.GPUs))
 	if err != nil {
-		return warning, fmt.Errorf("container %q: %w", s.ID, err)
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	if err := present(plan, lanes); err != nil {
-		return warning, err
+		return nil, err
 	}
 	if err := presentNICs(plan, lanes[len(d.Lanes):], d.NICs); err != nil {
-		return warning, fmt.Errorf("container %q: %w", s.ID, err)
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	c := Container{ID: s.ID, RuntimeRoot: runtimeRoot, Bundle: s.Bundle, PID: s.PID}
 	// Looked at first, so that no relay is started for what is no container.
 	if err := isolated(c); err != nil {
-		return warning, err
+		return nil, err
 	}
 	if len(d.GPUs)+len(d.NICs) > 0 {
 		if err := raiseMemlock(s.PID, spec); err != nil {
@@ -111,10 +147,13 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if len(lanes) == 0 {
 		return warning, nil
 	}
-	g, err := Launch(l, Request{Container: c, Lanes: lanes, Config: config})
-	if err != nil {
-		return warning, err
+	r := Request{Container: c, Lanes: lanes, Config: config}
+	g, starting, err := start(l, r, func(g *Generation) error { return Attach(l, g, spec.rootfs(s.Bundle)) })
+	if err == nil {
+		err = starting.failed(l, g)
 	}
-	// If this fails the runtime ends init, and with it goes the generation.
-	return warning, Attach(l, g, spec.rootfs(s.Bundle))
+	if err != nil {
+		return warning, startError(r, err)
+	}
+	return warning, nil
 }

@@ -9,8 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/peerlane/peerlane/hook/layout"
@@ -54,6 +54,10 @@ const (
 	StateReady    = "ready"    // it serves the container's lanes
 	StateWaiting  = "waiting"  // it died and will be started again
 	StateDown     = "down"     // it died too often; clients are refused
+	StateStopping = "stopping" // somebody stopped it, and it is ending
+	StateStopped  = "stopped"  // it has ended; clients are refused
+	StateDraining = "draining" // it starts no new work, and copies are under way
+	StateDrained  = "drained"  // it has let go of the GPUs; clients are refused
 	StateEnding   = "ending"   // init has ended, or somebody stopped the supervisor
 )
 
@@ -85,11 +89,22 @@ func newID() string {
 	return hex.EncodeToString(bits[:])
 }
 
-var idPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
+// isID reports whether a name is one of newID's.
+func isID(name string) bool {
+	return len(name) == 32 && strings.Trim(name, "0123456789abcdef") == ""
+}
 
 func generationFile(l layout.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "generation.json")
 }
+
+// initMark is a file of a generation that is found without reading anything.
+func initMark(l layout.Layout, id string, init Process) string {
+	return filepath.Join(l.GenerationDir(id), fmt.Sprintf("init-%d-%d", init.PID, init.Start))
+}
+
+// logName is what a supervisor and its relay write, in GenerationDir.
+const logName = "relay.log"
 
 func statusFile(l layout.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "status.json")
@@ -135,7 +150,7 @@ func ids(l layout.Layout) ([]string, error) {
 	}
 	var ids []string
 	for _, e := range entries {
-		if e.IsDir() && idPattern.MatchString(e.Name()) {
+		if e.IsDir() && isID(e.Name()) {
 			ids = append(ids, e.Name())
 		}
 	}
@@ -199,7 +214,7 @@ func readJSON(path string, value any) error {
 // writeJSON replaces a file at once. Each file has one writer at a time, so
 // the temporary name is free. Nothing is synced: no generation outlives a boot.
 func writeJSON(path string, value any) error {
-	text, err := json.MarshalIndent(value, "", "  ")
+	text, err := json.Marshal(value)
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}

@@ -1,6 +1,8 @@
 package hook
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,7 +44,7 @@ type Request struct {
 }
 
 // Launch gives a container its generation: sockets that accept connections
-// from now on, and a supervisor that has started the relay. It does not wait
+// from now on, and a supervisor that has executed the relay. It does not wait
 // until the relay answers. For a container that has a generation the lanes
 // that it lacks are added to it.
 //
@@ -52,31 +54,40 @@ type Request struct {
 // Container.PID: the generation ends when that has ended. If Launch fails it
 // leaves nothing.
 func Launch(l layout.Layout, r Request) (*Generation, error) {
-	g, err := start(l, r)
+	g, s, err := start(l, r, func(*Generation) error { return nil })
+	if err == nil {
+		err = s.wait(l, g)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("starting the relay of container %q: %w", r.Container.ID, err)
+		return nil, startError(r, err)
 	}
 	return g, nil
 }
 
-func start(l layout.Layout, r Request) (*Generation, error) {
+func startError(r Request, err error) error {
+	return fmt.Errorf("starting the relay of container %q: %w", r.Container.ID, err)
+}
+
+// start finds or makes the generation, and runs a function while the supervisor
+// of a new one is executed. A supervisor that was there already is no starting.
+func start(l layout.Layout, r Request, meanwhile func(*Generation) error) (*Generation, *starting, error) {
 	if !filepath.IsAbs(l.Root) {
-		return nil, fmt.Errorf("the root %q is not an absolute path", l.Root)
+		return nil, nil, fmt.Errorf("the root %q is not an absolute path", l.Root)
 	}
 	if len(r.Lanes) == 0 {
-		return nil, errors.New("no lane is asked for")
+		return nil, nil, errors.New("no lane is asked for")
 	}
 	supervisor, relay, err := binaries(r)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	init, pidfd, err := identify(r.Container.PID)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer pidfd.Close()
 	if err := l.Create(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// A generation that is found can be gone before it is locked: its init ends,
 	// or the hook that makes it fails.
@@ -86,20 +97,20 @@ func start(l layout.Layout, r Request) (*Generation, error) {
 		case errors.Is(err, fs.ErrNotExist) && found:
 			continue
 		case err != nil:
-			return nil, err
-		case found:
-			err = extend(l, g, r.Lanes)
-		default:
-			err = g.start(l, supervisor, r.Config.Relay.Launcher, pidfd)
-			if err != nil {
-				err = errors.Join(err, remove(l, g.ID))
+			return nil, nil, err
+		}
+		defer held.Close()
+		if found {
+			if err := extend(l, g, r.Lanes); err != nil {
+				return nil, nil, err
 			}
+			return g, nil, meanwhile(g)
 		}
-		held.Close()
+		s, err := g.start(l, supervisor, r.Config.Relay.Launcher, pidfd, meanwhile)
 		if err != nil {
-			return nil, err
+			return nil, nil, errors.Join(err, remove(l, g.ID))
 		}
-		return g, nil
+		return g, s, nil
 	}
 }
 
@@ -115,6 +126,9 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		return nil, nil, false, err
 	}
 	for _, id := range all {
+		if _, err := os.Lstat(initMark(l, id, init)); err != nil {
+			continue
+		}
 		g, err := readGeneration(l, id)
 		if err != nil || g.Init != init {
 			continue // an unreadable one is of another boot, and Collect's
@@ -142,7 +156,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		Slots: r.Config.Relay.Slots, SlotBytes: uint64(r.Config.Relay.SlotSize),
 		Peers: l.Peers(), NICs: l.EmulatedNICs(),
 	}
-	if err := checkConfig(g.Config); err != nil {
+	if err := g.check(); err != nil {
 		return nil, nil, false, err
 	}
 	if err := os.Mkdir(l.GenerationDir(g.ID), 0o700); err != nil {
@@ -151,6 +165,9 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 	held, err = lockGeneration(l, g.ID, lockTime)
 	if err == nil {
 		if err = g.write(l); err == nil {
+			err = os.WriteFile(initMark(l, g.ID, init), nil, 0o600)
+		}
+		if err == nil {
 			return g, held, false, nil
 		}
 		held.Close()
@@ -169,14 +186,21 @@ func merge(have, more []launch.Lane) []launch.Lane {
 	return merged
 }
 
-func checkConfig(c launch.Config) error {
-	if err := c.Check(); err != nil {
+// aLane bounds the JSON of one lane and of what is there once.
+const aLane = 2 << 10
+
+// check refuses a configuration that a relay cannot work with, or be told.
+func (g *Generation) check() error {
+	if err := g.Config.Check(); err != nil {
 		return err
 	}
-	text, err := json.Marshal(c)
+	if len(g.Config.Lanes) < launch.MaxDatagram/aLane-1 {
+		return nil // and the time to write it all is saved, in front of every container
+	}
+	text, err := json.Marshal(g.Config)
 	if err == nil && len(text) > launch.MaxDatagram {
 		err = fmt.Errorf("the relay's configuration has %d bytes, and %d are possible: %d lanes are too many for one container",
-			len(text), launch.MaxDatagram, len(c.Lanes))
+			len(text), launch.MaxDatagram, len(g.Config.Lanes))
 	}
 	return err
 }
@@ -189,7 +213,7 @@ func extend(l layout.Layout, g *Generation, lanes []launch.Lane) error {
 	if len(g.Config.Lanes) == len(before.Lanes) {
 		return nil
 	}
-	if err := checkConfig(g.Config); err != nil {
+	if err := g.check(); err != nil {
 		return err
 	}
 	if err := g.write(l); err != nil {
@@ -202,71 +226,103 @@ func extend(l layout.Layout, g *Generation, lanes []launch.Lane) error {
 	return nil
 }
 
-// start makes the sockets of a new generation and runs its supervisor; it
-// returns when that has executed the relay.
-func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *os.File) error {
+// start makes the sockets of a new generation and runs its supervisor, and
+// meanwhile a function. It returns when the supervisor is executed.
+func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *os.File, meanwhile func(*Generation) error) (*starting, error) {
 	if err := os.Mkdir(l.SocketDir(g.ID), 0o700); err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.Chmod(l.SocketDir(g.ID), 0o755); err != nil { // Mkdir's mode goes through umask
-		return err
+		return nil, err
 	}
 	// Whoever is in the container may connect, whatever the uid there.
 	clients, err := listen(filepath.Join(l.SocketDir(g.ID), layout.SocketName), 0o666)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer clients.Close()
 	peers, err := listen(l.PeerSocket(g.ID), 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer peers.Close()
 	admin, err := listen(adminSocket(l, g.ID), 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer admin.Close()
 	alive, err := os.OpenFile(supervisorLock(l, g.ID), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer alive.Close()
 	if err := lock(alive, unix.LOCK_EX, lockTime); err != nil {
-		return err
+		return nil, err
 	}
 	files := map[int]*os.File{
 		fdClients: clients, fdPeers: peers, fdInit: pidfd, fdAdmin: admin, fdAlive: alive,
 	}
-	if launched, err := g.runBySystemd(l, launcher, files); err != nil || launched {
-		return err
+	var s *starting
+	run := make(chan error)
+	go func() {
+		var err error
+		s, err = g.runBySystemd(l, launcher, files)
+		if err == nil && s == nil {
+			s, err = g.run(l, supervisor, files)
+		}
+		run <- err
+	}()
+	err = meanwhile(g)
+	if failed := <-run; failed != nil {
+		return nil, errors.Join(failed, err)
 	}
-	return g.run(l, supervisor, files)
+	if err != nil {
+		defer s.close()
+		_, stop := s.stop()
+		return nil, errors.Join(err, stop)
+	}
+	return s, nil
 }
 
-// run runs the supervisor with these descriptors.
-func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.File) error {
-	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), "relay.log"), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+// starting is a supervisor that is executed, and may not have executed the
+// relay yet.
+type starting struct {
+	program string
+	answer  *os.File // the other end of its fdStarted; nil where the relay is known to be executed
+	log     *os.File // of the generation
+	// stop kills it, unless it has ended, and returns how it ended: it may be
+	// stuck, and shall not write while all is removed.
+	stop func() (exit string, err error)
+	// held is closed when nobody waits for it any more.
+	held []io.Closer
+}
+
+// run runs the supervisor with these descriptors: it returns when the
+// supervisor is executed, and has them all.
+func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.File) (*starting, error) {
+	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), logName), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer log.Close()
 	started, tell, err := os.Pipe()
 	if err != nil {
-		return err
+		return nil, errors.Join(err, log.Close())
 	}
-	defer started.Close()
+	defer tell.Close()
+	s := &starting{program: supervisor, answer: started, log: log, held: []io.Closer{started, log}}
 	files[fdStarted] = tell
 
 	// A runtime that leaks descriptors into its hooks waits until all copies
 	// are closed: nothing but what is named here passes to the supervisor.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return errors.Join(os.NewSyscallError("close_range", err), tell.Close())
+		s.close()
+		return nil, os.NewSyscallError("close_range", err)
 	}
 	cmd, err := startInCgroup(l, g.ID, log, func() *exec.Cmd {
 		cmd := exec.Command(supervisor, "supervise", "--root", l.Root, "--generation", g.ID)
 		cmd.Dir = "/"
-		cmd.Env = []string{searchPath}
+		// One processor is enough for it, and less to set up.
+		cmd.Env = []string{searchPath, "GOMAXPROCS=1"}
 		cmd.Stderr = log
 		for fd := 3; files[fd] != nil; fd++ {
 			cmd.ExtraFiles = append(cmd.ExtraFiles, files[fd])
@@ -274,35 +330,76 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		return cmd
 	})
-	tell.Close()
 	if err != nil {
-		return fmt.Errorf("starting the supervisor: %w", err)
+		s.close()
+		return nil, fmt.Errorf("starting the supervisor: %w", err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }() // and so it is reaped where the caller lives on
-
-	if err := started.SetReadDeadline(time.Now().Add(startTimeout)); err != nil {
-		return err
+	s.stop = func() (string, error) {
+		if err := cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return "", err
+		}
+		<-ended
+		return cmd.ProcessState.String(), nil
 	}
-	answer, err := io.ReadAll(io.LimitReader(started, 64<<10))
+	return s, nil
+}
+
+func (s *starting) close() {
+	for _, h := range s.held {
+		h.Close()
+	}
+}
+
+// wait returns when the supervisor has executed the relay. Otherwise nothing is
+// left of the generation.
+func (s *starting) wait(l layout.Layout, g *Generation) error {
+	if s == nil {
+		return nil // it was there before
+	}
+	defer s.close()
+	if s.answer == nil {
+		return nil
+	}
+	err := s.answer.SetReadDeadline(time.Now().Add(startTimeout))
+	var answer []byte
+	if err == nil {
+		answer, err = io.ReadAll(io.LimitReader(s.answer, 64<<10))
+	}
 	if err == nil && string(answer) == startedAnswer {
 		return nil
 	}
-	// It may be stuck and not ended, and shall not write while all is removed.
-	kill := cmd.Process.Kill()
-	if errors.Is(kill, os.ErrProcessDone) {
-		kill = nil
-	}
-	exit := <-ended
+	exit, stop := s.stop()
 	switch {
 	case err != nil:
-		err = fmt.Errorf("the supervisor %s has not started a relay within %v: %w; its log: %s", supervisor, startTimeout, err, tail(log))
+		err = fmt.Errorf("the supervisor %s has not started a relay within %v: %w; its log: %s", s.program, startTimeout, err, tail(s.log))
 	case len(answer) > 0:
 		err = errors.New(string(answer))
 	default:
-		err = fmt.Errorf("the supervisor %s ended early (%w); its log: %s", supervisor, exit, tail(log))
+		err = fmt.Errorf("the supervisor %s ended early (%s); its log: %s", s.program, exit, tail(s.log))
 	}
-	return errors.Join(err, kill)
+	err = errors.Join(err, stop)
+	held, locked := lockGeneration(l, g.ID, lockTime)
+	if locked != nil {
+		return errors.Join(err, locked)
+	}
+	defer held.Close()
+	return errors.Join(err, remove(l, g.ID))
+}
+
+// failed is wait for what is known by now: most relays that cannot be executed
+// show before their container's socket is mounted. What shows later the clients
+// hear from the supervisor.
+func (s *starting) failed(l layout.Layout, g *Generation) error {
+	if s == nil || s.answer == nil {
+		return nil
+	}
+	fds := []unix.PollFd{{Fd: int32(s.answer.Fd()), Events: unix.POLLIN}}
+	if n, err := unix.Poll(fds, 0); n == 0 || err != nil {
+		return nil
+	}
+	return s.wait(l, g)
 }
 
 // startInCgroup starts a command in a control group of its own. A host where
@@ -369,7 +466,10 @@ func binaries(r Request) (supervisor, relay string, err error) {
 	if relay == "" {
 		relay = filepath.Join(filepath.Dir(supervisor), "peerlane-relay")
 	}
-	if err := executable(relay); err != nil {
+	if err = executable(relay); err == nil {
+		err = runnable(relay)
+	}
+	if err != nil {
 		return "", "", fmt.Errorf("the relay binary: %w; install it there, or name it by relay.binary in config.toml", err)
 	}
 	return supervisor, relay, nil
@@ -384,4 +484,59 @@ func executable(path string) error {
 		err = &os.PathError{Op: "exec", Path: path, Err: syscall.EACCES}
 	}
 	return err
+}
+
+// runnable finds what would stop a program from being executed, beyond its mode:
+// the supervisor that executes it does so when the hook has gone.
+func runnable(path string) error {
+	if err := unix.Faccessat2(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS); err != nil {
+		return &os.PathError{Op: "exec", Path: path, Err: err} // on a file system that is mounted noexec, say
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	linker, err := interpreter(f)
+	if err == nil && linker != "" {
+		_, err = os.Stat(linker)
+	}
+	if err != nil {
+		return &os.PathError{Op: "exec", Path: path, Err: err}
+	}
+	return nil
+}
+
+// interpreter is the dynamic linker that an ELF file names (elf(5), 64 bits,
+// little-endian: amd64 and arm64), or the program of a script; empty where there
+// is none. What the kernel executes by other means is not known here.
+func interpreter(f io.ReaderAt) (string, error) {
+	header := make([]byte, 64)
+	n, err := f.ReadAt(header, 0)
+	switch {
+	case err != nil && err != io.EOF:
+		return "", err
+	case bytes.HasPrefix(header[:n], []byte("#!")):
+		return "", nil // the kernel finds out
+	case n < len(header) || string(header[:6]) != "\x7fELF\x02\x01":
+		return "", syscall.ENOEXEC
+	}
+	le := binary.LittleEndian
+	at, size, count := int64(le.Uint64(header[32:])), int64(le.Uint16(header[54:])), int64(le.Uint16(header[56:]))
+	for i := range count {
+		segment := make([]byte, 40)
+		if _, err := f.ReadAt(segment, at+i*size); err != nil {
+			return "", syscall.ENOEXEC
+		}
+		const interp = 3 // PT_INTERP
+		if le.Uint32(segment) != interp {
+			continue
+		}
+		name := make([]byte, min(le.Uint64(segment[32:]), unix.PathMax))
+		if _, err := f.ReadAt(name, int64(le.Uint64(segment[8:]))); err != nil {
+			return "", syscall.ENOEXEC
+		}
+		return string(bytes.TrimRight(name, "\x00")), nil
+	}
+	return "", nil
 }

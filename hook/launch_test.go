@@ -195,12 +195,11 @@ func TestUselessRelayStaysDown(t *testing.T) {
 			if info.Status.Starts != 5 || info.Status.Relay != nil || !strings.Contains(info.Status.Error, says) {
 				t.Errorf("status %+v; the error should say %q", info.Status, says)
 			}
-			eventually(t, "closing of the socket", func() error {
-				if _, err := h.ask(g.ID); !errors.Is(err, unix.ECONNREFUSED) {
-					return fmt.Errorf("a client gets %w, want ECONNREFUSED", err)
+			for _, socket := range []string{filepath.Join(h.layout.SocketDir(g.ID), "relay.sock"), h.layout.PeerSocket(g.ID)} {
+				if why := refused(t, socket); !strings.Contains(why, says) || !strings.Contains(why, "stays down after 5 failures") {
+					t.Errorf("on %s one hears %q; it should say %q", socket, why, says)
 				}
-				return nil
-			})
+			}
 			_, err := hook.Launch(h.layout, h.request("c", init.Process.Pid, fault, lane(4)))
 			if err == nil || !strings.Contains(err.Error(), says) {
 				t.Errorf("adding a lane to a relay that is down: %v; it should say %q", err, says)

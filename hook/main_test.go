@@ -187,11 +187,30 @@ func relayMain() {
 				return // the supervisor is gone; a relay goes on
 			}
 			status := launch.Status{OK: true}
-			var c launch.Config
-			if err := json.Unmarshal(buffer[:size], &c); err != nil {
+			var message struct {
+				launch.Request
+				launch.Config
+			}
+			if err := json.Unmarshal(buffer[:size], &message); err != nil {
 				status = launch.Status{Error: err.Error()}
 			}
-			report("config", c)
+			switch message.Request.Request {
+			case launch.RequestReport:
+				status.Report = &launch.Report{Contexts: []string{"0000:17:00.0"}}
+			case launch.RequestEnd:
+				go func() {
+					switch {
+					case fault("stubborn"), fault("never drained"):
+						return
+					case fault("slow drain"):
+						time.Sleep(time.Second)
+						report("end", "drained")
+					}
+					syscall.Exit(0)
+				}()
+			default:
+				report("config", message.Config)
+			}
 			if fault("refuses all") || fault("refuses changes") && n > 0 {
 				status = launch.Status{Error: "no such GPU"}
 			}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +30,7 @@ func identify(pid int) (Process, *os.File, error) {
 	fail := func(err error) (Process, *os.File, error) {
 		return Process{}, nil, fmt.Errorf("identifying process %d: %w", pid, err)
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := bootID()
 	if err != nil {
 		return fail(err)
 	}
@@ -54,7 +53,7 @@ func identify(pid int) (Process, *os.File, error) {
 		file.Close()
 		return fail(err)
 	}
-	return Process{PID: pid, Start: start, Boot: strings.TrimSpace(string(boot))}, file, nil
+	return Process{PID: pid, Start: start, Boot: boot}, file, nil
 }
 
 // startTime reads field 22 of /proc/PID/stat.

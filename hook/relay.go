@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,9 +31,11 @@ type relay struct {
 	answers chan launch.Status
 	// exited has one value, when the process has ended.
 	exited chan error
-	// overdue fires when an answer is late; nil while none is awaited.
+	// overdue fires when the answer to a configuration is late.
 	overdue *time.Timer
-	awaited int
+	// asked has what is not answered yet, a launch.Request's word or "" for a
+	// configuration.
+	asked []string
 	// doomed says why it was killed; empty while it was not.
 	doomed string
 }
@@ -106,7 +109,25 @@ func (r *relay) read() {
 
 // configure sends a configuration; the answer comes by answers.
 func (r *relay) configure(c launch.Config) error {
-	text, err := json.Marshal(c)
+	if err := r.send(c); err != nil {
+		return err
+	}
+	r.asked = append(r.asked, "")
+	r.overdue.Reset(answerTimeout)
+	return nil
+}
+
+// request sends a request; the answer comes by answers.
+func (r *relay) request(q launch.Request) error {
+	if err := r.send(q); err != nil {
+		return err
+	}
+	r.asked = append(r.asked, q.Request)
+	return nil
+}
+
+func (r *relay) send(message any) error {
+	text, err := json.Marshal(message)
 	if err != nil {
 		return err
 	}
@@ -114,20 +135,21 @@ func (r *relay) configure(c launch.Config) error {
 	if err := r.control.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return err
 	}
-	if _, err := r.control.Write(text); err != nil {
-		return err
-	}
-	r.awaited++
-	r.overdue.Reset(answerTimeout)
-	return nil
+	_, err = r.control.Write(text)
+	return err
 }
 
-// answered takes note of one answer.
-func (r *relay) answered() {
-	r.awaited--
-	if r.awaited <= 0 {
+// answered takes note of one answer, and says to what it is one.
+func (r *relay) answered() string {
+	if len(r.asked) == 0 {
+		return "" // it answers what nobody asked
+	}
+	to := r.asked[0]
+	r.asked = r.asked[1:]
+	if !slices.Contains(r.asked, "") {
 		r.overdue.Stop()
 	}
+	return to
 }
 
 // kill ends the relay for a reason; exited tells when it has ended.

@@ -53,6 +53,15 @@ type supervisor struct {
 	failures []time.Time // of the last failureTime
 	restart  *time.Timer
 	status   Status
+	// held is the state without a relay that somebody has asked for, StateStopped
+	// or StateDrained; empty while one shall run.
+	held string
+	// insist fires when a relay that was stopped should have ended.
+	insist *time.Timer
+	// refusal answers in place of a relay; nil while one does, or soon will.
+	refusal *refusal
+	// inspecting are the requests that wait for the relay's report.
+	inspecting []request
 }
 
 // Supervise is the supervisor of a generation: `peerlane-hook supervise`, run
@@ -78,18 +87,22 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 	s := &supervisor{
 		layout: l, log: logrus.WithField("generation", id),
 		clients: d.clients, peers: d.peers, init: d.init, alive: d.alive,
-		restart: time.NewTimer(0),
+		restart: time.NewTimer(0), insist: time.NewTimer(0),
 	}
 	s.restart.Stop()
+	s.insist.Stop()
 	requests, err := s.begin(id, d.admin)
 	if err != nil {
 		_, tell := fmt.Fprint(d.started, err)
 		return errors.Join(err, tell)
 	}
-	if _, err := fmt.Fprint(d.started, startedAnswer); err != nil {
-		// Launch has given up, or was killed: the runtime ends init as well.
-		s.log.WithError(err).Error("the hook that started this relay has gone")
+	answer := startedAnswer
+	if err := s.start(); err != nil {
+		answer = err.Error()
+		// Launch ends this process; but a hook may not have waited.
+		s.failed(fmt.Sprintf("starting the relay: %v", err))
 	}
+	_, _ = fmt.Fprint(d.started, answer) // nobody reads it where the hook has not waited
 	d.started.Close()
 	return s.loop(requests, stop)
 }
@@ -97,7 +110,7 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 // handed checks that Launch handed this generation to this process: a descriptor
 // is of its lock.
 func handed(l layout.Layout, id string, alive int) error {
-	if !idPattern.MatchString(id) {
+	if !isID(id) {
 		return errors.New("that is not 32 hexadecimal digits")
 	}
 	var lock, handed unix.Stat_t
@@ -113,7 +126,7 @@ func handed(l layout.Layout, id string, alive int) error {
 	return nil
 }
 
-// begin starts the first relay. An error of it is Launch's.
+// begin makes ready for the first relay. An error of it is Launch's.
 func (s *supervisor) begin(id string, admin *os.File) (<-chan request, error) {
 	generation, err := readGeneration(s.layout, id)
 	if err != nil {
@@ -125,7 +138,7 @@ func (s *supervisor) begin(id string, admin *os.File) (<-chan request, error) {
 	if err != nil {
 		return nil, err
 	}
-	return requests, s.start()
+	return requests, nil
 }
 
 // loop is the life of the supervisor.
@@ -159,6 +172,8 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 				return s.end()
 			}
 			s.exited(err)
+		case <-s.insist.C:
+			s.kill(fmt.Sprintf("it did not end within %v", endTimeout))
 		case <-overdue:
 			s.kill(fmt.Sprintf("the relay has not answered its configuration within %v and was killed", answerTimeout))
 		case <-s.restart.C:
@@ -166,13 +181,137 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 				s.failed(fmt.Sprintf("starting the relay: %v", err))
 			}
 		case r := <-requests:
-			r.answer <- s.lanesChanged()
+			s.requested(r)
 		}
 	}
 }
 
-// start starts a relay and sends it its configuration.
+// requested does what the administrator, or a hook, asks for.
+func (s *supervisor) requested(r request) {
+	switch r.command {
+	case commandLanes:
+		r.reply(s.lanesChanged())
+	case commandInspect:
+		s.inspect(r)
+	case commandStop:
+		s.hold(StateStopped)
+		r.reply(nil)
+	case commandDrain:
+		s.hold(StateDrained)
+		r.reply(nil)
+	case commandResume:
+		r.reply(s.resume())
+	default:
+		r.reply(fmt.Errorf("its supervisor is of an earlier release of Peerlane, which does not know %q; restart the container", r.command))
+	}
+}
+
+// inspect asks the relay, if there is one that answers.
+func (s *supervisor) inspect(r request) {
+	if s.status.State == StateReady {
+		err := s.relay.request(launch.Request{Request: launch.RequestReport})
+		if err == nil {
+			s.inspecting = append(s.inspecting, r)
+			return
+		}
+		s.log.WithError(err).Warn("asking the relay for a report")
+	}
+	r.answer <- adminAnswer{Version: adminVersion, Supervisor: os.Getpid(), NoReport: "the relay is " + s.status.State}
+}
+
+// inspected answers those who wait for a report.
+func (s *supervisor) inspected(report *launch.Report, why string) {
+	for _, r := range s.inspecting {
+		r.answer <- adminAnswer{Version: adminVersion, Supervisor: os.Getpid(), Report: report, NoReport: why}
+	}
+	s.inspecting = nil
+}
+
+// hold ends the relay and has none started. What is drained can be stopped: a
+// copy that never ends would hold it for ever.
+func (s *supervisor) hold(state string) {
+	if s.held == StateStopped || s.held == state {
+		return
+	}
+	s.log.Infof("asked for %s", state)
+	s.held = state
+	s.restart.Stop()
+	if s.relay == nil {
+		s.rest()
+		return
+	}
+	s.note(map[string]string{StateStopped: StateStopping, StateDrained: StateDraining}[state], s.status.Error)
+	reason := map[string]string{StateStopped: "was stopped by the administrator", StateDrained: "was drained by the administrator; attach again later"}[state]
+	err := s.relay.request(launch.Request{Request: launch.RequestEnd, Reason: reason})
+	if err != nil {
+		s.log.WithError(err).Warn("asking the relay to end")
+	}
+	if err != nil || state == StateStopped {
+		s.insist.Reset(endTimeout)
+	}
+}
+
+// rest is the state without a relay that was asked for.
+func (s *supervisor) rest() {
+	s.note(s.held, s.status.Error)
+	name := "the relay of container " + s.generation.Container.ID
+	s.refuse(map[string]string{
+		StateStopped: name + " was stopped by the administrator; peerlane relay resume on the host starts it again",
+		StateDrained: name + " was drained by the administrator; attach again later",
+	}[s.held])
+}
+
+// refuse answers clients and peers while there is no relay: they are told why,
+// and do not wait.
+func (s *supervisor) refuse(reason string) {
+	if err := s.refusal.end(); err != nil {
+		s.log.WithError(err).Warn("leaving the sockets")
+	}
+	var err error
+	if s.refusal, err = refuse(s.clients, s.peers, reason); err != nil {
+		s.log.WithError(err).Error("answering clients; they wait")
+	}
+}
+
+// resume starts a relay after hold, or after it has given up.
+func (s *supervisor) resume() error {
+	switch s.status.State {
+	case StateStopped, StateDrained, StateDown:
+	case StateStopping, StateDraining:
+		return fmt.Errorf("its relay is %s still; resume it when that has ended", s.status.State)
+	default:
+		return nil // it runs, or will
+	}
+	drained, err := AllDrained(s.layout)
+	if err != nil {
+		return err
+	}
+	if drained != nil {
+		return fmt.Errorf("all relays of this host are drained; peerlane relay resume --all resumes them")
+	}
+	s.held, s.failures = "", nil
+	if err := s.start(); err != nil {
+		s.failed(fmt.Sprintf("starting the relay: %v", err))
+		return err
+	}
+	return nil
+}
+
+// start starts a relay and sends it its configuration, unless all relays of the
+// host are drained.
 func (s *supervisor) start() error {
+	drained, err := AllDrained(s.layout)
+	if err != nil {
+		s.log.WithError(err).Error("looking whether all relays are drained")
+	}
+	if drained != nil {
+		s.hold(StateDrained)
+		return nil
+	}
+	if err := s.refusal.end(); err != nil {
+		s.log.WithError(err).Warn("leaving the sockets")
+	}
+	s.refusal = nil
 	r, err := startRelay(s.generation.Relay, s.clients, s.peers, s.init)
 	if err != nil {
 		return err
@@ -187,9 +326,19 @@ func (s *supervisor) start() error {
 
 // answered handles the relay's word on a configuration.
 func (s *supervisor) answered(a launch.Status) {
-	s.relay.answered()
+	switch s.relay.answered() {
+	case launch.RequestReport:
+		s.inspected(a.Report, a.Error)
+		return
+	case launch.RequestEnd:
+		if !a.OK {
+			s.log.Warnf("the relay does not end for asking: %s", a.Error)
+			s.insist.Reset(time.Nanosecond)
+		}
+		return
+	}
 	switch {
-	case s.relay.doomed != "":
+	case s.held != "" || s.relay.doomed != "":
 	case a.OK:
 		s.log.Infof("relay %d is ready", s.relay.process.PID)
 		s.note(StateReady, "")
@@ -220,6 +369,12 @@ func (s *supervisor) exited(err error) {
 		reason = "the relay ended by itself, although the container lives"
 	}
 	s.drop()
+	s.insist.Stop()
+	if s.held != "" {
+		s.log.Info("the relay has ended as it was asked to")
+		s.rest()
+		return
+	}
 	s.failed(reason)
 }
 
@@ -227,6 +382,7 @@ func (s *supervisor) exited(err error) {
 func (s *supervisor) drop() {
 	s.relay.close()
 	s.relay, s.status.Relay = nil, nil
+	s.inspected(nil, "the relay has just ended")
 }
 
 // failed starts the next relay a little later, or not at all.
@@ -241,12 +397,10 @@ func (s *supervisor) failed(reason string) {
 		s.restart.Reset(pause)
 		return
 	}
-	// Clients that wait are better told: with the sockets closed they are, and
-	// the next ones are refused.
 	s.log.Errorf("%s; %d failures within %v: giving up", reason, maxFailures, failureTime)
 	s.note(StateDown, reason)
-	s.clients.Close()
-	s.peers.Close()
+	s.refuse(fmt.Sprintf("the relay of container %s stays down after %d failures within %v: %s; peerlane relay resume on the host starts it again",
+		s.generation.Container.ID, maxFailures, failureTime, reason))
 }
 
 // lanesChanged reads the generation again and tells the relay.

@@ -76,11 +76,11 @@ func (s *service) close() {
 }
 
 // runBySystemd runs the supervisor as a service of systemd's, where
-// configuration and host say so. It is as with run: nil says that the relay has
-// been executed.
-func (g *Generation) runBySystemd(l layout.Layout, launcher string, files map[int]*os.File) (launched bool, err error) {
+// configuration and host say so, and returns when that has executed the relay;
+// nil where the hook is to run it.
+func (g *Generation) runBySystemd(l layout.Layout, launcher string, files map[int]*os.File) (*starting, error) {
 	if launcher == config.LauncherFork || launcher != config.LauncherSystemd && !offersLauncher(l) {
-		return false, nil
+		return nil, nil
 	}
 	wait := greetTimeout
 	if launcher == config.LauncherSystemd {
@@ -89,15 +89,18 @@ func (g *Generation) runBySystemd(l layout.Layout, launcher string, files map[in
 	s, err := greet(l.Launcher(), wait)
 	switch {
 	case err == nil:
-		defer s.close()
-		return true, g.handOver(l, s, files)
+		if err := g.handOver(l, s, files); err != nil {
+			s.close()
+			return nil, err
+		}
+		return &starting{stop: func() (string, error) { return "", s.kill() }, held: []io.Closer{s.conn, s.pidfd}}, nil
 	case launcher == config.LauncherSystemd:
-		return false, fmt.Errorf("relay.launcher is %q, and %w; run `systemctl enable --now peerlane-relay.socket`, look at `journalctl -u peerlane-relay.socket -u 'peerlane-relay@*'`, or set relay.launcher to %q in config.toml",
+		return nil, fmt.Errorf("relay.launcher is %q, and %w; run `systemctl enable --now peerlane-relay.socket`, look at `journalctl -u peerlane-relay.socket -u 'peerlane-relay@*'`, or set relay.launcher to %q in config.toml",
 			launcher, err, config.LauncherAuto)
 	}
 	// Better a relay that counts among the runtime's processes than no container.
 	logrus.WithError(err).WithField("container", g.Container.ID).Warn("no relay by systemd; this hook starts it")
-	return false, g.noteInLog(l, fmt.Sprintf("no relay by systemd, so the hook started it: %v\n", err))
+	return nil, g.noteInLog(l, fmt.Sprintf("no relay by systemd, so the hook started it: %v\n", err))
 }
 
 // offersLauncher says whether systemd is process 1 (sd_booted(3)), and has
@@ -123,7 +126,7 @@ func (g *Generation) noteInLog(l layout.Layout, line string) error {
 
 // openLog opens a generation's log, and makes it where there is none.
 func openLog(l layout.Layout, id string) (*os.File, error) {
-	return os.OpenFile(filepath.Join(l.GenerationDir(id), "relay.log"), os.O_RDWR|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
+	return os.OpenFile(filepath.Join(l.GenerationDir(id), logName), os.O_RDWR|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 }
 
 // greet connects to the launcher's socket and waits for the service.

@@ -244,6 +244,13 @@ func TestKilledServiceLeavesTheRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitDead(t, service)
+	// Its threads end one by one, and the last one lets go of the lock.
+	eventually(t, "end of the supervisor", func() error {
+		if h.info(t, g.ID).Supervised {
+			return errors.New("it lives")
+		}
+		return nil
+	})
 	if again, err := h.ask(g.ID); err != nil || again != pid {
 		t.Errorf("relay %d answers, and it was %d: %v", again, pid, err)
 	}
@@ -420,15 +427,15 @@ func TestLateServiceFindsNothing(t *testing.T) {
 func TestServiceThatFailsFailsTheStart(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	text := filepath.Join(t.TempDir(), "text")
-	if err := os.WriteFile(text, []byte("no program"), 0o755); err != nil {
+	script := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(script, []byte("#!/nowhere/interpreter\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	startLauncher(t, h, nil)
 	r := h.requestBy(config.LauncherAuto, "c", process(t).Process.Pid, "")
-	r.Config.Relay.Binary = text
+	r.Config.Relay.Binary = script
 	_, err := hook.Launch(h.layout, r)
-	if err == nil || !strings.Contains(err.Error(), "exec format error") || !strings.Contains(err.Error(), "journalctl") {
+	if err == nil || !strings.Contains(err.Error(), "no such file or directory") || !strings.Contains(err.Error(), "journalctl") {
 		t.Errorf("error %v", err)
 	}
 	h.gone(t)

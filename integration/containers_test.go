@@ -19,11 +19,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -339,7 +342,17 @@ func (c *container) generation() hook.Info {
 // role.
 func (b *bed) streaming(roleA ...string) (a, z *container) {
 	b.Helper()
-	a, z = b.start(b.lanes[0], roleA...), b.start(b.lanes[1], "stream")
+	return b.introduce(b.start(b.lanes[0], roleA...), b.start(b.lanes[1], "stream"))
+}
+
+// waiting are two that attach again when they are told to.
+func (b *bed) waiting() (a, z *container) {
+	b.Helper()
+	return b.introduce(b.start(b.lanes[0], "stream", "wait"), b.start(b.lanes[1], "stream", "wait"))
+}
+
+func (b *bed) introduce(a, z *container) (*container, *container) {
+	b.Helper()
 	handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
 	a.tell(said{Handle: handleZ})
 	z.tell(said{Handle: handleA})
@@ -490,7 +503,33 @@ func TestALaneWithoutItsGPU(t *testing.T) {
 	// The relay answers; CUDA in the container is what is missing.
 	b.run(b.bundle(g, testbed.Devices(g)[1:], "hello")).next("hello")
 	c := b.run(b.bundle(g, testbed.Devices(g)[1:], "export"))
-	b.mustFail(c, "libcuda.so.1")
+	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("the lane of GPU %d ", g.Index), fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
+}
+
+// Two lanes, and neither GPU.
+func TestALaneWithoutItsGPUTwice(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
+	c := b.run(b.bundle(g, []string{device(cdi.KindLane, g), device(cdi.KindLane, other)}, "export"))
+	b.mustFail(c, fmt.Sprintf("the lanes of GPUs %d, %d ", g.Index, other.Index), fmt.Sprintf("--device nvidia.com/gpu=%d --device nvidia.com/gpu=%d as well", g.Index, other.Index))
+}
+
+// A gpu= brings the nodes, and the image or the vendor's device libcuda.
+func TestAGPUInAnImageWithoutLibcuda(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	g := b.gpu(b.lanes[0])
+	c := b.run(b.bundle(g, []string{device(cdi.KindGPU, g)}, "export"))
+	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
+}
+
+// Neither lane nor GPU: libcuda is what the program misses first.
+func TestAContainerWithoutAnyDevice(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	g := b.gpu(b.lanes[0])
+	b.mustFail(b.run(b.bundle(g, nil, "export")), "libcuda.so.1", "--device nvidia.com/gpu=N")
+	b.mustFail(b.run(b.bundle(g, nil, "hello")), "no relay at /run/peerlane/relay.sock", "--device peerlane.dev/lane=N")
 }
 
 func TestAGPUWithoutItsLane(t *testing.T) {
@@ -498,7 +537,7 @@ func TestAGPUWithoutItsLane(t *testing.T) {
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
 	c := b.run(b.bundle(g, testbed.Devices(g)[:1], "export"))
-	b.mustFail(c, "no relay at /run/peerlane/relay.sock", "--device peerlane.dev/lane=")
+	b.mustFail(c, "no relay at /run/peerlane/relay.sock", "start the container with --device peerlane.dev/lane="+g.UUID)
 }
 
 func TestTheLaneOfAnotherGPU(t *testing.T) {
@@ -506,7 +545,7 @@ func TestTheLaneOfAnotherGPU(t *testing.T) {
 	b.leavesNothing()
 	g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
 	c := b.run(b.bundle(g, []string{testbed.Devices(g)[0], testbed.Devices(other)[1]}, "export"))
-	b.mustFail(c, g.UUID, other.UUID, "--device peerlane.dev/lane=")
+	b.mustFail(c, g.UUID, other.UUID, "start it with --device peerlane.dev/lane="+g.UUID)
 }
 
 func TestARelayWithoutCUDA(t *testing.T) {
@@ -549,6 +588,10 @@ func (b *bed) mustFail(c *container, words ...string) {
 				b.Errorf("the error does not say %q: %s", w, s.Error)
 			}
 		}
+		if strings.Contains(s.Error, "\n") {
+			b.Errorf("the error is not one line: %q", s.Error)
+		}
+		b.Logf("it says: %s", s.Error)
 		return
 	}
 	c.end()
@@ -591,4 +634,107 @@ func TestTheFirstActionOfAContainer(t *testing.T) {
 	close(work)
 	wait.Wait()
 	t.Logf("%d of %d succeeded, %v each, four at once", starts-failed, starts, (time.Since(begun) / starts).Round(time.Millisecond))
+}
+
+// peerlane runs the administrator's command on this host.
+func (b *bed) peerlane(arguments ...string) (string, error) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, filepath.Join(binaries, "peerlane"), append(arguments, "--root", b.Root)...).CombinedOutput()
+	return string(out), err
+}
+
+func (b *bed) mustPeerlane(arguments ...string) string {
+	b.Helper()
+	out, err := b.peerlane(arguments...)
+	if err != nil {
+		b.Fatalf("peerlane %v: %v: %s", arguments, err, out)
+	}
+	return out
+}
+
+// A relay that dies again and again stays down, and everybody is told: the list,
+// the log, and the container's client. The administrator starts it again.
+func TestARelayThatDiesTooOften(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.nics()
+	a, z := b.waiting()
+	g := a.generation()
+	for deaths := 0; ; {
+		g = a.generation()
+		if g.Status.State == hook.StateDown {
+			break
+		}
+		if g.Status.Relay != nil && g.Status.Starts > deaths {
+			kill(t, g.Status.Relay.PID)
+			deaths = g.Status.Starts
+		}
+		if deaths > 5 {
+			t.Fatalf("it was started for the %d. time", deaths)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	const says = "the relay died: signal: killed"
+	if list := b.mustPeerlane("relay", "list"); !strings.Contains(list, hook.StateDown) || !strings.Contains(list, "signal: killed") {
+		t.Errorf("peerlane relay list does not say so: %s", list)
+	}
+	if text := b.mustPeerlane("relay", "inspect", a.id); !strings.Contains(text, "giving up") || !strings.Contains(text, says) {
+		t.Errorf("peerlane relay inspect does not say so: %s", text)
+	}
+	_, err := client.Dial(context.Background(), filepath.Join(b.Layout.SocketDir(g.ID), layout.SocketName))
+	if err == nil || !strings.Contains(err.Error(), "stays down after 5 failures") || !strings.Contains(err.Error(), says) {
+		t.Errorf("a client hears %v", err)
+	}
+	z.mustLearn(time.Now(), "the relay of", a.id)
+	a.mustLearn(time.Now(), "the relay of this container died")
+	b.mustPeerlane("relay", "resume", a.id)
+	for _, c := range []*container{a, z} {
+		c.tell(said{})
+		c.next("again")
+	}
+}
+
+// Draining lets go of the GPUs in the middle of a transfer; clients are told why,
+// and so are those of a container that starts meanwhile.
+func TestDrain(t *testing.T) {
+	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
+		t.Run(route, func(t *testing.T) {
+			b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = route })
+			b.nics()
+			a, z := b.waiting()
+			var inspected []hook.Inspection
+			if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", a.id, "-o", "json")), &inspected); err != nil {
+				t.Fatal(err)
+			}
+			if r := inspected[0].Report; r == nil || len(r.Contexts) != 1 || r.Contexts[0] != b.gpu(b.lanes[0]).BusID ||
+				len(r.Clients) != 1 || r.Clients[0].Memories != 2 || r.Clients[0].Connections != 2 || r.Sent == 0 {
+				t.Errorf("the relay reports %+v (%s)", r, inspected[0].NoReport)
+			}
+			relays := []int{a.generation().Status.Relay.PID, z.generation().Status.Relay.PID}
+			begun := time.Now()
+			out := b.mustPeerlane("relay", "drain", "--all")
+			t.Logf("drained after %v: %s", time.Since(begun).Round(time.Millisecond), out)
+			for _, c := range []*container{a, z} {
+				c.mustLearn(begun, "drained by the administrator; attach again later")
+				if g := c.generation(); g.Status.State != hook.StateDrained || g.Status.Relay != nil {
+					t.Errorf("the relay of %s: %+v", c.id, g.Status)
+				}
+			}
+			for _, pid := range relays {
+				if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
+					t.Errorf("relay %d is there", pid)
+				}
+			}
+			if list := b.mustPeerlane("relay", "list"); !strings.Contains(list, "All relays of this host are drained") {
+				t.Errorf("peerlane relay list does not say so: %s", list)
+			}
+			b.mustFail(b.start(b.lanes[0], "hello"), "drained by the administrator; attach again later")
+			b.mustPeerlane("relay", "resume", "--all")
+			for _, c := range []*container{a, z} {
+				c.tell(said{})
+				c.next("again")
+			}
+		})
+	}
 }

@@ -56,12 +56,13 @@ func fail(err error) { say(said{Kind: "error", Error: err.Error(), Status: wire.
 
 func play(arguments []string) int {
 	roles := map[string]func([]string) error{
-		"hello":  func([]string) error { return hello() },
-		"stream": stream,
-		"export": func([]string) error { return exportOnly() },
-		"parent": parent,
-		"look":   func([]string) error { return lookAround() },
-		"sleep":  func([]string) error { time.Sleep(time.Minute); return nil },
+		"hello":     func([]string) error { return hello() },
+		"stream":    stream,
+		"export":    func([]string) error { return exportOnly() },
+		"parent":    parent,
+		"look":      func([]string) error { return lookAround() },
+		"stopwatch": stopwatch,
+		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]
 	if role == nil {
@@ -149,7 +150,7 @@ func openGPU() (*cuda.Driver, cuda.Device, wire.UUID, error) {
 }
 
 func attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID) (*gpuClient, error) {
-	s, err := client.Dial(ctx, client.DefaultSocket)
+	s, err := client.Dial(ctx, client.DefaultSocket, gpu)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +180,7 @@ func exportOnly() error {
 	defer cancel()
 	d, device, gpu, err := openGPU()
 	if err != nil {
-		return err
+		return client.WithoutGPU(ctx, client.DefaultSocket, err)
 	}
 	_, err = attach(ctx, d, device, gpu)
 	return err
@@ -188,7 +189,8 @@ func exportOnly() error {
 // stream exchanges messages both ways until that fails, says why, and then
 // attaches again to whatever relay there is. With "fork" a child holds its
 // socket open from before the first message on; with "rounds" it says now and
-// then that it goes on; with "hog" it takes all memory once messages move.
+// then that it goes on; with "hog" it takes all memory once messages move; with
+// "wait" it attaches again when it is told to.
 func stream(options []string) error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -207,7 +209,8 @@ func stream(options []string) error {
 	}
 	say(said{Kind: "listening", Handle: c.listener.Handle()})
 	var order said
-	if err := json.NewDecoder(os.Stdin).Decode(&order); err != nil {
+	orders := json.NewDecoder(os.Stdin)
+	if err := orders.Decode(&order); err != nil {
 		return err
 	}
 	sending, err := c.session.Connect(ctx, gpu, order.Handle)
@@ -234,6 +237,11 @@ func stream(options []string) error {
 		if slices.Contains(options, "rounds") && time.Since(spoke) > 200*time.Millisecond {
 			say(said{Kind: "round"})
 			spoke = time.Now()
+		}
+	}
+	if slices.Contains(options, "wait") {
+		if err := orders.Decode(&order); err != nil {
+			return err
 		}
 	}
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {

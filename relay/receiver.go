@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"time"
+
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -241,11 +243,23 @@ func (r *receiver) stop(why *wire.Error) {
 	r.settle()
 }
 
-// immediatesEnded is the NIC's word that it writes no slot any more.
+// closeTime is how long the word of a sender that closes may be behind the end
+// of its NIC, which comes another way.
+const closeTime = 100 * time.Millisecond
+
+// immediatesEnded is the NIC's word that it writes no slot any more. Where the
+// sender says nothing, the NIC itself has ended.
 func (r *receiver) immediatesEnded() {
 	r.immediateEnd = true
-	r.shutdown(wire.Errorf(wire.StatusNICDied, "the emulated NIC of %s ended the connection", r.peer))
 	r.settle()
+	if r.down != nil {
+		return
+	}
+	time.AfterFunc(closeTime, func() {
+		r.session.relay.loop.Do(func() {
+			r.shutdown(wire.Errorf(wire.StatusNICDied, "the emulated NIC of %s ended the connection", r.peer))
+		})
+	})
 }
 
 // drained: the sender has closed its end, which it does when it writes no more,

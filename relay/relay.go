@@ -150,6 +150,7 @@ func (r *Relay) Run() error {
 			c.port.Close()
 			c.side.free()
 		}
+		r.farewell(s)
 		s.port.Close()
 	}
 	if r.dying != nil && r.dying.Status == wire.StatusCUDA {
@@ -168,6 +169,24 @@ func (r *Relay) Stop(why string) {
 		}
 		r.end(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s was stopped: %s", r.name(), why))
 	})
+}
+
+// End is Stop for the administrator's reason, which clients hear as well.
+func (r *Relay) End(reason string) {
+	r.loop.Do(func() { r.end(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s %s", r.name(), reason)) })
+}
+
+// farewell is the last that a client hears, when nothing writes its memory any
+// more.
+func (r *Relay) farewell(s *session) {
+	if r.dying == nil {
+		return
+	}
+	own := *r.dying
+	if own.Status == wire.StatusPeerRelayDied {
+		own.Status = wire.StatusRelayDied
+	}
+	s.port.Send(wire.NewFailure(&own), 0)
 }
 
 // end tells everybody and leaves once that is sent.

@@ -263,6 +263,7 @@ func (s *session) settle() {
 		return
 	}
 	delete(s.relay.sessions, s.id)
+	s.relay.farewell(s)
 	s.port.Close()
 	s.forget()
 	s.log.Debug("a session is gone")
@@ -324,6 +325,8 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid, s.relay.name()))
 	case *wire.Statistics:
 		s.reply(s.relay.statistics(), sequence)
+	case *wire.Lanes:
+		s.reply(s.relay.given(), sequence)
 	default:
 		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "a %T is no request of a client", m))
 	}

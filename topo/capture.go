@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -145,7 +144,7 @@ func (c *capturing) File(p string, data []byte) error {
 
 // driverBuilder is who built the driver and on which host, in
 // /proc/driver/nvidia/version: "Release Build  (root@node17)".
-var driverBuilder = regexp.MustCompile(` *\([^()\s]*@[^()]*\)`)
+var driverBuilder = newPattern(` *\([^()\s]*@[^()]*\)`)
 
 // knownLines keeps of /proc/driver/nvidia/gpus/*/information what is known to
 // tell nothing else.

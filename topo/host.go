@@ -3,7 +3,6 @@ package topo
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -358,7 +357,7 @@ func (e *UnknownGPUError) Error() string {
 		e.Name, strings.Join(known, ", "))
 }
 
-var busIDPattern = regexp.MustCompile(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])$`)
+var busIDPattern = newPattern(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])$`)
 
 // ParseBusID brings a PCI address to the kernel's form, "0000:17:00.0": lower
 // case, with a domain of four digits or of as many as it needs. It accepts the
@@ -391,6 +390,29 @@ func compareNatural(a, b string) int {
 	pa, na := split(a)
 	pb, nb := split(b)
 	return cmp.Or(strings.Compare(pa, pb), cmp.Compare(na, nb), strings.Compare(a, b))
+}
+
+// Bounds of the numbers that a source gives to devices. Drivers number GPUs from 0
+// on, and no kernel has more than 1024 NUMA nodes.
+const (
+	maxIndex = maxDevices - 1
+	maxNUMA  = 1<<16 - 1
+)
+
+// checkNUMA refuses a number that no NUMA node has; -1 stands for unknown.
+func checkNUMA(numa int) error {
+	if numa < -1 || numa > maxNUMA {
+		return fmt.Errorf("%d is no NUMA node; they are numbered from 0 to %d at most", numa, maxNUMA)
+	}
+	return nil
+}
+
+// checkIndex refuses a number that no GPU has.
+func checkIndex(index int) error {
+	if index < 0 || index > maxIndex {
+		return fmt.Errorf("%d is no number of a GPU; they are numbered from 0 to %d at most", index, maxIndex)
+	}
+	return nil
 }
 
 // judge writes down why devices cannot be used.

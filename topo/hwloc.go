@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -305,7 +304,7 @@ func (x *hwlocReader) object(t xml.StartElement, above hwlocFrame) (hwlocFrame, 
 
 // pciTypePattern is "0302 [10de:1db5] [10de:1249] a1": class, vendor and device,
 // those of the subsystem, revision.
-var pciTypePattern = regexp.MustCompile(`^([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: \[([0-9a-f]{4}):([0-9a-f]{4})\])?`)
+var pciTypePattern = newPattern(`^([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: \[([0-9a-f]{4}):([0-9a-f]{4})\])?`)
 
 func (x *hwlocReader) function(t xml.StartElement, frame hwlocFrame, bridge bool) (hwlocFrame, error) {
 	busID, err := ParseBusID(attribute(t, "pci_busid"))
@@ -467,7 +466,9 @@ func (x *hwlocReader) finish() error {
 		switch {
 		case f.bridge:
 		case strings.HasPrefix(f.class, "03"):
-			x.gpu(f, indices)
+			if err := x.gpu(f, indices); err != nil {
+				return err
+			}
 		case strings.HasPrefix(f.class, "02"):
 			if err := x.nic(f); err != nil {
 				return err
@@ -566,25 +567,31 @@ func (x *hwlocReader) place(f *hwlocPCI) Place {
 	return p
 }
 
-var nvmlName = regexp.MustCompile(`^nvml([0-9]{1,6})$`)
+var nvmlName = newPattern(`^nvml([0-9]{1,6})$`)
 
-func (x *hwlocReader) gpu(f *hwlocPCI, indices map[string]int) {
+func (x *hwlocReader) gpu(f *hwlocPCI, indices map[string]int) error {
 	maker, known := map[string]string{"10de": "", "1002": "AMD", "1d94": "Hygon"}[f.vendor]
 	if !known {
 		x.host.note("graphics device %s of vendor 0x%s is left out: it is none of NVIDIA's, AMD's or Hygon's", f.busID, f.vendor)
-		return
+		return nil
 	}
 	gpu := GPU{Vendor: maker, BusID: f.busID, Minor: -1, Name: f.name, NUMA: x.numa(f), Place: x.place(f), Device: f.identity}
 	for _, o := range f.systems {
 		if m := nvmlName.FindStringSubmatch(o.name); m != nil {
-			if n, err := strconv.Atoi(m[1]); err == nil {
-				indices[f.busID] = n
+			n, err := strconv.Atoi(m[1])
+			if err == nil {
+				err = checkIndex(n)
 			}
+			if err != nil {
+				return fmt.Errorf("%s of GPU %s: %w", o.name, f.busID, err)
+			}
+			indices[f.busID] = n
 			gpu.UUID = o.infos["NVIDIAUUID"]
 			gpu.Name = cmp.Or(o.infos["GPUModel"], gpu.Name)
 		}
 	}
 	x.host.GPUs = append(x.host.GPUs, gpu)
+	return nil
 }
 
 // number gives GPUs NVML's numbers where the file has one for each, and

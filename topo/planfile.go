@@ -27,19 +27,21 @@ func ReadPlan(path string) (*Plan, error) {
 }
 
 // parsePlan looks at the version first: a plan of another version need not be
-// readable as one of this.
+// readable as one of this. The hook reads one before every container, so a plan
+// that is readable is read once.
 func parsePlan(text []byte) (*Plan, error) {
-	var is struct {
-		Version int `json:"version"`
-	}
-	if err := json.Unmarshal(text, &is); err != nil {
-		return nil, err
-	}
-	if is.Version != PlanVersion {
-		return nil, fmt.Errorf("it is of version %d, and this program reads %d", is.Version, PlanVersion)
-	}
 	var p Plan
-	if err := json.Unmarshal(text, &p); err != nil {
+	err := json.Unmarshal(text, &p)
+	if err != nil || p.Version != PlanVersion {
+		var is struct {
+			Version int `json:"version"`
+		}
+		if err := json.Unmarshal(text, &is); err != nil {
+			return nil, err
+		}
+		if is.Version != PlanVersion {
+			return nil, fmt.Errorf("it is of version %d, and this program reads %d", is.Version, PlanVersion)
+		}
 		return nil, err
 	}
 	return &p, p.check()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -146,10 +145,10 @@ const maxDevices = 4096
 var (
 	// interfaceName is the name of a network interface, which leads nowhere else
 	// as a part of a path.
-	interfaceName = regexp.MustCompile(`^[^/\s.][^/\s]{0,14}$`)
+	interfaceName = newPattern(`^[^/\s.][^/\s]{0,14}$`)
 	// bondName is what mlx5_ib calls the device of a RoCE LAG.
-	bondName           = regexp.MustCompile(`_bond_[0-9]+$`)
-	subfunctionPattern = regexp.MustCompile(`\.sf\.[0-9]+$`)
+	bondName           = newPattern(`_bond_[0-9]+$`)
+	subfunctionPattern = newPattern(`\.sf\.[0-9]+$`)
 )
 
 // pciDeviceOf is the PCI function of an RDMA device; "" where it has none. A

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"strings"
 )
 
@@ -60,7 +59,7 @@ var (
 	}
 )
 
-var portPattern = regexp.MustCompile(`^[0-9]+$`)
+var portPattern = newPattern(`^[0-9]+$`)
 
 // Record reads a host's sysfs and procfs, usually /sys and /proc, and hands over
 // what they tell of GPUs, RDMA devices and what joins them: PCI functions and
@@ -107,7 +106,7 @@ func (r *recording) list(dir string) ([]fs.DirEntry, error) {
 }
 
 // directories is the names of those directories in dir that match.
-func (r *recording) directories(dir string, pattern *regexp.Regexp) ([]string, error) {
+func (r *recording) directories(dir string, pattern *pattern) ([]string, error) {
 	entries, err := r.list(dir)
 	var names []string
 	for _, e := range entries {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -139,7 +138,7 @@ func (s *sysfs) list(elem ...string) ([]string, error) {
 // maxNodes is how many NUMA nodes a kernel can have (MAX_NUMNODES).
 const maxNodes = 1024
 
-var nodePattern = regexp.MustCompile(`^node([0-9]+)$`)
+var nodePattern = newPattern(`^node([0-9]+)$`)
 
 // readNodes reads /sys/devices/system/node.
 func (s *sysfs) readNodes() error {
@@ -160,8 +159,11 @@ func (s *sysfs) readNodes() error {
 			return fmt.Errorf("there are more than %d NUMA nodes", maxNodes)
 		}
 		numa, err := strconv.Atoi(m[1])
+		if err == nil {
+			err = checkNUMA(numa)
+		}
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", s.path("devices/system/node", name), err)
 		}
 		cpus, err := s.attribute("devices/system/node", name, "cpulist")
 		if err != nil {
@@ -392,8 +394,8 @@ const (
 )
 
 var (
-	hostBridgePattern = regexp.MustCompile(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
-	devicePattern     = regexp.MustCompile(`^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+	hostBridgePattern = newPattern(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
+	devicePattern     = newPattern(`^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 )
 
 // chain reads off the path of a device in /sys/devices what lies between it and
@@ -549,6 +551,9 @@ func (s *sysfs) numa(device string) (int, error) {
 		return 0, err
 	}
 	numa, err := strconv.Atoi(cmp.Or(text, "-1"))
+	if err == nil {
+		err = checkNUMA(max(numa, -1))
+	}
 	if err != nil {
 		return 0, fmt.Errorf("numa_node of PCI device %s: %w", device, err)
 	}

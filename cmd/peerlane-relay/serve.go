@@ -76,23 +76,36 @@ func reconfigure(r *relay.Relay, supervisor *net.UnixConn) {
 	}
 }
 
-// configure reads one configuration, applies it, answers, and reports whether it
-// was good. An error says that the supervisor is gone.
+// configure reads one configuration or request, applies it, answers, and reports
+// whether it was a good configuration. An error says that the supervisor is gone.
 func configure(r *relay.Relay, supervisor *net.UnixConn) (bool, error) {
 	buffer := make([]byte, launch.MaxDatagram)
 	n, err := supervisor.Read(buffer)
 	if err != nil {
 		return false, err
 	}
-	var config launch.Config
-	err = json.Unmarshal(buffer[:n], &config)
-	if err == nil {
-		err = r.Configure(config)
+	var message struct {
+		launch.Request
+		launch.Config
 	}
-	status := launch.Status{OK: err == nil}
+	var status launch.Status
+	err = json.Unmarshal(buffer[:n], &message)
+	asked := message.Request.Request
+	switch {
+	case err != nil:
+	case asked == "":
+		err = r.Configure(message.Config)
+	case asked == launch.RequestReport:
+		status.Report = r.Report()
+	case asked == launch.RequestEnd:
+		r.End(message.Reason)
+	default:
+		err = fmt.Errorf("this relay knows no request %q; it is of another version than its supervisor", asked)
+	}
+	status.OK = err == nil
 	if err != nil {
 		status.Error = err.Error()
-		logrus.WithError(err).Error("the supervisor's configuration is refused")
+		logrus.WithError(err).Error("what the supervisor sent is refused")
 	}
 	answer, err := json.Marshal(status)
 	if err == nil {
@@ -101,7 +114,7 @@ func configure(r *relay.Relay, supervisor *net.UnixConn) (bool, error) {
 	if err != nil {
 		logrus.WithError(err).Warn("answering the supervisor")
 	}
-	return status.OK, nil
+	return status.OK && asked == "", nil
 }
 
 func inherited(fd int, what string) (*os.File, error) {

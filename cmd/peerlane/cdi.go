@@ -22,7 +22,7 @@ func newCDICommand(a *app) *cobra.Command {
 		Use:   "cdi",
 		Short: "Look after the specifications that make lanes devices of container engines",
 	}
-	cmd.AddCommand(newGenerateCommand(a), newCDIListCommand(a), newCDIRefreshCommand(a), newCDIRemoveCommand(a))
+	cmd.AddCommand(newGenerateCommand(a), newCDIListCommand(a), newCDIValidateCommand(a), newCDIRefreshCommand(a), newCDIRemoveCommand(a))
 	return group(cmd)
 }
 
@@ -76,8 +76,8 @@ func (a *app) specDirs(f *specFlags) []string {
 }
 
 // specOptions are what specifications of a plan refer to.
-func (a *app) specOptions(p *planned, hook, devRoot string) cdi.Options {
-	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot}
+func (a *app) specOptions(p *planned, host *hostFlags, hook, devRoot string) cdi.Options {
+	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot, Proc: host.proc}
 }
 
 func newGenerateCommand(a *app) *cobra.Command {
@@ -136,7 +136,7 @@ printed, and nothing on the host is changed.`,
 			if err != nil {
 				return nil, nil, err
 			}
-			plan, o = p.plan, a.specOptions(p, hook, f.devRoot)
+			plan, o = p.plan, a.specOptions(p, host, hook, f.devRoot)
 			list, err = cdi.Generate(plan, o)
 			return plan, list, err
 		}

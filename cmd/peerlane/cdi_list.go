@@ -53,7 +53,7 @@ with all details. Names that inject the same are one device.`,
 		if err != nil {
 			return nil, err
 		}
-		list, err := cdi.Generate(p.plan, a.specOptions(p, hook, f.devRoot))
+		list, err := cdi.Generate(p.plan, a.specOptions(p, host, hook, f.devRoot))
 		return cdi.Devices(cdi.Generated(list)), err
 	}
 	cmd.ValidArgsFunction = func(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {

@@ -19,6 +19,8 @@ type refreshed struct {
 	Peermem *cdi.Peermem `json:"peermem,omitempty"`
 	// Took is milliseconds by part.
 	Took map[string]float64 `json:"took"`
+
+	nics int
 }
 
 func newCDIRefreshCommand(a *app) *cobra.Command {
@@ -40,7 +42,11 @@ of it names what is gone, says so in a line, and succeeds. Before NVIDIA's drive
 is loaded it leaves alone what was installed for the same GPUs.
 
 With cdi.load_peermem = true in the configuration it loads nvidia-peermem, or its
-predecessor nv_peer_mem; a failure of that is a warning.`,
+predecessor nv_peer_mem; a failure of that is a warning.
+
+Exit status:
+  0  what is installed fits this host, or there is nothing to offer
+  1  failed: nothing or a part was written, and one sentence says why`,
 		Example: `  peerlane cdi refresh
   peerlane cdi refresh --dry-run
   peerlane cdi refresh --quiet --spec-dir /var/run/cdi
@@ -128,6 +134,7 @@ func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool,
 	if err != nil {
 		return nil, cdi.Options{}, err
 	}
+	r.nics = len(p.plan.NICs)
 	hook := f.hook
 	if hook == "" {
 		hook = cdi.InstalledHook(a.specDirs(f))
@@ -136,7 +143,7 @@ func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool,
 		return nil, cdi.Options{}, err
 	}
 	r.lap("plan", began)
-	return p.plan, a.specOptions(p, hook, f.devRoot), nil
+	return p.plan, a.specOptions(p, host, hook, f.devRoot), nil
 }
 
 // timedNVML tells NVML's part from that of sysfs: loading NVIDIA's library can
@@ -154,21 +161,36 @@ func (n timedNVML) GPUs() ([]topo.NVMLGPU, error) {
 
 // printRefreshed prints a line, or none where there is nothing to tell.
 func (a *app) printRefreshed(r refreshed) {
-	var parts []string
+	var wrote, removed []string
 	for _, c := range r.Changes {
-		parts = append(parts, changeWords(c))
+		switch {
+		case c.Removed:
+			removed = append(removed, c.Path)
+		case c.Kind == "":
+			wrote = append(wrote, c.Path)
+		default:
+			wrote = append(wrote, fmt.Sprintf("%s (%d devices)", c.Path, c.Devices))
+		}
 	}
-	changed := strings.Join(parts, ", ")
-	switch {
-	case r.Nothing != "" && changed == "":
-		fmt.Fprintf(a.out, "No device to offer: %s.\n", r.Nothing)
+	var parts []string
+	if len(wrote) > 0 {
+		parts = append(parts, "wrote "+strings.Join(wrote, ", "))
+	}
+	if len(removed) > 0 {
+		parts = append(parts, "removed "+strings.Join(removed, ", "))
+	}
+	if r.Peermem != nil && r.Peermem.Loaded {
+		parts = append(parts, "loaded "+r.Peermem.Module)
+	}
+	if len(parts) > 0 && r.nics > 0 && r.Nothing == "" {
+		parts = append(parts, "NICs reach GPU memory by "+r.Peermem.String())
+	}
+	switch done := strings.Join(parts, "; "); {
 	case r.Nothing != "":
-		fmt.Fprintf(a.out, "No device to offer: %s; %s.\n", r.Nothing, changed)
+		fmt.Fprintln(a.out, strings.Join(append([]string{"No device to offer: " + r.Nothing}, parts...), "; "))
 	case r.Kept != "":
-		fmt.Fprintf(a.out, "Nothing was changed: %s.\n", r.Kept)
-	case changed != "":
-		fmt.Fprintf(a.out, "Refreshed: %s. NICs reach GPU memory by %s.\n", changed, r.Peermem)
-	case r.Peermem.Loaded:
-		fmt.Fprintf(a.out, "Loaded %s.\n", r.Peermem.Module)
+		fmt.Fprintf(a.out, "Nothing was changed: %s\n", r.Kept)
+	case done != "":
+		fmt.Fprintf(a.out, "Refreshed: %s\n", done)
 	}
 }

@@ -20,7 +20,11 @@ the plan. Files of others are not touched, nor is the configuration. Containers
 cannot be given a lane any more, nor be restarted with the one that they have.
 
 While containers with a lane live it refuses to, unless --force is given: they
-keep their relays, and go on.`,
+keep their relays, and go on.
+
+Exit status:
+  0  nothing of it is left
+  1  failed, or containers with a lane live`,
 		Example: `  peerlane cdi remove --dry-run
   peerlane cdi remove`,
 		Args: noArgs,
@@ -35,7 +39,7 @@ keep their relays, and go on.`,
 			return asRoot(fmt.Errorf("looking for containers with a lane: %w; --force removes without looking", err))
 		}
 		if len(live) > 0 {
-			sentence := fmt.Sprintf("%d containers with a lane live (%s), and could not be restarted", len(live), strings.Join(live, ", "))
+			sentence := fmt.Sprintf("containers with a lane live (%s), and could not be restarted", strings.Join(live, ", "))
 			if !force && !dry {
 				return fmt.Errorf("%s; end them first, or remove with --force", sentence)
 			}

@@ -107,6 +107,11 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		{"an argument too many", []string{"plan", "gpu3"}, 2, []string{`peerlane plan takes no arguments, got "gpu3"`}},
 		{"two hosts at once", []string{"topo", "--input", "x.xml", "--sysfs", "/sys"}, 2, []string{"--input reads a file"}},
 		{"a class where all are installed", []string{"cdi", "generate", "--class", "lane", "--spec-dir", dir}, 2, []string{"--spec-dir always installs all"}},
+		{"a dry run of what only prints", []string{"cdi", "generate", "--dry-run"}, 2, []string{"--dry-run goes with --spec-dir"}},
+		{"a format that there is not", []string{"cdi", "refresh", "--format", "toml"}, 2, []string{"--format toml is none of json, yaml"}},
+		{"two lists at once", []string{"cdi", "list", "--generated", "--spec-dir", dir}, 2, []string{"--generated is of this host"}},
+		{"what is no device", []string{"cdi", "list", "--spec-dir", dir, "lane"}, 1, []string{`"lane" is no device; one looks like lane=3`}},
+		{"a device where there is none", []string{"cdi", "list", "--spec-dir", dir, "lane=3"}, 1, []string{"there is no device at all", "peerlane cdi generate"}},
 		{"an unknown log level", []string{"topo", "--log-level", "loud"}, 2, []string{"--log-level loud is none of"}},
 		{"an unknown log format", []string{"topo", "--log-format", "xml"}, 2, []string{"--log-format xml is neither"}},
 

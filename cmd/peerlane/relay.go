@@ -1,9 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -18,7 +20,7 @@ func newRelayCommand(a *app) *cobra.Command {
 		Use:   "relay",
 		Short: "Look after the relays of this host's containers",
 	}
-	cmd.AddCommand(newListCommand(a), newGCCommand(a))
+	cmd.AddCommand(newListCommand(a), newInspectCommand(a), newStopCommand(a), newDrainCommand(a), newResumeCommand(a), newGCCommand(a))
 	return group(cmd)
 }
 
@@ -32,6 +34,10 @@ func newListCommand(a *app) *cobra.Command {
   ready     it serves the container's lanes
   waiting   it died and will be started again
   down      it died too often; the container's clients are refused
+  stopping  it was stopped, and is ending
+  stopped   it was stopped; clients are refused until peerlane relay resume
+  draining  it starts no new work, and copies are under way
+  drained   it has let go of the GPUs; clients are refused until resume
   ending    the container has ended
   left      nothing looks after it any more; peerlane relay gc removes it
             once the container has ended`,
@@ -48,12 +54,18 @@ func newListCommand(a *app) *cobra.Command {
 			if printErr := a.printJSON(relays); printErr != nil {
 				return printErr
 			}
-		} else if len(relays) > 0 {
+			return asRoot(err)
+		}
+		if len(relays) > 0 {
 			fmt.Fprintln(a.out, a.relayTable(relays).Render())
 		} else if err == nil {
 			fmt.Fprintln(a.out, "No container has a relay.")
 		}
-		return asRoot(err)
+		drained, markErr := hook.AllDrained(a.layout)
+		if drained != nil {
+			fmt.Fprintf(a.out, "All relays of this host are drained since %s; peerlane relay resume --all resumes them.\n", drained.Since.Format(time.RFC3339))
+		}
+		return asRoot(errors.Join(err, markErr))
 	}
 	return cmd
 }
@@ -88,7 +100,7 @@ func (a *app) relayState(r hook.Info) string {
 		return hook.StateStarting
 	case r.Status.State == hook.StateReady:
 		return a.paint(r.Status.State, text.FgGreen)
-	case r.Status.State == hook.StateDown:
+	case r.Status.State == hook.StateDown, r.Status.State == hook.StateStopped:
 		return a.paint(r.Status.State, text.FgRed)
 	}
 	return a.paint(r.Status.State, text.FgYellow)

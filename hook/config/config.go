@@ -33,6 +33,7 @@ type Config struct {
 	// `peerlane.dev/lane=half0`.
 	Groups  map[string][]string `toml:"groups,omitempty"`
 	CDI     CDI                 `toml:"cdi"`
+	Hook    Hook                `toml:"hook"`
 	Runtime Runtime             `toml:"runtime"`
 }
 
@@ -93,6 +94,13 @@ type CDI struct {
 	// nv_peer_mem, on a host with RDMA devices where neither is loaded. DMA-BUF
 	// needs no module.
 	LoadPeermem bool `toml:"load_peermem"`
+}
+
+// Hook is what peerlane-hook may do when a container starts.
+type Hook struct {
+	// Give lanes to containers that ask by the annotation peerlane.dev/lanes, for
+	// engines with a directory of hooks; an image can carry an annotation, too.
+	Annotations bool `toml:"annotations"`
 }
 
 // Runtime is what peerlane-runtime does, for engines without CDI.

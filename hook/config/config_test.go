@@ -74,6 +74,8 @@ gpus = { "1" = "0" }
 half0 = ["0", "1"]
 [cdi]
 tenancy = "multi"
+[hook]
+annotations = true
 [runtime]
 path = "/usr/bin/crun"
 devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
@@ -96,6 +98,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 		Staging: config.Staging{Limit: &limit, GPUs: map[string]config.Size{"1": 0}},
 		Groups:  map[string][]string{"half0": {"0", "1"}},
 		CDI:     config.CDI{Tenancy: "multi"},
+		Hook:    config.Hook{Annotations: true},
 		Runtime: config.Runtime{Path: "/usr/bin/crun", Devices: []string{"peerlane.dev/lane=*", "nvidia.com/gpu=3"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

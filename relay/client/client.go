@@ -68,15 +68,17 @@ type reply struct {
 	fds     []int
 }
 
-// Dial connects to a relay's socket.
-func Dial(ctx context.Context, socket string) (*Session, error) {
-	return dial(ctx, socket, wire.OldestVersion, wire.NewestVersion)
+// Dial connects to a relay's socket. The GPUs are those whose memory will be
+// exported, as far as they are known by now: without a relay, the error names
+// their lanes.
+func Dial(ctx context.Context, socket string, gpus ...wire.UUID) (*Session, error) {
+	return dial(ctx, socket, wire.OldestVersion, wire.NewestVersion, gpus...)
 }
 
-func dial(ctx context.Context, socket string, oldest, newest uint32) (*Session, error) {
+func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wire.UUID) (*Session, error) {
 	conn, err := packet.Dial(socket)
 	if err != nil {
-		return nil, fmt.Errorf("no relay at %s: %w; was the container started with --device peerlane.dev/lane=N?", socket, err)
+		return nil, noRelay(socket, err, gpus)
 	}
 	timeout := replyTime
 	if deadline, ok := ctx.Deadline(); ok {

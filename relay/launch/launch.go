@@ -12,8 +12,8 @@
 //
 // Over descriptor 5 the supervisor sends a Config, one JSON document a
 // datagram, first at the start and then whenever the container's lanes
-// changed. The relay answers each with a Status. The relay ends by itself when
-// descriptor 6 says that init has ended.
+// changed, or a Request. The relay answers each with a Status, in order. The
+// relay ends by itself when descriptor 6 says that init has ended.
 package launch
 
 import (
@@ -30,7 +30,7 @@ const (
 	FDInit       = 6
 )
 
-// MaxDatagram bounds a Config or Status, bytes of JSON.
+// MaxDatagram bounds a Config, a Request or a Status, bytes of JSON.
 const MaxDatagram = 64 << 10
 
 // GPU is a device's identity.
@@ -79,10 +79,51 @@ type Config struct {
 	NICs       string `json:"nics"`      // directory of emulated NICs' sockets
 }
 
-// Status is the relay's answer to a Config.
+// Requests of a supervisor.
+const (
+	RequestReport = "report" // answered with a Report
+	RequestEnd    = "end"    // let go of everything, once the last copy has ended, and end
+)
+
+// Request is what else a supervisor says; a document with "request" is one.
+type Request struct {
+	Request string `json:"request"`
+	// Reason is what clients and peers are told at RequestEnd.
+	Reason string `json:"reason,omitempty"`
+}
+
+// Status is the relay's answer to a Config or a Request.
 type Status struct {
-	OK    bool   `json:"ok"`
-	Error string `json:"error,omitempty"`
+	OK     bool    `json:"ok"`
+	Error  string  `json:"error,omitempty"`
+	Report *Report `json:"report,omitempty"`
+}
+
+// Report is what a relay says of itself.
+type Report struct {
+	Clients []Client `json:"clients"`
+	// Contexts are the GPUs that it has a CUDA context on, as PCI addresses.
+	Contexts []string  `json:"contexts"`
+	Staging  []Staging `json:"staging"`
+	// Bytes since it was started; what was staged is of those sent or received.
+	Sent     uint64 `json:"sent"`
+	Received uint64 `json:"received"`
+	Staged   uint64 `json:"staged"`
+	Direct   uint64 `json:"direct"`
+}
+
+// Client is a process of the container that is attached.
+type Client struct {
+	PID         int    `json:"pid"` // the host's
+	Memories    int    `json:"memories"`
+	Bytes       uint64 `json:"bytes"` // exported
+	Connections int    `json:"connections"`
+}
+
+// Staging is what a relay has taken on a server GPU.
+type Staging struct {
+	GPU   string `json:"gpu"` // PCI address
+	Bytes uint64 `json:"bytes"`
 }
 
 // Check says what a relay cannot work with.

@@ -1,0 +1,53 @@
+package cdi
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+func TestHoldKeepsOthersWaiting(t *testing.T) {
+	l := layout.New(t.TempDir())
+	held, err := Hold(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := hold(l, 0); err == nil || !strings.Contains(err.Error(), "another peerlane cdi command") {
+		t.Errorf("held twice: %v", err)
+	}
+	waited := make(chan error, 1)
+	go func() {
+		second, err := Hold(l)
+		if err == nil {
+			err = second.Close()
+		}
+		waited <- err
+	}()
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-waited:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(holdTime):
+		t.Fatal("it is still held")
+	}
+	// What others can open, they can lock.
+	info, err := os.Stat(l.State())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm() != 0o700 {
+		t.Errorf("what is locked has mode %v", info.Mode())
+	}
+	// What is above it may hold files that everybody reads.
+	if info, err = os.Stat(filepath.Dir(l.State())); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("what is above it has mode %v, %v", info.Mode(), err)
+	}
+}

@@ -1,0 +1,136 @@
+package cdi
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const openDriver = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder)  Wed\nGCC version: gcc 12\n"
+
+// trees are sysfs and procfs with these files.
+func trees(t *testing.T, files map[string]string) (sysfs, proc string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return filepath.Join(dir, "sys"), filepath.Join(dir, "proc")
+}
+
+func TestHowNICsReachGPUs(t *testing.T) {
+	const (
+		driver = "proc/driver/nvidia/version"
+		kernel = "proc/sys/kernel/osrelease"
+		closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Wed\n"
+	)
+	for _, test := range []struct {
+		name  string
+		files map[string]string
+		want  string
+	}{
+		{"nothing", nil, "neither DMA-BUF (NVIDIA's driver is not loaded) nor nvidia-peermem (not loaded)"},
+		{"a kernel without a version", map[string]string{driver: openDriver}, "neither DMA-BUF (the kernel's version is unknown"},
+		{"no driver", map[string]string{kernel: "6.8.0\n"}, "neither DMA-BUF (NVIDIA's driver is not loaded) nor nvidia-peermem (not loaded)"},
+		{"the open modules", map[string]string{driver: openDriver, kernel: "6.8.0-45-generic\n"}, "DMA-BUF"},
+		{"nvidia-peermem", map[string]string{driver: closed, kernel: "6.8.0\n", "sys/module/nvidia_peermem/version": "535.161.08\n"}, "nvidia_peermem"},
+		{"the predecessor", map[string]string{driver: closed, kernel: "6.8.0\n", "sys/module/nv_peer_mem/version": "1.3\n"}, "nv_peer_mem"},
+		{"both", map[string]string{driver: openDriver, kernel: "6.8.0\n", "sys/module/nvidia_peermem/version": "580\n"}, "DMA-BUF and nvidia_peermem"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			found, err := FindPeermem(trees(t, test.files))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(found.String(), test.want) || found.DMABUF != strings.HasPrefix(test.want, "DMA-BUF") {
+				t.Errorf("found %q, want %q", found, test.want)
+			}
+		})
+	}
+}
+
+func TestLoadPeermem(t *testing.T) {
+	host := map[string]string{"proc/sys/kernel/osrelease": "6.8.0\n", "proc/driver/nvidia/version": openDriver, "sys/class/infiniband/mlx5_0": "", "sys/module/nvidia/version": "580\n"}
+	without := func(name string) map[string]string {
+		files := map[string]string{}
+		for n, text := range host {
+			if n != name {
+				files[n] = text
+			}
+		}
+		return files
+	}
+	for _, test := range []struct {
+		name   string
+		files  map[string]string
+		exists string // the module that the host has
+		tried  []string
+		want   string
+		err    string
+	}{
+		{"the module", host, "nvidia-peermem", []string{"nvidia-peermem"}, "DMA-BUF and nvidia_peermem", ""},
+		{"the predecessor", host, "nv_peer_mem", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF and nv_peer_mem", ""},
+		{"neither", host, "", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF", "loading nvidia-peermem, as cdi.load_peermem demands: no module nvidia-peermem\nno module nv_peer_mem; install"},
+		{"no NIC", without("sys/class/infiniband/mlx5_0"), "nvidia-peermem", nil, "DMA-BUF", ""},
+		{"no driver", without("proc/driver/nvidia/version"), "nvidia-peermem", nil, "neither", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			sysfs, proc := trees(t, test.files)
+			var tried []string
+			modprobe := func(module string) error {
+				tried = append(tried, module)
+				if module != test.exists {
+					return errors.New("no module " + module)
+				}
+				return os.MkdirAll(filepath.Join(sysfs, "module", strings.ReplaceAll(module, "-", "_")), 0o755)
+			}
+			for again := range 2 {
+				found, err := LoadPeermem(sysfs, proc, modprobe)
+				if (err == nil) != (test.err == "") || err != nil && !strings.HasPrefix(err.Error(), test.err) {
+					t.Errorf("error %v, want %q", err, test.err)
+				}
+				if !strings.HasPrefix(found.String(), test.want) {
+					t.Errorf("found %q, want %q", found, test.want)
+				}
+				if want := again == 0 && test.err == "" && len(test.tried) > 0; found.Loaded != want {
+					t.Errorf("the time %d, loaded is %t", again, found.Loaded)
+				}
+				if test.err != "" {
+					break
+				}
+			}
+			if diff := cmp.Diff(test.tried, tried); diff != "" {
+				t.Errorf("modprobe (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The machine's own modprobe has its say in a failure.
+func TestModprobe(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	write := func(script string) {
+		if err := os.WriteFile(filepath.Join(dir, "modprobe"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("[ $# = 1 ] && [ \"$1\" = nvidia-peermem ]\n")
+	if err := Modprobe("nvidia-peermem"); err != nil {
+		t.Error(err)
+	}
+	write("echo 'modprobe: FATAL: Module not found.' >&2; exit 1\n")
+	if err := Modprobe("nvidia-peermem"); err == nil || err.Error() != "modprobe nvidia-peermem: exit status 1: modprobe: FATAL: Module not found." {
+		t.Errorf("error %v", err)
+	}
+}

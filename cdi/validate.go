@@ -1,0 +1,634 @@
+package cdi
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Drift is one way in which what is installed does not fit the host.
+type Drift struct {
+	// Kind is a word for programs, one of the constants below.
+	Kind string `json:"kind"`
+	// Subject is the file or device that it is about.
+	Subject string `json:"subject"`
+	// Message says what is different, and Remedy what to do about it.
+	Message string `json:"message"`
+	Remedy  string `json:"remedy"`
+}
+
+// Kinds of drift. They are a public interface: scripts look for them.
+const (
+	DriftMissing     = "missing"      // a specification or the plan is not there
+	DriftDamaged     = "damaged"      // a file that engines cannot load
+	DriftMode        = "mode"         // mode or owner of a file
+	DriftVersion     = "version"      // a CDI version that is higher than needed
+	DriftConflict    = "conflict"     // two files define a device, so engines ignore it
+	DriftLayout      = "layout"       // a specification of another layout
+	DriftHook        = "hook"         // peerlane-hook is not there, or not root's
+	DriftTenancy     = "tenancy"      // what is offered does not fit the tenancy
+	DriftKind        = "kind"         // a kind of device came or went
+	DriftGPUMoved    = "gpu-moved"    // a GPU has another PCI address
+	DriftGPUGone     = "gpu-gone"     // a GPU is not there any more
+	DriftGPUAdded    = "gpu-added"    // a GPU has no device yet
+	DriftGPUReplaced = "gpu-replaced" // another GPU, with another UUID, is in its place
+	DriftGPUIndex    = "gpu-index"    // a GPU has another index
+	DriftGPURefused  = "gpu-refused"  // a GPU can have no lane any more
+	DriftMinor       = "minor"        // a GPU has another device node
+	DriftNICRenamed  = "nic-renamed"  // a NIC has another name
+	DriftNICGone     = "nic-gone"     // a NIC is not there any more
+	DriftNICAdded    = "nic-added"    // a NIC is new
+	DriftNICMoved    = "nic-moved"    // a NIC has another PCI address
+	DriftNICNode     = "nic-node"     // a NIC has another device node
+	DriftPortDown    = "port-down"    // no port of a NIC is active any more
+	DriftPortUp      = "port-up"      // a port of a NIC is active again
+	DriftPlan        = "plan"         // the plan is older, damaged or different
+	DriftLanes       = "lanes"        // lanes would be others
+	DriftNode        = "node"         // a device node is not there
+	DriftContent     = "content"      // anything else
+)
+
+// Remedies.
+const (
+	remedyRefresh = "run peerlane cdi refresh"
+	remedyPort    = "see to its link, or run peerlane cdi refresh for lanes without it"
+)
+
+// Validator compares what is installed with the host that it is for.
+type Validator struct {
+	Installation // Plan and Specs are what Validate fills in
+	// Files are those of the directories (Load).
+	Files []File
+	// Live is the host's plan by now, and Options what its specifications refer
+	// to; without a HookPath it is that of the installed ones.
+	Live    *topo.Plan
+	Options Options
+
+	drift []Drift
+	old   *topo.Plan // the installed one; nil where it cannot be read
+}
+
+// Validate returns the drift, none where all fits. An error says that it cannot
+// be told: a file may not be read by whoever runs this, or the host itself does
+// not tell yet.
+func (v *Validator) Validate() ([]Drift, error) {
+	if why := v.early(v.Live); why != "" {
+		return nil, fmt.Errorf("%s; try again when it is", why)
+	}
+	if v.Options.HookPath == "" {
+		v.Options.HookPath = v.hookInFiles()
+	}
+	var nothing error
+	if v.Specs, nothing = Generate(v.Live, v.Options); nothing != nil {
+		if Offers(v.Live) {
+			return nil, nothing
+		}
+		v.Plan = nil
+	} else {
+		v.Plan = v.Live
+	}
+	changes, err := v.Changes()
+	if err != nil {
+		return nil, err
+	}
+	v.drift = []Drift{}
+	if err := v.readPlan(); err != nil {
+		return nil, err
+	}
+	v.checkFiles()
+	v.checkConflicts()
+	v.checkKinds(nothing)
+	v.checkLayout()
+	v.checkHooks()
+	v.checkGPUs()
+	v.checkNICs()
+	v.checkLanes()
+	v.checkNodes()
+	v.checkRest(changes)
+	return v.drift, nil
+}
+
+func (v *Validator) add(kind, subject, remedy, format string, args ...any) {
+	d := Drift{Kind: kind, Subject: subject, Message: fmt.Sprintf(format, args...), Remedy: remedy}
+	if !slices.Contains(v.drift, d) {
+		v.drift = append(v.drift, d)
+	}
+}
+
+// ours are the loaded files of our names: what others write of our kinds is
+// theirs to compare.
+func (v *Validator) ours() (files []File) {
+	for _, f := range v.Files {
+		if f.Spec != nil && isOurName(filepath.Base(f.Path)) {
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
+// hookInFiles is the hook that the installed specifications name, whether it is
+// there or not, so that another one's place is no difference by itself.
+func (v *Validator) hookInFiles() string {
+	for _, f := range v.ours() {
+		for _, h := range f.Spec.ContainerEdits.Hooks {
+			return h.Path
+		}
+	}
+	return "/usr/libexec/peerlane/peerlane-hook"
+}
+
+// readPlan reads the installed plan, and says what is wrong with the file.
+func (v *Validator) readPlan() (err error) {
+	path := v.Layout.PlanFile()
+	v.old, err = topo.ReadPlan(path)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return err
+	case errors.Is(err, fs.ErrNotExist):
+		v.old = nil
+		if len(v.ours()) > 0 {
+			v.add(DriftMissing, path, remedyRefresh, "there is no plan, so no container with a lane can start")
+		}
+	case err != nil:
+		v.old = nil
+		v.add(DriftPlan, path, remedyRefresh, "%v", err)
+	case v.old.Source.Kind != topo.SourceSysfs:
+		v.add(DriftPlan, path, remedyRefresh, "it was made from the file %s and not from this host", v.old.Source.File)
+	}
+	return nil
+}
+
+func (v *Validator) checkFiles() {
+	if len(v.Files) == 0 && len(v.Specs) > 0 {
+		v.add(DriftMissing, v.Dirs[0], "run peerlane cdi generate --spec-dir "+v.Dirs[0], "no specification of Peerlane's is installed, and this host has %d lanes", len(v.Live.Lanes))
+	}
+	var dirs []string
+	for _, f := range v.Files {
+		if dir := filepath.Dir(f.Path); !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+			v.checkOwner(dir, 0)
+		}
+		if f.Err != nil {
+			v.add(DriftDamaged, f.Path, remedyRefresh, "engines cannot load it, and ignore it: %s", strings.Join(strings.Fields(f.Err.Error()), " "))
+		}
+		v.checkOwner(f.Path, 0o444)
+		if f.Spec == nil {
+			continue
+		}
+		if needed, err := specs.MinimumRequiredVersion(f.Spec); err == nil && needed != strings.TrimPrefix(f.Spec.Version, "v") {
+			v.add(DriftVersion, f.Path, remedyRefresh, "it states CDI version %s and needs %s; engines ignore one that is newer than they are", f.Spec.Version, needed)
+		}
+	}
+	if v.old != nil {
+		v.checkOwner(v.Layout.PlanFile(), 0)
+	}
+}
+
+// checkOwner looks for who could change what root acts on, and for who could
+// not read it.
+func (v *Validator) checkOwner(path string, readable fs.FileMode) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return // gone meanwhile, which the next look finds
+	}
+	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
+	mode := info.Mode()
+	switch {
+	case mode.Type() == fs.ModeSymlink:
+		v.add(DriftMode, path, remedyRefresh, "it is a symbolic link, and a regular file is expected")
+		return
+	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
+		v.add(DriftMode, path, "chown root "+path, "it belongs to uid %d, who could have containers run anything as root", stat.Uid)
+	case mode.Perm()&0o022 != 0:
+		v.add(DriftMode, path, "chmod go-w "+path, "others than its owner can write it (mode %04o), and could have containers run anything as root", mode.Perm())
+	case mode.Perm()&readable != readable:
+		v.add(DriftMode, path, "chmod 0644 "+path, "not everybody can read it (mode %04o), so rootless engines do not see its devices", mode.Perm())
+	}
+}
+
+// checkConflicts finds devices that engines ignore because two files of the
+// same priority define them.
+func (v *Validator) checkConflicts() {
+	for i, a := range v.Files {
+		for _, b := range v.Files[i+1:] {
+			if a.Spec == nil || b.Spec == nil || a.Spec.Kind != b.Spec.Kind || a.Priority != b.Priority {
+				continue
+			}
+			var both []string
+			for _, d := range a.Spec.Devices {
+				if sharesName(b.Spec, []specs.Device{d}) {
+					both = append(both, d.Name)
+				}
+			}
+			if len(both) == 0 {
+				continue
+			}
+			which := a.Spec.Kind + "=" + both[0]
+			if len(both) > 1 {
+				which += fmt.Sprintf(" and %d more", len(both)-1)
+			}
+			remedy := remedyRefresh // one is of the other format
+			for _, f := range []File{a, b} {
+				if !isOurName(filepath.Base(f.Path)) {
+					remedy = "remove " + f.Path
+				}
+			}
+			v.add(DriftConflict, a.Path, remedy, "%s defines %s, too, so engines ignore them in both", b.Path, which)
+		}
+	}
+}
+
+// checkKinds compares which kinds of device there are.
+func (v *Validator) checkKinds(nothing error) {
+	installed, want := map[string]string{}, map[string]bool{}
+	for _, f := range v.ours() {
+		installed[f.Spec.Kind] = f.Path
+	}
+	for _, f := range v.Files { // said already
+		if f.Err != nil {
+			for _, kind := range Kinds {
+				if filepath.Base(f.Path) == JSON.FileName(kind) || filepath.Base(f.Path) == YAML.FileName(kind) {
+					installed[kind] = f.Path
+				}
+			}
+		}
+	}
+	for _, spec := range v.Specs {
+		want[spec.Kind] = true
+		if _, there := installed[spec.Kind]; there || len(v.Files) == 0 {
+			continue
+		}
+		if spec.Kind != KindLane {
+			v.add(DriftTenancy, spec.Kind, remedyRefresh, `it is offered by now (tenancy = "%s"), and no specification of it is installed`, v.tenancy())
+		} else {
+			v.add(DriftMissing, spec.Kind, remedyRefresh, "no specification of it is installed, and this host has %d lanes", len(v.Live.Lanes))
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(installed)) {
+		switch path := installed[kind]; {
+		case want[kind]:
+		case nothing != nil:
+			v.add(DriftKind, path, remedyRefresh, "this host has no device for it: %s", strings.TrimPrefix(nothing.Error(), generating))
+		case v.tenancy() == config.TenancyMulti:
+			v.add(DriftTenancy, path, remedyRefresh, `it gives containers what several tenants must not share, and tenancy is "multi" by now`)
+		default:
+			v.add(DriftKind, path, remedyRefresh, "this host offers no device of it any more")
+		}
+	}
+}
+
+func (v *Validator) tenancy() string {
+	return cmp.Or(v.Options.Tenancy, config.TenancySingle)
+}
+
+// checkLayout finds specifications that lead to another root.
+func (v *Validator) checkLayout() {
+	for _, f := range v.ours() {
+		if root := otherRoot(f.Spec, v.Layout); root != "" {
+			v.add(DriftLayout, f.Path, "run it with the --root that is meant, or peerlane cdi refresh",
+				"it is of the layout below %s, and this is %s", root, v.Layout.Root)
+		}
+	}
+	if len(v.Specs) == 0 || len(v.ours()) == 0 {
+		return
+	}
+	anchor := v.Layout.Anchor()
+	entries, err := os.ReadDir(anchor)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		v.add(DriftMissing, anchor, "run peerlane cdi generate --spec-dir "+v.Dirs[0], "the directory that containers get at %s is not there, so none can start", layout.ContainerDir)
+	case err == nil && len(entries) > 0:
+		v.add(DriftContent, anchor, "empty it", "the directory that containers get at %s is not empty (%s)", layout.ContainerDir, entries[0].Name())
+	}
+}
+
+// otherRoot is the root that a specification leads to; empty for that of l.
+func otherRoot(spec *specs.Spec, l layout.Layout) string {
+	all := []specs.ContainerEdits{spec.ContainerEdits}
+	for _, d := range spec.Devices {
+		all = append(all, d.ContainerEdits)
+	}
+	for _, edits := range all {
+		for _, h := range edits.Hooks {
+			if root := arguments(h).root; root != l.Root {
+				return root
+			}
+		}
+	}
+	return ""
+}
+
+// checkHooks looks whether what runtimes call is there, and root's.
+func (v *Validator) checkHooks() {
+	var paths []string
+	for _, f := range v.ours() {
+		for _, d := range append(slices.Clone(f.Spec.Devices), specs.Device{ContainerEdits: f.Spec.ContainerEdits}) {
+			for _, h := range d.ContainerEdits.Hooks {
+				if !slices.Contains(paths, h.Path) {
+					paths = append(paths, h.Path)
+				}
+			}
+		}
+	}
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		const install = "install it there again, or name another with peerlane cdi refresh --hook"
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			v.add(DriftHook, path, install, "the hook is not there, so no container with a device of ours can start")
+			continue
+		case err != nil:
+			v.add(DriftHook, path, install, "the hook cannot be looked at: %v", err)
+			continue
+		case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+			v.add(DriftHook, path, install, "the hook is no executable file (%v)", info.Mode())
+			continue
+		}
+		for _, name := range []string{filepath.Dir(path), path} {
+			info, err := os.Stat(name)
+			if err != nil {
+				continue
+			}
+			stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
+			switch {
+			case stat.Uid != 0:
+				v.add(DriftHook, path, "chown root "+name, "runtimes run it as root, and %s belongs to uid %d", name, stat.Uid)
+			case info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0:
+				v.add(DriftHook, path, "chmod go-w "+name, "runtimes run it as root, and others than root can write %s (mode %04o)", name, info.Mode().Perm())
+			}
+		}
+	}
+}
+
+// installedGPU is a GPU as the specifications know it.
+type installedGPU struct {
+	uuid, busID string
+	index       int // -1 where unknown
+}
+
+// name is what people call it.
+func (g installedGPU) name() string {
+	if g.index >= 0 {
+		return fmt.Sprintf("GPU %d", g.index)
+	}
+	return "GPU " + g.busID
+}
+
+// installedGPUs are the GPUs of the installed specifications by their addresses.
+func (v *Validator) installedGPUs() []installedGPU {
+	found := map[string]installedGPU{}
+	for _, f := range v.ours() {
+		if otherRoot(f.Spec, v.Layout) != "" {
+			continue // of another host, for all that is known
+		}
+		for _, d := range f.Spec.Devices {
+			for _, h := range d.ContainerEdits.Hooks {
+				lanes := arguments(h).lanes
+				for _, lane := range lanes {
+					uuid, busID, _ := strings.Cut(lane, "@")
+					g, known := found[busID]
+					if !known {
+						g = installedGPU{uuid, busID, -1}
+					}
+					if index, err := strconv.Atoi(d.Name); err == nil && len(lanes) == 1 {
+						g.index = index
+					}
+					found[busID] = g
+				}
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Values(found), func(a, b installedGPU) int { return strings.Compare(a.busID, b.busID) })
+}
+
+// checkGPUs compares the GPUs that devices are of with those that there are.
+func (v *Validator) checkGPUs() {
+	installed := v.installedGPUs()
+	known := map[string]bool{}
+	for _, was := range installed {
+		known[was.busID], known[was.uuid] = true, true
+		at := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool { return g.BusID == was.busID })
+		moved := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool {
+			return was.uuid != "" && strings.EqualFold(g.UUID, was.uuid) && g.BusID != was.busID
+		})
+		subject := KindLane + "=" + strings.TrimPrefix(was.name(), "GPU ")
+		switch {
+		case moved >= 0:
+			v.add(DriftGPUMoved, subject, remedyRefresh, "%s (%s) was at %s and is at %s by now", was.name(), was.uuid, was.busID, v.Live.GPUs[moved].BusID)
+			continue
+		case at < 0:
+			v.add(DriftGPUGone, subject, remedyRefresh, "%s (%s) at %s is gone", was.name(), was.uuid, was.busID)
+			continue
+		}
+		is := v.Live.GPUs[at]
+		if was.uuid != "" && is.UUID != "" && !strings.EqualFold(was.uuid, is.UUID) {
+			v.add(DriftGPUReplaced, subject, remedyRefresh, "at %s is another GPU by now: its UUID is %s, and was %s", was.busID, is.UUID, was.uuid)
+		}
+		if was.index >= 0 && is.Index != was.index {
+			v.add(DriftGPUIndex, subject, remedyRefresh, "the GPU at %s has index %d by now, and had %d", was.busID, is.Index, was.index)
+		}
+		if lane, err := v.Live.Lane(was.busID); err == nil && lane.Role == topo.RoleRefused {
+			v.add(DriftGPURefused, subject, remedyRefresh, "%s can have no lane any more: %s", was.name(), lane.Reason)
+		}
+	}
+	if len(installed) == 0 {
+		return // there is nothing to add to
+	}
+	for _, lane := range v.Live.Lanes {
+		gpu, err := v.Live.GPU(lane.GPU)
+		if err != nil || lane.Role == topo.RoleRefused || known[gpu.BusID] || gpu.UUID != "" && known[gpu.UUID] {
+			continue
+		}
+		v.add(DriftGPUAdded, fmt.Sprintf("%s=%d", KindLane, gpu.Index), remedyRefresh, "GPU %d (%s) at %s has no device yet", gpu.Index, gpu.UUID, gpu.BusID)
+	}
+	if v.old == nil {
+		return
+	}
+	for _, was := range v.old.GPUs {
+		for _, is := range v.Live.GPUs {
+			if was.BusID == is.BusID && was.Minor >= 0 && is.Minor >= 0 && was.Minor != is.Minor {
+				v.add(DriftMinor, fmt.Sprintf("/dev/nvidia%d", was.Minor), remedyRefresh, "the node of GPU %d at %s is /dev/nvidia%d by now", is.Index, is.BusID, is.Minor)
+			}
+		}
+	}
+}
+
+// checkNICs compares the NICs of the plan with those that there are.
+func (v *Validator) checkNICs() {
+	if v.old == nil {
+		return
+	}
+	was, is := map[string]topo.NIC{}, map[string]topo.NIC{}
+	for _, n := range v.old.NICs {
+		was[n.Name] = n
+	}
+	for _, n := range v.Live.NICs {
+		is[n.Name] = n
+	}
+	renamed := map[string]bool{}
+	for _, old := range v.old.NICs {
+		now, there := is[old.Name]
+		if !there {
+			i := slices.IndexFunc(v.Live.NICs, func(n topo.NIC) bool {
+				_, had := was[n.Name]
+				return !had && n.BusID != "" && n.BusID == old.BusID
+			})
+			if i < 0 {
+				v.add(DriftNICGone, old.Name, remedyRefresh, "NIC %s at %s is gone", old.Name, old.BusID)
+				continue
+			}
+			now = v.Live.NICs[i]
+			renamed[now.Name] = true
+			v.add(DriftNICRenamed, old.Name, remedyRefresh+" (docs/cdi.md says how to keep names)", "NIC %s at %s is called %s by now", old.Name, old.BusID, now.Name)
+		} else if now.BusID != old.BusID {
+			v.add(DriftNICMoved, old.Name, remedyRefresh, "NIC %s was at %s and is at %s by now", old.Name, old.BusID, now.BusID)
+		}
+		if now.Uverbs != old.Uverbs {
+			v.add(DriftNICNode, old.Name, remedyRefresh, "the node of NIC %s is %s by now, and was %s", now.Name, verbsNode(now), verbsNode(old))
+		}
+		switch {
+		case old.Active() && !now.Active():
+			v.add(DriftPortDown, now.Name, remedyPort, "no port of NIC %s is active any more", now.Name)
+		case !old.Active() && now.Active():
+			v.add(DriftPortUp, now.Name, remedyRefresh, "NIC %s has an active port by now", now.Name)
+		}
+	}
+	for _, now := range v.Live.NICs {
+		if _, had := was[now.Name]; !had && !renamed[now.Name] {
+			v.add(DriftNICAdded, now.Name, remedyRefresh, "NIC %s at %s is new", now.Name, now.BusID)
+		}
+	}
+}
+
+func verbsNode(n topo.NIC) string {
+	if n.Uverbs == "" {
+		return "missing"
+	}
+	return "/dev/infiniband/" + n.Uverbs
+}
+
+// checkLanes compares the lanes of the plan with those that there would be.
+func (v *Validator) checkLanes() {
+	if v.old == nil || v.Plan == nil {
+		return
+	}
+	var others []string
+	for _, was := range v.old.Lanes {
+		for _, is := range v.Live.Lanes {
+			if was.GPU != is.GPU || was.Kind == is.Kind && slices.Equal(was.Servers, is.Servers) && slices.Equal(was.NICs, is.NICs) {
+				continue
+			}
+			if gpu, err := v.Live.GPU(is.GPU); err == nil {
+				others = append(others, strconv.Itoa(gpu.Index))
+			}
+		}
+	}
+	if len(others) > 0 {
+		what := "lane of GPU "
+		if len(others) > 1 {
+			what = "lanes of GPUs "
+		}
+		v.add(DriftLanes, v.Layout.PlanFile(), remedyRefresh, "the %s would have other NICs or server GPUs by now", what+strings.Join(others, ", "))
+	}
+	if !sameJSON(v.old.Groups, v.Live.Groups) {
+		v.add(DriftPlan, v.Layout.PlanFile(), remedyRefresh, "the groups of the configuration are others by now")
+	}
+}
+
+var gpuNode = regexp.MustCompile(`^/dev/nvidia[a-z0-9-]*$`)
+
+// checkNodes finds device nodes that are not there: an engine refuses to start
+// a container for want of one.
+func (v *Validator) checkNodes() {
+	var gpus, nics []string
+	for _, f := range v.ours() {
+		for _, d := range append(slices.Clone(f.Spec.Devices), specs.Device{ContainerEdits: f.Spec.ContainerEdits}) {
+			for _, n := range d.ContainerEdits.DeviceNodes {
+				path := cmp.Or(n.HostPath, n.Path)
+				if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) || slices.Contains(slices.Concat(gpus, nics), path) {
+					continue
+				}
+				if gpuNode.MatchString(n.Path) {
+					gpus = append(gpus, path)
+				} else {
+					nics = append(nics, path)
+				}
+			}
+		}
+	}
+	for _, missing := range []struct {
+		nodes  []string
+		remedy string
+	}{
+		{gpus, "have NVIDIA's driver make it (nvidia-modprobe -u -c 0, or nvidia-smi), or " + remedyRefresh},
+		{nics, "load the NIC's driver and ib_uverbs, or " + remedyRefresh},
+	} {
+		if n := len(missing.nodes); n == 1 {
+			v.add(DriftNode, missing.nodes[0], missing.remedy, "the device node is not there, so no container with a device that names it can start")
+		} else if n > 1 {
+			v.add(DriftNode, missing.nodes[0], missing.remedy, "it is not there, nor are %s, so no container with a device that names one can start", strings.Join(missing.nodes[1:], ", "))
+		}
+	}
+}
+
+// checkRest is for what none of the others has a word for: whatever a refresh
+// would write is a difference.
+func (v *Validator) checkRest(changes []Change) {
+	for _, d := range v.drift {
+		if !slices.Contains([]string{DriftNode, DriftHook, DriftMode}, d.Kind) && (d.Kind != DriftConflict || d.Remedy == remedyRefresh) {
+			return // what was said explains it
+		}
+	}
+	for _, c := range changes {
+		switch line := firstDifference(c.Diff()); {
+		case c.Removed:
+			v.add(DriftContent, c.Path, remedyRefresh, "it would be removed")
+		case line == "" && slices.ContainsFunc(v.drift, func(d Drift) bool { return d.Kind == DriftMode && d.Subject == c.Path }):
+		case line == "":
+			v.add(DriftMode, c.Path, remedyRefresh, "its mode or its owner is not as Peerlane writes it")
+		case c.Kind == "":
+			v.add(DriftPlan, c.Path, remedyRefresh, "it is not what this host's plan is by now: %s", line)
+		default:
+			v.add(DriftContent, c.Path, remedyRefresh, "it is not what this version writes on this host: %s", line)
+		}
+	}
+}
+
+// firstDifference are the first lines of a unified diff that differ.
+func firstDifference(diff string) string {
+	var gone, came string
+	for line := range strings.Lines(diff) {
+		text := strings.TrimSpace(strings.TrimSuffix(line, "\n"))
+		switch {
+		case strings.HasPrefix(line, "--- "), strings.HasPrefix(line, "+++ "):
+		case strings.HasPrefix(line, "-") && gone == "" && came == "":
+			gone = strings.TrimSpace(text[1:])
+		case strings.HasPrefix(line, "+") && came == "":
+			came = strings.TrimSpace(text[1:])
+		}
+	}
+	switch {
+	case gone == "" && came == "":
+		return ""
+	case gone == "":
+		return "it lacks " + came
+	case came == "":
+		return "it has " + gone
+	}
+	return fmt.Sprintf("it has %s, and not %s", gone, came)
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/cdi"
+)
+
+func newCDIValidateCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "validate",
+		Short: "Compare what is installed with this host",
+		Long: `Compare the installed specifications and the plan with this host by now, and
+name each difference with its remedy, one a line: GPUs and NICs that moved, came,
+went or changed their names, ports that went down, device nodes, the hook, the
+plan, the tenancy, and files that engines would ignore or that others can write.
+
+Exit status:
+  0  what is installed fits this host
+  3  it does not
+  1  that cannot be told: run it as root, or when the driver is loaded`,
+		Example: `  peerlane cdi validate
+  peerlane cdi validate -o json | jq -r '.drift[].remedy'
+  peerlane cdi validate || peerlane cdi refresh`,
+		Args: noArgs,
+	}
+	host, f, form := addLiveHost(cmd), &specFlags{cmd: cmd}, addForm(cmd)
+	host.addSoftware()
+	addSpecDirs(cmd, f, "look at the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
+	addContents(cmd, f, "the installed one")
+	cmd.RunE = func(*cobra.Command, []string) error {
+		dirs := a.specDirs(f)
+		files, err := cdi.Load(dirs)
+		if err != nil {
+			return asRoot(err)
+		}
+		p, err := a.plan(host)
+		if err != nil {
+			return err
+		}
+		if dirs, err = cdi.InUse(dirs); err != nil {
+			return err
+		}
+		v := cdi.Validator{
+			Installation: cdi.Installation{Layout: a.layout, Dirs: dirs},
+			Files:        files, Live: p.plan, Options: a.specOptions(p, host, f.hook, f.devRoot),
+		}
+		drift, err := v.Validate()
+		if err != nil {
+			return asRoot(err)
+		}
+		if form.value == formJSON {
+			names := []string{}
+			for _, file := range files {
+				names = append(names, file.Path)
+			}
+			if err := a.printJSON(struct {
+				Fits  bool        `json:"fits"`
+				Files []string    `json:"files"`
+				Drift []cdi.Drift `json:"drift"`
+			}{len(drift) == 0, names, drift}); err != nil {
+				return err
+			}
+		} else {
+			for _, d := range drift {
+				fmt.Fprintf(a.out, "%s: %s; %s\n", a.paint(printable(d.Subject), text.FgYellow), printable(d.Message), printable(d.Remedy))
+			}
+		}
+		switch len(drift) {
+		case 0:
+			if form.value != formJSON {
+				fmt.Fprintf(a.out, "What is installed fits this host (%d specifications).\n", len(files))
+			}
+			return nil
+		case 1:
+			return findingError{exitDrift, errors.New("what is installed does not fit this host: 1 difference")}
+		}
+		return findingError{exitDrift, fmt.Errorf("what is installed does not fit this host: %d differences", len(drift))}
+	}
+	return cmd
+}

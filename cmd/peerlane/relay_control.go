@@ -1,0 +1,377 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// relayNames is what all of these commands take.
+const relayNames = `NAME is a container's id, as peerlane relay list shows it, or a generation or the
+beginning of one.`
+
+func newInspectCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "inspect NAME...",
+		Short: "Tell everything of a container's relay",
+		Long: `Tell everything of a container's relay: its lanes, sockets, processes and control
+group, what the relay says of its clients, memory and CUDA contexts, and the end
+of its log.
+
+` + relayNames,
+		Example: `  peerlane relay inspect trainer
+  peerlane relay inspect 4f2a -o json`,
+		Args: someNames,
+	}
+	form := addForm(cmd)
+	cmd.ValidArgsFunction = a.completeRelays
+	cmd.RunE = func(_ *cobra.Command, names []string) error {
+		infos, err := a.findRelays(names)
+		if err != nil {
+			return asRoot(err)
+		}
+		list := []hook.Inspection{}
+		for _, info := range infos {
+			i, err := hook.Inspect(a.layout, info.ID)
+			if err != nil {
+				return asRoot(err)
+			}
+			list = append(list, i)
+		}
+		if form.value == formJSON {
+			return a.printJSON(list)
+		}
+		for n, i := range list {
+			if n > 0 {
+				fmt.Fprintln(a.out)
+			}
+			a.printInspection(i)
+		}
+		return nil
+	}
+	return cmd
+}
+
+func (a *app) printInspection(i hook.Inspection) {
+	t := a.newTable("WHAT", "VALUE")
+	row := func(what, value string) { t.AppendRow(table.Row{what, dash(value)}) }
+	row("generation", i.ID)
+	row("container", i.Container.ID)
+	row("runtime root", i.Container.RuntimeRoot)
+	row("bundle", i.Container.Bundle)
+	init := strconv.Itoa(i.Init.PID)
+	if !i.Alive {
+		init += ", which has ended"
+	}
+	row("init", init)
+	row("created", fmt.Sprintf("%s, %s", i.Created.Format(time.RFC3339), humanize.Time(i.Created)))
+	row("state", a.relayState(i.Info))
+	row("starts", strconv.Itoa(i.Status.Starts))
+	row("last error", i.Status.Error)
+	for _, lane := range i.Config.Lanes {
+		var servers []string
+		for _, s := range lane.Servers {
+			servers = append(servers, strconv.Itoa(s.Index))
+		}
+		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; NICs %s", lane.GPU.Index, lane.GPU.BusID, dash(lane.GPU.UUID), lane.Role,
+			dash(strings.Join(servers, ", ")), dash(strings.Join(lane.NICs, ", "))))
+	}
+	row("route, transport", i.Config.Route+", "+i.Config.Transport)
+	for _, p := range i.Processes {
+		text := fmt.Sprintf("process %d, %s of memory, %.2f s of CPU", p.PID, humanize.Bytes(p.Resident), p.CPU)
+		if len(p.Devices) > 0 {
+			text += ", holds " + strings.Join(p.Devices, ", ")
+		}
+		row(p.Role, text)
+	}
+	row("control group", i.Cgroup)
+	row("clients' socket", i.ClientSocket)
+	row("peers' socket", i.PeerSocket)
+	row("log", i.Log)
+	if r := i.Report; r != nil {
+		row("CUDA contexts", strings.Join(r.Contexts, ", "))
+		for _, s := range r.Staging {
+			row("staging", fmt.Sprintf("%s on %s", humanize.IBytes(s.Bytes), s.GPU))
+		}
+		for _, c := range r.Clients {
+			row("client", fmt.Sprintf("process %d: %d memories with %s, %d connections", c.PID, c.Memories, humanize.IBytes(c.Bytes), c.Connections))
+		}
+		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent), humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
+	} else {
+		row("no report", i.NoReport)
+	}
+	fmt.Fprintln(a.out, t.Render())
+	for _, line := range i.LogTail {
+		fmt.Fprintln(a.out, "  "+printable(line))
+	}
+}
+
+func newStopCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "stop NAME...",
+		Short: "End a container's relay until it is resumed",
+		Long: `End a container's relay, which is killed if that takes more than 5 seconds. Its
+clients' operations fail, and clients that attach are refused with the reason,
+until peerlane relay resume.
+
+` + relayNames,
+		Example: "  peerlane relay stop trainer",
+		Args:    someNames,
+	}
+	cmd.ValidArgsFunction = a.completeRelays
+	cmd.RunE = func(_ *cobra.Command, names []string) error {
+		infos, err := a.findRelays(names)
+		if err == nil {
+			err = a.all(infos, hook.Stop)
+		}
+		if err == nil {
+			err = a.await(infos, hook.StateStopped, 30*time.Second, "")
+		}
+		return asRoot(err)
+	}
+	return cmd
+}
+
+func newDrainCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "drain NAME... | --all",
+		Short: "Have relays let go of the GPUs, for a driver update or a reset",
+		Long: `Have relays let go of the GPUs: no new work starts, memory is unmapped when the
+last copy on it has ended, and then the relay ends, and its CUDA context with it.
+Clients hear that it was drained and are refused until peerlane relay resume.
+
+With --all also containers that are started from now on get no relay until
+peerlane relay resume --all, or the next boot: they start, and their clients are
+refused with the reason.
+
+It waits until the relays have let go, and then lists the other processes that
+have a GPU open: the containers' own among them. Exit status 1: the time was over
+before; the relays let go all the same as soon as they can.
+
+` + relayNames,
+		Example: `  peerlane relay drain --all && nvidia-smi --gpu-reset -i 3
+  peerlane relay drain trainer --timeout 10s`,
+	}
+	all, timeout := false, time.Minute
+	cmd.Flags().BoolVar(&all, "all", false, "every relay of this host, and those of containers that start later")
+	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "how long to wait")
+	form := addForm(cmd)
+	cmd.Args = namesOr(&all)
+	cmd.ValidArgsFunction = a.completeRelays
+	cmd.RunE = func(_ *cobra.Command, names []string) error {
+		if all {
+			if err := hook.DrainAll(a.layout); err != nil {
+				return asRoot(err)
+			}
+		}
+		infos, err := a.relaysOrAll(names, all)
+		if err == nil {
+			err = a.all(infos, hook.Drain)
+		}
+		if err == nil {
+			err = a.await(infos, hook.StateDrained, timeout, form.value)
+		}
+		holders, looked := hook.Holders()
+		if looked != nil {
+			return asRoot(errors.Join(err, looked))
+		}
+		if form.value == formJSON {
+			drained := []string{}
+			for _, info := range infos {
+				drained = append(drained, info.ID)
+			}
+			return errors.Join(asRoot(err), a.printJSON(struct {
+				Drained []string      `json:"drained"`
+				Holders []hook.Holder `json:"holders"`
+			}{drained, holders}))
+		}
+		if len(holders) > 0 {
+			fmt.Fprintln(a.out, "These processes have GPUs open:")
+			t := a.newTable("PID", "COMMAND", "DEVICES")
+			for _, h := range holders {
+				t.AppendRow(table.Row{strconv.Itoa(h.PID), printable(h.Command), strings.Join(h.Devices, ", ")})
+			}
+			fmt.Fprintln(a.out, t.Render())
+		} else if err == nil {
+			fmt.Fprintln(a.out, "No process has a GPU open.")
+		}
+		return asRoot(err)
+	}
+	return cmd
+}
+
+func newResumeCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "resume NAME... | --all",
+		Short: "Start relays again that were stopped or drained, or had given up",
+		Long: `Start relays again that were stopped or drained, or that stay down after too many
+failures. --all ends what drain --all began: every relay that was drained is
+started. One that was stopped stays so until it is named.
+
+` + relayNames,
+		Example: `  peerlane relay resume trainer
+  peerlane relay resume --all`,
+	}
+	all := false
+	cmd.Flags().BoolVar(&all, "all", false, "every drained relay of this host, and those of containers that start later")
+	cmd.Args = namesOr(&all)
+	cmd.ValidArgsFunction = a.completeRelays
+	cmd.RunE = func(_ *cobra.Command, names []string) error {
+		if all {
+			if err := hook.ResumeAll(a.layout); err != nil {
+				return asRoot(err)
+			}
+		}
+		infos, err := a.relaysOrAll(names, all)
+		if err != nil {
+			return asRoot(err)
+		}
+		var chosen []hook.Info
+		for _, info := range infos {
+			drained := info.Status.State == hook.StateDrained || info.Status.State == hook.StateDraining
+			if !all || drained {
+				chosen = append(chosen, info)
+			}
+		}
+		if err := a.all(chosen, hook.Resume); err != nil {
+			return asRoot(err)
+		}
+		return asRoot(a.await(chosen, hook.StateReady, 30*time.Second, ""))
+	}
+	return cmd
+}
+
+// all does the same to several relays, and goes on where one fails. A container
+// that ends meanwhile is no failure.
+func (a *app) all(infos []hook.Info, do func(layout.Layout, string) error) error {
+	var errs []error
+	for _, info := range infos {
+		err := do(a.layout, info.ID)
+		if err != nil {
+			now, listed := hook.List(a.layout)
+			gone := !slices.ContainsFunc(now, func(other hook.Info) bool { return other.ID == info.ID && other.Alive })
+			if listed == nil && gone {
+				continue
+			}
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// await waits until relays are in a state, or their containers have ended, and
+// tells on the way who is not.
+func (a *app) await(infos []hook.Info, state string, limit time.Duration, form string) error {
+	told := map[string]string{}
+	tell := func(info hook.Info, state string) {
+		if form != formJSON && told[info.ID] != state {
+			fmt.Fprintf(a.out, "%s (container %s): %s\n", info.ID, printable(info.Container.ID), state)
+		}
+		told[info.ID] = state
+	}
+	for end := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
+		now, err := hook.List(a.layout)
+		if err != nil {
+			return err
+		}
+		states := map[string]hook.Info{}
+		for _, info := range now {
+			states[info.ID] = info
+		}
+		var waiting []string
+		for _, info := range infos {
+			is, there := states[info.ID]
+			switch {
+			case !there || !is.Supervised:
+				tell(info, "its container has ended")
+			case is.Status.State == state:
+				tell(info, state)
+			case is.Status.State == hook.StateDown:
+				return fmt.Errorf("the relay of container %s is down: %s; its log: %s", is.Container.ID, is.Status.Error, a.layout.GenerationDir(is.ID)+"/relay.log")
+			default:
+				word := is.Status.State
+				if is.Status.Relay != nil {
+					word += fmt.Sprintf(", process %d", is.Status.Relay.PID)
+				}
+				tell(info, word)
+				waiting = append(waiting, fmt.Sprintf("container %s (%s)", is.Container.ID, word))
+			}
+		}
+		if len(waiting) == 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("not %s after %v: %s; peerlane relay stop ends a relay that cannot let go", state, limit, strings.Join(waiting, ", "))
+		}
+	}
+}
+
+func (a *app) findRelays(names []string) ([]hook.Info, error) {
+	var all []hook.Info
+	for _, name := range names {
+		found, err := hook.Find(a.layout, name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+func (a *app) relaysOrAll(names []string, all bool) ([]hook.Info, error) {
+	if !all {
+		return a.findRelays(names)
+	}
+	infos, err := hook.List(a.layout)
+	var watched []hook.Info
+	for _, info := range infos {
+		if info.Supervised {
+			watched = append(watched, info)
+		}
+	}
+	return watched, err
+}
+
+// completeRelays completes containers' ids, and generations where something has
+// been typed.
+func (a *app) completeRelays(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+	if err := a.start(cmd); err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	infos, _ := hook.List(a.layout) // what can be read is offered
+	var names []string
+	for _, info := range infos {
+		names = append(names, info.Container.ID+"\t"+info.Status.State)
+		if begun != "" && strings.HasPrefix(info.ID, begun) {
+			names = append(names, info.ID+"\t"+info.Container.ID)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func someNames(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return nil
+	}
+	return usageError{cmd.CommandPath(), fmt.Errorf("%s takes the names of containers or generations", cmd.CommandPath())}
+}
+
+// namesOr demands either names or --all.
+func namesOr(all *bool) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if *all != (len(args) > 0) {
+			return nil
+		}
+		return usageError{cmd.CommandPath(), fmt.Errorf("%s takes either the names of containers or generations, or --all", cmd.CommandPath())}
+	}
+}

@@ -1,0 +1,322 @@
+package hook_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// refused is the reason that who connects to a socket hears.
+func refused(t *testing.T, socket string) string {
+	t.Helper()
+	// A short name, for the length of a socket's path.
+	dir, err := os.Open(filepath.Dir(socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	conn, err := net.Dial("unixpacket", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(socket)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Write(wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)); err != nil {
+		t.Fatal(err)
+	}
+	datagram := make([]byte, wire.MaxMessage)
+	n, err := conn.Read(datagram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, _, err := wire.Decode(datagram[:n])
+	failure, ok := m.(*wire.Failure)
+	if err != nil || !ok {
+		t.Fatalf("the answer is %T, %v", m, err)
+	}
+	return failure.Err().Error()
+}
+
+func (h host) clients(id string) string { return filepath.Join(h.layout.SocketDir(id), "relay.sock") }
+
+func TestStopAndResume(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []string{"", "stubborn"} {
+		h := newHost(t)
+		init := process(t)
+		g := h.launch(t, "c", init.Process.Pid, fault)
+		pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+		for range 2 { // twice is no error
+			if err := hook.Stop(h.layout, g.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h.state(t, g.ID, hook.StateStopped)
+		waitDead(t, pid)
+		if why := refused(t, h.clients(g.ID)); !strings.Contains(why, "stopped by the administrator") {
+			t.Errorf("a client hears %q", why)
+		}
+		if err := hook.Resume(h.layout, g.ID); err != nil {
+			t.Fatal(err)
+		}
+		info := h.state(t, g.ID, hook.StateReady)
+		if answered, err := h.ask(g.ID); err != nil || answered != info.Status.Relay.PID {
+			t.Errorf("relay %d answers, want %d (%v)", answered, info.Status.Relay.PID, err)
+		}
+		if info.Status.Starts != 2 {
+			t.Errorf("status %+v", info.Status)
+		}
+		end(init)
+		h.gone(t)
+	}
+}
+
+// A relay that is down is started by hand, and may fail as often again.
+func TestResumeOfARelayThatIsDown(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "dies")
+	h.state(t, g.ID, hook.StateDown)
+	if err := hook.Resume(h.layout, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the second time", func() error {
+		if s := h.info(t, g.ID).Status; s.Starts != 10 || s.State != hook.StateDown {
+			return fmt.Errorf("status %+v", s)
+		}
+		return nil
+	})
+	end(init)
+	h.gone(t)
+}
+
+// A relay that takes its time for its last copies is not killed.
+func TestDrainWaitsForTheRelay(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "slow drain")
+	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	if err := hook.Drain(h.layout, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.info(t, g.ID).Status; s.State != hook.StateDraining || s.Relay == nil {
+		t.Errorf("status %+v", s)
+	}
+	if err := hook.Resume(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "draining still") {
+		t.Errorf("resuming a relay that is being drained: %v", err)
+	}
+	h.state(t, g.ID, hook.StateDrained)
+	waitDead(t, pid)
+	if ends := reports[string](t, h.dir, "end"); len(ends) != 1 || ends[0] != "drained" {
+		t.Errorf("the relay says %q", ends)
+	}
+	if why := refused(t, h.clients(g.ID)); !strings.Contains(why, "drained by the administrator; attach again later") {
+		t.Errorf("a client hears %q", why)
+	}
+	end(init)
+	h.gone(t)
+}
+
+// A copy that never ends holds a GPU for ever, unless the relay is stopped.
+func TestStopOfARelayThatCannotBeDrained(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	g := h.launch(t, "c", process(t).Process.Pid, "never drained")
+	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	if err := hook.Drain(h.layout, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	if s := h.info(t, g.ID).Status; s.State != hook.StateDraining || s.Relay == nil || s.Relay.PID != pid {
+		t.Errorf("status %+v", s)
+	}
+	if err := hook.Stop(h.layout, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	h.state(t, g.ID, hook.StateStopped)
+	waitDead(t, pid)
+}
+
+// Containers that start while a host's relays are drained get none until that
+// is over, also those whose relay would be started again.
+func TestDrainedHost(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	before := h.launch(t, "before", process(t).Process.Pid, "")
+	h.state(t, before.ID, hook.StateReady)
+	if err := hook.DrainAll(h.layout); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(h.info(t, before.ID).Status.Relay.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	h.state(t, before.ID, hook.StateDrained)
+	after := h.launch(t, "after", process(t).Process.Pid, "")
+	if s := h.state(t, after.ID, hook.StateDrained).Status; s.Starts != 0 {
+		t.Errorf("status %+v", s)
+	}
+	for _, id := range []string{before.ID, after.ID} {
+		if why := refused(t, h.clients(id)); !strings.Contains(why, "drained by the administrator") {
+			t.Errorf("a client hears %q", why)
+		}
+	}
+	if err := hook.Resume(h.layout, after.ID); err == nil || !strings.Contains(err.Error(), "resume --all") {
+		t.Errorf("resuming one of a drained host: %v", err)
+	}
+	if err := hook.ResumeAll(h.layout); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{before.ID, after.ID} {
+		if err := hook.Resume(h.layout, id); err != nil {
+			t.Error(err)
+		}
+		h.state(t, id, hook.StateReady)
+	}
+}
+
+// Nothing holds a GPU after a boot.
+func TestDrainedHostIsNotAfterABoot(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	if err := hook.DrainAll(h.layout); err != nil {
+		t.Fatal(err)
+	}
+	path := h.layout.State() + "/drained.json"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := strings.ReplaceAll(string(text), strings.TrimSpace(string(boot)), "01234567-89ab-cdef-0123-456789abcdef")
+	if err := os.WriteFile(path, []byte(other), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.state(t, h.launch(t, "c", process(t).Process.Pid, "").ID, hook.StateReady)
+}
+
+func TestInspect(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	info := h.state(t, g.ID, hook.StateReady)
+	found, err := hook.Find(h.layout, g.ID[:5])
+	if err != nil || len(found) != 1 || found[0].ID != g.ID {
+		t.Errorf("Find by the beginning: %v, %v", found, err)
+	}
+	if found, err := hook.Find(h.layout, "c"); err != nil || len(found) != 1 || found[0].ID != g.ID {
+		t.Errorf("Find by the container: %v, %v", found, err)
+	}
+	if _, err := hook.Find(h.layout, "another"); err == nil || !strings.Contains(err.Error(), "another") {
+		t.Errorf("Find of what is not there: %v", err)
+	}
+	i, err := hook.Inspect(h.layout, g.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i.Report == nil || len(i.Report.Contexts) != 1 || i.Report.Contexts[0] != "0000:17:00.0" {
+		t.Errorf("the relay's report is %+v (%s)", i.Report, i.NoReport)
+	}
+	if len(i.Processes) != 2 || i.Processes[0].PID != supervisor(t, g.ID) || i.Processes[1].PID != info.Status.Relay.PID {
+		t.Errorf("processes %+v", i.Processes)
+	}
+	for _, p := range i.Processes {
+		if p.Resident < 1<<20 {
+			t.Errorf("process %d has %d bytes", p.PID, p.Resident)
+		}
+	}
+	if !strings.Contains(strings.Join(i.LogTail, "\n"), "is ready") {
+		t.Errorf("the log ends with %q", i.LogTail)
+	}
+	h.killSupervisor(t, g.ID)
+	if i, err = hook.Inspect(h.layout, g.ID); err != nil || !strings.Contains(i.NoReport, "supervisor has been killed") {
+		t.Errorf("without its supervisor: %+v, %v", i, err)
+	}
+	if err := hook.Stop(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "restart the container") {
+		t.Errorf("stopping without its supervisor: %v", err)
+	}
+	end(init)
+	h.collect(t, g.ID)
+}
+
+// A supervisor of another release says that it is one.
+func TestAnotherReleasesSupervisor(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	g := h.launch(t, "c", process(t).Process.Pid, "")
+	h.state(t, g.ID, hook.StateReady)
+	socket := filepath.Join(h.layout.GenerationDir(g.ID), "admin.sock")
+	for request, answer := range map[string]string{
+		`lanes changed`:                     "makes no sense",
+		`{"version":2,"command":"inspect"}`: "speaks version 1",
+		`{"version":1,"command":"dance"}`:   "dance",
+	} {
+		if got := tell(t, socket, request); !strings.Contains(got, answer) {
+			t.Errorf("%s is answered %q", request, got)
+		}
+	}
+}
+
+func tell(t *testing.T, socket, text string) string {
+	t.Helper()
+	dir, err := os.Open(filepath.Dir(socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	conn, err := net.Dial("unixpacket", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(socket)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	answer := make([]byte, 64<<10)
+	n := 0
+	if _, err = conn.Write([]byte(text)); err == nil {
+		n, err = conn.Read(answer)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(answer[:n])
+}
+
+func TestHolders(t *testing.T) {
+	t.Parallel()
+	node := filepath.Join(t.TempDir(), "nvidia7")
+	if err := os.WriteFile(node, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	holder := exec.Command("sh", "-c", `exec sleep 1000000 <"$0"`, node)
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(holder) })
+	eventually(t, "the holder", func() error {
+		list, err := hook.HoldersOf(filepath.Dir(node) + "/nvidia")
+		if err != nil || len(list) != 1 || list[0].PID != holder.Process.Pid || list[0].Devices[0] != node {
+			return errors.Join(fmt.Errorf("holders %+v", list), err)
+		}
+		if list[0].Command != "sleep" {
+			return fmt.Errorf("it is called %q", list[0].Command)
+		}
+		return nil
+	})
+}

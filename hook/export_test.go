@@ -1,0 +1,4 @@
+package hook
+
+// HoldersOf is Holders for nodes of other names.
+var HoldersOf = holders

@@ -1,0 +1,178 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Inspection is all that is known of one generation.
+type Inspection struct {
+	Info
+	// Sockets of the clients, on the host, of the peer relays, and of the
+	// administration.
+	ClientSocket string `json:"clientSocket"`
+	PeerSocket   string `json:"peerSocket"`
+	AdminSocket  string `json:"adminSocket"`
+	// Cgroup is the control group of supervisor and relay; empty where they have
+	// none of their own.
+	Cgroup string `json:"cgroup,omitempty"`
+	Log    string `json:"log"`
+	// LogTail is the end of Log, in lines.
+	LogTail []string `json:"logTail"`
+	// Processes are the supervisor and the relay, as far as they run.
+	Processes []Usage `json:"processes"`
+	// Report is the relay's own; where there is none NoReport says why.
+	Report   *launch.Report `json:"report,omitempty"`
+	NoReport string         `json:"noReport,omitempty"`
+}
+
+// Usage is what one process takes.
+type Usage struct {
+	PID  int    `json:"pid"`
+	Role string `json:"role"` // supervisor or relay
+	// Resident is VmRSS of /proc/PID/status, in bytes.
+	Resident uint64 `json:"resident"`
+	// CPU is user and system time in seconds, fields 14 and 15 of /proc/PID/stat.
+	CPU float64 `json:"cpu"`
+	// Devices are the GPUs' nodes that it has open.
+	Devices []string `json:"devices"`
+}
+
+// Find picks the generations that a name means: a generation or the beginning of
+// one, or a container's id, of which there can be several.
+func Find(l layout.Layout, name string) ([]Info, error) {
+	all, err := List(l)
+	var exact, begin []Info
+	for _, info := range all {
+		switch {
+		case info.Container.ID == name || info.ID == name:
+			exact = append(exact, info)
+		case name != "" && strings.HasPrefix(info.ID, name):
+			begin = append(begin, info)
+		}
+	}
+	switch {
+	case len(exact) > 0:
+		return exact, nil
+	case len(begin) == 1:
+		return begin, nil
+	case len(begin) > 1:
+		return nil, fmt.Errorf("%q begins the names of %d generations; give more of it", name, len(begin))
+	}
+	return nil, errors.Join(fmt.Errorf("no container or generation %q has a relay; peerlane relay list shows those that have", name), err)
+}
+
+// Inspect looks at one generation, and asks its relay.
+func Inspect(l layout.Layout, id string) (Inspection, error) {
+	info, err := look(l, id)
+	if err != nil {
+		return Inspection{}, err
+	}
+	i := Inspection{
+		Info: info, ClientSocket: filepath.Join(l.SocketDir(id), layout.SocketName), PeerSocket: l.PeerSocket(id), AdminSocket: adminSocket(l, id),
+		Log: filepath.Join(l.GenerationDir(id), logName), LogTail: []string{}, Processes: []Usage{},
+	}
+	if group, ok, err := findCgroup(l, id); err != nil {
+		return i, err
+	} else if _, missing := os.Stat(group.path()); ok && missing == nil {
+		i.Cgroup = group.path()
+	}
+	if log, err := os.Open(i.Log); err == nil {
+		i.LogTail = strings.Split(tail(log), "\n")
+		log.Close()
+	}
+	answer, err := ask(l, id, commandInspect)
+	if err != nil {
+		i.NoReport = err.Error()
+	} else {
+		i.Report, i.NoReport = answer.Report, answer.NoReport
+		i.Processes = append(i.Processes, usage(answer.Supervisor, "supervisor"))
+	}
+	if info.Status.Relay != nil {
+		if lives, err := info.Status.Relay.lives(); err == nil && lives {
+			i.Processes = append(i.Processes, usage(info.Status.Relay.PID, "relay"))
+		}
+	}
+	return i, nil
+}
+
+// usage looks at a process; what it cannot see is 0.
+func usage(pid int, role string) Usage {
+	u := Usage{PID: pid, Role: role, Devices: openNodes(pid, gpuNodes)}
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(status)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmRSS:" {
+			kilobytes, _ := strconv.ParseUint(f[1], 10, 64)
+			u.Resident = kilobytes << 10
+		}
+	}
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	const utime, ticks = 14 - 3, 100 // USER_HZ, sysconf(_SC_CLK_TCK) on every Linux
+	if f := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:])); len(f) > utime+1 {
+		user, _ := strconv.ParseUint(f[utime], 10, 64)
+		system, _ := strconv.ParseUint(f[utime+1], 10, 64)
+		u.CPU = float64(user+system) / ticks
+	}
+	return u
+}
+
+// gpuNodes begins the names of the GPUs' device nodes. Whoever uses a GPU has
+// its node open; nvidiactl and nvidia-uvm are open for as long as well.
+const gpuNodes = "/dev/nvidia"
+
+// Holder is a process that has GPUs' device nodes open: the driver cannot be
+// unloaded, nor the GPU be reset, before it lets go.
+type Holder struct {
+	PID     int      `json:"pid"`
+	Command string   `json:"command"`
+	Devices []string `json:"devices"`
+}
+
+// Holders lists the processes of the host that have a GPU's device node open,
+// as links in /proc/PID/fd say. Those of other users show to root only.
+func Holders() ([]Holder, error) { return holders(gpuNodes) }
+
+func holders(nodes string) ([]Holder, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	list := []Holder{}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		devices := openNodes(pid, nodes)
+		if len(devices) == 0 {
+			continue
+		}
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // it may be ending
+		list = append(list, Holder{pid, strings.TrimSpace(string(name)), devices})
+	}
+	slices.SortFunc(list, func(a, b Holder) int { return a.PID - b.PID })
+	return list, nil
+}
+
+// openNodes are the files that a process has open whose names begin so.
+func openNodes(pid int, nodes string) []string {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, _ := os.ReadDir(dir) // it may have ended
+	list := []string{}
+	for _, e := range entries {
+		to, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err == nil && strings.HasPrefix(to, nodes) && !slices.Contains(list, to) {
+			list = append(list, to)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
