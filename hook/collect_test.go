@@ -289,18 +289,25 @@ func TestKilledHook(t *testing.T) {
 		end(init)
 		h.launch(t, "c", process(t).Process.Pid, "")
 	}
-	for {
-		removed, err := hook.Collect(h.layout)
-		if err != nil {
+	// Somebody else may be removing one at this moment.
+	eventually(t, "collection", func() error {
+		if _, err := hook.Collect(h.layout); err != nil {
 			t.Fatal(err)
 		}
-		if len(removed) == 0 {
-			break
+		all, err := hook.List(h.layout)
+		if err != nil || len(all) != 5 {
+			return fmt.Errorf("%d generations, want 5 (%w)", len(all), err)
 		}
-	}
+		return nil
+	})
 	all, err := hook.List(h.layout)
-	if err != nil || len(all) != 5 {
-		t.Errorf("%d generations live, want 5 (%v)", len(all), err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range all {
+		if !g.Alive {
+			t.Errorf("generation %s lives no more", g.ID)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/topo"
 )
 
 // State is what a runtime tells a hook on standard input: the state of the OCI
@@ -98,12 +99,30 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 
+	// The plan is the longest of what is to be read, so that is begun first.
+	var plan *topo.Plan
+	planned := make(chan error, 1)
+	go func() {
+		var err error
+		plan, err = readPlan(l)
+		planned <- err
+	}()
 	// Nobody has said "warn" in a file that cannot be read.
 	c, err := ReadConfig(l)
 	if err != nil {
 		return nil, err
 	}
-	warning, err = give(l, c, s, runtimeRoot, d)
+	spec, err := readSpec(s.Bundle)
+	if err != nil {
+		err = fmt.Errorf("container %q: %w", s.ID, err)
+	}
+	// A host without a plan lacks more than a container without its config.json.
+	if failed := <-planned; failed != nil {
+		err = failed
+	}
+	if err == nil {
+		warning, err = give(l, c, plan, spec, s, runtimeRoot, d)
+	}
 	if err != nil && c.Hook.OnFailure == config.OnFailureWarn && !errors.Is(err, errHidden) {
 		return errors.Join(warning, fmt.Errorf("container %q starts without its lane, as hook.on_failure says: %w", s.ID, err)), nil
 	}
@@ -111,6 +130,7 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 }
 
 // give gives the container what it asks for.
+<<<<<<< HEAD
 func give(l layout.Layout, config config.Config, s State, runtimeRoot string, d Devices) (warning, err error) {
 	plan, err := readPlan(l)
 	if err != nil {
@@ -124,6 +144,9 @@ func give(l layout.Layout, config config.Config, s State, runtimeRoot string, d 
 	if len(d.GPUs)+len(d.NICs) > 0 {
 		warning = unread
 	}
+=======
+func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
+>>>>>>> life
 	if err := nothingHidden(plan, spec); err != nil {
 		return nil, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
 	}

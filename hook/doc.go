@@ -19,8 +19,10 @@
 //	    generation.json            Generation: whose it is, what its relay is told
 //	    status.json                Status: what its supervisor sees
 //	    supervisor                 locked as long as the supervisor lives
-//	    admin.sock                 where the supervisor is told that lanes changed
+//	    init-PID-START             empty: whose it is, for who only looks for that
+//	    admin.sock                 where the supervisor is asked and told things
 //	    relay.log                  of supervisor and relay
+//	STATE/drained.json             Drained: no relay of this host shall run
 //	RUN/sockets/GEN/relay.sock     the directory that the container sees
 //	RUN/peers/GEN.sock             for the other relays of the host
 //

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -318,30 +317,41 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 		s.close()
 		return nil, os.NewSyscallError("close_range", err)
 	}
-	cmd, err := startInCgroup(l, g.ID, log, func() *exec.Cmd {
-		cmd := exec.Command(supervisor, "supervise", "--root", l.Root, "--generation", g.ID)
-		cmd.Dir = "/"
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	defer null.Close()
+	// Package os would try out first, with a process of its own, what this kernel
+	// can do, and the hook has no time for that.
+	pidfd := -1
+	attributes := &syscall.ProcAttr{
+		Dir: "/",
 		// One processor is enough for it, and less to set up.
-		cmd.Env = []string{searchPath, "GOMAXPROCS=1"}
-		cmd.Stderr = log
-		for fd := 3; files[fd] != nil; fd++ {
-			cmd.ExtraFiles = append(cmd.ExtraFiles, files[fd])
-		}
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-		return cmd
+		Env:   []string{searchPath, "GOMAXPROCS=1"},
+		Files: []uintptr{null.Fd(), null.Fd(), log.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
+	}
+	for fd := 3; files[fd] != nil; fd++ {
+		attributes.Files = append(attributes.Files, files[fd].Fd())
+	}
+	pid, err := startInCgroup(l, g.ID, log, attributes.Sys, func() (int, error) {
+		return syscall.ForkExec(supervisor, []string{supervisor, "supervise", "--root", l.Root, "--generation", g.ID}, attributes)
 	})
 	if err != nil {
 		s.close()
-		return nil, fmt.Errorf("starting the supervisor: %w", err)
+		return nil, fmt.Errorf("starting the supervisor: %w", &os.PathError{Op: "exec", Path: supervisor, Err: err})
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // and so it is reaped where the caller lives on
+	s.held = append(s.held, os.NewFile(uintptr(pidfd), "supervisor"))
+	ended := make(chan string, 1)
+	go func() { ended <- reap(pid) }() // where the caller lives on
 	s.stop = func() (string, error) {
-		if err := cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			return "", err
+		err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+		if err != nil && err != unix.ESRCH {
+			return "", os.NewSyscallError("pidfd_send_signal", err)
 		}
-		<-ended
-		return cmd.ProcessState.String(), nil
+		return <-ended, nil
 	}
 	return s, nil
 }
@@ -402,33 +412,45 @@ func (s *starting) failed(l layout.Layout, g *Generation) error {
 	return s.wait(l, g)
 }
 
-// startInCgroup starts a command in a control group of its own. A host where
+// reap waits for a child, and says how it ended.
+func reap(pid int) string {
+	var status syscall.WaitStatus
+	for {
+		_, err := syscall.Wait4(pid, &status, 0, nil)
+		switch {
+		case err == syscall.EINTR:
+		case err != nil:
+			return os.NewSyscallError("wait4", err).Error()
+		case status.Signaled():
+			return "signal: " + status.Signal().String()
+		default:
+			return fmt.Sprintf("exit status %d", status.ExitStatus())
+		}
+	}
+}
+
+// startInCgroup starts a process in a control group of its own. A host where
 // that is not possible is no worse off than without: the log says so.
-func startInCgroup(l layout.Layout, id string, log io.Writer, command func() *exec.Cmd) (*exec.Cmd, error) {
+func startInCgroup(l layout.Layout, id string, log io.Writer, attributes *syscall.SysProcAttr, start func() (int, error)) (int, error) {
 	group, ok, err := findCgroup(l, id)
 	if err == nil && ok {
-		var cmd *exec.Cmd
-		if cmd, err = startIn(group, command()); err == nil {
-			return cmd, nil
+		var dir *os.File
+		if dir, err = group.create(); err == nil {
+			defer dir.Close()
+			// Born there: moving a process later takes a lock of the whole host.
+			attributes.UseCgroupFD, attributes.CgroupFD = true, int(dir.Fd())
+			var pid int
+			if pid, err = start(); err == nil {
+				return pid, nil
+			}
 		}
 		err = errors.Join(err, group.remove())
 	}
 	if err != nil {
 		fmt.Fprintf(log, "no control group of its own for the relay, so it stays in the container runtime's: %v\n", err)
 	}
-	cmd := command()
-	return cmd, cmd.Start()
-}
-
-func startIn(group cgroup, cmd *exec.Cmd) (*exec.Cmd, error) {
-	dir, err := group.create()
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	// Born there: moving a process later takes a lock of the whole host.
-	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
-	return cmd, cmd.Start()
+	attributes.UseCgroupFD = false
+	return start()
 }
 
 // tail is the end of a log.

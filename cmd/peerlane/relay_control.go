@@ -351,7 +351,7 @@ func (a *app) completeRelays(cmd *cobra.Command, _ []string, begun string) ([]st
 	infos, _ := hook.List(a.layout) // what can be read is offered
 	var names []string
 	for _, info := range infos {
-		names = append(names, info.Container.ID+"\t"+info.Status.State)
+		names = append(names, info.Container.ID+"\t"+(&app{}).relayState(info))
 		if begun != "" && strings.HasPrefix(info.ID, begun) {
 			names = append(names, info.ID+"\t"+info.Container.ID)
 		}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// aGeneration writes down one whose supervisor is gone.
+func aGeneration(t *testing.T, root, id, container string) {
+	t.Helper()
+	dir := filepath.Join(root, "var/lib/peerlane/generations", id)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(hook.Generation{
+		ID: id, Container: hook.Container{ID: container}, Init: hook.Process{PID: 1, Start: 1, Boot: "another"}, Created: time.Now(),
+		Config: launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 3}}}},
+	})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "generation.json"), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRelayCommandLines(t *testing.T) {
+	root := t.TempDir()
+	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
+	aGeneration(t, root, strings.Repeat("a", 31)+"2", "reader")
+	for _, test := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"inspect"}, 2, "takes the names of containers or generations"},
+		{[]string{"stop"}, 2, "takes the names of containers or generations"},
+		{[]string{"drain"}, 2, "or --all"},
+		{[]string{"drain", "trainer", "--all"}, 2, "or --all"},
+		{[]string{"resume"}, 2, "or --all"},
+		{[]string{"inspect", "another"}, 1, `no container or generation "another" has a relay`},
+		{[]string{"inspect", "aaaa"}, 1, "begins the names of 2 generations"},
+		{[]string{"drain", "another", "--timeout", "1s"}, 1, `no container or generation "another" has a relay`},
+	} {
+		var out, errOut bytes.Buffer
+		args := append(append([]string{"relay"}, test.args...), "--root", root)
+		if code := run(args, &out, &errOut); code != test.code || !strings.Contains(errOut.String(), test.want) {
+			t.Errorf("%v: exit status %d, %s; want %d, %s", args, code, errOut.String(), test.code, test.want)
+		}
+	}
+	if out := peerlane(t, "relay", "inspect", "trainer", "--root", root); !strings.Contains(out, "which has ended") || !strings.Contains(out, "no report") {
+		t.Errorf("inspect printed %s", out)
+	}
+	list := decode[[]hook.Inspection](t, "relay", "inspect", strings.Repeat("a", 31)+"2", "--root", root, "-o", "json")
+	if len(list) != 1 || list[0].Container.ID != "reader" || list[0].NoReport == "" {
+		t.Errorf("inspect -o json gives %+v", list)
+	}
+	for begun, want := range map[string]string{"": "trainer\tleft", "aaaa": strings.Repeat("a", 31) + "1\ttrainer"} {
+		if out := peerlane(t, "__complete", "relay", "drain", "--root", root, begun); !strings.Contains(out, want) {
+			t.Errorf("completing %q gives %q, want %q", begun, out, want)
+		}
+	}
+}
+
+// A drained host says so, and forgets it at resume.
+func TestDrainedHostInTheList(t *testing.T) {
+	root := t.TempDir()
+	peerlane(t, "relay", "drain", "--all", "--root", root)
+	if out := peerlane(t, "relay", "list", "--root", root); !strings.Contains(out, "All relays of this host are drained since ") {
+		t.Errorf("list printed %q", out)
+	}
+	peerlane(t, "relay", "resume", "--all", "--root", root)
+	if out := peerlane(t, "relay", "list", "--root", root); out != "No container has a relay.\n" {
+		t.Errorf("list printed %q", out)
+	}
+	got := decode[struct {
+		Drained []string
+		Holders []hook.Holder
+	}](t, "relay", "drain", "--all", "--root", root, "-o", "json")
+	if got.Drained == nil || got.Holders == nil {
+		t.Errorf("drain -o json gives %+v", got)
+	}
+}
