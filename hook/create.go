@@ -112,7 +112,7 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err != nil {
 		return nil, err
 	}
-	spec, err := readSpec(s.Bundle)
+	spec, unread, err := s.spec()
 	if err != nil {
 		err = fmt.Errorf("container %q: %w", s.ID, err)
 	}
@@ -123,6 +123,9 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err == nil {
 		warning, err = give(l, c, plan, spec, s, runtimeRoot, d)
 	}
+	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone asks nothing of it
+		warning = errors.Join(unread, warning)
+	}
 	if err != nil && c.Hook.OnFailure == config.OnFailureWarn && !errors.Is(err, errHidden) {
 		return errors.Join(warning, fmt.Errorf("container %q starts without its lane, as hook.on_failure says: %w", s.ID, err)), nil
 	}
@@ -130,23 +133,7 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 }
 
 // give gives the container what it asks for.
-<<<<<<< HEAD
-func give(l layout.Layout, config config.Config, s State, runtimeRoot string, d Devices) (warning, err error) {
-	plan, err := readPlan(l)
-	if err != nil {
-		return nil, err
-	}
-	spec, unread, err := s.spec()
-	if err != nil {
-		return nil, fmt.Errorf("container %q: %w", s.ID, err)
-	}
-	// A lane alone asks nothing of it.
-	if len(d.GPUs)+len(d.NICs) > 0 {
-		warning = unread
-	}
-=======
 func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
->>>>>>> life
 	if err := nothingHidden(plan, spec); err != nil {
 		return nil, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
 	}
