@@ -77,7 +77,7 @@ test-engines: engines-needs build ## test in every container engine, as root (RU
 	@$(GO) vet -tags engines ./integration/engines
 	@# In a PID namespace: whatever becomes of the test, no process outlives it.
 	@unshare --mount --pid --fork --kill-child --mount-proc \
-		$(GO) test -json -count=1 -vet=off -tags engines -timeout 15m $(if $(RUN),-run '$(RUN)') ./integration/engines \
+		$(GO) test -json -count=1 -vet=off -tags engines -timeout 30m $(if $(RUN),-run '$(RUN)') ./integration/engines \
 		| bin/test-report -places engines $(if $(RUN),,-matrix integration/matrix.txt)
 
 # For `make test-vm`: any package and tests, in which places; and for a shell.
