@@ -131,6 +131,14 @@ fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each)
 		done; \
 	done
 
+# For `make soak-containers`: how many, and the seed that an earlier run printed.
+N    ?= 1000
+SEED ?=
+
+.PHONY: soak-containers
+soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random (N=1000 SEED=)
+	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^TestSoak$$' ./integration
+
 .PHONY: bench
 bench: build ## run the benchmarks; docs/benchmarks.md says which figures come from where
 	@$(GO) test -run '^$$' -bench . -benchmem -timeout 30m $(PACKAGES)
@@ -141,4 +149,4 @@ clean: ## remove what was built
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

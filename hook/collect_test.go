@@ -3,6 +3,7 @@ package hook_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -300,5 +301,45 @@ func TestKilledHook(t *testing.T) {
 	all, err := hook.List(h.layout)
 	if err != nil || len(all) != 5 {
 		t.Errorf("%d generations live, want 5 (%v)", len(all), err)
+	}
+}
+
+// After a boot the state is there, and of the tree of sockets nothing: it was on
+// a tmpfs. Numbers of processes begin anew, and mean others.
+func TestAfterABoot(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	stranger := process(t)
+	g := h.launch(t, "c", stranger.Process.Pid, "stubborn")
+	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	h.killSupervisor(t, g.ID)
+	if err := unix.Kill(relay, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	waitDead(t, relay)
+	const boot = "01234567-89ab-cdef-0123-456789abcdef"
+	h.spoil(t, g.ID, func(g *hook.Generation) { g.Init.Boot = boot })
+	path := filepath.Join(h.layout.GenerationDir(g.ID), "status.json")
+	text, err := json.Marshal(hook.Status{State: hook.StateReady, Starts: 1, Relay: &hook.Process{PID: stranger.Process.Pid, Start: 1, Boot: boot}})
+	if err == nil {
+		err = errors.Join(os.WriteFile(path, text, 0o600), os.RemoveAll(h.layout.Run()))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Whatever runs next: here, the start of a container.
+	next := h.launch(t, "c", process(t).Process.Pid, "")
+	h.state(t, next.ID, hook.StateReady)
+	eventually(t, "collection", func() error {
+		if _, err := os.Stat(h.layout.GenerationDir(g.ID)); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("the generation of the last boot: %w", err)
+		}
+		return nil
+	})
+	if err := stranger.Process.Signal(unix.Signal(0)); err != nil {
+		t.Errorf("a process that has the number of the last boot's: %v", err)
+	}
+	if _, err := h.ask(next.ID); err != nil {
+		t.Error(err)
 	}
 }

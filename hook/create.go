@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 )
 
@@ -67,6 +68,9 @@ func (s State) spec() (spec *spec, warning, err error) {
 	return rootOnly(s.Root), fmt.Errorf("container %q: its environment and its limits are not looked at: the runtime says that the bundle is %s, where no config.json is", s.ID, s.Bundle), nil
 }
 
+// errHidden says that devices of a container would hide one another.
+var errHidden = errors.New("its devices hide one another")
+
 // Devices are what one CDI device asks for by the arguments of its hook.
 type Devices struct {
 	// Lanes are GPUs whose lanes the container gets, "UUID@PCI address" each: a
@@ -83,8 +87,9 @@ type Devices struct {
 // Create is the hook at createRuntime, or prestart: it gives a container the
 // relay for its lanes and mounts its socket, and lets one that has a NIC lock the
 // memory that it registers. What stops no container is the warning: a limit that
-// could not be raised, and what could not be removed of ended containers'. Create
-// is in front of every container: it waits for nothing that it need not know.
+// could not be raised, say. Create is in front of every container: it waits for
+// nothing that it need not know, and what ended containers have left is for the
+// supervisor to collect that it starts.
 func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -92,24 +97,22 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err := d.withoutRoot(); err != nil {
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	collected := make(chan error, 1)
-	go func() {
-		_, err := Collect(l)
-		if err != nil {
-			err = fmt.Errorf("removing what ended containers have left: %w", err)
-		}
-		collected <- err
-	}()
-	warning, err = create(l, s, runtimeRoot, d)
-	return errors.Join(warning, <-collected), err
-}
 
-func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
-	plan, err := readPlan(l)
+	// Nobody has said "warn" in a file that cannot be read.
+	c, err := ReadConfig(l)
 	if err != nil {
 		return nil, err
 	}
-	config, err := ReadConfig(l)
+	warning, err = give(l, c, s, runtimeRoot, d)
+	if err != nil && c.Hook.OnFailure == config.OnFailureWarn && !errors.Is(err, errHidden) {
+		return errors.Join(warning, fmt.Errorf("container %q starts without its lane, as hook.on_failure says: %w", s.ID, err)), nil
+	}
+	return warning, err
+}
+
+// give gives the container what it asks for.
+func give(l layout.Layout, config config.Config, s State, runtimeRoot string, d Devices) (warning, err error) {
+	plan, err := readPlan(l)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +125,7 @@ func create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 		warning = unread
 	}
 	if err := nothingHidden(plan, spec); err != nil {
-		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+		return nil, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
 	}
 	lanes, err := Lanes(plan, slices.Concat(d.Lanes, d.GPUs))
 	if err != nil {

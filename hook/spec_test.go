@@ -12,7 +12,7 @@ import (
 
 func TestReadSpec(t *testing.T) {
 	dir := t.TempDir()
-	text := `{"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "mounts": [{"destination": 5}],
+	text := `{"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "linux": [{"resources": 5}],
 		"process": {"env": ["A=b"], "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 1, "hard": 1}]},
 		"hooks": {"createRuntime": [{"path": "/p", "args": ["p", "create", "--gpu", "x@y"]}], "poststop": [{"args": 1}]}}`
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {

@@ -104,6 +104,11 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 	}
 	_, _ = fmt.Fprint(d.started, answer) // nobody reads it where the hook has not waited
 	d.started.Close()
+	go func() {
+		if _, err := Collect(l); err != nil {
+			s.log.WithError(err).Warn("removing what ended containers have left")
+		}
+	}()
 	return s.loop(requests, stop)
 }
 
@@ -393,14 +398,24 @@ func (s *supervisor) failed(reason string) {
 	if len(s.failures) < maxFailures {
 		pause := firstPause << (len(s.failures) - 1)
 		s.log.Errorf("%s; starting it again in %v", reason, pause)
+		s.tell(SeverityWarning, fmt.Sprintf("%s; starting it again in %v", reason, pause))
 		s.note(StateWaiting, reason)
 		s.restart.Reset(pause)
 		return
 	}
 	s.log.Errorf("%s; %d failures within %v: giving up", reason, maxFailures, failureTime)
+	s.tell(SeverityError, fmt.Sprintf("%s; it stays down after %d failures within %v; peerlane relay inspect %s has its log, and peerlane relay resume starts it again",
+		reason, maxFailures, failureTime, s.generation.ID))
 	s.note(StateDown, reason)
 	s.refuse(fmt.Sprintf("the relay of container %s stays down after %d failures within %v: %s; peerlane relay resume on the host starts it again",
 		s.generation.Container.ID, maxFailures, failureTime, reason))
+}
+
+// tell writes to the host's log: the generation's goes with its container.
+func (s *supervisor) tell(severity int, message string) {
+	if err := Tell(s.layout, severity, s.generation.Container.ID, s.generation.ID, message); err != nil {
+		s.log.WithError(err).Warn("the host's log has not taken it")
+	}
 }
 
 // lanesChanged reads the generation again and tells the relay.

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -557,6 +558,7 @@ func TestARelayWithoutCUDA(t *testing.T) {
 
 func TestAHostWithoutTheRelayBinary(t *testing.T) {
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Binary = "/nowhere/peerlane-relay" })
+	journal := b.hostLog()
 	b.leavesNothing()
 	c := b.start(b.lanes[0], "hello")
 	for s := range c.lines {
@@ -565,6 +567,63 @@ func TestAHostWithoutTheRelayBinary(t *testing.T) {
 	c.end()
 	if !strings.Contains(c.stderr.String(), "/nowhere/peerlane-relay") {
 		t.Errorf("the runtime does not say what is missing: %s", c.stderr.String())
+	}
+	b.mustLog(journal, "/nowhere/peerlane-relay", c.id, "PRIORITY=3")
+}
+
+// hostLog plays the journal of this host, and returns what it is told.
+func (b *bed) hostLog() *net.UnixConn {
+	b.Helper()
+	path := filepath.Join(b.Root, "run/systemd/journal/socket")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		b.Fatal(err)
+	}
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// mustLog demands an entry that has all of these words.
+func (b *bed) mustLog(journal *net.UnixConn, words ...string) {
+	b.Helper()
+	if err := journal.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		b.Fatal(err)
+	}
+	entry := make([]byte, 64<<10)
+	for {
+		n, err := journal.Read(entry)
+		if err != nil {
+			b.Errorf("no entry of the host's log has %q: %v", words, err)
+			return
+		}
+		has := true
+		for _, w := range words {
+			has = has && strings.Contains(string(entry[:n]), w)
+		}
+		if has {
+			return
+		}
+	}
+}
+
+// Where the administrator says so, a relay that does not start stops no
+// container: its client hears where to look.
+func TestAHostThatOnlyWarns(t *testing.T) {
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, func(c *config.Config) {
+				c.Relay.Binary = "/nowhere/peerlane-relay"
+				c.Hook.OnFailure = config.OnFailureWarn
+			})
+			journal := b.hostLog()
+			b.leavesNothing()
+			c := b.start(b.lanes[0], "hello")
+			b.mustFail(c, "relay did not start", "journalctl -t peerlane-hook")
+			b.mustLog(journal, "/nowhere/peerlane-relay", c.id, "starts without its lane", "PRIORITY=4")
+		})
 	}
 }
 
@@ -658,6 +717,7 @@ func (b *bed) mustPeerlane(arguments ...string) string {
 // the log, and the container's client. The administrator starts it again.
 func TestARelayThatDiesTooOften(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
+	journal := b.hostLog()
 	b.nics()
 	a, z := b.waiting()
 	g := a.generation()
@@ -686,6 +746,8 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "stays down after 5 failures") || !strings.Contains(err.Error(), says) {
 		t.Errorf("a client hears %v", err)
 	}
+	b.mustLog(journal, says, "starting it again", a.id, g.ID)
+	b.mustLog(journal, says, "stays down", a.id, g.ID, "PRIORITY=3")
 	z.mustLearn(time.Now(), "the relay of", a.id)
 	a.mustLearn(time.Now(), "the relay of this container died")
 	b.mustPeerlane("relay", "resume", a.id)

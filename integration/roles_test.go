@@ -62,6 +62,7 @@ func play(arguments []string) int {
 		"parent":    parent,
 		"look":      func([]string) error { return lookAround() },
 		"stopwatch": stopwatch,
+		"hold":      func([]string) error { return hold() },
 		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]

@@ -123,20 +123,39 @@ func create(args []string) error {
 	flags.Var(&nics, "nic", "")
 	l, err := parse(flags, args)
 	if err != nil {
-		return err
+		return told(l, "", err)
 	}
 	if len(lanes)+len(gpus)+len(nics) == 0 {
-		return fmt.Errorf("create: no --lane, --gpu or --nic is given; %w", errUsage)
+		return told(l, "", fmt.Errorf("create: no --lane, --gpu or --nic is given; %w", errUsage))
 	}
 	state, err := hook.ReadState(os.Stdin)
 	if err != nil {
-		return err
+		return told(l, "", err)
 	}
 	warning, err := hook.Create(l, state, runtimeRoot(), hook.Devices{Lanes: lanes, GPUs: gpus, NICs: nics})
 	if warning != nil {
 		logrus.Warn(warning)
+		tell(l, hook.SeverityWarning, state.ID, warning)
+	}
+	return told(l, state.ID, err)
+}
+
+// told writes an error to the host's log, where it is found when the runtime
+// shows nothing of a failed hook, and returns it.
+func told(l layout.Layout, container string, err error) error {
+	if err != nil {
+		tell(l, hook.SeverityError, container, err)
 	}
 	return err
+}
+
+func tell(l layout.Layout, severity int, container string, what error) {
+	if l.Root == "" { // the command line was wrong
+		l = layout.New("/")
+	}
+	if err := hook.Tell(l, severity, container, "", what.Error()); err != nil {
+		logrus.WithError(err).Warn("the host's log has not taken it")
+	}
 }
 
 func remove(args []string) error {
@@ -149,7 +168,7 @@ func remove(args []string) error {
 	// read all the same: some runtimes fail where nobody does.
 	_, read := io.Copy(io.Discard, os.Stdin)
 	_, err = hook.Collect(l)
-	return errors.Join(err, read)
+	return told(l, "", errors.Join(err, read))
 }
 
 func supervise(args []string) error {
@@ -159,7 +178,7 @@ func supervise(args []string) error {
 	if err != nil {
 		return err
 	}
-	return hook.Supervise(l, *generation)
+	return told(l, "", hook.Supervise(l, *generation))
 }
 
 // runtimeRoot is the --root of the runtime that runs this hook: the directory

@@ -24,6 +24,7 @@ import (
 // Config is the whole file. What a field's comment says, docs/configuration.md
 // says to administrators.
 type Config struct {
+	Hook    Hook           `toml:"hook"`
 	Relay   Relay          `toml:"relay"`
 	GDR     topo.GDRPolicy `toml:"gdr"`
 	Plan    Plan           `toml:"plan"`
@@ -33,9 +34,26 @@ type Config struct {
 	// `peerlane.dev/lane=half0`.
 	Groups  map[string][]string `toml:"groups,omitempty"`
 	CDI     CDI                 `toml:"cdi"`
-	Hook    Hook                `toml:"hook"`
 	Runtime Runtime             `toml:"runtime"`
 }
+
+// Hook is what happens in front of a container.
+type Hook struct {
+	// What becomes of a container whose relay does not start: with fail it does not
+	// start either; with warn it starts without its lane, the host's log says why,
+	// and its clients hear where to look. A configuration that cannot be read, and
+	// devices that would hide one another, fail always.
+	OnFailure string `toml:"on_failure"`
+	// Give lanes to containers that ask by the annotation peerlane.dev/lanes, for
+	// engines with a directory of hooks; an image can carry an annotation, too.
+	Annotations bool `toml:"annotations"`
+}
+
+// What becomes of a container whose relay does not start.
+const (
+	OnFailureFail = "fail" // it does not start
+	OnFailureWarn = "warn" // it starts without a lane
+)
 
 // Plan is what the plan of lanes is not left to decide by itself.
 type Plan struct {
@@ -96,13 +114,6 @@ type CDI struct {
 	LoadPeermem bool `toml:"load_peermem"`
 }
 
-// Hook is what peerlane-hook may do when a container starts.
-type Hook struct {
-	// Give lanes to containers that ask by the annotation peerlane.dev/lanes, for
-	// engines with a directory of hooks; an image can carry an annotation, too.
-	Annotations bool `toml:"annotations"`
-}
-
 // Runtime is what peerlane-runtime does, for engines without CDI.
 type Runtime struct {
 	// Absolute path of the OCI runtime that peerlane-runtime runs; empty stands for
@@ -145,6 +156,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 // Default is the configuration of a host without config.toml.
 func Default() Config {
 	return Config{
+		Hook:  Hook{OnFailure: OnFailureFail},
 		Relay: Relay{Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20},
 		GDR:   topo.GDRPolicy{MaxPath: topo.PXB},
 		CDI:   CDI{Tenancy: TenancySingle},
@@ -198,6 +210,7 @@ func (c Config) check() error {
 		key, value string
 		known      []string
 	}{
+		{"hook.on_failure", c.Hook.OnFailure, []string{OnFailureFail, OnFailureWarn}},
 		{"relay.launcher", r.Launcher, []string{LauncherAuto, LauncherSystemd, LauncherFork}},
 		{"relay.route", r.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
 		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal}},

@@ -44,6 +44,9 @@ func TestDefaultsAreValid(t *testing.T) {
 
 func TestEveryKey(t *testing.T) {
 	got, _, err := load(t, `
+[hook]
+on_failure = "warn"
+annotations = true
 [relay]
 binary = "/opt/peerlane-relay"
 launcher = "systemd"
@@ -74,8 +77,6 @@ gpus = { "1" = "0" }
 half0 = ["0", "1"]
 [cdi]
 tenancy = "multi"
-[hook]
-annotations = true
 [runtime]
 path = "/usr/bin/crun"
 devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
@@ -85,6 +86,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 	}
 	limit := config.Size(2 << 30)
 	want := config.Config{
+		Hook: config.Hook{OnFailure: "warn", Annotations: true},
 		Relay: config.Relay{
 			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
@@ -98,7 +100,6 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 		Staging: config.Staging{Limit: &limit, GPUs: map[string]config.Size{"1": 0}},
 		Groups:  map[string][]string{"half0": {"0", "1"}},
 		CDI:     config.CDI{Tenancy: "multi"},
-		Hook:    config.Hook{Annotations: true},
 		Runtime: config.Runtime{Path: "/usr/bin/crun", Devices: []string{"peerlane.dev/lane=*", "nvidia.com/gpu=3"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -136,6 +137,7 @@ func TestRefused(t *testing.T) {
 		{"no TOML", "relay", "line 1"},
 		{"wrong type", "[relay]\nslots = \"many\"", "relay.slots"},
 		{"relative binary", "[relay]\nbinary = \"relay\"", "relay.binary"},
+		{"on failure", "[hook]\non_failure = \"hope\"", `hook.on_failure is "hope"; fail, warn`},
 		{"launcher", "[relay]\nlauncher = \"upstart\"", `relay.launcher is "upstart"; auto, systemd, fork`},
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
 		{"transport", "[relay]\ntransport = \"verbs\"", "relay.transport"},

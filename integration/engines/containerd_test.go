@@ -118,7 +118,7 @@ func (e *ctrEngine) run(ctx context.Context, c container) error {
 	err := e.do(ctx, e.arguments(c, "--rm")...)
 	if err != nil {
 		// What does not start, it does not remove.
-		e.do(ctx, "containers", "rm", c.name) //nolint:errcheck // leftovers are looked for
+		e.do(ctx, "containers", "rm", c.name) // leftovers are looked for
 	}
 	return err
 }

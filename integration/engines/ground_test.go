@@ -109,7 +109,7 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("the engine's mount namespace: %q, %v: %s", line, err, stderr.String())
 	}
-	go io.Copy(io.Discard, out) //nolint:errcheck // cat writes nothing there
+	go io.Copy(io.Discard, out) // cat writes nothing there
 	return &ground{pid: c.Process.Pid}
 }
 
@@ -203,12 +203,12 @@ func (d *daemon) stop(t *testing.T) {
 	if d.process == nil {
 		return
 	}
-	d.process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
+	d.process.Signal(syscall.SIGTERM) // it may have ended
 	select {
 	case <-d.ended:
 	case <-time.After(30 * time.Second):
 		t.Errorf("%s does not end", d.program)
-		d.process.Kill() //nolint:errcheck // as above
+		d.process.Kill() // as above
 		<-d.ended
 	}
 	d.process = nil

@@ -4,14 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// noRelay is the error of a container that was given no lane.
+// noRelay is the error of a container that was given no lane, or whose relay did
+// not start: then the anchor of its lane, an empty directory, is there.
 func noRelay(socket string, cause error, gpus []wire.UUID) error {
+	if entries, err := os.ReadDir(filepath.Dir(socket)); err == nil && len(entries) == 0 {
+		return fmt.Errorf("no relay at %s: %w; the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without; the host's log says why (journalctl -t peerlane-hook, or its syslog)", socket, cause)
+	}
 	if len(gpus) == 0 {
 		return fmt.Errorf("no relay at %s: %w; start the container with --device peerlane.dev/lane=N, where N is its GPU's number on the host", socket, cause)
 	}

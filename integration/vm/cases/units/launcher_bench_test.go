@@ -35,7 +35,7 @@ func BenchmarkLauncher(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	inside.Command(b, "systemctl", "daemon-reload")
+	reload(b)
 	inside.Command(b, "systemctl", "start", "null.socket")
 	b.Cleanup(func() {
 		if out, err := exec.Command("systemctl", "stop", "null.socket").CombinedOutput(); err != nil {

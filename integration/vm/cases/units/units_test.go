@@ -35,6 +35,7 @@ const (
 	installed    = "/usr/libexec/peerlane"
 	units        = "/etc/systemd/system"
 	relaySocket  = "peerlane-relay.socket"
+	relayService = "peerlane-relay@.service"
 	relayUnits   = "peerlane-relay@*"
 	relaySlice   = `/system.slice/system-peerlane\x2drelay.slice/peerlane-relay@`
 	dropInFolder = "/run/systemd/system/" + relaySocket + ".d"
@@ -57,35 +58,37 @@ func read(t testing.TB, path string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// install does what a package does, until the test ends.
+// install does what a package does. Each reload of systemd takes seconds here, so
+// tests share it, and the guest is forgotten with it.
 func install(t testing.TB) {
 	t.Helper()
-	for _, name := range []string{"peerlane-hook", "peerlane-relay"} {
-		place(t, filepath.Join(inside.Binaries, name), filepath.Join(installed, name), 0o755)
-	}
-	for _, name := range []string{relaySocket, "peerlane-relay@.service"} {
-		place(t, filepath.Join("/source/packaging/systemd", name), filepath.Join(units, name), 0o644)
-	}
-	inside.Command(t, "systemctl", "daemon-reload")
-	inside.Command(t, "systemctl", "enable", "--now", relaySocket)
+	once.Do(func() {
+		for _, name := range []string{"peerlane-hook", "peerlane-relay"} {
+			place(t, filepath.Join(inside.Binaries, name), filepath.Join(installed, name), 0o755)
+		}
+		for _, name := range []string{relaySocket, relayService} {
+			place(t, filepath.Join("/source/packaging/systemd", name), filepath.Join(units, name), 0o644)
+		}
+		inside.Command(t, "systemctl", "enable", relaySocket) // it reloads, too
+	})
+	inside.Command(t, "systemctl", "start", relaySocket)
 	t.Cleanup(func() {
 		if t.Failed() {
 			out, _ := exec.Command("journalctl", "--no-pager", "--lines=60", "--unit="+relaySocket, "--unit="+relayUnits).CombinedOutput()
 			t.Logf("%s", out)
 		}
-		out, err := exec.Command("systemctl", "disable", "--now", relaySocket).CombinedOutput()
-		if err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-		for _, path := range []string{installed, filepath.Join(units, relaySocket), filepath.Join(units, "peerlane-relay@.service")} {
-			if err := os.RemoveAll(path); err != nil {
-				t.Error(err)
-			}
-		}
-		if out, err := exec.Command("systemctl", "daemon-reload").CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
 	})
+}
+
+var once sync.Once
+
+// reload lets systemd read its units again, also when the test's context has
+// ended.
+func reload(t testing.TB) {
+	t.Helper()
+	if out, err := exec.Command("systemctl", "daemon-reload").CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 // place copies a file, as a package manager does: the new one takes the name.
@@ -346,7 +349,7 @@ func (o *operator) nothingIsLeft() {
 func TestUnitsAreValid(t *testing.T) {
 	install(t)
 	// With what boots until sockets are there: an ordering cycle would show.
-	out, err := exec.Command("systemd-analyze", "verify", "--man=no", filepath.Join(units, relaySocket), filepath.Join(units, "peerlane-relay@.service"), "basic.target").CombinedOutput()
+	out, err := exec.Command("systemd-analyze", "verify", "--man=no", filepath.Join(units, relaySocket), filepath.Join(units, relayService), "basic.target").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "peerlane") || strings.Contains(string(out), "cycle") {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
@@ -511,10 +514,14 @@ func TestWithoutTheSocket(t *testing.T) {
 // The service cannot be started: the hook does it.
 func TestAServiceThatCannotStart(t *testing.T) {
 	o := newOperator(t, asItIs)
-	if err := os.Remove(filepath.Join(units, "peerlane-relay@.service")); err != nil {
+	if err := os.Remove(filepath.Join(units, relayService)); err != nil {
 		t.Fatal(err)
 	}
-	inside.Command(t, "systemctl", "daemon-reload")
+	t.Cleanup(func() {
+		place(t, filepath.Join("/source/packaging/systemd", relayService), filepath.Join(units, relayService), 0o644)
+		reload(t)
+	})
+	reload(t)
 	c, g := o.start()
 	if group := groupOf(g.Status.Relay.PID); group != "/peerlane/"+g.ID {
 		t.Errorf("the relay is in %s", group)
@@ -537,11 +544,15 @@ func TestDemoBySystemd(t *testing.T) {
 		if err := os.RemoveAll(dropInFolder); err != nil {
 			t.Error(err)
 		}
+		reload(t)
+		if out, err := exec.Command("systemctl", "restart", relaySocket).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
 	})
 	if err := os.WriteFile(filepath.Join(dropInFolder, "demo.conf"), []byte("[Socket]\nListenSequentialPacket=\nListenSequentialPacket="+socket+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	inside.Command(t, "systemctl", "daemon-reload")
+	reload(t)
 	inside.Command(t, "systemctl", "restart", relaySocket)
 	since := strings.TrimSpace(inside.Command(t, "date", "+%s"))
 	report, err := demo.Run(t.Context(), demo.Options{

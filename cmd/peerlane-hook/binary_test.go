@@ -1,0 +1,34 @@
+package main
+
+import (
+	"debug/elf"
+	"os"
+	"testing"
+
+	"github.com/peerlane/peerlane/integration/programs"
+)
+
+// The hook runs in front of every container: nothing of an image can be loaded
+// into it, and it is small.
+func TestBinaryIsStaticAndSmall(t *testing.T) {
+	path := programs.Path(t, programs.Hook)
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
+			t.Errorf("it has a segment %v: it is linked dynamically", p.Type)
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const limit = 8_000_000
+	if info.Size() >= limit {
+		t.Errorf("it has %d bytes; less than %d is asked for", info.Size(), limit)
+	}
+	t.Logf("%d bytes", info.Size())
+}

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// hostLog plays the journal, or syslog's /dev/log, below a root.
+func hostLog(t *testing.T, root, path string) *net.UnixConn {
+	t.Helper()
+	path = filepath.Join(root, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func logged(t *testing.T, conn *net.UnixConn) string {
+	t.Helper()
+	if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	text := make([]byte, 64<<10)
+	n, err := conn.Read(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text[:n])
+}
+
+func shortRoot(t *testing.T) string {
+	t.Helper()
+	root, err := os.MkdirTemp("", "pl") // for the length of a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	return root
+}
+
+const noPlan = `{"id":"the container","status":"creating","pid":2,"bundle":"/b"}`
+
+// A runtime may swallow what a hook writes; the host's log has it.
+func TestErrorsGoToTheJournal(t *testing.T) {
+	root := shortRoot(t)
+	journal := hostLog(t, root, "run/systemd/journal/socket")
+	syslog := hostLog(t, root, "dev/log")
+	out, status := command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
+	if status != 1 || !strings.Contains(out, "run peerlane cdi generate") {
+		t.Errorf("status %d, %s", status, out)
+	}
+	entry := logged(t, journal)
+	for _, want := range []string{
+		"MESSAGE=container \"the container\": no plan: ", "; run peerlane cdi generate\n",
+		"PRIORITY=3\n", "SYSLOG_IDENTIFIER=peerlane-hook\n", "PEERLANE_CONTAINER=the container\n",
+	} {
+		if !strings.Contains(entry, want) {
+			t.Errorf("the entry lacks %q:\n%s", want, entry)
+		}
+	}
+	// One log is enough.
+	if err := syslog.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := syslog.Read(make([]byte, 1)); err == nil {
+		t.Errorf("%d bytes came to /dev/log as well", n)
+	}
+}
+
+func TestErrorsGoToSyslog(t *testing.T) {
+	root := shortRoot(t)
+	syslog := hostLog(t, root, "dev/log")
+	command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
+	line := logged(t, syslog)
+	if !strings.HasPrefix(line, "<27>peerlane-hook[") || !strings.Contains(line, `container "the container": no plan: `) {
+		t.Errorf("the line is %q", line)
+	}
+}
+
+// warn is believed only where it can be read.
+func TestATornConfigurationIsNoWarning(t *testing.T) {
+	for text, want := range map[string]int{
+		"[hook]\non_failure = \"warn\"\n":                0,
+		"[hook]\non_failure = \"fail\"\n":                1,
+		"[hook]\non_failure = \"warn":                    1,
+		"[hook]\non_failure = \"warn\"\non_failur = 1\n": 1,
+		"[hook]\non_failure = \"never\"\n":               1,
+		"":                                               1,
+	} {
+		root := shortRoot(t)
+		journal := hostLog(t, root, "run/systemd/journal/socket")
+		if err := os.MkdirAll(filepath.Join(root, "etc/peerlane"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, "etc/peerlane/config.toml"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		out, status := command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
+		if status != want {
+			t.Errorf("%q: status %d, %s", text, status, out)
+		}
+		entry := logged(t, journal)
+		if warned := strings.Contains(entry, "PRIORITY=4\n") && strings.Contains(entry, "starts without its lane"); warned != (want == 0) {
+			t.Errorf("%q: the journal has %q", text, entry)
+		}
+	}
+}

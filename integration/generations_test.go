@@ -1,0 +1,265 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/testbed"
+)
+
+// script makes a program of a text, for a hook to be.
+func (b *bed) script(name, text string) string {
+	b.Helper()
+	path := filepath.Join(b.Root, name)
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+		b.Fatal(err)
+	}
+	return path
+}
+
+// wrap has a program run in place of hooks, which gets the hook's own path and
+// arguments.
+func wrap(hooks []specs.Hook, program string) {
+	for i := range hooks {
+		hooks[i].Args = append([]string{program, hooks[i].Path}, hooks[i].Args[1:]...)
+		hooks[i].Path = program
+	}
+}
+
+// The id of a container is its runtime's; two runtimes can have one of the same.
+func TestTheSameIDInTwoRuntimeRoots(t *testing.T) {
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.leavesNothing()
+			g := b.gpu(b.lanes[0])
+			built := b.bundle(g, testbed.Devices(g), "hold")
+			first := b.run(built)
+			first.next("hello")
+			other, err := bundle.FindRuntime(runtimeName, filepath.Join(b.Root, "other-runtime"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			// crun ends a container by its control group, which would be one for both.
+			built.Spec.Linux.CgroupsPath = "/" + b.ContainerID("other")
+			if err := built.Write(); err != nil {
+				t.Fatal(err)
+			}
+			own := b.runtime
+			b.runtime = other
+			second := b.run(built)
+			second.bed = &bed{T: b.T, Host: b.Host, runtime: other, lanes: b.lanes}
+			b.runtime = own
+			second.next("hello")
+			infos, err := hook.Find(b.Layout, first.id)
+			if err != nil || len(infos) != 2 || second.id != first.id {
+				t.Fatalf("%d generations of %s and %s, %v", len(infos), first.id, second.id, err)
+			}
+			if infos[0].Container.RuntimeRoot != own.State || infos[1].Container.RuntimeRoot != other.State {
+				t.Errorf("the runtimes' roots are %s and %s", infos[0].Container.RuntimeRoot, infos[1].Container.RuntimeRoot)
+			}
+			first.end()
+			if lives, err := hook.Find(b.Layout, second.id); err != nil || lives[len(lives)-1].ID != infos[1].ID || !lives[len(lives)-1].Alive {
+				t.Errorf("the other container's: %+v, %v", lives, err)
+			}
+			second.end()
+		})
+	}
+}
+
+// restarts is how often TestOverlappingRestarts starts a container of one id.
+const restarts = 200
+
+// An engine starts the next container of an id while poststop of the last has
+// not come: 2 seconds late, a dozen of them are under way here at any time.
+func TestOverlappingRestarts(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	g := b.gpu(b.lanes[0])
+	built := b.bundle(g, testbed.Devices(g), "hello")
+	wrap(built.Spec.Hooks.Poststop, b.script("late", `sleep 2; exec "$@"`))
+	if err := built.Write(); err != nil {
+		t.Fatal(err)
+	}
+	id := b.ContainerID("restarted")
+	type result struct {
+		out []byte
+		err error
+	}
+	results := make(chan result, restarts)
+	for range restarts {
+		c := b.runtime.Run(context.Background(), built, id)
+		go func() {
+			out, err := c.CombinedOutput()
+			results <- result{out, err}
+		}()
+		// runc forgets the container before its poststop hooks.
+		state := filepath.Join(b.RuntimeState(), id)
+		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			if _, err := os.Stat(state); err == nil {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatal("a container does not begin")
+			}
+		}
+		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			if _, err := os.Stat(state); errors.Is(err, os.ErrNotExist) {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatal("a container does not end")
+			}
+		}
+	}
+	failed := 0
+	for range restarts {
+		if r := <-results; r.err != nil || !strings.Contains(string(r.out), `"hello"`) {
+			if failed++; failed <= 3 {
+				t.Errorf("%v: %s", r.err, r.out)
+			}
+		}
+	}
+	t.Logf("%d of %d restarts succeeded", restarts-failed, restarts)
+}
+
+// recycle makes a process that has a number.
+func recycle(t *testing.T, pid int) *exec.Cmd {
+	t.Helper()
+	for range 1000 {
+		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", fmt.Append(nil, pid-1), 0); err != nil {
+			t.Skipf("this kernel gives out no chosen number: %v", err)
+		}
+		c := exec.Command("sleep", "1000000")
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if c.Process.Pid == pid {
+			return c
+		}
+		_ = c.Process.Kill() // another process was quicker
+		_ = c.Wait()
+	}
+	t.Fatalf("no process gets the number %d", pid)
+	return nil
+}
+
+// The runtime dies when the hook has done its work and not returned; then the
+// number of the container's init is another process's.
+func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) {
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.leavesNothing()
+			g := b.gpu(b.lanes[0])
+			built := b.bundle(g, testbed.Devices(g), "hello")
+			began := filepath.Join(b.Root, "began")
+			wrap(built.Spec.Hooks.CreateRuntime, b.script("slow", `"$@" && touch `+began+` && exec sleep 1000000`))
+			if err := built.Write(); err != nil {
+				t.Fatal(err)
+			}
+			id := b.ContainerID("killed")
+			run := b.runtime.Run(context.Background(), built, id)
+			run.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			if err := run.Start(); err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(2 * patience); ; time.Sleep(time.Millisecond) {
+				if _, err := os.Stat(began); err == nil {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal("the hook does not come to its end")
+				}
+			}
+			infos, err := hook.Find(b.Layout, id)
+			if err != nil || len(infos) != 1 {
+				t.Fatalf("%+v, %v", infos, err)
+			}
+			// With its supervisor, so that only what runs next can tell.
+			s := &soak{bed: b}
+			watcher := s.process(0, "\x00--generation\x00"+infos[0].ID)
+			kill(t, watcher)
+			_ = syscall.Kill(-run.Process.Pid, syscall.SIGKILL) // the runtime, and its hook
+			_ = run.Wait()
+			init := infos[0].Init.PID
+			_ = syscall.Kill(init, syscall.SIGKILL) // it may have ended with its runtime
+			for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+				if _, err := os.Stat(fmt.Sprintf("/proc/%d", init)); err != nil {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal("the container's init does not end")
+				}
+			}
+			stranger := recycle(t, init)
+			defer func() { _ = stranger.Process.Kill(); _ = stranger.Wait() }()
+			if now, err := hook.Find(b.Layout, id); err == nil && now[0].Alive {
+				t.Errorf("a stranger is taken for the container's init: %+v", now)
+			}
+			s.clean(id)
+			// The next container of that id.
+			wrapless := b.bundle(g, testbed.Devices(g), "hello")
+			out, err := b.runtime.Run(context.Background(), wrapless, id).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), `"hello"`) {
+				t.Errorf("the next container: %v: %s", err, out)
+			}
+			if _, err := hook.Collect(b.Layout); err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Stat(b.Layout.GenerationDir(infos[0].ID)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the generation is there still: %v", err)
+			}
+			if err := syscall.Kill(init, 0); err != nil {
+				t.Errorf("the stranger was killed: %v", err)
+			}
+		})
+	}
+}
+
+// gVisor, and runtimes of virtual machines, report a process of the host in
+// place of the container's init: nothing may be mounted for that.
+func TestARuntimeThatReportsAHostPID(t *testing.T) {
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.leavesNothing()
+			journal := b.hostLog()
+			g := b.gpu(b.lanes[0])
+			built := b.bundle(g, testbed.Devices(g), "hello")
+			// Its own, so that it is in the runtime's mount namespace.
+			wrap(built.Spec.Hooks.CreateRuntime, b.script("elsewhere", `sed "s/\"pid\": *[0-9]*/\"pid\": $$/" | "$@"`))
+			if err := built.Write(); err != nil {
+				t.Fatal(err)
+			}
+			before, err := os.ReadFile("/proc/self/mountinfo")
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := b.run(built)
+			for s := range c.lines {
+				t.Errorf("the container ran and said %+v", s)
+			}
+			c.end()
+			b.mustLog(journal, "is in the mount namespace of the host", c.id)
+			if after, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(after), b.Layout.Run()) && !strings.Contains(string(before), b.Layout.Run()) {
+				t.Errorf("something is mounted on the host, %v:\n%s", err, after)
+			}
+			if list, err := hook.List(b.Layout); err != nil || len(list) > 0 {
+				t.Errorf("generations are there: %+v, %v", list, err)
+			}
+		})
+	}
+}

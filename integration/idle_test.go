@@ -1,0 +1,84 @@
+package integration_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+)
+
+// What an idle relay may take: 10 ms of CPU in 60 s, and 25 MB.
+const (
+	idleCPU    = 10 * time.Millisecond
+	idleTime   = 60 * time.Second
+	idleMemory = 25_000_000
+)
+
+// onCPU is how long the threads of a process have run: the first field of
+// /proc/PID/task/TID/schedstat, in nanoseconds. A thread that has ended is not in
+// it.
+func onCPU(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/schedstat"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("process %d has no schedstat (%v)", pid, err)
+	}
+	var sum time.Duration
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += time.Duration(n)
+	}
+	return sum
+}
+
+// A relay costs next to nothing until it is used, and so does its supervisor.
+// Measured for a part of the promise's time, with ten times its share.
+func TestAnIdleRelay(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	c := b.start(b.lanes[0], "hold")
+	c.next("hello") // a client was there, and has left
+	var inspected []hook.Inspection
+	look := func() hook.Inspection {
+		if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &inspected); err != nil {
+			t.Fatal(err)
+		}
+		return inspected[0]
+	}
+	i := look()
+	if i.Report == nil || len(i.Report.Contexts) > 0 || len(i.Report.Clients) > 0 || len(i.Report.Staging) > 0 {
+		t.Errorf("an idle relay reports %+v (%s)", i.Report, i.NoReport)
+	}
+	time.Sleep(time.Second) // what its start and the question have left to do
+	before := map[int]time.Duration{}
+	for _, p := range i.Processes {
+		before[p.PID] = onCPU(t, p.PID)
+	}
+	const watched = 4 * time.Second
+	time.Sleep(watched)
+	for _, p := range i.Processes {
+		used := onCPU(t, p.PID) - before[p.PID]
+		t.Logf("%s: %v of CPU in %v, so %v in %v; %.1f MB", p.Role, used, watched, used*(idleTime/watched), idleTime, float64(p.Resident)/1e6)
+		if used > 10*idleCPU/(idleTime/watched) {
+			t.Errorf("an idle %s takes %v of CPU in %v", p.Role, used, watched)
+		}
+		if p.Resident > idleMemory {
+			t.Errorf("an idle %s takes %d bytes", p.Role, p.Resident)
+		}
+	}
+	if len(i.Processes) != 2 {
+		t.Errorf("processes %+v", i.Processes)
+	}
+}

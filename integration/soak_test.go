@@ -1,0 +1,269 @@
+package integration_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/testbed"
+)
+
+// Of `make soak-containers`: how many containers, of both runtimes together, and
+// what the random choices begin with.
+const (
+	soakVariable     = "PEERLANE_SOAK_CONTAINERS"
+	soakSeedVariable = "PEERLANE_SOAK_SEED"
+	soakContainers   = 50
+	soakAtOnce       = 3
+)
+
+// Who is killed, in turn.
+const (
+	killNothing    = "nothing"
+	killContainer  = "container"
+	killRelay      = "relay"
+	killHook       = "hook"
+	killSupervisor = "supervisor"
+	killRuntime    = "runtime"
+)
+
+var victims = []string{killNothing, killContainer, killRelay, killHook, killSupervisor, killRuntime}
+
+func fromEnvironment(t *testing.T, name string, value uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return value
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
+// TestSoak starts containers and kills, at random moments, what takes part in
+// their lives: nothing is left on the host, and no start fails but of those whose
+// container, hook, supervisor or runtime was killed.
+func TestSoak(t *testing.T) {
+	n := int(fromEnvironment(t, soakVariable, soakContainers))
+	seed := fromEnvironment(t, soakSeedVariable, uint64(time.Now().UnixNano()))
+	t.Logf("%d containers; %s=%d makes the same choices again", n, soakSeedVariable, seed)
+	for i, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.leavesNothing()
+			g := b.gpu(b.lanes[0])
+			s := &soak{bed: b, built: b.bundle(g, testbed.Devices(g), "hold"), outcomes: map[string]int{}}
+			r := rand.New(rand.NewPCG(seed, uint64(i)))
+			work := make(chan soaked)
+			var workers sync.WaitGroup
+			for range soakAtOnce {
+				workers.Go(func() {
+					for c := range work {
+						s.one(c)
+					}
+				})
+			}
+			begun := time.Now()
+			share := (n + len(runtimes) - 1 - i) / len(runtimes)
+			for k := range share {
+				work <- soaked{k, victims[k%len(victims)], time.Duration(r.Int64N(int64(150 * time.Millisecond)))}
+			}
+			close(work)
+			workers.Wait()
+			t.Logf("%d containers in %v: %v", share, time.Since(begun).Round(time.Second), s.outcomes)
+			// Whatever runs next collects what a killed supervisor or hook has left.
+			if _, err := hook.Collect(b.Layout); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+type soak struct {
+	*bed
+	built    *bundle.Bundle
+	mu       sync.Mutex
+	outcomes map[string]int
+}
+
+// soaked is one container's lot.
+type soaked struct {
+	number int
+	victim string
+	after  time.Duration
+}
+
+func (s *soak) one(c soaked) {
+	id := s.ContainerID(fmt.Sprintf("soak-%d", c.number))
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	var out, stderr bytes.Buffer
+	run := s.runtime.Run(ctx, s.built, id)
+	run.Stdout, run.Stderr = &out, &stderr
+	in, err := run.StdinPipe()
+	if err != nil {
+		s.Error(err)
+		return
+	}
+	// The container has the pipes as well, and outlives a runtime that is killed.
+	run.WaitDelay = 5 * time.Second
+	if err := run.Start(); err != nil {
+		s.Error(err)
+		return
+	}
+	begun := time.Now()
+	time.Sleep(c.after)
+	killed := s.kill(c.victim, id, run.Process.Pid)
+	switch c.victim {
+	case killNothing, killRelay:
+		// The client says hello in any case, and then waits for the end of its input.
+	default:
+		time.Sleep(50 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		_ = s.runtime.Delete(ctx, id) // what is there of it
+		cancel()
+	}
+	in.Close()
+	err = run.Wait()
+	outcome := c.victim + ", started"
+	if !bytes.Contains(out.Bytes(), []byte(`"hello"`)) {
+		outcome = c.victim + ", not started"
+		if c.victim == killNothing || c.victim == killRelay {
+			s.Errorf("container %d, %s killed %v after its start (%t): %v: %s%s", c.number, c.victim, time.Since(begun), killed, err, out.Bytes(), stderr.Bytes())
+		}
+	}
+	s.clean(id)
+	s.mu.Lock()
+	s.outcomes[outcome]++
+	s.mu.Unlock()
+}
+
+// kill finds the victim, and reports whether it was there to be killed.
+func (s *soak) kill(victim, id string, runtime int) bool {
+	switch victim {
+	case killNothing:
+		return false
+	case killRuntime:
+		return syscall.Kill(runtime, syscall.SIGKILL) == nil
+	}
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		pid := 0
+		switch victim {
+		case killHook:
+			pid = s.process(runtime, "peerlane-hook\x00create\x00")
+		default:
+			infos, _ := hook.Find(s.Layout, id) // none there yet
+			if len(infos) == 0 {
+				continue
+			}
+			switch victim {
+			case killContainer:
+				pid = infos[0].Init.PID
+			case killRelay:
+				if infos[0].Status.Relay != nil {
+					pid = infos[0].Status.Relay.PID
+				}
+			case killSupervisor:
+				pid = s.process(0, "\x00supervise\x00--root\x00"+s.Root+"\x00--generation\x00"+infos[0].ID)
+			}
+		}
+		if pid > 1 && syscall.Kill(pid, syscall.SIGKILL) == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// process finds a process by what its command line has; a child of that parent,
+// unless it is 0.
+func (s *soak) process(parent int, has string) int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		command, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // it may have ended
+		if !strings.Contains(string(command), has) {
+			continue
+		}
+		status, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "status"))
+		if parent == 0 || strings.Contains(string(status), fmt.Sprintf("\nPPid:\t%d\n", parent)) {
+			return pid
+		}
+	}
+	return 0
+}
+
+// clean does what an engine does after its runtime was killed: it deletes the
+// container, and where the runtime knows it no more, what the runtime has left.
+func (s *soak) clean(id string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	err := s.runtime.Delete(ctx, id)
+	if err == nil {
+		_, err = os.Stat(filepath.Join(s.RuntimeState(), id))
+		if errors.Is(err, os.ErrNotExist) {
+			err = nil
+		}
+	}
+	if err != nil {
+		_ = os.RemoveAll(filepath.Join(s.RuntimeState(), id))
+	}
+	var groups []string
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && d.Name() == id {
+			groups = append(groups, path)
+		}
+		return nil // a group that went while we looked
+	})
+	for _, group := range groups {
+		procs, _ := os.ReadFile(group + "/cgroup.procs")
+		for _, pid := range strings.Fields(string(procs)) {
+			if n, err := strconv.Atoi(pid); err == nil && n > 1 {
+				_ = syscall.Kill(n, syscall.SIGKILL) // a container's, whose runtime is dead
+			}
+		}
+		for range 100 {
+			if err := os.Remove(group); err == nil || errors.Is(err, os.ErrNotExist) {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+// hold attaches, whatever dies meanwhile, says hello and lives until the end of
+// its input.
+func hold() error {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := hello()
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			return err
+		}
+	}
+	_, err := io.Copy(io.Discard, os.Stdin)
+	return err
+}
