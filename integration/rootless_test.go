@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -19,6 +21,7 @@ import (
 
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -107,7 +110,53 @@ func (b *bed) as(uid, gid int, c *exec.Cmd) *exec.Cmd {
 	return c
 }
 
+// launches plays the user's systemd with peerlane-relay.socket: each connection
+// becomes a service of the user's.
+func (b *bed) launches(as func(*exec.Cmd) *exec.Cmd) {
+	b.Helper()
+	if err := os.MkdirAll(filepath.Join(b.Root, "run/systemd/system"), 0o755); err != nil {
+		b.Fatal(err)
+	}
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: b.Layout.Launcher()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var services sync.WaitGroup
+	services.Go(func() {
+		for {
+			conn, err := listener.AcceptUnix()
+			if err != nil {
+				return // closed
+			}
+			file, err := conn.File()
+			conn.Close()
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			services.Go(func() {
+				defer file.Close()
+				c := as(exec.Command(b.HookBinary(), "accept"))
+				c.Stdin = file
+				if out, err := c.CombinedOutput(); err != nil {
+					b.Errorf("peerlane-hook accept: %v: %s", err, out)
+				}
+			})
+		}
+	})
+	b.Cleanup(func() {
+		listener.Close()
+		services.Wait()
+	})
+}
+
 func TestRootlessPodman(t *testing.T) {
+	for _, launcher := range []string{config.LauncherFork, config.LauncherSystemd} {
+		t.Run(launcher, func(t *testing.T) { testRootlessPodman(t, launcher) })
+	}
+}
+
+func testRootlessPodman(t *testing.T, launcher string) {
 	uid, gid := ordinary(t)
 	b := withoutCDI(t, "runc", []string{"peerlane.dev/lane=*", "peerlane.dev/gpu=*", "nvidia.com/gpu=*"})
 	for _, dir := range []string{"home", "xdg"} {
@@ -119,6 +168,9 @@ func TestRootlessPodman(t *testing.T) {
 	b.mountNodes("nvidia.com/gpu")
 	b.mountNodes(cdi.KindGPU)
 	b.nics()
+	if launcher == config.LauncherSystemd {
+		b.launches(as)
+	}
 	b.give(uid, gid)
 	p := podmanAs(b, as, "--storage-driver=vfs")
 	t.Cleanup(func() {
@@ -152,6 +204,15 @@ func TestRootlessPodman(t *testing.T) {
 	}
 	if owner := info.Sys().(*syscall.Stat_t).Uid; int(owner) != uid {
 		t.Errorf("the relay is user %d's, and the container %d's", owner, uid)
+	}
+	// As a service it is in no namespace of Podman's.
+	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", relay.PID))
+	host, errHost := os.Readlink("/proc/self/ns/user")
+	if err := errors.Join(err, errHost); err != nil {
+		t.Fatal(err)
+	}
+	if service := launcher == config.LauncherSystemd; (namespace == host) != service {
+		t.Errorf("the relay is in user namespace %s; the host's is %s", namespace, host)
 	}
 	ask := fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/lane=%d", b.gpu(b.lanes[0]).Index)
 	for _, option := range []string{"--read-only", "--userns=keep-id", "--user=1234:1234"} {
