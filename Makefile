@@ -66,6 +66,20 @@ test: test-needs build lint ## vet, lint and test everything, race detector on (
 	@$(GO) build -o bin/test-report ./integration/report
 	@$(GO) test -json -count=1 -race -vet=off -timeout $(TIMEOUT) $(PACKAGES) | bin/test-report $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host)
 
+.PHONY: engines-needs
+engines-needs:
+	@integration/prerequisites engines
+	@$(GO) run -C integration/engines ./install
+
+.PHONY: test-engines
+test-engines: engines-needs build ## test in every container engine, as root (RUN=TestEngine/podman-4.3)
+	@$(GO) build -o bin/test-report ./integration/report
+	@$(GO) vet -tags engines ./integration/engines
+	@# In a PID namespace: whatever becomes of the test, no process outlives it.
+	@unshare --mount --pid --fork --kill-child --mount-proc \
+		$(GO) test -json -count=1 -vet=off -tags engines -timeout 30m $(if $(RUN),-run '$(RUN)') ./integration/engines \
+		| bin/test-report -places engines $(if $(RUN),,-matrix integration/matrix.txt)
+
 # For `make test-vm`: any package and tests, in which places; and for a shell.
 PKG    ?=
 RUN    ?=
@@ -104,9 +118,9 @@ vm-capture: vm-needs build bin/vm-run ## write topo/recorded/host.txt anew from 
 lint: ## gofmt, go vet, staticcheck
 	@unformatted=$$(gofmt -l .); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed on:"; echo "$$unformatted"; exit 1; fi
-	@# With the tests that run in virtual machines.
-	@$(GO) vet -tags vm ./...
-	@$(GO) tool staticcheck -tags vm ./...
+	@# With the tests that run in virtual machines and in container engines.
+	@$(GO) vet -tags vm,engines ./...
+	@$(GO) tool staticcheck -tags vm,engines ./...
 
 .PHONY: fuzz
 fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each)

@@ -22,7 +22,7 @@
 // the GPU: never the plan, which the hook reads from the host. The hook starts the
 // container's relay and attaches its socket over that directory. At poststop the
 // hook is called once more to collect what has ended. A gpu= or nic= states by
-// which way GPU memory is registered here ([ReadRegistration]), and has the hook
+// which way GPU memory is registered here ([Peermem.Registration]), and has the hook
 // lift the limit of locked memory.
 //
 // Nothing that can change while the host runs is baked in: major and minor

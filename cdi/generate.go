@@ -26,8 +26,8 @@ const (
 	KindNIC  = Vendor + "/nic"
 )
 
-// Kinds are all kinds that a host may offer. Files of those that it does not are
-// removed, so a kind stays here for good.
+// Kinds are all kinds of device that a host may offer, whether it does or not.
+// Files of those that it does not are removed, so a kind stays here for good.
 var Kinds = []string{KindLane, KindGPU, KindNIC}
 
 // All is the name of the device that stands for every GPU with a lane, and for
@@ -48,10 +48,9 @@ type Options struct {
 	Tenancy string
 	// DevRoot is the directory that holds dev/; empty for "/".
 	DevRoot string
-	// Registration is how programs of this host register GPU memory with NICs; the
-	// zero value stands for what ReadRegistration finds in the plan's sysfs and
-	// /proc.
-	Registration Registration
+	// Proc is the root of procfs, where FindPeermem looks for how programs register
+	// GPU memory with NICs; empty for "/proc".
+	Proc string
 	// LibraryDir is the directory of what is mounted into containers for programs
 	// to load; empty for the layout's.
 	LibraryDir string
@@ -112,8 +111,8 @@ func Notes(plan *topo.Plan, o Options) ([]string, error) {
 			`%s=N gives a container the device nodes of its server GPUs too (tenancy = "single"); set [cdi] tenancy = "multi" in %s where containers do not trust each other`,
 			KindGPU, o.Layout.ConfigFile()))
 	}
-	if r := g.registration(); len(gpus)+len(nics) > 0 && r.Kind != RegistrationDMABUF {
-		notes = append(notes, fmt.Sprintf("%s=%s: %s", RegistrationVariable, r.Kind, r.Reason))
+	if way, reason := g.peermem.Registration(); len(gpus)+len(nics) > 0 && reason != "" {
+		notes = append(notes, fmt.Sprintf("%s=%s: %s", RegistrationVariable, way, reason))
 	}
 	if g.tenancy == config.TenancySingle {
 		missing = slices.Concat(missing, gpuMissing, nicMissing)
@@ -133,6 +132,7 @@ type generator struct {
 	gpus    map[string]topo.GPU // by PCI address
 	// libraries are what containers with a lane get to load.
 	libraries libraries
+	peermem   Peermem
 }
 
 func newGenerator(plan *topo.Plan, o Options) (*generator, error) {
@@ -148,6 +148,9 @@ func newGenerator(plan *topo.Plan, o Options) (*generator, error) {
 	}
 	var err error
 	if g.libraries, err = findLibraries(cmp.Or(o.LibraryDir, o.Layout.Libraries())); err != nil {
+		return nil, fmt.Errorf("generating a CDI specification: %w", err)
+	}
+	if g.peermem, err = FindPeermem(plan.Source.Sysfs, cmp.Or(o.Proc, "/proc")); err != nil {
 		return nil, fmt.Errorf("generating a CDI specification: %w", err)
 	}
 	for _, lane := range plan.Lanes {
@@ -283,11 +286,17 @@ func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 		Hooks: []*specs.Hook{g.hook("poststop", "remove")},
 	}
 	if kind == KindGPU {
-		edits.Env = []string{g.registration().variable()}
+		edits.Env = []string{g.registration()}
 		edits.DeviceNodes = append(edits.DeviceNodes, g.node("nvidiactl"), g.node("nvidia-uvm"))
 		edits.DeviceNodes = append(edits.DeviceNodes, g.nodeIfPresent("nvidia-uvm-tools")...)
 	}
 	return edits
+}
+
+// registration is the variable that says how GPU memory is registered.
+func (g *generator) registration() string {
+	way, _ := g.peermem.Registration()
+	return RegistrationVariable + "=" + way
 }
 
 // deviceEdits are what the device of these lanes adds.

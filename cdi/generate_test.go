@@ -43,7 +43,7 @@ func testOptions(t *testing.T, nodes ...string) Options {
 	}
 	return Options{
 		Layout: layout.New("/"), HookPath: "/usr/libexec/peerlane/peerlane-hook", DevRoot: root,
-		Registration: Registration{Kind: RegistrationDMABUF}, LibraryDir: filepath.Join(root, "libraries"),
+		Proc: procfs(t, "6.12.0-amd64\n", openModule), LibraryDir: filepath.Join(root, "libraries"),
 	}
 }
 
@@ -209,13 +209,13 @@ func TestWhatIsOffered(t *testing.T) {
 		},
 		{
 			name: "GPU memory that no NIC reaches",
-			edit: func(_ *topo.Plan, o *Options) { o.Registration = Registration{RegistrationBounce, "there is no way"} },
+			edit: func(_ *topo.Plan, o *Options) { o.Proc = procfs(t, "", "") },
 			want: map[string][]string{
 				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 				KindNIC:  {"mlx5_0", "0000:18:00.0"},
 			},
-			notes: []string{"server GPUs", "PEERLANE_REGISTRATION=bounce: there is no way", "lane=2", "gpu=2"},
+			notes: []string{"server GPUs", "PEERLANE_REGISTRATION=bounce: no NIC can reach a GPU's memory here", "lane=2", "gpu=2"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {

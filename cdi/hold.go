@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +27,11 @@ func Hold(l layout.Layout) (io.Closer, error) { return hold(l, holdTime) }
 func hold(l layout.Layout, wait time.Duration) (io.Closer, error) {
 	// The directory itself, so that nothing is left for the lock's sake; that of
 	// the state, because what others can open they can lock.
-	if err := os.MkdirAll(l.State(), 0o700); err != nil {
+	err := os.MkdirAll(filepath.Dir(l.State()), 0o755)
+	if err == nil {
+		err = os.Mkdir(l.State(), 0o700)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("making the directory of the plan: %w", err)
 	}
 	f, err := os.Open(l.State())

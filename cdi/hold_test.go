@@ -2,6 +2,7 @@ package cdi
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -44,5 +45,9 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 	}
 	if info.Mode().Perm() != 0o700 {
 		t.Errorf("what is locked has mode %v", info.Mode())
+	}
+	// What is above it may hold files that everybody reads.
+	if info, err = os.Stat(filepath.Dir(l.State())); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("what is above it has mode %v, %v", info.Mode(), err)
 	}
 }

@@ -44,7 +44,7 @@ func (g *generator) offeredNICs() (nics []topo.NIC, missing []string) {
 // one has it, and all.
 func (g *generator) nicSpec(nics []topo.NIC) *specs.Spec {
 	spec := &specs.Spec{Kind: KindNIC, ContainerEdits: specs.ContainerEdits{
-		Env:         []string{g.registration().variable()},
+		Env:         []string{g.registration()},
 		DeviceNodes: g.nodeIfPresent(rdmaCM),
 	}}
 	for _, nic := range nics {

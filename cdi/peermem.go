@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -46,6 +48,11 @@ func (p Peermem) String() string {
 	return strings.Join(ways, " and ")
 }
 
+var (
+	kernelVersion = regexp.MustCompile(`^(\d+)\.(\d+)`)
+	driverVersion = regexp.MustCompile(`\s(\d+)\.\d[0-9.]*\s`)
+)
+
 // FindPeermem looks for both, below the roots of sysfs and procfs.
 func FindPeermem(sysfs, proc string) (Peermem, error) {
 	var p Peermem
@@ -60,11 +67,53 @@ func FindPeermem(sysfs, proc string) (Peermem, error) {
 			return p, fmt.Errorf("looking for the module %s: %w", name, err)
 		}
 	}
-	if err := dmabufMissing(proc); err != nil {
-		p.NoDMABUF = err.Error()
+	driver, err := readIfThere(proc, "driver/nvidia/version")
+	if err != nil {
+		return p, err
 	}
+	kernel, err := readIfThere(proc, "sys/kernel/osrelease")
+	if err != nil {
+		return p, err
+	}
+	p.NoDMABUF = noDMABUF(driver, kernel)
 	p.DMABUF = p.NoDMABUF == ""
 	return p, nil
+}
+
+func readIfThere(root, name string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(root, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return string(text), err
+}
+
+// noDMABUF says why there is none, given /proc/driver/nvidia/version and
+// /proc/sys/kernel/osrelease. The driver exports DMA-BUFs since 515, where its
+// kernel modules are the open ones, and RDMA imports them since Linux 5.12.
+func noDMABUF(driver, kernel string) string {
+	if driver == "" {
+		return "NVIDIA's driver is not loaded"
+	}
+	first, _, _ := strings.Cut(driver, "\n")
+	if !strings.Contains(first, "Open Kernel Module") {
+		return "NVIDIA's kernel modules are not the open ones"
+	}
+	if m := driverVersion.FindStringSubmatch(first); m != nil {
+		if major, err := strconv.Atoi(m[1]); err == nil && major < 515 {
+			return fmt.Sprintf("NVIDIA's driver is of version %d, and 515 is needed", major)
+		}
+	}
+	m := kernelVersion.FindStringSubmatch(kernel)
+	if m == nil {
+		return "the kernel's version is unknown"
+	}
+	major, _ := strconv.Atoi(m[1]) // digits
+	minor, _ := strconv.Atoi(m[2])
+	if major < 5 || major == 5 && minor < 12 {
+		return fmt.Sprintf("the kernel is of version %s, and 5.12 is needed", m[0])
+	}
+	return ""
 }
 
 // LoadPeermem is FindPeermem for a host that wants the module: it is loaded

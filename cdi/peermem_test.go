@@ -39,7 +39,8 @@ func TestHowNICsReachGPUs(t *testing.T) {
 		files map[string]string
 		want  string
 	}{
-		{"nothing", nil, "neither DMA-BUF (the kernel's release is unknown"},
+		{"nothing", nil, "neither DMA-BUF (NVIDIA's driver is not loaded) nor nvidia-peermem (not loaded)"},
+		{"a kernel without a version", map[string]string{driver: openDriver}, "neither DMA-BUF (the kernel's version is unknown"},
 		{"no driver", map[string]string{kernel: "6.8.0\n"}, "neither DMA-BUF (NVIDIA's driver is not loaded) nor nvidia-peermem (not loaded)"},
 		{"the open modules", map[string]string{driver: openDriver, kernel: "6.8.0-45-generic\n"}, "DMA-BUF"},
 		{"nvidia-peermem", map[string]string{driver: closed, kernel: "6.8.0\n", "sys/module/nvidia_peermem/version": "535.161.08\n"}, "nvidia_peermem"},

@@ -170,6 +170,10 @@ func TestUserNamespace(t *testing.T) {
 		b.Spec.Linux.Namespaces = append(b.Spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 		b.Spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 200000, Size: 65536}}
 		b.Spec.Linux.GIDMappings = b.Spec.Linux.UIDMappings
+		// Making it, crun forgets where the bundle is; engines name the root file
+		// system by an absolute path.
+		b.Spec.Root.Path = filepath.Join(b.dir, "rootfs")
+		b.Spec.Linux.Devices = append(b.Spec.Linux.Devices, specs.LinuxDevice{Path: "/dev/kmsg", Type: "c", Major: 1, Minor: 11})
 		// The runtime makes mount points as the container's root.
 		if out, err := exec.Command("chown", "-R", "200000:200000", filepath.Join(b.dir, "rootfs")).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)

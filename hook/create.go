@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"path/filepath"
 	"slices"
 
 	"github.com/peerlane/peerlane/hook/config"
@@ -19,6 +21,10 @@ type State struct {
 	Status string `json:"status"`
 	PID    int    `json:"pid"`
 	Bundle string `json:"bundle"`
+	// Root is the root file system's path, which crun alone tells.
+	Root string `json:"root"`
+	// Annotations are those of config.json. An image may have put them there.
+	Annotations map[string]string `json:"annotations"`
 }
 
 // ReadState reads a State.
@@ -51,6 +57,18 @@ func (s State) check() error {
 	return nil
 }
 
+// spec is the container's configuration. A crun that makes device nodes in a user
+// namespace loses its working directory on the way, and takes the "/" that is left
+// for the bundle: then the root file system is all that is known, and the warning
+// says what is not looked at.
+func (s State) spec() (spec *spec, warning, err error) {
+	spec, err = readSpec(s.Bundle)
+	if !errors.Is(err, fs.ErrNotExist) || !filepath.IsAbs(s.Root) {
+		return spec, nil, err
+	}
+	return rootOnly(s.Root), fmt.Errorf("container %q: its environment and its limits are not looked at: the runtime says that the bundle is %s, where no config.json is", s.ID, s.Bundle), nil
+}
+
 // errHidden says that devices of a container would hide one another.
 var errHidden = errors.New("its devices hide one another")
 
@@ -77,6 +95,9 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err := s.check(); err != nil {
 		return nil, err
 	}
+	if err := d.withoutRoot(); err != nil {
+		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+	}
 
 	// The plan is the longest of what is to be read, so that is begun first.
 	var plan *topo.Plan
@@ -91,7 +112,7 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	if err != nil {
 		return nil, err
 	}
-	spec, err := readSpec(s.Bundle)
+	spec, unread, err := s.spec()
 	if err != nil {
 		err = fmt.Errorf("container %q: %w", s.ID, err)
 	}
@@ -101,6 +122,9 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 	}
 	if err == nil {
 		warning, err = give(l, c, plan, spec, s, runtimeRoot, d)
+	}
+	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone asks nothing of it
+		warning = errors.Join(unread, warning)
 	}
 	if err != nil && c.Hook.OnFailure == config.OnFailureWarn && !errors.Is(err, errHidden) {
 		return errors.Join(warning, fmt.Errorf("container %q starts without its lane, as hook.on_failure says: %w", s.ID, err)), nil
@@ -130,7 +154,7 @@ func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s 
 	}
 	if len(d.GPUs)+len(d.NICs) > 0 {
 		if err := raiseMemlock(s.PID, spec); err != nil {
-			warning = fmt.Errorf("container %q: %w", s.ID, err)
+			warning = errors.Join(warning, fmt.Errorf("container %q: %w", s.ID, err))
 		}
 	}
 	if len(lanes) == 0 {

@@ -13,28 +13,54 @@ import (
 )
 
 // lockTime is how long a lock is waited for. Locks are held for milliseconds,
-// and for no longer than startTimeout while a supervisor is started; who holds
-// one for longer is stopped or cannot make progress.
-const lockTime = 45 * time.Second
+// and for no longer than startTimeout while systemd is waited for and again while
+// a supervisor is started; who holds one for longer is stopped or cannot make
+// progress.
+const lockTime = 75 * time.Second
 
 var errLocked = errors.New("held by another process")
 
 // lock takes an flock on an open file or directory: unix.LOCK_EX or LOCK_SH.
+//
+// The kernel lets who waits have it in turn. Asking again and again would be
+// without order, and on a starved host with many containers somebody would ask
+// in vain for ever.
 func lock(f *os.File, how int, wait time.Duration) error {
-	deadline := time.Now().Add(wait)
-	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return nil
-		case err == unix.EINTR:
-			continue
-		case err != unix.EWOULDBLOCK:
-			return fmt.Errorf("locking %s: %w", f.Name(), err)
-		case time.Now().After(deadline):
+	fd := int(f.Fd())
+	err := flock(fd, how|unix.LOCK_NB)
+	if err == unix.EWOULDBLOCK {
+		if wait == 0 {
+			return fmt.Errorf("locking %s: %w", f.Name(), errLocked)
+		}
+		// The thread of who has waited long enough stays behind, so it has a
+		// descriptor of its own: f's number may be another file's by then. What it
+		// gets in the end it gives back.
+		again, failed := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if failed != nil {
+			return fmt.Errorf("locking %s: %w", f.Name(), os.NewSyscallError("dup", failed))
+		}
+		done := make(chan error, 1)
+		go func() {
+			defer unix.Close(again)
+			done <- flock(again, how)
+		}()
+		select {
+		case err = <-done:
+		case <-time.After(wait):
 			return fmt.Errorf("locking %s: %w for %v", f.Name(), errLocked, wait)
 		}
-		time.Sleep(pause)
+	}
+	if err != nil {
+		return fmt.Errorf("locking %s: %w", f.Name(), err)
+	}
+	return nil
+}
+
+func flock(fd, how int) error {
+	for {
+		if err := unix.Flock(fd, how); err != unix.EINTR {
+			return err
+		}
 	}
 }
 

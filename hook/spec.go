@@ -26,6 +26,10 @@ type spec struct {
 			Type string `json:"type"`
 		} `json:"rlimits"`
 	} `json:"process"`
+	Mounts []struct {
+		Destination string `json:"destination"`
+		Source      string `json:"source"`
+	} `json:"mounts"`
 	Hooks struct {
 		Prestart      []specHook `json:"prestart"`
 		CreateRuntime []specHook `json:"createRuntime"`
@@ -43,14 +47,29 @@ func readSpec(bundle string) (*spec, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the container's configuration: %w", err)
 	}
-	s := &spec{}
-	if err := json.Unmarshal(text, s); err != nil {
+	s, err := parseSpec(text)
+	if err != nil {
 		return nil, fmt.Errorf("reading the container's configuration %s: %w", path, err)
 	}
+	return s, nil
+}
+
+func parseSpec(text []byte) (*spec, error) {
+	s := &spec{}
+	if err := json.Unmarshal(text, s); err != nil {
+		return nil, err
+	}
 	if s.Root.Path == "" {
-		return nil, fmt.Errorf("%s names no root file system", path)
+		return nil, errors.New("it names no root file system")
 	}
 	return s, nil
+}
+
+// rootOnly is a specification of which nothing but the root file system is known.
+func rootOnly(path string) *spec {
+	s := &spec{}
+	s.Root.Path = path
+	return s
 }
 
 // readBounded reads a regular file of no more than limit bytes. Nothing else can

@@ -12,7 +12,7 @@ import (
 
 func TestReadSpec(t *testing.T) {
 	dir := t.TempDir()
-	text := `{"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "mounts": [{"destination": 5}],
+	text := `{"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "linux": [{"resources": 5}],
 		"process": {"env": ["A=b"], "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 1, "hard": 1}]},
 		"hooks": {"createRuntime": [{"path": "/p", "args": ["p", "create", "--gpu", "x@y"]}], "poststop": [{"args": 1}]}}`
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
@@ -66,15 +66,11 @@ func TestSpecsThatCannotBeRead(t *testing.T) {
 }
 
 func FuzzSpec(f *testing.F) {
-	f.Add(`{"root":{"path":"r"},"process":{"env":["CUDA_VISIBLE_DEVICES=` + uuid0 + `"]},"hooks":{"createRuntime":[{"args":["p","create","--gpu","` + uuid0 + `@0000:17:00.0"]},{"args":["p","create","--gpu","@0000:2a:00.0"]}]}}`)
-	f.Add(`{"root":{"path":"r"},"process":null,"hooks":{"prestart":[{"args":["","create","--lane"]}]}}`)
-	dir := f.TempDir()
+	f.Add([]byte(`{"root":{"path":"r"},"process":{"env":["CUDA_VISIBLE_DEVICES=` + uuid0 + `"]},"hooks":{"createRuntime":[{"args":["p","create","--gpu","` + uuid0 + `@0000:17:00.0"]},{"args":["p","create","--gpu","@0000:2a:00.0"]}]}}`))
+	f.Add([]byte(`{"root":{"path":"r"},"process":null,"hooks":{"prestart":[{"args":["","create","--lane"]}]}}`))
 	plan := testPlan("/sys")
-	f.Fuzz(func(t *testing.T, text string) {
-		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		s, err := readSpec(dir)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		s, err := parseSpec(text)
 		if err != nil {
 			return
 		}

@@ -58,9 +58,10 @@ const maxHandover = 32 << 10
 const handedOver = fdAlive - fdClients + 1
 
 // greetTimeout is how long a hook waits for its service, which takes tens of
-// milliseconds. Process 1 can be busy for seconds (daemon-reload on a large
-// host), so that a shorter wait would lose the unit on hosts that are well; and
-// if it has stopped for good each container starts this much later.
+// milliseconds, before it forks. Process 1 can be busy for seconds (daemon-reload
+// on a large host), so that a shorter wait would lose the unit on hosts that are
+// well; and if it has stopped for good each container starts this much later. A
+// hook that may not fork waits for startTimeout.
 const greetTimeout = 10 * time.Second
 
 // service is a peerlane-relay@.service that has greeted.
@@ -81,7 +82,11 @@ func (g *Generation) runBySystemd(l layout.Layout, launcher string, files map[in
 	if launcher == config.LauncherFork || launcher != config.LauncherSystemd && !offersLauncher(l) {
 		return nil, nil
 	}
-	s, err := greet(l.Launcher())
+	wait := greetTimeout
+	if launcher == config.LauncherSystemd {
+		wait = startTimeout
+	}
+	s, err := greet(l.Launcher(), wait)
 	switch {
 	case err == nil:
 		if err := g.handOver(l, s, files); err != nil {
@@ -125,8 +130,8 @@ func openLog(l layout.Layout, id string) (*os.File, error) {
 }
 
 // greet connects to the launcher's socket and waits for the service.
-func greet(path string) (*service, error) {
-	deadline := time.Now().Add(greetTimeout)
+func greet(path string, wait time.Duration) (*service, error) {
+	deadline := time.Now().Add(wait)
 	socket, err := connect(path)
 	if err != nil {
 		switch {
@@ -150,7 +155,7 @@ func greet(path string) (*service, error) {
 		s.conn.Close()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			err = fmt.Errorf("no service came within %v", greetTimeout)
+			err = fmt.Errorf("no service came within %v", wait)
 		case errors.Is(err, io.EOF):
 			err = errors.New("it hung up: the host is shutting down, or the service cannot be started")
 		}

@@ -52,7 +52,7 @@ func takeOver(connection *os.File) (l layout.Layout, g *Generation, d descriptor
 	}
 	defer conn.Close()
 	// Also of who never says anything.
-	if err := conn.SetDeadline(time.Now().Add(greetTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(startTimeout)); err != nil {
 		return l, nil, d, err
 	}
 	h, files, err := converse(conn)

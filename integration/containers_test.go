@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
@@ -503,7 +504,33 @@ func TestALaneWithoutItsGPU(t *testing.T) {
 	// The relay answers; CUDA in the container is what is missing.
 	b.run(b.bundle(g, testbed.Devices(g)[1:], "hello")).next("hello")
 	c := b.run(b.bundle(g, testbed.Devices(g)[1:], "export"))
-	b.mustFail(c, "libcuda.so.1")
+	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("the lane of GPU %d ", g.Index), fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
+}
+
+// Two lanes, and neither GPU.
+func TestALaneWithoutItsGPUTwice(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
+	c := b.run(b.bundle(g, []string{device(cdi.KindLane, g), device(cdi.KindLane, other)}, "export"))
+	b.mustFail(c, fmt.Sprintf("the lanes of GPUs %d, %d ", g.Index, other.Index), fmt.Sprintf("--device nvidia.com/gpu=%d --device nvidia.com/gpu=%d as well", g.Index, other.Index))
+}
+
+// A gpu= brings the nodes, and the image or the vendor's device libcuda.
+func TestAGPUInAnImageWithoutLibcuda(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	g := b.gpu(b.lanes[0])
+	c := b.run(b.bundle(g, []string{device(cdi.KindGPU, g)}, "export"))
+	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
+}
+
+// Neither lane nor GPU: libcuda is what the program misses first.
+func TestAContainerWithoutAnyDevice(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	g := b.gpu(b.lanes[0])
+	b.mustFail(b.run(b.bundle(g, nil, "export")), "libcuda.so.1", "--device nvidia.com/gpu=N")
+	b.mustFail(b.run(b.bundle(g, nil, "hello")), "no relay at /run/peerlane/relay.sock", "--device peerlane.dev/lane=N")
 }
 
 func TestAGPUWithoutItsLane(t *testing.T) {
@@ -511,7 +538,7 @@ func TestAGPUWithoutItsLane(t *testing.T) {
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
 	c := b.run(b.bundle(g, testbed.Devices(g)[:1], "export"))
-	b.mustFail(c, "no relay at /run/peerlane/relay.sock", "--device peerlane.dev/lane=")
+	b.mustFail(c, "no relay at /run/peerlane/relay.sock", "start the container with --device peerlane.dev/lane="+g.UUID)
 }
 
 func TestTheLaneOfAnotherGPU(t *testing.T) {
@@ -519,7 +546,7 @@ func TestTheLaneOfAnotherGPU(t *testing.T) {
 	b.leavesNothing()
 	g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
 	c := b.run(b.bundle(g, []string{testbed.Devices(g)[0], testbed.Devices(other)[1]}, "export"))
-	b.mustFail(c, g.UUID, other.UUID, "--device peerlane.dev/lane=")
+	b.mustFail(c, g.UUID, other.UUID, "start it with --device peerlane.dev/lane="+g.UUID)
 }
 
 func TestARelayWithoutCUDA(t *testing.T) {
@@ -620,6 +647,10 @@ func (b *bed) mustFail(c *container, words ...string) {
 				b.Errorf("the error does not say %q: %s", w, s.Error)
 			}
 		}
+		if strings.Contains(s.Error, "\n") {
+			b.Errorf("the error is not one line: %q", s.Error)
+		}
+		b.Logf("it says: %s", s.Error)
 		return
 	}
 	c.end()

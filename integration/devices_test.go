@@ -46,7 +46,7 @@ func TestWhatAContainerGets(t *testing.T) {
 			lane := b.lanes[0]
 			g := b.gpu(lane)
 			nic := b.nic(lane.NICs[0])
-			var gpuNodes []string
+			gpuNodes := []string{"/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"}
 			for _, address := range append([]string{lane.GPU}, lane.Servers...) {
 				gpu, err := b.Plan.GPU(address)
 				if err != nil {
@@ -55,9 +55,14 @@ func TestWhatAContainerGets(t *testing.T) {
 				gpuNodes = append(gpuNodes, fmt.Sprintf("/dev/nvidia%d", gpu.Minor))
 			}
 			nicNodes := []string{"/dev/infiniband/rdma_cm", "/dev/infiniband/" + nic.Uverbs}
+			allNICs := []string{"/dev/infiniband/rdma_cm"}
+			for _, n := range b.Plan.NICs {
+				allNICs = append(allNICs, "/dev/infiniband/"+n.Uverbs)
+			}
+			// The recorded host has the driver for DMA-BUF, and no release of its kernel.
 			for _, test := range []struct {
 				name         string
-				device       string
+				devices      string
 				nodes        []string
 				relay        bool
 				visible      []string
@@ -66,12 +71,15 @@ func TestWhatAContainerGets(t *testing.T) {
 				{"lane", device(cdi.KindLane, g), nil, true, nil, nil},
 				{"lane by UUID", cdi.KindLane + "=" + g.UUID, nil, true, nil, nil},
 				{"lane by address", cdi.KindLane + "=" + g.BusID, nil, true, nil, nil},
-				{"gpu", device(cdi.KindGPU, g), slices.Concat(nicNodes, gpuNodes, []string{"/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"}), true, []string{g.UUID}, []string{cdi.RegistrationBounce}},
+				{"all lanes", cdi.KindLane + "=all", nil, true, nil, nil},
+				{"gpu", device(cdi.KindGPU, g), slices.Concat(nicNodes, gpuNodes), true, []string{g.UUID}, []string{cdi.RegistrationBounce}},
+				{"gpu, its lane and its NIC", device(cdi.KindLane, g) + " " + device(cdi.KindGPU, g) + " " + cdi.KindNIC + "=" + nic.Name, slices.Concat(nicNodes, gpuNodes), true, []string{g.UUID}, []string{cdi.RegistrationBounce}},
+				{"all NICs", cdi.KindNIC + "=all", allNICs, false, nil, []string{cdi.RegistrationBounce}},
 				{"nic", cdi.KindNIC + "=" + nic.Name, nicNodes, false, nil, []string{cdi.RegistrationBounce}},
 				{"nic by address", cdi.KindNIC + "=" + nic.BusID, nicNodes, false, nil, []string{cdi.RegistrationBounce}},
 			} {
 				t.Run(test.name, func(t *testing.T) {
-					found, c := b.lookIn(b.bundle(g, []string{test.device}, "look"))
+					found, c := b.lookIn(b.bundle(g, strings.Fields(test.devices), "look"))
 					defer c.end()
 					slices.Sort(test.nodes)
 					slices.Sort(found.Nodes)

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -25,8 +24,8 @@ type docker struct {
 	address string
 }
 
-// dockerImage is that of the test's own program.
-const dockerImage = "peerlane-test:1"
+// testImage is the image of the test's own program.
+const testImage = "peerlane-test:1"
 
 // newDocker starts a daemon that knows these runtimes.
 func newDocker(b *bed, runtimes map[string][]string) *docker {
@@ -101,29 +100,11 @@ func (d *docker) must(arguments ...string) string {
 	return string(out)
 }
 
-// importImage makes the image, of the test's own program and what it is linked
-// with.
-func (d *docker) importImage() {
-	d.bed.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		d.bed.Fatal(err)
-	}
-	rootfs, archive := filepath.Join(d.bed.Root, "image"), filepath.Join(d.bed.Root, "image.tar")
-	if err := bundle.RootFS(rootfs, []bundle.File{{Host: self, Container: "/usr/bin/test"}}, d.bed.Libraries...); err != nil {
-		d.bed.Fatal(err)
-	}
-	if out, err := exec.Command("tar", "-C", rootfs, "-cf", archive, ".").CombinedOutput(); err != nil {
-		d.bed.Fatalf("tar: %v: %s", err, out)
-	}
-	d.must("import", "--change", "ENV GORACE=atexit_sleep_ms=0", archive, dockerImage)
-}
-
 // run is `docker run`, with options, of a role.
 func (d *docker) run(name string, options []string, role ...string) *container {
 	d.bed.Helper()
 	arguments := append([]string{"run", "--name", name, "--interactive", "--network=none"}, options...)
-	arguments = append(append(arguments, dockerImage, "/usr/bin/test", "role"), role...)
+	arguments = append(append(arguments, testImage, "/usr/bin/test", "role"), role...)
 	return d.bed.follow(name, d.command(context.Background(), arguments...), func(ctx context.Context) error {
 		out, err := d.command(ctx, "rm", "--force", name).CombinedOutput()
 		if err != nil {
@@ -148,7 +129,7 @@ func TestDockerWithoutCDI(t *testing.T) {
 		"peerlane":      b.runtime.Before,
 		"peerlane-lane": append(b.runtime.Before[:len(b.runtime.Before):len(b.runtime.Before)], "--peerlane-device="+devices(b.lanes[1])),
 	})
-	d.importImage()
+	d.must("import", "--change", "ENV GORACE=atexit_sleep_ms=0", b.imageArchive(), testImage)
 	b.nics()
 	within := func(t *testing.T) *docker {
 		part := *b
@@ -169,7 +150,7 @@ func TestDockerWithoutCDI(t *testing.T) {
 	t.Run("restart", func(t *testing.T) {
 		d := within(t)
 		const name = "again"
-		d.must("create", "--name", name, "--network=none", "--runtime=peerlane-lane", dockerImage, "/usr/bin/test", "role", "hello")
+		d.must("create", "--name", name, "--network=none", "--runtime=peerlane-lane", testImage, "/usr/bin/test", "role", "hello")
 		for range 2 {
 			if out := d.must("start", "--attach", name); !strings.Contains(out, `"hello"`) {
 				t.Errorf("it says %s", out)
@@ -179,7 +160,7 @@ func TestDockerWithoutCDI(t *testing.T) {
 	})
 	t.Run("refused", func(t *testing.T) {
 		d := within(t)
-		out, err := d.command(context.Background(), "run", "--rm", "--network=none", "--runtime=peerlane", "--env=PEERLANE_DEVICES=peerlane.dev/gpu=all", dockerImage, "/usr/bin/test").CombinedOutput()
+		out, err := d.command(context.Background(), "run", "--rm", "--network=none", "--runtime=peerlane", "--env=PEERLANE_DEVICES=peerlane.dev/gpu=all", testImage, "/usr/bin/test").CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "PEERLANE_DEVICES asks for the device peerlane.dev/gpu=all, which runtime.devices in "+b.Layout.ConfigFile()+" does not permit") {
 			t.Errorf("%v: %s", err, out)
 		}

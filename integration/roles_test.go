@@ -151,7 +151,7 @@ func openGPU() (*cuda.Driver, cuda.Device, wire.UUID, error) {
 }
 
 func attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID) (*gpuClient, error) {
-	s, err := client.Dial(ctx, client.DefaultSocket)
+	s, err := client.Dial(ctx, client.DefaultSocket, gpu)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +181,7 @@ func exportOnly() error {
 	defer cancel()
 	d, device, gpu, err := openGPU()
 	if err != nil {
-		return err
+		return client.WithoutGPU(ctx, client.DefaultSocket, err)
 	}
 	_, err = attach(ctx, d, device, gpu)
 	return err

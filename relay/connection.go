@@ -200,3 +200,17 @@ func (r *Relay) statistics() *wire.StatisticsReply {
 	m.Servers = uint32(len(at))
 	return m
 }
+
+// given are the lanes that the container was given.
+func (r *Relay) given() *wire.LanesReply {
+	m := &wire.LanesReply{}
+	for _, l := range r.lanes[:min(len(r.lanes), wire.MaxLanes)] {
+		lane := &m.Lane[m.Lanes]
+		lane.Index = uint32(l.spec.GPU.Index)
+		if id, err := wire.ParseGPU(l.spec.GPU.UUID); err == nil { // a plan may lack it
+			lane.GPU = id
+		}
+		m.Lanes++
+	}
+	return m
+}

@@ -325,6 +325,8 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid, s.relay.name()))
 	case *wire.Statistics:
 		s.reply(s.relay.statistics(), sequence)
+	case *wire.Lanes:
+		s.reply(s.relay.given(), sequence)
 	default:
 		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "a %T is no request of a client", m))
 	}

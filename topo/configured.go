@@ -293,16 +293,16 @@ func (p *planner) pinnedReason(g int, l Lane) string {
 		}
 		names = append(names, name)
 	}
-	to := strings.Join(names, ", ")
+	to := list(names)
 	switch l.Kind {
 	case KindStaged:
 		var servers []int
 		for _, s := range l.Servers {
 			servers = append(servers, p.gpu(s))
 		}
-		return fmt.Sprintf("assigned by configuration: staged on %s (copies: %s) for %s", p.names(servers), describe(*l.Copy), to)
+		return fmt.Sprintf("assigned by configuration: staged on %s (copies: %s) for %s", p.names(servers), describe(*l.Copy), to) + p.withoutGDR(servers, l.NICs)
 	case KindBounce:
 		return "assigned by configuration: through host memory to " + to
 	}
-	return "assigned by configuration: straight to " + to
+	return "assigned by configuration: straight to " + to + p.withoutGDR([]int{g}, l.NICs)
 }

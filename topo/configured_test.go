@@ -193,7 +193,8 @@ func TestAnExplanationNamesPathsAsThePlanDoes(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	h := twoSockets().host()
+	h := twoSockets().nic("mlx5_8", 0, "pci0000:10", "00aa:00:00.0", down(400)).nic("eth0", 0, "", "", up(400)).nic("mlx5_9", 7, "", "", up(400)).host()
+	h.NICs[3].Ethernet = true
 	h.GPUs[4].MIG = true
 	plan, err := MakePlan(h, PlanConfig{})
 	if err != nil {
@@ -205,10 +206,12 @@ func TestExplain(t *testing.T) {
 	}{
 		{"gpu3", []string{
 			"GPU 3 (0000:04:00.0) is far",
-			"Without a relay it reaches mlx5_0 by the host bridges ",
+			"Without a relay it reaches mlx5_0 by the host bridges pci0000:20 and pci0000:10 of NUMA node 0 (NODE, 48 GB/s) and mlx5_1 by the link ",
+			"No way leads to mlx5_9.",
+			"No lane can use eth0 (it has no RDMA) and mlx5_8 (no port is active: port 1 DOWN).",
 			"staged on GPUs 0 and 1, near that NIC",
 			"The relay copies between it and GPUs 0 and 1 (NODE, 48 GB/s), and mlx5_0 reads and writes there (PIX, 48 GB/s)",
-			"While all GPUs are busy it carries 12 GB/s in each direction, for the PCIe link of mlx5_0",
+			"While all GPUs are busy it carries 12 GB/s in each direction, because the PCIe link of mlx5_0 (downwards) is full; ",
 			"Alone it carries 39.74 GB/s; with NCCL's defaults 32 GB/s",
 			"It shares mlx5_0 with GPUs 0, 1 and 2.",
 		}},
@@ -231,5 +234,35 @@ func TestExplain(t *testing.T) {
 		if sentences, err := h.Explain(plan, name); err == nil {
 			t.Errorf("%q: %q", name, sentences)
 		}
+	}
+}
+
+// An explanation is of the same ways as the lane, C2C among them.
+func TestAnExplanationAndItsLaneHaveOnePath(t *testing.T) {
+	h := build(1).gpu(0, "pci0000:10", "").nic("mlx5_0", 0, "pci0000:20", "", up(400)).host()
+	h.GPUs[0].C2C = 360
+	plan := planOf(t, 0, h, PlanConfig{})
+	sentences, err := h.Explain(plan, "0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(sentences, "\n")
+	if plan.Lanes[0].Path != P2C || strings.Count(text, "(P2C, ") < 2 || strings.Contains(text, "NODE") {
+		t.Errorf("the lane's path is %v, and\n%s", plan.Lanes[0].Path, text)
+	}
+}
+
+// A matrix has types and no ways.
+func TestAnExplanationOfAMatrixNamesTypes(t *testing.T) {
+	h, err := ReadSMI([]byte(smiMatrix+smiLegend), "some.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sentences, err := h.Explain(planOf(t, 0, h, PlanConfig{}), "0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Join(sentences, "\n"); strings.Contains(text, "so the matrix says") || !strings.Contains(text, "it reaches mlx5_2 (SYS) and mlx5_10 (PIX).") {
+		t.Error(text)
 	}
 }

@@ -31,7 +31,8 @@ type GPUEstimate struct {
 	GPU   string `json:"gpu"` // PCI address
 	Index int    `json:"index"`
 	Rates
-	// Limit names what is full on its planned way while all GPUs are busy.
+	// Limit names what is full on its planned way while all GPUs are busy: "the
+	// port of mlx5_0 (sending)".
 	Limit string `json:"limit,omitempty"`
 }
 

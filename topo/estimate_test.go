@@ -89,8 +89,8 @@ func TestEstimateByHand(t *testing.T) {
 		// NUMA node 0: two direct and two far on one NIC of 48 GB/s. Off: four
 		// bounce through a CPU that forwards 32. Alone: 48 directly, 32 through the
 		// CPU; through the relay the copies' 48 × 19.87/24.
-		{"two sockets", twoSockets().host(), want{2, 12, 8, 12, 32, 32, 39.74, "the PCIe link of mlx5_0 downwards", 1, 32.0 / 48, 39.74 / 48}},
-		{"NVLink", nvlink, want{1, 24, 16, 24, 32, 32, 48, "the PCIe link of GPU 0 upwards", 1, 32.0 / 48, 1}},
+		{"two sockets", twoSockets().host(), want{2, 12, 8, 12, 32, 32, 39.74, "the PCIe link of mlx5_0 (downwards)", 1, 32.0 / 48, 39.74 / 48}},
+		{"NVLink", nvlink, want{1, 24, 16, 24, 32, 32, 48, "the PCIe link of GPU 0 (upwards)", 1, 32.0 / 48, 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, e := estimate(t, tt.host, PlanConfig{})

@@ -69,19 +69,30 @@ func (e *explanation) who() {
 
 // ways are those to each NIC.
 func (e *explanation) ways() {
-	var ways []string
-	for _, pair := range e.h.Paths(rulesPlan) {
-		if pair.From != e.gpu.BusID {
-			continue
-		}
-		for _, n := range e.plan.NICs {
-			if n.Name == pair.To {
-				ways = append(ways, fmt.Sprintf("%s by %s (%s)", n.Name, pair.Reason, describe(pair.Path)))
-			}
+	var ways, nowhere, useless []string
+	for i, pair := range e.h.toNICs(e.gpu, e.plan.NICs) {
+		nic := e.plan.NICs[i]
+		switch {
+		case nic.refusal() != "":
+			useless = append(useless, fmt.Sprintf("%s (%s)", nic.Name, nic.refusal()))
+		case !nic.Active():
+			useless = append(useless, fmt.Sprintf("%s (no port is active: %s)", nic.Name, states(nic)))
+		case pair.Type == DIS:
+			nowhere = append(nowhere, nic.Name)
+		case e.h.Matrix != nil:
+			ways = append(ways, fmt.Sprintf("%s (%s)", nic.Name, describe(pair.Path)))
+		default:
+			ways = append(ways, fmt.Sprintf("%s by %s (%s)", nic.Name, pair.Reason, describe(pair.Path)))
 		}
 	}
 	if len(ways) > 0 {
-		e.say("Without a relay it reaches %s.", strings.Join(ways, ", "))
+		e.say("Without a relay it reaches %s.", list(ways))
+	}
+	if len(nowhere) > 0 {
+		e.say("No way leads to %s.", list(nowhere))
+	}
+	if len(useless) > 0 && len(e.lane.NICs) > 0 { // else the lane's reason says it
+		e.say("No lane can use %s.", list(useless))
 	}
 }
 
@@ -92,7 +103,11 @@ func (e *explanation) legs() {
 	}
 	sentence := fmt.Sprintf("The relay copies between it and %s (%s)", e.indices(e.lane.Servers), describe(*e.lane.Copy))
 	if e.lane.Network != nil {
-		sentence += fmt.Sprintf(", and %s reads and writes there (%s)", strings.Join(e.lane.NICs, " and "), describe(*e.lane.Network))
+		verbs := "reads and writes"
+		if len(e.lane.NICs) > 1 {
+			verbs = "read and write"
+		}
+		sentence += fmt.Sprintf(", and %s %s there (%s)", list(e.lane.NICs), verbs, describe(*e.lane.Network))
 	}
 	e.say("%s; each byte crosses the link of a server GPU twice where the copies are not NVLink's.", sentence)
 }
@@ -112,7 +127,7 @@ func (e *explanation) rates() error {
 		}
 		busy := fmt.Sprintf("While all GPUs are busy it carries %s in each direction", gbs(g.Relay))
 		if g.Limit != "" {
-			busy += ", for " + g.Limit + " is full"
+			busy += ", because " + g.Limit + " is full"
 		}
 		e.say("%s; with NCCL's defaults it would be %s, with GPUDirect RDMA off everywhere %s.", busy, gbs(g.NCCL), gbs(g.HostMemory))
 		e.say("Alone it carries %s; with NCCL's defaults %s, with GPUDirect RDMA off everywhere %s.", gbs(g.Alone.Relay), gbs(g.Alone.NCCL), gbs(g.Alone.HostMemory))

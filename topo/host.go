@@ -392,6 +392,29 @@ func compareNatural(a, b string) int {
 	return cmp.Or(strings.Compare(pa, pb), cmp.Compare(na, nb), strings.Compare(a, b))
 }
 
+// Bounds of the numbers that a source gives to devices. Drivers number GPUs from 0
+// on, and no kernel has more than 1024 NUMA nodes.
+const (
+	maxIndex = maxDevices - 1
+	maxNUMA  = 1<<16 - 1
+)
+
+// checkNUMA refuses a number that no NUMA node has; -1 stands for unknown.
+func checkNUMA(numa int) error {
+	if numa < -1 || numa > maxNUMA {
+		return fmt.Errorf("%d is no NUMA node; they are numbered from 0 to %d at most", numa, maxNUMA)
+	}
+	return nil
+}
+
+// checkIndex refuses a number that no GPU has.
+func checkIndex(index int) error {
+	if index < 0 || index > maxIndex {
+		return fmt.Errorf("%d is no number of a GPU; they are numbered from 0 to %d at most", index, maxIndex)
+	}
+	return nil
+}
+
 // judge writes down why devices cannot be used.
 func (h *Host) judge() {
 	for i := range h.GPUs {

@@ -303,3 +303,17 @@ func TestAHostHasLimits(t *testing.T) {
 		}
 	}
 }
+
+func TestNumbersOfNUMANodesHaveLimits(t *testing.T) {
+	for want, files := range map[string]map[string]string{
+		"sys/devices/system/node/node65536: 65536 is no NUMA node": {"sys/devices/system/node/node65536/cpulist": "0"},
+		"numa_node of PCI device 0000:01:00.0: 4611686018427387904": {
+			"sys/devices/system/node/node0/cpulist": "0", "sys/devices/system/node/node1/cpulist": "1",
+		},
+	} {
+		device(files, "pci0000:00/0000:01:00.0", gpuClass, gpuVendor, "numa_node=4611686018427387904")
+		if h, err := ReadSysfs(tree(t, files)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v, %v; want %q", h, err, want)
+		}
+	}
+}

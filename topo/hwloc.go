@@ -466,7 +466,9 @@ func (x *hwlocReader) finish() error {
 		switch {
 		case f.bridge:
 		case strings.HasPrefix(f.class, "03"):
-			x.gpu(f, indices)
+			if err := x.gpu(f, indices); err != nil {
+				return err
+			}
 		case strings.HasPrefix(f.class, "02"):
 			if err := x.nic(f); err != nil {
 				return err
@@ -567,23 +569,29 @@ func (x *hwlocReader) place(f *hwlocPCI) Place {
 
 var nvmlName = newPattern(`^nvml([0-9]{1,6})$`)
 
-func (x *hwlocReader) gpu(f *hwlocPCI, indices map[string]int) {
+func (x *hwlocReader) gpu(f *hwlocPCI, indices map[string]int) error {
 	maker, known := map[string]string{"10de": "", "1002": "AMD", "1d94": "Hygon"}[f.vendor]
 	if !known {
 		x.host.note("graphics device %s of vendor 0x%s is left out: it is none of NVIDIA's, AMD's or Hygon's", f.busID, f.vendor)
-		return
+		return nil
 	}
 	gpu := GPU{Vendor: maker, BusID: f.busID, Minor: -1, Name: f.name, NUMA: x.numa(f), Place: x.place(f), Device: f.identity}
 	for _, o := range f.systems {
 		if m := nvmlName.FindStringSubmatch(o.name); m != nil {
-			if n, err := strconv.Atoi(m[1]); err == nil {
-				indices[f.busID] = n
+			n, err := strconv.Atoi(m[1])
+			if err == nil {
+				err = checkIndex(n)
 			}
+			if err != nil {
+				return fmt.Errorf("%s of GPU %s: %w", o.name, f.busID, err)
+			}
+			indices[f.busID] = n
 			gpu.UUID = o.infos["NVIDIAUUID"]
 			gpu.Name = cmp.Or(o.infos["GPUModel"], gpu.Name)
 		}
 	}
 	x.host.GPUs = append(x.host.GPUs, gpu)
+	return nil
 }
 
 // number gives GPUs NVML's numbers where the file has one for each, and

@@ -358,6 +358,7 @@ func TestFileThatIsNoHwlocTopologyIsRefusedWithItsPlace(t *testing.T) {
 		"a wrong type":       {hwlocXML(strings.Replace(gpu, "0302 [", "GPU [", 1), "", "", ""), "pci_type of 0000:01:00.0"},
 		"a wrong speed":      {hwlocXML(strings.Replace(gpu, `"0.0"`, `"NaN"`, 1), "", "", ""), "pci_link_speed"},
 		"a node twice":       {hwlocXML(`<object type="NUMANode" os_index="0"/>`, "", "", ""), "second NUMANode"},
+		"a GPU's number":     {hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:1db5]", "0.0", hwlocOSDev("1", "nvml4096", "")), "", "", ""), "nvml4096 of GPU 0000:01:00.0: 4096 is no number of a GPU"},
 		"a wrong node":       {hwlocXML(`<object type="NUMANode" os_index="-1"/>`, "", "", ""), `os_index "-1"`},
 		"a wrong set":        {hwlocXML(`<object type="Group" nodeset="0xf...f"/>`, "", "", ""), "nodeset of a Group"},
 		"a huge set":         {hwlocXML(`<object type="Group" nodeset="`+strings.Repeat("0x1,", 600)+`0x1"/>`, "", "", ""), "601 words"},
@@ -421,10 +422,10 @@ func FuzzReadHwlocXML(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(text)
-	f.Add([]byte(hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", hwlocOSDev("1", "nvml0", "")), "", "",
-		`<distances2 type="OSDev" nbobjs="1" kind="9" name="NVLinkBandwidth" indexing="gp"><indexes length="1">os-nvml0</indexes><u64values length="1">1</u64values></distances2>`)))
-	addFiles(f, "nixl-hwloc-*.xml")
+	addSeeds(f, "nixl-hwloc-*.xml", string(text),
+		hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330]", "0", hwlocOSDev("1", "nvml4096", "")), "", "", ""),
+		hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", hwlocOSDev("1", "nvml0", "")), "", "",
+			`<distances2 type="OSDev" nbobjs="1" kind="9" name="NVLinkBandwidth" indexing="gp"><indexes length="1">os-nvml0</indexes><u64values length="1">1</u64values></distances2>`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		h, err := ReadHwlocXML(strings.NewReader(string(text)), "fuzz.xml")
 		if err != nil {

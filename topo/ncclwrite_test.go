@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -471,20 +471,7 @@ func TestALinkThatOnlyItsBandwidthTells(t *testing.T) {
 }
 
 func FuzzWriteNCCLXML(f *testing.F) {
-	for _, text := range builtTrees {
-		f.Add([]byte(text))
-	}
-	files, err := filepath.Glob(filepath.Join(topologies, "*.xml"))
-	if err != nil {
-		f.Fatal(err)
-	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(text)
-	}
+	addSeeds(f, "*.xml", slices.Collect(maps.Values(builtTrees))...)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		h, err := ReadInput("fuzz", text)
 		if err != nil || h.Matrix != nil {

@@ -228,6 +228,9 @@ type xmlReader struct {
 
 func (x *xmlReader) cpu(c xmlCPU) error {
 	numa, err := strconv.Atoi(c.NUMA)
+	if err == nil {
+		err = checkNUMA(numa)
+	}
 	if err != nil {
 		return c.fail("numaid of a <cpu>: %w", err)
 	}
@@ -399,7 +402,10 @@ func (x *xmlReader) gpu(p xmlPCI, gpu GPU) error {
 	}
 	first := p.GPUs[0]
 	var err error
-	if gpu.Index, err = strconv.Atoi(first.Dev); err != nil || gpu.Index < 0 {
+	switch gpu.Index, err = strconv.Atoi(first.Dev); {
+	case err == nil && gpu.Index > maxIndex, errors.Is(err, strconv.ErrRange):
+		return fmt.Errorf("dev of GPU %s: %w", gpu.BusID, checkIndex(gpu.Index))
+	case err != nil || gpu.Index < 0:
 		gpu.Index = 0
 		x.unnumber(gpu.Host)
 	}

@@ -284,21 +284,25 @@ func TestFileThatIsNoTopologyIsRefusedWithAReason(t *testing.T) {
 		return `<system version="1"><cpu numaid="0">` + inner + `</cpu></system>`
 	}
 	for name, tt := range map[string]struct{ text, want string }{
-		"empty":             {"", "EOF"},
-		"not closed":        {`<system version="1"><cpu`, "XML syntax error"},
-		"hwloc":             {`<topology version="2.0"/>`, "NCCL_TOPO_DUMP_FILE"},
-		"another root":      {`<graphs version="1"/>`, "<graphs>"},
-		"another version":   {`<system version="7"><cpu numaid="0"/></system>`, `"7"`},
-		"no CPU":            {`<system version="1"/>`, "no <cpu>"},
-		"no NUMA node":      {`<system version="1"><cpu/></system>`, "numaid"},
-		"two equal nodes":   {`<system version="1"><cpu numaid="0"/><cpu numaid="0"/></system>`, "two <cpu>"},
-		"a wrong address":   {cpu(`<pci busid="x"/>`), `"x"`},
-		"no address":        {cpu(`<pci class="0x030200"/>`), "busid"},
-		"an address twice":  {cpu(`<pci busid="1:0.0" class="0x030200"/><pci busid="0000:01:00.0" class="0x020000"/>`), "0000:01:00.0"},
-		"a name twice":      {cpu(`<pci busid="1:0.0"><nic><net name="a"/><net name="a"/></nic></pci>`), `"a"`},
-		"a nameless net":    {cpu(`<nic><net/></nic>`), "no name"},
-		"NVLinks uncounted": {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink target="2:0.0" tclass="0x030200"/></gpu></pci>`), "count"},
-		"an NVLink nowhere": {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink count="1" tclass="0x030200"/></gpu></pci>`), "target"},
+		"empty":               {"", "EOF"},
+		"not closed":          {`<system version="1"><cpu`, "XML syntax error"},
+		"hwloc":               {`<topology version="2.0"/>`, "NCCL_TOPO_DUMP_FILE"},
+		"another root":        {`<graphs version="1"/>`, "<graphs>"},
+		"another version":     {`<system version="7"><cpu numaid="0"/></system>`, `"7"`},
+		"no CPU":              {`<system version="1"/>`, "no <cpu>"},
+		"a NUMA node of 2^62": {`<system version="1"><cpu numaid="4611686018427387904"/></system>`, "numaid of a <cpu>: 4611686018427387904 is no NUMA node; they are numbered from 0 to 65535"},
+		"a NUMA node of -2":   {`<system version="1"><cpu numaid="-2"/></system>`, "-2 is no NUMA node"},
+		"a GPU of 2^62":       {cpu(`<pci busid="1:0.0"><gpu dev="4611686018427387904"/></pci>`), "dev of GPU 0000:01:00.0: 4611686018427387904 is no number of a GPU; they are numbered from 0 to 4095"},
+		"a GPU of 2^64":       {cpu(`<pci busid="1:0.0"><gpu dev="18446744073709551616"/></pci>`), "is no number of a GPU"},
+		"no NUMA node":        {`<system version="1"><cpu/></system>`, "numaid"},
+		"two equal nodes":     {`<system version="1"><cpu numaid="0"/><cpu numaid="0"/></system>`, "two <cpu>"},
+		"a wrong address":     {cpu(`<pci busid="x"/>`), `"x"`},
+		"no address":          {cpu(`<pci class="0x030200"/>`), "busid"},
+		"an address twice":    {cpu(`<pci busid="1:0.0" class="0x030200"/><pci busid="0000:01:00.0" class="0x020000"/>`), "0000:01:00.0"},
+		"a name twice":        {cpu(`<pci busid="1:0.0"><nic><net name="a"/><net name="a"/></nic></pci>`), `"a"`},
+		"a nameless net":      {cpu(`<nic><net/></nic>`), "no name"},
+		"NVLinks uncounted":   {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink target="2:0.0" tclass="0x030200"/></gpu></pci>`), "count"},
+		"an NVLink nowhere":   {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink count="1" tclass="0x030200"/></gpu></pci>`), "target"},
 	} {
 		_, err := ReadNCCLXML(strings.NewReader(tt.text), "some.xml")
 		if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "some.xml") {
@@ -315,18 +319,8 @@ func TestReadNamesAFileThatIsNotThere(t *testing.T) {
 }
 
 func FuzzReadNCCLXML(f *testing.F) {
-	f.Add([]byte(smallHost))
-	files, err := filepath.Glob(filepath.Join(topologies, "*.xml"))
-	if err != nil {
-		f.Fatal(err)
-	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(text)
-	}
+	addSeeds(f, "*.xml", smallHost, `<system version="1"><cpu numaid="65535"><pci busid="1:0.0"><gpu dev="4095"/></pci></cpu></system>`,
+		`<system version="1"><cpu numaid="4611686018427387904"><pci busid="1:0.0"><gpu dev="9223372036854775807"/></pci></cpu></system>`)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		h, err := ReadNCCLXML(strings.NewReader(string(text)), "fuzz.xml")
 		if err != nil {
@@ -338,6 +332,7 @@ func FuzzReadNCCLXML(f *testing.F) {
 		if pairs := h.Paths(RulesSMI); len(pairs) != (len(h.GPUs)+len(h.NICs))*max(0, len(h.GPUs)+len(h.NICs)-1) {
 			t.Errorf("%d GPUs and %d NICs have %d pairs", len(h.GPUs), len(h.NICs), len(pairs))
 		}
+		checkNumbers(t, h)
 		if len(h.hosts()) > 1 {
 			return // a plan is for one
 		}

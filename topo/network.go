@@ -346,7 +346,7 @@ func (n *network) forwarding(cpu nodeID) int {
 	}
 	p := -1
 	if fastest > 0 {
-		p = n.pipe("the CPU of "+cpu.String()+", through its memory", bounceShare*fastest)
+		p = n.pipe("the CPU of "+cpu.String()+" (through its memory)", bounceShare*fastest)
 	}
 	n.forwards[cpu] = p
 	return p
@@ -360,7 +360,7 @@ func (n *network) port(i int) [2]int {
 		p = [2]int{-1, -1}
 		if rate := n.h.NICs[i].RateGbps() / 8; rate > 0 {
 			name := "the port of " + n.h.NICs[i].Name
-			p = [2]int{n.pipe(name+", sending", rate), n.pipe(name+", receiving", rate)}
+			p = [2]int{n.pipe(name+" (sending)", rate), n.pipe(name+" (receiving)", rate)}
 		}
 		n.ports[i] = p
 	}
@@ -417,7 +417,7 @@ func (n *network) link(a, b nodeID) (name string, rate float64, pcie bool) {
 		}
 		g := n.h.GPUs[n.gpu(gpu.name)]
 		if rate := max(g.C2C, g.NVLinkCPU); rate > 0 {
-			return fmt.Sprintf("the chip-to-chip link of %s %s the CPU", n.words(gpu), direction), rate, false
+			return fmt.Sprintf("the chip-to-chip link of %s (%s the CPU)", n.words(gpu), direction), rate, false
 		}
 	}
 	below, direction := a, "upwards"
@@ -427,7 +427,7 @@ func (n *network) link(a, b nodeID) (name string, rate float64, pcie bool) {
 			return "", 0, false // two switches that are joined beside the CPU
 		}
 	}
-	return fmt.Sprintf("the PCIe link of %s %s", n.words(below), direction), n.place(below).Link, true
+	return fmt.Sprintf("the PCIe link of %s (%s)", n.words(below), direction), n.place(below).Link, true
 }
 
 // isBelow says whether a is plugged into b, directly or through switches that

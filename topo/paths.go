@@ -90,6 +90,17 @@ func (h *Host) EachPath(rules Rules) iter.Seq[Pair] {
 	}
 }
 
+// toNICs are the ways from a GPU to some NICs, by the rules of plans.
+func (h *Host) toNICs(gpu GPU, nics []NIC) (pairs []Pair) {
+	finder, from := newPathFinder(h, rulesPlan), gpuEndpoint(gpu)
+	for _, nic := range nics {
+		to := nicEndpoint(nic, h.Source)
+		w := finder.to(to)(from)
+		pairs = append(pairs, Pair{From: from.name, To: to.name, Path: w.Path, Hops: w.hops, Reason: w.reason(from, to)})
+	}
+	return pairs
+}
+
 // PathTable has the types and bandwidths of a host's paths, four bytes a pair.
 type PathTable struct {
 	// Paths are those that occur, each once.

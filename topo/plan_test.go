@@ -288,6 +288,24 @@ func TestPlan(t *testing.T) {
 }
 
 func TestReasons(t *testing.T) {
+	off := false
+	switches := func(gpus, nics int) *builder {
+		b := build(1).sw("00aa:00:00.0", 0, "pci0000:10", "").gpu(0, "pci0000:10", "00aa:00:00.0").gpu(0, "pci0000:10", "00aa:00:00.0")
+		for i := range nics {
+			b.nic(fmt.Sprintf("mlx5_%d", i), 0, "pci0000:10", "00aa:00:00.0", up(100))
+		}
+		for range gpus {
+			b.gpu(0, "pci0000:20", "")
+		}
+		return b.nvswitches()
+	}
+	striped := switches(1, 4).host() // the first two have one each
+	striped.GPUs[0].MIG, striped.GPUs[1].NoP2P = true, true
+	lone := switches(0, 3).host()
+	lone.GPUs[0].MIG = true
+	withoutGDR := switches(1, 1).host()
+	withoutGDR.NICs[0].Ports = []Port{up(400)}
+	withoutGDR.NICs[0].GDR, withoutGDR.GPUs[1].GDR = &off, &off
 	mig := twoSockets().host()
 	mig.GPUs[0].MIG = true
 	ethernet := build(1).gpu(0, "", "").nic("eth0", 0, "", "").nic("mlx5_0", 0, "", "", down(100)).host()
@@ -300,6 +318,11 @@ func TestReasons(t *testing.T) {
 		{twoSockets().host(), "0", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed"},
 		{twoSockets().host(), "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 0 and 1, near that NIC (copies: NODE, 48 GB/s); 12 GB/s either way while all lanes are busy; alone 39.74 GB/s with the relay, 32 GB/s through host memory"},
 		{twoSockets().nvswitches().host(), "7", "mlx5_1, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 4 and 5, near that NIC (copies: NVL, 370.8 GB/s); 12 GB/s either way while all lanes are busy; alone 48 GB/s with the relay, 32 GB/s through host memory"},
+		{striped, "2", "mlx5_0, mlx5_1, mlx5_2 and mlx5_3, the nearest NICs, are far (NODE, 12.5 GB/s), so its traffic bounces through host memory: no GPU that it could be staged on is near enough to those NICs (PXB)"},
+		{lone, "1", "mlx5_0, mlx5_1 and mlx5_2 read and write its memory directly (PIX, 12.5 GB/s), so no relay is needed"},
+		{withoutGDR, "0", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs GPUDirect RDMA, which by the file was off for mlx5_0"},
+		{withoutGDR, "1", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs GPUDirect RDMA, which by the file was off for mlx5_0 and GPU 1"},
+		{withoutGDR, "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 0 and 1, near that NIC (copies: NVL, 370.8 GB/s); 16 GB/s either way while all lanes are busy; alone 48 GB/s with the relay, 32 GB/s through host memory; it needs GPUDirect RDMA, which by the file was off for mlx5_0 and GPU 1"},
 		{mig, "0", "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or use another GPU"},
 		{build(1).gpu(0, "", "").host(), "0", "this host has no RDMA NIC; so no GPU is near one and nothing can be relayed, unless [[plan.lane]] in config.toml assigns servers and NICs"},
 		{ethernet, "0", "this host has no RDMA NIC to use (eth0: it has no RDMA; mlx5_0: it has no active port); so no GPU is near one and nothing can be relayed, unless [[plan.lane]] in config.toml assigns servers and NICs"},
@@ -365,5 +388,41 @@ func TestPlanNotesWhatIsLeftOut(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, plan.Notes); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// A NIC is idle where a GPU could have used it.
+func TestNoNICIsCalledIdleWhereEveryGPUIsRefused(t *testing.T) {
+	h := twoSockets().host()
+	for i := range h.GPUs {
+		h.GPUs[i].MIG = true
+	}
+	plan := planOf(t, 0, h, PlanConfig{})
+	want := []string{"every GPU of this host is refused, so the plan has no lane that leads anywhere"}
+	if diff := cmp.Diff(want, plan.Notes); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What a file says of GPUDirect RDMA changes no role, and only one column of the
+// estimate; the plan says so.
+func TestAFileWithoutGPUDirectIsPlannedByItsPaths(t *testing.T) {
+	off := false
+	on, without := twoSockets().host(), twoSockets().host()
+	for i := range without.NICs {
+		without.NICs[i].GDR = &off
+	}
+	before, e := estimate(t, on, PlanConfig{})
+	after, eWithout := estimate(t, without, PlanConfig{})
+	if diff := cmp.Diff(short(before), short(after)); diff != "" {
+		t.Error(diff)
+	}
+	if notes := strings.Join(after.Notes, "\n"); !strings.Contains(notes, "by the file, GPUDirect RDMA was off") || strings.Contains(strings.Join(before.Notes, "\n"), "by the file") {
+		t.Errorf("notes %q", after.Notes)
+	}
+	for i, g := range eWithout.GPUs {
+		if g.NCCL != g.HostMemory || g.HostMemory != e.GPUs[i].HostMemory || g.Relay != e.GPUs[i].Relay {
+			t.Errorf("%+v; with GPUDirect %+v", g, e.GPUs[i])
+		}
 	}
 }

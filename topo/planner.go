@@ -539,37 +539,69 @@ func (p *planner) reason(g int, l Lane) string {
 		return p.nothing()
 	}
 	first := p.nic(l.NICs[0])
-	to := strings.Join(l.NICs, " and ")
-	path := describe(p.toNIC[g][first].Path)
-	switch l.Kind {
-	case KindDirect:
-		reads := "reads and writes"
-		if len(l.NICs) > 1 {
-			reads = "read and write"
+	several := len(l.NICs) > 1
+	number := func(one, more string) string {
+		if several {
+			return more
 		}
-		return fmt.Sprintf("%s %s its memory directly (%s), so no relay is needed", to, reads, path)
-	case KindStaged:
-		servers := p.option(g, first).servers
-		sentence := fmt.Sprintf("%s, %s, is far (%s), so its traffic is staged on %s, near that NIC (copies: %s)",
-			to, p.why(g, first), path, p.names(servers), describe(*l.Copy))
+		return one
+	}
+	to, path := list(l.NICs), describe(p.toNIC[g][first].Path)
+	if l.Kind == KindDirect {
+		return fmt.Sprintf("%s %s its memory directly (%s), so no relay is needed%s",
+			to, number("reads and writes", "read and write"), path, p.withoutGDR([]int{g}, l.NICs))
+	}
+	sentence := fmt.Sprintf("%s, %s, %s far (%s), so its traffic ", to, p.why(g, first, several), number("is", "are"), path)
+	staging := p.option(g, first).servers
+	switch {
+	case l.Kind == KindStaged:
+		sentence += fmt.Sprintf("is staged on %s, near %s (copies: %s)", p.names(staging), number("that NIC", "those NICs"), describe(*l.Copy))
 		if l.Compared != nil {
 			sentence += "; " + l.Compared.String()
 		}
-		return sentence
+		return sentence + p.withoutGDR(staging, l.NICs)
+	case l.Compared != nil:
+		return sentence + fmt.Sprintf("bounces through host memory: staged on %s it would not be faster: %v", p.names(staging), l.Compared)
 	}
-	sentence := fmt.Sprintf("%s, %s, is far (%s), so its traffic bounces through host memory: ", to, p.why(g, first), path)
-	if l.Compared != nil {
-		return sentence + fmt.Sprintf("staged on %s it would not be faster: %v", p.names(p.option(g, first).servers), l.Compared)
-	}
-	return sentence + fmt.Sprintf("no GPU that it could be staged on is near enough to that NIC (%v)", p.limit[first])
+	return sentence + fmt.Sprintf("bounces through host memory: no GPU that it could be staged on is near enough to %s (%v)", number("that NIC", "those NICs"), p.limit[first])
 }
 
-// why says how a NIC came to a lane.
-func (p *planner) why(g, chosen int) string {
+// withoutGDR says what the source has against GPUDirect RDMA between GPUs and
+// NICs.
+func (p *planner) withoutGDR(gpus []int, nics []string) string {
+	var off []string
+	for _, name := range nics {
+		if n := p.nic(name); n >= 0 && isOff(p.host.NICs[n].GDR) {
+			off = append(off, name)
+		}
+	}
+	var indices []int
+	for _, g := range gpus {
+		if isOff(p.host.GPUs[g].GDR) {
+			indices = append(indices, p.host.GPUs[g].Index)
+		}
+	}
+	if len(indices) > 0 {
+		off = append(off, gpuNames(indices))
+	}
+	if len(off) == 0 {
+		return ""
+	}
+	return "; it needs GPUDirect RDMA, which by the file was off for " + list(off)
+}
+
+// isOff says whether a source says that a device has no GPUDirect RDMA.
+func isOff(gdr *bool) bool { return gdr != nil && !*gdr }
+
+// why says how NICs came to a lane.
+func (p *planner) why(g, chosen int, several bool) string {
 	for n := range p.host.NICs {
 		if p.option(g, n) != nil && p.nearer(g, n, chosen) {
 			return "chosen to spread the lanes evenly"
 		}
+	}
+	if several {
+		return "the nearest NICs"
 	}
 	return "the nearest NIC"
 }
@@ -591,15 +623,21 @@ func (p *planner) nothing() string {
 // notes are sentences about the host as a whole.
 func (p *planner) notes(lanes []Lane) []string {
 	notes := slices.Clone(p.host.Notes)
-	if len(lanes) == 0 {
+	open := slices.ContainsFunc(lanes, func(l Lane) bool { return l.Role != RoleRefused })
+	switch {
+	case len(lanes) == 0:
 		notes = append(notes, "this host has no GPU, so the plan has no lane")
+	case !open:
+		notes = append(notes, "every GPU of this host is refused, so the plan has no lane that leads anywhere")
 	}
+	gdr := false // by the file it was off where a lane needs it
 	used := map[string]bool{}
 	far, relayed, rejected := 0, 0, 0
 	for _, l := range lanes {
 		for _, name := range l.NICs {
 			used[name] = true
 		}
+		gdr = gdr || p.lacksGDR(l)
 		if l.Role != RoleFar || len(l.NICs) == 0 {
 			continue
 		}
@@ -617,7 +655,7 @@ func (p *planner) notes(lanes []Lane) []string {
 			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and serves no lane that the topology decides", nic.Name, states(nic)))
 		case p.idle[n]:
 			notes = append(notes, fmt.Sprintf("NIC %s is left idle: by the estimate, the slowest GPU is faster without it", nic.Name))
-		case p.usable(n) && !used[nic.Name] && len(lanes) > 0:
+		case p.usable(n) && !used[nic.Name] && open:
 			notes = append(notes, fmt.Sprintf("NIC %s is idle: no GPU is the better for it", nic.Name))
 		}
 	}
@@ -632,10 +670,27 @@ func (p *planner) notes(lanes []Lane) []string {
 	if relayed > 0 && p.known && !p.fasterByRelays(lanes) {
 		notes = append(notes, "with all lanes busy the relay brings nothing here; a far GPU alone is faster")
 	}
+	if gdr {
+		notes = append(notes, "by the file, GPUDirect RDMA was off for NICs or GPUs whose lanes need it; that can mean just that nvidia-peermem was not loaded when the file was written, so lanes are planned and estimated as if it were on, and only NCCL TODAY goes by the file")
+	}
 	if !p.known && relayed > 0 {
 		notes = append(notes, "the source does not tell all bandwidths, so whether the relay makes a lane faster is not known")
 	}
 	return notes
+}
+
+// lacksGDR says whether by the source a lane lacks the GPUDirect RDMA that it
+// needs.
+func (p *planner) lacksGDR(l Lane) bool {
+	gpus := l.Servers
+	if l.Kind == KindDirect {
+		gpus = []string{l.GPU}
+	}
+	var places []int
+	for _, gpu := range gpus {
+		places = append(places, p.gpu(gpu))
+	}
+	return len(places) > 0 && p.withoutGDR(places, l.NICs) != ""
 }
 
 // fasterByRelays says whether a relayed lane is faster than it would be without
@@ -687,12 +742,11 @@ func gpuNames(indices []int) string {
 	for _, i := range indices {
 		s = append(s, strconv.Itoa(i))
 	}
-	switch last := len(s) - 1; last {
-	case -1:
-		return "no GPU"
+	switch len(s) {
 	case 0:
+		return "no GPU"
+	case 1:
 		return "GPU " + s[0]
-	default:
-		return "GPUs " + strings.Join(s[:last], ", ") + " and " + s[last]
 	}
+	return "GPUs " + list(s)
 }

@@ -1,6 +1,7 @@
 package topo
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -44,7 +45,17 @@ func TestNoLaneUsesADeviceThatIsRefused(t *testing.T) {
 			bad[g.BusID] = g.refusal() != ""
 		}
 		for _, n := range h.NICs {
-			bad[n.Name] = n.refusal() != "" || !n.Active()
+			bad[n.Name] = n.refusal() != "" || !n.Active() || n.Software
+		}
+		for _, name := range c.Exclude.GPUs {
+			gpu, err := plan.GPU(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bad[gpu.BusID] = true
+		}
+		for _, name := range c.Exclude.NICs {
+			bad[name] = true
 		}
 		for _, pair := range c.Exclude.Pairs {
 			for _, l := range plan.Lanes {
@@ -81,34 +92,50 @@ func TestNoLaneUsesADeviceThatIsRefused(t *testing.T) {
 	}
 }
 
+// A near GPU with a lane can stage for a far one, unless configuration keeps the
+// far one from it or from its NIC.
 func TestEveryFarGPUWithP2PToANearOneHasALane(t *testing.T) {
-	found, relayed, bounced := 0, 0, 0
+	found, relayed, bounced, configured := 0, 0, 0, 0
 	randomHosts(t, 500, func(seed uint64, h *Host, c PlanConfig) {
-		plan := planOf(t, seed, h, PlanConfig{})
+		plan := planOf(t, seed, h, c)
+		apart := map[[2]string]bool{} // addresses of GPUs, names of NICs
+		for _, pair := range c.Exclude.Pairs {
+			gpu, err := plan.GPU(pair[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			other := pair[1]
+			if peer, err := plan.GPU(pair[1]); err == nil {
+				other = peer.BusID
+			}
+			apart[[2]string{gpu.BusID, other}], apart[[2]string{other, gpu.BusID}] = true, true
+		}
 		for _, l := range plan.Lanes {
 			if l.Role != RoleFar {
 				continue
 			}
-			for _, near := range plan.Lanes {
-				if near.Role != RoleNear {
-					continue
-				}
-				found++
-				if len(l.NICs) == 0 || l.Kind != KindStaged && l.Kind != KindBounce {
-					t.Errorf("seed %d: GPU %s is near, and the lane of %s is %+v", seed, near.GPU, l.GPU, l)
-				}
-				switch l.Kind {
-				case KindStaged:
-					relayed++
-				case KindBounce:
-					bounced++
-				}
-				break
+			if !slices.ContainsFunc(plan.Lanes, func(near Lane) bool {
+				return near.Role == RoleNear && len(near.NICs) > 0 && !apart[[2]string{l.GPU, near.GPU}] && !apart[[2]string{l.GPU, near.NICs[0]}]
+			}) {
+				continue
+			}
+			found++
+			if len(c.Exclude.Pairs) > 0 {
+				configured++
+			}
+			if len(l.NICs) == 0 || l.Kind != KindStaged && l.Kind != KindBounce {
+				t.Errorf("seed %d: the lane of %s is %+v", seed, l.GPU, l)
+			}
+			switch l.Kind {
+			case KindStaged:
+				relayed++
+			case KindBounce:
+				bounced++
 			}
 		}
 	})
-	if found < 200 || relayed < 40 || bounced < 60 {
-		t.Errorf("%d far GPUs, %d relayed, %d bounced: the hosts are too simple", found, relayed, bounced)
+	if found < 200 || relayed < 40 || bounced < 60 || configured < 20 {
+		t.Errorf("%d far GPUs, %d relayed, %d bounced, %d of hosts with pairs: the hosts are too simple", found, relayed, bounced, configured)
 	}
 }
 
@@ -122,16 +149,30 @@ func TestTheOrderOfDevicesDoesNotMatter(t *testing.T) {
 		r.Shuffle(len(other.Switches), func(i, j int) { other.Switches[i], other.Switches[j] = other.Switches[j], other.Switches[i] })
 		r.Shuffle(len(other.GPUs), func(i, j int) { other.GPUs[i], other.GPUs[j] = other.GPUs[j], other.GPUs[i] })
 		r.Shuffle(len(other.NICs), func(i, j int) { other.NICs[i], other.NICs[j] = other.NICs[j], other.NICs[i] })
-		if diff := cmp.Diff(want, planOf(t, seed, &other, c)); diff != "" {
+		for i := range other.GPUs {
+			links := slices.Clone(other.GPUs[i].NVLinks)
+			r.Shuffle(len(links), func(i, j int) { links[i], links[j] = links[j], links[i] })
+			other.GPUs[i].NVLinks = links
+		}
+		pairs := slices.Clone(c.Exclude.Pairs)
+		r.Shuffle(len(pairs), func(i, j int) { pairs[i], pairs[j] = pairs[j], pairs[i] })
+		c.Exclude.Pairs = pairs
+		got := planOf(t, seed, &other, c)
+		if diff := cmp.Diff(want, got, cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".NVLinks" }, cmp.Ignore())); diff != "" {
 			t.Fatalf("seed %d: %s", seed, diff)
+		}
+		estimated, err := h.Estimate(want)
+		again, errAgain := other.Estimate(got)
+		if diff := cmp.Diff(estimated, again); diff != "" || !errors.Is(errAgain, err) {
+			t.Fatalf("seed %d: %v, %v: %s", seed, err, errAgain, diff)
 		}
 	})
 }
 
 // slowest is the rate of the slowest GPU as planned.
-func slowest(t *testing.T, seed uint64, h *Host) (float64, bool) {
+func slowest(t *testing.T, seed uint64, h *Host, c PlanConfig) (float64, bool) {
 	t.Helper()
-	plan := planOf(t, seed, h, PlanConfig{})
+	plan := planOf(t, seed, h, c)
 	e, err := h.Estimate(plan)
 	if err != nil || len(e.GPUs) == 0 {
 		return 0, false
@@ -145,15 +186,18 @@ func slowest(t *testing.T, seed uint64, h *Host) (float64, bool) {
 
 func TestRemovingANICNeverImprovesTheEstimate(t *testing.T) {
 	removed, worse := 0, 0
-	randomHosts(t, 300, func(seed uint64, h *Host, _ PlanConfig) {
-		with, known := slowest(t, seed, h)
+	randomHosts(t, 300, func(seed uint64, h *Host, configured PlanConfig) {
+		// What counts as near is configuration's, and by NIC; what is kept apart makes
+		// a lane worse that removing its NIC can make better.
+		c := PlanConfig{GDR: GDRPolicy{MaxPath: configured.GDR.MaxPath}}
+		with, known := slowest(t, seed, h, c)
 		if !known {
 			return
 		}
 		for i, nic := range h.NICs {
 			less := *h
 			less.NICs = slices.Delete(slices.Clone(h.NICs), i, i+1)
-			without, _ := slowest(t, seed, &less)
+			without, _ := slowest(t, seed, &less, c)
 			removed++
 			if compareRoughly(without, with) < 0 {
 				worse++

@@ -167,6 +167,12 @@ func smiRow(l smiLine) bool {
 	return cell && (smiGPU.MatchString(l.words[0].text) || smiNIC.MatchString(l.words[0].text))
 }
 
+// smiIndex is the number in the name of a GPU.
+func smiIndex(label string) int {
+	index, _ := strconv.Atoi(smiGPU.FindStringSubmatch(label)[1]) // six digits are a number
+	return index
+}
+
 type smiReader struct {
 	labels   []string
 	affinity bool // columns follow the matrix
@@ -246,6 +252,8 @@ func (r *smiReader) header(l smiLine) error {
 		switch {
 		case !smiName.MatchString(w.text):
 			return l.fail(w.column, "%q is no name of a GPU or NIC", w.text)
+		case smiGPU.MatchString(w.text) && smiIndex(w.text) > maxIndex:
+			return l.fail(w.column, "%s: %w", w.text, checkIndex(smiIndex(w.text)))
 		case seen[w.text]:
 			return l.fail(w.column, "a second column %s", w.text)
 		case len(r.labels) == maxSMIDevices:
@@ -356,16 +364,12 @@ func (r *smiReader) host() (*Host, error) {
 	names := slices.Clone(r.labels)
 	indices := map[int]string{}
 	for i, label := range r.labels {
-		m := smiGPU.FindStringSubmatch(label)
-		if m == nil {
+		if !smiGPU.MatchString(label) {
 			names[i] = cmp.Or(r.renamed[label], label)
 			h.NICs = append(h.NICs, NIC{Name: names[i], NUMA: -1})
 			continue
 		}
-		index, err := strconv.Atoi(m[1])
-		if err != nil {
-			return nil, err
-		}
+		index := smiIndex(label)
 		if other, taken := indices[index]; taken {
 			return nil, fmt.Errorf("%s and %s are one number", other, label)
 		}
@@ -377,11 +381,37 @@ func (r *smiReader) host() (*Host, error) {
 			h.Matrix[[2]string{from, to}] = r.types[i][j]
 		}
 	}
+	for i := range h.GPUs {
+		h.GPUs[i].NVLinks = r.nvlinks(h.GPUs[i].BusID)
+	}
 	slices.SortFunc(h.GPUs, func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
 	slices.SortFunc(h.NICs, func(a, b NIC) int { return compareNatural(a.Name, b.Name) })
 	h.judge()
 	h.note("%s", smiNote)
 	return h, nil
+}
+
+// mostNVLinks is how many a GPU has at most: 18 from Hopper on.
+const mostNVLinks = 18
+
+// nvlinks are those of a GPU, by what NV4 counts. More to all its peers than a GPU
+// has are the same ones to each of them, through NVSwitches.
+func (r *smiReader) nvlinks(gpu string) (links []NVLink) {
+	i, total, equal := slices.Index(r.labels, gpu), 0, true
+	for j, to := range r.labels {
+		text, counts := strings.CutPrefix(r.rows[i].words[1+j].text, "NV")
+		if !counts || !smiGPU.MatchString(to) {
+			continue
+		}
+		n, _ := strconv.Atoi(text) // up to four digits, as smiCell has seen
+		equal = equal && (len(links) == 0 || links[0].Count == n)
+		links = append(links, NVLink{Peer: to, Count: n})
+		total += n
+	}
+	if total > mostNVLinks && equal && len(links) > 1 {
+		return []NVLink{{Count: links[0].Count}}
+	}
+	return links
 }
 
 // numaOf reads the NUMA affinity of a row; -1 where it is none or several.
@@ -399,7 +429,7 @@ func (r *smiReader) numaOf(l smiLine) int {
 		return -1
 	}
 	numa, err := strconv.Atoi(tail[column].text)
-	if err != nil || numa < 0 || numa > 1<<16 {
+	if err != nil || checkNUMA(numa) != nil {
 		return -1
 	}
 	return numa

@@ -48,8 +48,8 @@ func TestMatrixOfNvidiaSMIIsAHost(t *testing.T) {
 		Source: Source{Kind: SourceSMI, File: "matrix.txt"},
 		CPUs:   []CPU{}, Switches: []Switch{},
 		GPUs: []GPU{
-			{Index: 0, BusID: "GPU0", Minor: -1, NUMA: 0},
-			{Index: 1, BusID: "GPU1", Minor: -1, NUMA: 0},
+			{Index: 0, BusID: "GPU0", Minor: -1, NUMA: 0, NVLinks: []NVLink{{Peer: "GPU1", Count: 12}}},
+			{Index: 1, BusID: "GPU1", Minor: -1, NUMA: 0, NVLinks: []NVLink{{Peer: "GPU0", Count: 12}}},
 			{Index: 2, BusID: "GPU2", Minor: -1, NUMA: 1},
 		},
 		NICs:   []NIC{{Name: "mlx5_2", NUMA: -1}, {Name: "mlx5_10", NUMA: -1}},
@@ -71,6 +71,24 @@ func TestMatrixOfNvidiaSMIIsAHost(t *testing.T) {
 			if err != nil || got != (Path{Type: tt.want}) {
 				t.Errorf("%s to %s: %v, %v; want %v without a bandwidth", ends[0], ends[1], got, err, tt.want)
 			}
+		}
+	}
+}
+
+func TestMatrixCountsNVLinks(t *testing.T) {
+	row := func(label string, cells ...string) string { return label + "\t" + strings.Join(cells, "\t") + "\n" }
+	for _, tt := range []struct {
+		name, text string
+		want       []NVLink // of GPU0
+	}{
+		{"a mesh", row("", "GPU0", "GPU1", "GPU2", "mlx5_0") + row("GPU0", "X", "NV2", "NV1", "PIX") + row("GPU1", "NV2", "X", "SYS", "SYS") +
+			row("GPU2", "NV1", "SYS", "X", "SYS") + row("mlx5_0", "PIX", "SYS", "SYS", "X"), []NVLink{{Peer: "GPU1", Count: 2}, {Peer: "GPU2", Count: 1}}},
+		{"switches: no GPU has 36 links", row("", "GPU0", "GPU1", "GPU2") + row("GPU0", "X", "NV18", "NV18") + row("GPU1", "NV18", "X", "NV18") +
+			row("GPU2", "NV18", "NV18", "X"), []NVLink{{Count: 18}}},
+		{"none", row("", "GPU0", "GPU1") + row("GPU0", "X", "SYS") + row("GPU1", "SYS", "X"), nil},
+	} {
+		if diff := cmp.Diff(tt.want, readSMIText(t, tt.text).GPUs[0].NVLinks); diff != "" {
+			t.Errorf("%s: %s", tt.name, diff)
 		}
 	}
 }
@@ -158,6 +176,7 @@ func TestTornMatrixIsRefusedWithItsPlace(t *testing.T) {
 		"X beside the diagonal": {replace("GPU0\t X \tNV12", "GPU0\t X \tX"), 2, 10,
 			"diagonal"},
 		"a column twice":       {replace("\tGPU1\tGPU2", "\tGPU1\tGPU1"), 1, 12, "second column GPU1"},
+		"a GPU's number":       {"\tGPU0\tGPU4096\n", 1, 7, "4096 is no number of a GPU; they are numbered from 0 to 4095"},
 		"an unknown column":    {replace("GPU NUMA ID", "GPU NUMA ID\tMoon"), 1, 66, `"Moon"`},
 		"a row too many":       {smiMatrix + "GPU3\tSYS\tSYS\tSYS\tSYS\tSYS\n", 7, 1, "a row more"},
 		"a second matrix":      {smiMatrix + smiMatrix, 7, 2, "second matrix"},
@@ -271,10 +290,9 @@ func TestMatricesOfRealMachines(t *testing.T) {
 }
 
 func FuzzReadSMI(f *testing.F) {
-	f.Add([]byte(smiMatrix + smiLegend))
-	f.Add([]byte(strings.ReplaceAll(smiMatrix, "\n", "\r\n")))
-	f.Add([]byte(" \x1b[4mGPU0 mlx5_0\x1b[0m CPU Affinity\nGPU0 X PIX 0-1\nmlx5_0 PIX X"))
-	addFiles(f, "smi-*.txt")
+	addSeeds(f, "smi-*.txt", smiMatrix+smiLegend, strings.ReplaceAll(smiMatrix, "\n", "\r\n"),
+		" \x1b[4mGPU0 mlx5_0\x1b[0m CPU Affinity\nGPU0 X PIX 0-1\nmlx5_0 PIX X",
+		"\tGPU4095\tGPU4096\tNUMA Affinity\nGPU4095\t X \tSYS\t65536\nGPU4096\tSYS\t X \t1\n")
 	f.Fuzz(func(t *testing.T, text []byte) {
 		h, err := ReadSMI(text, "fuzz.txt")
 		if err != nil {
@@ -290,8 +308,13 @@ func FuzzReadSMI(f *testing.F) {
 	})
 }
 
-// addFiles adds the files of the collection to the seeds, where it is there.
-func addFiles(f *testing.F, pattern string) {
+// addSeeds adds texts to the seeds of a fuzz test, and the files of the collection
+// whose names match, where the collection is there.
+func addSeeds(f *testing.F, pattern string, texts ...string) {
+	f.Helper()
+	for _, text := range texts {
+		f.Add([]byte(text))
+	}
 	files, err := filepath.Glob(filepath.Join(topologies, pattern))
 	if err != nil {
 		f.Fatal(err)
@@ -318,6 +341,7 @@ func checkRead(t *testing.T, h *Host) {
 	if len(plan.Lanes) != len(h.GPUs) {
 		t.Errorf("%d GPUs, %d lanes", len(h.GPUs), len(plan.Lanes))
 	}
+	checkNumbers(t, h)
 	for _, g := range h.GPUs[:min(len(h.GPUs), 16)] {
 		for _, n := range h.NICs[:min(len(h.NICs), 16)] {
 			there, err := h.Path(g.BusID, n.Name)
@@ -331,6 +355,20 @@ func checkRead(t *testing.T, h *Host) {
 			if there != back || there.Bandwidth < 0 {
 				t.Errorf("%s to %s: %v, and back %v", g.BusID, n.Name, there, back)
 			}
+		}
+	}
+}
+
+// checkNumbers: no GPU and no NUMA node has a number that none can have.
+func checkNumbers(t *testing.T, h *Host) {
+	for _, c := range h.CPUs {
+		if err := checkNUMA(c.NUMA); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, g := range h.GPUs {
+		if err := errors.Join(checkIndex(g.Index), checkNUMA(g.NUMA)); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -65,6 +65,16 @@ func randomHost(r *rand.Rand, gpus int) *Host {
 		b.h.GPUs[i].MIG = r.IntN(10) == 0
 		b.h.GPUs[i].NoP2P = r.IntN(15) == 0
 	}
+	for i := range b.h.NICs {
+		switch r.IntN(20) {
+		case 0:
+			b.h.NICs[i].Ethernet = true
+		case 1:
+			b.h.NICs[i].Protocol = "EFA"
+		case 2:
+			b.h.NICs[i].Software = true
+		}
+	}
 	return b.host()
 }
 
@@ -76,6 +86,12 @@ func randomConfig(r *rand.Rand, h *Host) PlanConfig {
 		if r.IntN(4) == 0 {
 			c.GDR.NICs[n.Name] = []PathType{PIX, PXB, PHB, SYS}[r.IntN(4)]
 		}
+	}
+	if len(h.GPUs) > 0 && r.IntN(4) == 0 {
+		c.Exclude.GPUs = append(c.Exclude.GPUs, fmt.Sprint(r.IntN(len(h.GPUs))))
+	}
+	if len(h.NICs) > 0 && r.IntN(4) == 0 {
+		c.Exclude.NICs = append(c.Exclude.NICs, h.NICs[r.IntN(len(h.NICs))].Name)
 	}
 	for _, g := range h.GPUs {
 		if len(h.NICs) > 0 && r.IntN(6) == 0 {
@@ -252,6 +268,56 @@ func TestNICsOfVeryUnequalRatesAreSpreadSoon(t *testing.T) {
 	s.option = [][]*option{{o, nil}, {o, o}}
 	if choice, want := s.choose(), []int{0, 1}; !slices.Equal(choice, want) {
 		t.Errorf("choose() = %v, want %v", choice, want)
+	}
+}
+
+// Each aim against the next one: the better of the first wins, however bad the
+// second is.
+func TestTheOrderOfTheAims(t *testing.T) {
+	staged := func(worst PathType, servers ...int) *option { return &option{KindStaged, worst, worst, servers} }
+	for _, tt := range []struct {
+		name string
+		s    spreading
+		want []int
+	}{
+		{
+			"an idle NIC far away is better than a busy one beside", spreading{
+				option: [][]*option{{staged(PIX, 0), staged(SYS, 1)}, {staged(PIX, 0), staged(SYS, 1)}},
+				rate:   []float64{50, 49},
+			}, []int{0, 1},
+		},
+		{
+			"a near NIC is better than an idle server GPU", spreading{
+				option: [][]*option{{staged(NODE, 0), staged(SYS, 1)}},
+				rate:   []float64{50, 50}, onGPU: []float64{7, 0, 0, 0},
+			}, []int{0},
+		},
+		{
+			"of two equally near the one whose server GPU is idle", spreading{
+				option: [][]*option{{staged(NODE, 0), staged(NODE, 1)}},
+				rate:   []float64{50, 50}, onGPU: []float64{7, 0, 0, 0},
+			}, []int{1},
+		},
+		{
+			"a NIC busier by its pinned lanes is not taken for a nearer path", spreading{
+				option: [][]*option{{staged(PIX, 0), staged(SYS, 1)}},
+				rate:   []float64{50, 50}, onNIC: []float64{2, 0},
+			}, []int{1},
+		},
+	} {
+		s := tt.s
+		s.link = []float64{24, 24, 24, 24}
+		if s.onNIC == nil {
+			s.onNIC = make([]float64, len(s.rate))
+		}
+		if s.onGPU == nil {
+			s.onGPU = make([]float64, len(s.link))
+		}
+		got := s.choose()
+		slices.Sort(got) // which of two equal lanes has which NIC does not matter
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
 	}
 }
 

@@ -159,8 +159,11 @@ func (s *sysfs) readNodes() error {
 			return fmt.Errorf("there are more than %d NUMA nodes", maxNodes)
 		}
 		numa, err := strconv.Atoi(m[1])
+		if err == nil {
+			err = checkNUMA(numa)
+		}
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", s.path("devices/system/node", name), err)
 		}
 		cpus, err := s.attribute("devices/system/node", name, "cpulist")
 		if err != nil {
@@ -548,6 +551,9 @@ func (s *sysfs) numa(device string) (int, error) {
 		return 0, err
 	}
 	numa, err := strconv.Atoi(cmp.Or(text, "-1"))
+	if err == nil {
+		err = checkNUMA(max(numa, -1))
+	}
 	if err != nil {
 		return 0, fmt.Errorf("numa_node of PCI device %s: %w", device, err)
 	}

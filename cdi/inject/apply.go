@@ -117,7 +117,8 @@ type hookList struct {
 
 func hooks(h *specs.Hooks) []hookList {
 	return []hookList{
-		{"prestart", &h.Prestart}, //nolint:staticcheck // CDI specifications may name it
+		//lint:ignore SA1019 CDI specifications may name it
+		{"prestart", &h.Prestart},
 		{"createRuntime", &h.CreateRuntime},
 		{"createContainer", &h.CreateContainer},
 		{"startContainer", &h.StartContainer},

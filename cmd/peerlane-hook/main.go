@@ -29,6 +29,9 @@ specification (peerlane cdi generate) says so.
       lanes of these GPUs and mount its socket at /run/peerlane. --gpu says that
       the container gets the GPU's device nodes as well, --nic that it gets those
       of a NIC: both may lock memory
+  peerlane-hook create-annotated [--root DIR]
+      the same for the lanes that the annotation peerlane.dev/lanes asks for,
+      where [hook] annotations = true permits that
   peerlane-hook remove [--root DIR]
       as a poststop hook: remove what ended containers have left
   peerlane-hook supervise --root DIR --generation ID
@@ -68,6 +71,8 @@ func run(args []string) error {
 	switch command {
 	case "create":
 		return create(args)
+	case "create-annotated":
+		return createAnnotated(args)
 	case "remove":
 		return remove(args)
 	case "supervise":

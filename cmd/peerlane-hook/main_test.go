@@ -60,6 +60,8 @@ func TestCommandLine(t *testing.T) {
 		{"no plan for a GPU", []string{"create", "--root", root, "--gpu", "@0000:17:00.0"}, `{"id":"c","status":"creating","pid":2,"bundle":"/b"}`, 1, "run peerlane cdi generate"},
 		{"no plan for a NIC", []string{"create", "--root", root, "--nic", "mlx5_0"}, `{"id":"c","status":"creating","pid":2,"bundle":"/b"}`, 1, "run peerlane cdi generate"},
 		{"nothing to remove", []string{"remove", "--root", root}, `{"id":"c","status":"stopped"}`, 0, ""},
+		{"accept by hand", []string{"accept"}, "", 1, "only systemd runs this, for peerlane-relay.socket"},
+		{"accept with an argument", []string{"accept", "all"}, "", 2, `accept: unexpected argument "all"`},
 		{"supervise by hand", []string{"supervise", "--root", root, "--generation", strings.Repeat("0", 32)}, "", 1, "only peerlane-hook create starts a supervisor"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -26,9 +28,11 @@ it adds CDI devices to the containers that ask for them, and runs runc or crun.
   peerlane-runtime [--peerlane-...=...] THE RUNTIME'S COMMAND LINE
 
   --peerlane-device=NAME    give every container this device; may be repeated
-  --peerlane-spec-dir=DIR   read CDI specifications here, and not in /etc/cdi and
-                            /var/run/cdi; may be repeated, the last wins
-  --peerlane-root=DIR       etc/peerlane/config.toml hangs below DIR, not /
+  --peerlane-spec-dir=DIR   read CDI specifications here, and not in etc/cdi and
+                            var/run/cdi; may be repeated, the last wins
+  --peerlane-root=DIR       etc/peerlane/config.toml, etc/cdi and var/run/cdi hang
+                            below DIR too; for an engine without root it is
+                            $XDG_RUNTIME_DIR/peerlane
   --peerlane-version        print the version of this program
   --peerlane-help           print this
 
@@ -76,7 +80,7 @@ func run(c commandLine) error {
 		_, err := fmt.Println("peerlane-runtime", version.Get())
 		return err
 	}
-	l := layout.New(c.root)
+	l := layout.New(c.treeRoot())
 	config, err := hook.ReadConfig(l)
 	if err != nil {
 		return err
@@ -94,7 +98,7 @@ func run(c commandLine) error {
 			Devices: c.devices, Allowed: config.Runtime.Devices, ConfigFile: l.ConfigFile(), SpecDirs: c.specDirs,
 		}
 		if len(o.SpecDirs) == 0 {
-			o.SpecDirs = cdi.DefaultSpecDirs
+			o.SpecDirs = specDirs(l)
 		}
 		if err := inject.Bundle(file, o); err != nil {
 			return err
@@ -102,6 +106,27 @@ func run(c commandLine) error {
 	}
 	err = syscall.Exec(program, append([]string{program}, c.forward...), os.Environ())
 	return fmt.Errorf("executing %s: %w", program, err)
+}
+
+// treeRoot is what the configuration hangs on: for an engine without root, what
+// its user has for as long as being logged in.
+func (c commandLine) treeRoot() string {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); c.root == "" && filepath.IsAbs(dir) && (os.Geteuid() != 0 || hook.Rootless()) {
+		return filepath.Join(dir, "peerlane")
+	}
+	return c.root
+}
+
+// specDirs are the directories that engines read, and before all others (the last
+// wins) those of a tree that is not the host's.
+func specDirs(l layout.Layout) []string {
+	dirs := slices.Clone(cdi.DefaultSpecDirs)
+	if !l.IsDefault() {
+		for _, dir := range cdi.DefaultSpecDirs {
+			dirs = append(dirs, filepath.Join(l.Root, dir))
+		}
+	}
+	return dirs
 }
 
 // logError appends an error to the log that an engine has named, as runc and

@@ -3,10 +3,12 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -190,6 +192,77 @@ func TestWhichRuntime(t *testing.T) {
 			t.Fatal(err)
 		}
 		is(crun, "", "belongs to uid 1234")
+	}
+}
+
+// An engine without root runs its runtime in a user namespace, and its user has
+// files in XDG_RUNTIME_DIR alone. The host's runtime is nobody's there.
+func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it maps users")
+	}
+	// Other users get into none of the directories that tests are given.
+	dir, err := os.MkdirTemp("", "peerlane-runtime-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	self := filepath.Join(dir, "peerlane-runtime")
+	tested, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(tested)
+	if err == nil {
+		err = os.WriteFile(self, program, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join(dir, "peerlane")
+	for name, text := range map[string]string{
+		"etc/peerlane/config.toml": ownRuntime + "devices = [\"probe.dev/thing=*\"]\n",
+		"etc/cdi/probe.json":       `{"cdiVersion":"0.5.0","kind":"probe.dev/thing","devices":[{"name":"0","containerEdits":{"env":["GIVEN=1"]}}]}`,
+		"b/config.json":            `{"process":{"env":["PEERLANE_DEVICES=probe.dev/thing=0"]}}`,
+		"oci":                      "#!/bin/sh\necho \"$@\"\n",
+	} {
+		path := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(strings.ReplaceAll(text, "ROOT", root)), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// All is user 4711's, who is root there; the runtime stays root's.
+	if err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if filepath.Base(path) == "oci" {
+			return err
+		}
+		return errors.Join(err, os.Lchown(path, 4711, 4711))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "create", "--bundle", root+"/b", "c1")
+	cmd.Env = []string{"PEERLANE_RUNTIME_TEST=main", "GORACE=atexit_sleep_ms=0", "XDG_RUNTIME_DIR=" + dir}
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 4711, Size: 1}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, Credential: &syscall.Credential{Uid: 0, Gid: 0},
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	text, err := os.ReadFile(filepath.Join(root, "b/config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(text), `"GIVEN=1"`) || !strings.Contains(string(out), "create --bundle") {
+		t.Errorf("the runtime says %q, and config.json is %s", out, text)
 	}
 }
 

@@ -6,8 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/peerlane/peerlane/hook"
 )
 
 // searchPath is where a runtime is looked for. PATH is the engine's, and says
@@ -47,7 +50,7 @@ func check(path string) error {
 	switch mode := info.Mode(); {
 	case !mode.IsRegular() || mode&0o111 == 0:
 		return fmt.Errorf("%s is no program (%v)", path, mode)
-	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
+	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid() && !unmapped(stat.Uid):
 		return fmt.Errorf("%s belongs to uid %d, who could write anything into what root runs; chown root %s", path, stat.Uid, path)
 	case mode.Perm()&0o022 != 0:
 		return fmt.Errorf("%s can be written by others than its owner (mode %04o), and root runs it; chmod go-w %s", path, mode.Perm(), path)
@@ -60,4 +63,14 @@ func check(path string) error {
 		return fmt.Errorf("%s is peerlane-runtime itself; runtime.path in config.toml names the runtime that it runs", path)
 	}
 	return nil
+}
+
+// unmapped says that a file's owner has no number in this user namespace, which
+// is the host's root for all that can be told: a rootless engine's runtime.
+func unmapped(uid uint32) bool {
+	overflow, err := os.ReadFile("/proc/sys/kernel/overflowuid")
+	if err != nil || strings.TrimSpace(string(overflow)) != strconv.Itoa(int(uid)) {
+		return false
+	}
+	return hook.Rootless()
 }

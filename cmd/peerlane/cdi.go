@@ -77,10 +77,7 @@ func (a *app) specDirs(f *specFlags) []string {
 
 // specOptions are what specifications of a plan refer to.
 func (a *app) specOptions(p *planned, host *hostFlags, hook, devRoot string) cdi.Options {
-	return cdi.Options{
-		Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot,
-		Registration: cdi.ReadRegistration(host.sysfs, host.proc),
-	}
+	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot, Proc: host.proc}
 }
 
 func newGenerateCommand(a *app) *cobra.Command {

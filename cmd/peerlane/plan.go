@@ -33,8 +33,9 @@ NIC. GB/S is what the lane carries in each direction while all of them are busy,
 by the estimate.
 
 --estimate compares three ways: as NCCL does it by its defaults, with GPUDirect
-RDMA switched off everywhere, and as planned. docs/estimate.md says how it
-reckons, and what it leaves out.
+RDMA switched off everywhere, and as planned. FULL is the link or port that has no
+room for more while all GPUs are busy. docs/estimate.md says how it reckons, and
+what it leaves out.
 
 With -o svg or -o html the plan is a picture in one file: the host as a tree, its
 lanes in the colours of the estimate, and in html a table of them below. A reader
@@ -195,6 +196,11 @@ func (a *app) stagingTable(p *topo.Plan) table.Writer {
 }
 
 func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
+	if len(e.GPUs) == 0 {
+		fmt.Fprintf(a.out, "Nothing to estimate for the host read from %s: it has no GPU that can have a lane.\n", origin(p.Source))
+		a.printNotes(p.Notes)
+		return
+	}
 	fmt.Fprintf(a.out, "Estimate for the host read from %s, GB/s in each direction\n\n", origin(p.Source))
 	for _, part := range []struct {
 		title string

@@ -93,3 +93,14 @@ func TestPlanSaysWhatItCannotDo(t *testing.T) {
 		t.Errorf("%s", out)
 	}
 }
+
+func TestAnEstimateWithoutGPUsIsASentence(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "topo.xml")
+	if err := os.WriteFile(file, []byte(`<system version="1"><cpu numaid="0"/></system>`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out := peerlane(t, "plan", "--estimate", "--root", t.TempDir(), "--input", file)
+	if !strings.HasPrefix(out, "Nothing to estimate for the host read from "+file) || strings.Contains(out, "GPU  ADDRESS") || strings.Contains(out, "uniformity") {
+		t.Errorf("%s", out)
+	}
+}

@@ -44,6 +44,9 @@ type Hook struct {
 	// and its clients hear where to look. A configuration that cannot be read, and
 	// devices that would hide one another, fail always.
 	OnFailure string `toml:"on_failure"`
+	// Give lanes to containers that ask by the annotation peerlane.dev/lanes, for
+	// engines with a directory of hooks; an image can carry an annotation, too.
+	Annotations bool `toml:"annotations"`
 }
 
 // What becomes of a container whose relay does not start.

@@ -46,6 +46,7 @@ func TestEveryKey(t *testing.T) {
 	got, _, err := load(t, `
 [hook]
 on_failure = "warn"
+annotations = true
 [relay]
 binary = "/opt/peerlane-relay"
 launcher = "systemd"
@@ -85,7 +86,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 	}
 	limit := config.Size(2 << 30)
 	want := config.Config{
-		Hook: config.Hook{OnFailure: "warn"},
+		Hook: config.Hook{OnFailure: "warn", Annotations: true},
 		Relay: config.Relay{
 			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},

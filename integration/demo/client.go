@@ -84,11 +84,13 @@ func (c *demoClient) run(orders *json.Decoder) (err error) {
 	if err != nil {
 		return err
 	}
-	if c.driver, err = cuda.Open(); err != nil {
-		return err
+	if c.driver, err = cuda.Open(); err == nil {
+		injected.GPUs, err = visibleGPUs(c.driver)
 	}
-	if injected.GPUs, err = visibleGPUs(c.driver); err != nil {
-		return err
+	if err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), c.Script.Timeout)
+		defer cancel()
+		return client.WithoutGPU(ctx, c.Socket, err)
 	}
 	if err := c.out.Encode(event{Kind: "injected", Injected: injected}); err != nil {
 		return err
@@ -193,7 +195,7 @@ func visibleGPUs(d *cuda.Driver) ([]string, error) {
 		list = append(list, uuid)
 	}
 	if len(list) == 0 {
-		return nil, errors.New("CUDA shows no GPU in this container; start it with --device nvidia.com/gpu=N")
+		return nil, errors.New("CUDA shows no GPU")
 	}
 	return list, nil
 }
@@ -213,7 +215,7 @@ func (c *demoClient) attach(device cuda.Device) error {
 	defer cancel()
 	start := time.Now()
 	var err error
-	if c.session, err = client.Dial(ctx, c.Socket); err != nil {
+	if c.session, err = client.Dial(ctx, c.Socket, c.gpu); err != nil {
 		return err
 	}
 	c.result.ProtocolVersion = c.session.Version()

@@ -44,6 +44,9 @@ type Options struct {
 	Seed    uint64
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
 	Binaries string
+	// Root is the directory of the host that the demo makes, which is removed; empty
+	// for a temporary one.
+	Root string
 	// Slots and SlotBytes override the configuration's defaults; 0 leaves them.
 	Slots     int
 	SlotBytes uint64
@@ -122,12 +125,15 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if o.Progress == nil {
 		o.Progress = func(Progress) {}
 	}
-	root, err := os.MkdirTemp("", "peerlane-demo-")
-	if err != nil {
-		return nil, err
+	root := o.Root
+	if root == "" {
+		var err error
+		if root, err = os.MkdirTemp("", "peerlane-demo-"); err != nil {
+			return nil, err
+		}
 	}
 	d := &demo{Options: o, report: &Report{Runtime: o.Runtime, Route: o.Route}}
-	err = d.run(ctx, root)
+	err := d.run(ctx, root)
 	if removed := os.RemoveAll(root); removed != nil {
 		d.report.Left = append(d.report.Left, removed.Error())
 	}

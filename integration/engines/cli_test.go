@@ -16,15 +16,28 @@ type cli struct {
 	program []string
 	// userNS are the switches of a user namespace of its own.
 	userNS []string
+	// devices are the switches that ask for CDI devices; nil for --device.
+	devices func([]string) []string
+	// volumes are directories that a container with a read-only root file system
+	// has to be given by --volume, to write to them: Docker makes everything else
+	// read-only, CDI's mounts too.
+	volumes [][2]string
 }
 
 func (e *cli) arguments(c container, switches ...string) []string {
 	list := append([]string{"run", "--name", c.name}, switches...)
-	for _, d := range c.devices {
-		list = append(list, "--device", d)
+	if e.devices != nil {
+		list = append(list, e.devices(c.devices)...)
+	} else {
+		for _, d := range c.devices {
+			list = append(list, "--device", d)
+		}
 	}
 	if c.readOnly {
 		list = append(list, "--read-only")
+		for _, v := range e.volumes {
+			list = append(list, "--volume", v[0]+":"+v[1])
+		}
 	}
 	if c.user {
 		list = append(list, "--user", "1000:1000")
@@ -55,6 +68,13 @@ func (e *cli) restart(ctx context.Context, c container) error {
 func (e *cli) remove(ctx context.Context, c container) error {
 	return e.do(ctx, "rm", "--force", c.name)
 }
+
+func (e *cli) exec(ctx context.Context, c container, command ...string) error {
+	return e.do(ctx, append([]string{"exec", c.name}, command...)...)
+}
+
+func (e *cli) pause(ctx context.Context, c container) error   { return e.do(ctx, "pause", c.name) }
+func (e *cli) unpause(ctx context.Context, c container) error { return e.do(ctx, "unpause", c.name) }
 
 // do runs a program to its end. The error has what it wrote.
 func (g *ground) do(ctx context.Context, command ...string) error {
@@ -135,4 +155,43 @@ volume_path = %q
 		b.mustDo("podman", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
 		return &cli{ground: b.ground, program: []string{"podman"}, userNS: []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"}}
 	}
+}
+
+// dockerDaemon starts a daemon. Its client is told by the environment where it is.
+func (b *bed) dockerDaemon(version string, path []string, configuration string) *cli {
+	b.Helper()
+	dir := b.mkdir("docker")
+	address := "unix://" + dir + "/docker.sock"
+	path = append(path, "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+	b.ground.environment = append(b.ground.environment, "PATH="+strings.Join(path, ":"), "DOCKER_HOST="+address, "DOCKER_CONFIG="+dir)
+	ready := func() error { return b.ground.do(context.Background(), "docker", "info") }
+	remap := []string{}
+	if b.userNS {
+		remap = []string{"--userns-remap", "daemon"}
+	}
+	b.daemon = b.ground.daemon(b.T, ready, append(append([]string{"dockerd"}, remap...),
+		"--config-file", b.write("daemon.json", configuration), "--data-root", dir+"/data", "--exec-root", dir+"/exec",
+		"--host", address, "--pidfile", dir+"/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")...)
+	b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
+	b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
+	simulator := filepath.Join(b.Root, "simulator")
+	return &cli{ground: b.ground, program: []string{"docker"}, volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}
+}
+
+func docker29(b *bed) engine {
+	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, `{"live-restore": true}`)
+}
+
+// docker20 knows no CDI: peerlane-runtime applies it.
+func docker20(b *bed) engine {
+	configuration := fmt.Sprintf(`{"live-restore": true, "runtimes": {"peerlane": {"path": %q, "runtimeArgs": ["--peerlane-root=%s", "--peerlane-spec-dir=%s"]}}}`,
+		filepath.Join(b.Binaries, "peerlane-runtime"), b.Root, b.CDIDir())
+	e := b.dockerDaemon(Docker20, nil, configuration)
+	e.devices = func(names []string) []string {
+		if len(names) == 0 {
+			return nil
+		}
+		return []string{"--runtime", "peerlane", "--env", "PEERLANE_DEVICES=" + strings.Join(names, ",")}
+	}
+	return e
 }

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -25,7 +26,9 @@ import (
 
 // The test binary is also the program in the containers: `test client NAME` says
 // in the file NAME of the directory of reports what it found and did, and ends;
-// `test server NAME` stays until it is told to end.
+// `test server NAME` stays until it is told to end; `test look NAME` asks no
+// relay, `test another NAME` is not the container's first process, and `test
+// nothing` does nothing. After the name is a list of GPUs.
 
 // reportsDir is where a container finds the directory of reports.
 const reportsDir = "/reports"
@@ -51,7 +54,17 @@ type report struct {
 func play(arguments []string) int {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGTERM)
-	r := work()
+	switch arguments[0] {
+	case "nothing":
+		return 0
+	case "another":
+		// Not every engine gives an exec what CDI has added to the environment.
+		if err := inherit(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	r := work(arguments[0], arguments[2])
 	text, err := json.Marshal(r)
 	if err == nil {
 		err = say(filepath.Join(reportsDir, arguments[1]), append(text, '\n'))
@@ -64,6 +77,25 @@ func play(arguments []string) int {
 		<-ended
 	}
 	return 0
+}
+
+// inherit takes what is missing in the environment from the container's first
+// process.
+func inherit() error {
+	text, err := os.ReadFile("/proc/1/environ")
+	if err != nil {
+		return err
+	}
+	for _, variable := range strings.Split(string(text), "\x00") {
+		name, value, _ := strings.Cut(variable, "=")
+		if _, set := os.LookupEnv(name); name == "" || set {
+			continue
+		}
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func errorOf(r report) error {
@@ -83,12 +115,15 @@ func say(path string, line []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-func work() report {
+func work(role, list string) report {
 	r := report{UID: os.Getuid(), Environment: map[string]string{}}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	// The first action is to attach: the relay need not be there yet.
-	err := r.exchange(ctx)
+	var err error
+	if role != "look" {
+		err = r.exchange(ctx, list)
+	}
 	if err = errors.Join(err, r.lookAround()); err != nil {
 		r.Error = err.Error()
 	}
@@ -137,7 +172,7 @@ const messageBytes = 3 << 20
 
 // exchange sends a message from every GPU to the next one, or from the only one
 // to itself, by way of the relay, and checks what came.
-func (r *report) exchange(ctx context.Context) error {
+func (r *report) exchange(ctx context.Context, list string) error {
 	runtime.LockOSThread()
 	session, err := client.Dial(ctx, client.DefaultSocket)
 	if err != nil {
@@ -147,10 +182,10 @@ func (r *report) exchange(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, session.Close())
 	}
-	return errors.Join(r.exchangeAll(ctx, d, session), session.Close())
+	return errors.Join(r.exchangeAll(ctx, d, session, list), session.Close())
 }
 
-func (r *report) exchangeAll(ctx context.Context, d *cuda.Driver, session *client.Session) error {
+func (r *report) exchangeAll(ctx context.Context, d *cuda.Driver, session *client.Session, list string) error {
 	n, err := d.DeviceCount()
 	if err != nil {
 		return err
@@ -171,8 +206,19 @@ func (r *report) exchangeAll(ctx context.Context, d *cuda.Driver, session *clien
 		}
 		r.GPUs = append(r.GPUs, uuid)
 	}
+	if list != "" {
+		var some []*gpu
+		for _, number := range strings.Split(list, ",") {
+			i, err := strconv.Atoi(number)
+			if err != nil || i >= n {
+				return fmt.Errorf("GPU %q of %d: %w", number, n, err)
+			}
+			some = append(some, gpus[i])
+		}
+		gpus = some
+	}
 	for i, from := range gpus {
-		if err := message(ctx, d, session, from, gpus[(i+1)%n], uint64(i)); err != nil {
+		if err := message(ctx, d, session, from, gpus[(i+1)%len(gpus)], uint64(i)); err != nil {
 			return fmt.Errorf("from GPU %d to the next: %w", i, err)
 		}
 		r.Moved += messageBytes

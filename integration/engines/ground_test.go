@@ -37,8 +37,8 @@ const (
 )
 
 // lay makes a ground. root is the root file system's lower layer, "" for the
-// host's; shared are directories of the host that another root gets too.
-func lay(t *testing.T, dir, root string, which cgroups, specifications string, shared ...string) *ground {
+// host's; nodes is the directory of the GPUs' device nodes; shared are directories of the host that another root gets too.
+func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes string, shared ...string) *ground {
 	t.Helper()
 	var script strings.Builder
 	say := func(format string, arguments ...any) { fmt.Fprintf(&script, format+"\n", arguments...) }
@@ -67,11 +67,22 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications string, s
 		say("cd %s", merged)
 		say("pivot_root . .old")
 		say("umount -l /.old")
+		say("touch /etc/hosts /etc/resolv.conf") // a host has them
 	}
 	say("mount -t tmpfs tmpfs /run")
+	say("mkdir /run/cdi /run/lock /run/dev")
+	// A container in a user namespace gets a node of the host's /dev itself, not
+	// a copy of it: so they have to be there.
+	say("mount -t tmpfs -o mode=755 tmpfs /run/dev")
+	say("cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/fuse %s/* /run/dev", nodes)
+	say("mkdir /run/dev/pts /run/dev/shm /run/dev/mqueue")
+	say("mount --rbind /dev/pts /run/dev/pts")
+	say("for link in fd:/proc/self/fd ptmx:pts/ptmx stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s ${link#*:} /run/dev/${link%%%%:*}; done")
+	say("mount --rbind /run/dev /dev")
 	say("mount -t tmpfs tmpfs /dev/shm")
-	say("mkdir /run/cdi /run/lock")
 	say("mount --bind %s /run/cdi", specifications)
+	// The ids of a user namespace that the engine chooses.
+	say("for file in subuid subgid; do echo daemon:100000:65536 >/run/$file; [ -e /etc/$file ] || : >/etc/$file; mount --bind /run/$file /etc/$file; done")
 	say("echo ready")
 	// Until the test closes its input.
 	say("exec cat >/dev/null")
@@ -98,7 +109,7 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications string, s
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("the engine's mount namespace: %q, %v: %s", line, err, stderr.String())
 	}
-	go io.Copy(io.Discard, out) //nolint:errcheck // cat writes nothing there
+	go io.Copy(io.Discard, out) // cat writes nothing there
 	return &ground{pid: c.Process.Pid}
 }
 
@@ -111,17 +122,49 @@ func (g *ground) command(ctx context.Context, program string, arguments ...strin
 	return c
 }
 
+// daemon is a program on a ground that stays.
+type daemon struct {
+	ground  *ground
+	program string
+	command []string
+	ready   func() error
+	log     string // a file
+	process *os.Process
+	ended   chan error
+}
+
 // daemon starts a program that is ended with the test, and waits until it is
 // ready.
-func (g *ground) daemon(t *testing.T, ready func() error, program string, arguments ...string) {
+func (g *ground) daemon(t *testing.T, ready func() error, command ...string) *daemon {
 	t.Helper()
-	c := g.command(context.Background(), program, arguments...)
-	// A group of its own: what it has started is ended with it.
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	log, err := os.CreateTemp(t.TempDir(), filepath.Base(program))
+	d := &daemon{ground: g, program: filepath.Base(command[0]), command: command, ready: ready}
+	d.log = filepath.Join(t.TempDir(), d.program)
+	t.Cleanup(func() {
+		d.stop(t)
+		if t.Failed() {
+			t.Logf("%s said last: %s", d.program, tail(d.log))
+		}
+	})
+	d.start(t)
+	return d
+}
+
+// again stops and starts it.
+func (d *daemon) again(t *testing.T) {
+	t.Helper()
+	d.stop(t)
+	d.start(t)
+}
+
+func (d *daemon) start(t *testing.T) {
+	t.Helper()
+	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer log.Close()
+	c := d.ground.command(context.Background(), d.command[0], d.command[1:]...)
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	c.Stdout, c.Stderr = log, log
 	started, ended := make(chan error), make(chan error, 1)
 	go func() {
@@ -136,33 +179,39 @@ func (g *ground) daemon(t *testing.T, ready func() error, program string, argume
 	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		c.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
-		select {
-		case <-ended:
-		case <-time.After(20 * time.Second):
-			t.Errorf("%s does not end", program)
-		}
-		syscall.Kill(-c.Process.Pid, syscall.SIGKILL) //nolint:errcheck // there may be nobody
-		if t.Failed() {
-			t.Logf("%s said last: %s", program, tail(log.Name()))
-		}
-	})
+	d.process, d.ended = c.Process, ended
 	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		err := ready()
+		err := d.ready()
 		if err == nil {
 			return
 		}
 		select {
 		case status := <-ended:
 			ended <- status
-			t.Fatalf("%s ended: %v: %s", program, status, tail(log.Name()))
+			t.Fatalf("%s ended: %v: %s", d.program, status, tail(d.log))
 		default:
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s is not ready: %v: %s", program, err, tail(log.Name()))
+			t.Fatalf("%s is not ready: %v: %s", d.program, err, tail(d.log))
 		}
 	}
+}
+
+// stop ends it, if it was started.
+func (d *daemon) stop(t *testing.T) {
+	t.Helper()
+	if d.process == nil {
+		return
+	}
+	d.process.Signal(syscall.SIGTERM) // it may have ended
+	select {
+	case <-d.ended:
+	case <-time.After(30 * time.Second):
+		t.Errorf("%s does not end", d.program)
+		d.process.Kill() // as above
+		<-d.ended
+	}
+	d.process = nil
 }
 
 func tail(path string) string {

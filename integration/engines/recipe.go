@@ -9,7 +9,7 @@ const (
 	Podman43     = "4.3.1"
 	Podman54     = "5.4.2"
 	Containerd17 = "1.7.24"
-	Containerd2  = "v2.4.2"
+	Containerd2  = "2.4.2"
 	Docker20     = "20.10.24"
 	Docker29     = "v2.0.0-beta.24"
 )
@@ -19,7 +19,7 @@ const (
 const nextSuite = "trixie"
 
 var nextPackages = []string{
-	"podman", "crun", "runc", "containerd", "docker-cli", "conmon", "netavark", "catatonit",
+	"podman", "crun", "runc", "containerd", "docker-cli", "conmon", "netavark", "catatonit", "mount",
 }
 
 // build is how one module's programs are built.
@@ -45,7 +45,7 @@ var builds = map[string]build{
 			"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", "./containerd-client", "./cri-client",
 		},
 		tags:    "no_btrfs no_zfs no_devmapper",
-		ldflags: "-s -w -X github.com/containerd/containerd/v2/version.Version=" + Containerd2,
+		ldflags: "-s -w",
 	},
 	"docker": {
 		packages: []string{"github.com/moby/moby/v2/cmd/dockerd", "github.com/moby/moby/v2/cmd/docker-proxy"},

@@ -12,6 +12,7 @@ import (
 // Where tests run.
 const (
 	placeHost    = "host"     // `make test`, on the machine that builds Peerlane
+	placeEngines = "engines"  // `make test-engines`, in container engines on that machine
 	placeVMSmall = "vm-small" // the virtual machine with an init of its own
 	placeVMFull  = "vm-full"  // the virtual machine with systemd
 	placeVMPair  = "vm-pair"  // two virtual machines, joined by a network
@@ -19,7 +20,7 @@ const (
 	placeGPUs    = "gpus"     // a machine with NVIDIA's driver, by hand
 )
 
-var everyPlace = []string{placeHost, placeVMSmall, placeVMFull, placeVMPair, placeVMHost, placeGPUs}
+var everyPlace = []string{placeHost, placeEngines, placeVMSmall, placeVMFull, placeVMPair, placeVMHost, placeGPUs}
 
 // parsePlaces reads a list of places with commas between them.
 func parsePlaces(list string) ([]string, error) {
@@ -186,7 +187,7 @@ func (s *summary) findUnlisted(cells []cell) {
 // isCase reports whether a folder's tests are integration cases, each of which
 // the matrix has.
 func isCase(folder string) bool {
-	return folder == "integration" || folder == "integration/vm" || strings.HasPrefix(folder, "integration/vm/cases/")
+	return folder == "integration" || folder == "integration/engines" || folder == "integration/vm" || strings.HasPrefix(folder, "integration/vm/cases/")
 }
 
 // skippedBy is the test whose skipping kept t from running: t, or one that t is

@@ -65,6 +65,7 @@ type Host struct {
 
 	assignments []topo.Assignment // lanes by configuration
 	devRoot     string
+	proc        string
 	simDir      string
 }
 
@@ -115,7 +116,7 @@ func (h *Host) Configure(change func(*config.Config)) error {
 		return err
 	}
 	list, err := cdi.Generate(h.Plan, cdi.Options{
-		Layout: h.Layout, HookPath: h.HookBinary(), Tenancy: h.Config.CDI.Tenancy, DevRoot: h.devRoot,
+		Layout: h.Layout, HookPath: h.HookBinary(), Tenancy: h.Config.CDI.Tenancy, DevRoot: h.devRoot, Proc: h.proc,
 	})
 	if err != nil {
 		return err
@@ -276,6 +277,7 @@ func (h *Host) simulated() error {
 	}
 	h.Simulated = true
 	h.Topology = topology
+	h.proc = proc
 	h.Words = fmt.Sprintf("a recorded host with %d GPUs and %d NICs, on the CUDA simulator: its figures say nothing about hardware", len(topology.GPUs), len(topology.NICs))
 	h.Libraries = []string{library}
 	h.devRoot = filepath.Join(h.Root, "nodes")

@@ -60,12 +60,12 @@ var modules = map[string][]string{
 var bootModules = []string{"virtio_pci", "virtio_blk", "ext4", "9pnet_virtio", "9p", "virtio_console", "virtio_net", "autofs4"}
 
 // unwanted units cost seconds of emulated time, and a test machine has no use
-// for them.
+// for them; what systemd-binfmt wants for python3 (of criu) the kernel here lacks.
 var unwanted = []string{
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service", "fstrim.timer", "getty.target",
 	"systemd-update-utmp.service", "systemd-update-utmp-runlevel.service", "systemd-random-seed.service", "podman-auto-update.timer",
 	"podman-auto-update.service", "podman-restart.service", "systemd-pcrphase.service", "systemd-pcrphase-sysinit.service", "systemd-journal-flush.service",
-	"podman.service", "podman.socket", "ldconfig.service", "systemd-network-generator.service", "modprobe@efi_pstore.service", "modprobe@drm.service",
+	"podman.service", "podman.socket", "ldconfig.service", "systemd-binfmt.service", "systemd-network-generator.service", "modprobe@efi_pstore.service", "modprobe@drm.service",
 }
 
 // customize is what happens to a root file system after its packages are

@@ -22,7 +22,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,15 +68,17 @@ type reply struct {
 	fds     []int
 }
 
-// Dial connects to a relay's socket.
-func Dial(ctx context.Context, socket string) (*Session, error) {
-	return dial(ctx, socket, wire.OldestVersion, wire.NewestVersion)
+// Dial connects to a relay's socket. The GPUs are those whose memory will be
+// exported, as far as they are known by now: without a relay, the error names
+// their lanes.
+func Dial(ctx context.Context, socket string, gpus ...wire.UUID) (*Session, error) {
+	return dial(ctx, socket, wire.OldestVersion, wire.NewestVersion, gpus...)
 }
 
-func dial(ctx context.Context, socket string, oldest, newest uint32) (*Session, error) {
+func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wire.UUID) (*Session, error) {
 	conn, err := packet.Dial(socket)
 	if err != nil {
-		return nil, fmt.Errorf("no relay at %s: %w; %s", socket, err, missing(socket))
+		return nil, noRelay(socket, err, gpus)
 	}
 	timeout := replyTime
 	if deadline, ok := ctx.Deadline(); ok {
@@ -120,15 +121,6 @@ func dial(ctx context.Context, socket string, oldest, newest uint32) (*Session, 
 	go s.readSocket()
 	go s.readWakes()
 	return s, nil
-}
-
-// missing says what to do where there is no socket. A place for it without one
-// was left by a hook that failed on a host where that stops no container.
-func missing(socket string) string {
-	if entries, err := os.ReadDir(filepath.Dir(socket)); err == nil && len(entries) == 0 {
-		return "the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without; the host's log says why (journalctl -t peerlane-hook, or its syslog)"
-	}
-	return "was the container started with --device peerlane.dev/lane=N?"
 }
 
 // Version is the protocol's that both sides agreed on.

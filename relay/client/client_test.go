@@ -86,7 +86,7 @@ func TestARelayOfAnotherVersionIsNamed(t *testing.T) {
 }
 
 func TestWhatIsNoRelayIsNamed(t *testing.T) {
-	err := dialed(t, filepath.Join(t.TempDir(), "none"), 1, 1)
+	err := dialed(t, filepath.Join(t.TempDir(), "nowhere", "none"), 1, 1)
 	if err == nil || !strings.Contains(err.Error(), "--device peerlane.dev/lane=") {
 		t.Errorf("no socket: %v", err)
 	}

@@ -32,6 +32,8 @@
 #define PEERLANE_MAX_LISTENERS (256)
 /* Server GPUs that one Statistics reports. */
 #define PEERLANE_MAX_SERVERS (8)
+/* Lanes of a container that one LanesReply names. */
+#define PEERLANE_MAX_LANES (32)
 /* Operations of a Descriptor. */
 #define PEERLANE_OP_SEND (1)
 #define PEERLANE_OP_RECEIVE (2)
@@ -92,6 +94,8 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_CONNECTION_DOWN = 15,
 	PEERLANE_MESSAGE_STATISTICS = 16,
 	PEERLANE_MESSAGE_STATISTICS_REPLY = 17,
+	PEERLANE_MESSAGE_LANES = 19,
+	PEERLANE_MESSAGE_LANES_REPLY = 20,
 	PEERLANE_MESSAGE_GOODBYE = 18,
 	PEERLANE_MESSAGE_PEER_HELLO = 32,
 	PEERLANE_MESSAGE_PEER_WELCOME = 33,
@@ -109,6 +113,16 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_NIC_WRITTEN = 67,
 	PEERLANE_MESSAGE_NIC_IMMEDIATE = 68,
 };
+
+struct peerlane_lane_gpu {
+	uint8_t gpu[16];
+	uint32_t index;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_lane_gpu) == 24, "peerlane_lane_gpu");
+_Static_assert(offsetof(struct peerlane_lane_gpu, gpu) == 0, "peerlane_lane_gpu.gpu");
+_Static_assert(offsetof(struct peerlane_lane_gpu, index) == 16, "peerlane_lane_gpu.index");
+_Static_assert(offsetof(struct peerlane_lane_gpu, reserved) == 20, "peerlane_lane_gpu.reserved");
 
 struct peerlane_server_bytes {
 	uint8_t gpu[16];
@@ -476,6 +490,31 @@ _Static_assert(offsetof(struct peerlane_statistics_reply, staged) == 32, "peerla
 _Static_assert(offsetof(struct peerlane_statistics_reply, servers) == 40, "peerlane_statistics_reply.servers");
 _Static_assert(offsetof(struct peerlane_statistics_reply, contexts) == 44, "peerlane_statistics_reply.contexts");
 _Static_assert(offsetof(struct peerlane_statistics_reply, server) == 48, "peerlane_statistics_reply.server");
+
+/* Which lanes the container was given: MaxLanes of them at most. A gpu is zero */
+/* where only the driver could tell, which is not asked; index is NVML's on the */
+/* host, the N of nvidia.com/gpu=N there. */
+struct peerlane_lanes {
+	uint32_t type;
+	uint32_t sequence;
+};
+_Static_assert(sizeof(struct peerlane_lanes) == 8, "peerlane_lanes");
+_Static_assert(offsetof(struct peerlane_lanes, type) == 0, "peerlane_lanes.type");
+_Static_assert(offsetof(struct peerlane_lanes, sequence) == 4, "peerlane_lanes.sequence");
+
+struct peerlane_lanes_reply {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t lanes;
+	uint32_t reserved;
+	struct peerlane_lane_gpu lane[32];
+};
+_Static_assert(sizeof(struct peerlane_lanes_reply) == 784, "peerlane_lanes_reply");
+_Static_assert(offsetof(struct peerlane_lanes_reply, type) == 0, "peerlane_lanes_reply.type");
+_Static_assert(offsetof(struct peerlane_lanes_reply, sequence) == 4, "peerlane_lanes_reply.sequence");
+_Static_assert(offsetof(struct peerlane_lanes_reply, lanes) == 8, "peerlane_lanes_reply.lanes");
+_Static_assert(offsetof(struct peerlane_lanes_reply, reserved) == 12, "peerlane_lanes_reply.reserved");
+_Static_assert(offsetof(struct peerlane_lanes_reply, lane) == 16, "peerlane_lanes_reply.lane");
 
 /* The client ends its session. A socket that closes without it tells of a death. */
 struct peerlane_goodbye {

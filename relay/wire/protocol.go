@@ -33,6 +33,8 @@ const (
 	MaxListeners   = 256
 	// Server GPUs that one Statistics reports.
 	MaxServers = 8
+	// Lanes of a container that one LanesReply names.
+	MaxLanes = 32
 	// Operations of a Descriptor.
 	OpSend    = 1
 	OpReceive = 2
@@ -126,6 +128,8 @@ const (
 	TypeConnectionDown  uint32 = 15
 	TypeStatistics      uint32 = 16
 	TypeStatisticsReply uint32 = 17
+	TypeLanes           uint32 = 19
+	TypeLanesReply      uint32 = 20
 	TypeGoodbye         uint32 = 18
 	TypePeerHello       uint32 = 32
 	TypePeerWelcome     uint32 = 33
@@ -364,6 +368,32 @@ func (m *StatisticsReply) bytes() []byte {
 
 func (m *StatisticsReply) messageType() uint32 { return TypeStatisticsReply }
 
+// Lanes is 8 bytes.
+// Which lanes the container was given: MaxLanes of them at most. A gpu is zero
+// where only the driver could tell, which is not asked; index is NVML's on the
+// host, the N of nvidia.com/gpu=N there.
+type Lanes struct {
+	Header
+}
+
+func (m *Lanes) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Lanes) messageType() uint32 { return TypeLanes }
+
+// LanesReply is 784 bytes.
+type LanesReply struct {
+	Header
+	Lanes    uint32
+	Reserved uint32
+	Lane     [32]LaneGPU
+}
+
+func (m *LanesReply) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *LanesReply) messageType() uint32 { return TypeLanesReply }
+
 // Goodbye is 8 bytes.
 // The client ends its session. A socket that closes without it tells of a death.
 type Goodbye struct {
@@ -601,6 +631,15 @@ func (m *NICImmediate) bytes() []byte {
 
 func (m *NICImmediate) messageType() uint32 { return TypeNICImmediate }
 
+// LaneGPU is 24 bytes.
+type LaneGPU struct {
+	GPU      UUID
+	Index    uint32
+	Reserved uint32
+}
+
+func (m *LaneGPU) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
 // ServerBytes is 32 bytes.
 type ServerBytes struct {
 	GPU UUID
@@ -741,6 +780,10 @@ func newMessage(messageType uint32) Message {
 		return &Statistics{}
 	case TypeStatisticsReply:
 		return &StatisticsReply{}
+	case TypeLanes:
+		return &Lanes{}
+	case TypeLanesReply:
+		return &LanesReply{}
 	case TypeGoodbye:
 		return &Goodbye{}
 	case TypePeerHello:
@@ -800,6 +843,8 @@ var layouts = []struct {
 	{"ConnectionDown", unsafe.Sizeof(ConnectionDown{}), []uintptr{unsafe.Offsetof(ConnectionDown{}.Header.Type), unsafe.Offsetof(ConnectionDown{}.Header.Sequence), unsafe.Offsetof(ConnectionDown{}.Connection), unsafe.Offsetof(ConnectionDown{}.Status), unsafe.Offsetof(ConnectionDown{}.Reason)}},
 	{"Statistics", unsafe.Sizeof(Statistics{}), []uintptr{unsafe.Offsetof(Statistics{}.Header.Type), unsafe.Offsetof(Statistics{}.Header.Sequence)}},
 	{"StatisticsReply", unsafe.Sizeof(StatisticsReply{}), []uintptr{unsafe.Offsetof(StatisticsReply{}.Header.Type), unsafe.Offsetof(StatisticsReply{}.Header.Sequence), unsafe.Offsetof(StatisticsReply{}.Sent), unsafe.Offsetof(StatisticsReply{}.Received), unsafe.Offsetof(StatisticsReply{}.Direct), unsafe.Offsetof(StatisticsReply{}.Staged), unsafe.Offsetof(StatisticsReply{}.Servers), unsafe.Offsetof(StatisticsReply{}.Contexts), unsafe.Offsetof(StatisticsReply{}.Server)}},
+	{"Lanes", unsafe.Sizeof(Lanes{}), []uintptr{unsafe.Offsetof(Lanes{}.Header.Type), unsafe.Offsetof(Lanes{}.Header.Sequence)}},
+	{"LanesReply", unsafe.Sizeof(LanesReply{}), []uintptr{unsafe.Offsetof(LanesReply{}.Header.Type), unsafe.Offsetof(LanesReply{}.Header.Sequence), unsafe.Offsetof(LanesReply{}.Lanes), unsafe.Offsetof(LanesReply{}.Reserved), unsafe.Offsetof(LanesReply{}.Lane)}},
 	{"Goodbye", unsafe.Sizeof(Goodbye{}), []uintptr{unsafe.Offsetof(Goodbye{}.Header.Type), unsafe.Offsetof(Goodbye{}.Header.Sequence)}},
 	{"PeerHello", unsafe.Sizeof(PeerHello{}), []uintptr{unsafe.Offsetof(PeerHello{}.Header.Type), unsafe.Offsetof(PeerHello{}.Header.Sequence), unsafe.Offsetof(PeerHello{}.Magic), unsafe.Offsetof(PeerHello{}.Oldest), unsafe.Offsetof(PeerHello{}.Newest), unsafe.Offsetof(PeerHello{}.Token), unsafe.Offsetof(PeerHello{}.Generation), unsafe.Offsetof(PeerHello{}.GPU), unsafe.Offsetof(PeerHello{}.Route), unsafe.Offsetof(PeerHello{}.Reserved), unsafe.Offsetof(PeerHello{}.Name)}},
 	{"PeerWelcome", unsafe.Sizeof(PeerWelcome{}), []uintptr{unsafe.Offsetof(PeerWelcome{}.Header.Type), unsafe.Offsetof(PeerWelcome{}.Header.Sequence), unsafe.Offsetof(PeerWelcome{}.Version), unsafe.Offsetof(PeerWelcome{}.Route), unsafe.Offsetof(PeerWelcome{}.Generation), unsafe.Offsetof(PeerWelcome{}.GPU), unsafe.Offsetof(PeerWelcome{}.Name)}},
@@ -816,6 +861,7 @@ var layouts = []struct {
 	{"NICWrite", unsafe.Sizeof(NICWrite{}), []uintptr{unsafe.Offsetof(NICWrite{}.Header.Type), unsafe.Offsetof(NICWrite{}.Header.Sequence), unsafe.Offsetof(NICWrite{}.Immediate), unsafe.Offsetof(NICWrite{}.Length), unsafe.Offsetof(NICWrite{}.SourceOffset), unsafe.Offsetof(NICWrite{}.TargetOffset), unsafe.Offsetof(NICWrite{}.Source), unsafe.Offsetof(NICWrite{}.Target)}},
 	{"NICWritten", unsafe.Sizeof(NICWritten{}), []uintptr{unsafe.Offsetof(NICWritten{}.Header.Type), unsafe.Offsetof(NICWritten{}.Header.Sequence), unsafe.Offsetof(NICWritten{}.Immediate), unsafe.Offsetof(NICWritten{}.Status), unsafe.Offsetof(NICWritten{}.Reserved)}},
 	{"NICImmediate", unsafe.Sizeof(NICImmediate{}), []uintptr{unsafe.Offsetof(NICImmediate{}.Header.Type), unsafe.Offsetof(NICImmediate{}.Header.Sequence), unsafe.Offsetof(NICImmediate{}.Immediate), unsafe.Offsetof(NICImmediate{}.Length)}},
+	{"LaneGPU", unsafe.Sizeof(LaneGPU{}), []uintptr{unsafe.Offsetof(LaneGPU{}.GPU), unsafe.Offsetof(LaneGPU{}.Index), unsafe.Offsetof(LaneGPU{}.Reserved)}},
 	{"ServerBytes", unsafe.Sizeof(ServerBytes{}), []uintptr{unsafe.Offsetof(ServerBytes{}.GPU), unsafe.Offsetof(ServerBytes{}.In), unsafe.Offsetof(ServerBytes{}.Out)}},
 	{"Descriptor", unsafe.Sizeof(Descriptor{}), []uintptr{unsafe.Offsetof(Descriptor{}.Operation), unsafe.Offsetof(Descriptor{}.Connection), unsafe.Offsetof(Descriptor{}.Memory), unsafe.Offsetof(Descriptor{}.Flags), unsafe.Offsetof(Descriptor{}.Offset), unsafe.Offsetof(Descriptor{}.Length), unsafe.Offsetof(Descriptor{}.Tag), unsafe.Offsetof(Descriptor{}.Cookie), unsafe.Offsetof(Descriptor{}.WaitTimeline), unsafe.Offsetof(Descriptor{}.SignalTimeline), unsafe.Offsetof(Descriptor{}.WaitValue), unsafe.Offsetof(Descriptor{}.SignalValue), unsafe.Offsetof(Descriptor{}.Reserved0), unsafe.Offsetof(Descriptor{}.Reserved1), unsafe.Offsetof(Descriptor{}.Reserved2), unsafe.Offsetof(Descriptor{}.Reserved3), unsafe.Offsetof(Descriptor{}.Reserved4), unsafe.Offsetof(Descriptor{}.Reserved5), unsafe.Offsetof(Descriptor{}.Reserved6)}},
 	{"Completion", unsafe.Sizeof(Completion{}), []uintptr{unsafe.Offsetof(Completion{}.Cookie), unsafe.Offsetof(Completion{}.Length), unsafe.Offsetof(Completion{}.Status), unsafe.Offsetof(Completion{}.Reserved)}},

@@ -94,7 +94,7 @@ func (n *node) detail(role string) string {
 			if l.Peer != "" {
 				to = l.Peer
 			}
-			add("NVLinks to "+to, fmt.Sprintf("%d, %s", l.Count, gbs(l.Bandwidth)))
+			add(n.nvlink()+"s to "+to, fmt.Sprintf("%d, %s", l.Count, gbs(l.Bandwidth)))
 		}
 		if chip, bandwidth := n.chip(); chip != "" {
 			add(chip+" to the CPU", gbs(bandwidth))
@@ -156,10 +156,19 @@ func (n *node) nvlinks() string {
 	if links == 0 {
 		return ""
 	}
-	if bandwidth == 0 {
-		return count(links, "NVLink")
+	words := count(links, n.nvlink())
+	if bandwidth > 0 {
+		words += ", " + gbs(bandwidth)
 	}
-	return count(links, "NVLink") + ", " + gbs(bandwidth)
+	return words
+}
+
+// nvlink is what the maker calls the links between GPUs.
+func (n *node) nvlink() string {
+	if n.gpu.Vendor == "AMD" {
+		return "xGMI link"
+	}
+	return "NVLink"
 }
 
 // state is a NIC's fabric and rate in a few words: "InfiniBand, 400 Gb/s".

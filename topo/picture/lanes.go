@@ -250,7 +250,7 @@ func (l *lane) thickness() float64 {
 	if l.bin < 0 {
 		return 3
 	}
-	return 2 + float64(l.bin)*0.8
+	return 1.8 + float64(l.bin)*0.6
 }
 
 // markLinks writes down at each link of the tree which lanes pass it, as far as

@@ -243,7 +243,7 @@ func (p *Picture) link(n *node) {
 	from := n.parent.x + n.parent.w
 	l := line{class: "link", width: thickness(n.place.Link), node: n, detail: n.linkDetail(p.tree.host.Source)}
 	l.path = fmt.Sprintf("M%s %sH%s", coordinate(from), coordinate(y), coordinate(n.x))
-	if chip, _ := n.chip(); chip != "" {
+	if n.beside() {
 		// Two links, one above the other.
 		l.path = fmt.Sprintf("M%s %sH%sM%s %sH%s", coordinate(from), coordinate(y-3), coordinate(n.x), coordinate(from), coordinate(y+3), coordinate(n.x))
 		l.width = 2
@@ -352,7 +352,12 @@ func percent(part float64) string { return strconv.FormatFloat(100*part, 'f', 0,
 
 func (p *Picture) lanesInWords() string {
 	kinds := map[string]int{}
+	refused := 0
 	for _, l := range p.plan.Lanes {
+		if l.Role == topo.RoleRefused {
+			refused++
+			continue
+		}
 		kinds[l.Kind]++
 	}
 	var words []string
@@ -362,7 +367,10 @@ func (p *Picture) lanesInWords() string {
 		}
 	}
 	if kinds[""] > 0 {
-		words = append(words, fmt.Sprintf("%d without a lane", kinds[""]))
+		words = append(words, count(kinds[""], "GPU")+" without a lane")
+	}
+	if refused > 0 {
+		words = append(words, count(refused, "GPU")+" refused")
 	}
 	return list(words)
 }

@@ -85,6 +85,8 @@ type machine struct {
 	host    *topo.Host
 	config  topo.PlanConfig
 	picture *Picture
+	svg     string
+	page    string
 }
 
 const hostile = `<script>alert("x")</script>&amp;'"]]> ` + "\u202eevil\u0007"
@@ -95,6 +97,12 @@ func machines(t *testing.T) []machine {
 	once.Do(func() {
 		for _, m := range hosts(t) {
 			m.picture = m.draw(t)
+			m.svg = string(m.picture.SVG())
+			page, err := m.picture.HTML()
+			if err != nil {
+				t.Fatalf("%s: %v", m.name, err)
+			}
+			m.page = string(page)
 			made = append(made, m)
 		}
 	})
@@ -163,8 +171,11 @@ func hosts(t *testing.T) []machine {
 		{name: "a matrix", host: matrix},
 		{name: "ninety-six GPUs", host: large(8, 24, 4, 3)},
 	}
-	for _, name := range []string{"gb200", "power9", "pcilinks", "hgx-h100", "two-hosts-nvlink"} {
-		path := filepath.Join("../testdata/nccl", name+".xml")
+	files, err := filepath.Glob("../testdata/nccl/*.xml")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("%d files of NCCL: %v", len(files), err)
+	}
+	for _, path := range append(files, "../testdata/recorded-hwloc.xml") {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -173,7 +184,7 @@ func hosts(t *testing.T) []machine {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, machine{name: name, host: h})
+		all = append(all, machine{name: filepath.Base(path), host: h})
 	}
 	for i := range all {
 		all[i].config.GDR.MaxPath = topo.PXB

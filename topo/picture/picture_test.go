@@ -19,9 +19,9 @@ import (
 )
 
 // wellFormed reads all of an XML document and calls f for each element's start.
-func wellFormed(t *testing.T, name string, text []byte, f func(xml.StartElement)) {
+func wellFormed(t *testing.T, name, text string, f func(xml.StartElement)) {
 	t.Helper()
-	d := xml.NewDecoder(strings.NewReader(string(text)))
+	d := xml.NewDecoder(strings.NewReader(text))
 	for {
 		token, err := d.Token()
 		if errors.Is(err, io.EOF) {
@@ -50,7 +50,15 @@ func TestEveryDeviceLinkAndLaneIsDrawn(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			p := m.picture
 			classes := map[string]int{}
-			wellFormed(t, m.name, p.SVG(), func(e xml.StartElement) {
+			for _, nowhere := range []string{"NaN", "+Inf", "-Inf"} {
+				if strings.Contains(m.svg, nowhere) {
+					t.Errorf("something in it is at %s", nowhere)
+				}
+			}
+			wellFormed(t, m.name, m.svg, func(e xml.StartElement) {
+				if strings.EqualFold(e.Name.Local, "script") {
+					t.Error("a <script> is in the SVG")
+				}
 				class := strings.Fields(attribute(e, "class"))
 				if e.Name.Local == "g" && len(class) > 0 {
 					classes[class[0]]++
@@ -110,11 +118,26 @@ func TestLinksAreLabelledWithWhatTheTopologyTells(t *testing.T) {
 			t.Errorf("%s: %q and %q, want %q and %q", test.name, above, below, test.above, test.below)
 		}
 	}
+	cpu, sw := &node{kind: kindRoot}, &node{kind: kindSwitch}
+	for _, test := range []struct {
+		name         string
+		parent       *node
+		above, below string
+	}{
+		{"C2C beside PCIe", cpu, "PCIe 5.0 x16, 48 GB/s", "C2C, 250 GB/s"},
+		// It does not go to the switch.
+		{"C2C past a switch", sw, "PCIe 5.0 x16", "48 GB/s"},
+	} {
+		n := &node{kind: kindGPU, parent: test.parent, place: gen(5), gpu: topo.GPU{C2C: 250}}
+		if above, below := n.linkLines(topo.Source{Kind: topo.SourceSysfs}); above != test.above || below != test.below {
+			t.Errorf("%s: %q and %q, want %q and %q", test.name, above, below, test.above, test.below)
+		}
+	}
 	for _, m := range machines(t) {
 		if m.host.Matrix == nil {
 			continue
 		}
-		if text := string(m.picture.SVG()); strings.Contains(text, "GB/s") || strings.Contains(text, "NUMA node") {
+		if strings.Contains(m.svg, "GB/s") || strings.Contains(m.svg, "NUMA node") {
 			t.Errorf("%s: the picture has bandwidths or nodes, of which the source tells nothing", m.name)
 		}
 	}
@@ -123,17 +146,7 @@ func TestLinksAreLabelledWithWhatTheTopologyTells(t *testing.T) {
 // Names come from devices, and files from anybody.
 func TestHostileNamesAreText(t *testing.T) {
 	for _, m := range machines(t) {
-		p := m.picture
-		wellFormed(t, m.name, p.SVG(), func(e xml.StartElement) {
-			if strings.EqualFold(e.Name.Local, "script") {
-				t.Errorf("%s: a <script> in the SVG", m.name)
-			}
-		})
-		page, err := p.HTML()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, text := range []string{string(p.SVG()), string(page)} {
+		for _, text := range []string{m.svg, m.page} {
 			if m.name == "an odd tree" && !strings.Contains(text, "&lt;script&gt;alert(") {
 				t.Errorf("%s: the name is not there as text", m.name)
 			}
@@ -145,17 +158,13 @@ func TestHostileNamesAreText(t *testing.T) {
 }
 
 func TestAPictureLoadsNothing(t *testing.T) {
-	loads := regexp.MustCompile(`(?i)url\(|@import|\bsrc=|\bhref=|https?://|//cdn`)
 	for _, m := range machines(t) {
-		p := m.picture
-		page, err := p.HTML()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, text := range []string{string(p.SVG()), string(page)} {
-			text = strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, "")
-			if found := loads.FindString(text); found != "" {
-				t.Errorf("%s: it has %q", m.name, found)
+		for _, text := range []string{m.svg, m.page} {
+			text = strings.ToLower(strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, ""))
+			for _, loads := range []string{"url(", "@import", "src=", "href=", "http:", "https:", "fetch("} {
+				if strings.Contains(text, loads) {
+					t.Errorf("%s: it has %q", m.name, loads)
+				}
 			}
 		}
 	}
@@ -163,8 +172,10 @@ func TestAPictureLoadsNothing(t *testing.T) {
 
 func TestTheOrderOfDevicesDoesNotMatter(t *testing.T) {
 	for _, m := range machines(t) {
-		want := string(m.picture.SVG())
-		for seed := range uint64(3) {
+		if len(m.host.GPUs) > 32 {
+			continue // planning takes long, and shows nothing that small ones do not
+		}
+		for seed := range uint64(2) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			h := *m.host
 			h.CPUs, h.Switches, h.GPUs, h.NICs = slices.Clone(h.CPUs), slices.Clone(h.Switches), slices.Clone(h.GPUs), slices.Clone(h.NICs)
@@ -174,7 +185,7 @@ func TestTheOrderOfDevicesDoesNotMatter(t *testing.T) {
 			r.Shuffle(len(h.NICs), func(i, j int) { h.NICs[i], h.NICs[j] = h.NICs[j], h.NICs[i] })
 			shuffled := m
 			shuffled.host = &h
-			if diff := cmp.Diff(want, string(shuffled.draw(t).SVG())); diff != "" {
+			if diff := cmp.Diff(m.svg, string(shuffled.draw(t).SVG())); diff != "" {
 				t.Fatalf("%s: another order gives another picture (-want +got):\n%s", m.name, diff)
 			}
 		}
@@ -317,14 +328,10 @@ func TestTheTableOfThePage(t *testing.T) {
 			continue
 		}
 		p := m.picture
-		page, err := p.HTML()
-		if err != nil {
-			t.Fatal(err)
-		}
 		for i, l := range p.plan.Lanes {
 			e := p.estimate.GPUs[i]
-			_, line, found := strings.Cut(string(page), fmt.Sprintf("<tr data-lane=\"%d\"", i))
-			line, _, _ = strings.Cut(line, "</tr>")
+			_, line, found := strings.Cut(m.page, fmt.Sprintf("<tr data-lane=\"%d\"", i))
+			line, _, _ = strings.Cut(line, fmt.Sprintf("<tr data-lane=\"%d\"", i+1))
 			if !found {
 				t.Fatalf("no row for the lane of %s", l.GPU)
 			}

@@ -148,6 +148,9 @@ func (p *Picture) node(w *writer, n *node) {
 				w.words(text{right, y, "end", styleText, tag})
 			}
 			model := plain(strings.TrimSpace(n.gpu.Vendor + " " + strings.TrimPrefix(n.gpu.Name, "NVIDIA ")))
+			if chip, at := n.chip(); chip != "" && !n.beside() {
+				model = strings.TrimPrefix(model+", ", ", ") + chip + " to CPU, " + gbs(at)
+			}
 			w.words(text{name, y, "", styleText, styleText.fit(model, right-name-styleText.width(tag)-8)})
 			line(y+15, styleAddress, plain(n.address), n.nvlinks(), styleText)
 		case kindNIC:
@@ -241,7 +244,7 @@ func (w *writer) lane(l *lane) {
 	w.leaf("title", l.detail)
 	if l.path != "" {
 		thick := l.thickness()
-		w.path("halo", l.path, thick+3.5)
+		w.path("halo", l.path, thick+4)
 		w.path("line", l.path, thick)
 		if l.Kind == topo.KindStaged {
 			w.path("core", l.path, 0)

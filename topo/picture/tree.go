@@ -318,10 +318,18 @@ func (n *node) chip() (name string, bandwidth float64) {
 	return "", 0
 }
 
+// beside says whether the GPU's own link to the CPU is drawn beside the one of PCI
+// Express: where both go to the CPU.
+func (n *node) beside() bool {
+	name, _ := n.chip()
+	return name != "" && n.parent != nil && n.parent.kind == kindRoot
+}
+
 // linkLines are what is written above and below the link upwards.
 func (n *node) linkLines(source topo.Source) (above, below string) {
 	above, below, _ = linkLabel(n.place, source)
-	if name, bandwidth := n.chip(); name != "" {
+	if n.beside() {
+		name, bandwidth := n.chip()
 		if above != "" {
 			above += ", " + below
 		}

@@ -57,6 +57,17 @@ func Command(t testing.TB, name string, arguments ...string) string {
 	return string(out)
 }
 
+// SystemIsUp waits until the system is up whose process 1 is systemd; the agent
+// comes up before it does. A unit that has failed is an error.
+func SystemIsUp() error {
+	out, err := exec.Command("systemctl", "is-system-running", "--wait").CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	failed, listed := exec.Command("systemctl", "--failed", "--no-legend").CombinedOutput()
+	return errors.Join(fmt.Errorf("the system is not up (%w), but %s%s", err, out, failed), listed)
+}
+
 // Tree puts a table of package pcitree in place until the test ends.
 func Tree(t testing.TB, text string) *pcitree.Tree {
 	t.Helper()

@@ -65,7 +65,7 @@ func (s *session) fill(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, name := range []string{programs.Peerlane, programs.Hook, programs.Relay, sim.LibraryName} {
+	for _, name := range []string{programs.Peerlane, programs.Hook, programs.Relay, programs.Runtime, sim.LibraryName} {
 		from := filepath.Join(s.source, "bin", name)
 		if err := link(from, filepath.Join(s.share, "bin", name)); err != nil {
 			return fmt.Errorf("%w; `make build` makes it", err)

@@ -46,7 +46,7 @@ var places = []place{
 		{"topo", "^Test(ThisHostCanBeRead|FilesOfThisKernel|WhatIsNoFile|AProcessorsFile|WhatVanishes)"},
 		{"integration", "^(TestDeath|TestALane|TestAGPU|TestTheLane|TestARelay|TestAHost|TestAnUnknown|TestUpdate|TestOutOfMemory|TestCheckpoint)"},
 	}},
-	{"vm-full", vm.Full, 1, []target{{pkg: "integration/vm/cases/full"}}},
+	{"vm-full", vm.Full, 1, []target{{pkg: "integration/vm/cases/full"}, {pkg: "integration/vm/cases/units"}}},
 	{"vm-pair", vm.Small, 2, []target{{pkg: "integration/vm/cases/pair"}}},
 	{"vm-host", "", 0, []target{{pkg: "integration/vm"}}},
 }

@@ -21,12 +21,9 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// The agent comes up before the system does.
 func TestMain(m *testing.M) {
-	if out, err := exec.Command("systemctl", "is-system-running", "--wait").CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "the system is not up (%v), but %s", err, out)
-		out, err := exec.Command("systemctl", "--failed", "--no-legend").CombinedOutput()
-		fmt.Fprintf(os.Stderr, "%s%v\n", out, err)
+	if err := inside.SystemIsUp(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())

@@ -1,0 +1,106 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// LanesAnnotation asks for lanes where a directory of hooks stands for CDI:
+// "3", "3,5", "all", or a group, as in peerlane.dev/lane=3.
+const LanesAnnotation = "peerlane.dev/lanes"
+
+// CreateAnnotated is Create for the lanes that a container's annotation asks
+// for, as far as the administrator permits such requests. A hook alone cannot
+// add a mount, so the container has to have been given the anchor: that is what
+// an image, which may carry the annotation, cannot bring about.
+func CreateAnnotated(l layout.Layout, s State, runtimeRoot string) (warning, err error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	config, err := ReadConfig(l)
+	if err != nil {
+		return nil, err
+	}
+	if !config.Hook.Annotations {
+		return nil, fmt.Errorf("container %q asks for lanes by the annotation %s, and %s does not permit that; an administrator can set [hook] annotations = true there", s.ID, LanesAnnotation, l.ConfigFile())
+	}
+	plan, err := readPlan(l)
+	if err != nil {
+		return nil, err
+	}
+	names, err := annotated(plan, s.Annotations[LanesAnnotation])
+	if err != nil {
+		return nil, fmt.Errorf("container %q: the annotation %s: %w", s.ID, LanesAnnotation, err)
+	}
+	if err := hasAnchor(l, s); err != nil {
+		return nil, err
+	}
+	return Create(l, s, runtimeRoot, Devices{Lanes: names})
+}
+
+// hasAnchor looks for the anchor among a container's mounts. Attach finds out
+// whether it really is there; this one has the remedy.
+func hasAnchor(l layout.Layout, s State) error {
+	spec, err := readSpec(s.Bundle)
+	if err != nil {
+		return fmt.Errorf("container %q: %w", s.ID, err)
+	}
+	for _, m := range spec.Mounts {
+		if filepath.Clean(m.Destination) == layout.ContainerDir && filepath.Clean(m.Source) == l.Anchor() {
+			return nil
+		}
+	}
+	return fmt.Errorf("container %q asks for lanes by the annotation %s and has no place for their socket; the engine has to mount it: --mount type=bind,src=%s,dst=%s,ro=true", s.ID, LanesAnnotation, l.Anchor(), layout.ContainerDir)
+}
+
+// annotated names the lanes of an annotation's value as Lanes does.
+func annotated(plan *topo.Plan, value string) ([]string, error) {
+	var names []string
+	for word := range strings.SplitSeq(value, ",") {
+		gpus, err := meant(plan, strings.TrimSpace(word))
+		if err != nil {
+			return nil, err
+		}
+		for _, gpu := range gpus {
+			if name := gpu.UUID + "@" + gpu.BusID; !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names, nil
+}
+
+// meant are the GPUs of one word: all that have a lane, a group, or one GPU.
+func meant(plan *topo.Plan, word string) ([]topo.GPU, error) {
+	var members []string
+	switch i := slices.IndexFunc(plan.Groups, func(g topo.Group) bool { return g.Name == word }); {
+	case word == "all":
+		for _, lane := range plan.Lanes {
+			if lane.Role != topo.RoleRefused {
+				members = append(members, lane.GPU)
+			}
+		}
+		if len(members) == 0 {
+			return nil, errors.New("no GPU of the plan has a lane; `peerlane plan` says why")
+		}
+	case i >= 0:
+		members = plan.Groups[i].GPUs
+	default:
+		members = []string{word}
+	}
+	var gpus []topo.GPU
+	for _, name := range members {
+		gpu, err := plan.GPU(name)
+		if err != nil {
+			return nil, err
+		}
+		gpus = append(gpus, gpu)
+	}
+	return gpus, nil
+}

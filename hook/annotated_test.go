@@ -1,0 +1,83 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/topo"
+)
+
+func TestLanesOfAnAnnotation(t *testing.T) {
+	plan := testPlan("/sys")
+	plan.Groups = []topo.Group{{Name: "pair", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}}}
+	first, second := uuid0+"@0000:17:00.0", uuid1+"@0000:2a:00.0"
+	for value, want := range map[string][]string{
+		"1":                 {second},
+		"1,0":               {second, first},
+		" 0 , 0000:17:00.0": {first},
+		uuid1:               {second},
+		"0000:2A:00.0":      {second},
+		"pair,1":            {first, second},
+		"all":               {first, second}, // GPU 2 cannot have a lane
+	} {
+		got, err := annotated(plan, value)
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%q: %v (-want +got)\n%s", value, err, diff)
+		}
+	}
+	for value, says := range map[string]string{"": `""`, "7": "7", "0,": `""`, "../..": "../.."} {
+		if _, err := annotated(plan, value); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v; it should say %s", value, err, says)
+		}
+	}
+	plan.Lanes = plan.Lanes[2:]
+	if _, err := annotated(plan, "all"); err == nil || !strings.Contains(err.Error(), "no GPU of the plan has a lane") {
+		t.Errorf("all of none: %v", err)
+	}
+}
+
+func TestAnnotationsThatAreRefused(t *testing.T) {
+	const permitted = "[hook]\nannotations = true\n"
+	for _, test := range []struct {
+		name, config, annotation, mount string
+		says                            []string
+	}{
+		{"no configuration", "", "0", "ANCHOR", []string{"does not permit that", "[hook] annotations = true", "config.toml"}},
+		{"not permitted", "[hook]\nannotations = false\n", "0", "ANCHOR", []string{"does not permit that"}},
+		{"no anchor", permitted, "0", "/somewhere", []string{"has no place for their socket", "--mount type=bind,src=", "/var/lib/peerlane/anchor,dst=/run/peerlane,ro=true"}},
+		{"unknown GPU", permitted, "7", "ANCHOR", []string{"the annotation peerlane.dev/lanes", "7"}},
+		{"no annotation", permitted, "", "ANCHOR", []string{"the annotation peerlane.dev/lanes"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := layout.New(t.TempDir())
+			bundle := t.TempDir()
+			mount := strings.Replace(test.mount, "ANCHOR", l.Anchor(), 1)
+			if err := errors.Join(l.Create(), testPlan("/sys").Write(l.PlanFile()),
+				os.WriteFile(l.ConfigFile(), []byte(test.config), 0o644),
+				os.WriteFile(filepath.Join(bundle, "config.json"), fmt.Appendf(nil, `{"root":{"path":"rootfs"},"mounts":[{"destination":"/run/peerlane","source":%q}]}`, mount), 0o644),
+			); err != nil {
+				t.Fatal(err)
+			}
+			s := State{ID: "c", Status: "created", PID: os.Getpid(), Bundle: bundle, Annotations: map[string]string{LanesAnnotation: test.annotation}}
+			_, err := CreateAnnotated(l, s, "")
+			if err == nil {
+				t.Fatal("it was not refused")
+			}
+			for _, words := range test.says {
+				if !strings.Contains(err.Error(), words) {
+					t.Errorf("the error does not say %q: %v", words, err)
+				}
+			}
+			if list, err := List(l); err != nil || len(list) > 0 {
+				t.Errorf("a relay was started: %v (%v)", list, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,244 @@
+//go:build engines
+
+package engines
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// startContainerd starts a daemon and returns its address.
+func (b *bed) startContainerd(program, configuration, namespace string) (address string) {
+	b.Helper()
+	dir := b.mkdir("containerd")
+	address = dir + "/containerd.sock"
+	head := fmt.Sprintf("root = %q\nstate = %q\n", dir+"/root", dir+"/state")
+	daemon := fmt.Sprintf("[grpc]\naddress = %q\n[ttrpc]\naddress = %q\n", address, address+".ttrpc")
+	file := b.write("containerd.toml", fmt.Sprintf(configuration, head, daemon, imageName))
+	ctr := filepath.Join(filepath.Dir(program), "ctr")
+	ready := func() error { return b.ground.do(context.Background(), ctr, "--address", address, "version") }
+	b.daemon = b.ground.daemon(b.T, ready, program, "--config", file)
+	b.mustDo(ctr, "--address", address, "--namespace", namespace, "images", "import", b.image.oci)
+	return address
+}
+
+// configuration2 is containerd's; what would need rights that this machine does
+// not give is left out.
+const configuration2 = `version = 3
+%s%s[plugins.'io.containerd.cri.v1.runtime']
+restrict_oom_score_adj = true
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = %q
+`
+
+func containerd2(client func(b *bed, address string) engine) func(*bed) engine {
+	return func(b *bed) engine {
+		path := []string{installed.Containerd, installed.Runc, "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+		b.ground.environment = append(b.ground.environment, "PATH="+strings.Join(path, ":"))
+		program := filepath.Join(installed.Containerd, "containerd")
+		b.mustBe(Containerd2, program, "--version")
+		b.mustBe(Runc15, "runc", "--version")
+		address := b.startContainerd(program, configuration2, "default")
+		b.mustDo("ctr", "--address", address, "--namespace", "k8s.io", "images", "import", b.image.oci)
+		return client(b, address)
+	}
+}
+
+func containerd17(b *bed) engine {
+	b.mustBe(Containerd17, "/usr/bin/containerd", "--version")
+	// The part that docs/containers.md tells an administrator ends in the table of
+	// the CRI.
+	told := strings.TrimPrefix(documented(b, "containerd 1.7", "toml"), "version = 2\n")
+	configuration := "version = 2\n%s%s" + told + "restrict_oom_score_adj = true\nsandbox_image = %q\n"
+	return criField(b, b.startContainerd("/usr/bin/containerd", configuration, "k8s.io"))
+}
+
+// own is containerd's own Go client, in a program of the tests.
+type own struct {
+	bed     *bed
+	address string
+}
+
+func goClient(b *bed, address string) engine { return &own{b, address} }
+
+func (e *own) do(ctx context.Context, verb string, c container) error {
+	request, err := json.Marshal(map[string]any{
+		"Name": c.name, "Image": imageName, "Arguments": c.command(), "Devices": c.devices,
+		"ReadOnly": c.readOnly, "User": c.user, "UserNS": c.userNS,
+	})
+	if err != nil {
+		return err
+	}
+	return e.bed.ground.do(ctx, filepath.Join(installed.Containerd, "containerd-client"), e.address, verb, string(request))
+}
+
+func (e *own) run(ctx context.Context, c container) error     { return e.do(ctx, "run", c) }
+func (e *own) start(ctx context.Context, c container) error   { return e.do(ctx, "start", c) }
+func (e *own) restart(ctx context.Context, c container) error { return e.do(ctx, "restart", c) }
+func (e *own) remove(ctx context.Context, c container) error  { return e.do(ctx, "remove", c) }
+
+// ctrEngine is containerd's own command.
+type ctrEngine struct {
+	bed     *bed
+	command []string
+}
+
+func ctr(b *bed, address string) engine {
+	b.ground.environment = append(b.ground.environment, "CONTAINERD_ADDRESS="+address)
+	return &ctrEngine{b, []string{"ctr", "--address", address}}
+}
+
+func (e *ctrEngine) do(ctx context.Context, arguments ...string) error {
+	return e.bed.ground.do(ctx, append(e.command[:len(e.command):len(e.command)], arguments...)...)
+}
+
+func (e *ctrEngine) arguments(c container, switches ...string) []string {
+	list := append([]string{"run"}, switches...)
+	for _, d := range c.devices {
+		list = append(list, "--device", d)
+	}
+	if c.readOnly {
+		list = append(list, "--read-only")
+	}
+	if c.user {
+		list = append(list, "--user", "1000:1000")
+	}
+	if c.userNS {
+		list = append(list, "--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536")
+	}
+	return append(append(list, imageName, c.name), c.command()...)
+}
+
+func (e *ctrEngine) run(ctx context.Context, c container) error {
+	err := e.do(ctx, e.arguments(c, "--rm")...)
+	if err != nil {
+		// What does not start, it does not remove.
+		e.do(ctx, "containers", "rm", c.name) // leftovers are looked for
+	}
+	return err
+}
+
+func (e *ctrEngine) start(ctx context.Context, c container) error {
+	return e.do(ctx, e.arguments(c, "--detach", "--null-io")...)
+}
+
+// restart makes the container's task anew.
+func (e *ctrEngine) restart(ctx context.Context, c container) error {
+	if err := e.end(ctx, c); err != nil {
+		return err
+	}
+	return e.do(ctx, "tasks", "start", "--detach", "--null-io", c.name)
+}
+
+// end ends a container's task, which may not be there.
+func (e *ctrEngine) end(ctx context.Context, c container) error {
+	for {
+		err := e.do(ctx, "tasks", "rm", "--force", c.name)
+		if err == nil || strings.Contains(err.Error(), "not found") {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func (e *ctrEngine) remove(ctx context.Context, c container) error {
+	if err := e.end(ctx, c); err != nil {
+		return err
+	}
+	if err := e.do(ctx, "containers", "rm", c.name); err != nil && !strings.Contains(err.Error(), "not found") {
+		return err
+	}
+	return nil
+}
+
+func (e *ctrEngine) exec(ctx context.Context, c container, command ...string) error {
+	return e.do(ctx, append([]string{"tasks", "exec", "--exec-id", "another", c.name}, command...)...)
+}
+
+func (e *ctrEngine) pause(ctx context.Context, c container) error {
+	return e.do(ctx, "tasks", "pause", c.name)
+}
+
+func (e *ctrEngine) unpause(ctx context.Context, c container) error {
+	return e.do(ctx, "tasks", "resume", c.name)
+}
+
+// criEngine is a pod for each container, as a kubelet makes them.
+type criEngine struct {
+	bed     *bed
+	address string
+	// annotated says that devices are asked for by an annotation, not by the field.
+	annotated bool
+}
+
+func criField(b *bed, address string) engine      { return cri(b, address, false) }
+func criAnnotation(b *bed, address string) engine { return cri(b, address, true) }
+
+func cri(b *bed, address string, annotated bool) engine {
+	// What users know as crictl is the tests' own client, which takes the same files.
+	bin := b.mkdir("bin")
+	script := fmt.Sprintf("#!/bin/sh\nset -eu\n[ \"$1\" = run ]\nexec %s/cri-client %s run \"$2\" \"$3\"\n", installed.Containerd, address)
+	if err := os.WriteFile(filepath.Join(bin, "crictl"), []byte(script), 0o755); err != nil {
+		b.Fatal(err)
+	}
+	b.ground.environment = append(b.ground.environment, "PATH="+bin+":/usr/sbin:/usr/bin:/sbin:/bin")
+	return &criEngine{b, address, annotated}
+}
+
+type object map[string]any
+
+func (e *criEngine) do(ctx context.Context, verb string, c container) error {
+	// NODE is 2: without CNI, the pod is in the host's network.
+	namespaces := object{"network": 2}
+	security := object{"namespace_options": namespaces, "readonly_rootfs": c.readOnly}
+	if c.user {
+		security["run_as_user"], security["run_as_group"] = object{"value": 1000}, object{"value": 1000}
+	}
+	if c.userNS {
+		ids := []object{{"container_id": 0, "host_id": 100000, "length": 65536}}
+		namespaces["userns_options"] = object{"mode": 0, "uids": ids, "gids": ids}
+	}
+	config := object{
+		"metadata": object{"name": c.name}, "image": object{"image": imageName}, "command": c.command(),
+		"linux": object{"security_context": security},
+	}
+	if e.annotated && len(c.devices) > 0 {
+		config["annotations"] = object{"cdi.k8s.io/test": strings.Join(c.devices, ",")}
+	} else {
+		var names []object
+		for _, d := range c.devices {
+			names = append(names, object{"name": d})
+		}
+		config["CDI_devices"] = names
+	}
+	pod := object{
+		"metadata": object{"name": c.name, "uid": c.name, "namespace": "default"},
+		"linux":    object{"security_context": object{"namespace_options": namespaces}},
+	}
+	files := make([]string, 2)
+	for i, value := range []object{config, pod} {
+		text, err := json.Marshal(value)
+		if err != nil {
+			return err
+		}
+		files[i] = filepath.Join(e.bed.Root, fmt.Sprintf("%s-%d.json", c.name, i))
+		if err := os.WriteFile(files[i], text, 0o644); err != nil {
+			return err
+		}
+	}
+	return e.bed.ground.do(ctx, filepath.Join(installed.Containerd, "cri-client"), e.address, verb, files[0], files[1])
+}
+
+func (e *criEngine) run(ctx context.Context, c container) error     { return e.do(ctx, "run", c) }
+func (e *criEngine) start(ctx context.Context, c container) error   { return e.do(ctx, "start", c) }
+func (e *criEngine) restart(ctx context.Context, c container) error { return e.do(ctx, "restart", c) }
+func (e *criEngine) remove(ctx context.Context, c container) error  { return e.do(ctx, "remove", c) }

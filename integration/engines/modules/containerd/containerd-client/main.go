@@ -1,0 +1,179 @@
+// Command containerd-client runs containers with containerd's own Go client, as
+// a program that embeds it does: the engine "containerd's Go client" of the tests
+// of package engines.
+//
+//	containerd-client ADDRESS run|start|restart|remove REQUEST
+//
+// REQUEST is a JSON object, the type request.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/cdi"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+type request struct {
+	Name      string
+	Image     string
+	Arguments []string
+	Devices   []string
+	ReadOnly  bool
+	User      bool // uid and gid 1000
+	UserNS    bool
+}
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "containerd-client:", err)
+		os.Exit(1)
+	}
+}
+
+func run() (err error) {
+	if len(os.Args) != 4 {
+		return errors.New("usage: containerd-client ADDRESS run|start|restart|remove REQUEST")
+	}
+	var r request
+	if err := json.Unmarshal([]byte(os.Args[3]), &r); err != nil {
+		return err
+	}
+	c, err := client.New(os.Args[1])
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	ctx := namespaces.WithNamespace(context.Background(), "default")
+	switch verb := os.Args[2]; verb {
+	case "run":
+		return errors.Join(runToEnd(ctx, c, r), remove(ctx, c, r))
+	case "start":
+		container, err := create(ctx, c, r)
+		if err != nil {
+			return err
+		}
+		_, err = start(ctx, container)
+		return err
+	case "restart":
+		container, err := c.LoadContainer(ctx, r.Name)
+		if err != nil {
+			return err
+		}
+		if err := end(ctx, container); err != nil {
+			return err
+		}
+		_, err = start(ctx, container)
+		return err
+	case "remove":
+		return remove(ctx, c, r)
+	default:
+		return fmt.Errorf("%q is no verb", verb)
+	}
+}
+
+func create(ctx context.Context, c *client.Client, r request) (client.Container, error) {
+	image, err := c.GetImage(ctx, r.Image)
+	if err != nil {
+		return nil, err
+	}
+	if err := image.Unpack(ctx, ""); err != nil {
+		return nil, err
+	}
+	options := []oci.SpecOpts{oci.WithDefaultSpec(), oci.WithDefaultUnixDevices, oci.WithImageConfig(image), oci.WithProcessArgs(r.Arguments...)}
+	snapshot := client.WithNewSnapshot(r.Name, image)
+	if r.ReadOnly {
+		options = append(options, oci.WithRootFSReadonly())
+	}
+	if r.User {
+		options = append(options, oci.WithUserID(1000))
+	}
+	if r.UserNS {
+		ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+		options = append(options, oci.WithUserNamespace(ids, ids))
+		snapshot = client.WithUserNSRemappedSnapshot(r.Name, image, ids, ids)
+	}
+	// After whatever else changes the specification.
+	options = append(options, cdi.WithCDIDevices(r.Devices...))
+	return c.NewContainer(ctx, r.Name, client.WithImage(image), snapshot, client.WithNewSpec(options...))
+}
+
+func start(ctx context.Context, container client.Container) (client.Task, error) {
+	task, err := container.NewTask(ctx, cio.NullIO)
+	if err != nil {
+		return nil, err
+	}
+	if err := task.Start(ctx); err != nil {
+		_, deleted := task.Delete(ctx, client.WithProcessKill)
+		return nil, errors.Join(err, deleted)
+	}
+	return task, nil
+}
+
+func runToEnd(ctx context.Context, c *client.Client, r request) error {
+	container, err := create(ctx, c, r)
+	if err != nil {
+		return err
+	}
+	task, err := container.NewTask(ctx, cio.NullIO)
+	if err != nil {
+		return err
+	}
+	exited, err := task.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	if err := task.Start(ctx); err != nil {
+		return err
+	}
+	status := <-exited
+	if code, _, err := status.Result(); err != nil || code != 0 {
+		return errors.Join(fmt.Errorf("the container ended with status %d", code), err)
+	}
+	return nil
+}
+
+// end ends a container's task, if it has one.
+func end(ctx context.Context, container client.Container) error {
+	task, err := container.Task(ctx, nil)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	exited, err := task.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	if err := task.Kill(ctx, syscall.SIGTERM); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	<-exited
+	_, err = task.Delete(ctx)
+	return err
+}
+
+func remove(ctx context.Context, c *client.Client, r request) error {
+	container, err := c.LoadContainer(ctx, r.Name)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := end(ctx, container); err != nil {
+		return err
+	}
+	return container.Delete(ctx, client.WithSnapshotCleanup)
+}

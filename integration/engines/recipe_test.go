@@ -1,0 +1,47 @@
+//go:build engines
+
+package engines
+
+import (
+	"context"
+	"os"
+	"strings"
+	"time"
+)
+
+// documented is the first block of a language below a heading of
+// docs/containers.md.
+func documented(b *bed, heading, language string) string {
+	b.Helper()
+	text, err := os.ReadFile("../../docs/containers.md")
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, below, found := strings.Cut(string(text), "\n### "+heading+"\n")
+	below, _, _ = strings.Cut(below, "\n#")
+	_, block, open := strings.Cut(below, "\n```"+language+"\n")
+	block, _, closed := strings.Cut(block, "\n```")
+	if !found || !open || !closed {
+		b.Fatalf("docs/containers.md has no block of %s below %q", language, heading)
+	}
+	return block + "\n"
+}
+
+// recipe does what the documentation tells users, as it stands there. Where the
+// engine is, its client learns from the environment; the image has the name that
+// stands there.
+func recipe(b *bed, _ check) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	block := documented(b, b.row.recipe, "sh")
+	c := b.ground.command(ctx, "sh", "-c", `cd "$0" && set -eux && `+block, b.mkdir("recipe"))
+	out, err := c.CombinedOutput()
+	if err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	// The CRI has no output to show: there, the container's status tells.
+	if b.row.recipe[:3] != "CRI" && !strings.Contains(string(out), "\nrelay.sock\n") {
+		b.Errorf("the container does not show its relay's socket: %s", out)
+	}
+}

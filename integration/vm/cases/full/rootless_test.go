@@ -1,0 +1,226 @@
+//go:build vm
+
+package full_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/relay/client"
+)
+
+// trainer is the ordinary user.
+const (
+	trainerUID = 1000
+	trainerRun = "/run/user/1000"
+)
+
+// asTrainer makes a command line trainer's.
+func asTrainer(argv ...string) []string {
+	return append([]string{"runuser", "-u", "trainer", "--", "env", "--chdir=/", "XDG_RUNTIME_DIR=" + trainerRun}, argv...)
+}
+
+func runAsTrainer(t testing.TB, argv ...string) string {
+	t.Helper()
+	argv = asTrainer(argv...)
+	return inside.Command(t, argv[0], argv[1:]...)
+}
+
+// endAsTrainer is for the end of a test, when its context has ended.
+func endAsTrainer(t testing.TB, argv ...string) {
+	t.Helper()
+	argv = asTrainer(argv...)
+	if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		t.Errorf("%s: %v: %s", strings.Join(argv, " "), err, out)
+	}
+}
+
+// giveTrainer makes a tree trainer's.
+func giveTrainer(t testing.TB, dir string) {
+	t.Helper()
+	if err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, trainerUID, trainerUID))
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// installFor puts files where a package has them until the test ends.
+func installFor(t testing.TB, files map[string]string) {
+	t.Helper()
+	for to, from := range files {
+		text, err := os.ReadFile(from)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(to), 0o755)
+		}
+		if err == nil {
+			mode := fs.FileMode(0o755)
+			if strings.HasPrefix(to, "/etc/") {
+				mode = 0o644
+			}
+			err = os.WriteFile(to, text, mode)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.Remove(to); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A container of an ordinary user's, whose relay is a unit of the user's own
+// systemd, or a child of Podman's where the socket is not.
+func TestARootlessContainer(t *testing.T) {
+	const libexec, userUnits = "/usr/libexec/peerlane/", "/etc/systemd/user/"
+	files := map[string]string{
+		libexec + "peerlane-hook":   inside.Binaries + "/peerlane-hook",
+		libexec + "peerlane-relay":  inside.Binaries + "/peerlane-relay",
+		"/usr/bin/peerlane-runtime": inside.Binaries + "/peerlane-runtime",
+	}
+	for _, unit := range []string{"peerlane-relay.socket", "peerlane-relay@.service", "peerlane-cdi.service"} {
+		files[userUnits+unit] = "/source/packaging/systemd/user/" + unit
+	}
+	installFor(t, files)
+	inside.Eventually(t, "trainer's own systemd runs", func() (bool, string) {
+		out, err := exec.Command("systemctl", "is-active", "user@1000.service").CombinedOutput()
+		return err == nil, string(out)
+	})
+	verify := asTrainer("systemd-analyze", "verify", "--user", "--man=no", userUnits+"peerlane-relay.socket", userUnits+"peerlane-relay@.service")
+	if out, err := exec.Command(verify[0], verify[1:]...).CombinedOutput(); err != nil || strings.Contains(string(out), "peerlane") {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+	runAsTrainer(t, "systemctl", "--user", "daemon-reload")
+
+	root, err := os.MkdirTemp("/var/tmp", "rootless")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(os.RemoveAll(root), os.RemoveAll(trainerRun+"/peerlane")); err != nil {
+			t.Error(err)
+		}
+	})
+	h, err := testbed.New(root, strings.TrimSuffix(libexec, "/"), testbed.GPUsSimulated)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Layout = layout.New(trainerRun + "/peerlane")
+	if err := h.Layout.Create(); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Configure(func(c *config.Config) { c.Relay.Slots, c.Relay.SlotSize = 4, 1<<20 }); err != nil {
+		t.Fatal(err)
+	}
+	rootfs := filepath.Join(root, "rootfs")
+	if err := bundle.RootFS(rootfs, []bundle.File{{Host: "/bin/busybox"}}); err != nil {
+		t.Fatal(err)
+	}
+	giveTrainer(t, root)
+	giveTrainer(t, h.Layout.Root)
+	t.Cleanup(func() { endAsTrainer(t, "podman", "system", "migrate") })
+
+	for _, by := range []string{"systemd", "podman"} {
+		t.Run(by, func(t *testing.T) {
+			if by == "systemd" {
+				runAsTrainer(t, "systemctl", "--user", "start", "peerlane-relay.socket")
+				t.Cleanup(func() { endAsTrainer(t, "systemctl", "--user", "stop", "peerlane-relay.socket") })
+			}
+			argv := asTrainer("podman", "--runtime", "/usr/bin/peerlane-runtime", "--runtime-flag", "peerlane-spec-dir="+h.CDIDir(),
+				"--runtime-flag", "peerlane-device=peerlane.dev/lane=0", "run", "--rm", "--interactive", "--network=none", "--rootfs", rootfs,
+				"/bin/busybox", "sh", "-c", "test -S /run/peerlane/relay.sock && read end; exit 7")
+			cmd := exec.Command(argv[0], argv[1:]...)
+			var out bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &out
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			defer in.Close()
+
+			var g hook.Info
+			// The first Podman of a boot takes most of a minute in an emulated machine.
+			for end := time.Now().Add(4 * time.Minute); g.Status.State != hook.StateReady; time.Sleep(100 * time.Millisecond) {
+				select {
+				case err := <-ended:
+					t.Fatalf("the container ended: %v: %s", err, out.String())
+				default:
+				}
+				all, err := hook.List(h.Layout)
+				if time.Now().After(end) {
+					t.Fatalf("no relay: %+v (%v)", all, err)
+				}
+				if len(all) == 1 {
+					g = all[0]
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			s, err := client.Dial(ctx, filepath.Join(h.Layout.SocketDir(g.ID), layout.SocketName))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Statistics(ctx); err != nil {
+				t.Error(err)
+			}
+			s.Close()
+
+			relay := fmt.Sprintf("/proc/%d", g.Status.Relay.PID)
+			info, err := os.Stat(relay)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if uid := info.Sys().(*syscall.Stat_t).Uid; uid != trainerUID {
+				t.Errorf("the relay is user %d's", uid)
+			}
+			group := read(t, relay+"/cgroup")
+			own, err := os.Readlink(relay + "/ns/user")
+			host, errHost := os.Readlink("/proc/self/ns/user")
+			if err := errors.Join(err, errHost); err != nil {
+				t.Fatal(err)
+			}
+			unit := strings.Contains(group, "/user@1000.service/") && strings.Contains(group, "/peerlane-relay@")
+			if bySystemd := by == "systemd"; unit != bySystemd || (own == host) != bySystemd {
+				t.Errorf("the relay is in %s, and in user namespace %s; the host's is %s", group, own, host)
+			}
+
+			in.Close()
+			select {
+			case err := <-ended:
+				if cmd.ProcessState.ExitCode() != 7 {
+					t.Errorf("the container ended by %v: %s", err, out.String())
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("the container does not end")
+			}
+			inside.Eventually(t, "what is left", func() (bool, string) {
+				all, err := hook.List(h.Layout)
+				units, _ := exec.Command("systemctl", "--user", "--machine=trainer@", "list-units", "--all", "--plain", "--no-legend", "peerlane-relay@*").Output()
+				return err == nil && len(all) == 0 && len(units) == 0, fmt.Sprint(all, err, string(units))
+			})
+		})
+	}
+}
