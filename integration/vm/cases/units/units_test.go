@@ -520,6 +520,10 @@ func TestAServiceThatCannotStart(t *testing.T) {
 	t.Cleanup(func() {
 		place(t, filepath.Join("/source/packaging/systemd", relayService), filepath.Join(units, relayService), 0o644)
 		reload(t)
+		// systemd gives the socket up as well.
+		if out, err := exec.Command("systemctl", "restart", relaySocket).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
 	})
 	reload(t)
 	c, g := o.start()
