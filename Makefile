@@ -10,7 +10,7 @@ RUNTIME ?= runc
 ARGS    ?=
 # For `make test` and `make bench`: which packages, and how long each may take.
 PACKAGES ?= ./...
-TIMEOUT  ?= 5m
+TIMEOUT  ?= 15m
 # For `make fuzz`: how long each target.
 FUZZTIME ?= 60s
 

@@ -215,6 +215,12 @@ func TestUpgradeBetweenCreateAndStart(t *testing.T) {
 				}
 			})
 			before := c.generation()
+			for end := time.Now().Add(patience); before.Status.State != hook.StateReady; time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("the relay is not ready: %+v", before.Status)
+				}
+				before = c.generation()
+			}
 
 			upgrade()
 			configure()
