@@ -76,7 +76,7 @@ bin/vm/PLACE afterwards.`,
 	}
 	cmd.Flags().StringSliceVar(&o.places, "place", nil, "`PLACES` to run in: vm-small, vm-full, vm-pair, vm-host")
 	cmd.Flags().StringVar(&o.pattern, "run", "", "run only the tests that match `PATTERN`")
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 10*time.Minute, "time-out of each test binary")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 25*time.Minute, "time-out of each test binary")
 	cmd.Flags().StringSliceVar(&o.environment, "env", nil, "`NAME=VALUE` for the tests")
 	return cmd
 }
