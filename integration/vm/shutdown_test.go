@@ -55,7 +55,10 @@ func TestAHostWithRelaysShutsDown(t *testing.T) {
 		Argv: []string{"/share/test/units.test", "-test.run=^TestPowerOff$", "-test.v"},
 		Env:  []string{"PEERLANE_VM_POWEROFF=1", "PEERLANE_TEST_BINARIES=/share/bin", "HOME=/root"}, Dir: "/source/integration/vm/cases/units",
 	}, nil, t.Output(), t.Output())
-	demand(t, err, "the machine ended")
+	// How the conversation with it breaks off is chance: QEMU is gone.
+	if err == nil || ctx.Err() != nil {
+		t.Fatalf("it goes on: %v", err)
+	}
 	// systemd's own words are there.
 	console, err := os.ReadFile(filepath.Join(o.Dir, "console.log"))
 	if err != nil {

@@ -556,6 +556,10 @@ func TestDemoBySystemd(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dropInFolder, "demo.conf"), []byte("[Socket]\nListenSequentialPacket=\nListenSequentialPacket="+socket+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	// By which a layout of its own knows that systemd is process 1.
+	if err := os.MkdirAll(filepath.Join(root, "run/systemd/system"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	reload(t)
 	inside.Command(t, "systemctl", "restart", relaySocket)
 	since := strings.TrimSpace(inside.Command(t, "date", "+%s"))
