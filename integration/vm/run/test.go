@@ -44,7 +44,7 @@ var places = []place{
 		{pkg: "hook"}, {pkg: "relay"}, {pkg: "cuda/conformance"},
 		// Those that read what this kernel has.
 		{"topo", "^Test(ThisHostCanBeRead|FilesOfThisKernel|WhatIsNoFile|AProcessorsFile|WhatVanishes)"},
-		{"integration", "^(TestDeath|TestALane|TestAGPU|TestTheLane|TestARelay|TestAHost|TestAnUnknown|TestUpdate|TestOutOfMemory|TestCheckpoint)"},
+		{"integration", "^(TestDeath.*|TestALaneWithoutItsGPU|TestAGPUWithoutItsLane|TestTheLaneOfAnotherGPU|TestARelayWithoutCUDA|TestAHostWithoutTheRelayBinary|TestAnUnknownDevice|TestUpdate|TestOutOfMemory|TestCheckpoint)$"},
 	}},
 	{"vm-full", vm.Full, 1, []target{{pkg: "integration/vm/cases/full"}, {pkg: "integration/vm/cases/units"}}},
 	{"vm-pair", vm.Small, 2, []target{{pkg: "integration/vm/cases/pair"}}},
