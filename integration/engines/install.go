@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/peerlane/peerlane/integration/programs"
 )
 
 // Installed is where the engines lie that are no packages of this Debian.
@@ -99,7 +99,8 @@ func Install(ctx context.Context, progress func(format string, arguments ...any)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	unlock, err := lock(ctx, filepath.Join(dir, "lock"), progress)
+	path := filepath.Join(dir, "lock")
+	unlock, err := programs.Lock(ctx, path, func() { progress("waiting for another process that installs container engines (%s)", path) })
 	if err != nil {
 		return err
 	}
@@ -114,32 +115,6 @@ func Install(ctx context.Context, progress func(format string, arguments ...any)
 		err = errors.Join(err, once(ctx, dir, name, progress, makeBuild))
 	}
 	return errors.Join(err, <-next)
-}
-
-// lock waits for whoever else installs.
-func lock(ctx context.Context, path string, progress func(string, ...any)) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	for waiting := false; ; waiting = true {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return func() { f.Close() }, nil
-		case !errors.Is(err, unix.EWOULDBLOCK):
-			f.Close()
-			return nil, fmt.Errorf("locking %s: %w", path, err)
-		case !waiting:
-			progress("waiting for another process that installs container engines (%s)", path)
-		}
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-			f.Close()
-			return nil, fmt.Errorf("waiting for the lock %s: %w", path, context.Cause(ctx))
-		}
-	}
 }
 
 // forget removes what nobody has used for long.

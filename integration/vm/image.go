@@ -11,7 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/integration/programs"
 )
 
 // Image is what a machine boots from.
@@ -131,28 +132,7 @@ func exists(path string) bool {
 // lock waits for whoever else makes images.
 func (b *Builder) lock(ctx context.Context) (unlock func(), err error) {
 	path := filepath.Join(b.Dir, "lock")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	for waiting := false; ; waiting = true {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return func() { f.Close() }, nil
-		case !errors.Is(err, unix.EWOULDBLOCK):
-			f.Close()
-			return nil, fmt.Errorf("locking %s: %w", path, err)
-		case !waiting:
-			b.Progress("waiting for another process that makes images (%s)", path)
-		}
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-			f.Close()
-			return nil, fmt.Errorf("waiting for the lock %s: %w", path, context.Cause(ctx))
-		}
-	}
+	return programs.Lock(ctx, path, func() { b.Progress("waiting for another process that makes images (%s)", path) })
 }
 
 // once makes a folder under a temporary name, so that one that exists is
