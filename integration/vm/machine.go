@@ -299,7 +299,7 @@ func (m *Machine) watch() {
 		cancel()
 		if err != nil {
 			if !errors.Is(err, context.DeadlineExceeded) {
-				m.fail(err)
+				m.fail(m.cause(m.down, err)) // the machine's end is the better reason
 				return
 			}
 			m.fail(fmt.Errorf("the guest has not answered for %v: it hangs (%w)", m.options.HangTime, err))
@@ -331,7 +331,7 @@ func (m *Machine) explain(err error) error {
 	if readErr != nil && !errors.Is(readErr, os.ErrNotExist) {
 		err = errors.Join(err, readErr)
 	}
-	const lines = 40
+	const lines = 120 // a panic's own has up to 80
 	console := strings.Split(strings.TrimRight(string(bytes.ReplaceAll(text, []byte("\r"), nil)), "\n"), "\n")
 	console = console[max(0, len(console)-lines):]
 	said := "the console's end:\n" + strings.Join(console, "\n")
