@@ -281,16 +281,15 @@ func (l *lane) serve(server launch.GPU, z size, admission bool) (out, in *region
 		return nil, nil, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi generate again", server.BusID, uuid, server.UUID)
 	}
 	if admission {
-		memory, err := d.DeviceTotalMem(ordinal)
-		if err != nil {
+		var memory, granule uint64
+		if memory, err = d.DeviceTotalMem(ordinal); err != nil {
 			return nil, nil, err
 		}
-		granule, err := d.MemGranularity(ordinal)
-		if err != nil {
+		if granule, err = d.MemGranularity(ordinal); err != nil {
 			return nil, nil, err
 		}
 		bytes := 2 * ((uint64(z.slots)*z.slotBytes + granule - 1) / granule * granule) // as device.Create rounds
-		if err := l.relay.claims.take(server.BusID, bytes, memory); err != nil {
+		if err = l.relay.claims.take(server.BusID, bytes, memory); err != nil {
 			return nil, nil, err
 		}
 		defer func() {
