@@ -76,6 +76,8 @@ const maxGreetings = 64
 // many the oldest has to go: who means it says hello at once, so that whoever
 // connects and is silent keeps nobody out.
 type greetings struct {
+	from *packet.Source
+
 	mu      sync.Mutex
 	waiting []packet.Conn
 	refused map[packet.Conn]bool
@@ -111,7 +113,7 @@ func (g *greetings) receive(conn packet.Conn) (wire.Message, []int, error) {
 	var m wire.Message
 	var fds []int
 	if err == nil {
-		m, _, fds, err = conn.Receive()
+		m, _, fds, err = conn.ReceiveFrom(g.from)
 	}
 	timer.Stop()
 	if !g.end(conn) && err != nil {

@@ -37,7 +37,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	}
 	const access = wire.AccessSend | wire.AccessReceive
 	switch {
-	case len(fds) == 0 && s.port.Clogged():
+	case len(fds) == 0 && s.port.Hanging():
 		refuse(wire.Errorf(wire.StatusLimit, "no descriptor is taken for now: files that came before this one hang when they are closed, as those of a FUSE file system can"))
 		return
 	case len(fds) != 1:

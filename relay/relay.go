@@ -139,9 +139,8 @@ func (r *Relay) Configure(c launch.Config) error {
 // Run serves until the container ends, Stop, or a CUDA error after which this
 // process cannot go on.
 func (r *Relay) Run() error {
-	var clients, peers greetings
-	go r.accept(r.clients, &clients, r.greetClient)
-	go r.accept(r.peers, &peers, r.greetPeer)
+	go r.accept(r.clients, &greetings{from: packet.Clients}, r.greetClient)
+	go r.accept(r.peers, &greetings{from: packet.Relays}, r.greetPeer)
 	r.loop.Run()
 	r.clients.Close()
 	r.peers.Close()

@@ -68,7 +68,7 @@ func (r *Relay) greetClient(conn packet.Conn, silent *greetings) {
 		return
 	}
 	m, fds, err := silent.receive(conn)
-	packet.CloseAll(fds)
+	packet.Clients.CloseAll(fds)
 	hello, ok := m.(*wire.Hello)
 	switch {
 	case errors.Is(err, io.EOF):
@@ -169,6 +169,7 @@ func (s *session) begin(fd int, version uint32) {
 		s.free()
 		return
 	}
+	port.From(packet.Clients)
 	s.port = port
 	switch {
 	case r.dying != nil:

@@ -9,7 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -63,13 +63,23 @@ func (c Conn) Send(m wire.Message, sequence uint32, fds ...int) error {
 	return err
 }
 
-// Receive reads one message. The descriptors are the caller's, also with an
-// error. io.EOF says that the other side has closed.
-func (c Conn) Receive() (wire.Message, uint32, []int, error) {
+// Receive reads one message of a relay, or of a client's own. The descriptors are
+// the caller's, also with an error. io.EOF says that the other side has closed.
+func (c Conn) Receive() (wire.Message, uint32, []int, error) { return c.ReceiveFrom(Relays) }
+
+// ReceiveFrom is Receive for messages from anywhere.
+func (c Conn) ReceiveFrom(from *Source) (wire.Message, uint32, []int, error) {
 	data := make([]byte, wire.MaxMessage+1)
 	control := make([]byte, controlSpace)
-	if strangers.clogged(nil) {
-		control = nil
+	for {
+		full, hanging := from.state()
+		if hanging {
+			control = nil
+		}
+		if !full || hanging {
+			break
+		}
+		time.Sleep(time.Millisecond)
 	}
 	n, controls, flags, _, err := c.ReadMsgUnix(data, control)
 	if errors.Is(err, unix.ECONNRESET) {
@@ -159,48 +169,75 @@ func rights(control []byte) ([]int, error) {
 	return fds, nil
 }
 
-// CloseAll closes descriptors that nobody wants. It does not wait for that: to
-// close a stranger's file of a FUSE file system, say, can take as long as the
-// stranger likes.
-func CloseAll(fds []int) { strangers.closeAll(fds, nil) }
+// Source is where descriptors come from. To close a stranger's file, of a FUSE file
+// system, say, can take as long as the stranger likes, and each close that hangs has
+// a thread. So there is a bound, for all messages of a Source and for those of each
+// of its Ports: when the files of so many hang, no descriptor is taken over any more.
+// The kernel then drops those that a message brings, which waits for nobody.
+type Source struct{ closing }
 
-// Each close that hangs has a thread, and the files of its message stay open. So
-// there are bounds: with maxClosing messages whose files are being closed, of one
-// Port's or of all, no descriptor is taken over any more. The kernel then drops
-// those that a message brings, which waits for nobody.
-const (
-	maxClosing     = 64
-	maxClosingPort = 8
+// Where descriptors come from. What clients do does not keep those of relays out.
+var (
+	Clients = &Source{closing{most: 64}}
+	Relays  = &Source{closing{most: 64}}
 )
 
+// mostOfPort bounds those of a Port.
+const mostOfPort = 8
+
+// hangTime is how long as many closes as may be are waited for before they are
+// taken to hang: a machine under load can be slow in starting them.
+const hangTime = time.Second
+
 // closing counts messages whose files are being closed.
-type closing struct{ atomic.Int32 }
+type closing struct {
+	most int
 
-// strangers has those of this process.
-var strangers closing
+	mu    sync.Mutex
+	count int
+	since time.Time // when it became the most
+}
 
-func (c *closing) closeAll(fds []int, own *closing) {
+func (c *closing) add(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.count += n; n > 0 && c.count == c.most {
+		c.since = time.Now()
+	}
+}
+
+// state is full where no more descriptors are to be taken over now, and hanging
+// where that is so for long.
+func (c *closing) state() (full, hanging bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	full = c.count >= c.most
+	return full, full && time.Since(c.since) > hangTime
+}
+
+// CloseAll closes descriptors that nobody wants, and does not wait for that.
+func (s *Source) CloseAll(fds []int) { s.closeAll(fds, nil) }
+
+// CloseAll closes descriptors that came from a relay.
+func CloseAll(fds []int) { Relays.CloseAll(fds) }
+
+func (s *Source) closeAll(fds []int, port *closing) {
 	if len(fds) == 0 {
 		return
 	}
-	c.Add(1)
-	if own != nil {
-		own.Add(1)
+	s.add(1)
+	if port != nil {
+		port.add(1)
 	}
 	go func() {
 		for _, fd := range fds {
 			unix.Close(fd)
 		}
-		c.Add(-1)
-		if own != nil {
-			own.Add(-1)
+		s.add(-1)
+		if port != nil {
+			port.add(-1)
 		}
 	}()
-}
-
-// clogged reports that too many hang for more to be taken over.
-func (c *closing) clogged(own *closing) bool {
-	return c.Load() >= maxClosing || own != nil && own.Load() >= maxClosingPort
 }
 
 // Port is a connected socket on the event loop. It implements poll.Poller for
@@ -211,16 +248,26 @@ type Port struct {
 	outbox   []outgoing
 	received func(wire.Message, uint32, []int)
 	ended    func(error)
-	leaving  bool    // Leave was called
+	leaving  bool // Leave was called
+	source   *Source
 	closing  closing // files of messages that came here
 }
 
-// CloseAll closes descriptors that came here and that nobody wants.
-func (p *Port) CloseAll(fds []int) { strangers.closeAll(fds, &p.closing) }
+// From says where the other side is: a Port of whom nothing is said is a relay's.
+func (p *Port) From(s *Source) { p.source = s }
 
-// Clogged reports that descriptors are not taken over for now: too many of those
+// CloseAll closes descriptors that came here and that nobody wants.
+func (p *Port) CloseAll(fds []int) { p.source.closeAll(fds, &p.closing) }
+
+// Hanging reports that descriptors are not taken over for now: too many of those
 // that came before hang at their close.
-func (p *Port) Clogged() bool { return strangers.clogged(&p.closing) }
+func (p *Port) Hanging() bool { _, hanging := p.state(); return hanging }
+
+func (p *Port) state() (full, hanging bool) {
+	full, hanging = p.closing.state()
+	all, allHanging := p.source.state()
+	return full || all, hanging || allHanging
+}
 
 // maxWaiting bounds what the other side has not made room for.
 const maxWaiting = 16384
@@ -234,7 +281,7 @@ type outgoing struct {
 // descriptors; ended once, with io.EOF when the other side has closed.
 // Neither is called after Close or Leave.
 func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int), ended func(error)) (*Port, error) {
-	p := &Port{loop: loop, fd: fd, received: received, ended: ended}
+	p := &Port{loop: loop, fd: fd, received: received, ended: ended, source: Relays, closing: closing{most: mostOfPort}}
 	if err := loop.Watch(fd, func(uint32) { p.read() }); err != nil {
 		return nil, err
 	}
@@ -310,8 +357,11 @@ func (p *Port) read() {
 			return
 		}
 		control := space
-		if strangers.clogged(&p.closing) {
+		switch full, hanging := p.state(); {
+		case hanging:
 			control = nil
+		case full:
+			return // until some are closed: the socket stays readable
 		}
 		n, controls, flags, _, err := unix.Recvmsg(p.fd, data, control, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		switch {
@@ -336,6 +386,7 @@ func (p *Port) read() {
 		m, sequence, fds, err := decode(data[:n], control[:controls], flags)
 		if err != nil {
 			p.CloseAll(fds)
+			p.Send(wire.NewFailure(err), 0) // the other side hears why
 			p.end(err)
 			return
 		}
