@@ -319,6 +319,12 @@ func (a *asker) ask(c launch.Claim) (launch.Admission, error) {
 	return launch.Admission{Claim: c.Claim, OK: true}, nil
 }
 
+func (a *asker) admit(limit uint64) {
+	a.Lock()
+	defer a.Unlock()
+	a.limit = limit
+}
+
 func (a *asker) last() launch.Claim {
 	a.Lock()
 	defer a.Unlock()
@@ -344,13 +350,13 @@ func TestStagingThatIsNotAdmitted(t *testing.T) {
 		t.Errorf("the last claim is %+v", c)
 	}
 
-	a.limit = 0
+	a.admit(0)
 	g := newSelf(t, h, far(0, 1, "nic0"))
 	_, _, err := g.connect(t)
 	demand(t, err, wire.StatusNoStaging, "container trainer has the rest")
 
 	// What was admitted and is not there is given back.
-	a.limit = 512 * mib
+	a.admit(512 * mib)
 	fillGPU(t, 1, 0)
 	_, _, err = g.connect(t)
 	demand(t, err, wire.StatusNoStaging, "out of memory")
