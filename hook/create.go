@@ -85,13 +85,42 @@ type Devices struct {
 	NICs []string
 }
 
+// Ahead is what every start of a container needs of the host. It is being read
+// while the runtime is asked which container it is: the plan is the longest of
+// what a hook reads.
+type Ahead struct {
+	layout layout.Layout
+	plan   func() (*topo.Plan, error)
+	config func() (config.Config, error)
+}
+
+// ReadAhead begins to read the host's plan and configuration.
+func ReadAhead(l layout.Layout) Ahead {
+	return Ahead{l, begun(func() (*topo.Plan, error) { return readPlan(l) }), begun(func() (config.Config, error) { return ReadConfig(l) })}
+}
+
+// begun calls a function at once, and returns one that waits for its result.
+func begun[T any](f func() (T, error)) func() (T, error) {
+	var value T
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		value, err = f()
+	}()
+	return func() (T, error) {
+		<-done
+		return value, err
+	}
+}
+
 // Create is the hook at createRuntime, or prestart: it gives a container the
 // relay for its lanes and mounts its socket, and lets one that has a NIC lock the
 // memory that it registers. What stops no container is the warning: a limit that
 // could not be raised, say. Create is in front of every container: it waits for
 // nothing that it need not know, and what ended containers have left is for the
 // supervisor to collect that it starts.
-func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
+func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -99,16 +128,8 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 
-	// The plan is the longest of what is to be read, so that is begun first.
-	var plan *topo.Plan
-	planned := make(chan error, 1)
-	go func() {
-		var err error
-		plan, err = readPlan(l)
-		planned <- err
-	}()
 	// Nobody has said "warn" in a file that cannot be read.
-	c, err := ReadConfig(l)
+	c, err := a.config()
 	if err != nil {
 		return nil, err
 	}
@@ -117,11 +138,12 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 		err = fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	// A host without a plan lacks more than a container without its config.json.
-	if failed := <-planned; failed != nil {
+	plan, failed := a.plan()
+	if failed != nil {
 		err = failed
 	}
 	if err == nil {
-		warning, err = give(l, c, plan, spec, s, runtimeRoot, d)
+		warning, err = give(a.layout, c, plan, spec, s, runtimeRoot, d)
 	}
 	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone asks nothing of it
 		warning = errors.Join(unread, warning)

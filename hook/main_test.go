@@ -118,7 +118,7 @@ func hookMain() {
 		var state hook.State
 		var warning error
 		if state, err = hook.ReadState(os.Stdin); err == nil {
-			warning, err = hook.Create(l, state, "", devices)
+			warning, err = hook.Create(hook.ReadAhead(l), state, "", devices)
 		}
 		if err == nil && len(devices.GPUs)+len(devices.NICs) == 0 {
 			err = warning // limits that a machine does not let raise come with the others

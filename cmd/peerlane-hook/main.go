@@ -128,11 +128,12 @@ func create(args []string) error {
 	if len(lanes)+len(gpus)+len(nics) == 0 {
 		return told(l, "", fmt.Errorf("create: no --lane, --gpu or --nic is given; %w", errUsage))
 	}
+	ahead := hook.ReadAhead(l)
 	state, err := hook.ReadState(os.Stdin)
 	if err != nil {
 		return told(l, "", err)
 	}
-	warning, err := hook.Create(l, state, runtimeRoot(), hook.Devices{Lanes: lanes, GPUs: gpus, NICs: nics})
+	warning, err := hook.Create(ahead, state, runtimeRoot(), hook.Devices{Lanes: lanes, GPUs: gpus, NICs: nics})
 	if warning != nil {
 		logrus.Warn(warning)
 		tell(l, hook.SeverityWarning, state.ID, warning)
