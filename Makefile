@@ -28,16 +28,25 @@ stamp := $(if $(version),-X $(module)/cmd/version.version=$(version)) \
          $(if $(date),-X $(module)/cmd/version.date=$(date))
 build := $(GO) build -trimpath -buildvcs=false
 
-# The defaults, and quiet about what NVIDIA's own header calls deprecated.
-export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+# The defaults, quiet about what NVIDIA's own header calls deprecated; and C that
+# notices when it writes beyond its buffers. Some compilers define the last one.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 
 .PHONY: build
 build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
 
+# What is linked with C lies at addresses that nobody can guess, and what the
+# linker fills in is read-only before the program begins. That leaves out NVML's
+# functions, which are found when the first one is called, or not at all where
+# there is no driver: so peerlane keeps its table of functions writable.
+# TestBinariesAreHardened looks.
+bin/peerlane: binding := lazy
+bin/peerlane-relay: binding := now
+
 # The go command knows best what has to be built again, so it is always asked.
 .PHONY: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime
 bin/peerlane bin/peerlane-relay:
-	@$(build) -ldflags '$(stamp)' -o $@ ./cmd/$(@F)
+	@$(build) -buildmode=pie -ldflags '$(stamp) -extldflags "-Wl,-z,relro,-z,$(binding),-z,noexecstack"' -o $@ ./cmd/$(@F)
 
 # They run in front of every container: static, so that nothing of an image can
 # be loaded into them, and small, so that they cost nothing.
@@ -131,6 +140,18 @@ lint: ## gofmt, go vet, staticcheck
 	@# With the tests that run in virtual machines and in container engines.
 	@$(GO) vet -tags vm,engines ./...
 	@$(GO) tool staticcheck -tags vm,engines ./...
+
+.PHONY: licences
+licences: ## list the Go modules in use and their licences; make test fails where one is not allowed
+	@$(GO) run ./integration/licences
+
+# For `make vulncheck`: another database, or file:///DIR for a copy of this one.
+DB ?= https://vuln.go.dev
+
+.PHONY: vulncheck
+vulncheck: ## look up the known vulnerabilities of Go and of the modules in use (DB=URL)
+	@$(GO) build -o bin/vulncheck ./integration/vulncheck
+	@bin/vulncheck -db $(DB) -- -tags vm,engines ./...
 
 .PHONY: fuzz
 fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each)

@@ -124,44 +124,6 @@ func usage(pid int, role string) Usage {
 	return u
 }
 
-// gpuNodes begins the names of the GPUs' device nodes. Whoever uses a GPU has
-// its node open; nvidiactl and nvidia-uvm are open for as long as well.
-const gpuNodes = "/dev/nvidia"
-
-// Holder is a process that has GPUs' device nodes open: the driver cannot be
-// unloaded, nor the GPU be reset, before it lets go.
-type Holder struct {
-	PID     int      `json:"pid"`
-	Command string   `json:"command"`
-	Devices []string `json:"devices"`
-}
-
-// Holders lists the processes of the host that have a GPU's device node open,
-// as links in /proc/PID/fd say. Those of other users show to root only.
-func Holders() ([]Holder, error) { return holders(gpuNodes) }
-
-func holders(nodes string) ([]Holder, error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
-	list := []Holder{}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		devices := openNodes(pid, nodes)
-		if len(devices) == 0 {
-			continue
-		}
-		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // it may be ending
-		list = append(list, Holder{pid, strings.TrimSpace(string(name)), devices})
-	}
-	slices.SortFunc(list, func(a, b Holder) int { return a.PID - b.PID })
-	return list, nil
-}
-
 // openNodes are the files that a process has open whose names begin so.
 func openNodes(pid int, nodes string) []string {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

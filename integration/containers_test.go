@@ -793,6 +793,19 @@ func TestDrain(t *testing.T) {
 			}
 			b.mustFail(b.start(b.lanes[0], "hello"), "drained by the administrator; attach again later")
 			b.mustPeerlane("relay", "resume", "--all")
+			// The same as a script would: one relay, and what became of it.
+			for _, step := range []struct{ command, state string }{{"stop", hook.StateStopped}, {"resume", hook.StateReady}, {"drain", hook.StateDrained}, {"resume", hook.StateReady}} {
+				var told struct {
+					Relays []struct{ ID, Container, State string }
+				}
+				text := b.mustPeerlane("relay", step.command, a.id, "-o", "json")
+				if err := json.Unmarshal([]byte(text), &told); err != nil {
+					t.Fatalf("relay %s: %v: %s", step.command, err, text)
+				}
+				if r := told.Relays; len(r) != 1 || r[0].ID != a.generation().ID || r[0].Container != a.id || r[0].State != step.state {
+					t.Errorf("relay %s says %s", step.command, text)
+				}
+			}
 			for _, c := range []*container{a, z} {
 				c.tell(said{})
 				c.next("again")
