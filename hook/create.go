@@ -134,23 +134,28 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 
 // give gives the container what it asks for.
 func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
+	// Whatever becomes of this container.
+	warning = tidy(l)
+	if err := spec.nothingBelow(); err != nil {
+		return warning, fmt.Errorf("container %q: %w", s.ID, err)
+	}
 	if err := nothingHidden(plan, spec); err != nil {
-		return nil, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
+		return warning, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
 	}
 	lanes, err := Lanes(plan, slices.Concat(d.Lanes, d.GPUs))
 	if err != nil {
-		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	if err := present(plan, lanes); err != nil {
-		return nil, err
+		return warning, err
 	}
 	if err := presentNICs(plan, lanes[len(d.Lanes):], d.NICs); err != nil {
-		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	c := Container{ID: s.ID, RuntimeRoot: runtimeRoot, Bundle: s.Bundle, PID: s.PID}
 	// Looked at first, so that no relay is started for what is no container.
 	if err := isolated(c); err != nil {
-		return nil, err
+		return warning, err
 	}
 	if len(d.GPUs)+len(d.NICs) > 0 {
 		if err := raiseMemlock(s.PID, spec); err != nil {

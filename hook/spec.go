@@ -7,8 +7,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/layout"
 )
 
 // maxSpec bounds a config.json, bytes. Engines write some ten thousand; but its
@@ -92,6 +95,18 @@ func readBounded(path string, limit int64) (text []byte, err error) {
 		err = fmt.Errorf("%s has more than %d bytes", path, limit)
 	}
 	return text, err
+}
+
+// nothingBelow refuses a mount below the place of the relay's socket: a volume
+// that an image asks for, say. Some runtimes make its mount point before they make
+// the anchor read-only, and so on the host.
+func (s *spec) nothingBelow() error {
+	for _, m := range s.Mounts {
+		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, layout.ContainerDir+"/") {
+			return fmt.Errorf("a mount at %s is asked for, and %s is the relay's own; leave out that volume (-v, --mount, or VOLUME in the image)", at, layout.ContainerDir)
+		}
+	}
+	return nil
 }
 
 // rootfs is the root file system of the bundle that the specification is of.
