@@ -75,6 +75,12 @@ type bed struct {
 
 func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed {
 	t.Helper()
+	return newBedIn(t, newRoot(t), runtimeName, change)
+}
+
+// newRoot makes the directory of a bed.
+func newRoot(t *testing.T) string {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an OCI runtime makes namespaces and cgroups")
 	}
@@ -88,6 +94,11 @@ func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed 
 			t.Error(err)
 		}
 	})
+	return root
+}
+
+func newBedIn(t *testing.T, root, runtimeName string, change func(*config.Config)) *bed {
+	t.Helper()
 	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)
 	if err != nil {
 		t.Fatal(err)
