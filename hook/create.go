@@ -215,6 +215,7 @@ func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s 
 	if err := present(plan, lanes); err != nil {
 		return warning, err
 	}
+	addSpares(plan, lanes, config.Plan.Exclude.Pairs)
 	if err := presentNICs(plan, lanes[len(d.Lanes):], d.NICs); err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}

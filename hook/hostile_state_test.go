@@ -96,7 +96,7 @@ func TestStatesOfNoContainer(t *testing.T) {
 				c.state.Bundle = bundle
 			}
 			begun := time.Now()
-			warning, err := Create(l, c.state, "", Devices{Lanes: []string{uuid0 + "@0000:17:00.0"}})
+			warning, err := Create(ReadAhead(l), c.state, "", Devices{Lanes: []string{uuid0 + "@0000:17:00.0"}})
 			if err == nil || !strings.Contains(err.Error(), c.says) || len(err.Error()) > 1000 {
 				t.Errorf("%v, %v; it should say %q, and briefly", warning, err, c.says)
 			}

@@ -154,6 +154,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		Route: r.Config.Relay.Route, Transport: r.Config.Relay.Transport,
 		Slots: r.Config.Relay.Slots, SlotBytes: uint64(r.Config.Relay.SlotSize),
 		Peers: l.Peers(), NICs: l.EmulatedNICs(),
+		Reserve: r.Config.Relay.Reserve, Limits: launch.Limits(r.Config.Relay.Limits),
 	}
 	if err := g.check(); err != nil {
 		return nil, nil, false, err

@@ -29,6 +29,8 @@ type relay struct {
 	// answers has the relay's answers, in order; closed when there will be no
 	// more.
 	answers chan launch.Status
+	// claims has what it asks for, and is closed with answers.
+	claims chan launch.Claim
 	// exited has one value, when the process has ended.
 	exited chan error
 	// overdue fires when the answer to a configuration is late.
@@ -57,6 +59,7 @@ func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
 	r := &relay{
 		control: conn.(*net.UnixConn), // of a Unix socket it is one
 		answers: make(chan launch.Status),
+		claims:  make(chan launch.Claim),
 		exited:  make(chan error, 1),
 		overdue: time.NewTimer(0),
 	}
@@ -93,11 +96,16 @@ func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
 
 func (r *relay) read() {
 	defer close(r.answers)
+	defer close(r.claims)
 	buffer := make([]byte, launch.MaxDatagram)
 	for {
 		n, err := r.control.Read(buffer)
 		if err != nil || n == 0 {
 			return // the relay's end has a reason of its own, which Wait tells
+		}
+		if c, ok := claimIn(buffer[:n]); ok {
+			r.claims <- c
+			continue
 		}
 		var s launch.Status
 		if err := json.Unmarshal(buffer[:n], &s); err != nil {

@@ -322,6 +322,7 @@ func (s *supervisor) start() error {
 		return err
 	}
 	s.relay = r
+	go admitClaims(s.layout, s.generation.ID, s.log, r)
 	s.status.Starts++
 	s.status.Relay = &r.process
 	s.note(StateStarting, "")
@@ -437,7 +438,9 @@ func (s *supervisor) lanesChanged() error {
 
 // configure sends the relay what it has to know.
 func (s *supervisor) configure() {
-	if err := s.relay.configure(s.generation.Config); err != nil {
+	config := s.generation.Config
+	config.Admission = true // this supervisor answers claims, whoever made the generation
+	if err := s.relay.configure(config); err != nil {
 		// It has closed its end, so it is ending, and the next one gets it.
 		s.log.WithError(err).Warn("sending the relay its configuration")
 	}

@@ -51,6 +51,10 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 		refuse(wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length, m.Offset, m.Bytes))
 		return
 	}
+	if err := s.relay.reserve(ofMemory); err != nil {
+		refuse(err)
+		return
+	}
 	memory := &memory{
 		session: s, number: s.number(), fd: fds[0],
 		offset: m.Offset, length: m.Length, access: m.Access, known: map[*receiver]bool{},
@@ -61,6 +65,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 			return
 		}
 		if err != nil {
+			s.relay.giveBack(ofMemory)
 			refuse(err)
 			return
 		}
@@ -166,6 +171,7 @@ func (m *memory) settle() {
 }
 
 func (m *memory) free() {
+	m.session.relay.giveBack(ofMemory)
 	unix.Close(m.fd)
 	if err := m.mapped.Close(); err != nil {
 		logrus.WithError(err).Warn("unmapping a client's memory failed; it stays pinned until this relay ends")

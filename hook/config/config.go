@@ -71,9 +71,11 @@ type Plan struct {
 // Staging bounds what relays take from server GPUs.
 type Staging struct {
 	// The most that the relays of this host together may take from a server GPU;
-	// without it there is no limit, and 0 keeps relays off it. A GPU whose limit
-	// has no room for a lane's slots does not serve it. Relays do not yet count
-	// what they take together; `peerlane plan` shows what the lanes come to.
+	// without it that is a quarter of the GPU's memory, and 0 keeps relays off it. A
+	// GPU whose limit has no room for a lane's slots does not serve it; `peerlane
+	// plan` shows what the lanes come to. A relay that comes when others have taken
+	// the rest takes smaller slots, or another server GPU, or its clients hear who
+	// has it. A limit that is changed holds for what is taken from then on.
 	Limit *Size `toml:"limit,omitempty"`
 	// The same for single GPUs, by index, UUID or PCI address: `"3" = "1GiB"`.
 	GPUs map[string]Size `toml:"gpus,omitempty"`
@@ -98,9 +100,32 @@ type Relay struct {
 	Slots int `toml:"slots"`
 	// The size of a slot: a multiple of 64KiB up to 1GiB.
 	SlotSize Size `toml:"slot_size"`
+	// When a relay takes its staging: when a client first needs it (attach), or when
+	// the container starts (start), so that a job that fills the server GPUs later
+	// finds it taken. With start each container has its CUDA context, some 265 MiB on
+	// its own GPU, from its start on, whether it uses its lane or not.
+	Reserve string `toml:"reserve"`
+	// What the clients of one container may have of their relay.
+	Limits Limits `toml:"limits"`
 	// Added to a relay's environment, `"NAME=value"` each; beside it there is only
 	// PATH.
 	Environment []string `toml:"environment"`
+}
+
+// Limits bound what the clients of one container have of their relay, all of them
+// together, so that no client can have it grow without end.
+type Limits struct {
+	// Processes that are attached at a time. Each has two rings in shared memory,
+	// 180 KiB together.
+	Clients int `toml:"clients"`
+	// Memories that are exported at a time.
+	Memories int `toml:"memories"`
+	// Connections that are open at a time, sending and receiving.
+	Connections int `toml:"connections"`
+	// Files that the relay has open for them at a time: six for a process, one for a
+	// memory, up to three for a connection. Where the relay may not open as many
+	// (ulimit -n) it is fewer.
+	Descriptors int `toml:"descriptors"`
 }
 
 // CDI is what `cdi generate` offers to container engines.
@@ -157,7 +182,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 func Default() Config {
 	return Config{
 		Hook:  Hook{OnFailure: OnFailureFail},
-		Relay: Relay{Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20},
+		Relay: Relay{Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20, Reserve: launch.ReserveAttach, Limits: Limits(launch.DefaultLimits)},
 		GDR:   topo.GDRPolicy{MaxPath: topo.PXB},
 		CDI:   CDI{Tenancy: TenancySingle},
 	}
@@ -213,6 +238,7 @@ func (c Config) check() error {
 		{"hook.on_failure", c.Hook.OnFailure, []string{OnFailureFail, OnFailureWarn}},
 		{"relay.launcher", r.Launcher, []string{LauncherAuto, LauncherSystemd, LauncherFork}},
 		{"relay.route", r.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
+		{"relay.reserve", r.Reserve, []string{launch.ReserveAttach, launch.ReserveStart}},
 		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},
 	} {
@@ -225,6 +251,16 @@ func (c Config) check() error {
 	}
 	if r.SlotSize < 64<<10 || r.SlotSize > 1<<30 || r.SlotSize%(64<<10) != 0 {
 		return fmt.Errorf("relay.slot_size is %s; a multiple of 64 KiB up to 1 GiB is possible", humanize.IBytes(uint64(r.SlotSize)))
+	}
+	for _, limit := range []struct {
+		key   string
+		value int
+	}{
+		{"clients", r.Limits.Clients}, {"memories", r.Limits.Memories}, {"connections", r.Limits.Connections}, {"descriptors", r.Limits.Descriptors},
+	} {
+		if limit.value < 1 || limit.value > 1<<20 {
+			return fmt.Errorf("relay.limits.%s is %d; 1 to 1048576 are possible", limit.key, limit.value)
+		}
 	}
 	if p := c.Runtime.Path; p != "" && !filepath.IsAbs(p) {
 		return fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories", p)

@@ -54,6 +54,8 @@ route = "staged"
 transport = "loop"
 slots = 4
 slot_size = "1MiB"
+reserve = "start"
+limits = { clients = 2, memories = 3, connections = 5, descriptors = 7 }
 environment = ["PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="]
 [gdr]
 max_path = "PHB"
@@ -89,6 +91,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 		Hook: config.Hook{OnFailure: "warn", Annotations: true},
 		Relay: config.Relay{
 			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
+			Reserve: "start", Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7},
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
 		},
 		GDR: topo.GDRPolicy{MaxPath: topo.PHB, NICs: map[string]topo.PathType{"mlx5_0": topo.SYS}},
@@ -142,6 +145,9 @@ func TestRefused(t *testing.T) {
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
 		{"transport", "[relay]\ntransport = \"verbs\"", "relay.transport"},
 		{"no slots", "[relay]\nslots = 0", "relay.slots"},
+		{"reserve", "[relay]\nreserve = \"never\"", `relay.reserve is "never"; attach, start`},
+		{"no clients", "[relay.limits]\nclients = 0", "relay.limits.clients is 0"},
+		{"unknown limit", "[relay.limits]\nrings = 9", "unknown key relay.limits.rings"},
 		{"slot size", "[relay]\nslot_size = \"100kB\"", "relay.slot_size"},
 		{"no size", "[relay]\nslot_size = \"big\"", `"8MiB"`},
 		{"environment", "[relay]\nenvironment = [\"NAME\"]", "relay.environment"},
