@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/topo"
@@ -17,39 +19,81 @@ import (
 // State is what a runtime tells a hook on standard input: the state of the OCI
 // runtime specification, as far as it matters here.
 type State struct {
-	ID     string `json:"id"`
-	Status string `json:"status"`
-	PID    int    `json:"pid"`
-	Bundle string `json:"bundle"`
+	ID     string
+	Status string
+	PID    int
+	Bundle string
 	// Root is the root file system's path, which crun alone tells.
-	Root string `json:"root"`
+	Root string
 	// Annotations are those of config.json. An image may have put them there.
-	Annotations map[string]string `json:"annotations"`
+	Annotations map[string]string
 }
 
-// ReadState reads a State.
+// maxState bounds what a runtime says, bytes: annotations can be long.
+const maxState = 16 << 20
+
+// ReadState reads a State. It reads no more than it can use, whatever comes.
 func ReadState(r io.Reader) (State, error) {
-	var s State
-	text, err := io.ReadAll(io.LimitReader(r, 16<<20)) // annotations can be long
+	text, err := io.ReadAll(io.LimitReader(r, maxState+1))
+	if err == nil && len(text) > maxState {
+		err = fmt.Errorf("it has more than %d bytes", maxState)
+	}
+	var d stateDocument
 	if err == nil {
-		err = json.Unmarshal(text, &s)
+		err = json.Unmarshal(text, &d)
 	}
 	if err != nil {
 		return State{}, fmt.Errorf("reading the container's state from standard input: %w; a runtime runs this program as a hook", err)
 	}
-	return s, nil
+	return State{d.ID.value, d.Status.value, d.PID.value, d.Bundle.value, d.Root.value, d.Annotations.value}, nil
 }
+
+// stateDocument is a State as it is written.
+type stateDocument struct {
+	ID          once[string]            `json:"id"`
+	Status      once[string]            `json:"status"`
+	PID         once[int]               `json:"pid"`
+	Bundle      once[string]            `json:"bundle"`
+	Root        once[string]            `json:"root"`
+	Annotations once[map[string]string] `json:"annotations"`
+}
+
+// once is what a document may say once. Of two values with one key the one that a
+// runtime goes by is not always the one that we would take.
+type once[T any] struct {
+	value T
+	given bool
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (o *once[T]) UnmarshalJSON(text []byte) error {
+	if o.given {
+		return fmt.Errorf("a key is there twice, the second time with %.60q", text)
+	}
+	o.given = true
+	return json.Unmarshal(text, &o.value)
+}
+
+// maxID bounds a container's id, bytes: it is in messages to the relay. Runtimes
+// make it a part of a file's name, which has 255.
+const maxID = 1024
 
 // check refuses a state in which the pid is not that of an init in this
 // process's namespace, or init runs the container's program already. In a
 // createContainer hook the pid is 1 (runc) or 0 (crun), and process 1 is the
 // host's.
 func (s State) check() error {
+	if len(s.ID) > maxID {
+		return fmt.Errorf("container %.60q...: its id has %d bytes, and %d are possible", s.ID, len(s.ID), maxID)
+	}
+	if len(s.Bundle) > unix.PathMax || len(s.Root) > unix.PathMax {
+		return fmt.Errorf("container %q: its bundle's name, or its root's, has more than the %d bytes that are possible", s.ID, unix.PathMax)
+	}
 	if s.PID > 1 && s.Status == "stopped" {
 		return fmt.Errorf("container %q is being restored from a checkpoint, and its relay ended with the process that was checkpointed: a lane cannot be restored; start the container anew", s.ID)
 	}
 	if s.PID <= 1 || s.Status != "creating" && s.Status != "created" {
-		return fmt.Errorf("container %q: status %q and pid %d are not those of a createRuntime or prestart hook, the only places for peerlane-hook create", s.ID, s.Status, s.PID)
+		return fmt.Errorf("container %q: status %.40q and pid %d are not those of a createRuntime or prestart hook, the only places for peerlane-hook create", s.ID, s.Status, s.PID)
 	}
 	if s.Bundle == "" {
 		return fmt.Errorf("container %q: the state names no bundle", s.ID)
