@@ -100,6 +100,9 @@ func start(l layout.Layout, r Request, meanwhile func(*Generation) error) (*Gene
 		}
 		defer held.Close()
 		if found {
+			if g.Container.ID != r.Container.ID { // no runtime says so of its own container
+				return nil, nil, fmt.Errorf("process %d is the init of container %q", init.PID, g.Container.ID)
+			}
 			if err := extend(l, g, r.Lanes); err != nil {
 				return nil, nil, err
 			}

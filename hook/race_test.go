@@ -19,7 +19,7 @@ import (
 
 // attaches is how often TestAttachWhileParentsAreSwapped attaches;
 // PEERLANE_HOSTILE_SWAPS asks for another number.
-const attaches = 400
+const attaches = 250
 
 // While the socket's directory is attached, the mount point and its parent are
 // swapped for links to the host, and back, as fast as this machine can. Whatever
