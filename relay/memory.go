@@ -8,7 +8,6 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay/device"
-	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -33,11 +32,14 @@ func (m *memory) ptr(offset uint64) cuda.Ptr { return m.mapped.Ptr + cuda.Ptr(m.
 
 func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	refuse := func(err error) {
-		packet.CloseAll(fds)
+		s.port.CloseAll(fds)
 		s.answer(sequence, err)
 	}
 	const access = wire.AccessSend | wire.AccessReceive
 	switch {
+	case len(fds) == 0 && s.port.Clogged():
+		refuse(wire.Errorf(wire.StatusLimit, "no descriptor is taken for now: files that came before this one hang when they are closed, as those of a FUSE file system can"))
+		return
 	case len(fds) != 1:
 		refuse(wire.Errorf(wire.StatusMalformed, "an export with %d descriptors; it takes one", len(fds)))
 		return

@@ -297,7 +297,7 @@ func (s *session) free() {
 
 func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	if s.ended != nil {
-		packet.CloseAll(fds)
+		s.port.CloseAll(fds)
 		return
 	}
 	// What was posted before this message was sent comes before it; what a client
@@ -305,7 +305,7 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	for n := 0; n <= wire.RingEntries/takeAtOnce && s.takeSome(); n++ {
 	}
 	if s.ended != nil {
-		packet.CloseAll(fds)
+		s.port.CloseAll(fds)
 		return
 	}
 	switch m := m.(type) {
@@ -334,7 +334,7 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	default:
 		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "a %T is no request of a client", m))
 	}
-	packet.CloseAll(fds)
+	s.port.CloseAll(fds)
 }
 
 // answer replies with Done or a Failure.
