@@ -10,8 +10,9 @@ import (
 // These are raw calls because those of packages syscall and unix change all
 // threads of the process.
 
-func rawExecve(path *byte, argv, envv []*byte) error {
-	_, _, errno := unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&envv[0])))
+func rawExecveat(dir int, path *byte, argv, envv []*byte, how int) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_EXECVEAT, uintptr(dir), uintptr(unsafe.Pointer(path)),
+		uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&envv[0])), uintptr(how), 0)
 	return errno
 }
 
@@ -60,7 +61,7 @@ func dropCapabilities() error {
 		return os.NewSyscallError("PR_CAP_AMBIENT", err)
 	}
 	// A uid of 0 would get all of the bounding set at exec: not with these.
-	const noRoot, noRootLocked = 1 << 0, 1 << 1 // SECBIT_NOROOT, linux/securebits.h
+	const noRoot, noRootLocked = 1 << 0, 1 << 1                          // SECBIT_NOROOT, linux/securebits.h
 	_ = unix.Prctl(unix.PR_SET_SECUREBITS, noRoot|noRootLocked, 0, 0, 0) // needs CAP_SETPCAP, as there is something to drop
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData

@@ -157,12 +157,18 @@ func Main(arguments []string) error {
 	program, err := filepath.Abs(flags.Arg(0))
 	if err == nil {
 		var r Report
+		file, opened := unix.Open(program, unix.O_PATH|unix.O_CLOEXEC, 0)
 		if r, err = s.apply(program); err == nil {
 			if *show || *reportTo >= 0 {
 				err = json.NewEncoder(to).Encode(r)
 			}
 			if err == nil {
-				err = &os.PathError{Op: "exec", Path: program, Err: execute(program, flags.Args())}
+				err = execute(program, flags.Args())
+				// Without a root of its own it may not be allowed to go there.
+				if err == unix.EACCES && !r.Root && opened == nil {
+					err = executeFile(file, flags.Args())
+				}
+				err = &os.PathError{Op: "exec", Path: program, Err: err}
 			}
 		}
 	}
@@ -174,9 +180,18 @@ func Main(arguments []string) error {
 	return err
 }
 
-// execute is exec(3) from this thread. That of package syscall would set the
+// execute is execve(2) from this thread. That of package syscall would set the
 // limit of open files back.
 func execute(program string, arguments []string) error {
+	return executeAt(unix.AT_FDCWD, program, arguments, 0)
+}
+
+// executeFile executes an open file, wherever it is.
+func executeFile(file int, arguments []string) error {
+	return executeAt(file, "", arguments, unix.AT_EMPTY_PATH)
+}
+
+func executeAt(dir int, program string, arguments []string, how int) error {
 	path, err := unix.BytePtrFromString(program)
 	if err != nil {
 		return err
@@ -189,7 +204,7 @@ func execute(program string, arguments []string) error {
 	if err != nil {
 		return err
 	}
-	return rawExecve(path, argv, envv)
+	return rawExecveat(dir, path, argv, envv, how)
 }
 
 // apply does it all to this thread.
@@ -197,7 +212,7 @@ func (s Spec) apply(program string) (Report, error) {
 	r := Report{Missing: []string{}, Groups: []int{}}
 	var own uint32 = math.MaxUint32
 	if s.UID != 0 {
-		if err := mapped(s.UID); err != nil {
+		if err := Mapped(s.UID); err != nil {
 			r.lacks("a uid of its own", err)
 		} else {
 			own = uint32(s.UID)
@@ -264,9 +279,9 @@ func (s Spec) apply(program string) (Report, error) {
 	return r, nil
 }
 
-// mapped looks whether a uid and a gid can be had here: in a user namespace there
+// Mapped looks whether a uid and a gid can be had here: in a user namespace there
 // are few.
-func mapped(id int) error {
+func Mapped(id int) error {
 	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
