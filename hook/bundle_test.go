@@ -324,7 +324,7 @@ func (h host) install(t *testing.T) {
 		}
 	}
 	var text bytes.Buffer
-	fmt.Fprintf(&text, "[relay]\nenvironment = [%q]\n", "TEST_DIR="+h.dir)
+	fmt.Fprintf(&text, "[relay]\nenvironment = [%q]\nsandbox_write = [%q]\n", "TEST_DIR="+h.dir, h.dir)
 	if err := os.WriteFile(h.layout.ConfigFile(), text.Bytes(), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -104,6 +104,7 @@ func (a *app) printInspection(i hook.Inspection) {
 		}
 		row(p.Role, text)
 	}
+	printSandbox(row, i.Sandbox)
 	row("control group", i.Cgroup)
 	row("clients' socket", i.ClientSocket)
 	row("peers' socket", i.PeerSocket)
@@ -135,6 +136,32 @@ func (a *app) printInspection(i hook.Inspection) {
 	fmt.Fprintln(a.out, t.Render())
 	for _, line := range i.LogTail {
 		fmt.Fprintln(a.out, "  "+printable(line))
+	}
+}
+
+func printSandbox(row func(what, value string), s hook.Confinement) {
+	row("sandbox", s.Mode)
+	if r := s.Relay; r != nil {
+		row("  uid, gid, groups", fmt.Sprintf("%d, %d, %s", r.UID, r.GID, dash(strings.Trim(fmt.Sprint(r.Groups), "[]"))))
+		capabilities := "none"
+		if r.Capabilities != 0 {
+			capabilities = fmt.Sprintf("%#x", r.Capabilities)
+		}
+		row("  capabilities", capabilities)
+		for _, is := range []struct {
+			what string
+			so   bool
+		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}} {
+			row("  "+is.what, map[bool]string{true: "yes", false: "no"}[is.so])
+		}
+		landlock := "no"
+		if s.Landlock > 0 {
+			landlock = fmt.Sprintf("yes, version %d", s.Landlock)
+		}
+		row("  Landlock", landlock)
+	}
+	for _, missing := range s.Missing {
+		row("  missing", missing)
 	}
 }
 
