@@ -11,6 +11,8 @@ ARGS    ?=
 # For `make test` and `make bench`: which packages, and how long each may take.
 PACKAGES ?= ./...
 TIMEOUT  ?= 15m
+# 1: what fails is tried once more, and reported as flaky if it passes then.
+AGAIN    ?=
 # For `make fuzz`: how long each target.
 FUZZTIME ?= 60s
 
@@ -26,16 +28,25 @@ stamp := $(if $(version),-X $(module)/cmd/version.version=$(version)) \
          $(if $(date),-X $(module)/cmd/version.date=$(date))
 build := $(GO) build -trimpath -buildvcs=false
 
-# The defaults, and quiet about what NVIDIA's own header calls deprecated.
-export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+# The defaults, quiet about what NVIDIA's own header calls deprecated; and C that
+# notices when it writes beyond its buffers. Some compilers define the last one.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 
 .PHONY: build
 build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
 
+# What is linked with C lies at addresses that nobody can guess, and what the
+# linker fills in is read-only before the program begins. That leaves out NVML's
+# functions, which are found when the first one is called, or not at all where
+# there is no driver: so peerlane keeps its table of functions writable.
+# TestBinariesAreHardened looks.
+bin/peerlane: binding := lazy
+bin/peerlane-relay: binding := now
+
 # The go command knows best what has to be built again, so it is always asked.
 .PHONY: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime
 bin/peerlane bin/peerlane-relay:
-	@$(build) -ldflags '$(stamp)' -o $@ ./cmd/$(@F)
+	@$(build) -buildmode=pie -ldflags '$(stamp) -extldflags "-Wl,-z,relro,-z,$(binding),-z,noexecstack"' -o $@ ./cmd/$(@F)
 
 # They run in front of every container: static, so that nothing of an image can
 # be loaded into them, and small, so that they cost nothing.
@@ -58,18 +69,24 @@ demo: demo-needs build ## run two containers that exchange data through their re
 test-needs:
 	@integration/prerequisites test
 
+again      = $(if $(AGAIN),-again '$(1)')
+host_tests = $(GO) test -json -count=1 -race -vet=off -timeout $(TIMEOUT)
+
 .PHONY: test
 test: test-needs build lint ## vet, lint and test everything, race detector on (PACKAGES=./topo/...)
 	@# Vetted already. Never from the cache, which knows nothing of runtimes and
 	@# kernels. The report prints failures, and why a test was skipped; of a run
 	@# of everything it demands the matrix's cells of this place.
 	@$(GO) build -o bin/test-report ./integration/report
-	@$(GO) test -json -count=1 -race -vet=off -timeout $(TIMEOUT) $(PACKAGES) | bin/test-report $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host)
+	@# What the go command's status would say is in its events.
+	@{ $(host_tests) $(PACKAGES) || true; } | bin/test-report $(call again,$(host_tests) -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host)
 
 .PHONY: engines-needs
 engines-needs:
 	@integration/prerequisites engines
 	@$(GO) run -C integration/engines ./install
+
+engine_tests = unshare --mount --pid --fork --kill-child --mount-proc $(GO) test -json -count=1 -vet=off -tags engines -timeout 30m
 
 .PHONY: test-engines
 test-engines: engines-needs build ## test in every container engine, as root (RUN=TestEngine/podman-4.3)
@@ -77,10 +94,9 @@ test-engines: engines-needs build ## test in every container engine, as root (RU
 	@$(GO) vet -tags engines ./integration/engines
 	@# In a PID namespace: whatever becomes of the test, no process outlives it.
 	@# Then what `make test` skips where these engines are not.
-	@{ for tests in "$(or $(RUN),.) -tags engines ./integration/engines" $(if $(RUN),,"^Test(DockerWithoutCDI|PodmanWith.*)$$ ./integration"); do \
-		unshare --mount --pid --fork --kill-child --mount-proc \
-			$(GO) test -json -count=1 -vet=off -timeout 30m -run $$tests || failed=1; \
-	done; exit $${failed:-0}; } | bin/test-report -places engines $(if $(RUN),,-matrix integration/matrix.txt)
+	@{ for tests in "$(or $(RUN),.) ./integration/engines" $(if $(RUN),,"^Test(DockerWithoutCDI|PodmanWith.*)$$ ./integration"); do \
+		$(engine_tests) -run $$tests || true; \
+	done; } | bin/test-report $(call again,$(engine_tests) -run "$$TESTS" "$$PACKAGE") -places engines $(if $(RUN),,-matrix integration/matrix.txt)
 
 # For `make test-vm`: any package and tests, in which places; and for a shell.
 PKG    ?=
@@ -102,8 +118,9 @@ bin/vm-run:
 .PHONY: test-vm
 test-vm: vm-needs build bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
 	@$(GO) build -o bin/test-report ./integration/report
-	@bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) \
-		| bin/test-report $(if $(PKG)$(RUN)$(PLACE),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(vm_places))
+	@# Its status 1 says that tests failed, which is in their events.
+	@{ bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) || test $$? = 1; } \
+		| bin/test-report $(call again,bin/vm-run test --place "$$PLACE" --run "$$TESTS" "$$PACKAGE" || test $$? = 1) $(if $(PKG)$(RUN)$(PLACE),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(vm_places))
 
 .PHONY: vm-shell
 vm-shell: vm-needs build bin/vm-run ## a root shell in a virtual machine (IMAGE=full GUESTS=2)
@@ -123,6 +140,18 @@ lint: ## gofmt, go vet, staticcheck
 	@# With the tests that run in virtual machines and in container engines.
 	@$(GO) vet -tags vm,engines ./...
 	@$(GO) tool staticcheck -tags vm,engines ./...
+
+.PHONY: licences
+licences: ## list the Go modules in use and their licences; make test fails where one is not allowed
+	@$(GO) run ./integration/licences
+
+# For `make vulncheck`: another database, or file:///DIR for a copy of this one.
+DB ?= https://vuln.go.dev
+
+.PHONY: vulncheck
+vulncheck: ## look up the known vulnerabilities of Go and of the modules in use (DB=URL)
+	@$(GO) build -o bin/vulncheck ./integration/vulncheck
+	@bin/vulncheck -db $(DB) -- -tags vm,engines ./...
 
 .PHONY: fuzz
 fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each)

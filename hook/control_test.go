@@ -1,11 +1,9 @@
 package hook_test
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -296,27 +294,4 @@ func tell(t *testing.T, socket, text string) string {
 		t.Fatal(err)
 	}
 	return string(answer[:n])
-}
-
-func TestHolders(t *testing.T) {
-	t.Parallel()
-	node := filepath.Join(t.TempDir(), "nvidia7")
-	if err := os.WriteFile(node, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	holder := exec.Command("sh", "-c", `exec sleep 1000000 <"$0"`, node)
-	if err := holder.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { end(holder) })
-	eventually(t, "the holder", func() error {
-		list, err := hook.HoldersOf(filepath.Dir(node) + "/nvidia")
-		if err != nil || len(list) != 1 || list[0].PID != holder.Process.Pid || list[0].Devices[0] != node {
-			return errors.Join(fmt.Errorf("holders %+v", list), err)
-		}
-		if list[0].Command != "sleep" {
-			return fmt.Errorf("it is called %q", list[0].Command)
-		}
-		return nil
-	})
 }

@@ -3,14 +3,21 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
 )
 
 // aGeneration writes down one whose supervisor is gone.
@@ -82,10 +89,52 @@ func TestDrainedHostInTheList(t *testing.T) {
 		t.Errorf("list printed %q", out)
 	}
 	got := decode[struct {
-		Drained []string
+		Relays  []awaitedRelay
 		Holders []hook.Holder
 	}](t, "relay", "drain", "--all", "--root", root, "-o", "json")
-	if got.Drained == nil || got.Holders == nil {
+	if got.Relays == nil || got.Holders == nil {
 		t.Errorf("drain -o json gives %+v", got)
+	}
+	resumed := decode[awaited](t, "relay", "resume", "--all", "--root", root, "-o", "json")
+	if resumed.Relays == nil || len(resumed.Relays) > 0 {
+		t.Errorf("resume -o json gives %+v", resumed)
+	}
+}
+
+// driver is NVML as a test wants it.
+type driver struct {
+	processes []topo.GPUProcess
+	err       error
+}
+
+func (d driver) Processes() ([]topo.GPUProcess, error) { return d.processes, d.err }
+
+func TestHoldersOfTheGPUs(t *testing.T) {
+	const gone = 1 << 30 // more than a kernel's largest
+	for name, test := range map[string]struct {
+		driver driver
+		want   string // of the table's row, or none
+		warns  string
+	}{
+		"NVML names one": {driver{processes: []topo.GPUProcess{{GPU: 3, PID: gone, Memory: 512 << 20}, {GPU: 5, PID: gone, Graphics: true}}},
+			`1073741824 +- +- +GPU 3 to compute with 512 MiB, GPU 5 to graphics +-`, ""},
+		"NVML names one, and fails for a GPU": {driver{[]topo.GPUProcess{{GPU: 3, PID: gone}}, errors.New("GPU 0: lost\nGPU 1: lost")},
+			`1073741824 +- +- +GPU 3 to compute +-`, "NVML does not name all processes that use GPUs, and /proc alone says who has one open: GPU 0: lost; GPU 1: lost"},
+		"no NVML": {driver{err: fmt.Errorf("%w: it is not installed", topo.ErrNoNVML)}, "", ""},
+	} {
+		var out, errOut bytes.Buffer
+		a := &app{out: &out, log: logrus.New(), layout: layout.New(t.TempDir())}
+		a.log.SetOutput(&errOut)
+		holders, err := a.holders(test.driver)
+		if err != nil {
+			t.Fatal(err)
+		}
+		table := a.holderTable(holders).Render()
+		if row := strings.Contains(table, "1073741824"); row != (test.want != "") || !regexp.MustCompile(test.want).MatchString(table) {
+			t.Errorf("%s: no row %q in\n%s", name, test.want, table)
+		}
+		if warned := errOut.String(); (warned != "") != (test.warns != "") || !strings.Contains(warned, test.warns) {
+			t.Errorf("%s: warned of %q, want %q", name, warned, test.warns)
+		}
 	}
 }
