@@ -145,7 +145,11 @@ func (g *Generation) confinement() sandbox.Spec {
 	}
 	s.Write = append(s.Write, g.Sandbox.Write...)
 	for _, lane := range g.Config.Lanes {
-		for _, nic := range lane.NICs {
+		nics := slices.Clone(lane.NICs)
+		for _, spare := range lane.Spares {
+			nics = append(nics, spare.NICs...)
+		}
+		for _, nic := range nics {
 			s.Devices = append(s.Devices, verbsNodes(nic)...)
 		}
 	}
