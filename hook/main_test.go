@@ -166,6 +166,9 @@ func relayMain() {
 	}
 	report("start", relayStart{PID: os.Getpid(), Args: os.Args[1:], Environment: os.Environ(), Descriptors: fds, Directory: cwd, OwnSession: session != 0 && session == os.Getppid()})
 
+	if fault("attacks") {
+		attackMain(fault("only"))
+	}
 	if fault("dies") {
 		fmt.Fprintln(os.Stderr, "test relay: no libcuda")
 		os.Exit(3)
