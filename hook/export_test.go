@@ -10,6 +10,9 @@ import (
 // HoldersOf is Holders for nodes of other names.
 var HoldersOf = holders
 
+// Infiniband is where the RDMA devices are.
+var Infiniband = &infiniband
+
 // ClaimUID makes an empty generation and claims a uid for it.
 func ClaimUID(l layout.Layout, c config.Relay) (int, error) {
 	s, err := newSandbox(c)
