@@ -496,7 +496,9 @@ var hostileImages = []hostileImage{
 
 	{"a huge tree", hugeTree, true, false},
 	{"an immutable root with its mount point", func(p plot) error {
-		return errors.Join(os.MkdirAll(filepath.Join(p.root, "run/peerlane"), 0o755),
+		// The simulator's mount point can be there too.
+		return errors.Join(os.MkdirAll(filepath.Join(p.root, p.h.Root, "simulator"), 0o755),
+			os.MkdirAll(filepath.Join(p.root, "run/peerlane"), 0o755),
 			p.immutable(filepath.Join(p.root, "run/peerlane")), p.immutable(filepath.Join(p.root, "run")))
 	}, true, false},
 	{"an immutable root without its mount point", func(p plot) error {
