@@ -11,6 +11,8 @@ ARGS    ?=
 # For `make test` and `make bench`: which packages, and how long each may take.
 PACKAGES ?= ./...
 TIMEOUT  ?= 15m
+# 1: what fails is tried once more, and reported as flaky if it passes then.
+AGAIN    ?=
 # For `make fuzz`: how long each target.
 FUZZTIME ?= 60s
 
@@ -67,18 +69,24 @@ demo: demo-needs build ## run two containers that exchange data through their re
 test-needs:
 	@integration/prerequisites test
 
+again      = $(if $(AGAIN),-again '$(1)')
+host_tests = $(GO) test -json -count=1 -race -vet=off -timeout $(TIMEOUT)
+
 .PHONY: test
 test: test-needs build lint ## vet, lint and test everything, race detector on (PACKAGES=./topo/...)
 	@# Vetted already. Never from the cache, which knows nothing of runtimes and
 	@# kernels. The report prints failures, and why a test was skipped; of a run
 	@# of everything it demands the matrix's cells of this place.
 	@$(GO) build -o bin/test-report ./integration/report
-	@$(GO) test -json -count=1 -race -vet=off -timeout $(TIMEOUT) $(PACKAGES) | bin/test-report $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host)
+	@# What the go command's status would say is in its events.
+	@{ $(host_tests) $(PACKAGES) || true; } | bin/test-report $(call again,$(host_tests) -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host)
 
 .PHONY: engines-needs
 engines-needs:
 	@integration/prerequisites engines
 	@$(GO) run -C integration/engines ./install
+
+engine_tests = unshare --mount --pid --fork --kill-child --mount-proc $(GO) test -json -count=1 -vet=off -tags engines -timeout 30m
 
 .PHONY: test-engines
 test-engines: engines-needs build ## test in every container engine, as root (RUN=TestEngine/podman-4.3)
@@ -86,10 +94,9 @@ test-engines: engines-needs build ## test in every container engine, as root (RU
 	@$(GO) vet -tags engines ./integration/engines
 	@# In a PID namespace: whatever becomes of the test, no process outlives it.
 	@# Then what `make test` skips where these engines are not.
-	@{ for tests in "$(or $(RUN),.) -tags engines ./integration/engines" $(if $(RUN),,"^Test(DockerWithoutCDI|PodmanWith.*)$$ ./integration"); do \
-		unshare --mount --pid --fork --kill-child --mount-proc \
-			$(GO) test -json -count=1 -vet=off -timeout 30m -run $$tests || failed=1; \
-	done; exit $${failed:-0}; } | bin/test-report -places engines $(if $(RUN),,-matrix integration/matrix.txt)
+	@{ for tests in "$(or $(RUN),.) ./integration/engines" $(if $(RUN),,"^Test(DockerWithoutCDI|PodmanWith.*)$$ ./integration"); do \
+		$(engine_tests) -run $$tests || true; \
+	done; } | bin/test-report $(call again,$(engine_tests) -run "$$TESTS" "$$PACKAGE") -places engines $(if $(RUN),,-matrix integration/matrix.txt)
 
 # For `make test-vm`: any package and tests, in which places; and for a shell.
 PKG    ?=
@@ -111,8 +118,9 @@ bin/vm-run:
 .PHONY: test-vm
 test-vm: vm-needs build bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
 	@$(GO) build -o bin/test-report ./integration/report
-	@bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) \
-		| bin/test-report $(if $(PKG)$(RUN)$(PLACE),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(vm_places))
+	@# Its status 1 says that tests failed, which is in their events.
+	@{ bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) || test $$? = 1; } \
+		| bin/test-report $(call again,bin/vm-run test --place "$$PLACE" --run "$$TESTS" "$$PACKAGE" || test $$? = 1) $(if $(PKG)$(RUN)$(PLACE),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(vm_places))
 
 .PHONY: vm-shell
 vm-shell: vm-needs build bin/vm-run ## a root shell in a virtual machine (IMAGE=full GUESTS=2)

@@ -61,6 +61,40 @@ func (c cgroup) create() (*os.File, error) {
 	return os.Open(c.path())
 }
 
+// limit sets the group's limits, as far as the hierarchy has the controllers: on
+// many hosts those are in cgroup version 1.
+func (c cgroup) limit(l Limits) error {
+	const period = 100_000 // microseconds, the kernel's default
+	var errs []error
+	for _, set := range []struct{ controller, file, value string }{
+		{"memory", "memory.max", fmt.Sprint(l.Memory)},
+		{"pids", "pids.max", fmt.Sprint(l.Tasks)},
+		{"cpu", "cpu.max", fmt.Sprint(l.CPUs*period, " ", period)},
+	} {
+		path := filepath.Join(c.path(), set.file)
+		if _, err := os.Stat(path); err != nil {
+			if err := c.delegate(set.controller); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		if err := os.WriteFile(path, []byte(set.value), 0); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// delegate has a controller work in the groups of this layout.
+func (c cgroup) delegate(controller string) error {
+	for _, group := range []string{c.root, c.parent()} {
+		if err := os.WriteFile(filepath.Join(group, "cgroup.subtree_control"), []byte("+"+controller), 0); err != nil {
+			return fmt.Errorf("no controller %s: %w", controller, err)
+		}
+	}
+	return nil
+}
+
 // leave moves the calling process out of the group: to the hierarchy's root,
 // or where that is the root of a cgroup namespace only, which may not hold
 // processes, to the parent.

@@ -124,5 +124,10 @@ func remove(l layout.Layout, id string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	if g, err := readGeneration(l, id); err == nil { // else it is for who finds the uid taken
+		if err := g.releaseUID(l); err != nil {
+			return err
+		}
+	}
 	return os.RemoveAll(l.GenerationDir(id))
 }

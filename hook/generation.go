@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -38,6 +39,8 @@ type Generation struct {
 	Init      Process   `json:"init"`
 	Created   time.Time `json:"created"`
 	Relay     Command   `json:"relay"`
+	// Sandbox is what the relay is kept in.
+	Sandbox Sandbox `json:"sandbox"`
 	// Config is what the relay is told.
 	Config launch.Config `json:"config"`
 }
@@ -68,6 +71,8 @@ type Status struct {
 	Relay *Process `json:"relay,omitempty"`
 	// Starts counts how often a relay was started.
 	Starts int `json:"starts"`
+	// Sandbox is what could be had of the sandbox; nil without one.
+	Sandbox *sandbox.Report `json:"sandbox,omitempty"`
 	// Error says why the last relay failed, or refused its configuration.
 	Error string `json:"error,omitempty"`
 }

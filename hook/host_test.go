@@ -32,6 +32,9 @@ type host struct {
 func newHost(t *testing.T) host {
 	t.Helper()
 	h := host{layout.New(t.TempDir()), t.TempDir()}
+	if err := os.Chmod(h.dir, 0o777); err != nil { // relays report, and are not root
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		h.gone(t)
 		if t.Failed() {
@@ -62,6 +65,7 @@ func (h host) gone(t *testing.T) {
 func (h host) request(id string, pid int, faults string, lanes ...launch.Lane) hook.Request {
 	c := config.Default()
 	c.Relay.Environment = []string{"TEST_DIR=" + h.dir, "TEST_FAULT=" + faults}
+	c.Relay.SandboxWrite = []string{h.dir}
 	return hook.Request{
 		Container: hook.Container{ID: id, PID: pid}, Lanes: lanes, Config: c,
 		HookBinary: filepath.Join(bin, "peerlane-hook"),

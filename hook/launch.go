@@ -100,6 +100,9 @@ func start(l layout.Layout, r Request, meanwhile func(*Generation) error) (*Gene
 		}
 		defer held.Close()
 		if found {
+			if g.Container.ID != r.Container.ID { // no runtime says so of its own container
+				return nil, nil, fmt.Errorf("process %d is the init of container %q", init.PID, g.Container.ID)
+			}
 			if err := extend(l, g, r.Lanes); err != nil {
 				return nil, nil, err
 			}
@@ -149,11 +152,15 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
 		Relay: Command{Path: relay, Environment: r.Config.Relay.Environment},
 	}
+	if g.Sandbox, err = newSandbox(r.Config.Relay); err != nil {
+		return nil, nil, false, err
+	}
 	g.Config = launch.Config{
 		Generation: g.ID, Container: r.Container.ID, Lanes: merge(nil, r.Lanes),
 		Route: r.Config.Relay.Route, Transport: r.Config.Relay.Transport,
 		Slots: r.Config.Relay.Slots, SlotBytes: uint64(r.Config.Relay.SlotSize),
 		Peers: l.Peers(), NICs: l.EmulatedNICs(),
+		Reserve: r.Config.Relay.Reserve, Limits: launch.Limits(r.Config.Relay.Limits),
 	}
 	if err := g.check(); err != nil {
 		return nil, nil, false, err
@@ -163,7 +170,10 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 	}
 	held, err = lockGeneration(l, g.ID, lockTime)
 	if err == nil {
-		if err = g.write(l); err == nil {
+		if err = g.claimUID(l, r.Config.Relay); err == nil {
+			err = g.write(l)
+		}
+		if err == nil {
 			err = os.WriteFile(initMark(l, g.ID, init), nil, 0o600)
 		}
 		if err == nil {
@@ -171,7 +181,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		}
 		held.Close()
 	}
-	return nil, nil, false, errors.Join(err, os.RemoveAll(l.GenerationDir(g.ID)))
+	return nil, nil, false, errors.Join(err, g.releaseUID(l), os.RemoveAll(l.GenerationDir(g.ID)))
 }
 
 // merge adds the lanes of GPUs that are not there yet.
@@ -245,6 +255,12 @@ func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *
 		return nil, err
 	}
 	defer peers.Close()
+	if g.Sandbox.Group != 0 { // other relays are not root, and have the group
+		path := l.PeerSocket(g.ID)
+		if err := errors.Join(os.Chown(path, -1, g.Sandbox.Group), os.Chmod(path, 0o660)); err != nil {
+			return nil, fmt.Errorf("letting other relays connect: %w", err)
+		}
+	}
 	admin, err := listen(adminSocket(l, g.ID), 0o600)
 	if err != nil {
 		return nil, err
@@ -336,7 +352,7 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 	for fd := 3; files[fd] != nil; fd++ {
 		attributes.Files = append(attributes.Files, files[fd].Fd())
 	}
-	pid, err := startInCgroup(l, g.ID, log, attributes.Sys, func() (int, error) {
+	pid, err := startInCgroup(l, g, log, attributes.Sys, func() (int, error) {
 		return syscall.ForkExec(supervisor, []string{supervisor, "supervise", "--root", l.Root, "--generation", g.ID}, attributes)
 	})
 	if err != nil {
@@ -431,12 +447,15 @@ func reap(pid int) string {
 
 // startInCgroup starts a process in a control group of its own. A host where
 // that is not possible is no worse off than without: the log says so.
-func startInCgroup(l layout.Layout, id string, log io.Writer, attributes *syscall.SysProcAttr, start func() (int, error)) (int, error) {
-	group, ok, err := findCgroup(l, id)
+func startInCgroup(l layout.Layout, g *Generation, log io.Writer, attributes *syscall.SysProcAttr, start func() (int, error)) (int, error) {
+	group, ok, err := findCgroup(l, g.ID)
 	if err == nil && ok {
 		var dir *os.File
 		if dir, err = group.create(); err == nil {
 			defer dir.Close()
+			if err := group.limit(g.Sandbox.Limits); err != nil {
+				fmt.Fprintf(log, "the relay's control group has not all of its limits: %v\n", err)
+			}
 			// Born there: moving a process later takes a lock of the whole host.
 			attributes.UseCgroupFD, attributes.CgroupFD = true, int(dir.Fd())
 			var pid int

@@ -20,6 +20,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -97,6 +98,9 @@ func fatal(err error) {
 
 // hookMain is what cmd/peerlane-hook does, without its command line's errors.
 func hookMain() {
+	if os.Args[1] == "confine" {
+		fatal(sandbox.Main(os.Args[2:]))
+	}
 	flags := flag.NewFlagSet("", flag.ExitOnError)
 	root := flags.String("root", "/", "")
 	generation := flags.String("generation", "", "")
@@ -118,7 +122,7 @@ func hookMain() {
 		var state hook.State
 		var warning error
 		if state, err = hook.ReadState(os.Stdin); err == nil {
-			warning, err = hook.Create(l, state, "", devices)
+			warning, err = hook.Create(hook.ReadAhead(l), state, "", devices)
 		}
 		if err == nil && len(devices.GPUs)+len(devices.NICs) == 0 {
 			err = warning // limits that a machine does not let raise come with the others
@@ -191,6 +195,11 @@ func relayMain() {
 				launch.Request
 				launch.Config
 			}
+			var admission launch.Admission
+			if err := json.Unmarshal(buffer[:size], &admission); err == nil && admission.Claim != 0 {
+				report("admission", admission)
+				continue
+			}
 			if err := json.Unmarshal(buffer[:size], &message); err != nil {
 				status = launch.Status{Error: err.Error()}
 			}
@@ -220,6 +229,20 @@ func relayMain() {
 			}
 			if err != nil {
 				fatal(err)
+			}
+		}
+	}()
+	go func() { // what the test has it claim
+		for name := filepath.Join(os.Getenv("TEST_DIR"), "claim"); ; time.Sleep(10 * time.Millisecond) {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				continue
+			}
+			if err := os.Remove(name); err != nil {
+				fatal(err)
+			}
+			if _, err := supervisor.Write(text); err != nil {
+				report("admission", launch.Admission{Error: "nobody answers"})
 			}
 		}
 	}()

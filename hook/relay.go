@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -29,6 +31,8 @@ type relay struct {
 	// answers has the relay's answers, in order; closed when there will be no
 	// more.
 	answers chan launch.Status
+	// claims has what it asks for, and is closed with answers.
+	claims chan launch.Claim
 	// exited has one value, when the process has ended.
 	exited chan error
 	// overdue fires when the answer to a configuration is late.
@@ -38,11 +42,17 @@ type relay struct {
 	asked []string
 	// doomed says why it was killed; empty while it was not.
 	doomed string
+	// sandbox is what was done to it, and devices what it was left; nil without a
+	// sandbox.
+	sandbox *sandbox.Report
+	devices []string
+	// renew says that it was ended for the next one's sake.
+	renew bool
 }
 
 // startRelay executes a relay with the descriptors of package launch. Its
 // standard error is the supervisor's.
-func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
+func startRelay(g *Generation, clients, peers, init *os.File) (*relay, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -57,6 +67,7 @@ func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
 	r := &relay{
 		control: conn.(*net.UnixConn), // of a Unix socket it is one
 		answers: make(chan launch.Status),
+		claims:  make(chan launch.Claim),
 		exited:  make(chan error, 1),
 		overdue: time.NewTimer(0),
 	}
@@ -64,9 +75,24 @@ func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
 	files := map[int]*os.File{
 		launch.FDClients: clients, launch.FDPeers: peers, launch.FDSupervisor: theirs, launch.FDInit: init,
 	}
-	r.cmd = exec.Command(c.Path, "serve")
+	r.cmd = exec.Command(g.Relay.Path, "serve")
+	var report, tell *os.File
+	if g.Sandbox.Mode == config.SandboxAuto {
+		if report, tell, err = os.Pipe(); err != nil {
+			r.control.Close()
+			return nil, err
+		}
+		defer report.Close()
+		defer tell.Close()
+		spec := g.confinement()
+		r.devices = spec.Devices
+		const fdReport = launch.FDInit + 1
+		files[fdReport] = tell
+		// This program again, also when its file has been replaced.
+		r.cmd = exec.Command("/proc/self/exe", append([]string{"confine"}, spec.Arguments(fdReport, g.Relay.Path, "serve")...)...)
+	}
 	r.cmd.Dir = "/"
-	r.cmd.Env = append([]string{searchPath}, c.Environment...)
+	r.cmd.Env = append([]string{searchPath}, g.Relay.Environment...)
 	r.cmd.Stderr = os.Stderr
 	for fd := 3; files[fd] != nil; fd++ {
 		r.cmd.ExtraFiles = append(r.cmd.ExtraFiles, files[fd])
@@ -74,6 +100,15 @@ func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
 	if err := r.cmd.Start(); err != nil {
 		r.control.Close()
 		return nil, err
+	}
+	if tell != nil {
+		tell.Close()
+		if r.sandbox, err = hearReport(report); err != nil {
+			err = errors.Join(err, r.cmd.Process.Kill())
+			r.cmd.Wait() // it has failed, or was killed by us
+			r.control.Close()
+			return nil, err
+		}
 	}
 	// It cannot be reaped before Wait, so the number is its own.
 	process, pidfd, err := identify(r.cmd.Process.Pid)
@@ -93,11 +128,16 @@ func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
 
 func (r *relay) read() {
 	defer close(r.answers)
+	defer close(r.claims)
 	buffer := make([]byte, launch.MaxDatagram)
 	for {
 		n, err := r.control.Read(buffer)
 		if err != nil || n == 0 {
 			return // the relay's end has a reason of its own, which Wait tells
+		}
+		if c, ok := claimIn(buffer[:n]); ok {
+			r.claims <- c
+			continue
 		}
 		var s launch.Status
 		if err := json.Unmarshal(buffer[:n], &s); err != nil {

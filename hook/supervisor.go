@@ -317,11 +317,18 @@ func (s *supervisor) start() error {
 		s.log.WithError(err).Warn("leaving the sockets")
 	}
 	s.refusal = nil
-	r, err := startRelay(s.generation.Relay, s.clients, s.peers, s.init)
+	r, err := startRelay(s.generation, s.clients, s.peers, s.init)
 	if err != nil {
 		return err
 	}
 	s.relay = r
+	go admitClaims(s.layout, s.generation.ID, s.log, r)
+	s.status.Sandbox = r.sandbox
+	if r.sandbox != nil && s.status.Starts == 0 {
+		for _, lacks := range r.sandbox.Missing {
+			s.log.Warnf("the relay's sandbox lacks %s", lacks)
+		}
+	}
 	s.status.Starts++
 	s.status.Relay = &r.process
 	s.note(StateStarting, "")
@@ -373,8 +380,15 @@ func (s *supervisor) exited(err error) {
 	default:
 		reason = "the relay ended by itself, although the container lives"
 	}
+	renew := s.relay.renew
 	s.drop()
 	s.insist.Stop()
+	if renew && s.held == "" {
+		if err := s.start(); err != nil {
+			s.failed(fmt.Sprintf("starting the relay: %v", err))
+		}
+		return
+	}
 	if s.held != "" {
 		s.log.Info("the relay has ended as it was asked to")
 		s.rest()
@@ -431,13 +445,22 @@ func (s *supervisor) lanesChanged() error {
 	if s.relay == nil {
 		return nil // the next one gets it
 	}
+	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, generation.confinement().Devices) {
+		// What it has is for good. A hook adds lanes, so no client has come yet.
+		s.log.Info("the added lane has devices that the relay's sandbox has not: starting it anew")
+		s.relay.renew = true
+		s.insist.Reset(endTimeout)
+		return os.NewSyscallError("kill", s.relay.cmd.Process.Signal(unix.SIGTERM))
+	}
 	s.configure()
 	return nil
 }
 
 // configure sends the relay what it has to know.
 func (s *supervisor) configure() {
-	if err := s.relay.configure(s.generation.Config); err != nil {
+	config := s.generation.Config
+	config.Admission = true // this supervisor answers claims, whoever made the generation
+	if err := s.relay.configure(config); err != nil {
 		// It has closed its end, so it is ending, and the next one gets it.
 		s.log.WithError(err).Warn("sending the relay its configuration")
 	}

@@ -23,6 +23,7 @@ type connection struct {
 	posted   []*operation // not started
 	down     *wire.Error
 	portDown bool
+	counted  bool // in the relay's use
 }
 
 // side is what differs between sender and receiver.
@@ -151,6 +152,9 @@ func (c *connection) settle() {
 		return
 	}
 	delete(c.session.connections, c.number)
+	if c.counted {
+		c.session.relay.giveBack(ofConnection)
+	}
 	// The sender's close tells the receiver that nothing writes any more; the
 	// receiver has waited for it. First goes what it has not read, the reason
 	// last.

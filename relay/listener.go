@@ -148,21 +148,18 @@ func agree(ours, theirs uint32) (uint32, error) {
 }
 
 // greetPeer answers another relay that wants to send to a listener here.
-func (r *Relay) greetPeer(conn packet.Conn) {
+func (r *Relay) greetPeer(conn packet.Conn, silent *greetings) {
 	defer conn.Close()
-	if err := r.welcomePeer(conn); err != nil {
-		logrus.WithError(err).Warn("a sender was refused")
+	if err := r.welcomePeer(conn, silent); err != nil {
+		r.grumble.warn(logrus.NewEntry(logrus.StandardLogger()), err, "a sender was refused")
 		if sent := conn.Send(wire.NewFailure(err), 1); sent != nil {
 			logrus.WithError(sent).Debug("the refusal could not be sent")
 		}
 	}
 }
 
-func (r *Relay) welcomePeer(conn packet.Conn) error {
-	if err := conn.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
-		return err
-	}
-	m, _, fds, err := conn.Receive()
+func (r *Relay) welcomePeer(conn packet.Conn, silent *greetings) error {
+	m, fds, err := silent.receive(conn)
 	packet.CloseAll(fds)
 	if err != nil {
 		return err
@@ -182,7 +179,9 @@ func (r *Relay) welcomePeer(conn packet.Conn) error {
 	var l *listener
 	var route uint32
 	if !r.loop.Call(func() {
-		l = r.listeners[hello.Token]
+		if l = r.listeners[hello.Token]; l == nil {
+			r.counters.badHandles++
+		}
 		route = routeNumber(r.config.Route)
 	}) {
 		return errEnding
@@ -250,12 +249,24 @@ func (l *listener) connect(c *connection, fd, immediates int) {
 		s.log.WithError(err).Error("a sender could not be watched")
 		return
 	}
+	over := s.relay.reserve(ofConnection)
+	c.counted = over == nil
 	if s.ended == nil || s.relay.sessions[s.id] == s {
 		s.connections[c.number] = c
 	}
+	var limit *wire.Error
 	switch {
 	case s.ended != nil:
 		c.shutdown(s.ended)
+		if s.relay.sessions[s.id] != s { // nobody settles for it any more
+			c.port.Leave()
+			c.side.free()
+			if c.counted {
+				s.relay.giveBack(ofConnection)
+			}
+		}
+	case errors.As(over, &limit):
+		c.shutdown(limit)
 	case s.listeners[l.number] != l || len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted:
 		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))
 	default:
@@ -275,7 +286,11 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%d connections are open, which is the limit", len(s.connections)))
 		return
 	}
-	c := &connection{session: s, number: s.number()}
+	if err := s.relay.reserve(ofConnection); err != nil {
+		s.answer(sequence, err)
+		return
+	}
+	c := &connection{session: s, number: s.number(), counted: true}
 	var link transport.Link
 	fd := -1
 	s.block(sequence, func() (err error) {
@@ -283,11 +298,13 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 		return err
 	}, func(err error) {
 		if err != nil {
+			s.relay.giveBack(ofConnection)
 			s.answer(sequence, err)
 			return
 		}
 		newSender(c, link)
 		if err = c.open(fd); err != nil {
+			s.relay.giveBack(ofConnection)
 			link.Close()
 			unix.Close(fd)
 			s.answer(sequence, err)
@@ -378,13 +395,13 @@ func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.
 	if err := c.lane.openStaging(); err != nil {
 		return nil, err
 	}
-	nics := c.lane.spec.NICs
+	var nics []string
+	var turn int
+	if !r.loop.Call(func() { nics, turn = c.lane.nics, c.lane.turn; c.lane.turn++ }) {
+		return nil, errEnding
+	}
 	if len(nics) == 0 {
 		return nil, wire.Errorf(wire.StatusUnreachable, "the lane of GPU %s has no NIC", c.lane.spec.GPU.BusID)
-	}
-	var turn int
-	if !r.loop.Call(func() { turn = c.lane.turn; c.lane.turn++ }) {
-		return nil, errEnding
 	}
 	nic := filepath.Join(config.NICs, nics[turn%len(nics)]+".sock")
 	link, err := loop.Dial(r.loop, nic, fds[0], func(err error) {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay/device"
-	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -33,11 +32,14 @@ func (m *memory) ptr(offset uint64) cuda.Ptr { return m.mapped.Ptr + cuda.Ptr(m.
 
 func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	refuse := func(err error) {
-		packet.CloseAll(fds)
+		s.port.CloseAll(fds)
 		s.answer(sequence, err)
 	}
 	const access = wire.AccessSend | wire.AccessReceive
 	switch {
+	case len(fds) == 0 && s.port.Clogged():
+		refuse(wire.Errorf(wire.StatusLimit, "no descriptor is taken for now: files that came before this one hang when they are closed, as those of a FUSE file system can"))
+		return
 	case len(fds) != 1:
 		refuse(wire.Errorf(wire.StatusMalformed, "an export with %d descriptors; it takes one", len(fds)))
 		return
@@ -51,6 +53,10 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 		refuse(wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length, m.Offset, m.Bytes))
 		return
 	}
+	if err := s.relay.reserve(ofMemory); err != nil {
+		refuse(err)
+		return
+	}
 	memory := &memory{
 		session: s, number: s.number(), fd: fds[0],
 		offset: m.Offset, length: m.Length, access: m.Access, known: map[*receiver]bool{},
@@ -61,6 +67,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 			return
 		}
 		if err != nil {
+			s.relay.giveBack(ofMemory)
 			refuse(err)
 			return
 		}
@@ -166,6 +173,7 @@ func (m *memory) settle() {
 }
 
 func (m *memory) free() {
+	m.session.relay.giveBack(ofMemory)
 	unix.Close(m.fd)
 	if err := m.mapped.Close(); err != nil {
 		logrus.WithError(err).Warn("unmapping a client's memory failed; it stays pinned until this relay ends")

@@ -37,7 +37,8 @@ type arrival struct {
 type grant struct {
 	arrival      *arrival
 	part, length uint64
-	slot         *slot // route staged
+	slot         *slot  // route staged
+	filled       uint64 // of the slot, as the NIC says
 }
 
 func newReceiver(c *connection) *receiver {
@@ -152,7 +153,7 @@ func (r *receiver) grantSlots(a *arrival) {
 		if r.down != nil {
 			return false
 		}
-		length := min(in.slotBytes, a.length-a.granted)
+		length := min(slot.region.slotBytes, a.length-a.granted)
 		r.grant(&grant{arrival: a, part: a.granted, length: length, slot: slot}, slot.region.number, slot.offset)
 		a.granted += length
 		if a.granted < a.length {
@@ -184,13 +185,18 @@ func (r *receiver) written(number uint64) error {
 	return nil
 }
 
-// immediate says that the NIC has filled a slot.
+// immediate says that the NIC has written so much of a grant: all of it, unless
+// the sender's slots are smaller than ours.
 func (r *receiver) immediate(number, length uint64) {
 	g := r.grants[number]
-	if g == nil || g.slot == nil || g.length != length {
+	if g == nil || g.slot == nil || length == 0 || length > g.length-g.filled {
 		r.shutdown(wire.Errorf(wire.StatusMalformed, "the NIC of %s filled grant %d with %d bytes, which was not granted", r.peer, number, length))
 		return
 	}
+	if g.filled += length; g.filled < g.length {
+		return
+	}
+	length = g.length
 	delete(r.grants, number)
 	if r.down != nil {
 		r.lane.in.release(g.slot)

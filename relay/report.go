@@ -19,25 +19,33 @@ func (r *Relay) Report() *launch.Report {
 			}
 			report.Clients = append(report.Clients, c)
 		}
-		staged := map[string]uint64{}
+		staged := map[string]*launch.Staging{}
 		for _, l := range r.lanes {
 			if l.device != nil {
 				report.Contexts = append(report.Contexts, l.spec.GPU.BusID)
 			}
-			for _, s := range []*staging{l.out, l.in} {
+			for _, p := range l.placed {
+				s := staged[p.gpu.BusID]
 				if s == nil {
-					continue
+					s = &launch.Staging{GPU: p.gpu.BusID}
+					staged[s.GPU] = s
 				}
-				for i, g := range s.regions { // one a server, in their order
-					staged[l.spec.Servers[i].BusID] += g.memory.Bytes
+				s.Bytes += p.bytes
+				s.Wanted += p.wanted
+				if p.note != "" {
+					s.Note = strings.TrimPrefix(s.Note+"; "+p.note, "; ")
 				}
 			}
 		}
-		for gpu, bytes := range staged {
-			report.Staging = append(report.Staging, launch.Staging{GPU: gpu, Bytes: bytes})
+		for _, s := range staged {
+			report.Staging = append(report.Staging, *s)
 		}
 		c := r.counters
 		report.Sent, report.Received, report.Staged, report.Direct = c.sent, c.received, c.staged, c.direct
+		report.BadHandles, report.Limits = c.badHandles, r.limits
+		report.Used = launch.Limits{
+			Clients: len(r.sessions), Memories: r.used.memories, Connections: r.used.connections, Descriptors: r.used.descriptors,
+		}
 	})
 	if !done {
 		return nil

@@ -172,33 +172,42 @@ func (s *sender) direct(m *wire.PeerGrant, op *operation) {
 		})
 }
 
-// staged fills a slot on a server GPU and lets the NIC write from there.
-func (s *sender) staged(m *wire.PeerGrant, op *operation) {
+// staged moves what a grant has room for through slots on a server GPU.
+func (s *sender) staged(m *wire.PeerGrant, op *operation) { s.stage(m, op, 0) }
+
+// stage fills a slot with a grant's bytes from one on, and lets the NIC write
+// them. Where the receiver's slots are larger than ours the rest comes after it:
+// one write at a time has the grant's number.
+func (s *sender) stage(m *wire.PeerGrant, op *operation, at uint64) {
 	r, lane := s.session.relay, s.lane
 	lane.out.acquire(func(slot *slot) bool {
 		if s.down != nil || op.over {
 			return false
 		}
+		n := min(slot.region.slotBytes, m.Length-at)
 		s.hold(op)
-		lane.push.Copy(slot.ptr(), op.memory.ptr(op.offset+m.Part), m.Length, func(err error) {
+		lane.push.Copy(slot.ptr(), op.memory.ptr(op.offset+m.Part+at), n, func(err error) {
 			if err != nil {
 				s.broken(err, "copying into a staging slot")
 				lane.out.release(slot)
 				s.unhold(op)
 				return
 			}
-			slot.region.in += m.Length
-			s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset},
-				transport.Source{Ptr: slot.ptr(), Region: slot.region.number, Offset: slot.offset}, m.Length, m.Grant, func(err error) {
+			slot.region.in += n
+			s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset + at},
+				transport.Source{Ptr: slot.ptr(), Region: slot.region.number, Offset: slot.offset}, n, m.Grant, func(err error) {
 					if err != nil {
 						s.broken(err, "sending from a staging slot")
 					} else {
-						slot.region.out += m.Length
-						r.counters.sent += m.Length
-						r.counters.staged += m.Length
-						op.moved += m.Length
+						slot.region.out += n
+						r.counters.sent += n
+						r.counters.staged += n
+						op.moved += n
 					}
 					lane.out.release(slot)
+					if err == nil && at+n < m.Length {
+						s.stage(m, op, at+n)
+					}
 					s.unhold(op)
 				})
 		})

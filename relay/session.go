@@ -48,28 +48,26 @@ type session struct {
 
 	last     uint32 // number given out
 	blocking int
+	counted  bool // in the relay's use
 	ended    *wire.Error
 }
 
 // greetClient reads the first message of a client.
-func (r *Relay) greetClient(conn packet.Conn) {
+func (r *Relay) greetClient(conn packet.Conn, silent *greetings) {
 	defer conn.Close()
 	refuse := func(err error) {
-		logrus.WithError(err).Warn("a client was refused")
+		r.grumble.warn(logrus.NewEntry(logrus.StandardLogger()), err, "a client was refused")
 		if sent := conn.Send(wire.NewFailure(err), 1); sent != nil {
 			logrus.WithError(sent).Debug("the refusal could not be sent")
 		}
 	}
 	pid, pidfd, err := process(conn)
 	if err != nil {
+		silent.end(conn)
 		refuse(wire.Errorf(wire.StatusInternal, "the relay cannot watch its client: %v", err))
 		return
 	}
-	if err := conn.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
-		unix.Close(pidfd)
-		return // closed already
-	}
-	m, _, fds, err := conn.Receive()
+	m, fds, err := silent.receive(conn)
 	packet.CloseAll(fds)
 	hello, ok := m.(*wire.Hello)
 	switch {
@@ -172,11 +170,14 @@ func (s *session) begin(fd int, version uint32) {
 		return
 	}
 	s.port = port
-	if len(r.sessions) >= maxSessions || r.dying != nil {
-		err = wire.Errorf(wire.StatusLimit, "the relay serves %d client processes already, which is its limit", len(r.sessions))
-		if r.dying != nil {
-			err = r.dying
-		}
+	switch {
+	case r.dying != nil:
+		err = r.dying
+	case len(r.sessions) >= r.limits.Clients:
+		err = wire.Errorf(wire.StatusLimit, "%d processes of %s are attached, which is the limit (relay.limits.clients in config.toml)", len(r.sessions), r.name())
+	default:
+		err = r.reserve(ofSession)
+		s.counted = err == nil
 	}
 	if err == nil {
 		err = r.loop.Watch(s.pidfd, func(uint32) { s.died() })
@@ -272,6 +273,9 @@ func (s *session) settle() {
 func (s *session) forget() {
 	s.relay.loop.Unwatch(s.pidfd)
 	s.relay.loop.Unwatch(s.wakeRelay)
+	if s.counted {
+		s.relay.giveBack(ofSession)
+	}
 	s.free()
 }
 
@@ -293,7 +297,7 @@ func (s *session) free() {
 
 func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	if s.ended != nil {
-		packet.CloseAll(fds)
+		s.port.CloseAll(fds)
 		return
 	}
 	// What was posted before this message was sent comes before it; what a client
@@ -301,7 +305,7 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	for n := 0; n <= wire.RingEntries/takeAtOnce && s.takeSome(); n++ {
 	}
 	if s.ended != nil {
-		packet.CloseAll(fds)
+		s.port.CloseAll(fds)
 		return
 	}
 	switch m := m.(type) {
@@ -330,7 +334,7 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	default:
 		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "a %T is no request of a client", m))
 	}
-	packet.CloseAll(fds)
+	s.port.CloseAll(fds)
 }
 
 // answer replies with Done or a Failure.
@@ -411,7 +415,7 @@ func (s *session) takeSome() bool {
 
 // breakOff ends a session whose client does what the protocol forbids.
 func (s *session) breakOff(why *wire.Error) {
-	s.log.WithError(why).Warn("a client is cut off")
+	s.relay.grumble.warn(s.log, why, "a client is cut off")
 	s.port.Send(wire.NewFailure(why), 0)
 	s.end(wire.Errorf(why.Status, "client process %d of %s: %s", s.pid, s.relay.name(), why.Reason))
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
 )
@@ -85,10 +86,17 @@ func (a *app) printInspection(i hook.Inspection) {
 		for _, s := range lane.Servers {
 			servers = append(servers, strconv.Itoa(s.Index))
 		}
-		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; NICs %s", lane.GPU.Index, lane.GPU.BusID, dash(lane.GPU.UUID), lane.Role,
-			dash(strings.Join(servers, ", ")), dash(strings.Join(lane.NICs, ", "))))
+		var spares []string
+		for _, s := range lane.Spares {
+			spares = append(spares, strconv.Itoa(s.Index))
+		}
+		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID, dash(lane.GPU.UUID), lane.Role,
+			dash(strings.Join(servers, ", ")), dash(strings.Join(spares, ", ")), dash(strings.Join(lane.NICs, ", "))))
 	}
 	row("route, transport", i.Config.Route+", "+i.Config.Transport)
+	if i.Config.Reserve == launch.ReserveStart {
+		row("staging taken", "when the container started")
+	}
 	for _, p := range i.Processes {
 		text := fmt.Sprintf("process %d, %s of memory, %.2f s of CPU", p.PID, humanize.Bytes(p.Resident), p.CPU)
 		if len(p.Devices) > 0 {
@@ -96,6 +104,7 @@ func (a *app) printInspection(i hook.Inspection) {
 		}
 		row(p.Role, text)
 	}
+	printSandbox(row, i.Sandbox)
 	row("control group", i.Cgroup)
 	row("clients' socket", i.ClientSocket)
 	row("peers' socket", i.PeerSocket)
@@ -103,18 +112,56 @@ func (a *app) printInspection(i hook.Inspection) {
 	if r := i.Report; r != nil {
 		row("CUDA contexts", strings.Join(r.Contexts, ", "))
 		for _, s := range r.Staging {
-			row("staging", fmt.Sprintf("%s on %s", humanize.IBytes(s.Bytes), s.GPU))
+			text := humanize.IBytes(s.Bytes)
+			if s.Bytes != s.Wanted {
+				text += " of " + humanize.IBytes(s.Wanted)
+			}
+			text += " on " + s.GPU
+			if s.Note != "" {
+				text += ": " + s.Note
+			}
+			row("staging", text)
 		}
 		for _, c := range r.Clients {
 			row("client", fmt.Sprintf("process %d: %d memories with %s, %d connections", c.PID, c.Memories, humanize.IBytes(c.Bytes), c.Connections))
 		}
 		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent), humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
+		of := func(have, limit int) string { return fmt.Sprintf("%d of %d", have, limit) }
+		row("in use", fmt.Sprintf("clients %s, memories %s, connections %s, files %s", of(r.Used.Clients, r.Limits.Clients),
+			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors, r.Limits.Descriptors)))
+		row("wrong handles", strconv.FormatUint(r.BadHandles, 10))
 	} else {
 		row("no report", i.NoReport)
 	}
 	fmt.Fprintln(a.out, t.Render())
 	for _, line := range i.LogTail {
 		fmt.Fprintln(a.out, "  "+printable(line))
+	}
+}
+
+func printSandbox(row func(what, value string), s hook.Confinement) {
+	row("sandbox", s.Mode)
+	if r := s.Relay; r != nil {
+		row("  uid, gid, groups", fmt.Sprintf("%d, %d, %s", r.UID, r.GID, dash(strings.Trim(fmt.Sprint(r.Groups), "[]"))))
+		capabilities := "none"
+		if r.Capabilities != 0 {
+			capabilities = fmt.Sprintf("%#x", r.Capabilities)
+		}
+		row("  capabilities", capabilities)
+		for _, is := range []struct {
+			what string
+			so   bool
+		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}} {
+			row("  "+is.what, map[bool]string{true: "yes", false: "no"}[is.so])
+		}
+		landlock := "no"
+		if s.Landlock > 0 {
+			landlock = fmt.Sprintf("yes, version %d", s.Landlock)
+		}
+		row("  Landlock", landlock)
+	}
+	for _, missing := range s.Missing {
+		row("  missing", missing)
 	}
 }
 

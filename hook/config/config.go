@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/BurntSushi/toml"
@@ -71,9 +72,11 @@ type Plan struct {
 // Staging bounds what relays take from server GPUs.
 type Staging struct {
 	// The most that the relays of this host together may take from a server GPU;
-	// without it there is no limit, and 0 keeps relays off it. A GPU whose limit
-	// has no room for a lane's slots does not serve it. Relays do not yet count
-	// what they take together; `peerlane plan` shows what the lanes come to.
+	// without it that is a quarter of the GPU's memory, and 0 keeps relays off it. A
+	// GPU whose limit has no room for a lane's slots does not serve it; `peerlane
+	// plan` shows what the lanes come to. A relay that comes when others have taken
+	// the rest takes smaller slots, or another server GPU, or its clients hear who
+	// has it. A limit that is changed holds for what is taken from then on.
 	Limit *Size `toml:"limit,omitempty"`
 	// The same for single GPUs, by index, UUID or PCI address: `"3" = "1GiB"`.
 	GPUs map[string]Size `toml:"gpus,omitempty"`
@@ -98,10 +101,61 @@ type Relay struct {
 	Slots int `toml:"slots"`
 	// The size of a slot: a multiple of 64KiB up to 1GiB.
 	SlotSize Size `toml:"slot_size"`
+	// When a relay takes its staging: when a client first needs it (attach), or when
+	// the container starts (start), so that a job that fills the server GPUs later
+	// finds it taken. With start each container has its CUDA context, some 265 MiB on
+	// its own GPU, from its start on, whether it uses its lane or not.
+	Reserve string `toml:"reserve"`
 	// Added to a relay's environment, `"NAME=value"` each; beside it there is only
 	// PATH.
 	Environment []string `toml:"environment"`
+	// What a relay is kept in: with auto all that the host offers, a uid of its own,
+	// no capabilities, a root of its own with its devices and libraries, Landlock, a
+	// filter of system calls, limits; `peerlane relay inspect` shows what it is.
+	// With off, for finding a fault, nothing.
+	Sandbox string `toml:"sandbox"`
+	// The uids of relays, first to last, and gids of the same numbers: nobody else
+	// on the host may have them. The first is the group of all relays, and each
+	// relay gets one of the others to itself.
+	UIDs string `toml:"uids"`
+	// Files and directories that relays may read, in their sandbox as well, beside
+	// what every driver needs: for libraries of a driver in an unusual place. What
+	// environment names by PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH is among them.
+	SandboxRead []string `toml:"sandbox_read,omitempty"`
+	// The same for what they may change: for traces, or a driver's files in /dev/shm.
+	SandboxWrite []string `toml:"sandbox_write,omitempty"`
+	// The most memory of the host that a relay may take, with its supervisor; a
+	// GPU's does not count, unless it is a simulated one. It ends when it takes more.
+	Memory Size `toml:"memory"`
+	// The most processors that a relay may keep busy.
+	CPUs int `toml:"cpus"`
+	// The most threads that a relay may have.
+	Tasks int `toml:"tasks"`
+	// What the clients of one container may have of their relay.
+	Limits Limits `toml:"limits"`
 }
+
+// Limits bound what the clients of one container have of their relay, all of them
+// together, so that no client can have it grow without end.
+type Limits struct {
+	// Processes that are attached at a time. Each has two rings in shared memory,
+	// 180 KiB together.
+	Clients int `toml:"clients"`
+	// Memories that are exported at a time.
+	Memories int `toml:"memories"`
+	// Connections that are open at a time, sending and receiving.
+	Connections int `toml:"connections"`
+	// Files that the relay has open for them at a time: six for a process, one for a
+	// memory, up to three for a connection. Where the relay may not open as many
+	// (ulimit -n) it is fewer.
+	Descriptors int `toml:"descriptors"`
+}
+
+// What a relay is kept in.
+const (
+	SandboxAuto = "auto" // all that the host offers
+	SandboxOff  = "off"  // nothing
+)
 
 // CDI is what `cdi generate` offers to container engines.
 type CDI struct {
@@ -156,10 +210,17 @@ func (s *Size) UnmarshalText(text []byte) error {
 // Default is the configuration of a host without config.toml.
 func Default() Config {
 	return Config{
-		Hook:  Hook{OnFailure: OnFailureFail},
-		Relay: Relay{Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20},
-		GDR:   topo.GDRPolicy{MaxPath: topo.PXB},
-		CDI:   CDI{Tenancy: TenancySingle},
+		Hook: Hook{OnFailure: OnFailureFail},
+		Relay: Relay{
+			Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20,
+			// Between the uids of systemd's containers and those of its foreign images;
+			// https://systemd.io/UIDS-GIDS has nobody there.
+			Sandbox: SandboxAuto, UIDs: "2130706432-2147352575",
+			Reserve: launch.ReserveAttach, Limits: Limits(launch.DefaultLimits),
+			Memory: 64 << 30, CPUs: 16, Tasks: 4096,
+		},
+		GDR: topo.GDRPolicy{MaxPath: topo.PXB},
+		CDI: CDI{Tenancy: TenancySingle},
 	}
 }
 
@@ -201,6 +262,18 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
+// UIDRange is what UIDs says.
+func (r Relay) UIDRange() (first, last int, err error) {
+	from, to, ok := strings.Cut(r.UIDs, "-")
+	first, errFirst := strconv.Atoi(from)
+	last, errLast := strconv.Atoi(to)
+	// 2^32-1 is nobody, as a 32-bit number.
+	if !ok || errFirst != nil || errLast != nil || first < 1 || last <= first || last >= 1<<32-1 {
+		return 0, 0, fmt.Errorf(`relay.uids is %q; "FIRST-LAST" is possible, two numbers from 1 to 4294967294`, r.UIDs)
+	}
+	return first, last, nil
+}
+
 func (c Config) check() error {
 	r := c.Relay
 	if r.Binary != "" && !filepath.IsAbs(r.Binary) {
@@ -213,7 +286,9 @@ func (c Config) check() error {
 		{"hook.on_failure", c.Hook.OnFailure, []string{OnFailureFail, OnFailureWarn}},
 		{"relay.launcher", r.Launcher, []string{LauncherAuto, LauncherSystemd, LauncherFork}},
 		{"relay.route", r.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
+		{"relay.reserve", r.Reserve, []string{launch.ReserveAttach, launch.ReserveStart}},
 		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal}},
+		{"relay.sandbox", r.Sandbox, []string{SandboxAuto, SandboxOff}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},
 	} {
 		if !slices.Contains(choice.known, choice.value) {
@@ -226,6 +301,16 @@ func (c Config) check() error {
 	if r.SlotSize < 64<<10 || r.SlotSize > 1<<30 || r.SlotSize%(64<<10) != 0 {
 		return fmt.Errorf("relay.slot_size is %s; a multiple of 64 KiB up to 1 GiB is possible", humanize.IBytes(uint64(r.SlotSize)))
 	}
+	for _, limit := range []struct {
+		key   string
+		value int
+	}{
+		{"clients", r.Limits.Clients}, {"memories", r.Limits.Memories}, {"connections", r.Limits.Connections}, {"descriptors", r.Limits.Descriptors},
+	} {
+		if limit.value < 1 || limit.value > 1<<20 {
+			return fmt.Errorf("relay.limits.%s is %d; 1 to 1048576 are possible", limit.key, limit.value)
+		}
+	}
 	if p := c.Runtime.Path; p != "" && !filepath.IsAbs(p) {
 		return fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories", p)
 	}
@@ -233,6 +318,23 @@ func (c Config) check() error {
 		if err := checkPattern(pattern); err != nil {
 			return fmt.Errorf("runtime.devices has %q: %w", pattern, err)
 		}
+	}
+	if _, _, err := r.UIDRange(); err != nil {
+		return err
+	}
+	for _, path := range slices.Concat(r.SandboxRead, r.SandboxWrite) {
+		if !filepath.IsAbs(path) || filepath.Clean(path) == "/" {
+			return fmt.Errorf("relay.sandbox_read or relay.sandbox_write has %q; absolute paths other than / are possible", path)
+		}
+	}
+	if r.Memory < 256<<20 {
+		return fmt.Errorf("relay.memory is %s; 256 MiB is the least that a relay works with", humanize.IBytes(uint64(r.Memory)))
+	}
+	if r.CPUs < 1 || r.CPUs > 4096 {
+		return fmt.Errorf("relay.cpus is %d; 1 to 4096 are possible", r.CPUs)
+	}
+	if r.Tasks < 128 || r.Tasks > 1<<20 {
+		return fmt.Errorf("relay.tasks is %d; 128 to 1048576 are possible", r.Tasks)
 	}
 	for _, e := range r.Environment {
 		if name, _, ok := strings.Cut(e, "="); !ok || name == "" || strings.ContainsRune(e, 0) {

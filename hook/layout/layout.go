@@ -65,6 +65,10 @@ func (l Layout) Libraries() string { return filepath.Join(l.Root, "usr/lib/peerl
 // generation's 32 hexadecimal digits.
 func (l Layout) Generations() string { return filepath.Join(l.State(), "generations") }
 
+// UIDs holds one link for each uid that a relay has, to the name of its
+// generation.
+func (l Layout) UIDs() string { return filepath.Join(l.State(), "uids") }
+
 // GenerationDir is the state of one generation.
 func (l Layout) GenerationDir(generation string) string {
 	return filepath.Join(l.Generations(), generation)
@@ -120,6 +124,7 @@ func (l Layout) Create() error {
 		{l.State(), stateMode},
 		{l.Anchor(), 0o555},
 		{l.Generations(), 0o700},
+		{l.UIDs(), 0o700},
 		{l.Run(), 0o755},
 		{l.Sockets(), 0o700},
 		{l.Peers(), 0o711},

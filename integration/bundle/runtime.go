@@ -45,9 +45,10 @@ func (r *Runtime) Command(ctx context.Context, arguments ...string) *exec.Cmd {
 	}
 	if r.Name == "crun" && hybridControllers() {
 		// crun refuses hosts whose cgroup v2 hierarchy has controllers beside v1
-		// ones. A mount namespace without that hierarchy lets it use v1.
-		script := `umount /sys/fs/cgroup/unified && exec "$@"`
-		arguments = append([]string{"-m", "--propagation", "private", "sh", "-c", script, "sh", path}, arguments...)
+		// ones. A mount namespace without that hierarchy lets it use v1. What else is
+		// shared stays shared, as it is for a runtime without all this.
+		script := `mount --make-rprivate /sys/fs/cgroup && umount /sys/fs/cgroup/unified && exec "$@"`
+		arguments = append([]string{"-m", "--propagation", "unchanged", "sh", "-c", script, "sh", path}, arguments...)
 		return exec.CommandContext(ctx, "unshare", arguments...)
 	}
 	return exec.CommandContext(ctx, path, arguments...)

@@ -131,6 +131,10 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		if root, err = os.MkdirTemp("", "peerlane-demo-"); err != nil {
 			return nil, err
 		}
+		// Relays, who are not root, go through it where they have no root of their own.
+		if err := os.Chmod(root, 0o711); err != nil {
+			return nil, err
+		}
 	}
 	d := &demo{Options: o, report: &Report{Runtime: o.Runtime, Route: o.Route}}
 	err := d.run(ctx, root)

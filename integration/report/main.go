@@ -9,6 +9,9 @@
 // integration/vm: the field Place of an event, which the go command does not
 // write, says from which. An event without it is of the first of -places.
 //
+// With -again, what failed in a way that may be chance is run once more, by the
+// command that is given, and is reported as flaky if it passes then.
+//
 // It exits with 1 when a test or a build failed, when the events stop before
 // their package ends, when no test ran at all, and, with a matrix, when a cell of
 // one of the places is not covered, or a test was skipped that the matrix does
@@ -25,6 +28,7 @@ import (
 func main() {
 	matrix := flag.String("matrix", "", "the `file` that says which case runs where; without it no cell is looked for")
 	list := flag.String("places", placeHost, "the places that the events come from, of "+strings.Join(everyPlace, ",")+"; the matrix's cells of each must be covered")
+	again := flag.String("again", "", "a `command` of the shell that writes the events of $TESTS of $PACKAGE in $PLACE: it runs once more what failed")
 	flag.Parse()
 	places, err := parsePlaces(*list)
 	if err == nil && flag.NArg() > 0 {
@@ -34,7 +38,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(2)
 	}
-	good, err := report(places, *matrix)
+	good, err := report(places, *matrix, *again)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 	}
@@ -43,7 +47,7 @@ func main() {
 	}
 }
 
-func report(places []string, matrix string) (good bool, err error) {
+func report(places []string, matrix, again string) (good bool, err error) {
 	var cells []cell
 	if matrix != "" {
 		// First, so that a slip in it does not cost a whole run.
@@ -54,6 +58,11 @@ func report(places []string, matrix string) (good bool, err error) {
 	s, err := read(places, os.Stdin, os.Stdout)
 	if err != nil {
 		return false, err
+	}
+	if again != "" {
+		if err := s.tryAgain(again, os.Stdout); err != nil {
+			return false, err
+		}
 	}
 	if matrix != "" {
 		s.compare(cells)

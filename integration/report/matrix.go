@@ -154,7 +154,7 @@ func (s *summary) compare(cells []cell) {
 		}
 		s.uncovered = append(s.uncovered, fmt.Sprintf("%s: %s %s", c, c.test, became))
 	}
-	for _, t := range s.skips {
+	for _, t := range s.all(skipped) {
 		switch {
 		case told[t]:
 		case needsRoot(s.results[t].reason):

@@ -142,7 +142,7 @@ func TestCompare(t *testing.T) {
 			if diff := cmp.Diff(test.unexpected, s.unexpected); diff != "" {
 				t.Errorf("unexpected: %s", diff)
 			}
-			good := len(test.uncovered)+len(test.needRoot)+len(test.unexpected)+s.failed == 0
+			good := len(test.uncovered)+len(test.needRoot)+len(test.unexpected)+len(s.all(failed)) == 0
 			if s.good() != good {
 				t.Errorf("good = %v, want %v", s.good(), good)
 			}

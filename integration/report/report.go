@@ -42,11 +42,11 @@ type result struct{ state, reason string }
 
 // summary is what one run of `go test` came to.
 type summary struct {
-	places         []string
-	passed, failed int // tests, subtests included
-	broken         []string
-	skips          []test
-	results        map[test]result
+	places  []string
+	results map[test]result // subtests included
+	broken  []string
+	failing []failing
+	flaky   []test // failed, and passed when they were tried again
 	// Of the matrix:
 	uncovered  []string // cells, each with what became of its test
 	needRoot   []string // cells, and tests without one, that root alone would have run
@@ -55,8 +55,22 @@ type summary struct {
 	compared   bool     // with the matrix
 }
 
+// all are the tests of which one thing became.
+func (s *summary) all(state string) []test {
+	var list []test
+	for t, r := range s.results {
+		if r.state == state {
+			list = append(list, t)
+		}
+	}
+	slices.SortFunc(list, func(a, b test) int {
+		return cmp.Or(cmp.Compare(slices.Index(s.places, a.place), slices.Index(s.places, b.place)), cmp.Compare(a.name, b.name))
+	})
+	return list
+}
+
 func (s *summary) good() bool {
-	return s.failed == 0 && len(s.broken) == 0 && len(s.uncovered) == 0 && len(s.needRoot) == 0 && len(s.unexpected) == 0 &&
+	return len(s.all(failed)) == 0 && len(s.broken) == 0 && len(s.uncovered) == 0 && len(s.needRoot) == 0 && len(s.unexpected) == 0 &&
 		len(s.unlisted) == 0 && len(s.idle()) == 0
 }
 
@@ -173,10 +187,8 @@ func (r *reader) endTest(p testPackage, e event) {
 	t := test{e.Place, short(e.Package) + "." + e.Test}
 	switch e.Action {
 	case "pass":
-		r.passed++
 		r.results[t] = result{state: passed}
 	case "fail":
-		r.failed++
 		r.results[t] = result{state: failed}
 		return // its output stays for the end of the package
 	case "skip":
@@ -184,7 +196,6 @@ func (r *reader) endTest(p testPackage, e event) {
 		if b := r.running[p][e.Test]; b != nil {
 			said = b.String()
 		}
-		r.skips = append(r.skips, t)
 		r.results[t] = result{skipped, reason(said)}
 	}
 	delete(r.running[p], e.Test)
@@ -209,9 +220,13 @@ func (r *reader) end(p testPackage, action string, took time.Duration) {
 	}
 	r.broken = append(r.broken, r.title(p.place, name))
 	fmt.Fprintf(r.out, "FAIL  %s%-30s %8s\n", column, name, took)
+	chance := true
 	for _, name := range slices.Sorted(maps.Keys(left)) {
-		fmt.Fprint(r.out, left[name].String())
+		text := left[name].String()
+		fmt.Fprint(r.out, text)
+		chance = chance && !neverChance.MatchString(text)
 	}
+	r.failing = append(r.failing, failing{p, r.failedIn(p), chance})
 }
 
 // cutOff ends the packages that the stream has no end of: the go command or a
@@ -222,6 +237,7 @@ func (r *reader) cutOff() {
 	}) {
 		r.end(p, "fail", 0)
 		r.broken[len(r.broken)-1] += " (its events stop before its end)"
+		r.failing[len(r.failing)-1].chance = false
 	}
 }
 
@@ -230,7 +246,11 @@ func (s *summary) print(out io.Writer) {
 	for _, b := range s.broken {
 		fmt.Fprintf(out, "failed      %s\n", b)
 	}
-	for _, t := range s.skips {
+	for _, t := range s.flaky {
+		fmt.Fprintf(out, "flaky       %s: it failed, as above, and passed when it was tried again\n", s.title(t.place, t.name))
+	}
+	skips := s.all(skipped)
+	for _, t := range skips {
 		fmt.Fprintf(out, "skipped     %s: %s\n", s.title(t.place, t.name), s.results[t].reason)
 	}
 	for _, t := range s.unexpected {
@@ -252,7 +272,7 @@ func (s *summary) print(out io.Writer) {
 			fmt.Fprintf(out, "no test ran in %s\n", place)
 		}
 	}
-	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, len(s.skips))
+	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", len(s.all(passed)), len(s.all(failed)), len(skips))
 }
 
 // frame is what the testing package prints around a test's own words.

@@ -126,10 +126,10 @@ func TestReasonIsTheLastMessage(t *testing.T) {
 	}
 }
 
-// failing gives one line and then an error of its own.
-type failing struct{ given bool }
+// brokenPipe gives one line and then an error of its own.
+type brokenPipe struct{ given bool }
 
-func (f *failing) Read(p []byte) (int, error) {
+func (f *brokenPipe) Read(p []byte) (int, error) {
 	if f.given {
 		return 0, fmt.Errorf("the pipe broke")
 	}
@@ -139,7 +139,7 @@ func (f *failing) Read(p []byte) (int, error) {
 
 func TestReadPassesOnWhatIsNoEventAndReportsABrokenPipe(t *testing.T) {
 	var out strings.Builder
-	_, err := read([]string{placeHost}, io.Reader(&failing{}), &out)
+	_, err := read([]string{placeHost}, io.Reader(&brokenPipe{}), &out)
 	if err == nil || !strings.Contains(err.Error(), "the pipe broke") {
 		t.Errorf("err = %v", err)
 	}

@@ -102,6 +102,10 @@ func (h *Host) HookBinary() string { return filepath.Join(h.Binaries, "peerlane-
 func (h *Host) Configure(change func(*config.Config)) error {
 	h.Config = config.Default()
 	h.Config.Relay.Environment = h.Environment
+	h.Config.Relay.SandboxRead = h.Libraries
+	if h.simDir != "" { // the devices' logs are written by whoever copies
+		h.Config.Relay.SandboxWrite = []string{h.simDir}
+	}
 	h.Config.Relay.Binary = filepath.Join(h.Binaries, "peerlane-relay")
 	h.Config.Plan.Lanes = h.assignments
 	change(&h.Config)

@@ -12,13 +12,15 @@
 //
 // Over descriptor 5 the supervisor sends a Config, one JSON document a
 // datagram, first at the start and then whenever the container's lanes
-// changed, or a Request. The relay answers each with a Status, in order. The
-// relay ends by itself when descriptor 6 says that init has ended.
+// changed, or a Request. The relay answers each with a Status, in order. It may
+// itself send a Claim, which the supervisor answers with an Admission. The relay
+// ends by itself when descriptor 6 says that init has ended.
 package launch
 
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -50,6 +52,15 @@ type Lane struct {
 	Relay   bool     `json:"relay"`   // whether its traffic is staged on Servers
 	Servers []GPU    `json:"servers"` // GPUs that hold its staging memory
 	NICs    []string `json:"nics"`    // RDMA device names, as in /sys/class/infiniband
+	// Spares take the place of Servers when none of these has room, the first that
+	// has.
+	Spares []Spare `json:"spares,omitempty"`
+}
+
+// Spare is a server GPU of other lanes, and the NICs that it is near to.
+type Spare struct {
+	GPU
+	NICs []string `json:"nics"`
 }
 
 // Routes of a message between two containers of one host.
@@ -77,6 +88,44 @@ type Config struct {
 	SlotBytes  uint64 `json:"slotBytes"` // size of each
 	Peers      string `json:"peers"`     // directory of peer sockets, layout.Peers
 	NICs       string `json:"nics"`      // directory of emulated NICs' sockets
+	// Admission says that the supervisor answers Claims, and that the relay takes
+	// no staging without one. A supervisor of an earlier release does not say so.
+	Admission bool `json:"admission,omitempty"`
+	// Reserve is when staging is taken: ReserveAttach, also where it is empty, or
+	// ReserveStart.
+	Reserve string `json:"reserve,omitempty"`
+	Limits  Limits `json:"limits,omitzero"`
+}
+
+// When a relay takes its staging.
+const (
+	ReserveAttach = "attach" // when a client first needs it
+	ReserveStart  = "start"  // when the container starts
+)
+
+// Limits bound what the clients of one container have of their relay, all of
+// them together. 0 stands for the value of DefaultLimits.
+type Limits struct {
+	Clients     int `json:"clients,omitempty"`     // processes that are attached; each has two rings
+	Memories    int `json:"memories,omitempty"`    // exported
+	Connections int `json:"connections,omitempty"` // in both directions
+	Descriptors int `json:"descriptors,omitempty"` // files that the relay has open for them
+}
+
+// DefaultLimits are those of a configuration that states none.
+var DefaultLimits = Limits{Clients: 256, Memories: 16384, Connections: 4096, Descriptors: 32768}
+
+// WithDefaults are the limits with nothing left open.
+func (l Limits) WithDefaults() Limits {
+	d := DefaultLimits
+	for _, f := range []struct{ own, standard *int }{
+		{&l.Clients, &d.Clients}, {&l.Memories, &d.Memories}, {&l.Connections, &d.Connections}, {&l.Descriptors, &d.Descriptors},
+	} {
+		if *f.own == 0 {
+			*f.own = *f.standard
+		}
+	}
+	return l
 }
 
 // Requests of a supervisor.
@@ -110,6 +159,12 @@ type Report struct {
 	Received uint64 `json:"received"`
 	Staged   uint64 `json:"staged"`
 	Direct   uint64 `json:"direct"`
+	// Used is what clients have at this moment of what Limits leaves them.
+	Used   Limits `json:"used"`
+	Limits Limits `json:"limits"`
+	// BadHandles counts the senders whose handle no listener here gave out, since
+	// the relay was started: somebody guesses, or comes too late.
+	BadHandles uint64 `json:"badHandles"`
 }
 
 // Client is a process of the container that is attached.
@@ -124,6 +179,10 @@ type Client struct {
 type Staging struct {
 	GPU   string `json:"gpu"` // PCI address
 	Bytes uint64 `json:"bytes"`
+	// Wanted is what its configuration asks for there; Note says why Bytes is
+	// less, or why a GPU serves that is not among the lane's servers.
+	Wanted uint64 `json:"wanted"`
+	Note   string `json:"note,omitempty"`
 }
 
 // Check says what a relay cannot work with.
@@ -135,7 +194,11 @@ func (c Config) Check() error {
 		return errors.New("relay configuration: no lane")
 	}
 	for _, l := range c.Lanes {
-		for _, nic := range l.NICs {
+		nics := slices.Clone(l.NICs)
+		for _, spare := range l.Spares {
+			nics = append(nics, spare.NICs...)
+		}
+		for _, nic := range nics {
 			// It becomes a part of paths.
 			if nic == "" || nic == "." || nic == ".." || strings.ContainsAny(nic, "/\x00") {
 				return fmt.Errorf("relay configuration: %q is no name of an RDMA device", nic)
@@ -146,6 +209,16 @@ func (c Config) Check() error {
 	case RouteAuto, RouteStaged, RouteDirect:
 	default:
 		return fmt.Errorf("relay configuration: route %q is none of auto, staged, direct", c.Route)
+	}
+	switch c.Reserve {
+	case "", ReserveAttach, ReserveStart:
+	default:
+		return fmt.Errorf("relay configuration: reserve %q is none of attach, start", c.Reserve)
+	}
+	for _, n := range []int{c.Limits.Clients, c.Limits.Memories, c.Limits.Connections, c.Limits.Descriptors} {
+		if n < 0 {
+			return fmt.Errorf("relay configuration: a limit of %d", n)
+		}
 	}
 	switch c.Transport {
 	case TransportAuto, TransportLoop, TransportLocal:

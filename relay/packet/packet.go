@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -67,6 +68,9 @@ func (c Conn) Send(m wire.Message, sequence uint32, fds ...int) error {
 func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	data := make([]byte, wire.MaxMessage+1)
 	control := make([]byte, controlSpace)
+	if strangers.clogged(nil) {
+		control = nil
+	}
 	n, controls, flags, _, err := c.ReadMsgUnix(data, control)
 	if errors.Is(err, unix.ECONNRESET) {
 		// Said once, and before what is still to be read, when the other side closes
@@ -76,6 +80,9 @@ func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	if err != nil {
 		fds, _ := rights(control[:controls]) // an empty message looks like an end, and can carry descriptors
 		return nil, 0, fds, err
+	}
+	if control == nil {
+		flags &^= unix.MSG_CTRUNC
 	}
 	return decode(data[:n], control[:controls], flags)
 }
@@ -155,15 +162,45 @@ func rights(control []byte) ([]int, error) {
 // CloseAll closes descriptors that nobody wants. It does not wait for that: to
 // close a stranger's file of a FUSE file system, say, can take as long as the
 // stranger likes.
-func CloseAll(fds []int) {
+func CloseAll(fds []int) { strangers.closeAll(fds, nil) }
+
+// Each close that hangs has a thread, and the files of its message stay open. So
+// there are bounds: with maxClosing messages whose files are being closed, of one
+// Port's or of all, no descriptor is taken over any more. The kernel then drops
+// those that a message brings, which waits for nobody.
+const (
+	maxClosing     = 64
+	maxClosingPort = 8
+)
+
+// closing counts messages whose files are being closed.
+type closing struct{ atomic.Int32 }
+
+// strangers has those of this process.
+var strangers closing
+
+func (c *closing) closeAll(fds []int, own *closing) {
 	if len(fds) == 0 {
 		return
+	}
+	c.Add(1)
+	if own != nil {
+		own.Add(1)
 	}
 	go func() {
 		for _, fd := range fds {
 			unix.Close(fd)
 		}
+		c.Add(-1)
+		if own != nil {
+			own.Add(-1)
+		}
 	}()
+}
+
+// clogged reports that too many hang for more to be taken over.
+func (c *closing) clogged(own *closing) bool {
+	return c.Load() >= maxClosing || own != nil && own.Load() >= maxClosingPort
 }
 
 // Port is a connected socket on the event loop. It implements poll.Poller for
@@ -174,8 +211,19 @@ type Port struct {
 	outbox   []outgoing
 	received func(wire.Message, uint32, []int)
 	ended    func(error)
-	leaving  bool // Leave was called
+	leaving  bool    // Leave was called
+	closing  closing // files of messages that came here
 }
+
+// CloseAll closes descriptors that came here and that nobody wants.
+func (p *Port) CloseAll(fds []int) { strangers.closeAll(fds, &p.closing) }
+
+// Clogged reports that descriptors are not taken over for now: too many of those
+// that came before hang at their close.
+func (p *Port) Clogged() bool { return strangers.clogged(&p.closing) }
+
+// maxWaiting bounds what the other side has not made room for.
+const maxWaiting = 16384
 
 type outgoing struct {
 	data []byte
@@ -210,6 +258,10 @@ func (p *Port) Send(m wire.Message, sequence uint32, fds ...int) {
 			p.broken(err)
 			return
 		}
+	}
+	if len(p.outbox) >= maxWaiting {
+		p.loop.Do(func() { p.end(fmt.Errorf("the other side leaves %d messages unread", maxWaiting)) })
+		return
 	}
 	kept := make([]int, 0, len(fds))
 	for _, fd := range fds {
@@ -251,11 +303,15 @@ func (p *Port) write(data []byte, fds []int) error {
 
 func (p *Port) read() {
 	data := make([]byte, wire.MaxMessage+1)
-	control := make([]byte, controlSpace)
+	space := make([]byte, controlSpace)
 	// A bounded number at once, so that one busy socket starves no other.
 	for range 64 {
 		if p.fd < 0 {
 			return
+		}
+		control := space
+		if strangers.clogged(&p.closing) {
+			control = nil
 		}
 		n, controls, flags, _, err := unix.Recvmsg(p.fd, data, control, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		switch {
@@ -274,14 +330,17 @@ func (p *Port) read() {
 			p.end(io.EOF)
 			return
 		}
+		if control == nil {
+			flags &^= unix.MSG_CTRUNC
+		}
 		m, sequence, fds, err := decode(data[:n], control[:controls], flags)
 		if err != nil {
-			CloseAll(fds)
+			p.CloseAll(fds)
 			p.end(err)
 			return
 		}
 		if p.leaving {
-			CloseAll(fds)
+			p.CloseAll(fds)
 			continue
 		}
 		p.received(m, sequence, fds)

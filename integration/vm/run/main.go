@@ -4,10 +4,14 @@
 //	go run ./integration/vm/run test                 every case that has a place in a machine
 //	go run ./integration/vm/run test --place vm-small ./hook --run TestContainer
 //	go run ./integration/vm/run shell --image full
+//
+// It exits with 1 when nothing but tests failed, which is in their events, and
+// with 2 for everything else.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -33,7 +37,10 @@ func main() {
 	root.AddCommand(imageCommand(), testCommand(), shellCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "vm:", err)
-		os.Exit(1)
+		if errors.Is(err, errTests) {
+			os.Exit(1)
+		}
+		os.Exit(2)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -85,7 +86,12 @@ type testOptions struct {
 	places, packages, environment []string
 	pattern                       string
 	timeout                       time.Duration
+
+	testsFailed atomic.Bool
 }
+
+// errTests says that all went well but tests.
+var errTests = errors.New("tests failed")
 
 func (o *testOptions) run(ctx context.Context) error {
 	chosen, err := o.choose(ctx)
@@ -116,7 +122,13 @@ func (o *testOptions) run(ctx context.Context) error {
 		})
 	}
 	group.Wait()
-	return errors.Join(append(failed, ctx.Err())...)
+	if err := errors.Join(append(failed, ctx.Err())...); err != nil {
+		return err
+	}
+	if o.testsFailed.Load() {
+		return errTests
+	}
+	return nil
 }
 
 // choose finds what runs where.
@@ -272,7 +284,13 @@ func (o *testOptions) runHere(ctx context.Context, p place) error {
 		return err
 	}
 	err = addPlace(out, p.name)
-	return errors.Join(err, c.Wait())
+	ended := c.Wait()
+	var status *exec.ExitError
+	if errors.As(ended, &status) && ctx.Err() == nil {
+		o.testsFailed.Store(true) // or their build, which the events say as well
+		ended = nil
+	}
+	return errors.Join(err, ended)
 }
 
 // binary is the name of a package's test binary.
@@ -313,7 +331,11 @@ func (o *testOptions) runTarget(ctx context.Context, s *session, p place, of tar
 	defer cancel()
 	err = s.machines[0].Run(limited, command, nil, events, events)
 	var status *control.ExitError
-	if err != nil && !errors.As(err, &status) {
+	switch {
+	case errors.As(err, &status):
+		o.testsFailed.Store(true)
+		err = nil
+	case err != nil:
 		// In the report it stands with the test that ran.
 		fmt.Fprintf(events, "\n%v\n", err)
 	}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+)
+
+// failing is a package that failed in a place.
+type failing struct {
+	testPackage
+	tests  []string // those of its top-level tests that failed
+	chance bool     // it may have been chance
+}
+
+// neverChance is what a package prints that did not fail by chance, and of which
+// a second run would prove nothing: a race is there even when it is not met, and
+// a panic or a time-out keeps other tests from running.
+var neverChance = regexp.MustCompile(`(?m)^(panic: |fatal error: |WARNING: DATA RACE)`)
+
+// atMost is how many tests may have failed by chance.
+const atMost = 4
+
+func (s *summary) failedIn(p testPackage) []string {
+	var names []string
+	for _, t := range s.all(failed) {
+		name, is := strings.CutPrefix(t.name, short(p.path)+".")
+		if is && t.place == p.place && !strings.Contains(name, "/") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// tryAgain runs tests that failed once more, by a line of the shell that finds
+// PLACE, PACKAGE and TESTS, a pattern, in its environment. What passes then is
+// no failure any more, and the summary says that it was one: machines that are
+// shared with others lose seconds. It tries nothing again where so much failed
+// that it was not chance.
+func (s *summary) tryAgain(line string, out io.Writer) error {
+	count := 0
+	for _, f := range s.failing {
+		if count += len(f.tests); !f.chance || len(f.tests) == 0 || count > atMost {
+			return nil
+		}
+	}
+	for _, f := range s.failing {
+		if err := s.tryPackage(f, line, out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *summary) tryPackage(f failing, line string, out io.Writer) error {
+	fmt.Fprintf(out, "again %s: %s\n", s.title(f.place, short(f.path)), strings.Join(f.tests, ", "))
+	c := exec.Command("bash", "-c", line)
+	c.Env = append(os.Environ(), "PLACE="+f.place, "PACKAGE="+f.path, "TESTS=^("+strings.Join(f.tests, "|")+")$")
+	c.Stderr = os.Stderr
+	events, err := c.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := c.Start(); err != nil {
+		return fmt.Errorf("trying again: %w", err)
+	}
+	second, err := read([]string{f.place}, events, out)
+	if err != nil {
+		return err
+	}
+	if err := c.Wait(); err != nil || !second.good() {
+		return nil // it failed twice
+	}
+	of := func(t test) bool { // one of the tests that were tried again, or a part of it
+		if t.place != f.place {
+			return false
+		}
+		for _, name := range f.tests {
+			whole := short(f.path) + "." + name
+			if t.name == whole || strings.HasPrefix(t.name, whole+"/") {
+				return true
+			}
+		}
+		return false
+	}
+	for _, name := range f.tests {
+		if second.results[test{f.place, short(f.path) + "." + name}].state != passed {
+			return nil
+		}
+	}
+	for t := range s.results {
+		if of(t) {
+			delete(s.results, t)
+		}
+	}
+	for t, r := range second.results {
+		s.results[t] = r
+	}
+	for _, name := range f.tests {
+		s.flaky = append(s.flaky, test{f.place, short(f.path) + "." + name})
+	}
+	for i, b := range s.broken {
+		if b == s.title(f.place, short(f.path)) {
+			s.broken = append(s.broken[:i], s.broken[i+1:]...)
+			break
+		}
+	}
+	return nil
+}
