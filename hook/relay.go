@@ -45,6 +45,7 @@ type relay struct {
 	// sandbox is what was done to it, and devices what it was left; nil without a
 	// sandbox.
 	sandbox *sandbox.Report
+	report  *os.File // where that comes from
 	devices []string
 	// renew says that it was ended for the next one's sake.
 	renew bool
@@ -76,14 +77,14 @@ func startRelay(g *Generation, clients, peers, init *os.File) (*relay, error) {
 		launch.FDClients: clients, launch.FDPeers: peers, launch.FDSupervisor: theirs, launch.FDInit: init,
 	}
 	r.cmd = exec.Command(g.Relay.Path, "serve")
-	var report, tell *os.File
 	if g.Sandbox.Mode == config.SandboxAuto {
-		if report, tell, err = os.Pipe(); err != nil {
+		report, tell, err := os.Pipe()
+		if err != nil {
 			r.control.Close()
 			return nil, err
 		}
-		defer report.Close()
 		defer tell.Close()
+		r.report = report
 		spec := g.confinement()
 		r.devices = spec.Devices
 		const fdReport = launch.FDInit + 1
@@ -98,17 +99,9 @@ func startRelay(g *Generation, clients, peers, init *os.File) (*relay, error) {
 		r.cmd.ExtraFiles = append(r.cmd.ExtraFiles, files[fd])
 	}
 	if err := r.cmd.Start(); err != nil {
+		r.report.Close() // of none it is an error, which does not matter
 		r.control.Close()
 		return nil, err
-	}
-	if tell != nil {
-		tell.Close()
-		if r.sandbox, err = hearReport(report); err != nil {
-			err = errors.Join(err, r.cmd.Process.Kill())
-			r.cmd.Wait() // it has failed, or was killed by us
-			r.control.Close()
-			return nil, err
-		}
 	}
 	// It cannot be reaped before Wait, so the number is its own.
 	process, pidfd, err := identify(r.cmd.Process.Pid)
@@ -118,12 +111,28 @@ func startRelay(g *Generation, clients, peers, init *os.File) (*relay, error) {
 	} else if !errors.Is(err, errEnded) {
 		err = errors.Join(err, r.cmd.Process.Kill())
 		r.cmd.Wait() // killed by us: nothing to learn
+		r.report.Close()
 		r.control.Close()
 		return nil, err
 	}
 	go r.read()
 	go func() { r.exited <- r.cmd.Wait() }()
 	return r, nil
+}
+
+// executed waits until the sandbox is made and the relay executed in it. The relay
+// has ended where that fails.
+func (r *relay) executed() error {
+	if r.report == nil {
+		return nil
+	}
+	defer r.report.Close()
+	var err error
+	if r.sandbox, err = hearReport(r.report); err != nil {
+		err = errors.Join(err, r.kill("it was not executed"))
+		<-r.exited
+	}
+	return err
 }
 
 func (r *relay) read() {

@@ -321,17 +321,24 @@ func (s *supervisor) start() error {
 	if err != nil {
 		return err
 	}
+	// Written down before anybody can meet it: what is to become the relay makes its
+	// sandbox still.
 	s.relay = r
+	s.status.Starts++
+	s.status.Relay = &r.process
+	s.note(StateStarting, "")
 	go admitClaims(s.layout, s.generation.ID, s.log, r)
+	if err := r.executed(); err != nil {
+		s.drop()
+		s.status.Starts--
+		return err
+	}
 	s.status.Sandbox = r.sandbox
-	if r.sandbox != nil && s.status.Starts == 0 {
+	if r.sandbox != nil && s.status.Starts == 1 {
 		for _, lacks := range r.sandbox.Missing {
 			s.log.Warnf("the relay's sandbox lacks %s", lacks)
 		}
 	}
-	s.status.Starts++
-	s.status.Relay = &r.process
-	s.note(StateStarting, "")
 	s.configure()
 	return nil
 }
