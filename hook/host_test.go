@@ -49,7 +49,7 @@ func newHost(t *testing.T) host {
 func (h host) gone(t *testing.T) {
 	t.Helper()
 	eventually(t, "what is left", func() error {
-		for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers()} {
+		for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers(), h.layout.UIDs()} {
 			entries, err := os.ReadDir(dir)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err

@@ -67,6 +67,9 @@ func test(m *testing.M, self string) int {
 			fatal(err)
 		}
 	}
+	if err := os.MkdirAll(filepath.Join(bin, "infiniband/verbs0/device/infiniband_verbs/uverbs0"), 0o755); err != nil {
+		fatal(err)
+	}
 	status := m.Run()
 	if text, err := os.ReadFile(filepath.Join(bin, "races")); err == nil {
 		fmt.Fprintf(os.Stderr, "in a supervisor: %s\n", text)
@@ -113,6 +116,9 @@ func hookMain() {
 	}
 	l := layout.New(*root)
 	var err error
+	if self, err := os.Executable(); err == nil {
+		*hook.Infiniband = filepath.Join(filepath.Dir(self), "infiniband")
+	}
 	switch os.Args[1] {
 	case "supervise":
 		err = errors.Join(hook.Supervise(l, *generation), reportRace())
@@ -166,6 +172,9 @@ func relayMain() {
 	}
 	report("start", relayStart{PID: os.Getpid(), Args: os.Args[1:], Environment: os.Environ(), Descriptors: fds, Directory: cwd, OwnSession: session != 0 && session == os.Getppid()})
 
+	if fault("attacks") {
+		attackMain(fault("only"))
+	}
 	if fault("dies") {
 		fmt.Fprintln(os.Stderr, "test relay: no libcuda")
 		os.Exit(3)

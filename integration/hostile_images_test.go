@@ -32,8 +32,9 @@ import (
 )
 
 // hostile is a bed whose containers aim at the host. All of the host lies on a
-// file system of its own, which is shared as /run and / are where systemd runs, so
-// that whatever is mounted of it, anywhere, has its name in mountinfo.
+// shared mount: /run where systemd runs, which has it shared, and a file system of
+// its own elsewhere. Whatever is mounted of it, anywhere, has its name, or that of
+// its root, in mountinfo.
 type hostile struct {
 	*bed
 	fileSystem string
@@ -46,24 +47,15 @@ var fileSystems atomic.Int64
 
 func newHostile(t *testing.T, runtimeName string, change func(*config.Config)) *hostile {
 	t.Helper()
-	root := newRoot(t)
-	h := &hostile{fileSystem: fmt.Sprintf("peerlane-hostile-%d-%d", os.Getpid(), fileSystems.Add(1)), canary: filepath.Join(root, "canary")}
-	if err := unix.Mount(h.fileSystem, root, "tmpfs", 0, "mode=0755"); err != nil {
-		t.Fatal(err)
+	h := &hostile{fileSystem: fmt.Sprintf("peerlane-hostile-%d-%d", os.Getpid(), fileSystems.Add(1))}
+	if sharedRun(t) {
+		t.Setenv("TMPDIR", "/run") // better than anything made up
 	}
-	t.Cleanup(func() {
-		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-			err := unix.Unmount(root, 0)
-			if err == nil {
-				return
-			}
-			if time.Now().After(end) {
-				t.Errorf("unmounting %s: %v", root, errors.Join(err, unix.Unmount(root, unix.MNT_DETACH)))
-				return
-			}
-		}
-	})
-	if err := unix.Mount("", root, "", unix.MS_SHARED, ""); err != nil {
+	root := newRoot(t)
+	h.canary = filepath.Join(root, "canary")
+	if !sharedRun(t) {
+		mountShared(t, h.fileSystem, root)
+	} else if err := os.Chmod(root, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	h.bed = newBedIn(t, root, runtimeName, change)
@@ -84,6 +76,44 @@ func newHostile(t *testing.T, runtimeName string, change func(*config.Config)) *
 	return h
 }
 
+// sharedRun says whether this machine's /run is shared, as systemd has it.
+func sharedRun(t *testing.T) bool {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); f[4] == "/run" && strings.HasPrefix(f[6], "shared:") {
+			return true
+		}
+	}
+	return false
+}
+
+// mountShared mounts a file system of this name, shared.
+func mountShared(t *testing.T, name, at string) {
+	t.Helper()
+	if err := unix.Mount(name, at, "tmpfs", 0, "mode=0755"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+			err := unix.Unmount(at, 0)
+			if err == nil {
+				return
+			}
+			if time.Now().After(end) {
+				t.Errorf("unmounting %s: %v", at, errors.Join(err, unix.Unmount(at, unix.MNT_DETACH)))
+				return
+			}
+		}
+	})
+	if err := unix.Mount("", at, "", unix.MS_SHARED, ""); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // look describes all of the host that a container may not change: its mounts, and
 // the trees outside root file systems.
 func (h *hostile) look() []string {
@@ -94,7 +124,7 @@ func (h *hostile) look() []string {
 	}
 	var all []string
 	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, h.fileSystem) || strings.Contains(line, h.Root) {
+		if strings.Contains(line, h.fileSystem) || strings.Contains(line, filepath.Base(h.Root)) {
 			all = append(all, strings.TrimSpace(line))
 		}
 	}
@@ -466,7 +496,9 @@ var hostileImages = []hostileImage{
 
 	{"a huge tree", hugeTree, true, false},
 	{"an immutable root with its mount point", func(p plot) error {
-		return errors.Join(os.MkdirAll(filepath.Join(p.root, "run/peerlane"), 0o755),
+		// The simulator's mount point can be there too.
+		return errors.Join(os.MkdirAll(filepath.Join(p.root, p.h.Root, "simulator"), 0o755),
+			os.MkdirAll(filepath.Join(p.root, "run/peerlane"), 0o755),
 			p.immutable(filepath.Join(p.root, "run/peerlane")), p.immutable(filepath.Join(p.root, "run")))
 	}, true, false},
 	{"an immutable root without its mount point", func(p plot) error {

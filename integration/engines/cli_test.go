@@ -210,7 +210,15 @@ func docker20(b *bed) engine {
 		if len(names) == 0 {
 			return nil
 		}
-		return []string{"--runtime", "peerlane", "--env", "PEERLANE_DEVICES=" + strings.Join(names, ",")}
+		return append([]string{"--runtime", "peerlane"}, byVariable(names)...)
 	}
 	return e
+}
+
+// byVariable asks peerlane-runtime for devices.
+func byVariable(names []string) []string {
+	if len(names) == 0 {
+		return nil
+	}
+	return []string{"--env", "PEERLANE_DEVICES=" + strings.Join(names, ",")}
 }

@@ -129,6 +129,10 @@ type row struct {
 	// remaps says that its daemon has all of its containers in a user namespace,
 	// or none.
 	remaps bool
+	// rootless says that an ordinary user runs it.
+	rootless bool
+	// below is the runtime that peerlane-runtime is to use, if not its own choice.
+	below string
 	// recipe is the heading of docs/containers.md that tells users how.
 	recipe string
 	open   func(b *bed) engine
@@ -277,7 +281,11 @@ func (b *bed) running(ctx context.Context, c check) (generation string) {
 		b.Fatal(err)
 	}
 	b.judge(c, b.lastReport(c.ask, 1))
-	return b.generation().ID
+	g := b.generation()
+	if b.row.rootless {
+		b.mustBeTrainers(g)
+	}
+	return g.ID
 }
 
 // mustGoOn demands that another process of the container has the relay that its
@@ -525,9 +533,14 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{T: t, Host: h, row: r, reports: filepath.Join(root, "reports"), cgroups: which, userNS: userNS}
+	specifications := h.CDIDir()
+	if r.rootless {
+		specifications = b.ofTrainer()
+	}
 	if err := h.Configure(func(c *config.Config) {
 		c.Relay.Route, c.Relay.Slots, c.Relay.SlotSize = launch.RouteStaged, 4, 1<<20
 		c.Groups = map[string][]string{"pair": {"2", "3"}}
+		c.Runtime.Path = r.below
 		// For the engines without CDI.
 		c.Runtime.Devices = []string{"peerlane.dev/lane=*", "peerlane.dev/gpu=*", "peerlane.dev/nic=*", "nvidia.com/gpu=*", "stranger.example/thing=*", "test.peerlane.dev/reports=*", "test.peerlane.dev/driver=*"}
 	}); err != nil {
@@ -558,7 +571,11 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	for _, library := range h.Libraries {
 		shared = append(shared, filepath.Dir(library))
 	}
-	b.ground = lay(t, own, next, which, h.CDIDir(), filepath.Join(root, "nodes/dev"), shared...)
+	b.ground = lay(t, own, next, which, specifications, filepath.Join(root, "nodes/dev"), shared...)
+	if r.rootless {
+		b.giveTrainer()
+		b.ground.user = trainer
+	}
 	b.engine = r.open(b)
 	// The first container of an engine makes what the others find.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -718,7 +735,7 @@ func (b *bed) judge(c check, r report) {
 	if user := r.UID == 1000; user != c.ask.user {
 		b.Errorf("the process has uid %d", r.UID)
 	}
-	if r.UserNamespace != c.ask.userNS {
+	if r.UserNamespace != (c.ask.userNS || b.row.rootless) {
 		b.Errorf("a user namespace of its own: %v", r.UserNamespace)
 	}
 	if c.also != nil {

@@ -187,7 +187,7 @@ type Staging struct {
 
 // Check says what a relay cannot work with.
 func (c Config) Check() error {
-	if len(c.Generation) != 32 {
+	if len(c.Generation) != 32 || strings.Trim(c.Generation, "0123456789abcdef") != "" {
 		return fmt.Errorf("relay configuration: generation %q is not 32 hexadecimal digits", c.Generation)
 	}
 	if len(c.Lanes) == 0 {
