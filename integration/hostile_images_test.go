@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -205,7 +206,7 @@ func (h *hostile) try(t *testing.T, b *bundle.Bundle) outcome {
 	if err := b.Write(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	id := h.ContainerID(filepath.Base(b.Dir))
 	var stderr bytes.Buffer
@@ -690,7 +691,7 @@ func TestEnvironmentOfAHostileImage(t *testing.T) {
 
 // swaps is how many containers of each runtime TestAParentSwappedDuringTheHook
 // starts; PEERLANE_HOSTILE_SWAPS asks for another number.
-const swaps = 50
+const swaps = 25
 
 // While the hook works, somebody who can write the image (another container with
 // the same volume) swaps a directory on its way for a link that leads elsewhere,
@@ -773,6 +774,8 @@ func swap(arguments []string) error {
 				swapped <- err
 				return
 			}
+			// The hook shall come to something where there is one processor.
+			time.Sleep(time.Duration(rand.IntN(100)) * time.Microsecond)
 		}
 		swapped <- nil
 	}()
