@@ -235,23 +235,40 @@ func (h *hostile) try(t *testing.T, b *bundle.Bundle) outcome {
 		t.Error(err)
 	}
 	o.refusal = stderr.String()
-	for {
-		entry := make([]byte, 64<<10)
-		if err := h.journal.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
-			t.Fatal(err)
-		}
-		n, err := h.journal.Read(entry)
-		if err != nil {
-			break // nothing more
-		}
-		if text := string(entry[:n]); strings.Contains(text, id) {
-			o.refusal, o.hooked = o.refusal+text, true
+	for _, entry := range h.said(t) {
+		if strings.Contains(entry, id) {
+			o.refusal, o.hooked = o.refusal+entry, true
 		}
 	}
 	if (err == nil) != (o.saw != nil) {
 		t.Errorf("the runtime's end is %v, and the container said %q: %s", err, out, o.refusal)
 	}
 	return o
+}
+
+// said is what the host's log was told since the last time. Who has said something
+// has ended, so it is there.
+func (h *hostile) said(t *testing.T) (entries []string) {
+	t.Helper()
+	conn, err := h.journal.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := make([]byte, 64<<10)
+	for {
+		var n int
+		var got error
+		if err := conn.Control(func(fd uintptr) { n, _, got = unix.Recvfrom(int(fd), entry, unix.MSG_DONTWAIT) }); err != nil {
+			t.Fatal(err)
+		}
+		if got == unix.EAGAIN {
+			return entries
+		}
+		if got != nil {
+			t.Fatal(got)
+		}
+		entries = append(entries, string(entry[:n]))
+	}
 }
 
 // mustBeRight demands of a container that started that it has its own relay's
