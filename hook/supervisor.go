@@ -499,6 +499,9 @@ func (s *supervisor) end() error {
 		return errors.Join(append(errs, err)...)
 	}
 	errs = append(errs, remove(s.layout, s.generation.ID))
+	if errors.Join(errs...) == nil {
+		errs = append(errs, s.generation.releaseUID(s.layout)) // of a state that somebody has deleted
+	}
 	_, err = Collect(s.layout)
 	return errors.Join(append(errs, err)...)
 }
