@@ -32,6 +32,20 @@ func findCgroup(l layout.Layout, id string) (cgroup, bool, error) {
 	return cgroup{root, l.Cgroup(), id}, ok, nil
 }
 
+// makeCgroup makes a generation's group, and opens it for a process to be started
+// in it; nil on a host without cgroup2.
+func makeCgroup(l layout.Layout, id string) (*os.File, error) {
+	group, ok, err := findCgroup(l, id)
+	if err != nil || !ok {
+		return nil, err
+	}
+	dir, err := group.create()
+	if err != nil {
+		return nil, errors.Join(err, group.remove())
+	}
+	return dir, nil
+}
+
 // cgroupRoot finds the mount point of cgroup2 in the text of a mountinfo,
 // proc_pid_mountinfo(5).
 func cgroupRoot(mountinfo string) (string, bool) {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -238,6 +239,11 @@ func extend(l layout.Layout, g *Generation, lanes []launch.Lane) error {
 // start makes the sockets of a new generation and runs its supervisor, and
 // meanwhile a function. It returns when the supervisor is executed.
 func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *os.File, meanwhile func(*Generation) error) (*starting, error) {
+	group := sync.OnceValues(func() (*os.File, error) { return makeCgroup(l, g.ID) })
+	if !bySystemd(l, launcher) {
+		go group()
+		defer group() // who removes what is there after an error must find it
+	}
 	if err := os.Mkdir(l.SocketDir(g.ID), 0o700); err != nil {
 		return nil, err
 	}
@@ -283,7 +289,7 @@ func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *
 		var err error
 		s, err = g.runBySystemd(l, launcher, files)
 		if err == nil && s == nil {
-			s, err = g.run(l, supervisor, files)
+			s, err = g.run(l, supervisor, files, group)
 		}
 		run <- err
 	}()
@@ -313,8 +319,9 @@ type starting struct {
 }
 
 // run runs the supervisor with these descriptors: it returns when the
-// supervisor is executed, and has them all.
-func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.File) (*starting, error) {
+// supervisor is executed, and has them all. It is born in a control group, if this
+// host has one for it.
+func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.File, group func() (*os.File, error)) (*starting, error) {
 	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), logName), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
@@ -352,9 +359,24 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 	for fd := 3; files[fd] != nil; fd++ {
 		attributes.Files = append(attributes.Files, files[fd].Fd())
 	}
-	pid, err := startInCgroup(l, g, log, attributes.Sys, func() (int, error) {
+	// A host where it cannot have a group of its own is no worse off than without.
+	dir, err := group()
+	if err != nil {
+		fmt.Fprintf(log, "no control group of its own for the relay, so it stays in the container runtime's: %v\n", err)
+	} else if dir != nil {
+		defer dir.Close()
+		// Born there: moving a process later takes a lock of the whole host.
+		attributes.Sys.UseCgroupFD, attributes.Sys.CgroupFD = true, int(dir.Fd())
+	}
+	start := func() (int, error) {
 		return syscall.ForkExec(supervisor, []string{supervisor, "supervise", "--root", l.Root, "--generation", g.ID}, attributes)
-	})
+	}
+	pid, err := start()
+	if err != nil && attributes.Sys.UseCgroupFD {
+		fmt.Fprintf(log, "the relay stays in the container runtime's control group: %v\n", err)
+		attributes.Sys.UseCgroupFD = false
+		pid, err = start()
+	}
 	if err != nil {
 		s.close()
 		return nil, fmt.Errorf("starting the supervisor: %w", &os.PathError{Op: "exec", Path: supervisor, Err: err})
@@ -443,33 +465,6 @@ func reap(pid int) string {
 			return fmt.Sprintf("exit status %d", status.ExitStatus())
 		}
 	}
-}
-
-// startInCgroup starts a process in a control group of its own. A host where
-// that is not possible is no worse off than without: the log says so.
-func startInCgroup(l layout.Layout, g *Generation, log io.Writer, attributes *syscall.SysProcAttr, start func() (int, error)) (int, error) {
-	group, ok, err := findCgroup(l, g.ID)
-	if err == nil && ok {
-		var dir *os.File
-		if dir, err = group.create(); err == nil {
-			defer dir.Close()
-			if err := group.limit(g.Sandbox.Limits); err != nil {
-				fmt.Fprintf(log, "the relay's control group has not all of its limits: %v\n", err)
-			}
-			// Born there: moving a process later takes a lock of the whole host.
-			attributes.UseCgroupFD, attributes.CgroupFD = true, int(dir.Fd())
-			var pid int
-			if pid, err = start(); err == nil {
-				return pid, nil
-			}
-		}
-		err = errors.Join(err, group.remove())
-	}
-	if err != nil {
-		fmt.Fprintf(log, "no control group of its own for the relay, so it stays in the container runtime's: %v\n", err)
-	}
-	attributes.UseCgroupFD = false
-	return start()
 }
 
 // tail is the end of a log.

@@ -1,16 +1,16 @@
 package hook_test
 
 import (
-	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -140,7 +140,7 @@ func (s *swapper) run() {
 		over := s.over
 		if !over {
 			pair := s.pairs[i%len(s.pairs)]
-			if err := errors.Join(exchange(pair), pause(), exchange(pair)); err != nil {
+			if err := swapAndBack(pair); err != nil {
 				s.t.Errorf("swapping %v: %v", pair, err)
 				over = true
 			}
@@ -150,7 +150,8 @@ func (s *swapper) run() {
 		if over {
 			return
 		}
-		runtime.Gosched()
+		// What is raced with shall come to something where there is one processor.
+		time.Sleep(time.Duration(rand.IntN(20)) * time.Microsecond)
 	}
 }
 
@@ -158,8 +159,15 @@ func exchange(pair [2]string) error {
 	return unix.Renameat2(unix.AT_FDCWD, pair[0], unix.AT_FDCWD, pair[1], unix.RENAME_EXCHANGE)
 }
 
-// pause lets the other side see what was swapped.
-func pause() error { runtime.Gosched(); return nil }
+// swapAndBack leaves the other side a moment to see what was swapped.
+func swapAndBack(pair [2]string) error {
+	err := exchange(pair)
+	if err == nil {
+		time.Sleep(time.Duration(rand.IntN(20)) * time.Microsecond)
+		err = exchange(pair)
+	}
+	return err
+}
 
 // still runs a function while everything is in its place.
 func (s *swapper) still(f func()) {

@@ -96,6 +96,7 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 		_, tell := fmt.Fprint(d.started, err)
 		return errors.Join(err, tell)
 	}
+	s.limit()
 	answer := startedAnswer
 	if err := s.start(); err != nil {
 		answer = err.Error()
@@ -110,6 +111,20 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 		}
 	}()
 	return s.loop(requests, stop)
+}
+
+// limit sets the limits of the control group that the hook has made. A unit of
+// systemd brings its own.
+func (s *supervisor) limit() {
+	group, ok, err := findCgroup(s.layout, s.generation.ID)
+	if err == nil && ok {
+		if _, is := os.Stat(group.path()); is == nil {
+			err = group.limit(s.generation.Sandbox.Limits)
+		}
+	}
+	if err != nil {
+		s.log.WithError(err).Warn("the relay's control group has not all of its limits")
+	}
 }
 
 // handed checks that Launch handed this generation to this process: a descriptor
