@@ -197,7 +197,7 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	if err := os.Remove(d.host.RuntimeState()); err != nil && !os.IsNotExist(err) {
 		d.report.Problems = append(d.report.Problems, err.Error())
 	}
-	d.report.Left, err = d.host.Left(before, 10*time.Second)
+	d.report.Left, err = d.host.Left(before, time.Minute)
 	return err
 }
 
@@ -211,7 +211,7 @@ func (d *demo) configure() error {
 	} else {
 		d.script = Script{RateSizes: []uint64{64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, RateBytes: 16 << 30, Depth: 16, Rounds: 1000}
 	}
-	d.script.Seed, d.script.Bytes, d.script.Timeout = d.Seed, d.Bytes, 2*time.Minute
+	d.script.Seed, d.script.Bytes, d.script.Timeout = d.Seed, d.Bytes, 5*time.Minute
 	if err := d.host.Configure(func(c *config.Config) {
 		c.Relay.Route = d.Route
 		c.Relay.Environment = append(slices.Clone(c.Relay.Environment), d.RelayEnvironment...)
@@ -243,7 +243,7 @@ func (d *demo) configure() error {
 
 // exchange runs both containers to their end.
 func (d *demo) exchange(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
 	d.Progress(Progress{Step: "starting the containers"})
 	clients := make([]*running, 2)
