@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -754,11 +755,13 @@ func TestExportsThatVanish(t *testing.T) {
 	v.recovered()
 }
 
-// fuse is a file system of one file whose close hangs until it is let go.
+// fuse is a file system of one file whose close hangs until it is let go. It is
+// mounted nowhere: who has the file has it. Until then no process may be started
+// beside it, which would hang before it is executed.
 type fuse struct {
 	t    *testing.T
-	dir  string
-	fd   int
+	file int // the file, open
+	fd   int // /dev/fuse
 	lock sync.Mutex
 	held []uint64 // requests to flush
 	free bool
@@ -772,27 +775,49 @@ const (
 
 func newFuse(t *testing.T) *fuse {
 	t.Helper()
-	f := &fuse{t: t, dir: t.TempDir()}
+	f := &fuse{t: t}
+	dir := t.TempDir()
 	var err error
 	if f.fd, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
 		t.Skipf("/dev/fuse cannot be used here: %v", err)
 	}
-	if err := unix.Mount("peerlane-test", f.dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", f.fd)); err != nil {
+	served := make(chan struct{})
+	mounted := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with its namespace
+		// A mount that others see, those in other namespaces have as well, and the
+		// file system would end when the last of them has.
+		err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		}
+		if err == nil {
+			err = unix.Mount("peerlane-test", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", f.fd))
+		}
+		if err != nil {
+			mounted <- err
+			return
+		}
+		go func() {
+			defer close(served)
+			f.serve()
+		}()
+		f.file, err = unix.Open(filepath.Join(dir, "file"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		mounted <- errors.Join(err, unix.Unmount(dir, unix.MNT_DETACH))
+	}()
+	if err := <-mounted; err != nil {
 		unix.Close(f.fd)
 		t.Skipf("no FUSE file system can be mounted here: %v", err)
 	}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		f.serve()
-	}()
 	t.Cleanup(func() {
 		f.letGo()
-		if err := unix.Unmount(f.dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
+		unix.Close(f.file)
+		select {
+		case <-served:
+			unix.Close(f.fd)
+		case <-time.After(time.Minute):
+			t.Error("somebody still has the file")
 		}
-		unix.Close(f.fd)
-		<-served
 	})
 	return f
 }
@@ -885,17 +910,8 @@ func (f *fuse) letGo() {
 // hang, and its close does.
 func TestFilesThatHang(t *testing.T) {
 	v := newVictim(t, nil)
-	f := newFuse(t)
-	// This process must not hang at its own close: it has one descriptor, which it
-	// closes when the file system lets go.
-	file, err := unix.Open(filepath.Join(f.dir, "file"), unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		f.letGo()
-		unix.Close(file)
-	})
+	f := newFuse(t) // after that: a process that is started closes the file, and hangs
+	file := f.file
 	export := &wire.Export{Bytes: 2 << 20, Length: 2 << 20, GPU: uuid(t, 0), Access: wire.AccessSend}
 	hung := 0
 	for range 12 { // sessions, each as much as it can
