@@ -189,7 +189,9 @@ func attack() map[string]string {
 		return err
 	})
 	try("a device of the host", open(at.Device, os.O_RDONLY))
-	try("a device node of somebody's", open(at.Node, os.O_RDONLY))
+	if at.Node != "" {
+		try("a device node of somebody's", open(at.Node, os.O_RDONLY))
+	}
 	try("a setting of the kernel", open("/proc/sys/kernel/core_pattern", os.O_WRONLY))
 	try("core dumps", func() error {
 		return unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
@@ -261,6 +263,13 @@ func TestARelayThatIsTakenOver(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
 			at := h.victim(t)
+			var under unix.Statfs_t
+			if err := unix.Statfs(at.Node, &under); err != nil {
+				t.Fatal(err)
+			}
+			if mode == config.SandboxOff && under.Flags&unix.ST_NODEV != 0 {
+				at.Node = "" // no node works here, for nobody
+			}
 			text, err := json.Marshal(at)
 			if err != nil {
 				t.Fatal(err)

@@ -345,7 +345,6 @@ func (s *supervisor) start() error {
 	go admitClaims(s.layout, s.generation.ID, s.log, r)
 	if err := r.executed(); err != nil {
 		s.drop()
-		s.status.Starts--
 		return err
 	}
 	s.status.Sandbox = r.sandbox

@@ -733,14 +733,19 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 	b.nics()
 	a, z := b.waiting()
 	g := a.generation()
-	for deaths := 0; ; {
+	deaths := 0
+	for end := time.Now().Add(2 * patience); ; {
 		g = a.generation()
 		if g.Status.State == hook.StateDown {
 			break
 		}
-		if g.Status.Relay != nil && g.Status.Starts > deaths {
+		// Ready, and not what still makes its sandbox.
+		if g.Status.State == hook.StateReady && g.Status.Starts > deaths {
 			kill(t, g.Status.Relay.PID)
 			deaths = g.Status.Starts
+		}
+		if time.Now().After(end) {
+			t.Fatalf("after %d deaths its status is %+v", deaths, g.Status)
 		}
 		if deaths > 5 {
 			t.Fatalf("it was started for the %d. time", deaths)

@@ -87,6 +87,11 @@ func (c Conn) ReceiveFrom(from *Source) (wire.Message, uint32, []int, error) {
 		// with messages of ours unread.
 		n, controls, flags, _, err = c.ReadMsgUnix(data, control)
 	}
+	if errors.Is(err, io.EOF) && controls == 0 {
+		// Linux reports the end to a reader that came just before the last message and
+		// the end did (unix_dgram_recvmsg looks for messages first, and then for the end).
+		n, controls, flags, _, err = c.ReadMsgUnix(data, control)
+	}
 	if err != nil {
 		fds, _ := rights(control[:controls]) // an empty message looks like an end, and can carry descriptors
 		return nil, 0, fds, err
@@ -352,6 +357,7 @@ func (p *Port) read() {
 	data := make([]byte, wire.MaxMessage+1)
 	space := make([]byte, controlSpace)
 	// A bounded number at once, so that one busy socket starves no other.
+	ended := false
 	for range 64 {
 		if p.fd < 0 {
 			return
@@ -377,6 +383,10 @@ func (p *Port) read() {
 			p.end(os.NewSyscallError("recvmsg", err))
 			return
 		case n == 0 && controls == 0:
+			if !ended { // there may be a last message; see ReceiveFrom
+				ended = true
+				continue
+			}
 			p.end(io.EOF)
 			return
 		}
