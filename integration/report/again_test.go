@@ -1,19 +1,12 @@
 package main
 
 import (
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/peerlane/peerlane/integration/programs"
 )
 
 // Tests of a made module fail for real, and some of them only once.
 func TestWhatFailedIsTriedAgain(t *testing.T) {
-	goCommand, err := exec.LookPath("go")
-	programs.MustHave(t, err)
 	// once is true in the first run of a module.
 	const once = `package a
 import ("errors"; "fmt"; "io/fs"; "os"; "testing")
@@ -43,7 +36,7 @@ func TestOther(t *testing.T) {}`,
 			never: "flaky",
 		},
 		{
-			name:  "is skipped then",
+			name:  "is skipped then", // the made module's test, and no test of this one
 			tests: `func TestSkips(t *testing.T) { if once("s") { t.Error("wrong") } else { t.Skip("no more") } }`,
 			want:  []string{"again probe: TestSkips", "failed      probe"},
 			never: "flaky",
@@ -80,18 +73,9 @@ func TestE(t *testing.T) { if once("e") { t.Fail() } }`,
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
-			for name, text := range map[string]string{"go.mod": "module probe\n\ngo 1.24\n", "a_test.go": once + test.tests} {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			t.Setenv("GOFLAGS", "")
-			t.Setenv("GOWORK", "off")
-			run := exec.Command(goCommand, "test", "-json", "-vet=off", "-count=1", "./...")
-			run.Dir = dir
-			events, _ := run.Output() // it fails
+			events := madeModule(t, dir, map[string]string{"a_test.go": once + test.tests})
 			var out strings.Builder
-			s, err := read([]string{placeHost}, strings.NewReader(string(events)), &out)
+			s, err := read([]string{placeHost}, strings.NewReader(events), &out)
 			if err != nil {
 				t.Fatal(err)
 			}

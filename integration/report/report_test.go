@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,10 +16,32 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// The events are the go command's own: a made module is tested for real.
-func TestReportOfARealRun(t *testing.T) {
+// madeModule writes a module, and returns the events of its tests.
+func madeModule(t *testing.T, dir string, files map[string]string) string {
+	t.Helper()
 	goCommand, err := exec.LookPath("go")
 	programs.MustHave(t, err)
+	t.Setenv("GOFLAGS", "")
+	t.Setenv("GOWORK", "off")
+	files["go.mod"] = "module probe\n\ngo 1.24\n"
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := exec.Command(goCommand, "test", "-json", "-vet=off", "-count=1", "./...")
+	run.Dir = dir
+	events, err := run.Output()
+	var failed *exec.ExitError
+	if err != nil && !errors.As(err, &failed) {
+		t.Fatal(err)
+	}
+	return string(events)
+}
+
+// The events are the go command's own: a made module is tested for real.
+func TestReportOfARealRun(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		files map[string]string
@@ -73,28 +96,9 @@ func TestDies(t *testing.T) { os.Stderr.WriteString("last words\n"); os.Exit(3) 
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			dir := t.TempDir()
-			test.files["go.mod"] = "module probe\n\ngo 1.24\n"
-			for name, text := range test.files {
-				path := filepath.Join(dir, name)
-				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			run := exec.Command(goCommand, "test", "-json", "-vet=off", "./...")
-			run.Dir = dir
-			run.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
-			events, err := run.Output()
-			if err != nil {
-				if _, ended := err.(*exec.ExitError); !ended {
-					t.Fatal(err)
-				}
-			}
+			events := madeModule(t, t.TempDir(), test.files)
 			var out strings.Builder
-			s, err := read([]string{placeHost}, strings.NewReader(string(events)), &out)
+			s, err := read([]string{placeHost}, strings.NewReader(events), &out)
 			if err != nil {
 				t.Fatal(err)
 			}
