@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,11 +25,7 @@ func Hold(l layout.Layout) (io.Closer, error) { return hold(l, holdTime) }
 func hold(l layout.Layout, wait time.Duration) (io.Closer, error) {
 	// The directory itself, so that nothing is left for the lock's sake; that of
 	// the state, because what others can open they can lock.
-	err := os.MkdirAll(filepath.Dir(l.State()), 0o755)
-	if err == nil {
-		err = os.Mkdir(l.State(), 0o700)
-	}
-	if err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := l.CreateState(); err != nil {
 		return nil, fmt.Errorf("making the directory of the plan: %w", err)
 	}
 	f, err := os.Open(l.State())

@@ -22,6 +22,9 @@ import (
 const (
 	adminVersion = 1
 	adminTimeout = 30 * time.Second // longer than the start of a supervisor on a starved host
+	// replyTimeout is how long a supervisor may take, or the relay that it asks: who
+	// has asked it waits for adminTimeout.
+	replyTimeout = adminTimeout - 5*time.Second
 
 	commandLanes   = "lanes"   // the generation has more lanes
 	commandInspect = "inspect" // answered with what the relay reports
@@ -103,6 +106,7 @@ func tellLanesChanged(l layout.Layout, id string) error {
 type request struct {
 	command string
 	answer  chan adminAnswer
+	late    time.Time // nobody waits for it then
 }
 
 // reply answers a request.
@@ -153,9 +157,18 @@ func serveAdmin(conn net.Conn, requests chan<- request) {
 	case asked.Version != adminVersion:
 		answer.Error = fmt.Sprintf("its supervisor speaks version %d, and was asked in version %d; restart the container", adminVersion, asked.Version)
 	default:
-		r := request{asked.Command, make(chan adminAnswer, 1)}
-		requests <- r
-		answer = <-r.answer
+		r := request{asked.Command, make(chan adminAnswer, 1), time.Now().Add(replyTimeout)}
+		late := time.After(replyTimeout)
+		select {
+		case requests <- r:
+			select {
+			case answer = <-r.answer:
+			case <-late:
+				answer.Error = fmt.Sprintf("there is no answer to %q within %v", asked.Command, replyTimeout)
+			}
+		case <-late:
+			answer.Error = fmt.Sprintf("its supervisor has not come to %q within %v", asked.Command, replyTimeout)
+		}
 	}
 	text, err := json.Marshal(answer)
 	if err != nil {

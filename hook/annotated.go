@@ -19,18 +19,18 @@ const LanesAnnotation = "peerlane.dev/lanes"
 // for, as far as the administrator permits such requests. A hook alone cannot
 // add a mount, so the container has to have been given the anchor: that is what
 // an image, which may carry the annotation, cannot bring about.
-func CreateAnnotated(l layout.Layout, s State, runtimeRoot string) (warning, err error) {
+func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
-	config, err := ReadConfig(l)
+	config, err := a.config()
 	if err != nil {
 		return nil, err
 	}
 	if !config.Hook.Annotations {
-		return nil, fmt.Errorf("container %q asks for lanes by the annotation %s, and %s does not permit that; an administrator can set [hook] annotations = true there", s.ID, LanesAnnotation, l.ConfigFile())
+		return nil, fmt.Errorf("container %q asks for lanes by the annotation %s, and %s does not permit that; an administrator can set [hook] annotations = true there", s.ID, LanesAnnotation, a.layout.ConfigFile())
 	}
-	plan, err := readPlan(l)
+	plan, err := a.plan()
 	if err != nil {
 		return nil, err
 	}
@@ -38,10 +38,10 @@ func CreateAnnotated(l layout.Layout, s State, runtimeRoot string) (warning, err
 	if err != nil {
 		return nil, fmt.Errorf("container %q: the annotation %s: %w", s.ID, LanesAnnotation, err)
 	}
-	if err := hasAnchor(l, s); err != nil {
+	if err := hasAnchor(a.layout, s); err != nil {
 		return nil, err
 	}
-	return Create(l, s, runtimeRoot, Devices{Lanes: names})
+	return Create(a, s, runtimeRoot, Devices{Lanes: names})
 }
 
 // hasAnchor looks for the anchor among a container's mounts. Attach finds out

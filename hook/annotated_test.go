@@ -66,7 +66,7 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := State{ID: "c", Status: "created", PID: os.Getpid(), Bundle: bundle, Annotations: map[string]string{LanesAnnotation: test.annotation}}
-			_, err := CreateAnnotated(l, s, "")
+			_, err := CreateAnnotated(ReadAhead(l), s, "")
 			if err == nil {
 				t.Fatal("it was not refused")
 			}

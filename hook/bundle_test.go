@@ -42,9 +42,10 @@ func runtimes(t *testing.T) map[string][]string {
 	if path, err := exec.LookPath("crun"); err == nil {
 		found["crun"] = []string{path}
 		if _, err := os.Stat("/sys/fs/cgroup/unified"); err == nil {
-			// crun refuses a host that has both versions of cgroups.
-			found["crun"] = []string{"unshare", "-m", "--propagation", "private", "sh", "-c",
-				`umount /sys/fs/cgroup/unified && exec "$@"`, "sh", path}
+			// crun refuses a host that has both versions of cgroups. What else is shared
+			// stays shared.
+			found["crun"] = []string{"unshare", "-m", "--propagation", "unchanged", "sh", "-c",
+				`mount --make-rprivate /sys/fs/cgroup && umount /sys/fs/cgroup/unified && exec "$@"`, "sh", path}
 		}
 	}
 	if len(found) == 0 {
@@ -323,7 +324,7 @@ func (h host) install(t *testing.T) {
 		}
 	}
 	var text bytes.Buffer
-	fmt.Fprintf(&text, "[relay]\nenvironment = [%q]\n", "TEST_DIR="+h.dir)
+	fmt.Fprintf(&text, "[relay]\nenvironment = [%q]\nsandbox_write = [%q]\n", "TEST_DIR="+h.dir, h.dir)
 	if err := os.WriteFile(h.layout.ConfigFile(), text.Bytes(), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -32,6 +32,20 @@ func findCgroup(l layout.Layout, id string) (cgroup, bool, error) {
 	return cgroup{root, l.Cgroup(), id}, ok, nil
 }
 
+// makeCgroup makes a generation's group, and opens it for a process to be started
+// in it; nil on a host without cgroup2.
+func makeCgroup(l layout.Layout, id string) (*os.File, error) {
+	group, ok, err := findCgroup(l, id)
+	if err != nil || !ok {
+		return nil, err
+	}
+	dir, err := group.create()
+	if err != nil {
+		return nil, errors.Join(err, group.remove())
+	}
+	return dir, nil
+}
+
 // cgroupRoot finds the mount point of cgroup2 in the text of a mountinfo,
 // proc_pid_mountinfo(5).
 func cgroupRoot(mountinfo string) (string, bool) {
@@ -48,6 +62,9 @@ func cgroupRoot(mountinfo string) (string, bool) {
 func (c cgroup) parent() string { return filepath.Join(c.root, c.family) }
 func (c cgroup) path() string   { return filepath.Join(c.parent(), c.id) }
 
+// leaving has the supervisors that have left their groups, and end.
+func (c cgroup) leaving() string { return filepath.Join(c.parent(), "ending") }
+
 // create makes the group and opens it, for a process to be started in it.
 func (c cgroup) create() (*os.File, error) {
 	// Another generation's end may remove the parent at any moment.
@@ -61,9 +78,43 @@ func (c cgroup) create() (*os.File, error) {
 	return os.Open(c.path())
 }
 
-// leave moves the calling process out of the group: to the hierarchy's root,
-// or where that is the root of a cgroup namespace only, which may not hold
-// processes, to the parent.
+// limit sets the group's limits, as far as the hierarchy has the controllers: on
+// many hosts those are in cgroup version 1.
+func (c cgroup) limit(l Limits) error {
+	const period = 100_000 // microseconds, the kernel's default
+	var errs []error
+	for _, set := range []struct{ controller, file, value string }{
+		{"memory", "memory.max", fmt.Sprint(l.Memory)},
+		{"pids", "pids.max", fmt.Sprint(l.Tasks)},
+		{"cpu", "cpu.max", fmt.Sprint(l.CPUs*period, " ", period)},
+	} {
+		path := filepath.Join(c.path(), set.file)
+		if _, err := os.Stat(path); err != nil {
+			if err := c.delegate(set.controller); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		if err := os.WriteFile(path, []byte(set.value), 0); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// delegate has a controller work in the groups of this layout.
+func (c cgroup) delegate(controller string) error {
+	for _, group := range []string{c.root, c.parent()} {
+		if err := os.WriteFile(filepath.Join(group, "cgroup.subtree_control"), []byte("+"+controller), 0); err != nil {
+			return fmt.Errorf("no controller %s: %w", controller, err)
+		}
+	}
+	return nil
+}
+
+// leave moves the calling process out of the group: to the hierarchy's root. Where
+// that is only the root of a cgroup namespace it may hold none, as little as the
+// parent may, when they have controllers at work below them: then to a group beside.
 func (c cgroup) leave() error {
 	if _, err := os.Stat(c.path()); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -71,7 +122,14 @@ func (c cgroup) leave() error {
 	if enter(c.root) == nil {
 		return nil
 	}
-	return enter(c.parent())
+	// Another generation's end may remove it at any moment.
+	err := os.ErrNotExist
+	for try := 0; try < 100 && errors.Is(err, os.ErrNotExist); try++ {
+		if err = os.MkdirAll(c.leaving(), 0o755); err == nil {
+			err = enter(c.leaving())
+		}
+	}
+	return err
 }
 
 func enter(group string) error {
@@ -97,9 +155,12 @@ func (c cgroup) remove() error {
 		}
 		break
 	}
-	// The parent goes with the last generation.
-	if err := unix.Rmdir(c.parent()); err != nil && err != unix.ENOENT && err != unix.ENOTEMPTY && err != unix.EBUSY {
-		return &os.PathError{Op: "rmdir", Path: c.parent(), Err: err}
+	// The parent goes with the last generation, or with the next one's end where the
+	// last supervisor is still there.
+	for _, group := range []string{c.leaving(), c.parent()} {
+		if err := unix.Rmdir(group); err != nil && err != unix.ENOENT && err != unix.ENOTEMPTY && err != unix.EBUSY {
+			return &os.PathError{Op: "rmdir", Path: group, Err: err}
+		}
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 // endTimeout.
 func Collect(l layout.Layout) (removed []string, err error) {
 	all, err := ids(l)
-	if err != nil || len(all) == 0 {
+	if err != nil {
 		return nil, err
 	}
 	var errs []error
@@ -30,6 +30,9 @@ func Collect(l layout.Layout) (removed []string, err error) {
 		if done {
 			removed = append(removed, id)
 		}
+	}
+	if err := sweepUIDs(l); err != nil {
+		errs = append(errs, fmt.Errorf("giving back uids of relays: %w", err))
 	}
 	return removed, errors.Join(errs...)
 }
@@ -98,8 +101,9 @@ func notOurs(err error) error {
 	return err
 }
 
-// remove removes all of a generation; the caller holds its lock. Its own
-// directory goes last: what is left of an interrupted removal is found again.
+// remove removes all of a generation but the mark of its uid; the caller holds its
+// lock. Its own directory goes last: what is left of an interrupted removal is
+// found again. So is the mark: the supervisor gives the uid back, or sweepUIDs.
 func remove(l layout.Layout, id string) error {
 	var errs []error
 	status, err := readStatus(l, id)
@@ -110,6 +114,9 @@ func remove(l layout.Layout, id string) error {
 		// A relay without a supervisor ends with its container by itself, and tells
 		// its peers why; killed before it has, it could not.
 		errs = append(errs, status.Relay.end(endTimeout))
+	}
+	if err := endStrays(l, id); err != nil {
+		errs = append(errs, err)
 	}
 	group, ok, err := findCgroup(l, id)
 	if err != nil {
@@ -125,4 +132,21 @@ func remove(l layout.Layout, id string) error {
 		return err
 	}
 	return os.RemoveAll(l.GenerationDir(id))
+}
+
+// endStrays ends what the relays of a generation have left, as far as it is known
+// whose it is.
+func endStrays(l layout.Layout, id string) error {
+	g, err := readGeneration(l, id)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errTorn) { // which is of an earlier boot
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	lock, err := os.Stat(supervisorLock(l, id))
+	if err != nil {
+		return unlessGone(err)
+	}
+	return g.endStrays(l, lock)
 }

@@ -295,7 +295,7 @@ func TestOwnNamespaceIsRefused(t *testing.T) {
 	}
 	init := process(t)
 	name := lane(3).GPU.UUID + "@" + lane(3).GPU.BusID
-	_, err := hook.Create(h.layout, hook.State{ID: "c", Status: "creating", PID: init.Process.Pid, Bundle: dir}, "", hook.Devices{Lanes: []string{name}})
+	_, err := hook.Create(hook.ReadAhead(h.layout), hook.State{ID: "c", Status: "creating", PID: init.Process.Pid, Bundle: dir}, "", hook.Devices{Lanes: []string{name}})
 	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Errorf("Create: %v", err)
 	}

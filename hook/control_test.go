@@ -1,19 +1,19 @@
 package hook_test
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -257,6 +257,45 @@ func TestInspect(t *testing.T) {
 	h.collect(t, g.ID)
 }
 
+// A relay that never reports costs its supervisor nothing but the time of those who
+// ask.
+func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	g := h.launch(t, "c", process(t).Process.Pid, "no report")
+	h.state(t, g.ID, hook.StateReady)
+	open := func() int {
+		t.Helper()
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", supervisor(t, g.ID)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(files)
+	}
+	before := open()
+	var wait sync.WaitGroup
+	for range 20 {
+		wait.Go(func() {
+			if i, err := hook.Inspect(h.layout, g.ID); err != nil || !strings.Contains(i.NoReport, `no answer to "inspect"`) {
+				t.Errorf("inspected: %q, %v", i.NoReport, err)
+			}
+		})
+	}
+	wait.Wait()
+	eventually(t, "the supervisor's descriptors", func() error {
+		if now := open(); now > before {
+			return fmt.Errorf("%d are open, and %d were", now, before)
+		}
+		return nil
+	})
+	if asked := reports[launch.Request](t, h.dir, "asked"); len(asked) != 1 {
+		t.Errorf("the relay was asked %d times", len(asked))
+	}
+	if err := hook.Stop(h.layout, g.ID); err != nil {
+		t.Error(err)
+	}
+}
+
 // A supervisor of another release says that it is one.
 func TestAnotherReleasesSupervisor(t *testing.T) {
 	t.Parallel()
@@ -296,27 +335,4 @@ func tell(t *testing.T, socket, text string) string {
 		t.Fatal(err)
 	}
 	return string(answer[:n])
-}
-
-func TestHolders(t *testing.T) {
-	t.Parallel()
-	node := filepath.Join(t.TempDir(), "nvidia7")
-	if err := os.WriteFile(node, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	holder := exec.Command("sh", "-c", `exec sleep 1000000 <"$0"`, node)
-	if err := holder.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { end(holder) })
-	eventually(t, "the holder", func() error {
-		list, err := hook.HoldersOf(filepath.Dir(node) + "/nvidia")
-		if err != nil || len(list) != 1 || list[0].PID != holder.Process.Pid || list[0].Devices[0] != node {
-			return errors.Join(fmt.Errorf("holders %+v", list), err)
-		}
-		if list[0].Command != "sleep" {
-			return fmt.Errorf("it is called %q", list[0].Command)
-		}
-		return nil
-	})
 }

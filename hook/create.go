@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/topo"
@@ -17,39 +19,81 @@ import (
 // State is what a runtime tells a hook on standard input: the state of the OCI
 // runtime specification, as far as it matters here.
 type State struct {
-	ID     string `json:"id"`
-	Status string `json:"status"`
-	PID    int    `json:"pid"`
-	Bundle string `json:"bundle"`
+	ID     string
+	Status string
+	PID    int
+	Bundle string
 	// Root is the root file system's path, which crun alone tells.
-	Root string `json:"root"`
+	Root string
 	// Annotations are those of config.json. An image may have put them there.
-	Annotations map[string]string `json:"annotations"`
+	Annotations map[string]string
 }
 
-// ReadState reads a State.
+// maxState bounds what a runtime says, bytes: annotations can be long.
+const maxState = 16 << 20
+
+// ReadState reads a State. It reads no more than it can use, whatever comes.
 func ReadState(r io.Reader) (State, error) {
-	var s State
-	text, err := io.ReadAll(io.LimitReader(r, 16<<20)) // annotations can be long
+	text, err := io.ReadAll(io.LimitReader(r, maxState+1))
+	if err == nil && len(text) > maxState {
+		err = fmt.Errorf("it has more than %d bytes", maxState)
+	}
+	var d stateDocument
 	if err == nil {
-		err = json.Unmarshal(text, &s)
+		err = json.Unmarshal(text, &d)
 	}
 	if err != nil {
 		return State{}, fmt.Errorf("reading the container's state from standard input: %w; a runtime runs this program as a hook", err)
 	}
-	return s, nil
+	return State{d.ID.value, d.Status.value, d.PID.value, d.Bundle.value, d.Root.value, d.Annotations.value}, nil
 }
+
+// stateDocument is a State as it is written.
+type stateDocument struct {
+	ID          once[string]            `json:"id"`
+	Status      once[string]            `json:"status"`
+	PID         once[int]               `json:"pid"`
+	Bundle      once[string]            `json:"bundle"`
+	Root        once[string]            `json:"root"`
+	Annotations once[map[string]string] `json:"annotations"`
+}
+
+// once is what a document may say once. Of two values with one key the one that a
+// runtime goes by is not always the one that we would take.
+type once[T any] struct {
+	value T
+	given bool
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (o *once[T]) UnmarshalJSON(text []byte) error {
+	if o.given {
+		return fmt.Errorf("a key is there twice, the second time with %.60q", text)
+	}
+	o.given = true
+	return json.Unmarshal(text, &o.value)
+}
+
+// maxID bounds a container's id, bytes: it is in messages to the relay. Runtimes
+// make it a part of a file's name, which has 255.
+const maxID = 1024
 
 // check refuses a state in which the pid is not that of an init in this
 // process's namespace, or init runs the container's program already. In a
 // createContainer hook the pid is 1 (runc) or 0 (crun), and process 1 is the
 // host's.
 func (s State) check() error {
+	if len(s.ID) > maxID {
+		return fmt.Errorf("container %.60q...: its id has %d bytes, and %d are possible", s.ID, len(s.ID), maxID)
+	}
+	if len(s.Bundle) > unix.PathMax || len(s.Root) > unix.PathMax {
+		return fmt.Errorf("container %q: its bundle's name, or its root's, has more than the %d bytes that are possible", s.ID, unix.PathMax)
+	}
 	if s.PID > 1 && s.Status == "stopped" {
 		return fmt.Errorf("container %q is being restored from a checkpoint, and its relay ended with the process that was checkpointed: a lane cannot be restored; start the container anew", s.ID)
 	}
 	if s.PID <= 1 || s.Status != "creating" && s.Status != "created" {
-		return fmt.Errorf("container %q: status %q and pid %d are not those of a createRuntime or prestart hook, the only places for peerlane-hook create", s.ID, s.Status, s.PID)
+		return fmt.Errorf("container %q: status %.40q and pid %d are not those of a createRuntime or prestart hook, the only places for peerlane-hook create", s.ID, s.Status, s.PID)
 	}
 	if s.Bundle == "" {
 		return fmt.Errorf("container %q: the state names no bundle", s.ID)
@@ -85,13 +129,42 @@ type Devices struct {
 	NICs []string
 }
 
+// Ahead is what every start of a container needs of the host. It is being read
+// while the runtime is asked which container it is: the plan is the longest of
+// what a hook reads.
+type Ahead struct {
+	layout layout.Layout
+	plan   func() (*topo.Plan, error)
+	config func() (config.Config, error)
+}
+
+// ReadAhead begins to read the host's plan and configuration.
+func ReadAhead(l layout.Layout) Ahead {
+	return Ahead{l, begun(func() (*topo.Plan, error) { return readPlan(l) }), begun(func() (config.Config, error) { return ReadConfig(l) })}
+}
+
+// begun calls a function at once, and returns one that waits for its result.
+func begun[T any](f func() (T, error)) func() (T, error) {
+	var value T
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		value, err = f()
+	}()
+	return func() (T, error) {
+		<-done
+		return value, err
+	}
+}
+
 // Create is the hook at createRuntime, or prestart: it gives a container the
 // relay for its lanes and mounts its socket, and lets one that has a NIC lock the
 // memory that it registers. What stops no container is the warning: a limit that
 // could not be raised, say. Create is in front of every container: it waits for
 // nothing that it need not know, and what ended containers have left is for the
 // supervisor to collect that it starts.
-func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, err error) {
+func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -99,16 +172,8 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 
-	// The plan is the longest of what is to be read, so that is begun first.
-	var plan *topo.Plan
-	planned := make(chan error, 1)
-	go func() {
-		var err error
-		plan, err = readPlan(l)
-		planned <- err
-	}()
 	// Nobody has said "warn" in a file that cannot be read.
-	c, err := ReadConfig(l)
+	c, err := a.config()
 	if err != nil {
 		return nil, err
 	}
@@ -117,11 +182,12 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 		err = fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	// A host without a plan lacks more than a container without its config.json.
-	if failed := <-planned; failed != nil {
+	plan, failed := a.plan()
+	if failed != nil {
 		err = failed
 	}
 	if err == nil {
-		warning, err = give(l, c, plan, spec, s, runtimeRoot, d)
+		warning, err = give(a.layout, c, plan, spec, s, runtimeRoot, d)
 	}
 	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone asks nothing of it
 		warning = errors.Join(unread, warning)
@@ -134,23 +200,29 @@ func Create(l layout.Layout, s State, runtimeRoot string, d Devices) (warning, e
 
 // give gives the container what it asks for.
 func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
+	// Whatever becomes of this container.
+	warning = tidy(l)
+	if err := spec.nothingBelow(); err != nil {
+		return warning, fmt.Errorf("container %q: %w", s.ID, err)
+	}
 	if err := nothingHidden(plan, spec); err != nil {
-		return nil, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
+		return warning, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
 	}
 	lanes, err := Lanes(plan, slices.Concat(d.Lanes, d.GPUs))
 	if err != nil {
-		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	if err := present(plan, lanes); err != nil {
-		return nil, err
+		return warning, err
 	}
+	addSpares(plan, lanes, config.Plan.Exclude.Pairs)
 	if err := presentNICs(plan, lanes[len(d.Lanes):], d.NICs); err != nil {
-		return nil, fmt.Errorf("container %q: %w", s.ID, err)
+		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	c := Container{ID: s.ID, RuntimeRoot: runtimeRoot, Bundle: s.Bundle, PID: s.PID}
 	// Looked at first, so that no relay is started for what is no container.
 	if err := isolated(c); err != nil {
-		return nil, err
+		return warning, err
 	}
 	if len(d.GPUs)+len(d.NICs) > 0 {
 		if err := raiseMemlock(s.PID, spec); err != nil {

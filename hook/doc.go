@@ -21,7 +21,7 @@
 //	    supervisor                 locked as long as the supervisor lives
 //	    init-PID-START             empty: whose it is, for who only looks for that
 //	    admin.sock                 where the supervisor is asked and told things
-//	    relay.log                  of supervisor and relay
+//	    relay.log, relay.log.1     of supervisor and relay, and what was there before
 //	STATE/drained.json             Drained: no relay of this host shall run
 //	RUN/sockets/GEN/relay.sock     the directory that the container sees
 //	RUN/peers/GEN.sock             for the other relays of the host

@@ -1,4 +1,49 @@
 package hook
 
+import (
+	"os"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
 // HoldersOf is Holders for nodes of other names.
 var HoldersOf = holders
+
+// ContainerOfCgroup is what tells of containers that have no relay.
+var ContainerOfCgroup = containerOfCgroup
+
+// Infiniband is where the RDMA devices are.
+var Infiniband = &infiniband
+
+// SweepUIDs is what Collect does for uids.
+var SweepUIDs = sweepUIDs
+
+// ClaimUID makes an empty generation and claims a uid for it.
+func ClaimUID(l layout.Layout, c config.Relay) (int, error) {
+	s, err := newSandbox(c)
+	if err != nil {
+		return 0, err
+	}
+	g := &Generation{ID: newID(), Sandbox: s}
+	host, err := lockHost(l)
+	if err != nil {
+		return 0, err
+	}
+	defer host.Close()
+	if err := os.Mkdir(l.GenerationDir(g.ID), 0o700); err != nil {
+		return 0, err
+	}
+	if err := makeSupervisorLock(l, g.ID); err != nil {
+		return 0, err
+	}
+	err = g.claimUID(l, c)
+	return g.Sandbox.UID, err
+}
+
+// LeaveCgroup moves this process out of the group of a generation, in a hierarchy
+// that is mounted at root.
+func LeaveCgroup(root, family, id string) error { return cgroup{root, family, id}.leave() }
+
+// RemoveCgroup removes that.
+func RemoveCgroup(root, family, id string) error { return cgroup{root, family, id}.remove() }

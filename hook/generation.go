@@ -1,7 +1,6 @@
 package hook
 
 import (
-	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -13,7 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -38,6 +40,8 @@ type Generation struct {
 	Init      Process   `json:"init"`
 	Created   time.Time `json:"created"`
 	Relay     Command   `json:"relay"`
+	// Sandbox is what the relay is kept in.
+	Sandbox Sandbox `json:"sandbox"`
 	// Config is what the relay is told.
 	Config launch.Config `json:"config"`
 }
@@ -68,6 +72,8 @@ type Status struct {
 	Relay *Process `json:"relay,omitempty"`
 	// Starts counts how often a relay was started.
 	Starts int `json:"starts"`
+	// Sandbox is what could be had of the sandbox; nil without one.
+	Sandbox *sandbox.Report `json:"sandbox,omitempty"`
 	// Error says why the last relay failed, or refused its configuration.
 	Error string `json:"error,omitempty"`
 }
@@ -85,7 +91,10 @@ type Info struct {
 // newID is a name that nothing else has: 128 random bits.
 func newID() string {
 	var bits [16]byte
-	rand.Read(bits[:]) // never fails: it ends the program instead
+	// Package crypto/rand would have its algorithms test themselves in every hook.
+	if _, err := unix.Getrandom(bits[:], 0); err != nil { // so few bytes are never interrupted
+		panic(os.NewSyscallError("getrandom", err))
+	}
 	return hex.EncodeToString(bits[:])
 }
 

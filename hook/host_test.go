@@ -32,6 +32,9 @@ type host struct {
 func newHost(t *testing.T) host {
 	t.Helper()
 	h := host{layout.New(t.TempDir()), t.TempDir()}
+	if err := os.Chmod(h.dir, 0o777); err != nil { // relays report, and are not root
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		h.gone(t)
 		if t.Failed() {
@@ -46,7 +49,7 @@ func newHost(t *testing.T) host {
 func (h host) gone(t *testing.T) {
 	t.Helper()
 	eventually(t, "what is left", func() error {
-		for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers()} {
+		for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers(), h.layout.UIDs()} {
 			entries, err := os.ReadDir(dir)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
@@ -62,6 +65,7 @@ func (h host) gone(t *testing.T) {
 func (h host) request(id string, pid int, faults string, lanes ...launch.Lane) hook.Request {
 	c := config.Default()
 	c.Relay.Environment = []string{"TEST_DIR=" + h.dir, "TEST_FAULT=" + faults}
+	c.Relay.SandboxWrite = []string{h.dir}
 	return hook.Request{
 		Container: hook.Container{ID: id, PID: pid}, Lanes: lanes, Config: c,
 		HookBinary: filepath.Join(bin, "peerlane-hook"),

@@ -27,6 +27,8 @@ type Inspection struct {
 	Log    string `json:"log"`
 	// LogTail is the end of Log, in lines.
 	LogTail []string `json:"logTail"`
+	// Sandbox is what the relay is kept in.
+	Sandbox Confinement `json:"confinement"`
 	// Processes are the supervisor and the relay, as far as they run.
 	Processes []Usage `json:"processes"`
 	// Report is the relay's own; where there is none NoReport says why.
@@ -89,6 +91,7 @@ func Inspect(l layout.Layout, id string) (Inspection, error) {
 		i.LogTail = strings.Split(tail(log), "\n")
 		log.Close()
 	}
+	i.Sandbox = confinement(info)
 	answer, err := ask(l, id, commandInspect)
 	if err != nil {
 		i.NoReport = err.Error()
@@ -102,6 +105,106 @@ func Inspect(l layout.Layout, id string) (Inspection, error) {
 		}
 	}
 	return i, nil
+}
+
+// Confinement is what a relay is kept in.
+type Confinement struct {
+	Mode string `json:"mode"` // of the configuration: auto or off
+	// Relay is the kernel's word on the relay that runs; nil where none does.
+	Relay *Confined `json:"relay,omitempty"`
+	// Landlock is the version of its interface by which the relay is confined; 0 for
+	// none.
+	Landlock int `json:"landlock"`
+	// Missing says what the host did not offer, and why.
+	Missing []string `json:"missing"`
+}
+
+// Confined is what the kernel says of a process: /proc/PID/status, and its root.
+type Confined struct {
+	UID        int   `json:"uid"` // effective
+	GID        int   `json:"gid"` // effective
+	Groups     []int `json:"groups"`
+	NoNewPrivs bool  `json:"noNewPrivs"`
+	// Seccomp says that a filter of system calls is in effect.
+	Seccomp bool `json:"seccomp"`
+	// Capabilities are all that it has or could get, of the five sets; 0 for none.
+	Capabilities uint64 `json:"capabilities"`
+	// OwnRoot says that its root directory and mount namespace are not the host's.
+	OwnRoot bool `json:"ownRoot"`
+}
+
+func confinement(info Info) Confinement {
+	c := Confinement{Mode: info.Sandbox.Mode, Missing: []string{}}
+	if r := info.Status.Sandbox; r != nil {
+		c.Landlock = r.Landlock
+		c.Missing = append(c.Missing, r.Missing...)
+	}
+	if info.Status.Relay == nil {
+		return c
+	}
+	relay, err := confined(info.Status.Relay.PID)
+	if lives, gone := info.Status.Relay.lives(); err == nil && gone == nil && lives {
+		c.Relay = relay
+	}
+	return c
+}
+
+func confined(pid int) (*Confined, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return nil, err
+	}
+	c := &Confined{Groups: []int{}}
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		f := strings.Fields(value)
+		if len(f) == 0 {
+			continue
+		}
+		switch name {
+		case "Uid", "Gid": // real, effective, saved, of the file system
+			id, err := strconv.Atoi(f[min(1, len(f)-1)])
+			if err != nil {
+				return nil, err
+			}
+			if name == "Uid" {
+				c.UID = id
+			} else {
+				c.GID = id
+			}
+		case "Groups":
+			for _, g := range f {
+				id, err := strconv.Atoi(g)
+				if err != nil {
+					return nil, err
+				}
+				c.Groups = append(c.Groups, id)
+			}
+		case "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb":
+			set, err := strconv.ParseUint(f[0], 16, 64)
+			if err != nil {
+				return nil, err
+			}
+			c.Capabilities |= set
+		case "NoNewPrivs":
+			c.NoNewPrivs = f[0] == "1"
+		case "Seccomp":
+			c.Seccomp = f[0] == "2" // SECCOMP_MODE_FILTER
+		}
+	}
+	c.OwnRoot = true
+	for own, its := range map[string]string{"/": fmt.Sprintf("/proc/%d/root", pid), "/proc/self/ns/mnt": fmt.Sprintf("/proc/%d/ns/mnt", pid)} {
+		a, err := os.Stat(own)
+		if err != nil {
+			return nil, err
+		}
+		b, err := os.Stat(its)
+		if err != nil {
+			return nil, err
+		}
+		c.OwnRoot = c.OwnRoot && !os.SameFile(a, b)
+	}
+	return c, nil
 }
 
 // usage looks at a process; what it cannot see is 0.
@@ -122,44 +225,6 @@ func usage(pid int, role string) Usage {
 		u.CPU = float64(user+system) / ticks
 	}
 	return u
-}
-
-// gpuNodes begins the names of the GPUs' device nodes. Whoever uses a GPU has
-// its node open; nvidiactl and nvidia-uvm are open for as long as well.
-const gpuNodes = "/dev/nvidia"
-
-// Holder is a process that has GPUs' device nodes open: the driver cannot be
-// unloaded, nor the GPU be reset, before it lets go.
-type Holder struct {
-	PID     int      `json:"pid"`
-	Command string   `json:"command"`
-	Devices []string `json:"devices"`
-}
-
-// Holders lists the processes of the host that have a GPU's device node open,
-// as links in /proc/PID/fd say. Those of other users show to root only.
-func Holders() ([]Holder, error) { return holders(gpuNodes) }
-
-func holders(nodes string) ([]Holder, error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
-	list := []Holder{}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		devices := openNodes(pid, nodes)
-		if len(devices) == 0 {
-			continue
-		}
-		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // it may be ending
-		list = append(list, Holder{pid, strings.TrimSpace(string(name)), devices})
-	}
-	slices.SortFunc(list, func(a, b Holder) int { return a.PID - b.PID })
-	return list, nil
 }
 
 // openNodes are the files that a process has open whose names begin so.

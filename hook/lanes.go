@@ -100,6 +100,66 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 	return out, nil
 }
 
+// maxSpares bounds the spares of a lane: a relay's configuration is one datagram.
+const maxSpares = 4
+
+// addSpares names the GPUs that can take the place of a lane's servers: those that
+// serve other lanes of the plan, first the ones beside its own NICs. A lane by
+// configuration has none: it is as the administrator wants it. Nor does a GPU stand
+// in where configuration excludes it in a pair, with the lane's GPU or with a NIC.
+func addSpares(plan *topo.Plan, lanes []launch.Lane, excluded [][]string) {
+	for i := range lanes {
+		planned, err := plan.Lane(lanes[i].GPU.BusID)
+		if err != nil || !planned.Relay || planned.Pinned {
+			continue
+		}
+		seen := append(slices.Clone(planned.Servers), planned.GPU)
+		var beside, away []launch.Spare
+		for _, other := range plan.Lanes {
+			if !other.Relay {
+				continue
+			}
+			for _, s := range other.Servers {
+				server, err := plan.GPU(s)
+				if err != nil || slices.Contains(seen, s) || excludes(plan, excluded, s, planned.GPU) {
+					continue
+				}
+				own := func(nic string) bool { return slices.Contains(planned.NICs, nic) }
+				nics := slices.DeleteFunc(slices.Clone(other.NICs), func(nic string) bool { return excludes(plan, excluded, s, nic) })
+				switch common := slices.DeleteFunc(slices.Clone(nics), func(nic string) bool { return !own(nic) }); {
+				case len(common) > 0:
+					beside = append(beside, launch.Spare{GPU: identity(server), NICs: common})
+				case len(nics) > 0:
+					away = append(away, launch.Spare{GPU: identity(server), NICs: nics})
+				default:
+					continue
+				}
+				seen = append(seen, s)
+			}
+		}
+		spares := append(beside, away...)
+		lanes[i].Spares = spares[:min(len(spares), maxSpares)]
+	}
+}
+
+// excludes reports whether configuration excludes a pair of a GPU, by PCI address,
+// and a GPU or a NIC.
+func excludes(plan *topo.Plan, pairs [][]string, gpu, other string) bool {
+	address := func(name string) string {
+		if g, err := plan.GPU(name); err == nil {
+			return g.BusID
+		}
+		return name // a NIC's
+	}
+	return slices.ContainsFunc(pairs, func(pair []string) bool {
+		if len(pair) != 2 {
+			return false
+		}
+		a, b := address(pair[0]), address(pair[1])
+		return a == gpu && b == other || a == other && b == gpu
+	})
+}
+
 func identity(g topo.GPU) launch.GPU {
 	return launch.GPU{UUID: g.UUID, BusID: g.BusID, Index: g.Index}
 }

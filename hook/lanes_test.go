@@ -2,6 +2,7 @@ package hook
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -51,6 +52,48 @@ func TestLanes(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+func TestSpares(t *testing.T) {
+	gpu := func(i int) topo.GPU { return topo.GPU{Index: i, BusID: fmt.Sprintf("0000:%02x:00.0", 16+i)} }
+	id := func(i int) string { return gpu(i).BusID }
+	plan := &topo.Plan{Version: topo.PlanVersion, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: "/sys"}}
+	for i := range 8 {
+		plan.GPUs = append(plan.GPUs, gpu(i))
+	}
+	staged := func(i int, nic string, servers ...int) topo.Lane {
+		l := topo.Lane{GPU: id(i), Role: topo.RoleFar, Relay: true, NICs: []string{nic}}
+		for _, s := range servers {
+			l.Servers = append(l.Servers, id(s))
+		}
+		return l
+	}
+	plan.Lanes = []topo.Lane{
+		{GPU: id(0), Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
+		staged(2, "mlx5_0", 0), staged(3, "mlx5_1", 4, 5), staged(6, "mlx5_0", 1), staged(7, "mlx5_0", 0),
+	}
+	plan.Lanes[4].Pinned = true
+	spare := func(i int, nic string) launch.Spare { return launch.Spare{GPU: identity(gpu(i)), NICs: []string{nic}} }
+	for _, c := range []struct {
+		name     string
+		lane     int
+		excluded [][]string
+		want     []launch.Spare
+	}{
+		{"beside its own NIC first", 2, nil, []launch.Spare{spare(1, "mlx5_0"), spare(4, "mlx5_1"), spare(5, "mlx5_1")}},
+		{"not in an excluded pair", 2, [][]string{{"2", "1"}, {"mlx5_1", "5"}}, []launch.Spare{spare(4, "mlx5_1")}},
+		{"none by configuration", 7, nil, nil},
+		{"none of a near GPU", 0, nil, nil},
+	} {
+		lanes, err := Lanes(plan, []string{"@" + id(c.lane)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		addSpares(plan, lanes, c.excluded)
+		if diff := cmp.Diff(c.want, lanes[0].Spares); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", c.name, diff)
+		}
 	}
 }
 

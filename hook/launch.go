@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -100,6 +101,9 @@ func start(l layout.Layout, r Request, meanwhile func(*Generation) error) (*Gene
 		}
 		defer held.Close()
 		if found {
+			if g.Container.ID != r.Container.ID { // no runtime says so of its own container
+				return nil, nil, fmt.Errorf("process %d is the init of container %q", init.PID, g.Container.ID)
+			}
 			if err := extend(l, g, r.Lanes); err != nil {
 				return nil, nil, err
 			}
@@ -107,7 +111,7 @@ func start(l layout.Layout, r Request, meanwhile func(*Generation) error) (*Gene
 		}
 		s, err := g.start(l, supervisor, r.Config.Relay.Launcher, pidfd, meanwhile)
 		if err != nil {
-			return nil, nil, errors.Join(err, remove(l, g.ID))
+			return nil, nil, errors.Join(err, remove(l, g.ID), sweepUIDs(l))
 		}
 		return g, s, nil
 	}
@@ -149,11 +153,15 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
 		Relay: Command{Path: relay, Environment: r.Config.Relay.Environment},
 	}
+	if g.Sandbox, err = newSandbox(r.Config.Relay); err != nil {
+		return nil, nil, false, err
+	}
 	g.Config = launch.Config{
 		Generation: g.ID, Container: r.Container.ID, Lanes: merge(nil, r.Lanes),
 		Route: r.Config.Relay.Route, Transport: r.Config.Relay.Transport,
 		Slots: r.Config.Relay.Slots, SlotBytes: uint64(r.Config.Relay.SlotSize),
 		Peers: l.Peers(), NICs: l.EmulatedNICs(),
+		Reserve: r.Config.Relay.Reserve, Bounce: r.Config.Bounce(), CUDAIPC: r.Config.Relay.CUDAIPC == config.CUDAIPCAllow, Limits: r.Config.Relay.Launch(),
 	}
 	if err := g.check(); err != nil {
 		return nil, nil, false, err
@@ -163,7 +171,13 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 	}
 	held, err = lockGeneration(l, g.ID, lockTime)
 	if err == nil {
-		if err = g.write(l); err == nil {
+		if err = makeSupervisorLock(l, g.ID); err == nil {
+			err = g.claimUID(l, r.Config.Relay)
+		}
+		if err == nil {
+			err = g.write(l)
+		}
+		if err == nil {
 			err = os.WriteFile(initMark(l, g.ID, init), nil, 0o600)
 		}
 		if err == nil {
@@ -171,7 +185,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		}
 		held.Close()
 	}
-	return nil, nil, false, errors.Join(err, os.RemoveAll(l.GenerationDir(g.ID)))
+	return nil, nil, false, errors.Join(err, os.RemoveAll(l.GenerationDir(g.ID)), sweep(l))
 }
 
 // merge adds the lanes of GPUs that are not there yet.
@@ -228,6 +242,11 @@ func extend(l layout.Layout, g *Generation, lanes []launch.Lane) error {
 // start makes the sockets of a new generation and runs its supervisor, and
 // meanwhile a function. It returns when the supervisor is executed.
 func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *os.File, meanwhile func(*Generation) error) (*starting, error) {
+	group := sync.OnceValues(func() (*os.File, error) { return makeCgroup(l, g.ID) })
+	if !bySystemd(l, launcher) {
+		go group()
+		defer group() // who removes what is there after an error must find it
+	}
 	if err := os.Mkdir(l.SocketDir(g.ID), 0o700); err != nil {
 		return nil, err
 	}
@@ -245,12 +264,18 @@ func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *
 		return nil, err
 	}
 	defer peers.Close()
+	if g.Sandbox.Group != 0 { // other relays are not root, and have the group
+		path := l.PeerSocket(g.ID)
+		if err := errors.Join(os.Chown(path, -1, g.Sandbox.Group), os.Chmod(path, 0o660)); err != nil {
+			return nil, fmt.Errorf("letting other relays connect: %w", err)
+		}
+	}
 	admin, err := listen(adminSocket(l, g.ID), 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer admin.Close()
-	alive, err := os.OpenFile(supervisorLock(l, g.ID), os.O_RDWR|os.O_CREATE, 0o600)
+	alive, err := os.OpenFile(supervisorLock(l, g.ID), os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +292,7 @@ func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *
 		var err error
 		s, err = g.runBySystemd(l, launcher, files)
 		if err == nil && s == nil {
-			s, err = g.run(l, supervisor, files)
+			s, err = g.run(l, supervisor, files, group)
 		}
 		run <- err
 	}()
@@ -297,8 +322,9 @@ type starting struct {
 }
 
 // run runs the supervisor with these descriptors: it returns when the
-// supervisor is executed, and has them all.
-func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.File) (*starting, error) {
+// supervisor is executed, and has them all. It is born in a control group, if this
+// host has one for it.
+func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.File, group func() (*os.File, error)) (*starting, error) {
 	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), logName), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
@@ -336,9 +362,24 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 	for fd := 3; files[fd] != nil; fd++ {
 		attributes.Files = append(attributes.Files, files[fd].Fd())
 	}
-	pid, err := startInCgroup(l, g.ID, log, attributes.Sys, func() (int, error) {
+	// A host where it cannot have a group of its own is no worse off than without.
+	dir, err := group()
+	if err != nil {
+		fmt.Fprintf(log, "no control group of its own for the relay, so it stays in the container runtime's: %v\n", err)
+	} else if dir != nil {
+		defer dir.Close()
+		// Born there: moving a process later takes a lock of the whole host.
+		attributes.Sys.UseCgroupFD, attributes.Sys.CgroupFD = true, int(dir.Fd())
+	}
+	start := func() (int, error) {
 		return syscall.ForkExec(supervisor, []string{supervisor, "supervise", "--root", l.Root, "--generation", g.ID}, attributes)
-	})
+	}
+	pid, err := start()
+	if err != nil && attributes.Sys.UseCgroupFD {
+		fmt.Fprintf(log, "the relay stays in the container runtime's control group: %v\n", err)
+		attributes.Sys.UseCgroupFD = false
+		pid, err = start()
+	}
 	if err != nil {
 		s.close()
 		return nil, fmt.Errorf("starting the supervisor: %w", &os.PathError{Op: "exec", Path: supervisor, Err: err})
@@ -395,7 +436,7 @@ func (s *starting) wait(l layout.Layout, g *Generation) error {
 		return errors.Join(err, locked)
 	}
 	defer held.Close()
-	return errors.Join(err, remove(l, g.ID))
+	return errors.Join(err, remove(l, g.ID), sweepUIDs(l))
 }
 
 // failed is wait for what is known by now: most relays that cannot be executed
@@ -427,30 +468,6 @@ func reap(pid int) string {
 			return fmt.Sprintf("exit status %d", status.ExitStatus())
 		}
 	}
-}
-
-// startInCgroup starts a process in a control group of its own. A host where
-// that is not possible is no worse off than without: the log says so.
-func startInCgroup(l layout.Layout, id string, log io.Writer, attributes *syscall.SysProcAttr, start func() (int, error)) (int, error) {
-	group, ok, err := findCgroup(l, id)
-	if err == nil && ok {
-		var dir *os.File
-		if dir, err = group.create(); err == nil {
-			defer dir.Close()
-			// Born there: moving a process later takes a lock of the whole host.
-			attributes.UseCgroupFD, attributes.CgroupFD = true, int(dir.Fd())
-			var pid int
-			if pid, err = start(); err == nil {
-				return pid, nil
-			}
-		}
-		err = errors.Join(err, group.remove())
-	}
-	if err != nil {
-		fmt.Fprintf(log, "no control group of its own for the relay, so it stays in the container runtime's: %v\n", err)
-	}
-	attributes.UseCgroupFD = false
-	return start()
 }
 
 // tail is the end of a log.

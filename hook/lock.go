@@ -112,6 +112,14 @@ func supervisorLock(l layout.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "supervisor")
 }
 
+func makeSupervisorLock(l layout.Layout, id string) error {
+	path := supervisorLock(l, id)
+	if err := unix.Mknod(path, unix.S_IFREG|0o600, 0); err != nil {
+		return &os.PathError{Op: "mknod", Path: path, Err: err}
+	}
+	return nil
+}
+
 // supervised reports whether a generation's supervisor lives.
 func supervised(l layout.Layout, id string) (bool, error) {
 	f, err := os.Open(supervisorLock(l, id))

@@ -20,6 +20,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -66,6 +67,9 @@ func test(m *testing.M, self string) int {
 			fatal(err)
 		}
 	}
+	if err := os.MkdirAll(filepath.Join(bin, "infiniband/verbs0/device/infiniband_verbs/uverbs0"), 0o755); err != nil {
+		fatal(err)
+	}
 	status := m.Run()
 	if text, err := os.ReadFile(filepath.Join(bin, "races")); err == nil {
 		fmt.Fprintf(os.Stderr, "in a supervisor: %s\n", text)
@@ -97,6 +101,12 @@ func fatal(err error) {
 
 // hookMain is what cmd/peerlane-hook does, without its command line's errors.
 func hookMain() {
+	if os.Args[1] == "confine" {
+		if strings.Contains(os.Getenv("TEST_FAULT"), "killed in its sandbox") && os.Mkdir(filepath.Join(os.Getenv("TEST_DIR"), "killed"), 0o700) == nil {
+			fatal(unix.Kill(os.Getpid(), unix.SIGKILL))
+		}
+		fatal(sandbox.Main(os.Args[2:]))
+	}
 	flags := flag.NewFlagSet("", flag.ExitOnError)
 	root := flags.String("root", "/", "")
 	generation := flags.String("generation", "", "")
@@ -109,6 +119,9 @@ func hookMain() {
 	}
 	l := layout.New(*root)
 	var err error
+	if self, err := os.Executable(); err == nil {
+		*hook.Infiniband = filepath.Join(filepath.Dir(self), "infiniband")
+	}
 	switch os.Args[1] {
 	case "supervise":
 		err = errors.Join(hook.Supervise(l, *generation), reportRace())
@@ -118,7 +131,7 @@ func hookMain() {
 		var state hook.State
 		var warning error
 		if state, err = hook.ReadState(os.Stdin); err == nil {
-			warning, err = hook.Create(l, state, "", devices)
+			warning, err = hook.Create(hook.ReadAhead(l), state, "", devices)
 		}
 		if err == nil && len(devices.GPUs)+len(devices.NICs) == 0 {
 			err = warning // limits that a machine does not let raise come with the others
@@ -162,6 +175,9 @@ func relayMain() {
 	}
 	report("start", relayStart{PID: os.Getpid(), Args: os.Args[1:], Environment: os.Environ(), Descriptors: fds, Directory: cwd, OwnSession: session != 0 && session == os.Getppid()})
 
+	if fault("attacks") {
+		attackMain(fault("only"))
+	}
 	if fault("dies") {
 		fmt.Fprintln(os.Stderr, "test relay: no libcuda")
 		os.Exit(3)
@@ -171,6 +187,18 @@ func relayMain() {
 	}
 	if fault("silent") {
 		time.Sleep(time.Hour)
+	}
+	if fault("forks once") && os.Mkdir(filepath.Join(os.Getenv("TEST_DIR"), "forked"), 0o700) == nil {
+		stray()
+	}
+	if fault("talks") {
+		signal.Ignore(unix.SIGPIPE)
+		for line := range 20_000 { // 20 MB
+			fmt.Fprintf(os.Stderr, "test relay: %0986d\n", line)
+		}
+	}
+	if fault("lingers") {
+		linger()
 	}
 	if fault("late") {
 		time.Sleep(300 * time.Millisecond)
@@ -191,11 +219,20 @@ func relayMain() {
 				launch.Request
 				launch.Config
 			}
+			var admission launch.Admission
+			if err := json.Unmarshal(buffer[:size], &admission); err == nil && admission.Claim != 0 {
+				report("admission", admission)
+				continue
+			}
 			if err := json.Unmarshal(buffer[:size], &message); err != nil {
 				status = launch.Status{Error: err.Error()}
 			}
 			switch message.Request.Request {
 			case launch.RequestReport:
+				if fault("no report") {
+					report("asked", message.Request)
+					continue
+				}
 				status.Report = &launch.Report{Contexts: []string{"0000:17:00.0"}}
 			case launch.RequestEnd:
 				go func() {
@@ -223,6 +260,20 @@ func relayMain() {
 			}
 		}
 	}()
+	go func() { // what the test has it claim
+		for name := filepath.Join(os.Getenv("TEST_DIR"), "claim"); ; time.Sleep(10 * time.Millisecond) {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				continue
+			}
+			if err := os.Remove(name); err != nil {
+				fatal(err)
+			}
+			if _, err := supervisor.Write(text); err != nil {
+				report("admission", launch.Admission{Error: "nobody answers"})
+			}
+		}
+	}()
 	listener, err := net.FileListener(os.NewFile(launch.FDClients, "clients"))
 	if err != nil {
 		fatal(err)
@@ -232,6 +283,11 @@ func relayMain() {
 			conn, err := listener.Accept()
 			if err != nil {
 				fatal(err)
+			}
+			if fault("talks") {
+				fmt.Fprintln(os.Stderr, "test relay: a client")
+				// Nobody has asked, and in the end nobody hears it.
+				_, _ = supervisor.Write([]byte(`{"error":"no such GPU"}`))
 			}
 			fmt.Fprintf(conn, "relay %d", os.Getpid())
 			conn.Close()

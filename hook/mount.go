@@ -189,3 +189,66 @@ func is(found os.FileInfo, dir *os.File) (bool, error) {
 	}
 	return os.SameFile(found, info), nil
 }
+
+// tidy removes from the anchor what runtimes have made there: crun makes a mount
+// point below it while the anchor can still be written, and so on the host. An
+// image can ask for one by the name of a volume, through a link of its own even
+// where spec.nothingBelow sees none. No file of the anchor is anybody's.
+func tidy(l layout.Layout) error {
+	fail := func(err error) error { return fmt.Errorf("removing what is in the anchor %s: %w", l.Anchor(), err) }
+	fd, err := unix.Open(l.Anchor(), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == unix.ENOENT {
+		return nil // it cannot be attached to either, which says more
+	}
+	if err != nil {
+		return fail(err)
+	}
+	if err := empty(fd, 0); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// deepest is how far below the anchor mount points are removed.
+const deepest = 64
+
+// empty removes mount points from a directory, which it closes: directories, and
+// files without a byte. It enters no other mount and follows no link.
+func empty(fd, depth int) error {
+	dir := os.NewFile(uintptr(fd), "")
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		err := unix.Unlinkat(fd, name, unix.AT_REMOVEDIR)
+		switch err {
+		case unix.ENOTDIR:
+			var info unix.Stat_t
+			if err = unix.Fstatat(fd, name, &info, unix.AT_SYMLINK_NOFOLLOW); err == nil && (info.Mode&unix.S_IFMT != unix.S_IFREG || info.Size > 0) {
+				err = errors.New("it is no mount point")
+			}
+			if err == nil {
+				err = unix.Unlinkat(fd, name, 0)
+			}
+		case unix.ENOTEMPTY, unix.EEXIST:
+			var below int
+			if depth == deepest {
+				break
+			}
+			how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS}
+			if below, err = unix.Openat2(fd, name, &how); err == nil {
+				err = empty(below, depth+1)
+			}
+			if err == nil {
+				err = unix.Unlinkat(fd, name, unix.AT_REMOVEDIR)
+			}
+		}
+		if err != nil && err != unix.ENOENT { // another hook was quicker
+			errs = append(errs, fmt.Errorf("%.200q: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -19,12 +19,13 @@ const (
 // refusal answers on a relay's sockets while there is no relay.
 type refusal struct {
 	listeners []net.Listener
+	stop      chan struct{} // closed by end
 	ended     chan struct{} // one value for each listener that is done
 }
 
 // refuse tells clients and peer relays why they are not served.
 func refuse(clients, peers *os.File, reason string) (*refusal, error) {
-	r := &refusal{ended: make(chan struct{}, 2)}
+	r := &refusal{stop: make(chan struct{}), ended: make(chan struct{}, 2)}
 	for _, to := range []struct {
 		socket *os.File
 		status wire.Status
@@ -36,14 +37,14 @@ func refuse(clients, peers *os.File, reason string) (*refusal, error) {
 		r.listeners = append(r.listeners, listener)
 		message := wire.Encode(wire.NewFailure(wire.Errorf(to.status, "%s", reason)), 1)
 		go func() {
-			accept(listener, message)
+			accept(listener, message, r.stop)
 			r.ended <- struct{}{}
 		}()
 	}
 	return r, nil
 }
 
-func accept(listener net.Listener, message []byte) {
+func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 	room := make(chan struct{}, maxRefused)
 	for {
 		conn, err := listener.Accept()
@@ -54,7 +55,14 @@ func accept(listener net.Listener, message []byte) {
 			time.Sleep(firstPause) // out of descriptors or memory: it passes
 			continue
 		}
-		room <- struct{}{}
+		// A hello can bring the descriptor of a socket that lingers: reading it, and
+		// closing, then takes for as long as who sent it likes.
+		select {
+		case room <- struct{}{}:
+		case <-stop:
+			go conn.Close()
+			return
+		}
 		go func() {
 			defer func() { conn.Close(); <-room }()
 			if conn.SetReadDeadline(time.Now().Add(refusalTime)) != nil {
@@ -75,6 +83,7 @@ func (r *refusal) end() error {
 	if r == nil {
 		return nil
 	}
+	close(r.stop)
 	var err error
 	for _, l := range r.listeners {
 		err = errors.Join(err, l.Close())

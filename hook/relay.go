@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -12,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -29,6 +32,8 @@ type relay struct {
 	// answers has the relay's answers, in order; closed when there will be no
 	// more.
 	answers chan launch.Status
+	// claims has what it asks for, and is closed with answers.
+	claims chan launch.Claim
 	// exited has one value, when the process has ended.
 	exited chan error
 	// overdue fires when the answer to a configuration is late.
@@ -38,11 +43,22 @@ type relay struct {
 	asked []string
 	// doomed says why it was killed; empty while it was not.
 	doomed string
+	// sandbox is what was done to it, and devices what it was left; nil without a
+	// sandbox.
+	sandbox *sandbox.Report
+	report  *os.File // where that comes from
+	devices []string
+	// renew says that it was ended for the next one's sake.
+	renew bool
 }
 
-// startRelay executes a relay with the descriptors of package launch. Its
-// standard error is the supervisor's.
-func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
+// lastWords is how long what a relay has said is waited for when it has ended: who
+// has its standard error still can be anybody.
+const lastWords = 100 * time.Millisecond
+
+// startRelay executes a relay with the descriptors of package launch. What it says
+// on its standard error goes to the log.
+func startRelay(g *Generation, clients, peers, init *os.File, log io.Writer) (*relay, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -57,6 +73,7 @@ func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
 	r := &relay{
 		control: conn.(*net.UnixConn), // of a Unix socket it is one
 		answers: make(chan launch.Status),
+		claims:  make(chan launch.Claim),
 		exited:  make(chan error, 1),
 		overdue: time.NewTimer(0),
 	}
@@ -64,14 +81,38 @@ func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
 	files := map[int]*os.File{
 		launch.FDClients: clients, launch.FDPeers: peers, launch.FDSupervisor: theirs, launch.FDInit: init,
 	}
-	r.cmd = exec.Command(c.Path, "serve")
+	r.cmd = exec.Command(g.Relay.Path, "serve")
+	if g.Sandbox.Mode == config.SandboxAuto {
+		report, tell, err := os.Pipe()
+		if err != nil {
+			r.control.Close()
+			return nil, err
+		}
+		defer tell.Close()
+		r.report = report
+		spec := g.confinement()
+		r.devices = spec.Devices
+		const fdReport = launch.FDInit + 1
+		files[fdReport] = tell
+		// This program again, also when its file has been replaced.
+		r.cmd = exec.Command("/proc/self/exe", append([]string{"confine"}, spec.Arguments(fdReport, g.Relay.Path, "serve")...)...)
+	}
 	r.cmd.Dir = "/"
-	r.cmd.Env = append([]string{searchPath}, c.Environment...)
-	r.cmd.Stderr = os.Stderr
+	r.cmd.Env = append([]string{searchPath}, g.Relay.Environment...)
+	said, says, err := os.Pipe()
+	if err != nil {
+		r.report.Close() // of none it is an error, which does not matter
+		r.control.Close()
+		return nil, err
+	}
+	defer says.Close()
+	r.cmd.Stderr = says
 	for fd := 3; files[fd] != nil; fd++ {
 		r.cmd.ExtraFiles = append(r.cmd.ExtraFiles, files[fd])
 	}
 	if err := r.cmd.Start(); err != nil {
+		said.Close()
+		r.report.Close()
 		r.control.Close()
 		return nil, err
 	}
@@ -83,21 +124,56 @@ func startRelay(c Command, clients, peers, init *os.File) (*relay, error) {
 	} else if !errors.Is(err, errEnded) {
 		err = errors.Join(err, r.cmd.Process.Kill())
 		r.cmd.Wait() // killed by us: nothing to learn
+		said.Close()
+		r.report.Close()
 		r.control.Close()
 		return nil, err
 	}
 	go r.read()
-	go func() { r.exited <- r.cmd.Wait() }()
+	heard := make(chan struct{})
+	go func() {
+		defer close(heard)
+		defer said.Close()
+		_, _ = io.Copy(log, said) // until nobody has the other end
+	}()
+	go func() {
+		err := r.cmd.Wait()
+		select {
+		case <-heard:
+		case <-time.After(lastWords):
+		}
+		r.exited <- err
+	}()
 	return r, nil
+}
+
+// executed waits until the sandbox is made and the relay executed in it. The relay
+// has ended where that fails.
+func (r *relay) executed() error {
+	if r.report == nil {
+		return nil
+	}
+	defer r.report.Close()
+	var err error
+	if r.sandbox, err = hearReport(r.report); err != nil {
+		err = errors.Join(err, r.kill("it was not executed"))
+		<-r.exited
+	}
+	return err
 }
 
 func (r *relay) read() {
 	defer close(r.answers)
+	defer close(r.claims)
 	buffer := make([]byte, launch.MaxDatagram)
 	for {
 		n, err := r.control.Read(buffer)
 		if err != nil || n == 0 {
 			return // the relay's end has a reason of its own, which Wait tells
+		}
+		if c, ok := claimIn(buffer[:n]); ok {
+			r.claims <- c
+			continue
 		}
 		var s launch.Status
 		if err := json.Unmarshal(buffer[:n], &s); err != nil {
@@ -139,17 +215,18 @@ func (r *relay) send(message any) error {
 	return err
 }
 
-// answered takes note of one answer, and says to what it is one.
-func (r *relay) answered() string {
+// answered takes note of one answer, and says to what it is one. It is false where
+// nobody asked.
+func (r *relay) answered() (string, bool) {
 	if len(r.asked) == 0 {
-		return "" // it answers what nobody asked
+		return "", false
 	}
 	to := r.asked[0]
 	r.asked = r.asked[1:]
 	if !slices.Contains(r.asked, "") {
 		r.overdue.Stop()
 	}
-	return to
+	return to, true
 }
 
 // kill ends the relay for a reason; exited tells when it has ended.
@@ -185,10 +262,11 @@ func (r *relay) end() error {
 	}
 }
 
-// close drops the conversation with a relay that has ended.
+// close drops the conversation with a relay that has ended. It waits for nothing:
+// with a message can come a descriptor, to be dropped, of a socket that lingers.
 func (r *relay) close() {
 	r.overdue.Stop()
-	r.control.Close()
+	go r.control.Close()
 	go func() {
 		for range r.answers { // so that read can return
 		}

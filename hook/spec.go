@@ -7,8 +7,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/layout"
 )
 
 // maxSpec bounds a config.json, bytes. Engines write some ten thousand; but its
@@ -18,22 +21,26 @@ const maxSpec = 16 << 20
 // spec is what matters here of a container's config.json.
 type spec struct {
 	Root struct {
-		Path string `json:"path"`
-	} `json:"root"`
+		Path string
+	}
 	Process struct {
-		Env     []string `json:"env"`
-		Rlimits []struct {
-			Type string `json:"type"`
-		} `json:"rlimits"`
-	} `json:"process"`
-	Mounts []struct {
-		Destination string `json:"destination"`
-		Source      string `json:"source"`
-	} `json:"mounts"`
-	Hooks struct {
-		Prestart      []specHook `json:"prestart"`
-		CreateRuntime []specHook `json:"createRuntime"`
-	} `json:"hooks"`
+		Env     []string
+		Rlimits []specLimit
+	}
+	Mounts []specMount
+	Hooks  struct {
+		Prestart      []specHook
+		CreateRuntime []specHook
+	}
+}
+
+type specLimit struct {
+	Type string `json:"type"`
+}
+
+type specMount struct {
+	Destination string `json:"destination"`
+	Source      string `json:"source"`
 }
 
 type specHook struct {
@@ -54,11 +61,37 @@ func readSpec(bundle string) (*spec, error) {
 	return s, nil
 }
 
+// specDocument is a spec as it is written.
+type specDocument struct {
+	Root    once[specRoot]    `json:"root"`
+	Process once[specProcess] `json:"process"`
+	Mounts  once[[]specMount] `json:"mounts"`
+	Hooks   once[specHooks]   `json:"hooks"`
+}
+
+type specRoot struct {
+	Path once[string] `json:"path"`
+}
+
+type specProcess struct {
+	Env     once[[]string]    `json:"env"`
+	Rlimits once[[]specLimit] `json:"rlimits"`
+}
+
+type specHooks struct {
+	Prestart      once[[]specHook] `json:"prestart"`
+	CreateRuntime once[[]specHook] `json:"createRuntime"`
+}
+
 func parseSpec(text []byte) (*spec, error) {
-	s := &spec{}
-	if err := json.Unmarshal(text, s); err != nil {
+	var d specDocument
+	if err := json.Unmarshal(text, &d); err != nil {
 		return nil, err
 	}
+	s := &spec{Mounts: d.Mounts.value}
+	s.Process.Env, s.Process.Rlimits = d.Process.value.Env.value, d.Process.value.Rlimits.value
+	s.Root.Path = d.Root.value.Path.value
+	s.Hooks.Prestart, s.Hooks.CreateRuntime = d.Hooks.value.Prestart.value, d.Hooks.value.CreateRuntime.value
 	if s.Root.Path == "" {
 		return nil, errors.New("it names no root file system")
 	}
@@ -87,11 +120,26 @@ func readBounded(path string, limit int64) (text []byte, err error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is no regular file", path)
 	}
+	if info.Size() > limit {
+		return nil, fmt.Errorf("%s has more than %d bytes", path, limit)
+	}
 	text, err = io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(text)) > limit {
+	if err == nil && int64(len(text)) > limit { // it has grown
 		err = fmt.Errorf("%s has more than %d bytes", path, limit)
 	}
 	return text, err
+}
+
+// nothingBelow refuses a mount below the place of the relay's socket: a volume
+// that an image asks for, say. Some runtimes make its mount point before they make
+// the anchor read-only, and so on the host.
+func (s *spec) nothingBelow() error {
+	for _, m := range s.Mounts {
+		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, layout.ContainerDir+"/") {
+			return fmt.Errorf("a mount at %s is asked for, and %s is the relay's own; leave out that volume (-v, --mount, or VOLUME in the image)", at, layout.ContainerDir)
+		}
+	}
+	return nil
 }
 
 // rootfs is the root file system of the bundle that the specification is of.

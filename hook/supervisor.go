@@ -46,6 +46,7 @@ type supervisor struct {
 	layout                layout.Layout
 	generation            *Generation
 	log                   *logrus.Entry
+	bounded               *boundedLog // where log goes, and what relays say
 	clients, peers, alive *os.File
 	init                  *os.File
 
@@ -84,8 +85,10 @@ func Supervise(l layout.Layout, id string) error {
 func supervise(l layout.Layout, id string, d descriptors) error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, unix.SIGTERM)
+	bounded := newBoundedLog(l, id)
+	logrus.SetOutput(bounded)
 	s := &supervisor{
-		layout: l, log: logrus.WithField("generation", id),
+		layout: l, log: logrus.WithField("generation", id), bounded: bounded,
 		clients: d.clients, peers: d.peers, init: d.init, alive: d.alive,
 		restart: time.NewTimer(0), insist: time.NewTimer(0),
 	}
@@ -96,9 +99,13 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 		_, tell := fmt.Fprint(d.started, err)
 		return errors.Join(err, tell)
 	}
+	s.limit()
 	answer := startedAnswer
 	if err := s.start(); err != nil {
-		answer = err.Error()
+		// Of what was killed no start fails: there is a next one.
+		if !errors.Is(err, errSilent) {
+			answer = err.Error()
+		}
 		// Launch ends this process; but a hook may not have waited.
 		s.failed(fmt.Sprintf("starting the relay: %v", err))
 	}
@@ -110,6 +117,20 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 		}
 	}()
 	return s.loop(requests, stop)
+}
+
+// limit sets the limits of the control group that the hook has made. A unit of
+// systemd brings its own.
+func (s *supervisor) limit() {
+	group, ok, err := findCgroup(s.layout, s.generation.ID)
+	if err == nil && ok {
+		if _, is := os.Stat(group.path()); is == nil {
+			err = group.limit(s.generation.Sandbox.Limits)
+		}
+	}
+	if err != nil {
+		s.log.WithError(err).Warn("the relay's control group has not all of its limits")
+	}
 }
 
 // handed checks that Launch handed this generation to this process: a descriptor
@@ -214,7 +235,12 @@ func (s *supervisor) requested(r request) {
 // inspect asks the relay, if there is one that answers.
 func (s *supervisor) inspect(r request) {
 	if s.status.State == StateReady {
-		err := s.relay.request(launch.Request{Request: launch.RequestReport})
+		// One that does not answer is not asked again.
+		var err error
+		s.inspecting = slices.DeleteFunc(s.inspecting, func(r request) bool { return time.Now().After(r.late) })
+		if !slices.Contains(s.relay.asked, launch.RequestReport) {
+			err = s.relay.request(launch.Request{Request: launch.RequestReport})
+		}
 		if err == nil {
 			s.inspecting = append(s.inspecting, r)
 			return
@@ -313,25 +339,47 @@ func (s *supervisor) start() error {
 		s.hold(StateDrained)
 		return nil
 	}
+	if s.status.Starts > 0 {
+		if err := s.endStrays(); err != nil {
+			return err
+		}
+	}
 	if err := s.refusal.end(); err != nil {
 		s.log.WithError(err).Warn("leaving the sockets")
 	}
 	s.refusal = nil
-	r, err := startRelay(s.generation.Relay, s.clients, s.peers, s.init)
+	r, err := startRelay(s.generation, s.clients, s.peers, s.init, s.bounded)
 	if err != nil {
 		return err
 	}
+	// Written down before anybody can meet it: what is to become the relay makes its
+	// sandbox still.
 	s.relay = r
 	s.status.Starts++
 	s.status.Relay = &r.process
 	s.note(StateStarting, "")
+	go admitClaims(s.layout, s.generation.ID, s.log, r)
+	if err := r.executed(); err != nil {
+		s.drop()
+		return err
+	}
+	s.status.Sandbox = r.sandbox
+	if r.sandbox != nil && s.status.Starts == 1 {
+		for _, lacks := range r.sandbox.Missing {
+			s.log.Warnf("the relay's sandbox lacks %s", lacks)
+		}
+	}
 	s.configure()
 	return nil
 }
 
 // answered handles the relay's word on a configuration.
 func (s *supervisor) answered(a launch.Status) {
-	switch s.relay.answered() {
+	to, asked := s.relay.answered()
+	if !asked {
+		return // a relay may say so as often as it likes
+	}
+	switch to {
 	case launch.RequestReport:
 		s.inspected(a.Report, a.Error)
 		return
@@ -373,8 +421,15 @@ func (s *supervisor) exited(err error) {
 	default:
 		reason = "the relay ended by itself, although the container lives"
 	}
+	renew := s.relay.renew
 	s.drop()
 	s.insist.Stop()
+	if renew && s.held == "" {
+		if err := s.start(); err != nil {
+			s.failed(fmt.Sprintf("starting the relay: %v", err))
+		}
+		return
+	}
 	if s.held != "" {
 		s.log.Info("the relay has ended as it was asked to")
 		s.rest()
@@ -431,13 +486,22 @@ func (s *supervisor) lanesChanged() error {
 	if s.relay == nil {
 		return nil // the next one gets it
 	}
+	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, generation.confinement().Devices) {
+		// What it has is for good. A hook adds lanes, so no client has come yet.
+		s.log.Info("the added lane has devices that the relay's sandbox has not: starting it anew")
+		s.relay.renew = true
+		s.insist.Reset(endTimeout)
+		return os.NewSyscallError("kill", s.relay.cmd.Process.Signal(unix.SIGTERM))
+	}
 	s.configure()
 	return nil
 }
 
 // configure sends the relay what it has to know.
 func (s *supervisor) configure() {
-	if err := s.relay.configure(s.generation.Config); err != nil {
+	config := s.generation.Config
+	config.Admission = true // this supervisor answers claims, whoever made the generation
+	if err := s.relay.configure(config); err != nil {
 		// It has closed its end, so it is ending, and the next one gets it.
 		s.log.WithError(err).Warn("sending the relay its configuration")
 	}
@@ -449,6 +513,15 @@ func (s *supervisor) note(state, reason string) {
 	if err := writeJSON(statusFile(s.layout, s.generation.ID), s.status); err != nil {
 		s.log.WithError(err).Error("writing the status")
 	}
+}
+
+// endStrays ends what relays of this generation have left.
+func (s *supervisor) endStrays() error {
+	lock, err := s.alive.Stat()
+	if err != nil {
+		return err
+	}
+	return s.generation.endStrays(s.layout, lock)
 }
 
 // end ends the relay and removes the generation, and whatever other
@@ -472,10 +545,17 @@ func (s *supervisor) end() error {
 	switch {
 	case err == nil:
 		defer held.Close()
-	case !errors.Is(err, fs.ErrNotExist): // else somebody has deleted the state, and not the rest
+	case errors.Is(err, fs.ErrNotExist): // somebody has deleted the state, and not the rest
+		errs = append(errs, s.endStrays())
+	default:
 		return errors.Join(append(errs, err)...)
 	}
 	errs = append(errs, remove(s.layout, s.generation.ID))
+	if errors.Join(errs...) == nil { // the relay has ended, and what was in its group
+		errs = append(errs, s.generation.releaseUID(s.layout, s.alive))
+	}
+	// Nothing is started any more; where not all is sure, Collect looks for processes.
+	errs = append(errs, s.alive.Close())
 	_, err = Collect(s.layout)
 	return errors.Join(append(errs, err)...)
 }

@@ -79,7 +79,7 @@ func (s *service) close() {
 // configuration and host say so, and returns when that has executed the relay;
 // nil where the hook is to run it.
 func (g *Generation) runBySystemd(l layout.Layout, launcher string, files map[int]*os.File) (*starting, error) {
-	if launcher == config.LauncherFork || launcher != config.LauncherSystemd && !offersLauncher(l) {
+	if !bySystemd(l, launcher) {
 		return nil, nil
 	}
 	wait := greetTimeout
@@ -101,6 +101,11 @@ func (g *Generation) runBySystemd(l layout.Layout, launcher string, files map[in
 	// Better a relay that counts among the runtime's processes than no container.
 	logrus.WithError(err).WithField("container", g.Container.ID).Warn("no relay by systemd; this hook starts it")
 	return nil, g.noteInLog(l, fmt.Sprintf("no relay by systemd, so the hook started it: %v\n", err))
+}
+
+// bySystemd says whether systemd is asked first.
+func bySystemd(l layout.Layout, launcher string) bool {
+	return launcher == config.LauncherSystemd || launcher != config.LauncherFork && offersLauncher(l)
 }
 
 // offersLauncher says whether systemd is process 1 (sd_booted(3)), and has

@@ -228,8 +228,7 @@ func checkLock(l layout.Layout, id string, f *os.File) error {
 // logToBoth makes standard error the generation's log, and copies what comes
 // there to what it was, the journal. restore ends that.
 //
-// Who writes is not made to wait for the journal, and the relay's standard error
-// is not a pipe whose reader may be killed: it would end with SIGPIPE.
+// Who writes is not made to wait for the journal.
 func logToBoth(l layout.Layout, id string) (restore func() error, err error) {
 	log, err := openLog(l, id)
 	if err != nil {
@@ -270,13 +269,11 @@ func follow(log, journal *os.File) (stop func()) {
 		defer close(done)
 		events := make([]byte, 4<<10)
 		for err == nil {
-			// A journal that fails is no reason to do anything to the relay, and there
-			// is nowhere to say so.
-			_, _ = io.Copy(journal, log)
+			copyLog(journal, log)
 			_, err = changes.Read(events)
 		}
 		<-rest
-		_, _ = io.Copy(journal, log)
+		copyLog(journal, log)
 		log.Close()
 		journal.Close()
 	}()
@@ -290,6 +287,16 @@ func follow(log, journal *os.File) (stop func()) {
 		case <-time.After(time.Second):
 		}
 	}
+}
+
+// copyLog copies what is new in a log. A journal that fails is no reason to do
+// anything to the relay, and there is nowhere to say so.
+func copyLog(journal, log *os.File) {
+	at, err := log.Seek(0, io.SeekCurrent)
+	if info, is := log.Stat(); err == nil && is == nil && info.Size() < at {
+		_, _ = log.Seek(0, io.SeekStart) // it was full, and begins anew
+	}
+	_, _ = io.Copy(journal, log)
 }
 
 // watch returns a file that can be read when another was written to.

@@ -174,7 +174,7 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 	if len(starts) != 1 {
 		t.Fatalf("%d relays were started", len(starts))
 	}
-	want := []string{"0 /dev/null", "1 /dev/null", "2 " + h.layout.GenerationDir(g.ID) + "/relay.log", "3 socket:", "4 socket:", "5 socket:", "6 anon_inode:[pidfd"}
+	want := []string{"0 /dev/null", "1 /dev/null", "2 pipe:", "3 socket:", "4 socket:", "5 socket:", "6 anon_inode:[pidfd"}
 	if got := starts[0].Descriptors; strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("the relay's descriptors are %q", got)
 	}

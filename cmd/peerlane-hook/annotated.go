@@ -15,11 +15,12 @@ func createAnnotated(args []string) error {
 	if err != nil {
 		return err
 	}
+	ahead := hook.ReadAhead(l)
 	state, err := hook.ReadState(os.Stdin)
 	if err != nil {
 		return err
 	}
-	warning, err := hook.CreateAnnotated(l, state, runtimeRoot())
+	warning, err := hook.CreateAnnotated(ahead, state, runtimeRoot())
 	if warning != nil {
 		logrus.Warn(warning)
 	}

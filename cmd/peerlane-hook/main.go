@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/hook/sandbox"
 )
 
 const usage = `peerlane-hook gives containers their relays. Container runtimes run it; a CDI
@@ -39,7 +40,7 @@ specification (peerlane cdi generate) says so.
   peerlane-hook accept
       as peerlane-relay@.service: look after the relay that a hook hands over
       on standard input; only systemd runs this
-  peerlane-hook version
+` + sandbox.Usage + `  peerlane-hook version
 
 DIR is what hangs below / otherwise: var/lib/peerlane, run/peerlane and
 etc/peerlane. A GPU is named by its UUID, which may be empty, and PCI address.
@@ -79,6 +80,8 @@ func run(args []string) error {
 		return supervise(args)
 	case "accept":
 		return accept(args)
+	case "confine":
+		return confine(args)
 	case "version", "--version":
 		_, err := fmt.Println("peerlane-hook", version.Get())
 		return err
@@ -128,11 +131,12 @@ func create(args []string) error {
 	if len(lanes)+len(gpus)+len(nics) == 0 {
 		return told(l, "", fmt.Errorf("create: no --lane, --gpu or --nic is given; %w", errUsage))
 	}
+	ahead := hook.ReadAhead(l)
 	state, err := hook.ReadState(os.Stdin)
 	if err != nil {
 		return told(l, "", err)
 	}
-	warning, err := hook.Create(l, state, runtimeRoot(), hook.Devices{Lanes: lanes, GPUs: gpus, NICs: nics})
+	warning, err := hook.Create(ahead, state, runtimeRoot(), hook.Devices{Lanes: lanes, GPUs: gpus, NICs: nics})
 	if warning != nil {
 		logrus.Warn(warning)
 		tell(l, hook.SeverityWarning, state.ID, warning)

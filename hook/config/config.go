@@ -12,10 +12,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/BurntSushi/toml"
-	"github.com/dustin/go-humanize"
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -71,12 +71,36 @@ type Plan struct {
 // Staging bounds what relays take from server GPUs.
 type Staging struct {
 	// The most that the relays of this host together may take from a server GPU;
-	// without it there is no limit, and 0 keeps relays off it. A GPU whose limit
-	// has no room for a lane's slots does not serve it. Relays do not yet count
-	// what they take together; `peerlane plan` shows what the lanes come to.
+	// without it that is a quarter of the GPU's memory, and 0 keeps relays off it. A
+	// GPU whose limit has no room for a lane's slots does not serve it; `peerlane
+	// plan` shows what the lanes come to. A relay that comes when others have taken
+	// the rest takes smaller slots, or another server GPU, or its clients hear who
+	// has it. A limit that is changed holds for what is taken from then on.
 	Limit *Size `toml:"limit,omitempty"`
 	// The same for single GPUs, by index, UUID or PCI address: `"3" = "1GiB"`.
 	GPUs map[string]Size `toml:"gpus,omitempty"`
+	// What becomes of a lane when no server GPU has room: with allow its relay stages
+	// in the host's memory, through which everything bounces, slower many times, and
+	// says so in its log and in `peerlane relay inspect`; with never its clients are
+	// refused.
+	Bounce string `toml:"bounce"`
+	// The most host memory that one relay stages in, and no more than a quarter of
+	// relay.memory. A lane that finds less left takes smaller slots.
+	BounceLimit Size `toml:"bounce_limit"`
+}
+
+// What becomes of a lane when no server GPU has room.
+const (
+	BounceAllow = "allow" // it stages in the host's memory
+	BounceNever = "never" // its clients are refused
+)
+
+// Bounce is what launch.Config says of that, bytes.
+func (c Config) Bounce() uint64 {
+	if c.Staging.Bounce == BounceNever {
+		return 0
+	}
+	return uint64(min(c.Staging.BounceLimit, c.Relay.Memory/4))
 }
 
 // Relay is how relays are started and what they are told.
@@ -98,10 +122,89 @@ type Relay struct {
 	Slots int `toml:"slots"`
 	// The size of a slot: a multiple of 64KiB up to 1GiB.
 	SlotSize Size `toml:"slot_size"`
+	// When a relay takes its staging: when a client first needs it (attach), or when
+	// the container starts (start), so that a job that fills the server GPUs later
+	// finds it taken. With start each container has its CUDA context, some 265 MiB on
+	// its own GPU, from its start on, whether it uses its lane or not.
+	Reserve string `toml:"reserve"`
+	// Whether clients may hand over memory of cudaMalloc by its IPC handle: allow or
+	// never. Such a handle is a number and no secret: who guesses another container's
+	// has its memory, and a client that frees what is handed over can make its relay
+	// fail. Hence not with cdi.tenancy = "multi". Memory of cuMemCreate needs none of
+	// it.
+	CUDAIPC string `toml:"cuda_ipc"`
 	// Added to a relay's environment, `"NAME=value"` each; beside it there is only
 	// PATH.
 	Environment []string `toml:"environment"`
+	// What a relay is kept in: with auto all that the host offers, a uid of its own,
+	// no capabilities, a root of its own with its devices and libraries, Landlock, a
+	// filter of system calls, limits; `peerlane relay inspect` shows what it is.
+	// With off, for finding a fault, nothing.
+	Sandbox string `toml:"sandbox"`
+	// The uids of relays, first to last, and gids of the same numbers: nobody else
+	// on the host may have them. The first is the group of all relays, and each
+	// relay gets one of the others to itself.
+	UIDs string `toml:"uids"`
+	// Files and directories that relays may read, in their sandbox as well, beside
+	// what every driver needs: for libraries of a driver in an unusual place. What
+	// environment names by PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH is among them.
+	SandboxRead []string `toml:"sandbox_read,omitempty"`
+	// The same for what they may change: for traces, or a driver's files in /dev/shm.
+	SandboxWrite []string `toml:"sandbox_write,omitempty"`
+	// The most memory of the host that a relay may take, with its supervisor; a
+	// GPU's does not count, unless it is a simulated one. It ends when it takes more.
+	Memory Size `toml:"memory"`
+	// The most processors that a relay may keep busy.
+	CPUs int `toml:"cpus"`
+	// The most threads that a relay may have.
+	Tasks int `toml:"tasks"`
+	// What the clients of one container may have of their relay.
+	Limits Limits `toml:"limits"`
 }
+
+// Whether memory of cudaMalloc is taken by its IPC handle.
+const (
+	CUDAIPCAllow = "allow"
+	CUDAIPCNever = "never"
+)
+
+// Limits bound what the clients of one container have of their relay, all of them
+// together, so that no client can have it grow without end.
+type Limits struct {
+	// Processes that are attached at a time. Each has two rings in shared memory,
+	// 180 KiB together.
+	Clients int `toml:"clients"`
+	// Memories that are exported at a time.
+	Memories int `toml:"memories"`
+	// Connections that are open at a time, sending and receiving.
+	Connections int `toml:"connections"`
+	// Files that the relay has open for them at a time: six for a process, one for
+	// each allocation of a memory, two for host memory, up to three for a connection
+	// and, while another container's memory is mapped for it, one for each allocation
+	// of that. Where the relay may not open as many
+	// (ulimit -n) it is fewer.
+	Descriptors int `toml:"descriptors"`
+	// Host memory that the relay makes for them, and the host memory of other
+	// containers that it writes into, each; no more than half of relay.memory.
+	HostMemory Size `toml:"host_memory"`
+	// Of that, what one process may have.
+	ClientHostMemory Size `toml:"client_host_memory"`
+}
+
+// Launch is what a relay is told of its limits.
+func (r Relay) Launch() launch.Limits {
+	l := r.Limits
+	return launch.Limits{
+		Clients: l.Clients, Memories: l.Memories, Connections: l.Connections, Descriptors: l.Descriptors,
+		HostMemory: uint64(min(l.HostMemory, r.Memory/2)), ClientHostMemory: uint64(min(l.ClientHostMemory, r.Memory/2)),
+	}
+}
+
+// What a relay is kept in.
+const (
+	SandboxAuto = "auto" // all that the host offers
+	SandboxOff  = "off"  // nothing
+)
 
 // CDI is what `cdi generate` offers to container engines.
 type CDI struct {
@@ -140,26 +243,29 @@ const (
 	TenancyMulti  = "multi"  // several: only `lane=` is offered
 )
 
-// Size is a number of bytes, written as "8MiB" or "8388608".
-type Size uint64
-
-// UnmarshalText reads a size as humanize.ParseBytes does: MB is 10^6 bytes, MiB 2^20.
-func (s *Size) UnmarshalText(text []byte) error {
-	n, err := humanize.ParseBytes(string(text))
-	if err != nil {
-		return fmt.Errorf(`%q is no size; one looks like "8MiB"`, text)
-	}
-	*s = Size(n)
-	return nil
-}
-
 // Default is the configuration of a host without config.toml.
 func Default() Config {
 	return Config{
-		Hook:  Hook{OnFailure: OnFailureFail},
-		Relay: Relay{Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20},
-		GDR:   topo.GDRPolicy{MaxPath: topo.PXB},
-		CDI:   CDI{Tenancy: TenancySingle},
+		Hook: Hook{OnFailure: OnFailureFail},
+		Relay: Relay{
+			Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Slots: 8, SlotSize: 32 << 20,
+			// Between the uids of systemd's containers and those of its foreign images;
+			// https://systemd.io/UIDS-GIDS has nobody there.
+			Sandbox: SandboxAuto, UIDs: "2130706432-2147352575",
+			Reserve: launch.ReserveAttach, CUDAIPC: CUDAIPCNever, Limits: defaultLimits(),
+			Memory: 64 << 30, CPUs: 16, Tasks: 4096,
+		},
+		GDR:     topo.GDRPolicy{MaxPath: topo.PXB},
+		CDI:     CDI{Tenancy: TenancySingle},
+		Staging: Staging{Bounce: BounceAllow, BounceLimit: 1 << 30},
+	}
+}
+
+func defaultLimits() Limits {
+	d := launch.DefaultLimits
+	return Limits{
+		Clients: d.Clients, Memories: d.Memories, Connections: d.Connections, Descriptors: d.Descriptors,
+		HostMemory: Size(d.HostMemory), ClientHostMemory: Size(d.ClientHostMemory),
 	}
 }
 
@@ -201,6 +307,18 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
+// UIDRange is what UIDs says.
+func (r Relay) UIDRange() (first, last int, err error) {
+	from, to, ok := strings.Cut(r.UIDs, "-")
+	first, errFirst := strconv.Atoi(from)
+	last, errLast := strconv.Atoi(to)
+	// 2^32-1 is nobody, as a 32-bit number.
+	if !ok || errFirst != nil || errLast != nil || first < 1 || last <= first || last >= 1<<32-1 {
+		return 0, 0, fmt.Errorf(`relay.uids is %q; "FIRST-LAST" is possible, two numbers from 1 to 4294967294`, r.UIDs)
+	}
+	return first, last, nil
+}
+
 func (c Config) check() error {
 	r := c.Relay
 	if r.Binary != "" && !filepath.IsAbs(r.Binary) {
@@ -213,18 +331,47 @@ func (c Config) check() error {
 		{"hook.on_failure", c.Hook.OnFailure, []string{OnFailureFail, OnFailureWarn}},
 		{"relay.launcher", r.Launcher, []string{LauncherAuto, LauncherSystemd, LauncherFork}},
 		{"relay.route", r.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
+		{"relay.reserve", r.Reserve, []string{launch.ReserveAttach, launch.ReserveStart}},
+		{"relay.cuda_ipc", r.CUDAIPC, []string{CUDAIPCAllow, CUDAIPCNever}},
 		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal}},
+		{"relay.sandbox", r.Sandbox, []string{SandboxAuto, SandboxOff}},
+		{"staging.bounce", c.Staging.Bounce, []string{BounceAllow, BounceNever}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},
 	} {
 		if !slices.Contains(choice.known, choice.value) {
 			return fmt.Errorf("%s is %q; %s are possible", choice.key, choice.value, strings.Join(choice.known, ", "))
 		}
 	}
+	if r.CUDAIPC == CUDAIPCAllow && c.CDI.Tenancy == TenancyMulti {
+		return errors.New(`relay.cuda_ipc is "allow" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's memory`)
+	}
 	if r.Slots < 1 || r.Slots > 1024 {
 		return fmt.Errorf("relay.slots is %d; 1 to 1024 are possible", r.Slots)
 	}
 	if r.SlotSize < 64<<10 || r.SlotSize > 1<<30 || r.SlotSize%(64<<10) != 0 {
-		return fmt.Errorf("relay.slot_size is %s; a multiple of 64 KiB up to 1 GiB is possible", humanize.IBytes(uint64(r.SlotSize)))
+		return fmt.Errorf("relay.slot_size is %s; a multiple of 64 KiB up to 1 GiB is possible", r.SlotSize)
+	}
+	for _, limit := range []struct {
+		key   string
+		value int
+	}{
+		{"clients", r.Limits.Clients}, {"memories", r.Limits.Memories}, {"connections", r.Limits.Connections}, {"descriptors", r.Limits.Descriptors},
+	} {
+		if limit.value < 1 || limit.value > 1<<20 {
+			return fmt.Errorf("relay.limits.%s is %d; 1 to 1048576 are possible", limit.key, limit.value)
+		}
+	}
+	// A key that means none would mean the default to a relay.
+	for _, size := range []struct {
+		key   string
+		value Size
+	}{
+		{"staging.bounce_limit", c.Staging.BounceLimit}, {"relay.limits.host_memory", r.Limits.HostMemory},
+		{"relay.limits.client_host_memory", r.Limits.ClientHostMemory},
+	} {
+		if size.value < 1<<20 || size.value > 1<<50 {
+			return fmt.Errorf("%s is %s; 1 MiB to 1 PiB are possible", size.key, size.value)
+		}
 	}
 	if p := c.Runtime.Path; p != "" && !filepath.IsAbs(p) {
 		return fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories", p)
@@ -233,6 +380,23 @@ func (c Config) check() error {
 		if err := checkPattern(pattern); err != nil {
 			return fmt.Errorf("runtime.devices has %q: %w", pattern, err)
 		}
+	}
+	if _, _, err := r.UIDRange(); err != nil {
+		return err
+	}
+	for _, path := range slices.Concat(r.SandboxRead, r.SandboxWrite) {
+		if !filepath.IsAbs(path) || filepath.Clean(path) == "/" {
+			return fmt.Errorf("relay.sandbox_read or relay.sandbox_write has %q; absolute paths other than / are possible", path)
+		}
+	}
+	if r.Memory < 256<<20 {
+		return fmt.Errorf("relay.memory is %s; 256 MiB is the least that a relay works with", r.Memory)
+	}
+	if r.CPUs < 1 || r.CPUs > 4096 {
+		return fmt.Errorf("relay.cpus is %d; 1 to 4096 are possible", r.CPUs)
+	}
+	if r.Tasks < 128 || r.Tasks > 1<<20 {
+		return fmt.Errorf("relay.tasks is %d; 128 to 1048576 are possible", r.Tasks)
 	}
 	for _, e := range r.Environment {
 		if name, _, ok := strings.Cut(e, "="); !ok || name == "" || strings.ContainsRune(e, 0) {

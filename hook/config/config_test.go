@@ -54,7 +54,17 @@ route = "staged"
 transport = "loop"
 slots = 4
 slot_size = "1MiB"
+reserve = "start"
+cuda_ipc = "never"
+limits = { clients = 2, memories = 3, connections = 5, descriptors = 7, host_memory = "3GiB", client_host_memory = "2GiB" }
 environment = ["PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="]
+sandbox = "off"
+uids = "70000-70010"
+sandbox_read = ["/opt/driver"]
+sandbox_write = ["/dev/shm"]
+memory = "8GiB"
+cpus = 4
+tasks = 512
 [gdr]
 max_path = "PHB"
 nics = { mlx5_0 = "SYS" }
@@ -73,6 +83,8 @@ nics = ["emulated0"]
 [staging]
 limit = "2GiB"
 gpus = { "1" = "0" }
+bounce = "never"
+bounce_limit = "2GiB"
 [groups]
 half0 = ["0", "1"]
 [cdi]
@@ -89,7 +101,10 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 		Hook: config.Hook{OnFailure: "warn", Annotations: true},
 		Relay: config.Relay{
 			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
+			Reserve: "start", CUDAIPC: "never", Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7, HostMemory: 3 << 30, ClientHostMemory: 2 << 30},
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
+			Sandbox:     config.SandboxOff, UIDs: "70000-70010", SandboxRead: []string{"/opt/driver"}, SandboxWrite: []string{"/dev/shm"},
+			Memory: 8 << 30, CPUs: 4, Tasks: 512,
 		},
 		GDR: topo.GDRPolicy{MaxPath: topo.PHB, NICs: map[string]topo.PathType{"mlx5_0": topo.SYS}},
 		Plan: config.Plan{
@@ -97,7 +112,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 			Exclude: topo.Exclude{GPUs: []string{"7"}, NICs: []string{"mlx5_2"}, Pairs: [][]string{{"0", "mlx5_0"}, {"0", "1"}}},
 			Lanes:   []topo.Assignment{{GPU: "0", Kind: "staged", Servers: []string{"1", "GPU-x"}, NICs: []string{"emulated0"}}},
 		},
-		Staging: config.Staging{Limit: &limit, GPUs: map[string]config.Size{"1": 0}},
+		Staging: config.Staging{Bounce: "never", BounceLimit: 2 << 30, Limit: &limit, GPUs: map[string]config.Size{"1": 0}},
 		Groups:  map[string][]string{"half0": {"0", "1"}},
 		CDI:     config.CDI{Tenancy: "multi"},
 		Runtime: config.Runtime{Path: "/usr/bin/crun", Devices: []string{"peerlane.dev/lane=*", "nvidia.com/gpu=3"}},
@@ -142,8 +157,25 @@ func TestRefused(t *testing.T) {
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
 		{"transport", "[relay]\ntransport = \"verbs\"", "relay.transport"},
 		{"no slots", "[relay]\nslots = 0", "relay.slots"},
+		{"reserve", "[relay]\nreserve = \"never\"", `relay.reserve is "never"; attach, start`},
+		{"IPC", "[relay]\ncuda_ipc = \"maybe\"", `relay.cuda_ipc is "maybe"; allow, never are possible`},
+		{"IPC of tenants", "[relay]\ncuda_ipc = \"allow\"\n[cdi]\ntenancy = \"multi\"", "guess the IPC handle"},
+		{"bounce", "[staging]\nbounce = \"maybe\"", `staging.bounce is "maybe"; allow, never are possible`},
+		{"no bounce", "[staging]\nbounce_limit = \"0B\"", "staging.bounce_limit is 0 B"},
+		{"no host memory", "[relay.limits]\nhost_memory = \"8B\"", "relay.limits.host_memory is 8 B"},
+		{"no clients", "[relay.limits]\nclients = 0", "relay.limits.clients is 0"},
+		{"unknown limit", "[relay.limits]\nrings = 9", "unknown key relay.limits.rings"},
 		{"slot size", "[relay]\nslot_size = \"100kB\"", "relay.slot_size"},
 		{"no size", "[relay]\nslot_size = \"big\"", `"8MiB"`},
+		{"uids of one", "[relay]\nuids = \"70000-70000\"", "relay.uids"},
+		{"uids of root's", "[relay]\nuids = \"0-10\"", "relay.uids"},
+		{"no uids", "[relay]\nuids = \"many\"", "FIRST-LAST"},
+		{"too many uids", "[relay]\nuids = \"1-4294967295\"", "relay.uids"},
+		{"sandbox", "[relay]\nsandbox = \"on\"", "relay.sandbox"},
+		{"the whole host", "[relay]\nsandbox_read = [\"/\"]", "sandbox_read"},
+		{"little memory", "[relay]\nmemory = \"1MiB\"", "relay.memory"},
+		{"no processor", "[relay]\ncpus = 0", "relay.cpus"},
+		{"few tasks", "[relay]\ntasks = 1", "relay.tasks"},
 		{"environment", "[relay]\nenvironment = [\"NAME\"]", "relay.environment"},
 		{"path type", "[gdr]\nmax_path = \"PXX\"", "PXX"},
 		{"relative runtime", "[runtime]\npath = \"crun\"", "runtime.path"},

@@ -6,17 +6,16 @@ import (
 	"os"
 
 	"github.com/BurntSushi/toml"
-	"github.com/dustin/go-humanize"
 )
 
 // MarshalText writes a size that UnmarshalText reads as the same: in MiB or KiB
 // where that is exact.
 func (s Size) MarshalText() ([]byte, error) {
 	switch n := uint64(s); {
-	case n > 0 && n%humanize.MiByte == 0:
-		return fmt.Appendf(nil, "%dMiB", n/humanize.MiByte), nil
-	case n > 0 && n%humanize.KiByte == 0:
-		return fmt.Appendf(nil, "%dKiB", n/humanize.KiByte), nil
+	case n > 0 && n%(1<<20) == 0:
+		return fmt.Appendf(nil, "%dMiB", n/(1<<20)), nil
+	case n > 0 && n%(1<<10) == 0:
+		return fmt.Appendf(nil, "%dKiB", n/(1<<10)), nil
 	default:
 		return fmt.Appendf(nil, "%d", n), nil
 	}

@@ -7,8 +7,10 @@
 package layout
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -63,6 +65,10 @@ func (l Layout) Libraries() string { return filepath.Join(l.Root, "usr/lib/peerl
 // generation's 32 hexadecimal digits.
 func (l Layout) Generations() string { return filepath.Join(l.State(), "generations") }
 
+// UIDs holds one file for each uid that a relay has: a second name of the lock of
+// its generation's supervisor.
+func (l Layout) UIDs() string { return filepath.Join(l.State(), "uids") }
+
 // GenerationDir is the state of one generation.
 func (l Layout) GenerationDir(generation string) string {
 	return filepath.Join(l.Generations(), generation)
@@ -108,23 +114,28 @@ func (l Layout) Cgroup() string {
 	return fmt.Sprintf("peerlane-%08x", h.Sum32())
 }
 
-// Create makes the directories that a host needs, with their modes. It is
-// idempotent.
+// Create makes the directories that a host needs, with their modes, and gives
+// them these modes where they are there. It is idempotent.
 func (l Layout) Create() error {
 	for _, d := range []struct {
 		path string
 		mode os.FileMode
 	}{
-		{l.State(), 0o700},
+		{l.State(), stateMode},
 		{l.Anchor(), 0o555},
 		{l.Generations(), 0o700},
+		{l.UIDs(), 0o700},
 		{l.Run(), 0o755},
 		{l.Sockets(), 0o700},
 		{l.Peers(), 0o711},
 		{l.EmulatedNICs(), 0o755},
 		{l.Config(), 0o755},
 	} {
-		if err := os.MkdirAll(d.path, d.mode); err != nil {
+		// Every hook does this: it changes nothing where nothing is to be changed.
+		if info, err := os.Stat(d.path); err == nil && info.IsDir() && info.Mode().Perm() == d.mode && info.Mode()&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky) == 0 {
+			continue
+		}
+		if err := directory(d.path, d.mode); err != nil {
 			return err
 		}
 		if err := os.Chmod(d.path, d.mode); err != nil {
@@ -132,4 +143,35 @@ func (l Layout) Create() error {
 		}
 	}
 	return nil
+}
+
+// CreateState makes the directory of the state alone, if it is missing.
+func (l Layout) CreateState() error { return directory(l.State(), stateMode) }
+
+// stateMode keeps everybody but root out of the state: what others can open they
+// can lock.
+const stateMode = 0o700
+
+// directory makes a directory with a mode, if it is missing, whatever the umask.
+// Parents that are missing too are for everybody to pass: /var/lib does not
+// belong to Peerlane.
+func directory(path string, mode os.FileMode) error {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.IsDir():
+		return fmt.Errorf("%s is to be a directory, and is none; move it away", path)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	if err := directory(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	err = os.Mkdir(path, mode)
+	if errors.Is(err, fs.ErrExist) {
+		return nil // another process was quicker
+	}
+	if err != nil {
+		return err
+	}
+	return os.Chmod(path, mode)
 }

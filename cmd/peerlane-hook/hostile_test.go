@@ -1,0 +1,53 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/peerlane/peerlane/integration/programs"
+)
+
+// Whatever a runtime says, and however much of it, the hook is small and ends with
+// a sentence.
+func TestAStateOfHundredMegabytes(t *testing.T) {
+	const limit = 160 << 10 // KiB: the text as it grows, and twice that before it is collected
+	root := t.TempDir()
+	for name, part := range map[string]string{"one value": "x", "many values": `","x":"`, "depth": `{"annotations":`} {
+		text := io.MultiReader(strings.NewReader(`{"annotations":{"x":"`), io.LimitReader(&repeated{part: part}, 100<<20))
+		if name == "depth" {
+			text = io.LimitReader(&repeated{part: part}, 100<<20)
+		}
+		c := exec.Command(programs.Path(t, programs.Hook), "create", "--root", root, "--lane", "@0000:17:00.0")
+		c.Stdin, c.Env = text, []string{"PATH=/nowhere"}
+		var out bytes.Buffer
+		c.Stdout, c.Stderr = &out, &out
+		err := c.Run()
+		if c.ProcessState == nil || c.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "more than 16777216 bytes") || out.Len() > 1000 {
+			t.Errorf("%s: %v: %.1000s", name, err, out.String())
+			continue
+		}
+		if most := c.ProcessState.SysUsage().(*syscall.Rusage).Maxrss; most > limit {
+			t.Errorf("%s: it took %d KiB; %d are permitted", name, most, limit)
+		} else {
+			t.Logf("%s: %d KiB, %v", name, most, c.ProcessState.UserTime()+c.ProcessState.SystemTime())
+		}
+	}
+}
+
+// repeated is a text without end.
+type repeated struct {
+	part string
+	at   int
+}
+
+func (r *repeated) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = r.part[r.at%len(r.part)]
+		r.at++
+	}
+	return len(p), nil
+}

@@ -1,0 +1,262 @@
+package hook
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Staging is admitted per host, and relays can open nothing that they have in
+// common. So their supervisors keep the account: each writes down what its relay
+// has, in its generation's directory, under one lock of the host. An entry counts
+// for as long as the process lives that it names, so that nothing has to be given
+// back for a relay, or a supervisor, that is killed.
+//
+// What is bounded is what relays take that keep to the protocol. One that was
+// taken over has its devices open, and can ask the driver for more. It cannot take
+// the account away from others: what it claims counts no further than its
+// configuration goes, and the memory that it states bounds its own claims alone.
+
+// share is what one relay has of the server GPUs.
+type share struct {
+	Relay     Process           `json:"relay"`
+	Container string            `json:"container"` // the runtime's id
+	GPUs      map[string]uint64 `json:"gpus"`      // bytes by PCI address
+}
+
+func shareFile(l layout.Layout, id string) string {
+	return filepath.Join(l.GenerationDir(id), "staging.json")
+}
+
+// readShare reads what a generation's relay has: nothing, where it has asked for
+// nothing.
+func readShare(l layout.Layout, id string) (share, error) {
+	var s share
+	err := readJSON(shareFile(l, id), &s)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errTorn) { // which is of an earlier boot
+		return share{}, nil
+	}
+	return s, err
+}
+
+// lockStaging takes the lock under which shares are counted and written. Closing
+// the file lets it go.
+func lockStaging(l layout.Layout) (*os.File, error) {
+	// The directory itself, so that nothing is left for the lock's sake.
+	f, err := os.Open(l.State())
+	if err != nil {
+		return nil, err
+	}
+	if err := lock(f, unix.LOCK_EX, lockTime); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// admit decides on a relay's claim, and writes down what it then has.
+func admit(l layout.Layout, id string, relay Process, c launch.Claim) (launch.Admission, error) {
+	generation, err := readGeneration(l, id)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	gpu, err := serverOf(generation.Config.Lanes, c.GPU)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	if most := granted(generation.Config, gpu.BusID); c.Bytes > most {
+		return launch.Admission{}, fmt.Errorf("%s asked for on GPU %d (%s), and the relay's configuration comes to %s there",
+			config.Size(c.Bytes), gpu.Index, gpu.BusID, config.Size(most))
+	}
+	conf, err := ReadConfig(l)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	held, err := lockStaging(l)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	defer held.Close()
+	own, err := readShare(l, id)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	if own.Relay != relay {
+		own = share{relay, generation.Container.ID, map[string]uint64{}} // its predecessor's is free
+	}
+	holders, err := holdersOf(l, id, gpu.BusID)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	limit, key := stagingLimit(conf.Staging, gpu, c.Memory)
+	taken := uint64(0)
+	for _, h := range holders {
+		taken += h.bytes
+	}
+	free := limit - min(limit, taken)
+	if c.Bytes > free && c.Bytes > own.GPUs[gpu.BusID] {
+		return launch.Admission{
+			Claim: c.Claim, Free: free, Error: full(gpu, c.Bytes, limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
+		}, nil
+	}
+	own.GPUs[gpu.BusID] = c.Bytes
+	if c.Bytes == 0 {
+		delete(own.GPUs, gpu.BusID)
+	}
+	if err := writeJSON(shareFile(l, id), own); err != nil {
+		return launch.Admission{}, err
+	}
+	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil
+}
+
+// serverOf is the server GPU at a PCI address: of these lanes, or a spare.
+func serverOf(lanes []launch.Lane, busID string) (launch.GPU, error) {
+	for _, lane := range lanes {
+		servers := slices.Clone(lane.Servers)
+		for _, spare := range lane.Spares {
+			servers = append(servers, spare.GPU)
+		}
+		if i := slices.IndexFunc(servers, func(g launch.GPU) bool { return g.BusID == busID }); i >= 0 {
+			return servers[i], nil
+		}
+	}
+	return launch.GPU{}, fmt.Errorf("GPU %q serves no lane of this container", busID)
+}
+
+// maxGranule is more than what drivers round allocations up to: 2 MiB.
+const maxGranule = 32 << 20
+
+// granted is the most that a relay's configuration comes to on a GPU, bytes: of each
+// lane that it serves, all of it or as a spare, the slots of both directions.
+func granted(c launch.Config, busID string) uint64 {
+	bytes := uint64(0)
+	for _, lane := range c.Lanes {
+		if _, err := serverOf([]launch.Lane{lane}, busID); err == nil {
+			bytes += 2 * (uint64(c.Slots)*c.SlotBytes + maxGranule)
+		}
+	}
+	return bytes
+}
+
+// holder is another relay that has staging on a GPU.
+type holder struct {
+	container string
+	bytes     uint64
+}
+
+// holdersOf are the relays, but one generation's, that have staging on a GPU, the
+// greatest first. The lock is held.
+func holdersOf(l layout.Layout, but, busID string) ([]holder, error) {
+	all, err := ids(l)
+	if err != nil {
+		return nil, err
+	}
+	var list []holder
+	for _, id := range all {
+		if id == but {
+			continue
+		}
+		s, err := readShare(l, id)
+		if err != nil {
+			return nil, err
+		}
+		if s.GPUs[busID] == 0 {
+			continue
+		}
+		// Where that cannot be found out it counts: too little is admitted then, and
+		// not too much.
+		if lives, err := s.Relay.lives(); lives || err != nil {
+			list = append(list, holder{s.Container, s.GPUs[busID]})
+		}
+	}
+	slices.SortFunc(list, func(a, b holder) int {
+		if a.bytes != b.bytes {
+			return map[bool]int{true: -1, false: 1}[a.bytes > b.bytes]
+		}
+		return strings.Compare(a.container, b.container)
+	})
+	return list, nil
+}
+
+// unlimited is the limit of a GPU of which neither configuration nor relay says
+// anything.
+const unlimited = ^uint64(0)
+
+// stagingLimit is what all relays together may take from a GPU that has so much
+// memory, and what says so.
+func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64, key string) {
+	for _, name := range slices.Sorted(maps.Keys(s.GPUs)) {
+		if name == strconv.Itoa(gpu.Index) || gpu.UUID != "" && strings.EqualFold(name, gpu.UUID) || strings.EqualFold(name, gpu.BusID) {
+			return uint64(s.GPUs[name]), fmt.Sprintf("staging.gpus.%q", name)
+		}
+	}
+	switch {
+	case s.Limit != nil:
+		return uint64(*s.Limit), "staging.limit"
+	case memory > 0:
+		return memory / 4, "a quarter of its memory, as staging.limit states nothing else"
+	}
+	return unlimited, ""
+}
+
+// maxHolders bounds those that a sentence names.
+const maxHolders = 4
+
+// full is the sentence for a claim that is not admitted. Tenants are not told of
+// each other.
+func full(gpu launch.GPU, bytes, limit uint64, key string, taken uint64, holders []holder, tenants bool) string {
+	text := fmt.Sprintf("%s of staging asked for on GPU %d (%s): all relays of this host may have %s (%s)",
+		config.Size(bytes), gpu.Index, gpu.BusID, config.Size(limit), key)
+	switch {
+	case len(holders) == 0:
+		return text
+	case tenants:
+		return fmt.Sprintf("%s, and %d others have %s", text, len(holders), config.Size(taken))
+	}
+	var names []string
+	for _, h := range holders[:min(len(holders), maxHolders)] {
+		names = append(names, fmt.Sprintf("container %s %s", h.container, config.Size(h.bytes)))
+	}
+	if more := len(holders) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("%s, and others have %s: %s", text, config.Size(taken), strings.Join(names, ", "))
+}
+
+// claimIn is the claim that a datagram of a relay holds, if it is one.
+func claimIn(datagram []byte) (launch.Claim, bool) {
+	var c launch.Claim
+	err := json.Unmarshal(datagram, &c)
+	return c, err == nil && c.Claim != 0
+}
+
+// admitClaims answers the claims of a generation's relay until that has ended.
+// They have a goroutine of their own: the lock can be long in coming.
+func admitClaims(l layout.Layout, id string, log *logrus.Entry, r *relay) {
+	for c := range r.claims {
+		a, err := admit(l, id, r.process, c)
+		if err != nil {
+			a = launch.Admission{Claim: c.Claim, Error: fmt.Sprintf("its supervisor cannot admit staging: %v", err)}
+		}
+		if !a.OK { // which the relay says once, and a relay can ask as often as it likes
+			log.Debugf("not admitted: %s", a.Error)
+		}
+		if err := r.send(a); err != nil {
+			log.WithError(err).Debug("answering a claim") // the relay has closed its end, and is ending
+		}
+	}
+}

@@ -1,0 +1,265 @@
+package hook_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// tenant is a container whose relay claims what the test says.
+type tenant struct {
+	host
+	id, generation string
+	claims         uint64
+	memory         uint64 // what its relay says that the GPU has; 0 for the truth, 8 GiB
+}
+
+// tenant starts a container of the same host, whose relay has a TEST_DIR of its own.
+func (h host) tenant(t *testing.T, id string) *tenant {
+	t.Helper()
+	own := host{h.layout, t.TempDir()}
+	if err := os.Chmod(own.dir, 0o777); err != nil { // relays report, and are not root
+		t.Fatal(err)
+	}
+	r := own.request(id, process(t).Process.Pid, "", lane(3))
+	r.Config.Relay.Slots, r.Config.Relay.SlotSize = 512, 4*mib // 4 GiB in both directions
+	g, err := hook.Launch(h.layout, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own.state(t, g.ID, hook.StateReady)
+	return &tenant{host: own, id: id, generation: g.ID}
+}
+
+const mib = 1 << 20
+
+// claim has the relay claim staging on the lanes' server GPU, of 8 GiB.
+func (c *tenant) claim(t *testing.T, bytes uint64) launch.Admission {
+	t.Helper()
+	return c.claimOn(t, lane(3).Servers[0].BusID, bytes)
+}
+
+func (c *tenant) claimOn(t *testing.T, gpu string, bytes uint64) launch.Admission {
+	t.Helper()
+	c.ask(t, gpu, bytes)
+	return c.answer(t)
+}
+
+func (c *tenant) ask(t *testing.T, gpu string, bytes uint64) {
+	t.Helper()
+	c.claims++
+	text, err := json.Marshal(launch.Claim{Claim: c.claims, GPU: gpu, Bytes: bytes, Memory: cmp.Or(c.memory, 8<<30)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(c.dir, "claim")
+	if err := errors.Join(os.WriteFile(name+".new", text, 0o644), os.Rename(name+".new", name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (c *tenant) answer(t *testing.T) launch.Admission {
+	t.Helper()
+	var answer launch.Admission
+	eventually(t, "an admission", func() error {
+		for _, a := range reports[launch.Admission](t, c.dir, "admission") {
+			if a.Claim == c.claims {
+				answer = a
+				return nil
+			}
+		}
+		return errors.New("no answer")
+	})
+	return answer
+}
+
+func (h host) configure(t *testing.T, change func(*config.Config)) {
+	t.Helper()
+	c := config.Default()
+	change(&c)
+	if err := errors.Join(os.MkdirAll(h.layout.Config(), 0o755), c.Write(h.layout.ConfigFile())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func limited(bytes config.Size) func(*config.Config) {
+	return func(c *config.Config) { c.Staging.Limit = &bytes }
+}
+
+func admitted(t *testing.T, a launch.Admission) {
+	t.Helper()
+	if !a.OK {
+		t.Fatalf("not admitted: %s", a.Error)
+	}
+}
+
+func notAdmitted(t *testing.T, a launch.Admission, free uint64, says ...string) {
+	t.Helper()
+	if a.OK {
+		t.Fatal("admitted")
+	}
+	if a.Free != free {
+		t.Errorf("%d MiB are free, want %d", a.Free/mib, free/mib)
+	}
+	for _, s := range says {
+		if !strings.Contains(a.Error, s) {
+			t.Errorf("it does not say %q: %s", s, a.Error)
+		}
+	}
+}
+
+func TestStagingIsAdmittedPerHost(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.configure(t, limited(1<<30))
+	a, b, c := h.tenant(t, "trainer"), h.tenant(t, "server"), h.tenant(t, "third")
+	admitted(t, a.claim(t, 512*mib))
+	admitted(t, b.claim(t, 256*mib))
+	admitted(t, b.claim(t, 384*mib)) // in all, not more
+	refused := c.claim(t, 256*mib)
+	notAdmitted(t, refused, 128*mib, "256 MiB of staging asked for on GPU 100 (0000:74:00.0)", "1.0 GiB (staging.limit)",
+		"others have 896 MiB: container trainer 512 MiB, container server 384 MiB")
+	admitted(t, c.claim(t, refused.Free))
+	notAdmitted(t, c.claim(t, refused.Free+1), 128*mib)
+	notAdmitted(t, c.claimOn(t, "0000:99:00.0", 1), 0, "serves no lane of this container")
+
+	// What is given back is free, also where the limit is below what is taken.
+	h.configure(t, limited(64*mib))
+	notAdmitted(t, c.claim(t, 512*mib), 0, "64 MiB (staging.limit)")
+	admitted(t, c.claim(t, 64*mib))
+	h.configure(t, limited(1<<30))
+	admitted(t, a.claim(t, 576*mib))
+
+	// Others' GPUs are not counted together, and one can have a limit of its own.
+	h.configure(t, func(c *config.Config) { c.Staging.GPUs = map[string]config.Size{"100": 600 * mib} })
+	notAdmitted(t, b.claim(t, 600*mib), 0, `600 MiB (staging.gpus."100")`)
+	// Without any limit it is a quarter of the memory.
+	h.configure(t, func(*config.Config) {})
+	notAdmitted(t, b.claim(t, 2<<30), 2<<30-640*mib, "2.0 GiB (a quarter of its memory")
+	h.configure(t, func(c *config.Config) { c.CDI.Tenancy = config.TenancyMulti })
+	multi := b.claim(t, 2<<30)
+	notAdmitted(t, multi, 2<<30-640*mib, "2 others have 640 MiB")
+	if strings.Contains(multi.Error, "trainer") {
+		t.Errorf("a tenant hears of another: %s", multi.Error)
+	}
+}
+
+// Whoever is killed, what the relay had is free as soon as it has ended, and not
+// before.
+func TestAdmissionEndsWithTheRelay(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.configure(t, limited(1<<30))
+	a, b := h.tenant(t, "a"), h.tenant(t, "b")
+	admitted(t, a.claim(t, 1<<30))
+	notAdmitted(t, b.claim(t, 64*mib), 0, "container a 1.0 GiB")
+
+	first := h.info(t, a.generation).Status.Relay.PID
+	kill := func(pid int) {
+		t.Helper()
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		waitDead(t, pid)
+	}
+	// Of a process with threads the first can end before the others have.
+	free := func(c *tenant) {
+		t.Helper()
+		eventually(t, "what a killed relay had", func() error {
+			if a := c.claim(t, 1<<30); !a.OK {
+				return errors.New(a.Error)
+			}
+			return nil
+		})
+	}
+	kill(first)
+	free(b)
+	eventually(t, "the next relay", func() error {
+		if s := h.info(t, a.generation).Status; s.State != hook.StateReady || s.Relay == nil || s.Relay.PID == first {
+			return errors.New("not ready")
+		}
+		return nil
+	})
+	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB") // it has nothing of its predecessor's
+
+	// A relay without its supervisor goes on, and has what it has.
+	survivor := h.info(t, b.generation).Status.Relay.PID
+	kill(supervisor(t, b.generation))
+	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB")
+	kill(survivor)
+	free(a)
+}
+
+// What a relay claims falsely takes nothing from others: more than its configuration
+// comes to is not counted, and the memory that it states is for its own claims.
+func TestFalseClaims(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.configure(t, func(*config.Config) {})
+	liar, honest := h.tenant(t, "liar"), h.tenant(t, "honest")
+	most := uint64(4<<30 + 2*32*mib)
+	for _, memory := range []uint64{1 << 63, ^uint64(0), 0} {
+		liar.memory = memory
+		for _, bytes := range []uint64{1 << 61, 1 << 63, ^uint64(0), most + 1} {
+			notAdmitted(t, liar.claim(t, bytes), 0, "the relay's configuration comes to 4.1 GiB there")
+		}
+	}
+	admitted(t, honest.claim(t, 2<<30)) // a quarter of the memory
+	// What is its own by the configuration it gets, as if it were alone.
+	liar.memory = 1 << 63
+	admitted(t, liar.claim(t, most))
+	admitted(t, liar.claim(t, 0))
+	// And by saying that there is next to none nobody else's is less.
+	liar.memory = 4
+	admitted(t, liar.claim(t, 0))
+	notAdmitted(t, liar.claim(t, 2), 0, "1 B (a quarter of its memory")
+	admitted(t, honest.claim(t, 1<<30))
+	admitted(t, honest.claim(t, 2<<30))
+	// Where the limit is configured it counts, whatever a relay says.
+	h.configure(t, limited(3<<30))
+	liar.memory = 1 << 63
+	notAdmitted(t, liar.claim(t, 1<<30+1), 1<<30, "3.0 GiB (staging.limit)")
+	// Nor can it fill the log.
+	text, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(liar.generation), "relay.log"))
+	if err != nil || strings.Contains(string(text), "not admitted") {
+		t.Errorf("the log: %s, %v", text, err)
+	}
+}
+
+// Claims at once are counted one by one.
+func TestClaimsAtOnce(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.configure(t, limited(1<<30))
+	var tenants []*tenant
+	for _, id := range []string{"a", "b", "c", "d"} {
+		tenants = append(tenants, h.tenant(t, id))
+	}
+	for round := range 3 {
+		for _, c := range tenants {
+			c.ask(t, lane(3).Servers[0].BusID, 300*mib)
+		}
+		ok := 0
+		for _, c := range tenants {
+			if c.answer(t).OK {
+				ok++
+			}
+		}
+		if ok != 3 {
+			t.Errorf("round %d: %d claims of 300 MiB were admitted to 1 GiB", round, ok)
+		}
+		for _, c := range tenants {
+			admitted(t, c.claim(t, 0))
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package hook_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/topo"
+)
+
+func TestHolders(t *testing.T) {
+	t.Parallel()
+	node := filepath.Join(t.TempDir(), "nvidia7")
+	if err := os.WriteFile(node, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	holder := exec.Command("sh", "-c", `exec sleep 1000000 <"$0"`, node)
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(holder) })
+	own, err := os.Open(node) // what the caller has open is no obstacle
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	eventually(t, "the holder", func() error {
+		list, err := hook.HoldersOf(layout.New(t.TempDir()), filepath.Dir(node)+"/nvidia", nil)
+		if err != nil || len(list) != 1 || list[0].PID != holder.Process.Pid || list[0].Devices[0] != node {
+			return errors.Join(fmt.Errorf("holders %+v", list), err)
+		}
+		if list[0].Command != "sleep" {
+			return fmt.Errorf("it is called %q", list[0].Command)
+		}
+		return nil
+	})
+}
+
+// What NVML names is there too, once a process, with the container that it is in,
+// whether it is the container's first process or another one.
+func TestHoldersThatNVMLNames(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	inside := exec.Command("sh", "-c", "sleep 1000000 & echo $!; wait")
+	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() != 0 {
+		inside.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+	}
+	out, err := inside.StdoutPipe()
+	if err == nil {
+		err = inside.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(inside) })
+	var child int
+	if _, err := fmt.Fscan(out, &child); err != nil {
+		t.Fatal(err)
+	}
+	outside := process(t)
+	h.launch(t, "trainer", inside.Process.Pid, "")
+	const gone = 1 << 30 // more than a kernel's largest
+	list, err := hook.HoldersOf(h.layout, "/no/such/node", []topo.GPUProcess{
+		{GPU: 3, PID: child, Memory: 512 << 20},
+		{GPU: 5, PID: child, Graphics: true},
+		{GPU: 3, PID: outside.Process.Pid},
+		{GPU: 3, PID: os.Getpid()},
+		{GPU: 0, PID: gone},
+		{GPU: 3, PID: inside.Process.Pid},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[int]hook.Holder{}
+	for i, holder := range list {
+		got[holder.PID] = holder
+		if i > 0 && list[i-1].PID >= holder.PID {
+			t.Errorf("not in order, or twice: %+v", list)
+		}
+	}
+	want := map[int]hook.Holder{
+		child:              {PID: child, Command: "sleep", Container: "trainer", Devices: []string{}, Uses: []hook.Use{{GPU: 3, Kind: "compute", Memory: 512 << 20}, {GPU: 5, Kind: "graphics"}}},
+		inside.Process.Pid: {PID: inside.Process.Pid, Command: "sh", Container: "trainer", Devices: []string{}, Uses: []hook.Use{{GPU: 3, Kind: "compute"}}},
+		gone:               {PID: gone, Devices: []string{}, Uses: []hook.Use{{GPU: 0, Kind: "compute"}}},
+	}
+	// Where the tests run in an engine's container, so does this one.
+	other := got[outside.Process.Pid]
+	want[other.PID] = hook.Holder{PID: outside.Process.Pid, Command: other.Command, Container: other.Container, Devices: []string{}, Uses: []hook.Use{{GPU: 3, Kind: "compute"}}}
+	if diff := cmp.Diff(want, got); diff != "" || other.Container == "trainer" {
+		t.Errorf("outside is in %q: %s", other.Container, diff)
+	}
+	end(inside)
+	h.gone(t)
+}
+
+func TestContainersByTheirControlGroups(t *testing.T) {
+	id, outer := strings.Repeat("4f2a", 16), strings.Repeat("0b1c", 16)
+	for text, want := range map[string]string{
+		"0::/system.slice/docker-" + id + ".scope\n":                                                                     id,
+		"0::/machine.slice/libpod-" + id + ".scope/container\n":                                                          id,
+		"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-" + id + ".scope":                            id,
+		"0::/machine.slice/libpod-conmon-" + id + ".scope\n":                                                             "",
+		"12:devices:/docker/" + id + "\n0::/\n":                                                                          id,
+		"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podd6b5.slice/cri-containerd-" + id + ".scope": id,
+		"0::/kubepods/besteffort/podd6b5/" + id + "\n":                                                                   id,
+		"0::/docker/" + outer + "/docker/" + id + "/init.scope\n":                                                        id, // one in another
+		"0::/user.slice/session-1.scope\n":                                                                               "",
+		"0::/" + id + "0\n":                                                                                              "",
+		"4:pids:/x\n":                                                                                                    "",
+		"nonsense":                                                                                                       "",
+	} {
+		if got := hook.ContainerOfCgroup(text); got != want {
+			t.Errorf("%q is of container %q, want %q", text, got, want)
+		}
+	}
+}

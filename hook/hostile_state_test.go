@@ -1,0 +1,265 @@
+package hook
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// endless is text without end, and counts what is taken of it.
+type endless struct {
+	head, body string
+	taken      int
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	for i := range p {
+		if at := e.taken + i; at < len(e.head) {
+			p[i] = e.head[at]
+		} else {
+			p[i] = e.body[(at-len(e.head))%len(e.body)]
+		}
+	}
+	e.taken += len(p)
+	return len(p), nil
+}
+
+// What a runtime says is read as far as it can be of use, and no further.
+func TestStatesThatCannotBeRead(t *testing.T) {
+	for name, c := range map[string]struct {
+		text io.Reader
+		says string
+	}{
+		"nothing":            {strings.NewReader(""), "unexpected end"},
+		"half of it":         {strings.NewReader(`{"id": "c", "pid"`), "unexpected end"},
+		"another document":   {strings.NewReader(`{"id": "c"}{"id": "d"}`), "after top-level value"},
+		"an endless id":      {&endless{head: `{"id": "`, body: "c"}, "more than 16777216 bytes"},
+		"endless notes":      {&endless{head: `{"annotations": {"a": "b"`, body: `, "a": "b"`}, "more than 16777216 bytes"},
+		"no end of depth":    {strings.NewReader(strings.Repeat(`{"annotations":`, 1<<20)), "exceeded max depth"},
+		"two processes":      {strings.NewReader(`{"id": "c", "pid": 42, "pid": 43}`), "twice, the second time with \"43\""},
+		"two of other cases": {strings.NewReader(`{"id": "c", "pid": 42, "PID": 43}`), "twice"},
+		"two bundles":        {strings.NewReader(`{"bundle": "/a", "id": "c", "bundle": "/b"}`), "twice"},
+		"two statuses":       {strings.NewReader(`{"status": "creating", "status": "created"}`), "twice"},
+		"two ids":            {strings.NewReader(`{"id": null, "id": "b"}`), "twice"},
+		"two sets of notes":  {strings.NewReader(`{"annotations": {}, "annotations": {}}`), "twice"},
+		"half a process":     {strings.NewReader(`{"pid": 4.5}`), "cannot unmarshal"},
+		"too great a number": {strings.NewReader(`{"pid": 99999999999999999999}`), "cannot unmarshal"},
+		"a list":             {strings.NewReader(`[{"id": "c"}]`), "cannot unmarshal"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := ReadState(c.text)
+			if err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") || len(err.Error()) > 400 {
+				t.Errorf("%+v, %v; it should say %q, and briefly", s, err, c.says)
+			}
+			if e, is := c.text.(*endless); is && e.taken > 2*maxState {
+				t.Errorf("%d bytes are taken", e.taken)
+			}
+		})
+	}
+}
+
+// What a state lacks, or has too much of, is said in a sentence; nothing is made
+// for it.
+func TestStatesOfNoContainer(t *testing.T) {
+	self := os.Getpid()
+	ended := endedProcess(t)
+	for name, c := range map[string]struct {
+		state State
+		says  string
+	}{
+		"nothing":                {State{}, `status "" and pid 0`},
+		"no pid":                 {State{ID: "c", Status: "creating", Bundle: "/b"}, "pid 0"},
+		"the host's init":        {State{ID: "c", Status: "creating", Bundle: "/b", PID: 1}, "pid 1"},
+		"a process group":        {State{ID: "c", Status: "creating", Bundle: "/b", PID: -self}, "pid -"},
+		"no status":              {State{ID: "c", Bundle: "/b", PID: self}, `status ""`},
+		"an endless status":      {State{ID: "c", Bundle: "/b", PID: self, Status: strings.Repeat("s", 1<<20)}, `status "sss`},
+		"no bundle":              {State{ID: "c", Status: "creating", PID: self}, "names no bundle"},
+		"an endless bundle":      {State{ID: "c", Status: "creating", PID: self, Bundle: "/" + strings.Repeat("b", 1<<20)}, "4096 bytes"},
+		"an endless root":        {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere", Root: "/" + strings.Repeat("b", 1<<20)}, "4096 bytes"},
+		"an endless id":          {State{ID: strings.Repeat("c", 1<<20), Status: "creating", Bundle: "/b", PID: self}, "its id has 1048576 bytes"},
+		"a bundle that climbs":   {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere/../../.."}, "config.json"},
+		"this very process":      {State{ID: "c", Status: "creating", PID: self, Bundle: "BUNDLE"}, "mount namespace of the host"},
+		"a kernel's thread":      {State{ID: "c", Status: "creating", PID: 2, Bundle: "BUNDLE"}, ""},
+		"an ended process":       {State{ID: "c", Status: "creating", PID: ended, Bundle: "BUNDLE"}, "no such file"},
+		"a number of no process": {State{ID: "c", Status: "creating", PID: 1<<32 + self, Bundle: "BUNDLE"}, "no such file"},
+		"the greatest number":    {State{ID: "c", Status: "creating", PID: 1<<63 - 1, Bundle: "BUNDLE"}, "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, bundle := readyHost(t)
+			if c.state.Bundle == "BUNDLE" {
+				c.state.Bundle = bundle
+			}
+			begun := time.Now()
+			warning, err := Create(ReadAhead(l), c.state, "", Devices{Lanes: []string{uuid0 + "@0000:17:00.0"}})
+			if err == nil || !strings.Contains(err.Error(), c.says) || len(err.Error()) > 1000 {
+				t.Errorf("%v, %v; it should say %q, and briefly", warning, err, c.says)
+			}
+			if took := time.Since(begun); took > time.Minute {
+				t.Errorf("it takes %v", took)
+			}
+			if all, err := ids(l); err != nil || len(all) > 0 {
+				t.Errorf("there are generations %v, %v", all, err)
+			}
+		})
+	}
+}
+
+// readyHost is a host with a plan of the GPUs that testPlan has, and a bundle.
+func readyHost(t *testing.T) (l layout.Layout, bundle string) {
+	t.Helper()
+	l = layout.New(t.TempDir())
+	if err := l.Create(); err != nil {
+		t.Fatal(err)
+	}
+	sysfs := filepath.Join(l.Root, "sys")
+	plan := testPlan(sysfs)
+	for _, gpu := range plan.GPUs {
+		dir := filepath.Join(sysfs, "bus/pci/devices", gpu.BusID)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "vendor"), []byte("0x10de\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := plan.Write(l.PlanFile()); err != nil {
+		t.Fatal(err)
+	}
+	bundle = filepath.Join(l.Root, "bundle")
+	if err := os.Mkdir(bundle, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root": {"path": "../../../../.."}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return l, bundle
+}
+
+// endedProcess is the number of a process that has ended.
+func endedProcess(t *testing.T) int {
+	t.Helper()
+	p, err := os.StartProcess("/bin/true", []string{"true"}, &os.ProcAttr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return p.Pid
+}
+
+// Of what is there twice in a config.json, nothing is taken.
+func TestSpecsWithKeysThatAreThereTwice(t *testing.T) {
+	for _, text := range []string{
+		`{"root": {"path": "a"}, "root": {"path": "b"}}`,
+		`{"root": {"path": "a", "path": "b"}}`,
+		`{"root": {"path": "a", "Path": "b"}}`,
+		`{"root": {"path": "a"}, "process": {"env": []}, "process": {"env": ["CUDA_VISIBLE_DEVICES=0"]}}`,
+		`{"root": {"path": "a"}, "process": {"env": [], "env": ["CUDA_VISIBLE_DEVICES=0"]}}`,
+		`{"root": {"path": "a"}, "process": {"rlimits": [], "rlimits": []}}`,
+		`{"root": {"path": "a"}, "mounts": [], "mounts": [{"destination": "/run/peerlane/x"}]}`,
+		`{"root": {"path": "a"}, "hooks": {}, "hooks": {}}`,
+		`{"root": {"path": "a"}, "hooks": {"createRuntime": [], "createRuntime": []}}`,
+	} {
+		if s, err := parseSpec([]byte(text)); err == nil || !strings.Contains(err.Error(), "twice") {
+			t.Errorf("%s is %+v, %v", text, s, err)
+		}
+	}
+	// Names that are not ours may be what they like.
+	if _, err := parseSpec([]byte(`{"root": {"path": "a"}, "annotations": {"a": "b", "a": "c"}, "x": 1, "x": 2}`)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A config.json that is too long is refused before it is read.
+func TestASpecOfHundredMegabytes(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config.json")
+	if err := os.WriteFile(path, []byte(`{"root":{"path":"r"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 100<<20); err != nil {
+		t.Fatal(err)
+	}
+	allocated := testing.AllocsPerRun(1, func() {
+		if _, err := readSpec(dir); err == nil || !strings.Contains(err.Error(), "more than 16777216 bytes") {
+			t.Errorf("%v", err)
+		}
+	})
+	if allocated > 100 {
+		t.Errorf("it takes %v allocations", allocated)
+	}
+}
+
+func TestMountsBelowTheSocket(t *testing.T) {
+	for destination, refused := range map[string]bool{
+		"/run/peerlane": false, "/run/peerlanes/x": false, "/run": false, "/": false, "": false,
+		"/run/peerlane/x": true, "run/peerlane/x": true, "/run//peerlane/./x/y": true, "/a/../run/peerlane/x": true, "/../run/peerlane/relay.sock": true,
+	} {
+		s := rootOnly("r")
+		s.Mounts = []specMount{{Destination: destination}}
+		if err := s.nothingBelow(); (err != nil) != refused {
+			t.Errorf("%q: %v", destination, err)
+		}
+	}
+}
+
+// Mount points in the anchor are removed, and nothing else.
+func TestTidy(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: nobody else may write in the anchor")
+	}
+	l := layout.New(t.TempDir())
+	if err := tidy(l); err != nil { // without an anchor
+		t.Error(err)
+	}
+	if err := l.Create(); err != nil {
+		t.Fatal(err)
+	}
+	in := func(name string) string { return filepath.Join(l.Anchor(), name) }
+	for _, dir := range []string{"a/b/c", "d"} {
+		if err := os.MkdirAll(in(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range []string{"a/b/file", "relay.sock"} {
+		if err := os.WriteFile(in(file), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tidy(l); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(l.Anchor()); err != nil || len(entries) > 0 {
+		t.Errorf("left are %v, %v", entries, err)
+	}
+
+	outside := filepath.Join(l.Root, "outside")
+	deep := in(strings.Repeat("d/", deepest+2))
+	for _, err := range []error{
+		os.Mkdir(outside, 0o755), os.Mkdir(filepath.Join(outside, "kept"), 0o755), os.Symlink(outside, in("link")),
+		os.WriteFile(in("somebody's"), []byte("text"), 0o600), os.MkdirAll(deep, 0o755),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := tidy(l)
+	if err == nil || !strings.Contains(err.Error(), l.Anchor()) {
+		t.Errorf("%v", err)
+	}
+	for _, path := range []string{filepath.Join(outside, "kept"), in("link"), in("somebody's"), deep} {
+		if _, err := os.Lstat(path); err != nil {
+			t.Error(err)
+		}
+		if !strings.Contains(fmt.Sprint(err), "no mount point") {
+			t.Errorf("%v", err)
+		}
+	}
+}

@@ -1,0 +1,169 @@
+package hook_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// lingering makes a TCP connection. Who closes the last descriptor of its first
+// end waits for an hour, or until the other is closed.
+func lingering() (fd, other int, err error) {
+	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer unix.Close(l)
+	if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return 0, 0, err
+	}
+	const small = 4096
+	err = errors.Join(unix.SetsockoptInt(l, unix.SOL_SOCKET, unix.SO_RCVBUF, small), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, small),
+		unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(l, 1))
+	if err != nil {
+		return 0, 0, err
+	}
+	at, err := unix.Getsockname(l)
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := unix.Connect(fd, at); err != nil {
+		return 0, 0, err
+	}
+	if other, _, err = unix.Accept4(l, unix.SOCK_CLOEXEC); err != nil {
+		return 0, 0, err
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return 0, 0, err
+	}
+	for err == nil { // until nothing fits any more: that is what is waited for
+		_, err = unix.Write(fd, make([]byte, 1<<16))
+	}
+	if err != unix.EAGAIN {
+		return 0, 0, err
+	}
+	return fd, other, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600})
+}
+
+// linger has the supervisor close the end of a connection, while a process holds
+// the other that lives on without this relay.
+func linger() {
+	fd, other, err := lingering()
+	if err != nil {
+		fatal(err)
+	}
+	stray(os.NewFile(uintptr(other), "other"))
+	if err := unix.Sendmsg(launch.FDSupervisor, []byte("{}"), unix.UnixRights(fd), nil, 0); err != nil {
+		fatal(err)
+	}
+	if err := unix.Close(fd); err != nil {
+		fatal(err)
+	}
+}
+
+// A supervisor waits for no descriptor that its relay has it drop.
+func TestARelayWhoseLastMessageLingers(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	// A client can give a relay such a connection; in its sandbox it makes none itself.
+	r := h.request("c", init.Process.Pid, "lingers", lane(3))
+	r.Config.Relay.Sandbox = config.SandboxOff
+	g, err := hook.Launch(h.layout, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the relay's message", func() error {
+		if len(h.strays(t)) == 0 {
+			return errors.New("not sent")
+		}
+		return nil
+	})
+	h.state(t, g.ID, hook.StateStarting)
+	end(init)
+	h.gone(t)
+}
+
+// Nor for those of clients that it refuses.
+func TestRefusedClientsThatLinger(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	h.state(t, g.ID, hook.StateReady)
+	if err := hook.Stop(h.layout, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	h.state(t, g.ID, hook.StateStopped)
+	dir, err := os.Open(filepath.Dir(h.clients(g.ID))) // for a short name
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	hello := wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)
+	// It reads none before this process has closed its own, and would linger.
+	pid := supervisor(t, g.ID)
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a stopped supervisor", func() error {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err == nil && !strings.Contains(string(stat), ") T ") {
+			err = errors.New("it runs")
+		}
+		return err
+	})
+	for range 80 {
+		conn, err := net.Dial("unixpacket", fmt.Sprintf("/proc/self/fd/%d/relay.sock", dir.Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		other, err := sendLingering(conn.(*net.UnixConn), hello)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(other)
+	}
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "threads of its supervisor that wait", func() error {
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", supervisor(t, g.ID)))
+		if err == nil && len(threads) <= 64 {
+			err = fmt.Errorf("%d threads", len(threads))
+		}
+		return err
+	})
+	if err := hook.Resume(h.layout, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	h.state(t, g.ID, hook.StateReady)
+	end(init)
+	h.gone(t)
+}
+
+// sendLingering sends a message with the one descriptor of a lingering connection's
+// end, and returns the other.
+func sendLingering(conn *net.UnixConn, message []byte) (other int, err error) {
+	syscall.ForkLock.RLock() // a process that another test starts would have it too, and linger
+	defer syscall.ForkLock.RUnlock()
+	fd, other, err := lingering()
+	if err != nil {
+		return 0, err
+	}
+	_, _, err = conn.WriteMsgUnix(message, unix.UnixRights(fd), nil)
+	return other, errors.Join(err, unix.Close(fd))
+}

@@ -1,0 +1,84 @@
+package hook_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+)
+
+// However much a relay says, its log has an end, and it goes on. Nor does it stop
+// when there is nobody left to hear it.
+func TestARelayThatTalksTooMuch(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{config.LauncherFork, config.LauncherSystemd} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			var systemd *launcher
+			if by == config.LauncherSystemd {
+				systemd = startLauncher(t, h, nil)
+			}
+			init := process(t)
+			g := h.launchBy(t, by, "c", init.Process.Pid, "talks")
+			path := filepath.Join(h.layout.GenerationDir(g.ID), "relay.log")
+			eventually(t, "the end of what it says", func() error {
+				text, err := os.ReadFile(path)
+				if err == nil && !strings.Contains(string(text), fmt.Sprintf("test relay: %0986d\n", 19_999)) {
+					err = fmt.Errorf("the log ends with %.200q", text[max(0, len(text)-200):])
+				}
+				return err
+			})
+			for _, name := range []string{path, path + ".1"} {
+				if info, err := os.Stat(name); err != nil || info.Size() > 8<<20 {
+					t.Errorf("%s has %d bytes, %v", name, info.Size(), err)
+				}
+			}
+			pid, err := h.ask(g.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "what it says to its supervisor", func() error {
+				text, err := os.ReadFile(path)
+				if err == nil && !strings.Contains(string(text), "test relay: a client") {
+					err = fmt.Errorf("the log ends with %.200q", text[max(0, len(text)-200):])
+				}
+				return err
+			})
+			if s := h.state(t, g.ID, hook.StateReady).Status; s.Error != "" {
+				t.Errorf("status %+v", s)
+			}
+			if systemd != nil {
+				systemd.says(t, "test relay: a client")
+				pid := systemd.started()[0].Process.Pid
+				if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				waitDead(t, pid)
+			} else {
+				h.killSupervisor(t, g.ID)
+			}
+			for range 3 {
+				if again, err := h.ask(g.ID); err != nil || again != pid {
+					t.Errorf("without its supervisor relay %d answers, and it was %d: %v", again, pid, err)
+				}
+			}
+			end(init)
+			waitDead(t, pid)
+			eventually(t, "the end of the supervisor, whose threads end one by one", func() error {
+				_, err := hook.Collect(h.layout)
+				if left, _ := os.ReadDir(h.layout.Generations()); err == nil && len(left) > 0 {
+					err = fmt.Errorf("%v", left)
+				}
+				return err
+			})
+			h.gone(t)
+		})
+	}
+}

@@ -1,0 +1,69 @@
+package sandbox
+
+import (
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// These are raw calls because those of packages syscall and unix change all
+// threads of the process.
+
+func rawExecveat(dir int, path *byte, argv, envv []*byte, how int) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_EXECVEAT, uintptr(dir), uintptr(unsafe.Pointer(path)),
+		uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&envv[0])), uintptr(how), 0)
+	return errno
+}
+
+// become takes a uid, and a gid of the same number.
+func become(id uint32, groups []int) error {
+	list := make([]uint32, len(groups)+1) // one more, so that there is a first
+	for i, g := range groups {
+		list[i] = uint32(g)
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(&list[0])), 0); errno != 0 {
+		return os.NewSyscallError("setgroups", errno)
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(id), uintptr(id), uintptr(id)); errno != 0 {
+		return os.NewSyscallError("setresgid", errno)
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(id), uintptr(id), uintptr(id)); errno != 0 {
+		return os.NewSyscallError("setresuid", errno)
+	}
+	return nil
+}
+
+// lastCapability is beyond those of any kernel: the bounding set has 64 bits.
+const lastCapability = 63
+
+// dropBounding takes all capabilities from what an executed program could get.
+func dropBounding() error {
+	for c := uintptr(0); c <= lastCapability; c++ {
+		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
+		if err != nil {
+			return nil // EINVAL: the kernel has no more
+		}
+		if has == 0 {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
+			return os.NewSyscallError("PR_CAPBSET_DROP", err)
+		}
+	}
+	return nil
+}
+
+// dropCapabilities leaves none. With no_new_privs exec gives none back, also not
+// to uid 0.
+func dropCapabilities() error {
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return os.NewSyscallError("PR_CAP_AMBIENT", err)
+	}
+	// A uid of 0 would get all of the bounding set at exec: not with these.
+	const noRoot, noRootLocked = 1 << 0, 1 << 1                          // SECBIT_NOROOT, linux/securebits.h
+	_ = unix.Prctl(unix.PR_SET_SECUREBITS, noRoot|noRootLocked, 0, 0, 0) // needs CAP_SETPCAP, as there is something to drop
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	return os.NewSyscallError("capset", unix.Capset(&header, &none[0]))
+}

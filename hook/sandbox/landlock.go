@@ -1,0 +1,121 @@
+package sandbox
+
+import (
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// What Landlock lets somebody do, linux/landlock.h.
+const (
+	mayRead  = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
+	mayWrite = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_WRITE_FILE |
+		unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
+		unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_SOCK |
+		unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
+	mayUse = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	// CUDA's cuInit fails without: it names its threads, /proc/self/task/N/comm.
+	mayName = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE
+
+	// mayFile is what there is of a file that is no directory.
+	mayFile = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE |
+		unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+)
+
+// handled is what a version of the interface knows; all that is not allowed of
+// it is denied. Of the network that is TCP, which the filter denies on every kernel,
+// with what Landlock does not count as TCP. A transport over TCP needs a rule for each
+// port (LANDLOCK_RULE_NET_PORT) beside those of landlockRules, and the filter's leave.
+func handled(abi int) (files, network, scopes uint64) {
+	files = unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1 // version 1: all to there
+	if abi >= 2 {
+		files |= unix.LANDLOCK_ACCESS_FS_REFER
+	}
+	if abi >= 3 {
+		files |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+	}
+	if abi >= 4 {
+		network = unix.LANDLOCK_ACCESS_NET_BIND_TCP | unix.LANDLOCK_ACCESS_NET_CONNECT_TCP
+	}
+	if abi >= 5 {
+		files |= unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	}
+	if abi >= withScopes {
+		scopes = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
+	}
+	return files, network, scopes
+}
+
+// withScopes is the version of the interface, of Linux 6.12, before which abstract
+// Unix sockets of the host can be reached.
+const withScopes = 6
+
+// olderLacks says what a version of the interface does not know, and nothing else
+// denies.
+func olderLacks(abi int, lacks func(what string, err error)) {
+	if abi < withScopes {
+		lacks("no abstract Unix sockets of others", fmt.Errorf("this kernel has version %d of Landlock's interface, and that takes version %d", abi, withScopes))
+	}
+}
+
+// landlock is a set of rules that is not in effect yet.
+type landlock struct{ fd, abi int }
+
+// landlockRules opens what the rules are about, in the root that the program will
+// have. A path that cannot be opened is said to be lacking.
+func landlockRules(v view, ownUID bool, lacks func(path string, err error)) (*landlock, error) {
+	version, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	if errno != 0 {
+		return nil, fmt.Errorf("this kernel has none, or it is switched off: %w", errno)
+	}
+	l := &landlock{abi: int(version)}
+	files, network, scopes := handled(l.abi)
+	attributes := unix.LandlockRulesetAttr{Handled_access_fs: files, Handled_access_net: network, Scoped: scopes}
+	// What an older kernel does not know of it is 0, and that it takes.
+	fd, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attributes)), unsafe.Sizeof(attributes), 0)
+	if errno != 0 {
+		return nil, os.NewSyscallError("landlock_create_ruleset", errno)
+	}
+	l.fd = int(fd)
+	// Of another user there is nothing in /proc that a uid of its own may write.
+	proc, task := uint64(mayName), uint64(mayName)
+	if !ownUID {
+		proc = mayRead
+	}
+	type part struct {
+		paths []string
+		may   uint64
+	}
+	for _, p := range []part{
+		{v.read, mayRead}, {v.write, mayWrite}, {v.devices, mayUse}, {[]string{"/proc"}, proc}, {[]string{"/proc/self/task"}, task},
+	} {
+		for _, path := range p.paths {
+			if err := l.allow(path, p.may&files); err != nil {
+				lacks(path, err)
+			}
+		}
+	}
+	return l, nil
+}
+
+func (l *landlock) allow(path string, may uint64) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	var is unix.Stat_t
+	if err := unix.Fstat(fd, &is); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if is.Mode&unix.S_IFMT != unix.S_IFDIR {
+		may &= mayFile
+	}
+	rule := unix.LandlockPathBeneathAttr{Allowed_access: may, Parent_fd: int32(fd)}
+	if _, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.fd), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0); errno != 0 {
+		return fmt.Errorf("landlock_add_rule %s: %w", path, errno)
+	}
+	return nil
+}

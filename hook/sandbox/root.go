@@ -1,0 +1,258 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// view is the part of the file system that a program sees.
+type view struct{ read, write, devices []string }
+
+// ownRoot gives the thread a mount namespace with a new root that has the view
+// and a /proc. Nothing else stays mounted there: a file system of another
+// container, say, which its engine could not unmount then. A path that cannot be had
+// is said to be lacking.
+func ownRoot(v view, lacks func(path string, err error)) error {
+	before, err := unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: "/proc/thread-self/ns/mnt", Err: err}
+	}
+	defer unix.Close(before)
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return os.NewSyscallError("unshare", err)
+	}
+	if err = build(v, lacks); err != nil {
+		// Half of it is worse than none: it would be what the host has, and stay.
+		err = errors.Join(err, os.NewSyscallError("setns", unix.Setns(before, unix.CLONE_NEWNS)))
+	}
+	return err
+}
+
+// tree is a mount that is nowhere yet, and where it belongs.
+type tree struct {
+	path string
+	fd   int
+	dir  bool
+}
+
+func build(v view, lacks func(path string, err error)) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return os.NewSyscallError("making the mounts private", err)
+	}
+	// All are taken before anything is covered.
+	var trees []tree
+	defer func() {
+		for _, t := range trees {
+			unix.Close(t.fd)
+		}
+	}()
+	links := map[string]string{}
+	for _, part := range []struct {
+		paths []string
+		set   uint64
+	}{
+		{v.read, unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV},
+		{v.write, unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC},
+		{v.devices, unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC},
+	} {
+		for _, path := range part.paths {
+			// /lib is usr/lib on most systems.
+			if to, err := os.Readlink(path); err == nil && strings.Count(path, "/") == 1 && within(filepath.Join("/", to), v.read) {
+				links[path] = to
+				continue
+			}
+			t, err := take(path, part.set)
+			if err != nil {
+				lacks(path, err)
+				continue
+			}
+			trees = append(trees, t)
+		}
+	}
+	root, err := emptyFS()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	// /proc is there on every host, and covered by its own below.
+	const place = "/proc"
+	processes, err := processFS()
+	if err != nil {
+		return err
+	}
+	trees = append(trees, processes)
+	if err := unix.MoveMount(root, "", unix.AT_FDCWD, place, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return os.NewSyscallError("move_mount of the root", err)
+	}
+	for path, to := range links {
+		if err := os.Symlink(to, filepath.Join(place, path)); err != nil {
+			return err
+		}
+	}
+	for _, t := range trees {
+		if err := t.attach(place); err != nil {
+			if t.path == place {
+				return err
+			}
+			lacks(t.path, err)
+		}
+	}
+	err = unix.MountSetattr(root, "", unix.AT_EMPTY_PATH, &unix.MountAttr{
+		Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC,
+	})
+	if err != nil {
+		return os.NewSyscallError("mount_setattr of the root", err)
+	}
+	// pivot_root(2): with both the same directory the old root lies over the new
+	// one, and goes.
+	if err := unix.Fchdir(root); err != nil {
+		return os.NewSyscallError("fchdir", err)
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return os.NewSyscallError("pivot_root", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return os.NewSyscallError("umount of the old root", err)
+	}
+	return os.NewSyscallError("chdir", unix.Chdir("/"))
+}
+
+// roots are the paths that have to be taken so that all of a list can be reached: one
+// below another comes with that. If it is a link, or goes through one, what it leads
+// to may be elsewhere and is taken there: a mount cannot be on a link, and while the
+// root is built an absolute one leads into the host's.
+func roots(paths []string) []string {
+	var list []string
+	for _, path := range paths {
+		if within(path, list) {
+			path = real(path)
+		}
+		if !within(path, list) {
+			list = append(list, path)
+		}
+	}
+	sortByDepth(list)
+	return list
+}
+
+// real is a path without links.
+func real(path string) string {
+	if to, err := filepath.EvalSymlinks(path); err == nil {
+		return to
+	}
+	return path // gone since it was seen
+}
+
+// sortByDepth has what is above another come first.
+func sortByDepth(paths []string) {
+	slices.SortStableFunc(paths, func(a, b string) int { return strings.Count(a, "/") - strings.Count(b, "/") })
+}
+
+// within reports whether a path is one of the list, or below one.
+func within(path string, list []string) bool {
+	for _, l := range list {
+		if path == l || strings.HasPrefix(path, l+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// take clones what is at a path, with what is mounted below it: in a container
+// the driver's libraries are single files, mounted into /usr.
+func take(path string, set uint64) (tree, error) {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	if err != nil {
+		return tree{}, fmt.Errorf("open_tree %s: %w", path, err)
+	}
+	t := tree{path: path, fd: fd}
+	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: set, Propagation: unix.MS_PRIVATE})
+	if err != nil {
+		unix.Close(fd)
+		return tree{}, fmt.Errorf("mount_setattr %s: %w", path, err)
+	}
+	var is unix.Stat_t
+	if err := unix.Fstat(fd, &is); err != nil {
+		unix.Close(fd)
+		return tree{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	t.dir = is.Mode&unix.S_IFMT == unix.S_IFDIR
+	return t, nil
+}
+
+// attach mounts the tree in its place below a directory.
+func (t tree) attach(below string) error {
+	place := filepath.Join(below, t.path)
+	// What lies below another tree is there already, as that tree has it.
+	if _, err := os.Lstat(place); err != nil {
+		if err := os.MkdirAll(filepath.Dir(place), 0o755); err != nil {
+			return err
+		}
+		if t.dir {
+			err = os.Mkdir(place, 0o755)
+		} else {
+			err = os.WriteFile(place, nil, 0o444)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := unix.MoveMount(t.fd, "", unix.AT_FDCWD, place, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("move_mount %s: %w", t.path, err)
+	}
+	return nil
+}
+
+// emptyFS is a small file system for the root's directories.
+func emptyFS() (int, error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, os.NewSyscallError("fsopen tmpfs", err)
+	}
+	defer unix.Close(fs)
+	for key, value := range map[string]string{"source": "peerlane-relay", "mode": "0755", "size": "1m"} {
+		if err := unix.FsconfigSetString(fs, key, value); err != nil {
+			return -1, fmt.Errorf("fsconfig tmpfs %s=%s: %w", key, value, err)
+		}
+	}
+	return finish(fs, "tmpfs", 0)
+}
+
+func finish(fs int, name string, set int) (int, error) {
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return -1, fmt.Errorf("fsconfig %s: %w", name, err)
+	}
+	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, set)
+	if err != nil {
+		return -1, fmt.Errorf("fsmount %s: %w", name, err)
+	}
+	return fd, nil
+}
+
+// processFS is a /proc in which other users' processes do not show; where that is
+// not to be had, the host's.
+func processFS() (tree, error) {
+	const set = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
+	fs, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
+	if err == nil {
+		defer unix.Close(fs)
+		err = unix.FsconfigSetString(fs, "hidepid", "invisible")
+		if err == nil {
+			var fd int
+			if fd, err = finish(fs, "proc", set); err == nil {
+				return tree{"/proc", fd, true}, nil
+			}
+		}
+	}
+	t, again := take("/proc", set)
+	if again != nil {
+		return tree{}, errors.Join(fmt.Errorf("proc: %w", err), again)
+	}
+	return t, nil
+}

@@ -1,0 +1,150 @@
+package sandbox
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// denied are calls that neither a GPU's driver, nor RDMA, nor the languages'
+// runtimes make. They fail with EPERM. It is a list of what is denied and not of
+// what is allowed, because the driver is another one next month.
+var denied = append([]uintptr{
+	// mounts and roots
+	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE,
+	unix.SYS_OPEN_TREE_ATTR, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_MOUNT_SETATTR,
+	// other namespaces
+	unix.SYS_UNSHARE, unix.SYS_SETNS,
+	// other processes
+	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE,
+	unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
+	// what all users of an IPC namespace share, and the relay has the host's
+	unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_SHMCTL, unix.SYS_SHMDT, unix.SYS_SEMGET, unix.SYS_SEMOP, unix.SYS_SEMTIMEDOP, unix.SYS_SEMCTL,
+	unix.SYS_MSGGET, unix.SYS_MSGSND, unix.SYS_MSGRCV, unix.SYS_MSGCTL,
+	unix.SYS_MQ_OPEN, unix.SYS_MQ_UNLINK, unix.SYS_MQ_TIMEDSEND, unix.SYS_MQ_TIMEDRECEIVE, unix.SYS_MQ_NOTIFY, unix.SYS_MQ_GETSETATTR,
+	// the kernel itself
+	unix.SYS_KEXEC_LOAD, unix.SYS_KEXEC_FILE_LOAD, unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE,
+	unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER,
+	unix.SYS_IO_URING_REGISTER, unix.SYS_REBOOT, unix.SYS_SYSLOG, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
+	unix.SYS_FANOTIFY_INIT, unix.SYS_ACCT, unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD,
+	unix.SYS_NFSSERVCTL, unix.SYS_LOOKUP_DCOOKIE, unix.SYS_VHANGUP,
+	// files without their names
+	unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_NAME_TO_HANDLE_AT,
+	// the host's clock and name
+	unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME, unix.SYS_CLOCK_ADJTIME, unix.SYS_ADJTIMEX, unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME,
+}, deniedHere...)
+
+// seccompData are offsets in struct seccomp_data, linux/seccomp.h.
+const (
+	dataCall = 0
+	dataArch = 4
+	dataArgs = 16
+)
+
+// What a filter answers, linux/seccomp.h.
+const (
+	answerKill  = 0x80000000
+	answerErrno = 0x00050000
+	answerAllow = 0x7fff0000
+)
+
+// argument is the offset of the lower half of an argument; both architectures
+// are little-endian, and the kernel looks at no more of these.
+func argument(n int) uint32 { return uint32(dataArgs + 8*n) }
+
+// socketType is SOCK_TYPE_MASK of linux/net.h: the rest are flags.
+const socketType = 0xf
+
+const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
+	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+
+// filter is the program that the kernel asks about each system call. Where the
+// answer depends on the call alone the kernel keeps it, and does not ask again.
+func filter() []bpf.Instruction {
+	deny := bpf.RetConstant{Val: answerErrno | uint32(unix.EPERM)}
+	unknown := bpf.RetConstant{Val: answerErrno | uint32(unix.ENOSYS)}
+	allow := bpf.RetConstant{Val: answerAllow}
+	load := func(offset uint32) bpf.Instruction { return bpf.LoadAbsolute{Off: offset, Size: 4} }
+	unless := func(value uint32, skip uint8) bpf.Instruction {
+		return bpf.JumpIf{Cond: bpf.JumpEqual, Val: value, SkipFalse: skip}
+	}
+	f := []bpf.Instruction{
+		load(dataArch),
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: auditArch, SkipTrue: 1},
+		bpf.RetConstant{Val: answerKill},
+		load(dataCall),
+	}
+	if runtime.GOARCH == "amd64" { // x32: the same calls by other numbers
+		f = append(f, bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: 0x40000000, SkipFalse: 1}, unknown)
+	}
+	for _, call := range denied {
+		f = append(f, unless(uint32(call), 1), deny)
+	}
+	// Its flags are in memory, where a filter cannot look. Who hears that there is
+	// no such call uses clone: the C library, for one.
+	f = append(f, unless(unix.SYS_CLONE3, 1), unknown)
+	block := func(call uint32, body ...bpf.Instruction) {
+		f = append(f, unless(call, uint8(len(body))))
+		f = append(f, body...)
+	}
+	block(unix.SYS_CLONE,
+		load(argument(0)),
+		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: newNamespaces, SkipFalse: 1},
+		deny, allow)
+	// Of the Internet's only datagrams: libraries of RDMA ask the kernel about its
+	// network cards with such a socket. Not TCP, nor MPTCP and SCTP, which Landlock
+	// does not know; a transport over TCP has to add SOCK_STREAM of protocol 0 or TCP.
+	block(unix.SYS_SOCKET,
+		load(argument(0)),
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_UNIX, SkipTrue: 9},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET, SkipTrue: 5},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET6, SkipTrue: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_NETLINK, SkipFalse: 7},
+		load(argument(2)),
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_ROUTE, SkipTrue: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_RDMA, SkipTrue: 3, SkipFalse: 4},
+		load(argument(1)),
+		bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: socketType},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOCK_DGRAM, SkipFalse: 1},
+		allow, deny)
+	block(unix.SYS_PRCTL, // nobody looks into it, whatever becomes of it
+		load(argument(0)),
+		unless(unix.PR_SET_DUMPABLE, 3),
+		load(argument(1)),
+		unless(0, 2),
+		allow, allow, deny)
+	block(unix.SYS_IOCTL, // typing into somebody's terminal
+		load(argument(1)),
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.TIOCSTI, SkipTrue: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0x541c, SkipTrue: 1}, // TIOCLINUX
+		allow, deny)
+	block(unix.SYS_PERSONALITY,
+		load(argument(0)),
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0xffffffff, SkipFalse: 1}, // asks
+		allow, deny)
+	return append(f, allow)
+}
+
+// filterCalls puts the filter into effect for this thread.
+func filterCalls() error {
+	raw, err := bpf.Assemble(filter())
+	if err != nil {
+		return fmt.Errorf("the filter: %w", err)
+	}
+	program := make([]unix.SockFilter, len(raw))
+	for i, r := range raw {
+		program[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+	}
+	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&fprog)))
+	runtime.KeepAlive(program)
+	if errno != 0 {
+		return os.NewSyscallError("seccomp", errno)
+	}
+	return nil
+}

@@ -1,0 +1,68 @@
+package hook_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/hook/sandbox"
+)
+
+// Paths that are links below another path, as those of CUDA are: to a directory
+// beside them, through /etc/alternatives, and out of all that is named.
+func TestLinkedPathsOfASandbox(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: without, there is no root of its own")
+	}
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"tree/targets/lib", "alternatives", "elsewhere", "writable"} {
+		if err := errors.Join(os.MkdirAll(at(name), 0o755), os.WriteFile(at(name+"/file"), []byte("text"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, to := range map[string]string{
+		"tree/lib64": "targets/lib", "tree/alternative": at("alternatives/lib"), "alternatives/lib": at("tree/targets/lib"),
+		"tree/elsewhere": at("elsewhere"), "tree/writable": at("writable"),
+	} {
+		if err := os.Symlink(to, at(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const none = "/proc/self/ns/uts" // no tree of it can be taken
+	for _, paths := range [][]string{{"lib64"}, {"alternative"}, {"elsewhere"}, {"lib64", "alternative", "elsewhere"}} {
+		arguments := []string{"confine", "--show", "--read", at("tree"), "--read", at("alternatives"), "--read", none, "--write", at("tree/writable")}
+		script := "echo text >>" + at("tree/writable/file") + " || exit 3"
+		for _, path := range paths {
+			arguments = append(arguments, "--read", at("tree/"+path))
+			script += "; cat " + at("tree/"+path+"/file") + " >/dev/null || exit 4"
+		}
+		cmd := exec.Command(filepath.Join(bin, "peerlane-hook"), append(arguments, "--", "/bin/sh", "-c", script)...)
+		var said strings.Builder
+		cmd.Stderr = &said
+		failed := cmd.Run()
+		var r sandbox.Report
+		if err := json.NewDecoder(strings.NewReader(said.String())).Decode(&r); err != nil || failed != nil {
+			t.Errorf("%q: %v, %v: %s", paths, failed, err, &said)
+			continue
+		}
+		if !r.Root || (r.Landlock > 0) != landlocks() {
+			t.Errorf("%q: %+v", paths, r)
+		}
+		if !slices.ContainsFunc(r.Missing, func(m string) bool { return strings.HasPrefix(m, none+": ") }) {
+			t.Errorf("%q: what cannot be had is not said to be missing: %q", paths, r.Missing)
+		}
+		if slices.ContainsFunc(r.Missing, func(m string) bool { return strings.HasPrefix(m, dir) }) {
+			t.Errorf("%q: missing %q", paths, r.Missing)
+		}
+	}
+	if !slices.Contains(sandbox.Standard().Read, "/etc/alternatives") {
+		t.Error("links of /usr through /etc/alternatives lead nowhere in a sandbox")
+	}
+}

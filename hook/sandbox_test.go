@@ -1,0 +1,681 @@
+package hook_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// targets are what a relay that was taken over would like to reach.
+type targets struct {
+	PID       int     // of another relay
+	Address   uintptr // of memory that it can read
+	State     string  // the tree
+	Secret    string  // the other relay's generation.json
+	Admin     string  // its administration socket
+	Sockets   string  // the directory of its clients' socket
+	Socket    string  // the name of that, in it
+	Device    string  // of the host, and no relay's
+	Node      string  // a device node in a directory that the attacker may write
+	Passwords string  // the host's, if it has any
+	Directory []string
+}
+
+const targetsVariable = "TEST_TARGETS"
+
+// attack tries all, and says how each went; "" is a success. Each is harmless
+// where it succeeds, as it does without the sandbox.
+func attack() map[string]string {
+	var at targets
+	if err := json.Unmarshal([]byte(os.Getenv(targetsVariable)), &at); err != nil {
+		fatal(err)
+	}
+	went := map[string]string{}
+	try := func(what string, f func() error) {
+		went[what] = ""
+		if err := f(); err != nil {
+			went[what] = err.Error()
+		}
+	}
+	open := func(path string, how int) func() error {
+		return func() error {
+			f, err := os.OpenFile(path, how, 0)
+			if err == nil {
+				f.Close()
+			}
+			return err
+		}
+	}
+	// Some hosts offer less to everybody, and say so in other words.
+	offered := func(err error) error {
+		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSPC) {
+			return nil
+		}
+		return err
+	}
+	call := func(number uintptr, arguments ...uintptr) func() error {
+		return func() error {
+			a := append(arguments, 0, 0, 0, 0, 0, 0)
+			_, _, errno := unix.Syscall6(number, a[0], a[1], a[2], a[3], a[4], a[5])
+			if errno != 0 {
+				return errno
+			}
+			return nil
+		}
+	}
+	connect := func(dir, name string) func() error {
+		return func() error {
+			d, err := os.Open(dir) // for a short name
+			if err != nil {
+				return err
+			}
+			defer d.Close()
+			c, err := net.Dial("unixpacket", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name))
+			if err == nil {
+				c.Close()
+			}
+			return err
+		}
+	}
+	process := fmt.Sprintf("/proc/%d/", at.PID)
+
+	try("read the state tree", func() error { _, err := os.ReadDir(at.State); return err })
+	try("read another's state", open(at.Secret, os.O_RDONLY))
+	try("connect to another's clients' socket", connect(at.Sockets, at.Socket))
+	try("connect to another's administration", connect(filepath.Dir(at.Admin), filepath.Base(at.Admin)))
+	if at.Passwords != "" {
+		try("read the host's passwords", open(at.Passwords, os.O_RDONLY))
+	}
+	for _, dir := range at.Directory {
+		try("write in "+dir, func() error {
+			f, err := os.CreateTemp(dir, "peerlane-test-")
+			if err == nil {
+				f.Close()
+				err = os.Remove(f.Name())
+			}
+			return err
+		})
+	}
+	try("another's memory", open(process+"mem", os.O_RDONLY))
+	try("another's environment", open(process+"environ", os.O_RDONLY))
+	try("another's descriptors", func() error { _, err := os.ReadDir(process + "fd"); return err })
+	try("another's root", func() error { _, err := os.ReadDir(process + "root/"); return err })
+	try("process_vm_readv", func() error {
+		var word [8]byte
+		local := []unix.Iovec{{Base: &word[0], Len: 8}}
+		_, err := unix.ProcessVMReadv(at.PID, local, []unix.RemoteIovec{{Base: at.Address, Len: 8}}, 0)
+		return err
+	})
+	try("ptrace", func() error {
+		result := make(chan error)
+		go func() {
+			runtime.LockOSThread() // and lets go with the thread
+			const seize = 0x4206   // PTRACE_SEIZE: stops nobody
+			result <- call(unix.SYS_PTRACE, seize, uintptr(at.PID))()
+		}()
+		return <-result
+	})
+	try("kill", func() error { return unix.Kill(at.PID, 0) })
+	pidfd, err := unix.PidfdOpen(at.PID, 0)
+	if err != nil {
+		fatal(err) // a relay needs it for its clients
+	}
+	try("kill by a pidfd", func() error { return unix.PidfdSendSignal(pidfd, 0, nil, 0) })
+	try("take another's descriptor", func() error {
+		fd, err := unix.PidfdGetfd(pidfd, 0, 0)
+		if err == nil {
+			unix.Close(fd)
+		}
+		return err
+	})
+	try("mount", func() error {
+		if err := unix.Mount("none", "/", "peerlane-none", 0, ""); err != unix.ENODEV { // there is no such file system
+			return err
+		}
+		return nil
+	})
+	try("open_tree", func() error {
+		fd, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		if err == nil {
+			unix.Close(fd)
+		}
+		return err
+	})
+	try("chroot", func() error { return unix.Chroot("/") })
+	try("setns", func() error {
+		fd, err := unix.Open("/proc/self/ns/uts", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Setns(fd, unix.CLONE_NEWUTS)
+	})
+	try("a user namespace", func() error {
+		c := exec.Command("/bin/true")
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}
+		return offered(c.Run())
+	})
+	try("an unshared user namespace", func() error {
+		c := exec.Command("/bin/true")
+		c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWUSER}
+		return offered(c.Run())
+	})
+	try("a packet socket", func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			unix.Close(fd)
+		}
+		return err
+	})
+	for _, s := range []struct {
+		what           string
+		kind, protocol int
+	}{{"TCP", unix.SOCK_STREAM, 0}, {"TCP by its number", unix.SOCK_STREAM | unix.SOCK_NONBLOCK, unix.IPPROTO_TCP}, {"MPTCP", unix.SOCK_STREAM, unix.IPPROTO_MPTCP}} {
+		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+			try(fmt.Sprintf("%s, family %d", s.what, family), func() error {
+				fd, err := unix.Socket(family, s.kind|unix.SOCK_CLOEXEC, s.protocol)
+				if err == nil {
+					unix.Close(fd)
+				}
+				if !errors.Is(err, unix.EPERM) {
+					return nil // not on this host, for nobody
+				}
+				return err
+			})
+		}
+	}
+	try("a device of the host", open(at.Device, os.O_RDONLY))
+	if at.Node != "" {
+		try("a device node of somebody's", open(at.Node, os.O_RDONLY))
+	}
+	try("a setting of the kernel", open("/proc/sys/kernel/core_pattern", os.O_WRONLY))
+	try("core dumps", func() error {
+		return unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+	})
+	try("to be looked into", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0) })
+	try("to be root", func() error { return unix.Setresuid(0, 0, 0) })
+	// With arguments that make no sense: who may call it hears that.
+	for name, f := range map[string]func() error{
+		"bpf": call(unix.SYS_BPF, ^uintptr(0)), "perf_event_open": call(unix.SYS_PERF_EVENT_OPEN, 0), "io_uring_setup": call(unix.SYS_IO_URING_SETUP, 0),
+		"userfaultfd": call(unix.SYS_USERFAULTFD, ^uintptr(0)), "keyctl": call(unix.SYS_KEYCTL, ^uintptr(0)),
+		"open_by_handle_at": call(unix.SYS_OPEN_BY_HANDLE_AT, ^uintptr(0)), "init_module": call(unix.SYS_FINIT_MODULE, ^uintptr(0)),
+		"kexec_load": call(unix.SYS_KEXEC_LOAD, 0, ^uintptr(0)), "reboot": call(unix.SYS_REBOOT, 0), "fsopen": call(unix.SYS_FSOPEN, 0),
+		"shmget": call(unix.SYS_SHMGET, 0), "shmat": call(unix.SYS_SHMAT, ^uintptr(0)), "shmctl": call(unix.SYS_SHMCTL, ^uintptr(0)),
+		"semget": call(unix.SYS_SEMGET, 1), "semop": call(unix.SYS_SEMOP, ^uintptr(0)), "semctl": call(unix.SYS_SEMCTL, ^uintptr(0)),
+		"msgget": call(unix.SYS_MSGGET, 1), "msgsnd": call(unix.SYS_MSGSND, ^uintptr(0)), "msgrcv": call(unix.SYS_MSGRCV, ^uintptr(0)),
+		"mq_open": call(unix.SYS_MQ_OPEN, 0), "mq_unlink": call(unix.SYS_MQ_UNLINK, 0),
+	} {
+		try(name, func() error {
+			if err := f(); errors.Is(err, unix.EPERM) {
+				return err
+			}
+			return nil
+		})
+	}
+	return went
+}
+
+// victim starts a relay, and says what an attacker would like of it.
+func (h host) victim(t *testing.T) targets {
+	t.Helper()
+	g := h.launch(t, "victim", process(t).Process.Pid, "")
+	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, _, _ := strings.Cut(string(maps), "-")
+	from, err := strconv.ParseUint(address, 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := targets{
+		PID: pid, Address: uintptr(from), State: h.layout.State(), Secret: h.layout.GenerationDir(g.ID) + "/generation.json",
+		Admin: h.layout.GenerationDir(g.ID) + "/admin.sock", Sockets: h.layout.SocketDir(g.ID), Socket: "relay.sock",
+		Device: "/dev/ptmx", Node: filepath.Join(h.dir, "node"),
+	}
+	if _, err := os.Stat("/etc/shadow"); err == nil {
+		at.Passwords = "/etc/shadow"
+	}
+	for _, dir := range []string{"/", "/tmp", "/usr", "/dev", "/dev/shm", "/run", "/var/tmp", h.layout.Peers(), h.layout.EmulatedNICs(), h.layout.SocketDir(g.ID), h.layout.State()} {
+		if unix.Access(dir, unix.W_OK) == nil { // not on a host that has it read-only
+			at.Directory = append(at.Directory, dir)
+		}
+	}
+	if err := unix.Mknod(at.Node, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(at.Node, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// A relay that is taken over reaches nothing of another relay, nor of the host.
+// Without the sandbox it reaches all of it, so that these attacks are some.
+func TestARelayThatIsTakenOver(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: without, a sandbox has no uid and no root of its own")
+	}
+	for _, mode := range []string{config.SandboxAuto, config.SandboxOff} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			at := h.victim(t)
+			var under unix.Statfs_t
+			if err := unix.Statfs(at.Node, &under); err != nil {
+				t.Fatal(err)
+			}
+			if mode == config.SandboxOff && under.Flags&unix.ST_NODEV != 0 {
+				at.Node = "" // no node works here, for nobody
+			}
+			text, err := json.Marshal(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := h.request("attacker", process(t).Process.Pid, "attacks", lane(4))
+			r.Config.Relay.Environment = append(r.Config.Relay.Environment, targetsVariable+"="+string(text))
+			r.Config.Relay.Sandbox = mode
+			g, err := hook.Launch(h.layout, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			info := h.state(t, g.ID, hook.StateReady)
+			went := h.attacks(t)
+			judge(t, went, mode == config.SandboxAuto)
+
+			i, err := hook.Inspect(h.layout, g.ID)
+			if err != nil || i.Sandbox.Relay == nil || i.Sandbox.Mode != mode {
+				t.Fatalf("inspected: %+v, %v", i.Sandbox, err)
+			}
+			is := i.Sandbox.Relay
+			if mode == config.SandboxOff {
+				if is.UID != 0 || is.Capabilities == 0 || is.Seccomp || is.OwnRoot || i.Sandbox.Landlock != 0 {
+					t.Errorf("without a sandbox: %+v", i.Sandbox)
+				}
+				return
+			}
+			if is.UID == 0 || is.UID != is.GID || is.UID != info.Sandbox.UID || is.Capabilities != 0 || !is.NoNewPrivs || !is.Seccomp ||
+				!is.OwnRoot || !slices.Equal(is.Groups, []int{info.Sandbox.Group}) {
+				t.Errorf("the sandbox: %+v, missing %q", is, i.Sandbox.Missing)
+			}
+			if (i.Sandbox.Landlock > 0) != landlocks() {
+				t.Errorf("Landlock of version %d, missing %q", i.Sandbox.Landlock, i.Sandbox.Missing)
+			}
+		})
+	}
+}
+
+// attacks waits for what the attacker reports.
+func (h host) attacks(t *testing.T) map[string]string {
+	t.Helper()
+	var went []map[string]string
+	eventually(t, "the attacks", func() error {
+		if went = reports[map[string]string](t, h.dir, "attacks"); len(went) != 1 {
+			return fmt.Errorf("%d reports", len(went))
+		}
+		return nil
+	})
+	return went[0]
+}
+
+// judge demands that all attacks failed, or that all succeeded.
+func judge(t *testing.T, went map[string]string, denied bool) {
+	t.Helper()
+	if len(went) < 52 {
+		t.Errorf("%d attacks", len(went))
+	}
+	for what, err := range went {
+		if denied != (err != "") {
+			t.Errorf("%s: %q, and should be denied: %v", what, err, denied)
+		}
+	}
+}
+
+// landlocks reports whether this kernel has Landlock.
+func landlocks() bool {
+	_, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	return errno == 0
+}
+
+// Where the host does not offer all of the sandbox the rest holds, and the report
+// says what is missing.
+func TestHalfASandbox(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it gives away what root has")
+	}
+	for _, c := range []struct {
+		name    string
+		without func() error // of the calling thread
+		missing []string
+		may     []string // what it may do then, as every user of the host may
+	}{
+		{"without CAP_SYS_ADMIN", withoutMounts, []string{"a root of its own"}, []string{"a device node of somebody's"}},
+		{"without Landlock", withoutLandlock, []string{"Landlock", "a root of its own"},
+			[]string{"a device node of somebody's", "a device of the host", "write in /tmp", "write in /var/tmp", "write in /dev/shm"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			if strings.Contains(c.name, "Landlock") && !landlocks() {
+				t.Skip("this kernel has none to be used up; all of this package runs without")
+			}
+			h := newHost(t)
+			at := h.victim(t)
+			for _, dir := range []string{filepath.Dir(h.dir), filepath.Dir(h.layout.Root)} { // no root of its own leads there
+				if err := os.Chmod(dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			text, err := json.Marshal(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := sandbox.Standard()
+			s.UID, s.Open = 2147352570, 4096
+			s.Write = []string{h.dir}
+			read, write, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer read.Close()
+			attacker := exec.Command(filepath.Join(bin, "peerlane-hook"), append([]string{"confine"}, s.Arguments(3, filepath.Join(bin, "peerlane-relay"), "serve")...)...)
+			attacker.Env = []string{"TEST_DIR=" + h.dir, "TEST_FAULT=attacks only", targetsVariable + "=" + string(text)}
+			attacker.ExtraFiles = []*os.File{write}
+			attacker.Stderr = &bytes.Buffer{}
+			started := make(chan error)
+			go func() {
+				runtime.LockOSThread() // and ends with the goroutine
+				err := c.without()
+				if err == nil {
+					err = attacker.Start()
+				}
+				started <- err
+			}()
+			if err := <-started; err != nil {
+				t.Fatal(err)
+			}
+			write.Close()
+			if err := attacker.Wait(); err != nil {
+				t.Fatalf("%v: %s", err, attacker.Stderr)
+			}
+			var report sandbox.Report
+			if err := json.NewDecoder(read).Decode(&report); err != nil {
+				t.Fatal(err)
+			}
+			if report.UID != s.UID || !report.Seccomp || report.Root || (report.Landlock > 0) != (len(c.missing) == 1 && landlocks()) {
+				t.Errorf("the report is %+v", report)
+			}
+			for _, missing := range c.missing {
+				if !slices.ContainsFunc(report.Missing, func(m string) bool { return strings.HasPrefix(m, missing+": ") }) {
+					t.Errorf("the report does not say that %s is missing: %q", missing, report.Missing)
+				}
+			}
+			went := h.attacks(t)
+			for _, may := range c.may {
+				delete(went, may)
+			}
+			judge(t, went, true)
+		})
+	}
+}
+
+func withoutMounts() error { return unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0, 0, 0) }
+
+// withoutLandlock uses up what the kernel has of it: 16 sets of rules one over the
+// other. Who is under one cannot mount.
+func withoutLandlock() error {
+	attributes := unix.LandlockRulesetAttr{Handled_access_fs: unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK}
+	fd, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attributes)), unsafe.Sizeof(attributes.Handled_access_fs), 0)
+	if errno != 0 {
+		return errno
+	}
+	defer unix.Close(int(fd))
+	for {
+		_, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0)
+		if errno == unix.E2BIG {
+			return nil
+		}
+		if errno != 0 {
+			return errno
+		}
+	}
+}
+
+// However many containers start at once, no two relays have one uid, and a uid is
+// free when its container has ended.
+func TestRelaysShareNoUID(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: only that can take another uid")
+	}
+	h := newHost(t)
+	const count = 20
+	request := func(id string, pid int) hook.Request {
+		r := h.request(id, pid, "", lane(3))
+		r.Config.Relay.UIDs = fmt.Sprintf("2147350000-%d", 2147350000+count) // the first is the group
+		return r
+	}
+	inits := make([]*exec.Cmd, count)
+	var wait sync.WaitGroup
+	for i := range inits {
+		inits[i] = process(t)
+		wait.Go(func() {
+			if _, err := hook.Launch(h.layout, request(fmt.Sprint("c", i), inits[i].Process.Pid)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	all, err := hook.List(h.layout)
+	if err != nil || len(all) != count {
+		t.Fatalf("%d generations, %v", len(all), err)
+	}
+	users := map[uint32]int{}
+	for _, g := range all {
+		pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+		var is unix.Stat_t
+		if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &is); err != nil {
+			t.Fatal(err)
+		}
+		if other, taken := users[is.Uid]; taken || is.Uid == 0 || int(is.Uid) != g.Sandbox.UID {
+			t.Errorf("relay %d has uid %d, which %d is recorded for, and relay %d may have", pid, is.Uid, g.Sandbox.UID, other)
+		}
+		users[is.Uid] = pid
+	}
+	_, err = hook.Launch(h.layout, request("one more", process(t).Process.Pid))
+	if err == nil || !strings.Contains(err.Error(), "raise relay.uids") {
+		t.Errorf("a relay too many: %v", err)
+	}
+	end(inits[0])
+	eventually(t, "the uid of the ended", func() error {
+		left, err := os.ReadDir(h.layout.UIDs())
+		if err == nil && len(left) != count-1 {
+			err = fmt.Errorf("%d uids are taken", len(left))
+		}
+		return err
+	})
+	if _, err := hook.Launch(h.layout, request("one more", process(t).Process.Pid)); err != nil {
+		t.Errorf("after one has ended: %v", err)
+	}
+}
+
+// Hundreds of hooks at once, and what one left that was killed half-way.
+func TestUIDsAreClaimedOnce(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: only that can take another uid")
+	}
+	h := newHost(t)
+	if err := h.layout.Create(); err != nil {
+		t.Fatal(err)
+	}
+	const count = 400
+	c := config.Default().Relay
+	c.UIDs = fmt.Sprintf("2147330000-%d", 2147330000+count)
+	// Nobody has these: their generations are gone.
+	for uid := 2147330007; uid < 2147330007+count/2; uid++ {
+		if err := os.WriteFile(filepath.Join(h.layout.UIDs(), fmt.Sprint(uid)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	claimed := make([]int, count)
+	var wait sync.WaitGroup
+	for range 20 {
+		wait.Go(func() {
+			if err := hook.SweepUIDs(h.layout); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for i := range claimed {
+		wait.Go(func() {
+			var err error
+			if claimed[i], err = hook.ClaimUID(h.layout, c); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	slices.Sort(claimed)
+	for i, uid := range claimed {
+		if uid != 2147330001+i {
+			t.Fatalf("uid %d is at place %d", uid, i)
+		}
+	}
+	if err := hook.SweepUIDs(h.layout); err != nil {
+		t.Error(err)
+	}
+	if marks := h.marks(t); len(marks) != count {
+		t.Errorf("%d uids are marked, and %d claimed", len(marks), count)
+	}
+	for _, dir := range []string{h.layout.Generations(), h.layout.UIDs()} {
+		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil && !errors.Is(err, fs.ErrExist) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A program that cannot be executed is the hook's error, as without the sandbox.
+func TestASandboxedProgramThatIsNone(t *testing.T) {
+	t.Parallel()
+	text := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(text, []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ program, says string }{
+		{"/nowhere/relay", "/nowhere/relay"}, {text, "permission denied"},
+	} {
+		out, err := exec.Command(filepath.Join(bin, "peerlane-hook"), "confine", "--", c.program).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), c.says) {
+			t.Errorf("%s: %v, %s", c.program, err, out)
+		}
+	}
+}
+
+// A relay that is killed before it is one is no failed start: there is a next one.
+func TestARelayThatIsKilledInItsSandbox(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "killed in its sandbox")
+	eventually(t, "the next relay", func() error {
+		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || s.Starts != 2 {
+			return fmt.Errorf("status %+v", s)
+		}
+		return nil
+	})
+	if _, err := os.Stat(filepath.Join(h.dir, "killed")); err != nil {
+		t.Error(err)
+	}
+	end(init)
+	h.gone(t)
+}
+
+// What a program in the sandbox needs, it can do.
+func TestASandboxedProgram(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it is about a uid of its own")
+	}
+	dir := t.TempDir()
+	if err := errors.Join(os.Chmod(dir, 0o777), os.WriteFile(filepath.Join(dir, "in"), []byte("text\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	script := `set -e
+cat "$0/in" >"$0/out"
+echo more >>"$0/out"
+echo name >/proc/self/task/$$/comm
+head -c 1 /dev/zero /dev/urandom >/dev/null
+test "$(id -u)" = 2147352571
+ls /sys/bus >/dev/null
+ulimit -c | grep -qx 0
+(true & wait)
+`
+	cmd := exec.Command(filepath.Join(bin, "peerlane-hook"), "confine", "--show", "--uid", "2147352571", "--open", "512", "--tasks", "64", "--write", dir, "--", "/bin/sh", "-c", script, dir)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "out")); err != nil || string(text) != "text\nmore\n" {
+		t.Errorf("it wrote %q, %v", text, err)
+	}
+}
+
+// A relay's devices are those that it was started with: one that gets a lane with
+// others is started anew, before its container runs, and that is no failure.
+func TestAddedLaneWithItsOwnDevices(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	first := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	added := lane(4)
+	added.NICs = []string{"verbs0"}
+	h.launch(t, "c", init.Process.Pid, "", added)
+	waitDead(t, first)
+	eventually(t, "the next relay", func() error {
+		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || s.Starts != 2 || s.Error != "" {
+			return fmt.Errorf("status %+v", s)
+		}
+		return nil
+	})
+	if answered, err := h.ask(g.ID); err != nil || answered == first {
+		t.Errorf("relay %d answers: %v", answered, err)
+	}
+	configs := reports[launch.Config](t, h.dir, "config")
+	if last := configs[len(configs)-1]; len(configs) < 2 || !slices.ContainsFunc(configs, func(c launch.Config) bool { return len(c.Lanes) == 2 }) {
+		t.Errorf("%d configurations, the last %+v", len(configs), last)
+	}
+	end(init)
+	h.gone(t)
+}
+
+// attackMain is a relay that was taken over. After its report it is a good one.
+func attackMain(only bool) {
+	report("attacks", attack())
+	if only {
+		syscall.Exit(0)
+	}
+}

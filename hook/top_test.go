@@ -1,0 +1,61 @@
+package hook
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+func TestRatesBetweenTwoReports(t *testing.T) {
+	figures := func(n uint64) launch.Figures {
+		return launch.Figures{
+			Operations: n, Bytes: 10 * n, InFlight: int(n % 7),
+			Stalls:  []launch.Stall{{Cause: launch.StallNoSlot, Count: n, Time: time.Duration(n) * time.Millisecond}},
+			Latency: []launch.Bucket{{From: 8000, To: 10000, Count: n}},
+		}
+	}
+	at := func(seconds int, n uint64, relay int) report {
+		return report{relay: relay, Report: &launch.Report{
+			At: time.Duration(seconds) * time.Second, MoreConnections: 2,
+			Lanes:       []launch.LaneFigures{{GPU: "0000:17:00.0", Sent: figures(n)}},
+			Connections: []launch.ConnectionFigures{{PID: 7, Number: 1, GPU: "0000:17:00.0", Peer: "container b", Route: "direct", Sends: true, Figures: figures(n)}},
+		}}
+	}
+	rates := func(n uint64, inFlight int) Rate {
+		return Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 10 * n, Operations: n, InFlight: inFlight, P50: 9, P99: 9,
+			Stalls: []launch.Stall{{Cause: launch.StallNoSlot, Count: n, Time: time.Duration(n) * time.Millisecond}}}
+	}
+	for name, c := range map[string]struct {
+		before  report
+		seconds float64
+		want    uint64
+	}{
+		"the same relay":       {at(3, 100, 1), 2, 33},
+		"it was started again": {at(3, 100, 2), 0, 133},
+		"none before":          {report{NoReport: "it starts"}, 0, 133},
+	} {
+		var r Rates
+		r.between(at(5, 133, 1), c.before)
+		connection := rates(c.want, 0)
+		connection.PID, connection.Number, connection.Peer, connection.Route = 7, 1, "container b", "direct"
+		want := Rates{
+			Seconds: c.seconds, MoreConnections: 2, Connections: []Rate{connection},
+			Lanes: []Rate{rates(c.want, 0), {GPU: "0000:17:00.0", Stalls: []launch.Stall{}}},
+		}
+		if d := cmp.Diff(want, r); d != "" {
+			t.Errorf("%s (-want +got):\n%s", name, d)
+		}
+	}
+
+	// One that a full report did not tell of has no rate: all of its life would be in it.
+	before := at(3, 100, 1)
+	before.Connections[0].Number = 2
+	var r Rates
+	r.between(at(5, 133, 1), before)
+	if len(r.Connections) != 0 || r.MoreConnections != 3 {
+		t.Errorf("%d connections and %d more: %+v", len(r.Connections), r.MoreConnections, r.Connections)
+	}
+}

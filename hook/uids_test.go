@@ -1,0 +1,153 @@
+package hook_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+)
+
+// marks are the uids that somebody has.
+func (h host) marks(t *testing.T) []string {
+	t.Helper()
+	entries, err := os.ReadDir(h.layout.UIDs())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// uidHost is a host whose relays have one uid each.
+func uidHost(t *testing.T) host {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: only that can take another uid")
+	}
+	return newHost(t)
+}
+
+// stays sees that collectors leave the one mark of a host alone, and that a hook
+// does not take its uid, while something of its generation lives.
+func (h host) stays(t *testing.T, uid int, what string) {
+	t.Helper()
+	for range 20 {
+		if _, err := hook.Collect(h.layout); err != nil {
+			t.Error(err)
+		}
+		if marks := h.marks(t); len(marks) != 1 || marks[0] != fmt.Sprint(uid) {
+			t.Fatalf("%s, and the uids in use are %v", what, marks)
+		}
+	}
+	r := h.request("another", process(t).Process.Pid, "", lane(4))
+	r.Config.Relay.UIDs = fmt.Sprintf("%d-%d", uid-1, uid) // the first is the group
+	if _, err := hook.Launch(h.layout, r); err == nil || !strings.Contains(err.Error(), "raise relay.uids") {
+		t.Errorf("%s, and another relay with its uid: %v", what, err)
+	}
+}
+
+// A hook that is killed before it has written down whose generation it makes has
+// claimed a uid by then.
+func TestUIDOfAKilledHook(t *testing.T) {
+	t.Parallel()
+	h := uidHost(t)
+	if err := h.layout.Create(); err != nil {
+		t.Fatal(err)
+	}
+	c := config.Default().Relay
+	for range 3 {
+		if _, err := hook.ClaimUID(h.layout, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := os.ReadDir(h.layout.Generations())
+	if err != nil || len(all) != 3 || len(h.marks(t)) != 3 {
+		t.Fatalf("%d generations, uids %v, %v", len(all), h.marks(t), err)
+	}
+	h.collect(t, all[0].Name(), all[1].Name(), all[2].Name())
+	if marks := h.marks(t); len(marks) > 0 {
+		t.Errorf("uids %v are in use still", marks)
+	}
+}
+
+// A supervisor may start its relay again, also where somebody has deleted the
+// state: it keeps the uid while it lives.
+func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	h := uidHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := unix.Kill(relay, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		waitDead(t, relay)
+		h.stays(t, g.Sandbox.UID, "the supervisor is about to start its relay again")
+		eventually(t, "the next relay", func() error {
+			next, err := h.ask(g.ID)
+			if err == nil && next == relay {
+				err = errors.New("it is the one that was killed")
+			}
+			relay = next
+			return err
+		})
+		var is syscall.Stat_t
+		if err := syscall.Stat(fmt.Sprintf("/proc/%d", relay), &is); err != nil || int(is.Uid) != g.Sandbox.UID {
+			t.Errorf("relay %d has uid %d, %v", relay, is.Uid, err)
+		}
+	}
+	end(init)
+}
+
+// A relay lives on without its supervisor, and has its uid.
+func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
+	t.Parallel()
+	h := uidHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	h.killSupervisor(t, g.ID)
+	h.stays(t, g.Sandbox.UID, "the supervisor is dead and the relay lives")
+	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
+		t.Fatal(err)
+	}
+	h.stays(t, g.Sandbox.UID, "the state is deleted and the relay lives")
+	if !alive(relay) {
+		t.Error("the relay has ended")
+	}
+	end(init)
+	waitDead(t, relay)
+	eventually(t, "the uid of the relay that has ended", func() error {
+		h.collect(t)
+		if marks := h.marks(t); len(marks) > 0 {
+			return fmt.Errorf("uids %v are in use", marks)
+		}
+		return nil
+	})
+	// There is nobody left to remove the rest of what was found by the state.
+	for _, path := range []string{h.layout.SocketDir(g.ID), h.layout.PeerSocket(g.ID)} {
+		if err := os.RemoveAll(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if group, err := filepath.Glob("/sys/fs/cgroup/unified/*/" + g.ID); err == nil {
+		for _, path := range group {
+			_ = os.Remove(path) // where there is one
+		}
+	}
+}
