@@ -7,6 +7,21 @@ package cuda
 #cgo nocallback call_cuMemcpyHtoDAsync
 #cgo noescape call_cuMemcpyDtoHAsync
 #cgo nocallback call_cuMemcpyDtoHAsync
+
+// A trampoline of its own: Go could not put its pointer into a structure of its
+// own memory.
+static CUresult rowHtoD(const peerlane_calls *t, CUdeviceptr dst, const void *src, size_t n, CUstream s)
+{
+	CUDA_MEMCPY2D c = {
+		.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = src, .srcPitch = n,
+		.dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = dst, .dstPitch = n,
+		.WidthInBytes = n, .Height = 1,
+	};
+	return call_cuMemcpy2DAsync(t, &c, s);
+}
+
+#cgo noescape rowHtoD
+#cgo nocallback rowHtoD
 */
 import "C"
 
@@ -31,6 +46,17 @@ func (d *Driver) MemcpyAsync(dst, src Ptr, n uint64, s Stream) error {
 func (d *Driver) MemcpyHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s Stream) error {
 	if r := C.call_cuMemcpyHtoDAsync(d.calls, C.CUdeviceptr(dst), src, C.size_t(n), C.CUstream(s)); r != 0 {
 		return d.failed(r, "cuMemcpyHtoDAsync", at(dst, n))
+	}
+	return nil
+}
+
+// MemcpyRowHtoDAsync is MemcpyHtoDAsync as a rectangle of one row
+// (cuMemcpy2DAsync), which a copy engine moves whatever its size is: less than 32
+// KiB the other one moves with the device's SMs, and waits there for the kernels of
+// other processes.
+func (d *Driver) MemcpyRowHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s Stream) error {
+	if r := C.rowHtoD(d.calls, C.CUdeviceptr(dst), src, C.size_t(n), C.CUstream(s)); r != 0 {
+		return d.failed(r, "cuMemcpy2DAsync", at(dst, n))
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ typedef unsigned long long CUmemGenericAllocationHandle;
 
 typedef struct { unsigned char bytes[16]; } CUuuid;
 typedef struct { unsigned char reserved[64]; } CUipcEventHandle;
+typedef struct { unsigned char reserved[64]; } CUipcMemHandle;
 
 typedef struct {
 	int type; // CU_MEM_LOCATION_TYPE_DEVICE
@@ -45,6 +46,23 @@ typedef struct {
 	int flags; // CU_MEM_ACCESS_FLAGS_PROT_*
 } CUmemAccessDesc;
 
+typedef struct {
+	size_t srcXInBytes, srcY;
+	int srcMemoryType; // CU_MEMORYTYPE_*
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	void *srcArray;
+	size_t srcPitch;
+	size_t dstXInBytes, dstY;
+	int dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	void *dstArray;
+	size_t dstPitch;
+	size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
+
+_Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "CUDA_MEMCPY2D of cuda.h has 128 bytes");
 _Static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp of cuda.h has 32 bytes");
 _Static_assert(offsetof(CUmemAllocationProp, allocFlags) == 24, "allocFlags is at 24");
 _Static_assert(sizeof(CUmemAccessDesc) == 12, "CUmemAccessDesc of cuda.h has 12 bytes");
@@ -57,6 +75,8 @@ enum {
 	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
 	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
+	CU_MEMORYTYPE_HOST = 1,
+	CU_MEMORYTYPE_DEVICE = 2,
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 	CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE = 15,
 	CU_LIMIT_STACK_SIZE = 0,
@@ -71,6 +91,7 @@ enum {
 	CU_STREAM_WRITE_VALUE_DEFAULT = 0,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_EVENT_INTERPROCESS = 4,
+	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 };
 
 // CALLS lists every call: X(name, symbol, parameters, arguments). The symbol is
@@ -120,6 +141,7 @@ X(cuMemSetAccess, "cuMemSetAccess", \
 	A(CUdeviceptr p, size_t n, const CUmemAccessDesc *desc, size_t count), A(p, n, desc, count)) \
 X(cuMemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", \
 	A(int *fd, CUdeviceptr p, size_t n, int type, unsigned long long flags), A(fd, p, n, type, flags)) \
+X(cuMemGetAddressRange, "cuMemGetAddressRange_v2", A(CUdeviceptr *base, size_t *n, CUdeviceptr p), A(base, n, p)) \
 X(cuPointerGetAttribute, "cuPointerGetAttribute", A(void *v, int attribute, CUdeviceptr p), A(v, attribute, p)) \
 X(cuMemAlloc, "cuMemAlloc_v2", A(CUdeviceptr *p, size_t n), A(p, n)) \
 X(cuMemFree, "cuMemFree_v2", A(CUdeviceptr p), A(p)) \
@@ -131,6 +153,7 @@ X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", A(CUdeviceptr *d, v
 X(cuMemcpyAsync, "cuMemcpyAsync", A(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s), A(dst, src, n, s)) \
 X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", A(CUdeviceptr dst, const void *src, size_t n, CUstream s), A(dst, src, n, s)) \
 X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", A(void *dst, CUdeviceptr src, size_t n, CUstream s), A(dst, src, n, s)) \
+X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", A(const CUDA_MEMCPY2D *c, CUstream s), A(c, s)) \
 X(cuMemcpyPeerAsync, "cuMemcpyPeerAsync", \
 	A(CUdeviceptr dst, CUcontext dc, CUdeviceptr src, CUcontext sc, size_t n, CUstream s), A(dst, dc, src, sc, n, s)) \
 X(cuStreamCreate, "cuStreamCreate", A(CUstream *s, unsigned flags), A(s, flags)) \
@@ -146,7 +169,10 @@ X(cuEventRecord, "cuEventRecord", A(CUevent e, CUstream s), A(e, s)) \
 X(cuEventQuery, "cuEventQuery", A(CUevent e), A(e)) \
 X(cuEventSynchronize, "cuEventSynchronize", A(CUevent e), A(e)) \
 X(cuIpcGetEventHandle, "cuIpcGetEventHandle", A(CUipcEventHandle *h, CUevent e), A(h, e)) \
-X(cuIpcOpenEventHandle, "cuIpcOpenEventHandle", A(CUevent *e, CUipcEventHandle h), A(e, h))
+X(cuIpcOpenEventHandle, "cuIpcOpenEventHandle", A(CUevent *e, CUipcEventHandle h), A(e, h)) \
+X(cuIpcGetMemHandle, "cuIpcGetMemHandle", A(CUipcMemHandle *h, CUdeviceptr p), A(h, p)) \
+X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2", A(CUdeviceptr *p, CUipcMemHandle h, unsigned flags), A(p, h, flags)) \
+X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", A(CUdeviceptr p), A(p))
 
 // peerlane_calls is the table. cuCtxSynchronize stands apart because it takes
 // no argument, which the list cannot express.

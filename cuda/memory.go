@@ -21,6 +21,8 @@ package cuda
 #cgo nocallback call_cuMemSetAccess
 #cgo noescape call_cuMemGetHandleForAddressRange
 #cgo nocallback call_cuMemGetHandleForAddressRange
+#cgo noescape call_cuMemGetAddressRange
+#cgo nocallback call_cuMemGetAddressRange
 #cgo noescape call_cuPointerGetAttribute
 #cgo nocallback call_cuPointerGetAttribute
 */
@@ -213,6 +215,18 @@ func (d *Driver) MemDMABufFD(p Ptr, size uint64) (int, error) {
 		return -1, d.failed(r, "cuMemGetHandleForAddressRange", at(p, size))
 	}
 	return closeOnExec(int(fd))
+}
+
+// MemAddressRange is the mapping of one VMM allocation, or the allocation of
+// cuMemAlloc, that p is in: its address and its size in bytes. An error for an
+// address that is in none.
+func (d *Driver) MemAddressRange(p Ptr) (base Ptr, size uint64, err error) {
+	var b C.CUdeviceptr
+	var n C.size_t
+	if r := C.call_cuMemGetAddressRange(d.calls, &b, &n, C.CUdeviceptr(p)); r != 0 {
+		return 0, 0, d.failed(r, "cuMemGetAddressRange", p.String())
+	}
+	return Ptr(b), uint64(n), nil
 }
 
 // PointerRDMACapable reports whether a NIC can be given the memory at p

@@ -23,6 +23,8 @@ type connection struct {
 	posted   []*operation // not started
 	down     *wire.Error
 	portDown bool
+	counted  bool // in the relay's use
+	figures  figures
 }
 
 // side is what differs between sender and receiver.
@@ -54,6 +56,8 @@ func (c *connection) open(fd int) error {
 }
 
 func (c *connection) post(op *operation) {
+	op.connection = c
+	c.begun()
 	c.posted = append(c.posted, op)
 	c.advance()
 }
@@ -64,6 +68,7 @@ func (c *connection) advance() bool {
 	for c.down == nil && len(c.posted) > 0 && c.posted[0].due() {
 		op := c.posted[0]
 		c.posted = c.posted[1:]
+		op.began = c.session.relay.loop.Now()
 		c.side.start(op)
 		progress = true
 	}
@@ -151,6 +156,10 @@ func (c *connection) settle() {
 		return
 	}
 	delete(c.session.connections, c.number)
+	c.leave()
+	if c.counted {
+		c.session.relay.giveBack(ofConnection)
+	}
 	// The sender's close tells the receiver that nothing writes any more; the
 	// receiver has waited for it. First goes what it has not read, the reason
 	// last.

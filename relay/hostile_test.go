@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/packet"
@@ -25,6 +26,7 @@ type stranger struct {
 	packet.Conn
 	a       *client.Session
 	socket  string // of a's relay
+	relay   *relay.Relay
 	sending *client.Connection
 }
 
@@ -32,7 +34,8 @@ type stranger struct {
 func meet(t *testing.T, answer uint32) (*stranger, error) {
 	t.Helper()
 	h := newHost(t)
-	s := &stranger{t: t, socket: h.relay("a", launch.RouteAuto, far(0, 1, "nic0"))}
+	s := &stranger{t: t}
+	s.socket, s.relay = h.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
 	s.a = attach(t, s.socket)
 	own, err := s.a.Listen(within(t), uuid(t, 0))
 	if err != nil {
@@ -169,6 +172,61 @@ func TestWhatAReceiversRelayMayNotSay(t *testing.T) {
 			}
 			_, err = wait(t, op, nil)
 			demand(t, err, wire.StatusMalformed)
+			attach(t, s.socket)
+		})
+	}
+}
+
+// A receiver's relay that calls something host memory which is not.
+func TestWhatIsNoHostMemoryOfAReceiver(t *testing.T) {
+	const bytes = 2 << 20
+	memfd := func(n int64, seals int) int {
+		fd, err := unix.MemfdCreate("stranger", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+		if err := errors.Join(unix.Ftruncate(fd, n), err); err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	sealed := func(n int64) int {
+		fd := memfd(n, 0)
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW); err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	for _, c := range []struct {
+		name   string
+		region wire.PeerRegion
+		fd     int
+		status wire.Status
+		words  string
+	}{
+		{"unsealed", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, memfd(bytes, 0), wire.StatusBadDescriptor, "sealed"},
+		{"of another size", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, sealed(bytes / 2), wire.StatusBadDescriptor, "1048576 bytes"},
+		{"a GPU's", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, allocate(t, 3, bytes).fd, wire.StatusBadDescriptor, "bytes"},
+		{"without pages", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: 1 << 40}, sealed(1 << 40), wire.StatusLimit, "1.0 TiB more is asked for, and 0 B of other containers' host memory are mapped in container a, whose limit is 4.0 GiB (relay.limits.host_memory"},
+		{"of no kind", wire.PeerRegion{Kind: 7, Bytes: bytes}, sealed(bytes), wire.StatusMalformed, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, err := meet(t, wire.RouteDirect)
+			if err != nil {
+				t.Fatal(err)
+			}
+			source := exported(t, s.a, 0, bytes)
+			op, err := s.sending.Send(source.Memory, 0, 4096)
+			if err != nil {
+				t.Fatal(err)
+			}
+			hear[*wire.PeerSend](s)
+			c.region.Region = 9
+			s.say(&c.region, c.fd)
+			_, err = wait(t, op, nil)
+			demand(t, err, c.status, c.words)
 			attach(t, s.socket)
 		})
 	}

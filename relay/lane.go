@@ -3,7 +3,9 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/sirupsen/logrus"
@@ -33,8 +35,20 @@ type lane struct {
 	// The same, by openStaging.
 	out *staging
 	in  *staging
+	// nics are those beside the GPUs that staging is on.
+	nics []string
+	// placed says where staging is, and where it is not for want of room.
+	placed []placed
 	// turn picks the NIC of the next connection; of the loop.
 	turn int
+
+	// ended are the figures of the connections that have; of the loop.
+	ended directions
+
+	announced string // under opening: the last that was said of missing room
+	// Under opening: when there was no room at all, and the error.
+	full   time.Time
+	noRoom error
 }
 
 // identity is the GPU's UUID: the plan's, or the driver's where the plan has
@@ -101,7 +115,13 @@ func (l *lane) open() error {
 	return nil
 }
 
-// openStaging makes the slots on the server GPUs.
+// fullPause is how long nothing is tried again where there was no room, however
+// often clients connect: each try asks driver and supervisor many times.
+const fullPause = time.Second
+
+// openStaging makes the slots on the server GPUs: as they are configured, or
+// smaller ones, or on another server GPU, whatever there is room for; and where
+// there is none, in the host's memory.
 func (l *lane) openStaging() error {
 	if err := l.open(); err != nil {
 		return err
@@ -115,96 +135,285 @@ func (l *lane) openStaging() error {
 	if l.out != nil {
 		return nil
 	}
-	if len(l.spec.Servers) == 0 || !l.spec.Relay {
+	if time.Since(l.full) < fullPause {
+		return l.noRoom
+	}
+	// A far GPU that the plan has no server for bounces without Peerlane, too.
+	planned := l.spec.Relay && len(l.spec.Servers) > 0
+	if !planned && (l.spec.Role != launch.RoleFar || config.Bounce == 0) {
 		return wire.Errorf(wire.StatusNoStaging,
 			"the lane of GPU %s has no server GPU to stage on (role %s); use route direct, or name servers in [[plan.lane]] of config.toml",
 			l.spec.GPU.BusID, l.spec.Role)
 	}
-	out, err := newStaging(l, config)
-	if err != nil {
-		return err
+	var out, in staging
+	var all []placed
+	servers, spares := l.spec.Servers, l.spec.Spares
+	if !planned {
+		servers, spares = nil, nil
 	}
-	in, err := newStaging(l, config)
-	if err != nil {
-		return errors.Join(err, out.close())
+	for _, server := range servers {
+		slots := (config.Slots + len(l.spec.Servers) - 1) / len(l.spec.Servers)
+		all = append(all, l.place(server, size{slots, config.SlotBytes}, config.Admission, &out, &in))
 	}
-	if !l.relay.loop.Call(func() { l.out, l.in = out, in }) {
+	nics := l.spec.NICs
+	for _, spare := range spares {
+		if len(out.regions) > 0 {
+			break
+		}
+		p := l.place(spare.GPU, size{config.Slots, config.SlotBytes}, config.Admission, &out, &in)
+		if p.bytes > 0 {
+			p.note = strings.TrimSuffix("it serves in place of the lane's own servers; "+p.note, "; ")
+			nics = spare.NICs
+		}
+		all = append(all, p)
+	}
+	bounce := "staging.bounce in config.toml does not allow the host's memory"
+	if len(out.regions) == 0 && config.Bounce > 0 {
+		p := l.bounce(size{config.Slots, config.SlotBytes}, config.Bounce, &out, &in)
+		if !planned {
+			p.note = strings.TrimSuffix("the plan has no server GPU for this lane; "+p.note, "; ")
+		}
+		all = append(all, p)
+		bounce = "nor has the host's memory"
+		if text := notes(all); p.bytes > 0 {
+			logrus.Warnf("the lane of GPU %s bounces through %s of host memory, for as long as this relay lives: %s",
+				l.spec.GPU.BusID, humanize.IBytes(p.bytes), text)
+			l.announced = text
+		}
+	}
+	l.announce(all, len(out.regions) > 0)
+	if len(out.regions) == 0 {
+		if !l.relay.loop.Call(func() { l.placed = all }) {
+			return errEnding
+		}
+		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging,
+			"no server GPU has room to stage for GPU %s, and %s: %s", l.spec.GPU.BusID, bounce, notes(all))
+		return l.noRoom
+	}
+	out.fill()
+	in.fill()
+	if !l.relay.loop.Call(func() { l.out, l.in, l.nics, l.placed = &out, &in, nics, all }) {
 		return errEnding
 	}
 	logrus.WithFields(logrus.Fields{
-		"gpu": l.spec.GPU.BusID, "servers": len(l.spec.Servers), "slots": config.Slots, "slot": humanize.IBytes(config.SlotBytes),
+		"gpu": l.spec.GPU.BusID, "servers": len(out.regions), "slots": len(out.free), "slot": humanize.IBytes(out.regions[0].slotBytes),
 	}).Info("staging is ready")
 	return nil
 }
 
-// staging is a lane's slots in one direction, striped over its server GPUs.
-type staging struct {
-	regions   []*region
-	free      []*slot
+// reserve takes the staging before a client needs it. Where that fails it is tried
+// again when one does.
+func (l *lane) reserve() {
+	if !l.spec.Relay {
+		return
+	}
+	err := l.openStaging()
+	l.relay.loop.Do(func() { l.relay.failed(err) })
+	if err != nil && wire.StatusOf(err) != wire.StatusNoStaging { // which is in the log
+		logrus.WithError(err).Errorf("reserving the staging of GPU %s; it is tried again when a client attaches", l.spec.GPU.BusID)
+	}
+}
+
+// placed is what became of a lane's staging on one server GPU, or in the host's
+// memory.
+type placed struct {
+	gpu           launch.GPU
+	host          bool
+	bytes, wanted uint64
+	note          string // why it is not as configured
+}
+
+func notes(all []placed) string {
+	var list []string
+	for _, p := range all {
+		switch {
+		case p.note == "":
+		case p.host:
+			list = append(list, "host memory: "+p.note)
+		default:
+			list = append(list, fmt.Sprintf("GPU %d (%s): %s", p.gpu.Index, p.gpu.BusID, p.note))
+		}
+	}
+	return strings.Join(list, "; ")
+}
+
+// announce says once in the log what staging lacks. The lane's lock is held.
+func (l *lane) announce(all []placed, some bool) {
+	text := notes(all)
+	if text == "" || text == l.announced {
+		return
+	}
+	l.announced = text
+	if some {
+		logrus.Warnf("staging of GPU %s is not as configured: %s", l.spec.GPU.BusID, text)
+	} else {
+		logrus.Errorf("GPU %s has no staging: %s", l.spec.GPU.BusID, text)
+	}
+}
+
+// size is that of a region: slots of so many bytes.
+type size struct {
+	slots     int
 	slotBytes uint64
-	waiting   []func(*slot) bool
 }
 
-// region is the staging memory on one server GPU.
-type region struct {
-	number  uint32
-	server  wire.UUID
-	memory  *device.Memory
-	fd      int    // export, for NICs
-	in, out uint64 // bytes that entered and left, as this relay knows
+// A region is not made smaller than this: with one slot no copy overlaps with a
+// write, and small copies are slow. Between two H200, where large ones move 395
+// GB/s, those of 4 MiB move 317 and those of 64 KiB 25.
+const (
+	leastSlots = 2
+	leastSlot  = 4 << 20
+)
+
+// smaller is the next smaller size, if there is one.
+func (z size) smaller() (size, bool) {
+	const granule = 64 << 10 // of slots, as in config.toml
+	half := z.slotBytes / 2 / granule * granule
+	switch {
+	case z.slots > leastSlots:
+		return size{max(z.slots/2, leastSlots), z.slotBytes}, true
+	case half >= leastSlot:
+		return size{z.slots, half}, true
+	}
+	return z, false
 }
 
-type slot struct {
-	region *region
-	offset uint64
+// place makes a region in each direction on a server GPU: of the size that is
+// wanted, or the largest smaller one that there is room for.
+func (l *lane) place(server launch.GPU, want size, admission bool, out, in *staging) placed {
+	p := placed{gpu: server, wanted: 2 * uint64(want.slots) * want.slotBytes}
+	for z, more := want, true; more; z, more = z.smaller() {
+		to, from, err := l.serve(server, z, admission)
+		if err == nil {
+			to.number, from.number = uint32(len(out.regions)), uint32(len(in.regions))
+			out.regions, in.regions = append(out.regions, to), append(in.regions, from)
+			p.bytes = to.memory.Bytes + from.memory.Bytes
+			if p.note != "" {
+				p.note = fmt.Sprintf("%d slots of %s in place of %d of %s: %s",
+					z.slots, humanize.IBytes(z.slotBytes), want.slots, humanize.IBytes(want.slotBytes), p.note)
+			}
+			return p
+		}
+		if p.note == "" {
+			p.note = err.Error() // of what is wanted; the others differ in the number
+		}
+		if !errors.Is(err, cuda.ErrOutOfMemory) && !errors.Is(err, errNotAdmitted) {
+			break // nor would less help
+		}
+	}
+	return p
 }
 
-func (s *slot) ptr() cuda.Ptr { return s.region.memory.Ptr + cuda.Ptr(s.offset) }
+// bounce makes a region in each direction in the host's memory, of which this
+// relay's lanes together may have so much: of the size that is wanted, or the
+// largest smaller one that there is room for.
+func (l *lane) bounce(want size, limit uint64, out, in *staging) placed {
+	p := placed{host: true, wanted: 2 * uint64(want.slots) * want.slotBytes}
+	for z, more := want, true; more; z, more = z.smaller() {
+		to, from, err := l.inHost(z, limit)
+		if err == nil {
+			out.regions, in.regions = append(out.regions, to), append(in.regions, from)
+			p.bytes = to.memory.Bytes + from.memory.Bytes
+			if p.note != "" {
+				p.note = fmt.Sprintf("%d slots of %s in place of %d of %s: %s",
+					z.slots, humanize.IBytes(z.slotBytes), want.slots, humanize.IBytes(want.slotBytes), p.note)
+			}
+			return p
+		}
+		if p.note == "" {
+			p.note = err.Error()
+		}
+	}
+	return p
+}
 
-func newStaging(l *lane, config launch.Config) (*staging, error) {
-	s := &staging{slotBytes: config.SlotBytes}
-	servers := l.spec.Servers
-	perServer := (config.Slots + len(servers) - 1) / len(servers)
-	for i, server := range servers {
-		g, err := s.place(l, server, uint64(perServer)*config.SlotBytes)
+// inHost makes a region in each direction in the host's memory.
+func (l *lane) inHost(z size, limit uint64) (out, in *region, err error) {
+	r, bytes := l.relay, 2*uint64(z.slots)*z.slotBytes
+	if have := r.bounced.Add(bytes); have > limit {
+		r.bounced.Add(-bytes)
+		return nil, nil, fmt.Errorf("%s more of it would be %s for this relay's lanes, whose limit is %s (staging.bounce_limit in config.toml)",
+			humanize.IBytes(bytes), humanize.IBytes(have), humanize.IBytes(limit))
+	}
+	defer func() {
 		if err != nil {
-			return nil, errors.Join(wire.Errorf(wire.StatusNoStaging,
-				"staging on server GPU %s (%s): %d slots of %s: %v; lower relay.slots or relay.slot_size in config.toml",
-				server.UUID, server.BusID, perServer, humanize.IBytes(config.SlotBytes), err), s.close())
+			r.bounced.Add(-bytes)
 		}
-		g.number = uint32(i)
-		s.regions = append(s.regions, g)
-	}
-	// Neighbours in the list lie on different servers.
-	for i := range perServer {
-		for _, g := range s.regions {
-			s.free = append(s.free, &slot{g, uint64(i) * config.SlotBytes})
+	}()
+	one := func() (*region, error) {
+		g := &region{slots: z.slots, slotBytes: z.slotBytes, kind: wire.MemoryHost}
+		var err error
+		if g.memory, err = device.CreateHost("peerlane-slots", bytes/2); err != nil {
+			return nil, err
 		}
+		if err = g.memory.Pin(l.device); err == nil {
+			g.fd, err = g.memory.Export()
+		}
+		if err != nil {
+			return nil, errors.Join(err, g.memory.Close())
+		}
+		return g, nil
 	}
-	return s, nil
+	if out, err = one(); err != nil {
+		return nil, nil, err
+	}
+	if in, err = one(); err != nil {
+		return nil, nil, errors.Join(err, out.close())
+	}
+	return out, in, nil
 }
 
-func (s *staging) place(l *lane, server launch.GPU, bytes uint64) (*region, error) {
+// serve makes a region in each direction on a server GPU.
+func (l *lane) serve(server launch.GPU, z size, admission bool) (out, in *region, err error) {
 	d := l.device.Driver
 	ordinal, err := d.DeviceByPCIBusID(server.BusID)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	uuid, err := d.DeviceUUID(ordinal)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	id, err := wire.ParseGPU(uuid)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if server.UUID != "" && server.UUID != uuid {
-		return nil, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi generate again", server.BusID, uuid, server.UUID)
+		return nil, nil, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi generate again", server.BusID, uuid, server.UUID)
 	}
-	g := &region{server: id}
-	err = l.device.On(func() error {
+	if admission {
+		var memory, granule uint64
+		if memory, err = d.DeviceTotalMem(ordinal); err != nil {
+			return nil, nil, err
+		}
+		if granule, err = d.MemGranularity(ordinal); err != nil {
+			return nil, nil, err
+		}
+		bytes := 2 * ((uint64(z.slots)*z.slotBytes + granule - 1) / granule * granule) // as device.Create rounds
+		if err = l.relay.claims.take(server.BusID, bytes, memory); err != nil {
+			return nil, nil, err
+		}
+		defer func() {
+			if err != nil {
+				l.relay.claims.giveBack(server.BusID, bytes, memory)
+			}
+		}()
+	}
+	if out, err = l.region(ordinal, z); err != nil {
+		return nil, nil, err
+	}
+	if in, err = l.region(ordinal, z); err != nil {
+		return nil, nil, errors.Join(err, out.close())
+	}
+	out.gpu, out.server, in.gpu, in.server = server, id, server, id
+	return out, in, nil
+}
+
+func (l *lane) region(on cuda.Device, z size) (*region, error) {
+	g := &region{slots: z.slots, slotBytes: z.slotBytes}
+	err := l.device.On(func() error {
 		var err error
-		g.memory, err = device.Create(d, ordinal, bytes, cuda.Access{Device: l.device.Ordinal, Write: true})
+		g.memory, err = device.Create(l.device.Driver, on, uint64(z.slots)*z.slotBytes, cuda.Access{Device: l.device.Ordinal, Write: true})
 		return err
 	})
 	if err != nil {
@@ -216,18 +425,61 @@ func (s *staging) place(l *lane, server launch.GPU, bytes uint64) (*region, erro
 	return g, nil
 }
 
-func (s *staging) close() error {
-	var err error
-	for _, g := range s.regions {
-		err = errors.Join(err, g.memory.Close(), unix.Close(g.fd))
+// staging is a lane's slots in one direction, striped over its server GPUs.
+type staging struct {
+	regions []*region
+	free    []*slot
+	waiting []wanted
+}
+
+// wanted is somebody who waits for a slot.
+type wanted struct {
+	by    *connection
+	since time.Duration // of the loop's clock
+	take  func(*slot) bool
+}
+
+// region is the staging memory on one server GPU, or in the host's memory, as
+// slots.
+type region struct {
+	number    uint32
+	kind      uint32 // wire.Memory*
+	gpu       launch.GPU
+	server    wire.UUID // zero in the host's memory
+	memory    *device.Memory
+	slots     int
+	slotBytes uint64
+	fd        int    // export, for NICs
+	in, out   uint64 // bytes that entered and left, as this relay knows
+}
+
+func (g *region) close() error { return errors.Join(g.memory.Close(), unix.Close(g.fd)) }
+
+type slot struct {
+	region *region
+	offset uint64
+}
+
+func (s *slot) place() device.Place { return s.region.memory.At(s.offset) }
+
+// fill makes the slots of the regions. Neighbours in the list lie on different
+// servers.
+func (s *staging) fill() {
+	for i, some := 0, true; some; i++ {
+		some = false
+		for _, g := range s.regions {
+			if i < g.slots {
+				s.free = append(s.free, &slot{g, uint64(i) * g.slotBytes})
+				some = true
+			}
+		}
 	}
-	return err
 }
 
 // acquire gives a slot to f now or when one is free, first come first served.
 // f reports false when it does not want the slot any more.
-func (s *staging) acquire(f func(*slot) bool) {
-	s.waiting = append(s.waiting, f)
+func (s *staging) acquire(by *connection, f func(*slot) bool) {
+	s.waiting = append(s.waiting, wanted{by, by.session.relay.loop.Now(), f})
 	s.hand()
 }
 
@@ -238,11 +490,14 @@ func (s *staging) release(free *slot) {
 
 func (s *staging) hand() {
 	for len(s.free) > 0 && len(s.waiting) > 0 {
-		f := s.waiting[0]
+		first := s.waiting[0]
 		s.waiting = s.waiting[1:]
 		next := s.free[0]
 		s.free = s.free[1:]
-		if !f(next) {
+		if now := first.by.session.relay.loop.Now(); now > first.since {
+			first.by.stalled(noSlot, first.since)
+		}
+		if !first.take(next) {
 			s.free = append([]*slot{next}, s.free...)
 		}
 	}

@@ -148,22 +148,18 @@ func agree(ours, theirs uint32) (uint32, error) {
 }
 
 // greetPeer answers another relay that wants to send to a listener here.
-func (r *Relay) greetPeer(conn packet.Conn) {
-	defer conn.Close()
-	if err := r.welcomePeer(conn); err != nil {
-		logrus.WithError(err).Warn("a sender was refused")
+func (r *Relay) greetPeer(conn packet.Conn, silent *greetings) {
+	defer silent.from.HangUp(conn)
+	if err := r.welcomePeer(conn, silent); err != nil {
+		r.grumble.warn(logrus.NewEntry(logrus.StandardLogger()), err, "a sender was refused")
 		if sent := conn.Send(wire.NewFailure(err), 1); sent != nil {
 			logrus.WithError(sent).Debug("the refusal could not be sent")
 		}
 	}
 }
 
-func (r *Relay) welcomePeer(conn packet.Conn) error {
-	if err := conn.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
-		return err
-	}
-	m, _, fds, err := conn.Receive()
-	packet.CloseAll(fds)
+func (r *Relay) welcomePeer(conn packet.Conn, silent *greetings) error {
+	m, err := silent.receive(conn)
 	if err != nil {
 		return err
 	}
@@ -182,7 +178,9 @@ func (r *Relay) welcomePeer(conn packet.Conn) error {
 	var l *listener
 	var route uint32
 	if !r.loop.Call(func() {
-		l = r.listeners[hello.Token]
+		if l = r.listeners[hello.Token]; l == nil {
+			r.counters.badHandles++
+		}
 		route = routeNumber(r.config.Route)
 	}) {
 		return errEnding
@@ -223,12 +221,12 @@ func (r *Relay) welcomePeer(conn packet.Conn) error {
 		logrus.WithError(err).Debug("a sender left during its handshake")
 		return nil
 	}
-	r.loop.Do(func() { l.connect(c, fd, ours) })
+	r.loop.Do(func() { l.connect(c, fd, ours, hello.Shares == 1) })
 	return nil
 }
 
 // connect makes the receiver of a sender whose handshake is done.
-func (l *listener) connect(c *connection, fd, immediates int) {
+func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 	s := l.session
 	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.down != nil })
 	receiver := newReceiver(c)
@@ -236,6 +234,10 @@ func (l *listener) connect(c *connection, fd, immediates int) {
 	err := c.open(fd)
 	if err != nil {
 		unix.Close(fd)
+	} else if shares {
+		if missing := c.port.Share(); missing != nil {
+			s.log.WithError(missing).Warn("no memory is shared with the other relay; the socket does alone")
+		}
 	}
 	if err == nil && immediates >= 0 {
 		receiver.immediates, err = loop.Receive(s.relay.loop, immediates, receiver.immediate, receiver.immediatesEnded)
@@ -250,18 +252,30 @@ func (l *listener) connect(c *connection, fd, immediates int) {
 		s.log.WithError(err).Error("a sender could not be watched")
 		return
 	}
+	over := s.relay.reserve(ofConnection)
+	c.counted = over == nil
 	if s.ended == nil || s.relay.sessions[s.id] == s {
 		s.connections[c.number] = c
 	}
+	var limit *wire.Error
 	switch {
 	case s.ended != nil:
 		c.shutdown(s.ended)
+		if s.relay.sessions[s.id] != s { // nobody settles for it any more
+			c.port.Leave()
+			c.side.free()
+			if c.counted {
+				s.relay.giveBack(ofConnection)
+			}
+		}
+	case errors.As(over, &limit):
+		c.shutdown(limit)
 	case s.listeners[l.number] != l || len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted:
 		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))
 	default:
 		if c.route == wire.RouteStaged {
 			for _, g := range c.lane.in.regions {
-				c.port.Send(&wire.PeerRegion{Region: g.number, Bytes: g.memory.Bytes, GPU: g.server}, 0, g.fd)
+				c.port.Send(&wire.PeerRegion{Region: g.number, Kind: g.kind, Bytes: g.memory.Bytes, GPU: g.server}, 0, g.fd)
 			}
 		}
 		l.ready = append(l.ready, receiver)
@@ -275,7 +289,11 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%d connections are open, which is the limit", len(s.connections)))
 		return
 	}
-	c := &connection{session: s, number: s.number()}
+	if err := s.relay.reserve(ofConnection); err != nil {
+		s.answer(sequence, err)
+		return
+	}
+	c := &connection{session: s, number: s.number(), counted: true}
 	var link transport.Link
 	fd := -1
 	s.block(sequence, func() (err error) {
@@ -283,16 +301,19 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 		return err
 	}, func(err error) {
 		if err != nil {
+			s.relay.giveBack(ofConnection)
 			s.answer(sequence, err)
 			return
 		}
 		newSender(c, link)
 		if err = c.open(fd); err != nil {
+			s.relay.giveBack(ofConnection)
 			link.Close()
 			unix.Close(fd)
 			s.answer(sequence, err)
 			return
 		}
+		c.port.TakeShared()
 		s.connections[c.number] = c
 		if s.ended != nil {
 			c.shutdown(s.ended) // so that the other side hears of the cause
@@ -331,10 +352,10 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (transport.Link, int, error
 	if err != nil {
 		return nil, -1, wire.Errorf(wire.StatusUnreachable, "the relay of the other container: %v", err)
 	}
-	defer conn.Close()
+	defer packet.Relays.HangUp(conn)
 	hello := &wire.PeerHello{
 		Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
-		Token: handle.Token, GPU: m.GPU, Route: routeNumber(config.Route),
+		Token: handle.Token, GPU: m.GPU, Route: routeNumber(config.Route), Shares: 1,
 	}
 	wire.SetText(hello.Name[:], r.name())
 	answer, fds, err := conn.Exchange(hello, 2*handshakeTime)
@@ -378,13 +399,13 @@ func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.
 	if err := c.lane.openStaging(); err != nil {
 		return nil, err
 	}
-	nics := c.lane.spec.NICs
+	var nics []string
+	var turn int
+	if !r.loop.Call(func() { nics, turn = c.lane.nics, c.lane.turn; c.lane.turn++ }) {
+		return nil, errEnding
+	}
 	if len(nics) == 0 {
 		return nil, wire.Errorf(wire.StatusUnreachable, "the lane of GPU %s has no NIC", c.lane.spec.GPU.BusID)
-	}
-	var turn int
-	if !r.loop.Call(func() { turn = c.lane.turn; c.lane.turn++ }) {
-		return nil, errEnding
 	}
 	nic := filepath.Join(config.NICs, nics[turn%len(nics)]+".sock")
 	link, err := loop.Dial(r.loop, nic, fds[0], func(err error) {
@@ -393,13 +414,13 @@ func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.
 		if c.port != nil {
 			c.shutdown(wire.Errorf(wire.StatusOf(err), "%s: %v", r.name(), err))
 		}
-	})
+	}, func(waited time.Duration) { c.stalled(pacing, r.loop.Now()-waited) })
 	if err != nil {
 		return nil, err
 	}
 	if !r.loop.Call(func() {
 		for _, g := range c.lane.out.regions {
-			link.AddSource(g.number, g.fd, g.memory.Bytes)
+			link.AddSource(g.number, g.kind, g.fd, g.memory.Bytes)
 		}
 	}) {
 		return nil, errEnding

@@ -1,66 +1,167 @@
 package relay
 
 import (
+	"errors"
 	"os"
 
+	"github.com/dustin/go-humanize"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay/device"
-	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// memory is what a client has exported. It stays mapped, and so pins the
-// client's GPU memory, until it is retired and nothing uses it.
+// memory is what a client has exported, or host memory that was made for it. It
+// stays mapped, and so pins the client's GPU memory, until it is retired and nothing
+// uses it.
 type memory struct {
 	session *session
 	number  uint32
+	kind    uint32 // wire.Memory*
 	lane    *lane
 	mapped  *device.Memory
-	fd      int    // for relays that write into it
-	offset  uint64 // of the exported range in the allocation
+	parts   []device.Part // for relays that write into it
+	offset  uint64        // of the exported range in the mapping
 	length  uint64
 	access  uint32
 	users   int
+	takes   use // of the relay's limits
 	retired bool
+	// gone is called when it has been freed; nil where nobody waits for that.
+	gone func()
 	// known are the receivers whose peers have been told of this memory.
 	known map[*receiver]bool
 }
 
-func (m *memory) ptr(offset uint64) cuda.Ptr { return m.mapped.Ptr + cuda.Ptr(m.offset+offset) }
+func (m *memory) place(offset uint64) device.Place { return m.mapped.At(m.offset + offset) }
+
+// part is an allocation of an export that is still to come.
+type part struct {
+	device.Part
+	offset uint64
+}
+
+// ofPart is what an allocation takes beside the first of a memory.
+var ofPart = use{descriptors: 1}
+
+// exportPart keeps an allocation for the export that will come. What is wrong is
+// said then.
+func (s *session) exportPart(m *wire.ExportPart, fds []int) {
+	err := s.refusedParts
+	switch {
+	case err != nil:
+	case len(fds) == 0 && s.port.Hanging():
+		err = errHanging
+	case len(fds) != 1:
+		err = wire.Errorf(wire.StatusMalformed, "an allocation with %d descriptors; it takes one", len(fds))
+	case len(s.parts) >= wire.MaxParts:
+		err = wire.Errorf(wire.StatusLimit, "an export of more than %d allocations, which is the limit; export a shorter range, or several", wire.MaxParts)
+	default:
+		err = s.relay.reserve(ofPart)
+	}
+	if err != nil {
+		s.port.CloseAll(fds)
+		s.dropParts()
+		s.refusedParts = err
+		return
+	}
+	s.parts = append(s.parts, part{device.Part{FD: fds[0], Bytes: m.Bytes}, m.Offset})
+}
+
+// dropParts forgets the allocations of an export that does not come.
+func (s *session) dropParts() {
+	s.closeParts(s.parts)
+	s.parts, s.refusedParts = nil, nil
+}
+
+func (s *session) closeParts(parts []part) {
+	var fds []int
+	for _, p := range parts {
+		fds = append(fds, p.FD)
+		s.relay.giveBack(ofPart)
+	}
+	s.port.CloseAll(fds)
+}
+
+// sideBySide says why allocations are not one range of so many bytes.
+func sideBySide(parts []part, bytes uint64) error {
+	var sum uint64
+	for i, p := range parts {
+		switch {
+		case p.offset < sum:
+			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d begins at byte %d of the range, and overlaps what is before it, which ends at %d", i+1, len(parts), p.offset, sum)
+		case p.offset > sum:
+			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d begins at byte %d of the range, which leaves a hole behind byte %d", i+1, len(parts), p.offset, sum)
+		case p.Bytes == 0 || p.Bytes > bytes-sum:
+			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d has %d bytes, in a range of %d of which %d are taken", i+1, len(parts), p.Bytes, bytes, sum)
+		}
+		sum += p.Bytes
+	}
+	if sum != bytes {
+		return wire.Errorf(wire.StatusOutOfRange, "%d allocations have %d bytes together, in a range of %d", len(parts), sum, bytes)
+	}
+	return nil
+}
+
+var errHanging = wire.Errorf(wire.StatusLimit, "no descriptor is taken for now: files that came before this one hang when they are closed, as those of a FUSE file system can")
 
 func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
+	var err error
+	var parts []part
+	switch {
+	case m.Parts > 0:
+		parts, err = s.parts, s.refusedParts
+		s.parts, s.refusedParts = nil, nil
+		if err == nil && (len(fds) != 0 || uint32(len(parts)) != m.Parts) {
+			err = wire.Errorf(wire.StatusMalformed, "an export of %d allocations, of which %d came before it, with %d descriptors of its own", m.Parts, len(parts), len(fds))
+		}
+	case len(fds) == 0 && s.port.Hanging():
+		err = errHanging
+	case len(fds) != 1:
+		err = wire.Errorf(wire.StatusMalformed, "an export with %d descriptors; it takes one", len(fds))
+	default:
+		if err = s.relay.reserve(ofPart); err == nil {
+			parts, fds = []part{{device.Part{FD: fds[0], Bytes: m.Bytes}, 0}}, nil
+		}
+	}
+	s.port.CloseAll(fds)
 	refuse := func(err error) {
-		packet.CloseAll(fds)
+		s.closeParts(parts)
 		s.answer(sequence, err)
 	}
-	const access = wire.AccessSend | wire.AccessReceive
-	switch {
-	case len(fds) != 1:
-		refuse(wire.Errorf(wire.StatusMalformed, "an export with %d descriptors; it takes one", len(fds)))
-		return
-	case len(s.memories) >= wire.MaxMemories:
-		refuse(wire.Errorf(wire.StatusLimit, "%d memories are exported, which is the limit", len(s.memories)))
-		return
-	case m.Access == 0 || m.Access&^access != 0:
-		refuse(wire.Errorf(wire.StatusMalformed, "an export for access %#x", m.Access))
-		return
-	case m.Length == 0 || m.Offset > m.Bytes || m.Length > m.Bytes-m.Offset:
-		refuse(wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length, m.Offset, m.Bytes))
+	if err == nil {
+		err = sideBySide(parts, m.Bytes)
+	}
+	if err == nil && (m.Length == 0 || m.Offset > m.Bytes || m.Length > m.Bytes-m.Offset) {
+		err = wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length, m.Offset, m.Bytes)
+	}
+	one := use{memories: 1}
+	if err == nil {
+		err = s.another(m.Access, one)
+	}
+	if err != nil {
+		refuse(err)
 		return
 	}
 	memory := &memory{
-		session: s, number: s.number(), fd: fds[0],
-		offset: m.Offset, length: m.Length, access: m.Access, known: map[*receiver]bool{},
+		session: s, number: s.number(), offset: m.Offset, length: m.Length, access: m.Access,
+		takes: use{memories: 1, descriptors: len(parts)}, known: map[*receiver]bool{},
 	}
-	s.block(sequence, func() error { return memory.open(m.GPU, m.Bytes) }, func(err error) {
+	if len(parts) > 1 {
+		memory.kind = wire.MemoryParts
+	}
+	for _, p := range parts {
+		memory.parts = append(memory.parts, p.Part)
+	}
+	s.block(sequence, func() error { return memory.open(m.GPU) }, func(err error) {
 		if err == nil && s.ended != nil {
 			memory.free()
 			return
 		}
 		if err != nil {
+			s.relay.giveBack(one)
 			refuse(err)
 			return
 		}
@@ -69,8 +170,8 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	})
 }
 
-// open checks the descriptor and maps the memory.
-func (m *memory) open(gpu wire.UUID, bytes uint64) error {
+// open checks the descriptors and maps the memory.
+func (m *memory) open(gpu wire.UUID) error {
 	r := m.session.relay
 	lane, err := r.laneOf(gpu)
 	if err != nil {
@@ -80,14 +181,30 @@ func (m *memory) open(gpu wire.UUID, bytes uint64) error {
 		return err
 	}
 	d := lane.device.Driver
-	if err := checkForeign(m.fd, d.Simulated()); err != nil {
-		return err
+	for _, p := range m.parts {
+		if err := checkForeign(p.FD, d.Simulated()); err != nil {
+			return err
+		}
+	}
+	if len(m.parts) > 1 {
+		granule, err := d.MemGranularity(lane.device.Ordinal)
+		if err != nil {
+			return err
+		}
+		for i, p := range m.parts {
+			if p.Bytes%granule != 0 {
+				return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d has %d bytes; on %s it has to be a multiple of %d", i+1, len(m.parts), p.Bytes, gpu.GPU(), granule)
+			}
+		}
 	}
 	err = lane.device.On(func() error {
 		var err error
-		m.mapped, err = device.Import(d, m.fd, bytes, cuda.Access{Device: lane.device.Ordinal, Write: true})
+		m.mapped, err = device.ImportParts(d, m.parts, cuda.Access{Device: lane.device.Ordinal, Write: true})
 		return err
 	})
+	if errors.Is(err, device.ErrSeveralDevices) {
+		return wire.Errorf(wire.StatusWrongGPU, "%v", err)
+	}
 	if err != nil {
 		return wire.Errorf(wire.StatusBadDescriptor, "%v; export a CUDA VMM allocation (cuMemCreate with a POSIX file descriptor handle) of exactly this size", err)
 	}
@@ -133,13 +250,152 @@ func checkForeign(fd int, simulated bool) error {
 	return nil
 }
 
-func (s *session) unexport(number uint32) error {
+// exportIPC takes memory of cudaMalloc. Its handle is no proof that it is the
+// client's, and what becomes of copies when the client frees it is undefined: hence
+// only where the configuration says so, and never for another relay.
+func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
+	const instead = "allocate it by cuMemCreate (in PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or use host memory"
+	if !s.relay.config.CUDAIPC {
+		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted, `memory of cudaMalloc is not taken by its IPC handle, because relay.cuda_ipc in config.toml does not say "allow"; %s`, instead))
+		return
+	}
+	takes := use{memories: 1}
+	if err := s.another(m.Access, takes); err != nil {
+		s.answer(sequence, err)
+		return
+	}
+	memory := &memory{
+		session: s, number: s.number(), kind: wire.MemoryIPC, offset: m.Offset, length: m.Length, access: m.Access,
+		takes: takes, known: map[*receiver]bool{},
+	}
+	s.block(sequence, func() error {
+		lane, err := s.relay.laneOf(m.GPU)
+		if err == nil {
+			err = lane.open()
+		}
+		if err != nil {
+			return err
+		}
+		if memory.mapped, err = lane.device.OpenIPC(m.Handle); err != nil {
+			return wire.Errorf(wire.StatusBadDescriptor, "the driver does not open this memory of cudaMalloc for the relay (%v); %s", err, instead)
+		}
+		switch mapped := memory.mapped; {
+		case mapped.On != lane.device.Ordinal:
+			err = wire.Errorf(wire.StatusWrongGPU, "the memory is not on %s, whose lane it was exported for", m.GPU.GPU())
+		case m.Length == 0 || m.Offset > mapped.Bytes || m.Length > mapped.Bytes-m.Offset:
+			err = wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length, m.Offset, mapped.Bytes)
+		default:
+			memory.lane = lane
+			return nil
+		}
+		if closed := memory.mapped.Close(); closed != nil {
+			logrus.WithError(closed).Warn("unmapping refused memory")
+		}
+		return err
+	}, func(err error) {
+		if err == nil && s.ended != nil {
+			memory.free()
+			return
+		}
+		if err != nil {
+			s.relay.giveBack(takes)
+			s.answer(sequence, err)
+			return
+		}
+		s.memories[memory.number] = memory
+		s.reply(&wire.Exported{Memory: memory.number}, sequence)
+	})
+}
+
+// another counts a memory more, or says why there can be none.
+func (s *session) another(access uint32, takes use) error {
+	const all = wire.AccessSend | wire.AccessReceive
+	switch {
+	case len(s.memories) >= wire.MaxMemories:
+		return wire.Errorf(wire.StatusLimit, "%d memories are exported, which is the limit", len(s.memories))
+	case access == 0 || access&^all != 0:
+		return wire.Errorf(wire.StatusMalformed, "memory for access %#x", access)
+	}
+	return s.relay.reserve(takes)
+}
+
+// hostMemory makes host memory for the client. The relay makes it, because pages of
+// a stranger's can be taken away or made to hang.
+func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
+	if limit := s.relay.limits.ClientHostMemory; m.Bytes > limit || s.host > limit-m.Bytes {
+		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%s of host memory are asked for, and this process has %s, whose limit is %s (relay.limits.client_host_memory in config.toml)",
+			humanize.IBytes(m.Bytes), humanize.IBytes(s.host), humanize.IBytes(limit)))
+		return
+	}
+	if m.Bytes == 0 {
+		s.answer(sequence, wire.Errorf(wire.StatusOutOfRange, "host memory of no bytes"))
+		return
+	}
+	page := uint64(os.Getpagesize())
+	takes := use{memories: 1, descriptors: 2, host: (m.Bytes + page - 1) / page * page}
+	if err := s.another(m.Access, takes); err != nil {
+		s.answer(sequence, err)
+		return
+	}
+	memory := &memory{
+		session: s, number: s.number(), kind: wire.MemoryHost,
+		length: m.Bytes, access: m.Access, takes: takes, known: map[*receiver]bool{},
+	}
+	s.host += takes.host
+	s.block(sequence, func() error { return memory.make(m.GPU) }, func(err error) {
+		if err == nil && s.ended != nil {
+			memory.free()
+			return
+		}
+		if err != nil {
+			s.host -= takes.host
+			s.relay.giveBack(takes)
+			s.answer(sequence, err)
+			return
+		}
+		s.memories[memory.number] = memory
+		s.reply(&wire.HostMemoryMade{Memory: memory.number, Bytes: memory.mapped.Bytes}, sequence, memory.parts[0].FD)
+	})
+}
+
+// make makes host memory, with a context on the lane's GPU.
+func (m *memory) make(gpu wire.UUID) error {
+	lane, err := m.session.relay.laneOf(gpu)
+	if err != nil {
+		return err
+	}
+	if err := lane.open(); err != nil {
+		return err
+	}
+	if m.mapped, err = device.CreateHost("peerlane-host", m.length); err != nil {
+		return err
+	}
+	var fd int
+	if err = m.mapped.Pin(lane.device); err == nil {
+		fd, err = m.mapped.Export()
+	}
+	if err != nil {
+		return errors.Join(err, m.mapped.Close())
+	}
+	m.lane, m.parts = lane, []device.Part{{FD: fd, Bytes: m.mapped.Bytes}}
+	return nil
+}
+
+// unexport answers when the memory is gone, or at once where something is under
+// way on it.
+func (s *session) unexport(number, sequence uint32) {
 	m := s.memories[number]
 	if m == nil || m.retired {
-		return wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", number)
+		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", number))
+		return
 	}
+	if m.users > 0 {
+		m.retire()
+		s.answer(sequence, nil)
+		return
+	}
+	m.gone = func() { s.answer(sequence, nil) }
 	m.retire()
-	return nil
 }
 
 // retire lets no new operation use the memory.
@@ -166,8 +422,30 @@ func (m *memory) settle() {
 }
 
 func (m *memory) free() {
-	unix.Close(m.fd)
-	if err := m.mapped.Close(); err != nil {
-		logrus.WithError(err).Warn("unmapping a client's memory failed; it stays pinned until this relay ends")
+	free := func() {
+		for _, p := range m.parts {
+			unix.Close(p.FD)
+		}
+		if err := m.mapped.Close(); err != nil {
+			logrus.WithError(err).Warn("unmapping a client's memory failed; it stays pinned until this relay ends")
+		}
 	}
+	s := m.session
+	after := func() {
+		s.relay.giveBack(m.takes)
+		s.host -= m.takes.host
+		if m.gone != nil {
+			m.gone()
+		}
+	}
+	if m.kind != wire.MemoryHost {
+		free()
+		after()
+		return
+	}
+	// To free a GiB of pages takes a tenth of a second, and they count until then.
+	go func() {
+		free()
+		s.relay.loop.Do(after)
+	}()
 }

@@ -37,7 +37,8 @@ type arrival struct {
 type grant struct {
 	arrival      *arrival
 	part, length uint64
-	slot         *slot // route staged
+	slot         *slot  // route staged
+	filled       uint64 // of the slot, as the NIC says
 }
 
 func newReceiver(c *connection) *receiver {
@@ -138,7 +139,15 @@ func (r *receiver) grantMemory(a *arrival) {
 	m := a.op.memory
 	if !m.known[r] {
 		m.known[r] = true
-		r.port.Send(&wire.PeerRegion{Region: m.number, Bytes: m.mapped.Bytes}, 0, m.fd)
+		region := &wire.PeerRegion{Region: m.number, Kind: m.kind, Bytes: m.mapped.Bytes}
+		if m.kind == wire.MemoryParts {
+			for _, p := range m.parts {
+				r.port.Send(&wire.PeerRegionPart{Region: m.number, Bytes: p.Bytes}, 0, p.FD)
+			}
+			r.port.Send(region, 0)
+		} else {
+			r.port.Send(region, 0, m.parts[0].FD)
+		}
 	}
 	// Until the sender says that it is done, or is gone, it may write.
 	a.op.underWay++
@@ -148,11 +157,11 @@ func (r *receiver) grantMemory(a *arrival) {
 // grantSlots grants one slot after the other, in turn with other messages.
 func (r *receiver) grantSlots(a *arrival) {
 	in := r.lane.in
-	in.acquire(func(slot *slot) bool {
+	in.acquire(r.connection, func(slot *slot) bool {
 		if r.down != nil {
 			return false
 		}
-		length := min(in.slotBytes, a.length-a.granted)
+		length := min(slot.region.slotBytes, a.length-a.granted)
 		r.grant(&grant{arrival: a, part: a.granted, length: length, slot: slot}, slot.region.number, slot.offset)
 		a.granted += length
 		if a.granted < a.length {
@@ -184,13 +193,18 @@ func (r *receiver) written(number uint64) error {
 	return nil
 }
 
-// immediate says that the NIC has filled a slot.
+// immediate says that the NIC has written so much of a grant: all of it, unless
+// the sender's slots are smaller than ours.
 func (r *receiver) immediate(number, length uint64) {
 	g := r.grants[number]
-	if g == nil || g.slot == nil || g.length != length {
+	if g == nil || g.slot == nil || length == 0 || length > g.length-g.filled {
 		r.shutdown(wire.Errorf(wire.StatusMalformed, "the NIC of %s filled grant %d with %d bytes, which was not granted", r.peer, number, length))
 		return
 	}
+	if g.filled += length; g.filled < g.length {
+		return
+	}
+	length = g.length
 	delete(r.grants, number)
 	if r.down != nil {
 		r.lane.in.release(g.slot)
@@ -200,7 +214,7 @@ func (r *receiver) immediate(number, length uint64) {
 	g.slot.region.in += length
 	op := g.arrival.op
 	op.underWay++
-	r.lane.pull.Copy(op.memory.ptr(op.offset+g.part), g.slot.ptr(), length, func(err error) {
+	r.lane.pull.Move(op.memory.place(op.offset+g.part), g.slot.place(), length, func(err error) {
 		if err == nil {
 			g.slot.region.out += length
 			r.session.relay.counters.staged += length

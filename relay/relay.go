@@ -35,9 +35,6 @@ import (
 // message after a connect, and the answer of another relay.
 const handshakeTime = 5 * time.Second
 
-// maxSessions bounds the client processes of one container.
-const maxSessions = 256
-
 // Relay serves one container.
 type Relay struct {
 	loop    *poll.Loop
@@ -56,14 +53,20 @@ type Relay struct {
 	listeners   map[wire.UUID]*listener // by token
 	dying       *wire.Error
 	counters    counters
+	limits      launch.Limits
+	used        use
 
+	claims     claims
+	bounced    atomic.Uint64 // bytes of host memory that lanes stage in
+	grumble    grumble
 	driverLock sync.Mutex
 	driver     *cuda.Driver
 }
 
-// counters are the relay's own, in bytes.
+// counters are the relay's own, in bytes but for the last.
 type counters struct {
 	sent, received, direct, staged uint64
+	badHandles                     uint64 // senders that had no listener's handle
 }
 
 // New makes a relay that serves on the listeners. It ends when the process
@@ -81,6 +84,7 @@ func New(clients, peers *net.UnixListener, init int) (*Relay, error) {
 		loop: l, clients: clients, peers: peers, init: init, host: host,
 		sessions:  map[uint64]*session{},
 		listeners: map[wire.UUID]*listener{},
+		claims:    claims{held: map[string]uint64{}},
 	}
 	if init >= 0 {
 		if err := l.Watch(init, func(uint32) { r.end(r.containerEnded()) }); err != nil {
@@ -110,9 +114,10 @@ func (r *Relay) Configure(c launch.Config) error {
 	if err := c.Check(); err != nil {
 		return err
 	}
-	// The loop may not run yet: then nobody else touches the state.
+	// The loop may not run yet: then it runs this first.
 	r.loop.Do(func() {
 		r.config = c
+		r.limit(c.Limits)
 		r.container.Store(c.Container)
 		for _, spec := range c.Lanes {
 			known := false
@@ -120,7 +125,12 @@ func (r *Relay) Configure(c launch.Config) error {
 				known = known || l.spec.GPU.BusID == spec.GPU.BusID
 			}
 			if !known {
-				r.lanes = append(r.lanes, &lane{relay: r, spec: spec})
+				r.lanes = append(r.lanes, &lane{relay: r, spec: spec, ended: newDirections()})
+			}
+		}
+		if c.Reserve == launch.ReserveStart {
+			for _, l := range r.lanes {
+				go l.reserve()
 			}
 		}
 	})
@@ -130,8 +140,8 @@ func (r *Relay) Configure(c launch.Config) error {
 // Run serves until the container ends, Stop, or a CUDA error after which this
 // process cannot go on.
 func (r *Relay) Run() error {
-	go r.accept(r.clients, r.greetClient)
-	go r.accept(r.peers, r.greetPeer)
+	go r.accept(r.clients, &greetings{from: packet.Clients}, r.greetClient)
+	go r.accept(r.peers, &greetings{from: packet.Relays}, r.greetPeer)
 	r.loop.Run()
 	r.clients.Close()
 	r.peers.Close()
@@ -141,6 +151,8 @@ func (r *Relay) Run() error {
 		if l.device == nil {
 			continue
 		}
+		l.push.Wait()
+		l.pull.Wait()
 		if err := l.device.On(l.device.Driver.CtxSynchronize); err != nil {
 			logrus.WithError(err).Warn("waiting for the last copies")
 		}
@@ -220,8 +232,11 @@ func (r *Relay) failed(err error) {
 	}
 }
 
-func (r *Relay) accept(listener *net.UnixListener, greet func(packet.Conn)) {
+func (r *Relay) accept(listener *net.UnixListener, silent *greetings, greet func(packet.Conn, *greetings)) {
 	for {
+		for silent.from.Crowded() { // the backlog holds who comes
+			time.Sleep(10 * time.Millisecond)
+		}
 		conn, err := listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
 			return
@@ -229,11 +244,13 @@ func (r *Relay) accept(listener *net.UnixListener, greet func(packet.Conn)) {
 		if err != nil {
 			// No descriptor left, say. Others may close theirs; a listener that is
 			// given up serves nobody ever again.
-			logrus.WithError(err).Error("accepting a connection")
+			r.grumble.warn(logrus.NewEntry(logrus.StandardLogger()), err, "accepting a connection")
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
-		go greet(packet.Conn{UnixConn: conn})
+		greeted := packet.Conn{UnixConn: conn}
+		silent.begin(greeted)
+		go greet(greeted, silent)
 	}
 }
 

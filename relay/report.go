@@ -1,10 +1,12 @@
 package relay
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // Report is what the administrator is told of this relay; nil where it is
@@ -13,36 +15,88 @@ func (r *Relay) Report() *launch.Report {
 	report := &launch.Report{Clients: []launch.Client{}, Contexts: []string{}, Staging: []launch.Staging{}}
 	done := r.loop.Call(func() {
 		for _, s := range r.sessions {
-			c := launch.Client{PID: s.pid, Memories: len(s.memories), Connections: len(s.connections)}
+			c := launch.Client{PID: s.pid, Memories: len(s.memories), Connections: len(s.connections), HostMemory: s.host}
 			for _, m := range s.memories {
 				c.Bytes += m.length
+				if m.kind == wire.MemoryIPC {
+					c.IPCMemories++
+				}
 			}
 			report.Clients = append(report.Clients, c)
 		}
-		staged := map[string]uint64{}
+		staged := map[string]*launch.Staging{}
 		for _, l := range r.lanes {
 			if l.device != nil {
 				report.Contexts = append(report.Contexts, l.spec.GPU.BusID)
 			}
-			for _, s := range []*staging{l.out, l.in} {
-				if s == nil {
-					continue
+			for _, p := range l.placed {
+				key, one := p.gpu.BusID, launch.Staging{GPU: p.gpu.BusID}
+				if p.host { // which lanes do not share
+					key, one = "host "+l.spec.GPU.BusID, launch.Staging{Host: true, Lane: l.spec.GPU.BusID}
 				}
-				for i, g := range s.regions { // one a server, in their order
-					staged[l.spec.Servers[i].BusID] += g.memory.Bytes
+				s := staged[key]
+				if s == nil {
+					s = &one
+					staged[key] = s
+				}
+				s.Bytes += p.bytes
+				s.Wanted += p.wanted
+				if p.note != "" {
+					s.Note = strings.TrimPrefix(s.Note+"; "+p.note, "; ")
 				}
 			}
 		}
-		for gpu, bytes := range staged {
-			report.Staging = append(report.Staging, launch.Staging{GPU: gpu, Bytes: bytes})
+		for _, s := range staged {
+			report.Staging = append(report.Staging, *s)
 		}
 		c := r.counters
 		report.Sent, report.Received, report.Staged, report.Direct = c.sent, c.received, c.staged, c.direct
+		report.BadHandles, report.Limits = c.badHandles, r.limits
+		r.live(report)
+		report.Used = launch.Limits{
+			Clients: len(r.sessions), Memories: r.used.memories, Connections: r.used.connections, Descriptors: r.used.descriptors,
+			HostMemory: r.used.host,
+		}
 	})
 	if !done {
 		return nil
 	}
 	slices.SortFunc(report.Clients, func(a, b launch.Client) int { return a.PID - b.PID })
-	slices.SortFunc(report.Staging, func(a, b launch.Staging) int { return strings.Compare(a.GPU, b.GPU) })
+	if more := len(report.Clients) - toldClients; more > 0 {
+		report.Clients, report.MoreClients = report.Clients[:toldClients], more
+	}
+	slices.SortFunc(report.Staging, func(a, b launch.Staging) int { return strings.Compare(a.GPU+a.Lane, b.GPU+b.Lane) })
+	fit(report)
 	return report
+}
+
+// toldClients is how many clients a report shows at most: more have no room in any.
+const toldClients = 1024
+
+// fit leaves out of the figures what has no room in a datagram beside the rest, of
+// containers with very many GPUs or clients: connections first, then how long
+// operations took, then clients.
+func fit(report *launch.Report) {
+	const room = launch.MaxDatagram * 3 / 4
+	for {
+		text, err := json.Marshal(report)
+		if err != nil || len(text) <= room {
+			return // an error will be met again by whoever sends it
+		}
+		switch shown := len(report.Connections); {
+		case shown > 0:
+			report.Connections = report.Connections[:shown/2]
+			report.MoreConnections += shown - shown/2
+		case len(report.Lanes) > 0 && len(report.Lanes[0].Sent.Latency)+len(report.Lanes[0].Received.Latency) > 0:
+			for i := range report.Lanes {
+				report.Lanes[i].Sent.Latency, report.Lanes[i].Received.Latency = nil, nil
+			}
+		case len(report.Clients) > 0:
+			shown := len(report.Clients)
+			report.Clients = report.Clients[:shown/2]
+			report.MoreClients += shown - shown/2
+		default:
+			return
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -19,14 +20,18 @@ type sender struct {
 	active   map[uint64]*operation // announced, by number
 	targets  map[uint32]*target
 	underWay int // grants that are being filled
+	// parts are allocations of a region that is still to come.
+	parts   []device.Part
+	partsOf uint32
 }
 
 // target is memory of the receiver.
 type target struct {
-	bytes  uint64
-	ready  bool
-	grants []*wire.PeerGrant // that came before it was ready
-	writes int               // under way
+	bytes   uint64
+	foreign uint64 // of the host's memory, as counted
+	ready   bool
+	grants  []*wire.PeerGrant // that came before it was ready
+	granted int               // grants that are not used up yet
 }
 
 func newSender(c *connection, link transport.Link) *sender {
@@ -56,15 +61,18 @@ func (s *sender) message(m wire.Message, fds []int) error {
 		return nil // sent before the other side knew; the operations are over and may have let go of their memory
 	}
 	switch m := m.(type) {
+	case *wire.PeerRegionPart:
+		return s.addPart(m, fds)
 	case *wire.PeerRegion:
 		return s.addTarget(m, fds)
 	case *wire.PeerForget:
 		if t := s.targets[m.Region]; t != nil && t.ready {
-			if t.writes > 0 {
+			if t.granted > 0 {
 				return wire.Errorf(wire.StatusMalformed, "the relay of %s took region %d back under a write that it had granted", s.peer, m.Region)
 			}
 			delete(s.targets, m.Region)
 			s.link.RemoveTarget(m.Region)
+			s.session.relay.giveBack(use{foreign: t.foreign})
 		}
 		return nil
 	case *wire.PeerGrant:
@@ -75,25 +83,89 @@ func (s *sender) message(m wire.Message, fds []int) error {
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a sender", s.peer, m)
 }
 
-func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
-	if len(fds) != 1 || s.targets[m.Region] != nil {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d twice, or without its descriptor", s.peer, m.Region)
-	}
-	if len(s.targets) >= wire.MaxMemories {
-		return wire.Errorf(wire.StatusLimit, "the relay of %s sent %d regions, which is the limit", s.peer, len(s.targets))
+// addPart keeps an allocation for the region that will come.
+func (s *sender) addPart(m *wire.PeerRegionPart, fds []int) error {
+	switch {
+	case len(fds) != 1 || s.route != wire.RouteDirect || len(s.parts) > 0 && s.partsOf != m.Region:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent an allocation of region %d with %d descriptors", s.peer, m.Region, len(fds))
+	case len(s.parts) >= wire.MaxParts:
+		return wire.Errorf(wire.StatusLimit, "the relay of %s sent a region of more than %d allocations, which is the limit", s.peer, wire.MaxParts)
 	}
 	if err := checkForeign(fds[0], s.lane.device.Driver.Simulated()); err != nil {
 		return err
 	}
-	fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 3)
-	if err != nil {
+	if err := s.session.relay.reserve(ofPart); err != nil {
 		return err
 	}
+	fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		s.session.relay.giveBack(ofPart)
+		return err
+	}
+	s.parts, s.partsOf = append(s.parts, device.Part{FD: fd, Bytes: m.Bytes}), m.Region
+	return nil
+}
+
+// closeParts closes descriptors that addPart counted.
+func (s *sender) closeParts(parts []device.Part) {
+	for _, p := range parts {
+		unix.Close(p.FD)
+		s.session.relay.giveBack(ofPart)
+	}
+}
+
+func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
+	if (len(fds) == 1) == (m.Kind == wire.MemoryParts) || len(fds) > 1 || s.targets[m.Region] != nil {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d twice, or with %d descriptors", s.peer, m.Region, len(fds))
+	}
+	if len(s.targets) >= wire.MaxMemories {
+		return wire.Errorf(wire.StatusLimit, "the relay of %s sent %d regions, which is the limit", s.peer, len(s.targets))
+	}
 	t := &target{bytes: m.Bytes}
+	switch m.Kind {
+	case wire.MemoryGPU:
+		if err := checkForeign(fds[0], s.lane.device.Driver.Simulated()); err != nil {
+			return err
+		}
+	case wire.MemoryParts:
+		left, fit := m.Bytes, len(s.parts) > 0 && s.partsOf == m.Region
+		for _, p := range s.parts {
+			fit = fit && p.Bytes <= left
+			left -= p.Bytes
+		}
+		if !fit || left != 0 {
+			return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d of %d bytes, and its allocations have not as many", s.peer, m.Region, m.Bytes)
+		}
+	case wire.MemoryHost:
+		if err := device.CheckHost(fds[0], m.Bytes); err != nil {
+			return wire.Errorf(wire.StatusBadDescriptor, "the relay of %s: %v", s.peer, err)
+		}
+		if s.route == wire.RouteDirect {
+			// Not all of its pages need be there, and those that a write makes are ours.
+			if err := s.session.relay.reserve(use{foreign: m.Bytes}); err != nil {
+				return err
+			}
+			t.foreign = m.Bytes
+		}
+	default:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d of kind %d, which this version does not know", s.peer, m.Region, m.Kind)
+	}
+	var parts []device.Part
+	closeParts := func() { s.closeParts(parts) }
+	if m.Kind == wire.MemoryParts {
+		parts, s.parts = s.parts, nil
+	} else {
+		fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			s.session.relay.giveBack(use{foreign: t.foreign})
+			return err
+		}
+		parts, closeParts = []device.Part{{FD: fd, Bytes: m.Bytes}}, func() { unix.Close(fd) }
+	}
 	s.targets[m.Region] = t
 	s.underWay++ // the link must not be closed under the mapping
-	s.link.AddTarget(m.Region, fd, m.Bytes, func(err error) {
-		unix.Close(fd)
+	s.link.AddTarget(m.Region, m.Kind, parts, func(err error) {
+		closeParts()
 		s.underWay--
 		if err != nil {
 			// No matter for failed: the descriptor is a stranger's, and says nothing of
@@ -130,8 +202,11 @@ func (s *sender) granted(m *wire.PeerGrant) error {
 	case t == nil || m.Offset > t.bytes || m.Length > t.bytes-m.Offset:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted %d bytes at %d of region %d, which has not as many", s.peer, m.Length, m.Offset, m.Region)
 	}
-	s.granting++
+	if s.granting++; op.granted == 0 {
+		s.stalled(noGrant, op.began)
+	}
 	op.granted += m.Length
+	t.granted++
 	if !t.ready {
 		t.grants = append(t.grants, m)
 		return nil
@@ -141,23 +216,23 @@ func (s *sender) granted(m *wire.PeerGrant) error {
 }
 
 func (s *sender) fill(m *wire.PeerGrant, op *operation) {
-	if op == nil {
-		return // refused by the receiver meanwhile
-	}
-	if s.route == wire.RouteDirect {
-		s.direct(m, op)
-	} else {
-		s.staged(m, op)
+	t := s.targets[m.Region]
+	switch {
+	case op == nil: // refused by the receiver meanwhile
+		t.granted--
+	case s.route == wire.RouteDirect:
+		s.direct(m, op, t)
+	default:
+		s.stage(m, op, t, 0)
 	}
 }
 
-func (s *sender) direct(m *wire.PeerGrant, op *operation) {
-	r, t := s.session.relay, s.targets[m.Region]
+func (s *sender) direct(m *wire.PeerGrant, op *operation, t *target) {
+	r := s.session.relay
 	s.hold(op)
-	t.writes++
 	s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset},
-		transport.Source{Ptr: op.memory.ptr(op.offset + m.Part)}, m.Length, m.Grant, func(err error) {
-			t.writes--
+		transport.Source{Place: op.memory.place(op.offset + m.Part)}, m.Length, m.Grant, func(err error) {
+			t.granted--
 			if err != nil {
 				s.broken(err, fmt.Sprintf("copying to %s", s.peer))
 			} else {
@@ -172,33 +247,43 @@ func (s *sender) direct(m *wire.PeerGrant, op *operation) {
 		})
 }
 
-// staged fills a slot on a server GPU and lets the NIC write from there.
-func (s *sender) staged(m *wire.PeerGrant, op *operation) {
+// stage moves what a grant has room for, from one byte on, through slots on a server
+// GPU: it fills a slot, and lets the NIC write that. Where the receiver's slots are larger than ours the rest comes after it:
+// one write at a time has the grant's number.
+func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 	r, lane := s.session.relay, s.lane
-	lane.out.acquire(func(slot *slot) bool {
+	lane.out.acquire(s.connection, func(slot *slot) bool {
 		if s.down != nil || op.over {
+			t.granted--
 			return false
 		}
+		n := min(slot.region.slotBytes, m.Length-at)
 		s.hold(op)
-		lane.push.Copy(slot.ptr(), op.memory.ptr(op.offset+m.Part), m.Length, func(err error) {
+		lane.push.Move(slot.place(), op.memory.place(op.offset+m.Part+at), n, func(err error) {
 			if err != nil {
+				t.granted--
 				s.broken(err, "copying into a staging slot")
 				lane.out.release(slot)
 				s.unhold(op)
 				return
 			}
-			slot.region.in += m.Length
-			s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset},
-				transport.Source{Ptr: slot.ptr(), Region: slot.region.number, Offset: slot.offset}, m.Length, m.Grant, func(err error) {
+			slot.region.in += n
+			s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset + at},
+				transport.Source{Place: slot.place(), Region: slot.region.number, Offset: slot.offset}, n, m.Grant, func(err error) {
 					if err != nil {
 						s.broken(err, "sending from a staging slot")
 					} else {
-						slot.region.out += m.Length
-						r.counters.sent += m.Length
-						r.counters.staged += m.Length
-						op.moved += m.Length
+						slot.region.out += n
+						r.counters.sent += n
+						r.counters.staged += n
+						op.moved += n
 					}
 					lane.out.release(slot)
+					if err == nil && at+n < m.Length {
+						s.stage(m, op, t, at+n)
+					} else {
+						t.granted--
+					}
 					s.unhold(op)
 				})
 		})
@@ -273,4 +358,11 @@ func (s *sender) stop(why *wire.Error) {
 
 func (s *sender) drained() bool { return s.underWay == 0 }
 
-func (s *sender) free() { s.link.Close() }
+func (s *sender) free() {
+	s.link.Close()
+	s.closeParts(s.parts)
+	s.parts = nil
+	for _, t := range s.targets {
+		s.session.relay.giveBack(use{foreign: t.foreign})
+	}
+}

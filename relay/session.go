@@ -46,37 +46,42 @@ type session struct {
 	// waits are the connections whose next operation waits for a timeline.
 	waits map[*connection]bool
 
+	parts []part // of the export that will come
+	// refusedParts is why it will be refused.
+	refusedParts error
+	host         uint64 // bytes of host memory that were made for it
+	// fullSince is when the relay stopped for want of room for completions; 0 for
+	// never.
+	fullSince time.Duration
+
 	last     uint32 // number given out
 	blocking int
+	counted  bool // in the relay's use
 	ended    *wire.Error
 }
 
 // greetClient reads the first message of a client.
-func (r *Relay) greetClient(conn packet.Conn) {
-	defer conn.Close()
+func (r *Relay) greetClient(conn packet.Conn, silent *greetings) {
+	defer silent.from.HangUp(conn)
 	refuse := func(err error) {
-		logrus.WithError(err).Warn("a client was refused")
+		r.grumble.warn(logrus.NewEntry(logrus.StandardLogger()), err, "a client was refused")
 		if sent := conn.Send(wire.NewFailure(err), 1); sent != nil {
 			logrus.WithError(sent).Debug("the refusal could not be sent")
 		}
 	}
 	pid, pidfd, err := process(conn)
 	if err != nil {
+		silent.end(conn)
 		refuse(wire.Errorf(wire.StatusInternal, "the relay cannot watch its client: %v", err))
 		return
 	}
-	if err := conn.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
-		unix.Close(pidfd)
-		return // closed already
-	}
-	m, _, fds, err := conn.Receive()
-	packet.CloseAll(fds)
+	m, err := silent.receive(conn)
 	hello, ok := m.(*wire.Hello)
 	switch {
 	case errors.Is(err, io.EOF):
 		unix.Close(pidfd)
 		return // somebody looked whether the socket answers
-	case err == nil && (!ok || hello.Magic != wire.Magic || len(fds) > 0):
+	case err == nil && (!ok || hello.Magic != wire.Magic):
 		err = wire.Errorf(wire.StatusMalformed, "the first message is not Peerlane's hello; is this program a Peerlane client?")
 	}
 	var version uint32
@@ -171,12 +176,16 @@ func (s *session) begin(fd int, version uint32) {
 		s.free()
 		return
 	}
+	port.From(packet.Clients)
 	s.port = port
-	if len(r.sessions) >= maxSessions || r.dying != nil {
-		err = wire.Errorf(wire.StatusLimit, "the relay serves %d client processes already, which is its limit", len(r.sessions))
-		if r.dying != nil {
-			err = r.dying
-		}
+	switch {
+	case r.dying != nil:
+		err = r.dying
+	case len(r.sessions) >= r.limits.Clients:
+		err = wire.Errorf(wire.StatusLimit, "%d processes of %s are attached, which is the limit (relay.limits.clients in config.toml)", len(r.sessions), r.name())
+	default:
+		err = r.reserve(ofSession)
+		s.counted = err == nil
 	}
 	if err == nil {
 		err = r.loop.Watch(s.pidfd, func(uint32) { s.died() })
@@ -250,6 +259,7 @@ func (s *session) end(why *wire.Error) {
 	for _, m := range s.memories {
 		m.retire()
 	}
+	s.dropParts()
 	s.relay.loop.Remove(s)
 	if s.relay.dying == nil {
 		s.port.Close()
@@ -272,6 +282,9 @@ func (s *session) settle() {
 func (s *session) forget() {
 	s.relay.loop.Unwatch(s.pidfd)
 	s.relay.loop.Unwatch(s.wakeRelay)
+	if s.counted {
+		s.relay.giveBack(ofSession)
+	}
 	s.free()
 }
 
@@ -293,7 +306,7 @@ func (s *session) free() {
 
 func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	if s.ended != nil {
-		packet.CloseAll(fds)
+		s.port.CloseAll(fds)
 		return
 	}
 	// What was posted before this message was sent comes before it; what a client
@@ -301,15 +314,22 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	for n := 0; n <= wire.RingEntries/takeAtOnce && s.takeSome(); n++ {
 	}
 	if s.ended != nil {
-		packet.CloseAll(fds)
+		s.port.CloseAll(fds)
 		return
 	}
 	switch m := m.(type) {
 	case *wire.Export:
 		s.export(m, sequence, fds)
 		return // which owns the descriptors
+	case *wire.ExportPart:
+		s.exportPart(m, fds)
+		return // the same
+	case *wire.ExportIPC:
+		s.exportIPC(m, sequence)
+	case *wire.HostMemory:
+		s.hostMemory(m, sequence)
 	case *wire.Unexport:
-		s.answer(sequence, s.unexport(m.Memory))
+		s.unexport(m.Memory, sequence)
 	case *wire.Listen:
 		s.listen(m, sequence)
 	case *wire.Unlisten:
@@ -330,7 +350,7 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	default:
 		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "a %T is no request of a client", m))
 	}
-	packet.CloseAll(fds)
+	s.port.CloseAll(fds)
 }
 
 // answer replies with Done or a Failure.
@@ -342,11 +362,11 @@ func (s *session) answer(sequence uint32, err error) {
 	s.reply(&wire.Done{}, sequence)
 }
 
-func (s *session) reply(m wire.Message, sequence uint32) {
+func (s *session) reply(m wire.Message, sequence uint32, fds ...int) {
 	if s.ended != nil && s.relay.dying == nil {
 		return
 	}
-	s.port.Send(m, sequence)
+	s.port.Send(m, sequence, fds...)
 	if s.port.Waiting() > maxUnread && s.ended == nil {
 		s.end(wire.Errorf(wire.StatusLimit, "client process %d of %s left %d answers unread", s.pid, s.relay.name(), maxUnread))
 	}
@@ -402,16 +422,31 @@ func (s *session) takeSome() bool {
 			return false
 		}
 		if !ok {
+			if full := s.ring.Full(); full && s.fullSince == 0 {
+				s.fullSince = s.relay.loop.Now()
+			}
 			return n > 0
+		}
+		if s.fullSince > 0 {
+			s.wasFull()
 		}
 		s.take(d)
 	}
 	return true
 }
 
+// wasFull counts the time for which the ring of completions had no room, for
+// every connection: whatever the client has posted has waited.
+func (s *session) wasFull() {
+	for _, c := range s.connections {
+		c.stalled(ringFull, s.fullSince)
+	}
+	s.fullSince = 0
+}
+
 // breakOff ends a session whose client does what the protocol forbids.
 func (s *session) breakOff(why *wire.Error) {
-	s.log.WithError(why).Warn("a client is cut off")
+	s.relay.grumble.warn(s.log, why, "a client is cut off")
 	s.port.Send(wire.NewFailure(why), 0)
 	s.end(wire.Errorf(why.Status, "client process %d of %s: %s", s.pid, s.relay.name(), why.Reason))
 }
@@ -458,6 +493,8 @@ func (s *session) take(d wire.Descriptor) {
 // operation is a send or a receive.
 type operation struct {
 	session        *session
+	connection     *connection   // once it is posted there
+	began          time.Duration // when it could begin, of the loop's clock
 	kind           uint32
 	cookie, tag    uint64
 	memory         *memory
@@ -488,7 +525,8 @@ func (op *operation) bind(number uint32, c *connection) wire.Status {
 		return wire.StatusUnknownMemory
 	case m.lane != c.lane:
 		return wire.StatusWrongGPU
-	case m.access&need == 0:
+	case m.access&need == 0, m.kind == wire.MemoryIPC && !c.sends && c.route == wire.RouteDirect:
+		// The other relay would have to write it, which no handle lets it.
 		return wire.StatusNotPermitted
 	case op.offset > m.length || op.length > m.length-op.offset:
 		return wire.StatusOutOfRange
@@ -526,6 +564,9 @@ func (op *operation) finish(status wire.Status) {
 	}
 	op.over = true
 	s := op.session
+	if op.connection != nil {
+		op.connection.over(op, status)
+	}
 	if op.memory != nil {
 		op.memory.release()
 	}

@@ -13,6 +13,7 @@ import (
 
 func init() {
 	children["relay"] = relay
+	children["registrar"] = registrar
 }
 
 func TestCopiesBothWaysOfEverySize(t *testing.T) {
@@ -35,6 +36,107 @@ func TestCopiesBothWaysOfEverySize(t *testing.T) {
 		}
 	}
 	check(t, driver.MemFree(other))
+}
+
+// Small copies from the host are made as rectangles, which copy engines move.
+func TestRowsFromTheHostOfEverySize(t *testing.T) {
+	use(t, 0)
+	const most = 64 << 10
+	m := deviceMemory(t, 0, size, 0)
+	from := pinned(t, most)
+	s := stream(t)
+	for i, n := range []uint64{8, 64, 4096, 16<<10 + 8, 32<<10 - 8, 32 << 10, most} {
+		check(t, write(driver, m.p, 2*most, 19)) // what is around a row stays
+		fill(from[:n], uint64(20+i))
+		check(t, driver.MemcpyRowHtoDAsync(m.p+8, address(from), n, s))
+		check(t, driver.StreamSynchronize(s))
+		if err := verify(driver, m.p+8, n, uint64(20+i)); err != nil {
+			t.Errorf("a row of %d bytes: %v", n, err)
+		}
+		around := make([]byte, 2*most)
+		fill(around, 19)
+		got := make([]byte, 2*most)
+		check(t, errors.Join(driver.MemcpyDtoHAsync(address(got), m.p, 2*most, s), driver.StreamSynchronize(s)))
+		if string(got[:8]) != string(around[:8]) || string(got[8+n:]) != string(around[8+n:]) {
+			t.Errorf("a row of %d bytes changed what is around it", n)
+		}
+	}
+	// Bytes that fill no word.
+	fill(from, 40)
+	check(t, driver.MemcpyRowHtoDAsync(m.p+3, address(from), 13, s))
+	check(t, driver.StreamSynchronize(s))
+	got := make([]byte, 13)
+	check(t, errors.Join(driver.MemcpyDtoHAsync(address(got), m.p+3, 13, s), driver.StreamSynchronize(s)))
+	if string(got) != string(from[:13]) {
+		t.Errorf("13 bytes at 3 are %x, not %x", got, from[:13])
+	}
+}
+
+// Memory of a memfd that both processes register: slots of a relay that a NIC
+// reads and writes, and what a client has of host memory.
+func registrar(p *peer) error {
+	if err := p.open(0); err != nil {
+		return err
+	}
+	_, fds, err := p.receive()
+	if err != nil {
+		return err
+	}
+	b, err := registered(p.d, fds[0], size)
+	if err != nil {
+		return err
+	}
+	m, err := allocate(p.d, 0, size, cuda.MemOptions{}, 0)
+	if err != nil {
+		return err
+	}
+	at, err := p.d.MemHostDevicePtr(address(b))
+	if err != nil {
+		return err
+	}
+	// By the device: out of the shared memory, and into it.
+	if err := errors.Join(p.d.MemcpyAsync(m.p, at, size, 0), p.d.StreamSynchronize(0), verify(p.d, m.p, size, 50), write(p.d, m.p, size, 51),
+		p.d.MemcpyAsync(at, m.p, size, 0), p.d.StreamSynchronize(0)); err != nil {
+		return err
+	}
+	return errors.Join(m.free(), p.d.MemHostUnregister(address(b)), unix.Munmap(b), p.send(message{}))
+}
+
+func registered(d *cuda.Driver, fd int, n int) ([]byte, error) {
+	b, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	return b, d.MemHostRegister(address(b), uint64(n))
+}
+
+func TestHostMemoryThatTwoProcessesRegister(t *testing.T) {
+	use(t, 0)
+	fd, err := unix.MemfdCreate("slots", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	check(t, err)
+	check(t, unix.Ftruncate(fd, size))
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	check(t, err)
+	b, err := registered(driver, fd, size)
+	check(t, err)
+	fill(b, 50)
+	p := child(t, "registrar", nil)
+	p.say(t, message{}, fd)
+	p.hear(t)
+	if err := wrong(b, 51); err != nil {
+		t.Errorf("what the other process's device wrote: %v", err)
+	}
+	// Pages that are taken out of the file stay with whoever registered them, and
+	// do not disturb copies.
+	check(t, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size))
+	m := deviceMemory(t, 0, size, 0)
+	check(t, write(driver, m.p, size, 52))
+	s := stream(t)
+	at, err := driver.MemHostDevicePtr(address(b))
+	check(t, err)
+	check(t, errors.Join(driver.MemcpyAsync(at, m.p, size, s), driver.MemcpyAsync(m.p, at, size, s), driver.StreamSynchronize(s)))
+	check(t, verify(driver, m.p, size, 52))
+	check(t, errors.Join(driver.MemHostUnregister(address(b)), unix.Munmap(b), unix.Close(fd)))
 }
 
 func TestPageableMemoryIsFreeAgainAtOnce(t *testing.T) {

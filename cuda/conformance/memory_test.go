@@ -231,6 +231,15 @@ func TestRangeOverSeveralAllocations(t *testing.T) {
 	check(t, driver.MemSetAccess(whole, 2*size, cuda.Access{Device: 0, Write: true}))
 	check(t, write(driver, whole, 2*size, 6))
 	check(t, verify(driver, whole, 2*size, 6))
+	for i := range cuda.Ptr(2) {
+		base, n, err := driver.MemAddressRange(whole + i*size + 8)
+		check(t, err)
+		if base != whole+i*size || n != size {
+			t.Errorf("allocation %d is said to be %d bytes at %#x, not %d at %#x", i, n, base, size, whole+i*size)
+		}
+	}
+	_, _, err = driver.MemAddressRange(whole + 2*size)
+	refused(t, "the allocation of an address behind the range", err, cuda.ErrInvalidValue, cuda.ErrNotFound)
 	_, err = driver.MemRetain(whole + 2*size)
 	if err == nil {
 		t.Error("an address behind the range has a handle")

@@ -27,6 +27,8 @@ var source embed.FS
 var flags = []string{
 	"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow",
 	"-fPIC", "-fvisibility=hidden", "-pthread", "-shared", "-Wl,-z,defs",
+	// As what is shipped.
+	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now,-z,noexecstack",
 }
 
 // fingerprint names the source, so that a library of another one is not taken

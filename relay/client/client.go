@@ -1,6 +1,6 @@
 // Package client is what a process in a container uses to reach its relay:
-// export GPU memory once, connect, then send and receive without a system call
-// or a CUDA call for each operation.
+// export GPU memory once, or have host memory made, connect, then send and receive
+// without a system call or a CUDA call for each operation.
 //
 //	session, err := client.Dial(ctx, client.DefaultSocket)
 //	memory, err := session.Export(ctx, client.Allocation{FD: fd, Bytes: n, GPU: uuid})
@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -57,8 +58,10 @@ type Session struct {
 	operations  map[uint64]*Operation
 	cookie      uint64
 	connections map[uint32]*Connection
-	ring        *ring.Client // nil once closed
+	hosts       map[*Memory]bool // with Data
+	ring        *ring.Client     // nil once closed
 
+	lists    sync.Mutex // held while the allocations of one range are sent
 	spinners atomic.Int32
 	readers  sync.WaitGroup
 }
@@ -115,6 +118,7 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 		replies:     map[uint32]chan reply{},
 		operations:  map[uint64]*Operation{},
 		connections: map[uint32]*Connection{},
+		hosts:       map[*Memory]bool{},
 	}
 	shared.SetSleeps(true)
 	s.readers.Add(2)
@@ -126,7 +130,8 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 // Version is the protocol's that both sides agreed on.
 func (s *Session) Version() uint32 { return s.version }
 
-// Close ends the session. Operations that have not ended fail.
+// Close ends the session. Operations that have not ended fail, and the Data of host
+// memory is unmapped.
 func (s *Session) Close() error {
 	s.fail(wire.Errorf(wire.StatusClosed, "the session was closed"))
 	// Without a goodbye the relay would look for a death. One that is dead
@@ -141,6 +146,9 @@ func (s *Session) Close() error {
 	}
 	err = errors.Join(err, s.ring.Close(), s.wakeClient.Close(), unix.Close(s.wakeRelay))
 	s.ring = nil
+	for m := range s.hosts {
+		err = errors.Join(err, m.unmap())
+	}
 	return err
 }
 
@@ -227,11 +235,18 @@ func unexpected(err error) string {
 
 // request sends a message and waits for its answer.
 func (s *Session) request(ctx context.Context, m wire.Message, fds ...int) (wire.Message, error) {
+	answer, received, err := s.exchange(ctx, m, fds...)
+	packet.CloseAll(received)
+	return answer, err
+}
+
+// exchange is request for answers with descriptors, which are the caller's.
+func (s *Session) exchange(ctx context.Context, m wire.Message, fds ...int) (wire.Message, []int, error) {
 	answer := make(chan reply, 1)
 	s.mu.Lock()
 	if s.broken != nil {
 		defer s.mu.Unlock()
-		return nil, s.broken
+		return nil, nil, s.broken
 	}
 	s.sequence++
 	if s.sequence == 0 {
@@ -247,24 +262,27 @@ func (s *Session) request(ctx context.Context, m wire.Message, fds ...int) (wire
 		case <-s.ended:
 		case <-time.After(time.Second): // the reader learns why the socket broke
 		}
-		return nil, errors.Join(s.Err(), err)
+		return nil, nil, errors.Join(s.Err(), err)
 	}
 	var r reply
 	select {
 	case r = <-answer:
 	case <-s.ended:
-		return nil, s.Err()
+		if !s.giveUp(sequence) {
+			packet.CloseAll((<-answer).fds)
+		}
+		return nil, nil, s.Err()
 	case <-ctx.Done():
 		if s.giveUp(sequence) {
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		}
 		r = <-answer // it came meanwhile
 	}
-	packet.CloseAll(r.fds)
 	if failure, ok := r.message.(*wire.Failure); ok {
-		return nil, failure.Err()
+		packet.CloseAll(r.fds)
+		return nil, nil, failure.Err()
 	}
-	return r.message, nil
+	return r.message, r.fds, nil
 }
 
 // giveUp reports false when the answer is there already.
@@ -282,6 +300,8 @@ func (s *Session) giveBack(m wire.Message) {
 	var request wire.Message
 	switch m := m.(type) {
 	case *wire.Exported:
+		request = &wire.Unexport{Memory: m.Memory}
+	case *wire.HostMemoryMade:
 		request = &wire.Unexport{Memory: m.Memory}
 	case *wire.Listening:
 		request = &wire.Unlisten{Listener: m.Listener}
@@ -320,6 +340,10 @@ type Allocation struct {
 	FD int
 	// Bytes is the whole allocation's size.
 	Bytes uint64
+	// Parts are allocations that lie side by side in place of one, at most
+	// wire.MaxParts: a range of PyTorch's expandable segments, say. FD and Bytes are
+	// not used then.
+	Parts []Part
 	// Offset and Length are the range that is exported; a Length of 0 is all.
 	Offset, Length uint64
 	// GPU is the device that the memory is on.
@@ -328,36 +352,165 @@ type Allocation struct {
 	Access uint32
 }
 
+// Part is one of the allocations of a range, in their order.
+type Part struct {
+	FD     int    // as Allocation's
+	Bytes  uint64 // a multiple of the GPU's granularity, 2 MiB on those of today
+	Offset uint64 // in the range: where the part before it ends
+}
+
 // Memory is memory that the relay has mapped.
 type Memory struct {
 	session *Session
 	number  uint32
 	// Bytes is the exported range's length.
 	Bytes uint64
+	// Data is host memory as this process has it mapped, until Unexport or the
+	// session's Close; nil of a GPU's. Messages are sent out of it and received into
+	// it as they are posted: it is ordinary memory, and no CUDA call is needed.
+	Data   []byte
+	mapped []byte // whole pages; of the session's lock
 }
 
 // Export lets the relay map memory of this process.
 func (s *Session) Export(ctx context.Context, a Allocation) (*Memory, error) {
+	if len(a.Parts) > 0 {
+		a.Bytes = 0
+		for _, p := range a.Parts {
+			if p.Bytes > math.MaxUint64-a.Bytes {
+				return nil, wire.Errorf(wire.StatusOutOfRange, "allocations of more than 2^64 bytes")
+			}
+			a.Bytes += p.Bytes
+		}
+	}
 	if a.Length == 0 {
 		a.Length = a.Bytes - min(a.Offset, a.Bytes)
 	}
 	if a.Access == 0 {
 		a.Access = wire.AccessSend | wire.AccessReceive
 	}
-	m, err := ask[*wire.Exported](ctx, s, &wire.Export{
-		Bytes: a.Bytes, Offset: a.Offset, Length: a.Length, GPU: a.GPU, Access: a.Access,
-	}, a.FD)
+	request := &wire.Export{Bytes: a.Bytes, Offset: a.Offset, Length: a.Length, GPU: a.GPU, Access: a.Access}
+	var m *wire.Exported
+	var err error
+	if len(a.Parts) == 0 {
+		m, err = ask[*wire.Exported](ctx, s, request, a.FD)
+	} else {
+		m, err = s.exportParts(ctx, request, a.Parts)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return &Memory{session: s, number: m.Memory, Bytes: a.Length}, nil
 }
 
+// exportParts sends the allocations one by one, and then the export that they are
+// for: one range at a time.
+func (s *Session) exportParts(ctx context.Context, request *wire.Export, parts []Part) (*wire.Exported, error) {
+	if len(parts) > wire.MaxParts {
+		return nil, wire.Errorf(wire.StatusLimit, "a range of %d allocations; %d are possible: export it in several ranges", len(parts), wire.MaxParts)
+	}
+	s.lists.Lock()
+	defer s.lists.Unlock()
+	for _, p := range parts {
+		if err := s.sendPart(p); err != nil {
+			// What was sent belongs to no other range.
+			_, dropped := s.request(ctx, &wire.Export{Parts: wire.MaxParts + 1})
+			if wire.StatusOf(dropped) != wire.StatusMalformed {
+				err = errors.Join(err, dropped)
+			}
+			return nil, fmt.Errorf("exporting %d allocations: %w", len(parts), err)
+		}
+	}
+	request.Parts = uint32(len(parts))
+	return ask[*wire.Exported](ctx, s, request)
+}
+
+// sendPart sends an allocation's descriptor. The kernel bounds those that are on
+// their way: then it waits until the relay has read some.
+func (s *Session) sendPart(p Part) error {
+	for end := time.Now().Add(replyTime); ; time.Sleep(time.Millisecond) {
+		err := s.conn.Send(&wire.ExportPart{Bytes: p.Bytes, Offset: p.Offset}, 0, p.FD)
+		if !errors.Is(err, unix.ETOOMANYREFS) || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// ExportIPC is Export for memory of cudaMalloc (cuMemAlloc), where the
+// administrator allows it (relay.cuda_ipc) and the driver does: by the handle that
+// cuIpcGetMemHandle gives. FD and Bytes are not used; Offset is in the allocation
+// (cuMemGetAddressRange), and Length is needed. Into it nothing is received on route
+// direct. It must not be freed before Unexport has returned and operations on it have
+// ended.
+func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) (*Memory, error) {
+	if a.Access == 0 {
+		a.Access = wire.AccessSend | wire.AccessReceive
+	}
+	m, err := ask[*wire.Exported](ctx, s, &wire.ExportIPC{Offset: a.Offset, Length: a.Length, GPU: a.GPU, Access: a.Access, Handle: handle})
+	if err != nil {
+		return nil, err
+	}
+	return &Memory{session: s, number: m.Memory, Bytes: a.Length}, nil
+}
+
+// HostMemory is host memory to be made.
+type HostMemory struct {
+	Bytes uint64
+	// GPU is the one whose lane it is for: connections of that lane send and receive
+	// it, and at their other side can be memory of either kind.
+	GPU wire.UUID
+	// Access is wire.AccessSend, wire.AccessReceive or both; 0 is both.
+	Access uint32
+}
+
+// HostMemory has the relay make host memory, which is zeros, and maps it here. The
+// container needs no GPU for it but the lane's own.
+func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error) {
+	if h.Access == 0 {
+		h.Access = wire.AccessSend | wire.AccessReceive
+	}
+	answer, fds, err := s.exchange(ctx, &wire.HostMemory{Bytes: h.Bytes, GPU: h.GPU, Access: h.Access})
+	if err != nil {
+		return nil, err
+	}
+	defer packet.CloseAll(fds)
+	made, ok := answer.(*wire.HostMemoryMade)
+	if !ok || len(fds) != 1 || made.Bytes < h.Bytes || made.Bytes > math.MaxInt {
+		return nil, wire.Errorf(wire.StatusMalformed, "the relay answered for host memory with a %T and %d descriptors", answer, len(fds))
+	}
+	data, err := unix.Mmap(fds[0], 0, int(made.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		s.giveBack(made)
+		return nil, fmt.Errorf("host memory: %w", os.NewSyscallError("mmap", err))
+	}
+	m := &Memory{session: s, number: made.Memory, Bytes: h.Bytes, Data: data[:h.Bytes:h.Bytes], mapped: data}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ring == nil { // closed meanwhile
+		return nil, errors.Join(s.broken, m.unmap())
+	}
+	s.hosts[m] = true
+	return m, nil
+}
+
+// unmap ends Data. The session's lock is held.
+func (m *Memory) unmap() error {
+	delete(m.session.hosts, m)
+	if m.mapped == nil {
+		return nil
+	}
+	err := unix.Munmap(m.mapped)
+	m.mapped, m.Data = nil, nil
+	return os.NewSyscallError("munmap", err)
+}
+
 // Unexport takes memory back: no new operation can use it, and the relay's
 // mapping goes when those under way have ended.
 func (m *Memory) Unexport(ctx context.Context) error {
 	_, err := ask[*wire.Done](ctx, m.session, &wire.Unexport{Memory: m.number})
-	return err
+	m.session.mu.Lock()
+	defer m.session.mu.Unlock()
+	return errors.Join(err, m.unmap())
 }
 
 // Listener waits for senders.

@@ -5,7 +5,10 @@ package device
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
 )
@@ -71,29 +74,104 @@ func onThread(f func() error) error {
 	return f()
 }
 
-// Memory is device memory mapped into this process.
+// Memory is memory mapped into this process: of a device, or of the host.
 type Memory struct {
-	driver *cuda.Driver
-	handle cuda.MemHandle
-	// Ptr is the mapping's address, Bytes its size.
+	// Ptr is the address by which devices reach it, Bytes its size.
 	Ptr   cuda.Ptr
 	Bytes uint64
 	// On is the device that the memory is on.
 	On cuda.Device
+
+	// Of a device: allocations side by side.
+	driver *cuda.Driver
+	parts  []allocation
+
+	// By an IPC handle.
+	openedBy *Device
+
+	// Of the host: see host.go.
+	host     []byte
+	fd       int
+	made     bool    // here
+	pinnedBy *Device // nil: by none
 }
+
+// allocation is physical memory that is mapped as a part of a Memory.
+type allocation struct {
+	handle cuda.MemHandle
+	bytes  uint64
+}
+
+// Part is an allocation of another process: the descriptor that it made, and the
+// allocation's size.
+type Part struct {
+	FD    int
+	Bytes uint64
+}
+
+// ErrSeveralDevices says that parts are on different devices.
+var ErrSeveralDevices = errors.New("all have to be on one GPU")
 
 // Import maps another process's allocation of exactly `bytes` for the given
 // devices. The descriptor stays the caller's.
 func Import(d *cuda.Driver, fd int, bytes uint64, access ...cuda.Access) (*Memory, error) {
-	handle, err := d.MemImportFD(fd)
-	if err != nil {
-		return nil, fmt.Errorf("importing %d bytes of GPU memory: %w", bytes, err)
+	return ImportParts(d, []Part{{fd, bytes}}, access...)
+}
+
+// ImportParts maps allocations of another process, all of one device, side by side.
+// The descriptors stay the caller's.
+func ImportParts(d *cuda.Driver, parts []Part, access ...cuda.Access) (*Memory, error) {
+	m := &Memory{driver: d}
+	for i, p := range parts {
+		which := fmt.Sprintf("importing %d bytes of GPU memory", p.Bytes)
+		if len(parts) > 1 {
+			which += fmt.Sprintf(", allocation %d of %d", i+1, len(parts))
+		}
+		handle, err := d.MemImportFD(p.FD)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: %w", which, err), m.release())
+		}
+		m.parts = append(m.parts, allocation{handle, p.Bytes})
+		m.Bytes += p.Bytes
+		properties, err := d.MemProperties(handle)
+		if err == nil && i > 0 && properties.Device != m.On {
+			uuid, _ := d.DeviceUUID(properties.Device) // of a device that has told it before
+			err = fmt.Errorf("it is on %s, and those before it are not: %w", uuid, ErrSeveralDevices)
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: %w", which, err), m.release())
+		}
+		m.On = properties.Device
 	}
-	properties, err := d.MemProperties(handle)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("importing %d bytes of GPU memory: %w", bytes, err), d.MemRelease(handle))
+	if err := m.mapParts(access); err != nil {
+		return nil, err
 	}
-	return mapped(d, handle, properties.Device, bytes, access)
+	return m, nil
+}
+
+// OpenIPC maps memory of another process's cudaMalloc, the whole allocation. It
+// belongs to the device's context.
+func (g *Device) OpenIPC(handle cuda.IPCMemHandle) (*Memory, error) {
+	m := &Memory{driver: g.Driver, openedBy: g}
+	err := g.keeping(func() error {
+		ptr, err := g.Driver.IPCOpenMemHandle(handle)
+		if err != nil {
+			return err
+		}
+		base, size, err := g.Driver.MemAddressRange(ptr)
+		if err == nil {
+			m.On, err = g.Driver.PointerDevice(ptr)
+		}
+		if err != nil {
+			return errors.Join(err, g.Driver.IPCCloseMemHandle(ptr))
+		}
+		m.Ptr, m.Bytes = ptr, size-uint64(ptr-base)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 // Create makes memory on a device, exportable and RDMA-capable where the
@@ -111,37 +189,77 @@ func Create(d *cuda.Driver, on cuda.Device, bytes uint64, access ...cuda.Access)
 	if err != nil {
 		return nil, fmt.Errorf("%d bytes of GPU memory: %w", bytes, err)
 	}
-	return mapped(d, handle, on, bytes, access)
-}
-
-func mapped(d *cuda.Driver, handle cuda.MemHandle, on cuda.Device, bytes uint64, access []cuda.Access) (*Memory, error) {
-	m := &Memory{driver: d, handle: handle, Bytes: bytes, On: on}
-	ptr, err := d.MemAddressReserve(bytes, 0)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("reserving %d bytes of addresses: %w", bytes, err), d.MemRelease(handle))
-	}
-	m.Ptr = ptr
-	if err := d.MemMap(ptr, bytes, 0, handle); err != nil {
-		return nil, errors.Join(fmt.Errorf("mapping %d bytes: %w", bytes, err), d.MemAddressFree(ptr, bytes), d.MemRelease(handle))
-	}
-	if err := d.MemSetAccess(ptr, bytes, access...); err != nil {
-		return nil, errors.Join(fmt.Errorf("access to %d bytes (is there a peer-to-peer path between the GPUs?): %w", bytes, err), m.Close())
+	m := &Memory{driver: d, parts: []allocation{{handle, bytes}}, Bytes: bytes, On: on}
+	if err := m.mapParts(access); err != nil {
+		return nil, err
 	}
 	return m, nil
 }
 
+// mapParts maps the allocations. After an error nothing is left of the memory.
+func (m *Memory) mapParts(access []cuda.Access) error {
+	ptr, err := m.driver.MemAddressReserve(m.Bytes, 0)
+	if err != nil {
+		return errors.Join(fmt.Errorf("reserving %d bytes of addresses: %w", m.Bytes, err), m.release())
+	}
+	m.Ptr = ptr
+	at := ptr
+	for i, p := range m.parts {
+		if err := m.driver.MemMap(at, p.bytes, 0, p.handle); err != nil {
+			return errors.Join(fmt.Errorf("mapping %d bytes: %w", p.bytes, err), m.unmap(i), m.release())
+		}
+		at += cuda.Ptr(p.bytes)
+	}
+	if err := m.driver.MemSetAccess(ptr, m.Bytes, access...); err != nil {
+		return errors.Join(fmt.Errorf("access to %d bytes (is there a peer-to-peer path between the GPUs?): %w", m.Bytes, err), m.Close())
+	}
+	return nil
+}
+
+// unmap ends the mappings of the first n allocations, and the range's.
+func (m *Memory) unmap(n int) error {
+	var err error
+	at := m.Ptr
+	for _, p := range m.parts[:n] {
+		err = errors.Join(err, m.driver.MemUnmap(at, p.bytes))
+		at += cuda.Ptr(p.bytes)
+	}
+	return errors.Join(err, m.driver.MemAddressFree(m.Ptr, m.Bytes))
+}
+
+func (m *Memory) release() error {
+	var err error
+	for _, p := range m.parts {
+		err = errors.Join(err, m.driver.MemRelease(p.handle))
+	}
+	return err
+}
+
 // Allow adds access for a device.
 func (m *Memory) Allow(access cuda.Access) error {
+	if m.host != nil {
+		return nil // where it is pinned every device has it
+	}
 	return m.driver.MemSetAccess(m.Ptr, m.Bytes, access)
 }
 
-// Export makes a file descriptor of the memory for another process.
-func (m *Memory) Export() (int, error) { return m.driver.MemExportFD(m.handle) }
+// Export makes a file descriptor of the memory, which is one allocation, for
+// another process.
+func (m *Memory) Export() (int, error) {
+	if m.host != nil {
+		fd, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 3)
+		return fd, os.NewSyscallError("F_DUPFD_CLOEXEC", err)
+	}
+	return m.driver.MemExportFD(m.parts[0].handle)
+}
 
 // Close unmaps and releases. No copy may be under way.
 func (m *Memory) Close() error {
-	return errors.Join(
-		m.driver.MemUnmap(m.Ptr, m.Bytes),
-		m.driver.MemAddressFree(m.Ptr, m.Bytes),
-		m.driver.MemRelease(m.handle))
+	if m.host != nil {
+		return m.closeHost()
+	}
+	if g := m.openedBy; g != nil {
+		return g.keeping(func() error { return g.Driver.IPCCloseMemHandle(m.Ptr) })
+	}
+	return errors.Join(m.unmap(len(m.parts)), m.release())
 }

@@ -1,20 +1,55 @@
 package device
 
-import "github.com/peerlane/peerlane/cuda"
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/peerlane/peerlane/cuda"
+)
 
 // Queue issues copies in order on a stream of its own and reports each one's
 // end. It implements poll.Poller and belongs to one thread.
+//
+// An event behind a copy, or behind several small ones, tells that it has ended.
+// A value that the stream writes would too, but the stream lets one copy drain
+// before it writes and begins the next after that (docs/benchmarks.md).
 type Queue struct {
-	device  *Device
-	stream  cuda.Stream
-	idle    []cuda.Event
-	pending []issued // oldest first: a stream ends its copies in order
+	device *Device
+	stream cuda.Stream
+	idle   []cuda.Event
+
+	pending fifo[func(error)] // oldest first: a stream ends its copies in order
+	marks   fifo[mark]
+	issued  uint64
+	marked  uint64 // copies that have an event behind them
+	ended   uint64
+
+	// Copies that no device makes.
+	hosts    int // whose end is not reported
+	copiers  sync.WaitGroup
+	mu       sync.Mutex
+	finished []func(error)
 }
 
-type issued struct {
-	event cuda.Event
-	done  func(error)
+// mark is an event and how many copies have ended with it.
+type mark struct {
+	event  cuda.Event
+	number uint64
 }
+
+// An event is put behind each copy of largeCopy, bytes, and behind manyCopies of
+// smaller ones at the latest: else when all that a round of the loop has to issue
+// is issued.
+const (
+	largeCopy  = 256 << 10
+	manyCopies = 4
+)
+
+// leastLinear is the size from which on a copy out of host memory is made by a
+// copy engine whatever call issues it; a smaller one has to be a rectangle.
+const leastLinear = 32 << 10
 
 // NewQueue makes a queue of copies issued by the device.
 func (g *Device) NewQueue() (*Queue, error) {
@@ -34,32 +69,82 @@ func (g *Device) NewQueue() (*Queue, error) {
 // arrived, or with the error. An error that is met at once is reported the
 // same way, before Copy returns.
 func (q *Queue) Copy(to, from cuda.Ptr, n uint64, done func(error)) {
-	d := q.device.Driver
-	if err := q.device.Use(); err != nil {
-		done(err)
+	q.issue(Place{Ptr: to}, Place{Ptr: from}, n, done)
+}
+
+// Move is Copy between any memories. Where both are the host's the device has no
+// part in it: CUDA would wait for all that is before it in the stream, and then have
+// the calling thread copy.
+func (q *Queue) Move(to, from Place, n uint64, done func(error)) {
+	if to.Host == nil || from.Host == nil {
+		q.issue(to, from, n, done)
 		return
 	}
-	event, err := q.event()
+	q.hosts++
+	q.copiers.Go(func() {
+		processors <- struct{}{}
+		to, from := unsafe.Slice((*byte)(to.Host), n), unsafe.Slice((*byte)(from.Host), n)
+		for len(to) > 0 {
+			k := copy(to[:min(len(to), hostPiece)], from)
+			to, from = to[k:], from[k:]
+		}
+		<-processors
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.finished = append(q.finished, done)
+	})
+}
+
+// processors are the turns of copies within the host: of all processors the loop is to
+// find one. A copy cannot be interrupted, and the garbage collector waits for it to
+// end, and all else for that, so it is made in pieces of hostPiece, bytes.
+var processors = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
+
+const hostPiece = 1 << 20
+
+func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
+	d := q.device.Driver
+	err := q.device.Use()
+	switch {
+	case err != nil:
+	case from.Host != nil && n < leastLinear:
+		err = d.MemcpyRowHtoDAsync(to.Ptr, from.Host, n, q.stream)
+	default:
+		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
+	}
 	if err != nil {
 		done(err)
 		return
 	}
-	if err := d.MemcpyAsync(to, from, n, q.stream); err != nil {
-		q.idle = append(q.idle, event)
-		done(err)
-		return
+	q.issued++
+	q.pending.push(done)
+	if n >= largeCopy || q.issued-q.marked >= manyCopies {
+		q.mark()
 	}
-	if err := d.EventRecord(event, q.stream); err != nil {
-		// The copy runs and its end cannot be seen by an event: wait for it here,
-		// so that nobody reuses the memory under it.
-		q.idle = append(q.idle, event)
-		if waited := d.StreamSynchronize(q.stream); waited != nil {
-			err = waited
+}
+
+// mark puts an event behind all that is issued; the context is current.
+func (q *Queue) mark() {
+	d := q.device.Driver
+	event, err := q.event()
+	if err == nil {
+		if err = d.EventRecord(event, q.stream); err == nil {
+			q.marked = q.issued
+			q.marks.push(mark{event, q.issued})
+			return
 		}
-		done(err)
-		return
+		q.idle = append(q.idle, event)
 	}
-	q.pending = append(q.pending, issued{event, done})
+	// The copies run and their end cannot be seen by an event: wait for it here, so
+	// that nobody reuses the memory under them.
+	if waited := d.StreamSynchronize(q.stream); waited != nil {
+		err = waited
+	}
+	for q.marks.len() > 0 {
+		q.idle = append(q.idle, q.marks.pop().event)
+	}
+	q.marked = q.issued
+	q.end(q.issued, err)
 }
 
 func (q *Queue) event() (cuda.Event, error) {
@@ -71,28 +156,59 @@ func (q *Queue) event() (cuda.Event, error) {
 	return q.device.Driver.EventCreate(cuda.EventOptions{})
 }
 
+// end reports the copies up to a number.
+func (q *Queue) end(number uint64, err error) {
+	for q.ended < number {
+		q.ended++
+		q.pending.pop()(err) // which may issue more
+	}
+}
+
 // Poll reports the copies that have ended.
 func (q *Queue) Poll() bool {
+	if q.marked < q.issued {
+		if err := q.device.Use(); err != nil {
+			q.marked = q.issued
+			q.end(q.issued, err)
+			return true
+		}
+		q.mark()
+	}
 	progress := false
-	for len(q.pending) > 0 {
-		head := q.pending[0]
+	for q.marks.len() > 0 {
+		head := q.marks.first()
 		ready, err := q.device.Driver.EventQuery(head.event)
 		if err == nil && !ready {
 			break
 		}
-		q.pending = q.pending[1:]
+		q.marks.pop()
 		q.idle = append(q.idle, head.event)
 		progress = true
-		head.done(err)
+		q.end(head.number, err)
 	}
-	if len(q.pending) == 0 {
-		q.pending = nil // let the backing array go
-	}
-	return progress
+	return q.pollHosts() || progress
 }
 
+func (q *Queue) pollHosts() bool {
+	if q.hosts == 0 {
+		return false
+	}
+	q.mu.Lock()
+	finished := q.finished
+	q.finished = nil
+	q.mu.Unlock()
+	q.hosts -= len(finished)
+	for _, done := range finished {
+		done(nil)
+	}
+	return len(finished) > 0
+}
+
+// Wait waits until no copy is under way that the device's context does not know of.
+func (q *Queue) Wait() { q.copiers.Wait() }
+
 // Busy reports whether a copy is under way.
-func (q *Queue) Busy() bool { return len(q.pending) > 0 }
+func (q *Queue) Busy() bool { return q.ended < q.issued || q.hosts > 0 }
 
 // Arm has nothing to arm: a queue without copies under way makes no work.
 func (q *Queue) Arm() bool { return false }
@@ -108,9 +224,38 @@ func (q *Queue) Close() error {
 		err = d.StreamDestroy(q.stream)
 	}
 	for _, e := range q.idle {
-		if destroyed := d.EventDestroy(e); err == nil {
-			err = destroyed
-		}
+		err = errors.Join(err, d.EventDestroy(e))
 	}
 	return err
+}
+
+// fifo keeps its memory, so that a queue at work allocates nothing.
+type fifo[T any] struct {
+	list       []T // a power of two of them
+	head, tail uint64
+}
+
+func (f *fifo[T]) len() int { return int(f.tail - f.head) }
+
+func (f *fifo[T]) at(i uint64) *T { return &f.list[i%uint64(len(f.list))] }
+
+func (f *fifo[T]) push(v T) {
+	if f.len() == len(f.list) {
+		larger := fifo[T]{list: make([]T, max(16, 2*len(f.list)))}
+		for i := f.head; i < f.tail; i++ {
+			*larger.at(i) = *f.at(i)
+		}
+		f.list = larger.list
+	}
+	*f.at(f.tail) = v
+	f.tail++
+}
+
+func (f *fifo[T]) first() T { return *f.at(f.head) }
+
+func (f *fifo[T]) pop() T {
+	v, none := f.first(), *new(T)
+	*f.at(f.head) = none
+	f.head++
+	return v
 }

@@ -10,16 +10,22 @@
 //	5  SOCK_SEQPACKET socket to the supervisor
 //	6  pidfd of the container's init
 //
+// Standard error is a pipe to the supervisor, which the relay can outlive: it does
+// without it then, and ignores SIGPIPE.
+//
 // Over descriptor 5 the supervisor sends a Config, one JSON document a
 // datagram, first at the start and then whenever the container's lanes
-// changed, or a Request. The relay answers each with a Status, in order. The
-// relay ends by itself when descriptor 6 says that init has ended.
+// changed, or a Request. The relay answers each with a Status, in order. It may
+// itself send a Claim, which the supervisor answers with an Admission. The relay
+// ends by itself when descriptor 6 says that init has ended.
 package launch
 
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 )
 
 // Descriptors of a relay at its start.
@@ -46,10 +52,22 @@ type GPU struct {
 // Lane is one GPU's way to the network.
 type Lane struct {
 	GPU     GPU      `json:"gpu"`
-	Role    string   `json:"role"`    // near or far
+	Role    string   `json:"role"`    // topo's: near or RoleFar
 	Relay   bool     `json:"relay"`   // whether its traffic is staged on Servers
 	Servers []GPU    `json:"servers"` // GPUs that hold its staging memory
 	NICs    []string `json:"nics"`    // RDMA device names, as in /sys/class/infiniband
+	// Spares take the place of Servers when none of these has room, the first that
+	// has.
+	Spares []Spare `json:"spares,omitempty"`
+}
+
+// RoleFar is topo's, which relays do not import.
+const RoleFar = "far"
+
+// Spare is a server GPU of other lanes, and the NICs that it is near to.
+type Spare struct {
+	GPU
+	NICs []string `json:"nics"`
 }
 
 // Routes of a message between two containers of one host.
@@ -77,6 +95,58 @@ type Config struct {
 	SlotBytes  uint64 `json:"slotBytes"` // size of each
 	Peers      string `json:"peers"`     // directory of peer sockets, layout.Peers
 	NICs       string `json:"nics"`      // directory of emulated NICs' sockets
+	// Admission says that the supervisor answers Claims, and that the relay takes
+	// no staging without one. A supervisor of an earlier release does not say so.
+	Admission bool `json:"admission,omitempty"`
+	// Reserve is when staging is taken: ReserveAttach, also where it is empty, or
+	// ReserveStart.
+	Reserve string `json:"reserve,omitempty"`
+	// Bounce is the most host memory, bytes, that the lanes stage in when no server
+	// GPU has room; with 0 they do not.
+	Bounce uint64 `json:"bounce,omitempty"`
+	// CUDAIPC says that clients' memory of cudaMalloc is taken by its IPC handle.
+	CUDAIPC bool   `json:"cudaIPC,omitempty"`
+	Limits  Limits `json:"limits,omitzero"`
+}
+
+// When a relay takes its staging.
+const (
+	ReserveAttach = "attach" // when a client first needs it
+	ReserveStart  = "start"  // when the container starts
+)
+
+// Limits bound what the clients of one container have of their relay, all of
+// them together. 0 stands for the value of DefaultLimits.
+type Limits struct {
+	Clients     int `json:"clients,omitempty"`     // processes that are attached; each has two rings
+	Memories    int `json:"memories,omitempty"`    // exported
+	Connections int `json:"connections,omitempty"` // in both directions
+	Descriptors int `json:"descriptors,omitempty"` // files that the relay has open for them
+	// Host memory that the relay makes for them, and as much of other containers'
+	// that it writes into; bytes. ClientHostMemory is of one process.
+	HostMemory       uint64 `json:"hostMemory,omitempty"`
+	ClientHostMemory uint64 `json:"clientHostMemory,omitempty"`
+}
+
+// DefaultLimits are those of a configuration that states none.
+var DefaultLimits = Limits{Clients: 256, Memories: 16384, Connections: 4096, Descriptors: 32768, HostMemory: 4 << 30, ClientHostMemory: 1 << 30}
+
+// WithDefaults are the limits with nothing left open.
+func (l Limits) WithDefaults() Limits {
+	d := DefaultLimits
+	for _, f := range []struct{ own, standard *int }{
+		{&l.Clients, &d.Clients}, {&l.Memories, &d.Memories}, {&l.Connections, &d.Connections}, {&l.Descriptors, &d.Descriptors},
+	} {
+		if *f.own == 0 {
+			*f.own = *f.standard
+		}
+	}
+	for _, f := range []struct{ own, standard *uint64 }{{&l.HostMemory, &d.HostMemory}, {&l.ClientHostMemory, &d.ClientHostMemory}} {
+		if *f.own == 0 {
+			*f.own = *f.standard
+		}
+	}
+	return l
 }
 
 // Requests of a supervisor.
@@ -102,6 +172,8 @@ type Status struct {
 // Report is what a relay says of itself.
 type Report struct {
 	Clients []Client `json:"clients"`
+	// MoreClients have no room beside those; Used counts all.
+	MoreClients int `json:"moreClients,omitempty"`
 	// Contexts are the GPUs that it has a CUDA context on, as PCI addresses.
 	Contexts []string  `json:"contexts"`
 	Staging  []Staging `json:"staging"`
@@ -110,32 +182,59 @@ type Report struct {
 	Received uint64 `json:"received"`
 	Staged   uint64 `json:"staged"`
 	Direct   uint64 `json:"direct"`
+	// Used is what clients have at this moment of what Limits leaves them.
+	Used   Limits `json:"used"`
+	Limits Limits `json:"limits"`
+	// BadHandles counts the senders whose handle no listener here gave out, since
+	// the relay was started: somebody guesses, or comes too late.
+	BadHandles uint64 `json:"badHandles"`
+	// At is the relay's own clock, nanoseconds: between two reports of one process
+	// so much time has gone by.
+	At    time.Duration `json:"at"`
+	Lanes []LaneFigures `json:"laneFigures,omitempty"`
+	// Connections are those with the most bytes; MoreConnections are not shown.
+	Connections     []ConnectionFigures `json:"connectionFigures,omitempty"`
+	MoreConnections int                 `json:"moreConnections,omitempty"`
 }
 
 // Client is a process of the container that is attached.
 type Client struct {
 	PID         int    `json:"pid"` // the host's
 	Memories    int    `json:"memories"`
-	Bytes       uint64 `json:"bytes"` // exported
+	Bytes       uint64 `json:"bytes"`                 // exported
+	HostMemory  uint64 `json:"hostMemory,omitempty"`  // bytes, of these, that the relay made
+	IPCMemories int    `json:"ipcMemories,omitempty"` // of these memories, by a handle of CUDA's IPC
 	Connections int    `json:"connections"`
 }
 
-// Staging is what a relay has taken on a server GPU.
+// Staging is what a relay has taken on a server GPU, or of the host's memory.
 type Staging struct {
-	GPU   string `json:"gpu"` // PCI address
+	GPU string `json:"gpu"` // PCI address; empty where Host
+	// Host says that it is the host's memory: the lane of the GPU at the PCI address
+	// Lane bounces.
+	Host  bool   `json:"host,omitempty"`
+	Lane  string `json:"lane,omitempty"`
 	Bytes uint64 `json:"bytes"`
+	// Wanted is what its configuration asks for there; Note says why Bytes is
+	// less, or why a GPU serves that is not among the lane's servers.
+	Wanted uint64 `json:"wanted"`
+	Note   string `json:"note,omitempty"`
 }
 
 // Check says what a relay cannot work with.
 func (c Config) Check() error {
-	if len(c.Generation) != 32 {
+	if len(c.Generation) != 32 || strings.Trim(c.Generation, "0123456789abcdef") != "" {
 		return fmt.Errorf("relay configuration: generation %q is not 32 hexadecimal digits", c.Generation)
 	}
 	if len(c.Lanes) == 0 {
 		return errors.New("relay configuration: no lane")
 	}
 	for _, l := range c.Lanes {
-		for _, nic := range l.NICs {
+		nics := slices.Clone(l.NICs)
+		for _, spare := range l.Spares {
+			nics = append(nics, spare.NICs...)
+		}
+		for _, nic := range nics {
 			// It becomes a part of paths.
 			if nic == "" || nic == "." || nic == ".." || strings.ContainsAny(nic, "/\x00") {
 				return fmt.Errorf("relay configuration: %q is no name of an RDMA device", nic)
@@ -146,6 +245,16 @@ func (c Config) Check() error {
 	case RouteAuto, RouteStaged, RouteDirect:
 	default:
 		return fmt.Errorf("relay configuration: route %q is none of auto, staged, direct", c.Route)
+	}
+	switch c.Reserve {
+	case "", ReserveAttach, ReserveStart:
+	default:
+		return fmt.Errorf("relay configuration: reserve %q is none of attach, start", c.Reserve)
+	}
+	for _, n := range []int{c.Limits.Clients, c.Limits.Memories, c.Limits.Connections, c.Limits.Descriptors} {
+		if n < 0 {
+			return fmt.Errorf("relay configuration: a limit of %d", n)
+		}
 	}
 	switch c.Transport {
 	case TransportAuto, TransportLoop, TransportLocal:

@@ -13,6 +13,7 @@ func TestCheck(t *testing.T) {
 	}{
 		{"as it should be", func(*Config) {}, ""},
 		{"no generation", func(c *Config) { c.Generation = "" }, "generation"},
+		{"a generation that leads elsewhere", func(c *Config) { c.Generation = strings.Repeat("../", 10) + "xx" }, "32 hexadecimal digits"},
 		{"no lane", func(c *Config) { c.Lanes = nil }, "no lane"},
 		{"a route of the future", func(c *Config) { c.Route = "teleport" }, `"teleport"`},
 		{"a transport of the future", func(c *Config) { c.Transport = "aether" }, `"aether"`},

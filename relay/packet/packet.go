@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,9 +19,10 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// controlSpace has room for one descriptor more than a message may carry, so
-// that too many are noticed instead of being cut off silently.
-var controlSpace = unix.CmsgSpace((wire.MaxDescriptors + 1) * 4)
+// controlSpace has room for all descriptors that a message can bring (SCM_MAX_FD
+// of net/scm.h), however many it may: what has no room the kernel closes before
+// the call returns, and that waits for whoever made the file.
+var controlSpace = unix.CmsgSpace(253 * 4)
 
 // Conn is a connected socket for goroutines. Send may be called concurrently.
 type Conn struct{ *net.UnixConn }
@@ -62,9 +65,20 @@ func (c Conn) Send(m wire.Message, sequence uint32, fds ...int) error {
 	return err
 }
 
-// Receive reads one message. The descriptors are the caller's, also with an
-// error. io.EOF says that the other side has closed.
+// Receive reads one message of a relay, or of a client's own. The descriptors are
+// the caller's, also with an error. io.EOF says that the other side has closed.
 func (c Conn) Receive() (wire.Message, uint32, []int, error) {
+	for {
+		full, hanging := Relays.state()
+		if hanging {
+			m, sequence, err := c.ReceiveBare()
+			return m, sequence, nil, err
+		}
+		if !full {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
 	data := make([]byte, wire.MaxMessage+1)
 	control := make([]byte, controlSpace)
 	n, controls, flags, _, err := c.ReadMsgUnix(data, control)
@@ -83,6 +97,64 @@ func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 		return nil, 0, fds, err
 	}
 	return decode(data[:n], control[:controls], flags)
+}
+
+// ReceiveBare reads one message that may bring no descriptors. One that does is
+// refused, and stays in the socket: Source.HangUp sees to it.
+func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, 0, err
+	}
+	data := make([]byte, wire.MaxMessage+1)
+	var n, flags int
+	var failed error
+	for range 3 { // a reset is said before what is to be read, an end once too early; see Receive
+		err = raw.Read(func(fd uintptr) bool {
+			if n, flags, failed = peek(int(fd), data); failed != nil || flags&unix.MSG_CTRUNC != 0 {
+				return failed != unix.EAGAIN
+			}
+			n, flags, failed = receiveBare(int(fd), data)
+			return failed != unix.EAGAIN
+		})
+		if err != nil {
+			return nil, 0, err
+		}
+		if failed != unix.ECONNRESET && (failed != nil || n > 0 || flags&unix.MSG_CTRUNC != 0) {
+			break
+		}
+	}
+	switch {
+	case failed != nil:
+		return nil, 0, os.NewSyscallError("recvmsg", failed)
+	case flags&unix.MSG_CTRUNC != 0:
+		return nil, 0, wire.Errorf(wire.StatusMalformed, "a message with descriptors, where none are taken")
+	case n == 0:
+		return nil, 0, io.EOF
+	}
+	m, sequence, _, err := decode(data[:n], nil, flags)
+	return m, sequence, err
+}
+
+// peek looks at the next message and leaves it in the socket. MSG_CTRUNC says that
+// it brings descriptors.
+func peek(fd int, data []byte) (n, flags int, err error) {
+	return receive(fd, data, unix.MSG_PEEK)
+}
+
+// receiveBare reads a message and drops its descriptors, which can wait for as long
+// as who sent them likes.
+func receiveBare(fd int, data []byte) (n, flags int, err error) {
+	return receive(fd, data, 0)
+}
+
+func receive(fd int, data []byte, how int) (n, flags int, err error) {
+	for {
+		n, _, flags, _, err = unix.Recvmsg(fd, data, nil, how|unix.MSG_DONTWAIT)
+		if err != unix.EINTR {
+			return n, flags, err
+		}
+	}
 }
 
 // Exchange sends a request and reads the answer, both before the deadline.
@@ -157,16 +229,149 @@ func rights(control []byte) ([]int, error) {
 	return fds, nil
 }
 
-// CloseAll closes descriptors that nobody wants. It does not wait for that: to
-// close a stranger's file of a FUSE file system, say, can take as long as the
-// stranger likes.
-func CloseAll(fds []int) {
+// Source is where descriptors come from. To close a stranger's file, one of a FUSE
+// file system or a TCP socket that lingers, say, can take as long as the stranger
+// likes, and each close that hangs has a thread. So there is a bound, for all
+// messages of a Source and for those of each of its Ports: when the files of so many
+// hang, no descriptor is taken over any more.
+//
+// A message that is not received has its descriptors in the socket, and whoever
+// receives it without them, or closes the socket, closes them. That is done apart
+// as well, by some threads: what has no thread waits, and when too much does nobody
+// is accepted any more (see Crowded).
+type Source struct {
+	closing
+	turns  chan struct{} // of what may block
+	behind atomic.Int64  // what blocks, and what waits for its turn
+}
+
+func newSource() *Source {
+	return &Source{closing: closing{most: 64}, turns: make(chan struct{}, 64)}
+}
+
+// Where descriptors come from. What clients do does not keep those of relays out.
+var (
+	Clients = newSource()
+	Relays  = newSource()
+)
+
+// mostBehind is when a Source is crowded.
+const mostBehind = 256
+
+// Crowded reports that the files in so many sockets hang that nobody else is to be
+// accepted: each that hangs up needs a descriptor until it is closed.
+func (s *Source) Crowded() bool { return s.behind.Load() >= mostBehind }
+
+// block runs what may block.
+func (s *Source) block(f func()) {
+	s.behind.Add(1)
+	go func() {
+		s.turns <- struct{}{}
+		f()
+		<-s.turns
+		s.behind.Add(-1)
+	}()
+}
+
+// HangUp closes the socket of a Conn, and waits for nothing that is in it.
+func (s *Source) HangUp(c Conn) {
+	if fd, err := c.Detach(); err == nil { // else it is closed or detached
+		s.hangUp(fd)
+	}
+}
+
+// hangUp closes a socket. What is in it unread goes, and is looked at first.
+func (s *Source) hangUp(fd int) {
+	// Nothing comes any more, and the other side hears of the end now. It can fail
+	// only where that is so already.
+	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) == nil && drain(fd) {
+		unix.Close(fd)
+		return
+	}
+	s.block(func() { unix.Close(fd) })
+}
+
+// drain reads what brings no descriptors, and reports whether that was all. The
+// credentials that now come with each message tell an empty one from the end.
+func drain(fd int) bool {
+	var data [1]byte
+	control := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
+	for range maxWaiting { // more than a socket's buffer has room for
+		_, controls, flags, _, err := unix.Recvmsg(fd, data[:], control, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		switch {
+		case err == unix.EINTR, err == unix.ECONNRESET:
+			continue
+		case err != nil, flags&unix.MSG_CTRUNC != 0:
+			return false
+		case controls == 0:
+			return true
+		}
+		if _, _, _, _, err = unix.Recvmsg(fd, data[:], control, unix.MSG_DONTWAIT); err != nil {
+			return false
+		}
+	}
+	return false
+}
+
+// mostOfPort bounds those of a Port.
+const mostOfPort = 8
+
+// hangTime is how long as many closes as may be are waited for before they are
+// taken to hang: a machine under load can be slow in starting them.
+const hangTime = time.Second
+
+// closing counts messages whose files are being closed.
+type closing struct {
+	most int
+
+	mu    sync.Mutex
+	count int
+	since time.Time // when it became the most
+}
+
+func (c *closing) add(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.count
+	if c.count += n; was < c.most && c.count >= c.most {
+		c.since = time.Now()
+	}
+}
+
+// state is full where no more descriptors are to be taken over now, and hanging
+// where that is so for long.
+func (c *closing) state() (full, hanging bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	full = c.count >= c.most
+	return full, full && time.Since(c.since) > hangTime
+}
+
+// CloseAll closes descriptors that nobody wants, and does not wait for that.
+func (s *Source) CloseAll(fds []int) { s.closeAll(fds, nil) }
+
+// CloseAll closes descriptors that came from a relay.
+func CloseAll(fds []int) { Relays.CloseAll(fds) }
+
+func (s *Source) closeAll(fds []int, port *closing) {
 	if len(fds) == 0 {
 		return
+	}
+	// Who sends too many gets no second message through on its Port, and one that
+	// hangs keeps all of its descriptors open.
+	weight := 1 + len(fds)/64
+	s.add(weight)
+	if port != nil {
+		port.add(1)
 	}
 	go func() {
 		for _, fd := range fds {
 			unix.Close(fd)
+		}
+		s.add(-weight)
+		if port != nil {
+			port.add(-1)
 		}
 	}()
 }
@@ -180,24 +385,61 @@ type Port struct {
 	received func(wire.Message, uint32, []int)
 	ended    func(error)
 	leaving  bool // Leave was called
+	source   *Source
+	closing  closing // files of messages that came here
+	// dropped is closed when a message that was not received with its descriptors is
+	// gone; nil when there is none.
+	dropped chan struct{}
+
+	shared      *shared // nil where all goes over the socket
+	takesShared bool
 }
+
+// From says where the other side is: a Port of whom nothing is said is a relay's.
+func (p *Port) From(s *Source) { p.source = s }
+
+// CloseAll closes descriptors that came here and that nobody wants.
+func (p *Port) CloseAll(fds []int) { p.source.closeAll(fds, &p.closing) }
+
+// Hanging reports that descriptors are not taken over for now: too many of those
+// that came before hang at their close.
+func (p *Port) Hanging() bool { _, hanging := p.state(); return hanging }
+
+func (p *Port) state() (full, hanging bool) {
+	full, hanging = p.closing.state()
+	all, allHanging := p.source.state()
+	return full || all, hanging || allHanging
+}
+
+// maxWaiting bounds what the other side has not made room for.
+const maxWaiting = 16384
 
 type outgoing struct {
 	data []byte
 	fds  []int // duplicates that belong to the outbox
+	// plain: it comes before all that goes by the order of shared memory.
+	plain bool
 }
 
 // NewPort takes fd over. received is called with every message and owns its
 // descriptors; ended once, with io.EOF when the other side has closed.
 // Neither is called after Close or Leave.
 func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int), ended func(error)) (*Port, error) {
-	p := &Port{loop: loop, fd: fd, received: received, ended: ended}
-	if err := loop.Watch(fd, func(uint32) { p.read() }); err != nil {
+	// A stranger's descriptor may be anything.
+	for option, want := range map[int]int{unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_SEQPACKET} {
+		if is, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option); err != nil || is != want {
+			return nil, wire.Errorf(wire.StatusBadDescriptor, "descriptor %d is no socket for messages", fd)
+		}
+	}
+	p := &Port{loop: loop, fd: fd, received: received, ended: ended, source: Relays, closing: closing{most: mostOfPort}}
+	if err := p.watch(); err != nil {
 		return nil, err
 	}
 	loop.Add(p)
 	return p, nil
 }
+
+func (p *Port) watch() error { return p.loop.Watch(p.fd, func(uint32) { p.read() }) }
 
 // Send sends a message, now or as soon as the socket has room. The descriptors
 // stay the caller's. Errors reach `ended`.
@@ -216,6 +458,10 @@ func (p *Port) Send(m wire.Message, sequence uint32, fds ...int) {
 			return
 		}
 	}
+	if len(p.outbox) >= maxWaiting {
+		p.loop.Do(func() { p.end(fmt.Errorf("the other side leaves %d messages unread", maxWaiting)) })
+		return
+	}
 	kept := make([]int, 0, len(fds))
 	for _, fd := range fds {
 		duplicate, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
@@ -226,7 +472,7 @@ func (p *Port) Send(m wire.Message, sequence uint32, fds ...int) {
 		}
 		kept = append(kept, duplicate)
 	}
-	p.outbox = append(p.outbox, outgoing{data, kept})
+	p.outbox = append(p.outbox, outgoing{data: data, fds: kept})
 }
 
 // broken is a message that could not be sent. Where the other side has closed,
@@ -238,10 +484,20 @@ func (p *Port) broken(err error) {
 	case unix.EPIPE, unix.ECONNRESET, unix.ECONNREFUSED, unix.ENOTCONN:
 		return
 	}
-	p.loop.Do(func() { p.end(os.NewSyscallError("sendmsg", err)) })
+	if _, system := err.(unix.Errno); system {
+		err = os.NewSyscallError("sendmsg", err)
+	}
+	p.loop.Do(func() { p.end(err) })
 }
 
 func (p *Port) write(data []byte, fds []int) error {
+	if p.shared != nil {
+		return p.writeShared(data, fds)
+	}
+	return p.sendmsg(data, fds)
+}
+
+func (p *Port) sendmsg(data []byte, fds []int) error {
 	var control []byte
 	if len(fds) > 0 {
 		control = unix.UnixRights(fds...)
@@ -260,8 +516,19 @@ func (p *Port) read() {
 	// A bounded number at once, so that one busy socket starves no other.
 	ended := false
 	for range 64 {
-		if p.fd < 0 {
+		if p.fd < 0 || p.dropped != nil {
 			return
+		}
+		full, hanging := p.state()
+		if full && !hanging {
+			return // until some are closed: the socket stays readable
+		}
+		if hanging {
+			if n, flags, err := peek(p.fd, data); err == nil && flags&unix.MSG_CTRUNC != 0 {
+				p.drop()
+				p.handle(data[:n], nil, flags&^unix.MSG_CTRUNC)
+				return
+			}
 		}
 		n, controls, flags, _, err := unix.Recvmsg(p.fd, data, control, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		switch {
@@ -277,28 +544,60 @@ func (p *Port) read() {
 			p.end(os.NewSyscallError("recvmsg", err))
 			return
 		case n == 0 && controls == 0:
-			if !ended { // there may be a last message; see Receive
+			if !ended { // there may be a last message; see ReceiveFrom
 				ended = true
 				continue
 			}
 			p.end(io.EOF)
 			return
 		}
-		m, sequence, fds, err := decode(data[:n], control[:controls], flags)
-		if err != nil {
-			CloseAll(fds)
-			p.end(err)
-			return
-		}
-		if p.leaving {
-			CloseAll(fds)
-			continue
-		}
+		p.handle(data[:n], control[:controls], flags)
+	}
+}
+
+// handle passes a message on.
+func (p *Port) handle(data, control []byte, flags int) {
+	m, sequence, fds, err := decode(data, control, flags)
+	taken := false
+	if err == nil && (p.shared != nil || p.takesShared) {
+		taken, err = p.ofSharing(m, fds)
+	}
+	switch {
+	case err != nil:
+		p.CloseAll(fds)
+		p.Send(wire.NewFailure(err), 0) // the other side hears why
+		p.end(err)
+	case taken, p.leaving, p.fd < 0:
+		p.CloseAll(fds)
+	default:
 		p.received(m, sequence, fds)
 	}
 }
 
+// drop receives the next message without its descriptors, beside the loop. What
+// comes behind it waits.
+func (p *Port) drop() {
+	p.loop.Unwatch(p.fd)
+	fd, dropped := p.fd, make(chan struct{})
+	p.dropped = dropped
+	p.source.block(func() {
+		_, _, _ = receiveBare(fd, make([]byte, 1)) // what is wrong with the socket the next read tells
+		close(dropped)
+		p.loop.Do(func() {
+			p.dropped = nil
+			if p.fd < 0 {
+				return
+			}
+			if err := p.watch(); err != nil {
+				p.end(err)
+			}
+		})
+	})
+}
+
 func (p *Port) end(err error) {
+	// What the other side had written before its end comes before it.
+	p.readShared(sharedSlots)
 	if p.fd < 0 {
 		return
 	}
@@ -308,13 +607,18 @@ func (p *Port) end(err error) {
 	}
 }
 
+// leaveTime is how long the other side has to read the last that it is told.
+const leaveTime = 10 * time.Second
+
 // Leave closes the socket once what is in the outbox has been sent, or the other
-// side has closed. Nothing is received any more.
+// side has closed, or has not read it for leaveTime. Nothing is received any more.
 func (p *Port) Leave() {
 	p.leaving = true
 	if len(p.outbox) == 0 {
 		p.Close()
+		return
 	}
+	time.AfterFunc(leaveTime, func() { p.loop.Do(p.Close) })
 }
 
 // Close closes the socket; what is in the outbox is dropped.
@@ -324,8 +628,19 @@ func (p *Port) Close() {
 	}
 	p.loop.Unwatch(p.fd)
 	p.loop.Remove(p)
-	unix.Close(p.fd)
+	if fd, dropped := p.fd, p.dropped; dropped != nil {
+		// Nobody else's descriptor may have this number while it is read.
+		_ = unix.Shutdown(fd, unix.SHUT_RDWR) // see hangUp
+		go func() { <-dropped; p.source.hangUp(fd) }()
+	} else {
+		p.source.hangUp(fd)
+	}
 	p.fd = -1
+	if p.shared != nil {
+		// It is mapped, so that this cannot fail.
+		_ = unix.Munmap(p.shared.memory)
+		p.shared = nil
+	}
 	for _, o := range p.outbox {
 		CloseAll(o.fds)
 	}
@@ -335,12 +650,20 @@ func (p *Port) Close() {
 // Waiting is how many messages the other side has not made room for.
 func (p *Port) Waiting() int { return len(p.outbox) }
 
-// Poll sends what waits.
+// takeAtOnce bounds what one port brings from shared memory before others have
+// their turn.
+const takeAtOnce = 64
+
+// Poll sends what waits, and takes what has come through shared memory.
 func (p *Port) Poll() bool {
-	progress := false
+	progress := p.shared != nil && p.readShared(takeAtOnce)
 	for len(p.outbox) > 0 && p.fd >= 0 {
 		head := p.outbox[0]
-		err := p.write(head.data, head.fds)
+		send := p.write
+		if head.plain {
+			send = p.sendmsg
+		}
+		err := send(head.data, head.fds)
 		if err == unix.EAGAIN {
 			break
 		}
@@ -360,8 +683,20 @@ func (p *Port) Poll() bool {
 // Busy reports whether something waits to be sent.
 func (p *Port) Busy() bool { return len(p.outbox) > 0 }
 
-// Arm has nothing to arm: arriving messages make the socket ready.
-func (p *Port) Arm() bool { return false }
+// Arm asks the other side to ring for what it writes to shared memory. Messages of
+// the socket make that ready.
+func (p *Port) Arm() bool {
+	if p.shared == nil || !p.shared.reading || p.shared.due {
+		return false
+	}
+	in := &p.shared.in
+	atomic.StoreUint32(in.sleeps, 1)
+	return atomic.LoadUint64(in.tail) != in.at
+}
 
-// Disarm has nothing to undo.
-func (p *Port) Disarm() {}
+// Disarm ends Arm.
+func (p *Port) Disarm() {
+	if p.shared != nil {
+		atomic.StoreUint32(p.shared.in.sleeps, 0)
+	}
+}

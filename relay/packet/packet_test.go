@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -204,5 +205,110 @@ func TestAPortThatLeavesSendsWhatWaits(t *testing.T) {
 	}
 	if _, _, _, err := reader.Receive(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the last message: %v", err)
+	}
+}
+
+func TestAPortIsASocketForMessages(t *testing.T) {
+	loop, fd, _ := looped(t)
+	unix.Close(fd)
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(null)
+	stream, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(stream)
+	for _, fd := range []int{null, stream} {
+		loop.Call(func() { _, err = NewPort(loop, fd, nil, nil) })
+		if !errors.Is(err, &wire.Error{Status: wire.StatusBadDescriptor}) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+// What is drained before a socket is closed, and what is not.
+func TestWhatASocketHasUnread(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		send    []int // how many descriptors with each
+		empty   bool
+		drained bool
+	}{
+		{"nothing", nil, false, true},
+		{"messages", []int{0, 0, 0}, false, true},
+		{"empty messages", []int{0, 0, 0}, true, true},
+		{"a descriptor", []int{1}, false, false},
+		{"a descriptor behind empty messages", []int{0, 0, 1}, true, false},
+	} {
+		for _, closed := range []bool{false, true} {
+			a, b, err := Pair()
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := []byte("text")
+			if c.empty {
+				text = nil
+			}
+			for _, n := range c.send {
+				var control []byte
+				if n > 0 {
+					control = unix.UnixRights(make([]int, n)...) // standard input
+				}
+				if err := unix.Sendmsg(a, text, control, nil, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if closed {
+				unix.Close(a)
+			} else {
+				defer unix.Close(a)
+			}
+			if err := errors.Join(unix.Shutdown(b, unix.SHUT_RDWR), unix.SetsockoptInt(b, unix.SOL_SOCKET, unix.SO_PASSCRED, 1)); err != nil {
+				t.Fatal(err)
+			}
+			if is := drain(b); is != c.drained {
+				t.Errorf("%s, the other side closed %v: drained %v", c.name, closed, is)
+			}
+			unix.Close(b)
+		}
+	}
+}
+
+func TestWhatBlocksIsBounded(t *testing.T) {
+	s := newSource()
+	var running, most atomic.Int64
+	release := make(chan struct{})
+	for i := range int64(mostBehind) {
+		if s.Crowded() {
+			t.Errorf("crowded by %d", i)
+		}
+		s.block(func() {
+			now := running.Add(1)
+			for old := most.Load(); now > old && !most.CompareAndSwap(old, now); old = most.Load() {
+			}
+			<-release
+			running.Add(-1)
+		})
+	}
+	if !s.Crowded() {
+		t.Errorf("not crowded by %d", mostBehind)
+	}
+	until := func(what string, so func() bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !so(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal(what)
+			}
+		}
+	}
+	turns := int64(cap(s.turns))
+	until("not all that have a turn run", func() bool { return running.Load() == turns })
+	close(release)
+	until("some never had their turn", func() bool { return s.behind.Load() == 0 })
+	if s.Crowded() || most.Load() > turns {
+		t.Errorf("%d ran at once, of %d; crowded %v", most.Load(), turns, s.Crowded())
 	}
 }

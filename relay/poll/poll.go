@@ -21,10 +21,11 @@ import (
 // SpinTime is how long the loop looks again and again before it sleeps.
 const SpinTime = 50 * time.Microsecond
 
-// Naps begin at firstNap and double up to lastNap: a wait of milliseconds
-// costs a few per cent of a core, a wait of microseconds is noticed quickly.
+// A nap is a sixteenth of the wait so far, up to lastNap: what is waited for is
+// noticed soon by the measure of the wait, and a wait of milliseconds costs a few
+// per cent of a core.
 const (
-	firstNap = 5 * time.Microsecond
+	napShare = 16
 	lastNap  = 50 * time.Microsecond
 )
 
@@ -49,6 +50,8 @@ type Loop struct {
 	watched map[int32]func(events uint32)
 	pollers []Poller
 	stopped bool
+	start   time.Time
+	now     time.Duration // of this round
 
 	mu       sync.Mutex
 	tasks    []func()
@@ -67,7 +70,7 @@ func New() (*Loop, error) {
 		unix.Close(epoll)
 		return nil, os.NewSyscallError("eventfd", err)
 	}
-	l := &Loop{epoll: epoll, wake: wake, watched: map[int32]func(uint32){}}
+	l := &Loop{epoll: epoll, wake: wake, watched: map[int32]func(uint32){}, start: time.Now()}
 	if err := l.Watch(wake, func(uint32) { Drain(wake) }); err != nil {
 		unix.Close(wake)
 		unix.Close(epoll)
@@ -156,6 +159,10 @@ func (l *Loop) Unwatch(fd int) {
 	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 }
 
+// Now is when this round of the loop began, since the loop was made: a clock that
+// can be looked at for every operation.
+func (l *Loop) Now() time.Duration { return l.now }
+
 // Add registers a poller.
 func (l *Loop) Add(p Poller) { l.pollers = append(l.pollers, p) }
 
@@ -178,9 +185,9 @@ func (l *Loop) Run() {
 	// it is refused they are longer, and right all the same.
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 
-	last := time.Now()
-	nap := firstNap
+	last := time.Since(l.start)
 	for !l.stopped {
+		l.now = time.Since(l.start)
 		progress := l.runTasks()
 		for _, p := range l.pollers {
 			if p.Poll() {
@@ -191,21 +198,25 @@ func (l *Loop) Run() {
 			progress = true
 		}
 		if progress {
-			last, nap = time.Now(), firstNap
+			last = l.now
 			continue
 		}
-		if time.Since(last) < SpinTime {
-			runtime.Gosched()
+		// The spin does not yield: to a goroutine that is bound to its thread that
+		// costs two wake-ups of threads, longer than what is waited for.
+		waited := l.now - last
+		if waited < SpinTime {
 			continue
 		}
 		if l.busy() {
-			l.sleepShortly(nap)
-			nap = min(2*nap, lastNap)
+			if l.arm() {
+				l.sleepShortly(min(waited/napShare, lastNap))
+			}
+			l.disarm()
 			continue
 		}
 		if l.arm() {
 			l.dispatch(-1)
-			last, nap = time.Now(), firstNap
+			last = time.Since(l.start)
 		}
 		l.disarm()
 	}
@@ -262,6 +273,9 @@ func (l *Loop) dispatch(timeout int) bool {
 	if err != nil {
 		return false // EINTR; the descriptor itself is ours and valid
 	}
+	if timeout != 0 { // it has slept
+		l.now = time.Since(l.start)
+	}
 	for _, e := range events[:n] {
 		// An earlier handler of this round may have taken the watch away.
 		if f := l.watched[e.Fd]; f != nil {
@@ -271,8 +285,7 @@ func (l *Loop) dispatch(timeout int) bool {
 	return n > 0
 }
 
-// sleepShortly naps, or wakes earlier for a descriptor. Rings and tasks are
-// seen after the nap at the latest.
+// sleepShortly naps, or wakes earlier for a descriptor.
 func (l *Loop) sleepShortly(nap time.Duration) {
 	timeout := unix.NsecToTimespec(nap.Nanoseconds())
 	fds := []unix.PollFd{{Fd: int32(l.epoll), Events: unix.POLLIN}}

@@ -136,6 +136,12 @@ func (r *Relay) Take() (d wire.Descriptor, ok bool, err error) {
 	return d, true, nil
 }
 
+// Full reports whether descriptors wait for want of room for their completions.
+func (r *Relay) Full() bool {
+	return atomic.LoadUint64(&r.submitPage.Tail) != r.taken &&
+		r.reserved-atomic.LoadUint64(&r.submitPage.CompletedHead) >= wire.RingEntries
+}
+
 // Complete ends an operation that Take has returned. Each may end once.
 func (r *Relay) Complete(c wire.Completion) {
 	r.completions[r.written%wire.RingEntries] = c

@@ -2,12 +2,12 @@
 // Each transport is a folder below.
 package transport
 
-import "github.com/peerlane/peerlane/cuda"
+import "github.com/peerlane/peerlane/relay/device"
 
-// Source is where a write takes its bytes: an address in this process, and the
-// same place as an offset in a region that the link knows.
+// Source is where a write takes its bytes: a place in this process, and the
+// same as an offset in a region that the link knows.
 type Source struct {
-	Ptr    cuda.Ptr
+	Place  device.Place
 	Region uint32
 	Offset uint64
 }
@@ -21,10 +21,10 @@ type Target struct {
 // Link is one connection's way to its receiver. It belongs to the event loop,
 // on which it also calls back.
 type Link interface {
-	// AddTarget makes the receiver's memory writable under a number. The
-	// descriptor stays the caller's. Writes to the region may be posted once
-	// ready has been called without an error.
-	AddTarget(region uint32, fd int, bytes uint64, ready func(error))
+	// AddTarget makes the receiver's memory, of a kind of wire.Memory*, writable
+	// under a number. The descriptors stay the caller's. Writes to the region may be
+	// posted once ready has been called without an error.
+	AddTarget(region, kind uint32, parts []device.Part, ready func(error))
 	// RemoveTarget takes a region back. No write to it may be under way.
 	RemoveTarget(region uint32)
 	// Write moves n bytes. done is called when the source may be reused: the

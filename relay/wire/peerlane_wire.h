@@ -5,19 +5,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "peerlane_values.h"
+
 /* The first words of Hello, PeerHello and NICHello: "PEER" and "LANE". */
 #define PEERLANE_MAGIC (0x454e414c52454550ull)
 /* Versions of the protocol that this source speaks. */
 #define PEERLANE_OLDEST_VERSION (1)
 #define PEERLANE_NEWEST_VERSION (1)
-/* Entries in each of a session's two rings; a power of two. */
-#define PEERLANE_RING_ENTRIES (1024)
-/* Timelines of a session, and the distance between two of them in bytes. */
-#define PEERLANE_TIMELINES (256)
-#define PEERLANE_TIMELINE_STRIDE (64)
-/* A timeline of a session that has ended stands here, so that every wait for a */
-/* smaller value is over (CUDA compares cyclically, hence not the largest). */
-#define PEERLANE_TIMELINE_END (0x4000000000000000ull)
 /* "No timeline" in a Descriptor. */
 #define PEERLANE_NO_TIMELINE (0xffffffff)
 /* Sizes and offsets, in bytes, of what Welcome's descriptors map. */
@@ -26,55 +20,50 @@
 #define PEERLANE_SUBMIT_TIMELINES (0x21000)
 #define PEERLANE_COMPLETE_BYTES (0x7000)
 #define PEERLANE_COMPLETE_ENTRIES (0x1000)
-/* Bounds of one session. */
-#define PEERLANE_MAX_MEMORIES (4096)
-#define PEERLANE_MAX_CONNECTIONS (1024)
-#define PEERLANE_MAX_LISTENERS (256)
-/* Server GPUs that one Statistics reports. */
-#define PEERLANE_MAX_SERVERS (8)
-/* Lanes of a container that one LanesReply names. */
-#define PEERLANE_MAX_LANES (32)
 /* Operations of a Descriptor. */
 #define PEERLANE_OP_SEND (1)
 #define PEERLANE_OP_RECEIVE (2)
 #define PEERLANE_OP_CANCEL (3)
-/* What a client may ask the relay to do with exported memory. */
-#define PEERLANE_ACCESS_SEND (1)
-#define PEERLANE_ACCESS_RECEIVE (2)
-/* Routes. */
+/* What memory is of: a GPU's is a CUDA VMM allocation, the host's a memfd sealed */
+/* against any change of its size. */
+#define PEERLANE_MEMORY_GPU (0)
+#define PEERLANE_MEMORY_HOST (1)
+/* A GPU's, of several allocations, which messages before this one brought. */
+#define PEERLANE_MEMORY_PARTS (2)
+/* A GPU's, of cudaMalloc, opened by an IPC handle: never another relay's. */
+#define PEERLANE_MEMORY_IPC (3)
+/* Routes: what a relay asks another for, RouteAuto, and what a connection has. */
 #define PEERLANE_ROUTE_AUTO (0)
-#define PEERLANE_ROUTE_STAGED (1)
-#define PEERLANE_ROUTE_DIRECT (2)
 
-enum peerlane_status {
-	PEERLANE_STATUS_OK = 0, /* done */
-	PEERLANE_STATUS_INTERNAL = 1, /* the relay met an error of its own */
-	PEERLANE_STATUS_MALFORMED = 2, /* malformed message */
-	PEERLANE_STATUS_VERSION = 3, /* no common version of the protocol */
-	PEERLANE_STATUS_NO_CUDA = 4, /* the CUDA driver cannot be used */
-	PEERLANE_STATUS_CUDA = 5, /* the CUDA driver failed */
-	PEERLANE_STATUS_WRONG_GPU = 6, /* memory of a GPU whose lane this container was not given */
-	PEERLANE_STATUS_BAD_DESCRIPTOR = 7, /* the file descriptor is not memory that can be imported */
-	PEERLANE_STATUS_LIMIT = 8, /* a limit of the session is reached */
-	PEERLANE_STATUS_UNKNOWN_MEMORY = 9, /* no such memory */
-	PEERLANE_STATUS_UNKNOWN_CONNECTION = 10, /* no such connection */
-	PEERLANE_STATUS_UNKNOWN_LISTENER = 11, /* no such listener */
-	PEERLANE_STATUS_OUT_OF_RANGE = 12, /* outside the exported memory */
-	PEERLANE_STATUS_NOT_PERMITTED = 13, /* the memory was not exported for this */
-	PEERLANE_STATUS_BAD_HANDLE = 14, /* no listener answers to this handle */
-	PEERLANE_STATUS_UNREACHABLE = 15, /* the other relay cannot be reached */
-	PEERLANE_STATUS_TRUNCATED = 16, /* the message is longer than the receive */
-	PEERLANE_STATUS_CANCELED = 17, /* canceled */
-	PEERLANE_STATUS_CLOSED = 18, /* the connection was closed here */
-	PEERLANE_STATUS_PEER_CLOSED = 19, /* the other side closed the connection */
-	PEERLANE_STATUS_PEER_CLIENT_DIED = 20, /* the client at the other side died */
-	PEERLANE_STATUS_PEER_RELAY_DIED = 21, /* the relay at the other side died */
-	PEERLANE_STATUS_RELAY_DIED = 22, /* the relay of this container died */
-	PEERLANE_STATUS_PEER_CONTAINER_DIED = 23, /* the container at the other side ended */
-	PEERLANE_STATUS_NIC_DIED = 24, /* the emulated NIC died */
-	PEERLANE_STATUS_NO_STAGING = 25, /* no staging memory */
-	PEERLANE_STATUS_BAD_RING = 26, /* the ring does not hold what the protocol allows */
-};
+/* X(number, text) for each status. */
+#define PEERLANE_STATUSES(X) \
+	X(0, "done") \
+	X(1, "the relay met an error of its own") \
+	X(2, "malformed message") \
+	X(3, "no common version of the protocol") \
+	X(4, "the CUDA driver cannot be used") \
+	X(5, "the CUDA driver failed") \
+	X(6, "memory of a GPU whose lane this container was not given") \
+	X(7, "the file descriptor is not memory that can be imported") \
+	X(8, "a limit of the session is reached") \
+	X(9, "no such memory") \
+	X(10, "no such connection") \
+	X(11, "no such listener") \
+	X(12, "outside the exported memory") \
+	X(13, "the memory was not exported for this") \
+	X(14, "no listener answers to this handle") \
+	X(15, "the other relay cannot be reached") \
+	X(16, "the message is longer than the receive") \
+	X(17, "canceled") \
+	X(18, "the connection was closed here") \
+	X(19, "the other side closed the connection") \
+	X(20, "the client at the other side died") \
+	X(21, "the relay at the other side died") \
+	X(22, "the relay of this container died") \
+	X(23, "the container at the other side ended") \
+	X(24, "the emulated NIC died") \
+	X(25, "no staging memory") \
+	X(26, "the ring does not hold what the protocol allows")
 
 enum peerlane_message {
 	PEERLANE_MESSAGE_HELLO = 1,
@@ -97,9 +86,14 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_LANES = 19,
 	PEERLANE_MESSAGE_LANES_REPLY = 20,
 	PEERLANE_MESSAGE_GOODBYE = 18,
+	PEERLANE_MESSAGE_EXPORT_PART = 26,
+	PEERLANE_MESSAGE_EXPORT_IPC = 27,
+	PEERLANE_MESSAGE_HOST_MEMORY = 24,
+	PEERLANE_MESSAGE_HOST_MEMORY_MADE = 25,
 	PEERLANE_MESSAGE_PEER_HELLO = 32,
 	PEERLANE_MESSAGE_PEER_WELCOME = 33,
 	PEERLANE_MESSAGE_PEER_REGION = 34,
+	PEERLANE_MESSAGE_PEER_REGION_PART = 42,
 	PEERLANE_MESSAGE_PEER_SEND = 35,
 	PEERLANE_MESSAGE_PEER_GRANT = 36,
 	PEERLANE_MESSAGE_PEER_WRITTEN = 37,
@@ -107,6 +101,9 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_PEER_WITHDRAW = 39,
 	PEERLANE_MESSAGE_PEER_CLOSE = 40,
 	PEERLANE_MESSAGE_PEER_FORGET = 41,
+	PEERLANE_MESSAGE_PEER_SHARE = 44,
+	PEERLANE_MESSAGE_PEER_SHARED = 45,
+	PEERLANE_MESSAGE_PEER_BELL = 46,
 	PEERLANE_MESSAGE_NIC_HELLO = 64,
 	PEERLANE_MESSAGE_NIC_REGION = 65,
 	PEERLANE_MESSAGE_NIC_WRITE = 66,
@@ -304,7 +301,8 @@ _Static_assert(offsetof(struct peerlane_failure, reserved) == 12, "peerlane_fail
 _Static_assert(offsetof(struct peerlane_failure, reason) == 16, "peerlane_failure.reason");
 
 /* With one descriptor: the POSIX file descriptor of a CUDA VMM allocation. */
-/* The range [offset, offset+length) of its `bytes` is exported. */
+/* The range [offset, offset+length) of its `bytes` is exported. Without one: of */
+/* the `parts` allocations that ExportPart messages brought, which lie side by side. */
 struct peerlane_export {
 	uint32_t type;
 	uint32_t sequence;
@@ -313,7 +311,7 @@ struct peerlane_export {
 	uint64_t length;
 	uint8_t gpu[16];
 	uint32_t access;
-	uint32_t reserved;
+	uint32_t parts;
 };
 _Static_assert(sizeof(struct peerlane_export) == 56, "peerlane_export");
 _Static_assert(offsetof(struct peerlane_export, type) == 0, "peerlane_export.type");
@@ -323,7 +321,7 @@ _Static_assert(offsetof(struct peerlane_export, offset) == 16, "peerlane_export.
 _Static_assert(offsetof(struct peerlane_export, length) == 24, "peerlane_export.length");
 _Static_assert(offsetof(struct peerlane_export, gpu) == 32, "peerlane_export.gpu");
 _Static_assert(offsetof(struct peerlane_export, access) == 48, "peerlane_export.access");
-_Static_assert(offsetof(struct peerlane_export, reserved) == 52, "peerlane_export.reserved");
+_Static_assert(offsetof(struct peerlane_export, parts) == 52, "peerlane_export.parts");
 
 struct peerlane_exported {
 	uint32_t type;
@@ -468,7 +466,8 @@ _Static_assert(sizeof(struct peerlane_statistics) == 8, "peerlane_statistics");
 _Static_assert(offsetof(struct peerlane_statistics, type) == 0, "peerlane_statistics.type");
 _Static_assert(offsetof(struct peerlane_statistics, sequence) == 4, "peerlane_statistics.sequence");
 
-/* What the relay's counters say, bytes. */
+/* What the relay's counters say, bytes. A server whose gpu is zero stands for the */
+/* slots in the relay's own host memory: lanes that bounce. */
 struct peerlane_statistics_reply {
 	uint32_t type;
 	uint32_t sequence;
@@ -525,6 +524,75 @@ _Static_assert(sizeof(struct peerlane_goodbye) == 8, "peerlane_goodbye");
 _Static_assert(offsetof(struct peerlane_goodbye, type) == 0, "peerlane_goodbye.type");
 _Static_assert(offsetof(struct peerlane_goodbye, sequence) == 4, "peerlane_goodbye.sequence");
 
+/* With one descriptor: the next of the allocations of an export that is still to */
+/* come, and its place there. It has no answer: the export's says what is wrong. */
+struct peerlane_export_part {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t bytes;
+	uint64_t offset;
+};
+_Static_assert(sizeof(struct peerlane_export_part) == 24, "peerlane_export_part");
+_Static_assert(offsetof(struct peerlane_export_part, type) == 0, "peerlane_export_part.type");
+_Static_assert(offsetof(struct peerlane_export_part, sequence) == 4, "peerlane_export_part.sequence");
+_Static_assert(offsetof(struct peerlane_export_part, bytes) == 8, "peerlane_export_part.bytes");
+_Static_assert(offsetof(struct peerlane_export_part, offset) == 16, "peerlane_export_part.offset");
+
+/* Memory of cudaMalloc, where the configuration allows it. Answered by Exported. */
+/* The range [offset, offset+length) of the allocation is exported. */
+struct peerlane_export_ipc {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t offset;
+	uint64_t length;
+	uint8_t gpu[16];
+	uint32_t access;
+	uint32_t reserved;
+	char handle[64];
+};
+_Static_assert(sizeof(struct peerlane_export_ipc) == 112, "peerlane_export_ipc");
+_Static_assert(offsetof(struct peerlane_export_ipc, type) == 0, "peerlane_export_ipc.type");
+_Static_assert(offsetof(struct peerlane_export_ipc, sequence) == 4, "peerlane_export_ipc.sequence");
+_Static_assert(offsetof(struct peerlane_export_ipc, offset) == 8, "peerlane_export_ipc.offset");
+_Static_assert(offsetof(struct peerlane_export_ipc, length) == 16, "peerlane_export_ipc.length");
+_Static_assert(offsetof(struct peerlane_export_ipc, gpu) == 24, "peerlane_export_ipc.gpu");
+_Static_assert(offsetof(struct peerlane_export_ipc, access) == 40, "peerlane_export_ipc.access");
+_Static_assert(offsetof(struct peerlane_export_ipc, reserved) == 44, "peerlane_export_ipc.reserved");
+_Static_assert(offsetof(struct peerlane_export_ipc, handle) == 48, "peerlane_export_ipc.handle");
+
+/* The relay makes host memory for the lane of a GPU, and pins it there. */
+struct peerlane_host_memory {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t bytes;
+	uint8_t gpu[16];
+	uint32_t access;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_host_memory) == 40, "peerlane_host_memory");
+_Static_assert(offsetof(struct peerlane_host_memory, type) == 0, "peerlane_host_memory.type");
+_Static_assert(offsetof(struct peerlane_host_memory, sequence) == 4, "peerlane_host_memory.sequence");
+_Static_assert(offsetof(struct peerlane_host_memory, bytes) == 8, "peerlane_host_memory.bytes");
+_Static_assert(offsetof(struct peerlane_host_memory, gpu) == 16, "peerlane_host_memory.gpu");
+_Static_assert(offsetof(struct peerlane_host_memory, access) == 32, "peerlane_host_memory.access");
+_Static_assert(offsetof(struct peerlane_host_memory, reserved) == 36, "peerlane_host_memory.reserved");
+
+/* With one descriptor: the memory, to be mapped for reading and writing: as many */
+/* bytes as were asked for, in whole pages. From here on it is like exported memory. */
+struct peerlane_host_memory_made {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t bytes;
+	uint32_t memory;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_host_memory_made) == 24, "peerlane_host_memory_made");
+_Static_assert(offsetof(struct peerlane_host_memory_made, type) == 0, "peerlane_host_memory_made.type");
+_Static_assert(offsetof(struct peerlane_host_memory_made, sequence) == 4, "peerlane_host_memory_made.sequence");
+_Static_assert(offsetof(struct peerlane_host_memory_made, bytes) == 8, "peerlane_host_memory_made.bytes");
+_Static_assert(offsetof(struct peerlane_host_memory_made, memory) == 16, "peerlane_host_memory_made.memory");
+_Static_assert(offsetof(struct peerlane_host_memory_made, reserved) == 20, "peerlane_host_memory_made.reserved");
+
 struct peerlane_peer_hello {
 	uint32_t type;
 	uint32_t sequence;
@@ -535,7 +603,7 @@ struct peerlane_peer_hello {
 	uint8_t generation[16];
 	uint8_t gpu[16];
 	uint32_t route;
-	uint32_t reserved;
+	uint32_t shares;
 	char name[104];
 };
 _Static_assert(sizeof(struct peerlane_peer_hello) == 184, "peerlane_peer_hello");
@@ -548,7 +616,7 @@ _Static_assert(offsetof(struct peerlane_peer_hello, token) == 24, "peerlane_peer
 _Static_assert(offsetof(struct peerlane_peer_hello, generation) == 40, "peerlane_peer_hello.generation");
 _Static_assert(offsetof(struct peerlane_peer_hello, gpu) == 56, "peerlane_peer_hello.gpu");
 _Static_assert(offsetof(struct peerlane_peer_hello, route) == 72, "peerlane_peer_hello.route");
-_Static_assert(offsetof(struct peerlane_peer_hello, reserved) == 76, "peerlane_peer_hello.reserved");
+_Static_assert(offsetof(struct peerlane_peer_hello, shares) == 76, "peerlane_peer_hello.shares");
 _Static_assert(offsetof(struct peerlane_peer_hello, name) == 80, "peerlane_peer_hello.name");
 
 /* With one descriptor on route staged: the end of a socket pair on which the */
@@ -576,7 +644,7 @@ struct peerlane_peer_region {
 	uint32_t type;
 	uint32_t sequence;
 	uint32_t region;
-	uint32_t reserved;
+	uint32_t kind;
 	uint64_t bytes;
 	uint8_t gpu[16];
 };
@@ -584,9 +652,25 @@ _Static_assert(sizeof(struct peerlane_peer_region) == 40, "peerlane_peer_region"
 _Static_assert(offsetof(struct peerlane_peer_region, type) == 0, "peerlane_peer_region.type");
 _Static_assert(offsetof(struct peerlane_peer_region, sequence) == 4, "peerlane_peer_region.sequence");
 _Static_assert(offsetof(struct peerlane_peer_region, region) == 8, "peerlane_peer_region.region");
-_Static_assert(offsetof(struct peerlane_peer_region, reserved) == 12, "peerlane_peer_region.reserved");
+_Static_assert(offsetof(struct peerlane_peer_region, kind) == 12, "peerlane_peer_region.kind");
 _Static_assert(offsetof(struct peerlane_peer_region, bytes) == 16, "peerlane_peer_region.bytes");
 _Static_assert(offsetof(struct peerlane_peer_region, gpu) == 24, "peerlane_peer_region.gpu");
+
+/* With one descriptor: the next allocation of a region of MemoryParts that is still */
+/* to come. */
+struct peerlane_peer_region_part {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t region;
+	uint32_t reserved;
+	uint64_t bytes;
+};
+_Static_assert(sizeof(struct peerlane_peer_region_part) == 24, "peerlane_peer_region_part");
+_Static_assert(offsetof(struct peerlane_peer_region_part, type) == 0, "peerlane_peer_region_part.type");
+_Static_assert(offsetof(struct peerlane_peer_region_part, sequence) == 4, "peerlane_peer_region_part.sequence");
+_Static_assert(offsetof(struct peerlane_peer_region_part, region) == 8, "peerlane_peer_region_part.region");
+_Static_assert(offsetof(struct peerlane_peer_region_part, reserved) == 12, "peerlane_peer_region_part.reserved");
+_Static_assert(offsetof(struct peerlane_peer_region_part, bytes) == 16, "peerlane_peer_region_part.bytes");
 
 /* The sender has a message. */
 struct peerlane_peer_send {
@@ -690,6 +774,33 @@ _Static_assert(offsetof(struct peerlane_peer_forget, sequence) == 4, "peerlane_p
 _Static_assert(offsetof(struct peerlane_peer_forget, region) == 8, "peerlane_peer_forget.region");
 _Static_assert(offsetof(struct peerlane_peer_forget, reserved) == 12, "peerlane_peer_forget.reserved");
 
+/* With one descriptor: memory through which what fits is sent from now on. */
+struct peerlane_peer_share {
+	uint32_t type;
+	uint32_t sequence;
+};
+_Static_assert(sizeof(struct peerlane_peer_share) == 8, "peerlane_peer_share");
+_Static_assert(offsetof(struct peerlane_peer_share, type) == 0, "peerlane_peer_share.type");
+_Static_assert(offsetof(struct peerlane_peer_share, sequence) == 4, "peerlane_peer_share.sequence");
+
+/* The memory is mapped; this is the last message that does not go by its order. */
+struct peerlane_peer_shared {
+	uint32_t type;
+	uint32_t sequence;
+};
+_Static_assert(sizeof(struct peerlane_peer_shared) == 8, "peerlane_peer_shared");
+_Static_assert(offsetof(struct peerlane_peer_shared, type) == 0, "peerlane_peer_shared.type");
+_Static_assert(offsetof(struct peerlane_peer_shared, sequence) == 4, "peerlane_peer_shared.sequence");
+
+/* Wakes a side that sleeps: there is something in the memory. */
+struct peerlane_peer_bell {
+	uint32_t type;
+	uint32_t sequence;
+};
+_Static_assert(sizeof(struct peerlane_peer_bell) == 8, "peerlane_peer_bell");
+_Static_assert(offsetof(struct peerlane_peer_bell, type) == 0, "peerlane_peer_bell.type");
+_Static_assert(offsetof(struct peerlane_peer_bell, sequence) == 4, "peerlane_peer_bell.sequence");
+
 /* With one descriptor: where to deliver immediates. */
 struct peerlane_nic_hello {
 	uint32_t type;
@@ -697,27 +808,31 @@ struct peerlane_nic_hello {
 	uint64_t magic;
 	uint32_t oldest;
 	uint32_t newest;
+	uint32_t shares;
+	uint32_t reserved;
 };
-_Static_assert(sizeof(struct peerlane_nic_hello) == 24, "peerlane_nic_hello");
+_Static_assert(sizeof(struct peerlane_nic_hello) == 32, "peerlane_nic_hello");
 _Static_assert(offsetof(struct peerlane_nic_hello, type) == 0, "peerlane_nic_hello.type");
 _Static_assert(offsetof(struct peerlane_nic_hello, sequence) == 4, "peerlane_nic_hello.sequence");
 _Static_assert(offsetof(struct peerlane_nic_hello, magic) == 8, "peerlane_nic_hello.magic");
 _Static_assert(offsetof(struct peerlane_nic_hello, oldest) == 16, "peerlane_nic_hello.oldest");
 _Static_assert(offsetof(struct peerlane_nic_hello, newest) == 20, "peerlane_nic_hello.newest");
+_Static_assert(offsetof(struct peerlane_nic_hello, shares) == 24, "peerlane_nic_hello.shares");
+_Static_assert(offsetof(struct peerlane_nic_hello, reserved) == 28, "peerlane_nic_hello.reserved");
 
 /* With one descriptor: memory to register. */
 struct peerlane_nic_region {
 	uint32_t type;
 	uint32_t sequence;
 	uint32_t region;
-	uint32_t reserved;
+	uint32_t kind;
 	uint64_t bytes;
 };
 _Static_assert(sizeof(struct peerlane_nic_region) == 24, "peerlane_nic_region");
 _Static_assert(offsetof(struct peerlane_nic_region, type) == 0, "peerlane_nic_region.type");
 _Static_assert(offsetof(struct peerlane_nic_region, sequence) == 4, "peerlane_nic_region.sequence");
 _Static_assert(offsetof(struct peerlane_nic_region, region) == 8, "peerlane_nic_region.region");
-_Static_assert(offsetof(struct peerlane_nic_region, reserved) == 12, "peerlane_nic_region.reserved");
+_Static_assert(offsetof(struct peerlane_nic_region, kind) == 12, "peerlane_nic_region.kind");
 _Static_assert(offsetof(struct peerlane_nic_region, bytes) == 16, "peerlane_nic_region.bytes");
 
 struct peerlane_nic_write {
@@ -746,14 +861,14 @@ struct peerlane_nic_written {
 	uint32_t sequence;
 	uint64_t immediate;
 	uint32_t status;
-	uint32_t reserved;
+	uint32_t paced;
 };
 _Static_assert(sizeof(struct peerlane_nic_written) == 24, "peerlane_nic_written");
 _Static_assert(offsetof(struct peerlane_nic_written, type) == 0, "peerlane_nic_written.type");
 _Static_assert(offsetof(struct peerlane_nic_written, sequence) == 4, "peerlane_nic_written.sequence");
 _Static_assert(offsetof(struct peerlane_nic_written, immediate) == 8, "peerlane_nic_written.immediate");
 _Static_assert(offsetof(struct peerlane_nic_written, status) == 16, "peerlane_nic_written.status");
-_Static_assert(offsetof(struct peerlane_nic_written, reserved) == 20, "peerlane_nic_written.reserved");
+_Static_assert(offsetof(struct peerlane_nic_written, paced) == 20, "peerlane_nic_written.paced");
 
 /* To the receiver's relay, on the socket that came with NICHello. */
 struct peerlane_nic_immediate {

@@ -42,8 +42,20 @@ const (
 	// What a client may ask the relay to do with exported memory.
 	AccessSend    = 1
 	AccessReceive = 2
-	// Routes.
-	RouteAuto   = 0
+	// What memory is of: a GPU's is a CUDA VMM allocation, the host's a memfd sealed
+	// against any change of its size.
+	MemoryGPU  = 0
+	MemoryHost = 1
+	// A GPU's, of several allocations, which messages before this one brought.
+	MemoryParts = 2
+	// A GPU's, of cudaMalloc, opened by an IPC handle: never another relay's.
+	MemoryIPC = 3
+	// Allocations that one export is made of.
+	MaxParts = 2048
+	// Routes: what a relay asks another for, RouteAuto, and what a connection has.
+	RouteAuto = 0
+	// Routes of a connection: over slots on server GPUs, or one copy between two
+	// containers of a host.
 	RouteStaged = 1
 	RouteDirect = 2
 )
@@ -131,9 +143,14 @@ const (
 	TypeLanes           uint32 = 19
 	TypeLanesReply      uint32 = 20
 	TypeGoodbye         uint32 = 18
+	TypeExportPart      uint32 = 26
+	TypeExportIPC       uint32 = 27
+	TypeHostMemory      uint32 = 24
+	TypeHostMemoryMade  uint32 = 25
 	TypePeerHello       uint32 = 32
 	TypePeerWelcome     uint32 = 33
 	TypePeerRegion      uint32 = 34
+	TypePeerRegionPart  uint32 = 42
 	TypePeerSend        uint32 = 35
 	TypePeerGrant       uint32 = 36
 	TypePeerWritten     uint32 = 37
@@ -141,6 +158,9 @@ const (
 	TypePeerWithdraw    uint32 = 39
 	TypePeerClose       uint32 = 40
 	TypePeerForget      uint32 = 41
+	TypePeerShare       uint32 = 44
+	TypePeerShared      uint32 = 45
+	TypePeerBell        uint32 = 46
 	TypeNICHello        uint32 = 64
 	TypeNICRegion       uint32 = 65
 	TypeNICWrite        uint32 = 66
@@ -191,15 +211,16 @@ func (m *Failure) messageType() uint32 { return TypeFailure }
 
 // Export is 56 bytes.
 // With one descriptor: the POSIX file descriptor of a CUDA VMM allocation.
-// The range [offset, offset+length) of its `bytes` is exported.
+// The range [offset, offset+length) of its `bytes` is exported. Without one: of
+// the `parts` allocations that ExportPart messages brought, which lie side by side.
 type Export struct {
 	Header
-	Bytes    uint64
-	Offset   uint64
-	Length   uint64
-	GPU      UUID
-	Access   uint32
-	Reserved uint32
+	Bytes  uint64
+	Offset uint64
+	Length uint64
+	GPU    UUID
+	Access uint32
+	Parts  uint32
 }
 
 func (m *Export) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
@@ -350,7 +371,8 @@ func (m *Statistics) bytes() []byte {
 func (m *Statistics) messageType() uint32 { return TypeStatistics }
 
 // StatisticsReply is 304 bytes.
-// What the relay's counters say, bytes.
+// What the relay's counters say, bytes. A server whose gpu is zero stands for the
+// slots in the relay's own host memory: lanes that bounce.
 type StatisticsReply struct {
 	Header
 	Sent     uint64
@@ -404,6 +426,72 @@ func (m *Goodbye) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)
 
 func (m *Goodbye) messageType() uint32 { return TypeGoodbye }
 
+// ExportPart is 24 bytes.
+// With one descriptor: the next of the allocations of an export that is still to
+// come, and its place there. It has no answer: the export's says what is wrong.
+type ExportPart struct {
+	Header
+	Bytes  uint64
+	Offset uint64
+}
+
+func (m *ExportPart) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *ExportPart) messageType() uint32 { return TypeExportPart }
+
+// ExportIPC is 112 bytes.
+// Memory of cudaMalloc, where the configuration allows it. Answered by Exported.
+// The range [offset, offset+length) of the allocation is exported.
+type ExportIPC struct {
+	Header
+	Offset   uint64
+	Length   uint64
+	GPU      UUID
+	Access   uint32
+	Reserved uint32
+	Handle   [64]byte
+}
+
+func (m *ExportIPC) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *ExportIPC) messageType() uint32 { return TypeExportIPC }
+
+// HostMemory is 40 bytes.
+// The relay makes host memory for the lane of a GPU, and pins it there.
+type HostMemory struct {
+	Header
+	Bytes    uint64
+	GPU      UUID
+	Access   uint32
+	Reserved uint32
+}
+
+func (m *HostMemory) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *HostMemory) messageType() uint32 { return TypeHostMemory }
+
+// HostMemoryMade is 24 bytes.
+// With one descriptor: the memory, to be mapped for reading and writing: as many
+// bytes as were asked for, in whole pages. From here on it is like exported memory.
+type HostMemoryMade struct {
+	Header
+	Bytes    uint64
+	Memory   uint32
+	Reserved uint32
+}
+
+func (m *HostMemoryMade) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *HostMemoryMade) messageType() uint32 { return TypeHostMemoryMade }
+
 // PeerHello is 184 bytes.
 type PeerHello struct {
 	Header
@@ -414,7 +502,7 @@ type PeerHello struct {
 	Generation UUID
 	GPU        UUID
 	Route      uint32
-	Reserved   uint32
+	Shares     uint32
 	Name       [104]byte
 }
 
@@ -446,10 +534,10 @@ func (m *PeerWelcome) messageType() uint32 { return TypePeerWelcome }
 // With one descriptor: memory that the sender may write once it holds a grant.
 type PeerRegion struct {
 	Header
-	Region   uint32
-	Reserved uint32
-	Bytes    uint64
-	GPU      UUID
+	Region uint32
+	Kind   uint32
+	Bytes  uint64
+	GPU    UUID
 }
 
 func (m *PeerRegion) bytes() []byte {
@@ -457,6 +545,22 @@ func (m *PeerRegion) bytes() []byte {
 }
 
 func (m *PeerRegion) messageType() uint32 { return TypePeerRegion }
+
+// PeerRegionPart is 24 bytes.
+// With one descriptor: the next allocation of a region of MemoryParts that is still
+// to come.
+type PeerRegionPart struct {
+	Header
+	Region   uint32
+	Reserved uint32
+	Bytes    uint64
+}
+
+func (m *PeerRegionPart) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerRegionPart) messageType() uint32 { return TypePeerRegionPart }
 
 // PeerSend is 32 bytes.
 // The sender has a message.
@@ -559,13 +663,49 @@ func (m *PeerForget) bytes() []byte {
 
 func (m *PeerForget) messageType() uint32 { return TypePeerForget }
 
-// NICHello is 24 bytes.
+// PeerShare is 8 bytes.
+// With one descriptor: memory through which what fits is sent from now on.
+type PeerShare struct {
+	Header
+}
+
+func (m *PeerShare) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerShare) messageType() uint32 { return TypePeerShare }
+
+// PeerShared is 8 bytes.
+// The memory is mapped; this is the last message that does not go by its order.
+type PeerShared struct {
+	Header
+}
+
+func (m *PeerShared) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerShared) messageType() uint32 { return TypePeerShared }
+
+// PeerBell is 8 bytes.
+// Wakes a side that sleeps: there is something in the memory.
+type PeerBell struct {
+	Header
+}
+
+func (m *PeerBell) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *PeerBell) messageType() uint32 { return TypePeerBell }
+
+// NICHello is 32 bytes.
 // With one descriptor: where to deliver immediates.
 type NICHello struct {
 	Header
-	Magic  uint64
-	Oldest uint32
-	Newest uint32
+	Magic    uint64
+	Oldest   uint32
+	Newest   uint32
+	Shares   uint32
+	Reserved uint32
 }
 
 func (m *NICHello) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
@@ -576,9 +716,9 @@ func (m *NICHello) messageType() uint32 { return TypeNICHello }
 // With one descriptor: memory to register.
 type NICRegion struct {
 	Header
-	Region   uint32
-	Reserved uint32
-	Bytes    uint64
+	Region uint32
+	Kind   uint32
+	Bytes  uint64
 }
 
 func (m *NICRegion) bytes() []byte {
@@ -608,7 +748,7 @@ type NICWritten struct {
 	Header
 	Immediate uint64
 	Status    uint32
-	Reserved  uint32
+	Paced     uint32
 }
 
 func (m *NICWritten) bytes() []byte {
@@ -786,12 +926,22 @@ func newMessage(messageType uint32) Message {
 		return &LanesReply{}
 	case TypeGoodbye:
 		return &Goodbye{}
+	case TypeExportPart:
+		return &ExportPart{}
+	case TypeExportIPC:
+		return &ExportIPC{}
+	case TypeHostMemory:
+		return &HostMemory{}
+	case TypeHostMemoryMade:
+		return &HostMemoryMade{}
 	case TypePeerHello:
 		return &PeerHello{}
 	case TypePeerWelcome:
 		return &PeerWelcome{}
 	case TypePeerRegion:
 		return &PeerRegion{}
+	case TypePeerRegionPart:
+		return &PeerRegionPart{}
 	case TypePeerSend:
 		return &PeerSend{}
 	case TypePeerGrant:
@@ -806,6 +956,12 @@ func newMessage(messageType uint32) Message {
 		return &PeerClose{}
 	case TypePeerForget:
 		return &PeerForget{}
+	case TypePeerShare:
+		return &PeerShare{}
+	case TypePeerShared:
+		return &PeerShared{}
+	case TypePeerBell:
+		return &PeerBell{}
 	case TypeNICHello:
 		return &NICHello{}
 	case TypeNICRegion:
@@ -829,7 +985,7 @@ var layouts = []struct {
 	{"Hello", unsafe.Sizeof(Hello{}), []uintptr{unsafe.Offsetof(Hello{}.Header.Type), unsafe.Offsetof(Hello{}.Header.Sequence), unsafe.Offsetof(Hello{}.Magic), unsafe.Offsetof(Hello{}.Oldest), unsafe.Offsetof(Hello{}.Newest), unsafe.Offsetof(Hello{}.Reserved)}},
 	{"Welcome", unsafe.Sizeof(Welcome{}), []uintptr{unsafe.Offsetof(Welcome{}.Header.Type), unsafe.Offsetof(Welcome{}.Header.Sequence), unsafe.Offsetof(Welcome{}.Version), unsafe.Offsetof(Welcome{}.Reserved), unsafe.Offsetof(Welcome{}.Session)}},
 	{"Failure", unsafe.Sizeof(Failure{}), []uintptr{unsafe.Offsetof(Failure{}.Header.Type), unsafe.Offsetof(Failure{}.Header.Sequence), unsafe.Offsetof(Failure{}.Status), unsafe.Offsetof(Failure{}.Reserved), unsafe.Offsetof(Failure{}.Reason)}},
-	{"Export", unsafe.Sizeof(Export{}), []uintptr{unsafe.Offsetof(Export{}.Header.Type), unsafe.Offsetof(Export{}.Header.Sequence), unsafe.Offsetof(Export{}.Bytes), unsafe.Offsetof(Export{}.Offset), unsafe.Offsetof(Export{}.Length), unsafe.Offsetof(Export{}.GPU), unsafe.Offsetof(Export{}.Access), unsafe.Offsetof(Export{}.Reserved)}},
+	{"Export", unsafe.Sizeof(Export{}), []uintptr{unsafe.Offsetof(Export{}.Header.Type), unsafe.Offsetof(Export{}.Header.Sequence), unsafe.Offsetof(Export{}.Bytes), unsafe.Offsetof(Export{}.Offset), unsafe.Offsetof(Export{}.Length), unsafe.Offsetof(Export{}.GPU), unsafe.Offsetof(Export{}.Access), unsafe.Offsetof(Export{}.Parts)}},
 	{"Exported", unsafe.Sizeof(Exported{}), []uintptr{unsafe.Offsetof(Exported{}.Header.Type), unsafe.Offsetof(Exported{}.Header.Sequence), unsafe.Offsetof(Exported{}.Memory), unsafe.Offsetof(Exported{}.Reserved)}},
 	{"Unexport", unsafe.Sizeof(Unexport{}), []uintptr{unsafe.Offsetof(Unexport{}.Header.Type), unsafe.Offsetof(Unexport{}.Header.Sequence), unsafe.Offsetof(Unexport{}.Memory), unsafe.Offsetof(Unexport{}.Reserved)}},
 	{"Done", unsafe.Sizeof(Done{}), []uintptr{unsafe.Offsetof(Done{}.Header.Type), unsafe.Offsetof(Done{}.Header.Sequence)}},
@@ -846,9 +1002,14 @@ var layouts = []struct {
 	{"Lanes", unsafe.Sizeof(Lanes{}), []uintptr{unsafe.Offsetof(Lanes{}.Header.Type), unsafe.Offsetof(Lanes{}.Header.Sequence)}},
 	{"LanesReply", unsafe.Sizeof(LanesReply{}), []uintptr{unsafe.Offsetof(LanesReply{}.Header.Type), unsafe.Offsetof(LanesReply{}.Header.Sequence), unsafe.Offsetof(LanesReply{}.Lanes), unsafe.Offsetof(LanesReply{}.Reserved), unsafe.Offsetof(LanesReply{}.Lane)}},
 	{"Goodbye", unsafe.Sizeof(Goodbye{}), []uintptr{unsafe.Offsetof(Goodbye{}.Header.Type), unsafe.Offsetof(Goodbye{}.Header.Sequence)}},
-	{"PeerHello", unsafe.Sizeof(PeerHello{}), []uintptr{unsafe.Offsetof(PeerHello{}.Header.Type), unsafe.Offsetof(PeerHello{}.Header.Sequence), unsafe.Offsetof(PeerHello{}.Magic), unsafe.Offsetof(PeerHello{}.Oldest), unsafe.Offsetof(PeerHello{}.Newest), unsafe.Offsetof(PeerHello{}.Token), unsafe.Offsetof(PeerHello{}.Generation), unsafe.Offsetof(PeerHello{}.GPU), unsafe.Offsetof(PeerHello{}.Route), unsafe.Offsetof(PeerHello{}.Reserved), unsafe.Offsetof(PeerHello{}.Name)}},
+	{"ExportPart", unsafe.Sizeof(ExportPart{}), []uintptr{unsafe.Offsetof(ExportPart{}.Header.Type), unsafe.Offsetof(ExportPart{}.Header.Sequence), unsafe.Offsetof(ExportPart{}.Bytes), unsafe.Offsetof(ExportPart{}.Offset)}},
+	{"ExportIPC", unsafe.Sizeof(ExportIPC{}), []uintptr{unsafe.Offsetof(ExportIPC{}.Header.Type), unsafe.Offsetof(ExportIPC{}.Header.Sequence), unsafe.Offsetof(ExportIPC{}.Offset), unsafe.Offsetof(ExportIPC{}.Length), unsafe.Offsetof(ExportIPC{}.GPU), unsafe.Offsetof(ExportIPC{}.Access), unsafe.Offsetof(ExportIPC{}.Reserved), unsafe.Offsetof(ExportIPC{}.Handle)}},
+	{"HostMemory", unsafe.Sizeof(HostMemory{}), []uintptr{unsafe.Offsetof(HostMemory{}.Header.Type), unsafe.Offsetof(HostMemory{}.Header.Sequence), unsafe.Offsetof(HostMemory{}.Bytes), unsafe.Offsetof(HostMemory{}.GPU), unsafe.Offsetof(HostMemory{}.Access), unsafe.Offsetof(HostMemory{}.Reserved)}},
+	{"HostMemoryMade", unsafe.Sizeof(HostMemoryMade{}), []uintptr{unsafe.Offsetof(HostMemoryMade{}.Header.Type), unsafe.Offsetof(HostMemoryMade{}.Header.Sequence), unsafe.Offsetof(HostMemoryMade{}.Bytes), unsafe.Offsetof(HostMemoryMade{}.Memory), unsafe.Offsetof(HostMemoryMade{}.Reserved)}},
+	{"PeerHello", unsafe.Sizeof(PeerHello{}), []uintptr{unsafe.Offsetof(PeerHello{}.Header.Type), unsafe.Offsetof(PeerHello{}.Header.Sequence), unsafe.Offsetof(PeerHello{}.Magic), unsafe.Offsetof(PeerHello{}.Oldest), unsafe.Offsetof(PeerHello{}.Newest), unsafe.Offsetof(PeerHello{}.Token), unsafe.Offsetof(PeerHello{}.Generation), unsafe.Offsetof(PeerHello{}.GPU), unsafe.Offsetof(PeerHello{}.Route), unsafe.Offsetof(PeerHello{}.Shares), unsafe.Offsetof(PeerHello{}.Name)}},
 	{"PeerWelcome", unsafe.Sizeof(PeerWelcome{}), []uintptr{unsafe.Offsetof(PeerWelcome{}.Header.Type), unsafe.Offsetof(PeerWelcome{}.Header.Sequence), unsafe.Offsetof(PeerWelcome{}.Version), unsafe.Offsetof(PeerWelcome{}.Route), unsafe.Offsetof(PeerWelcome{}.Generation), unsafe.Offsetof(PeerWelcome{}.GPU), unsafe.Offsetof(PeerWelcome{}.Name)}},
-	{"PeerRegion", unsafe.Sizeof(PeerRegion{}), []uintptr{unsafe.Offsetof(PeerRegion{}.Header.Type), unsafe.Offsetof(PeerRegion{}.Header.Sequence), unsafe.Offsetof(PeerRegion{}.Region), unsafe.Offsetof(PeerRegion{}.Reserved), unsafe.Offsetof(PeerRegion{}.Bytes), unsafe.Offsetof(PeerRegion{}.GPU)}},
+	{"PeerRegion", unsafe.Sizeof(PeerRegion{}), []uintptr{unsafe.Offsetof(PeerRegion{}.Header.Type), unsafe.Offsetof(PeerRegion{}.Header.Sequence), unsafe.Offsetof(PeerRegion{}.Region), unsafe.Offsetof(PeerRegion{}.Kind), unsafe.Offsetof(PeerRegion{}.Bytes), unsafe.Offsetof(PeerRegion{}.GPU)}},
+	{"PeerRegionPart", unsafe.Sizeof(PeerRegionPart{}), []uintptr{unsafe.Offsetof(PeerRegionPart{}.Header.Type), unsafe.Offsetof(PeerRegionPart{}.Header.Sequence), unsafe.Offsetof(PeerRegionPart{}.Region), unsafe.Offsetof(PeerRegionPart{}.Reserved), unsafe.Offsetof(PeerRegionPart{}.Bytes)}},
 	{"PeerSend", unsafe.Sizeof(PeerSend{}), []uintptr{unsafe.Offsetof(PeerSend{}.Header.Type), unsafe.Offsetof(PeerSend{}.Header.Sequence), unsafe.Offsetof(PeerSend{}.Send), unsafe.Offsetof(PeerSend{}.Tag), unsafe.Offsetof(PeerSend{}.Length)}},
 	{"PeerGrant", unsafe.Sizeof(PeerGrant{}), []uintptr{unsafe.Offsetof(PeerGrant{}.Header.Type), unsafe.Offsetof(PeerGrant{}.Header.Sequence), unsafe.Offsetof(PeerGrant{}.Send), unsafe.Offsetof(PeerGrant{}.Grant), unsafe.Offsetof(PeerGrant{}.Part), unsafe.Offsetof(PeerGrant{}.Length), unsafe.Offsetof(PeerGrant{}.Offset), unsafe.Offsetof(PeerGrant{}.Region), unsafe.Offsetof(PeerGrant{}.Reserved)}},
 	{"PeerWritten", unsafe.Sizeof(PeerWritten{}), []uintptr{unsafe.Offsetof(PeerWritten{}.Header.Type), unsafe.Offsetof(PeerWritten{}.Header.Sequence), unsafe.Offsetof(PeerWritten{}.Grant)}},
@@ -856,10 +1017,13 @@ var layouts = []struct {
 	{"PeerWithdraw", unsafe.Sizeof(PeerWithdraw{}), []uintptr{unsafe.Offsetof(PeerWithdraw{}.Header.Type), unsafe.Offsetof(PeerWithdraw{}.Header.Sequence), unsafe.Offsetof(PeerWithdraw{}.Send)}},
 	{"PeerClose", unsafe.Sizeof(PeerClose{}), []uintptr{unsafe.Offsetof(PeerClose{}.Header.Type), unsafe.Offsetof(PeerClose{}.Header.Sequence), unsafe.Offsetof(PeerClose{}.Status), unsafe.Offsetof(PeerClose{}.Reserved), unsafe.Offsetof(PeerClose{}.Reason)}},
 	{"PeerForget", unsafe.Sizeof(PeerForget{}), []uintptr{unsafe.Offsetof(PeerForget{}.Header.Type), unsafe.Offsetof(PeerForget{}.Header.Sequence), unsafe.Offsetof(PeerForget{}.Region), unsafe.Offsetof(PeerForget{}.Reserved)}},
-	{"NICHello", unsafe.Sizeof(NICHello{}), []uintptr{unsafe.Offsetof(NICHello{}.Header.Type), unsafe.Offsetof(NICHello{}.Header.Sequence), unsafe.Offsetof(NICHello{}.Magic), unsafe.Offsetof(NICHello{}.Oldest), unsafe.Offsetof(NICHello{}.Newest)}},
-	{"NICRegion", unsafe.Sizeof(NICRegion{}), []uintptr{unsafe.Offsetof(NICRegion{}.Header.Type), unsafe.Offsetof(NICRegion{}.Header.Sequence), unsafe.Offsetof(NICRegion{}.Region), unsafe.Offsetof(NICRegion{}.Reserved), unsafe.Offsetof(NICRegion{}.Bytes)}},
+	{"PeerShare", unsafe.Sizeof(PeerShare{}), []uintptr{unsafe.Offsetof(PeerShare{}.Header.Type), unsafe.Offsetof(PeerShare{}.Header.Sequence)}},
+	{"PeerShared", unsafe.Sizeof(PeerShared{}), []uintptr{unsafe.Offsetof(PeerShared{}.Header.Type), unsafe.Offsetof(PeerShared{}.Header.Sequence)}},
+	{"PeerBell", unsafe.Sizeof(PeerBell{}), []uintptr{unsafe.Offsetof(PeerBell{}.Header.Type), unsafe.Offsetof(PeerBell{}.Header.Sequence)}},
+	{"NICHello", unsafe.Sizeof(NICHello{}), []uintptr{unsafe.Offsetof(NICHello{}.Header.Type), unsafe.Offsetof(NICHello{}.Header.Sequence), unsafe.Offsetof(NICHello{}.Magic), unsafe.Offsetof(NICHello{}.Oldest), unsafe.Offsetof(NICHello{}.Newest), unsafe.Offsetof(NICHello{}.Shares), unsafe.Offsetof(NICHello{}.Reserved)}},
+	{"NICRegion", unsafe.Sizeof(NICRegion{}), []uintptr{unsafe.Offsetof(NICRegion{}.Header.Type), unsafe.Offsetof(NICRegion{}.Header.Sequence), unsafe.Offsetof(NICRegion{}.Region), unsafe.Offsetof(NICRegion{}.Kind), unsafe.Offsetof(NICRegion{}.Bytes)}},
 	{"NICWrite", unsafe.Sizeof(NICWrite{}), []uintptr{unsafe.Offsetof(NICWrite{}.Header.Type), unsafe.Offsetof(NICWrite{}.Header.Sequence), unsafe.Offsetof(NICWrite{}.Immediate), unsafe.Offsetof(NICWrite{}.Length), unsafe.Offsetof(NICWrite{}.SourceOffset), unsafe.Offsetof(NICWrite{}.TargetOffset), unsafe.Offsetof(NICWrite{}.Source), unsafe.Offsetof(NICWrite{}.Target)}},
-	{"NICWritten", unsafe.Sizeof(NICWritten{}), []uintptr{unsafe.Offsetof(NICWritten{}.Header.Type), unsafe.Offsetof(NICWritten{}.Header.Sequence), unsafe.Offsetof(NICWritten{}.Immediate), unsafe.Offsetof(NICWritten{}.Status), unsafe.Offsetof(NICWritten{}.Reserved)}},
+	{"NICWritten", unsafe.Sizeof(NICWritten{}), []uintptr{unsafe.Offsetof(NICWritten{}.Header.Type), unsafe.Offsetof(NICWritten{}.Header.Sequence), unsafe.Offsetof(NICWritten{}.Immediate), unsafe.Offsetof(NICWritten{}.Status), unsafe.Offsetof(NICWritten{}.Paced)}},
 	{"NICImmediate", unsafe.Sizeof(NICImmediate{}), []uintptr{unsafe.Offsetof(NICImmediate{}.Header.Type), unsafe.Offsetof(NICImmediate{}.Header.Sequence), unsafe.Offsetof(NICImmediate{}.Immediate), unsafe.Offsetof(NICImmediate{}.Length)}},
 	{"LaneGPU", unsafe.Sizeof(LaneGPU{}), []uintptr{unsafe.Offsetof(LaneGPU{}.GPU), unsafe.Offsetof(LaneGPU{}.Index), unsafe.Offsetof(LaneGPU{}.Reserved)}},
 	{"ServerBytes", unsafe.Sizeof(ServerBytes{}), []uintptr{unsafe.Offsetof(ServerBytes{}.GPU), unsafe.Offsetof(ServerBytes{}.In), unsafe.Offsetof(ServerBytes{}.Out)}},

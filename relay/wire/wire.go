@@ -3,13 +3,14 @@
 // messages to an emulated NIC, and the rings.
 //
 // protocol.def describes all layouts once; the Go form (protocol.go) and the C
-// form (peerlane_wire.h) are made from it.
+// form (peerlane_wire.h, and peerlane_values.h for programs) are made from it.
 package wire
 
 //go:generate go run ./generate .
 
 import (
 	"bytes"
+	"embed"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -17,6 +18,11 @@ import (
 	"strings"
 	"unsafe"
 )
+
+// Headers are the C form.
+//
+//go:embed peerlane_wire.h peerlane_values.h
+var Headers embed.FS
 
 // Status is the outcome of a request or an operation.
 type Status uint32

@@ -25,7 +25,7 @@ func TestGeneratedFilesAreThoseOfTheDescription(t *testing.T) {
 	if out, err := exec.Command(programs.Path(t, programs.WireGenerate), dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for _, name := range []string{"protocol.go", "peerlane_wire.h"} {
+	for _, name := range []string{"protocol.go", "peerlane_wire.h", "peerlane_values.h"} {
 		made, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
 			t.Fatal(err)

@@ -124,6 +124,20 @@ CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, CUstream s)
 	return copy("cuMemcpyDtoHAsync", (uintptr_t)dst, NULL, src, NULL, n, s);
 }
 
+// Rows of host memory into a device's; of the other pairs nothing is known here.
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream s)
+{
+	if (!c || c->WidthInBytes > c->srcPitch || c->WidthInBytes > c->dstPitch)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (c->srcMemoryType != CU_MEMORYTYPE_HOST || c->dstMemoryType != CU_MEMORYTYPE_DEVICE)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUresult r = CUDA_SUCCESS;
+	for (size_t y = 0; y < c->Height && r == CUDA_SUCCESS; y++)
+		r = copy("cuMemcpy2DAsync", c->dstDevice + (c->dstY + y) * c->dstPitch + c->dstXInBytes, NULL,
+			 (uintptr_t)c->srcHost + (c->srcY + y) * c->srcPitch + c->srcXInBytes, NULL, c->WidthInBytes, s);
+	return r;
+}
+
 CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dc, CUdeviceptr src, CUcontext sc, size_t n, CUstream s)
 {
 	struct context *to = handle_get(CONTEXT, dc), *from = handle_get(CONTEXT, sc);

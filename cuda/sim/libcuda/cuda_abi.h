@@ -39,6 +39,7 @@ typedef unsigned long long CUmemGenericAllocationHandle;
 
 typedef struct { unsigned char bytes[16]; } CUuuid;
 typedef struct { unsigned char reserved[64]; } CUipcEventHandle;
+typedef struct { unsigned char reserved[64]; } CUipcMemHandle;
 typedef struct { int type, id; } CUmemLocation;
 typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
 typedef struct {
@@ -51,6 +52,21 @@ typedef struct {
 		unsigned char reserved[4];
 	} allocFlags;
 } CUmemAllocationProp;
+typedef struct {
+	size_t srcXInBytes, srcY;
+	int srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	void *srcArray;
+	size_t srcPitch;
+	size_t dstXInBytes, dstY;
+	int dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	void *dstArray;
+	size_t dstPitch;
+	size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
 
 enum {
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
@@ -71,6 +87,7 @@ enum {
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_EVENT_INTERPROCESS = 4,
 	CU_LIMIT_MAX = 11,
+	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 };
 
 API CUresult cuInit(unsigned flags);
@@ -110,6 +127,7 @@ API CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemGenericAlloca
 API CUresult cuMemUnmap(CUdeviceptr p, size_t n);
 API CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *desc, size_t count);
 API CUresult cuMemGetHandleForAddressRange(void *fd, CUdeviceptr p, size_t n, int type, unsigned long long flags);
+API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *n, CUdeviceptr p);
 API CUresult cuPointerGetAttribute(void *v, int attribute, CUdeviceptr p);
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n);
@@ -123,6 +141,7 @@ API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *d, void *p, unsigned flag
 API CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s);
 API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, CUstream s);
 API CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, CUstream s);
+API CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream s);
 API CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dc, CUdeviceptr src, CUcontext sc, size_t n, CUstream s);
 
 API CUresult cuStreamCreate(CUstream *s, unsigned flags);
@@ -139,6 +158,10 @@ API CUresult cuEventQuery(CUevent e);
 API CUresult cuEventSynchronize(CUevent e);
 API CUresult cuIpcGetEventHandle(CUipcEventHandle *h, CUevent e);
 API CUresult cuIpcOpenEventHandle(CUevent *e, CUipcEventHandle h);
+
+API CUresult cuIpcGetMemHandle(CUipcMemHandle *h, CUdeviceptr p);
+API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle h, unsigned flags);
+API CUresult cuIpcCloseMemHandle(CUdeviceptr p);
 
 // peerlaneSimVersion marks the library as the simulator and says which source
 // it was built from.

@@ -1,5 +1,11 @@
-// Memory that belongs to a context: cuMemAlloc, cuMemHost*.
+// Memory that belongs to a context: cuMemAlloc, cuMemHost*, cuIpc*MemHandle.
+#define _GNU_SOURCE
 #include "sim.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 // add enters a range of memory that the current context owns. It takes over
 // the reference to the memory.
@@ -28,7 +34,7 @@ static bool drop(uintptr_t p, int kind)
 	if (found) {
 		size_t size = r->size;
 		range_remove(r);
-		if (kind == ALLOCATED)
+		if (kind == ALLOCATED || kind == OPENED)
 			unreserve(p, (size + GRANULARITY - 1) & ~(GRANULARITY - 1));
 	}
 	pthread_mutex_unlock(&ranges_mutex);
@@ -82,14 +88,111 @@ void memory_forget(struct context *c)
 	for (uintptr_t p = 0;;) {
 		pthread_mutex_lock(&ranges_mutex);
 		struct range *r = range_next(p);
-		while (r && (r->kind != ALLOCATED || r->owner != c))
+		while (r && ((r->kind != ALLOCATED && r->kind != OPENED) || r->owner != c))
 			r = range_next(r->base + r->size);
 		p = r ? r->base : 0;
+		int kind = r ? (int)r->kind : 0;
 		pthread_mutex_unlock(&ranges_mutex);
 		if (!r)
 			return;
-		drop(p, ALLOCATED);
+		drop(p, kind);
 	}
+}
+
+// An IPC handle of memory says in which process it is an open file; the kernel
+// decides whether another one may open that. As on the driver it is no secret.
+struct mem_handle {
+	char magic[8];
+	int32_t pid, fd;
+	uint64_t nonce;
+};
+_Static_assert(sizeof(struct mem_handle) <= sizeof(CUipcMemHandle), "a handle holds 64 bytes");
+
+static const char handle_magic[8] = "PLSIMIPC";
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p)
+{
+	CUresult r = enter("cuIpcGetMemHandle", NULL);
+	if (r != CUDA_SUCCESS)
+		return r;
+	pthread_mutex_lock(&ranges_mutex);
+	struct range *range = range_find(p);
+	struct memory *m = range && range->kind == ALLOCATED ? retain(range->memory) : NULL;
+	r = m && out ? memory_name(m, range->size) : CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_unlock(&ranges_mutex);
+	if (r == CUDA_SUCCESS) {
+		struct mem_handle h = {.pid = getpid(), .fd = m->fd, .nonce = m->nonce};
+		memcpy(h.magic, handle_magic, sizeof h.magic);
+		memset(out, 0, sizeof *out);
+		memcpy(out, &h, sizeof h);
+	}
+	release(m);
+	return r;
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle handle, unsigned flags)
+{
+	struct context *c;
+	struct mem_handle h;
+	CUresult r = begin("cuIpcOpenMemHandle", &c);
+	if (r != CUDA_SUCCESS)
+		return r;
+	memcpy(&h, &handle, sizeof h);
+	if (!p || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(h.magic, handle_magic, sizeof h.magic) != 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (h.pid == getpid())
+		return CUDA_ERROR_INVALID_CONTEXT; // a process opens no memory of its own
+	pthread_mutex_lock(&ranges_mutex);
+	for (struct range *known = range_next(0); known; known = range_next(known->base + known->size)) {
+		if (known->kind == OPENED && known->owner == c && known->memory->nonce == h.nonce) {
+			known->opens++;
+			*p = known->base;
+			pthread_mutex_unlock(&ranges_mutex);
+			return CUDA_SUCCESS;
+		}
+	}
+	pthread_mutex_unlock(&ranges_mutex);
+	char path[64];
+	snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.fd);
+	struct memory *m;
+	size_t size;
+	int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	if (fd < 0)
+		return CUDA_ERROR_MAP_FAILED;
+	r = memory_import_named(fd, h.nonce, &m, &size);
+	close(fd);
+	if (r != CUDA_SUCCESS)
+		return r == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_MAP_FAILED : r;
+	pthread_mutex_lock(&ranges_mutex);
+	uintptr_t base = reserve(m->size, 0);
+	pthread_mutex_unlock(&ranges_mutex);
+	if (!base) {
+		release(m);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*p = base;
+	r = add(m, base, size, OPENED, c);
+	if (r == CUDA_SUCCESS) {
+		pthread_mutex_lock(&ranges_mutex);
+		range_find(base)->opens = 1;
+		pthread_mutex_unlock(&ranges_mutex);
+	}
+	return r;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr p)
+{
+	struct context *c;
+	CUresult r = begin("cuIpcCloseMemHandle", &c);
+	if (r != CUDA_SUCCESS)
+		return r;
+	pthread_mutex_lock(&ranges_mutex);
+	struct range *range = range_find(p);
+	bool found = range && range->base == p && range->kind == OPENED, more = found && --range->opens > 0;
+	pthread_mutex_unlock(&ranges_mutex);
+	if (found && !more)
+		drop(p, OPENED);
+	return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags)

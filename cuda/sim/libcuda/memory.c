@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,6 +31,7 @@ struct trailer { // the page behind the bytes
 	uint32_t version, flags; // 1: exportable, 2: RDMA-capable
 	uint64_t size;
 	unsigned char uuid[16];
+	uint64_t nonce, length; // of memory with an IPC handle: of that, and what was asked for
 };
 
 static void destroy(struct object *o)
@@ -123,6 +125,35 @@ CUresult memory_import(int fd, struct memory **out)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	*out = m;
+	return CUDA_SUCCESS;
+}
+
+CUresult memory_name(struct memory *m, size_t size)
+{
+	struct trailer t;
+	if (m->nonce)
+		return CUDA_SUCCESS;
+	if (pread(m->fd, &t, sizeof t, (off_t)m->size) != (ssize_t)sizeof t || getrandom(&t.nonce, sizeof t.nonce, 0) != sizeof t.nonce)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	t.length = size;
+	if (pwrite(m->fd, &t, sizeof t, (off_t)m->size) != (ssize_t)sizeof t)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	m->nonce = t.nonce;
+	return CUDA_SUCCESS;
+}
+
+CUresult memory_import_named(int fd, uint64_t nonce, struct memory **out, size_t *size)
+{
+	struct trailer t;
+	CUresult r = memory_import(fd, out);
+	if (r != CUDA_SUCCESS)
+		return r;
+	if (!nonce || pread(fd, &t, sizeof t, (off_t)(*out)->size) != (ssize_t)sizeof t || t.nonce != nonce || t.length > t.size) {
+		release(*out);
+		return CUDA_ERROR_MAP_FAILED;
+	}
+	(*out)->nonce = nonce;
+	*size = t.length;
 	return CUDA_SUCCESS;
 }
 

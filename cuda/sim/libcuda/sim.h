@@ -104,6 +104,7 @@ struct memory {
 	char *data; // where this process reaches the bytes
 	size_t size;
 	bool exportable, rdma;
+	uint64_t nonce; // of its IPC handle, 0: it has none
 	bool counted;  // in device->used
 	bool borrowed; // data is the program's own, and not unmapped
 };
@@ -113,7 +114,8 @@ enum rights { NONE = 0, READ = 1, READ_WRITE = 3 };
 struct range {
 	uintptr_t base;
 	size_t size;
-	enum { MAPPED, ALLOCATED, HOST_ALLOCATED, HOST_REGISTERED } kind;
+	enum { MAPPED, ALLOCATED, OPENED, HOST_ALLOCATED, HOST_REGISTERED } kind;
+	unsigned opens;        // of OPENED
 	struct memory *memory; // its first byte is the range's
 	struct context *owner; // of ALLOCATED and host memory
 	unsigned char rights[MAX_DEVICES]; // of devices, by place; MAPPED only
@@ -128,6 +130,8 @@ struct piece {
 
 CUresult memory_create(struct device *d, size_t size, bool exportable, bool rdma, struct memory **m);
 CUresult memory_import(int fd, struct memory **m);
+CUresult memory_name(struct memory *m, size_t size);                // gives it a nonce
+CUresult memory_import_named(int fd, uint64_t nonce, struct memory **m, size_t *size);
 struct memory *memory_host(size_t size);
 struct memory *memory_borrow(void *p, size_t size);
 

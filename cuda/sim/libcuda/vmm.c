@@ -256,6 +256,26 @@ CUresult cuMemGetHandleForAddressRange(void *fd, CUdeviceptr p, size_t n, int ty
 	return CUDA_SUCCESS;
 }
 
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *n, CUdeviceptr p)
+{
+	CUresult r = enter("cuMemGetAddressRange", NULL);
+	struct context *c;
+	if (r != CUDA_SUCCESS || (r = context_current(&c)) != CUDA_SUCCESS)
+		return r;
+	pthread_mutex_lock(&ranges_mutex);
+	struct range *range = range_find(p);
+	if (!range || !range->memory->device) {
+		r = CUDA_ERROR_INVALID_VALUE;
+	} else {
+		if (base)
+			*base = range->base;
+		if (n)
+			*n = range->size;
+	}
+	pthread_mutex_unlock(&ranges_mutex);
+	return r;
+}
+
 CUresult cuPointerGetAttribute(void *v, int attribute, CUdeviceptr p)
 {
 	CUresult r = enter("cuPointerGetAttribute", NULL);

@@ -1,14 +1,18 @@
 // Package local is the transport of route direct: the sender's relay maps the
-// receiver's exported memory and copies into it, once, on the sender's GPU.
+// receiver's exported memory and copies into it, once, on the sender's GPU; between
+// two memories of the host a processor copies.
 package local
 
 import (
+	"errors"
+
 	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // Link implements transport.Link.
@@ -26,14 +30,22 @@ func New(loop *poll.Loop, d *device.Device, queue *device.Queue) *Link {
 }
 
 // AddTarget maps the receiver's memory. That takes the driver some
-// milliseconds, which the loop does not wait for; fd has to stay open until
-// ready is called.
-func (l *Link) AddTarget(region uint32, fd int, bytes uint64, ready func(error)) {
+// milliseconds, which the loop does not wait for; the descriptors have to stay open
+// until ready is called.
+func (l *Link) AddTarget(region, kind uint32, parts []device.Part, ready func(error)) {
 	go func() {
 		var m *device.Memory
 		err := l.device.On(func() error {
 			var err error
-			m, err = device.Import(l.device.Driver, fd, bytes, cuda.Access{Device: l.device.Ordinal, Write: true})
+			if kind == wire.MemoryHost {
+				if m, err = device.ImportHost(parts[0].FD, parts[0].Bytes); err == nil {
+					if err = m.Pin(l.device); err != nil {
+						err = errors.Join(err, m.Close())
+					}
+				}
+				return err
+			}
+			m, err = device.ImportParts(l.device.Driver, parts, cuda.Access{Device: l.device.Ordinal, Write: true})
 			return err
 		})
 		l.loop.Do(func() {
@@ -59,7 +71,7 @@ func (l *Link) RemoveTarget(region uint32) {
 
 // Write issues the copy.
 func (l *Link) Write(to transport.Target, from transport.Source, n uint64, _ uint64, done func(error)) {
-	l.queue.Copy(l.targets[to.Region].Ptr+cuda.Ptr(to.Offset), from.Ptr, n, done)
+	l.queue.Move(l.targets[to.Region].At(to.Offset), from.Place, n, done)
 }
 
 // Close unmaps the receiver's memory.

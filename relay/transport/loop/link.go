@@ -7,9 +7,11 @@ package loop
 
 import (
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/transport"
@@ -23,17 +25,19 @@ type Link struct {
 	pending map[uint64]func(error)
 	broken  error
 	down    func(error)
+	paced   func(time.Duration)
 }
 
 // Dial opens a connection to an emulated NIC, which will deliver immediates on
 // the socket `receiver`. It may block; down is called on the loop when the NIC
-// is gone. The descriptor stays the caller's.
-func Dial(l *poll.Loop, socket string, receiver int, down func(error)) (*Link, error) {
+// is gone, paced for each write that had to wait for the NIC's rate. The descriptor
+// stays the caller's.
+func Dial(l *poll.Loop, socket string, receiver int, down func(error), paced func(time.Duration)) (*Link, error) {
 	conn, err := packet.Dial(socket)
 	if err != nil {
 		return nil, wire.Errorf(wire.StatusNICDied, "the emulated NIC at %s does not answer (%v); start it with peerlane-relay emulated-nic", socket, err)
 	}
-	hello := &wire.NICHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}
+	hello := &wire.NICHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Shares: 1}
 	if err := conn.Send(hello, 0, receiver); err != nil {
 		conn.Close()
 		return nil, wire.Errorf(wire.StatusNICDied, "the emulated NIC at %s: %v", socket, err)
@@ -42,9 +46,13 @@ func Dial(l *poll.Loop, socket string, receiver int, down func(error)) (*Link, e
 	if err != nil {
 		return nil, err
 	}
-	link := &Link{name: socket, pending: map[uint64]func(error){}, down: down}
+	link := &Link{name: socket, pending: map[uint64]func(error){}, down: down, paced: paced}
 	var watch error
-	if !l.Call(func() { link.port, watch = packet.NewPort(l, fd, link.receive, link.end) }) {
+	if !l.Call(func() {
+		if link.port, watch = packet.NewPort(l, fd, link.receive, link.end); watch == nil {
+			link.port.TakeShared()
+		}
+	}) {
 		watch = fmt.Errorf("the relay is ending")
 	}
 	if watch != nil {
@@ -55,15 +63,16 @@ func Dial(l *poll.Loop, socket string, receiver int, down func(error)) (*Link, e
 }
 
 // AddSource registers memory of the sender's relay with the NIC.
-func (l *Link) AddSource(region uint32, fd int, bytes uint64) {
-	l.port.Send(&wire.NICRegion{Region: region, Bytes: bytes}, 0, fd)
+func (l *Link) AddSource(region, kind uint32, fd int, bytes uint64) {
+	l.port.Send(&wire.NICRegion{Region: region, Kind: kind, Bytes: bytes}, 0, fd)
 }
 
 // AddTarget registers memory of the receiver's relay with the NIC. The NIC
 // works in order, so that writes can be posted at once; a registration that
 // fails fails them.
-func (l *Link) AddTarget(region uint32, fd int, bytes uint64, ready func(error)) {
-	l.port.Send(&wire.NICRegion{Region: region | targetRegion, Bytes: bytes}, 0, fd)
+func (l *Link) AddTarget(region, kind uint32, parts []device.Part, ready func(error)) {
+	slots := parts[0] // which are one allocation
+	l.port.Send(&wire.NICRegion{Region: region | targetRegion, Kind: kind, Bytes: slots.Bytes}, 0, slots.FD)
 	ready(l.broken)
 }
 
@@ -103,6 +112,9 @@ func (l *Link) receive(m wire.Message, _ uint32, fds []int) {
 			return
 		}
 		delete(l.pending, m.Immediate)
+		if m.Paced > 0 {
+			l.paced(time.Duration(m.Paced) * time.Microsecond)
+		}
 		if m.Status != uint32(wire.StatusOK) {
 			done(wire.Errorf(wire.Status(m.Status), "the emulated NIC at %s could not write: %v", l.name, wire.Status(m.Status)))
 			return
@@ -136,10 +148,14 @@ func (l *Link) fail(err error) {
 // Receive takes over the receiver's end of the immediates: arrived is called
 // for each, ended when no write of this connection can come any more.
 func Receive(l *poll.Loop, fd int, arrived func(immediate, length uint64), ended func()) (*packet.Port, error) {
-	return packet.NewPort(l, fd, func(m wire.Message, _ uint32, fds []int) {
+	port, err := packet.NewPort(l, fd, func(m wire.Message, _ uint32, fds []int) {
 		packet.CloseAll(fds)
 		if i, ok := m.(*wire.NICImmediate); ok {
 			arrived(i.Immediate, i.Length)
 		}
 	}, func(error) { ended() })
+	if err == nil {
+		port.TakeShared()
+	}
+	return port, err
 }

@@ -3,10 +3,12 @@ package loop
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay/device"
@@ -18,7 +20,9 @@ import (
 // NIC is an emulated NIC: contexts on GPUs, and a connection for every sender.
 // A write is issued by the GPU that its target is on: a GPU that is read from
 // takes what is pushed into it more slowly than what it pulls itself
-// (docs/benchmarks.md has the figures).
+// (docs/benchmarks.md has the figures). Slots in the host's memory, of relays that
+// found no room on a server GPU, need no GPU here: between two such a processor
+// copies, so that a NIC works whose GPUs have no room for a context either.
 type NIC struct {
 	loop   *poll.Loop
 	busIDs []string
@@ -27,6 +31,9 @@ type NIC struct {
 	driver  *cuda.Driver
 	gpus    map[cuda.Device]*gpu
 	senders map[*sender]bool
+	pace    *pace // nil for none
+	// processor copies between memories of the host.
+	processor *device.Queue
 }
 
 type gpu struct {
@@ -35,8 +42,9 @@ type gpu struct {
 }
 
 // NewNIC makes an emulated NIC beside the GPUs at these PCI addresses. It
-// touches no GPU before the first sender comes.
-func NewNIC(name string, busIDs []string) (*NIC, error) {
+// touches no GPU before the first sender comes. Rate bounds the bytes a second of
+// all its writes; 0 leaves them as fast as they are.
+func NewNIC(name string, busIDs []string, rate float64) (*NIC, error) {
 	if len(busIDs) == 0 {
 		return nil, errors.New("an emulated NIC needs a GPU beside it (--gpu PCI-ADDRESS)")
 	}
@@ -44,7 +52,13 @@ func NewNIC(name string, busIDs []string) (*NIC, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &NIC{loop: l, busIDs: busIDs, log: logrus.WithField("nic", name), gpus: map[cuda.Device]*gpu{}, senders: map[*sender]bool{}}, nil
+	n := &NIC{loop: l, busIDs: busIDs, log: logrus.WithField("nic", name), gpus: map[cuda.Device]*gpu{}, senders: map[*sender]bool{}, processor: &device.Queue{}}
+	l.Add(n.processor)
+	if rate > 0 {
+		n.pace = &pace{perSecond: rate}
+		l.Add(n.pace)
+	}
+	return n, nil
 }
 
 // Serve accepts senders until the listener is closed.
@@ -85,6 +99,7 @@ func (n *NIC) accept(fd int) {
 	port, err := packet.NewPort(n.loop, fd, s.receive, s.ended)
 	if err != nil {
 		n.log.WithError(err).Error("a sender could not be watched")
+		unix.Close(fd)
 		return
 	}
 	s.port = port
@@ -144,7 +159,8 @@ type sender struct {
 	// read holds nobody up.
 	immediates *packet.Port
 	regions    map[uint32]*device.Memory
-	underWay   int
+	queue      []queued // of the pace
+	underWay   int      // also what is queued
 	gone       bool
 }
 
@@ -176,9 +192,6 @@ func (s *sender) hello(m *wire.NICHello, fds *[]int) error {
 	if _, err := wire.Negotiate("sender's relay", m.Oldest, m.Newest); err != nil {
 		return err
 	}
-	if err := s.nic.open(); err != nil {
-		return err
-	}
 	// The receiver says nothing here; when it closes, the sender is told by the
 	// receiver's relay.
 	port, err := packet.NewPort(s.nic.loop, (*fds)[0],
@@ -187,12 +200,30 @@ func (s *sender) hello(m *wire.NICHello, fds *[]int) error {
 		return err
 	}
 	s.immediates, *fds = port, nil
+	if m.Shares == 1 {
+		for _, p := range []*packet.Port{s.port, s.immediates} {
+			if err := p.Share(); err != nil {
+				s.nic.log.WithError(err).Warn("no memory is shared with a relay; the socket does alone")
+			}
+		}
+	}
 	return nil
 }
 
 func (s *sender) register(m *wire.NICRegion, fds []int) error {
 	if len(fds) != 1 || s.immediates == nil || s.regions[m.Region] != nil {
 		return wire.Errorf(wire.StatusMalformed, "region %d: no descriptor, no hello before it, or registered already", m.Region)
+	}
+	if m.Kind == wire.MemoryHost {
+		memory, err := device.ImportHost(fds[0], m.Bytes)
+		if err != nil {
+			return wire.Errorf(wire.StatusBadDescriptor, "registering region %d: %v", m.Region, err)
+		}
+		s.regions[m.Region] = memory
+		return nil
+	}
+	if err := s.nic.open(); err != nil {
+		return err
 	}
 	var access []cuda.Access
 	for _, g := range s.nic.gpus {
@@ -230,8 +261,21 @@ func (s *sender) write(m *wire.NICWrite) error {
 			return wire.Errorf(wire.StatusOutOfRange, "a write of %d bytes at offset %d of a region of %d", m.Length, side.offset, side.memory.Bytes)
 		}
 	}
+	queue, err := s.nic.issuer(target, source)
+	if err != nil {
+		return wire.Errorf(wire.StatusCUDA, "a write from region %#x to %#x: %v", m.Source, m.Target, err)
+	}
 	s.underWay++
-	s.nic.gpus[target.On].queue.Copy(target.Ptr+cuda.Ptr(m.TargetOffset), source.Ptr+cuda.Ptr(m.SourceOffset), m.Length, func(err error) {
+	if s.nic.pace == nil {
+		s.issue(queue, m, source, target, 0)
+	} else {
+		s.nic.pace.post(s, queued{m.Length, time.Now(), func(waited time.Duration) { s.issue(queue, m, source, target, waited) }})
+	}
+	return nil
+}
+
+func (s *sender) issue(queue *device.Queue, m *wire.NICWrite, source, target *device.Memory, waited time.Duration) {
+	queue.Move(target.At(m.TargetOffset), source.At(m.SourceOffset), m.Length, func(err error) {
 		s.underWay--
 		status := wire.StatusOK
 		if err != nil {
@@ -240,14 +284,39 @@ func (s *sender) write(m *wire.NICWrite) error {
 		} else {
 			s.immediates.Send(&wire.NICImmediate{Immediate: m.Immediate, Length: m.Length}, 0)
 		}
-		s.port.Send(&wire.NICWritten{Immediate: m.Immediate, Status: uint32(status)}, 0)
+		s.port.Send(&wire.NICWritten{Immediate: m.Immediate, Status: uint32(status), Paced: uint32(min(waited.Microseconds(), math.MaxUint32))}, 0)
 		s.release()
 	})
-	return nil
+}
+
+// issuer is the queue of a write: of the GPU that the target is on, or the source
+// where the target is the host's.
+func (n *NIC) issuer(target, source *device.Memory) (*device.Queue, error) {
+	on, host := target, source
+	switch {
+	case target.Host() && source.Host():
+		return n.processor, nil
+	case target.Host():
+		on, host = source, target
+	}
+	g := n.gpus[on.On]
+	if g == nil { // a source of another NIC's GPU
+		for _, g = range n.gpus {
+			break
+		}
+	}
+	if host.Host() {
+		if err := host.Pin(g.Device); err != nil {
+			return nil, err
+		}
+	}
+	return g.queue, nil
 }
 
 func (s *sender) ended(error) {
 	s.gone = true
+	s.underWay -= len(s.queue) // what has not begun does not begin any more
+	s.queue = nil
 	s.release()
 }
 

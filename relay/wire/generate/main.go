@@ -2,8 +2,8 @@
 //
 //	go run ./relay/wire/generate DIR
 //
-// DIR is the folder of protocol.def; protocol.go and peerlane_wire.h are
-// written beside it.
+// DIR is the folder of protocol.def; protocol.go, peerlane_wire.h and
+// peerlane_values.h are written beside it.
 package main
 
 import (
@@ -35,6 +35,7 @@ type layout struct {
 type constant struct {
 	name, value string
 	comment     []string
+	public      bool // in peerlane_values.h
 }
 
 type status struct {
@@ -75,6 +76,9 @@ func run(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, "protocol.go"), source, 0o644); err != nil {
 		return err
 	}
+	if err := os.WriteFile(filepath.Join(dir, "peerlane_values.h"), p.cValues(), 0o644); err != nil {
+		return err
+	}
 	return os.WriteFile(filepath.Join(dir, "peerlane_wire.h"), p.cHeader(), 0o644)
 }
 
@@ -86,6 +90,10 @@ func parse(text []byte) (*protocol, error) {
 	for number := 1; lines.Scan(); number++ {
 		line := strings.TrimRight(lines.Text(), " ")
 		words := strings.Fields(line)
+		public := len(words) > 1 && words[0] == "public" && words[1] == "constant"
+		if public {
+			words = words[1:]
+		}
 		fail := func(why string) error {
 			return fmt.Errorf("protocol.def:%d: %s: %q", number, why, line)
 		}
@@ -95,7 +103,7 @@ func parse(text []byte) (*protocol, error) {
 		case strings.HasPrefix(words[0], "#"):
 			comment = append(comment, strings.TrimSpace(strings.TrimPrefix(line, "#")))
 		case words[0] == "constant" && len(words) == 3:
-			p.constants = append(p.constants, constant{words[1], words[2], comment})
+			p.constants = append(p.constants, constant{words[1], words[2], comment, public})
 			comment = nil
 		case words[0] == "status" && len(words) > 3:
 			value, err := strconv.Atoi(words[2])
@@ -270,24 +278,45 @@ func (f field) goType() string {
 	return fmt.Sprintf("[%d]%s", f.count, f.element)
 }
 
-func (p *protocol) cHeader() []byte {
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "/* %s */\n#ifndef PEERLANE_WIRE_H\n#define PEERLANE_WIRE_H\n\n#include <stddef.h>\n#include <stdint.h>\n\n", origin)
+// cConstants writes those that are public or those that are not.
+func (p *protocol) cConstants(b *bytes.Buffer, public bool) {
 	for _, c := range p.constants {
+		if c.public != public {
+			continue
+		}
 		for _, line := range c.comment {
-			fmt.Fprintf(&b, "/* %s */\n", line)
+			fmt.Fprintf(b, "/* %s */\n", line)
 		}
 		suffix := ""
 		if strings.HasPrefix(c.value, "0x") && len(c.value) > 10 {
 			suffix = "ull"
 		}
-		fmt.Fprintf(&b, "#define PEERLANE_%s (%s%s)\n", shout(c.name), c.value, suffix)
+		fmt.Fprintf(b, "#define PEERLANE_%s (%s%s)\n", shout(c.name), c.value, suffix)
 	}
-	b.WriteString("\nenum peerlane_status {\n")
+}
+
+// cValues is what programs see of the protocol. It includes nothing.
+func (p *protocol) cValues() []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "/* %s */\n#ifndef PEERLANE_VALUES_H\n#define PEERLANE_VALUES_H\n\n", origin)
+	p.cConstants(&b, true)
+	b.WriteString("\n/* Outcomes of requests and operations. */\nenum peerlane_status {\n")
 	for _, s := range p.statuses {
 		fmt.Fprintf(&b, "\tPEERLANE_STATUS_%s = %d, /* %s */\n", shout(s.name), s.value, s.text)
 	}
-	b.WriteString("};\n\nenum peerlane_message {\n")
+	b.WriteString("};\n\n#endif\n")
+	return b.Bytes()
+}
+
+func (p *protocol) cHeader() []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "/* %s */\n#ifndef PEERLANE_WIRE_H\n#define PEERLANE_WIRE_H\n\n#include <stddef.h>\n#include <stdint.h>\n\n#include \"peerlane_values.h\"\n\n", origin)
+	p.cConstants(&b, false)
+	b.WriteString("\n/* X(number, text) for each status. */\n#define PEERLANE_STATUSES(X)")
+	for _, s := range p.statuses {
+		fmt.Fprintf(&b, " \\\n\tX(%d, %q)", s.value, s.text)
+	}
+	b.WriteString("\n\nenum peerlane_message {\n")
 	for _, l := range p.layouts {
 		if l.message != 0 {
 			fmt.Fprintf(&b, "\tPEERLANE_MESSAGE_%s = %d,\n", shout(l.name), l.message)

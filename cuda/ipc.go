@@ -1,0 +1,47 @@
+package cuda
+
+/*
+#include "driver.h"
+
+#cgo noescape call_cuIpcGetMemHandle
+#cgo nocallback call_cuIpcGetMemHandle
+#cgo noescape call_cuIpcOpenMemHandle
+#cgo nocallback call_cuIpcOpenMemHandle
+*/
+import "C"
+
+import "unsafe"
+
+// IPCMemHandle is a name for memory of [Driver.MemAlloc] in other processes. It is no
+// secret: whoever has it, or guesses it, can try to open the memory.
+type IPCMemHandle [64]byte
+
+// IPCGetMemHandle names the whole allocation that p is an address of.
+func (d *Driver) IPCGetMemHandle(p Ptr) (IPCMemHandle, error) {
+	var h C.CUipcMemHandle
+	if r := C.call_cuIpcGetMemHandle(d.calls, &h, C.CUdeviceptr(p)); r != 0 {
+		return IPCMemHandle{}, d.failed(r, "cuIpcGetMemHandle", p.String())
+	}
+	return *(*IPCMemHandle)(unsafe.Pointer(&h)), nil
+}
+
+// IPCOpenMemHandle maps another process's allocation for the current context. A
+// driver that does not let the two processes share says [ErrMapFailed] or the like;
+// in the process that made the handle it always fails. When the other process frees
+// the memory, what happens to accesses is undefined.
+func (d *Driver) IPCOpenMemHandle(handle IPCMemHandle) (Ptr, error) {
+	var p C.CUdeviceptr
+	r := C.call_cuIpcOpenMemHandle(d.calls, &p, *(*C.CUipcMemHandle)(unsafe.Pointer(&handle)), C.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+	if r != 0 {
+		return 0, d.failed(r, "cuIpcOpenMemHandle", "")
+	}
+	return Ptr(p), nil
+}
+
+// IPCCloseMemHandle undoes one [Driver.IPCOpenMemHandle], in the same context.
+func (d *Driver) IPCCloseMemHandle(p Ptr) error {
+	if r := C.call_cuIpcCloseMemHandle(d.calls, C.CUdeviceptr(p)); r != 0 {
+		return d.failed(r, "cuIpcCloseMemHandle", p.String())
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Asker asks for memory on a server GPU and waits for the answer. An error says
+// that there is none.
+type Asker func(launch.Claim) (launch.Admission, error)
+
+// claims are what this relay has of the server GPUs by admission, over all its
+// lanes. The lock is held while an answer is waited for, so that claims are
+// decided one by one.
+type claims struct {
+	mu   sync.Mutex
+	ask  Asker
+	last uint64
+	held map[string]uint64 // bytes by PCI address
+}
+
+// errNotAdmitted says that other relays of the host have what may be taken.
+var errNotAdmitted = errors.New("not admitted")
+
+// AskBy says who admits staging. It is called before Configure.
+func (r *Relay) AskBy(ask Asker) { r.claims.ask = ask }
+
+// take claims bytes more on a GPU that has so much memory, or says why they are
+// not admitted.
+func (c *claims) take(gpu string, bytes, memory uint64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a, err := c.claim(gpu, c.held[gpu]+bytes, memory)
+	if err != nil {
+		return err
+	}
+	if !a.OK {
+		return fmt.Errorf("%w: %s", errNotAdmitted, a.Error)
+	}
+	c.held[gpu] += bytes
+	return nil
+}
+
+// giveBack ends a part of a claim.
+func (c *claims) giveBack(gpu string, bytes, memory uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held[gpu] -= bytes
+	if _, err := c.claim(gpu, c.held[gpu], memory); err != nil {
+		logrus.WithError(err).Warn("giving staging back that is not used; it counts until this relay ends")
+	}
+}
+
+func (c *claims) claim(gpu string, bytes, memory uint64) (launch.Admission, error) {
+	if c.ask == nil {
+		return launch.Admission{}, errors.New("this relay has nobody to ask for staging")
+	}
+	c.last++
+	return c.ask(launch.Claim{Claim: c.last, GPU: gpu, Bytes: bytes, Memory: memory})
+}

@@ -1,0 +1,197 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"unsafe"
+
+	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cuda"
+)
+
+// Host memory is a memfd: its descriptor crosses processes, and each of them that
+// copies between it and a GPU registers its own mapping with CUDA. It is sealed
+// against any change of its size, so that nobody can make another's access to it
+// fault.
+
+// hostSeals are those without which memory of another process is not mapped.
+const hostSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+
+// takeAtOnce bounds one call that allocates pages: a signal makes it begin anew.
+const takeAtOnce = 16 << 20
+
+// CreateHost makes host memory of zeros, in whole pages. All pages are there when
+// it returns, and count as this process's.
+func CreateHost(name string, bytes uint64) (*Memory, error) {
+	page := uint64(os.Getpagesize())
+	if bytes == 0 || bytes > math.MaxInt64-page {
+		return nil, fmt.Errorf("host memory of %d bytes", bytes)
+	}
+	bytes = (bytes + page - 1) / page * page
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	m := &Memory{Bytes: bytes, fd: fd, made: true}
+	if err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, int64(bytes))); err == nil {
+		err = populate(fd, bytes)
+	}
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, hostSeals|unix.F_SEAL_SEAL)
+		err = os.NewSyscallError("F_ADD_SEALS", err)
+	}
+	if err == nil {
+		err = m.mapHost()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s of host memory: %w", humanize.IBytes(bytes), err), unix.Close(fd))
+	}
+	return m, nil
+}
+
+func populate(fd int, bytes uint64) error {
+	for at := uint64(0); at < bytes; {
+		n := min(takeAtOnce, bytes-at)
+		switch err := unix.Fallocate(fd, 0, int64(at), int64(n)); err {
+		case nil:
+			at += n
+		case unix.EINTR:
+		default:
+			return os.NewSyscallError("fallocate", err)
+		}
+	}
+	return nil
+}
+
+// CheckHost says why a descriptor that somebody else made is not host memory of so
+// many bytes. It calls nothing that a stranger's file system would answer.
+func CheckHost(fd int, bytes uint64) error {
+	// This call knows the kernel's own files of memory from all others.
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || seals&hostSeals != hostSeals {
+		return errors.New("the descriptor is not host memory (a memfd that is sealed against a change of its size)")
+	}
+	var s unix.Stat_t
+	if err := unix.Fstat(fd, &s); err != nil {
+		return os.NewSyscallError("fstat", err)
+	}
+	var f unix.Statfs_t
+	if err := unix.Fstatfs(fd, &f); err != nil {
+		return os.NewSyscallError("fstatfs", err)
+	}
+	if f.Type != unix.TMPFS_MAGIC { // an access to huge pages can fail
+		return errors.New("the host memory is of huge pages")
+	}
+	if bytes == 0 || uint64(s.Size) != bytes || bytes%uint64(os.Getpagesize()) != 0 {
+		return fmt.Errorf("the host memory has %d bytes, and %d in whole pages were announced", s.Size, bytes)
+	}
+	return nil
+}
+
+// ImportHost maps host memory of another process, of exactly that many bytes. The
+// descriptor, of which nothing is believed, stays the caller's.
+func ImportHost(fd int, bytes uint64) (*Memory, error) {
+	if err := CheckHost(fd, bytes); err != nil {
+		return nil, err
+	}
+	m := &Memory{Bytes: bytes}
+	var err error
+	if m.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3); err != nil {
+		return nil, os.NewSyscallError("F_DUPFD_CLOEXEC", err)
+	}
+	if err := m.mapHost(); err != nil {
+		return nil, errors.Join(err, unix.Close(m.fd))
+	}
+	return m, nil
+}
+
+func (m *Memory) mapHost() error {
+	var err error
+	m.host, err = unix.Mmap(m.fd, 0, int(m.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return os.NewSyscallError("mmap", err)
+}
+
+// Pin registers host memory with CUDA, once, so that the device can copy to and
+// from it. Other devices of the process can as well.
+func (m *Memory) Pin(g *Device) error {
+	if m.host == nil || m.pinnedBy != nil {
+		return nil
+	}
+	return g.keeping(func() error {
+		p := unsafe.Pointer(&m.host[0])
+		if err := g.Driver.MemHostRegister(p, m.Bytes); err != nil {
+			return fmt.Errorf("registering host memory: %w", err)
+		}
+		ptr, err := g.Driver.MemHostDevicePtr(p)
+		if err != nil {
+			return errors.Join(err, g.Driver.MemHostUnregister(p))
+		}
+		m.Ptr, m.pinnedBy = ptr, g
+		return nil
+	})
+}
+
+// keeping runs f with the device's context current, and leaves the thread as it was.
+func (g *Device) keeping(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := g.Driver.CtxGetCurrent()
+	if err == nil {
+		err = g.Use()
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(), g.Driver.CtxSetCurrent(before))
+}
+
+// closeHost unmaps host memory. Of memory that was made here the pages go, too,
+// although others may keep its descriptor: what they touch then is theirs.
+func (m *Memory) closeHost() error {
+	var err error
+	if g := m.pinnedBy; g != nil {
+		err = g.keeping(func() error { return g.Driver.MemHostUnregister(unsafe.Pointer(&m.host[0])) })
+	}
+	err = errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(m.host)))
+	if m.made {
+		err = errors.Join(err, os.NewSyscallError("fallocate",
+			unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(m.Bytes))))
+	}
+	m.host = nil
+	return errors.Join(err, unix.Close(m.fd))
+}
+
+// Host reports whether it is host memory.
+func (m *Memory) Host() bool { return m.host != nil }
+
+// Place is where a copy begins or ends.
+type Place struct {
+	// Ptr is the address by which devices reach it; 0 of host memory that is not
+	// pinned.
+	Ptr cuda.Ptr
+	// Host is the address in this process of host memory, nil of a device's.
+	Host unsafe.Pointer
+}
+
+// At is a place in the memory. It is not looked whether the memory has as much.
+func (m *Memory) At(offset uint64) Place {
+	p := Place{Ptr: m.Ptr + cuda.Ptr(offset)}
+	if m.host != nil {
+		p.Host = unsafe.Add(unsafe.Pointer(&m.host[0]), offset)
+	}
+	return p
+}
+
+// Plus is n bytes further.
+func (p Place) Plus(n uint64) Place {
+	p.Ptr += cuda.Ptr(n)
+	if p.Host != nil {
+		p.Host = unsafe.Add(p.Host, n)
+	}
+	return p
+}

@@ -1,0 +1,185 @@
+package device_test
+
+import (
+	"bytes"
+	"crypto/rand"
+	"os"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/device"
+)
+
+func blocks(t *testing.T, fd int) int64 {
+	t.Helper()
+	var s unix.Stat_t
+	if err := unix.Fstat(fd, &s); err != nil {
+		t.Fatal(err)
+	}
+	return s.Blocks * 512
+}
+
+func view(p device.Place, n uint64) []byte { return unsafe.Slice((*byte)(p.Host), n) }
+
+func TestHostMemoryIsThereAndGoes(t *testing.T) {
+	made, err := device.CreateHost("test", 5<<20+1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := uint64(5<<20 + os.Getpagesize())
+	fd, err := made.Export()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if made.Bytes != whole || blocks(t, fd) < int64(whole) {
+		t.Errorf("%d bytes, of which %d are there", made.Bytes, blocks(t, fd))
+	}
+	if unix.Ftruncate(fd, 4096) == nil || unix.Ftruncate(fd, 1<<30) == nil {
+		t.Error("its size can be changed")
+	}
+	again, err := device.ImportHost(fd, whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make([]byte, whole)
+	if _, err := rand.Read(want); err != nil {
+		t.Fatal(err)
+	}
+	copy(view(made.At(0), whole), want)
+	if !bytes.Equal(view(again.At(3).Plus(4), whole-7), want[7:]) {
+		t.Error("the other mapping has other bytes")
+	}
+	if err := again.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if blocks(t, fd) < int64(whole) {
+		t.Error("a mapping that is closed took the pages with it")
+	}
+	// Whoever keeps the descriptor keeps no page.
+	if err := made.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := blocks(t, fd); n != 0 {
+		t.Errorf("%d bytes are left of it", n)
+	}
+}
+
+func TestWhatIsNoHostMemory(t *testing.T) {
+	const (
+		size        = 1 << 20
+		noHugePages = -2
+	)
+	memfd := func(flags int, bytes int64, seals int) int {
+		fd, err := unix.MemfdCreate("test", flags|unix.MFD_CLOEXEC)
+		if err != nil && flags&unix.MFD_HUGETLB != 0 {
+			return noHugePages
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		if err := unix.Ftruncate(fd, bytes); err != nil {
+			t.Fatal(err)
+		}
+		if seals != 0 {
+			if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return fd
+	}
+	const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	file, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := file.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name  string
+		fd    int
+		bytes uint64
+		why   string
+	}{
+		{"unsealed", memfd(unix.MFD_ALLOW_SEALING, size, 0), size, "sealed"},
+		{"can grow", memfd(unix.MFD_ALLOW_SEALING, size, unix.F_SEAL_SHRINK), size, "sealed"},
+		{"can shrink", memfd(unix.MFD_ALLOW_SEALING, size, unix.F_SEAL_GROW), size, "sealed"},
+		{"longer than announced", memfd(unix.MFD_ALLOW_SEALING, size, sealed), size / 2, "has 1048576 bytes, and 524288"},
+		{"shorter than announced", memfd(unix.MFD_ALLOW_SEALING, size, sealed), 1 << 62, "has 1048576 bytes"},
+		{"nothing", memfd(unix.MFD_ALLOW_SEALING, 0, sealed), 0, "has 0 bytes"},
+		{"no whole pages", memfd(unix.MFD_ALLOW_SEALING, 777, sealed), 777, "whole pages"},
+		{"not to be written", memfd(unix.MFD_ALLOW_SEALING, size, sealed|unix.F_SEAL_WRITE), size, "mmap"},
+		{"huge pages", memfd(unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB, 0, sealed), 0, "huge pages"},
+		{"a pipe", pipe[0], size, "not host memory"},
+		{"a file", int(file.Fd()), size, "not host memory"},
+		{"closed", 1 << 20, size, "not host memory"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.fd == noHugePages {
+				t.Skip("the kernel has no huge pages")
+			}
+			m, err := device.ImportHost(c.fd, c.bytes)
+			if err == nil {
+				t.Fatal(m.Close())
+			}
+			if !strings.Contains(err.Error(), c.why) {
+				t.Errorf("the error does not say %q: %v", c.why, err)
+			}
+		})
+	}
+}
+
+// Between two memories of the host a processor copies, while the queue's owner does
+// other things.
+func TestMovesWithinTheHost(t *testing.T) {
+	const size = 8 << 20
+	var places []device.Place
+	for range 2 {
+		m, err := device.CreateHost("test", size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		places = append(places, m.At(0))
+	}
+	if _, err := rand.Read(view(places[0], size)); err != nil {
+		t.Fatal(err)
+	}
+	var q device.Queue
+	ended := 0
+	for i := range uint64(4) {
+		q.Move(places[1].Plus(i*size/4), places[0].Plus(i*size/4), size/4, func(err error) {
+			if err != nil {
+				t.Error(err)
+			}
+			ended++
+		})
+	}
+	if ended != 0 || !q.Busy() {
+		t.Errorf("%d have ended before anybody looked, busy is %v", ended, q.Busy())
+	}
+	for end := time.Now().Add(time.Minute); q.Busy() && time.Now().Before(end); {
+		q.Poll()
+	}
+	if ended != 4 || q.Poll() || !bytes.Equal(view(places[0], size), view(places[1], size)) {
+		t.Errorf("%d have ended", ended)
+	}
+	q.Wait()
+}

@@ -1,0 +1,172 @@
+package relay
+
+import (
+	"math/bits"
+	"slices"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// figures count the operations of a connection, or of a lane in one direction.
+// Counting is done by the loop, with its clock: no system call, no allocation.
+type figures struct {
+	operations, bytes, failed uint64 // that have ended
+	inFlight                  int
+	stalls                    [causes]stall
+	latency                   histogram
+}
+
+// stall is what operations have waited for one cause.
+type stall struct {
+	count uint64
+	time  time.Duration
+}
+
+// cause is why an operation does not move.
+type cause int
+
+const (
+	noGrant  cause = iota // the receiver has no receive posted, or no slot
+	noSlot                // no staging slot is free here
+	ringFull              // the client does not read its completions
+	pacing                // the NIC is at its rate
+	causes
+)
+
+var causeNames = [causes]string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull, launch.StallPacing}
+
+// A histogram has four buckets for each power of two of nanoseconds, and ends at
+// about a minute. The first and the last hold what is shorter or longer.
+type histogram [buckets]uint64
+
+const (
+	firstPower = 7 // 128 ns
+	lastPower  = 36
+	parts      = 4 // of each power
+	buckets    = (lastPower - firstPower) * parts
+)
+
+func (h *histogram) add(d time.Duration) {
+	n := uint64(max(d, 1<<firstPower))
+	power := bits.Len64(n) - 1
+	part := int(n>>(power-2)) & (parts - 1)
+	h[min((power-firstPower)*parts+part, buckets-1)]++
+}
+
+// bound is the least that falls into a bucket.
+func bound(bucket int) time.Duration {
+	power := bucket/parts + firstPower
+	return time.Duration(uint64(parts+bucket%parts) << (power - 2))
+}
+
+// begun counts an operation that the connection has taken.
+func (c *connection) begun() { c.figures.inFlight++ }
+
+// over counts an operation that ends.
+func (c *connection) over(op *operation, status wire.Status) {
+	f := &c.figures
+	f.inFlight--
+	f.operations++
+	f.bytes += op.moved
+	if status != wire.StatusOK {
+		f.failed++
+		return
+	}
+	f.latency.add(c.session.relay.loop.Now() - op.began)
+}
+
+// stalled counts a wait that is over.
+func (c *connection) stalled(why cause, since time.Duration) {
+	s := &c.figures.stalls[why]
+	s.count++
+	s.time += c.session.relay.loop.Now() - since
+}
+
+// add adds the figures of a connection to those of its lane.
+func (f *figures) add(other *figures) {
+	f.operations += other.operations
+	f.bytes += other.bytes
+	f.failed += other.failed
+	f.inFlight += other.inFlight
+	for i, s := range other.stalls {
+		f.stalls[i].count += s.count
+		f.stalls[i].time += s.time
+	}
+	for i, n := range other.latency {
+		f.latency[i] += n
+	}
+}
+
+// leave leaves a connection's figures to its lane.
+func (c *connection) leave() { c.lane.ended[c.sends].add(&c.figures) }
+
+// directions are a lane's figures, of senders (true) and of receivers.
+type directions map[bool]*figures
+
+func newDirections() directions { return directions{true: {}, false: {}} }
+
+// told is what the administrator sees.
+func (f *figures) told() launch.Figures {
+	t := launch.Figures{Operations: f.operations, Bytes: f.bytes, Failed: f.failed, InFlight: f.inFlight}
+	for i, s := range f.stalls {
+		if s.count > 0 {
+			t.Stalls = append(t.Stalls, launch.Stall{Cause: causeNames[i], Count: s.count, Time: s.time})
+		}
+	}
+	for i, n := range f.latency {
+		if n > 0 {
+			t.Latency = append(t.Latency, launch.Bucket{From: bound(i), To: bound(i + 1), Count: n})
+		}
+	}
+	return t
+}
+
+// toldConnections bounds the connections that a report shows, those with the most
+// bytes first: it has to fit into a datagram beside all else.
+const toldConnections = 24
+
+// live adds the figures to a report.
+func (r *Relay) live(report *launch.Report) {
+	report.At = r.loop.Now()
+	of := map[*lane]directions{}
+	for _, l := range r.lanes {
+		of[l] = newDirections()
+		for sends, ended := range l.ended {
+			of[l][sends].add(ended)
+		}
+	}
+	var all []launch.ConnectionFigures
+	for _, s := range r.sessions {
+		for _, c := range s.connections {
+			of[c.lane][c.sends].add(&c.figures)
+			all = append(all, launch.ConnectionFigures{
+				PID: s.pid, Number: c.number, GPU: c.lane.spec.GPU.BusID, Peer: c.peer, Sends: c.sends,
+				Route: routeName(c.route), Figures: c.figures.told(),
+			})
+		}
+	}
+	for _, l := range r.lanes {
+		if sent, received := of[l][true], of[l][false]; sent.operations+received.operations > 0 || sent.inFlight+received.inFlight > 0 {
+			report.Lanes = append(report.Lanes, launch.LaneFigures{GPU: l.spec.GPU.BusID, Sent: sent.told(), Received: received.told()})
+		}
+	}
+	slices.SortFunc(all, func(a, b launch.ConnectionFigures) int {
+		switch {
+		case a.Bytes != b.Bytes && a.Bytes > b.Bytes:
+			return -1
+		case a.Bytes != b.Bytes:
+			return 1
+		case a.PID != b.PID:
+			return a.PID - b.PID
+		}
+		return int(a.Number) - int(b.Number)
+	})
+	shown := min(len(all), toldConnections)
+	report.Connections, report.MoreConnections = all[:shown], len(all)-shown
+}
+
+func routeName(route uint32) string {
+	return map[uint32]string{wire.RouteStaged: launch.RouteStaged, wire.RouteDirect: launch.RouteDirect}[route]
+}

@@ -1,0 +1,404 @@
+package relay_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// hostMemory has a relay make host memory for the lane of a GPU.
+func hostMemory(t *testing.T, s *client.Session, gpu int, n uint64) *client.Memory {
+	t.Helper()
+	m, err := s.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, gpu)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// side is memory of either kind at one end of a connection.
+type side struct {
+	*client.Memory
+	write func(offset uint64, b []byte)
+	read  func(offset, n uint64) []byte
+}
+
+func sideOf(t *testing.T, s *client.Session, gpu int, host bool, n uint64) side {
+	t.Helper()
+	if !host {
+		m := exported(t, s, gpu, n)
+		return side{m.Memory, m.write, m.read}
+	}
+	m := hostMemory(t, s, gpu, n)
+	return side{m,
+		func(offset uint64, b []byte) { copy(m.Data[offset:], b) },
+		func(offset, n uint64) []byte { return bytes.Clone(m.Data[offset : offset+n]) }}
+}
+
+// far2 are a second client's GPU and its server: with two GPUs each is the other's
+// server. These tests, and those of several allocations and of cudaMalloc, also run on
+// real GPUs, with PEERLANE_TEST_CUDA=driver and
+// -test.run 'AtEitherEnd|InFlight|SeveralAllocations|OfCudaMalloc$'.
+func far2() (client, server int) {
+	if len(devices) < 4 {
+		return 1, 0
+	}
+	return 3, 2
+}
+
+// Messages between memories of every kind, on every route.
+func TestHostMemoryAtEitherEnd(t *testing.T) {
+	needGPUs(t, 2)
+	second, server := far2()
+	kinds := map[bool]string{false: "GPU", true: "host"}
+	for _, route := range routes {
+		for _, from := range []bool{false, true} {
+			for _, to := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s to %s", route, kinds[from], kinds[to]), func(t *testing.T) {
+					h := newHost(t)
+					h.nic("nic0", 1)
+					h.nic("nic1", server)
+					a, b := attach(t, h.relay("a", route, far(0, 1, "nic0"))), attach(t, h.relay("b", route, far(second, server, "nic1")))
+					source, target := sideOf(t, a, 0, from, pairBytes), sideOf(t, b, second, to, pairBytes)
+					sending, receiving, _ := join(t, a, 0, b, second)
+					for i, n := range []uint64{0, 1, 7, 8, 4096, 32<<10 - 1, 32 << 10, 1<<20 - 1, 1 << 20, 1<<20 + 1, 11<<20 + 5} {
+						offset, at := uint64(3*i), uint64(5*i)
+						want := random(t, n)
+						source.write(offset, want)
+						before := target.read(at+n, 16)
+						receive, err := receiving.Receive(target.Memory, at, n+2)
+						if err != nil {
+							t.Fatal(err)
+						}
+						send, err := sending.Send(source.Memory, offset, n)
+						for _, op := range []*client.Operation{send, receive} {
+							if moved, err := wait(t, op, err); err != nil || moved != n {
+								t.Fatalf("%d bytes of %d, %v", moved, n, err)
+							}
+						}
+						if !bytes.Equal(target.read(at, n), want) {
+							t.Fatalf("%d bytes arrived wrong", n)
+						}
+						if !bytes.Equal(target.read(at+n, 16), before) {
+							t.Fatalf("%d bytes changed what is behind them", n)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestHostMemoryIsRefused(t *testing.T) {
+	h := newHost(t)
+	h.change = func(c *launch.Config) {
+		c.Limits = launch.Limits{HostMemory: 20 << 20, ClientHostMemory: 16 << 20}
+	}
+	socket, r := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
+	a, b := attach(t, socket), attach(t, socket)
+	ctx := within(t)
+	ask := func(s *client.Session, n uint64) error {
+		_, err := s.HostMemory(ctx, client.HostMemory{Bytes: n, GPU: uuid(t, 0)})
+		return err
+	}
+	demand(t, ask(a, 0), wire.StatusOutOfRange, "no bytes")
+	for _, n := range []uint64{16<<20 + 1, 1 << 62, math.MaxUint64, math.MaxUint64 - 4095} {
+		demand(t, ask(a, n), wire.StatusLimit, "this process has 0 B, whose limit is 16 MiB (relay.limits.client_host_memory in config.toml)")
+	}
+	_, err := a.HostMemory(ctx, client.HostMemory{Bytes: 8, GPU: uuid(t, 3)})
+	demand(t, err, wire.StatusWrongGPU, devices[3].UUID, devices[0].UUID)
+	_, err = a.HostMemory(ctx, client.HostMemory{Bytes: 8, GPU: uuid(t, 0), Access: 4})
+	demand(t, err, wire.StatusMalformed, "access")
+
+	first := hostMemory(t, a, 0, 12<<20)
+	demand(t, ask(a, 5<<20), wire.StatusLimit, "5.0 MiB of host memory are asked for, and this process has 12 MiB, whose limit is 16 MiB")
+	second := hostMemory(t, b, 0, 6<<20+1) // which are whole pages
+	demand(t, ask(b, 3<<20), wire.StatusLimit, "3.0 MiB more is asked for, and 18 MiB of host memory are made for the clients in container a, whose limit is 20 MiB (relay.limits.host_memory")
+	report := r.Report()
+	if used := report.Used; used.HostMemory != 18<<20+uint64(os.Getpagesize()) || used.Memories != 2 || used.Descriptors != 2*6+2*2 {
+		t.Errorf("in use are %+v", used)
+	}
+	if c := report.Clients; len(c) != 2 || c[0].HostMemory+c[1].HostMemory != report.Used.HostMemory {
+		t.Errorf("the clients are %+v", c)
+	}
+	// When the answer is there it is gone.
+	for range 20 {
+		if err := first.Unexport(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if first.Data != nil {
+			t.Fatal("it is still mapped")
+		}
+		first = hostMemory(t, a, 0, 12<<20)
+	}
+	if err := errors.Join(second.Unexport(ctx), a.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		used := r.Report().Used
+		if used == (launch.Limits{Clients: 1, Descriptors: 6}) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("in use are %+v", used)
+		}
+	}
+
+	// Too many of them, of which each is whole pages.
+	const each = 64 << 10
+	var many []*client.Memory
+	for range 16 << 20 / each {
+		m, err := b.HostMemory(ctx, client.HostMemory{Bytes: each - uint64(os.Getpagesize()) + 1, GPU: uuid(t, 0)})
+		if err != nil {
+			t.Fatalf("after %d: %v", len(many), err)
+		}
+		many = append(many, m)
+	}
+	demand(t, ask(b, 1), wire.StatusLimit, "limit")
+	for _, m := range many {
+		if err := m.Unexport(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hostMemory(t, b, 0, 16<<20)
+}
+
+func TestWhatOperationsMayNotDoWithHostMemory(t *testing.T) {
+	h := newHost(t)
+	a := attach(t, h.relay("a", launch.RouteDirect, far(0, 1, "nic0"), far(3, 1, "nic0")))
+	sending, receiving, _ := join(t, a, 0, a, 0)
+	m, err := a.HostMemory(within(t), client.HostMemory{Bytes: 5000, GPU: uuid(t, 0), Access: wire.AccessSend})
+	if err != nil {
+		t.Fatal(err)
+	}
+	op, err := receiving.Receive(m, 0, 8)
+	_, err = wait(t, op, err)
+	demand(t, err, wire.StatusNotPermitted)
+	// The pages are larger.
+	op, err = sending.Send(m, 0, 5001)
+	_, err = wait(t, op, err)
+	demand(t, err, wire.StatusOutOfRange)
+	op, err = sending.Send(hostMemory(t, a, 3, 4096), 0, 8)
+	_, err = wait(t, op, err)
+	demand(t, err, wire.StatusWrongGPU)
+}
+
+// What is under way ends, and the memory after it.
+func TestHostMemoryIsUnexportedInFlight(t *testing.T) {
+	for _, route := range routes {
+		t.Run(route, func(t *testing.T) {
+			h := newHost(t)
+			h.nic("nic0", 1)
+			socket, r := h.start("a", route, -1, far(0, 1, "nic0"))
+			a := attach(t, socket)
+			sending, receiving, _ := join(t, a, 0, a, 0)
+			const n = 8 << 20
+			target := exported(t, a, 0, n)
+			for range 5 {
+				source := hostMemory(t, a, 0, n)
+				want := random(t, n)
+				copy(source.Data, want)
+				send, err := sending.Send(source, 0, n)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := source.Unexport(within(t)); err != nil {
+					t.Fatal(err)
+				}
+				again, err := sending.Send(source, 0, 8)
+				_, err = wait(t, again, err)
+				demand(t, err, wire.StatusUnknownMemory)
+				receive, err := receiving.Receive(target.Memory, 0, n)
+				for _, op := range []*client.Operation{send, receive} {
+					if moved, err := wait(t, op, err); err != nil || moved != n {
+						t.Fatalf("%d bytes, %v", moved, err)
+					}
+				}
+				if !bytes.Equal(target.read(0, n), want) {
+					t.Fatal("the bytes are wrong")
+				}
+			}
+			for end := time.Now().Add(time.Minute); r.Report().Used.HostMemory > 0; time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("in use are %+v", r.Report().Used)
+				}
+			}
+		})
+	}
+}
+
+// made asks for host memory as a stranger does, who keeps the descriptor.
+func (v *victim) made(c interface {
+	Exchange(wire.Message, time.Duration, ...int) (wire.Message, []int, error)
+}, n uint64) (memory uint32, fd int) {
+	v.t.Helper()
+	m, fds, err := c.Exchange(&wire.HostMemory{Bytes: n, GPU: uuid(v.t, 0), Access: wire.AccessSend | wire.AccessReceive}, time.Minute)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	made, ok := m.(*wire.HostMemoryMade)
+	if !ok || len(fds) != 1 {
+		v.t.Fatalf("%#v and %d descriptors", m, len(fds))
+	}
+	return made.Memory, fds[0]
+}
+
+// A client that does to its host memory what it likes hurts nobody, and keeps
+// nothing of the relay's when it has gone.
+func TestHostMemoryOfAHostileClient(t *testing.T) {
+	v := newVictim(t, func(c *launch.Config) { c.Limits.HostMemory = 64 << 20 })
+	const n = 16 << 20
+	blocks := func(fd int) int64 {
+		var s unix.Stat_t
+		if err := unix.Fstat(fd, &s); err != nil {
+			t.Fatal(err)
+		}
+		return s.Blocks
+	}
+	emptied := func(fd int) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); blocks(fd) > 0; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("the relay still pays for %d blocks", blocks(fd))
+			}
+		}
+	}
+	for round := range 12 {
+		c := v.session()
+		memory, fd := v.made(c, n)
+		for _, size := range []int64{0, 4096, 1 << 30} {
+			if unix.Ftruncate(fd, size) == nil {
+				t.Errorf("it can be made %d bytes long", size)
+			}
+		}
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); err == nil {
+			t.Error("it can be sealed against the relay")
+		}
+		kept, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept[0], kept[n-1] = 1, 2
+		if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, n); err != nil {
+			t.Fatal(err)
+		}
+		kept[n/2] = 3
+		v.goesOn()
+		switch round % 3 {
+		case 0:
+			if _, _, err := c.Exchange(&wire.Unexport{Memory: memory}, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			if left := blocks(fd); left != 0 {
+				t.Errorf("after the answer it has %d blocks", left)
+			}
+			c.Close()
+		case 1:
+			if err := c.Send(&wire.Goodbye{}, 0); err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+		default:
+			c.Close() // without a goodbye
+		}
+		emptied(fd)
+		kept[0] = 4 // is the client's own now
+		runtime.KeepAlive(kept)
+		if err := errors.Join(unix.Munmap(kept), unix.Close(fd)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// All at once, and the relay is full for others until they are gone.
+	var fds []int
+	c := v.session()
+	for range 4 {
+		_, fd := v.made(c, n)
+		fds = append(fds, fd)
+	}
+	_, err := v.good.HostMemory(within(t), client.HostMemory{Bytes: 4096, GPU: uuid(t, 0)})
+	demand(t, err, wire.StatusLimit, "64 MiB of host memory are made for the clients")
+	c.Close()
+	for _, fd := range fds {
+		emptied(fd)
+		unix.Close(fd)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		m, err := v.good.HostMemory(within(t), client.HostMemory{Bytes: 4096, GPU: uuid(t, 0)})
+		if err == nil {
+			if err := m.Unexport(within(t)); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	v.recovered()
+}
+
+// Operations that are under way when the client dies end before its memory goes:
+// the other side never sees anything but an error or the whole message.
+func TestADeathWithHostMemoryInFlight(t *testing.T) {
+	needGPUs(t, 2)
+	second, server := far2()
+	for _, route := range routes {
+		t.Run(route, func(t *testing.T) {
+			h := newHost(t)
+			h.nic("nic0", 1)
+			h.nic("nic1", server)
+			socketA, ra := h.start("a", route, -1, far(0, 1, "nic0"))
+			b := attach(t, h.relay("b", route, far(second, server, "nic1")))
+			listener, err := b.Listen(within(t), uuid(t, second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			const n = 32 << 20
+			target := hostMemory(t, b, second, n)
+			for range 4 {
+				a, err := client.Dial(within(t), socketA)
+				if err != nil {
+					t.Fatal(err)
+				}
+				source := hostMemory(t, a, 0, n)
+				sending, err := a.Connect(within(t), uuid(t, 0), listener.Handle())
+				if err != nil {
+					t.Fatal(err)
+				}
+				receiving, err := listener.Accept(within(t))
+				if err != nil {
+					t.Fatal(err)
+				}
+				receive, err := receiving.Receive(target, 0, n)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := sending.Send(source, 0, n); err != nil {
+					t.Fatal(err)
+				}
+				if err := a.Close(); err != nil {
+					t.Fatal(err)
+				}
+				if moved, err := wait(t, receive, nil); err == nil && moved != n {
+					t.Errorf("%d bytes arrived, and no error", moved)
+				}
+			}
+			for end := time.Now().Add(time.Minute); ra.Report().Used != (launch.Limits{}); time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("in use are %+v", ra.Report().Used)
+				}
+			}
+		})
+	}
+}

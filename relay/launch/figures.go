@@ -1,0 +1,101 @@
+package launch
+
+import "time"
+
+// Why operations wait.
+const (
+	StallNoGrant  = "no grant"  // the receiver has no receive posted, or no slot free
+	StallNoSlot   = "no slot"   // no staging slot is free here
+	StallRingFull = "ring full" // the client does not read its completions
+	StallPacing   = "pacing"    // the NIC is at its rate
+)
+
+// Figures count operations, since the relay was started or the connection made.
+type Figures struct {
+	Operations uint64 `json:"operations"` // that have ended
+	Bytes      uint64 `json:"bytes"`
+	Failed     uint64 `json:"failed,omitempty"`
+	InFlight   int    `json:"inFlight"`
+	// Stalls are waits by their cause; several operations wait at a time.
+	Stalls []Stall `json:"stalls,omitempty"`
+	// Latency is how long operations took from when they could begin, the shortest
+	// first.
+	Latency []Bucket `json:"latency,omitempty"`
+}
+
+// Stall is what operations have waited for one cause.
+type Stall struct {
+	Cause string        `json:"cause"`
+	Count uint64        `json:"count"`
+	Time  time.Duration `json:"time"` // nanoseconds, of all
+}
+
+// Bucket counts operations that took from From to less than To, nanoseconds.
+type Bucket struct {
+	From  time.Duration `json:"from"`
+	To    time.Duration `json:"to"`
+	Count uint64        `json:"count"`
+}
+
+// LaneFigures are those of one of the container's GPUs.
+type LaneFigures struct {
+	GPU      string  `json:"gpu"` // PCI address
+	Sent     Figures `json:"sent"`
+	Received Figures `json:"received"`
+}
+
+// ConnectionFigures are those of one end of a connection.
+type ConnectionFigures struct {
+	PID    int    `json:"pid"` // the client's, on the host
+	Number uint32 `json:"number"`
+	GPU    string `json:"gpu"` // PCI address
+	Peer   string `json:"peer"`
+	Route  string `json:"route"`
+	Sends  bool   `json:"sends"` // or it receives
+	Figures
+}
+
+// Since are the figures of the time after `before`, which are of the same relay.
+// What is in flight is that of now.
+func (f Figures) Since(before Figures) Figures {
+	d := Figures{Operations: f.Operations - before.Operations, Bytes: f.Bytes - before.Bytes, Failed: f.Failed - before.Failed, InFlight: f.InFlight}
+	for _, s := range f.Stalls {
+		for _, b := range before.Stalls {
+			if b.Cause == s.Cause {
+				s.Count -= b.Count
+				s.Time -= b.Time
+			}
+		}
+		if s.Count > 0 {
+			d.Stalls = append(d.Stalls, s)
+		}
+	}
+	for _, n := range f.Latency {
+		for _, b := range before.Latency {
+			if b.From == n.From {
+				n.Count -= b.Count
+			}
+		}
+		if n.Count > 0 {
+			d.Latency = append(d.Latency, n)
+		}
+	}
+	return d
+}
+
+// Percentile is how long so many of a thousand operations took at most, to within
+// a quarter; 0 where none ended.
+func (f Figures) Percentile(permille int) time.Duration {
+	total := uint64(0)
+	for _, b := range f.Latency {
+		total += b.Count
+	}
+	rank := total*uint64(permille)/1000 + 1
+	seen := uint64(0)
+	for _, b := range f.Latency {
+		if seen += b.Count; seen >= min(rank, total) {
+			return (b.From + b.To) / 2
+		}
+	}
+	return 0
+}

@@ -1,0 +1,633 @@
+package libpeerlane_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/libpeerlane"
+	"github.com/peerlane/peerlane/relay/transport/loop"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// The tests' host: GPUs 0 to 7 are clients, 8 and 9 servers beside NICs.
+const (
+	clients = 8
+	servers = 2
+)
+
+var devices = func() (list []sim.Device) {
+	for i := range clients + servers {
+		list = append(list, sim.Device{
+			Index: i, Minor: i, Memory: 8 << 30, Name: "NVIDIA H100 80GB HBM3",
+			UUID:  fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%x", i),
+			BusID: fmt.Sprintf("0000:%02x:00.0", i+0x10),
+		})
+	}
+	return list
+}()
+
+// driver is the simulator, in this process.
+var driver *cuda.Driver
+
+// roleVariable has this program be another process of a test.
+const roleVariable = "PEERLANE_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	logrus.SetLevel(logrus.ErrorLevel)
+	if os.Getenv(roleVariable) == "relay" {
+		os.Exit(playRelay())
+	}
+	dir, err := os.MkdirTemp("", "peerlane-clib-test-")
+	if err == nil {
+		err = simulate(filepath.Join(dir, "host"))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "preparing the simulator:", err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	if err := errors.Join(removeBuilt(), os.RemoveAll(dir)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func simulate(dir string) error {
+	if err := sim.Write(dir, devices); err != nil {
+		return err
+	}
+	environment, err := sim.Environment(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range environment {
+		name, value, _ := strings.Cut(e, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	driver, err = cuda.Open()
+	return err
+}
+
+// --- the host -----------------------------------------------------------------
+
+// host is a directory in which relays and NICs find each other.
+type host struct {
+	*testing.T
+	dir string
+	// ipc are the containers whose relays take memory of cudaMalloc.
+	ipc []string
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pl") // short, for the length of a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	h := &host{T: t, dir: dir}
+	h.nic("nic0", clients)
+	h.nic("nic1", clients+1)
+	return h
+}
+
+func listen(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func (h *host) nic(name string, beside int) {
+	h.Helper()
+	n, err := loop.NewNIC(name, []string{devices[beside].BusID}, 0)
+	if err != nil {
+		h.Fatal(err)
+	}
+	l := listen(h.T, filepath.Join(h.dir, name+".sock"))
+	ended := make(chan error, 1)
+	go func() { ended <- n.Serve(l) }()
+	h.Cleanup(func() {
+		l.Close()
+		if err := <-ended; err != nil {
+			h.Error(err)
+		}
+	})
+}
+
+// config is a relay's, with the lanes of those GPUs over one server.
+func (h *host) config(name, route string, server int, gpus ...int) launch.Config {
+	h.Helper()
+	gpu := func(i int) launch.GPU { return launch.GPU{UUID: devices[i].UUID, BusID: devices[i].BusID, Index: i} }
+	var id [16]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		h.Fatal(err)
+	}
+	c := launch.Config{
+		Generation: hex.EncodeToString(id[:]), Container: name, Route: route, Transport: launch.TransportAuto,
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: slices.Contains(h.ipc, name),
+	}
+	for _, i := range gpus {
+		c.Lanes = append(c.Lanes, launch.Lane{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(clients + server)}, NICs: []string{fmt.Sprintf("nic%d", server)}})
+	}
+	return c
+}
+
+// relay starts a relay in this process and returns its clients' socket.
+func (h *host) relay(name, route string, server int, gpus ...int) (socket string) {
+	h.Helper()
+	c := h.config(name, route, server, gpus...)
+	socket = filepath.Join(h.dir, name)
+	r, err := relay.New(listen(h.T, socket), listen(h.T, filepath.Join(h.dir, c.Generation+".sock")), -1)
+	if err != nil {
+		h.Fatal(err)
+	}
+	if err := r.Configure(c); err != nil {
+		h.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run() }()
+	h.Cleanup(func() {
+		r.Stop("the test is over")
+		select {
+		case err := <-ended:
+			if err != nil {
+				h.Error(err)
+			}
+		case <-time.After(time.Minute):
+			h.Error("the relay did not end")
+		}
+	})
+	return socket
+}
+
+// pair are the relays of two containers, with the lanes of the same GPUs.
+func (h *host) pair(route string, gpus ...int) (a, b string) {
+	h.Helper()
+	return h.relay("a", route, 0, gpus...), h.relay("b", route, 1, gpus...)
+}
+
+var routes = []string{launch.RouteStaged, launch.RouteDirect}
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// --- C ------------------------------------------------------------------------
+
+// kind is how C is compiled.
+type kind string
+
+const (
+	plain   kind = ""
+	address kind = "address,undefined"
+	thread  kind = "thread"
+)
+
+var built struct {
+	sync.Mutex
+	dir  string
+	done map[string]error
+}
+
+func removeBuilt() error {
+	if built.dir == "" {
+		return nil
+	}
+	return os.RemoveAll(built.dir)
+}
+
+// library is a directory with the library and its headers.
+func library(t *testing.T) string {
+	t.Helper()
+	_, err := libpeerlane.Compiler()
+	programs.MustHave(t, err)
+	dir := once(t, "library", func(dir string) error {
+		if err := libpeerlane.Build(dir); err != nil {
+			return err
+		}
+		_, err := libpeerlane.Unpack(dir)
+		return err
+	})
+	return dir
+}
+
+// once makes what several tests use.
+func once(t *testing.T, name string, build func(dir string) error) string {
+	t.Helper()
+	built.Lock()
+	defer built.Unlock()
+	if built.dir == "" {
+		dir, err := os.MkdirTemp("", "peerlane-clib-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		built.dir, built.done = dir, map[string]error{}
+	}
+	dir := filepath.Join(built.dir, name)
+	err, done := built.done[name]
+	if !done {
+		if err = os.MkdirAll(dir, 0o755); err == nil {
+			err = build(dir)
+		}
+		built.done[name] = err
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// cc runs the C compiler.
+func cc(dir string, args ...string) error {
+	compiler, err := libpeerlane.Compiler()
+	if err != nil {
+		return err
+	}
+	c := exec.Command(compiler[0], append(compiler[1:], args...)...)
+	c.Dir = dir
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w\n%s", c.Args, err, out)
+	}
+	return nil
+}
+
+// watched is what C is compiled with for a sanitizer.
+func watched(k kind) []string {
+	return []string{"-fsanitize=" + string(k), "-fno-sanitize-recover=all", "-DPEERLANE_UNBOUND", "-std=gnu11", "-O1", "-g", "-pthread"}
+}
+
+// program compiles a C program: against the library or, with sanitizers, together
+// with the library's source. The folder is examples or tests.
+func program(t *testing.T, folder, name string, k kind) string {
+	t.Helper()
+	headers := library(t)
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"-Wall", "-Wextra", "-Werror", "-I", headers, "-I", filepath.Join(here, "examples"), "-o", name, filepath.Join(here, folder, name+".c")}
+	if k == plain {
+		args = append([]string{"-std=gnu11", "-O1", "-g", "-pthread"}, args...)
+		args = append(args, "-L", headers, "-lpeerlane", "-Wl,-rpath,"+headers)
+	} else {
+		objects := once(t, "objects-"+string(k), func(dir string) error {
+			files, err := libpeerlane.Unpack(dir)
+			if err != nil {
+				return err
+			}
+			return cc(dir, append(append(watched(k), "-c"), files...)...)
+		})
+		compiled, err := filepath.Glob(filepath.Join(objects, "*.o"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		args = append(append(watched(k), args...), compiled...)
+	}
+	dir := once(t, "programs-"+string(k)+"-"+name, func(dir string) error { return cc(dir, append(args, "-ldl")...) })
+	return filepath.Join(dir, name)
+}
+
+// process is a C program that runs.
+type process struct {
+	*testing.T
+	*exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+	stderr bytes.Buffer
+	name   string
+	waited bool
+}
+
+func start(t *testing.T, path string, args ...string) *process {
+	t.Helper()
+	p := &process{T: t, Cmd: exec.Command(path, args...), name: filepath.Base(path)}
+	var err error
+	if p.in, err = p.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	p.Stderr = &p.stderr
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// Nothing hangs: the reads below end.
+	timer := time.AfterFunc(4*time.Minute, func() { p.Process.Kill() })
+	t.Cleanup(func() {
+		timer.Stop()
+		if !p.waited {
+			p.Process.Kill()
+			p.Wait()
+		}
+	})
+	return p
+}
+
+// line is the next line that the program writes.
+func (p *process) line() string {
+	p.Helper()
+	line, err := p.out.ReadString('\n')
+	if err != nil {
+		p.Process.Kill()
+		p.Wait()
+		p.waited = true
+		p.Fatalf("%s: %v: %s%s", p.name, err, line, p.stderr.String())
+	}
+	return strings.TrimSuffix(line, "\n")
+}
+
+// demand reads a line that has these words.
+func (p *process) demand(words ...string) {
+	p.Helper()
+	line := p.line()
+	for _, w := range words {
+		if !strings.Contains(line, w) {
+			p.Errorf("%s says %q, without %q", p.name, line, w)
+		}
+	}
+}
+
+// say writes a line to the program.
+func (p *process) say(line string) {
+	p.Helper()
+	if _, err := io.WriteString(p.in, line+"\n"); err != nil {
+		p.Fatalf("%s: %v: %s", p.name, err, p.stderr.String())
+	}
+}
+
+// end waits for the program's end, which must be a good one, and returns what it
+// wrote last.
+func (p *process) end() string {
+	p.Helper()
+	p.in.Close()
+	rest, err := io.ReadAll(p.out)
+	p.waited = true
+	if err := errors.Join(err, p.Wait()); err != nil {
+		p.Fatalf("%s: %v\n%s%s", p.name, err, rest, p.stderr.String())
+	}
+	return string(rest)
+}
+
+func receiver(t *testing.T, path, socket string, gpu int, args ...any) (p *process, handle string) {
+	t.Helper()
+	p = start(t, path, append([]string{socket, devices[gpu].UUID, "receive"}, texts(args)...)...)
+	return p, p.line()
+}
+
+func sender(t *testing.T, path, socket string, gpu int, handle string, args ...any) *process {
+	t.Helper()
+	return start(t, path, append([]string{socket, devices[gpu].UUID, "send", handle}, texts(args)...)...)
+}
+
+func texts(args []any) (list []string) {
+	for _, a := range args {
+		list = append(list, fmt.Sprint(a))
+	}
+	return list
+}
+
+// --- memory of this process -----------------------------------------------------
+
+// contents are those of examples/transfer.c's fill.
+func contents(n, seed, message uint64) []byte {
+	b := make([]byte, (n+7)/8*8)
+	for i := range (n + 7) / 8 {
+		binary.LittleEndian.PutUint64(b[8*i:], seed+message*0x9e3779b97f4a7c15+i*0xbf58476d1ce4e5b9)
+	}
+	return b[:n]
+}
+
+func onGPU(t *testing.T, i int, f func(device cuda.Device) error) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	device, err := driver.DeviceByPCIBusID(devices[i].BusID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, err := driver.CtxCreate(device, cuda.CtxOptions{Lean: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f(device), driver.CtxDestroy(ctx)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func copyGPU(t *testing.T, i int, p cuda.Ptr, b []byte, in bool) {
+	t.Helper()
+	onGPU(t, i, func(cuda.Device) error {
+		stream, err := driver.StreamCreate()
+		if err != nil {
+			return err
+		}
+		host, err := driver.MemHostAlloc(uint64(len(b))) // memory that the garbage collector does not know
+		if err != nil {
+			return err
+		}
+		pinned := unsafe.Slice((*byte)(host), len(b))
+		if in {
+			copy(pinned, b)
+			err = driver.MemcpyHtoDAsync(p, host, uint64(len(b)), stream)
+		} else {
+			err = driver.MemcpyDtoHAsync(host, p, uint64(len(b)), stream)
+		}
+		err = errors.Join(err, driver.StreamSynchronize(stream))
+		copy(b, pinned)
+		return errors.Join(err, driver.MemHostFree(host), driver.StreamDestroy(stream))
+	})
+}
+
+// goSide is a Go client with memory of a GPU.
+type goSide struct {
+	session *client.Session
+	memory  *client.Memory
+	ptr     cuda.Ptr
+	gpu     wire.UUID
+}
+
+func attach(t *testing.T, socket string, i int, bytes uint64) *goSide {
+	t.Helper()
+	s, err := client.Dial(within(t), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	g := &goSide{session: s}
+	if g.gpu, err = wire.ParseGPU(devices[i].UUID); err != nil {
+		t.Fatal(err)
+	}
+	fd := -1
+	onGPU(t, i, func(device cuda.Device) error {
+		handle, err := driver.MemCreate(device, bytes, cuda.MemOptions{Exportable: true})
+		if err != nil {
+			return err
+		}
+		if g.ptr, err = driver.MemAddressReserve(bytes, 0); err != nil {
+			return err
+		}
+		fd, err = driver.MemExportFD(handle)
+		return errors.Join(err, driver.MemMap(g.ptr, bytes, 0, handle),
+			driver.MemSetAccess(g.ptr, bytes, cuda.Access{Device: device, Write: true}), driver.MemRelease(handle))
+	})
+	f := os.NewFile(uintptr(fd), "memory")
+	defer f.Close()
+	if g.memory, err = s.Export(within(t), client.Allocation{FD: fd, Bytes: bytes, GPU: g.gpu}); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// --- tests ----------------------------------------------------------------------
+
+func TestTwoCPrograms(t *testing.T) {
+	transfer := program(t, "examples", "transfer", plain)
+	for _, route := range routes {
+		t.Run(route, func(t *testing.T) {
+			a, b := newHost(t).pair(route, 0, 1)
+			for _, c := range []struct{ bytes, count uint64 }{{1, 1}, {0, 2}, {8, 100}, {4096 + 3, 16}, {1<<20 + 1, 9}, {11<<20 + 5, 2}} {
+				receives, handle := receiver(t, transfer, b, 1, c.bytes, c.count, 7)
+				sends := sender(t, transfer, a, 0, handle, c.bytes, c.count, 7)
+				want := fmt.Sprintf("%d messages of %d bytes\n", c.count, c.bytes)
+				if got := sends.end(); got != "sent "+want {
+					t.Errorf("the sender says %q", got)
+				}
+				if got := receives.end(); got != "received "+want {
+					t.Errorf("the receiver says %q", got)
+				}
+			}
+		})
+	}
+}
+
+// The seed is the contents': a receiver that expects others must notice.
+func TestTheExampleNoticesWrongBytes(t *testing.T) {
+	transfer := program(t, "examples", "transfer", plain)
+	a, b := newHost(t).pair(launch.RouteDirect, 0)
+	receives, handle := receiver(t, transfer, b, 0, 4096, 3, 7)
+	sender(t, transfer, a, 0, handle, 4096, 3, 8).end()
+	receives.in.Close()
+	_, _ = io.ReadAll(receives.out)
+	receives.waited = true
+	if err := receives.Wait(); err == nil || !strings.Contains(receives.stderr.String(), "arrived wrong") {
+		t.Errorf("wrong bytes: %v, %s", err, receives.stderr.String())
+	}
+}
+
+func TestGoAndCTalk(t *testing.T) {
+	transfer := program(t, "examples", "transfer", plain)
+	const n, count, seed = 1<<20 + 9, 5, 99
+	for _, route := range routes {
+		t.Run(route, func(t *testing.T) {
+			a, b := newHost(t).pair(route, 0, 1)
+
+			receives, handle := receiver(t, transfer, b, 1, n, count, seed)
+			g := attach(t, a, 0, 8<<20)
+			var parsed wire.Handle
+			if _, err := hex.Decode(parsed[:], []byte(handle)); err != nil {
+				t.Fatal(err)
+			}
+			sending, err := g.session.Connect(within(t), g.gpu, parsed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range uint64(count) {
+				copyGPU(t, 0, g.ptr+cuda.Ptr(i*n), contents(n, seed, i), true)
+				op, err := sending.Send(g.memory, i*n, n, client.Tag(i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if moved, err := op.Wait(within(t)); err != nil || moved != n {
+					t.Fatalf("a send to C: %d bytes, %v", moved, err)
+				}
+			}
+			receives.end()
+
+			listener, err := g.session.Listen(within(t), g.gpu)
+			if err != nil {
+				t.Fatal(err)
+			}
+			own := listener.Handle()
+			sends := sender(t, transfer, b, 1, hex.EncodeToString(own[:]), n, count, seed+1)
+			receiving, err := listener.Accept(within(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range uint64(count) {
+				op, err := receiving.Receive(g.memory, i*n, n, client.Tag(i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if moved, err := op.Wait(within(t)); err != nil || moved != n {
+					t.Fatalf("a receive from C: %d bytes, %v", moved, err)
+				}
+				got := make([]byte, n)
+				copyGPU(t, 0, g.ptr+cuda.Ptr(i*n), got, false)
+				if !bytes.Equal(got, contents(n, seed+1, i)) {
+					t.Errorf("message %d of C arrived wrong", i)
+				}
+			}
+			sends.end()
+		})
+	}
+}
+
+// Eight processes of one GPU send to eight of another.
+func TestEightProcesses(t *testing.T) {
+	transfer := program(t, "examples", "transfer", plain)
+	a, b := newHost(t).pair(launch.RouteStaged, 0, 1)
+	var all []*process
+	for i := range 8 {
+		receives, handle := receiver(t, transfer, b, 1, 300_001, 6, i)
+		all = append(all, receives, sender(t, transfer, a, 0, handle, 300_001, 6, i))
+	}
+	for _, p := range all {
+		p.end()
+	}
+}

@@ -1,0 +1,195 @@
+// Package libpeerlane builds the C library that programs in containers reach
+// their relay with, the twin of package client. Its source, and its header with
+// the whole of its documentation, are in the folder source.
+package libpeerlane
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Names of files: the library by the name that programs load it by, and the link
+// to it that a linker looks for.
+const (
+	Name = "libpeerlane.so.0"
+	Link = "libpeerlane.so"
+)
+
+//go:embed source
+var source embed.FS
+
+// Flags are what each source is compiled with, by any C compiler that GCC's
+// command line suits.
+var Flags = []string{
+	"-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Wmissing-prototypes",
+	"-fPIC", "-fvisibility=hidden", "-pthread", "-DPEERLANE_BUILD",
+}
+
+// shared is what makes a library of it, hardened as everything that is shipped. It
+// is never unloaded: fork() goes through it, and a thread may be in it. libpthread
+// and libdl are named because before glibc 2.34 they are not in libc.
+var shared = []string{
+	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
+	"-shared", "-Wl,-soname," + Name, "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete",
+	"-Wl,--version-script=peerlane.map",
+}
+
+var libraries = []string{"-Wl,--no-as-needed", "-l:libpthread.so.0", "-l:libdl.so.2"}
+
+// Unpack writes the source and the headers into dir, and returns the names of the
+// C files.
+func Unpack(dir string) ([]string, error) {
+	var names []string
+	for _, from := range []fs.FS{must(fs.Sub(source, "source")), wire.Headers} {
+		entries, err := fs.ReadDir(from, ".")
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			text, err := fs.ReadFile(from, e.Name())
+			if err != nil {
+				return nil, err
+			}
+			if err := os.WriteFile(filepath.Join(dir, e.Name()), text, 0o644); err != nil {
+				return nil, err
+			}
+			if strings.HasSuffix(e.Name(), ".c") {
+				names = append(names, e.Name())
+			}
+		}
+	}
+	return names, nil
+}
+
+func must(f fs.FS, err error) fs.FS {
+	if err != nil {
+		panic(err) // the name of a folder is wrong
+	}
+	return f
+}
+
+// Compiler is the C compiler: what CC says, with its arguments, else cc, else gcc.
+func Compiler() ([]string, error) {
+	if cc := strings.Fields(os.Getenv("CC")); len(cc) > 0 {
+		return cc, nil
+	}
+	for _, name := range []string{"cc", "gcc"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return []string{path}, nil
+		}
+	}
+	return nil, errors.New("no C compiler (cc, gcc) in PATH; install gcc")
+}
+
+// Build compiles the library into dir, with the link to it. It replaces what is
+// there at once, so that several processes may do it.
+func Build(dir string) (err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	compiler, err := Compiler()
+	if err != nil {
+		return fmt.Errorf("%s cannot be built: %w", Name, err)
+	}
+	work, err := os.MkdirTemp(dir, ".libpeerlane-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	files, err := Unpack(work)
+	if err != nil {
+		return err
+	}
+	args := append(append([]string{}, compiler[1:]...), Flags...)
+	// No name of a temporary directory in it: the same source gives the same library.
+	args = append(append(args, shared...), "-ffile-prefix-map="+work+"=libpeerlane", "-o", Name)
+	args = append(append(args, files...), libraries...)
+	c := exec.Command(compiler[0], args...)
+	c.Dir = work
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("compiling %s with %s: %w\n%s", Name, compiler[0], err, out)
+	}
+	if err := os.Symlink(Name, filepath.Join(work, Link)); err != nil {
+		return err
+	}
+	for _, name := range []string{Name, Link} {
+		if err := os.Rename(filepath.Join(work, name), filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Places are where an installation has its files.
+type Places struct {
+	Library   string // directories
+	Include   string
+	PkgConfig string
+	Version   string // of the release
+	DestDir   string // in front of each, for packages
+}
+
+// Installed are the usual places. The library lies where `peerlane cdi generate`
+// looks for what containers get (hook/layout); programs name it -lpeerlane by
+// pkg-config.
+func Installed() Places {
+	return Places{Library: "/usr/lib/peerlane", Include: "/usr/include", PkgConfig: "/usr/share/pkgconfig", Version: "0"}
+}
+
+// Install builds the library into its place, with its headers and its file for
+// pkg-config. There is no link libpeerlane.so beside it: only what containers load
+// by its name belongs there.
+func Install(p Places) (err error) {
+	work, err := os.MkdirTemp("", "libpeerlane-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	if err := Build(work); err != nil {
+		return err
+	}
+	library, err := os.ReadFile(filepath.Join(work, Name))
+	if err != nil {
+		return err
+	}
+	write := func(dir, name string, content []byte, mode os.FileMode) error {
+		dir = filepath.Join(p.DestDir, dir)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(dir, name), content, mode)
+	}
+	header, err := source.ReadFile("source/peerlane.h")
+	if err != nil {
+		return err
+	}
+	values, err := wire.Headers.ReadFile("peerlane_values.h")
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		write(p.Library, Name, library, 0o755),
+		write(p.Include, "peerlane.h", header, 0o644),
+		write(p.Include, "peerlane_values.h", values, 0o644),
+		write(p.PkgConfig, "peerlane.pc", []byte(p.pkgConfig()), 0o644))
+}
+
+func (p Places) pkgConfig() string {
+	return fmt.Sprintf(`libdir=%s
+includedir=%s
+
+Name: peerlane
+Description: GPU memory between containers, through their relays
+Version: %s
+Cflags: -I${includedir}
+Libs: -L${libdir} -l:%s
+`, p.Library, p.Include, p.Version, Name)
+}

@@ -1,0 +1,193 @@
+/* Calls of the CUDA driver that this process has loaded. The library is linked with
+ * none, and loads none. */
+#include "internal.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* As cuda.h, CUDA 11.7 to 13, on 64-bit Linux. */
+enum {
+	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+	CU_MEMHOSTREGISTER_PORTABLE = 1,
+	CU_MEMHOSTREGISTER_DEVICEMAP = 2,
+};
+
+/* X(member, symbol, parameters) */
+#define CALLS(X) \
+	X(error_name, "cuGetErrorName", (int, const char **)) \
+	X(attribute, "cuPointerGetAttribute", (void *, int, uint64_t)) \
+	X(device, "cuDeviceGet", (int *, int)) \
+	X(uuid, "cuDeviceGetUuid_v2", (peerlane_gpu *, int)) \
+	X(range, "cuMemGetAddressRange_v2", (uint64_t *, size_t *, uint64_t)) \
+	X(retain, "cuMemRetainAllocationHandle", (uint64_t *, const void *)) \
+	X(export, "cuMemExportToShareableHandle", (void *, uint64_t, int, uint64_t)) \
+	X(release, "cuMemRelease", (uint64_t)) \
+	X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned)) \
+	X(host_unregister, "cuMemHostUnregister", (const void *)) \
+	X(host_address, "cuMemHostGetDevicePointer_v2", (uint64_t *, void *, unsigned))
+
+struct driver {
+#define X(member, symbol, parameters) int(*member) parameters;
+	CALLS(X)
+#undef X
+};
+
+static int find(struct driver *d)
+{
+	static const char probe[] = "cuMemRetainAllocationHandle";
+	const char *named = getenv("PEERLANE_CUDA_LIBRARY");
+	void *library = RTLD_DEFAULT;
+
+	/* RTLD_NOLOAD counts a use of a library that is there; it stays. */
+	if (!dlsym(library, probe))
+		library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+	if (library == NULL && named && *named && !dlsym(RTLD_DEFAULT, probe))
+		library = dlopen(named, RTLD_NOW | RTLD_NOLOAD);
+	if (library == NULL && !dlsym(RTLD_DEFAULT, probe))
+		return fail_call(PEERLANE_STATUS_NO_CUDA, "this process has not loaded the CUDA driver (libcuda.so.1); call CUDA first");
+#define X(member, symbol, parameters) \
+	*(void **)&d->member = dlsym(library, symbol); \
+	if (!d->member) \
+		return fail_call(PEERLANE_STATUS_NO_CUDA, "the CUDA driver that this process has loaded lacks %s; it is older than 11.7", symbol);
+	CALLS(X)
+#undef X
+	return 0;
+}
+
+static const char exporting[] = "exporting GPU memory by its address";
+
+static int failed(const struct driver *d, int result, const char *call, const char *what)
+{
+	const char *name = NULL;
+
+	if (d->error_name(result, &name) || !name)
+		name = "an error without a name";
+	return fail_call(PEERLANE_STATUS_CUDA, "%s: %s: %s (%d)", what, call, name, result);
+}
+
+/* part makes a descriptor of the allocation that an address is in, from there on, or
+ * up to `length` bytes behind. */
+static int part(const struct driver *d, uint64_t at, uint64_t length, struct peerlane_allocation *a)
+{
+	uint64_t base, handle;
+	size_t size;
+	int result;
+
+	if ((result = d->range(&base, &size, at)))
+		return failed(d, result, "cuMemGetAddressRange", exporting);
+	if (at < base || at - base >= size)
+		return fail_call(PEERLANE_STATUS_CUDA, "%s: cuMemGetAddressRange says that %#llx lies in %zu bytes at %#llx",
+			exporting, (unsigned long long)at, size, (unsigned long long)base);
+	if ((result = d->retain(&handle, (const void *)(uintptr_t)at)))
+		return failed(d, result, "cuMemRetainAllocationHandle, which takes memory of cuMemCreate (for cudaMalloc's: peerlane_export_ipc)", exporting);
+	*a = (struct peerlane_allocation){.fd = -1, .bytes = size, .offset = at - base};
+	a->length = length < size - a->offset ? length : size - a->offset;
+	result = d->export(&a->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	d->release(handle);
+	if (result)
+		return failed(d, result, "cuMemExportToShareableHandle, which takes memory created for POSIX file descriptors", exporting);
+	fcntl(a->fd, F_SETFD, FD_CLOEXEC); /* which the driver does not promise */
+	return 0;
+}
+
+int peerlane_export_pointer(peerlane_session *s, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory)
+{
+	struct peerlane_allocation *list = NULL;
+	uint64_t at = (uintptr_t)pointer, left = length;
+	int ordinal, device, result, status;
+	unsigned count = 0;
+	struct driver d;
+	peerlane_gpu gpu;
+
+	if (!s || !memory || !length)
+		return fail_call(PEERLANE_STATUS_INVALID, "%s: no session, no bytes, or nowhere to write the memory", exporting);
+	if ((status = find(&d)))
+		return status;
+	if ((result = d.attribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at)))
+		return failed(&d, result, "cuPointerGetAttribute", exporting);
+	if ((result = d.device(&device, ordinal)) || (result = d.uuid(&gpu, device)))
+		return failed(&d, result, "cuDeviceGetUuid", exporting);
+	while (left && !status) {
+		struct peerlane_allocation *longer;
+
+		if (count == PEERLANE_MAX_PARTS) {
+			status = fail_call(PEERLANE_STATUS_LIMIT, "%s: %llu bytes in more than %d allocations: export them in several ranges", exporting, (unsigned long long)length, PEERLANE_MAX_PARTS);
+			break;
+		}
+		longer = realloc(list, (count + 1) * sizeof *list);
+		if (!longer) {
+			status = fail_call(PEERLANE_STATUS_SYSTEM, "%s: out of memory", exporting);
+			break;
+		}
+		list = longer;
+		if ((status = part(&d, at, left, &list[count])))
+			break;
+		at += list[count].length;
+		left -= list[count].length;
+		count++;
+	}
+	if (!status)
+		status = peerlane_export(s, list, count, &gpu, access, memory);
+	while (count > 0)
+		close(list[--count].fd);
+	free(list);
+	return status;
+}
+
+int peerlane_register_timelines(peerlane_session *s, uint64_t *address)
+{
+	static const char what[] = "registering the session's timelines with CUDA";
+	struct driver d;
+	void *page;
+	size_t bytes;
+	int status, result;
+
+	if (!address)
+		return fail_call(PEERLANE_STATUS_INVALID, "%s: nowhere to write the address: NULL", what);
+	if ((status = peerlane_timelines(s, &page, &bytes)) || (status = find(&d)) || (status = enter(s)))
+		return status;
+	if (s->registered) {
+		leave(s);
+		return fail_call(PEERLANE_STATUS_INVALID, "%s: they are registered", what);
+	}
+	s->registered = page;
+	leave(s);
+	/* Without the lock: a call of CUDA's can wait for a kernel. */
+	if ((result = d.host_register(page, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))) {
+		status = failed(&d, result, "cuMemHostRegister", what);
+	} else if ((result = d.host_address(address, page, 0))) {
+		status = failed(&d, result, "cuMemHostGetDevicePointer", what);
+		d.host_unregister(page);
+	}
+	if (status) {
+		pthread_mutex_lock(&s->lock);
+		s->registered = NULL;
+		pthread_mutex_unlock(&s->lock);
+	}
+	return status;
+}
+
+int peerlane_unregister_timelines(peerlane_session *s)
+{
+	struct driver d;
+	const void *page;
+	int status, result;
+
+	if (!s)
+		return enter(s);
+	if ((status = find(&d)))
+		return status;
+	pthread_mutex_lock(&s->lock); /* also of a session that has failed */
+	page = s->registered;
+	s->registered = NULL;
+	pthread_mutex_unlock(&s->lock);
+	if (!page)
+		return fail_call(PEERLANE_STATUS_INVALID, "the session's timelines are not registered with CUDA");
+	if ((result = d.host_unregister(page)))
+		return failed(&d, result, "cuMemHostUnregister", "taking the session's timelines from CUDA");
+	return 0;
+}

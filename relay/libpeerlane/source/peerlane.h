@@ -1,0 +1,377 @@
+/*
+ * libpeerlane: what a program in a container uses to reach its relay. It exports
+ * GPU memory once, or has host memory made, connects, and then sends and receives
+ * without a system call or a CUDA call for each operation.
+ *
+ *	peerlane_dial(NULL, NULL, 0, -1, &session);
+ *	peerlane_export(session, &allocation, 1, &gpu, 0, &memory);
+ *	peerlane_listen(session, &gpu, &listener, &handle);      here: give the handle away
+ *	peerlane_accept(session, listener, -1, &receiving);
+ *	peerlane_connect(session, &gpu, &handle, &sending);      there
+ *	peerlane_send(session, sending, memory, 0, n, NULL, &operation);
+ *	peerlane_wait(session, operation, -1, &moved);
+ *
+ * Errors. A function that returns int returns a status: PEERLANE_STATUS_OK, which
+ * is 0, or what went wrong, one of peerlane_values.h or of enum
+ * peerlane_library_status. peerlane_error() is the sentence that goes with the
+ * calling thread's last failure. What a function gives back through a pointer is
+ * written only where it says so.
+ *
+ * A session that has failed stays so: every call returns that status, with that
+ * sentence. It fails when the relay dies (PEERLANE_STATUS_RELAY_DIED), when the
+ * relay breaks the protocol, and in a child after fork(). All operations that had
+ * not ended have ended then, with that status, and all timelines stand at
+ * PEERLANE_TIMELINE_END, so that no stream waits for ever. Close the session and
+ * dial again: a relay's successor is there within seconds.
+ *
+ * Threads. All functions may be called from any thread, for the same session too,
+ * except that peerlane_close() must be a session's last call: it ends the waits of
+ * other threads, and then frees the session. The library works in the threads that
+ * call it. It has one of its own, for each session, only from
+ * peerlane_timelines() or peerlane_register_timelines() on: the GPU may wait for a
+ * timeline then while no thread is here to see the relay die. That thread sleeps in
+ * poll(), takes no signal, and ends with the session.
+ *
+ * fork(). A session belongs to the process that dialed. In a child of fork() it has
+ * failed (PEERLANE_STATUS_FORKED): its descriptors are closed there, its shared
+ * memory is not mapped, the parent's session goes on. The child may close it, and
+ * may dial itself. All descriptors are O_CLOEXEC.
+ *
+ * The library raises no signal (no SIGPIPE either), installs no handler, never
+ * exits, writes to no standard stream and reads no environment variable but
+ * PEERLANE_CUDA_LIBRARY, see peerlane_export_pointer(). It is not linked with
+ * libcuda. Once loaded it stays loaded: dlclose() does not unload it.
+ *
+ * The hot path is peerlane_send(), peerlane_receive(), peerlane_test(),
+ * peerlane_poll() and peerlane_wait() for what ends within 50 microseconds. It
+ * allocates nothing and makes no system call, except one write() that wakes a relay
+ * that has gone to sleep for want of work, futex calls where threads contend for a
+ * session, and, where a caller asks again and again for what does not end, one look
+ * every 10 milliseconds whether the relay lives.
+ *
+ * Sizes, offsets and lengths are bytes.
+ */
+#ifndef PEERLANE_H
+#define PEERLANE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "peerlane_values.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(PEERLANE_BUILD)
+#define PEERLANE_API __attribute__((visibility("default")))
+#else
+#define PEERLANE_API
+#endif
+
+/* Outcomes that the library finds itself, beside enum peerlane_status. */
+enum peerlane_library_status {
+	PEERLANE_STATUS_PENDING = 1000, /* the operation has not ended: no failure, and without a sentence */
+	PEERLANE_STATUS_TIMED_OUT,      /* the time that the caller gave is over */
+	PEERLANE_STATUS_INVALID,        /* an argument that cannot be */
+	PEERLANE_STATUS_FULL,           /* operations that were posted have to end, or be taken, first */
+	PEERLANE_STATUS_NO_RELAY,       /* no relay at the socket */
+	PEERLANE_STATUS_FORKED,         /* the session is that of the process before fork() */
+	PEERLANE_STATUS_SYSTEM,         /* the system refused something; the sentence says what */
+};
+
+/* Where a container finds its relay. */
+#define PEERLANE_DEFAULT_SOCKET "/run/peerlane/relay.sock"
+
+/* A tie to a relay. A process may have several. */
+typedef struct peerlane_session peerlane_session;
+
+/* Things of a session, numbered by its relay; 0 is none. A number that is none, or
+ * of something that has gone, is an error and nothing worse. */
+typedef uint32_t peerlane_memory;
+typedef uint32_t peerlane_listener;
+typedef uint32_t peerlane_connection;
+
+/* A send or a receive that was posted; 0 is none. A number is never used twice. */
+typedef uint64_t peerlane_operation;
+
+/* A GPU's UUID, as cuDeviceGetUuid() and `nvidia-smi -L` (in hexadecimal) have it. */
+typedef struct peerlane_gpu {
+	uint8_t bytes[16];
+} peerlane_gpu;
+
+/* What a sender needs to connect to a listener. Whoever has it can. */
+typedef struct peerlane_handle {
+	uint8_t bytes[128];
+} peerlane_handle;
+
+/* --- errors ---------------------------------------------------------------- */
+
+/* The sentence of the calling thread's last call that failed: what was tried, what
+ * happened, what to do. "" before the first. Valid until the thread's next call. */
+PEERLANE_API const char *peerlane_error(void);
+
+/* The status of the calling thread's last call that failed. */
+PEERLANE_API int peerlane_error_status(void);
+
+/* What a status means, in a few words, for any number. */
+PEERLANE_API const char *peerlane_status_text(int status);
+
+/* --- sessions -------------------------------------------------------------- */
+
+/* Connects to a relay.
+ *
+ * socket: its path; NULL is PEERLANE_DEFAULT_SOCKET.
+ * gpus, count: GPUs whose memory will be exported, as far as they are known by now;
+ * may be NULL and 0. Where there is no relay the sentence names their lanes.
+ * timeout_ms: milliseconds for all of it; negative: a minute.
+ *
+ * PEERLANE_STATUS_NO_RELAY, PEERLANE_STATUS_VERSION, PEERLANE_STATUS_TIMED_OUT, or
+ * the relay's reason to refuse. */
+PEERLANE_API int peerlane_dial(const char *socket, const peerlane_gpu *gpus, unsigned count, int timeout_ms, peerlane_session **session);
+
+/* Ends the session and frees it; NULL is allowed. Operations that had not ended
+ * fail with PEERLANE_STATUS_CLOSED for whoever waits. No thread may begin a call
+ * with this session any more. Streams must not use its timelines any more. */
+PEERLANE_API void peerlane_close(peerlane_session *session);
+
+/* PEERLANE_STATUS_OK while the session works, then why it does not. It looks whether
+ * the relay lives. */
+PEERLANE_API int peerlane_session_status(peerlane_session *session);
+
+/* The version of the protocol that both sides agreed on; 0 for NULL. */
+PEERLANE_API unsigned peerlane_protocol(const peerlane_session *session);
+
+/* A lane of the container. */
+struct peerlane_lane {
+	peerlane_gpu gpu; /* zero where only the driver could tell, which is not asked */
+	uint32_t index;   /* NVML's on the host, the N of nvidia.com/gpu=N there */
+	uint32_t reserved;
+};
+
+/* The lanes that this container was given: PEERLANE_MAX_LANES at most. Writes the
+ * first `room` of them to lanes, and to count how many there are. */
+PEERLANE_API int peerlane_lanes(peerlane_session *session, struct peerlane_lane *lanes, unsigned room, unsigned *count);
+
+/* What the relay has moved since it began, in bytes. */
+struct peerlane_counters {
+	uint64_t sent, received;  /* whole messages, by all of the container's clients */
+	uint64_t direct, staged;  /* of what it sent, by route */
+	uint32_t servers;         /* entries of `server` */
+	uint32_t contexts;        /* CUDA contexts that the relay has */
+	struct {
+		peerlane_gpu gpu;     /* a server GPU with staging of this relay's; zero: host memory, of lanes that bounce */
+		uint64_t in, out;     /* bytes into that staging, and out of it */
+	} server[PEERLANE_MAX_SERVERS];
+};
+
+/* The counters. size is sizeof(struct peerlane_counters) as the caller was compiled:
+ * no more is written, and what this library does not know is zero. */
+PEERLANE_API int peerlane_statistics(peerlane_session *session, struct peerlane_counters *counters, size_t size);
+
+/* --- memory ---------------------------------------------------------------- */
+
+/* An allocation to export. Members that are 0 mean what earlier releases did. */
+struct peerlane_allocation {
+	int fd;            /* the POSIX file descriptor of a CUDA VMM allocation; stays the caller's */
+	uint32_t kind;     /* PEERLANE_ALLOCATION_VMM */
+	uint64_t bytes;    /* the size of the whole allocation */
+	uint64_t offset;   /* the range of it that is exported; */
+	uint64_t length;   /* 0: up to the end */
+	uint64_t reserved[4];
+};
+
+#define PEERLANE_ALLOCATION_VMM 0
+
+/* Lets the relay map GPU memory of this process.
+ *
+ * list, count: the allocations that make up one range, in order, PEERLANE_MAX_PARTS at
+ * most: a range of PyTorch's expandable segments, say. In a list of several only the
+ * first may begin later, by its offset, and only the last may end earlier.
+ * gpu: the GPU that the memory is on.
+ * access: PEERLANE_ACCESS_SEND, PEERLANE_ACCESS_RECEIVE or both; 0 is both.
+ *
+ * The first export may take long: the relay creates its CUDA context then.
+ * PEERLANE_STATUS_WRONG_GPU, PEERLANE_STATUS_BAD_DESCRIPTOR,
+ * PEERLANE_STATUS_OUT_OF_RANGE, PEERLANE_STATUS_LIMIT, and others with a sentence. */
+PEERLANE_API int peerlane_export(peerlane_session *session, const struct peerlane_allocation *list, unsigned count,
+	const peerlane_gpu *gpu, uint32_t access, peerlane_memory *memory);
+
+/* Exports memory of cudaMalloc (cuMemAlloc), by the handle of cuIpcGetMemHandle, where
+ * the administrator allows it (relay.cuda_ipc) and the driver does. offset, length: the
+ * range of the allocation that cuMemGetAddressRange tells. On route direct nothing is
+ * received into it. It must not be freed before peerlane_unexport() has returned and
+ * the operations on it have ended. */
+PEERLANE_API int peerlane_export_ipc(peerlane_session *session, const uint8_t handle[64], uint64_t offset, uint64_t length,
+	const peerlane_gpu *gpu, uint32_t access, peerlane_memory *memory);
+
+/* Has the relay make host memory for the lane of a GPU: zeros, which connections of that
+ * lane send out of and receive into as posted; at their other side can be memory of
+ * either kind. It is ordinary memory, mapped at *data until peerlane_unexport() or
+ * peerlane_close(), and needs no CUDA here. Children of fork() share it. */
+PEERLANE_API int peerlane_host_memory(peerlane_session *session, uint64_t bytes, const peerlane_gpu *gpu, uint32_t access,
+	void **data, peerlane_memory *memory);
+
+/* Exports [pointer, pointer+length) of CUDA VMM memory (cuMemCreate with a POSIX
+ * file descriptor handle, cuMemMap), of one allocation or several side by side.
+ *
+ * It calls the CUDA driver that this process has loaded already, as libcuda.so.1 or
+ * under the name in PEERLANE_CUDA_LIBRARY, and loads none: PEERLANE_STATUS_NO_CUDA.
+ * A context has to be current. PEERLANE_STATUS_CUDA where a call of the driver's
+ * fails, as with memory that is not VMM memory. */
+PEERLANE_API int peerlane_export_pointer(peerlane_session *session, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory);
+
+/* Takes memory back: no new operation can use it, and the relay's mapping, which pins
+ * the memory, goes when those under way have ended. Host memory is unmapped here, also
+ * where the session has failed. */
+PEERLANE_API int peerlane_unexport(peerlane_session *session, peerlane_memory memory);
+
+/* --- connections ----------------------------------------------------------- */
+
+/* Makes a listener whose connections receive into memory of this GPU. */
+PEERLANE_API int peerlane_listen(peerlane_session *session, const peerlane_gpu *gpu, peerlane_listener *listener, peerlane_handle *handle);
+
+/* Waits for a sender. timeout_ms: milliseconds; negative: no end; 0: only looks.
+ * After PEERLANE_STATUS_TIMED_OUT the next sender is the next accept's. */
+PEERLANE_API int peerlane_accept(peerlane_session *session, peerlane_listener listener, int timeout_ms, peerlane_connection *connection);
+
+/* Closes a listener; accepted connections stay. Accepts that wait fail. */
+PEERLANE_API int peerlane_unlisten(peerlane_session *session, peerlane_listener listener);
+
+/* Connects to the listener that gave out the handle, to send from memory of this
+ * GPU. PEERLANE_STATUS_BAD_HANDLE, PEERLANE_STATUS_UNREACHABLE, and others. */
+PEERLANE_API int peerlane_connect(peerlane_session *session, const peerlane_gpu *gpu, const peerlane_handle *handle, peerlane_connection *connection);
+
+/* Takes a connection down for both sides. Its number is of no use afterwards. One
+ * that was down already is no error. */
+PEERLANE_API int peerlane_disconnect(peerlane_session *session, peerlane_connection connection);
+
+struct peerlane_connection_info {
+	uint32_t route;  /* PEERLANE_ROUTE_STAGED or PEERLANE_ROUTE_DIRECT */
+	int32_t status;  /* PEERLANE_STATUS_OK while it is up, then why it is down */
+	char peer[112];  /* who is at the other side */
+};
+
+/* What is known of a connection, without asking the relay. Returns OK also where the
+ * connection is down; peerlane_connection_status() has the sentence. */
+PEERLANE_API int peerlane_connection_get(peerlane_session *session, peerlane_connection connection, struct peerlane_connection_info *info);
+
+/* PEERLANE_STATUS_OK while the connection is up, then why it is down. */
+PEERLANE_API int peerlane_connection_status(peerlane_session *session, peerlane_connection connection);
+
+/* --- operations ------------------------------------------------------------ */
+
+/* What a send or a receive may have beside its memory. All zero: nothing. */
+struct peerlane_options {
+	uint64_t tag;             /* a message meets receives of the same tag only */
+	uint64_t context;         /* the caller's own; peerlane_poll() gives it back */
+	uint32_t flags;           /* PEERLANE_AFTER, PEERLANE_SIGNAL */
+	uint32_t reserved;
+	uint32_t after_timeline;  /* PEERLANE_AFTER: begin when this timeline has reached */
+	uint32_t signal_timeline; /* PEERLANE_SIGNAL: when it has ended, also with an error, */
+	uint64_t after_value;     /* this value; operations of a connection begin in their order */
+	uint64_t signal_value;    /* the relay sets that timeline to this value */
+};
+
+#define PEERLANE_AFTER 1u
+#define PEERLANE_SIGNAL 2u
+
+/* Posts a message of `length` bytes. options may be NULL.
+ *
+ * operation: its number, for peerlane_test() or peerlane_wait(), one of which, or
+ * peerlane_poll(), has to take the result. NULL: nobody wants it, and it is
+ * forgotten at its end.
+ *
+ * PEERLANE_STATUS_FULL: PEERLANE_RING_ENTRIES operations were posted and the relay
+ * has not begun them, or PEERLANE_MAX_OPERATIONS have no taken result. What the
+ * relay refuses (a range outside the memory, say) is the operation's result. */
+PEERLANE_API int peerlane_send(peerlane_session *session, peerlane_connection connection, peerlane_memory memory,
+	uint64_t offset, uint64_t length, const struct peerlane_options *options, peerlane_operation *operation);
+
+/* Posts room for a message of at most `length` bytes; the rest as peerlane_send(). */
+PEERLANE_API int peerlane_receive(peerlane_session *session, peerlane_connection connection, peerlane_memory memory,
+	uint64_t offset, uint64_t length, const struct peerlane_options *options, peerlane_operation *operation);
+
+/* Operations of a session whose results nobody has taken. */
+#define PEERLANE_MAX_OPERATIONS 4096
+
+/* PEERLANE_STATUS_PENDING, or takes the operation's result: PEERLANE_STATUS_OK when a
+ * send's bytes are in the receiver's memory, or a receive's are here; else why not.
+ * moved: the bytes that were moved, written whenever the operation has ended; may be
+ * NULL. A result can be taken once: then PEERLANE_STATUS_INVALID. */
+PEERLANE_API int peerlane_test(peerlane_session *session, peerlane_operation operation, uint64_t *moved);
+
+/* Waits for the end, and takes the result as peerlane_test() does. timeout_ms:
+ * milliseconds; negative: no end. After PEERLANE_STATUS_TIMED_OUT the operation goes
+ * on. It looks for 50 microseconds before it sleeps. */
+PEERLANE_API int peerlane_wait(peerlane_session *session, peerlane_operation operation, int timeout_ms, uint64_t *moved);
+
+/* Asks the relay to end the operation if nothing of it has moved. It ends by itself
+ * or so, and its result tells: PEERLANE_STATUS_CANCELED. */
+PEERLANE_API int peerlane_cancel(peerlane_session *session, peerlane_operation operation);
+
+struct peerlane_result {
+	peerlane_operation operation;
+	uint64_t moved;    /* bytes */
+	uint64_t context;  /* of the operation's options */
+	int32_t status;    /* peerlane_test()'s, without its sentence */
+	peerlane_connection connection;
+};
+
+/* Takes the results of up to `room` operations that have ended, in the order in which
+ * they ended, and writes how many to count. Operations for which a peerlane_wait()
+ * waits are left to that. Does not wait. A session that has failed gives the results
+ * of all operations first, and then its status. */
+PEERLANE_API int peerlane_poll(peerlane_session *session, struct peerlane_result *results, unsigned room, unsigned *count);
+
+/* A descriptor for poll(), select() and epoll: readable when there may be something
+ * for peerlane_poll() or peerlane_test(), or the session has failed. Call
+ * peerlane_poll() until it gives nothing before you wait for it. It stays the
+ * session's. From this call on the relay makes a system call for each operation that
+ * ends; a program that only ever tests, or waits in peerlane_wait(), is better off
+ * without. */
+PEERLANE_API int peerlane_event_descriptor(peerlane_session *session, int *fd);
+
+/* --- timelines ------------------------------------------------------------- */
+
+/* A session has PEERLANE_TIMELINES counters of 64 bits, numbered from 0, all 0 at
+ * first, in memory shared with the relay. An operation can wait for one and advance
+ * one; so can a stream of the GPU and this process. Reaching is cyclic, as
+ * cuStreamWaitValue64's is. */
+
+/* Where a timeline stands. In a session that has failed: PEERLANE_TIMELINE_END. */
+PEERLANE_API int peerlane_timeline_value(peerlane_session *session, uint32_t timeline, uint64_t *value);
+
+/* Sets a timeline from the CPU. */
+PEERLANE_API int peerlane_timeline_advance(peerlane_session *session, uint32_t timeline, uint64_t value);
+
+/* Whether a timeline that stands at `now` has reached `value`. */
+static inline int peerlane_reached(uint64_t now, uint64_t value) { return (int64_t)(now - value) >= 0; }
+
+/* The memory of the timelines, whole pages, to register with CUDA
+ * (cuMemHostRegister with CU_MEMHOSTREGISTER_PORTABLE and _DEVICEMAP): timeline i is
+ * at i * PEERLANE_TIMELINE_STRIDE. Unregister it before the session is closed. */
+PEERLANE_API int peerlane_timelines(peerlane_session *session, void **memory, size_t *bytes);
+
+/* Registers the timelines with CUDA and gives the address that streams of the current
+ * context see, for cuStreamWriteValue64 and cuStreamWaitValue64: timeline i is at
+ * address + i * PEERLANE_TIMELINE_STRIDE. Finds CUDA as peerlane_export_pointer()
+ * does. Once for each session. */
+PEERLANE_API int peerlane_register_timelines(peerlane_session *session, uint64_t *address);
+
+/* Takes the timelines away from CUDA, before peerlane_close(). */
+PEERLANE_API int peerlane_unregister_timelines(peerlane_session *session);
+
+/* --- names ----------------------------------------------------------------- */
+
+/* Reads "GPU-8-4-4-4-12", hexadecimal digits, with or without "GPU-". */
+PEERLANE_API int peerlane_gpu_parse(const char *text, peerlane_gpu *gpu);
+
+/* Writes that form: 40 characters and a zero. */
+PEERLANE_API void peerlane_gpu_format(const peerlane_gpu *gpu, char text[41]);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

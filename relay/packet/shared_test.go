@@ -1,0 +1,262 @@
+package packet
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// side is a port with a loop of its own, as a relay has.
+type side struct {
+	t    *testing.T
+	loop *poll.Loop
+	port *Port
+	got  chan wire.Message
+	end  chan error
+}
+
+func newSide(t *testing.T, fd int) *side {
+	t.Helper()
+	s := &side{t: t, got: make(chan wire.Message, 1<<16), end: make(chan error, 1)}
+	var err error
+	if s.loop, err = poll.New(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { s.loop.Run(); close(ended) }()
+	t.Cleanup(func() {
+		s.loop.Call(func() { s.port.Close() })
+		s.loop.Stop()
+		<-ended
+	})
+	s.loop.Call(func() {
+		s.port, err = NewPort(s.loop, fd, func(m wire.Message, _ uint32, fds []int) {
+			if _, region := m.(*wire.PeerRegion); region != (len(fds) == 1) {
+				t.Errorf("a %T came with %d descriptors", m, len(fds))
+			}
+			CloseAll(fds)
+			s.got <- m
+		}, func(err error) { s.end <- err })
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// sharing are two sides of which a has shared memory with b, if it was told to.
+func sharing(t *testing.T) (a, b *side) {
+	t.Helper()
+	x, y, err := Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range []int{x, y} {
+		if err := unix.SetNonblock(fd, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b = newSide(t, x), newSide(t, y)
+	b.loop.Call(func() { b.port.TakeShared() })
+	a.loop.Call(func() { err = a.port.Share() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, b
+}
+
+func (s *side) next() wire.Message {
+	s.t.Helper()
+	select {
+	case m := <-s.got:
+		return m
+	case err := <-s.end:
+		select {
+		case m := <-s.got: // it came before
+			s.end <- err
+			return m
+		default:
+			s.t.Fatalf("it ended: %v", err)
+		}
+	case <-time.After(time.Minute):
+		s.t.Fatal("nothing came")
+	}
+	return nil
+}
+
+// send sends numbered messages: small ones, ones that fit into no slot, and ones
+// with a descriptor. They are never all in the memory at a time.
+func (s *side) send(count int) {
+	file, err := os.Open(os.DevNull)
+	if err != nil {
+		s.t.Error(err)
+		return
+	}
+	defer file.Close()
+	for i := range count {
+		s.loop.Call(func() {
+			switch {
+			case i%17 == 5:
+				m := &wire.PeerClose{Status: uint32(i)}
+				wire.SetText(m.Reason[:], "larger than a slot")
+				s.port.Send(m, 0)
+			case i%29 == 7:
+				s.port.Send(&wire.PeerRegion{Region: uint32(i)}, 0, int(file.Fd()))
+			default:
+				s.port.Send(&wire.PeerGrant{Grant: uint64(i), Length: 7}, 0)
+			}
+		})
+	}
+}
+
+func number(m wire.Message) int {
+	switch m := m.(type) {
+	case *wire.PeerClose:
+		return int(m.Status)
+	case *wire.PeerRegion:
+		return int(m.Region)
+	case *wire.PeerGrant:
+		return int(m.Grant)
+	}
+	return -1
+}
+
+func TestSharedMemoryKeepsTheOrder(t *testing.T) {
+	a, b := sharing(t)
+	const count = 3000
+	go a.send(count)
+	go b.send(count)
+	for _, s := range []*side{b, a} {
+		for i := range count {
+			if m := s.next(); number(m) != i {
+				t.Fatalf("message %d is %T %d", i, m, number(m))
+			}
+		}
+	}
+	// Both sleep now; one message wakes the other side.
+	for range 20 {
+		time.Sleep(time.Millisecond)
+		a.send(1)
+		b.next()
+		b.send(1)
+		a.next()
+	}
+	a.loop.Call(func() {
+		if a.port.shared == nil || !a.port.shared.reading {
+			t.Error("all went over the socket")
+		}
+	})
+}
+
+// What was written before the end comes before the end.
+func TestSharedMemoryBeforeTheEnd(t *testing.T) {
+	a, b := sharing(t)
+	a.send(1)
+	b.next()
+	const count = 100
+	a.loop.Call(func() {
+		for i := range count {
+			a.port.Send(&wire.PeerDelivered{Send: uint64(i)}, 0)
+		}
+		a.port.Leave()
+	})
+	for i := range count {
+		if m, ok := b.next().(*wire.PeerDelivered); !ok || m.Send != uint64(i) {
+			t.Fatalf("message %d is %+v", i, m)
+		}
+	}
+	if err := <-b.end; err == nil {
+		t.Error("the end is no error")
+	}
+}
+
+func TestHostileSharedMemory(t *testing.T) {
+	for name, attack := range map[string]func(*shared){
+		"a tail that is too far":     func(s *shared) { atomic.StoreUint64(s.out.tail, s.out.at+sharedSlots+1) },
+		"a tail that goes back":      func(s *shared) { atomic.StoreUint64(s.out.tail, s.out.at-1) },
+		"a head that was not":        func(s *shared) { atomic.StoreUint64(s.in.head, 1<<40) },
+		"a length beyond the slot":   func(s *shared) { s.raw(slotBytes, 0) },
+		"a message of no type":       func(s *shared) { s.raw(16, 999) },
+		"a message of another size":  func(s *shared) { s.raw(16, 36) },
+		"a message without a header": func(s *shared) { s.raw(4, 36) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := sharing(t)
+			a.send(1)
+			b.next()
+			a.loop.Call(func() {
+				attack(a.port.shared)
+				_ = a.port.sendmsg(bell, nil)
+			})
+			b.send(1)
+			select {
+			case err := <-b.end:
+				if !errors.Is(err, &wire.Error{Status: wire.StatusMalformed}) {
+					t.Errorf("it ends with %v", err)
+				}
+			case <-time.After(time.Minute):
+				t.Error("nothing is noticed")
+			}
+		})
+	}
+}
+
+// raw writes a slot as only a stranger would.
+func (s *shared) raw(length, kind uint32) {
+	slot := s.out.slots[s.out.at%sharedSlots*slotBytes:]
+	binary.LittleEndian.PutUint32(slot, length)
+	binary.LittleEndian.PutUint32(slot[slotHeader:], kind)
+	s.out.at++
+	atomic.StoreUint64(s.out.tail, s.out.at)
+}
+
+// A message over the socket that nothing in the memory announced.
+func TestAMessageOutOfTurn(t *testing.T) {
+	a, b := sharing(t)
+	a.send(1)
+	b.next()
+	a.loop.Call(func() { _ = a.port.sendmsg(wire.Encode(&wire.PeerDelivered{}, 0), nil) })
+	if err := <-b.end; !errors.Is(err, &wire.Error{Status: wire.StatusMalformed}) {
+		t.Errorf("it ends with %v", err)
+	}
+}
+
+func TestForeignMemoryIsCheckedFirst(t *testing.T) {
+	make := func(size int64, seals int) int {
+		fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		if err == nil {
+			err = unix.Ftruncate(fd, size)
+		}
+		if err == nil {
+			_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		return fd
+	}
+	file, err := os.Create(t.TempDir() + "/file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for name, fd := range map[string]int{
+		"a file":          int(file.Fd()),
+		"it can shrink":   make(sharedBytes, unix.F_SEAL_GROW),
+		"it can grow":     make(sharedBytes, unix.F_SEAL_SHRINK),
+		"it is too small": make(4096, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW),
+	} {
+		if _, err := openShared(fd); !errors.Is(err, &wire.Error{Status: wire.StatusBadDescriptor}) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,625 @@
+package relay
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/ring"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Of the worlds below, bytes. Behind the slots, and around what operations may
+// touch, lies memory that nobody may write.
+const (
+	fuzzSlot      = 4096
+	fuzzSlots     = 3
+	fuzzMemory    = 64 << 10
+	fuzzTarget    = 32 << 10
+	fuzzUntouched = 0xa5
+)
+
+// world is one connection's end, with everything real but the other relay, the NIC
+// and the event loop: the fuzzer is these. There is no GPU in it, as all memory is
+// the host's.
+type world struct {
+	t     *testing.T
+	relay *Relay
+	lane  *lane
+	*session
+	reader *ring.Client
+	queue  *device.Queue
+	slots  *device.Memory
+	mine   *memory
+	ended  map[uint64]wire.Completion // by cookie
+	posted map[uint64]*operation
+}
+
+// deaf is a port that has closed: what is sent goes nowhere. And a loop that does
+// not run.
+var deaf = sync.OnceValues(func() (*packet.Port, *poll.Loop) {
+	loop, err := poll.New()
+	if err != nil {
+		panic(err)
+	}
+	a, b, err := packet.Pair()
+	if err != nil {
+		panic(err)
+	}
+	unix.Close(b)
+	port, err := packet.NewPort(loop, a, nil, nil)
+	if err != nil {
+		panic(err)
+	}
+	port.Close()
+	return port, loop
+})
+
+func newWorld(t *testing.T) *world {
+	_, loop := deaf()
+	w := &world{t: t, queue: &device.Queue{}, ended: map[uint64]wire.Completion{}, posted: map[uint64]*operation{}}
+	w.relay = &Relay{loop: loop, limits: launch.Limits{HostMemory: 1 << 20, Descriptors: 16, Memories: 16, Connections: 4}}
+	completions, err := ring.NewRelay()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { completions.Close() })
+	if w.reader, err = ring.OpenClient(completions.FDs()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.reader.Close() })
+	host := func(bytes uint64) *device.Memory {
+		m, err := device.CreateHost("peerlane-fuzz", bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return m
+	}
+	w.slots = host(fuzzSlot * (fuzzSlots + 1))
+	fill(w.slots, fuzzUntouched)
+	staging := func() *staging {
+		s := &staging{regions: []*region{{kind: wire.MemoryHost, memory: w.slots, slots: fuzzSlots, slotBytes: fuzzSlot}}}
+		s.fill()
+		return s
+	}
+	w.lane = &lane{relay: w.relay, push: w.queue, pull: w.queue, out: staging(), in: staging(), ended: newDirections()}
+	// A session that has ended answers nobody.
+	w.session = &session{
+		relay: w.relay, ring: completions, wakeClient: -1, ended: wire.Errorf(wire.StatusClosed, "the client is not there"),
+		connections: map[uint32]*connection{}, waits: map[*connection]bool{},
+	}
+	w.mine = &memory{session: w.session, number: 1, kind: wire.MemoryHost, lane: w.lane, mapped: host(fuzzMemory), length: fuzzMemory, access: wire.AccessSend | wire.AccessReceive, known: map[*receiver]bool{}}
+	w.mine.parts = []device.Part{{FD: -1, Bytes: fuzzMemory}}
+	w.session.memories = map[uint32]*memory{1: w.mine}
+	return w
+}
+
+func bytesAt(m *device.Memory, offset, n uint64) []byte {
+	return unsafe.Slice((*byte)(m.At(offset).Host), n)
+}
+
+func fill(m *device.Memory, with byte) {
+	all := bytesAt(m, 0, m.Bytes)
+	for i := range all {
+		all[i] = with
+	}
+}
+
+func (w *world) connection(route uint32) *connection {
+	c := &connection{session: w.session, number: uint32(len(w.session.connections)) + 1, lane: w.lane, route: route, peer: "the fuzzer"}
+	c.port, _ = deaf()
+	w.session.connections[c.number] = c
+	return c
+}
+
+// post is what a session does with a descriptor that is in order.
+func (w *world) post(c *connection, kind uint32, tag, offset, length uint64) *operation {
+	cookie := uint64(len(w.posted) + 1)
+	op := &operation{session: w.session, kind: kind, cookie: cookie, tag: tag, offset: offset, length: length, wait: wire.NoTimeline, signal: wire.NoTimeline}
+	if status := op.bind(1, c); status != wire.StatusOK {
+		w.t.Fatalf("the fuzzer posts what is not in order: %v", status)
+	}
+	w.posted[cookie] = op
+	c.post(op)
+	return op
+}
+
+// read takes the completions: one for each operation.
+func (w *world) read() {
+	for {
+		done, ok := w.reader.Next()
+		if !ok {
+			return
+		}
+		op := w.posted[done.Cookie]
+		if _, twice := w.ended[done.Cookie]; op == nil || twice {
+			w.t.Fatalf("operation %d ended twice, or was never posted", done.Cookie)
+		}
+		if done.Length > op.length || op.underWay > 0 {
+			w.t.Fatalf("operation %d of %d bytes ended with %d, and %d that touch its memory", done.Cookie, op.length, done.Length, op.underWay)
+		}
+		w.ended[done.Cookie] = done
+	}
+}
+
+// copied lets the copies end that are under way.
+func (w *world) copied() {
+	for w.queue.Busy() {
+		w.queue.Wait()
+		w.queue.Poll()
+	}
+}
+
+// over is how all must be when a connection is gone.
+func (w *world) over() {
+	w.t.Helper()
+	w.read()
+	if len(w.session.connections) > 0 || w.mine.users > 0 || len(w.ended) != len(w.posted) {
+		w.t.Fatalf("%d connections, %d users of the memory, %d of %d operations have ended", len(w.session.connections), w.mine.users, len(w.ended), len(w.posted))
+	}
+	for _, s := range []*staging{w.lane.out, w.lane.in} {
+		if len(s.free) != fuzzSlots {
+			w.t.Fatalf("%d of %d slots are free", len(s.free), fuzzSlots)
+		}
+	}
+	if w.relay.used != (use{}) {
+		w.t.Fatalf("it still counts %+v", w.relay.used)
+	}
+	for i, b := range bytesAt(w.slots, fuzzSlots*fuzzSlot, fuzzSlot) {
+		if b != fuzzUntouched {
+			w.t.Fatalf("byte %d behind the last slot was written", i)
+		}
+	}
+}
+
+// fuzzLink is a NIC, or a copy engine, that does what the fuzzer says when it says so.
+type fuzzLink struct {
+	*world
+	s       *sender
+	said    map[uint64]*wire.PeerGrant // what the receiver has granted, by number
+	sent    map[uint64]*operation      // by number
+	targets map[uint32]uint64          // bytes
+	opening []func(error)
+	writes  []*fuzzWrite
+	taken   map[uint64]bool // source offsets under way, of staging
+	closed  bool
+}
+
+type fuzzWrite struct {
+	to   transport.Target
+	op   *operation
+	n    uint64
+	from transport.Source
+	done func(error)
+}
+
+func (l *fuzzLink) AddTarget(number, _ uint32, parts []device.Part, ready func(error)) {
+	if _, there := l.targets[number]; there || l.closed || len(parts) != 1 {
+		l.t.Fatalf("region %d is added twice, or to a closed link, or of %d parts", number, len(parts))
+	}
+	l.targets[number] = parts[0].Bytes
+	l.opening = append(l.opening, ready)
+}
+
+func (l *fuzzLink) RemoveTarget(number uint32) {
+	for _, write := range l.writes {
+		if write.to.Region == number {
+			l.t.Fatalf("region %d is taken back under a write", number)
+		}
+	}
+	delete(l.targets, number)
+}
+
+func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediate uint64, done func(error)) {
+	g, bytes := l.said[immediate], l.targets[to.Region]
+	if g == nil || l.closed || n == 0 || g.Region != to.Region || to.Offset < g.Offset || n > g.Length || to.Offset-g.Offset > g.Length-n || to.Offset > bytes || n > bytes-to.Offset {
+		l.t.Fatalf("a write of %d bytes to %+v with immediate %d, whose grant is %+v, of a region of %d", n, to, immediate, g, bytes)
+	}
+	op := l.sent[g.Send]
+	if op == nil || op.over || op.underWay == 0 {
+		l.t.Fatalf("a write for message %d, which is over", g.Send)
+	}
+	if l.s.route == wire.RouteStaged {
+		if from.Offset%fuzzSlot != 0 || from.Offset >= fuzzSlots*fuzzSlot || n > fuzzSlot || l.taken[from.Offset] {
+			l.t.Fatalf("a write of %d bytes from slot offset %d, in use: %t", n, from.Offset, l.taken[from.Offset])
+		}
+		l.taken[from.Offset] = true
+	}
+	start := op.offset + g.Part + to.Offset - g.Offset
+	for i, b := range unsafe.Slice((*byte)(from.Place.Host), n) {
+		if b != pattern(start+uint64(i)) {
+			l.t.Fatalf("byte %d of the write for message %d is not the client's", i, g.Send)
+		}
+	}
+	l.writes = append(l.writes, &fuzzWrite{to, op, n, from, done})
+}
+
+func (l *fuzzLink) Close() {
+	if l.closed || len(l.writes)+len(l.opening) > 0 {
+		l.t.Fatalf("the link is closed again, or under %d writes and %d mappings", len(l.writes), len(l.opening))
+	}
+	l.closed = true
+}
+
+// wrote ends a write, and opened a mapping.
+func (l *fuzzLink) wrote(which int, err error) {
+	if len(l.writes) == 0 {
+		return
+	}
+	which %= len(l.writes)
+	write := l.writes[which]
+	l.writes = append(l.writes[:which:which], l.writes[which+1:]...)
+	delete(l.taken, write.from.Offset)
+	if write.op.over {
+		l.t.Fatal("an operation ended under a write of it")
+	}
+	write.done(err)
+}
+
+func (l *fuzzLink) opened(err error) {
+	if len(l.opening) > 0 {
+		ready := l.opening[0]
+		l.opening = l.opening[1:]
+		ready(err)
+	}
+}
+
+func pattern(at uint64) byte { return byte(at*2654435761>>13) | 1 }
+
+var errFuzz = errors.New("the fuzzer says so")
+
+// script reads what the fuzzer does next.
+type script []byte
+
+func (s *script) next() int {
+	if len(*s) == 0 {
+		return 0
+	}
+	b := (*s)[0]
+	*s = (*s)[1:]
+	return int(b)
+}
+
+// near is a number that is mostly right.
+func (s *script) near(right uint64) uint64 {
+	switch b := s.next(); {
+	case b < 200:
+		return right
+	case b < 240:
+		return right + uint64(b-220)
+	case b < 250:
+		return uint64(b - 240)
+	default:
+		return ^uint64(0) - uint64(b-250)
+	}
+}
+
+// length is one that the boundaries of slots are near.
+func (s *script) length(most uint64) uint64 {
+	n := uint64(s.next()) * fuzzSlot / 32
+	if b := s.next(); b < 100 {
+		n += uint64(b % 5)
+	}
+	return min(max(n, 1), most)
+}
+
+// FuzzPeerOfASender is a receiver's relay that says what it likes: messages that a
+// sender knows, in any order and of any size. Nothing is written but where and
+// what was granted, of slots that are the sender's, of operations that are not
+// over; and when the connection is gone nothing is left, and another can send.
+func FuzzPeerOfASender(f *testing.F) {
+	// Two messages, a region, grants larger than a slot, and all that then ends.
+	f.Add([]byte{1, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
+	f.Add([]byte{0, 0, 100, 0, 2, 0, 0, 3, 0, 0, 0, 64, 0, 0, 0, 5, 6, 7, 0, 4, 0, 0})
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if len(text) > 512 {
+			return
+		}
+		do := script(text)
+		w := newWorld(t)
+		all := bytesAt(w.mine.mapped, 0, fuzzMemory)
+		for i := range all {
+			all[i] = pattern(uint64(i))
+		}
+		region, err := device.CreateHost("peerlane-fuzz", fuzzTarget)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer region.Close()
+		fd, err := region.Export()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		route := []uint32{wire.RouteStaged, wire.RouteDirect}[do.next()%2]
+		connect := func(route uint32) *fuzzLink {
+			link := &fuzzLink{world: w, said: map[uint64]*wire.PeerGrant{}, sent: map[uint64]*operation{}, targets: map[uint32]uint64{}, taken: map[uint64]bool{}}
+			link.s = newSender(w.connection(route), link)
+			return link
+		}
+		l := connect(route)
+		s := l.s
+		hear := func(m wire.Message, fds ...int) {
+			if s.portDown {
+				return
+			}
+			s.receive(m, 0, fds)
+		}
+		duplicate := func() int {
+			again, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return again
+		}
+		for len(do) > 0 {
+			switch do.next() % 12 {
+			case 0, 1:
+				if s.down == nil && len(w.posted) < 64 {
+					length := do.length(fuzzMemory)
+					op := w.post(s.connection, wire.OpSend, 0, uint64(do.next())%(fuzzMemory-length+1), length)
+					l.sent[op.send] = op
+				}
+			case 2:
+				m := &wire.PeerRegion{Region: uint32(do.next() % 3), Kind: wire.MemoryHost, Bytes: do.near(fuzzTarget)}
+				if do.next() < 240 {
+					hear(m, duplicate())
+				} else {
+					hear(m)
+				}
+			case 3:
+				send := do.near(max(1, s.last))
+				op := s.active[send]
+				m := &wire.PeerGrant{Send: send, Grant: do.near(s.granting + 1), Region: uint32(do.next() % 3)}
+				if op != nil {
+					m.Part, m.Length = do.near(op.granted), do.near(min(op.length-op.granted, do.length(fuzzMemory)))
+				}
+				m.Offset = do.near(uint64(do.next()) * 64)
+				if l.said[m.Grant] == nil {
+					l.said[m.Grant] = m
+				}
+				hear(m)
+			case 4:
+				m := &wire.PeerDelivered{Send: do.near(max(1, s.last))}
+				if do.next() > 200 {
+					m.Status = uint32(wire.StatusTruncated)
+				}
+				hear(m)
+			case 5:
+				if do.next() < 240 {
+					l.opened(nil)
+				} else {
+					l.opened(errFuzz)
+				}
+			case 6:
+				w.copied()
+			case 7:
+				which := do.next()
+				if which < 250 {
+					l.wrote(which, nil)
+				} else {
+					l.wrote(which, errFuzz)
+				}
+			case 8:
+				hear(&wire.PeerForget{Region: uint32(do.next() % 3)})
+			case 9:
+				if cookie := uint64(do.next()); w.posted[cookie] != nil {
+					s.cancel(cookie)
+				}
+			case 10:
+				switch do.next() {
+				case 1:
+					hear(&wire.PeerClose{Status: uint32(do.next())})
+				case 2:
+					hear(&wire.PeerSend{Send: 1, Length: 8})
+				case 3:
+					hear(&wire.PeerWritten{Grant: 1})
+				case 4:
+					if !s.portDown {
+						s.ended(io.EOF)
+					}
+				}
+			case 11:
+				w.read()
+			}
+			if s.underWay < 0 || len(s.targets) > wire.MaxMemories {
+				t.Fatalf("%d under way, %d targets", s.underWay, len(s.targets))
+			}
+		}
+		finish := func(l *fuzzLink) {
+			for len(l.opening)+len(l.writes) > 0 || w.queue.Busy() {
+				w.copied()
+				l.opened(nil)
+				l.wrote(0, nil)
+			}
+		}
+		finish(l)
+		if !s.portDown {
+			s.connection.ended(io.EOF)
+		}
+		finish(l)
+		if !l.closed {
+			t.Fatal("the link is still open")
+		}
+		w.over()
+
+		// Another connection of the lane sends through the same slots.
+		next := connect(wire.RouteStaged)
+		op := w.post(next.s.connection, wire.OpSend, 0, 7, 3*fuzzSlot+5)
+		next.sent[op.send] = op
+		next.s.receive(&wire.PeerRegion{Region: 1, Kind: wire.MemoryHost, Bytes: fuzzTarget}, 0, []int{duplicate()})
+		next.said[1] = &wire.PeerGrant{Send: 1, Grant: 1, Length: op.length, Region: 1}
+		next.s.receive(next.said[1], 0, nil)
+		finish(next)
+		next.s.receive(&wire.PeerDelivered{Send: 1}, 0, nil)
+		w.read()
+		if done := w.ended[op.cookie]; done.Length != op.length || done.Status != uint32(wire.StatusOK) {
+			t.Fatalf("another connection's message of %d bytes ended with %+v", op.length, done)
+		}
+		next.s.connection.ended(io.EOF)
+		w.over()
+	})
+}
+
+// FuzzPeerOfAReceiver is a sender's relay, and a NIC, that say what they like.
+// Nothing is granted twice or beyond a slot or a posted receive, nothing is
+// written beside what was received, and when the connection is gone nothing is
+// left.
+func FuzzPeerOfAReceiver(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 4, 5, 5})
+	f.Add([]byte{1, 1, 0, 0, 100, 0, 0, 0, 0, 0, 100, 0, 0, 6, 0, 5})
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if len(text) > 512 {
+			return
+		}
+		do := script(text)
+		w := newWorld(t)
+		fill(w.mine.mapped, fuzzUntouched)
+		route := []uint32{wire.RouteStaged, wire.RouteDirect}[do.next()%2]
+		r := newReceiver(w.connection(route))
+		hear := func(m wire.Message) {
+			if !r.portDown {
+				r.receive(m, 0, nil)
+			}
+		}
+		sent := map[uint64]uint64{} // lengths, by number
+		of := map[*operation]uint64{}
+		var next uint64 // the place of the next receive, with a guard behind each
+		for len(do) > 0 {
+			switch do.next() % 8 {
+			case 0:
+				m := &wire.PeerSend{Send: do.near(r.announced + 1), Tag: uint64(do.next() % 3), Length: do.length(fuzzMemory)}
+				if do.next() > 250 {
+					m.Length = do.near(0)
+				}
+				if m.Send == r.announced+1 {
+					sent[m.Send] = m.Length
+				}
+				hear(m)
+			case 1:
+				length := do.length(3 * fuzzSlot)
+				if r.down == nil && next+length+64 <= fuzzMemory {
+					w.post(r.connection, wire.OpReceive, uint64(do.next()%3), next, length)
+					next += length + 64
+				}
+			case 2:
+				hear(&wire.PeerWithdraw{Send: do.near(max(1, r.announced))})
+			case 3:
+				number := do.near(uint64(do.next()) % (r.lastGrant + 1))
+				n := uint64(do.next()) * 32
+				if g := r.grants[number]; g != nil && g.slot != nil {
+					n = do.near(min(n, g.length-g.filled))
+					if n > 0 && n <= g.length-g.filled { // what a NIC writes, it writes where it was granted
+						slot := bytesAt(w.slots, g.slot.offset+g.filled, n)
+						for i := range slot {
+							slot[i] = pattern(g.arrival.send<<20 + g.part + g.filled + uint64(i))
+						}
+					}
+				}
+				if !r.immediateEnd {
+					r.immediate(number, n)
+				}
+			case 4:
+				w.copied()
+			case 5:
+				w.read()
+			case 6:
+				number := do.near(uint64(do.next()) % (r.lastGrant + 1))
+				if g := r.grants[number]; g != nil && g.slot == nil {
+					to := bytesAt(w.mine.mapped, g.arrival.op.offset, g.length)
+					for i := range to {
+						to[i] = pattern(g.arrival.send<<20 + uint64(i))
+					}
+				}
+				hear(&wire.PeerWritten{Grant: number})
+			case 7:
+				switch do.next() {
+				case 1:
+					hear(&wire.PeerClose{})
+				case 2:
+					hear(&wire.PeerGrant{Send: 1})
+				case 3:
+					if !r.portDown {
+						r.connection.ended(io.EOF)
+					}
+				case 4:
+					if r.down != nil && !r.immediateEnd { // else a timer waits for the loop
+						r.immediatesEnded()
+					}
+				case 5:
+					if cookie := uint64(do.next()); w.posted[cookie] != nil {
+						r.cancel(cookie)
+					}
+				}
+			}
+			taken := map[uint64]bool{}
+			for _, g := range r.grants {
+				a := g.arrival
+				if g.length == 0 || a.op == nil || a.op.over && r.down == nil || g.part > a.length || g.length > a.length-g.part || a.length > a.op.length || g.filled > g.length {
+					t.Fatalf("grant %+v of message %+v", g, a)
+				}
+				of[a.op] = a.send
+				if g.slot != nil {
+					if g.length > fuzzSlot || taken[g.slot.offset] {
+						t.Fatalf("%d bytes are granted of slot %d, for another message as well: %t", g.length, g.slot.offset, taken[g.slot.offset])
+					}
+					taken[g.slot.offset] = true
+				}
+			}
+			for _, free := range w.lane.in.free {
+				if taken[free.offset] {
+					t.Fatalf("slot %d is granted, and free", free.offset)
+				}
+			}
+			if len(r.arrivals) > wire.RingEntries {
+				t.Fatalf("%d messages wait", len(r.arrivals))
+			}
+		}
+		w.copied()
+		if !r.portDown {
+			r.connection.ended(io.EOF)
+		}
+		if !r.immediateEnd {
+			r.immediatesEnded()
+		}
+		w.copied()
+		w.over()
+		expect := make([]byte, fuzzMemory)
+		for i := range expect {
+			expect[i] = fuzzUntouched
+		}
+		for _, op := range w.posted {
+			got := bytesAt(w.mine.mapped, op.offset, op.length)
+			if w.ended[op.cookie].Status == uint32(wire.StatusOK) {
+				if n := w.ended[op.cookie].Length; n != 0 && n != sent[of[op]] {
+					t.Fatalf("a message of %d bytes was received as %d", sent[of[op]], n)
+				}
+				for i := range w.ended[op.cookie].Length {
+					if got[i] != pattern(of[op]<<20+i) {
+						t.Fatalf("byte %d of message %d is wrong", i, of[op])
+					}
+				}
+			}
+			copy(expect[op.offset:op.offset+op.length], got)
+		}
+		for i, b := range bytesAt(w.mine.mapped, 0, fuzzMemory) {
+			if b != expect[i] {
+				t.Fatalf("byte %d was written, which nobody receives", i)
+			}
+		}
+	})
+}

@@ -1,0 +1,62 @@
+/* Code generated from protocol.def by relay/wire/generate. DO NOT EDIT. */
+#ifndef PEERLANE_VALUES_H
+#define PEERLANE_VALUES_H
+
+/* Entries in each of a session's two rings; a power of two. */
+#define PEERLANE_RING_ENTRIES (1024)
+/* Timelines of a session, and the distance between two of them in bytes. */
+#define PEERLANE_TIMELINES (256)
+#define PEERLANE_TIMELINE_STRIDE (64)
+/* A timeline of a session that has ended stands here, so that every wait for a */
+/* smaller value is over (CUDA compares cyclically, hence not the largest). */
+#define PEERLANE_TIMELINE_END (0x4000000000000000ull)
+/* Bounds of one session. */
+#define PEERLANE_MAX_MEMORIES (4096)
+#define PEERLANE_MAX_CONNECTIONS (1024)
+#define PEERLANE_MAX_LISTENERS (256)
+/* Server GPUs that one Statistics reports. */
+#define PEERLANE_MAX_SERVERS (8)
+/* Lanes of a container that one LanesReply names. */
+#define PEERLANE_MAX_LANES (32)
+/* What a client may ask the relay to do with exported memory. */
+#define PEERLANE_ACCESS_SEND (1)
+#define PEERLANE_ACCESS_RECEIVE (2)
+/* Allocations that one export is made of. */
+#define PEERLANE_MAX_PARTS (2048)
+/* Routes of a connection: over slots on server GPUs, or one copy between two */
+/* containers of a host. */
+#define PEERLANE_ROUTE_STAGED (1)
+#define PEERLANE_ROUTE_DIRECT (2)
+
+/* Outcomes of requests and operations. */
+enum peerlane_status {
+	PEERLANE_STATUS_OK = 0, /* done */
+	PEERLANE_STATUS_INTERNAL = 1, /* the relay met an error of its own */
+	PEERLANE_STATUS_MALFORMED = 2, /* malformed message */
+	PEERLANE_STATUS_VERSION = 3, /* no common version of the protocol */
+	PEERLANE_STATUS_NO_CUDA = 4, /* the CUDA driver cannot be used */
+	PEERLANE_STATUS_CUDA = 5, /* the CUDA driver failed */
+	PEERLANE_STATUS_WRONG_GPU = 6, /* memory of a GPU whose lane this container was not given */
+	PEERLANE_STATUS_BAD_DESCRIPTOR = 7, /* the file descriptor is not memory that can be imported */
+	PEERLANE_STATUS_LIMIT = 8, /* a limit of the session is reached */
+	PEERLANE_STATUS_UNKNOWN_MEMORY = 9, /* no such memory */
+	PEERLANE_STATUS_UNKNOWN_CONNECTION = 10, /* no such connection */
+	PEERLANE_STATUS_UNKNOWN_LISTENER = 11, /* no such listener */
+	PEERLANE_STATUS_OUT_OF_RANGE = 12, /* outside the exported memory */
+	PEERLANE_STATUS_NOT_PERMITTED = 13, /* the memory was not exported for this */
+	PEERLANE_STATUS_BAD_HANDLE = 14, /* no listener answers to this handle */
+	PEERLANE_STATUS_UNREACHABLE = 15, /* the other relay cannot be reached */
+	PEERLANE_STATUS_TRUNCATED = 16, /* the message is longer than the receive */
+	PEERLANE_STATUS_CANCELED = 17, /* canceled */
+	PEERLANE_STATUS_CLOSED = 18, /* the connection was closed here */
+	PEERLANE_STATUS_PEER_CLOSED = 19, /* the other side closed the connection */
+	PEERLANE_STATUS_PEER_CLIENT_DIED = 20, /* the client at the other side died */
+	PEERLANE_STATUS_PEER_RELAY_DIED = 21, /* the relay at the other side died */
+	PEERLANE_STATUS_RELAY_DIED = 22, /* the relay of this container died */
+	PEERLANE_STATUS_PEER_CONTAINER_DIED = 23, /* the container at the other side ended */
+	PEERLANE_STATUS_NIC_DIED = 24, /* the emulated NIC died */
+	PEERLANE_STATUS_NO_STAGING = 25, /* no staging memory */
+	PEERLANE_STATUS_BAD_RING = 26, /* the ring does not hold what the protocol allows */
+};
+
+#endif
