@@ -16,6 +16,7 @@ import (
 func newEmulatedNIC() *cobra.Command {
 	var name, socket string
 	var gpus []string
+	var rate float64
 	c := &cobra.Command{
 		Use:   "emulated-nic",
 		Short: "Be a NIC for transport loop: write from the slots of one relay to those of another",
@@ -23,11 +24,12 @@ func newEmulatedNIC() *cobra.Command {
 measure the staged route alone. It writes from the staging slots of one relay to
 those of another, by copies that GPUs beside it issue.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return emulatedNIC(name, socket, gpus) },
+		RunE: func(*cobra.Command, []string) error { return emulatedNIC(name, socket, gpus, rate) },
 	}
 	c.Flags().StringVar(&name, "name", "", "the NIC's name in the plan (required)")
 	c.Flags().StringVar(&socket, "socket", "", "where to listen for relays (required)")
 	c.Flags().StringArrayVar(&gpus, "gpu", nil, "PCI address of a GPU beside the NIC; may be given again (required)")
+	c.Flags().Float64Var(&rate, "rate", 0, "most GB/s (1e9 bytes a second) of all its writes; 0 for no bound")
 	for _, required := range []string{"name", "socket", "gpu"} {
 		if err := c.MarkFlagRequired(required); err != nil {
 			panic(err) // a flag of that name is defined above
@@ -36,8 +38,11 @@ those of another, by copies that GPUs beside it issue.`,
 	return c
 }
 
-func emulatedNIC(name, socket string, gpus []string) error {
-	nic, err := loop.NewNIC(name, gpus)
+func emulatedNIC(name, socket string, gpus []string, rate float64) error {
+	if rate < 0 {
+		return fmt.Errorf("--rate %v: a rate is positive, or 0 for no bound", rate)
+	}
+	nic, err := loop.NewNIC(name, gpus, rate*1e9)
 	if err != nil {
 		return err
 	}

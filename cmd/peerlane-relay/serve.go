@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"github.com/sirupsen/logrus"
@@ -32,6 +33,11 @@ descriptor 5.`,
 }
 
 func serve() error {
+	// Nobody who got hold of another relay looks into this one, and no core of it is
+	// written: it maps what containers have.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return os.NewSyscallError("PR_SET_DUMPABLE", err)
+	}
 	clients, err := listener(launch.FDClients, "the clients' socket")
 	if err != nil {
 		return err
@@ -40,10 +46,11 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	supervisor, err := supervisorSocket()
+	conn, err := supervisorSocket()
 	if err != nil {
 		return err
 	}
+	supervisor := &supervisor{conn: conn, claims: map[uint64]chan launch.Admission{}, gone: make(chan struct{})}
 	if _, err := unix.FcntlInt(launch.FDInit, unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
 		return fmt.Errorf("descriptor %d should be a pidfd of the container's init: %w; peerlane-relay serve is started by peerlane-hook, not by hand", launch.FDInit, err)
 	}
@@ -51,6 +58,7 @@ func serve() error {
 	if err != nil {
 		return err
 	}
+	r.AskBy(supervisor.ask)
 	// A client that came before the first configuration would hear that it has no
 	// lane; in the listener's queue it waits.
 	for configured := false; !configured; {
@@ -59,40 +67,96 @@ func serve() error {
 		}
 	}
 	go reconfigure(r, supervisor)
+	// Standard error is the supervisor's, which may be killed while this relay goes on.
+	signal.Ignore(syscall.SIGPIPE)
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	go func() { r.Stop((<-stop).String()) }()
 	return r.Run()
 }
 
+// supervisor is the other end of descriptor 5.
+type supervisor struct {
+	conn *net.UnixConn
+
+	mu     sync.Mutex
+	claims map[uint64]chan launch.Admission // that wait for an answer, by number
+	gone   chan struct{}                    // closed when there will be none
+}
+
+// ask is a relay.Asker.
+func (s *supervisor) ask(c launch.Claim) (launch.Admission, error) {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	answer := make(chan launch.Admission, 1)
+	s.mu.Lock()
+	s.claims[c.Claim] = answer
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.claims, c.Claim)
+	}()
+	if _, err := s.conn.Write(text); err != nil {
+		return launch.Admission{}, fmt.Errorf("asking the supervisor for staging: %w; restart the container", err)
+	}
+	select {
+	case a := <-answer:
+		return a, nil
+	case <-s.gone:
+		return launch.Admission{}, errors.New("the supervisor that admits staging has ended; restart the container")
+	}
+}
+
+// answered hands an admission to who asked.
+func (s *supervisor) answered(a launch.Admission) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if waiting := s.claims[a.Claim]; waiting != nil {
+		waiting <- a
+		delete(s.claims, a.Claim)
+	}
+}
+
 // reconfigure applies what the supervisor sends later. A supervisor that is gone
 // stops nothing: the container lives and is served.
-func reconfigure(r *relay.Relay, supervisor *net.UnixConn) {
+func reconfigure(r *relay.Relay, s *supervisor) {
 	for {
-		if _, err := configure(r, supervisor); err != nil {
+		if _, err := configure(r, s); err != nil {
 			logrus.WithError(err).Info("the supervisor is gone; serving on until the container ends")
+			close(s.gone)
 			return
 		}
 	}
 }
 
-// configure reads one configuration or request, applies it, answers, and reports
-// whether it was a good configuration. An error says that the supervisor is gone.
-func configure(r *relay.Relay, supervisor *net.UnixConn) (bool, error) {
+// configure reads one configuration, request or answer, applies it, answers, and
+// reports whether it was a good configuration. An error says that the supervisor
+// is gone.
+func configure(r *relay.Relay, s *supervisor) (bool, error) {
 	buffer := make([]byte, launch.MaxDatagram)
-	n, err := supervisor.Read(buffer)
+	n, err := s.conn.Read(buffer)
 	if err != nil {
 		return false, err
 	}
 	var message struct {
 		launch.Request
 		launch.Config
+		Claim uint64 `json:"claim"`
 	}
 	var status launch.Status
 	err = json.Unmarshal(buffer[:n], &message)
 	asked := message.Request.Request
 	switch {
 	case err != nil:
+	case message.Claim != 0:
+		var a launch.Admission
+		if err = json.Unmarshal(buffer[:n], &a); err == nil {
+			s.answered(a)
+			return false, nil
+		}
 	case asked == "":
 		err = r.Configure(message.Config)
 	case asked == launch.RequestReport:
@@ -109,7 +173,7 @@ func configure(r *relay.Relay, supervisor *net.UnixConn) (bool, error) {
 	}
 	answer, err := json.Marshal(status)
 	if err == nil {
-		_, err = supervisor.Write(answer)
+		_, err = s.conn.Write(answer)
 	}
 	if err != nil {
 		logrus.WithError(err).Warn("answering the supervisor")

@@ -109,7 +109,7 @@ printed, and nothing on the host is changed.`,
 	host, f := addLiveHost(cmd), &specFlags{cmd: cmd}
 	host.addSoftware()
 	addSpecDirs(cmd, f, "install the specifications in `DIR`; without it they are printed")
-	addContents(cmd, f, "beside this command")
+	addContents(cmd, f, defaultHook)
 	addFormat(cmd, f, "that of the installed ones, or json")
 	cmd.Flags().StringVar(&class, "class", "", "print only the specification of `CLASS`: "+strings.Join(classes(), ", "))
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what --spec-dir would change as a unified diff, and change nothing")
@@ -181,17 +181,38 @@ func classes() (all []string) {
 	return all
 }
 
+// Where the hook is, unless it is named: packages have the command in /usr/bin,
+// and the hook where nobody's shell finds it.
+const (
+	packagedHook = "/usr/libexec/peerlane/peerlane-hook"
+	defaultHook  = "beside this command, or " + packagedHook
+)
+
 // hookPath is the hook that containers will be started with: the one that was
-// named, or the one beside this command. It is named beside an error, too.
+// named, the one beside this command, or the package's. It is named beside an
+// error, too.
 func hookPath(named string) (string, error) {
-	path := named
-	if path == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return "", fmt.Errorf("looking for peerlane-hook beside this command: %w; name it with --hook", err)
-		}
-		path = filepath.Join(filepath.Dir(self), "peerlane-hook")
+	if named != "" {
+		return checkHook(named)
 	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("looking for peerlane-hook beside this command: %w; name it with --hook", err)
+	}
+	return firstHook(filepath.Join(filepath.Dir(self), "peerlane-hook"), packagedHook)
+}
+
+// firstHook is the first that is there. Where none is, the package's is named.
+func firstHook(paths ...string) (path string, err error) {
+	for _, path = range paths {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			return checkHook(path)
+		}
+	}
+	return path, fmt.Errorf("there is no hook, neither %s, and a container with a lane could not start; name the hook with --hook", strings.Join(paths, " nor "))
+}
+
+func checkHook(path string) (string, error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -33,7 +33,7 @@ with all details. Names that inject the same are one device.`,
 	host, f, form := addLiveHost(cmd), &specFlags{cmd: cmd}, addForm(cmd)
 	host.addSoftware()
 	addSpecDirs(cmd, f, "read the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
-	addContents(cmd, f, "beside this command")
+	addContents(cmd, f, defaultHook)
 	cmd.Flags().BoolVar(&generated, "generated", false, "show what peerlane cdi generate would write on this host")
 	devices := func() ([]cdi.Device, error) {
 		if !generated {

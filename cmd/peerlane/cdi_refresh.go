@@ -56,7 +56,7 @@ Exit status:
 	host, f, form := addLiveHost(cmd), &specFlags{cmd: cmd}, addForm(cmd)
 	host.addSoftware()
 	addSpecDirs(cmd, f, "refresh the specifications in `DIR`; may be given more than once (default: where they are)")
-	addContents(cmd, f, "the installed one, or beside this command")
+	addContents(cmd, f, "the installed one, or "+defaultHook)
 	addFormat(cmd, f, "that of the installed ones, or json")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print nothing but errors and warnings")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would change as a unified diff, and change nothing")

@@ -80,7 +80,7 @@ func (a *app) liveContainers() (names []string, err error) {
 	relays, err := hook.List(a.layout)
 	for _, r := range relays {
 		if r.Alive {
-			names = append(names, r.Container.ID)
+			names = append(names, printable(r.Container.ID))
 		}
 	}
 	return names, err

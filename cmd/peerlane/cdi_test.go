@@ -77,7 +77,7 @@ func TestGenerateInstallsSpecificationsAndPlan(t *testing.T) {
 	want := []oci.Hook{{
 		Path: hook,
 		Args: []string{"peerlane-hook", "create", "--root", root, "--lane", gpu.UUID + "@" + gpu.BusID},
-		Env:  []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
+		Env:  []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TZ=UTC", "GOMAXPROCS=4"},
 	}}
 	if diff := cmp.Diff(want, container.Hooks.CreateRuntime); diff != "" {
 		t.Errorf("hooks (-want +got):\n%s", diff)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/demo"
+	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -262,21 +263,10 @@ func newDemoClientCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// newDemoMeasureCommand measures the demo's baselines.
-func newDemoMeasureCommand(a *app) *cobra.Command {
-	var text string
-	cmd := &cobra.Command{Use: "demo-measure", Hidden: true, Short: "Measure the demo's baselines", Args: noArgs}
-	cmd.Flags().StringVar(&text, "options", "", "what to measure, JSON")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var o demo.MeasureOptions
-		if err := json.Unmarshal([]byte(text), &o); err != nil {
-			return usageError{cmd.CommandPath(), fmt.Errorf("--options: %w", err)}
-		}
-		result, err := demo.Measure(o)
-		if err != nil {
-			return err
-		}
-		return json.NewEncoder(a.out).Encode(result)
+// newMeasureCommand does measurements as another process asks for them.
+func newMeasureCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "measure", Hidden: true, Short: "Measure copies as standard input says, a job in JSON a line", Args: noArgs,
+		RunE: func(*cobra.Command, []string) error { return measure.Serve(os.Stdin, a.out) },
 	}
-	return cmd
 }

@@ -39,7 +39,12 @@ func run(args []string, out, errOut io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintf(errOut, "peerlane: %v\n", err)
+	// It can quote a relay, which may have been taken over, or a file.
+	lines := strings.Split(err.Error(), "\n")
+	for i := range lines {
+		lines[i] = printable(lines[i])
+	}
+	fmt.Fprintf(errOut, "peerlane: %s\n", strings.Join(lines, "\n"))
 	var usage usageError
 	if errors.As(err, &usage) {
 		fmt.Fprintf(errOut, "see %s --help\n", usage.command)
@@ -103,9 +108,11 @@ Exit status:
 		newPlanCommand(a),
 		newCDICommand(a),
 		newRelayCommand(a),
+		newBenchCommand(a),
+		newBenchClientCommand(a),
 		newDemoCommand(a),
 		newDemoClientCommand(a),
-		newDemoMeasureCommand(a),
+		newMeasureCommand(a),
 		newVersionCommand(a),
 	)
 	group(root)

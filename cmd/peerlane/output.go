@@ -293,7 +293,8 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show 
 	}
 }
 
-// printable keeps a name of a file on its line, whatever is in it.
+// printable keeps a stranger's text, a name of a file, say, on its line and its hands
+// off the terminal.
 func printable(name string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

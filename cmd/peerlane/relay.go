@@ -20,7 +20,7 @@ func newRelayCommand(a *app) *cobra.Command {
 		Use:   "relay",
 		Short: "Look after the relays of this host's containers",
 	}
-	cmd.AddCommand(newListCommand(a), newInspectCommand(a), newStopCommand(a), newDrainCommand(a), newResumeCommand(a), newGCCommand(a))
+	cmd.AddCommand(newListCommand(a), newInspectCommand(a), newTopCommand(a), newStopCommand(a), newDrainCommand(a), newResumeCommand(a), newGCCommand(a))
 	return group(cmd)
 }
 
@@ -82,8 +82,8 @@ func (a *app) relayTable(relays []hook.Info) table.Writer {
 			relay = strconv.Itoa(r.Status.Relay.PID)
 		}
 		t.AppendRow(table.Row{
-			r.ID, dash(r.Container.ID), strconv.Itoa(r.Init.PID), strings.Join(gpus, ", "), dash(relay),
-			strconv.Itoa(r.Status.Starts), humanize.Time(r.Created), a.relayState(r), dash(r.Status.Error),
+			r.ID, dash(printable(r.Container.ID)), strconv.Itoa(r.Init.PID), strings.Join(gpus, ", "), dash(relay),
+			strconv.Itoa(r.Status.Starts), humanize.Time(r.Created), a.relayState(r), dash(printable(r.Status.Error)),
 		})
 	}
 	a.wrapLast(t, "ERROR")
@@ -103,7 +103,7 @@ func (a *app) relayState(r hook.Info) string {
 	case r.Status.State == hook.StateDown, r.Status.State == hook.StateStopped:
 		return a.paint(r.Status.State, text.FgRed)
 	}
-	return a.paint(r.Status.State, text.FgYellow)
+	return a.paint(printable(r.Status.State), text.FgYellow)
 }
 
 func newGCCommand(a *app) *cobra.Command {

@@ -14,6 +14,9 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/nvml"
 )
 
 // relayNames is what all of these commands take.
@@ -64,7 +67,8 @@ of its log.
 
 func (a *app) printInspection(i hook.Inspection) {
 	t := a.newTable("WHAT", "VALUE")
-	row := func(what, value string) { t.AppendRow(table.Row{what, dash(value)}) }
+	// A relay that was taken over has its say in many of them.
+	row := func(what, value string) { t.AppendRow(table.Row{what, dash(printable(value))}) }
 	row("generation", i.ID)
 	row("container", i.Container.ID)
 	row("runtime root", i.Container.RuntimeRoot)
@@ -75,7 +79,7 @@ func (a *app) printInspection(i hook.Inspection) {
 	}
 	row("init", init)
 	row("created", fmt.Sprintf("%s, %s", i.Created.Format(time.RFC3339), humanize.Time(i.Created)))
-	row("state", a.relayState(i.Info))
+	t.AppendRow(table.Row{"state", a.relayState(i.Info)}) // which is painted
 	row("starts", strconv.Itoa(i.Status.Starts))
 	row("last error", i.Status.Error)
 	for _, lane := range i.Config.Lanes {
@@ -83,10 +87,17 @@ func (a *app) printInspection(i hook.Inspection) {
 		for _, s := range lane.Servers {
 			servers = append(servers, strconv.Itoa(s.Index))
 		}
-		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; NICs %s", lane.GPU.Index, lane.GPU.BusID, dash(lane.GPU.UUID), lane.Role,
-			dash(strings.Join(servers, ", ")), dash(strings.Join(lane.NICs, ", "))))
+		var spares []string
+		for _, s := range lane.Spares {
+			spares = append(spares, strconv.Itoa(s.Index))
+		}
+		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID, dash(lane.GPU.UUID), lane.Role,
+			dash(strings.Join(servers, ", ")), dash(strings.Join(spares, ", ")), dash(strings.Join(lane.NICs, ", "))))
 	}
 	row("route, transport", i.Config.Route+", "+i.Config.Transport)
+	if i.Config.Reserve == launch.ReserveStart {
+		row("staging taken", "when the container started")
+	}
 	for _, p := range i.Processes {
 		text := fmt.Sprintf("process %d, %s of memory, %.2f s of CPU", p.PID, humanize.Bytes(p.Resident), p.CPU)
 		if len(p.Devices) > 0 {
@@ -94,6 +105,7 @@ func (a *app) printInspection(i hook.Inspection) {
 		}
 		row(p.Role, text)
 	}
+	printSandbox(row, i.Sandbox)
 	row("control group", i.Cgroup)
 	row("clients' socket", i.ClientSocket)
 	row("peers' socket", i.PeerSocket)
@@ -101,18 +113,71 @@ func (a *app) printInspection(i hook.Inspection) {
 	if r := i.Report; r != nil {
 		row("CUDA contexts", strings.Join(r.Contexts, ", "))
 		for _, s := range r.Staging {
-			row("staging", fmt.Sprintf("%s on %s", humanize.IBytes(s.Bytes), s.GPU))
+			text := humanize.IBytes(s.Bytes)
+			if s.Bytes != s.Wanted {
+				text += " of " + humanize.IBytes(s.Wanted)
+			}
+			if s.Host {
+				text += " in host memory: the lane of " + s.Lane + " bounces"
+			} else {
+				text += " on " + s.GPU
+			}
+			if s.Note != "" {
+				text += ": " + s.Note
+			}
+			row("staging", text)
 		}
 		for _, c := range r.Clients {
-			row("client", fmt.Sprintf("process %d: %d memories with %s, %d connections", c.PID, c.Memories, humanize.IBytes(c.Bytes), c.Connections))
+			host := ""
+			if c.HostMemory > 0 {
+				host = fmt.Sprintf(" (%s of the host's)", humanize.IBytes(c.HostMemory))
+			}
+			if c.IPCMemories > 0 {
+				host += fmt.Sprintf(" (%d by CUDA IPC)", c.IPCMemories)
+			}
+			row("client", fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories, humanize.IBytes(c.Bytes), host, c.Connections))
+		}
+		if r.MoreClients > 0 {
+			row("client", fmt.Sprintf("and %d more", r.MoreClients))
 		}
 		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent), humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
+		of := func(have, limit int) string { return fmt.Sprintf("%d of %d", have, limit) }
+		row("in use", fmt.Sprintf("clients %s, memories %s, connections %s, files %s, host memory %s of %s", of(r.Used.Clients, r.Limits.Clients),
+			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors, r.Limits.Descriptors),
+			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory)))
+		row("wrong handles", strconv.FormatUint(r.BadHandles, 10))
 	} else {
 		row("no report", i.NoReport)
 	}
 	fmt.Fprintln(a.out, t.Render())
 	for _, line := range i.LogTail {
 		fmt.Fprintln(a.out, "  "+printable(line))
+	}
+}
+
+func printSandbox(row func(what, value string), s hook.Confinement) {
+	row("sandbox", s.Mode)
+	if r := s.Relay; r != nil {
+		row("  uid, gid, groups", fmt.Sprintf("%d, %d, %s", r.UID, r.GID, dash(strings.Trim(fmt.Sprint(r.Groups), "[]"))))
+		capabilities := "none"
+		if r.Capabilities != 0 {
+			capabilities = fmt.Sprintf("%#x", r.Capabilities)
+		}
+		row("  capabilities", capabilities)
+		for _, is := range []struct {
+			what string
+			so   bool
+		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}} {
+			row("  "+is.what, map[bool]string{true: "yes", false: "no"}[is.so])
+		}
+		landlock := "no"
+		if s.Landlock > 0 {
+			landlock = fmt.Sprintf("yes, version %d", s.Landlock)
+		}
+		row("  Landlock", landlock)
+	}
+	for _, missing := range s.Missing {
+		row("  missing", missing)
 	}
 }
 
@@ -125,21 +190,45 @@ clients' operations fail, and clients that attach are refused with the reason,
 until peerlane relay resume.
 
 ` + relayNames,
-		Example: "  peerlane relay stop trainer",
-		Args:    someNames,
+		Example: `  peerlane relay stop trainer
+  peerlane relay stop 4f2a -o json`,
+		Args: someNames,
 	}
+	form := addForm(cmd)
 	cmd.ValidArgsFunction = a.completeRelays
 	cmd.RunE = func(_ *cobra.Command, names []string) error {
 		infos, err := a.findRelays(names)
-		if err == nil {
-			err = a.all(infos, hook.Stop)
+		if err != nil {
+			return asRoot(err)
 		}
-		if err == nil {
-			err = a.await(infos, hook.StateStopped, 30*time.Second, "")
+		relays := awaited{}
+		if err = a.all(infos, hook.Stop); err == nil {
+			relays, err = a.await(infos, hook.StateStopped, 30*time.Second, form.value)
 		}
-		return asRoot(err)
+		return a.tellAwaited(relays, err, form.value)
 	}
 	return cmd
+}
+
+// awaited is what has become of relays.
+type awaited struct {
+	Relays []awaitedRelay `json:"relays"`
+}
+
+type awaitedRelay struct {
+	ID        string `json:"id"`
+	Container string `json:"container"`
+	// State is one of hook's, or "ended" where the container has.
+	State string `json:"state"`
+}
+
+// tellAwaited ends a command that waited for relays. As a table it has told on
+// the way.
+func (a *app) tellAwaited(relays awaited, err error, form string) error {
+	if form == formJSON && relays.Relays != nil {
+		return errors.Join(asRoot(err), a.printJSON(relays))
+	}
+	return asRoot(err)
 }
 
 func newDrainCommand(a *app) *cobra.Command {
@@ -155,8 +244,11 @@ peerlane relay resume --all, or the next boot: they start, and their clients are
 refused with the reason.
 
 It waits until the relays have let go, and then lists the other processes that
-have a GPU open: the containers' own among them. Exit status 1: the time was over
+use a GPU: the containers' own among them. Exit status 1: the time was over
 before; the relays let go all the same as soon as they can.
+
+Who has a GPU open /proc says; NVML, where it is installed, says who computes or
+draws on which, and with how much of its memory.
 
 ` + relayNames,
 		Example: `  peerlane relay drain --all && nvidia-smi --gpu-reset -i 3
@@ -175,39 +267,65 @@ before; the relays let go all the same as soon as they can.
 			}
 		}
 		infos, err := a.relaysOrAll(names, all)
+		relays := awaited{[]awaitedRelay{}}
 		if err == nil {
 			err = a.all(infos, hook.Drain)
 		}
 		if err == nil {
-			err = a.await(infos, hook.StateDrained, timeout, form.value)
+			relays, err = a.await(infos, hook.StateDrained, timeout, form.value)
 		}
-		holders, looked := hook.Holders()
+		holders, looked := a.holders(nvml.New())
 		if looked != nil {
 			return asRoot(errors.Join(err, looked))
 		}
 		if form.value == formJSON {
-			drained := []string{}
-			for _, info := range infos {
-				drained = append(drained, info.ID)
-			}
 			return errors.Join(asRoot(err), a.printJSON(struct {
-				Drained []string      `json:"drained"`
+				awaited
 				Holders []hook.Holder `json:"holders"`
-			}{drained, holders}))
+			}{relays, holders}))
 		}
 		if len(holders) > 0 {
-			fmt.Fprintln(a.out, "These processes have GPUs open:")
-			t := a.newTable("PID", "COMMAND", "DEVICES")
-			for _, h := range holders {
-				t.AppendRow(table.Row{strconv.Itoa(h.PID), printable(h.Command), strings.Join(h.Devices, ", ")})
-			}
-			fmt.Fprintln(a.out, t.Render())
+			fmt.Fprintln(a.out, "These processes use GPUs:")
+			fmt.Fprintln(a.out, a.holderTable(holders).Render())
 		} else if err == nil {
-			fmt.Fprintln(a.out, "No process has a GPU open.")
+			fmt.Fprintln(a.out, "No process uses a GPU.")
 		}
 		return asRoot(err)
 	}
 	return cmd
+}
+
+// holders are the processes that use GPUs. NVML names those that its driver knows;
+// without it /proc tells, which shows every process that has a GPU open, and not
+// for what.
+func (a *app) holders(library interface {
+	Processes() ([]topo.GPUProcess, error)
+}) ([]hook.Holder, error) {
+	named, err := library.Processes()
+	if err != nil && !errors.Is(err, topo.ErrNoNVML) {
+		a.log.Warnf("NVML does not name all processes that use GPUs, and /proc alone says who has one open: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return hook.Holders(a.layout, named)
+}
+
+func (a *app) holderTable(holders []hook.Holder) table.Writer {
+	t := a.newTable("PID", "COMMAND", "CONTAINER", "USES", "HAS OPEN")
+	for _, h := range holders {
+		var uses []string
+		for _, u := range h.Uses {
+			text := fmt.Sprintf("GPU %d to %s", u.GPU, u.Kind)
+			if u.Memory > 0 {
+				text += " with " + humanize.IBytes(u.Memory)
+			}
+			uses = append(uses, text)
+		}
+		t.AppendRow(table.Row{
+			strconv.Itoa(h.PID), dash(printable(h.Command)), dash(printable(h.Container)),
+			dash(strings.Join(uses, ", ")), dash(strings.Join(h.Devices, ", ")),
+		})
+	}
+	a.wrapLast(t, "HAS OPEN")
+	return t
 }
 
 func newResumeCommand(a *app) *cobra.Command {
@@ -224,6 +342,7 @@ started. One that was stopped stays so until it is named.
 	}
 	all := false
 	cmd.Flags().BoolVar(&all, "all", false, "every drained relay of this host, and those of containers that start later")
+	form := addForm(cmd)
 	cmd.Args = namesOr(&all)
 	cmd.ValidArgsFunction = a.completeRelays
 	cmd.RunE = func(_ *cobra.Command, names []string) error {
@@ -243,10 +362,11 @@ started. One that was stopped stays so until it is named.
 				chosen = append(chosen, info)
 			}
 		}
-		if err := a.all(chosen, hook.Resume); err != nil {
-			return asRoot(err)
+		relays := awaited{}
+		if err = a.all(chosen, hook.Resume); err == nil {
+			relays, err = a.await(chosen, hook.StateReady, 30*time.Second, form.value)
 		}
-		return asRoot(a.await(chosen, hook.StateReady, 30*time.Second, ""))
+		return a.tellAwaited(relays, err, form.value)
 	}
 	return cmd
 }
@@ -270,8 +390,9 @@ func (a *app) all(infos []hook.Info, do func(layout.Layout, string) error) error
 }
 
 // await waits until relays are in a state, or their containers have ended, and
-// tells on the way who is not.
-func (a *app) await(infos []hook.Info, state string, limit time.Duration, form string) error {
+// tells on the way who is not. It returns how they are in the end, whatever the
+// error.
+func (a *app) await(infos []hook.Info, state string, limit time.Duration, form string) (awaited, error) {
 	told := map[string]string{}
 	tell := func(info hook.Info, state string) {
 		if form != formJSON && told[info.ID] != state {
@@ -282,36 +403,41 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 	for end := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
 		now, err := hook.List(a.layout)
 		if err != nil {
-			return err
+			return awaited{}, err
 		}
 		states := map[string]hook.Info{}
 		for _, info := range now {
 			states[info.ID] = info
 		}
+		relays := awaited{[]awaitedRelay{}}
 		var waiting []string
+		var down error
 		for _, info := range infos {
 			is, there := states[info.ID]
+			relay := awaitedRelay{info.ID, info.Container.ID, is.Status.State}
 			switch {
 			case !there || !is.Supervised:
 				tell(info, "its container has ended")
+				relay.State = "ended"
 			case is.Status.State == state:
 				tell(info, state)
 			case is.Status.State == hook.StateDown:
-				return fmt.Errorf("the relay of container %s is down: %s; its log: %s", is.Container.ID, is.Status.Error, a.layout.GenerationDir(is.ID)+"/relay.log")
+				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s", printable(is.Container.ID), printable(is.Status.Error), a.layout.GenerationDir(is.ID)+"/relay.log"))
 			default:
 				word := is.Status.State
 				if is.Status.Relay != nil {
 					word += fmt.Sprintf(", process %d", is.Status.Relay.PID)
 				}
 				tell(info, word)
-				waiting = append(waiting, fmt.Sprintf("container %s (%s)", is.Container.ID, word))
+				waiting = append(waiting, fmt.Sprintf("container %s (%s)", printable(is.Container.ID), word))
 			}
+			relays.Relays = append(relays.Relays, relay)
 		}
-		if len(waiting) == 0 {
-			return nil
+		if down != nil || len(waiting) == 0 {
+			return relays, down
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("not %s after %v: %s; peerlane relay stop ends a relay that cannot let go", state, limit, strings.Join(waiting, ", "))
+			return relays, fmt.Errorf("not %s after %v: %s; peerlane relay stop ends a relay that cannot let go", state, limit, strings.Join(waiting, ", "))
 		}
 	}
 }
@@ -351,9 +477,9 @@ func (a *app) completeRelays(cmd *cobra.Command, _ []string, begun string) ([]st
 	infos, _ := hook.List(a.layout) // what can be read is offered
 	var names []string
 	for _, info := range infos {
-		names = append(names, info.Container.ID+"\t"+(&app{}).relayState(info))
+		names = append(names, printable(info.Container.ID)+"\t"+(&app{}).relayState(info))
 		if begun != "" && strings.HasPrefix(info.ID, begun) {
-			names = append(names, info.ID+"\t"+info.Container.ID)
+			names = append(names, info.ID+"\t"+printable(info.Container.ID))
 		}
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp

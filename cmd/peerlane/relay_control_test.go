@@ -3,14 +3,23 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
 )
 
 // aGeneration writes down one whose supervisor is gone.
@@ -82,10 +91,107 @@ func TestDrainedHostInTheList(t *testing.T) {
 		t.Errorf("list printed %q", out)
 	}
 	got := decode[struct {
-		Drained []string
+		Relays  []awaitedRelay
 		Holders []hook.Holder
 	}](t, "relay", "drain", "--all", "--root", root, "-o", "json")
-	if got.Drained == nil || got.Holders == nil {
+	if got.Relays == nil || got.Holders == nil {
 		t.Errorf("drain -o json gives %+v", got)
+	}
+	resumed := decode[awaited](t, "relay", "resume", "--all", "--root", root, "-o", "json")
+	if resumed.Relays == nil || len(resumed.Relays) > 0 {
+		t.Errorf("resume -o json gives %+v", resumed)
+	}
+}
+
+// driver is NVML as a test wants it.
+type driver struct {
+	processes []topo.GPUProcess
+	err       error
+}
+
+func (d driver) Processes() ([]topo.GPUProcess, error) { return d.processes, d.err }
+
+func TestHoldersOfTheGPUs(t *testing.T) {
+	const gone = 1 << 30 // more than a kernel's largest
+	for name, test := range map[string]struct {
+		driver driver
+		want   string // of the table's row, or none
+		warns  string
+	}{
+		"NVML names one": {driver{processes: []topo.GPUProcess{{GPU: 3, PID: gone, Memory: 512 << 20}, {GPU: 5, PID: gone, Graphics: true}}},
+			`1073741824 +- +- +GPU 3 to compute with 512 MiB, GPU 5 to graphics +-`, ""},
+		"NVML names one, and fails for a GPU": {driver{[]topo.GPUProcess{{GPU: 3, PID: gone}}, errors.New("GPU 0: lost\nGPU 1: lost")},
+			`1073741824 +- +- +GPU 3 to compute +-`, "NVML does not name all processes that use GPUs, and /proc alone says who has one open: GPU 0: lost; GPU 1: lost"},
+		"no NVML": {driver{err: fmt.Errorf("%w: it is not installed", topo.ErrNoNVML)}, "", ""},
+	} {
+		var out, errOut bytes.Buffer
+		a := &app{out: &out, log: logrus.New(), layout: layout.New(t.TempDir())}
+		a.log.SetOutput(&errOut)
+		holders, err := a.holders(test.driver)
+		if err != nil {
+			t.Fatal(err)
+		}
+		table := a.holderTable(holders).Render()
+		if row := strings.Contains(table, "1073741824"); row != (test.want != "") || !regexp.MustCompile(test.want).MatchString(table) {
+			t.Errorf("%s: no row %q in\n%s", name, test.want, table)
+		}
+		if warned := errOut.String(); (warned != "") != (test.warns != "") || !strings.Contains(warned, test.warns) {
+			t.Errorf("%s: warned of %q, want %q", name, warned, test.warns)
+		}
+	}
+}
+
+// What a relay says is a stranger's: it may have been taken over.
+func TestWhatARelaySaysIsTamed(t *testing.T) {
+	const escape = "\x1b]0;evil\x07\u009b2Jtext\nforged"
+	root := t.TempDir()
+	id := strings.Repeat("b", 32)
+	aGeneration(t, root, id, escape)
+	dir := filepath.Join(root, "var/lib/peerlane/generations", id)
+	status, err := json.Marshal(hook.Status{State: hook.StateDown, Error: escape})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "status.json"), status, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := os.Create(filepath.Join(dir, "supervisor")) // a supervisor lives
+	if err == nil {
+		defer lock.Close()
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := layout.Layout{Root: root}
+	infos, err := hook.List(l)
+	if err != nil || len(infos) != 1 || !infos[0].Supervised {
+		t.Fatalf("%+v, %v", infos, err)
+	}
+
+	var out bytes.Buffer
+	a := &app{out: &out, log: logrus.New(), layout: l}
+	i := hook.Inspection{Info: infos[0], NoReport: escape, Cgroup: escape, Sandbox: hook.Confinement{Missing: []string{escape}}, LogTail: []string{escape}}
+	a.printInspection(i)
+	i.Report = &launch.Report{Contexts: []string{escape}, Staging: []launch.Staging{{GPU: escape, Note: escape}}}
+	a.printInspection(i)
+	fmt.Fprintln(&out, a.relayTable(infos).Render())
+	for _, state := range []string{hook.StateReady, hook.StateDown} {
+		_, err := a.await(infos, state, 0, formTable)
+		fmt.Fprintln(&out, err)
+	}
+	var errOut bytes.Buffer
+	run([]string{"relay", "resume", "--root", root, escape}, &out, &errOut)
+	run([]string{"topo", "--from", escape}, &out, &errOut)
+	for _, text := range []string{out.String(), errOut.String()} {
+		if !strings.Contains(text, "evil") {
+			t.Errorf("nothing hostile in\n%s", text)
+		}
+		for line := range strings.Lines(text) {
+			line = strings.TrimSuffix(line, "\n")
+			if strings.HasPrefix(line, "forged") || strings.ContainsFunc(line, unicode.IsControl) {
+				t.Errorf("the terminal gets %q", line)
+			}
+		}
 	}
 }

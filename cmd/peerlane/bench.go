@@ -1,0 +1,177 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/integration/bench"
+	"github.com/peerlane/peerlane/integration/demo"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+func newBenchCommand(a *app) *cobra.Command {
+	names, what := bench.Tables()
+	var list strings.Builder
+	for i, name := range names {
+		fmt.Fprintf(&list, "  %-13s %s\n", name, what[i])
+	}
+	o := bench.Options{}
+	var sizes []string
+	var input, save string
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure relays beside raw copies and the bounce through host memory",
+		Long: `Measure what going through relays costs and gives. Clients are plain processes,
+each with one GPU and a relay of its own that is started as a container's is. No
+root is needed. The tables:
+
+` + list.String() + `
+A ratio is to a baseline that was measured in the same run, or there is none. With
+two or more real GPUs those are measured; elsewhere a simulator, whose figures say
+nothing about GPUs and are marked. Route staged goes through an emulated NIC.`,
+		Example: `  peerlane bench
+  peerlane bench --table routes --sizes 64KiB,1MiB,64MiB --depths 1,16 -o svg >routes.svg
+  peerlane bench --table all --save result.json
+  peerlane bench --input result.json -o html >result.html`,
+		Args: noArgs,
+	}
+	form := addForm(cmd, formSVG, formHTML)
+	flags := cmd.Flags()
+	flags.StringSliceVar(&o.Tables, "table", []string{"copy", "latency", "routes", "bounce"}, "which tables `NAME,...` to measure, or all")
+	flags.StringSliceVar(&sizes, "sizes", nil, "message `SIZE,...` in place of each table's own")
+	flags.IntSliceVar(&o.Depths, "depths", nil, "messages in flight `N,...` in place of each table's own")
+	flags.StringSliceVar(&o.Routes, "routes", []string{launch.RouteDirect, launch.RouteStaged}, "routes to measure: direct, staged (over loop, an emulated NIC)")
+	flags.StringSliceVar(&o.Baselines, "baselines", []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, "what to compare with: raw, bounce, local; without one there are no ratios to it")
+	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each emulated NIC in table uniformity")
+	flags.DurationVar(&o.Duration, "duration", 0, "how long each measurement takes (default 1s, simulated 200ms)")
+	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated")
+	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE` too")
+	flags.StringVar(&input, "input", "", "show the result in `FILE` and measure nothing")
+	complete(cmd, "table", append(names, "all")...)
+	complete(cmd, "routes", launch.RouteDirect, launch.RouteStaged)
+	complete(cmd, "baselines", bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal)
+	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if input != "" {
+			f, err := os.Open(input)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			report, err := bench.Read(f)
+			if err != nil {
+				return fmt.Errorf("%s: %w", input, err)
+			}
+			return a.printBench(report, form)
+		}
+		for _, s := range sizes {
+			n, err := humanize.ParseBytes(s)
+			if err != nil {
+				return usageError{cmd.CommandPath(), fmt.Errorf(`--sizes: %q is no size; one looks like "4MiB"`, s)}
+			}
+			o.Sizes = append(o.Sizes, n)
+		}
+		if slices.Contains(o.Tables, "all") {
+			o.Tables = names
+		}
+		if err := o.Check(); err != nil {
+			return usageError{cmd.CommandPath(), err}
+		}
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		o.Binaries, o.Release = filepath.Dir(self), version.Get().Version
+		o.Command = append([]string{"peerlane", "bench"}, given(cmd)...)
+		show, done := a.progress()
+		o.Progress = func(step string) { show(demo.Progress{Step: step}) }
+		report, err := bench.Run(cmd.Context(), o)
+		done()
+		if err != nil {
+			return err
+		}
+		if len(report.Problems) > 0 {
+			err = fmt.Errorf("not everything was measured: %s", strings.Join(report.Problems, "; "))
+		}
+		if save != "" {
+			text, failed := indented(report)
+			if failed == nil {
+				failed = os.WriteFile(save, text, 0o644)
+			}
+			err = errors.Join(err, failed)
+		}
+		return errors.Join(err, a.printBench(report, form))
+	}
+	return cmd
+}
+
+// given are the flags as they were given, but for where files are.
+func given(cmd *cobra.Command) []string {
+	var list []string
+	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "pace", "duration", "gpus"} {
+		if f := cmd.Flags().Lookup(name); f.Changed {
+			list = append(list, "--"+name, strings.Trim(f.Value.String(), "[]"))
+		}
+	}
+	return list
+}
+
+func (a *app) printBench(r *bench.Report, form *form) error {
+	switch form.value {
+	case formJSON:
+		return a.printJSON(r)
+	case formSVG:
+		_, _ = a.out.Write(r.SVG()) // a.out remembers its errors
+		return nil
+	case formHTML:
+		page, err := r.HTML()
+		_, _ = a.out.Write(page)
+		return err
+	}
+	fmt.Fprintf(a.out, "Host: %s.\nCUDA driver %d, Peerlane %s, %s: %s\n\n", r.Host, r.Driver, r.Release, r.Date.Format(time.RFC3339), strings.Join(r.Command, " "))
+	heading, cells := r.Table()
+	columns := make([]any, len(heading))
+	for i, h := range heading {
+		columns[i] = h
+	}
+	t := a.newTable(columns...)
+	for _, row := range cells {
+		line := make(table.Row, len(row))
+		for i, cell := range row {
+			switch {
+			case heading[i] == "REACHED" && cell == "no":
+				line[i] = a.paint(cell, text.FgRed)
+			case heading[i] == "REACHED" && cell == "yes":
+				line[i] = a.paint(cell, text.FgGreen)
+			default:
+				line[i] = dash(printable(cell))
+			}
+		}
+		t.AppendRow(line)
+	}
+	a.wrapLast(t, heading[len(heading)-1])
+	fmt.Fprintln(a.out, t.Render())
+	fmt.Fprintln(a.out)
+	fmt.Fprintln(a.out, r.Summary())
+	return nil
+}
+
+// newBenchClientCommand is a client of peerlane bench.
+func newBenchClientCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "bench-client", Hidden: true, Short: "Be a client of peerlane bench: do what standard input says, in JSON", Args: noArgs,
+		RunE: func(*cobra.Command, []string) error { return bench.Serve(os.Stdin, a.out) },
+	}
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/hook"
+)
+
+func newTopCommand(a *app) *cobra.Command {
+	interval, once, connections := time.Second, false, false
+	cmd := &cobra.Command{
+		Use:   "top [NAME...]",
+		Short: "Show what relays move at this moment",
+		Long: `Show what relays move: for each lane, and with --connections for each connection,
+bytes and operations a second, operations in flight, how long they took, and what
+they waited for:
+
+  no grant   the receiver has posted no receive, or has no slot free
+  no slot    no staging slot is free here
+  ring full  the client does not read its completions
+  pacing     the NIC is at its rate
+
+A wait is shown as how many operations waited at a time, on average. On a terminal
+the figures are shown again each interval until Ctrl-C; elsewhere, and with --once,
+those of one interval are printed. Without a NAME it shows all relays.
+
+` + relayNames,
+		Example: `  peerlane relay top
+  peerlane relay top trainer --connections --once
+  peerlane relay top --interval 10s -o json`,
+	}
+	flags := cmd.Flags()
+	flags.DurationVar(&interval, "interval", interval, "the time that figures are of")
+	flags.BoolVar(&once, "once", false, "print the figures of one interval and end")
+	flags.BoolVar(&connections, "connections", false, "show each connection too")
+	form := addForm(cmd)
+	cmd.ValidArgsFunction = a.completeRelays
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		if interval < 10*time.Millisecond || interval > time.Hour {
+			return usageError{cmd.CommandPath(), fmt.Errorf("--interval %v: 10 ms to an hour is possible", interval)}
+		}
+		screen := terminal(a.out)
+		var before hook.Reports
+		for {
+			infos, err := a.relaysOrAll(names, len(names) == 0)
+			if err != nil {
+				return asRoot(err)
+			}
+			rates, now := hook.Watch(a.layout, infos, before, interval)
+			switch {
+			case form.value == formJSON:
+				return a.printJSON(rates)
+			case once || screen == nil:
+				fmt.Fprint(a.out, a.topText(rates, connections))
+				return nil
+			}
+			// In one write, so that nothing flickers: home, the text with what is left of
+			// each line erased, and then the rest of the screen.
+			text := strings.ReplaceAll(a.topText(rates, connections), "\n", "\x1b[K\n")
+			if _, err := io.WriteString(screen, "\x1b[H"+text+"\x1b[J"); err != nil {
+				return err
+			}
+			before = now
+			time.Sleep(interval)
+		}
+	}
+	return cmd
+}
+
+// topText is a table of lanes, and of connections where they are wanted.
+func (a *app) topText(rates []hook.Rates, connections bool) string {
+	if len(rates) == 0 {
+		return "No container has a relay.\n"
+	}
+	lanes := a.newTable("CONTAINER", "GPU", "", "GB/S", "MESSAGES/S", "IN FLIGHT", "FAILED", "P50", "P99", "WAITING FOR")
+	each := a.newTable("CONTAINER", "PROCESS", "CONNECTION", "GPU", "", "GB/S", "MESSAGES/S", "IN FLIGHT", "FAILED", "P50", "P99", "WAITING FOR")
+	more, missing := 0, ""
+	for _, r := range rates {
+		name := printable(r.Container)
+		if r.NoReport != "" {
+			missing += fmt.Sprintf("%s: %s\n", name, printable(r.NoReport))
+			continue
+		}
+		if len(r.Lanes) == 0 {
+			lanes.AppendRow(table.Row{name, "-", "-", "-", "-", "-", "-", "-", "-", "nothing has been sent or received"})
+		}
+		for _, l := range r.Lanes {
+			lanes.AppendRow(append(table.Row{name}, figures(l, r.Seconds)...))
+		}
+		for _, c := range r.Connections {
+			number := fmt.Sprintf("%d, %s with %s", c.Number, dash(c.Route), printable(c.Peer))
+			each.AppendRow(append(table.Row{name, c.PID, number}, figures(c, r.Seconds)...))
+		}
+		more += r.MoreConnections
+	}
+	var b strings.Builder
+	if lanes.Length() > 0 {
+		fmt.Fprintln(&b, lanes.Render())
+	}
+	if connections && each.Length() > 0 {
+		fmt.Fprintf(&b, "\n%s\n", each.Render())
+	}
+	if connections && more > 0 {
+		fmt.Fprintf(&b, "%d more connections, which moved less in all, are not shown.\n", more)
+	}
+	b.WriteString(missing)
+	return b.String()
+}
+
+// figures are the cells of a lane or a connection.
+func figures(r hook.Rate, seconds float64) table.Row {
+	direction := "receives"
+	if r.Sends {
+		direction = "sends"
+	}
+	perSecond := func(n uint64) float64 {
+		if seconds <= 0 {
+			return 0
+		}
+		return float64(n) / seconds
+	}
+	took := func(us float64) string {
+		if us == 0 {
+			return "-"
+		}
+		return (time.Duration(us*1e3) * time.Nanosecond).Round(100 * time.Nanosecond).String()
+	}
+	var stalls []string
+	for _, s := range r.Stalls {
+		if seconds > 0 {
+			stalls = append(stalls, fmt.Sprintf("%s %.1f", s.Cause, s.Time.Seconds()/seconds))
+		}
+	}
+	return table.Row{
+		r.GPU, direction, fmt.Sprintf("%.2f", perSecond(r.Bytes)/1e9), humanize.CommafWithDigits(perSecond(r.Operations), 0),
+		r.InFlight, r.Failed, took(r.P50), took(r.P99), dash(strings.Join(stalls, ", ")),
+	}
+}

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"bytes"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+func TestTopTable(t *testing.T) {
+	rate := hook.Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 60e9, Operations: 3000, InFlight: 16, P50: 81.23, P99: 1250,
+		Stalls: []launch.Stall{{Cause: launch.StallNoGrant, Count: 9, Time: 3 * time.Second}}}
+	connection := rate
+	connection.PID, connection.Number, connection.Peer, connection.Route = 4711, 3, "container \x1b[2Jb", launch.RouteStaged
+	a := &app{out: &bytes.Buffer{}}
+	text := a.topText([]hook.Rates{
+		{Container: "trainer", Seconds: 2, Lanes: []hook.Rate{rate}, Connections: []hook.Rate{connection}, MoreConnections: 5},
+		{Container: "idle"}, {Container: "dead", NoReport: "its relay is down"},
+	}, true)
+	for _, want := range []string{
+		`trainer +0000:17:00.0 +sends +30.00 +1,500 +16 +0 +81.2µs +1.25ms +no grant 1.5`,
+		`trainer +4711 +3, staged with container .\[2Jb +0000:17:00.0 +sends`,
+		`idle .*nothing has been sent or received`, `5 more connections`, `dead: its relay is down`,
+	} {
+		if !regexp.MustCompile(want).MatchString(text) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "\x1b") {
+		t.Error("a peer's name reaches the terminal as it is")
+	}
+}
+
+func TestTopCommandLine(t *testing.T) {
+	root := t.TempDir()
+	if out := peerlane(t, "relay", "top", "--root", root, "--interval", "10ms"); out != "No container has a relay.\n" {
+		t.Errorf("top printed %q", out)
+	}
+	if got := decode[[]hook.Rates](t, "relay", "top", "--root", root, "--interval", "10ms", "-o", "json"); got == nil {
+		t.Error("top -o json prints no list")
+	}
+	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
+	got := decode[[]hook.Rates](t, "relay", "top", "trainer", "--root", root, "--interval", "10ms", "-o", "json")
+	if len(got) != 1 || got[0].Container != "trainer" || got[0].NoReport == "" || got[0].Lanes == nil || got[0].Connections == nil {
+		t.Errorf("top of a relay without a supervisor gives %+v", got)
+	}
+	var out, errOut bytes.Buffer
+	if code := run([]string{"relay", "top", "--interval", "1ns", "--root", root}, &out, &errOut); code != exitUsage {
+		t.Errorf("an interval of 1 ns: exit status %d", code)
+	}
+}
