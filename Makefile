@@ -5,10 +5,11 @@ SHELL := bash
 .DEFAULT_GOAL := build
 
 GO      ?= go
-# For `make demo`: runc, crun, or none for plain processes; more flags in ARGS.
+# For `make demo`: runc, crun, or none for plain processes; more flags in ARGS, which
+# `make bench` takes too.
 RUNTIME ?= runc
 ARGS    ?=
-# For `make test` and `make bench`: which packages, and how long each may take.
+# For `make test` and `make microbench`: which packages, and how long each may take.
 PACKAGES ?= ./...
 TIMEOUT  ?= 15m
 # 1: what fails is tried once more, and reported as flaky if it passes then.
@@ -28,16 +29,25 @@ stamp := $(if $(version),-X $(module)/cmd/version.version=$(version)) \
          $(if $(date),-X $(module)/cmd/version.date=$(date))
 build := $(GO) build -trimpath -buildvcs=false
 
-# The defaults, and quiet about what NVIDIA's own header calls deprecated.
-export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+# The defaults, quiet about what NVIDIA's own header calls deprecated; and C that
+# notices when it writes beyond its buffers. Some compilers define the last one.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 
 .PHONY: build
-build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
+build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
+
+# What is linked with C lies at addresses that nobody can guess, and what the
+# linker fills in is read-only before the program begins. That leaves out NVML's
+# functions, which are found when the first one is called, or not at all where
+# there is no driver: so peerlane keeps its table of functions writable.
+# TestBinariesAreHardened looks.
+bin/peerlane: binding := lazy
+bin/peerlane-relay: binding := now
 
 # The go command knows best what has to be built again, so it is always asked.
 .PHONY: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime
 bin/peerlane bin/peerlane-relay:
-	@$(build) -ldflags '$(stamp)' -o $@ ./cmd/$(@F)
+	@$(build) -buildmode=pie -ldflags '$(stamp) -extldflags "-Wl,-z,relro,-z,$(binding),-z,noexecstack"' -o $@ ./cmd/$(@F)
 
 # They run in front of every container: static, so that nothing of an image can
 # be loaded into them, and small, so that they cost nothing.
@@ -47,6 +57,10 @@ bin/peerlane-hook bin/peerlane-runtime:
 # Compiled by the package that looks for it, so that both agree on how.
 bin/libpeerlane-cuda-sim.so: $(wildcard cuda/sim/libcuda/*) cuda/sim/library.go
 	@$(GO) run ./cuda/sim/build $@
+
+# What programs in containers load: the file libpeerlane.so.0, and a link to it.
+bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/libpeerlane/library.go
+	@$(GO) run ./relay/libpeerlane/build $(@D)
 
 .PHONY: demo-needs
 demo-needs:
@@ -132,6 +146,18 @@ lint: ## gofmt, go vet, staticcheck
 	@$(GO) vet -tags vm,engines ./...
 	@$(GO) tool staticcheck -tags vm,engines ./...
 
+.PHONY: licences
+licences: ## list the Go modules in use and their licences; make test fails where one is not allowed
+	@$(GO) run ./integration/licences
+
+# For `make vulncheck`: another database, or file:///DIR for a copy of this one.
+DB ?= https://vuln.go.dev
+
+.PHONY: vulncheck
+vulncheck: ## look up the known vulnerabilities of Go and of the modules in use (DB=URL)
+	@$(GO) build -o bin/vulncheck ./integration/vulncheck
+	@bin/vulncheck -db $(DB) -- -tags vm,engines ./...
+
 .PHONY: fuzz
 fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each)
 	@$(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do \
@@ -150,7 +176,11 @@ soak-containers: test-needs build ## start containers and kill what takes part i
 	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^TestSoak$$' ./integration
 
 .PHONY: bench
-bench: build ## run the benchmarks; docs/benchmarks.md says which figures come from where
+bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--table routes -o json")
+	@bin/peerlane bench --table all $(ARGS)
+
+.PHONY: microbench
+microbench: build ## run Go's benchmarks; docs/benchmarks.md says which figures come from where
 	@$(GO) test -run '^$$' -bench . -benchmem -timeout 30m $(PACKAGES)
 
 .PHONY: clean

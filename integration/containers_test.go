@@ -76,6 +76,12 @@ type bed struct {
 
 func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed {
 	t.Helper()
+	return newBedIn(t, newRoot(t), runtimeName, change)
+}
+
+// newRoot makes the directory of a bed.
+func newRoot(t *testing.T) string {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an OCI runtime makes namespaces and cgroups")
 	}
@@ -89,6 +95,11 @@ func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed 
 			t.Error(err)
 		}
 	})
+	return root
+}
+
+func newBedIn(t *testing.T, root, runtimeName string, change func(*config.Config)) *bed {
+	t.Helper()
 	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)
 	if err != nil {
 		t.Fatal(err)
@@ -722,14 +733,19 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 	b.nics()
 	a, z := b.waiting()
 	g := a.generation()
-	for deaths := 0; ; {
+	deaths := 0
+	for end := time.Now().Add(2 * patience); ; {
 		g = a.generation()
 		if g.Status.State == hook.StateDown {
 			break
 		}
-		if g.Status.Relay != nil && g.Status.Starts > deaths {
+		// Ready, and not what still makes its sandbox.
+		if g.Status.State == hook.StateReady && g.Status.Starts > deaths {
 			kill(t, g.Status.Relay.PID)
 			deaths = g.Status.Starts
+		}
+		if time.Now().After(end) {
+			t.Fatalf("after %d deaths its status is %+v", deaths, g.Status)
 		}
 		if deaths > 5 {
 			t.Fatalf("it was started for the %d. time", deaths)
@@ -794,6 +810,19 @@ func TestDrain(t *testing.T) {
 			}
 			b.mustFail(b.start(b.lanes[0], "hello"), "drained by the administrator; attach again later")
 			b.mustPeerlane("relay", "resume", "--all")
+			// The same as a script would: one relay, and what became of it.
+			for _, step := range []struct{ command, state string }{{"stop", hook.StateStopped}, {"resume", hook.StateReady}, {"drain", hook.StateDrained}, {"resume", hook.StateReady}} {
+				var told struct {
+					Relays []struct{ ID, Container, State string }
+				}
+				text := b.mustPeerlane("relay", step.command, a.id, "-o", "json")
+				if err := json.Unmarshal([]byte(text), &told); err != nil {
+					t.Fatalf("relay %s: %v: %s", step.command, err, text)
+				}
+				if r := told.Relays; len(r) != 1 || r[0].ID != a.generation().ID || r[0].Container != a.id || r[0].State != step.state {
+					t.Errorf("relay %s says %s", step.command, text)
+				}
+			}
 			for _, c := range []*container{a, z} {
 				c.tell(said{})
 				c.next("again")

@@ -6,7 +6,9 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/peerlane/peerlane/integration/bench"
 	"github.com/peerlane/peerlane/integration/demo"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -56,12 +58,44 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+// Every table of the bench can be measured, with processes and relays as they are
+// in use. What the figures are is no matter here.
+func TestBench(t *testing.T) {
+	names, _ := bench.Tables()
+	r, err := bench.Run(context.Background(), bench.Options{
+		Tables: names, Sizes: []uint64{8, 64 << 10, 8 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect, launch.RouteStaged},
+		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, Duration: 10 * time.Millisecond,
+		GPUs: testbed.GPUsSimulated, Binaries: binaries,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range r.Problems {
+		t.Error(p)
+	}
+	rows := map[string]int{}
+	for _, row := range r.Rows {
+		rows[row.Table]++
+		if _, has := r.Ratio(row); has != (row.Baseline != "") {
+			t.Errorf("%s, %s: compared with %q, ratio %v", row.Table, row.What, row.Baseline, has)
+		}
+	}
+	for table, want := range map[string]int{"copy": 12, "latency": 7, "routes": 12, "bounce": 6, "uniformity": 3, "many-clients": 4, "cpu": 4, "first-copy": 4} {
+		if rows[table] != want {
+			t.Errorf("table %s has %d rows, want %d", table, rows[table], want)
+		}
+	}
+	if !r.Simulated {
+		t.Error("a simulated result does not say so")
+	}
+}
+
 // The demo's verdict must be able to fail: one wrong byte, one copy that fails.
 func TestTheDemoSeesWhatIsWrong(t *testing.T) {
 	for _, c := range []struct{ name, fault, words string }{
 		{"a wrong byte", "cuMemcpyAsync:after=40:times=1:corrupt=1", "WRONG"},
 		{"a failed copy", "cuMemcpyAsync:after=40:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS"},
-		{"no memory for staging", "cuMemCreate:oom", "staging on server GPU"},
+		{"no memory for staging", "cuMemCreate:oom", "no server GPU has room to stage"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := demoOptions(t, demo.RuntimeNone, launch.RouteStaged)

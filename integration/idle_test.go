@@ -61,6 +61,13 @@ func TestAnIdleRelay(t *testing.T) {
 	if i.Report == nil || len(i.Report.Contexts) > 0 || len(i.Report.Clients) > 0 || len(i.Report.Staging) > 0 {
 		t.Errorf("an idle relay reports %+v (%s)", i.Report, i.NoReport)
 	}
+	var rates []hook.Rates
+	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "top", c.id, "--once", "--interval", "50ms", "-o", "json")), &rates); err != nil {
+		t.Fatal(err)
+	}
+	if len(rates) != 1 || rates[0].NoReport != "" || rates[0].Seconds <= 0 || len(rates[0].Lanes) > 0 {
+		t.Errorf("the rates of an idle relay are %+v", rates)
+	}
 	time.Sleep(time.Second) // what its start and the question have left to do
 	before := map[int]time.Duration{}
 	for _, p := range i.Processes {

@@ -25,12 +25,13 @@ import (
 
 // said is one line of a role.
 type said struct {
-	Kind   string      `json:"kind"` // listening, connected, moving, round, error, again, child-ended, hello, look
+	Kind   string      `json:"kind"` // listening, connected, moving, round, error, again, child-ended, hello, look, witness
 	Handle wire.Handle `json:"handle"`
 	Error  string      `json:"error,omitempty"`
 	Status wire.Status `json:"status,omitempty"`
 	Peer   string      `json:"peer,omitempty"`
 	Look   *look       `json:"look,omitempty"`
+	Saw    *witness    `json:"saw,omitempty"`
 }
 
 // look is what a process finds around itself.
@@ -62,6 +63,8 @@ func play(arguments []string) int {
 		"parent":    parent,
 		"look":      func([]string) error { return lookAround() },
 		"stopwatch": stopwatch,
+		"swap":      swap,
+		"witness":   bearWitness,
 		"hold":      func([]string) error { return hold() },
 		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}

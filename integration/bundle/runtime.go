@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Runtime is a low-level OCI runtime.
@@ -45,9 +47,10 @@ func (r *Runtime) Command(ctx context.Context, arguments ...string) *exec.Cmd {
 	}
 	if r.Name == "crun" && hybridControllers() {
 		// crun refuses hosts whose cgroup v2 hierarchy has controllers beside v1
-		// ones. A mount namespace without that hierarchy lets it use v1.
-		script := `umount /sys/fs/cgroup/unified && exec "$@"`
-		arguments = append([]string{"-m", "--propagation", "private", "sh", "-c", script, "sh", path}, arguments...)
+		// ones. A mount namespace without that hierarchy lets it use v1. What else is
+		// shared stays shared, as it is for a runtime without all this.
+		script := `mount --make-rprivate /sys/fs/cgroup && umount /sys/fs/cgroup/unified && exec "$@"`
+		arguments = append([]string{"-m", "--propagation", "unchanged", "sh", "-c", script, "sh", path}, arguments...)
 		return exec.CommandContext(ctx, "unshare", arguments...)
 	}
 	return exec.CommandContext(ctx, path, arguments...)
@@ -65,7 +68,7 @@ func (r *Runtime) Run(ctx context.Context, b *Bundle, id string) *exec.Cmd {
 
 // Kill sends a signal to a container's init.
 func (r *Runtime) Kill(ctx context.Context, id, signal string) error {
-	return r.do(ctx, "kill", id, signal)
+	return r.do(ctx, &bytes.Buffer{}, "kill", id, signal)
 }
 
 // Delete removes a container, whatever its state. One that is not there is no
@@ -75,8 +78,14 @@ func (r *Runtime) Delete(ctx context.Context, id string) error {
 	// may find that half of it has gone.
 	var err error
 	for range 20 {
-		if err = r.do(ctx, "delete", "--force", id); err == nil {
-			return nil
+		var stderr bytes.Buffer
+		if err = r.do(ctx, &stderr, "delete", "--force", id); err == nil {
+			// crun 1.8 waits for about a second until the killed have left their cgroups,
+			// and then says so, and leaves these behind.
+			if strings.Contains(stderr.String(), "cannot destroy subsystem") {
+				err = removeGroups(ctx, id)
+			}
+			return err
 		}
 		if _, gone := os.Stat(filepath.Join(r.State, id)); errors.Is(gone, fs.ErrNotExist) {
 			return nil
@@ -86,10 +95,43 @@ func (r *Runtime) Delete(ctx context.Context, id string) error {
 	return err
 }
 
-func (r *Runtime) do(ctx context.Context, arguments ...string) error {
-	var stderr bytes.Buffer
+// removeGroups removes a container's cgroups, when nobody is in them any more.
+func removeGroups(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var groups []string
+	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil // a group that went while we looked
+		case err != nil:
+			return err
+		case d.IsDir() && d.Name() == id:
+			groups = append(groups, path)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, group := range groups {
+		for {
+			err := unix.Rmdir(group)
+			if err == nil || err == unix.ENOENT {
+				break
+			}
+			if err != unix.EBUSY || ctx.Err() != nil {
+				return &os.PathError{Op: "rmdir", Path: group, Err: err}
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	return nil
+}
+
+func (r *Runtime) do(ctx context.Context, stderr *bytes.Buffer, arguments ...string) error {
 	c := r.Command(ctx, arguments...)
-	c.Stderr = &stderr
+	c.Stderr = stderr
 	if err := c.Run(); err != nil {
 		return fmt.Errorf("%s %s: %w", r.Name, strings.Join(arguments, " "), errors.Join(err, errors.New(strings.TrimSpace(stderr.String()))))
 	}

@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -55,22 +56,10 @@ type demoClient struct {
 	out    *json.Encoder
 	result Client
 
-	driver    *cuda.Driver
-	gpu       wire.UUID
-	session   *client.Session
-	timelines *client.StreamTimelines
-	outgoing  *buffer
-	incoming  *buffer
-	sending   *client.Connection
-	receiving *client.Connection
+	driver *cuda.Driver
+	*measure.Client
+	outgoing, incoming []byte // host memory beside the buffers, for filling and checking
 }
-
-// Timelines of a session as the demo uses them.
-const (
-	filled  = 0 // our stream: outgoing bytes are in place
-	arrived = 1 // the relay: incoming bytes are in place
-	bounced = 2 // our stream: a hand-off came, send the next
-)
 
 func (c *demoClient) other() string {
 	if c.Name == "A" {
@@ -95,7 +84,8 @@ func (c *demoClient) run(orders *json.Decoder) (err error) {
 	if err := c.out.Encode(event{Kind: "injected", Injected: injected}); err != nil {
 		return err
 	}
-	if c.gpu, err = wire.ParseGPU(injected.GPUs[0]); err != nil {
+	gpu, err := wire.ParseGPU(injected.GPUs[0])
+	if err != nil {
 		return err
 	}
 	device, err := c.driver.DeviceGet(0)
@@ -105,10 +95,10 @@ func (c *demoClient) run(orders *json.Decoder) (err error) {
 	if _, err := c.driver.CtxCreate(device, cuda.CtxOptions{}); err != nil {
 		return fmt.Errorf("a context on this container's GPU: %w", err)
 	}
-	if err := c.attach(device); err != nil {
+	if err := c.attach(device, gpu); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.timelines.Unregister(), c.session.Close()) }()
+	defer func() { err = errors.Join(err, c.Close()) }()
 	if err := c.connect(orders); err != nil {
 		return err
 	}
@@ -200,75 +190,29 @@ func visibleGPUs(d *cuda.Driver) ([]string, error) {
 	return list, nil
 }
 
-// buffer is GPU memory that the relay has mapped, with host memory beside it
-// for filling and checking, and a stream of its own.
-type buffer struct {
-	driver *cuda.Driver
-	ptr    cuda.Ptr
-	host   []byte
-	stream cuda.Stream
-	memory *client.Memory
-}
-
-func (c *demoClient) attach(device cuda.Device) error {
+func (c *demoClient) attach(device cuda.Device, gpu wire.UUID) error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Script.Timeout)
 	defer cancel()
 	start := time.Now()
 	var err error
-	if c.session, err = client.Dial(ctx, c.Socket, c.gpu); err != nil {
+	if c.Client, err = measure.Attach(ctx, c.driver, device, gpu, c.Socket, maxMessage); err != nil {
 		return err
 	}
-	c.result.ProtocolVersion = c.session.Version()
-	if c.outgoing, err = c.newBuffer(ctx, device, wire.AccessSend); err != nil {
-		return err
-	}
-	if c.incoming, err = c.newBuffer(ctx, device, wire.AccessReceive); err != nil {
-		return err
-	}
+	c.result.ProtocolVersion = c.Session.Version()
 	c.result.FirstAttach = time.Since(start)
-	c.timelines, err = c.session.RegisterTimelines(c.driver)
-	return err
-}
-
-func (c *demoClient) newBuffer(ctx context.Context, device cuda.Device, access uint32) (*buffer, error) {
-	d := c.driver
-	b := &buffer{driver: d}
-	handle, err := d.MemCreate(device, maxMessage, cuda.MemOptions{Exportable: true, RDMA: true})
-	if err != nil {
-		return nil, err
+	for _, host := range []*[]byte{&c.outgoing, &c.incoming} {
+		if *host, err = measure.HostBuffer(c.driver, maxMessage); err != nil {
+			return errors.Join(err, c.Close())
+		}
 	}
-	if b.ptr, err = d.MemAddressReserve(maxMessage, 0); err != nil {
-		return nil, err
-	}
-	if err := d.MemMap(b.ptr, maxMessage, 0, handle); err != nil {
-		return nil, err
-	}
-	if err := d.MemSetAccess(b.ptr, maxMessage, cuda.Access{Device: device, Write: true}); err != nil {
-		return nil, err
-	}
-	host, err := d.MemHostAlloc(maxMessage)
-	if err != nil {
-		return nil, err
-	}
-	b.host = unsafe.Slice((*byte)(host), maxMessage)
-	if b.stream, err = d.StreamCreate(); err != nil {
-		return nil, err
-	}
-	fd, err := d.MemExportFD(handle)
-	if err != nil {
-		return nil, err
-	}
-	file := os.NewFile(uintptr(fd), "gpu-memory")
-	defer file.Close()
-	b.memory, err = c.session.Export(ctx, client.Allocation{FD: fd, Bytes: maxMessage, GPU: c.gpu, Access: access})
-	return b, err
+	return nil
 }
 
 // connect makes both directions.
 func (c *demoClient) connect(orders *json.Decoder) error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Script.Timeout)
 	defer cancel()
-	listener, err := c.session.Listen(ctx, c.gpu)
+	listener, err := c.Session.Listen(ctx, c.GPU)
 	if err != nil {
 		return err
 	}
@@ -279,22 +223,14 @@ func (c *demoClient) connect(orders *json.Decoder) error {
 	if err := orders.Decode(&next); err != nil {
 		return fmt.Errorf("waiting for the other container's handle: %w", err)
 	}
-	if c.sending, err = c.session.Connect(ctx, c.gpu, next.Connect); err != nil {
+	if c.Sending, err = c.Session.Connect(ctx, c.GPU, next.Connect); err != nil {
 		return err
 	}
-	if c.receiving, err = listener.Accept(ctx); err != nil {
+	if c.Receiving, err = listener.Accept(ctx); err != nil {
 		return err
 	}
-	route := map[uint32]string{wire.RouteStaged: "staged", wire.RouteDirect: "direct"}[c.sending.Route]
-	return c.out.Encode(event{Kind: "connected", Connection: c.sending.Peer, Route: route})
-}
-
-func (c *demoClient) timeline(number uint32) *client.Timeline {
-	t, err := c.session.Timeline(number)
-	if err != nil {
-		panic(err) // the numbers are constants within the session's range
-	}
-	return t
+	route := map[uint32]string{wire.RouteStaged: "staged", wire.RouteDirect: "direct"}[c.Sending.Route]
+	return c.out.Encode(event{Kind: "connected", Connection: c.Sending.Peer, Route: route})
 }
 
 // exchange sends and receives the script's messages, both at once, each handed
@@ -305,25 +241,25 @@ func (c *demoClient) exchange(ctx context.Context) error {
 	reported := uint64(0)
 	for i, n := range c.Script.sizes() {
 		value := uint64(i + 1)
-		receive, err := c.receiving.Receive(c.incoming.memory, 0, n, client.Tag(value), client.Signal(c.timeline(arrived), value))
+		receive, err := c.Receiving.Receive(c.Incoming.Memory, 0, n, client.Tag(value), client.Signal(c.Timeline(measure.Arrived), value))
 		if err != nil {
 			return err
 		}
-		patternOf(c.Script.Seed, c.Name, i).fill(c.outgoing.host[:n])
-		if err := c.driver.MemcpyHtoDAsync(c.outgoing.ptr, unsafe.Pointer(&c.outgoing.host[0]), n, c.outgoing.stream); err != nil {
+		patternOf(c.Script.Seed, c.Name, i).fill(c.outgoing[:n])
+		if err := c.driver.MemcpyHtoDAsync(c.Outgoing.Ptr, unsafe.Pointer(&c.outgoing[0]), n, c.Outgoing.Stream); err != nil {
 			return err
 		}
-		if err := c.timelines.Write(c.outgoing.stream, c.timeline(filled), value); err != nil {
+		if err := c.Streams.Write(c.Outgoing.Stream, c.Timeline(measure.Filled), value); err != nil {
 			return err
 		}
-		send, err := c.sending.Send(c.outgoing.memory, 0, n, client.Tag(value), client.After(c.timeline(filled), value))
+		send, err := c.Sending.Send(c.Outgoing.Memory, 0, n, client.Tag(value), client.After(c.Timeline(measure.Filled), value))
 		if err != nil {
 			return err
 		}
-		if err := c.timelines.Wait(c.incoming.stream, c.timeline(arrived), value); err != nil {
+		if err := c.Streams.Wait(c.Incoming.Stream, c.Timeline(measure.Arrived), value); err != nil {
 			return err
 		}
-		if err := c.driver.MemcpyDtoHAsync(unsafe.Pointer(&c.incoming.host[0]), c.incoming.ptr, n, c.incoming.stream); err != nil {
+		if err := c.driver.MemcpyDtoHAsync(unsafe.Pointer(&c.incoming[0]), c.Incoming.Ptr, n, c.Incoming.Stream); err != nil {
 			return err
 		}
 		for _, op := range []*client.Operation{receive, send} {
@@ -335,10 +271,10 @@ func (c *demoClient) exchange(ctx context.Context) error {
 				return fmt.Errorf("message %d: %d of %d bytes moved", i, moved, n)
 			}
 		}
-		if err := c.driver.StreamSynchronize(c.incoming.stream); err != nil {
+		if err := c.driver.StreamSynchronize(c.Incoming.Stream); err != nil {
 			return err
 		}
-		if err := patternOf(c.Script.Seed, c.other(), i).check(c.incoming.host[:n]); err != nil {
+		if err := patternOf(c.Script.Seed, c.other(), i).check(c.incoming[:n]); err != nil {
 			return fmt.Errorf("message %d from container %s is WRONG %w", i, c.other(), err)
 		}
 		c.result.Sent += n
@@ -375,9 +311,9 @@ func (c *demoClient) rates(ctx context.Context) error {
 		}
 		post := func() (*client.Operation, error) {
 			if c.Name == "A" {
-				return c.sending.Send(c.outgoing.memory, 0, size, client.Tag(rateTag))
+				return c.Sending.Send(c.Outgoing.Memory, 0, size, client.Tag(rateTag))
 			}
-			return c.receiving.Receive(c.incoming.memory, 0, size, client.Tag(rateTag))
+			return c.Receiving.Receive(c.Incoming.Memory, 0, size, client.Tag(rateTag))
 		}
 		start := time.Now()
 		var flight []*client.Operation
@@ -408,61 +344,18 @@ func (c *demoClient) rates(ctx context.Context) error {
 
 // meet lets both clients come to the same point.
 func (c *demoClient) meet(ctx context.Context, tag uint64) error {
-	receive, err := c.receiving.Receive(c.incoming.memory, 0, 8, client.Tag(tag))
-	if err != nil {
-		return err
-	}
-	send, err := c.sending.Send(c.outgoing.memory, 0, 8, client.Tag(tag))
-	if err != nil {
-		return err
-	}
-	for _, op := range []*client.Operation{receive, send} {
-		if _, err := op.Wait(ctx); err != nil {
-			return err
-		}
-	}
 	c.result.Sent += 8
 	c.result.Received += 8
-	return nil
+	return c.Meet(ctx, tag)
 }
 
-// handOff sends 8 bytes to and fro. No CPU of a client takes part between
-// posting and looking at the clock: a relay advances a timeline, the client's
-// stream waits for it and advances another, on which the next send waits.
 func (c *demoClient) handOff(ctx context.Context) error {
-	var times []time.Duration
-	for round := range c.Script.Rounds {
-		value := uint64(len(c.Script.sizes()) + round + 1)
-		tag := handOffTag + value
-		receive, err := c.receiving.Receive(c.incoming.memory, 0, 8, client.Tag(tag), client.Signal(c.timeline(arrived), value))
-		if err != nil {
-			return err
-		}
-		start := time.Now()
-		after := client.After(c.timeline(bounced), value)
-		if c.Name == "A" {
-			err = c.timelines.Write(c.outgoing.stream, c.timeline(bounced), value)
-		} else {
-			if err = c.timelines.Wait(c.incoming.stream, c.timeline(arrived), value); err == nil {
-				err = c.timelines.Write(c.incoming.stream, c.timeline(bounced), value)
-			}
-		}
-		if err != nil {
-			return err
-		}
-		send, err := c.sending.Send(c.outgoing.memory, 0, 8, client.Tag(tag), after)
-		if err != nil {
-			return err
-		}
-		for _, op := range []*client.Operation{receive, send} {
-			if _, err := op.Wait(ctx); err != nil {
-				return fmt.Errorf("round %d: %w", round, err)
-			}
-		}
-		times = append(times, time.Since(start)/2)
-		c.result.Sent += 8
-		c.result.Received += 8
+	times, err := c.HandOff(ctx, c.Name == "A", c.Script.Rounds, uint64(len(c.Script.sizes())), handOffTag)
+	if err != nil {
+		return err
 	}
+	c.result.Sent += 8 * uint64(len(times))
+	c.result.Received += 8 * uint64(len(times))
 	if c.Name == "A" && len(times) > 0 {
 		slices.Sort(times)
 		c.result.HandOffMedian, c.result.HandOff99 = times[len(times)/2], times[len(times)*99/100]
@@ -471,7 +364,7 @@ func (c *demoClient) handOff(ctx context.Context) error {
 }
 
 func (c *demoClient) counters(ctx context.Context) error {
-	s, err := c.session.Statistics(ctx)
+	s, err := c.Session.Statistics(ctx)
 	if err != nil {
 		return err
 	}

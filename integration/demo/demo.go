@@ -19,10 +19,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -95,6 +94,26 @@ func (r *Report) WholeRoute() (whole, slowest float64, ok bool) {
 	return rates[len(rates)-1].GBs, slowest, true
 }
 
+// Baselines are what the exchange is compared with, measured in the same run
+// by one process that sees all GPUs.
+type Baselines struct {
+	// Raw is cuMemcpyPeerAsync from client GPU A to client GPU B, Bounce the same
+	// through pinned host memory, pipelined in chunks.
+	Raw    []Rate `json:"raw"`
+	Bounce []Rate `json:"bounce"`
+	// Legs of the staged route, each beside a raw copy in its direction that the
+	// same GPU issues.
+	Legs []Leg `json:"legs"`
+}
+
+// Leg is a part of the staged route.
+type Leg struct {
+	Name string  `json:"name"`
+	Size uint64  `json:"size"` // bytes of a message
+	GBs  float64 `json:"gbs"`  // by the relay's own queue, in slots
+	Raw  float64 `json:"raw"`  // by cuMemcpyPeerAsync
+}
+
 // Container is one of the two.
 type Container struct {
 	Name     string    `json:"name"`
@@ -129,6 +148,10 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if root == "" {
 		var err error
 		if root, err = os.MkdirTemp("", "peerlane-demo-"); err != nil {
+			return nil, err
+		}
+		// Relays, who are not root, go through it where they have no root of their own.
+		if err := os.Chmod(root, 0o711); err != nil {
 			return nil, err
 		}
 	}
@@ -193,7 +216,7 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	if err := os.Remove(d.host.RuntimeState()); err != nil && !os.IsNotExist(err) {
 		d.report.Problems = append(d.report.Problems, err.Error())
 	}
-	d.report.Left, err = d.host.Left(before, 10*time.Second)
+	d.report.Left, err = d.host.Left(before, time.Minute)
 	return err
 }
 
@@ -210,6 +233,7 @@ func (d *demo) configure() error {
 	d.script.Seed, d.script.Bytes, d.script.Timeout = d.Seed, d.Bytes, 5*time.Minute
 	if err := d.host.Configure(func(c *config.Config) {
 		c.Relay.Route = d.Route
+		c.Staging.Bounce = config.BounceNever // its figures are those of server GPUs
 		c.Relay.Environment = append(slices.Clone(c.Relay.Environment), d.RelayEnvironment...)
 		if d.Slots > 0 {
 			c.Relay.Slots = d.Slots
@@ -399,33 +423,17 @@ func (d *demo) bundle(ctx context.Context, c *Container, arguments []string) (*e
 // process is a client without a container. Its socket is named once its relay
 // exists.
 func (d *demo) process(ctx context.Context, c *Container, arguments []string) (*exec.Cmd, error) {
-	environment, err := d.host.PlainEnvironment(c.GPU)
-	if err != nil {
-		return nil, err
-	}
-	arguments = append(arguments, "--socket", "-")
-	command := exec.CommandContext(ctx, filepath.Join(d.Binaries, "peerlane"), arguments...)
-	command.Env = append([]string{"PATH=/usr/bin:/bin"}, environment...)
-	return command, nil
+	return d.host.Process(ctx, c.GPU, append(arguments, "--socket", "-")...)
 }
 
 // launch gives a plain process its relay, as the hook gives one to a container,
 // and tells it the socket.
 func (d *demo) launch(c *Container, r *running) error {
-	lanes, err := hook.Lanes(d.report.Plan, []string{c.GPU.UUID + "@" + c.GPU.BusID})
+	g, err := d.host.Launch(c.ID, c.GPU, r.command.Process.Pid)
 	if err != nil {
 		return err
 	}
-	g, err := hook.Launch(d.host.Layout, hook.Request{
-		Container:  hook.Container{ID: c.ID, PID: r.command.Process.Pid},
-		Lanes:      lanes,
-		Config:     d.host.Config,
-		HookBinary: d.host.HookBinary(),
-	})
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintln(r.in, filepath.Join(d.host.Layout.SocketDir(g.ID), layout.SocketName))
+	_, err = fmt.Fprintln(r.in, d.host.Socket(g))
 	return err
 }
 
@@ -493,24 +501,50 @@ func (r *running) said() string {
 
 // measure runs the baselines in a process of their own, whose contexts end with
 // it.
-func (d *demo) measure(ctx context.Context) error {
+func (d *demo) measure(ctx context.Context) (err error) {
 	a, b := d.report.Containers[0], d.report.Containers[1]
-	options, err := json.Marshal(MeasureOptions{
-		ClientA: a.GPU.BusID, ServerA: a.Servers[0], ClientB: b.GPU.BusID, ServerB: b.Servers[0],
-		Sizes: d.script.RateSizes, Bytes: d.script.RateBytes, Depth: d.script.Depth,
-		Slots: d.host.Config.Relay.Slots, SlotBytes: uint64(d.host.Config.Relay.SlotSize),
-	})
+	m, err := d.host.StartMeasuring(ctx)
 	if err != nil {
 		return err
 	}
-	c := exec.CommandContext(ctx, filepath.Join(d.Binaries, "peerlane"), "demo-measure", "--options", string(options))
-	c.Env = append([]string{"PATH=/usr/bin:/bin"}, d.host.Environment...)
-	var out, stderr bytes.Buffer
-	c.Stdout, c.Stderr = &out, &stderr
-	if err := c.Run(); err != nil {
-		return fmt.Errorf("measuring raw copies: %w: %s", err, strings.TrimSpace(stderr.String()))
+	defer func() { err = errors.Join(err, m.Close()) }()
+	result := &Baselines{}
+	job := measure.Job{From: a.GPU.BusID, To: b.GPU.BusID, Issuer: a.GPU.BusID, Bytes: d.script.RateBytes, Depth: d.script.Depth}
+	for _, job.Size = range d.script.RateSizes {
+		for kind, list := range map[string]*[]Rate{measure.Raw: &result.Raw, measure.Bounce: &result.Bounce} {
+			job.Kind = kind
+			found, err := m.Do(job)
+			if err != nil {
+				return err
+			}
+			*list = append(*list, Rate{job.Size, found.GBs})
+		}
 	}
-	return json.Unmarshal(out.Bytes(), &d.report.Baselines)
+	serverA, serverB := a.Servers[0], b.Servers[0]
+	// Issued by who issues them on the staged route: the relays on the clients'
+	// GPUs, the emulated NIC on the receiver's server.
+	for _, leg := range []struct{ name, from, to, issuer string }{
+		{"client A to slot", a.GPU.BusID, serverA, a.GPU.BusID},
+		{"slot to slot, by the NIC", serverA, serverB, serverB},
+		{"slot to client B", serverB, b.GPU.BusID, b.GPU.BusID},
+	} {
+		job := measure.Job{
+			Kind: measure.Raw, From: leg.from, To: leg.to, Issuer: leg.issuer, Size: maxMessage, Bytes: d.script.RateBytes, Depth: d.script.Depth,
+			Slots: d.host.Config.Relay.Slots, SlotBytes: uint64(d.host.Config.Relay.SlotSize),
+		}
+		raw, err := m.Do(job)
+		if err != nil {
+			return err
+		}
+		job.Kind = measure.Leg
+		found, err := m.Do(job)
+		if err != nil {
+			return err
+		}
+		result.Legs = append(result.Legs, Leg{Name: leg.name, Size: job.Size, GBs: found.GBs, Raw: raw.GBs})
+	}
+	d.report.Baselines = result
+	return nil
 }
 
 // countServers compares what the relays count with the devices' own logs, and

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -22,6 +23,8 @@ type cli struct {
 	// has to be given by --volume, to write to them: Docker makes everything else
 	// read-only, CDI's mounts too.
 	volumes [][2]string
+	// checkpoints are the words before the container's name that write it to disk.
+	checkpoints []string
 }
 
 func (e *cli) arguments(c container, switches ...string) []string {
@@ -44,6 +47,9 @@ func (e *cli) arguments(c container, switches ...string) []string {
 	}
 	if c.userNS {
 		list = append(list, e.userNS...)
+	}
+	if c.memory > 0 {
+		list = append(list, "--memory", fmt.Sprint(c.memory))
 	}
 	list = append(list, imageName)
 	return append(list, c.command()...)
@@ -75,6 +81,18 @@ func (e *cli) exec(ctx context.Context, c container, command ...string) error {
 
 func (e *cli) pause(ctx context.Context, c container) error   { return e.do(ctx, "pause", c.name) }
 func (e *cli) unpause(ctx context.Context, c container) error { return e.do(ctx, "unpause", c.name) }
+
+func (e *cli) update(ctx context.Context, c container) error {
+	return e.do(ctx, "update", "--cpu-shares", "512", c.name)
+}
+
+func (e *cli) checkpoint(ctx context.Context, c container, dir string) error {
+	arguments := slices.Clone(e.checkpoints)
+	if arguments[0] == "container" {
+		return e.do(ctx, append(arguments, c.name)...)
+	}
+	return e.do(ctx, append(arguments, "--checkpoint-dir", dir, c.name, "one")...)
+}
 
 // do runs a program to its end. The error has what it wrote.
 func (g *ground) do(ctx context.Context, command ...string) error {
@@ -153,7 +171,8 @@ volume_path = %q
 		b.ground.environment = append(b.ground.environment, "CONTAINERS_STORAGE_CONF="+storage, "CONTAINERS_CONF="+conf)
 		b.mustBe(version, "podman", "--version")
 		b.mustDo("podman", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
-		return &cli{ground: b.ground, program: []string{"podman"}, userNS: []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"}}
+		return &cli{ground: b.ground, program: []string{"podman"}, checkpoints: []string{"container", "checkpoint"},
+			userNS: []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"}}
 	}
 }
 
@@ -175,23 +194,31 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string) 
 	b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
 	b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
 	simulator := filepath.Join(b.Root, "simulator")
-	return &cli{ground: b.ground, program: []string{"docker"}, volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}
+	return &cli{ground: b.ground, program: []string{"docker"}, checkpoints: []string{"checkpoint", "create"}, volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}
 }
 
 func docker29(b *bed) engine {
-	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, `{"live-restore": true}`)
+	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, `{"live-restore": true, "experimental": true}`)
 }
 
 // docker20 knows no CDI: peerlane-runtime applies it.
 func docker20(b *bed) engine {
-	configuration := fmt.Sprintf(`{"live-restore": true, "runtimes": {"peerlane": {"path": %q, "runtimeArgs": ["--peerlane-root=%s", "--peerlane-spec-dir=%s"]}}}`,
+	configuration := fmt.Sprintf(`{"live-restore": true, "experimental": true, "runtimes": {"peerlane": {"path": %q, "runtimeArgs": ["--peerlane-root=%s", "--peerlane-spec-dir=%s"]}}}`,
 		filepath.Join(b.Binaries, "peerlane-runtime"), b.Root, b.CDIDir())
 	e := b.dockerDaemon(Docker20, nil, configuration)
 	e.devices = func(names []string) []string {
 		if len(names) == 0 {
 			return nil
 		}
-		return []string{"--runtime", "peerlane", "--env", "PEERLANE_DEVICES=" + strings.Join(names, ",")}
+		return append([]string{"--runtime", "peerlane"}, byVariable(names)...)
 	}
 	return e
+}
+
+// byVariable asks peerlane-runtime for devices.
+func byVariable(names []string) []string {
+	if len(names) == 0 {
+		return nil
+	}
+	return []string{"--env", "PEERLANE_DEVICES=" + strings.Join(names, ",")}
 }

@@ -26,9 +26,10 @@ import (
 
 // The test binary is also the program in the containers: `test client NAME` says
 // in the file NAME of the directory of reports what it found and did, and ends;
-// `test server NAME` stays until it is told to end; `test look NAME` asks no
-// relay, `test another NAME` is not the container's first process, and `test
-// nothing` does nothing. After the name is a list of GPUs.
+// `test server NAME` stays until it is told to end, `test attached NAME` with a
+// connection to its relay; `test look NAME` asks no relay, `test another NAME` is
+// not the container's first process, `test hog` takes memory, and `test nothing`
+// does nothing. After the name is a list of GPUs.
 
 // reportsDir is where a container finds the directory of reports.
 const reportsDir = "/reports"
@@ -57,6 +58,8 @@ func play(arguments []string) int {
 	switch arguments[0] {
 	case "nothing":
 		return 0
+	case "hog":
+		return hog()
 	case "another":
 		// Not every engine gives an exec what CDI has added to the environment.
 		if err := inherit(); err != nil {
@@ -65,6 +68,16 @@ func play(arguments []string) int {
 		}
 	}
 	r := work(arguments[0], arguments[2])
+	if arguments[0] == "attached" && r.Error == "" {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		session, err := client.Dial(ctx, client.DefaultSocket)
+		if err != nil {
+			r.Error = err.Error()
+		} else {
+			defer session.Close()
+		}
+	}
 	text, err := json.Marshal(r)
 	if err == nil {
 		err = say(filepath.Join(reportsDir, arguments[1]), append(text, '\n'))
@@ -73,9 +86,23 @@ func play(arguments []string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	if arguments[0] == "server" {
+	if arguments[0] == "server" || arguments[0] == "attached" {
 		<-ended
 	}
+	return 0
+}
+
+// hog takes four times the memory that the test's container may have.
+func hog() int {
+	var all [][]byte
+	for range 64 {
+		some := make([]byte, 16<<20)
+		for i := 0; i < len(some); i += 4096 {
+			some[i] = 1
+		}
+		all = append(all, some)
+	}
+	fmt.Fprintf(os.Stderr, "%d times 16 MiB, and nobody minds\n", len(all))
 	return 0
 }
 

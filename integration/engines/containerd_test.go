@@ -67,9 +67,15 @@ type own struct {
 func goClient(b *bed, address string) engine { return &own{b, address} }
 
 func (e *own) do(ctx context.Context, verb string, c container) error {
+	return e.doWith(ctx, verb, c, "")
+}
+
+// doWith is do of a command in the container, or a directory.
+func (e *own) doWith(ctx context.Context, verb string, c container, dir string, command ...string) error {
 	request, err := json.Marshal(map[string]any{
 		"Name": c.name, "Image": imageName, "Arguments": c.command(), "Devices": c.devices,
-		"ReadOnly": c.readOnly, "User": c.user, "UserNS": c.userNS,
+		"ReadOnly": c.readOnly, "User": c.user, "UserNS": c.userNS, "Memory": c.memory,
+		"Command": command, "Directory": dir,
 	})
 	if err != nil {
 		return err
@@ -81,6 +87,17 @@ func (e *own) run(ctx context.Context, c container) error     { return e.do(ctx,
 func (e *own) start(ctx context.Context, c container) error   { return e.do(ctx, "start", c) }
 func (e *own) restart(ctx context.Context, c container) error { return e.do(ctx, "restart", c) }
 func (e *own) remove(ctx context.Context, c container) error  { return e.do(ctx, "remove", c) }
+func (e *own) pause(ctx context.Context, c container) error   { return e.do(ctx, "pause", c) }
+func (e *own) unpause(ctx context.Context, c container) error { return e.do(ctx, "unpause", c) }
+func (e *own) update(ctx context.Context, c container) error  { return e.do(ctx, "update", c) }
+
+func (e *own) exec(ctx context.Context, c container, command ...string) error {
+	return e.doWith(ctx, "exec", c, "", command...)
+}
+
+func (e *own) checkpoint(ctx context.Context, c container, dir string) error {
+	return e.doWith(ctx, "checkpoint", c, dir)
+}
 
 // ctrEngine is containerd's own command.
 type ctrEngine struct {
@@ -110,6 +127,9 @@ func (e *ctrEngine) arguments(c container, switches ...string) []string {
 	}
 	if c.userNS {
 		list = append(list, "--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536")
+	}
+	if c.memory > 0 {
+		list = append(list, "--memory-limit", fmt.Sprint(c.memory))
 	}
 	return append(append(list, imageName, c.name), c.command()...)
 }
@@ -172,6 +192,10 @@ func (e *ctrEngine) unpause(ctx context.Context, c container) error {
 	return e.do(ctx, "tasks", "resume", c.name)
 }
 
+func (e *ctrEngine) checkpoint(ctx context.Context, c container, dir string) error {
+	return e.do(ctx, "tasks", "checkpoint", "--image-path", dir, c.name)
+}
+
 // criEngine is a pod for each container, as a kubelet makes them.
 type criEngine struct {
 	bed     *bed
@@ -196,7 +220,7 @@ func cri(b *bed, address string, annotated bool) engine {
 
 type object map[string]any
 
-func (e *criEngine) do(ctx context.Context, verb string, c container) error {
+func (e *criEngine) do(ctx context.Context, verb string, c container, arguments ...string) error {
 	// NODE is 2: without CNI, the pod is in the host's network.
 	namespaces := object{"network": 2}
 	security := object{"namespace_options": namespaces, "readonly_rootfs": c.readOnly}
@@ -209,7 +233,7 @@ func (e *criEngine) do(ctx context.Context, verb string, c container) error {
 	}
 	config := object{
 		"metadata": object{"name": c.name}, "image": object{"image": imageName}, "command": c.command(),
-		"linux": object{"security_context": security},
+		"linux": object{"security_context": security, "resources": object{"memory_limit_in_bytes": c.memory}},
 	}
 	if e.annotated && len(c.devices) > 0 {
 		config["annotations"] = object{"cdi.k8s.io/test": strings.Join(c.devices, ",")}
@@ -235,10 +259,20 @@ func (e *criEngine) do(ctx context.Context, verb string, c container) error {
 			return err
 		}
 	}
-	return e.bed.ground.do(ctx, filepath.Join(installed.Containerd, "cri-client"), e.address, verb, files[0], files[1])
+	command := []string{filepath.Join(installed.Containerd, "cri-client"), e.address, verb, files[0], files[1]}
+	return e.bed.ground.do(ctx, append(command, arguments...)...)
 }
 
 func (e *criEngine) run(ctx context.Context, c container) error     { return e.do(ctx, "run", c) }
 func (e *criEngine) start(ctx context.Context, c container) error   { return e.do(ctx, "start", c) }
 func (e *criEngine) restart(ctx context.Context, c container) error { return e.do(ctx, "restart", c) }
 func (e *criEngine) remove(ctx context.Context, c container) error  { return e.do(ctx, "remove", c) }
+func (e *criEngine) update(ctx context.Context, c container) error  { return e.do(ctx, "update", c) }
+
+func (e *criEngine) exec(ctx context.Context, c container, command ...string) error {
+	return e.do(ctx, "exec", c, command...)
+}
+
+func (e *criEngine) checkpoint(ctx context.Context, c container, dir string) error {
+	return e.do(ctx, "checkpoint", c, filepath.Join(dir, "checkpoint.tar"))
+}

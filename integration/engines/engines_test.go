@@ -37,7 +37,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 4 && slices.Contains([]string{"nothing", "look", "client", "server", "another"}, os.Args[1]) {
+	if len(os.Args) == 4 && slices.Contains([]string{"nothing", "look", "client", "server", "attached", "another", "hog"}, os.Args[1]) {
 		os.Exit(play(os.Args[1:]))
 	}
 	os.Exit(run(m))
@@ -69,8 +69,9 @@ type container struct {
 	name     string
 	devices  []string
 	readOnly bool
-	user     bool // uid and gid 1000
-	userNS   bool // a user namespace of its own
+	user     bool  // uid and gid 1000
+	userNS   bool  // a user namespace of its own
+	memory   int64 // what it may take, in bytes; 0 for no limit
 	role     string
 	// exchange names those of its GPUs, as CUDA counts them, whose lanes are used;
 	// empty for all of them.
@@ -95,12 +96,26 @@ type engine interface {
 	remove(context.Context, container) error
 }
 
-// lifecycle is an engine that can do more with a container that runs.
-type lifecycle interface {
-	exec(ctx context.Context, c container, command ...string) error
-	pause(context.Context, container) error
-	unpause(context.Context, container) error
-}
+// What else an engine may be able to do with a container that runs.
+type (
+	executer interface {
+		exec(ctx context.Context, c container, command ...string) error
+	}
+	pauser interface {
+		pause(context.Context, container) error
+		unpause(context.Context, container) error
+	}
+	// update changes a limit, and with it runtimes write down anew which devices the
+	// container may use.
+	updater interface {
+		update(context.Context, container) error
+	}
+	// checkpoint writes the container to disk, into a directory or, where the engine
+	// keeps those itself, elsewhere.
+	checkpointer interface {
+		checkpoint(ctx context.Context, c container, dir string) error
+	}
+)
 
 // row is an engine of the table.
 type row struct {
@@ -114,6 +129,10 @@ type row struct {
 	// remaps says that its daemon has all of its containers in a user namespace,
 	// or none.
 	remaps bool
+	// rootless says that an ordinary user runs it.
+	rootless bool
+	// below is the runtime that peerlane-runtime is to use, if not its own choice.
+	below string
 	// recipe is the heading of docs/containers.md that tells users how.
 	recipe string
 	open   func(b *bed) engine
@@ -182,6 +201,9 @@ var checks = []check{
 	{name: "recipe", instead: recipe},
 	{name: "restart", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: restart},
 	{name: "exec-and-pause", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: execAndPause},
+	{name: "update", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: update},
+	{name: "out-of-memory", ask: container{devices: gpusWithLanes(3), role: "server", memory: 256 << 20}, gpus: []int{3}, instead: outOfMemory},
+	{name: "checkpoint", ask: container{devices: gpusWithLanes(3), role: "attached"}, gpus: []int{3}, instead: checkpoint},
 	{name: "live-restore", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: liveRestore},
 	{name: "twenty-at-once", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: twenty},
 }
@@ -259,7 +281,11 @@ func (b *bed) running(ctx context.Context, c check) (generation string) {
 		b.Fatal(err)
 	}
 	b.judge(c, b.lastReport(c.ask, 1))
-	return b.generation().ID
+	g := b.generation()
+	if b.row.rootless {
+		b.mustBeTrainers(g)
+	}
+	return g.ID
 }
 
 // mustGoOn demands that another process of the container has the relay that its
@@ -271,7 +297,7 @@ func (b *bed) mustGoOn(ctx context.Context, c check, generation string) {
 	if err := os.RemoveAll(filepath.Join(b.reports, another.name)); err != nil {
 		b.Fatal(err)
 	}
-	if err := b.engine.(lifecycle).exec(ctx, c.ask, "/usr/bin/test-peerlane", "another", another.name, ""); err != nil {
+	if err := b.engine.(executer).exec(ctx, c.ask, "/usr/bin/test-peerlane", "another", another.name, ""); err != nil {
 		b.Error(err)
 	}
 	b.judge(c, b.lastReport(another, 1))
@@ -288,9 +314,55 @@ func execAndPause(b *bed, c check) {
 	defer cancel()
 	generation := b.running(ctx, c)
 	b.mustGoOn(ctx, c, generation)
-	e := b.engine.(lifecycle)
+	e := b.engine.(pauser)
 	if err := errors.Join(e.pause(ctx, c.ask), e.unpause(ctx, c.ask)); err != nil {
 		b.Error(err)
+	}
+	b.mustGoOn(ctx, c, generation)
+	b.mustRemove(c.ask)
+}
+
+// update demands that a container whose limits are changed keeps its relay and
+// its devices.
+func update(b *bed, c check) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	generation := b.running(ctx, c)
+	if err := b.engine.(updater).update(ctx, c.ask); err != nil {
+		b.Error(err)
+	}
+	b.mustGoOn(ctx, c, generation)
+	b.mustRemove(c.ask)
+}
+
+// outOfMemory demands that the kernel kills what takes more memory than the
+// container may, and neither the relay nor another of the container's processes.
+func outOfMemory(b *bed, c check) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	generation := b.running(ctx, c)
+	err := b.engine.(executer).exec(ctx, c.ask, "/usr/bin/test-peerlane", "hog", "", "")
+	if err == nil || !regexp.MustCompile(`\b137\b|signal: killed`).MatchString(err.Error()) {
+		b.Errorf("a process that takes more than its container may was not killed: %v", err)
+	}
+	b.mustGoOn(ctx, c, generation)
+	b.mustRemove(c.ask)
+}
+
+// checkpoint demands that a container with an attached client is not written to
+// disk, which nothing could restore, and that it goes on. Where the engine or the
+// machine has no criu, it is refused for that reason.
+func checkpoint(b *bed, c check) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	generation := b.running(ctx, c)
+	if err := b.engine.(checkpointer).checkpoint(ctx, c.ask, b.TempDir()); err == nil {
+		b.Error("a container with an attached client was written to disk")
+	} else {
+		b.Logf("refused: %v", err)
 	}
 	b.mustGoOn(ctx, c, generation)
 	b.mustRemove(c.ask)
@@ -461,9 +533,14 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{T: t, Host: h, row: r, reports: filepath.Join(root, "reports"), cgroups: which, userNS: userNS}
+	specifications := h.CDIDir()
+	if r.rootless {
+		specifications = b.ofTrainer()
+	}
 	if err := h.Configure(func(c *config.Config) {
 		c.Relay.Route, c.Relay.Slots, c.Relay.SlotSize = launch.RouteStaged, 4, 1<<20
 		c.Groups = map[string][]string{"pair": {"2", "3"}}
+		c.Runtime.Path = r.below
 		// For the engines without CDI.
 		c.Runtime.Devices = []string{"peerlane.dev/lane=*", "peerlane.dev/gpu=*", "peerlane.dev/nic=*", "nvidia.com/gpu=*", "stranger.example/thing=*", "test.peerlane.dev/reports=*", "test.peerlane.dev/driver=*"}
 	}); err != nil {
@@ -494,7 +571,11 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	for _, library := range h.Libraries {
 		shared = append(shared, filepath.Dir(library))
 	}
-	b.ground = lay(t, own, next, which, h.CDIDir(), filepath.Join(root, "nodes/dev"), shared...)
+	b.ground = lay(t, own, next, which, specifications, filepath.Join(root, "nodes/dev"), shared...)
+	if r.rootless {
+		b.giveTrainer()
+		b.ground.user = trainer
+	}
 	b.engine = r.open(b)
 	// The first container of an engine makes what the others find.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -654,7 +735,7 @@ func (b *bed) judge(c check, r report) {
 	if user := r.UID == 1000; user != c.ask.user {
 		b.Errorf("the process has uid %d", r.UID)
 	}
-	if r.UserNamespace != c.ask.userNS {
+	if r.UserNamespace != (c.ask.userNS || b.row.rootless) {
 		b.Errorf("a user namespace of its own: %v", r.UserNamespace)
 	}
 	if c.also != nil {

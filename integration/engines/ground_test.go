@@ -24,6 +24,7 @@ import (
 type ground struct {
 	pid         int
 	environment []string
+	user        int // who the programs are, root by default
 }
 
 // cgroups of a ground.
@@ -115,7 +116,11 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 
 // command is a program on this ground.
 func (g *ground) command(ctx context.Context, program string, arguments ...string) *exec.Cmd {
-	arguments = append([]string{"--mount", "--target", fmt.Sprint(g.pid), "--", program}, arguments...)
+	arguments = append([]string{program}, arguments...)
+	if user := fmt.Sprint(g.user); g.user != 0 {
+		arguments = append([]string{"setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"}, arguments...)
+	}
+	arguments = append([]string{"--mount", "--target", fmt.Sprint(g.pid), "--"}, arguments...)
 	c := exec.CommandContext(ctx, "nsenter", arguments...)
 	c.Env = append(os.Environ(), g.environment...)
 	c.WaitDelay = 5 * time.Second

@@ -60,6 +60,9 @@ func (r *bare) bundle(c container) (dir string, err error) {
 			return "", err
 		}
 	}
+	if c.memory > 0 {
+		b.Spec.Linux.Resources.Memory = &specs.LinuxMemory{Limit: &c.memory}
+	}
 	if err := b.Inject(r.bed.CDIDir(), c.devices...); err != nil {
 		return "", err
 	}
@@ -125,3 +128,11 @@ func (r *bare) exec(ctx context.Context, c container, command ...string) error {
 
 func (r *bare) pause(ctx context.Context, c container) error   { return r.do(ctx, "pause", c.name) }
 func (r *bare) unpause(ctx context.Context, c container) error { return r.do(ctx, "resume", c.name) }
+
+func (r *bare) update(ctx context.Context, c container) error {
+	return r.do(ctx, "update", "--pids-limit", "500", c.name)
+}
+
+func (r *bare) checkpoint(ctx context.Context, c container, dir string) error {
+	return r.do(ctx, "checkpoint", "--image-path", dir, "--work-path", dir, c.name)
+}

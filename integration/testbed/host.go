@@ -62,11 +62,14 @@ type Host struct {
 	Environment []string
 	// Libraries are mounted into containers.
 	Libraries []string
+	// Lanes are those that the next Configure makes by configuration.
+	Lanes []topo.Assignment
+	// Pace is the rate of each emulated NIC in GB/s; 0 for no bound.
+	Pace float64
 
-	assignments []topo.Assignment // lanes by configuration
-	devRoot     string
-	proc        string
-	simDir      string
+	devRoot string
+	proc    string
+	simDir  string
 }
 
 // Bytes are those of a device's own log.
@@ -102,8 +105,12 @@ func (h *Host) HookBinary() string { return filepath.Join(h.Binaries, "peerlane-
 func (h *Host) Configure(change func(*config.Config)) error {
 	h.Config = config.Default()
 	h.Config.Relay.Environment = h.Environment
+	h.Config.Relay.SandboxRead = h.Libraries
+	if h.simDir != "" { // the devices' logs are written by whoever copies
+		h.Config.Relay.SandboxWrite = []string{h.simDir}
+	}
 	h.Config.Relay.Binary = filepath.Join(h.Binaries, "peerlane-relay")
-	h.Config.Plan.Lanes = h.assignments
+	h.Config.Plan.Lanes = h.Lanes
 	change(&h.Config)
 	if err := h.Config.Write(h.Layout.ConfigFile()); err != nil {
 		return err
@@ -171,7 +178,7 @@ func (h *Host) StartNICs(ctx context.Context, lanes ...topo.Lane) (stop func() e
 		}
 	}
 	for nic, gpus := range beside {
-		arguments := []string{"emulated-nic", "--name", nic, "--socket", h.Layout.EmulatedNIC(nic), "--log-level", "warning"}
+		arguments := []string{"emulated-nic", "--name", nic, "--socket", h.Layout.EmulatedNIC(nic), "--log-level", "warning", "--rate", fmt.Sprint(h.Pace)}
 		for _, g := range gpus {
 			arguments = append(arguments, "--gpu", g)
 		}
@@ -224,7 +231,7 @@ func (h *Host) real() error {
 	if len(topology.GPUs) >= 4 {
 		a, serverA, b, serverB = 0, 1, 3, 2
 	}
-	h.assignments = []topo.Assignment{
+	h.Lanes = []topo.Assignment{
 		{GPU: name(a), Servers: []string{name(serverA)}, NICs: []string{"emulated0"}},
 		{GPU: name(b), Servers: []string{name(serverB)}, NICs: []string{"emulated1"}},
 	}

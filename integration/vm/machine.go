@@ -32,7 +32,7 @@ type Options struct {
 	// Share is the host's folder at /share in the guest, and Source the one at
 	// /source, which the guest cannot write.
 	Share, Source string
-	// MemoryMiB is the guest's memory; 0 for 3072.
+	// MemoryMiB is the guest's memory; 0 for 4608.
 	MemoryMiB int
 	// Network joins this machine with another one, as guest 0 or 1; nil for a
 	// machine that is alone.
@@ -80,7 +80,7 @@ type Machine struct {
 // has the console's end in its error.
 func Start(ctx context.Context, o Options) (*Machine, error) {
 	if o.MemoryMiB == 0 {
-		o.MemoryMiB = 3072
+		o.MemoryMiB = 4608
 	}
 	if o.HangTime == 0 {
 		o.HangTime = defaultHangTime

@@ -23,6 +23,7 @@ import (
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/topo"
 )
 
 // trainer is the ordinary user.
@@ -222,5 +223,72 @@ func TestARootlessContainer(t *testing.T) {
 				return err == nil && len(all) == 0 && len(units) == 0, fmt.Sprint(all, err, string(units))
 			})
 		})
+	}
+}
+
+// The user's own unit makes his plan and his specifications, by his configuration;
+// and makes them anew when the configuration has changed.
+func TestTheCDIUnitOfAUser(t *testing.T) {
+	const unit, own = "peerlane-cdi.service", trainerRun + "/peerlane"
+	installFor(t, map[string]string{
+		"/usr/bin/peerlane":                    inside.Binaries + "/peerlane",
+		"/usr/libexec/peerlane/peerlane-hook":  inside.Binaries + "/peerlane-hook",
+		"/usr/libexec/peerlane/peerlane-relay": inside.Binaries + "/peerlane-relay",
+		"/etc/systemd/user/" + unit:            "/source/packaging/systemd/user/" + unit,
+	})
+	inside.NamedTree(t, "two-nics")
+	h, err := topo.ReadSysfs(topo.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.GPUs) < 2 {
+		t.Fatalf("the tree shows %d GPUs", len(h.GPUs))
+	}
+	inside.Eventually(t, "trainer's own systemd runs", func() (bool, string) {
+		out, err := exec.Command("systemctl", "is-active", "user@1000.service").CombinedOutput()
+		return err == nil, string(out)
+	})
+	const home = "/home/trainer/.config/peerlane"
+	t.Cleanup(func() {
+		endAsTrainer(t, "systemctl", "--user", "stop", unit)
+		if err := errors.Join(os.RemoveAll(home), os.RemoveAll(own)); err != nil {
+			t.Error(err)
+		}
+	})
+	configure := func(nic string) {
+		t.Helper()
+		text := fmt.Sprintf("[[plan.lane]]\ngpu = %q\nservers = [%q]\nnics = [%q]\n", h.GPUs[0].BusID, h.GPUs[1].BusID, nic)
+		if err := errors.Join(os.MkdirAll(home, 0o755), os.WriteFile(filepath.Join(home, "config.toml"), []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		giveTrainer(t, home)
+	}
+	runAsTrainer(t, "systemctl", "--user", "daemon-reload")
+	nics := []string{"first", "second"}
+	for i, nic := range nics {
+		configure(nic)
+		argv := asTrainer("systemctl", "--user", "restart", unit)
+		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			log, _ := exec.Command("journalctl", "--no-pager", "--lines=40", "_SYSTEMD_USER_UNIT="+unit).CombinedOutput()
+			t.Fatalf("starting %s: %v: %s\n%s", unit, err, out, log)
+		}
+		file := own + "/etc/cdi/peerlane.dev-lane.json"
+		info, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if uid := info.Sys().(*syscall.Stat_t).Uid; uid != trainerUID {
+			t.Errorf("%s is user %d's", file, uid)
+		}
+		spec := read(t, file)
+		for _, words := range []string{"@" + h.GPUs[0].BusID, "/usr/libexec/peerlane/peerlane-hook", own} {
+			if !strings.Contains(spec, words) {
+				t.Errorf("the specification does not have %s: %s", words, spec)
+			}
+		}
+		plan := read(t, own+"/var/lib/peerlane/plan.json")
+		if !strings.Contains(plan, `"`+nic+`"`) || strings.Contains(plan, `"`+nics[1-i]+`"`) {
+			t.Errorf("the plan is not that of a lane to NIC %s: %s", nic, plan)
+		}
 	}
 }

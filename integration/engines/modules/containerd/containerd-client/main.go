@@ -2,7 +2,7 @@
 // a program that embeds it does: the engine "containerd's Go client" of the tests
 // of package engines.
 //
-//	containerd-client ADDRESS run|start|restart|remove REQUEST
+//	containerd-client ADDRESS run|start|restart|exec|pause|unpause|update|checkpoint|remove REQUEST
 //
 // REQUEST is a JSON object, the type request.
 package main
@@ -32,6 +32,9 @@ type request struct {
 	ReadOnly  bool
 	User      bool // uid and gid 1000
 	UserNS    bool
+	Memory    int64    // the limit in bytes; 0 for none
+	Command   []string // of exec
+	Directory string   // of checkpoint
 }
 
 func main() {
@@ -43,7 +46,7 @@ func main() {
 
 func run() (err error) {
 	if len(os.Args) != 4 {
-		return errors.New("usage: containerd-client ADDRESS run|start|restart|remove REQUEST")
+		return errors.New("usage: containerd-client ADDRESS run|start|restart|exec|pause|unpause|update|checkpoint|remove REQUEST")
 	}
 	var r request
 	if err := json.Unmarshal([]byte(os.Args[3]), &r); err != nil {
@@ -78,8 +81,62 @@ func run() (err error) {
 	case "remove":
 		return remove(ctx, c, r)
 	default:
-		return fmt.Errorf("%q is no verb", verb)
+		container, err := c.LoadContainer(ctx, r.Name)
+		if err != nil {
+			return err
+		}
+		task, err := container.Task(ctx, nil)
+		if err != nil {
+			return err
+		}
+		return do(ctx, verb, container, task, r)
 	}
+}
+
+// do does something with a container that runs.
+func do(ctx context.Context, verb string, container client.Container, task client.Task, r request) error {
+	switch verb {
+	case "exec":
+		return exec(ctx, container, task, r)
+	case "pause":
+		return task.Pause(ctx)
+	case "unpause":
+		return task.Resume(ctx)
+	case "update":
+		shares := uint64(512)
+		return task.Update(ctx, client.WithResources(&specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}}))
+	case "checkpoint":
+		_, err := task.Checkpoint(ctx, client.WithCheckpointImagePath(r.Directory))
+		return err
+	}
+	return fmt.Errorf("%q is no verb", verb)
+}
+
+// exec runs a command in the container to its end.
+func exec(ctx context.Context, container client.Container, task client.Task, r request) error {
+	spec, err := container.Spec(ctx)
+	if err != nil {
+		return err
+	}
+	process := *spec.Process
+	process.Args, process.Terminal = r.Command, false
+	execution, err := task.Exec(ctx, "another", &process, cio.NullIO)
+	if err != nil {
+		return err
+	}
+	exited, err := execution.Wait(ctx)
+	if err == nil {
+		err = execution.Start(ctx)
+	}
+	if err == nil {
+		status := <-exited
+		var code uint32
+		if code, _, err = status.Result(); err == nil && code != 0 {
+			err = fmt.Errorf("%q ended with status %d", r.Command, code)
+		}
+	}
+	_, deleted := execution.Delete(ctx, client.WithProcessKill)
+	return errors.Join(err, deleted)
 }
 
 func create(ctx context.Context, c *client.Client, r request) (client.Container, error) {
@@ -97,6 +154,9 @@ func create(ctx context.Context, c *client.Client, r request) (client.Container,
 	}
 	if r.User {
 		options = append(options, oci.WithUserID(1000))
+	}
+	if r.Memory > 0 {
+		options = append(options, oci.WithMemoryLimit(uint64(r.Memory)))
 	}
 	if r.UserNS {
 		ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}

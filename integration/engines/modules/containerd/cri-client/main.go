@@ -1,7 +1,9 @@
 // Command cri-client does what a kubelet, or crictl, does with a container
 // runtime: it runs containers in pods by the CRI.
 //
-//	cri-client ADDRESS run|start|restart|remove CONTAINER POD
+//	cri-client ADDRESS run|start|restart|update|remove CONTAINER POD
+//	cri-client ADDRESS exec CONTAINER POD COMMAND...
+//	cri-client ADDRESS checkpoint CONTAINER POD FILE
 //
 // CONTAINER and POD are files, a ContainerConfig and a PodSandboxConfig in JSON as
 // crictl takes them. A container that is not in its runtime is removed already.
@@ -34,8 +36,8 @@ type client struct {
 }
 
 func run() (err error) {
-	if len(os.Args) != 5 {
-		return errors.New("usage: cri-client ADDRESS run|start|restart|remove CONTAINER POD")
+	if len(os.Args) < 5 {
+		return errors.New("usage: cri-client ADDRESS run|start|restart|update|remove|exec|checkpoint CONTAINER POD [ARGUMENT...]")
 	}
 	connection, err := grpc.NewClient("unix://"+os.Args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -67,6 +69,24 @@ func run() (err error) {
 		return c.restart(ctx)
 	case "remove":
 		return c.remove(ctx)
+	case "update":
+		return c.each(ctx, func(id string) error {
+			_, err := c.UpdateContainerResources(ctx, &cri.UpdateContainerResourcesRequest{ContainerId: id, Linux: &cri.LinuxContainerResources{CpuShares: 512}})
+			return err
+		})
+	case "exec":
+		return c.each(ctx, func(id string) error {
+			done, err := c.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: os.Args[5:]})
+			if err == nil && done.ExitCode != 0 {
+				err = fmt.Errorf("%q ended with status %d: %s%s", os.Args[5:], done.ExitCode, done.Stdout, done.Stderr)
+			}
+			return err
+		})
+	case "checkpoint":
+		return c.each(ctx, func(id string) error {
+			_, err := c.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: id, Location: os.Args[5]})
+			return err
+		})
 	default:
 		return fmt.Errorf("%q is no verb", verb)
 	}
@@ -118,6 +138,31 @@ func (c client) sandboxes(ctx context.Context) ([]*cri.PodSandbox, error) {
 		}
 	}
 	return found, nil
+}
+
+// each does something with the container, which has to be there.
+func (c client) each(ctx context.Context, do func(id string) error) error {
+	pods, err := c.sandboxes(ctx)
+	if err != nil {
+		return err
+	}
+	found := false
+	for _, p := range pods {
+		list, err := c.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{PodSandboxId: p.Id}})
+		if err != nil {
+			return err
+		}
+		for _, one := range list.Containers {
+			found = true
+			if err := do(one.Id); err != nil {
+				return err
+			}
+		}
+	}
+	if !found {
+		return errors.New("there is no such container")
+	}
+	return nil
 }
 
 // restart replaces the container by its next attempt, in the same pod: a kubelet

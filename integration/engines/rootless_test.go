@@ -1,0 +1,127 @@
+//go:build engines
+
+package engines
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// trainer is an ordinary user: uid and gid.
+const trainer = 1000
+
+// ofTrainer makes the host's directories those that an ordinary user has for
+// himself, below $XDG_RUNTIME_DIR, and lets him have the programs and the
+// simulator's library. It returns what everybody's engines find instead, which is
+// nothing.
+func (b *bed) ofTrainer() (specifications string) {
+	b.Helper()
+	b.Layout = layout.New(filepath.Join(b.mkdir("user"), "peerlane"))
+	if err := errors.Join(b.Layout.Create(), os.Chmod(b.Binaries, 0o755)); err != nil {
+		b.Fatal(err)
+	}
+	dir := b.mkdir("library")
+	for i, library := range b.Libraries {
+		text, err := os.ReadFile(library)
+		own := filepath.Join(dir, filepath.Base(library))
+		if err = errors.Join(err, os.WriteFile(own, text, 0o644)); err != nil {
+			b.Fatal(err)
+		}
+		b.Libraries[i] = own
+		for j := range b.Environment {
+			b.Environment[j] = strings.ReplaceAll(b.Environment[j], library, own)
+		}
+	}
+	return b.mkdir("nothing")
+}
+
+// giveTrainer makes everything of the host his, emulated NICs included, and tells
+// his programs where they are at home.
+func (b *bed) giveTrainer() {
+	b.Helper()
+	b.mkdir("home")
+	b.mkdir("podman")
+	for _, name := range []string{"user", "home", "podman", "simulator"} {
+		if err := filepath.WalkDir(filepath.Join(b.Root, name), func(path string, _ fs.DirEntry, err error) error {
+			return errors.Join(err, os.Lchown(path, trainer, trainer))
+		}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ground.environment = append(b.ground.environment, "HOME="+filepath.Join(b.Root, "home"), "XDG_RUNTIME_DIR="+filepath.Join(b.Root, "user"),
+		// A machine of these tests has nothing else.
+		"PODMAN_IGNORE_CGROUPSV1_WARNING=1")
+}
+
+// rootlessPodman reads specifications of the administrator's only, so that
+// peerlane-runtime applies the user's.
+func rootlessPodman(version string) func(*bed) engine {
+	return func(b *bed) engine {
+		e := podman(version, filepath.Join(b.Binaries, "peerlane-runtime"))(b).(*cli)
+		e.program = append(e.program, "--runtime-flag", "peerlane-spec-dir="+b.CDIDir())
+		e.devices = byVariable
+		return e
+	}
+}
+
+// mustBeTrainers demands that a relay is the user's, in a user namespace of his.
+func (b *bed) mustBeTrainers(g hook.Info) {
+	b.Helper()
+	// The container's client was served, so it runs; its supervisor may not have
+	// written that down yet.
+	for end := time.Now().Add(patience); g.Status.Relay == nil; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			b.Fatalf("there is no relay: %+v", g.Status)
+		}
+		g = b.generation()
+	}
+	relay := fmt.Sprintf("/proc/%d", g.Status.Relay.PID)
+	info, err := os.Stat(relay)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if uid := info.Sys().(*syscall.Stat_t).Uid; uid != trainer {
+		b.Errorf("the relay is user %d's", uid)
+	}
+	own, err := os.Readlink(relay + "/ns/user")
+	host, errHost := os.Readlink("/proc/self/ns/user")
+	if err := errors.Join(err, errHost); err != nil || own == host {
+		b.Errorf("the relay is in user namespace %s, the host's is %s (%v)", own, host, err)
+	}
+}
+
+// An ordinary user's podman gives lanes, from a relay that has no more power than
+// he. What would need the host's root is refused, with the reason, which crun
+// drops.
+func TestRootlessPodman(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: an engine gets a mount namespace of its own")
+	}
+	path := map[string]string{"runc": "/usr/sbin/runc", "crun": "/usr/bin/crun"}
+	for below, mute := range map[string]bool{"runc": false, "crun": true} {
+		t.Run(below, func(t *testing.T) {
+			b := newBed(t, row{name: "podman-5.4-rootless", next: true, cgroups: v1, rootless: true, below: path[below], mute: mute, open: rootlessPodman(Podman54)}, v1, false)
+			for _, c := range checks {
+				switch c.name {
+				case "one-lane", "two-lanes", "read-only-root", "restart":
+				case "group", "gpu", "nic":
+					c.refused = []string{"this engine runs without root", "peerlane.dev/gpu= and peerlane.dev/nic= are for programs that register memory", "ask for peerlane.dev/lane="}
+					c.byHook = true
+				default:
+					continue
+				}
+				t.Run(c.name, func(t *testing.T) { b.try(t, c) })
+			}
+		})
+	}
+}

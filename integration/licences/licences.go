@@ -1,0 +1,174 @@
+// Command licences tells under which licences the Go modules come that Peerlane
+// is built, checked and tested with, and fails where one is not allowed. It runs in
+// the root of the repository.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// allowed are the licences that go with Peerlane's own, Apache-2.0, in a binary
+// and in its source, by their SPDX identifiers.
+var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"}
+
+// allowedBeside are those that may be used as well where nothing of a module gets into
+// what is installed: they ask something of whoever passes a binary on.
+var allowedBeside = []string{"MPL-2.0"}
+
+// texts are how licences are recognised: by words that stand in each copy of one,
+// and words that make it another. Beside those that are allowed are those that a
+// module could have instead, so that a file with two licences gives both.
+var texts = []struct {
+	id       string
+	has, not string
+}{
+	{"Apache-2.0", "apache license version 2 0 january 2004", ""},
+	{"Apache-2.0", "licensed under the apache license version 2 0", ""},
+	{"MIT", "permission is hereby granted free of charge to any person obtaining a copy of this software and associated documentation files the software to deal in the software without restriction", ""},
+	{"ISC", "permission to use copy modify and or distribute this software for any purpose with or without fee is hereby granted", ""},
+	{"ISC", "permission to use copy modify and distribute this software for any purpose with or without fee is hereby granted", ""},
+	{"BSD-4-Clause", "all advertising materials mentioning features or use of this software must display", ""},
+	{"BSD-3-Clause", "may be used to endorse or promote products derived from this software without specific prior written permission", "all advertising materials"},
+	{"BSD-2-Clause", "redistributions in binary form must reproduce the above copyright notice", "may be used to endorse or promote"},
+	{"MPL-2.0", "mozilla public license version 2 0", ""},
+	{"EPL-2.0", "eclipse public license v 2 0", ""},
+	{"CDDL-1.0", "common development and distribution license", ""},
+	{"AGPL", "gnu affero general public license", ""},
+	{"LGPL", "gnu lesser general public license", ""},
+	{"GPL", "gnu general public license", ""},
+	{"BUSL-1.1", "business source license", ""},
+	{"SSPL-1.0", "server side public license", ""},
+	{"Commons Clause", "commons clause", ""},
+	{"CC", "creative commons", ""},
+	{"Unlicense", "this is free and unencumbered software released into the public domain", ""},
+}
+
+var noWord = regexp.MustCompile(`[^a-z0-9]+`)
+
+// secondary is where the Mozilla Public License names others, under which it is not.
+const secondary = "secondary license means either the gnu general public license version 2 0 the gnu lesser general public license version 2 1 the gnu affero general public license version 3 0 or any later versions of those licenses"
+
+// recognise returns the licences that a text states.
+func recognise(text []byte) (ids []string) {
+	words := noWord.ReplaceAllString(string(bytes.ToLower(text)), " ")
+	words = strings.ReplaceAll(words, secondary, "")
+	for _, l := range texts {
+		if strings.Contains(words, l.has) && (l.not == "" || !strings.Contains(words, l.not)) && !slices.Contains(ids, l.id) {
+			ids = append(ids, l.id)
+		}
+	}
+	return ids
+}
+
+// module is one that a package of this repository, one of its tests, or a tool of
+// go.mod imports.
+type module struct {
+	path, version string
+	// shipped says that it is linked into what is installed.
+	shipped  bool
+	licences []string
+}
+
+// file is what a module's licences are called.
+var file = regexp.MustCompile(`(?i)^(licen[cs]e|copying|unlicense)`)
+
+// ofModule reads the licences of a module whose files lie in dir, and says whether
+// they allow its use: linked into what is installed, or to build and test.
+func ofModule(dir string, shipped bool) (ids []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	found := false
+	for _, e := range entries {
+		if e.IsDir() || !file.MatchString(e.Name()) {
+			continue
+		}
+		found = true
+		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		recognised := recognise(text)
+		if len(recognised) == 0 {
+			return nil, fmt.Errorf("its %s is none that this check knows; read it, and add it to texts in integration/licences", e.Name())
+		}
+		ids = append(ids, recognised...)
+	}
+	if !found {
+		return nil, errors.New("it has no licence, and so may not be used")
+	}
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	may, use := allowed, "linked into what is installed"
+	if !shipped {
+		may, use = append(slices.Clone(allowed), allowedBeside...), "to build and test"
+	}
+	for _, id := range ids {
+		if !slices.Contains(may, id) {
+			return ids, fmt.Errorf("%s is none of %s, which may be %s; use another module", id, strings.Join(may, ", "), use)
+		}
+	}
+	return ids, nil
+}
+
+// check reads the licences of all modules that the one in the working directory
+// uses, by the go command's own cache. The error has each that must not be used.
+func check() ([]module, error) {
+	shipped, err := dependencies("./cmd/...")
+	if err != nil {
+		return nil, err
+	}
+	all, err := dependencies("-test", "-tags", "vm,engines", "./...")
+	if err != nil {
+		return nil, err
+	}
+	tools, err := dependencies("tool")
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(all, tools)
+	var modules []module
+	var errs []error
+	for name, dir := range all {
+		m := module{}
+		m.path, m.version, _ = strings.Cut(name, "@")
+		_, m.shipped = shipped[name]
+		if m.licences, err = ofModule(dir, m.shipped); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		}
+		modules = append(modules, m)
+	}
+	slices.SortFunc(modules, func(a, b module) int { return strings.Compare(a.path, b.path) })
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return modules, errors.Join(errs...)
+}
+
+// dependencies are other modules that packages are built from: folders by name
+// and version.
+func dependencies(arguments ...string) (map[string]string, error) {
+	const form = "{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}}\t{{.Dir}}{{end}}{{end}}"
+	c := exec.Command("go", append([]string{"list", "-deps", "-f", form}, arguments...)...)
+	var said bytes.Buffer
+	c.Stderr = &said
+	out, err := c.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, bytes.TrimSpace(said.Bytes()))
+	}
+	dirs := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		if name, dir, found := strings.Cut(strings.TrimSpace(line), "\t"); found {
+			dirs[name] = dir
+		}
+	}
+	return dirs, nil
+}

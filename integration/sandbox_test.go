@@ -1,0 +1,140 @@
+package integration_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+)
+
+// inspection is what `peerlane relay inspect` says of a container.
+func (b *bed) inspection(c *container) hook.Inspection {
+	b.Helper()
+	var list []hook.Inspection
+	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &list); err != nil || len(list) != 1 {
+		b.Fatalf("%d generations, %v", len(list), err)
+	}
+	return list[0]
+}
+
+// The relays of two containers that exchange data, as the kernel has them.
+func TestTheSandboxOfARelay(t *testing.T) {
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.nics()
+			a, z := b.streaming("stream", "rounds")
+			users := map[int]bool{}
+			for _, c := range []*container{a, z} {
+				i := b.inspection(c)
+				is := i.Sandbox.Relay
+				if is == nil || i.Sandbox.Mode != config.SandboxAuto {
+					t.Fatalf("sandbox %+v", i.Sandbox)
+				}
+				if is.UID == 0 || is.GID != is.UID || is.Capabilities != 0 || !is.NoNewPrivs || !is.Seccomp || !is.OwnRoot {
+					t.Errorf("the relay's sandbox is %+v, missing %q", is, i.Sandbox.Missing)
+				}
+				users[is.UID] = true
+				process := fmt.Sprintf("/proc/%d/", i.Status.Relay.PID)
+				// What nobody else may look into belongs to root, proc_pid(5).
+				if info, err := os.Stat(process + "environ"); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
+					t.Errorf("the relay is dumpable: %+v, %v", info, err)
+				}
+				limits := read(t, process+"limits")
+				if !strings.Contains(strings.Join(strings.Fields(limits), " "), "Max core file size 0 0") {
+					t.Errorf("a relay may dump core: %s", limits)
+				}
+				// A container's file systems could not be unmounted.
+				mounts := read(t, process+"mountinfo")
+				if strings.Contains(mounts, "/bundles/") || strings.Contains(mounts, " / / ") && !strings.Contains(mounts, " / / ro") {
+					t.Errorf("the relay has these mounts: %s", mounts)
+				}
+				table := b.mustPeerlane("relay", "inspect", c.id)
+				for _, line := range []string{"sandbox", "capabilities none", "no_new_privs yes", "seccomp filter yes", "own root yes", "Landlock"} {
+					if !strings.Contains(strings.Join(strings.Fields(strings.NewReplacer("│", " ", "|", " ").Replace(table)), " "), line) {
+						t.Errorf("inspect does not show %q: %s", line, table)
+					}
+				}
+			}
+			if len(users) != 2 {
+				t.Errorf("two relays have the uids %v", users)
+			}
+		})
+	}
+}
+
+// Relays that are admitted nowhere stage in host memory, which they make, seal, pin
+// and give to the NIC from within their sandbox.
+func TestTheBounceInTheSandbox(t *testing.T) {
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.nics()
+			var none config.Size // the plan was made before
+			b.Config.Staging.Limit = &none
+			if err := b.Config.Write(b.Layout.ConfigFile()); err != nil {
+				t.Fatal(err)
+			}
+			a, z := b.streaming("stream", "rounds")
+			for _, c := range []*container{a, z} {
+				i := b.inspection(c)
+				if is := i.Sandbox.Relay; is == nil || is.UID == 0 || !is.Seccomp || !is.OwnRoot {
+					t.Errorf("the relay's sandbox is %+v, missing %q", is, i.Sandbox.Missing)
+				}
+				var host, gpu uint64
+				for _, s := range i.Report.Staging {
+					if s.Host {
+						host += s.Bytes
+					} else {
+						gpu += s.Bytes
+					}
+				}
+				if host != 8<<20 || gpu != 0 || i.Report.Staged == 0 { // four slots of a MiB, both ways
+					t.Errorf("staging is %+v, %d bytes were staged", i.Report.Staging, i.Report.Staged)
+				}
+				if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // where cgroup v2 has that controller
+					var shmem uint64
+					for line := range strings.Lines(string(stat)) {
+						_, _ = fmt.Sscanf(line, "shmem %d", &shmem) // of the other lines none
+					}
+					if shmem < 8<<20 {
+						t.Errorf("its control group counts %d bytes of shared memory", shmem)
+					}
+				}
+				table := b.mustPeerlane("relay", "inspect", c.id)
+				for _, says := range []string{"8.0 MiB in host memory: the lane of " + i.Config.Lanes[0].GPU.BusID + " bounces", "0 B (staging.limit)"} {
+					if !strings.Contains(table, says) {
+						t.Errorf("inspect does not say %q: %s", says, table)
+					}
+				}
+				if log := strings.Join(i.LogTail, "\n"); strings.Count(log, "bounces through 8.0 MiB of host memory") != 1 {
+					t.Errorf("the log does not say it once: %s", log)
+				}
+			}
+		})
+	}
+}
+
+// For finding a fault.
+func TestRelaysWithoutASandbox(t *testing.T) {
+	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Sandbox = config.SandboxOff })
+	b.nics()
+	a, _ := b.streaming("stream", "rounds")
+	if s := b.inspection(a).Sandbox; s.Mode != config.SandboxOff || s.Relay == nil || s.Relay.UID != 0 || s.Relay.OwnRoot || s.Relay.Seccomp {
+		t.Errorf("sandbox %+v, the relay %+v", s, s.Relay)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

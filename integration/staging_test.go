@@ -1,0 +1,91 @@
+package integration_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// reserved is what a relay says of its staging, once it has looked for some.
+func (b *bed) reserved(c *container) (inspection hook.Inspection, bytes uint64) {
+	b.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		var list []hook.Inspection
+		if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &list); err != nil {
+			b.Fatal(err)
+		}
+		if r := list[0].Report; r != nil && len(r.Staging) > 0 {
+			for _, s := range r.Staging {
+				bytes += s.Bytes
+			}
+			return list[0], bytes
+		}
+		if time.Now().After(end) {
+			b.Fatalf("container %s has no staging: %+v (%s)", c.id, list[0].Report, list[0].NoReport)
+		}
+	}
+}
+
+// All relays of the host share what is admitted on a server GPU: the first has what
+// it would like, the next one less, the third another lane's server, and what a
+// killed one had is free.
+func TestStagingOfManyContainers(t *testing.T) {
+	const mib = 1 << 20
+	limit := config.Size(300 * mib) // of which each relay would like 256 on each of two GPUs
+	b := newBed(t, "runc", func(c *config.Config) {
+		c.Relay.Slots, c.Relay.SlotSize = 8, 32*mib
+		c.Staging.Limit = &limit
+		c.Relay.Reserve = launch.ReserveStart
+	})
+	b.leavesNothing()
+	lane := b.lanes[0]
+	if len(lane.Servers) != 2 {
+		t.Fatalf("the lane has the servers %v, and this test wants two", lane.Servers)
+	}
+	want := []struct{ each, all uint64 }{{256 * mib, 512 * mib}, {32 * mib, 64 * mib}, {0, 256 * mib}}
+	var containers []*container
+	for i, bytes := range want {
+		c := b.start(lane, "hold")
+		c.next("hello")
+		containers = append(containers, c)
+		found, got := b.reserved(c)
+		s := found.Report.Staging[0]
+		if got != bytes.all || s.Bytes != bytes.each || s.Wanted != 256*mib || len(found.Report.Contexts) != 1 {
+			t.Errorf("container %d has %+v, and contexts on %v", i, found.Report.Staging, found.Report.Contexts)
+		}
+		if i == 0 {
+			if s.Note != "" {
+				t.Errorf("the first has its staging, and a note: %s", s.Note)
+			}
+			continue
+		}
+		table := b.mustPeerlane("relay", "inspect", c.id)
+		for _, says := range []string{"of 256 MiB on " + lane.Servers[0], "not admitted", "300 MiB (staging.limit)", "container " + containers[0].id + " 256 MiB"} {
+			if !strings.Contains(table, says) {
+				t.Errorf("peerlane relay inspect does not say %q:\n%s", says, table)
+			}
+		}
+		if replaced := strings.Contains(table, "it serves in place of the lane's own servers"); replaced != (bytes.each == 0) {
+			t.Errorf("container %d: another lane's server serves: %v", i, replaced)
+		}
+		if log := strings.Join(found.LogTail, "\n"); !strings.Contains(log, "not admitted") {
+			t.Errorf("the log does not say it: %s", log)
+		}
+	}
+	// What a killed relay had is free for its successor.
+	kill(t, containers[0].generation().Status.Relay.PID)
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		found, got := b.reserved(containers[0])
+		if found.Status.Starts == 2 && got == 512*mib {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the relay after the killed one has %+v", found.Report)
+		}
+	}
+}

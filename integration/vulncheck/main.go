@@ -1,0 +1,81 @@
+// Command vulncheck runs govulncheck, whose pinned version is a tool of go.mod,
+// if its database can be reached, and says in one sentence if not:
+//
+//	go run ./integration/vulncheck -db https://vuln.go.dev -- -tags vm,engines ./...
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// patience is how long a database may take to answer. govulncheck by itself
+// waits without end, after a minute's work.
+const patience = 20 * time.Second
+
+func main() {
+	database := flag.String("db", "https://vuln.go.dev", "the database of vulnerabilities, by `URL`; file:///DIR is a copy of it")
+	flag.Parse()
+	os.Exit(check(*database, patience, flag.Args(), os.Stdout, os.Stderr))
+}
+
+// check returns the exit status: 1 where nothing was checked, else govulncheck's
+// own, which is 0 if it found nothing and 3 if it did.
+func check(database string, patience time.Duration, arguments []string, out, errOut io.Writer) int {
+	if err := reach(database, patience); err != nil {
+		fmt.Fprintf(errOut, "vulncheck: nothing is checked, because the database of vulnerabilities cannot be read: %v; run it where %s can be reached, or name a copy of it: make vulncheck DB=file:///DIR\n", err, database)
+		return 1
+	}
+	c := exec.Command("go", append([]string{"tool", "govulncheck", "-db", database}, arguments...)...)
+	c.Stdout, c.Stderr = out, errOut
+	err := c.Run()
+	var ended *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &ended) && ended.Exited():
+		return ended.ExitCode()
+	}
+	fmt.Fprintf(errOut, "vulncheck: govulncheck: %v\n", err)
+	return 1
+}
+
+// reach asks for what govulncheck reads first: https://go.dev/doc/security/vuln/database.
+func reach(database string, patience time.Duration) error {
+	location, err := url.Parse(database)
+	if err != nil {
+		return err
+	}
+	if location.Scheme == "file" {
+		_, err := os.Stat(filepath.Join(location.Path, "index", "modules.json"))
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, fmt.Errorf("no answer for %v", patience))
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(database, "/")+"/index/modules.json.gz", nil)
+	if err != nil {
+		return err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", request.URL, answer.Status)
+	}
+	return nil
+}
