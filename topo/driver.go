@@ -54,6 +54,15 @@ type NVMLGPU struct {
 	Failures []string `json:",omitempty"`
 }
 
+// GPUProcess is a process that uses a GPU
+// (nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses).
+type GPUProcess struct {
+	GPU      int // nvmlDeviceGetIndex
+	PID      int
+	Graphics bool   // it draws; else it computes
+	Memory   uint64 // bytes of the GPU's memory; 0 where unknown
+}
+
 // complete adds what NVML knows. It says more than sysfs and contradicts it in
 // nothing, so a library that fails leaves a host that is right, and a note.
 // classOf is the class of a PCI device, "" for one that sysfs does not show.

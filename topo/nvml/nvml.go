@@ -1,6 +1,7 @@
 // Package nvml completes a topology with what NVIDIA's management library
-// knows: the index of nvidia-smi, NVLinks, MIG. It needs cgo, and no header or
-// library to build; libnvidia-ml.so.1 is opened at run time.
+// knows: the index of nvidia-smi, NVLinks, MIG; and it names who uses a GPU. It
+// needs cgo, and no header or library to build; libnvidia-ml.so.1 is opened at run
+// time.
 package nvml
 
 import (
@@ -30,12 +31,46 @@ var _ topo.NVML = (*Library)(nil)
 // error is ErrNoLibrary. A call that fails for one GPU costs what it would have
 // told of that one: it is in Failures, and the GPU in the list.
 func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
+	err = l.while(func(count int) {
+		asked := make([]asking, count)
+		for i := range asked {
+			asked[i] = asking{library: l, gpu: topo.NVMLGPU{Index: i, Minor: -1}}
+			asked[i].all()
+		}
+		for i := range asked {
+			asked[i].gpu.NoP2P = asked[i].noP2P(asked)
+			gpus = append(gpus, asked[i].gpu)
+		}
+	})
+	return gpus, err
+}
+
+// Processes lists those that use GPUs. Where the library is absent the error is
+// ErrNoLibrary. What is listed beside another error is right; the error names
+// each GPU that did not tell.
+func (l *Library) Processes() (processes []topo.GPUProcess, err error) {
+	var silent []error
+	err = l.while(func(count int) {
+		for i := range count {
+			a := asking{library: l, gpu: topo.NVMLGPU{Index: i}}
+			processes = append(processes, a.processes()...)
+			if len(a.gpu.Failures) > 0 {
+				silent = append(silent, fmt.Errorf("GPU %d: %s", i, strings.Join(a.gpu.Failures, ", ")))
+			}
+		}
+	})
+	return processes, errors.Join(append(silent, err)...)
+}
+
+// while opens the library, and closes it after do, which is told how many GPUs
+// there are.
+func (l *Library) while(do func(count int)) (err error) {
 	switch result := l.nvml.Init(); result {
 	case nvml.SUCCESS:
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return nil, ErrNoLibrary
+		return ErrNoLibrary
 	default:
-		return nil, l.failed("nvmlInit", result)
+		return l.failed("nvmlInit", result)
 	}
 	defer func() {
 		if result := l.nvml.Shutdown(); result != nvml.SUCCESS {
@@ -44,18 +79,10 @@ func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
 	}()
 	count, result := l.nvml.DeviceGetCount()
 	if result != nvml.SUCCESS {
-		return nil, l.failed("nvmlDeviceGetCount", result)
+		return l.failed("nvmlDeviceGetCount", result)
 	}
-	asked := make([]asking, count)
-	for i := range asked {
-		asked[i] = asking{library: l, gpu: topo.NVMLGPU{Index: i, Minor: -1}}
-		asked[i].all()
-	}
-	for i := range asked {
-		asked[i].gpu.NoP2P = asked[i].noP2P(asked)
-		gpus = append(gpus, asked[i].gpu)
-	}
-	return gpus, nil
+	do(count)
+	return nil
 }
 
 func (l *Library) failed(call string, result nvml.Return) error {
@@ -107,6 +134,41 @@ func (a *asking) all() {
 		}
 	}
 }
+
+// processes are those that compute on the GPU, and those that draw.
+func (a *asking) processes() (all []topo.GPUProcess) {
+	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
+	if !a.told("nvmlDeviceGetHandleByIndex", result) {
+		return nil
+	}
+	for _, kind := range []struct {
+		call     string
+		ask      func() ([]nvml.ProcessInfo, nvml.Return)
+		graphics bool
+	}{
+		{"nvmlDeviceGetComputeRunningProcesses", device.GetComputeRunningProcesses, false},
+		{"nvmlDeviceGetGraphicsRunningProcesses", device.GetGraphicsRunningProcesses, true},
+	} {
+		if !a.has(kind.call) {
+			continue
+		}
+		running, result := kind.ask()
+		if !a.told(kind.call, result) {
+			continue
+		}
+		for _, p := range running {
+			memory := p.UsedGpuMemory
+			if memory == notAvailable {
+				memory = 0
+			}
+			all = append(all, topo.GPUProcess{GPU: a.gpu.Index, PID: int(p.Pid), Graphics: kind.graphics, Memory: memory})
+		}
+	}
+	return all
+}
+
+// notAvailable is NVML_VALUE_NOT_AVAILABLE: nvml.h has it as (-1).
+const notAvailable = ^uint64(0)
 
 func (a *asking) names() {
 	uuid, result := a.device.GetUUID()

@@ -393,6 +393,60 @@ func TestLinksOfOlderGPUsAreAskedForByCall(t *testing.T) {
 	}
 }
 
+func TestProcessesAreNamed(t *testing.T) {
+	d := device(nil, -1)
+	d.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
+		return []nvml.ProcessInfo{{Pid: 11, UsedGpuMemory: 512 << 20}, {Pid: 12, UsedGpuMemory: notAvailable}}, nvml.SUCCESS
+	}
+	d.GetGraphicsRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
+		return []nvml.ProcessInfo{{Pid: 11, UsedGpuMemory: 1 << 20}}, nvml.SUCCESS
+	}
+	silent := device(nil, -1)
+	silent.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) { return nil, nvml.ERROR_NO_PERMISSION }
+	silent.GetGraphicsRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) { return nil, nvml.ERROR_NOT_SUPPORTED }
+	l, m := library(d)
+	m.DeviceGetCountFunc = func() (int, nvml.Return) { return 3, nvml.SUCCESS }
+	m.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+		switch i {
+		case 0:
+			return silent, nvml.SUCCESS
+		case 1:
+			return nil, nvml.ERROR_GPU_IS_LOST
+		}
+		return d, nvml.SUCCESS
+	}
+	got, err := l.Processes()
+	want := []topo.GPUProcess{{GPU: 2, PID: 11, Memory: 512 << 20}, {GPU: 2, PID: 12}, {GPU: 2, PID: 11, Graphics: true, Memory: 1 << 20}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	wantErr := "GPU 0: nvmlDeviceGetComputeRunningProcesses: " + nvml.ERROR_NO_PERMISSION.Error() + "\n" +
+		"GPU 1: nvmlDeviceGetHandleByIndex: " + nvml.ERROR_GPU_IS_LOST.Error()
+	if err == nil || err.Error() != wantErr {
+		t.Errorf("%v; want %s", err, wantErr)
+	}
+	if n := len(m.ShutdownCalls()); n != 1 {
+		t.Errorf("%d times shut down", n)
+	}
+}
+
+func TestProcessesOfALibraryThatFails(t *testing.T) {
+	l, m := library(device(nil, -1))
+	m.InitFunc = func() nvml.Return { return nvml.ERROR_DRIVER_NOT_LOADED }
+	if got, err := l.Processes(); err == nil || errors.Is(err, topo.ErrNoNVML) || len(got) > 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	m.InitFunc = func() nvml.Return { return nvml.ERROR_LIBRARY_NOT_FOUND }
+	if _, err := l.Processes(); !errors.Is(err, topo.ErrNoNVML) {
+		t.Error(err)
+	}
+	// A driver before either function.
+	l, _ = library(device(nil, -1), "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+	if got, err := l.Processes(); err != nil || len(got) > 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 func TestALibraryThatFailsSaysWhere(t *testing.T) {
 	for _, result := range []nvml.Return{nvml.ERROR_LIB_RM_VERSION_MISMATCH, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_NO_PERMISSION} {
 		l, m := library(device(nil, 0))
