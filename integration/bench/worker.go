@@ -166,7 +166,7 @@ func (s *serving) attach(ctx context.Context, o order) (r reply, err error) {
 	}
 	r.CUDA = time.Since(start)
 	start = time.Now()
-	s.client, err = measure.Attach(ctx, d, device, gpu, o.Socket, o.Bytes)
+	s.client, err = measure.Attach(ctx, d, device, gpu, o.Socket, o.Bytes, 0)
 	r.Ours = time.Since(start)
 	return r, err
 }
