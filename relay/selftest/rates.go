@@ -15,6 +15,7 @@ import (
 const (
 	rounds    = 3
 	roundTime = 2 * time.Millisecond
+	longTime  = 100 * time.Millisecond
 	// calibrationTime bounds the calibration of a pair, but for the round that is
 	// under way when it is over.
 	calibrationTime = 200 * time.Millisecond
@@ -23,11 +24,12 @@ const (
 // bounceChunk is the size of the pieces that the best bounces work in, bytes.
 const bounceChunk = 4 << 20
 
-// best is the best rate of some rounds, GB/s. A round issues pieces until its time
-// is over, at least two, and waits for them; it returns their bytes.
+// best is the best rate of some rounds, GB/s, or of one where that takes long. A
+// round issues pieces until its time is over, at least two, and waits for them; it
+// returns their bytes.
 func best(round func(until time.Time) (uint64, error)) (float64, error) {
 	rate := 0.0
-	for range rounds {
+	for i, begun := 0, time.Now(); i < rounds && time.Since(begun) < longTime; i++ {
 		start := time.Now()
 		n, err := round(start.Add(roundTime))
 		if err != nil {

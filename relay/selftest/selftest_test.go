@@ -104,7 +104,7 @@ func TestAGoodPair(t *testing.T) {
 	}
 	for _, p := range found {
 		t.Logf("%d bytes, %d ms, %+v, %+v, chunk %d, depth %d, streams %d", p.Bytes, p.Milliseconds, p.Push, p.Pull, p.Chunk, p.Depth, p.Streams)
-		if p.Verdict != launch.VerdictGood || p.Bytes < 16<<20 || p.GPU.UUID == "" || p.Server.UUID == "" {
+		if p.Verdict != launch.VerdictGood || p.Reader != ReaderPassed || p.Bytes < 16<<20 || p.GPU.UUID == "" || p.Server.UUID == "" {
 			t.Errorf("%+v", p)
 		}
 		for _, r := range []launch.PairRate{p.Push, p.Pull} {
@@ -133,9 +133,11 @@ func TestWhatAPairFailsBy(t *testing.T) {
 		{"a copy that loses the context", "cuMemcpyAsync:after=3:times=1:error=700", launch.VerdictWrong, "CUDA_ERROR_ILLEGAL_ADDRESS"},
 		{"no room", "cuMemCreate:times=1:oom", launch.VerdictUntested, "CUDA_ERROR_OUT_OF_MEMORY"},
 		{"a GPU that is taken", "cuCtxCreate*:times=1:error=46", launch.VerdictUntested, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
+		{"a wrong byte that a running kernel reads", "cuMemcpyAsync:after=34:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:11:00.0 read 1 wrong words of 8 bytes"},
+		{"the same in the other direction", "cuMemcpyAsync:after=45:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:10:00.0 read 1 wrong words of 8 bytes"},
 		// Behind the copies that are compared every one is late, and none of those
 		// between GPU and host.
-		{"slower than the bounce", "cuMemcpyAsync:after=32:times=12:delay=120", launch.VerdictSlow, "and the bounce through the host's memory"},
+		{"slower than the bounce", "cuMemcpyAsync:after=48:times=4:delay=800", launch.VerdictSlow, "and the bounce through the host's memory"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			found, _ := run(t, c.fault, plenty, pair01, pair02)
@@ -149,9 +151,17 @@ func TestWhatAPairFailsBy(t *testing.T) {
 				t.Errorf("%d pairs are told of", len(found))
 			}
 			if len(found) == 2 && found[1].Verdict != launch.VerdictGood {
-				t.Errorf("the fault of one pair is the other's: %+v", found[1])
+				t.Errorf("the fault of one pair is the other's: %s", found[1].Reason)
 			}
 		})
+	}
+}
+
+// Where no kernel runs the rest of the test counts.
+func TestAGPUThatRunsNoKernel(t *testing.T) {
+	found, _ := run(t, "cuModuleLoad*:error=209", plenty, pair01)
+	if len(found) != 1 || found[0].Verdict != launch.VerdictGood || !strings.HasPrefix(found[0].Reader, "not tried: kernels of Peerlane: cuModuleLoad") {
+		t.Errorf("found %s: %s, %s", found[0].Verdict, found[0].Reason, found[0].Reader)
 	}
 }
 
