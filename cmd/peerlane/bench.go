@@ -56,6 +56,7 @@ nothing about GPUs and are marked. Route staged goes through an emulated NIC.`,
 	flags.StringSliceVar(&o.Baselines, "baselines", []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, "what to compare with: raw, bounce, local; without one there are no ratios to it")
 	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each emulated NIC in table uniformity")
 	flags.DurationVar(&o.Duration, "duration", 0, "how long each measurement takes (default 1s, simulated 200ms)")
+	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes, and shorter: for machines that are lent by the minute")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated")
 	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE` too")
 	flags.StringVar(&input, "input", "", "show the result in `FILE` and measure nothing")
@@ -120,7 +121,7 @@ nothing about GPUs and are marked. Route staged goes through an emulated NIC.`,
 // given are the flags as they were given, but for where files are.
 func given(cmd *cobra.Command) []string {
 	var list []string
-	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "pace", "duration", "gpus"} {
+	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "pace", "duration", "quick", "gpus"} {
 		if f := cmd.Flags().Lookup(name); f.Changed {
 			list = append(list, "--"+name, strings.Trim(f.Value.String(), "[]"))
 		}
@@ -163,6 +164,13 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 	}
 	a.wrapLast(t, heading[len(heading)-1])
 	fmt.Fprintln(a.out, t.Render())
+	fmt.Fprintln(a.out)
+	v := a.newTable("WHAT IS ASKED", "MUST REACH", "REACHED, THE WORST OF IT", "VERDICT")
+	for _, verdict := range r.Verdicts() {
+		v.AppendRow(table.Row{verdict.What, verdict.Asked, dash(verdict.Reached), verdict.Verdict})
+	}
+	a.wrapLast(v, "VERDICT")
+	fmt.Fprintln(a.out, v.Render())
 	fmt.Fprintln(a.out)
 	fmt.Fprintln(a.out, r.Summary())
 	return nil

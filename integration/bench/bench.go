@@ -47,7 +47,9 @@ type Options struct {
 	// Pace is what the emulated NICs write at, in GB/s, each; none for each table's own.
 	Pace     []float64
 	Duration time.Duration // of each measurement; 0 for the host's own
-	GPUs     string        // one of package testbed's
+	// Quick is for machines that are lent by the minute: fewer sizes, shorter.
+	Quick bool
+	GPUs  string // one of package testbed's
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
 	Binaries string
 	Release  string
@@ -72,6 +74,7 @@ func tables() []table {
 		{"uniformity", "one stream a GPU through emulated NICs that are paced", (*run).uniformity},
 		{"many-clients", "several clients at once, by one relay and by many", (*run).manyClients},
 		{"cpu", "processor time of a relay, idle and busy", (*run).cpu},
+		{"memory", "what a relay takes of its client's GPU and of others", (*run).memory},
 		{"first-copy", "from a client's first call to its first message", (*run).firstCopy},
 	}
 }
@@ -178,7 +181,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	}
 	if r.Duration == 0 {
 		r.Duration = time.Second
-		if r.host.Simulated {
+		if r.host.Simulated || r.Quick {
 			r.Duration = 200 * time.Millisecond
 		}
 	}
@@ -240,6 +243,11 @@ func (r *run) progress(format string, arguments ...any) {
 }
 
 func (r *run) row(row Row) { r.report.Rows = append(r.report.Rows, row) }
+
+// miss says what of a table this run has no way to measure.
+func (r *run) miss(table, what, why string) {
+	r.report.Missing = append(r.report.Missing, Missing{table, what, why})
+}
 
 // baseline measures a job that rows are compared with, once in a run, and names
 // it; the name is empty where this kind was not asked for.
@@ -315,19 +323,31 @@ type stage struct {
 // stage configures the host for a route, and starts emulated NICs where it needs
 // some. With pace 0 they are not paced.
 func (r *run) stage(route string, lanes []topo.Assignment, pace float64) (*stage, error) {
+	return r.stageWith(route, lanes, pace, nil, func(*config.Config) {})
+}
+
+// stageWith is stage with more of the configuration changed. Emulated NICs have the
+// GPUs that are named beside them, by name; with none those that serve the lanes.
+func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, beside map[string][]string, change func(*config.Config)) (*stage, error) {
 	r.host.Lanes, r.host.Pace = lanes, pace
 	if err := r.host.Configure(func(c *config.Config) {
 		c.Relay.Route = route
 		if r.host.Simulated {
 			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
 		}
+		change(c)
 	}); err != nil {
 		return nil, err
 	}
 	s := &stage{run: r, route: route, stop: func() error { return nil }}
 	if route == staged {
 		var err error
-		if s.stop, err = r.host.StartNICs(r.ctx, r.host.Plan.Lanes...); err != nil {
+		if beside != nil {
+			s.stop, err = r.host.StartNICsBeside(r.ctx, beside)
+		} else {
+			s.stop, err = r.host.StartNICs(r.ctx, r.host.Plan.Lanes...)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -33,6 +33,13 @@ const (
 	Queue = "queue"
 	// Ring is one operation through a session's rings and back, without a copy.
 	Ring = "ring"
+	// PrepareNIC makes what NIC needs.
+	PrepareNIC = "prepare-nic"
+	// NIC is an emulated NIC's writes from memory of one GPU to another's, both of which
+	// it reaches directly.
+	NIC = "nic"
+	// Free is how much memory a GPU, From, has left for everybody (cuMemGetInfo).
+	Free = "free"
 )
 
 // Job is one measurement. GPUs are named by PCI address.
@@ -50,12 +57,16 @@ type Job struct {
 	// Of a Bounce: its pieces, and the host buffers that they go through.
 	Chunk   uint64
 	Buffers int
+	// Socket is an emulated NIC's, of PrepareNIC.
+	Socket string
 }
 
-// Result is what a Job found: a rate, or for one copy at a time how long each took.
+// Result is what a Job found: a rate, for one copy at a time how long each took, or
+// bytes.
 type Result struct {
 	GBs   float64 `json:"gbs,omitempty"` // 1e9 bytes a second
 	Times *Times  `json:"times,omitempty"`
+	Bytes uint64  `json:"bytes,omitempty"`
 }
 
 // Times are percentiles, in microseconds.
@@ -85,6 +96,7 @@ func TimesOf(list []time.Duration) *Times {
 type Copies struct {
 	driver *cuda.Driver
 	gpus   map[string]*device.Device
+	near   *near // prepared
 }
 
 // NewCopies opens the driver.
@@ -130,6 +142,16 @@ func (c *Copies) Do(j Job) (Result, error) {
 		r.Times, err = c.local(j, from, to, issuer)
 	case Queue:
 		r.Times, err = c.queue(j, from, to, issuer)
+	case PrepareNIC:
+		err = c.prepareNear(j, from, to)
+	case NIC:
+		r.GBs, err = c.runNear(j)
+	case Free:
+		err = from.On(func() error {
+			var err error
+			r.Bytes, _, err = c.driver.MemGetInfo()
+			return err
+		})
 	default:
 		err = errors.New("no measurement has this name")
 	}
