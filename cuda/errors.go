@@ -28,6 +28,7 @@ const (
 	ErrDeviceUnavailable           Result = 46
 	ErrNoDevice                    Result = 100
 	ErrInvalidDevice               Result = 101
+	ErrInvalidImage                Result = 200
 	ErrInvalidContext              Result = 201
 	ErrMapFailed                   Result = 205
 	ErrUnmapFailed                 Result = 206
@@ -36,6 +37,7 @@ const (
 	ErrECCUncorrectable            Result = 214
 	ErrUnsupportedLimit            Result = 215
 	ErrPeerAccessUnsupported       Result = 217
+	ErrInvalidPTX                  Result = 218
 	ErrNVLinkUncorrectable         Result = 220
 	ErrOperatingSystem             Result = 304
 	ErrInvalidHandle               Result = 400
@@ -65,6 +67,7 @@ var names = map[Result]string{
 	ErrDeviceUnavailable:           "CUDA_ERROR_DEVICE_UNAVAILABLE",
 	ErrNoDevice:                    "CUDA_ERROR_NO_DEVICE",
 	ErrInvalidDevice:               "CUDA_ERROR_INVALID_DEVICE",
+	ErrInvalidImage:                "CUDA_ERROR_INVALID_IMAGE",
 	ErrInvalidContext:              "CUDA_ERROR_INVALID_CONTEXT",
 	ErrMapFailed:                   "CUDA_ERROR_MAP_FAILED",
 	ErrUnmapFailed:                 "CUDA_ERROR_UNMAP_FAILED",
@@ -73,6 +76,7 @@ var names = map[Result]string{
 	ErrECCUncorrectable:            "CUDA_ERROR_ECC_UNCORRECTABLE",
 	ErrUnsupportedLimit:            "CUDA_ERROR_UNSUPPORTED_LIMIT",
 	ErrPeerAccessUnsupported:       "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+	ErrInvalidPTX:                  "CUDA_ERROR_INVALID_PTX",
 	ErrNVLinkUncorrectable:         "CUDA_ERROR_NVLINK_UNCORRECTABLE",
 	ErrOperatingSystem:             "CUDA_ERROR_OPERATING_SYSTEM",
 	ErrInvalidHandle:               "CUDA_ERROR_INVALID_HANDLE",

@@ -152,7 +152,7 @@ CUresult cuCtxSynchronize(void)
 
 CUresult cuCtxSetLimit(int limit, size_t value)
 {
-	(void)value; // of kernels, which the simulator does not run
+	(void)value; // of kernels, which have no stack here
 	CUresult r = enter("cuCtxSetLimit", NULL);
 	struct context *c;
 	if (r != CUDA_SUCCESS || (r = context_current(&c)) != CUDA_SUCCESS)

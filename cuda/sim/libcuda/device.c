@@ -160,6 +160,7 @@ CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice dev)
 	case 20: *v = 0; break;                // COMPUTE_MODE: default
 	case 33: *v = (int)d->bus; break;      // PCI_BUS_ID
 	case 34: *v = (int)d->slot; break;     // PCI_DEVICE_ID
+	case 39: *v = 2048; break;             // MAX_THREADS_PER_MULTIPROCESSOR
 	case 40: *v = 3; break;                // ASYNC_ENGINE_COUNT
 	case 50: *v = (int)d->domain; break;   // PCI_DOMAIN_ID
 	case 75: *v = 9; break;                // COMPUTE_CAPABILITY_MAJOR

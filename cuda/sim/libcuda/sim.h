@@ -61,7 +61,7 @@ bool sticky(CUresult r);
 
 // --- object.c: reference counts and handles
 
-enum kind { CONTEXT = 1, STREAM, EVENT, MEMORY };
+enum kind { CONTEXT = 1, STREAM, EVENT, MEMORY, MODULE, FUNCTION };
 
 struct object {
 	atomic_int references;
@@ -152,7 +152,7 @@ void memory_forget(struct context *c); // frees what cuMemAlloc gave in a contex
 
 // --- stream.c: work in order
 
-enum work { COPY, WRITE_VALUE, WAIT_VALUE, WAIT_STREAM, WAIT_IPC, RECORD, RECORD_IPC };
+enum work { COPY, WRITE_VALUE, WAIT_VALUE, WAIT_STREAM, WAIT_IPC, RECORD, RECORD_IPC, KERNEL };
 
 struct segment { // n bytes of a copy, within one memory at each end
 	char *dst, *src;
@@ -172,6 +172,7 @@ struct operation {
 	struct memory *memory;
 	struct stream *other; // WAIT_STREAM: until its operation number target is done
 	struct ipc *ipc;      // WAIT_IPC, RECORD_IPC: record number target
+	struct launch *launch; // KERNEL
 	uint64_t target;
 };
 
@@ -200,9 +201,16 @@ void stream_demand(struct stream *s, uint64_t number);
 void stream_abandon(struct stream *s); // drops its work, and waits until its thread has
 uint64_t stream_last(struct stream *s);
 struct operation *operation_new(enum work work, const struct fault *f);
+bool stream_over(struct stream *s); // no more work is to be done: it is gone, or its context is lost
 void stream_load(void);
 uint64_t now_ns(void);
 void patience(uint64_t since); // a pause in a loop that looks at shared memory
+
+// --- kernel.c: modules, and the kernels that the simulator knows
+
+struct launch;
+
+void launch_run(struct stream *s, struct launch *l);
 
 // --- ipc.c: the state of an interprocess event, in /dev/shm
 

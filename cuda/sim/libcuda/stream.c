@@ -56,9 +56,7 @@ void patience(uint64_t since)
 	nanosleep(&t, NULL);
 }
 
-// over says that no more work is to be done: the stream is gone, or its context
-// is lost.
-static bool over(struct stream *s)
+bool stream_over(struct stream *s)
 {
 	return atomic_load(&s->abandoned) || atomic_load(&s->context->sticky);
 }
@@ -86,7 +84,7 @@ static void copy(struct stream *s, struct operation *op)
 	for (size_t i = 0; i < op->count; i++) {
 		struct segment *g = &op->segments[i];
 		for (size_t at = 0; at < g->n; at += CHUNK) {
-			if (over(s))
+			if (stream_over(s))
 				return;
 			memmove(g->dst + at, g->src + at, g->n - at < CHUNK ? g->n - at : CHUNK);
 		}
@@ -102,7 +100,7 @@ static void wait_stream(struct stream *s, struct stream *other, uint64_t number)
 	stream_demand(other, number);
 	pthread_mutex_lock(&other->mutex);
 	other->waiting++;
-	while (!over(s) && !atomic_load(&other->abandoned) && atomic_load(&other->completed) < number)
+	while (!stream_over(s) && !atomic_load(&other->abandoned) && atomic_load(&other->completed) < number)
 		sleep_until(&other->done, &other->mutex, now_ns() + 2000000);
 	other->waiting--;
 	pthread_mutex_unlock(&other->mutex);
@@ -111,13 +109,13 @@ static void wait_stream(struct stream *s, struct stream *other, uint64_t number)
 static void execute(struct stream *s, struct operation *op)
 {
 	uint64_t since = now_ns();
-	while (op->fault.delay_ms && !over(s) && now_ns() - since < op->fault.delay_ms * 1000000ull)
+	while (op->fault.delay_ms && !stream_over(s) && now_ns() - since < op->fault.delay_ms * 1000000ull)
 		patience(since);
 	if (op->fault.strike) {
 		int none = 0;
 		atomic_compare_exchange_strong(&s->context->sticky, &none, (int)op->fault.strike);
 	}
-	if (over(s))
+	if (stream_over(s))
 		return;
 	switch (op->work) {
 	case COPY:
@@ -128,7 +126,7 @@ static void execute(struct stream *s, struct operation *op)
 		break;
 	case WAIT_VALUE: // cyclic, as cuda.h says of CU_STREAM_WAIT_VALUE_GEQ
 		since = now_ns();
-		while (!over(s) && (int64_t)(atomic_load(op->value) - op->target) < 0)
+		while (!stream_over(s) && (int64_t)(atomic_load(op->value) - op->target) < 0)
 			patience(since);
 		break;
 	case WAIT_STREAM:
@@ -136,13 +134,16 @@ static void execute(struct stream *s, struct operation *op)
 		break;
 	case WAIT_IPC:
 		since = now_ns();
-		while (!over(s) && !ipc_done(op->ipc, op->target))
+		while (!stream_over(s) && !ipc_done(op->ipc, op->target))
 			patience(since);
 		break;
 	case RECORD:
 		break;
 	case RECORD_IPC:
 		ipc_complete(op->ipc, op->target);
+		break;
+	case KERNEL:
+		launch_run(s, op->launch);
 		break;
 	}
 }
@@ -157,6 +158,7 @@ static void operation_free(struct operation *op)
 	release(op->memory);
 	release(op->other);
 	release(op->ipc);
+	release(op->launch);
 	free(op);
 }
 
