@@ -44,6 +44,9 @@ type Options struct {
 	Depths    []int    // messages in flight; the same
 	Routes    []string
 	Baselines []string
+	// Busy are the GPUs that table busy keeps busy, of BusyClient and its like; none
+	// for all of them in turn.
+	Busy []string
 	// Pace is what the emulated NICs write at, in GB/s, each; none for each table's own.
 	Pace     []float64
 	Duration time.Duration // of each measurement; 0 for the host's own
@@ -71,6 +74,8 @@ func tables() []table {
 		{"latency", "8 bytes: a relay's copy, hand-off by timelines, rings", (*run).latency},
 		{"routes", "whole routes from client to client, by size and depth", (*run).routes},
 		{"bounce", "whole routes beside the best bounce through host memory", (*run).bounce},
+		{"busy", "a relay's copies while other processes' kernels keep GPUs busy", (*run).busy},
+		{"bystander", "kernels of a server GPU's owner, beside a relay at full rate", (*run).bystander},
 		{"uniformity", "one stream a GPU through emulated NICs that are paced", (*run).uniformity},
 		{"many-clients", "several clients at once, by one relay and by many", (*run).manyClients},
 		{"cpu", "processor time of a relay, idle and busy", (*run).cpu},
@@ -97,6 +102,7 @@ func (o Options) Check() error {
 		{"table", o.Tables, names},
 		{"routes", o.Routes, []string{direct, staged}},
 		{"baselines", o.Baselines, []string{BaselineRaw, BaselineBounce, BaselineLocal}},
+		{"busy", o.Busy, []string{BusyClient, BusyServer, BusyBoth}},
 		{"gpus", []string{o.GPUs}, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated}},
 	} {
 		for _, name := range list.have {
@@ -106,7 +112,7 @@ func (o Options) Check() error {
 		}
 	}
 	for flag, twice := range map[string]bool{
-		"table": repeats(o.Tables), "routes": repeats(o.Routes), "sizes": repeats(o.Sizes), "depths": repeats(o.Depths), "pace": repeats(o.Pace),
+		"table": repeats(o.Tables), "busy": repeats(o.Busy), "routes": repeats(o.Routes), "sizes": repeats(o.Sizes), "depths": repeats(o.Depths), "pace": repeats(o.Pace),
 	} {
 		if twice {
 			return fmt.Errorf("--%s names something twice", flag)
@@ -221,10 +227,9 @@ func (r *run) sizes(own ...uint64) []uint64 {
 	if len(r.Sizes) > 0 {
 		return r.Sizes
 	}
-	if r.host.Simulated {
-		own = slices.DeleteFunc(own, func(n uint64) bool { return n > 16<<20 })
-	}
-	return own
+	return slices.DeleteFunc(own, func(n uint64) bool {
+		return r.host.Simulated && n > 16<<20 || r.Quick && (n == 4<<10 || n == 256<<10)
+	})
 }
 
 func (r *run) depths(own ...int) []int {
@@ -278,6 +283,15 @@ func (r *run) keep(name string, found measure.Result) {
 	}
 	r.known[name] = true
 	r.report.Baselines = append(r.report.Baselines, b)
+}
+
+// compareWith makes a value a baseline under a name, once, and returns the name.
+func (r *run) compareWith(name string, value float64, unit string) string {
+	if !r.known[name] {
+		r.known[name] = true
+		r.report.Baselines = append(r.report.Baselines, Baseline{Name: name, Value: value, Unit: unit})
+	}
+	return name
 }
 
 // do measures a job. A rate is the median of three, each a third of the time.
@@ -475,8 +489,13 @@ func transportOf(route string) string {
 
 // stream sends from a to b and tells the rate, and the time of each message.
 func (r *run) stream(a, b *worker, size uint64, depth int) (reply, error) {
+	return r.streamFor(a, b, size, depth, r.Duration)
+}
+
+// streamFor is stream for a time of its own.
+func (r *run) streamFor(a, b *worker, size uint64, depth int, duration time.Duration) (reply, error) {
 	a.tags++
-	o := order{Do: doSend, Size: size, Depth: depth, Duration: r.Duration, Tag: a.tags}
+	o := order{Do: doSend, Size: size, Depth: depth, Duration: duration, Tag: a.tags}
 	receive := o
 	receive.Do = doReceive
 	replies, err := together(map[*worker]order{a: o, b: receive})

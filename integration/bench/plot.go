@@ -248,7 +248,8 @@ func (r *Report) HTML() ([]byte, error) {
 		Plot    template.HTML
 		Heading []string
 		Cells   [][]string
-	}{r, "Peerlane: " + r.title(), template.HTML(r.SVG()), heading, cells})
+		Asked   []Verdict
+	}{r, "Peerlane: " + r.title(), template.HTML(r.SVG()), heading, cells, r.Verdicts()})
 	return []byte(b.String()), err
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/integration/testbed"
@@ -187,6 +188,11 @@ func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, f
 			return nil, nil, err
 		}
 	}
+	for w := range orders {
+		if err := r.bounces(w, off); err != nil {
+			return nil, nil, err
+		}
+	}
 	type answer struct {
 		measure.Result
 		err error
@@ -211,6 +217,24 @@ func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, f
 		near, err = append(near, a.GBs), errors.Join(err, a.err)
 	}
 	return near, far, err
+}
+
+// bounces is an error where a client's relay does not stage where it is to: in the
+// host's memory, or on a server GPU.
+func (r *run) bounces(w *worker, inHost bool) error {
+	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
+	if err != nil {
+		return err
+	}
+	if info.Report == nil || len(info.Report.Staging) == 0 {
+		return fmt.Errorf("the relay of client %s does not say where it stages: %s", w.name, info.NoReport)
+	}
+	for _, s := range info.Report.Staging {
+		if s.Host != inHost && s.Bytes > 0 {
+			return fmt.Errorf("the relay of client %s stages elsewhere than it is to: %+v", w.name, s)
+		}
+	}
+	return nil
 }
 
 // ring attaches a client to the lane of each GPU and connects each with the next. With
