@@ -41,19 +41,21 @@ type Attribute int32
 
 // Attributes that Peerlane asks for (CUdevice_attribute_enum of cuda.h).
 const (
-	AttributeComputeMode            Attribute = 20 // 0 default, 2 prohibited, 3 exclusive process
-	AttributeAsyncEngines           Attribute = 40 // number of copy engines
-	AttributeUnifiedAddressing      Attribute = 41
-	AttributeComputeCapabilityMajor Attribute = 75
-	AttributeComputeCapabilityMinor Attribute = 76
-	AttributeVMM                    Attribute = 102 // cuMemCreate and its kin
-	AttributePosixFD                Attribute = 103 // export as a file descriptor
-	AttributeRDMAWithVMM            Attribute = 110 // MemOptions.RDMA is possible
-	AttributeRDMA                   Attribute = 116
-	AttributeRDMAFlush              Attribute = 117 // CUflushGPUDirectRDMAWritesOptions
-	AttributeRDMAWritesOrdering     Attribute = 118 // 0 none, 100 owner, 200 all devices
-	AttributeStreamMemOps64         Attribute = 122 // cuStreamWaitValue64
-	AttributeDMABuf                 Attribute = 124 // MemDMABufFD is possible
+	AttributeMultiprocessors          Attribute = 16 // number of SMs
+	AttributeComputeMode              Attribute = 20 // 0 default, 2 prohibited, 3 exclusive process
+	AttributeThreadsPerMultiprocessor Attribute = 39
+	AttributeAsyncEngines             Attribute = 40 // number of copy engines
+	AttributeUnifiedAddressing        Attribute = 41
+	AttributeComputeCapabilityMajor   Attribute = 75
+	AttributeComputeCapabilityMinor   Attribute = 76
+	AttributeVMM                      Attribute = 102 // cuMemCreate and its kin
+	AttributePosixFD                  Attribute = 103 // export as a file descriptor
+	AttributeRDMAWithVMM              Attribute = 110 // MemOptions.RDMA is possible
+	AttributeRDMA                     Attribute = 116
+	AttributeRDMAFlush                Attribute = 117 // CUflushGPUDirectRDMAWritesOptions
+	AttributeRDMAWritesOrdering       Attribute = 118 // 0 none, 100 owner, 200 all devices
+	AttributeStreamMemOps64           Attribute = 122 // cuStreamWaitValue64
+	AttributeDMABuf                   Attribute = 124 // MemDMABufFD is possible
 )
 
 // DeviceCount is the number of devices that this process sees.

@@ -28,6 +28,7 @@ const (
 	ErrDeviceUnavailable           Result = 46
 	ErrNoDevice                    Result = 100
 	ErrInvalidDevice               Result = 101
+	ErrInvalidImage                Result = 200
 	ErrInvalidContext              Result = 201
 	ErrMapFailed                   Result = 205
 	ErrUnmapFailed                 Result = 206
@@ -36,6 +37,7 @@ const (
 	ErrECCUncorrectable            Result = 214
 	ErrUnsupportedLimit            Result = 215
 	ErrPeerAccessUnsupported       Result = 217
+	ErrInvalidPTX                  Result = 218
 	ErrNVLinkUncorrectable         Result = 220
 	ErrOperatingSystem             Result = 304
 	ErrInvalidHandle               Result = 400
@@ -54,6 +56,14 @@ const (
 	ErrNotSupported                Result = 801
 	ErrSystemNotReady              Result = 802
 	ErrSystemDriverMismatch        Result = 803
+	ErrStreamCaptureUnsupported    Result = 900
+	ErrStreamCaptureInvalidated    Result = 901
+	ErrStreamCaptureMerge          Result = 902
+	ErrStreamCaptureUnmatched      Result = 903
+	ErrStreamCaptureUnjoined       Result = 904
+	ErrStreamCaptureIsolation      Result = 905
+	ErrCapturedEvent               Result = 907
+	ErrStreamCaptureWrongThread    Result = 908
 	ErrUnknown                     Result = 999
 )
 
@@ -65,6 +75,7 @@ var names = map[Result]string{
 	ErrDeviceUnavailable:           "CUDA_ERROR_DEVICE_UNAVAILABLE",
 	ErrNoDevice:                    "CUDA_ERROR_NO_DEVICE",
 	ErrInvalidDevice:               "CUDA_ERROR_INVALID_DEVICE",
+	ErrInvalidImage:                "CUDA_ERROR_INVALID_IMAGE",
 	ErrInvalidContext:              "CUDA_ERROR_INVALID_CONTEXT",
 	ErrMapFailed:                   "CUDA_ERROR_MAP_FAILED",
 	ErrUnmapFailed:                 "CUDA_ERROR_UNMAP_FAILED",
@@ -73,6 +84,7 @@ var names = map[Result]string{
 	ErrECCUncorrectable:            "CUDA_ERROR_ECC_UNCORRECTABLE",
 	ErrUnsupportedLimit:            "CUDA_ERROR_UNSUPPORTED_LIMIT",
 	ErrPeerAccessUnsupported:       "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+	ErrInvalidPTX:                  "CUDA_ERROR_INVALID_PTX",
 	ErrNVLinkUncorrectable:         "CUDA_ERROR_NVLINK_UNCORRECTABLE",
 	ErrOperatingSystem:             "CUDA_ERROR_OPERATING_SYSTEM",
 	ErrInvalidHandle:               "CUDA_ERROR_INVALID_HANDLE",
@@ -91,6 +103,14 @@ var names = map[Result]string{
 	ErrNotSupported:                "CUDA_ERROR_NOT_SUPPORTED",
 	ErrSystemNotReady:              "CUDA_ERROR_SYSTEM_NOT_READY",
 	ErrSystemDriverMismatch:        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+	ErrStreamCaptureUnsupported:    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+	ErrStreamCaptureInvalidated:    "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+	ErrStreamCaptureMerge:          "CUDA_ERROR_STREAM_CAPTURE_MERGE",
+	ErrStreamCaptureUnmatched:      "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+	ErrStreamCaptureUnjoined:       "CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
+	ErrStreamCaptureIsolation:      "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+	ErrCapturedEvent:               "CUDA_ERROR_CAPTURED_EVENT",
+	ErrStreamCaptureWrongThread:    "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
 	ErrUnknown:                     "CUDA_ERROR_UNKNOWN",
 }
 

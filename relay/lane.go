@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -29,8 +31,8 @@ type lane struct {
 
 	// Set once, on the loop and under opening.
 	device *device.Device
-	push   *device.Queue // copies out of client memory
-	pull   *device.Queue // copies into client memory
+	push   turns // copies out of client memory
+	pull   turns // copies into client memory
 
 	// The same, by openStaging.
 	out *staging
@@ -112,11 +114,51 @@ func (l *lane) open() error {
 		return errors.Join(err, push.Close(), g.Close())
 	}
 	if !l.relay.loop.Call(func() {
-		l.relay.loop.Add(push)
-		l.relay.loop.Add(pull)
-		l.device, l.push, l.pull = g, push, pull
+		l.device = g
+		l.push.add(l.relay.loop, push)
+		l.pull.add(l.relay.loop, pull)
 	}) {
 		return errEnding
+	}
+	return nil
+}
+
+// turns are queues that copies are given to in turn, for as many streams. They
+// belong to the loop.
+type turns struct {
+	queues []*device.Queue
+	next   int
+}
+
+func (t *turns) add(loop *poll.Loop, q *device.Queue) {
+	loop.Add(q)
+	t.queues = append(t.queues, q)
+}
+
+func (t *turns) take() *device.Queue {
+	q := t.queues[t.next]
+	t.next = (t.next + 1) % len(t.queues)
+	return q
+}
+
+// streams makes more queues, until there are so many in each direction. The lane's
+// lock is held.
+func (l *lane) streams(n int) error {
+	for len(l.push.queues) < n {
+		push, err := l.device.NewQueue()
+		if err != nil {
+			return err
+		}
+		pull, err := l.device.NewQueue()
+		if err != nil {
+			return errors.Join(err, push.Close())
+		}
+		if !l.relay.loop.Call(func() {
+			l.push.add(l.relay.loop, push)
+			l.pull.add(l.relay.loop, pull)
+		}) {
+			return errEnding
+		}
 	}
 	return nil
 }
@@ -132,9 +174,9 @@ func (l *lane) openStaging() error {
 	if err := l.open(); err != nil {
 		return err
 	}
-	var config launch.Config
-	if !l.relay.loop.Call(func() { config = l.relay.config }) {
-		return errEnding
+	config, err := l.relay.tested()
+	if err != nil {
+		return err
 	}
 	l.opening.Lock()
 	defer l.opening.Unlock()
@@ -159,14 +201,14 @@ func (l *lane) openStaging() error {
 	}
 	for _, server := range servers {
 		slots := (config.Slots + len(l.spec.Servers) - 1) / len(l.spec.Servers)
-		all = append(all, l.place(server, size{slots, config.SlotBytes}, config.Admission, &out, &in))
+		all = append(all, l.stageOn(server, slots, config, &out, &in))
 	}
 	nics := l.spec.NICs
 	for _, spare := range spares {
 		if len(out.regions) > 0 {
 			break
 		}
-		p := l.place(spare.GPU, size{config.Slots, config.SlotBytes}, config.Admission, &out, &in)
+		p := l.stageOn(spare.GPU, config.Slots, config, &out, &in)
 		if p.bytes > 0 {
 			p.note = strings.TrimSuffix("it serves in place of the lane's own servers; "+p.note, "; ")
 			nics = spare.NICs
@@ -192,9 +234,22 @@ func (l *lane) openStaging() error {
 		if !l.relay.loop.Call(func() { l.placed = all }) {
 			return errEnding
 		}
+		lacks := "has room"
+		if slices.ContainsFunc(all, func(p placed) bool { return p.unfit }) {
+			lacks = "is fit"
+		}
 		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging,
-			"no server GPU has room to stage for GPU %s, and %s: %s", l.spec.GPU.BusID, bounce, notes(all))
+			"no server GPU %s to stage for GPU %s, and %s: %s", lacks, l.spec.GPU.BusID, bounce, notes(all))
 		return l.noRoom
+	}
+	most := 1
+	for _, p := range all {
+		if p.bytes > 0 {
+			most = max(most, p.tuning.streams)
+		}
+	}
+	if err := l.streams(most); err != nil {
+		logrus.WithError(err).Warnf("copies of GPU %s have fewer streams than the %d that the calibration chose", l.spec.GPU.BusID, most)
 	}
 	out.fill()
 	in.fill()
@@ -227,6 +282,9 @@ type placed struct {
 	host          bool
 	bytes, wanted uint64
 	note          string // why it is not as configured
+	unfit         bool   // by the self-test
+	tuning        tuning
+	slots         size // that there are, in each direction
 }
 
 func notes(all []placed) string {
@@ -293,7 +351,7 @@ func (l *lane) place(server launch.GPU, want size, admission bool, out, in *stag
 		if err == nil {
 			to.number, from.number = uint32(len(out.regions)), uint32(len(in.regions))
 			out.regions, in.regions = append(out.regions, to), append(in.regions, from)
-			p.bytes = to.memory.Bytes + from.memory.Bytes
+			p.bytes, p.slots = to.memory.Bytes+from.memory.Bytes, z
 			if p.note != "" {
 				p.note = fmt.Sprintf("%d slots of %s in place of %d of %s: %s",
 					z.slots, humanize.IBytes(z.slotBytes), want.slots, humanize.IBytes(want.slotBytes), p.note)
@@ -319,7 +377,7 @@ func (l *lane) bounce(want size, limit uint64, out, in *staging) placed {
 		to, from, err := l.inHost(z, limit)
 		if err == nil {
 			out.regions, in.regions = append(out.regions, to), append(in.regions, from)
-			p.bytes = to.memory.Bytes + from.memory.Bytes
+			p.bytes, p.slots = to.memory.Bytes+from.memory.Bytes, z
 			if p.note != "" {
 				p.note = fmt.Sprintf("%d slots of %s in place of %d of %s: %s",
 					z.slots, humanize.IBytes(z.slotBytes), want.slots, humanize.IBytes(want.slotBytes), p.note)

@@ -96,7 +96,7 @@ func newWorld(t *testing.T) *world {
 		s.fill()
 		return s
 	}
-	w.lane = &lane{relay: w.relay, push: w.queue, pull: w.queue, out: staging(), in: staging(), ended: newDirections()}
+	w.lane = &lane{relay: w.relay, push: turns{queues: []*device.Queue{w.queue}}, pull: turns{queues: []*device.Queue{w.queue}}, out: staging(), in: staging(), ended: newDirections()}
 	// A session that has ended answers nobody.
 	w.session = &session{
 		relay: w.relay, ring: completions, wakeClient: -1, ended: wire.Errorf(wire.StatusClosed, "the client is not there"),

@@ -265,7 +265,7 @@ func (r *receiver) immediate(number, length uint64) {
 	g.slot.region.in += length
 	op := g.arrival.op
 	op.underWay++
-	r.lane.pull.Move(op.memory.place(op.offset+g.part), g.slot.place(), length, func(err error) {
+	r.lane.pull.take().Move(op.memory.place(op.offset+g.part), g.slot.place(), length, func(err error) {
 		if err == nil {
 			g.slot.region.out += length
 			r.session.relay.counters.staged += length

@@ -151,8 +151,9 @@ func (r *Relay) Run() error {
 		if l.device == nil {
 			continue
 		}
-		l.push.Wait()
-		l.pull.Wait()
+		for _, q := range slices.Concat(l.push.queues, l.pull.queues) {
+			q.Wait()
+		}
 		if err := l.device.On(l.device.Driver.CtxSynchronize); err != nil {
 			logrus.WithError(err).Warn("waiting for the last copies")
 		}

@@ -43,6 +43,9 @@ func (r *Relay) Report() *launch.Report {
 				s := at(key, one)
 				s.Bytes += p.bytes
 				s.Wanted += p.wanted
+				if s.Slots == 0 && p.bytes > 0 {
+					s.Slots, s.SlotBytes, s.Streams = p.slots.slots, p.slots.slotBytes, len(l.push.queues)
+				}
 				if p.note != "" {
 					s.Note = strings.TrimPrefix(s.Note+"; "+p.note, "; ")
 				}

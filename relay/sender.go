@@ -284,7 +284,7 @@ func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 		}
 		n := min(slot.region.slotBytes, m.Length-at)
 		s.hold(op)
-		lane.push.Move(slot.place(), op.memory.place(op.offset+m.Part+at), n, func(err error) {
+		lane.push.take().Move(slot.place(), op.memory.place(op.offset+m.Part+at), n, func(err error) {
 			if err != nil {
 				s.used(t)
 				s.broken(err, "copying into a staging slot")

@@ -195,7 +195,7 @@ func (c *demoClient) attach(device cuda.Device, gpu wire.UUID) error {
 	defer cancel()
 	start := time.Now()
 	var err error
-	if c.Client, err = measure.Attach(ctx, c.driver, device, gpu, c.Socket, maxMessage, c.Script.Staging); err != nil {
+	if c.Client, err = measure.AttachCopying(ctx, c.driver, device, gpu, c.Socket, maxMessage, c.Script.Staging); err != nil {
 		return err
 	}
 	c.result.ProtocolVersion = c.Session.Version()

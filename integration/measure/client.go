@@ -61,9 +61,16 @@ type Buffer struct {
 func (b *Buffer) Copies() bool { return b.Memory.Ptr != 0 }
 
 // Attach attaches to the relay at a socket, with buffers of so many bytes on the
-// device, whose context is current. With staging this process copies itself, to and from
-// so many bytes of staging memory in each direction; 0 leaves copies to the relay.
-func Attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes, staging uint64) (*Client, error) {
+// device, whose context is current.
+func Attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes uint64) (*Client, error) {
+	return AttachCopying(ctx, d, device, gpu, socket, bytes, 0)
+}
+
+// AttachCopying is Attach for a process that copies itself, to and from so many bytes of
+// staging memory in each direction: as many as StreamSend is to have in flight. With 0
+// the relay copies. It takes a container, or a plain process, that sees the lane's server
+// GPUs (Host.ClientCopy of package testbed).
+func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes, staging uint64) (*Client, error) {
 	c := &Client{Driver: d, GPU: gpu}
 	var err error
 	if c.context, err = d.CtxGetCurrent(); err != nil {

@@ -110,6 +110,20 @@ type Config struct {
 	// CUDAIPC says that clients' memory of cudaMalloc is taken by its IPC handle.
 	CUDAIPC bool   `json:"cudaIPC,omitempty"`
 	Limits  Limits `json:"limits,omitzero"`
+	// SelfTest is what becomes of a pair of GPUs that is not tested: one of
+	// SelfTestOff, also where it is empty, SelfTestOnce and SelfTestRequired.
+	SelfTest string `json:"selfTest,omitempty"`
+	// Testing says that pairs are being tested at this moment, and that another
+	// configuration comes with what was found: staging waits for it.
+	Testing bool `json:"testing,omitempty"`
+	// Pairs is what is known of the pairs that the lanes can stage on.
+	Pairs []Pair `json:"pairs"`
+	// Calibrated says that what was found of a pair decides on the sizes of its slots
+	// and on streams; Chunk, Depth and Streams that are not 0 take its place.
+	Calibrated bool   `json:"calibrated,omitempty"`
+	Chunk      uint64 `json:"chunk,omitempty"` // bytes
+	Depth      int    `json:"depth,omitempty"`
+	Streams    int    `json:"streams,omitempty"`
 }
 
 // When a relay takes its staging.
@@ -234,6 +248,11 @@ type Staging struct {
 	// less, or why a GPU serves that is not among the lane's servers.
 	Wanted uint64 `json:"wanted"`
 	Note   string `json:"note,omitempty"`
+	// Slots of SlotBytes in each direction, and the streams that copy to and from
+	// them; of the first lane where several have staging there.
+	Slots     int    `json:"slots,omitempty"`
+	SlotBytes uint64 `json:"slotBytes,omitempty"`
+	Streams   int    `json:"streams,omitempty"`
 }
 
 // Check says what a relay cannot work with.
@@ -275,6 +294,19 @@ func (c Config) Check() error {
 	case TransportAuto, TransportLoop, TransportLocal:
 	default:
 		return fmt.Errorf("relay configuration: transport %q is none of auto, loop, local", c.Transport)
+	}
+	switch c.SelfTest {
+	case "", SelfTestOff, SelfTestOnce, SelfTestRequired:
+	default:
+		return fmt.Errorf("relay configuration: self-test %q is none of off, once, required", c.SelfTest)
+	}
+	for _, p := range c.Pairs {
+		if err := p.Check(); err != nil {
+			return fmt.Errorf("relay configuration: a tested pair: %w", err)
+		}
+	}
+	if c.Chunk > 1<<30 || c.Chunk%(64<<10) != 0 || c.Depth < 0 || c.Depth > maxDepth || c.Streams < 0 || c.Streams > maxStreams {
+		return fmt.Errorf("relay configuration: chunks of %d bytes, depth %d, %d streams", c.Chunk, c.Depth, c.Streams)
 	}
 	if c.Slots < 1 || c.Slots > 1024 {
 		return fmt.Errorf("relay configuration: %d slots; 1 to 1024 are possible", c.Slots)

@@ -79,6 +79,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx)
 	pthread_mutex_unlock(&c->mutex);
 	while (s) {
 		struct stream *next = s->next;
+		capture_leave(s);
 		release(handle_take(STREAM, s->handle));
 		stream_abandon(s);
 		release(s);
@@ -152,7 +153,7 @@ CUresult cuCtxSynchronize(void)
 
 CUresult cuCtxSetLimit(int limit, size_t value)
 {
-	(void)value; // of kernels, which the simulator does not run
+	(void)value; // of kernels, which have no stack here
 	CUresult r = enter("cuCtxSetLimit", NULL);
 	struct context *c;
 	if (r != CUDA_SUCCESS || (r = context_current(&c)) != CUDA_SUCCESS)

@@ -29,7 +29,10 @@ CUresult enter(const char *call, struct fault *f)
 {
 	if (f)
 		*f = (struct fault){0};
-	return atomic_load(&initialized) ? fault_due(call, f) : CUDA_ERROR_NOT_INITIALIZED;
+	if (!atomic_load(&initialized))
+		return CUDA_ERROR_NOT_INITIALIZED;
+	CUresult r = fault_due(call, f);
+	return r == CUDA_SUCCESS ? capture_forbids(call) : r;
 }
 
 CUresult cuInit(unsigned flags)
@@ -160,6 +163,7 @@ CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice dev)
 	case 20: *v = 0; break;                // COMPUTE_MODE: default
 	case 33: *v = (int)d->bus; break;      // PCI_BUS_ID
 	case 34: *v = (int)d->slot; break;     // PCI_DEVICE_ID
+	case 39: *v = 2048; break;             // MAX_THREADS_PER_MULTIPROCESSOR
 	case 40: *v = 3; break;                // ASYNC_ENGINE_COUNT
 	case 50: *v = (int)d->domain; break;   // PCI_DOMAIN_ID
 	case 75: *v = 9; break;                // COMPUTE_CAPABILITY_MAJOR

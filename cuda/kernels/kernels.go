@@ -1,0 +1,280 @@
+// Package kernels has the kernels that Peerlane tests and measures GPUs with:
+// a pattern that is written and compared, a reader that runs while bytes
+// arrive, and load for the SMs and for the memory.
+//
+// They are PTX, which the driver compiles for the GPU that it finds: no CUDA
+// toolkit is needed. Nothing on the relay's way of the data launches any of
+// them (a kernel waits for other processes' time slices).
+//
+//	k, err := kernels.Load(driver)  // in the current context, once
+//	page, err := k.NewPage()        // pinned host memory: a flag and findings
+//	err = k.Fill(stream, p, size, kernels.Pattern{Seed: 7})
+//	err = k.Compare(stream, p, size, kernels.Pattern{Seed: 7}, page)
+//	// ... the stream's work is done ...
+//	difference := page.Difference()
+//
+// While a [Kernels.Read], [Kernels.Spin] or [Kernels.Stream] runs, calls that
+// wait for the whole context wait for it: make memory, pages and streams
+// before, and free them after.
+package kernels
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/peerlane/peerlane/cuda"
+)
+
+//go:embed kernels.ptx
+var ptx string
+
+// word is the unit of addresses and sizes here: 8 bytes.
+const word = 8
+
+// Kernels are the kernels in one context, of which they take some of the
+// device's memory. They are used with that context current.
+type Kernels struct {
+	driver                              *cuda.Driver
+	module                              cuda.Module
+	fill, compare, reader, spin, stream cuda.Function
+	multiprocessors, threads            int // of the device: SMs, and threads that each of them holds
+}
+
+// Load compiles the kernels for the device of the current context, and loads
+// them there at once also where the driver loads lazily. The error of a driver
+// that does not take the PTX has its compiler's log.
+func Load(d *cuda.Driver, device cuda.Device) (*Kernels, error) {
+	k := &Kernels{driver: d}
+	var err error
+	if k.multiprocessors, err = d.DeviceAttribute(device, cuda.AttributeMultiprocessors); err != nil {
+		return nil, err
+	}
+	if k.threads, err = d.DeviceAttribute(device, cuda.AttributeThreadsPerMultiprocessor); err != nil {
+		return nil, err
+	}
+	if k.module, err = d.ModuleLoadPTX(ptx); err != nil {
+		return nil, fmt.Errorf("kernels of Peerlane: %w", err)
+	}
+	for name, f := range map[string]*cuda.Function{
+		"peerlane_fill": &k.fill, "peerlane_compare": &k.compare, "peerlane_reader": &k.reader,
+		"peerlane_spin": &k.spin, "peerlane_stream": &k.stream,
+	} {
+		if *f, err = d.ModuleGetFunction(k.module, name); err != nil {
+			return nil, errors.Join(err, k.Unload())
+		}
+	}
+	return k, nil
+}
+
+// Unload gives the kernels up; none may be running.
+func (k *Kernels) Unload() error { return k.driver.ModuleUnload(k.module) }
+
+// Page is pinned host memory that a kernel shares with the host: a flag that
+// the host sets, and what the kernel found. One launch at a time uses it.
+type Page struct {
+	driver *cuda.Driver
+	words  []uint64
+	device cuda.Ptr
+}
+
+const (
+	maxBlocks = 1024
+	findings  = 8 // the word of a page where they begin, behind the flag's cache line
+	pageWords = findings + 2*maxBlocks
+)
+
+// NewPage makes a page whose flag is 0.
+func (k *Kernels) NewPage() (*Page, error) {
+	p, err := k.driver.MemHostAlloc(pageWords * word)
+	if err != nil {
+		return nil, err
+	}
+	device, err := k.driver.MemHostDevicePtr(p)
+	if err != nil {
+		return nil, errors.Join(err, k.driver.MemHostFree(p))
+	}
+	page := &Page{k.driver, unsafe.Slice((*uint64)(p), pageWords), device}
+	clear(page.words)
+	return page, nil
+}
+
+// Free gives the page back; no kernel may use it any more.
+func (p *Page) Free() error { return p.driver.MemHostFree(unsafe.Pointer(&p.words[0])) }
+
+// SetFlag sets the page's flag, which running kernels see.
+func (p *Page) SetFlag(v uint64) { atomic.StoreUint64(&p.words[0], v) }
+
+// Flag is the address by which devices reach the flag, 8 bytes: also for
+// values that a stream writes.
+func (p *Page) Flag() cuda.Ptr { return p.device }
+
+func (p *Page) found(i int) uint64 { return atomic.LoadUint64(&p.words[findings+i]) }
+
+// begin empties the findings, and is their address for the kernel.
+func (p *Page) begin() uint64 {
+	for i := findings; i < pageWords; i++ {
+		atomic.StoreUint64(&p.words[i], 0)
+	}
+	return uint64(p.device) + findings*word
+}
+
+// Difference is where memory is not what it is to be.
+type Difference struct {
+	Words uint64 // of 8 bytes, that differ
+	First uint64 // offset of the first of them in bytes; only where Words is not 0
+}
+
+func (d Difference) String() string {
+	if d.Words == 0 {
+		return "no difference"
+	}
+	return fmt.Sprintf("%d words differ, the first at offset %d", d.Words, d.First)
+}
+
+// Difference is the result of a [Kernels.Compare] that is done.
+func (p *Page) Difference() Difference {
+	var d Difference
+	for block := range maxBlocks {
+		n, first := p.found(2*block), p.found(2*block+1)*word
+		if n > 0 && (d.Words == 0 || first < d.First) {
+			d.First = first
+		}
+		d.Words += n
+	}
+	return d
+}
+
+// Rounds is how often each block of a [Kernels.Spin] or [Kernels.Stream] that
+// is done went round, summed: what it got done in its time.
+func (p *Page) Rounds() uint64 {
+	var n uint64
+	for block := range maxBlocks {
+		n += p.found(block)
+	}
+	return n
+}
+
+// Fill writes a pattern to size bytes of device memory, an address and a size
+// that are multiples of 8.
+func (k *Kernels) Fill(s cuda.Stream, p cuda.Ptr, size uint64, pattern Pattern) error {
+	if err := whole(p, size, word); err != nil {
+		return err
+	}
+	return k.driver.Launch(k.fill, k.blocks(size/word), blockSize, s, uint64(p), size/word, pattern.Seed, pattern.First)
+}
+
+// Compare compares size bytes of device memory with a pattern; address and
+// size are multiples of 8. When the stream's work is done [Page.Difference]
+// has the result.
+func (k *Kernels) Compare(s cuda.Stream, p cuda.Ptr, size uint64, pattern Pattern, result *Page) error {
+	if err := whole(p, size, word); err != nil {
+		return err
+	}
+	return k.driver.Launch(k.compare, k.blocks(size/word), blockSize, s,
+		uint64(p), size/word, pattern.Seed, pattern.First, result.begin())
+}
+
+// Reading is what a reader is to do, a kernel of one block that runs while
+// bytes arrive. In each round it waits for the page's flag, and then compares.
+type Reading struct {
+	// Value is what the flag must be at least in the first round, in the cyclic
+	// order of StreamWaitValue64; in each further round it is 1 more.
+	Value uint64
+	// Polls bounds how often the reader looks at the flag in one round, at about
+	// a million times a second; 0 is 10 million. Then it gives up.
+	Polls   uint64
+	Rounds  uint64 // 0 is 1
+	Address cuda.Ptr
+	Size    uint64 // bytes, a multiple of 8 as the address is
+	// Seed is the pattern's in the first round, which begins at its word 0; in
+	// each further round the seed is 1 more.
+	Seed uint64
+}
+
+// Read starts a reader. Its page's flag and results are in use until the
+// stream's work is done.
+func (k *Kernels) Read(s cuda.Stream, r Reading, page *Page) error {
+	if err := whole(r.Address, r.Size, word); err != nil {
+		return err
+	}
+	if r.Polls == 0 {
+		r.Polls = 10_000_000
+	}
+	if r.Rounds == 0 {
+		r.Rounds = 1
+	}
+	return k.driver.Launch(k.reader, 1, readerSize, s, uint64(page.Flag()), r.Value, r.Polls, r.Rounds,
+		uint64(r.Address), r.Size/word, r.Seed, page.begin())
+}
+
+// Progress is how far a reader is, also while it runs.
+type Progress struct {
+	Running bool   // it has begun
+	Rounds  uint64 // that it compared
+	Ended   bool
+	GaveUp  bool // it ended without having seen the flag
+	// Difference is the sum of all rounds that were compared; Round is the first
+	// with one, from 0, and First is of that.
+	Difference
+	Round uint64
+}
+
+// Progress is how far the reader is that was started with the page.
+func (p *Page) Progress() Progress {
+	begun, ended := p.found(0), p.found(1)
+	g := Progress{Running: begun > 0, Ended: ended != 0, GaveUp: ended == 2}
+	if begun > 0 {
+		g.Rounds = begun - 1
+	}
+	if n := p.found(2); n > 0 {
+		g.Difference, g.Round = Difference{n, p.found(3) * word}, p.found(4)
+	}
+	return g
+}
+
+// Spin keeps every SM busy, without memory, for a time that begins when the
+// kernel does, or until the page's flag is not 0.
+func (k *Kernels) Spin(s cuda.Stream, d time.Duration, page *Page) error {
+	return k.driver.Launch(k.spin, k.everywhere(), blockSize, s, uint64(page.Flag()), uint64(d.Nanoseconds()), page.begin())
+}
+
+// Stream keeps the memory busy: it reads and writes size bytes, address and
+// size multiples of 16, again and again, for a time that begins when the
+// kernel does, or until the page's flag is not 0. A pass is always ended. It
+// moves 2 × size × [Page.Rounds] / [Kernels.Blocks] bytes.
+func (k *Kernels) Stream(s cuda.Stream, p cuda.Ptr, size uint64, d time.Duration, page *Page) error {
+	if err := whole(p, size, 2*word); err != nil {
+		return err
+	}
+	return k.driver.Launch(k.stream, k.everywhere(), blockSize, s, uint64(p), size/(2*word),
+		uint64(page.Flag()), uint64(d.Nanoseconds()), page.begin())
+}
+
+// Blocks is how many blocks [Kernels.Spin] and [Kernels.Stream] have.
+func (k *Kernels) Blocks() int { return int(k.everywhere()) }
+
+const (
+	blockSize  = 512  // threads
+	readerSize = 1024 // threads of the one block
+)
+
+// blocks is how many blocks share n words.
+func (k *Kernels) blocks(n uint64) uint32 {
+	return uint32(min(maxBlocks, max(1, (n+blockSize-1)/blockSize)))
+}
+
+// everywhere is as many blocks as the device's SMs hold at once.
+func (k *Kernels) everywhere() uint32 {
+	return uint32(min(maxBlocks, k.multiprocessors*max(1, k.threads/blockSize)))
+}
+
+func whole(p cuda.Ptr, size, unit uint64) error {
+	if uint64(p)%unit != 0 || size%unit != 0 {
+		return fmt.Errorf("kernel on %d bytes at %s: address and size must be multiples of %d", size, p, unit)
+	}
+	return nil
+}
