@@ -384,7 +384,22 @@ func TestStagingMemoryWhereThereIsRoom(t *testing.T) {
 	}
 	fillGPU(t, 2, 8*mib)
 	_, err := s.Staging(within(t), driver, client.Staging{Bytes: 64 * mib, GPU: uuid(t, 0)})
-	demand(t, err, wire.StatusNoStaging, "has room for 64 MiB of staging memory", "GPU 1 (", "GPU 2 (", "CUDA_ERROR_OUT_OF_MEMORY")
+	demand(t, err, wire.StatusNoStaging, "can have 64 MiB of staging memory", "GPU 1 (", "GPU 2 (", "CUDA_ERROR_OUT_OF_MEMORY")
+}
+
+// Nor does a pair serve that its self-test found unfit.
+func TestStagingMemoryGoesByTheSelfTest(t *testing.T) {
+	h := newHost(t)
+	h.change = func(c *launch.Config) {
+		c.SelfTest, c.Pairs = launch.SelfTestOnce, []launch.Pair{found(1, launch.VerdictWrong, "a byte arrived wrong")}
+	}
+	lane := copying(far(0, 1, "nic0"))
+	_, err := attach(t, h.relay("a", launch.RouteDirect, lane)).Staging(within(t), driver, client.Staging{Bytes: mib, GPU: uuid(t, 0)})
+	demand(t, err, wire.StatusNoStaging, "GPU 1 ("+devices[1].BusID+"): the pair failed its self-test: a byte arrived wrong")
+	lane.Servers = append(lane.Servers, gpu(2))
+	if m := stagingMemory(t, attach(t, h.relay("b", launch.RouteDirect, lane)), 0, mib); m.ServerIndex != 2 {
+		t.Errorf("it is on GPU %d", m.ServerIndex)
+	}
 }
 
 // A client that goes on writing into what is sent gets wrong bytes, in its own message
