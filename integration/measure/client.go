@@ -27,6 +27,11 @@ type Client struct {
 	Sending   *client.Connection
 	Receiving *client.Connection
 
+	// Handed is how much of a message this process sends after it has copied the whole
+	// one to staging memory: 8, say, to measure the copy and its hand-over without the
+	// way to the receiver, which then receives messages of that size. 0 is all of it.
+	Handed uint64
+
 	context cuda.Context
 	// Where this process copies itself: messages that were copied to Outgoing's
 	// staging memory, and those that come into Incoming's.
@@ -284,7 +289,11 @@ func (s *Stream) Post() (*client.Operation, error) {
 		if err := errors.Join(d.MemcpyAsync(slot, b.Ptr, s.size, b.Stream), c.Streams.Write(b.Stream, line, c.copied)); err != nil {
 			return nil, err
 		}
-		return post(b.Memory, at, s.size, client.Tag(s.tag), client.After(line, c.copied))
+		n := s.size
+		if c.Handed > 0 {
+			n = min(n, c.Handed)
+		}
+		return post(b.Memory, at, n, client.Tag(s.tag), client.After(line, c.copied))
 	}
 	c.landed++
 	landed, emptied := c.Timeline(landedLines+uint32(turn)), c.Timeline(emptiedLine)
