@@ -162,7 +162,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		Route: r.Config.Relay.Route, Transport: r.Config.Relay.Transport,
 		Slots: r.Config.Relay.Slots, SlotBytes: uint64(r.Config.Relay.SlotSize),
 		Peers: l.Peers(), NICs: l.EmulatedNICs(),
-		Reserve: r.Config.Relay.Reserve, Bounce: r.Config.Bounce(), CUDAIPC: r.Config.Relay.CUDAIPC == config.CUDAIPCAllow, Limits: r.Config.Relay.Launch(),
+		Reserve: r.Config.Relay.Reserve, Bounce: r.Config.Bounce(), CUDAIPC: r.Config.Relay.CUDAIPC == config.CUDAIPCAllow, IPCEvents: r.Config.Relay.Events == config.EventsIPC, Limits: r.Config.Relay.Launch(),
 	}
 	if err := g.check(); err != nil {
 		return nil, nil, false, err

@@ -69,7 +69,11 @@ func (c *connection) advance() bool {
 		op := c.posted[0]
 		c.posted = c.posted[1:]
 		op.began = c.session.relay.loop.Now()
-		c.side.start(op)
+		if op.spoiled {
+			op.finish(wire.StatusUnknownEvent)
+		} else {
+			c.side.start(op)
+		}
 		progress = true
 	}
 	if c.down == nil && len(c.posted) > 0 {

@@ -1003,6 +1003,8 @@ func play(role string) int {
 	switch role {
 	case "relay":
 		err = playRelay()
+	case "events":
+		err = playEvents()
 	case "staging":
 		err = playStaging()
 	default:

@@ -43,7 +43,8 @@ type session struct {
 	memories    map[uint32]*memory
 	connections map[uint32]*connection
 	listeners   map[uint32]*listener
-	// waits are the connections whose next operation waits for a timeline.
+	events      map[uint32]*event
+	// waits are the connections whose next operation waits for a timeline or an event.
 	waits map[*connection]bool
 
 	parts []part // of the export that will come
@@ -100,6 +101,7 @@ func (r *Relay) greetClient(conn packet.Conn, silent *greetings) {
 		memories:    map[uint32]*memory{},
 		connections: map[uint32]*connection{},
 		listeners:   map[uint32]*listener{},
+		events:      map[uint32]*event{},
 		waits:       map[*connection]bool{},
 	}
 	if err := s.shareMemory(); err != nil {
@@ -260,6 +262,10 @@ func (s *session) end(why *wire.Error) {
 	for _, m := range s.memories {
 		m.retire()
 	}
+	for number, e := range s.events {
+		delete(s.events, number)
+		e.retire()
+	}
 	s.dropParts()
 	s.relay.loop.Remove(s)
 	if s.relay.dying == nil {
@@ -331,6 +337,10 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.hostMemory(m, sequence)
 	case *wire.Staging:
 		s.stagingMemory(m, sequence)
+	case *wire.Event:
+		s.openEvent(m, sequence)
+	case *wire.EventClose:
+		s.answer(sequence, s.closeEvent(m.Event))
 	case *wire.Unexport:
 		s.unexport(m.Memory, sequence)
 	case *wire.Listen:
@@ -454,7 +464,7 @@ func (s *session) breakOff(why *wire.Error) {
 	s.end(wire.Errorf(why.Status, "client process %d of %s: %s", s.pid, s.relay.name(), why.Reason))
 }
 
-// Busy reports whether a timeline is waited for: a GPU advances it without
+// Busy reports whether a timeline or an event is waited for: a GPU advances it without
 // waking anybody.
 func (s *session) Busy() bool { return len(s.waits) > 0 }
 
@@ -485,7 +495,11 @@ func (s *session) take(d wire.Descriptor) {
 	case d.Operation == wire.OpCancel:
 		c.cancel(op)
 	default:
-		if status := op.bind(d.Memory, c); status != wire.StatusOK {
+		status := op.bind(d.Memory, c)
+		if status == wire.StatusOK {
+			status = op.waitFor(d.WaitEvent, c)
+		}
+		if status != wire.StatusOK {
 			op.finish(status)
 			return
 		}
@@ -505,6 +519,8 @@ type operation struct {
 	wait, signal   uint32
 	waitValue      uint64
 	signalValue    uint64
+	event          *event // that it waits for, nil once that has come
+	spoiled        bool   // the event cannot be waited for
 
 	send     uint64 // its number on the connection
 	granted  uint64 // of a send, the bytes that the receiver has room for
@@ -540,7 +556,7 @@ func (op *operation) bind(number uint32, c *connection) wire.Status {
 }
 
 func (op *operation) due() bool {
-	return op.wait == wire.NoTimeline || ring.Reached(op.session.ring.Timeline(op.wait), op.waitValue)
+	return (op.wait == wire.NoTimeline || ring.Reached(op.session.ring.Timeline(op.wait), op.waitValue)) && op.reached()
 }
 
 // fail ends the operation with an error as soon as nothing can touch its
@@ -566,6 +582,7 @@ func (op *operation) finish(status wire.Status) {
 		return
 	}
 	op.over = true
+	op.leaveEvent()
 	s := op.session
 	if op.connection != nil {
 		op.connection.over(op, status)

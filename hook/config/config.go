@@ -133,6 +133,12 @@ type Relay struct {
 	// fail. Hence not with cdi.tenancy = "multi". Memory of cuMemCreate needs none of
 	// it.
 	CUDAIPC string `toml:"cuda_ipc"`
+	// What operations may wait for beside timelines, which always work: with ipc also
+	// events of CUDA's IPC (cudaIpcGetEventHandle), with timeline nothing. The driver
+	// keeps such events in /dev/shm for one uid, so they take containers that share the
+	// host's (`--ipc host`) and are root there, and relays with sandbox = "off". Not with
+	// cdi.tenancy = "multi".
+	Events string `toml:"events"`
 	// Added to a relay's environment, `"NAME=value"` each; beside it there is only
 	// PATH.
 	Environment []string `toml:"environment"`
@@ -168,6 +174,12 @@ const (
 	CUDAIPCNever = "never"
 )
 
+// What operations may wait for.
+const (
+	EventsTimeline = "timeline"
+	EventsIPC      = "ipc" // events of CUDA's IPC, too
+)
+
 // Limits bound what the clients of one container have of their relay, all of them
 // together, so that no client can have it grow without end.
 type Limits struct {
@@ -179,7 +191,7 @@ type Limits struct {
 	// Connections that are open at a time, sending and receiving.
 	Connections int `toml:"connections"`
 	// Files that the relay has open for them at a time: six for a process, one for
-	// each allocation of a memory, two for host memory, up to three for a connection
+	// each event, one for each allocation of a memory, two for host memory, up to three for a connection
 	// and, while another container's memory is mapped for it, one for each allocation
 	// of that. Where the relay may not open as many
 	// (ulimit -n) it is fewer.
@@ -258,7 +270,7 @@ func Default() Config {
 			// Between the uids of systemd's containers and those of its foreign images;
 			// https://systemd.io/UIDS-GIDS has nobody there.
 			Sandbox: SandboxAuto, UIDs: "2130706432-2147352575",
-			Reserve: launch.ReserveAttach, CUDAIPC: CUDAIPCNever, Limits: defaultLimits(),
+			Reserve: launch.ReserveAttach, CUDAIPC: CUDAIPCNever, Events: EventsTimeline, Limits: defaultLimits(),
 			Memory: 64 << 30, CPUs: 16, Tasks: 4096,
 		},
 		GDR:     topo.GDRPolicy{MaxPath: topo.PXB},
@@ -340,6 +352,7 @@ func (c Config) check() error {
 		{"relay.route", r.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
 		{"relay.reserve", r.Reserve, []string{launch.ReserveAttach, launch.ReserveStart}},
 		{"relay.cuda_ipc", r.CUDAIPC, []string{CUDAIPCAllow, CUDAIPCNever}},
+		{"relay.events", r.Events, []string{EventsTimeline, EventsIPC}},
 		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal}},
 		{"relay.sandbox", r.Sandbox, []string{SandboxAuto, SandboxOff}},
 		{"staging.bounce", c.Staging.Bounce, []string{BounceAllow, BounceNever}},
@@ -351,6 +364,9 @@ func (c Config) check() error {
 	}
 	if r.CUDAIPC == CUDAIPCAllow && c.CDI.Tenancy == TenancyMulti {
 		return errors.New(`relay.cuda_ipc is "allow" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's memory`)
+	}
+	if r.Events == EventsIPC && c.CDI.Tenancy == TenancyMulti {
+		return errors.New(`relay.events is "ipc" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's event`)
 	}
 	if r.Slots < 1 || r.Slots > 1024 {
 		return fmt.Errorf("relay.slots is %d; 1 to 1024 are possible", r.Slots)

@@ -56,6 +56,7 @@ slots = 4
 slot_size = "1MiB"
 reserve = "start"
 cuda_ipc = "never"
+events = "timeline"
 limits = { clients = 2, memories = 3, connections = 5, descriptors = 7, host_memory = "3GiB", client_host_memory = "2GiB", staging = "5GiB", client_staging = "6GiB" }
 environment = ["PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="]
 sandbox = "off"
@@ -101,7 +102,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 		Hook: config.Hook{OnFailure: "warn", Annotations: true},
 		Relay: config.Relay{
 			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
-			Reserve: "start", CUDAIPC: "never", Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7, HostMemory: 3 << 30, ClientHostMemory: 2 << 30, Staging: 5 << 30, ClientStaging: 6 << 30},
+			Reserve: "start", CUDAIPC: "never", Events: "timeline", Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7, HostMemory: 3 << 30, ClientHostMemory: 2 << 30, Staging: 5 << 30, ClientStaging: 6 << 30},
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
 			Sandbox:     config.SandboxOff, UIDs: "70000-70010", SandboxRead: []string{"/opt/driver"}, SandboxWrite: []string{"/dev/shm"},
 			Memory: 8 << 30, CPUs: 4, Tasks: 512,
@@ -160,6 +161,8 @@ func TestRefused(t *testing.T) {
 		{"reserve", "[relay]\nreserve = \"never\"", `relay.reserve is "never"; attach, start`},
 		{"IPC", "[relay]\ncuda_ipc = \"maybe\"", `relay.cuda_ipc is "maybe"; allow, never are possible`},
 		{"IPC of tenants", "[relay]\ncuda_ipc = \"allow\"\n[cdi]\ntenancy = \"multi\"", "guess the IPC handle"},
+		{"events", "[relay]\nevents = \"maybe\"", `relay.events is "maybe"; timeline, ipc are possible`},
+		{"events of tenants", "[relay]\nevents = \"ipc\"\n[cdi]\ntenancy = \"multi\"", "another's event"},
 		{"bounce", "[staging]\nbounce = \"maybe\"", `staging.bounce is "maybe"; allow, never are possible`},
 		{"no bounce", "[staging]\nbounce_limit = \"0B\"", "staging.bounce_limit is 0 B"},
 		{"no host memory", "[relay.limits]\nhost_memory = \"8B\"", "relay.limits.host_memory is 8 B"},

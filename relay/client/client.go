@@ -304,6 +304,8 @@ func (s *Session) giveBack(m wire.Message) {
 		request = &wire.Unexport{Memory: m.Memory}
 	case *wire.HostMemoryMade:
 		request = &wire.Unexport{Memory: m.Memory}
+	case *wire.EventOpened:
+		request = &wire.EventClose{Event: m.Event}
 	case *wire.StagingMade:
 		request = &wire.Unexport{Memory: m.Memory}
 	case *wire.Listening:

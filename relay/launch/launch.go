@@ -108,8 +108,10 @@ type Config struct {
 	// GPU has room; with 0 they do not.
 	Bounce uint64 `json:"bounce,omitempty"`
 	// CUDAIPC says that clients' memory of cudaMalloc is taken by its IPC handle.
-	CUDAIPC bool   `json:"cudaIPC,omitempty"`
-	Limits  Limits `json:"limits,omitzero"`
+	CUDAIPC bool `json:"cudaIPC,omitempty"`
+	// IPCEvents says that operations may wait for events of clients by their IPC handles.
+	IPCEvents bool   `json:"ipcEvents,omitempty"`
+	Limits    Limits `json:"limits,omitzero"`
 	// SelfTest is what becomes of a pair of GPUs that is not tested: one of
 	// SelfTestOff, also where it is empty, SelfTestOnce and SelfTestRequired.
 	SelfTest string `json:"selfTest,omitempty"`

@@ -106,6 +106,8 @@ type host struct {
 	// ipc are the containers whose relays take memory of cudaMalloc, copying those that
 	// see their server GPUs.
 	ipc, copying []string
+	// events are those whose relays take events of CUDA's IPC.
+	events []string
 }
 
 func newHost(t *testing.T) *host {
@@ -161,7 +163,7 @@ func (h *host) config(name, route string, server int, gpus ...int) launch.Config
 	}
 	c := launch.Config{
 		Generation: hex.EncodeToString(id[:]), Container: name, Route: route, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: slices.Contains(h.ipc, name),
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: slices.Contains(h.ipc, name), IPCEvents: slices.Contains(h.events, name),
 	}
 	for _, i := range gpus {
 		c.Lanes = append(c.Lanes, launch.Lane{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(clients + server)}, NICs: []string{fmt.Sprintf("nic%d", server)}, Copy: slices.Contains(h.copying, name)})

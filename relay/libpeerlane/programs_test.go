@@ -203,6 +203,17 @@ func TestClientsCopy(t *testing.T) {
 	})
 }
 
+func TestEventsOfIPC(t *testing.T) {
+	eachKind(t, "events", func(t *testing.T, path string) {
+		for _, route := range routes {
+			h := newHost(t)
+			h.copying, h.events = []string{"a"}, []string{"a"}
+			a, b := h.pair(route, 0, 1)
+			start(t, path, a, b, devices[0].UUID, devices[1].UUID).end()
+		}
+	})
+}
+
 func TestOperationsAllocateNothingAndMakeNoSystemCall(t *testing.T) {
 	a, b := newHost(t).pair(launch.RouteDirect, 0)
 	p := start(t, program(t, "tests", "hot", plain), a, b, devices[0].UUID)

@@ -14,6 +14,7 @@
 #define PEERLANE_MAX_MEMORIES (4096)
 #define PEERLANE_MAX_CONNECTIONS (1024)
 #define PEERLANE_MAX_LISTENERS (256)
+#define PEERLANE_MAX_EVENTS (1024)
 /* Server GPUs that one Statistics reports. */
 #define PEERLANE_MAX_SERVERS (8)
 /* Lanes of a container that one LanesReply names. */
@@ -57,6 +58,7 @@ enum peerlane_status {
 	PEERLANE_STATUS_NIC_DIED = 24, /* the emulated NIC died */
 	PEERLANE_STATUS_NO_STAGING = 25, /* no staging memory */
 	PEERLANE_STATUS_BAD_RING = 26, /* the ring does not hold what the protocol allows */
+	PEERLANE_STATUS_UNKNOWN_EVENT = 27, /* no such event */
 };
 
 #endif

@@ -63,7 +63,8 @@
 	X(23, "the container at the other side ended") \
 	X(24, "the emulated NIC died") \
 	X(25, "no staging memory") \
-	X(26, "the ring does not hold what the protocol allows")
+	X(26, "the ring does not hold what the protocol allows") \
+	X(27, "no such event")
 
 enum peerlane_message {
 	PEERLANE_MESSAGE_HELLO = 1,
@@ -92,6 +93,9 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_HOST_MEMORY_MADE = 25,
 	PEERLANE_MESSAGE_STAGING = 28,
 	PEERLANE_MESSAGE_STAGING_MADE = 29,
+	PEERLANE_MESSAGE_EVENT = 21,
+	PEERLANE_MESSAGE_EVENT_OPENED = 22,
+	PEERLANE_MESSAGE_EVENT_CLOSE = 23,
 	PEERLANE_MESSAGE_PEER_HELLO = 32,
 	PEERLANE_MESSAGE_PEER_WELCOME = 33,
 	PEERLANE_MESSAGE_PEER_REGION = 34,
@@ -148,7 +152,8 @@ struct peerlane_descriptor {
 	uint32_t signal_timeline;
 	uint64_t wait_value;
 	uint64_t signal_value;
-	uint64_t reserved0;
+	uint32_t wait_event;
+	uint32_t reserved0;
 	uint64_t reserved1;
 	uint64_t reserved2;
 	uint64_t reserved3;
@@ -169,7 +174,8 @@ _Static_assert(offsetof(struct peerlane_descriptor, wait_timeline) == 48, "peerl
 _Static_assert(offsetof(struct peerlane_descriptor, signal_timeline) == 52, "peerlane_descriptor.signal_timeline");
 _Static_assert(offsetof(struct peerlane_descriptor, wait_value) == 56, "peerlane_descriptor.wait_value");
 _Static_assert(offsetof(struct peerlane_descriptor, signal_value) == 64, "peerlane_descriptor.signal_value");
-_Static_assert(offsetof(struct peerlane_descriptor, reserved0) == 72, "peerlane_descriptor.reserved0");
+_Static_assert(offsetof(struct peerlane_descriptor, wait_event) == 72, "peerlane_descriptor.wait_event");
+_Static_assert(offsetof(struct peerlane_descriptor, reserved0) == 76, "peerlane_descriptor.reserved0");
 _Static_assert(offsetof(struct peerlane_descriptor, reserved1) == 80, "peerlane_descriptor.reserved1");
 _Static_assert(offsetof(struct peerlane_descriptor, reserved2) == 88, "peerlane_descriptor.reserved2");
 _Static_assert(offsetof(struct peerlane_descriptor, reserved3) == 96, "peerlane_descriptor.reserved3");
@@ -633,6 +639,45 @@ _Static_assert(offsetof(struct peerlane_staging_made, bytes) == 8, "peerlane_sta
 _Static_assert(offsetof(struct peerlane_staging_made, memory) == 16, "peerlane_staging_made.memory");
 _Static_assert(offsetof(struct peerlane_staging_made, index) == 20, "peerlane_staging_made.index");
 _Static_assert(offsetof(struct peerlane_staging_made, server) == 24, "peerlane_staging_made.server");
+
+/* The relay opens an event of a stream of a GPU, by cuIpcGetEventHandle's handle, where */
+/* the configuration allows it and the driver can. Answered by EventOpened. */
+struct peerlane_event {
+	uint32_t type;
+	uint32_t sequence;
+	uint8_t gpu[16];
+	char handle[64];
+};
+_Static_assert(sizeof(struct peerlane_event) == 88, "peerlane_event");
+_Static_assert(offsetof(struct peerlane_event, type) == 0, "peerlane_event.type");
+_Static_assert(offsetof(struct peerlane_event, sequence) == 4, "peerlane_event.sequence");
+_Static_assert(offsetof(struct peerlane_event, gpu) == 8, "peerlane_event.gpu");
+_Static_assert(offsetof(struct peerlane_event, handle) == 24, "peerlane_event.handle");
+
+struct peerlane_event_opened {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t event;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_event_opened) == 16, "peerlane_event_opened");
+_Static_assert(offsetof(struct peerlane_event_opened, type) == 0, "peerlane_event_opened.type");
+_Static_assert(offsetof(struct peerlane_event_opened, sequence) == 4, "peerlane_event_opened.sequence");
+_Static_assert(offsetof(struct peerlane_event_opened, event) == 8, "peerlane_event_opened.event");
+_Static_assert(offsetof(struct peerlane_event_opened, reserved) == 12, "peerlane_event_opened.reserved");
+
+/* No operation that is posted from now on waits for it. Answered by Done. */
+struct peerlane_event_close {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t event;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_event_close) == 16, "peerlane_event_close");
+_Static_assert(offsetof(struct peerlane_event_close, type) == 0, "peerlane_event_close.type");
+_Static_assert(offsetof(struct peerlane_event_close, sequence) == 4, "peerlane_event_close.sequence");
+_Static_assert(offsetof(struct peerlane_event_close, event) == 8, "peerlane_event_close.event");
+_Static_assert(offsetof(struct peerlane_event_close, reserved) == 12, "peerlane_event_close.reserved");
 
 struct peerlane_peer_hello {
 	uint32_t type;

@@ -31,6 +31,7 @@ const (
 	MaxMemories    = 4096
 	MaxConnections = 1024
 	MaxListeners   = 256
+	MaxEvents      = 1024
 	// Server GPUs that one Statistics reports.
 	MaxServers = 8
 	// Lanes of a container that one LanesReply names.
@@ -89,6 +90,7 @@ const (
 	StatusNICDied           Status = 24 // the emulated NIC died
 	StatusNoStaging         Status = 25 // no staging memory
 	StatusBadRing           Status = 26 // the ring does not hold what the protocol allows
+	StatusUnknownEvent      Status = 27 // no such event
 )
 
 var statusText = map[Status]string{
@@ -119,6 +121,7 @@ var statusText = map[Status]string{
 	StatusNICDied:           "the emulated NIC died",
 	StatusNoStaging:         "no staging memory",
 	StatusBadRing:           "the ring does not hold what the protocol allows",
+	StatusUnknownEvent:      "no such event",
 }
 
 // Message types.
@@ -149,6 +152,9 @@ const (
 	TypeHostMemoryMade  uint32 = 25
 	TypeStaging         uint32 = 28
 	TypeStagingMade     uint32 = 29
+	TypeEvent           uint32 = 21
+	TypeEventOpened     uint32 = 22
+	TypeEventClose      uint32 = 23
 	TypePeerHello       uint32 = 32
 	TypePeerWelcome     uint32 = 33
 	TypePeerRegion      uint32 = 34
@@ -529,6 +535,46 @@ func (m *StagingMade) bytes() []byte {
 
 func (m *StagingMade) messageType() uint32 { return TypeStagingMade }
 
+// Event is 88 bytes.
+// The relay opens an event of a stream of a GPU, by cuIpcGetEventHandle's handle, where
+// the configuration allows it and the driver can. Answered by EventOpened.
+type Event struct {
+	Header
+	GPU    UUID
+	Handle [64]byte
+}
+
+func (m *Event) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Event) messageType() uint32 { return TypeEvent }
+
+// EventOpened is 16 bytes.
+type EventOpened struct {
+	Header
+	Event    uint32
+	Reserved uint32
+}
+
+func (m *EventOpened) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *EventOpened) messageType() uint32 { return TypeEventOpened }
+
+// EventClose is 16 bytes.
+// No operation that is posted from now on waits for it. Answered by Done.
+type EventClose struct {
+	Header
+	Event    uint32
+	Reserved uint32
+}
+
+func (m *EventClose) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *EventClose) messageType() uint32 { return TypeEventClose }
+
 // PeerHello is 184 bytes.
 type PeerHello struct {
 	Header
@@ -857,7 +903,8 @@ type Descriptor struct {
 	SignalTimeline uint32
 	WaitValue      uint64
 	SignalValue    uint64
-	Reserved0      uint64
+	WaitEvent      uint32
+	Reserved0      uint32
 	Reserved1      uint64
 	Reserved2      uint64
 	Reserved3      uint64
@@ -989,6 +1036,12 @@ func newMessage(messageType uint32) Message {
 		return &Staging{}
 	case TypeStagingMade:
 		return &StagingMade{}
+	case TypeEvent:
+		return &Event{}
+	case TypeEventOpened:
+		return &EventOpened{}
+	case TypeEventClose:
+		return &EventClose{}
 	case TypePeerHello:
 		return &PeerHello{}
 	case TypePeerWelcome:
@@ -1065,6 +1118,9 @@ var layouts = []struct {
 	{"HostMemoryMade", unsafe.Sizeof(HostMemoryMade{}), []uintptr{unsafe.Offsetof(HostMemoryMade{}.Header.Type), unsafe.Offsetof(HostMemoryMade{}.Header.Sequence), unsafe.Offsetof(HostMemoryMade{}.Bytes), unsafe.Offsetof(HostMemoryMade{}.Memory), unsafe.Offsetof(HostMemoryMade{}.Reserved)}},
 	{"Staging", unsafe.Sizeof(Staging{}), []uintptr{unsafe.Offsetof(Staging{}.Header.Type), unsafe.Offsetof(Staging{}.Header.Sequence), unsafe.Offsetof(Staging{}.Bytes), unsafe.Offsetof(Staging{}.GPU), unsafe.Offsetof(Staging{}.Access), unsafe.Offsetof(Staging{}.Reserved)}},
 	{"StagingMade", unsafe.Sizeof(StagingMade{}), []uintptr{unsafe.Offsetof(StagingMade{}.Header.Type), unsafe.Offsetof(StagingMade{}.Header.Sequence), unsafe.Offsetof(StagingMade{}.Bytes), unsafe.Offsetof(StagingMade{}.Memory), unsafe.Offsetof(StagingMade{}.Index), unsafe.Offsetof(StagingMade{}.Server)}},
+	{"Event", unsafe.Sizeof(Event{}), []uintptr{unsafe.Offsetof(Event{}.Header.Type), unsafe.Offsetof(Event{}.Header.Sequence), unsafe.Offsetof(Event{}.GPU), unsafe.Offsetof(Event{}.Handle)}},
+	{"EventOpened", unsafe.Sizeof(EventOpened{}), []uintptr{unsafe.Offsetof(EventOpened{}.Header.Type), unsafe.Offsetof(EventOpened{}.Header.Sequence), unsafe.Offsetof(EventOpened{}.Event), unsafe.Offsetof(EventOpened{}.Reserved)}},
+	{"EventClose", unsafe.Sizeof(EventClose{}), []uintptr{unsafe.Offsetof(EventClose{}.Header.Type), unsafe.Offsetof(EventClose{}.Header.Sequence), unsafe.Offsetof(EventClose{}.Event), unsafe.Offsetof(EventClose{}.Reserved)}},
 	{"PeerHello", unsafe.Sizeof(PeerHello{}), []uintptr{unsafe.Offsetof(PeerHello{}.Header.Type), unsafe.Offsetof(PeerHello{}.Header.Sequence), unsafe.Offsetof(PeerHello{}.Magic), unsafe.Offsetof(PeerHello{}.Oldest), unsafe.Offsetof(PeerHello{}.Newest), unsafe.Offsetof(PeerHello{}.Token), unsafe.Offsetof(PeerHello{}.Generation), unsafe.Offsetof(PeerHello{}.GPU), unsafe.Offsetof(PeerHello{}.Route), unsafe.Offsetof(PeerHello{}.Shares), unsafe.Offsetof(PeerHello{}.Name)}},
 	{"PeerWelcome", unsafe.Sizeof(PeerWelcome{}), []uintptr{unsafe.Offsetof(PeerWelcome{}.Header.Type), unsafe.Offsetof(PeerWelcome{}.Header.Sequence), unsafe.Offsetof(PeerWelcome{}.Version), unsafe.Offsetof(PeerWelcome{}.Route), unsafe.Offsetof(PeerWelcome{}.Generation), unsafe.Offsetof(PeerWelcome{}.GPU), unsafe.Offsetof(PeerWelcome{}.Name)}},
 	{"PeerRegion", unsafe.Sizeof(PeerRegion{}), []uintptr{unsafe.Offsetof(PeerRegion{}.Header.Type), unsafe.Offsetof(PeerRegion{}.Header.Sequence), unsafe.Offsetof(PeerRegion{}.Region), unsafe.Offsetof(PeerRegion{}.Kind), unsafe.Offsetof(PeerRegion{}.Bytes), unsafe.Offsetof(PeerRegion{}.GPU)}},
@@ -1087,7 +1143,7 @@ var layouts = []struct {
 	{"NICForget", unsafe.Sizeof(NICForget{}), []uintptr{unsafe.Offsetof(NICForget{}.Header.Type), unsafe.Offsetof(NICForget{}.Header.Sequence), unsafe.Offsetof(NICForget{}.Region), unsafe.Offsetof(NICForget{}.Reserved)}},
 	{"LaneGPU", unsafe.Sizeof(LaneGPU{}), []uintptr{unsafe.Offsetof(LaneGPU{}.GPU), unsafe.Offsetof(LaneGPU{}.Index), unsafe.Offsetof(LaneGPU{}.Reserved)}},
 	{"ServerBytes", unsafe.Sizeof(ServerBytes{}), []uintptr{unsafe.Offsetof(ServerBytes{}.GPU), unsafe.Offsetof(ServerBytes{}.In), unsafe.Offsetof(ServerBytes{}.Out)}},
-	{"Descriptor", unsafe.Sizeof(Descriptor{}), []uintptr{unsafe.Offsetof(Descriptor{}.Operation), unsafe.Offsetof(Descriptor{}.Connection), unsafe.Offsetof(Descriptor{}.Memory), unsafe.Offsetof(Descriptor{}.Flags), unsafe.Offsetof(Descriptor{}.Offset), unsafe.Offsetof(Descriptor{}.Length), unsafe.Offsetof(Descriptor{}.Tag), unsafe.Offsetof(Descriptor{}.Cookie), unsafe.Offsetof(Descriptor{}.WaitTimeline), unsafe.Offsetof(Descriptor{}.SignalTimeline), unsafe.Offsetof(Descriptor{}.WaitValue), unsafe.Offsetof(Descriptor{}.SignalValue), unsafe.Offsetof(Descriptor{}.Reserved0), unsafe.Offsetof(Descriptor{}.Reserved1), unsafe.Offsetof(Descriptor{}.Reserved2), unsafe.Offsetof(Descriptor{}.Reserved3), unsafe.Offsetof(Descriptor{}.Reserved4), unsafe.Offsetof(Descriptor{}.Reserved5), unsafe.Offsetof(Descriptor{}.Reserved6)}},
+	{"Descriptor", unsafe.Sizeof(Descriptor{}), []uintptr{unsafe.Offsetof(Descriptor{}.Operation), unsafe.Offsetof(Descriptor{}.Connection), unsafe.Offsetof(Descriptor{}.Memory), unsafe.Offsetof(Descriptor{}.Flags), unsafe.Offsetof(Descriptor{}.Offset), unsafe.Offsetof(Descriptor{}.Length), unsafe.Offsetof(Descriptor{}.Tag), unsafe.Offsetof(Descriptor{}.Cookie), unsafe.Offsetof(Descriptor{}.WaitTimeline), unsafe.Offsetof(Descriptor{}.SignalTimeline), unsafe.Offsetof(Descriptor{}.WaitValue), unsafe.Offsetof(Descriptor{}.SignalValue), unsafe.Offsetof(Descriptor{}.WaitEvent), unsafe.Offsetof(Descriptor{}.Reserved0), unsafe.Offsetof(Descriptor{}.Reserved1), unsafe.Offsetof(Descriptor{}.Reserved2), unsafe.Offsetof(Descriptor{}.Reserved3), unsafe.Offsetof(Descriptor{}.Reserved4), unsafe.Offsetof(Descriptor{}.Reserved5), unsafe.Offsetof(Descriptor{}.Reserved6)}},
 	{"Completion", unsafe.Sizeof(Completion{}), []uintptr{unsafe.Offsetof(Completion{}.Cookie), unsafe.Offsetof(Completion{}.Length), unsafe.Offsetof(Completion{}.Status), unsafe.Offsetof(Completion{}.Reserved)}},
 	{"SubmitPage", unsafe.Sizeof(SubmitPage{}), []uintptr{unsafe.Offsetof(SubmitPage{}.Tail), unsafe.Offsetof(SubmitPage{}.Reserved0), unsafe.Offsetof(SubmitPage{}.CompletedHead), unsafe.Offsetof(SubmitPage{}.Reserved1), unsafe.Offsetof(SubmitPage{}.ClientSleeps), unsafe.Offsetof(SubmitPage{}.Reserved2)}},
 	{"CompletePage", unsafe.Sizeof(CompletePage{}), []uintptr{unsafe.Offsetof(CompletePage{}.TakenHead), unsafe.Offsetof(CompletePage{}.Reserved0), unsafe.Offsetof(CompletePage{}.Tail), unsafe.Offsetof(CompletePage{}.Reserved1), unsafe.Offsetof(CompletePage{}.RelaySleeps), unsafe.Offsetof(CompletePage{}.Reserved2)}},

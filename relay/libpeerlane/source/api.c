@@ -268,6 +268,33 @@ int peerlane_unexport(peerlane_session *s, peerlane_memory memory)
 	return tell(s, &m, sizeof m);
 }
 
+/* --- events --------------------------------------------------------------------- */
+
+int peerlane_open_event(peerlane_session *s, const uint8_t handle[64], const peerlane_gpu *gpu, peerlane_event *event)
+{
+	struct peerlane_event m = {.type = PEERLANE_MESSAGE_EVENT};
+	struct peerlane_event_opened answer;
+	int status;
+
+	if (!handle || !gpu || !event)
+		return fail_call(PEERLANE_STATUS_INVALID, "opening an event: no handle, no GPU, or nowhere to write the event: NULL");
+	memcpy(m.gpu, gpu->bytes, sizeof m.gpu);
+	memcpy(m.handle, handle, sizeof m.handle);
+	status = ask(s, &m, sizeof m, -1, &answer, PEERLANE_MESSAGE_EVENT_OPENED, sizeof answer, NULL);
+	if (!status && !answer.event)
+		status = fail_call(PEERLANE_STATUS_MALFORMED, "the relay gave the number 0 to an event");
+	if (!status)
+		*event = answer.event;
+	return status;
+}
+
+int peerlane_close_event(peerlane_session *s, peerlane_event event)
+{
+	struct peerlane_event_close m = {.type = PEERLANE_MESSAGE_EVENT_CLOSE, .event = event};
+
+	return tell(s, &m, sizeof m);
+}
+
 /* --- connections ---------------------------------------------------------------- */
 
 int peerlane_listen(peerlane_session *s, const peerlane_gpu *gpu, peerlane_listener *listener, peerlane_handle *handle)

@@ -293,8 +293,8 @@ PEERLANE_API int peerlane_connection_status(peerlane_session *session, peerlane_
 struct peerlane_options {
 	uint64_t tag;             /* a message meets receives of the same tag only */
 	uint64_t context;         /* the caller's own; peerlane_poll() gives it back */
-	uint32_t flags;           /* PEERLANE_AFTER, PEERLANE_SIGNAL */
-	uint32_t reserved;
+	uint32_t flags;           /* PEERLANE_AFTER, PEERLANE_SIGNAL, PEERLANE_AFTER_EVENT */
+	uint32_t after_event;     /* PEERLANE_AFTER_EVENT: begin when this event has been reached */
 	uint32_t after_timeline;  /* PEERLANE_AFTER: begin when this timeline has reached */
 	uint32_t signal_timeline; /* PEERLANE_SIGNAL: when it has ended, also with an error, */
 	uint64_t after_value;     /* this value; operations of a connection begin in their order */
@@ -303,6 +303,7 @@ struct peerlane_options {
 
 #define PEERLANE_AFTER 1u
 #define PEERLANE_SIGNAL 2u
+#define PEERLANE_AFTER_EVENT 4u
 
 /* Posts a message of `length` bytes. options may be NULL.
  *
@@ -389,6 +390,26 @@ PEERLANE_API int peerlane_register_timelines(peerlane_session *session, uint64_t
 
 /* Takes the timelines away from CUDA, before peerlane_close(). */
 PEERLANE_API int peerlane_unregister_timelines(peerlane_session *session);
+
+/* --- events ---------------------------------------------------------------- */
+
+/* An event of this process that the relay has opened; 0 is none. */
+typedef uint32_t peerlane_event;
+
+/* Has the relay open an event of a stream of a GPU, by the handle of
+ * cuIpcGetEventHandle, so that operations wait for it (PEERLANE_AFTER_EVENT) as they wait
+ * for a timeline: until what is before its latest record has been done. It has to be
+ * recorded before the operation is posted; recorded again before that has begun, the
+ * operation may wait for the later record.
+ *
+ * It works where the administrator allows it (relay.events) and the driver can: relay and
+ * container have to share /dev/shm and a uid. A timeline needs neither.
+ * PEERLANE_STATUS_NOT_PERMITTED, PEERLANE_STATUS_BAD_DESCRIPTOR, PEERLANE_STATUS_LIMIT. */
+PEERLANE_API int peerlane_open_event(peerlane_session *session, const uint8_t handle[64], const peerlane_gpu *gpu, peerlane_event *event);
+
+/* Lets the relay forget the event, once no operation waits for it any more. It must not
+ * be destroyed before. */
+PEERLANE_API int peerlane_close_event(peerlane_session *session, peerlane_event event);
 
 /* --- names ----------------------------------------------------------------- */
 

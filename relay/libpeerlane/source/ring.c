@@ -220,13 +220,15 @@ static int submit(peerlane_session *s, uint32_t kind, peerlane_connection connec
 	int status;
 
 	if (options) {
-		if (options->flags & ~(PEERLANE_AFTER | PEERLANE_SIGNAL))
+		if (options->flags & ~(PEERLANE_AFTER | PEERLANE_SIGNAL | PEERLANE_AFTER_EVENT))
 			return fail_call(PEERLANE_STATUS_INVALID, "an operation's options have flags that this version does not know: %#x", options->flags);
 		d.tag = options->tag;
 		if (options->flags & PEERLANE_AFTER) {
 			d.wait_timeline = options->after_timeline;
 			d.wait_value = options->after_value;
 		}
+		if (options->flags & PEERLANE_AFTER_EVENT)
+			d.wait_event = options->after_event;
 		if (options->flags & PEERLANE_SIGNAL) {
 			d.signal_timeline = options->signal_timeline;
 			d.signal_value = options->signal_value;
@@ -293,6 +295,7 @@ static bool of_operation(int status)
 	case PEERLANE_STATUS_CANCELED:
 	case PEERLANE_STATUS_MALFORMED:
 	case PEERLANE_STATUS_UNKNOWN_MEMORY:
+	case PEERLANE_STATUS_UNKNOWN_EVENT:
 	case PEERLANE_STATUS_WRONG_GPU:
 	case PEERLANE_STATUS_NOT_PERMITTED:
 	case PEERLANE_STATUS_OUT_OF_RANGE:

@@ -1,0 +1,37 @@
+package client
+
+import (
+	"context"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Event is an event of this process that the relay has opened.
+type Event struct {
+	session *Session
+	number  uint32
+}
+
+// Event has the relay open an event of a stream of a GPU, by the handle that
+// cuIpcGetEventHandle gives, so that operations can wait for it (AfterEvent) as they
+// wait for a timeline. It works where the administrator allows it (relay.events) and the
+// driver can: relay and container share /dev/shm and a uid. A timeline needs neither.
+func (s *Session) Event(ctx context.Context, gpu wire.UUID, handle [64]byte) (*Event, error) {
+	m, err := ask[*wire.EventOpened](ctx, s, &wire.Event{GPU: gpu, Handle: handle})
+	if err != nil {
+		return nil, err
+	}
+	return &Event{s, m.Event}, nil
+}
+
+// Close lets the relay forget the event, once the operations that wait for it do not any
+// more. It must not be destroyed before.
+func (e *Event) Close(ctx context.Context) error {
+	_, err := ask[*wire.Done](ctx, e.session, &wire.EventClose{Event: e.number})
+	return err
+}
+
+// AfterEvent lets the operation start when what is before the event's latest record has
+// been done. It has to be recorded before the operation is posted; recorded again before
+// the operation has begun, that may wait for the later record.
+func AfterEvent(e *Event) Option { return func(d *wire.Descriptor) { d.WaitEvent = e.number } }
