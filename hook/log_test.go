@@ -40,6 +40,8 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 					t.Errorf("%s has %d bytes, %v", name, info.Size(), err)
 				}
 			}
+			// A relay that says no before its first yes is replaced, as it should be.
+			h.state(t, g.ID, hook.StateReady)
 			pid, err := h.ask(g.ID)
 			if err != nil {
 				t.Fatal(err)
