@@ -80,6 +80,20 @@ func (r *run) copies() error {
 				r.row(Row{Table: "copy", What: leg.what, Size: size, Depth: depth, Value: found.GBs, Unit: GBs, Baseline: name, Asked: askedOfCopies(size)})
 			}
 		}
+		if size >= 1<<20 {
+			continue
+		}
+		// What small copies would gain by one call for several.
+		name, err := r.baseline(measure.Job{Kind: BaselineRaw, From: client, To: server, Issuer: client, Size: size})
+		if err != nil {
+			return err
+		}
+		found, err := r.do(measure.Job{Kind: measure.Batch, From: client, To: server, Issuer: client, Size: size})
+		if err != nil {
+			r.miss("copy", "raw copies, eight to a call, "+sizeText(size), err.Error()) // an older driver
+			continue
+		}
+		r.row(Row{Table: "copy", What: "raw copies, eight to a call, client to slot", Size: size, Value: found.GBs, Unit: GBs, Baseline: name})
 	}
 	return nil
 }
