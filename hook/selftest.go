@@ -19,6 +19,7 @@ import (
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
 )
 
 // Pairs of GPUs are tested by a process that serves nobody, `peerlane-relay
@@ -301,6 +302,55 @@ func (w *firstWords) Write(p []byte) (int, error) {
 	const most = 2 << 10
 	w.Buffer.Write(p[:min(len(p), max(0, most-w.Len()))])
 	return len(p), nil
+}
+
+// PlannedPairs are those that the lanes of a plan can stage on, spares included.
+func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
+	var names []string
+	for _, l := range plan.Lanes {
+		if l.Relay {
+			names = append(names, "@"+l.GPU)
+		}
+	}
+	lanes, err := Lanes(plan, names)
+	if err != nil {
+		return nil, err
+	}
+	addSpares(plan, lanes, c.Plan.Exclude.Pairs)
+	return launch.StagingPairs(lanes), nil
+}
+
+// AllPairs are each two GPUs of a plan, whatever its lanes are.
+func AllPairs(plan *topo.Plan) (list []launch.PairName) {
+	for i, a := range plan.GPUs {
+		for _, b := range plan.GPUs[i+1:] {
+			list = append(list, launch.PairName{GPU: identity(a), Server: identity(b)})
+		}
+	}
+	return list
+}
+
+// Pairs is what is known of the pairs that the generation's lanes can stage on; of
+// what nothing is known the reason says why.
+func (g *Generation) Pairs(l layout.Layout) ([]launch.Pair, error) {
+	names := launch.StagingPairs(g.Config.Lanes)
+	reason := "not tested yet"
+	var known []launch.Pair
+	var err error
+	if mode := g.Config.SelfTest; mode == "" || mode == launch.SelfTestOff {
+		reason = `not tested: relay.self_test is "off"`
+	} else {
+		known, err = g.tester(l).KnownPairs(g.Config.Lanes)
+	}
+	list := []launch.Pair{}
+	for _, n := range names {
+		p := launch.FindPair(known, n)
+		if p == nil {
+			p = &launch.Pair{PairName: n, Verdict: launch.VerdictUntested, Reason: reason}
+		}
+		list = append(list, *p)
+	}
+	return list, err
 }
 
 // KnownPairs is what is known of the pairs that lanes can stage on.

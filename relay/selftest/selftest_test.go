@@ -137,7 +137,7 @@ func TestWhatAPairFailsBy(t *testing.T) {
 		{"the same in the other direction", "cuMemcpyAsync:after=45:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:10:00.0 read 1 wrong words of 8 bytes"},
 		// Behind the copies that are compared every one is late, and none of those
 		// between GPU and host.
-		{"slower than the bounce", "cuMemcpyAsync:after=48:times=4:delay=800", launch.VerdictSlow, "and the bounce through the host's memory"},
+		{"slower than the bounce", "cuMemcpyAsync:after=50:times=4:delay=800", launch.VerdictSlow, "and the bounce through the host's memory"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			found, _ := run(t, c.fault, plenty, pair01, pair02)
