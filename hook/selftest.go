@@ -363,8 +363,10 @@ func (t *Tester) KnownPairs(lanes []launch.Lane) ([]launch.Pair, error) {
 // selfTests is a supervisor's part in self-tests. It belongs to its loop.
 type selfTests struct {
 	cancel context.CancelFunc // while some are tested
+	found  chan launch.Pair   // one by one
 	done   chan tested
 	pairs  []launch.Pair // what is known
+	told   bool          // that the servers' pairs are
 }
 
 // tested is what a test of some pairs has come to.
@@ -394,15 +396,34 @@ func (s *supervisor) selfTest() {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	s.tests.cancel, s.tests.done = cancel, make(chan tested, 1)
+	found, done := make(chan launch.Pair, len(names)), make(chan tested, 1)
+	s.tests.cancel, s.tests.found, s.tests.done, s.tests.told = cancel, found, done, false
 	s.log.Infof("testing %d pairs of GPUs that this boot knows nothing of", len(names))
 	go func() {
 		begun := time.Now()
 		t := tested{names: names}
-		t.err = tester.Test(ctx, names, false, func(_ launch.PairHost, p launch.Pair) { t.pairs = append(t.pairs, p) })
+		t.err = tester.Test(ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
+			t.pairs = append(t.pairs, p)
+			found <- p
+		})
 		t.took = time.Since(begun)
-		s.tests.done <- t
+		done <- t
 	}()
+}
+
+// testFound tells the relay when all that its lanes are planned on is tested: it need
+// not wait for the spares then.
+func (s *supervisor) testFound(p launch.Pair) {
+	s.learn([]launch.Pair{p})
+	lanes := slices.Clone(s.generation.Config.Lanes)
+	for i := range lanes {
+		lanes[i].Spares = nil
+	}
+	if s.tests.told || s.relay == nil || len(unknown(s.tests.pairs, launch.StagingPairs(lanes))) > 0 {
+		return
+	}
+	s.tests.told = true
+	s.configure()
 }
 
 // learn takes what is found in place of what was known.
@@ -416,7 +437,7 @@ func (s *supervisor) learn(found []launch.Pair) {
 // testsDone tells log and relay what a test has found.
 func (s *supervisor) testsDone(t tested) {
 	s.tests.cancel()
-	s.tests.cancel = nil
+	s.tests.cancel, s.tests.told = nil, true
 	if errors.Is(t.err, context.Canceled) { // for a relay that was stopped or drained
 		s.learn(t.pairs)
 		if s.held == "" && s.relay != nil { // which has started since, and waits

@@ -209,6 +209,8 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 			}
 		case r := <-requests:
 			s.requested(r)
+		case p := <-s.tests.found:
+			s.testFound(p)
 		case t := <-s.tests.done:
 			s.testsDone(t)
 		}
