@@ -382,8 +382,8 @@ func compare(got, expected []byte, before, n uint64, from, to ends) error {
 			}
 		}
 	}
-	return wrong("of %d bytes from %s (at %d) to %s (at %d) %d arrived wrong, the first at %d; %d were beside them",
-		n, from.on.BusID, from.at, to.on.BusID, to.at, count-outside, first-int(before), outside)
+	return wrong("of %d bytes from %s (at %d) to %s (at %d) %d arrived wrong, and %d beside them have changed, the first at %d",
+		n, from.on.BusID, from.at, to.on.BusID, to.at, count-outside, outside, first-int(before))
 }
 
 // pattern fills memory with bytes that are never the same twice (splitmix64).

@@ -127,7 +127,7 @@ func TestWhatAPairFailsBy(t *testing.T) {
 	for _, c := range []struct {
 		name, fault, verdict, reason string
 	}{
-		{"one wrong byte", "cuMemcpyAsync:after=9:times=1:corrupt", launch.VerdictWrong, "arrived wrong, the first at"},
+		{"one wrong byte", "cuMemcpyAsync:after=9:times=1:corrupt", launch.VerdictWrong, "1 arrived wrong, and 0 beside them"},
 		{"a wrong byte of a large copy", "cuMemcpyAsync:after=31:times=1:corrupt", launch.VerdictWrong, "of 8388608 bytes from"},
 		{"a copy that fails", "cuMemcpyAsync:after=3:times=1:error=1", launch.VerdictWrong, "failed: cuMemcpyAsync"},
 		{"a copy that loses the context", "cuMemcpyAsync:after=3:times=1:error=700", launch.VerdictWrong, "CUDA_ERROR_ILLEGAL_ADDRESS"},
