@@ -165,6 +165,18 @@ func TestAGPUThatRunsNoKernel(t *testing.T) {
 	}
 }
 
+func TestAGPUThatIsNearlyFull(t *testing.T) {
+	found, log := run(t, "", leastFree/2, pair01)
+	if len(found) != 1 || found[0].Verdict != launch.VerdictUntested || !strings.Contains(found[0].Reason, "has 128 MiB free") {
+		t.Errorf("found %s: %s", found[0].Verdict, found[0].Reason)
+	}
+	for _, d := range log {
+		if d.Allocated > 0 {
+			t.Errorf("on %s %d bytes were allocated", d.BusID, d.Allocated)
+		}
+	}
+}
+
 func TestAPairThatIsNotThere(t *testing.T) {
 	other := launch.PairName{GPU: gpu(0, "GPU-11111111-0000-0000-0000-000000000000"), Server: gpu(1, "")}
 	found, _ := run(t, "", plenty, launch.PairName{GPU: gpu(0, ""), Server: gpu(9, "")}, other)
