@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/integration/testbed"
@@ -155,6 +156,9 @@ type run struct {
 	known   map[string]bool // baselines that were measured
 	lanes   []topo.Assignment
 	clients int // started so far
+	// pairs are the GPUs that were tested together, and testing how long that took.
+	pairs   []launch.Pair
+	testing time.Duration
 }
 
 // Run measures.
@@ -350,9 +354,13 @@ func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, bes
 		c.Relay.Route = route
 		if r.host.Simulated {
 			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
+			c.Relay.SelfTest = launch.SelfTestOff      // there are many pairs, and nothing to find
 		}
 		change(c)
 	}); err != nil {
+		return nil, err
+	}
+	if err := r.selfTest(); err != nil {
 		return nil, err
 	}
 	s := &stage{run: r, route: route, stop: func() error { return nil }}
@@ -368,6 +376,33 @@ func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, bes
 		}
 	}
 	return s, nil
+}
+
+// selfTest tests the pairs of GPUs that the lanes can stage on, which were not yet: else
+// the supervisor of the first relay does, beside what is measured.
+func (r *run) selfTest() error {
+	names, err := hook.PlannedPairs(r.host.Plan, r.host.Config)
+	if err != nil {
+		return err
+	}
+	if r.host.Simulated {
+		names = names[:min(len(names), 1)]
+	}
+	tester, err := hook.NewTester(r.host.Layout, r.host.Config, r.host.HookBinary())
+	if err != nil {
+		return err
+	}
+	start, before := time.Now(), len(r.pairs)
+	err = tester.Test(r.ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
+		if launch.FindPair(r.pairs, p.PairName) == nil {
+			r.pairs = append(r.pairs, p)
+			r.progress("self-test of %s with %s: %s", p.GPU.BusID, p.Server.BusID, p.Verdict)
+		}
+	})
+	if len(r.pairs) > before {
+		r.testing += time.Since(start)
+	}
+	return err
 }
 
 // close ends everything.
