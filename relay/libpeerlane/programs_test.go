@@ -192,6 +192,17 @@ func TestMemoryOfEachKind(t *testing.T) {
 	})
 }
 
+func TestClientsCopy(t *testing.T) {
+	eachKind(t, "copies", func(t *testing.T, path string) {
+		for _, route := range routes {
+			h := newHost(t)
+			h.copying = []string{"a", "b"}
+			a, b := h.relay("a", route, 0, 0), h.relay("b", route, 1, 1)
+			start(t, path, a, b, devices[0].UUID, devices[1].UUID, h.relay("c", route, 0, 0)).end()
+		}
+	})
+}
+
 func TestOperationsAllocateNothingAndMakeNoSystemCall(t *testing.T) {
 	a, b := newHost(t).pair(launch.RouteDirect, 0)
 	p := start(t, program(t, "tests", "hot", plain), a, b, devices[0].UUID)

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,8 +13,17 @@
 enum {
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+	CUDA_ERROR_INVALID_DEVICE = 101,
 	CU_MEMHOSTREGISTER_PORTABLE = 1,
 	CU_MEMHOSTREGISTER_DEVICEMAP = 2,
+};
+
+/* CUmemAccessDesc */
+struct access {
+	int type, id; /* of the location */
+	int flags;
 };
 
 /* X(member, symbol, parameters) */
@@ -22,6 +32,13 @@ enum {
 	X(attribute, "cuPointerGetAttribute", (void *, int, uint64_t)) \
 	X(device, "cuDeviceGet", (int *, int)) \
 	X(uuid, "cuDeviceGetUuid_v2", (peerlane_gpu *, int)) \
+	X(count, "cuDeviceGetCount", (int *)) \
+	X(import, "cuMemImportFromShareableHandle", (uint64_t *, void *, int)) \
+	X(reserve, "cuMemAddressReserve", (uint64_t *, size_t, size_t, uint64_t, unsigned long long)) \
+	X(unreserve, "cuMemAddressFree", (uint64_t, size_t)) \
+	X(map, "cuMemMap", (uint64_t, size_t, size_t, uint64_t, unsigned long long)) \
+	X(unmap, "cuMemUnmap", (uint64_t, size_t)) \
+	X(access, "cuMemSetAccess", (uint64_t, size_t, const struct access *, size_t)) \
 	X(range, "cuMemGetAddressRange_v2", (uint64_t *, size_t *, uint64_t)) \
 	X(retain, "cuMemRetainAllocationHandle", (uint64_t *, const void *)) \
 	X(export, "cuMemExportToShareableHandle", (void *, uint64_t, int, uint64_t)) \
@@ -59,6 +76,7 @@ static int find(struct driver *d)
 }
 
 static const char exporting[] = "exporting GPU memory by its address";
+static const char staging[] = "staging memory";
 
 static int failed(const struct driver *d, int result, const char *call, const char *what)
 {
@@ -190,4 +208,69 @@ int peerlane_unregister_timelines(peerlane_session *s)
 	if ((result = d.host_unregister(page)))
 		return failed(&d, result, "cuMemHostUnregister", "taking the session's timelines from CUDA");
 	return 0;
+}
+
+/* ordinal_of finds a GPU among those that CUDA shows. */
+static int ordinal_of(const struct driver *d, const peerlane_gpu *gpu, int *device)
+{
+	peerlane_gpu other;
+	int n, result;
+
+	if ((result = d->count(&n)))
+		return failed(d, result, "cuDeviceGetCount", staging);
+	for (int i = 0; i < n; i++) {
+		if ((result = d->device(device, i)) || (result = d->uuid(&other, *device)))
+			return failed(d, result, "cuDeviceGetUuid", staging);
+		if (!memcmp(&other, gpu, sizeof other))
+			return 0;
+	}
+	return fail_call(PEERLANE_STATUS_WRONG_GPU, "%s: CUDA does not show its GPU to this process, whose streams are to copy", staging);
+}
+
+int map_staging(int fd, uint64_t bytes, const peerlane_gpu *gpu, const struct peerlane_staged *where, uint64_t *address)
+{
+	struct access access = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	const char *call = "cuMemImportFromShareableHandle";
+	uint64_t handle, at = 0;
+	struct driver d;
+	char what[160], server[41];
+	int status, result;
+
+	peerlane_gpu_format(&where->server, server);
+	snprintf(what, sizeof what, "%s on server GPU %u (%s)", staging, where->server_index, server);
+	if ((status = find(&d)) || (status = ordinal_of(&d, gpu, &access.id)))
+		return status;
+	result = d.import(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	if (result == CUDA_ERROR_INVALID_DEVICE)
+		return fail_call(PEERLANE_STATUS_CUDA, "%s: %s: CUDA_ERROR_INVALID_DEVICE (%d): that GPU's device node is not in this container; start it with --device peerlane.dev/gpu=N, where N is the client GPU's number on the host", what, call, result);
+	if (result)
+		return failed(&d, result, call, what);
+	call = "cuMemAddressReserve";
+	if (!(result = d.reserve(&at, bytes, 0, 0, 0))) {
+		call = "cuMemMap";
+		if ((result = d.map(at, bytes, 0, handle, 0))) {
+			d.unreserve(at, bytes);
+		} else {
+			call = "cuMemSetAccess";
+			if ((result = d.access(at, bytes, &access, 1))) {
+				d.unmap(at, bytes);
+				d.unreserve(at, bytes);
+			}
+		}
+	}
+	d.release(handle); /* the mapping keeps the memory */
+	if (result)
+		return failed(&d, result, call, what);
+	*address = at;
+	return 0;
+}
+
+void unmap_staging(const struct mapped *m)
+{
+	struct driver d;
+
+	if (find(&d))
+		return; /* it was there when this was mapped */
+	d.unmap(m->address, m->bytes);
+	d.unreserve(m->address, m->bytes);
 }

@@ -55,12 +55,13 @@ struct request {
 	struct request *next;
 };
 
-/* Host memory that is mapped here. */
-struct host {
+/* Host memory, or staging memory, that is mapped here. */
+struct mapped {
 	uint32_t number;
-	void *data;
+	void *data;       /* host memory */
+	uint64_t address; /* staging memory; 0: none */
 	size_t bytes;
-	struct host *next;
+	struct mapped *next;
 };
 
 enum slot_state { SLOT_FREE, SLOT_POSTED, SLOT_ENDED };
@@ -112,7 +113,7 @@ struct peerlane_session {
 	uint32_t sequence;
 	struct request *requests;
 	struct link *links;
-	struct host *hosts;
+	struct mapped *mapped;
 	bool listing;              /* a thread sends the allocations of one range */
 	/* What came for requests that were given up, to give back: messages. */
 	struct peerlane_unexport orphans[64];
@@ -174,6 +175,13 @@ void end_list(struct peerlane_session *s);
 
 /* Gives back what nobody knows of, as soon as the socket has room. The lock is held. */
 void give_back(struct peerlane_session *s, uint32_t answer, uint32_t number);
+
+/* Maps staging memory for one GPU: 0 and its address, or a status. Without the lock. */
+int map_staging(int fd, uint64_t bytes, const peerlane_gpu *gpu, const struct peerlane_staged *where, uint64_t *address);
+/* Unmaps what is not in a session's list any more, and frees it. Without the lock: a
+ * call of CUDA's can wait for a kernel. In a child of fork() CUDA is not called. */
+void unmap(struct mapped *m, bool forked);
+void unmap_staging(const struct mapped *m);
 
 /* Maps memory that the relay made and has sealed; of the lock. A failed map() may leave
  * *memory mapped. */

@@ -212,6 +212,34 @@ PEERLANE_API int peerlane_export_ipc(peerlane_session *session, const uint8_t ha
 PEERLANE_API int peerlane_host_memory(peerlane_session *session, uint64_t bytes, const peerlane_gpu *gpu, uint32_t access,
 	void **data, peerlane_memory *memory);
 
+/* Staging memory, which this process copies to and from by itself. */
+struct peerlane_staged {
+	peerlane_memory memory;
+	uint32_t server_index; /* of the GPU that it is on, NVML's on the host */
+	peerlane_gpu server;   /* that GPU */
+	uint64_t address;      /* as streams of the GPU see it that it was asked for */
+	uint64_t bytes;        /* what was asked for, or more */
+};
+
+/* Has the relay make memory on a server GPU of the lane of a GPU, and maps it for that
+ * GPU alone: streams copy into it (cuMemcpyAsync), and write a timeline that a send out
+ * of it waits for (PEERLANE_AFTER); or wait for the timeline that a receive into it
+ * advances (PEERLANE_SIGNAL), and copy out. On route staged nobody copies it again: the
+ * NIC reads and writes it in place. What is copied into it before a send that uses it
+ * has ended may be what is sent.
+ *
+ * The container needs peerlane.dev/gpu= of that GPU, with which it sees the server
+ * GPU's device node; CUDA_VISIBLE_DEVICES may hide that GPU. No context is made on it.
+ * CUDA is found as peerlane_export_pointer() finds it. The memory is not zeros, and is
+ * unmapped by peerlane_unexport() and peerlane_close(): no stream may use it then. A
+ * child of fork() does not have it.
+ *
+ * PEERLANE_STATUS_NOT_PERMITTED (no gpu=), PEERLANE_STATUS_NO_STAGING (the GPU is near,
+ * or no server GPU has room, or the host's account none), PEERLANE_STATUS_LIMIT,
+ * PEERLANE_STATUS_NO_CUDA, PEERLANE_STATUS_CUDA, and others with a sentence. */
+PEERLANE_API int peerlane_staging_memory(peerlane_session *session, uint64_t bytes, const peerlane_gpu *gpu, uint32_t access,
+	struct peerlane_staged *staged);
+
 /* Exports [pointer, pointer+length) of CUDA VMM memory (cuMemCreate with a POSIX
  * file descriptor handle, cuMemMap), of one allocation or several side by side.
  *
@@ -222,8 +250,8 @@ PEERLANE_API int peerlane_host_memory(peerlane_session *session, uint64_t bytes,
 PEERLANE_API int peerlane_export_pointer(peerlane_session *session, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory);
 
 /* Takes memory back: no new operation can use it, and the relay's mapping, which pins
- * the memory, goes when those under way have ended. Host memory is unmapped here, also
- * where the session has failed. */
+ * the memory, goes when those under way have ended. Host memory and staging memory are
+ * unmapped here, also where the session has failed. */
 PEERLANE_API int peerlane_unexport(peerlane_session *session, peerlane_memory memory);
 
 /* --- connections ----------------------------------------------------------- */

@@ -303,6 +303,7 @@ void give_back(struct peerlane_session *s, uint32_t answer, uint32_t number)
 	switch (answer) {
 	case PEERLANE_MESSAGE_EXPORTED:
 	case PEERLANE_MESSAGE_HOST_MEMORY_MADE:
+	case PEERLANE_MESSAGE_STAGING_MADE:
 		type = PEERLANE_MESSAGE_UNEXPORT;
 		break;
 	case PEERLANE_MESSAGE_LISTENING:
@@ -327,7 +328,8 @@ _Static_assert(sizeof(struct peerlane_unexport) == sizeof(struct peerlane_unlist
 		       offsetof(struct peerlane_unlisten, listener) == offsetof(struct peerlane_unexport, memory) &&
 		       offsetof(struct peerlane_disconnect, connection) == offsetof(struct peerlane_unexport, memory) &&
 		       offsetof(struct peerlane_exported, memory) == 8 && offsetof(struct peerlane_listening, listener) == 8 &&
-		       offsetof(struct peerlane_connected, connection) == 8,
+		       offsetof(struct peerlane_connected, connection) == 8 &&
+		       offsetof(struct peerlane_staging_made, memory) == offsetof(struct peerlane_host_memory_made, memory),
 	"requests that give something back are alike");
 
 static void return_orphans(struct peerlane_session *s)
@@ -357,6 +359,8 @@ static size_t size_of(uint32_t type)
 		return sizeof(struct peerlane_done);
 	case PEERLANE_MESSAGE_HOST_MEMORY_MADE:
 		return sizeof(struct peerlane_host_memory_made);
+	case PEERLANE_MESSAGE_STAGING_MADE:
+		return sizeof(struct peerlane_staging_made);
 	case PEERLANE_MESSAGE_LISTENING:
 		return sizeof(struct peerlane_listening);
 	case PEERLANE_MESSAGE_CONNECTED:
@@ -387,6 +391,7 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 	struct peerlane_done header;
 	struct request **at, *r;
 	uint32_t number = 0;
+	bool made; /* memory, which comes with its descriptor */
 
 	if (n < sizeof header) {
 		fail_session(s, PEERLANE_STATUS_MALFORMED, "the relay cannot be understood: a message of %zu bytes; a header alone has %zu", n, sizeof header);
@@ -417,8 +422,9 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 		fail_as(s, &why);
 		return;
 	}
+	made = header.type == PEERLANE_MESSAGE_HOST_MEMORY_MADE || header.type == PEERLANE_MESSAGE_STAGING_MADE;
 	if (n >= 12)
-		memcpy(&number, data + (header.type == PEERLANE_MESSAGE_HOST_MEMORY_MADE ? offsetof(struct peerlane_host_memory_made, memory) : 8), sizeof number);
+		memcpy(&number, data + (made ? offsetof(struct peerlane_host_memory_made, memory) : 8), sizeof number);
 	for (at = &s->requests; *at && ((*at)->sequence != header.sequence || (*at)->answered); at = &(*at)->next)
 		;
 	r = *at;
@@ -450,7 +456,7 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 		s->links = r->link;
 		r->link = NULL;
 	}
-	if (count == 1 && r->wants == PEERLANE_MESSAGE_HOST_MEMORY_MADE && header.type == r->wants) {
+	if (count == 1 && made && header.type == r->wants) {
 		r->fd = fds[0];
 		fds[0] = -1;
 	}
@@ -960,12 +966,11 @@ static void destroy(struct peerlane_session *s)
 		s->links = l->next;
 		free(l);
 	}
-	while (s->hosts) {
-		struct host *host = s->hosts;
+	while (s->mapped) {
+		struct mapped *m = s->mapped;
 
-		s->hosts = host->next;
-		munmap(host->data, host->bytes);
-		free(host);
+		s->mapped = m->next;
+		unmap(m, s->forked);
 	}
 	free(s->slots);
 	pthread_cond_destroy(&s->changed);
