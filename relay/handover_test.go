@@ -34,23 +34,23 @@ func newWorker(t *testing.T, i int, s *client.Session) *worker {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	device, err := driver.DeviceByPCIBusID(devices[i].BusID)
-	must(t, err)
+	check(t, err)
 	w := &worker{t: t, device: device}
 	w.context, err = driver.CtxCreate(device, cuda.CtxOptions{Lean: true})
-	must(t, err)
-	t.Cleanup(func() { must(t, driver.CtxDestroy(w.context)) })
+	check(t, err)
+	t.Cleanup(func() { check(t, driver.CtxDestroy(w.context)) })
 	w.stream, err = driver.StreamCreate()
-	must(t, err)
+	check(t, err)
 	w.timelines, err = s.RegisterTimelines(driver)
-	must(t, err)
+	check(t, err)
 	t.Cleanup(func() {
 		w.use()
-		must(t, w.timelines.Unregister())
+		check(t, w.timelines.Unregister())
 	})
 	return w
 }
 
-func must(t testing.TB, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -59,25 +59,25 @@ func must(t testing.TB, err error) {
 
 func (w *worker) use() {
 	w.t.Helper()
-	must(w.t, driver.CtxSetCurrent(w.context))
+	check(w.t, driver.CtxSetCurrent(w.context))
 }
 
 // graph captures what work asks for.
 func (w *worker) graph(work ...func() error) cuda.GraphExec {
 	w.t.Helper()
 	w.use()
-	must(w.t, driver.StreamBeginCapture(w.stream, cuda.CaptureGlobal))
+	check(w.t, driver.StreamBeginCapture(w.stream, cuda.CaptureGlobal))
 	for _, f := range work {
-		must(w.t, f())
+		check(w.t, f())
 	}
 	g, err := driver.StreamEndCapture(w.stream)
-	must(w.t, err)
+	check(w.t, err)
 	e, err := driver.GraphInstantiate(g)
-	must(w.t, err)
-	must(w.t, driver.GraphDestroy(g))
+	check(w.t, err)
+	check(w.t, driver.GraphDestroy(g))
 	w.t.Cleanup(func() {
 		w.use()
-		must(w.t, driver.GraphExecDestroy(e))
+		check(w.t, driver.GraphExecDestroy(e))
 	})
 	return e
 }
@@ -86,7 +86,7 @@ func (w *worker) launch(e cuda.GraphExec, times int) {
 	w.t.Helper()
 	w.use()
 	for range times {
-		must(w.t, driver.GraphLaunch(e, w.stream))
+		check(w.t, driver.GraphLaunch(e, w.stream))
 	}
 }
 
@@ -96,7 +96,7 @@ func (w *worker) ends(what string) {
 	w.use()
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 		done, err := driver.StreamQuery(w.stream)
-		must(w.t, err)
+		check(w.t, err)
 		if done {
 			return
 		}
@@ -117,7 +117,7 @@ func (w *worker) give(h *client.HandOver) func() error {
 func handOver(t *testing.T, s *client.Session, number, first uint32) *client.HandOver {
 	t.Helper()
 	h, err := s.HandOver(number, first)
-	must(t, err)
+	check(t, err)
 	return h
 }
 
@@ -136,15 +136,15 @@ func TestGraphsHandOverEveryReplay(t *testing.T) {
 
 			a.use()
 			k, err := kernels.Load(driver, a.device)
-			must(t, err)
+			check(t, err)
 			page, err := k.NewPage()
-			must(t, err)
+			check(t, err)
 			fill := a.graph(a.take(full),
 				func() error { return k.Stream(a.stream, p.source.ptr, n, 0, page) }, // one pass
 				a.give(full))
 			b.use()
 			host, err := driver.MemHostAlloc(n)
-			must(t, err)
+			check(t, err)
 			got := unsafe.Slice((*byte)(host), n)
 			empty := b.graph(b.take(arrived),
 				func() error { return driver.MemcpyDtoHAsync(host, p.target.ptr, n, b.stream) },
@@ -156,9 +156,9 @@ func TestGraphsHandOverEveryReplay(t *testing.T) {
 					a.launch(fill, ahead)
 					for range ahead {
 						send, err := p.sending.Send(p.source.Memory, 0, n, client.InTurn(full))
-						must(t, err)
+						check(t, err)
 						receive, err := p.receiving.Receive(p.target.Memory, 0, n, client.InTurn(arrived))
-						must(t, err)
+						check(t, err)
 						operations = append(operations, send, receive)
 					}
 				}
@@ -177,11 +177,11 @@ func TestGraphsHandOverEveryReplay(t *testing.T) {
 					t.Fatalf("operation %d moved %d bytes: %v", i, moved, err)
 				}
 			}
-			must(t, errors.Join(full.Err(), arrived.Err()))
-			must(t, driver.MemHostFree(host))
+			check(t, errors.Join(full.Err(), arrived.Err()))
+			check(t, driver.MemHostFree(host))
 			a.use()
-			must(t, page.Free())
-			must(t, k.Unload())
+			check(t, page.Free())
+			check(t, k.Unload())
 		})
 	}
 }
@@ -190,7 +190,7 @@ func TestACapturedStreamIsRefusedValuesThatGrow(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	w := newWorker(t, 0, p.a)
 	timeline, err := p.a.Timeline(0)
-	must(t, err)
+	check(t, err)
 	h := handOver(t, p.a, 1, wire.TurnStream)
 	refused := func(err error) {
 		t.Helper()
@@ -208,8 +208,8 @@ func TestACapturedStreamIsRefusedValuesThatGrow(t *testing.T) {
 	if v, err := p.a.Timeline(1); err != nil || v.Value() != wire.TurnRelay {
 		t.Errorf("the turn is %d's, %v", v.Value(), err)
 	}
-	must(t, w.timelines.Write(w.stream, timeline, 1))
-	must(t, w.timelines.Wait(w.stream, timeline, 1))
+	check(t, w.timelines.Write(w.stream, timeline, 1))
+	check(t, w.timelines.Wait(w.stream, timeline, 1))
 	w.ends("a value that grows")
 }
 
@@ -222,8 +222,8 @@ func TestReplaysDoNotWaitForTheDead(t *testing.T) {
 		kill   func(t *testing.T, p *pair, stop func())
 	}{
 		{"the relay", wire.StatusPeerRelayDied, func(t *testing.T, _ *pair, stop func()) { stop() }},
-		{"the other client", wire.StatusPeerClosed, func(t *testing.T, p *pair, _ func()) { must(t, p.b.Close()) }},
-		{"the connection, by this side", wire.StatusPeerClosed, func(t *testing.T, p *pair, _ func()) { must(t, p.sending.Close(within(t))) }},
+		{"the other client", wire.StatusPeerClosed, func(t *testing.T, p *pair, _ func()) { check(t, p.b.Close()) }},
+		{"the connection, by this side", wire.StatusPeerClosed, func(t *testing.T, p *pair, _ func()) { check(t, p.sending.Close(within(t))) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
@@ -235,10 +235,10 @@ func TestReplaysDoNotWaitForTheDead(t *testing.T) {
 			full := handOver(t, p.a, 9, wire.TurnStream)
 			e := w.graph(w.take(full), w.give(full))
 			_, err := p.receiving.Receive(p.target.Memory, 0, 64)
-			must(t, err)
+			check(t, err)
 			for range 2 { // the second send meets no receive
 				_, err := p.sending.Send(p.source.Memory, 0, 64, client.InTurn(full))
-				must(t, err)
+				check(t, err)
 			}
 			w.launch(e, 5)
 			time.Sleep(20 * time.Millisecond)
@@ -291,7 +291,7 @@ func TestHandOversNeedAFirstTurn(t *testing.T) {
 		t.Error("a turn of nobody's was taken")
 	}
 	timeline, err := p.a.Timeline(1)
-	must(t, err)
+	check(t, err)
 	h := handOver(t, p.a, 0, wire.TurnStream)
 	if _, err := p.sending.Send(p.source.Memory, 0, 8, client.InTurn(h), client.Signal(timeline, 1)); err == nil {
 		t.Error("an operation in turn was posted with Signal")
@@ -304,29 +304,29 @@ func TestTurnsOfAHostileClient(t *testing.T) {
 	h := newHost(t)
 	b := attach(t, h.relay("b", launch.RouteDirect, far(3, 2, "nic1")))
 	listener, err := b.Listen(within(t), uuid(t, 3))
-	must(t, err)
+	check(t, err)
 	c := attachRaw(t, h.relay("a", launch.RouteDirect, far(0, 1, "nic0")))
 	m, target := allocate(t, 0, 2<<20), exported(t, b, 3, 2<<20)
 	ask := func(m wire.Message, fds ...int) wire.Message {
 		t.Helper()
 		answer, received, err := c.Exchange(m, 30*time.Second, fds...)
 		packet.CloseAll(received)
-		must(t, err)
+		check(t, err)
 		return answer
 	}
 	memory := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend}, m.fd).(*wire.Exported)
 	connection := ask(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()}).(*wire.Connected)
 	receiving, err := listener.Accept(within(t))
-	must(t, err)
+	check(t, err)
 	post := func(d wire.Descriptor) {
 		t.Helper()
 		d.Operation, d.Connection, d.Memory, d.Length = wire.OpSend, connection.Connection, memory.Memory, 8
 		wake, err := c.Post(d)
-		must(t, err)
+		check(t, err)
 		if wake {
 			one := [8]byte{1}
 			_, err := unix.Write(c.wakeRelay, one[:])
-			must(t, err)
+			check(t, err)
 		}
 		ask(&wire.Statistics{}) // the relay has it
 	}
@@ -369,7 +369,7 @@ func TestTurnsOfAHostileClient(t *testing.T) {
 		c.Advance(5, wire.TurnRelay)
 		op, err := receiving.Receive(target.Memory, 0, 8)
 		_, err = wait(t, op, err)
-		must(t, err)
+		check(t, err)
 		next(cookie, wire.StatusOK)
 		if cookie == 10 {
 			if v := c.Timeline(5); v != wire.TurnStream {

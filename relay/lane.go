@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -29,8 +31,8 @@ type lane struct {
 
 	// Set once, on the loop and under opening.
 	device *device.Device
-	push   *device.Queue // copies out of client memory
-	pull   *device.Queue // copies into client memory
+	push   turns // copies out of client memory
+	pull   turns // copies into client memory
 
 	// The same, by openStaging.
 	out *staging
@@ -41,6 +43,12 @@ type lane struct {
 	placed []placed
 	// turn picks the NIC of the next connection; of the loop.
 	turn int
+
+	// copies: clients may copy to the server GPUs themselves; of the loop.
+	copies bool
+	// served are the server GPUs as they are clients' that copy themselves; of the
+	// loop.
+	served []*served
 
 	// ended are the figures of the connections that have; of the loop.
 	ended directions
@@ -106,11 +114,51 @@ func (l *lane) open() error {
 		return errors.Join(err, push.Close(), g.Close())
 	}
 	if !l.relay.loop.Call(func() {
-		l.relay.loop.Add(push)
-		l.relay.loop.Add(pull)
-		l.device, l.push, l.pull = g, push, pull
+		l.device = g
+		l.push.add(l.relay.loop, push)
+		l.pull.add(l.relay.loop, pull)
 	}) {
 		return errEnding
+	}
+	return nil
+}
+
+// turns are queues that copies are given to in turn, for as many streams. They
+// belong to the loop.
+type turns struct {
+	queues []*device.Queue
+	next   int
+}
+
+func (t *turns) add(loop *poll.Loop, q *device.Queue) {
+	loop.Add(q)
+	t.queues = append(t.queues, q)
+}
+
+func (t *turns) take() *device.Queue {
+	q := t.queues[t.next]
+	t.next = (t.next + 1) % len(t.queues)
+	return q
+}
+
+// streams makes more queues, until there are so many in each direction. The lane's
+// lock is held.
+func (l *lane) streams(n int) error {
+	for len(l.push.queues) < n {
+		push, err := l.device.NewQueue()
+		if err != nil {
+			return err
+		}
+		pull, err := l.device.NewQueue()
+		if err != nil {
+			return errors.Join(err, push.Close())
+		}
+		if !l.relay.loop.Call(func() {
+			l.push.add(l.relay.loop, push)
+			l.pull.add(l.relay.loop, pull)
+		}) {
+			return errEnding
+		}
 	}
 	return nil
 }
@@ -126,9 +174,9 @@ func (l *lane) openStaging() error {
 	if err := l.open(); err != nil {
 		return err
 	}
-	var config launch.Config
-	if !l.relay.loop.Call(func() { config = l.relay.config }) {
-		return errEnding
+	config, err := l.relay.tested()
+	if err != nil {
+		return err
 	}
 	l.opening.Lock()
 	defer l.opening.Unlock()
@@ -153,14 +201,14 @@ func (l *lane) openStaging() error {
 	}
 	for _, server := range servers {
 		slots := (config.Slots + len(l.spec.Servers) - 1) / len(l.spec.Servers)
-		all = append(all, l.place(server, size{slots, config.SlotBytes}, config.Admission, &out, &in))
+		all = append(all, l.stageOn(server, slots, config, &out, &in))
 	}
 	nics := l.spec.NICs
 	for _, spare := range spares {
 		if len(out.regions) > 0 {
 			break
 		}
-		p := l.place(spare.GPU, size{config.Slots, config.SlotBytes}, config.Admission, &out, &in)
+		p := l.stageOn(spare.GPU, config.Slots, config, &out, &in)
 		if p.bytes > 0 {
 			p.note = strings.TrimSuffix("it serves in place of the lane's own servers; "+p.note, "; ")
 			nics = spare.NICs
@@ -186,9 +234,22 @@ func (l *lane) openStaging() error {
 		if !l.relay.loop.Call(func() { l.placed = all }) {
 			return errEnding
 		}
+		lacks := "has room"
+		if slices.ContainsFunc(all, func(p placed) bool { return p.unfit }) {
+			lacks = "is fit"
+		}
 		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging,
-			"no server GPU has room to stage for GPU %s, and %s: %s", l.spec.GPU.BusID, bounce, notes(all))
+			"no server GPU %s to stage for GPU %s, and %s: %s", lacks, l.spec.GPU.BusID, bounce, notes(all))
 		return l.noRoom
+	}
+	most := 1
+	for _, p := range all {
+		if p.bytes > 0 {
+			most = max(most, p.tuning.streams)
+		}
+	}
+	if err := l.streams(most); err != nil {
+		logrus.WithError(err).Warnf("copies of GPU %s have fewer streams than the %d that the calibration chose", l.spec.GPU.BusID, most)
 	}
 	out.fill()
 	in.fill()
@@ -221,6 +282,9 @@ type placed struct {
 	host          bool
 	bytes, wanted uint64
 	note          string // why it is not as configured
+	unfit         bool   // by the self-test
+	tuning        tuning
+	slots         size // that there are, in each direction
 }
 
 func notes(all []placed) string {
@@ -287,7 +351,7 @@ func (l *lane) place(server launch.GPU, want size, admission bool, out, in *stag
 		if err == nil {
 			to.number, from.number = uint32(len(out.regions)), uint32(len(in.regions))
 			out.regions, in.regions = append(out.regions, to), append(in.regions, from)
-			p.bytes = to.memory.Bytes + from.memory.Bytes
+			p.bytes, p.slots = to.memory.Bytes+from.memory.Bytes, z
 			if p.note != "" {
 				p.note = fmt.Sprintf("%d slots of %s in place of %d of %s: %s",
 					z.slots, humanize.IBytes(z.slotBytes), want.slots, humanize.IBytes(want.slotBytes), p.note)
@@ -313,7 +377,7 @@ func (l *lane) bounce(want size, limit uint64, out, in *staging) placed {
 		to, from, err := l.inHost(z, limit)
 		if err == nil {
 			out.regions, in.regions = append(out.regions, to), append(in.regions, from)
-			p.bytes = to.memory.Bytes + from.memory.Bytes
+			p.bytes, p.slots = to.memory.Bytes+from.memory.Bytes, z
 			if p.note != "" {
 				p.note = fmt.Sprintf("%d slots of %s in place of %d of %s: %s",
 					z.slots, humanize.IBytes(z.slotBytes), want.slots, humanize.IBytes(want.slotBytes), p.note)
@@ -365,64 +429,94 @@ func (l *lane) inHost(z size, limit uint64) (out, in *region, err error) {
 
 // serve makes a region in each direction on a server GPU.
 func (l *lane) serve(server launch.GPU, z size, admission bool) (out, in *region, err error) {
-	d := l.device.Driver
-	ordinal, err := d.DeviceByPCIBusID(server.BusID)
+	ordinal, id, err := l.server(server)
 	if err != nil {
 		return nil, nil, err
-	}
-	uuid, err := d.DeviceUUID(ordinal)
-	if err != nil {
-		return nil, nil, err
-	}
-	id, err := wire.ParseGPU(uuid)
-	if err != nil {
-		return nil, nil, err
-	}
-	if server.UUID != "" && server.UUID != uuid {
-		return nil, nil, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi generate again", server.BusID, uuid, server.UUID)
 	}
 	if admission {
-		var memory, granule uint64
-		if memory, err = d.DeviceTotalMem(ordinal); err != nil {
-			return nil, nil, err
-		}
-		if granule, err = d.MemGranularity(ordinal); err != nil {
-			return nil, nil, err
-		}
-		bytes := 2 * ((uint64(z.slots)*z.slotBytes + granule - 1) / granule * granule) // as device.Create rounds
-		if err = l.relay.claims.take(server.BusID, bytes, memory); err != nil {
+		giveBack, err := l.claim(server, ordinal, 2, uint64(z.slots)*z.slotBytes)
+		if err != nil {
 			return nil, nil, err
 		}
 		defer func() {
-			if err != nil {
-				l.relay.claims.giveBack(server.BusID, bytes, memory)
+			if out == nil {
+				giveBack()
 			}
 		}()
 	}
-	if out, err = l.region(ordinal, z); err != nil {
+	first, err := l.region(ordinal, z)
+	if err != nil {
 		return nil, nil, err
 	}
-	if in, err = l.region(ordinal, z); err != nil {
-		return nil, nil, errors.Join(err, out.close())
+	second, err := l.region(ordinal, z)
+	if err != nil {
+		return nil, nil, errors.Join(err, first.close())
 	}
-	out.gpu, out.server, in.gpu, in.server = server, id, server, id
-	return out, in, nil
+	for _, g := range []*region{first, second} {
+		g.gpu, g.server = server, id
+	}
+	return first, second, nil
+}
+
+// server finds a server GPU of the plan.
+func (l *lane) server(g launch.GPU) (cuda.Device, wire.UUID, error) {
+	d := l.device.Driver
+	ordinal, err := d.DeviceByPCIBusID(g.BusID)
+	if err != nil {
+		return 0, wire.UUID{}, err
+	}
+	uuid, err := d.DeviceUUID(ordinal)
+	if err != nil {
+		return 0, wire.UUID{}, err
+	}
+	if g.UUID != "" && g.UUID != uuid {
+		return 0, wire.UUID{}, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi generate again", g.BusID, uuid, g.UUID)
+	}
+	id, err := wire.ParseGPU(uuid)
+	return ordinal, id, err
+}
+
+// claim has allocations of so many bytes each on a server GPU admitted, or says why
+// they are not.
+func (l *lane) claim(server launch.GPU, ordinal cuda.Device, allocations int, each uint64) (giveBack func(), err error) {
+	d := l.device.Driver
+	memory, err := d.DeviceTotalMem(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	granule, err := d.MemGranularity(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	bytes := uint64(allocations) * ((each + granule - 1) / granule * granule) // as device.Create rounds
+	if err := l.relay.claims.take(server.BusID, bytes, memory); err != nil {
+		return nil, err
+	}
+	return func() { l.relay.claims.giveBack(server.BusID, bytes, memory) }, nil
 }
 
 func (l *lane) region(on cuda.Device, z size) (*region, error) {
 	g := &region{slots: z.slots, slotBytes: z.slotBytes}
-	err := l.device.On(func() error {
+	var err error
+	g.memory, g.fd, err = l.create(on, uint64(z.slots)*z.slotBytes)
+	return g, err
+}
+
+// create makes memory on a server GPU that the lane's GPU reaches, and a descriptor
+// of it.
+func (l *lane) create(on cuda.Device, bytes uint64) (m *device.Memory, fd int, err error) {
+	err = l.device.On(func() error {
 		var err error
-		g.memory, err = device.Create(l.device.Driver, on, uint64(z.slots)*z.slotBytes, cuda.Access{Device: l.device.Ordinal, Write: true})
+		m, err = device.Create(l.device.Driver, on, bytes, cuda.Access{Device: l.device.Ordinal, Write: true})
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, -1, err
 	}
-	if g.fd, err = g.memory.Export(); err != nil {
-		return nil, errors.Join(err, g.memory.Close())
+	if fd, err = m.Export(); err != nil {
+		return nil, -1, errors.Join(err, m.Close())
 	}
-	return g, nil
+	return m, fd, nil
 }
 
 // staging is a lane's slots in one direction, striped over its server GPUs.

@@ -391,7 +391,7 @@ func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.
 		if config.Transport == launch.TransportLoop {
 			return nil, wire.Errorf(wire.StatusUnreachable, "route direct uses transport local, and relay.transport in config.toml says loop")
 		}
-		return local.New(r.loop, c.lane.device, c.lane.push), nil
+		return local.New(r.loop, c.lane.device, c.lane.push.queues[0]), nil
 	}
 	if config.Transport == launch.TransportLocal {
 		return nil, wire.Errorf(wire.StatusUnreachable, "route staged uses transport loop, and relay.transport in config.toml says local")

@@ -28,7 +28,7 @@ func main() {
 		logrus.SetLevel(parsed)
 		return nil
 	}
-	root.AddCommand(newServe(), newEmulatedNIC(), &cobra.Command{
+	root.AddCommand(newServe(), newSelfTest(), newEmulatedNIC(), &cobra.Command{
 		Use:   "version",
 		Short: "Print version, commit and date",
 		Args:  cobra.NoArgs,

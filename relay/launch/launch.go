@@ -56,6 +56,9 @@ type Lane struct {
 	Relay   bool     `json:"relay"`   // whether its traffic is staged on Servers
 	Servers []GPU    `json:"servers"` // GPUs that hold its staging memory
 	NICs    []string `json:"nics"`    // RDMA device names, as in /sys/class/infiniband
+	// Copy says that the container sees the device nodes of Servers too: its clients
+	// may have staging memory there, and copy themselves.
+	Copy bool `json:"copy,omitempty"`
 	// Spares take the place of Servers when none of these has room, the first that
 	// has.
 	Spares []Spare `json:"spares,omitempty"`
@@ -107,6 +110,20 @@ type Config struct {
 	// CUDAIPC says that clients' memory of cudaMalloc is taken by its IPC handle.
 	CUDAIPC bool   `json:"cudaIPC,omitempty"`
 	Limits  Limits `json:"limits,omitzero"`
+	// SelfTest is what becomes of a pair of GPUs that is not tested: one of
+	// SelfTestOff, also where it is empty, SelfTestOnce and SelfTestRequired.
+	SelfTest string `json:"selfTest,omitempty"`
+	// Testing says that pairs are being tested at this moment, and that another
+	// configuration comes with what was found: staging waits for it.
+	Testing bool `json:"testing,omitempty"`
+	// Pairs is what is known of the pairs that the lanes can stage on.
+	Pairs []Pair `json:"pairs"`
+	// Calibrated says that what was found of a pair decides on the sizes of its slots
+	// and on streams; Chunk, Depth and Streams that are not 0 take its place.
+	Calibrated bool   `json:"calibrated,omitempty"`
+	Chunk      uint64 `json:"chunk,omitempty"` // bytes
+	Depth      int    `json:"depth,omitempty"`
+	Streams    int    `json:"streams,omitempty"`
 }
 
 // When a relay takes its staging.
@@ -126,10 +143,17 @@ type Limits struct {
 	// that it writes into; bytes. ClientHostMemory is of one process.
 	HostMemory       uint64 `json:"hostMemory,omitempty"`
 	ClientHostMemory uint64 `json:"clientHostMemory,omitempty"`
+	// Memory on server GPUs that clients have who copy themselves, beside the slots;
+	// bytes. ClientStaging is of one process.
+	Staging       uint64 `json:"staging,omitempty"`
+	ClientStaging uint64 `json:"clientStaging,omitempty"`
 }
 
 // DefaultLimits are those of a configuration that states none.
-var DefaultLimits = Limits{Clients: 256, Memories: 16384, Connections: 4096, Descriptors: 32768, HostMemory: 4 << 30, ClientHostMemory: 1 << 30}
+var DefaultLimits = Limits{
+	Clients: 256, Memories: 16384, Connections: 4096, Descriptors: 32768, HostMemory: 4 << 30, ClientHostMemory: 1 << 30,
+	Staging: 4 << 30, ClientStaging: 2 << 30,
+}
 
 // WithDefaults are the limits with nothing left open.
 func (l Limits) WithDefaults() Limits {
@@ -141,7 +165,9 @@ func (l Limits) WithDefaults() Limits {
 			*f.own = *f.standard
 		}
 	}
-	for _, f := range []struct{ own, standard *uint64 }{{&l.HostMemory, &d.HostMemory}, {&l.ClientHostMemory, &d.ClientHostMemory}} {
+	for _, f := range []struct{ own, standard *uint64 }{
+		{&l.HostMemory, &d.HostMemory}, {&l.ClientHostMemory, &d.ClientHostMemory}, {&l.Staging, &d.Staging}, {&l.ClientStaging, &d.ClientStaging},
+	} {
 		if *f.own == 0 {
 			*f.own = *f.standard
 		}
@@ -203,6 +229,7 @@ type Client struct {
 	Memories    int    `json:"memories"`
 	Bytes       uint64 `json:"bytes"`                 // exported
 	HostMemory  uint64 `json:"hostMemory,omitempty"`  // bytes, of these, that the relay made
+	Staging     uint64 `json:"staging,omitempty"`     // the same on server GPUs, for copies by the client
 	IPCMemories int    `json:"ipcMemories,omitempty"` // of these memories, by a handle of CUDA's IPC
 	Connections int    `json:"connections"`
 }
@@ -215,10 +242,17 @@ type Staging struct {
 	Host  bool   `json:"host,omitempty"`
 	Lane  string `json:"lane,omitempty"`
 	Bytes uint64 `json:"bytes"`
+	// Clients is what clients have there beside that, who copy themselves.
+	Clients uint64 `json:"clients,omitempty"`
 	// Wanted is what its configuration asks for there; Note says why Bytes is
 	// less, or why a GPU serves that is not among the lane's servers.
 	Wanted uint64 `json:"wanted"`
 	Note   string `json:"note,omitempty"`
+	// Slots of SlotBytes in each direction, and the streams that copy to and from
+	// them; of the first lane where several have staging there.
+	Slots     int    `json:"slots,omitempty"`
+	SlotBytes uint64 `json:"slotBytes,omitempty"`
+	Streams   int    `json:"streams,omitempty"`
 }
 
 // Check says what a relay cannot work with.
@@ -260,6 +294,19 @@ func (c Config) Check() error {
 	case TransportAuto, TransportLoop, TransportLocal:
 	default:
 		return fmt.Errorf("relay configuration: transport %q is none of auto, loop, local", c.Transport)
+	}
+	switch c.SelfTest {
+	case "", SelfTestOff, SelfTestOnce, SelfTestRequired:
+	default:
+		return fmt.Errorf("relay configuration: self-test %q is none of off, once, required", c.SelfTest)
+	}
+	for _, p := range c.Pairs {
+		if err := p.Check(); err != nil {
+			return fmt.Errorf("relay configuration: a tested pair: %w", err)
+		}
+	}
+	if c.Chunk > 1<<30 || c.Chunk%(64<<10) != 0 || c.Depth < 0 || c.Depth > maxDepth || c.Streams < 0 || c.Streams > maxStreams {
+		return fmt.Errorf("relay configuration: chunks of %d bytes, depth %d, %d streams", c.Chunk, c.Depth, c.Streams)
 	}
 	if c.Slots < 1 || c.Slots > 1024 {
 		return fmt.Errorf("relay configuration: %d slots; 1 to 1024 are possible", c.Slots)

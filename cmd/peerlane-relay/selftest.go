@@ -1,0 +1,71 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/selftest"
+)
+
+func newSelfTest() *cobra.Command {
+	return &cobra.Command{
+		Use:   "self-test",
+		Short: "Test pairs of GPUs, as standard input says, in JSON",
+		Long: `Test pairs of GPUs, as standard input says, in JSON, and write what is found to
+standard output, a line for each pair. peerlane self-test and supervisors run
+it; it serves nobody.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return selfTest(os.Stdin, os.Stdout) },
+	}
+}
+
+// maxJob bounds what is asked for, bytes.
+const maxJob = 4 << 20
+
+func selfTest(in io.Reader, out io.Writer) error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return os.NewSyscallError("PR_SET_DUMPABLE", err)
+	}
+	var job launch.PairJob
+	if err := json.NewDecoder(io.LimitReader(in, maxJob)).Decode(&job); err != nil {
+		return fmt.Errorf("reading what to test from standard input: %w", err)
+	}
+	d, err := cuda.Open()
+	if err != nil {
+		return err
+	}
+	host := launch.PairHost{Simulated: d.Simulated()}
+	if host.Driver, err = d.DriverVersion(); err != nil {
+		return err
+	}
+	var one sync.Mutex // tells at a time
+	lines := json.NewEncoder(out)
+	if err := lines.Encode(host); err != nil {
+		return err
+	}
+	var failed error
+	tell := func(p launch.Pair) {
+		one.Lock()
+		defer one.Unlock()
+		if err := lines.Encode(p); err != nil {
+			failed = err
+		}
+	}
+	// What does not end holds the driver: nothing is let go of in order.
+	stuck := func(p launch.Pair) {
+		tell(p)
+		os.Exit(1)
+	}
+	if err := selftest.Run(d, job, tell, stuck); err != nil {
+		return err
+	}
+	return failed
+}

@@ -1,0 +1,294 @@
+package launch
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// A pair of GPUs is tested before a lane stages on it: `peerlane-relay self-test`,
+// a process that serves nobody, reads a PairJob from standard input and writes a
+// PairHost and then a Pair for each pair, one JSON document a line, to standard
+// output. Who started it believes of that what ReadPairs lets through, keeps it,
+// and tells relays by Config.Pairs.
+
+// Verdicts on a pair.
+const (
+	VerdictGood     = "good"
+	VerdictWrong    = "wrong"    // bytes arrived wrong, or a copy failed
+	VerdictSlow     = "slow"     // slower than the bounce through the host's memory
+	VerdictUntested = "untested" // the test could not be made; nothing is known
+)
+
+// What a lane does with a pair that has not been tested.
+const (
+	SelfTestOff      = "off"      // nothing is tested, every pair is used
+	SelfTestOnce     = "once"     // a pair is tested once a boot; one that could not be is used
+	SelfTestRequired = "required" // only a pair that has passed is used
+)
+
+// PairName is a client's GPU and the server GPU that its lane stages on.
+type PairName struct {
+	GPU    GPU `json:"gpu"`
+	Server GPU `json:"server"`
+}
+
+func (n PairName) String() string {
+	return fmt.Sprintf("GPU %d (%s) and GPU %d (%s)", n.GPU.Index, n.GPU.BusID, n.Server.Index, n.Server.BusID)
+}
+
+// same reports whether two names mean the same devices, as far as both know them.
+func (n PairName) same(o PairName) bool { return sameGPU(n.GPU, o.GPU) && sameGPU(n.Server, o.Server) }
+
+func sameGPU(a, b GPU) bool {
+	return a.BusID == b.BusID && (a.UUID == b.UUID || a.UUID == "" || b.UUID == "")
+}
+
+// PairJob is what a self-test is to do.
+type PairJob struct {
+	Pairs []PairName `json:"pairs"`
+	// SlotBytes is the largest chunk that the calibration tries, bytes.
+	SlotBytes uint64 `json:"slotBytes"`
+}
+
+// PairHost is what a self-test ran on.
+type PairHost struct {
+	// Driver is the CUDA version of the driver, 1000 × major + 10 × minor.
+	Driver int `json:"driver"`
+	// Simulated says that it is package cuda/sim: its rates say nothing about GPUs.
+	Simulated bool `json:"simulated"`
+}
+
+// Pair is what a self-test found of a pair.
+type Pair struct {
+	PairName
+	Verdict string `json:"verdict"`
+	Reason  string `json:"reason,omitempty"` // unless it is good
+	// Bytes were copied and compared.
+	Bytes uint64 `json:"bytes"`
+	// Reader says whether a kernel that runs while a copy is made read what that
+	// brought: "passed", or why it was not tried.
+	Reader string `json:"reader,omitempty"`
+	// Push is out of the client's GPU, Pull into it.
+	Push PairRate `json:"push"`
+	Pull PairRate `json:"pull"`
+	// What the calibration chose: the size of a piece in bytes, how many of them are
+	// under way at a time, and by how many streams. 0 where it chose nothing.
+	Chunk   uint64 `json:"chunk,omitempty"`
+	Depth   int    `json:"depth,omitempty"`
+	Streams int    `json:"streams,omitempty"`
+	// Milliseconds is how long it took, and At when that was, in Unix seconds.
+	Milliseconds int64 `json:"milliseconds"`
+	At           int64 `json:"at"`
+}
+
+// PairRate is how fast copies are, GB/s of 1e9 bytes; 0 where it was not measured.
+type PairRate struct {
+	Client float64 `json:"client"` // issued by the client's GPU, as relays do
+	Server float64 `json:"server"` // issued by the server's, which takes a second context
+	Bounce float64 `json:"bounce"` // between the client's GPU and pinned host memory
+}
+
+// Usable reports whether staging may be on the pair, where that has to be known
+// (SelfTestRequired) or not. A nil pair is one of which nothing is known.
+func (p *Pair) Usable(required bool) bool {
+	switch {
+	case p == nil, p.Verdict == VerdictUntested:
+		return !required
+	}
+	return p.Verdict == VerdictGood
+}
+
+// Age is how long ago the test was.
+func (p *Pair) Age() time.Duration { return time.Since(time.Unix(p.At, 0)) }
+
+// Bounds of what a self-test can say.
+const (
+	MaxPairs    = 4096
+	maxReason   = 512
+	maxPairLine = 8 << 10
+	maxGBs      = 1e6
+	maxStreams  = 8
+	maxDepth    = 64
+)
+
+var (
+	busIDForm = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+	uuidForm  = regexp.MustCompile(`^((GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$`)
+)
+
+// Check says what no self-test can have found.
+func (p Pair) Check() error {
+	for _, g := range []GPU{p.GPU, p.Server} {
+		if !busIDForm.MatchString(g.BusID) || !uuidForm.MatchString(g.UUID) || g.Index < 0 || g.Index > 1<<16 {
+			return fmt.Errorf("GPU %d at %.40q with the UUID %.60q", g.Index, g.BusID, g.UUID)
+		}
+	}
+	if !slices.Contains([]string{VerdictGood, VerdictWrong, VerdictSlow, VerdictUntested}, p.Verdict) {
+		return fmt.Errorf("verdict %.40q", p.Verdict)
+	}
+	for _, text := range []string{p.Reason, p.Reader} {
+		if len(text) > maxReason || strings.ContainsFunc(text, unicode.IsControl) {
+			return fmt.Errorf("a reason of %d bytes, or with control characters", len(text))
+		}
+	}
+	if (p.Reason == "") != (p.Verdict == VerdictGood) {
+		return fmt.Errorf("verdict %s with the reason %.60q", p.Verdict, p.Reason)
+	}
+	for _, r := range []PairRate{p.Push, p.Pull} {
+		for _, gbs := range []float64{r.Client, r.Server, r.Bounce} {
+			if math.IsNaN(gbs) || gbs < 0 || gbs > maxGBs {
+				return fmt.Errorf("a rate of %g GB/s", gbs)
+			}
+		}
+	}
+	if p.Chunk != 0 && (p.Chunk < 64<<10 || p.Chunk > 1<<30 || p.Chunk%(64<<10) != 0) {
+		return fmt.Errorf("a chunk of %d bytes", p.Chunk)
+	}
+	if p.Depth < 0 || p.Depth > maxDepth || p.Streams < 0 || p.Streams > maxStreams {
+		return fmt.Errorf("%d streams and a depth of %d", p.Streams, p.Depth)
+	}
+	if p.Bytes > 1<<50 || p.Milliseconds < 0 || p.Milliseconds > 1<<40 || p.At < 0 || p.At > 1<<40 {
+		return errors.New("numbers beyond all bounds")
+	}
+	return nil
+}
+
+// strictly reads one JSON document that has no keys but those of value.
+func strictly(text []byte, value any) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(value); err != nil {
+		return err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return errors.New("there is more behind it")
+	}
+	return nil
+}
+
+// ReadPairs reads what a self-test writes until its end, and calls a function for
+// each pair. Nothing of it is believed that was not asked for, that is there twice,
+// or that no self-test can find; what was read before an error is good.
+func ReadPairs(r io.Reader, asked []PairName, each func(PairHost, Pair)) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxPairLine)
+	var host PairHost
+	waited := slices.Clone(asked)
+	for n := 0; lines.Scan(); n++ {
+		if n == 0 {
+			if err := strictly(lines.Bytes(), &host); err != nil {
+				return fmt.Errorf("the self-test's first line: %w", err)
+			}
+			if host.Driver < 0 || host.Driver > 1<<30 {
+				return fmt.Errorf("the self-test names the driver %d", host.Driver)
+			}
+			continue
+		}
+		var p Pair
+		err := strictly(lines.Bytes(), &p)
+		if err == nil {
+			err = p.Check()
+		}
+		if err != nil {
+			return fmt.Errorf("line %d of the self-test: %w", n+1, err)
+		}
+		i := slices.IndexFunc(waited, p.same)
+		if i < 0 {
+			return fmt.Errorf("the self-test speaks of %v, which nobody asked for, or twice", p.PairName)
+		}
+		p.GPU.Index, p.Server.Index = waited[i].GPU.Index, waited[i].Server.Index // by the plan
+		waited = slices.Delete(waited, i, i+1)
+		each(host, p)
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("reading the self-test: %w", err)
+	}
+	return nil
+}
+
+// PairRecord is what is kept of self-tests: of one boot, one driver.
+type PairRecord struct {
+	Version int    `json:"version"`
+	Boot    string `json:"boot"`    // /proc/sys/kernel/random/boot_id
+	Module  string `json:"module"`  // the driver's, /sys/module/nvidia/version; empty where there is none
+	Library string `json:"library"` // in place of libcuda.so.1; mostly empty
+	PairHost
+	Pairs []Pair `json:"pairs"`
+}
+
+// PairVersion is that of the PairRecords that this release reads and writes.
+const PairVersion = 1
+
+// MaxPairRecord bounds a record, bytes.
+const MaxPairRecord = 4 << 20
+
+// ReadPairRecord reads a record. It refuses what this release cannot have written.
+func ReadPairRecord(text []byte) (PairRecord, error) {
+	var r PairRecord
+	if len(text) > MaxPairRecord {
+		return r, fmt.Errorf("it has more than %d bytes", MaxPairRecord)
+	}
+	if err := strictly(text, &r); err != nil {
+		return PairRecord{}, err
+	}
+	if r.Version != PairVersion {
+		return PairRecord{}, fmt.Errorf("it is of version %d, and this release reads version %d", r.Version, PairVersion)
+	}
+	if len(r.Pairs) > MaxPairs {
+		return PairRecord{}, fmt.Errorf("it has %d pairs, and %d are possible", len(r.Pairs), MaxPairs)
+	}
+	for i, p := range r.Pairs {
+		if err := p.Check(); err != nil {
+			return PairRecord{}, fmt.Errorf("pair %d: %w", i, err)
+		}
+		if slices.ContainsFunc(r.Pairs[:i], func(o Pair) bool { return o.same(p.PairName) }) {
+			return PairRecord{}, fmt.Errorf("%v are there twice", p.PairName)
+		}
+	}
+	return r, nil
+}
+
+// FindPair is what a list has of a pair, nil for nothing.
+func FindPair(list []Pair, name PairName) *Pair {
+	if i := slices.IndexFunc(list, func(p Pair) bool { return p.same(name) }); i >= 0 {
+		return &list[i]
+	}
+	return nil
+}
+
+// StagingPairs are those that lanes can stage on: servers first, then spares.
+func StagingPairs(lanes []Lane) []PairName {
+	var list []PairName
+	add := func(n PairName) {
+		if n.GPU.BusID != n.Server.BusID && !slices.ContainsFunc(list, n.same) {
+			list = append(list, n)
+		}
+	}
+	for _, l := range lanes {
+		if !l.Relay {
+			continue
+		}
+		for _, server := range l.Servers {
+			add(PairName{l.GPU, server})
+		}
+	}
+	for _, l := range lanes {
+		if !l.Relay {
+			continue
+		}
+		for _, spare := range l.Spares {
+			add(PairName{l.GPU, spare.GPU})
+		}
+	}
+	return list
+}

@@ -1,0 +1,229 @@
+package selftest
+
+import (
+	"errors"
+	"time"
+	"unsafe"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Times of the measurements. A rate is the best of a few short rounds: whatever
+// disturbs one makes it slower, never faster.
+const (
+	rounds    = 3
+	roundTime = 2 * time.Millisecond
+	longTime  = 100 * time.Millisecond
+	// calibrationTime bounds the calibration of a pair, but for the round that is
+	// under way when it is over.
+	calibrationTime = 200 * time.Millisecond
+)
+
+// bounceChunk is the size of the pieces that the best bounces work in, bytes.
+const bounceChunk = 4 << 20
+
+// best is the best rate of some rounds, GB/s, or of one where that takes long. A
+// round issues pieces until its time is over, at least two, and waits for them; it
+// returns their bytes.
+func best(round func(until time.Time) (uint64, error)) (float64, error) {
+	rate := 0.0
+	for i, begun := 0, time.Now(); i < rounds && time.Since(begun) < longTime; i++ {
+		start := time.Now()
+		n, err := round(start.Add(roundTime))
+		if err != nil {
+			return 0, err
+		}
+		rate = max(rate, float64(n)/time.Since(start).Seconds()/1e9)
+	}
+	return rate, nil
+}
+
+// plan is how a message is cut and issued.
+type plan struct {
+	chunk          uint64
+	depth, streams int
+}
+
+// through is the rate of a plan, by the relay's own queues.
+func (b *bench) through(p plan, pull bool) (float64, error) {
+	return best(func(until time.Time) (uint64, error) {
+		var moved uint64
+		var failed error
+		underWay := 0
+		poll := func() {
+			for _, q := range b.queues[:p.streams] {
+				q.Poll()
+			}
+		}
+		for i := 0; i < 2*p.depth || time.Now().Before(until); i++ {
+			for underWay == p.depth {
+				poll()
+			}
+			if failed != nil {
+				break
+			}
+			at := uint64(i) % (memory / p.chunk) * p.chunk
+			to, from := b.slots.At(at), b.mine.At(at)
+			if pull {
+				to, from = from, to
+			}
+			underWay++
+			b.queues[i%p.streams].Move(to, from, p.chunk, func(err error) {
+				underWay--
+				moved += p.chunk
+				failed = errors.Join(failed, err)
+			})
+		}
+		for underWay > 0 {
+			poll()
+		}
+		return moved, failed
+	})
+}
+
+// simple is the rate of copies that one call issues in a GPU's own stream.
+func (b *bench) simple(by *device.Device, chunk uint64, issue func(s cuda.Stream) error) (float64, error) {
+	return best(func(until time.Time) (uint64, error) {
+		var moved uint64
+		for moved == 0 || time.Now().Before(until) {
+			// Two at a time, so that one begins where the other ends.
+			if err := b.byItself(by, func(s cuda.Stream) error { return errors.Join(issue(s), issue(s)) }); err != nil {
+				return 0, err
+			}
+			moved += 2 * chunk
+		}
+		return moved, nil
+	})
+}
+
+// rates measures a pair's copies, and what they are compared with.
+func (b *bench) rates(p *launch.Pair) error {
+	d, host := b.driver, unsafe.Pointer(&b.view[0])
+	whole := plan{chunk: memory, depth: 2, streams: 1}
+	type measured struct {
+		rate    *float64
+		measure func() (float64, error)
+	}
+	list := []measured{
+		{&p.Push.Client, func() (float64, error) { return b.through(whole, false) }},
+		{&p.Pull.Client, func() (float64, error) { return b.through(whole, true) }},
+		{&p.Push.Bounce, func() (float64, error) {
+			return b.simple(b.client, bounceChunk, func(s cuda.Stream) error { return d.MemcpyDtoHAsync(host, b.mine.Ptr, bounceChunk, s) })
+		}},
+		{&p.Pull.Bounce, func() (float64, error) {
+			return b.simple(b.client, bounceChunk, func(s cuda.Stream) error { return d.MemcpyHtoDAsync(b.mine.Ptr, host, bounceChunk, s) })
+		}},
+	}
+	// What a context on the server's GPU would bring. A relay has none, so no pair
+	// fails for the want of it.
+	if b.mine.Allow(cuda.Access{Device: b.server.Ordinal, Write: true}) == nil {
+		byServer := func(to, from cuda.Ptr) func() (float64, error) {
+			return func() (float64, error) {
+				return b.simple(b.server, memory, func(s cuda.Stream) error { return d.MemcpyAsync(to, from, memory, s) })
+			}
+		}
+		list = append(list, measured{&p.Push.Server, byServer(b.slots.Ptr, b.mine.Ptr)}, measured{&p.Pull.Server, byServer(b.mine.Ptr, b.slots.Ptr)})
+	}
+	for _, m := range list {
+		var err error
+		if *m.rate, err = m.measure(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// What the calibration tries, and what it is content with: the least of each that
+// makes so much of the best rate that was seen. Small pieces overlap with what
+// comes after them, and few of them take little memory.
+var (
+	chunks = []uint64{1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20}
+	depths = []int{1, 2, 4, 8}
+)
+
+const (
+	fullDepth     = 8
+	content       = 0.97
+	depthContent  = 0.98
+	anotherStream = 1.03 // a second stream has to bring as much
+)
+
+// calibrate chooses chunk, depth and streams. Where its time does not last for all
+// that it tries it chooses nothing.
+func (b *bench) calibrate(p *launch.Pair) error {
+	end := time.Now().Add(calibrationTime)
+	both := func(of plan) (float64, error) {
+		push, err := b.through(of, false)
+		if err != nil {
+			return 0, err
+		}
+		pull, err := b.through(of, true)
+		return min(push/p.Push.Client, pull/p.Pull.Client), err
+	}
+	var tried []plan
+	var found []float64
+	try := func(of plan) (float64, error) {
+		rate, err := both(of)
+		tried, found = append(tried, of), append(found, rate)
+		return rate, err
+	}
+	for _, chunk := range chunks {
+		if chunk > b.job.SlotBytes {
+			break
+		}
+		for streams := 1; streams <= mostStreams; streams++ {
+			if time.Now().After(end) {
+				return nil
+			}
+			if _, err := try(plan{chunk, fullDepth, streams}); err != nil {
+				return err
+			}
+		}
+	}
+	chosen, ok := choose(tried, found)
+	if !ok {
+		return nil
+	}
+	var shallow []float64
+	top := 0.0
+	for _, depth := range depths {
+		if time.Now().After(end) {
+			return nil
+		}
+		rate, err := both(plan{chosen.chunk, depth, chosen.streams})
+		if err != nil {
+			return err
+		}
+		shallow, top = append(shallow, rate), max(top, rate)
+	}
+	for i, rate := range shallow {
+		if rate >= depthContent*top {
+			chosen.depth = depths[i]
+			break
+		}
+	}
+	p.Chunk, p.Depth, p.Streams = chosen.chunk, chosen.depth, chosen.streams
+	return nil
+}
+
+// choose picks the smallest chunk whose rate comes near the best of all, and a
+// second stream only where that brings something.
+func choose(tried []plan, rates []float64) (plan, bool) {
+	top := 0.0
+	for _, r := range rates {
+		top = max(top, r)
+	}
+	for i, p := range tried {
+		if rates[i] < content*top {
+			continue
+		}
+		// What has one stream comes right before what has two.
+		if p.streams == 1 && i+1 < len(tried) && tried[i+1].chunk == p.chunk && rates[i+1] > anotherStream*rates[i] {
+			p = tried[i+1]
+		}
+		return p, true
+	}
+	return plan{}, false
+}

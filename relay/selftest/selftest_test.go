@@ -1,0 +1,211 @@
+package selftest
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// child has a test binary do the job that its standard input says: what the
+// simulator does wrong is in its environment.
+const child = "PEERLANE_TEST_SELFTEST"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(child) == "" {
+		os.Exit(m.Run())
+	}
+	var job launch.PairJob
+	err := json.NewDecoder(os.Stdin).Decode(&job)
+	var d *cuda.Driver
+	if err == nil {
+		d, err = cuda.Open()
+	}
+	lines := json.NewEncoder(os.Stdout)
+	if err == nil {
+		err = lines.Encode(launch.PairHost{Simulated: d.Simulated()})
+	}
+	tell := func(p launch.Pair) { _ = lines.Encode(p) } // the parent sees what is missing
+	if err == nil {
+		err = Run(d, job, tell, func(p launch.Pair) { tell(p); os.Exit(1) })
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func gpu(i int, uuid string) launch.GPU {
+	return launch.GPU{BusID: fmt.Sprintf("0000:%02x:00.0", 16+i), UUID: uuid, Index: i}
+}
+
+// run tests pairs of simulated GPUs with faults, as `self-test` does.
+func run(t *testing.T, fault string, memory uint64, pairs ...launch.PairName) ([]launch.Pair, map[string]sim.DeviceLog) {
+	t.Helper()
+	dir := t.TempDir()
+	var devices []sim.Device
+	for i := range 3 {
+		devices = append(devices, sim.Device{
+			Index: i, Minor: i, BusID: gpu(i, "").BusID, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i), Memory: memory, Name: "Simulated",
+		})
+	}
+	if err := sim.Write(dir, devices); err != nil {
+		t.Fatal(err)
+	}
+	environment, err := sim.Environment(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(launch.PairJob{Pairs: pairs, SlotBytes: 32 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(append(os.Environ(), environment...), child+"=1", "PEERLANE_SIM_FAULT="+fault)
+	cmd.Stdin, cmd.Stderr = strings.NewReader(string(text)), os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Logf("the tester ended: %v", err)
+	}
+	var found []launch.Pair
+	if err := launch.ReadPairs(strings.NewReader(string(out)), pairs, func(h launch.PairHost, p launch.Pair) {
+		if !h.Simulated {
+			t.Error("it does not say that it is simulated")
+		}
+		found = append(found, p)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	log, err := sim.ReadLog(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := map[string]sim.DeviceLog{}
+	for _, d := range log {
+		by[d.BusID] = d
+	}
+	return found, by
+}
+
+const plenty = 1 << 30
+
+var pair01, pair02 = launch.PairName{GPU: gpu(0, ""), Server: gpu(1, "")}, launch.PairName{GPU: gpu(0, ""), Server: gpu(2, "")}
+
+func TestAGoodPair(t *testing.T) {
+	found, log := run(t, "", plenty, pair01, pair02)
+	if len(found) != 2 {
+		t.Fatalf("found %+v", found)
+	}
+	for _, p := range found {
+		t.Logf("%d bytes, %d ms, %+v, %+v, chunk %d, depth %d, streams %d", p.Bytes, p.Milliseconds, p.Push, p.Pull, p.Chunk, p.Depth, p.Streams)
+		if p.Verdict != launch.VerdictGood || p.Reader != ReaderPassed || p.Bytes < 16<<20 || p.GPU.UUID == "" || p.Server.UUID == "" {
+			t.Errorf("%+v", p)
+		}
+		for _, r := range []launch.PairRate{p.Push, p.Pull} {
+			if r.Client <= 0 || r.Server <= 0 || r.Bounce <= 0 {
+				t.Errorf("rates %+v", r)
+			}
+		}
+		if (p.Chunk == 0) != (p.Streams == 0) || (p.Chunk == 0) != (p.Depth == 0) {
+			t.Errorf("half a calibration: %+v", p)
+		}
+	}
+	for _, d := range log {
+		if d.Contexts == 0 || d.Allocated > 256<<20 {
+			t.Errorf("on %s there were %d contexts and %d bytes", d.BusID, d.Contexts, d.Allocated)
+		}
+	}
+}
+
+func TestWhatAPairFailsBy(t *testing.T) {
+	for _, c := range []struct {
+		name, fault, verdict, reason string
+	}{
+		{"one wrong byte", "cuMemcpyAsync:after=9:times=1:corrupt", launch.VerdictWrong, "arrived wrong, the first at"},
+		{"a wrong byte of a large copy", "cuMemcpyAsync:after=31:times=1:corrupt", launch.VerdictWrong, "of 8388608 bytes from"},
+		{"a copy that fails", "cuMemcpyAsync:after=3:times=1:error=1", launch.VerdictWrong, "failed: cuMemcpyAsync"},
+		{"a copy that loses the context", "cuMemcpyAsync:after=3:times=1:error=700", launch.VerdictWrong, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+		{"no room", "cuMemCreate:times=1:oom", launch.VerdictUntested, "CUDA_ERROR_OUT_OF_MEMORY"},
+		{"a GPU that is taken", "cuCtxCreate*:times=1:error=46", launch.VerdictUntested, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
+		{"a wrong byte that a running kernel reads", "cuMemcpyAsync:after=34:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:11:00.0 read 1 wrong words of 8 bytes"},
+		{"the same in the other direction", "cuMemcpyAsync:after=45:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:10:00.0 read 1 wrong words of 8 bytes"},
+		// Behind the copies that are compared every one is late, and none of those
+		// between GPU and host.
+		{"slower than the bounce", "cuMemcpyAsync:after=48:times=4:delay=800", launch.VerdictSlow, "and the bounce through the host's memory"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			found, _ := run(t, c.fault, plenty, pair01, pair02)
+			for _, p := range found {
+				t.Logf("%s %s %+v %+v", p.Verdict, p.Reason, p.Push, p.Pull)
+			}
+			if len(found) == 0 || found[0].Verdict != c.verdict || !strings.Contains(found[0].Reason, c.reason) {
+				t.Fatalf("found %+v", found)
+			}
+			if lost := strings.Contains(c.name, "loses"); lost != (len(found) == 1) {
+				t.Errorf("%d pairs are told of", len(found))
+			}
+			if len(found) == 2 && found[1].Verdict != launch.VerdictGood {
+				t.Errorf("the fault of one pair is the other's: %s", found[1].Reason)
+			}
+		})
+	}
+}
+
+// Where no kernel runs the rest of the test counts.
+func TestAGPUThatRunsNoKernel(t *testing.T) {
+	found, _ := run(t, "cuModuleLoad*:error=209", plenty, pair01)
+	if len(found) != 1 || found[0].Verdict != launch.VerdictGood || !strings.HasPrefix(found[0].Reader, "not tried: kernels of Peerlane: cuModuleLoad") {
+		t.Errorf("found %s: %s, %s", found[0].Verdict, found[0].Reason, found[0].Reader)
+	}
+}
+
+func TestAPairThatIsNotThere(t *testing.T) {
+	other := launch.PairName{GPU: gpu(0, "GPU-11111111-0000-0000-0000-000000000000"), Server: gpu(1, "")}
+	found, _ := run(t, "", plenty, launch.PairName{GPU: gpu(0, ""), Server: gpu(9, "")}, other)
+	// What another GPU answers for is not taken for the one that was asked for.
+	if len(found) != 2 || found[0].Verdict != launch.VerdictUntested || found[1].Verdict != launch.VerdictUntested || !strings.Contains(found[1].Reason, "the plan says") {
+		t.Errorf("found %+v", found)
+	}
+}
+
+// The smallest chunk that comes near the best, and a second stream only where it
+// brings something.
+func TestChoose(t *testing.T) {
+	list := func(rates ...float64) (p []plan, r []float64) {
+		for i := range rates {
+			p = append(p, plan{chunks[i/2], fullDepth, 1 + i%2})
+		}
+		return p, rates
+	}
+	for _, c := range []struct {
+		rates []float64
+		want  plan
+	}{
+		{[]float64{0.2, 0.2, 0.5, 0.5, 1, 1}, plan{4 << 20, fullDepth, 1}},
+		{[]float64{0.2, 0.4, 0.5, 0.99, 1, 1}, plan{2 << 20, fullDepth, 2}},
+		{[]float64{0.98, 1.02, 0.5, 0.99, 1, 1}, plan{1 << 20, fullDepth, 2}},
+		{[]float64{0.98, 1, 0.5, 0.99, 1, 1}, plan{1 << 20, fullDepth, 1}},
+		{[]float64{1, 0.5}, plan{1 << 20, fullDepth, 1}},
+	} {
+		plans, rates := list(c.rates...)
+		if got, ok := choose(plans, rates); !ok || got != c.want {
+			t.Errorf("of %v it is %+v, want %+v", c.rates, got, c.want)
+		}
+	}
+	if _, ok := choose(nil, nil); ok {
+		t.Error("of nothing something is chosen")
+	}
+}
+
+func TestReasonsAreBounded(t *testing.T) {
+	p := launch.Pair{PairName: pair01, Verdict: launch.VerdictUntested, Reason: bounded(strings.Repeat("ä\n\x00\xff", 1000))}
+	if err := p.Check(); err != nil {
+		t.Errorf("%q: %v", p.Reason, err)
+	}
+}

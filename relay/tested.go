@@ -1,0 +1,108 @@
+package relay
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// What is known of pairs of GPUs comes from the supervisor: a relay tests nothing
+// that others would believe, because it may be taken over.
+
+// testedTime is how long staging waits for a self-test that is under way. Where it
+// takes longer a pair counts as not tested.
+const testedTime = 30 * time.Second
+
+// tested is the configuration once it says what is known of the pairs. It may block.
+func (r *Relay) tested() (config launch.Config, err error) {
+	for end := time.Now().Add(testedTime); ; time.Sleep(time.Millisecond) {
+		if !r.loop.Call(func() { config = r.config }) {
+			return config, errEnding
+		}
+		if !config.Testing {
+			return config, nil
+		}
+		if time.Now().After(end) {
+			logrus.Warnf("the self-test of this container's GPUs has not ended within %v: going on without it", testedTime)
+			return config, nil
+		}
+	}
+}
+
+// unfit says why a lane does not stage on a server GPU; empty where it does.
+func (l *lane) unfit(server launch.GPU, config launch.Config) string {
+	p := launch.FindPair(config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server})
+	off := config.SelfTest == "" || config.SelfTest == launch.SelfTestOff
+	if off || p.Usable(config.SelfTest == launch.SelfTestRequired) {
+		return ""
+	}
+	switch {
+	case p == nil:
+		return `the pair is not tested yet, and relay.self_test is "required"`
+	case p.Verdict == launch.VerdictUntested:
+		return fmt.Sprintf(`the pair could not be tested, and relay.self_test is "required": %s`, p.Reason)
+	case p.Verdict == launch.VerdictSlow:
+		return "by its self-test the pair is slower than the bounce: " + p.Reason
+	}
+	return "the pair failed its self-test: " + p.Reason
+}
+
+// tuning is how copies to and from a server GPU are cut and issued; 0 stands for the
+// configuration's slots and one stream.
+type tuning struct {
+	chunk          uint64
+	depth, streams int
+}
+
+// tuned is what the self-test chose for a server GPU, and what the configuration has
+// in its place.
+func (l *lane) tuned(server launch.GPU, config launch.Config) tuning {
+	var t tuning
+	if p := launch.FindPair(config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server}); p != nil && config.Calibrated {
+		t = tuning{p.Chunk, p.Depth, p.Streams}
+	}
+	if config.Chunk > 0 {
+		t.chunk = config.Chunk
+	}
+	if config.Depth > 0 {
+		t.depth = config.Depth
+	}
+	if config.Streams > 0 {
+		t.streams = config.Streams
+	}
+	return t
+}
+
+// of is the size of a region that has room for so many slots as they are
+// configured: slots of one chunk, and as many of them as its memory holds, but no
+// more than the depth of copies asks for while the NIC has as many, and not fewer
+// than are configured.
+func (t tuning) of(z size) size {
+	if t.chunk == 0 || t.chunk >= z.slotBytes {
+		return z
+	}
+	room := int(uint64(z.slots) * z.slotBytes / t.chunk)
+	if t.depth > 0 {
+		room = min(room, max(2*t.depth, z.slots, leastSlots))
+	}
+	return size{min(room, mostSlots), t.chunk}
+}
+
+// mostSlots is as many as can be configured.
+const mostSlots = 1024
+
+// stageOn makes a region in each direction on a server GPU, if the pair is fit for
+// it.
+func (l *lane) stageOn(server launch.GPU, slots int, config launch.Config, out, in *staging) placed {
+	configured := size{slots, config.SlotBytes}
+	if why := l.unfit(server, config); why != "" {
+		return placed{gpu: server, wanted: 2 * uint64(slots) * config.SlotBytes, note: why, unfit: true}
+	}
+	t := l.tuned(server, config)
+	p := l.place(server, t.of(configured), config.Admission, out, in)
+	p.tuning = t
+	return p
+}

@@ -1,0 +1,148 @@
+package relay_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// found is what a self-test said of GPU 0 and a server GPU.
+func found(server int, verdict, reason string) launch.Pair {
+	return launch.Pair{PairName: launch.PairName{GPU: gpu(0), Server: gpu(server)}, Verdict: verdict, Reason: reason}
+}
+
+// A pair that fails its test, or is slower than the bounce, is replaced, and it is
+// said; so is one that is not tested, where that has to be.
+func TestPairsThatAreNotFit(t *testing.T) {
+	needGPUs(t, 3)
+	wrong := found(1, launch.VerdictWrong, "1 of 8388608 bytes arrived wrong")
+	slow := found(1, launch.VerdictSlow, "3.0 GB/s, and the bounce 25.0")
+	unknown := found(1, launch.VerdictUntested, "out of memory")
+	fit, alsoWrong := found(2, launch.VerdictGood, ""), found(2, launch.VerdictWrong, "a copy does not end")
+	for _, c := range []struct {
+		name, mode string
+		pairs      []launch.Pair
+		bounce     uint64
+		on         int    // the GPU with the staging, -1 for the host's memory, -2 for none
+		says       string // in the log, and in the report of GPU 1
+	}{
+		{"wrong bytes, and a spare", launch.SelfTestOnce, []launch.Pair{wrong, fit}, 0, 2, "the pair failed its self-test: 1 of 8388608 bytes arrived wrong"},
+		{"slow, and a spare", launch.SelfTestOnce, []launch.Pair{slow}, 0, 2, "the pair is slower than the bounce: 3.0 GB/s"},
+		{"no pair is fit", launch.SelfTestOnce, []launch.Pair{wrong, alsoWrong}, 1 << 30, -1, "bounces through"},
+		{"no pair is fit, and no bounce", launch.SelfTestOnce, []launch.Pair{slow, alsoWrong}, 0, -2, "GPU 0000"},
+		{"not tested", launch.SelfTestOnce, []launch.Pair{unknown}, 0, 1, ""},
+		{"nothing is known", launch.SelfTestOnce, nil, 0, 1, ""},
+		{"not tested, where it has to be", launch.SelfTestRequired, []launch.Pair{unknown, fit}, 0, 2, `relay.self_test is "required": out of memory`},
+		{"nothing is known, where it has to be", launch.SelfTestRequired, []launch.Pair{fit}, 0, 2, "the pair is not tested yet"},
+		{"nobody cares", launch.SelfTestOff, []launch.Pair{wrong}, 0, 1, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t)
+			h.nic("nic0", 1)
+			h.nic("nic2", 2)
+			h.change = func(l *launch.Config) { l.SelfTest, l.Pairs, l.Bounce = c.mode, c.pairs, c.bounce }
+			lane := far(0, 1, "nic0")
+			lane.Spares = []launch.Spare{{GPU: gpu(2), NICs: []string{"nic2"}}}
+			log := listenToLog(t)
+			f := newSelf(t, h, lane)
+			if c.on == -2 {
+				_, _, err := f.connect(t)
+				demand(t, err, wire.StatusNoStaging, "no server GPU is fit to stage for", "slower than the bounce: 3.0 GB/s", "a copy does not end")
+			} else {
+				f.move(t)
+			}
+			if c.says != "" && log.count(c.says) != 1 || c.says == "" && len(log.lines) != 0 {
+				t.Errorf("the log says %q", log.lines)
+			}
+			for i, on := range map[int]uint64{1: f.staging(t, 1).Bytes, 2: f.staging(t, 2).Bytes, -1: f.bounced().Bytes} {
+				if (on > 0) != (i == c.on) {
+					t.Errorf("%d bytes of staging on GPU %d", on, i)
+				}
+			}
+			if note := f.staging(t, 1).Note; c.on == 2 && !strings.Contains(note, c.says) {
+				t.Errorf("the report says %q", note)
+			}
+		})
+	}
+}
+
+// Staging waits for a self-test that is under way, and goes by what that finds.
+func TestStagingWaitsForTheSelfTest(t *testing.T) {
+	needGPUs(t, 3)
+	h := newHost(t)
+	h.nic("nic2", 2)
+	var config launch.Config
+	h.change = func(l *launch.Config) {
+		l.SelfTest, l.Testing = launch.SelfTestOnce, true
+		l.Reserve = launch.ReserveStart
+		config = *l
+	}
+	lane := far(0, 1, "nobody")
+	lane.Spares = []launch.Spare{{GPU: gpu(2), NICs: []string{"nic2"}}}
+	_, r := h.start("waits", launch.RouteStaged, -1, lane)
+	for end := time.Now().Add(time.Minute); len(r.Report().Contexts) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the relay has no context")
+		}
+	}
+	time.Sleep(50 * time.Millisecond)
+	if s := r.Report().Staging; len(s) != 0 {
+		t.Fatalf("it has not waited: %+v", s)
+	}
+	config.Testing, config.Pairs = false, []launch.Pair{found(1, launch.VerdictWrong, "1 byte")}
+	if err := r.Configure(config); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if s := r.Report().Staging; len(s) == 2 && s[0].Bytes == 0 && s[1].Bytes > 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("staging is %+v", r.Report().Staging)
+		}
+	}
+}
+
+// What the calibration chose decides on slots and streams, within the memory that is
+// configured, and the configuration has its way.
+func TestCalibratedStaging(t *testing.T) {
+	needGPUs(t, 2)
+	tuned := found(1, launch.VerdictGood, "")
+	tuned.Chunk, tuned.Depth, tuned.Streams = 4*mib, 8, 2
+	large := tuned
+	large.Chunk = 64 * mib
+	for _, c := range []struct {
+		name    string
+		change  func(*launch.Config)
+		slots   int
+		size    uint64
+		streams int
+	}{
+		{"by the calibration", func(l *launch.Config) { l.Calibrated = true }, 16, 4 * mib, 2},
+		{"not wanted", func(*launch.Config) {}, 8, 32 * mib, 1},
+		{"a chunk of the configuration's", func(l *launch.Config) { l.Calibrated, l.Chunk = true, 8*mib }, 16, 8 * mib, 2},
+		{"all of the configuration's", func(l *launch.Config) { l.Chunk, l.Depth, l.Streams = 16*mib, 4, 3 }, 8, 16 * mib, 3},
+		{"a chunk alone", func(l *launch.Config) { l.Chunk = 16 * mib }, 16, 16 * mib, 1},
+		{"larger than slots", func(l *launch.Config) { l.Calibrated, l.Pairs = true, []launch.Pair{large} }, 8, 32 * mib, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t)
+			h.nic("nic0", 1)
+			h.change = func(l *launch.Config) {
+				asConfigured(l)
+				l.SelfTest, l.Pairs = launch.SelfTestOnce, []launch.Pair{tuned}
+				c.change(l)
+			}
+			f := newSelf(t, h, far(0, 1, "nic0"))
+			for range 3 {
+				f.move(t)
+			}
+			if s := f.staging(t, 1); s.Slots != c.slots || s.SlotBytes != c.size || s.Streams != c.streams || s.Bytes != 2*uint64(c.slots)*c.size || s.Note != "" {
+				t.Errorf("staging is %+v", s)
+			}
+		})
+	}
+}
