@@ -80,6 +80,14 @@ func (d *Driver) MemcpyPeerAsync(dst Ptr, dstCtx Context, src Ptr, srcCtx Contex
 	return nil
 }
 
+// MemsetAsync sets n bytes to v. It uses the device's SMs.
+func (d *Driver) MemsetAsync(p Ptr, v byte, n uint64, s Stream) error {
+	if r := C.call_cuMemsetD8Async(d.calls, C.CUdeviceptr(p), C.uchar(v), C.size_t(n), C.CUstream(s)); r != 0 {
+		return d.failed(r, "cuMemsetD8Async", at(p, n))
+	}
+	return nil
+}
+
 func span(dst, src Ptr, n uint64) string {
 	return fmt.Sprintf("%s from %s to %s", humanize.IBytes(n), src, dst)
 }

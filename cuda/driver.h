@@ -18,6 +18,8 @@ typedef uintptr_t CUstream;
 typedef uintptr_t CUevent;
 typedef uintptr_t CUmodule;
 typedef uintptr_t CUfunction;
+typedef uintptr_t CUgraph;
+typedef uintptr_t CUgraphExec;
 typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
@@ -90,6 +92,7 @@ enum {
 	CU_MEMHOSTREGISTER_DEVICEMAP = 2,
 	CU_STREAM_NON_BLOCKING = 1,
 	CU_STREAM_WAIT_VALUE_GEQ = 0,
+	CU_STREAM_WAIT_VALUE_AND = 2,
 	CU_STREAM_WRITE_VALUE_DEFAULT = 0,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_EVENT_INTERPROCESS = 4,
@@ -184,7 +187,15 @@ X(cuModuleUnload, "cuModuleUnload", A(CUmodule m), A(m)) \
 X(cuLaunchKernel, "cuLaunchKernel", \
 	A(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream s, \
 	  void **parameters, void **extra), \
-	A(f, gx, gy, gz, bx, by, bz, shared, s, parameters, extra))
+	A(f, gx, gy, gz, bx, by, bz, shared, s, parameters, extra)) \
+X(cuMemsetD8Async, "cuMemsetD8Async", A(CUdeviceptr p, unsigned char v, size_t n, CUstream s), A(p, v, n, s)) \
+X(cuStreamBeginCapture, "cuStreamBeginCapture_v2", A(CUstream s, int mode), A(s, mode)) \
+X(cuStreamEndCapture, "cuStreamEndCapture", A(CUstream s, CUgraph *g), A(s, g)) \
+X(cuStreamIsCapturing, "cuStreamIsCapturing", A(CUstream s, int *status), A(s, status)) \
+X(cuGraphInstantiate, "cuGraphInstantiateWithFlags", A(CUgraphExec *e, CUgraph g, unsigned long long flags), A(e, g, flags)) \
+X(cuGraphLaunch, "cuGraphLaunch", A(CUgraphExec e, CUstream s), A(e, s)) \
+X(cuGraphExecDestroy, "cuGraphExecDestroy", A(CUgraphExec e), A(e)) \
+X(cuGraphDestroy, "cuGraphDestroy", A(CUgraph g), A(g))
 
 // peerlane_calls is the table. cuCtxSynchronize stands apart because it takes
 // no argument, which the list cannot express.

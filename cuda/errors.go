@@ -56,6 +56,14 @@ const (
 	ErrNotSupported                Result = 801
 	ErrSystemNotReady              Result = 802
 	ErrSystemDriverMismatch        Result = 803
+	ErrStreamCaptureUnsupported    Result = 900
+	ErrStreamCaptureInvalidated    Result = 901
+	ErrStreamCaptureMerge          Result = 902
+	ErrStreamCaptureUnmatched      Result = 903
+	ErrStreamCaptureUnjoined       Result = 904
+	ErrStreamCaptureIsolation      Result = 905
+	ErrCapturedEvent               Result = 907
+	ErrStreamCaptureWrongThread    Result = 908
 	ErrUnknown                     Result = 999
 )
 
@@ -95,6 +103,14 @@ var names = map[Result]string{
 	ErrNotSupported:                "CUDA_ERROR_NOT_SUPPORTED",
 	ErrSystemNotReady:              "CUDA_ERROR_SYSTEM_NOT_READY",
 	ErrSystemDriverMismatch:        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+	ErrStreamCaptureUnsupported:    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+	ErrStreamCaptureInvalidated:    "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+	ErrStreamCaptureMerge:          "CUDA_ERROR_STREAM_CAPTURE_MERGE",
+	ErrStreamCaptureUnmatched:      "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+	ErrStreamCaptureUnjoined:       "CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
+	ErrStreamCaptureIsolation:      "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+	ErrCapturedEvent:               "CUDA_ERROR_CAPTURED_EVENT",
+	ErrStreamCaptureWrongThread:    "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
 	ErrUnknown:                     "CUDA_ERROR_UNKNOWN",
 }
 

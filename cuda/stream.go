@@ -78,6 +78,16 @@ func (d *Driver) StreamWaitValue64(s Stream, addr Ptr, v uint64) error {
 	return nil
 }
 
+// StreamWaitBits64 makes later work of the stream wait until any of the bits of
+// mask is set in the value at addr, a multiple of 8.
+func (d *Driver) StreamWaitBits64(s Stream, addr Ptr, mask uint64) error {
+	r := C.call_cuStreamWaitValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(mask), C.CU_STREAM_WAIT_VALUE_AND)
+	if r != 0 {
+		return d.failed(r, "cuStreamWaitValue64", fmt.Sprintf("bits %#x at %s", mask, addr))
+	}
+	return nil
+}
+
 // EventOptions says what kind of event is made.
 type EventOptions struct {
 	Interprocess bool // IPCGetEventHandle is possible

@@ -141,13 +141,18 @@ func serverOf(lanes []launch.Lane, busID string) (launch.GPU, error) {
 const maxGranule = 32 << 20
 
 // granted is the most that a relay's configuration comes to on a GPU, bytes: of each
-// lane that it serves, all of it or as a spare, the slots of both directions.
+// lane that it serves, all of it or as a spare, the slots of both directions, and
+// what clients have there that copy themselves.
 func granted(c launch.Config, busID string) uint64 {
-	bytes := uint64(0)
+	bytes, copies := uint64(0), false
 	for _, lane := range c.Lanes {
 		if _, err := serverOf([]launch.Lane{lane}, busID); err == nil {
 			bytes += 2 * (uint64(c.Slots)*c.SlotBytes + maxGranule)
+			copies = copies || lane.Copy
 		}
+	}
+	if copies {
+		bytes += c.Limits.WithDefaults().Staging
 	}
 	return bytes
 }

@@ -212,6 +212,7 @@ func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s 
 	if err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
+	seeing(lanes[len(d.Lanes):])
 	if err := present(plan, lanes); err != nil {
 		return warning, err
 	}

@@ -46,6 +46,13 @@ func ReadConfig(l layout.Layout) (config.Config, error) {
 	return config.Load(l.ConfigFile())
 }
 
+// seeing marks lanes of GPUs whose server GPUs the container sees too.
+func seeing(lanes []launch.Lane) {
+	for i := range lanes {
+		lanes[i].Copy = true
+	}
+}
+
 // Lanes finds lanes of a plan by the identity of their GPUs, "UUID@PCI
 // address", as a CDI specification carries them. The UUID may be empty, on
 // either side.

@@ -283,8 +283,20 @@ func TestMergeKeepsTheFirstLaneOfAGPU(t *testing.T) {
 	a, b := launch.Lane{GPU: launch.GPU{BusID: "a"}}, launch.Lane{GPU: launch.GPU{BusID: "b"}}
 	changed := launch.Lane{GPU: launch.GPU{BusID: "a"}, Role: "near"}
 	have := []launch.Lane{a}
-	if diff := cmp.Diff([]launch.Lane{a, b}, merge(have, []launch.Lane{changed, b, b})); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
+	merged, more := merge(have, []launch.Lane{changed, b, b})
+	if diff := cmp.Diff([]launch.Lane{a, b}, merged); diff != "" || !more {
+		t.Errorf("changed: %v (-want +got)\n%s", more, diff)
+	}
+	// But that the container sees the server GPUs is news, once.
+	seen := a
+	seen.Copy = true
+	for _, want := range []bool{true, false} {
+		if merged, more = merge(merged, []launch.Lane{seen, b}); more != want {
+			t.Errorf("changed: %v, want %v", more, want)
+		}
+		if diff := cmp.Diff([]launch.Lane{seen, b}, merged); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
 	}
 	if !slices.EqualFunc(have, []launch.Lane{a}, func(x, y launch.Lane) bool { return x.GPU == y.GPU }) {
 		t.Errorf("merge changed its argument to %v", have)

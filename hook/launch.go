@@ -156,8 +156,9 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 	if g.Sandbox, err = newSandbox(r.Config.Relay); err != nil {
 		return nil, nil, false, err
 	}
+	lanes, _ := merge(nil, r.Lanes)
 	g.Config = launch.Config{
-		Generation: g.ID, Container: r.Container.ID, Lanes: merge(nil, r.Lanes),
+		Generation: g.ID, Container: r.Container.ID, Lanes: lanes,
 		Route: r.Config.Relay.Route, Transport: r.Config.Relay.Transport,
 		Slots: r.Config.Relay.Slots, SlotBytes: uint64(r.Config.Relay.SlotSize),
 		Peers: l.Peers(), NICs: l.EmulatedNICs(),
@@ -190,15 +191,23 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 	return nil, nil, false, errors.Join(err, os.RemoveAll(l.GenerationDir(g.ID)), sweep(l))
 }
 
-// merge adds the lanes of GPUs that are not there yet.
-func merge(have, more []launch.Lane) []launch.Lane {
-	merged := slices.Clone(have)
+// merge adds the lanes of GPUs that are not there yet, and that the container sees the
+// server GPUs of one that is. It reports whether that was anything.
+func merge(have, more []launch.Lane) (merged []launch.Lane, changed bool) {
+	merged = slices.Clone(have)
 	for _, lane := range more {
-		if !slices.ContainsFunc(merged, func(h launch.Lane) bool { return h.GPU.BusID == lane.GPU.BusID }) {
+		i := slices.IndexFunc(merged, func(h launch.Lane) bool { return h.GPU.BusID == lane.GPU.BusID })
+		switch {
+		case i < 0:
 			merged = append(merged, lane)
+		case lane.Copy && !merged[i].Copy:
+			merged[i].Copy = true
+		default:
+			continue
 		}
+		changed = true
 	}
-	return merged
+	return merged, changed
 }
 
 // aLane bounds the JSON of one lane and of what is there once.
@@ -224,8 +233,8 @@ func (g *Generation) check() error {
 // the relay.
 func extend(l layout.Layout, g *Generation, lanes []launch.Lane) error {
 	before := g.Config
-	g.Config.Lanes = merge(before.Lanes, lanes)
-	if len(g.Config.Lanes) == len(before.Lanes) {
+	var changed bool
+	if g.Config.Lanes, changed = merge(before.Lanes, lanes); !changed {
 		return nil
 	}
 	if err := g.check(); err != nil {

@@ -35,6 +35,7 @@ type Rate struct {
 	Bytes      uint64         `json:"bytes"`
 	Operations uint64         `json:"operations"` // that ended
 	Failed     uint64         `json:"failed"`
+	InPlace    uint64         `json:"inPlace"` // of Bytes, what clients copied themselves
 	InFlight   int            `json:"inFlight"`
 	Stalls     []launch.Stall `json:"stalls"`
 	// Percentiles of how long operations took, microseconds.
@@ -132,7 +133,7 @@ func (r *Rates) between(now, before report) {
 
 func rate(r Rate, f launch.Figures) Rate {
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-	r.Bytes, r.Operations, r.Failed, r.InFlight, r.Stalls = f.Bytes, f.Operations, f.Failed, f.InFlight, f.Stalls
+	r.Bytes, r.Operations, r.Failed, r.InPlace, r.InFlight, r.Stalls = f.Bytes, f.Operations, f.Failed, f.InPlace, f.InFlight, f.Stalls
 	r.P50, r.P99 = us(f.Percentile(500)), us(f.Percentile(990))
 	if r.Stalls == nil {
 		r.Stalls = []launch.Stall{}

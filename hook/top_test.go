@@ -12,7 +12,7 @@ import (
 func TestRatesBetweenTwoReports(t *testing.T) {
 	figures := func(n uint64) launch.Figures {
 		return launch.Figures{
-			Operations: n, Bytes: 10 * n, InFlight: int(n % 7),
+			Operations: n, Bytes: 10 * n, InPlace: 3 * n, InFlight: int(n % 7),
 			Stalls:  []launch.Stall{{Cause: launch.StallNoSlot, Count: n, Time: time.Duration(n) * time.Millisecond}},
 			Latency: []launch.Bucket{{From: 8000, To: 10000, Count: n}},
 		}
@@ -25,7 +25,7 @@ func TestRatesBetweenTwoReports(t *testing.T) {
 		}}
 	}
 	rates := func(n uint64, inFlight int) Rate {
-		return Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 10 * n, Operations: n, InFlight: inFlight, P50: 9, P99: 9,
+		return Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 10 * n, InPlace: 3 * n, Operations: n, InFlight: inFlight, P50: 9, P99: 9,
 			Stalls: []launch.Stall{{Cause: launch.StallNoSlot, Count: n, Time: time.Duration(n) * time.Millisecond}}}
 	}
 	for name, c := range map[string]struct {

@@ -64,7 +64,7 @@ func TestBench(t *testing.T) {
 	names, _ := bench.Tables()
 	r, err := bench.Run(context.Background(), bench.Options{
 		Tables: names, Sizes: []uint64{8, 64 << 10, 8 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect, launch.RouteStaged},
-		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, Duration: 10 * time.Millisecond,
+		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, Duration: 10 * time.Millisecond, Busy: []string{bench.BusyServer},
 		GPUs: testbed.GPUsSimulated, Binaries: binaries,
 	})
 	if err != nil {
@@ -80,13 +80,26 @@ func TestBench(t *testing.T) {
 			t.Errorf("%s, %s: compared with %q, ratio %v", row.Table, row.What, row.Baseline, has)
 		}
 	}
-	for table, want := range map[string]int{"copy": 12, "latency": 7, "routes": 12, "bounce": 6, "uniformity": 3, "many-clients": 4, "cpu": 4, "first-copy": 4} {
+	for table, want := range map[string]int{"copy": 12, "latency": 8, "routes": 12, "bounce": 6, "busy": 24, "bystander": 3, "uniformity": 9, "many-clients": 4, "cpu": 12, "first-copy": 4} {
 		if rows[table] != want {
 			t.Errorf("table %s has %d rows, want %d", table, rows[table], want)
 		}
 	}
 	if !r.Simulated {
 		t.Error("a simulated result does not say so")
+	}
+	// What cannot be measured here is said, and nothing that can be is missing.
+	for _, v := range r.Verdicts() {
+		want := "simulated"
+		switch {
+		case strings.Contains(v.What, "GPU memory"):
+			want = "not measured: of the client's own GPU: the simulator"
+		case strings.Contains(v.What, "client copy"):
+			want = "not measured"
+		}
+		if !strings.HasPrefix(v.Verdict, want) {
+			t.Errorf("%s: the verdict is %q, want %q", v.What, v.Verdict, want)
+		}
 	}
 }
 

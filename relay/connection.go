@@ -183,6 +183,19 @@ func (r *Relay) statistics() *wire.StatisticsReply {
 		Sent: r.counters.sent, Received: r.counters.received, Direct: r.counters.direct, Staged: r.counters.staged,
 	}
 	at := map[wire.UUID]int{}
+	count := func(server wire.UUID, in, out uint64) {
+		i, known := at[server]
+		if !known {
+			if len(at) == wire.MaxServers {
+				return
+			}
+			i = len(at)
+			at[server] = i
+			m.Server[i].GPU = server
+		}
+		m.Server[i].In += in
+		m.Server[i].Out += out
+	}
 	for _, l := range r.lanes {
 		if l.device != nil {
 			m.Contexts++
@@ -192,17 +205,12 @@ func (r *Relay) statistics() *wire.StatisticsReply {
 				continue
 			}
 			for _, g := range s.regions {
-				i, known := at[g.server]
-				if !known {
-					if len(at) == wire.MaxServers {
-						continue
-					}
-					i = len(at)
-					at[g.server] = i
-					m.Server[i].GPU = g.server
-				}
-				m.Server[i].In += g.in
-				m.Server[i].Out += g.out
+				count(g.server, g.in, g.out)
+			}
+		}
+		for _, on := range l.served {
+			if on.in+on.out > 0 {
+				count(on.id, on.in, on.out)
 			}
 		}
 	}

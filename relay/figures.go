@@ -13,6 +13,7 @@ import (
 // Counting is done by the loop, with its clock: no system call, no allocation.
 type figures struct {
 	operations, bytes, failed uint64 // that have ended
+	inPlace                   uint64 // of the bytes, from or to memory on a server GPU
 	inFlight                  int
 	stalls                    [causes]stall
 	latency                   histogram
@@ -70,6 +71,9 @@ func (c *connection) over(op *operation, status wire.Status) {
 	f.inFlight--
 	f.operations++
 	f.bytes += op.moved
+	if m := op.memory; m != nil && m.staged != nil {
+		f.inPlace += op.moved
+	}
 	if status != wire.StatusOK {
 		f.failed++
 		return
@@ -89,6 +93,7 @@ func (f *figures) add(other *figures) {
 	f.operations += other.operations
 	f.bytes += other.bytes
 	f.failed += other.failed
+	f.inPlace += other.inPlace
 	f.inFlight += other.inFlight
 	for i, s := range other.stalls {
 		f.stalls[i].count += s.count
@@ -109,7 +114,7 @@ func newDirections() directions { return directions{true: {}, false: {}} }
 
 // told is what the administrator sees.
 func (f *figures) told() launch.Figures {
-	t := launch.Figures{Operations: f.operations, Bytes: f.bytes, Failed: f.failed, InFlight: f.inFlight}
+	t := launch.Figures{Operations: f.operations, Bytes: f.bytes, Failed: f.failed, InPlace: f.inPlace, InFlight: f.inFlight}
 	for i, s := range f.stalls {
 		if s.count > 0 {
 			t.Stalls = append(t.Stalls, launch.Stall{Cause: causeNames[i], Count: s.count, Time: s.time})

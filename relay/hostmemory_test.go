@@ -34,11 +34,18 @@ type side struct {
 	read  func(offset, n uint64) []byte
 }
 
-func sideOf(t *testing.T, s *client.Session, gpu int, host bool, n uint64) side {
+// kinds of memory at an end.
+var kinds = []string{"GPU", "host", "staging"}
+
+func sideOf(t *testing.T, s *client.Session, gpu int, kind string, n uint64) side {
 	t.Helper()
-	if !host {
-		m := exported(t, s, gpu, n)
-		return side{m.Memory, m.write, m.read}
+	if kind != "host" {
+		m := exported
+		if kind == "staging" {
+			m = stagingMemory
+		}
+		of := m(t, s, gpu, n)
+		return side{of.Memory, of.write, of.read}
 	}
 	m := hostMemory(t, s, gpu, n)
 	return side{m,
@@ -61,15 +68,14 @@ func far2() (client, server int) {
 func TestHostMemoryAtEitherEnd(t *testing.T) {
 	needGPUs(t, 2)
 	second, server := far2()
-	kinds := map[bool]string{false: "GPU", true: "host"}
 	for _, route := range routes {
-		for _, from := range []bool{false, true} {
-			for _, to := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s/%s to %s", route, kinds[from], kinds[to]), func(t *testing.T) {
+		for _, from := range kinds {
+			for _, to := range kinds {
+				t.Run(fmt.Sprintf("%s/%s to %s", route, from, to), func(t *testing.T) {
 					h := newHost(t)
 					h.nic("nic0", 1)
 					h.nic("nic1", server)
-					a, b := attach(t, h.relay("a", route, far(0, 1, "nic0"))), attach(t, h.relay("b", route, far(second, server, "nic1")))
+					a, b := attach(t, h.relay("a", route, copying(far(0, 1, "nic0")))), attach(t, h.relay("b", route, copying(far(second, server, "nic1"))))
 					source, target := sideOf(t, a, 0, from, pairBytes), sideOf(t, b, second, to, pairBytes)
 					sending, receiving, _ := join(t, a, 0, b, second)
 					for i, n := range []uint64{0, 1, 7, 8, 4096, 32<<10 - 1, 32 << 10, 1<<20 - 1, 1 << 20, 1<<20 + 1, 11<<20 + 5} {

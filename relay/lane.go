@@ -44,6 +44,12 @@ type lane struct {
 	// turn picks the NIC of the next connection; of the loop.
 	turn int
 
+	// copies: clients may copy to the server GPUs themselves; of the loop.
+	copies bool
+	// served are the server GPUs as they are clients' that copy themselves; of the
+	// loop.
+	served []*served
+
 	// ended are the figures of the connections that have; of the loop.
 	ended directions
 
@@ -423,64 +429,94 @@ func (l *lane) inHost(z size, limit uint64) (out, in *region, err error) {
 
 // serve makes a region in each direction on a server GPU.
 func (l *lane) serve(server launch.GPU, z size, admission bool) (out, in *region, err error) {
-	d := l.device.Driver
-	ordinal, err := d.DeviceByPCIBusID(server.BusID)
+	ordinal, id, err := l.server(server)
 	if err != nil {
 		return nil, nil, err
-	}
-	uuid, err := d.DeviceUUID(ordinal)
-	if err != nil {
-		return nil, nil, err
-	}
-	id, err := wire.ParseGPU(uuid)
-	if err != nil {
-		return nil, nil, err
-	}
-	if server.UUID != "" && server.UUID != uuid {
-		return nil, nil, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi generate again", server.BusID, uuid, server.UUID)
 	}
 	if admission {
-		var memory, granule uint64
-		if memory, err = d.DeviceTotalMem(ordinal); err != nil {
-			return nil, nil, err
-		}
-		if granule, err = d.MemGranularity(ordinal); err != nil {
-			return nil, nil, err
-		}
-		bytes := 2 * ((uint64(z.slots)*z.slotBytes + granule - 1) / granule * granule) // as device.Create rounds
-		if err = l.relay.claims.take(server.BusID, bytes, memory); err != nil {
+		giveBack, err := l.claim(server, ordinal, 2, uint64(z.slots)*z.slotBytes)
+		if err != nil {
 			return nil, nil, err
 		}
 		defer func() {
-			if err != nil {
-				l.relay.claims.giveBack(server.BusID, bytes, memory)
+			if out == nil {
+				giveBack()
 			}
 		}()
 	}
-	if out, err = l.region(ordinal, z); err != nil {
+	first, err := l.region(ordinal, z)
+	if err != nil {
 		return nil, nil, err
 	}
-	if in, err = l.region(ordinal, z); err != nil {
-		return nil, nil, errors.Join(err, out.close())
+	second, err := l.region(ordinal, z)
+	if err != nil {
+		return nil, nil, errors.Join(err, first.close())
 	}
-	out.gpu, out.server, in.gpu, in.server = server, id, server, id
-	return out, in, nil
+	for _, g := range []*region{first, second} {
+		g.gpu, g.server = server, id
+	}
+	return first, second, nil
+}
+
+// server finds a server GPU of the plan.
+func (l *lane) server(g launch.GPU) (cuda.Device, wire.UUID, error) {
+	d := l.device.Driver
+	ordinal, err := d.DeviceByPCIBusID(g.BusID)
+	if err != nil {
+		return 0, wire.UUID{}, err
+	}
+	uuid, err := d.DeviceUUID(ordinal)
+	if err != nil {
+		return 0, wire.UUID{}, err
+	}
+	if g.UUID != "" && g.UUID != uuid {
+		return 0, wire.UUID{}, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi generate again", g.BusID, uuid, g.UUID)
+	}
+	id, err := wire.ParseGPU(uuid)
+	return ordinal, id, err
+}
+
+// claim has allocations of so many bytes each on a server GPU admitted, or says why
+// they are not.
+func (l *lane) claim(server launch.GPU, ordinal cuda.Device, allocations int, each uint64) (giveBack func(), err error) {
+	d := l.device.Driver
+	memory, err := d.DeviceTotalMem(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	granule, err := d.MemGranularity(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	bytes := uint64(allocations) * ((each + granule - 1) / granule * granule) // as device.Create rounds
+	if err := l.relay.claims.take(server.BusID, bytes, memory); err != nil {
+		return nil, err
+	}
+	return func() { l.relay.claims.giveBack(server.BusID, bytes, memory) }, nil
 }
 
 func (l *lane) region(on cuda.Device, z size) (*region, error) {
 	g := &region{slots: z.slots, slotBytes: z.slotBytes}
-	err := l.device.On(func() error {
+	var err error
+	g.memory, g.fd, err = l.create(on, uint64(z.slots)*z.slotBytes)
+	return g, err
+}
+
+// create makes memory on a server GPU that the lane's GPU reaches, and a descriptor
+// of it.
+func (l *lane) create(on cuda.Device, bytes uint64) (m *device.Memory, fd int, err error) {
+	err = l.device.On(func() error {
 		var err error
-		g.memory, err = device.Create(l.device.Driver, on, uint64(z.slots)*z.slotBytes, cuda.Access{Device: l.device.Ordinal, Write: true})
+		m, err = device.Create(l.device.Driver, on, bytes, cuda.Access{Device: l.device.Ordinal, Write: true})
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, -1, err
 	}
-	if g.fd, err = g.memory.Export(); err != nil {
-		return nil, errors.Join(err, g.memory.Close())
+	if fd, err = m.Export(); err != nil {
+		return nil, -1, errors.Join(err, m.Close())
 	}
-	return g, nil
+	return m, fd, nil
 }
 
 // staging is a lane's slots in one direction, striped over its server GPUs.

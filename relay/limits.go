@@ -22,6 +22,7 @@ type use struct {
 	memories, connections, descriptors int
 	host                               uint64 // bytes of host memory that is made here
 	foreign                            uint64 // of other containers' that is mapped to be written
+	staging                            uint64 // on server GPUs, for clients that copy themselves
 }
 
 var (
@@ -71,7 +72,12 @@ func (r *Relay) reserve(u use) error {
 				humanize.IBytes(c.more), humanize.IBytes(c.have), c.what, r.name(), humanize.IBytes(limit))
 		}
 	}
+	if limit := r.limits.Staging; u.staging > 0 && (u.staging > limit || r.used.staging > limit-u.staging) {
+		return wire.Errorf(wire.StatusLimit, "%s more of staging memory is asked for, and the clients in %s have %s, whose limit is %s (relay.limits.staging in config.toml)",
+			humanize.IBytes(u.staging), r.name(), humanize.IBytes(r.used.staging), humanize.IBytes(limit))
+	}
 	r.used.host += u.host
+	r.used.staging += u.staging
 	r.used.foreign += u.foreign
 	r.used.memories += u.memories
 	r.used.connections += u.connections
@@ -82,6 +88,7 @@ func (r *Relay) reserve(u use) error {
 // giveBack ends a reserve.
 func (r *Relay) giveBack(u use) {
 	r.used.host -= u.host
+	r.used.staging -= u.staging
 	r.used.foreign -= u.foreign
 	r.used.memories -= u.memories
 	r.used.connections -= u.connections

@@ -13,7 +13,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// memory is what a client has exported, or host memory that was made for it. It
+// memory is what a client has exported, or what was made for it: host memory, and
+// memory on a server GPU. It
 // stays mapped, and so pins the client's GPU memory, until it is retired and nothing
 // uses it.
 type memory struct {
@@ -31,8 +32,17 @@ type memory struct {
 	retired bool
 	// gone is called when it has been freed; nil where nobody waits for that.
 	gone func()
-	// known are the receivers whose peers have been told of this memory.
-	known map[*receiver]bool
+	// known are the ends of connections that have told others of this memory.
+	known map[knower]bool
+	// staged: it is on a server GPU, and the client copies to and from it.
+	staged *handed
+}
+
+// knower is an end of a connection that has told a NIC, or the other relay, of a
+// memory.
+type knower interface {
+	// forget says that the memory goes.
+	forget(m *memory)
 }
 
 func (m *memory) place(offset uint64) device.Place { return m.mapped.At(m.offset + offset) }
@@ -147,7 +157,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), offset: m.Offset, length: m.Length, access: m.Access,
-		takes: use{memories: 1, descriptors: len(parts)}, known: map[*receiver]bool{},
+		takes: use{memories: 1, descriptors: len(parts)}, known: map[knower]bool{},
 	}
 	if len(parts) > 1 {
 		memory.kind = wire.MemoryParts
@@ -266,7 +276,7 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), kind: wire.MemoryIPC, offset: m.Offset, length: m.Length, access: m.Access,
-		takes: takes, known: map[*receiver]bool{},
+		takes: takes, known: map[knower]bool{},
 	}
 	s.block(sequence, func() error {
 		lane, err := s.relay.laneOf(m.GPU)
@@ -339,22 +349,33 @@ func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), kind: wire.MemoryHost,
-		length: m.Bytes, access: m.Access, takes: takes, known: map[*receiver]bool{},
+		length: m.Bytes, access: m.Access, takes: takes, known: map[knower]bool{},
 	}
-	s.host += takes.host
-	s.block(sequence, func() error { return memory.make(m.GPU) }, func(err error) {
-		if err == nil && s.ended != nil {
-			memory.free()
-			return
-		}
+	s.provide(memory, sequence, func() error { return memory.make(m.GPU) }, func() wire.Message {
+		return &wire.HostMemoryMade{Memory: memory.number, Bytes: memory.mapped.Bytes}
+	})
+}
+
+// provide makes memory for the client, which has been counted, and answers with its
+// descriptor.
+func (s *session) provide(m *memory, sequence uint32, work func() error, made func() wire.Message) {
+	s.host += m.takes.host
+	s.staging += m.takes.staging
+	s.block(sequence, work, func(err error) {
 		if err != nil {
-			s.host -= takes.host
-			s.relay.giveBack(takes)
+			s.host -= m.takes.host
+			s.staging -= m.takes.staging
+			s.relay.giveBack(m.takes)
 			s.answer(sequence, err)
 			return
 		}
-		s.memories[memory.number] = memory
-		s.reply(&wire.HostMemoryMade{Memory: memory.number, Bytes: memory.mapped.Bytes}, sequence, memory.parts[0].FD)
+		answer := made()
+		if s.ended != nil {
+			m.free()
+			return
+		}
+		s.memories[m.number] = m
+		s.reply(answer, sequence, m.parts[0].FD)
 	})
 }
 
@@ -414,8 +435,8 @@ func (m *memory) settle() {
 		return
 	}
 	delete(m.session.memories, m.number)
-	for r := range m.known {
-		r.port.Send(&wire.PeerForget{Region: m.number}, 0)
+	for k := range m.known {
+		k.forget(m)
 	}
 	m.free()
 	m.session.settle()
@@ -434,18 +455,26 @@ func (m *memory) free() {
 	after := func() {
 		s.relay.giveBack(m.takes)
 		s.host -= m.takes.host
+		s.staging -= m.takes.staging
+		if m.staged != nil {
+			m.staged.on.bytes -= m.mapped.Bytes
+		}
 		if m.gone != nil {
 			m.gone()
 		}
 	}
-	if m.kind != wire.MemoryHost {
+	if m.kind != wire.MemoryHost && m.staged == nil {
 		free()
 		after()
 		return
 	}
-	// To free a GiB of pages takes a tenth of a second, and they count until then.
+	// To free a GiB of pages takes a tenth of a second, and they count until then. Of
+	// staging memory the supervisor is told.
 	go func() {
 		free()
+		if m.staged != nil {
+			m.staged.giveBack()
+		}
 		s.relay.loop.Do(after)
 	}()
 }

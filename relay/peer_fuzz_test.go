@@ -102,7 +102,7 @@ func newWorld(t *testing.T) *world {
 		relay: w.relay, ring: completions, wakeClient: -1, ended: wire.Errorf(wire.StatusClosed, "the client is not there"),
 		connections: map[uint32]*connection{}, waits: map[*connection]bool{},
 	}
-	w.mine = &memory{session: w.session, number: 1, kind: wire.MemoryHost, lane: w.lane, mapped: host(fuzzMemory), length: fuzzMemory, access: wire.AccessSend | wire.AccessReceive, known: map[*receiver]bool{}}
+	w.mine = &memory{session: w.session, number: 1, kind: wire.MemoryHost, lane: w.lane, mapped: host(fuzzMemory), length: fuzzMemory, access: wire.AccessSend | wire.AccessReceive, known: map[knower]bool{}}
 	w.mine.parts = []device.Part{{FD: -1, Bytes: fuzzMemory}}
 	w.session.memories = map[uint32]*memory{1: w.mine}
 	return w
@@ -223,6 +223,11 @@ func (l *fuzzLink) RemoveTarget(number uint32) {
 	}
 	delete(l.targets, number)
 }
+
+// AddSource and RemoveSource: no memory here is on a server GPU.
+func (l *fuzzLink) AddSource(number, _ uint32, _ int, _ uint64) { l.t.Fatalf("source %d", number) }
+
+func (l *fuzzLink) RemoveSource(number uint32) { l.t.Fatalf("source %d", number) }
 
 func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediate uint64, done func(error)) {
 	g, bytes := l.said[immediate], l.targets[to.Region]

@@ -127,9 +127,12 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	}
 	a.op = op
 	r.matched[a.send] = a
-	if r.route == wire.RouteDirect {
+	switch {
+	case r.route == wire.RouteDirect:
 		r.grantMemory(a)
-	} else {
+	case op.memory.staged != nil:
+		r.grantPieces(a)
+	default:
 		r.grantSlots(a)
 	}
 }
@@ -137,21 +140,51 @@ func (r *receiver) begin(a *arrival, op *operation) {
 // grantMemory lets the sender write straight into the client's memory.
 func (r *receiver) grantMemory(a *arrival) {
 	m := a.op.memory
-	if !m.known[r] {
-		m.known[r] = true
-		region := &wire.PeerRegion{Region: m.number, Kind: m.kind, Bytes: m.mapped.Bytes}
-		if m.kind == wire.MemoryParts {
-			for _, p := range m.parts {
-				r.port.Send(&wire.PeerRegionPart{Region: m.number, Bytes: p.Bytes}, 0, p.FD)
-			}
-			r.port.Send(region, 0)
-		} else {
-			r.port.Send(region, 0, m.parts[0].FD)
-		}
-	}
+	r.tell(m)
 	// Until the sender says that it is done, or is gone, it may write.
 	a.op.underWay++
-	r.grant(&grant{arrival: a, length: a.length}, m.number, m.offset+a.op.offset)
+	r.grant(&grant{arrival: a, length: a.length}, m.region(), m.offset+a.op.offset)
+}
+
+// tell tells the sender of a memory, once.
+func (r *receiver) tell(m *memory) {
+	if m.known[r] {
+		return
+	}
+	m.known[r] = true
+	region := &wire.PeerRegion{Region: m.region(), Kind: m.kind, Bytes: m.mapped.Bytes}
+	if m.staged != nil {
+		region.GPU = m.staged.on.id
+	}
+	if m.kind == wire.MemoryParts {
+		for _, p := range m.parts {
+			r.port.Send(&wire.PeerRegionPart{Region: m.region(), Bytes: p.Bytes}, 0, p.FD)
+		}
+		r.port.Send(region, 0)
+		return
+	}
+	r.port.Send(region, 0, m.parts[0].FD)
+}
+
+// forget takes a memory back: nothing is granted in it any more.
+func (r *receiver) forget(m *memory) { r.port.Send(&wire.PeerForget{Region: m.region()}, 0) }
+
+// grantPieces lets the sender's NIC write straight into the client's memory, which is
+// on a server GPU: as much at a time as slots would hold, in pieces of a slot's size,
+// so that a sender that has to fill slots can.
+func (r *receiver) grantPieces(a *arrival) {
+	m, pieces := a.op.memory, uint64(0)
+	r.tell(m)
+	piece := r.lane.in.regions[0].slotBytes
+	for _, g := range r.lane.in.regions {
+		pieces += uint64(g.slots)
+	}
+	for a.granted < a.length && a.granted-a.moved < pieces*piece && r.down == nil {
+		g := &grant{arrival: a, part: a.granted, length: min(piece, a.length-a.granted)}
+		a.granted += g.length
+		a.op.underWay++
+		r.grant(g, m.region(), a.op.offset+g.part)
+	}
 }
 
 // grantSlots grants one slot after the other, in turn with other messages.
@@ -182,22 +215,31 @@ func (r *receiver) grant(g *grant, region uint32, offset uint64) {
 // written is the end of a direct copy.
 func (r *receiver) written(number uint64) error {
 	g := r.grants[number]
-	if g == nil || g.slot != nil {
+	if g == nil || r.route != wire.RouteDirect {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s filled grant %d, which it does not have", r.peer, number)
 	}
 	delete(r.grants, number)
-	g.arrival.op.underWay--
 	r.session.relay.counters.direct += g.length
-	r.arrived(g)
-	g.arrival.op.settle()
+	r.inPlace(g)
 	return nil
+}
+
+// inPlace is the end of a write straight into the client's memory.
+func (r *receiver) inPlace(g *grant) {
+	op := g.arrival.op
+	op.underWay--
+	if staged := op.memory.staged; staged != nil {
+		staged.on.in += g.length
+	}
+	r.arrived(g)
+	op.settle()
 }
 
 // immediate says that the NIC has written so much of a grant: all of it, unless
 // the sender's slots are smaller than ours.
 func (r *receiver) immediate(number, length uint64) {
 	g := r.grants[number]
-	if g == nil || g.slot == nil || length == 0 || length > g.length-g.filled {
+	if g == nil || r.route != wire.RouteStaged || length == 0 || length > g.length-g.filled {
 		r.shutdown(wire.Errorf(wire.StatusMalformed, "the NIC of %s filled grant %d with %d bytes, which was not granted", r.peer, number, length))
 		return
 	}
@@ -206,6 +248,15 @@ func (r *receiver) immediate(number, length uint64) {
 	}
 	length = g.length
 	delete(r.grants, number)
+	if g.slot == nil {
+		r.session.relay.counters.staged += length
+		r.inPlace(g)
+		if a := g.arrival; a.granted < a.length {
+			r.grantPieces(a)
+		}
+		r.settle()
+		return
+	}
 	if r.down != nil {
 		r.lane.in.release(g.slot)
 		r.settle()

@@ -121,13 +121,12 @@ func (r *Relay) Configure(c launch.Config) error {
 		r.limit(c.Limits)
 		r.container.Store(c.Container)
 		for _, spec := range c.Lanes {
-			known := false
-			for _, l := range r.lanes {
-				known = known || l.spec.GPU.BusID == spec.GPU.BusID
-			}
-			if !known {
+			i := slices.IndexFunc(r.lanes, func(l *lane) bool { return l.spec.GPU.BusID == spec.GPU.BusID })
+			if i < 0 {
+				i = len(r.lanes)
 				r.lanes = append(r.lanes, &lane{relay: r, spec: spec, ended: newDirections()})
 			}
+			r.lanes[i].copies = r.lanes[i].copies || spec.Copy
 		}
 		if c.Reserve == launch.ReserveStart {
 			for _, l := range r.lanes {

@@ -1003,6 +1003,8 @@ func play(role string) int {
 	switch role {
 	case "relay":
 		err = playRelay()
+	case "staging":
+		err = playStaging()
 	default:
 		err = fmt.Errorf("unknown role %q", role)
 	}

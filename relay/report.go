@@ -15,7 +15,7 @@ func (r *Relay) Report() *launch.Report {
 	report := &launch.Report{Clients: []launch.Client{}, Contexts: []string{}, Staging: []launch.Staging{}}
 	done := r.loop.Call(func() {
 		for _, s := range r.sessions {
-			c := launch.Client{PID: s.pid, Memories: len(s.memories), Connections: len(s.connections), HostMemory: s.host}
+			c := launch.Client{PID: s.pid, Memories: len(s.memories), Connections: len(s.connections), HostMemory: s.host, Staging: s.staging}
 			for _, m := range s.memories {
 				c.Bytes += m.length
 				if m.kind == wire.MemoryIPC {
@@ -25,6 +25,12 @@ func (r *Relay) Report() *launch.Report {
 			report.Clients = append(report.Clients, c)
 		}
 		staged := map[string]*launch.Staging{}
+		at := func(key string, one launch.Staging) *launch.Staging {
+			if staged[key] == nil {
+				staged[key] = &one
+			}
+			return staged[key]
+		}
 		for _, l := range r.lanes {
 			if l.device != nil {
 				report.Contexts = append(report.Contexts, l.spec.GPU.BusID)
@@ -34,11 +40,7 @@ func (r *Relay) Report() *launch.Report {
 				if p.host { // which lanes do not share
 					key, one = "host "+l.spec.GPU.BusID, launch.Staging{Host: true, Lane: l.spec.GPU.BusID}
 				}
-				s := staged[key]
-				if s == nil {
-					s = &one
-					staged[key] = s
-				}
+				s := at(key, one)
 				s.Bytes += p.bytes
 				s.Wanted += p.wanted
 				if s.Slots == 0 && p.bytes > 0 {
@@ -46,6 +48,13 @@ func (r *Relay) Report() *launch.Report {
 				}
 				if p.note != "" {
 					s.Note = strings.TrimPrefix(s.Note+"; "+p.note, "; ")
+				}
+			}
+		}
+		for _, l := range r.lanes {
+			for _, on := range l.served {
+				if on.bytes > 0 {
+					at(on.gpu.BusID, launch.Staging{GPU: on.gpu.BusID}).Clients += on.bytes
 				}
 			}
 		}
@@ -58,7 +67,7 @@ func (r *Relay) Report() *launch.Report {
 		r.live(report)
 		report.Used = launch.Limits{
 			Clients: len(r.sessions), Memories: r.used.memories, Connections: r.used.connections, Descriptors: r.used.descriptors,
-			HostMemory: r.used.host,
+			HostMemory: r.used.host, Staging: r.used.staging,
 		}
 	})
 	if !done {

@@ -1,8 +1,6 @@
 package relay
 
 import (
-	"fmt"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/device"
@@ -27,11 +25,13 @@ type sender struct {
 
 // target is memory of the receiver.
 type target struct {
+	region  uint32
 	bytes   uint64
 	foreign uint64 // of the host's memory, as counted
 	ready   bool
 	grants  []*wire.PeerGrant // that came before it was ready
 	granted int               // grants that are not used up yet
+	retired bool              // there will be no more
 }
 
 func newSender(c *connection, link transport.Link) *sender {
@@ -67,12 +67,13 @@ func (s *sender) message(m wire.Message, fds []int) error {
 		return s.addTarget(m, fds)
 	case *wire.PeerForget:
 		if t := s.targets[m.Region]; t != nil && t.ready {
-			if t.granted > 0 {
+			// On route staged the receiver can know of a write's end before our NIC tells
+			// us.
+			if t.granted > 0 && s.route == wire.RouteDirect {
 				return wire.Errorf(wire.StatusMalformed, "the relay of %s took region %d back under a write that it had granted", s.peer, m.Region)
 			}
-			delete(s.targets, m.Region)
-			s.link.RemoveTarget(m.Region)
-			s.session.relay.giveBack(use{foreign: t.foreign})
+			t.retired = true
+			s.settleTarget(t)
 		}
 		return nil
 	case *wire.PeerGrant:
@@ -81,6 +82,22 @@ func (s *sender) message(m wire.Message, fds []int) error {
 		return s.delivered(m)
 	}
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a sender", s.peer, m)
+}
+
+// used ends a grant.
+func (s *sender) used(t *target) {
+	t.granted--
+	s.settleTarget(t)
+}
+
+// settleTarget lets go of memory that was taken back, once no grant is left.
+func (s *sender) settleTarget(t *target) {
+	if !t.retired || t.granted > 0 || s.targets[t.region] != t {
+		return
+	}
+	delete(s.targets, t.region)
+	s.link.RemoveTarget(t.region)
+	s.session.relay.giveBack(use{foreign: t.foreign})
 }
 
 // addPart keeps an allocation for the region that will come.
@@ -121,7 +138,7 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 	if len(s.targets) >= wire.MaxMemories {
 		return wire.Errorf(wire.StatusLimit, "the relay of %s sent %d regions, which is the limit", s.peer, len(s.targets))
 	}
-	t := &target{bytes: m.Bytes}
+	t := &target{region: m.Region, bytes: m.Bytes}
 	switch m.Kind {
 	case wire.MemoryGPU:
 		if err := checkForeign(fds[0], s.lane.device.Driver.Simulated()); err != nil {
@@ -199,7 +216,7 @@ func (s *sender) granted(m *wire.PeerGrant) error {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave grant %d of byte %d after grant %d up to byte %d", s.peer, m.Grant, m.Part, s.granting, op.granted)
 	case m.Length == 0 || m.Part > op.length || m.Length > op.length-m.Part:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted bytes %d+%d of a message of %d", s.peer, m.Part, m.Length, op.length)
-	case t == nil || m.Offset > t.bytes || m.Length > t.bytes-m.Offset:
+	case t == nil || t.retired || m.Offset > t.bytes || m.Length > t.bytes-m.Offset:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted %d bytes at %d of region %d, which has not as many", s.peer, m.Length, m.Offset, m.Region)
 	}
 	if s.granting++; op.granted == 0 {
@@ -219,49 +236,57 @@ func (s *sender) fill(m *wire.PeerGrant, op *operation) {
 	t := s.targets[m.Region]
 	switch {
 	case op == nil: // refused by the receiver meanwhile
-		t.granted--
-	case s.route == wire.RouteDirect:
-		s.direct(m, op, t)
+		s.used(t)
+	case s.route == wire.RouteDirect || op.memory.staged != nil:
+		s.whole(m, op, t)
 	default:
 		s.stage(m, op, t, 0)
 	}
 }
 
-func (s *sender) direct(m *wire.PeerGrant, op *operation, t *target) {
-	r := s.session.relay
+// whole moves what a grant has room for at once, out of the client's memory: on route
+// direct, and on route staged where the client has copied it to a server GPU.
+func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
+	r, memory, at := s.session.relay, op.memory, op.offset+m.Part
+	from, routed := transport.Source{Place: memory.place(at)}, &r.counters.direct
+	if s.route == wire.RouteStaged {
+		from.Region, from.Offset, routed = s.source(memory), at, &r.counters.staged
+	}
 	s.hold(op)
-	s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset},
-		transport.Source{Place: op.memory.place(op.offset + m.Part)}, m.Length, m.Grant, func(err error) {
-			t.granted--
-			if err != nil {
-				s.broken(err, fmt.Sprintf("copying to %s", s.peer))
-			} else {
-				r.counters.sent += m.Length
-				r.counters.direct += m.Length
-				op.moved += m.Length
-				if s.down == nil {
-					s.port.Send(&wire.PeerWritten{Grant: m.Grant}, 0)
-				}
+	s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset}, from, m.Length, m.Grant, func(err error) {
+		if err != nil {
+			s.broken(err, "copying to "+s.peer)
+		} else {
+			r.counters.sent += m.Length
+			*routed += m.Length
+			op.moved += m.Length
+			if memory.staged != nil {
+				memory.staged.on.out += m.Length
 			}
-			s.unhold(op)
-		})
+			if s.route == wire.RouteDirect && s.down == nil {
+				s.port.Send(&wire.PeerWritten{Grant: m.Grant}, 0)
+			}
+		}
+		s.used(t)
+		s.unhold(op)
+	})
 }
 
 // stage moves what a grant has room for, from one byte on, through slots on a server
-// GPU: it fills a slot, and lets the NIC write that. Where the receiver's slots are larger than ours the rest comes after it:
-// one write at a time has the grant's number.
+// GPU: it fills a slot, and lets the NIC write that. Where the receiver's slots are
+// larger than ours the rest comes after it: one write at a time has the grant's number.
 func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 	r, lane := s.session.relay, s.lane
 	lane.out.acquire(s.connection, func(slot *slot) bool {
 		if s.down != nil || op.over {
-			t.granted--
+			s.used(t)
 			return false
 		}
 		n := min(slot.region.slotBytes, m.Length-at)
 		s.hold(op)
 		lane.push.take().Move(slot.place(), op.memory.place(op.offset+m.Part+at), n, func(err error) {
 			if err != nil {
-				t.granted--
+				s.used(t)
 				s.broken(err, "copying into a staging slot")
 				lane.out.release(slot)
 				s.unhold(op)
@@ -282,7 +307,7 @@ func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 					if err == nil && at+n < m.Length {
 						s.stage(m, op, t, at+n)
 					} else {
-						t.granted--
+						s.used(t)
 					}
 					s.unhold(op)
 				})
@@ -364,5 +389,8 @@ func (s *sender) free() {
 	s.parts = nil
 	for _, t := range s.targets {
 		s.session.relay.giveBack(use{foreign: t.foreign})
+	}
+	for _, m := range s.session.memories {
+		delete(m.known, s)
 	}
 }

@@ -50,6 +50,7 @@ type session struct {
 	// refusedParts is why it will be refused.
 	refusedParts error
 	host         uint64 // bytes of host memory that were made for it
+	staging      uint64 // and of memory on server GPUs
 	// fullSince is when the relay stopped for want of room for completions; 0 for
 	// never.
 	fullSince time.Duration
@@ -328,6 +329,8 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.exportIPC(m, sequence)
 	case *wire.HostMemory:
 		s.hostMemory(m, sequence)
+	case *wire.Staging:
+		s.stagingMemory(m, sequence)
 	case *wire.Unexport:
 		s.unexport(m.Memory, sequence)
 	case *wire.Listen:

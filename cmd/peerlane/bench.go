@@ -40,10 +40,16 @@ root is needed. The tables:
 ` + list.String() + `
 A ratio is to a baseline that was measured in the same run, or there is none. With
 two or more real GPUs those are measured; elsewhere a simulator, whose figures say
-nothing about GPUs and are marked. Route staged goes through an emulated NIC.`,
+nothing about GPUs and are marked. Route staged goes through an emulated NIC. At the
+end is what is asked of each table, what was reached, and whether that is enough.
+
+All of it is on one host: a lane between two hosts cannot be measured before there is
+a transport between them (tcp, verbs).`,
 		Example: `  peerlane bench
   peerlane bench --table routes --sizes 64KiB,1MiB,64MiB --depths 1,16 -o svg >routes.svg
   peerlane bench --table all --save result.json
+  peerlane bench --table all --quick --gpus real --save result.json
+  peerlane bench --table busy --busy server
   peerlane bench --input result.json -o html >result.html`,
 		Args: noArgs,
 	}
@@ -54,14 +60,17 @@ nothing about GPUs and are marked. Route staged goes through an emulated NIC.`,
 	flags.IntSliceVar(&o.Depths, "depths", nil, "messages in flight `N,...` in place of each table's own")
 	flags.StringSliceVar(&o.Routes, "routes", []string{launch.RouteDirect, launch.RouteStaged}, "routes to measure: direct, staged (over loop, an emulated NIC)")
 	flags.StringSliceVar(&o.Baselines, "baselines", []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, "what to compare with: raw, bounce, local; without one there are no ratios to it")
+	flags.StringSliceVar(&o.Busy, "busy", nil, "whose GPUs table busy keeps busy: `client,server,both` (default all in turn)")
 	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each emulated NIC in table uniformity")
 	flags.DurationVar(&o.Duration, "duration", 0, "how long each measurement takes (default 1s, simulated 200ms)")
+	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes, and shorter: for machines that are lent by the minute")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated")
 	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE` too")
 	flags.StringVar(&input, "input", "", "show the result in `FILE` and measure nothing")
 	complete(cmd, "table", append(names, "all")...)
 	complete(cmd, "routes", launch.RouteDirect, launch.RouteStaged)
 	complete(cmd, "baselines", bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal)
+	complete(cmd, "busy", bench.BusyClient, bench.BusyServer, bench.BusyBoth)
 	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if input != "" {
@@ -120,7 +129,7 @@ nothing about GPUs and are marked. Route staged goes through an emulated NIC.`,
 // given are the flags as they were given, but for where files are.
 func given(cmd *cobra.Command) []string {
 	var list []string
-	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "pace", "duration", "gpus"} {
+	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "duration", "quick", "gpus"} {
 		if f := cmd.Flags().Lookup(name); f.Changed {
 			list = append(list, "--"+name, strings.Trim(f.Value.String(), "[]"))
 		}
@@ -163,6 +172,13 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 	}
 	a.wrapLast(t, heading[len(heading)-1])
 	fmt.Fprintln(a.out, t.Render())
+	fmt.Fprintln(a.out)
+	v := a.newTable("WHAT IS ASKED", "MUST REACH", "REACHED, THE WORST OF IT", "VERDICT")
+	for _, verdict := range r.Verdicts() {
+		v.AppendRow(table.Row{verdict.What, verdict.Asked, dash(verdict.Reached), verdict.Verdict})
+	}
+	a.wrapLast(v, "VERDICT")
+	fmt.Fprintln(a.out, v.Render())
 	fmt.Fprintln(a.out)
 	fmt.Fprintln(a.out, r.Summary())
 	return nil

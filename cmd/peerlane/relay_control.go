@@ -132,12 +132,18 @@ func (a *app) printInspection(i hook.Inspection) {
 			if s.Note != "" {
 				text += ": " + s.Note
 			}
+			if s.Clients > 0 {
+				text += fmt.Sprintf(", and %s for clients that copy themselves", humanize.IBytes(s.Clients))
+			}
 			row("staging", text)
 		}
 		for _, c := range r.Clients {
 			host := ""
 			if c.HostMemory > 0 {
 				host = fmt.Sprintf(" (%s of the host's)", humanize.IBytes(c.HostMemory))
+			}
+			if c.Staging > 0 {
+				host += fmt.Sprintf(" (%s on server GPUs)", humanize.IBytes(c.Staging))
 			}
 			if c.IPCMemories > 0 {
 				host += fmt.Sprintf(" (%d by CUDA IPC)", c.IPCMemories)
@@ -149,9 +155,9 @@ func (a *app) printInspection(i hook.Inspection) {
 		}
 		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent), humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
 		of := func(have, limit int) string { return fmt.Sprintf("%d of %d", have, limit) }
-		row("in use", fmt.Sprintf("clients %s, memories %s, connections %s, files %s, host memory %s of %s", of(r.Used.Clients, r.Limits.Clients),
+		row("in use", fmt.Sprintf("clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(r.Used.Clients, r.Limits.Clients),
 			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors, r.Limits.Descriptors),
-			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory)))
+			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory), humanize.IBytes(r.Used.Staging), humanize.IBytes(r.Limits.Staging)))
 		row("wrong handles", strconv.FormatUint(r.BadHandles, 10))
 	} else {
 		row("no report", i.NoReport)

@@ -138,6 +138,9 @@ func figures(r hook.Rate, seconds float64) table.Row {
 			stalls = append(stalls, fmt.Sprintf("%s %.1f", s.Cause, s.Time.Seconds()/seconds))
 		}
 	}
+	if r.InPlace > 0 {
+		direction += fmt.Sprintf(", %.0f %% copied by clients", 100*float64(r.InPlace)/float64(r.Bytes))
+	}
 	return table.Row{
 		r.GPU, direction, fmt.Sprintf("%.2f", perSecond(r.Bytes)/1e9), humanize.CommafWithDigits(perSecond(r.Operations), 0),
 		r.InFlight, r.Failed, took(r.P50), took(r.P99), dash(strings.Join(stalls, ", ")),

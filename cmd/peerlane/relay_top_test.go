@@ -14,15 +14,18 @@ import (
 func TestTopTable(t *testing.T) {
 	rate := hook.Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 60e9, Operations: 3000, InFlight: 16, P50: 81.23, P99: 1250,
 		Stalls: []launch.Stall{{Cause: launch.StallNoGrant, Count: 9, Time: 3 * time.Second}}}
+	byClient := rate
+	byClient.InPlace = 45e9
 	connection := rate
 	connection.PID, connection.Number, connection.Peer, connection.Route = 4711, 3, "container \x1b[2Jb", launch.RouteStaged
 	a := &app{out: &bytes.Buffer{}}
 	text := a.topText([]hook.Rates{
-		{Container: "trainer", Seconds: 2, Lanes: []hook.Rate{rate}, Connections: []hook.Rate{connection}, MoreConnections: 5},
+		{Container: "trainer", Seconds: 2, Lanes: []hook.Rate{rate, byClient}, Connections: []hook.Rate{connection}, MoreConnections: 5},
 		{Container: "idle"}, {Container: "dead", NoReport: "its relay is down"},
 	}, true)
 	for _, want := range []string{
 		`trainer +0000:17:00.0 +sends +30.00 +1,500 +16 +0 +81.2µs +1.25ms +no grant 1.5`,
+		`trainer +0000:17:00.0 +sends, 75 % copied by clients +30.00`,
 		`trainer +4711 +3, staged with container .\[2Jb +0000:17:00.0 +sends`,
 		`idle .*nothing has been sent or received`, `5 more connections`, `dead: its relay is down`,
 	} {

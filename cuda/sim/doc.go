@@ -27,7 +27,9 @@
 // Of kernels it has those of package cuda/kernels, in C: it finds their names in
 // PTX that it is given, and takes no other.
 //
-// What it does not model: other kernels and memset, the default stream's waiting
-// for others, graphs, the time that things take on a GPU. Free memory is what one process knows of: others' allocations are not
+// A graph that was captured is done in the order of its capture.
+//
+// What it does not model: other kernels, the default stream's waiting for others,
+// graphs that are built by hand, the time that things take on a GPU. Free memory is what one process knows of: others' allocations are not
 // subtracted.
 package sim

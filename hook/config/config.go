@@ -215,6 +215,11 @@ type Limits struct {
 	HostMemory Size `toml:"host_memory"`
 	// Of that, what one process may have.
 	ClientHostMemory Size `toml:"client_host_memory"`
+	// Memory on server GPUs for clients that copy themselves, in containers that have
+	// `gpu=`; beside the slots, and within what staging.limit leaves.
+	Staging Size `toml:"staging"`
+	// Of that, what one process may have.
+	ClientStaging Size `toml:"client_staging"`
 }
 
 // Launch is what a relay is told of its limits.
@@ -223,6 +228,7 @@ func (r Relay) Launch() launch.Limits {
 	return launch.Limits{
 		Clients: l.Clients, Memories: l.Memories, Connections: l.Connections, Descriptors: l.Descriptors,
 		HostMemory: uint64(min(l.HostMemory, r.Memory/2)), ClientHostMemory: uint64(min(l.ClientHostMemory, r.Memory/2)),
+		Staging: uint64(l.Staging), ClientStaging: uint64(l.ClientStaging),
 	}
 }
 
@@ -293,6 +299,7 @@ func defaultLimits() Limits {
 	return Limits{
 		Clients: d.Clients, Memories: d.Memories, Connections: d.Connections, Descriptors: d.Descriptors,
 		HostMemory: Size(d.HostMemory), ClientHostMemory: Size(d.ClientHostMemory),
+		Staging: Size(d.Staging), ClientStaging: Size(d.ClientStaging),
 	}
 }
 
@@ -403,6 +410,7 @@ func (c Config) check() error {
 	}{
 		{"staging.bounce_limit", c.Staging.BounceLimit}, {"relay.limits.host_memory", r.Limits.HostMemory},
 		{"relay.limits.client_host_memory", r.Limits.ClientHostMemory},
+		{"relay.limits.staging", r.Limits.Staging}, {"relay.limits.client_staging", r.Limits.ClientStaging},
 	} {
 		if size.value < 1<<20 || size.value > 1<<50 {
 			return fmt.Errorf("%s is %s; 1 MiB to 1 PiB are possible", size.key, size.value)

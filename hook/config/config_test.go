@@ -56,7 +56,7 @@ slots = 4
 slot_size = "1MiB"
 reserve = "start"
 cuda_ipc = "never"
-limits = { clients = 2, memories = 3, connections = 5, descriptors = 7, host_memory = "3GiB", client_host_memory = "2GiB" }
+limits = { clients = 2, memories = 3, connections = 5, descriptors = 7, host_memory = "3GiB", client_host_memory = "2GiB", staging = "5GiB", client_staging = "6GiB" }
 self_test = "required"
 calibration = "off"
 chunk = "4MiB"
@@ -107,7 +107,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 		Relay: config.Relay{
 			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
 			SelfTest: "required", Calibration: "off", Chunk: 4 << 20, Depth: 6, Streams: 3,
-			Reserve: "start", CUDAIPC: "never", Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7, HostMemory: 3 << 30, ClientHostMemory: 2 << 30},
+			Reserve: "start", CUDAIPC: "never", Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7, HostMemory: 3 << 30, ClientHostMemory: 2 << 30, Staging: 5 << 30, ClientStaging: 6 << 30},
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
 			Sandbox:     config.SandboxOff, UIDs: "70000-70010", SandboxRead: []string{"/opt/driver"}, SandboxWrite: []string{"/dev/shm"},
 			Memory: 8 << 30, CPUs: 4, Tasks: 512,

@@ -44,10 +44,15 @@ type Options struct {
 	Depths    []int    // messages in flight; the same
 	Routes    []string
 	Baselines []string
+	// Busy are the GPUs that table busy keeps busy, of BusyClient and its like; none
+	// for all of them in turn.
+	Busy []string
 	// Pace is what the emulated NICs write at, in GB/s, each; none for each table's own.
 	Pace     []float64
 	Duration time.Duration // of each measurement; 0 for the host's own
-	GPUs     string        // one of package testbed's
+	// Quick is for machines that are lent by the minute: fewer sizes, shorter.
+	Quick bool
+	GPUs  string // one of package testbed's
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
 	Binaries string
 	Release  string
@@ -69,9 +74,12 @@ func tables() []table {
 		{"latency", "8 bytes: a relay's copy, hand-off by timelines, rings", (*run).latency},
 		{"routes", "whole routes from client to client, by size and depth", (*run).routes},
 		{"bounce", "whole routes beside the best bounce through host memory", (*run).bounce},
+		{"busy", "a relay's copies while other processes' kernels keep GPUs busy", (*run).busy},
+		{"bystander", "kernels of a server GPU's owner, beside a relay at full rate", (*run).bystander},
 		{"uniformity", "one stream a GPU through emulated NICs that are paced", (*run).uniformity},
 		{"many-clients", "several clients at once, by one relay and by many", (*run).manyClients},
 		{"cpu", "processor time of a relay, idle and busy", (*run).cpu},
+		{"memory", "what a relay takes of its client's GPU and of others", (*run).memory},
 		{"first-copy", "from a client's first call to its first message", (*run).firstCopy},
 	}
 }
@@ -94,6 +102,7 @@ func (o Options) Check() error {
 		{"table", o.Tables, names},
 		{"routes", o.Routes, []string{direct, staged}},
 		{"baselines", o.Baselines, []string{BaselineRaw, BaselineBounce, BaselineLocal}},
+		{"busy", o.Busy, []string{BusyClient, BusyServer, BusyBoth}},
 		{"gpus", []string{o.GPUs}, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated}},
 	} {
 		for _, name := range list.have {
@@ -103,7 +112,7 @@ func (o Options) Check() error {
 		}
 	}
 	for flag, twice := range map[string]bool{
-		"table": repeats(o.Tables), "routes": repeats(o.Routes), "sizes": repeats(o.Sizes), "depths": repeats(o.Depths), "pace": repeats(o.Pace),
+		"table": repeats(o.Tables), "busy": repeats(o.Busy), "routes": repeats(o.Routes), "sizes": repeats(o.Sizes), "depths": repeats(o.Depths), "pace": repeats(o.Pace),
 	} {
 		if twice {
 			return fmt.Errorf("--%s names something twice", flag)
@@ -178,7 +187,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	}
 	if r.Duration == 0 {
 		r.Duration = time.Second
-		if r.host.Simulated {
+		if r.host.Simulated || r.Quick {
 			r.Duration = 200 * time.Millisecond
 		}
 	}
@@ -218,10 +227,9 @@ func (r *run) sizes(own ...uint64) []uint64 {
 	if len(r.Sizes) > 0 {
 		return r.Sizes
 	}
-	if r.host.Simulated {
-		own = slices.DeleteFunc(own, func(n uint64) bool { return n > 16<<20 })
-	}
-	return own
+	return slices.DeleteFunc(own, func(n uint64) bool {
+		return r.host.Simulated && n > 16<<20 || r.Quick && (n == 4<<10 || n == 256<<10)
+	})
 }
 
 func (r *run) depths(own ...int) []int {
@@ -240,6 +248,11 @@ func (r *run) progress(format string, arguments ...any) {
 }
 
 func (r *run) row(row Row) { r.report.Rows = append(r.report.Rows, row) }
+
+// miss says what of a table this run has no way to measure.
+func (r *run) miss(table, what, why string) {
+	r.report.Missing = append(r.report.Missing, Missing{table, what, why})
+}
 
 // baseline measures a job that rows are compared with, once in a run, and names
 // it; the name is empty where this kind was not asked for.
@@ -270,6 +283,15 @@ func (r *run) keep(name string, found measure.Result) {
 	}
 	r.known[name] = true
 	r.report.Baselines = append(r.report.Baselines, b)
+}
+
+// compareWith makes a value a baseline under a name, once, and returns the name.
+func (r *run) compareWith(name string, value float64, unit string) string {
+	if !r.known[name] {
+		r.known[name] = true
+		r.report.Baselines = append(r.report.Baselines, Baseline{Name: name, Value: value, Unit: unit})
+	}
+	return name
 }
 
 // do measures a job. A rate is the median of three, each a third of the time.
@@ -315,19 +337,31 @@ type stage struct {
 // stage configures the host for a route, and starts emulated NICs where it needs
 // some. With pace 0 they are not paced.
 func (r *run) stage(route string, lanes []topo.Assignment, pace float64) (*stage, error) {
+	return r.stageWith(route, lanes, pace, nil, func(*config.Config) {})
+}
+
+// stageWith is stage with more of the configuration changed. Emulated NICs have the
+// GPUs that are named beside them, by name; with none those that serve the lanes.
+func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, beside map[string][]string, change func(*config.Config)) (*stage, error) {
 	r.host.Lanes, r.host.Pace = lanes, pace
 	if err := r.host.Configure(func(c *config.Config) {
 		c.Relay.Route = route
 		if r.host.Simulated {
 			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
 		}
+		change(c)
 	}); err != nil {
 		return nil, err
 	}
 	s := &stage{run: r, route: route, stop: func() error { return nil }}
 	if route == staged {
 		var err error
-		if s.stop, err = r.host.StartNICs(r.ctx, r.host.Plan.Lanes...); err != nil {
+		if beside != nil {
+			s.stop, err = r.host.StartNICsBeside(r.ctx, beside)
+		} else {
+			s.stop, err = r.host.StartNICs(r.ctx, r.host.Plan.Lanes...)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -455,8 +489,13 @@ func transportOf(route string) string {
 
 // stream sends from a to b and tells the rate, and the time of each message.
 func (r *run) stream(a, b *worker, size uint64, depth int) (reply, error) {
+	return r.streamFor(a, b, size, depth, r.Duration)
+}
+
+// streamFor is stream for a time of its own.
+func (r *run) streamFor(a, b *worker, size uint64, depth int, duration time.Duration) (reply, error) {
 	a.tags++
-	o := order{Do: doSend, Size: size, Depth: depth, Duration: r.Duration, Tag: a.tags}
+	o := order{Do: doSend, Size: size, Depth: depth, Duration: duration, Tag: a.tags}
 	receive := o
 	receive.Do = doReceive
 	replies, err := together(map[*worker]order{a: o, b: receive})

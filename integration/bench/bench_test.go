@@ -7,11 +7,15 @@ import (
 	"errors"
 	"io"
 	"math"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/peerlane/peerlane/integration/measure"
+	"github.com/peerlane/peerlane/topo"
 )
 
 func result() *Report {
@@ -90,6 +94,117 @@ func TestWhatIsReached(t *testing.T) {
 	}
 }
 
+func TestVerdicts(t *testing.T) {
+	of := func(r *Report, what string) Verdict {
+		for _, v := range r.Verdicts() {
+			if strings.HasPrefix(v.What, what) {
+				return v
+			}
+		}
+		t.Fatalf("nothing is asked of %q", what)
+		return Verdict{}
+	}
+	const copies, local, even, cpu, memory = "relay's copy", "8 bytes", "uniformity", "processor time", "GPU memory"
+	r := result()
+	r.Rows = append(r.Rows,
+		Row{Table: "memory", What: "of a server GPU", State: "GPU 1", Value: 0, Unit: MiB, Asked: most(0)},
+		Row{Table: "memory", What: "of a GPU that is not the container's", State: "GPU 2", Value: 2, Unit: MiB, Asked: most(0)},
+		Row{Table: "routes", What: "container A to container B", Route: staged, Size: 16 << 20, Value: 160, Unit: GBs})
+	r.Missing = []Missing{{"cpu", "at full rate", "no relay"}}
+	for what, want := range map[string]Verdict{
+		copies:         {Reached: "0.8: client to slot, 64 KiB", Verdict: "no, 1 of 2 rows fall short"},
+		local:          {Reached: "1.143: a relay's copy, 8 B", Verdict: "yes"},
+		even:           {Reached: "0.97: slowest over fastest", Verdict: "yes"},
+		cpu:            {Verdict: "not measured: at full rate: no relay"},
+		memory:         {Reached: "2 MiB: of a GPU that is not the container's, GPU 2", Verdict: "no, 1 of 2 rows fall short"},
+		"route staged": {Verdict: "reported"},
+		"client copy":  {Verdict: "not measured"},
+	} {
+		got := of(r, what)
+		if got.Reached != want.Reached || got.Verdict != want.Verdict {
+			t.Errorf("%s: %q, %q; want %q, %q", what, got.Reached, got.Verdict, want.Reached, want.Verdict)
+		}
+	}
+	r.Simulated = true
+	if got := of(r, copies); got.Verdict != "simulated" {
+		t.Errorf("a simulated figure has the verdict %q", got.Verdict)
+	}
+	page, err := r.HTML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(page, []byte("rows fall short")) || !bytes.Contains(page, []byte("MUST REACH")) {
+		t.Error("the page has not the verdicts, or those of real GPUs")
+	}
+}
+
+// A result that was saved is read as it was, with bounds of 0 too.
+func TestAResultAsItWasSaved(t *testing.T) {
+	r := result()
+	r.Rows[3].Asked = most(0)
+	r.Missing = []Missing{{"memory", "all of it", "why"}}
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Read(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := json.Marshal(again); err != nil || !bytes.Equal(got, text) {
+		t.Errorf("%s was read as %s (%v)", text, got, err)
+	}
+	if met, known := again.Met(again.Rows[3]); met || !known {
+		t.Errorf("0.97 reaches %s: %v (%v)", again.Rows[3].Asked, met, known)
+	}
+	// What was measured before there were verdicts.
+	files, err := filepath.Glob("../../docs/benchmarks/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Read(f); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		f.Close()
+	}
+}
+
+// Four GPUs to a NIC where there are as many, half of them near it, and each with a
+// stream.
+func TestWhoSharesANIC(t *testing.T) {
+	for _, c := range []struct {
+		gpus, nics, used, near, lanes int
+	}{{2, 1, 2, 1, 2}, {3, 1, 2, 1, 2}, {4, 1, 4, 2, 2}, {6, 1, 4, 2, 2}, {8, 2, 8, 4, 4}} {
+		var gpus []topo.GPU
+		for i := range c.gpus {
+			gpus = append(gpus, topo.GPU{BusID: string(rune('a' + i))})
+		}
+		s := mixed(gpus)
+		if s.nics != c.nics || s.gpus != c.used || len(s.near) != c.near || len(s.lanes) != c.lanes || len(s.beside) != c.nics {
+			t.Errorf("%d GPUs share as %+v, want %+v", c.gpus, s, c)
+		}
+		for _, n := range s.near {
+			if n.from == n.to || !slices.Contains(s.beside[n.nic], n.from) {
+				t.Errorf("%d GPUs: the near stream %+v, near are %v", c.gpus, n, s.beside)
+			}
+		}
+		all := s.staging()
+		if len(all.lanes) != c.used || len(all.near) != 0 {
+			t.Errorf("%d GPUs, all far: %+v", c.gpus, all)
+		}
+		for _, l := range slices.Concat(s.lanes, all.lanes) {
+			if slices.Contains(l.Servers, l.GPU) {
+				t.Errorf("%d GPUs: a GPU stages on itself: %+v", c.gpus, l)
+			}
+		}
+	}
+}
+
 func TestThePlotIsWellFormed(t *testing.T) {
 	r := result()
 	page, err := r.HTML()
@@ -145,6 +260,7 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 		"--pace":                       func(o *Options) { o.Pace = []float64{-1} },
 		"--duration":                   func(o *Options) { o.Duration = time.Hour },
 		"--pace names something twice": func(o *Options) { o.Pace = []float64{25, 50, 25} },
+		"--busy":                       func(o *Options) { o.Busy = []string{"nobody"} },
 		"--gpus":                       func(o *Options) { o.GPUs = "some" },
 	} {
 		o := good

@@ -80,8 +80,8 @@ func (r *Report) panels() []panel {
 			}
 			add(&bandwidth, kind, true, point{at, b.Value})
 			add(&ratios, name+" / "+kind, false, point{at, row.Value / b.Value})
-			if row.Asked != nil && row.Asked.Least > 0 && !slices.Contains(ratios.asked, row.Asked.Least) {
-				ratios.asked = append(ratios.asked, row.Asked.Least)
+			if row.Asked != nil && row.Asked.Least != nil && !slices.Contains(ratios.asked, *row.Asked.Least) {
+				ratios.asked = append(ratios.asked, *row.Asked.Least)
 			}
 		}
 		if row.Unit == GBs {
@@ -248,7 +248,8 @@ func (r *Report) HTML() ([]byte, error) {
 		Plot    template.HTML
 		Heading []string
 		Cells   [][]string
-	}{r, "Peerlane: " + r.title(), template.HTML(r.SVG()), heading, cells})
+		Asked   []Verdict
+	}{r, "Peerlane: " + r.title(), template.HTML(r.SVG()), heading, cells, r.Verdicts()})
 	return []byte(b.String()), err
 }
 

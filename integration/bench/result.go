@@ -32,6 +32,15 @@ type Report struct {
 	Baselines []Baseline `json:"baselines"`
 	// Problems are the tables that could not be measured to their end, and why.
 	Problems []string `json:"problems,omitempty"`
+	// Missing is what something is asked of and this run had no way to measure.
+	Missing []Missing `json:"missing,omitempty"`
+}
+
+// Missing is a part of a table that was not measured, and why.
+type Missing struct {
+	Table string `json:"table"`
+	What  string `json:"what"`
+	Why   string `json:"why"`
 }
 
 // Units of a Row and a Baseline.
@@ -39,6 +48,8 @@ const (
 	GBs          = "GB/s" // 1e9 bytes a second
 	Microseconds = "µs"   // the median, where there are Times
 	Milliseconds = "ms"
+	MiB          = "MiB"
+	PerSecond    = "/s" // kernels
 	Cores        = "cores"
 	Index        = "index" // Jain's, or the slowest over the fastest
 )
@@ -70,27 +81,42 @@ type Baseline struct {
 	Times *measure.Times `json:"times,omitempty"`
 }
 
-// Bound is what is asked for: at least or at most so much.
+// Bound is what is asked for: at least or at most so much, one of them.
 type Bound struct {
-	Least float64 `json:"least,omitempty"`
-	Most  float64 `json:"most,omitempty"`
+	Least *float64 `json:"least,omitempty"`
+	Most  *float64 `json:"most,omitempty"`
 }
+
+func least(f float64) *Bound { return &Bound{Least: &f} }
+func most(f float64) *Bound  { return &Bound{Most: &f} }
 
 func (b *Bound) String() string {
 	switch {
 	case b == nil:
 		return ""
-	case b.Most > 0:
-		return fmt.Sprintf("≤ %g", b.Most)
+	case b.Most != nil:
+		return fmt.Sprintf("≤ %g", *b.Most)
 	}
-	return fmt.Sprintf("≥ %g", b.Least)
+	return fmt.Sprintf("≥ %g", *b.Least)
 }
 
 func (b *Bound) met(value float64) bool {
-	if b.Most > 0 {
-		return value <= b.Most
+	if b.Most != nil {
+		return value <= *b.Most
 	}
-	return value >= b.Least
+	return value >= *b.Least
+}
+
+// margin is how well a value does: 1 where it is just what is asked for, less where
+// it falls short.
+func (b *Bound) margin(value float64) float64 {
+	switch {
+	case b.Most == nil:
+		return value / *b.Least
+	case value <= 0:
+		return math.Inf(1)
+	}
+	return *b.Most / value
 }
 
 // Of finds the baseline of a row.
@@ -119,13 +145,17 @@ func (r *Report) Met(row Row) (met, ok bool) {
 	if row.Asked == nil || r.Simulated {
 		return false, false
 	}
-	value := row.Value
-	if row.Baseline != "" {
-		if value, ok = r.Ratio(row); !ok {
-			return false, false
-		}
+	value, ok := r.judged(row)
+	return ok && row.Asked.met(value), ok
+}
+
+// judged is what something is asked of: a row's ratio, or its value where it is
+// compared with nothing.
+func (r *Report) judged(row Row) (value float64, ok bool) {
+	if row.Baseline == "" {
+		return row.Value, true
 	}
-	return row.Asked.met(value), true
+	return r.Ratio(row)
 }
 
 // Read reads a Report that was saved as JSON.
@@ -160,6 +190,8 @@ func (r *Report) check() error {
 	for _, row := range r.Rows {
 		unit, measured := units[row.Baseline]
 		switch {
+		case row.Asked != nil && (row.Asked.Least == nil) == (row.Asked.Most == nil):
+			return fmt.Errorf("%s is asked for at least and at most nothing, or both", row.name())
 		case !finite(row.Value) || row.Value < 0:
 			return fmt.Errorf("%s is %v", row.name(), row.Value)
 		case row.Baseline == "":
@@ -185,38 +217,43 @@ func sizeText(n uint64) string {
 	return humanize.IBytes(n)
 }
 
+// worst is the row that does least well against what is asked of it, and the value
+// that is judged; nothing is asked of the row where there is none.
+func (r *Report) worst(rows []Row) (worst Row, value float64) {
+	least := math.Inf(1)
+	for _, row := range rows {
+		if row.Asked == nil {
+			continue
+		}
+		v, ok := r.judged(row)
+		if !ok {
+			continue
+		}
+		if margin := row.Asked.margin(v); worst.Asked == nil || margin < least {
+			worst, value, least = row, v, margin
+		}
+	}
+	return worst, value
+}
+
 // Summary is the run in one sentence.
 func (r *Report) Summary() string {
 	if r.Simulated {
 		return fmt.Sprintf("%d rows, simulated: these figures are of host memory and say nothing about GPUs.", len(r.Rows))
 	}
 	asked, met := 0, 0
-	worst, least := "", math.Inf(1)
 	for _, row := range r.Rows {
-		ok, known := r.Met(row)
-		if !known {
-			continue
-		}
-		asked++
-		if ok {
-			met++
-			continue
-		}
-		value, compared := r.Ratio(row)
-		if !compared {
-			value = row.Value
-		}
-		margin := value / row.Asked.Least
-		if row.Asked.Most > 0 {
-			margin = row.Asked.Most / value
-		}
-		if margin < least {
-			worst, least = fmt.Sprintf("%s (%.2f, asked for %s)", row.name(), value, row.Asked), margin
+		if ok, known := r.Met(row); known {
+			asked++
+			if ok {
+				met++
+			}
 		}
 	}
 	text := fmt.Sprintf("%d rows; %d of %d that something is asked of reach it", len(r.Rows), met, asked)
-	if worst != "" {
-		text += "; farthest from it is " + worst
+	if met < asked {
+		row, value := r.worst(r.Rows)
+		text += fmt.Sprintf("; farthest from it is %s (%.2f, asked for %s)", row.name(), value, row.Asked)
 	}
 	if len(r.Problems) > 0 {
 		text += fmt.Sprintf("; %d tables are not whole", len(r.Problems))

@@ -3,20 +3,12 @@ package bench
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/topo"
 )
-
-func least(f float64) *Bound { return &Bound{Least: f} }
-func most(f float64) *Bound  { return &Bound{Most: f} }
 
 // gpusOf are the PCI addresses of the two clients and their servers, for a host
 // that stage has configured.
@@ -133,7 +125,9 @@ func (r *run) latency() error {
 	if err != nil {
 		return err
 	}
-	timed("rings, to and fro, both sides busy", "", ring.Times, "", most(1), "post, take, complete, see; no copy")
+	const rings = "rings, to and fro, both sides busy"
+	timed(rings, "", ring.Times, "", most(1), "post, take, complete, see; no copy")
+	r.row(Row{Table: "latency", What: rings + ", p99", Size: size, Depth: 1, Value: ring.Times.P99, Unit: Microseconds, Asked: most(5)})
 	local, err := r.baseline(measure.Job{Kind: BaselineLocal, From: client, To: other, Issuer: client, Size: size})
 	if err != nil {
 		return err
@@ -213,27 +207,31 @@ func (r *run) routes() error {
 	return nil
 }
 
-func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
+// rawOf makes the raw copy that a route is compared with a baseline. It says whether
+// something can be asked of the ratio: with two GPUs the staged route crosses one
+// link twice.
+func (r *run) rawOf(route string, size uint64) (name string, comparable bool, err error) {
 	clientA, serverA, serverB, clientB, err := r.gpusOf()
 	if err != nil {
-		return err
+		return "", false, err
 	}
+	if route == direct {
+		name, err = r.baseline(measure.Job{Kind: BaselineRaw, From: clientA, To: clientB, Issuer: clientA, Size: size})
+		return name, true, err
+	}
+	name, err = r.slowestLeg(size, clientA, serverA, serverB, clientB)
+	return name, clientA != serverB, err
+}
+
+func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
 	for _, size := range sizes {
-		var name string
-		var asked *Bound
-		if s.route == direct {
-			name, err = r.baseline(measure.Job{Kind: BaselineRaw, From: clientA, To: clientB, Issuer: clientA, Size: size})
-			if size >= 16<<20 {
-				asked = least(0.95)
-			}
-		} else {
-			name, err = r.slowestLeg(size, clientA, serverA, serverB, clientB)
-			if size >= 16<<20 && clientA != serverB { // with two GPUs it is reported
-				asked = least(0.90)
-			}
-		}
+		name, comparable, err := r.rawOf(s.route, size)
 		if err != nil {
 			return err
+		}
+		var asked *Bound
+		if size >= 16<<20 && comparable {
+			asked = least(map[string]float64{direct: 0.95, staged: 0.90}[s.route])
 		}
 		for _, depth := range r.depths(1, 16) {
 			r.progress("route %s, %s, %d in flight", s.route, sizeText(size), depth)
@@ -333,83 +331,6 @@ func total(list []float64) (sum float64) {
 	return sum
 }
 
-func (r *run) uniformity() error {
-	pace := r.Pace
-	if len(pace) == 0 {
-		pace = []float64{25, 50}
-		if r.host.Simulated {
-			pace = []float64{0.5}
-		}
-	}
-	const nic, perNIC = "emulated0", 4
-	gpus := r.host.Topology.GPUs[:min(len(r.host.Topology.GPUs), perNIC)]
-	var lanes []topo.Assignment
-	for i, g := range gpus {
-		lanes = append(lanes, topo.Assignment{GPU: g.BusID, Servers: []string{gpus[(i+1)%len(gpus)].BusID}, NICs: []string{nic}})
-	}
-	size := uint64(16 << 20)
-	if r.host.Simulated {
-		size = 1 << 20
-	}
-	for _, rate := range pace {
-		r.progress("%d streams through a NIC of %g GB/s", len(gpus), rate)
-		rates, err := r.streams(lanes, rate, size)
-		if err != nil {
-			return err
-		}
-		slices.Sort(rates)
-		paced := fmt.Sprintf("the emulated NIC's rate, as it is set: %g GB/s", rate)
-		r.report.Baselines = append(r.report.Baselines, Baseline{Name: paced, Value: rate, Unit: GBs})
-		row := Row{Table: "uniformity", Route: staged, Transport: transportOf(staged), Size: size, Depth: 16, Unit: Index, Note: fmt.Sprintf("%d GPUs, all staged, at %g GB/s", len(gpus), rate)}
-		row.What, row.Value, row.Asked = "slowest over fastest", rates[0]/rates[len(rates)-1], least(0.95)
-		r.row(row)
-		row.What, row.Value = "Jain's index", jain(rates)
-		r.row(row)
-		row.What, row.Value, row.Unit, row.Baseline = "all streams", total(rates), GBs, paced
-		r.row(row)
-	}
-	return nil
-}
-
-// streams runs one stream from each GPU to the next at once, for ten times the time
-// of a measurement.
-func (r *run) streams(lanes []topo.Assignment, pace float64, size uint64) (rates []float64, err error) {
-	s, err := r.stage(staged, lanes, pace)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	for _, assigned := range lanes {
-		for _, lane := range r.host.Plan.Lanes {
-			g, err := r.host.Plan.GPU(lane.GPU)
-			if err != nil {
-				return nil, err
-			}
-			if g.BusID != assigned.GPU {
-				continue
-			}
-			if _, err := s.attached(lane, nil, size); err != nil {
-				return nil, err
-			}
-		}
-	}
-	all := s.workers
-	for i, w := range all {
-		if err := s.connect(w, all[(i+1)%len(all)]); err != nil {
-			return nil, err
-		}
-	}
-	orders := map[*worker]order{}
-	for _, w := range all {
-		orders[w] = order{Do: doBoth, Size: size, Depth: 16, Duration: 10 * r.Duration, Tag: 1}
-	}
-	replies, err := together(orders)
-	for _, reply := range replies {
-		rates = append(rates, reply.GBs)
-	}
-	return rates, err
-}
-
 func (r *run) manyClients() error {
 	const clients, size = 4, 16 << 20
 	for _, shape := range []struct {
@@ -478,191 +399,4 @@ func (r *run) many(what string, one bool, clients int, size uint64) (err error) 
 	row.What, row.Value, row.Unit, row.Baseline, row.Asked = what+", Jain's index", jain(rates), Index, "", least(0.99)
 	r.row(row)
 	return nil
-}
-
-func (r *run) cpu() error {
-	const size = 16 << 20
-	for _, route := range r.Routes {
-		s, a, b, err := r.pair(route, size)
-		if err == nil {
-			err = r.cpuOf(a, b, route, size)
-			err = errors.Join(err, s.close())
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (r *run) cpuOf(a, b *worker, route string, size uint64) error {
-	pid, err := r.relayOf(a)
-	if err != nil {
-		return err
-	}
-	// While it does nothing, and then at full rate.
-	r.progress("processor time, route %s", route)
-	settle, idle := 2*time.Second, 10*time.Second
-	if r.host.Simulated {
-		settle, idle = r.Duration, r.Duration
-	}
-	time.Sleep(settle) // its last spin, and what its runtime puts in order after work
-	before, threads, err := processorTime(pid)
-	if err != nil {
-		return err
-	}
-	time.Sleep(idle)
-	after, later, err := processorTime(pid)
-	if err != nil {
-		return err
-	}
-	row := Row{Table: "cpu", Route: route, Transport: transportOf(route), Unit: Milliseconds, Note: busiest(threads, later, time.Minute.Seconds()/idle.Seconds())}
-	row.What, row.Value, row.Asked = "idle, with clients and connections, in 60 s", float64((after-before).Microseconds())/1e3*time.Minute.Seconds()/idle.Seconds(), most(10)
-	r.row(row)
-	started := time.Now()
-	before = after
-	found, err := r.stream(a, b, size, 16)
-	if err != nil {
-		return err
-	}
-	if after, _, err = processorTime(pid); err != nil {
-		return err
-	}
-	row.What, row.Value, row.Unit, row.Asked = "the sender's relay at full rate", (after-before).Seconds()/time.Since(started).Seconds(), Cores, most(1)
-	row.Size, row.Depth, row.Note = size, 16, fmt.Sprintf("at %.1f GB/s", found.GBs)
-	r.row(row)
-	return nil
-}
-
-func (r *run) relayOf(w *worker) (int, error) {
-	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
-	if err != nil {
-		return 0, err
-	}
-	for _, p := range info.Processes {
-		if p.Role == "relay" {
-			return p.PID, nil
-		}
-	}
-	return 0, fmt.Errorf("client %s has no relay that runs", w.name)
-}
-
-// busiest says which threads of a process had the most time, times a factor.
-func busiest(before, after map[string]time.Duration, factor float64) string {
-	var names []string
-	for name := range after {
-		if after[name] > before[name] {
-			names = append(names, name)
-		}
-	}
-	slices.SortFunc(names, func(a, b string) int { return int(after[b] - before[b] - after[a] + before[a]) })
-	text := ""
-	for _, name := range names[:min(len(names), 3)] {
-		text += fmt.Sprintf(", %s %.2f ms", name, factor*float64((after[name]-before[name]).Microseconds())/1e3)
-	}
-	return strings.TrimPrefix(text, ", ")
-}
-
-// processorTime is what a process's threads have had, /proc/PID/task/*/schedstat,
-// and how much those of each name.
-func processorTime(pid int) (sum time.Duration, byName map[string]time.Duration, err error) {
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
-	if err != nil || len(files) == 0 {
-		return 0, nil, fmt.Errorf("process %d has no /proc/PID/task/*/schedstat: %w", pid, errors.Join(err, os.ErrNotExist))
-	}
-	byName = map[string]time.Duration{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // a thread that has ended
-		}
-		f := strings.Fields(string(text))
-		if err != nil || len(f) == 0 {
-			return 0, nil, fmt.Errorf("%s: %q: %w", file, text, err)
-		}
-		n, err := strconv.ParseInt(f[0], 10, 64)
-		if err != nil {
-			return 0, nil, fmt.Errorf("%s: %w", file, err)
-		}
-		sum += time.Duration(n)
-		name, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "comm")) // it may end now
-		byName[strings.TrimSpace(string(name))] += time.Duration(n)
-	}
-	return sum, byName, nil
-}
-
-func (r *run) firstCopy() error {
-	for _, route := range r.Routes {
-		if err := r.first(route); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (r *run) first(route string) (err error) {
-	r.progress("first message, route %s", route)
-	s, err := r.stage(route, r.lanes, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	lanes, err := r.host.TwoClients()
-	if err != nil {
-		return err
-	}
-	if route == staged {
-		// An emulated NIC makes its contexts for the first connection; a NIC has none.
-		if err := r.wake(s, lanes); err != nil {
-			return err
-		}
-	}
-	var pair [2]*worker
-	var attached [2]reply
-	for i, lane := range lanes {
-		w, err := s.client(lane, nil)
-		if err != nil {
-			return err
-		}
-		pair[i] = w
-		if attached[i], err = w.do(order{Do: doAttach, Socket: r.host.Socket(w.generation), Bytes: 2 << 20}); err != nil {
-			return err
-		}
-	}
-	start := time.Now()
-	for i, w := range pair {
-		if err := s.connect(w, pair[1-i]); err != nil {
-			return err
-		}
-	}
-	if _, err := together(map[*worker]order{pair[0]: {Do: doFirst, Tag: 1}, pair[1]: {Do: doFirst, Tag: 1}}); err != nil {
-		return err
-	}
-	ours := attached[0].Ours + time.Since(start)
-	name := fmt.Sprintf("CUDA's own start in the client, for route %s", route)
-	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
-	r.report.Baselines = append(r.report.Baselines, Baseline{Name: name, Value: ms(attached[0].CUDA), Unit: Milliseconds})
-	row := Row{Table: "first-copy", Route: route, Transport: transportOf(route), Size: 8, Depth: 1, Unit: Milliseconds}
-	row.What, row.Value, row.Baseline = "attach, connect and first message, relay's context included", ms(ours), name
-	r.row(row)
-	row.What, row.Value, row.Baseline, row.Asked = "the same less one start of CUDA", max(0, ms(ours-attached[0].CUDA)), "", most(60)
-	r.row(row)
-	return nil
-}
-
-// wake has clients that come and go use the emulated NICs.
-func (r *run) wake(s *stage, lanes [2]topo.Lane) error {
-	var pair [2]*worker
-	for i, lane := range lanes {
-		var err error
-		if pair[i], err = s.attached(lane, nil, 2<<20); err != nil {
-			return err
-		}
-	}
-	for i, w := range pair {
-		if err := s.connect(w, pair[1-i]); err != nil {
-			return err
-		}
-	}
-	return s.end()
 }

@@ -35,6 +35,7 @@ type order struct {
 
 // What a client can be told to do.
 const (
+	doContext = "context" // start CUDA, and no more
 	doAttach  = "attach"
 	doListen  = "listen"
 	doConnect = "connect"
@@ -53,7 +54,7 @@ type reply struct {
 	Route  string         `json:"route,omitempty"`
 	GBs    float64        `json:"gbs,omitempty"`
 	Times  *measure.Times `json:"times,omitempty"`
-	// Of doAttach: CUDA's own start, and ours; of doFirst Ours alone.
+	// Of doContext and doAttach: CUDA's own start; of doAttach and doFirst ours.
 	CUDA time.Duration `json:"cuda,omitempty"`
 	Ours time.Duration `json:"ours,omitempty"`
 }
@@ -95,11 +96,18 @@ func Serve(in io.Reader, out io.Writer) error {
 type serving struct {
 	client *measure.Client
 	accept func(context.Context) error
+
+	// Set by start.
+	driver *cuda.Driver
+	device cuda.Device
+	gpu    wire.UUID
 }
 
 func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
 	c := s.client
 	switch o.Do {
+	case doContext:
+		return s.start()
 	case doAttach:
 		return s.attach(ctx, o)
 	case doListen:
@@ -143,30 +151,41 @@ func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
 	return r, err
 }
 
-func (s *serving) attach(ctx context.Context, o order) (r reply, err error) {
+// start starts CUDA on the one GPU that there is for this process, if it has not been
+// started.
+func (s *serving) start() (r reply, err error) {
+	if s.driver != nil {
+		return r, nil
+	}
 	start := time.Now()
 	d, err := cuda.Open()
 	if err != nil {
 		return r, err
 	}
-	device, err := d.DeviceGet(0)
+	if s.device, err = d.DeviceGet(0); err != nil {
+		return r, err
+	}
+	uuid, err := d.DeviceUUID(s.device)
 	if err != nil {
 		return r, err
 	}
-	uuid, err := d.DeviceUUID(device)
-	if err != nil {
+	if s.gpu, err = wire.ParseGPU(uuid); err != nil {
 		return r, err
 	}
-	gpu, err := wire.ParseGPU(uuid)
-	if err != nil {
+	if _, err = d.CtxCreate(s.device, cuda.CtxOptions{}); err != nil {
 		return r, err
 	}
-	if _, err = d.CtxCreate(device, cuda.CtxOptions{}); err != nil {
-		return r, err
-	}
+	s.driver = d
 	r.CUDA = time.Since(start)
-	start = time.Now()
-	s.client, err = measure.Attach(ctx, d, device, gpu, o.Socket, o.Bytes)
+	return r, nil
+}
+
+func (s *serving) attach(ctx context.Context, o order) (r reply, err error) {
+	if r, err = s.start(); err != nil {
+		return r, err
+	}
+	start := time.Now()
+	s.client, err = measure.Attach(ctx, s.driver, s.device, s.gpu, o.Socket, o.Bytes)
 	r.Ours = time.Since(start)
 	return r, err
 }

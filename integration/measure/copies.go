@@ -33,6 +33,18 @@ const (
 	Queue = "queue"
 	// Ring is one operation through a session's rings and back, without a copy.
 	Ring = "ring"
+	// PrepareNIC makes what NIC needs.
+	PrepareNIC = "prepare-nic"
+	// NIC is an emulated NIC's writes from memory of one GPU to another's, both of which
+	// it reaches directly.
+	NIC = "nic"
+	// Occupy keeps a GPU, From, busy with a Load until Vacate.
+	Occupy = "occupy"
+	Vacate = "vacate"
+	// Work runs a Load on a GPU, From, and tells what it got done.
+	Work = "work"
+	// Free is how much memory a GPU, From, has left for everybody (cuMemGetInfo).
+	Free = "free"
 )
 
 // Job is one measurement. GPUs are named by PCI address.
@@ -50,12 +62,20 @@ type Job struct {
 	// Of a Bounce: its pieces, and the host buffers that they go through.
 	Chunk   uint64
 	Buffers int
+	// Socket is an emulated NIC's, of PrepareNIC.
+	Socket string
+	// Load is one of LoadSMs and LoadMemory, of Occupy and Work.
+	Load string
 }
 
-// Result is what a Job found: a rate, or for one copy at a time how long each took.
+// Result is what a Job found: a rate, for one copy at a time how long each took, or
+// bytes.
 type Result struct {
 	GBs   float64 `json:"gbs,omitempty"` // 1e9 bytes a second
 	Times *Times  `json:"times,omitempty"`
+	Bytes uint64  `json:"bytes,omitempty"`
+	// PerSecond is rounds of a Load, by all of its blocks.
+	PerSecond float64 `json:"perSecond,omitempty"`
 }
 
 // Times are percentiles, in microseconds.
@@ -85,6 +105,8 @@ func TimesOf(list []time.Duration) *Times {
 type Copies struct {
 	driver *cuda.Driver
 	gpus   map[string]*device.Device
+	near   *near // prepared
+	loads  map[string]*load
 }
 
 // NewCopies opens the driver.
@@ -93,7 +115,7 @@ func NewCopies() (*Copies, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Copies{driver: d, gpus: map[string]*device.Device{}}, nil
+	return &Copies{driver: d, gpus: map[string]*device.Device{}, loads: map[string]*load{}}, nil
 }
 
 // Do does a Job.
@@ -130,6 +152,22 @@ func (c *Copies) Do(j Job) (Result, error) {
 		r.Times, err = c.local(j, from, to, issuer)
 	case Queue:
 		r.Times, err = c.queue(j, from, to, issuer)
+	case Occupy:
+		err = c.occupy(j, from)
+	case Vacate:
+		err = c.vacate(from)
+	case Work:
+		r, err = c.work(j, from)
+	case PrepareNIC:
+		err = c.prepareNear(j, from, to)
+	case NIC:
+		r.GBs, err = c.runNear(j)
+	case Free:
+		err = from.On(func() error {
+			var err error
+			r.Bytes, _, err = c.driver.MemGetInfo()
+			return err
+		})
 	default:
 		err = errors.New("no measurement has this name")
 	}
@@ -175,7 +213,7 @@ func (j Job) rate(f func(n int) error) (float64, error) {
 // times takes the time of one after the other, after some to warm up.
 func (j Job) times(f func() error) (*Times, error) {
 	const warm, least, most = 100, 10, 1 << 20
-	for range warm {
+	for i, end := 0, time.Now().Add(j.Duration); i < warm && (i == 0 || time.Now().Before(end)); i++ {
 		if err := f(); err != nil {
 			return nil, err
 		}

@@ -160,6 +160,22 @@ func Devices(g topo.GPU) []string {
 // StartNICs starts an emulated NIC process for each NIC of the lanes. stop ends
 // them.
 func (h *Host) StartNICs(ctx context.Context, lanes ...topo.Lane) (stop func() error, err error) {
+	beside := map[string][]string{}
+	for _, lane := range lanes {
+		for _, nic := range lane.NICs {
+			for _, server := range lane.Servers {
+				if !slices.Contains(beside[nic], server) {
+					beside[nic] = append(beside[nic], server)
+				}
+			}
+		}
+	}
+	return h.StartNICsBeside(ctx, beside)
+}
+
+// StartNICsBeside starts emulated NIC processes by name, each with the GPUs that are
+// beside it, by PCI address. stop ends them.
+func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) (stop func() error, err error) {
 	var started []*exec.Cmd
 	stop = func() error {
 		var err error
@@ -170,16 +186,6 @@ func (h *Host) StartNICs(ctx context.Context, lanes ...topo.Lane) (stop func() e
 			}
 		}
 		return err
-	}
-	beside := map[string][]string{}
-	for _, lane := range lanes {
-		for _, nic := range lane.NICs {
-			for _, server := range lane.Servers {
-				if !slices.Contains(beside[nic], server) {
-					beside[nic] = append(beside[nic], server)
-				}
-			}
-		}
 	}
 	for nic, gpus := range beside {
 		arguments := []string{"emulated-nic", "--name", nic, "--socket", h.Layout.EmulatedNIC(nic), "--log-level", "warning", "--rate", fmt.Sprint(h.Pace)}

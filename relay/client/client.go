@@ -29,6 +29,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/ring"
@@ -58,7 +59,7 @@ type Session struct {
 	operations  map[uint64]*Operation
 	cookie      uint64
 	connections map[uint32]*Connection
-	hosts       map[*Memory]bool // with Data
+	mapped      map[*Memory]bool // here, with Data or Ptr
 	ring        *ring.Client     // nil once closed
 
 	lists    sync.Mutex // held while the allocations of one range are sent
@@ -118,7 +119,7 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 		replies:     map[uint32]chan reply{},
 		operations:  map[uint64]*Operation{},
 		connections: map[uint32]*Connection{},
-		hosts:       map[*Memory]bool{},
+		mapped:      map[*Memory]bool{},
 	}
 	shared.SetSleeps(true)
 	s.readers.Add(2)
@@ -130,8 +131,8 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 // Version is the protocol's that both sides agreed on.
 func (s *Session) Version() uint32 { return s.version }
 
-// Close ends the session. Operations that have not ended fail, and the Data of host
-// memory is unmapped.
+// Close ends the session. Operations that have not ended fail, and host memory and
+// staging memory are unmapped: no stream may use them any more.
 func (s *Session) Close() error {
 	s.fail(wire.Errorf(wire.StatusClosed, "the session was closed"))
 	// Without a goodbye the relay would look for a death. One that is dead
@@ -146,7 +147,7 @@ func (s *Session) Close() error {
 	}
 	err = errors.Join(err, s.ring.Close(), s.wakeClient.Close(), unix.Close(s.wakeRelay))
 	s.ring = nil
-	for m := range s.hosts {
+	for m := range s.mapped {
 		err = errors.Join(err, m.unmap())
 	}
 	return err
@@ -303,6 +304,8 @@ func (s *Session) giveBack(m wire.Message) {
 		request = &wire.Unexport{Memory: m.Memory}
 	case *wire.HostMemoryMade:
 		request = &wire.Unexport{Memory: m.Memory}
+	case *wire.StagingMade:
+		request = &wire.Unexport{Memory: m.Memory}
 	case *wire.Listening:
 		request = &wire.Unlisten{Listener: m.Listener}
 	case *wire.Connected:
@@ -368,8 +371,14 @@ type Memory struct {
 	// Data is host memory as this process has it mapped, until Unexport or the
 	// session's Close; nil of a GPU's. Messages are sent out of it and received into
 	// it as they are posted: it is ordinary memory, and no CUDA call is needed.
-	Data   []byte
-	mapped []byte // whole pages; of the session's lock
+	Data []byte
+	// Ptr is staging memory as streams of the GPU that it was asked for see it, until
+	// Unexport or the session's Close.
+	Ptr cuda.Ptr
+	// Server is the GPU that staging memory is on, ServerIndex its number on the host.
+	Server      wire.UUID
+	ServerIndex int
+	release     func() error // ends Data or Ptr; of the session's lock
 }
 
 // Export lets the relay map memory of this process.
@@ -483,34 +492,41 @@ func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error)
 		s.giveBack(made)
 		return nil, fmt.Errorf("host memory: %w", os.NewSyscallError("mmap", err))
 	}
-	m := &Memory{session: s, number: made.Memory, Bytes: h.Bytes, Data: data[:h.Bytes:h.Bytes], mapped: data}
+	return s.keep(&Memory{session: s, number: made.Memory, Bytes: h.Bytes, Data: data[:h.Bytes:h.Bytes],
+		release: func() error { return os.NewSyscallError("munmap", unix.Munmap(data)) }})
+}
+
+// keep has the session's Close unmap a memory.
+func (s *Session) keep(m *Memory) (*Memory, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ring == nil { // closed meanwhile
 		return nil, errors.Join(s.broken, m.unmap())
 	}
-	s.hosts[m] = true
+	s.mapped[m] = true
 	return m, nil
 }
 
-// unmap ends Data. The session's lock is held.
+// unmap ends Data or Ptr. The session's lock is held.
 func (m *Memory) unmap() error {
-	delete(m.session.hosts, m)
-	if m.mapped == nil {
+	delete(m.session.mapped, m)
+	if m.release == nil {
 		return nil
 	}
-	err := unix.Munmap(m.mapped)
-	m.mapped, m.Data = nil, nil
-	return os.NewSyscallError("munmap", err)
+	err := m.release()
+	m.release, m.Data, m.Ptr = nil, nil, 0
+	return err
 }
 
 // Unexport takes memory back: no new operation can use it, and the relay's
-// mapping goes when those under way have ended.
+// mapping goes when those under way have ended. No stream of this process may use
+// staging memory any more.
 func (m *Memory) Unexport(ctx context.Context) error {
-	_, err := ask[*wire.Done](ctx, m.session, &wire.Unexport{Memory: m.number})
 	m.session.mu.Lock()
-	defer m.session.mu.Unlock()
-	return errors.Join(err, m.unmap())
+	err := m.unmap() // first, so that nothing here keeps what the relay frees
+	m.session.mu.Unlock()
+	_, asked := ask[*wire.Done](ctx, m.session, &wire.Unexport{Memory: m.number})
+	return errors.Join(asked, err)
 }
 
 // Listener waits for senders.

@@ -15,7 +15,9 @@ type Figures struct {
 	Operations uint64 `json:"operations"` // that have ended
 	Bytes      uint64 `json:"bytes"`
 	Failed     uint64 `json:"failed,omitempty"`
-	InFlight   int    `json:"inFlight"`
+	// InPlace is of Bytes what clients copied themselves, from or to staging memory.
+	InPlace  uint64 `json:"inPlace,omitempty"`
+	InFlight int    `json:"inFlight"`
 	// Stalls are waits by their cause; several operations wait at a time.
 	Stalls []Stall `json:"stalls,omitempty"`
 	// Latency is how long operations took from when they could begin, the shortest
@@ -58,7 +60,7 @@ type ConnectionFigures struct {
 // Since are the figures of the time after `before`, which are of the same relay.
 // What is in flight is that of now.
 func (f Figures) Since(before Figures) Figures {
-	d := Figures{Operations: f.Operations - before.Operations, Bytes: f.Bytes - before.Bytes, Failed: f.Failed - before.Failed, InFlight: f.InFlight}
+	d := Figures{Operations: f.Operations - before.Operations, Bytes: f.Bytes - before.Bytes, Failed: f.Failed - before.Failed, InPlace: f.InPlace - before.InPlace, InFlight: f.InFlight}
 	for _, s := range f.Stalls {
 		for _, b := range before.Stalls {
 			if b.Cause == s.Cause {

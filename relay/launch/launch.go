@@ -56,6 +56,9 @@ type Lane struct {
 	Relay   bool     `json:"relay"`   // whether its traffic is staged on Servers
 	Servers []GPU    `json:"servers"` // GPUs that hold its staging memory
 	NICs    []string `json:"nics"`    // RDMA device names, as in /sys/class/infiniband
+	// Copy says that the container sees the device nodes of Servers too: its clients
+	// may have staging memory there, and copy themselves.
+	Copy bool `json:"copy,omitempty"`
 	// Spares take the place of Servers when none of these has room, the first that
 	// has.
 	Spares []Spare `json:"spares,omitempty"`
@@ -140,10 +143,17 @@ type Limits struct {
 	// that it writes into; bytes. ClientHostMemory is of one process.
 	HostMemory       uint64 `json:"hostMemory,omitempty"`
 	ClientHostMemory uint64 `json:"clientHostMemory,omitempty"`
+	// Memory on server GPUs that clients have who copy themselves, beside the slots;
+	// bytes. ClientStaging is of one process.
+	Staging       uint64 `json:"staging,omitempty"`
+	ClientStaging uint64 `json:"clientStaging,omitempty"`
 }
 
 // DefaultLimits are those of a configuration that states none.
-var DefaultLimits = Limits{Clients: 256, Memories: 16384, Connections: 4096, Descriptors: 32768, HostMemory: 4 << 30, ClientHostMemory: 1 << 30}
+var DefaultLimits = Limits{
+	Clients: 256, Memories: 16384, Connections: 4096, Descriptors: 32768, HostMemory: 4 << 30, ClientHostMemory: 1 << 30,
+	Staging: 4 << 30, ClientStaging: 2 << 30,
+}
 
 // WithDefaults are the limits with nothing left open.
 func (l Limits) WithDefaults() Limits {
@@ -155,7 +165,9 @@ func (l Limits) WithDefaults() Limits {
 			*f.own = *f.standard
 		}
 	}
-	for _, f := range []struct{ own, standard *uint64 }{{&l.HostMemory, &d.HostMemory}, {&l.ClientHostMemory, &d.ClientHostMemory}} {
+	for _, f := range []struct{ own, standard *uint64 }{
+		{&l.HostMemory, &d.HostMemory}, {&l.ClientHostMemory, &d.ClientHostMemory}, {&l.Staging, &d.Staging}, {&l.ClientStaging, &d.ClientStaging},
+	} {
 		if *f.own == 0 {
 			*f.own = *f.standard
 		}
@@ -217,6 +229,7 @@ type Client struct {
 	Memories    int    `json:"memories"`
 	Bytes       uint64 `json:"bytes"`                 // exported
 	HostMemory  uint64 `json:"hostMemory,omitempty"`  // bytes, of these, that the relay made
+	Staging     uint64 `json:"staging,omitempty"`     // the same on server GPUs, for copies by the client
 	IPCMemories int    `json:"ipcMemories,omitempty"` // of these memories, by a handle of CUDA's IPC
 	Connections int    `json:"connections"`
 }
@@ -229,6 +242,8 @@ type Staging struct {
 	Host  bool   `json:"host,omitempty"`
 	Lane  string `json:"lane,omitempty"`
 	Bytes uint64 `json:"bytes"`
+	// Clients is what clients have there beside that, who copy themselves.
+	Clients uint64 `json:"clients,omitempty"`
 	// Wanted is what its configuration asks for there; Note says why Bytes is
 	// less, or why a GPU serves that is not among the lane's servers.
 	Wanted uint64 `json:"wanted"`

@@ -90,6 +90,8 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_EXPORT_IPC = 27,
 	PEERLANE_MESSAGE_HOST_MEMORY = 24,
 	PEERLANE_MESSAGE_HOST_MEMORY_MADE = 25,
+	PEERLANE_MESSAGE_STAGING = 28,
+	PEERLANE_MESSAGE_STAGING_MADE = 29,
 	PEERLANE_MESSAGE_PEER_HELLO = 32,
 	PEERLANE_MESSAGE_PEER_WELCOME = 33,
 	PEERLANE_MESSAGE_PEER_REGION = 34,
@@ -109,6 +111,7 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_NIC_WRITE = 66,
 	PEERLANE_MESSAGE_NIC_WRITTEN = 67,
 	PEERLANE_MESSAGE_NIC_IMMEDIATE = 68,
+	PEERLANE_MESSAGE_NIC_FORGET = 69,
 };
 
 struct peerlane_lane_gpu {
@@ -593,6 +596,44 @@ _Static_assert(offsetof(struct peerlane_host_memory_made, bytes) == 8, "peerlane
 _Static_assert(offsetof(struct peerlane_host_memory_made, memory) == 16, "peerlane_host_memory_made.memory");
 _Static_assert(offsetof(struct peerlane_host_memory_made, reserved) == 20, "peerlane_host_memory_made.reserved");
 
+/* The relay makes staging memory for the client itself to copy to and from: on a */
+/* server GPU of the lane of a GPU. Only for a container that has the server GPUs' */
+/* device nodes. */
+struct peerlane_staging {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t bytes;
+	uint8_t gpu[16];
+	uint32_t access;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_staging) == 40, "peerlane_staging");
+_Static_assert(offsetof(struct peerlane_staging, type) == 0, "peerlane_staging.type");
+_Static_assert(offsetof(struct peerlane_staging, sequence) == 4, "peerlane_staging.sequence");
+_Static_assert(offsetof(struct peerlane_staging, bytes) == 8, "peerlane_staging.bytes");
+_Static_assert(offsetof(struct peerlane_staging, gpu) == 16, "peerlane_staging.gpu");
+_Static_assert(offsetof(struct peerlane_staging, access) == 32, "peerlane_staging.access");
+_Static_assert(offsetof(struct peerlane_staging, reserved) == 36, "peerlane_staging.reserved");
+
+/* With one descriptor: the POSIX file descriptor of a CUDA VMM allocation of `bytes`, */
+/* as many as were asked for or more; index is NVML's of the server GPU on the host. */
+/* From here on it is like exported memory, but that no relay copies it on route staged. */
+struct peerlane_staging_made {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t bytes;
+	uint32_t memory;
+	uint32_t index;
+	uint8_t server[16];
+};
+_Static_assert(sizeof(struct peerlane_staging_made) == 40, "peerlane_staging_made");
+_Static_assert(offsetof(struct peerlane_staging_made, type) == 0, "peerlane_staging_made.type");
+_Static_assert(offsetof(struct peerlane_staging_made, sequence) == 4, "peerlane_staging_made.sequence");
+_Static_assert(offsetof(struct peerlane_staging_made, bytes) == 8, "peerlane_staging_made.bytes");
+_Static_assert(offsetof(struct peerlane_staging_made, memory) == 16, "peerlane_staging_made.memory");
+_Static_assert(offsetof(struct peerlane_staging_made, index) == 20, "peerlane_staging_made.index");
+_Static_assert(offsetof(struct peerlane_staging_made, server) == 24, "peerlane_staging_made.server");
+
 struct peerlane_peer_hello {
 	uint32_t type;
 	uint32_t sequence;
@@ -882,5 +923,18 @@ _Static_assert(offsetof(struct peerlane_nic_immediate, type) == 0, "peerlane_nic
 _Static_assert(offsetof(struct peerlane_nic_immediate, sequence) == 4, "peerlane_nic_immediate.sequence");
 _Static_assert(offsetof(struct peerlane_nic_immediate, immediate) == 8, "peerlane_nic_immediate.immediate");
 _Static_assert(offsetof(struct peerlane_nic_immediate, length) == 16, "peerlane_nic_immediate.length");
+
+/* The relay will name this region in no write any more. */
+struct peerlane_nic_forget {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t region;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_nic_forget) == 16, "peerlane_nic_forget");
+_Static_assert(offsetof(struct peerlane_nic_forget, type) == 0, "peerlane_nic_forget.type");
+_Static_assert(offsetof(struct peerlane_nic_forget, sequence) == 4, "peerlane_nic_forget.sequence");
+_Static_assert(offsetof(struct peerlane_nic_forget, region) == 8, "peerlane_nic_forget.region");
+_Static_assert(offsetof(struct peerlane_nic_forget, reserved) == 12, "peerlane_nic_forget.reserved");
 
 #endif

@@ -147,6 +147,8 @@ const (
 	TypeExportIPC       uint32 = 27
 	TypeHostMemory      uint32 = 24
 	TypeHostMemoryMade  uint32 = 25
+	TypeStaging         uint32 = 28
+	TypeStagingMade     uint32 = 29
 	TypePeerHello       uint32 = 32
 	TypePeerWelcome     uint32 = 33
 	TypePeerRegion      uint32 = 34
@@ -166,6 +168,7 @@ const (
 	TypeNICWrite        uint32 = 66
 	TypeNICWritten      uint32 = 67
 	TypeNICImmediate    uint32 = 68
+	TypeNICForget       uint32 = 69
 )
 
 // Hello is 32 bytes.
@@ -492,6 +495,40 @@ func (m *HostMemoryMade) bytes() []byte {
 
 func (m *HostMemoryMade) messageType() uint32 { return TypeHostMemoryMade }
 
+// Staging is 40 bytes.
+// The relay makes staging memory for the client itself to copy to and from: on a
+// server GPU of the lane of a GPU. Only for a container that has the server GPUs'
+// device nodes.
+type Staging struct {
+	Header
+	Bytes    uint64
+	GPU      UUID
+	Access   uint32
+	Reserved uint32
+}
+
+func (m *Staging) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Staging) messageType() uint32 { return TypeStaging }
+
+// StagingMade is 40 bytes.
+// With one descriptor: the POSIX file descriptor of a CUDA VMM allocation of `bytes`,
+// as many as were asked for or more; index is NVML's of the server GPU on the host.
+// From here on it is like exported memory, but that no relay copies it on route staged.
+type StagingMade struct {
+	Header
+	Bytes  uint64
+	Memory uint32
+	Index  uint32
+	Server UUID
+}
+
+func (m *StagingMade) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *StagingMade) messageType() uint32 { return TypeStagingMade }
+
 // PeerHello is 184 bytes.
 type PeerHello struct {
 	Header
@@ -771,6 +808,20 @@ func (m *NICImmediate) bytes() []byte {
 
 func (m *NICImmediate) messageType() uint32 { return TypeNICImmediate }
 
+// NICForget is 16 bytes.
+// The relay will name this region in no write any more.
+type NICForget struct {
+	Header
+	Region   uint32
+	Reserved uint32
+}
+
+func (m *NICForget) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *NICForget) messageType() uint32 { return TypeNICForget }
+
 // LaneGPU is 24 bytes.
 type LaneGPU struct {
 	GPU      UUID
@@ -934,6 +985,10 @@ func newMessage(messageType uint32) Message {
 		return &HostMemory{}
 	case TypeHostMemoryMade:
 		return &HostMemoryMade{}
+	case TypeStaging:
+		return &Staging{}
+	case TypeStagingMade:
+		return &StagingMade{}
 	case TypePeerHello:
 		return &PeerHello{}
 	case TypePeerWelcome:
@@ -972,6 +1027,8 @@ func newMessage(messageType uint32) Message {
 		return &NICWritten{}
 	case TypeNICImmediate:
 		return &NICImmediate{}
+	case TypeNICForget:
+		return &NICForget{}
 	}
 	return nil
 }
@@ -1006,6 +1063,8 @@ var layouts = []struct {
 	{"ExportIPC", unsafe.Sizeof(ExportIPC{}), []uintptr{unsafe.Offsetof(ExportIPC{}.Header.Type), unsafe.Offsetof(ExportIPC{}.Header.Sequence), unsafe.Offsetof(ExportIPC{}.Offset), unsafe.Offsetof(ExportIPC{}.Length), unsafe.Offsetof(ExportIPC{}.GPU), unsafe.Offsetof(ExportIPC{}.Access), unsafe.Offsetof(ExportIPC{}.Reserved), unsafe.Offsetof(ExportIPC{}.Handle)}},
 	{"HostMemory", unsafe.Sizeof(HostMemory{}), []uintptr{unsafe.Offsetof(HostMemory{}.Header.Type), unsafe.Offsetof(HostMemory{}.Header.Sequence), unsafe.Offsetof(HostMemory{}.Bytes), unsafe.Offsetof(HostMemory{}.GPU), unsafe.Offsetof(HostMemory{}.Access), unsafe.Offsetof(HostMemory{}.Reserved)}},
 	{"HostMemoryMade", unsafe.Sizeof(HostMemoryMade{}), []uintptr{unsafe.Offsetof(HostMemoryMade{}.Header.Type), unsafe.Offsetof(HostMemoryMade{}.Header.Sequence), unsafe.Offsetof(HostMemoryMade{}.Bytes), unsafe.Offsetof(HostMemoryMade{}.Memory), unsafe.Offsetof(HostMemoryMade{}.Reserved)}},
+	{"Staging", unsafe.Sizeof(Staging{}), []uintptr{unsafe.Offsetof(Staging{}.Header.Type), unsafe.Offsetof(Staging{}.Header.Sequence), unsafe.Offsetof(Staging{}.Bytes), unsafe.Offsetof(Staging{}.GPU), unsafe.Offsetof(Staging{}.Access), unsafe.Offsetof(Staging{}.Reserved)}},
+	{"StagingMade", unsafe.Sizeof(StagingMade{}), []uintptr{unsafe.Offsetof(StagingMade{}.Header.Type), unsafe.Offsetof(StagingMade{}.Header.Sequence), unsafe.Offsetof(StagingMade{}.Bytes), unsafe.Offsetof(StagingMade{}.Memory), unsafe.Offsetof(StagingMade{}.Index), unsafe.Offsetof(StagingMade{}.Server)}},
 	{"PeerHello", unsafe.Sizeof(PeerHello{}), []uintptr{unsafe.Offsetof(PeerHello{}.Header.Type), unsafe.Offsetof(PeerHello{}.Header.Sequence), unsafe.Offsetof(PeerHello{}.Magic), unsafe.Offsetof(PeerHello{}.Oldest), unsafe.Offsetof(PeerHello{}.Newest), unsafe.Offsetof(PeerHello{}.Token), unsafe.Offsetof(PeerHello{}.Generation), unsafe.Offsetof(PeerHello{}.GPU), unsafe.Offsetof(PeerHello{}.Route), unsafe.Offsetof(PeerHello{}.Shares), unsafe.Offsetof(PeerHello{}.Name)}},
 	{"PeerWelcome", unsafe.Sizeof(PeerWelcome{}), []uintptr{unsafe.Offsetof(PeerWelcome{}.Header.Type), unsafe.Offsetof(PeerWelcome{}.Header.Sequence), unsafe.Offsetof(PeerWelcome{}.Version), unsafe.Offsetof(PeerWelcome{}.Route), unsafe.Offsetof(PeerWelcome{}.Generation), unsafe.Offsetof(PeerWelcome{}.GPU), unsafe.Offsetof(PeerWelcome{}.Name)}},
 	{"PeerRegion", unsafe.Sizeof(PeerRegion{}), []uintptr{unsafe.Offsetof(PeerRegion{}.Header.Type), unsafe.Offsetof(PeerRegion{}.Header.Sequence), unsafe.Offsetof(PeerRegion{}.Region), unsafe.Offsetof(PeerRegion{}.Kind), unsafe.Offsetof(PeerRegion{}.Bytes), unsafe.Offsetof(PeerRegion{}.GPU)}},
@@ -1025,6 +1084,7 @@ var layouts = []struct {
 	{"NICWrite", unsafe.Sizeof(NICWrite{}), []uintptr{unsafe.Offsetof(NICWrite{}.Header.Type), unsafe.Offsetof(NICWrite{}.Header.Sequence), unsafe.Offsetof(NICWrite{}.Immediate), unsafe.Offsetof(NICWrite{}.Length), unsafe.Offsetof(NICWrite{}.SourceOffset), unsafe.Offsetof(NICWrite{}.TargetOffset), unsafe.Offsetof(NICWrite{}.Source), unsafe.Offsetof(NICWrite{}.Target)}},
 	{"NICWritten", unsafe.Sizeof(NICWritten{}), []uintptr{unsafe.Offsetof(NICWritten{}.Header.Type), unsafe.Offsetof(NICWritten{}.Header.Sequence), unsafe.Offsetof(NICWritten{}.Immediate), unsafe.Offsetof(NICWritten{}.Status), unsafe.Offsetof(NICWritten{}.Paced)}},
 	{"NICImmediate", unsafe.Sizeof(NICImmediate{}), []uintptr{unsafe.Offsetof(NICImmediate{}.Header.Type), unsafe.Offsetof(NICImmediate{}.Header.Sequence), unsafe.Offsetof(NICImmediate{}.Immediate), unsafe.Offsetof(NICImmediate{}.Length)}},
+	{"NICForget", unsafe.Sizeof(NICForget{}), []uintptr{unsafe.Offsetof(NICForget{}.Header.Type), unsafe.Offsetof(NICForget{}.Header.Sequence), unsafe.Offsetof(NICForget{}.Region), unsafe.Offsetof(NICForget{}.Reserved)}},
 	{"LaneGPU", unsafe.Sizeof(LaneGPU{}), []uintptr{unsafe.Offsetof(LaneGPU{}.GPU), unsafe.Offsetof(LaneGPU{}.Index), unsafe.Offsetof(LaneGPU{}.Reserved)}},
 	{"ServerBytes", unsafe.Sizeof(ServerBytes{}), []uintptr{unsafe.Offsetof(ServerBytes{}.GPU), unsafe.Offsetof(ServerBytes{}.In), unsafe.Offsetof(ServerBytes{}.Out)}},
 	{"Descriptor", unsafe.Sizeof(Descriptor{}), []uintptr{unsafe.Offsetof(Descriptor{}.Operation), unsafe.Offsetof(Descriptor{}.Connection), unsafe.Offsetof(Descriptor{}.Memory), unsafe.Offsetof(Descriptor{}.Flags), unsafe.Offsetof(Descriptor{}.Offset), unsafe.Offsetof(Descriptor{}.Length), unsafe.Offsetof(Descriptor{}.Tag), unsafe.Offsetof(Descriptor{}.Cookie), unsafe.Offsetof(Descriptor{}.WaitTimeline), unsafe.Offsetof(Descriptor{}.SignalTimeline), unsafe.Offsetof(Descriptor{}.WaitValue), unsafe.Offsetof(Descriptor{}.SignalValue), unsafe.Offsetof(Descriptor{}.Reserved0), unsafe.Offsetof(Descriptor{}.Reserved1), unsafe.Offsetof(Descriptor{}.Reserved2), unsafe.Offsetof(Descriptor{}.Reserved3), unsafe.Offsetof(Descriptor{}.Reserved4), unsafe.Offsetof(Descriptor{}.Reserved5), unsafe.Offsetof(Descriptor{}.Reserved6)}},

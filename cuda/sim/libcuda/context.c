@@ -79,6 +79,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx)
 	pthread_mutex_unlock(&c->mutex);
 	while (s) {
 		struct stream *next = s->next;
+		capture_leave(s);
 		release(handle_take(STREAM, s->handle));
 		stream_abandon(s);
 		release(s);

@@ -26,8 +26,9 @@ struct end {
 
 // find finds the memory of an end. Pageable host memory, which CUDA knows
 // nothing of, is read before the call returns: the source's bytes are taken
-// here, and a destination is waited for.
-static CUresult find(struct end *e, size_t n)
+// here, and a destination is waited for. Of a copy that is captured it is read
+// and written when the graph runs.
+static CUresult find(struct end *e, size_t n, bool captured)
 {
 	CUresult r = locate(e->address, n, e->device, e->need, &e->pieces, &e->count);
 	if (r != CUDA_SUCCESS || e->count)
@@ -40,7 +41,7 @@ static CUresult find(struct end *e, size_t n)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	e->count = 1;
 	e->pieces->size = n;
-	if (e->need == READ_WRITE) {
+	if (e->need == READ_WRITE || captured) {
 		e->pieces->data = (char *)e->address;
 		return CUDA_SUCCESS;
 	}
@@ -90,16 +91,18 @@ static CUresult copy(const char *call, uintptr_t dst, struct device *dst_device,
 	struct end from = {.address = src, .device = src_device ? src_device : own, .need = READ};
 	struct operation *op = NULL;
 	if (n) {
-		r = find(&to, n);
+		bool captured = capturing(s);
+		r = find(&to, n, captured);
 		if (r == CUDA_SUCCESS)
-			r = find(&from, n);
+			r = find(&from, n, captured);
 		if (r == CUDA_SUCCESS && !(op = operation_new(COPY, &fault)))
 			r = CUDA_ERROR_OUT_OF_MEMORY;
 		if (r == CUDA_SUCCESS && (r = pair(op, &to, &from, n)) != CUDA_SUCCESS)
 			free(op);
 		if (r == CUDA_SUCCESS) {
-			uint64_t number = stream_enqueue(s, op);
-			if (to.pageable)
+			uint64_t number;
+			r = stream_submit(s, op, &number);
+			if (r == CUDA_SUCCESS && to.pageable && number)
 				r = stream_wait(s, number);
 		}
 	}
@@ -149,6 +152,33 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dc, CUdeviceptr src, CUcon
 	return r;
 }
 
+CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char v, size_t n, CUstream h)
+{
+	struct fault fault;
+	CUresult r = enter("cuMemsetD8Async", &fault);
+	struct stream *s;
+	if (r != CUDA_SUCCESS || (r = stream_get(h, &s)) != CUDA_SUCCESS)
+		return r;
+	struct end to = {.address = p, .device = s->context->device, .need = READ_WRITE};
+	struct operation *op = NULL;
+	if (n)
+		r = locate(p, n, to.device, to.need, &to.pieces, &to.count);
+	if (n && r == CUDA_SUCCESS && !to.count)
+		r = CUDA_ERROR_INVALID_VALUE;
+	if (n && r == CUDA_SUCCESS && !(op = operation_new(SET, &fault)))
+		r = CUDA_ERROR_OUT_OF_MEMORY;
+	if (op && (r = pair(op, &to, &to, n)) != CUDA_SUCCESS) {
+		free(op);
+	} else if (op) {
+		uint64_t number;
+		op->target = v;
+		r = stream_submit(s, op, &number);
+	}
+	pieces_free(to.pieces, to.count);
+	release(s);
+	return r;
+}
+
 // value enqueues an operation on the 8 bytes at p.
 static CUresult value(const char *call, enum work work, CUstream h, CUdeviceptr p, uint64_t v)
 {
@@ -170,7 +200,8 @@ static CUresult value(const char *call, enum work work, CUstream h, CUdeviceptr 
 		op->value = (_Atomic uint64_t *)pieces->data;
 		op->memory = retain(pieces->memory);
 		op->target = v;
-		stream_enqueue(s, op);
+		uint64_t number;
+		r = stream_submit(s, op, &number);
 	} else {
 		r = count == 1 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
 	}
@@ -188,7 +219,7 @@ CUresult cuStreamWriteValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned
 
 CUresult cuStreamWaitValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned flags)
 {
-	if (flags != CU_STREAM_WAIT_VALUE_GEQ)
+	if (flags != CU_STREAM_WAIT_VALUE_GEQ && flags != CU_STREAM_WAIT_VALUE_AND)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	return value("cuStreamWaitValue64", WAIT_VALUE, s, p, v);
+	return value("cuStreamWaitValue64", flags == CU_STREAM_WAIT_VALUE_AND ? WAIT_BITS : WAIT_VALUE, s, p, v);
 }

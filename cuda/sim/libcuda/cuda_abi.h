@@ -22,6 +22,7 @@ typedef enum {
 	CUDA_ERROR_INVALID_PTX = 218,
 	CUDA_ERROR_OPERATING_SYSTEM = 304,
 	CUDA_ERROR_INVALID_HANDLE = 400,
+	CUDA_ERROR_ILLEGAL_STATE = 401,
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_READY = 600,
 	CUDA_ERROR_ILLEGAL_ADDRESS = 700,
@@ -31,6 +32,14 @@ typedef enum {
 	CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
 	CUDA_ERROR_MISALIGNED_ADDRESS = 716,
 	CUDA_ERROR_NOT_SUPPORTED = 801,
+	CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+	CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+	CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
+	CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+	CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
+	CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
+	CUDA_ERROR_CAPTURED_EVENT = 907,
+	CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
 	CUDA_ERROR_UNKNOWN = 999,
 } CUresult;
 
@@ -40,6 +49,8 @@ typedef uintptr_t CUstream;
 typedef uintptr_t CUevent;
 typedef uintptr_t CUmodule;
 typedef uintptr_t CUfunction;
+typedef uintptr_t CUgraph;
+typedef uintptr_t CUgraphExec;
 typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
@@ -88,6 +99,14 @@ enum {
 	CU_MEMORYTYPE_DEVICE = 2,
 	CU_STREAM_NON_BLOCKING = 1,
 	CU_STREAM_WAIT_VALUE_GEQ = 0,
+	CU_STREAM_WAIT_VALUE_EQ = 1,
+	CU_STREAM_WAIT_VALUE_AND = 2,
+	CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+	CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+	CU_STREAM_CAPTURE_STATUS_NONE = 0,
+	CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
+	CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
 	CU_STREAM_WRITE_VALUE_DEFAULT = 0,
 	CU_EVENT_BLOCKING_SYNC = 1,
 	CU_EVENT_DISABLE_TIMING = 2,
@@ -177,6 +196,15 @@ API CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name);
 API CUresult cuModuleUnload(CUmodule m);
 API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
 			    unsigned shared, CUstream s, void **parameters, void **extra);
+
+API CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char v, size_t n, CUstream s);
+API CUresult cuStreamBeginCapture_v2(CUstream s, int mode);
+API CUresult cuStreamEndCapture(CUstream s, CUgraph *g);
+API CUresult cuStreamIsCapturing(CUstream s, int *status);
+API CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags);
+API CUresult cuGraphLaunch(CUgraphExec e, CUstream s);
+API CUresult cuGraphExecDestroy(CUgraphExec e);
+API CUresult cuGraphDestroy(CUgraph g);
 
 // peerlaneSimVersion marks the library as the simulator and says which source
 // it was built from.

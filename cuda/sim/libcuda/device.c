@@ -29,7 +29,10 @@ CUresult enter(const char *call, struct fault *f)
 {
 	if (f)
 		*f = (struct fault){0};
-	return atomic_load(&initialized) ? fault_due(call, f) : CUDA_ERROR_NOT_INITIALIZED;
+	if (!atomic_load(&initialized))
+		return CUDA_ERROR_NOT_INITIALIZED;
+	CUresult r = fault_due(call, f);
+	return r == CUDA_SUCCESS ? capture_forbids(call) : r;
 }
 
 CUresult cuInit(unsigned flags)

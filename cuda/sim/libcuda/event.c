@@ -12,6 +12,7 @@ struct event {
 	uint64_t number;       // the latest record's, in stream or in ipc
 	struct ipc *ipc;       // of an interprocess event
 	bool opened;           // it is another process's
+	struct mark mark;      // where it was recorded, in a capture
 };
 
 static void destroy(struct object *o)
@@ -19,6 +20,7 @@ static void destroy(struct object *o)
 	struct event *e = (struct event *)o;
 	if (e->ipc)
 		ipc_remove(e->ipc);
+	release(e->mark.capture);
 	release(e->stream);
 	release(e->ipc);
 	release(e->context);
@@ -95,7 +97,12 @@ CUresult cuEventRecord(CUevent h, CUstream sh)
 		return r;
 	r = stream_get(sh, &s);
 	struct operation *op = NULL;
-	if (r == CUDA_SUCCESS && s->context != e->context && !e->opened) {
+	if (r == CUDA_SUCCESS && capturing(s)) {
+		pthread_mutex_lock(&e->mutex);
+		r = e->ipc ? capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) : capture_record(s, &e->mark);
+		pthread_mutex_unlock(&e->mutex);
+		release(s);
+	} else if (r == CUDA_SUCCESS && s->context != e->context && !e->opened) {
 		r = CUDA_ERROR_INVALID_HANDLE;
 		release(s);
 	} else if (r == CUDA_SUCCESS && !(op = operation_new(e->ipc ? RECORD_IPC : RECORD, &(struct fault){0}))) {
@@ -108,14 +115,27 @@ CUresult cuEventRecord(CUevent h, CUstream sh)
 			op->target = ipc_record(e->ipc);
 		}
 		uint64_t number = stream_enqueue(s, op);
+		struct capture *captured = e->mark.capture;
 		struct stream *before = e->stream;
+		e->mark.capture = NULL;
 		e->stream = s;
 		e->number = number;
 		pthread_mutex_unlock(&e->mutex);
 		release(before);
+		release(captured);
 	}
 	release(e);
 	return r;
+}
+
+// captured says whether the latest record of an event is part of a capture: the
+// host cannot ask for it.
+static bool captured(struct event *e)
+{
+	pthread_mutex_lock(&e->mutex);
+	bool is = e->mark.capture != NULL;
+	pthread_mutex_unlock(&e->mutex);
+	return is;
 }
 
 // latest is what a wait for the event waits for: a stream's operation (with a
@@ -139,6 +159,10 @@ CUresult cuEventQuery(CUevent h)
 	CUresult r = get("cuEventQuery", h, &e);
 	if (r != CUDA_SUCCESS)
 		return r;
+	if (captured(e)) {
+		release(e);
+		return CUDA_ERROR_CAPTURED_EVENT;
+	}
 	latest(e, false, &s, &number);
 	bool done = e->ipc ? ipc_done(e->ipc, number) : !s || stream_done(s, number);
 	// Asked for after done: work that a lost context dropped is no work done.
@@ -156,6 +180,10 @@ CUresult cuEventSynchronize(CUevent h)
 	CUresult r = get("cuEventSynchronize", h, &e);
 	if (r != CUDA_SUCCESS)
 		return r;
+	if (captured(e)) {
+		release(e);
+		return CUDA_ERROR_CAPTURED_EVENT;
+	}
 	latest(e, true, &s, &number);
 	if (s)
 		r = stream_wait(s, number);
@@ -178,8 +206,18 @@ CUresult cuStreamWaitEvent(CUstream sh, CUevent h, unsigned flags)
 		release(e);
 		return r == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : r;
 	}
+	if (captured(e)) {
+		pthread_mutex_lock(&e->mutex);
+		r = capture_wait(s, &e->mark);
+		pthread_mutex_unlock(&e->mutex);
+		release(s);
+		release(e);
+		return r;
+	}
 	latest(e, false, &other, &number);
-	if (other || e->ipc) {
+	if ((other || e->ipc) && capturing(s)) {
+		r = capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+	} else if (other || e->ipc) {
 		struct operation *op = operation_new(e->ipc ? WAIT_IPC : WAIT_STREAM, &(struct fault){0});
 		if (op) {
 			op->other = retain(other);

@@ -383,8 +383,9 @@ CUresult cuLaunchKernel(CUfunction h, unsigned gx, unsigned gy, unsigned gz, uns
 		struct launch *l = launch_new(f->kernel, s->context->device, gx, parameters);
 		struct operation *op = l ? operation_new(KERNEL, &fault) : NULL;
 		if (op) {
+			uint64_t number;
 			op->launch = l;
-			stream_enqueue(s, op);
+			r = stream_submit(s, op, &number);
 		} else {
 			release(l);
 			r = CUDA_ERROR_OUT_OF_MEMORY;

@@ -1,8 +1,8 @@
 // What the simulator's files share. Everything but the API is hidden.
 //
 // Locks, each held for a moment, in the order in which they may be taken:
-// ranges (memory.c) > a context's streams (context.c) > one stream (stream.c)
-// or event (event.c) > handles (object.c). None is ever shared between
+// ranges (memory.c) > a context's streams (context.c) > one event (event.c) >
+// captures (graph.c) > one stream (stream.c) > handles (object.c). None is ever shared between
 // processes: what processes share is a file of atomic counters (host.c), the
 // memory itself, and the state of interprocess events (ipc.c).
 #ifndef PEERLANE_SIM_H
@@ -61,7 +61,7 @@ bool sticky(CUresult r);
 
 // --- object.c: reference counts and handles
 
-enum kind { CONTEXT = 1, STREAM, EVENT, MEMORY, MODULE, FUNCTION };
+enum kind { CONTEXT = 1, STREAM, EVENT, MEMORY, MODULE, FUNCTION, GRAPH, EXEC };
 
 struct object {
 	atomic_int references;
@@ -152,7 +152,7 @@ void memory_forget(struct context *c); // frees what cuMemAlloc gave in a contex
 
 // --- stream.c: work in order
 
-enum work { COPY, WRITE_VALUE, WAIT_VALUE, WAIT_STREAM, WAIT_IPC, RECORD, RECORD_IPC, KERNEL };
+enum work { COPY, SET, WRITE_VALUE, WAIT_VALUE, WAIT_BITS, WAIT_STREAM, WAIT_IPC, RECORD, RECORD_IPC, KERNEL, LAUNCH };
 
 struct segment { // n bytes of a copy, within one memory at each end
 	char *dst, *src;
@@ -166,13 +166,14 @@ struct operation {
 	uint64_t number;      // in its stream
 	uint64_t enqueued_ns; // by CLOCK_MONOTONIC
 	struct fault fault;
-	struct segment *segments; // COPY
+	struct segment *segments; // COPY; SET: their destinations are set to the byte target
 	size_t count;
-	_Atomic uint64_t *value; // WRITE_VALUE, WAIT_VALUE, in memory
+	_Atomic uint64_t *value; // WRITE_VALUE, WAIT_VALUE, WAIT_BITS, in memory
 	struct memory *memory;
 	struct stream *other; // WAIT_STREAM: until its operation number target is done
 	struct ipc *ipc;      // WAIT_IPC, RECORD_IPC: record number target
 	struct launch *launch; // KERNEL
+	struct exec *exec;     // LAUNCH
 	uint64_t target;
 };
 
@@ -190,6 +191,7 @@ struct stream {
 	atomic_bool abandoned; // ends now
 	bool ended;            // its thread touches nothing any more
 	int waiting;           // threads in done
+	struct member *captured; // its part in a capture; of graph.c
 };
 
 CUresult stream_new(struct context *c, struct stream **s);
@@ -200,6 +202,11 @@ CUresult stream_wait(struct stream *s, uint64_t number);
 void stream_demand(struct stream *s, uint64_t number);
 void stream_abandon(struct stream *s); // drops its work, and waits until its thread has
 uint64_t stream_last(struct stream *s);
+// stream_submit is stream_enqueue, or adds op to the capture that the stream is
+// in; *number is 0 then.
+CUresult stream_submit(struct stream *s, struct operation *op, uint64_t *number);
+void operation_do(struct stream *s, struct operation *op);
+void operation_free(struct operation *op);
 struct operation *operation_new(enum work work, const struct fault *f);
 bool stream_over(struct stream *s); // no more work is to be done: it is gone, or its context is lost
 void stream_load(void);
@@ -211,6 +218,25 @@ void patience(uint64_t since); // a pause in a loop that looks at shared memory
 struct launch;
 
 void launch_run(struct stream *s, struct launch *l);
+
+// --- graph.c: captures, and the graphs that come of them
+
+#define MAX_MEMBERS 16 // streams of one capture
+
+// mark is where an event was recorded in a capture: what had been captured then.
+struct mark {
+	struct capture *capture; // with a reference; NULL: it was not
+	uint64_t seen[MAX_MEMBERS];
+};
+
+bool capturing(struct stream *s);
+CUresult capture_add(struct stream *s, struct operation *op); // takes op over
+CUresult capture_record(struct stream *s, struct mark *m);
+CUresult capture_wait(struct stream *s, const struct mark *m); // which may begin the stream's capture
+CUresult capture_refuse(struct stream *s, CUresult r); // ends a capture that the stream is in with r, else does nothing
+CUresult capture_forbids(const char *call);            // what is refused while others capture
+void capture_leave(struct stream *s);                  // it is destroyed
+void exec_run(struct stream *s, struct exec *e);
 
 // --- ipc.c: the state of an interprocess event, in /dev/shm
 

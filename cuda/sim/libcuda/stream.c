@@ -106,7 +106,7 @@ static void wait_stream(struct stream *s, struct stream *other, uint64_t number)
 	pthread_mutex_unlock(&other->mutex);
 }
 
-static void execute(struct stream *s, struct operation *op)
+void operation_do(struct stream *s, struct operation *op)
 {
 	uint64_t since = now_ns();
 	while (op->fault.delay_ms && !stream_over(s) && now_ns() - since < op->fault.delay_ms * 1000000ull)
@@ -121,12 +121,21 @@ static void execute(struct stream *s, struct operation *op)
 	case COPY:
 		copy(s, op);
 		break;
+	case SET:
+		for (size_t i = 0; i < op->count; i++)
+			memset(op->segments[i].dst, (int)op->target, op->segments[i].n);
+		break;
 	case WRITE_VALUE:
 		atomic_store(op->value, op->target);
 		break;
 	case WAIT_VALUE: // cyclic, as cuda.h says of CU_STREAM_WAIT_VALUE_GEQ
 		since = now_ns();
 		while (!stream_over(s) && (int64_t)(atomic_load(op->value) - op->target) < 0)
+			patience(since);
+		break;
+	case WAIT_BITS:
+		since = now_ns();
+		while (!stream_over(s) && !(atomic_load(op->value) & op->target))
 			patience(since);
 		break;
 	case WAIT_STREAM:
@@ -145,10 +154,13 @@ static void execute(struct stream *s, struct operation *op)
 	case KERNEL:
 		launch_run(s, op->launch);
 		break;
+	case LAUNCH:
+		exec_run(s, op->exec);
+		break;
 	}
 }
 
-static void operation_free(struct operation *op)
+void operation_free(struct operation *op)
 {
 	for (size_t i = 0; i < op->count; i++) {
 		release(op->segments[i].to);
@@ -159,6 +171,7 @@ static void operation_free(struct operation *op)
 	release(op->other);
 	release(op->ipc);
 	release(op->launch);
+	release(op->exec);
 	free(op);
 }
 
@@ -211,7 +224,7 @@ static void *work(void *argument)
 	pthread_mutex_lock(&s->mutex);
 	while ((op = next(s))) {
 		pthread_mutex_unlock(&s->mutex);
-		execute(s, op);
+		operation_do(s, op);
 		pthread_mutex_lock(&s->mutex);
 		s->head = op->next;
 		if (!s->head)
@@ -347,6 +360,15 @@ uint64_t stream_enqueue(struct stream *s, struct operation *op)
 	return number;
 }
 
+CUresult stream_submit(struct stream *s, struct operation *op, uint64_t *number)
+{
+	*number = 0;
+	if (capturing(s))
+		return capture_add(s, op);
+	*number = stream_enqueue(s, op);
+	return CUDA_SUCCESS;
+}
+
 uint64_t stream_last(struct stream *s)
 {
 	pthread_mutex_lock(&s->mutex);
@@ -426,6 +448,7 @@ CUresult cuStreamDestroy_v2(CUstream h)
 	struct stream *s = handle_take(STREAM, h);
 	if (!s)
 		return CUDA_ERROR_INVALID_HANDLE;
+	capture_leave(s);
 	pthread_mutex_lock(&s->mutex);
 	s->closing = true;
 	pthread_cond_signal(&s->work);
@@ -440,7 +463,9 @@ CUresult cuStreamSynchronize(CUstream h)
 	struct stream *s;
 	if (r != CUDA_SUCCESS || (r = stream_get(h, &s)) != CUDA_SUCCESS)
 		return r;
-	r = stream_wait(s, stream_last(s));
+	r = capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	if (r == CUDA_SUCCESS)
+		r = stream_wait(s, stream_last(s));
 	release(s);
 	return r;
 }
@@ -451,8 +476,10 @@ CUresult cuStreamQuery(CUstream h)
 	struct stream *s;
 	if (r != CUDA_SUCCESS || (r = stream_get(h, &s)) != CUDA_SUCCESS)
 		return r;
+	r = capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	bool done = stream_done(s, stream_last(s));
-	r = context_state(s->context);
+	if (r == CUDA_SUCCESS)
+		r = context_state(s->context);
 	release(s);
 	return r == CUDA_SUCCESS && !done ? CUDA_ERROR_NOT_READY : r;
 }

@@ -76,8 +76,13 @@ func (l *Link) AddTarget(region, kind uint32, parts []device.Part, ready func(er
 	ready(l.broken)
 }
 
-// RemoveTarget does nothing: staging regions live as long as the connection.
-func (l *Link) RemoveTarget(uint32) {}
+// RemoveTarget has the NIC let the memory go.
+func (l *Link) RemoveTarget(region uint32) {
+	l.port.Send(&wire.NICForget{Region: region | targetRegion}, 0)
+}
+
+// RemoveSource has the NIC let the memory go.
+func (l *Link) RemoveSource(region uint32) { l.port.Send(&wire.NICForget{Region: region}, 0) }
 
 // targetRegion keeps the receiver's numbers apart from the sender's.
 const targetRegion = 1 << 31

@@ -72,6 +72,7 @@ func (n *NIC) Serve(listener *net.UnixListener) error {
 				s.ended(net.ErrClosed)
 			}
 		})
+		n.settled()
 		n.loop.Stop()
 		<-ended
 	}()
@@ -94,8 +95,22 @@ func (n *NIC) Serve(listener *net.UnixListener) error {
 	}
 }
 
+// endTime is more than writes take that are under way when the NIC ends.
+const endTime = 5 * time.Second
+
+// settled waits for the writes that are under way: what they write is not given back
+// before.
+func (n *NIC) settled() {
+	for end := time.Now().Add(endTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		var left int
+		if !n.loop.Call(func() { left = len(n.senders) }) || left == 0 {
+			return
+		}
+	}
+}
+
 func (n *NIC) accept(fd int) {
-	s := &sender{nic: n, regions: map[uint32]*device.Memory{}}
+	s := &sender{nic: n, regions: map[uint32]*region{}}
 	port, err := packet.NewPort(n.loop, fd, s.receive, s.ended)
 	if err != nil {
 		n.log.WithError(err).Error("a sender could not be watched")
@@ -158,10 +173,18 @@ type sender struct {
 	// immediates are sent through a port, so that a receiver that is slow to
 	// read holds nobody up.
 	immediates *packet.Port
-	regions    map[uint32]*device.Memory
+	regions    map[uint32]*region
 	queue      []queued // of the pace
 	underWay   int      // also what is queued
 	gone       bool
+}
+
+// region is memory that a sender's relay has registered.
+type region struct {
+	*device.Memory
+	number   uint32
+	underWay int  // writes that name it
+	retired  bool // no more will; it goes with the last of them
 }
 
 func (s *sender) receive(m wire.Message, _ uint32, fds []int) {
@@ -174,6 +197,8 @@ func (s *sender) receive(m wire.Message, _ uint32, fds []int) {
 		err = s.register(m, fds)
 	case *wire.NICWrite:
 		err = s.write(m)
+	case *wire.NICForget:
+		err = s.forget(m.Region)
 	default:
 		err = wire.Errorf(wire.StatusMalformed, "a %T is nothing for a NIC", m)
 	}
@@ -219,7 +244,7 @@ func (s *sender) register(m *wire.NICRegion, fds []int) error {
 		if err != nil {
 			return wire.Errorf(wire.StatusBadDescriptor, "registering region %d: %v", m.Region, err)
 		}
-		s.regions[m.Region] = memory
+		s.regions[m.Region] = &region{Memory: memory, number: m.Region}
 		return nil
 	}
 	if err := s.nic.open(); err != nil {
@@ -233,7 +258,7 @@ func (s *sender) register(m *wire.NICRegion, fds []int) error {
 	if err != nil {
 		return wire.Errorf(wire.StatusCUDA, "registering region %d: %v", m.Region, err)
 	}
-	s.regions[m.Region] = memory
+	s.regions[m.Region] = &region{Memory: memory, number: m.Region}
 	if m.Region&targetRegion == 0 || s.nic.gpus[memory.On] != nil {
 		return nil
 	}
@@ -248,24 +273,49 @@ func (s *sender) register(m *wire.NICRegion, fds []int) error {
 	return nil
 }
 
+// forget lets go of a region when no write names it any more: a relay can say so
+// under one.
+func (s *sender) forget(number uint32) error {
+	r := s.regions[number]
+	if r == nil || r.retired {
+		return wire.Errorf(wire.StatusUnknownMemory, "region %#x is to be forgotten, and is not registered", number)
+	}
+	r.retired = true
+	s.settle(r)
+	return nil
+}
+
+// settle unmaps a region that has been forgotten once it is in no write.
+func (s *sender) settle(r *region) {
+	if !r.retired || r.underWay > 0 {
+		return
+	}
+	delete(s.regions, r.number)
+	if err := r.Close(); err != nil {
+		s.nic.log.WithError(err).Warn("unmapping a region that is forgotten")
+	}
+}
+
 func (s *sender) write(m *wire.NICWrite) error {
 	source, target := s.regions[m.Source], s.regions[m.Target]
-	if source == nil || target == nil || m.Target&targetRegion == 0 {
+	if source == nil || target == nil || source.retired || target.retired || m.Target&targetRegion == 0 {
 		return wire.Errorf(wire.StatusUnknownMemory, "a write from region %#x to %#x: not registered", m.Source, m.Target)
 	}
 	for _, side := range []struct {
-		memory *device.Memory
+		memory *region
 		offset uint64
 	}{{source, m.SourceOffset}, {target, m.TargetOffset}} {
 		if side.offset > side.memory.Bytes || m.Length > side.memory.Bytes-side.offset {
 			return wire.Errorf(wire.StatusOutOfRange, "a write of %d bytes at offset %d of a region of %d", m.Length, side.offset, side.memory.Bytes)
 		}
 	}
-	queue, err := s.nic.issuer(target, source)
+	queue, err := s.nic.issuer(target.Memory, source.Memory)
 	if err != nil {
 		return wire.Errorf(wire.StatusCUDA, "a write from region %#x to %#x: %v", m.Source, m.Target, err)
 	}
 	s.underWay++
+	source.underWay++
+	target.underWay++
 	if s.nic.pace == nil {
 		s.issue(queue, m, source, target, 0)
 	} else {
@@ -274,9 +324,13 @@ func (s *sender) write(m *wire.NICWrite) error {
 	return nil
 }
 
-func (s *sender) issue(queue *device.Queue, m *wire.NICWrite, source, target *device.Memory, waited time.Duration) {
+func (s *sender) issue(queue *device.Queue, m *wire.NICWrite, source, target *region, waited time.Duration) {
 	queue.Move(target.At(m.TargetOffset), source.At(m.SourceOffset), m.Length, func(err error) {
 		s.underWay--
+		source.underWay--
+		target.underWay--
+		s.settle(source)
+		s.settle(target)
 		status := wire.StatusOK
 		if err != nil {
 			s.nic.log.WithError(err).Error("a write failed")

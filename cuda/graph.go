@@ -1,0 +1,96 @@
+package cuda
+
+/*
+#include "driver.h"
+
+#cgo noescape call_cuStreamEndCapture
+#cgo nocallback call_cuStreamEndCapture
+#cgo noescape call_cuStreamIsCapturing
+#cgo nocallback call_cuStreamIsCapturing
+#cgo noescape call_cuGraphInstantiate
+#cgo nocallback call_cuGraphInstantiate
+*/
+import "C"
+
+import "fmt"
+
+// Graph is a CUgraph: work that was captured.
+type Graph uintptr
+
+// GraphExec is a CUgraphExec: a graph that can be launched, any number of times.
+type GraphExec uintptr
+
+// CaptureMode says which calls CUDA refuses while a stream is captured
+// (CUstreamCaptureMode).
+type CaptureMode int32
+
+// Modes of capture. The refused calls are those that could wait for what is
+// captured, [Driver.MemAlloc] for one.
+const (
+	CaptureGlobal      CaptureMode = 0 // to every thread
+	CaptureThreadLocal CaptureMode = 1 // to the thread that captures
+	CaptureRelaxed     CaptureMode = 2 // to none; another thread may end the capture
+)
+
+// CaptureStatus is CUstreamCaptureStatus.
+type CaptureStatus int32
+
+// States of a stream.
+const (
+	CaptureNone        CaptureStatus = 0
+	CaptureActive      CaptureStatus = 1
+	CaptureInvalidated CaptureStatus = 2 // something failed; StreamEndCapture will say so
+)
+
+// StreamBeginCapture makes a stream record its work in place of doing it, until
+// [Driver.StreamEndCapture]. Another stream joins when it waits for an event that
+// was recorded in one that is captured, and has to be waited for in turn before
+// the end.
+func (d *Driver) StreamBeginCapture(s Stream, mode CaptureMode) error {
+	return d.result(C.call_cuStreamBeginCapture(d.calls, C.CUstream(s), C.int(mode)), "cuStreamBeginCapture")
+}
+
+// StreamEndCapture ends the capture that was begun on the stream, also when it
+// fails, as with [ErrStreamCaptureInvalidated] after a call that cannot be captured.
+func (d *Driver) StreamEndCapture(s Stream) (Graph, error) {
+	var g C.CUgraph
+	if r := C.call_cuStreamEndCapture(d.calls, C.CUstream(s), &g); r != 0 {
+		return 0, d.failed(r, "cuStreamEndCapture", "")
+	}
+	return Graph(g), nil
+}
+
+// StreamCaptureStatus says whether a stream is captured (cuStreamIsCapturing).
+func (d *Driver) StreamCaptureStatus(s Stream) (CaptureStatus, error) {
+	var status C.int
+	if r := C.call_cuStreamIsCapturing(d.calls, C.CUstream(s), &status); r != 0 {
+		return 0, d.failed(r, "cuStreamIsCapturing", "")
+	}
+	return CaptureStatus(status), nil
+}
+
+// GraphInstantiate makes a graph launchable, for the current context. The graph
+// may be destroyed then.
+func (d *Driver) GraphInstantiate(g Graph) (GraphExec, error) {
+	var e C.CUgraphExec
+	if r := C.call_cuGraphInstantiate(d.calls, &e, C.CUgraph(g), 0); r != 0 {
+		return 0, d.failed(r, "cuGraphInstantiateWithFlags", fmt.Sprintf("graph %#x", g))
+	}
+	return GraphExec(e), nil
+}
+
+// GraphLaunch gives a stream all work of a graph as one. Launches of one
+// GraphExec come one after the other, whatever their streams are.
+func (d *Driver) GraphLaunch(e GraphExec, s Stream) error {
+	return d.result(C.call_cuGraphLaunch(d.calls, C.CUgraphExec(e), C.CUstream(s)), "cuGraphLaunch")
+}
+
+// GraphExecDestroy gives a launchable graph up; launches under way complete.
+func (d *Driver) GraphExecDestroy(e GraphExec) error {
+	return d.result(C.call_cuGraphExecDestroy(d.calls, C.CUgraphExec(e)), "cuGraphExecDestroy")
+}
+
+// GraphDestroy gives a graph up.
+func (d *Driver) GraphDestroy(g Graph) error {
+	return d.result(C.call_cuGraphDestroy(d.calls, C.CUgraph(g)), "cuGraphDestroy")
+}

@@ -1,0 +1,242 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/peerlane/peerlane/integration/measure"
+	"github.com/peerlane/peerlane/integration/testbed"
+)
+
+// Who is kept busy, in table busy.
+const (
+	BusyClient = "client"
+	BusyServer = "server"
+	BusyBoth   = "both"
+)
+
+// loads are what keeps GPUs busy, and how many times slower small copies may be.
+var loads = []struct {
+	kind, words string
+	slower      float64
+}{
+	{measure.LoadSMs, "SMs held", 2},
+	{measure.LoadMemory, "memory-bound", 3},
+}
+
+// way is a relay's copy, issued by the client's GPU.
+type way struct{ what, from, to string }
+
+// busy measures a relay's copies while another process's kernels keep GPUs busy,
+// beside the same when they are idle, and beside raw copies in the same state.
+func (r *run) busy() (err error) {
+	client, server, _, _, err := r.configured()
+	if err != nil {
+		return err
+	}
+	occupied := map[string][]string{BusyClient: {client}, BusyServer: {server}, BusyBoth: {client, server}}
+	occupants := map[string]*testbed.Measuring{}
+	defer func() {
+		for _, m := range occupants {
+			err = errors.Join(err, m.Close())
+		}
+	}()
+	for _, busID := range occupied[BusyBoth] {
+		if occupants[busID], err = r.host.StartMeasuring(r.ctx); err != nil {
+			return err
+		}
+	}
+	ways := []way{{"client to slot", client, server}, {"slot to client", server, client}}
+	idle := r.busyState("idle")
+	for _, w := range ways {
+		if err := idle.measure(w, nil, 0); err != nil {
+			return err
+		}
+	}
+	for _, load := range loads {
+		for _, who := range r.whoIsBusy() {
+			state := r.busyState(fmt.Sprintf("%s: %s GPU", load.words, who))
+			if who == BusyBoth {
+				state.name = load.words + ": both GPUs"
+			}
+			started := occupied[who]
+			for _, busID := range started {
+				if _, err := occupants[busID].Do(measure.Job{Kind: measure.Occupy, From: busID, Load: load.kind}); err != nil {
+					return err // the occupants end with it, and their kernels with them
+				}
+			}
+			for _, w := range ways {
+				err = errors.Join(err, state.measure(w, idle, load.slower))
+			}
+			for _, busID := range started {
+				_, failed := occupants[busID].Do(measure.Job{Kind: measure.Vacate, From: busID})
+				err = errors.Join(err, failed)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r *run) whoIsBusy() []string {
+	if len(r.Busy) > 0 {
+		return r.Busy
+	}
+	return []string{BusyClient, BusyServer, BusyBoth}
+}
+
+// busyState is a state of the GPUs and what was measured in it: small copies in µs,
+// large ones in GB/s, by way.
+type busyState struct {
+	run   *run
+	name  string
+	small map[string]*measure.Times
+	large map[string]float64
+}
+
+func (r *run) busyState(name string) *busyState {
+	return &busyState{r, name, map[string]*measure.Times{}, map[string]float64{}}
+}
+
+// measure measures one way in this state, and where there is an idle state to compare
+// with makes the rows.
+func (s *busyState) measure(w way, idle *busyState, slower float64) error {
+	const small, large = 8, 16 << 20
+	r := s.run
+	r.progress("%s, %s", s.name, w.what)
+	client := w.from
+	if w.what == "slot to client" {
+		client = w.to
+	}
+	job := r.legJob(w.from, w.to, client, small, 1)
+	job.Kind = measure.Queue
+	found, err := r.do(job)
+	if err != nil {
+		return err
+	}
+	s.small[w.what] = found.Times
+	job.Kind, job.Size, job.Depth = measure.Leg, large, 16
+	if found, err = r.do(job); err != nil {
+		return err
+	}
+	s.large[w.what] = found.GBs
+	if idle == nil {
+		return nil
+	}
+	local, err := r.do(measure.Job{Kind: BaselineLocal, From: w.from, To: w.to, Issuer: client, Size: small})
+	if err != nil {
+		return err
+	}
+	raw, err := r.do(measure.Job{Kind: BaselineRaw, From: w.from, To: w.to, Issuer: client, Size: large})
+	if err != nil {
+		return err
+	}
+	// compared makes a row beside a baseline of its own, where that is asked for.
+	compared := func(row Row, kind, of, state string, value float64) {
+		row.Table, row.State = "busy", s.name
+		if kind == "" || r.wants(kind) {
+			row.Baseline = r.compareWith(fmt.Sprintf("%s, %s, %s, %s", of, sizeText(row.Size), w.what, state), value, row.Unit)
+		}
+		r.row(row)
+	}
+	times, before := s.small[w.what], idle.small[w.what]
+	row := Row{Size: small, Depth: 1, Unit: Microseconds, Times: times}
+	for _, p := range []struct {
+		name             string
+		now, idle, local float64
+		asked            *Bound
+	}{
+		{"p50", times.P50, before.P50, local.Times.P50, nil},
+		{"p99", times.P99, before.P99, local.Times.P99, most(slower)},
+	} {
+		row.Value, row.What = p.now, w.what+", "+p.name+" of idle"
+		row.Asked = p.asked
+		compared(row, "", "a relay's copy, "+p.name, "idle", p.idle)
+		row.What, row.Asked = w.what+", "+p.name+" of copy and synchronise", nil
+		compared(row, BaselineLocal, "copy and synchronise, "+p.name, s.name, p.local)
+	}
+	row = Row{Size: large, Depth: 16, Unit: GBs, Value: s.large[w.what]}
+	row.What, row.Asked = w.what+", rate of raw", least(0.9)
+	compared(row, BaselineRaw, "raw", s.name, raw.GBs)
+	row.What, row.Asked = w.what+", rate of idle", nil
+	compared(row, "", "a relay's copy, rate", "idle", idle.large[w.what])
+	return nil
+}
+
+// bystander measures what the owner of a server GPU loses by a relay that stages on
+// it at full rate: kernels of its own process get so much less done.
+func (r *run) bystander() (err error) {
+	const size = 16 << 20
+	s, a, b, err := r.pair(staged, size)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	owner, err := r.host.StartMeasuring(r.ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, owner.Close()) }()
+	server := a.lane.Servers[0]
+	// What each byte of the stream costs the server GPU's memory: it comes and goes.
+	crossings := 2.0
+	if server == b.gpu.BusID {
+		crossings++ // and comes again, on a host of two GPUs
+	}
+	for _, load := range loads {
+		r.progress("bystander, %s", load.words)
+		job := measure.Job{Kind: measure.Work, From: server, Load: load.kind, Duration: r.Duration}
+		alone, err := works(owner, job)
+		if err != nil {
+			return err
+		}
+		type answer struct {
+			reply
+			err error
+		}
+		streamed := make(chan answer, 1)
+		go func() {
+			found, err := r.streamFor(a, b, size, 16, 5*r.Duration)
+			streamed <- answer{found, err}
+		}()
+		time.Sleep(r.Duration)
+		beside, err := works(owner, job)
+		stream := <-streamed
+		if err := errors.Join(err, stream.err); err != nil {
+			return err
+		}
+		row := Row{Table: "bystander", Route: staged, Transport: transportOf(staged), Size: size, Depth: 16, State: load.words, Unit: PerSecond, Value: beside.PerSecond}
+		row.Note = fmt.Sprintf("relay at %.1f GB/s", stream.GBs)
+		row.What = "rounds of the owner's kernel, of those without a relay"
+		row.Baseline = r.compareWith("rounds without a relay, "+load.words, alone.PerSecond, PerSecond)
+		share := 0.0
+		if load.kind == measure.LoadMemory {
+			share = min(crossings*stream.GBs/alone.GBs, 0.99)
+			r.row(row)
+			row.Note += fmt.Sprintf(", %g times through a memory that gives the kernel %.0f GB/s alone", crossings, alone.GBs)
+			row.What = "the same, of those less the relay's share of memory bandwidth"
+			row.Baseline = r.compareWith("rounds without a relay less its share, "+load.words, alone.PerSecond*(1-share), PerSecond)
+		}
+		row.Asked = least(0.97)
+		r.row(row)
+	}
+	return nil
+}
+
+// works is the median of three.
+func works(m *testbed.Measuring, j measure.Job) (measure.Result, error) {
+	var all []measure.Result
+	for range 3 {
+		found, err := m.Do(j)
+		if err != nil {
+			return found, err
+		}
+		all = append(all, found)
+	}
+	slices.SortFunc(all, func(a, b measure.Result) int { return int(a.PerSecond - b.PerSecond) })
+	return all[1], nil
+}

@@ -1,0 +1,163 @@
+package relay
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Client copy: a client has memory on a server GPU of its lane, copies to and from it
+// on a stream of its own, and hands it over by a timeline. On route staged no relay
+// copies such memory: NICs read and write it as they do slots.
+
+// served is what a server GPU of a lane has for clients that copy themselves; of the
+// loop.
+type served struct {
+	gpu     launch.GPU
+	id      wire.UUID
+	bytes   uint64 // that they have at this moment
+	in, out uint64 // that came and went, but by the clients' own copies
+}
+
+// handed is memory on a server GPU that a client copies to and from.
+type handed struct {
+	on       *served
+	giveBack func() // ends its part of the host's account
+}
+
+// memoryRegion keeps memories that NICs know apart from slots.
+const memoryRegion = 1 << 30
+
+// region is the number by which NICs know the memory.
+func (m *memory) region() uint32 { return m.number | memoryRegion }
+
+// stagingGranule is what staging memory is counted in: drivers make no smaller
+// allocations.
+const stagingGranule = 2 << 20
+
+// stagingMemory makes memory on a server GPU for the client.
+func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
+	if m.Bytes == 0 {
+		s.answer(sequence, wire.Errorf(wire.StatusOutOfRange, "staging memory of no bytes"))
+		return
+	}
+	if limit := s.relay.limits.ClientStaging; m.Bytes > limit || s.staging > limit-m.Bytes {
+		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%s of staging memory are asked for, and this process has %s, whose limit is %s (relay.limits.client_staging in config.toml)",
+			humanize.IBytes(m.Bytes), humanize.IBytes(s.staging), humanize.IBytes(limit)))
+		return
+	}
+	takes := use{memories: 1, descriptors: 1, staging: (m.Bytes + stagingGranule - 1) / stagingGranule * stagingGranule}
+	if err := s.another(m.Access, takes); err != nil {
+		s.answer(sequence, err)
+		return
+	}
+	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, known: map[knower]bool{}}
+	s.provide(memory, sequence, func() error { return memory.stage(m.GPU) }, func() wire.Message {
+		on := memory.staged.on
+		on.bytes += memory.mapped.Bytes
+		return &wire.StagingMade{Memory: memory.number, Bytes: memory.mapped.Bytes, Server: on.id, Index: uint32(on.gpu.Index)}
+	})
+}
+
+// stage makes the memory on the server GPU of a lane that has the least for clients,
+// or on the next one where that has no room.
+func (m *memory) stage(gpu wire.UUID) error {
+	r := m.session.relay
+	l, err := r.laneOf(gpu)
+	if err != nil {
+		return err
+	}
+	var servers []*served
+	var copies, admission bool
+	if !r.loop.Call(func() {
+		copies, admission, servers = l.copies, r.config.Admission, l.forClients()
+		slices.SortStableFunc(servers, func(a, b *served) int { return cmp.Compare(a.bytes, b.bytes) })
+	}) {
+		return errEnding
+	}
+	switch {
+	case !l.spec.Relay || len(servers) == 0:
+		return wire.Errorf(wire.StatusNoStaging, "the lane of GPU %s has no server GPU to stage on (role %s): what is sent is read where it lies, and needs no copy", l.spec.GPU.BusID, l.spec.Role)
+	case !copies:
+		return wire.Errorf(wire.StatusNotPermitted, "%s was given the lane of GPU %d and not its server GPUs, which a client has to see that copies itself; start it with --device peerlane.dev/gpu=%[2]d, or let the relay copy",
+			r.name(), l.spec.GPU.Index)
+	}
+	if err := l.open(); err != nil {
+		return err
+	}
+	var full []string
+	for _, on := range servers {
+		if err = m.makeOn(l, on, admission); err == nil {
+			return nil
+		}
+		if !errors.Is(err, cuda.ErrOutOfMemory) && !errors.Is(err, errNotAdmitted) {
+			return err
+		}
+		full = append(full, fmt.Sprintf("GPU %d (%s): %v", on.gpu.Index, on.gpu.BusID, err))
+	}
+	return wire.Errorf(wire.StatusNoStaging, "no server GPU of the lane of GPU %s has room for %s of staging memory: %s",
+		l.spec.GPU.BusID, humanize.IBytes(m.takes.staging), strings.Join(full, "; "))
+}
+
+// forClients are the lane's server GPUs as clients' memory on them is counted.
+func (l *lane) forClients() []*served {
+	if l.served == nil {
+		for _, g := range l.spec.Servers {
+			l.served = append(l.served, &served{gpu: g})
+		}
+	}
+	return slices.Clone(l.served)
+}
+
+func (m *memory) makeOn(l *lane, on *served, admission bool) (err error) {
+	ordinal, id, err := l.server(on.gpu)
+	if err != nil {
+		return err
+	}
+	giveBack := func() {}
+	if admission {
+		if giveBack, err = l.claim(on.gpu, ordinal, 1, m.takes.staging); err != nil {
+			return err
+		}
+	}
+	defer func() {
+		if err != nil {
+			giveBack()
+		}
+	}()
+	mapped, fd, err := l.create(ordinal, m.takes.staging)
+	if err != nil {
+		return err
+	}
+	// The server's identity is the same whoever writes it down.
+	if !l.relay.loop.Call(func() { on.id = id }) {
+		return errors.Join(errEnding, mapped.Close(), unix.Close(fd))
+	}
+	m.lane, m.mapped, m.length = l, mapped, mapped.Bytes
+	m.parts = []device.Part{{FD: fd, Bytes: mapped.Bytes}}
+	m.staged = &handed{on, giveBack}
+	return nil
+}
+
+// source is the number of memory on a server GPU for writes out of it, of which the
+// NIC knows from the first one on.
+func (s *sender) source(m *memory) uint32 {
+	if !m.known[s] {
+		m.known[s] = true
+		s.link.AddSource(m.region(), m.kind, m.parts[0].FD, m.mapped.Bytes)
+	}
+	return m.region()
+}
+
+// forget takes a source back: it is in no write any more.
+func (s *sender) forget(m *memory) { s.link.RemoveSource(m.region()) }
