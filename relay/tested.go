@@ -16,13 +16,14 @@ import (
 // takes longer a pair counts as not tested.
 const testedTime = 30 * time.Second
 
-// tested is the configuration once it says what is known of the pairs. It may block.
-func (r *Relay) tested() (config launch.Config, err error) {
+// tested is the configuration once it says what is known of the pairs that the lane
+// is to stage on. It may block.
+func (l *lane) tested() (config launch.Config, err error) {
 	for end := time.Now().Add(testedTime); ; time.Sleep(time.Millisecond) {
-		if !r.loop.Call(func() { config = r.config }) {
+		if !l.relay.loop.Call(func() { config = l.relay.config }) {
 			return config, errEnding
 		}
-		if !config.Testing {
+		if !config.Testing || l.enough(config) {
 			return config, nil
 		}
 		if time.Now().After(end) {
@@ -30,6 +31,20 @@ func (r *Relay) tested() (config launch.Config, err error) {
 			return config, nil
 		}
 	}
+}
+
+// enough reports whether what is known already is enough: something of each server,
+// and one that can be staged on, so that no spare matters.
+func (l *lane) enough(config launch.Config) bool {
+	usable := false
+	for _, server := range l.spec.Servers {
+		p := launch.FindPair(config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server})
+		if p == nil {
+			return false
+		}
+		usable = usable || p.Usable(config.SelfTest == launch.SelfTestRequired)
+	}
+	return usable
 }
 
 // unfit says why a lane does not stage on a server GPU; empty where it does.

@@ -92,7 +92,16 @@ func TestStagingWaitsForTheSelfTest(t *testing.T) {
 	if s := r.Report().Staging; len(s) != 0 {
 		t.Fatalf("it has not waited: %+v", s)
 	}
-	config.Testing, config.Pairs = false, []launch.Pair{found(1, launch.VerdictWrong, "1 byte")}
+	// Of a server that is not fit alone nothing comes: the spare may not be either.
+	config.Pairs = []launch.Pair{found(1, launch.VerdictWrong, "1 byte")}
+	if err := r.Configure(config); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if s := r.Report().Staging; len(s) != 0 {
+		t.Fatalf("it has not waited for the spare: %+v", s)
+	}
+	config.Testing = false
 	if err := r.Configure(config); err != nil {
 		t.Fatal(err)
 	}
@@ -104,6 +113,19 @@ func TestStagingWaitsForTheSelfTest(t *testing.T) {
 			t.Fatalf("staging is %+v", r.Report().Staging)
 		}
 	}
+}
+
+// Of spares nothing has to be known where a server is fit.
+func TestStagingDoesNotWaitForSpares(t *testing.T) {
+	needGPUs(t, 3)
+	h := newHost(t)
+	h.nic("nic0", 1)
+	h.change = func(l *launch.Config) {
+		l.SelfTest, l.Testing, l.Pairs = launch.SelfTestOnce, true, []launch.Pair{found(1, launch.VerdictGood, "")}
+	}
+	lane := far(0, 1, "nic0")
+	lane.Spares = []launch.Spare{{GPU: gpu(2), NICs: []string{"nic2"}}}
+	newSelf(t, h, lane).move(t)
 }
 
 // What the calibration chose decides on slots and streams, within the memory that is

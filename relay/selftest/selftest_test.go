@@ -127,7 +127,7 @@ func TestWhatAPairFailsBy(t *testing.T) {
 	for _, c := range []struct {
 		name, fault, verdict, reason string
 	}{
-		{"one wrong byte", "cuMemcpyAsync:after=9:times=1:corrupt", launch.VerdictWrong, "arrived wrong, the first at"},
+		{"one wrong byte", "cuMemcpyAsync:after=9:times=1:corrupt", launch.VerdictWrong, "1 arrived wrong, and 0 beside them"},
 		{"a wrong byte of a large copy", "cuMemcpyAsync:after=31:times=1:corrupt", launch.VerdictWrong, "of 8388608 bytes from"},
 		{"a copy that fails", "cuMemcpyAsync:after=3:times=1:error=1", launch.VerdictWrong, "failed: cuMemcpyAsync"},
 		{"a copy that loses the context", "cuMemcpyAsync:after=3:times=1:error=700", launch.VerdictWrong, "CUDA_ERROR_ILLEGAL_ADDRESS"},
@@ -137,7 +137,7 @@ func TestWhatAPairFailsBy(t *testing.T) {
 		{"the same in the other direction", "cuMemcpyAsync:after=45:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:10:00.0 read 1 wrong words of 8 bytes"},
 		// Behind the copies that are compared every one is late, and none of those
 		// between GPU and host.
-		{"slower than the bounce", "cuMemcpyAsync:after=48:times=4:delay=800", launch.VerdictSlow, "and the bounce through the host's memory"},
+		{"slower than the bounce", "cuMemcpyAsync:after=50:times=4:delay=800", launch.VerdictSlow, "and the bounce through the host's memory"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			found, _ := run(t, c.fault, plenty, pair01, pair02)
@@ -162,6 +162,18 @@ func TestAGPUThatRunsNoKernel(t *testing.T) {
 	found, _ := run(t, "cuModuleLoad*:error=209", plenty, pair01)
 	if len(found) != 1 || found[0].Verdict != launch.VerdictGood || !strings.HasPrefix(found[0].Reader, "not tried: kernels of Peerlane: cuModuleLoad") {
 		t.Errorf("found %s: %s, %s", found[0].Verdict, found[0].Reason, found[0].Reader)
+	}
+}
+
+func TestAGPUThatIsNearlyFull(t *testing.T) {
+	found, log := run(t, "", leastFree/2, pair01)
+	if len(found) != 1 || found[0].Verdict != launch.VerdictUntested || !strings.Contains(found[0].Reason, "has 128 MiB free") {
+		t.Errorf("found %s: %s", found[0].Verdict, found[0].Reason)
+	}
+	for _, d := range log {
+		if d.Allocated > 0 {
+			t.Errorf("on %s %d bytes were allocated", d.BusID, d.Allocated)
+		}
 	}
 }
 
