@@ -154,11 +154,12 @@ func (c *Client) Timeline(number uint32) *client.Timeline {
 
 // Meet lets both sides come to the same point: a message of 8 bytes each way.
 func (c *Client) Meet(ctx context.Context, tag uint64) error {
-	receive, err := c.Receiving.Receive(c.Incoming.Memory, 0, 8, client.Tag(tag))
+	receives, sends := c.NewStream(false, 8, 1, tag), c.NewStream(true, 8, 1, tag)
+	receive, err := receives.Post()
 	if err != nil {
 		return err
 	}
-	send, err := c.Sending.Send(c.Outgoing.Memory, 0, 8, client.Tag(tag))
+	send, err := sends.Post()
 	if err != nil {
 		return err
 	}
@@ -167,7 +168,7 @@ func (c *Client) Meet(ctx context.Context, tag uint64) error {
 			return err
 		}
 	}
-	return nil
+	return errors.Join(receives.End(), sends.End())
 }
 
 // HandOff sends 8 bytes to and fro and returns half of each round's time. No CPU
@@ -186,9 +187,13 @@ func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag
 		}
 		start := time.Now()
 		if starts {
-			err = c.Streams.Write(c.Outgoing.Stream, c.Timeline(Bounced), value)
-		} else if err = c.Streams.Wait(c.Incoming.Stream, c.Timeline(Arrived), value); err == nil {
-			err = c.Streams.Write(c.Incoming.Stream, c.Timeline(Bounced), value)
+			err = errors.Join(c.copyOut(c.Outgoing.Stream, 8), c.Streams.Write(c.Outgoing.Stream, c.Timeline(Bounced), value))
+			if c.Incoming.Copies() {
+				err = errors.Join(err, c.Streams.Wait(c.Incoming.Stream, c.Timeline(Arrived), value), c.CopyIn(8))
+			}
+		} else {
+			err = errors.Join(c.Streams.Wait(c.Incoming.Stream, c.Timeline(Arrived), value), c.CopyIn(8),
+				c.copyOut(c.Incoming.Stream, 8), c.Streams.Write(c.Incoming.Stream, c.Timeline(Bounced), value))
 		}
 		if err != nil {
 			return nil, err
@@ -204,16 +209,18 @@ func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag
 		}
 		times = append(times, time.Since(start)/2)
 	}
-	return times, nil
+	return times, c.Driver.StreamSynchronize(c.Incoming.Stream)
 }
 
 // CopyOut has the stream of Outgoing copy what is about to be sent, from its begin, to
 // the staging memory; where the relay copies it does nothing.
-func (c *Client) CopyOut(n uint64) error {
+func (c *Client) CopyOut(n uint64) error { return c.copyOut(c.Outgoing.Stream, n) }
+
+func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
 	if !c.Outgoing.Copies() {
 		return nil
 	}
-	return c.Driver.MemcpyAsync(c.Outgoing.Memory.Ptr, c.Outgoing.Ptr, n, c.Outgoing.Stream)
+	return c.Driver.MemcpyAsync(c.Outgoing.Memory.Ptr, c.Outgoing.Ptr, n, stream)
 }
 
 // CopyIn has the stream of Incoming copy what has been received out of the staging
