@@ -540,8 +540,8 @@ func (r *run) sendAs(a, b *worker, o order) (reply, error) {
 	o.Do, o.Tag = doSend, a.tags
 	receive := o
 	receive.Do = doReceive
-	if o.Head > 0 {
-		receive.Size = o.Head
+	if o.Handed > 0 {
+		receive.Size = o.Handed
 	}
 	replies, err := together(map[*worker]order{a: o, b: receive})
 	return replies[a], err

@@ -310,7 +310,7 @@ func (r *run) clientCopy() (err error) {
 		if row.Baseline, err = r.baseline(measure.Job{Kind: BaselineRaw, From: client, To: server, Issuer: client, Size: size}); err != nil {
 			return err
 		}
-		o := order{Size: size, Head: 8, Depth: slots, Duration: r.Duration}
+		o := order{Size: size, Handed: 8, Depth: slots, Duration: r.Duration}
 		for _, in := range []struct {
 			what  string
 			turn  bool
@@ -330,7 +330,7 @@ func (r *run) clientCopy() (err error) {
 		if row.Baseline, _, err = r.rawOf(staged, size); err != nil {
 			return err
 		}
-		o.Head = 0
+		o.Handed = 0
 		found, err := r.sendAs(a, b, o)
 		if err != nil {
 			return err
