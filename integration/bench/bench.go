@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,6 +61,9 @@ type Options struct {
 	Command  []string
 	// Progress is called with what is being measured.
 	Progress func(string)
+	// Measured is called after each table with all that there is so far: a run may be
+	// ended before its end.
+	Measured func(*Report) error
 }
 
 // table is a part of what is asked of Peerlane's speed.
@@ -182,7 +186,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	r.lanes = r.host.Lanes
 	r.report = &Report{
 		Version: Version, Date: time.Now().UTC().Truncate(time.Second), Release: o.Release, Command: o.Command,
-		Host: r.host.Words, Simulated: r.host.Simulated, Rows: []Row{}, Baselines: []Baseline{},
+		Host: r.host.Words, Simulated: r.host.Simulated, Rows: []Row{}, Baselines: []Baseline{}, Seconds: map[string]float64{},
 	}
 	for _, g := range r.host.Topology.GPUs {
 		r.report.GPUs = append(r.report.GPUs, g.Name)
@@ -204,12 +208,20 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		if !slices.Contains(o.Tables, t.name) {
 			continue
 		}
+		start := time.Now()
 		if err := t.run(r); err != nil {
 			// What the other tables say stands.
 			r.report.Problems = append(r.report.Problems, fmt.Sprintf("table %s: %v", t.name, err))
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
+		}
+		r.report.Seconds[t.name] = math.Round(time.Since(start).Seconds()*10) / 10
+		r.progress("table %s took %.1f s", t.name, r.report.Seconds[t.name])
+		if o.Measured != nil {
+			if err := o.Measured(r.report); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return r.report, r.report.check()
