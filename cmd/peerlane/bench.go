@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/integration/bench"
@@ -109,7 +111,9 @@ a transport between them (tcp, verbs).`,
 		if save != "" {
 			o.Measured = func(r *bench.Report) error { return saveBench(save, r) }
 		}
-		report, err := bench.Run(cmd.Context(), o)
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+		defer stop()
+		report, err := bench.Run(ctx, o)
 		done()
 		if err != nil {
 			return err
