@@ -163,6 +163,8 @@ type run struct {
 	// pairs are the GPUs that were tested together, and testing how long that took.
 	pairs   []launch.Pair
 	testing time.Duration
+	// untestable says that the self-test itself failed: it is not tried again.
+	untestable bool
 }
 
 // Run measures.
@@ -372,8 +374,11 @@ func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, bes
 	}); err != nil {
 		return nil, err
 	}
-	if err := r.selfTest(); err != nil {
-		return nil, err
+	if r.untestable {
+		// Relays stage without it, too.
+	} else if err := r.selfTest(); err != nil {
+		r.untestable = true
+		r.report.Problems = append(r.report.Problems, fmt.Sprintf("the self-test: %v", err))
 	}
 	s := &stage{run: r, route: route, stop: func() error { return nil }}
 	if route == staged {
@@ -405,7 +410,9 @@ func (r *run) selfTest() error {
 		return err
 	}
 	start, before := time.Now(), len(r.pairs)
-	err = tester.Test(r.ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
+	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("it takes more than %v", patience))
+	defer cancel()
+	err = tester.Test(ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
 		if launch.FindPair(r.pairs, p.PairName) == nil {
 			r.pairs = append(r.pairs, p)
 			r.progress("self-test of %s with %s: %s", p.GPU.BusID, p.Server.BusID, p.Verdict)
