@@ -374,11 +374,12 @@ func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, bes
 	}); err != nil {
 		return nil, err
 	}
-	if r.untestable {
-		// Relays stage without it, too.
-	} else if err := r.selfTest(); err != nil {
-		r.untestable = true
-		r.report.Problems = append(r.report.Problems, fmt.Sprintf("the self-test: %v", err))
+	if !r.untestable {
+		if err := r.selfTest(); err != nil {
+			// Relays stage without it, too.
+			r.untestable = true
+			r.report.Problems = append(r.report.Problems, fmt.Sprintf("the self-test: %v", err))
+		}
 	}
 	s := &stage{run: r, route: route, stop: func() error { return nil }}
 	if route == staged {
