@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,6 +49,11 @@ func gpu(i int, uuid string) launch.GPU {
 // run tests pairs of simulated GPUs with faults, as `self-test` does.
 func run(t *testing.T, fault string, memory uint64, pairs ...launch.PairName) ([]launch.Pair, map[string]sim.DeviceLog) {
 	t.Helper()
+	return do(t, fault, memory, launch.PairJob{Pairs: pairs, SlotBytes: 32 << 20})
+}
+
+func do(t *testing.T, fault string, memory uint64, job launch.PairJob) ([]launch.Pair, map[string]sim.DeviceLog) {
+	t.Helper()
 	dir := t.TempDir()
 	var devices []sim.Device
 	for i := range 3 {
@@ -62,7 +68,7 @@ func run(t *testing.T, fault string, memory uint64, pairs ...launch.PairName) ([
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(launch.PairJob{Pairs: pairs, SlotBytes: 32 << 20})
+	text, err := json.Marshal(job)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +80,7 @@ func run(t *testing.T, fault string, memory uint64, pairs ...launch.PairName) ([
 		t.Logf("the tester ended: %v", err)
 	}
 	var found []launch.Pair
-	if err := launch.ReadPairs(strings.NewReader(string(out)), pairs, func(h launch.PairHost, p launch.Pair) {
+	if err := launch.ReadPairs(strings.NewReader(string(out)), job.Pairs, func(h launch.PairHost, p launch.Pair) {
 		if !h.Simulated {
 			t.Error("it does not say that it is simulated")
 		}
@@ -155,6 +161,23 @@ func TestWhatAPairFailsBy(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Nothing larger than a slot is chosen, and nothing by halves. That it comes to an end
+// within its time is no promise on a busy machine.
+func TestTheCalibrationChooses(t *testing.T) {
+	for range 10 {
+		found, _ := do(t, "", plenty, launch.PairJob{Pairs: []launch.PairName{pair01}, SlotBytes: 1 << 20})
+		p := found[0]
+		if p.Chunk == 0 {
+			continue
+		}
+		if p.Chunk != 1<<20 || !slices.Contains(depths, p.Depth) || p.Streams < 1 || p.Streams > mostStreams {
+			t.Errorf("chosen are pieces of %d, %d under way, by %d streams", p.Chunk, p.Depth, p.Streams)
+		}
+		return
+	}
+	t.Error("in ten tries nothing was chosen")
 }
 
 // Where no kernel runs the rest of the test counts.
