@@ -27,11 +27,16 @@ type tenant struct {
 // tenant starts a container of the same host, whose relay has a TEST_DIR of its own.
 func (h host) tenant(t *testing.T, id string) *tenant {
 	t.Helper()
+	return h.tenantWith(t, id, lane(3))
+}
+
+func (h host) tenantWith(t *testing.T, id string, lane launch.Lane) *tenant {
+	t.Helper()
 	own := host{h.layout, t.TempDir()}
 	if err := os.Chmod(own.dir, 0o777); err != nil { // relays report, and are not root
 		t.Fatal(err)
 	}
-	r := own.request(id, process(t).Process.Pid, "", lane(3))
+	r := own.request(id, process(t).Process.Pid, "", lane)
 	r.Config.Relay.Slots, r.Config.Relay.SlotSize = 512, 4*mib // 4 GiB in both directions
 	g, err := hook.Launch(h.layout, r)
 	if err != nil {
@@ -225,6 +230,14 @@ func TestFalseClaims(t *testing.T) {
 	notAdmitted(t, liar.claim(t, 2), 0, "1 B (a quarter of its memory")
 	admitted(t, honest.claim(t, 1<<30))
 	admitted(t, honest.claim(t, 2<<30))
+	// One whose clients may copy themselves has their staging memory as well.
+	copying := lane(3)
+	copying.Copy = true
+	copier := h.tenantWith(t, "copier", copying)
+	copier.memory = 1 << 63
+	notAdmitted(t, copier.claim(t, most+4<<30+1), 0, "the relay's configuration comes to 8.1 GiB there")
+	admitted(t, copier.claim(t, most+4<<30))
+	admitted(t, copier.claim(t, 0))
 	// Where the limit is configured it counts, whatever a relay says.
 	h.configure(t, limited(3<<30))
 	liar.memory = 1 << 63

@@ -123,11 +123,12 @@ type allocation struct {
 	fd   int
 	view []byte
 	used *attached
+	mine bool // of the session alone: staging memory
 }
 
 func (h *host) container(name, route string, client, server int, nic string) *container {
 	h.t.Helper()
-	c := &container{name: name, gpu: client, lane: far(client, server, nic)}
+	c := &container{name: name, gpu: client, lane: copying(far(client, server, nic))}
 	for range modelMemory {
 		m := allocate(h.t, client, modelBytes)
 		view, err := unix.Mmap(m.fd, 0, modelBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -315,8 +316,8 @@ func (w *world) attach(t *rapid.T, at int) {
 	}
 	place := c.memory[i]
 	s := &attached{name: fmt.Sprintf("%s%d", c.name, len(w.sessions)), at: c, place: place}
-	w.say(t, "attach %s", s.name)
-	copy(place.view, modelEmpty)
+	staged := rapid.IntRange(0, 2).Draw(t, "staging memory") == 0
+	w.say(t, "attach %s (with staging memory: %v)", s.name, staged)
 	s.want = slices.Clone(modelEmpty)
 	ctx, cancel := soon()
 	defer cancel()
@@ -327,12 +328,41 @@ func (w *world) attach(t *rapid.T, at int) {
 	place.used = s
 	w.sessions = append(w.sessions, s)
 	id := uuid(w.outer, c.gpu)
-	if s.memory, err = s.session.Export(ctx, client.Allocation{FD: place.fd, Bytes: modelBytes, GPU: id}); err != nil {
+	if staged {
+		w.stage(t, s)
+	} else if s.memory, err = s.session.Export(ctx, client.Allocation{FD: place.fd, Bytes: modelBytes, GPU: id}); err != nil {
 		t.Fatalf("export: %v", err)
 	}
+	copy(s.place.view, modelEmpty)
 	if s.listener, err = s.session.Listen(ctx, id); err != nil {
 		t.Fatalf("listen: %v", err)
 	}
+}
+
+// stage gives a session staging memory in place of the container's, and a view of it
+// that stays when the client's own has gone.
+func (w *world) stage(t *rapid.T, s *attached) {
+	ctx, cancel := soon()
+	defer cancel()
+	m, err := s.session.Staging(ctx, driver, client.Staging{Bytes: modelBytes, GPU: uuid(w.outer, s.at.gpu)})
+	if err != nil {
+		t.Fatalf("staging memory: %v", err)
+	}
+	handle, err := driver.MemRetain(m.Ptr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := driver.MemExportFD(handle)
+	if err = errors.Join(err, driver.MemRelease(handle)); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	view, err := unix.Mmap(fd, 0, modelBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.place.used = nil
+	s.place, s.memory = &allocation{fd: -1, view: view, used: s, mine: true}, m
 }
 
 func (w *world) alive(at *container) []*attached {
@@ -802,5 +832,10 @@ func (w *world) leave(t *rapid.T) {
 			t.Errorf("closing %s: %v", s.name, err)
 		}
 		s.place.used = nil
+		if s.place.mine {
+			if err := unix.Munmap(s.place.view); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 }

@@ -100,7 +100,7 @@ func newWorld(t *testing.T) *world {
 	// A session that has ended answers nobody.
 	w.session = &session{
 		relay: w.relay, ring: completions, wakeClient: -1, ended: wire.Errorf(wire.StatusClosed, "the client is not there"),
-		connections: map[uint32]*connection{}, waits: map[*connection]bool{},
+		connections: map[uint32]*connection{}, waits: map[*connection]bool{}, turns: map[uint32]bool{},
 	}
 	w.mine = &memory{session: w.session, number: 1, kind: wire.MemoryHost, lane: w.lane, mapped: host(fuzzMemory), length: fuzzMemory, access: wire.AccessSend | wire.AccessReceive, known: map[knower]bool{}}
 	w.mine.parts = []device.Part{{FD: -1, Bytes: fuzzMemory}}
@@ -117,6 +117,16 @@ func fill(m *device.Memory, with byte) {
 	for i := range all {
 		all[i] = with
 	}
+}
+
+// route is the first byte's: staged or direct; or staged out of or into memory that the
+// client copies to and from itself.
+func (w *world) route(first int) uint32 {
+	if first >= 250 {
+		w.mine.staged = &handed{on: &served{}}
+		return wire.RouteStaged
+	}
+	return []uint32{wire.RouteStaged, wire.RouteDirect}[first%2]
 }
 
 func (w *world) connection(route uint32) *connection {
@@ -195,7 +205,8 @@ type fuzzLink struct {
 	targets map[uint32]uint64          // bytes
 	opening []func(error)
 	writes  []*fuzzWrite
-	taken   map[uint64]bool // source offsets under way, of staging
+	taken   map[uint64]bool // source offsets under way, of slots
+	source  bool            // the client's memory is known
 	closed  bool
 }
 
@@ -224,10 +235,15 @@ func (l *fuzzLink) RemoveTarget(number uint32) {
 	delete(l.targets, number)
 }
 
-// AddSource and RemoveSource: no memory here is on a server GPU.
-func (l *fuzzLink) AddSource(number, _ uint32, _ int, _ uint64) { l.t.Fatalf("source %d", number) }
+func (l *fuzzLink) AddSource(number, _ uint32, _ int, _ uint64) {
+	if l.source || l.closed || l.mine.staged == nil || number != l.mine.region() {
+		l.t.Fatalf("source %#x is added twice, to a closed link, or is not the client's", number)
+	}
+	l.source = true
+}
 
-func (l *fuzzLink) RemoveSource(number uint32) { l.t.Fatalf("source %d", number) }
+// RemoveSource: the client keeps its memory here.
+func (l *fuzzLink) RemoveSource(number uint32) { l.t.Fatalf("source %#x is taken back", number) }
 
 func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediate uint64, done func(error)) {
 	g, bytes := l.said[immediate], l.targets[to.Region]
@@ -238,7 +254,12 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 	if op == nil || op.over || op.underWay == 0 {
 		l.t.Fatalf("a write for message %d, which is over", g.Send)
 	}
-	if l.s.route == wire.RouteStaged {
+	switch {
+	case l.mine.staged != nil && l.s.route == wire.RouteStaged:
+		if !l.source || from.Region != l.mine.region() || from.Offset != op.offset+g.Part || n != g.Length {
+			l.t.Fatalf("a write of %d bytes from byte %d of source %#x, for byte %d of a message at %d", n, from.Offset, from.Region, g.Part, op.offset)
+		}
+	case l.s.route == wire.RouteStaged:
 		if from.Offset%fuzzSlot != 0 || from.Offset >= fuzzSlots*fuzzSlot || n > fuzzSlot || l.taken[from.Offset] {
 			l.t.Fatalf("a write of %d bytes from slot offset %d, in use: %t", n, from.Offset, l.taken[from.Offset])
 		}
@@ -328,6 +349,7 @@ func (s *script) length(most uint64) uint64 {
 // over; and when the connection is gone nothing is left, and another can send.
 func FuzzPeerOfASender(f *testing.F) {
 	// Two messages, a region, grants larger than a slot, and all that then ends.
+	f.Add([]byte{250, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{1, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{0, 0, 100, 0, 2, 0, 0, 3, 0, 0, 0, 64, 0, 0, 0, 5, 6, 7, 0, 4, 0, 0})
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -350,7 +372,7 @@ func FuzzPeerOfASender(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer unix.Close(fd)
-		route := []uint32{wire.RouteStaged, wire.RouteDirect}[do.next()%2]
+		route := w.route(do.next())
 		connect := func(route uint32) *fuzzLink {
 			link := &fuzzLink{world: w, said: map[uint64]*wire.PeerGrant{}, sent: map[uint64]*operation{}, targets: map[uint32]uint64{}, taken: map[uint64]bool{}}
 			link.s = newSender(w.connection(route), link)
@@ -487,6 +509,7 @@ func FuzzPeerOfASender(f *testing.F) {
 func FuzzPeerOfAReceiver(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 4, 5, 5})
 	f.Add([]byte{1, 1, 0, 0, 100, 0, 0, 0, 0, 0, 100, 0, 0, 6, 0, 5})
+	f.Add([]byte{250, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 6, 0, 4, 5, 5})
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 512 {
 			return
@@ -494,7 +517,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 		do := script(text)
 		w := newWorld(t)
 		fill(w.mine.mapped, fuzzUntouched)
-		route := []uint32{wire.RouteStaged, wire.RouteDirect}[do.next()%2]
+		route := w.route(do.next())
 		r := newReceiver(w.connection(route))
 		hear := func(m wire.Message) {
 			if !r.portDown {
@@ -526,12 +549,15 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 			case 3:
 				number := do.near(uint64(do.next()) % (r.lastGrant + 1))
 				n := uint64(do.next()) * 32
-				if g := r.grants[number]; g != nil && g.slot != nil {
+				if g := r.grants[number]; g != nil && route == wire.RouteStaged {
 					n = do.near(min(n, g.length-g.filled))
 					if n > 0 && n <= g.length-g.filled { // what a NIC writes, it writes where it was granted
-						slot := bytesAt(w.slots, g.slot.offset+g.filled, n)
-						for i := range slot {
-							slot[i] = pattern(g.arrival.send<<20 + g.part + g.filled + uint64(i))
+						to := bytesAt(w.mine.mapped, g.arrival.op.offset+g.part+g.filled, n)
+						if g.slot != nil {
+							to = bytesAt(w.slots, g.slot.offset+g.filled, n)
+						}
+						for i := range to {
+							to[i] = pattern(g.arrival.send<<20 + g.part + g.filled + uint64(i))
 						}
 					}
 				}
@@ -544,7 +570,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 				w.read()
 			case 6:
 				number := do.near(uint64(do.next()) % (r.lastGrant + 1))
-				if g := r.grants[number]; g != nil && g.slot == nil {
+				if g := r.grants[number]; g != nil && route == wire.RouteDirect {
 					to := bytesAt(w.mine.mapped, g.arrival.op.offset, g.length)
 					for i := range to {
 						to[i] = pattern(g.arrival.send<<20 + uint64(i))

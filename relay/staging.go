@@ -78,9 +78,9 @@ func (m *memory) stage(gpu wire.UUID) error {
 		return err
 	}
 	var servers []*served
-	var copies, admission bool
+	var copies bool
 	if !r.loop.Call(func() {
-		copies, admission, servers = l.copies, r.config.Admission, l.forClients()
+		copies, servers = l.copies, l.forClients()
 		slices.SortStableFunc(servers, func(a, b *served) int { return cmp.Compare(a.bytes, b.bytes) })
 	}) {
 		return errEnding
@@ -95,18 +95,27 @@ func (m *memory) stage(gpu wire.UUID) error {
 	if err := l.open(); err != nil {
 		return err
 	}
-	var full []string
-	for _, on := range servers {
-		if err = m.makeOn(l, on, admission); err == nil {
-			return nil
-		}
-		if !errors.Is(err, cuda.ErrOutOfMemory) && !errors.Is(err, errNotAdmitted) {
-			return err
-		}
-		full = append(full, fmt.Sprintf("GPU %d (%s): %v", on.gpu.Index, on.gpu.BusID, err))
+	config, err := l.tested()
+	if err != nil {
+		return err
 	}
-	return wire.Errorf(wire.StatusNoStaging, "no server GPU of the lane of GPU %s has room for %s of staging memory: %s",
-		l.spec.GPU.BusID, humanize.IBytes(m.takes.staging), strings.Join(full, "; "))
+	var refused []string
+	for _, on := range servers {
+		why := l.unfit(on.gpu, config)
+		if why == "" {
+			err := m.makeOn(l, on, config.Admission)
+			if err == nil {
+				return nil
+			}
+			if !errors.Is(err, cuda.ErrOutOfMemory) && !errors.Is(err, errNotAdmitted) {
+				return err
+			}
+			why = err.Error()
+		}
+		refused = append(refused, fmt.Sprintf("GPU %d (%s): %s", on.gpu.Index, on.gpu.BusID, why))
+	}
+	return wire.Errorf(wire.StatusNoStaging, "no server GPU of the lane of GPU %s can have %s of staging memory: %s",
+		l.spec.GPU.BusID, humanize.IBytes(m.takes.staging), strings.Join(refused, "; "))
 }
 
 // forClients are the lane's server GPUs as clients' memory on them is counted.

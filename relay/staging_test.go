@@ -17,10 +17,14 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -384,7 +388,22 @@ func TestStagingMemoryWhereThereIsRoom(t *testing.T) {
 	}
 	fillGPU(t, 2, 8*mib)
 	_, err := s.Staging(within(t), driver, client.Staging{Bytes: 64 * mib, GPU: uuid(t, 0)})
-	demand(t, err, wire.StatusNoStaging, "has room for 64 MiB of staging memory", "GPU 1 (", "GPU 2 (", "CUDA_ERROR_OUT_OF_MEMORY")
+	demand(t, err, wire.StatusNoStaging, "can have 64 MiB of staging memory", "GPU 1 (", "GPU 2 (", "CUDA_ERROR_OUT_OF_MEMORY")
+}
+
+// Nor does a pair serve that its self-test found unfit.
+func TestStagingMemoryGoesByTheSelfTest(t *testing.T) {
+	h := newHost(t)
+	h.change = func(c *launch.Config) {
+		c.SelfTest, c.Pairs = launch.SelfTestOnce, []launch.Pair{found(1, launch.VerdictWrong, "a byte arrived wrong")}
+	}
+	lane := copying(far(0, 1, "nic0"))
+	_, err := attach(t, h.relay("a", launch.RouteDirect, lane)).Staging(within(t), driver, client.Staging{Bytes: mib, GPU: uuid(t, 0)})
+	demand(t, err, wire.StatusNoStaging, "GPU 1 ("+devices[1].BusID+"): the pair failed its self-test: a byte arrived wrong")
+	lane.Servers = append(lane.Servers, gpu(2))
+	if m := stagingMemory(t, attach(t, h.relay("b", launch.RouteDirect, lane)), 0, mib); m.ServerIndex != 2 {
+		t.Errorf("it is on GPU %d", m.ServerIndex)
+	}
 }
 
 // A client that goes on writing into what is sent gets wrong bytes, in its own message
@@ -584,4 +603,149 @@ func playStaging() (err error) {
 		fmt.Println("it works")
 	}
 	return err
+}
+
+// A NIC forgets memory when no write is on it any more, whoever says so when, and takes
+// nothing for it afterwards.
+func TestANICForgets(t *testing.T) {
+	const target = 1 << 31 // of regions that are written
+	region := func(n uint64) *device.Memory {
+		m, err := device.CreateHost("peerlane-test", n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return m
+	}
+	for _, c := range []struct {
+		name   string
+		forget []uint32
+		then   wire.Message
+		says   string
+	}{
+		{"both under a write", []uint32{1, 2 | target}, nil, ""},
+		{"and a write out of it comes", []uint32{1}, &wire.NICWrite{Immediate: 2, Length: 8, Source: 1, Target: 2 | target}, "not registered"},
+		{"and a write into it comes", []uint32{2 | target}, &wire.NICWrite{Immediate: 2, Length: 8, Source: 1, Target: 2 | target}, "not registered"},
+		{"twice", []uint32{1}, &wire.NICForget{Region: 1}, "to be forgotten"},
+		{"what it never had", nil, &wire.NICForget{Region: 7}, "to be forgotten"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t)
+			h.nic("nic0", 1)
+			nic, err := packet.Dial(filepath.Join(h.dir, "nic0.sock"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nic.Close()
+			if err := nic.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+				t.Fatal(err)
+			}
+			ours, theirs, err := packet.Pair()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(ours)
+			say := func(m wire.Message, fds ...int) {
+				t.Helper()
+				if err := nic.Send(m, 0, fds...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			say(&wire.NICHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, theirs)
+			unix.Close(theirs)
+			const n = 64 * mib
+			from, to := region(n), region(n)
+			bytesOf := func(m *device.Memory) []byte { return unsafe.Slice((*byte)(m.At(0).Host), n) }
+			copy(bytesOf(from), bytes.Repeat([]byte{7}, n))
+			for number, m := range map[uint32]*device.Memory{1: from, 2 | target: to} {
+				fd := must(m.Export())
+				say(&wire.NICRegion{Region: number, Kind: wire.MemoryHost, Bytes: n}, fd)
+				unix.Close(fd)
+			}
+			say(&wire.NICWrite{Immediate: 1, Length: n, Source: 1, Target: 2 | target})
+			for _, number := range c.forget {
+				say(&wire.NICForget{Region: number})
+			}
+			if c.then != nil {
+				say(c.then)
+			}
+			written, refused := false, ""
+			for !written || c.says != "" && refused == "" {
+				m, _, _, err := nic.Receive()
+				if err != nil {
+					break // after a refusal nobody hears of the write
+				}
+				switch m := m.(type) {
+				case *wire.NICWritten:
+					written = m.Status == uint32(wire.StatusOK)
+				case *wire.Failure:
+					refused = m.Err().Error()
+				}
+			}
+			if c.says == "" && (!written || !bytes.Equal(bytesOf(to), bytesOf(from))) {
+				t.Error("what was forgotten under a write was not written")
+			}
+			if !strings.Contains(refused, c.says) || c.says == "" && refused != "" {
+				t.Errorf("the NIC says %q, and %q was expected", refused, c.says)
+			}
+		})
+	}
+}
+
+// On route staged a sender's relay cannot say that what was granted in place is there:
+// only the NIC can.
+func TestNobodyButTheNICFillsStagingMemory(t *testing.T) {
+	h := newHost(t)
+	socket, r := h.start("b", launch.RouteStaged, -1, copying(far(0, 1, "nic0")))
+	b := attach(t, socket)
+	listener, err := b.Listen(within(t), uuid(t, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	opaque := listener.Handle()
+	handle := opaque.Layout()
+	relay, err := packet.Dial(filepath.Join(h.dir, handle.Generation.String()+".sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stranger{t: t, Conn: relay}
+	defer s.Close()
+	_, fds, err := s.Exchange(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Token: handle.Token, Route: wire.RouteStaged}, time.Minute)
+	if err != nil || len(fds) != 1 {
+		t.Fatalf("%d descriptors, %v", len(fds), err)
+	}
+	receiving, err := listener.Accept(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory := stagingMemory(t, b, 0, 4*mib)
+	op := must(receiving.Receive(memory.Memory, 0, 4*mib))
+	s.say(&wire.PeerSend{Send: 1, Length: 3 * mib})
+	grant := hear[*wire.PeerGrant](s)
+	if grant.Offset != 0 || grant.Length != mib || grant.Region&(1<<30) == 0 {
+		t.Fatalf("the grant is %+v", grant)
+	}
+	s.say(&wire.PeerWritten{Grant: grant.Grant})
+	closed := hear[*wire.PeerClose](s)
+	if closed.Status != uint32(wire.StatusMalformed) {
+		t.Errorf("the relay says %d, %s", closed.Status, wire.Text(closed.Reason[:]))
+	}
+	// Until the NIC's end the memory stays, whatever the client wants.
+	if err := memory.Unexport(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	time.Sleep(50 * time.Millisecond)
+	if used := r.Report().Used.Staging; used != 4*mib {
+		t.Errorf("under the NIC's writes %d bytes are left of the memory", used)
+	}
+	packet.CloseAll(fds)
+	if _, err := wait(t, op, nil); wire.StatusOf(err) != wire.StatusMalformed {
+		t.Errorf("the receive ended as %v", err)
+	}
+	until(t, func() bool { return r.Report().Used.Staging == 0 })
 }

@@ -37,9 +37,14 @@ With two or more real GPUs those are used; elsewhere a recorded host of eight
 GPUs and two NICs, on a CUDA simulator. The staged route goes through an
 emulated NIC: client GPU, slot on a server GPU, NIC, slot, client GPU. The exit
 status is 0 only if every byte was verified, every staged byte crossed a server
-GPU, and nothing is left on the host.`,
+GPU, and nothing is left on the host.
+
+With --copy client the relays copy nothing on that route: each client copies on a
+stream of its own, to and from memory on its server GPU, and hands it over by a
+timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 		Example: `  sudo peerlane demo
   sudo peerlane demo --route direct --runtime crun
+  sudo peerlane demo --copy client
   peerlane demo --runtime none -o json`,
 		Args: noArgs,
 	}
@@ -47,6 +52,7 @@ GPU, and nothing is left on the host.`,
 	flags := cmd.Flags()
 	flags.StringVar(&o.Runtime, "runtime", demo.RuntimeRunc, "OCI runtime: runc, crun, or none for plain processes (needs no root)")
 	flags.StringVar(&o.Route, "route", launch.RouteStaged, "route of the messages: staged, or direct for the single copy")
+	flags.StringVar(&o.Copy, "copy", demo.CopyRelay, "who copies between a client's GPU and its server GPU: relay, or client")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated")
 	flags.StringVar(&size, "bytes", "256MiB", "least `SIZE` to move and verify in each direction")
 	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the pattern")
@@ -54,6 +60,7 @@ GPU, and nothing is left on the host.`,
 	flags.StringVar(&slot, "slot-size", "", "`SIZE` of a staging slot")
 	complete(cmd, "runtime", demo.RuntimeRunc, demo.RuntimeCrun, demo.RuntimeNone)
 	complete(cmd, "route", launch.RouteStaged, launch.RouteDirect)
+	complete(cmd, "copy", demo.CopyRelay, demo.CopyClient)
 	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, f := range []struct {
@@ -62,6 +69,7 @@ GPU, and nothing is left on the host.`,
 		}{
 			{"runtime", o.Runtime, []string{demo.RuntimeRunc, demo.RuntimeCrun, demo.RuntimeNone}},
 			{"route", o.Route, []string{launch.RouteStaged, launch.RouteDirect}},
+			{"copy", o.Copy, []string{demo.CopyRelay, demo.CopyClient}},
 			{"gpus", o.GPUs, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated}},
 		} {
 			if !slices.Contains(f.allowed, f.value) {
@@ -150,7 +158,10 @@ func (a *app) printDemo(r *demo.Report) {
 	a.section("Plan", a.laneTable(r.Plan))
 	a.section("What each container found in itself", a.injectedTable(r))
 	a.section("Messages, every byte compared with a seeded pattern", a.exchangeTable(r))
-	if len(r.Servers) > 0 && r.Route == launch.RouteStaged {
+	switch {
+	case r.Copy == demo.CopyClient:
+		a.section("Bytes into and out of the server GPUs, but by the clients' own copies (verified and measured messages together)", a.serverTable(r))
+	case len(r.Servers) > 0 && r.Route == launch.RouteStaged:
 		a.section("Bytes through the server GPUs (verified and measured messages together)", a.serverTable(r))
 	}
 	a.section("GB/s (1e9 bytes a second)", a.rateTable(r))
@@ -226,7 +237,7 @@ func (a *app) serverTable(r *demo.Report) table.Writer {
 }
 
 func (a *app) rateTable(r *demo.Report) table.Writer {
-	t := a.newTable("MESSAGE", "RELAY, "+strings.ToUpper(r.Route), "RAW PEER COPY", "RATIO", "THROUGH HOST MEMORY", "RATIO")
+	t := a.newTable("MESSAGE", strings.ToUpper(r.Copy+", "+r.Route), "RAW PEER COPY", "RATIO", "THROUGH HOST MEMORY", "RATIO")
 	for i, rate := range r.Containers[0].Client.Rates {
 		raw, bounce := r.Baselines.Raw[i].GBs, r.Baselines.Bounce[i].GBs
 		t.AppendRow(table.Row{

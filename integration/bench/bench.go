@@ -74,6 +74,7 @@ func tables() []table {
 		{"latency", "8 bytes: a relay's copy, hand-off by timelines, rings", (*run).latency},
 		{"routes", "whole routes from client to client, by size and depth", (*run).routes},
 		{"bounce", "whole routes beside the best bounce through host memory", (*run).bounce},
+		{"client-copy", "clients that copy to the slots themselves and hand over", (*run).clientCopy},
 		{"busy", "a relay's copies while other processes' kernels keep GPUs busy", (*run).busy},
 		{"bystander", "kernels of a server GPU's owner, beside a relay at full rate", (*run).bystander},
 		{"uniformity", "one stream a GPU through emulated NICs that are paced", (*run).uniformity},
@@ -330,6 +331,7 @@ func (r *run) do(j measure.Job) (measure.Result, error) {
 type stage struct {
 	run     *run
 	route   string
+	staging uint64 // of clients that copy themselves, bytes in each direction
 	workers []*worker
 	stop    func() error
 }
@@ -432,7 +434,7 @@ func (s *stage) attached(lane topo.Lane, beside *worker, bytes uint64) (*worker,
 	if err != nil {
 		return nil, err
 	}
-	_, err = w.do(order{Do: doAttach, Socket: s.run.host.Socket(w.generation), Bytes: bytes})
+	_, err = w.do(order{Do: doAttach, Socket: s.run.host.Socket(w.generation), Bytes: bytes, Staging: s.staging})
 	return w, err
 }
 
@@ -458,25 +460,25 @@ func (r *run) pair(route string, bytes uint64) (s *stage, a, b *worker, err erro
 	if s, err = r.stage(route, r.lanes, 0); err != nil {
 		return nil, nil, nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
-		}
-	}()
-	lanes, err := r.host.TwoClients()
+	a, b, err = s.pair(bytes)
 	if err != nil {
-		return s, nil, nil, err
+		err = errors.Join(err, s.close())
+	}
+	return s, a, b, err
+}
+
+func (s *stage) pair(bytes uint64) (a, b *worker, err error) {
+	lanes, err := s.run.host.TwoClients()
+	if err != nil {
+		return nil, nil, err
 	}
 	if a, err = s.attached(lanes[0], nil, bytes); err != nil {
-		return s, nil, nil, err
+		return nil, nil, err
 	}
 	if b, err = s.attached(lanes[1], nil, bytes); err != nil {
-		return s, nil, nil, err
+		return nil, nil, err
 	}
-	if err = s.connect(a, b); err != nil {
-		return s, nil, nil, err
-	}
-	return s, a, b, s.connect(b, a)
+	return a, b, errors.Join(s.connect(a, b), s.connect(b, a))
 }
 
 // transportOf names the way of a route between two relays of one host.
@@ -494,10 +496,18 @@ func (r *run) stream(a, b *worker, size uint64, depth int) (reply, error) {
 
 // streamFor is stream for a time of its own.
 func (r *run) streamFor(a, b *worker, size uint64, depth int, duration time.Duration) (reply, error) {
+	return r.sendAs(a, b, order{Size: size, Depth: depth, Duration: duration})
+}
+
+// sendAs has a send and b receive as an order says.
+func (r *run) sendAs(a, b *worker, o order) (reply, error) {
 	a.tags++
-	o := order{Do: doSend, Size: size, Depth: depth, Duration: duration, Tag: a.tags}
+	o.Do, o.Tag = doSend, a.tags
 	receive := o
 	receive.Do = doReceive
+	if o.Head > 0 {
+		receive.Size = o.Head
+	}
 	replies, err := together(map[*worker]order{a: o, b: receive})
 	return replies[a], err
 }

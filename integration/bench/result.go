@@ -174,7 +174,7 @@ func (r *Report) check() error {
 	if r.Version != Version {
 		return fmt.Errorf("the result is of version %d, and this peerlane reads version %d", r.Version, Version)
 	}
-	if len(r.Rows) == 0 {
+	if len(r.Rows)+len(r.Missing) == 0 {
 		return errors.Join(errors.New("the result has no rows"), errors.New(strings.Join(r.Problems, "; ")))
 	}
 	units := map[string]string{}

@@ -195,7 +195,7 @@ func (c *demoClient) attach(device cuda.Device, gpu wire.UUID) error {
 	defer cancel()
 	start := time.Now()
 	var err error
-	if c.Client, err = measure.Attach(ctx, c.driver, device, gpu, c.Socket, maxMessage); err != nil {
+	if c.Client, err = measure.AttachCopying(ctx, c.driver, device, gpu, c.Socket, maxMessage, c.Script.Staging); err != nil {
 		return err
 	}
 	c.result.ProtocolVersion = c.Session.Version()
@@ -249,6 +249,9 @@ func (c *demoClient) exchange(ctx context.Context) error {
 		if err := c.driver.MemcpyHtoDAsync(c.Outgoing.Ptr, unsafe.Pointer(&c.outgoing[0]), n, c.Outgoing.Stream); err != nil {
 			return err
 		}
+		if err := c.CopyOut(n); err != nil {
+			return err
+		}
 		if err := c.Streams.Write(c.Outgoing.Stream, c.Timeline(measure.Filled), value); err != nil {
 			return err
 		}
@@ -257,6 +260,9 @@ func (c *demoClient) exchange(ctx context.Context) error {
 			return err
 		}
 		if err := c.Streams.Wait(c.Incoming.Stream, c.Timeline(measure.Arrived), value); err != nil {
+			return err
+		}
+		if err := c.CopyIn(n); err != nil {
 			return err
 		}
 		if err := c.driver.MemcpyDtoHAsync(unsafe.Pointer(&c.incoming[0]), c.Incoming.Ptr, n, c.Incoming.Stream); err != nil {
@@ -309,17 +315,12 @@ func (c *demoClient) rates(ctx context.Context) error {
 		if err := c.meet(ctx, rateTag+size); err != nil {
 			return err
 		}
-		post := func() (*client.Operation, error) {
-			if c.Name == "A" {
-				return c.Sending.Send(c.Outgoing.Memory, 0, size, client.Tag(rateTag))
-			}
-			return c.Receiving.Receive(c.Incoming.Memory, 0, size, client.Tag(rateTag))
-		}
+		messages := c.NewStream(c.Name == "A", size, c.Script.Depth, rateTag)
 		start := time.Now()
 		var flight []*client.Operation
 		for posted := 0; posted < count || len(flight) > 0; {
-			if posted < count && len(flight) < c.Script.Depth {
-				op, err := post()
+			if posted < count && len(flight) < messages.Depth {
+				op, err := messages.Post()
 				if err != nil {
 					return err
 				}
@@ -331,6 +332,9 @@ func (c *demoClient) rates(ctx context.Context) error {
 				return fmt.Errorf("messages of %d bytes: %w", size, err)
 			}
 			flight = flight[1:]
+		}
+		if err := messages.End(); err != nil {
+			return err
 		}
 		if c.Name == "A" {
 			c.result.Rates = append(c.result.Rates, Rate{size, float64(size) * float64(count) / time.Since(start).Seconds() / 1e9})

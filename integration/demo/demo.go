@@ -6,6 +6,7 @@ package demo
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,10 +35,17 @@ const (
 	RuntimeNone = "none" // plain processes, also without root
 )
 
+// Who copies between a client's GPU and its server GPU.
+const (
+	CopyRelay  = "relay"
+	CopyClient = "client" // on its own stream; the containers get peerlane.dev/gpu=
+)
+
 // Options are those of a run.
 type Options struct {
 	Runtime string // RuntimeRunc, RuntimeCrun or RuntimeNone
 	Route   string // launch.RouteStaged or launch.RouteDirect
+	Copy    string // CopyRelay, also where it is empty, or CopyClient
 	GPUs    string // one of package testbed's
 	Bytes   uint64 // moved and verified in each direction, at least
 	Seed    uint64
@@ -68,6 +76,7 @@ type Report struct {
 	Simulated  bool        `json:"simulated"`
 	Runtime    string      `json:"runtime"`
 	Route      string      `json:"route"`
+	Copy       string      `json:"copy"`
 	Topology   *topo.Host  `json:"topology"`
 	Plan       *topo.Plan  `json:"plan"`
 	Containers []Container `json:"containers"`
@@ -155,7 +164,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			return nil, err
 		}
 	}
-	d := &demo{Options: o, report: &Report{Runtime: o.Runtime, Route: o.Route}}
+	o.Copy = cmp.Or(o.Copy, CopyRelay)
+	d := &demo{Options: o, report: &Report{Runtime: o.Runtime, Route: o.Route, Copy: o.Copy}}
 	err := d.run(ctx, root)
 	if removed := os.RemoveAll(root); removed != nil {
 		d.report.Left = append(d.report.Left, removed.Error())
@@ -229,6 +239,14 @@ func (d *demo) configure() error {
 		}
 	} else {
 		d.script = Script{RateSizes: []uint64{64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, RateBytes: 16 << 30, Depth: 16, Rounds: 1000}
+	}
+	if d.Copy == CopyClient {
+		d.host.ClientCopy = true
+		// Slots of the largest message, so that copies overlap with the NIC.
+		d.script.Staging = 2 * maxMessage
+		if !d.host.Simulated {
+			d.script.Staging = 8 * maxMessage
+		}
 	}
 	d.script.Seed, d.script.Bytes, d.script.Timeout = d.Seed, d.Bytes, 5*time.Minute
 	if err := d.host.Configure(func(c *config.Config) {
@@ -413,7 +431,11 @@ func (d *demo) start(ctx context.Context, c *Container) (*running, error) {
 
 func (d *demo) bundle(ctx context.Context, c *Container, arguments []string) (*exec.Cmd, error) {
 	program := bundle.File{Host: filepath.Join(d.Binaries, "peerlane"), Container: "/usr/bin/peerlane"}
-	b, err := d.host.Bundle(c.Name, program, testbed.Devices(c.GPU), arguments...)
+	devices := testbed.Devices(c.GPU)
+	if d.Copy == CopyClient {
+		devices = testbed.DevicesWithServers(c.GPU)
+	}
+	b, err := d.host.Bundle(c.Name, program, devices, arguments...)
 	if err != nil {
 		return nil, err
 	}
@@ -556,9 +578,11 @@ func (d *demo) countServers(before map[string]testbed.Bytes) error {
 	}
 	list := map[string]*Server{}
 	var order []string
-	staged := uint64(0)
+	staged, sent, received := uint64(0), uint64(0), uint64(0)
 	for _, c := range d.report.Containers {
-		staged += c.Client.Sent + c.Client.Received
+		sent += c.Client.Sent
+		received += c.Client.Received
+		staged = sent + received
 		for _, bus := range c.Servers {
 			if list[bus] == nil {
 				g, err := d.report.Plan.GPU(bus)
@@ -596,6 +620,15 @@ func (d *demo) countServers(before map[string]testbed.Bytes) error {
 		d.report.Problems = append(d.report.Problems, fmt.Sprintf(format, arguments...))
 	}
 	switch {
+	case d.Copy == CopyClient:
+		// Its own copies are no relay's: what is sent enters the server GPU, and what is
+		// received leaves it, unseen by any, on both routes.
+		if out != sent || in != received {
+			problem("of %d bytes sent out of server GPUs and %d received into them the relays saw %d leave and %d enter", sent, received, out, in)
+		}
+		if len(after) > 0 && !d.sharedServers() && (deviceIn < staged || deviceOut < staged) {
+			problem("of %d bytes the server GPUs' own logs show %d in and %d out", staged, deviceIn, deviceOut)
+		}
 	case d.Route == launch.RouteDirect && in+out > 0:
 		problem("route direct crossed a server GPU with %d bytes", in)
 	case d.Route == launch.RouteDirect:

@@ -17,6 +17,9 @@ type Script struct {
 	RateSizes []uint64 `json:"rateSizes"`
 	RateBytes uint64   `json:"rateBytes"`
 	Depth     int      `json:"depth"`
+	// Staging is the staging memory that a client has in each direction who copies
+	// itself, bytes; 0 leaves copies to the relays.
+	Staging uint64 `json:"staging,omitempty"`
 	// Rounds of the hand-off measurement.
 	Rounds int `json:"rounds"`
 	// Timeout bounds each step.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"time"
 	"unsafe"
 
@@ -25,6 +26,13 @@ type Client struct {
 	Incoming  *Buffer
 	Sending   *client.Connection
 	Receiving *client.Connection
+
+	context cuda.Context
+	// Where this process copies itself: messages that were copied to Outgoing's
+	// staging memory, and those that come into Incoming's.
+	copied [2]uint64 // by Outgoing's stream, and by `second`
+	landed uint64
+	second cuda.Stream // where a Stream wants two; 0 before
 }
 
 // Timelines of a session as its Client uses them.
@@ -32,25 +40,49 @@ const (
 	Filled  = 0 // our stream: outgoing bytes are in place
 	Arrived = 1 // the relay: incoming bytes are in place
 	Bounced = 2 // our stream: a hand-off came, send the next
+
+	// Of a Stream, where this process copies itself.
+	copiedLines = 5 // our stream, and the second one: a message is in its slot
+	emptiedLine = 4 // our stream: a slot may be received into again
+	// The relay: a message has come into its slot. One for each slot, since nobody
+	// promises that messages end in their order.
+	landedLines = 64
+	mostSlots   = 128
 )
 
-// Buffer is GPU memory that the relay has mapped, and a stream of its own.
+// Buffer is GPU memory, a stream of its own, and what messages are sent out of or
+// received into: that memory, or staging memory to which this process copies itself.
 type Buffer struct {
 	Ptr    cuda.Ptr
 	Stream cuda.Stream
 	Memory *client.Memory
+	Bytes  uint64
 }
+
+// Copies reports whether this process copies to and from staging memory itself.
+func (b *Buffer) Copies() bool { return b.Memory.Ptr != 0 }
 
 // Attach attaches to the relay at a socket, with buffers of so many bytes on the
 // device, whose context is current.
 func Attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes uint64) (*Client, error) {
+	return AttachCopying(ctx, d, device, gpu, socket, bytes, 0)
+}
+
+// AttachCopying is Attach for a process that copies itself, to and from so many bytes of
+// staging memory in each direction: as many as StreamSend is to have in flight. With 0
+// the relay copies. It takes a container, or a plain process, that sees the lane's server
+// GPUs (Host.ClientCopy of package testbed).
+func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes, staging uint64) (*Client, error) {
 	c := &Client{Driver: d, GPU: gpu}
 	var err error
+	if c.context, err = d.CtxGetCurrent(); err != nil {
+		return nil, err
+	}
 	if c.Session, err = client.Dial(ctx, socket, gpu); err != nil {
 		return nil, err
 	}
-	if c.Outgoing, err = c.buffer(ctx, device, bytes, wire.AccessSend); err == nil {
-		c.Incoming, err = c.buffer(ctx, device, bytes, wire.AccessReceive)
+	if c.Outgoing, err = c.buffer(ctx, device, bytes, staging, wire.AccessSend); err == nil {
+		c.Incoming, err = c.buffer(ctx, device, bytes, staging, wire.AccessReceive)
 	}
 	if err == nil {
 		c.Streams, err = c.Session.RegisterTimelines(d)
@@ -64,7 +96,7 @@ func Attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UU
 // Close ends the session; the buffers end with the process.
 func (c *Client) Close() error { return errors.Join(c.Streams.Unregister(), c.Session.Close()) }
 
-func (c *Client) buffer(ctx context.Context, device cuda.Device, bytes uint64, access uint32) (*Buffer, error) {
+func (c *Client) buffer(ctx context.Context, device cuda.Device, bytes, staging uint64, access uint32) (*Buffer, error) {
 	d := c.Driver
 	granule, err := d.MemGranularity(device)
 	if err != nil {
@@ -75,7 +107,7 @@ func (c *Client) buffer(ctx context.Context, device cuda.Device, bytes uint64, a
 	if err != nil {
 		return nil, err
 	}
-	b := &Buffer{}
+	b := &Buffer{Bytes: bytes}
 	if b.Ptr, err = d.MemAddressReserve(bytes, 0); err != nil {
 		return nil, err
 	}
@@ -87,6 +119,10 @@ func (c *Client) buffer(ctx context.Context, device cuda.Device, bytes uint64, a
 	}
 	if b.Stream, err = d.StreamCreate(); err != nil {
 		return nil, err
+	}
+	if staging > 0 {
+		b.Memory, err = c.Session.Staging(ctx, d, client.Staging{Bytes: staging, GPU: c.GPU, Access: access})
+		return b, err
 	}
 	fd, err := d.MemExportFD(handle)
 	if err != nil {
@@ -118,11 +154,12 @@ func (c *Client) Timeline(number uint32) *client.Timeline {
 
 // Meet lets both sides come to the same point: a message of 8 bytes each way.
 func (c *Client) Meet(ctx context.Context, tag uint64) error {
-	receive, err := c.Receiving.Receive(c.Incoming.Memory, 0, 8, client.Tag(tag))
+	receives, sends := c.NewStream(false, 8, 1, tag), c.NewStream(true, 8, 1, tag)
+	receive, err := receives.Post()
 	if err != nil {
 		return err
 	}
-	send, err := c.Sending.Send(c.Outgoing.Memory, 0, 8, client.Tag(tag))
+	send, err := sends.Post()
 	if err != nil {
 		return err
 	}
@@ -131,7 +168,7 @@ func (c *Client) Meet(ctx context.Context, tag uint64) error {
 			return err
 		}
 	}
-	return nil
+	return errors.Join(receives.End(), sends.End())
 }
 
 // HandOff sends 8 bytes to and fro and returns half of each round's time. No CPU
@@ -150,9 +187,13 @@ func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag
 		}
 		start := time.Now()
 		if starts {
-			err = c.Streams.Write(c.Outgoing.Stream, c.Timeline(Bounced), value)
-		} else if err = c.Streams.Wait(c.Incoming.Stream, c.Timeline(Arrived), value); err == nil {
-			err = c.Streams.Write(c.Incoming.Stream, c.Timeline(Bounced), value)
+			err = errors.Join(c.copyOut(c.Outgoing.Stream, 8), c.Streams.Write(c.Outgoing.Stream, c.Timeline(Bounced), value))
+			if c.Incoming.Copies() {
+				err = errors.Join(err, c.Streams.Wait(c.Incoming.Stream, c.Timeline(Arrived), value), c.CopyIn(8))
+			}
+		} else {
+			err = errors.Join(c.Streams.Wait(c.Incoming.Stream, c.Timeline(Arrived), value), c.CopyIn(8),
+				c.copyOut(c.Incoming.Stream, 8), c.Streams.Write(c.Incoming.Stream, c.Timeline(Bounced), value))
 		}
 		if err != nil {
 			return nil, err
@@ -168,7 +209,127 @@ func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag
 		}
 		times = append(times, time.Since(start)/2)
 	}
-	return times, nil
+	return times, c.Driver.StreamSynchronize(c.Incoming.Stream)
+}
+
+// CopyOut has the stream of Outgoing copy what is about to be sent, from its begin, to
+// the staging memory; where the relay copies it does nothing.
+func (c *Client) CopyOut(n uint64) error { return c.copyOut(c.Outgoing.Stream, n) }
+
+func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
+	if !c.Outgoing.Copies() {
+		return nil
+	}
+	return c.Driver.MemcpyAsync(c.Outgoing.Memory.Ptr, c.Outgoing.Ptr, n, stream)
+}
+
+// CopyIn has the stream of Incoming copy what has been received out of the staging
+// memory; where the relay copies it does nothing.
+func (c *Client) CopyIn(n uint64) error {
+	if !c.Incoming.Copies() {
+		return nil
+	}
+	return c.Driver.MemcpyAsync(c.Incoming.Ptr, c.Incoming.Memory.Ptr, n, c.Incoming.Stream)
+}
+
+// Stream posts messages of one size, one after the other. Where this process copies
+// itself the staging memory is a ring of slots: a message is copied to the next one and
+// handed over by a timeline, or received there and copied out when the relay's timeline
+// says that it has come. No thread waits for any copy.
+type Stream struct {
+	// Depth is how many messages may be in flight: as was asked for, or as there are
+	// slots.
+	Depth int
+	// Head is how many bytes of each message go on from a slot, where this process copies
+	// itself: what it copies is then not held up by what comes after. 0 for all.
+	Head uint64
+	// InTurn has two streams copy what is sent, one message each: a stream lets its copy
+	// drain before it writes the timeline, and the other one's moves meanwhile.
+	InTurn bool
+
+	c     *Client
+	sends bool
+	size  uint64
+	tag   uint64
+	next  uint64 // message
+	begin uint64 // landed before the first
+}
+
+// NewStream makes a stream of sends or receives, of a size that Outgoing and Incoming
+// have. Everything that was posted before has to have ended.
+func (c *Client) NewStream(sends bool, size uint64, depth int, tag uint64) *Stream {
+	s := &Stream{Depth: depth, c: c, sends: sends, size: size, tag: tag, begin: c.landed}
+	if b := s.buffer(); b.Copies() && size > 0 {
+		s.Depth = int(min(uint64(depth), b.Memory.Bytes/size, mostSlots))
+	}
+	return s
+}
+
+func (s *Stream) buffer() *Buffer {
+	if s.sends {
+		return s.c.Outgoing
+	}
+	return s.c.Incoming
+}
+
+// Post posts the next message. Of sends the one Depth before it has to have ended.
+func (s *Stream) Post() (*client.Operation, error) {
+	c, b, d := s.c, s.buffer(), s.c.Driver
+	post := c.Receiving.Receive
+	if s.sends {
+		post = c.Sending.Send
+	}
+	if !b.Copies() {
+		return post(b.Memory, 0, s.size, client.Tag(s.tag))
+	}
+	turn := s.next % uint64(s.Depth)
+	s.next++
+	at := turn * s.size
+	slot := b.Memory.Ptr + cuda.Ptr(at)
+	if s.sends {
+		which, stream := uint64(0), b.Stream
+		if s.InTurn && s.next%2 == 0 {
+			if c.second == 0 {
+				var err error
+				if c.second, err = d.StreamCreate(); err != nil {
+					return nil, err
+				}
+			}
+			which, stream = 1, c.second
+		}
+		c.copied[which]++
+		line, value := c.Timeline(copiedLines+uint32(which)), c.copied[which]
+		if err := errors.Join(d.MemcpyAsync(slot, b.Ptr, s.size, stream), c.Streams.Write(stream, line, value)); err != nil {
+			return nil, err
+		}
+		n := s.size
+		if s.Head > 0 {
+			n = min(n, s.Head)
+		}
+		return post(b.Memory, at, n, client.Tag(s.tag), client.After(line, value))
+	}
+	c.landed++
+	landed, emptied := c.Timeline(landedLines+uint32(turn)), c.Timeline(emptiedLine)
+	empty := max(s.begin, c.landed-min(c.landed, uint64(s.Depth)))
+	op, err := post(b.Memory, at, s.size, client.Tag(s.tag), client.After(emptied, empty), client.Signal(landed, c.landed))
+	if err != nil {
+		return nil, err
+	}
+	return op, errors.Join(c.Streams.Wait(b.Stream, landed, c.landed), d.MemcpyAsync(b.Ptr, slot, s.size, b.Stream),
+		c.Streams.Write(b.Stream, emptied, c.landed))
+}
+
+// End waits for this process's own copies. All messages have to have ended.
+func (s *Stream) End() error {
+	b := s.buffer()
+	if !b.Copies() {
+		return nil
+	}
+	err := s.c.Driver.StreamSynchronize(b.Stream)
+	if s.sends && s.c.second != 0 {
+		err = errors.Join(err, s.c.Driver.StreamSynchronize(s.c.second))
+	}
+	return err
 }
 
 // keptTimes bounds the messages whose times are kept.
@@ -176,8 +337,9 @@ const keptTimes = 1 << 18
 
 // StreamSend sends messages of one size, `depth` of them in flight, and then an
 // empty one, which ends the stream. After a tenth of the duration to warm up it
-// measures for that long: GB/s, and how long each message took from its post.
-func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duration time.Duration, tag uint64) (float64, []time.Duration, error) {
+// measures for that long: GB/s, and how long each message took from its post. `as`
+// changes what the Stream is like.
+func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duration time.Duration, tag uint64, as ...func(*Stream)) (float64, []time.Duration, error) {
 	type posted struct {
 		op *client.Operation
 		at time.Time
@@ -186,10 +348,14 @@ func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duratio
 	var times []time.Duration
 	var first time.Time
 	bytes, elapsed := uint64(0), time.Duration(0)
+	messages := c.NewStream(true, size, depth, tag)
+	for _, f := range as {
+		f(messages)
+	}
 	for begin := time.Now(); elapsed < duration; {
-		if len(flight) < depth {
+		if len(flight) < messages.Depth {
 			now := time.Now()
-			op, err := c.Sending.Send(c.Outgoing.Memory, 0, size, client.Tag(tag))
+			op, err := messages.Post()
 			if err != nil {
 				return 0, nil, err
 			}
@@ -221,16 +387,28 @@ func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duratio
 			return 0, nil, err
 		}
 	}
-	return float64(bytes) / elapsed.Seconds() / 1e9, times, nil
+	return float64(bytes) / elapsed.Seconds() / 1e9, times, messages.End()
 }
 
 // StreamReceive is the other side of StreamSend. Receives are always posted: of
 // those that no message came for it takes leave.
-func (c *Client) StreamReceive(ctx context.Context, size uint64, depth int, tag uint64) error {
+func (c *Client) StreamReceive(ctx context.Context, size uint64, depth int, tag uint64) (err error) {
+	// It may be another thread than that which has the context.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := c.Driver.CtxGetCurrent()
+	if err == nil {
+		err = c.Driver.CtxSetCurrent(c.context)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Driver.CtxSetCurrent(before)) }()
 	var flight []*client.Operation
+	messages := c.NewStream(false, size, 2*depth, tag)
 	for {
-		for len(flight) < 2*depth {
-			op, err := c.Receiving.Receive(c.Incoming.Memory, 0, size, client.Tag(tag))
+		for len(flight) < messages.Depth {
+			op, err := messages.Post()
 			if err != nil {
 				return err
 			}
@@ -255,5 +433,5 @@ func (c *Client) StreamReceive(ctx context.Context, size uint64, depth int, tag 
 			return fmt.Errorf("a receive that was cancelled ended with %v", err)
 		}
 	}
-	return nil
+	return messages.End()
 }

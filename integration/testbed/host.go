@@ -65,6 +65,9 @@ type Host struct {
 	Libraries []string
 	// Lanes are those that the next Configure makes by configuration.
 	Lanes []topo.Assignment
+	// ClientCopy has plain processes see the server GPUs of their lanes, so that they can
+	// copy themselves.
+	ClientCopy bool
 	// Pace is the rate of each emulated NIC in GB/s; 0 for no bound.
 	Pace float64
 
@@ -155,6 +158,12 @@ func (h *Host) Bundle(name string, program bundle.File, devices []string, argume
 // Devices are the CDI names of a GPU and its lane.
 func Devices(g topo.GPU) []string {
 	return []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index), fmt.Sprintf("%s=%d", cdi.KindLane, g.Index)}
+}
+
+// DevicesWithServers are those of a container that sees the lane's server GPUs as well:
+// the vendor's, which bring the driver's libraries, and peerlane.dev/gpu=.
+func DevicesWithServers(g topo.GPU) []string {
+	return []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index), fmt.Sprintf("%s=%d", cdi.KindGPU, g.Index)}
 }
 
 // StartNICs starts an emulated NIC process for each NIC of the lanes. stop ends
@@ -395,7 +404,8 @@ func readOnly(path string) *specs.Mount {
 	return &specs.Mount{HostPath: path, ContainerPath: path, Options: []string{"ro", "bind", "nosuid", "nodev"}}
 }
 
-// PlainEnvironment lets a process outside of any container see one GPU only.
+// PlainEnvironment lets a process outside of any container see one GPU only. Where
+// clients copy themselves it has the device nodes of the lane's servers, too.
 func (h *Host) PlainEnvironment(g topo.GPU) ([]string, error) {
 	if !h.Simulated {
 		return append(slices.Clone(h.Environment), "CUDA_VISIBLE_DEVICES="+g.UUID), nil
@@ -404,10 +414,23 @@ func (h *Host) PlainEnvironment(g topo.GPU) ([]string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("nvidia%d", g.Minor)), nil, 0o644); err != nil {
-		return nil, err
+	var servers []string
+	if h.ClientCopy {
+		lane, err := h.Plan.Lane(g.BusID)
+		if err != nil {
+			return nil, err
+		}
+		servers = lane.Servers
 	}
-	return append(slices.Clone(h.Environment), "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dir), nil
+	for _, other := range h.Topology.GPUs {
+		if other.BusID != g.BusID && !slices.Contains(servers, other.BusID) {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("nvidia%d", other.Minor)), nil, 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return append(slices.Clone(h.Environment), "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dir, "CUDA_VISIBLE_DEVICES="+g.UUID), nil
 }
 
 // Log is each simulated device's own log, by PCI address; empty on real GPUs.

@@ -17,7 +17,8 @@ import (
 )
 
 // Process is `peerlane` with arguments, outside of any container, that sees one
-// GPU. It is not started.
+// GPU, and where clients copy themselves has the nodes of its server GPUs. It is not
+// started.
 func (h *Host) Process(ctx context.Context, g topo.GPU, arguments ...string) (*exec.Cmd, error) {
 	environment, err := h.PlainEnvironment(g)
 	if err != nil {
@@ -35,6 +36,7 @@ func (h *Host) Launch(id string, g topo.GPU, pid int) (*hook.Generation, error) 
 	if err != nil {
 		return nil, err
 	}
+	lanes[0].Copy = h.ClientCopy
 	return hook.Launch(h.Layout, hook.Request{
 		Container:  hook.Container{ID: id, PID: pid},
 		Lanes:      lanes,

@@ -103,8 +103,9 @@ func simulate(dir string) error {
 type host struct {
 	*testing.T
 	dir string
-	// ipc are the containers whose relays take memory of cudaMalloc.
-	ipc []string
+	// ipc are the containers whose relays take memory of cudaMalloc, copying those that
+	// see their server GPUs.
+	ipc, copying []string
 }
 
 func newHost(t *testing.T) *host {
@@ -163,7 +164,7 @@ func (h *host) config(name, route string, server int, gpus ...int) launch.Config
 		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: slices.Contains(h.ipc, name),
 	}
 	for _, i := range gpus {
-		c.Lanes = append(c.Lanes, launch.Lane{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(clients + server)}, NICs: []string{fmt.Sprintf("nic%d", server)}})
+		c.Lanes = append(c.Lanes, launch.Lane{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(clients + server)}, NICs: []string{fmt.Sprintf("nic%d", server)}, Copy: slices.Contains(h.copying, name)})
 	}
 	return c
 }

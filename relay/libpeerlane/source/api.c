@@ -144,7 +144,7 @@ int peerlane_host_memory(peerlane_session *s, uint64_t bytes, const peerlane_gpu
 {
 	struct peerlane_host_memory m = {.type = PEERLANE_MESSAGE_HOST_MEMORY, .bytes = bytes, .access = access ? access : EVERYTHING};
 	struct peerlane_host_memory_made made = {0};
-	struct host *host;
+	struct mapped *host;
 	int status, fd;
 
 	if (!gpu || !data || !memory)
@@ -163,8 +163,8 @@ int peerlane_host_memory(peerlane_session *s, uint64_t bytes, const peerlane_gpu
 		else
 			status = map("host", fd, host->bytes, PROT_READ | PROT_WRITE, true, &host->data);
 		if (!status) {
-			host->next = s->hosts;
-			s->hosts = host;
+			host->next = s->mapped;
+			s->mapped = host;
 			*data = host->data;
 			*memory = made.memory;
 		} else if (made.memory) {
@@ -179,6 +179,65 @@ int peerlane_host_memory(peerlane_session *s, uint64_t bytes, const peerlane_gpu
 	return status;
 }
 
+int peerlane_staging_memory(peerlane_session *s, uint64_t bytes, const peerlane_gpu *gpu, uint32_t access, struct peerlane_staged *staged)
+{
+	struct peerlane_staging m = {.type = PEERLANE_MESSAGE_STAGING, .bytes = bytes, .access = access ? access : EVERYTHING};
+	struct peerlane_staging_made made = {0};
+	struct peerlane_staged where = {0};
+	struct mapped *mapped;
+	int status, fd;
+
+	if (!gpu || !staged)
+		return fail_call(PEERLANE_STATUS_INVALID, "staging memory: no GPU, or nowhere to write it: NULL");
+	mapped = calloc(1, sizeof *mapped);
+	if (!mapped)
+		return fail_call(PEERLANE_STATUS_SYSTEM, "staging memory: out of memory");
+	memcpy(m.gpu, gpu->bytes, sizeof m.gpu);
+	status = ask_for_fd(s, &m, sizeof m, &made, PEERLANE_MESSAGE_STAGING_MADE, sizeof made, &fd);
+	if (!status) {
+		where = (struct peerlane_staged){.memory = made.memory, .server_index = made.index, .bytes = made.bytes};
+		memcpy(where.server.bytes, made.server, sizeof where.server.bytes);
+		if (fd < 0 || !made.memory || made.bytes < bytes || made.bytes > SIZE_MAX)
+			status = fail_call(PEERLANE_STATUS_MALFORMED, "the relay answered for staging memory with %llu bytes and %s descriptor",
+				(unsigned long long)made.bytes, fd < 0 ? "no" : "a");
+		else
+			status = map_staging(fd, made.bytes, gpu, &where, &where.address);
+	}
+	mapped->number = made.memory;
+	mapped->bytes = (size_t)made.bytes;
+	mapped->address = where.address;
+	if (!status && !(status = enter(s))) {
+		mapped->next = s->mapped;
+		s->mapped = mapped;
+		leave(s);
+		mapped = NULL;
+		*staged = where;
+	} else if (made.memory) {
+		struct reason why = {.status = status};
+
+		memcpy(why.text, peerlane_error(), strlen(peerlane_error()));
+		if (!enter(s)) {
+			give_back(s, made.type, made.memory);
+			leave(s);
+		}
+		fail_for(&why);
+	}
+	if (fd >= 0)
+		close(fd);
+	if (mapped)
+		unmap(mapped, s && s->forked);
+	return status;
+}
+
+void unmap(struct mapped *m, bool forked)
+{
+	if (m->data)
+		munmap(m->data, m->bytes);
+	if (m->address && !forked)
+		unmap_staging(m);
+	free(m);
+}
+
 /* tell asks for something whose answer says nothing. */
 static int tell(peerlane_session *s, void *message, size_t length)
 {
@@ -190,22 +249,23 @@ static int tell(peerlane_session *s, void *message, size_t length)
 int peerlane_unexport(peerlane_session *s, peerlane_memory memory)
 {
 	struct peerlane_unexport m = {.type = PEERLANE_MESSAGE_UNEXPORT, .memory = memory};
-	int status = tell(s, &m, sizeof m);
+	struct mapped *gone = NULL;
+	bool forked = false;
 
-	if (!s)
-		return status;
-	pthread_mutex_lock(&s->lock); /* also of a session that has failed */
-	for (struct host **at = &s->hosts; *at; at = &(*at)->next)
-		if ((*at)->number == memory) {
-			struct host *gone = *at;
-
-			*at = gone->next;
-			munmap(gone->data, gone->bytes);
-			free(gone);
-			break;
-		}
-	pthread_mutex_unlock(&s->lock);
-	return status;
+	if (s) {
+		pthread_mutex_lock(&s->lock); /* also of a session that has failed */
+		forked = s->forked;
+		for (struct mapped **at = &s->mapped; *at; at = &(*at)->next)
+			if ((*at)->number == memory) {
+				gone = *at;
+				*at = gone->next;
+				break;
+			}
+		pthread_mutex_unlock(&s->lock);
+	}
+	if (gone)
+		unmap(gone, forked); /* first, so that nothing here keeps what the relay frees */
+	return tell(s, &m, sizeof m);
 }
 
 /* --- connections ---------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,8 +13,19 @@
 enum {
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+	CUDA_ERROR_INVALID_DEVICE = 101,
 	CU_MEMHOSTREGISTER_PORTABLE = 1,
 	CU_MEMHOSTREGISTER_DEVICEMAP = 2,
+	CU_STREAM_WAIT_VALUE_GEQ = 0,
+	CU_STREAM_WAIT_VALUE_AND = 2,
+};
+
+/* CUmemAccessDesc */
+struct access {
+	int type, id; /* of the location */
+	int flags;
 };
 
 /* X(member, symbol, parameters) */
@@ -22,13 +34,23 @@ enum {
 	X(attribute, "cuPointerGetAttribute", (void *, int, uint64_t)) \
 	X(device, "cuDeviceGet", (int *, int)) \
 	X(uuid, "cuDeviceGetUuid_v2", (peerlane_gpu *, int)) \
+	X(count, "cuDeviceGetCount", (int *)) \
+	X(import, "cuMemImportFromShareableHandle", (uint64_t *, void *, int)) \
+	X(reserve, "cuMemAddressReserve", (uint64_t *, size_t, size_t, uint64_t, unsigned long long)) \
+	X(unreserve, "cuMemAddressFree", (uint64_t, size_t)) \
+	X(map, "cuMemMap", (uint64_t, size_t, size_t, uint64_t, unsigned long long)) \
+	X(unmap, "cuMemUnmap", (uint64_t, size_t)) \
+	X(access, "cuMemSetAccess", (uint64_t, size_t, const struct access *, size_t)) \
 	X(range, "cuMemGetAddressRange_v2", (uint64_t *, size_t *, uint64_t)) \
 	X(retain, "cuMemRetainAllocationHandle", (uint64_t *, const void *)) \
 	X(export, "cuMemExportToShareableHandle", (void *, uint64_t, int, uint64_t)) \
 	X(release, "cuMemRelease", (uint64_t)) \
 	X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned)) \
 	X(host_unregister, "cuMemHostUnregister", (const void *)) \
-	X(host_address, "cuMemHostGetDevicePointer_v2", (uint64_t *, void *, unsigned))
+	X(host_address, "cuMemHostGetDevicePointer_v2", (uint64_t *, void *, unsigned)) \
+	X(capturing, "cuStreamIsCapturing", (void *, int *)) \
+	X(write_value, "cuStreamWriteValue64_v2", (void *, uint64_t, uint64_t, unsigned)) \
+	X(wait_value, "cuStreamWaitValue64_v2", (void *, uint64_t, uint64_t, unsigned))
 
 struct driver {
 #define X(member, symbol, parameters) int(*member) parameters;
@@ -59,6 +81,7 @@ static int find(struct driver *d)
 }
 
 static const char exporting[] = "exporting GPU memory by its address";
+static const char staging[] = "staging memory";
 
 static int failed(const struct driver *d, int result, const char *call, const char *what)
 {
@@ -163,11 +186,11 @@ int peerlane_register_timelines(peerlane_session *s, uint64_t *address)
 		status = failed(&d, result, "cuMemHostGetDevicePointer", what);
 		d.host_unregister(page);
 	}
-	if (status) {
-		pthread_mutex_lock(&s->lock);
+	pthread_mutex_lock(&s->lock);
+	s->address = status ? 0 : *address;
+	if (status)
 		s->registered = NULL;
-		pthread_mutex_unlock(&s->lock);
-	}
+	pthread_mutex_unlock(&s->lock);
 	return status;
 }
 
@@ -184,10 +207,160 @@ int peerlane_unregister_timelines(peerlane_session *s)
 	pthread_mutex_lock(&s->lock); /* also of a session that has failed */
 	page = s->registered;
 	s->registered = NULL;
+	s->address = 0;
 	pthread_mutex_unlock(&s->lock);
 	if (!page)
 		return fail_call(PEERLANE_STATUS_INVALID, "the session's timelines are not registered with CUDA");
 	if ((result = d.host_unregister(page)))
 		return failed(&d, result, "cuMemHostUnregister", "taking the session's timelines from CUDA");
 	return 0;
+}
+
+/* ordinal_of finds a GPU among those that CUDA shows. */
+static int ordinal_of(const struct driver *d, const peerlane_gpu *gpu, int *device)
+{
+	peerlane_gpu other;
+	int n, result;
+
+	if ((result = d->count(&n)))
+		return failed(d, result, "cuDeviceGetCount", staging);
+	for (int i = 0; i < n; i++) {
+		if ((result = d->device(device, i)) || (result = d->uuid(&other, *device)))
+			return failed(d, result, "cuDeviceGetUuid", staging);
+		if (!memcmp(&other, gpu, sizeof other))
+			return 0;
+	}
+	return fail_call(PEERLANE_STATUS_WRONG_GPU, "%s: CUDA does not show its GPU to this process, whose streams are to copy", staging);
+}
+
+int map_staging(int fd, uint64_t bytes, const peerlane_gpu *gpu, const struct peerlane_staged *where, uint64_t *address)
+{
+	struct access access = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	const char *call = "cuMemImportFromShareableHandle";
+	uint64_t handle, at = 0;
+	struct driver d;
+	char what[160], server[41];
+	int status, result;
+
+	peerlane_gpu_format(&where->server, server);
+	snprintf(what, sizeof what, "%s on server GPU %u (%s)", staging, where->server_index, server);
+	if ((status = find(&d)) || (status = ordinal_of(&d, gpu, &access.id)))
+		return status;
+	result = d.import(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	if (result == CUDA_ERROR_INVALID_DEVICE)
+		return fail_call(PEERLANE_STATUS_CUDA, "%s: %s: CUDA_ERROR_INVALID_DEVICE (%d): that GPU's device node is not in this container; start it with --device peerlane.dev/gpu=N, where N is the client GPU's number on the host", what, call, result);
+	if (result)
+		return failed(&d, result, call, what);
+	call = "cuMemAddressReserve";
+	if (!(result = d.reserve(&at, bytes, 0, 0, 0))) {
+		call = "cuMemMap";
+		if ((result = d.map(at, bytes, 0, handle, 0))) {
+			d.unreserve(at, bytes);
+		} else {
+			call = "cuMemSetAccess";
+			if ((result = d.access(at, bytes, &access, 1))) {
+				d.unmap(at, bytes);
+				d.unreserve(at, bytes);
+			}
+		}
+	}
+	d.release(handle); /* the mapping keeps the memory */
+	if (result)
+		return failed(&d, result, call, what);
+	*address = at;
+	return 0;
+}
+
+void unmap_staging(const struct mapped *m)
+{
+	struct driver d;
+
+	if (find(&d))
+		return; /* it was there when this was mapped */
+	d.unmap(m->address, m->bytes);
+	d.unreserve(m->address, m->bytes);
+}
+
+/* on_stream finds the driver and a timeline's address for a stream. Of one that
+ * changes hands it gives the error that ended it. */
+static int on_stream(peerlane_session *s, uint32_t timeline, bool hands, struct driver *d, uint64_t *address)
+{
+	int status;
+
+	if (timeline >= PEERLANE_TIMELINES)
+		return fail_call(PEERLANE_STATUS_INVALID, "timeline %u: a session has %d, numbered from 0", timeline, PEERLANE_TIMELINES);
+	if ((status = enter(s)))
+		return status;
+	*address = s->address + timeline * PEERLANE_TIMELINE_STRIDE;
+	if (!s->address)
+		status = fail_call(PEERLANE_STATUS_INVALID, "the session's timelines are not registered with CUDA; peerlane_register_timelines() does it");
+	else if (hands)
+		status = hand_over_status(s, timeline);
+	leave(s);
+	return status ? status : find(d);
+}
+
+/* uncaptured refuses a stream that is captured: what the values of a graph wait for is
+ * there from the first replay on. */
+static int uncaptured(const struct driver *d, void *stream, uint32_t timeline, const char *what)
+{
+	int capturing = 0, result = d->capturing(stream, &capturing);
+
+	if (result)
+		return failed(d, result, "cuStreamIsCapturing", what);
+	if (!capturing)
+		return 0;
+	return fail_call(PEERLANE_STATUS_INVALID, "%s %u: it cannot be captured: every replay of the graph would have the same value, and none but the "
+		"first would wait; capture the two-phase form, a hand-over (peerlane_hand_over, peerlane_stream_take and peerlane_stream_give), "
+		"which waits for its turn and sets it back in the graph", what, timeline);
+}
+
+int peerlane_stream_wait(peerlane_session *s, void *stream, uint32_t timeline, uint64_t value)
+{
+	static const char what[] = "a stream's wait for timeline";
+	struct driver d;
+	uint64_t address;
+	int result, status = on_stream(s, timeline, false, &d, &address);
+
+	if (status || (status = uncaptured(&d, stream, timeline, what)))
+		return status;
+	result = d.wait_value(stream, address, value, CU_STREAM_WAIT_VALUE_GEQ);
+	return result ? failed(&d, result, "cuStreamWaitValue64", what) : 0;
+}
+
+int peerlane_stream_advance(peerlane_session *s, void *stream, uint32_t timeline, uint64_t value)
+{
+	static const char what[] = "a stream's advance of timeline";
+	struct driver d;
+	uint64_t address;
+	int result, status = on_stream(s, timeline, false, &d, &address);
+
+	if (status || (status = uncaptured(&d, stream, timeline, what)))
+		return status;
+	result = d.write_value(stream, address, value, 0);
+	return result ? failed(&d, result, "cuStreamWriteValue64", what) : 0;
+}
+
+int peerlane_stream_take(peerlane_session *s, void *stream, uint32_t timeline)
+{
+	struct driver d;
+	uint64_t address;
+	int result, status = on_stream(s, timeline, true, &d, &address);
+
+	if (status)
+		return status;
+	result = d.wait_value(stream, address, PEERLANE_TURN_STREAM | PEERLANE_TIMELINE_END, CU_STREAM_WAIT_VALUE_AND);
+	return result ? failed(&d, result, "cuStreamWaitValue64", "a stream's wait for its turn") : 0;
+}
+
+int peerlane_stream_give(peerlane_session *s, void *stream, uint32_t timeline)
+{
+	struct driver d;
+	uint64_t address;
+	int result, status = on_stream(s, timeline, true, &d, &address);
+
+	if (status)
+		return status;
+	result = d.write_value(stream, address, PEERLANE_TURN_RELAY, 0);
+	return result ? failed(&d, result, "cuStreamWriteValue64", "the end of a stream's turn") : 0;
 }

@@ -55,12 +55,20 @@ struct request {
 	struct request *next;
 };
 
-/* Host memory that is mapped here. */
-struct host {
+/* Host memory, or staging memory, that is mapped here. */
+struct mapped {
 	uint32_t number;
-	void *data;
+	void *data;       /* host memory */
+	uint64_t address; /* staging memory; 0: none */
 	size_t bytes;
-	struct host *next;
+	struct mapped *next;
+};
+
+/* A timeline that changes hands. */
+struct hand_over {
+	enum { NO_HAND_OVER, HAND_OVER, HAND_OVER_ENDED } state;
+	int32_t status;      /* why it has ended */
+	uint32_t connection; /* of the latest operation in turn */
 };
 
 enum slot_state { SLOT_FREE, SLOT_POSTED, SLOT_ENDED };
@@ -112,7 +120,7 @@ struct peerlane_session {
 	uint32_t sequence;
 	struct request *requests;
 	struct link *links;
-	struct host *hosts;
+	struct mapped *mapped;
 	bool listing;              /* a thread sends the allocations of one range */
 	/* What came for requests that were given up, to give back: messages. */
 	struct peerlane_unexport orphans[64];
@@ -122,7 +130,13 @@ struct peerlane_session {
 	uint32_t free_slot;
 	uint32_t first_ended, last_ended;
 
-	const void *registered;    /* timelines that are registered with CUDA */
+	const void *registered;    /* timelines that are registered with CUDA, */
+	uint64_t address;          /* there */
+	struct hand_over hand_overs[PEERLANE_TIMELINES];
+	bool handing;              /* there are some: the watcher reads the socket */
+	bool keeping;              /* some have ended: the watcher keeps them there */
+	bool closing;
+	int nudge;                 /* an eventfd that the watcher looks up for */
 };
 
 /* --- errors.c: the calling thread's error. Each returns the status. */
@@ -175,6 +189,13 @@ void end_list(struct peerlane_session *s);
 /* Gives back what nobody knows of, as soon as the socket has room. The lock is held. */
 void give_back(struct peerlane_session *s, uint32_t answer, uint32_t number);
 
+/* Maps staging memory for one GPU: 0 and its address, or a status. Without the lock. */
+int map_staging(int fd, uint64_t bytes, const peerlane_gpu *gpu, const struct peerlane_staged *where, uint64_t *address);
+/* Unmaps what is not in a session's list any more, and frees it. Without the lock: a
+ * call of CUDA's can wait for a kernel. In a child of fork() CUDA is not called. */
+void unmap(struct mapped *m, bool forked);
+void unmap_staging(const struct mapped *m);
+
 /* Maps memory that the relay made and has sealed; of the lock. A failed map() may leave
  * *memory mapped. */
 int map(const char *what, int fd, size_t bytes, int protection, bool shared_with_children, void **memory);
@@ -189,5 +210,14 @@ bool drain(struct peerlane_session *s, struct reason *why);
 void end_all(struct peerlane_session *s, int status);
 void set_sleeps(struct peerlane_session *s);
 void end_timelines(struct peerlane_session *s);
+
+/* A hand-over's status, with its sentence; an error also of a timeline that is none. */
+int hand_over_status(struct peerlane_session *s, uint32_t i);
+/* Ends the hand-overs of a connection, of all with 0. */
+void end_hand_overs(struct peerlane_session *s, uint32_t connection, int status);
+/* Sets those that have ended to their end again, which a graph set back. */
+void keep_hand_overs(struct peerlane_session *s);
+/* Wakes the watcher, so that it sees what the session says now. */
+void nudge(struct peerlane_session *s);
 
 #endif

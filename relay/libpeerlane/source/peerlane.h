@@ -30,7 +30,8 @@
  * call it. It has one of its own, for each session, only from
  * peerlane_timelines() or peerlane_register_timelines() on: the GPU may wait for a
  * timeline then while no thread is here to see the relay die. That thread sleeps in
- * poll(), takes no signal, and ends with the session.
+ * poll(), takes no signal, and ends with the session. It looks around every
+ * millisecond while there are hand-overs that have ended, see peerlane_hand_over().
  *
  * fork(). A session belongs to the process that dialed. In a child of fork() it has
  * failed (PEERLANE_STATUS_FORKED): its descriptors are closed there, its shared
@@ -212,6 +213,34 @@ PEERLANE_API int peerlane_export_ipc(peerlane_session *session, const uint8_t ha
 PEERLANE_API int peerlane_host_memory(peerlane_session *session, uint64_t bytes, const peerlane_gpu *gpu, uint32_t access,
 	void **data, peerlane_memory *memory);
 
+/* Staging memory, which this process copies to and from by itself. */
+struct peerlane_staged {
+	peerlane_memory memory;
+	uint32_t server_index; /* of the GPU that it is on, NVML's on the host */
+	peerlane_gpu server;   /* that GPU */
+	uint64_t address;      /* as streams of the GPU see it that it was asked for */
+	uint64_t bytes;        /* what was asked for, or more */
+};
+
+/* Has the relay make memory on a server GPU of the lane of a GPU, and maps it for that
+ * GPU alone: streams copy into it (cuMemcpyAsync), and write a timeline that a send out
+ * of it waits for (PEERLANE_AFTER); or wait for the timeline that a receive into it
+ * advances (PEERLANE_SIGNAL), and copy out. On route staged nobody copies it again: the
+ * NIC reads and writes it in place. What is copied into it before a send that uses it
+ * has ended may be what is sent.
+ *
+ * The container needs peerlane.dev/gpu= of that GPU, with which it sees the server
+ * GPU's device node; CUDA_VISIBLE_DEVICES may hide that GPU. No context is made on it.
+ * CUDA is found as peerlane_export_pointer() finds it. The memory is not zeros, and is
+ * unmapped by peerlane_unexport() and peerlane_close(): no stream may use it then. A
+ * child of fork() does not have it.
+ *
+ * PEERLANE_STATUS_NOT_PERMITTED (no gpu=), PEERLANE_STATUS_NO_STAGING (the GPU is near,
+ * or no server GPU has room, or the host's account none), PEERLANE_STATUS_LIMIT,
+ * PEERLANE_STATUS_NO_CUDA, PEERLANE_STATUS_CUDA, and others with a sentence. */
+PEERLANE_API int peerlane_staging_memory(peerlane_session *session, uint64_t bytes, const peerlane_gpu *gpu, uint32_t access,
+	struct peerlane_staged *staged);
+
 /* Exports [pointer, pointer+length) of CUDA VMM memory (cuMemCreate with a POSIX
  * file descriptor handle, cuMemMap), of one allocation or several side by side.
  *
@@ -222,8 +251,8 @@ PEERLANE_API int peerlane_host_memory(peerlane_session *session, uint64_t bytes,
 PEERLANE_API int peerlane_export_pointer(peerlane_session *session, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory);
 
 /* Takes memory back: no new operation can use it, and the relay's mapping, which pins
- * the memory, goes when those under way have ended. Host memory is unmapped here, also
- * where the session has failed. */
+ * the memory, goes when those under way have ended. Host memory and staging memory are
+ * unmapped here, also where the session has failed. */
 PEERLANE_API int peerlane_unexport(peerlane_session *session, peerlane_memory memory);
 
 /* --- connections ----------------------------------------------------------- */
@@ -265,7 +294,7 @@ PEERLANE_API int peerlane_connection_status(peerlane_session *session, peerlane_
 struct peerlane_options {
 	uint64_t tag;             /* a message meets receives of the same tag only */
 	uint64_t context;         /* the caller's own; peerlane_poll() gives it back */
-	uint32_t flags;           /* PEERLANE_AFTER, PEERLANE_SIGNAL */
+	uint32_t flags;           /* PEERLANE_AFTER, PEERLANE_SIGNAL; or PEERLANE_HAND_OVER */
 	uint32_t reserved;
 	uint32_t after_timeline;  /* PEERLANE_AFTER: begin when this timeline has reached */
 	uint32_t signal_timeline; /* PEERLANE_SIGNAL: when it has ended, also with an error, */
@@ -275,6 +304,7 @@ struct peerlane_options {
 
 #define PEERLANE_AFTER 1u
 #define PEERLANE_SIGNAL 2u
+#define PEERLANE_HAND_OVER 4u /* begin when it is the relay's turn at after_timeline, which is the stream's at the end: see peerlane_hand_over() */
 
 /* Posts a message of `length` bytes. options may be NULL.
  *
@@ -361,6 +391,39 @@ PEERLANE_API int peerlane_register_timelines(peerlane_session *session, uint64_t
 
 /* Takes the timelines away from CUDA, before peerlane_close(). */
 PEERLANE_API int peerlane_unregister_timelines(peerlane_session *session);
+
+/* Lets a stream wait until a timeline has reached a value, and lets it set a timeline
+ * when it gets there (cuStreamWaitValue64, cuStreamWriteValue64), in the current
+ * context. stream: a CUstream or cudaStream_t. The timelines must be registered with
+ * peerlane_register_timelines(). A stream that is captured into a graph is refused
+ * (PEERLANE_STATUS_INVALID): its replays would all have the same value. For them: */
+PEERLANE_API int peerlane_stream_wait(peerlane_session *session, void *stream, uint32_t timeline, uint64_t value);
+PEERLANE_API int peerlane_stream_advance(peerlane_session *session, void *stream, uint32_t timeline, uint64_t value);
+
+/* A hand-over is a timeline that changes hands: it says whose turn it is, a stream's or
+ * the relay's. Each replay of a graph that takes a turn and gives it back is one turn.
+ *
+ *	peerlane_hand_over(session, 0, PEERLANE_TURN_STREAM);  to send: the stream fills first
+ *	cuStreamBeginCapture(stream, ...);
+ *	peerlane_stream_take(session, stream, 0);              waits for the stream's turn
+ *	... work that fills the memory ...
+ *	peerlane_stream_give(session, stream, 0);              it is the relay's turn
+ *	cuStreamEndCapture(stream, &graph);
+ *	then, for each replay: peerlane_send() with PEERLANE_HAND_OVER and after_timeline 0
+ *
+ * To receive the first turn is PEERLANE_TURN_RELAY; between taking and giving the
+ * stream works with what came. Operations may be posted before it is their turn, any
+ * number of them; each has one. A replay whose operation nobody posts waits for it.
+ *
+ * A hand-over ends when the session fails, or the connection of its latest operation
+ * goes down. No stream waits for it any more then, in replays of later either, and
+ * what their work finds in the memory says nothing: peerlane_hand_over_status() and
+ * all that is asked for with it give the error, until peerlane_hand_over() begins it
+ * anew. A stream must not use it, nor an operation wait for it, at that moment. */
+PEERLANE_API int peerlane_hand_over(peerlane_session *session, uint32_t timeline, uint32_t first);
+PEERLANE_API int peerlane_hand_over_status(peerlane_session *session, uint32_t timeline);
+PEERLANE_API int peerlane_stream_take(peerlane_session *session, void *stream, uint32_t timeline);
+PEERLANE_API int peerlane_stream_give(peerlane_session *session, void *stream, uint32_t timeline);
 
 /* --- names ----------------------------------------------------------------- */
 

@@ -10,12 +10,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+
+/* How often hand-overs that have ended are set to their end again. */
+#define KEEP_TIME 1 /* ms */
 
 /* --- time --------------------------------------------------------------------- */
 
@@ -68,6 +72,7 @@ static void close_descriptors(struct peerlane_session *s)
 {
 	close_one(&s->event);
 	close_one(&s->notice);
+	close_one(&s->nudge);
 	close_one(&s->socket);
 	close_one(&s->wake_relay);
 	close_one(&s->wake_client);
@@ -157,6 +162,7 @@ static void fail_as(struct peerlane_session *s, const struct reason *why)
 	if (s->submit && s->slots) {
 		drain(s, &ignored); /* what ended before */
 		end_timelines(s);
+		end_hand_overs(s, 0, why->status);
 		end_all(s, why->status);
 	}
 	for (struct link *l = s->links; l; l = l->next)
@@ -303,6 +309,7 @@ void give_back(struct peerlane_session *s, uint32_t answer, uint32_t number)
 	switch (answer) {
 	case PEERLANE_MESSAGE_EXPORTED:
 	case PEERLANE_MESSAGE_HOST_MEMORY_MADE:
+	case PEERLANE_MESSAGE_STAGING_MADE:
 		type = PEERLANE_MESSAGE_UNEXPORT;
 		break;
 	case PEERLANE_MESSAGE_LISTENING:
@@ -327,7 +334,8 @@ _Static_assert(sizeof(struct peerlane_unexport) == sizeof(struct peerlane_unlist
 		       offsetof(struct peerlane_unlisten, listener) == offsetof(struct peerlane_unexport, memory) &&
 		       offsetof(struct peerlane_disconnect, connection) == offsetof(struct peerlane_unexport, memory) &&
 		       offsetof(struct peerlane_exported, memory) == 8 && offsetof(struct peerlane_listening, listener) == 8 &&
-		       offsetof(struct peerlane_connected, connection) == 8,
+		       offsetof(struct peerlane_connected, connection) == 8 &&
+		       offsetof(struct peerlane_staging_made, memory) == offsetof(struct peerlane_host_memory_made, memory),
 	"requests that give something back are alike");
 
 static void return_orphans(struct peerlane_session *s)
@@ -357,6 +365,8 @@ static size_t size_of(uint32_t type)
 		return sizeof(struct peerlane_done);
 	case PEERLANE_MESSAGE_HOST_MEMORY_MADE:
 		return sizeof(struct peerlane_host_memory_made);
+	case PEERLANE_MESSAGE_STAGING_MADE:
+		return sizeof(struct peerlane_staging_made);
 	case PEERLANE_MESSAGE_LISTENING:
 		return sizeof(struct peerlane_listening);
 	case PEERLANE_MESSAGE_CONNECTED:
@@ -387,6 +397,7 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 	struct peerlane_done header;
 	struct request **at, *r;
 	uint32_t number = 0;
+	bool made; /* memory, which comes with its descriptor */
 
 	if (n < sizeof header) {
 		fail_session(s, PEERLANE_STATUS_MALFORMED, "the relay cannot be understood: a message of %zu bytes; a header alone has %zu", n, sizeof header);
@@ -406,6 +417,8 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 		l = find_link(s, m.connection);
 		if (l && !l->down.status) /* one that was never accepted goes down unseen */
 			read_reason(&l->down, m.status, m.reason, sizeof m.reason);
+		if (l)
+			end_hand_overs(s, m.connection, l->down.status);
 		return;
 	}
 	if (header.type == PEERLANE_MESSAGE_FAILURE && header.sequence == 0) {
@@ -417,8 +430,9 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 		fail_as(s, &why);
 		return;
 	}
+	made = header.type == PEERLANE_MESSAGE_HOST_MEMORY_MADE || header.type == PEERLANE_MESSAGE_STAGING_MADE;
 	if (n >= 12)
-		memcpy(&number, data + (header.type == PEERLANE_MESSAGE_HOST_MEMORY_MADE ? offsetof(struct peerlane_host_memory_made, memory) : 8), sizeof number);
+		memcpy(&number, data + (made ? offsetof(struct peerlane_host_memory_made, memory) : 8), sizeof number);
 	for (at = &s->requests; *at && ((*at)->sequence != header.sequence || (*at)->answered); at = &(*at)->next)
 		;
 	r = *at;
@@ -450,7 +464,7 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 		s->links = r->link;
 		r->link = NULL;
 	}
-	if (count == 1 && r->wants == PEERLANE_MESSAGE_HOST_MEMORY_MADE && header.type == r->wants) {
+	if (count == 1 && made && header.type == r->wants) {
 		r->fd = fds[0];
 		fds[0] = -1;
 	}
@@ -834,18 +848,34 @@ int peerlane_unlisten(peerlane_session *s, peerlane_listener listener)
 
 /* --- the library's own thread ------------------------------------------------------ */
 
+void nudge(struct peerlane_session *s)
+{
+	if (s->nudge >= 0)
+		eventfd_write(s->nudge, 1);
+}
+
+/* watch sees the relay die, and the end of connections whose hand-overs a stream waits
+ * for, while no thread of the program is here. */
 static void *watch(void *argument)
 {
 	struct peerlane_session *s = argument;
 
 	pthread_mutex_lock(&s->lock);
-	while (!s->failed.status) {
-		struct pollfd hangup = {s->socket, POLLRDHUP, 0};
+	while (!s->closing && (!s->failed.status || s->keeping)) {
+		struct pollfd what[] = {
+			{s->nudge, POLLIN, 0},
+			{s->failed.status ? -1 : s->socket, POLLRDHUP | (s->handing ? POLLIN : 0), 0},
+		};
+		int timeout = s->keeping ? KEEP_TIME : -1;
+		eventfd_t nudges;
 
+		keep_hand_overs(s);
 		pthread_mutex_unlock(&s->lock);
-		poll(&hangup, 1, -1);
+		poll(what, 2, timeout);
 		pthread_mutex_lock(&s->lock);
-		if (s->failed.status || !hangup.revents)
+		if (what[0].revents)
+			eventfd_read(s->nudge, &nudges);
+		if (s->failed.status || !what[1].revents)
 			continue;
 		if (s->polling)
 			pthread_cond_wait(&s->changed, &s->lock); /* that thread reads it */
@@ -865,6 +895,10 @@ int start_watcher(struct peerlane_session *s)
 
 	if (s->watching)
 		return 0;
+	if (s->nudge < 0)
+		s->nudge = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (s->nudge < 0)
+		return fail_call(PEERLANE_STATUS_SYSTEM, "a descriptor to wake the thread that watches the relay: %m");
 	pthread_attr_init(&attributes);
 	pthread_attr_setstacksize(&attributes, 256 << 10);
 	sigfillset(&none);
@@ -960,12 +994,11 @@ static void destroy(struct peerlane_session *s)
 		s->links = l->next;
 		free(l);
 	}
-	while (s->hosts) {
-		struct host *host = s->hosts;
+	while (s->mapped) {
+		struct mapped *m = s->mapped;
 
-		s->hosts = host->next;
-		munmap(host->data, host->bytes);
-		free(host);
+		s->mapped = m->next;
+		unmap(m, s->forked);
 	}
 	free(s->slots);
 	pthread_cond_destroy(&s->changed);
@@ -1122,7 +1155,7 @@ int peerlane_dial(const char *path, const peerlane_gpu *gpus, unsigned count, in
 	/* It tries again for a moment before it sleeps. */
 	s->lock = (pthread_mutex_t)PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 	new_condition(&s->changed);
-	s->socket = s->wake_relay = s->wake_client = s->event = s->notice = -1;
+	s->socket = s->wake_relay = s->wake_client = s->event = s->notice = s->nudge = -1;
 	s->first_ended = s->last_ended = NO_SLOT;
 
 	pthread_mutex_lock(&all_lock); /* from here on fork() knows of it */
@@ -1177,6 +1210,8 @@ void peerlane_close(peerlane_session *s)
 	if (!s->failed.status)
 		transmit(s->socket, &goodbye, sizeof goodbye, -1);
 	fail_session(s, PEERLANE_STATUS_CLOSED, "the session was closed");
+	s->closing = true;
+	nudge(s);
 	while (s->inside)
 		pthread_cond_wait(&s->changed, &s->lock);
 	pthread_mutex_unlock(&s->lock);
