@@ -330,8 +330,8 @@ func AllPairs(plan *topo.Plan) (list []launch.PairName) {
 	return list
 }
 
-// Pairs is what is known of the pairs that the generation's lanes can stage on; of
-// what nothing is known the reason says why.
+// Pairs is what is known of the pairs that the generation's lanes can stage on, where
+// nothing is with the reason, and then of the others that matter to them.
 func (g *Generation) Pairs(l layout.Layout) ([]launch.Pair, error) {
 	names := launch.StagingPairs(g.Config.Lanes)
 	reason := "not tested yet"
@@ -350,14 +350,22 @@ func (g *Generation) Pairs(l layout.Layout) ([]launch.Pair, error) {
 		}
 		list = append(list, *p)
 	}
-	return list, err
+	return append(list, slices.DeleteFunc(known, func(p launch.Pair) bool { return contains(names, p) })...), err
 }
 
-// KnownPairs is what is known of the pairs that lanes can stage on.
+// about reports whether a pair matters to lanes: they can stage on it, or it is not fit
+// and has one of their GPUs, to which another container's could copy directly.
+func about(lanes []launch.Lane, p launch.Pair) bool {
+	bad := p.Verdict == launch.VerdictWrong || p.Verdict == launch.VerdictSlow
+	return contains(launch.StagingPairs(lanes), p) || bad && slices.ContainsFunc(lanes, func(l launch.Lane) bool {
+		return l.GPU.BusID == p.GPU.BusID || l.GPU.BusID == p.Server.BusID
+	})
+}
+
+// KnownPairs is what is known of the pairs that matter to lanes.
 func (t *Tester) KnownPairs(lanes []launch.Lane) ([]launch.Pair, error) {
 	known, err := t.Known()
-	names := launch.StagingPairs(lanes)
-	return slices.DeleteFunc(known.Pairs, func(p launch.Pair) bool { return !contains(names, p) }), err
+	return slices.DeleteFunc(known.Pairs, func(p launch.Pair) bool { return !about(lanes, p) }), err
 }
 
 // selfTests is a supervisor's part in self-tests. It belongs to its loop.
@@ -495,9 +503,8 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 		return c
 	}
 	c.Testing = s.tests.cancel != nil
-	names := launch.StagingPairs(c.Lanes)
 	for _, p := range s.tests.pairs {
-		if contains(names, p) {
+		if about(c.Lanes, p) {
 			c.Pairs = append(c.Pairs, p)
 		}
 	}
