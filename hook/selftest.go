@@ -320,11 +320,19 @@ func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
 	return launch.StagingPairs(lanes), nil
 }
 
-// AllPairs are each two GPUs of a plan, whatever its lanes are.
-func AllPairs(plan *topo.Plan) (list []launch.PairName) {
-	for i, a := range plan.GPUs {
-		for _, b := range plan.GPUs[i+1:] {
-			list = append(list, launch.PairName{GPU: identity(a), Server: identity(b)})
+// AllPairs are some pairs, and each two GPUs of a plan that are none of them, but for
+// GPUs that cannot have lanes.
+func AllPairs(plan *topo.Plan, list []launch.PairName) []launch.PairName {
+	gpus := slices.DeleteFunc(slices.Clone(plan.GPUs), func(g topo.GPU) bool {
+		lane, err := plan.Lane(g.BusID)
+		return err == nil && lane.Role == topo.RoleRefused
+	})
+	for i, a := range gpus {
+		for _, b := range gpus[i+1:] {
+			name := launch.PairName{GPU: identity(a), Server: identity(b)}
+			if !slices.Contains(list, name) && !slices.Contains(list, launch.PairName{GPU: name.Server, Server: name.GPU}) {
+				list = append(list, name)
+			}
 		}
 	}
 	return list
