@@ -320,18 +320,26 @@ func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
 	return launch.StagingPairs(lanes), nil
 }
 
-// AllPairs are each two GPUs of a plan, whatever its lanes are.
-func AllPairs(plan *topo.Plan) (list []launch.PairName) {
-	for i, a := range plan.GPUs {
-		for _, b := range plan.GPUs[i+1:] {
-			list = append(list, launch.PairName{GPU: identity(a), Server: identity(b)})
+// AllPairs are some pairs, and each two GPUs of a plan that are none of them, but for
+// GPUs that cannot have lanes.
+func AllPairs(plan *topo.Plan, list []launch.PairName) []launch.PairName {
+	gpus := slices.DeleteFunc(slices.Clone(plan.GPUs), func(g topo.GPU) bool {
+		lane, err := plan.Lane(g.BusID)
+		return err == nil && lane.Role == topo.RoleRefused
+	})
+	for i, a := range gpus {
+		for _, b := range gpus[i+1:] {
+			name := launch.PairName{GPU: identity(a), Server: identity(b)}
+			if !slices.Contains(list, name) && !slices.Contains(list, launch.PairName{GPU: name.Server, Server: name.GPU}) {
+				list = append(list, name)
+			}
 		}
 	}
 	return list
 }
 
-// Pairs is what is known of the pairs that the generation's lanes can stage on; of
-// what nothing is known the reason says why.
+// Pairs is what is known of the pairs that the generation's lanes can stage on, where
+// nothing is with the reason, and then of the others that matter to them.
 func (g *Generation) Pairs(l layout.Layout) ([]launch.Pair, error) {
 	names := launch.StagingPairs(g.Config.Lanes)
 	reason := "not tested yet"
@@ -350,14 +358,22 @@ func (g *Generation) Pairs(l layout.Layout) ([]launch.Pair, error) {
 		}
 		list = append(list, *p)
 	}
-	return list, err
+	return append(list, slices.DeleteFunc(known, func(p launch.Pair) bool { return contains(names, p) })...), err
 }
 
-// KnownPairs is what is known of the pairs that lanes can stage on.
+// about reports whether a pair matters to lanes: they can stage on it, or it is not fit
+// and has one of their GPUs, to which another container's could copy directly.
+func about(lanes []launch.Lane, p launch.Pair) bool {
+	bad := p.Verdict == launch.VerdictWrong || p.Verdict == launch.VerdictSlow
+	return contains(launch.StagingPairs(lanes), p) || bad && slices.ContainsFunc(lanes, func(l launch.Lane) bool {
+		return l.GPU.BusID == p.GPU.BusID || l.GPU.BusID == p.Server.BusID
+	})
+}
+
+// KnownPairs is what is known of the pairs that matter to lanes.
 func (t *Tester) KnownPairs(lanes []launch.Lane) ([]launch.Pair, error) {
 	known, err := t.Known()
-	names := launch.StagingPairs(lanes)
-	return slices.DeleteFunc(known.Pairs, func(p launch.Pair) bool { return !contains(names, p) }), err
+	return slices.DeleteFunc(known.Pairs, func(p launch.Pair) bool { return !about(lanes, p) }), err
 }
 
 // selfTests is a supervisor's part in self-tests. It belongs to its loop.
@@ -495,9 +511,8 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 		return c
 	}
 	c.Testing = s.tests.cancel != nil
-	names := launch.StagingPairs(c.Lanes)
 	for _, p := range s.tests.pairs {
-		if contains(names, p) {
+		if about(c.Lanes, p) {
 			c.Pairs = append(c.Pairs, p)
 		}
 	}

@@ -164,6 +164,29 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 	}
 }
 
+// What speaks against a lane's GPU and another container's reaches the relay, too, and
+// nothing of GPUs that it has not to do with.
+func TestPairsOfOtherContainers(t *testing.T) {
+	h := newHost(t)
+	other, strangers := launch.PairName{GPU: lane(7).GPU, Server: lane(3).GPU}, launch.PairName{GPU: lane(7).GPU, Server: lane(8).GPU}
+	for _, n := range []launch.PairName{other, strangers} {
+		if said, err := verdicts(t, h.tester(t, "wrong first"), false, []launch.PairName{n}); err != nil || said != "7 wrong" {
+			t.Fatalf("%s, %v", said, err)
+		}
+	}
+	r := h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "")
+	r.Config.Relay.Environment = h.request("", 0, "wrong first").Config.Relay.Environment
+	g := h.start(t, r)
+	told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
+	if launch.FindPair(told.Pairs, other) == nil {
+		t.Errorf("it was told of %v", told.Pairs)
+	}
+	inspected, err := hook.Inspect(h.layout, g.ID)
+	if err != nil || len(inspected.Pairs) != 2 || inspected.Pairs[1].PairName != launch.FindPair(told.Pairs, other).PairName {
+		t.Errorf("inspect tells of %v, %v", inspected.Pairs, err)
+	}
+}
+
 // A relay does not wait to be started, and hears that it is to wait with its staging.
 func TestARelayStartsBesideTheSelfTest(t *testing.T) {
 	h := newHost(t)

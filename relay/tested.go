@@ -7,6 +7,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // What is known of pairs of GPUs comes from the supervisor: a relay tests nothing
@@ -63,6 +64,30 @@ func (l *lane) unfit(server launch.GPU, config launch.Config) string {
 		return "by its self-test the pair is slower than the bounce: " + p.Reason
 	}
 	return "the pair failed its self-test: " + p.Reason
+}
+
+// route is that of a sender's connection: what both configurations agree on, and
+// staged in place of direct where a self-test speaks against copies between the two
+// GPUs.
+func (l *lane) route(config launch.Config, hello *wire.PeerHello) (uint32, error) {
+	ours := routeNumber(config.Route)
+	route, err := agree(ours, hello.Route)
+	if err != nil || route != wire.RouteDirect || config.SelfTest == "" || config.SelfTest == launch.SelfTestOff {
+		return route, err
+	}
+	for _, p := range config.Pairs {
+		own, other := l.uuid.GPU(), hello.GPU.GPU()
+		if p.Usable(false) || (p.GPU.UUID != own || p.Server.UUID != other) && (p.GPU.UUID != other || p.Server.UUID != own) {
+			continue
+		}
+		if ours != wire.RouteAuto || hello.Route != wire.RouteAuto {
+			return 0, wire.Errorf(wire.StatusUnreachable,
+				`route direct between %s and %s is not to be had: their self-test says %s: %s; with relay.route = "auto" it is staged`, other, own, p.Verdict, p.Reason)
+		}
+		logrus.Warnf("a sender on %s is staged, and not direct to %s: their self-test says %s: %s", other, own, p.Verdict, p.Reason)
+		return wire.RouteStaged, nil
+	}
+	return route, nil
 }
 
 // tuning is how copies to and from a server GPU are cut and issued; 0 stands for the

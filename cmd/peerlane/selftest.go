@@ -94,9 +94,10 @@ Exit status 4: a pair is not fit. 1: one could not be tested, or nothing was.`,
 		}
 		if !all && len(names) == 0 {
 			a.log.Info("the plan stages on no GPU: testing each two of them")
+			all = true
 		}
-		if all || len(names) == 0 {
-			names = hook.AllPairs(t.plan)
+		if all {
+			names = hook.AllPairs(t.plan, names)
 		}
 		if len(names) == 0 {
 			return fmt.Errorf("%s has %d GPUs that can have lanes, and a pair takes two", t.words, len(t.plan.GPUs))
