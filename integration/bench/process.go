@@ -203,13 +203,13 @@ func (r *run) firstCopy() error {
 		r.miss("first-copy", "self-test after a boot", "no pair of GPUs was tested")
 		return nil
 	}
-	verdicts := map[string]int{}
+	var verdicts []string
 	for _, p := range r.pairs {
-		verdicts[p.Verdict]++
+		verdicts = append(verdicts, fmt.Sprintf("%s with %s %s", p.GPU.BusID, p.Server.BusID, p.Verdict))
 	}
 	r.row(Row{
 		Table: "first-copy", What: "self-test after a boot, a pair of GPUs", Unit: Milliseconds,
-		Value: float64(r.testing.Milliseconds()) / float64(len(r.pairs)), Note: fmt.Sprintf("before all this; %d pairs: %v", len(r.pairs), verdicts),
+		Value: float64(r.testing.Milliseconds()) / float64(len(r.pairs)), Note: "before all this: " + strings.Join(verdicts, ", "),
 	})
 	return nil
 }
