@@ -22,6 +22,17 @@ static CUresult rowHtoD(const peerlane_calls *t, CUdeviceptr dst, const void *sr
 
 #cgo noescape rowHtoD
 #cgo nocallback rowHtoD
+
+// All copies have the same attributes. Those arrays are Go's; the call keeps none.
+static CUresult batch(const peerlane_calls *t, CUdeviceptr *dst, CUdeviceptr *src, size_t *sizes, size_t n, CUstream s)
+{
+	CUmemcpyAttributes a = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, .flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE};
+	size_t from = 0, failed = 0;
+	return call_cuMemcpyBatchAsync(t, dst, src, sizes, n, &a, &from, 1, &failed, s);
+}
+
+#cgo noescape batch
+#cgo nocallback batch
 */
 import "C"
 
@@ -84,6 +95,22 @@ func (d *Driver) MemcpyPeerAsync(dst Ptr, dstCtx Context, src Ptr, srcCtx Contex
 func (d *Driver) MemsetAsync(p Ptr, v byte, n uint64, s Stream) error {
 	if r := C.call_cuMemsetD8Async(d.calls, C.CUdeviceptr(p), C.uchar(v), C.size_t(n), C.CUstream(s)); r != 0 {
 		return d.failed(r, "cuMemsetD8Async", at(p, n))
+	}
+	return nil
+}
+
+// MemcpyBatchAsync makes several copies with one call, as MemcpyAsync makes each; among
+// themselves they have no order. The three lists have the same length, 1 or more. A
+// driver before 12.8 has ErrNotSupported.
+func (d *Driver) MemcpyBatchAsync(dst, src []Ptr, sizes []uint64, s Stream) error {
+	n := len(dst)
+	if n == 0 || len(src) != n || len(sizes) != n {
+		return fmt.Errorf("a batch of copies to %d addresses, from %d, of %d sizes", n, len(src), len(sizes))
+	}
+	r := C.batch(d.calls, (*C.CUdeviceptr)(unsafe.Pointer(&dst[0])), (*C.CUdeviceptr)(unsafe.Pointer(&src[0])),
+		(*C.size_t)(unsafe.Pointer(&sizes[0])), C.size_t(n), C.CUstream(s))
+	if r != 0 {
+		return d.failed(r, "cuMemcpyBatchAsync", fmt.Sprintf("%d copies, the first %s", n, span(dst[0], src[0], sizes[0])))
 	}
 	return nil
 }

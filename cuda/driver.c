@@ -33,6 +33,9 @@ peerlane_calls *peerlane_cuda_open(const char *path, char *message, size_t n, in
 		goto lacks;
 	CALLS(X)
 #undef X
+#define X(name, symbol, params, args) *(void **)&t->name = dlsym(library, symbol);
+	OPTIONAL(X)
+#undef X
 	if (!find(library, (void **)&t->cuCtxSynchronize, "cuCtxSynchronize", message, n))
 		goto lacks;
 	t->simulated = dlsym(library, "peerlaneSimVersion") != NULL;

@@ -66,6 +66,13 @@ typedef struct {
 	size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
 
+typedef struct {
+	int srcAccessOrder; // CU_MEMCPY_SRC_ACCESS_ORDER_*
+	CUmemLocation srcLocHint, dstLocHint;
+	unsigned flags; // CU_MEMCPY_FLAG_*
+} CUmemcpyAttributes;
+
+_Static_assert(sizeof(CUmemcpyAttributes) == 24, "CUmemcpyAttributes of cuda.h has 24 bytes");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "CUDA_MEMCPY2D of cuda.h has 128 bytes");
 _Static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp of cuda.h has 32 bytes");
 _Static_assert(offsetof(CUmemAllocationProp, allocFlags) == 24, "allocFlags is at 24");
@@ -86,6 +93,9 @@ enum {
 	CU_LIMIT_STACK_SIZE = 0,
 	CU_LIMIT_PRINTF_FIFO_SIZE = 1,
 	CU_LIMIT_MALLOC_HEAP_SIZE = 2,
+	CUDA_ERROR_NOT_SUPPORTED = 801,
+	CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
+	CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE = 1,
 	CU_MEMHOSTALLOC_PORTABLE = 1,
 	CU_MEMHOSTALLOC_DEVICEMAP = 2,
 	CU_MEMHOSTREGISTER_PORTABLE = 1,
@@ -197,11 +207,21 @@ X(cuGraphLaunch, "cuGraphLaunch", A(CUgraphExec e, CUstream s), A(e, s)) \
 X(cuGraphExecDestroy, "cuGraphExecDestroy", A(CUgraphExec e), A(e)) \
 X(cuGraphDestroy, "cuGraphDestroy", A(CUgraph g), A(g))
 
+// OPTIONAL lists calls that are answered with CUDA_ERROR_NOT_SUPPORTED where the driver
+// is too old for them. cuMemcpyBatchAsync is that of CUDA 12.8, which later drivers
+// still have; the macros of 13.0 choose another version without failIdx.
+#define OPTIONAL(X) \
+X(cuMemcpyBatchAsync, "cuMemcpyBatchAsync", \
+	A(CUdeviceptr *dst, CUdeviceptr *src, size_t *sizes, size_t n, CUmemcpyAttributes *attributes, size_t *from, size_t count, \
+	  size_t *failed, CUstream s), \
+	A(dst, src, sizes, n, attributes, from, count, failed, s))
+
 // peerlane_calls is the table. cuCtxSynchronize stands apart because it takes
 // no argument, which the list cannot express.
 typedef struct {
 #define X(name, symbol, params, args) CUresult (*name)(params);
 	CALLS(X)
+	OPTIONAL(X)
 #undef X
 	CUresult (*cuCtxSynchronize)(void);
 	int simulated;
@@ -210,6 +230,10 @@ typedef struct {
 #define X(name, symbol, params, args) \
 	static inline CUresult call_##name(const peerlane_calls *t, params) { return t->name(args); }
 CALLS(X)
+#undef X
+#define X(name, symbol, params, args) \
+	static inline CUresult call_##name(const peerlane_calls *t, params) { return t->name ? t->name(args) : CUDA_ERROR_NOT_SUPPORTED; }
+OPTIONAL(X)
 #undef X
 static inline CUresult call_cuCtxSynchronize(const peerlane_calls *t) { return t->cuCtxSynchronize(); }
 

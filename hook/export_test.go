@@ -47,3 +47,6 @@ func LeaveCgroup(root, family, id string) error { return cgroup{root, family, id
 
 // RemoveCgroup removes that.
 func RemoveCgroup(root, family, id string) error { return cgroup{root, family, id}.remove() }
+
+// ModuleVersion is where the driver's version is.
+var ModuleVersion = &moduleVersion

@@ -66,6 +66,7 @@ func (h host) request(id string, pid int, faults string, lanes ...launch.Lane) h
 	c := config.Default()
 	c.Relay.Environment = []string{"TEST_DIR=" + h.dir, "TEST_FAULT=" + faults}
 	c.Relay.SandboxWrite = []string{h.dir}
+	c.Relay.SelfTest = launch.SelfTestOff // but where that is what is tested
 	return hook.Request{
 		Container: hook.Container{ID: id, PID: pid}, Lanes: lanes, Config: c,
 		HookBinary: filepath.Join(bin, "peerlane-hook"),

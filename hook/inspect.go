@@ -31,6 +31,8 @@ type Inspection struct {
 	Sandbox Confinement `json:"confinement"`
 	// Processes are the supervisor and the relay, as far as they run.
 	Processes []Usage `json:"processes"`
+	// Pairs is what self-tests have found of the GPUs that its lanes can stage on.
+	Pairs []launch.Pair `json:"pairs"`
 	// Report is the relay's own; where there is none NoReport says why.
 	Report   *launch.Report `json:"report,omitempty"`
 	NoReport string         `json:"noReport,omitempty"`
@@ -92,6 +94,9 @@ func Inspect(l layout.Layout, id string) (Inspection, error) {
 		log.Close()
 	}
 	i.Sandbox = confinement(info)
+	if i.Pairs, err = info.Pairs(l); err != nil {
+		i.LogTail = append(i.LogTail, fmt.Sprintf("what is kept of self-tests is ignored: %v", err))
+	}
 	answer, err := ask(l, id, commandInspect)
 	if err != nil {
 		i.NoReport = err.Error()

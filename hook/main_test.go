@@ -175,6 +175,9 @@ func relayMain() {
 	}
 	report("start", relayStart{PID: os.Getpid(), Args: os.Args[1:], Environment: os.Environ(), Descriptors: fds, Directory: cwd, OwnSession: session != 0 && session == os.Getppid()})
 
+	if os.Args[1] == "self-test" {
+		testerMain(fault)
+	}
 	if fault("attacks") {
 		attackMain(fault("only"))
 	}

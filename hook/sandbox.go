@@ -292,19 +292,7 @@ func (g *Generation) confinement() sandbox.Spec {
 	}
 	// To connect to those who listen there.
 	s.Read = append(s.Read, g.Config.Peers, g.Config.NICs)
-	s.Read = append(s.Read, g.Sandbox.Read...)
-	for _, e := range g.Relay.Environment {
-		name, value, _ := strings.Cut(e, "=")
-		if name != "PEERLANE_CUDA_LIBRARY" && name != "LD_LIBRARY_PATH" {
-			continue
-		}
-		for _, path := range filepath.SplitList(value) {
-			if filepath.IsAbs(path) {
-				s.Read = append(s.Read, path)
-			}
-		}
-	}
-	s.Write = append(s.Write, g.Sandbox.Write...)
+	g.Sandbox.files(&s, g.Relay.Environment)
 	for _, lane := range g.Config.Lanes {
 		nics := slices.Clone(lane.NICs)
 		for _, spare := range lane.Spares {
@@ -317,6 +305,24 @@ func (g *Generation) confinement() sandbox.Spec {
 	slices.Sort(s.Devices)
 	s.Devices = slices.Compact(s.Devices)
 	return s
+}
+
+// files adds what the configuration names for all relays of a host, and what their
+// environment does.
+func (c Sandbox) files(s *sandbox.Spec, environment []string) {
+	s.Read = append(s.Read, c.Read...)
+	for _, e := range environment {
+		name, value, _ := strings.Cut(e, "=")
+		if name != libraryVariable && name != "LD_LIBRARY_PATH" {
+			continue
+		}
+		for _, path := range filepath.SplitList(value) {
+			if filepath.IsAbs(path) {
+				s.Read = append(s.Read, path)
+			}
+		}
+	}
+	s.Write = append(s.Write, c.Write...)
 }
 
 // infiniband has the RDMA devices, by name; tests have another.

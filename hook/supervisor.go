@@ -63,6 +63,7 @@ type supervisor struct {
 	refusal *refusal
 	// inspecting are the requests that wait for the relay's report.
 	inspecting []request
+	tests      selfTests
 }
 
 // Supervise is the supervisor of a generation: `peerlane-hook supervise`, run
@@ -208,6 +209,10 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 			}
 		case r := <-requests:
 			s.requested(r)
+		case p := <-s.tests.found:
+			s.testFound(p)
+		case t := <-s.tests.done:
+			s.testsDone(t)
 		}
 	}
 }
@@ -267,6 +272,9 @@ func (s *supervisor) hold(state string) {
 	s.log.Infof("asked for %s", state)
 	s.held = state
 	s.restart.Stop()
+	if s.tests.cancel != nil { // it has contexts of its own
+		s.tests.cancel()
+	}
 	if s.relay == nil {
 		s.rest()
 		return
@@ -348,6 +356,7 @@ func (s *supervisor) start() error {
 		s.log.WithError(err).Warn("leaving the sockets")
 	}
 	s.refusal = nil
+	s.selfTest()
 	r, err := startRelay(s.generation, s.clients, s.peers, s.init, s.bounded)
 	if err != nil {
 		return err
@@ -486,6 +495,7 @@ func (s *supervisor) lanesChanged() error {
 	if s.relay == nil {
 		return nil // the next one gets it
 	}
+	s.selfTest()
 	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, generation.confinement().Devices) {
 		// What it has is for good. A hook adds lanes, so no client has come yet.
 		s.log.Info("the added lane has devices that the relay's sandbox has not: starting it anew")
@@ -499,7 +509,7 @@ func (s *supervisor) lanesChanged() error {
 
 // configure sends the relay what it has to know.
 func (s *supervisor) configure() {
-	config := s.generation.Config
+	config := s.knowing(s.generation.Config)
 	config.Admission = true // this supervisor answers claims, whoever made the generation
 	if err := s.relay.configure(config); err != nil {
 		// It has closed its end, so it is ending, and the next one gets it.
@@ -528,6 +538,7 @@ func (s *supervisor) endStrays() error {
 // generations have been left behind.
 func (s *supervisor) end() error {
 	s.note(StateEnding, s.status.Error)
+	s.endTests()
 	var errs []error
 	if s.relay != nil {
 		errs = append(errs, s.relay.end())

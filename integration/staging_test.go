@@ -2,6 +2,8 @@ package integration_test
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -86,6 +88,74 @@ func TestStagingOfManyContainers(t *testing.T) {
 		}
 		if time.Now().After(end) {
 			t.Fatalf("the relay after the killed one has %+v", found.Report)
+		}
+	}
+}
+
+// The first container of a boot has its pairs tested while it starts, the next one
+// goes by that; a pair that is wrong is replaced, and it is said everywhere. What
+// relays and supervisors say is the same by the command, and after it.
+func TestAPairThatFailsItsSelfTest(t *testing.T) {
+	b := newBed(t, "runc", func(c *config.Config) {
+		c.Relay.Slots, c.Relay.SlotSize = 8, 1<<20
+		c.Relay.Reserve = launch.ReserveStart
+		c.Relay.SelfTest = launch.SelfTestOnce
+		// What the tester alone calls: the first look at the first server's memory is wrong.
+		c.Relay.Environment = append(c.Relay.Environment, "PEERLANE_SIM_FAULT=cuMemcpyDtoHAsync:times=1:corrupt=1")
+	})
+	lane := b.lanes[0]
+	if len(lane.Servers) != 2 {
+		t.Fatalf("the lane has the servers %v, and this test wants two", lane.Servers)
+	}
+	for i := range 2 {
+		c := b.start(lane, "hold")
+		c.next("hello")
+		found, _ := b.reserved(c)
+		log := strings.Join(found.LogTail, "\n")
+		if i == 0 { // its relay has not waited for the spares
+			log = b.finds(c, "the self-test of 4 pairs of GPUs took")
+		}
+		on := map[string]launch.Staging{}
+		for _, s := range found.Report.Staging {
+			on[s.GPU] = s
+		}
+		if bad := on[lane.Servers[0]]; bad.Bytes != 0 || !strings.Contains(bad.Note, "the pair failed its self-test: ") {
+			t.Errorf("on the server of the wrong pair it has %+v", bad)
+		}
+		if good := on[lane.Servers[1]]; good.Bytes != 8<<20 || good.Note != "" {
+			t.Errorf("on the other it has %+v", good)
+		}
+		if len(found.Pairs) < 2 || found.Pairs[0].Verdict != launch.VerdictWrong || found.Pairs[1].Verdict != launch.VerdictGood || found.Pairs[1].Reader != "passed" {
+			t.Errorf("container %d knows %+v", i, found.Pairs)
+		}
+		table := b.mustPeerlane("relay", "inspect", c.id)
+		for _, says := range []string{"wrong: of 1 bytes from", "good; out ", "issued by the client's GPU, chunk by the pair's calibration"} {
+			if !strings.Contains(table, says) {
+				t.Errorf("peerlane relay inspect does not say %q:\n%s", says, table)
+			}
+		}
+		if tested := strings.Contains(log, "pairs of GPUs"); tested != (i == 0) {
+			t.Errorf("container %d has tested: %v\n%s", i, tested, log)
+		}
+		if i > 0 && !strings.Contains(log, "staging of GPU "+lane.GPU+" is not as configured") {
+			t.Errorf("the relay's log does not say it: %s", log)
+		}
+	}
+}
+
+// finds waits for words in the log of a container's relay.
+func (b *bed) finds(c *container, words string) string {
+	b.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		text, err := os.ReadFile(filepath.Join(b.Layout.GenerationDir(c.generation().ID), "relay.log"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if strings.Contains(string(text), words) {
+			return string(text)
+		}
+		if time.Now().After(end) {
+			b.Fatalf("no %q in %s", words, text)
 		}
 	}
 }

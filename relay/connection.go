@@ -68,7 +68,7 @@ func (c *connection) advance() bool {
 	for c.down == nil && len(c.posted) > 0 && c.posted[0].due() {
 		op := c.posted[0]
 		c.posted = c.posted[1:]
-		op.began = c.session.relay.loop.Now()
+		op.begin()
 		if op.spoiled {
 			op.finish(wire.StatusUnknownEvent)
 		} else {

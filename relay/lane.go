@@ -174,7 +174,7 @@ func (l *lane) openStaging() error {
 	if err := l.open(); err != nil {
 		return err
 	}
-	config, err := l.relay.tested()
+	config, err := l.tested()
 	if err != nil {
 		return err
 	}

@@ -176,19 +176,20 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *greetings) error {
 		return err
 	}
 	var l *listener
-	var route uint32
+	var config launch.Config
 	if !r.loop.Call(func() {
 		if l = r.listeners[hello.Token]; l == nil {
 			r.counters.badHandles++
 		}
-		route = routeNumber(r.config.Route)
+		config = r.config
 	}) {
 		return errEnding
 	}
 	if l == nil {
 		return wire.Errorf(wire.StatusBadHandle, "no listener of %s answers to this handle; it was closed, or the handle is not one that a listener gave out", r.name())
 	}
-	if route, err = agree(route, hello.Route); err != nil {
+	route, err := l.lane.route(config, hello)
+	if err != nil {
 		return err
 	}
 	if err := l.lane.open(); err != nil {

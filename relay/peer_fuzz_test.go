@@ -100,7 +100,7 @@ func newWorld(t *testing.T) *world {
 	// A session that has ended answers nobody.
 	w.session = &session{
 		relay: w.relay, ring: completions, wakeClient: -1, ended: wire.Errorf(wire.StatusClosed, "the client is not there"),
-		connections: map[uint32]*connection{}, waits: map[*connection]bool{},
+		connections: map[uint32]*connection{}, waits: map[*connection]bool{}, turns: map[uint32]bool{},
 	}
 	w.mine = &memory{session: w.session, number: 1, kind: wire.MemoryHost, lane: w.lane, mapped: host(fuzzMemory), length: fuzzMemory, access: wire.AccessSend | wire.AccessReceive, known: map[knower]bool{}}
 	w.mine.parts = []device.Part{{FD: -1, Bytes: fuzzMemory}}

@@ -46,6 +46,8 @@ type session struct {
 	events      map[uint32]*event
 	// waits are the connections whose next operation waits for a timeline or an event.
 	waits map[*connection]bool
+	// turns are the timelines whose turn an operation under way has taken.
+	turns map[uint32]bool
 
 	parts []part // of the export that will come
 	// refusedParts is why it will be refused.
@@ -103,6 +105,7 @@ func (r *Relay) greetClient(conn packet.Conn, silent *greetings) {
 		listeners:   map[uint32]*listener{},
 		events:      map[uint32]*event{},
 		waits:       map[*connection]bool{},
+		turns:       map[uint32]bool{},
 	}
 	if err := s.shareMemory(); err != nil {
 		s.free()
@@ -479,13 +482,12 @@ func (s *session) take(d wire.Descriptor) {
 		session: s, kind: d.Operation, cookie: d.Cookie, tag: d.Tag, offset: d.Offset, length: d.Length,
 		wait: d.WaitTimeline, waitValue: d.WaitValue, signal: d.SignalTimeline, signalValue: d.SignalValue,
 	}
-	for _, timeline := range []uint32{d.WaitTimeline, d.SignalTimeline} {
-		if timeline != wire.NoTimeline && timeline >= wire.Timelines {
-			op.signal = wire.NoTimeline
-			op.finish(wire.StatusMalformed)
-			return
-		}
+	if !timelinesOf(d) {
+		op.signal = wire.NoTimeline
+		op.finish(wire.StatusMalformed)
+		return
 	}
+	op.inTurn = d.Flags&wire.InTurn != 0
 	c := s.connections[d.Connection]
 	switch {
 	case c == nil || c.down != nil && d.Operation == wire.OpCancel:
@@ -507,6 +509,19 @@ func (s *session) take(d wire.Descriptor) {
 	}
 }
 
+// timelinesOf reports whether what a descriptor says of timelines can be.
+func timelinesOf(d wire.Descriptor) bool {
+	for _, timeline := range []uint32{d.WaitTimeline, d.SignalTimeline} {
+		if timeline != wire.NoTimeline && timeline >= wire.Timelines {
+			return false
+		}
+	}
+	if d.Flags == wire.InTurn {
+		return d.WaitTimeline != wire.NoTimeline && d.SignalTimeline == wire.NoTimeline
+	}
+	return d.Flags == 0
+}
+
 // operation is a send or a receive.
 type operation struct {
 	session        *session
@@ -521,6 +536,8 @@ type operation struct {
 	signalValue    uint64
 	event          *event // that it waits for, nil once that has come
 	spoiled        bool   // the event cannot be waited for
+	inTurn         bool   // it waits for its turn
+	turn           bool   // which it has
 
 	send     uint64 // its number on the connection
 	granted  uint64 // of a send, the bytes that the receiver has room for
@@ -556,7 +573,32 @@ func (op *operation) bind(number uint32, c *connection) wire.Status {
 }
 
 func (op *operation) due() bool {
+	if op.inTurn {
+		return op.session.ring.Timeline(op.wait) == wire.TurnRelay && !op.session.turns[op.wait] && op.reached()
+	}
 	return (op.wait == wire.NoTimeline || ring.Reached(op.session.ring.Timeline(op.wait), op.waitValue)) && op.reached()
+}
+
+// begin is said of an operation that is due.
+func (op *operation) begin() {
+	op.began = op.session.relay.loop.Now()
+	if op.inTurn {
+		op.turn = true
+		op.session.turns[op.wait] = true
+	}
+}
+
+// endTurn gives the turn back to the stream, also after an error: it would wait for
+// ever. An operation that ended before its turn leaves it to the next.
+func (op *operation) endTurn() {
+	if !op.turn {
+		return
+	}
+	op.turn = false
+	delete(op.session.turns, op.wait)
+	if op.session.ended == nil {
+		op.session.ring.Advance(op.wait, wire.TurnStream)
+	}
 }
 
 // fail ends the operation with an error as soon as nothing can touch its
@@ -593,6 +635,7 @@ func (op *operation) finish(status wire.Status) {
 	if op.signal != wire.NoTimeline && s.ended == nil {
 		s.ring.Advance(op.signal, op.signalValue)
 	}
+	op.endTurn()
 	s.ring.Complete(wire.Completion{Cookie: op.cookie, Length: op.moved, Status: uint32(status)})
 	if s.ring.ClientSleeps() {
 		// EAGAIN says that there is enough to read already, EPIPE that the client

@@ -95,7 +95,7 @@ func (m *memory) stage(gpu wire.UUID) error {
 	if err := l.open(); err != nil {
 		return err
 	}
-	config, err := r.tested()
+	config, err := l.tested()
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // What is known of pairs of GPUs comes from the supervisor: a relay tests nothing
@@ -16,13 +17,14 @@ import (
 // takes longer a pair counts as not tested.
 const testedTime = 30 * time.Second
 
-// tested is the configuration once it says what is known of the pairs. It may block.
-func (r *Relay) tested() (config launch.Config, err error) {
+// tested is the configuration once it says what is known of the pairs that the lane
+// is to stage on. It may block.
+func (l *lane) tested() (config launch.Config, err error) {
 	for end := time.Now().Add(testedTime); ; time.Sleep(time.Millisecond) {
-		if !r.loop.Call(func() { config = r.config }) {
+		if !l.relay.loop.Call(func() { config = l.relay.config }) {
 			return config, errEnding
 		}
-		if !config.Testing {
+		if !config.Testing || l.enough(config) {
 			return config, nil
 		}
 		if time.Now().After(end) {
@@ -30,6 +32,20 @@ func (r *Relay) tested() (config launch.Config, err error) {
 			return config, nil
 		}
 	}
+}
+
+// enough reports whether what is known already is enough: something of each server,
+// and one that can be staged on, so that no spare matters.
+func (l *lane) enough(config launch.Config) bool {
+	usable := false
+	for _, server := range l.spec.Servers {
+		p := launch.FindPair(config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server})
+		if p == nil {
+			return false
+		}
+		usable = usable || p.Usable(config.SelfTest == launch.SelfTestRequired)
+	}
+	return usable
 }
 
 // unfit says why a lane does not stage on a server GPU; empty where it does.
@@ -48,6 +64,30 @@ func (l *lane) unfit(server launch.GPU, config launch.Config) string {
 		return "by its self-test the pair is slower than the bounce: " + p.Reason
 	}
 	return "the pair failed its self-test: " + p.Reason
+}
+
+// route is that of a sender's connection: what both configurations agree on, and
+// staged in place of direct where a self-test speaks against copies between the two
+// GPUs.
+func (l *lane) route(config launch.Config, hello *wire.PeerHello) (uint32, error) {
+	ours := routeNumber(config.Route)
+	route, err := agree(ours, hello.Route)
+	if err != nil || route != wire.RouteDirect || config.SelfTest == "" || config.SelfTest == launch.SelfTestOff {
+		return route, err
+	}
+	for _, p := range config.Pairs {
+		own, other := l.uuid.GPU(), hello.GPU.GPU()
+		if p.Usable(false) || (p.GPU.UUID != own || p.Server.UUID != other) && (p.GPU.UUID != other || p.Server.UUID != own) {
+			continue
+		}
+		if ours != wire.RouteAuto || hello.Route != wire.RouteAuto {
+			return 0, wire.Errorf(wire.StatusUnreachable,
+				`route direct between %s and %s is not to be had: their self-test says %s: %s; with relay.route = "auto" it is staged`, other, own, p.Verdict, p.Reason)
+		}
+		logrus.Warnf("a sender on %s is staged, and not direct to %s: their self-test says %s: %s", other, own, p.Verdict, p.Reason)
+		return wire.RouteStaged, nil
+	}
+	return route, nil
 }
 
 // tuning is how copies to and from a server GPU are cut and issued; 0 stands for the

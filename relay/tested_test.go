@@ -92,7 +92,16 @@ func TestStagingWaitsForTheSelfTest(t *testing.T) {
 	if s := r.Report().Staging; len(s) != 0 {
 		t.Fatalf("it has not waited: %+v", s)
 	}
-	config.Testing, config.Pairs = false, []launch.Pair{found(1, launch.VerdictWrong, "1 byte")}
+	// Of a server that is not fit alone nothing comes: the spare may not be either.
+	config.Pairs = []launch.Pair{found(1, launch.VerdictWrong, "1 byte")}
+	if err := r.Configure(config); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if s := r.Report().Staging; len(s) != 0 {
+		t.Fatalf("it has not waited for the spare: %+v", s)
+	}
+	config.Testing = false
 	if err := r.Configure(config); err != nil {
 		t.Fatal(err)
 	}
@@ -104,6 +113,64 @@ func TestStagingWaitsForTheSelfTest(t *testing.T) {
 			t.Fatalf("staging is %+v", r.Report().Staging)
 		}
 	}
+}
+
+// Where a self-test speaks against copies between two containers' GPUs they are staged,
+// whichever of the two was the client's in the test; or refused, where that is forced.
+func TestADirectRouteThatIsNotFit(t *testing.T) {
+	needGPUs(t, 4)
+	swapped := launch.Pair{PairName: launch.PairName{GPU: gpu(3), Server: gpu(0)}, Verdict: launch.VerdictWrong, Reason: "1 byte"}
+	for _, c := range []struct {
+		name, route string
+		pair        launch.Pair
+		want        uint32 // 0: refused
+	}{
+		{"good", launch.RouteAuto, found(3, launch.VerdictGood, ""), wire.RouteDirect},
+		{"wrong", launch.RouteAuto, found(3, launch.VerdictWrong, "1 byte"), wire.RouteStaged},
+		{"slow, in the other order", launch.RouteAuto, swapped, wire.RouteStaged},
+		{"of other GPUs", launch.RouteAuto, found(2, launch.VerdictWrong, "1 byte"), wire.RouteDirect},
+		{"forced", launch.RouteDirect, swapped, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t)
+			h.nic("nic0", 1)
+			h.nic("nic1", 2)
+			h.change = func(l *launch.Config) { l.SelfTest, l.Pairs = launch.SelfTestOnce, []launch.Pair{c.pair} }
+			log := listenToLog(t)
+			a, b := attach(t, h.relay("a", c.route, far(0, 1, "nic0"))), attach(t, h.relay("b", c.route, far(3, 2, "nic1")))
+			listener, err := b.Listen(within(t), uuid(t, 3))
+			if err != nil {
+				t.Fatal(err)
+			}
+			connection, err := a.Connect(within(t), uuid(t, 0), listener.Handle())
+			if c.want == 0 {
+				demand(t, err, wire.StatusUnreachable, "their self-test says wrong: 1 byte")
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if connection.Route != c.want {
+				t.Errorf("the route is %d", connection.Route)
+			}
+			if n := log.count("is staged, and not direct to"); (n == 1) != (c.want == wire.RouteStaged) {
+				t.Errorf("the log says %q", log.lines)
+			}
+		})
+	}
+}
+
+// Of spares nothing has to be known where a server is fit.
+func TestStagingDoesNotWaitForSpares(t *testing.T) {
+	needGPUs(t, 3)
+	h := newHost(t)
+	h.nic("nic0", 1)
+	h.change = func(l *launch.Config) {
+		l.SelfTest, l.Testing, l.Pairs = launch.SelfTestOnce, true, []launch.Pair{found(1, launch.VerdictGood, "")}
+	}
+	lane := far(0, 1, "nic0")
+	lane.Spares = []launch.Spare{{GPU: gpu(2), NICs: []string{"nic2"}}}
+	newSelf(t, h, lane).move(t)
 }
 
 // What the calibration chose decides on slots and streams, within the memory that is

@@ -53,6 +53,7 @@ with all details. Names that inject the same are one device.`,
 		if err != nil {
 			return nil, err
 		}
+		a.warnOfPairs(p, hook)
 		list, err := cdi.Generate(p.plan, a.specOptions(p, host, hook, f.devRoot))
 		return cdi.Devices(cdi.Generated(list)), err
 	}

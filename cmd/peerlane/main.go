@@ -22,6 +22,7 @@ const (
 	exitFailure = 1
 	exitUsage   = 2
 	exitDrift   = 3 // of peerlane cdi validate
+	exitPairs   = 4 // of peerlane self-test
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -93,6 +94,7 @@ Exit status:
   1  failed; one sentence on standard error says what, on what, and what to do
   2  the command line was wrong
   3  peerlane cdi validate: what is installed does not fit this host
+  4  peerlane self-test: a pair of GPUs is not fit to stage on
 {{end}}`)
 
 	flags := root.PersistentFlags()
@@ -108,6 +110,7 @@ Exit status:
 		newPlanCommand(a),
 		newCDICommand(a),
 		newRelayCommand(a),
+		newSelfTestCommand(a),
 		newBenchCommand(a),
 		newBenchClientCommand(a),
 		newDemoCommand(a),

@@ -90,6 +90,9 @@ who stops at a part of it sees more about it.`,
 			return a.printJSON(p.plan)
 		}
 		a.printPlan(p.plan)
+		if hook, err := hookPath(""); err == nil && host.live() {
+			a.warnOfPairs(p, hook)
+		}
 		return nil
 	}
 	return cmd

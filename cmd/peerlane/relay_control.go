@@ -94,6 +94,10 @@ func (a *app) printInspection(i hook.Inspection) {
 		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID, dash(lane.GPU.UUID), lane.Role,
 			dash(strings.Join(servers, ", ")), dash(strings.Join(spares, ", ")), dash(strings.Join(lane.NICs, ", "))))
 	}
+	for _, p := range i.Pairs {
+		row("pair", pairWords(p))
+	}
+	row("copies", tuningWords(i.Config))
 	row("route, transport", i.Config.Route+", "+i.Config.Transport)
 	if i.Config.Reserve == launch.ReserveStart {
 		row("staging taken", "when the container started")
@@ -121,6 +125,9 @@ func (a *app) printInspection(i hook.Inspection) {
 				text += " in host memory: the lane of " + s.Lane + " bounces"
 			} else {
 				text += " on " + s.GPU
+			}
+			if s.Slots > 0 {
+				text += fmt.Sprintf(", %d slots of %s each way by %d streams", s.Slots, humanize.IBytes(s.SlotBytes), s.Streams)
 			}
 			if s.Note != "" {
 				text += ": " + s.Note

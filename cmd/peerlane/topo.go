@@ -52,6 +52,9 @@ func (f *hostFlags) read() (*topo.Host, error) {
 	return topo.Read(f.input, f.options())
 }
 
+// live reports whether it is this host that is read.
+func (f *hostFlags) live() bool { return f.input == "" && f.sysfs == "/sys" }
+
 // options are those of a host, not of a file.
 func (f *hostFlags) options() topo.Options {
 	o := topo.Options{Sysfs: f.sysfs, Proc: f.proc}

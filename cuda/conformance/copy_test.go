@@ -38,6 +38,44 @@ func TestCopiesBothWaysOfEverySize(t *testing.T) {
 	check(t, driver.MemFree(other))
 }
 
+// A batch is copies of any sizes, also between two devices, before what comes after it
+// in the stream.
+func TestABatchOfCopies(t *testing.T) {
+	use(t, 0)
+	const each = 512 << 10
+	sizes := []uint64{8, each, 4096, 64 << 10, each}
+	from := pinned(t, each)
+	m, s := deviceMemory(t, 0, 4*mib, 0), stream(t)
+	other, err := driver.MemAlloc(uint64(len(sizes)) * each)
+	check(t, err)
+	var to, source []cuda.Ptr
+	for i, n := range sizes {
+		fill(from[:n], uint64(60+i))
+		at := cuda.Ptr(i) * each
+		check(t, errors.Join(driver.MemcpyHtoDAsync(m.p+at, address(from), n, s), driver.StreamSynchronize(s)))
+		// In another order than they lie.
+		source, to = append(source, m.p+at), append(to, other+cuda.Ptr(len(sizes)-1-i)*each)
+	}
+	err = driver.MemcpyBatchAsync(to, source, sizes, s)
+	if errors.Is(err, cuda.ErrNotSupported) && !driver.Simulated() {
+		t.Skip(err)
+	}
+	check(t, err)
+	back := pinned(t, each)
+	for i, n := range sizes {
+		check(t, errors.Join(driver.MemcpyDtoHAsync(address(back), to[i], n, s), driver.StreamSynchronize(s)))
+		if err := wrong(back[:n], uint64(60+i)); err != nil {
+			t.Errorf("copy %d of %d bytes: %v", i, n, err)
+		}
+	}
+	for _, bad := range []struct{ to, source int }{{0, 0}, {1, 2}} {
+		if err := driver.MemcpyBatchAsync(to[:bad.to], source[:bad.source], sizes[:bad.to], s); err == nil {
+			t.Errorf("a batch to %d addresses from %d is taken", bad.to, bad.source)
+		}
+	}
+	check(t, driver.MemFree(other))
+}
+
 // Small copies from the host are made as rectangles, which copy engines move.
 func TestRowsFromTheHostOfEverySize(t *testing.T) {
 	use(t, 0)

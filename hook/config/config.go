@@ -127,6 +127,26 @@ type Relay struct {
 	// finds it taken. With start each container has its CUDA context, some 265 MiB on
 	// its own GPU, from its start on, whether it uses its lane or not.
 	Reserve string `toml:"reserve"`
+	// Whether a pair of GPUs is tested before a lane stages one's bytes on the other:
+	// with once the first container after a boot, or after another driver was loaded,
+	// has it tested while it starts, a second or so a pair; one that fails, or is
+	// slower than the bounce, is replaced by a spare or the bounce, and one that could
+	// not be tested, because a GPU is full, say, is used. With required only a pair
+	// that has passed is used. With off none is tested. `peerlane self-test` tests
+	// them at any time, and docs/relay.md says how.
+	SelfTest string `toml:"self_test"`
+	// What decides how large the pieces are that a message is copied in, how many are
+	// under way, and by how many streams: auto, the calibration that comes with the
+	// self-test of a pair, within the memory of slots and slot_size; or off, slots,
+	// slot_size and one stream.
+	Calibration string `toml:"calibration"`
+	// The size of these pieces whatever the calibration says, a multiple of 64KiB; 0
+	// leaves it that.
+	Chunk Size `toml:"chunk"`
+	// The same for how many are under way; 0 leaves it the calibration.
+	Depth int `toml:"depth"`
+	// The same for the streams of each direction; 0 leaves it the calibration.
+	Streams int `toml:"streams"`
 	// Whether clients may hand over memory of cudaMalloc by its IPC handle: allow or
 	// never. Such a handle is a number and no secret: who guesses another container's
 	// has its memory, and a client that frees what is handed over can make its relay
@@ -167,6 +187,12 @@ type Relay struct {
 	// What the clients of one container may have of their relay.
 	Limits Limits `toml:"limits"`
 }
+
+// What decides on the sizes of copies.
+const (
+	CalibrationAuto = "auto" // the self-test of the pair
+	CalibrationOff  = "off"  // slots and slot_size
+)
 
 // Whether memory of cudaMalloc is taken by its IPC handle.
 const (
@@ -270,6 +296,7 @@ func Default() Config {
 			// Between the uids of systemd's containers and those of its foreign images;
 			// https://systemd.io/UIDS-GIDS has nobody there.
 			Sandbox: SandboxAuto, UIDs: "2130706432-2147352575",
+			SelfTest: launch.SelfTestOnce, Calibration: CalibrationAuto,
 			Reserve: launch.ReserveAttach, CUDAIPC: CUDAIPCNever, Events: EventsTimeline, Limits: defaultLimits(),
 			Memory: 64 << 30, CPUs: 16, Tasks: 4096,
 		},
@@ -351,6 +378,8 @@ func (c Config) check() error {
 		{"relay.launcher", r.Launcher, []string{LauncherAuto, LauncherSystemd, LauncherFork}},
 		{"relay.route", r.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
 		{"relay.reserve", r.Reserve, []string{launch.ReserveAttach, launch.ReserveStart}},
+		{"relay.self_test", r.SelfTest, []string{launch.SelfTestOnce, launch.SelfTestRequired, launch.SelfTestOff}},
+		{"relay.calibration", r.Calibration, []string{CalibrationAuto, CalibrationOff}},
 		{"relay.cuda_ipc", r.CUDAIPC, []string{CUDAIPCAllow, CUDAIPCNever}},
 		{"relay.events", r.Events, []string{EventsTimeline, EventsIPC}},
 		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal}},
@@ -373,6 +402,12 @@ func (c Config) check() error {
 	}
 	if r.SlotSize < 64<<10 || r.SlotSize > 1<<30 || r.SlotSize%(64<<10) != 0 {
 		return fmt.Errorf("relay.slot_size is %s; a multiple of 64 KiB up to 1 GiB is possible", r.SlotSize)
+	}
+	if r.Chunk > 1<<30 || r.Chunk%(64<<10) != 0 {
+		return fmt.Errorf("relay.chunk is %s; a multiple of 64 KiB up to 1 GiB is possible, or 0", r.Chunk)
+	}
+	if r.Depth < 0 || r.Depth > launch.MaxDepth || r.Streams < 0 || r.Streams > launch.MaxStreams {
+		return fmt.Errorf("relay.depth is %d and relay.streams is %d; up to %d and %d are possible, or 0", r.Depth, r.Streams, launch.MaxDepth, launch.MaxStreams)
 	}
 	for _, limit := range []struct {
 		key   string

@@ -58,6 +58,11 @@ reserve = "start"
 cuda_ipc = "never"
 events = "timeline"
 limits = { clients = 2, memories = 3, connections = 5, descriptors = 7, host_memory = "3GiB", client_host_memory = "2GiB", staging = "5GiB", client_staging = "6GiB" }
+self_test = "required"
+calibration = "off"
+chunk = "4MiB"
+depth = 6
+streams = 3
 environment = ["PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="]
 sandbox = "off"
 uids = "70000-70010"
@@ -102,6 +107,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 		Hook: config.Hook{OnFailure: "warn", Annotations: true},
 		Relay: config.Relay{
 			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
+			SelfTest: "required", Calibration: "off", Chunk: 4 << 20, Depth: 6, Streams: 3,
 			Reserve: "start", CUDAIPC: "never", Events: "timeline", Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7, HostMemory: 3 << 30, ClientHostMemory: 2 << 30, Staging: 5 << 30, ClientStaging: 6 << 30},
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
 			Sandbox:     config.SandboxOff, UIDs: "70000-70010", SandboxRead: []string{"/opt/driver"}, SandboxWrite: []string{"/dev/shm"},
@@ -157,6 +163,11 @@ func TestRefused(t *testing.T) {
 		{"launcher", "[relay]\nlauncher = \"upstart\"", `relay.launcher is "upstart"; auto, systemd, fork`},
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
 		{"transport", "[relay]\ntransport = \"verbs\"", "relay.transport"},
+		{"self-test", "[relay]\nself_test = \"often\"", "relay.self_test"},
+		{"calibration", "[relay]\ncalibration = \"yes\"", "relay.calibration"},
+		{"odd chunk", "[relay]\nchunk = \"100KB\"", "relay.chunk"},
+		{"many streams", "[relay]\nstreams = 100", "relay.streams"},
+		{"no depth", "[relay]\ndepth = -1", "relay.depth"},
 		{"no slots", "[relay]\nslots = 0", "relay.slots"},
 		{"reserve", "[relay]\nreserve = \"never\"", `relay.reserve is "never"; attach, start`},
 		{"IPC", "[relay]\ncuda_ipc = \"maybe\"", `relay.cuda_ipc is "maybe"; allow, never are possible`},

@@ -54,6 +54,12 @@ func (l Layout) ConfigFile() string { return filepath.Join(l.Config(), "config.t
 // PlanFile is what `cdi generate` wrote and the hook believes.
 func (l Layout) PlanFile() string { return filepath.Join(l.State(), "plan.json") }
 
+// SelfTestFile is what is known of pairs of GPUs, of one boot.
+func (l Layout) SelfTestFile() string { return filepath.Join(l.State(), "self-test.json") }
+
+// SelfTestLock is locked while pairs are tested.
+func (l Layout) SelfTestLock() string { return filepath.Join(l.State(), "self-test.lock") }
+
 // Anchor is the empty, root-owned directory that CDI mounts at ContainerDir.
 func (l Layout) Anchor() string { return filepath.Join(l.State(), "anchor") }
 

@@ -199,6 +199,18 @@ func (r *run) firstCopy() error {
 			return err
 		}
 	}
+	if len(r.pairs) == 0 {
+		r.miss("first-copy", "self-test after a boot", "no pair of GPUs was tested")
+		return nil
+	}
+	var verdicts []string
+	for _, p := range r.pairs {
+		verdicts = append(verdicts, fmt.Sprintf("%s with %s %s", p.GPU.BusID, p.Server.BusID, p.Verdict))
+	}
+	r.row(Row{
+		Table: "first-copy", What: "self-test after a boot, a pair of GPUs", Unit: Milliseconds,
+		Value: float64(r.testing.Milliseconds()) / float64(len(r.pairs)), Note: "before all this: " + strings.Join(verdicts, ", "),
+	})
 	return nil
 }
 
@@ -356,14 +368,25 @@ func (r *run) memory() (err error) {
 	if err != nil {
 		return err
 	}
+	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
+	if err != nil {
+		return err
+	}
+	if info.Report == nil {
+		return fmt.Errorf("the relay does not say what it has staged: %s", info.NoReport)
+	}
+	const mib = 1 << 20
+	staging := map[string]float64{} // MiB
+	for _, s := range info.Report.Staging {
+		staging[s.GPU] += float64(s.Bytes) / mib
+	}
 	if r.host.Simulated {
+		// All of it has been done, and its figures would be wrong.
 		for _, what := range []string{"of the client's own GPU", "of other GPUs"} {
 			r.miss("memory", what, "the simulator knows what one process took of a GPU, and not what all did")
 		}
 		return nil
 	}
-	const mib = 1 << 20
-	staging := 2 * float64(r.host.Config.Relay.Slots) * float64(r.host.Config.Relay.SlotSize) / mib / float64(len(w.lane.Servers))
 	for _, g := range r.host.Topology.GPUs {
 		took := (float64(before[g.BusID]) - float64(after[g.BusID])) / mib
 		row := Row{Table: "memory", State: "GPU " + strconv.Itoa(g.Index), Unit: MiB}
@@ -372,8 +395,8 @@ func (r *run) memory() (err error) {
 			row.What, row.Value, row.Asked = "of the client's own GPU, by its relay", max(0, took-2*bytes/mib), most(270)
 			row.Note = fmt.Sprintf("%.0f MiB less %d MiB that the client made itself", took, 2*bytes/mib)
 		case slices.Contains(w.lane.Servers, g.BusID):
-			row.What, row.Value, row.Asked = "of a server GPU, besides staging", max(0, took-staging), most(0)
-			row.Note = fmt.Sprintf("%.0f MiB, of which %.0f are staging", took, staging)
+			row.What, row.Value, row.Asked = "of a server GPU, besides staging", max(0, took-staging[g.BusID]), most(0)
+			row.Note = fmt.Sprintf("%.0f MiB, of which %.0f are staging", took, staging[g.BusID])
 		default:
 			row.What, row.Value, row.Asked = "of a GPU that is not the container's", max(0, took), most(0)
 		}

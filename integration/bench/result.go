@@ -32,6 +32,8 @@ type Report struct {
 	Baselines []Baseline `json:"baselines"`
 	// Problems are the tables that could not be measured to their end, and why.
 	Problems []string `json:"problems,omitempty"`
+	// Seconds are what each table took.
+	Seconds map[string]float64 `json:"seconds,omitempty"`
 	// Missing is what something is asked of and this run had no way to measure.
 	Missing []Missing `json:"missing,omitempty"`
 }
@@ -174,7 +176,7 @@ func (r *Report) check() error {
 	if r.Version != Version {
 		return fmt.Errorf("the result is of version %d, and this peerlane reads version %d", r.Version, Version)
 	}
-	if len(r.Rows) == 0 {
+	if len(r.Rows)+len(r.Missing) == 0 {
 		return errors.Join(errors.New("the result has no rows"), errors.New(strings.Join(r.Problems, "; ")))
 	}
 	units := map[string]string{}

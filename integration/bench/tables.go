@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -37,12 +38,19 @@ func (r *run) configured() (clientA, serverA, serverB, clientB string, err error
 	return r.gpusOf()
 }
 
-// legJob is a leg with the slots of the configuration.
+// legJob is a leg with slots as a relay has them: those of the configuration, or in
+// their memory pieces as large as the self-test of the pair has found to be best.
 func (r *run) legJob(from, to, issuer string, size uint64, depth int) measure.Job {
-	return measure.Job{
-		Kind: measure.Leg, From: from, To: to, Issuer: issuer, Size: size, Depth: depth,
-		Slots: r.host.Config.Relay.Slots, SlotBytes: uint64(r.host.Config.Relay.SlotSize),
+	c := r.host.Config.Relay
+	j := measure.Job{Kind: measure.Leg, From: from, To: to, Issuer: issuer, Size: size, Depth: depth, Slots: c.Slots, SlotBytes: uint64(c.SlotSize)}
+	for _, p := range r.pairs {
+		between := p.GPU.BusID == from && p.Server.BusID == to || p.GPU.BusID == to && p.Server.BusID == from
+		if c.Calibration == config.CalibrationAuto && between && p.Chunk > 0 && p.Chunk < j.SlotBytes {
+			j.Slots = min(int(uint64(j.Slots)*j.SlotBytes/p.Chunk), max(2*p.Depth, j.Slots))
+			j.SlotBytes = p.Chunk
+		}
 	}
+	return j
 }
 
 // askedOfCopies is what a relay's copy must reach of a raw one.
@@ -80,6 +88,20 @@ func (r *run) copies() error {
 				r.row(Row{Table: "copy", What: leg.what, Size: size, Depth: depth, Value: found.GBs, Unit: GBs, Baseline: name, Asked: askedOfCopies(size)})
 			}
 		}
+		if size >= 1<<20 {
+			continue
+		}
+		// What small copies would gain by one call for several.
+		name, err := r.baseline(measure.Job{Kind: BaselineRaw, From: client, To: server, Issuer: client, Size: size})
+		if err != nil {
+			return err
+		}
+		found, err := r.do(measure.Job{Kind: measure.Batch, From: client, To: server, Issuer: client, Size: size})
+		if err != nil {
+			r.miss("copy", "raw copies, eight to a call, "+sizeText(size), err.Error()) // an older driver
+			continue
+		}
+		r.row(Row{Table: "copy", What: "raw copies, eight to a call, client to slot", Size: size, Value: found.GBs, Unit: GBs, Baseline: name})
 	}
 	return nil
 }
@@ -248,6 +270,73 @@ func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
 			}
 			r.row(row)
 		}
+	}
+	return nil
+}
+
+// askedOfClientCopies is what a client's own copy must reach of a raw one.
+func askedOfClientCopies(size uint64) *Bound {
+	if size >= 4<<20 {
+		return least(0.95)
+	}
+	return nil
+}
+
+// clientCopy measures clients that copy to and from the slots themselves, on their own
+// stream, and hand over by a timeline: their copies alone, where 8 bytes of each go on,
+// and whole routes.
+func (r *run) clientCopy() (err error) {
+	sizes := r.sizes(1<<20, 4<<20, 16<<20, 64<<20)
+	r.host.ClientCopy = true
+	defer func() { r.host.ClientCopy = false }()
+	s, err := r.stage(staged, r.lanes, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	const slots = 8
+	s.staging = slots * slices.Max(sizes)
+	if r.host.Simulated {
+		s.staging = 2 * slices.Max(sizes)
+	}
+	a, b, err := s.pair(slices.Max(sizes))
+	if err != nil {
+		return err
+	}
+	client, server := a.gpu.BusID, a.lane.Servers[0]
+	for _, size := range sizes {
+		r.progress("client copy, %s", sizeText(size))
+		row := Row{Table: "client-copy", Route: staged, Transport: transportOf(staged), Size: size, Depth: slots, Unit: GBs}
+		if row.Baseline, err = r.baseline(measure.Job{Kind: BaselineRaw, From: client, To: server, Issuer: client, Size: size}); err != nil {
+			return err
+		}
+		o := order{Size: size, Handed: 8, Depth: slots, Duration: r.Duration}
+		for _, in := range []struct {
+			what  string
+			turn  bool
+			asked *Bound
+		}{
+			{"copied to a slot and handed over, one stream, of raw", false, nil},
+			{"copied to a slot and handed over, two streams in turn, of raw", true, askedOfClientCopies(size)},
+		} {
+			o.InTurn = in.turn
+			found, err := r.sendAs(a, b, o)
+			if err != nil {
+				return err
+			}
+			row.What, row.Value, row.Asked = in.what, found.GBs, in.asked
+			r.row(row)
+		}
+		if row.Baseline, _, err = r.rawOf(staged, size); err != nil {
+			return err
+		}
+		o.Handed = 0
+		found, err := r.sendAs(a, b, o)
+		if err != nil {
+			return err
+		}
+		row.What, row.Value, row.Asked = "container A to container B, each with its own copies", found.GBs, nil
+		r.row(row)
 	}
 	return nil
 }

@@ -20,9 +20,14 @@ import (
 
 // order is what a client is told to do, one at a time.
 type order struct {
-	Do       string        `json:"do"`
-	Socket   string        `json:"socket,omitempty"`
-	Bytes    uint64        `json:"bytes,omitempty"` // of each buffer
+	Do     string `json:"do"`
+	Socket string `json:"socket,omitempty"`
+	Bytes  uint64 `json:"bytes,omitempty"` // of each buffer
+	// Staging is that of a client that copies itself, bytes in each direction.
+	Staging uint64 `json:"staging,omitempty"`
+	// Handed is a measure.Client's, InTurn a measure.Stream's.
+	Handed   uint64        `json:"handed,omitempty"`
+	InTurn   bool          `json:"inTurn,omitempty"`
 	Handle   wire.Handle   `json:"handle"`
 	Size     uint64        `json:"size,omitempty"`
 	Depth    int           `json:"depth,omitempty"`
@@ -32,6 +37,8 @@ type order struct {
 	Tag      uint64        `json:"tag,omitempty"`
 	Starts   bool          `json:"starts,omitempty"`
 }
+
+func (o order) as(s *measure.Stream) { s.InTurn = o.InTurn }
 
 // What a client can be told to do.
 const (
@@ -128,14 +135,15 @@ func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
 		err = s.accept(ctx)
 	case doSend:
 		var times []time.Duration
-		r.GBs, times, err = c.StreamSend(ctx, o.Size, o.Depth, o.Duration, o.Tag)
+		c.Handed = o.Handed
+		r.GBs, times, err = c.StreamSend(ctx, o.Size, o.Depth, o.Duration, o.Tag, o.as)
 		r.Times = measure.TimesOf(times)
 	case doReceive:
 		err = c.StreamReceive(ctx, o.Size, o.Depth, o.Tag)
 	case doBoth:
 		received := make(chan error, 1)
 		go func() { received <- c.StreamReceive(ctx, o.Size, o.Depth, o.Tag) }()
-		r.GBs, _, err = c.StreamSend(ctx, o.Size, o.Depth, o.Duration, o.Tag)
+		r.GBs, _, err = c.StreamSend(ctx, o.Size, o.Depth, o.Duration, o.Tag, o.as)
 		err = errors.Join(err, <-received)
 	case doFirst:
 		start := time.Now()
@@ -185,7 +193,7 @@ func (s *serving) attach(ctx context.Context, o order) (r reply, err error) {
 		return r, err
 	}
 	start := time.Now()
-	s.client, err = measure.Attach(ctx, s.driver, s.device, s.gpu, o.Socket, o.Bytes)
+	s.client, err = measure.AttachCopying(ctx, s.driver, s.device, s.gpu, o.Socket, o.Bytes, o.Staging)
 	r.Ours = time.Since(start)
 	return r, err
 }

@@ -35,7 +35,9 @@ type Client struct {
 	context cuda.Context
 	// Where this process copies itself: messages that were copied to Outgoing's
 	// staging memory, and those that come into Incoming's.
-	copied, landed uint64
+	copied [2]uint64 // by Outgoing's stream, and by `second`
+	landed uint64
+	second cuda.Stream // where a Stream wants two; 0 before
 }
 
 // Timelines of a session as its Client uses them.
@@ -45,7 +47,7 @@ const (
 	Bounced = 2 // our stream: a hand-off came, send the next
 
 	// Of a Stream, where this process copies itself.
-	copiedLine  = 3 // our stream: a message is in its slot
+	copiedLines = 5 // our stream, and the second one: a message is in its slot
 	emptiedLine = 4 // our stream: a slot may be received into again
 	// The relay: a message has come into its slot. One for each slot, since nobody
 	// promises that messages end in their order.
@@ -243,6 +245,9 @@ type Stream struct {
 	// Depth is how many messages may be in flight: as was asked for, or as there are
 	// slots.
 	Depth int
+	// InTurn has two streams copy what is sent, one message each: a stream lets its copy
+	// drain before it writes the timeline, and the other one's moves meanwhile.
+	InTurn bool
 
 	c     *Client
 	sends bool
@@ -284,16 +289,26 @@ func (s *Stream) Post() (*client.Operation, error) {
 	at := turn * s.size
 	slot := b.Memory.Ptr + cuda.Ptr(at)
 	if s.sends {
-		c.copied++
-		line := c.Timeline(copiedLine)
-		if err := errors.Join(d.MemcpyAsync(slot, b.Ptr, s.size, b.Stream), c.Streams.Write(b.Stream, line, c.copied)); err != nil {
+		which, stream := uint64(0), b.Stream
+		if s.InTurn && s.next%2 == 0 {
+			if c.second == 0 {
+				var err error
+				if c.second, err = d.StreamCreate(); err != nil {
+					return nil, err
+				}
+			}
+			which, stream = 1, c.second
+		}
+		c.copied[which]++
+		line, value := c.Timeline(copiedLines+uint32(which)), c.copied[which]
+		if err := errors.Join(d.MemcpyAsync(slot, b.Ptr, s.size, stream), c.Streams.Write(stream, line, value)); err != nil {
 			return nil, err
 		}
 		n := s.size
 		if c.Handed > 0 {
 			n = min(n, c.Handed)
 		}
-		return post(b.Memory, at, n, client.Tag(s.tag), client.After(line, c.copied))
+		return post(b.Memory, at, n, client.Tag(s.tag), client.After(line, value))
 	}
 	c.landed++
 	landed, emptied := c.Timeline(landedLines+uint32(turn)), c.Timeline(emptiedLine)
@@ -308,10 +323,15 @@ func (s *Stream) Post() (*client.Operation, error) {
 
 // End waits for this process's own copies. All messages have to have ended.
 func (s *Stream) End() error {
-	if b := s.buffer(); b.Copies() {
-		return s.c.Driver.StreamSynchronize(b.Stream)
+	b := s.buffer()
+	if !b.Copies() {
+		return nil
 	}
-	return nil
+	err := s.c.Driver.StreamSynchronize(b.Stream)
+	if s.sends && s.c.second != 0 {
+		err = errors.Join(err, s.c.Driver.StreamSynchronize(s.c.second))
+	}
+	return err
 }
 
 // keptTimes bounds the messages whose times are kept.
@@ -319,8 +339,9 @@ const keptTimes = 1 << 18
 
 // StreamSend sends messages of one size, `depth` of them in flight, and then an
 // empty one, which ends the stream. After a tenth of the duration to warm up it
-// measures for that long: GB/s, and how long each message took from its post.
-func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duration time.Duration, tag uint64) (float64, []time.Duration, error) {
+// measures for that long: GB/s, and how long each message took from its post. `as`
+// changes what the Stream is like.
+func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duration time.Duration, tag uint64, as ...func(*Stream)) (float64, []time.Duration, error) {
 	type posted struct {
 		op *client.Operation
 		at time.Time
@@ -330,6 +351,9 @@ func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duratio
 	var first time.Time
 	bytes, elapsed := uint64(0), time.Duration(0)
 	messages := c.NewStream(true, size, depth, tag)
+	for _, f := range as {
+		f(messages)
+	}
 	for begin := time.Now(); elapsed < duration; {
 		if len(flight) < messages.Depth {
 			now := time.Now()

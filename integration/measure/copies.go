@@ -21,6 +21,8 @@ import (
 const (
 	// Raw is cuMemcpyPeerAsync, all copies queued on one stream of the issuer.
 	Raw = "raw"
+	// Batch is the same copies, eight to a call (cuMemcpyBatchAsync).
+	Batch = "batch"
 	// Bounce is the same through pinned host memory, down and up overlapping in
 	// chunks.
 	Bounce = "bounce"
@@ -144,6 +146,8 @@ func (c *Copies) Do(j Job) (Result, error) {
 	switch j.Kind {
 	case Raw:
 		r.GBs, err = c.raw(j, from, to, issuer)
+	case Batch:
+		r.GBs, err = c.batch(j, from, to, issuer)
 	case Bounce:
 		r.GBs, err = c.bounce(j, from, to)
 	case Leg:
@@ -277,6 +281,36 @@ func (c *Copies) raw(j Job, from, to, issuer *device.Device) (float64, error) {
 			if err := d.MemcpyPeerAsync(target, to.Context(), source, from.Context(), j.Size, stream); err != nil {
 				return err
 			}
+		}
+		return d.StreamSynchronize(stream)
+	})
+	return result, errors.Join(err, free())
+}
+
+// batch copies as raw does, batchCopies to a call, each with a place of its own: copies of
+// one call have no order.
+func (c *Copies) batch(j Job, from, to, issuer *device.Device) (float64, error) {
+	const batchCopies = 8
+	d := c.driver
+	whole := j
+	whole.Size *= batchCopies
+	source, target, stream, free, err := c.peers(whole, from, to, issuer)
+	if err != nil {
+		return 0, err
+	}
+	var targets, sources []cuda.Ptr
+	var sizes []uint64
+	for i := range uint64(batchCopies) {
+		targets, sources = append(targets, target+cuda.Ptr(i*j.Size)), append(sources, source+cuda.Ptr(i*j.Size))
+		sizes = append(sizes, j.Size)
+	}
+	result, err := j.rate(func(n int) error {
+		for n > 0 {
+			k := min(n, batchCopies)
+			if err := d.MemcpyBatchAsync(targets[:k], sources[:k], sizes[:k], stream); err != nil {
+				return err
+			}
+			n -= k
 		}
 		return d.StreamSynchronize(stream)
 	})

@@ -21,6 +21,7 @@ import (
 // a part in it.
 type near struct {
 	job       Job
+	on        *device.Device // of the sender
 	loop      *poll.Loop
 	link      *loop.Link
 	receiving *packet.Port
@@ -40,7 +41,7 @@ func (c *Copies) prepareNear(j Job, from, to *device.Device) (err error) {
 	if c.near != nil {
 		return errors.New("a stream is prepared already")
 	}
-	n := &near{job: j, ended: make(chan error, 1)}
+	n := &near{job: j, on: from, ended: make(chan error, 1)}
 	if n.loop, err = poll.New(); err != nil {
 		return err
 	}
@@ -63,6 +64,9 @@ func (c *Copies) prepareNear(j Job, from, to *device.Device) (err error) {
 		return errors.Join(err, unix.Close(ours))
 	}
 	if n.link, err = loop.Dial(n.loop, j.Socket, theirs, n.end, func(time.Duration) {}); err != nil {
+		return err
+	}
+	if err := from.Use(); err != nil {
 		return err
 	}
 	for i, on := range []*device.Device{from, to} {
@@ -97,7 +101,7 @@ func (c *Copies) prepareNear(j Job, from, to *device.Device) (err error) {
 	return err
 }
 
-// runNear keeps so many writes in flight for the time, after a tenth of it to warm up,
+// runNear keeps as many writes as Depth in flight for the time, after a tenth of it to warm up,
 // and then ends what prepareNear has made. With no time it makes one write.
 func (c *Copies) runNear(j Job) (gbs float64, err error) {
 	n := c.near
@@ -171,7 +175,7 @@ func (n *near) close() error {
 		}
 	})
 	n.loop.Stop()
-	var err error
+	err := n.on.Use()
 	for _, m := range n.memory {
 		if m != nil {
 			err = errors.Join(err, m.Close())

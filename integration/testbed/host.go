@@ -26,6 +26,7 @@ import (
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
 	"github.com/peerlane/peerlane/topo/recorded"
@@ -114,6 +115,9 @@ func (h *Host) Configure(change func(*config.Config)) error {
 	}
 	h.Config.Relay.Binary = filepath.Join(h.Binaries, "peerlane-relay")
 	h.Config.Plan.Lanes = h.Lanes
+	// It copies, and has contexts on server GPUs, while others count both: who wants
+	// it says so.
+	h.Config.Relay.SelfTest = launch.SelfTestOff
 	change(&h.Config)
 	if err := h.Config.Write(h.Layout.ConfigFile()); err != nil {
 		return err

@@ -60,7 +60,9 @@ type Session struct {
 	cookie      uint64
 	connections map[uint32]*Connection
 	mapped      map[*Memory]bool // here, with Data or Ptr
-	ring        *ring.Client     // nil once closed
+	handOvers   map[uint32]*HandOver
+	keeping     bool         // a goroutine keeps those that have ended at their end
+	ring        *ring.Client // nil once closed
 
 	lists    sync.Mutex // held while the allocations of one range are sent
 	spinners atomic.Int32
@@ -120,6 +122,7 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 		operations:  map[uint64]*Operation{},
 		connections: map[uint32]*Connection{},
 		mapped:      map[*Memory]bool{},
+		handOvers:   map[uint32]*HandOver{},
 	}
 	shared.SetSleeps(true)
 	s.readers.Add(2)
@@ -177,6 +180,7 @@ func (s *Session) fail(why error) {
 		for i := range uint32(wire.Timelines) {
 			s.ring.Advance(i, wire.TimelineEnd)
 		}
+		s.endHandOvers(nil, why)
 	}
 	for _, op := range s.operations {
 		op.end(0, why)

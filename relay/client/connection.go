@@ -74,6 +74,7 @@ func (c *Connection) takeDown(why error) {
 	c.once.Do(func() {
 		c.reason = why
 		close(c.down)
+		c.session.endHandOvers(c, why)
 	})
 }
 
@@ -146,6 +147,9 @@ func (c *Connection) submit(d wire.Descriptor) (*Operation, error) {
 	defer s.mu.Unlock()
 	if s.broken != nil {
 		return nil, s.broken
+	}
+	if err := s.inTurn(c, d); err != nil {
+		return nil, err
 	}
 	s.cookie++
 	d.Cookie = s.cookie

@@ -78,18 +78,24 @@ func (s *Session) RegisterTimelines(d *cuda.Driver) (*StreamTimelines, error) {
 // Unregister takes the timelines away from CUDA.
 func (t *StreamTimelines) Unregister() error { return t.driver.MemHostUnregister(t.memory) }
 
-func (t *StreamTimelines) address(of *Timeline) cuda.Ptr {
-	return t.base + cuda.Ptr(of.number*wire.TimelineStride)
+func (t *StreamTimelines) address(number uint32) cuda.Ptr {
+	return t.base + cuda.Ptr(number*wire.TimelineStride)
 }
 
 // Write lets a stream set a timeline when it gets there
-// (cuStreamWriteValue64).
+// (cuStreamWriteValue64). A stream that is captured is refused: see [HandOver].
 func (t *StreamTimelines) Write(s cuda.Stream, to *Timeline, value uint64) error {
-	return t.driver.StreamWriteValue64(s, t.address(to), value)
+	if err := t.uncaptured(s, to.number, "the write of a value"); err != nil {
+		return err
+	}
+	return t.driver.StreamWriteValue64(s, t.address(to.number), value)
 }
 
 // Wait lets a stream wait until a timeline has reached a value
-// (cuStreamWaitValue64).
+// (cuStreamWaitValue64). A stream that is captured is refused: see [HandOver].
 func (t *StreamTimelines) Wait(s cuda.Stream, on *Timeline, value uint64) error {
-	return t.driver.StreamWaitValue64(s, t.address(on), value)
+	if err := t.uncaptured(s, on.number, "a wait for a value"); err != nil {
+		return err
+	}
+	return t.driver.StreamWaitValue64(s, t.address(on.number), value)
 }

@@ -307,7 +307,7 @@ func (c Config) Check() error {
 			return fmt.Errorf("relay configuration: a tested pair: %w", err)
 		}
 	}
-	if c.Chunk > 1<<30 || c.Chunk%(64<<10) != 0 || c.Depth < 0 || c.Depth > maxDepth || c.Streams < 0 || c.Streams > maxStreams {
+	if c.Chunk > 1<<30 || c.Chunk%(64<<10) != 0 || c.Depth < 0 || c.Depth > MaxDepth || c.Streams < 0 || c.Streams > MaxStreams {
 		return fmt.Errorf("relay configuration: chunks of %d bytes, depth %d, %d streams", c.Chunk, c.Depth, c.Streams)
 	}
 	if c.Slots < 1 || c.Slots > 1024 {

@@ -111,14 +111,18 @@ func (p *Pair) Usable(required bool) bool {
 // Age is how long ago the test was.
 func (p *Pair) Age() time.Duration { return time.Since(time.Unix(p.At, 0)) }
 
-// Bounds of what a self-test can say.
+// Bounds of what a self-test can choose, and the configuration in its place.
 const (
-	MaxPairs    = 4096
+	MaxStreams = 8
+	MaxDepth   = 64
+)
+
+// Bounds of what it can say.
+const (
+	maxPairs    = 4096
 	maxReason   = 512
 	maxPairLine = 8 << 10
 	maxGBs      = 1e6
-	maxStreams  = 8
-	maxDepth    = 64
 )
 
 var (
@@ -154,7 +158,7 @@ func (p Pair) Check() error {
 	if p.Chunk != 0 && (p.Chunk < 64<<10 || p.Chunk > 1<<30 || p.Chunk%(64<<10) != 0) {
 		return fmt.Errorf("a chunk of %d bytes", p.Chunk)
 	}
-	if p.Depth < 0 || p.Depth > maxDepth || p.Streams < 0 || p.Streams > maxStreams {
+	if p.Depth < 0 || p.Depth > MaxDepth || p.Streams < 0 || p.Streams > MaxStreams {
 		return fmt.Errorf("%d streams and a depth of %d", p.Streams, p.Depth)
 	}
 	if p.Bytes > 1<<50 || p.Milliseconds < 0 || p.Milliseconds > 1<<40 || p.At < 0 || p.At > 1<<40 {
@@ -244,8 +248,8 @@ func ReadPairRecord(text []byte) (PairRecord, error) {
 	if r.Version != PairVersion {
 		return PairRecord{}, fmt.Errorf("it is of version %d, and this release reads version %d", r.Version, PairVersion)
 	}
-	if len(r.Pairs) > MaxPairs {
-		return PairRecord{}, fmt.Errorf("it has %d pairs, and %d are possible", len(r.Pairs), MaxPairs)
+	if len(r.Pairs) > maxPairs {
+		return PairRecord{}, fmt.Errorf("it has %d pairs, and %d are possible", len(r.Pairs), maxPairs)
 	}
 	for i, p := range r.Pairs {
 		if err := p.Check(); err != nil {

@@ -174,6 +174,22 @@ func TestTimelinesAndDeathOfARelay(t *testing.T) {
 	})
 }
 
+func TestCapturedGraphsAndDeathOfARelay(t *testing.T) {
+	eachKind(t, "handover", func(t *testing.T, path string) {
+		for _, route := range routes {
+			h := newHost(t)
+			a := h.relay("a", route, 0, 0)
+			b := h.process(h.config("b", route, 1, 1))
+			p := start(t, path, a, filepath.Join(h.dir, "b"), devices[0].UUID, devices[1].UUID)
+			p.demand("kill b")
+			time.Sleep(100 * time.Millisecond) // so that the streams wait, mostly
+			b.kill()
+			p.demand("done")
+			p.end()
+		}
+	})
+}
+
 func TestArgumentsThatCannotBe(t *testing.T) {
 	eachKind(t, "arguments", func(t *testing.T, path string) {
 		a := newHost(t).relay("a", launch.RouteDirect, 0, 0)

@@ -690,7 +690,10 @@ func (p *Port) Arm() bool {
 		return false
 	}
 	in := &p.shared.in
-	atomic.StoreUint32(in.sleeps, 1)
+	// Either this side sees what was written, or the writer that it sleeps. A store
+	// would do, were it not for the race detector: its stores can come after loads
+	// that follow them.
+	_ = atomic.SwapUint32(in.sleeps, 1)
 	return atomic.LoadUint64(in.tail) != in.at
 }
 

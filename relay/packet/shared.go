@@ -121,7 +121,7 @@ func (h *half) put(data []byte) (bool, error) {
 	binary.LittleEndian.PutUint32(slot, uint32(len(data)))
 	copy(slot[slotHeader:], data)
 	h.at++
-	atomic.StoreUint64(h.tail, h.at)
+	_ = atomic.SwapUint64(h.tail, h.at) // before it is looked whether the reader sleeps, see Port.Arm
 	return true, nil
 }
 

@@ -5,7 +5,8 @@
 // The loop spins while there is progress and for SpinTime after it; then it
 // sleeps: in epoll where everything that can happen makes a descriptor ready,
 // or for short naps where something can only be seen by looking (a copy's
-// event, a timeline that a GPU advances).
+// event, a timeline that a GPU advances). While it runs it asks for descriptors only
+// now and then: that is a system call.
 package poll
 
 import (
@@ -28,6 +29,11 @@ const (
 	napShare = 16
 	lastNap  = 50 * time.Microsecond
 )
+
+// lookTime is how long a loop that runs does not ask for descriptors that are ready:
+// asking is a system call, the only one that a busy relay would make, and what is in a
+// hurry comes through memory.
+const lookTime = 5 * time.Microsecond
 
 // Poller is something that has to be looked at.
 type Poller interface {
@@ -52,6 +58,7 @@ type Loop struct {
 	stopped bool
 	start   time.Time
 	now     time.Duration // of this round
+	looked  time.Duration // for descriptors, the last time
 
 	mu       sync.Mutex
 	tasks    []func()
@@ -194,7 +201,7 @@ func (l *Loop) Run() {
 				progress = true
 			}
 		}
-		if l.dispatch(0) {
+		if l.now-l.looked >= lookTime && l.dispatch(0) {
 			progress = true
 		}
 		if progress {
@@ -210,6 +217,7 @@ func (l *Loop) Run() {
 		if l.busy() {
 			if l.arm() {
 				l.sleepShortly(min(waited/napShare, lastNap))
+				l.looked = l.now - lookTime // it may have woken for a descriptor
 			}
 			l.disarm()
 			continue
@@ -276,6 +284,7 @@ func (l *Loop) dispatch(timeout int) bool {
 	if timeout != 0 { // it has slept
 		l.now = time.Since(l.start)
 	}
+	l.looked = l.now
 	for _, e := range events[:n] {
 		// An earlier handler of this round may have taken the watch away.
 		if f := l.watched[e.Fd]; f != nil {

@@ -53,6 +53,12 @@ func (s *shared) unmap() error {
 // the comparison is cyclic, as cuStreamWaitValue64's is.
 func Reached(now, value uint64) bool { return int64(now-value) >= 0 }
 
+// publish writes a position before whatever the writer looks at next: either it sees
+// that the other side sleeps, or that side sees the position when it looks for the
+// last time. A store would do, were it not for the race detector: its stores can come
+// after loads that follow them.
+func publish(position *uint64, value uint64) { _ = atomic.SwapUint64(position, value) }
+
 // Relay is the relay's side.
 type Relay struct {
 	shared
@@ -146,7 +152,7 @@ func (r *Relay) Full() bool {
 func (r *Relay) Complete(c wire.Completion) {
 	r.completions[r.written%wire.RingEntries] = c
 	r.written++
-	atomic.StoreUint64(&r.completePage.Tail, r.written)
+	publish(&r.completePage.Tail, r.written)
 }
 
 // ClientSleeps reports whether the client waits to be woken.
@@ -155,7 +161,7 @@ func (r *Relay) ClientSleeps() bool { return atomic.LoadUint32(&r.submitPage.Cli
 // Sleep says that the relay waits on its eventfd, and reports whether
 // descriptors came before the client could know.
 func (r *Relay) Sleep() bool {
-	atomic.StoreUint32(&r.completePage.RelaySleeps, 1)
+	_ = atomic.SwapUint32(&r.completePage.RelaySleeps, 1)
 	tail := atomic.LoadUint64(&r.submitPage.Tail)
 	read := atomic.LoadUint64(&r.submitPage.CompletedHead)
 	return tail != r.taken && r.reserved-read < wire.RingEntries
@@ -214,7 +220,7 @@ func (c *Client) Post(d wire.Descriptor) (wake bool, err error) {
 	}
 	c.descriptors[c.posted%wire.RingEntries] = d
 	c.posted++
-	atomic.StoreUint64(&c.submitPage.Tail, c.posted)
+	publish(&c.submitPage.Tail, c.posted)
 	return atomic.LoadUint32(&c.completePage.RelaySleeps) != 0, nil
 }
 
@@ -225,7 +231,7 @@ func (c *Client) Next() (wire.Completion, bool) {
 	}
 	completion := c.completions[c.finished%wire.RingEntries]
 	c.finished++
-	atomic.StoreUint64(&c.submitPage.CompletedHead, c.finished)
+	publish(&c.submitPage.CompletedHead, c.finished)
 	return completion, true
 }
 
@@ -238,7 +244,7 @@ func (c *Client) SetSleeps(sleeps bool) {
 	if sleeps {
 		word = 1
 	}
-	atomic.StoreUint32(&c.submitPage.ClientSleeps, word)
+	_ = atomic.SwapUint32(&c.submitPage.ClientSleeps, word)
 }
 
 // Timeline reads a timeline.

@@ -13,9 +13,10 @@ import (
 // Times of the measurements. A rate is the best of a few short rounds: whatever
 // disturbs one makes it slower, never faster.
 const (
-	rounds    = 3
-	roundTime = 2 * time.Millisecond
-	longTime  = 100 * time.Millisecond
+	rateRounds = 3
+	fewRounds  = 2 // of the calibration, which compares many
+	roundTime  = time.Millisecond
+	longTime   = 100 * time.Millisecond
 	// calibrationTime bounds the calibration of a pair, but for the round that is
 	// under way when it is over.
 	calibrationTime = 200 * time.Millisecond
@@ -27,7 +28,7 @@ const bounceChunk = 4 << 20
 // best is the best rate of some rounds, GB/s, or of one where that takes long. A
 // round issues pieces until its time is over, at least two, and waits for them; it
 // returns their bytes.
-func best(round func(until time.Time) (uint64, error)) (float64, error) {
+func best(rounds int, round func(until time.Time) (uint64, error)) (float64, error) {
 	rate := 0.0
 	for i, begun := 0, time.Now(); i < rounds && time.Since(begun) < longTime; i++ {
 		start := time.Now()
@@ -46,18 +47,25 @@ type plan struct {
 	depth, streams int
 }
 
+// leastPieces is how many a round has, however large they are.
+const leastPieces = 4
+
 // through is the rate of a plan, by the relay's own queues.
-func (b *bench) through(p plan, pull bool) (float64, error) {
-	return best(func(until time.Time) (uint64, error) {
+func (b *bench) through(rounds int, p plan, pull bool) (float64, error) {
+	return best(rounds, func(until time.Time) (uint64, error) {
 		var moved uint64
 		var failed error
 		underWay := 0
 		poll := func() {
+			progress := false
 			for _, q := range b.queues[:p.streams] {
-				q.Poll()
+				progress = q.Poll() || progress
+			}
+			if !progress && b.driver.Simulated() { // whose streams are threads that need a processor, too
+				time.Sleep(20 * time.Microsecond)
 			}
 		}
-		for i := 0; i < 2*p.depth || time.Now().Before(until); i++ {
+		for i := 0; i < max(p.depth, leastPieces) || time.Now().Before(until); i++ {
 			for underWay == p.depth {
 				poll()
 			}
@@ -85,7 +93,7 @@ func (b *bench) through(p plan, pull bool) (float64, error) {
 
 // simple is the rate of copies that one call issues in a GPU's own stream.
 func (b *bench) simple(by *device.Device, chunk uint64, issue func(s cuda.Stream) error) (float64, error) {
-	return best(func(until time.Time) (uint64, error) {
+	return best(rateRounds, func(until time.Time) (uint64, error) {
 		var moved uint64
 		for moved == 0 || time.Now().Before(until) {
 			// Two at a time, so that one begins where the other ends.
@@ -107,8 +115,8 @@ func (b *bench) rates(p *launch.Pair) error {
 		measure func() (float64, error)
 	}
 	list := []measured{
-		{&p.Push.Client, func() (float64, error) { return b.through(whole, false) }},
-		{&p.Pull.Client, func() (float64, error) { return b.through(whole, true) }},
+		{&p.Push.Client, func() (float64, error) { return b.through(rateRounds, whole, false) }},
+		{&p.Pull.Client, func() (float64, error) { return b.through(rateRounds, whole, true) }},
 		{&p.Push.Bounce, func() (float64, error) {
 			return b.simple(b.client, bounceChunk, func(s cuda.Stream) error { return d.MemcpyDtoHAsync(host, b.mine.Ptr, bounceChunk, s) })
 		}},
@@ -125,6 +133,11 @@ func (b *bench) rates(p *launch.Pair) error {
 			}
 		}
 		list = append(list, measured{&p.Push.Server, byServer(b.slots.Ptr, b.mine.Ptr)}, measured{&p.Pull.Server, byServer(b.mine.Ptr, b.slots.Ptr)})
+	}
+	for _, ends := range [][2]device.Place{{b.slots.At(0), b.mine.At(0)}, {b.mine.At(0), b.slots.At(0)}} { // to warm up
+		if err := b.copy(ends[0], ends[1], memory); err != nil {
+			return err
+		}
 	}
 	for _, m := range list {
 		var err error
@@ -144,7 +157,7 @@ var (
 )
 
 const (
-	fullDepth     = 8
+	fullDepth     = 4
 	content       = 0.97
 	depthContent  = 0.98
 	anotherStream = 1.03 // a second stream has to bring as much
@@ -155,11 +168,11 @@ const (
 func (b *bench) calibrate(p *launch.Pair) error {
 	end := time.Now().Add(calibrationTime)
 	both := func(of plan) (float64, error) {
-		push, err := b.through(of, false)
+		push, err := b.through(fewRounds, of, false)
 		if err != nil {
 			return 0, err
 		}
-		pull, err := b.through(of, true)
+		pull, err := b.through(fewRounds, of, true)
 		return min(push/p.Push.Client, pull/p.Pull.Client), err
 	}
 	var tried []plan

@@ -96,6 +96,9 @@ type tester struct {
 func (t *tester) open(g launch.GPU) (*device.Device, error) {
 	d := t.devices[g.BusID]
 	if d == nil {
+		if err := t.shared(g); err != nil {
+			return nil, err
+		}
 		var err error
 		if d, err = device.Open(t.driver, g.BusID); err != nil {
 			return nil, err
@@ -106,6 +109,34 @@ func (t *tester) open(g launch.GPU) (*device.Device, error) {
 		return nil, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi generate again", g.BusID, d.UUID, g.UUID)
 	}
 	return d, nil
+}
+
+// leastFree is what a GPU must have left beside our context, bytes: whoever fills it
+// shall not fail for a test's sake.
+const leastFree = 256 << 20
+
+// shared refuses a GPU that one process at a time may use: it is somebody else's.
+func (t *tester) shared(g launch.GPU) error {
+	ordinal, err := t.driver.DeviceByPCIBusID(g.BusID)
+	if err != nil {
+		return nil // device.Open says it better
+	}
+	mode, err := t.driver.DeviceAttribute(ordinal, cuda.AttributeComputeMode)
+	if err == nil && mode != 0 {
+		err = fmt.Errorf("GPU %s is in compute mode %d, in which a test would keep others from it", g.BusID, mode)
+	}
+	return err
+}
+
+// room refuses a GPU that is nearly full.
+func (t *tester) room(d *device.Device) error {
+	return d.On(func() error {
+		free, _, err := t.driver.MemGetInfo()
+		if err == nil && free < leastFree {
+			err = fmt.Errorf("GPU %s has %d MiB free, and a test leaves those be that have less than %d", d.BusID, free>>20, leastFree>>20)
+		}
+		return err
+	})
 }
 
 // close lets go of the devices that no pair of a list has.
@@ -188,6 +219,9 @@ func (t *tester) test(p *launch.Pair) (err error) {
 		return err
 	}
 	p.GPU.UUID, p.Server.UUID = b.client.UUID, b.server.UUID
+	if err := errors.Join(t.room(b.client), t.room(b.server)); err != nil {
+		return err
+	}
 	defer func() {
 		if !t.lost && !sticky(err) {
 			err = errors.Join(err, b.free())
@@ -285,7 +319,7 @@ func (b *bench) allocate() error {
 	if err != nil {
 		return err
 	}
-	b.undo = append(b.undo, func() error { return d.MemHostFree(at) })
+	b.undo = append(b.undo, func() error { return errors.Join(b.client.Use(), d.MemHostFree(at)) })
 	b.view = unsafe.Slice((*byte)(at), hostMemory)
 	return nil
 }
@@ -382,8 +416,8 @@ func compare(got, expected []byte, before, n uint64, from, to ends) error {
 			}
 		}
 	}
-	return wrong("of %d bytes from %s (at %d) to %s (at %d) %d arrived wrong, the first at %d; %d were beside them",
-		n, from.on.BusID, from.at, to.on.BusID, to.at, count-outside, first-int(before), outside)
+	return wrong("of %d bytes from %s (at %d) to %s (at %d) %d arrived wrong, and %d beside them have changed, the first at %d",
+		n, from.on.BusID, from.at, to.on.BusID, to.at, count-outside, outside, first-int(before))
 }
 
 // pattern fills memory with bytes that are never the same twice (splitmix64).

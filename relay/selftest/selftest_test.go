@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,6 +49,17 @@ func gpu(i int, uuid string) launch.GPU {
 // run tests pairs of simulated GPUs with faults, as `self-test` does.
 func run(t *testing.T, fault string, memory uint64, pairs ...launch.PairName) ([]launch.Pair, map[string]sim.DeviceLog) {
 	t.Helper()
+	return do(t, fault, memory, launch.PairJob{Pairs: pairs, SlotBytes: 32 << 20})
+}
+
+// realGPUs has the tests of pairs that are good find the machine's GPUs.
+var realGPUs = os.Getenv("PEERLANE_TEST_CUDA") == "driver"
+
+func do(t *testing.T, fault string, memory uint64, job launch.PairJob) ([]launch.Pair, map[string]sim.DeviceLog) {
+	t.Helper()
+	if realGPUs {
+		t.Skip("real GPUs have no faults to order: TestRealPairs is for them")
+	}
 	dir := t.TempDir()
 	var devices []sim.Device
 	for i := range 3 {
@@ -62,26 +74,11 @@ func run(t *testing.T, fault string, memory uint64, pairs ...launch.PairName) ([
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(launch.PairJob{Pairs: pairs, SlotBytes: 32 << 20})
+	text, err := json.Marshal(job)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(append(os.Environ(), environment...), child+"=1", "PEERLANE_SIM_FAULT="+fault)
-	cmd.Stdin, cmd.Stderr = strings.NewReader(string(text)), os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Logf("the tester ended: %v", err)
-	}
-	var found []launch.Pair
-	if err := launch.ReadPairs(strings.NewReader(string(out)), pairs, func(h launch.PairHost, p launch.Pair) {
-		if !h.Simulated {
-			t.Error("it does not say that it is simulated")
-		}
-		found = append(found, p)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	found := ask(t, job.Pairs, string(text), append(environment, "PEERLANE_SIM_FAULT="+fault), true)
 	log, err := sim.ReadLog(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -91,6 +88,76 @@ func run(t *testing.T, fault string, memory uint64, pairs ...launch.PairName) ([
 		by[d.BusID] = d
 	}
 	return found, by
+}
+
+// ask has a process of its own do a job.
+func ask(t *testing.T, pairs []launch.PairName, job string, environment []string, simulated bool) (found []launch.Pair) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(append(os.Environ(), environment...), child+"=1")
+	cmd.Stdin, cmd.Stderr = strings.NewReader(job), os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Logf("the tester ended: %v", err)
+	}
+	if err := launch.ReadPairs(strings.NewReader(string(out)), pairs, func(h launch.PairHost, p launch.Pair) {
+		if h.Simulated != simulated {
+			t.Errorf("it says that simulated is %v", h.Simulated)
+		}
+		found = append(found, p)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// Each two GPUs of this machine, with PEERLANE_TEST_CUDA=driver; elsewhere there is
+// none.
+func TestRealPairs(t *testing.T) {
+	if !realGPUs {
+		return // TestAGoodPair is the same on simulated ones
+	}
+	d, err := cuda.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := d.DeviceCount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var gpus []launch.GPU
+	for i := range n {
+		g := launch.GPU{Index: i}
+		ordinal, err := d.DeviceGet(i)
+		if err == nil {
+			g.BusID, err = d.DevicePCIBusID(ordinal)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		gpus = append(gpus, g)
+	}
+	job := launch.PairJob{SlotBytes: 32 << 20}
+	for i, client := range gpus {
+		for _, server := range gpus[i+1:] {
+			job.Pairs = append(job.Pairs, launch.PairName{GPU: client, Server: server})
+		}
+	}
+	text, err := json.Marshal(job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := ask(t, job.Pairs, string(text), nil, false)
+	if len(found) != len(job.Pairs) {
+		t.Errorf("of %d pairs %d are told of", len(job.Pairs), len(found))
+	}
+	for _, p := range found {
+		text, _ := json.Marshal(p) // of what was JSON
+		t.Logf("%s", text)
+		if p.Verdict != launch.VerdictGood || p.Reader != ReaderPassed || p.Chunk == 0 {
+			t.Errorf("%v: %s %s, kernel %s, chunk %d", p.PairName, p.Verdict, p.Reason, p.Reader, p.Chunk)
+		}
+	}
 }
 
 const plenty = 1 << 30
@@ -127,7 +194,7 @@ func TestWhatAPairFailsBy(t *testing.T) {
 	for _, c := range []struct {
 		name, fault, verdict, reason string
 	}{
-		{"one wrong byte", "cuMemcpyAsync:after=9:times=1:corrupt", launch.VerdictWrong, "arrived wrong, the first at"},
+		{"one wrong byte", "cuMemcpyAsync:after=9:times=1:corrupt", launch.VerdictWrong, "1 arrived wrong, and 0 beside them"},
 		{"a wrong byte of a large copy", "cuMemcpyAsync:after=31:times=1:corrupt", launch.VerdictWrong, "of 8388608 bytes from"},
 		{"a copy that fails", "cuMemcpyAsync:after=3:times=1:error=1", launch.VerdictWrong, "failed: cuMemcpyAsync"},
 		{"a copy that loses the context", "cuMemcpyAsync:after=3:times=1:error=700", launch.VerdictWrong, "CUDA_ERROR_ILLEGAL_ADDRESS"},
@@ -137,7 +204,7 @@ func TestWhatAPairFailsBy(t *testing.T) {
 		{"the same in the other direction", "cuMemcpyAsync:after=45:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:10:00.0 read 1 wrong words of 8 bytes"},
 		// Behind the copies that are compared every one is late, and none of those
 		// between GPU and host.
-		{"slower than the bounce", "cuMemcpyAsync:after=48:times=4:delay=800", launch.VerdictSlow, "and the bounce through the host's memory"},
+		{"slower than the bounce", "cuMemcpyAsync:after=50:times=4:delay=800", launch.VerdictSlow, "and the bounce through the host's memory"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			found, _ := run(t, c.fault, plenty, pair01, pair02)
@@ -157,11 +224,40 @@ func TestWhatAPairFailsBy(t *testing.T) {
 	}
 }
 
+// Nothing larger than a slot is chosen, and nothing by halves. That it comes to an end
+// within its time is no promise on a busy machine.
+func TestTheCalibrationChooses(t *testing.T) {
+	for range 10 {
+		found, _ := do(t, "", plenty, launch.PairJob{Pairs: []launch.PairName{pair01}, SlotBytes: 1 << 20})
+		p := found[0]
+		if p.Chunk == 0 {
+			continue
+		}
+		if p.Chunk != 1<<20 || !slices.Contains(depths, p.Depth) || p.Streams < 1 || p.Streams > mostStreams {
+			t.Errorf("chosen are pieces of %d, %d under way, by %d streams", p.Chunk, p.Depth, p.Streams)
+		}
+		return
+	}
+	t.Error("in ten tries nothing was chosen")
+}
+
 // Where no kernel runs the rest of the test counts.
 func TestAGPUThatRunsNoKernel(t *testing.T) {
 	found, _ := run(t, "cuModuleLoad*:error=209", plenty, pair01)
 	if len(found) != 1 || found[0].Verdict != launch.VerdictGood || !strings.HasPrefix(found[0].Reader, "not tried: kernels of Peerlane: cuModuleLoad") {
 		t.Errorf("found %s: %s, %s", found[0].Verdict, found[0].Reason, found[0].Reader)
+	}
+}
+
+func TestAGPUThatIsNearlyFull(t *testing.T) {
+	found, log := run(t, "", leastFree/2, pair01)
+	if len(found) != 1 || found[0].Verdict != launch.VerdictUntested || !strings.Contains(found[0].Reason, "has 128 MiB free") {
+		t.Errorf("found %s: %s", found[0].Verdict, found[0].Reason)
+	}
+	for _, d := range log {
+		if d.Allocated > 0 {
+			t.Errorf("on %s %d bytes were allocated", d.BusID, d.Allocated)
+		}
 	}
 }
 

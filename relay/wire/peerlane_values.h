@@ -10,6 +10,10 @@
 /* A timeline of a session that has ended stands here, so that every wait for a */
 /* smaller value is over (CUDA compares cyclically, hence not the largest). */
 #define PEERLANE_TIMELINE_END (0x4000000000000000ull)
+/* A timeline that changes hands says whose turn it is: of the GPU's stream, or of */
+/* the relay. A stream waits for any of the bits of TurnStream and TimelineEnd. */
+#define PEERLANE_TURN_STREAM (1)
+#define PEERLANE_TURN_RELAY (2)
 /* Bounds of one session. */
 #define PEERLANE_MAX_MEMORIES (4096)
 #define PEERLANE_MAX_CONNECTIONS (1024)

@@ -14,6 +14,11 @@
 #define PEERLANE_NEWEST_VERSION (1)
 /* "No timeline" in a Descriptor. */
 #define PEERLANE_NO_TIMELINE (0xffffffff)
+/* Flags of a Descriptor. InTurn: the operation begins when wait_timeline is */
+/* TurnRelay, which no other operation takes for its turn until this one has ended; */
+/* then the relay sets the timeline to TurnStream. There is no wait_value and no */
+/* signal then. */
+#define PEERLANE_IN_TURN (1)
 /* Sizes and offsets, in bytes, of what Welcome's descriptors map. */
 #define PEERLANE_SUBMIT_BYTES (0x25000)
 #define PEERLANE_SUBMIT_ENTRIES (0x1000)

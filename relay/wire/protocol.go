@@ -21,6 +21,15 @@ const (
 	TimelineEnd = 0x4000000000000000
 	// "No timeline" in a Descriptor.
 	NoTimeline = 0xffffffff
+	// A timeline that changes hands says whose turn it is: of the GPU's stream, or of
+	// the relay. A stream waits for any of the bits of TurnStream and TimelineEnd.
+	TurnStream = 1
+	TurnRelay  = 2
+	// Flags of a Descriptor. InTurn: the operation begins when wait_timeline is
+	// TurnRelay, which no other operation takes for its turn until this one has ended;
+	// then the relay sets the timeline to TurnStream. There is no wait_value and no
+	// signal then.
+	InTurn = 1
 	// Sizes and offsets, in bytes, of what Welcome's descriptors map.
 	SubmitBytes     = 0x25000
 	SubmitEntries   = 0x1000

@@ -141,6 +141,21 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream s)
 	return r;
 }
 
+// Copies with the same attributes, in the order of the list, which is one of those
+// that a driver may choose.
+CUresult cuMemcpyBatchAsync(CUdeviceptr *dst, CUdeviceptr *src, size_t *sizes, size_t n, CUmemcpyAttributes *attributes,
+			    size_t *from, size_t count, size_t *failed, CUstream s)
+{
+	if (!dst || !src || !sizes || !n || !attributes || !from || count != 1 || from[0] != 0 || !failed || !s ||
+	    attributes->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+		return CUDA_ERROR_INVALID_VALUE;
+	CUresult r = CUDA_SUCCESS;
+	for (size_t i = 0; i < n && r == CUDA_SUCCESS; i++)
+		if ((r = copy("cuMemcpyBatchAsync", dst[i], NULL, src[i], NULL, sizes[i], s)) != CUDA_SUCCESS)
+			*failed = i;
+	return r;
+}
+
 CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dc, CUdeviceptr src, CUcontext sc, size_t n, CUstream s)
 {
 	struct context *to = handle_get(CONTEXT, dc), *from = handle_get(CONTEXT, sc);

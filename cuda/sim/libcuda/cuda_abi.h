@@ -85,6 +85,12 @@ typedef struct {
 	size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
 
+typedef struct {
+	int srcAccessOrder;
+	CUmemLocation srcLocHint, dstLocHint;
+	unsigned flags;
+} CUmemcpyAttributes;
+
 enum {
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
 	CU_MEM_LOCATION_TYPE_DEVICE = 1,
@@ -95,6 +101,7 @@ enum {
 	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 	CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE = 15,
+	CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
 	CU_MEMORYTYPE_HOST = 1,
 	CU_MEMORYTYPE_DEVICE = 2,
 	CU_STREAM_NON_BLOCKING = 1,
@@ -169,6 +176,8 @@ API CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream 
 API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, CUstream s);
 API CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, CUstream s);
 API CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream s);
+API CUresult cuMemcpyBatchAsync(CUdeviceptr *dst, CUdeviceptr *src, size_t *sizes, size_t n, CUmemcpyAttributes *attributes,
+				size_t *from, size_t count, size_t *failed, CUstream s);
 API CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dc, CUdeviceptr src, CUcontext sc, size_t n, CUstream s);
 
 API CUresult cuStreamCreate(CUstream *s, unsigned flags);

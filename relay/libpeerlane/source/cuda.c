@@ -18,6 +18,8 @@ enum {
 	CUDA_ERROR_INVALID_DEVICE = 101,
 	CU_MEMHOSTREGISTER_PORTABLE = 1,
 	CU_MEMHOSTREGISTER_DEVICEMAP = 2,
+	CU_STREAM_WAIT_VALUE_GEQ = 0,
+	CU_STREAM_WAIT_VALUE_AND = 2,
 };
 
 /* CUmemAccessDesc */
@@ -45,7 +47,10 @@ struct access {
 	X(release, "cuMemRelease", (uint64_t)) \
 	X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned)) \
 	X(host_unregister, "cuMemHostUnregister", (const void *)) \
-	X(host_address, "cuMemHostGetDevicePointer_v2", (uint64_t *, void *, unsigned))
+	X(host_address, "cuMemHostGetDevicePointer_v2", (uint64_t *, void *, unsigned)) \
+	X(capturing, "cuStreamIsCapturing", (void *, int *)) \
+	X(write_value, "cuStreamWriteValue64_v2", (void *, uint64_t, uint64_t, unsigned)) \
+	X(wait_value, "cuStreamWaitValue64_v2", (void *, uint64_t, uint64_t, unsigned))
 
 struct driver {
 #define X(member, symbol, parameters) int(*member) parameters;
@@ -181,11 +186,11 @@ int peerlane_register_timelines(peerlane_session *s, uint64_t *address)
 		status = failed(&d, result, "cuMemHostGetDevicePointer", what);
 		d.host_unregister(page);
 	}
-	if (status) {
-		pthread_mutex_lock(&s->lock);
+	pthread_mutex_lock(&s->lock);
+	s->address = status ? 0 : *address;
+	if (status)
 		s->registered = NULL;
-		pthread_mutex_unlock(&s->lock);
-	}
+	pthread_mutex_unlock(&s->lock);
 	return status;
 }
 
@@ -202,6 +207,7 @@ int peerlane_unregister_timelines(peerlane_session *s)
 	pthread_mutex_lock(&s->lock); /* also of a session that has failed */
 	page = s->registered;
 	s->registered = NULL;
+	s->address = 0;
 	pthread_mutex_unlock(&s->lock);
 	if (!page)
 		return fail_call(PEERLANE_STATUS_INVALID, "the session's timelines are not registered with CUDA");
@@ -273,4 +279,88 @@ void unmap_staging(const struct mapped *m)
 		return; /* it was there when this was mapped */
 	d.unmap(m->address, m->bytes);
 	d.unreserve(m->address, m->bytes);
+}
+
+/* on_stream finds the driver and a timeline's address for a stream. Of one that
+ * changes hands it gives the error that ended it. */
+static int on_stream(peerlane_session *s, uint32_t timeline, bool hands, struct driver *d, uint64_t *address)
+{
+	int status;
+
+	if (timeline >= PEERLANE_TIMELINES)
+		return fail_call(PEERLANE_STATUS_INVALID, "timeline %u: a session has %d, numbered from 0", timeline, PEERLANE_TIMELINES);
+	if ((status = enter(s)))
+		return status;
+	*address = s->address + timeline * PEERLANE_TIMELINE_STRIDE;
+	if (!s->address)
+		status = fail_call(PEERLANE_STATUS_INVALID, "the session's timelines are not registered with CUDA; peerlane_register_timelines() does it");
+	else if (hands)
+		status = hand_over_status(s, timeline);
+	leave(s);
+	return status ? status : find(d);
+}
+
+/* uncaptured refuses a stream that is captured: what the values of a graph wait for is
+ * there from the first replay on. */
+static int uncaptured(const struct driver *d, void *stream, uint32_t timeline, const char *what)
+{
+	int capturing = 0, result = d->capturing(stream, &capturing);
+
+	if (result)
+		return failed(d, result, "cuStreamIsCapturing", what);
+	if (!capturing)
+		return 0;
+	return fail_call(PEERLANE_STATUS_INVALID, "%s %u: it cannot be captured: every replay of the graph would have the same value, and none but the "
+		"first would wait; capture the two-phase form, a hand-over (peerlane_hand_over, peerlane_stream_take and peerlane_stream_give), "
+		"which waits for its turn and sets it back in the graph", what, timeline);
+}
+
+int peerlane_stream_wait(peerlane_session *s, void *stream, uint32_t timeline, uint64_t value)
+{
+	static const char what[] = "a stream's wait for timeline";
+	struct driver d;
+	uint64_t address;
+	int result, status = on_stream(s, timeline, false, &d, &address);
+
+	if (status || (status = uncaptured(&d, stream, timeline, what)))
+		return status;
+	result = d.wait_value(stream, address, value, CU_STREAM_WAIT_VALUE_GEQ);
+	return result ? failed(&d, result, "cuStreamWaitValue64", what) : 0;
+}
+
+int peerlane_stream_advance(peerlane_session *s, void *stream, uint32_t timeline, uint64_t value)
+{
+	static const char what[] = "a stream's advance of timeline";
+	struct driver d;
+	uint64_t address;
+	int result, status = on_stream(s, timeline, false, &d, &address);
+
+	if (status || (status = uncaptured(&d, stream, timeline, what)))
+		return status;
+	result = d.write_value(stream, address, value, 0);
+	return result ? failed(&d, result, "cuStreamWriteValue64", what) : 0;
+}
+
+int peerlane_stream_take(peerlane_session *s, void *stream, uint32_t timeline)
+{
+	struct driver d;
+	uint64_t address;
+	int result, status = on_stream(s, timeline, true, &d, &address);
+
+	if (status)
+		return status;
+	result = d.wait_value(stream, address, PEERLANE_TURN_STREAM | PEERLANE_TIMELINE_END, CU_STREAM_WAIT_VALUE_AND);
+	return result ? failed(&d, result, "cuStreamWaitValue64", "a stream's wait for its turn") : 0;
+}
+
+int peerlane_stream_give(peerlane_session *s, void *stream, uint32_t timeline)
+{
+	struct driver d;
+	uint64_t address;
+	int result, status = on_stream(s, timeline, true, &d, &address);
+
+	if (status)
+		return status;
+	result = d.write_value(stream, address, PEERLANE_TURN_RELAY, 0);
+	return result ? failed(&d, result, "cuStreamWriteValue64", "the end of a stream's turn") : 0;
 }

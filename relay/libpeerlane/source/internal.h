@@ -64,6 +64,13 @@ struct mapped {
 	struct mapped *next;
 };
 
+/* A timeline that changes hands. */
+struct hand_over {
+	enum { NO_HAND_OVER, HAND_OVER, HAND_OVER_ENDED } state;
+	int32_t status;      /* why it has ended */
+	uint32_t connection; /* of the latest operation in turn */
+};
+
 enum slot_state { SLOT_FREE, SLOT_POSTED, SLOT_ENDED };
 
 #define NO_SLOT UINT32_MAX
@@ -123,7 +130,13 @@ struct peerlane_session {
 	uint32_t free_slot;
 	uint32_t first_ended, last_ended;
 
-	const void *registered;    /* timelines that are registered with CUDA */
+	const void *registered;    /* timelines that are registered with CUDA, */
+	uint64_t address;          /* there */
+	struct hand_over hand_overs[PEERLANE_TIMELINES];
+	bool handing;              /* there are some: the watcher reads the socket */
+	bool keeping;              /* some have ended: the watcher keeps them there */
+	bool closing;
+	int nudge;                 /* an eventfd that the watcher looks up for */
 };
 
 /* --- errors.c: the calling thread's error. Each returns the status. */
@@ -197,5 +210,14 @@ bool drain(struct peerlane_session *s, struct reason *why);
 void end_all(struct peerlane_session *s, int status);
 void set_sleeps(struct peerlane_session *s);
 void end_timelines(struct peerlane_session *s);
+
+/* A hand-over's status, with its sentence; an error also of a timeline that is none. */
+int hand_over_status(struct peerlane_session *s, uint32_t i);
+/* Ends the hand-overs of a connection, of all with 0. */
+void end_hand_overs(struct peerlane_session *s, uint32_t connection, int status);
+/* Sets those that have ended to their end again, which a graph set back. */
+void keep_hand_overs(struct peerlane_session *s);
+/* Wakes the watcher, so that it sees what the session says now. */
+void nudge(struct peerlane_session *s);
 
 #endif

@@ -30,7 +30,8 @@
  * call it. It has one of its own, for each session, only from
  * peerlane_timelines() or peerlane_register_timelines() on: the GPU may wait for a
  * timeline then while no thread is here to see the relay die. That thread sleeps in
- * poll(), takes no signal, and ends with the session.
+ * poll(), takes no signal, and ends with the session. It looks around every
+ * millisecond while there are hand-overs that have ended, see peerlane_hand_over().
  *
  * fork(). A session belongs to the process that dialed. In a child of fork() it has
  * failed (PEERLANE_STATUS_FORKED): its descriptors are closed there, its shared
@@ -293,7 +294,7 @@ PEERLANE_API int peerlane_connection_status(peerlane_session *session, peerlane_
 struct peerlane_options {
 	uint64_t tag;             /* a message meets receives of the same tag only */
 	uint64_t context;         /* the caller's own; peerlane_poll() gives it back */
-	uint32_t flags;           /* PEERLANE_AFTER, PEERLANE_SIGNAL, PEERLANE_AFTER_EVENT */
+	uint32_t flags;           /* PEERLANE_AFTER, PEERLANE_SIGNAL, PEERLANE_AFTER_EVENT; or PEERLANE_HAND_OVER */
 	uint32_t after_event;     /* PEERLANE_AFTER_EVENT: begin when this event has been reached */
 	uint32_t after_timeline;  /* PEERLANE_AFTER: begin when this timeline has reached */
 	uint32_t signal_timeline; /* PEERLANE_SIGNAL: when it has ended, also with an error, */
@@ -303,7 +304,8 @@ struct peerlane_options {
 
 #define PEERLANE_AFTER 1u
 #define PEERLANE_SIGNAL 2u
-#define PEERLANE_AFTER_EVENT 4u
+#define PEERLANE_HAND_OVER 4u /* begin when it is the relay's turn at after_timeline, which is the stream's at the end: see peerlane_hand_over() */
+#define PEERLANE_AFTER_EVENT 8u
 
 /* Posts a message of `length` bytes. options may be NULL.
  *
@@ -390,6 +392,39 @@ PEERLANE_API int peerlane_register_timelines(peerlane_session *session, uint64_t
 
 /* Takes the timelines away from CUDA, before peerlane_close(). */
 PEERLANE_API int peerlane_unregister_timelines(peerlane_session *session);
+
+/* Lets a stream wait until a timeline has reached a value, and lets it set a timeline
+ * when it gets there (cuStreamWaitValue64, cuStreamWriteValue64), in the current
+ * context. stream: a CUstream or cudaStream_t. The timelines must be registered with
+ * peerlane_register_timelines(). A stream that is captured into a graph is refused
+ * (PEERLANE_STATUS_INVALID): its replays would all have the same value. For them: */
+PEERLANE_API int peerlane_stream_wait(peerlane_session *session, void *stream, uint32_t timeline, uint64_t value);
+PEERLANE_API int peerlane_stream_advance(peerlane_session *session, void *stream, uint32_t timeline, uint64_t value);
+
+/* A hand-over is a timeline that changes hands: it says whose turn it is, a stream's or
+ * the relay's. Each replay of a graph that takes a turn and gives it back is one turn.
+ *
+ *	peerlane_hand_over(session, 0, PEERLANE_TURN_STREAM);  to send: the stream fills first
+ *	cuStreamBeginCapture(stream, ...);
+ *	peerlane_stream_take(session, stream, 0);              waits for the stream's turn
+ *	... work that fills the memory ...
+ *	peerlane_stream_give(session, stream, 0);              it is the relay's turn
+ *	cuStreamEndCapture(stream, &graph);
+ *	then, for each replay: peerlane_send() with PEERLANE_HAND_OVER and after_timeline 0
+ *
+ * To receive the first turn is PEERLANE_TURN_RELAY; between taking and giving the
+ * stream works with what came. Operations may be posted before it is their turn, any
+ * number of them; each has one. A replay whose operation nobody posts waits for it.
+ *
+ * A hand-over ends when the session fails, or the connection of its latest operation
+ * goes down. No stream waits for it any more then, in replays of later either, and
+ * what their work finds in the memory says nothing: peerlane_hand_over_status() and
+ * all that is asked for with it give the error, until peerlane_hand_over() begins it
+ * anew. A stream must not use it, nor an operation wait for it, at that moment. */
+PEERLANE_API int peerlane_hand_over(peerlane_session *session, uint32_t timeline, uint32_t first);
+PEERLANE_API int peerlane_hand_over_status(peerlane_session *session, uint32_t timeline);
+PEERLANE_API int peerlane_stream_take(peerlane_session *session, void *stream, uint32_t timeline);
+PEERLANE_API int peerlane_stream_give(peerlane_session *session, void *stream, uint32_t timeline);
 
 /* --- events ---------------------------------------------------------------- */
 

@@ -210,6 +210,21 @@ static int post(struct peerlane_session *s, struct peerlane_descriptor *d, bool 
 	return 0;
 }
 
+/* in_turn notes with whose end a hand-over ends. */
+static int in_turn(struct peerlane_session *s, uint32_t connection, uint32_t timeline)
+{
+	const struct link *l = find_link(s, connection);
+	int status = hand_over_status(s, timeline);
+
+	if (status)
+		return status;
+	s->hand_overs[timeline].connection = connection;
+	if (!l || !l->down.status)
+		return 0;
+	end_hand_overs(s, connection, l->down.status);
+	return hand_over_status(s, timeline);
+}
+
 static int submit(peerlane_session *s, uint32_t kind, peerlane_connection connection, peerlane_memory memory,
 	uint64_t offset, uint64_t length, const struct peerlane_options *options, peerlane_operation *operation)
 {
@@ -220,7 +235,7 @@ static int submit(peerlane_session *s, uint32_t kind, peerlane_connection connec
 	int status;
 
 	if (options) {
-		if (options->flags & ~(PEERLANE_AFTER | PEERLANE_SIGNAL | PEERLANE_AFTER_EVENT))
+		if (options->flags & ~(PEERLANE_AFTER | PEERLANE_SIGNAL | PEERLANE_AFTER_EVENT | PEERLANE_HAND_OVER))
 			return fail_call(PEERLANE_STATUS_INVALID, "an operation's options have flags that this version does not know: %#x", options->flags);
 		d.tag = options->tag;
 		if (options->flags & PEERLANE_AFTER) {
@@ -229,6 +244,12 @@ static int submit(peerlane_session *s, uint32_t kind, peerlane_connection connec
 		}
 		if (options->flags & PEERLANE_AFTER_EVENT)
 			d.wait_event = options->after_event;
+		if (options->flags & PEERLANE_HAND_OVER) {
+			if (options->flags != PEERLANE_HAND_OVER)
+				return fail_call(PEERLANE_STATUS_INVALID, "an operation that waits for its turn (PEERLANE_HAND_OVER) goes with none of PEERLANE_AFTER, PEERLANE_SIGNAL and PEERLANE_AFTER_EVENT");
+			d.flags = PEERLANE_IN_TURN;
+			d.wait_timeline = options->after_timeline;
+		}
 		if (options->flags & PEERLANE_SIGNAL) {
 			d.signal_timeline = options->signal_timeline;
 			d.signal_value = options->signal_value;
@@ -239,7 +260,10 @@ static int submit(peerlane_session *s, uint32_t kind, peerlane_connection connec
 	}
 	if ((status = enter(s)))
 		return status;
-	status = post(s, &d, !operation, options ? options->context : 0, operation);
+	if (d.flags & PEERLANE_IN_TURN)
+		status = in_turn(s, connection, d.wait_timeline);
+	if (!status)
+		status = post(s, &d, !operation, options ? options->context : 0, operation);
 	leave(s);
 	return status;
 }
@@ -572,6 +596,69 @@ int peerlane_timeline_advance(peerlane_session *s, uint32_t i, uint64_t value)
 	__atomic_store_n(timeline(s, i), value, __ATOMIC_SEQ_CST);
 	leave(s);
 	return 0;
+}
+
+/* --- timelines that change hands ------------------------------------------------- */
+
+int peerlane_hand_over(peerlane_session *s, uint32_t i, uint32_t first)
+{
+	int status;
+
+	if ((status = is_timeline(i)))
+		return status;
+	if (first != PEERLANE_TURN_STREAM && first != PEERLANE_TURN_RELAY)
+		return fail_call(PEERLANE_STATUS_INVALID, "timeline %u: the first turn is PEERLANE_TURN_STREAM or PEERLANE_TURN_RELAY, not %u", i, first);
+	if ((status = enter(s)))
+		return status;
+	s->hand_overs[i] = (struct hand_over){.state = HAND_OVER};
+	s->handing = true;
+	__atomic_store_n(timeline(s, i), first, __ATOMIC_SEQ_CST);
+	nudge(s);
+	leave(s);
+	return 0;
+}
+
+int hand_over_status(struct peerlane_session *s, uint32_t i)
+{
+	const struct hand_over *h = &s->hand_overs[i < PEERLANE_TIMELINES ? i : 0];
+
+	if (i >= PEERLANE_TIMELINES || h->state == NO_HAND_OVER)
+		return fail_call(PEERLANE_STATUS_INVALID, "timeline %u does not change hands; peerlane_hand_over() makes it", i);
+	return explain(s, h->state == HAND_OVER_ENDED ? h->status : 0, h->connection);
+}
+
+int peerlane_hand_over_status(peerlane_session *s, uint32_t i)
+{
+	int status = enter(s);
+
+	if (status)
+		return status;
+	look(s);
+	status = hand_over_status(s, i);
+	leave(s);
+	return status;
+}
+
+void end_hand_overs(struct peerlane_session *s, uint32_t connection, int status)
+{
+	for (uint32_t i = 0; i < PEERLANE_TIMELINES; i++) {
+		struct hand_over *h = &s->hand_overs[i];
+
+		if (h->state != HAND_OVER || (connection && h->connection != connection))
+			continue;
+		h->state = HAND_OVER_ENDED;
+		h->status = status;
+		s->keeping = true;
+	}
+	keep_hand_overs(s);
+	nudge(s);
+}
+
+void keep_hand_overs(struct peerlane_session *s)
+{
+	for (uint32_t i = 0; s->submit && s->keeping && i < PEERLANE_TIMELINES; i++)
+		if (s->hand_overs[i].state == HAND_OVER_ENDED)
+			__atomic_store_n(timeline(s, i), PEERLANE_TIMELINE_END, __ATOMIC_SEQ_CST);
 }
 
 int peerlane_timelines(peerlane_session *s, void **memory, size_t *bytes)

@@ -10,12 +10,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+
+/* How often hand-overs that have ended are set to their end again. */
+#define KEEP_TIME 1 /* ms */
 
 /* --- time --------------------------------------------------------------------- */
 
@@ -68,6 +72,7 @@ static void close_descriptors(struct peerlane_session *s)
 {
 	close_one(&s->event);
 	close_one(&s->notice);
+	close_one(&s->nudge);
 	close_one(&s->socket);
 	close_one(&s->wake_relay);
 	close_one(&s->wake_client);
@@ -157,6 +162,7 @@ static void fail_as(struct peerlane_session *s, const struct reason *why)
 	if (s->submit && s->slots) {
 		drain(s, &ignored); /* what ended before */
 		end_timelines(s);
+		end_hand_overs(s, 0, why->status);
 		end_all(s, why->status);
 	}
 	for (struct link *l = s->links; l; l = l->next)
@@ -419,6 +425,8 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 		l = find_link(s, m.connection);
 		if (l && !l->down.status) /* one that was never accepted goes down unseen */
 			read_reason(&l->down, m.status, m.reason, sizeof m.reason);
+		if (l)
+			end_hand_overs(s, m.connection, l->down.status);
 		return;
 	}
 	if (header.type == PEERLANE_MESSAGE_FAILURE && header.sequence == 0) {
@@ -848,18 +856,34 @@ int peerlane_unlisten(peerlane_session *s, peerlane_listener listener)
 
 /* --- the library's own thread ------------------------------------------------------ */
 
+void nudge(struct peerlane_session *s)
+{
+	if (s->nudge >= 0)
+		eventfd_write(s->nudge, 1);
+}
+
+/* watch sees the relay die, and the end of connections whose hand-overs a stream waits
+ * for, while no thread of the program is here. */
 static void *watch(void *argument)
 {
 	struct peerlane_session *s = argument;
 
 	pthread_mutex_lock(&s->lock);
-	while (!s->failed.status) {
-		struct pollfd hangup = {s->socket, POLLRDHUP, 0};
+	while (!s->closing && (!s->failed.status || s->keeping)) {
+		struct pollfd what[] = {
+			{s->nudge, POLLIN, 0},
+			{s->failed.status ? -1 : s->socket, POLLRDHUP | (s->handing ? POLLIN : 0), 0},
+		};
+		int timeout = s->keeping ? KEEP_TIME : -1;
+		eventfd_t nudges;
 
+		keep_hand_overs(s);
 		pthread_mutex_unlock(&s->lock);
-		poll(&hangup, 1, -1);
+		poll(what, 2, timeout);
 		pthread_mutex_lock(&s->lock);
-		if (s->failed.status || !hangup.revents)
+		if (what[0].revents)
+			eventfd_read(s->nudge, &nudges);
+		if (s->failed.status || !what[1].revents)
 			continue;
 		if (s->polling)
 			pthread_cond_wait(&s->changed, &s->lock); /* that thread reads it */
@@ -879,6 +903,10 @@ int start_watcher(struct peerlane_session *s)
 
 	if (s->watching)
 		return 0;
+	if (s->nudge < 0)
+		s->nudge = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (s->nudge < 0)
+		return fail_call(PEERLANE_STATUS_SYSTEM, "a descriptor to wake the thread that watches the relay: %m");
 	pthread_attr_init(&attributes);
 	pthread_attr_setstacksize(&attributes, 256 << 10);
 	sigfillset(&none);
@@ -1135,7 +1163,7 @@ int peerlane_dial(const char *path, const peerlane_gpu *gpus, unsigned count, in
 	/* It tries again for a moment before it sleeps. */
 	s->lock = (pthread_mutex_t)PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 	new_condition(&s->changed);
-	s->socket = s->wake_relay = s->wake_client = s->event = s->notice = -1;
+	s->socket = s->wake_relay = s->wake_client = s->event = s->notice = s->nudge = -1;
 	s->first_ended = s->last_ended = NO_SLOT;
 
 	pthread_mutex_lock(&all_lock); /* from here on fork() knows of it */
@@ -1190,6 +1218,8 @@ void peerlane_close(peerlane_session *s)
 	if (!s->failed.status)
 		transmit(s->socket, &goodbye, sizeof goodbye, -1);
 	fail_session(s, PEERLANE_STATUS_CLOSED, "the session was closed");
+	s->closing = true;
+	nudge(s);
 	while (s->inside)
 		pthread_cond_wait(&s->changed, &s->lock);
 	pthread_mutex_unlock(&s->lock);

@@ -63,6 +63,12 @@ int main(int argc, char **argv)
 	demand(INVALID, peerlane_timeline_value(NULL, 0, &value));
 	demand(INVALID, peerlane_event_descriptor(NULL, &fd));
 	demand(INVALID, peerlane_unregister_timelines(NULL));
+	demand(INVALID, peerlane_hand_over(NULL, 0, PEERLANE_TURN_STREAM));
+	demand(INVALID, peerlane_hand_over_status(NULL, 0));
+	demand(INVALID, peerlane_stream_take(NULL, NULL, 0));
+	demand(INVALID, peerlane_stream_give(NULL, NULL, PEERLANE_TIMELINES));
+	demand(INVALID, peerlane_stream_wait(NULL, NULL, 0, 1));
+	demand(INVALID, peerlane_stream_advance(NULL, NULL, 0, 1));
 	peerlane_close(NULL);
 	must(peerlane_protocol(NULL) == 0);
 

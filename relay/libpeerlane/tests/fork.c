@@ -94,6 +94,9 @@ static int child(peerlane_operation pending, int deep)
 	must(value == PEERLANE_TIMELINE_END);
 	demand(F, peerlane_timeline_advance(a.session, 0, 1));
 	demand(F, peerlane_timelines(a.session, &page, &bytes));
+	demand(F, peerlane_hand_over(a.session, 0, PEERLANE_TURN_STREAM));
+	demand(F, peerlane_hand_over_status(a.session, 0));
+	demand(F, peerlane_stream_take(a.session, NULL, 0));
 	peerlane_close(a.session);
 
 	/* It can have one of its own, and fork as well. */

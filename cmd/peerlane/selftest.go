@@ -1,0 +1,335 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/integration/demo"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// selfTestReport is what peerlane self-test prints.
+type selfTestReport struct {
+	launch.PairHost
+	Host string `json:"host"` // in words
+	// Kept says that relays go by it until the next boot.
+	Kept  bool          `json:"kept"`
+	Pairs []launch.Pair `json:"pairs"`
+}
+
+func newSelfTestCommand(a *app) *cobra.Command {
+	var gpus, hookBinary string
+	var all, again bool
+	cmd := &cobra.Command{
+		Use:   "self-test",
+		Short: "Test the pairs of GPUs that lanes stage on: are bytes right, and how fast",
+		Long: `Test the pairs of GPUs that the plan's lanes can stage on, spares included, or each
+two GPUs where it stages on none: whether copies arrive bit by bit, at odd sizes
+and places, in both directions, and for a kernel that runs meanwhile; and how fast
+they are beside the bounce through the host's memory. From that it chooses the
+size of pieces, how many are under way, and by how many streams.
+
+What it finds as root is kept, and relays go by it until the next boot or another
+driver: a pair that is wrong, or slower than the bounce, is replaced by a spare or
+the bounce. What is known already is shown and not tested anew, unless --again is
+given. The first container after a boot has its own pairs tested all the same.
+
+For a second or so a pair it has contexts and 32 MiB on both GPUs. One that is full
+or taken cannot be tested, which is no verdict on the pair.
+
+OUT and IN are copies out of the GPU and into it, issued by that GPU, as relays do;
+BY SERVER are those that the server's GPU issues, for which a relay would need a
+second context.
+
+Exit status 4: a pair is not fit. 1: one could not be tested, or nothing was.`,
+		Example: `  peerlane self-test
+  peerlane self-test --again --all
+  peerlane self-test --gpus simulated -o json`,
+		Args: noArgs,
+	}
+	host, form := addLiveHost(cmd), addForm(cmd)
+	host.addSoftware()
+	flags := cmd.Flags()
+	flags.StringVar(&gpus, "gpus", testbed.GPUsReal, "GPUs to test: real, simulated (whose figures say nothing about GPUs)")
+	flags.BoolVar(&all, "all", false, "test each two GPUs, whatever the lanes are")
+	flags.BoolVar(&again, "again", false, "test what is known already, too")
+	flags.StringVar(&hookBinary, "hook", "", "peerlane-hook is at `PATH` (default: "+defaultHook+")")
+	must(cmd.MarkFlagFilename("hook"))
+	complete(cmd, "gpus", testbed.GPUsReal, testbed.GPUsSimulated)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var t *selfTested
+		var err error
+		switch gpus {
+		case testbed.GPUsReal:
+			t, err = a.realPairs(host, hookBinary)
+		case testbed.GPUsSimulated:
+			t, err = simulatedPairs()
+		default:
+			err = usageError{cmd.CommandPath(), fmt.Errorf("--gpus %s is neither real nor simulated", gpus)}
+		}
+		if err != nil {
+			return err
+		}
+		defer t.remove()
+		names, err := hook.PlannedPairs(t.plan, t.config)
+		if err != nil {
+			return err
+		}
+		if !all && len(names) == 0 {
+			a.log.Info("the plan stages on no GPU: testing each two of them")
+			all = true
+		}
+		if all {
+			names = hook.AllPairs(t.plan, names)
+		}
+		if len(names) == 0 {
+			return fmt.Errorf("%s has %d GPUs that can have lanes, and a pair takes two", t.words, len(t.plan.GPUs))
+		}
+		report, err := a.selfTest(cmd.Context(), t, names, again)
+		if form.value == formJSON {
+			err = errors.Join(err, a.printJSON(report))
+		} else if len(report.Pairs) > 0 {
+			a.printSelfTest(report)
+		}
+		if err != nil {
+			return asRoot(err)
+		}
+		return judged(report.Pairs)
+	}
+	return cmd
+}
+
+// selfTested is a host whose pairs are tested.
+type selfTested struct {
+	plan   *topo.Plan
+	config config.Config
+	tester *hook.Tester
+	words  string
+	kept   bool
+	remove func() // whatever was made for it
+}
+
+func (a *app) realPairs(host *hostFlags, hookBinary string) (*selfTested, error) {
+	p, err := a.plan(host)
+	if err != nil {
+		return nil, err
+	}
+	if hookBinary, err = hookPath(hookBinary); err != nil {
+		return nil, err
+	}
+	tester, err := hook.NewTester(a.layout, p.config, hookBinary)
+	if err != nil {
+		return nil, err
+	}
+	t := &selfTested{plan: p.plan, config: p.config, tester: tester, words: "the host read from " + origin(p.plan.Source), kept: true, remove: func() {}}
+	if os.Geteuid() != 0 {
+		a.log.Warn("only root can have relays go by a self-test: what it finds is shown, and not kept")
+		t.tester, t.kept = tester.Unkept(), false
+	} else if _, err := tester.Known(); err != nil {
+		a.log.Warnf("what is kept of self-tests is ignored, and replaced: %v", err)
+	}
+	return t, nil
+}
+
+func simulatedPairs() (*selfTested, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.MkdirTemp("", "peerlane-self-test-")
+	if err != nil {
+		return nil, err
+	}
+	t := &selfTested{remove: func() { os.RemoveAll(root) }}
+	err = os.Chmod(root, 0o755) // the tester is not root
+	var h *testbed.Host
+	if err == nil {
+		h, err = testbed.New(root, filepath.Dir(self), testbed.GPUsSimulated)
+	}
+	if err == nil {
+		err = h.Configure(func(*config.Config) {})
+	}
+	if err == nil {
+		t.tester, err = hook.NewTester(h.Layout, h.Config, h.HookBinary())
+	}
+	if err != nil {
+		t.remove()
+		return nil, err
+	}
+	t.tester.Unkept()
+	t.plan, t.config, t.words = h.Plan, h.Config, h.Words
+	return t, nil
+}
+
+// selfTest tests pairs, and shows how far it is. The report is good whatever the
+// error.
+func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairName, again bool) (selfTestReport, error) {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM)
+	defer stop()
+	report := selfTestReport{Host: t.words, Kept: t.kept, Pairs: []launch.Pair{}}
+	show, done := a.progress()
+	step := func() {
+		if n := len(report.Pairs); n < len(names) {
+			show(demo.Progress{Step: fmt.Sprintf("pair %d of %d", n+1, len(names))})
+		}
+	}
+	step()
+	err := t.tester.Test(ctx, names, again, func(h launch.PairHost, p launch.Pair) {
+		report.PairHost, report.Pairs = h, append(report.Pairs, p)
+		step()
+	})
+	done()
+	slices.SortFunc(report.Pairs, func(a, b launch.Pair) int {
+		return 1<<20*(a.GPU.Index-b.GPU.Index) + a.Server.Index - b.Server.Index
+	})
+	return report, err
+}
+
+// judged is the error by which scripts hear what was found.
+func judged(pairs []launch.Pair) error {
+	count := map[string]int{}
+	for _, p := range pairs {
+		count[p.Verdict]++
+	}
+	if bad := count[launch.VerdictWrong] + count[launch.VerdictSlow]; bad > 0 {
+		return findingError{exitPairs, fmt.Errorf("%d of %d pairs of GPUs are not fit to stage on", bad, len(pairs))}
+	}
+	if n := count[launch.VerdictUntested]; n > 0 {
+		return fmt.Errorf("%d of %d pairs of GPUs could not be tested", n, len(pairs))
+	}
+	return nil
+}
+
+func (a *app) printSelfTest(r selfTestReport) {
+	fmt.Fprintf(a.out, "Host: %s.\nCUDA driver %d.\n", r.Host, r.Driver)
+	if r.Simulated {
+		fmt.Fprintln(a.out, "These GPUs are simulated: the figures say nothing about GPUs.")
+	}
+	fmt.Fprintln(a.out)
+	t := a.newTable("GPU", "SERVER", "VERDICT", "CHECKED", "KERNEL", "OUT GB/S", "IN", "BOUNCE OUT", "IN", "BY SERVER OUT", "IN", "CHOSEN", "SECONDS", "REASON")
+	for _, p := range r.Pairs {
+		kernel := p.Reader
+		if len(kernel) > 10 {
+			kernel = "not tried"
+		}
+		row := table.Row{p.GPU.Index, p.Server.Index, a.verdict(p.Verdict), humanize.IBytes(p.Bytes), dash(kernel)}
+		for _, rate := range []float64{p.Push.Client, p.Pull.Client, p.Push.Bounce, p.Pull.Bounce, p.Push.Server, p.Pull.Server} {
+			row = append(row, rateWord(rate))
+		}
+		why := p.Reason
+		if p.Verdict == launch.VerdictGood && kernel != p.Reader {
+			why = "kernel " + p.Reader
+		}
+		t.AppendRow(append(row, dash(chosen(p)), fmt.Sprintf("%.1f", float64(p.Milliseconds)/1e3), dash(printable(why))))
+	}
+	a.wrapLast(t, "REASON")
+	fmt.Fprintln(a.out, t.Render())
+	if r.Kept {
+		fmt.Fprintln(a.out, "\nRelays that start go by it until the next boot or another driver.")
+	}
+}
+
+func (a *app) verdict(word string) string {
+	switch word {
+	case launch.VerdictGood:
+		return a.paint(word, text.FgGreen)
+	case launch.VerdictUntested:
+		return a.paint(word, text.FgYellow)
+	}
+	return a.paint(word, text.FgRed)
+}
+
+func rateWord(gbs float64) string {
+	if gbs == 0 {
+		return dash("")
+	}
+	return fmt.Sprintf("%.1f", gbs)
+}
+
+// chosen is what the calibration of a pair chose; empty for nothing.
+func chosen(p launch.Pair) string {
+	if p.Chunk == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s × %d by %d", humanize.IBytes(p.Chunk), p.Depth, p.Streams)
+}
+
+// pairWords is a pair in peerlane relay inspect.
+func pairWords(p launch.Pair) string {
+	words := []string{fmt.Sprintf("GPU %d with server %d: %s", p.GPU.Index, p.Server.Index, p.Verdict)}
+	if p.Reason != "" {
+		words[0] += ": " + p.Reason
+	}
+	if p.Push.Client > 0 {
+		words = append(words, fmt.Sprintf("out %s, in %s GB/s (bounce %s, %s)", rateWord(p.Push.Client), rateWord(p.Pull.Client), rateWord(p.Push.Bounce), rateWord(p.Pull.Bounce)))
+	}
+	if c := chosen(p); c != "" {
+		words = append(words, "pieces of "+c+" streams")
+	}
+	if p.At > 0 {
+		words = append(words, "tested "+humanize.Time(time.Unix(p.At, 0)))
+	}
+	return strings.Join(words, "; ")
+}
+
+// tuningWords says what decides on the sizes of copies.
+func tuningWords(c launch.Config) string {
+	words := []string{"issued by the client's GPU"}
+	for _, k := range []struct {
+		name  string
+		value uint64
+		text  string
+	}{{"chunk", c.Chunk, humanize.IBytes(c.Chunk)}, {"depth", uint64(c.Depth), fmt.Sprint(c.Depth)}, {"streams", uint64(c.Streams), fmt.Sprint(c.Streams)}} {
+		switch {
+		case k.value > 0:
+			words = append(words, fmt.Sprintf("%s %s by relay.%s", k.name, k.text, k.name))
+		case c.Calibrated:
+			words = append(words, k.name+" by the pair's calibration")
+		default:
+			words = append(words, k.name+" by slots and slot_size")
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// warnOfPairs says which pairs of a plan relays do not stage on, as far as root has
+// that kept.
+func (a *app) warnOfPairs(p *planned, hookBinary string) {
+	if os.Geteuid() != 0 || p.config.Relay.SelfTest == launch.SelfTestOff {
+		return
+	}
+	tester, err := hook.NewTester(a.layout, p.config, hookBinary)
+	if err != nil {
+		return // without programs there are no relays either
+	}
+	names, err := hook.PlannedPairs(p.plan, p.config)
+	if err != nil {
+		return
+	}
+	known, err := tester.Known()
+	if err != nil {
+		a.log.Warnf("what is kept of self-tests is ignored: %v", err)
+	}
+	for _, n := range names {
+		if pair := launch.FindPair(known.Pairs, n); pair != nil && !pair.Usable(p.config.Relay.SelfTest == launch.SelfTestRequired) {
+			a.log.Warnf("relays do not stage on this pair: %v: %s: %s", n, pair.Verdict, pair.Reason)
+		}
+	}
+}

@@ -1,0 +1,451 @@
+package hook_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// testerMain is a self-test that finds what TEST_FAULT says. TEST_DIR gets what it
+// was asked for, and what it is kept in.
+func testerMain(fault func(string) bool) {
+	var job launch.PairJob
+	if err := json.NewDecoder(os.Stdin).Decode(&job); err != nil {
+		fatal(err)
+	}
+	report("job", job)
+	switch {
+	case fault("no driver"):
+		fmt.Fprintln(os.Stderr, "CUDA library libcuda.so.1 cannot be loaded")
+		os.Exit(1)
+	case fault("babbles"):
+		for {
+			fmt.Println(strings.Repeat("x", 1000))
+		}
+	case fault("hangs"):
+		time.Sleep(time.Hour)
+	}
+	lines := json.NewEncoder(os.Stdout)
+	say := func(value any) {
+		if err := lines.Encode(value); err != nil {
+			fatal(err)
+		}
+	}
+	say(launch.PairHost{Driver: 13000})
+	for i, name := range job.Pairs {
+		p := launch.Pair{PairName: name, Verdict: launch.VerdictGood, Bytes: 1 << 20, Chunk: 4 << 20, Depth: 4, Streams: 2}
+		switch {
+		case fault("wrong first") && i == 0:
+			p.Verdict, p.Reason, p.Chunk = launch.VerdictWrong, "1 byte arrived wrong", 0
+		case fault("untested"):
+			p.Verdict, p.Reason = launch.VerdictUntested, "out of memory"
+		case fault("slowly"):
+			time.Sleep(500 * time.Millisecond)
+		case fault("one at a time") && i == 1, fault("about others") && i == 1:
+			if fault("about others") {
+				p.Server.BusID = "0000:ff:00.0"
+				say(p)
+			}
+			os.Exit(1)
+		}
+		say(p)
+	}
+	os.Exit(0)
+}
+
+// told waits for a configuration in which nothing is awaited, and that is enough.
+func (h host) told(t *testing.T, enough func(launch.Config) bool) (found launch.Config) {
+	t.Helper()
+	eventually(t, "the relay hears what was found", func() error {
+		all := reports[launch.Config](t, h.dir, "config")
+		for _, c := range all {
+			if !c.Testing && enough(c) {
+				found = c
+				return nil
+			}
+		}
+		return fmt.Errorf("the relays were told %+v", all)
+	})
+	return found
+}
+
+func (h host) log(t *testing.T, id string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(id), "relay.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// tested is a request whose relay has its pairs tested.
+func (h host) tested(id string, pid int, mode, faults string, lanes ...launch.Lane) hook.Request {
+	if len(lanes) == 0 {
+		lanes = []launch.Lane{lane(3)}
+	}
+	r := h.request(id, pid, faults, lanes...)
+	r.Config.Relay.SelfTest = mode
+	return r
+}
+
+func (h host) start(t *testing.T, r hook.Request) *hook.Generation {
+	t.Helper()
+	g, err := hook.Launch(h.layout, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func (h host) jobs(t *testing.T) []launch.PairJob {
+	t.Helper()
+	return reports[launch.PairJob](t, h.dir, "job")
+}
+
+// module has another driver loaded than the machine has, or none.
+func module(t *testing.T, version string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "version")
+	if err := os.WriteFile(file, []byte(version+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before := *hook.ModuleVersion
+	*hook.ModuleVersion = file
+	t.Cleanup(func() { *hook.ModuleVersion = before })
+}
+
+// The first container of a boot has its pairs tested while its relay starts, and the
+// second one knows.
+func TestPairsAreTestedOnceABoot(t *testing.T) {
+	h := newHost(t)
+	l := lane(3)
+	l.Spares = []launch.Spare{{GPU: lane(101).GPU, NICs: []string{"mlx5_1"}}}
+	for i := range 2 {
+		c := process(t)
+		g := h.start(t, h.tested(fmt.Sprintf("c%d", i), c.Process.Pid, launch.SelfTestOnce, "wrong first", l))
+		told := h.told(t, func(c launch.Config) bool { return c.Generation == g.ID && len(c.Pairs) == 2 })
+		if told.SelfTest != launch.SelfTestOnce || !told.Calibrated {
+			t.Errorf("it was told %+v", told)
+		}
+		if p := launch.FindPair(told.Pairs, launch.PairName{GPU: l.GPU, Server: l.Servers[0]}); p == nil || p.Verdict != launch.VerdictWrong || p.Reason != "1 byte arrived wrong" {
+			t.Errorf("of the server it knows %+v", p)
+		}
+		if p := launch.FindPair(told.Pairs, launch.PairName{GPU: l.GPU, Server: l.Spares[0].GPU}); p == nil || p.Verdict != launch.VerdictGood || p.Streams != 2 {
+			t.Errorf("of the spare it knows %+v", p)
+		}
+		if jobs := h.jobs(t); len(jobs) != 1 || len(jobs[0].Pairs) != 2 || jobs[0].SlotBytes != 32<<20 {
+			t.Errorf("after %d starts the jobs are %+v", i+1, jobs)
+		}
+		log := h.log(t, g.ID)
+		if said := strings.Contains(log, "are not used as a pair: 1 byte arrived wrong"); said != (i == 0) {
+			t.Errorf("the log of start %d says %s", i, log)
+		}
+		end(c)
+	}
+	h.gone(t)
+	info, err := os.Stat(h.layout.SelfTestFile())
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the record: %v, %v", info, err)
+	}
+}
+
+// What speaks against a lane's GPU and another container's reaches the relay, too, and
+// nothing of GPUs that it has not to do with.
+func TestPairsOfOtherContainers(t *testing.T) {
+	h := newHost(t)
+	other, strangers := launch.PairName{GPU: lane(7).GPU, Server: lane(3).GPU}, launch.PairName{GPU: lane(7).GPU, Server: lane(8).GPU}
+	for _, n := range []launch.PairName{other, strangers} {
+		if said, err := verdicts(t, h.tester(t, "wrong first"), false, []launch.PairName{n}); err != nil || said != "7 wrong" {
+			t.Fatalf("%s, %v", said, err)
+		}
+	}
+	r := h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "")
+	r.Config.Relay.Environment = h.request("", 0, "wrong first").Config.Relay.Environment
+	g := h.start(t, r)
+	told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
+	if launch.FindPair(told.Pairs, other) == nil {
+		t.Errorf("it was told of %v", told.Pairs)
+	}
+	inspected, err := hook.Inspect(h.layout, g.ID)
+	if err != nil || len(inspected.Pairs) != 2 || inspected.Pairs[1].PairName != launch.FindPair(told.Pairs, other).PairName {
+		t.Errorf("inspect tells of %v, %v", inspected.Pairs, err)
+	}
+}
+
+// A relay does not wait to be started, and hears that it is to wait with its staging.
+func TestARelayStartsBesideTheSelfTest(t *testing.T) {
+	h := newHost(t)
+	g := h.start(t, h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "slowly"))
+	if _, err := h.ask(g.ID); err != nil {
+		t.Fatal(err)
+	}
+	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
+	first := reports[launch.Config](t, h.dir, "config")[0]
+	if !first.Testing || len(first.Pairs) != 0 {
+		t.Errorf("at first it is told %+v", first)
+	}
+}
+
+// What cannot be tested stops no container, and is said.
+func TestATesterThatFails(t *testing.T) {
+	for _, c := range []struct {
+		fault, reason string
+	}{
+		{"untested", "out of memory"},
+		{"no driver", "the self-test failed: exit status 1: CUDA library libcuda.so.1 cannot be loaded"},
+		{"babbles", "the self-test's first line: invalid character 'x'"},
+	} {
+		t.Run(c.fault, func(t *testing.T) {
+			h := newHost(t)
+			g := h.start(t, h.tested("c", process(t).Process.Pid, launch.SelfTestRequired, c.fault))
+			told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
+			if p := told.Pairs[0]; p.Verdict != launch.VerdictUntested || !strings.Contains(p.Reason, c.reason) {
+				t.Errorf("it knows %s: %s", p.Verdict, p.Reason)
+			}
+			if log := h.log(t, g.ID); !strings.Contains(log, "are not tested: ") {
+				t.Errorf("the log says %s", log)
+			}
+			if _, err := h.ask(g.ID); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A container that ends takes its tester along, and one whose relay is stopped.
+func TestATesterEndsWithItsContainer(t *testing.T) {
+	h := newHost(t)
+	c := process(t)
+	h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, "hangs"))
+	eventually(t, "the tester runs", func() error {
+		if len(h.jobs(t)) != 1 {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	end(c)
+	h.gone(t)
+}
+
+func (h host) tester(t *testing.T, faults string) *hook.Tester {
+	t.Helper()
+	r := h.request("", 0, faults)
+	tester, err := hook.NewTester(h.layout, r.Config, r.HookBinary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tester
+}
+
+func names(n int) (list []launch.PairName) {
+	for i := range n {
+		list = append(list, launch.PairName{GPU: lane(i).GPU, Server: lane(100).GPU})
+	}
+	return list
+}
+
+// verdicts has pairs tested, and says what came of each.
+func verdicts(t *testing.T, tester *hook.Tester, again bool, list []launch.PairName) (string, error) {
+	t.Helper()
+	var said []string
+	err := tester.Test(t.Context(), list, again, func(_ launch.PairHost, p launch.Pair) {
+		if err := p.Check(); err != nil {
+			t.Error(err)
+		}
+		said = append(said, fmt.Sprintf("%d %s", p.GPU.Index, p.Verdict))
+	})
+	return strings.Join(said, ", "), err
+}
+
+// What is kept is of one boot, one driver, and of root's making; all else is tested
+// anew.
+func TestWhatIsKeptOfSelfTests(t *testing.T) {
+	replace := func(old, now string) func(t *testing.T, file string) {
+		return func(t *testing.T, file string) {
+			text, err := os.ReadFile(file)
+			if err == nil && !strings.Contains(string(text), old) {
+				t.Fatalf("%s has no %s", text, old)
+			}
+			if err == nil {
+				err = os.WriteFile(file, []byte(strings.Replace(string(text), old, now, 1)), 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name    string
+		change  func(t *testing.T, file string)
+		again   bool // whether it is tested again
+		damaged string
+	}{
+		{"as it was left", func(*testing.T, string) {}, false, ""},
+		{"another boot", replace(strings.TrimSpace(string(boot)), "00000000-0000-0000-0000-000000000000"), true, ""},
+		{"another driver", func(t *testing.T, _ string) { module(t, "581.00") }, true, ""},
+		{"torn", func(t *testing.T, file string) {
+			if err := os.Truncate(file, 100); err != nil {
+				t.Fatal(err)
+			}
+		}, true, "unexpected EOF"},
+		{"keys of nobody's", replace(`"boot"`, `"root":1,"boot"`), true, "unknown field"},
+		{"a verdict of nobody's", replace(`"good"`, `"best"`), true, "verdict"},
+		{"another's file", func(t *testing.T, file string) {
+			if os.Getuid() != 0 {
+				t.Skip("only root can give a file away")
+			}
+			if err := os.Chown(file, 12345, 0); err != nil {
+				t.Fatal(err)
+			}
+		}, true, "belongs to uid 12345"},
+		{"for everybody to write", func(t *testing.T, file string) {
+			if err := os.Chmod(file, 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}, true, "can be written by others"},
+		{"a link", func(t *testing.T, file string) {
+			if err := errors.Join(os.Rename(file, file+".real"), os.Symlink(file+".real", file)); err != nil {
+				t.Fatal(err)
+			}
+		}, true, "no regular file"},
+		{"gigabytes", func(t *testing.T, file string) {
+			if err := os.Truncate(file, 1<<30); err != nil {
+				t.Fatal(err)
+			}
+		}, true, "has 1073741824 bytes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t)
+			module(t, "580.95")
+			tester := h.tester(t, "")
+			if said, err := verdicts(t, tester, false, names(2)); err != nil || said != "0 good, 1 good" {
+				t.Fatalf("%s, %v", said, err)
+			}
+			c.change(t, h.layout.SelfTestFile())
+			known, err := tester.Known()
+			if c.damaged == "" && err != nil || c.damaged != "" && (err == nil || !strings.Contains(err.Error(), c.damaged)) {
+				t.Errorf("what is kept is read with %v", err)
+			}
+			if (len(known.Pairs) == 0) != c.again {
+				t.Errorf("known are %d pairs", len(known.Pairs))
+			}
+			if said, err := verdicts(t, tester, false, names(2)); err != nil || said != "0 good, 1 good" {
+				t.Errorf("%s, %v", said, err)
+			}
+			if jobs := h.jobs(t); (len(jobs) == 2) != c.again {
+				t.Errorf("there were %d jobs", len(jobs))
+			}
+			// And what is damaged is replaced.
+			if known, err := tester.Known(); err != nil || len(known.Pairs) != 2 {
+				t.Errorf("known are %d pairs, %v", len(known.Pairs), err)
+			}
+		})
+	}
+}
+
+// Each pair is tested in the end, however many testers that takes; what one says of
+// pairs that it was not asked for is not believed.
+func TestTestersThatDoNotComeToTheirEnd(t *testing.T) {
+	for _, c := range []struct {
+		fault, said string
+		jobs        int
+	}{
+		{"one at a time", "0 good, 1 good, 2 good", 3},
+		{"about others", "0 good, 1 good, 2 good", 3},
+		{"no driver", "0 untested, 1 untested, 2 untested", 3},
+	} {
+		t.Run(c.fault, func(t *testing.T) {
+			h := newHost(t)
+			if said, err := verdicts(t, h.tester(t, c.fault), false, names(3)); err != nil || said != c.said {
+				t.Errorf("%s, %v", said, err)
+			}
+			if jobs := h.jobs(t); len(jobs) != c.jobs {
+				t.Errorf("there were %d jobs", len(jobs))
+			}
+		})
+	}
+}
+
+// Two that start at once test once; and whoever asks for it again gets it.
+func TestSelfTestsAtOnce(t *testing.T) {
+	h := newHost(t)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if said, err := verdicts(t, h.tester(t, "slowly"), false, names(1)); err != nil || said != "0 good" {
+				t.Errorf("%s, %v", said, err)
+			}
+		})
+	}
+	all.Wait()
+	if jobs := h.jobs(t); len(jobs) != 1 {
+		t.Errorf("there were %d jobs", len(jobs))
+	}
+	if said, err := verdicts(t, h.tester(t, ""), true, names(1)); err != nil || said != "0 good" {
+		t.Errorf("%s, %v", said, err)
+	}
+	if jobs := h.jobs(t); len(jobs) != 2 {
+		t.Errorf("there were %d jobs", len(jobs))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := h.tester(t, "hangs").Test(ctx, names(2), false, func(launch.PairHost, launch.Pair) {}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("after its time: %v", err)
+	}
+}
+
+// A tester has no descriptor but its pipes, no other environment than a relay, and a
+// uid that no relay has.
+func TestWhatATesterIsKeptIn(t *testing.T) {
+	h := newHost(t)
+	if said, err := verdicts(t, h.tester(t, ""), false, names(1)); err != nil || said != "0 good" {
+		t.Fatalf("%s, %v", said, err)
+	}
+	starts := reports[relayStart](t, h.dir, "start")
+	if len(starts) != 1 {
+		t.Fatalf("there were %d starts", len(starts))
+	}
+	s := starts[0]
+	for _, fd := range s.Descriptors {
+		if number, _, _ := strings.Cut(fd, " "); !slices.Contains([]string{"0", "1", "2"}, number) {
+			t.Errorf("it has descriptor %s", fd)
+		}
+	}
+	if !slices.Equal(s.Args, []string{"self-test"}) || s.Directory != "/" || len(s.Environment) != 3 {
+		t.Errorf("it was started as %+v", s)
+	}
+	first, _, err := config.Default().Relay.UIDRange()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(h.dir, "job-*"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	var is unix.Stat_t
+	if err := unix.Stat(files[0], &is); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getuid() == 0 && sandbox.Mapped(first) == nil && is.Uid != uint32(first) {
+		t.Errorf("its uid is %d", is.Uid)
+	}
+}

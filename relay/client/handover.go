@@ -1,0 +1,170 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// HandOver is a timeline that changes hands: it says whether it is the turn of a
+// stream of the GPU, or of the relay. Unlike a wait for a value that grows, taking
+// a turn can be captured into a CUDA graph: each replay is one turn.
+//
+//	sending, err := session.HandOver(0, wire.TurnStream)   // the stream fills first
+//	receiving, err := session.HandOver(1, wire.TurnRelay)  // the relay fills first
+//
+//	timelines.Take(stream, receiving)  // waits for the stream's turn
+//	... work with what was received ...
+//	timelines.Give(stream, receiving)  // the next message may come
+//
+//	connection.Receive(memory, 0, n, client.InTurn(receiving)) // one for each turn
+//
+// Operations may be posted before it is their turn, any number of them. A replay
+// whose operation nobody posts waits for it.
+type HandOver struct {
+	session *Session
+	number  uint32
+	// Of the session's lock.
+	ended      error
+	connection *Connection // of the latest operation in turn
+}
+
+// keepTime is how often timelines that have ended are set to their end again: a
+// graph that is replayed after that sets them back itself.
+const keepTime = time.Millisecond
+
+// HandOver makes a timeline one that changes hands, and says whose turn is first:
+// wire.TurnStream or wire.TurnRelay. A stream must not use it meanwhile, nor may an
+// operation wait for it. Once it has ended this begins it anew.
+func (s *Session) HandOver(number, first uint32) (*HandOver, error) {
+	if _, err := s.Timeline(number); err != nil {
+		return nil, err
+	}
+	if first != wire.TurnStream && first != wire.TurnRelay {
+		return nil, fmt.Errorf("timeline %d: the first turn is wire.TurnStream's or wire.TurnRelay's, not %d", number, first)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken != nil {
+		return nil, s.broken
+	}
+	h := &HandOver{session: s, number: number}
+	s.handOvers[number] = h
+	s.ring.Advance(number, uint64(first))
+	return h, nil
+}
+
+// Err is nil while the hand-over goes on, then why it has ended: the session's
+// error, or that of the connection whose operations had their turn. Streams do not
+// wait for it any more then, and what their work finds in the memory says nothing.
+func (h *HandOver) Err() error {
+	h.session.mu.Lock()
+	defer h.session.mu.Unlock()
+	return h.ended
+}
+
+// InTurn lets an operation begin when it is the relay's turn, which goes to the
+// stream at its end, also with an error. It goes with neither After nor Signal.
+func InTurn(h *HandOver) Option {
+	return func(d *wire.Descriptor) { d.Flags, d.WaitTimeline = d.Flags|wire.InTurn, h.number }
+}
+
+// inTurn notes for whose end an operation's hand-over ends. The lock is held.
+func (s *Session) inTurn(c *Connection, d wire.Descriptor) error {
+	if d.Flags&wire.InTurn == 0 {
+		return nil
+	}
+	h := s.handOvers[d.WaitTimeline]
+	if h == nil || d.SignalTimeline != wire.NoTimeline {
+		return errors.New("an operation in turn needs a hand-over, and goes with neither After nor Signal")
+	}
+	if h.ended == nil && c.Err() != nil {
+		s.endHandOver(h, c.Err())
+	}
+	if h.ended != nil {
+		return h.ended
+	}
+	h.connection = c
+	return nil
+}
+
+// endHandOvers ends the hand-overs of a connection, nil for all. The lock is held.
+func (s *Session) endHandOvers(of *Connection, why error) {
+	for _, h := range s.handOvers {
+		if of == nil || h.connection == of {
+			s.endHandOver(h, why)
+		}
+	}
+}
+
+// endHandOver lets no stream wait for a hand-over any more. The lock is held.
+func (s *Session) endHandOver(h *HandOver, why error) {
+	if h.ended != nil || s.ring == nil {
+		return
+	}
+	h.ended = why
+	s.ring.Advance(h.number, wire.TimelineEnd)
+	if !s.keeping {
+		s.keeping = true
+		go s.keepEnded()
+	}
+}
+
+// keepEnded keeps hand-overs at their end until the session is closed.
+func (s *Session) keepEnded() {
+	for ; s.keepOnce(); time.Sleep(keepTime) {
+	}
+}
+
+// keepOnce reports false when nothing is left to be kept.
+func (s *Session) keepOnce() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keeping = false
+	if s.ring == nil {
+		return false
+	}
+	for number, h := range s.handOvers {
+		if h.ended == nil {
+			continue
+		}
+		s.keeping = true
+		if s.ring.Timeline(number) != wire.TimelineEnd {
+			s.ring.Advance(number, wire.TimelineEnd)
+		}
+	}
+	return s.keeping
+}
+
+// Take lets a stream wait for its turn (cuStreamWaitValue64). Of a hand-over that
+// has ended it is the error that ended it.
+func (t *StreamTimelines) Take(s cuda.Stream, h *HandOver) error {
+	if err := h.Err(); err != nil {
+		return err
+	}
+	return t.driver.StreamWaitBits64(s, t.address(h.number), wire.TurnStream|wire.TimelineEnd)
+}
+
+// Give ends a stream's turn when it gets there (cuStreamWriteValue64): of a send,
+// the bytes are there; of a receive, they are not needed any more.
+func (t *StreamTimelines) Give(s cuda.Stream, h *HandOver) error {
+	return t.driver.StreamWriteValue64(s, t.address(h.number), wire.TurnRelay)
+}
+
+// uncaptured refuses a stream that is captured: what the values of a graph wait
+// for is there from the first replay on.
+func (t *StreamTimelines) uncaptured(s cuda.Stream, number uint32, what string) error {
+	status, err := t.driver.StreamCaptureStatus(s)
+	if err != nil {
+		return err
+	}
+	if status == cuda.CaptureNone {
+		return nil
+	}
+	return fmt.Errorf("timeline %d: %s cannot be captured: every replay of the graph would have the same value, "+
+		"and none but the first would wait; capture the two-phase form, a hand-over (Session.HandOver, StreamTimelines.Take and Give), "+
+		"which waits for its turn and sets it back in the graph", number, what)
+}

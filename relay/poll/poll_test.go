@@ -1,0 +1,63 @@
+package poll
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// tireless is a poller that always has more to do, for so many rounds.
+type tireless struct {
+	loop   *Loop
+	rounds int
+}
+
+func (p *tireless) Poll() bool {
+	if p.rounds--; p.rounds <= 0 {
+		p.loop.Stop()
+	}
+	return true
+}
+func (p *tireless) Busy() bool { return false }
+func (p *tireless) Arm() bool  { return false }
+func (p *tireless) Disarm()    {}
+
+// A descriptor that becomes ready has its turn however much there is to do.
+func TestDescriptorsHaveTheirTurn(t *testing.T) {
+	l, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rung, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(rung)
+	heard := false
+	l.Add(&tireless{l, 1 << 40})
+	if err := l.Watch(rung, func(uint32) {
+		heard = true
+		l.Stop()
+	}); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(time.Minute, l.Stop)
+	defer late.Stop()
+	time.AfterFunc(10*time.Millisecond, func() { Ring(rung) })
+	l.Run()
+	if !heard {
+		t.Error("a descriptor that was ready was not heard of in a minute")
+	}
+}
+
+// BenchmarkRound is a round of a loop that has something to do.
+func BenchmarkRound(b *testing.B) {
+	l, err := New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	l.Add(&tireless{l, b.N})
+	b.ResetTimer()
+	l.Run()
+}
