@@ -66,7 +66,9 @@ func (w *worker) use() {
 func (w *worker) graph(work ...func() error) cuda.GraphExec {
 	w.t.Helper()
 	w.use()
-	check(w.t, driver.StreamBeginCapture(w.stream, cuda.CaptureGlobal))
+	// The relays' threads in this process go on with what a capture of the whole
+	// process would refuse them.
+	check(w.t, driver.StreamBeginCapture(w.stream, cuda.CaptureThreadLocal))
 	for _, f := range work {
 		check(w.t, f())
 	}
@@ -114,6 +116,29 @@ func (w *worker) give(h *client.HandOver) func() error {
 	return func() error { return w.timelines.Give(w.stream, h) }
 }
 
+// theOther is a GPU of another lane than the first's, and its server: on a machine of
+// two GPUs each is the other's.
+func theOther() (gpu, server int) {
+	if len(devices) < 4 {
+		return 1, 0
+	}
+	return 3, 2
+}
+
+// apart is connected for machines of two GPUs as well.
+func apart(t *testing.T, route string) (p *pair, stop func()) {
+	t.Helper()
+	other, server := theOther()
+	h := newHost(t)
+	h.nic("nic0", 1)
+	h.nic("nic1", server)
+	socket, r := h.start("a", route, -1, far(0, 1, "nic0"))
+	p = &pair{a: attach(t, socket), b: attach(t, h.relay("b", route, far(other, server, "nic1")))}
+	p.source, p.target = exported(t, p.a, 0, 2<<20), exported(t, p.b, other, 2<<20)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, other)
+	return p, func() { r.Stop("the test's kill") }
+}
+
 func handOver(t *testing.T, s *client.Session, number, first uint32) *client.HandOver {
 	t.Helper()
 	h, err := s.HandOver(number, first)
@@ -128,8 +153,8 @@ func TestGraphsHandOverEveryReplay(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			const n, replays, ahead = 64 << 10, 1000, 25
-			p := connected(t, route)
-			a, b := newWorker(t, 0, p.a), newWorker(t, 3, p.b)
+			p, _ := apart(t, route)
+			a, b := newWorker(t, 0, p.a), newWorker(t, p.target.gpu, p.b)
 			first := random(t, n)
 			p.source.write(0, first)
 			full, arrived := handOver(t, p.a, 3, wire.TurnStream), handOver(t, p.b, 255, wire.TurnRelay)
@@ -187,7 +212,7 @@ func TestGraphsHandOverEveryReplay(t *testing.T) {
 }
 
 func TestACapturedStreamIsRefusedValuesThatGrow(t *testing.T) {
-	p := connected(t, launch.RouteDirect)
+	p, _ := apart(t, launch.RouteDirect)
 	w := newWorker(t, 0, p.a)
 	timeline, err := p.a.Timeline(0)
 	check(t, err)
@@ -226,11 +251,7 @@ func TestReplaysDoNotWaitForTheDead(t *testing.T) {
 		{"the connection, by this side", wire.StatusPeerClosed, func(t *testing.T, p *pair, _ func()) { check(t, p.sending.Close(within(t))) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := newHost(t)
-			socket, r := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
-			p := &pair{a: attach(t, socket), b: attach(t, h.relay("b", launch.RouteDirect, far(3, 2, "nic1")))}
-			p.source, p.target = exported(t, p.a, 0, 2<<20), exported(t, p.b, 3, 2<<20)
-			p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+			p, stop := apart(t, launch.RouteDirect)
 			w := newWorker(t, 0, p.a)
 			full := handOver(t, p.a, 9, wire.TurnStream)
 			e := w.graph(w.take(full), w.give(full))
@@ -245,7 +266,7 @@ func TestReplaysDoNotWaitForTheDead(t *testing.T) {
 			if done, err := driver.StreamQuery(w.stream); err != nil || done {
 				t.Fatalf("replays without an operation: %v, %v", done, err)
 			}
-			c.kill(t, p, func() { r.Stop("the test's kill") })
+			c.kill(t, p, stop)
 			w.ends("replays that waited")
 			w.launch(e, 5)
 			w.ends("replays of later")
@@ -283,7 +304,7 @@ func demandOneOf(t *testing.T, err error, statuses ...wire.Status) {
 }
 
 func TestHandOversNeedAFirstTurn(t *testing.T) {
-	p := connected(t, launch.RouteDirect)
+	p, _ := apart(t, launch.RouteDirect)
 	if _, err := p.a.HandOver(wire.Timelines, wire.TurnStream); err == nil {
 		t.Error("a timeline beyond the last was taken")
 	}
@@ -302,11 +323,12 @@ func TestHandOversNeedAFirstTurn(t *testing.T) {
 // it moves no other's operation, and the relay says what cannot be.
 func TestTurnsOfAHostileClient(t *testing.T) {
 	h := newHost(t)
-	b := attach(t, h.relay("b", launch.RouteDirect, far(3, 2, "nic1")))
-	listener, err := b.Listen(within(t), uuid(t, 3))
+	other, server := theOther()
+	b := attach(t, h.relay("b", launch.RouteDirect, far(other, server, "nic1")))
+	listener, err := b.Listen(within(t), uuid(t, other))
 	check(t, err)
 	c := attachRaw(t, h.relay("a", launch.RouteDirect, far(0, 1, "nic0")))
-	m, target := allocate(t, 0, 2<<20), exported(t, b, 3, 2<<20)
+	m, target := allocate(t, 0, 2<<20), exported(t, b, other, 2<<20)
 	ask := func(m wire.Message, fds ...int) wire.Message {
 		t.Helper()
 		answer, received, err := c.Exchange(m, 30*time.Second, fds...)

@@ -233,7 +233,13 @@ type post struct {
 
 type hold struct {
 	timeline *client.Timeline
+	opens    uint64 // the value that the operation begins at
 	released bool
+}
+
+func (h *hold) release() {
+	h.timeline.Advance(h.opens)
+	h.released = true
 }
 
 func (w *world) say(t *rapid.T, format string, arguments ...any) {
@@ -451,8 +457,17 @@ func (w *world) place(t *rapid.T, p *link, sends bool, tag, n uint64, waits, sig
 		return line
 	}
 	if waits {
-		o.hold = &hold{timeline: timeline()}
-		options = append(options, client.After(o.hold.timeline, 1))
+		o.hold = &hold{timeline: timeline(), opens: 1}
+		if !signals && rapid.Bool().Draw(t, "in turn") {
+			h, err := s.session.HandOver(s.timelines-1, wire.TurnStream)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.hold.opens = wire.TurnRelay
+			options = append(options, client.InTurn(h))
+		} else {
+			options = append(options, client.After(o.hold.timeline, o.hold.opens))
+		}
 	}
 	if signals {
 		o.signal = timeline()
@@ -479,6 +494,9 @@ func (w *world) place(t *rapid.T, p *link, sends bool, tag, n uint64, waits, sig
 		o.op, err = connection.Send(s.memory, offset, n, options...)
 	} else {
 		o.op, err = connection.Receive(s.memory, offset, n, options...)
+	}
+	if err != nil && o.hold != nil && o.hold.opens == wire.TurnRelay && connection.Err() != nil {
+		t.Skip("its hand-over has ended with the connection")
 	}
 	if err != nil {
 		t.Fatalf("%s: %v", o.name, err)
@@ -510,8 +528,7 @@ func (w *world) release(t *rapid.T) {
 	}
 	o := one(t, held, "held")
 	w.say(t, "release %s", o.name)
-	o.hold.timeline.Advance(1)
-	o.hold.released = true
+	o.hold.release()
 }
 
 func (w *world) posts() []*post {
@@ -655,8 +672,7 @@ func (w *world) result(t *rapid.T, o *post) {
 func (w *world) finish(t *rapid.T) {
 	for _, o := range w.posts() {
 		if s, _ := o.pipe.end(o.sends); o.hold != nil && !o.hold.released && s.gone == "" {
-			o.hold.timeline.Advance(1)
-			o.hold.released = true
+			o.hold.release()
 		}
 	}
 	for _, p := range w.pipes {
@@ -731,6 +747,11 @@ func (w *world) judge(t *rapid.T, p *link) {
 			t.Fatalf("%s was canceled by nobody", o.name)
 		case o.bad != wire.StatusOK && o.err == nil, o.bad != wire.StatusOK && p.ended == "" && !is(o.err, o.bad):
 			t.Fatalf("%s ended as %v, not as %v", o.name, o.err, o.bad)
+		}
+		if o.hold != nil && o.hold.opens == wire.TurnRelay && o.err == nil {
+			if v := o.hold.timeline.Value(); v != wire.TurnStream && v != wire.TimelineEnd {
+				t.Fatalf("%s has ended well and the turn is %d's", o.name, v)
+			}
 		}
 		if o.signal != nil && !o.signal.Reached(1) {
 			t.Fatalf("%s has ended and its timeline stands at %d", o.name, o.signal.Value())

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -529,9 +530,8 @@ func TestStagingMemoryNeedsTheNode(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=staging", "PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID,
-			"PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dev, "CUDA_VISIBLE_DEVICES="+devices[0].UUID)
+		cmd := stagingElsewhere(socket)
+		cmd.Env = append(cmd.Env, "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dev, "CUDA_VISIBLE_DEVICES="+devices[0].UUID)
 		out, err := cmd.CombinedOutput()
 		said := string(out)
 		if nodes == 2 {
@@ -552,6 +552,48 @@ func TestStagingMemoryNeedsTheNode(t *testing.T) {
 	until(t, func() bool { return r.Report().Used == (launch.Limits{}) })
 }
 
+// What a process had that is killed is nobody's: not in the account, nor on the GPU.
+func TestStagingMemoryOfAProcessThatIsKilled(t *testing.T) {
+	h := newHost(t)
+	socket, r := h.start("a", launch.RouteDirect, -1, copying(far(0, 1, "nic0")))
+	attach(t, socket)
+	free := uint64(0)
+	for range 3 {
+		cmd := stagingElsewhere(socket)
+		cmd.Env = append(cmd.Env, "PEERLANE_TEST_STAYS=1")
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "it works\n" {
+			t.Fatalf("the process says %q, %v", line, err)
+		}
+		if used := r.Report().Used.Staging; used != 2*mib {
+			t.Errorf("it has %d bytes", used)
+		}
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // it was killed
+		until(t, func() bool { return r.Report().Used == (launch.Limits{Clients: 1, Descriptors: 6}) })
+		if now := freeOn(t, 1); free == 0 {
+			free = now
+		} else if now != free {
+			t.Errorf("%d bytes are free on the server GPU, and were %d after the one before", now, free)
+		}
+	}
+}
+
+// stagingElsewhere is playStaging as a process of its own.
+func stagingElsewhere(socket string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=staging", "PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID)
+	return cmd
+}
+
 // playStaging copies to staging memory and back, in a process of its own.
 func playStaging() (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -560,7 +602,8 @@ func playStaging() (err error) {
 	if err != nil {
 		return err
 	}
-	if n, err := d.DeviceCount(); err != nil || n != 1 {
+	stays := os.Getenv("PEERLANE_TEST_STAYS") != ""
+	if n, err := d.DeviceCount(); err != nil || n != 1 && !stays {
 		return fmt.Errorf("CUDA shows %d devices, %v", n, err)
 	}
 	id, err := wire.ParseGPU(os.Getenv("PEERLANE_TEST_GPU"))
@@ -601,6 +644,9 @@ func playStaging() (err error) {
 	}
 	if err == nil {
 		fmt.Println("it works")
+	}
+	if stays {
+		time.Sleep(time.Hour)
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/integration/bench"
@@ -65,7 +67,7 @@ a transport between them (tcp, verbs).`,
 	flags.DurationVar(&o.Duration, "duration", 0, "how long each measurement takes (default 1s, simulated 200ms)")
 	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes, and shorter: for machines that are lent by the minute")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated")
-	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE` too")
+	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE` too, after each table")
 	flags.StringVar(&input, "input", "", "show the result in `FILE` and measure nothing")
 	complete(cmd, "table", append(names, "all")...)
 	complete(cmd, "routes", launch.RouteDirect, launch.RouteStaged)
@@ -106,7 +108,12 @@ a transport between them (tcp, verbs).`,
 		o.Command = append([]string{"peerlane", "bench"}, given(cmd)...)
 		show, done := a.progress()
 		o.Progress = func(step string) { show(demo.Progress{Step: step}) }
-		report, err := bench.Run(cmd.Context(), o)
+		if save != "" {
+			o.Measured = func(r *bench.Report) error { return saveBench(save, r) }
+		}
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+		defer stop()
+		report, err := bench.Run(ctx, o)
 		done()
 		if err != nil {
 			return err
@@ -114,16 +121,21 @@ a transport between them (tcp, verbs).`,
 		if len(report.Problems) > 0 {
 			err = fmt.Errorf("not everything was measured: %s", strings.Join(report.Problems, "; "))
 		}
-		if save != "" {
-			text, failed := indented(report)
-			if failed == nil {
-				failed = os.WriteFile(save, text, 0o644)
-			}
-			err = errors.Join(err, failed)
-		}
 		return errors.Join(err, a.printBench(report, form))
 	}
 	return cmd
+}
+
+// saveBench writes a result, whole or not at all: what was saved before stays until then.
+func saveBench(file string, r *bench.Report) error {
+	text, err := indented(r)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file+".new", text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
 }
 
 // given are the flags as they were given, but for where files are.

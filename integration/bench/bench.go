@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/integration/testbed"
@@ -59,6 +61,9 @@ type Options struct {
 	Command  []string
 	// Progress is called with what is being measured.
 	Progress func(string)
+	// Measured is called after each table with all that there is so far: a run may be
+	// ended before its end.
+	Measured func(*Report) error
 }
 
 // table is a part of what is asked of Peerlane's speed.
@@ -155,6 +160,11 @@ type run struct {
 	known   map[string]bool // baselines that were measured
 	lanes   []topo.Assignment
 	clients int // started so far
+	// pairs are the GPUs that were tested together, and testing how long that took.
+	pairs   []launch.Pair
+	testing time.Duration
+	// untestable says that the self-test itself failed: it is not tried again.
+	untestable bool
 }
 
 // Run measures.
@@ -178,7 +188,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	r.lanes = r.host.Lanes
 	r.report = &Report{
 		Version: Version, Date: time.Now().UTC().Truncate(time.Second), Release: o.Release, Command: o.Command,
-		Host: r.host.Words, Simulated: r.host.Simulated, Rows: []Row{}, Baselines: []Baseline{},
+		Host: r.host.Words, Simulated: r.host.Simulated, Rows: []Row{}, Baselines: []Baseline{}, Seconds: map[string]float64{},
 	}
 	for _, g := range r.host.Topology.GPUs {
 		r.report.GPUs = append(r.report.GPUs, g.Name)
@@ -200,12 +210,20 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		if !slices.Contains(o.Tables, t.name) {
 			continue
 		}
+		start := time.Now()
 		if err := t.run(r); err != nil {
 			// What the other tables say stands.
 			r.report.Problems = append(r.report.Problems, fmt.Sprintf("table %s: %v", t.name, err))
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
+		}
+		r.report.Seconds[t.name] = math.Round(time.Since(start).Seconds()*10) / 10
+		r.progress("table %s took %.1f s", t.name, r.report.Seconds[t.name])
+		if o.Measured != nil {
+			if err := o.Measured(r.report); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return r.report, r.report.check()
@@ -350,10 +368,18 @@ func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, bes
 		c.Relay.Route = route
 		if r.host.Simulated {
 			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
+			c.Relay.SelfTest = launch.SelfTestOff      // there are many pairs, and nothing to find
 		}
 		change(c)
 	}); err != nil {
 		return nil, err
+	}
+	if !r.untestable {
+		if err := r.selfTest(); err != nil {
+			// Relays stage without it, too.
+			r.untestable = true
+			r.report.Problems = append(r.report.Problems, fmt.Sprintf("the self-test: %v", err))
+		}
 	}
 	s := &stage{run: r, route: route, stop: func() error { return nil }}
 	if route == staged {
@@ -368,6 +394,35 @@ func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, bes
 		}
 	}
 	return s, nil
+}
+
+// selfTest tests the pairs of GPUs that the lanes can stage on, which were not yet: else
+// the supervisor of the first relay does, beside what is measured.
+func (r *run) selfTest() error {
+	names, err := hook.PlannedPairs(r.host.Plan, r.host.Config)
+	if err != nil {
+		return err
+	}
+	if r.host.Simulated {
+		names = names[:min(len(names), 1)]
+	}
+	tester, err := hook.NewTester(r.host.Layout, r.host.Config, r.host.HookBinary())
+	if err != nil {
+		return err
+	}
+	start, before := time.Now(), len(r.pairs)
+	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("it takes more than %v", patience))
+	defer cancel()
+	err = tester.Test(ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
+		if launch.FindPair(r.pairs, p.PairName) == nil {
+			r.pairs = append(r.pairs, p)
+			r.progress("self-test of %s with %s: %s", p.GPU.BusID, p.Server.BusID, p.Verdict)
+		}
+	})
+	if len(r.pairs) > before {
+		r.testing += time.Since(start)
+	}
+	return err
 }
 
 // close ends everything.
@@ -505,8 +560,8 @@ func (r *run) sendAs(a, b *worker, o order) (reply, error) {
 	o.Do, o.Tag = doSend, a.tags
 	receive := o
 	receive.Do = doReceive
-	if o.Head > 0 {
-		receive.Size = o.Head
+	if o.Handed > 0 {
+		receive.Size = o.Handed
 	}
 	replies, err := together(map[*worker]order{a: o, b: receive})
 	return replies[a], err

@@ -199,6 +199,18 @@ func (r *run) firstCopy() error {
 			return err
 		}
 	}
+	if len(r.pairs) == 0 {
+		r.miss("first-copy", "self-test after a boot", "no pair of GPUs was tested")
+		return nil
+	}
+	verdicts := map[string]int{}
+	for _, p := range r.pairs {
+		verdicts[p.Verdict]++
+	}
+	r.row(Row{
+		Table: "first-copy", What: "self-test after a boot, a pair of GPUs", Unit: Milliseconds,
+		Value: float64(r.testing.Milliseconds()) / float64(len(r.pairs)), Note: fmt.Sprintf("before all this; %d pairs: %v", len(r.pairs), verdicts),
+	})
 	return nil
 }
 

@@ -32,6 +32,8 @@ type Report struct {
 	Baselines []Baseline `json:"baselines"`
 	// Problems are the tables that could not be measured to their end, and why.
 	Problems []string `json:"problems,omitempty"`
+	// Seconds are what each table took.
+	Seconds map[string]float64 `json:"seconds,omitempty"`
 	// Missing is what something is asked of and this run had no way to measure.
 	Missing []Missing `json:"missing,omitempty"`
 }

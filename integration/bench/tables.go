@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -37,12 +38,19 @@ func (r *run) configured() (clientA, serverA, serverB, clientB string, err error
 	return r.gpusOf()
 }
 
-// legJob is a leg with the slots of the configuration.
+// legJob is a leg with slots as a relay has them: those of the configuration, or in
+// their memory pieces as large as the self-test of the pair has found to be best.
 func (r *run) legJob(from, to, issuer string, size uint64, depth int) measure.Job {
-	return measure.Job{
-		Kind: measure.Leg, From: from, To: to, Issuer: issuer, Size: size, Depth: depth,
-		Slots: r.host.Config.Relay.Slots, SlotBytes: uint64(r.host.Config.Relay.SlotSize),
+	c := r.host.Config.Relay
+	j := measure.Job{Kind: measure.Leg, From: from, To: to, Issuer: issuer, Size: size, Depth: depth, Slots: c.Slots, SlotBytes: uint64(c.SlotSize)}
+	for _, p := range r.pairs {
+		between := p.GPU.BusID == from && p.Server.BusID == to || p.GPU.BusID == to && p.Server.BusID == from
+		if c.Calibration == config.CalibrationAuto && between && p.Chunk > 0 && p.Chunk < j.SlotBytes {
+			j.Slots = min(int(uint64(j.Slots)*j.SlotBytes/p.Chunk), max(2*p.Depth, j.Slots))
+			j.SlotBytes = p.Chunk
+		}
 	}
+	return j
 }
 
 // askedOfCopies is what a relay's copy must reach of a raw one.
@@ -302,7 +310,7 @@ func (r *run) clientCopy() (err error) {
 		if row.Baseline, err = r.baseline(measure.Job{Kind: BaselineRaw, From: client, To: server, Issuer: client, Size: size}); err != nil {
 			return err
 		}
-		o := order{Size: size, Head: 8, Depth: slots, Duration: r.Duration}
+		o := order{Size: size, Handed: 8, Depth: slots, Duration: r.Duration}
 		for _, in := range []struct {
 			what  string
 			turn  bool
@@ -322,7 +330,7 @@ func (r *run) clientCopy() (err error) {
 		if row.Baseline, _, err = r.rawOf(staged, size); err != nil {
 			return err
 		}
-		o.Head = 0
+		o.Handed = 0
 		found, err := r.sendAs(a, b, o)
 		if err != nil {
 			return err

@@ -25,8 +25,8 @@ type order struct {
 	Bytes  uint64 `json:"bytes,omitempty"` // of each buffer
 	// Staging is that of a client that copies itself, bytes in each direction.
 	Staging uint64 `json:"staging,omitempty"`
-	// Head and InTurn are those of a measure.Stream.
-	Head     uint64        `json:"head,omitempty"`
+	// Handed is a measure.Client's, InTurn a measure.Stream's.
+	Handed   uint64        `json:"handed,omitempty"`
 	InTurn   bool          `json:"inTurn,omitempty"`
 	Handle   wire.Handle   `json:"handle"`
 	Size     uint64        `json:"size,omitempty"`
@@ -38,7 +38,7 @@ type order struct {
 	Starts   bool          `json:"starts,omitempty"`
 }
 
-func (o order) as(s *measure.Stream) { s.Head, s.InTurn = o.Head, o.InTurn }
+func (o order) as(s *measure.Stream) { s.InTurn = o.InTurn }
 
 // What a client can be told to do.
 const (
@@ -135,6 +135,7 @@ func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
 		err = s.accept(ctx)
 	case doSend:
 		var times []time.Duration
+		c.Handed = o.Handed
 		r.GBs, times, err = c.StreamSend(ctx, o.Size, o.Depth, o.Duration, o.Tag, o.as)
 		r.Times = measure.TimesOf(times)
 	case doReceive:

@@ -27,6 +27,11 @@ type Client struct {
 	Sending   *client.Connection
 	Receiving *client.Connection
 
+	// Handed is how much of a message this process sends after it has copied the whole
+	// one to staging memory: 8, say, to measure the copy and its hand-over without the
+	// way to the receiver, which then receives messages of that size. 0 is all of it.
+	Handed uint64
+
 	context cuda.Context
 	// Where this process copies itself: messages that were copied to Outgoing's
 	// staging memory, and those that come into Incoming's.
@@ -240,9 +245,6 @@ type Stream struct {
 	// Depth is how many messages may be in flight: as was asked for, or as there are
 	// slots.
 	Depth int
-	// Head is how many bytes of each message go on from a slot, where this process copies
-	// itself: what it copies is then not held up by what comes after. 0 for all.
-	Head uint64
 	// InTurn has two streams copy what is sent, one message each: a stream lets its copy
 	// drain before it writes the timeline, and the other one's moves meanwhile.
 	InTurn bool
@@ -303,8 +305,8 @@ func (s *Stream) Post() (*client.Operation, error) {
 			return nil, err
 		}
 		n := s.size
-		if s.Head > 0 {
-			n = min(n, s.Head)
+		if c.Handed > 0 {
+			n = min(n, c.Handed)
 		}
 		return post(b.Memory, at, n, client.Tag(s.tag), client.After(line, value))
 	}

@@ -40,6 +40,7 @@ struct exec {
 // of an event is held, and before a stream's.
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *captures;
+static atomic_int under_way; // how many there are: streams that know of none take no lock
 
 static void graph_destroy(struct object *o)
 {
@@ -67,6 +68,8 @@ static void exec_destroy(struct object *o)
 
 bool capturing(struct stream *s)
 {
+	if (!atomic_load(&under_way))
+		return false;
 	pthread_mutex_lock(&mutex);
 	bool is = s->captured != NULL;
 	pthread_mutex_unlock(&mutex);
@@ -157,6 +160,8 @@ CUresult capture_wait(struct stream *s, const struct mark *mark)
 CUresult capture_refuse(struct stream *s, CUresult r)
 {
 	struct member *m;
+	if (!atomic_load(&under_way))
+		return CUDA_SUCCESS;
 	pthread_mutex_lock(&mutex);
 	bool is = ready(s, &m) != CUDA_ERROR_ILLEGAL_STATE;
 	if (is)
@@ -170,6 +175,8 @@ CUresult capture_forbids(const char *call)
 	static const char *const unsafe[] = {"cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost"};
 	CUresult r = CUDA_SUCCESS;
 	bool is = false;
+	if (!atomic_load(&under_way))
+		return CUDA_SUCCESS;
 	for (size_t i = 0; i < sizeof unsafe / sizeof *unsafe; i++)
 		is |= strcmp(call, unsafe[i]) == 0;
 	if (!is)
@@ -198,6 +205,7 @@ static void end(struct capture *c)
 	while (*at != c)
 		at = &(*at)->next;
 	*at = c->next;
+	atomic_fetch_sub(&under_way, 1);
 }
 
 void capture_leave(struct stream *s)
@@ -247,6 +255,7 @@ CUresult cuStreamBeginCapture_v2(CUstream h, int mode)
 		c->thread = pthread_self();
 		c->next = captures;
 		captures = c;
+		atomic_fetch_add(&under_way, 1);
 		join(c, s, &first);
 	} else {
 		free(c);

@@ -162,7 +162,7 @@ struct peerlane_counters {
 	uint32_t contexts;        /* CUDA contexts that the relay has */
 	struct {
 		peerlane_gpu gpu;     /* a server GPU with staging of this relay's; zero: host memory, of lanes that bounce */
-		uint64_t in, out;     /* bytes into that staging, and out of it */
+		uint64_t in, out;     /* bytes into that staging, and out of it, but by programs' own copies */
 	} server[PEERLANE_MAX_SERVERS];
 };
 

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// aBench is a result as it is saved: of each kind of row one, a row without what it
+// would be compared with, and what could not be measured.
+const aBench = `{
+  "version": 1, "date": "2026-11-22T12:00:00Z", "release": "v1", "command": ["peerlane", "bench", "--quick"],
+  "host": "a host", "gpus": ["NVIDIA H200", "NVIDIA H200"], "driver": 13000, "simulated": false,
+  "rows": [
+    {"table": "copy", "what": "client to slot", "size": 4194304, "depth": 16, "value": 310, "unit": "GB/s", "baseline": "raw 4.0 MiB", "asked": {"least": 0.98}},
+    {"table": "latency", "what": "rings, to and fro, both sides busy", "size": 8, "depth": 1, "value": 0.5, "unit": "µs",
+      "times": {"count": 9, "p50": 0.5, "p90": 0.6, "p99": 0.7, "p999": 6.7, "max": 8}, "asked": {"most": 1}},
+    {"table": "busy", "what": "client to slot, p99 of idle", "size": 8, "depth": 1, "state": "SMs held: client GPU", "value": 27, "unit": "µs",
+      "baseline": "a relay's copy, p99, 8 B, client to slot, idle", "asked": {"most": 2}},
+    {"table": "memory", "what": "of a server GPU, besides staging", "state": "GPU 1", "value": 0, "unit": "MiB", "asked": {"most": 0}},
+    {"table": "bounce", "what": "container A to container B", "route": "staged", "transport": "loop", "size": 65536, "depth": 16, "value": 7.5, "unit": "GB/s"}
+  ],
+  "baselines": [
+    {"name": "raw 4.0 MiB", "value": 320, "unit": "GB/s"},
+    {"name": "a relay's copy, p99, 8 B, client to slot, idle", "value": 9, "unit": "µs"}
+  ],
+  "missing": [{"table": "cpu", "what": "idle", "why": "/proc is not there"}]
+}`
+
+func TestBenchOutput(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "result.json")
+	if err := os.WriteFile(file, []byte(aBench), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "bench.txt", peerlane(t, "bench", "--input", file))
+	simulated := strings.Replace(aBench, `"simulated": false`, `"simulated": true`, 1)
+	if err := os.WriteFile(file, []byte(simulated), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	text := peerlane(t, "bench", "--input", file)
+	for _, no := range []string{"fall short", "  yes ", "  no "} {
+		if strings.Contains(text, no) {
+			t.Errorf("a simulated result says %q:\n%s", no, text)
+		}
+	}
+	// A ratio without its baseline is not shown, nor anything else of that result.
+	lacking := strings.Replace(aBench, `{"name": "raw 4.0 MiB"`, `{"name": "raw 1.0 MiB"`, 1)
+	if err := os.WriteFile(file, []byte(lacking), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	if code := run([]string{"bench", "--input", file}, &out, &errOut); code == 0 || out.Len() > 0 || !strings.Contains(errOut.String(), "did not measure") {
+		t.Errorf("exit status %d, printed %q and %q", code, out.String(), errOut.String())
+	}
+}
+
+func TestBenchCommandLine(t *testing.T) {
+	for _, arguments := range [][]string{
+		{"--table", "copies"}, {"--busy", "nobody"}, {"--sizes", "large"}, {"--gpus", "some"}, {"--pace", "0"}, {"--listen"}, {"--connect", "host"},
+	} {
+		var out, errOut bytes.Buffer
+		if code := run(append([]string{"bench"}, arguments...), &out, &errOut); code != exitUsage {
+			t.Errorf("bench %q: exit status %d: %s", arguments, code, errOut.String())
+		}
+	}
+	if help := peerlane(t, "bench", "--help"); !strings.Contains(help, "a lane between two hosts cannot be measured") {
+		t.Errorf("the help does not say that there are no two hosts:\n%s", help)
+	}
+}
