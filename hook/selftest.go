@@ -157,6 +157,9 @@ func unknown(list []launch.Pair, names []launch.PairName) []launch.PairName {
 // finds, and tells of each, the known ones first. A pair that cannot be tested is
 // one of VerdictUntested; what Test itself fails by is the lock, or the keeping.
 func (t *Tester) Test(ctx context.Context, names []launch.PairName, again bool, tell func(launch.PairHost, launch.Pair)) error {
+	if len(names) == 0 {
+		return nil
+	}
 	if !t.unkept {
 		held, err := t.lock()
 		if err != nil {
@@ -412,16 +415,22 @@ func (s *supervisor) selfTest() {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	lanes := s.generation.Config.Lanes
 	found, done := make(chan launch.Pair, len(names)), make(chan tested, 1)
 	s.tests.cancel, s.tests.found, s.tests.done, s.tests.told = cancel, found, done, false
 	s.log.Infof("testing %d pairs of GPUs that this boot knows nothing of", len(names))
 	go func() {
 		begun := time.Now()
 		t := tested{names: names}
-		t.err = tester.Test(ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
-			t.pairs = append(t.pairs, p)
-			found <- p
-		})
+		// Spares last, and apart: of containers that start together each has its servers
+		// tested before anybody has spares.
+		servers, spares := parted(names, lanes)
+		for _, part := range [][]launch.PairName{servers, spares} {
+			t.err = errors.Join(t.err, tester.Test(ctx, part, false, func(_ launch.PairHost, p launch.Pair) {
+				t.pairs = append(t.pairs, p)
+				found <- p
+			}))
+		}
 		t.took = time.Since(begun)
 		done <- t
 	}()
@@ -431,15 +440,29 @@ func (s *supervisor) selfTest() {
 // not wait for the spares then.
 func (s *supervisor) testFound(p launch.Pair) {
 	s.learn([]launch.Pair{p})
-	lanes := slices.Clone(s.generation.Config.Lanes)
-	for i := range lanes {
-		lanes[i].Spares = nil
-	}
-	if s.tests.told || s.relay == nil || len(unknown(s.tests.pairs, launch.StagingPairs(lanes))) > 0 {
+	servers, _ := parted(launch.StagingPairs(s.generation.Config.Lanes), s.generation.Config.Lanes)
+	if s.tests.told || s.relay == nil || len(unknown(s.tests.pairs, servers)) > 0 {
 		return
 	}
 	s.tests.told = true
 	s.configure()
+}
+
+// parted are the pairs of lanes' own servers, and those of their spares.
+func parted(names []launch.PairName, lanes []launch.Lane) (servers, spares []launch.PairName) {
+	lanes = slices.Clone(lanes)
+	for i := range lanes {
+		lanes[i].Spares = nil
+	}
+	planned := launch.StagingPairs(lanes)
+	for _, n := range names {
+		if slices.Contains(planned, n) {
+			servers = append(servers, n)
+		} else {
+			spares = append(spares, n)
+		}
+	}
+	return servers, spares
 }
 
 // learn takes what is found in place of what was known.
