@@ -1005,6 +1005,8 @@ func play(role string) int {
 		err = playRelay()
 	case "staging":
 		err = playStaging()
+	case "nic":
+		err = playNIC()
 	default:
 		err = fmt.Errorf("unknown role %q", role)
 	}
