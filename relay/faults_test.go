@@ -389,6 +389,13 @@ func (f fault) String() string {
 // only where one is current.
 func (f fault) ends() bool { return f.effect == "lost" }
 
+// isNamed reports whether a text says what has happened: the call, or, where another
+// call was the first to see the loss of the context, its result.
+func (f fault) isNamed(text string) bool {
+	result := map[string]string{"error=700": "CUDA_ERROR_ILLEGAL_ADDRESS", "lost": "CUDA_ERROR_UNKNOWN"}[f.effect]
+	return strings.Contains(text, f.call) || result != "" && strings.Contains(text, result)
+}
+
 // mayEnd reports whether it may end: where something cannot be given back but by that.
 func (f fault) mayEnd() bool {
 	switch f.call {
@@ -411,8 +418,11 @@ func faults(calls map[string]int, all bool) (first, more []fault) {
 		}
 		slices.Sort(some)
 		for _, effect := range effects {
-			if effect == "corrupt=1" && !strings.HasPrefix(call, "cuMemcpy") {
+			switch {
+			case effect == "corrupt=1" && !strings.HasPrefix(call, "cuMemcpy"):
 				continue
+			case effect == "lost" && call == "cuInit":
+				continue // a driver that cannot be opened is no reason to end: it is told to each client
 			}
 			for _, after := range slices.Compact(some) {
 				f := fault{call, after, effect}
@@ -476,7 +486,7 @@ func (k *keeper) next(p *subject) *subject {
 		k.err = err
 	case k.stopping && p.err == nil:
 		return nil
-	case p.err == nil || !strings.Contains(text, k.fault.call):
+	case p.err == nil || !k.fault.isNamed(text):
 		k.err = fmt.Errorf("the process ended with %v and does not name the call", p.err)
 	case !k.fault.mayEnd() || k.ends > 1:
 		k.err = fmt.Errorf("the process ended for the %d. time with %v, and could go on", k.ends, p.err)
@@ -522,6 +532,9 @@ func (s *stage) meet(f fault, log string) (err error) {
 	}()
 	var first time.Time // when it failed
 	for good := 0; good < 2; {
+		if _, _, err := k.current(); err != nil {
+			return err
+		}
 		failed := s.exercise()
 		told = errors.Join(told, failed)
 		switch {
@@ -550,7 +563,7 @@ func (s *stage) meet(f fault, log string) (err error) {
 	switch {
 	case f.effect == "corrupt=1" && told == nil:
 		return errors.New("a wrong byte was not seen")
-	case told != nil && f.effect != "corrupt=1" && !strings.Contains(told.Error(), f.call):
+	case told != nil && f.effect != "corrupt=1" && !f.isNamed(told.Error()):
 		return errors.New("no client is told of the call")
 	}
 	p, replaced, err := k.current()

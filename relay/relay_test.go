@@ -1007,6 +1007,8 @@ func play(role string) int {
 		err = playStaging()
 	case "nic":
 		err = playNIC()
+	case "receiver":
+		err = playReceiver()
 	default:
 		err = fmt.Errorf("unknown role %q", role)
 	}
