@@ -393,7 +393,9 @@ func (m *memory) make(gpu wire.UUID) error {
 		return err
 	}
 	var fd int
-	if err = m.mapped.Pin(lane.device); err == nil {
+	if err = m.mapped.Pin(lane.device); err != nil {
+		err = wire.Errorf(wire.StatusCUDA, "%w", err)
+	} else {
 		fd, err = m.mapped.Export()
 	}
 	if err != nil {
