@@ -175,6 +175,10 @@ SEED ?=
 soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random (N=1000 SEED=)
 	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^TestSoak$$' ./integration
 
+.PHONY: soak-faults
+soak-faults: ## give every CUDA call of relays and NICs every fault, wait 120 s for who sleeps, and 500 orders of receives over two slots
+	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
+
 .PHONY: bench
 bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--table routes -o json")
 	@bin/peerlane bench --table all $(ARGS)

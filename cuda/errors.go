@@ -12,6 +12,7 @@ import "C"
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -130,6 +131,21 @@ func (r Result) Sticky() bool {
 		return true
 	case 702, 710, 715, 717, 718, 721: // those that only kernels cause
 		return true
+	}
+	return false
+}
+
+// Sticky reports whether any result in err, and in what it wraps, is one.
+func Sticky(err error) bool {
+	switch e := err.(type) {
+	case nil:
+		return false
+	case Result:
+		return e.Sticky()
+	case interface{ Unwrap() error }:
+		return Sticky(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(e.Unwrap(), Sticky)
 	}
 	return false
 }

@@ -82,6 +82,52 @@ func playRelay() error {
 	return r.Run()
 }
 
+// relayListeners are the sockets of a relay in a process of its own, which outlive
+// it, as a supervisor's do.
+func relayListeners(t *testing.T, paths ...string) []*os.File {
+	t.Helper()
+	var files []*os.File
+	for _, path := range paths {
+		l := listen(t, path)
+		l.SetUnlinkOnClose(false)
+		file, err := l.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+		files = append(files, file)
+	}
+	return files
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// startRelay starts a relay in a process of its own, which ends when its standard
+// input does. It can be done again with the same listeners.
+func startRelay(c launch.Config, listeners []*os.File, log *os.File, environment ...string) (*exec.Cmd, io.Closer, error) {
+	config, err := json.Marshal(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	return startRole("relay", listeners, log, append(environment, "PEERLANE_TEST_CONFIG="+string(config))...)
+}
+
+func startRole(role string, files []*os.File, log *os.File, environment ...string) (*exec.Cmd, io.Closer, error) {
+	cmd := exec.Command("/proc/self/exe")
+	// The race detector makes a process wait for a second at its end.
+	cmd.Env = append(append(os.Environ(), "PEERLANE_TEST_ROLE="+role, "GORACE=atexit_sleep_ms=0"), environment...)
+	cmd.Stderr, cmd.ExtraFiles = log, files
+	stdin, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	return cmd, stdin, err
+}
+
 func newVictim(t *testing.T, change func(*launch.Config)) *victim {
 	t.Helper()
 	h := newHost(t)
@@ -94,34 +140,15 @@ func newVictim(t *testing.T, change func(*launch.Config)) *victim {
 	if change != nil {
 		change(&c)
 	}
-	config, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
 	log, err := os.Create(v.log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=relay", "PEERLANE_TEST_CONFIG="+string(config))
-	cmd.Stderr = log
-	stdin, err := cmd.StdinPipe()
+	listeners := relayListeners(t, v.socket, filepath.Join(h.dir, id+".sock"))
+	defer closeFiles(listeners)
+	cmd, stdin, err := startRelay(c, listeners, log)
 	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range []string{v.socket, filepath.Join(h.dir, id+".sock")} {
-		l := listen(t, path)
-		l.SetUnlinkOnClose(false)
-		file, err := l.File()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer file.Close()
-		l.Close()
-		cmd.ExtraFiles = append(cmd.ExtraFiles, file)
-	}
-	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	v.pid = cmd.Process.Pid

@@ -78,7 +78,7 @@ func (l *lane) identity() (wire.UUID, error) {
 			text, err = d.DeviceUUID(g)
 		}
 		if err != nil {
-			return wire.UUID{}, wire.Errorf(wire.StatusNoCUDA, "GPU %s: %v", l.spec.GPU.BusID, err)
+			return wire.UUID{}, wire.Errorf(wire.StatusNoCUDA, "GPU %s: %w", l.spec.GPU.BusID, err)
 		}
 	}
 	id, err := wire.ParseGPU(text)
@@ -103,7 +103,7 @@ func (l *lane) open() error {
 	}
 	g, err := device.Open(d, l.spec.GPU.BusID)
 	if err != nil {
-		return wire.Errorf(wire.StatusNoCUDA, "%v", err)
+		return wire.Errorf(wire.StatusNoCUDA, "%w", err)
 	}
 	push, err := g.NewQueue()
 	if err != nil {
@@ -269,7 +269,7 @@ func (l *lane) reserve() {
 		return
 	}
 	err := l.openStaging()
-	l.relay.loop.Do(func() { l.relay.failed(err) })
+	l.relay.examine(err)
 	if err != nil && wire.StatusOf(err) != wire.StatusNoStaging { // which is in the log
 		logrus.WithError(err).Errorf("reserving the staging of GPU %s; it is tried again when a client attaches", l.spec.GPU.BusID)
 	}

@@ -107,16 +107,34 @@ func (s *session) accept(m *wire.Accept, sequence uint32) {
 	}
 }
 
+// left reports whether the sender went by itself before it was accepted. Another may
+// come. Where something failed the sender may believe that it is connected, and who
+// accepts would wait for nobody.
+func (r *receiver) left() bool {
+	if r.down == nil {
+		return false
+	}
+	switch r.down.Status {
+	case wire.StatusPeerClosed, wire.StatusPeerClientDied, wire.StatusPeerContainerDied:
+		return true
+	}
+	return false
+}
+
 // hand gives connected senders to waiting accepts.
 func (l *listener) hand() {
 	for len(l.accepts) > 0 && len(l.ready) > 0 {
 		r := l.ready[0]
 		l.ready = l.ready[1:]
-		if r.down != nil {
+		if r.left() {
 			continue
 		}
 		sequence := l.accepts[0]
 		l.accepts = l.accepts[1:]
+		if r.down != nil {
+			l.session.answer(sequence, wire.Errorf(r.down.Status, "a sender connected, and the connection failed before it was accepted: %s", r.down.Reason))
+			continue
+		}
 		l.session.reply(r.connected(), sequence) // which may end the session, and so the listener
 	}
 }
@@ -155,6 +173,7 @@ func (r *Relay) greetPeer(conn packet.Conn, silent *greetings) {
 		if sent := conn.Send(wire.NewFailure(err), 1); sent != nil {
 			logrus.WithError(sent).Debug("the refusal could not be sent")
 		}
+		r.examine(err)
 	}
 }
 
@@ -229,7 +248,8 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *greetings) error {
 // connect makes the receiver of a sender whose handshake is done.
 func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 	s := l.session
-	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.down != nil })
+	crowded := len(l.ready) >= maxUnaccepted
+	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.left() || crowded && r.down != nil })
 	receiver := newReceiver(c)
 	c.number = s.number()
 	err := c.open(fd)
@@ -392,7 +412,7 @@ func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.
 		if config.Transport == launch.TransportLoop {
 			return nil, wire.Errorf(wire.StatusUnreachable, "route direct uses transport local, and relay.transport in config.toml says loop")
 		}
-		return local.New(r.loop, c.lane.device, c.lane.push.queues[0]), nil
+		return local.New(r.loop, c.lane.device, c.lane.push.queues[0], r.wear), nil
 	}
 	if config.Transport == launch.TransportLocal {
 		return nil, wire.Errorf(wire.StatusUnreachable, "route staged uses transport loop, and relay.transport in config.toml says local")

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/dustin/go-humanize"
@@ -392,7 +393,9 @@ func (m *memory) make(gpu wire.UUID) error {
 		return err
 	}
 	var fd int
-	if err = m.mapped.Pin(lane.device); err == nil {
+	if err = m.mapped.Pin(lane.device); err != nil {
+		err = wire.Errorf(wire.StatusCUDA, "%w", err)
+	} else {
 		fd, err = m.mapped.Export()
 	}
 	if err != nil {
@@ -443,16 +446,17 @@ func (m *memory) settle() {
 }
 
 func (m *memory) free() {
-	free := func() {
+	free := func() error {
 		for _, p := range m.parts {
 			unix.Close(p.FD)
 		}
-		if err := m.mapped.Close(); err != nil {
-			logrus.WithError(err).Warn("unmapping a client's memory failed; it stays pinned until this relay ends")
-		}
+		return m.mapped.Close()
 	}
 	s := m.session
-	after := func() {
+	after := func(err error) {
+		if err != nil {
+			s.relay.wear(fmt.Errorf("unmapping memory of client process %d: %w", s.pid, err))
+		}
 		s.relay.giveBack(m.takes)
 		s.host -= m.takes.host
 		s.staging -= m.takes.staging
@@ -464,17 +468,16 @@ func (m *memory) free() {
 		}
 	}
 	if m.kind != wire.MemoryHost && m.staged == nil {
-		free()
-		after()
+		after(free())
 		return
 	}
 	// To free a GiB of pages takes a tenth of a second, and they count until then. Of
 	// staging memory the supervisor is told.
 	go func() {
-		free()
+		err := free()
 		if m.staged != nil {
 			m.staged.giveBack()
 		}
-		s.relay.loop.Do(after)
+		s.relay.loop.Do(func() { after(err) })
 	}()
 }

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/peerlane/peerlane/relay"
@@ -130,13 +129,7 @@ func (h *host) container(name, route string, client, server int, nic string) *co
 	h.t.Helper()
 	c := &container{name: name, gpu: client, lane: copying(far(client, server, nic))}
 	for range modelMemory {
-		m := allocate(h.t, client, modelBytes)
-		view, err := unix.Mmap(m.fd, 0, modelBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		h.t.Cleanup(func() { _ = unix.Munmap(view) })
-		c.memory = append(c.memory, &allocation{fd: m.fd, view: view})
+		c.memory = append(c.memory, viewed(h.t, client, modelBytes))
 	}
 	c.begin(h, route)
 	h.t.Cleanup(func() { c.end(h.t) })

@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/poll"
@@ -57,8 +58,11 @@ type Relay struct {
 	limits      launch.Limits
 	used        use
 
-	claims     claims
-	bounced    atomic.Uint64 // bytes of host memory that lanes stage in
+	claims  claims
+	bounced atomic.Uint64 // bytes of host memory that lanes stage in
+	// worn: something could not be given back, and why. Of the loop.
+	worn error
+
 	grumble    grumble
 	driverLock sync.Mutex
 	driver     *cuda.Driver
@@ -223,13 +227,50 @@ func (r *Relay) end(why *wire.Error) {
 // failed looks at a CUDA error. After a sticky one every further call fails, so
 // that only a new process can serve this container.
 func (r *Relay) failed(err error) {
-	var result cuda.Result
-	var call *cuda.CallError
-	if errors.As(err, &call) {
-		result = call.Result
-	}
-	if result.Sticky() {
+	if cuda.Sticky(err) {
 		r.end(wire.Errorf(wire.StatusCUDA, "the relay of %s ends after a CUDA error: %v", r.name(), err))
+	}
+}
+
+// examine looks whether an error says that this process cannot go on. It may block,
+// and is not called on the loop. Errors of what strangers send wrap nothing, so that
+// the contexts are asked as well.
+func (r *Relay) examine(err error) {
+	if err == nil {
+		return
+	}
+	var devices []*device.Device
+	r.loop.Call(func() {
+		r.failed(err)
+		for _, l := range r.lanes {
+			if l.device != nil {
+				devices = append(devices, l.device)
+			}
+		}
+	})
+	for _, d := range devices {
+		if lost := d.Lost(); lost != nil {
+			r.loop.Do(func() { r.failed(fmt.Errorf("%w, seen after: %v", lost, err)) })
+		}
+	}
+}
+
+// wear remembers that something could not be given back: client memory that is
+// pinned, say. Only the end of this process does it, which comes when nobody is
+// attached.
+func (r *Relay) wear(err error) {
+	logrus.WithError(err).Error("something cannot be given back; this relay ends when no client is attached, and a new one begins")
+	if r.worn == nil {
+		r.worn = err
+	}
+	r.failed(err)
+	r.rest()
+}
+
+// rest ends a worn relay that serves nobody.
+func (r *Relay) rest() {
+	if r.worn != nil && len(r.sessions) == 0 {
+		r.end(wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it could not give something back: %v", r.name(), r.worn))
 	}
 }
 

@@ -1007,6 +1007,10 @@ func play(role string) int {
 		err = playEvents()
 	case "staging":
 		err = playStaging()
+	case "nic":
+		err = playNIC()
+	case "receiver":
+		err = playReceiver()
 	default:
 		err = fmt.Errorf("unknown role %q", role)
 	}

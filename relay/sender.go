@@ -185,9 +185,10 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 		closeParts()
 		s.underWay--
 		if err != nil {
-			// No matter for failed: the descriptor is a stranger's, and says nothing of
-			// our context.
-			s.shutdown(wire.Errorf(wire.StatusCUDA, "the memory of %s cannot be mapped: %v", s.peer, err))
+			// No matter for failed: the descriptor is a stranger's, and what it causes
+			// says nothing of our context.
+			go s.session.relay.examine(wire.Errorf(wire.StatusBadDescriptor, "the memory of %s cannot be mapped: %v", s.peer, err))
+			s.shutdown(wire.Errorf(ofCopies(err), "the memory of %s cannot be mapped: %v", s.peer, err))
 		}
 		t.ready = err == nil
 		grants := t.grants
@@ -332,11 +333,15 @@ func (s *sender) unhold(op *operation) {
 // broken takes the connection down after a failed copy.
 func (s *sender) broken(err error, what string) {
 	s.session.relay.failed(err)
-	status := wire.StatusOf(err)
-	if status == wire.StatusInternal {
-		status = wire.StatusCUDA
+	s.shutdown(wire.Errorf(ofCopies(err), "%s: %s failed: %v", s.session.relay.name(), what, err))
+}
+
+// ofCopies is the status of what failed when bytes were to be moved.
+func ofCopies(err error) wire.Status {
+	if status := wire.StatusOf(err); status != wire.StatusInternal {
+		return status
 	}
-	s.shutdown(wire.Errorf(status, "%s: %s failed: %v", s.session.relay.name(), what, err))
+	return wire.StatusCUDA
 }
 
 // delivered ends a message: its bytes are in the receiver's memory, or the

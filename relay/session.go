@@ -287,6 +287,7 @@ func (s *session) settle() {
 	s.port.Close()
 	s.forget()
 	s.log.Debug("a session is gone")
+	s.relay.rest()
 }
 
 func (s *session) forget() {
@@ -400,10 +401,10 @@ func (s *session) block(sequence uint32, work func() error, then func(error)) {
 		err := work()
 		s.relay.loop.Do(func() {
 			s.blocking--
-			s.relay.failed(err)
 			then(err)
 			s.settle()
 		})
+		s.relay.examine(err) // after the answer, which says what was tried
 	}()
 }
 

@@ -23,6 +23,7 @@
 //	                       waits for it, or for so many milliseconds
 //	PEERLANE_SIM_FAULT     faults; the grammar is in libcuda/fault.c:
 //	                       "cuMemcpyAsync:after=3:error=700;cuMemCreate:oom"
+//	PEERLANE_SIM_CALLS     a file to which each call that can have a fault adds its name
 //
 // Of kernels it has those of package cuda/kernels, in C: it finds their names in
 // PTX that it is given, and takes no other.

@@ -9,9 +9,11 @@ import (
 	"testing"
 )
 
-// docs/security.md proves its rules by tests: each of them is there.
-func TestSecurityNamesTestsThatExist(t *testing.T) {
-	const root = "../.."
+const root = "../.."
+
+// testNames are the names of all tests of the project.
+func testNames(t *testing.T) map[string]bool {
+	t.Helper()
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 	exist := map[string]bool{}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -27,6 +29,12 @@ func TestSecurityNamesTestsThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return exist
+}
+
+// docs/security.md proves its rules by tests: each of them is there.
+func TestSecurityNamesTestsThatExist(t *testing.T) {
+	exist := testNames(t)
 	text, err := os.ReadFile(filepath.Join(root, "docs/security.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -57,6 +57,23 @@ func (g *Device) Context() cuda.Context { return g.context }
 // Close destroys the context. All memory and queues must be closed before.
 func (g *Device) Close() error { return g.Driver.CtxDestroy(g.context) }
 
+// Lost is what the context has met after which every call on it fails (see
+// [cuda.Result.Sticky]); nil while it works. It tells an error that comes of what
+// somebody else has sent from one of the device's own.
+func (g *Device) Lost() error {
+	err := g.On(func() error {
+		e, err := g.Driver.EventCreate(cuda.EventOptions{})
+		if err != nil {
+			return err
+		}
+		return g.Driver.EventDestroy(e)
+	})
+	if cuda.Sticky(err) {
+		return fmt.Errorf("the context on GPU %s is lost: %w", g.BusID, err)
+	}
+	return nil
+}
+
 // On runs f on an OS thread that has the device's context current.
 func (g *Device) On(f func() error) error {
 	return onThread(func() error {

@@ -39,6 +39,7 @@ func (s Status) String() string {
 type Error struct {
 	Status Status
 	Reason string
+	cause  error // what %w of Errorf wrapped; nil for nothing
 }
 
 func (e *Error) Error() string {
@@ -54,9 +55,14 @@ func (e *Error) Is(target error) bool {
 	return ok && other.Status == e.Status
 }
 
-// Errorf makes an Error.
+// Unwrap is what [Errorf] has wrapped.
+func (e *Error) Unwrap() error { return e.cause }
+
+// Errorf makes an Error. It wraps what %w stands for, as fmt.Errorf does, which is
+// not sent to anybody.
 func Errorf(s Status, format string, arguments ...any) *Error {
-	return &Error{Status: s, Reason: fmt.Sprintf(format, arguments...)}
+	err := fmt.Errorf(format, arguments...)
+	return &Error{Status: s, Reason: err.Error(), cause: errors.Unwrap(err)}
 }
 
 // StatusOf finds the status in err: StatusOK for nil, StatusInternal for an

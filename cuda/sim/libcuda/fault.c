@@ -10,9 +10,13 @@
 // every later call fails). An error that loses the context (700, 719, 999 and
 // the like) strikes an operation on a stream when its turn comes, as on a GPU:
 // the call itself succeeds.
+//
+// PEERLANE_SIM_CALLS names a file to which each call adds a line, its name: where
+// there can be faults.
 #define _GNU_SOURCE
 #include "sim.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +36,7 @@ static struct rule rules[16];
 static int rule_count;
 static bool broken;
 static atomic_bool lost;
+static int calls = -1; // PEERLANE_SIM_CALLS
 
 static bool parse_rule(char *text, struct rule *rule)
 {
@@ -66,6 +71,11 @@ static bool parse_rule(char *text, struct rule *rule)
 
 void fault_load(void)
 {
+	const char *list = getenv("PEERLANE_SIM_CALLS");
+	if (list && *list && (calls = open(list, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) < 0) {
+		complain("PEERLANE_SIM_CALLS=%s: cannot be written", list);
+		broken = true;
+	}
 	const char *text = getenv("PEERLANE_SIM_FAULT");
 	if (!text || !*text)
 		return;
@@ -92,6 +102,8 @@ CUresult fault_due(const char *call, struct fault *f)
 {
 	if (broken)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (calls >= 0)
+		dprintf(calls, "%s\n", call);
 	if (atomic_load(&lost))
 		return CUDA_ERROR_UNKNOWN;
 	for (int i = 0; i < rule_count; i++) {

@@ -221,6 +221,7 @@ static void *work(void *argument)
 	struct stream *s = argument;
 	struct operation *op;
 	prctl(PR_SET_TIMERSLACK, 1000ul);
+	prctl(PR_SET_NAME, "sim-stream"); // so that tests can count them
 	pthread_mutex_lock(&s->mutex);
 	while ((op = next(s))) {
 		pthread_mutex_unlock(&s->mutex);

@@ -5,8 +5,7 @@ package local
 
 import (
 	"errors"
-
-	"github.com/sirupsen/logrus"
+	"fmt"
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay/device"
@@ -22,11 +21,13 @@ type Link struct {
 	queue   *device.Queue
 	targets map[uint32]*device.Memory
 	closed  bool
+	wear    func(error)
 }
 
-// New makes a link whose copies the device issues in the queue.
-func New(loop *poll.Loop, d *device.Device, queue *device.Queue) *Link {
-	return &Link{loop: loop, device: d, queue: queue, targets: map[uint32]*device.Memory{}}
+// New makes a link whose copies the device issues in the queue. wear is called on the
+// loop for memory that cannot be unmapped.
+func New(loop *poll.Loop, d *device.Device, queue *device.Queue, wear func(error)) *Link {
+	return &Link{loop: loop, device: d, queue: queue, targets: map[uint32]*device.Memory{}, wear: wear}
 }
 
 // AddTarget maps the receiver's memory. That takes the driver some
@@ -91,6 +92,6 @@ func (l *Link) Close() {
 
 func (l *Link) release(m *device.Memory) {
 	if err := m.Close(); err != nil {
-		logrus.WithError(err).Warn("unmapping a receiver's memory failed; it stays pinned until this relay ends")
+		l.wear(fmt.Errorf("unmapping a receiver's memory: %w", err))
 	}
 }

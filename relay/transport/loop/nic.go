@@ -34,6 +34,10 @@ type NIC struct {
 	pace    *pace // nil for none
 	// processor copies between memories of the host.
 	processor *device.Queue
+	listener  *net.UnixListener
+	// dying is why this process can serve nobody any more; worn, why it cannot give
+	// something back but by its end, which comes when it has no sender.
+	dying, worn error
 }
 
 type gpu struct {
@@ -61,9 +65,11 @@ func NewNIC(name string, busIDs []string, rate float64) (*NIC, error) {
 	return n, nil
 }
 
-// Serve accepts senders until the listener is closed.
-func (n *NIC) Serve(listener *net.UnixListener) error {
+// Serve accepts senders until the listener is closed, or a CUDA error after which this
+// process cannot go on: then it closes the listener itself, and returns the error.
+func (n *NIC) Serve(listener *net.UnixListener) (err error) {
 	ended := make(chan struct{})
+	n.listener = listener
 	go func() { n.loop.Run(); close(ended) }()
 	defer func() {
 		n.loop.Call(func() {
@@ -75,6 +81,7 @@ func (n *NIC) Serve(listener *net.UnixListener) error {
 		n.settled()
 		n.loop.Stop()
 		<-ended
+		err = n.dying
 	}()
 	for {
 		conn, err := listener.AcceptUnix()
@@ -95,6 +102,42 @@ func (n *NIC) Serve(listener *net.UnixListener) error {
 	}
 }
 
+// failed looks at an error. After a sticky one every further call fails, so that only
+// a new process can serve.
+func (n *NIC) failed(err error) {
+	if cuda.Sticky(err) {
+		n.end(fmt.Errorf("the emulated NIC ends after a CUDA error: %w", err))
+	}
+}
+
+// wear remembers that something could not be given back.
+func (n *NIC) wear(err error, what string) {
+	n.log.WithError(err).Error(what + "; this process ends when it has no sender, and a new one can begin")
+	if n.worn == nil {
+		n.worn = fmt.Errorf("the emulated NIC ends, because it could not give something back: %s: %w", what, err)
+	}
+	n.failed(err)
+	n.rest()
+}
+
+// rest ends a worn NIC that serves nobody.
+func (n *NIC) rest() {
+	if n.worn != nil && len(n.senders) == 0 {
+		n.end(n.worn)
+	}
+}
+
+func (n *NIC) end(why error) {
+	if n.dying != nil {
+		return
+	}
+	n.dying = why
+	for s := range n.senders {
+		s.refuse(wire.Errorf(wire.StatusNICDied, "%v", why))
+	}
+	n.listener.Close()
+}
+
 // endTime is more than writes take that are under way when the NIC ends.
 const endTime = 5 * time.Second
 
@@ -110,6 +153,10 @@ func (n *NIC) settled() {
 }
 
 func (n *NIC) accept(fd int) {
+	if n.dying != nil {
+		unix.Close(fd)
+		return
+	}
 	s := &sender{nic: n, regions: map[uint32]*region{}}
 	port, err := packet.NewPort(n.loop, fd, s.receive, s.ended)
 	if err != nil {
@@ -127,7 +174,7 @@ func (n *NIC) open() error {
 	if n.driver == nil {
 		d, err := cuda.Open()
 		if err != nil {
-			return wire.Errorf(wire.StatusNoCUDA, "%v", err)
+			return wire.Errorf(wire.StatusNoCUDA, "%w", err)
 		}
 		n.driver = d
 	}
@@ -204,10 +251,24 @@ func (s *sender) receive(m wire.Message, _ uint32, fds []int) {
 	}
 	if err != nil {
 		s.nic.log.WithError(err).Warn("a sender's request failed; its connection is closed")
-		s.port.Send(wire.NewFailure(err), 0)
-		s.port.Close()
-		s.ended(err)
+		s.refuse(err)
+		s.nic.failed(err)
+		for _, g := range s.nic.gpus {
+			if lost := g.Lost(); lost != nil {
+				s.nic.failed(fmt.Errorf("%w, seen after: %v", lost, err))
+			}
+		}
 	}
+}
+
+// refuse ends the connection of a sender, which is told why.
+func (s *sender) refuse(err error) {
+	if s.gone {
+		return
+	}
+	s.port.Send(wire.NewFailure(err), 0)
+	s.port.Close()
+	s.ended(err)
 }
 
 func (s *sender) hello(m *wire.NICHello, fds *[]int) error {
@@ -256,6 +317,8 @@ func (s *sender) register(m *wire.NICRegion, fds []int) error {
 	}
 	memory, err := device.Import(s.nic.driver, fds[0], m.Bytes, access...)
 	if err != nil {
+		// It wraps nothing: the descriptor is a stranger's, and what it causes says
+		// nothing of our contexts.
 		return wire.Errorf(wire.StatusCUDA, "registering region %d: %v", m.Region, err)
 	}
 	s.regions[m.Region] = &region{Memory: memory, number: m.Region}
@@ -292,7 +355,7 @@ func (s *sender) settle(r *region) {
 	}
 	delete(s.regions, r.number)
 	if err := r.Close(); err != nil {
-		s.nic.log.WithError(err).Warn("unmapping a region that is forgotten")
+		s.nic.wear(err, "unmapping a region that is forgotten")
 	}
 }
 
@@ -311,7 +374,7 @@ func (s *sender) write(m *wire.NICWrite) error {
 	}
 	queue, err := s.nic.issuer(target.Memory, source.Memory)
 	if err != nil {
-		return wire.Errorf(wire.StatusCUDA, "a write from region %#x to %#x: %v", m.Source, m.Target, err)
+		return wire.Errorf(wire.StatusCUDA, "a write from region %#x to %#x: %w", m.Source, m.Target, err)
 	}
 	s.underWay++
 	source.underWay++
@@ -331,14 +394,15 @@ func (s *sender) issue(queue *device.Queue, m *wire.NICWrite, source, target *re
 		target.underWay--
 		s.settle(source)
 		s.settle(target)
-		status := wire.StatusOK
 		if err != nil {
-			s.nic.log.WithError(err).Error("a write failed")
-			status = wire.StatusCUDA
+			// Of a connection with a hole nothing is of use any more.
+			s.nic.log.WithError(err).Error("a write failed; the sender's connection is closed")
+			s.refuse(wire.Errorf(wire.StatusCUDA, "a write of %d bytes failed: %v", m.Length, err))
+			s.nic.failed(err)
 		} else {
 			s.immediates.Send(&wire.NICImmediate{Immediate: m.Immediate, Length: m.Length}, 0)
+			s.port.Send(&wire.NICWritten{Immediate: m.Immediate, Paced: uint32(min(waited.Microseconds(), math.MaxUint32))}, 0)
 		}
-		s.port.Send(&wire.NICWritten{Immediate: m.Immediate, Status: uint32(status), Paced: uint32(min(waited.Microseconds(), math.MaxUint32))}, 0)
 		s.release()
 	})
 }
@@ -383,7 +447,7 @@ func (s *sender) release() {
 	}
 	for number, m := range s.regions {
 		if err := m.Close(); err != nil {
-			s.nic.log.WithError(err).Warn(fmt.Sprintf("unmapping region %d", number))
+			s.nic.wear(err, fmt.Sprintf("unmapping region %d", number))
 		}
 	}
 	s.regions = nil
@@ -391,4 +455,5 @@ func (s *sender) release() {
 	if s.immediates != nil {
 		s.immediates.Close()
 	}
+	s.nic.rest()
 }

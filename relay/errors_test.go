@@ -1,0 +1,102 @@
+package relay_test
+
+import (
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Errors of the driver reach a client with the status of what failed, and name the call.
+func TestStatusesOfTheDriver(t *testing.T) {
+	for _, c := range []struct {
+		fault  string
+		status wire.Status
+		words  string
+	}{
+		{"cuInit:times=1:error=100", wire.StatusNoCUDA, "cuInit"},
+		{"cuMemHostRegister:times=1:error=304", wire.StatusCUDA, "cuMemHostRegister"},
+		{"cuMemcpyAsync:times=1:error=304", wire.StatusCUDA, "cuMemcpyAsync"},
+		{"cuMemImportFromShareableHandle:times=1:error=304", wire.StatusBadDescriptor, "cuMemImportFromShareableHandle"},
+		{"cuMemCreate:times=1:error=304", wire.StatusNoStaging, "cuMemCreate"},
+	} {
+		t.Run(c.fault, func(t *testing.T) {
+			s := newStage(t, launch.RouteStaged, false)
+			p, err := s.begin(filepath.Join(t.TempDir(), "log"), "PEERLANE_SIM_FAULT="+c.fault)
+			if err != nil {
+				t.Fatal(err)
+			}
+			demand(t, s.exercise(), c.status, c.words)
+			if said, err := p.stop(); err != nil || p.err != nil {
+				t.Errorf("%v, %v: %s", err, p.err, said)
+			}
+		})
+	}
+}
+
+// A relay that may open no more files says so, and does what it is asked when it may.
+func TestARelayWithoutDescriptors(t *testing.T) {
+	s := newStage(t, launch.RouteDirect, false)
+	p, err := s.begin(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := attach(t, s.a)
+	ask := func() error {
+		m, err := a.HostMemory(within(t), client.HostMemory{Bytes: 1 << 20, GPU: s.uuidA})
+		if err == nil {
+			err = m.Unexport(within(t))
+		}
+		return err
+	}
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	var before unix.Rlimit
+	none := unix.Rlimit{}
+	pid := p.cmd.Process.Pid
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &before); err != nil {
+		t.Fatal(err)
+	}
+	none.Max = before.Max
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &none, nil); err != nil {
+		t.Fatal(err)
+	}
+	demand(t, ask(), wire.StatusInternal, "memfd_create", "too many open files")
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &before, nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := ask(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	if said, err := p.stop(); err != nil || p.err != nil {
+		t.Errorf("%v, %v: %s", err, p.err, said)
+	}
+}
+
+// What this process closes ends with that, whatever the other side does.
+func TestWhatIsClosedHereSaysSo(t *testing.T) {
+	s := attach(t, newHost(t).relay("a", launch.RouteDirect, far(0, 1, "nic0")))
+	sending, receiving, _ := join(t, s, 0, s, 0)
+	m := exported(t, s, 0, 2<<20)
+	receive, err := receiving.Receive(m.Memory, 0, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = wait(t, receive, nil)
+	demand(t, err, wire.StatusClosed)
+	_, err = sending.Send(m.Memory, 0, 8)
+	demand(t, err, wire.StatusClosed)
+}

@@ -1,0 +1,642 @@
+package relay_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/transport/loop"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// stage is a small world in which one process, a relay or an emulated NIC, has
+// faults: the relay of container a, or the NIC of its lane. All others are healthy.
+type stage struct {
+	route   string
+	nic     bool // the faults are the NIC's; else the relay's
+	host    *host
+	config  launch.Config // of relay a
+	a, b    string        // sockets of clients
+	files   []*os.File    // listeners of the process
+	memoryA *allocation
+	memoryB *allocation
+	uuidA   wire.UUID
+	uuidB   wire.UUID
+	idle    holding // of the process without a fault, when nobody is attached
+}
+
+func (s *stage) String() string {
+	if s.nic {
+		return "emulated NIC"
+	}
+	return "relay, route " + s.route
+}
+
+const stageBytes = 2 << 20
+
+func newStage(t *testing.T, route string, nic bool) *stage {
+	t.Helper()
+	h := newHost(t)
+	h.change = func(c *launch.Config) { c.Slots, c.SlotBytes = 2, 64<<10 }
+	s := &stage{route: route, nic: nic, host: h, uuidA: uuid(t, 0), uuidB: uuid(t, 3),
+		memoryA: viewed(t, 0, stageBytes), memoryB: viewed(t, 3, stageBytes)}
+	h.nic("nic1", 2)
+	s.b = h.relay("b", route, far(3, 2, "nic1"))
+	if nic {
+		s.a = h.relay("a", route, far(0, 1, "nic0"))
+		s.files = relayListeners(t, filepath.Join(h.dir, "nic0.sock"))
+	} else {
+		h.nic("nic0", 1)
+		s.a = filepath.Join(h.dir, "a")
+		id := hex.EncodeToString(random(t, 16))
+		s.config = launch.Config{
+			Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: route, Transport: launch.TransportAuto,
+			Slots: 2, SlotBytes: 64 << 10, Peers: h.dir, NICs: h.dir,
+		}
+		s.files = relayListeners(t, s.a, filepath.Join(h.dir, id+".sock"))
+	}
+	t.Cleanup(func() { closeFiles(s.files) })
+	return s
+}
+
+// viewed allocates GPU memory that is seen without CUDA: the simulator's is a file.
+func viewed(t *testing.T, gpu int, bytes uint64) *allocation {
+	t.Helper()
+	m := allocate(t, gpu, bytes)
+	view, err := unix.Mmap(m.fd, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(view) })
+	return &allocation{fd: m.fd, view: view}
+}
+
+// playNIC is an emulated NIC in a process of its own.
+func playNIC() error {
+	logrus.SetOutput(os.Stderr)
+	file := os.NewFile(3, "listener")
+	l, err := net.FileListener(file)
+	if err != nil {
+		return err
+	}
+	file.Close()
+	n, err := loop.NewNIC("nic0", []string{devices[1].BusID}, 0)
+	if err != nil {
+		return err
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		l.Close()
+	}()
+	return n.Serve(l.(*net.UnixListener))
+}
+
+// subject is the process that has faults.
+type subject struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+	log   *os.File
+	ended chan struct{}
+	err   error // how it ended
+}
+
+func (s *stage) begin(log string, environment ...string) (*subject, error) {
+	file, err := os.OpenFile(log, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	p := &subject{log: file, ended: make(chan struct{})}
+	if s.nic {
+		p.cmd, p.stdin, err = startRole("nic", s.files, file, environment...)
+	} else {
+		p.cmd, p.stdin, err = startRelay(s.config, s.files, file, environment...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+func (p *subject) hasEnded(within time.Duration) bool {
+	select {
+	case <-p.ended:
+		return true
+	case <-time.After(within):
+		return false
+	}
+}
+
+// stop ends the process, and returns what it said.
+func (p *subject) stop() (said string, err error) {
+	p.stdin.Close()
+	if !p.hasEnded(time.Minute) {
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+		err = errors.New("the process does not end")
+	}
+	text, read := os.ReadFile(p.log.Name())
+	p.log.Close()
+	return string(text), errors.Join(err, read)
+}
+
+// holding is what a process holds beside what its runtime decides.
+type holding struct {
+	files, mappings, streams int
+	gpuBytes                 uint64
+	list                     []string // of the files
+}
+
+func (h holding) within(most holding) bool {
+	return h.files <= most.files && h.mappings <= most.mappings && h.streams <= most.streams && h.gpuBytes <= most.gpuBytes
+}
+
+func (h holding) String() string {
+	return fmt.Sprintf("%d files, %d mappings of shared memory with %d bytes of GPU memory, %d streams; files: %s", h.files, h.mappings, h.gpuBytes, h.streams, strings.Join(h.list, " "))
+}
+
+func (p *subject) holds() (h holding, err error) {
+	proc := fmt.Sprintf("/proc/%d", p.cmd.Process.Pid)
+	files, err := os.ReadDir(proc + "/fd")
+	if err != nil {
+		return h, err
+	}
+	for _, f := range files {
+		to, err := os.Readlink(proc + "/fd/" + f.Name())
+		if err == nil { // it may have been closed
+			h.files++
+			h.list = append(h.list, to)
+		}
+	}
+	slices.Sort(h.list)
+	mapped, err := os.ReadFile(proc + "/maps")
+	if err != nil {
+		return h, err
+	}
+	for line := range strings.Lines(string(mapped)) {
+		if !strings.Contains(line, "/memfd:") {
+			continue
+		}
+		h.mappings++
+		var from, to uint64
+		if _, err := fmt.Sscanf(line, "%x-%x", &from, &to); err == nil && strings.Contains(line, "peerlane-sim-gpu") {
+			h.gpuBytes += to - from
+		}
+	}
+	threads, err := filepath.Glob(proc + "/task/*/comm")
+	for _, t := range threads {
+		if name, err := os.ReadFile(t); err == nil && string(name) == "sim-stream\n" {
+			h.streams++
+		}
+	}
+	return h, err
+}
+
+// settles waits until the process holds no more than it does without a fault.
+func (p *subject) settles(most holding) error {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		h, err := p.holds()
+		if err != nil || h.within(most) {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("it leaks: it holds %v\nand without a fault %v", h, most)
+		}
+	}
+}
+
+// errWrongBytes says that a message was delivered with other bytes than were sent.
+var errWrongBytes = errors.New("wrong bytes were delivered")
+
+// party is a client in the program that is run with faults.
+type party struct {
+	session *client.Session
+	gpu     *client.Memory
+	host    *client.Memory
+	view    []byte // of the GPU's memory
+}
+
+func attachParty(ctx context.Context, socket string, gpu wire.UUID, m *allocation) (p party, err error) {
+	if p.session, err = client.Dial(ctx, socket); err != nil {
+		return p, fmt.Errorf("dial: %w", err)
+	}
+	p.view = m.view
+	if p.gpu, err = p.session.Export(ctx, client.Allocation{FD: m.fd, Bytes: stageBytes, GPU: gpu}); err != nil {
+		return p, fmt.Errorf("export: %w", err)
+	}
+	if p.host, err = p.session.HostMemory(ctx, client.HostMemory{Bytes: 256 << 10, GPU: gpu}); err != nil {
+		return p, fmt.Errorf("host memory: %w", err)
+	}
+	return p, nil
+}
+
+// exercise is a small program that uses all that relays and NICs do: memory of GPUs
+// and of the host, messages either way of a few bytes and of several slots.
+func (s *stage) exercise() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	a, err := attachParty(ctx, s.a, s.uuidA, s.memoryA)
+	if a.session != nil {
+		defer a.session.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("client of a: %w", err)
+	}
+	b, err := attachParty(ctx, s.b, s.uuidB, s.memoryB)
+	if b.session != nil {
+		defer b.session.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("client of b: %w", err)
+	}
+	for _, way := range []struct {
+		name     string
+		from, to *party
+		by, at   wire.UUID
+	}{{"a to b", &a, &b, s.uuidA, s.uuidB}, {"b to a", &b, &a, s.uuidB, s.uuidA}} {
+		if err := passAll(ctx, way.from, way.to, way.by, way.at); err != nil {
+			return fmt.Errorf("%s: %w", way.name, err)
+		}
+	}
+	for _, m := range []*client.Memory{a.gpu, a.host, b.gpu, b.host} {
+		if err := m.Unexport(ctx); err != nil {
+			return fmt.Errorf("unexport: %w", err)
+		}
+	}
+	return nil
+}
+
+// passAll connects two parties, and sends between all kinds of memory.
+func passAll(ctx context.Context, from, to *party, by, at wire.UUID) error {
+	listener, err := to.session.Listen(ctx, at)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	sending, err := from.session.Connect(ctx, by, listener.Handle())
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	receiving, err := listener.Accept(ctx)
+	if err != nil {
+		return fmt.Errorf("accept: %w", err)
+	}
+	for _, m := range []struct {
+		n                uint64
+		fromHost, toHost bool
+	}{{8, false, false}, {160 << 10, false, false}, {5000, true, false}, {200 << 10, false, true}, {70 << 10, true, true}} {
+		source, sent, target, got := from.gpu, from.view, to.gpu, to.view[1<<20:]
+		offset := uint64(1 << 20)
+		if m.fromHost {
+			source, sent = from.host, from.host.Data
+		}
+		if m.toHost {
+			target, got, offset = to.host, to.host.Data, 0
+		}
+		sent, got = sent[:m.n], got[:m.n]
+		for i := range sent {
+			sent[i], got[i] = byte(rand.Uint32()), 0
+		}
+		what := fmt.Sprintf("%d bytes, host memory %v to %v", m.n, m.fromHost, m.toHost)
+		receive, err := receiving.Receive(target, offset, m.n)
+		if err != nil {
+			return fmt.Errorf("%s: receive: %w", what, err)
+		}
+		send, err := sending.Send(source, 0, m.n)
+		if err != nil {
+			return fmt.Errorf("%s: send: %w", what, err)
+		}
+		_, failedSend := send.Wait(ctx)
+		_, failed := receive.Wait(ctx)
+		if failed == nil && !bytes.Equal(sent, got) {
+			return fmt.Errorf("%s: %w", what, errWrongBytes)
+		}
+		if err := errors.Join(failedSend, failed); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	return errors.Join(sending.Close(ctx), receiving.Close(ctx), listener.Close(ctx))
+}
+
+// measure runs the program without a fault, and returns which calls the process makes.
+func (s *stage) measure(t *testing.T, dir string) (calls map[string]int) {
+	t.Helper()
+	list := filepath.Join(dir, "calls")
+	p, err := s.begin(filepath.Join(dir, "log"), "PEERLANE_SIM_CALLS="+list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err = s.exercise(); err != nil {
+			break
+		}
+	}
+	// What ends with a session ends soon.
+	for last := -1; err == nil; time.Sleep(300 * time.Millisecond) {
+		if s.idle, err = p.holds(); s.idle.files+s.idle.mappings == last {
+			break
+		}
+		last = s.idle.files + s.idle.mappings
+	}
+	said, stopped := p.stop()
+	if err = errors.Join(err, stopped, p.err); err != nil {
+		t.Fatalf("%v, without a fault: %v\n%s", s, err, said)
+	}
+	text, err := os.ReadFile(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls = map[string]int{}
+	for name := range strings.Lines(string(text)) {
+		calls[strings.TrimSpace(name)]++
+	}
+	return calls
+}
+
+// fault is one that a process meets once, in the call after so many of that name.
+type fault struct {
+	call   string
+	after  int
+	effect string
+}
+
+func (f fault) String() string {
+	return fmt.Sprintf("%s:after=%d:times=1:%s", f.call, f.after, f.effect)
+}
+
+// ends reports whether a process that meets the fault cannot go on. A context is lost
+// only where one is current.
+func (f fault) ends() bool { return f.effect == "lost" }
+
+// isNamed reports whether a text says what has happened: the call, or, where another
+// call was the first to see the loss of the context, its result.
+func (f fault) isNamed(text string) bool {
+	result := map[string]string{"error=700": "CUDA_ERROR_ILLEGAL_ADDRESS", "lost": "CUDA_ERROR_UNKNOWN"}[f.effect]
+	return strings.Contains(text, f.call) || result != "" && strings.Contains(text, result)
+}
+
+// mayEnd reports whether it may end: where something cannot be given back but by that.
+func (f fault) mayEnd() bool {
+	switch f.call {
+	case "cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuMemHostUnregister", "cuCtxSetCurrent", "cuCtxGetCurrent":
+		return true
+	}
+	return f.ends() || f.effect == "error=700"
+}
+
+var effects = []string{"error=304", "error=700", "oom", "lost", "delay=200", "corrupt=1"}
+
+// faults are those of the calls that a process has made: of each effect, at the
+// first call, the last, and some between.
+func faults(calls map[string]int, all bool) (first, more []fault) {
+	for _, call := range slices.Sorted(maps.Keys(calls)) {
+		n := calls[call]
+		some := []int{0, 1, n / 2, n - 1}
+		if all {
+			some = append(some, 2, 3, 5, 8, n/3, n*2/3)
+		}
+		slices.Sort(some)
+		for _, effect := range effects {
+			switch {
+			case effect == "corrupt=1" && !strings.HasPrefix(call, "cuMemcpy"):
+				continue
+			case effect == "lost" && call == "cuInit":
+				continue // a driver that cannot be opened is no reason to end: it is told to each client
+			}
+			for _, after := range slices.Compact(some) {
+				f := fault{call, after, effect}
+				switch {
+				case after >= n:
+				case after == 0 && effect == effects[0]:
+					first = append(first, f)
+				default:
+					more = append(more, f)
+				}
+			}
+		}
+	}
+	return first, more
+}
+
+// endTime is how long the end of a process may take that cannot go on. It takes less
+// than a second; a slow machine more.
+const endTime = 20 * time.Second
+
+// keeper starts a process that meets a fault, and its successor when it has ended, as
+// a supervisor does.
+type keeper struct {
+	stage *stage
+	fault fault
+	log   string
+
+	mu       sync.Mutex
+	now      *subject
+	ends     int
+	said     string
+	err      error
+	stopping bool
+	over     sync.WaitGroup
+}
+
+func (s *stage) keep(f fault, log string) (*keeper, error) {
+	first, err := s.begin(log, "PEERLANE_SIM_FAULT="+f.String())
+	if err != nil {
+		return nil, err
+	}
+	k := &keeper{stage: s, fault: f, log: log, now: first}
+	k.over.Go(func() {
+		for p := first; p != nil; {
+			<-p.ended
+			p = k.next(p)
+		}
+	})
+	return k, nil
+}
+
+// next replaces a process that has ended; nil where there is to be none.
+func (k *keeper) next(p *subject) *subject {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	text, err := p.stop()
+	k.said += text
+	k.ends++
+	switch {
+	case err != nil:
+		k.err = err
+	case k.stopping && p.err == nil:
+		return nil
+	case p.err == nil || !k.fault.isNamed(text):
+		k.err = fmt.Errorf("the process ended with %v and does not name the call", p.err)
+	case !k.fault.mayEnd() || k.ends > 1:
+		k.err = fmt.Errorf("the process ended for the %d. time with %v, and could go on", k.ends, p.err)
+	}
+	if k.err != nil || k.stopping {
+		return nil
+	}
+	if k.now, k.err = k.stage.begin(k.log); k.err != nil {
+		return nil
+	}
+	return k.now
+}
+
+// current is the process that there is, and whether it is a successor.
+func (k *keeper) current() (p *subject, replaced bool, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.now, k.ends > 0, k.err
+}
+
+func (k *keeper) stop() (said string, err error) {
+	k.mu.Lock()
+	k.stopping = true
+	k.now.stdin.Close()
+	k.mu.Unlock()
+	k.over.Wait()
+	return k.said, k.err
+}
+
+// meet runs the program in a world in which a process meets a fault, and then until
+// it works again.
+func (s *stage) meet(f fault, log string) (err error) {
+	k, err := s.keep(f, log)
+	if err != nil {
+		return err
+	}
+	var told error
+	defer func() {
+		said, stopped := k.stop()
+		if err = errors.Join(err, stopped); err != nil {
+			err = fmt.Errorf("%w\nthe clients were told: %v\nits log: %s", err, told, said)
+		}
+	}()
+	var first time.Time // when it failed
+	for good := 0; good < 2; {
+		if _, _, err := k.current(); err != nil {
+			return err
+		}
+		failed := s.exercise()
+		told = errors.Join(told, failed)
+		switch {
+		case failed == nil:
+			good++
+			continue
+		case errors.Is(failed, context.DeadlineExceeded):
+			return errors.New("it does not end")
+		case errors.Is(failed, errWrongBytes) != (f.effect == "corrupt=1"):
+			return errors.New("the bytes")
+		case strings.HasPrefix(f.effect, "delay="):
+			return errors.New("a delay is no error")
+		}
+		if good = 0; first.IsZero() {
+			first = time.Now()
+		}
+		if time.Since(first) > endTime {
+			return errors.New("it does not work again")
+		}
+		if p, replaced, _ := k.current(); f.ends() && !replaced && !p.hasEnded(endTime) {
+			return errors.New("the process cannot go on, and does not end")
+		}
+		// A lane without staging is not tried again for a second.
+		time.Sleep(100 * time.Millisecond)
+	}
+	switch {
+	case f.effect == "corrupt=1" && told == nil:
+		return errors.New("a wrong byte was not seen")
+	case told != nil && f.effect != "corrupt=1" && !f.isNamed(told.Error()):
+		return errors.New("no client is told of the call")
+	}
+	p, replaced, err := k.current()
+	if err != nil || replaced {
+		return err
+	}
+	if err = p.settles(s.idle); err != nil && p.hasEnded(time.Second) {
+		return nil // the keeper has looked why
+	}
+	return err
+}
+
+// Each CUDA call that a relay and an emulated NIC make in a small program meets each
+// fault: the program ends, who asked is told of the call, what is delivered is right,
+// the next program works, in the same process or in its successor, and nothing is left
+// behind. The calls are those that the simulator has seen.
+//
+// PEERLANE_FAULTS=all tries all faults; else there are some, for some seconds.
+func TestFaultsOfCUDACalls(t *testing.T) {
+	all := os.Getenv("PEERLANE_FAULTS") == "all"
+	only := os.Getenv("PEERLANE_FAULT")
+	for _, c := range []struct {
+		route string
+		nic   bool
+	}{{launch.RouteStaged, false}, {launch.RouteStaged, true}, {launch.RouteDirect, false}} {
+		s := newStage(t, c.route, c.nic)
+		t.Run(s.String(), func(t *testing.T) {
+			dir := t.TempDir()
+			calls := s.measure(t, dir)
+			if len(calls) < 5 {
+				t.Fatalf("it makes only these calls: %v", calls)
+			}
+			first, more := faults(calls, all)
+			rand.Shuffle(len(more), func(i, j int) { more[i], more[j] = more[j], more[i] })
+			stages := []*stage{s}
+			for range 2 { // the programs of one stage would share their memory
+				other := newStage(t, c.route, c.nic)
+				other.idle = s.idle
+				stages = append(stages, other)
+			}
+			var mu sync.Mutex
+			list, tried, start := append(first, more...), 0, time.Now()
+			next := func() (f fault, ok bool) {
+				mu.Lock()
+				defer mu.Unlock()
+				for tried < len(list) && (all || tried < len(first) || time.Since(start) < faultPatience) {
+					f = list[tried]
+					tried++
+					if only == "" || strings.HasPrefix(f.String(), only) {
+						return f, true
+					}
+				}
+				return f, false
+			}
+			var group sync.WaitGroup
+			for i, s := range stages {
+				group.Go(func() {
+					for {
+						f, ok := next()
+						if !ok {
+							return
+						}
+						if err := s.meet(f, filepath.Join(dir, fmt.Sprintf("log%d", i))); err != nil {
+							t.Errorf("PEERLANE_FAULT=%v: %v", f, err)
+						}
+					}
+				})
+			}
+			group.Wait()
+			t.Logf("%d of %d faults were tried, at the calls %v", tried, len(list), calls)
+		})
+	}
+}
+
+// faultPatience is how long faults are tried beside the first of each call.
+const faultPatience = 3 * time.Second
