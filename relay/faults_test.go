@@ -417,6 +417,7 @@ func faults(calls map[string]int, all bool) (first, more []fault) {
 			some = append(some, 2, 3, 5, 8, n/3, n*2/3)
 		}
 		slices.Sort(some)
+		some = slices.Compact(some)
 		for _, effect := range effects {
 			switch {
 			case effect == "corrupt=1" && !strings.HasPrefix(call, "cuMemcpy"):
@@ -424,7 +425,7 @@ func faults(calls map[string]int, all bool) (first, more []fault) {
 			case effect == "lost" && call == "cuInit":
 				continue // a driver that cannot be opened is no reason to end: it is told to each client
 			}
-			for _, after := range slices.Compact(some) {
+			for _, after := range some {
 				f := fault{call, after, effect}
 				switch {
 				case after >= n:
