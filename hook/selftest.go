@@ -27,18 +27,23 @@ import (
 // may be taken over, have no part in it: supervisors and the administrator start
 // it, look at what it says, and keep that for all containers of this boot.
 
-// libraryVariable is package cuda's, which the hook does not import.
-const libraryVariable = "PEERLANE_CUDA_LIBRARY"
+// libraryVariable is package cuda's, which the hook does not import, and simulator how
+// the names of the simulator's variables begin.
+const (
+	libraryVariable = "PEERLANE_CUDA_LIBRARY"
+	simulator       = "PEERLANE_SIM"
+)
 
 // moduleVersion is that of the driver that is loaded; tests have another.
 var moduleVersion = "/sys/module/nvidia/version"
 
 // Times of self-tests.
 const (
-	// pairTime is how long a tester may take for a pair, which it keeps itself to, and
-	// testerTime what it may take besides.
-	pairTime   = 25 * time.Second
-	testerTime = 15 * time.Second
+	// pairTime is how long a tester may take for a pair, and simulatedTime for one of
+	// simulated GPUs: it keeps itself to less. testerTime is what it may take besides.
+	pairTime      = 45 * time.Second
+	simulatedTime = 5 * time.Minute
+	testerTime    = 15 * time.Second
 	// testLockTime is how long another self-test of the host is waited for.
 	testLockTime = time.Minute
 	// untestedTime is how long a pair that could not be tested is left alone.
@@ -83,7 +88,7 @@ func (g *Generation) tester(l layout.Layout) *Tester {
 func library(environment []string) string {
 	var list []string
 	for _, e := range environment {
-		if strings.HasPrefix(e, libraryVariable+"=") || strings.HasPrefix(e, "PEERLANE_SIM") {
+		if strings.HasPrefix(e, libraryVariable+"=") || strings.HasPrefix(e, simulator) {
 			list = append(list, e)
 		}
 	}
@@ -246,7 +251,11 @@ func (t *Tester) spec() sandbox.Spec {
 
 // run has one process test pairs, and tells of those that it came to.
 func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(launch.PairHost, launch.Pair)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*pairTime+testerTime, errors.New("the self-test takes too long"))
+	each := pairTime
+	if strings.Contains(library(t.relay.Environment), simulator) {
+		each = simulatedTime
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*each+testerTime, errors.New("the self-test takes too long"))
 	defer cancel()
 	job, err := json.Marshal(launch.PairJob{Pairs: names, SlotBytes: t.slotBytes})
 	if err != nil {

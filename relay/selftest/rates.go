@@ -51,7 +51,12 @@ type plan struct {
 const leastPieces = 4
 
 // through is the rate of a plan, by the relay's own queues.
-func (b *bench) through(rounds int, p plan, pull bool) (float64, error) {
+func (b *bench) through(rounds int, p plan, pull bool) (rate float64, err error) {
+	b.copies.await(func() { rate, err = b.rounds(rounds, p, pull) })
+	return rate, err
+}
+
+func (b *bench) rounds(rounds int, p plan, pull bool) (float64, error) {
 	return best(rounds, func(until time.Time) (uint64, error) {
 		var moved uint64
 		var failed error
@@ -80,6 +85,7 @@ func (b *bench) through(rounds int, p plan, pull bool) (float64, error) {
 			underWay++
 			b.queues[i%p.streams].Move(to, from, p.chunk, func(err error) {
 				underWay--
+				b.copies.step.Add(1)
 				moved += p.chunk
 				failed = errors.Join(failed, err)
 			})
@@ -128,8 +134,14 @@ func (b *bench) rates(p *launch.Pair) error {
 	// fails for the want of it.
 	if b.mine.Allow(cuda.Access{Device: b.server.Ordinal, Write: true}) == nil {
 		byServer := func(to, from cuda.Ptr) func() (float64, error) {
-			return func() (float64, error) {
-				return b.simple(b.server, memory, func(s cuda.Stream) error { return d.MemcpyAsync(to, from, memory, s) })
+			return func() (rate float64, err error) {
+				b.copies.await(func() {
+					rate, err = b.simple(b.server, memory, func(s cuda.Stream) error {
+						b.copies.step.Add(1)
+						return d.MemcpyAsync(to, from, memory, s)
+					})
+				})
+				return rate, err
 			}
 		}
 		list = append(list, measured{&p.Push.Server, byServer(b.slots.Ptr, b.mine.Ptr)}, measured{&p.Pull.Server, byServer(b.mine.Ptr, b.slots.Ptr)})
