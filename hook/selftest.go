@@ -48,6 +48,8 @@ const (
 	testLockTime = time.Minute
 	// untestedTime is how long a pair that could not be tested is left alone.
 	untestedTime = 10 * time.Minute
+	// slowTime is how long a pair counts as slow: others' copies may have been in its way.
+	slowTime = time.Hour
 )
 
 // Tester is how self-tests are made on a host.
@@ -150,7 +152,8 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 
 // stale reports whether a pair is worth another try.
 func stale(p launch.Pair) bool {
-	return p.Verdict == launch.VerdictUntested && (p.Age() > untestedTime || p.Age() < 0)
+	holds, bounded := map[string]time.Duration{launch.VerdictUntested: untestedTime, launch.VerdictSlow: slowTime}[p.Verdict]
+	return bounded && (p.Age() > holds || p.Age() < 0)
 }
 
 // unknown are the pairs that a list has nothing of.

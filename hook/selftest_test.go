@@ -293,6 +293,29 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 			}
 		}
 	}
+	// before has all pairs found so long ago.
+	before := func(verdict string, ago time.Duration) func(t *testing.T, file string) {
+		return func(t *testing.T, file string) {
+			text, err := os.ReadFile(file)
+			var r launch.PairRecord
+			if err == nil {
+				r, err = launch.ReadPairRecord(text)
+			}
+			for i := range r.Pairs {
+				p := &r.Pairs[i]
+				p.Verdict, p.At = verdict, time.Now().Add(-ago).Unix()
+				if verdict != launch.VerdictGood {
+					p.Reason = "so it seemed"
+				}
+			}
+			if err == nil {
+				text, err = json.Marshal(r)
+			}
+			if err = errors.Join(err, os.WriteFile(file, text, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		t.Fatal(err)
@@ -304,6 +327,9 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 		damaged string
 	}{
 		{"as it was left", func(*testing.T, string) {}, false, ""},
+		{"good, hours ago", before(launch.VerdictGood, 5*time.Hour), false, ""},
+		{"slow, more than an hour ago", before(launch.VerdictSlow, 61*time.Minute), true, ""},
+		{"untested, more than ten minutes ago", before(launch.VerdictUntested, 11*time.Minute), true, ""},
 		{"another boot", replace(strings.TrimSpace(string(boot)), "00000000-0000-0000-0000-000000000000"), true, ""},
 		{"another driver", func(t *testing.T, _ string) { module(t, "581.00") }, true, ""},
 		{"torn", func(t *testing.T, file string) {
@@ -363,6 +389,35 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 				t.Errorf("known are %d pairs, %v", len(known.Pairs), err)
 			}
 		})
+	}
+}
+
+// What speaks against a pair holds: slow for an hour, wrong for the boot.
+func TestWhatSpeaksAgainstAPairHolds(t *testing.T) {
+	h := newHost(t)
+	tester := h.tester(t, "")
+	if _, err := verdicts(t, tester, false, names(2)); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(h.layout.SelfTestFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := launch.ReadPairRecord(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow, wrong := &r.Pairs[0], &r.Pairs[1]
+	slow.Verdict, slow.Reason, slow.At = launch.VerdictSlow, "so it seemed", time.Now().Add(-30*time.Minute).Unix()
+	wrong.Verdict, wrong.Reason, wrong.At = launch.VerdictWrong, "1 byte", time.Now().Add(-5*time.Hour).Unix()
+	if text, err = json.Marshal(r); err == nil {
+		err = os.WriteFile(h.layout.SelfTestFile(), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said, err := verdicts(t, tester, false, names(2)); err != nil || said != "0 slow, 1 wrong" {
+		t.Errorf("%s, %v", said, err)
 	}
 }
 

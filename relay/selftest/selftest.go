@@ -232,13 +232,8 @@ func (t *tester) pair(name launch.PairName) launch.Pair {
 	switch {
 	case err == nil:
 		p.Verdict = launch.VerdictGood
-		for _, way := range []struct {
-			name string
-			rate launch.PairRate
-		}{{"out of the client's GPU", p.Push}, {"into the client's GPU", p.Pull}} {
-			if r := way.rate; r.Client < t.least(r.Bounce) && p.Reason == "" {
-				p.Verdict, p.Reason = launch.VerdictSlow, fmt.Sprintf("%s copies make %.1f GB/s, and the bounce through the host's memory %.1f", way.name, r.Client, r.Bounce)
-			}
+		if why := t.slow(&p); why != "" {
+			p.Verdict, p.Reason = launch.VerdictSlow, why
 		}
 	case errors.As(err, &speaks) || t.lost:
 		p.Verdict, p.Reason = launch.VerdictWrong, err.Error()
@@ -246,6 +241,19 @@ func (t *tester) pair(name launch.PairName) launch.Pair {
 		p.Verdict, p.Reason = launch.VerdictUntested, err.Error()
 	}
 	return p
+}
+
+// slow says by which of its rates a pair is slower than the bounce; empty for none.
+func (t *tester) slow(p *launch.Pair) string {
+	for _, way := range []struct {
+		name string
+		rate launch.PairRate
+	}{{"out of the client's GPU", p.Push}, {"into the client's GPU", p.Pull}} {
+		if r := way.rate; r.Client < t.least(r.Bounce) {
+			return fmt.Sprintf("%s copies make %.1f GB/s, and the bounce through the host's memory %.1f", way.name, r.Client, r.Bounce)
+		}
+	}
+	return ""
 }
 
 // least is the rate that a pair must make beside a bounce's, GB/s. Two copies over
@@ -299,6 +307,9 @@ func (t *tester) test(p *launch.Pair) (err error) {
 	}
 	if err = b.rates(p); err != nil {
 		return err
+	}
+	if b.slow(p) != "" {
+		return nil // nothing is staged on it
 	}
 	return b.calibrate(p)
 }
