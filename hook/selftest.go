@@ -169,7 +169,7 @@ func (t *Tester) Test(ctx context.Context, names []launch.PairName, again bool, 
 		return nil
 	}
 	if !t.unkept {
-		held, err := t.lock()
+		held, err := t.lock(ctx)
 		if err != nil {
 			return err
 		}
@@ -228,7 +228,7 @@ func oneLine(text string) string {
 }
 
 // lock keeps two from testing at the same time: each would measure the other.
-func (t *Tester) lock() (*os.File, error) {
+func (t *Tester) lock(ctx context.Context) (*os.File, error) {
 	if err := t.layout.CreateState(); err != nil {
 		return nil, err
 	}
@@ -236,7 +236,7 @@ func (t *Tester) lock() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := lock(f, unix.LOCK_EX, testLockTime); err != nil {
+	if err := lockUnless(ctx, f, unix.LOCK_EX, testLockTime); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -520,22 +520,27 @@ func (s *supervisor) testsDone(t tested) {
 		}
 	}
 	s.log.Infof("the self-test of %d pairs of GPUs took %v", len(t.names), t.took.Round(time.Millisecond))
-	s.selfTest() // for lanes that have come meanwhile
+	if s.held == "" {
+		s.selfTest() // for lanes that have come meanwhile
+	}
 	if s.relay != nil {
 		s.configure()
 	}
 }
 
-// endTests ends a test that is under way.
-func (s *supervisor) endTests() {
+// endTests ends a test that is under way and waits for its end, when it has no context
+// any more. ended says whether there was one, and what it has come to.
+func (s *supervisor) endTests() (t tested, ended bool) {
 	if s.tests.cancel == nil {
-		return
+		return t, false
 	}
 	s.tests.cancel()
 	select {
-	case <-s.tests.done:
+	case t = <-s.tests.done:
+		return t, true
 	case <-time.After(endTimeout):
 		s.log.Warn("the self-test does not end; a driver holds it")
+		return t, false
 	}
 }
 

@@ -231,19 +231,92 @@ func TestATesterThatFails(t *testing.T) {
 	}
 }
 
-// A container that ends takes its tester along, and one whose relay is stopped.
+// A container that ends takes its tester along, and so does one whose relay is stopped
+// or drained: when it says that it is, nothing of its has a GPU.
 func TestATesterEndsWithItsContainer(t *testing.T) {
+	for name, stop := range map[string]func(t *testing.T, h host, g *hook.Generation){
+		"ends": nil,
+		"stopped": func(t *testing.T, h host, g *hook.Generation) {
+			if err := hook.Stop(h.layout, g.ID); err != nil {
+				t.Fatal(err)
+			}
+			h.state(t, g.ID, hook.StateStopped)
+		},
+		"drained": func(t *testing.T, h host, g *hook.Generation) {
+			if err := hook.Drain(h.layout, g.ID); err != nil {
+				t.Fatal(err)
+			}
+			h.state(t, g.ID, hook.StateDrained)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			c := process(t)
+			g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, "hangs"))
+			eventually(t, "the tester runs", func() error {
+				if len(h.jobs(t)) != 1 {
+					return errors.New("it does not")
+				}
+				return nil
+			})
+			if stop != nil {
+				stop(t, h, g)
+			} else {
+				end(c)
+				h.gone(t)
+			}
+			for _, s := range reports[relayStart](t, h.dir, "start") {
+				if err := unix.Kill(s.PID, 0); slices.Equal(s.Args, []string{"self-test"}) && err != unix.ESRCH {
+					t.Errorf("the tester %d is there still: %v", s.PID, err)
+				}
+			}
+			end(c)
+			h.gone(t)
+		})
+	}
+}
+
+// busy has another self-test of the host under way, until it is let go.
+func (h host) busy(t *testing.T) (letGo func()) {
+	t.Helper()
+	if err := h.layout.CreateState(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(h.layout.SelfTestLock(), os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return func() { f.Close() }
+}
+
+// Who waits for another self-test can be told to leave it.
+func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 	h := newHost(t)
+	letGo := h.busy(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	if err := h.tester(t, "").Test(ctx, names(1), false, func(launch.PairHost, launch.Pair) {}); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
 	c := process(t)
-	h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, "hangs"))
-	eventually(t, "the tester runs", func() error {
-		if len(h.jobs(t)) != 1 {
-			return errors.New("it does not")
-		}
-		return nil
-	})
-	end(c)
-	h.gone(t)
+	g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, ""))
+	if err := hook.Drain(h.layout, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	h.state(t, g.ID, hook.StateDrained)
+	if err := hook.Resume(h.layout, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	letGo()
+	// The relay that was drained leaves no verdict to the next one.
+	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 && c.Pairs[0].Verdict == launch.VerdictGood })
+	if log := h.log(t, g.ID); strings.Contains(log, "are not tested") || strings.Contains(log, "a driver holds it") {
+		t.Errorf("the log says %s", log)
+	}
 }
 
 func (h host) tester(t *testing.T, faults string) *hook.Tester {
