@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -26,6 +27,11 @@ var errLocked = errors.New("held by another process")
 // without order, and on a starved host with many containers somebody would ask
 // in vain for ever.
 func lock(f *os.File, how int, wait time.Duration) error {
+	return lockUnless(context.Background(), f, how, wait)
+}
+
+// lockUnless is lock, as long as the context is not done: then its cause is the error.
+func lockUnless(ctx context.Context, f *os.File, how int, wait time.Duration) error {
 	fd := int(f.Fd())
 	err := flock(fd, how|unix.LOCK_NB)
 	if err == unix.EWOULDBLOCK {
@@ -46,6 +52,8 @@ func lock(f *os.File, how int, wait time.Duration) error {
 		}()
 		select {
 		case err = <-done:
+		case <-ctx.Done():
+			return fmt.Errorf("locking %s: %w", f.Name(), context.Cause(ctx))
 		case <-time.After(wait):
 			return fmt.Errorf("locking %s: %w for %v", f.Name(), errLocked, wait)
 		}

@@ -27,22 +27,29 @@ import (
 // may be taken over, have no part in it: supervisors and the administrator start
 // it, look at what it says, and keep that for all containers of this boot.
 
-// libraryVariable is package cuda's, which the hook does not import.
-const libraryVariable = "PEERLANE_CUDA_LIBRARY"
+// libraryVariable is package cuda's, which the hook does not import, and simulator how
+// the names of the simulator's variables begin.
+const (
+	libraryVariable = "PEERLANE_CUDA_LIBRARY"
+	simulator       = "PEERLANE_SIM"
+)
 
 // moduleVersion is that of the driver that is loaded; tests have another.
 var moduleVersion = "/sys/module/nvidia/version"
 
 // Times of self-tests.
 const (
-	// pairTime is how long a tester may take for a pair, which it keeps itself to, and
-	// testerTime what it may take besides.
-	pairTime   = 25 * time.Second
-	testerTime = 15 * time.Second
+	// pairTime is how long a tester may take for a pair, and simulatedTime for one of
+	// simulated GPUs: it keeps itself to less. testerTime is what it may take besides.
+	pairTime      = 45 * time.Second
+	simulatedTime = 5 * time.Minute
+	testerTime    = 15 * time.Second
 	// testLockTime is how long another self-test of the host is waited for.
 	testLockTime = time.Minute
 	// untestedTime is how long a pair that could not be tested is left alone.
 	untestedTime = 10 * time.Minute
+	// slowTime is how long a pair counts as slow: others' copies may have been in its way.
+	slowTime = time.Hour
 )
 
 // Tester is how self-tests are made on a host.
@@ -83,7 +90,7 @@ func (g *Generation) tester(l layout.Layout) *Tester {
 func library(environment []string) string {
 	var list []string
 	for _, e := range environment {
-		if strings.HasPrefix(e, libraryVariable+"=") || strings.HasPrefix(e, "PEERLANE_SIM") {
+		if strings.HasPrefix(e, libraryVariable+"=") || strings.HasPrefix(e, simulator) {
 			list = append(list, e)
 		}
 	}
@@ -145,7 +152,8 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 
 // stale reports whether a pair is worth another try.
 func stale(p launch.Pair) bool {
-	return p.Verdict == launch.VerdictUntested && (p.Age() > untestedTime || p.Age() < 0)
+	holds, bounded := map[string]time.Duration{launch.VerdictUntested: untestedTime, launch.VerdictSlow: slowTime}[p.Verdict]
+	return bounded && (p.Age() > holds || p.Age() < 0)
 }
 
 // unknown are the pairs that a list has nothing of.
@@ -161,7 +169,7 @@ func (t *Tester) Test(ctx context.Context, names []launch.PairName, again bool, 
 		return nil
 	}
 	if !t.unkept {
-		held, err := t.lock()
+		held, err := t.lock(ctx)
 		if err != nil {
 			return err
 		}
@@ -220,7 +228,7 @@ func oneLine(text string) string {
 }
 
 // lock keeps two from testing at the same time: each would measure the other.
-func (t *Tester) lock() (*os.File, error) {
+func (t *Tester) lock(ctx context.Context) (*os.File, error) {
 	if err := t.layout.CreateState(); err != nil {
 		return nil, err
 	}
@@ -228,7 +236,7 @@ func (t *Tester) lock() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := lock(f, unix.LOCK_EX, testLockTime); err != nil {
+	if err := lockUnless(ctx, f, unix.LOCK_EX, testLockTime); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -246,7 +254,11 @@ func (t *Tester) spec() sandbox.Spec {
 
 // run has one process test pairs, and tells of those that it came to.
 func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(launch.PairHost, launch.Pair)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*pairTime+testerTime, errors.New("the self-test takes too long"))
+	each := pairTime
+	if strings.Contains(library(t.relay.Environment), simulator) {
+		each = simulatedTime
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*each+testerTime, errors.New("the self-test takes too long"))
 	defer cancel()
 	job, err := json.Marshal(launch.PairJob{Pairs: names, SlotBytes: t.slotBytes})
 	if err != nil {
@@ -508,22 +520,27 @@ func (s *supervisor) testsDone(t tested) {
 		}
 	}
 	s.log.Infof("the self-test of %d pairs of GPUs took %v", len(t.names), t.took.Round(time.Millisecond))
-	s.selfTest() // for lanes that have come meanwhile
+	if s.held == "" {
+		s.selfTest() // for lanes that have come meanwhile
+	}
 	if s.relay != nil {
 		s.configure()
 	}
 }
 
-// endTests ends a test that is under way.
-func (s *supervisor) endTests() {
+// endTests ends a test that is under way and waits for its end, when it has no context
+// any more. ended says whether there was one, and what it has come to.
+func (s *supervisor) endTests() (t tested, ended bool) {
 	if s.tests.cancel == nil {
-		return
+		return t, false
 	}
 	s.tests.cancel()
 	select {
-	case <-s.tests.done:
+	case t = <-s.tests.done:
+		return t, true
 	case <-time.After(endTimeout):
 		s.log.Warn("the self-test does not end; a driver holds it")
+		return t, false
 	}
 }
 

@@ -231,19 +231,92 @@ func TestATesterThatFails(t *testing.T) {
 	}
 }
 
-// A container that ends takes its tester along, and one whose relay is stopped.
+// A container that ends takes its tester along, and so does one whose relay is stopped
+// or drained: when it says that it is, nothing of its has a GPU.
 func TestATesterEndsWithItsContainer(t *testing.T) {
+	for name, stop := range map[string]func(t *testing.T, h host, g *hook.Generation){
+		"ends": nil,
+		"stopped": func(t *testing.T, h host, g *hook.Generation) {
+			if err := hook.Stop(h.layout, g.ID); err != nil {
+				t.Fatal(err)
+			}
+			h.state(t, g.ID, hook.StateStopped)
+		},
+		"drained": func(t *testing.T, h host, g *hook.Generation) {
+			if err := hook.Drain(h.layout, g.ID); err != nil {
+				t.Fatal(err)
+			}
+			h.state(t, g.ID, hook.StateDrained)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			c := process(t)
+			g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, "hangs"))
+			eventually(t, "the tester runs", func() error {
+				if len(h.jobs(t)) != 1 {
+					return errors.New("it does not")
+				}
+				return nil
+			})
+			if stop != nil {
+				stop(t, h, g)
+			} else {
+				end(c)
+				h.gone(t)
+			}
+			for _, s := range reports[relayStart](t, h.dir, "start") {
+				if err := unix.Kill(s.PID, 0); slices.Equal(s.Args, []string{"self-test"}) && err != unix.ESRCH {
+					t.Errorf("the tester %d is there still: %v", s.PID, err)
+				}
+			}
+			end(c)
+			h.gone(t)
+		})
+	}
+}
+
+// busy has another self-test of the host under way, until it is let go.
+func (h host) busy(t *testing.T) (letGo func()) {
+	t.Helper()
+	if err := h.layout.CreateState(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(h.layout.SelfTestLock(), os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return func() { f.Close() }
+}
+
+// Who waits for another self-test can be told to leave it.
+func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 	h := newHost(t)
+	letGo := h.busy(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	if err := h.tester(t, "").Test(ctx, names(1), false, func(launch.PairHost, launch.Pair) {}); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
 	c := process(t)
-	h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, "hangs"))
-	eventually(t, "the tester runs", func() error {
-		if len(h.jobs(t)) != 1 {
-			return errors.New("it does not")
-		}
-		return nil
-	})
-	end(c)
-	h.gone(t)
+	g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, ""))
+	if err := hook.Drain(h.layout, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	h.state(t, g.ID, hook.StateDrained)
+	if err := hook.Resume(h.layout, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	letGo()
+	// The relay that was drained leaves no verdict to the next one.
+	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 && c.Pairs[0].Verdict == launch.VerdictGood })
+	if log := h.log(t, g.ID); strings.Contains(log, "are not tested") || strings.Contains(log, "a driver holds it") {
+		t.Errorf("the log says %s", log)
+	}
 }
 
 func (h host) tester(t *testing.T, faults string) *hook.Tester {
@@ -293,6 +366,29 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 			}
 		}
 	}
+	// before has all pairs found so long ago.
+	before := func(verdict string, ago time.Duration) func(t *testing.T, file string) {
+		return func(t *testing.T, file string) {
+			text, err := os.ReadFile(file)
+			var r launch.PairRecord
+			if err == nil {
+				r, err = launch.ReadPairRecord(text)
+			}
+			for i := range r.Pairs {
+				p := &r.Pairs[i]
+				p.Verdict, p.At = verdict, time.Now().Add(-ago).Unix()
+				if verdict != launch.VerdictGood {
+					p.Reason = "so it seemed"
+				}
+			}
+			if err == nil {
+				text, err = json.Marshal(r)
+			}
+			if err = errors.Join(err, os.WriteFile(file, text, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		t.Fatal(err)
@@ -304,6 +400,9 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 		damaged string
 	}{
 		{"as it was left", func(*testing.T, string) {}, false, ""},
+		{"good, hours ago", before(launch.VerdictGood, 5*time.Hour), false, ""},
+		{"slow, more than an hour ago", before(launch.VerdictSlow, 61*time.Minute), true, ""},
+		{"untested, more than ten minutes ago", before(launch.VerdictUntested, 11*time.Minute), true, ""},
 		{"another boot", replace(strings.TrimSpace(string(boot)), "00000000-0000-0000-0000-000000000000"), true, ""},
 		{"another driver", func(t *testing.T, _ string) { module(t, "581.00") }, true, ""},
 		{"torn", func(t *testing.T, file string) {
@@ -363,6 +462,35 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 				t.Errorf("known are %d pairs, %v", len(known.Pairs), err)
 			}
 		})
+	}
+}
+
+// What speaks against a pair holds: slow for an hour, wrong for the boot.
+func TestWhatSpeaksAgainstAPairHolds(t *testing.T) {
+	h := newHost(t)
+	tester := h.tester(t, "")
+	if _, err := verdicts(t, tester, false, names(2)); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(h.layout.SelfTestFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := launch.ReadPairRecord(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow, wrong := &r.Pairs[0], &r.Pairs[1]
+	slow.Verdict, slow.Reason, slow.At = launch.VerdictSlow, "so it seemed", time.Now().Add(-30*time.Minute).Unix()
+	wrong.Verdict, wrong.Reason, wrong.At = launch.VerdictWrong, "1 byte", time.Now().Add(-5*time.Hour).Unix()
+	if text, err = json.Marshal(r); err == nil {
+		err = os.WriteFile(h.layout.SelfTestFile(), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said, err := verdicts(t, tester, false, names(2)); err != nil || said != "0 slow, 1 wrong" {
+		t.Errorf("%s, %v", said, err)
 	}
 }
 

@@ -292,6 +292,9 @@ func (s *supervisor) hold(state string) {
 
 // rest is the state without a relay that was asked for.
 func (s *supervisor) rest() {
+	if t, ended := s.endTests(); ended { // whoever hears of this state may unload the driver
+		s.testsDone(t)
+	}
 	s.note(s.held, s.status.Error)
 	name := "the relay of container " + s.generation.Container.ID
 	s.refuse(map[string]string{

@@ -253,7 +253,10 @@ func (l *lane) openStaging() error {
 	}
 	out.fill()
 	in.fill()
-	if !l.relay.loop.Call(func() { l.out, l.in, l.nics, l.placed = &out, &in, nics, all }) {
+	if !l.relay.loop.Call(func() {
+		l.out, l.in, l.nics, l.placed = &out, &in, nics, all
+		l.relay.proven() // what came meanwhile
+	}) {
 		return errEnding
 	}
 	logrus.WithFields(logrus.Fields{

@@ -134,6 +134,7 @@ func (r *Relay) Configure(c launch.Config) error {
 			}
 			r.lanes[i].copies = r.lanes[i].copies || spec.Copy
 		}
+		r.proven()
 		if c.Reserve == launch.ReserveStart {
 			for _, l := range r.lanes {
 				go l.reserve()

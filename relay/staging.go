@@ -65,6 +65,7 @@ func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 	s.provide(memory, sequence, func() error { return memory.stage(m.GPU) }, func() wire.Message {
 		on := memory.staged.on
 		on.bytes += memory.mapped.Bytes
+		s.relay.proven() // of what came meanwhile
 		return &wire.StagingMade{Memory: memory.number, Bytes: memory.mapped.Bytes, Server: on.id, Index: uint32(on.gpu.Index)}
 	})
 }

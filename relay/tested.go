@@ -13,9 +13,45 @@ import (
 // What is known of pairs of GPUs comes from the supervisor: a relay tests nothing
 // that others would believe, because it may be taken over.
 
-// testedTime is how long staging waits for a self-test that is under way. Where it
-// takes longer a pair counts as not tested.
-const testedTime = 30 * time.Second
+// testedTime is how long staging waits for a self-test that is under way: longer than
+// the supervisor waits for another container's (a minute), and then for a pair. Where it
+// takes longer a pair counts as not tested, and what is found after all ends the relay
+// if it is that the pair is wrong.
+const testedTime = 150 * time.Second
+
+// proven ends the relay where it has staged on a pair that is wrong, as it now knows:
+// what its clients were sent there may be wrong. The next relay knows it before it
+// stages. It is called on the loop.
+func (r *Relay) proven() {
+	if r.config.SelfTest == "" || r.config.SelfTest == launch.SelfTestOff {
+		return
+	}
+	for _, l := range r.lanes {
+		for _, server := range l.stagedOn() {
+			p := launch.FindPair(r.config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server})
+			if p != nil && p.Verdict == launch.VerdictWrong {
+				r.end(wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it has staged on %v, which have failed their self-test since: %s", r.name(), p.PairName, p.Reason))
+				return
+			}
+		}
+	}
+}
+
+// stagedOn are the server GPUs that have the lane's slots or its clients' memory; of
+// the loop.
+func (l *lane) stagedOn() (list []launch.GPU) {
+	for _, p := range l.placed {
+		if p.bytes > 0 && !p.host {
+			list = append(list, p.gpu)
+		}
+	}
+	for _, s := range l.served {
+		if s.bytes > 0 {
+			list = append(list, s.gpu)
+		}
+	}
+	return list
+}
 
 // tested is the configuration once it says what is known of the pairs that the lane
 // is to stage on. It may block.

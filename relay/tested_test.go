@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -112,6 +114,60 @@ func TestStagingWaitsForTheSelfTest(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("staging is %+v", r.Report().Staging)
 		}
+	}
+}
+
+// A relay that has staged on a pair that turns out to be wrong ends with that, so that
+// the next one knows before it stages. It goes on with one that is slow, or not its own.
+func TestAVerdictThatComesLate(t *testing.T) {
+	needGPUs(t, 3)
+	const ends = "have failed their self-test since: 1 byte"
+	for _, c := range []struct {
+		name, mode string
+		pair       launch.Pair
+		ends       string
+	}{
+		{"wrong", launch.SelfTestOnce, found(1, launch.VerdictWrong, "1 byte"), ends},
+		{"slow", launch.SelfTestOnce, found(1, launch.VerdictSlow, "1 GB/s"), ""},
+		{"of another server", launch.SelfTestOnce, found(2, launch.VerdictWrong, "1 byte"), ""},
+		{"nobody cares", launch.SelfTestOff, found(1, launch.VerdictWrong, "1 byte"), ""},
+	} {
+		late := func(t *testing.T) (h *host, tell func(*relay.Relay)) {
+			h = newHost(t)
+			h.nic("nic0", 1)
+			h.ends = c.ends
+			var config launch.Config
+			h.change = func(l *launch.Config) {
+				l.SelfTest = c.mode
+				config = *l
+			}
+			return h, func(r *relay.Relay) {
+				config.Pairs = []launch.Pair{c.pair}
+				if err := r.Configure(config); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		t.Run(c.name, func(t *testing.T) {
+			h, tell := late(t)
+			f := newSelf(t, h, far(0, 1, "nic0"))
+			f.move(t)
+			tell(f.relay)
+			if c.ends == "" {
+				f.move(t)
+			}
+		})
+		t.Run(c.name+", where clients copy", func(t *testing.T) {
+			h, tell := late(t)
+			lane := far(0, 1, "nic0")
+			lane.Copy = true
+			socket, r := h.start("a", launch.RouteDirect, -1, lane)
+			s := attach(t, socket)
+			if _, err := s.Staging(within(t), driver, client.Staging{Bytes: mib, GPU: uuid(t, 0)}); err != nil {
+				t.Fatal(err)
+			}
+			tell(r)
+		})
 	}
 }
 

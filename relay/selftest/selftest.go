@@ -18,6 +18,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unsafe"
@@ -38,9 +39,15 @@ const (
 	hostMemory = 8<<20 + 64<<10
 )
 
-// stuckTime is how long one pair may take. A copy that does not end cannot be
-// taken back, so that the process has to end then.
-const stuckTime = 20 * time.Second
+// limits are how long one copy between two GPUs may be under way, and how long all of
+// a pair's test may take. The hook ends a tester that has not ended itself.
+type limits struct{ copy, pair time.Duration }
+
+// Those of GPUs, and of simulated ones, whose copies wait for this host's processors.
+var (
+	realLimits      = limits{copy: 20 * time.Second, pair: 40 * time.Second}
+	simulatedLimits = limits{copy: 2 * time.Minute, pair: 4 * time.Minute}
+)
 
 // Run tests pairs, one after the other, and tells of each. The error is of the
 // driver as a whole, and nothing is told then. After a CUDA error that loses a
@@ -51,6 +58,10 @@ func Run(d *cuda.Driver, job launch.PairJob, tell, stuck func(launch.Pair)) erro
 	defer runtime.UnlockOSThread()
 	t := &tester{driver: d, job: job, devices: map[string]*device.Device{}, kernels: map[*device.Device]*kernels.Kernels{}}
 	defer t.close(nil)
+	within := realLimits
+	if d.Simulated() {
+		within = simulatedLimits
+	}
 	for i, name := range job.Pairs {
 		begun := time.Now()
 		end := func(p launch.Pair) launch.Pair {
@@ -58,11 +69,12 @@ func Run(d *cuda.Driver, job launch.PairJob, tell, stuck func(launch.Pair)) erro
 			p.Reason = bounded(p.Reason)
 			return p
 		}
-		timer := time.AfterFunc(stuckTime, func() {
-			stuck(end(launch.Pair{PairName: name, Verdict: launch.VerdictWrong, Reason: fmt.Sprintf("a copy does not end within %v", stuckTime)}))
+		stop := make(chan struct{})
+		go t.watch(within, stop, func(verdict, reason string) {
+			stuck(end(launch.Pair{PairName: name, Verdict: verdict, Reason: reason}))
 		})
 		p := t.pair(name)
-		timer.Stop()
+		close(stop)
 		tell(end(p))
 		if t.lost {
 			return nil
@@ -73,6 +85,53 @@ func Run(d *cuda.Driver, job launch.PairJob, tell, stuck func(launch.Pair)) erro
 		}
 	}
 	return nil
+}
+
+// watch calls stuck where a pair's test does not end. A copy that is under way and does
+// not end speaks against the pair, and cannot be taken back, so that the process has to
+// end. All else that takes long, such as making contexts on a busy host, does not.
+//
+// It counts its own turns, and looks at no clock: while this process was stopped, or
+// had no processor, no copy was looked for.
+func (t *tester) watch(within limits, stop <-chan struct{}, stuck func(verdict, reason string)) {
+	const turn = 100 * time.Millisecond
+	turns := time.NewTicker(turn)
+	defer turns.Stop()
+	var last uint64
+	for all, same := time.Duration(0), time.Duration(0); ; all += turn {
+		select {
+		case <-stop:
+			return
+		case <-turns.C:
+		}
+		if now := t.copies.step.Load(); now != last || !t.copies.underWay.Load() {
+			last, same = now, 0
+		} else {
+			same += turn
+		}
+		switch {
+		case same >= within.copy:
+			stuck(launch.VerdictWrong, fmt.Sprintf("a copy does not end within %v", within.copy))
+			return
+		case all >= within.pair:
+			stuck(launch.VerdictUntested, fmt.Sprintf("the test has not ended within %v, and no copy is to blame", within.pair))
+			return
+		}
+	}
+}
+
+// copies are those between the two GPUs, as watch sees them.
+type copies struct {
+	step     atomic.Uint64 // another one with each that begins or ends
+	underWay atomic.Bool
+}
+
+// await marks that copies are under way while f issues them and waits for them.
+func (c *copies) await(f func()) {
+	c.step.Add(1)
+	c.underWay.Store(true)
+	defer c.underWay.Store(false)
+	f()
 }
 
 // bounded is a reason that fits in a launch.Pair, on one line.
@@ -90,7 +149,8 @@ type tester struct {
 	job     launch.PairJob
 	devices map[string]*device.Device
 	kernels map[*device.Device]*kernels.Kernels
-	lost    bool // a context, or a copy that does not end
+	lost    bool // a context
+	copies  copies
 }
 
 func (t *tester) open(g launch.GPU) (*device.Device, error) {
@@ -172,13 +232,8 @@ func (t *tester) pair(name launch.PairName) launch.Pair {
 	switch {
 	case err == nil:
 		p.Verdict = launch.VerdictGood
-		for _, way := range []struct {
-			name string
-			rate launch.PairRate
-		}{{"out of the client's GPU", p.Push}, {"into the client's GPU", p.Pull}} {
-			if r := way.rate; r.Client < t.least(r.Bounce) && p.Reason == "" {
-				p.Verdict, p.Reason = launch.VerdictSlow, fmt.Sprintf("%s copies make %.1f GB/s, and the bounce through the host's memory %.1f", way.name, r.Client, r.Bounce)
-			}
+		if why := t.slow(&p); why != "" {
+			p.Verdict, p.Reason = launch.VerdictSlow, why
 		}
 	case errors.As(err, &speaks) || t.lost:
 		p.Verdict, p.Reason = launch.VerdictWrong, err.Error()
@@ -186,6 +241,19 @@ func (t *tester) pair(name launch.PairName) launch.Pair {
 		p.Verdict, p.Reason = launch.VerdictUntested, err.Error()
 	}
 	return p
+}
+
+// slow says by which of its rates a pair is slower than the bounce; empty for none.
+func (t *tester) slow(p *launch.Pair) string {
+	for _, way := range []struct {
+		name string
+		rate launch.PairRate
+	}{{"out of the client's GPU", p.Push}, {"into the client's GPU", p.Pull}} {
+		if r := way.rate; r.Client < t.least(r.Bounce) {
+			return fmt.Sprintf("%s copies make %.1f GB/s, and the bounce through the host's memory %.1f", way.name, r.Client, r.Bounce)
+		}
+	}
+	return ""
 }
 
 // least is the rate that a pair must make beside a bounce's, GB/s. Two copies over
@@ -239,6 +307,9 @@ func (t *tester) test(p *launch.Pair) (err error) {
 	}
 	if err = b.rates(p); err != nil {
 		return err
+	}
+	if b.slow(p) != "" {
+		return nil // nothing is staged on it
 	}
 	return b.calibrate(p)
 }
@@ -461,9 +532,11 @@ func (b *bench) byItself(by *device.Device, calls func(cuda.Stream) error) error
 func (b *bench) copy(to, from device.Place, n uint64) error {
 	ended := false
 	var err error
-	b.queues[0].Move(to, from, n, func(e error) { ended, err = true, e })
-	for !ended {
-		b.queues[0].Poll()
-	}
+	b.copies.await(func() {
+		b.queues[0].Move(to, from, n, func(e error) { ended, err = true, e })
+		for !ended {
+			b.queues[0].Poll()
+		}
+	})
 	return err
 }
