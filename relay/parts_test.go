@@ -41,6 +41,7 @@ func allocateParts(t *testing.T, i int, granules ...uint64) (*memory, []client.P
 				return err
 			}
 			t.Cleanup(func() { unix.Close(fd) })
+			(&memory{t: t, ptr: m.ptr + cuda.Ptr(at), bytes: n * granule}).goesWithTest()
 			parts = append(parts, client.Part{FD: fd, Bytes: n * granule, Offset: at})
 			at += n * granule
 		}

@@ -241,6 +241,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 			if err != nil && h.ends == "" || h.ends != "" && (err == nil || !strings.Contains(err.Error(), h.ends)) {
 				h.t.Errorf("the relay ended with %v, want %q", err, h.ends)
 			}
+			r.Free()
 		case <-time.After(30 * time.Second):
 			h.t.Error("the relay did not end")
 		}
@@ -316,7 +317,18 @@ func allocate(t *testing.T, i int, bytes uint64) *memory {
 		return errors.Join(err, driver.MemMap(m.ptr, bytes, 0, handle),
 			driver.MemSetAccess(m.ptr, bytes, cuda.Access{Device: device, Write: true}), driver.MemRelease(handle))
 	})
+	m.goesWithTest()
 	return m
+}
+
+// goesWithTest unmaps the memory at the test's end: a small machine has not as much as
+// all tests together. Addresses are plenty.
+func (m *memory) goesWithTest() {
+	m.t.Cleanup(func() {
+		if err := driver.MemUnmap(m.ptr, m.bytes); err != nil {
+			m.t.Error(err)
+		}
+	})
 }
 
 // exported allocates memory and exports it.
