@@ -434,14 +434,18 @@ func (s *supervisor) selfTest() {
 	go func() {
 		begun := time.Now()
 		t := tested{names: names}
-		// Spares last, and apart: of containers that start together each has its servers
-		// tested before anybody has spares.
+		// Spares last, and each apart: of containers that start together each has its
+		// servers tested before anybody has spares, and waits for one of another's at most.
 		servers, spares := parted(names, lanes)
-		for _, part := range [][]launch.PairName{servers, spares} {
-			t.err = errors.Join(t.err, tester.Test(ctx, part, false, func(_ launch.PairHost, p launch.Pair) {
+		for _, part := range append([][]launch.PairName{servers}, slices.Collect(slices.Chunk(spares, 1))...) {
+			err := tester.Test(ctx, part, false, func(_ launch.PairHost, p launch.Pair) {
 				t.pairs = append(t.pairs, p)
 				found <- p
-			}))
+			})
+			t.err = errors.Join(t.err, err)
+			if ctx.Err() != nil || errors.Is(err, errLocked) {
+				break
+			}
 		}
 		t.took = time.Since(begun)
 		done <- t

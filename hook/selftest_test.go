@@ -168,6 +168,27 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 	}
 }
 
+// Spares are tested one by one: another container's servers wait for one of them, and
+// not for all.
+func TestSparesAreTestedOneByOne(t *testing.T) {
+	h := newHost(t)
+	l := lane(3)
+	for i := range 3 {
+		l.Spares = append(l.Spares, launch.Spare{GPU: lane(spare + i).GPU, NICs: []string{"mlx5_1"}})
+	}
+	h.start(t, h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "", l))
+	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 4 })
+	jobs := h.jobs(t)
+	if len(jobs) != 4 {
+		t.Fatalf("the jobs are %+v", jobs)
+	}
+	for _, j := range jobs {
+		if len(j.Pairs) != 1 {
+			t.Errorf("one job has %v", j.Pairs)
+		}
+	}
+}
+
 // What speaks against a lane's GPU and another container's reaches the relay, too, and
 // nothing of GPUs that it has not to do with.
 func TestPairsOfOtherContainers(t *testing.T) {
