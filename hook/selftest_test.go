@@ -297,6 +297,22 @@ func TestATesterEndsWithItsContainer(t *testing.T) {
 	}
 }
 
+// A process that not even SIGKILL ends is left to itself; one that ends is heard of.
+func TestATesterThatADriverHolds(t *testing.T) {
+	reason := errors.New("the self-test takes too long")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	held := make(chan struct{})
+	defer close(held)
+	time.AfterFunc(20*time.Millisecond, func() { cancel(reason) })
+	if err := hook.WaitOr(ctx, func() error { <-held; return nil }); err != reason {
+		t.Errorf("of one that is held it is %v", err)
+	}
+	status := errors.New("exit status 1")
+	if err := hook.WaitOr(t.Context(), func() error { return status }); err != status {
+		t.Errorf("of one that ends it is %v", err)
+	}
+}
+
 // busy has another self-test of the host under way, until it is let go.
 func (h host) busy(t *testing.T) (letGo func()) {
 	t.Helper()
