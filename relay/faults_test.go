@@ -598,7 +598,8 @@ func TestFaultsOfCUDACalls(t *testing.T) {
 				t.Fatalf("it makes only these calls: %v", calls)
 			}
 			first, more := faults(calls, all)
-			rand.Shuffle(len(more), func(i, j int) { more[i], more[j] = more[j], more[i] })
+			// The same in each run: what is found by chance is found by those who look for it.
+			rand.New(rand.NewPCG(9, 4)).Shuffle(len(more), func(i, j int) { more[i], more[j] = more[j], more[i] })
 			stages := []*stage{s}
 			for range 2 { // the programs of one stage would share their memory
 				other := newStage(t, c.route, c.nic)

@@ -317,6 +317,17 @@ func TestHandOversNeedAFirstTurn(t *testing.T) {
 	if _, err := p.sending.Send(p.source.Memory, 0, 8, client.InTurn(h), client.Signal(timeline, 1)); err == nil {
 		t.Error("an operation in turn was posted with Signal")
 	}
+	// An operation would take a turn of the next hand-over as well.
+	op, err := p.sending.Send(p.source.Memory, 0, 8, client.InTurn(h))
+	check(t, err)
+	if _, err := p.a.HandOver(0, wire.TurnRelay); err == nil || !strings.Contains(err.Error(), "1 operations in turn have not ended") {
+		t.Errorf("begun anew under an operation: %v", err)
+	}
+	check(t, op.Cancel())
+	if _, err := op.Wait(within(t)); wire.StatusOf(err) != wire.StatusCanceled {
+		t.Errorf("%v, not canceled", err)
+	}
+	handOver(t, p.a, 0, wire.TurnRelay)
 }
 
 // What a client writes into a descriptor and into its timelines is its own affair:

@@ -379,7 +379,7 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (transport.Link, int, error
 		Token: handle.Token, GPU: m.GPU, Route: routeNumber(config.Route), Shares: 1,
 	}
 	wire.SetText(hello.Name[:], r.name())
-	answer, fds, err := conn.Exchange(hello, 2*handshakeTime)
+	answer, fds, err := conn.Exchange(hello, 2*handshakeTime+testedTime)
 	if err != nil {
 		if wire.StatusOf(err) == wire.StatusInternal {
 			err = wire.Errorf(wire.StatusUnreachable, "the relay of the other container did not answer: %v", err)

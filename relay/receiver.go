@@ -24,6 +24,11 @@ type receiver struct {
 	// that the NIC writes no slot of this connection any more.
 	immediates   *packet.Port
 	immediateEnd bool
+
+	// Of grants in place: how many there are, and the messages that get more when there
+	// are fewer.
+	inPlaces uint64
+	piecing  []*arrival
 }
 
 // arrival is a message of the sender.
@@ -131,7 +136,9 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	case r.route == wire.RouteDirect:
 		r.grantMemory(a)
 	case op.memory.staged != nil:
-		r.grantPieces(a)
+		r.tell(a.op.memory)
+		r.piecing = append(r.piecing, a)
+		r.grantPieces()
 	default:
 		r.grantSlots(a)
 	}
@@ -170,20 +177,23 @@ func (r *receiver) tell(m *memory) {
 func (r *receiver) forget(m *memory) { r.port.Send(&wire.PeerForget{Region: m.region()}, 0) }
 
 // grantPieces lets the sender's NIC write straight into the client's memory, which is
-// on a server GPU: as much at a time as slots would hold, in pieces of a slot's size,
-// so that a sender that has to fill slots can.
-func (r *receiver) grantPieces(a *arrival) {
-	m, pieces := a.op.memory, uint64(0)
-	r.tell(m)
-	piece := r.lane.in.regions[0].slotBytes
+// on a server GPU: as much at a time as slots would hold, for all messages of the
+// connection in turn, in pieces of a slot's size, so that a sender that has to fill
+// slots can.
+func (r *receiver) grantPieces() {
+	most, piece := uint64(0), r.lane.in.regions[0].slotBytes
 	for _, g := range r.lane.in.regions {
-		pieces += uint64(g.slots)
+		most += uint64(g.slots)
 	}
-	for a.granted < a.length && a.granted-a.moved < pieces*piece && r.down == nil {
+	for len(r.piecing) > 0 && r.inPlaces < most && r.down == nil {
+		a := r.piecing[0]
 		g := &grant{arrival: a, part: a.granted, length: min(piece, a.length-a.granted)}
-		a.granted += g.length
+		if a.granted += g.length; a.granted == a.length {
+			r.piecing = r.piecing[1:]
+		}
+		r.inPlaces++
 		a.op.underWay++
-		r.grant(g, m.region(), a.op.offset+g.part)
+		r.grant(g, a.op.memory.region(), a.op.offset+g.part)
 	}
 }
 
@@ -250,10 +260,9 @@ func (r *receiver) immediate(number, length uint64) {
 	delete(r.grants, number)
 	if g.slot == nil {
 		r.session.relay.counters.staged += length
+		r.inPlaces--
 		r.inPlace(g)
-		if a := g.arrival; a.granted < a.length {
-			r.grantPieces(a)
-		}
+		r.grantPieces()
 		r.settle()
 		return
 	}

@@ -62,6 +62,8 @@ type Relay struct {
 	bounced atomic.Uint64 // bytes of host memory that lanes stage in
 	// worn: something could not be given back, and why. Of the loop.
 	worn error
+	// examining: the contexts are being asked whether they work.
+	examining atomic.Bool
 
 	grumble    grumble
 	driverLock sync.Mutex
@@ -249,6 +251,12 @@ func (r *Relay) examine(err error) {
 			}
 		}
 	})
+	// One at a time: a driver may be slow to answer, and whoever fails another time
+	// asks again.
+	if !r.examining.CompareAndSwap(false, true) {
+		return
+	}
+	defer r.examining.Store(false)
 	for _, d := range devices {
 		if lost := d.Lost(); lost != nil {
 			r.loop.Do(func() { r.failed(fmt.Errorf("%w, seen after: %v", lost, err)) })

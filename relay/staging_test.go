@@ -795,3 +795,71 @@ func TestNobodyButTheNICFillsStagingMemory(t *testing.T) {
 	}
 	until(t, func() bool { return r.Report().Used.Staging == 0 })
 }
+
+// The NIC bounds what one relay may leave unread: grants of memory in place have one
+// window for all messages of a connection.
+func TestManyMessagesIntoStagingMemory(t *testing.T) {
+	second, server := far2()
+	h := newHost(t)
+	h.nic("nic0", 1)
+	h.nic("nic1", server)
+	h.change = func(l *launch.Config) { l.Slots, l.SlotBytes = 1024, 64<<10 }
+	socketA, _ := h.start("a", launch.RouteStaged, -1, copying(far(0, 1, "nic0")))
+	socketB, _ := h.start("b", launch.RouteStaged, -1, copying(far(second, server, "nic1")))
+	a, b := attach(t, socketA), attach(t, socketB)
+	const size, count = 32 * mib, 40 // 20,480 pieces
+	out, in := stagingMemory(t, a, 0, size), stagingMemory(t, b, second, size)
+	sending, receiving, _ := join(t, a, 0, b, second)
+	var sends, receives []*client.Operation
+	for range count {
+		sends = append(sends, must(sending.Send(out.Memory, 0, size)))
+	}
+	for range count {
+		receives = append(receives, must(receiving.Receive(in.Memory, 0, size)))
+	}
+	for i := range sends {
+		for _, op := range []*client.Operation{sends[i], receives[i]} {
+			if n, err := op.Wait(within(t)); err != nil || n != size {
+				t.Fatalf("message %d: %d bytes, %v", i, n, err)
+			}
+		}
+	}
+}
+
+// A write can name one region as both its ends, and a relay can have it forgotten
+// meanwhile: the NIC, which others share, lets it go once.
+func TestANICForgetsWhatAWriteNamesTwice(t *testing.T) {
+	h := newHost(t)
+	h.nic("nic0", 1)
+	nic := must(packet.Dial(filepath.Join(h.dir, "nic0.sock")))
+	defer nic.Close()
+	s := &stranger{t: t, Conn: nic}
+	const bytes, region = 64 * mib, 2 | 1<<31
+	m := must(device.CreateHost("test", bytes))
+	defer m.Close()
+	fd := must(m.Export())
+	defer unix.Close(fd)
+	ours, theirs, err := packet.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ours)
+	s.say(&wire.NICHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, theirs)
+	s.say(&wire.NICRegion{Region: region, Kind: wire.MemoryHost, Bytes: bytes}, fd)
+	s.say(&wire.NICWrite{Immediate: 1, Length: bytes / 2, SourceOffset: bytes / 2, Source: region, Target: region})
+	s.say(&wire.NICForget{Region: region})
+	hear[*wire.NICWritten](s)
+	// It lives: the next relay's messages go through it.
+	second, server := far2()
+	h.nic("nic1", server)
+	a, b := attach(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0"))), attach(t, h.relay("b", launch.RouteStaged, far(second, server, "nic1")))
+	out, in := exported(t, a, 0, 2*mib), exported(t, b, second, 2*mib)
+	sending, receiving, _ := join(t, a, 0, b, second)
+	receive := must(receiving.Receive(in.Memory, 0, mib))
+	send, err := sending.Send(out.Memory, 0, mib)
+	for _, op := range []*client.Operation{send, receive} {
+		if n, err := wait(t, op, err); err != nil || n != mib {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+	}
+}

@@ -81,7 +81,7 @@ func (l *lane) enough(config launch.Config) bool {
 		}
 		usable = usable || p.Usable(config.SelfTest == launch.SelfTestRequired)
 	}
-	return usable
+	return usable || len(l.spec.Servers) == 0
 }
 
 // unfit says why a lane does not stage on a server GPU; empty where it does.

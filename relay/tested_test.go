@@ -229,6 +229,26 @@ func TestStagingDoesNotWaitForSpares(t *testing.T) {
 	newSelf(t, h, lane).move(t)
 }
 
+// Of a lane that has no server GPU nothing is tested.
+func TestALaneThatBouncesWaitsForNoSelfTest(t *testing.T) {
+	h := newHost(t)
+	h.nic("nic0", 0)
+	h.change = func(l *launch.Config) {
+		l.SelfTest, l.Testing, l.Bounce = launch.SelfTestOnce, true, 1<<30
+		l.Reserve = launch.ReserveStart
+	}
+	_, r := h.start("bounces", launch.RouteStaged, -1, launch.Lane{GPU: gpu(0), Role: "far", Relay: true, NICs: []string{"nic0"}})
+	begun := time.Now()
+	for end := begun.Add(time.Minute); len(r.Report().Staging) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it has staged nothing")
+		}
+	}
+	if waited := time.Since(begun); waited > 20*time.Second {
+		t.Errorf("it staged after %v", waited)
+	}
+}
+
 // What the calibration chose decides on slots and streams, within the memory that is
 // configured, and the configuration has its way.
 func TestCalibratedStaging(t *testing.T) {

@@ -126,23 +126,38 @@ a transport between them (tcp, verbs).`,
 	return cmd
 }
 
-// saveBench writes a result, whole or not at all: what was saved before stays until then.
+// saveBench writes a result, whole or not at all: what was saved before stays until
+// then. What is no file, or a link, is written to where it is.
 func saveBench(file string, r *bench.Report) error {
 	text, err := indented(r)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(file+".new", text, 0o644); err != nil {
+	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
+		return os.WriteFile(file, text, 0o644)
+	}
+	made, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
+	if err != nil {
 		return err
 	}
-	return os.Rename(file+".new", file)
+	_, err = made.Write(text)
+	if err = errors.Join(err, made.Chmod(0o644), made.Close()); err == nil {
+		err = os.Rename(made.Name(), file)
+	}
+	if err != nil {
+		_ = os.Remove(made.Name())
+	}
+	return err
 }
 
 // given are the flags as they were given, but for where files are.
 func given(cmd *cobra.Command) []string {
 	var list []string
 	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "duration", "quick", "gpus"} {
-		if f := cmd.Flags().Lookup(name); f.Changed {
+		switch f := cmd.Flags().Lookup(name); {
+		case f.Changed && f.NoOptDefVal != "":
+			list = append(list, "--"+name+"="+f.Value.String())
+		case f.Changed:
 			list = append(list, "--"+name, strings.Trim(f.Value.String(), "[]"))
 		}
 	}

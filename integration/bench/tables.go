@@ -312,19 +312,18 @@ func (r *run) clientCopy() (err error) {
 		}
 		o := order{Size: size, Handed: 8, Depth: slots, Duration: r.Duration}
 		for _, in := range []struct {
-			what  string
-			turn  bool
-			asked *Bound
+			what string
+			turn bool
 		}{
-			{"copied to a slot and handed over, one stream, of raw", false, nil},
-			{"copied to a slot and handed over, two streams in turn, of raw", true, askedOfClientCopies(size)},
+			{"copied to a slot and handed over, one stream, of raw", false},
+			{"copied to a slot and handed over, two streams in turn, of raw", true},
 		} {
 			o.InTurn = in.turn
 			found, err := r.sendAs(a, b, o)
 			if err != nil {
 				return err
 			}
-			row.What, row.Value, row.Asked = in.what, found.GBs, in.asked
+			row.What, row.Value, row.Asked = in.what, found.GBs, askedOfClientCopies(size)
 			r.row(row)
 		}
 		if row.Baseline, _, err = r.rawOf(staged, size); err != nil {

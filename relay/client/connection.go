@@ -159,6 +159,10 @@ func (c *Connection) submit(d wire.Descriptor) (*Operation, error) {
 	}
 	op := &Operation{connection: c, cookie: d.Cookie, done: make(chan struct{})}
 	s.operations[op.cookie] = op
+	if d.Flags&wire.InTurn != 0 {
+		op.turn = s.handOvers[d.WaitTimeline]
+		op.turn.operations++
+	}
 	if wake {
 		poll.Ring(s.wakeRelay)
 	}
@@ -173,6 +177,7 @@ type Operation struct {
 	status     wire.Status
 	moved      uint64
 	failure    error // set where the session broke
+	turn       *HandOver
 }
 
 func (op *Operation) end(moved uint64, failure error) {
@@ -280,6 +285,9 @@ func (s *Session) drain() {
 		if op := s.operations[c.Cookie]; op != nil {
 			delete(s.operations, c.Cookie)
 			op.status = wire.Status(c.Status)
+			if op.turn != nil {
+				op.turn.operations--
+			}
 			op.end(c.Length, nil)
 		}
 	}

@@ -30,6 +30,7 @@ type HandOver struct {
 	// Of the session's lock.
 	ended      error
 	connection *Connection // of the latest operation in turn
+	operations int         // in turn that have not ended
 }
 
 // keepTime is how often timelines that have ended are set to their end again: a
@@ -37,8 +38,9 @@ type HandOver struct {
 const keepTime = time.Millisecond
 
 // HandOver makes a timeline one that changes hands, and says whose turn is first:
-// wire.TurnStream or wire.TurnRelay. A stream must not use it meanwhile, nor may an
-// operation wait for it. Once it has ended this begins it anew.
+// wire.TurnStream or wire.TurnRelay. A stream must not use it meanwhile. Once it has
+// ended this begins it anew, but not before its operations have ended too: they would
+// take and give turns of the new one.
 func (s *Session) HandOver(number, first uint32) (*HandOver, error) {
 	if _, err := s.Timeline(number); err != nil {
 		return nil, err
@@ -50,6 +52,9 @@ func (s *Session) HandOver(number, first uint32) (*HandOver, error) {
 	defer s.mu.Unlock()
 	if s.broken != nil {
 		return nil, s.broken
+	}
+	if old := s.handOvers[number]; old != nil && old.operations > 0 {
+		return nil, fmt.Errorf("timeline %d: %d operations in turn have not ended; wait for them before the hand-over begins anew", number, old.operations)
 	}
 	h := &HandOver{session: s, number: number}
 	s.handOvers[number] = h

@@ -74,14 +74,18 @@ func (g *Device) Lost() error {
 	return nil
 }
 
-// On runs f on an OS thread that has the device's context current.
+// On runs f on an OS thread that has the device's context current, and leaves the
+// thread as it was.
 func (g *Device) On(f func() error) error {
 	return onThread(func() error {
-		if err := g.Use(); err != nil {
+		before, err := g.Driver.CtxGetCurrent()
+		if err == nil {
+			err = g.Use()
+		}
+		if err != nil {
 			return err
 		}
-		err := f()
-		return errors.Join(err, g.Driver.CtxSetCurrent(0))
+		return errors.Join(f(), g.Driver.CtxSetCurrent(before))
 	})
 }
 
@@ -170,7 +174,7 @@ func ImportParts(d *cuda.Driver, parts []Part, access ...cuda.Access) (*Memory, 
 // belongs to the device's context.
 func (g *Device) OpenIPC(handle cuda.IPCMemHandle) (*Memory, error) {
 	m := &Memory{driver: g.Driver, openedBy: g}
-	err := g.keeping(func() error {
+	err := g.On(func() error {
 		ptr, err := g.Driver.IPCOpenMemHandle(handle)
 		if err != nil {
 			return err
@@ -276,7 +280,7 @@ func (m *Memory) Close() error {
 		return m.closeHost()
 	}
 	if g := m.openedBy; g != nil {
-		return g.keeping(func() error { return g.Driver.IPCCloseMemHandle(m.Ptr) })
+		return g.On(func() error { return g.Driver.IPCCloseMemHandle(m.Ptr) })
 	}
 	return errors.Join(m.unmap(len(m.parts)), m.release())
 }

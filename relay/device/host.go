@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"runtime"
 	"unsafe"
 
 	"github.com/dustin/go-humanize"
@@ -122,7 +121,7 @@ func (m *Memory) Pin(g *Device) error {
 	if m.host == nil || m.pinnedBy != nil {
 		return nil
 	}
-	return g.keeping(func() error {
+	return g.On(func() error {
 		p := unsafe.Pointer(&m.host[0])
 		if err := g.Driver.MemHostRegister(p, m.Bytes); err != nil {
 			return fmt.Errorf("registering host memory: %w", err)
@@ -136,26 +135,12 @@ func (m *Memory) Pin(g *Device) error {
 	})
 }
 
-// keeping runs f with the device's context current, and leaves the thread as it was.
-func (g *Device) keeping(f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	before, err := g.Driver.CtxGetCurrent()
-	if err == nil {
-		err = g.Use()
-	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(f(), g.Driver.CtxSetCurrent(before))
-}
-
 // closeHost unmaps host memory. Of memory that was made here the pages go, too,
 // although others may keep its descriptor: what they touch then is theirs.
 func (m *Memory) closeHost() error {
 	var err error
 	if g := m.pinnedBy; g != nil {
-		err = g.keeping(func() error { return g.Driver.MemHostUnregister(unsafe.Pointer(&m.host[0])) })
+		err = g.On(func() error { return g.Driver.MemHostUnregister(unsafe.Pointer(&m.host[0])) })
 	}
 	err = errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(m.host)))
 	if m.made {

@@ -69,6 +69,7 @@ struct hand_over {
 	enum { NO_HAND_OVER, HAND_OVER, HAND_OVER_ENDED } state;
 	int32_t status;      /* why it has ended */
 	uint32_t connection; /* of the latest operation in turn */
+	uint32_t operations; /* in turn that have not ended */
 };
 
 enum slot_state { SLOT_FREE, SLOT_POSTED, SLOT_ENDED };
@@ -87,6 +88,8 @@ struct slot {
 	uint32_t state;
 	uint32_t waiters;
 	bool forget;             /* nobody takes the result */
+	bool in_turn;            /* of the hand-over at this timeline: */
+	uint32_t timeline;
 	uint32_t next, previous; /* in the list of free ones, or of those that ended */
 };
 

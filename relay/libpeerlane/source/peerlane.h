@@ -420,7 +420,8 @@ PEERLANE_API int peerlane_stream_advance(peerlane_session *session, void *stream
  * goes down. No stream waits for it any more then, in replays of later either, and
  * what their work finds in the memory says nothing: peerlane_hand_over_status() and
  * all that is asked for with it give the error, until peerlane_hand_over() begins it
- * anew. A stream must not use it, nor an operation wait for it, at that moment. */
+ * anew. It does not (PEERLANE_STATUS_INVALID) before all operations of its turns have
+ * ended, which can be later than the error; and no stream may use it at that moment. */
 PEERLANE_API int peerlane_hand_over(peerlane_session *session, uint32_t timeline, uint32_t first);
 PEERLANE_API int peerlane_hand_over_status(peerlane_session *session, uint32_t timeline);
 PEERLANE_API int peerlane_stream_take(peerlane_session *session, void *stream, uint32_t timeline);

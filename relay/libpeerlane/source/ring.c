@@ -69,6 +69,8 @@ static void free_slot(struct peerlane_session *s, struct slot *o)
 /* end ends an operation. */
 static void end(struct peerlane_session *s, struct slot *o, int status, uint64_t moved)
 {
+	if (o->in_turn)
+		s->hand_overs[o->timeline].operations--;
 	if (o->forget && !o->waiters) {
 		free_slot(s, o);
 		return;
@@ -199,6 +201,9 @@ static int post(struct peerlane_session *s, struct peerlane_descriptor *d, bool 
 	o->length = d->length;
 	o->context = context;
 	o->connection = d->connection;
+	o->timeline = d->wait_timeline;
+	if ((o->in_turn = d->flags & PEERLANE_IN_TURN))
+		s->hand_overs[o->timeline].operations++;
 	d->cookie = o->cookie;
 	memcpy(s->submit + PEERLANE_SUBMIT_ENTRIES + s->posted % PEERLANE_RING_ENTRIES * sizeof *d, d, sizeof *d);
 	s->posted++;
@@ -610,12 +615,20 @@ int peerlane_hand_over(peerlane_session *s, uint32_t i, uint32_t first)
 		return fail_call(PEERLANE_STATUS_INVALID, "timeline %u: the first turn is PEERLANE_TURN_STREAM or PEERLANE_TURN_RELAY, not %u", i, first);
 	if ((status = enter(s)))
 		return status;
-	s->hand_overs[i] = (struct hand_over){.state = HAND_OVER};
-	s->handing = true;
-	__atomic_store_n(timeline(s, i), first, __ATOMIC_SEQ_CST);
-	nudge(s);
+	drain_or_fail(s);
+	if (s->failed.status) {
+		status = fail_for(&s->failed);
+	} else if (s->hand_overs[i].operations) {
+		status = fail_call(PEERLANE_STATUS_INVALID, "timeline %u: %u operations in turn have not ended; wait for them before the hand-over begins anew",
+			i, s->hand_overs[i].operations);
+	} else {
+		s->hand_overs[i] = (struct hand_over){.state = HAND_OVER};
+		s->handing = true;
+		__atomic_store_n(timeline(s, i), first, __ATOMIC_SEQ_CST);
+		nudge(s);
+	}
 	leave(s);
-	return 0;
+	return status;
 }
 
 int hand_over_status(struct peerlane_session *s, uint32_t i)
@@ -656,9 +669,16 @@ void end_hand_overs(struct peerlane_session *s, uint32_t connection, int status)
 
 void keep_hand_overs(struct peerlane_session *s)
 {
-	for (uint32_t i = 0; s->submit && s->keeping && i < PEERLANE_TIMELINES; i++)
-		if (s->hand_overs[i].state == HAND_OVER_ENDED)
+	bool some = false;
+
+	if (!s->submit || !s->keeping)
+		return;
+	for (uint32_t i = 0; i < PEERLANE_TIMELINES; i++)
+		if (s->hand_overs[i].state == HAND_OVER_ENDED) {
 			__atomic_store_n(timeline(s, i), PEERLANE_TIMELINE_END, __ATOMIC_SEQ_CST);
+			some = true;
+		}
+	s->keeping = some;
 }
 
 int peerlane_timelines(peerlane_session *s, void **memory, size_t *bytes)

@@ -125,6 +125,10 @@ int main(int argc, char **argv)
 			ok(peerlane_receive(b.session, b.connection, b.memory, 0, BYTES, &arrived, &receives[i]));
 			ok(peerlane_send(a.session, a.connection, a.memory, 0, BYTES, &full, &sends[i]));
 		}
+		if (!replay) { /* they would take turns of a new one */
+			demand(PEERLANE_STATUS_INVALID, peerlane_hand_over(a.session, FULL, PEERLANE_TURN_STREAM));
+			must(strstr(peerlane_error(), "have not ended"));
+		}
 		launch(&b, empties);
 		fill(from, BYTES, replay + 1);
 		launch(&a, fills);

@@ -350,8 +350,8 @@ func (s *sender) forget(number uint32) error {
 
 // settle unmaps a region that has been forgotten once it is in no write.
 func (s *sender) settle(r *region) {
-	if !r.retired || r.underWay > 0 {
-		return
+	if !r.retired || r.underWay > 0 || s.regions[r.number] != r {
+		return // a write can name one region as both
 	}
 	delete(s.regions, r.number)
 	if err := r.Close(); err != nil {
