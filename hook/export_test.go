@@ -50,3 +50,6 @@ func RemoveCgroup(root, family, id string) error { return cgroup{root, family, i
 
 // ModuleVersion is where the driver's version is.
 var ModuleVersion = &moduleVersion
+
+// WaitOr waits for a process that a driver may hold.
+var WaitOr = waitOr

@@ -168,6 +168,27 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 	}
 }
 
+// Spares are tested one by one: another container's servers wait for one of them, and
+// not for all.
+func TestSparesAreTestedOneByOne(t *testing.T) {
+	h := newHost(t)
+	l := lane(3)
+	for i := range 3 {
+		l.Spares = append(l.Spares, launch.Spare{GPU: lane(spare + i).GPU, NICs: []string{"mlx5_1"}})
+	}
+	h.start(t, h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "", l))
+	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 4 })
+	jobs := h.jobs(t)
+	if len(jobs) != 4 {
+		t.Fatalf("the jobs are %+v", jobs)
+	}
+	for _, j := range jobs {
+		if len(j.Pairs) != 1 {
+			t.Errorf("one job has %v", j.Pairs)
+		}
+	}
+}
+
 // What speaks against a lane's GPU and another container's reaches the relay, too, and
 // nothing of GPUs that it has not to do with.
 func TestPairsOfOtherContainers(t *testing.T) {
@@ -273,6 +294,22 @@ func TestATesterEndsWithItsContainer(t *testing.T) {
 			end(c)
 			h.gone(t)
 		})
+	}
+}
+
+// A process that not even SIGKILL ends is left to itself; one that ends is heard of.
+func TestATesterThatADriverHolds(t *testing.T) {
+	reason := errors.New("the self-test takes too long")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	held := make(chan struct{})
+	defer close(held)
+	time.AfterFunc(20*time.Millisecond, func() { cancel(reason) })
+	if err := hook.WaitOr(ctx, func() error { <-held; return nil }); err != reason {
+		t.Errorf("of one that is held it is %v", err)
+	}
+	status := errors.New("exit status 1")
+	if err := hook.WaitOr(t.Context(), func() error { return status }); err != status {
+		t.Errorf("of one that ends it is %v", err)
 	}
 }
 

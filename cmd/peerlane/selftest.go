@@ -196,6 +196,7 @@ func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairNa
 		step()
 	})
 	done()
+	report.Kept = report.Kept && err == nil // else not all of it is, or nothing
 	slices.SortFunc(report.Pairs, func(a, b launch.Pair) int {
 		return 1<<20*(a.GPU.Index-b.GPU.Index) + a.Server.Index - b.Server.Index
 	})

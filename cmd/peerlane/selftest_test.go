@@ -3,10 +3,15 @@ package main
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -104,5 +109,28 @@ func TestPairsInWords(t *testing.T) {
 		if got := tuningWords(c); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+// What could not be written down is not said to be kept.
+func TestASelfTestThatIsNotKept(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "var"), nil, 0o600); err != nil { // where the state's directory is to be
+		t.Fatal(err)
+	}
+	c := config.Default()
+	c.Relay.Binary = self
+	tester, err := hook.NewTester(layout.New(root), c, self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &app{out: &bytes.Buffer{}, errOut: &bytes.Buffer{}}
+	report, err := a.selfTest(t.Context(), &selfTested{tester: tester, kept: true}, []launch.PairName{testedPair(0, "", "").PairName}, false)
+	if err == nil || report.Kept {
+		t.Errorf("kept is %v, with %v", report.Kept, err)
 	}
 }

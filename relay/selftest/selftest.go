@@ -171,8 +171,8 @@ func (t *tester) open(g launch.GPU) (*device.Device, error) {
 	return d, nil
 }
 
-// leastFree is what a GPU must have left beside our context, bytes: whoever fills it
-// shall not fail for a test's sake.
+// leastFree is what a GPU must have left beside our context and the test's memory,
+// bytes: whoever fills it shall not fail for a test's sake.
 const leastFree = 256 << 20
 
 // shared refuses a GPU that one process at a time may use: it is somebody else's.
@@ -192,8 +192,8 @@ func (t *tester) shared(g launch.GPU) error {
 func (t *tester) room(d *device.Device) error {
 	return d.On(func() error {
 		free, _, err := t.driver.MemGetInfo()
-		if err == nil && free < leastFree {
-			err = fmt.Errorf("GPU %s has %d MiB free, and a test leaves those be that have less than %d", d.BusID, free>>20, leastFree>>20)
+		if err == nil && free < leastFree+memory {
+			err = fmt.Errorf("GPU %s has %d MiB free, and a test leaves those be that have less than %d", d.BusID, free>>20, (leastFree+memory)>>20)
 		}
 		return err
 	})
