@@ -465,7 +465,7 @@ func (s *supervisor) selfTest() {
 				t.pairs = append(t.pairs, p)
 				found <- p
 			})
-			t.err = errors.Join(t.err, err)
+			t.err = errors.Join(t.err, err, context.Cause(ctx))
 			if ctx.Err() != nil || errors.Is(err, errLocked) {
 				break
 			}

@@ -128,7 +128,7 @@ func startRole(role string, files []*os.File, log *os.File, environment ...strin
 	return cmd, stdin, err
 }
 
-func newVictim(t *testing.T, change func(*launch.Config)) *victim {
+func newVictim(t *testing.T, change func(*launch.Config), environment ...string) *victim {
 	t.Helper()
 	h := newHost(t)
 	v := &victim{t: t, socket: filepath.Join(h.dir, "v"), log: filepath.Join(t.TempDir(), "log")}
@@ -147,7 +147,7 @@ func newVictim(t *testing.T, change func(*launch.Config)) *victim {
 	defer log.Close()
 	listeners := relayListeners(t, v.socket, filepath.Join(h.dir, id+".sock"))
 	defer closeFiles(listeners)
-	cmd, stdin, err := startRelay(c, listeners, log)
+	cmd, stdin, err := startRelay(c, listeners, log, environment...)
 	if err != nil {
 		t.Fatal(err)
 	}

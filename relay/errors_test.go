@@ -100,3 +100,20 @@ func TestWhatIsClosedHereSaysSo(t *testing.T) {
 	_, err = sending.Send(m.Memory, 0, 8)
 	demand(t, err, wire.StatusClosed)
 }
+
+// A GPU on which no context can be made is the trouble of its own lane: those of the
+// container's other GPUs go on.
+func TestASickGPUEndsNoOtherLane(t *testing.T) {
+	needGPUs(t, 4)
+	v := newVictim(t, func(c *launch.Config) { c.Lanes = append(c.Lanes, far(2, 3, "nic0")) }, "PEERLANE_SIM_FAULT=cuCtxCreate:after=1:error=719")
+	s := attach(t, v.socket)
+	well := hostMemory(t, s, 0, mib)
+	for range 3 {
+		_, err := s.HostMemory(within(t), client.HostMemory{Bytes: mib, GPU: uuid(t, 2)})
+		demand(t, err, wire.StatusNoCUDA, "CUDA_ERROR_LAUNCH_FAILED")
+		if err := well.Unexport(within(t)); err != nil {
+			t.Fatal(err)
+		}
+		well = hostMemory(t, s, 0, mib)
+	}
+}

@@ -167,12 +167,22 @@ func (l *lane) streams(n int) error {
 // often clients connect: each try asks driver and supervisor many times.
 const fullPause = time.Second
 
+// isStaged reports whether openStaging has nothing more to do.
+func (l *lane) isStaged() bool {
+	l.opening.Lock()
+	defer l.opening.Unlock()
+	return l.out != nil
+}
+
 // openStaging makes the slots on the server GPUs: as they are configured, or
 // smaller ones, or on another server GPU, whatever there is room for; and where
 // there is none, in the host's memory.
 func (l *lane) openStaging() error {
 	if err := l.open(); err != nil {
 		return err
+	}
+	if l.isStaged() {
+		return nil
 	}
 	config, err := l.tested()
 	if err != nil {

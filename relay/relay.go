@@ -228,27 +228,32 @@ func (r *Relay) end(why *wire.Error) {
 }
 
 // failed looks at a CUDA error. After a sticky one every further call fails, so
-// that only a new process can serve this container.
+// that only a new process can serve this container. That ends when the loop comes to
+// it: who calls this is in the middle of something.
 func (r *Relay) failed(err error) {
 	if cuda.Sticky(err) {
-		r.end(wire.Errorf(wire.StatusCUDA, "the relay of %s ends after a CUDA error: %v", r.name(), err))
+		r.loop.Do(func() {
+			r.end(wire.Errorf(wire.StatusCUDA, "the relay of %s ends after a CUDA error: %v", r.name(), err))
+		})
 	}
 }
 
 // examine looks whether an error says that this process cannot go on. It may block,
-// and is not called on the loop. Errors of what strangers send wrap nothing, so that
-// the contexts are asked as well.
+// and is not called on the loop. The contexts say so themselves, whatever the error is:
+// one that cannot be made on a GPU is no reason to end those of the others.
 func (r *Relay) examine(err error) {
 	if err == nil {
 		return
 	}
 	var devices []*device.Device
 	r.loop.Call(func() {
-		r.failed(err)
 		for _, l := range r.lanes {
 			if l.device != nil {
 				devices = append(devices, l.device)
 			}
+		}
+		if len(devices) == 0 {
+			r.failed(err)
 		}
 	})
 	// One at a time: a driver may be slow to answer, and whoever fails another time

@@ -13,11 +13,14 @@ import (
 // What is known of pairs of GPUs comes from the supervisor: a relay tests nothing
 // that others would believe, because it may be taken over.
 
-// testedTime is how long staging waits for a self-test that is under way: longer than
-// the supervisor waits for another container's (a minute), and then for a pair. Where it
+// testedTime is how long staging waits for a self-test that is under way. Two relays that
+// connect may wait one after the other, and libpeerlane waits a minute for them. Where it
 // takes longer a pair counts as not tested, and what is found after all ends the relay
 // if it is that the pair is wrong.
-const testedTime = 150 * time.Second
+const testedTime = 20 * time.Second
+
+// Orphaned says that the supervisor has gone: nobody will say more of the pairs.
+func (r *Relay) Orphaned() { r.loop.Do(func() { r.config.Testing = false }) }
 
 // proven ends the relay where it has staged on a pair that is wrong, as it now knows:
 // what its clients were sent there may be wrong. The next relay knows it before it
@@ -56,7 +59,7 @@ func (l *lane) stagedOn() (list []launch.GPU) {
 // tested is the configuration once it says what is known of the pairs that the lane
 // is to stage on. It may block.
 func (l *lane) tested() (config launch.Config, err error) {
-	for end := time.Now().Add(testedTime); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testedTime); ; time.Sleep(10 * time.Millisecond) {
 		if !l.relay.loop.Call(func() { config = l.relay.config }) {
 			return config, errEnding
 		}

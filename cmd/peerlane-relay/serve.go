@@ -126,6 +126,7 @@ func reconfigure(r *relay.Relay, s *supervisor) {
 	for {
 		if _, err := configure(r, s); err != nil {
 			logrus.WithError(err).Info("the supervisor is gone; serving on until the container ends")
+			r.Orphaned()
 			close(s.gone)
 			return
 		}

@@ -54,7 +54,7 @@ func (s *Session) HandOver(number, first uint32) (*HandOver, error) {
 		return nil, s.broken
 	}
 	if old := s.handOvers[number]; old != nil && old.operations > 0 {
-		return nil, fmt.Errorf("timeline %d: %d operations in turn have not ended; wait for them before the hand-over begins anew", number, old.operations)
+		return nil, fmt.Errorf("timeline %d: %d operations in turn have not ended; cancel them or wait before the hand-over begins anew", number, old.operations)
 	}
 	h := &HandOver{session: s, number: number}
 	s.handOvers[number] = h

@@ -214,7 +214,7 @@ func TestWhatAPairFailsBy(t *testing.T) {
 		// Behind the copies that are compared every one is late, and none of those between
 		// GPU and host: a round of 4 in each direction, 2 and 2 by the server, and a round in
 		// each direction when they are measured again, which takes longer than it may.
-		{"slower than the bounce", "cuMemcpyAsync:after=50:times=20:delay=500", launch.VerdictSlow, "and the bounce through the host's memory"},
+		{"slower than the bounce", "cuMemcpyAsync:after=50:times=20:delay=1000", launch.VerdictSlow, "and the bounce through the host's memory"},
 		{"slow for a moment", "cuMemcpyAsync:after=50:times=4:delay=800", launch.VerdictGood, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -619,7 +619,7 @@ int peerlane_hand_over(peerlane_session *s, uint32_t i, uint32_t first)
 	if (s->failed.status) {
 		status = fail_for(&s->failed);
 	} else if (s->hand_overs[i].operations) {
-		status = fail_call(PEERLANE_STATUS_INVALID, "timeline %u: %u operations in turn have not ended; wait for them before the hand-over begins anew",
+		status = fail_call(PEERLANE_STATUS_INVALID, "timeline %u: %u operations in turn have not ended; cancel them or wait before the hand-over begins anew",
 			i, s->hand_overs[i].operations);
 	} else {
 		s->hand_overs[i] = (struct hand_over){.state = HAND_OVER};

@@ -252,7 +252,10 @@ func (s *sender) receive(m wire.Message, _ uint32, fds []int) {
 	if err != nil {
 		s.nic.log.WithError(err).Warn("a sender's request failed; its connection is closed")
 		s.refuse(err)
-		s.nic.failed(err)
+		if len(s.nic.gpus) == 0 {
+			s.nic.failed(err)
+		}
+		// A context that cannot be made on a GPU is no reason to end those of others.
 		for _, g := range s.nic.gpus {
 			if lost := g.Lost(); lost != nil {
 				s.nic.failed(fmt.Errorf("%w, seen after: %v", lost, err))
