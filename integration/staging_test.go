@@ -111,12 +111,9 @@ func TestAPairThatFailsItsSelfTest(t *testing.T) {
 		c := b.start(lane, "hold")
 		c.next("hello")
 		found, _ := b.reserved(c)
-		log := strings.Join(found.LogTail, "\n")
-		if i == 0 { // its relay has not waited for the spares
-			log = b.finds(c, "the self-test of 4 pairs of GPUs took")
-		} else { // its staging is reported before it is in the log
-			log = b.finds(c, "staging of GPU "+lane.GPU+" is not as configured")
-		}
+		// The first one's relay has not waited for the spares; the second one's staging is
+		// reported before it is in the log.
+		log := b.finds(c, []string{"the self-test of 4 pairs of GPUs took", "staging of GPU " + lane.GPU + " is not as configured"}[i])
 		on := map[string]launch.Staging{}
 		for _, s := range found.Report.Staging {
 			on[s.GPU] = s
