@@ -159,13 +159,8 @@ vulncheck: ## look up the known vulnerabilities of Go and of the modules in use 
 	@bin/vulncheck -db $(DB) -- -tags vm,engines ./...
 
 .PHONY: fuzz
-fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each)
-	@$(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do \
-		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
-			echo "$$package $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package; \
-		done; \
-	done
+fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each, RUN=hook.Fuzz)
+	@$(GO) run ./integration/fuzz -go $(GO) -time $(FUZZTIME) -run '$(RUN)' ./...
 
 # For `make soak-containers`: how many, and the seed that an earlier run printed.
 N    ?= 1000
