@@ -144,14 +144,19 @@ func (s *Session) Close() error {
 	err := s.conn.Close()
 	s.readers.Wait()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.ring == nil {
+		s.mu.Unlock()
 		return nil
 	}
 	err = errors.Join(err, s.ring.Close(), s.wakeClient.Close(), unix.Close(s.wakeRelay))
 	s.ring = nil
+	var mapped []func() error
 	for m := range s.mapped {
-		err = errors.Join(err, m.unmap())
+		mapped = append(mapped, m.forget())
+	}
+	s.mu.Unlock()
+	for _, unmap := range mapped {
+		err = errors.Join(err, unmap())
 	}
 	return err
 }
@@ -384,7 +389,7 @@ type Memory struct {
 	// Server is the GPU that staging memory is on, ServerIndex its number on the host.
 	Server      wire.UUID
 	ServerIndex int
-	release     func() error // ends Data or Ptr; of the session's lock
+	unmap       func() error // ends Data or Ptr; of the session's lock
 }
 
 // Export lets the relay map memory of this process.
@@ -499,29 +504,32 @@ func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error)
 		return nil, fmt.Errorf("host memory: %w", os.NewSyscallError("mmap", err))
 	}
 	return s.keep(&Memory{session: s, number: made.Memory, Bytes: h.Bytes, Data: data[:h.Bytes:h.Bytes],
-		release: func() error { return os.NewSyscallError("munmap", unix.Munmap(data)) }})
+		unmap: func() error { return os.NewSyscallError("munmap", unix.Munmap(data)) }})
 }
 
 // keep has the session's Close unmap a memory.
 func (s *Session) keep(m *Memory) (*Memory, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ring == nil { // closed meanwhile
-		return nil, errors.Join(s.broken, m.unmap())
+	if s.ring != nil {
+		defer s.mu.Unlock()
+		s.mapped[m] = true
+		return m, nil
 	}
-	s.mapped[m] = true
-	return m, nil
+	broken, unmap := s.broken, m.forget() // it was closed meanwhile
+	s.mu.Unlock()
+	return nil, errors.Join(broken, unmap())
 }
 
-// unmap ends Data or Ptr. The session's lock is held.
-func (m *Memory) unmap() error {
+// forget ends Data and Ptr for who reads them, and returns what unmaps them. The
+// session's lock is held for it, and not for what it returns: a driver may take its
+// time.
+func (m *Memory) forget() (unmap func() error) {
 	delete(m.session.mapped, m)
-	if m.release == nil {
-		return nil
+	unmap, m.unmap, m.Data, m.Ptr = m.unmap, nil, nil, 0
+	if unmap == nil {
+		unmap = func() error { return nil }
 	}
-	err := m.release()
-	m.release, m.Data, m.Ptr = nil, nil, 0
-	return err
+	return unmap
 }
 
 // Unexport takes memory back: no new operation can use it, and the relay's
@@ -529,8 +537,9 @@ func (m *Memory) unmap() error {
 // staging memory any more.
 func (m *Memory) Unexport(ctx context.Context) error {
 	m.session.mu.Lock()
-	err := m.unmap() // first, so that nothing here keeps what the relay frees
+	unmap := m.forget()
 	m.session.mu.Unlock()
+	err := unmap() // first, so that nothing here keeps what the relay frees
 	_, asked := ask[*wire.Done](ctx, m.session, &wire.Unexport{Memory: m.number})
 	return errors.Join(asked, err)
 }

@@ -103,3 +103,33 @@ func TestWhatIsNoRelayIsNamed(t *testing.T) {
 		t.Error("a socket that closes is taken for a relay")
 	}
 }
+
+// A driver that takes its time to unmap staging memory holds nothing else of its
+// session up.
+func TestUnmappingIsOutsideOfTheSessionsLock(t *testing.T) {
+	over := wire.Errorf(wire.StatusClosed, "over")
+	s := &Session{broken: over, ended: make(chan struct{}), mapped: map[*Memory]bool{}}
+	begun, end := make(chan struct{}), make(chan struct{})
+	m := &Memory{session: s, Ptr: 1, unmap: func() error { close(begun); <-end; return nil }}
+	s.mapped[m] = true
+	returned := make(chan error)
+	go func() { returned <- m.Unexport(context.Background()) }()
+	<-begun
+	asked := make(chan error, 1)
+	go func() { asked <- s.Err() }()
+	select {
+	case err := <-asked:
+		if err != over {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the session waits for the driver")
+	}
+	if m.Ptr != 0 || len(s.mapped) != 0 {
+		t.Errorf("at %#x, and the session would unmap %d memories", m.Ptr, len(s.mapped))
+	}
+	close(end)
+	if err := <-returned; wire.StatusOf(err) != wire.StatusClosed {
+		t.Error(err)
+	}
+}

@@ -48,13 +48,13 @@ func (s *Session) Staging(ctx context.Context, d *cuda.Driver, a Staging) (*Memo
 	if !ok || len(fds) != 1 || made.Bytes < a.Bytes {
 		return nil, wire.Errorf(wire.StatusMalformed, "the relay answered for staging memory with a %T and %d descriptors", answer, len(fds))
 	}
-	ptr, release, err := mapStaging(d, fds[0], made.Bytes, device)
+	ptr, unmap, err := mapStaging(d, fds[0], made.Bytes, device)
 	if err != nil {
 		s.giveBack(made)
 		return nil, fmt.Errorf("staging memory on server GPU %d (%s): %w", made.Index, made.Server.GPU(), err)
 	}
 	return s.keep(&Memory{
-		session: s, number: made.Memory, Bytes: made.Bytes, Ptr: ptr, Server: made.Server, ServerIndex: int(made.Index), release: release,
+		session: s, number: made.Memory, Bytes: made.Bytes, Ptr: ptr, Server: made.Server, ServerIndex: int(made.Index), unmap: unmap,
 	})
 }
 
