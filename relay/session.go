@@ -62,6 +62,7 @@ type session struct {
 	blocking int
 	counted  bool // in the relay's use
 	ended    *wire.Error
+	parting  bool // its client waits for the socket's end
 }
 
 // greetClient reads the first message of a client.
@@ -271,7 +272,7 @@ func (s *session) end(why *wire.Error) {
 	}
 	s.dropParts()
 	s.relay.loop.Remove(s)
-	if s.relay.dying == nil {
+	if s.relay.dying == nil && !s.parting {
 		s.port.Close()
 	}
 	s.settle()
@@ -358,7 +359,9 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	case *wire.Disconnect:
 		s.answer(sequence, s.disconnect(m.Connection))
 	case *wire.Goodbye:
-		// The socket's end may not come: a child that the client forked has it too.
+		// The socket's end may not come: a child that the client forked has it too. The
+		// client waits for ours, which says that nothing touches its memory any more.
+		s.parting = true
 		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid, s.relay.name()))
 	case *wire.Statistics:
 		s.reply(s.relay.statistics(), sequence)

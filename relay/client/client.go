@@ -50,10 +50,11 @@ type Session struct {
 
 	wakeRelay  int
 	wakeClient *os.File
-	ended      chan struct{} // closed once broken is set
+	ended      chan struct{} // closed when nothing is under way any more; broken says why
+	closing    sync.Once
 
 	mu          sync.Mutex
-	broken      error
+	broken      error // why nothing new begins
 	sequence    uint32
 	replies     map[uint32]chan reply
 	operations  map[uint64]*Operation
@@ -134,20 +135,25 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 // Version is the protocol's that both sides agreed on.
 func (s *Session) Version() uint32 { return s.version }
 
-// Close ends the session. Operations that have not ended fail, and host memory and
-// staging memory are unmapped: no stream may use them any more.
-func (s *Session) Close() error {
-	s.fail(wire.Errorf(wire.StatusClosed, "the session was closed"))
-	// Without a goodbye the relay would look for a death. One that is dead
-	// itself does not hear it.
-	_ = s.conn.Send(&wire.Goodbye{}, 0)
-	err := s.conn.Close()
+// letGoTime bounds how long Close waits for the relay: for copies that are under way,
+// and for what other relays were allowed to write.
+const letGoTime = 30 * time.Second
+
+// Close ends the session and returns when nothing writes its memory any more, nor reads
+// it: then what was exported may be freed. Operations that have not ended fail, and host
+// memory and staging memory are unmapped: no stream may use them any more. Where the
+// relay does not let go within 30 seconds, the error says so, and copies may still be
+// under way.
+func (s *Session) Close() (err error) {
+	s.closing.Do(func() { err = s.close() })
+	return err
+}
+
+func (s *Session) close() error {
+	late := s.leave(wire.Errorf(wire.StatusClosed, "the session was closed"))
+	err := errors.Join(late, s.conn.Close())
 	s.readers.Wait()
 	s.mu.Lock()
-	if s.ring == nil {
-		s.mu.Unlock()
-		return nil
-	}
 	err = errors.Join(err, s.ring.Close(), s.wakeClient.Close(), unix.Close(s.wakeRelay))
 	s.ring = nil
 	var mapped []func() error
@@ -159,6 +165,31 @@ func (s *Session) Close() error {
 		err = errors.Join(err, unmap())
 	}
 	return err
+}
+
+// leave ends a session that works: nothing new begins, and what is under way comes to
+// its end. The relay closes the socket when that is so.
+func (s *Session) leave(why error) (late error) {
+	s.mu.Lock()
+	if s.broken != nil {
+		s.mu.Unlock()
+		return nil
+	}
+	s.broken = why
+	for _, c := range s.connections {
+		c.takeDown(why)
+	}
+	s.mu.Unlock()
+	// One that is dead itself does not hear it, and its end is near.
+	_ = s.conn.SetWriteDeadline(time.Now().Add(letGoTime))
+	_ = s.conn.Send(&wire.Goodbye{}, 0)
+	select {
+	case <-s.ended:
+	case <-time.After(letGoTime):
+		late = fmt.Errorf("the session was closed, and the relay did not let go of its memory within %v: copies may still be under way", letGoTime)
+		s.fail(why)
+	}
+	return late
 }
 
 // Err is nil while the session works, then why it does not.
@@ -175,10 +206,13 @@ func (s *Session) Ended() <-chan struct{} { return s.ended }
 func (s *Session) fail(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.broken != nil {
+	if s.over() {
 		return
 	}
-	s.broken = why
+	if s.broken == nil {
+		s.broken = why
+	}
+	why = s.broken // which may be that it was closed
 	close(s.ended)
 	if s.ring != nil {
 		s.drain()
@@ -197,6 +231,15 @@ func (s *Session) fail(why error) {
 	// A read of the pipe returns at once from now on. Where it cannot be told to,
 	// it does at the relay's end of the session.
 	_ = s.wakeClient.SetReadDeadline(time.Unix(1, 0))
+}
+
+func (s *Session) over() bool {
+	select {
+	case <-s.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // readSocket takes replies and events until the relay is gone.

@@ -288,13 +288,25 @@ func (s *Session) drain() {
 			if op.turn != nil {
 				op.turn.operations--
 			}
-			op.end(c.Length, nil)
+			var failure error
+			if op.status == wire.StatusPeerClosed {
+				failure = s.left() // we are the one who closed
+			}
+			op.end(c.Length, failure)
 		}
 	}
 	// The relay may have stopped for want of room for completions.
 	if took && s.ring.RelaySleeps() {
 		poll.Ring(s.wakeRelay)
 	}
+}
+
+// left is what the session's Close has ended, or nil before.
+func (s *Session) left() error {
+	if wire.StatusOf(s.broken) == wire.StatusClosed {
+		return s.broken
+	}
+	return nil
 }
 
 // readWakes drains the ring whenever the relay rings.
@@ -304,10 +316,10 @@ func (s *Session) readWakes() {
 	for {
 		_, err := s.wakeClient.Read(rings[:])
 		s.mu.Lock()
-		broken := s.broken != nil
+		over := s.over()
 		s.drain()
 		s.mu.Unlock()
-		if broken || err != nil {
+		if over || err != nil {
 			return
 		}
 	}

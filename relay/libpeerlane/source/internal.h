@@ -25,6 +25,9 @@
 /* A control reply that no client can delay takes no longer; the creation of a CUDA
  * context and of staging memory is among them. Milliseconds. */
 #define REPLY_TIME 60000
+/* How long peerlane_close() waits until nothing touches its memory: for copies that are
+ * under way, and for what other relays were allowed to write. */
+#define LET_GO_TIME 30000
 
 struct reason {
 	int status; /* 0: none */
@@ -138,6 +141,7 @@ struct peerlane_session {
 	struct hand_over hand_overs[PEERLANE_TIMELINES];
 	bool handing;              /* there are some: the watcher reads the socket */
 	bool keeping;              /* some have ended: the watcher keeps them there */
+	bool parting;              /* it was closed, and waits for what is under way */
 	bool closing;
 	int nudge;                 /* an eventfd that the watcher looks up for */
 };

@@ -131,9 +131,11 @@ PEERLANE_API const char *peerlane_status_text(int status);
  * the relay's reason to refuse. */
 PEERLANE_API int peerlane_dial(const char *socket, const peerlane_gpu *gpus, unsigned count, int timeout_ms, peerlane_session **session);
 
-/* Ends the session and frees it; NULL is allowed. Operations that had not ended
- * fail with PEERLANE_STATUS_CLOSED for whoever waits. No thread may begin a call
- * with this session any more. Streams must not use its timelines any more. */
+/* Ends the session and frees it; NULL is allowed. It returns when nothing writes its
+ * memory any more, nor reads it, so that what was exported may be freed; or after 30
+ * seconds, where the relay does not let go. Operations that had not ended fail with
+ * PEERLANE_STATUS_CLOSED for whoever waits. No thread may begin a call with this session
+ * any more. Streams must not use its timelines any more. */
 PEERLANE_API void peerlane_close(peerlane_session *session);
 
 /* PEERLANE_STATUS_OK while the session works, then why it does not. It looks whether

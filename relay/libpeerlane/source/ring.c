@@ -155,6 +155,8 @@ bool drain(struct peerlane_session *s, struct reason *why)
 			return false;
 		}
 		s->finished++;
+		if (s->parting && status == PEERLANE_STATUS_PEER_CLOSED)
+			status = PEERLANE_STATUS_CLOSED; /* we are the one who closed */
 		end(s, o, status < PEERLANE_STATUS_PENDING ? (int)status : PEERLANE_STATUS_INTERNAL, moved);
 	}
 	__atomic_store_n(&submit_page(s)->completed_head, s->finished, __ATOMIC_SEQ_CST);

@@ -194,10 +194,16 @@ void drain_or_fail(struct peerlane_session *s)
 		fail_as(s, &why);
 }
 
+static const char was_closed[] = "the session was closed";
+
 static void relay_died(struct peerlane_session *s, int error)
 {
 	char because[128] = "";
 
+	if (s->parting) {
+		fail_session(s, PEERLANE_STATUS_CLOSED, "%s", was_closed);
+		return;
+	}
 	if (error) {
 		errno = error;
 		snprintf(because, sizeof because, " (%m)");
@@ -1204,20 +1210,31 @@ int peerlane_dial(const char *path, const peerlane_gpu *gpus, unsigned count, in
 	return 0;
 }
 
-void peerlane_close(peerlane_session *s)
+/* part ends a session that works: what is under way comes to its end. The relay closes
+ * the socket when that is so; one that is dead itself does not hear the goodbye. */
+static void part(struct peerlane_session *s)
 {
 	struct peerlane_goodbye goodbye = {.type = PEERLANE_MESSAGE_GOODBYE};
+	int64_t deadline = deadline_in(LET_GO_TIME);
 
+	s->parting = true;
+	for (struct link *l = s->links; l; l = l->next)
+		if (!l->down.status)
+			give_reason(&l->down, PEERLANE_STATUS_CLOSED, "%s", was_closed);
+	if (!push(s, &goodbye, sizeof goodbye, -1, deadline))
+		await(s, never, NULL, deadline);
+}
+
+void peerlane_close(peerlane_session *s)
+{
 	if (!s)
 		return;
 	if (s->registered)
 		peerlane_unregister_timelines(s);
 	pthread_mutex_lock(&s->lock);
-	/* Without a goodbye the relay would look for a death. One that is dead itself
-	 * does not hear it. */
 	if (!s->failed.status)
-		transmit(s->socket, &goodbye, sizeof goodbye, -1);
-	fail_session(s, PEERLANE_STATUS_CLOSED, "the session was closed");
+		part(s);
+	fail_session(s, PEERLANE_STATUS_CLOSED, "%s", was_closed);
 	s->closing = true;
 	nudge(s);
 	while (s->inside)

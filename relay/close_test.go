@@ -1,0 +1,65 @@
+package relay_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Whoever has closed a session may use its memory for something else at once: copies
+// into it that were under way have ended, and no other begins.
+func TestNothingWritesWhatAClosedSessionExported(t *testing.T) {
+	if realGPUs {
+		t.Skip("it looks at GPU memory as the simulator's file")
+	}
+	for _, route := range routes {
+		t.Run(route, func(t *testing.T) {
+			p := connected(t, route)
+			view, err := unix.Mmap(p.target.fd, 0, pairBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = unix.Munmap(view) })
+			const messages = 200
+			var receives, sends []*client.Operation
+			for range messages {
+				receives = append(receives, must(p.receiving.Receive(p.target.Memory, 0, pairBytes)))
+				sends = append(sends, must(p.sending.Send(p.source.Memory, 0, pairBytes)))
+			}
+			// Not the last: some are under way.
+			if _, err := wait(t, receives[0], nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.b.Close(); err != nil {
+				t.Fatal(err)
+			}
+			for i := range view {
+				view[i] = 0x5a
+			}
+			failed := 0
+			for _, op := range receives {
+				if _, err := op.Wait(within(t)); err != nil {
+					demand(t, err, wire.StatusClosed)
+					failed++
+				}
+			}
+			if failed == 0 {
+				t.Error("all was over before the session was closed, so that this test has seen nothing")
+			}
+			for _, op := range sends { // when the last has ended nobody copies any more
+				if _, err := op.Wait(within(t)); err != nil {
+					demand(t, err, wire.StatusPeerClosed)
+				}
+			}
+			time.Sleep(10 * time.Millisecond) // for a copy that nobody waits for
+			if want := bytes.Repeat([]byte{0x5a}, pairBytes); !bytes.Equal(view, want) {
+				t.Errorf("byte %d was written after the session was closed", firstDifference(view, want))
+			}
+		})
+	}
+}
