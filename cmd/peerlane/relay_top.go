@@ -134,8 +134,15 @@ func figures(r hook.Rate, seconds float64) table.Row {
 	}
 	var stalls []string
 	for _, s := range r.Stalls {
-		if seconds > 0 {
-			stalls = append(stalls, fmt.Sprintf("%s %.1f", s.Cause, s.Time.Seconds()/seconds))
+		var parts []string
+		if seconds > 0 && s.Count > 0 {
+			parts = append(parts, fmt.Sprintf("%.1f", s.Time.Seconds()/seconds))
+		}
+		if s.Waiting > 0 {
+			parts = append(parts, fmt.Sprintf("(%d now, for %v)", s.Waiting, s.Longest.Round(time.Millisecond)))
+		}
+		if len(parts) > 0 {
+			stalls = append(stalls, s.Cause+" "+strings.Join(parts, " "))
 		}
 	}
 	if r.InPlace > 0 {
