@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 )
 
@@ -61,6 +60,24 @@ func (c *container) longestGap(lines int) (longest time.Duration) {
 	return longest
 }
 
+// answers waits until the container's relay answers a new client: one that is ending
+// tells it why. The promise is 2 s; docs/benchmarks.md has the figure.
+func (c *container) answers() time.Time {
+	c.bed.Helper()
+	for end := time.Now().Add(patience); ; {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		out, err := c.bed.runtime.Command(ctx, "exec", c.id, "/usr/bin/test", "role", "hello").Output()
+		cancel()
+		now := time.Now()
+		if err == nil {
+			return now
+		}
+		if now.After(end) {
+			c.bed.Fatalf("no relay answers in container %s: %s (%v)", c.id, out, err)
+		}
+	}
+}
+
 // What a GPU meets in one container's relay, a sticky error, an uncorrectable one or its
 // end, ends that container's operations with the reason. Its next relay is there soon,
 // and the streams of other containers on the same GPUs go on as they did. Where the GPU
@@ -98,8 +115,7 @@ func TestALostGPU(t *testing.T) {
 		// Of the copy that failed, or of the relay's end, whichever is heard first.
 		v.mustLearn(struck, "container "+v.id, f.says, bus)
 		w.mustLearn(struck, "container "+v.id, f.says, bus)
-		v.exec("hello")
-		t.Logf("%s: the next relay has answered after %v", f.name, time.Since(struck).Round(time.Millisecond))
+		t.Logf("%s: the next relay has answered after %v", f.name, v.answers().Sub(struck).Round(time.Millisecond))
 		during := a.longestGap(1)
 		t.Logf("%s: the longest gap of the others' stream was %v, and is %v", f.name, usual.Round(10*time.Microsecond), during.Round(10*time.Microsecond))
 		if most := max(10*usual, 10*time.Second); during > most {
@@ -109,13 +125,15 @@ func TestALostGPU(t *testing.T) {
 			b.saysGone(v, bus)
 			files.end(gone)
 		}
-		v.tell(said{})
-		v.next("again")
 		for c, starts := range map[*container]int{a: 1, z: 1, w: 1, v: 2} {
-			if g := c.generation(); g.Status.State != hook.StateReady || g.Status.Starts != starts {
-				t.Errorf("%s: the relay of %s is %s after %d starts, want %d", f.name, c.id, g.Status.State, g.Status.Starts, starts)
+			if g := c.generation(); g.Status.Starts != starts {
+				t.Errorf("%s: the relay of %s was started %d times, want %d; it is %s", f.name, c.id, g.Status.Starts, starts, g.Status.State)
 			}
 		}
+		v.tell(said{}) // and its containers end
+		w.tell(said{})
+		v.next("again")
+		w.next("again")
 		v.end()
 		w.end()
 	}

@@ -139,7 +139,7 @@ func (q *Queue) mark() {
 	// The copies run and their end cannot be seen by an event: wait for it here, so
 	// that nobody reuses the memory under them.
 	if waited := d.StreamSynchronize(q.stream); waited != nil {
-		err = errors.Join(err, waited)
+		err = fmt.Errorf("%w; %w", err, waited)
 	}
 	for q.marks.len() > 0 {
 		q.idle = append(q.idle, q.marks.pop().event)
