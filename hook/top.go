@@ -37,6 +37,7 @@ type Rate struct {
 	Failed     uint64         `json:"failed"`
 	InPlace    uint64         `json:"inPlace"` // of Bytes, what clients copied themselves
 	InFlight   int            `json:"inFlight"`
+	Slots      int            `json:"slots,omitempty"` // of the lane, that a connection holds now
 	Stalls     []launch.Stall `json:"stalls"`
 	// Percentiles of how long operations took, microseconds.
 	P50 float64 `json:"p50"`
@@ -127,7 +128,7 @@ func (r *Rates) between(now, before report) {
 			continue
 		}
 		r.Connections = append(r.Connections,
-			rate(Rate{GPU: c.GPU, Sends: c.Sends, PID: c.PID, Number: c.Number, Peer: c.Peer, Route: c.Route}, c.Since(old.Figures)))
+			rate(Rate{GPU: c.GPU, Sends: c.Sends, PID: c.PID, Number: c.Number, Peer: c.Peer, Route: c.Route, Slots: c.Slots}, c.Since(old.Figures)))
 	}
 }
 

@@ -32,6 +32,8 @@ type said struct {
 	Peer   string      `json:"peer,omitempty"`
 	Look   *look       `json:"look,omitempty"`
 	Saw    *witness    `json:"saw,omitempty"`
+	// Gap is the longest time between two rounds since the last line.
+	Gap time.Duration `json:"gap,omitempty"`
 }
 
 // look is what a process finds around itself.
@@ -226,7 +228,7 @@ func stream(options []string) error {
 		return err
 	}
 	say(said{Kind: "connected", Peer: sending.Peer})
-	spoke := time.Now()
+	spoke, before, gap := time.Now(), time.Now(), time.Duration(0)
 	for round := 0; ; round++ {
 		if err := exchange(ctx, c, sending, receiving); err != nil {
 			fail(err)
@@ -238,9 +240,11 @@ func stream(options []string) error {
 				go hog()
 			}
 		}
-		if slices.Contains(options, "rounds") && time.Since(spoke) > 200*time.Millisecond {
-			say(said{Kind: "round"})
-			spoke = time.Now()
+		now := time.Now()
+		gap, before = max(gap, now.Sub(before)), now
+		if slices.Contains(options, "rounds") && now.Sub(spoke) > 200*time.Millisecond {
+			say(said{Kind: "round", Gap: gap})
+			spoke, gap = now, 0
 		}
 	}
 	if slices.Contains(options, "wait") {

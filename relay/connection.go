@@ -25,6 +25,7 @@ type connection struct {
 	portDown bool
 	counted  bool // in the relay's use
 	figures  figures
+	slots    share // of its lane's
 }
 
 // side is what differs between sender and receiver.

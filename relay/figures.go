@@ -23,6 +23,14 @@ type figures struct {
 type stall struct {
 	count uint64
 	time  time.Duration
+	// Of now, and set for a report alone.
+	waiting int
+	longest time.Duration
+}
+
+func (s *stall) wait(since time.Duration, now time.Duration) {
+	s.waiting++
+	s.longest = max(s.longest, now-since)
 }
 
 // cause is why an operation does not move.
@@ -88,6 +96,27 @@ func (c *connection) stalled(why cause, since time.Duration) {
 	s.time += c.session.relay.loop.Now() - since
 }
 
+// withWaits are the figures with the waits that are not over: what stands still for
+// good is never counted otherwise.
+func (c *connection) withWaits() figures {
+	f, s := c.figures, c.session
+	now := s.relay.loop.Now()
+	if s.fullSince > 0 {
+		f.stalls[ringFull].wait(s.fullSince, now)
+	}
+	for _, w := range c.slots.wants {
+		f.stalls[noSlot].wait(w.since, now)
+	}
+	if sends, is := c.side.(*sender); is {
+		for _, op := range sends.active {
+			if op.granted == 0 && !op.delivered {
+				f.stalls[noGrant].wait(op.began, now)
+			}
+		}
+	}
+	return f
+}
+
 // add adds the figures of a connection to those of its lane.
 func (f *figures) add(other *figures) {
 	f.operations += other.operations
@@ -98,6 +127,8 @@ func (f *figures) add(other *figures) {
 	for i, s := range other.stalls {
 		f.stalls[i].count += s.count
 		f.stalls[i].time += s.time
+		f.stalls[i].waiting += s.waiting
+		f.stalls[i].longest = max(f.stalls[i].longest, s.longest)
 	}
 	for i, n := range other.latency {
 		f.latency[i] += n
@@ -116,8 +147,8 @@ func newDirections() directions { return directions{true: {}, false: {}} }
 func (f *figures) told() launch.Figures {
 	t := launch.Figures{Operations: f.operations, Bytes: f.bytes, Failed: f.failed, InPlace: f.inPlace, InFlight: f.inFlight}
 	for i, s := range f.stalls {
-		if s.count > 0 {
-			t.Stalls = append(t.Stalls, launch.Stall{Cause: causeNames[i], Count: s.count, Time: s.time})
+		if s.count > 0 || s.waiting > 0 {
+			t.Stalls = append(t.Stalls, launch.Stall{Cause: causeNames[i], Count: s.count, Time: s.time, Waiting: s.waiting, Longest: s.longest})
 		}
 	}
 	for i, n := range f.latency {
@@ -145,10 +176,11 @@ func (r *Relay) live(report *launch.Report) {
 	var all []launch.ConnectionFigures
 	for _, s := range r.sessions {
 		for _, c := range s.connections {
-			of[c.lane][c.sends].add(&c.figures)
+			f := c.withWaits()
+			of[c.lane][c.sends].add(&f)
 			all = append(all, launch.ConnectionFigures{
 				PID: s.pid, Number: c.number, GPU: c.lane.spec.GPU.BusID, Peer: c.peer, Sends: c.sends,
-				Route: routeName(c.route), Figures: c.figures.told(),
+				Route: routeName(c.route), Slots: c.slots.held, Figures: f.told(),
 			})
 		}
 	}

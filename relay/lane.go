@@ -532,20 +532,6 @@ func (l *lane) create(on cuda.Device, bytes uint64) (m *device.Memory, fd int, e
 	return m, fd, nil
 }
 
-// staging is a lane's slots in one direction, striped over its server GPUs.
-type staging struct {
-	regions []*region
-	free    []*slot
-	waiting []wanted
-}
-
-// wanted is somebody who waits for a slot.
-type wanted struct {
-	by    *connection
-	since time.Duration // of the loop's clock
-	take  func(*slot) bool
-}
-
 // region is the staging memory on one server GPU, or in the host's memory, as
 // slots.
 type region struct {
@@ -561,51 +547,3 @@ type region struct {
 }
 
 func (g *region) close() error { return errors.Join(g.memory.Close(), unix.Close(g.fd)) }
-
-type slot struct {
-	region *region
-	offset uint64
-}
-
-func (s *slot) place() device.Place { return s.region.memory.At(s.offset) }
-
-// fill makes the slots of the regions. Neighbours in the list lie on different
-// servers.
-func (s *staging) fill() {
-	for i, some := 0, true; some; i++ {
-		some = false
-		for _, g := range s.regions {
-			if i < g.slots {
-				s.free = append(s.free, &slot{g, uint64(i) * g.slotBytes})
-				some = true
-			}
-		}
-	}
-}
-
-// acquire gives a slot to f now or when one is free, first come first served.
-// f reports false when it does not want the slot any more.
-func (s *staging) acquire(by *connection, f func(*slot) bool) {
-	s.waiting = append(s.waiting, wanted{by, by.session.relay.loop.Now(), f})
-	s.hand()
-}
-
-func (s *staging) release(free *slot) {
-	s.free = append(s.free, free)
-	s.hand()
-}
-
-func (s *staging) hand() {
-	for len(s.free) > 0 && len(s.waiting) > 0 {
-		first := s.waiting[0]
-		s.waiting = s.waiting[1:]
-		next := s.free[0]
-		s.free = s.free[1:]
-		if now := first.by.session.relay.loop.Now(); now > first.since {
-			first.by.stalled(noSlot, first.since)
-		}
-		if !first.take(next) {
-			s.free = append([]*slot{next}, s.free...)
-		}
-	}
-}

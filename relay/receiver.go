@@ -13,9 +13,11 @@ import (
 // from a client.
 type receiver struct {
 	*connection
-	announced uint64       // the last message's number
-	arrivals  []*arrival   // announced, not matched
-	receives  []*operation // started, not matched
+	announced uint64 // the last message's number
+	// Messages and receives of one tag meet in their order; of those that wait no two
+	// have the same tag.
+	arrivals  []*arrival   // announced
+	receives  []*operation // started
 	matched   map[uint64]*arrival
 	grants    map[uint64]*grant
 	lastGrant uint64
@@ -53,8 +55,14 @@ func newReceiver(c *connection) *receiver {
 }
 
 func (r *receiver) start(op *operation) {
+	for i, a := range r.arrivals {
+		if a.tag == op.tag {
+			r.arrivals = append(r.arrivals[:i:i], r.arrivals[i+1:]...)
+			r.begin(a, op)
+			return
+		}
+	}
 	r.receives = append(r.receives, op)
-	r.match()
 }
 
 func (r *receiver) cancel(cookie uint64) {
@@ -77,8 +85,12 @@ func (r *receiver) message(m wire.Message, _ []int) error {
 			return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send, r.announced)
 		}
 		r.announced++
-		r.arrivals = append(r.arrivals, &arrival{send: m.Send, tag: m.Tag, length: m.Length})
-		r.match()
+		a := &arrival{send: m.Send, tag: m.Tag, length: m.Length}
+		if op := r.takeReceive(a.tag); op != nil {
+			r.begin(a, op)
+		} else {
+			r.arrivals = append(r.arrivals, a)
+		}
 		return nil
 	case *wire.PeerWithdraw:
 		for i, a := range r.arrivals {
@@ -93,20 +105,6 @@ func (r *receiver) message(m wire.Message, _ []int) error {
 		return r.written(m.Grant)
 	}
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a receiver", r.peer, m)
-}
-
-// match brings messages and receives of one tag together, both in their order.
-func (r *receiver) match() {
-	waiting := r.arrivals
-	r.arrivals = nil
-	for _, a := range waiting {
-		op := r.takeReceive(a.tag)
-		if op == nil {
-			r.arrivals = append(r.arrivals, a)
-			continue
-		}
-		r.begin(a, op)
-	}
 }
 
 func (r *receiver) takeReceive(tag uint64) *operation {

@@ -50,7 +50,8 @@ func (s *sender) start(op *operation) {
 // cancel asks the receiver to forget a message; its answer ends the operation.
 func (s *sender) cancel(cookie uint64) {
 	for number, op := range s.active {
-		if op.cookie == cookie {
+		if op.cookie == cookie && !op.withdrawn { // however often a client asks
+			op.withdrawn = true
 			s.port.Send(&wire.PeerWithdraw{Send: number}, 0)
 		}
 	}

@@ -550,6 +550,7 @@ type operation struct {
 	failed   *wire.Error
 	// delivered: of a send, the receiver has all of it.
 	delivered bool
+	withdrawn bool // of a send: the receiver is asked to forget it
 	over      bool
 }
 

@@ -23,11 +23,13 @@ bytes and operations a second, operations in flight, how long they took, and wha
 they waited for:
 
   no grant   the receiver has posted no receive, or has no slot free
-  no slot    no staging slot is free here
-  ring full  the client does not read its completions
+  no slot    no staging slot is free here, or the connection has its share
+  ring full  the client does not read its completions, or has as many operations
+             under way as its ring holds
   pacing     the NIC is at its rate
 
-A wait is shown as how many operations waited at a time, on average. On a terminal
+A wait is shown as how many operations waited at a time, on average, and how many
+wait now, and the longest of them for how long. On a terminal
 the figures are shown again each interval until Ctrl-C; elsewhere, and with --once,
 those of one interval are printed. Without a NAME it shows all relays.
 
@@ -134,8 +136,15 @@ func figures(r hook.Rate, seconds float64) table.Row {
 	}
 	var stalls []string
 	for _, s := range r.Stalls {
-		if seconds > 0 {
-			stalls = append(stalls, fmt.Sprintf("%s %.1f", s.Cause, s.Time.Seconds()/seconds))
+		var parts []string
+		if seconds > 0 && s.Count > 0 {
+			parts = append(parts, fmt.Sprintf("%.1f", s.Time.Seconds()/seconds))
+		}
+		if s.Waiting > 0 {
+			parts = append(parts, fmt.Sprintf("(%d now, for %v)", s.Waiting, s.Longest.Round(time.Millisecond)))
+		}
+		if len(parts) > 0 {
+			stalls = append(stalls, s.Cause+" "+strings.Join(parts, " "))
 		}
 	}
 	if r.InPlace > 0 {

@@ -16,6 +16,7 @@ func TestTopTable(t *testing.T) {
 		Stalls: []launch.Stall{{Cause: launch.StallNoGrant, Count: 9, Time: 3 * time.Second}}}
 	byClient := rate
 	byClient.InPlace = 45e9
+	byClient.Stalls = []launch.Stall{{Cause: launch.StallNoSlot, Waiting: 3, Longest: 12 * time.Second}, {Cause: launch.StallRingFull, Count: 1, Time: time.Second, Waiting: 1, Longest: time.Millisecond}}
 	connection := rate
 	connection.PID, connection.Number, connection.Peer, connection.Route = 4711, 3, "container \x1b[2Jb", launch.RouteStaged
 	a := &app{out: &bytes.Buffer{}}
@@ -25,7 +26,7 @@ func TestTopTable(t *testing.T) {
 	}, true)
 	for _, want := range []string{
 		`trainer +0000:17:00.0 +sends +30.00 +1,500 +16 +0 +81.2µs +1.25ms +no grant 1.5`,
-		`trainer +0000:17:00.0 +sends, 75 % copied by clients +30.00`,
+		`trainer +0000:17:00.0 +sends, 75 % copied by clients +30.00 .*no slot \(3 now, for 12s\), ring full 0.5 \(1 now, for 1ms\)`,
 		`trainer +4711 +3, staged with container .\[2Jb +0000:17:00.0 +sends`,
 		`idle .*nothing has been sent or received`, `5 more connections`, `dead: its relay is down`,
 	} {

@@ -351,6 +351,13 @@ func result(err error) string {
 func TestFaults(t *testing.T) {
 	dir := host(t, 1)
 	const good = "0 0 abcdefgh0;"
+	of := func(process string) string {
+		file := filepath.Join(t.TempDir(), "process")
+		if err := os.WriteFile(file, []byte(process+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
 	for _, c := range []struct{ fault, want string }{
 		{"", good + " " + good + " " + good},
 		{"cuMemcpyAsync:after=1:times=1:error=1", good + " 1 0 abcdefgh0; " + good},
@@ -362,6 +369,10 @@ func TestFaults(t *testing.T) {
 		{"cuCtxCreate:error=46", "begin 46"},
 		{"cuMemcpyAsync:after=1:lost", good + " 999 999 999; 999 999 999;"},
 		{"cuMemcpyAsync:after=1:times=1:error=1;cuStreamSynchronize:after=2:error=719", good + " 1 719 719; 719 719 719;"},
+		{"cuMemcpyAsync:process=" + of("0") + ":after=1:error=700", good + " 0 700 700; 700 700 700;"},
+		{"cuMemcpyAsync:process=" + of("1") + ":lost", good + " " + good + " " + good},
+		{"cuMemcpyAsync:process=" + of("") + ":lost", good + " " + good + " " + good},
+		{"cuMemcpyAsync:process=/nowhere:lost", good + " " + good + " " + good},
 		{"cuMemcpyAsync:somehow", "begin 1"},
 	} {
 		if got := answer(t, dir, "faults", "PEERLANE_SIM_FAULT="+c.fault); got != c.want {

@@ -2,6 +2,7 @@ package device
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"unsafe"
@@ -113,7 +114,7 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
 	}
 	if err != nil {
-		done(err)
+		done(q.named(err))
 		return
 	}
 	q.issued++
@@ -138,13 +139,21 @@ func (q *Queue) mark() {
 	// The copies run and their end cannot be seen by an event: wait for it here, so
 	// that nobody reuses the memory under them.
 	if waited := d.StreamSynchronize(q.stream); waited != nil {
-		err = errors.Join(err, waited)
+		err = fmt.Errorf("%w; %w", err, waited)
 	}
 	for q.marks.len() > 0 {
 		q.idle = append(q.idle, q.marks.pop().event)
 	}
 	q.marked = q.issued
-	q.end(q.issued, err)
+	q.end(q.issued, q.named(err))
+}
+
+// named adds to an error whose it is.
+func (q *Queue) named(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("GPU %s: %w", q.device.BusID, err)
 }
 
 func (q *Queue) event() (cuda.Event, error) {
@@ -169,7 +178,7 @@ func (q *Queue) Poll() bool {
 	if q.marked < q.issued {
 		if err := q.device.Use(); err != nil {
 			q.marked = q.issued
-			q.end(q.issued, err)
+			q.end(q.issued, q.named(err))
 			return true
 		}
 		q.mark()
@@ -184,7 +193,7 @@ func (q *Queue) Poll() bool {
 		q.marks.pop()
 		q.idle = append(q.idle, head.event)
 		progress = true
-		q.end(head.number, err)
+		q.end(head.number, q.named(err))
 	}
 	return q.pollHosts() || progress
 }

@@ -5,8 +5,8 @@ import "time"
 // Why operations wait.
 const (
 	StallNoGrant  = "no grant"  // the receiver has no receive posted, or no slot free
-	StallNoSlot   = "no slot"   // no staging slot is free here
-	StallRingFull = "ring full" // the client does not read its completions
+	StallNoSlot   = "no slot"   // no staging slot is free here, or the connection has its share
+	StallRingFull = "ring full" // the client has as many operations as the ring holds that have not ended, or whose completions it does not read
 	StallPacing   = "pacing"    // the NIC is at its rate
 )
 
@@ -28,8 +28,11 @@ type Figures struct {
 // Stall is what operations have waited for one cause.
 type Stall struct {
 	Cause string        `json:"cause"`
-	Count uint64        `json:"count"`
-	Time  time.Duration `json:"time"` // nanoseconds, of all
+	Count uint64        `json:"count"` // waits that are over
+	Time  time.Duration `json:"time"`  // nanoseconds, of all of those
+	// Waiting is how many wait now, and Longest how long one of them has, nanoseconds.
+	Waiting int           `json:"waiting,omitempty"`
+	Longest time.Duration `json:"longest,omitempty"`
 }
 
 // Bucket counts operations that took from From to less than To, nanoseconds.
@@ -54,11 +57,14 @@ type ConnectionFigures struct {
 	Peer   string `json:"peer"`
 	Route  string `json:"route"`
 	Sends  bool   `json:"sends"` // or it receives
+	// Slots of the lane that it holds now: one that holds some for long waits for its
+	// peer, or for a NIC.
+	Slots int `json:"slots,omitempty"`
 	Figures
 }
 
 // Since are the figures of the time after `before`, which are of the same relay.
-// What is in flight is that of now.
+// What is in flight, and who waits, is that of now.
 func (f Figures) Since(before Figures) Figures {
 	d := Figures{Operations: f.Operations - before.Operations, Bytes: f.Bytes - before.Bytes, Failed: f.Failed - before.Failed, InPlace: f.InPlace - before.InPlace, InFlight: f.InFlight}
 	for _, s := range f.Stalls {
@@ -68,7 +74,7 @@ func (f Figures) Since(before Figures) Figures {
 				s.Time -= b.Time
 			}
 		}
-		if s.Count > 0 {
+		if s.Count > 0 || s.Waiting > 0 {
 			d.Stalls = append(d.Stalls, s)
 		}
 	}

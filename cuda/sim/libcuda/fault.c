@@ -2,10 +2,12 @@
 //
 // PEERLANE_SIM_FAULT is a list, separated by semicolons, of
 //
-//	CALL[:after=N][:times=N]:EFFECT...
+//	CALL[:process=FILE][:after=N][:times=N]:EFFECT...
 //
 // CALL is a name without its version, or its beginning and *. The fault is due
-// at every call after the first N, at most times. Effects: error=RESULT,
+// at every call after the first N, at most times; with process=FILE only in the
+// process whose number the file holds, or in each where that is 0, and from then on:
+// so that one of many meets it when somebody likes. Effects: error=RESULT,
 // delay=MILLISECONDS, corrupt=1 (one wrong byte in a copy), oom, lost (this and
 // every later call fails). An error that loses the context (700, 719, 999 and
 // the like) strikes an operation on a stream when its turn comes, as on a GPU:
@@ -21,9 +23,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 struct rule {
-	char call[64];
+	char call[64], process[256];
 	bool prefix;
 	long after, times;
 	atomic_long calls;
@@ -53,7 +56,7 @@ static bool parse_rule(char *text, struct rule *rule)
 	while ((word = strsep(&text, ":"))) {
 		int number = 0;
 		if (sscanf(word, "after=%ld", &rule->after) == 1 || sscanf(word, "times=%ld", &rule->times) == 1 ||
-		    sscanf(word, "delay=%u", &rule->delay_ms) == 1)
+		    sscanf(word, "delay=%u", &rule->delay_ms) == 1 || sscanf(word, "process=%255s", rule->process) == 1)
 			continue;
 		if (sscanf(word, "error=%d", &number) == 1 && number > 0)
 			rule->error = (CUresult)number;
@@ -98,6 +101,22 @@ bool sticky(CUresult r)
 	return r == 214 || r == 220 || r == 700 || r == 702 || r == 710 || (r >= 714 && r <= 719) || r == 721 || r == 999;
 }
 
+// named reports whether a file holds this process's number, or 0.
+static bool named(const char *file)
+{
+	char text[32], *end;
+	int fd = open(file, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	ssize_t n = read(fd, text, sizeof text - 1);
+	close(fd);
+	if (n <= 0)
+		return false;
+	text[n] = 0;
+	long pid = strtol(text, &end, 10);
+	return end > text && (pid == 0 || pid == getpid());
+}
+
 CUresult fault_due(const char *call, struct fault *f)
 {
 	if (broken)
@@ -109,6 +128,8 @@ CUresult fault_due(const char *call, struct fault *f)
 	for (int i = 0; i < rule_count; i++) {
 		struct rule *rule = &rules[i];
 		if (rule->prefix ? strncmp(call, rule->call, strlen(rule->call)) : strcmp(call, rule->call))
+			continue;
+		if (*rule->process && !named(rule->process))
 			continue;
 		long number = atomic_fetch_add(&rule->calls, 1);
 		if (number < rule->after || (rule->times >= 0 && number >= rule->after + rule->times))

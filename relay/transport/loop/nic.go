@@ -362,7 +362,14 @@ func (s *sender) settle(r *region) {
 	}
 }
 
+// mostWrites bounds those of one sender that have not ended. A relay has one for each
+// slot at most, of which there are fewer.
+const mostWrites = 4096
+
 func (s *sender) write(m *wire.NICWrite) error {
+	if s.underWay >= mostWrites {
+		return wire.Errorf(wire.StatusLimit, "%d writes of one sender are under way, which is the limit", s.underWay)
+	}
 	source, target := s.regions[m.Source], s.regions[m.Target]
 	if source == nil || target == nil || source.retired || target.retired || m.Target&targetRegion == 0 {
 		return wire.Errorf(wire.StatusUnknownMemory, "a write from region %#x to %#x: not registered", m.Source, m.Target)

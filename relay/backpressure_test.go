@@ -1,0 +1,389 @@
+package relay_test
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/ring"
+	"github.com/peerlane/peerlane/relay/transport/loop"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Whoever is slow, or stands still, costs the relay a bounded amount, and the others
+// nothing; and the administrator sees who waits for what while that lasts. The table is
+// in docs/relay.md.
+
+// told waits until a report says something.
+func told(t *testing.T, r *relay.Relay, what string, says func(*launch.Report) bool) *launch.Report {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		report := r.Report()
+		if says(report) {
+			return report
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no report says that %s: lanes %+v, connections %+v", what, report.Lanes, report.Connections)
+		}
+	}
+}
+
+// waiting is how many operations wait for a cause now, and whether one has for long
+// enough to be told.
+func waiting(f launch.Figures, cause string) (n int) {
+	for _, s := range f.Stalls {
+		if s.Cause == cause && s.Longest > 0 {
+			n = s.Waiting
+		}
+	}
+	return n
+}
+
+// with finds the connection with a peer.
+func with(r *launch.Report, peer string, sends bool) (f launch.ConnectionFigures) {
+	for _, c := range r.Connections {
+		if c.Peer == peer && c.Sends == sends {
+			f = c
+		}
+	}
+	return f
+}
+
+const slowBytes = 1 << 20 // a message of 16 slots
+
+// slowWorld is container b, its neighbour c that is well, and container a, whose relay
+// is a process that can be stopped.
+type slowWorld struct {
+	*testing.T
+	b                    *relay.Relay
+	process              *subject
+	clientA, clientB     *client.Session
+	memoryA, memoryB     *client.Memory
+	clientC, another     *client.Session // of c, and of b
+	memoryC, memoryOther *client.Memory
+}
+
+func newSlowWorld(t *testing.T) *slowWorld {
+	t.Helper()
+	h := newHost(t)
+	h.change = func(c *launch.Config) { c.Slots, c.SlotBytes = 4, 64<<10 }
+	h.nic("nic0", 1)
+	h.nic("nic1", 2)
+	w := &slowWorld{T: t}
+	id := hex.EncodeToString(random(t, 16))
+	s := &stage{config: launch.Config{
+		Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: launch.RouteStaged, Transport: launch.TransportAuto,
+		Slots: 4, SlotBytes: 64 << 10, Peers: h.dir, NICs: h.dir,
+	}}
+	socketA := filepath.Join(h.dir, "a")
+	s.files = relayListeners(t, socketA, filepath.Join(h.dir, id+".sock"))
+	var err error
+	if w.process, err = s.begin(filepath.Join(t.TempDir(), "log")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		w.signal(unix.SIGCONT)
+		if said, err := w.process.stop(); err != nil || t.Failed() {
+			t.Errorf("%v: %s", err, said)
+		}
+		closeFiles(s.files)
+	})
+	var socketB string
+	socketB, w.b = h.start("b", launch.RouteStaged, -1, far(3, 2, "nic1"))
+	socketC := h.relay("c", launch.RouteStaged, far(0, 1, "nic0"))
+	w.clientA, w.clientB, w.clientC, w.another = attach(t, socketA), attach(t, socketB), attach(t, socketC), attach(t, socketB)
+	w.memoryA, w.memoryB = hostMemory(t, w.clientA, 0, slowBytes), hostMemory(t, w.clientB, 3, slowBytes)
+	w.memoryC, w.memoryOther = hostMemory(t, w.clientC, 0, slowBytes), hostMemory(t, w.another, 3, slowBytes)
+	return w
+}
+
+func (w *slowWorld) signal(s unix.Signal) {
+	w.Helper()
+	if err := unix.Kill(w.process.cmd.Process.Pid, s); err != nil {
+		w.Error(err)
+	}
+}
+
+// passes has messages go from one client to another, one after the other.
+func (w *slowWorld) passes(messages int, from *client.Connection, source *client.Memory, to *client.Connection, target *client.Memory) {
+	w.Helper()
+	for range messages {
+		received, err := to.Receive(target, 0, slowBytes)
+		if err != nil {
+			w.Fatal(err)
+		}
+		sent, err := from.Send(source, 0, slowBytes)
+		for _, op := range []*client.Operation{sent, received} {
+			if _, err := wait(w.T, op, err); err != nil {
+				w.Fatal(err)
+			}
+		}
+	}
+}
+
+// A relay that is stopped holds slots of another container's lane that it was granted
+// and does not fill. It has not all of them: who else sends there goes on.
+func TestAStoppedPeerLeavesTheOthersTheirSlots(t *testing.T) {
+	w := newSlowWorld(t)
+	slowSends, slowReceives, _ := join(t, w.clientA, 0, w.clientB, 3)
+	sends, receives, _ := join(t, w.clientC, 0, w.another, 3)
+	want := random(t, slowBytes)
+	copy(w.memoryA.Data, want)
+	large, err := slowSends.Send(w.memoryA, 0, slowBytes, client.Tag(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What is announced after it has arrived: so has the large one's word.
+	small, err := slowSends.Send(w.memoryA, 0, 0, client.Tag(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := slowReceives.Receive(w.memoryB, 0, 0, client.Tag(2))
+	for _, op := range []*client.Operation{first, small} {
+		if _, err := wait(t, op, err); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.signal(unix.SIGSTOP)
+	received, err := slowReceives.Receive(w.memoryB, 0, slowBytes, client.Tag(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	holds := func(r *launch.Report) bool {
+		c := with(r, "container a", false)
+		return c.Slots == 3 && waiting(c.Figures, launch.StallNoSlot) == 1 && waiting(r.Lanes[0].Received, launch.StallNoSlot) == 1
+	}
+	told(t, w.b, "the stopped relay holds 3 slots, and its message waits for the next", holds)
+	w.passes(20, sends, w.memoryC, receives, w.memoryOther)
+	if r := w.b.Report(); !holds(r) {
+		t.Errorf("afterwards the stopped relay's connection is %+v", with(r, "container a", false))
+	}
+	w.signal(unix.SIGCONT)
+	for _, op := range []*client.Operation{large, received} {
+		if _, err := wait(t, op, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(w.memoryB.Data[:slowBytes], want) {
+		t.Error("the bytes are wrong")
+	}
+	told(t, w.b, "no slot is held", func(r *launch.Report) bool { return with(r, "container a", false).Slots == 0 })
+}
+
+// What a stopped relay does not read is bounded by the ring of its peer's client, which
+// is full then and says so; another client of the same container goes on.
+func TestWhatAStoppedPeerDoesNotRead(t *testing.T) {
+	w := newSlowWorld(t)
+	slowSends, slowReceives, _ := join(t, w.clientB, 3, w.clientA, 0)
+	sends, receives, _ := join(t, w.another, 3, w.clientC, 0)
+	w.signal(unix.SIGSTOP)
+	var posted []*client.Operation
+	for end := time.Now().Add(time.Minute); ; {
+		op, err := slowSends.Send(w.memoryB, 0, 8)
+		if errors.Is(err, ring.ErrFull) {
+			// As many as the ring holds are under way, and as many wait in it; the relay
+			// takes them in its time.
+			if len(posted) == 2*wire.RingEntries {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		} else if err != nil {
+			t.Fatal(err)
+		} else {
+			posted = append(posted, op)
+		}
+		if len(posted) > 2*wire.RingEntries || time.Now().After(end) {
+			t.Fatalf("%d operations were posted", len(posted))
+		}
+	}
+	told(t, w.b, "1024 sends wait for a grant, and their ring is full", func(r *launch.Report) bool {
+		c := with(r, "container a", true)
+		return c.InFlight == wire.RingEntries && waiting(c.Figures, launch.StallNoGrant) == wire.RingEntries && waiting(c.Figures, launch.StallRingFull) == 1 &&
+			waiting(r.Lanes[0].Sent, launch.StallNoGrant) == wire.RingEntries
+	})
+	w.passes(20, sends, w.memoryOther, receives, w.memoryC)
+	w.signal(unix.SIGCONT)
+	// It is read again.
+	received, err := slowReceives.Receive(w.memoryA, 0, 8)
+	if _, err := wait(t, received, err); err != nil {
+		t.Fatal(err)
+	}
+	if err := slowSends.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	for _, op := range posted {
+		_, _ = op.Wait(within(t))
+	}
+}
+
+// Whoever cancels a message has the other relay asked once, however often: else it
+// would be as many words that a stopped one does not read as end the connection.
+func TestCancelingAgainAndAgain(t *testing.T) {
+	w := newSlowWorld(t)
+	sends, receives, _ := join(t, w.clientB, 3, w.clientA, 0)
+	w.signal(unix.SIGSTOP)
+	op, err := sends.Send(w.memoryB, 0, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, end := 0, time.Now().Add(time.Minute); n < 20_000; {
+		if err := op.Cancel(); err == nil {
+			n++
+		} else if !errors.Is(err, ring.ErrFull) || time.Now().After(end) {
+			t.Fatalf("after %d: %v", n, err)
+		}
+	}
+	w.signal(unix.SIGCONT)
+	_, err = wait(t, op, nil)
+	demand(t, err, wire.StatusCanceled)
+	if err := errors.Join(sends.Err(), receives.Err()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The relay takes as many operations as there is room for completions, and none more
+// from a client that reads none; its other clients go on.
+func TestAClientThatReadsNoCompletions(t *testing.T) {
+	h := newHost(t)
+	socket, r := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
+	b := attach(t, h.relay("b", launch.RouteDirect, far(3, 2, "nic1")))
+	listener, err := b.Listen(within(t), uuid(t, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad, good := attachRaw(t, socket), attach(t, socket)
+	answer, _, err := bad.Exchange(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()}, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	connection := answer.(*wire.Connected).Connection
+	// Each ends at once: its memory is unknown.
+	posted := 0
+	post := func(most int) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); posted < most; {
+			wake, err := bad.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection, Memory: 99, Cookie: uint64(posted), WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline})
+			if err == nil {
+				posted++
+			}
+			if wake {
+				one := [8]byte{1}
+				_, _ = unix.Write(bad.wakeRelay, one[:])
+			}
+			if time.Now().After(end) {
+				t.Fatalf("after %d operations: %v", posted, err)
+			}
+		}
+	}
+	post(2 * wire.RingEntries)
+	full := func(r *launch.Report) bool {
+		return waiting(with(r, "container b", true).Figures, launch.StallRingFull) == 1
+	}
+	told(t, r, "the ring is full", full)
+	if _, err := bad.Post(wire.Descriptor{}); !errors.Is(err, ring.ErrFull) {
+		t.Errorf("one operation more than the ring has room for: %v", err)
+	}
+	// The others' share.
+	p := &pair{a: good, b: b, source: exported(t, good, 0, 4<<20), target: exported(t, b, 3, 4<<20)}
+	p.sending, p.receiving, p.handle = join(t, good, 0, b, 3)
+	for range 20 {
+		p.move(t, 3<<20)
+	}
+	if !full(r.Report()) {
+		t.Error("the ring is not full any more")
+	}
+	// It goes on where it reads, and what it has waited for is counted.
+	for read, end := 0, time.Now().Add(time.Minute); read < posted; {
+		if _, ok := bad.Next(); ok {
+			read++
+			if bad.RelaySleeps() {
+				one := [8]byte{1}
+				_, _ = unix.Write(bad.wakeRelay, one[:])
+			}
+		} else if time.Now().After(end) {
+			t.Fatalf("%d of %d operations have ended", read, posted)
+		}
+	}
+	told(t, r, "it has stood still for once", func(r *launch.Report) bool {
+		f := with(r, "container b", true).Figures
+		for _, s := range f.Stalls {
+			if s.Cause == launch.StallRingFull {
+				return s.Count > 0 && s.Waiting == 0
+			}
+		}
+		return false
+	})
+}
+
+// A relay cannot have a NIC keep any number of writes.
+func TestWritesOfOneSenderAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	n, err := loop.NewNIC("nic0", []string{devices[1].BusID}, 1) // a byte a second
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := listen(t, filepath.Join(dir, "nic0.sock"))
+	ended := make(chan error, 1)
+	go func() { ended <- n.Serve(l) }()
+	t.Cleanup(func() {
+		l.Close()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	nic, err := packet.Dial(filepath.Join(dir, "nic0.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nic.Close()
+	if err := nic.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs, err := packet.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ours)
+	memory, err := device.CreateHost("peerlane-test", 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	fd := must(memory.Export())
+	defer unix.Close(fd)
+	const target = 1 << 31
+	if err := errors.Join(
+		nic.Send(&wire.NICHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 0, theirs), unix.Close(theirs),
+		nic.Send(&wire.NICRegion{Region: 1, Kind: wire.MemoryHost, Bytes: 4096}, 0, fd),
+		nic.Send(&wire.NICRegion{Region: 1 | target, Kind: wire.MemoryHost, Bytes: 4096}, 0, fd),
+	); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for i := range 10_000 {
+			if nic.Send(&wire.NICWrite{Immediate: uint64(i), Length: 4096, Source: 1, Target: 1 | target}, 0) != nil {
+				return // it is refused
+			}
+		}
+	}()
+	for {
+		m, _, _, err := nic.Receive()
+		if err != nil {
+			t.Fatalf("the NIC takes all of them: %v", err)
+		}
+		if f, refused := m.(*wire.Failure); refused {
+			demand(t, f.Err(), wire.StatusLimit, "writes of one sender")
+			return
+		}
+	}
+}

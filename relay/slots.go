@@ -1,0 +1,127 @@
+package relay
+
+import (
+	"slices"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/device"
+)
+
+// staging is a lane's slots in one direction, striped over its server GPUs.
+//
+// A slot is held for as long as somebody else takes: the other relay to fill it, a NIC
+// to write it. So connections have equal shares of the slots and their turns one after
+// the other, however many messages each has, and the last free slot is for one that
+// holds none: who waits for a slow peer leaves the others theirs.
+type staging struct {
+	regions []*region
+	slots   int
+	free    []*slot
+	sharing int           // connections that hold or want slots
+	turn    []*connection // that want some, the next one first
+}
+
+// share is one connection's part of the slots.
+type share struct {
+	held  int
+	wants []wanted // of its messages in turn
+}
+
+func (p *share) none() bool { return p.held == 0 && len(p.wants) == 0 }
+
+// wanted is a message that waits for a slot.
+type wanted struct {
+	since time.Duration // of the loop's clock
+	take  func(*slot) bool
+}
+
+type slot struct {
+	region *region
+	offset uint64
+	holder *connection // nil while it is free
+}
+
+func (s *slot) place() device.Place { return s.region.memory.At(s.offset) }
+
+// fill makes the slots of the regions. Neighbours in the list lie on different
+// servers.
+func (s *staging) fill() {
+	for i, some := 0, true; some; i++ {
+		some = false
+		for _, g := range s.regions {
+			if i < g.slots {
+				s.free = append(s.free, &slot{region: g, offset: uint64(i) * g.slotBytes})
+				some = true
+			}
+		}
+	}
+	s.slots = len(s.free)
+}
+
+// acquire gives a slot to f now or when it is the connection's turn. f reports false
+// when it does not want the slot any more.
+func (s *staging) acquire(by *connection, f func(*slot) bool) {
+	p := &by.slots
+	if p.none() {
+		s.sharing++
+	}
+	if p.wants = append(p.wants, wanted{by.session.relay.loop.Now(), f}); len(p.wants) == 1 {
+		s.turn = append(s.turn, by)
+	}
+	s.hand()
+}
+
+func (s *staging) release(free *slot) {
+	s.giveBack(free)
+	s.hand()
+}
+
+func (s *staging) giveBack(free *slot) {
+	p := &free.holder.slots
+	free.holder = nil
+	s.free = append(s.free, free)
+	if p.held--; p.none() {
+		s.sharing--
+	}
+}
+
+// may reports whether a connection may have one of the free slots. Of as few slots as
+// a region has at least none is kept back: a copy would not overlap with a write.
+func (s *staging) may(p *share) bool {
+	most := (s.slots + s.sharing - 1) / s.sharing
+	return p.held == 0 || p.held < most && (len(s.free) > 1 || s.slots <= leastSlots)
+}
+
+// next takes the connection out of the turn that is to have a slot.
+func (s *staging) next() *connection {
+	if len(s.free) == 0 {
+		return nil
+	}
+	for i, c := range s.turn {
+		if s.may(&c.slots) {
+			s.turn = slices.Delete(s.turn, i, i+1)
+			return c
+		}
+	}
+	return nil
+}
+
+func (s *staging) hand() {
+	for c := s.next(); c != nil; c = s.next() {
+		p := &c.slots
+		first := p.wants[0]
+		if p.wants = p.wants[1:]; len(p.wants) > 0 {
+			s.turn = append(s.turn, c)
+		}
+		slot := s.free[0]
+		s.free = s.free[1:]
+		slot.holder = c
+		p.held++
+		if c.session.relay.loop.Now() > first.since {
+			c.stalled(noSlot, first.since)
+		}
+		if !first.take(slot) {
+			s.giveBack(slot)
+		}
+	}
+}
