@@ -1,0 +1,190 @@
+package traffic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// patience bounds every step of a client: what takes longer hangs.
+const patience = 2 * time.Minute
+
+// victim is a client's process, in Go or C, as who kills sees it.
+type victim struct {
+	name    string
+	command *exec.Cmd
+	ended   chan struct{} // closed when it has
+	err     error         // set before
+	stderr  tail
+}
+
+// tail keeps the end of what a process says.
+type tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+const tailBytes = 64 << 10
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, b...)
+	t.text = t.text[max(0, len(t.text)-tailBytes):]
+	return len(b), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(t.text))
+}
+
+// begin starts a process that can be killed; of its output `read` reads all before the
+// process is waited for.
+func (f *Fleet) begin(name string, command *exec.Cmd, read func(io.Reader)) (*victim, error) {
+	v := &victim{name: name, command: command, ended: make(chan struct{})}
+	command.Stderr = &v.stderr
+	out, err := command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := command.Start(); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	f.victims[v] = true
+	f.mu.Unlock()
+	go func() {
+		read(out)
+		v.err = command.Wait()
+		f.mu.Lock()
+		delete(f.victims, v)
+		f.mu.Unlock()
+		close(v.ended)
+	}()
+	return v, nil
+}
+
+// worker is a client's process as the fleet sees it.
+type worker struct {
+	*victim
+	container *container
+	in        io.WriteCloser
+	replies   chan reply // closed at the process's end
+	attached  bool
+}
+
+// worker starts a client in a container.
+func (f *Fleet) worker(c *container) (*worker, error) {
+	// Not by the fleet's context: who orders it to end waits for that.
+	command, err := f.host.Process(context.Background(), c.gpu, f.Client...)
+	if err != nil {
+		return nil, err
+	}
+	w := &worker{container: c, replies: make(chan reply, 1)}
+	if w.in, err = command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	f.clients++
+	name := fmt.Sprintf("client %d", f.clients)
+	f.mu.Unlock()
+	w.victim, err = f.begin(name, command, func(out io.Reader) {
+		for decoder := json.NewDecoder(out); ; {
+			var r reply
+			if err := decoder.Decode(&r); err != nil {
+				break
+			}
+			w.replies <- r
+		}
+		close(w.replies)
+	})
+	return w, err
+}
+
+// failure is how a client's step failed.
+type failure struct {
+	status wire.Status // 0: the process ended
+	hangs  bool
+	text   string
+}
+
+func (f *failure) Error() string { return f.text }
+
+// do has the client do something.
+func (w *worker) do(o order) (reply, error) {
+	var r reply
+	if err := json.NewEncoder(w.in).Encode(o); err != nil {
+		<-w.ended
+		return r, &failure{text: fmt.Sprintf("%s, %s: it ended (%v): %s", w.name, o.Do, w.err, &w.stderr)}
+	}
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	select {
+	case answer, ok := <-w.replies:
+		if !ok {
+			<-w.ended
+			return r, &failure{text: fmt.Sprintf("%s, %s: it ended (%v): %s", w.name, o.Do, w.err, &w.stderr)}
+		}
+		if answer.Error != "" {
+			return answer, &failure{status: answer.Status, text: w.name + ": " + answer.Error}
+		}
+		return answer, nil
+	case <-limit.C:
+		return r, w.hangs(o.Do)
+	}
+}
+
+// hangs ends a client that does not answer, which says where it is.
+func (w *worker) hangs(what string) error {
+	_ = w.command.Process.Signal(syscall.SIGQUIT)
+	select {
+	case <-w.ended:
+	case <-time.After(10 * time.Second):
+		_ = w.command.Process.Kill()
+		<-w.ended
+	}
+	return &failure{hangs: true, text: fmt.Sprintf("%s, %s: no answer within %v: it HANGS: %s", w.name, what, patience, &w.stderr)}
+}
+
+// leave ends a client as programs do: it closes its session.
+func (w *worker) leave() error {
+	w.in.Close()
+	select {
+	case <-w.ended:
+	case <-time.After(patience):
+		return w.hangs("leaving")
+	}
+	if w.err != nil {
+		return &failure{text: fmt.Sprintf("%s, leaving: %v: %s", w.name, w.err, &w.stderr)}
+	}
+	return nil
+}
+
+// kill ends a client in the midst of whatever it does.
+func (w *worker) kill() {
+	_ = w.command.Process.Kill() // it may have ended
+	w.in.Close()
+	<-w.ended
+}
+
+// both has two clients do something at once.
+func both(a, b *worker, first, second order) (replies [2]reply, err error) {
+	var wait sync.WaitGroup
+	var failed [2]error
+	for i, w := range []*worker{a, b} {
+		wait.Go(func() { replies[i], failed[i] = w.do([]order{first, second}[i]) })
+	}
+	wait.Wait()
+	return replies, errors.Join(failed[:]...)
+}
