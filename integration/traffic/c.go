@@ -8,8 +8,6 @@ import (
 	"io"
 	"os/exec"
 	"time"
-
-	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // C is the example of libpeerlane, relay/libpeerlane/examples/transfer.c, built.
@@ -24,12 +22,7 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 	f := s.fleet
 	in := s.pick(s.random)
 	begin := time.Now()
-	things := []string{in[0].Name, in[1].Name}
-	if in[0].Route == launch.RouteStaged {
-		for _, n := range f.nics {
-			things = append(things, n.name)
-		}
-	}
+	things := f.names(in, s)
 	sizes := []string{fmt.Sprint(bytes), fmt.Sprint(count), fmt.Sprint(s.random.Uint32())}
 	receiver, handle, err := f.program(c, in[1], append([]string{"receive"}, sizes...)...)
 	if err != nil {
@@ -103,7 +96,7 @@ func (f *Fleet) program(c C, in *container, arguments ...string) (*victim, <-cha
 	name := fmt.Sprintf("C client %d", f.clients)
 	f.mu.Unlock()
 	first := make(chan string, 1)
-	v, err := f.begin(name, command, func(out io.Reader) {
+	v, err := f.begin(name, in, command, func(out io.Reader) {
 		lines := bufio.NewScanner(out)
 		for sent := false; lines.Scan(); sent = true {
 			if !sent {

@@ -95,6 +95,8 @@ type container struct {
 	init       *exec.Cmd
 	generation *hook.Generation
 	kills      []time.Time // of its relay
+
+	ending bool // of the fleet's lock: nothing begins in it
 }
 
 // Generation is that of the container's present life.
@@ -108,7 +110,7 @@ type nic struct {
 	name    string
 	gpus    []string
 	command *exec.Cmd
-	stderr  *tail
+	stderr  *testbed.Tail
 }
 
 // NewFleet starts containers and NICs on a host.
@@ -204,7 +206,7 @@ func (f *Fleet) startNIC(n *nic) error {
 	for _, g := range n.gpus {
 		arguments = append(arguments, "--gpu", g)
 	}
-	n.stderr = &tail{}
+	n.stderr = &testbed.Tail{}
 	n.command = exec.Command(filepath.Join(f.host.Binaries, "peerlane-relay"), arguments...)
 	n.command.Env = append([]string{"PATH=/usr/bin:/bin"}, f.host.Environment...)
 	n.command.Stderr = n.stderr
@@ -352,14 +354,34 @@ func (f *Fleet) relay(c *container) (int, error) {
 	return infos[0].Status.Relay.PID, nil
 }
 
-// KillContainer ends a container, and starts another in its place.
+// KillContainer ends a container, and starts another in its place. As in a PID namespace
+// the others are killed before the end of init can be seen: a relay that learns of that
+// takes the host memory back that it has made.
 func (f *Fleet) KillContainer(c *container) error {
-	over := f.killed("container", c.Name)
-	defer over()
-	if err := f.endContainer(c); err != nil {
-		return err
+	f.mu.Lock()
+	c.ending = true
+	var clients []*victim
+	names := []string{c.Name}
+	for v := range f.victims {
+		if v.in == c {
+			clients, names = append(clients, v), append(names, v.name)
+		}
 	}
-	return f.startContainer(c)
+	f.mu.Unlock()
+	over := f.killed("container", names...)
+	defer over()
+	for _, v := range clients {
+		_ = v.command.Process.Kill() // it may have ended
+		<-v.ended
+	}
+	err := f.endContainer(c)
+	if err == nil {
+		err = f.startContainer(c)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c.ending = false
+	return err
 }
 
 func (f *Fleet) endContainer(c *container) error {
@@ -402,10 +424,13 @@ func (f *Fleet) NICs() map[string]int {
 
 // Close ends containers and NICs. Clients have to have ended.
 func (f *Fleet) Close() error {
-	var err error
-	for _, c := range f.Containers {
-		err = errors.Join(err, f.endContainer(c))
+	var wait sync.WaitGroup
+	failed := make([]error, len(f.Containers))
+	for i, c := range f.Containers {
+		wait.Go(func() { failed[i] = f.endContainer(c) })
 	}
+	wait.Wait()
+	err := errors.Join(failed...)
 	for _, n := range f.nics {
 		if n.command == nil || n.command.Process == nil {
 			continue

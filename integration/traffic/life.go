@@ -52,6 +52,21 @@ func (s *Slot) Live(over func() bool) {
 	for ; err == nil && rounds > 0 && !over(); rounds-- {
 		err = s.round(in)
 	}
+	things := f.names(in, s)
+	if err != nil {
+		f.failed(err, begin, things)
+	}
+	if err := s.part(err == nil); err != nil {
+		f.failed(err, begin, things)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.report.Lives++
+}
+
+// names are what a life depends on: both containers and their relays, the clients, and
+// the NICs.
+func (f *Fleet) names(in [2]*container, s *Slot) []string {
 	things := []string{in[0].Name, in[1].Name}
 	for _, w := range s.now {
 		if w != nil {
@@ -63,15 +78,7 @@ func (s *Slot) Live(over func() bool) {
 			things = append(things, n.name)
 		}
 	}
-	if err != nil {
-		f.failed(err, begin, things)
-	}
-	if err := s.part(err == nil); err != nil {
-		f.failed(err, begin, things)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.report.Lives++
+	return things
 }
 
 // fill has a client in each of both containers.

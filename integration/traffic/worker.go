@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -21,49 +21,31 @@ const patience = 2 * time.Minute
 // victim is a client's process, in Go or C, as who kills sees it.
 type victim struct {
 	name    string
+	in      *container
 	command *exec.Cmd
 	ended   chan struct{} // closed when it has
 	err     error         // set before
-	stderr  tail
-}
-
-// tail keeps the end of what a process says.
-type tail struct {
-	mu   sync.Mutex
-	text []byte
-}
-
-const tailBytes = 64 << 10
-
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.text = append(t.text, b...)
-	t.text = t.text[max(0, len(t.text)-tailBytes):]
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimSpace(string(t.text))
+	stderr  testbed.Tail
 }
 
 // begin starts a process that can be killed; of its output `read` reads all before the
 // process is waited for.
-func (f *Fleet) begin(name string, command *exec.Cmd, read func(io.Reader)) (*victim, error) {
-	v := &victim{name: name, command: command, ended: make(chan struct{})}
+func (f *Fleet) begin(name string, in *container, command *exec.Cmd, read func(io.Reader)) (*victim, error) {
+	v := &victim{name: name, in: in, command: command, ended: make(chan struct{})}
 	command.Stderr = &v.stderr
 	out, err := command.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if in.ending {
+		return nil, &failure{text: name + ": its container has ended"}
+	}
 	if err := command.Start(); err != nil {
 		return nil, err
 	}
-	f.mu.Lock()
 	f.victims[v] = true
-	f.mu.Unlock()
 	go func() {
 		read(out)
 		v.err = command.Wait()
@@ -99,7 +81,7 @@ func (f *Fleet) worker(c *container) (*worker, error) {
 	f.clients++
 	name := fmt.Sprintf("client %d", f.clients)
 	f.mu.Unlock()
-	w.victim, err = f.begin(name, command, func(out io.Reader) {
+	w.victim, err = f.begin(name, c, command, func(out io.Reader) {
 		for decoder := json.NewDecoder(out); ; {
 			var r reply
 			if err := decoder.Decode(&r); err != nil {
