@@ -23,7 +23,7 @@ type Torture struct {
 	Most      int    // GPUs; 0 for all
 	Binaries  string // the directory of peerlane, peerlane-hook and peerlane-relay
 	Seed      uint64
-	Transfers int           // at least
+	Transfers int           // at least; half of them by each route
 	Limit     time.Duration // within this time, or it has failed
 	// Containers that each GPU has for each route; 0 for two.
 	Containers int
@@ -34,6 +34,7 @@ type Torture struct {
 	Memory   []string
 	Load     string        // one of Loads
 	KillEach time.Duration // on average; 0 for never
+	Kills    int           // at most; 0 for no bound
 	Change   func(*config.Config)
 	Progress func(string)
 }
@@ -58,7 +59,7 @@ type Result struct {
 
 // OK says whether all is as it was asked for.
 func (r *Result) OK(t Torture) bool {
-	return r.Transfers >= t.Transfers && r.Wrong == 0 && len(r.Problems) == 0 && len(r.Left) == 0
+	return r.Transfers >= t.Transfers && 2*min(r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect]) >= t.Transfers && r.Wrong == 0 && len(r.Problems) == 0 && len(r.Left) == 0
 }
 
 // Run runs it. An error says that it could not be run.
@@ -109,10 +110,6 @@ func (t Torture) Run(ctx context.Context) (result *Result, err error) {
 func (t Torture) run(ctx context.Context, f *Fleet, result *Result) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.Limit)
 	defer cancel()
-	over := func() bool {
-		r := f.Report()
-		return ctx.Err() != nil || r.Transfers >= t.Transfers || len(r.Problems) > 0
-	}
 	ended := make(chan struct{})
 	var beside sync.WaitGroup
 	failures := make(chan error, len(f.host.Lanes)+1)
@@ -147,6 +144,10 @@ func (t Torture) run(ctx context.Context, f *Fleet, result *Result) (err error) 
 			Bytes: t.Bytes, Messages: atOnce, Largest: t.Largest, Rounds: 100, Memory: t.Memory, Stays: true,
 			Hands: []string{HandPlain, HandTimeline, HandOver},
 		})
+		over := func() bool {
+			r := f.Report()
+			return ctx.Err() != nil || 2*r.Routes[pair[0].Route] >= t.Transfers || len(r.Problems) > 0
+		}
 		slots.Go(func() {
 			for !over() {
 				slot.Live(over)
@@ -242,7 +243,7 @@ func (t Torture) kill(f *Fleet, ended <-chan struct{}) error {
 		return nil
 	}
 	random := rand.New(rand.NewPCG(t.Seed, 1<<32))
-	for {
+	for n := 0; t.Kills == 0 || n < t.Kills; n++ {
 		select {
 		case <-ended:
 			return nil
@@ -261,4 +262,5 @@ func (t Torture) kill(f *Fleet, ended <-chan struct{}) error {
 			return err
 		}
 	}
+	return nil
 }
