@@ -27,7 +27,7 @@ import (
 const (
 	soakTimeVariable = "PEERLANE_SOAK_TIME"
 	soakSegments     = 5
-	soakLives        = 10
+	soakLives        = 5
 	soakPairs        = 8 // of clients, at a time
 	// A long one is cut into segments of so long.
 	soakSegment = 45 * time.Second

@@ -36,26 +36,19 @@ func TestTransfers(t *testing.T) {
 	t.Logf("%d transfers in %.1f s, sizes %v, killed %v, of which clients met %v", r.Transfers, r.Seconds, r.Sizes, r.Kills, r.Explained)
 }
 
-// It must see a byte that is wrong, and an error that nothing explains.
+// It must see a byte that is wrong.
 func TestTransfersSeeWhatIsWrong(t *testing.T) {
-	for _, c := range []struct{ name, fault, words string }{
-		{"a wrong byte", "cuMemcpyAsync:after=20:corrupt=1", "WRONG, from"},
-		{"an error", "cuMemcpyAsync:after=20:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			o := torture(5000)
-			o.KillEach, o.Load = 0, "none"
-			o.Change = func(conf *config.Config) {
-				conf.Relay.Environment = append(conf.Relay.Environment, "PEERLANE_SIM_FAULT="+c.fault)
-			}
-			r, err := o.Run(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if text := strings.Join(r.Problems, "\n"); r.OK(o) || !strings.Contains(text, c.words) {
-				t.Errorf("after %d transfers, %d wrong, the problems are %s", r.Transfers, r.Wrong, text)
-			}
-		})
+	o := torture(5000)
+	o.KillEach, o.Load = 0, "none"
+	o.Change = func(c *config.Config) {
+		c.Relay.Environment = append(c.Relay.Environment, "PEERLANE_SIM_FAULT=cuMemcpyAsync:after=20:corrupt=1")
+	}
+	r, err := o.Run(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Join(r.Problems, "\n"); r.OK(o) || r.Wrong == 0 || !strings.Contains(text, "WRONG, from") {
+		t.Errorf("after %d transfers, %d wrong, the problems are %s", r.Transfers, r.Wrong, text)
 	}
 }
 

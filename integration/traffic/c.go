@@ -7,7 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"regexp"
+	"strconv"
 	"time"
+
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // C is the example of libpeerlane, relay/libpeerlane/examples/transfer.c, built.
@@ -60,7 +64,7 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 			continue
 		}
 		if p.err != nil {
-			failed = errors.Join(failed, &failure{text: fmt.Sprintf("%s: %v: %s", p.name, p.err, &p.stderr)})
+			failed = errors.Join(failed, p.said())
 		}
 	}
 	if failed != nil {
@@ -79,6 +83,21 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 			f.report.Sizes.count(bytes)
 		}
 	}
+}
+
+var statusForm = regexp.MustCompile(`\(status (\d+)\)`)
+
+// said is the failure that a program ended with.
+func (v *victim) said() error {
+	how := &failure{killed: v.wasKilled(), text: fmt.Sprintf("%s: %v: %s", v.name, v.err, &v.stderr)}
+	if m := statusForm.FindStringSubmatch(v.stderr.String()); m != nil {
+		n, err := strconv.ParseUint(m[1], 10, 32)
+		if err != nil {
+			return errors.Join(how, err)
+		}
+		how.status = wire.Status(n)
+	}
+	return how
 }
 
 // program starts the example; its first line comes by the channel, which is closed at

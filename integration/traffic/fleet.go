@@ -476,12 +476,10 @@ func (f *Fleet) failed(err error, begin time.Time, things []string) {
 		switch {
 		case known && how.hangs, !explained:
 			f.report.problem(one.Error())
-		case known && (how.status == 0 || slices.Contains(ofDeaths, how.status)):
-			name := how.status.String()
-			if how.status == 0 {
-				name = "the client itself was killed"
-			}
-			f.report.Explained[name]++
+		case known && how.killed:
+			f.report.Explained["the client itself was killed"]++
+		case known && slices.Contains(ofDeaths, how.status):
+			f.report.Explained[how.status.String()]++
 		default:
 			f.report.problem("although something was killed: " + one.Error())
 		}

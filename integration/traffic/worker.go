@@ -96,27 +96,38 @@ func (f *Fleet) worker(c *container) (*worker, error) {
 
 // failure is how a client's step failed.
 type failure struct {
-	status wire.Status // 0: the process ended
+	status wire.Status // 0: it says none
+	killed bool        // the process was
 	hangs  bool
 	text   string
 }
 
 func (f *failure) Error() string { return f.text }
 
+// gone is the failure of a process that ended in the midst of something.
+func (v *victim) gone(what string) error {
+	<-v.ended
+	return &failure{killed: v.wasKilled(), text: fmt.Sprintf("%s, %s: it ended (%v): %s", v.name, what, v.err, &v.stderr)}
+}
+
+// wasKilled says that a process has ended by SIGKILL, which no process does by itself.
+func (v *victim) wasKilled() bool {
+	status, ok := v.command.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+}
+
 // do has the client do something.
 func (w *worker) do(o order) (reply, error) {
 	var r reply
 	if err := json.NewEncoder(w.in).Encode(o); err != nil {
-		<-w.ended
-		return r, &failure{text: fmt.Sprintf("%s, %s: it ended (%v): %s", w.name, o.Do, w.err, &w.stderr)}
+		return r, w.gone(o.Do)
 	}
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	select {
 	case answer, ok := <-w.replies:
 		if !ok {
-			<-w.ended
-			return r, &failure{text: fmt.Sprintf("%s, %s: it ended (%v): %s", w.name, o.Do, w.err, &w.stderr)}
+			return r, w.gone(o.Do)
 		}
 		if answer.Error != "" {
 			return answer, &failure{status: answer.Status, text: w.name + ": " + answer.Error}
@@ -148,7 +159,7 @@ func (w *worker) leave() error {
 		return w.hangs("leaving")
 	}
 	if w.err != nil {
-		return &failure{text: fmt.Sprintf("%s, leaving: %v: %s", w.name, w.err, &w.stderr)}
+		return w.gone("leaving")
 	}
 	return nil
 }
