@@ -192,7 +192,7 @@ bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--
 # Run by hand on machines with GPUs, beside peerlane, peerlane-hook and peerlane-relay.
 .PHONY: bin/gpu-transfers
 bin/gpu-transfers:
-	@$(build) -o $@ ./integration/gpus/transfers
+	@$(build) -ldflags '-s -w' -o $@ ./integration/gpus/transfers
 
 .PHONY: microbench
 microbench: build ## run Go's benchmarks; docs/benchmarks.md says which figures come from where

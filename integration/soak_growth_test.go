@@ -29,7 +29,7 @@ type series struct{ what, of string }
 // What is sampled, and how much more of it is no growth: what comes once and late, as a
 // thread of Go's scheduler does, and the noise of a garbage collector.
 var slacks = map[string]float64{
-	"memory":      8 << 20, // Pss_Anon and Pss_Shmem of /proc/PID/smaps_rollup, bytes
+	"memory":      4 << 20, // Pss_Anon and Pss_Shmem of /proc/PID/smaps_rollup, bytes
 	"descriptors": 4,
 	"threads":     6,
 	"mappings":    12,

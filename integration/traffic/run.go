@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -55,6 +56,8 @@ type Result struct {
 	Computed float64
 	Report
 	Left []string // on the host
+	// Logs are the ends of what relays have said, where something was wrong.
+	Logs map[string]string `json:",omitempty"`
 }
 
 // OK says whether all is as it was asked for.
@@ -98,6 +101,9 @@ func (t Torture) Run(ctx context.Context) (result *Result, err error) {
 	}
 	result = &Result{Host: h.Words, Simulated: h.Simulated, GPUs: len(h.Lanes), Seed: t.Seed, Load: t.Load}
 	err = t.run(ctx, fleet, result)
+	if len(fleet.Report().Problems) > 0 {
+		result.Logs = fleet.logs()
+	}
 	if err = errors.Join(err, fleet.Close()); err != nil {
 		return nil, err
 	}
@@ -170,6 +176,20 @@ func (t Torture) run(ctx context.Context, f *Fleet, result *Result) (err error) 
 		result.Computed = min(result.Computed, share/time.Since(begin).Seconds())
 	}
 	return err
+}
+
+// logs are the ends of what relays and their supervisors have said, by container.
+func (f *Fleet) logs() map[string]string {
+	all := map[string]string{}
+	for _, c := range f.Containers {
+		text, err := os.ReadFile(filepath.Join(f.host.Layout.GenerationDir(c.Generation()), "relay.log"))
+		if err != nil {
+			all[c.Name] = err.Error()
+			continue
+		}
+		all[c.Name] = string(text[max(0, len(text)-4000):])
+	}
+	return all
 }
 
 // pairs are the containers of clients that talk to each other: for each two GPUs and

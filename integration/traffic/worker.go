@@ -63,7 +63,6 @@ type worker struct {
 	container *container
 	in        io.WriteCloser
 	replies   chan reply // closed at the process's end
-	attached  bool
 }
 
 // worker starts a client in a container.
