@@ -3,9 +3,9 @@
 // hour, and integration/gpus/transfers on real GPUs.
 //
 //	fleet, err := traffic.NewFleet(ctx, host, traffic.Options{…})
-//	slot := fleet.NewSlot(seed, pick, life)
-//	slot.Life(until)   // two clients attach, connect, exchange, and leave
-//	fleet.KillRelay(container); fleet.KillClient(random); …
+//	slot := fleet.NewSlot(random, fleet.AnyPair, traffic.Life{…})
+//	slot.Live(over)   // two clients attach, connect, exchange, and leave
+//	fleet.KillClient(random.IntN) // and its like, beside that
 //	err = fleet.Close()
 //	report := fleet.Report()
 //
