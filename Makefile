@@ -164,13 +164,19 @@ vulncheck: ## look up the known vulnerabilities of Go and of the modules in use 
 fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each, RUN=hook.Fuzz)
 	@$(GO) run ./integration/fuzz -go $(GO) -time $(FUZZTIME) -run '$(RUN)' ./...
 
-# For `make soak-containers`: how many, and the seed that an earlier run printed.
+# For `make soak-containers`: how many; and for `make soak-relay`: how long. For both the
+# seed that an earlier run printed.
 N    ?= 1000
+TIME ?= 1h
 SEED ?=
 
 .PHONY: soak-containers
 soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random (N=1000 SEED=)
 	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^TestSoak$$' ./integration
+
+.PHONY: soak-relay
+soak-relay: test-needs build ## clients come, go, exchange verified messages and are killed, as relays are; nothing grows (TIME=1h SEED=)
+	@PEERLANE_SOAK_TIME=$(TIME) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 24h -run '^TestSoakOfRelays$$' ./integration
 
 .PHONY: soak-faults
 soak-faults: ## give every CUDA call of relays and NICs every fault, wait 120 s for who sleeps, and 500 orders of receives over two slots
@@ -179,6 +185,11 @@ soak-faults: ## give every CUDA call of relays and NICs every fault, wait 120 s 
 .PHONY: bench
 bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--table routes -o json")
 	@bin/peerlane bench --table all $(ARGS)
+
+# Run by hand on machines with GPUs, beside peerlane, peerlane-hook and peerlane-relay.
+.PHONY: bin/gpu-transfers
+bin/gpu-transfers:
+	@$(build) -ldflags '-s -w' -o $@ ./integration/gpus/transfers
 
 .PHONY: microbench
 microbench: build ## run Go's benchmarks; docs/benchmarks.md says which figures come from where

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"os"
 	"runtime"
 	"testing"
@@ -406,5 +407,32 @@ func TestADeathWithHostMemoryInFlight(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What a client has received in host memory is there also after its relay was stopped,
+// until it closes the session: it may be reading it.
+func TestHostMemoryOutlivesItsRelay(t *testing.T) {
+	h := newHost(t)
+	socket, stopped := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
+	s := attach(t, socket)
+	m := hostMemory(t, s, 0, 1<<20)
+	for i := range m.Data {
+		m.Data[i] = byte(i*7 + 1)
+	}
+	stopped.End("was stopped by the administrator")
+	<-s.Ended()
+	for { // until nobody listens: then the relay has let go of everything
+		conn, err := net.Dial("unixpacket", socket)
+		if err != nil {
+			break
+		}
+		conn.Close()
+		time.Sleep(time.Millisecond)
+	}
+	for i, b := range m.Data {
+		if b != byte(i*7+1) {
+			t.Fatalf("after the relay's end byte %d is %d", i, b)
+		}
 	}
 }

@@ -446,6 +446,11 @@ func (m *memory) settle() {
 }
 
 func (m *memory) free() {
+	if m.session.relay.dying != nil {
+		// It is this relay that ends, and the client may be reading what it has received,
+		// as beside a relay that is killed.
+		m.mapped.Leave()
+	}
 	free := func() error {
 		for _, p := range m.parts {
 			unix.Close(p.FD)

@@ -113,6 +113,7 @@ Exit status:
 		newSelfTestCommand(a),
 		newBenchCommand(a),
 		newBenchClientCommand(a),
+		newTrafficClientCommand(a),
 		newDemoCommand(a),
 		newDemoClientCommand(a),
 		newMeasureCommand(a),

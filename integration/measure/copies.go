@@ -19,7 +19,8 @@ import (
 
 // What a Job measures.
 const (
-	// Raw is cuMemcpyPeerAsync, all copies queued on one stream of the issuer.
+	// Raw is cuMemcpyPeerAsync, all copies queued on one stream of the issuer; or, Mapped,
+	// cuMemcpyAsync.
 	Raw = "raw"
 	// Batch is the same copies, eight to a call (cuMemcpyBatchAsync).
 	Batch = "batch"
@@ -29,7 +30,7 @@ const (
 	// Leg is a part of the staged route: copies between imported memory and a
 	// ring of slots, slot by slot, in a queue of a relay's.
 	Leg = "leg"
-	// Local is one cuMemcpyPeerAsync and a wait for it, in one process.
+	// Local is one such copy and a wait for it, in one process.
 	Local = "local"
 	// Queue is one copy that a relay's queue is given, until it reports the end.
 	Queue = "queue"
@@ -68,6 +69,10 @@ type Job struct {
 	Socket string
 	// Load is one of LoadSMs and LoadMemory, of Occupy and Work.
 	Load string
+	// Mapped has Raw and Local copy by cuMemcpyAsync between memory that the issuer's
+	// context has mapped, as a relay's has: the issuer's GPU executes that. Without, it
+	// is cuMemcpyPeerAsync, which the GPU executes that has the source, whoever issues it.
+	Mapped bool
 }
 
 // Result is what a Job found: a rate, for one copy at a time how long each took, or
@@ -270,19 +275,45 @@ func (c *Copies) peers(j Job, from, to, issuer *device.Device) (source, target c
 	return
 }
 
-func (c *Copies) raw(j Job, from, to, issuer *device.Device) (float64, error) {
+// copier is one copy of a Job in a stream of the issuer, whose context stays current.
+func (c *Copies) copier(j Job, from, to, issuer *device.Device) (copy func() error, stream cuda.Stream, free func() error, err error) {
 	d := c.driver
-	source, target, stream, free, err := c.peers(j, from, to, issuer)
+	if !j.Mapped {
+		source, target, stream, free, err := c.peers(j, from, to, issuer)
+		return func() error {
+			return d.MemcpyPeerAsync(target, to.Context(), source, from.Context(), j.Size, stream)
+		}, stream, free, err
+	}
+	if err := issuer.Use(); err != nil {
+		return nil, stream, nil, err
+	}
+	source, err := c.imported(from, issuer, j.Size)
+	if err != nil {
+		return nil, stream, nil, err
+	}
+	target, err := c.imported(to, issuer, j.Size)
+	if err != nil {
+		return nil, stream, nil, errors.Join(err, source.Close())
+	}
+	if stream, err = d.StreamCreate(); err != nil {
+		return nil, stream, nil, errors.Join(err, source.Close(), target.Close())
+	}
+	return func() error { return d.MemcpyAsync(target.Ptr, source.Ptr, j.Size, stream) }, stream,
+		func() error { return errors.Join(d.StreamDestroy(stream), source.Close(), target.Close()) }, nil
+}
+
+func (c *Copies) raw(j Job, from, to, issuer *device.Device) (float64, error) {
+	copy, stream, free, err := c.copier(j, from, to, issuer)
 	if err != nil {
 		return 0, err
 	}
 	result, err := j.rate(func(n int) error {
 		for range n {
-			if err := d.MemcpyPeerAsync(target, to.Context(), source, from.Context(), j.Size, stream); err != nil {
+			if err := copy(); err != nil {
 				return err
 			}
 		}
-		return d.StreamSynchronize(stream)
+		return c.driver.StreamSynchronize(stream)
 	})
 	return result, errors.Join(err, free())
 }
@@ -318,16 +349,15 @@ func (c *Copies) batch(j Job, from, to, issuer *device.Device) (float64, error) 
 }
 
 func (c *Copies) local(j Job, from, to, issuer *device.Device) (*Times, error) {
-	d := c.driver
-	source, target, stream, free, err := c.peers(j, from, to, issuer)
+	copy, stream, free, err := c.copier(j, from, to, issuer)
 	if err != nil {
 		return nil, err
 	}
 	result, err := j.times(func() error {
-		if err := d.MemcpyPeerAsync(target, to.Context(), source, from.Context(), j.Size, stream); err != nil {
+		if err := copy(); err != nil {
 			return err
 		}
-		return d.StreamSynchronize(stream)
+		return c.driver.StreamSynchronize(stream)
 	})
 	return result, errors.Join(err, free())
 }

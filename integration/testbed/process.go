@@ -1,7 +1,6 @@
 package testbed
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
@@ -55,7 +55,7 @@ type Measuring struct {
 	command *exec.Cmd
 	in      io.WriteCloser
 	out     *json.Decoder
-	errors  bytes.Buffer
+	errors  Tail
 }
 
 // StartMeasuring starts one.
@@ -79,7 +79,7 @@ func (h *Host) StartMeasuring(ctx context.Context) (*Measuring, error) {
 func (m *Measuring) Do(j measure.Job) (measure.Result, error) {
 	r, err := measure.Ask(m.in, m.out, j)
 	if err != nil {
-		return r, fmt.Errorf("measuring: %w %s", err, strings.TrimSpace(m.errors.String()))
+		return r, fmt.Errorf("measuring: %w %s", err, m.errors.String())
 	}
 	return r, nil
 }
@@ -88,4 +88,26 @@ func (m *Measuring) Do(j measure.Job) (measure.Result, error) {
 func (m *Measuring) Close() error {
 	m.in.Close()
 	return m.command.Wait()
+}
+
+// Tail keeps the end of what a process says, which can be read while it does.
+type Tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+const tailBytes = 64 << 10
+
+func (t *Tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, b...)
+	t.text = t.text[max(0, len(t.text)-tailBytes):]
+	return len(b), nil
+}
+
+func (t *Tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(t.text))
 }

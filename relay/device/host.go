@@ -135,6 +135,10 @@ func (m *Memory) Pin(g *Device) error {
 	})
 }
 
+// Leave has Close leave the pages of host memory to whoever else has it mapped: they are
+// gone when nobody has.
+func (m *Memory) Leave() { m.made = false }
+
 // closeHost unmaps host memory. Of memory that was made here the pages go, too,
 // although others may keep its descriptor: what they touch then is theirs.
 func (m *Memory) closeHost() error {

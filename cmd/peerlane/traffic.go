@@ -1,0 +1,17 @@
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/integration/traffic"
+)
+
+// newTrafficClientCommand is a client of the soak of relays.
+func newTrafficClientCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "traffic-client", Hidden: true, Short: "Be a client that exchanges verified messages: do what standard input says, in JSON", Args: noArgs,
+		RunE: func(*cobra.Command, []string) error { return traffic.Serve(os.Stdin, a.out) },
+	}
+}

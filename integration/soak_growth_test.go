@@ -1,0 +1,215 @@
+package integration_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+)
+
+// sample is what processes that live on have, and the host, when no client is there.
+type sample struct {
+	at     time.Duration
+	values map[series]float64
+}
+
+// series is one thing over time.
+type series struct{ what, of string }
+
+// What is sampled, and how much more of it is no growth: what comes once and late, as a
+// thread of Go's scheduler does, and the noise of a garbage collector.
+var slacks = map[string]float64{
+	"memory":      4 << 20, // Pss_Anon and Pss_Shmem of /proc/PID/smaps_rollup, bytes
+	"descriptors": 1,
+	"threads":     6,
+	"mappings":    12,
+	"staging":     0, // bytes, by the account of its supervisor
+	"files":       6, // below the state and the sockets
+	"processes":   0,
+}
+
+// sample looks at everything that lives on.
+func (s *relaySoak) sample(at time.Duration) {
+	s.Helper()
+	now := sample{at, map[series]float64{}}
+	for _, c := range s.fleet.Containers {
+		report := s.quiet(c.Generation())
+		if !steady(c.Number) {
+			continue
+		}
+		i, err := hook.Inspect(s.host.Layout, c.Generation())
+		if err != nil {
+			s.Fatal(err)
+		}
+		for _, p := range i.Processes {
+			s.process(&now, p.Role+" of "+c.Name, p.PID)
+		}
+		if i.Status.Starts != 1 || len(i.Processes) != 2 {
+			s.Errorf("the relay of %s, to which nothing was done, was started %d times: %s", c.Name, i.Status.Starts, i.Status.Error)
+		}
+		var share struct{ GPUs map[string]float64 }
+		text, err := os.ReadFile(filepath.Join(s.host.Layout.GenerationDir(c.Generation()), "staging.json"))
+		if err == nil {
+			err = json.Unmarshal(text, &share)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.Fatal(err)
+		}
+		for _, bytes := range share.GPUs {
+			now.values[series{"staging", c.Name}] += bytes
+		}
+		reported := 0.0
+		for _, own := range report.Staging {
+			reported += float64(own.Bytes + own.Clients)
+		}
+		if admitted := now.values[series{"staging", c.Name}]; reported != admitted {
+			s.Errorf("the relay of %s has %v bytes of staging, and %v are in the account", c.Name, reported, admitted)
+		}
+	}
+	s.process(&now, "NIC emulated0", s.fleet.NICs()["emulated0"])
+	look, err := s.host.Look()
+	if err != nil {
+		s.Fatal(err)
+	}
+	for thing := range look {
+		switch kind, _, _ := strings.Cut(thing, " "); kind {
+		case "file":
+			now.values[series{"files", "the host"}]++
+		case "process":
+			now.values[series{"processes", "the host"}]++
+		}
+	}
+	s.samples = append(s.samples, now)
+}
+
+func (s *relaySoak) process(now *sample, name string, pid int) {
+	s.Helper()
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	for what, path := range map[string]string{"descriptors": "fd", "threads": "task"} {
+		entries, err := os.ReadDir(filepath.Join(dir, path))
+		if err != nil {
+			s.Fatalf("%s: %v", name, err)
+		}
+		now.values[series{what, name}] = float64(len(entries))
+	}
+	mappings, err := os.ReadFile(filepath.Join(dir, "maps"))
+	if err != nil {
+		s.Fatalf("%s: %v", name, err)
+	}
+	now.values[series{"mappings", name}] = float64(strings.Count(string(mappings), "\n"))
+	rollup, err := os.ReadFile(filepath.Join(dir, "smaps_rollup"))
+	if err != nil {
+		s.Fatalf("%s: %v", name, err)
+	}
+	for line := range strings.Lines(string(rollup)) {
+		if f := strings.Fields(line); len(f) == 3 && (f[0] == "Pss_Anon:" || f[0] == "Pss_Shmem:") {
+			kilobytes, err := strconv.ParseFloat(f[1], 64)
+			if err != nil {
+				s.Fatal(err)
+			}
+			now.values[series{"memory", name}] += kilobytes * 1024
+		}
+	}
+}
+
+// growth says what has grown.
+func (s *relaySoak) growth() []string {
+	s.Helper()
+	all := map[series][]float64{}
+	for _, each := range s.samples {
+		for what, v := range each.values {
+			all[what] = append(all[what], v)
+		}
+	}
+	var grown []string
+	for _, what := range slices.SortedFunc(maps.Keys(all), func(a, b series) int { return strings.Compare(a.what+a.of, b.what+b.of) }) {
+		values := all[what]
+		by, grows := grew(values, slacks[what.what])
+		s.Logf("%-12s %-30s %v, by %.1f", what.what, what.of, shown(values), by)
+		if grows {
+			grown = append(grown, fmt.Sprintf("%s of %s grow: %v", what.what, what.of, shown(values)))
+		}
+	}
+	return grown
+}
+
+// shown are at most twelve of the values, the first and the last among them.
+func shown(values []float64) []float64 {
+	if len(values) <= 12 {
+		return values
+	}
+	var list []float64
+	for i := range 12 {
+		list = append(list, values[i*(len(values)-1)/11])
+	}
+	return list
+}
+
+// grew tells by how much values grow that were taken in equal states, and whether that
+// is growth. The first quarter is left out: there each thing is made for the first time.
+// Of the others the growth is the median of the slopes between each two (Theil and Sen),
+// over all of the time, which a few values that are off, or one step, do not move. It
+// counts where it is more than the slack, and every value of the last third is more than
+// each of the first: what comes and goes is no growth.
+func grew(values []float64, slack float64) (by float64, grows bool) {
+	values = values[(len(values)+3)/4:]
+	n := len(values)
+	if n < 2 {
+		return 0, false
+	}
+	var slopes []float64
+	for i := range n {
+		for k := range i {
+			slopes = append(slopes, (values[i]-values[k])/float64(i-k))
+		}
+	}
+	slices.Sort(slopes)
+	by = (slopes[(len(slopes)-1)/2] + slopes[len(slopes)/2]) / 2 * float64(n-1)
+	third := max(n/3, 1)
+	return by, by > slack && slices.Min(values[n-third:]) > slices.Max(values[:third])
+}
+
+func TestWhatGrows(t *testing.T) {
+	line := func(n int, f func(i int) float64) (list []float64) {
+		for i := range n {
+			list = append(list, f(i))
+		}
+		return list
+	}
+	noise := func(i int) float64 { return float64(i * 7919 % 5) }
+	for _, c := range []struct {
+		name   string
+		values []float64
+		slack  float64
+		want   bool
+	}{
+		{"the same", line(20, func(int) float64 { return 30 }), 0, false},
+		{"noise", line(20, noise), 4, false},
+		{"one descriptor a segment", line(20, func(i int) float64 { return float64(30 + i) }), 4, true},
+		{"the same in noise", line(30, func(i int) float64 { return 30 + float64(i) + noise(i) }), 4, true},
+		{"the same with values that are off", line(30, func(i int) float64 { return 30 + float64(i) - 100*float64(i%10/9) }), 4, false},
+		{"what is made at the start", line(20, func(i int) float64 { return min(30, 10+10*float64(i)) }), 0, false},
+		{"one late step", line(20, func(i int) float64 { return 30 + 3*float64(i/15) }), 4, false},
+		{"what comes and goes", line(20, func(i int) float64 { return 30 + 10*float64(i%4) }), 4, false},
+		{"less and less", line(20, func(i int) float64 { return 60 - float64(i) }), 0, false},
+		{"five samples, a few descriptors each", []float64{30, 40, 50, 60, 70}, 4, true},
+		{"five samples alike", []float64{30, 42, 42, 42, 42}, 4, false},
+		{"five samples, a descriptor for each client", []float64{15, 17, 19, 21, 21}, 1, true},
+		{"five samples, one socket that is being closed", []float64{15, 15, 15, 16, 15}, 1, false},
+		{"one sample", []float64{1}, 0, false},
+	} {
+		if by, got := grew(c.values, c.slack); got != c.want {
+			t.Errorf("%s: grows %v, by %v: %v", c.name, got, by, c.values)
+		}
+	}
+}

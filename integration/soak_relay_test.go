@@ -1,0 +1,278 @@
+package integration_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/integration/traffic"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/libpeerlane"
+)
+
+// Of `make soak-relay`: how long, and what the random choices begin with. Without a
+// time it is soakSegments segments of soakLives lives of two clients each.
+const (
+	soakTimeVariable = "PEERLANE_SOAK_TIME"
+	soakSegments     = 5
+	soakLives        = 5
+	soakPairs        = 8 // of clients, at a time
+	// A long one is cut into segments of so long.
+	soakSegment = 45 * time.Second
+)
+
+// TestSoakOfRelays has clients come and go, 16 at a time, who exchange verified messages
+// by both routes, while clients, relays, containers and an emulated NIC are killed at
+// random, and clients are stopped for a while. No byte is wrong, no client meets an error
+// that no death explains, nothing hangs; and of processes that live on nothing grows.
+//
+// Between two segments all clients have left: then the population is the same each time,
+// and what relays, supervisors and the NIC have that nothing was done to is compared
+// (growth, in soak_growth_test.go). In each segment the clients attach anew.
+func TestSoakOfRelays(t *testing.T) {
+	seed := fromEnvironment(t, soakSeedVariable, uint64(time.Now().UnixNano()))
+	whole := time.Duration(0)
+	if text := os.Getenv(soakTimeVariable); text != "" {
+		var err error
+		if whole, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("%s: %v", soakTimeVariable, err)
+		}
+	}
+	s := newRelaySoak(t, seed)
+	if whole == 0 {
+		t.Logf("%d segments of %d lives; %s=%d makes the same choices again", soakSegments, soakLives, soakSeedVariable, seed)
+	} else {
+		t.Logf("%v; %s=%d makes the same choices again", whole, soakSeedVariable, seed)
+	}
+	begin := time.Now()
+	for n := 0; whole == 0 && n < soakSegments || time.Since(begin) < whole; n++ {
+		var over func() bool
+		if whole == 0 {
+			var lives atomic.Int32
+			over = func() bool { return lives.Add(1) > soakLives }
+		} else {
+			end := time.Now().Add(min(soakSegment, whole-time.Since(begin)))
+			over = func() bool { return time.Now().After(end) }
+		}
+		s.segment(n, whole > 0, over)
+		s.sample(time.Since(begin))
+		if r := s.fleet.Report(); len(r.Problems) > 0 {
+			break
+		}
+	}
+	for _, p := range s.fleet.Report().Problems {
+		t.Error(p)
+	}
+	for _, text := range s.growth() {
+		t.Error(text)
+	}
+	s.print()
+}
+
+// relaySoak is one.
+type relaySoak struct {
+	*testing.T
+	host    *testbed.Host
+	fleet   *traffic.Fleet
+	c       traffic.C
+	seed    uint64
+	begin   time.Time
+	samples []sample
+}
+
+// Containers that have number 0 of their GPU and route are left alone, and so is the
+// first emulated NIC: they live on, and nothing of them may grow. Their clients are killed as others
+// are, and the containers that they are connected with.
+func steady(number int) bool { return number == 0 }
+
+func newRelaySoak(t *testing.T, seed uint64) *relaySoak {
+	compiler, err := exec.LookPath("cc")
+	programs.MustHave(t, err)
+	root := newRoot(t)
+	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.ClientCopy = true
+	// What an administrator has made before is not what is left.
+	if err := h.Configure(asItIs); err != nil {
+		t.Fatal(err)
+	}
+	before, err := h.Look()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &relaySoak{T: t, host: h, seed: seed, begin: time.Now()}
+	s.c = buildTransfer(t, compiler)
+	s.fleet, err = traffic.NewFleet(context.Background(), h, traffic.Options{
+		GPUs: 2, PerGPU: 2, NICs: 2, Client: []string{"traffic-client"},
+		Change: func(c *config.Config) {
+			c.Relay.Slots, c.Relay.SlotSize = 4, 256<<10
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			s.logs()
+		}
+		if err := s.fleet.Close(); err != nil {
+			t.Error(err)
+		}
+		left, err := h.Left(before, patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, thing := range left {
+			t.Errorf("left on the host: %s", thing)
+		}
+	})
+	return s
+}
+
+// buildTransfer builds the C example, with the library as pkg-config says.
+func buildTransfer(t *testing.T, compiler string) traffic.C {
+	t.Helper()
+	places := libpeerlane.Installed()
+	places.DestDir = t.TempDir()
+	if err := libpeerlane.Install(places); err != nil {
+		t.Fatal(err)
+	}
+	c := traffic.C{Program: filepath.Join(places.DestDir, "transfer"), Library: filepath.Join(places.DestDir, places.Library)}
+	out, err := exec.Command(compiler, "-o", c.Program, "../relay/libpeerlane/examples/transfer.c",
+		"-I"+filepath.Join(places.DestDir, places.Include), "-L"+c.Library, "-l:"+libpeerlane.Name, "-ldl").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return c
+}
+
+// segment lets clients come and go until it is over, and waits for all to have left.
+func (s *relaySoak) segment(number int, long bool, over func() bool) {
+	var clients, killers sync.WaitGroup
+	ended := make(chan struct{})
+	for i := range soakPairs {
+		random := rand.New(rand.NewPCG(s.seed, uint64(number)<<16+uint64(i)))
+		life := traffic.Life{
+			Bytes: 4 << 20, Messages: 24, Largest: 1 << 20, Rounds: 40,
+			Memory: []string{traffic.MemoryGPU, traffic.MemoryGPU, traffic.MemoryHost, traffic.MemoryStaging},
+			Hands:  []string{traffic.HandPlain, traffic.HandTimeline, traffic.HandOver},
+		}
+		if !long {
+			life.Rounds = 4
+		}
+		slot := s.fleet.NewSlot(random, s.fleet.AnyPair, life)
+		clients.Go(func() {
+			for !over() {
+				if random.IntN(6) == 0 {
+					slot.LiveInC(s.c, 1+random.Uint64N(300_000), 1+random.Uint64N(8))
+					continue
+				}
+				slot.Live(func() bool { return long && over() })
+			}
+		})
+	}
+	killers.Go(func() { s.kill(rand.New(rand.NewPCG(s.seed, uint64(number)<<16+1000)), long, ended) })
+	if long {
+		killers.Go(func() {
+			for {
+				select {
+				case <-ended:
+					return
+				case <-time.After(10 * time.Second):
+					s.progress()
+				}
+			}
+		})
+	}
+	clients.Wait()
+	close(ended)
+	killers.Wait()
+}
+
+// kill kills and stops at random until all clients have left.
+func (s *relaySoak) kill(random *rand.Rand, long bool, ended <-chan struct{}) {
+	pause := 300 * time.Millisecond
+	if long {
+		pause = 3 * time.Second
+	}
+	for {
+		select {
+		case <-ended:
+			return
+		case <-time.After(time.Duration(random.Int64N(int64(pause)))):
+		}
+		var err error
+		switch n := random.IntN(20); {
+		case n < 7:
+			s.fleet.KillClient(random.IntN)
+		case n < 12:
+			s.fleet.StopClient(random.IntN, time.Duration(random.Int64N(int64(pause))))
+		case n < 17:
+			_, err = s.fleet.KillRelay(s.fleet.Any(random, func(c int) bool { return !steady(c) }))
+		case n < 19:
+			err = s.fleet.KillContainer(s.fleet.Any(random, func(c int) bool { return !steady(c) }))
+		default:
+			err = s.fleet.KillNIC(1)
+		}
+		if err != nil {
+			s.Error(err)
+			return
+		}
+	}
+}
+
+func (s *relaySoak) progress() {
+	r := s.fleet.Report()
+	fmt.Printf("soak: %v, %d lives, %d rounds, %d messages, %d MB, killed %v, stopped %d, ended so %v, wrong %d, problems %d\n",
+		time.Since(s.begin).Round(time.Second), r.Lives, r.Rounds, r.Transfers, r.Bytes>>20, r.Kills, r.Stops, r.Explained, r.Wrong, len(r.Problems))
+}
+
+func (s *relaySoak) print() {
+	r := s.fleet.Report()
+	text, err := json.Marshal(r)
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Logf("in %v: %s", time.Since(s.begin).Round(time.Second), text)
+}
+
+// logs says what relays have said last.
+func (s *relaySoak) logs() {
+	files, err := filepath.Glob(filepath.Join(s.host.Layout.GenerationDir("*"), "relay.log"))
+	if err != nil {
+		s.Error(err)
+	}
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // it may have gone
+		s.Logf("%s: ...%s", file, text[max(0, len(text)-3000):])
+	}
+}
+
+// quiet waits until no relay has a client, and returns what all relays say.
+func (s *relaySoak) quiet(generation string) *launch.Report {
+	s.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		i, err := hook.Inspect(s.host.Layout, generation)
+		if err == nil && i.Report != nil && len(i.Report.Clients) == 0 && i.Report.Used == (launch.Limits{}) {
+			return i.Report
+		}
+		if time.Now().After(end) {
+			text, _ := json.Marshal(i.Report)
+			s.Fatalf("relay %s still has clients, or does not answer: %v, %s, %s", generation, err, i.NoReport, text)
+		}
+	}
+}

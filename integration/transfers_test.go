@@ -1,0 +1,83 @@
+package integration_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/integration/measure"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/integration/traffic"
+)
+
+func torture(transfers int) traffic.Torture {
+	return traffic.Torture{
+		GPUs: testbed.GPUsSimulated, Most: 2, Binaries: binaries, Seed: 20261122, Transfers: transfers, Limit: 5 * time.Minute, Containers: 1,
+		Bytes: 2 << 20, Largest: 256 << 10, Pairs: 1, Memory: []string{traffic.MemoryGPU}, Load: measure.LoadMemory, KillEach: 200 * time.Millisecond, Kills: 4,
+	}
+}
+
+// What integration/gpus/transfers does on real GPUs, small: messages between all GPUs by
+// both routes and in both directions, beside kernels, while clients and relays are killed.
+func TestTransfers(t *testing.T) {
+	o := torture(200)
+	r, err := o.Run(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.OK(o) {
+		t.Errorf("%d transfers, %d wrong, left %v: %s", r.Transfers, r.Wrong, r.Left, strings.Join(r.Problems, "\n"))
+	}
+	if len(r.Pairs) != 2 || r.Computed <= 0 || !r.Simulated {
+		t.Errorf("pairs %v, kernels ran for %v of the time, simulated %v", r.Pairs, r.Computed, r.Simulated)
+	}
+	t.Logf("%d transfers in %.1f s, sizes %v, killed %v, of which clients met %v", r.Transfers, r.Seconds, r.Sizes, r.Kills, r.Explained)
+}
+
+// It must see a byte that is wrong.
+func TestTransfersSeeWhatIsWrong(t *testing.T) {
+	o := torture(5000)
+	o.KillEach, o.Load = 0, "none"
+	o.Change = func(c *config.Config) {
+		c.Relay.Environment = append(c.Relay.Environment, "PEERLANE_SIM_FAULT=cuMemcpyAsync:after=20:corrupt=1")
+	}
+	r, err := o.Run(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Join(r.Problems, "\n"); r.OK(o) || r.Wrong == 0 || !strings.Contains(text, "WRONG, from") {
+		t.Errorf("after %d transfers, %d wrong, the problems are %s", r.Transfers, r.Wrong, text)
+	}
+}
+
+// The baseline of a relay's copies is executed by the GPU that executes these: no
+// cuMemcpyPeerAsync, which the GPU executes that has the source.
+func TestRawCopiesByTheClientsGPU(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.Environment = append(b.Environment, "PEERLANE_SIM_FAULT=cuMemcpyPeerAsync:error=1")
+	m, err := b.StartMeasuring(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	client, server := b.lanes[0].GPU, b.lanes[0].Servers[0]
+	for _, way := range [][2]string{{client, server}, {server, client}} {
+		for _, kind := range []string{measure.Raw, measure.Local} {
+			job := measure.Job{Kind: kind, From: way[0], To: way[1], Issuer: client, Size: 64 << 10, Depth: 2, Duration: time.Millisecond, Mapped: true}
+			r, err := m.Do(job)
+			if err != nil || r.GBs <= 0 && r.Times == nil {
+				t.Errorf("%s from %s to %s: %+v, %v", kind, way[0], way[1], r, err)
+			}
+			job.Mapped = false
+			if _, err := m.Do(job); err == nil {
+				t.Errorf("%s that is not mapped does without cuMemcpyPeerAsync", kind)
+			}
+		}
+	}
+}
