@@ -3,6 +3,8 @@ package tcp
 import (
 	"sync"
 
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -92,6 +94,12 @@ type Arrivals struct {
 	ended   func()
 }
 
+var (
+	_ transport.Control  = (*Channel)(nil)
+	_ transport.Link     = (*Link)(nil)
+	_ transport.Arrivals = (*Arrivals)(nil)
+)
+
 // Receive makes the channel's receiving end: arrived is called for each write once all
 // of it is in the memory, ended once, when none of this channel can come any more.
 // Both are called on the loop.
@@ -111,7 +119,15 @@ func (c *Channel) Receive(arrived func(immediate, length uint64), ended func()) 
 
 // AddMemory makes host memory known under a number. Nothing of it can be written yet.
 // It has to stay mapped until RemoveMemory or `ended`.
-func (a *Arrivals) AddMemory(region uint32, memory []byte) {
+func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
+	if !m.Host() {
+		return wire.Errorf(wire.StatusInternal, "region %d cannot be received over TCP: it is not the host's memory", region)
+	}
+	a.add(region, m.HostBytes())
+	return nil
+}
+
+func (a *Arrivals) add(region uint32, memory []byte) {
 	a.with(func(r *runway) { r.memories[region] = memory })
 }
 
@@ -136,6 +152,11 @@ func (a *Arrivals) Grant(immediate uint64, region uint32, offset, length uint64)
 		}
 	})
 	return err
+}
+
+// Close ends the calls. What is granted stays so until the other side leaves the channel.
+func (a *Arrivals) Close() {
+	a.arrived, a.ended = func(uint64, uint64) {}, func() {}
 }
 
 func (a *Arrivals) with(f func(*runway)) {

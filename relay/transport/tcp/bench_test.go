@@ -22,7 +22,7 @@ func BenchmarkBandwidth(b *testing.B) {
 				ready := make(chan *Arrivals, 1)
 				sender, receiver := pair(b, loopback, streams, piece, Config{}, func(c *Channel, _ wire.Message, _ uint32) {
 					in := c.Receive(func(uint64, uint64) {}, func() {})
-					in.AddMemory(1, memory)
+					in.add(1, memory)
 					ready <- in
 				})
 				c := sender.open(&wire.Done{}, ignore, func(error) {})

@@ -69,7 +69,7 @@ func TestForeignFramesEndThePeer(t *testing.T) {
 						return
 					}
 					in := c.Receive(func(uint64, uint64) { t.Error("an immediate came") }, func() {})
-					in.AddMemory(1, memory)
+					in.add(1, memory)
 					if err := in.Grant(1, 1, 0, 8); err != nil {
 						t.Error(err)
 					}
@@ -350,7 +350,7 @@ func FuzzPieces(f *testing.F) {
 		peer := &Peer{landings: landings{piece: rawPiece, channels: map[uint32]*runway{}}}
 		c := &Channel{peer: peer, number: 3}
 		in := c.Receive(nil, nil)
-		in.AddMemory(1, memory)
+		in.add(1, memory)
 		err := in.Grant(1, 1, offset, length)
 		if fits := length > 0 && offset <= size && length <= size-offset; fits != (err == nil) {
 			t.Fatalf("%d bytes at %d: %v", length, offset, err)
@@ -394,7 +394,7 @@ func FuzzPeer(f *testing.F) {
 		memory := make([]byte, 12)
 		e, r := against(t, 1, Config{Heartbeat: time.Millisecond, Dead: time.Hour, Accept: func(c *Channel, _ wire.Message, _ uint32) {
 			in := c.Receive(func(uint64, uint64) {}, func() {})
-			in.AddMemory(1, memory)
+			in.add(1, memory)
 			if c.number == 3 {
 				if err := in.Grant(1, 1, 0, 4); err != nil {
 					t.Error(err)

@@ -34,7 +34,7 @@ func TestWritesArrive(t *testing.T) {
 				ready := make(chan *Arrivals, 1)
 				a, b := pair(t, of, streams, piece, Config{Eager: -1 + 4096*(streams%2)}, func(c *Channel, _ wire.Message, _ uint32) {
 					in := c.Receive(func(immediate, length uint64) { arrived <- arrival{immediate, length} }, func() {})
-					in.AddMemory(7, memory)
+					in.add(7, memory)
 					ready <- in
 				})
 				c := a.open(&wire.Done{}, ignore, func(error) {})
@@ -97,7 +97,7 @@ func TestAGrantTakesSeveralWrites(t *testing.T) {
 	ready := make(chan *Arrivals, 1)
 	a, b := pair(t, pipes, 2, 8<<10, Config{}, func(c *Channel, _ wire.Message, _ uint32) {
 		in := c.Receive(func(_, length uint64) { lengths <- length }, func() {})
-		in.AddMemory(1, memory)
+		in.add(1, memory)
 		ready <- in
 	})
 	c := a.open(&wire.Done{}, ignore, func(error) {})
@@ -369,7 +369,7 @@ func (e *side) granting(r *raw, channel uint32, memory []byte) (arrived chan uin
 	e.loop.Call(func() {
 		e.peer.config.Accept = func(c *Channel, _ wire.Message, _ uint32) {
 			in := c.Receive(func(immediate, _ uint64) { arrived <- immediate }, func() { close(ended) })
-			in.AddMemory(1, memory)
+			in.add(1, memory)
 			if err := in.Grant(1, 1, 0, uint64(len(memory))); err != nil {
 				e.tb.Error(err)
 			}
