@@ -218,6 +218,9 @@ func TestMessagesOfATurnGoTogether(t *testing.T) {
 					c.Send(&wire.PeerWritten{Grant: i}, 0)
 				}
 			}
+			if !alone && a.peer.frames != connections*(each+1) {
+				t.Errorf("within the turn %d messages wait for its end", a.peer.frames)
+			}
 		})
 		for i := range connections * each {
 			if n := receive(t, got, "a message"); n != uint64(i%each) {
