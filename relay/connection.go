@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -16,7 +17,7 @@ type connection struct {
 	lane    *lane
 	route   uint32
 	peer    string // who is at the other side, for messages
-	port    *packet.Port
+	port    transport.Control
 	sends   bool
 	side    side
 
@@ -46,14 +47,14 @@ type side interface {
 	free()
 }
 
-// open starts to read from the other relay.
-func (c *connection) open(fd int) error {
+// open starts to read from another relay of this host.
+func (c *connection) open(fd int) (*packet.Port, error) {
 	port, err := packet.NewPort(c.session.relay.loop, fd, c.receive, c.ended)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c.port = port
-	return nil
+	return port, nil
 }
 
 func (c *connection) post(op *operation) {

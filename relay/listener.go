@@ -252,22 +252,25 @@ func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.left() || crowded && r.down != nil })
 	receiver := newReceiver(c)
 	c.number = s.number()
-	err := c.open(fd)
+	port, err := c.open(fd)
 	if err != nil {
 		unix.Close(fd)
 	} else if shares {
-		if missing := c.port.Share(); missing != nil {
+		if missing := port.Share(); missing != nil {
 			s.log.WithError(missing).Warn("no memory is shared with the other relay; the socket does alone")
 		}
 	}
 	if err == nil && immediates >= 0 {
-		receiver.immediates, err = loop.Receive(s.relay.loop, immediates, receiver.immediate, receiver.immediatesEnded)
+		var arrivals *loop.Arrivals
+		arrivals, err = loop.Receive(s.relay.loop, immediates, receiver.immediate, receiver.immediatesEnded)
 		if err != nil {
 			c.port.Close()
+		} else {
+			receiver.writes = arrivals
 		}
 	}
 	if err != nil {
-		if immediates >= 0 && receiver.immediates == nil {
+		if immediates >= 0 {
 			unix.Close(immediates)
 		}
 		s.log.WithError(err).Error("a sender could not be watched")
@@ -296,6 +299,10 @@ func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 	default:
 		if c.route == wire.RouteStaged {
 			for _, g := range c.lane.in.regions {
+				if err := receiver.writes.AddMemory(g.number, g.memory); err != nil {
+					c.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", s.relay.name(), err))
+					return
+				}
 				c.port.Send(&wire.PeerRegion{Region: g.number, Kind: g.kind, Bytes: g.memory.Bytes, GPU: g.server}, 0, g.fd)
 			}
 		}
@@ -327,14 +334,15 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 			return
 		}
 		newSender(c, link)
-		if err = c.open(fd); err != nil {
+		port, err := c.open(fd)
+		if err != nil {
 			s.relay.giveBack(ofConnection)
 			link.Close()
 			unix.Close(fd)
 			s.answer(sequence, err)
 			return
 		}
-		c.port.TakeShared()
+		port.TakeShared()
 		s.connections[c.number] = c
 		if s.ended != nil {
 			c.shutdown(s.ended) // so that the other side hears of the cause

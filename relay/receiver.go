@@ -3,7 +3,7 @@ package relay
 import (
 	"time"
 
-	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -22,9 +22,9 @@ type receiver struct {
 	grants    map[uint64]*grant
 	lastGrant uint64
 
-	// Route staged: where the sender's NIC delivers immediates. Its end says
-	// that the NIC writes no slot of this connection any more.
-	immediates   *packet.Port
+	// Route staged: the sender's writes. Their end says that none comes into a slot of
+	// this connection any more.
+	writes       transport.Arrivals
 	immediateEnd bool
 
 	// Of grants in place: how many there are, and the messages that get more when there
@@ -161,6 +161,12 @@ func (r *receiver) tell(m *memory) {
 	if m.staged != nil {
 		region.GPU = m.staged.on.id
 	}
+	if r.writes != nil {
+		if err := r.writes.AddMemory(m.region(), m.mapped); err != nil {
+			r.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", r.session.relay.name(), err))
+			return
+		}
+	}
 	if m.kind == wire.MemoryParts {
 		for _, p := range m.parts {
 			r.port.Send(&wire.PeerRegionPart{Region: m.region(), Bytes: p.Bytes}, 0, p.FD)
@@ -172,7 +178,12 @@ func (r *receiver) tell(m *memory) {
 }
 
 // forget takes a memory back: nothing is granted in it any more.
-func (r *receiver) forget(m *memory) { r.port.Send(&wire.PeerForget{Region: m.region()}, 0) }
+func (r *receiver) forget(m *memory) {
+	if r.writes != nil {
+		r.writes.RemoveMemory(m.region())
+	}
+	r.port.Send(&wire.PeerForget{Region: m.region()}, 0)
+}
 
 // grantPieces lets the sender's NIC write straight into the client's memory, which is
 // on a server GPU: as much at a time as slots would hold, for all messages of the
@@ -215,6 +226,12 @@ func (r *receiver) grantSlots(a *arrival) {
 func (r *receiver) grant(g *grant, region uint32, offset uint64) {
 	r.lastGrant++
 	r.grants[r.lastGrant] = g
+	if r.writes != nil {
+		if err := r.writes.Grant(r.lastGrant, region, offset, g.length); err != nil {
+			r.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", r.session.relay.name(), err))
+			return
+		}
+	}
 	r.port.Send(&wire.PeerGrant{
 		Send: g.arrival.send, Grant: r.lastGrant, Part: g.part, Length: g.length, Offset: offset, Region: region,
 	}, 0)
@@ -358,8 +375,8 @@ func (r *receiver) drained() bool {
 }
 
 func (r *receiver) free() {
-	if r.immediates != nil {
-		r.immediates.Close()
+	if r.writes != nil {
+		r.writes.Close()
 	}
 	for _, m := range r.session.memories {
 		delete(m.known, r)

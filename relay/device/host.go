@@ -155,6 +155,9 @@ func (m *Memory) closeHost() error {
 	return errors.Join(err, unix.Close(m.fd))
 }
 
+// HostBytes is host memory as this process has it mapped, nil of a device's.
+func (m *Memory) HostBytes() []byte { return m.host }
+
 // Host reports whether it is host memory.
 func (m *Memory) Host() bool { return m.host != nil }
 

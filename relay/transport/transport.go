@@ -1,8 +1,46 @@
 // Package transport is how bytes get from a sender's relay to a receiver's.
 // Each transport is a folder below.
+//
+// A connection talks with the other relay over its Control. The receiver grants a
+// range of its memory, tells the sender, and the sender's Link writes there, under the
+// grant's number; when all bytes of a write are there its Arrivals tell the receiver.
+// Nothing is kept back: what a turn of the event loop posts has gone out at its end.
 package transport
 
-import "github.com/peerlane/peerlane/relay/device"
+import (
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Control is a connection's way for messages to the other relay and back: a
+// packet.Port between two relays of one host. Who makes it says who is called with
+// each message, and once at the other side's end, unless this side has left before.
+// It belongs to the event loop.
+type Control interface {
+	// Send sends a message after those before it. The descriptors, which reach no other
+	// host, stay the caller's.
+	Send(m wire.Message, sequence uint32, fds ...int)
+	// Leave ends it after what was sent.
+	Leave()
+	// Close ends it now.
+	Close()
+}
+
+// Arrivals are the receiver's end of a connection's writes. Who makes them says who is
+// called with each write that is there (its immediate and bytes), and once when no byte
+// of this connection can come any more. They belong to the event loop.
+type Arrivals interface {
+	// AddMemory makes memory known under the number that grants in it name. It has to
+	// stay until RemoveMemory, or until no byte can come.
+	AddMemory(region uint32, m *device.Memory) error
+	// RemoveMemory ends AddMemory. No grant in it may be open.
+	RemoveMemory(region uint32)
+	// Grant lets the sender write [offset, offset+length) of a region, in bytes, each
+	// once, in writes of that immediate. It comes before the sender is told.
+	Grant(immediate uint64, region uint32, offset, length uint64) error
+	// Close ends the calls.
+	Close()
+}
 
 // Source is where a write takes its bytes: a place in this process, and the
 // same as an offset in a region that the link knows.

@@ -24,6 +24,8 @@ type Link struct {
 	wear    func(error)
 }
 
+var _ transport.Link = (*Link)(nil)
+
 // New makes a link whose copies the device issues in the queue. wear is called on the
 // loop for memory that cannot be unmapped.
 func New(loop *poll.Loop, d *device.Device, queue *device.Queue, wear func(error)) *Link {

@@ -150,17 +150,39 @@ func (l *Link) fail(err error) {
 	l.down(err)
 }
 
-// Receive takes over the receiver's end of the immediates: arrived is called
-// for each, ended when no write of this connection can come any more.
-func Receive(l *poll.Loop, fd int, arrived func(immediate, length uint64), ended func()) (*packet.Port, error) {
+// Arrivals are the receiver's end. They implement transport.Arrivals. Which memory may
+// be written the sender's NIC knows of the sender's relay, as it does of a real one.
+type Arrivals struct{ port *packet.Port }
+
+var (
+	_ transport.Link     = (*Link)(nil)
+	_ transport.Arrivals = (*Arrivals)(nil)
+)
+
+// Receive takes over the socket on which the sender's NIC delivers immediates: arrived
+// is called for each, ended when no write of this connection can come any more.
+func Receive(l *poll.Loop, fd int, arrived func(immediate, length uint64), ended func()) (*Arrivals, error) {
 	port, err := packet.NewPort(l, fd, func(m wire.Message, _ uint32, fds []int) {
 		packet.CloseAll(fds)
 		if i, ok := m.(*wire.NICImmediate); ok {
 			arrived(i.Immediate, i.Length)
 		}
 	}, func(error) { ended() })
-	if err == nil {
-		port.TakeShared()
+	if err != nil {
+		return nil, err
 	}
-	return port, err
+	port.TakeShared()
+	return &Arrivals{port}, nil
 }
+
+// AddMemory does nothing.
+func (a *Arrivals) AddMemory(uint32, *device.Memory) error { return nil }
+
+// RemoveMemory does nothing.
+func (a *Arrivals) RemoveMemory(uint32) {}
+
+// Grant does nothing.
+func (a *Arrivals) Grant(uint64, uint32, uint64, uint64) error { return nil }
+
+// Close closes the socket.
+func (a *Arrivals) Close() { a.port.Close() }

@@ -1,0 +1,171 @@
+package tcp
+
+import (
+	"encoding/binary"
+	"io"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Channel is one connection's way for messages, and for the writes under its grants. It
+// belongs to the event loop.
+type Channel struct {
+	peer     *Peer
+	number   uint32
+	received func(wire.Message, uint32, []int)
+	ended    func(error)
+	arrivals *Arrivals
+	over     bool // it is not the Peer's any more
+	left     bool // by this side
+	deserted bool // by the other side
+}
+
+// Open makes a channel, whose first message the other side's Accept gets. received is
+// called with every message, ended once, with io.EOF when the other side has left.
+// Neither is called after Leave or Close. Of messages none brings a descriptor.
+func (p *Peer) Open(first wire.Message, sequence uint32, received func(wire.Message, uint32, []int), ended func(error)) (*Channel, error) {
+	switch {
+	case p.dead != nil:
+		return nil, p.dead
+	case p.isDying():
+		return nil, p.why
+	case p.last > 1<<32-3:
+		return nil, wire.Errorf(wire.StatusLimit, "the relay at %s has had all channels that there are", p.config.Name)
+	}
+	p.last += 2
+	c := &Channel{peer: p, number: p.last, received: received, ended: ended}
+	p.channels[c.number] = c
+	p.say(c.number, frameOpen, wire.Encode(first, sequence))
+	return c, nil
+}
+
+// Handle says who is told what comes on a channel that was accepted.
+func (c *Channel) Handle(received func(wire.Message, uint32, []int), ended func(error)) {
+	c.received, c.ended = received, ended
+}
+
+// Peer is whose channel it is.
+func (c *Channel) Peer() *Peer { return c.peer }
+
+// Send sends a message with all that is sent in this round of the loop. A descriptor
+// does not reach another host: a message with one ends the Peer.
+func (c *Channel) Send(m wire.Message, sequence uint32, fds ...int) {
+	if c.left || c.over {
+		return
+	}
+	if len(fds) > 0 {
+		c.peer.fail(wire.Errorf(wire.StatusInternal, "a %T with a descriptor cannot be sent to another host", m), true)
+		return
+	}
+	c.peer.say(c.number, frameMessage, wire.Encode(m, sequence))
+}
+
+// Leave ends the channel after what was sent. Nothing is received any more; what is
+// granted can be written until the other side leaves as well.
+func (c *Channel) Leave() {
+	if c.left || c.over {
+		return
+	}
+	c.left = true
+	c.peer.say(c.number, frameLeave)
+	c.forget()
+}
+
+// Close is Leave: what was sent before is under way.
+func (c *Channel) Close() { c.Leave() }
+
+// forget lets a channel go that both sides have left.
+func (c *Channel) forget() {
+	if !c.left || !c.deserted || c.over {
+		return
+	}
+	c.over = true
+	delete(c.peer.channels, c.number)
+	if c.theirs() {
+		c.peer.theirs--
+	}
+}
+
+func (c *Channel) theirs() bool { return c.number%2 != c.peer.last%2 }
+
+// end is the end of a channel whose Peer is dead.
+func (c *Channel) end(why error) {
+	told := c.left
+	c.left, c.deserted = true, true
+	c.forget()
+	if !told {
+		c.ended(why)
+	}
+}
+
+// frame handles what came on the control stream; an error ends the Peer.
+func (p *Peer) frame(f frame) error {
+	switch f.kind {
+	case frameGoodbye:
+		return p.goodbye(f.payload)
+	case frameLanded:
+		return p.landed(binary.LittleEndian.Uint64(f.payload))
+	case frameOpen:
+		return p.accept(f)
+	}
+	c := p.channels[f.channel]
+	if c == nil || c.deserted {
+		return refused("a frame on channel %d, which is not open", f.channel)
+	}
+	switch f.kind {
+	case frameMessage:
+		m, sequence, err := wire.Decode(f.payload)
+		if err == nil && !c.left {
+			c.received(m, sequence, nil)
+		}
+		return err
+	case frameEager:
+		return p.takeEager(c, f.payload)
+	case frameLeave:
+		if err := c.endArrivals(false); err != nil {
+			return err
+		}
+		c.deserted = true
+		if c.left {
+			c.forget()
+			return nil
+		}
+		c.Leave()
+		c.ended(io.EOF)
+	}
+	return nil
+}
+
+// accept takes a channel of the other side.
+func (p *Peer) accept(f frame) error {
+	m, sequence, err := wire.Decode(f.payload)
+	switch {
+	case err != nil:
+		return err
+	case f.channel%2 == p.last%2 || f.channel <= p.lastOpen:
+		return refused("channel %d is opened after channel %d", f.channel, p.lastOpen)
+	case p.theirs >= p.config.Channels:
+		return wire.Errorf(wire.StatusLimit, "%d channels are open, which is the limit", p.theirs)
+	}
+	c := &Channel{peer: p, number: f.channel}
+	c.Handle(func(wire.Message, uint32, []int) {}, func(error) {})
+	p.channels[c.number], p.lastOpen = c, f.channel
+	p.theirs++
+	p.config.Accept(c, m, sequence)
+	return nil
+}
+
+// goodbye is the other side's end, with the reason.
+func (p *Peer) goodbye(payload []byte) error {
+	m, _, err := wire.Decode(payload)
+	if err != nil {
+		return err
+	}
+	failure, ok := m.(*wire.Failure)
+	if !ok {
+		return refused("a goodbye with a %T", m)
+	}
+	why := failure.Err()
+	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s ended its connections (%s): %v", p.config.Name, route(p.control), why), false)
+	return nil
+}

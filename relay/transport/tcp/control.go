@@ -1,0 +1,264 @@
+package tcp
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// outbox is what waits for the control stream's writer.
+type outbox struct {
+	mu     sync.Mutex
+	data   []byte
+	frames uint64
+	wake   chan struct{}
+}
+
+// put adds frames, where no more than so many bytes wait.
+func (o *outbox) put(data []byte, frames uint64, most int) bool {
+	o.mu.Lock()
+	if len(o.data) > 0 && len(o.data)+len(data) > most {
+		o.mu.Unlock()
+		return false
+	}
+	o.data = append(o.data, data...)
+	o.frames += frames
+	o.mu.Unlock()
+	select {
+	case o.wake <- struct{}{}:
+	default: // it is awake
+	}
+	return true
+}
+
+// take gives what waits, for an empty buffer.
+func (o *outbox) take(empty []byte) ([]byte, uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	data, frames := o.data, o.frames
+	o.data, o.frames = empty[:0], 0
+	return data, frames
+}
+
+// most of a buffer that is kept for the next batch, bytes.
+const keptBuffer = 1 << 20
+
+// writeControl sends what waits, in one write what has come together, and a heartbeat
+// where there is nothing.
+func (p *Peer) writeControl() {
+	defer p.part()
+	beat := time.NewTicker(p.config.Heartbeat)
+	defer beat.Stop()
+	heartbeat := appendFrame(nil, 0, frameBeat)
+	var buffer []byte
+	for {
+		quiet := false
+		select {
+		case <-p.dying:
+			return
+		case <-beat.C:
+			quiet = true
+			p.look()
+		case <-p.outbox.wake:
+		}
+		data, frames := p.outbox.take(buffer)
+		buffer = data
+		if cap(buffer) > keptBuffer {
+			buffer = nil
+		}
+		if len(data) == 0 {
+			if !quiet {
+				continue
+			}
+			data = heartbeat
+		}
+		p.counters.messages.Add(frames)
+		for len(data) > 0 {
+			n := len(data)
+			if p.config.Alone {
+				if _, one, err := nextFrame(data); err == nil {
+					n = one
+				}
+			}
+			if frames > 0 {
+				p.counters.batches.Add(1)
+			}
+			if !p.send(p.control, net.Buffers{data[:n]}) {
+				return
+			}
+			data = data[n:]
+		}
+	}
+}
+
+// patience is how many Deads writes may be under way of which none goes on or lands: a
+// relay acknowledges small ones only when its loop has its turn.
+const patience = 2
+
+// look ends a Peer whose other side lives and does nothing with what it is sent.
+func (p *Peer) look() {
+	limit := patience * p.config.Dead
+	if p.underWay.Load() > 0 && time.Since(p.start)-time.Duration(p.progress.Load()) > limit {
+		p.silent(p.control, limit, "it has acknowledged no write")
+	}
+}
+
+// moved says that a write went on.
+func (p *Peer) moved() { p.progress.Store(int64(time.Since(p.start))) }
+
+// part tells the other side why the Peer ends, where it is to hear that.
+func (p *Peer) part() {
+	if p.parted == nil {
+		return
+	}
+	// Nothing is to be done where it cannot be said.
+	_ = p.control.SetWriteDeadline(time.Now().Add(p.farewell()))
+	if _, err := p.control.Write(p.parted); err == nil {
+		if c, ok := p.control.(interface{ CloseWrite() error }); ok {
+			_ = c.CloseWrite()
+		}
+	}
+}
+
+// send writes all of it, as long as the other side takes something at least every Dead.
+func (p *Peer) send(c net.Conn, data net.Buffers) bool {
+	for {
+		err := c.SetWriteDeadline(time.Now().Add(p.config.Dead))
+		if p.isDying() {
+			return false
+		}
+		var n int64
+		if err == nil {
+			n, err = data.WriteTo(c)
+		}
+		switch {
+		case err == nil:
+			return true
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			p.failed(c, "sending", err)
+			return false
+		case n == 0:
+			p.silent(c, p.config.Dead, "it has taken nothing")
+			return false
+		}
+	}
+}
+
+// readControl reads frames and has the loop handle them. While it does nothing more is
+// read: the other side waits.
+func (p *Peer) readControl() {
+	// As much as two of the longest frames, so that there always is room for one.
+	buffer := make([]byte, max(64<<10, 2*(frameHeader+maxFrame)))
+	have := 0
+	var frames []frame
+	for {
+		err := p.control.SetReadDeadline(time.Now().Add(p.config.Dead))
+		if p.isDying() {
+			p.listen()
+			return
+		}
+		var n int
+		if err == nil {
+			n, err = p.control.Read(buffer[have:])
+		}
+		have += n
+		used := 0
+		frames = frames[:0]
+		var wrong error
+		for wrong == nil {
+			var f frame
+			var n int
+			if f, n, wrong = nextFrame(buffer[used:have]); n == 0 {
+				break
+			}
+			used += n
+			if f.kind != frameBeat {
+				frames = append(frames, f)
+			}
+		}
+		if len(frames) > 0 && !p.loop.Call(func() { p.handle(frames) }) {
+			p.fail(errClosed, false) // the loop has ended
+		}
+		have = copy(buffer, buffer[used:have])
+		switch {
+		case p.isDying():
+		case wrong != nil:
+			p.failed(p.control, "receiving", wrong)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			p.silent(p.control, p.config.Dead, "it has said nothing")
+		case err != nil:
+			p.failed(p.control, "receiving", err)
+		}
+	}
+}
+
+// listen reads what the other side still says, which nobody wants, until it has heard
+// why this one ends: unread bytes would take the reason with them.
+func (p *Peer) listen() {
+	if p.parted != nil {
+		_ = p.control.SetReadDeadline(time.Now().Add(p.farewell()))
+		_, _ = io.Copy(io.Discard, p.control)
+	}
+}
+
+func (p *Peer) handle(frames []frame) {
+	for _, f := range frames {
+		if p.isDying() {
+			return
+		}
+		if err := p.frame(f); err != nil {
+			p.failed(p.control, "receiving", err)
+			return
+		}
+	}
+}
+
+// landed is the other side's word that a write is in its memory.
+func (p *Peer) landed(number uint64) error {
+	w := p.writes[number]
+	if w == nil {
+		return refused("write %d has landed, which is not under way", number)
+	}
+	// It can be known there before the writer here is told that its last byte is sent;
+	// until then the writer may read the source.
+	if p.supply.acknowledged(w) {
+		p.finish(w)
+	}
+	return nil
+}
+
+func (p *Peer) finish(w *write) {
+	if p.writes[w.number] == w {
+		p.underWay.Add(-1)
+		p.moved()
+		delete(p.writes, w.number)
+		w.done(nil)
+	}
+}
+
+// acknowledge tells the other side that its write has landed. Any goroutine may.
+func (p *Peer) acknowledge(channel uint32, number uint64) {
+	payload := binary.LittleEndian.AppendUint64(nil, number)
+	if !p.outbox.put(appendFrame(nil, channel, frameLanded, payload), 1, p.config.Waiting) {
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s leaves more than %d bytes of messages unread", p.config.Name, p.config.Waiting), true)
+	}
+}
+
+// takeEager is a write that came with the messages.
+func (p *Peer) takeEager(c *Channel, payload []byte) error {
+	h, err := readPiece(payload)
+	if err != nil {
+		return err
+	}
+	data := payload[pieceHeader:]
+	if h.channel != c.number || h.at != 0 || h.length != uint64(len(data)) {
+		return refused("a write of %d bytes on channel %d with %d on channel %d", h.length, h.channel, len(data), c.number)
+	}
+	return p.land(h, func(to []byte) error { copy(to, data); return nil }, func(f func()) { f() })
+}

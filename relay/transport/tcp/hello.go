@@ -1,0 +1,364 @@
+package tcp
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Versions of what this transport says, the wire messages apart.
+const (
+	oldestVersion = 1
+	newestVersion = 1
+)
+
+// MaxStreams is the most data streams of a Peer.
+const MaxStreams = 64
+
+// Piece is how many bytes go over one data stream at a time, where nothing else is said.
+const Piece = 256 << 10
+
+// Bounds of what the other side may ask for, bytes.
+const (
+	leastPiece = 4 << 10
+	mostPiece  = 64 << 20
+)
+
+// Streams are the connections of a Peer that is to be made.
+type Streams struct {
+	control net.Conn
+	data    []net.Conn
+	piece   int // bytes of the other side's pieces
+	ours    int
+	dialed  bool
+}
+
+// Close gives them up.
+func (s *Streams) Close() {
+	for _, c := range append([]net.Conn{s.control}, s.data...) {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// greeting is the first that each side says on each connection.
+type greeting struct {
+	oldest, newest uint32
+	set            [16]byte // which connections belong together, as the dialer drew it
+	stream         uint32   // 0 for control, 1 … for data
+	streams        uint32   // of data
+	piece          uint32   // bytes of the speaker's pieces
+	refusal        uint32   // why there is no Peer: a wire.Status
+}
+
+const (
+	greetingBytes = 48
+	greetingMark  = 0x31504354454e414c // "LANETCP1", which never changes
+)
+
+func (g *greeting) bytes() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, greetingMark)
+	b = binary.LittleEndian.AppendUint32(b, g.oldest)
+	b = binary.LittleEndian.AppendUint32(b, g.newest)
+	b = append(b, g.set[:]...)
+	for _, v := range []uint32{g.stream, g.streams, g.piece, g.refusal} {
+		b = binary.LittleEndian.AppendUint32(b, v)
+	}
+	return b
+}
+
+func readGreeting(b []byte) (*greeting, error) {
+	word := binary.LittleEndian.Uint32
+	if len(b) != greetingBytes || binary.LittleEndian.Uint64(b) != greetingMark {
+		return nil, refused("the first bytes are no greeting of a relay")
+	}
+	g := &greeting{oldest: word(b[8:]), newest: word(b[12:]), stream: word(b[32:]), streams: word(b[36:]), piece: word(b[40:]), refusal: word(b[44:])}
+	copy(g.set[:], b[16:])
+	switch {
+	case g.oldest > g.newest || g.newest < oldestVersion || g.oldest > newestVersion:
+		return g, wire.Errorf(wire.StatusVersion, "the other relay speaks versions %d to %d of the TCP transport, this one %d to %d; install the same release of Peerlane on both hosts",
+			g.oldest, g.newest, oldestVersion, newestVersion)
+	case g.refusal != 0:
+		return g, &wire.Error{Status: wire.Status(g.refusal), Reason: "the other relay takes no connection: " + wire.Status(g.refusal).String()}
+	case g.streams < 1 || g.streams > MaxStreams || g.stream > g.streams:
+		return g, refused("stream %d of %d", g.stream, g.streams)
+	case g.piece < leastPiece || g.piece > mostPiece:
+		return g, refused("pieces of %d bytes", g.piece)
+	}
+	return g, nil
+}
+
+// greet says one greeting and reads another, in turn.
+func greet(c net.Conn, until time.Time, ours *greeting) (*greeting, error) {
+	b := make([]byte, greetingBytes)
+	err := c.SetDeadline(until)
+	if err == nil {
+		_, err = c.Write(ours.bytes())
+	}
+	if err == nil {
+		_, err = io.ReadFull(c, b)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("greeting (%s): %w", route(c), err)
+	}
+	return readGreeting(b)
+}
+
+// Dial makes the connections of a Peer: one for control and so many for data. connect
+// makes each of them, authenticated; the whole has until the deadline. 0 pieces
+// are of Piece bytes.
+func Dial(ctx context.Context, until time.Time, connect func(context.Context) (net.Conn, error), streams, pieces int) (_ *Streams, err error) {
+	if streams < 1 || streams > MaxStreams {
+		return nil, wire.Errorf(wire.StatusLimit, "%d data streams; there can be 1 to %d", streams, MaxStreams)
+	}
+	if pieces == 0 {
+		pieces = Piece
+	}
+	s := &Streams{data: make([]net.Conn, streams), ours: pieces, dialed: true}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	ours := greeting{oldest: oldestVersion, newest: newestVersion, streams: uint32(streams), piece: uint32(pieces)}
+	if _, err := rand.Read(ours.set[:]); err != nil {
+		return nil, err
+	}
+	// The other side answers when it has all of them.
+	ctx, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	all := make([]net.Conn, streams+1)
+	for i := range all {
+		if all[i], err = connect(ctx); err != nil {
+			break
+		}
+		if i == 0 {
+			s.control = all[i]
+		} else {
+			s.data[i-1] = all[i]
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	answers := make(chan error, len(all))
+	pieceOf := make([]uint32, len(all))
+	for i, c := range all {
+		mine := ours
+		mine.stream = uint32(i)
+		go func() {
+			theirs, err := greet(c, until, &mine)
+			if err == nil && (theirs.set != ours.set || theirs.stream != mine.stream || theirs.streams != ours.streams) {
+				err = refused("the answer on stream %d is for stream %d of %d, or of other connections", i, theirs.stream, theirs.streams)
+			}
+			if err == nil {
+				pieceOf[i] = theirs.piece
+			}
+			answers <- err
+		}()
+	}
+	for range all {
+		if failed := <-answers; failed != nil && err == nil {
+			err = failed
+			s.Close() // so that the others end
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range all {
+		if err := c.SetDeadline(time.Time{}); err != nil {
+			return nil, err
+		}
+	}
+	s.piece = int(pieceOf[0])
+	return s, nil
+}
+
+// Gathering brings the connections together that belong to one Peer, where they are
+// accepted. Add may be called from any goroutine.
+type Gathering struct {
+	// Time is what a set has to be complete (10 s), Most how many may be incomplete (64),
+	// Pieces what Dial's are.
+	Time   time.Duration
+	Most   int
+	Pieces int
+
+	mu   sync.Mutex
+	sets map[member]*gathered
+}
+
+// member is what connections of one set have in common: a stranger cannot add one to a
+// set of somebody else's.
+type member struct {
+	who string
+	set [16]byte
+}
+
+type gathered struct {
+	conns  []net.Conn // by stream
+	theirs *greeting
+	left   int
+	timer  *time.Timer
+}
+
+// Add takes over a connection whose other side is authenticated as `who`. With the last
+// one of a set it gives all of them, greeted; before that nothing.
+func (g *Gathering) Add(c net.Conn, who string) (*Streams, error) {
+	patience := g.Time
+	if patience == 0 {
+		patience = 10 * time.Second
+	}
+	pieces := g.Pieces
+	if pieces == 0 {
+		pieces = Piece
+	}
+	b := make([]byte, greetingBytes)
+	until := time.Now().Add(patience)
+	err := c.SetDeadline(until)
+	if err == nil {
+		_, err = io.ReadFull(c, b)
+	}
+	var theirs *greeting
+	if err == nil {
+		theirs, err = readGreeting(b)
+	}
+	if err != nil {
+		if theirs != nil && theirs.refusal == 0 {
+			err = errors.Join(err, refuse(c, theirs, pieces, err))
+		}
+		c.Close()
+		return nil, fmt.Errorf("a relay at %v: %w", c.RemoteAddr(), err)
+	}
+	set, err := g.join(c, member{who, theirs.set}, theirs, patience)
+	if err != nil {
+		err = errors.Join(err, refuse(c, theirs, pieces, err))
+		c.Close()
+		return nil, err
+	}
+	if set == nil {
+		return nil, nil
+	}
+	s := &Streams{control: set.conns[0], data: set.conns[1:], piece: int(theirs.piece), ours: pieces}
+	for i, c := range set.conns {
+		answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: uint32(i), streams: theirs.streams, piece: uint32(pieces)}
+		err := c.SetDeadline(until)
+		if err == nil {
+			_, err = c.Write(answer.bytes())
+		}
+		if err == nil {
+			err = c.SetDeadline(time.Time{})
+		}
+		if err != nil {
+			s.Close()
+			return nil, fmt.Errorf("greeting (%s): %w", route(c), err)
+		}
+	}
+	return s, nil
+}
+
+// refuse tells the dialer why.
+func refuse(c net.Conn, theirs *greeting, pieces int, why error) error {
+	status := wire.StatusOf(why)
+	answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: theirs.stream, streams: theirs.streams, piece: uint32(pieces), refusal: uint32(status)}
+	_, err := c.Write(answer.bytes())
+	return err
+}
+
+// join puts a connection to its set, and gives the set where it is complete.
+func (g *Gathering) join(c net.Conn, key member, theirs *greeting, patience time.Duration) (*gathered, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	set := g.sets[key]
+	if set == nil {
+		most := g.Most
+		if most == 0 {
+			most = 64
+		}
+		if len(g.sets) >= most {
+			return nil, wire.Errorf(wire.StatusLimit, "the connections of %d relays are incomplete, which is the limit", len(g.sets))
+		}
+		n := int(theirs.streams) + 1
+		set = &gathered{conns: make([]net.Conn, n), theirs: theirs, left: n}
+		if g.sets == nil {
+			g.sets = map[member]*gathered{}
+		}
+		g.sets[key] = set
+		set.timer = time.AfterFunc(patience, func() { g.drop(key, set) })
+	}
+	if theirs.streams != set.theirs.streams || theirs.piece != set.theirs.piece || set.conns[theirs.stream] != nil {
+		return nil, refused("stream %d of %d does not belong to the others", theirs.stream, theirs.streams)
+	}
+	set.conns[theirs.stream] = c
+	if set.left--; set.left > 0 {
+		return nil, nil
+	}
+	set.timer.Stop()
+	delete(g.sets, key)
+	return set, nil
+}
+
+// drop gives up a set that is not complete in its time.
+func (g *Gathering) drop(key member, set *gathered) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.sets[key] != set {
+		return
+	}
+	delete(g.sets, key)
+	for _, c := range set.conns {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// Close gives up all sets that are not complete.
+func (g *Gathering) Close() {
+	g.mu.Lock()
+	sets := g.sets
+	g.sets = nil
+	g.mu.Unlock()
+	for _, set := range sets {
+		set.timer.Stop()
+		for _, c := range set.conns {
+			if c != nil {
+				c.Close()
+			}
+		}
+	}
+}
+
+// tune has the kernel give up what the other side acknowledges as late as Peer would.
+// What is no TCP connection has nothing of the kind.
+func tune(c net.Conn, dead time.Duration) {
+	for {
+		inner, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		c = inner.NetConn()
+	}
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	// Without them a death is noticed by what Peer looks at.
+	_ = t.SetNoDelay(true)
+	if raw, err := t.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(dead.Milliseconds()))
+		})
+	}
+}

@@ -1,0 +1,281 @@
+// Package tcp is the transport between relays of two hosts over TCP. A Peer is the set
+// of connections between two relays: one for control, on which the connections of all
+// clients talk as channels, and several for data, over which a write is spread.
+//
+// Goroutines read and write the connections, so that those may be anything that is a
+// net.Conn; all else belongs to the relay's event loop. What the other relay says is
+// taken for a stranger's: each piece's header is checked against what is granted just
+// now before a byte lands, and it lands in the granted memory, not beside it.
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Config is how a Peer works. Zeros stand for what New documents.
+type Config struct {
+	// Name says in messages who is at the other side, on which host, and by which
+	// interface and address.
+	Name string
+	// Heartbeat is how often something is said (1 s), Dead how long nothing may come,
+	// and nothing be taken, before the other relay counts as dead (5 s).
+	Heartbeat, Dead time.Duration
+	// Eager is up to how many bytes of a write go with the messages (4 KiB, at most 16;
+	// less than 0 for none).
+	Eager int
+	// Waiting is how many bytes of messages may wait for the other side (32 MiB), and
+	// Channels how many channels it may have open (65536).
+	Waiting, Channels int
+	// Alone gives each message a write of its own, to measure what it is worth that they
+	// go together.
+	Alone bool
+	// Accept is called on the loop with each channel that the other side opens, and its
+	// first message: it sets the channel's handlers by Handle, or leaves it.
+	Accept func(c *Channel, first wire.Message, sequence uint32)
+	// Down is called on the loop when the Peer is dead, after all its channels.
+	Down func(error)
+}
+
+func (c Config) filled() Config {
+	set := func(v *int, to int) {
+		if *v == 0 {
+			*v = to
+		}
+	}
+	set(&c.Eager, 4<<10)
+	set(&c.Waiting, 32<<20)
+	set(&c.Channels, 1<<16)
+	c.Eager = min(c.Eager, maxEager)
+	if c.Heartbeat == 0 {
+		c.Heartbeat = time.Second
+	}
+	if c.Dead == 0 {
+		c.Dead = 5 * time.Second
+	}
+	if c.Accept == nil {
+		c.Accept = func(ch *Channel, _ wire.Message, _ uint32) { ch.Leave() }
+	}
+	if c.Down == nil {
+		c.Down = func(error) {}
+	}
+	return c
+}
+
+// Figures are what a Peer has done so far.
+type Figures struct {
+	// Messages are frames of the control stream, heartbeats not among them, and Batches
+	// the writes that they went out in.
+	Messages, Batches uint64
+	// Writes are those of slots, Pieces what of them went over data streams, and Eager
+	// those that went with the messages.
+	Writes, Pieces, Eager uint64
+}
+
+// Peer is the other relay, and the connections to it. Its methods belong to the event
+// loop, but for Figures.
+type Peer struct {
+	config  Config
+	loop    *poll.Loop
+	control net.Conn
+	data    []net.Conn
+
+	channels map[uint32]*Channel
+	last     uint32 // our last channel's number
+	lastOpen uint32 // the other side's
+	theirs   int    // channels of the other side that are open
+	sent     []byte // frames of this round of the loop
+	frames   uint64 // how many
+	writes   map[uint64]*write
+	written  uint64
+	dead     error // set once the channels know
+
+	landings landings
+	outbox   outbox
+	supply   supply
+	counters struct{ messages, batches, writes, pieces, eager atomic.Uint64 }
+
+	// Writes that are under way, and when the last of them went on, since the start.
+	start    time.Time
+	underWay atomic.Int64
+	progress atomic.Int64
+
+	dying  chan struct{} // closed by fail
+	once   sync.Once
+	why    error  // set before dying is closed
+	parted []byte // the frame that tells the other side, or nothing
+	users  sync.WaitGroup
+}
+
+// New makes a Peer of connections whose greeting is done. It takes them over.
+func New(loop *poll.Loop, s *Streams, config Config) *Peer {
+	p := &Peer{
+		config: config.filled(), loop: loop, control: s.control, data: s.data,
+		channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, dying: make(chan struct{}), start: time.Now(),
+		landings: landings{piece: uint64(s.piece), channels: map[uint32]*runway{}},
+		outbox:   outbox{wake: make(chan struct{}, 1)},
+	}
+	p.supply.piece = uint64(s.ours)
+	p.last, p.lastOpen = 0, 1 // the other side's are 3, 5 …
+	if s.dialed {
+		p.last, p.lastOpen = 1, 0
+	}
+	p.supply.ready.L = &p.supply.mu
+	for _, c := range append([]net.Conn{p.control}, p.data...) {
+		tune(c, p.config.Dead)
+	}
+	loop.Add(p)
+	p.users.Go(p.readControl)
+	p.users.Go(p.writeControl)
+	for _, c := range p.data {
+		p.users.Go(func() { p.readData(c) })
+		p.users.Go(func() { p.writeData(c) })
+	}
+	return p
+}
+
+// Figures may be called from any goroutine.
+func (p *Peer) Figures() Figures {
+	c := &p.counters
+	return Figures{c.messages.Load(), c.batches.Load(), c.writes.Load(), c.pieces.Load(), c.eager.Load()}
+}
+
+// errClosed is a Peer's end by its own relay.
+var errClosed = wire.Errorf(wire.StatusPeerClosed, "the relay closed its connections")
+
+// Close ends the Peer. The channels hear of it when nothing reads or writes any memory
+// of theirs any more.
+func (p *Peer) Close() { p.fail(errClosed, true) }
+
+// fail ends the Peer, from any goroutine: all connections are closed, and when their
+// goroutines have ended so are the channels. The other side is told why where it is to
+// hear more of it than that the connections end.
+func (p *Peer) fail(why error, tell bool) {
+	p.once.Do(func() {
+		p.why = why
+		if tell {
+			p.parted = appendFrame(nil, 0, frameGoodbye, wire.Encode(wire.NewFailure(why), 0))
+		}
+		close(p.dying)
+		// Whoever sets a deadline looks whether it is dying after that, so that none
+		// outlasts these.
+		_ = p.control.SetDeadline(time.Now().Add(p.farewell()))
+		for _, c := range p.data {
+			c.Close()
+		}
+		p.supply.mu.Lock()
+		p.supply.ended = true
+		p.supply.mu.Unlock()
+		p.supply.ready.Broadcast()
+		go func() {
+			p.users.Wait()
+			p.control.Close()
+			p.loop.Do(p.bury)
+		}()
+	})
+}
+
+// farewell is how long the other side has to hear why.
+func (p *Peer) farewell() time.Duration {
+	if p.parted == nil {
+		return 0
+	}
+	return min(p.config.Heartbeat, time.Second)
+}
+
+// failed is the end of a connection that could not be read or written.
+func (p *Peer) failed(c net.Conn, doing string, err error) {
+	var status *wire.Error
+	said := errors.As(err, &status)
+	if c != p.control && !said {
+		// Where the other side ends by itself it tells why, on another connection.
+		select {
+		case <-p.dying:
+		case <-time.After(p.config.Heartbeat):
+		}
+	}
+	switch {
+	case said:
+		// What it sent makes no sense.
+		p.fail(wire.Errorf(status.Status, "the relay at %s: %s", p.config.Name, status.Reason), true)
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s closed its connection (%s)", p.config.Name, route(c)), false)
+	default:
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s cannot be reached any more: %s (%s): %v", p.config.Name, doing, route(c), err), false)
+	}
+}
+
+// silent is the end of a Peer whose other side does nothing.
+func (p *Peer) silent(c net.Conn, limit time.Duration, doing string) {
+	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s is dead: %s for %v (%s)", p.config.Name, doing, limit, route(c)), true)
+}
+
+func route(c net.Conn) string { return fmt.Sprintf("%v to %v", c.LocalAddr(), c.RemoteAddr()) }
+
+// bury tells the channels, on the loop, after all that came before.
+func (p *Peer) bury() {
+	p.loop.Remove(p)
+	p.dead = p.why
+	p.sent = nil
+	for number, w := range p.writes {
+		delete(p.writes, number)
+		w.done(p.dead)
+	}
+	for _, c := range p.channels {
+		_ = c.endArrivals(true) // of a dead Peer it refuses nothing
+	}
+	for _, c := range p.channels {
+		c.end(p.dead)
+	}
+	p.config.Down(p.dead)
+}
+
+func (p *Peer) isDying() bool {
+	select {
+	case <-p.dying:
+		return true
+	default:
+		return false
+	}
+}
+
+// Poll sends what this round of the loop has to say, in one.
+func (p *Peer) Poll() bool {
+	if len(p.sent) == 0 {
+		return false
+	}
+	over := !p.outbox.put(p.sent, p.frames, p.config.Waiting)
+	p.sent, p.frames = p.sent[:0], 0
+	if over {
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s leaves more than %d bytes of messages unread", p.config.Name, p.config.Waiting), true)
+	}
+	return true
+}
+
+// Busy reports nothing: what comes is posted to the loop.
+func (p *Peer) Busy() bool { return false }
+
+// Arm reports what is still to be sent.
+func (p *Peer) Arm() bool { return len(p.sent) > 0 }
+
+// Disarm has nothing to undo.
+func (p *Peer) Disarm() {}
+
+func (p *Peer) say(channel, kind uint32, payload ...[]byte) {
+	if p.dead != nil {
+		return
+	}
+	p.sent = appendFrame(p.sent, channel, kind, payload...)
+	p.frames++
+	if p.config.Alone || len(p.sent) >= p.config.Waiting {
+		p.Poll()
+	}
+}

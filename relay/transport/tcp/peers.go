@@ -1,0 +1,140 @@
+package tcp
+
+import (
+	"context"
+	"sync"
+
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Key is what has one Peer: the other relay, by what it is authenticated as, and the
+// addresses of the NICs at both ends.
+type Key struct{ Relay, Local, Remote string }
+
+// Peers are all that a relay has: the clients of its container share them. Its methods
+// may be called from any goroutine but the loop's.
+type Peers struct {
+	loop   *poll.Loop
+	config func(Key) Config
+
+	mu    sync.Mutex
+	known map[Key]*reaching
+	all   map[*Peer]bool // that live
+	ended bool
+}
+
+// reaching is a Peer, or that somebody dials it.
+type reaching struct {
+	tried chan struct{} // closed when there is one, or the error
+	peer  *Peer
+	err   error
+}
+
+// NewPeers makes none yet. config gives what a Peer is made with.
+func NewPeers(loop *poll.Loop, config func(Key) Config) *Peers {
+	return &Peers{loop: loop, config: config, known: map[Key]*reaching{}, all: map[*Peer]bool{}}
+}
+
+var errEnding = wire.Errorf(wire.StatusRelayDied, "the relay of this container is ending")
+
+// Reach gives the Peer of a key: the one that there is, or one that dial makes the
+// connections of. Whoever comes meanwhile waits for the same; where it fails so does
+// everybody who waits, and who comes next dials again.
+func (p *Peers) Reach(ctx context.Context, key Key, dial func(context.Context) (*Streams, error)) (*Peer, error) {
+	p.mu.Lock()
+	if p.ended {
+		p.mu.Unlock()
+		return nil, errEnding
+	}
+	r := p.known[key]
+	mine := r == nil
+	if mine {
+		r = &reaching{tried: make(chan struct{})}
+		p.known[key] = r
+	}
+	p.mu.Unlock()
+	if !mine {
+		select {
+		case <-r.tried:
+			return r.peer, r.err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	s, err := dial(ctx)
+	if err == nil {
+		_, err = p.make(key, s, r)
+	}
+	if err != nil {
+		r.err = err
+		p.forget(key, r)
+	}
+	close(r.tried)
+	return r.peer, r.err
+}
+
+// Accepted makes a Peer of connections that the other side dialed. Channels from here
+// go over it as well, where none is known yet.
+func (p *Peers) Accepted(key Key, s *Streams) (*Peer, error) {
+	r := &reaching{tried: make(chan struct{})}
+	peer, err := p.make(key, s, r)
+	if err != nil {
+		return nil, err
+	}
+	close(r.tried)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.known[key] == nil && !peer.isDying() {
+		p.known[key] = r
+	}
+	return peer, nil
+}
+
+func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
+	config := p.config(key)
+	down := config.Down
+	config.Down = func(err error) {
+		p.forget(key, r)
+		p.mu.Lock()
+		delete(p.all, r.peer)
+		p.mu.Unlock()
+		if down != nil {
+			down(err)
+		}
+	}
+	// On the loop, so that its end comes after it is known.
+	var ended bool
+	if !p.loop.Call(func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if ended = p.ended; !ended {
+			r.peer = New(p.loop, s, config)
+			p.all[r.peer] = true
+		}
+	}) || ended {
+		s.Close()
+		return nil, errEnding
+	}
+	return r.peer, nil
+}
+
+func (p *Peers) forget(key Key, r *reaching) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.known[key] == r {
+		delete(p.known, key)
+	}
+}
+
+// Close ends all Peers, and lets none be made any more.
+func (p *Peers) Close() {
+	p.mu.Lock()
+	p.ended = true
+	all := p.all
+	p.all = map[*Peer]bool{}
+	p.mu.Unlock()
+	for peer := range all {
+		peer.Close()
+	}
+}

@@ -1,0 +1,99 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// All clients of a relay share one Peer for each other relay and pair of NICs; one that
+// could not be reached, or has died, is dialed again.
+func TestAPairOfRelaysHasOnePeer(t *testing.T) {
+	noGoroutines(t)
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := make(chan struct{})
+	go func() { loop.Run(); close(ran) }()
+	defer func() { loop.Stop(); <-ran }()
+	down := make(chan error, 10)
+	peers := NewPeers(loop, func(k Key) Config {
+		return Config{Name: k.Relay, Heartbeat: 20 * time.Millisecond, Dead: time.Hour, Down: func(err error) { down <- err }}
+	})
+	var dialed atomic.Int64
+	var others []*Streams
+	dial := func(context.Context) (*Streams, error) {
+		dialed.Add(1)
+		mine, theirs := greeted(t, pipes, 1, 0)
+		others = append(others, theirs)
+		return mine, nil
+	}
+	defer func() {
+		for _, s := range others {
+			s.Close()
+		}
+	}()
+	refuses := errors.New("no route to host")
+	key := Key{"node7", "10.0.0.1", "10.0.0.7"}
+	if _, err := peers.Reach(t.Context(), key, func(context.Context) (*Streams, error) { return nil, refuses }); err != refuses {
+		t.Error(err)
+	}
+	reach := func(k Key) *Peer {
+		p, err := peers.Reach(t.Context(), k, dial)
+		if err != nil {
+			t.Error(err)
+		}
+		return p
+	}
+	got := make([]*Peer, 20)
+	var all sync.WaitGroup
+	for i := range got {
+		all.Go(func() { got[i] = reach(key) })
+	}
+	all.Wait()
+	for _, p := range got {
+		if p == nil || p != got[0] {
+			t.Fatal("clients have several peers")
+		}
+	}
+	if dialed.Load() != 1 {
+		t.Errorf("dialed %d times", dialed.Load())
+	}
+	other := reach(Key{"node7", "10.1.0.1", "10.1.0.7"})
+	if other == got[0] {
+		t.Error("another pair of NICs has the same peer")
+	}
+	got[0].Close()
+	receive(t, down, "the peer's end")
+	again := reach(key)
+	if again == got[0] {
+		t.Error("a dead peer is given")
+	}
+	for range 2 {
+		again.Close()
+		other.Close()
+		receive(t, down, "a peer's end")
+	}
+	mine, theirs := greeted(t, pipes, 1, 0)
+	others = append(others, theirs)
+	accepted, err := peers.Accepted(key, mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := dialed.Load()
+	if reach(key) != accepted || dialed.Load() != before {
+		t.Error("what the other side dialed is not used")
+	}
+	peers.Close()
+	receive(t, down, "the peer's end")
+	if _, err := peers.Reach(t.Context(), key, dial); wire.StatusOf(err) != wire.StatusRelayDied {
+		t.Errorf("after the end: %v", err)
+	}
+}

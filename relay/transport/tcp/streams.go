@@ -1,0 +1,222 @@
+package tcp
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// write is one of ours that is under way.
+type write struct {
+	piece // its number, grant and length; at is where its next piece begins
+	from  []byte
+	done  func(error)
+
+	// Of supply's lock.
+	left         uint64 // bytes that a stream has not sent yet
+	acknowledged bool
+}
+
+// supply is what the data streams' writers have to send. A writer takes a piece when it
+// has sent the last, so that a slow stream gets fewer.
+type supply struct {
+	mu    sync.Mutex
+	ready sync.Cond
+	queue []*write
+	ended bool
+	piece uint64 // bytes, at most
+}
+
+func (s *supply) put(w *write) {
+	s.mu.Lock()
+	s.queue = append(s.queue, w)
+	s.mu.Unlock()
+	if w.length > s.piece {
+		s.ready.Broadcast()
+	} else {
+		s.ready.Signal()
+	}
+}
+
+// take waits for a piece, and gives none at the end.
+func (s *supply) take() (*write, piece, []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.queue) == 0 && !s.ended {
+		s.ready.Wait()
+	}
+	if s.ended {
+		return nil, piece{}, nil
+	}
+	w := s.queue[0]
+	p := w.piece
+	p.bytes = uint32(min(s.piece, w.length-w.at))
+	if w.at += uint64(p.bytes); w.at == w.length {
+		s.queue[0] = nil
+		s.queue = s.queue[1:]
+	}
+	return w, p, w.from[p.at:][:p.bytes]
+}
+
+// sent counts a piece, and reports whether nothing is left to wait for.
+func (s *supply) sent(w *write, n uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.left -= uint64(n)
+	return w.left == 0 && w.acknowledged
+}
+
+// acknowledged is the other side's word; it reports what sent does.
+func (s *supply) acknowledged(w *write) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	again := w.acknowledged
+	w.acknowledged = true
+	return w.left == 0 && !again
+}
+
+// Link is a channel's way for writes. It implements transport.Link, for sources in host
+// memory.
+type Link struct{ channel *Channel }
+
+// Link gives the sender's end.
+func (c *Channel) Link() *Link { return &Link{c} }
+
+// AddTarget has nothing to do: the receiver checks what it has granted.
+func (l *Link) AddTarget(_, _ uint32, _ []device.Part, ready func(error)) { ready(nil) }
+
+// RemoveTarget has nothing to do either, nor have those after it.
+func (l *Link) RemoveTarget(uint32) {}
+
+// AddSource does nothing.
+func (l *Link) AddSource(_, _ uint32, _ int, _ uint64) {}
+
+// RemoveSource does nothing.
+func (l *Link) RemoveSource(uint32) {}
+
+// Close does nothing: the channel is closed by itself.
+func (l *Link) Close() {}
+
+// Write posts a write. done is called when the other relay has said that all of it is
+// in its memory, or when the Peer is dead and nothing reads the source any more.
+func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immediate uint64, done func(error)) {
+	if from.Place.Host == nil {
+		done(wire.Errorf(wire.StatusInternal, "a write over TCP out of memory that is not the host's"))
+		return
+	}
+	l.channel.write(to, unsafe.Slice((*byte)(from.Place.Host), n), immediate, done)
+}
+
+func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done func(error)) {
+	p := c.peer
+	switch {
+	case p.dead != nil:
+		done(p.dead)
+		return
+	case c.left || c.over:
+		done(wire.Errorf(wire.StatusPeerClosed, "the relay at %s has closed the connection", p.config.Name))
+		return
+	}
+	n := uint64(len(from))
+	p.written++
+	w := &write{
+		piece: piece{channel: c.number, region: to.Region, number: p.written, immediate: immediate, offset: to.Offset, length: n},
+		from:  from, done: done, left: n,
+	}
+	if p.writes[p.written] = w; p.underWay.Add(1) == 1 {
+		p.moved()
+	}
+	p.counters.writes.Add(1)
+	if len(from) <= p.config.Eager {
+		p.counters.eager.Add(1)
+		w.bytes, w.left = uint32(n), 0
+		p.say(c.number, frameEager, w.header(), from)
+		return
+	}
+	p.supply.put(w)
+}
+
+// writeData sends pieces on one stream.
+func (p *Peer) writeData(c net.Conn) {
+	for {
+		w, h, from := p.supply.take()
+		if w == nil || !p.send(c, net.Buffers{h.header(), from}) {
+			return
+		}
+		p.counters.pieces.Add(1)
+		p.moved()
+		if p.supply.sent(w, h.bytes) {
+			p.loop.Do(func() { p.finish(w) })
+		}
+	}
+}
+
+// readData receives pieces on one stream, each straight into the memory that is granted.
+func (p *Peer) readData(c net.Conn) {
+	header := make([]byte, pieceHeader)
+	for {
+		if _, err := io.ReadFull(c, header); err != nil {
+			p.failed(c, "receiving", err)
+			return
+		}
+		h, err := readPiece(header)
+		if err == nil {
+			err = p.land(h, func(to []byte) error { return p.fill(c, to) }, p.loop.Do)
+		}
+		if err != nil {
+			p.failed(c, "receiving", err)
+			return
+		}
+	}
+}
+
+// land checks a piece and fills its memory. Of a write that is complete both sides are
+// told, this one on the loop.
+func (p *Peer) land(h *piece, fill func([]byte) error, onLoop func(func())) error {
+	w, to, err := p.landings.begin(h)
+	if err != nil {
+		return err
+	}
+	if err := fill(to); err != nil {
+		return err
+	}
+	if p.landings.end(w, h) {
+		onLoop(func() {
+			if c := p.channels[h.channel]; c != nil && c.arrivals != nil {
+				c.arrivals.arrived(h.immediate, h.length)
+			}
+		})
+		p.acknowledge(h.channel, h.number)
+	}
+	return nil
+}
+
+// fill reads as much, as long as something comes at least every Dead.
+func (p *Peer) fill(c net.Conn, to []byte) error {
+	for len(to) > 0 {
+		err := c.SetReadDeadline(time.Now().Add(p.config.Dead))
+		if err != nil {
+			return err
+		}
+		n, err := c.Read(to)
+		if to = to[n:]; err == nil || len(to) == 0 {
+			continue
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			if n > 0 {
+				continue
+			}
+			p.silent(c, p.config.Dead, "it has not gone on with a write")
+		}
+		return err
+	}
+	return c.SetReadDeadline(time.Time{})
+}
