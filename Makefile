@@ -176,8 +176,8 @@ soak-containers: test-needs build ## start containers and kill what takes part i
 	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^TestSoak$$' ./integration
 
 .PHONY: soak-faults
-soak-faults: ## give every CUDA call of relays and NICs every fault, wait 120 s for who sleeps, and 500 orders of receives over two slots
-	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
+soak-faults: ## give every CUDA call and every system call of relays and NICs every fault, and the CUDA calls of clients, wait 120 s for who sleeps, and 500 orders of receives over two slots
+	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
 
 .PHONY: bench
 bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--table routes -o json")

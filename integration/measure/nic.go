@@ -58,7 +58,7 @@ func (c *Copies) prepareNear(j Job, from, to *device.Device) (err error) {
 	defer unix.Close(theirs)
 	n.loop.Call(func() {
 		// The receiver does nothing with what it is told: its memory is its own.
-		n.receiving, err = loop.Receive(n.loop, ours, func(uint64, uint64) {}, func() {})
+		n.receiving, err = loop.Receive(n.loop, ours, func(uint64, uint64) {}, func(error) {})
 	})
 	if err != nil {
 		return errors.Join(err, unix.Close(ours))
