@@ -252,7 +252,7 @@ func (k *sitting) pass(f *callFault) (struck bool, err error) {
 		struck = replaced || first.watcher.hasStruck()
 		switch {
 		case failed == nil:
-			if good++; struck && good > 1 || good > 2 {
+			if good++; struck && (good > 1 || told != nil) || good > 2 {
 				return struck, k.look(p, f, told)
 			}
 			continue
