@@ -67,6 +67,9 @@ func playRelay() error {
 		listeners = append(listeners, l.(*net.UnixListener))
 		unix.CloseOnExec(int(fd))
 	}
+	if err := watchedFrom(5); err != nil {
+		return err
+	}
 	r, err := relay.New(listeners[0], listeners[1], -1)
 	if err != nil {
 		return err

@@ -103,12 +103,12 @@ func (c *connection) cancel(request *operation) {
 
 func (c *connection) receive(m wire.Message, _ uint32, fds []int) {
 	defer packet.CloseAll(fds)
-	if closing, ok := m.(*wire.PeerClose); ok {
-		status := wire.Status(closing.Status)
-		if status == wire.StatusOK {
-			status = wire.StatusPeerClosed
-		}
-		c.shutdown(&wire.Error{Status: status, Reason: wire.Text(closing.Reason[:])})
+	switch m := m.(type) {
+	case *wire.PeerClose:
+		c.shutdown(&wire.Error{Status: ofPeer(m.Status), Reason: wire.Text(m.Reason[:])})
+		return
+	case *wire.Failure: // something that it needs for the connection failed there
+		c.shutdown(wire.Errorf(ofPeer(m.Status), "the relay of %s: %s", c.peer, wire.Text(m.Reason[:])))
 		return
 	}
 	if err := c.side.message(m, fds); err != nil {
@@ -118,6 +118,14 @@ func (c *connection) receive(m wire.Message, _ uint32, fds []int) {
 		}
 		c.shutdown(why)
 	}
+}
+
+// ofPeer is the status with which the other relay ends a connection.
+func ofPeer(status uint32) wire.Status {
+	if wire.Status(status) == wire.StatusOK {
+		return wire.StatusPeerClosed
+	}
+	return wire.Status(status)
 }
 
 // ended is the other relay's end of the connection.

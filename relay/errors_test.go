@@ -101,6 +101,19 @@ func TestWhatIsClosedHereSaysSo(t *testing.T) {
 	demand(t, err, wire.StatusClosed)
 }
 
+// An operation waits for no event that is not open.
+func TestAnEventThatIsNotOpen(t *testing.T) {
+	s := attach(t, newHost(t).relay("a", launch.RouteDirect, far(0, 1, "nic0")))
+	sending, _, _ := join(t, s, 0, s, 0)
+	m := exported(t, s, 0, 2<<20)
+	send, err := sending.Send(m.Memory, 0, 8, func(d *wire.Descriptor) { d.WaitEvent = 7 })
+	_, err = wait(t, send, err)
+	demand(t, err, wire.StatusUnknownEvent)
+	if err := sending.Err(); err != nil {
+		t.Errorf("the connection is down: %v", err)
+	}
+}
+
 // A GPU on which no context can be made is the trouble of its own lane: those of the
 // container's other GPUs go on.
 func TestASickGPUEndsNoOtherLane(t *testing.T) {

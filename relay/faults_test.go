@@ -99,6 +99,9 @@ func playNIC() error {
 		return err
 	}
 	file.Close()
+	if err := watchedFrom(4); err != nil {
+		return err
+	}
 	n, err := loop.NewNIC("nic0", []string{devices[1].BusID}, 0)
 	if err != nil {
 		return err
@@ -117,6 +120,9 @@ type subject struct {
 	log   *os.File
 	ended chan struct{}
 	err   error // how it ended
+	// Of one whose system calls are watched.
+	control *os.File
+	watcher *watcher
 }
 
 func (s *stage) begin(log string, environment ...string) (*subject, error) {
@@ -159,22 +165,28 @@ func (p *subject) stop() (said string, err error) {
 	}
 	text, read := os.ReadFile(p.log.Name())
 	p.log.Close()
+	if p.watcher != nil {
+		p.watcher.over.Wait()
+		p.control.Close()
+	}
 	return string(text), errors.Join(err, read)
 }
 
 // holding is what a process holds beside what its runtime decides.
 type holding struct {
 	files, mappings, streams int
+	goroutines               int // 0: nobody knows
 	gpuBytes                 uint64
 	list                     []string // of the files
 }
 
 func (h holding) within(most holding) bool {
-	return h.files <= most.files && h.mappings <= most.mappings && h.streams <= most.streams && h.gpuBytes <= most.gpuBytes
+	return h.files <= most.files && h.mappings <= most.mappings && h.streams <= most.streams && h.gpuBytes <= most.gpuBytes && h.goroutines <= most.goroutines
 }
 
 func (h holding) String() string {
-	return fmt.Sprintf("%d files, %d mappings of shared memory with %d bytes of GPU memory, %d streams; files: %s", h.files, h.mappings, h.gpuBytes, h.streams, strings.Join(h.list, " "))
+	return fmt.Sprintf("%d files, %d mappings of shared memory with %d bytes of GPU memory, %d streams, %d goroutines; files: %s",
+		h.files, h.mappings, h.gpuBytes, h.streams, h.goroutines, strings.Join(h.list, " "))
 }
 
 func (p *subject) holds() (h holding, err error) {
@@ -205,11 +217,27 @@ func (p *subject) holds() (h holding, err error) {
 			h.gpuBytes += to - from
 		}
 	}
+	if p.watcher != nil {
+		if h.goroutines, err = p.goroutines(); err != nil {
+			return h, err
+		}
+	}
 	threads, err := filepath.Glob(proc + "/task/*/comm")
 	for _, t := range threads {
 		if name, err := os.ReadFile(t); err == nil && string(name) == "sim-stream\n" {
 			h.streams++
 		}
+	}
+	return h, err
+}
+
+// rests waits for what ends with a session, which it does soon, and is what is left.
+func (p *subject) rests() (h holding, err error) {
+	for last := -1; err == nil; time.Sleep(300 * time.Millisecond) {
+		if h, err = p.holds(); h.files+h.mappings+h.goroutines == last {
+			break
+		}
+		last = h.files + h.mappings + h.goroutines
 	}
 	return h, err
 }
@@ -352,12 +380,8 @@ func (s *stage) measure(t *testing.T, dir string) (calls map[string]int) {
 			break
 		}
 	}
-	// What ends with a session ends soon.
-	for last := -1; err == nil; time.Sleep(300 * time.Millisecond) {
-		if s.idle, err = p.holds(); s.idle.files+s.idle.mappings == last {
-			break
-		}
-		last = s.idle.files + s.idle.mappings
+	if err == nil {
+		s.idle, err = p.rests()
 	}
 	said, stopped := p.stop()
 	if err = errors.Join(err, stopped, p.err); err != nil {

@@ -33,6 +33,7 @@ type listener struct {
 	lane    *lane
 	ready   []*receiver // connected, not accepted
 	accepts []uint32    // requests that wait for one
+	missed  []error     // of senders that believe to be connected
 }
 
 func (s *session) listen(m *wire.Listen, sequence uint32) {
@@ -121,8 +122,22 @@ func (r *receiver) left() bool {
 	return false
 }
 
+// miss has an accept fail, the next one where none waits: a sender may believe that it is
+// connected.
+func (l *listener) miss(err error) {
+	if len(l.missed) < maxUnaccepted {
+		l.missed = append(l.missed, err)
+	}
+	l.hand()
+}
+
 // hand gives connected senders to waiting accepts.
 func (l *listener) hand() {
+	for len(l.accepts) > 0 && len(l.missed) > 0 {
+		sequence, err := l.accepts[0], l.missed[0]
+		l.accepts, l.missed = l.accepts[1:], l.missed[1:]
+		l.session.answer(sequence, wire.Errorf(wire.StatusInternal, "a sender connected, and %s could not take it: %v", l.session.relay.name(), err))
+	}
 	for len(l.accepts) > 0 && len(l.ready) > 0 {
 		r := l.ready[0]
 		l.ready = l.ready[1:]
@@ -238,8 +253,12 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *greetings) error {
 		if ours >= 0 {
 			unix.Close(ours)
 		}
-		logrus.WithError(err).Debug("a sender left during its handshake")
-		return nil
+		if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+			logrus.WithError(err).Debug("a sender left during its handshake")
+			return nil
+		}
+		r.loop.Do(func() { l.miss(err) })
+		return wire.Errorf(wire.StatusInternal, "%s answers a sender: %v", r.name(), err)
 	}
 	r.loop.Do(func() { l.connect(c, fd, ours, hello.Shares == 1) })
 	return nil
@@ -254,6 +273,7 @@ func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 	c.number = s.number()
 	port, err := c.open(fd)
 	if err != nil {
+		packet.Refuse(fd, err, 0)
 		unix.Close(fd)
 	} else if shares {
 		if missing := port.Share(); missing != nil {
@@ -264,6 +284,7 @@ func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 		var arrivals *loop.Arrivals
 		arrivals, err = loop.Receive(s.relay.loop, immediates, receiver.immediate, receiver.immediatesEnded)
 		if err != nil {
+			c.port.Send(wire.NewFailure(err), 0)
 			c.port.Close()
 		} else {
 			receiver.writes = arrivals
@@ -274,6 +295,7 @@ func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 			unix.Close(immediates)
 		}
 		s.log.WithError(err).Error("a sender could not be watched")
+		l.miss(err)
 		return
 	}
 	over := s.relay.reserve(ofConnection)

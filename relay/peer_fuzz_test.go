@@ -589,7 +589,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 					}
 				case 4:
 					if r.down != nil && !r.immediateEnd { // else a timer waits for the loop
-						r.immediatesEnded()
+						r.immediatesEnded(io.EOF)
 					}
 				case 5:
 					if cookie := uint64(do.next()); w.posted[cookie] != nil {
@@ -625,7 +625,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 			r.connection.ended(io.EOF)
 		}
 		if !r.immediateEnd {
-			r.immediatesEnded()
+			r.immediatesEnded(io.EOF)
 		}
 		w.copied()
 		w.over()

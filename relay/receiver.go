@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"io"
 	"time"
 
 	"github.com/peerlane/peerlane/relay/transport"
@@ -337,8 +338,13 @@ func (r *receiver) stop(why *wire.Error) {
 const closeTime = 100 * time.Millisecond
 
 // immediatesEnded is the NIC's word that it writes no slot any more. Where the
-// sender says nothing, the NIC itself has ended.
-func (r *receiver) immediatesEnded() {
+// sender says nothing, the NIC itself has ended. Any other error than io.EOF is ours: the
+// NIC may go on writing until the sender has heard of it.
+func (r *receiver) immediatesEnded(err error) {
+	if err != io.EOF {
+		r.shutdown(wire.Errorf(wire.StatusInternal, "%s cannot hear the emulated NIC of %s: %v", r.session.relay.name(), r.peer, err))
+		return
+	}
 	r.immediateEnd = true
 	r.settle()
 	if r.down != nil {

@@ -1022,6 +1022,8 @@ func play(role string) int {
 		err = playStaging()
 	case "nic":
 		err = playNIC()
+	case "client":
+		err = playClient()
 	case "receiver":
 		err = playReceiver()
 	default:

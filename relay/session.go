@@ -179,6 +179,7 @@ func (s *session) begin(fd int, version uint32) {
 	port, err := packet.NewPort(r.loop, fd, s.receive, s.hungUp)
 	if err != nil {
 		s.log.WithError(err).Error("a client could not be watched")
+		packet.Refuse(fd, err, 1)
 		unix.Close(fd)
 		s.free()
 		return

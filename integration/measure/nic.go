@@ -24,7 +24,7 @@ type near struct {
 	on        *device.Device // of the sender
 	loop      *poll.Loop
 	link      *loop.Link
-	receiving *packet.Port
+	receiving *loop.Arrivals
 	memory    [2]*device.Memory // of the sender, of the receiver
 
 	// Of the loop.
@@ -58,7 +58,7 @@ func (c *Copies) prepareNear(j Job, from, to *device.Device) (err error) {
 	defer unix.Close(theirs)
 	n.loop.Call(func() {
 		// The receiver does nothing with what it is told: its memory is its own.
-		n.receiving, err = loop.Receive(n.loop, ours, func(uint64, uint64) {}, func() {})
+		n.receiving, err = loop.Receive(n.loop, ours, func(uint64, uint64) {}, func(error) {})
 	})
 	if err != nil {
 		return errors.Join(err, unix.Close(ours))

@@ -90,8 +90,14 @@ func mapStaging(d *cuda.Driver, fd int, bytes uint64, device cuda.Device) (ptr c
 	if err != nil {
 		return 0, nil, fmt.Errorf("importing it: %w", err)
 	}
-	// The mapping keeps the memory.
-	defer func() { err = errors.Join(err, d.MemRelease(handle)) }()
+	// The mapping keeps the memory, and goes where there is an error.
+	defer func() {
+		released := d.MemRelease(handle)
+		if released != nil && err == nil {
+			released = errors.Join(released, release())
+		}
+		err = errors.Join(err, released)
+	}()
 	if ptr, err = d.MemAddressReserve(bytes, 0); err != nil {
 		return 0, nil, fmt.Errorf("reserving %d bytes of addresses: %w", bytes, err)
 	}

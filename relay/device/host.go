@@ -56,15 +56,20 @@ func CreateHost(name string, bytes uint64) (*Memory, error) {
 func populate(fd int, bytes uint64) error {
 	for at := uint64(0); at < bytes; {
 		n := min(takeAtOnce, bytes-at)
-		switch err := unix.Fallocate(fd, 0, int64(at), int64(n)); err {
-		case nil:
-			at += n
-		case unix.EINTR:
-		default:
+		if err := fallocate(fd, 0, at, n); err != nil {
+			return err
+		}
+		at += n
+	}
+	return nil
+}
+
+func fallocate(fd int, how uint32, at, n uint64) error {
+	for {
+		if err := unix.Fallocate(fd, how, int64(at), int64(n)); err != unix.EINTR {
 			return os.NewSyscallError("fallocate", err)
 		}
 	}
-	return nil
 }
 
 // CheckHost says why a descriptor that somebody else made is not host memory of so
@@ -148,8 +153,7 @@ func (m *Memory) closeHost() error {
 	}
 	err = errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(m.host)))
 	if m.made {
-		err = errors.Join(err, os.NewSyscallError("fallocate",
-			unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(m.Bytes))))
+		err = errors.Join(err, fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, m.Bytes))
 	}
 	m.host = nil
 	return errors.Join(err, unix.Close(m.fd))

@@ -164,10 +164,15 @@ func (c Conn) Exchange(m wire.Message, timeout time.Duration, fds ...int) (wire.
 		return nil, nil, err
 	}
 	defer func() { _ = c.SetDeadline(time.Time{}) }() // fails only on a closed socket, which the next call reports
-	if err := c.Send(m, 1, fds...); err != nil {
-		return nil, nil, err
+	sent := c.Send(m, 1, fds...)
+	if sent != nil && !errors.Is(sent, unix.EPIPE) {
+		return nil, nil, sent
 	}
+	// Who has closed may have said why before.
 	answer, _, received, err := c.Receive()
+	if err != nil && sent != nil {
+		err = sent
+	}
 	if failure, ok := answer.(*wire.Failure); ok {
 		err = failure.Err()
 	}
@@ -179,9 +184,8 @@ func (c Conn) Exchange(m wire.Message, timeout time.Duration, fds ...int) (wire.
 }
 
 // Detach gives up the Conn and returns its socket as a plain non-blocking
-// descriptor.
+// descriptor. After an error the Conn is what it was.
 func (c Conn) Detach() (int, error) {
-	defer c.Close()
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return -1, err
@@ -191,7 +195,16 @@ func (c Conn) Detach() (int, error) {
 	err = raw.Control(func(socket uintptr) {
 		fd, duplicate = unix.FcntlInt(socket, unix.F_DUPFD_CLOEXEC, 3)
 	})
-	return fd, errors.Join(err, duplicate)
+	if err = errors.Join(err, os.NewSyscallError("F_DUPFD_CLOEXEC", duplicate)); err != nil {
+		return -1, err
+	}
+	c.Close()
+	return fd, nil
+}
+
+// Refuse tells the other end of a socket why nobody serves it here, if it can be told.
+func Refuse(fd int, why error, sequence uint32) {
+	_ = unix.Sendmsg(fd, wire.Encode(wire.NewFailure(why), sequence), nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }
 
 func decode(data, control []byte, flags int) (wire.Message, uint32, []int, error) {
@@ -275,8 +288,12 @@ func (s *Source) block(f func()) {
 
 // HangUp closes the socket of a Conn, and waits for nothing that is in it.
 func (s *Source) HangUp(c Conn) {
-	if fd, err := c.Detach(); err == nil { // else it is closed or detached
+	switch fd, err := c.Detach(); {
+	case err == nil:
 		s.hangUp(fd)
+	case errors.Is(err, net.ErrClosed): // or detached
+	default: // no descriptor left, say
+		s.block(func() { c.Close() })
 	}
 }
 
@@ -385,6 +402,8 @@ type Port struct {
 	received func(wire.Message, uint32, []int)
 	ended    func(error)
 	leaving  bool // Leave was called
+	lingers  bool // Linger was called
+	deaf     bool // it has failed, and lingers
 	source   *Source
 	closing  closing // files of messages that came here
 	// dropped is closed when a message that was not received with its descriptors is
@@ -467,7 +486,7 @@ func (p *Port) Send(m wire.Message, sequence uint32, fds ...int) {
 		duplicate, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
 			CloseAll(kept)
-			p.loop.Do(func() { p.end(os.NewSyscallError("duplicate descriptor", err)) })
+			p.loop.Do(func() { p.fail(os.NewSyscallError("F_DUPFD_CLOEXEC", err)) })
 			return
 		}
 		kept = append(kept, duplicate)
@@ -487,7 +506,14 @@ func (p *Port) broken(err error) {
 	if _, system := err.(unix.Errno); system {
 		err = os.NewSyscallError("sendmsg", err)
 	}
-	p.loop.Do(func() { p.end(err) })
+	p.loop.Do(func() { p.fail(err) })
+}
+
+// fail ends the connection for what has failed at this side. The other one hears why, if
+// it can be told.
+func (p *Port) fail(err error) {
+	p.Send(wire.NewFailure(err), 0)
+	p.end(err)
 }
 
 func (p *Port) write(data []byte, fds []int) error {
@@ -541,7 +567,7 @@ func (p *Port) read() {
 			// it sent before, the reason of its end, say, is still to be read.
 			continue
 		case err != nil:
-			p.end(os.NewSyscallError("recvmsg", err))
+			p.fail(os.NewSyscallError("recvmsg", err))
 			return
 		case n == 0 && controls == 0:
 			if !ended { // there may be a last message; see ReceiveFrom
@@ -559,15 +585,14 @@ func (p *Port) read() {
 func (p *Port) handle(data, control []byte, flags int) {
 	m, sequence, fds, err := decode(data, control, flags)
 	taken := false
-	if err == nil && (p.shared != nil || p.takesShared) {
+	if err == nil && !p.deaf && (p.shared != nil || p.takesShared) {
 		taken, err = p.ofSharing(m, fds)
 	}
 	switch {
 	case err != nil:
 		p.CloseAll(fds)
-		p.Send(wire.NewFailure(err), 0) // the other side hears why
-		p.end(err)
-	case taken, p.leaving, p.fd < 0:
+		p.fail(err)
+	case taken, p.leaving, p.deaf, p.fd < 0:
 		p.CloseAll(fds)
 	default:
 		p.received(m, sequence, fds)
@@ -598,14 +623,26 @@ func (p *Port) drop() {
 func (p *Port) end(err error) {
 	// What the other side had written before its end comes before it.
 	p.readShared(sharedSlots)
-	if p.fd < 0 {
+	switch {
+	case p.fd < 0, p.deaf && err != io.EOF:
 		return
+	case p.lingers && err != io.EOF:
+		p.deaf = true
+		if p.shared != nil {
+			p.shared.reading = false
+		}
+	default:
+		p.Close()
 	}
-	p.Close()
 	if !p.leaving {
 		p.ended(err)
 	}
 }
+
+// Linger has a socket that has failed at this side stay open until the other side closes
+// it: `ended` is called with what has failed, and again with io.EOF. What comes between
+// is dropped.
+func (p *Port) Linger() { p.lingers = true }
 
 // leaveTime is how long the other side has to read the last that it is told.
 const leaveTime = 10 * time.Second

@@ -94,7 +94,10 @@ func openShared(fd int) (*shared, error) {
 		return nil, wire.Errorf(wire.StatusBadDescriptor, "the other relay's memory is not sealed")
 	}
 	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil || stat.Size != sharedBytes {
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return nil, os.NewSyscallError("fstat", err)
+	}
+	if stat.Size != sharedBytes {
 		return nil, wire.Errorf(wire.StatusBadDescriptor, "the other relay's memory has %d bytes, not %d", stat.Size, sharedBytes)
 	}
 	return mapShared(fd, false)
@@ -216,8 +219,10 @@ func (p *Port) put(data []byte) error {
 		return unix.EAGAIN
 	}
 	if atomic.LoadUint32(out.sleeps) != 0 && atomic.SwapUint32(out.sleeps, 0) != 0 {
-		// Full or closed: the reader wakes by itself.
-		if err := p.sendmsg(bell, nil); err == unix.ENOBUFS || err == unix.ENOMEM {
+		switch err := p.sendmsg(bell, nil); err {
+		case nil, unix.EAGAIN, unix.EPIPE, unix.ECONNRESET, unix.ECONNREFUSED, unix.ENOTCONN:
+			// Full or closed: the reader wakes by itself.
+		default:
 			atomic.StoreUint32(out.sleeps, 1)
 			return err
 		}

@@ -44,7 +44,7 @@ func (s *shared) timeline(i uint32) *uint64 {
 }
 
 func (s *shared) unmap() error {
-	err := errors.Join(unix.Munmap(s.submit), unix.Munmap(s.complete))
+	err := os.NewSyscallError("munmap", errors.Join(unix.Munmap(s.submit), unix.Munmap(s.complete)))
 	*s = shared{}
 	return err
 }

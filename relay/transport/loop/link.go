@@ -39,11 +39,17 @@ func Dial(l *poll.Loop, socket string, receiver int, down func(error), paced fun
 	}
 	hello := &wire.NICHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Shares: 1}
 	if err := conn.Send(hello, 0, receiver); err != nil {
+		if m, _, _ := conn.ReceiveBare(); m != nil { // it may have said why it closed
+			if failure, ok := m.(*wire.Failure); ok {
+				err = failure.Err()
+			}
+		}
 		conn.Close()
 		return nil, wire.Errorf(wire.StatusNICDied, "the emulated NIC at %s: %v", socket, err)
 	}
 	fd, err := conn.Detach()
 	if err != nil {
+		conn.Close()
 		return nil, err
 	}
 	link := &Link{name: socket, pending: map[uint64]func(error){}, down: down, paced: paced}
@@ -160,18 +166,23 @@ var (
 )
 
 // Receive takes over the socket on which the sender's NIC delivers immediates: arrived
-// is called for each, ended when no write of this connection can come any more.
-func Receive(l *poll.Loop, fd int, arrived func(immediate, length uint64), ended func()) (*Arrivals, error) {
+// is called for each, ended with io.EOF when no write of this connection can come any
+// more, and before that with what makes that no further one can be heard of.
+func Receive(l *poll.Loop, fd int, arrived func(immediate, length uint64), ended func(error)) (*Arrivals, error) {
 	port, err := packet.NewPort(l, fd, func(m wire.Message, _ uint32, fds []int) {
 		packet.CloseAll(fds)
-		if i, ok := m.(*wire.NICImmediate); ok {
-			arrived(i.Immediate, i.Length)
+		switch m := m.(type) {
+		case *wire.NICImmediate:
+			arrived(m.Immediate, m.Length)
+		case *wire.Failure:
+			ended(m.Err())
 		}
-	}, func(error) { ended() })
+	}, ended)
 	if err != nil {
 		return nil, err
 	}
 	port.TakeShared()
+	port.Linger()
 	return &Arrivals{port}, nil
 }
 

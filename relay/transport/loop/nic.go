@@ -90,7 +90,11 @@ func (n *NIC) Serve(listener *net.UnixListener) (err error) {
 		}
 		fd := -1
 		if err == nil {
-			fd, err = packet.Conn{UnixConn: conn}.Detach()
+			sender := packet.Conn{UnixConn: conn}
+			if fd, err = sender.Detach(); err != nil {
+				_ = sender.Send(wire.NewFailure(err), 0) // it has gone, or is told by the end
+				sender.Close()
+			}
 		}
 		if err != nil {
 			// No descriptor left, say; senders may close theirs.

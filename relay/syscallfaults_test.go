@@ -1,0 +1,418 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// errnos are what a system call can fail with. What nothing can make fail has none: a
+// munmap of all that was mapped at once, epoll_ctl to remove, F_GET_SEALS of a memfd.
+var errnos = map[string][]unix.Errno{
+	"memfd_create":    {unix.EMFILE, unix.ENFILE, unix.ENOMEM},
+	"ftruncate":       {unix.ENOMEM, unix.ENOSPC},
+	"fallocate":       {unix.ENOSPC, unix.ENOMEM, unix.EINTR},
+	"mmap":            {unix.ENOMEM, unix.EAGAIN, unix.ENFILE},
+	"F_DUPFD_CLOEXEC": {unix.EMFILE, unix.ENOMEM},
+	"F_ADD_SEALS":     {unix.EBUSY, unix.ENOMEM},
+	"statx":           {unix.ENOMEM, unix.EIO},
+	"fstat":           {unix.ENOMEM, unix.EIO},
+	"fstatfs":         {unix.ENOMEM, unix.EIO},
+	"eventfd2":        {unix.EMFILE, unix.ENFILE, unix.ENOMEM},
+	"pipe2":           {unix.EMFILE, unix.ENFILE},
+	"epoll_create1":   {unix.EMFILE, unix.ENFILE, unix.ENOMEM},
+	"epoll_ctl":       {unix.ENOSPC, unix.ENOMEM},
+	"sendmsg":         {unix.ENOBUFS, unix.ENOMEM, unix.EINTR},
+	// Beside those of all messages.
+	"sendmsg of descriptors": {unix.ETOOMANYREFS},
+	"recvmsg":                {unix.ENOMEM, unix.ECONNRESET, unix.EINTR},
+	"socketpair":             {unix.EMFILE, unix.ENFILE, unix.ENOMEM},
+	"socket":                 {unix.EMFILE, unix.ENFILE, unix.ENOBUFS},
+	"connect":                {unix.EAGAIN, unix.ECONNREFUSED, unix.ENOMEM},
+	"accept4":                {unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ECONNABORTED, unix.EINTR},
+	"setsockopt":             {unix.ENOMEM},
+	"shutdown":               {unix.ENOTCONN},
+	"SO_PEERPIDFD":           {unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOPROTOOPT},
+	"pidfd_open":             {unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ESRCH},
+	"openat":                 {unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO},
+	"prctl":                  {unix.EINVAL},
+	"write":                  {unix.ENOSPC, unix.EIO},
+	"clone":                  {unix.EAGAIN, unix.ENOMEM},
+}
+
+// word is a call's, without what it is about.
+func (f *callFault) word() string {
+	word, _, _ := strings.Cut(f.call, " ")
+	return word
+}
+
+// isNamed reports whether a text says what has happened.
+func (f *callFault) isNamed(text string) bool {
+	if f.errno == unix.ECONNREFUSED { // of a socket that nobody serves
+		return strings.Contains(text, "has ended") || strings.Contains(text, "connection refused")
+	}
+	return f.errno != 0 && strings.Contains(strings.ToLower(text), f.errno.Error())
+}
+
+// atTheDoor reports whether the call is one with which a socket is taken from the backlog:
+// where it fails nobody can be told but by the log.
+func (f *callFault) atTheDoor() bool { return f.word() == "accept4" || f.word() == "epoll_ctl" }
+
+// mayEnd reports whether a process may end: where it has just begun and cannot, and where
+// memory cannot be given back but by that. A process without a thread is ended by Go.
+func (f *callFault) mayEnd(cold bool) bool {
+	switch f.word() {
+	case "fallocate", "clone":
+		return true
+	case "epoll_create1", "eventfd2", "epoll_ctl", "openat", "F_DUPFD_CLOEXEC":
+		return cold
+	}
+	return false
+}
+
+// callFaults are faults of calls that have been seen, each error and a delay, at the first
+// of a name, the last, and where all are wanted some between.
+func callFaults(calls map[string]int, all bool) (list []*callFault) {
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		n := calls[name]
+		some := []int{0, n - 1}
+		if all {
+			some = append(some, 1, 2, 3, 5, 8, n/4, n/2, n*3/4)
+		}
+		slices.Sort(some)
+		f := callFault{call: name, times: 1}
+		for _, f.after = range slices.Compact(some) {
+			if f.after >= n {
+				continue
+			}
+			can := errnos[f.word()]
+			if name != f.word() {
+				can = slices.Concat(can, errnos[name])
+			}
+			for _, f.errno = range can {
+				list = append(list, new(f))
+			}
+			f.errno, f.delay = 0, 200*time.Millisecond
+			list = append(list, new(f))
+			f.delay = 0
+		}
+	}
+	return list
+}
+
+// beginWatched starts the process of a stage, and answers the kernel for it.
+func (s *stage) beginWatched(log string, faults ...*callFault) (*subject, error) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	ours, theirs := os.NewFile(uintptr(ends[0]), "ours"), os.NewFile(uintptr(ends[1]), "theirs")
+	own := *s
+	own.files = append(slices.Clone(s.files), theirs)
+	p, err := own.begin(log, "PEERLANE_TEST_WATCHED=1")
+	theirs.Close()
+	if err != nil {
+		ours.Close()
+		return nil, err
+	}
+	p.control = ours
+	if p.watcher, err = watch(p.cmd.Process.Pid, ours, faults...); err != nil {
+		said, stopped := p.stop()
+		return nil, errors.Join(fmt.Errorf("%w: %s", err, said), stopped)
+	}
+	return p, nil
+}
+
+// watchedFrom has this process watched by whoever has the other end of a descriptor,
+// where the environment says so.
+func watchedFrom(control int) error {
+	if os.Getenv("PEERLANE_TEST_WATCHED") == "" {
+		return nil
+	}
+	unix.CloseOnExec(control)
+	return beWatched(control)
+}
+
+// sitting is a process that meets one fault after another, and its successors.
+type sitting struct {
+	stage *stage
+	log   string
+
+	mu       sync.Mutex
+	now      *subject
+	fault    *callFault
+	cold     bool
+	ends     int
+	said     string
+	err      error
+	stopping bool
+	over     sync.WaitGroup
+}
+
+// sit starts a process, which meets faults from its first call on.
+func (s *stage) sit(log string, faults ...*callFault) (*sitting, error) {
+	p, err := s.beginWatched(log, faults...)
+	if err != nil {
+		return nil, err
+	}
+	k := &sitting{stage: s, log: log, now: p}
+	if len(faults) > 0 {
+		k.fault, k.cold = faults[len(faults)-1], true
+	}
+	k.over.Go(func() {
+		for p != nil {
+			<-p.ended
+			p = k.next(p)
+		}
+	})
+	return k, nil
+}
+
+// next replaces a process that has ended; nil where there is to be none.
+func (k *sitting) next(p *subject) *subject {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	text, err := p.stop()
+	k.said += text
+	switch k.ends++; {
+	case err != nil:
+		k.err = err
+	case k.stopping && p.err == nil:
+		return nil
+	case k.fault == nil || p.err == nil || !k.fault.isNamed(text):
+		k.err = fmt.Errorf("the process ended with %v and does not name the call", p.err)
+	case !k.fault.mayEnd(k.cold) || k.ends > 1:
+		k.err = fmt.Errorf("the process ended for the %d. time with %v, and could go on", k.ends, p.err)
+	}
+	if k.err != nil || k.stopping {
+		return nil
+	}
+	if k.now, k.err = k.stage.beginWatched(k.log); k.err != nil {
+		return nil
+	}
+	return k.now
+}
+
+func (k *sitting) current() (p *subject, replaced bool, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.now, k.ends > 0, k.err
+}
+
+func (k *sitting) stop() (said string, err error) {
+	k.mu.Lock()
+	k.stopping = true
+	if k.now != nil {
+		k.now.stdin.Close()
+	}
+	k.mu.Unlock()
+	k.over.Wait()
+	return k.said, k.err
+}
+
+// arm has the process meet a fault from now on.
+func (k *sitting) arm(f *callFault) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fault, k.cold, k.ends = f, false, 0
+	k.now.watcher.arm(f)
+}
+
+// pass runs the program until a fault has struck, if it does, and then until it works
+// again.
+func (k *sitting) pass(f *callFault) (struck bool, err error) {
+	var told error
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%w\nthe clients were told: %v", err, told)
+		}
+	}()
+	first, _, _ := k.current()
+	var failedAt time.Time
+	for good := 0; ; {
+		p, replaced, err := k.current()
+		if err != nil {
+			return true, err
+		}
+		failed := k.stage.exercise()
+		told = errors.Join(told, failed)
+		struck = replaced || first.watcher.hasStruck()
+		switch {
+		case failed == nil:
+			if good++; struck && (good > 1 || told != nil) || good > 2 {
+				return struck, k.look(p, f, told)
+			}
+			continue
+		case errors.Is(failed, context.DeadlineExceeded):
+			return struck, errors.New("it does not end")
+		case errors.Is(failed, errWrongBytes):
+			return struck, failed
+		case f.delay > 0 || f.errno == unix.EINTR:
+			return struck, errors.New("that is no error")
+		}
+		if good = 0; failedAt.IsZero() {
+			failedAt = time.Now()
+		}
+		if time.Since(failedAt) > endTime {
+			return struck, errors.New("it does not work again")
+		}
+		// A lane without staging is not tried again for a second.
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// look looks at what is left behind.
+func (k *sitting) look(p *subject, f *callFault, told error) error {
+	if told != nil && !f.isNamed(told.Error()) && !f.mayEnd(k.cold) {
+		if !f.atTheDoor() {
+			return errors.New("no client is told of the call")
+		}
+	}
+	if now, replaced, err := k.current(); err != nil || replaced || now != p {
+		return err
+	}
+	err := p.settles(k.stage.idle)
+	if err != nil && p.hasEnded(time.Second) {
+		return nil // next looks why
+	}
+	return err
+}
+
+// Each system call of a relay and of an emulated NIC that can fail fails once, in each
+// way it can: the program ends, who asked is told the cause, the next program works and
+// has the right bytes, and nothing is left behind: descriptors, mappings, goroutines,
+// streams. The calls are those that the kernel has been seen to be asked for.
+//
+// PEERLANE_FAULTS=all tries all faults; else there is one of each call.
+func TestFaultsOfSystemCalls(t *testing.T) {
+	tried := map[string]bool{}
+	all := os.Getenv("PEERLANE_FAULTS") == "all"
+	only := os.Getenv("PEERLANE_FAULT")
+	for _, c := range []struct {
+		route string
+		nic   bool
+	}{{launch.RouteStaged, false}, {launch.RouteStaged, true}, {launch.RouteDirect, false}} {
+		s := newStage(t, c.route, c.nic)
+		t.Run(s.String(), func(t *testing.T) {
+			log := filepath.Join(t.TempDir(), "log")
+			k, err := s.sit(log)
+			if errors.Is(err, errNotAsked) {
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			// What happens once, at the first program, and what each program does.
+			var once, each map[string]int
+			if err = s.exercise(); err == nil {
+				once = k.now.watcher.seen()
+				err = errors.Join(s.exercise(), s.exercise())
+				each = k.now.watcher.seen()
+			}
+			if err == nil {
+				s.idle, err = k.now.rests()
+			}
+			if err != nil {
+				said, stopped := k.stop()
+				t.Fatalf("%v, %v: %s", err, stopped, said)
+			}
+			for name := range each {
+				each[name] /= 2 // of one program
+				delete(once, name)
+			}
+			t.Logf("calls at the first program %v, at each %v", once, each)
+			warm, cold := callFaults(each, all), callFaults(once, all)
+			if !all {
+				warm, cold = sample(warm, tried), sample(cold, tried)
+			}
+			met := 0
+			count := func(struck bool) {
+				if struck {
+					met++
+				}
+			}
+			for _, f := range warm {
+				if !strings.HasPrefix(f.String(), only) {
+					continue
+				}
+				k.arm(f)
+				struck, err := k.pass(f)
+				count(struck)
+				if err == nil {
+					continue
+				}
+				said, stopped := k.stop()
+				t.Errorf("PEERLANE_FAULT=%q: %v\n%v\nits log: %.4000s", f, err, stopped, said)
+				if k, err = s.sit(log); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if said, err := k.stop(); err != nil {
+				t.Errorf("%v: %s", err, said)
+			}
+			for _, f := range cold {
+				if !strings.HasPrefix(f.String(), only) {
+					continue
+				}
+				k, err := s.sit(log, f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				struck, err := k.pass(f)
+				count(struck)
+				said, stopped := k.stop()
+				if err = errors.Join(err, stopped); err != nil {
+					t.Errorf("PEERLANE_FAULT=%q: %v\nits log: %.4000s", f, err, said)
+				}
+			}
+			t.Logf("%d faults, of which %d were met", len(warm)+len(cold), met)
+			if met == 0 {
+				t.Error("no fault was met")
+			}
+		})
+	}
+}
+
+// sample is a fault of each call that none has been tried of, three at the least; not
+// always the same error.
+func sample(list []*callFault, tried map[string]bool) (some []*callFault) {
+	random := rand.New(rand.NewPCG(9, 4)) // the same in each run
+	random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	for _, f := range list {
+		if f.delay == 0 && !tried[f.word()] {
+			tried[f.word()] = true
+			some = append(some, f)
+		}
+	}
+	for _, f := range list[:min(3, len(list))] {
+		if len(some) < 3 && !slices.Contains(some, f) {
+			some = append(some, f)
+		}
+	}
+	return some
+}
+
+// goroutines asks a watched process how many goroutines it has.
+func (p *subject) goroutines() (n int, err error) {
+	if _, err := p.control.Write([]byte{1}); err != nil {
+		return 0, err
+	}
+	var count [4]byte
+	if _, err := p.control.Read(count[:]); err != nil {
+		return 0, err
+	}
+	return int(count[0]) | int(count[1])<<8, nil
+}
