@@ -3,6 +3,9 @@ package relay
 // Do queues f to run on the relay's loop, in the order of the calls.
 func (r *Relay) Do(f func()) { r.loop.Do(f) }
 
+// Halt has Run end without a word to anybody, as the relay's death would.
+func (r *Relay) Halt() { r.loop.Stop() }
+
 // ToldConnections is how many connections a report shows.
 const ToldConnections = toldConnections
 
