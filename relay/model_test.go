@@ -189,6 +189,22 @@ func (c *container) end(t *testing.T, atOnce bool) {
 	}
 }
 
+// quiet waits until the relay holds nothing any more.
+func (c *container) quiet() error {
+	for end := time.Now().Add(modelPatience); ; time.Sleep(time.Millisecond) {
+		r := c.relay.Report()
+		if r == nil {
+			return fmt.Errorf("the relay of %s ends", c.name)
+		}
+		if len(r.Clients) == 0 && r.Used == (launch.Limits{}) {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("the relay of %s holds %+v of %d clients", c.name, r.Used, len(r.Clients))
+		}
+	}
+}
+
 func runModel(t *testing.T, route string, most int, patience time.Duration) {
 	h := newHost(t)
 	h.nic("nic0", 1)
@@ -226,21 +242,9 @@ func runModel(t *testing.T, route string, most int, patience time.Duration) {
 	for programs < most && time.Since(start) < patience && !t.Failed() {
 		rapid.Check(t, program)
 	}
-	// Whatever the programs did: the relays hold nothing any more.
 	for _, c := range []*container{a, b} {
-		end := time.Now().Add(modelPatience)
-		for {
-			r := c.relay.Report()
-			if r == nil {
-				t.Fatalf("the relay of %s ends", c.name)
-			}
-			if len(r.Clients) == 0 && r.Used == (launch.Limits{}) {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("after all programs the relay of %s holds %+v of %d clients", c.name, r.Used, len(r.Clients))
-			}
-			time.Sleep(time.Millisecond)
+		if err := c.quiet(); err != nil {
+			t.Fatalf("after all programs: %v", err)
 		}
 	}
 	t.Logf("%d programs", programs)

@@ -26,6 +26,7 @@ type world struct {
 	sessions   []*attached
 	pipes      []*link
 	program    []string
+	killed     bool // a relay was gone without a word
 }
 
 // attached is a client's session with a memory of its own.
@@ -39,6 +40,7 @@ type attached struct {
 	used       uint64 // bytes of the memory given to messages
 	timelines  uint32 // given out
 	gone       string // why it is over, or its memory is
+	killed     bool   // its relay was gone without a word
 	unexported bool
 	want       []byte // what its memory must be; nil entries are in loose
 }
@@ -431,7 +433,9 @@ func (w *world) restart(t *rapid.T) {
 	w.say(t, "restart the relay of %s (without a word: %v)", c.name, atOnce)
 	for _, s := range w.alive(c) {
 		w.over(s, "its relay ended")
+		s.killed = atOnce
 	}
+	w.killed = w.killed || atOnce
 	c.end(w.outer, atOnce)
 	c.begin(w.host, w.route)
 	for _, s := range w.sessions {
