@@ -348,7 +348,14 @@ type process struct {
 
 func start(t *testing.T, path string, args ...string) *process {
 	t.Helper()
+	return startIn(t, nil, path, args...)
+}
+
+// startIn starts a program with more in its environment.
+func startIn(t *testing.T, environment []string, path string, args ...string) *process {
+	t.Helper()
 	p := &process{T: t, Cmd: exec.Command(path, args...), name: filepath.Base(path)}
+	p.Env = append(os.Environ(), environment...)
 	var err error
 	if p.in, err = p.StdinPipe(); err != nil {
 		t.Fatal(err)
