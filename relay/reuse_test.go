@@ -471,8 +471,8 @@ func (w *reuser) disturb(i int) error {
 		}
 		return w.connect()
 	case i%211 == 210:
-		// Of who has ended its own session nobody can say when its relay has let go: the
-		// other's memory is looked at.
+		// Nobody tells who has ended its own session when its relay has let go
+		// (docs/errors.md): only the other's memory is used at once.
 		gone := rand.IntN(2)
 		if err := w.sessions[gone].Close(); err != nil {
 			return err

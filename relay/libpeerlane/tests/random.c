@@ -118,9 +118,8 @@ static void complete(struct work *w, int i, int broken)
 				;
 		if (status == PEERLANE_STATUS_OK) {
 			must(moved == s->n);
-			if (end) {
+			if (end)
 				look(w, 1, i, s->n, s->number);
-			}
 		} else if (!broken) {
 			must(s->too_long ? status == PEERLANE_STATUS_TRUNCATED || (status == PEERLANE_STATUS_CANCELED && s->canceled >= 0)
 					 : status == PEERLANE_STATUS_CANCELED && s->canceled >= 0);
