@@ -145,7 +145,7 @@ func (w *world) met(t *rapid.T, p *link, send, receive *post) {
 	if send.err != nil && receive.err != nil {
 		return
 	}
-	if s := p.to; s.killed && is(receive.err, wire.StatusRelayDied) {
+	if s := p.to; s.abrupt && receive.abrupt() {
 		receive.seen = s.place.view[receive.at : receive.at+receive.n] // it ended before the message came
 	}
 	// One of them said that the bytes are there.
@@ -169,6 +169,9 @@ func firstDifference(a, b []byte) int {
 	return min(len(a), len(b))
 }
 
+// abrupt: it ended without waiting until nothing can write its memory any more.
+func (o *post) abrupt() bool { return is(o.err, wire.StatusRelayDied) || is(o.err, wire.StatusClosed) }
+
 // look compares all of a memory: what no receive had, and what receives had when
 // they ended, is as it was.
 func (w *world) look(t *rapid.T, s *attached) {
@@ -180,8 +183,8 @@ func (w *world) look(t *rapid.T, s *attached) {
 		for _, o := range p.posts {
 			switch {
 			case o.sends:
-			case s.killed && is(o.err, wire.StatusRelayDied):
-				// Nobody could wait for the copy of the sender's relay that may be under way.
+			case s.abrupt && o.abrupt():
+				// A copy may still be under way (docs/errors.md).
 				loose = append(loose, o)
 			default:
 				copy(s.want[o.at:], o.seen)
@@ -215,7 +218,7 @@ func (w *world) leave(t *rapid.T) {
 			t.Errorf("closing %s: %v", s.name, err)
 		}
 	}
-	if w.killed { // then memory may be written until the other relay has let go
+	if w.abrupt { // then memory may be written until the other relay has let go
 		for _, c := range w.containers {
 			if err := c.quiet(); err != nil {
 				t.Error(err)

@@ -26,7 +26,7 @@ type world struct {
 	sessions   []*attached
 	pipes      []*link
 	program    []string
-	killed     bool // a relay was gone without a word
+	abrupt     bool // a session ended without waiting for what was under way
 }
 
 // attached is a client's session with a memory of its own.
@@ -40,7 +40,7 @@ type attached struct {
 	used       uint64 // bytes of the memory given to messages
 	timelines  uint32 // given out
 	gone       string // why it is over, or its memory is
-	killed     bool   // its relay was gone without a word
+	abrupt     bool   // it did not wait for what was under way: docs/errors.md
 	unexported bool
 	want       []byte // what its memory must be; nil entries are in loose
 }
@@ -407,6 +407,7 @@ func (w *world) close(t *rapid.T) {
 	s := one(t, some, "session")
 	w.say(t, "close %s", s.name)
 	w.over(s, "its client closed it")
+	s.abrupt, w.abrupt = true, true
 	if err := s.session.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -433,9 +434,9 @@ func (w *world) restart(t *rapid.T) {
 	w.say(t, "restart the relay of %s (without a word: %v)", c.name, atOnce)
 	for _, s := range w.alive(c) {
 		w.over(s, "its relay ended")
-		s.killed = atOnce
+		s.abrupt = atOnce
 	}
-	w.killed = w.killed || atOnce
+	w.abrupt = w.abrupt || atOnce
 	c.end(w.outer, atOnce)
 	c.begin(w.host, w.route)
 	for _, s := range w.sessions {
