@@ -184,6 +184,7 @@ func (c *container) end(t *testing.T, atOnce bool) {
 			t.Error(err)
 		}
 		c.relay.Free()
+		c.relay.Forget()
 	case <-time.After(modelPatience):
 		t.Fatalf("the relay of %s did not end", c.name)
 	}
