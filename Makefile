@@ -182,6 +182,23 @@ soak-relay: test-needs build ## clients come, go, exchange verified messages and
 soak-faults: ## give every CUDA call and every system call of relays and NICs every fault, and the CUDA calls of clients, wait 120 s for who sleeps, and 500 orders of receives over two slots
 	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
 
+# For `make soak-model`, `make soak-reuse` and `make sanitize`: how many.
+PROGRAMS   ?= 10000
+OPERATIONS ?= 1000000
+
+.PHONY: soak-model
+soak-model: ## random programs of clients against a model, race detector on (PROGRAMS=10000 of each route)
+	@PEERLANE_MODEL_PROGRAMS=$(PROGRAMS) $(GO) test -race -count=1 -v -timeout 12h -run '^TestModel$$' ./relay
+
+.PHONY: soak-reuse
+soak-reuse: ## use memory again the moment that its operation has ended (OPERATIONS=1000000 of each route and kind of memory)
+	@PEERLANE_REUSE=$(OPERATIONS) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryIsReusedAtOnce$$' ./relay
+	@PEERLANE_REUSE=$$(($(OPERATIONS) / 100)) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryIsReusedAtOnceWithLateCopies$$' ./relay
+
+.PHONY: sanitize
+sanitize: ## the C library's tests in full: address, undefined behaviour and thread sanitizer, and the race detector on relays
+	@PEERLANE_MODEL_PROGRAMS=200 PEERLANE_RANDOM_ROUNDS=2000 $(GO) test -race -count=1 -v -timeout 4h ./relay/libpeerlane
+
 .PHONY: bench
 bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--table routes -o json")
 	@bin/peerlane bench --table all $(ARGS)

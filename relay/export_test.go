@@ -3,6 +3,19 @@ package relay
 // Do queues f to run on the relay's loop, in the order of the calls.
 func (r *Relay) Do(f func()) { r.loop.Do(f) }
 
+// Halt has Run end without a word to anybody, as the relay's death would.
+func (r *Relay) Halt() { r.loop.Stop() }
+
+// Forget gives back what the process of a relay that was halted would, beside Free: its
+// sessions' descriptors and rings.
+func (r *Relay) Forget() {
+	for _, s := range r.sessions {
+		if s.blocking == 0 { // else a goroutine may still use them
+			s.free()
+		}
+	}
+}
+
 // ToldConnections is how many connections a report shows.
 const ToldConnections = toldConnections
 

@@ -91,8 +91,8 @@ func Environment(dir string) ([]string, error) {
 
 // Build compiles the library to path with the C compiler: the one that CC
 // names, else cc, else gcc. It replaces what is there at once, so that several
-// processes may do it.
-func Build(path string) (err error) {
+// processes may do it. more goes to the compiler too.
+func Build(path string, more ...string) (err error) {
 	compiler, err := compiler()
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func Build(path string) (err error) {
 	if err != nil {
 		return err
 	}
-	args := append([]string{}, flags...)
+	args := append(append([]string{}, flags...), more...)
 	args = append(args, `-DPEERLANE_SIM_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
 	cmd := exec.Command(compiler, append(args, files...)...)
 	cmd.Dir = dir

@@ -108,6 +108,8 @@ type host struct {
 	ipc, copying []string
 	// events are those whose relays take events of CUDA's IPC.
 	events []string
+	slots  int // of 64 KiB, in each direction; 0: 4 of 1 MiB
+	relays []*relay.Relay
 }
 
 func newHost(t *testing.T) *host {
@@ -165,6 +167,9 @@ func (h *host) config(name, route string, server int, gpus ...int) launch.Config
 		Generation: hex.EncodeToString(id[:]), Container: name, Route: route, Transport: launch.TransportAuto,
 		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: slices.Contains(h.ipc, name), IPCEvents: slices.Contains(h.events, name),
 	}
+	if h.slots > 0 {
+		c.Slots, c.SlotBytes = h.slots, 64<<10
+	}
 	for _, i := range gpus {
 		c.Lanes = append(c.Lanes, launch.Lane{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(clients + server)}, NICs: []string{fmt.Sprintf("nic%d", server)}, Copy: slices.Contains(h.copying, name)})
 	}
@@ -183,6 +188,7 @@ func (h *host) relay(name, route string, server int, gpus ...int) (socket string
 	if err := r.Configure(c); err != nil {
 		h.Fatal(err)
 	}
+	h.relays = append(h.relays, r)
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run() }()
 	h.Cleanup(func() {
@@ -342,7 +348,14 @@ type process struct {
 
 func start(t *testing.T, path string, args ...string) *process {
 	t.Helper()
+	return startIn(t, nil, path, args...)
+}
+
+// startIn starts a program with more in its environment.
+func startIn(t *testing.T, environment []string, path string, args ...string) *process {
+	t.Helper()
 	p := &process{T: t, Cmd: exec.Command(path, args...), name: filepath.Base(path)}
+	p.Env = append(os.Environ(), environment...)
 	var err error
 	if p.in, err = p.StdinPipe(); err != nil {
 		t.Fatal(err)

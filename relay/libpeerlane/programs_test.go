@@ -20,6 +20,9 @@ import (
 // their shoulders.
 var kinds = map[string]kind{"as shipped": plain, "address sanitizer": address, "thread sanitizer": thread}
 
+// kindOf tells of the programs that eachKind has built.
+var kindOf = map[string]kind{}
+
 // eachKind runs a test of a C program in each, where the compiler has it.
 func eachKind(t *testing.T, name string, f func(t *testing.T, path string)) {
 	for words, k := range kinds {
@@ -27,7 +30,9 @@ func eachKind(t *testing.T, name string, f func(t *testing.T, path string)) {
 			if why := lacks(t, k); why != "" {
 				t.Skipf("the C compiler has no -fsanitize=%s: %s", k, why)
 			}
-			f(t, program(t, "tests", name, k))
+			path := program(t, "tests", name, k)
+			kindOf[path] = k
+			f(t, path)
 		})
 	}
 }

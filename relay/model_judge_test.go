@@ -1,0 +1,246 @@
+package relay_test
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// finish ends what the program left open, and judges.
+func (w *world) finish(t *rapid.T) {
+	for _, o := range w.posts() {
+		if s, _ := o.pipe.end(o.sends); o.hold != nil && !o.hold.released && s.gone == "" {
+			o.hold.release()
+		}
+	}
+	for _, p := range w.pipes {
+		w.complete(t, p)
+	}
+	for _, p := range w.pipes {
+		w.judge(t, p)
+	}
+	for _, s := range w.sessions {
+		w.look(t, s)
+	}
+}
+
+// complete gives each message its receive and each receive its message, and waits
+// until all has ended.
+func (w *world) complete(t *rapid.T, p *link) {
+	for _, o := range p.posts {
+		if o.cancel || o.bad != wire.StatusOK || p.ended != "" {
+			w.result(t, o)
+		}
+	}
+	if p.ended == "" {
+		for tag := range uint64(3) {
+			sends, receives := p.meeting(tag)
+			for i := len(receives); i < len(sends); i++ {
+				w.partner(t, sends[i])
+			}
+			for i := len(sends); i < len(receives); i++ {
+				w.partner(t, receives[i])
+			}
+		}
+	}
+	for _, o := range p.posts {
+		w.result(t, o)
+	}
+}
+
+// partner posts what an operation waits for, or cancels it where the other side has
+// taken its memory back.
+func (w *world) partner(t *rapid.T, o *post) {
+	if s, _ := o.pipe.end(!o.sends); !s.unexported {
+		w.place(t, o.pipe, !o.sends, o.tag, o.n, false, false, wire.StatusOK)
+		return
+	}
+	w.say(t, "cancel %s, which nobody can meet", o.name)
+	o.cancel = true
+	if err := o.op.Cancel(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// meeting are the operations of a tag that take part in matching, in their order.
+func (p *link) meeting(tag uint64) (sends, receives []*post) {
+	for _, o := range p.posts {
+		switch {
+		case o.tag != tag || o.bad != wire.StatusOK || o.over && is(o.err, wire.StatusCanceled):
+		case o.sends:
+			sends = append(sends, o)
+		default:
+			receives = append(receives, o)
+		}
+	}
+	return sends, receives
+}
+
+func is(err error, status wire.Status) bool { return errors.Is(err, &wire.Error{Status: status}) }
+
+func (w *world) judge(t *rapid.T, p *link) {
+	for _, o := range p.posts {
+		switch {
+		case is(o.err, wire.StatusCanceled) && !o.cancel && p.ended == "":
+			t.Fatalf("%s was canceled by nobody", o.name)
+		case o.bad != wire.StatusOK && o.err == nil, o.bad != wire.StatusOK && p.ended == "" && !is(o.err, o.bad):
+			t.Fatalf("%s ended as %v, not as %v", o.name, o.err, o.bad)
+		}
+		if o.hold != nil && o.hold.opens == wire.TurnRelay && o.err == nil {
+			if v := o.hold.timeline.Value(); v != wire.TurnStream && v != wire.TimelineEnd {
+				t.Fatalf("%s has ended well and the turn is %d's", o.name, v)
+			}
+		}
+		if o.signal != nil && !o.signal.Reached(1) {
+			t.Fatalf("%s has ended and its timeline stands at %d", o.name, o.signal.Value())
+		}
+	}
+	for tag := range uint64(3) {
+		sends, receives := p.meeting(tag)
+		if p.ended == "" && len(sends) != len(receives) {
+			t.Fatalf("%s, tag %d: %d messages and %d receives ended", p.name, tag, len(sends), len(receives))
+		}
+		for i := range min(len(sends), len(receives)) {
+			w.met(t, p, sends[i], receives[i])
+		}
+		for _, o := range append(sends[min(len(sends), len(receives)):], receives[min(len(sends), len(receives)):]...) {
+			if o.err == nil {
+				t.Fatalf("%s ended well and had nobody to meet", o.name)
+			}
+		}
+	}
+}
+
+// met judges a message and the receive that it met.
+func (w *world) met(t *rapid.T, p *link, send, receive *post) {
+	truncated := send.n > receive.n
+	if p.ended == "" {
+		want := wire.StatusOK
+		if truncated {
+			want = wire.StatusTruncated
+		}
+		for _, o := range []*post{send, receive} {
+			if want == wire.StatusOK && o.err != nil || want != wire.StatusOK && !is(o.err, want) {
+				t.Fatalf("%s ended as %v, not as %v, and met %s and %s", o.name, o.err, want, send.name, receive.name)
+			}
+		}
+	}
+	if truncated && (send.err == nil || receive.err == nil) {
+		t.Fatalf("%s does not fit into %s, and they ended as %v and %v", send.name, receive.name, send.err, receive.err)
+	}
+	if send.err == nil && send.moved != send.n {
+		t.Fatalf("%s moved %d", send.name, send.moved)
+	}
+	if receive.err == nil && receive.moved != send.n {
+		t.Fatalf("%s moved %d of %s", receive.name, receive.moved, send.name)
+	}
+	if send.err != nil && receive.err != nil {
+		return
+	}
+	if s := p.to; s.abrupt && receive.abrupt() {
+		receive.seen = s.place.view[receive.at : receive.at+receive.n] // it ended before the message came
+	}
+	// One of them said that the bytes are there.
+	if !bytes.Equal(receive.seen[:send.n], send.pattern) {
+		t.Fatalf("%s ended as %v, %s as %v, and the bytes differ from byte %d on",
+			send.name, send.err, receive.name, receive.err, firstDifference(receive.seen, send.pattern))
+	}
+	for i, b := range receive.seen[send.n:] {
+		if b != modelBackground {
+			t.Fatalf("%s wrote byte %d of %s", send.name, uint64(i)+send.n, receive.name)
+		}
+	}
+}
+
+func firstDifference(a, b []byte) int {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return min(len(a), len(b))
+}
+
+// abrupt: it ended without waiting until nothing can write its memory any more.
+func (o *post) abrupt() bool { return is(o.err, wire.StatusRelayDied) || is(o.err, wire.StatusClosed) }
+
+// look compares all of a memory: what no receive had, and what receives had when
+// they ended, is as it was.
+func (w *world) look(t *rapid.T, s *attached) {
+	var loose []*post
+	for _, p := range w.pipes {
+		if p.to != s {
+			continue
+		}
+		for _, o := range p.posts {
+			switch {
+			case o.sends:
+			case s.abrupt && o.abrupt():
+				// A copy may still be under way (docs/errors.md).
+				loose = append(loose, o)
+			default:
+				copy(s.want[o.at:], o.seen)
+			}
+		}
+	}
+	same := func(from, to uint64) bool { return bytes.Equal(s.place.view[from:to], s.want[from:to]) }
+	slices.SortFunc(loose, func(a, b *post) int { return cmp.Compare(a.at, b.at) })
+	from, equal := uint64(0), true
+	for _, o := range loose {
+		equal = equal && same(from, o.at)
+		from = o.at + o.n
+	}
+	if !equal || !same(from, modelBytes) {
+		at := firstDifference(s.place.view, s.want)
+		near := "nothing"
+		for _, o := range w.posts() {
+			if end, _ := o.pipe.end(o.sends); end == s && uint64(at) >= o.at && uint64(at) < o.at+o.n {
+				near = fmt.Sprintf("%s, which ended as %v", o.name, o.err)
+			}
+		}
+		t.Fatalf("byte %d of %s changed late or by nobody's leave: it belongs to %s", at, s.name, near)
+	}
+}
+
+// leave closes what there is, so that the next program finds the world as this one
+// did.
+func (w *world) leave(t *rapid.T) {
+	for _, s := range w.sessions {
+		if err := s.session.Close(); err != nil && !strings.Contains(err.Error(), "closed") {
+			t.Errorf("closing %s: %v", s.name, err)
+		}
+	}
+	if w.abrupt { // then memory may be written until the other relay has let go
+		for _, c := range w.containers {
+			if err := c.quiet(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for _, s := range w.sessions {
+		s.place.used = nil
+		// Beyond what was used nothing has changed, as look has seen; where it did not
+		// get there anything may have.
+		touched := s.used
+		if t.Failed() {
+			touched = modelBytes
+		}
+		copy(s.want, modelEmpty()[:touched])
+		s.at.wants = append(s.at.wants, s.want)
+		if s.place.mine {
+			if err := unix.Munmap(s.place.view); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		copy(s.place.view, modelEmpty()[:touched])
+	}
+}
