@@ -170,7 +170,7 @@ func firstDifference(a, b []byte) int {
 }
 
 // abrupt: it ended without waiting until nothing can write its memory any more.
-func (o *post) abrupt() bool { return is(o.err, wire.StatusRelayDied) || is(o.err, wire.StatusClosed) }
+func (o *post) abrupt() bool { return is(o.err, wire.StatusRelayDied) }
 
 // look compares all of a memory: what no receive had, and what receives had when
 // they ended, is as it was.

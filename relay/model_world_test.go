@@ -407,7 +407,6 @@ func (w *world) close(t *rapid.T) {
 	s := one(t, some, "session")
 	w.say(t, "close %s", s.name)
 	w.over(s, "its client closed it")
-	s.abrupt, w.abrupt = true, true
 	if err := s.session.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -471,13 +471,16 @@ func (w *reuser) disturb(i int) error {
 		}
 		return w.connect()
 	case i%211 == 210:
-		// Nobody tells who has ended its own session when its relay has let go
-		// (docs/errors.md): only the other's memory is used at once.
 		gone := rand.IntN(2)
 		if err := w.sessions[gone].Close(); err != nil {
 			return err
 		}
 		for _, slot := range w.slots {
+			if w.kind == "host" {
+				slot.at[gone].n = 0 // Close has unmapped it
+			} else if err := w.put(slot.at[gone], slot.n+reuseGuard); err != nil {
+				return err
+			}
 			op := slot.ops[1-gone]
 			if op == nil {
 				continue
@@ -496,9 +499,6 @@ func (w *reuser) disturb(i int) error {
 			if slot.ops = [2]*client.Operation{}; err != nil {
 				w.broken.Add(1)
 			}
-		}
-		for _, slot := range w.slots {
-			slot.at[gone].n = 0
 		}
 		for _, f := range w.freed {
 			if err := w.release(f); err != nil {
