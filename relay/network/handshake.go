@@ -136,6 +136,9 @@ func (l *Local) initiate(conn net.Conn, keys []Key, g Greeting) (*Session, error
 	g.Host, g.Name, g.oldest, g.newest = l.Host, l.Name, l.Oldest, l.Newest
 	hello := sealHello(keys, &g)
 	if _, err := conn.Write(hello); err != nil {
+		if !isTimeout(err) { // closed before it was said
+			return nil, fmt.Errorf("%w (%w)", ErrSilent, err)
+		}
 		return nil, unless(err, "saying hello")
 	}
 	answer := make([]byte, welcomeSize)
