@@ -111,6 +111,7 @@ Exit status:
 		newCDICommand(a),
 		newRelayCommand(a),
 		newSelfTestCommand(a),
+		newKeyCommand(a),
 		newBenchCommand(a),
 		newBenchClientCommand(a),
 		newTrafficClientCommand(a),

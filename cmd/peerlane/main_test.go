@@ -165,7 +165,7 @@ func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
 }
 
 func TestGroupsPrintTheirHelp(t *testing.T) {
-	for _, args := range [][]string{{}, {"cdi"}, {"relay"}} {
+	for _, args := range [][]string{{}, {"cdi"}, {"relay"}, {"key"}} {
 		if out := peerlane(t, args...); !strings.Contains(out, "Available Commands:") {
 			t.Errorf("peerlane %v printed %q", args, out)
 		}
@@ -201,6 +201,8 @@ func TestCompletion(t *testing.T) {
 		{[]string{"plan", "-o", ""}, "table\njson\nsvg\nhtml\n:"},
 		{[]string{"cdi", "generate", "--class", ""}, "lane\ngpu\nnic\n"},
 		{[]string{"--log-format", ""}, "text\njson\n"},
+		{[]string{"key", "show", "-o", ""}, "table\njson\n:"},
+		{[]string{"key", "rot"}, "rotate\t"},
 		{[]string{"ver"}, "version\t"},
 	} {
 		if out := peerlane(t, append([]string{"__complete"}, test.args...)...); !strings.HasPrefix(out, test.want) {

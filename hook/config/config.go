@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -35,6 +37,7 @@ type Config struct {
 	Groups  map[string][]string `toml:"groups,omitempty"`
 	CDI     CDI                 `toml:"cdi"`
 	Runtime Runtime             `toml:"runtime"`
+	Network Network             `toml:"network"`
 }
 
 // Hook is what happens in front of a container.
@@ -274,6 +277,75 @@ type Runtime struct {
 	Devices []string `toml:"devices,omitempty"`
 }
 
+// Network is how relays of different hosts reach and trust each other.
+type Network struct {
+	// Whether relays listen for those of other hosts: with auto where there is a
+	// cluster key, with off never. This version has no relays that talk to other
+	// hosts yet, and reads of this section what `peerlane key` needs.
+	Listen string `toml:"listen"`
+	// Absolute path of the cluster key, which only root may read; empty stands for
+	// /etc/peerlane/cluster.key. `peerlane key` makes it, and docs/network.md says how
+	// it is changed.
+	Key string `toml:"key"`
+	// The network interfaces that relays use, as NCCL_SOCKET_IFNAME names them:
+	// beginnings of names with commas between them, "=" in front for whole names, "^" in
+	// front for all but those. Empty stands for all but loopback, docker* and virbr*, which
+	// have to be named, ib* first.
+	Interfaces string `toml:"interfaces"`
+	// One address of this host that relays listen at, instead of those of the interfaces.
+	Address string `toml:"address"`
+	// Which addresses are used: auto (both, IPv4 first), ipv4 or ipv6.
+	Family string `toml:"family"`
+	// The TCP ports that relays listen on, first to last; each relay takes one.
+	Ports string `toml:"ports"`
+	// Absolute path of this host's certificate in PEM, with those between it and the
+	// authority: the first connection of two relays is TLS 1.3 then, and all hosts of the
+	// cluster need one. Streams of data are not encrypted.
+	TLSCertificate string `toml:"tls_certificate"`
+	// Absolute path of its key, which only root may read.
+	TLSKey string `toml:"tls_key"`
+	// Absolute path of the certificates of the authority that all hosts' are of, and
+	// nobody else's.
+	TLSAuthority string `toml:"tls_authority"`
+}
+
+// Whether relays listen for those of other hosts.
+const (
+	ListenAuto = "auto" // where there is a cluster key
+	ListenOff  = "off"
+)
+
+// check is about one's own keys; what they name need not be there.
+func (n Network) check() error {
+	for _, file := range []struct{ key, path string }{
+		{"key", n.Key}, {"tls_certificate", n.TLSCertificate}, {"tls_key", n.TLSKey}, {"tls_authority", n.TLSAuthority},
+	} {
+		if file.path != "" && !filepath.IsAbs(file.path) {
+			return fmt.Errorf("network.%s is %q; an absolute path is needed, because the hook runs in many directories", file.key, file.path)
+		}
+	}
+	if given := [3]bool{n.TLSCertificate != "", n.TLSKey != "", n.TLSAuthority != ""}; given != [3]bool{} && given != [3]bool{true, true, true} {
+		return errors.New("of network.tls_certificate, network.tls_key and network.tls_authority all are needed, or none")
+	}
+	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
+		return fmt.Errorf("network.interfaces: %w", err)
+	}
+	if _, err := address.ParsePorts(n.Ports); err != nil {
+		return fmt.Errorf("network.ports: %w", err)
+	}
+	if n.Address == "" {
+		return nil
+	}
+	at, err := netip.ParseAddr(n.Address)
+	if err != nil || !address.Usable(at) {
+		return fmt.Errorf(`network.address is %q; an address of this host such as "10.1.0.7" or "fe80::7%%eth0" is possible, because other hosts are told it`, n.Address)
+	}
+	if at.Is4() && n.Family == string(address.FamilyIPv6) || at.Is6() && n.Family == string(address.FamilyIPv4) {
+		return fmt.Errorf("network.address is %s, and network.family is %q", n.Address, n.Family)
+	}
+	return nil
+}
+
 // Who starts relays.
 const (
 	LauncherAuto    = "auto"    // systemd where it offers that, else the hook
@@ -303,6 +375,8 @@ func Default() Config {
 		GDR:     topo.GDRPolicy{MaxPath: topo.PXB},
 		CDI:     CDI{Tenancy: TenancySingle},
 		Staging: Staging{Bounce: BounceAllow, BounceLimit: 1 << 30},
+		// Below the ports that Linux gives out by itself (net.ipv4.ip_local_port_range).
+		Network: Network{Listen: ListenAuto, Family: string(address.FamilyAuto), Ports: "20000-20999"},
 	}
 }
 
@@ -386,10 +460,15 @@ func (c Config) check() error {
 		{"relay.sandbox", r.Sandbox, []string{SandboxAuto, SandboxOff}},
 		{"staging.bounce", c.Staging.Bounce, []string{BounceAllow, BounceNever}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},
+		{"network.listen", c.Network.Listen, []string{ListenAuto, ListenOff}},
+		{"network.family", c.Network.Family, []string{string(address.FamilyAuto), string(address.FamilyIPv4), string(address.FamilyIPv6)}},
 	} {
 		if !slices.Contains(choice.known, choice.value) {
 			return fmt.Errorf("%s is %q; %s are possible", choice.key, choice.value, strings.Join(choice.known, ", "))
 		}
+	}
+	if err := c.Network.check(); err != nil {
+		return err
 	}
 	if r.CUDAIPC == CUDAIPCAllow && c.CDI.Tenancy == TenancyMulti {
 		return errors.New(`relay.cuda_ipc is "allow" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's memory`)

@@ -98,6 +98,16 @@ tenancy = "multi"
 [runtime]
 path = "/usr/bin/crun"
 devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
+[network]
+listen = "off"
+key = "/srv/cluster.key"
+interfaces = "=ens1f0"
+address = "fe80::7%ens1f0"
+family = "ipv6"
+ports = "7000-7009"
+tls_certificate = "/srv/host.pem"
+tls_key = "/srv/host.key"
+tls_authority = "/srv/ca.pem"
 `)
 	if err != nil {
 		t.Fatal(err)
@@ -123,6 +133,10 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 		Groups:  map[string][]string{"half0": {"0", "1"}},
 		CDI:     config.CDI{Tenancy: "multi"},
 		Runtime: config.Runtime{Path: "/usr/bin/crun", Devices: []string{"peerlane.dev/lane=*", "nvidia.com/gpu=3"}},
+		Network: config.Network{
+			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009",
+			TLSCertificate: "/srv/host.pem", TLSKey: "/srv/host.key", TLSAuthority: "/srv/ca.pem",
+		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -158,6 +172,16 @@ func TestRefused(t *testing.T) {
 		{"unknown key of a lane", "[[plan.lane]]\ngpu=\"0\"\nserver=[\"1\"]", "unknown key plan.lane.server; the nearest that there is is plan.lane.servers"},
 		{"no TOML", "relay", "line 1"},
 		{"wrong type", "[relay]\nslots = \"many\"", "relay.slots"},
+		{"listen", "[network]\nlisten = \"always\"", `network.listen is "always"; auto, off are possible`},
+		{"a relative key", "[network]\nkey = \"cluster.key\"", "network.key"},
+		{"interfaces", "[network]\ninterfaces = \"eth,,ib\"", "network.interfaces"},
+		{"no address", "[network]\naddress = \"eth0\"", "network.address"},
+		{"any address", "[network]\naddress = \"0.0.0.0\"", "because other hosts are told it"},
+		{"any address of a zone", "[network]\naddress = \"::%eth0\"", "because other hosts are told it"},
+		{"an address of no family", "[network]\naddress = \"10.0.0.1\"\nfamily = \"ipv6\"", `network.address is 10.0.0.1, and network.family is "ipv6"`},
+		{"family", "[network]\nfamily = \"AF_INET\"", `network.family is "AF_INET"; auto, ipv4, ipv6`},
+		{"ports", "[network]\nports = \"20999-20000\"", "network.ports"},
+		{"half of TLS", "[network]\ntls_certificate = \"/a\"\ntls_key = \"/b\"", "all are needed, or none"},
 		{"relative binary", "[relay]\nbinary = \"relay\"", "relay.binary"},
 		{"on failure", "[hook]\non_failure = \"hope\"", `hook.on_failure is "hope"; fail, warn`},
 		{"launcher", "[relay]\nlauncher = \"upstart\"", `relay.launcher is "upstart"; auto, systemd, fork`},

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/network"
+)
+
+func newKeyCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "key",
+		Short: "Make and change the key that the hosts of a cluster trust each other by",
+		Long: `Make and change the cluster key: relays of different hosts speak only to who has it.
+It is in etc/peerlane/cluster.key, or where network.key in config.toml says, and the
+same file is on every host of the cluster. Without it the relays of this host listen on
+no network.
+
+docs/network.md has how to change the key of a cluster that works.`,
+	}
+	cmd.AddCommand(newKeyGenerateCommand(a), newKeyRotateCommand(a), newKeyShowCommand(a))
+	return group(cmd)
+}
+
+// keyReport is what these commands print of a key file: never a secret.
+type keyReport struct {
+	File string `json:"file"`
+	// Keys has the one in use first, and then the one before while a rotation is under
+	// way.
+	Keys []keyRow `json:"keys"`
+}
+
+type keyRow struct {
+	// Use is "current" or "previous".
+	Use     string    `json:"use"`
+	ID      string    `json:"id"` // 16 hexadecimal digits
+	Created time.Time `json:"created"`
+}
+
+func (a *app) reportKeys(form, path string, keys network.Keys, next string) error {
+	r := keyReport{File: path, Keys: []keyRow{{"current", keys.Current.ID.String(), keys.Current.Created}}}
+	if p := keys.Previous; p != nil {
+		r.Keys = append(r.Keys, keyRow{"previous", p.ID.String(), p.Created})
+	}
+	if form == formJSON {
+		return a.printJSON(r)
+	}
+	t := a.newTable("KEY", "USE", "CREATED")
+	for _, k := range r.Keys {
+		t.AppendRow(table.Row{k.ID, k.Use, fmt.Sprintf("%s, %s", k.Created.Format(time.RFC3339), humanize.Time(k.Created))})
+	}
+	fmt.Fprintf(a.out, "%s\n%s\n", printable(path), t.Render())
+	if next != "" {
+		fmt.Fprintf(a.out, "\n%s\n", next)
+	}
+	return nil
+}
+
+func newKeyGenerateCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "generate",
+		Short: "Make the cluster key, on the first host",
+		Long: `Make a cluster key of 256 random bits in a file that only root can read. It is then to
+be copied to the other hosts of the cluster, by a way that keeps it secret.
+
+It replaces no key: hosts that have the old one would be lost. That is what peerlane
+key rotate does in two steps.`,
+		Example: `  peerlane key generate
+  scp -p /etc/peerlane/cluster.key root@host2:/etc/peerlane/`,
+		Args: noArgs,
+	}
+	form := addForm(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		var keys network.Keys
+		path, err := a.changeKeys(func(path string, old *network.Keys) (network.Keys, error) {
+			if old != nil {
+				return keys, fmt.Errorf("%s is there, with %v; peerlane key rotate changes it", path, *old)
+			}
+			keys = network.Keys{Current: network.NewKey(time.Now())}
+			return keys, nil
+		})
+		if err != nil {
+			return err
+		}
+		return a.reportKeys(form.value, path, keys, "Copy this file to the other hosts, mode 0600, owner root.")
+	}
+	return cmd
+}
+
+func newKeyRotateCommand(a *app) *cobra.Command {
+	var finish bool
+	cmd := &cobra.Command{
+		Use:   "rotate",
+		Short: "Change the cluster key in two steps, without an outage",
+		Long: `Put another cluster key into use, and keep the one before: hosts that have this file and
+hosts that have the last one still understand each other, so that it can be copied to
+them in any order. When all have it, --finish on each, or on one and copied again,
+ends the belief in the previous key.
+
+peerlane key show tells by the ids which host has which file.`,
+		Example: `  peerlane key rotate
+  scp -p /etc/peerlane/cluster.key root@host2:/etc/peerlane/     and so on, in any order
+  peerlane key rotate --finish                                   on each, in any order`,
+		Args: noArgs,
+	}
+	cmd.Flags().BoolVar(&finish, "finish", false, "believe the previous key no more: when every host has the new one")
+	form := addForm(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		var keys network.Keys
+		path, err := a.changeKeys(func(path string, old *network.Keys) (_ network.Keys, err error) {
+			switch {
+			case old == nil:
+				err = fmt.Errorf("there is no %s; peerlane key generate makes it on the first host of a cluster, and the others get a copy", path)
+			case finish:
+				keys, err = old.Finish()
+			default:
+				keys, err = old.Rotate(time.Now())
+			}
+			return keys, err
+		})
+		if err != nil {
+			return err
+		}
+		next := ""
+		if !finish {
+			next = "Copy this file to the other hosts, in any order; when all have it: peerlane key rotate --finish on each."
+		}
+		return a.reportKeys(form.value, path, keys, next)
+	}
+	return cmd
+}
+
+func newKeyShowCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "show",
+		Short: "Show the ids and dates of the cluster key, never the secret",
+		Long: `Show which cluster key this host has, by its id, and when it was made; and during a
+rotation the one before, which is still believed. Hosts with the same ids have the same
+keys. The secret is not shown.`,
+		Example: `  peerlane key show
+  peerlane key show -o json`,
+		Args: noArgs,
+	}
+	form := addForm(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		path, err := a.keyFile()
+		if err != nil {
+			return err
+		}
+		keys, err := readKeys(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("there is no %s: relays of this host listen on no network; peerlane key generate makes it on the first host of a cluster, and the others get a copy", path)
+		case err != nil:
+			return asRoot(err)
+		}
+		return a.reportKeys(form.value, path, *keys, "")
+	}
+	return cmd
+}
+
+// keyFile is where the configuration has the key.
+func (a *app) keyFile() (string, error) {
+	c, err := config.Load(a.layout.ConfigFile())
+	if err != nil {
+		return "", err
+	}
+	if c.Network.Key != "" {
+		return c.Network.Key, nil
+	}
+	return a.layout.ClusterKey(), nil
+}
+
+func readKeys(path string) (*network.Keys, error) {
+	text, err := layout.ReadSecret(path, network.MaxKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("cluster key: %w", err)
+	}
+	keys, err := network.ParseKeys(text)
+	if err != nil {
+		return nil, fmt.Errorf("cluster key %s: %w", path, err)
+	}
+	return &keys, nil
+}
+
+// changeKeys writes the key file anew, whole or not at all, and one command at a time.
+// old is nil where there is none.
+func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Keys, error)) (string, error) {
+	path, err := a.keyFile()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Dir(path)
+	if path == a.layout.ClusterKey() {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return path, asRoot(err)
+		}
+	}
+	lock, err := os.Open(dir)
+	if err != nil {
+		return path, asRoot(fmt.Errorf("cluster key: %w", err))
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return path, fmt.Errorf("cluster key: locking %s: %w", dir, err)
+	}
+	old, err := readKeys(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return path, asRoot(err)
+	}
+	keys, err := change(path, old)
+	if err != nil {
+		return path, fmt.Errorf("cluster key: %w", err)
+	}
+	return path, asRoot(writeSecret(path, keys.Text()))
+}
+
+// writeSecret replaces a file by one that only its owner can read, at once.
+func writeSecret(path string, text []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("cluster key: %w", err)
+	}
+	defer os.Remove(f.Name()) // which is gone where all went well
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("cluster key %s: %w", path, err)
+	}
+	// The name lasts when the directory is on disk.
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("cluster key %s: %w", path, err)
+	}
+	defer dir.Close()
+	if err := dir.Sync(); err != nil {
+		return fmt.Errorf("cluster key %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,234 @@
+package address
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Interfaces is a choice of network interfaces by their names. The zero value is the
+// standard choice.
+type Interfaces struct {
+	named, excluded []pattern
+}
+
+type pattern struct {
+	name  string
+	exact bool
+}
+
+func (p pattern) matches(name string) bool {
+	return name == p.name || !p.exact && strings.HasPrefix(name, p.name)
+}
+
+// maxPatterns and maxName (IFNAMSIZ of linux/if.h, less the zero) bound a list.
+const (
+	maxPatterns = 64
+	maxName     = 15
+)
+
+// ParseInterfaces reads a list as NCCL reads NCCL_SOCKET_IFNAME: prefixes of names, with
+// commas between them; "=" in front of the list makes them whole names, "^" excludes
+// what they match, "^=" both. Beyond NCCL, a list that begins with neither can have
+// them in front of single names: "eth,^eth9".
+func ParseInterfaces(text string) (Interfaces, error) {
+	var list Interfaces
+	if text == "" {
+		return list, nil
+	}
+	excludes, exact, text := modifiers(text)
+	items := strings.Split(text, ",")
+	if len(items) > maxPatterns {
+		return list, fmt.Errorf("%d interfaces are listed; up to %d are possible", len(items), maxPatterns)
+	}
+	for n, item := range items {
+		no, whole, name := modifiers(item)
+		if n == 0 && (no || whole) || name == "" || len(name) > maxName || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("^=/:", r) }) {
+			return Interfaces{}, fmt.Errorf(`%q is no interface's name or the beginning of one; a list looks like "eth,ib", "=ens1f0" or "^docker"`, item)
+		}
+		p := pattern{name, exact || whole}
+		if excludes || no {
+			list.excluded = append(list.excluded, p)
+		} else {
+			list.named = append(list.named, p)
+		}
+	}
+	return list, nil
+}
+
+// modifiers takes "^", "=" or both off the front of a text.
+func modifiers(text string) (excludes, exact bool, rest string) {
+	rest, excludes = strings.CutPrefix(text, "^")
+	rest, exact = strings.CutPrefix(rest, "=")
+	return excludes, exact, rest
+}
+
+// Interface is one of a host's.
+type Interface struct {
+	Name         string
+	Up, Loopback bool
+	// Addresses have the interface's name as the zone where they are link-local IPv6.
+	Addresses []netip.Addr
+}
+
+// Host reads this host's interfaces (rtnetlink), in the order of the kernel's numbers.
+func Host() ([]Interface, error) {
+	found, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("reading the network interfaces: %w", err)
+	}
+	slices.SortFunc(found, func(a, b net.Interface) int { return cmp.Compare(a.Index, b.Index) })
+	var all []Interface
+	for _, i := range found {
+		one := Interface{Name: i.Name, Up: i.Flags&net.FlagUp != 0, Loopback: i.Flags&net.FlagLoopback != 0}
+		addresses, err := i.Addrs()
+		if err != nil {
+			continue // it went meanwhile
+		}
+		for _, a := range addresses {
+			n, ok := a.(*net.IPNet)
+			if !ok {
+				continue
+			}
+			at, ok := netip.AddrFromSlice(n.IP)
+			if !ok {
+				continue
+			}
+			if at = at.Unmap(); at.Is6() && at.IsLinkLocalUnicast() {
+				at = at.WithZone(i.Name)
+			}
+			one.Addresses = append(one.Addresses, at)
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// Family is which addresses are used.
+type Family string
+
+// Families.
+const (
+	FamilyAuto Family = "auto" // both, IPv4 first
+	FamilyIPv4 Family = "ipv4"
+	FamilyIPv6 Family = "ipv6"
+)
+
+func (f Family) allows(a netip.Addr) bool {
+	switch f {
+	case FamilyIPv4:
+		return a.Is4()
+	case FamilyIPv6:
+		return a.Is6()
+	}
+	return true
+}
+
+// Chosen is an address that relays may use, and its interface.
+type Chosen struct {
+	Interface string
+	Address   netip.Addr
+}
+
+// Never used unless they are named, as NCCL does it: bridges of containers and of
+// virtual machines, whose addresses each host has.
+var bridges = []string{"docker", "virbr"}
+
+// Choose lists the addresses to use, the best first: of the interfaces that are up and
+// that the list names, in its order, and of one in the kernel's. Where the list names none
+// they are all but those that it excludes, loopback, docker* and virbr*, and ib* comes
+// first. Of one interface it is IPv4 before IPv6, and link-local addresses last. The
+// error, where there is none, says what there is.
+func (l Interfaces) Choose(all []Interface, f Family) ([]Chosen, error) {
+	type ranked struct {
+		Chosen
+		place, kind int
+	}
+	var found []ranked
+	var passed []string
+	for _, i := range all {
+		place, why := l.place(i)
+		if why == "" && !i.Up {
+			why = "down"
+		}
+		if why != "" {
+			passed = append(passed, i.Name+": "+why)
+			continue
+		}
+		before := len(found)
+		for _, a := range i.Addresses {
+			if kind, ok := kindOf(a); ok && f.allows(a) {
+				found = append(found, ranked{Chosen{i.Name, a}, place, kind})
+			}
+		}
+		if len(found) == before {
+			passed = append(passed, fmt.Sprintf("%s: no address of network.family %s", i.Name, cmp.Or(f, FamilyAuto)))
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("no network interface of this host is usable by relays (%s); network.interfaces and network.family in config.toml choose", cmp.Or(strings.Join(passed, "; "), "it has none"))
+	}
+	// Interfaces of one place stay in their order, and each together.
+	order := map[string]int{}
+	for n, i := range all {
+		order[i.Name] = n
+	}
+	slices.SortStableFunc(found, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(a.place, b.place), cmp.Compare(order[a.Interface], order[b.Interface]), cmp.Compare(a.kind, b.kind))
+	})
+	chosen := make([]Chosen, len(found))
+	for n, r := range found {
+		chosen[n] = r.Chosen
+	}
+	return chosen, nil
+}
+
+// place is where an interface stands in the list, or why it does not.
+func (l Interfaces) place(i Interface) (int, string) {
+	matches := func(p pattern) bool { return p.matches(i.Name) }
+	if slices.ContainsFunc(l.excluded, matches) {
+		return 0, "excluded by network.interfaces"
+	}
+	if len(l.named) > 0 {
+		if place := slices.IndexFunc(l.named, matches); place >= 0 {
+			return place, ""
+		}
+		return 0, "not in network.interfaces"
+	}
+	if i.Loopback {
+		return 0, "loopback, which has to be named"
+	}
+	for _, b := range bridges {
+		if strings.HasPrefix(i.Name, b) {
+			return 0, "a bridge, which has to be named"
+		}
+	}
+	if strings.HasPrefix(i.Name, "ib") {
+		return 0, ""
+	}
+	return 1, ""
+}
+
+// kindOf says how good an address is, 0 best, and whether it is of use at all.
+func kindOf(a netip.Addr) (int, bool) {
+	switch {
+	case !Usable(a):
+		return 0, false
+	case a.IsLinkLocalUnicast() && a.Is4():
+		return 2, true
+	case a.IsLinkLocalUnicast():
+		return 3, a.Zone() != ""
+	case a.Is6():
+		return 1, true
+	}
+	return 0, true
+}
+
+// Usable reports whether an address is one that a host can have. With a zone, :: is
+// not what netip calls unspecified.
+func Usable(a netip.Addr) bool {
+	return a.IsValid() && !a.WithZone("").IsUnspecified() && !a.IsMulticast()
+}

@@ -1,0 +1,60 @@
+package network
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+
+	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// ContactBytes is what a handle needs to name a relay on the network: an
+// address.Endpoint, and two tags of 16 bytes.
+const ContactBytes = address.EndpointBytes + 2*contactTag
+
+const contactTag = 16
+
+// SealContact says where the relay of a listener is reached, for the listener's handle.
+// Handles go through the hands of tenants; a relay that connected wherever one says
+// would be theirs to send about, in networks that they have no part of. So an address in a
+// handle is believed only with a tag by the cluster key, of the handle that it is in. While a
+// rotation is under way there are two, so that it is believed wherever the rotation is.
+func (k Keys) SealContact(of Target, generation wire.UUID, e address.Endpoint) [ContactBytes]byte {
+	var c [ContactBytes]byte
+	at := e.Encode()
+	copy(c[:], at[:])
+	tags := c[len(at):]
+	_, _ = rand.Read(tags) // for the key that there is not
+	for i, key := range k.all() {
+		copy(tags[i*contactTag:][:contactTag], key.contact(of, generation, at))
+	}
+	return c
+}
+
+// OpenContact is the address that SealContact sealed with one of these keys for the same
+// handle.
+func (k Keys) OpenContact(of Target, generation wire.UUID, c [ContactBytes]byte) (address.Endpoint, error) {
+	at := [address.EndpointBytes]byte(c[:address.EndpointBytes])
+	tags := c[len(at):]
+	known := false
+	for _, key := range k.all() {
+		want := key.contact(of, generation, at)
+		for i := range 2 {
+			known = known || hmac.Equal(want, tags[i*contactTag:][:contactTag])
+		}
+	}
+	if !known {
+		return address.Endpoint{}, errors.New("the address in the handle was given out by no relay that has this cluster key; compare `peerlane key show` on both hosts")
+	}
+	return address.DecodeEndpoint(at)
+}
+
+func (k Key) contact(of Target, generation wire.UUID, at [address.EndpointBytes]byte) []byte {
+	m := hmac.New(sha256.New, k.derive(nil, "contact", 32))
+	for _, part := range [][]byte{of.Host[:], of.Token[:], generation[:], at[:]} {
+		m.Write(part)
+	}
+	return m.Sum(nil)[:contactTag]
+}

@@ -1,0 +1,675 @@
+package network
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+var (
+	hostA, hostB = wire.UUID{1}, wire.UUID{2}
+	toB          = Target{Host: hostB, Token: wire.UUID{0x70}}
+)
+
+// patience is a handshake's limit where the test is not about it.
+const patience = time.Minute
+
+// relays are two of different hosts with the same key.
+func relays(keys Keys) (a, b *Local) {
+	a = &Local{Host: hostA, Name: "relay A", Oldest: 1, Newest: 3, Keys: func() Keys { return keys }, Time: patience}
+	b = &Local{Host: hostB, Name: "relay B", Oldest: 1, Newest: 3, Keys: func() Keys { return keys }, Time: patience}
+	return a, b
+}
+
+func newKeys() Keys { return Keys{Current: NewKey(someDay)} }
+
+// admitB admits whom toB names.
+func admitB(g Greeting) error {
+	if g.Target != toB {
+		return wire.Errorf(wire.StatusBadHandle, "no such listener")
+	}
+	return nil
+}
+
+type outcome struct {
+	session *Session
+	err     error
+}
+
+// shake has both sides do their handshake; a side that fails closes its connection, as
+// users of the package do.
+func shake(initiate, respond func() (*Session, error), ours, theirs net.Conn) (initiator, listener outcome) {
+	done := make(chan outcome)
+	side := func(conn net.Conn, do func() (*Session, error)) (o outcome) {
+		if o.session, o.err = do(); o.err != nil {
+			o.session = nil
+			conn.Close()
+		}
+		return o
+	}
+	go func() { done <- side(theirs, respond) }()
+	initiator = side(ours, initiate)
+	return initiator, <-done
+}
+
+// meet is shake of a with b over a pipe.
+func meet(a, b *Local) (initiator, listener outcome) {
+	ours, theirs := net.Pipe()
+	return shake(func() (*Session, error) { return a.Initiate(ours, toB) }, func() (*Session, error) { return b.Respond(theirs, admitB) }, ours, theirs)
+}
+
+// tcp is a connection over this host's loopback.
+func tcp(t testing.TB, network, at string) (ours, theirs net.Conn) {
+	t.Helper()
+	listener, err := net.Listen(network, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if ours, err = net.Dial(network, listener.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if theirs, err = listener.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ours.Close(); theirs.Close() })
+	return ours, theirs
+}
+
+func agreed(t *testing.T, initiator, listener outcome) (a, b *Session) {
+	t.Helper()
+	if initiator.err != nil || listener.err != nil {
+		t.Fatalf("initiator %v, listener %v", initiator.err, listener.err)
+	}
+	a, b = initiator.session, listener.session
+	if a.Secret != b.Secret || a.Secret == [32]byte{} || a.Version != b.Version || a.Target != b.Target || a.Stream != b.Stream {
+		t.Fatalf("the two sides of a session differ: %v version %d, %v version %d", a, a.Version, b, b.Version)
+	}
+	return a, b
+}
+
+func TestTwoHostsMeet(t *testing.T) {
+	keys := newKeys()
+	var before [32]byte
+	for _, c := range []struct {
+		name string
+		pair func(t *testing.T) (net.Conn, net.Conn)
+	}{
+		{"pipe", func(*testing.T) (net.Conn, net.Conn) { return net.Pipe() }},
+		{"IPv4", func(t *testing.T) (net.Conn, net.Conn) { return tcp(t, "tcp4", "127.0.0.1:0") }},
+		{"IPv6", func(t *testing.T) (net.Conn, net.Conn) { return tcp(t, "tcp6", "[::1]:0") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := relays(keys)
+			ours, theirs := c.pair(t)
+			var asked Greeting
+			i, l := shake(func() (*Session, error) { return a.Initiate(ours, toB) }, func() (*Session, error) {
+				return b.Respond(theirs, func(g Greeting) error { asked = g; return nil })
+			}, ours, theirs)
+			sa, sb := agreed(t, i, l)
+			if sa.Secret == before {
+				t.Error("two sessions have one secret")
+			}
+			before = sa.Secret
+			if asked.Host != hostA || asked.Name != "relay A" || asked.Target != toB || asked.Joined != nil {
+				t.Errorf("the listener was asked by %+v", asked)
+			}
+			if sa.Host != hostB || sb.Host != hostA || !strings.HasPrefix(sa.Peer, "relay B at ") || !strings.HasPrefix(sb.Peer, "relay A at ") || sa.Version != 3 {
+				t.Errorf("initiator %q version %d, listener %q", sa.Peer, sa.Version, sb.Peer)
+			}
+			// What follows is the users', from its first byte on.
+			go func() { _, _ = sa.Conn.Write([]byte("first bytes")) }()
+			got := make([]byte, 11)
+			if _, err := io.ReadFull(sb.Conn, got); err != nil || string(got) != "first bytes" {
+				t.Errorf("%q, %v after the handshake", got, err)
+			}
+		})
+	}
+}
+
+func TestVersionsOfHosts(t *testing.T) {
+	for _, c := range []struct {
+		a, b [2]uint32
+		want uint32 // 0 for none
+	}{
+		{[2]uint32{1, 3}, [2]uint32{1, 3}, 3}, {[2]uint32{1, 1}, [2]uint32{1, 3}, 1}, {[2]uint32{1, 3}, [2]uint32{1, 2}, 2},
+		{[2]uint32{2, 3}, [2]uint32{1, 2}, 2}, {[2]uint32{3, 4}, [2]uint32{1, 2}, 0}, {[2]uint32{1, 2}, [2]uint32{3, 4}, 0},
+	} {
+		a, b := relays(newKeys())
+		a.Oldest, a.Newest, b.Oldest, b.Newest = c.a[0], c.a[1], c.b[0], c.b[1]
+		i, l := meet(a, b)
+		if c.want != 0 {
+			if s, _ := agreed(t, i, l); s.Version != c.want {
+				t.Errorf("%v and %v agreed on %d", c.a, c.b, s.Version)
+			}
+			continue
+		}
+		for _, err := range []error{i.err, l.err} {
+			if wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), fmt.Sprintf("%d to %d", c.b[0], c.b[1])) {
+				t.Errorf("%v and %v: %v", c.a, c.b, err)
+			}
+		}
+	}
+}
+
+func TestWhatAListenerRefuses(t *testing.T) {
+	for _, c := range []struct {
+		admit  error
+		host   wire.UUID
+		status wire.Status
+	}{
+		{nil, wire.UUID{9}, wire.StatusBadHandle},
+		{wire.Errorf(wire.StatusBadHandle, "no such listener"), hostB, wire.StatusBadHandle},
+		{wire.Errorf(wire.StatusLimit, "full"), hostB, wire.StatusLimit},
+	} {
+		a, b := relays(newKeys())
+		ours, theirs := net.Pipe()
+		i, l := shake(func() (*Session, error) { return a.Initiate(ours, Target{Host: c.host, Token: toB.Token}) },
+			func() (*Session, error) { return b.Respond(theirs, func(Greeting) error { return c.admit }) }, ours, theirs)
+		if wire.StatusOf(i.err) != c.status || wire.StatusOf(l.err) != c.status {
+			t.Errorf("%v: initiator %v, listener %v; want %v", c.admit, i.err, l.err, c.status)
+		}
+	}
+}
+
+// counted counts what is read from and written to a connection.
+type counted struct {
+	net.Conn
+	read, written int
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.read += n
+	return n, err
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.written += n
+	return n, err
+}
+
+// Who does not have the key sees a connection that closes, after no more than 512 bytes.
+func TestAStrangerLearnsNothing(t *testing.T) {
+	keys := rotated(t, newKeys())
+	g := &Greeting{Host: hostA, Target: toB, purpose: purposeConnect, oldest: 1, newest: 3}
+	wrong := NewKey(someDay)
+	noise := make([]byte, 4096)
+	_, _ = rand.Read(noise)
+	forged := wrong // the right id on a wrong secret
+	forged.ID = keys.Current.ID
+	changed := sealHello(keys.all(), g)
+	changed[nonceBytes-1] ^= 1
+	for _, c := range []struct {
+		name string
+		say  []byte
+	}{
+		{"nothing", nil}, {"one byte", noise[:1]}, {"half a hello", sealHello(keys.all(), g)[:helloSize-1]}, {"noise", noise[:helloSize]}, {"much noise", noise},
+		{"a request of HTTP", []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n" + strings.Repeat("x", 400))},
+		{"zeros", make([]byte, helloSize)},
+		{"another key", sealHello([]Key{wrong}, g)}, {"another key under this one's id", sealHello([]Key{forged, forged}, g)}, {"another nonce", changed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, b := relays(keys)
+			stranger, theirs := net.Pipe()
+			conn := &counted{Conn: theirs}
+			go func() {
+				_, _ = stranger.Write(c.say) // fails where not all of it is read
+				if len(c.say) < helloSize {
+					stranger.Close()
+				}
+			}()
+			s, err := b.Respond(conn, func(Greeting) error { t.Error("it was admitted"); return nil })
+			stranger.Close()
+			if s != nil || !errors.Is(err, ErrStranger) {
+				t.Errorf("%v, %v", s, err)
+			}
+			if conn.written != 0 || conn.read > 512 {
+				t.Errorf("%d bytes were told to it, %d read", conn.written, conn.read)
+			}
+		})
+	}
+}
+
+// A stranger is not waited for, whatever it does in that time.
+func TestAStrangerWhoIsSlow(t *testing.T) {
+	_, b := relays(newKeys())
+	b.Time = 100 * time.Millisecond
+	stranger, theirs := net.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		for {
+			if _, err := stranger.Write([]byte{0}); err != nil {
+				return
+			}
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	_, err := b.Respond(theirs, admitB)
+	close(ended)
+	theirs.Close()
+	if !errors.Is(err, ErrStranger) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A rogue listener, a proxy, another service: the initiator says one hello, in which
+// there is nothing to read, and no more.
+func TestAListenerWithoutTheKey(t *testing.T) {
+	wrong, _ := relays(newKeys())
+	for _, c := range []struct {
+		name   string
+		answer func(hello []byte) []byte
+		silent bool
+	}{
+		{"noise", func([]byte) []byte { b := make([]byte, welcomeSize); _, _ = rand.Read(b); return b }, false},
+		{"its own hello", func(hello []byte) []byte { return hello[:welcomeSize] }, false},
+		{"another key", func(hello []byte) []byte {
+			answer := make([]byte, nonceBytes)
+			return seal(wrong.Keys().Current, "welcome", (&welcome{version: 3, oldest: 1, newest: 3, host: hostB}).bytes(), answer, hello, answer)
+		}, false},
+		{"half a welcome", func(hello []byte) []byte { return hello[:welcomeSize-1] }, false},
+		{"nothing", func([]byte) []byte { return nil }, true},
+		{"the end before a hello", nil, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			keys := newKeys()
+			a, _ := relays(keys)
+			ours, rogue := net.Pipe()
+			conn := &counted{Conn: ours}
+			if c.answer == nil {
+				rogue.Close()
+				if s, err := a.Initiate(conn, toB); s != nil || !errors.Is(err, ErrSilent) {
+					t.Errorf("%v, %v", s, err)
+				}
+				return
+			}
+			go func() {
+				hello := make([]byte, helloSize)
+				if _, err := io.ReadFull(rogue, hello); err != nil {
+					t.Error(err)
+				}
+				for _, secret := range [][]byte{toB.Token[:4], []byte("relay A"), hostA[:4]} {
+					if bytes.Contains(hello, secret) {
+						t.Errorf("a hello shows %q", secret)
+					}
+				}
+				_, _ = rogue.Write(c.answer(hello))
+				rogue.Close()
+			}()
+			s, err := a.Initiate(conn, toB)
+			if s != nil || err == nil || errors.Is(err, ErrSilent) != c.silent {
+				t.Errorf("%v, %v", s, err)
+			}
+			if conn.written != helloSize {
+				t.Errorf("%d bytes were said, a hello has %d", conn.written, helloSize)
+			}
+		})
+	}
+}
+
+// Messages, in their order.
+var sizes = []int{helloSize, welcomeSize, confirmSize}
+
+// between has a and b meet with somebody in between, who sees each message and passes on
+// what alter makes of it: less than all of it is the last.
+func between(a, b *Local, alter func(n int, message []byte) []byte) (initiator, listener outcome) {
+	ours, left := net.Pipe()
+	right, theirs := net.Pipe()
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		defer left.Close()
+		defer right.Close()
+		ways := [][2]net.Conn{{left, right}, {right, left}, {left, right}}
+		for n, way := range ways {
+			message := make([]byte, sizes[n])
+			if _, err := io.ReadFull(way[0], message); err != nil {
+				return
+			}
+			passed := alter(n, message)
+			if _, err := way[1].Write(passed); err != nil || len(passed) < sizes[n] {
+				return
+			}
+		}
+	}()
+	initiator, listener = shake(func() (*Session, error) { return a.Initiate(ours, toB) }, func() (*Session, error) { return b.Respond(theirs, admitB) }, ours, theirs)
+	<-gone
+	return initiator, listener
+}
+
+func asItIs(_ int, message []byte) []byte { return message }
+
+// Whichever byte is changed, the listener has no session, and the initiator none unless
+// it was the last message.
+func TestEachByteMatters(t *testing.T) {
+	for _, keys := range []Keys{newKeys(), rotated(t, newKeys())} {
+		a, b := relays(keys)
+		for n, size := range sizes {
+			for at := range size {
+				i, l := between(a, b, func(message int, text []byte) []byte {
+					if message == n {
+						text[at] ^= 0x40
+					}
+					return text
+				})
+				if l.err == nil || i.err == nil && n < 2 {
+					t.Errorf("byte %d of message %d was changed: initiator %v, listener %v", at, n, i.err, l.err)
+				}
+			}
+		}
+		i, l := between(a, b, asItIs)
+		agreed(t, i, l)
+	}
+}
+
+func TestWhatIsCutShort(t *testing.T) {
+	a, b := relays(newKeys())
+	for n, size := range sizes {
+		for length := range size {
+			i, l := between(a, b, func(message int, text []byte) []byte {
+				if message == n {
+					text = text[:length]
+				}
+				return text
+			})
+			if l.err == nil || i.err == nil && n < 2 {
+				t.Errorf("message %d ended after %d bytes: initiator %v, listener %v", n, length, i.err, l.err)
+			}
+		}
+	}
+}
+
+// What was recorded of one conversation is worth nothing in another.
+func TestRecordedMessages(t *testing.T) {
+	a, b := relays(newKeys())
+	var recorded [3][]byte
+	i, l := between(a, b, func(n int, message []byte) []byte {
+		recorded[n] = slices.Clone(message)
+		return message
+	})
+	agreed(t, i, l)
+	for _, replayed := range [][]int{{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}} {
+		i, l := between(a, b, func(n int, message []byte) []byte {
+			if slices.Contains(replayed, n) {
+				return recorded[n]
+			}
+			return message
+		})
+		if l.err == nil || i.err == nil && !slices.Equal(replayed, []int{2}) {
+			t.Errorf("messages %v of another conversation: initiator %v, listener %v", replayed, i.err, l.err)
+		}
+	}
+	// By somebody who has nothing else.
+	stranger, theirs := net.Pipe()
+	go func() {
+		_, _ = stranger.Write(recorded[0])
+		_, _ = io.ReadFull(stranger, make([]byte, welcomeSize))
+		_, _ = stranger.Write(recorded[2])
+	}()
+	if s, err := b.Respond(theirs, admitB); s != nil || !errors.Is(err, ErrStranger) {
+		t.Errorf("a conversation that was recorded: %v, %v", s, err)
+	}
+}
+
+// Messages of two conversations that run at once are not each other's.
+func TestSplicedConversations(t *testing.T) {
+	for n := range sizes {
+		a, b := relays(newKeys())
+		one, other := make(chan []byte, 1), make(chan []byte, 1)
+		swap := func(give, take chan []byte) func(int, []byte) []byte {
+			return func(message int, text []byte) []byte {
+				if message != n {
+					return text
+				}
+				give <- text
+				return <-take
+			}
+		}
+		first := make(chan [2]outcome)
+		go func() {
+			i, l := between(a, b, swap(one, other))
+			first <- [2]outcome{i, l}
+		}()
+		i, l := between(a, b, swap(other, one))
+		for _, c := range [][2]outcome{{i, l}, <-first} {
+			// Helloes that are swapped are just two conversations the other way about,
+			// in which the one side does not know the other's answer.
+			if c[1].err == nil || c[0].err == nil && n < 2 {
+				t.Errorf("message %d swapped: initiator %v, listener %v", n, c[0].err, c[1].err)
+			}
+		}
+	}
+}
+
+// Who sends a relay its own messages does not get it to trust itself.
+func TestReflection(t *testing.T) {
+	a, _ := relays(newKeys())
+	i, l := between(a, a, asItIs) // a's hello, which is for b, at a's own listener
+	if wire.StatusOf(i.err) != wire.StatusBadHandle || wire.StatusOf(l.err) != wire.StatusBadHandle {
+		t.Errorf("initiator %v, listener %v", i.err, l.err)
+	}
+}
+
+// Whatever order the hosts of a cluster are told of a rotation in.
+func TestRotation(t *testing.T) {
+	old := newKeys()
+	both := rotated(t, old)
+	last := finished(t, both)
+	next := rotated(t, last)
+	for _, c := range []struct {
+		name string
+		a, b Keys
+		meet bool
+	}{
+		{"before", old, old, true},
+		{"the initiator was told", both, old, true},
+		{"the listener was told", old, both, true},
+		{"both were told", both, both, true},
+		{"the initiator has finished", last, both, true},
+		{"the listener has finished", both, last, true},
+		{"both have finished", last, last, true},
+		{"the initiator was told of another", next, last, true},
+		{"finished where the listener was not told", last, old, false},
+		{"finished where the initiator was not told", old, last, false},
+		{"two rotations", next, old, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := relays(c.a)
+			b.Keys = func() Keys { return c.b }
+			i, l := meet(a, b)
+			if c.meet {
+				agreed(t, i, l)
+			} else if !errors.Is(i.err, ErrSilent) || !errors.Is(l.err, ErrStranger) {
+				t.Errorf("initiator %v, listener %v", i.err, l.err)
+			}
+		})
+	}
+}
+
+func TestStreamsOfASession(t *testing.T) {
+	keys := newKeys()
+	a, b := relays(keys)
+	i, l := meet(a, b)
+	sa, sb := agreed(t, i, l)
+	join := func(s *Session, stream uint32) (initiator, listener outcome) {
+		ours, theirs := net.Pipe()
+		return shake(func() (*Session, error) { return a.Join(ours, s, stream) }, func() (*Session, error) {
+			return b.Respond(theirs, func(g Greeting) error {
+				if g.Joined != sb {
+					return wire.Errorf(wire.StatusBadHandle, "stream %d of %v", g.Stream, g.Joined)
+				}
+				return nil
+			})
+		}, ours, theirs)
+	}
+	refused := func(what string, i, l outcome) {
+		t.Helper()
+		if i.err == nil || l.err == nil {
+			t.Errorf("%s: initiator %v, listener %v", what, i.err, l.err)
+		}
+	}
+	i, l = join(sa, 1)
+	refused("nobody expects it", i, l)
+	forget := b.Expect(sb)
+	secrets := map[[32]byte]bool{sa.Secret: true}
+	for stream := range uint32(3) {
+		i, l := join(sa, stream)
+		ja, jb := agreed(t, i, l)
+		if jb.Joined != sb || ja.Joined != sa || jb.Stream != stream || secrets[ja.Secret] {
+			t.Errorf("stream %d: %v of %v", jb.Stream, jb, jb.Joined)
+		}
+		secrets[ja.Secret] = true
+	}
+	// The cluster's rotation is not the session's.
+	b.Keys = newKeys
+	i, l = join(sa, 5)
+	agreed(t, i, l)
+	b.Keys = func() Keys { return keys }
+	stranger := *sa
+	stranger.Secret[0] ^= 1
+	i, l = join(&stranger, 1)
+	refused("another session", i, l)
+	elsewhere := *sa
+	elsewhere.Target.Token[0] ^= 1
+	i, l = join(&elsewhere, 1)
+	refused("for another listener", i, l)
+	// The cluster key alone joins nothing, and a session's key begins no session.
+	for _, c := range []struct {
+		what string
+		key  Key
+		g    Greeting
+	}{{"the cluster key", keys.Current, Greeting{purpose: purposeJoin, Target: toB}}, {"a session's key", sa.joinKey(), Greeting{purpose: purposeConnect, Target: toB}}} {
+		ours, theirs := net.Pipe()
+		i, l = shake(func() (*Session, error) { return a.initiate(ours, []Key{c.key}, c.g) },
+			func() (*Session, error) { return b.Respond(theirs, func(Greeting) error { return nil }) }, ours, theirs)
+		refused(c.what, i, l)
+	}
+	forget()
+	i, l = join(sa, 6)
+	refused("it was forgotten", i, l)
+}
+
+// A name that is cut within a letter, or has a terminal's codes, hurts nobody.
+func TestNamesOfOthers(t *testing.T) {
+	a, b := relays(newKeys())
+	a.Name, b.Name = strings.Repeat("ü", 100), "\x1b[2J"
+	i, l := meet(a, b)
+	sa, sb := agreed(t, i, l)
+	if strings.Contains(sa.Peer, "\x1b") || len(sb.Peer) > 100 || !strings.HasPrefix(sb.Peer, "üüü") {
+		t.Errorf("%q, %q", sa.Peer, sb.Peer)
+	}
+}
+
+// recording is a connection that was prepared: it reads what is there, and forgets what is
+// written, but for how much.
+type recording struct {
+	bytes.Reader
+	written int
+}
+
+func (r *recording) Write(p []byte) (int, error)      { r.written += len(p); return len(p), nil }
+func (*recording) Close() error                       { return nil }
+func (*recording) LocalAddr() net.Addr                { return &net.TCPAddr{} }
+func (*recording) RemoteAddr() net.Addr               { return &net.TCPAddr{} }
+func (*recording) SetDeadline(time.Time) error        { return nil }
+func (*recording) SetReadDeadline(t time.Time) error  { return nil }
+func (*recording) SetWriteDeadline(t time.Time) error { return nil }
+
+func prepared(parts ...[]byte) *recording {
+	r := &recording{}
+	r.Reset(slices.Concat(parts...))
+	return r
+}
+
+// Nothing that strangers say is answered; what somebody with the key says, and makes no
+// sense, is refused, or answered with a welcome and no session.
+func FuzzListener(f *testing.F) {
+	g := Greeting{Host: hostA, Target: toB, Name: "x", purpose: purposeConnect, oldest: 1, newest: 3}
+	keys := Keys{Current: keyOf([KeyBytes]byte{1}, someDay)}
+	f.Add(sealHello(keys.all(), &g), false)
+	f.Add(g.bytes(), true)
+	g.purpose, g.tls = purposeJoin, true
+	f.Add(g.bytes(), true)
+	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"), false)
+	_, b := relays(keys)
+	f.Fuzz(func(t *testing.T, text []byte, authentic bool) {
+		said := text
+		if authentic {
+			said = make([]byte, nonceBytes, helloSize)
+			said = append(said, keys.Current.ID[:]...)
+			said = seal(keys.Current, "hello", text, said, said[:nonceBytes:nonceBytes], keys.Current.ID[:])
+			said = append(said, make([]byte, slotBytes)...)
+		}
+		conn := prepared(said)
+		s, err := b.Respond(conn, admitB)
+		if s != nil || err == nil {
+			t.Fatalf("%v, %v", s, err)
+		}
+		if known := authentic || bytes.HasPrefix(text[min(nonceBytes, len(text)):], keys.Current.ID[:]); conn.written > 0 && !known || conn.written > welcomeSize {
+			t.Errorf("%d bytes were answered", conn.written)
+		}
+	})
+}
+
+// An initiator believes no answer that makes no sense, and none that strangers give.
+func FuzzInitiator(f *testing.F) {
+	w := welcome{version: 3, oldest: 1, newest: 3, host: hostB, name: "x"}
+	keys := Keys{Current: keyOf([KeyBytes]byte{1}, someDay)}
+	f.Add(w.bytes(), true)
+	w.version = 2
+	f.Add(w.bytes(), true)
+	w.outcome = outcomeLimit
+	f.Add(w.bytes(), true)
+	f.Add(make([]byte, welcomeSize), false)
+	f.Add([]byte("SSH-2.0-x\r\n"), false)
+	w = welcome{version: 4, oldest: 1, newest: 4, host: hostB} // not what both speak
+	f.Add(w.bytes(), true)
+	w = welcome{version: 2, oldest: 1, newest: 3, host: hostB} // older than both speak
+	f.Add(w.bytes(), true)
+	w = welcome{version: 3, oldest: 1, newest: 3, host: hostA} // another host
+	f.Add(w.bytes(), true)
+	a, _ := relays(keys)
+	f.Fuzz(func(t *testing.T, text []byte, authentic bool) {
+		ours, theirs := net.Pipe()
+		defer ours.Close()
+		go func() {
+			defer theirs.Close()
+			hello := make([]byte, helloSize)
+			if _, err := io.ReadFull(theirs, hello); err != nil {
+				return
+			}
+			answer := text
+			if authentic {
+				nonce := make([]byte, nonceBytes)
+				answer = seal(keys.Current, "welcome", text, nonce, hello, nonce)
+			}
+			_, _ = theirs.Write(answer) // what is too long is not read
+			if len(answer) >= welcomeSize {
+				_, _ = io.Copy(io.Discard, theirs) // the confirmation
+			}
+		}()
+		s, err := a.Initiate(ours, toB)
+		switch {
+		case err == nil && !authentic:
+			t.Fatalf("%v believes a stranger", s)
+		case err == nil && (s.Version != min(3, binary.LittleEndian.Uint32(text[12:])) || s.Host != hostB):
+			t.Errorf("version %d of host %v", s.Version, s.Host)
+		}
+	})
+}

@@ -1,0 +1,194 @@
+package network
+
+import (
+	"bytes"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// KeyBytes is the length of a cluster key's secret.
+const KeyBytes = 32
+
+// KeyID names a key without telling it: 8 bytes that HKDF makes of the secret, so that
+// the same key has the same id on every host, and a file whose secret was changed is
+// noticed.
+type KeyID [8]byte
+
+func (id KeyID) String() string { return hex.EncodeToString(id[:]) }
+
+// Key is a secret that relays share. Nothing prints its secret: not %v, nor %+v of what
+// has it in it, nor JSON.
+type Key struct {
+	ID KeyID
+	// Created is to the second, UTC.
+	Created time.Time
+	// A function, because fmt does not ask a field that is not exported how it wants to
+	// be printed, and follows pointers.
+	secret func() [KeyBytes]byte
+}
+
+// NewKey makes a key of the system's random numbers.
+func NewKey(now time.Time) Key {
+	var secret [KeyBytes]byte
+	_, _ = rand.Read(secret[:]) // never fails, as its documentation says
+	return keyOf(secret, now)
+}
+
+func keyOf(secret [KeyBytes]byte, created time.Time) Key {
+	k := Key{Created: created.UTC().Truncate(time.Second), secret: func() [KeyBytes]byte { return secret }}
+	copy(k.ID[:], k.derive(nil, "key id", len(k.ID)))
+	return k
+}
+
+// derive makes n bytes of the key, for one purpose.
+func (k Key) derive(salt []byte, label string, n int) []byte {
+	secret := k.secret()
+	derived, err := hkdf.Key(sha256.New, secret[:], salt, "peerlane network 1 "+label, n)
+	if err != nil {
+		panic(err) // of a length that no hash makes
+	}
+	return derived
+}
+
+// String is the key's id and date.
+func (k Key) String() string {
+	return fmt.Sprintf("key %s of %s", k.ID, k.Created.Format(time.DateOnly))
+}
+
+// Format prints String, whatever the verb.
+func (k Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
+
+// Keys are the cluster's: the one in use, and while a rotation is under way the one
+// before, which is still believed.
+type Keys struct {
+	Current  Key
+	Previous *Key
+}
+
+func (k Keys) String() string {
+	if k.Previous == nil {
+		return k.Current.String()
+	}
+	return fmt.Sprintf("%v, after %v", k.Current, *k.Previous)
+}
+
+// Format prints String, whatever the verb.
+func (k Keys) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
+
+// all lists the keys that are believed, the one in use first.
+func (k Keys) all() []Key {
+	if k.Previous == nil {
+		return []Key{k.Current}
+	}
+	return []Key{k.Current, *k.Previous}
+}
+
+// Rotate puts another key into use, and keeps the one that was. It refuses while
+// the last rotation is not finished: a host that was not told of it would be lost.
+func (k Keys) Rotate(now time.Time) (Keys, error) {
+	if k.Previous != nil {
+		return Keys{}, fmt.Errorf("a rotation is under way: %v; finish it first, when every host has that file", k)
+	}
+	return Keys{Current: NewKey(now), Previous: &k.Current}, nil
+}
+
+// Finish ends a rotation: the previous key is believed no more.
+func (k Keys) Finish() (Keys, error) {
+	if k.Previous == nil {
+		return Keys{}, fmt.Errorf("no rotation is under way: there is %v and none before it", k)
+	}
+	return Keys{Current: k.Current}, nil
+}
+
+// The text of a key file.
+const (
+	keyFileHead    = "peerlane cluster key "
+	keyFileVersion = "1"
+	keyCurrent     = "current"
+	keyPrevious    = "previous"
+	// MaxKeyFile bounds a key file, bytes.
+	MaxKeyFile = 1024
+)
+
+// Text is the key file: the only form that has the secrets.
+//
+//	peerlane cluster key 1
+//	current 3f9a12bc44d0e871 2026-11-22T13:50:00Z BASE64OF32BYTES=
+//	previous 0c77b1e05d2f9a46 2026-05-02T08:00:00Z BASE64OF32BYTES=
+func (k Keys) Text() []byte {
+	var b bytes.Buffer
+	b.WriteString(keyFileHead + keyFileVersion + "\n")
+	for i, key := range k.all() {
+		secret := key.secret()
+		fmt.Fprintf(&b, "%s %s %s %s\n", []string{keyCurrent, keyPrevious}[i], key.ID, key.Created.Format(time.RFC3339), base64.StdEncoding.EncodeToString(secret[:]))
+	}
+	return b.Bytes()
+}
+
+// ParseKeys reads what Text writes, and nothing else. Its errors quote no secret.
+func ParseKeys(text []byte) (Keys, error) {
+	var k Keys
+	if len(text) > MaxKeyFile {
+		return k, fmt.Errorf("it has %d bytes, and a cluster key's file at most %d", len(text), MaxKeyFile)
+	}
+	first, rest, ended := strings.Cut(string(text), "\n")
+	version, ok := strings.CutPrefix(first, keyFileHead)
+	switch {
+	case !ok:
+		return k, fmt.Errorf("it does not begin with %q: it is no cluster key", keyFileHead+keyFileVersion)
+	case version != keyFileVersion:
+		return k, fmt.Errorf("its form is %.20q, and this version of Peerlane reads %q", version, keyFileVersion)
+	case !ended || !strings.HasSuffix(rest, "\n"):
+		return k, errors.New("its last line has no end: it was copied in part; copy it again")
+	}
+	lines := strings.Split(strings.TrimSuffix(rest, "\n"), "\n")
+	if len(lines) > 2 {
+		return k, fmt.Errorf("it has %d lines of keys; one, or two during a rotation, are possible", len(lines))
+	}
+	for i, line := range lines {
+		key, err := parseKey(line, []string{keyCurrent, keyPrevious}[i])
+		if err != nil {
+			return Keys{}, fmt.Errorf("line %d: %w", i+2, err)
+		}
+		if i == 0 {
+			k.Current = key
+		} else {
+			k.Previous = &key
+		}
+	}
+	if k.Previous != nil && k.Previous.ID == k.Current.ID {
+		return Keys{}, errors.New("its current and its previous key are the same one")
+	}
+	if !bytes.Equal(k.Text(), text) {
+		return Keys{}, errors.New("it is not written as peerlane key writes it: blanks or digits were changed")
+	}
+	return k, nil
+}
+
+func parseKey(line, name string) (Key, error) {
+	fields := strings.Split(line, " ")
+	if len(fields) != 4 || fields[0] != name {
+		return Key{}, fmt.Errorf(`%q, an id, a date and a secret are expected, with a blank between each two`, name)
+	}
+	created, err := time.Parse(time.RFC3339, fields[2])
+	if err != nil || created.Location() != time.UTC {
+		return Key{}, fmt.Errorf("%.30q is no date such as 2026-11-22T13:50:00Z", fields[2])
+	}
+	decoded, err := base64.StdEncoding.Strict().DecodeString(fields[3])
+	if err != nil || len(decoded) != KeyBytes {
+		return Key{}, fmt.Errorf("the secret is not the base64 of %d bytes", KeyBytes)
+	}
+	key := keyOf([KeyBytes]byte(decoded), created)
+	if key.ID.String() != fields[1] {
+		return Key{}, fmt.Errorf("the secret is not that of key %.16q: one of them was changed", fields[1])
+	}
+	return key, nil
+}

@@ -1,0 +1,168 @@
+package network
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+var someDay = time.Date(2026, 11, 22, 13, 50, 0, 0, time.UTC)
+
+// rotated is keys in the middle of a rotation.
+func rotated(t testing.TB, k Keys) Keys {
+	t.Helper()
+	next, err := k.Rotate(someDay.Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return next
+}
+
+func finished(t testing.TB, k Keys) Keys {
+	t.Helper()
+	next, err := k.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return next
+}
+
+func TestAKeyFile(t *testing.T) {
+	one := Keys{Current: NewKey(someDay)}
+	two := rotated(t, one)
+	line := `[0-9a-f]{16} 2026-11-22T1[34]:50:00Z [A-Za-z0-9+/]{43}=\n`
+	for _, c := range []struct {
+		keys Keys
+		form string
+	}{{one, `^peerlane cluster key 1\ncurrent ` + line + `$`}, {two, `^peerlane cluster key 1\ncurrent ` + line + `previous ` + line + `$`}} {
+		text := c.keys.Text()
+		if !regexp.MustCompile(c.form).Match(text) || len(text) > MaxKeyFile {
+			t.Errorf("%d bytes, not as documented:\n%s", len(text), text)
+		}
+		again, err := ParseKeys(text)
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, text)
+		}
+		if !bytes.Equal(again.Text(), text) || again.Current.ID != c.keys.Current.ID {
+			t.Errorf("%v was written, and %v is read", c.keys, again)
+		}
+	}
+	if two.Previous.ID != one.Current.ID || two.Current.ID == one.Current.ID {
+		t.Errorf("%v after a rotation is %v", one, two)
+	}
+	if _, err := two.Rotate(someDay); err == nil || !strings.Contains(err.Error(), "finish it first") {
+		t.Errorf("another rotation: %v", err)
+	}
+	if last := finished(t, two); last.Previous != nil || last.Current.ID != two.Current.ID {
+		t.Errorf("%v is finished as %v", two, last)
+	}
+	if _, err := one.Finish(); err == nil {
+		t.Error("a rotation that was not begun is finished")
+	}
+	if NewKey(someDay).ID == one.Current.ID {
+		t.Error("two keys are one")
+	}
+}
+
+func TestKeyFilesThatAreRefused(t *testing.T) {
+	good := string(rotated(t, Keys{Current: NewKey(someDay)}).Text())
+	lines := strings.SplitAfter(good, "\n")
+	head, current, previous := lines[0], lines[1], lines[2]
+	other := Keys{Current: NewKey(someDay)}
+	others := other.Current.secret()
+	secret := base64.StdEncoding.EncodeToString(others[:])
+	word := func(line string, n int, with string) string {
+		words := strings.Split(strings.TrimSuffix(line, "\n"), " ")
+		words[n] = with
+		return strings.Join(words, " ") + "\n"
+	}
+	for _, c := range []struct{ name, text, says string }{
+		{"empty", "", "it is no cluster key"},
+		{"another file", "-----BEGIN CERTIFICATE-----\n", "it is no cluster key"},
+		{"of a later version", "peerlane cluster key 2\n" + current, `its form is "2"`},
+		{"the head alone", head, "copied in part"},
+		{"no end", head + strings.TrimSuffix(current, "\n"), "copied in part"},
+		{"half a key", head + current[:40] + "\n", "an id, a date and a secret are expected"},
+		{"previous alone", head + previous, `line 2: "current"`},
+		{"in another order", head + previous + current, `line 2: "current"`},
+		{"two in use", head + current + current, `line 3: "previous"`},
+		{"the same twice", head + current + strings.Replace(current, "current", "previous", 1), "are the same one"},
+		{"three", good + previous, "3 lines of keys"},
+		{"an empty line", head + "\n" + current, "line 2"},
+		{"CRLF", strings.ReplaceAll(good, "\n", "\r\n"), "its form is"},
+		{"two blanks", head + strings.Replace(current, " ", "  ", 1), "line 2"},
+		{"no date", head + word(current, 2, "yesterday"), `"yesterday" is no date`},
+		{"a local date", head + word(current, 2, "2026-11-22T13:50:00+01:00"), "is no date"},
+		{"half seconds", head + word(current, 2, "2026-11-22T13:50:00.5Z"), "not written as peerlane key writes it"},
+		{"short", head + word(current, 3, base64.StdEncoding.EncodeToString(make([]byte, 31))), "not the base64 of 32 bytes"},
+		{"another secret", head + word(current, 3, secret), "not that of key"},
+		{"capitals", head + word(current, 1, strings.ToUpper(other.Current.ID.String())), "not that of key"},
+		{"endless", good + strings.Repeat("\n", MaxKeyFile), "at most 1024"},
+	} {
+		_, err := ParseKeys([]byte(c.text))
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v; want %q", c.name, err, c.says)
+			continue
+		}
+		for _, line := range []string{current, previous} {
+			if s := strings.Fields(line)[3]; strings.Contains(err.Error(), s[:12]) {
+				t.Errorf("%s: the error has the secret: %v", c.name, err)
+			}
+		}
+	}
+}
+
+func TestSecretsAreNotPrinted(t *testing.T) {
+	keys := rotated(t, Keys{Current: NewKey(someDay)})
+	type nested struct {
+		Open   Keys
+		hidden Keys
+		list   []Key
+	}
+	all := keys.Current.secret()
+	session, secret := &Session{Secret: all, Peer: "x"}, all[:]
+	forms := []string{ // of four bytes in the middle of it
+		hex.EncodeToString(secret[8:12]), strings.ToUpper(hex.EncodeToString(secret[8:12])), string(secret[8:12]),
+		strings.Trim(fmt.Sprint(secret[8:12]), "[]"), base64.StdEncoding.EncodeToString(secret)[12:18],
+		strings.Trim(fmt.Sprintf("%#v", secret[8:12]), "[]byte{}"), strings.Trim(fmt.Sprintf("%x", secret[8:12]), "[]"),
+	}
+	for _, value := range []any{keys, &keys, keys.Current, keys.Previous, nested{keys, keys, keys.all()}, &nested{hidden: keys}, map[string]any{"k": keys}, *session, session} {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%o"} {
+			text := fmt.Sprintf(verb, value)
+			for _, form := range forms {
+				if strings.Contains(text, form) {
+					t.Errorf("%s of %T prints its secret: %q", verb, value, text)
+				}
+			}
+		}
+		if text, err := json.Marshal(value); err == nil {
+			for _, form := range forms {
+				if bytes.Contains(text, []byte(form)) {
+					t.Errorf("%T as JSON has its secret: %s", value, text)
+				}
+			}
+		}
+	}
+}
+
+// A file is refused, or it is what its keys are written as.
+func FuzzKeys(f *testing.F) {
+	one := Keys{Current: keyOf([KeyBytes]byte{1}, someDay)}
+	text := one.Text()
+	f.Add(text)
+	f.Add(Keys{Current: keyOf([KeyBytes]byte{2}, someDay), Previous: &one.Current}.Text())
+	f.Add(text[:len(text)-1])
+	f.Add(bytes.ReplaceAll(text, []byte(" "), []byte("\t")))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		keys, err := ParseKeys(text)
+		if err == nil && !bytes.Equal(keys.Text(), text) {
+			t.Errorf("read of %q, written as %q", text, keys.Text())
+		}
+	})
+}

@@ -1,0 +1,291 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits of the connections that have not proven a key. Each takes a descriptor, a
+// goroutine and a few KiB, for HandshakeTime at most. As many as MaxGuests more may have
+// proven one and not come to the end of their handshake.
+const (
+	MaxGuests          = 256 // in all
+	MaxGuestsOfASource = 128 // of one IPv4 address, or one IPv6 network of 64 bits
+)
+
+// Server accepts connections on a listener, and does the handshake with each.
+type Server struct {
+	Local *Local
+	// Admit is Respond's; it is called by many goroutines.
+	Admit func(Greeting) error
+	// Accept takes a session over, and has to return soon.
+	Accept func(*Session)
+	// Refused is told of each connection that came to nothing. Strangers can have it
+	// called as often as they like: what it logs must be bounded.
+	Refused func(from net.Addr, err error)
+	// Guests and GuestsOfASource stand for MaxGuests and MaxGuestsOfASource where they
+	// are not 0.
+	Guests, GuestsOfASource int
+}
+
+// errCrowded is why a guest had to go.
+var errCrowded = errors.New("it had not come to the end of its handshake when too many others came")
+
+// Serve works until the listener is closed, and returns when nothing of it runs any
+// more. Accept's sessions live on.
+func (s *Server) Serve(listener net.Listener) {
+	waiting := &guests{all: cmp.Or(s.Guests, MaxGuests), of: cmp.Or(s.GuestsOfASource, MaxGuestsOfASource)}
+	// Who had to go is counted here until his goroutine has ended, too.
+	room := make(chan struct{}, 3*waiting.all)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer waiting.close()
+	for {
+		room <- struct{}{}
+		conn, err := listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			// No descriptor left, say. Others may close theirs.
+			s.Refused(listener.Addr(), fmt.Errorf("accepting a connection: %w", err))
+			time.Sleep(100 * time.Millisecond)
+			<-room
+			continue
+		}
+		g := waiting.begin(conn)
+		running.Go(func() {
+			defer func() { <-room }()
+			s.greet(g, waiting)
+		})
+	}
+}
+
+func (s *Server) greet(g *guest, waiting *guests) {
+	session, err := s.Local.respond(g.conn, s.Admit, func() { waiting.prove(g) })
+	if !waiting.end(g) {
+		err = errCrowded
+	}
+	if err != nil {
+		g.conn.Close()
+		s.Refused(g.conn.RemoteAddr(), err)
+		return
+	}
+	s.Accept(session)
+}
+
+// guest is a connection in its handshake.
+type guest struct {
+	conn   net.Conn
+	source netip.Addr
+	proven bool // its hello was sealed with a key
+	left   bool // it had to go, or has come to its end
+}
+
+// guests are those at a time, oldest first. When there are too many of a source its
+// oldest has to go; when there are too many in all, the oldest of the source that has
+// most. Who means it says all that he has to at once, so that whoever connects and is
+// silent keeps nobody else out; who has said something that is not read yet is not silent.
+type guests struct {
+	all, of int
+
+	mu      sync.Mutex
+	waiting []*guest
+	closed  bool
+}
+
+func (w *guests) begin(conn net.Conn) *guest {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g := &guest{conn: conn, source: source(conn.RemoteAddr())}
+	w.waiting = append(w.waiting, g)
+	if w.closed {
+		w.dismiss(g)
+		return g
+	}
+	count, _, all := w.count(false)
+	if count[g.source] > w.of {
+		w.dismissOldest(false, g.source)
+	} else if all > w.all {
+		w.dismissMost(false)
+	}
+	return g
+}
+
+// prove is told of a guest who has proven a key. His host's may all come at once.
+func (w *guests) prove(g *guest) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g.proven = true
+	if _, _, all := w.count(true); all > w.all {
+		w.dismissMost(true)
+	}
+}
+
+// count counts those who have proven a key, or those who have not, by their sources.
+func (w *guests) count(proven bool) (of map[netip.Addr]int, most netip.Addr, all int) {
+	of = map[netip.Addr]int{}
+	for _, g := range w.waiting {
+		if g.proven != proven {
+			continue
+		}
+		all++
+		of[g.source]++
+		if of[g.source] > of[most] {
+			most = g.source
+		}
+	}
+	return of, most, all
+}
+
+func (w *guests) dismissMost(proven bool) {
+	_, most, _ := w.count(proven)
+	w.dismissOldest(proven, most)
+}
+
+func (w *guests) dismissOldest(proven bool, source netip.Addr) {
+	for _, g := range w.waiting {
+		if g.proven == proven && g.source == source && !unread(g.conn) {
+			w.dismiss(g)
+			return
+		}
+	}
+}
+
+// unread says whether something has come on a connection that nobody has read yet.
+func unread(conn net.Conn) bool {
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return false
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return false
+	}
+	n := 0
+	err = raw.Control(func(fd uintptr) {
+		n, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) // of 0 bytes where it fails
+	})
+	return err == nil && n > 0
+}
+
+// dismiss ends a guest's handshake, whose goroutine closes the connection.
+func (w *guests) dismiss(g *guest) {
+	w.remove(g)
+	g.conn.Close()
+}
+
+func (w *guests) remove(g *guest) {
+	g.left = true
+	for i, other := range w.waiting {
+		if other == g {
+			w.waiting = append(w.waiting[:i:i], w.waiting[i+1:]...)
+			return
+		}
+	}
+}
+
+// end takes out who has come to an end. It reports false where he had to go before.
+func (w *guests) end(g *guest) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if g.left {
+		return false
+	}
+	w.remove(g)
+	return true
+}
+
+func (w *guests) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	for len(w.waiting) > 0 {
+		w.dismiss(w.waiting[0])
+	}
+}
+
+// source is what counts as one: of IPv6 a host has a whole network.
+func source(from net.Addr) netip.Addr {
+	tcp, ok := from.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	a := tcp.AddrPort().Addr().Unmap().WithZone("")
+	if a.Is6() {
+		a = netip.PrefixFrom(a, 64).Masked().Addr()
+	}
+	return a
+}
+
+// Tries of Dial, and how long it waits after the first one.
+const (
+	dialTries = 5
+	dialPause = 20 * time.Millisecond
+)
+
+// Dial connects to one of the addresses, the first that answers, and does the
+// initiator's side. A listener that closes without a word may only have had no room, so
+// that is tried a few times, for under a second.
+func (l *Local) Dial(ctx context.Context, to Target, addresses []netip.AddrPort) (*Session, error) {
+	return l.dial(ctx, addresses, func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
+}
+
+// DialStream connects as Dial does, and adds a stream to the session.
+func (l *Local) DialStream(ctx context.Context, s *Session, stream uint32, addresses []netip.AddrPort) (*Session, error) {
+	return l.dial(ctx, addresses, func(conn net.Conn) (*Session, error) { return l.Join(conn, s, stream) })
+}
+
+func (l *Local) dial(ctx context.Context, addresses []netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
+	if len(addresses) == 0 {
+		return nil, errors.New("the other relay has no address that this host can reach by the addresses and interfaces that it uses (network.family, network.interfaces in config.toml)")
+	}
+	var failures []error
+	for _, address := range addresses {
+		s, err := l.dialOne(ctx, address, shake)
+		if err == nil {
+			return s, nil
+		}
+		failures = append(failures, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, errors.Join(failures...)
+}
+
+func (l *Local) dialOne(ctx context.Context, address netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
+	dialer := net.Dialer{Timeout: cmp.Or(l.Time, HandshakeTime)}
+	for try := 1; ; try++ {
+		conn, err := dialer.DialContext(ctx, "tcp", address.String())
+		if err != nil {
+			return nil, fmt.Errorf("connecting to another host's relay: %w", err)
+		}
+		stop := context.AfterFunc(ctx, func() { conn.Close() })
+		s, err := shake(conn)
+		if !stop() && err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
+			return s, nil
+		}
+		conn.Close()
+		if !errors.Is(err, ErrSilent) || try == dialTries || ctx.Err() != nil {
+			return nil, fmt.Errorf("%v: %w", address, err)
+		}
+		pause := dialPause << (try - 1)
+		select {
+		case <-time.After(pause/2 + rand.N(pause)):
+		case <-ctx.Done():
+		}
+	}
+}

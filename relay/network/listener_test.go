@@ -1,0 +1,328 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// served is a listener of relay B.
+type served struct {
+	*Server
+	at       netip.AddrPort
+	sessions chan *Session
+	refused  chan error
+}
+
+func serve(t *testing.T, b *Local, guests, ofASource int) *served {
+	t.Helper()
+	return serveAt(t, b, "127.0.0.1:0", guests, ofASource)
+}
+
+func serveAt(t *testing.T, b *Local, at string, guests, ofASource int) *served {
+	t.Helper()
+	listener, err := net.Listen("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &served{at: netip.MustParseAddrPort(listener.Addr().String()), sessions: make(chan *Session, 1024), refused: make(chan error, 4096)}
+	s.Server = &Server{
+		Local: b, Admit: admitB, Guests: guests, GuestsOfASource: ofASource,
+		Accept: func(session *Session) { s.sessions <- session },
+		Refused: func(_ net.Addr, err error) {
+			select {
+			case s.refused <- err:
+			default: // a test that has many of them
+			}
+		},
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); s.Serve(listener) }()
+	t.Cleanup(func() {
+		listener.Close()
+		await(t, ended)
+		for len(s.sessions) > 0 {
+			(<-s.sessions).Conn.Close()
+		}
+	})
+	return s
+}
+
+func await[T any](t *testing.T, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(time.Minute):
+		t.Fatal("it did not come within a minute")
+	}
+	return v
+}
+
+// from connects from an address of this host.
+func from(t *testing.T, source string, to netip.AddrPort) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+	conn, err := d.Dial("tcp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func isClosed(conn net.Conn) bool {
+	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+	_, err := conn.Read(make([]byte, 1))
+	return err != nil && !isTimeout(err)
+}
+
+func TestDialAndServe(t *testing.T) {
+	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
+		a, b := relays(newKeys())
+		s := serveAt(t, b, at, 0, 0)
+		ours, err := a.Dial(t.Context(), toB, []netip.AddrPort{s.at})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ours.Conn.Close()
+		theirs := await(t, s.sessions)
+		defer b.Expect(theirs)()
+		stream, err := a.DialStream(t.Context(), ours, 7, []netip.AddrPort{s.at})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stream.Conn.Close()
+		if joined := await(t, s.sessions); joined.Joined != theirs || joined.Stream != 7 || joined.Secret != stream.Secret {
+			t.Errorf("stream %d of %v", joined.Stream, joined.Joined)
+		}
+	}
+}
+
+// An address where nobody listens does not keep from the next; none says which key it is.
+func TestDialTriesEachAddress(t *testing.T) {
+	a, b := relays(newKeys())
+	s := serve(t, b, 0, 0)
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := netip.MustParseAddrPort(closed.Addr().String())
+	closed.Close()
+	session, err := a.Dial(t.Context(), toB, []netip.AddrPort{nobody, s.at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	session.Conn.Close()
+	if _, err := a.Dial(t.Context(), toB, []netip.AddrPort{nobody}); err == nil || !strings.Contains(err.Error(), nobody.String()) {
+		t.Errorf("%v", err)
+	}
+	if _, err := a.Dial(t.Context(), toB, nil); err == nil || !strings.Contains(err.Error(), "network.interfaces") {
+		t.Errorf("%v", err)
+	}
+}
+
+// A listener that had no room is asked again; one without the key a few times.
+func TestDialAsksAgain(t *testing.T) {
+	a, b := relays(newKeys())
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	at := []netip.AddrPort{netip.MustParseAddrPort(listener.Addr().String())}
+	var closes, asked atomic.Int32
+	closes.Store(2)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			if asked.Add(1) > closes.Load() {
+				go func() { _, _ = b.Respond(conn, admitB) }()
+			} else {
+				conn.Close()
+			}
+		}
+	}()
+	session, err := a.Dial(t.Context(), toB, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	session.Conn.Close()
+	if asked.Load() != 3 {
+		t.Errorf("it took %d times", asked.Load())
+	}
+	closes.Store(1000)
+	asked.Store(0)
+	if _, err = a.Dial(t.Context(), toB, at); !errors.Is(err, ErrSilent) || asked.Load() != dialTries {
+		t.Errorf("%v after %d times", err, asked.Load())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err = a.Dial(ctx, toB, at); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	// What is refused with a reason is not asked again.
+	closes.Store(0)
+	asked.Store(0)
+	if _, err = a.Dial(t.Context(), Target{Host: hostB}, at); wire.StatusOf(err) != wire.StatusBadHandle || asked.Load() != 1 {
+		t.Errorf("%v after %d times", err, asked.Load())
+	}
+}
+
+// Whoever is silent keeps nobody out, and there are never more of them than the limits.
+func TestManySilentStrangers(t *testing.T) {
+	const all, ofASource, strangers = 8, 4, 100
+	a, b := relays(newKeys())
+	before := runtime.NumGoroutine()
+	s := serve(t, b, all, ofASource)
+	for n := range strangers {
+		from(t, []string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}[n%4], s.at)
+	}
+	// Each that had to go was told to Refused, and has ended.
+	for range strangers - all {
+		if err := await(t, s.refused); !errors.Is(err, errCrowded) {
+			t.Fatalf("%v", err)
+		}
+	}
+	if n := runtime.NumGoroutine() - before; n > 3*all+4 {
+		t.Errorf("%d goroutines for strangers, of whom %d may be there", n, all)
+	}
+	session, err := a.Dial(t.Context(), toB, []netip.AddrPort{s.at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	session.Conn.Close()
+}
+
+// A source that is crowded loses its own oldest, not another's.
+func TestWhoHasToGo(t *testing.T) {
+	_, b := relays(newKeys())
+	s := serve(t, b, 5, 3)
+	honest := from(t, "127.0.0.9", s.at)
+	var crowd []net.Conn
+	for range 4 { // one too many of a source
+		crowd = append(crowd, from(t, "127.0.0.2", s.at))
+	}
+	if !isClosed(crowd[0]) {
+		t.Error("the oldest of a crowded source stays")
+	}
+	await(t, s.refused)
+	other := from(t, "127.0.0.3", s.at) // five in all
+	late := from(t, "127.0.0.4", s.at)  // six: the source that has most loses one
+	if !isClosed(crowd[1]) {
+		t.Error("the oldest of the source that has most stays")
+	}
+	await(t, s.refused)
+	// The others are still waited for: the next to go is not one of them.
+	from(t, "127.0.0.5", s.at)
+	if !isClosed(crowd[2]) {
+		t.Error("another had to go")
+	}
+	await(t, s.refused)
+	for _, conn := range []net.Conn{honest, other, late, crowd[3]} {
+		g := Greeting{Host: hostA, Target: toB, purpose: purposeConnect, oldest: 1, newest: 3}
+		if _, err := conn.Write(sealHello(b.Keys().all(), &g)); err != nil {
+			t.Errorf("%v", err)
+		}
+		if _, err := io.ReadFull(conn, make([]byte, welcomeSize)); err != nil {
+			t.Errorf("who was not too many is not answered: %v", err)
+		}
+	}
+}
+
+// All who have the key come through, when as many come at once as one host may be.
+func TestManyHostsAtOnce(t *testing.T) {
+	a, b := relays(newKeys())
+	s := serve(t, b, 0, 0)
+	var all sync.WaitGroup
+	const many = 100
+	for range many {
+		all.Go(func() {
+			session, err := a.Dial(t.Context(), toB, []netip.AddrPort{s.at})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			session.Conn.Close()
+		})
+	}
+	all.Wait()
+	secrets := map[[32]byte]bool{}
+	for range many {
+		session := await(t, s.sessions)
+		session.Conn.Close()
+		secrets[session.Secret] = true
+	}
+	if len(secrets) != many {
+		t.Errorf("%d secrets for %d sessions", len(secrets), many)
+	}
+}
+
+// What a stranger costs: measured in bytes that are allocated for a hello of noise.
+func TestWhatAStrangerCosts(t *testing.T) {
+	_, b := relays(rotated(t, newKeys()))
+	noise := make([]byte, helloSize)
+	const strangers = 100
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range strangers {
+		if _, err := b.Respond(prepared(noise), admitB); err == nil {
+			t.Fatal("noise is believed")
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if n := (after.TotalAlloc - before.TotalAlloc) / strangers; n > 16<<10 {
+		t.Errorf("%d bytes are allocated for a stranger", n)
+	}
+}
+
+// The end of a listener is the end of all that is in a handshake.
+func TestServeEnds(t *testing.T) {
+	_, b := relays(newKeys())
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun := make(chan error, 2)
+	s := &Server{Local: b, Admit: admitB, Accept: func(*Session) {}, Refused: func(_ net.Addr, err error) { begun <- err }}
+	ended := make(chan struct{})
+	go func() { defer close(ended); s.Serve(listener) }()
+	silent := from(t, "127.0.0.1", netip.MustParseAddrPort(listener.Addr().String()))
+	noisy := from(t, "127.0.0.1", netip.MustParseAddrPort(listener.Addr().String()))
+	if _, err := noisy.Write(make([]byte, helloSize)); err != nil {
+		t.Fatal(err)
+	}
+	await(t, begun) // so the silent one, who came before, is waited for
+	listener.Close()
+	await(t, ended)
+	if !isClosed(silent) {
+		t.Error("who was silent is still connected")
+	}
+}
+
+func TestSources(t *testing.T) {
+	for _, c := range []struct {
+		one, other string
+		same       bool
+	}{
+		{"10.0.0.1", "10.0.0.1", true}, {"10.0.0.1", "10.0.0.2", false}, {"::ffff:10.0.0.1", "10.0.0.1", true},
+		{"2001:db8::1", "2001:db8::ffff:1", true}, {"2001:db8::1", "2001:db8:0:1::1", false},
+	} {
+		at := func(ip string) netip.Addr { return source(&net.TCPAddr{IP: net.ParseIP(ip), Port: 1}) }
+		if (at(c.one) == at(c.other)) != c.same {
+			t.Errorf("%s and %s are one source: %v", c.one, c.other, !c.same)
+		}
+	}
+}

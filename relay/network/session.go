@@ -1,0 +1,165 @@
+package network
+
+import (
+	"crypto/hmac"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+// String is the peer's name, never the secret.
+func (s Session) String() string { return "session with " + s.Peer }
+
+// Format prints String, whatever the verb.
+func (s Session) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.String()) }
+
+// key is the session's secret in a key's place.
+func (s *Session) key() Key { return keyOf(s.Secret, time.Time{}) }
+
+// joinKey is what further streams of the session are sealed with.
+func (s *Session) joinKey() Key {
+	var secret [KeyBytes]byte
+	copy(secret[:], s.key().derive(nil, "join", len(secret)))
+	return keyOf(secret, time.Time{})
+}
+
+// joins are sessions that expect streams. The zero value is none.
+type joins struct {
+	mu       sync.Mutex
+	expected map[KeyID]join
+}
+
+type join struct {
+	key     Key
+	session *Session
+}
+
+func (j *joins) find(id KeyID) (Key, *Session) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	found := j.expected[id]
+	return found.key, found.session
+}
+
+// Expect lets the initiator of a session add streams to it, until forget is called:
+// then nobody can any more, though the session lives. Which numbers are free, and how many
+// there may be, is admit's to say.
+func (l *Local) Expect(s *Session) (forget func()) {
+	key := s.joinKey()
+	l.joins.mu.Lock()
+	defer l.joins.mu.Unlock()
+	if l.joins.expected == nil {
+		l.joins.expected = map[KeyID]join{}
+	}
+	l.joins.expected[key.ID] = join{key, s}
+	return func() {
+		l.joins.mu.Lock()
+		defer l.joins.mu.Unlock()
+		delete(l.joins.expected, key.ID)
+	}
+}
+
+// Certificates are what TLS takes, in PEM: this host's certificate with those between it
+// and the authority, its key, and the authorities that both sides' certificates are of.
+type Certificates struct{ Certificate, Key, Authority []byte }
+
+// LoadTLS makes the configuration of TLS 1.3 for both sides. Who has a certificate of
+// one of the authorities is believed, whatever its name: handles have addresses, not
+// names, so the authority has to be the cluster's own.
+func LoadTLS(c Certificates) (*tls.Config, error) {
+	pair, err := tls.X509KeyPair(c.Certificate, c.Key)
+	if err != nil {
+		return nil, fmt.Errorf("the certificate and its key: %w", err)
+	}
+	authorities := x509.NewCertPool()
+	if !authorities.AppendCertsFromPEM(c.Authority) {
+		return nil, errors.New("the authority's file has no certificate in PEM")
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair},
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: authorities,
+		// Verified below, but for the name.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			return verify(state.PeerCertificates, authorities)
+		},
+		SessionTicketsDisabled: true,
+	}, nil
+}
+
+func verify(chain []*x509.Certificate, authorities *x509.CertPool) error {
+	if len(chain) == 0 {
+		return errors.New("the other side showed no certificate")
+	}
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	// Each relay is the one side and the other.
+	for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+		if _, err := chain[0].Verify(x509.VerifyOptions{Roots: authorities, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
+			return fmt.Errorf("the certificate of %s: %w", chain[0].Subject, err)
+		}
+	}
+	return nil
+}
+
+// Labels of the proofs within TLS.
+const (
+	exporterLabel = "EXPORTER-peerlane-network-1"
+	byInitiator   = "tls initiator"
+	byListener    = "tls listener"
+)
+
+// secure puts TLS around the session's connection, and binds the session's secret to it.
+func (s *Session) secure(conn *tls.Conn, initiator bool) error {
+	if err := conn.Handshake(); err != nil {
+		return unless(err, "TLS")
+	}
+	state := conn.ConnectionState()
+	if state.Version != tls.VersionTLS13 {
+		return fmt.Errorf("handshake with another host's relay: TLS of version %#x", state.Version)
+	}
+	exported, err := state.ExportKeyingMaterial(exporterLabel, nil, 32)
+	if err != nil {
+		return unless(err, "TLS")
+	}
+	copy(s.Secret[:], s.key().derive(exported, "tls session", len(s.Secret)))
+	ours, theirs := byInitiator, byListener
+	if !initiator {
+		ours, theirs = theirs, ours
+	}
+	// One after the other, so that no connection has to hold both at once.
+	say := func() error {
+		_, err := conn.Write(s.key().derive(nil, ours, 32))
+		return err
+	}
+	hear := func() error {
+		proof := make([]byte, 32)
+		if _, err := io.ReadFull(conn, proof); err != nil {
+			return err
+		}
+		if !hmac.Equal(proof, s.key().derive(nil, theirs, len(proof))) {
+			return errors.New("the other side of TLS is not the other side of the connection: someone is in between")
+		}
+		return nil
+	}
+	steps := []func() error{say, hear}
+	if !initiator {
+		steps = []func() error{hear, say}
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return unless(err, "TLS's proof")
+		}
+	}
+	s.Conn = conn
+	if names := state.PeerCertificates[0].Subject.CommonName; names != "" {
+		s.Peer += ", certificate of " + names
+	}
+	return nil
+}

@@ -1,0 +1,218 @@
+package network
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+// authority makes certificates of hosts.
+type authority struct {
+	t    testing.TB
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func certificate(t testing.TB, name string, parent *authority, uses ...x509.ExtKeyUsage) (*x509.Certificate, *ecdsa.PrivateKey, []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: uses,
+		IsCA: parent == nil, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature,
+	}
+	signer, by := key, c
+	if parent != nil {
+		signer, by = parent.key, parent.cert
+	} else {
+		c.KeyUsage |= x509.KeyUsageCertSign
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, by, key.Public(), signer)
+	if err == nil {
+		c, err = x509.ParseCertificate(der)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func newAuthority(t testing.TB) *authority {
+	a := &authority{t: t}
+	a.cert, a.key, a.pem = certificate(t, "authority", nil)
+	return a
+}
+
+func (a *authority) files(name string, uses ...x509.ExtKeyUsage) Certificates {
+	a.t.Helper()
+	if uses == nil {
+		uses = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	}
+	_, key, text := certificate(a.t, name, a, uses...)
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return Certificates{Certificate: text, Key: pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), Authority: a.pem}
+}
+
+func (a *authority) config(name string, uses ...x509.ExtKeyUsage) *tls.Config {
+	a.t.Helper()
+	c, err := LoadTLS(a.files(name, uses...))
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return c
+}
+
+func TestTLS(t *testing.T) {
+	ours, others := newAuthority(t), newAuthority(t)
+	hostOne, hostTwo := ours.config("host one"), ours.config("host two")
+	for _, c := range []struct {
+		name string
+		a, b *tls.Config
+		says string // of the side that refuses; empty where they meet
+	}{
+		{"both have certificates", hostOne, hostTwo, ""},
+		{"the initiator alone", hostOne, nil, "relay A has certificates"},
+		{"the listener alone", nil, hostTwo, "this host has certificates"},
+		{"an initiator of another authority", others.config("host one"), hostTwo, "unknown authority"},
+		{"a listener of another authority", hostOne, others.config("host two"), "unknown authority"},
+		{"for servers only", ours.config("host one", x509.ExtKeyUsageServerAuth), hostTwo, "incompatible key usage"},
+		{"for clients only", hostOne, ours.config("host two", x509.ExtKeyUsageClientAuth), "incompatible key usage"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := relays(newKeys())
+			a.TLS, b.TLS = c.a, c.b
+			ours, theirs := tcp(t, "tcp4", "127.0.0.1:0")
+			i, l := shake(func() (*Session, error) { return a.Initiate(ours, toB) }, func() (*Session, error) { return b.Respond(theirs, admitB) }, ours, theirs)
+			if c.says != "" {
+				if l.err == nil || i.err == nil || !strings.Contains(i.err.Error()+l.err.Error(), c.says) {
+					t.Errorf("initiator %v, listener %v; want %q", i.err, l.err, c.says)
+				}
+				return
+			}
+			sa, sb := agreed(t, i, l)
+			if !strings.HasSuffix(sa.Peer, "certificate of host two") || !strings.HasSuffix(sb.Peer, "certificate of host one") {
+				t.Errorf("%q and %q", sa.Peer, sb.Peer)
+			}
+			conn, ok := sa.Conn.(*tls.Conn)
+			if !ok || conn.ConnectionState().Version != tls.VersionTLS13 {
+				t.Fatalf("the session is on a %T", sa.Conn)
+			}
+			go func() { _, _ = sb.Conn.Write([]byte("sealed")) }()
+			got := make([]byte, 6)
+			if _, err := io.ReadFull(sa.Conn, got); err != nil || string(got) != "sealed" {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+}
+
+// A stream of a session with TLS has none, and needs the session's secret as TLS made it.
+func TestStreamsOfASessionWithTLS(t *testing.T) {
+	authority := newAuthority(t)
+	a, b := relays(newKeys())
+	a.TLS, b.TLS = authority.config("one"), authority.config("two")
+	i, l := meet(a, b)
+	sa, sb := agreed(t, i, l)
+	defer b.Expect(sb)()
+	ours, theirs := net.Pipe()
+	i, l = shake(func() (*Session, error) { return a.Join(ours, sa, 1) }, func() (*Session, error) { return b.Respond(theirs, func(Greeting) error { return nil }) }, ours, theirs)
+	if ja, _ := agreed(t, i, l); ja.Conn != ours {
+		t.Errorf("a stream is on a %T", ja.Conn)
+	}
+}
+
+// Who sits in between has a certificate of the authority, and passes the handshake on. He
+// can end TLS on both sides; the proofs within are not his to make.
+func TestTLSThatEndsInBetween(t *testing.T) {
+	authority := newAuthority(t)
+	a, b := relays(newKeys())
+	a.TLS, b.TLS = authority.config("one"), authority.config("two")
+	between := authority.config("in between")
+	ours, left := net.Pipe()
+	right, theirs := net.Pipe()
+	sealed := make(chan error, 2)
+	go func() {
+		defer left.Close()
+		defer right.Close()
+		for n, way := range [][2]net.Conn{{left, right}, {right, left}, {left, right}} {
+			message := make([]byte, sizes[n])
+			_, err := io.ReadFull(way[0], message)
+			if err == nil {
+				_, err = way[1].Write(message)
+			}
+			if err != nil {
+				sealed <- err
+				return
+			}
+		}
+		server, client := tls.Server(left, between), tls.Client(right, between)
+		for _, c := range []*tls.Conn{server, client} {
+			if err := c.Handshake(); err != nil {
+				sealed <- err
+				return
+			}
+		}
+		sealed <- nil
+		go func() { _, _ = io.Copy(client, server) }()
+		_, _ = io.Copy(server, client)
+	}()
+	i, l := shake(func() (*Session, error) { return a.Initiate(ours, toB) }, func() (*Session, error) { return b.Respond(theirs, admitB) }, ours, theirs)
+	if err := <-sealed; err != nil {
+		t.Fatalf("nobody came in between: %v", err)
+	}
+	if i.err == nil || l.err == nil || !strings.Contains(l.err.Error(), "someone is in between") {
+		t.Errorf("initiator %v, listener %v", i.err, l.err)
+	}
+}
+
+// Certificates are not shown to who does not have the key.
+func TestAStrangerSeesNoCertificate(t *testing.T) {
+	_, b := relays(newKeys())
+	b.TLS = newAuthority(t).config("secret host")
+	client, theirs := net.Pipe()
+	conn := &counted{Conn: theirs}
+	go func() {
+		_ = tls.Client(client, &tls.Config{InsecureSkipVerify: true}).Handshake()
+	}()
+	_, err := b.Respond(conn, admitB)
+	theirs.Close()
+	if err == nil || conn.written != 0 {
+		t.Errorf("%v after %d bytes", err, conn.written)
+	}
+}
+
+func TestCertificatesThatAreRefused(t *testing.T) {
+	good, other := newAuthority(t).files("one"), newAuthority(t).files("two")
+	for _, c := range []struct {
+		files Certificates
+		says  string
+	}{
+		{Certificates{}, "the certificate and its key"},
+		{Certificates{good.Certificate, other.Key, good.Authority}, "does not match"},
+		{Certificates{good.Certificate, good.Key, good.Key}, "no certificate in PEM"},
+	} {
+		if _, err := LoadTLS(c.files); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v; want %q", err, c.says)
+		}
+	}
+}
