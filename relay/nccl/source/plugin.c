@@ -256,14 +256,14 @@ static int speed(void)
 int describe(int device, struct nccl_net_properties_v12 *p)
 {
 	struct relay *r = same_relay(NULL);
-	uint64_t guid = 0;
+	uint64_t guid[2] = {0, 0};
 	int n;
 
 	if (!r)
 		return NCCL_INVALID_USAGE;
 	n = r->lanes ? (int)r->lanes : 1;
 	if (device >= 0 && device < n)
-		memcpy(&guid, r->lane[device].gpu.bytes, sizeof guid);
+		memcpy(guid, r->lane[device].gpu.bytes, sizeof guid);
 	leave_relay(r);
 	if (device < 0 || device >= n) {
 		warn("device %d of %d", device, n);
@@ -271,7 +271,7 @@ int describe(int device, struct nccl_net_properties_v12 *p)
 	}
 	*p = (struct nccl_net_properties_v12){
 		.name = *name[device] ? name[device] : "peerlane0",
-		.guid = guid,
+		.guid = guid[0] ^ guid[1],
 		.pointers = pointers(),
 		.speed = speed(),
 		.port = 1,
