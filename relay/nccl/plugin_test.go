@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -83,7 +84,7 @@ func brokenPlugin(t *testing.T) string {
 		if err != nil {
 			return err
 		}
-		return nccl.Build(dir, "-O0", "-DncclNetPlugin_v11=sound_v11", "-UEXPORTED", broken)
+		return nccl.Build(dir, "-I.", "-O0", "-DncclNetPlugin_v11=sound_v11", broken)
 	}), nccl.Name)
 }
 
@@ -158,7 +159,7 @@ func TestEachVersionMovesRandomMessages(t *testing.T) {
 // More receives than a ring has places, of which each communicator may have 32.
 func TestEachCommunicatorHas32Requests(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
-	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 12, seed: seed(t), links: 16, groups: 40, bytes: 200, depth: 32}
+	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 12, seed: seed(t), links: 12, groups: 34, bytes: 200, depth: 32}
 	r.must(t, h.lane(0), h.lane(1))
 }
 
@@ -233,6 +234,55 @@ func (l *lines) end() string {
 		l.Fatalf("%v: %s%s", err, rest, l.stderr.String())
 	}
 	return string(rest)
+}
+
+// stopped runs the harness with the receiver's relay stopped while connect is called, and
+// returns all that it says.
+func (r run) stopped(t *testing.T, a, b *lane) (string, error) {
+	t.Helper()
+	r.mode = "stop"
+	c := r.command(a, b)
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, c)
+	var said strings.Builder
+	for {
+		line, err := p.out.ReadString('\n')
+		said.WriteString(line)
+		if err != nil {
+			break
+		}
+		switch line {
+		case "rank 0: ready\n":
+			err = b.Process.Signal(syscall.SIGSTOP)
+			if err == nil {
+				_, err = in.Write([]byte("\n"))
+			}
+		case "rank 0: waits\n":
+			err = b.Process.Signal(syscall.SIGCONT)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = p.Wait()
+	return said.String() + p.stderr.String(), err
+}
+
+func TestConnectDoesNotWait(t *testing.T) {
+	h := newHost(t, launch.RouteStaged)
+	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 11, seed: seed(t), links: 1, groups: 2, bytes: 1000, depth: 2}
+	a, b := h.lane(0), h.lane(1)
+	if out, err := r.stopped(t, a, b); err != nil || !strings.Contains(out, "rank 0: waits\n") || strings.Count(out, ": done\n") != 2 {
+		t.Errorf("%v: %s", err, out)
+	}
+	r.plugin, r.environment = brokenPlugin(t), []string{"HARNESS_LIMIT=2", "BROKEN=connect"}
+	var exit *exec.ExitError
+	if out, err := r.stopped(t, a, b); !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(out, "violation: connect blocks\n") {
+		t.Errorf("a connect that waits: %v: %s", err, out)
+	}
 }
 
 func TestARelayThatDiesEndsEachCommunicatorWithASentence(t *testing.T) {

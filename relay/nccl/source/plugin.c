@@ -56,7 +56,7 @@ static void in_child(void)
 	forget_attempts();
 }
 
-static void handle_fork(void) { pthread_atfork(NULL, NULL, in_child); }
+__attribute__((constructor)) static void handle_fork(void) { pthread_atfork(NULL, NULL, in_child); }
 
 static bool is_set(const char *variable)
 {
@@ -116,10 +116,8 @@ static int without(struct relay *r, const char *why)
 
 int use_relay(struct relay **out)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	int error = 0;
 
-	pthread_once(&once, handle_fork);
 	pthread_mutex_lock(&lock);
 	/* One that has died has a successor, for who comes from now on. */
 	if (current && (!current->session || peerlane_session_status(current->session))) {

@@ -1,11 +1,13 @@
 /* The plugin with one of NCCL's rules broken, which BROKEN names: so that it is seen
- * that the harness looks. The tables of the sources that this is compiled with have
- * another name. */
+ * that the harness looks. It is compiled with the plugin's sources, and with
+ * -DncclNetPlugin_v11=sound_v11: the table of the sources has that name then, and this
+ * one takes its place. */
+#undef ncclNetPlugin_v11
 #include "plugin.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sched.h>
 
 extern const struct nccl_net_v11 sound_v11;
 __attribute__((visibility("default"))) struct nccl_net_v11 ncclNetPlugin_v11;

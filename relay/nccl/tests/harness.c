@@ -8,6 +8,8 @@
  *	run    to the end
  *	fork   the same, with children of fork()
  *	kill   until each link has an error, for each of which there is a line
+ *	stop   as run; rank 0 first says "ready", waits for a byte, and says "waits" when
+ *	       connect has returned a hundred times without a communicator
  *
  * What breaks NCCL's contract is a line "violation: ...", and exit status 3. A call that
  * must not wait may last HARNESS_LIMIT seconds, else 60. */
@@ -171,7 +173,7 @@ static struct link {
 static struct gpu gpu;
 static uint8_t *scratch, *expected;
 static uint64_t stride, chance;
-static bool killing;
+static bool killing, stopping;
 
 static unsigned dice(unsigned n) { return (unsigned)((chance = mix(chance)) % n); }
 
@@ -222,8 +224,6 @@ static void post_send(struct link *l)
 
 	if (l->i == 0 && l->left[l->group % depth])
 		return;
-	if (l->i == 0)
-		l->left[l->group % depth] = g.n;
 	fill(scratch, m->bytes, m->mark);
 	put(l, m->from_host, l->group, i, scratch, m->bytes);
 	if (failed(l, "isend", prompt("isend", net_send(l->communicator, address(l, m->from_host, l->group, i), m->bytes, m->tag,
@@ -234,6 +234,8 @@ static void post_send(struct link *l)
 	if (!request)
 		return; /* no room; again later */
 	known_once(l, request);
+	if (l->i == 0)
+		l->left[l->group % depth] = g.n;
 	l->posted[l->waiting++] = (struct posted){request, l->group, i};
 	if (++l->i == g.n)
 		l->i = 0, l->group++;
@@ -356,6 +358,21 @@ static void make_memory(struct link *l)
 	must(!ALL(register_memory(l->communicator, (void *)(uintptr_t)l->device.address, n, NCCL_POINTER_CUDA, &l->device_memory)), "regMr of GPU memory");
 }
 
+/* connect_to_the_stopped connects while the other side's relay does nothing. */
+static void connect_to_the_stopped(struct link *l)
+{
+	char byte;
+
+	line("ready");
+	must(read(0, &byte, 1) == 1, "a byte to go on");
+	for (int i = 0; i < 100; i++) {
+		must(!prompt("connect", net_connect(0, l->handle, &l->communicator)), "connect");
+		if (l->communicator)
+			violation("connect has a communicator while the other side's relay is stopped");
+	}
+	line("waits");
+}
+
 static void connect_all(int other)
 {
 	unsigned up = 0;
@@ -379,6 +396,8 @@ static void connect_all(int other)
 	for (unsigned i = 0; i < links; i++)
 		if (link_[i].sends)
 			hear(other, link_[i].handle, NCCL_HANDLE_BYTES);
+	if (stopping && rank == 0)
+		connect_to_the_stopped(&link_[0]);
 	while (up < links) {
 		for (unsigned i = 0; i < links; i++) {
 			struct link *l = &link_[i];
@@ -526,6 +545,7 @@ int main(int argc, char **argv)
 	bytes_most = strtoull(argv[7], NULL, 10);
 	depth = (unsigned)atoi(argv[8]);
 	killing = !strcmp(argv[3], "kill");
+	stopping = !strcmp(argv[3], "stop");
 	if (getenv("HARNESS_LIMIT"))
 		limit = (unsigned)atoi(getenv("HARNESS_LIMIT"));
 	if (links > MOST_LINKS || depth > MOST_DEPTH || !bytes_most)
