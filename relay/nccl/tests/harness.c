@@ -133,7 +133,7 @@ static struct group plan(unsigned link, unsigned group)
 		uint64_t x = mark(link, group, i), kind = x % 8;
 
 		m->mark = x;
-		m->tag = (int)((r >> 16) + i) % NCCL_MAX_RECEIVES; /* each once in a group, again and again over groups */
+		m->tag = (int)(((r >> 16) + i) % NCCL_MAX_RECEIVES); /* each once in a group, again and again over groups */
 		m->bytes = kind == 0 ? 0 : kind < 3 ? mix(x) % 65 : kind == 3 ? bytes_most : mix(x) % (bytes_most + 1);
 		m->room = m->bytes + (x & 64 ? 0 : mix(x + 1) % (bytes_most - m->bytes + 1));
 		m->from_host = x >> 20 & 1;
