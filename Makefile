@@ -34,7 +34,7 @@ build := $(GO) build -trimpath -buildvcs=false
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 
 .PHONY: build
-build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
+build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libnccl-net-peerlane.so bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
 
 # What is linked with C lies at addresses that nobody can guess, and what the
 # linker fills in is read-only before the program begins. That leaves out NVML's
@@ -61,6 +61,10 @@ bin/libpeerlane-cuda-sim.so: $(wildcard cuda/sim/libcuda/*) cuda/sim/library.go
 # What programs in containers load: the file libpeerlane.so.0, and a link to it.
 bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/libpeerlane/library.go
 	@$(GO) run ./relay/libpeerlane/build $(@D)
+
+# What NCCL loads for NCCL_NET_PLUGIN=peerlane; libpeerlane is in it.
+bin/libnccl-net-peerlane.so: $(wildcard relay/nccl/source/* relay/libpeerlane/source/* relay/wire/*.h) relay/nccl/plugin.go relay/libpeerlane/library.go
+	@$(GO) run ./relay/nccl/build $(@D)
 
 .PHONY: demo-needs
 demo-needs:

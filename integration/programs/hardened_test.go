@@ -39,6 +39,7 @@ var hardened = map[string]hardening{
 	programs.Peerlane:         {lazy: true},
 	"libpeerlane-cuda-sim.so": {c: true},
 	"libpeerlane.so.0":        {c: true},
+	"libnccl-net-peerlane.so": {c: true},
 }
 
 // lacks says what a file has not.

@@ -42,6 +42,7 @@ struct access {
 	X(unmap, "cuMemUnmap", (uint64_t, size_t)) \
 	X(access, "cuMemSetAccess", (uint64_t, size_t, const struct access *, size_t)) \
 	X(range, "cuMemGetAddressRange_v2", (uint64_t *, size_t *, uint64_t)) \
+	X(ipc_handle, "cuIpcGetMemHandle", (uint8_t *, uint64_t)) \
 	X(retain, "cuMemRetainAllocationHandle", (uint64_t *, const void *)) \
 	X(export, "cuMemExportToShareableHandle", (void *, uint64_t, int, uint64_t)) \
 	X(release, "cuMemRelease", (uint64_t)) \
@@ -159,6 +160,33 @@ int peerlane_export_pointer(peerlane_session *s, const void *pointer, uint64_t l
 		close(list[--count].fd);
 	free(list);
 	return status;
+}
+
+int peerlane_export_pointer_ipc(peerlane_session *s, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory)
+{
+	uint64_t at = (uintptr_t)pointer, base;
+	int ordinal, device, result, status;
+	uint8_t handle[64];
+	struct driver d;
+	peerlane_gpu gpu;
+	size_t size;
+
+	if (!s || !memory || !length)
+		return fail_call(PEERLANE_STATUS_INVALID, "%s: no session, no bytes, or nowhere to write the memory", exporting);
+	if ((status = find(&d)))
+		return status;
+	if ((result = d.attribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at)))
+		return failed(&d, result, "cuPointerGetAttribute", exporting);
+	if ((result = d.device(&device, ordinal)) || (result = d.uuid(&gpu, device)))
+		return failed(&d, result, "cuDeviceGetUuid", exporting);
+	if ((result = d.range(&base, &size, at)))
+		return failed(&d, result, "cuMemGetAddressRange", exporting);
+	if (at < base || at - base >= size || length > size - (at - base))
+		return fail_call(PEERLANE_STATUS_OUT_OF_RANGE, "%s: %llu bytes at %#llx are more than one allocation, of %zu bytes at %#llx",
+			exporting, (unsigned long long)length, (unsigned long long)at, size, (unsigned long long)base);
+	if ((result = d.ipc_handle(handle, at)))
+		return failed(&d, result, "cuIpcGetMemHandle, which takes memory of cudaMalloc", exporting);
+	return peerlane_export_ipc(s, handle, at - base, length, &gpu, access, memory);
 }
 
 int peerlane_register_timelines(peerlane_session *s, uint64_t *address)

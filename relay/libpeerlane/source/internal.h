@@ -43,14 +43,15 @@ struct link {
 	struct link *next;
 };
 
-/* A request that waits for its answer. It lies on the stack of whoever asks, but an
- * accept's, which may outlive its caller. */
+/* A request that waits for its answer. It lies on the stack of whoever asks, but those
+ * that may outlive their caller: an accept, and an attempt to connect. */
 struct request {
 	uint32_t sequence;
 	uint32_t wants;     /* the type of the answer */
 	uint32_t listener;  /* of an accept that was given up */
 	bool answered;
-	bool given_up;      /* an accept that waits for its next caller */
+	bool given_up;      /* an accept, or an attempt to connect, that waits for its next caller */
+	bool attempt;
 	uint8_t answer[MAX_MESSAGE];
 	size_t length;      /* of the answer */
 	struct link *link;  /* to fill with the connection that comes */

@@ -252,6 +252,11 @@ PEERLANE_API int peerlane_staging_memory(peerlane_session *session, uint64_t byt
  * fails, as with memory that is not VMM memory. */
 PEERLANE_API int peerlane_export_pointer(peerlane_session *session, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory);
 
+/* peerlane_export_ipc() of [pointer, pointer+length) of one allocation of cudaMalloc, by
+ * the driver that peerlane_export_pointer() finds. PEERLANE_STATUS_CUDA also for memory
+ * that has no such handle. */
+PEERLANE_API int peerlane_export_pointer_ipc(peerlane_session *session, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory);
+
 /* Takes memory back: no new operation can use it, and the relay's mapping, which pins
  * the memory, goes when those under way have ended. Host memory and staging memory are
  * unmapped here, also where the session has failed. */
@@ -272,6 +277,19 @@ PEERLANE_API int peerlane_unlisten(peerlane_session *session, peerlane_listener 
 /* Connects to the listener that gave out the handle, to send from memory of this
  * GPU. PEERLANE_STATUS_BAD_HANDLE, PEERLANE_STATUS_UNREACHABLE, and others. */
 PEERLANE_API int peerlane_connect(peerlane_session *session, const peerlane_gpu *gpu, const peerlane_handle *handle, peerlane_connection *connection);
+
+/* A connect that has begun; 0 is none. */
+typedef uint32_t peerlane_attempt;
+
+/* Begins to connect, and does not wait: for programs that ask again and again. Ends with
+ * peerlane_connect_finish(). PEERLANE_STATUS_FULL: the relay takes no requests at the
+ * moment. */
+PEERLANE_API int peerlane_connect_begin(peerlane_session *session, const peerlane_gpu *gpu, const peerlane_handle *handle, peerlane_attempt *attempt);
+
+/* Waits for what peerlane_connect() would have returned. timeout_ms: milliseconds;
+ * negative: no end; 0: only looks. After PEERLANE_STATUS_TIMED_OUT the attempt goes on;
+ * with any other status it is over. One thread at a time for each attempt. */
+PEERLANE_API int peerlane_connect_finish(peerlane_session *session, peerlane_attempt attempt, int timeout_ms, peerlane_connection *connection);
 
 /* Takes a connection down for both sides. Its number is of no use afterwards. One
  * that was down already is no error. */
@@ -342,6 +360,10 @@ PEERLANE_API int peerlane_wait(peerlane_session *session, peerlane_operation ope
 /* Asks the relay to end the operation if nothing of it has moved. It ends by itself
  * or so, and its result tells: PEERLANE_STATUS_CANCELED. */
 PEERLANE_API int peerlane_cancel(peerlane_session *session, peerlane_operation operation);
+
+/* Says that nobody will take the operation's result: it is dropped, now or when the
+ * operation ends. */
+PEERLANE_API int peerlane_forget(peerlane_session *session, peerlane_operation operation);
 
 struct peerlane_result {
 	peerlane_operation operation;

@@ -314,6 +314,26 @@ int peerlane_cancel(peerlane_session *s, peerlane_operation operation)
 	return status;
 }
 
+int peerlane_forget(peerlane_session *s, peerlane_operation operation)
+{
+	struct slot *o;
+	int status = 0;
+
+	if (!s)
+		return enter(s);
+	pthread_mutex_lock(&s->lock); /* a session that has failed has results */
+	drain_or_fail(s);
+	o = posted_as(s, operation);
+	if (!o)
+		status = not_posted(operation);
+	else if (o->state == SLOT_ENDED)
+		taken(s, o);
+	else
+		o->forget = true;
+	leave(s);
+	return status;
+}
+
 /* --- results -------------------------------------------------------------------- */
 
 /* of_operation reports whether a status is one operation's alone: the connection stays

@@ -454,7 +454,7 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 		give_back(s, header.type, number);
 		return;
 	}
-	if (r->given_up && !r->listener) { /* an accept of a listener that is closed */
+	if (r->given_up && !r->listener && !r->attempt) { /* an accept of a listener that is closed */
 		*at = r->next;
 		free(r->link);
 		free(r);
@@ -816,6 +816,82 @@ int peerlane_accept(peerlane_session *s, peerlane_listener listener, int timeout
 		free_accept(s, r);
 	s->inside--;
 	pthread_cond_broadcast(&s->changed);
+	leave(s);
+	return status;
+}
+
+/* --- connecting without waiting ------------------------------------------------------ */
+
+int peerlane_connect_begin(peerlane_session *s, const peerlane_gpu *gpu, const peerlane_handle *handle, peerlane_attempt *attempt)
+{
+	struct peerlane_connect m = {.type = PEERLANE_MESSAGE_CONNECT};
+	struct request *r;
+	int status, error;
+
+	if (!gpu || !handle || !attempt)
+		return fail_call(PEERLANE_STATUS_INVALID, "connecting: no GPU, no handle, or nowhere to write the attempt: NULL");
+	memcpy(m.gpu, gpu->bytes, sizeof m.gpu);
+	memcpy(m.handle, handle->bytes, sizeof m.handle);
+	if ((status = enter(s)))
+		return status;
+	if (!(r = calloc(1, sizeof *r)) || !(r->link = calloc(1, sizeof *r->link))) {
+		free(r);
+		leave(s);
+		return fail_call(PEERLANE_STATUS_SYSTEM, "connecting: out of memory");
+	}
+	r->wants = PEERLANE_MESSAGE_CONNECTED;
+	r->fd = -1;
+	r->given_up = r->attempt = true;
+	r->sequence = m.sequence = next_sequence(s);
+	r->next = s->requests;
+	s->requests = r;
+	error = transmit(s->socket, &m, sizeof m, -1);
+	if (!error) {
+		*attempt = r->sequence;
+	} else {
+		free_accept(s, r);
+		if (error == EAGAIN || error == EWOULDBLOCK) {
+			status = fail_call(PEERLANE_STATUS_FULL, "connecting: the relay takes no requests at the moment");
+		} else {
+			look(s); /* for the reason */
+			if (!s->failed.status)
+				relay_died(s, error);
+			status = fail_for(&s->failed);
+		}
+	}
+	leave(s);
+	return status;
+}
+
+int peerlane_connect_finish(peerlane_session *s, peerlane_attempt attempt, int timeout_ms, peerlane_connection *connection)
+{
+	int64_t deadline = deadline_in(timeout_ms);
+	struct peerlane_connected m;
+	struct request *r;
+	int status;
+
+	if (!connection)
+		return fail_call(PEERLANE_STATUS_INVALID, "connecting: nowhere to write the connection: NULL");
+	if ((status = enter(s)))
+		return status;
+	for (r = s->requests; r && !(r->attempt && r->given_up && r->sequence == attempt); r = r->next)
+		;
+	if (!r) {
+		leave(s);
+		return fail_call(PEERLANE_STATUS_INVALID, "attempt %u to connect has not begun, is over, or another thread waits for it", attempt);
+	}
+	r->given_up = false;
+	status = await(s, answered, r, deadline);
+	if (status == PEERLANE_STATUS_TIMED_OUT) {
+		fail_call(status, "attempt %u to connect is not over after %d ms", attempt, timeout_ms);
+		r->given_up = true;
+	} else {
+		if (status)
+			fail_for(&s->failed);
+		else if (!(status = read_answer(r, &m, sizeof m)))
+			*connection = m.connection;
+		free_accept(s, r);
+	}
 	leave(s);
 	return status;
 }

@@ -1,0 +1,106 @@
+package nccl_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// layout is what a compiler makes of NCCL's own headers, release 2.30.7: size, and
+// offsets of the members in their order. To have it again: in a C++ program include
+// src/include/plugin/nccl_net.h and nccl_tuner.h (with src/include in the path, and a
+// nccl.h of a build, or one that declares ncclResult_t, ncclDataType_t and ncclRedOp_t
+// as enumerations) and print sizeof ncclNet_v8_t, ncclNetProperties_v8_t,
+// ncclTuner_v4_t and so on, and offsetof each member of theirs. Properties of version 10
+// are as those of 9.
+const layout = `nccl_net_v8 152 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144
+nccl_net_v9 160 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152
+nccl_net_v10 160 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152
+nccl_net_v11 176 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152 160 168
+nccl_net_v12 176 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152 160 168
+nccl_net_properties_v8 64 0 8 16 24 28 32 36 40 44 48 52 56
+nccl_net_properties_v9 104 0 8 16 24 28 32 36 40 44 48 52 56 60 64 88 96
+nccl_net_properties_v11 112 0 8 16 24 28 32 36 40 44 48 52 56 60 64 88 96 104
+nccl_net_properties_v12 128 0 8 16 24 28 32 36 40 44 48 52 56 60 64 104 112 120 124 126
+nccl_tuner_v4 32 0 8 16 24
+nccl_tuner_v5 32 0 8 16 24
+`
+
+func TestTablesLieAsNCCLsHeadersHaveThem(t *testing.T) {
+	out, err := exec.Command(program(t, "layout")).CombinedOutput()
+	if err != nil || string(out) != layout {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// alone runs the program with these variables and arguments.
+func alone(t *testing.T, environment []string, arguments ...string) string {
+	t.Helper()
+	c := exec.Command(program(t, "alone"), append([]string{plugin(t)}, arguments...)...)
+	c.Env = append(os.Environ(), environment...)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+func demand(t *testing.T, out string, lines ...string) {
+	t.Helper()
+	for _, l := range lines {
+		if !strings.Contains(out, l) {
+			t.Errorf("it does not say %q:\n%s", l, out)
+		}
+	}
+}
+
+func TestWithoutARelayInitFailsWithASentence(t *testing.T) {
+	nowhere := "PEERLANE_SOCKET=" + filepath.Join(t.TempDir(), "none/relay.sock")
+	const sentence = "warn: NET/Peerlane: no relay at "
+	// NCCL_NET names the plugin: NCCL ends when init fails.
+	out := alone(t, []string{nowhere, "NCCL_NET=peerlane"})
+	demand(t, out, sentence, "--device peerlane.dev/lane=N", "\ninit: 2\n")
+	// It does not, and another network would be taken: so nothing but init works.
+	out = alone(t, []string{nowhere, "NCCL_NET="})
+	demand(t, out, sentence, "\ninit: 0\n", "\ndevices: 0 1\n", "PEERLANE_NCCL_FALLBACK=1", "listen: 2 no listener\n")
+	// Which it may be.
+	out = alone(t, []string{nowhere, "NCCL_NET=", "PEERLANE_NCCL_FALLBACK=1"})
+	demand(t, out, sentence, "ranks that do not all take the same one hang", "\ninit: 2\n")
+}
+
+func TestLL128IsExcludedBetweenNodesOnly(t *testing.T) {
+	out := alone(t, []string{"PEERLANE_SOCKET=/none", "NCCL_NET=Peerlane"})
+	for _, version := range []string{"4", "5"} {
+		demand(t, out,
+			"tuner "+version+", 1 nodes: 0 5: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20\n",
+			"tuner "+version+", 2 nodes: 0 5: 0 -1 2 3 -1 5 6 -1 8 9 -1 11 12 -1 14 15 -1 17 18 -1 20\n")
+	}
+}
+
+func TestDevicesAndMemory(t *testing.T) {
+	for _, ipc := range []bool{false, true} {
+		h := newHost(t, launch.RouteStaged)
+		h.ipc = ipc
+		l := h.lane(0)
+		out := alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "PEERLANE_NCCL_SPEED=400000"}, l.uuid)
+		demand(t, out, "name Peerlane\n", "info: NET/Peerlane: peerlane0 is the lane of "+l.uuid+" (peerlane.dev/lane=0), host ",
+			"properties: 0 peerlane0 pointers 3 speed 400000 receives 8 of 1 0\n", "properties of the next: 4\n", "listen: 0 a listener\n",
+			"\nVMM: 0\n", "are not registered, and go through NCCL's buffers", "cudaMalloc's beside it: 2\n", "another kind: 4\n", "beyond it: 4 no request\n", "a group of nine: 4\n")
+		if ipc {
+			demand(t, out, "by legacy CUDA IPC (", "cudaMalloc's alone: 0\n")
+		} else {
+			demand(t, out, "relay.cuda_ipc", "PEERLANE_NCCL_POINTERS=host", "cudaMalloc's alone: 2\n")
+		}
+		if ipc {
+			continue
+		}
+		// What is announced for NCCL's buffers that cannot be exported.
+		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "NCCL_CUMEM_ENABLE=0"}), "warn: NET/Peerlane: NCCL_CUMEM_ENABLE=0: ", " pointers 1 speed 100000")
+		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "NCCL_CUMEM_ENABLE=0", "PEERLANE_NCCL_POINTERS=cuda"}), " pointers 3 ")
+		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "PEERLANE_NCCL_POINTERS=host"}), " pointers 1 ")
+	}
+}

@@ -1,0 +1,202 @@
+package nccl_test
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/transport/loop"
+)
+
+// The tests' host: GPUs 0 and 1 are clients, 2 and 3 servers beside NICs.
+var devices = func() (list []sim.Device) {
+	for i := range 4 {
+		list = append(list, sim.Device{
+			Index: i, Minor: i, Memory: 16 << 30, Name: "NVIDIA H100 80GB HBM3",
+			UUID:  fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%x", i+1),
+			BusID: fmt.Sprintf("0000:%02x:00.0", i+0x10),
+		})
+	}
+	return list
+}()
+
+// configVariable has this program be a relay of a test, with this configuration.
+const configVariable = "PEERLANE_TEST_CONFIG"
+
+func TestMain(m *testing.M) {
+	logrus.SetLevel(logrus.ErrorLevel)
+	if text := os.Getenv(configVariable); text != "" {
+		if err := beRelay(text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	dir, err := os.MkdirTemp("", "peerlane-nccl-test-")
+	if err == nil {
+		err = simulate(filepath.Join(dir, "host"))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "preparing the simulator:", err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	built.Lock()
+	if err := errors.Join(os.RemoveAll(built.dir), os.RemoveAll(dir)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func simulate(dir string) error {
+	if err := sim.Write(dir, devices); err != nil {
+		return err
+	}
+	environment, err := sim.Environment(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range environment {
+		name, value, _ := strings.Cut(e, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// host is a directory in which relays, each a process, and NICs find each other.
+type host struct {
+	*testing.T
+	dir, route string
+	// ipc: the relays take memory of cudaMalloc.
+	ipc bool
+}
+
+func newHost(t *testing.T, route string) *host {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pl") // short, for the length of a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	h := &host{T: t, dir: dir, route: route}
+	for i := range 2 {
+		n, err := loop.NewNIC(fmt.Sprintf("nic%d", i), []string{devices[2+i].BusID}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := listen(filepath.Join(dir, fmt.Sprintf("nic%d.sock", i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- n.Serve(l) }()
+		t.Cleanup(func() {
+			l.Close()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return h
+}
+
+func listen(path string) (*net.UnixListener, error) {
+	return net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+}
+
+// lane is a relay with the lane of one GPU over one NIC, and its clients' socket.
+type lane struct {
+	*exec.Cmd
+	socket, uuid string
+	stderr       *bytes.Buffer
+}
+
+func (h *host) lane(i int) *lane {
+	h.Helper()
+	gpu := func(i int) launch.GPU { return launch.GPU{UUID: devices[i].UUID, BusID: devices[i].BusID, Index: i} }
+	var id [16]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		h.Fatal(err)
+	}
+	name := string(rune('a' + i))
+	text, err := json.Marshal(launch.Config{
+		Generation: hex.EncodeToString(id[:]), Container: name, Route: h.route, Transport: launch.TransportAuto,
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: h.ipc,
+		Lanes: []launch.Lane{{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(2 + i)}, NICs: []string{fmt.Sprintf("nic%d", i)}}},
+	})
+	if err != nil {
+		h.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		h.Fatal(err)
+	}
+	l := &lane{Cmd: exec.Command(exe), socket: filepath.Join(h.dir, name), uuid: devices[i].UUID, stderr: &bytes.Buffer{}}
+	l.Env = append(os.Environ(), configVariable+"="+string(text))
+	l.Stderr = l.stderr
+	out, err := l.StdoutPipe()
+	if err != nil {
+		h.Fatal(err)
+	}
+	if err := l.Start(); err != nil {
+		h.Fatal(err)
+	}
+	h.Cleanup(func() {
+		l.Process.Kill()
+		l.Wait()
+	})
+	said := make([]byte, 6)
+	if _, err := out.Read(said); err != nil || string(said) != "ready\n" {
+		h.Fatalf("the relay says %q, %v: %s", said, err, l.stderr)
+	}
+	return l
+}
+
+// beRelay serves until it is killed.
+func beRelay(text string) error {
+	var c launch.Config
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		return err
+	}
+	clients, err := listen(filepath.Join(c.Peers, c.Container))
+	if err != nil {
+		return err
+	}
+	peers, err := listen(filepath.Join(c.Peers, c.Generation+".sock"))
+	if err != nil {
+		return err
+	}
+	r, err := relay.New(clients, peers, -1)
+	if err == nil {
+		err = r.Configure(c)
+	}
+	if err != nil {
+		return err
+	}
+	// Nothing outlives the test, which closes this pipe by its end.
+	fmt.Println("ready")
+	time.AfterFunc(10*time.Minute, func() { os.Exit(1) })
+	return r.Run()
+}

@@ -1,0 +1,93 @@
+// Package nccl builds the plugin by which NCCL reaches a container's relay: a library
+// with tables of functions, on libpeerlane, whose source is compiled into it, so that it
+// is one file without others to find. docs/nccl.md says what it does.
+package nccl
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/peerlane/peerlane/relay/libpeerlane"
+)
+
+// Name is the plugin's file: what NCCL loads for NCCL_NET_PLUGIN=peerlane.
+const Name = "libnccl-net-peerlane.so"
+
+//go:embed source
+var source embed.FS
+
+// shared is what makes a library of it, as libpeerlane is one. It is never unloaded:
+// fork() goes through it.
+var shared = []string{
+	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
+	"-shared", "-Wl,-soname," + Name, "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete",
+	"-Wl,--version-script=plugin.map",
+}
+
+// Before glibc 2.34 libpthread and libdl are not in libc.
+var libraries = []string{"-Wl,--no-as-needed", "-l:libpthread.so.0", "-l:libdl.so.2"}
+
+// Unpack writes the source and libpeerlane's into dir, and returns the names of the C
+// files.
+func Unpack(dir string) ([]string, error) {
+	names, err := libpeerlane.Unpack(dir)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := source.ReadDir("source")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		text, err := source.ReadFile("source/" + e.Name())
+		if err != nil {
+			return nil, err
+		}
+		if slices.Contains(names, e.Name()) {
+			return nil, fmt.Errorf("%s is a source of the plugin's and of libpeerlane's", e.Name())
+		}
+		if err := os.WriteFile(filepath.Join(dir, e.Name()), text, 0o644); err != nil {
+			return nil, err
+		}
+		if strings.HasSuffix(e.Name(), ".c") {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// Build compiles the plugin into dir, with more flags and sources for the compiler,
+// which tests have. It replaces what is there at once.
+func Build(dir string, more ...string) (err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	compiler, err := libpeerlane.Compiler()
+	if err != nil {
+		return fmt.Errorf("%s cannot be built: %w", Name, err)
+	}
+	work, err := os.MkdirTemp(dir, ".nccl-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	files, err := Unpack(work)
+	if err != nil {
+		return err
+	}
+	args := append(append([]string{}, compiler[1:]...), libpeerlane.Flags...)
+	args = append(append(args, shared...), "-ffile-prefix-map="+work+"=nccl", "-o", Name)
+	args = append(append(append(args, more...), files...), libraries...)
+	c := exec.Command(compiler[0], args...)
+	c.Dir = work
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("compiling %s with %s: %w\n%s", Name, compiler[0], err, out)
+	}
+	return os.Rename(filepath.Join(work, Name), filepath.Join(dir, Name))
+}

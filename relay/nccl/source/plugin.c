@@ -1,0 +1,288 @@
+/* The relay of the container, what NCCL's log hears of it, and its lanes as devices. */
+#include "plugin.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+/* A lane's speed, where PEERLANE_NCCL_SPEED does not say: the relay tells of lanes, not
+ * yet of their NICs. NCCL only compares it with paths between GPUs. */
+#define SPEED 100000 /* Mbit/s */
+
+/* The largest message: its size is an int in NCCL. */
+#define LARGEST ((size_t)1 << 30)
+
+const char no_relay[] = "this process has no relay";
+
+static nccl_logger logger;
+
+void set_logger(nccl_logger to) { __atomic_store_n(&logger, to, __ATOMIC_RELAXED); }
+
+void write_log(int level, const char *file, int line, const char *format, ...)
+{
+	nccl_logger to = __atomic_load_n(&logger, __ATOMIC_RELAXED);
+	char text[2048];
+	va_list arguments;
+
+	if (!to)
+		return;
+	va_start(arguments, format);
+	vsnprintf(text, sizeof text, format, arguments);
+	va_end(arguments);
+	to(level, NCCL_LOG_OF_INIT | NCCL_LOG_OF_NET, file, line, "NET/" NAME ": %s", text);
+}
+
+/* --- the relay ----------------------------------------------------------------- */
+
+/* Everything here is the lock's. It is held in calls to libpeerlane, whose own locks
+ * fork() takes; so no handler of ours takes it before fork(), and a child begins anew. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct relay *current;
+static char name[PEERLANE_MAX_LANES][sizeof "peerlane4294967295"];
+
+static unsigned fork_count;
+
+unsigned forks(void) { return __atomic_load_n(&fork_count, __ATOMIC_RELAXED); }
+
+static void in_child(void)
+{
+	pthread_mutex_init(&lock, NULL);
+	current = NULL; /* whoever uses the parent's gives it back */
+	fork_count++;
+	forget_attempts();
+}
+
+__attribute__((constructor)) static void handle_fork(void) { pthread_atfork(NULL, NULL, in_child); }
+
+static bool is_set(const char *variable)
+{
+	const char *value = getenv(variable);
+
+	return value && *value && strcmp(value, "0");
+}
+
+/* leave, with the lock. */
+static void leave(struct relay *r)
+{
+	if (--r->uses)
+		return;
+	peerlane_close(r->session);
+	free(r);
+}
+
+/* dial makes a session, and asks for its lanes. */
+static int dial(struct relay *r)
+{
+	int status = peerlane_dial(getenv("PEERLANE_SOCKET"), NULL, 0, -1, &r->session);
+
+	if (!status)
+		status = peerlane_lanes(r->session, r->lane, PEERLANE_MAX_LANES, &r->lanes);
+	if (status)
+		return status;
+	for (unsigned i = 0; i < r->lanes; i++) {
+		static const peerlane_gpu none;
+
+		if (!memcmp(&r->lane[i].gpu, &none, sizeof none)) {
+			warn("the relay does not know the UUID of its GPU %u: make the plan where NVIDIA's driver is loaded (peerlane cdi generate)", r->lane[i].index);
+			return PEERLANE_STATUS_INTERNAL;
+		}
+	}
+	if (!r->lanes)
+		warn("the container was given no lane; start it with --device peerlane.dev/lane=N");
+	return r->lanes ? 0 : PEERLANE_STATUS_INTERNAL;
+}
+
+/* without decides what a process without a relay does. Ranks that disagree about their
+ * network hang, so it must not take another one unless it was told that it may. NCCL
+ * takes another when init() fails, unless NCCL_NET names this one: then everything but
+ * init() fails. */
+static int without(struct relay *r, const char *why)
+{
+	const char *named = getenv("NCCL_NET");
+
+	warn("%s", why);
+	peerlane_close(r->session);
+	r->session = NULL;
+	if (is_set("PEERLANE_NCCL_FALLBACK"))
+		warn("NCCL may take another network (PEERLANE_NCCL_FALLBACK); ranks that do not all take the same one hang");
+	else if (!named || strcasecmp(named, NAME))
+		return 0;
+	return NCCL_SYSTEM_ERROR;
+}
+
+int use_relay(struct relay **out)
+{
+	int error = 0;
+
+	pthread_mutex_lock(&lock);
+	/* One that has died has a successor, for who comes from now on. */
+	if (current && (!current->session || peerlane_session_status(current->session))) {
+		leave(current);
+		current = NULL;
+	}
+	if (!current) {
+		struct relay *r = calloc(1, sizeof *r);
+
+		if (!r) {
+			error = NCCL_SYSTEM_ERROR;
+		} else if (dial(r) && (error = without(r, *peerlane_error() ? peerlane_error() : no_relay))) {
+			free(r);
+		} else {
+			r->uses = 1;
+			current = r;
+			for (unsigned i = 0; i < r->lanes; i++) {
+				char text[192];
+
+				snprintf(name[i], sizeof name[i], "peerlane%u", i);
+				inform("%s is the lane of %s", name[i], place(r, (int)i, text));
+			}
+		}
+	}
+	if (!error) {
+		current->uses++;
+		*out = current;
+	}
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+struct relay *same_relay(struct relay *r)
+{
+	pthread_mutex_lock(&lock);
+	if (!r)
+		r = current;
+	if (r)
+		r->uses++;
+	pthread_mutex_unlock(&lock);
+	return r;
+}
+
+void leave_relay(struct relay *r)
+{
+	pthread_mutex_lock(&lock);
+	leave(r);
+	pthread_mutex_unlock(&lock);
+}
+
+int finalize(void *context)
+{
+	struct relay *r = context;
+
+	pthread_mutex_lock(&lock);
+	leave(r);
+	if (current && current->uses == 1) { /* ours alone: no communicator is left */
+		leave(current);
+		current = NULL;
+	}
+	pthread_mutex_unlock(&lock);
+	return NCCL_SUCCESS;
+}
+
+int nccl_error(int status)
+{
+	switch (status) {
+	case PEERLANE_STATUS_PEER_CLOSED:
+	case PEERLANE_STATUS_PEER_CLIENT_DIED:
+	case PEERLANE_STATUS_PEER_RELAY_DIED:
+	case PEERLANE_STATUS_PEER_CONTAINER_DIED:
+	case PEERLANE_STATUS_UNREACHABLE:
+	case PEERLANE_STATUS_BAD_HANDLE:
+		return NCCL_REMOTE_ERROR;
+	case PEERLANE_STATUS_INVALID:
+	case PEERLANE_STATUS_OUT_OF_RANGE:
+	case PEERLANE_STATUS_TRUNCATED:
+		return NCCL_INVALID_ARGUMENT;
+	case PEERLANE_STATUS_INTERNAL:
+		return NCCL_INTERNAL_ERROR;
+	}
+	return NCCL_SYSTEM_ERROR;
+}
+
+const char *place(const struct relay *r, int device, char text[192])
+{
+	char gpu[41] = "an unknown GPU", host[65] = "";
+
+	if (device >= 0 && (unsigned)device < r->lanes)
+		peerlane_gpu_format(&r->lane[device].gpu, gpu);
+	gethostname(host, sizeof host - 1);
+	snprintf(text, 192, "%s (peerlane.dev/lane=%u), host %s", gpu, device >= 0 && (unsigned)device < r->lanes ? r->lane[device].index : 0, host);
+	return text;
+}
+
+/* --- devices -------------------------------------------------------------------- */
+
+int count_devices(int *n)
+{
+	struct relay *r = same_relay(NULL);
+
+	if (!r)
+		return NCCL_INVALID_USAGE;
+	*n = r->lanes ? (int)r->lanes : 1; /* without a relay NCCL has to come as far as listen() */
+	leave_relay(r);
+	return NCCL_SUCCESS;
+}
+
+/* pointers are the kinds of memory that NCCL may register. NCCL's own buffers cannot be
+ * exported where it does not make them with cuMemCreate: then it is not offered GPU
+ * memory, and its kernels read and write host memory. */
+static int pointers(void)
+{
+	static bool announced;
+	const char *wanted = getenv("PEERLANE_NCCL_POINTERS"), *cumem = getenv("NCCL_CUMEM_ENABLE");
+
+	if (wanted && !strcasecmp(wanted, "host"))
+		return NCCL_POINTER_HOST;
+	if ((wanted && !strcasecmp(wanted, "cuda")) || !cumem || strcmp(cumem, "0"))
+		return NCCL_POINTER_HOST | NCCL_POINTER_CUDA;
+	if (!__atomic_exchange_n(&announced, true, __ATOMIC_RELAXED))
+		warn("NCCL_CUMEM_ENABLE=0: NCCL's buffers cannot be shared with the relay, and all data goes through host memory; unset it, or have legacy CUDA IPC tried (PEERLANE_NCCL_POINTERS=cuda, and relay.cuda_ipc on the host)");
+	return NCCL_POINTER_HOST;
+}
+
+static int speed(void)
+{
+	const char *text = getenv("PEERLANE_NCCL_SPEED");
+	long value = text ? strtol(text, NULL, 10) : 0;
+
+	return value > 0 && value <= 100000000 ? (int)value : SPEED;
+}
+
+int describe(int device, struct nccl_net_properties_v12 *p)
+{
+	struct relay *r = same_relay(NULL);
+	uint64_t guid[2] = {0, 0};
+	int n;
+
+	if (!r)
+		return NCCL_INVALID_USAGE;
+	n = r->lanes ? (int)r->lanes : 1;
+	if (device >= 0 && device < n)
+		memcpy(guid, r->lane[device].gpu.bytes, sizeof guid);
+	leave_relay(r);
+	if (device < 0 || device >= n) {
+		warn("device %d of %d", device, n);
+		return NCCL_INVALID_ARGUMENT;
+	}
+	*p = (struct nccl_net_properties_v12){
+		.name = *name[device] ? name[device] : "peerlane0",
+		.guid = guid[0] ^ guid[1],
+		.pointers = pointers(),
+		.speed = speed(),
+		.port = 1,
+		.max_communicators = PEERLANE_MAX_CONNECTIONS,
+		.max_receives = NCCL_MAX_RECEIVES,
+		.device_type = NCCL_DEVICE_HOST,
+		.of = {1, {device}},
+		.max_p2p_bytes = LARGEST,
+		.max_collective_bytes = LARGEST,
+		.max_multi_request = 1,
+		.rail = NCCL_NO_ID,
+		.plane = NCCL_NO_ID,
+	};
+	return NCCL_SUCCESS;
+}
+

@@ -1,0 +1,130 @@
+/* What the plugin's sources share. */
+#ifndef PLUGIN_H
+#define PLUGIN_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "glibc.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "abi.h"
+#include "peerlane.h"
+
+#define NAME "Peerlane" /* what NCCL_NET names */
+
+/* A session with the relay of this container. Contexts, listeners and communicators
+ * use one; it is closed when nobody does. */
+struct relay {
+	peerlane_session *session; /* NULL: there is no relay, and nothing works */
+	unsigned uses;
+	unsigned lanes;
+	struct peerlane_lane lane[PEERLANE_MAX_LANES];
+};
+
+struct listener {
+	struct relay *relay;
+	int device;
+	peerlane_listener number;
+};
+
+/* Memory that NCCL has registered. Host memory has a twin that the relay made. */
+struct region {
+	uintptr_t base;
+	size_t bytes;
+	uint8_t *twin; /* of base; NULL: GPU memory */
+	uint64_t first; /* offset of base in memory */
+	peerlane_memory memory;
+};
+
+struct part {
+	const struct region *region;
+	uint8_t *data;
+	uint64_t bytes, tag, moved;
+	peerlane_operation operation;
+	bool ended;
+};
+
+/* A send, or receives that were posted as one. */
+struct request {
+	struct communicator *communicator;
+	bool used;
+	int parts, posted, ended;
+	struct part part[NCCL_MAX_RECEIVES];
+};
+
+/* One direction of one connection. NCCL uses it from one thread at a time. */
+struct communicator {
+	struct relay *relay;
+	bool sends;
+	int device;
+	int error;                /* of NCCL's, sticky; 0: none */
+	unsigned forks;           /* of this process when it was made */
+	unsigned exported;        /* regions of GPU memory */
+	peerlane_connection number;
+	struct request *unposted; /* receives of which a part waits for room */
+	struct request requests[NCCL_MAX_REQUESTS];
+};
+
+/* --- plugin.c */
+extern const char no_relay[];
+
+void set_logger(nccl_logger logger);
+
+/* Writes a line to NCCL's log. */
+#define warn(...) write_log(NCCL_LOG_WARN, __FILE__, __LINE__, __VA_ARGS__)
+#define inform(...) write_log(NCCL_LOG_INFO, __FILE__, __LINE__, __VA_ARGS__)
+void write_log(int level, const char *file, int line, const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+/* How often this process is a child of fork() since the plugin was loaded. */
+unsigned forks(void);
+
+/* Takes a use of the relay, which is dialed where there is none or it has died. An
+ * error of NCCL's. */
+int use_relay(struct relay **relay);
+/* The relay that is there, with one more use. */
+struct relay *same_relay(struct relay *relay);
+void leave_relay(struct relay *relay);
+
+/* NCCL's error for a status of libpeerlane's. */
+int nccl_error(int status);
+
+/* "GPU-... (lane 3), on host x": where a device's data comes from and goes to. */
+const char *place(const struct relay *relay, int device, char text[192]);
+
+int count_devices(int *n);
+int describe(int device, struct nccl_net_properties_v12 *properties);
+int finalize(void *context);
+
+/* --- connections.c; relay NULL is the one there is */
+int listen_on(struct relay *relay, int device, void *handle, void **listener);
+int connect_to(struct relay *relay, int device, void *handle, void **communicator);
+int accept_from(void *listener, void **communicator, void **on_device);
+int close_listener(void *listener);
+int close_communicator(void *communicator);
+/* In a child of fork(): attempts are the parent's. */
+void forget_attempts(void);
+
+/* Ends a communicator, with a sentence in the log. Its error. */
+int fail(struct communicator *c, const char *doing, int status);
+/* Why a communicator cannot be used, 0 if it can. */
+int unusable(struct communicator *c);
+
+/* --- memory.c */
+int register_memory(void *communicator, void *data, size_t bytes, int type, void **memory);
+int deregister(void *communicator, void *memory);
+/* Copies in units of 8 bytes, aligned where both are aligned alike: a kernel that
+ * looks at the flags of LL never sees half of one. */
+void copy_words(uint8_t *to, const uint8_t *from, size_t bytes);
+
+/* --- transfer.c */
+int send_one(void *communicator, void *data, size_t bytes, int tag, void *memory, void **request);
+int receive_group(void *communicator, int n, void **data, const size_t *sizes, const int *tags, void **memories, void **request);
+int flush(void *communicator, int n, void **data, int *sizes, void **memories, void **request);
+int test(void *request, int *done, int *sizes);
+
+#endif

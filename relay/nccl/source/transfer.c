@@ -1,0 +1,175 @@
+/* Sends, receives and their ends: NCCL's hot path. No call here waits, allocates, or
+ * calls CUDA, unless it writes to NCCL's log that something has failed. */
+#include "plugin.h"
+
+static struct request *free_request(struct communicator *c)
+{
+	for (int i = 0; i < NCCL_MAX_REQUESTS; i++)
+		if (!c->requests[i].used)
+			return &c->requests[i];
+	return NULL;
+}
+
+/* set checks what NCCL asks for against the region. */
+static bool set(struct part *p, const void *data, size_t bytes, int tag, const struct region *region)
+{
+	uintptr_t at = (uintptr_t)data;
+
+	if (!region || at < region->base || at - region->base > region->bytes || bytes > region->bytes - (at - region->base))
+		return false;
+	*p = (struct part){.region = region, .data = (uint8_t *)(uintptr_t)data, .bytes = bytes, .tag = (uint32_t)tag};
+	return true;
+}
+
+static uint64_t offset(const struct part *p) { return (uintptr_t)p->data - p->region->base; }
+
+/* post posts what is left of a request. PEERLANE_STATUS_FULL: some has to wait. */
+static int post(struct request *r)
+{
+	struct communicator *c = r->communicator;
+	int status = 0;
+
+	while (!status && r->posted < r->parts) {
+		struct part *p = &r->part[r->posted];
+		struct peerlane_options options = {.tag = p->tag};
+
+		status = (c->sends ? peerlane_send : peerlane_receive)(c->relay->session, c->number, p->region->memory,
+			p->region->first + offset(p), p->bytes, &options, &p->operation);
+		if (!status)
+			r->posted++;
+	}
+	return status;
+}
+
+/* post_rest posts what waits for room; nothing may overtake it. False if it still
+ * waits, or the communicator has ended. */
+static bool post_rest(struct communicator *c)
+{
+	int status;
+
+	if (!c->unposted)
+		return true;
+	if ((status = post(c->unposted)) == PEERLANE_STATUS_FULL)
+		return false;
+	if (status)
+		fail(c, "receiving", status);
+	else
+		c->unposted = NULL;
+	return !status;
+}
+
+int send_one(void *communicator, void *data, size_t bytes, int tag, void *memory, void **out)
+{
+	struct communicator *c = communicator;
+	struct request *r;
+	int error = unusable(c), status;
+
+	*out = NULL;
+	if (error)
+		return error;
+	if (!(r = free_request(c)))
+		return NCCL_SUCCESS;
+	r->communicator = c;
+	r->parts = 1;
+	r->posted = r->ended = 0;
+	if (!set(&r->part[0], data, bytes, tag, memory)) {
+		warn("a send of %zu bytes at %p is not in its registered memory", bytes, data);
+		return NCCL_INVALID_ARGUMENT;
+	}
+	if (r->part[0].region->twin)
+		copy_words(r->part[0].region->twin + offset(&r->part[0]), data, bytes);
+	status = post(r);
+	if (status == PEERLANE_STATUS_FULL)
+		return NCCL_SUCCESS;
+	if (status)
+		return fail(c, "sending", status);
+	r->used = true;
+	*out = r;
+	return NCCL_SUCCESS;
+}
+
+int receive_group(void *communicator, int n, void **data, const size_t *sizes, const int *tags, void **memories, void **out)
+{
+	struct communicator *c = communicator;
+	struct request *r;
+	int error = unusable(c), status;
+
+	/* It may have been NCCL_OPTIONAL_RECEIVE_COMPLETION: our receives end anyway. */
+	*out = NULL;
+	if (error)
+		return error;
+	if (n < 1 || n > NCCL_MAX_RECEIVES) {
+		warn("a group of %d receives; %d are possible", n, NCCL_MAX_RECEIVES);
+		return NCCL_INVALID_ARGUMENT;
+	}
+	if (!post_rest(c) || !(r = free_request(c)))
+		return c->error;
+	r->communicator = c;
+	r->parts = n;
+	r->posted = r->ended = 0;
+	for (int i = 0; i < n; i++)
+		if (!set(&r->part[i], data[i], sizes[i], tags[i], memories[i])) {
+			warn("a receive of %zu bytes at %p is not in its registered memory", sizes[i], data[i]);
+			return NCCL_INVALID_ARGUMENT;
+		}
+	status = post(r);
+	if (status == PEERLANE_STATUS_FULL && r->posted)
+		c->unposted = r; /* what is posted cannot be taken back */
+	else if (status == PEERLANE_STATUS_FULL)
+		return NCCL_SUCCESS;
+	else if (status)
+		return fail(c, "receiving", status);
+	r->used = true;
+	*out = r;
+	return NCCL_SUCCESS;
+}
+
+/* Whoever reads a received buffer can: the relay flushes before it says that it is
+ * there. */
+int flush(void *communicator, int n, void **data, int *sizes, void **memories, void **request)
+{
+	(void)n, (void)data, (void)sizes, (void)memories;
+	*request = NULL;
+	return unusable(communicator);
+}
+
+int test(void *request, int *done, int *sizes)
+{
+	struct request *r = request;
+	struct communicator *c = r->communicator;
+	int error = unusable(c);
+
+	*done = 0;
+	if (error)
+		return error;
+	if (!r->used) {
+		warn("a request was tested that is done already");
+		return NCCL_INVALID_ARGUMENT;
+	}
+	/* While some waits for room results are taken all the same: that makes room. */
+	if (!post_rest(c) && c->error)
+		return c->error;
+	for (int i = 0; i < r->posted; i++) {
+		struct part *p = &r->part[i];
+		int status;
+
+		if (p->ended)
+			continue;
+		status = peerlane_test(c->relay->session, p->operation, &p->moved);
+		if (status == PEERLANE_STATUS_PENDING)
+			continue;
+		p->ended = true;
+		if (status)
+			return fail(c, c->sends ? "sending" : "receiving", status);
+		if (!c->sends && p->region->twin)
+			copy_words(p->data, p->region->twin + offset(p), p->moved);
+		r->ended++;
+	}
+	if (r->ended < r->parts)
+		return NCCL_SUCCESS;
+	for (int i = 0; sizes && i < r->parts; i++)
+		sizes[i] = (int)r->part[i].moved;
+	r->used = false;
+	*done = 1;
+	return NCCL_SUCCESS;
+}

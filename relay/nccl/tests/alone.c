@@ -1,0 +1,129 @@
+/* alone PLUGIN [GPU]: what the plugin says to one process: at init, of its devices, and
+ * of its tuner; and where it has a GPU and a relay, of memory of each kind. */
+#include <stdarg.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpu.h"
+#include "net.h"
+
+static void logger(int level, unsigned long flags, const char *file, int at, const char *format, ...)
+{
+	va_list arguments;
+
+	(void)flags, (void)file, (void)at;
+	va_start(arguments, format);
+	printf("%s: ", level == NCCL_LOG_WARN ? "warn" : "info");
+	vprintf(format, arguments);
+	puts("");
+	va_end(arguments);
+}
+
+static void tune(const char *path)
+{
+	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	const struct nccl_tuner_v4 *v4 = dlsym(library, "ncclTunerPlugin_v4");
+	const struct nccl_tuner_v5 *v5 = dlsym(library, "ncclTunerPlugin_v5");
+
+	for (int version = 4; version <= 5; version++)
+		for (size_t nodes = 1; nodes <= 2; nodes++) {
+			float cost[7][3];
+			void *context = NULL;
+			int channels = 5, result = version == 4 ? v4->init(8, nodes, logger, &context) : v5->init(&context, 1, 8, nodes, logger, NULL, NULL);
+
+			for (int i = 0; i < 21; i++)
+				cost[i / 3][i % 3] = (float)i;
+			result += (version == 4 ? v4->collective : v5->collective)(context, 4, 1 << 20, 1, (float **)(void *)cost, 7, 3, 0, &channels);
+			printf("tuner %d, %zu nodes: %d %d:", version, nodes, result, channels);
+			for (int i = 0; i < 21; i++)
+				printf(" %g", (double)cost[i / 3][i % 3]);
+			puts("");
+			(version == 4 ? v4->destroy : v5->finalize)(context);
+		}
+}
+
+static void connect_myself(void **sends, void **receives)
+{
+	void *listener;
+	char handle[NCCL_HANDLE_BYTES];
+	time_t since = time(NULL);
+
+	*sends = *receives = NULL;
+	if (net_listen(0, handle, &listener))
+		exit(1);
+	while ((!*sends && !net_connect(0, handle, sends)) || (!*receives && !ALL(accept(listener, receives, NULL))))
+		if ((*sends && *receives) || time(NULL) - since > 60)
+			break;
+	if (!*sends || !*receives)
+		exit(1);
+	ALL(close_listen(listener));
+}
+
+static void registers(const char *uuid)
+{
+	peerlane_gpu wanted = {{0}};
+	uint64_t plain;
+	void *sends, *receives, *vmm = NULL, *other = NULL, *library = dlopen(getenv("PEERLANE_CUDA_LIBRARY"), RTLD_NOW);
+	int (*allocate)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))dlsym(library, "cuMemAlloc_v2");
+	int digits = 0;
+
+	for (const char *p = uuid + 4; *p; p++)
+		if (*p != '-') {
+			const char pair[2] = {*p, 0};
+
+			wanted.bytes[digits / 2] = (uint8_t)(wanted.bytes[digits / 2] << 4 | strtoul(pair, NULL, 16));
+			digits++;
+		}
+	struct gpu gpu = gpu_use(&wanted);
+	struct gpu_memory m = gpu_allocate(&gpu, 2 << 20);
+
+	gpu_check(allocate(&plain, 2 << 20), "cuMemAlloc");
+	connect_myself(&sends, &receives);
+	printf("cudaMalloc's alone: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)plain, 4096, NCCL_POINTER_CUDA, &other)));
+	ALL(deregister(sends, other));
+	printf("VMM: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)m.address, 4096, NCCL_POINTER_CUDA, &vmm)));
+	printf("cudaMalloc's beside it: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)plain, 4096, NCCL_POINTER_CUDA, &other)));
+	printf("another kind: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)plain, 4096, 4, &other)));
+	void *request = &m, *nine[9] = {NULL};
+	size_t sizes[9] = {0};
+	int tags[9] = {0};
+	printf("beyond it: %d", net_send(sends, (void *)(uintptr_t)(m.address + 4000), 97, 1, vmm, &request));
+	printf(" %s\n", request ? "a request" : "no request");
+	printf("a group of nine: %d\n", net_receive(receives, 9, nine, sizes, tags, nine, &request));
+	ALL(deregister(sends, vmm));
+	ALL(close_send(sends));
+	ALL(close_receive(receives));
+}
+
+int main(int argc, char **argv)
+{
+	struct nccl_net_properties_v12 p;
+	void *listener = NULL;
+	char handle[NCCL_HANDLE_BYTES];
+	int result, n = 0;
+
+	if (argc < 2)
+		return 2;
+	tune(argv[1]);
+	gpu_open();
+	net_load(argv[1], 12);
+	printf("name %s\n", net.v12->name);
+	result = net_init(logger);
+	printf("init: %d\n", result);
+	if (result)
+		return 0;
+	result = ALL(devices(&n));
+	printf("devices: %d %d\n", result, n);
+	result = net.v12->properties(0, &p);
+	printf("properties: %d %s pointers %d speed %d receives %d of %d %d\n", result, p.name, p.pointers, p.speed, p.max_receives, p.of.count, p.of.device[0]);
+	printf("properties of the next: %d\n", net.v12->properties(n, &p));
+	result = net_listen(0, handle, &listener);
+	printf("listen: %d %s\n", result, listener ? "a listener" : "no listener");
+	if (listener)
+		ALL(close_listen(listener));
+	if (argc > 2)
+		registers(argv[2]);
+	printf("finalize: %d\n", net_finalize());
+	return 0;
+}
