@@ -205,7 +205,7 @@ func TestWhatAPairFailsBy(t *testing.T) {
 	}{
 		{"one wrong byte", "cuMemcpyAsync:after=9:times=1:corrupt", launch.VerdictWrong, "1 arrived wrong, and 0 beside them"},
 		{"a wrong byte of a large copy", "cuMemcpyAsync:after=31:times=1:corrupt", launch.VerdictWrong, "of 8388608 bytes from"},
-		{"a copy that fails", "cuMemcpyAsync:after=3:times=1:error=1", launch.VerdictWrong, "failed: cuMemcpyAsync"},
+		{"a copy that fails", "cuMemcpyAsync:after=3:times=1:error=1", launch.VerdictWrong, "failed: GPU 0000:10:00.0: cuMemcpyAsync"},
 		{"a copy that loses the context", "cuMemcpyAsync:after=3:times=1:error=700", launch.VerdictWrong, "CUDA_ERROR_ILLEGAL_ADDRESS"},
 		{"no room", "cuMemCreate:times=1:oom", launch.VerdictUntested, "CUDA_ERROR_OUT_OF_MEMORY"},
 		{"a GPU that is taken", "cuCtxCreate*:times=1:error=46", launch.VerdictUntested, "CUDA_ERROR_DEVICE_UNAVAILABLE"},

@@ -333,7 +333,7 @@ func TestSilenceIsDeath(t *testing.T) {
 		}, "acknowledged no write"},
 		"stops within a piece": {func(e *side, r *raw) {
 			r.listens()
-			e.granting(r, 3, source[:8<<10])
+			e.granting(r, 3, make([]byte, 8<<10))
 			p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: 8 << 10, bytes: rawPiece}
 			_, _ = r.data[0].Write(append(p.header(), 1, 2, 3))
 		}, "not gone on"},
