@@ -63,3 +63,28 @@ func TestNothingWritesWhatAClosedSessionExported(t *testing.T) {
 		})
 	}
 }
+
+// A relay that is stopped, or that means ill, can write slots only, on route staged: no
+// client of another container waits for it to close its session.
+func TestClosingBesideAStoppedPeer(t *testing.T) {
+	w := newSlowWorld(t)
+	sends, receives, _ := join(t, w.clientA, 0, w.clientB, 3)
+	sent, err := sends.Send(w.memoryA, 0, slowBytes, client.Tag(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.signal(unix.SIGSTOP)
+	received, err := receives.Receive(w.memoryB, 0, slowBytes, client.Tag(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.clientB.Close(); err != nil { // as it is after 30 seconds
+		t.Error(err)
+	}
+	if _, err := received.Wait(within(t)); err != nil {
+		demand(t, err, wire.StatusClosed)
+	}
+	w.signal(unix.SIGCONT)
+	_, err = sent.Wait(within(t))
+	demand(t, err, wire.StatusPeerClosed)
+}

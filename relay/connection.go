@@ -130,8 +130,8 @@ func ofPeer(status uint32) wire.Status {
 
 // ended is the other relay's end of the connection.
 func (c *connection) ended(err error) {
-	c.portDown = true
-	if errors.Is(err, io.EOF) {
+	c.portDown = errors.Is(err, io.EOF)
+	if c.portDown {
 		c.shutdown(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s died", c.peer))
 	} else {
 		c.shutdown(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s cannot be understood: %v", c.peer, err))

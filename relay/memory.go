@@ -166,7 +166,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	for _, p := range parts {
 		memory.parts = append(memory.parts, p.Part)
 	}
-	s.block(sequence, func() error { return memory.open(m.GPU) }, func(err error) {
+	s.bring(sequence, func() error { return memory.open(m.GPU) }, func(err error) {
 		if err == nil && s.ended != nil {
 			memory.free()
 			return
@@ -279,7 +279,7 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 		session: s, number: s.number(), kind: wire.MemoryIPC, offset: m.Offset, length: m.Length, access: m.Access,
 		takes: takes, known: map[knower]bool{},
 	}
-	s.block(sequence, func() error {
+	s.bring(sequence, func() error {
 		lane, err := s.relay.laneOf(m.GPU)
 		if err == nil {
 			err = lane.open()
@@ -362,7 +362,7 @@ func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 func (s *session) provide(m *memory, sequence uint32, work func() error, made func() wire.Message) {
 	s.host += m.takes.host
 	s.staging += m.takes.staging
-	s.block(sequence, work, func(err error) {
+	s.bring(sequence, work, func(err error) {
 		if err != nil {
 			s.host -= m.takes.host
 			s.staging -= m.takes.staging

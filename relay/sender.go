@@ -18,10 +18,15 @@ type sender struct {
 	active   map[uint64]*operation // announced, by number
 	targets  map[uint32]*target
 	underWay int // grants that are being filled
+	open     int // grants that are not used up
 	// parts are allocations of a region that is still to come.
 	parts   []device.Part
 	partsOf uint32
 }
+
+// maxGrants bounds what a relay that grants byte by byte makes us keep: far more than
+// a lane has slots, or a session operations.
+const maxGrants = 1 << 14
 
 // target is memory of the receiver.
 type target struct {
@@ -88,6 +93,7 @@ func (s *sender) message(m wire.Message, fds []int) error {
 // used ends a grant.
 func (s *sender) used(t *target) {
 	t.granted--
+	s.open--
 	s.settleTarget(t)
 }
 
@@ -216,6 +222,8 @@ func (s *sender) granted(m *wire.PeerGrant) error {
 		// Each grant and each byte once, and in order: what is posted twice under
 		// one number could not be told apart when it ends.
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave grant %d of byte %d after grant %d up to byte %d", s.peer, m.Grant, m.Part, s.granting, op.granted)
+	case s.open >= maxGrants:
+		return wire.Errorf(wire.StatusLimit, "the relay of %s has %d grants open, which is the limit", s.peer, s.open)
 	case m.Length == 0 || m.Part > op.length || m.Length > op.length-m.Part:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted bytes %d+%d of a message of %d", s.peer, m.Part, m.Length, op.length)
 	case t == nil || t.retired || m.Offset > t.bytes || m.Length > t.bytes-m.Offset:
@@ -226,6 +234,7 @@ func (s *sender) granted(m *wire.PeerGrant) error {
 	}
 	op.granted += m.Length
 	t.granted++
+	s.open++
 	if !t.ready {
 		t.grants = append(t.grants, m)
 		return nil

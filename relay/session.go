@@ -63,6 +63,7 @@ type session struct {
 	counted  bool // in the relay's use
 	ended    *wire.Error
 	parting  bool // its client waits for the socket's end
+	bringing int  // requests that bring memory
 }
 
 // greetClient reads the first message of a client.
@@ -281,6 +282,9 @@ func (s *session) end(why *wire.Error) {
 
 // settle frees the session once nothing of it is under way.
 func (s *session) settle() {
+	if s.parting && len(s.memories) == 0 && s.bringing == 0 {
+		s.port.Close() // whatever is under way, it is not in the client's memory
+	}
 	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking > 0 || s.relay.sessions[s.id] != s {
 		return
 	}
@@ -410,6 +414,15 @@ func (s *session) block(sequence uint32, work func() error, then func(error)) {
 		})
 		s.relay.examine(err) // after the answer, which says what was tried
 	}()
+}
+
+// bring is block for a request that brings memory.
+func (s *session) bring(sequence uint32, work func() error, then func(error)) {
+	s.bringing++
+	s.block(sequence, work, func(err error) {
+		s.bringing--
+		then(err)
+	})
 }
 
 func (s *session) number() uint32 {

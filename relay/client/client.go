@@ -143,15 +143,15 @@ const letGoTime = 30 * time.Second
 // it: then what was exported may be freed. Operations that have not ended fail, and host
 // memory and staging memory are unmapped: no stream may use them any more. Where the
 // relay does not let go within 30 seconds, the error says so, and copies may still be
-// under way.
+// under way; as they may of a session that ended by itself.
 func (s *Session) Close() (err error) {
 	s.closing.Do(func() { err = s.close() })
 	return err
 }
 
 func (s *Session) close() error {
-	late := s.leave(wire.Errorf(wire.StatusClosed, "the session was closed"))
-	err := errors.Join(late, s.conn.Close())
+	err := s.leave(wire.Errorf(wire.StatusClosed, "the session was closed"))
+	err = errors.Join(err, s.conn.Close())
 	s.readers.Wait()
 	s.mu.Lock()
 	err = errors.Join(err, s.ring.Close(), s.wakeClient.Close(), unix.Close(s.wakeRelay))
@@ -169,7 +169,10 @@ func (s *Session) close() error {
 
 // leave ends a session that works: nothing new begins, and what is under way comes to
 // its end. The relay closes the socket when that is so.
-func (s *Session) leave(why error) (late error) {
+func (s *Session) leave(why error) error {
+	end := time.Now().Add(letGoTime)
+	// Before the lock, which a request holds that the relay makes no room for.
+	_ = s.conn.SetWriteDeadline(end)
 	s.mu.Lock()
 	if s.broken != nil {
 		s.mu.Unlock()
@@ -180,16 +183,18 @@ func (s *Session) leave(why error) (late error) {
 		c.takeDown(why)
 	}
 	s.mu.Unlock()
-	// One that is dead itself does not hear it, and its end is near.
-	_ = s.conn.SetWriteDeadline(time.Now().Add(letGoTime))
-	_ = s.conn.Send(&wire.Goodbye{}, 0)
+	told := s.conn.Send(&wire.Goodbye{}, 0)
+	wait := time.Until(end)
+	if told != nil { // a relay that is dead, which the reader is about to notice, or that hears nothing
+		wait = min(wait, time.Second)
+	}
 	select {
 	case <-s.ended:
-	case <-time.After(letGoTime):
-		late = fmt.Errorf("the session was closed, and the relay did not let go of its memory within %v: copies may still be under way", letGoTime)
+		return nil
+	case <-time.After(wait):
 		s.fail(why)
+		return fmt.Errorf("the session was closed, and the relay did not let go of its memory within %v (%w): copies may still be under way", letGoTime, errors.Join(told, os.ErrDeadlineExceeded))
 	}
-	return late
 }
 
 // Err is nil while the session works, then why it does not.

@@ -54,11 +54,12 @@ func pretend(t *testing.T, serve func(f *fake)) string {
 	return path
 }
 
-// hear takes the next message.
+// hear takes the next message, if there is one before the session's end. A client that
+// closes its session waits until the relay hangs up.
 func (f *fake) hear() (wire.Message, uint32) {
 	m, sequence, fds, err := f.Receive()
 	packet.CloseAll(fds)
-	if err != nil {
+	if _, over := m.(*wire.Goodbye); err != nil || over {
 		return nil, 0
 	}
 	return m, sequence

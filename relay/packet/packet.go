@@ -512,6 +512,9 @@ func (p *Port) broken(err error) {
 // fail ends the connection for what has failed at this side. The other one hears why, if
 // it can be told.
 func (p *Port) fail(err error) {
+	if p.deaf {
+		return // it has been said
+	}
 	p.Send(wire.NewFailure(err), 0)
 	p.end(err)
 }

@@ -28,6 +28,9 @@ type Link struct {
 	paced   func(time.Duration)
 }
 
+// reasonTime is how long is waited for the reason why a NIC hears nothing.
+const reasonTime = time.Second
+
 // Dial opens a connection to an emulated NIC, which will deliver immediates on
 // the socket `receiver`. It may block; down is called on the loop when the NIC
 // is gone, paced for each write that had to wait for the NIC's rate. The descriptor
@@ -39,6 +42,7 @@ func Dial(l *poll.Loop, socket string, receiver int, down func(error), paced fun
 	}
 	hello := &wire.NICHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Shares: 1}
 	if err := conn.Send(hello, 0, receiver); err != nil {
+		_ = conn.SetReadDeadline(time.Now().Add(reasonTime))
 		if m, _, _ := conn.ReceiveBare(); m != nil { // it may have said why it closed
 			if failure, ok := m.(*wire.Failure); ok {
 				err = failure.Err()

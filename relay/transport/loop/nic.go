@@ -3,6 +3,7 @@ package loop
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"time"
@@ -288,7 +289,11 @@ func (s *sender) hello(m *wire.NICHello, fds *[]int) error {
 	// The receiver says nothing here; when it closes, the sender is told by the
 	// receiver's relay.
 	port, err := packet.NewPort(s.nic.loop, (*fds)[0],
-		func(_ wire.Message, _ uint32, fds []int) { packet.CloseAll(fds) }, func(error) {})
+		func(_ wire.Message, _ uint32, fds []int) { packet.CloseAll(fds) }, func(err error) {
+			if err != io.EOF {
+				s.refuse(err) // or the receiver would take it for the end of all writes
+			}
+		})
 	if err != nil {
 		return err
 	}
