@@ -103,22 +103,11 @@ func findGPUs() error {
 	return nil
 }
 
-func simulate(dir string) error {
+func simulate(dir string) (err error) {
 	simDir = filepath.Join(dir, "host")
-	if err := sim.Write(simDir, devices); err != nil {
-		return err
+	if err = sim.Use(simDir, devices); err == nil {
+		driver, err = cuda.Open()
 	}
-	environment, err := sim.Environment(simDir)
-	if err != nil {
-		return err
-	}
-	for _, e := range environment {
-		name, value, _ := strings.Cut(e, "=")
-		if err := os.Setenv(name, value); err != nil {
-			return err
-		}
-	}
-	driver, err = cuda.Open()
 	return err
 }
 

@@ -76,6 +76,25 @@ func Library() (string, error) {
 	return cache, nil
 }
 
+// Use makes a simulated host in a directory, and has this process and its children see it
+// in place of a driver's.
+func Use(dir string, devices []Device) error {
+	if err := Write(dir, devices); err != nil {
+		return err
+	}
+	environment, err := Environment(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range environment {
+		name, value, _ := strings.Cut(e, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Environment is what a process needs in its environment to work on the
 // simulated host in dir.
 func Environment(dir string) ([]string, error) {

@@ -79,21 +79,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func simulate(dir string) error {
-	if err := sim.Write(dir, devices); err != nil {
-		return err
+func simulate(dir string) (err error) {
+	if err = sim.Use(dir, devices); err == nil {
+		driver, err = cuda.Open()
 	}
-	environment, err := sim.Environment(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range environment {
-		name, value, _ := strings.Cut(e, "=")
-		if err := os.Setenv(name, value); err != nil {
-			return err
-		}
-	}
-	driver, err = cuda.Open()
 	return err
 }
 

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -49,7 +48,7 @@ func TestMain(m *testing.M) {
 	}
 	dir, err := os.MkdirTemp("", "peerlane-nccl-test-")
 	if err == nil {
-		err = simulate(filepath.Join(dir, "host"))
+		err = sim.Use(filepath.Join(dir, "host"), devices)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "preparing the simulator:", err)
@@ -62,23 +61,6 @@ func TestMain(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
-}
-
-func simulate(dir string) error {
-	if err := sim.Write(dir, devices); err != nil {
-		return err
-	}
-	environment, err := sim.Environment(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range environment {
-		name, value, _ := strings.Cut(e, "=")
-		if err := os.Setenv(name, value); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // host is a directory in which relays, each a process, and NICs find each other.
