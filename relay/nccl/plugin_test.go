@@ -285,6 +285,15 @@ func TestConnectDoesNotWait(t *testing.T) {
 	}
 }
 
+// NCCL begins to connect to all peers over all channels before it waits for one.
+func TestMoreConnectsThanTheRelayTakesAtOnce(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 10, seed: seed(t), links: 128, groups: 1, bytes: 100, depth: 1}
+	if out, err := r.stopped(t, h.lane(0), h.lane(1)); err != nil || !strings.Contains(out, "rank 0: waits\n") || strings.Count(out, ": done\n") != 2 {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 func TestARelayThatDiesEndsEachCommunicatorWithASentence(t *testing.T) {
 	h := newHost(t, launch.RouteStaged)
 	a, b := h.lane(0), h.lane(1)

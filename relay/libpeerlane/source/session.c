@@ -822,6 +822,19 @@ int peerlane_accept(peerlane_session *s, peerlane_listener listener, int timeout
 
 /* --- connecting without waiting ------------------------------------------------------ */
 
+/* The relay refuses more than 32 slow requests of a session at once, an export among
+ * them: attempts take half. */
+#define MOST_ATTEMPTS 16
+
+static bool may_attempt(const struct peerlane_session *s)
+{
+	unsigned n = 0;
+
+	for (const struct request *r = s->requests; r; r = r->next)
+		n += r->attempt && !r->answered;
+	return n < MOST_ATTEMPTS;
+}
+
 int peerlane_connect_begin(peerlane_session *s, const peerlane_gpu *gpu, const peerlane_handle *handle, peerlane_attempt *attempt)
 {
 	struct peerlane_connect m = {.type = PEERLANE_MESSAGE_CONNECT};
@@ -834,6 +847,13 @@ int peerlane_connect_begin(peerlane_session *s, const peerlane_gpu *gpu, const p
 	memcpy(m.handle, handle->bytes, sizeof m.handle);
 	if ((status = enter(s)))
 		return status;
+	if (!may_attempt(s))
+		look(s); /* for answers */
+	if (s->failed.status || !may_attempt(s)) {
+		status = s->failed.status ? fail_for(&s->failed) : fail_call(PEERLANE_STATUS_FULL, "connecting: %d attempts are under way", MOST_ATTEMPTS);
+		leave(s);
+		return status;
+	}
 	if (!(r = calloc(1, sizeof *r)) || !(r->link = calloc(1, sizeof *r->link))) {
 		free(r);
 		leave(s);

@@ -6,6 +6,26 @@
 #include "test.h"
 
 #define MANY 1000 /* at once: fewer than the ring has */
+#define CROWD 64  /* attempts: more than the relay takes at once */
+
+/* crowd begins many attempts before it finishes one, and has a connection of each. */
+static void crowd(struct side *a, const peerlane_handle *handle)
+{
+	peerlane_attempt attempts[CROWD];
+	peerlane_connection connections[CROWD];
+
+	for (int i = 0; i < CROWD; i++) {
+		int status;
+
+		while ((status = peerlane_connect_begin(a->session, &a->gpu.uuid, handle, &attempts[i])) == PEERLANE_STATUS_FULL)
+			usleep(100);
+		ok(status);
+	}
+	for (int i = 0; i < CROWD; i++)
+		ok(peerlane_connect_finish(a->session, attempts[i], -1, &connections[i]));
+	for (int i = 0; i < CROWD; i++)
+		ok(peerlane_disconnect(a->session, connections[i]));
+}
 
 int main(int argc, char **argv)
 {
@@ -41,6 +61,8 @@ int main(int argc, char **argv)
 	status = peerlane_connect_finish(a.session, attempt, -1, &connection);
 	must(status && status != PEERLANE_STATUS_TIMED_OUT && *peerlane_error());
 	demand(PEERLANE_STATUS_INVALID, peerlane_connect_finish(a.session, attempt, 0, &connection));
+
+	crowd(&a, &handle);
 
 	/* One that nobody finishes is given back with the session; a child has none. */
 	ok(peerlane_connect_begin(a.session, &a.gpu.uuid, &handle, &attempt));

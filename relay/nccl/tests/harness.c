@@ -9,7 +9,7 @@
  *	fork   the same, with children of fork()
  *	kill   until each link has an error, for each of which there is a line
  *	stop   as run; rank 0 first says "ready", waits for a byte, and says "waits" when
- *	       connect has returned a hundred times without a communicator
+ *	       connect has returned a hundred times for each link without a communicator
  *
  * What breaks NCCL's contract is a line "violation: ...", and exit status 3. A call that
  * must not wait may last HARNESS_LIMIT seconds, else 60. */
@@ -28,7 +28,7 @@
 #include "net.h"
 
 #define GRANULE ((uint64_t)2 << 20)
-#define MOST_LINKS 64
+#define MOST_LINKS 128
 #define MOST_DEPTH 32
 #define POISON 0xee
 
@@ -358,18 +358,21 @@ static void make_memory(struct link *l)
 	must(!ALL(register_memory(l->communicator, (void *)(uintptr_t)l->device.address, n, NCCL_POINTER_CUDA, &l->device_memory)), "regMr of GPU memory");
 }
 
-/* connect_to_the_stopped connects while the other side's relay does nothing. */
-static void connect_to_the_stopped(struct link *l)
+/* connect_to_the_stopped connects all while the other side's relay does nothing. */
+static void connect_to_the_stopped(void)
 {
 	char byte;
 
 	line("ready");
 	must(read(0, &byte, 1) == 1, "a byte to go on");
-	for (int i = 0; i < 100; i++) {
-		must(!prompt("connect", net_connect(0, l->handle, &l->communicator)), "connect");
-		if (l->communicator)
-			violation("connect has a communicator while the other side's relay is stopped");
-	}
+	for (int i = 0; i < 100; i++)
+		for (struct link *l = link_; l < link_ + links; l++) {
+			if (!l->sends)
+				continue;
+			must(!prompt("connect", net_connect(0, l->handle, &l->communicator)), "connect");
+			if (l->communicator)
+				violation("connect has a communicator while the other side's relay is stopped");
+		}
 	line("waits");
 }
 
@@ -397,7 +400,7 @@ static void connect_all(int other)
 		if (link_[i].sends)
 			hear(other, link_[i].handle, NCCL_HANDLE_BYTES);
 	if (stopping && rank == 0)
-		connect_to_the_stopped(&link_[0]);
+		connect_to_the_stopped();
 	while (up < links) {
 		for (unsigned i = 0; i < links; i++) {
 			struct link *l = &link_[i];
