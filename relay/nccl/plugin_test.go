@@ -320,6 +320,42 @@ func TestARelayThatDiesEndsEachCommunicatorWithASentence(t *testing.T) {
 	}
 }
 
+// Up to version 10 NCCL calls init once, whatever happens to the relay.
+func TestANewCommunicatorAfterTheRelaysDeath(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	a, b := h.lane(0), h.lane(1)
+	c := run{plugin: plugin(t), harness: program(t, "harness"), version: 10, mode: "anew", seed: seed(t), links: 3, groups: 6, bytes: 3000, depth: 4}.command(a, b)
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, c)
+	await := func(suffix string) {
+		t.Helper()
+		for range 2 {
+			line, err := p.out.ReadString('\n')
+			for err == nil && strings.Contains(line, ": link ") {
+				line, err = p.out.ReadString('\n')
+			}
+			if err != nil || !strings.HasSuffix(line, suffix) {
+				t.Fatalf("%q, %v: %s", line, err, p.stderr.String())
+			}
+		}
+	}
+	await(": running\n")
+	if err := errors.Join(b.Process.Kill(), os.Remove(b.socket)); err != nil {
+		t.Fatal(err)
+	}
+	await(": ended\n")
+	h.lane(1)
+	if _, err := in.Write([]byte("\n\n")); err != nil {
+		t.Fatal(err)
+	}
+	if out := p.end(); strings.Count(out, ": done\n") != 2 {
+		t.Error(out)
+	}
+}
+
 func TestWhatTheLibraryShowsAndNeeds(t *testing.T) {
 	f, err := elf.Open(plugin(t))
 	if err != nil {

@@ -79,16 +79,26 @@ static int refused(const struct relay *r, int device, const char *what, int stat
 
 /* --- listening --------------------------------------------------------------------- */
 
+/* relay_for is the relay to listen or connect with, and a use of it. Up to version 10
+ * NCCL gives none, and calls init() once: nobody but this finds a dead one's successor. */
+static int relay_for(struct relay *given, struct relay **r)
+{
+	if (!given)
+		return use_relay(r);
+	*r = same_relay(given);
+	return 0;
+}
+
 int listen_on(struct relay *given, int device, void *handle, void **out)
 {
-	struct relay *r = same_relay(given);
+	struct relay *r = NULL;
 	struct listener *l = calloc(1, sizeof *l);
-	int error, status;
+	int error = relay_for(given, &r), status;
 
 	*out = NULL;
-	if (!r || !l) {
-		error = r ? NCCL_SYSTEM_ERROR : NCCL_INVALID_USAGE;
-	} else if (!(error = on_device(r, device, "listening"))) {
+	if (!error && !l) {
+		error = NCCL_SYSTEM_ERROR;
+	} else if (!error && !(error = on_device(r, device, "listening"))) {
 		*l = (struct listener){.relay = r, .device = device};
 		if (!(status = peerlane_listen(r->session, &r->lane[device].gpu, &l->number, handle))) {
 			*out = l;
@@ -190,14 +200,14 @@ static int begin(struct relay *r, int device, const void *handle, struct attempt
 
 int connect_to(struct relay *given, int device, void *handle, void **out)
 {
-	struct relay *r = same_relay(given);
+	struct relay *r;
 	struct communicator *c = NULL;
 	struct attempt *a = NULL;
-	int error, status = 0;
+	int error = relay_for(given, &r), status = 0;
 
 	*out = NULL;
-	if (!r)
-		return NCCL_INVALID_USAGE;
+	if (error)
+		return error;
 	if ((error = on_device(r, device, "connecting"))) {
 		leave_relay(r);
 		return error;

@@ -100,7 +100,7 @@ int count_devices(int *n);
 int describe(int device, struct nccl_net_properties_v12 *properties);
 int finalize(void *context);
 
-/* --- connections.c; relay NULL is the one there is */
+/* --- connections.c; relay NULL is the one there is, or the successor of one that died */
 int listen_on(struct relay *relay, int device, void *handle, void **listener);
 int connect_to(struct relay *relay, int device, void *handle, void **communicator);
 int accept_from(void *listener, void **communicator, void **on_device);

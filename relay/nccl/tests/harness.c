@@ -8,6 +8,8 @@
  *	run    to the end
  *	fork   the same, with children of fork()
  *	kill   until each link has an error, for each of which there is a line
+ *	anew   as kill; each rank then says "ended", waits for a byte, and runs to the end
+ *	       over new communicators
  *	stop   as run; rank 0 first says "ready", waits for a byte, and says "waits" when
  *	       connect has returned a hundred times for each link without a communicator
  *
@@ -415,6 +417,8 @@ static void connect_all(int other)
 		}
 		sched_yield();
 	}
+	for (unsigned i = 0; i < links; i++)
+		make_memory(&link_[i]);
 }
 
 /* children are what a data loader makes: one that uses what it must not, one that begins
@@ -457,30 +461,14 @@ static void check_properties(void)
 	must((net.version == 8 ? ((struct nccl_net_properties_v8 *)(void *)&p)->max_receives : p.max_receives) == NCCL_MAX_RECEIVES, "maxRecvs");
 }
 
-static int be_rank(char **argument, const char *mode, const char *plugin, int version, int other)
+/* move moves messages over all links until each is done, or dead. The child that was
+ * made meanwhile and lives on, 0 if none was. */
+static pid_t move(const char *mode)
 {
 	unsigned ended = 0, progress = 0, quiet = 0;
-	peerlane_gpu uuid = {{0}};
-	pid_t child = 0;
-	char byte = 0;
-
-	setenv("PEERLANE_SOCKET", argument[0], 1);
-	for (unsigned i = 0, digit = 0; argument[1][4 + i]; i++)
-		if (argument[1][4 + i] != '-') {
-			const char pair[2] = {argument[1][4 + i], 0};
-
-			uuid.bytes[digit / 2] = (uint8_t)(uuid.bytes[digit / 2] << 4 | strtoul(pair, NULL, 16));
-			digit++;
-		}
-	gpu_open();
-	gpu = gpu_use(&uuid);
-	net_load(plugin, version);
-	must(!net_init(logger), "init");
-	check_properties();
-	connect_all(other);
-	for (unsigned i = 0; i < links; i++)
-		make_memory(&link_[i]);
 	time_t since = time(NULL);
+	pid_t child = 0;
+
 	while (ended < links) {
 		unsigned before = progress;
 
@@ -510,10 +498,11 @@ static int be_rank(char **argument, const char *mode, const char *plugin, int ve
 		if (before == 0 && progress && !strcmp(mode, "fork"))
 			child = children();
 	}
-	if (!killing) {
-		tell(other, &byte, 1);
-		hear(other, &byte, 1);
-	}
+	return child;
+}
+
+static void close_all(void)
+{
 	for (unsigned i = 0; i < links; i++) {
 		struct link *l = &link_[i];
 
@@ -522,6 +511,42 @@ static int be_rank(char **argument, const char *mode, const char *plugin, int ve
 		must(!l->listener || !ALL(close_listen(l->listener)), "closeListen");
 		free(l->host - 8 * (l->number % 2));
 	}
+}
+
+static int be_rank(char **argument, const char *mode, const char *plugin, int version, int other)
+{
+	peerlane_gpu uuid = {{0}};
+	pid_t child;
+	char byte = 0;
+
+	setenv("PEERLANE_SOCKET", argument[0], 1);
+	for (unsigned i = 0, digit = 0; argument[1][4 + i]; i++)
+		if (argument[1][4 + i] != '-') {
+			const char pair[2] = {argument[1][4 + i], 0};
+
+			uuid.bytes[digit / 2] = (uint8_t)(uuid.bytes[digit / 2] << 4 | strtoul(pair, NULL, 16));
+			digit++;
+		}
+	gpu_open();
+	gpu = gpu_use(&uuid);
+	net_load(plugin, version);
+	must(!net_init(logger), "init");
+	check_properties();
+	connect_all(other);
+	child = move(mode);
+	if (!strcmp(mode, "anew")) {
+		close_all();
+		killing = false;
+		line("ended");
+		must(read(0, &byte, 1) == 1, "a byte to go on");
+		connect_all(other);
+		move(mode);
+	}
+	if (!killing) {
+		tell(other, &byte, 1);
+		hear(other, &byte, 1);
+	}
+	close_all();
 	must(!net_finalize(), "finalize");
 	if (child) {
 		kill(child, SIGKILL);
@@ -547,7 +572,7 @@ int main(int argc, char **argv)
 	groups = (unsigned)atoi(argv[6]);
 	bytes_most = strtoull(argv[7], NULL, 10);
 	depth = (unsigned)atoi(argv[8]);
-	killing = !strcmp(argv[3], "kill");
+	killing = !strcmp(argv[3], "kill") || !strcmp(argv[3], "anew");
 	stopping = !strcmp(argv[3], "stop");
 	if (getenv("HARNESS_LIMIT"))
 		limit = (unsigned)atoi(getenv("HARNESS_LIMIT"));
