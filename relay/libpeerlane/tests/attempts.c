@@ -1,5 +1,7 @@
 /* attempts SOCKET_A SOCKET_B GPU_A GPU_B: connecting without waiting, and results that
- * nobody takes. */
+ * nobody takes.
+ * attempts SOCKET GPU: the same at a relay that reads nothing. It says "full" when the
+ * socket is, and waits for a line: then 65 answers to nothing have come. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +29,34 @@ static void crowd(struct side *a, const peerlane_handle *handle)
 		ok(peerlane_disconnect(a->session, connections[i]));
 }
 
+static int at_the_deaf(const char *socket, const char *gpu)
+{
+	peerlane_handle handle = {{0}};
+	peerlane_connection connection;
+	peerlane_listener listener = 1;
+	peerlane_attempt attempt;
+	peerlane_session *s;
+	peerlane_gpu uuid;
+	int status;
+
+	ok(peerlane_gpu_parse(gpu, &uuid));
+	ok(peerlane_dial(socket, NULL, 0, -1, &s));
+	while ((status = peerlane_accept(s, listener, 0, &connection)) == PEERLANE_STATUS_TIMED_OUT)
+		listener++;
+	must(status == PEERLANE_STATUS_FULL && strstr(peerlane_error(), "at the moment"));
+	demand(PEERLANE_STATUS_FULL, peerlane_accept(s, listener, 0, &connection));
+	demand(PEERLANE_STATUS_FULL, peerlane_connect_begin(s, &uuid, &handle, &attempt));
+	say("full");
+	hear();
+	while (!(status = peerlane_session_status(s)))
+		usleep(100);
+	must(status == PEERLANE_STATUS_INTERNAL);
+	/* Not TIMED_OUT, after which a program goes on asking. */
+	demand(PEERLANE_STATUS_INTERNAL, peerlane_accept(s, 1, 0, &connection));
+	peerlane_close(s);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	peerlane_operation operations[MANY];
@@ -37,6 +67,8 @@ int main(int argc, char **argv)
 	pid_t pid;
 	int status;
 
+	if (argc == 3)
+		return at_the_deaf(argv[1], argv[2]);
 	must(argc == 5);
 	gpu_open();
 	struct side b = attach(argv[2], argv[4], 2 * MIB), a = attach(argv[1], argv[3], 2 * MIB);

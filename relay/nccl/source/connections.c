@@ -149,7 +149,7 @@ int accept_from(void *listener, void **out, void **of_gpu)
 	}
 	leave_relay(c->relay);
 	free(c);
-	return status == PEERLANE_STATUS_TIMED_OUT ? NCCL_SUCCESS : refused(l->relay, l->device, "accepting", status);
+	return status == PEERLANE_STATUS_TIMED_OUT || status == PEERLANE_STATUS_FULL ? NCCL_SUCCESS : refused(l->relay, l->device, "accepting", status);
 }
 
 /* --- connecting -------------------------------------------------------------------- */
