@@ -2,6 +2,7 @@
 #include "plugin.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,12 +33,12 @@ int fail(struct communicator *c, const char *doing, int status)
 {
 	struct peerlane_connection_info info = {0};
 	char text[192], why[1024];
+	int error = 0;
 
 	strncpy(why, peerlane_error(), sizeof why - 1); /* before another call */
 	why[sizeof why - 1] = 0;
-	if (c->error)
-		return c->error;
-	c->error = nccl_error(status);
+	if (!atomic_compare_exchange_strong(&c->error, &error, nccl_error(status)))
+		return error; /* which was there already */
 	peerlane_connection_get(c->relay->session, c->number, &info);
 	warn("%s: %s, %s, %s %s: %s", doing, place(c->relay, c->device, text), "through its relay", c->sends ? "to" : "from",
 		*info.peer ? info.peer : "another container", *why ? why : peerlane_status_text(status));
