@@ -273,12 +273,13 @@ func (r run) stopped(t *testing.T, a, b *lane) (string, error) {
 
 func TestConnectDoesNotWait(t *testing.T) {
 	h := newHost(t, launch.RouteStaged)
-	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 11, seed: seed(t), links: 1, groups: 2, bytes: 1000, depth: 2}
+	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 11, seed: seed(t), links: 1, groups: 2, bytes: 1000, depth: 2,
+		environment: []string{"HARNESS_LIMIT=2"}} // less than a relay waits for another one
 	a, b := h.lane(0), h.lane(1)
 	if out, err := r.stopped(t, a, b); err != nil || !strings.Contains(out, "rank 0: waits\n") || strings.Count(out, ": done\n") != 2 {
 		t.Errorf("%v: %s", err, out)
 	}
-	r.plugin, r.environment = brokenPlugin(t), []string{"HARNESS_LIMIT=2", "BROKEN=connect"}
+	r.plugin, r.environment = brokenPlugin(t), append(r.environment, "BROKEN=connect")
 	var exit *exec.ExitError
 	if out, err := r.stopped(t, a, b); !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(out, "violation: connect blocks\n") {
 		t.Errorf("a connect that waits: %v: %s", err, out)
