@@ -273,15 +273,25 @@ func (r run) stopped(t *testing.T, a, b *lane) (string, error) {
 
 func TestConnectDoesNotWait(t *testing.T) {
 	h := newHost(t, launch.RouteStaged)
-	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 11, seed: seed(t), links: 1, groups: 2, bytes: 1000, depth: 2}
+	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 11, seed: seed(t), links: 1, groups: 2, bytes: 1000, depth: 2,
+		environment: []string{"HARNESS_LIMIT=2"}} // less than a relay waits for another one
 	a, b := h.lane(0), h.lane(1)
 	if out, err := r.stopped(t, a, b); err != nil || !strings.Contains(out, "rank 0: waits\n") || strings.Count(out, ": done\n") != 2 {
 		t.Errorf("%v: %s", err, out)
 	}
-	r.plugin, r.environment = brokenPlugin(t), []string{"HARNESS_LIMIT=2", "BROKEN=connect"}
+	r.plugin, r.environment = brokenPlugin(t), append(r.environment, "BROKEN=connect")
 	var exit *exec.ExitError
 	if out, err := r.stopped(t, a, b); !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(out, "violation: connect blocks\n") {
 		t.Errorf("a connect that waits: %v: %s", err, out)
+	}
+}
+
+// NCCL begins to connect to all peers over all channels before it waits for one.
+func TestMoreConnectsThanTheRelayTakesAtOnce(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 10, seed: seed(t), links: 128, groups: 1, bytes: 100, depth: 1}
+	if out, err := r.stopped(t, h.lane(0), h.lane(1)); err != nil || !strings.Contains(out, "rank 0: waits\n") || strings.Count(out, ": done\n") != 2 {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 
@@ -308,6 +318,42 @@ func TestARelayThatDiesEndsEachCommunicatorWithASentence(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("nobody says %q: %s", want, out)
 		}
+	}
+}
+
+// Up to version 10 NCCL calls init once, whatever happens to the relay.
+func TestANewCommunicatorAfterTheRelaysDeath(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	a, b := h.lane(0), h.lane(1)
+	c := run{plugin: plugin(t), harness: program(t, "harness"), version: 10, mode: "anew", seed: seed(t), links: 3, groups: 6, bytes: 3000, depth: 4}.command(a, b)
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, c)
+	await := func(suffix string) {
+		t.Helper()
+		for range 2 {
+			line, err := p.out.ReadString('\n')
+			for err == nil && strings.Contains(line, ": link ") {
+				line, err = p.out.ReadString('\n')
+			}
+			if err != nil || !strings.HasSuffix(line, suffix) {
+				t.Fatalf("%q, %v: %s", line, err, p.stderr.String())
+			}
+		}
+	}
+	await(": running\n")
+	if err := errors.Join(b.Process.Kill(), os.Remove(b.socket)); err != nil {
+		t.Fatal(err)
+	}
+	await(": ended\n")
+	h.lane(1)
+	if _, err := in.Write([]byte("\n\n")); err != nil {
+		t.Fatal(err)
+	}
+	if out := p.end(); strings.Count(out, ": done\n") != 2 {
+		t.Error(out)
 	}
 }
 

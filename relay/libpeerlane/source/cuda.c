@@ -184,7 +184,7 @@ int peerlane_export_pointer_ipc(peerlane_session *s, const void *pointer, uint64
 	if (at < base || at - base >= size || length > size - (at - base))
 		return fail_call(PEERLANE_STATUS_OUT_OF_RANGE, "%s: %llu bytes at %#llx are more than one allocation, of %zu bytes at %#llx",
 			exporting, (unsigned long long)length, (unsigned long long)at, size, (unsigned long long)base);
-	if ((result = d.ipc_handle(handle, at)))
+	if ((result = d.ipc_handle(handle, base))) /* of an allocation, which the offset lies in */
 		return failed(&d, result, "cuIpcGetMemHandle, which takes memory of cudaMalloc", exporting);
 	return peerlane_export_ipc(s, handle, at - base, length, &gpu, access, memory);
 }

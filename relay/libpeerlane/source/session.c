@@ -331,7 +331,7 @@ void give_back(struct peerlane_session *s, uint32_t answer, uint32_t number)
 		return;
 	}
 	if (s->orphan_count == sizeof s->orphans / sizeof *s->orphans) {
-		fail_session(s, PEERLANE_STATUS_TIMED_OUT, "the relay answers late and takes nothing back");
+		fail_session(s, PEERLANE_STATUS_INTERNAL, "the relay answers late and takes nothing back");
 		return;
 	}
 	s->orphans[s->orphan_count++] = (struct peerlane_unexport){.type = type, .memory = number};
@@ -798,7 +798,9 @@ int peerlane_accept(peerlane_session *s, peerlane_listener listener, int timeout
 		r->sequence = next_sequence(s);
 		r->next = s->requests;
 		s->requests = r;
-		status = post_request(s, r, &request, sizeof request, -1, deadline_in(REPLY_TIME));
+		status = post_request(s, r, &request, sizeof request, -1, timeout_ms ? deadline_in(REPLY_TIME) : now_ns());
+		if (status == PEERLANE_STATUS_TIMED_OUT && !timeout_ms)
+			status = fail_call(PEERLANE_STATUS_FULL, "accepting: the relay takes no requests at the moment");
 	}
 	if (r && !status) {
 		status = await(s, answered, r, deadline);
@@ -822,6 +824,19 @@ int peerlane_accept(peerlane_session *s, peerlane_listener listener, int timeout
 
 /* --- connecting without waiting ------------------------------------------------------ */
 
+/* The relay refuses more than 32 slow requests of a session at once, an export among
+ * them: attempts take half. */
+#define MOST_ATTEMPTS 16
+
+static bool may_attempt(const struct peerlane_session *s)
+{
+	unsigned n = 0;
+
+	for (const struct request *r = s->requests; r; r = r->next)
+		n += r->attempt && !r->answered;
+	return n < MOST_ATTEMPTS;
+}
+
 int peerlane_connect_begin(peerlane_session *s, const peerlane_gpu *gpu, const peerlane_handle *handle, peerlane_attempt *attempt)
 {
 	struct peerlane_connect m = {.type = PEERLANE_MESSAGE_CONNECT};
@@ -834,6 +849,13 @@ int peerlane_connect_begin(peerlane_session *s, const peerlane_gpu *gpu, const p
 	memcpy(m.handle, handle->bytes, sizeof m.handle);
 	if ((status = enter(s)))
 		return status;
+	if (!may_attempt(s))
+		look(s); /* for answers */
+	if (s->failed.status || !may_attempt(s)) {
+		status = s->failed.status ? fail_for(&s->failed) : fail_call(PEERLANE_STATUS_FULL, "connecting: %d attempts are under way", MOST_ATTEMPTS);
+		leave(s);
+		return status;
+	}
 	if (!(r = calloc(1, sizeof *r)) || !(r->link = calloc(1, sizeof *r->link))) {
 		free(r);
 		leave(s);
@@ -853,10 +875,10 @@ int peerlane_connect_begin(peerlane_session *s, const peerlane_gpu *gpu, const p
 		if (error == EAGAIN || error == EWOULDBLOCK) {
 			status = fail_call(PEERLANE_STATUS_FULL, "connecting: the relay takes no requests at the moment");
 		} else {
-			look(s); /* for the reason */
-			if (!s->failed.status)
+			look(s); /* for the reason, which a thread that is in poll() is about to read */
+			if (!s->failed.status && !s->polling)
 				relay_died(s, error);
-			status = fail_for(&s->failed);
+			status = s->failed.status ? fail_for(&s->failed) : fail_call(PEERLANE_STATUS_FULL, "connecting: the relay takes no requests any more");
 		}
 	}
 	leave(s);

@@ -1,5 +1,5 @@
 /* What NCCL's network and tuner plugins look like to NCCL: the versions 8 to 12 of its
- * network interface and 4 to 6 of its tuner's, declared anew. A test has the sizes and
+ * network interface, 4 and 5 of its tuner's, declared anew. A test has the sizes and
  * offsets that a compiler finds in NCCL's own headers. Sizes are bytes. */
 #ifndef NCCL_ABI_H
 #define NCCL_ABI_H

@@ -2,6 +2,7 @@
 #include "plugin.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,12 +33,12 @@ int fail(struct communicator *c, const char *doing, int status)
 {
 	struct peerlane_connection_info info = {0};
 	char text[192], why[1024];
+	int error = 0;
 
 	strncpy(why, peerlane_error(), sizeof why - 1); /* before another call */
 	why[sizeof why - 1] = 0;
-	if (c->error)
-		return c->error;
-	c->error = nccl_error(status);
+	if (!atomic_compare_exchange_strong(&c->error, &error, nccl_error(status)))
+		return error; /* which was there already */
 	peerlane_connection_get(c->relay->session, c->number, &info);
 	warn("%s: %s, %s, %s %s: %s", doing, place(c->relay, c->device, text), "through its relay", c->sends ? "to" : "from",
 		*info.peer ? info.peer : "another container", *why ? why : peerlane_status_text(status));
@@ -79,16 +80,26 @@ static int refused(const struct relay *r, int device, const char *what, int stat
 
 /* --- listening --------------------------------------------------------------------- */
 
+/* relay_for is the relay to listen or connect with, and a use of it. Up to version 10
+ * NCCL gives none, and calls init() once: nobody but this finds a dead one's successor. */
+static int relay_for(struct relay *given, struct relay **r)
+{
+	if (!given)
+		return use_relay(r);
+	*r = same_relay(given);
+	return 0;
+}
+
 int listen_on(struct relay *given, int device, void *handle, void **out)
 {
-	struct relay *r = same_relay(given);
+	struct relay *r = NULL;
 	struct listener *l = calloc(1, sizeof *l);
-	int error, status;
+	int error = relay_for(given, &r), status;
 
 	*out = NULL;
-	if (!r || !l) {
-		error = r ? NCCL_SYSTEM_ERROR : NCCL_INVALID_USAGE;
-	} else if (!(error = on_device(r, device, "listening"))) {
+	if (!error && !l) {
+		error = NCCL_SYSTEM_ERROR;
+	} else if (!error && !(error = on_device(r, device, "listening"))) {
 		*l = (struct listener){.relay = r, .device = device};
 		if (!(status = peerlane_listen(r->session, &r->lane[device].gpu, &l->number, handle))) {
 			*out = l;
@@ -139,7 +150,7 @@ int accept_from(void *listener, void **out, void **of_gpu)
 	}
 	leave_relay(c->relay);
 	free(c);
-	return status == PEERLANE_STATUS_TIMED_OUT ? NCCL_SUCCESS : refused(l->relay, l->device, "accepting", status);
+	return status == PEERLANE_STATUS_TIMED_OUT || status == PEERLANE_STATUS_FULL ? NCCL_SUCCESS : refused(l->relay, l->device, "accepting", status);
 }
 
 /* --- connecting -------------------------------------------------------------------- */
@@ -190,14 +201,14 @@ static int begin(struct relay *r, int device, const void *handle, struct attempt
 
 int connect_to(struct relay *given, int device, void *handle, void **out)
 {
-	struct relay *r = same_relay(given);
+	struct relay *r;
 	struct communicator *c = NULL;
 	struct attempt *a = NULL;
-	int error, status = 0;
+	int error = relay_for(given, &r), status = 0;
 
 	*out = NULL;
-	if (!r)
-		return NCCL_INVALID_USAGE;
+	if (error)
+		return error;
 	if ((error = on_device(r, device, "connecting"))) {
 		leave_relay(r);
 		return error;

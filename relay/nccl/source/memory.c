@@ -11,13 +11,16 @@
 static int register_host(struct communicator *c, struct region *r)
 {
 	const peerlane_gpu *gpu = &c->relay->lane[c->device].gpu;
+	char text[192];
 	void *data;
 	int status;
 
 	r->first = r->base % ALIGNED;
 	status = peerlane_host_memory(c->relay->session, r->bytes + r->first, gpu, c->sends ? PEERLANE_ACCESS_SEND : PEERLANE_ACCESS_RECEIVE, &data, &r->memory);
-	if (status)
-		return fail(c, "registering host memory", status);
+	if (status) {
+		warn("registering %zu bytes of host memory: %s: %s", r->bytes, place(c->relay, c->device, text), peerlane_error());
+		return nccl_error(status);
+	}
 	r->twin = (uint8_t *)data + r->first;
 	return NCCL_SUCCESS;
 }

@@ -119,12 +119,9 @@ int use_relay(struct relay **out)
 	int error = 0;
 
 	pthread_mutex_lock(&lock);
-	/* One that has died has a successor, for who comes from now on. */
-	if (current && (!current->session || peerlane_session_status(current->session))) {
-		leave(current);
-		current = NULL;
-	}
-	if (!current) {
+	/* One that has died has a successor, for who comes from now on. Until that is there
+	 * the dead one says what devices there are: some versions ask only once. */
+	if (!current || !current->session || peerlane_session_status(current->session)) {
 		struct relay *r = calloc(1, sizeof *r);
 
 		if (!r) {
@@ -132,6 +129,8 @@ int use_relay(struct relay **out)
 		} else if (dial(r) && (error = without(r, *peerlane_error() ? peerlane_error() : no_relay))) {
 			free(r);
 		} else {
+			if (current)
+				leave(current);
 			r->uses = 1;
 			current = r;
 			for (unsigned i = 0; i < r->lanes; i++) {

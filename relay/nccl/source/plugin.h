@@ -57,12 +57,13 @@ struct request {
 	struct part part[NCCL_MAX_RECEIVES];
 };
 
-/* One direction of one connection. NCCL uses it from one thread at a time. */
+/* One direction of one connection. NCCL's service thread registers memory with it while
+ * its progress thread sends or receives: they share the error alone. */
 struct communicator {
 	struct relay *relay;
 	bool sends;
 	int device;
-	int error;                /* of NCCL's, sticky; 0: none */
+	_Atomic int error;        /* of NCCL's, sticky; 0: none */
 	unsigned forks;           /* of this process when it was made */
 	unsigned exported;        /* regions of GPU memory */
 	peerlane_connection number;
@@ -100,7 +101,7 @@ int count_devices(int *n);
 int describe(int device, struct nccl_net_properties_v12 *properties);
 int finalize(void *context);
 
-/* --- connections.c; relay NULL is the one there is */
+/* --- connections.c; relay NULL is the one there is, or the successor of one that died */
 int listen_on(struct relay *relay, int device, void *handle, void **listener);
 int connect_to(struct relay *relay, int device, void *handle, void **communicator);
 int accept_from(void *listener, void **communicator, void **on_device);

@@ -76,6 +76,8 @@ int send_one(void *communicator, void *data, size_t bytes, int tag, void *memory
 		warn("a send of %zu bytes at %p is not in its registered memory", bytes, data);
 		return NCCL_INVALID_ARGUMENT;
 	}
+	/* The GPU has written it; its word that it has, NCCL has read without order. */
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
 	if (r->part[0].region->twin)
 		copy_words(r->part[0].region->twin + offset(&r->part[0]), data, bytes);
 	status = post(r);

@@ -91,6 +91,8 @@ static void registers(const char *uuid)
 	printf("beyond it: %d", net_send(sends, (void *)(uintptr_t)(m.address + 4000), 97, 1, vmm, &request));
 	printf(" %s\n", request ? "a request" : "no request");
 	printf("a group of nine: %d\n", net_receive(receives, 9, nine, sizes, tags, nine, &request));
+	printf("too much host memory: %d\n", ALL(register_memory(sends, sizes, (size_t)1 << 50, NCCL_POINTER_HOST, &other)));
+	printf("a send after it: %d\n", net_send(sends, (void *)(uintptr_t)m.address, 8, 1, vmm, &request));
 	ALL(deregister(sends, vmm));
 	ALL(close_send(sends));
 	ALL(close_receive(receives));

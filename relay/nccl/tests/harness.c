@@ -8,8 +8,10 @@
  *	run    to the end
  *	fork   the same, with children of fork()
  *	kill   until each link has an error, for each of which there is a line
+ *	anew   as kill; each rank then says "ended", waits for a byte, and runs to the end
+ *	       over new communicators
  *	stop   as run; rank 0 first says "ready", waits for a byte, and says "waits" when
- *	       connect has returned a hundred times without a communicator
+ *	       connect has returned a hundred times for each link without a communicator
  *
  * What breaks NCCL's contract is a line "violation: ...", and exit status 3. A call that
  * must not wait may last HARNESS_LIMIT seconds, else 60. */
@@ -28,7 +30,7 @@
 #include "net.h"
 
 #define GRANULE ((uint64_t)2 << 20)
-#define MOST_LINKS 64
+#define MOST_LINKS 128
 #define MOST_DEPTH 32
 #define POISON 0xee
 
@@ -358,18 +360,21 @@ static void make_memory(struct link *l)
 	must(!ALL(register_memory(l->communicator, (void *)(uintptr_t)l->device.address, n, NCCL_POINTER_CUDA, &l->device_memory)), "regMr of GPU memory");
 }
 
-/* connect_to_the_stopped connects while the other side's relay does nothing. */
-static void connect_to_the_stopped(struct link *l)
+/* connect_to_the_stopped connects all while the other side's relay does nothing. */
+static void connect_to_the_stopped(void)
 {
 	char byte;
 
 	line("ready");
 	must(read(0, &byte, 1) == 1, "a byte to go on");
-	for (int i = 0; i < 100; i++) {
-		must(!prompt("connect", net_connect(0, l->handle, &l->communicator)), "connect");
-		if (l->communicator)
-			violation("connect has a communicator while the other side's relay is stopped");
-	}
+	for (int i = 0; i < 100; i++)
+		for (struct link *l = link_; l < link_ + links; l++) {
+			if (!l->sends)
+				continue;
+			must(!prompt("connect", net_connect(0, l->handle, &l->communicator)), "connect");
+			if (l->communicator)
+				violation("connect has a communicator while the other side's relay is stopped");
+		}
 	line("waits");
 }
 
@@ -397,7 +402,7 @@ static void connect_all(int other)
 		if (link_[i].sends)
 			hear(other, link_[i].handle, NCCL_HANDLE_BYTES);
 	if (stopping && rank == 0)
-		connect_to_the_stopped(&link_[0]);
+		connect_to_the_stopped();
 	while (up < links) {
 		for (unsigned i = 0; i < links; i++) {
 			struct link *l = &link_[i];
@@ -412,6 +417,8 @@ static void connect_all(int other)
 		}
 		sched_yield();
 	}
+	for (unsigned i = 0; i < links; i++)
+		make_memory(&link_[i]);
 }
 
 /* children are what a data loader makes: one that uses what it must not, one that begins
@@ -454,30 +461,14 @@ static void check_properties(void)
 	must((net.version == 8 ? ((struct nccl_net_properties_v8 *)(void *)&p)->max_receives : p.max_receives) == NCCL_MAX_RECEIVES, "maxRecvs");
 }
 
-static int be_rank(char **argument, const char *mode, const char *plugin, int version, int other)
+/* move moves messages over all links until each is done, or dead. The child that was
+ * made meanwhile and lives on, 0 if none was. */
+static pid_t move(const char *mode)
 {
 	unsigned ended = 0, progress = 0, quiet = 0;
-	peerlane_gpu uuid = {{0}};
-	pid_t child = 0;
-	char byte = 0;
-
-	setenv("PEERLANE_SOCKET", argument[0], 1);
-	for (unsigned i = 0, digit = 0; argument[1][4 + i]; i++)
-		if (argument[1][4 + i] != '-') {
-			const char pair[2] = {argument[1][4 + i], 0};
-
-			uuid.bytes[digit / 2] = (uint8_t)(uuid.bytes[digit / 2] << 4 | strtoul(pair, NULL, 16));
-			digit++;
-		}
-	gpu_open();
-	gpu = gpu_use(&uuid);
-	net_load(plugin, version);
-	must(!net_init(logger), "init");
-	check_properties();
-	connect_all(other);
-	for (unsigned i = 0; i < links; i++)
-		make_memory(&link_[i]);
 	time_t since = time(NULL);
+	pid_t child = 0;
+
 	while (ended < links) {
 		unsigned before = progress;
 
@@ -507,10 +498,11 @@ static int be_rank(char **argument, const char *mode, const char *plugin, int ve
 		if (before == 0 && progress && !strcmp(mode, "fork"))
 			child = children();
 	}
-	if (!killing) {
-		tell(other, &byte, 1);
-		hear(other, &byte, 1);
-	}
+	return child;
+}
+
+static void close_all(void)
+{
 	for (unsigned i = 0; i < links; i++) {
 		struct link *l = &link_[i];
 
@@ -519,6 +511,42 @@ static int be_rank(char **argument, const char *mode, const char *plugin, int ve
 		must(!l->listener || !ALL(close_listen(l->listener)), "closeListen");
 		free(l->host - 8 * (l->number % 2));
 	}
+}
+
+static int be_rank(char **argument, const char *mode, const char *plugin, int version, int other)
+{
+	peerlane_gpu uuid = {{0}};
+	pid_t child;
+	char byte = 0;
+
+	setenv("PEERLANE_SOCKET", argument[0], 1);
+	for (unsigned i = 0, digit = 0; argument[1][4 + i]; i++)
+		if (argument[1][4 + i] != '-') {
+			const char pair[2] = {argument[1][4 + i], 0};
+
+			uuid.bytes[digit / 2] = (uint8_t)(uuid.bytes[digit / 2] << 4 | strtoul(pair, NULL, 16));
+			digit++;
+		}
+	gpu_open();
+	gpu = gpu_use(&uuid);
+	net_load(plugin, version);
+	must(!net_init(logger), "init");
+	check_properties();
+	connect_all(other);
+	child = move(mode);
+	if (!strcmp(mode, "anew")) {
+		close_all();
+		killing = false;
+		line("ended");
+		must(read(0, &byte, 1) == 1, "a byte to go on");
+		connect_all(other);
+		move(mode);
+	}
+	if (!killing) {
+		tell(other, &byte, 1);
+		hear(other, &byte, 1);
+	}
+	close_all();
 	must(!net_finalize(), "finalize");
 	if (child) {
 		kill(child, SIGKILL);
@@ -544,7 +572,7 @@ int main(int argc, char **argv)
 	groups = (unsigned)atoi(argv[6]);
 	bytes_most = strtoull(argv[7], NULL, 10);
 	depth = (unsigned)atoi(argv[8]);
-	killing = !strcmp(argv[3], "kill");
+	killing = !strcmp(argv[3], "kill") || !strcmp(argv[3], "anew");
 	stopping = !strcmp(argv[3], "stop");
 	if (getenv("HARNESS_LIMIT"))
 		limit = (unsigned)atoi(getenv("HARNESS_LIMIT"));
