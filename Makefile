@@ -81,7 +81,7 @@ test-needs:
 again      = $(if $(AGAIN),-again '$(1)')
 # Tests wait more than they compute: twice as many packages at once as there are
 # processors, and in each several of those tests that may run beside others.
-host_tests = $(GO) test -json -count=1 -race -vet=off -p $(shell expr 2 \* $$(nproc)) -parallel 8 -timeout $(TIMEOUT)
+host_tests = $(GO) test -json -count=1 -race -vet=off -p $(shell expr 2 \* $$(nproc)) -parallel 4 -timeout $(TIMEOUT)
 
 .PHONY: test
 test: test-needs build lint ## vet, lint and test everything, race detector on (PACKAGES=./topo/...)

@@ -56,6 +56,7 @@ func TestSoakOfRelays(t *testing.T) {
 	} else {
 		t.Logf("%v; %s=%d makes the same choices again", whole, soakSeedVariable, seed)
 	}
+	s.warm()
 	begin := time.Now()
 	for n := 0; whole == 0 && n < soakSegments || time.Since(begin) < whole; n++ {
 		var over func() bool
@@ -158,6 +159,20 @@ func buildTransfer(t *testing.T, compiler string) traffic.C {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return c
+}
+
+// warm has relays that live on make what they make once, when the first needs it: staging,
+// above all.
+func (s *relaySoak) warm() {
+	random := rand.New(rand.NewPCG(s.seed, 1<<62))
+	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
+		for _, memory := range []string{traffic.MemoryGPU, traffic.MemoryHost, traffic.MemoryStaging} {
+			life := traffic.Life{
+				Bytes: 4 << 20, Messages: 8, Largest: 1 << 20, Rounds: 1, Memory: []string{memory}, Hands: []string{traffic.HandPlain},
+			}
+			s.fleet.NewSlot(random, s.fleet.Pair(route, 0), life).Live(func() bool { return false })
+		}
+	}
 }
 
 // segment lets clients come and go until it is over, and waits for all to have left.

@@ -509,6 +509,18 @@ func (f *Fleet) Any(r *rand.Rand, wanted func(number int) bool) *container {
 	return anyOf(r, list)
 }
 
+// Pair picks always the containers of the first two GPUs that have a number and send by a
+// route.
+func (f *Fleet) Pair(route string, number int) func(*rand.Rand) [2]*container {
+	var list []*container
+	for _, c := range f.Containers {
+		if c.Route == route && c.Number == number {
+			list = append(list, c)
+		}
+	}
+	return func(*rand.Rand) [2]*container { return [2]*container(list) }
+}
+
 // AnyPair is two containers of different GPUs that send by one route.
 func (f *Fleet) AnyPair(r *rand.Rand) [2]*container {
 	a := anyOf(r, f.Containers)
