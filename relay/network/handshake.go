@@ -226,7 +226,6 @@ func (l *Local) judge(g *Greeting, admit func(Greeting) error, w *welcome) error
 		w.outcome = outcomeVersion
 		return versionError(g.Name, g.oldest, g.newest, l)
 	}
-	// A stream of data is not encrypted, whatever its session is.
 	if g.purpose == purposeConnect && g.tls != (l.TLS != nil) {
 		w.outcome = outcomeTLS
 		return tlsError(g.Name, g.tls)
@@ -442,6 +441,10 @@ func parseHello(text []byte) (*Greeting, error) {
 	}
 	if g.oldest > g.newest || n[4] > 1 || n[5] != 0 || g.purpose != purposeConnect && g.purpose != purposeJoin {
 		return nil, wire.Errorf(wire.StatusMalformed, "a hello of another relay that makes no sense: versions %d to %d, purpose %d", g.oldest, g.newest, g.purpose)
+	}
+	// A stream of data is not encrypted, whatever its session is; and a session is no stream.
+	if g.purpose == purposeJoin && g.tls || g.purpose == purposeConnect && g.Stream != 0 {
+		return nil, wire.Errorf(wire.StatusMalformed, "a hello of another relay that makes no sense: purpose %d, stream %d, TLS %v", g.purpose, g.Stream, g.tls)
 	}
 	return g, nil
 }

@@ -3,6 +3,7 @@ package network
 import (
 	"bytes"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -550,11 +551,18 @@ func TestStreamsOfASession(t *testing.T) {
 	i, l = join(&elsewhere, 1)
 	refused("for another listener", i, l)
 	// The cluster key alone joins nothing, and a session's key begins no session.
+	a.TLS = &tls.Config{InsecureSkipVerify: true} // it would speak TLS where it is let
 	for _, c := range []struct {
 		what string
 		key  Key
 		g    Greeting
-	}{{"the cluster key", keys.Current, Greeting{purpose: purposeJoin, Target: toB}}, {"a session's key", sa.joinKey(), Greeting{purpose: purposeConnect, Target: toB}}} {
+	}{
+		{"the cluster key", keys.Current, Greeting{purpose: purposeJoin, Target: toB}},
+		{"a session's key", sa.joinKey(), Greeting{purpose: purposeConnect, Target: toB}},
+		// Nor is there TLS on a stream, nor a number of a session.
+		{"a stream with TLS", sa.joinKey(), Greeting{purpose: purposeJoin, Target: toB, Stream: 7, tls: true}},
+		{"a session with a number", keys.Current, Greeting{purpose: purposeConnect, Target: toB, Stream: 7}},
+	} {
 		ours, theirs := net.Pipe()
 		i, l = shake(func() (*Session, error) { return a.initiate(ours, []Key{c.key}, c.g) },
 			func() (*Session, error) { return b.Respond(theirs, func(Greeting) error { return nil }) }, ours, theirs)
