@@ -148,7 +148,10 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 func (p *Peer) writeData(c net.Conn) {
 	for {
 		w, h, from := p.supply.take()
-		if w == nil || !p.send(c, net.Buffers{h.header(), from}) {
+		if w == nil {
+			return
+		}
+		if _, ok := p.send(c, net.Buffers{h.header(), from}); !ok {
 			return
 		}
 		p.counters.pieces.Add(1)
