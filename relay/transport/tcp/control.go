@@ -266,7 +266,14 @@ func (p *Peer) finish(w *write) {
 		p.underWay.Add(-1)
 		p.moved()
 		delete(p.writes, w.number)
+		if !w.streamed {
+			w.done(nil)
+			return
+		}
+		c := p.channels[w.channel] // there until these have landed
+		c.writes--
 		w.done(nil)
+		c.part()
 	}
 }
 

@@ -132,3 +132,22 @@ func TestLongBatchesAreCut(t *testing.T) {
 		}
 	}
 }
+
+// A write that went with the messages can land when its channel is gone.
+func TestAWriteLandsAfterItsChannel(t *testing.T) {
+	e, r := against(t, 0, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
+	r.listens()
+	ended, done := make(chan error, 1), make(chan error, 1)
+	c := e.open(&wire.Done{}, ignore, func(err error) { ended <- err })
+	e.loop.Call(func() { c.Link().Write(transport.Target{}, hostPlace([]byte("x"), 0), 1, 1, func(err error) { done <- err }) })
+	if err := r.say(c.number, frameLeave); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, ended, "the channel's end")
+	if err := r.say(c.number, frameLanded, number(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Error(err)
+	}
+}

@@ -557,3 +557,75 @@ func TestGrantedMemoryIsWrittenToTheEnd(t *testing.T) {
 		t.Error("nothing landed")
 	}
 }
+
+// Whoever leaves a channel within a write: all of it lands, the channel ends, and the
+// Peer goes on.
+func TestLeavingWithinAWrite(t *testing.T) {
+	for name, leaves := range map[string]func(sender, receiver *Channel){
+		"the receiver": func(_, receiver *Channel) { receiver.peer.loop.Call(receiver.Leave) },
+		"the sender":   func(sender, _ *Channel) { sender.peer.loop.Call(sender.Leave) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			noGoroutines(t)
+			const length = 64 << 10
+			memory := make([]byte, length)
+			dialed, accepted := greeted(t, pipes, 1, 8<<10)
+			stuck := &counted{Conn: dialed.data[0], hold: make(chan struct{}), held: make(chan struct{}, 100)}
+			dialed.data[0] = stuck
+			opened, ended := make(chan *Channel, 2), make(chan struct{})
+			config := Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour}
+			a := newSide(t, dialed, config)
+			config.Accept = func(c *Channel, _ wire.Message, _ uint32) {
+				if c.number == 3 { // the first
+					in := c.Receive(func(uint64, uint64) {}, func() { close(ended) })
+					in.add(1, memory)
+					if err := in.Grant(1, 1, 0, length); err != nil {
+						t.Error(err)
+					}
+				}
+				opened <- c
+			}
+			b := newSide(t, accepted, config)
+			left := make(chan error, 1)
+			c := a.open(&wire.Done{}, ignore, func(err error) { left <- err })
+			theirs := receive(t, opened, "the channel")
+			source := bytes.Repeat([]byte("lane"), length/4)
+			done := make(chan error, 1)
+			a.loop.Call(func() {
+				c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), length, 1, func(err error) { done <- err })
+			})
+			receive(t, stuck.held, "the first piece to be sent")
+			leaves(c, theirs)
+			if name == "the receiver" {
+				if err := receive(t, left, "the receiver's leaving"); err != io.EOF {
+					t.Error(err)
+				}
+			}
+			// What is said now comes after whatever was said of the leaving.
+			a.open(&wire.Done{}, ignore, func(error) {})
+			receive(t, opened, "a channel after it")
+			select {
+			case <-ended:
+				t.Error("the grants end within the write")
+			default:
+			}
+			close(stuck.hold)
+			if err := receive(t, done, "the write's end"); err != nil {
+				t.Error(err)
+			}
+			receive(t, ended, "the end of the grants")
+			if !bytes.Equal(memory, source) {
+				t.Error("other bytes have come")
+			}
+			for _, e := range []*side{a, b} {
+				await(t, "the channel to go", func() (gone bool) {
+					e.loop.Call(func() { gone = e.peer.channels[c.number] == nil })
+					return gone
+				})
+				if e.peer.isDying() {
+					t.Error(e.died())
+				}
+			}
+		})
+	}
+}
