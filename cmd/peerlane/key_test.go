@@ -116,6 +116,9 @@ func TestAKeyFileThatIsNotToBeTrusted(t *testing.T) {
 
 func TestTheKeyFileOfTheConfiguration(t *testing.T) {
 	root, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "mine.key")
+	if err := os.Chmod(filepath.Dir(elsewhere), 0o755); err != nil { // whatever the umask is
+		t.Fatal(err)
+	}
 	config := filepath.Join(root, "etc/peerlane/config.toml")
 	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
 		t.Fatal(err)

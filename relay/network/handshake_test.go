@@ -264,7 +264,7 @@ func TestAStrangerWhoIsSlow(t *testing.T) {
 	_, err := b.Respond(theirs, admitB)
 	close(ended)
 	theirs.Close()
-	if !errors.Is(err, ErrStranger) {
+	if !errors.Is(err, ErrStranger) || !isTimeout(err) {
 		t.Errorf("%v", err)
 	}
 }

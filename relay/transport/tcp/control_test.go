@@ -139,7 +139,9 @@ func TestAWriteLandsAfterItsChannel(t *testing.T) {
 	r.listens()
 	ended, done := make(chan error, 1), make(chan error, 1)
 	c := e.open(&wire.Done{}, ignore, func(err error) { ended <- err })
-	e.loop.Call(func() { c.Link().Write(transport.Target{}, hostPlace([]byte("x"), 0), 1, 1, func(err error) { done <- err }) })
+	e.loop.Call(func() {
+		c.Link().Write(transport.Target{}, hostPlace([]byte("x"), 0), 1, 1, func(err error) { done <- err })
+	})
 	if err := r.say(c.number, frameLeave); err != nil {
 		t.Fatal(err)
 	}
