@@ -286,6 +286,47 @@ func TestSetsBelongToTheirDialer(t *testing.T) {
 	}
 }
 
+// One dialer's sets that never are complete keep no other's out.
+func TestSetsOfOneDialerAreBounded(t *testing.T) {
+	g := &Gathering{Most: 3, MostOfOne: 2, Time: waitTime}
+	defer g.Close()
+	for i, c := range []struct {
+		who    string
+		status wire.Status
+	}{{"one", wire.StatusOK}, {"one", wire.StatusOK}, {"one", wire.StatusLimit}, {"other", wire.StatusOK}, {"third", wire.StatusLimit}} {
+		ours, theirs := net.Pipe()
+		defer ours.Close()
+		hello := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{byte(i)}, streams: 1, piece: Piece}
+		go func() {
+			_, _ = ours.Write(hello.bytes())
+			_, _ = io.Copy(io.Discard, ours)
+		}()
+		if _, err := g.Add(theirs, c.who); wire.StatusOf(err) != c.status {
+			t.Errorf("set %d, of %s: %v", i, c.who, err)
+		}
+	}
+}
+
+// Memory that is removed with an open grant ends the Peer, and nothing lands there.
+func TestMemoryIsRemovedWithAGrant(t *testing.T) {
+	e, r := against(t, 1, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
+	r.listens()
+	memory := make([]byte, rawPiece)
+	_, ended := e.granting(r, 3, memory)
+	e.loop.Call(func() {
+		in := e.peer.channels[3].arrivals
+		in.RemoveMemory(2) // which has none
+		if e.peer.isDying() {
+			t.Error("the peer dies")
+		}
+		in.RemoveMemory(1)
+	})
+	if err := e.died(); wire.StatusOf(err) != wire.StatusInternal || !strings.Contains(err.Error(), "region 1") {
+		t.Error(err)
+	}
+	receive(t, ended, "the end of the grants")
+}
+
 // Who cannot make all connections makes none.
 func TestDialGivesUpAll(t *testing.T) {
 	refuses := errors.New("no route to host")

@@ -126,6 +126,33 @@ func TestAGrantTakesSeveralWrites(t *testing.T) {
 	}
 }
 
+// A write that goes with the messages is no longer than a piece: the other side takes
+// none that is.
+func TestEagerWritesArePieces(t *testing.T) {
+	memory, source := make([]byte, 10<<10), bytes.Repeat([]byte("lane"), 10<<8)
+	ready := make(chan struct{})
+	a, _ := pair(t, pipes, 1, 4<<10, Config{Eager: 16 << 10}, func(c *Channel, _ wire.Message, _ uint32) {
+		in := c.Receive(func(uint64, uint64) {}, func() {})
+		in.add(1, memory)
+		if err := in.Grant(1, 1, 0, uint64(len(memory))); err != nil {
+			t.Error(err)
+		}
+		close(ready)
+	})
+	done := make(chan error, 1)
+	c := a.open(&wire.Done{}, ignore, func(error) {})
+	receive(t, ready, "the grant")
+	a.loop.Call(func() {
+		c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), uint64(len(source)), 1, func(err error) { done <- err })
+	})
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Error(err)
+	}
+	if !bytes.Equal(memory, source) {
+		t.Error("other bytes have come")
+	}
+}
+
 // Each channel has its messages in their order, and hears of the other side's end.
 func TestChannelsAreApart(t *testing.T) {
 	for name, of := range networks {
