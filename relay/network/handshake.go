@@ -196,11 +196,14 @@ func (l *Local) respond(conn net.Conn, admit func(Greeting) error, proven func()
 	if _, err := conn.Write(answer); err != nil {
 		return nil, unless(err, "answering hello")
 	}
+	// Of who is refused as well: whoever sends another's hello again cannot read the answer,
+	// and is not to learn by the connection's end whether the listener is there.
+	confirm := make([]byte, confirmSize)
+	_, err = io.ReadFull(conn, confirm)
 	if refused != nil {
 		return nil, refused
 	}
-	confirm := make([]byte, confirmSize)
-	if _, err := io.ReadFull(conn, confirm); err != nil {
+	if err != nil {
 		return nil, unless(err, "waiting for the confirmation")
 	}
 	if _, err := open(key, "confirm", confirm, hello, answer); err != nil {

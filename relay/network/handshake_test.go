@@ -428,6 +428,39 @@ func TestRecordedMessages(t *testing.T) {
 	}
 }
 
+// Who sends another's hello again learns by nothing whether the listener is there.
+func TestAReplayedHelloLearnsNothing(t *testing.T) {
+	a, b := relays(newKeys())
+	var hello []byte
+	i, l := between(a, b, func(n int, message []byte) []byte {
+		if n == 0 {
+			hello = slices.Clone(message)
+		}
+		return message
+	})
+	agreed(t, i, l)
+	for name, admit := range map[string]func(Greeting) error{"there": admitB, "gone": func(Greeting) error { return wire.Errorf(wire.StatusBadHandle, "no such listener") }} {
+		stranger, theirs := net.Pipe()
+		conn := &counted{Conn: theirs}
+		said := make(chan error, 1)
+		go func() {
+			_, err := stranger.Write(hello)
+			if err == nil {
+				_, err = io.ReadFull(stranger, make([]byte, welcomeSize))
+			}
+			if err == nil {
+				_, err = stranger.Write(make([]byte, confirmSize))
+			}
+			said <- err
+		}()
+		_, err := b.Respond(conn, admit)
+		theirs.Close()
+		if said := <-said; said != nil || err == nil || conn.written != welcomeSize || conn.read != helloSize+confirmSize {
+			t.Errorf("a listener that is %s: %v, %v after %d bytes; %d were told", name, err, said, conn.read, conn.written)
+		}
+	}
+}
+
 // Messages of two conversations that run at once are not each other's.
 func TestSplicedConversations(t *testing.T) {
 	for n := range sizes {

@@ -181,6 +181,35 @@ func TestDialAsksAgain(t *testing.T) {
 	}
 }
 
+// Who gives up is told that, and not that the other side is silent.
+func TestDialGivenUp(t *testing.T) {
+	a, _ := relays(newKeys())
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.ReadFull(conn, make([]byte, helloSize))
+		cancel()
+		_, _ = io.Copy(io.Discard, conn) // until the other side closes
+		conn.Close()
+	}()
+	_, err = a.Dial(ctx, toB, []netip.AddrPort{netip.MustParseAddrPort(listener.Addr().String())})
+	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), listener.Addr().String()) {
+		t.Error(err)
+	}
+	await(t, ended)
+}
+
 // Whoever is silent keeps nobody out, and there are never more of them than the limits.
 func TestManySilentStrangers(t *testing.T) {
 	const all, ofASource, strangers = 8, 4, 100
