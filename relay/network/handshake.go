@@ -78,8 +78,6 @@ type Session struct {
 	// Conn has no deadline, and its next byte is the first after the handshake. It is a
 	// *tls.Conn where Local has certificates.
 	Conn net.Conn
-	// Secret is known to both sides and nobody else, and no other session has it.
-	Secret [32]byte `json:"-"`
 	// Version is the newest that both sides speak.
 	Version uint32
 	// Peer is the other relay's name, and its address.
@@ -92,6 +90,8 @@ type Session struct {
 	// for a session itself.
 	Joined *Session
 	Stream uint32
+
+	secret func() [32]byte // as Key's
 }
 
 // Greeting is what an initiator that has proven the key asks for, before anything is
@@ -307,7 +307,7 @@ func peerName(name string, conn net.Conn) string {
 // newSession makes the session's secret of the whole conversation.
 func newSession(conn net.Conn, key Key, conversation ...[]byte) *Session {
 	s := &Session{Conn: conn}
-	copy(s.Secret[:], key.derive(digest(conversation), "session", len(s.Secret)))
+	s.derive(key, digest(conversation), "session")
 	return s
 }
 

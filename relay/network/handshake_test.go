@@ -93,7 +93,7 @@ func agreed(t *testing.T, initiator, listener outcome) (a, b *Session) {
 		t.Fatalf("initiator %v, listener %v", initiator.err, listener.err)
 	}
 	a, b = initiator.session, listener.session
-	if a.Secret != b.Secret || a.Secret == [32]byte{} || a.Version != b.Version || a.Target != b.Target || a.Stream != b.Stream {
+	if a.Secret() != b.Secret() || a.Secret() == [32]byte{} || a.Version != b.Version || a.Target != b.Target || a.Stream != b.Stream {
 		t.Fatalf("the two sides of a session differ: %v version %d, %v version %d", a, a.Version, b, b.Version)
 	}
 	return a, b
@@ -118,10 +118,10 @@ func TestTwoHostsMeet(t *testing.T) {
 				return b.Respond(theirs, func(g Greeting) error { asked = g; return nil })
 			}, ours, theirs)
 			sa, sb := agreed(t, i, l)
-			if sa.Secret == before {
+			if sa.Secret() == before {
 				t.Error("two sessions have one secret")
 			}
-			before = sa.Secret
+			before = sa.Secret()
 			if asked.Host != hostA || asked.Name != "relay A" || asked.Target != toB || asked.Joined != nil {
 				t.Errorf("the listener was asked by %+v", asked)
 			}
@@ -561,14 +561,14 @@ func TestStreamsOfASession(t *testing.T) {
 	i, l = join(sa, 1)
 	refused("nobody expects it", i, l)
 	forget := b.Expect(sb)
-	secrets := map[[32]byte]bool{sa.Secret: true}
+	secrets := map[[32]byte]bool{sa.Secret(): true}
 	for stream := range uint32(3) {
 		i, l := join(sa, stream)
 		ja, jb := agreed(t, i, l)
-		if jb.Joined != sb || ja.Joined != sa || jb.Stream != stream || secrets[ja.Secret] {
+		if jb.Joined != sb || ja.Joined != sa || jb.Stream != stream || secrets[ja.Secret()] {
 			t.Errorf("stream %d: %v of %v", jb.Stream, jb, jb.Joined)
 		}
-		secrets[ja.Secret] = true
+		secrets[ja.Secret()] = true
 	}
 	// The cluster's rotation is not the session's.
 	b.Keys = newKeys
@@ -576,7 +576,9 @@ func TestStreamsOfASession(t *testing.T) {
 	agreed(t, i, l)
 	b.Keys = func() Keys { return keys }
 	stranger := *sa
-	stranger.Secret[0] ^= 1
+	secret := sa.Secret()
+	secret[0] ^= 1
+	stranger.secret = func() [32]byte { return secret }
 	i, l = join(&stranger, 1)
 	refused("another session", i, l)
 	elsewhere := *sa

@@ -102,7 +102,7 @@ func TestDialAndServe(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer stream.Conn.Close()
-		if joined := await(t, s.sessions); joined.Joined != theirs || joined.Stream != 7 || joined.Secret != stream.Secret {
+		if joined := await(t, s.sessions); joined.Joined != theirs || joined.Stream != 7 || joined.Secret() != stream.Secret() {
 			t.Errorf("stream %d of %v", joined.Stream, joined.Joined)
 		}
 	}
@@ -292,7 +292,7 @@ func TestManyHostsAtOnce(t *testing.T) {
 	for range many {
 		session := await(t, s.sessions)
 		session.Conn.Close()
-		secrets[session.Secret] = true
+		secrets[session.Secret()] = true
 	}
 	if len(secrets) != many {
 		t.Errorf("%d secrets for %d sessions", len(secrets), many)

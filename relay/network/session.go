@@ -19,8 +19,18 @@ func (s Session) String() string { return "session with " + s.Peer }
 // Format prints String, whatever the verb.
 func (s Session) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.String()) }
 
+// Secret is known to both sides and nobody else, and no other session has it.
+func (s *Session) Secret() [32]byte { return s.secret() }
+
+// derive makes the session's secret of a key.
+func (s *Session) derive(key Key, salt []byte, label string) {
+	var secret [32]byte
+	copy(secret[:], key.derive(salt, label, len(secret)))
+	s.secret = func() [32]byte { return secret }
+}
+
 // key is the session's secret in a key's place.
-func (s *Session) key() Key { return keyOf(s.Secret, time.Time{}) }
+func (s *Session) key() Key { return keyOf(s.Secret(), time.Time{}) }
 
 // joinKey is what further streams of the session are sealed with.
 func (s *Session) joinKey() Key {
@@ -134,7 +144,7 @@ func (s *Session) secure(conn *tls.Conn, initiator bool) error {
 	if err != nil {
 		return unless(err, "TLS")
 	}
-	copy(s.Secret[:], s.key().derive(exported, "tls session", len(s.Secret)))
+	s.derive(s.key(), exported, "tls session")
 	ours, theirs := byInitiator, byListener
 	if !initiator {
 		ours, theirs = theirs, ours
