@@ -67,6 +67,10 @@ func (a *app) reportKeys(form, path string, keys network.Keys, next string) erro
 	return nil
 }
 
+// copyKey copies the key so that it arrives whole, and is at no moment open to others.
+const copyKey = `  ssh root@host2 'install -d -m 755 /etc/peerlane && umask 077 &&
+    cat > /etc/peerlane/.new && mv /etc/peerlane/.new /etc/peerlane/cluster.key' < /etc/peerlane/cluster.key`
+
 func newKeyGenerateCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "generate",
@@ -76,9 +80,8 @@ be copied to the other hosts of the cluster, by a way that keeps it secret.
 
 It replaces no key: hosts that have the old one would be lost. That is what peerlane
 key rotate does in two steps.`,
-		Example: `  peerlane key generate
-  scp -p /etc/peerlane/cluster.key root@host2:/etc/peerlane/`,
-		Args: noArgs,
+		Example: "  peerlane key generate\n" + copyKey,
+		Args:    noArgs,
 	}
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
@@ -109,9 +112,9 @@ them in any order. When all have it, --finish on each, or on one and copied agai
 ends the belief in the previous key.
 
 peerlane key show tells by the ids which host has which file.`,
-		Example: `  peerlane key rotate
-  scp -p /etc/peerlane/cluster.key root@host2:/etc/peerlane/     and so on, in any order
-  peerlane key rotate --finish                                   on each, in any order`,
+		Example: "  peerlane key rotate\n" + copyKey + `
+                                  and so on, to each host in any order
+  peerlane key rotate --finish    on each, in any order`,
 		Args: noArgs,
 	}
 	cmd.Flags().BoolVar(&finish, "finish", false, "believe the previous key no more: when every host has the new one")
@@ -207,13 +210,15 @@ func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Ke
 			return path, asRoot(err)
 		}
 	}
-	lock, err := os.Open(dir)
+	// A file that nobody else can open: everybody who can open what is locked, as all can
+	// the directory, can keep it locked. It stays, or two could have one each.
+	lock, err := os.OpenFile(filepath.Join(dir, "."+filepath.Base(path)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return path, asRoot(fmt.Errorf("cluster key: %w", err))
 	}
 	defer lock.Close()
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return path, fmt.Errorf("cluster key: locking %s: %w", dir, err)
+		return path, fmt.Errorf("cluster key: locking %s: %w", lock.Name(), err)
 	}
 	old, err := readKeys(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

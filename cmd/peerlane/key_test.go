@@ -9,6 +9,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/network"
 )
@@ -83,8 +86,52 @@ func TestTheLifeOfAClusterKey(t *testing.T) {
 	if last := decode[keyReport](t, key("rotate", "--finish", "-o", "json")...); len(last.Keys) != 1 || last.Keys[0] != second.Keys[0] {
 		t.Errorf("%+v is finished as %+v", second, last)
 	}
-	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 1 {
-		t.Errorf("beside the key is left %v, %v", left, err)
+	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 2 {
+		t.Errorf("beside the key, and what is locked, is left %v, %v", left, err)
+	}
+}
+
+// What others than the key's owner can lock keeps nobody from changing it.
+func TestNobodyElseLocksTheKey(t *testing.T) {
+	root := t.TempDir()
+	peerlane(t, "key", "generate", "--root", root)
+	dir := filepath.Join(root, "etc/peerlane")
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths := []string{dir}
+	for _, f := range files {
+		info, err := f.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm()&0o077 != 0 {
+			paths = append(paths, filepath.Join(dir, f.Name()))
+		}
+	}
+	for _, path := range paths {
+		opened, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer opened.Close()
+		if err := unix.Flock(int(opened.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rotated := make(chan int, 1)
+	go func() {
+		var out, errOut bytes.Buffer
+		rotated <- run([]string{"key", "rotate", "--root", root}, &out, &errOut)
+	}()
+	select {
+	case code := <-rotated:
+		if code != 0 {
+			t.Errorf("exit status %d", code)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it waits for somebody else's lock")
 	}
 }
 
@@ -116,6 +163,9 @@ func TestAKeyFileThatIsNotToBeTrusted(t *testing.T) {
 
 func TestTheKeyFileOfTheConfiguration(t *testing.T) {
 	root, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "mine.key")
+	if err := os.Chmod(filepath.Dir(elsewhere), 0o755); err != nil { // whatever the umask is
+		t.Fatal(err)
+	}
 	config := filepath.Join(root, "etc/peerlane/config.toml")
 	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
 		t.Fatal(err)

@@ -337,7 +337,7 @@ func (n Network) check() error {
 		return nil
 	}
 	at, err := netip.ParseAddr(n.Address)
-	if err != nil || !address.Usable(at) {
+	if err != nil || !address.Usable(at) || at.Is4In6() {
 		return fmt.Errorf(`network.address is %q; an address of this host such as "10.1.0.7" or "fe80::7%%eth0" is possible, because other hosts are told it`, n.Address)
 	}
 	if at.Is4() && n.Family == string(address.FamilyIPv6) || at.Is6() && n.Family == string(address.FamilyIPv4) {

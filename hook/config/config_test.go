@@ -176,6 +176,7 @@ func TestRefused(t *testing.T) {
 		{"a relative key", "[network]\nkey = \"cluster.key\"", "network.key"},
 		{"interfaces", "[network]\ninterfaces = \"eth,,ib\"", "network.interfaces"},
 		{"no address", "[network]\naddress = \"eth0\"", "network.address"},
+		{"an IPv4 address in IPv6", "[network]\naddress = \"::ffff:10.0.0.1\"", "because other hosts are told it"},
 		{"any address", "[network]\naddress = \"0.0.0.0\"", "because other hosts are told it"},
 		{"any address of a zone", "[network]\naddress = \"::%eth0\"", "because other hosts are told it"},
 		{"an address of no family", "[network]\naddress = \"10.0.0.1\"\nfamily = \"ipv6\"", `network.address is 10.0.0.1, and network.family is "ipv6"`},

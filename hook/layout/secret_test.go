@@ -55,6 +55,9 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 	for _, c := range secrets {
 		t.Run(c.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "key")
+			if err := os.Chmod(filepath.Dir(path), 0o755); err != nil { // whatever the umask is
+				t.Fatal(err)
+			}
 			if err := c.make(path); err != nil {
 				t.Fatal(err)
 			}

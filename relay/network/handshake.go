@@ -78,8 +78,6 @@ type Session struct {
 	// Conn has no deadline, and its next byte is the first after the handshake. It is a
 	// *tls.Conn where Local has certificates.
 	Conn net.Conn
-	// Secret is known to both sides and nobody else, and no other session has it.
-	Secret [32]byte `json:"-"`
 	// Version is the newest that both sides speak.
 	Version uint32
 	// Peer is the other relay's name, and its address.
@@ -92,6 +90,8 @@ type Session struct {
 	// for a session itself.
 	Joined *Session
 	Stream uint32
+
+	secret func() [32]byte // as Key's
 }
 
 // Greeting is what an initiator that has proven the key asks for, before anything is
@@ -196,11 +196,14 @@ func (l *Local) respond(conn net.Conn, admit func(Greeting) error, proven func()
 	if _, err := conn.Write(answer); err != nil {
 		return nil, unless(err, "answering hello")
 	}
+	// Of who is refused as well: whoever sends another's hello again cannot read the answer,
+	// and is not to learn by the connection's end whether the listener is there.
+	confirm := make([]byte, confirmSize)
+	_, err = io.ReadFull(conn, confirm)
 	if refused != nil {
 		return nil, refused
 	}
-	confirm := make([]byte, confirmSize)
-	if _, err := io.ReadFull(conn, confirm); err != nil {
+	if err != nil {
 		return nil, unless(err, "waiting for the confirmation")
 	}
 	if _, err := open(key, "confirm", confirm, hello, answer); err != nil {
@@ -226,7 +229,6 @@ func (l *Local) judge(g *Greeting, admit func(Greeting) error, w *welcome) error
 		w.outcome = outcomeVersion
 		return versionError(g.Name, g.oldest, g.newest, l)
 	}
-	// A stream of data is not encrypted, whatever its session is.
 	if g.purpose == purposeConnect && g.tls != (l.TLS != nil) {
 		w.outcome = outcomeTLS
 		return tlsError(g.Name, g.tls)
@@ -305,7 +307,7 @@ func peerName(name string, conn net.Conn) string {
 // newSession makes the session's secret of the whole conversation.
 func newSession(conn net.Conn, key Key, conversation ...[]byte) *Session {
 	s := &Session{Conn: conn}
-	copy(s.Secret[:], key.derive(digest(conversation), "session", len(s.Secret)))
+	s.derive(key, digest(conversation), "session")
 	return s
 }
 
@@ -442,6 +444,10 @@ func parseHello(text []byte) (*Greeting, error) {
 	}
 	if g.oldest > g.newest || n[4] > 1 || n[5] != 0 || g.purpose != purposeConnect && g.purpose != purposeJoin {
 		return nil, wire.Errorf(wire.StatusMalformed, "a hello of another relay that makes no sense: versions %d to %d, purpose %d", g.oldest, g.newest, g.purpose)
+	}
+	// A stream of data is not encrypted, whatever its session is; and a session is no stream.
+	if g.purpose == purposeJoin && g.tls || g.purpose == purposeConnect && g.Stream != 0 {
+		return nil, wire.Errorf(wire.StatusMalformed, "a hello of another relay that makes no sense: purpose %d, stream %d, TLS %v", g.purpose, g.Stream, g.tls)
 	}
 	return g, nil
 }

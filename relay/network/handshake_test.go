@@ -3,6 +3,7 @@ package network
 import (
 	"bytes"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -92,7 +93,7 @@ func agreed(t *testing.T, initiator, listener outcome) (a, b *Session) {
 		t.Fatalf("initiator %v, listener %v", initiator.err, listener.err)
 	}
 	a, b = initiator.session, listener.session
-	if a.Secret != b.Secret || a.Secret == [32]byte{} || a.Version != b.Version || a.Target != b.Target || a.Stream != b.Stream {
+	if a.Secret() != b.Secret() || a.Secret() == [32]byte{} || a.Version != b.Version || a.Target != b.Target || a.Stream != b.Stream {
 		t.Fatalf("the two sides of a session differ: %v version %d, %v version %d", a, a.Version, b, b.Version)
 	}
 	return a, b
@@ -117,10 +118,10 @@ func TestTwoHostsMeet(t *testing.T) {
 				return b.Respond(theirs, func(g Greeting) error { asked = g; return nil })
 			}, ours, theirs)
 			sa, sb := agreed(t, i, l)
-			if sa.Secret == before {
+			if sa.Secret() == before {
 				t.Error("two sessions have one secret")
 			}
-			before = sa.Secret
+			before = sa.Secret()
 			if asked.Host != hostA || asked.Name != "relay A" || asked.Target != toB || asked.Joined != nil {
 				t.Errorf("the listener was asked by %+v", asked)
 			}
@@ -263,7 +264,7 @@ func TestAStrangerWhoIsSlow(t *testing.T) {
 	_, err := b.Respond(theirs, admitB)
 	close(ended)
 	theirs.Close()
-	if !errors.Is(err, ErrStranger) {
+	if !errors.Is(err, ErrStranger) || !isTimeout(err) {
 		t.Errorf("%v", err)
 	}
 }
@@ -427,6 +428,39 @@ func TestRecordedMessages(t *testing.T) {
 	}
 }
 
+// Who sends another's hello again learns by nothing whether the listener is there.
+func TestAReplayedHelloLearnsNothing(t *testing.T) {
+	a, b := relays(newKeys())
+	var hello []byte
+	i, l := between(a, b, func(n int, message []byte) []byte {
+		if n == 0 {
+			hello = slices.Clone(message)
+		}
+		return message
+	})
+	agreed(t, i, l)
+	for name, admit := range map[string]func(Greeting) error{"there": admitB, "gone": func(Greeting) error { return wire.Errorf(wire.StatusBadHandle, "no such listener") }} {
+		stranger, theirs := net.Pipe()
+		conn := &counted{Conn: theirs}
+		said := make(chan error, 1)
+		go func() {
+			_, err := stranger.Write(hello)
+			if err == nil {
+				_, err = io.ReadFull(stranger, make([]byte, welcomeSize))
+			}
+			if err == nil {
+				_, err = stranger.Write(make([]byte, confirmSize))
+			}
+			said <- err
+		}()
+		_, err := b.Respond(conn, admit)
+		theirs.Close()
+		if said := <-said; said != nil || err == nil || conn.written != welcomeSize || conn.read != helloSize+confirmSize {
+			t.Errorf("a listener that is %s: %v, %v after %d bytes; %d were told", name, err, said, conn.read, conn.written)
+		}
+	}
+}
+
 // Messages of two conversations that run at once are not each other's.
 func TestSplicedConversations(t *testing.T) {
 	for n := range sizes {
@@ -527,14 +561,14 @@ func TestStreamsOfASession(t *testing.T) {
 	i, l = join(sa, 1)
 	refused("nobody expects it", i, l)
 	forget := b.Expect(sb)
-	secrets := map[[32]byte]bool{sa.Secret: true}
+	secrets := map[[32]byte]bool{sa.Secret(): true}
 	for stream := range uint32(3) {
 		i, l := join(sa, stream)
 		ja, jb := agreed(t, i, l)
-		if jb.Joined != sb || ja.Joined != sa || jb.Stream != stream || secrets[ja.Secret] {
+		if jb.Joined != sb || ja.Joined != sa || jb.Stream != stream || secrets[ja.Secret()] {
 			t.Errorf("stream %d: %v of %v", jb.Stream, jb, jb.Joined)
 		}
-		secrets[ja.Secret] = true
+		secrets[ja.Secret()] = true
 	}
 	// The cluster's rotation is not the session's.
 	b.Keys = newKeys
@@ -542,7 +576,9 @@ func TestStreamsOfASession(t *testing.T) {
 	agreed(t, i, l)
 	b.Keys = func() Keys { return keys }
 	stranger := *sa
-	stranger.Secret[0] ^= 1
+	secret := sa.Secret()
+	secret[0] ^= 1
+	stranger.secret = func() [32]byte { return secret }
 	i, l = join(&stranger, 1)
 	refused("another session", i, l)
 	elsewhere := *sa
@@ -550,11 +586,18 @@ func TestStreamsOfASession(t *testing.T) {
 	i, l = join(&elsewhere, 1)
 	refused("for another listener", i, l)
 	// The cluster key alone joins nothing, and a session's key begins no session.
+	a.TLS = &tls.Config{InsecureSkipVerify: true} // it would speak TLS where it is let
 	for _, c := range []struct {
 		what string
 		key  Key
 		g    Greeting
-	}{{"the cluster key", keys.Current, Greeting{purpose: purposeJoin, Target: toB}}, {"a session's key", sa.joinKey(), Greeting{purpose: purposeConnect, Target: toB}}} {
+	}{
+		{"the cluster key", keys.Current, Greeting{purpose: purposeJoin, Target: toB}},
+		{"a session's key", sa.joinKey(), Greeting{purpose: purposeConnect, Target: toB}},
+		// Nor is there TLS on a stream, nor a number of a session.
+		{"a stream with TLS", sa.joinKey(), Greeting{purpose: purposeJoin, Target: toB, Stream: 7, tls: true}},
+		{"a session with a number", keys.Current, Greeting{purpose: purposeConnect, Target: toB, Stream: 7}},
+	} {
 		ours, theirs := net.Pipe()
 		i, l = shake(func() (*Session, error) { return a.initiate(ours, []Key{c.key}, c.g) },
 			func() (*Session, error) { return b.Respond(theirs, func(Greeting) error { return nil }) }, ours, theirs)

@@ -27,7 +27,8 @@ type Server struct {
 	Local *Local
 	// Admit is Respond's; it is called by many goroutines.
 	Admit func(Greeting) error
-	// Accept takes a session over, and has to return soon.
+	// Accept takes a session over, and has to return soon. Streams of the session that come
+	// before it calls Local.Expect are refused.
 	Accept func(*Session)
 	// Refused is told of each connection that came to nothing. Strangers can have it
 	// called as often as they like: what it logs must be bounded.
@@ -255,10 +256,11 @@ func (l *Local) dial(ctx context.Context, addresses []netip.AddrPort, shake func
 		if err == nil {
 			return s, nil
 		}
-		failures = append(failures, err)
 		if ctx.Err() != nil {
-			break
+			// The connection was closed here: what it failed with says nothing of the other side.
+			return nil, fmt.Errorf("connecting to another host's relay at %v: %w", address, ctx.Err())
 		}
+		failures = append(failures, err)
 	}
 	return nil, errors.Join(failures...)
 }

@@ -102,7 +102,7 @@ func TestDialAndServe(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer stream.Conn.Close()
-		if joined := await(t, s.sessions); joined.Joined != theirs || joined.Stream != 7 || joined.Secret != stream.Secret {
+		if joined := await(t, s.sessions); joined.Joined != theirs || joined.Stream != 7 || joined.Secret() != stream.Secret() {
 			t.Errorf("stream %d of %v", joined.Stream, joined.Joined)
 		}
 	}
@@ -179,6 +179,35 @@ func TestDialAsksAgain(t *testing.T) {
 	if _, err = a.Dial(t.Context(), Target{Host: hostB}, at); wire.StatusOf(err) != wire.StatusBadHandle || asked.Load() != 1 {
 		t.Errorf("%v after %d times", err, asked.Load())
 	}
+}
+
+// Who gives up is told that, and not that the other side is silent.
+func TestDialGivenUp(t *testing.T) {
+	a, _ := relays(newKeys())
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.ReadFull(conn, make([]byte, helloSize))
+		cancel()
+		_, _ = io.Copy(io.Discard, conn) // until the other side closes
+		conn.Close()
+	}()
+	_, err = a.Dial(ctx, toB, []netip.AddrPort{netip.MustParseAddrPort(listener.Addr().String())})
+	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), listener.Addr().String()) {
+		t.Error(err)
+	}
+	await(t, ended)
 }
 
 // Whoever is silent keeps nobody out, and there are never more of them than the limits.
@@ -263,7 +292,7 @@ func TestManyHostsAtOnce(t *testing.T) {
 	for range many {
 		session := await(t, s.sessions)
 		session.Conn.Close()
-		secrets[session.Secret] = true
+		secrets[session.Secret()] = true
 	}
 	if len(secrets) != many {
 		t.Errorf("%d secrets for %d sessions", len(secrets), many)

@@ -9,6 +9,8 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // String is the peer's name, never the secret.
@@ -17,8 +19,18 @@ func (s Session) String() string { return "session with " + s.Peer }
 // Format prints String, whatever the verb.
 func (s Session) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.String()) }
 
+// Secret is known to both sides and nobody else, and no other session has it.
+func (s *Session) Secret() [32]byte { return s.secret() }
+
+// derive makes the session's secret of a key.
+func (s *Session) derive(key Key, salt []byte, label string) {
+	var secret [32]byte
+	copy(secret[:], key.derive(salt, label, len(secret)))
+	s.secret = func() [32]byte { return secret }
+}
+
 // key is the session's secret in a key's place.
-func (s *Session) key() Key { return keyOf(s.Secret, time.Time{}) }
+func (s *Session) key() Key { return keyOf(s.Secret(), time.Time{}) }
 
 // joinKey is what further streams of the session are sealed with.
 func (s *Session) joinKey() Key {
@@ -48,6 +60,10 @@ func (j *joins) find(id KeyID) (Key, *Session) {
 // Expect lets the initiator of a session add streams to it, until forget is called:
 // then nobody can any more, though the session lives. Which numbers are free, and how many
 // there may be, is admit's to say.
+//
+// The initiator has its session before this side has, so its first stream can come before
+// Expect and is refused then without a word, as a stranger is: an initiator joins when this
+// side has said on the session that it expects it.
 func (l *Local) Expect(s *Session) (forget func()) {
 	key := s.joinKey()
 	l.joins.mu.Lock()
@@ -102,7 +118,7 @@ func verify(chain []*x509.Certificate, authorities *x509.CertPool) error {
 	// Each relay is the one side and the other.
 	for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
 		if _, err := chain[0].Verify(x509.VerifyOptions{Roots: authorities, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
-			return fmt.Errorf("the certificate of %s: %w", chain[0].Subject, err)
+			return fmt.Errorf("the certificate of %s: %w", tame(chain[0].Subject.String()), err)
 		}
 	}
 	return nil
@@ -128,7 +144,7 @@ func (s *Session) secure(conn *tls.Conn, initiator bool) error {
 	if err != nil {
 		return unless(err, "TLS")
 	}
-	copy(s.Secret[:], s.key().derive(exported, "tls session", len(s.Secret)))
+	s.derive(s.key(), exported, "tls session")
 	ours, theirs := byInitiator, byListener
 	if !initiator {
 		ours, theirs = theirs, ours
@@ -158,8 +174,15 @@ func (s *Session) secure(conn *tls.Conn, initiator bool) error {
 		}
 	}
 	s.Conn = conn
-	if names := state.PeerCertificates[0].Subject.CommonName; names != "" {
-		s.Peer += ", certificate of " + names
+	if name := state.PeerCertificates[0].Subject.CommonName; name != "" {
+		s.Peer += ", certificate of " + tame(name)
 	}
 	return nil
+}
+
+// tame is a certificate's name as a relay's is told: no more of it, and no terminal's codes.
+func tame(name string) string {
+	var field [nameBytes]byte
+	wire.SetText(field[:], name)
+	return wire.Text(field[:])
 }

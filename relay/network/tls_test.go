@@ -126,6 +126,25 @@ func TestTLS(t *testing.T) {
 	}
 }
 
+// A certificate's name is somebody else's to choose.
+func TestNamesInCertificates(t *testing.T) {
+	ours, others := newAuthority(t), newAuthority(t)
+	name := "\x1b[2J" + strings.Repeat("x", 500)
+	a, b := relays(newKeys())
+	a.TLS, b.TLS = ours.config(name), ours.config("two")
+	i, l := meet(a, b)
+	_, sb := agreed(t, i, l)
+	if strings.Contains(sb.Peer, "\x1b") || len(sb.Peer) > 200 || !strings.Contains(sb.Peer, "certificate of ?[2Jxxx") {
+		t.Errorf("%q", sb.Peer)
+	}
+	b.TLS = others.config(name)
+	near, far := tcp(t, "tcp4", "127.0.0.1:0")
+	i, _ = shake(func() (*Session, error) { return a.Initiate(near, toB) }, func() (*Session, error) { return b.Respond(far, admitB) }, near, far)
+	if i.err == nil || strings.Contains(i.err.Error(), "\x1b") || len(i.err.Error()) > 400 || !strings.Contains(i.err.Error(), "?[2Jxxx") {
+		t.Errorf("%q", i.err)
+	}
+}
+
 // A stream of a session with TLS has none, and needs the session's secret as TLS made it.
 func TestStreamsOfASessionWithTLS(t *testing.T) {
 	authority := newAuthority(t)

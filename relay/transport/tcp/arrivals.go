@@ -131,9 +131,22 @@ func (a *Arrivals) add(region uint32, memory []byte) {
 	a.with(func(r *runway) { r.memories[region] = memory })
 }
 
-// RemoveMemory ends AddMemory. No grant in the region may be open.
+// RemoveMemory ends AddMemory. No grant in the region may be open: bytes could still land,
+// so that is the end of the Peer, and until `ended` the memory has to stay mapped.
 func (a *Arrivals) RemoveMemory(region uint32) {
-	a.with(func(r *runway) { delete(r.memories, region) })
+	open := false
+	a.with(func(r *runway) {
+		delete(r.memories, region)
+		for immediate, w := range r.windows {
+			if w.region == region {
+				open = true
+				delete(r.windows, immediate) // no piece begins any more
+			}
+		}
+	})
+	if open {
+		a.channel.peer.fail(wire.Errorf(wire.StatusInternal, "region %d of channel %d was removed with what is granted in it", region, a.channel.number), true)
+	}
 }
 
 // Grant lets the sender write [offset, offset+length) of a region, each byte once, in

@@ -15,8 +15,10 @@ type Channel struct {
 	received func(wire.Message, uint32, []int)
 	ended    func(error)
 	arrivals *Arrivals
+	writes   int  // of this side, over data streams, that have not landed yet
 	over     bool // it is not the Peer's any more
 	left     bool // by this side
+	parted   bool // and the other side is told
 	deserted bool // by the other side
 }
 
@@ -60,13 +62,23 @@ func (c *Channel) Send(m wire.Message, sequence uint32, fds ...int) {
 	c.peer.say(c.number, frameMessage, wire.Encode(m, sequence))
 }
 
-// Leave ends the channel after what was sent. Nothing is received any more; what is
-// granted can be written until the other side leaves as well.
+// Leave ends the channel after what was sent, and written. Nothing is received any more;
+// what is granted can be written until the other side leaves as well.
 func (c *Channel) Leave() {
 	if c.left || c.over {
 		return
 	}
 	c.left = true
+	c.part()
+}
+
+// part tells the other side that this one has left, once its writes have landed: they go
+// another way than the frame, which ends the other side's grants.
+func (c *Channel) part() {
+	if !c.left || c.parted || c.writes > 0 {
+		return
+	}
+	c.parted = true
 	c.peer.say(c.number, frameLeave)
 	c.forget()
 }
@@ -76,7 +88,7 @@ func (c *Channel) Close() { c.Leave() }
 
 // forget lets a channel go that both sides have left.
 func (c *Channel) forget() {
-	if !c.left || !c.deserted || c.over {
+	if !c.parted || !c.deserted || c.over {
 		return
 	}
 	c.over = true
@@ -91,7 +103,7 @@ func (c *Channel) theirs() bool { return c.number%2 != c.peer.last%2 }
 // end is the end of a channel whose Peer is dead.
 func (c *Channel) end(why error) {
 	told := c.left
-	c.left, c.deserted = true, true
+	c.left, c.parted, c.deserted = true, true, true
 	c.forget()
 	if !told {
 		c.ended(why)

@@ -49,10 +49,23 @@ func (o *outbox) take(empty []byte) ([]byte, uint64) {
 // most of a buffer that is kept for the next batch, bytes.
 const keptBuffer = 1 << 20
 
+// mostBatch is the longest write of the control stream, bytes. Each has Dead: over TLS it
+// goes out whole in that time or is lost.
+const mostBatch = 64 << 10
+
 // writeControl sends what waits, in one write what has come together, and a heartbeat
 // where there is nothing.
 func (p *Peer) writeControl() {
-	defer p.part()
+	torn := false // a frame was begun that does not end
+	defer func() {
+		if !torn { // what follows would be taken for the rest of it
+			p.part()
+		}
+	}()
+	most := mostBatch
+	if p.config.Alone {
+		most = 0
+	}
 	beat := time.NewTicker(p.config.Heartbeat)
 	defer beat.Stop()
 	heartbeat := appendFrame(nil, 0, frameBeat)
@@ -80,21 +93,34 @@ func (p *Peer) writeControl() {
 		}
 		p.counters.messages.Add(frames)
 		for len(data) > 0 {
-			n := len(data)
-			if p.config.Alone {
-				if _, one, err := nextFrame(data); err == nil {
-					n = one
-				}
-			}
+			n := batch(data, most)
 			if frames > 0 {
 				p.counters.batches.Add(1)
 			}
-			if !p.send(p.control, net.Buffers{data[:n]}) {
+			if sent, ok := p.send(p.control, net.Buffers{data[:n]}); !ok {
+				torn = sent > 0
 				return
 			}
 			data = data[n:]
 		}
 	}
+}
+
+// batch is how many bytes of the frames in data go in one write: whole frames, at least
+// one, and of more no more than most bytes.
+func batch(data []byte, most int) int {
+	n := 0
+	for n < len(data) {
+		_, one, err := nextFrame(data[n:])
+		if err != nil || one == 0 {
+			return len(data) // it was not appendFrame that made them: the other side says so
+		}
+		if n > 0 && n+one > most {
+			break
+		}
+		n += one
+	}
+	return n
 }
 
 // patience is how many Deads writes may be under way of which none goes on or lands: a
@@ -127,25 +153,27 @@ func (p *Peer) part() {
 }
 
 // send writes all of it, as long as the other side takes something at least every Dead.
-func (p *Peer) send(c net.Conn, data net.Buffers) bool {
+// It gives how many bytes went out.
+func (p *Peer) send(c net.Conn, data net.Buffers) (sent int64, all bool) {
 	for {
 		err := c.SetWriteDeadline(time.Now().Add(p.config.Dead))
 		if p.isDying() {
-			return false
+			return sent, false
 		}
 		var n int64
 		if err == nil {
 			n, err = data.WriteTo(c)
+			sent += n
 		}
 		switch {
 		case err == nil:
-			return true
+			return sent, true
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			p.failed(c, "sending", err)
-			return false
+			return sent, false
 		case n == 0:
 			p.silent(c, p.config.Dead, "it has taken nothing")
-			return false
+			return sent, false
 		}
 	}
 }
@@ -238,7 +266,14 @@ func (p *Peer) finish(w *write) {
 		p.underWay.Add(-1)
 		p.moved()
 		delete(p.writes, w.number)
+		if !w.streamed {
+			w.done(nil)
+			return
+		}
+		c := p.channels[w.channel] // there until these have landed
+		c.writes--
 		w.done(nil)
+		c.part()
 	}
 }
 

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -189,11 +190,11 @@ func Dial(ctx context.Context, until time.Time, connect func(context.Context) (n
 // Gathering brings the connections together that belong to one Peer, where they are
 // accepted. Add may be called from any goroutine.
 type Gathering struct {
-	// Time is what a set has to be complete (10 s), Most how many may be incomplete (64),
-	// Pieces what Dial's are.
-	Time   time.Duration
-	Most   int
-	Pieces int
+	// Time is what a set has to be complete (10 s), Most how many may be incomplete (64)
+	// and MostOfOne how many of one dialer (16), Pieces what Dial's are.
+	Time            time.Duration
+	Most, MostOfOne int
+	Pieces          int
 
 	mu   sync.Mutex
 	sets map[member]*gathered
@@ -282,12 +283,12 @@ func (g *Gathering) join(c net.Conn, key member, theirs *greeting, patience time
 	defer g.mu.Unlock()
 	set := g.sets[key]
 	if set == nil {
-		most := g.Most
-		if most == 0 {
-			most = 64
+		if most := cmp.Or(g.Most, 64); len(g.sets) >= most {
+			return nil, wire.Errorf(wire.StatusLimit, "%d sets of connections are incomplete, which is the limit", most)
 		}
-		if len(g.sets) >= most {
-			return nil, wire.Errorf(wire.StatusLimit, "the connections of %d relays are incomplete, which is the limit", len(g.sets))
+		// One that never completes any keeps nobody else out.
+		if most := cmp.Or(g.MostOfOne, 16); g.incomplete(key.who) >= most {
+			return nil, wire.Errorf(wire.StatusLimit, "%d sets of connections of %s are incomplete, which is the limit", most, key.who)
 		}
 		n := int(theirs.streams) + 1
 		set = &gathered{conns: make([]net.Conn, n), theirs: theirs, left: n}
@@ -307,6 +308,16 @@ func (g *Gathering) join(c net.Conn, key member, theirs *greeting, patience time
 	set.timer.Stop()
 	delete(g.sets, key)
 	return set, nil
+}
+
+// incomplete counts a dialer's sets.
+func (g *Gathering) incomplete(who string) (n int) {
+	for key := range g.sets {
+		if key.who == who {
+			n++
+		}
+	}
+	return n
 }
 
 // drop gives up a set that is not complete in its time.

@@ -61,7 +61,7 @@ func TestForeignFramesEndThePeer(t *testing.T) {
 	}
 	for name, said := range cases {
 		t.Run(name, func(t *testing.T) {
-			e, r := against(t, 1, Config{Channels: 2, Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
+			e, r := against(t, 1, Config{Channels: 2, Heartbeat: time.Minute, Dead: time.Hour})
 			memory := make([]byte, 8)
 			e.loop.Call(func() {
 				e.peer.config.Accept = func(c *Channel, _ wire.Message, _ uint32) {
@@ -77,23 +77,22 @@ func TestForeignFramesEndThePeer(t *testing.T) {
 			})
 			r.listens()
 			go func() { _, _ = r.control.Write(said) }()
+			told := receive(t, r.frames, "a goodbye")
+			for told.kind != 0 && told.kind != frameGoodbye {
+				told = receive(t, r.frames, "a goodbye")
+			}
+			r.close() // or its time is waited for
 			err := e.died()
 			if s := wire.StatusOf(err); s != wire.StatusMalformed && s != wire.StatusLimit || !strings.Contains(err.Error(), "other host") {
 				t.Errorf("%v (%v)", err, s)
 			}
-			for f := range r.frames {
-				if f.kind == frameGoodbye {
-					m, _, failed := wire.Decode(f.payload)
-					if failure, ok := m.(*wire.Failure); failed != nil || !ok || failure.Err().Error() != err.Error() {
-						t.Errorf("the other side is told %v, %v", m, failed)
-					}
-					break
-				}
+			m, _, failed := wire.Decode(told.payload) // of nothing where none came
+			if failure, ok := m.(*wire.Failure); failed != nil || !ok || failure.Err().Error() != err.Error() {
+				t.Errorf("the other side is told %v, %v", m, failed)
 			}
 			if !bytes.Equal(memory, make([]byte, 8)) {
 				t.Errorf("landed: %q", memory)
 			}
-			r.close()
 		})
 	}
 }
@@ -136,6 +135,9 @@ func TestForeignPiecesEndThePeer(t *testing.T) {
 				t.Error(err)
 			}
 			receive(t, ended, "the end of the grants")
+			if !bytes.Equal(memory[:rawPiece], bytes.Repeat([]byte{1}, rawPiece)) {
+				t.Error("the piece before it has not landed")
+			}
 			if len(arrived) > 0 || bytes.IndexByte(memory, 2) >= 0 {
 				t.Errorf("%d immediates, and bytes landed at %d", len(arrived), bytes.IndexByte(memory, 2))
 			}
@@ -258,7 +260,8 @@ func TestGreetingsThatDoNotFit(t *testing.T) {
 // A stranger's connection is in no set of somebody else's, and a set that is not
 // complete in its time goes.
 func TestSetsBelongToTheirDialer(t *testing.T) {
-	g := &Gathering{Time: 50 * time.Millisecond}
+	t.Parallel()
+	g := &Gathering{Time: 2 * time.Second} // for the greetings as well
 	hello := greeting{oldest: oldestVersion, newest: newestVersion, streams: 1, piece: Piece}
 	var conns []net.Conn
 	for i, who := range []string{"dialer", "stranger"} {
@@ -281,6 +284,47 @@ func TestSetsBelongToTheirDialer(t *testing.T) {
 	if len(g.sets) > 0 {
 		t.Errorf("%d sets are left", len(g.sets))
 	}
+}
+
+// One dialer's sets that never are complete keep no other's out.
+func TestSetsOfOneDialerAreBounded(t *testing.T) {
+	g := &Gathering{Most: 3, MostOfOne: 2, Time: waitTime}
+	defer g.Close()
+	for i, c := range []struct {
+		who    string
+		status wire.Status
+	}{{"one", wire.StatusOK}, {"one", wire.StatusOK}, {"one", wire.StatusLimit}, {"other", wire.StatusOK}, {"third", wire.StatusLimit}} {
+		ours, theirs := net.Pipe()
+		defer ours.Close()
+		hello := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{byte(i)}, streams: 1, piece: Piece}
+		go func() {
+			_, _ = ours.Write(hello.bytes())
+			_, _ = io.Copy(io.Discard, ours)
+		}()
+		if _, err := g.Add(theirs, c.who); wire.StatusOf(err) != c.status {
+			t.Errorf("set %d, of %s: %v", i, c.who, err)
+		}
+	}
+}
+
+// Memory that is removed with an open grant ends the Peer, and nothing lands there.
+func TestMemoryIsRemovedWithAGrant(t *testing.T) {
+	e, r := against(t, 1, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
+	r.listens()
+	memory := make([]byte, rawPiece)
+	_, ended := e.granting(r, 3, memory)
+	e.loop.Call(func() {
+		in := e.peer.channels[3].arrivals
+		in.RemoveMemory(2) // which has none
+		if e.peer.isDying() {
+			t.Error("the peer dies")
+		}
+		in.RemoveMemory(1)
+	})
+	if err := e.died(); wire.StatusOf(err) != wire.StatusInternal || !strings.Contains(err.Error(), "region 1") {
+		t.Error(err)
+	}
+	receive(t, ended, "the end of the grants")
 }
 
 // Who cannot make all connections makes none.

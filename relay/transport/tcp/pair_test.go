@@ -199,25 +199,30 @@ type raw struct {
 
 const rawPiece = 4 << 10
 
-// against is a Peer that accepted, and whom the test is everything to.
+// against is a Peer that accepted, and whom the test is everything to. Its connections,
+// control first, are what wrap makes of them.
 func against(tb testing.TB, streams int, config Config, wrap ...func(net.Conn) net.Conn) (*side, *raw) {
 	tb.Helper()
 	s := &Streams{piece: rawPiece, ours: rawPiece}
 	r := &raw{tb: tb, frames: make(chan frame, 1000)}
 	var theirs net.Conn
 	r.control, theirs = net.Pipe()
-	s.control = theirs
-	for _, w := range wrap {
-		s.control = w(s.control)
-	}
+	s.control = wrapped(theirs, wrap)
 	for range streams {
 		ours, theirs := net.Pipe()
 		r.data = append(r.data, ours)
-		s.data = append(s.data, theirs)
+		s.data = append(s.data, wrapped(theirs, wrap))
 	}
 	e := newSide(tb, s, config)
 	tb.Cleanup(r.close)
 	return e, r
+}
+
+func wrapped(c net.Conn, in []func(net.Conn) net.Conn) net.Conn {
+	for _, w := range in {
+		c = w(c)
+	}
+	return c
 }
 
 func (r *raw) close() {
@@ -259,10 +264,26 @@ func (r *raw) say(channel, kind uint32, payload ...[]byte) error {
 	return err
 }
 
-// alive is a connection whose other side may say nothing for as long as it likes.
-type alive struct{ net.Conn }
+// patient is a connection whose other side may do nothing for as long as it likes, but
+// for what is looked for.
+type patient struct {
+	net.Conn
+	reads, writes bool // that have a deadline
+}
 
-func (alive) SetReadDeadline(time.Time) error { return nil }
+func (c patient) SetReadDeadline(t time.Time) error {
+	if !c.reads {
+		return nil
+	}
+	return c.Conn.SetReadDeadline(t)
+}
+
+func (c patient) SetWriteDeadline(t time.Time) error {
+	if !c.writes {
+		return nil
+	}
+	return c.Conn.SetWriteDeadline(t)
+}
 
 // counted is a connection that counts, and can be held up.
 type counted struct {

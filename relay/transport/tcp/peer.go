@@ -29,8 +29,8 @@ type Config struct {
 	// Heartbeat is how often something is said (1 s), Dead how long nothing may come,
 	// and nothing be taken, before the other relay counts as dead (5 s).
 	Heartbeat, Dead time.Duration
-	// Eager is up to how many bytes of a write go with the messages (4 KiB, at most 16;
-	// less than 0 for none).
+	// Eager is up to how many bytes of a write go with the messages (4 KiB, at most 16
+	// and one piece; less than 0 for none).
 	Eager int
 	// Waiting is how many bytes of messages may wait for the other side (32 MiB), and
 	// Channels how many channels it may have open (65536).
@@ -124,7 +124,8 @@ func New(loop *poll.Loop, s *Streams, config Config) *Peer {
 		outbox:   outbox{wake: make(chan struct{}, 1)},
 	}
 	p.supply.piece = uint64(s.ours)
-	p.last, p.lastOpen = 0, 1 // the other side's are 3, 5 …
+	p.config.Eager = min(p.config.Eager, s.ours) // a write with the messages is one piece
+	p.last, p.lastOpen = 0, 1                    // the other side's are 3, 5 …
 	if s.dialed {
 		p.last, p.lastOpen = 1, 0
 	}

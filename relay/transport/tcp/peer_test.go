@@ -126,6 +126,33 @@ func TestAGrantTakesSeveralWrites(t *testing.T) {
 	}
 }
 
+// A write that goes with the messages is no longer than a piece: the other side takes
+// none that is.
+func TestEagerWritesArePieces(t *testing.T) {
+	memory, source := make([]byte, 10<<10), bytes.Repeat([]byte("lane"), 10<<8)
+	ready := make(chan struct{})
+	a, _ := pair(t, pipes, 1, 4<<10, Config{Eager: 16 << 10}, func(c *Channel, _ wire.Message, _ uint32) {
+		in := c.Receive(func(uint64, uint64) {}, func() {})
+		in.add(1, memory)
+		if err := in.Grant(1, 1, 0, uint64(len(memory))); err != nil {
+			t.Error(err)
+		}
+		close(ready)
+	})
+	done := make(chan error, 1)
+	c := a.open(&wire.Done{}, ignore, func(error) {})
+	receive(t, ready, "the grant")
+	a.loop.Call(func() {
+		c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), uint64(len(source)), 1, func(err error) { done <- err })
+	})
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Error(err)
+	}
+	if !bytes.Equal(memory, source) {
+		t.Error("other bytes have come")
+	}
+}
+
 // Each channel has its messages in their order, and hears of the other side's end.
 func TestChannelsAreApart(t *testing.T) {
 	for name, of := range networks {
@@ -291,9 +318,15 @@ func TestABusyLoopReadsNoMore(t *testing.T) {
 	}
 	receive(t, entered, "the first message")
 	a.loop.Call(func() {}) // all is sent
-	in.mu.Lock()
-	read := in.read
-	in.mu.Unlock()
+	read, still := -1, 0
+	await(t, "the reading to stand still", func() bool {
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		if still++; in.read != read {
+			read, still = in.read, 0
+		}
+		return still == 100
+	})
 	if read > 128<<10 {
 		t.Errorf("%d bytes of %d were read while the loop is busy", read, sent*size)
 	}
@@ -307,22 +340,28 @@ func TestABusyLoopReadsNoMore(t *testing.T) {
 func TestSilenceIsDeath(t *testing.T) {
 	source := make([]byte, 64<<10)
 	config := Config{Name: "node7 (10.1.0.7 over eth2)", Heartbeat: 20 * time.Millisecond, Dead: 300 * time.Millisecond, Waiting: 1 << 30}
+	// Of the deadlines only the one that is looked for runs: on a slow host another could
+	// be the first.
 	cases := map[string]struct {
-		play func(e *side, r *raw)
-		want string
+		play          func(e *side, r *raw)
+		want          string
+		control, data patient
 	}{
-		"says nothing": {func(_ *side, r *raw) { r.listens() }, "said nothing"},
+		"says nothing": {func(_ *side, r *raw) { r.listens() }, "said nothing", patient{reads: true}, patient{}},
 		"says nothing any more": {func(_ *side, r *raw) {
 			if err := r.listens().say(0, frameBeat); err != nil {
 				t.Error(err)
 			}
-		}, "said nothing"},
-		"takes no messages": {func(*side, *raw) {}, "taken nothing"},
+		}, "said nothing", patient{reads: true}, patient{}},
+		"takes no messages": {func(*side, *raw) {}, "taken nothing", patient{writes: true}, patient{}},
 		"takes no pieces": {func(e *side, r *raw) {
 			r.listens()
 			c := e.open(&wire.Done{}, ignore, func(error) {})
-			e.loop.Call(func() { c.Link().Write(transport.Target{}, hostPlace(source, 0), 64<<10, 1, func(error) {}) })
-		}, "taken nothing"},
+			e.loop.Call(func() {
+				c.Link().Write(transport.Target{}, hostPlace(source, 0), 64<<10, 1, func(error) {})
+				e.peer.progress.Store(int64(time.Hour)) // nor is an acknowledgement waited for
+			})
+		}, "taken nothing", patient{}, patient{writes: true}},
 		"acknowledges nothing": {func(e *side, r *raw) {
 			r.listens()
 			for _, c := range r.data {
@@ -330,24 +369,24 @@ func TestSilenceIsDeath(t *testing.T) {
 			}
 			c := e.open(&wire.Done{}, ignore, func(error) {})
 			e.loop.Call(func() { c.Link().Write(transport.Target{}, hostPlace(source, 0), 64<<10, 1, func(error) {}) })
-		}, "acknowledged no write"},
+		}, "acknowledged no write", patient{}, patient{}},
 		"stops within a piece": {func(e *side, r *raw) {
 			r.listens()
 			e.granting(r, 3, make([]byte, 8<<10))
 			p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: 8 << 10, bytes: rawPiece}
 			_, _ = r.data[0].Write(append(p.header(), 1, 2, 3))
-		}, "not gone on"},
+		}, "not gone on", patient{}, patient{reads: true}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			noGoroutines(t)
 			began := time.Now()
-			e, r := against(t, 2, config, func(control net.Conn) net.Conn {
-				if c.want != "said nothing" { // whoever does not do what is looked for is alive
-					return alive{control}
-				}
-				return control
+			next := c.control
+			e, r := against(t, 2, config, func(conn net.Conn) net.Conn {
+				p := next
+				p.Conn, next = conn, c.data
+				return p
 			})
 			c.play(e, r)
 			err := e.died()
@@ -417,18 +456,19 @@ func TestHeartbeatsKeepAPeerAlive(t *testing.T) {
 // with a reason that says who, where and why.
 func TestTheEndOfAPeer(t *testing.T) {
 	ends := map[string]struct {
-		end  func(a, b *side)
-		want []string
+		end       func(a, b *side)
+		want      []string
+		heartbeat time.Duration // for as long a stream's end may come before the reason
 	}{
-		"here":             {func(a, _ *side) { a.peer.Close() }, []string{"closed its connections"}},
-		"there":            {func(_, b *side) { b.peer.Close() }, []string{"node7", "127.0.0.1", "closed its connections"}},
-		"reset":            {func(_, b *side) { reset(b.peer.control) }, []string{"node7", "127.0.0.1"}},
-		"of a data stream": {func(_, b *side) { reset(b.peer.data[0]) }, []string{"node7", "127.0.0.1"}},
+		"here":             {func(a, _ *side) { a.peer.Close() }, []string{"closed its connections"}, time.Minute},
+		"there":            {func(_, b *side) { b.peer.Close() }, []string{"node7", "127.0.0.1", "closed its connections"}, time.Minute},
+		"reset":            {func(_, b *side) { reset(b.peer.control) }, []string{"node7", "127.0.0.1"}, 100 * time.Millisecond},
+		"of a data stream": {func(_, b *side) { reset(b.peer.data[0]) }, []string{"node7", "127.0.0.1"}, 100 * time.Millisecond},
 	}
 	for name, c := range ends {
 		t.Run(name, func(t *testing.T) {
 			noGoroutines(t)
-			a, b := pair(t, loopback, 2, 64<<10, Config{Name: "node7", Heartbeat: 100 * time.Millisecond, Dead: time.Minute}, nil)
+			a, b := pair(t, loopback, 2, 64<<10, Config{Name: "node7", Heartbeat: c.heartbeat, Dead: time.Hour}, nil)
 			ended := make(chan error, 10)
 			source := make([]byte, 1<<20)
 			for range 5 {
@@ -555,5 +595,77 @@ func TestGrantedMemoryIsWrittenToTheEnd(t *testing.T) {
 	receive(t, ended, "the end of the grants")
 	if memory[0] != 'x' {
 		t.Error("nothing landed")
+	}
+}
+
+// Whoever leaves a channel within a write: all of it lands, the channel ends, and the
+// Peer goes on.
+func TestLeavingWithinAWrite(t *testing.T) {
+	for name, leaves := range map[string]func(sender, receiver *Channel){
+		"the receiver": func(_, receiver *Channel) { receiver.peer.loop.Call(receiver.Leave) },
+		"the sender":   func(sender, _ *Channel) { sender.peer.loop.Call(sender.Leave) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			noGoroutines(t)
+			const length = 64 << 10
+			memory := make([]byte, length)
+			dialed, accepted := greeted(t, pipes, 1, 8<<10)
+			stuck := &counted{Conn: dialed.data[0], hold: make(chan struct{}), held: make(chan struct{}, 100)}
+			dialed.data[0] = stuck
+			opened, ended := make(chan *Channel, 2), make(chan struct{})
+			config := Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour}
+			a := newSide(t, dialed, config)
+			config.Accept = func(c *Channel, _ wire.Message, _ uint32) {
+				if c.number == 3 { // the first
+					in := c.Receive(func(uint64, uint64) {}, func() { close(ended) })
+					in.add(1, memory)
+					if err := in.Grant(1, 1, 0, length); err != nil {
+						t.Error(err)
+					}
+				}
+				opened <- c
+			}
+			b := newSide(t, accepted, config)
+			left := make(chan error, 1)
+			c := a.open(&wire.Done{}, ignore, func(err error) { left <- err })
+			theirs := receive(t, opened, "the channel")
+			source := bytes.Repeat([]byte("lane"), length/4)
+			done := make(chan error, 1)
+			a.loop.Call(func() {
+				c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), length, 1, func(err error) { done <- err })
+			})
+			receive(t, stuck.held, "the first piece to be sent")
+			leaves(c, theirs)
+			if name == "the receiver" {
+				if err := receive(t, left, "the receiver's leaving"); err != io.EOF {
+					t.Error(err)
+				}
+			}
+			// What is said now comes after whatever was said of the leaving.
+			a.open(&wire.Done{}, ignore, func(error) {})
+			receive(t, opened, "a channel after it")
+			select {
+			case <-ended:
+				t.Error("the grants end within the write")
+			default:
+			}
+			close(stuck.hold)
+			if err := receive(t, done, "the write's end"); err != nil {
+				t.Error(err)
+			}
+			receive(t, ended, "the end of the grants")
+			if !bytes.Equal(memory, source) {
+				t.Error("other bytes have come")
+			}
+			for _, e := range []*side{a, b} {
+				await(t, "the channel to go", func() (gone bool) {
+					e.loop.Call(func() { gone = e.peer.channels[c.number] == nil })
+					return gone
+				})
+				if e.peer.isDying() {
+					t.Error(e.died())
+				}
+			}
+		})
 	}
 }

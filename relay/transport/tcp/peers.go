@@ -26,9 +26,10 @@ type Peers struct {
 
 // reaching is a Peer, or that somebody dials it.
 type reaching struct {
-	tried chan struct{} // closed when there is one, or the error
-	peer  *Peer
-	err   error
+	tried    chan struct{} // closed when there is one, or the error
+	peer     *Peer         // of Peers' lock until then
+	err      error
+	gaveItUp bool // who dialed, and might have come through
 }
 
 // NewPeers makes none yet. config gives what a Peer is made with.
@@ -38,36 +39,53 @@ func NewPeers(loop *poll.Loop, config func(Key) Config) *Peers {
 
 var errEnding = wire.Errorf(wire.StatusRelayDied, "the relay of this container is ending")
 
-// Reach gives the Peer of a key: the one that there is, or one that dial makes the
+// Reach gives the Peer of a key: the one that lives, or one that dial makes the
 // connections of. Whoever comes meanwhile waits for the same; where it fails so does
-// everybody who waits, and who comes next dials again.
+// everybody who waits, and who comes next dials again. Where the dialer's ctx ended, another
+// who waits dials.
 func (p *Peers) Reach(ctx context.Context, key Key, dial func(context.Context) (*Streams, error)) (*Peer, error) {
-	p.mu.Lock()
-	if p.ended {
-		p.mu.Unlock()
-		return nil, errEnding
-	}
-	r := p.known[key]
-	mine := r == nil
-	if mine {
-		r = &reaching{tried: make(chan struct{})}
-		p.known[key] = r
-	}
-	p.mu.Unlock()
-	if !mine {
+	for {
+		r, mine, err := p.find(key)
+		if err != nil {
+			return nil, err
+		}
+		if mine {
+			return p.dial(ctx, key, r, dial)
+		}
 		select {
 		case <-r.tried:
-			return r.peer, r.err
+			if !r.gaveItUp || ctx.Err() != nil {
+				return r.peer, r.err
+			}
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// find gives what there is of a key, or what is the caller's to dial.
+func (p *Peers) find(key Key) (r *reaching, mine bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return nil, false, errEnding
+	}
+	// One that dies is there until nothing uses its connections any more.
+	if r := p.known[key]; r != nil && (r.peer == nil || !r.peer.isDying()) {
+		return r, false, nil
+	}
+	r = &reaching{tried: make(chan struct{})}
+	p.known[key] = r
+	return r, true, nil
+}
+
+func (p *Peers) dial(ctx context.Context, key Key, r *reaching, dial func(context.Context) (*Streams, error)) (*Peer, error) {
 	s, err := dial(ctx)
 	if err == nil {
 		_, err = p.make(key, s, r)
 	}
 	if err != nil {
-		r.err = err
+		r.err, r.gaveItUp = err, ctx.Err() != nil
 		p.forget(key, r)
 	}
 	close(r.tried)
@@ -85,7 +103,7 @@ func (p *Peers) Accepted(key Key, s *Streams) (*Peer, error) {
 	close(r.tried)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.known[key] == nil && !peer.isDying() {
+	if known := p.known[key]; (known == nil || known.peer != nil && known.peer.isDying()) && !peer.isDying() {
 		p.known[key] = r
 	}
 	return peer, nil

@@ -97,3 +97,101 @@ func TestAPairOfRelaysHasOnePeer(t *testing.T) {
 		t.Errorf("after the end: %v", err)
 	}
 }
+
+// newPeers are some on a loop of their own, and what they dial.
+func newPeers(t *testing.T) (peers *Peers, dial func(context.Context) (*Streams, error)) {
+	t.Helper()
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := make(chan struct{})
+	go func() { loop.Run(); close(ran) }()
+	t.Cleanup(func() { loop.Stop(); <-ran })
+	down := make(chan error, 10)
+	made := 0
+	peers = NewPeers(loop, func(k Key) Config {
+		made++
+		return Config{Name: k.Relay, Heartbeat: 20 * time.Millisecond, Dead: time.Hour, Down: func(err error) { down <- err }}
+	})
+	var others []*Streams
+	t.Cleanup(func() {
+		peers.Close()
+		for range made {
+			receive(t, down, "a peer's end")
+		}
+		for _, s := range others {
+			s.Close()
+		}
+	})
+	return peers, func(context.Context) (*Streams, error) {
+		mine, theirs := greeted(t, pipes, 1, 0)
+		others = append(others, theirs)
+		return mine, nil
+	}
+}
+
+// Who comes while a Peer dies, which takes as long as something uses its connections,
+// gets another.
+func TestADyingPeerIsNotReached(t *testing.T) {
+	peers, dial := newPeers(t)
+	key := Key{Relay: "node7"}
+	first, err := peers.Reach(t.Context(), key, dial)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.users.Add(1) // something uses them
+	first.Close()
+	second, err := peers.Reach(t.Context(), key, dial)
+	if err != nil || second == first {
+		t.Errorf("%p after %p: %v", second, first, err)
+	}
+	first.users.Done()
+	if third, err := peers.Reach(t.Context(), key, dial); err != nil || third != second {
+		t.Errorf("%p after %p: %v", third, second, err)
+	}
+}
+
+// asked is a context that tells when somebody waits for its end.
+type asked struct {
+	context.Context
+	once sync.Once
+	by   chan struct{}
+}
+
+func (a *asked) Done() <-chan struct{} {
+	a.once.Do(func() { close(a.by) })
+	return a.Context.Done()
+}
+
+// One client that gives up does not take those with it who wait for its dialing.
+func TestWhoWaitsDialsItself(t *testing.T) {
+	peers, dial := newPeers(t)
+	key := Key{Relay: "node7"}
+	impatient, cancel := context.WithCancel(t.Context())
+	dialing := make(chan struct{})
+	gaveUp := make(chan error, 1)
+	go func() {
+		_, err := peers.Reach(impatient, key, func(ctx context.Context) (*Streams, error) {
+			close(dialing)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		gaveUp <- err
+	}()
+	receive(t, dialing, "the first one's dialing")
+	patient := &asked{Context: t.Context(), by: make(chan struct{})}
+	reached := make(chan error, 1)
+	go func() {
+		_, err := peers.Reach(patient, key, dial)
+		reached <- err
+	}()
+	receive(t, patient.by, "the second one's waiting")
+	cancel()
+	if err := receive(t, gaveUp, "the first one"); err != context.Canceled {
+		t.Error(err)
+	}
+	if err := receive(t, reached, "the second one"); err != nil {
+		t.Error(err)
+	}
+}

@@ -16,9 +16,10 @@ import (
 
 // write is one of ours that is under way.
 type write struct {
-	piece // its number, grant and length; at is where its next piece begins
-	from  []byte
-	done  func(error)
+	piece    // its number, grant and length; at is where its next piece begins
+	from     []byte
+	done     func(error)
+	streamed bool // over data streams
 
 	// Of supply's lock.
 	left         uint64 // bytes that a stream has not sent yet
@@ -131,9 +132,11 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 		piece: piece{channel: c.number, region: to.Region, number: p.written, immediate: immediate, offset: to.Offset, length: n},
 		from:  from, done: done, left: n,
 	}
-	if p.writes[p.written] = w; p.underWay.Add(1) == 1 {
-		p.moved()
+	p.writes[p.written] = w
+	if p.underWay.Load() == 0 {
+		p.moved() // before it counts: look has not to take the time without any for its own
 	}
+	p.underWay.Add(1)
 	p.counters.writes.Add(1)
 	if len(from) <= p.config.Eager {
 		p.counters.eager.Add(1)
@@ -141,6 +144,8 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 		p.say(c.number, frameEager, w.header(), from)
 		return
 	}
+	w.streamed = true
+	c.writes++
 	p.supply.put(w)
 }
 
@@ -148,7 +153,10 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 func (p *Peer) writeData(c net.Conn) {
 	for {
 		w, h, from := p.supply.take()
-		if w == nil || !p.send(c, net.Buffers{h.header(), from}) {
+		if w == nil {
+			return
+		}
+		if _, ok := p.send(c, net.Buffers{h.header(), from}); !ok {
 			return
 		}
 		p.counters.pieces.Add(1)
