@@ -268,7 +268,8 @@ PEERLANE_API int peerlane_unexport(peerlane_session *session, peerlane_memory me
 PEERLANE_API int peerlane_listen(peerlane_session *session, const peerlane_gpu *gpu, peerlane_listener *listener, peerlane_handle *handle);
 
 /* Waits for a sender. timeout_ms: milliseconds; negative: no end; 0: only looks.
- * After PEERLANE_STATUS_TIMED_OUT the next sender is the next accept's. */
+ * After PEERLANE_STATUS_TIMED_OUT the next sender is the next accept's. With timeout 0
+ * also PEERLANE_STATUS_FULL: the relay takes no requests at the moment. */
 PEERLANE_API int peerlane_accept(peerlane_session *session, peerlane_listener listener, int timeout_ms, peerlane_connection *connection);
 
 /* Closes a listener; accepted connections stay. Accepts that wait fail. */
@@ -283,7 +284,7 @@ typedef uint32_t peerlane_attempt;
 
 /* Begins to connect, and does not wait: for programs that ask again and again. Ends with
  * peerlane_connect_finish(). PEERLANE_STATUS_FULL: the relay takes no requests at the
- * moment. */
+ * moment, or 16 attempts of this session are not answered yet. */
 PEERLANE_API int peerlane_connect_begin(peerlane_session *session, const peerlane_gpu *gpu, const peerlane_handle *handle, peerlane_attempt *attempt);
 
 /* Waits for what peerlane_connect() would have returned. timeout_ms: milliseconds;
