@@ -137,10 +137,13 @@ func TestContainer(t *testing.T) {
 				if p.Covering != "done" {
 					t.Errorf("this test should see that a container's mounts stay there, but it cannot mount: %s", p.Covering)
 				}
-				all, err := hook.List(b.layout)
-				if err != nil || len(all) != 1 || all[0].Status.Relay == nil || all[0].Status.Relay.PID != p.Relay {
-					t.Errorf("relay %d answered, generations %+v, %v", p.Relay, all, err)
-				}
+				eventually(t, "the relay that answered", func() error { // its supervisor writes it down a moment later
+					all, err := hook.List(b.layout)
+					if err != nil || len(all) != 1 || all[0].Status.Relay == nil || all[0].Status.Relay.PID != p.Relay {
+						return fmt.Errorf("relay %d answered, generations %+v, %v", p.Relay, all, err)
+					}
+					return nil
+				})
 				b.untouched()
 				if out, err := b.run("kill", b.id, "KILL"); err != nil {
 					t.Errorf("%v: %s", err, out)

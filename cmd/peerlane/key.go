@@ -22,10 +22,12 @@ func newKeyCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "key",
 		Short: "Make and change the key that the hosts of a cluster trust each other by",
-		Long: `Make and change the cluster key: relays of different hosts speak only to who has it.
-It is in etc/peerlane/cluster.key, or where network.key in config.toml says, and the
-same file is on every host of the cluster. Without it the relays of this host listen on
-no network.
+		Long: `Make and change the cluster key: relays of different hosts will speak only to who has
+it. It is in etc/peerlane/cluster.key, or where network.key in config.toml says, and the
+same file is on every host of the cluster.
+
+This version connects containers of one host: no relay listens on a network yet, with
+the key or without.
 
 docs/network.md has how to change the key of a cluster that works.`,
 	}
@@ -164,7 +166,7 @@ keys. The secret is not shown.`,
 		keys, err := readKeys(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return fmt.Errorf("there is no %s: relays of this host listen on no network; peerlane key generate makes it on the first host of a cluster, and the others get a copy", path)
+			return fmt.Errorf("there is no %s; peerlane key generate makes it on the first host of a cluster, and the others get a copy", path)
 		case err != nil:
 			return asRoot(err)
 		}

@@ -44,7 +44,7 @@ func TestTheLifeOfAClusterKey(t *testing.T) {
 	at := []string{"--root", root}
 	key := func(words ...string) []string { return append(append([]string{"key"}, words...), at...) }
 
-	refused(t, exitFailure, "relays of this host listen on no network; peerlane key generate", key("show")...)
+	refused(t, exitFailure, "/cluster.key; peerlane key generate makes it", key("show")...)
 	refused(t, exitFailure, "peerlane key generate makes it", key("rotate")...)
 	refused(t, exitFailure, "peerlane key generate makes it", key("rotate", "--finish")...)
 
