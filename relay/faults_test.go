@@ -471,11 +471,11 @@ const endTime = 20 * time.Second
 // keeper starts a process that meets a fault, and its successor when it has ended, as
 // a supervisor does.
 type keeper struct {
-	stage *stage
-	fault fault
-	log   string
+	successor func() (*subject, error)
+	isNamed   func(text string) bool // whether what a process said names its fault
+	mayEnd    func() bool
 
-	mu       sync.Mutex
+	mu       sync.Mutex // held for all three
 	now      *subject
 	ends     int
 	said     string
@@ -489,14 +489,20 @@ func (s *stage) keep(f fault, log string) (*keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &keeper{stage: s, fault: f, log: log, now: first}
+	k := &keeper{successor: func() (*subject, error) { return s.begin(log) }, isNamed: f.isNamed, mayEnd: f.mayEnd}
+	k.keep(first)
+	return k, nil
+}
+
+// keep begins with the first process.
+func (k *keeper) keep(first *subject) {
+	k.now = first
 	k.over.Go(func() {
 		for p := first; p != nil; {
 			<-p.ended
 			p = k.next(p)
 		}
 	})
-	return k, nil
 }
 
 // next replaces a process that has ended; nil where there is to be none.
@@ -511,15 +517,15 @@ func (k *keeper) next(p *subject) *subject {
 		k.err = err
 	case k.stopping && p.err == nil:
 		return nil
-	case p.err == nil || !k.fault.isNamed(text):
+	case p.err == nil || !k.isNamed(text):
 		k.err = fmt.Errorf("the process ended with %v and does not name the call", p.err)
-	case !k.fault.mayEnd() || k.ends > 1:
+	case !k.mayEnd() || k.ends > 1:
 		k.err = fmt.Errorf("the process ended for the %d. time with %v, and could go on", k.ends, p.err)
 	}
 	if k.err != nil || k.stopping {
 		return nil
 	}
-	if k.now, k.err = k.stage.begin(k.log); k.err != nil {
+	if k.now, k.err = k.successor(); k.err != nil {
 		return nil
 	}
 	return k.now
@@ -535,7 +541,9 @@ func (k *keeper) current() (p *subject, replaced bool, err error) {
 func (k *keeper) stop() (said string, err error) {
 	k.mu.Lock()
 	k.stopping = true
-	k.now.stdin.Close()
+	if k.now != nil {
+		k.now.stdin.Close()
+	}
 	k.mu.Unlock()
 	k.over.Wait()
 	return k.said, k.err

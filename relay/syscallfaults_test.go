@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -148,18 +147,10 @@ func watchedFrom(control int) error {
 
 // sitting is a process that meets one fault after another, and its successors.
 type sitting struct {
+	keeper
 	stage *stage
-	log   string
-
-	mu       sync.Mutex
-	now      *subject
-	fault    *callFault
-	cold     bool
-	ends     int
-	said     string
-	err      error
-	stopping bool
-	over     sync.WaitGroup
+	fault *callFault
+	cold  bool
 }
 
 // sit starts a process, which meets faults from its first call on.
@@ -168,59 +159,15 @@ func (s *stage) sit(log string, faults ...*callFault) (*sitting, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &sitting{stage: s, log: log, now: p}
+	k := &sitting{stage: s}
 	if len(faults) > 0 {
 		k.fault, k.cold = faults[len(faults)-1], true
 	}
-	k.over.Go(func() {
-		for p != nil {
-			<-p.ended
-			p = k.next(p)
-		}
-	})
+	k.successor = func() (*subject, error) { return s.beginWatched(log) }
+	k.isNamed = func(text string) bool { return k.fault != nil && k.fault.isNamed(text) }
+	k.mayEnd = func() bool { return k.fault.mayEnd(k.cold) }
+	k.keep(p)
 	return k, nil
-}
-
-// next replaces a process that has ended; nil where there is to be none.
-func (k *sitting) next(p *subject) *subject {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	text, err := p.stop()
-	k.said += text
-	switch k.ends++; {
-	case err != nil:
-		k.err = err
-	case k.stopping && p.err == nil:
-		return nil
-	case k.fault == nil || p.err == nil || !k.fault.isNamed(text):
-		k.err = fmt.Errorf("the process ended with %v and does not name the call", p.err)
-	case !k.fault.mayEnd(k.cold) || k.ends > 1:
-		k.err = fmt.Errorf("the process ended for the %d. time with %v, and could go on", k.ends, p.err)
-	}
-	if k.err != nil || k.stopping {
-		return nil
-	}
-	if k.now, k.err = k.stage.beginWatched(k.log); k.err != nil {
-		return nil
-	}
-	return k.now
-}
-
-func (k *sitting) current() (p *subject, replaced bool, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.now, k.ends > 0, k.err
-}
-
-func (k *sitting) stop() (said string, err error) {
-	k.mu.Lock()
-	k.stopping = true
-	if k.now != nil {
-		k.now.stdin.Close()
-	}
-	k.mu.Unlock()
-	k.over.Wait()
-	return k.said, k.err
 }
 
 // arm has the process meet a fault from now on.
