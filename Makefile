@@ -212,6 +212,11 @@ bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--
 bin/gpu-transfers:
 	@$(build) -ldflags '-s -w' -o $@ ./integration/gpus/transfers
 
+# What integration/nccl/run runs on machines with GPUs and PyTorch.
+.PHONY: bin/gpu-nccl
+bin/gpu-nccl:
+	@$(build) -ldflags '-s -w' -o $@ ./integration/nccl
+
 .PHONY: microbench
 microbench: build ## run Go's benchmarks; docs/benchmarks.md says which figures come from where
 	@$(GO) test -run '^$$' -bench . -benchmem -timeout 30m $(PACKAGES)
