@@ -50,7 +50,7 @@ type mark struct {
 // is the call: the engines make several small copies beside each other.
 const (
 	largeCopy  = 256 << 10
-	manyCopies = 4
+	manyCopies = 8
 )
 
 // batch is copies for one call.
@@ -136,7 +136,7 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	switch {
 	case err != nil:
 	case row:
-		err = d.MemcpyRowHtoDAsync(to.Ptr, from.Host, n, q.stream)
+		err = d.MemcpyRowsHtoDAsync(to.Ptr, from.Host, n, q.stream)
 	default:
 		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
 	}
