@@ -63,13 +63,13 @@ func TestWithoutARelayInitFailsWithASentence(t *testing.T) {
 	const sentence = "warn: NET/Peerlane: no relay at "
 	// NCCL_NET names the plugin: NCCL ends when init fails.
 	out := alone(t, []string{nowhere, "NCCL_NET=peerlane"})
-	demand(t, out, sentence, "--device peerlane.dev/lane=N", "\ninit: 2\n")
+	demand(t, out, sentence, "--device peerlane.dev/lane=N", "\ninit: 2\n", "\nfinalize: 0\n")
 	// It does not, and another network would be taken: so nothing but init works.
 	out = alone(t, []string{nowhere, "NCCL_NET="})
 	demand(t, out, sentence, "\ninit: 0\n", "\ndevices: 0 1\n", "PEERLANE_NCCL_FALLBACK=1", "listen: 2 no listener\n")
 	// Which it may be.
 	out = alone(t, []string{nowhere, "NCCL_NET=", "PEERLANE_NCCL_FALLBACK=1"})
-	demand(t, out, sentence, "ranks that do not all take the same one hang", "\ninit: 2\n")
+	demand(t, out, sentence, "ranks that do not all take the same one hang", "\ninit: 2\n", "\nfinalize: 0\n")
 }
 
 func TestLL128IsExcludedBetweenNodesOnly(t *testing.T) {

@@ -65,12 +65,14 @@ static bool is_set(const char *variable)
 	return value && *value && strcmp(value, "0");
 }
 
-/* leave, with the lock. */
-static void leave(struct relay *r)
+/* unused gives one use back, with the lock. What nobody uses any more is the caller's to
+ * end(), without it: that waits for other relays. */
+static struct relay *unused(struct relay *r) { return r && --r->uses == 0 ? r : NULL; }
+
+static void end(struct relay *r)
 {
-	if (--r->uses)
-		return;
-	peerlane_close(r->session);
+	if (r)
+		peerlane_close(r->session);
 	free(r);
 }
 
@@ -116,6 +118,7 @@ static int without(struct relay *r, const char *why)
 
 int use_relay(struct relay **out)
 {
+	struct relay *before = NULL;
 	int error = 0;
 
 	pthread_mutex_lock(&lock);
@@ -129,8 +132,7 @@ int use_relay(struct relay **out)
 		} else if (dial(r) && (error = without(r, *peerlane_error() ? peerlane_error() : no_relay))) {
 			free(r);
 		} else {
-			if (current)
-				leave(current);
+			before = unused(current);
 			r->uses = 1;
 			current = r;
 			for (unsigned i = 0; i < r->lanes; i++) {
@@ -146,6 +148,7 @@ int use_relay(struct relay **out)
 		*out = current;
 	}
 	pthread_mutex_unlock(&lock);
+	end(before);
 	return error;
 }
 
@@ -163,21 +166,25 @@ struct relay *same_relay(struct relay *r)
 void leave_relay(struct relay *r)
 {
 	pthread_mutex_lock(&lock);
-	leave(r);
+	r = unused(r);
 	pthread_mutex_unlock(&lock);
+	end(r);
 }
 
 int finalize(void *context)
 {
-	struct relay *r = context;
+	struct relay *last = NULL, *r;
 
+	/* NCCL 2.28 finalizes also what init() has refused: that has no context. */
 	pthread_mutex_lock(&lock);
-	leave(r);
+	r = unused(context);
 	if (current && current->uses == 1) { /* ours alone: no communicator is left */
-		leave(current);
+		last = unused(current);
 		current = NULL;
 	}
 	pthread_mutex_unlock(&lock);
+	end(r);
+	end(last);
 	return NCCL_SUCCESS;
 }
 

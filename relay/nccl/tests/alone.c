@@ -113,8 +113,10 @@ int main(int argc, char **argv)
 	printf("name %s\n", net.v12->name);
 	result = net_init(logger);
 	printf("init: %d\n", result);
-	if (result)
+	if (result) {
+		printf("finalize: %d\n", net_finalize()); /* as NCCL 2.28 does */
 		return 0;
+	}
 	result = ALL(devices(&n));
 	printf("devices: %d %d\n", result, n);
 	result = net.v12->properties(0, &p);
