@@ -42,7 +42,9 @@ void write_log(int level, const char *file, int line, const char *format, ...)
  * fork() takes; so no handler of ours takes it before fork(), and a child begins anew. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct relay *current;
-static char name[PEERLANE_MAX_LANES][sizeof "peerlane4294967295"];
+/* As the virtual topology file has them (topo.VirtualSwitch): NCCL finds a device there by
+ * its name. */
+static char name[PEERLANE_MAX_LANES][sizeof "peerlane_4294967295"];
 
 static unsigned fork_count;
 
@@ -138,7 +140,7 @@ int use_relay(struct relay **out)
 			for (unsigned i = 0; i < r->lanes; i++) {
 				char text[192];
 
-				snprintf(name[i], sizeof name[i], "peerlane%u", i);
+				snprintf(name[i], sizeof name[i], "peerlane_%u", r->lane[i].index);
 				inform("%s is the lane of %s", name[i], place(r, (int)i, text));
 			}
 		}
@@ -274,7 +276,7 @@ int describe(int device, struct nccl_net_properties_v12 *p)
 		return NCCL_INVALID_ARGUMENT;
 	}
 	*p = (struct nccl_net_properties_v12){
-		.name = *name[device] ? name[device] : "peerlane0",
+		.name = *name[device] ? name[device] : "peerlane_0",
 		.guid = guid[0] ^ guid[1],
 		.pointers = pointers(),
 		.speed = speed(),

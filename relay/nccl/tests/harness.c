@@ -457,7 +457,7 @@ static void check_properties(void)
 
 	must(!ALL(devices(&n)) && n == 1, "devices");
 	must(!EACH(net.v8->properties(0, (void *)&p), net.v9->properties(0, (void *)&p), net.v10->properties(0, (void *)&p), net.v11->properties(0, (void *)&p), net.v12->properties(0, &p)), "getProperties");
-	must(!strcmp(p.name, "peerlane0") && p.pointers == 3 && !p.registration_is_global && p.guid, "properties");
+	must(!strncmp(p.name, "peerlane_", 9) && p.name[9] == '0' + rank && !p.name[10] && p.pointers == 3 && !p.registration_is_global && p.guid, "properties");
 	must((net.version == 8 ? ((struct nccl_net_properties_v8 *)(void *)&p)->max_receives : p.max_receives) == NCCL_MAX_RECEIVES, "maxRecvs");
 }
 
