@@ -163,6 +163,13 @@ func TestEachCommunicatorHas32Requests(t *testing.T) {
 	r.must(t, h.lane(0), h.lane(1))
 }
 
+// More receives at once than a session has places: 64 communicators in each direction.
+func TestManyCommunicatorsWithAllTheirReceives(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 11, seed: seed(t), links: 128, groups: 17, bytes: 64, depth: 16}
+	r.must(t, h.lane(0), h.lane(1))
+}
+
 func TestSomeMebibytes(t *testing.T) {
 	h := newHost(t, launch.RouteStaged)
 	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 10, seed: seed(t), links: 2, groups: 3, bytes: 5 << 20, depth: 1}

@@ -56,6 +56,7 @@ static void in_child(void)
 	current = NULL; /* whoever uses the parent's gives it back */
 	fork_count++;
 	forget_attempts();
+	forget_registering();
 }
 
 __attribute__((constructor)) static void handle_fork(void) { pthread_atfork(NULL, NULL, in_child); }
@@ -73,18 +74,78 @@ static struct relay *unused(struct relay *r) { return r && --r->uses == 0 ? r : 
 
 static void end(struct relay *r)
 {
-	if (r)
-		peerlane_close(r->session);
+	struct tie *next;
+
+	for (struct tie *t = r ? r->ties : NULL; t; t = next) {
+		next = t->next;
+		peerlane_close(t->session);
+		forget_regions(t->regions);
+		free(t);
+	}
 	free(r);
+}
+
+/* tie_to dials one more session. */
+static int tie_to(struct tie **out)
+{
+	struct tie *t = calloc(1, sizeof *t);
+	int status;
+
+	if (!t)
+		return PEERLANE_STATUS_FULL;
+	if ((status = peerlane_dial(getenv("PEERLANE_SOCKET"), NULL, 0, -1, &t->session)))
+		free(t);
+	else
+		*out = t;
+	return status;
+}
+
+int use_tie(struct relay *r, struct tie **out)
+{
+	struct tie *t;
+	int status = 0;
+
+	pthread_mutex_lock(&lock);
+	for (t = r->ties; t && t->uses >= TIE_USES; t = t->next)
+		;
+	if (!t) {
+		pthread_mutex_unlock(&lock); /* to dial is to wait for the relay */
+		status = tie_to(&t);
+		pthread_mutex_lock(&lock);
+		if (!status) {
+			t->next = r->ties->next; /* the first is the relay's own */
+			r->ties->next = t;
+		}
+	}
+	if (!status) {
+		t->uses++;
+		*out = t;
+	}
+	pthread_mutex_unlock(&lock);
+	return status;
+}
+
+void same_tie(struct tie *t)
+{
+	pthread_mutex_lock(&lock);
+	t->uses++;
+	pthread_mutex_unlock(&lock);
+}
+
+void leave_tie(struct tie *t)
+{
+	pthread_mutex_lock(&lock);
+	t->uses--;
+	pthread_mutex_unlock(&lock);
 }
 
 /* dial makes a session, and asks for its lanes. */
 static int dial(struct relay *r)
 {
-	int status = peerlane_dial(getenv("PEERLANE_SOCKET"), NULL, 0, -1, &r->session);
+	int status = tie_to(&r->ties);
 
 	if (!status)
-		status = peerlane_lanes(r->session, r->lane, PEERLANE_MAX_LANES, &r->lanes);
+		status = peerlane_lanes(r->ties->session, r->lane, PEERLANE_MAX_LANES, &r->lanes);
 	if (status)
 		return status;
 	for (unsigned i = 0; i < r->lanes; i++) {
@@ -109,8 +170,10 @@ static int without(struct relay *r, const char *why)
 	const char *named = getenv("NCCL_NET");
 
 	warn("%s", why);
-	peerlane_close(r->session);
-	r->session = NULL;
+	if (r->ties)
+		peerlane_close(r->ties->session);
+	free(r->ties);
+	r->ties = NULL;
 	if (is_set("PEERLANE_NCCL_FALLBACK"))
 		warn("NCCL may take another network (PEERLANE_NCCL_FALLBACK); ranks that do not all take the same one hang");
 	else if (!named || strcasecmp(named, NAME))
@@ -126,7 +189,7 @@ int use_relay(struct relay **out)
 	pthread_mutex_lock(&lock);
 	/* One that has died has a successor, for who comes from now on. Until that is there
 	 * the dead one says what devices there are: some versions ask only once. */
-	if (!current || !current->session || peerlane_session_status(current->session)) {
+	if (!current || !current->ties || peerlane_session_status(current->ties->session)) {
 		struct relay *r = calloc(1, sizeof *r);
 
 		if (!r) {

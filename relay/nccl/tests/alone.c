@@ -66,6 +66,7 @@ static void registers(const char *uuid)
 	uint64_t plain;
 	void *sends, *receives, *vmm = NULL, *other = NULL, *library = dlopen(getenv("PEERLANE_CUDA_LIBRARY"), RTLD_NOW);
 	int (*allocate)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))dlsym(library, "cuMemAlloc_v2");
+	void *request = NULL, *nine[9] = {NULL};
 	int digits = 0;
 
 	for (const char *p = uuid + 4; *p; p++)
@@ -83,11 +84,18 @@ static void registers(const char *uuid)
 	printf("cudaMalloc's alone: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)plain, 4096, NCCL_POINTER_CUDA, &other)));
 	ALL(deregister(sends, other));
 	printf("VMM: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)m.address, 4096, NCCL_POINTER_CUDA, &vmm)));
+	printf("the same again: %d", ALL(register_memory(sends, (void *)(uintptr_t)m.address, 4096, NCCL_POINTER_CUDA, &other)));
+	printf(" %s\n", other == vmm ? "once" : "anew");
+	ALL(deregister(sends, other));
+	printf("a send out of it: %d\n", net_send(sends, (void *)(uintptr_t)m.address, 8, 1, vmm, &request));
+	printf("to receive: %d", ALL(register_memory(receives, (void *)(uintptr_t)m.address, 4096, NCCL_POINTER_CUDA, &other)));
+	printf(" %s\n", other == vmm ? "once" : "anew");
+	ALL(deregister(receives, other));
 	printf("cudaMalloc's beside it: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)plain, 4096, NCCL_POINTER_CUDA, &other)));
 	printf("another kind: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)plain, 4096, 4, &other)));
-	void *request = &m, *nine[9] = {NULL};
 	size_t sizes[9] = {0};
 	int tags[9] = {0};
+	request = &m;
 	printf("beyond it: %d", net_send(sends, (void *)(uintptr_t)(m.address + 4000), 97, 1, vmm, &request));
 	printf(" %s\n", request ? "a request" : "no request");
 	printf("a group of nine: %d\n", net_receive(receives, 9, nine, sizes, tags, nine, &request));
