@@ -381,7 +381,7 @@ func TestWhatTheLibraryShowsAndNeeds(t *testing.T) {
 		}
 	}
 	slices.Sort(shown)
-	want := []string{"ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12", "ncclNetPlugin_v8", "ncclNetPlugin_v9", "ncclTunerPlugin_v4", "ncclTunerPlugin_v5"}
+	want := []string{"ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12", "ncclNetPlugin_v8", "ncclNetPlugin_v9", "ncclTunerPlugin_v3", "ncclTunerPlugin_v4", "ncclTunerPlugin_v5"}
 	if !slices.Equal(shown, want) {
 		t.Errorf("it shows %v", shown)
 	}

@@ -170,4 +170,8 @@ int receive_group(void *communicator, int n, void **data, const size_t *sizes, c
 int flush(void *communicator, int n, void **data, int *sizes, void **memories, void **request);
 int test(void *request, int *done, int *sizes);
 
+/* --- tuner.c */
+/* Refuses an NCCL that would use LL128 between nodes. */
+int check_ll128(nccl_logger logger);
+
 #endif

@@ -1,4 +1,5 @@
-/* alone PLUGIN [GPU]: what the plugin says to one process: at init, of its devices, and
+/* alone PLUGIN [GPU]: what the plugin says to one process, which is NCCL of the release
+ * that ALONE_NCCL says, by its table 8, or else 12: at init, of its devices, and
  * of its tuner; and where it has a GPU and a relay, of memory of each kind. */
 #include <stdarg.h>
 #include <string.h>
@@ -20,26 +21,38 @@ static void logger(int level, unsigned long flags, const char *file, int at, con
 	va_end(arguments);
 }
 
+int ncclGetVersion(int *version)
+{
+	const char *text = getenv("ALONE_NCCL");
+
+	*version = text ? atoi(text) : 0;
+	return 0;
+}
+
 static void tune(const char *path)
 {
 	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	const struct nccl_tuner_v3 *v3 = dlsym(library, "ncclTunerPlugin_v3");
 	const struct nccl_tuner_v4 *v4 = dlsym(library, "ncclTunerPlugin_v4");
 	const struct nccl_tuner_v5 *v5 = dlsym(library, "ncclTunerPlugin_v5");
 
-	for (int version = 4; version <= 5; version++)
+	for (int version = 3; version <= 5; version++)
 		for (size_t nodes = 1; nodes <= 2; nodes++) {
 			float cost[7][3];
 			void *context = NULL;
-			int channels = 5, result = version == 4 ? v4->init(8, nodes, logger, &context) : v5->init(&context, 1, 8, nodes, logger, NULL, NULL);
+			int channels = 5, result = version == 3 ? v3->init(8, nodes, logger, &context) : version == 4 ? v4->init(8, nodes, logger, &context) : v5->init(&context, 1, 8, nodes, logger, NULL, NULL);
 
 			for (int i = 0; i < 21; i++)
 				cost[i / 3][i % 3] = (float)i;
-			result += (version == 4 ? v4->collective : v5->collective)(context, 4, 1 << 20, 1, (float **)(void *)cost, 7, 3, 0, &channels);
+			if (version == 3)
+				result += v3->collective(context, 4, 1 << 20, 1, (float **)(void *)cost, 7, 3, &channels);
+			else
+				result += (version == 4 ? v4->collective : v5->collective)(context, 4, 1 << 20, 1, (float **)(void *)cost, 7, 3, 0, &channels);
 			printf("tuner %d, %zu nodes: %d %d:", version, nodes, result, channels);
 			for (int i = 0; i < 21; i++)
 				printf(" %g", (double)cost[i / 3][i % 3]);
 			puts("");
-			(version == 4 ? v4->destroy : v5->finalize)(context);
+			(version == 3 ? v3->destroy : version == 4 ? v4->destroy : v5->finalize)(context);
 		}
 }
 
@@ -117,11 +130,11 @@ int main(int argc, char **argv)
 		return 2;
 	tune(argv[1]);
 	gpu_open();
-	net_load(argv[1], 12);
+	net_load(argv[1], getenv("ALONE_NCCL") ? 8 : 12);
 	printf("name %s\n", net.v12->name);
 	result = net_init(logger);
 	printf("init: %d\n", result);
-	if (result) {
+	if (result || net.version == 8) {
 		printf("finalize: %d\n", net_finalize()); /* as NCCL 2.28 does */
 		return 0;
 	}
