@@ -3,7 +3,8 @@
  * Two ranks, each a process with a relay of its own, load the plugin as NCCL does and
  * move messages over LINKS connections, every other one in the other direction: on each
  * GROUPS groups of 1 to 8 receives, DEPTH of them at once, of 0 to BYTES bytes, in host
- * and GPU memory, in an order that SEED and the machine's load decide. MODE:
+ * and GPU memory, in an order that SEED and the machine's load decide; where SEED is odd
+ * nobody receives before all have tried to send for a while. MODE:
  *
  *	run    to the end
  *	fork   the same, with children of fork()
@@ -14,7 +15,8 @@
  *	       connect has returned a hundred times for each link without a communicator
  *
  * What breaks NCCL's contract is a line "violation: ...", and exit status 3. A call that
- * must not wait may last HARNESS_LIMIT seconds, else 60. */
+ * must not wait may last HARNESS_LIMIT seconds, else 60, and nothing may end for
+ * HARNESS_QUIET, else 120. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
@@ -73,7 +75,7 @@ static void blocked(int signal)
 	violation("%s blocks", calling);
 }
 
-static unsigned limit = 60;
+static unsigned limit = 60, quiet_limit = 120;
 
 /* prompt makes a call that must not wait. */
 #define prompt(name, call) (calling = name, alarm(limit), prompted(call))
@@ -388,7 +390,9 @@ static void connect_all(int other)
 		*l = (struct link){.number = i, .sends = i % 2 == (unsigned)rank};
 		if (l->sends)
 			continue;
-		must(!prompt("listen", net_listen(0, l->handle, &l->listener)) && l->listener, "listen");
+		must(!prompt("listen", net_listen(0, l->handle, &l->listener)), "listen");
+		if (!l->listener)
+			violation("listen gives out no listener");
 		/* Nobody can have come. */
 		l->communicator = l;
 		must(!prompt("accept", ALL(accept(l->listener, &l->communicator, NULL))), "accept");
@@ -465,7 +469,7 @@ static void check_properties(void)
  * made meanwhile and lives on, 0 if none was. */
 static pid_t move(const char *mode)
 {
-	unsigned ended = 0, progress = 0, quiet = 0;
+	unsigned ended = 0, progress = 0, quiet = 0, sends_only = seed & 1 ? 300 : 0;
 	time_t since = time(NULL);
 	pid_t child = 0;
 
@@ -480,17 +484,20 @@ static pid_t move(const char *mode)
 				ended++;
 				continue;
 			}
+			if (sends_only && !l->sends)
+				continue;
 			if ((killing || l->group < groups) && dice(3) && l->waiting < MOST_DEPTH * NCCL_MAX_RECEIVES)
 				l->sends ? post_send(l) : post_receive(l);
 			if (l->waiting && !l->dead)
 				progress += look(l, dice(l->waiting));
 		}
+		sends_only -= sends_only > 0;
 		if (progress != before) {
 			since = time(NULL);
 			quiet = 0;
 		} else if (++quiet > 200) {
 			usleep(50);
-			if (time(NULL) - since > 120)
+			if (time(NULL) - since > (time_t)quiet_limit)
 				violation("nothing ends any more");
 		}
 		if (before < 20 && progress >= 20 && killing)
@@ -576,6 +583,8 @@ int main(int argc, char **argv)
 	stopping = !strcmp(argv[3], "stop");
 	if (getenv("HARNESS_LIMIT"))
 		limit = (unsigned)atoi(getenv("HARNESS_LIMIT"));
+	if (getenv("HARNESS_QUIET"))
+		quiet_limit = (unsigned)atoi(getenv("HARNESS_QUIET"));
 	if (links > MOST_LINKS || depth > MOST_DEPTH || !bytes_most)
 		return 2;
 	stride = (bytes_most + 63) / 64 * 64 + 64;
