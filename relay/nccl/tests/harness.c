@@ -126,10 +126,13 @@ struct group {
 	struct message m[NCCL_MAX_RECEIVES];
 };
 
+/* Large messages come one by one: all places of a link have to be registered. */
+static unsigned group_most(void) { return bytes_most > (4 << 20) ? 1 : NCCL_MAX_RECEIVES; }
+
 static struct group plan(unsigned link, unsigned group)
 {
 	uint64_t r = mark(link, group, 99);
-	struct group g = {.n = bytes_most > (4 << 20) ? 1 : 1 + r % NCCL_MAX_RECEIVES};
+	struct group g = {.n = 1 + r % group_most()};
 
 	g.first = (r >> 8) % g.n;
 	for (unsigned i = 0; i < g.n; i++) {
@@ -195,7 +198,7 @@ static bool failed(struct link *l, const char *call, int result)
 	return true;
 }
 
-static uint64_t at(unsigned group, unsigned i) { return ((uint64_t)(group % depth) * NCCL_MAX_RECEIVES + i) * stride; }
+static uint64_t at(unsigned group, unsigned i) { return ((uint64_t)(group % depth) * group_most() + i) * stride; }
 
 static void *address(struct link *l, bool host, unsigned group, unsigned i)
 {
@@ -351,7 +354,7 @@ static void hear(int fd, void *data, size_t n) { must(recv(fd, data, n, MSG_WAIT
 
 static void make_memory(struct link *l)
 {
-	uint64_t n = depth * NCCL_MAX_RECEIVES * stride;
+	uint64_t n = depth * group_most() * stride;
 	uint8_t *raw = malloc(n + 8);
 
 	must(raw, "memory");
