@@ -199,6 +199,10 @@ soak-reuse: ## use memory again the moment that its operation has ended (OPERATI
 	@PEERLANE_REUSE=$(OPERATIONS) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryIsReusedAtOnce$$' ./relay
 	@PEERLANE_REUSE=$$(($(OPERATIONS) / 100)) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryIsReusedAtOnceWithLateCopies$$' ./relay
 
+.PHONY: soak-nccl
+soak-nccl: ## NCCL's plugin with messages of up to 64 MiB, and ten times as many schedules
+	@PEERLANE_NCCL_SOAK=1 $(GO) test -race -count=10 -v -timeout 2h -run 'Version|Requests|Mebibytes|Sanitizers|Receives' ./relay/nccl
+
 .PHONY: sanitize
 sanitize: ## the C library's tests in full: address, undefined behaviour and thread sanitizer, and the race detector on relays
 	@PEERLANE_MODEL_PROGRAMS=200 PEERLANE_RANDOM_ROUNDS=2000 $(GO) test -race -count=1 -v -timeout 4h ./relay/libpeerlane

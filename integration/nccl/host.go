@@ -102,6 +102,9 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	if err := h.configure(launch.RouteDirect); err != nil {
 		return nil, err
 	}
+	if err := h.writeTopology(); err != nil {
+		return nil, err
+	}
 	h.findRuntime(ctx)
 	if h.runtime == nil {
 		h.alone = "plain processes"
@@ -134,6 +137,22 @@ func (h *host) configure(route string) error {
 			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
 		}
 	})
+}
+
+// topologyFile is the host with the virtual switch that its lanes make, as NCCL reads it.
+const topologyFile = "topology.xml"
+
+func (h *host) writeTopology() error {
+	virtual, err := h.Topology.VirtualSwitch(h.Plan)
+	if err != nil {
+		return err
+	}
+	text, err := virtual.NCCLXML()
+	if err != nil {
+		return err
+	}
+	// Also for whoever asks afterwards what NCCL was told.
+	return errors.Join(os.WriteFile(filepath.Join(h.inside(), topologyFile), text, 0o644), os.WriteFile(filepath.Join(h.logs(), topologyFile), text, 0o644))
 }
 
 // findRuntime looks for one that can start a container here: it may be there and not be

@@ -262,7 +262,7 @@ func (h *host) diagnose(ranks []*runningRank, dir string) {
 		}
 		h.signal(r, unix.SIGUSR1) // Python's: faulthandler
 	}
-	time.Sleep(1500 * time.Millisecond) // they write
+	time.Sleep(min(h.patience, 1500*time.Millisecond)) // they write
 }
 
 // writeStacks writes what the kernel says of a process's threads.

@@ -27,8 +27,13 @@ type settings struct {
 	By        string   `json:"by"`
 	Route     string   `json:"route,omitempty"`
 	Variables []string `json:"variables"` // "NAME=value", beside those that all have
-	Kill      string   `json:"kill,omitempty"`
-	Job       job      `json:"job"`
+	// Topology has NCCL read the virtual switch of the lanes from a file, instead of
+	// taking each NIC for a far one.
+	Topology bool   `json:"topology,omitempty"`
+	Kill     string `json:"kill,omitempty"`
+	// Torchrun starts each rank, as a node of one.
+	Torchrun bool `json:"torchrun,omitempty"`
+	Job      job  `json:"job"`
 }
 
 // job is what each rank is told, in JSON; rank.py does it.
@@ -114,6 +119,7 @@ func plan(o options, ranks int) (list []settings) {
 		list = append(list, s)
 	}
 	add("peerlane-rates", byPeerlane, job{Rates: measured})
+	last := func() *settings { return &list[len(list)-1] }
 	if o.tune {
 		// One after another: channels, how much of a buffer is a step, and how fast NCCL
 		// believes that the NIC is.
@@ -136,6 +142,12 @@ func plan(o options, ranks int) (list []settings) {
 		sizes = []int{8, 64 << 10, 5*mib + 24}
 	}
 	add("peerlane-checks", byPeerlane, job{Checks: checks(sizes...), Groups: groups(ranks)})
+	// Pieces of 4 MiB or so, and enough of them under way.
+	add("peerlane-rates-8x32MiB", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, "NCCL_MIN_NCHANNELS=8", "NCCL_BUFFSIZE=33554432")
+	for _, who := range []string{killRank, killRelay} {
+		add("peerlane-kill-"+who, byPeerlane, job{Endless: true})
+		last().Kill = who
+	}
 	// NCCL's limit is 64 sockets for each pair of ranks.
 	for _, v := range [][2]int{{4, 4}, {8, 8}, {2, 1}, {1, 16}} {
 		if o.quick && v[0] != 4 {
@@ -144,10 +156,8 @@ func plan(o options, ranks int) (list []settings) {
 		add(fmt.Sprintf("socket-%dx%d", v[0], v[1]), bySocket, job{Rates: rates(0.4, []int{8, largest[0]}, "all_reduce")},
 			fmt.Sprintf("NCCL_NSOCKS_PERTHREAD=%d", v[0]), fmt.Sprintf("NCCL_SOCKET_NTHREADS=%d", v[1]))
 	}
-	for _, who := range []string{killRank, killRelay} {
-		add("peerlane-kill-"+who, byPeerlane, job{Endless: true})
-		list[len(list)-1].Kill = who
-	}
+	add("peerlane-topology", byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce")})
+	last().Topology = true
 	if o.quick {
 		return list
 	}
@@ -158,7 +168,9 @@ func plan(o options, ranks int) (list []settings) {
 	add("peerlane-train", byPeerlane, job{Train: &train{Steps: 1000}})
 	add("nvlink-train", byNVLink, job{Train: &train{Steps: 1000}})
 	add("peerlane-staged", byPeerlane, job{Rates: few, Checks: checks(64 << 10)})
-	list[len(list)-1].Route = launch.RouteStaged
+	last().Route = launch.RouteStaged
+	add("peerlane-torchrun", byPeerlane, job{Checks: checks(64 << 10)})
+	last().Torchrun = true
 	add("peerlane-host-pointers", byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)}, "PEERLANE_NCCL_POINTERS=host")
 	return list
 }

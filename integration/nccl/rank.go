@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -84,6 +85,11 @@ func (h *host) start(ctx context.Context, s settings, number int, dir, master st
 		return nil, err
 	}
 	arguments := []string{h.python, filepath.Join(h.inside(), "rank.py"), string(text)}
+	if s.Torchrun {
+		address, port, _ := strings.Cut(master, " ")
+		arguments = slices.Concat([]string{h.python, "-m", "torch.distributed.run", fmt.Sprintf("--nnodes=%d", h.ranks), "--nproc-per-node=1",
+			fmt.Sprintf("--node-rank=%d", number), "--master-addr=" + address, "--master-port=" + port}, arguments[1:])
+	}
 	if h.program != "" {
 		arguments = []string{filepath.Join(h.inside(), "program"), string(text)}
 	}
@@ -200,9 +206,12 @@ func (h *host) environment(s settings, number int, dir, master string) []string 
 	}
 	switch s.By {
 	case byPeerlane:
-		list = append(list, "NCCL_NET=Peerlane", "NCCL_NET_PLUGIN="+filepath.Join(h.inside(), nccl.Name),
-			// Without a topology file NCCL takes the NIC for a far one.
-			"NCCL_NET_GDR_LEVEL=SYS")
+		list = append(list, "NCCL_NET=Peerlane", "NCCL_NET_PLUGIN="+filepath.Join(h.inside(), nccl.Name))
+		if s.Topology {
+			list = append(list, "NCCL_TOPO_FILE="+filepath.Join(h.inside(), topologyFile))
+		} else {
+			list = append(list, "NCCL_NET_GDR_LEVEL=SYS") // however far it is
+		}
 	case bySocket:
 		list = append(list, "NCCL_NET=Socket", "NCCL_NET_PLUGIN=none")
 	}
