@@ -151,7 +151,8 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 
 	g = &Generation{
 		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
-		Relay: Command{Path: relay, Environment: r.Config.Relay.Environment},
+		Relay:   Command{Path: relay, Environment: r.Config.Relay.Environment},
+		Network: r.Config.Network, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
 	}
 	if g.Sandbox, err = newSandbox(r.Config.Relay); err != nil {
 		return nil, nil, false, err

@@ -22,7 +22,7 @@ const ToldConnections = toldConnections
 // Free gives back the memory that goes with a relay's process, after Run.
 func (r *Relay) Free() {
 	for _, l := range r.lanes {
-		for _, s := range []*staging{l.out, l.in} {
+		for _, s := range []*staging{l.out, l.in, l.abroad.out, l.abroad.in} {
 			if s == nil {
 				continue
 			}

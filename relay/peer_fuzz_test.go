@@ -131,6 +131,10 @@ func (w *world) route(first int) uint32 {
 
 func (w *world) connection(route uint32) *connection {
 	c := &connection{session: w.session, number: uint32(len(w.session.connections)) + 1, lane: w.lane, route: route, peer: "the fuzzer"}
+	c.transport = launch.TransportLocal
+	if route == wire.RouteStaged {
+		c.transport, c.out, c.in = launch.TransportLoop, w.lane.out, w.lane.in
+	}
 	c.port, _ = deaf()
 	w.session.connections[c.number] = c
 	return c

@@ -4,6 +4,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -134,7 +135,7 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	switch {
 	case r.route == wire.RouteDirect:
 		r.grantMemory(a)
-	case op.memory.staged != nil:
+	case r.inReach(op.memory):
 		r.tell(a.op.memory)
 		r.piecing = append(r.piecing, a)
 		r.grantPieces()
@@ -168,6 +169,11 @@ func (r *receiver) tell(m *memory) {
 			return
 		}
 	}
+	if r.transport == launch.TransportTCP {
+		region.Kind = wire.MemoryRemote
+		r.port.Send(region, 0)
+		return
+	}
 	if m.kind == wire.MemoryParts {
 		for _, p := range m.parts {
 			r.port.Send(&wire.PeerRegionPart{Region: m.region(), Bytes: p.Bytes}, 0, p.FD)
@@ -186,13 +192,13 @@ func (r *receiver) forget(m *memory) {
 	r.port.Send(&wire.PeerForget{Region: m.region()}, 0)
 }
 
-// grantPieces lets the sender's NIC write straight into the client's memory, which is
-// on a server GPU: as much at a time as slots would hold, for all messages of the
+// grantPieces lets the sender's NIC, or over TCP this relay, write straight into the
+// client's memory, which is on a server GPU, or the host's: as much at a time as slots would hold, for all messages of the
 // connection in turn, in pieces of a slot's size, so that a sender that has to fill
 // slots can.
 func (r *receiver) grantPieces() {
-	most, piece := uint64(0), r.lane.in.regions[0].slotBytes
-	for _, g := range r.lane.in.regions {
+	most, piece := uint64(0), r.in.regions[0].slotBytes
+	for _, g := range r.in.regions {
 		most += uint64(g.slots)
 	}
 	for len(r.piecing) > 0 && r.inPlaces < most && r.down == nil {
@@ -209,7 +215,7 @@ func (r *receiver) grantPieces() {
 
 // grantSlots grants one slot after the other, in turn with other messages.
 func (r *receiver) grantSlots(a *arrival) {
-	in := r.lane.in
+	in := r.in
 	in.acquire(r.connection, func(slot *slot) bool {
 		if r.down != nil {
 			return false
@@ -283,7 +289,7 @@ func (r *receiver) immediate(number, length uint64) {
 		return
 	}
 	if r.down != nil {
-		r.lane.in.release(g.slot)
+		r.in.release(g.slot)
 		r.settle()
 		return
 	}
@@ -295,7 +301,7 @@ func (r *receiver) immediate(number, length uint64) {
 			g.slot.region.out += length
 			r.session.relay.counters.staged += length
 		}
-		r.lane.in.release(g.slot)
+		r.in.release(g.slot)
 		op.underWay--
 		if err != nil {
 			r.session.relay.failed(err)
@@ -357,6 +363,12 @@ func (r *receiver) immediatesEnded(err error) {
 	})
 }
 
+// landingsEnded is the transport's word that no byte comes from another host any more.
+func (r *receiver) landingsEnded() {
+	r.immediateEnd = true
+	r.settle()
+}
+
 // drained: the sender has closed its end, which it does when it writes no more,
 // and so has its NIC.
 func (r *receiver) drained() bool {
@@ -366,7 +378,7 @@ func (r *receiver) drained() bool {
 	for number, g := range r.grants {
 		delete(r.grants, number)
 		if g.slot != nil {
-			r.lane.in.release(g.slot)
+			r.in.release(g.slot)
 			continue
 		}
 		g.arrival.op.underWay--

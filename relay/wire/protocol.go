@@ -60,6 +60,8 @@ const (
 	MemoryParts = 2
 	// A GPU's, of cudaMalloc, opened by an IPC handle: never another relay's.
 	MemoryIPC = 3
+	// Of another host, which only its relay's grants say anything of.
+	MemoryRemote = 4
 	// Allocations that one export is made of.
 	MaxParts = 2048
 	// Routes: what a relay asks another for, RouteAuto, and what a connection has.
@@ -623,7 +625,8 @@ func (m *PeerWelcome) bytes() []byte {
 func (m *PeerWelcome) messageType() uint32 { return TypePeerWelcome }
 
 // PeerRegion is 40 bytes.
-// With one descriptor: memory that the sender may write once it holds a grant.
+// With one descriptor, but for MemoryRemote: memory that the sender may write once it
+// holds a grant.
 type PeerRegion struct {
 	Header
 	Region uint32
@@ -976,15 +979,9 @@ type HandleLayout struct {
 	Token      UUID
 	Generation UUID
 	Host       UUID
+	Contact    [56]byte
 	Reserved0  uint64
 	Reserved1  uint64
-	Reserved2  uint64
-	Reserved3  uint64
-	Reserved4  uint64
-	Reserved5  uint64
-	Reserved6  uint64
-	Reserved7  uint64
-	Reserved8  uint64
 }
 
 func (m *HandleLayout) bytes() []byte {
@@ -1156,5 +1153,5 @@ var layouts = []struct {
 	{"Completion", unsafe.Sizeof(Completion{}), []uintptr{unsafe.Offsetof(Completion{}.Cookie), unsafe.Offsetof(Completion{}.Length), unsafe.Offsetof(Completion{}.Status), unsafe.Offsetof(Completion{}.Reserved)}},
 	{"SubmitPage", unsafe.Sizeof(SubmitPage{}), []uintptr{unsafe.Offsetof(SubmitPage{}.Tail), unsafe.Offsetof(SubmitPage{}.Reserved0), unsafe.Offsetof(SubmitPage{}.CompletedHead), unsafe.Offsetof(SubmitPage{}.Reserved1), unsafe.Offsetof(SubmitPage{}.ClientSleeps), unsafe.Offsetof(SubmitPage{}.Reserved2)}},
 	{"CompletePage", unsafe.Sizeof(CompletePage{}), []uintptr{unsafe.Offsetof(CompletePage{}.TakenHead), unsafe.Offsetof(CompletePage{}.Reserved0), unsafe.Offsetof(CompletePage{}.Tail), unsafe.Offsetof(CompletePage{}.Reserved1), unsafe.Offsetof(CompletePage{}.RelaySleeps), unsafe.Offsetof(CompletePage{}.Reserved2)}},
-	{"HandleLayout", unsafe.Sizeof(HandleLayout{}), []uintptr{unsafe.Offsetof(HandleLayout{}.Magic), unsafe.Offsetof(HandleLayout{}.Token), unsafe.Offsetof(HandleLayout{}.Generation), unsafe.Offsetof(HandleLayout{}.Host), unsafe.Offsetof(HandleLayout{}.Reserved0), unsafe.Offsetof(HandleLayout{}.Reserved1), unsafe.Offsetof(HandleLayout{}.Reserved2), unsafe.Offsetof(HandleLayout{}.Reserved3), unsafe.Offsetof(HandleLayout{}.Reserved4), unsafe.Offsetof(HandleLayout{}.Reserved5), unsafe.Offsetof(HandleLayout{}.Reserved6), unsafe.Offsetof(HandleLayout{}.Reserved7), unsafe.Offsetof(HandleLayout{}.Reserved8)}},
+	{"HandleLayout", unsafe.Sizeof(HandleLayout{}), []uintptr{unsafe.Offsetof(HandleLayout{}.Magic), unsafe.Offsetof(HandleLayout{}.Token), unsafe.Offsetof(HandleLayout{}.Generation), unsafe.Offsetof(HandleLayout{}.Host), unsafe.Offsetof(HandleLayout{}.Contact), unsafe.Offsetof(HandleLayout{}.Reserved0), unsafe.Offsetof(HandleLayout{}.Reserved1)}},
 }

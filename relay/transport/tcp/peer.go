@@ -149,6 +149,15 @@ func (p *Peer) Figures() Figures {
 	return Figures{c.messages.Load(), c.batches.Load(), c.writes.Load(), c.pieces.Load(), c.eager.Load()}
 }
 
+// Name is the other relay, as Config says.
+func (p *Peer) Name() string { return p.config.Name }
+
+// Channels is how many are open. It belongs to the loop.
+func (p *Peer) Channels() int { return len(p.channels) }
+
+// Dialed reports whether this relay made the connections.
+func (p *Peer) Dialed() bool { return p.last%2 == 1 }
+
 // errClosed is a Peer's end by its own relay.
 var errClosed = wire.Errorf(wire.StatusPeerClosed, "the relay closed its connections")
 

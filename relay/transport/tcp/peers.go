@@ -22,6 +22,7 @@ type Peers struct {
 	known map[Key]*reaching
 	all   map[*Peer]bool // that live
 	ended bool
+	users sync.WaitGroup // goroutines of all Peers
 }
 
 // reaching is a Peer, or that somebody dials it.
@@ -129,6 +130,7 @@ func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
 		if ended = p.ended; !ended {
 			r.peer = New(p.loop, s, config)
 			p.all[r.peer] = true
+			p.users.Go(r.peer.users.Wait)
 		}
 	}) || ended {
 		s.Close()
@@ -144,6 +146,19 @@ func (p *Peers) forget(key Key, r *reaching) {
 		delete(p.known, key)
 	}
 }
+
+// Each calls f with every Peer that lives. It may be called on the loop.
+func (p *Peers) Each(f func(*Peer)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for peer := range p.all {
+		f(peer)
+	}
+}
+
+// Wait returns, after Close, when nothing of any Peer reads or writes memory any more,
+// whether the loop runs or not.
+func (p *Peers) Wait() { p.users.Wait() }
 
 // Close ends all Peers, and lets none be made any more.
 func (p *Peers) Close() {

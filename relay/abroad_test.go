@@ -1,0 +1,244 @@
+package relay_test
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// cluster is the key that hosts of a test share.
+func cluster() *launch.Secrets {
+	return &launch.Secrets{ClusterKey: launch.NewSecret(network.Keys{Current: network.NewKey(time.Now())}.Text())}
+}
+
+// online puts the relays of a host on the network, and has them use nothing else, also
+// between two of one host.
+func (h *host) online(s *launch.Secrets) {
+	h.secrets = s
+	h.change = func(c *launch.Config) {
+		c.Transport = launch.TransportTCP
+		c.Network = &launch.Network{
+			Addresses: []address.Chosen{{Interface: "lo", Address: netip.MustParseAddr("127.0.0.1")}},
+			Ports:     address.Ports{First: 20000, Last: 29999}, Streams: 2,
+			Slots: 4, SlotBytes: 256 << 10, Memory: 64 << 20,
+		}
+	}
+}
+
+// abroad is two containers on two hosts.
+type abroad struct {
+	pair
+	relayA, relayB   *relay.Relay
+	socketA, socketB string
+	listener         *client.Listener
+}
+
+func hostsApart(t *testing.T) *abroad {
+	t.Helper()
+	key := cluster()
+	hostA, hostB := newHost(t), newHost(t)
+	hostA.online(key)
+	hostB.online(key)
+	p := &abroad{}
+	p.socketA, p.relayA = hostA.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
+	p.socketB, p.relayB = hostB.start("b", launch.RouteAuto, -1, far(3, 2, "nic1"))
+	p.a, p.b = attach(t, p.socketA), attach(t, p.socketB)
+	p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	return p
+}
+
+func TestEveryByteArrivesOnAnotherHost(t *testing.T) {
+	p := hostsApart(t)
+	// Around what goes with the messages (4 KiB), a piece and a slot (256 KiB), all slots.
+	for i, n := range []uint64{0, 1, 7, 8, 4096, 4097, 256<<10 - 1, 256 << 10, 256<<10 + 1, 1<<20 + 3, 11<<20 + 5} {
+		from, to := uint64(3*i), uint64(5*i)
+		want := random(t, n)
+		p.source.write(from, want)
+		receive, err := p.receiving.Receive(p.target.Memory, to, n+2, client.Tag(uint64(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		send, err := p.sending.Send(p.source.Memory, from, n, client.Tag(uint64(i)))
+		if moved, err := wait(t, send, err); err != nil || moved != n {
+			t.Fatalf("send of %d: %d, %v", n, moved, err)
+		}
+		if moved, err := wait(t, receive, nil); err != nil || moved != n {
+			t.Fatalf("receive of %d: %d, %v", n, moved, err)
+		}
+		if !bytes.Equal(p.target.read(to, n), want) {
+			t.Fatalf("%d bytes arrived wrong", n)
+		}
+	}
+	report := p.relayA.Report()
+	if len(report.Connections) != 1 || report.Connections[0].Transport != launch.TransportTCP || !strings.Contains(report.Connections[0].Path, "-> tcp -> ") {
+		t.Errorf("inspect shows %+v", report.Connections)
+	}
+	if n := report.Network; n == nil || len(n.Peers) != 1 || !n.Peers[0].Dialed || n.Peers[0].Channels != 1 || !strings.Contains(n.Peers[0].Name, "container b") || !strings.Contains(n.Peers[0].Name, "by lo") {
+		t.Errorf("inspect shows the network %+v", n)
+	}
+}
+
+// Host memory goes from where it lies to where it is to be, through no slot.
+func TestHostMemoryGoesToAnotherHostInPlace(t *testing.T) {
+	p := hostsApart(t)
+	const n = 3<<20 + 5
+	from, err := p.a.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := p.b.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, 3)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := random(t, n)
+	copy(from.Data, want)
+	for _, way := range []struct {
+		name     string
+		from, to *client.Memory
+		read     func() []byte
+	}{
+		{"host to host", from, to, func() []byte { return to.Data }},
+		{"host to GPU", from, p.target.Memory, func() []byte { return p.target.read(0, n) }},
+		{"GPU to host", p.source.Memory, to, func() []byte { return to.Data }},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			clear(to.Data)
+			p.source.write(0, want)
+			receive, err := p.receiving.Receive(way.to, 0, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			send, err := p.sending.Send(way.from, 0, n)
+			for _, op := range []*client.Operation{send, receive} {
+				if _, err := wait(t, op, err); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !bytes.Equal(way.read(), want) {
+				t.Error("wrong bytes")
+			}
+		})
+	}
+}
+
+// All connections between two relays share one set of connections.
+func TestRelaysOfTwoHostsHaveOneSetOfConnections(t *testing.T) {
+	p := hostsApart(t)
+	for range 5 {
+		join(t, p.a, 0, p.b, 3)
+	}
+	second := attach(t, p.socketA)
+	join(t, second, 0, p.b, 3)
+	if n := p.relayA.Report().Network; len(n.Peers) != 1 || n.Peers[0].Channels != 7 {
+		t.Errorf("there are %+v", n.Peers)
+	}
+}
+
+func TestAnotherHostsHandleIsRefusedWithAReason(t *testing.T) {
+	key := cluster()
+	online, other, off := newHost(t), newHost(t), newHost(t)
+	online.online(key)
+	other.online(cluster())
+	off.change = func(c *launch.Config) {
+		c.Transport, c.NoNetwork = launch.TransportTCP, "network.listen is off"
+	}
+	start := func(h *host, name string) (*client.Session, wire.Handle) {
+		t.Helper()
+		s := attach(t, h.relay(name, launch.RouteAuto, far(0, 1, "nic0")))
+		l, err := s.Listen(within(t), uuid(t, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, l.Handle()
+	}
+	on, handle := start(online, "on")
+	stranger, strangers := start(other, "stranger")
+	without, none := start(off, "off")
+
+	_, err := on.Connect(within(t), uuid(t, 0), strangers)
+	demand(t, err, wire.StatusUnreachable, "no relay that has this cluster key")
+	_, err = stranger.Connect(within(t), uuid(t, 0), handle)
+	demand(t, err, wire.StatusUnreachable, "no relay that has this cluster key")
+	_, err = on.Connect(within(t), uuid(t, 0), none)
+	demand(t, err, wire.StatusUnreachable, "is on no network")
+	_, err = without.Connect(within(t), uuid(t, 0), handle)
+	demand(t, err, wire.StatusUnreachable, "this relay is on no network", "network.listen is off")
+
+	forged := handle.Layout()
+	forged.Token[3] ^= 1
+	_, err = on.Connect(within(t), uuid(t, 0), forged.Handle())
+	demand(t, err, wire.StatusUnreachable, "no relay that has this cluster key")
+}
+
+// A listener that is closed is not there for other hosts either, first of a set of
+// connections or not.
+func TestAClosedListenerOfAnotherHost(t *testing.T) {
+	for _, connected := range []bool{false, true} {
+		t.Run(fmt.Sprint("connected ", connected), func(t *testing.T) {
+			key := cluster()
+			hostA, hostB := newHost(t), newHost(t)
+			hostA.online(key)
+			hostB.online(key)
+			a := attach(t, hostA.relay("a", launch.RouteAuto, far(0, 1, "nic0")))
+			b := attach(t, hostB.relay("b", launch.RouteAuto, far(3, 2, "nic1")))
+			if connected {
+				join(t, a, 0, b, 3)
+			}
+			l, err := b.Listen(within(t), uuid(t, 3))
+			if err == nil {
+				err = l.Close(within(t))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = a.Connect(within(t), uuid(t, 0), l.Handle())
+			demand(t, err, wire.StatusBadHandle)
+		})
+	}
+}
+
+// What a host says of itself: the death of a relay, of a client, a close.
+func TestDeathOnAnotherHost(t *testing.T) {
+	for name, c := range map[string]struct {
+		die    func(*testing.T, *abroad)
+		status wire.Status
+		words  []string
+	}{
+		"relay": {func(_ *testing.T, p *abroad) { p.relayB.Halt() }, wire.StatusPeerRelayDied, []string{"container b", "127.0.0.1"}},
+		"relay that is stopped": {func(_ *testing.T, p *abroad) { p.relayB.Stop("for a test") },
+			wire.StatusPeerRelayDied, []string{"container b", "for a test"}},
+		"client": {func(t *testing.T, p *abroad) {
+			if err := p.b.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}, wire.StatusPeerClosed, []string{"container b"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := hostsApart(t)
+			var ops []*client.Operation
+			for range 20 { // no receive is posted for any
+				op, err := p.sending.Send(p.source.Memory, 0, 1<<20)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ops = append(ops, op)
+			}
+			c.die(t, p)
+			for _, op := range ops {
+				_, err := op.Wait(within(t))
+				demand(t, err, c.status, c.words...)
+			}
+		})
+	}
+}
