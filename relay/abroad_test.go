@@ -40,7 +40,6 @@ type abroad struct {
 	pair
 	relayA, relayB   *relay.Relay
 	socketA, socketB string
-	listener         *client.Listener
 }
 
 func hostsApart(t *testing.T) *abroad {
