@@ -23,7 +23,10 @@ const (
 	welcomeTime = 2*handshakeTime + testedTime
 	// mostKept bounds what comes on a channel after the welcome and before the client
 	// knows of its connection.
-	mostKept = wire.RingEntries + wire.MaxMemories
+	// openTries is how often connections are made anew that have ended just when a channel
+	// was to be opened.
+	openTries = 2
+	mostKept  = wire.RingEntries + wire.MaxMemories
 )
 
 // atHost is the relay's name as other hosts are told it.
@@ -138,22 +141,27 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
 	defer cancel()
-	peer, err := h.reach(ctx, handle)
-	if err != nil {
-		return nil, err
-	}
 	hello := &wire.PeerHello{
 		Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
 		Token: handle.Token, GPU: m.GPU, Route: wire.RouteAuto,
 	}
 	wire.SetText(hello.Name[:], r.atHost())
 	o := &opening{answer: make(chan error, 1)}
-	if !r.loop.Call(func() { o.channel, err = peer.Open(hello, 0, o.received, o.lost) }) {
-		return nil, errEnding
+	var peer *tcp.Peer
+	for try := 0; o.channel == nil; try++ {
+		var err error
+		if peer, err = h.reach(ctx, handle); err != nil {
+			return nil, err
+		}
+		if !r.loop.Call(func() { o.channel, err = peer.Open(hello, 0, o.received, o.lost) }) {
+			return nil, errEnding
+		}
+		// It can have ended just now, for want of use, say; then there is another.
+		if err != nil && try == openTries {
+			return nil, wire.Errorf(wire.StatusUnreachable, "%w", err)
+		}
 	}
-	if err != nil {
-		return nil, wire.Errorf(wire.StatusUnreachable, "%w", err)
-	}
+	var err error
 	select {
 	case err = <-o.answer:
 	case <-time.After(welcomeTime):

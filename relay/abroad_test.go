@@ -144,6 +144,45 @@ func TestRelaysOfTwoHostsHaveOneSetOfConnections(t *testing.T) {
 	}
 }
 
+// Connections that nobody uses end, and the next one has others.
+func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
+	p := hostsApart(t)
+	p.relayA.CloseIdle()
+	p.relayA.CloseIdle()
+	if n := p.relayA.Report().Network; len(n.Peers) != 1 {
+		t.Fatalf("connections in use were closed: %+v", n)
+	}
+	if err := p.sending.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	peers := func(r *relay.Relay, n int) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); len(r.Report().Network.Peers) != n; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("there are %+v, not %d", r.Report().Network.Peers, n)
+			}
+		}
+	}
+	for end := time.Now().Add(time.Minute); p.relayA.Report().Network.Peers[0].Channels > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the channel is still there")
+		}
+	}
+	p.relayA.CloseIdle()
+	if n := p.relayA.Report().Network; len(n.Peers) != 1 {
+		t.Fatalf("they were closed at once: %+v", n)
+	}
+	p.relayB.CloseIdle() // which has not made them
+	p.relayB.CloseIdle()
+	peers(p.relayA, 1)
+	p.relayA.CloseIdle()
+	peers(p.relayA, 0)
+	peers(p.relayB, 0)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.move(t, 1<<20)
+	peers(p.relayA, 1)
+}
+
 func TestAnotherHostsHandleIsRefusedWithAReason(t *testing.T) {
 	key := cluster()
 	online, other, off := newHost(t), newHost(t), newHost(t)

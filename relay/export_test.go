@@ -6,6 +6,10 @@ func (r *Relay) Do(f func()) { r.loop.Do(f) }
 // Halt has Run end without a word to anybody, as the relay's death would.
 func (r *Relay) Halt() { r.loop.Stop() }
 
+// CloseIdle closes the connections to other hosts that no client has used since it was
+// last called.
+func (r *Relay) CloseIdle() { r.loop.Call(r.hosts.closeIdle) }
+
 // Forget gives back what the process of a relay that was halted would, beside Free: its
 // sessions' descriptors and rings.
 func (r *Relay) Forget() {

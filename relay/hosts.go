@@ -37,6 +37,10 @@ type hosts struct {
 	gathering tcp.Gathering
 	serving   sync.WaitGroup
 
+	// resting are Peers that had no channel when that was last looked at; of the loop.
+	resting map[*tcp.Peer]bool
+	stopped chan struct{}
+
 	mu       sync.Mutex
 	meetings map[*network.Session]*meeting // whose streams come still
 	names    map[tcp.Key]string
@@ -111,7 +115,7 @@ func (r *Relay) onNetwork() {
 		r.offNetwork = r.noKey
 		return
 	}
-	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}}
+	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, stopped: make(chan struct{})}
 	var refused []string
 	for _, at := range h.where.Addresses {
 		listener, err := address.Listen(context.Background(), at.Address, h.where.Ports)
@@ -143,6 +147,7 @@ func (r *Relay) onNetwork() {
 		},
 	}
 	h.serving.Go(func() { server.Serve(h.listener) })
+	h.serving.Go(h.rest)
 	r.hosts = h
 	logrus.Infof("listening for relays of other hosts at %v", h.listener.Addr())
 }
@@ -166,6 +171,7 @@ func (h *hosts) close() {
 		delete(h.meetings, session)
 	}
 	h.mu.Unlock()
+	close(h.stopped)
 	h.listener.Close()
 	h.gathering.Close()
 	h.peers.Close()
@@ -412,7 +418,41 @@ func expected(c net.Conn, until time.Time) error {
 	return nil
 }
 
-// report is what the administrator is told. It belongs to the loop.
+// restTime is how long connections that this relay made, and that no client uses, are
+// kept for the next one: as long, or twice.
+const restTime = 30 * time.Second
+
+// rest closes them after that.
+func (h *hosts) rest() {
+	every := time.NewTicker(restTime)
+	defer every.Stop()
+	for {
+		select {
+		case <-h.stopped:
+			return
+		case <-every.C:
+			h.relay.loop.Do(h.closeIdle)
+		}
+	}
+}
+
+// closeIdle closes what was without a channel at the last look, too. It belongs to the
+// loop, as Open does: nobody opens a channel meanwhile.
+func (h *hosts) closeIdle() {
+	before := h.resting
+	h.resting = map[*tcp.Peer]bool{}
+	h.peers.Each(func(p *tcp.Peer) {
+		switch {
+		case !p.Dialed() || p.Channels() > 0: // the other side closes what it has made
+		case before[p]:
+			p.Close()
+		default:
+			h.resting[p] = true
+		}
+	})
+}
+
+// networkReport is what the administrator is told. It belongs to the loop.
 func (r *Relay) networkReport() *launch.NetworkReport {
 	h := r.hosts
 	if h == nil {

@@ -40,6 +40,7 @@ type world struct {
 	queue  *device.Queue
 	slots  *device.Memory
 	mine   *memory
+	tcp    bool                       // the other relay is on another host
 	ended  map[uint64]wire.Completion // by cookie
 	posted map[uint64]*operation
 }
@@ -120,8 +121,13 @@ func fill(m *device.Memory, with byte) {
 }
 
 // route is the first byte's: staged or direct; or staged out of or into memory that the
-// client copies to and from itself.
+// client copies to and from itself; or to another host, out of or into the client's host
+// memory.
 func (w *world) route(first int) uint32 {
+	if first >= 240 && first < 250 {
+		w.tcp = true
+		return wire.RouteStaged
+	}
 	if first >= 250 {
 		w.mine.staged = &handed{on: &served{}}
 		return wire.RouteStaged
@@ -134,10 +140,32 @@ func (w *world) connection(route uint32) *connection {
 	c.transport = launch.TransportLocal
 	if route == wire.RouteStaged {
 		c.transport, c.out, c.in = launch.TransportLoop, w.lane.out, w.lane.in
+		if w.tcp {
+			c.transport = launch.TransportTCP
+		}
 	}
 	c.port, _ = deaf()
 	w.session.connections[c.number] = c
 	return c
+}
+
+// leave ends a connection as the other relay's death does.
+func (w *world) leave(c *connection) {
+	if w.tcp {
+		c.lost(io.EOF)
+		return
+	}
+	c.ended(io.EOF)
+}
+
+// region tells a sender of a receiver's memory.
+func (w *world) region(number uint32, bytes uint64, fd func() int) (*wire.PeerRegion, []int) {
+	m := &wire.PeerRegion{Region: number, Kind: wire.MemoryHost, Bytes: bytes}
+	if w.tcp {
+		m.Kind = wire.MemoryRemote
+		return m, nil
+	}
+	return m, []int{fd()}
 }
 
 // post is what a session does with a descriptor that is in order.
@@ -207,6 +235,7 @@ type fuzzLink struct {
 	said    map[uint64]*wire.PeerGrant // what the receiver has granted, by number
 	sent    map[uint64]*operation      // by number
 	targets map[uint32]uint64          // bytes
+	remote  map[uint32]uint64          // the same, as the receiver has said, of another host
 	opening []func(error)
 	writes  []*fuzzWrite
 	taken   map[uint64]bool // source offsets under way, of slots
@@ -223,10 +252,18 @@ type fuzzWrite struct {
 }
 
 func (l *fuzzLink) AddTarget(number, _ uint32, parts []device.Part, ready func(error)) {
-	if _, there := l.targets[number]; there || l.closed || len(parts) != 1 {
+	wanted := 1
+	if l.tcp {
+		wanted = 0
+	}
+	if _, there := l.targets[number]; there || l.closed || len(parts) != wanted {
 		l.t.Fatalf("region %d is added twice, or to a closed link, or of %d parts", number, len(parts))
 	}
-	l.targets[number] = parts[0].Bytes
+	if l.tcp {
+		l.targets[number] = l.remote[number]
+	} else {
+		l.targets[number] = parts[0].Bytes
+	}
 	l.opening = append(l.opening, ready)
 }
 
@@ -240,7 +277,7 @@ func (l *fuzzLink) RemoveTarget(number uint32) {
 }
 
 func (l *fuzzLink) AddSource(number, _ uint32, _ int, _ uint64) {
-	if l.source || l.closed || l.mine.staged == nil || number != l.mine.region() {
+	if l.source || l.closed || l.mine.staged == nil && !l.tcp || number != l.mine.region() {
 		l.t.Fatalf("source %#x is added twice, to a closed link, or is not the client's", number)
 	}
 	l.source = true
@@ -259,7 +296,7 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 		l.t.Fatalf("a write for message %d, which is over", g.Send)
 	}
 	switch {
-	case l.mine.staged != nil && l.s.route == wire.RouteStaged:
+	case (l.mine.staged != nil || l.tcp) && l.s.route == wire.RouteStaged:
 		if !l.source || from.Region != l.mine.region() || from.Offset != op.offset+g.Part || n != g.Length {
 			l.t.Fatalf("a write of %d bytes from byte %d of source %#x, for byte %d of a message at %d", n, from.Offset, from.Region, g.Part, op.offset)
 		}
@@ -354,6 +391,7 @@ func (s *script) length(most uint64) uint64 {
 func FuzzPeerOfASender(f *testing.F) {
 	// Two messages, a region, grants larger than a slot, and all that then ends.
 	f.Add([]byte{250, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
+	f.Add([]byte{240, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{1, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{0, 0, 100, 0, 2, 0, 0, 3, 0, 0, 0, 64, 0, 0, 0, 5, 6, 7, 0, 4, 0, 0})
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -378,7 +416,7 @@ func FuzzPeerOfASender(f *testing.F) {
 		defer unix.Close(fd)
 		route := w.route(do.next())
 		connect := func(route uint32) *fuzzLink {
-			link := &fuzzLink{world: w, said: map[uint64]*wire.PeerGrant{}, sent: map[uint64]*operation{}, targets: map[uint32]uint64{}, taken: map[uint64]bool{}}
+			link := &fuzzLink{world: w, said: map[uint64]*wire.PeerGrant{}, sent: map[uint64]*operation{}, targets: map[uint32]uint64{}, remote: map[uint32]uint64{}, taken: map[uint64]bool{}}
 			link.s = newSender(w.connection(route), link)
 			return link
 		}
@@ -406,11 +444,20 @@ func FuzzPeerOfASender(f *testing.F) {
 					l.sent[op.send] = op
 				}
 			case 2:
-				m := &wire.PeerRegion{Region: uint32(do.next() % 3), Kind: wire.MemoryHost, Bytes: do.near(fuzzTarget)}
-				if do.next() < 240 {
-					hear(m, duplicate())
-				} else {
+				number, bytes := uint32(do.next()%3), do.near(fuzzTarget)
+				m, fds := w.region(number, bytes, duplicate)
+				if _, there := l.targets[number]; !there {
+					l.remote[number] = bytes
+				}
+				switch b := do.next(); {
+				case b < 240:
+					hear(m, fds...)
+				case b < 250: // a descriptor less, or a kind that is not its own
+					packet.CloseAll(fds)
+					m.Kind = wire.MemoryHost
 					hear(m)
+				default: // one too many
+					hear(m, append(fds, duplicate())...)
 				}
 			case 3:
 				send := do.near(max(1, s.last))
@@ -461,7 +508,7 @@ func FuzzPeerOfASender(f *testing.F) {
 					hear(&wire.PeerWritten{Grant: 1})
 				case 4:
 					if !s.portDown {
-						s.ended(io.EOF)
+						w.leave(s.connection)
 					}
 				}
 			case 11:
@@ -480,7 +527,7 @@ func FuzzPeerOfASender(f *testing.F) {
 		}
 		finish(l)
 		if !s.portDown {
-			s.connection.ended(io.EOF)
+			w.leave(s.connection)
 		}
 		finish(l)
 		if !l.closed {
@@ -492,7 +539,9 @@ func FuzzPeerOfASender(f *testing.F) {
 		next := connect(wire.RouteStaged)
 		op := w.post(next.s.connection, wire.OpSend, 0, 7, 3*fuzzSlot+5)
 		next.sent[op.send] = op
-		next.s.receive(&wire.PeerRegion{Region: 1, Kind: wire.MemoryHost, Bytes: fuzzTarget}, 0, []int{duplicate()})
+		m, fds := w.region(1, fuzzTarget, duplicate)
+		next.remote[1] = fuzzTarget
+		next.s.receive(m, 0, fds)
 		next.said[1] = &wire.PeerGrant{Send: 1, Grant: 1, Length: op.length, Region: 1}
 		next.s.receive(next.said[1], 0, nil)
 		finish(next)
@@ -501,7 +550,7 @@ func FuzzPeerOfASender(f *testing.F) {
 		if done := w.ended[op.cookie]; done.Length != op.length || done.Status != uint32(wire.StatusOK) {
 			t.Fatalf("another connection's message of %d bytes ended with %+v", op.length, done)
 		}
-		next.s.connection.ended(io.EOF)
+		w.leave(next.s.connection)
 		w.over()
 	})
 }
@@ -513,6 +562,7 @@ func FuzzPeerOfASender(f *testing.F) {
 func FuzzPeerOfAReceiver(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 4, 5, 5})
 	f.Add([]byte{1, 1, 0, 0, 100, 0, 0, 0, 0, 0, 100, 0, 0, 6, 0, 5})
+	f.Add([]byte{240, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 6, 0, 4, 5, 5})
 	f.Add([]byte{250, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 6, 0, 4, 5, 5})
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 512 {
@@ -589,7 +639,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 					hear(&wire.PeerGrant{Send: 1})
 				case 3:
 					if !r.portDown {
-						r.connection.ended(io.EOF)
+						w.leave(r.connection)
 					}
 				case 4:
 					if r.down != nil && !r.immediateEnd { // else a timer waits for the loop
@@ -626,7 +676,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 		}
 		w.copied()
 		if !r.portDown {
-			r.connection.ended(io.EOF)
+			w.leave(r.connection)
 		}
 		if !r.immediateEnd {
 			r.immediatesEnded(io.EOF)

@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"errors"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/device"
@@ -352,6 +354,11 @@ func (s *sender) unhold(op *operation) {
 
 // broken takes the connection down after a failed copy.
 func (s *sender) broken(err error, what string) {
+	var why *wire.Error
+	if s.transport == launch.TransportTCP && errors.As(err, &why) { // it says all itself
+		s.shutdown(why)
+		return
+	}
 	s.session.relay.failed(err)
 	s.shutdown(wire.Errorf(ofCopies(err), "%s: %s failed: %v", s.session.relay.name(), what, err))
 }
