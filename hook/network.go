@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/peerlane/peerlane/hook/config"
@@ -131,6 +132,23 @@ func interfaceOf(all []addresses.Interface, at netip.Addr) string {
 		}
 	}
 	return ""
+}
+
+// mostIgnored bounds what is said of a job's environment, which is the image's.
+const mostIgnored = 16
+
+// ignored says which variables of a job relays do not go by.
+func ignored(environment []string) (sentences []string) {
+	for _, i := range addresses.IgnoredVariables(environment) {
+		if strings.Trim(i.Name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || len(i.Name) > 64 {
+			continue // none of NCCL's
+		}
+		if len(sentences) == mostIgnored {
+			return append(sentences, "and more variables of NCCL's have no effect on Peerlane's relays")
+		}
+		sentences = append(sentences, i.String())
+	}
+	return sentences
 }
 
 // goOnNetwork finds out, before a relay is started, what it can have of the network.

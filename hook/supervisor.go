@@ -104,6 +104,9 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 		return errors.Join(err, tell)
 	}
 	s.limit()
+	for _, sentence := range s.generation.Ignored {
+		s.log.Warn(sentence)
+	}
 	answer := startedAnswer
 	if err := s.start(); err != nil {
 		// Of what was killed no start fails: there is a next one.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -95,6 +96,9 @@ func hostsApart(t *testing.T, runtimeName string) (*networks, [2]*bed) {
 // becomes of the other.
 func TestContainersOfTwoHosts(t *testing.T) {
 	_, beds := hostsApart(t, "runc")
+	beds[0].edit = func(b *bundle.Bundle) {
+		b.Spec.Process.Env = append(b.Spec.Process.Env, "NCCL_SOCKET_IFNAME=eth0")
+	}
 	verifier := beds[0].start(beds[0].lanes[0], "verify")
 	echo := beds[1].start(beds[1].lanes[1], "echo")
 	one, other := verifier.next("listening").Handle, echo.next("listening").Handle
@@ -130,6 +134,9 @@ func TestContainersOfTwoHosts(t *testing.T) {
 				c.bed.nowhere(c, fields[3])
 			}
 		}
+	}
+	if said := verifier.generation().Ignored; len(said) != 1 || !strings.Contains(said[0], "network.interfaces") {
+		t.Errorf("of NCCL_SOCKET_IFNAME it is said %q", said)
 	}
 	relay := echo.generation().Status.Relay.PID
 	verifier.mustLearn(kill(t, relay), echo.id, "10.211.0.2", "plnet0")

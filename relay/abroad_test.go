@@ -2,7 +2,13 @@ package relay_test
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
+	"math/big"
 	"net/netip"
 	"strings"
 	"testing"
@@ -224,6 +230,7 @@ func TestAnotherHostsHandleIsRefusedWithAReason(t *testing.T) {
 func TestAClosedListenerOfAnotherHost(t *testing.T) {
 	for _, connected := range []bool{false, true} {
 		t.Run(fmt.Sprint("connected ", connected), func(t *testing.T) {
+			t.Parallel()
 			key := cluster()
 			hostA, hostB := newHost(t), newHost(t)
 			hostA.online(key)
@@ -263,6 +270,7 @@ func TestDeathOnAnotherHost(t *testing.T) {
 		}, wire.StatusPeerClosed, []string{"container b"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			p := hostsApart(t)
 			var ops []*client.Operation
 			for range 20 { // no receive is posted for any
@@ -278,5 +286,142 @@ func TestDeathOnAnotherHost(t *testing.T) {
 				demand(t, err, c.status, c.words...)
 			}
 		})
+	}
+}
+
+// hostsWith joins two hosts of these secrets and addresses, and moves a message.
+func hostsWith(t *testing.T, a, b *launch.Secrets, at string) *abroad {
+	t.Helper()
+	p := &abroad{}
+	for i, s := range []*launch.Secrets{a, b} {
+		h := newHost(t)
+		h.online(s)
+		change := h.change
+		h.change = func(c *launch.Config) {
+			change(c)
+			c.Network.Addresses[0].Address = netip.MustParseAddr(at)
+		}
+		if i == 0 {
+			p.socketA, p.relayA = h.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
+			p.a = attach(t, p.socketA)
+			p.source = exported(t, p.a, 0, pairBytes)
+		} else {
+			p.socketB, p.relayB = h.start("b", launch.RouteAuto, -1, far(3, 2, "nic1"))
+			p.b = attach(t, p.socketB)
+			p.target = exported(t, p.b, 3, pairBytes)
+		}
+	}
+	return p
+}
+
+func (p *abroad) exchange(t *testing.T) {
+	t.Helper()
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.move(t, 1<<20+5)
+}
+
+// Both hosts need the same, and may be at different steps of a rotation.
+func TestHostsOfOneCluster(t *testing.T) {
+	old := network.Keys{Current: network.NewKey(time.Now())}
+	rotated, err := old.Rotate(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	finished, err := rotated.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := func(k network.Keys) *launch.Secrets {
+		return &launch.Secrets{ClusterKey: launch.NewSecret(k.Text())}
+	}
+	certified := certificates(t)
+	for name, c := range map[string]struct {
+		a, b *launch.Secrets
+		at   string
+	}{
+		"IPv6":                {key(old), key(old), "::1"},
+		"TLS":                 {certified(key(old)), certified(key(old)), "127.0.0.1"},
+		"told of the new key": {key(old), key(rotated), "127.0.0.1"},
+		"not told yet":        {key(rotated), key(old), "127.0.0.1"},
+		"one has finished":    {key(finished), key(rotated), "127.0.0.1"},
+		"the other one has":   {key(rotated), key(finished), "127.0.0.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it is the ends of relays that take time
+			hostsWith(t, c.a, c.b, c.at).exchange(t)
+		})
+	}
+
+	t.Run("certificates on one host", func(t *testing.T) {
+		p := hostsWith(t, certified(key(old)), key(old), "127.0.0.1")
+		l, err := p.b.Listen(within(t), uuid(t, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.a.Connect(within(t), uuid(t, 0), l.Handle())
+		demand(t, err, wire.StatusUnreachable, "certificate")
+	})
+
+	t.Run("a rotation under running relays", func(t *testing.T) {
+		p := hostsWith(t, key(old), key(old), "127.0.0.1")
+		p.exchange(t)
+		for _, step := range []network.Keys{rotated, finished} {
+			for _, r := range []*relay.Relay{p.relayA, p.relayB} {
+				if err := r.Secrets(*key(step)); err != nil {
+					t.Fatal(err)
+				}
+				p.move(t, 1<<10) // what is connected stays so
+				if err := p.sending.Close(within(t)); err != nil {
+					t.Fatal(err)
+				}
+				p.exchange(t)
+			}
+		}
+		// A host that was told nothing is cut off.
+		q := hostsWith(t, key(old), key(finished), "127.0.0.1")
+		l, err := q.b.Listen(within(t), uuid(t, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = q.a.Connect(within(t), uuid(t, 0), l.Handle())
+		demand(t, err, wire.StatusUnreachable, "peerlane key show")
+	})
+}
+
+// certificates adds those of one authority.
+func certificates(t *testing.T) func(*launch.Secrets) *launch.Secrets {
+	t.Helper()
+	make := func(template, parent *x509.Certificate, signer any) (*x509.Certificate, *ecdsa.PrivateKey, []byte) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if parent == nil {
+			parent, signer = template, key
+		}
+		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+		der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	}
+	authority, signer, root := make(&x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil, nil)
+	return func(s *launch.Secrets) *launch.Secrets {
+		_, key, own := make(&x509.Certificate{
+			SerialNumber: big.NewInt(2), KeyUsage: x509.KeyUsageDigitalSignature,
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		}, authority, signer)
+		der, err := x509.MarshalECPrivateKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Certificate, s.Authority = launch.NewSecret(own), launch.NewSecret(root)
+		s.CertificateKey = launch.NewSecret(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
+		return s
 	}
 }

@@ -97,6 +97,9 @@ func (a *app) printInspection(i hook.Inspection) {
 	for _, p := range i.Pairs {
 		row("pair", pairWords(p))
 	}
+	for _, sentence := range i.Ignored {
+		row("without effect", sentence)
+	}
 	row("copies", tuningWords(i.Config))
 	row("route, transport", i.Config.Route+", "+i.Config.Transport)
 	if i.Config.Reserve == launch.ReserveStart {
