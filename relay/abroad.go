@@ -44,7 +44,7 @@ func (l *lane) openAbroadFor(c *connection, config launch.Config, asked uint32) 
 		return err
 	}
 	c.route, c.transport = wire.RouteStaged, launch.TransportTCP
-	c.out, c.in = l.abroad.out, l.abroad.in
+	c.out, c.in, c.quotas = l.abroad.out, l.abroad.in, l.abroad.quotas
 	return nil
 }
 

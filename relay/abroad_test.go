@@ -425,3 +425,82 @@ func certificates(t *testing.T) func(*launch.Secrets) *launch.Secrets {
 		return s
 	}
 }
+
+// Short messages go without a grant, as many as the sender has windows: what is more waits
+// for its receive. The windows come back, whatever becomes of the messages.
+func TestShortMessagesToAnotherHostDoNotWait(t *testing.T) {
+	p := hostsApart(t)
+	const n, windows, more = 1000, 8, 5
+	host, err := p.a.HostMemory(within(t), client.HostMemory{Bytes: pairBytes, GPU: uuid(t, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := random(t, n*(windows+more))
+	copy(host.Data, want)
+	p.source.write(0, want)
+	send := func(memory *client.Memory, message, bytes int) *client.Operation {
+		t.Helper()
+		op, err := p.sending.Send(memory, uint64(message*n), uint64(bytes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return op
+	}
+	var sent uint64
+	gone := func(bytes uint64) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); p.relayA.Report().Sent < sent+bytes; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%d bytes went without a receive, not %d", p.relayA.Report().Sent-sent, bytes)
+			}
+		}
+		if got := p.relayA.Report().Sent - sent; got != bytes {
+			t.Fatalf("%d bytes went without a receive, not %d", got, bytes)
+		}
+	}
+	for name, memory := range map[string]*client.Memory{"GPU": p.source.Memory, "host": host} {
+		t.Run(name, func(t *testing.T) {
+			sent = p.relayA.Report().Sent
+			var ops []*client.Operation
+			for i := range windows + more {
+				ops = append(ops, send(memory, i, n))
+			}
+			gone(windows * n)
+			for i := range windows + more { // of one tag: in their order
+				op, err := p.receiving.Receive(p.target.Memory, uint64(i*n), n)
+				if moved, err := wait(t, op, err); err != nil || moved != n {
+					t.Fatalf("receive %d: %d, %v", i, moved, err)
+				}
+			}
+			for i, op := range ops {
+				if moved, err := wait(t, op, nil); err != nil || moved != n {
+					t.Fatalf("send %d: %d, %v", i, moved, err)
+				}
+			}
+			if !bytes.Equal(p.target.read(0, uint64(len(want))), want) {
+				t.Error("wrong bytes, or in another order")
+			}
+		})
+	}
+	for range windows + more {
+		op := send(p.source.Memory, 0, n)
+		receive, err := p.receiving.Receive(p.target.Memory, 0, n-1)
+		_, err = wait(t, receive, err)
+		demand(t, err, wire.StatusTruncated)
+		_, err = wait(t, op, nil)
+		demand(t, err, wire.StatusTruncated)
+
+		op = send(p.source.Memory, 0, n)
+		if err := op.Cancel(); err != nil {
+			t.Fatal(err)
+		}
+		_, err = wait(t, op, nil)
+		demand(t, err, wire.StatusCanceled)
+	}
+	// All windows are there again.
+	sent = p.relayA.Report().Sent
+	for i := range windows + more {
+		send(host, i, n)
+	}
+	gone(windows * n)
+}

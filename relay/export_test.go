@@ -34,6 +34,11 @@ func (r *Relay) Free() {
 				_ = g.close() // the context may be lost
 			}
 		}
+		for _, q := range l.abroad.quotas {
+			if q != nil {
+				_ = q.memory.close()
+			}
+		}
 	}
 	for _, s := range r.sessions {
 		for _, m := range s.memories {

@@ -29,7 +29,7 @@ type hosts struct {
 	relay    *Relay
 	where    launch.Network
 	local    *network.Local
-	listener *net.TCPListener
+	listener net.Listener
 	endpoint address.Endpoint
 	timing   func(*tcp.Config)
 
@@ -118,13 +118,13 @@ func (r *Relay) onNetwork() {
 	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, stopped: make(chan struct{})}
 	var refused []string
 	for _, at := range h.where.Addresses {
-		listener, err := address.Listen(context.Background(), at.Address, h.where.Ports)
+		listener, err := r.wires.listen(at.Address, h.where.Ports)
 		if err != nil {
 			refused = append(refused, err.Error())
 			continue
 		}
 		h.listener = listener
-		port := listener.Addr().(*net.TCPAddr).AddrPort().Port()
+		port := uint16(listener.Addr().(*net.TCPAddr).Port)
 		h.endpoint = address.Endpoint{Address: at.Address.WithZone(""), Port: port}
 		break
 	}
@@ -137,6 +137,7 @@ func (r *Relay) onNetwork() {
 	h.local = &network.Local{
 		Host: r.host, Name: hostname() + ", " + r.name(), Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
 		Keys: func() network.Keys { return *r.keys.Load() }, TLS: r.tls,
+		Connect: r.wires.connect,
 	}
 	h.timing = r.timing
 	h.peers = tcp.NewPeers(r.loop, h.peer)
@@ -492,6 +493,21 @@ type networkState struct {
 	noKey      string // the same of the key
 	keys       atomic.Pointer[network.Keys]
 	tls        *tls.Config
-	welcoming  int               // channels whose hello is being answered
-	timing     func(*tcp.Config) // of tests
+	welcoming  int // channels whose hello is being answered
+	// Of tests: what a Peer is made with, and what it is connected by.
+	timing func(*tcp.Config)
+	wires  wires
+}
+
+// wires stand for TCP where they are not zero.
+type wires struct {
+	accept  func(netip.Addr, address.Ports) (net.Listener, error)
+	connect func(context.Context, netip.AddrPort) (net.Conn, error)
+}
+
+func (w wires) listen(at netip.Addr, ports address.Ports) (net.Listener, error) {
+	if w.accept != nil {
+		return w.accept(at, ports)
+	}
+	return address.Listen(context.Background(), at, ports)
 }

@@ -41,6 +41,8 @@ type lane struct {
 	abroad struct {
 		out, in *staging
 		placed  placed
+		// quotas are for short messages, out and in; nil where there was no room.
+		quotas [2]*quotas
 	}
 	// nics are those beside the GPUs that staging is on.
 	nics []string
@@ -299,9 +301,16 @@ func (l *lane) openAbroad(n *launch.Network) error {
 	if p.note != "" {
 		logrus.Warnf("the slots of GPU %s for other hosts are not as configured: %s", l.spec.GPU.BusID, p.note)
 	}
+	var short [2]*quotas
+	to, from, err := l.inHost(size{eagerQuotas, quotaBytes}, n.Memory)
+	if err != nil {
+		logrus.WithError(err).Warnf("short messages of GPU %s to other hosts wait for grants, as long ones do", l.spec.GPU.BusID)
+	} else {
+		short = [2]*quotas{newQuotas(to), newQuotas(from)}
+	}
 	out.fill()
 	in.fill()
-	if !l.relay.loop.Call(func() { l.abroad.out, l.abroad.in, l.abroad.placed = &out, &in, p }) {
+	if !l.relay.loop.Call(func() { l.abroad.out, l.abroad.in, l.abroad.placed, l.abroad.quotas = &out, &in, p, short }) {
 		return errEnding
 	}
 	return nil

@@ -365,7 +365,7 @@ func (l *listener) take(r *receiver) {
 	case s.listeners[l.number] != l || len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted:
 		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))
 	default:
-		if err := r.announce(); err != nil {
+		if err := r.introduce(); err != nil {
 			c.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", s.relay.name(), err))
 			return
 		}
@@ -374,8 +374,9 @@ func (l *listener) take(r *receiver) {
 	}
 }
 
-// announce tells the sender of the slots that it will be granted.
-func (r *receiver) announce() error {
+// introduce tells the sender of the slots that it will be granted, and the windows that
+// it has without.
+func (r *receiver) introduce() error {
 	if r.in == nil {
 		return nil
 	}
@@ -391,7 +392,7 @@ func (r *receiver) announce() error {
 			r.port.Send(region, 0, g.fd)
 		}
 	}
-	return nil
+	return r.offer()
 }
 
 // connect is a client's request to send to a listener elsewhere.

@@ -40,7 +40,8 @@ type world struct {
 	queue  *device.Queue
 	slots  *device.Memory
 	mine   *memory
-	tcp    bool                       // the other relay is on another host
+	tcp    bool // the other relay is on another host
+	quotas [2]*quotas
 	ended  map[uint64]wire.Completion // by cookie
 	posted map[uint64]*operation
 }
@@ -97,6 +98,9 @@ func newWorld(t *testing.T) *world {
 		s.fill()
 		return s
 	}
+	for i := range w.quotas {
+		w.quotas[i] = &quotas{memory: &region{kind: wire.MemoryHost, memory: host(quotaBytes)}, free: []uint64{0}}
+	}
 	w.lane = &lane{relay: w.relay, push: turns{queues: []*device.Queue{w.queue}}, pull: turns{queues: []*device.Queue{w.queue}}, out: staging(), in: staging(), ended: newDirections()}
 	// A session that has ended answers nobody.
 	w.session = &session{
@@ -141,7 +145,7 @@ func (w *world) connection(route uint32) *connection {
 	if route == wire.RouteStaged {
 		c.transport, c.out, c.in = launch.TransportLoop, w.lane.out, w.lane.in
 		if w.tcp {
-			c.transport = launch.TransportTCP
+			c.transport, c.quotas = launch.TransportTCP, w.quotas
 		}
 	}
 	c.port, _ = deaf()
@@ -218,6 +222,11 @@ func (w *world) over() {
 			w.t.Fatalf("%d of %d slots are free", len(s.free), fuzzSlots)
 		}
 	}
+	for _, q := range w.quotas {
+		if len(q.free) != 1 {
+			w.t.Fatalf("%d quotas are free", len(q.free))
+		}
+	}
 	if w.relay.used != (use{}) {
 		w.t.Fatalf("it still counts %+v", w.relay.used)
 	}
@@ -240,6 +249,7 @@ type fuzzLink struct {
 	writes  []*fuzzWrite
 	taken   map[uint64]bool // source offsets under way, of slots
 	source  bool            // the client's memory is known
+	quota   uint64          // where the windows begin
 	closed  bool
 }
 
@@ -287,6 +297,10 @@ func (l *fuzzLink) AddSource(number, _ uint32, _ int, _ uint64) {
 func (l *fuzzLink) RemoveSource(number uint32) { l.t.Fatalf("source %#x is taken back", number) }
 
 func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediate uint64, done func(error)) {
+	if immediate&eagerGrant != 0 {
+		l.writeEager(to, from, n, int(immediate&^eagerGrant), done)
+		return
+	}
 	g, bytes := l.said[immediate], l.targets[to.Region]
 	if g == nil || l.closed || n == 0 || g.Region != to.Region || to.Offset < g.Offset || n > g.Length || to.Offset-g.Offset > g.Length-n || to.Offset > bytes || n > bytes-to.Offset {
 		l.t.Fatalf("a write of %d bytes to %+v with immediate %d, whose grant is %+v, of a region of %d", n, to, immediate, g, bytes)
@@ -313,6 +327,28 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 		}
 	}
 	l.writes = append(l.writes, &fuzzWrite{to, op, n, from, done})
+}
+
+// writeEager is a write into a window that no other message is in.
+func (l *fuzzLink) writeEager(to transport.Target, from transport.Source, n uint64, window int, done func(error)) {
+	var of *operation
+	for _, op := range l.s.active {
+		if op.eager && op.window == window {
+			if of != nil {
+				l.t.Fatalf("window %d has two messages", window)
+			}
+			of = op
+		}
+	}
+	if of == nil || l.closed || of.over || n != of.length || n > eagerBytes || to.Region != eagerRegion || to.Offset != l.quota+uint64(window)*eagerBytes {
+		l.t.Fatalf("a write of %d bytes to %+v in window %d of a quota at %d, for %+v", n, to, window, l.quota, of)
+	}
+	for i, b := range unsafe.Slice((*byte)(from.Place.Host), n) {
+		if b != pattern(of.offset+uint64(i)) {
+			l.t.Fatalf("byte %d of short message %d is not the client's", i, of.send)
+		}
+	}
+	l.writes = append(l.writes, &fuzzWrite{to, of, n, from, done})
 }
 
 func (l *fuzzLink) Close() {
@@ -436,7 +472,13 @@ func FuzzPeerOfASender(f *testing.F) {
 			return again
 		}
 		for len(do) > 0 {
-			switch do.next() % 12 {
+			switch do.next() % 13 {
+			case 12:
+				m := &wire.PeerQuota{Region: uint32(do.near(eagerRegion)), Windows: uint32(do.near(eagerWindows)), Bytes: do.near(eagerBytes), Offset: uint64(do.next()) * 64}
+				if s.eager == nil {
+					l.quota = m.Offset
+				}
+				hear(m)
 			case 0, 1:
 				if s.down == nil && len(w.posted) < 64 {
 					length := do.length(fuzzMemory)
@@ -555,6 +597,15 @@ func FuzzPeerOfASender(f *testing.F) {
 	})
 }
 
+// fuzzArrivals are of a transport that the fuzzer plays.
+type fuzzArrivals struct{}
+
+func (fuzzArrivals) AddMemory(uint32, *device.Memory) error     { return nil }
+func (fuzzArrivals) RemoveMemory(uint32)                        {}
+func (fuzzArrivals) Grant(uint64, uint32, uint64, uint64) error { return nil }
+func (fuzzArrivals) Renew(uint64, uint32, uint64, uint64) error { return nil }
+func (fuzzArrivals) Close()                                     {}
+
 // FuzzPeerOfAReceiver is a sender's relay, and a NIC, that say what they like.
 // Nothing is granted twice or beyond a slot or a posted receive, nothing is
 // written beside what was received, and when the connection is gone nothing is
@@ -573,6 +624,18 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 		fill(w.mine.mapped, fuzzUntouched)
 		route := w.route(do.next())
 		r := newReceiver(w.connection(route))
+		if w.tcp {
+			r.writes = fuzzArrivals{}
+			if err := r.offer(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		inWindow := func(window int, send uint64) {
+			to := bytesAt(w.quotas[1].memory.memory, uint64(window)*eagerBytes, eagerBytes)
+			for i := range to {
+				to[i] = pattern(send<<20 + uint64(i))
+			}
+		}
 		hear := func(m wire.Message) {
 			if !r.portDown {
 				r.receive(m, 0, nil)
@@ -582,7 +645,31 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 		of := map[*operation]uint64{}
 		var next uint64 // the place of the next receive, with a guard behind each
 		for len(do) > 0 {
-			switch do.next() % 8 {
+			switch do.next() % 10 {
+			case 8:
+				m := &wire.PeerEager{Send: do.near(r.announced + 1), Tag: uint64(do.next() % 3), Length: do.length(eagerBytes), Window: uint32(do.next() % (eagerWindows + 1))}
+				if r.eager != nil && m.Window < eagerWindows {
+					if before := r.eager.windows[m.Window]; before.landed > 0 && before.arrival == nil {
+						m.Length = do.near(before.landed)
+						inWindow(int(m.Window), m.Send)
+					}
+				}
+				if m.Send == r.announced+1 {
+					sent[m.Send] = m.Length
+				}
+				hear(m)
+			case 9:
+				window, n := do.next()%(eagerWindows+1), do.length(eagerBytes)
+				if r.eager != nil && window < eagerWindows && r.eager.windows[window].landed == 0 {
+					send := r.announced + 1
+					if a := r.eager.windows[window].arrival; a != nil {
+						send, n = a.send, do.near(a.length)
+					}
+					inWindow(window, send)
+				}
+				if !r.immediateEnd && w.tcp {
+					r.immediate(eagerGrant|uint64(window), n)
+				}
 			case 0:
 				m := &wire.PeerSend{Send: do.near(r.announced + 1), Tag: uint64(do.next() % 3), Length: do.length(fuzzMemory)}
 				if do.next() > 250 {

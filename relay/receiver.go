@@ -29,6 +29,8 @@ type receiver struct {
 	writes       transport.Arrivals
 	immediateEnd bool
 
+	eager *eagerIn // nil where the sender has no quota
+
 	// Of grants in place: how many there are, and the messages that get more when there
 	// are fewer.
 	inPlaces uint64
@@ -40,6 +42,11 @@ type arrival struct {
 	send, tag, length uint64
 	op                *operation // nil until matched
 	granted, moved    uint64
+	// Of a short one that comes into a window: which, and what it is to be answered when
+	// its bytes are there, if it is refused.
+	eager  *eagerWindow
+	window int
+	answer wire.Status
 }
 
 // grant is room for a part of a message.
@@ -79,26 +86,15 @@ func (r *receiver) cancel(cookie uint64) {
 
 func (r *receiver) message(m wire.Message, _ []int) error {
 	switch m := m.(type) {
+	case *wire.PeerEager:
+		return r.announcedEager(m)
 	case *wire.PeerSend:
-		if len(r.arrivals) >= wire.RingEntries {
-			return wire.Errorf(wire.StatusLimit, "%s announced more than %d messages that nobody receives", r.peer, wire.RingEntries)
-		}
-		if m.Send != r.announced+1 {
-			return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send, r.announced)
-		}
-		r.announced++
-		a := &arrival{send: m.Send, tag: m.Tag, length: m.Length}
-		if op := r.takeReceive(a.tag); op != nil {
-			r.begin(a, op)
-		} else {
-			r.arrivals = append(r.arrivals, a)
-		}
-		return nil
+		return r.announce(&arrival{send: m.Send, tag: m.Tag, length: m.Length})
 	case *wire.PeerWithdraw:
 		for i, a := range r.arrivals {
 			if a.send == m.Send {
 				r.arrivals = append(r.arrivals[:i:i], r.arrivals[i+1:]...)
-				r.port.Send(&wire.PeerDelivered{Send: a.send, Status: uint32(wire.StatusCanceled)}, 0)
+				r.refuse(a, wire.StatusCanceled)
 				break
 			}
 		}
@@ -107,6 +103,26 @@ func (r *receiver) message(m wire.Message, _ []int) error {
 		return r.written(m.Grant)
 	}
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a receiver", r.peer, m)
+}
+
+// announce takes a message that the sender has.
+func (r *receiver) announce(a *arrival) error {
+	if len(r.arrivals) >= wire.RingEntries {
+		return wire.Errorf(wire.StatusLimit, "%s announced more than %d messages that nobody receives", r.peer, wire.RingEntries)
+	}
+	if a.send != r.announced+1 {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, a.send, r.announced)
+	}
+	r.announced++
+	if a.eager != nil {
+		a.eager.arrival = a
+	}
+	if op := r.takeReceive(a.tag); op != nil {
+		r.begin(a, op)
+	} else {
+		r.arrivals = append(r.arrivals, a)
+	}
+	return nil
 }
 
 func (r *receiver) takeReceive(tag uint64) *operation {
@@ -123,7 +139,7 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	switch {
 	case a.length > op.length:
 		op.finish(wire.StatusTruncated)
-		r.port.Send(&wire.PeerDelivered{Send: a.send, Status: uint32(wire.StatusTruncated)}, 0)
+		r.refuse(a, wire.StatusTruncated)
 		return
 	case a.length == 0:
 		op.finish(wire.StatusOK)
@@ -133,6 +149,8 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	a.op = op
 	r.matched[a.send] = a
 	switch {
+	case a.eager != nil:
+		r.settleEager(a)
 	case r.route == wire.RouteDirect:
 		r.grantMemory(a)
 	case r.inReach(op.memory):
@@ -270,6 +288,10 @@ func (r *receiver) inPlace(g *grant) {
 // immediate says that the NIC has written so much of a grant: all of it, unless
 // the sender's slots are smaller than ours.
 func (r *receiver) immediate(number, length uint64) {
+	if number&eagerGrant != 0 && r.transport == launch.TransportTCP {
+		r.landedEager(number&^eagerGrant, length)
+		return
+	}
 	g := r.grants[number]
 	if g == nil || r.route != wire.RouteStaged || length == 0 || length > g.length-g.filled {
 		r.shutdown(wire.Errorf(wire.StatusMalformed, "the NIC of %s filled grant %d with %d bytes, which was not granted", r.peer, number, length))
@@ -395,6 +417,9 @@ func (r *receiver) drained() bool {
 func (r *receiver) free() {
 	if r.writes != nil {
 		r.writes.Close()
+	}
+	if r.eager != nil {
+		r.eager.quotas.giveBack(r.eager.at)
 	}
 	for _, m := range r.session.memories {
 		delete(m.known, r)

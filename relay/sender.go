@@ -25,6 +25,7 @@ type sender struct {
 	// parts are allocations of a region that is still to come.
 	parts   []device.Part
 	partsOf uint32
+	eager   *eagerOut // nil where it has no quota
 }
 
 // maxGrants bounds what a relay that grants byte by byte makes us keep: far more than
@@ -52,6 +53,9 @@ func (s *sender) start(op *operation) {
 	s.last++
 	op.send = s.last
 	s.active[op.send] = op
+	if s.sendEager(op) {
+		return
+	}
 	s.port.Send(&wire.PeerSend{Send: op.send, Tag: op.tag, Length: op.length}, 0)
 }
 
@@ -85,6 +89,8 @@ func (s *sender) message(m wire.Message, fds []int) error {
 			s.settleTarget(t)
 		}
 		return nil
+	case *wire.PeerQuota:
+		return s.give(m)
 	case *wire.PeerGrant:
 		return s.granted(m)
 	case *wire.PeerDelivered:
@@ -378,6 +384,12 @@ func (s *sender) delivered(m *wire.PeerDelivered) error {
 	if op == nil {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s delivered message %d, which is not sent", s.peer, m.Send)
 	}
+	if op.eager {
+		if s.eager.windows[op.window].answered || op.delivered {
+			return wire.Errorf(wire.StatusMalformed, "the relay of %s delivered message %d twice", s.peer, m.Send)
+		}
+		s.answered(op.window)
+	}
 	status := wire.Status(m.Status)
 	if status != wire.StatusOK {
 		delete(s.active, m.Send)
@@ -417,6 +429,9 @@ func (s *sender) drained() bool { return s.underWay == 0 }
 
 func (s *sender) free() {
 	s.link.Close()
+	if s.eager != nil {
+		s.eager.quotas.giveBack(s.eager.at)
+	}
 	s.closeParts(s.parts)
 	s.parts = nil
 	for _, t := range s.targets {

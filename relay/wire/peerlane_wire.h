@@ -107,6 +107,8 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_PEER_WELCOME = 33,
 	PEERLANE_MESSAGE_PEER_REGION = 34,
 	PEERLANE_MESSAGE_PEER_REGION_PART = 42,
+	PEERLANE_MESSAGE_PEER_QUOTA = 47,
+	PEERLANE_MESSAGE_PEER_EAGER = 48,
 	PEERLANE_MESSAGE_PEER_SEND = 35,
 	PEERLANE_MESSAGE_PEER_GRANT = 36,
 	PEERLANE_MESSAGE_PEER_WRITTEN = 37,
@@ -753,6 +755,44 @@ _Static_assert(offsetof(struct peerlane_peer_region_part, sequence) == 4, "peerl
 _Static_assert(offsetof(struct peerlane_peer_region_part, region) == 8, "peerlane_peer_region_part.region");
 _Static_assert(offsetof(struct peerlane_peer_region_part, reserved) == 12, "peerlane_peer_region_part.reserved");
 _Static_assert(offsetof(struct peerlane_peer_region_part, bytes) == 16, "peerlane_peer_region_part.bytes");
+
+/* Of two hosts: windows of `bytes` each, side by side from an offset of a region on. The */
+/* sender may write a message into each without a grant. */
+struct peerlane_peer_quota {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t region;
+	uint32_t windows;
+	uint64_t bytes;
+	uint64_t offset;
+};
+_Static_assert(sizeof(struct peerlane_peer_quota) == 32, "peerlane_peer_quota");
+_Static_assert(offsetof(struct peerlane_peer_quota, type) == 0, "peerlane_peer_quota.type");
+_Static_assert(offsetof(struct peerlane_peer_quota, sequence) == 4, "peerlane_peer_quota.sequence");
+_Static_assert(offsetof(struct peerlane_peer_quota, region) == 8, "peerlane_peer_quota.region");
+_Static_assert(offsetof(struct peerlane_peer_quota, windows) == 12, "peerlane_peer_quota.windows");
+_Static_assert(offsetof(struct peerlane_peer_quota, bytes) == 16, "peerlane_peer_quota.bytes");
+_Static_assert(offsetof(struct peerlane_peer_quota, offset) == 24, "peerlane_peer_quota.offset");
+
+/* The sender has a short message, and writes it into a window. The window is its own again */
+/* when the message is delivered, or refused. */
+struct peerlane_peer_eager {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t send;
+	uint64_t tag;
+	uint64_t length;
+	uint32_t window;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_peer_eager) == 40, "peerlane_peer_eager");
+_Static_assert(offsetof(struct peerlane_peer_eager, type) == 0, "peerlane_peer_eager.type");
+_Static_assert(offsetof(struct peerlane_peer_eager, sequence) == 4, "peerlane_peer_eager.sequence");
+_Static_assert(offsetof(struct peerlane_peer_eager, send) == 8, "peerlane_peer_eager.send");
+_Static_assert(offsetof(struct peerlane_peer_eager, tag) == 16, "peerlane_peer_eager.tag");
+_Static_assert(offsetof(struct peerlane_peer_eager, length) == 24, "peerlane_peer_eager.length");
+_Static_assert(offsetof(struct peerlane_peer_eager, window) == 32, "peerlane_peer_eager.window");
+_Static_assert(offsetof(struct peerlane_peer_eager, reserved) == 36, "peerlane_peer_eager.reserved");
 
 /* The sender has a message. */
 struct peerlane_peer_send {

@@ -170,6 +170,8 @@ const (
 	TypePeerWelcome     uint32 = 33
 	TypePeerRegion      uint32 = 34
 	TypePeerRegionPart  uint32 = 42
+	TypePeerQuota       uint32 = 47
+	TypePeerEager       uint32 = 48
 	TypePeerSend        uint32 = 35
 	TypePeerGrant       uint32 = 36
 	TypePeerWritten     uint32 = 37
@@ -657,6 +659,41 @@ func (m *PeerRegionPart) bytes() []byte {
 
 func (m *PeerRegionPart) messageType() uint32 { return TypePeerRegionPart }
 
+// PeerQuota is 32 bytes.
+// Of two hosts: windows of `bytes` each, side by side from an offset of a region on. The
+// sender may write a message into each without a grant.
+type PeerQuota struct {
+	Header
+	Region  uint32
+	Windows uint32
+	Bytes   uint64
+	Offset  uint64
+}
+
+func (m *PeerQuota) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerQuota) messageType() uint32 { return TypePeerQuota }
+
+// PeerEager is 40 bytes.
+// The sender has a short message, and writes it into a window. The window is its own again
+// when the message is delivered, or refused.
+type PeerEager struct {
+	Header
+	Send     uint64
+	Tag      uint64
+	Length   uint64
+	Window   uint32
+	Reserved uint32
+}
+
+func (m *PeerEager) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerEager) messageType() uint32 { return TypePeerEager }
+
 // PeerSend is 32 bytes.
 // The sender has a message.
 type PeerSend struct {
@@ -1056,6 +1093,10 @@ func newMessage(messageType uint32) Message {
 		return &PeerRegion{}
 	case TypePeerRegionPart:
 		return &PeerRegionPart{}
+	case TypePeerQuota:
+		return &PeerQuota{}
+	case TypePeerEager:
+		return &PeerEager{}
 	case TypePeerSend:
 		return &PeerSend{}
 	case TypePeerGrant:
@@ -1131,6 +1172,8 @@ var layouts = []struct {
 	{"PeerWelcome", unsafe.Sizeof(PeerWelcome{}), []uintptr{unsafe.Offsetof(PeerWelcome{}.Header.Type), unsafe.Offsetof(PeerWelcome{}.Header.Sequence), unsafe.Offsetof(PeerWelcome{}.Version), unsafe.Offsetof(PeerWelcome{}.Route), unsafe.Offsetof(PeerWelcome{}.Generation), unsafe.Offsetof(PeerWelcome{}.GPU), unsafe.Offsetof(PeerWelcome{}.Name)}},
 	{"PeerRegion", unsafe.Sizeof(PeerRegion{}), []uintptr{unsafe.Offsetof(PeerRegion{}.Header.Type), unsafe.Offsetof(PeerRegion{}.Header.Sequence), unsafe.Offsetof(PeerRegion{}.Region), unsafe.Offsetof(PeerRegion{}.Kind), unsafe.Offsetof(PeerRegion{}.Bytes), unsafe.Offsetof(PeerRegion{}.GPU)}},
 	{"PeerRegionPart", unsafe.Sizeof(PeerRegionPart{}), []uintptr{unsafe.Offsetof(PeerRegionPart{}.Header.Type), unsafe.Offsetof(PeerRegionPart{}.Header.Sequence), unsafe.Offsetof(PeerRegionPart{}.Region), unsafe.Offsetof(PeerRegionPart{}.Reserved), unsafe.Offsetof(PeerRegionPart{}.Bytes)}},
+	{"PeerQuota", unsafe.Sizeof(PeerQuota{}), []uintptr{unsafe.Offsetof(PeerQuota{}.Header.Type), unsafe.Offsetof(PeerQuota{}.Header.Sequence), unsafe.Offsetof(PeerQuota{}.Region), unsafe.Offsetof(PeerQuota{}.Windows), unsafe.Offsetof(PeerQuota{}.Bytes), unsafe.Offsetof(PeerQuota{}.Offset)}},
+	{"PeerEager", unsafe.Sizeof(PeerEager{}), []uintptr{unsafe.Offsetof(PeerEager{}.Header.Type), unsafe.Offsetof(PeerEager{}.Header.Sequence), unsafe.Offsetof(PeerEager{}.Send), unsafe.Offsetof(PeerEager{}.Tag), unsafe.Offsetof(PeerEager{}.Length), unsafe.Offsetof(PeerEager{}.Window), unsafe.Offsetof(PeerEager{}.Reserved)}},
 	{"PeerSend", unsafe.Sizeof(PeerSend{}), []uintptr{unsafe.Offsetof(PeerSend{}.Header.Type), unsafe.Offsetof(PeerSend{}.Header.Sequence), unsafe.Offsetof(PeerSend{}.Send), unsafe.Offsetof(PeerSend{}.Tag), unsafe.Offsetof(PeerSend{}.Length)}},
 	{"PeerGrant", unsafe.Sizeof(PeerGrant{}), []uintptr{unsafe.Offsetof(PeerGrant{}.Header.Type), unsafe.Offsetof(PeerGrant{}.Header.Sequence), unsafe.Offsetof(PeerGrant{}.Send), unsafe.Offsetof(PeerGrant{}.Grant), unsafe.Offsetof(PeerGrant{}.Part), unsafe.Offsetof(PeerGrant{}.Length), unsafe.Offsetof(PeerGrant{}.Offset), unsafe.Offsetof(PeerGrant{}.Region), unsafe.Offsetof(PeerGrant{}.Reserved)}},
 	{"PeerWritten", unsafe.Sizeof(PeerWritten{}), []uintptr{unsafe.Offsetof(PeerWritten{}.Header.Type), unsafe.Offsetof(PeerWritten{}.Header.Sequence), unsafe.Offsetof(PeerWritten{}.Grant)}},

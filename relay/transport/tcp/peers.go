@@ -22,7 +22,7 @@ type Peers struct {
 	known map[Key]*reaching
 	all   map[*Peer]bool // that live
 	ended bool
-	users sync.WaitGroup // goroutines of all Peers
+	users sync.WaitGroup // Peers that something uses the connections of
 }
 
 // reaching is a Peer, or that somebody dials it.
@@ -128,9 +128,9 @@ func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if ended = p.ended; !ended {
-			r.peer = New(p.loop, s, config)
+			p.users.Add(1)
+			r.peer = newPeer(p.loop, s, config, p.users.Done)
 			p.all[r.peer] = true
-			p.users.Go(r.peer.users.Wait)
 		}
 	}) || ended {
 		s.Close()
