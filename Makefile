@@ -186,6 +186,10 @@ soak-relay: test-needs build ## clients come, go, exchange verified messages and
 soak-faults: ## give every CUDA call and every system call of relays and NICs every fault, and the CUDA calls of clients, wait 120 s for who sleeps, and 500 orders of receives over two slots
 	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
 
+.PHONY: soak-network
+soak-network: build ## containers of two hosts, in two network namespaces, whose network fails in each way: black hole, interface, address
+	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts)$$' ./integration
+
 # For `make soak-model`, `make soak-reuse` and `make sanitize`: how many.
 PROGRAMS   ?= 10000
 OPERATIONS ?= 1000000

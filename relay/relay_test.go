@@ -131,8 +131,10 @@ type host struct {
 	// change has its way with the configuration of relays; nil for none.
 	change func(*launch.Config)
 	// ask admits their staging; nil where nobody does.
-	ask  relay.Asker
-	ends string // what the relays end by, where they fail
+	ask relay.Asker
+	// secrets put them on the network; nil where they are on none.
+	secrets *launch.Secrets
+	ends    string // what the relays end by, where they fail
 }
 
 func newHost(t *testing.T) *host {
@@ -217,6 +219,11 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	}
 	if h.ask != nil {
 		r.AskBy(h.ask)
+	}
+	if h.secrets != nil {
+		if err := r.Secrets(*h.secrets); err != nil {
+			h.t.Fatal(err)
+		}
 	}
 	if err := r.Configure(c); err != nil {
 		h.t.Fatal(err)

@@ -45,8 +45,7 @@ two or more real GPUs those are measured; elsewhere a simulator, whose figures s
 nothing about GPUs and are marked. Route staged goes through an emulated NIC. At the
 end is what is asked of each table, what was reached, and whether that is enough.
 
-All of it is on one host: a lane between two hosts cannot be measured before there is
-a transport between them (tcp, verbs).`,
+All of it is on one host.`,
 		Example: `  peerlane bench
   peerlane bench --table routes --sizes 64KiB,1MiB,64MiB --depths 1,16 -o svg >routes.svg
   peerlane bench --table all --save result.json
