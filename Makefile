@@ -144,6 +144,14 @@ vm-capture: vm-needs build bin/vm-run ## write topo/recorded/host.txt anew from 
 	@bin/vm-run test --place vm-small --run TestTheRecordedHostIsThisOne ./integration/vm/cases/small >bin/vm-capture.log || true
 	@cp bin/vm/vm-small/out/host.txt topo/recorded/host.txt || { cat bin/vm-capture.log; exit 1; }
 
+.PHONY: packages-needs
+packages-needs:
+	@integration/prerequisites packages
+
+.PHONY: packages
+packages: packages-needs ## make deb and rpm packages of this commit in dist/, with their bill of materials
+	@GO='$(GO)' STAMP='$(patsubst $(module)/cmd/version.version=%,$(module)/cmd/version.version=v$(shell packaging/version),$(stamp))' packaging/build dist amd64 arm64
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@unformatted=$$(gofmt -l .); \
