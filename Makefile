@@ -66,6 +66,17 @@ bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/
 bin/libnccl-net-peerlane.so: $(wildcard relay/nccl/source/* relay/libpeerlane/source/* relay/wire/*.h) relay/nccl/plugin.go relay/libpeerlane/library.go
 	@$(GO) run ./relay/nccl/build $(@D)
 
+.PHONY: man
+man: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime ## make the man pages, in bin/man
+	@$(GO) run ./packaging/manpages -bin bin -out bin/man
+
+.PHONY: completions
+completions: bin/peerlane ## make the completions of bash, zsh and fish, in bin/completions
+	@mkdir -p bin/completions
+	@bin/peerlane completion bash >bin/completions/peerlane
+	@bin/peerlane completion zsh >bin/completions/_peerlane
+	@bin/peerlane completion fish >bin/completions/peerlane.fish
+
 .PHONY: demo-needs
 demo-needs:
 	@integration/prerequisites demo $(RUNTIME)
