@@ -162,6 +162,7 @@ packages-needs:
 .PHONY: packages
 packages: packages-needs ## make deb and rpm packages of this commit in dist/, with their bill of materials
 	@GO='$(GO)' STAMP='$(patsubst $(module)/cmd/version.version=%,$(module)/cmd/version.version=v$(shell packaging/version),$(stamp))' packaging/build dist amd64 arm64
+	@packaging/check dist
 
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
