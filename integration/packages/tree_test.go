@@ -93,7 +93,7 @@ func (r *tree) run(line string) string {
 }
 
 // apt-get for what is here: there is nothing to download.
-const apt = "apt-get --no-install-recommends --yes -o Dpkg::Options::=--force-confold -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/dev/null "
+const apt = "apt-get --no-install-recommends --yes -o Dpkg::Options::=--force-confold -o Dpkg::Options::=--force-unsafe-io -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/dev/null "
 
 func (r *tree) read(path string) string {
 	r.Helper()
