@@ -133,7 +133,8 @@ func Build(path string, more ...string) (err error) {
 		return err
 	}
 	args := append(append([]string{}, flags...), more...)
-	args = append(args, `-DPEERLANE_SIM_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
+	// No name of a temporary directory in it: the same source gives the same library.
+	args = append(args, "-ffile-prefix-map="+dir+"=cuda-sim", `-DPEERLANE_SIM_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
 	cmd := exec.Command(compiler, append(args, files...)...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -126,20 +126,7 @@ func (r *tree) files() (paths []string) {
 }
 
 // older has the same packages in an earlier version.
-func older(t testing.TB) string {
-	t.Helper()
-	dir := t.TempDir()
-	out, err := filepath.Abs(dist)
-	check(t, err)
-	for arch, list := range map[string][]string{"amd64": {"peerlane", "libpeerlane"}, "all": {"libpeerlane-dev", "peerlane-selinux"}} {
-		c := exec.CommandContext(t.Context(), source+"/packaging/pack", append([]string{dir, filepath.Join(out, "work/amd64"), arch}, list...)...)
-		c.Env = append(os.Environ(), "VERSION=0.0.9", "SOURCE_DATE_EPOCH=1700000000", "NFPM="+filepath.Join(out, "tools/nfpm"))
-		if said, err := c.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, said)
-		}
-	}
-	return dir
-}
+const older = dist + "/work/older"
 
 // works tries what is installed.
 func (r *tree) works() {
@@ -219,11 +206,10 @@ func (r *tree) isConfigured(after string) {
 }
 
 func TestDebian(t *testing.T) {
-	past := older(t)
 	for _, suite := range []string{"bookworm", "trixie"} {
 		t.Run(suite, func(t *testing.T) {
 			r := plant(t, suite, true)
-			r.bind(past, "older")
+			r.bind(older, "older")
 			version := func() string { return r.run("dpkg-query -W -f '${Version}' peerlane") }
 			before := r.files()
 
@@ -306,8 +292,8 @@ func TestDemo(t *testing.T) {
 
 // A root of rpm's, whose database knows a glibc and a shell, and no more.
 func TestRPM(t *testing.T) {
-	past, r := older(t), plant(t, "bookworm", true)
-	r.bind(past, "older")
+	r := plant(t, "bookworm", true)
+	r.bind(older, "older")
 	// What of a system the packages depend on, in a package.
 	stand := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(stand, "host.yaml"), []byte(`
@@ -342,7 +328,7 @@ provides: ["libc.so.6(GLIBC_2.34)(64bit)", "libc.so.6(GLIBC_2.28)(64bit)", /bin/
 	rpmIn("-i", one(t, stand, "host-*.rpm"))
 	version := func() string { return rpmIn("-q", "--qf", "%{VERSION}", "peerlane") }
 
-	rpmIn(append([]string{"-i"}, of(past)...)...)
+	rpmIn(append([]string{"-i"}, of(older)...)...)
 	if v := version(); v != "0.0.9" {
 		t.Errorf("the older version is %s", v)
 	}
@@ -359,7 +345,7 @@ provides: ["libc.so.6(GLIBC_2.34)(64bit)", "libc.so.6(GLIBC_2.28)(64bit)", /bin/
 	}
 	r.works()
 	r.generate()
-	rpmIn(append([]string{"-U", "--oldpackage"}, of(past)...)...)
+	rpmIn(append([]string{"-U", "--oldpackage"}, of(older)...)...)
 	if v := version(); v != "0.0.9" {
 		t.Errorf("after the downgrade the version is %s", v)
 	}
