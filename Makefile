@@ -66,6 +66,17 @@ bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/
 bin/libnccl-net-peerlane.so: $(wildcard relay/nccl/source/* relay/libpeerlane/source/* relay/wire/*.h) relay/nccl/plugin.go relay/libpeerlane/library.go
 	@$(GO) run ./relay/nccl/build $(@D)
 
+.PHONY: man
+man: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime ## make the man pages, in bin/man
+	@$(GO) run ./packaging/manpages -bin bin -out bin/man
+
+.PHONY: completions
+completions: bin/peerlane ## make the completions of bash, zsh and fish, in bin/completions
+	@mkdir -p bin/completions
+	@bin/peerlane completion bash >bin/completions/peerlane
+	@bin/peerlane completion zsh >bin/completions/_peerlane
+	@bin/peerlane completion fish >bin/completions/peerlane.fish
+
 .PHONY: demo-needs
 demo-needs:
 	@integration/prerequisites demo $(RUNTIME)
@@ -144,13 +155,39 @@ vm-capture: vm-needs build bin/vm-run ## write topo/recorded/host.txt anew from 
 	@bin/vm-run test --place vm-small --run TestTheRecordedHostIsThisOne ./integration/vm/cases/small >bin/vm-capture.log || true
 	@cp bin/vm/vm-small/out/host.txt topo/recorded/host.txt || { cat bin/vm-capture.log; exit 1; }
 
+.PHONY: packages-needs
+packages-needs:
+	@integration/prerequisites packages
+
+.PHONY: packages
+packages: packages-needs ## make deb and rpm packages of this commit in dist/, with their bill of materials
+	@GO='$(GO)' STAMP='$(patsubst $(module)/cmd/version.version=%,$(module)/cmd/version.version=v$(shell packaging/version),$(stamp))' packaging/build dist amd64 arm64
+	@packaging/check dist
+
+packages_tests = unshare --mount --pid --fork --kill-child --mount-proc $(GO) test -json -count=1 -vet=off -tags packages -timeout 15m
+
+.PHONY: test-packages
+test-packages: packages ## install, upgrade and remove the packages in clean trees, as root (RUN=TestDebian/trixie)
+	@$(GO) build -o bin/test-report ./integration/report
+	@$(GO) vet -tags packages ./integration/packages
+	@# In a mount namespace, so that nothing stays mounted.
+	@{ $(packages_tests) -run "$(or $(RUN),.)" ./integration/packages || true; } | bin/test-report $(call again,$(packages_tests) -run "$$TESTS" "$$PACKAGE") -places packages $(if $(RUN),,-matrix integration/matrix.txt)
+
+.PHONY: release
+release: clean-dist packages ## make everything that a release has in dist/, with its checksums
+	@packaging/release dist
+
+.PHONY: clean-dist
+clean-dist:
+	@rm -rf dist
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@unformatted=$$(gofmt -l .); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed on:"; echo "$$unformatted"; exit 1; fi
 	@# With the tests that run in virtual machines and in container engines.
-	@$(GO) vet -tags vm,engines ./...
-	@$(GO) tool staticcheck -tags vm,engines ./...
+	@$(GO) vet -tags vm,engines,packages ./...
+	@$(GO) tool staticcheck -tags vm,engines,packages ./...
 
 .PHONY: licences
 licences: ## list the Go modules in use and their licences; make test fails where one is not allowed
@@ -231,7 +268,7 @@ microbench: build ## run Go's benchmarks; docs/benchmarks.md says which figures 
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin dist
 
 .PHONY: help
 help: ## list the targets

@@ -9,6 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
+	"github.com/peerlane/peerlane/cmd/manual"
 	"github.com/peerlane/peerlane/cmd/version"
 )
 
@@ -28,7 +29,7 @@ func main() {
 		logrus.SetLevel(parsed)
 		return nil
 	}
-	root.AddCommand(newServe(), newSelfTest(), newEmulatedNIC(), &cobra.Command{
+	root.AddCommand(newServe(), newSelfTest(), newEmulatedNIC(), manual.NewCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Print version, commit and date",
 		Args:  cobra.NoArgs,

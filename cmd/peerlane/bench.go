@@ -99,11 +99,11 @@ All of it is on one host.`,
 		if err := o.Check(); err != nil {
 			return usageError{cmd.CommandPath(), err}
 		}
-		self, err := os.Executable()
-		if err != nil {
+		var err error
+		if o.Binaries, err = binaries(); err != nil {
 			return err
 		}
-		o.Binaries, o.Release = filepath.Dir(self), version.Get().Version
+		o.Release = version.Get().Version
 		o.Command = append([]string{"peerlane", "bench"}, given(cmd)...)
 		show, done := a.progress()
 		o.Progress = func(step string) { show(demo.Progress{Step: step}) }

@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
+	"github.com/peerlane/peerlane/cmd/manual"
 	"github.com/peerlane/peerlane/hook/layout"
 )
 
@@ -119,6 +120,7 @@ Exit status:
 		newDemoClientCommand(a),
 		newMeasureCommand(a),
 		newVersionCommand(a),
+		manual.NewCommand(),
 	)
 	group(root)
 	return root
