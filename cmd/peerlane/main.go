@@ -111,6 +111,7 @@ Exit status:
 		newPlanCommand(a),
 		newCDICommand(a),
 		newRelayCommand(a),
+		newRuntimeCommand(a),
 		newSelfTestCommand(a),
 		newKeyCommand(a),
 		newBenchCommand(a),
