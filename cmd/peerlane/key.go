@@ -30,6 +30,8 @@ This version connects containers of one host: no relay listens on a network yet,
 the key or without.
 
 docs/network.md has how to change the key of a cluster that works.`,
+		Example: `  peerlane key generate
+  peerlane key show`,
 	}
 	cmd.AddCommand(newKeyGenerateCommand(a), newKeyRotateCommand(a), newKeyShowCommand(a))
 	return group(cmd)
