@@ -118,7 +118,10 @@ func (b *bed) guide() *guide {
 		b.write(filepath.Join("quickstart", filepath.Base(path)), string(text))
 	}
 	if len(found) > 0 {
-		b.write("quickstart/apt.conf", `Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "/dev/null"; Dpkg::Options { "--force-unsafe-io"; };`+"\n")
+		// Nor does a purge find the test bed's directories in the way (hardware).
+		b.write("quickstart/apt.conf", `Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "/dev/null"; Dpkg::Options { "--force-unsafe-io"; };
+DPkg::Pre-Invoke { "umount /etc/peerlane /run/peerlane /var/lib/peerlane 2>/dev/null || true"; };
+`)
 	} else {
 		b.T.Log("without packages (make packages, or PEERLANE_PACKAGES=DIR): what they have is copied")
 		g.program("apt", fmt.Sprintf(`case $1 in
