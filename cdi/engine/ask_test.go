@@ -8,9 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	introspection "github.com/containerd/containerd/api/services/introspection/v1"
 	versions "github.com/containerd/containerd/api/services/version/v1"
-	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 )
@@ -18,58 +16,31 @@ import (
 // daemon is what of containerd is asked.
 type daemon struct {
 	versions.UnimplementedVersionServer
-	introspection.UnimplementedIntrospectionServer
-	plugins []*introspection.Plugin
-	filters []string
 }
 
-func (*daemon) Version(context.Context, *emptypb.Empty) (*versions.VersionResponse, error) {
+func (daemon) Version(context.Context, *emptypb.Empty) (*versions.VersionResponse, error) {
 	return &versions.VersionResponse{Version: "v2.4.2"}, nil
 }
 
-func (d *daemon) Plugins(_ context.Context, r *introspection.PluginsRequest) (*introspection.PluginsResponse, error) {
-	d.filters = r.Filters
-	return &introspection.PluginsResponse{Plugins: d.plugins}, nil
-}
-
-func (d *daemon) serve(t *testing.T) (address string) {
-	t.Helper()
-	address = filepath.Join(t.TempDir(), "s")
+func TestContainerdIsAsked(t *testing.T) {
+	address := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer()
-	versions.RegisterVersionServer(s, d)
-	introspection.RegisterIntrospectionServer(s, d)
+	versions.RegisterVersionServer(s, daemon{})
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
-	t.Cleanup(func() {
+	defer func() {
 		s.Stop()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	})
-	return address
-}
-
-func TestContainerdIsAsked(t *testing.T) {
-	for _, c := range []struct {
-		plugins []*introspection.Plugin
-		cri     string
-	}{
-		{[]*introspection.Plugin{{ID: "cri"}}, ""},
-		{nil, "the plugin cri is not loaded"},
-		{[]*introspection.Plugin{{ID: "cri", InitErr: &status.Status{Message: "no CNI"}}}, "no CNI"},
-	} {
-		d := &daemon{plugins: c.plugins}
-		got, err := Ask(context.Background(), Containerd, d.serve(t))
-		if want := (Answer{Version: "2.4.2", Daemon: true, CRI: c.cri}); err != nil || got != want {
-			t.Errorf("it said %+v, %v, want %+v", got, err, want)
-		}
-		if filter := strings.Join(d.filters, " "); filter != "type==io.containerd.grpc.v1,id==cri" {
-			t.Errorf("it was asked for %q", filter)
-		}
+	}()
+	got, err := Ask(context.Background(), Containerd, address)
+	if want := (Answer{Version: "2.4.2", Daemon: true}); err != nil || got != want {
+		t.Errorf("it said %+v, %v, want %+v", got, err, want)
 	}
 }
 

@@ -55,9 +55,6 @@ type Answer struct {
 	Version string
 	// Daemon says that the running daemon has said it, and not the program.
 	Daemon bool
-	// CRI is why containerd does not serve the kubelet's interface; empty where it
-	// does, or was not asked.
-	CRI string
 }
 
 // Wanted is what an engine is to be made able to.
@@ -171,9 +168,6 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 		return s, err
 	}
 	s.CDI, s.keys, s.Restart, s.Notes = plan.cdi, plan.keys, plan.restart, append(s.Notes, plan.notes...)
-	if answer.CRI != "" {
-		s.Notes = append(s.Notes, "its daemon does not serve the CRI: "+answer.CRI)
-	}
 	if plan.file != "" {
 		s.File = plan.file
 	}
