@@ -53,7 +53,7 @@ var errUsage = errors.New("peerlane-hook help shows the command line")
 func main() {
 	// Runtimes show what a failed hook wrote, often as one line.
 	logrus.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true})
-	err := run(os.Args[1:])
+	err := version.Sentence(func() error { return run(os.Args[1:]) })
 	if err == nil {
 		return
 	}

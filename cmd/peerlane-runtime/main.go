@@ -54,7 +54,7 @@ the runtime. In Docker's daemon.json:
 func main() {
 	c, err := parse(os.Args[1:])
 	if err == nil {
-		err = run(c)
+		err = version.Sentence(func() error { return run(c) })
 	} else {
 		err = fmt.Errorf("%w; %w", err, errUsage)
 	}

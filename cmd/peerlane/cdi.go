@@ -21,6 +21,12 @@ func newCDICommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cdi",
 		Short: "Look after the specifications that make lanes devices of container engines",
+		Long: `Look after the specifications (CDI, the Container Device Interface) that make lanes
+devices of container engines. peerlane cdi generate makes them, with the plan of this
+host's lanes; the other commands show, check and remove them.`,
+		Example: `  peerlane cdi generate --spec-dir /etc/cdi
+  peerlane cdi list
+  peerlane cdi validate`,
 	}
 	cmd.AddCommand(newGenerateCommand(a), newCDIListCommand(a), newCDIValidateCommand(a), newCDIRefreshCommand(a), newCDIRemoveCommand(a))
 	return group(cmd)

@@ -28,6 +28,8 @@ same file is on every host of the cluster.
 Containers that are started on a host that has the key are on the network.
 
 docs/network.md has how to change the key of a cluster that works.`,
+		Example: `  peerlane key generate
+  peerlane key show`,
 	}
 	cmd.AddCommand(newKeyGenerateCommand(a), newKeyRotateCommand(a), newKeyShowCommand(a))
 	return group(cmd)

@@ -5,16 +5,21 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"strings"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/peerlane/peerlane/cmd/manual"
+	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 )
 
@@ -26,15 +31,40 @@ const (
 	exitPairs   = 4 // of peerlane self-test
 )
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() {
+	if os.Getenv("GOTRACEBACK") == "" {
+		// What goes wrong beside run, which makes a sentence of it, says at least no more
+		// than what it was.
+		debug.SetTraceback("none")
+	}
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// The exit status is the last of a command's help.
+func init() {
+	cobra.AddTemplateFunc("longText", func(c *cobra.Command) string {
+		text, _ := manual.Exit(c.Long)
+		return cmp.Or(text, c.Short)
+	})
+	cobra.AddTemplateFunc("exitText", func(c *cobra.Command) string {
+		_, exit := manual.Exit(c.Long)
+		return exit
+	})
+}
 
 // run is main with its surroundings as parameters.
 func run(args []string, out, errOut io.Writer) int {
+	return runCommand(newRootCommand, args, out, errOut)
+}
+
+func runCommand(newRoot func(*app) *cobra.Command, args []string, out, errOut io.Writer) int {
 	printed := &sink{Writer: out}
 	a := &app{out: printed, errOut: errOut, log: logrus.New()}
-	root := newRootCommand(a)
-	root.SetArgs(args)
-	err := root.Execute()
+	err := version.Sentence(func() error {
+		root := newRoot(a)
+		root.SetArgs(args)
+		return root.Execute()
+	})
 	if err == nil && printed.err != nil {
 		err = fmt.Errorf("printing to standard output: %w", printed.err)
 	}
@@ -75,7 +105,14 @@ func newRootCommand(a *app) *cobra.Command {
 		Short: "A virtual PCIe switch: every GPU of a host beside an RDMA NIC",
 		Long: `Peerlane gives every GPU of a host a lane to the network that is as good as that
 of the GPUs beside an RDMA NIC: the traffic of a far GPU is relayed through GPUs
-that share a PCIe switch with a NIC.`,
+that share a PCIe switch with a NIC.
+
+Exit status:
+  0  done
+  1  failed; one sentence on standard error says what, on what, and what to do
+  2  the command line was wrong
+  3  peerlane cdi validate: what is installed does not fit this host
+  4  peerlane self-test: a pair of GPUs is not fit to stage on`,
 		Example: `  peerlane topo                            how near are GPUs and NICs
   peerlane plan                            each GPU's lane, and why
   peerlane cdi generate --spec-dir /etc/cdi
@@ -88,15 +125,9 @@ that share a PCIe switch with a NIC.`,
 	}
 	root.SetOut(a.out)
 	root.SetErr(a.errOut)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{cmd.CommandPath(), err} })
-	root.SetUsageTemplate(root.UsageTemplate() + `{{if not .HasParent}}
-Exit status:
-  0  done
-  1  failed; one sentence on standard error says what, on what, and what to do
-  2  the command line was wrong
-  3  peerlane cdi validate: what is installed does not fit this host
-  4  peerlane self-test: a pair of GPUs is not fit to stage on
-{{end}}`)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{cmd.CommandPath(), nearFlag(cmd, err)} })
+	root.SetHelpTemplate("{{longText .}}\n\n{{.UsageString}}")
+	root.SetUsageTemplate(root.UsageTemplate() + "\nExit status:\n{{exitText .}}")
 
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.root, "root", "/", "look for var/lib/peerlane, run/peerlane and etc/peerlane below `DIR`")
@@ -111,6 +142,7 @@ Exit status:
 		newPlanCommand(a),
 		newCDICommand(a),
 		newRelayCommand(a),
+		newRuntimeCommand(a),
 		newSelfTestCommand(a),
 		newKeyCommand(a),
 		newBenchCommand(a),
@@ -160,6 +192,26 @@ func (e usageError) Unwrap() error { return e.err }
 type findingError struct {
 	code int
 	error
+}
+
+// nearFlag adds to an error of an unknown option the one that may be meant.
+func nearFlag(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {
+		return err
+	}
+	var known []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			known = append(known, f.Name)
+		}
+	})
+	name := unknown.GetSpecifiedName()
+	near, letters := config.Nearest(name, known)
+	if letters > 1+len(name)/4 {
+		return err
+	}
+	return fmt.Errorf("%w; did you mean --%s?", err, near)
 }
 
 // group makes a command that only holds others: by itself it prints its help,

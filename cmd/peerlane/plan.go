@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 
@@ -50,6 +51,9 @@ who stops at a part of it sees more about it.`,
 	host.addSoftware()
 	cmd.Flags().BoolVar(&host.anyVendor, "any-vendor", false, "plan GPUs of any maker, for study: only NVIDIA's can be relayed")
 	cmd.Flags().StringVar(&explain, "explain", "", "say in sentences why the lane of `GPU` is what it is")
+	must(cmd.RegisterFlagCompletionFunc("explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return a.completeGPUs(cmd, host)
+	}))
 	cmd.Flags().BoolVar(&estimate, "estimate", false, "estimate each GPU's network bandwidth, three ways")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		explains := cmd.Flags().Changed("explain")
@@ -246,4 +250,22 @@ func (a *app) role(role string) string {
 		return a.paint(role, text.FgRed)
 	}
 	return a.paint(role, text.FgYellow)
+}
+
+// completeGPUs completes a GPU of the plan, by its index, with its address beside
+// it.
+func (a *app) completeGPUs(cmd *cobra.Command, host *hostFlags) ([]string, cobra.ShellCompDirective) {
+	if err := a.start(cmd); err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	a.log.SetOutput(io.Discard) // the reader is a shell
+	p, err := a.plan(host)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var gpus []string
+	for _, g := range p.plan.GPUs {
+		gpus = append(gpus, fmt.Sprintf("%d\t%s", g.Index, g.BusID))
+	}
+	return gpus, cobra.ShellCompDirectiveNoFileComp
 }

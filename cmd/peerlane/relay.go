@@ -19,6 +19,11 @@ func newRelayCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "relay",
 		Short: "Look after the relays of this host's containers",
+		Long: `Look after the relays of this host's containers. Each container with a lane has one,
+which lives as long as the container does; nobody has to start or end it.`,
+		Example: `  peerlane relay list
+  peerlane relay inspect trainer
+  peerlane relay top`,
 	}
 	cmd.AddCommand(newListCommand(a), newInspectCommand(a), newTopCommand(a), newStopCommand(a), newDrainCommand(a), newResumeCommand(a), newGCCommand(a))
 	return group(cmd)
@@ -41,6 +46,8 @@ func newListCommand(a *app) *cobra.Command {
   ending    the container has ended
   left      nothing looks after it any more; peerlane relay gc removes it
             once the container has ended`,
+		Example: `  peerlane relay list
+  peerlane relay list -o json | jq '.[] | select(.status.state != "ready")'`,
 		Args: noArgs,
 	}
 	form := addForm(cmd)
@@ -113,7 +120,8 @@ func newGCCommand(a *app) *cobra.Command {
 		Long: `Remove the sockets, state and relays of containers that have ended and whose
 supervisor was killed before it could do so. Nothing of a container that lives is
 touched. The hook does the same whenever a container starts or ends.`,
-		Args: noArgs,
+		Example: `  peerlane relay gc`,
+		Args:    noArgs,
 	}
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {

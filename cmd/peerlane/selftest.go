@@ -58,7 +58,10 @@ OUT and IN are copies out of the GPU and into it, issued by that GPU, as relays 
 BY SERVER are those that the server's GPU issues, for which a relay would need a
 second context.
 
-Exit status 4: a pair is not fit. 1: one could not be tested, or nothing was.`,
+Exit status:
+  0  every pair is fit
+  1  a pair could not be tested, or nothing was
+  4  a pair is not fit`,
 		Example: `  peerlane self-test
   peerlane self-test --again --all
   peerlane self-test --gpus simulated -o json`,

@@ -12,7 +12,10 @@ func newVersionCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print version, commit and date of this build",
-		Args:  noArgs,
+		Long:  "Print version, commit and date of this build, and what it was built with and for.",
+		Example: `  peerlane version
+  peerlane version -o json | jq -r .version`,
+		Args: noArgs,
 	}
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {

@@ -44,14 +44,23 @@ func keysBelow(prefix string, v reflect.Value) (found []key) {
 
 // unknownKey says that there is no such key, and which one is meant.
 func unknownKey(name string) string {
-	nearest, least := "", 0
+	var known []string
 	for _, k := range keys() {
-		known := strings.TrimSuffix(strings.Trim(k.name, "[]"), ".NAME")
-		if d := distance(name, known); nearest == "" || d < least {
-			nearest, least = known, d
+		known = append(known, strings.TrimSuffix(strings.Trim(k.name, "[]"), ".NAME"))
+	}
+	nearest, _ := Nearest(name, known)
+	return fmt.Sprintf("unknown key %s; the nearest that there is is %s (docs/configuration.md has all)", name, nearest)
+}
+
+// Nearest is the known word that a misspelt one is nearest to, and how many letters
+// are between them. It is empty where none is known.
+func Nearest(word string, known []string) (nearest string, letters int) {
+	for _, k := range known {
+		if d := distance(word, k); nearest == "" || d < letters {
+			nearest, letters = k, d
 		}
 	}
-	return fmt.Sprintf("unknown key %s; the nearest that there is is %s (docs/configuration.md has all)", name, nearest)
+	return nearest, letters
 }
 
 // distance is the number of letters to insert, remove or replace to make b of a

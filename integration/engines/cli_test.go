@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	cdiengine "github.com/peerlane/peerlane/cdi/engine"
 )
 
 // cli is an engine with Docker's command line.
@@ -156,7 +158,10 @@ func podman(version, runtime string) func(*bed) engine {
 			limits = "pids_limit = 0\n" // that controller is on v1
 		}
 		// What podman would raise limits to may be more than is permitted here.
-		conf := b.write("containers.conf", fmt.Sprintf(`[containers]
+		// Podman needs nothing for CDI. So that there is something to see, it gets
+		// peerlane-runtime as well.
+		b.ground.environment = append(b.ground.environment, "CONTAINERS_STORAGE_CONF="+storage)
+		text := fmt.Sprintf(`[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
 netns = "none"
 log_driver = "k8s-file"
@@ -167,8 +172,14 @@ runtime = %q
 tmp_dir = %q
 static_dir = %q
 volume_path = %q
-`, limits, runtime, dir+"/tmp", dir+"/static", dir+"/volumes"))
-		b.ground.environment = append(b.ground.environment, "CONTAINERS_STORAGE_CONF="+storage, "CONTAINERS_CONF="+conf)
+`, limits, runtime, dir+"/tmp", dir+"/static", dir+"/volumes")
+		var conf string
+		if b.row.rootless {
+			conf = b.write("containers.conf", text) // the user's own, which nobody changes
+		} else {
+			conf = b.configure("podman", "containers.conf", text, "--set-as-runtime")
+		}
+		b.ground.environment = append(b.ground.environment, "CONTAINERS_CONF="+conf)
 		b.mustBe(version, "podman", "--version")
 		b.mustDo("podman", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
 		return &cli{ground: b.ground, program: []string{"podman"}, checkpoints: []string{"container", "checkpoint"},
@@ -176,20 +187,30 @@ volume_path = %q
 	}
 }
 
+// byRuntime is Podman with devices by peerlane-runtime, under the name that peerlane
+// runtime configure has given it.
+func (e *cli) byRuntime(b *bed) engine {
+	other := *e
+	other.program = []string{"podman", "--runtime", cdiengine.RuntimeName, "--runtime-flag", "peerlane-root=" + b.Root, "--runtime-flag", "peerlane-spec-dir=" + b.CDIDir()}
+	other.devices = byVariable
+	return &other
+}
+
 // dockerDaemon starts a daemon. Its client is told by the environment where it is.
-func (b *bed) dockerDaemon(version string, path []string, configuration string) *cli {
+func (b *bed) dockerDaemon(version string, path []string, configuration string, switches ...string) *cli {
 	b.Helper()
 	dir := b.mkdir("docker")
 	address := "unix://" + dir + "/docker.sock"
 	path = append(path, "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 	b.ground.environment = append(b.ground.environment, "PATH="+strings.Join(path, ":"), "DOCKER_HOST="+address, "DOCKER_CONFIG="+dir)
+	file := b.configure("docker", "daemon.json", configuration, switches...)
 	ready := func() error { return b.ground.do(context.Background(), "docker", "info") }
 	remap := []string{}
 	if b.userNS {
 		remap = []string{"--userns-remap", "daemon"}
 	}
 	b.daemon = b.ground.daemon(b.T, ready, append(append([]string{"dockerd"}, remap...),
-		"--config-file", b.write("daemon.json", configuration), "--data-root", dir+"/data", "--exec-root", dir+"/exec",
+		"--config-file", file, "--data-root", dir+"/data", "--exec-root", dir+"/exec",
 		"--host", address, "--pidfile", dir+"/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")...)
 	b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
 	b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
@@ -198,14 +219,13 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string) 
 }
 
 func docker29(b *bed) engine {
-	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, `{"live-restore": true, "experimental": true}`)
+	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, `{"live-restore": true, "experimental": true, "features": {"cdi": false}}`)
 }
 
 // docker20 knows no CDI: peerlane-runtime applies it.
 func docker20(b *bed) engine {
-	configuration := fmt.Sprintf(`{"live-restore": true, "experimental": true, "runtimes": {"peerlane": {"path": %q, "runtimeArgs": ["--peerlane-root=%s", "--peerlane-spec-dir=%s"]}}}`,
-		filepath.Join(b.Binaries, "peerlane-runtime"), b.Root, b.CDIDir())
-	e := b.dockerDaemon(Docker20, nil, configuration)
+	e := b.dockerDaemon(Docker20, nil, `{"live-restore": true, "experimental": true}`,
+		"--runtime-arg", "--peerlane-root="+b.Root, "--runtime-arg", "--peerlane-spec-dir="+b.CDIDir())
 	e.devices = func(names []string) []string {
 		if len(names) == 0 {
 			return nil

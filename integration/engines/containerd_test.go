@@ -19,7 +19,7 @@ func (b *bed) startContainerd(program, configuration, namespace string) (address
 	address = dir + "/containerd.sock"
 	head := fmt.Sprintf("root = %q\nstate = %q\n", dir+"/root", dir+"/state")
 	daemon := fmt.Sprintf("[grpc]\naddress = %q\n[ttrpc]\naddress = %q\n", address, address+".ttrpc")
-	file := b.write("containerd.toml", fmt.Sprintf(configuration, head, daemon, imageName))
+	file := b.configure("containerd", "containerd.toml", fmt.Sprintf(configuration, head, daemon, imageName))
 	ctr := filepath.Join(filepath.Dir(program), "ctr")
 	ready := func() error { return b.ground.do(context.Background(), ctr, "--address", address, "version") }
 	b.daemon = b.ground.daemon(b.T, ready, program, "--config", file)
@@ -32,6 +32,7 @@ func (b *bed) startContainerd(program, configuration, namespace string) (address
 const configuration2 = `version = 3
 %s%s[plugins.'io.containerd.cri.v1.runtime']
 restrict_oom_score_adj = true
+cdi_spec_dirs = ["/nowhere"] # peerlane runtime configure adds those of every engine
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
 sandbox = %q
 `
@@ -51,11 +52,19 @@ func containerd2(client func(b *bed, address string) engine) func(*bed) engine {
 
 func containerd17(b *bed) engine {
 	b.mustBe(Containerd17, "/usr/bin/containerd", "--version")
-	// The part that docs/containers.md tells an administrator ends in the table of
-	// the CRI.
-	told := strings.TrimPrefix(documented(b, "containerd 1.7", "toml"), "version = 2\n")
-	configuration := "version = 2\n%s%s" + told + "restrict_oom_score_adj = true\nsandbox_image = %q\n"
-	return criField(b, b.startContainerd("/usr/bin/containerd", configuration, "k8s.io"))
+	const configuration = "version = 2\n%s%s[plugins.\"io.containerd.grpc.v1.cri\"]\nrestrict_oom_score_adj = true\nsandbox_image = %q\n"
+	address := b.startContainerd("/usr/bin/containerd", configuration, "k8s.io")
+	// What docs/containers.md tells an administrator is what peerlane has written.
+	text, err := os.ReadFile(b.configured.file)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(documented(b, "containerd 1.7", "toml")) {
+		if !strings.Contains(string(text), line) {
+			b.Errorf("docs/containers.md has the line %q, which peerlane runtime configure has not written: %s", line, text)
+		}
+	}
+	return criField(b, address)
 }
 
 // own is containerd's own Go client, in a program of the tests.

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	dir, remove, err := programs.Directory(programs.Hook, programs.Relay, programs.Runtime)
+	dir, remove, err := programs.Directory(programs.Peerlane, programs.Hook, programs.Relay, programs.Runtime)
 	if err == nil {
 		binaries = dir
 		installed, err = Find()
@@ -199,6 +199,7 @@ var checks = []check{
 	{name: "cgroup-v1", ask: container{devices: gpusWithLanes(3)}, gpus: []int{3}},
 	{name: "cgroup-v2", cgroups: v2, ask: container{devices: gpusWithLanes(3)}, gpus: []int{3}},
 	{name: "recipe", instead: recipe},
+	{name: "configure", ask: container{devices: gpusWithLanes(3)}, gpus: []int{3}, instead: configured},
 	{name: "restart", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: restart},
 	{name: "exec-and-pause", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: execAndPause},
 	{name: "update", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: update},
@@ -509,6 +510,8 @@ type bed struct {
 	cgroups cgroups
 	userNS  bool    // for an engine that remaps
 	daemon  *daemon // of an engine that has one
+	// configured is how its configuration was made from one without CDI.
+	configured configuration
 }
 
 // newBed makes a host and opens an engine on it, until the end of the test.

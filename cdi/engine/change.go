@@ -1,0 +1,416 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/aymanbagabas/go-udiff"
+
+	"github.com/peerlane/peerlane/cdi/engine/edit"
+)
+
+// Change is what becomes of an engine's configuration file.
+type Change struct {
+	Engine string
+	// Path is the file that is written: where it is a link, what that leads to.
+	Path string
+	// Old and New are its texts; nil for a file that is not there.
+	Old, New []byte
+	// Restart is the command that lets the engine see it; empty where none is needed.
+	Restart string
+	// Notes are for who changes it.
+	Notes  []string
+	record *record // that is kept afterwards; nil for none
+	store  string  // where
+}
+
+// None says that there is nothing to do.
+func (c Change) None() bool { return bytes.Equal(c.Old, c.New) && (c.Old == nil) == (c.New == nil) }
+
+// Diff is the change as a unified diff.
+func (c Change) Diff() string {
+	from, to := c.Path, c.Path
+	if c.Old == nil {
+		from = os.DevNull
+	}
+	if c.New == nil {
+		to = os.DevNull
+	}
+	return udiff.Unified(from, to, string(c.Old), string(c.New))
+}
+
+// Backup is where the file as it was before Peerlane is kept; empty where there
+// was none.
+func (c Change) Backup() string {
+	if c.record == nil || !c.record.Existed {
+		return ""
+	}
+	return filepath.Join(c.store, backupName)
+}
+
+// record is what is known of an engine's configuration that Peerlane has changed.
+// Beside it lies the file as it was.
+type record struct {
+	Path    string `json:"path"`
+	Existed bool   `json:"existed"`
+	// Result is the SHA-256 of what Peerlane wrote; empty where somebody else had
+	// changed the file in between, so that it cannot simply be put back.
+	Result string `json:"result,omitempty"`
+	// Keys are those that were set.
+	Keys []edit.Key `json:"keys"`
+	// Restart is what the engine needed to see them.
+	Restart string `json:"restart,omitempty"`
+
+	original []byte
+}
+
+const (
+	recordName = "record.json"
+	backupName = "original"
+)
+
+// store is where what Peerlane has done to an engine is kept, below a directory
+// of root's.
+func storeOf(dir, engine string) string { return filepath.Join(dir, engine) }
+
+// readRecord is nil where there is none.
+func readRecord(store string) (*record, error) {
+	text, err := os.ReadFile(filepath.Join(store, recordName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &record{}
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(store, recordName), err)
+	}
+	if r.Existed {
+		if r.original, err = os.ReadFile(filepath.Join(store, backupName)); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func (r *record) write(store string) error {
+	if err := os.MkdirAll(store, 0o700); err != nil {
+		return err
+	}
+	if r.Existed {
+		if err := replace(filepath.Join(store, backupName), r.original, 0o600, nil); err != nil {
+			return err
+		}
+	}
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return errors.Join(replace(filepath.Join(store, recordName), append(text, '\n'), 0o600, nil), flush(store))
+}
+
+func hash(text []byte) string {
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+// resolve follows links, of which the last may lead to what is not there yet.
+func resolve(path string) (string, error) {
+	for range 40 {
+		to, err := os.Readlink(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EINVAL): // none, or no link
+			dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+			if errors.Is(err, fs.ErrNotExist) {
+				return path, nil
+			}
+			return filepath.Join(dir, filepath.Base(path)), err
+		case err != nil:
+			return "", err
+		case !filepath.IsAbs(to):
+			to = filepath.Join(filepath.Dir(path), to)
+		}
+		path = to
+	}
+	return "", fmt.Errorf("%s: too many links", path)
+}
+
+// Configure says how an engine's configuration has to be changed for what is
+// wanted. Below dir is what Peerlane keeps of it. Nothing is written.
+func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change, State, error) {
+	s, err := h.Look(ctx, name, w)
+	if err != nil {
+		return Change{}, s, err
+	}
+	c := Change{Engine: name, store: storeOf(dir, name), Old: s.text, New: s.text, Notes: s.Notes}
+	if c.Path, err = resolve(s.File); err != nil {
+		return c, s, err
+	}
+	if c.record, err = readRecord(c.store); err != nil {
+		return c, s, err
+	}
+	s.Configured = c.record != nil
+	if len(s.keys) == 0 {
+		return c, s, nil
+	}
+	l := engines[name].language
+	if c.New, err = edit.Set(l, s.text, s.keys...); err != nil {
+		return c, s, inFile(c.Path, err)
+	}
+	if err := h.reaches(name, s, c.New, w); err != nil {
+		return c, s, err
+	}
+	switch r := c.record; {
+	case r == nil:
+		c.record = &record{Path: c.Path, Existed: s.text != nil, original: s.text, Result: hash(c.New)}
+	case r.Path != c.Path:
+		return c, s, fmt.Errorf("%s was changed before, and %s would be now; `peerlane runtime remove --runtime %s` first", r.Path, c.Path, name)
+	case r.Result != hash(s.text):
+		c.record = &record{Path: r.Path, Existed: r.Existed, original: r.original, Keys: r.Keys, Restart: r.Restart}
+	default:
+		c.record = &record{Path: r.Path, Existed: r.Existed, original: r.original, Keys: r.Keys, Restart: r.Restart, Result: hash(c.New)}
+	}
+	c.record.add(s.keys)
+	if c.Restart = s.Restart; len(c.Restart) > len(c.record.Restart) { // a reload is less
+		c.record.Restart = c.Restart
+	}
+	return c, s, nil
+}
+
+// add adds keys, each at most once.
+func (r *record) add(keys []edit.Key) {
+	for _, k := range keys {
+		kept := r.Keys[:0:0]
+		for _, old := range r.Keys {
+			if old.String() != k.String() {
+				kept = append(kept, old)
+			}
+		}
+		r.Keys = append(kept, k)
+	}
+}
+
+// reaches demands that a change does what it is for: another file that is read
+// later may have the last word.
+func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
+	e := engines[name]
+	d, err := e.find(h)
+	if err != nil {
+		return err
+	}
+	tree, err := e.language.Read(text)
+	if err != nil {
+		return inFile(s.File, err)
+	}
+	changed := document{s.File, text, tree}
+	if one := d.of(s.File); one != nil {
+		*one = changed
+	} else {
+		// Files that are not there yet are read where their name has them; the main
+		// one first, and Peerlane's own after all others that are before it by name.
+		d.all = insertByName(d.all, changed, s.File == d.main && filepath.Base(s.File) != dropIn)
+	}
+	v, err := parseVersion(s.Version)
+	if err != nil {
+		return err
+	}
+	again, err := e.plan(v, d, w)
+	if err != nil {
+		return err
+	}
+	if len(again.keys) > 0 {
+		_, file := d.get(again.keys[0].Path...)
+		return fmt.Errorf("%s is decided by %s, which %s reads after %s; change it there", again.keys[0], file, name, s.File)
+	}
+	return nil
+}
+
+func insertByName(all []document, one document, first bool) []document {
+	at := 0
+	if !first {
+		for i, other := range all {
+			if filepath.Dir(other.path) != filepath.Dir(one.path) || filepath.Base(other.path) < filepath.Base(one.path) {
+				at = i + 1
+			}
+		}
+	}
+	return append(all[:at:at], append([]document{one}, all[at:]...)...)
+}
+
+// Remove says how an engine's configuration becomes what it was before Peerlane:
+// exactly that, if nobody else has changed it since; otherwise the keys that
+// Peerlane set become what they were. It is no change where Peerlane has done
+// nothing.
+func Remove(dir, name string) (c Change, err error) {
+	c = Change{Engine: name, store: storeOf(dir, name)}
+	r, err := readRecord(c.store)
+	if err != nil || r == nil {
+		return c, err
+	}
+	c.Path, c.Restart = r.Path, r.Restart
+	c.Old, err = os.ReadFile(r.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		c.Notes = append(c.Notes, fmt.Sprintf("%s is not there any more", r.Path))
+		return c, nil
+	}
+	if err != nil {
+		return c, err
+	}
+	if c.New = r.original; hash(c.Old) == r.Result {
+		return c, nil
+	}
+	l := engines[name].language
+	now, err := l.Read(c.Old)
+	if err != nil {
+		return c, inFile(r.Path, err)
+	}
+	before, err := l.Read(r.original)
+	if err != nil {
+		return c, inFile(filepath.Join(c.store, backupName), err)
+	}
+	var keys []edit.Key
+	for _, k := range r.Keys {
+		if !sameAfterRecord(edit.Get(now, k.Path...), k.Value) {
+			c.Notes = append(c.Notes, fmt.Sprintf("somebody else has changed %s, which stays", k))
+			continue
+		}
+		keys = append(keys, edit.Key{Path: k.Path, Value: restorable(edit.Get(before, k.Path...)), Keep: edit.Depth(before, k.Path)})
+	}
+	if c.New, err = edit.Set(l, c.Old, keys...); err != nil {
+		return c, inFile(r.Path, err)
+	}
+	if tree, err := l.Read(c.New); err == nil && len(tree) == 0 && !r.Existed {
+		c.New = nil
+	}
+	return c, nil
+}
+
+// sameAfterRecord compares a file's value with a record's, where JSON has made
+// numbers of another type.
+func sameAfterRecord(have, recorded any) bool {
+	if number, ok := recorded.(float64); ok {
+		return fmt.Sprint(have) == fmt.Sprint(int64(number))
+	}
+	return edit.Same(have, recorded)
+}
+
+// restorable is a value as edit sets it.
+func restorable(value any) any {
+	if list := edit.Texts(value); list != nil {
+		return list
+	}
+	return value
+}
+
+// Apply writes the file and what is kept of it. A file that has changed since it
+// was read is left alone.
+func (c Change) Apply() error {
+	if c.Path == "" {
+		return nil
+	}
+	if c.record != nil && c.New != nil && !c.None() {
+		// First: what is changed can then be undone whatever happens.
+		if err := c.record.write(c.store); err != nil {
+			return fmt.Errorf("keeping %s as it was: %w", c.Path, err)
+		}
+	}
+	if !c.None() {
+		if err := c.write(); err != nil {
+			return err
+		}
+	}
+	if c.record == nil {
+		return forget(c.store)
+	}
+	return nil
+}
+
+func (c Change) write() error {
+	now, err := os.ReadFile(c.Path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if !bytes.Equal(now, c.Old) {
+		return fmt.Errorf("%s was changed by somebody else in this moment; nothing is changed, try it again", c.Path)
+	}
+	if c.New == nil {
+		return os.Remove(c.Path)
+	}
+	mode, stat := fs.FileMode(0o644), (*syscall.Stat_t)(nil)
+	if info, err := os.Stat(c.Path); err == nil {
+		mode, stat = info.Mode().Perm(), info.Sys().(*syscall.Stat_t)
+	}
+	if err := os.MkdirAll(filepath.Dir(c.Path), 0o755); err != nil {
+		return err
+	}
+	return errors.Join(replace(c.Path, c.New, mode, stat), flush(filepath.Dir(c.Path)))
+}
+
+// forget removes what is kept of an engine.
+func forget(store string) error {
+	for _, name := range []string{recordName, backupName} {
+		if err := os.Remove(filepath.Join(store, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	for _, dir := range []string{store, filepath.Dir(store)} {
+		err := os.Remove(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace writes a file in one step, with a mode and, if it is not nil, an owner.
+func replace(path string, text []byte, mode fs.FileMode, owner *syscall.Stat_t) (err error) {
+	// No engine takes a name like this one for a drop-in.
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".peerlane-*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(tmp.Name()))
+		}
+	}()
+	_, err = tmp.Write(text)
+	if err == nil && owner != nil && (int(owner.Uid) != os.Geteuid() || int(owner.Gid) != os.Getegid()) {
+		err = tmp.Chown(int(owner.Uid), int(owner.Gid))
+	}
+	if err == nil {
+		err = tmp.Chmod(mode)
+	}
+	if err == nil {
+		err = tmp.Sync()
+	}
+	if err = errors.Join(err, tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}
+
+// flush lets a directory's changes survive a power failure.
+func flush(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Configured says whether Peerlane has changed an engine's configuration.
+func Configured(dir, name string) (bool, error) {
+	r, err := readRecord(storeOf(dir, name))
+	return r != nil, err
+}

@@ -1,0 +1,137 @@
+package engine
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/peerlane/peerlane/cdi/engine/edit"
+)
+
+// findContainerd reads the configuration and what it imports, in containerd's
+// order: the one that imports first.
+func findContainerd(h Host) (d documents, err error) {
+	d.main = h.ConfigFile
+	if d.main == "" {
+		d.main = filepath.Join(h.Root, "etc/containerd/config.toml")
+	}
+	seen := map[string]bool{}
+	for pending := []string{d.main}; len(pending) > 0; pending = pending[1:] {
+		path := pending[0]
+		if seen[path] {
+			continue
+		}
+		seen[path] = true
+		if err := d.read(edit.TOML, path); err != nil {
+			return d, err
+		}
+		one := d.of(path)
+		if one == nil {
+			continue
+		}
+		for _, pattern := range edit.Texts(edit.Get(one.tree, "imports")) {
+			if !filepath.IsAbs(pattern) {
+				pattern = filepath.Join(filepath.Dir(path), pattern)
+			} else if h.Root != "/" {
+				pattern = filepath.Join(h.Root, pattern)
+			}
+			pending = append(pending, dropIns(pattern)...)
+		}
+	}
+	return d, nil
+}
+
+// planContainerd: the CRI has CDI where enable_cdi says so from 1.7 on, and unless
+// it says no from 2.0 on. Its Go client and ctr, from 2.0 on, apply CDI by
+// themselves and need no configuration.
+func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
+	table, form, err := criTable(v, d)
+	if err != nil {
+		return p, err
+	}
+	at := func(names ...string) []string { return slices.Concat(table, names) }
+	// 1.x takes the whole table of a plugin from the file that has it last, and 2.x
+	// what that one has; so there it is changed.
+	p.file = d.main
+	for _, one := range d.all {
+		if edit.Get(one.tree, table...) != nil {
+			p.file = one.path
+		}
+	}
+	p.restart = "systemctl restart containerd (containers go on)"
+	p.cdi = CDIUnknown
+	if v.atLeast(1, 7) {
+		value, file := d.get(at("enable_cdi")...)
+		on, stated := value.(bool)
+		if value != nil && !stated {
+			return p, fmt.Errorf("%s: enable_cdi is neither true nor false", file)
+		}
+		p.cdi = CDIOn
+		if !on && (stated || !v.atLeast(2, 0)) {
+			p.cdi = CDIOff
+			p.keys = append(p.keys, edit.Key{Path: at("enable_cdi"), Value: true})
+		}
+		dirs, err := listed(d, at("cdi_spec_dirs"), DefaultSpecDirs, withDefaults(w.SpecDirs))
+		if err != nil {
+			return p, err
+		}
+		if dirs != nil {
+			p.keys = append(p.keys, *dirs)
+		}
+	}
+	if p.cdi == CDIUnknown || w.Runtime {
+		p.keys = append(p.keys, different(d,
+			edit.Key{Path: at("containerd", "runtimes", RuntimeName, "runtime_type"), Value: "io.containerd.runc.v2"},
+			edit.Key{Path: at("containerd", "runtimes", RuntimeName, "options", "BinaryName"), Value: w.RuntimePath})...)
+	}
+	if d.of(p.file) == nil && len(p.keys) > 0 {
+		p.keys = slices.Insert(p.keys, 0, edit.Key{Path: []string{"version"}, Value: form})
+	}
+	if p.cdi == CDIUnknown {
+		p.notes = append(p.notes, byRuntime("by a RuntimeClass with the handler peerlane and the annotation peerlane.dev/devices"))
+	}
+	if disabled, file := d.get("disabled_plugins"); slices.ContainsFunc(edit.Texts(disabled), func(name string) bool {
+		return name == "cri" || name == table[len(table)-1] || name == "io.containerd.grpc.v1.cri"
+	}) {
+		p.notes = append(p.notes, fmt.Sprintf("%s switches the CRI off by disabled_plugins: a kubelet and crictl find nothing", file))
+	}
+	if len(w.HooksDirs) > 0 {
+		p.notes = append(p.notes, "it has no directory of hooks")
+	}
+	if len(w.RuntimeArgs) > 0 {
+		p.notes = append(p.notes, "it gives runtimes no arguments: --runtime-arg is without effect")
+	}
+	return p, nil
+}
+
+// criTable is the table of the CRI's runtime, by the version of the configuration,
+// which is also returned.
+func criTable(v version, d documents) (table []string, form int64, err error) {
+	form = 2
+	if v.atLeast(2, 0) {
+		form = 3
+	}
+	if main := d.of(d.main); main != nil {
+		form = 1 // where nothing is said
+		value := edit.Get(main.tree, "version")
+		if stated, ok := value.(int64); ok {
+			form = stated
+		} else if value != nil {
+			return nil, 0, fmt.Errorf("%s: version is no number", d.main)
+		}
+	}
+	switch {
+	case form <= 1 && v.atLeast(2, 0):
+		return nil, 0, fmt.Errorf("%s is of version %d, which containerd 2 does not read; `containerd config migrate` makes it one of today", d.main, form)
+	case form <= 1:
+		return []string{"plugins", "cri"}, form, nil
+	case form == 2:
+		return []string{"plugins", "io.containerd.grpc.v1.cri"}, form, nil
+	}
+	// Of versions after 3 nothing is known but that containerd migrates; they would
+	// be refused by what follows only if they moved the table.
+	if form > 3 {
+		return nil, 0, fmt.Errorf("%s is of version %d, and this Peerlane knows versions up to 3", d.main, form)
+	}
+	return []string{"plugins", "io.containerd.cri.v1.runtime"}, form, nil
+}

@@ -1,0 +1,200 @@
+// Package edit changes single keys of somebody else's configuration file, in TOML
+// or JSON, and leaves every other byte as it is: comments, order and blanks.
+//
+// What comes out is read again before anybody gets it: it has to mean what the
+// text meant before, but for the keys. What cannot be changed in that manner is
+// refused, and the error says at which line.
+package edit
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Key is one that is to have a value, or to go.
+type Key struct {
+	// Path are the tables that the key is in, outermost first, and its name.
+	Path []string `json:"path"`
+	// Value is a bool, an int64, a string or a []string; nil takes the key away.
+	Value any `json:"value"`
+	// Keep is how many of the outer tables stay when nothing is left in them. It is
+	// of interest only where the key goes.
+	Keep int `json:"keep,omitempty"`
+}
+
+func (k Key) String() string { return strings.Join(k.Path, ".") }
+
+// Error is where a text is not what it should be, or cannot be changed.
+type Error struct {
+	Line   int // from 1; 0 where it is of no one line
+	Reason string
+}
+
+func (e *Error) Error() string {
+	if e.Line == 0 {
+		return e.Reason
+	}
+	return fmt.Sprintf("line %d: %s", e.Line, e.Reason)
+}
+
+// Language is a form of configuration files.
+type Language interface {
+	// Read reads a text; the error is an *Error.
+	Read(text []byte) (map[string]any, error)
+	// Set changes one key.
+	set(text []byte, k Key) ([]byte, error)
+}
+
+// Set gives keys their values, or takes them away. A text without a byte is one
+// without keys. An error is an *Error, and then nothing is changed.
+func Set(l Language, text []byte, keys ...Key) ([]byte, error) {
+	for _, k := range keys {
+		if len(k.Path) == 0 {
+			return nil, errors.New("a key without a name")
+		}
+		want, err := l.Read(text)
+		if err != nil {
+			return nil, err
+		}
+		if k.Value != nil && Same(Get(want, k.Path...), k.Value) {
+			continue
+		}
+		if err := apply(want, k); err != nil {
+			return nil, err
+		}
+		changed, err := l.set(text, k)
+		if err != nil {
+			return nil, err
+		}
+		got, err := l.Read(changed)
+		if err != nil {
+			return nil, &Error{0, fmt.Sprintf("setting %s would break the file: %v; set it by hand", k, err)}
+		}
+		if !reflect.DeepEqual(want, got) {
+			return nil, &Error{0, fmt.Sprintf("setting %s would change something else, too; set it by hand", k)}
+		}
+		text = changed
+	}
+	return text, nil
+}
+
+// Get is the value of a key, nil where it is not there.
+func Get(tree map[string]any, path ...string) any {
+	for i, name := range path {
+		value, there := tree[name]
+		if !there {
+			return nil
+		}
+		if i == len(path)-1 {
+			return value
+		}
+		below, ok := value.(map[string]any)
+		if !ok {
+			return nil
+		}
+		tree = below
+	}
+	return tree
+}
+
+// Texts is a list of texts, nil where it is something else.
+func Texts(value any) []string {
+	if list, ok := value.([]string); ok {
+		return list
+	}
+	list, ok := value.([]any)
+	if !ok {
+		return nil
+	}
+	texts := []string{}
+	for _, item := range list {
+		text, ok := item.(string)
+		if !ok {
+			return nil
+		}
+		texts = append(texts, text)
+	}
+	return texts
+}
+
+// Same says whether two values are the same, one of them perhaps from a file.
+func Same(a, b any) bool { return reflect.DeepEqual(plain(a), plain(b)) }
+
+// plain is a value as Read has it.
+func plain(value any) any {
+	if list, ok := value.([]string); ok {
+		all := make([]any, len(list))
+		for i := range list {
+			all[i] = list[i]
+		}
+		return all
+	}
+	return value
+}
+
+// Depth is how many tables of a path there are.
+func Depth(tree map[string]any, path []string) int {
+	for i := range len(path) - 1 {
+		below, ok := tree[path[i]].(map[string]any)
+		if !ok {
+			return i
+		}
+		tree = below
+	}
+	return len(path) - 1
+}
+
+// apply does to what was read what set does to the text.
+func apply(tree map[string]any, k Key) error {
+	tables := []map[string]any{tree}
+	for i, name := range k.Path[:len(k.Path)-1] {
+		value, there := tree[name]
+		below, ok := value.(map[string]any)
+		if there && !ok {
+			return &Error{0, fmt.Sprintf("%s is no table, so there is no %s", strings.Join(k.Path[:i+1], "."), k)}
+		}
+		if !there {
+			if k.Value == nil {
+				return nil
+			}
+			below = map[string]any{}
+			tree[name] = below
+		}
+		tree = below
+		tables = append(tables, tree)
+	}
+	last := k.Path[len(k.Path)-1]
+	if k.Value != nil {
+		tree[last] = plain(k.Value)
+		return nil
+	}
+	if _, there := tree[last]; !there {
+		return nil
+	}
+	delete(tree, last)
+	for i := len(tables) - 1; i > k.Keep && len(tables[i]) == 0; i-- {
+		delete(tables[i-1], k.Path[i-1])
+	}
+	return nil
+}
+
+// splice replaces bytes of a text.
+func splice(text []byte, from, to int, with string) []byte {
+	return slices.Concat(text[:from], []byte(with), text[to:])
+}
+
+// lineOf is the number of the line that has a byte, from 1.
+func lineOf(text []byte, at int) int {
+	return 1 + strings.Count(string(text[:max(0, min(at, len(text)))]), "\n")
+}
+
+// newline is how lines of a text end.
+func newline(text []byte) string {
+	if strings.Contains(string(text), "\r\n") {
+		return "\r\n"
+	}
+	return "\n"
+}

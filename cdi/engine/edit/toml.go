@@ -1,0 +1,370 @@
+package edit
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/BurntSushi/toml"
+)
+
+// TOML is the language of containerd, Podman and CRI-O.
+var TOML Language = tomlLanguage{}
+
+type tomlLanguage struct{}
+
+func (tomlLanguage) Read(text []byte) (map[string]any, error) {
+	tree := map[string]any{}
+	if !utf8.Valid(text) {
+		return nil, &Error{0, "it is not UTF-8"}
+	}
+	if _, err := toml.Decode(string(text), &tree); err != nil {
+		var parse toml.ParseError
+		if errors.As(err, &parse) {
+			return nil, &Error{lineOf(text, parse.Position.Start), parse.Message}
+		}
+		return nil, &Error{0, err.Error()}
+	}
+	return tree, nil
+}
+
+// statement is the header of a table, or a key with its value.
+type statement struct {
+	header, array bool     // [table], [[table]]
+	table         []string // that it opens, or stands in
+	key           []string // of a key, below the table
+	inArray       bool     // the key is of an element of a list of tables
+	start, end    int      // its lines, the end of the last one included
+	value         [2]int   // where a key's value begins and ends
+}
+
+// path is that of a table or key, from the outermost table on.
+func (s statement) path() []string { return slices.Concat(s.table, s.key) }
+
+func (tomlLanguage) set(text []byte, k Key) ([]byte, error) {
+	all, err := statements(text)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(all, func(s statement) bool { return !s.header && !s.inArray && slices.Equal(s.path(), k.Path) })
+	if k.Value == nil {
+		if at < 0 {
+			return text, refuseInline(text, all, k)
+		}
+		return withoutKey(text, all, at, k), nil
+	}
+	value := tomlValue(k.Value)
+	if at >= 0 {
+		return splice(text, all[at].value[0], all[at].value[1], value), nil
+	}
+	if err := refuseInline(text, all, k); err != nil {
+		return nil, err
+	}
+	table, name := k.Path[:len(k.Path)-1], k.Path[len(k.Path)-1:]
+	end := newline(text)
+	// After what is the last of the table, with its indentation.
+	var after *statement
+	for i, s := range all {
+		if slices.Equal(s.table, table) && !s.array && !s.inArray {
+			after = &all[i]
+		}
+	}
+	if after == nil {
+		// A table may exist by dotted keys alone, and then it has no header.
+		for i, s := range all {
+			if !s.header && !s.inArray && len(s.path()) > len(table) && slices.Equal(s.path()[:len(table)], table) && len(s.table) < len(table) {
+				after = &all[i]
+				name = k.Path[len(s.table):]
+			}
+		}
+	}
+	line := tomlKey(name) + " = " + value + end
+	switch {
+	case after != nil:
+		lead := indentation(text[after.start:])
+		if after.end > 0 && text[after.end-1] != '\n' {
+			lead = end + lead
+		}
+		return splice(text, after.end, after.end, lead+line), nil
+	case len(table) == 0:
+		first := len(text)
+		if len(all) > 0 {
+			first = all[0].start
+		}
+		if rest := strings.TrimPrefix(string(text[:first]), byteOrderMark); rest != "" && !strings.HasSuffix(rest, "\n") {
+			line = end + line
+		}
+		return splice(text, first, first, line), nil
+	}
+	head := ""
+	if len(text) > 0 {
+		head = end
+		if text[len(text)-1] != '\n' {
+			head += end
+		}
+	}
+	return splice(text, len(text), len(text), head+"["+tomlKey(table)+"]"+end+line), nil
+}
+
+// refuseInline refuses a key whose table stands in one line, as a value, or is an
+// element of a list.
+func refuseInline(text []byte, all []statement, k Key) error {
+	for _, s := range all {
+		path := s.path()
+		if len(path) == 0 || len(path) >= len(k.Path) || !slices.Equal(path, k.Path[:len(path)]) {
+			continue
+		}
+		switch {
+		case !s.header:
+			return &Error{lineOf(text, s.start), fmt.Sprintf("%s is written as a value; make it a table [%s] by hand", strings.Join(path, "."), tomlKey(path))}
+		case s.array:
+			return &Error{lineOf(text, s.start), fmt.Sprintf("%s is a list of tables", strings.Join(path, "."))}
+		}
+	}
+	return nil
+}
+
+// withoutKey takes away a key, and its table's header if nothing is left of it.
+func withoutKey(text []byte, all []statement, at int, k Key) []byte {
+	from, to := all[at].start, all[at].end
+	table := k.Path[:len(k.Path)-1]
+	left := slices.ContainsFunc(all, func(s statement) bool {
+		path := s.path()
+		return !slices.Equal(path, k.Path) && len(path) > len(table) && slices.Equal(path[:len(table)], table)
+	})
+	header := slices.IndexFunc(all, func(s statement) bool { return s.header && !s.array && slices.Equal(s.table, table) })
+	if left || header < 0 || len(table) <= k.Keep {
+		return splice(text, from, to, "")
+	}
+	// Nothing stands between them but comments, which are somebody's: they stay.
+	text = splice(text, from, to, "")
+	from, to = all[header].start, all[header].end
+	// The blank line in front came with the header.
+	if before := strings.TrimSuffix(string(text[:from]), newline(text)); len(before) < from && (before == "" || strings.HasSuffix(before, "\n")) {
+		from = len(before)
+	}
+	return splice(text, from, to, "")
+}
+
+// statements are those of a text that can be read.
+func statements(text []byte) (all []statement, err error) {
+	s := scanner{text: text}
+	var table []string
+	inArray := map[string]bool{}
+	for {
+		s.blanks(true)
+		if s.at >= len(text) {
+			return all, nil
+		}
+		one := statement{start: s.lineStart(), table: table}
+		if s.text[s.at] == '[' {
+			one.header = true
+			s.at++
+			if one.array = s.next("["); one.array {
+				s.at++
+			}
+			if table, err = s.keys(); err != nil {
+				return nil, err
+			}
+			one.table = table
+			if one.array {
+				inArray[strings.Join(table, "\x00")] = true
+			}
+			s.at++ // one bracket; another is the line's rest
+		} else {
+			if one.key, err = s.keys(); err != nil {
+				return nil, err
+			}
+			s.at++ // =
+			s.blanks(false)
+			one.value[0] = s.at
+			s.skipValue()
+			one.value[1] = s.at
+			for one.value[1] > one.value[0] && strings.ContainsRune(" \t\r", rune(text[one.value[1]-1])) {
+				one.value[1]--
+			}
+			for i := range table {
+				one.inArray = one.inArray || inArray[strings.Join(table[:i+1], "\x00")]
+			}
+		}
+		s.line()
+		one.end = s.at
+		all = append(all, one)
+	}
+}
+
+const byteOrderMark = "\ufeff"
+
+// scanner goes through a text that can be read: it need not look for mistakes.
+type scanner struct {
+	text []byte
+	at   int
+}
+
+func (s *scanner) next(prefix string) bool {
+	return strings.HasPrefix(string(s.text[s.at:min(len(s.text), s.at+len(prefix))]), prefix)
+}
+
+// blanks goes over blanks, and over ends of lines and comments, too.
+func (s *scanner) blanks(lines bool) {
+	for s.at < len(s.text) {
+		switch c := s.text[s.at]; {
+		case c == ' ' || c == '\t':
+			s.at++
+		case lines && (c == '\n' || c == '\r'):
+			s.at++
+		case lines && c == '#':
+			s.line()
+		case lines && s.at == 0 && s.next(byteOrderMark):
+			s.at += len(byteOrderMark)
+		default:
+			return
+		}
+	}
+}
+
+func (s *scanner) lineStart() int {
+	at := strings.LastIndexByte(string(s.text[:s.at]), '\n') + 1
+	if at == 0 && strings.HasPrefix(string(s.text), byteOrderMark) {
+		return len(byteOrderMark)
+	}
+	return at
+}
+
+// line goes behind the end of the line.
+func (s *scanner) line() {
+	for s.at < len(s.text) {
+		s.at++
+		if s.text[s.at-1] == '\n' {
+			return
+		}
+	}
+}
+
+// keys reads a dotted key, up to what follows it.
+func (s *scanner) keys() (path []string, err error) {
+	for {
+		s.blanks(false)
+		from := s.at
+		if s.at < len(s.text) && (s.text[s.at] == '"' || s.text[s.at] == '\'') {
+			s.skipText()
+			var one struct{ K string }
+			if _, err := toml.Decode("k="+string(s.text[from:s.at]), &one); err != nil {
+				return nil, &Error{lineOf(s.text, from), err.Error()}
+			}
+			path = append(path, one.K)
+		} else {
+			for s.at < len(s.text) && !strings.ContainsRune(" \t.=]\n", rune(s.text[s.at])) {
+				s.at++
+			}
+			path = append(path, string(s.text[from:s.at]))
+		}
+		s.blanks(false)
+		if !s.next(".") {
+			return path, nil
+		}
+		s.at++
+	}
+}
+
+// skipText goes behind a text in quotes, of one line or several.
+func (s *scanner) skipText() {
+	quote := s.text[s.at]
+	mark := strings.Repeat(string(quote), 3)
+	if !s.next(mark) {
+		mark = mark[:1]
+	}
+	for s.at += len(mark); s.at < len(s.text); s.at++ {
+		if quote == '"' && s.text[s.at] == '\\' {
+			s.at++
+			continue
+		}
+		if s.next(mark) {
+			s.at += len(mark)
+			// A text of several lines may end in one or two quotes of its own.
+			for n := 0; n < 2 && len(mark) == 3 && s.next(string(quote)); n++ {
+				s.at++
+			}
+			return
+		}
+	}
+}
+
+func (s *scanner) skipValue() {
+	for depth := 0; s.at < len(s.text); {
+		switch c := s.text[s.at]; c {
+		case '"', '\'':
+			s.skipText()
+			continue
+		case '[', '{':
+			depth++
+		case ']', '}':
+			depth--
+		case '\n':
+			if depth == 0 {
+				return
+			}
+		case '#':
+			if depth == 0 {
+				return
+			}
+			s.line()
+			continue
+		}
+		s.at++
+	}
+}
+
+func indentation(line []byte) string {
+	return string(line[:len(line)-len(strings.TrimLeft(string(line), " \t"))])
+}
+
+var bare = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+func tomlKey(path []string) string {
+	words := make([]string, len(path))
+	for i, word := range path {
+		if words[i] = word; !bare.MatchString(word) {
+			words[i] = tomlText(word)
+		}
+	}
+	return strings.Join(words, ".")
+}
+
+func tomlValue(value any) string {
+	switch v := value.(type) {
+	case bool:
+		return strconv.FormatBool(v)
+	case int64:
+		return strconv.FormatInt(v, 10)
+	case string:
+		return tomlText(v)
+	}
+	var words []string
+	for _, text := range Texts(value) {
+		words = append(words, tomlText(text))
+	}
+	return "[" + strings.Join(words, ", ") + "]"
+}
+
+func tomlText(s string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case r < 0x20 || r == 0x7f:
+			fmt.Fprintf(&b, `\u%04X`, r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}

@@ -1,0 +1,305 @@
+// Package engine finds the container engines of a host and what they are
+// configured to, changes the least that makes CDI devices work in them, and takes
+// that back.
+//
+// Engines that know CDI have it on by default in their newer versions, and then
+// nothing is changed. Those that do not get peerlane-runtime as a runtime.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/peerlane/peerlane/cdi/engine/edit"
+)
+
+// The engines.
+const (
+	Docker     = "docker"
+	Containerd = "containerd"
+	Podman     = "podman"
+	CRIO       = "crio"
+)
+
+// Names are those of all engines.
+var Names = []string{Docker, Containerd, Podman, CRIO}
+
+// DefaultSpecDirs are where every engine looks for CDI specifications.
+var DefaultSpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
+
+// RuntimeName is the name that engines know peerlane-runtime by.
+const RuntimeName = "peerlane"
+
+// Host is where engines are looked for.
+type Host struct {
+	// Root is what etc and usr hang below; "/" on a host.
+	Root string
+	// ConfigFile is an engine's configuration, if it is not where the engine looks
+	// by default.
+	ConfigFile string
+	// Version is that of the engine, if it is not to be asked.
+	Version string
+	// Ask asks an engine for its version; nil for Ask of this package.
+	Ask func(ctx context.Context, engine, configuration string) (Answer, error)
+}
+
+// Answer is what an engine says of itself.
+type Answer struct {
+	// Version is as the engine writes it, "28.2.2".
+	Version string
+	// Daemon says that the running daemon has said it, and not the program.
+	Daemon bool
+}
+
+// Wanted is what an engine is to be made able to.
+type Wanted struct {
+	// SpecDirs are directories of CDI specifications beside the default ones.
+	SpecDirs []string
+	// HooksDirs are directories of OCI hooks, for Podman and CRI-O.
+	HooksDirs []string
+	// Runtime asks for peerlane-runtime as a runtime even of an engine with CDI.
+	Runtime bool
+	// RuntimePath is that of peerlane-runtime, and RuntimeArgs are its arguments,
+	// for Docker.
+	RuntimePath string
+	RuntimeArgs []string
+}
+
+// CDI is what an engine makes of CDI devices.
+type CDI string
+
+// What it may be.
+const (
+	CDIOn      CDI = "on"
+	CDIOff     CDI = "off"  // it knows them, and is configured not to
+	CDIUnknown CDI = "none" // its version does not know them
+)
+
+// State is an engine on a host, and what there is to do about it.
+type State struct {
+	Engine  string `json:"engine"`
+	Version string `json:"version"` // "" where it is not installed
+	Daemon  bool   `json:"daemon"`  // the running daemon has said its version
+	CDI     CDI    `json:"cdi,omitempty"`
+	// File is the configuration that is changed, or would be, and Exists whether
+	// there is one.
+	File   string `json:"file"`
+	Exists bool   `json:"exists"`
+	// Configured says that Peerlane has changed it.
+	Configured bool `json:"configured"`
+	// Change are the keys that have to be set, "features.cdi = true".
+	Change []string `json:"change"`
+	// Restart is the command that lets the engine see a change, and why; empty where
+	// none is needed.
+	Restart string   `json:"restart,omitempty"`
+	Notes   []string `json:"notes"`
+	// Error is why it could not be looked at.
+	Error string `json:"error,omitempty"`
+
+	keys []edit.Key
+	text []byte // of File; nil where there is none
+}
+
+// ErrNotInstalled is of an engine that is not there, or says no version.
+var ErrNotInstalled = errors.New("is not installed, or does not say its version")
+
+// engine is one of them.
+type engine struct {
+	language edit.Language
+	// find reads its configuration.
+	find func(h Host) (documents, error)
+	// plan says what has to be set.
+	plan func(v version, d documents, w Wanted) (decision, error)
+}
+
+var engines = map[string]engine{
+	Docker:     {edit.JSON, findDocker, planDocker},
+	Containerd: {edit.TOML, findContainerd, planContainerd},
+	Podman:     {edit.TOML, findPodman, planPodman},
+	CRIO:       {edit.TOML, findCRIO, planCRIO},
+}
+
+// decision is what has to be done about an engine.
+type decision struct {
+	cdi     CDI
+	file    string // to change
+	keys    []edit.Key
+	restart string
+	notes   []string
+}
+
+// Look finds an engine and says what has to be done for what is wanted. An engine
+// that is not there is ErrNotInstalled; a configuration that cannot be read, an
+// error with file, line and reason.
+func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
+	s := State{Engine: name, Change: []string{}, Notes: []string{}}
+	e, known := engines[name]
+	if !known {
+		return s, fmt.Errorf("%q is no engine; there are %s", name, strings.Join(Names, ", "))
+	}
+	d, err := e.find(h)
+	if err != nil {
+		return s, err
+	}
+	s.File = d.main
+	answer := Answer{Version: h.Version}
+	if h.Version == "" {
+		ask := h.Ask
+		if ask == nil {
+			ask = Ask
+		}
+		if answer, err = ask(ctx, name, d.address()); err != nil {
+			return s, fmt.Errorf("%s %w: %w", name, ErrNotInstalled, err)
+		}
+	}
+	s.Version, s.Daemon = answer.Version, answer.Daemon
+	v, err := parseVersion(answer.Version)
+	if err != nil {
+		return s, fmt.Errorf("%s: %w", name, err)
+	}
+	plan, err := e.plan(v, d, w)
+	if err != nil {
+		return s, err
+	}
+	s.CDI, s.keys, s.Restart, s.Notes = plan.cdi, plan.keys, plan.restart, append(s.Notes, plan.notes...)
+	if plan.file != "" {
+		s.File = plan.file
+	}
+	if document := d.of(s.File); document != nil {
+		s.Exists, s.text = true, document.text
+	}
+	for _, k := range s.keys {
+		s.Change = append(s.Change, fmt.Sprintf("%s = %s", k, valueText(k.Value)))
+	}
+	if len(s.keys) == 0 {
+		s.Restart = ""
+	}
+	return s, nil
+}
+
+func valueText(value any) string {
+	if list, ok := value.([]string); ok {
+		return fmt.Sprintf("%q", list)
+	}
+	if text, ok := value.(string); ok {
+		return fmt.Sprintf("%q", text)
+	}
+	return fmt.Sprint(value)
+}
+
+// document is a configuration file that was read.
+type document struct {
+	path string
+	text []byte
+	tree map[string]any
+}
+
+// documents are an engine's configuration files, the first that it reads first.
+// What two of them say, the later one decides.
+type documents struct {
+	main string // the file that is an engine's own, which need not be there
+	all  []document
+}
+
+func (d documents) of(path string) *document {
+	for i := range d.all {
+		if d.all[i].path == path {
+			return &d.all[i]
+		}
+	}
+	return nil
+}
+
+// get is the value of a key, and the file that decides it.
+func (d documents) get(path ...string) (value any, file string) {
+	for _, one := range d.all {
+		if v := edit.Get(one.tree, path...); v != nil {
+			value, file = v, one.path
+		}
+	}
+	return value, file
+}
+
+// address is where containerd listens.
+func (d documents) address() string {
+	value, _ := d.get("grpc", "address")
+	address, ok := value.(string)
+	if !ok {
+		return "/run/containerd/containerd.sock"
+	}
+	return address
+}
+
+// read adds a file, if it is there.
+func (d *documents) read(l edit.Language, path string) error {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	tree, err := l.Read(text)
+	if err != nil {
+		return inFile(path, err)
+	}
+	d.all = append(d.all, document{path, text, tree})
+	return nil
+}
+
+// inFile is an error of a file's text: "FILE:LINE: reason".
+func inFile(path string, err error) error {
+	var at *edit.Error
+	if errors.As(err, &at) && at.Line > 0 {
+		return fmt.Errorf("%s:%d: %s", path, at.Line, at.Reason)
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}
+
+// dropIns are the files of a directory, in their order.
+func dropIns(pattern string) []string {
+	files, err := filepath.Glob(pattern)
+	if err != nil {
+		return nil // the pattern is wrong, and the engine finds nothing either
+	}
+	slices.Sort(files)
+	return slices.DeleteFunc(files, func(path string) bool {
+		info, err := os.Stat(path)
+		return err != nil || info.IsDir()
+	})
+}
+
+// withDirs is a list with directories that it lacks, at its end; changed says
+// that it lacked one.
+func withDirs(list, dirs []string) (all []string, changed bool) {
+	all = slices.Clone(list)
+	for _, dir := range dirs {
+		if !slices.ContainsFunc(all, func(have string) bool { return filepath.Clean(have) == filepath.Clean(dir) }) {
+			all, changed = append(all, dir), true
+		}
+	}
+	return all, changed
+}
+
+// listed is the decision about a list of directories: nil where nothing has to be
+// set. standing is what the engine takes where nothing is configured.
+func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
+	value, file := d.get(path...)
+	list := standing
+	if value != nil {
+		if list = edit.Texts(value); list == nil {
+			return nil, fmt.Errorf("%s: %s is no list of texts", file, strings.Join(path, "."))
+		}
+	}
+	all, changed := withDirs(list, wanted)
+	if !changed {
+		return nil, nil
+	}
+	return &edit.Key{Path: path, Value: all}, nil
+}

@@ -1,0 +1,433 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// files are those below a directory, with their modes and what links lead to.
+func files(t *testing.T, root string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		if d.Type()&fs.ModeSymlink != 0 {
+			to, err := os.Readlink(path)
+			found[name] = "-> " + to
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if info, err := d.Info(); err == nil && info.Mode().Perm() != 0o644 {
+			name += " " + info.Mode().String()
+		}
+		found[name] = string(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func lay(t *testing.T, root string, all map[string]string) {
+	t.Helper()
+	for name, text := range all {
+		put(t, filepath.Join(root, name), text)
+	}
+}
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const (
+	daemonJSON  = "etc/docker/daemon.json"
+	configTOML  = "etc/containerd/config.toml"
+	podmanFile  = "etc/containers/containers.conf.d/99-peerlane.conf"
+	crioFile    = "etc/crio/crio.conf.d/99-peerlane.conf"
+	runtimeFile = "/usr/bin/peerlane-runtime"
+)
+
+// debian12 is the file of Debian's containerd 1.6, debian13 what `containerd config
+// default` of 2.x begins like, and kind a file as Kubernetes' tools write them.
+const (
+	debian12 = `version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "/var/lib/containerd"
+`
+	version3 = `version = 3
+root = '/var/lib/containerd'
+imports = ['/etc/containerd/conf.d/*.toml']
+
+# The CRI.
+[plugins]
+  [plugins.'io.containerd.cri.v1.runtime']
+    enable_cdi = false # somebody's choice
+    cdi_spec_dirs = ['/etc/cdi'] # of the image
+
+    [plugins.'io.containerd.cri.v1.runtime'.containerd]
+      default_runtime_name = 'runc'
+`
+)
+
+var golden = []struct {
+	name, engine, version string
+	wanted                Wanted
+	files                 map[string]string
+	file, want            string // "" for no change
+	cdi                   CDI
+	restart               string // a part of it
+	note                  string // a part of one
+}{
+	{name: "Docker 20.10 without a configuration", engine: Docker, version: "20.10.24", cdi: CDIUnknown, restart: "reload", note: "docker run --runtime peerlane",
+		file: daemonJSON, want: "{\n  \"runtimes\": {\n    \"peerlane\": {\n      \"path\": \"/usr/bin/peerlane-runtime\"\n    }\n  }\n}\n"},
+	{name: "Docker 24, beside another runtime", engine: Docker, version: "24.0.7", cdi: CDIUnknown, restart: "reload", note: "--runtime peerlane",
+		wanted: Wanted{RuntimeArgs: []string{"--peerlane-device=peerlane.dev/lane=3"}},
+		files:  map[string]string{daemonJSON: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        }\n    }\n}\n"},
+		file:   daemonJSON, want: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        },\n        \"peerlane\": {\n            \"path\": \"/usr/bin/peerlane-runtime\",\n            \"runtimeArgs\": [\n                \"--peerlane-device=peerlane.dev/lane=3\"\n            ]\n        }\n    }\n}\n"},
+	{name: "Docker 25", engine: Docker, version: "25.0.3", cdi: CDIOff, restart: "systemctl restart docker",
+		files: map[string]string{daemonJSON: `{"live-restore": true}`}, file: daemonJSON, want: `{"live-restore": true,"features": {"cdi":true}}`},
+	{name: "Docker 28.1", engine: Docker, version: "28.1.1", cdi: CDIOff, restart: "systemctl restart docker",
+		file: daemonJSON, want: "{\n  \"features\": {\n    \"cdi\": true\n  }\n}\n"},
+	{name: "Docker 26 that has it", engine: Docker, version: "26.1.5+dfsg1", cdi: CDIOn, files: map[string]string{daemonJSON: `{"features": {"cdi": true}}`}},
+	{name: "Docker 28.2", engine: Docker, version: "28.2.2", cdi: CDIOn},
+	{name: "Docker 29", engine: Docker, version: "29.0.1", cdi: CDIOn},
+	{name: "Docker 29 by its module", engine: Docker, version: "v2.0.0-beta.24", cdi: CDIOn},
+	{name: "Docker 29, switched off", engine: Docker, version: "29.0.1", cdi: CDIOff, restart: "systemctl restart docker",
+		files: map[string]string{daemonJSON: "{\"features\": {\"cdi\": false}, \"cdi-spec-dirs\": [\"/var/run/cdi/\"]}"},
+		file:  daemonJSON, want: "{\"features\": {\"cdi\": true}, \"cdi-spec-dirs\": [\"/var/run/cdi/\",\"/etc/cdi\"]}"},
+	{name: "Docker 29, another directory", engine: Docker, version: "29.0.1", cdi: CDIOn, restart: "systemctl restart docker", wanted: Wanted{SpecDirs: []string{"/opt/cdi"}},
+		file: daemonJSON, want: "{\n  \"cdi-spec-dirs\": [\n    \"/etc/cdi\",\n    \"/var/run/cdi\",\n    \"/opt/cdi\"\n  ]\n}\n"},
+	{name: "Docker 29, the runtime as well", engine: Docker, version: "29.0.1", cdi: CDIOn, restart: "reload", wanted: Wanted{Runtime: true}, files: map[string]string{daemonJSON: "\n"},
+		file: daemonJSON, want: "{\n  \"runtimes\": {\n    \"peerlane\": {\n      \"path\": \"/usr/bin/peerlane-runtime\"\n    }\n  }\n}\n"},
+
+	{name: "containerd 1.6 of Debian 12", engine: Containerd, version: "1.6.20~ds1", cdi: CDIUnknown, restart: "systemctl restart containerd", note: "RuntimeClass",
+		files: map[string]string{configTOML: debian12}, file: configTOML, want: debian12 + `
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.peerlane]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.peerlane.options]
+BinaryName = "/usr/bin/peerlane-runtime"
+`},
+	{name: "containerd 1.7 without a configuration", engine: Containerd, version: "1.7.24", cdi: CDIOff, restart: "systemctl restart containerd",
+		file: configTOML, want: "version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n"},
+	{name: "containerd 1.7 of Debian 13", engine: Containerd, version: "1.7.24", cdi: CDIOff, restart: "systemctl restart containerd",
+		files: map[string]string{configTOML: debian12}, file: configTOML,
+		want: strings.Replace(debian12, "cri\"]\n", "cri\"]\n  enable_cdi = true\n", 1)},
+	{name: "containerd 1.7 with a configuration of version 1", engine: Containerd, version: "1.7.24", cdi: CDIOff, restart: "systemctl restart containerd",
+		files: map[string]string{configTOML: "oom_score = 0\n[plugins.cri]\n  sandbox_image = \"pause\"\n"},
+		file:  configTOML, want: "oom_score = 0\n[plugins.cri]\n  sandbox_image = \"pause\"\n  enable_cdi = true\n"},
+	{name: "containerd 1.7 with an import that has the CRI", engine: Containerd, version: "1.7.24", cdi: CDIOff, restart: "systemctl restart containerd",
+		files: map[string]string{configTOML: "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = false # nvidia\n", "etc/containerd/conf.d/x.conf": "[torn"},
+		file: "etc/containerd/conf.d/99-nvidia.toml", want: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = true # nvidia\n"},
+	{name: "containerd 2 without a configuration", engine: Containerd, version: "2.1.0", cdi: CDIOn},
+	{name: "containerd 2 with a configuration of version 2", engine: Containerd, version: "2.0.0", cdi: CDIOn, files: map[string]string{configTOML: debian12}},
+	{name: "containerd 2 with a configuration of Docker's package", engine: Containerd, version: "2.0.0", cdi: CDIOn, note: "switches the CRI off",
+		files: map[string]string{configTOML: "version = 2\ndisabled_plugins = [\"cri\"]\n"}},
+	{name: "containerd 2, switched off", engine: Containerd, version: "2.4.2", cdi: CDIOff, restart: "systemctl restart containerd",
+		files: map[string]string{configTOML: version3}, file: configTOML,
+		want: strings.NewReplacer("enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #").Replace(version3)},
+	{name: "containerd 2, another directory and the runtime", engine: Containerd, version: "2.4.2", cdi: CDIOn, restart: "systemctl restart containerd", wanted: Wanted{Runtime: true, SpecDirs: []string{"/opt/cdi"}},
+		file: configTOML, want: `version = 3
+
+[plugins."io.containerd.cri.v1.runtime"]
+cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi", "/opt/cdi"]
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.peerlane]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.peerlane.options]
+BinaryName = "/usr/bin/peerlane-runtime"
+`},
+
+	{name: "Podman 4.0", engine: Podman, version: "4.0.2", cdi: CDIUnknown, note: "podman --runtime peerlane",
+		file: podmanFile, want: "[engine.runtimes]\npeerlane = [\"/usr/bin/peerlane-runtime\"]\n"},
+	{name: "Podman 4.3", engine: Podman, version: "4.3.1", cdi: CDIOn},
+	{name: "Podman 5.4", engine: Podman, version: "5.4.2", cdi: CDIOn, files: map[string]string{"etc/containers/containers.conf": "[engine]\nruntime = \"crun\"\n"}},
+	{name: "Podman 5.4 with a directory", engine: Podman, version: "5.4.2", cdi: CDIOn, note: "takes no notice of cdi_spec_dirs", wanted: Wanted{SpecDirs: []string{"/opt/cdi"}},
+		file: podmanFile, want: "[engine]\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\", \"/opt/cdi\"]\n"},
+	{name: "Podman with a directory of hooks", engine: Podman, version: "4.3.1", cdi: CDIOn, wanted: Wanted{HooksDirs: []string{"/opt/hooks"}, Runtime: true},
+		files: map[string]string{"etc/containers/containers.conf": "[engine]\nhooks_dir = [\"/mine\"]\n"},
+		file:  podmanFile, want: "[engine]\nhooks_dir = [\"/mine\", \"/opt/hooks\"]\n\n[engine.runtimes]\npeerlane = [\"/usr/bin/peerlane-runtime\"]\n"},
+
+	{name: "CRI-O 1.22", engine: CRIO, version: "1.22.1", cdi: CDIUnknown, restart: "systemctl restart crio", note: "RuntimeClass",
+		file: crioFile, want: "[crio.runtime.runtimes.peerlane]\nruntime_path = \"/usr/bin/peerlane-runtime\"\nruntime_type = \"oci\"\n"},
+	{name: "CRI-O 1.30", engine: CRIO, version: "1.30.0", cdi: CDIOn, files: map[string]string{"etc/crio/crio.conf": "[crio.runtime]\n"}},
+	{name: "CRI-O with directories of its own", engine: CRIO, version: "1.30.0", cdi: CDIOn, restart: "systemctl restart crio", wanted: Wanted{HooksDirs: []string{"/opt/hooks"}},
+		files: map[string]string{"etc/crio/crio.conf": "[crio.runtime]\ncdi_spec_dirs = [\"/opt/cdi\"]\n", "etc/crio/crio.conf.d/10-crun.conf": "[crio.runtime]\ndefault_runtime = \"crun\"\n"},
+		file:  crioFile, want: "[crio.runtime]\ncdi_spec_dirs = [\"/opt/cdi\", \"/etc/cdi\", \"/var/run/cdi\"]\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/opt/hooks\"]\n"},
+}
+
+// Each version of each engine: what is changed, that a second time changes nothing,
+// and that it is taken back to the byte.
+func TestConfigure(t *testing.T) {
+	for _, c := range golden {
+		t.Run(c.name, func(t *testing.T) {
+			root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
+			lay(t, root, c.files)
+			before := files(t, root)
+			h := Host{Root: root, Version: c.version}
+			w := c.wanted
+			w.RuntimePath = runtimeFile
+			configure := func() (Change, CDI) {
+				t.Helper()
+				change, s, err := h.Configure(context.Background(), store, c.engine, w)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := change.Apply(); err != nil {
+					t.Fatal(err)
+				}
+				return change, s.CDI
+			}
+			first, was := configure()
+			if was != c.cdi {
+				t.Errorf("CDI was %s, not %s", was, c.cdi)
+			}
+			if c.want == "" {
+				if diff := cmp.Diff(before, files(t, root)); diff != "" || !first.None() || first.Restart != "" {
+					t.Errorf("it changed (-before +after), restart %q:\n%s", first.Restart, diff)
+				}
+			} else {
+				want := map[string]string{}
+				for name, text := range before {
+					want[name] = text
+				}
+				want[c.file] = c.want
+				if diff := cmp.Diff(want, files(t, root)); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+				if !strings.Contains(first.Diff(), "\n+") || c.restart == "" && first.Restart != "" || !strings.Contains(first.Restart, c.restart) {
+					t.Errorf("restart %q, diff\n%s", first.Restart, first.Diff())
+				}
+			}
+			if found := slices.ContainsFunc(first.Notes, func(n string) bool { return strings.Contains(n, c.note) }); c.note != "" && !found || c.note == "" && len(first.Notes) > 0 {
+				t.Errorf("notes %q", first.Notes)
+			}
+			after := files(t, root)
+			second, is := configure()
+			if !second.None() || second.Restart != "" {
+				t.Errorf("the second time changes\n%s", second.Diff())
+			}
+			if c.cdi != CDIUnknown && is != CDIOn {
+				t.Errorf("CDI is %s now", is)
+			}
+			if diff := cmp.Diff(after, files(t, root)); diff != "" {
+				t.Errorf("the second time (-before +after):\n%s", diff)
+			}
+			back, err := Remove(store, c.engine)
+			if err == nil {
+				err = back.Apply()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before, files(t, root)); diff != "" {
+				t.Errorf("after it was taken back (-before +after):\n%s", diff)
+			}
+			if _, err := os.Stat(store); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s is left: %v", store, err)
+			}
+		})
+	}
+}
+
+// What another has changed meanwhile stays, and what was set becomes what it was.
+func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
+	for _, c := range []struct {
+		name, engine, version, file string
+		before                      string // "" for no file
+		meanwhile                   func(string) string
+		after                       string // "" for no file
+		note                        string
+	}{
+		{"a comment", Containerd, "2.4.2", configTOML, version3, func(s string) string { return s + "# more\n" },
+			strings.Replace(version3, "['/etc/cdi'] #", "[\"/etc/cdi\"] #", 1) + "# more\n", ""},
+		{"another key of the table", Docker, "25.0.0", daemonJSON, "", func(s string) string { return strings.Replace(s, "true", "true, \"x\": false", 1) },
+			"{\n  \"features\": {\n    \"x\": false\n  }\n}\n", ""},
+		{"the key itself", Docker, "25.0.0", daemonJSON, "", func(s string) string { return strings.Replace(s, "true", "false", 1) },
+			"{\n  \"features\": {\n    \"cdi\": false\n  }\n}\n", "somebody else has changed features.cdi"},
+		{"blanks of a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return s + "\n" }, "", ""},
+		{"a number that goes with the file", Containerd, "1.7.1", configTOML, "", func(s string) string { return s + "# kept\n" }, "", ""},
+		{"the file is gone", Docker, "25.0.0", daemonJSON, "", nil, "", "is not there any more"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
+			path := filepath.Join(root, c.file)
+			if c.before != "" {
+				put(t, path, c.before)
+			}
+			change, _, err := Host{Root: root, Version: c.version}.Configure(context.Background(), store, c.engine, Wanted{RuntimePath: runtimeFile})
+			if err == nil {
+				err = change.Apply()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.meanwhile == nil {
+				if err := os.Remove(path); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				text, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				put(t, path, c.meanwhile(string(text)))
+			}
+			back, err := Remove(store, c.engine)
+			if err == nil {
+				err = back.Apply()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := os.ReadFile(path)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.after, string(text)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if c.note == "" && len(back.Notes) > 0 || c.note != "" && !strings.Contains(strings.Join(back.Notes, "\n"), c.note) {
+				t.Errorf("notes %q", back.Notes)
+			}
+		})
+	}
+}
+
+// Whatever is refused, nothing is changed.
+func TestConfigureRefuses(t *testing.T) {
+	for _, c := range []struct {
+		name, engine, version string
+		files                 map[string]string
+		says                  string
+	}{
+		{"torn JSON", Docker, "25.0.0", map[string]string{daemonJSON: "{\n  \"debug\": true,\n"}, "daemon.json:3: the file ends in the middle of an object"},
+		{"torn TOML", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\n[plugins\n"}, "config.toml:2: expected"},
+		{"a torn import", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\nimports = [\"/etc/containerd/a.toml\"]\n", "etc/containerd/a.toml": "x\n"}, "a.toml:1: "},
+		{"a torn drop-in", CRIO, "1.22.0", map[string]string{"etc/crio/crio.conf.d/10.conf": "[a]\nb\n"}, "10.conf:2: "},
+		{"a switch that is none", Docker, "29.0.0", map[string]string{daemonJSON: `{"features": {"cdi": "yes"}}`}, "features.cdi is neither true nor false"},
+		{"a list that is none", Docker, "29.0.0", map[string]string{daemonJSON: `{"cdi-spec-dirs": "/etc/cdi"}`}, "cdi-spec-dirs is no list of texts"},
+		{"a table in a line", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\nplugins = { \"io.containerd.grpc.v1.cri\" = { sandbox_image = \"x\" } }\n"}, "config.toml:2: plugins is written as a value"},
+		{"version 1 under containerd 2", Containerd, "2.1.0", map[string]string{configTOML: "[plugins.cri]\n"}, "containerd config migrate"},
+		{"a version of tomorrow", Containerd, "3.0.0", map[string]string{configTOML: "version = 4\n"}, "knows versions up to 3"},
+		{"a drop-in that is read later", CRIO, "1.30.0", map[string]string{"etc/crio/crio.conf.d/zz.conf": "[crio.runtime]\ncdi_spec_dirs = []\n"}, "zz.conf, which crio reads after"},
+		{"no version", Docker, "latest", nil, `"latest" is no version`},
+		{"no engine", "lxc", "1.0", nil, `"lxc" is no engine`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
+			lay(t, root, c.files)
+			before := files(t, root)
+			_, _, err := Host{Root: root, Version: c.version}.Configure(context.Background(), store, c.engine, Wanted{RuntimePath: runtimeFile})
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("it said %v", err)
+			}
+			if diff := cmp.Diff(before, files(t, root)); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A link stays one, what it leads to keeps its mode, and what changed in between is
+// nobody's to overwrite.
+func TestLinksModesAndOthers(t *testing.T) {
+	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
+	put(t, filepath.Join(root, "srv/docker.json"), "{}")
+	if err := os.Chmod(filepath.Join(root, "srv/docker.json"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(root, "etc/docker"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../../srv/docker.json", filepath.Join(root, daemonJSON)); err != nil {
+		t.Fatal(err)
+	}
+	before := files(t, root)
+	h := Host{Root: root, Version: "25.0.0"}
+	change, s, err := h.Configure(context.Background(), store, Docker, Wanted{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasSuffix(s.File, daemonJSON) || !strings.HasSuffix(change.Path, "srv/docker.json") {
+		t.Errorf("%s of %s", change.Path, s.File)
+	}
+	if err := change.Apply(); err != nil {
+		t.Fatal(err)
+	}
+	after := files(t, root)
+	if after[daemonJSON] != before[daemonJSON] || !strings.Contains(after["srv/docker.json -rw-------"], "cdi") {
+		t.Errorf("%q", after)
+	}
+	back, err := Remove(store, Docker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(root, "srv/docker.json"), "{ }")
+	if err := back.Apply(); err == nil || !strings.Contains(err.Error(), "in this moment") {
+		t.Errorf("it said %v", err)
+	}
+	if back, err = Remove(store, Docker); err == nil {
+		err = back.Apply()
+	}
+	if text, failed := os.ReadFile(filepath.Join(root, daemonJSON)); err != nil || failed != nil || string(text) != "{ }" {
+		t.Errorf("%q, %v, %v", text, err, failed)
+	}
+}
+
+// The first original is kept, however often it is configured.
+func TestTheOriginalIsKept(t *testing.T) {
+	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
+	put(t, filepath.Join(root, daemonJSON), "{ }\n")
+	for _, w := range []Wanted{{}, {RuntimePath: runtimeFile, Runtime: true}, {SpecDirs: []string{"/opt/cdi"}}} {
+		change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, Docker, w)
+		if err == nil && change.None() {
+			err = errors.New("nothing changed")
+		}
+		if err == nil {
+			err = change.Apply()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text, err := os.ReadFile(change.Backup()); err != nil || string(text) != "{ }\n" {
+			t.Errorf("kept is %q, %v", text, err)
+		}
+	}
+	back, err := Remove(store, Docker)
+	if err == nil {
+		err = back.Apply()
+	}
+	if text, failed := os.ReadFile(filepath.Join(root, daemonJSON)); err != nil || failed != nil || string(text) != "{ }\n" {
+		t.Errorf("%q, %v, %v", text, err, failed)
+	}
+}

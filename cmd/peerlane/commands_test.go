@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/peerlane/peerlane/cmd/manual"
+)
+
+// allCommands are those that users see.
+func allCommands(t *testing.T) (all []*cobra.Command) {
+	t.Helper()
+	var add func(*cobra.Command)
+	add = func(cmd *cobra.Command) {
+		all = append(all, cmd)
+		for _, below := range cmd.Commands() {
+			if below.IsAvailableCommand() && below.Name() != "completion" {
+				add(below)
+			}
+		}
+	}
+	add(newRootCommand(&app{log: logrus.New()}))
+	if len(all) < 20 {
+		t.Fatalf("there are only %d commands", len(all))
+	}
+	return all
+}
+
+// prints are those whose output is no table, and so no JSON either.
+var prints = map[string]string{
+	"peerlane cdi generate": "specifications, which are JSON",
+	"peerlane cdi refresh":  "nothing",
+	"peerlane topo capture": "a tar file",
+}
+
+// noValues are the flags with a value that no list can have.
+var noValues = regexp.MustCompile(`^(root|sysfs|proc|dev-root|input|save|hook|timeout|interval|duration|pace|sizes|depths|bytes|seed|slots|slot-size|config|file|to|key)$`)
+
+func TestEveryCommandIsWhole(t *testing.T) {
+	for _, cmd := range allCommands(t) {
+		t.Run(cmd.CommandPath(), func(t *testing.T) {
+			if cmd.Short == "" || strings.HasSuffix(cmd.Short, ".") || strings.Contains(cmd.Short, "\n") {
+				t.Errorf("its brief is %q", cmd.Short)
+			}
+			if text, _ := manual.Exit(cmd.Long); text == "" {
+				t.Error("it has no text")
+			}
+			for line := range strings.Lines(cmd.Long + "\n" + cmd.Example) {
+				if len([]rune(strings.TrimSuffix(line, "\n"))) > 110 || strings.Contains(line, "\t") {
+					t.Errorf("this line does not fit a terminal: %q", line)
+				}
+			}
+			if cmd.Example == "" || !strings.Contains(cmd.Example, cmd.CommandPath()) {
+				t.Errorf("its examples are %q", cmd.Example)
+			}
+			for line := range strings.Lines(cmd.Example) {
+				if !strings.HasPrefix(line, "  ") {
+					t.Errorf("an example is not indented: %q", line)
+				}
+			}
+			help := peerlane(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
+			if n := strings.Count(help, "Exit status:\n  0  "); n != 1 || !strings.Contains(help, "\n  1  ") || !strings.Contains(help, "\n  2  ") {
+				t.Errorf("its help tells the exit status %d times:\n%s", n, help)
+			}
+			if cmd.HasSubCommands() && cmd.Name() != "topo" {
+				return
+			}
+			if _, other := prints[cmd.CommandPath()]; cmd.Flags().Lookup("output") == nil && !other {
+				t.Error("it has no -o json")
+			}
+			cmd.Flags().VisitAll(func(f *pflag.Flag) {
+				if f.Usage == "" {
+					t.Errorf("--%s does what?", f.Name)
+				}
+				if f.Hidden || f.Name == "help" || f.Value.Type() == "bool" || noValues.MatchString(f.Name) {
+					return
+				}
+				_, directories := f.Annotations[cobra.BashCompSubdirsInDir]
+				_, files := f.Annotations[cobra.BashCompFilenameExt]
+				if _, listed := cmd.GetFlagCompletionFunc(f.Name); !listed && !directories && !files {
+					t.Errorf("the values of --%s (%s) are not completed", f.Name, f.Value.Type())
+				}
+			})
+			if strings.Contains(cmd.Use, "NAME") || strings.Contains(cmd.Use, "DEVICE") {
+				if cmd.ValidArgsFunction == nil {
+					t.Errorf("the arguments of %q are not completed", cmd.Use)
+				}
+			}
+		})
+	}
+}
+
+// docs/cli.md is the help of all commands, so that it cannot fall behind.
+func TestTheReferenceOfCommands(t *testing.T) {
+	const reference = "../../docs/cli.md"
+	got := "# Commands\n\n" +
+		"Each command's help, and its man page, in one file; both are made of the code (`go test\n./cmd/peerlane -run TestTheReferenceOfCommands -update`). Unless a command says otherwise its exit\nstatus is\n\n```\n" +
+		manual.DefaultExit + "```\n\n" + manual.Describe(newRootCommand(&app{log: logrus.New()})).Markdown()
+	if *update {
+		if err := os.WriteFile(reference, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-there +by the code; go test -update accepts it):\n%s", reference, diff)
+	}
+}
+
+func TestMisspeltFlags(t *testing.T) {
+	for given, want := range map[string]string{
+		"plan --explian 3":                "did you mean --explain?",
+		"plan --ouput json":               "did you mean --output?",
+		"plan --log-levle debug":          "did you mean --log-level?",
+		"cdi generate --spec-dirs /x":     "did you mean --spec-dir?",
+		"runtime remove --runtime dcoker": "did you mean docker?",
+	} {
+		var out, errOut bytes.Buffer
+		if code := run(strings.Fields(given), &out, &errOut); code != exitUsage || !strings.Contains(errOut.String(), want) {
+			t.Errorf("peerlane %s: exit status %d, %q, want %q", given, code, errOut.String(), want)
+		}
+	}
+	var out, errOut bytes.Buffer
+	if run([]string{"plan", "--nothing-like-it"}, &out, &errOut); strings.Contains(errOut.String(), "did you mean") {
+		t.Errorf("it guesses: %q", errOut.String())
+	}
+}
+
+// A fault of Peerlane's own is a sentence and an exit status, like any other.
+func TestNoStackTrace(t *testing.T) {
+	t.Setenv("GOTRACEBACK", "")
+	var out, errOut bytes.Buffer
+	code := runCommand(func(*app) *cobra.Command {
+		return &cobra.Command{Use: "peerlane", RunE: func(*cobra.Command, []string) error {
+			var lane *struct{ gpu int }
+			out.WriteByte(byte(lane.gpu))
+			return nil
+		}}
+	}, nil, &out, &errOut)
+	said := errOut.String()
+	if code != exitFailure || strings.Count(said, "\n") != 1 || !strings.Contains(said, "nil pointer dereference; please report it") || strings.Contains(said, "goroutine") {
+		t.Errorf("exit status %d: %s", code, said)
+	}
+}

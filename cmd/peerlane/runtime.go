@@ -1,0 +1,340 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cdi/engine"
+	"github.com/peerlane/peerlane/hook/config"
+)
+
+func newRuntimeCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "runtime",
+		Short: "Make container engines able to use lanes",
+		Long: `Configure container engines for CDI devices, which is how containers get lanes:
+Docker, containerd, Podman and CRI-O. Newer versions of all of them need nothing;
+peerlane runtime status says which do. An engine without CDI gets peerlane-runtime as
+a runtime by the name of peerlane.
+
+Engines are never restarted.`,
+		Example: `  peerlane runtime status
+  peerlane runtime configure --runtime docker --dry-run`,
+	}
+	cmd.AddCommand(newRuntimeStatusCommand(a), newRuntimeConfigureCommand(a), newRuntimeRemoveCommand(a))
+	return group(cmd)
+}
+
+// engineFlags are those that say which engine it is and what is wanted of it.
+type engineFlags struct {
+	name, file, version string
+	wanted              engine.Wanted
+}
+
+func (f *engineFlags) addName(cmd *cobra.Command, usage string) {
+	cmd.Flags().StringVar(&f.name, "runtime", "", usage+": "+strings.Join(engine.Names, ", "))
+	complete(cmd, "runtime", engine.Names...)
+}
+
+func (f *engineFlags) addFile(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.file, "config", "", "the engine's configuration is `FILE` (default: where the engine looks)")
+	cmd.Flags().StringVar(&f.version, "engine-version", "", "the engine is of `VERSION` (default: it is asked)")
+	completeFiles(cmd, "config", "json", "toml", "conf")
+	complete(cmd, "engine-version")
+}
+
+func (f *engineFlags) host(a *app) engine.Host {
+	return engine.Host{Root: a.layout.Root, ConfigFile: f.file, Version: f.version}
+}
+
+// check demands the name of an engine.
+func (f *engineFlags) check(cmd *cobra.Command, may bool) error {
+	if slices.Contains(engine.Names, f.name) || may && f.name == "" {
+		return nil
+	}
+	said := fmt.Errorf("--runtime is needed: one of %s", strings.Join(engine.Names, ", "))
+	if f.name != "" {
+		said = fmt.Errorf("--runtime %s is none of %s", f.name, strings.Join(engine.Names, ", "))
+		if near, letters := config.Nearest(f.name, engine.Names); letters <= 2 {
+			said = fmt.Errorf("%w; did you mean %s?", said, near)
+		}
+	}
+	return usageError{cmd.CommandPath(), said}
+}
+
+// engineStore is where what was done to engines is kept.
+func (a *app) engineStore() string { return filepath.Join(a.layout.State(), "engines") }
+
+// packagedRuntime is where packages have it.
+const packagedRuntime = "/usr/bin/peerlane-runtime"
+
+// runtimePath is peerlane-runtime beside this command, or the package's.
+func runtimePath() string {
+	if self, err := os.Executable(); err == nil {
+		if beside := filepath.Join(filepath.Dir(self), "peerlane-runtime"); checkHookFile(beside) {
+			return beside
+		}
+	}
+	return packagedRuntime
+}
+
+func checkHookFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+}
+
+func newRuntimeStatusCommand(a *app) *cobra.Command {
+	f := &engineFlags{}
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the container engines, and whether they can use lanes",
+		Long: `Show the container engines of this host: their versions, whether they take CDI
+devices, their configuration, and what peerlane runtime configure would change. A
+daemon that runs is asked for its version, otherwise the program; nothing is changed.
+
+CDI is on, off (the engine knows CDI, and is configured not to use it), or none (its
+version does not know it).`,
+		Example: `  peerlane runtime status
+  peerlane runtime status --runtime containerd -o json`,
+		Args: noArgs,
+	}
+	f.addName(cmd, "show this engine alone")
+	f.addFile(cmd)
+	form := addForm(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		if err := f.check(cmd, f.file == "" && f.version == ""); err != nil {
+			return err
+		}
+		names := engine.Names
+		if f.name != "" {
+			names = []string{f.name}
+		}
+		f.wanted.RuntimePath = runtimePath()
+		states := []engine.State{}
+		for _, name := range names {
+			s, err := f.host(a).Look(cmd.Context(), name, f.wanted)
+			if err != nil && len(names) == 1 {
+				return asRoot(err)
+			}
+			if err != nil {
+				s.Error = err.Error()
+			}
+			// Whoever is not root may see the rest.
+			if s.Configured, err = engine.Configured(a.engineStore(), name); err != nil && s.Error == "" {
+				s.Notes = append(s.Notes, fmt.Sprintf("whether Peerlane has configured it is not known: %v", err))
+			}
+			states = append(states, s)
+		}
+		if form.value == formJSON {
+			return a.printJSON(states)
+		}
+		t := a.newTable("ENGINE", "VERSION", "CDI", "CONFIGURATION", "STATE")
+		for _, s := range states {
+			t.AppendRow(table.Row{s.Engine, dash(printable(s.Version)), dash(string(s.CDI)), s.File, a.engineWords(s)})
+		}
+		fmt.Fprintln(a.out, t.Render())
+		for _, s := range states {
+			for _, note := range s.Notes {
+				fmt.Fprintf(a.out, "%s: %s\n", s.Engine, printable(note))
+			}
+		}
+		return nil
+	}
+	return cmd
+}
+
+// engineWords say how an engine is.
+func (a *app) engineWords(s engine.State) string {
+	switch {
+	case s.Version == "":
+		return "not installed"
+	case s.Error != "":
+		return a.paint(printable(s.Error), text.FgRed)
+	case len(s.Change) > 0:
+		return a.paint("needs "+printable(strings.Join(s.Change, ", ")), text.FgYellow)
+	case s.Configured:
+		return "ready, configured by Peerlane"
+	}
+	return "ready"
+}
+
+// changeReport is what these commands print of a change, as JSON.
+type changeReport struct {
+	Engine  string   `json:"engine"`
+	File    string   `json:"file"`
+	Changed bool     `json:"changed"`
+	DryRun  bool     `json:"dryRun,omitempty"`
+	Keys    []string `json:"keys,omitempty"`
+	Diff    string   `json:"diff,omitempty"`
+	Backup  string   `json:"backup,omitempty"`
+	Restart string   `json:"restart,omitempty"`
+	Notes   []string `json:"notes"`
+}
+
+// report prints a change that was made, or would be.
+func (a *app) report(form string, c engine.Change, dry bool, r changeReport) error {
+	r.Engine, r.DryRun, r.Changed, r.Restart, r.Notes = c.Engine, dry, !c.None(), c.Restart, append([]string{}, c.Notes...)
+	if r.File == "" {
+		r.File = c.Path
+	}
+	if r.Changed {
+		r.Diff = c.Diff()
+	} else {
+		r.Restart, r.Backup = "", ""
+	}
+	if form == formJSON {
+		return a.printJSON(r)
+	}
+	for _, note := range c.Notes {
+		a.log.Warn(c.Engine + ": " + printable(note))
+	}
+	switch {
+	case !r.Changed:
+		fmt.Fprintf(a.out, "%s: nothing has to be changed.\n", c.Engine)
+		return nil
+	case dry:
+		fmt.Fprint(a.out, r.Diff)
+	case c.New == nil:
+		fmt.Fprintf(a.out, "removed %s\n", printable(r.File))
+	default:
+		fmt.Fprintf(a.out, "wrote %s\n", printable(r.File))
+	}
+	if r.Backup != "" && !dry {
+		fmt.Fprintf(a.out, "%s has it as it was\n", printable(r.Backup))
+	}
+	if r.Restart != "" && !dry {
+		fmt.Fprintf(a.out, "To take effect: %s\n", r.Restart)
+	}
+	return nil
+}
+
+func newRuntimeConfigureCommand(a *app) *cobra.Command {
+	f := &engineFlags{}
+	var dry bool
+	cmd := &cobra.Command{
+		Use:   "configure --runtime ENGINE",
+		Short: "Change what an engine needs for lanes, and no more",
+		Long: `Change an engine's configuration so that containers get CDI devices, and nothing else
+of it. Where the engine's version does so by itself nothing is changed: Docker from
+28.2 on, containerd from 2.0, Podman from 4.1, CRI-O from 1.23. Older ones:
+
+  docker      features.cdi in daemon.json, from 25.0 on
+  containerd  enable_cdi of the CRI in config.toml, or in the file that it imports
+              and that has the CRI's table; from 1.7 on
+  others      peerlane-runtime as a runtime by the name of peerlane, as
+              --set-as-runtime does it everywhere
+
+What lists directories of specifications gets those that it lacks. Podman and CRI-O
+get a file of their own, 99-peerlane.conf, beside their configuration.
+
+Comments and everything else stay as they are. The file as it was is kept in
+var/lib/peerlane/engines, and peerlane runtime remove puts it back. A file that cannot
+be read, or changed without changing more, is left alone, and the error says where.
+The engine is not restarted: the last line says whether it has to be, and how.`,
+		Example: `  peerlane runtime configure --runtime docker --dry-run
+  peerlane runtime configure --runtime containerd
+  peerlane runtime configure --runtime docker --set-as-runtime
+  peerlane runtime configure --runtime crio --hooks-dir /etc/containers/oci/hooks.d`,
+		Args: noArgs,
+	}
+	f.addName(cmd, "the engine")
+	f.addFile(cmd)
+	flags := cmd.Flags()
+	flags.BoolVar(&dry, "dry-run", false, "print what would change as a unified diff, and change nothing")
+	flags.StringArrayVar(&f.wanted.SpecDirs, "spec-dir", nil, "CDI specifications are in `DIR`, too; may be given more than once")
+	flags.StringArrayVar(&f.wanted.HooksDirs, "hooks-dir", nil, "OCI hooks are in `DIR`, too (podman, crio); may be given more than once")
+	flags.BoolVar(&f.wanted.Runtime, "set-as-runtime", false, "add peerlane-runtime as runtime peerlane, whatever the version")
+	flags.StringVar(&f.wanted.RuntimePath, "peerlane-runtime", "", "absolute `PATH` of peerlane-runtime (default: beside this command, or "+packagedRuntime+")")
+	flags.StringArrayVar(&f.wanted.RuntimeArgs, "runtime-arg", nil, "give peerlane-runtime the argument `ARG` (docker); may be given more than once")
+	completeDirectories(cmd, "spec-dir", "hooks-dir")
+	completeFiles(cmd, "peerlane-runtime")
+	complete(cmd, "runtime-arg")
+	form := addForm(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		if err := f.check(cmd, false); err != nil {
+			return err
+		}
+		if f.wanted.RuntimePath == "" {
+			f.wanted.RuntimePath = runtimePath()
+		}
+		for _, path := range slices.Concat([]string{f.wanted.RuntimePath}, f.wanted.SpecDirs, f.wanted.HooksDirs) {
+			if !filepath.IsAbs(path) {
+				return usageError{cmd.CommandPath(), fmt.Errorf("%q is no absolute path, and engines need one", path)}
+			}
+		}
+		return a.held(dry, func() error {
+			c, s, err := f.host(a).Configure(cmd.Context(), a.engineStore(), f.name, f.wanted)
+			if err != nil {
+				return asRoot(err)
+			}
+			if !dry && !c.None() {
+				if err := c.Apply(); err != nil {
+					return asRoot(err)
+				}
+			}
+			return a.report(form.value, c, dry, changeReport{Keys: s.Change, File: s.File, Backup: c.Backup()})
+		})
+	}
+	return cmd
+}
+
+// held does something while no other command changes what Peerlane keeps; nothing
+// is kept of a dry run.
+func (a *app) held(dry bool, do func() error) (err error) {
+	if !dry {
+		lock, err := cdi.Hold(a.layout)
+		if err != nil {
+			return asRoot(err)
+		}
+		defer func() { err = errors.Join(err, lock.Close()) }()
+	}
+	return do()
+}
+
+func newRuntimeRemoveCommand(a *app) *cobra.Command {
+	f := &engineFlags{}
+	var dry bool
+	cmd := &cobra.Command{
+		Use:   "remove --runtime ENGINE",
+		Short: "Take back what was changed of an engine",
+		Long: `Make an engine's configuration what it was before peerlane runtime configure: byte for
+byte, if nobody else has changed it since. Otherwise the keys that Peerlane has set
+become what they were, and everything else stays; a key that somebody else has changed
+stays, too, and is named.
+
+The engine is not restarted.`,
+		Example: `  peerlane runtime remove --runtime docker --dry-run
+  peerlane runtime remove --runtime docker`,
+		Args: noArgs,
+	}
+	f.addName(cmd, "the engine")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would change as a unified diff, and change nothing")
+	form := addForm(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		if err := f.check(cmd, false); err != nil {
+			return err
+		}
+		return a.held(dry, func() error {
+			c, err := engine.Remove(a.engineStore(), f.name)
+			if err != nil {
+				return asRoot(err)
+			}
+			if !dry {
+				if err := c.Apply(); err != nil {
+					return asRoot(err)
+				}
+			}
+			return a.report(form.value, c, dry, changeReport{})
+		})
+	}
+	return cmd
+}

@@ -1,0 +1,27 @@
+package version
+
+import (
+	"fmt"
+	"os"
+)
+
+// Fault is a mistake in Peerlane itself.
+type Fault struct{ what any }
+
+func (f Fault) Error() string {
+	return fmt.Sprintf("this is a fault of Peerlane %s itself: %v; please report it, with what the same command prints with GOTRACEBACK=all in its environment", Get().Version, f.what)
+}
+
+// Sentence does something, and makes of a panic an error, a Fault: whoever types
+// a command gets no stack trace. With GOTRACEBACK in the environment it stays
+// one.
+func Sentence(do func() error) (err error) {
+	if os.Getenv("GOTRACEBACK") == "" {
+		defer func() {
+			if what := recover(); what != nil {
+				err = Fault{what}
+			}
+		}()
+	}
+	return do()
+}

@@ -1,0 +1,198 @@
+//go:build engines
+
+package engines
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	cdilibrary "tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/peerlane/peerlane/hook"
+)
+
+// quickstart are the blocks of docs/quickstart.md, by heading, as one script each.
+func quickstart(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/quickstart.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	scripts := map[string]string{}
+	for part := range strings.SplitSeq(string(text), "\n## ") {
+		heading, body, _ := strings.Cut(part, "\n")
+		for _, block := range regexp.MustCompile("(?s)\n```([a-z]*)\n(.*?)\n```\n").FindAllStringSubmatch(body, -1) {
+			if block[1] != "sh" {
+				t.Errorf("below %q is a block that is not run: %s", heading, block[2])
+			}
+			scripts[heading] += block[2] + "\n"
+		}
+	}
+	return scripts
+}
+
+// Every block of the quickstart is run as it stands, on a Debian of its own, once
+// for each engine: from the packages, if `make packages` has made some, or else from
+// bin, to a container with a lane, and back.
+func TestQuickstart(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: container engines make namespaces and cgroups")
+	}
+	scripts := quickstart(t)
+	used := map[string]bool{}
+	for heading, r := range map[string]row{
+		"Docker":     {name: "docker-29", next: true, open: docker29},
+		"Podman":     {name: "podman-5.4", next: true, cgroups: v1, open: podman(Podman54, "crun")},
+		"containerd": {name: "containerd-2-ctr", next: true, open: containerd2(ctr)},
+	} {
+		t.Run(heading, func(t *testing.T) {
+			b := newBed(t, r, r.cgroups, false)
+			g := b.guide()
+			for _, section := range []string{"Install", "Without a GPU", "With GPUs", heading, "Take it back"} {
+				if section == "Without a GPU" && heading != "Docker" {
+					continue // it has nothing to do with engines
+				}
+				used[section] = true
+				if section == "With GPUs" {
+					g.hardware()
+				}
+				said := g.run(scripts[section])
+				switch section {
+				case "Without a GPU":
+					g.mustSay(said, "verified")
+				case "With GPUs":
+					g.mustSay(said, "mlx5_0", "peerlane.dev/lane=3")
+				case heading:
+					g.mustSay(said, "nothing has to be changed", "relay.sock\n", "CONTAINER")
+				}
+			}
+			for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+				left, err := hook.List(b.Layout)
+				if err == nil && len(left) == 0 {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("left are %+v, %v", left, err)
+				}
+			}
+		})
+	}
+	for heading := range scripts {
+		if !used[heading] {
+			t.Errorf("nobody runs what is below %q", heading)
+		}
+	}
+}
+
+// guide is who follows the quickstart.
+type guide struct {
+	*bed
+	dir string // where; below it is bin, with what stands for the world outside
+}
+
+// guide makes what a host and its network have, and this one has not: apt without
+// anything to download, NVIDIA's toolkit.
+func (b *bed) guide() *guide {
+	b.Helper()
+	g := &guide{b, b.mkdir("quickstart")}
+	b.mkdir("quickstart/bin")
+	packages := os.Getenv("PEERLANE_PACKAGES")
+	if packages == "" {
+		packages = "../../dist"
+	}
+	found, err := filepath.Glob(filepath.Join(packages, "*peerlane_*_amd64.deb"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, path := range found {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.write(filepath.Join("quickstart", filepath.Base(path)), string(text))
+	}
+	if len(found) > 0 {
+		// Nor does a purge find the test bed's directories in the way (hardware).
+		b.write("quickstart/apt.conf", `Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "/dev/null"; Dpkg::Options { "--force-unsafe-io"; };
+DPkg::Pre-Invoke { "umount /etc/peerlane /run/peerlane /var/lib/peerlane 2>/dev/null || true"; };
+`)
+	} else {
+		b.T.Log("without packages (make packages, or PEERLANE_PACKAGES=DIR): what they have is copied")
+		g.program("apt", fmt.Sprintf(`case $1 in
+install) mkdir -p /usr/libexec/peerlane
+  cp %[1]s/* %[2]s /usr/libexec/peerlane/
+  ln -sf ../libexec/peerlane/peerlane ../libexec/peerlane/peerlane-runtime /usr/bin/ ;;
+purge) rm -r /usr/libexec/peerlane /usr/bin/peerlane /usr/bin/peerlane-runtime ;;
+esac`, b.Binaries, strings.Join(b.Libraries, " ")))
+	}
+	cache, err := cdilibrary.NewCache(cdilibrary.WithSpecDirs(b.CDIDir()), cdilibrary.WithAutoRefresh(false))
+	if err != nil {
+		b.Fatal(err)
+	}
+	vendor := b.write("quickstart/nvidia.json", "")
+	for _, spec := range cache.GetVendorSpecs("nvidia.com") {
+		if err := os.Rename(spec.GetPath(), vendor); err != nil {
+			b.Fatal(err)
+		}
+	}
+	// JSON is YAML, too.
+	g.program("nvidia-ctk", `[ "$1 $2" = "cdi generate" ]; cp `+vendor+` "${3#--output=}"`)
+	// Those of the test bed's, beside which the quickstart's own would not be seen.
+	for _, spec := range cache.GetVendorSpecs("peerlane.dev") {
+		if err := os.Remove(spec.GetPath()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return g
+}
+
+func (g *guide) program(name, script string) {
+	g.Helper()
+	if err := os.WriteFile(filepath.Join(g.dir, "bin", name), []byte("#!/bin/sh\nset -eu\n"+script+"\n"), 0o755); err != nil {
+		g.Fatal(err)
+	}
+}
+
+// hardware makes it the recorded host, by the configuration of the test bed and by
+// two switches of the command.
+func (g *guide) hardware() {
+	g.Helper()
+	g.Config.Relay.Binary = ""
+	if err := g.Config.Write(g.Layout.ConfigFile()); err != nil {
+		g.Fatal(err)
+	}
+	g.run(fmt.Sprintf(`for tree in etc run var/lib; do mkdir -p /$tree/peerlane; mount --bind %s/$tree/peerlane /$tree/peerlane; done; mkdir -p /etc/cdi`, g.Root))
+	host := filepath.Join(g.Root, "host")
+	g.program("peerlane", fmt.Sprintf(`case $1 in
+topo|plan|cdi) [ "${2-}" = remove ] || exec /usr/bin/peerlane "$@" --sysfs %[1]s/sys --proc %[1]s/proc ;;
+esac
+exec /usr/bin/peerlane "$@"`, host))
+}
+
+// run runs a script on the engine's ground and returns what it has printed.
+func (g *guide) run(script string) string {
+	g.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	c := g.ground.command(ctx, "sh", "-c", `cd "$0" && export PATH="$0/bin:$PATH" APT_CONFIG="$0/apt.conf" DEBIAN_FRONTEND=noninteractive && set -eux && `+script, g.dir)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		g.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+func (g *guide) mustSay(said string, words ...string) {
+	g.Helper()
+	for _, w := range words {
+		if !strings.Contains(said, w) {
+			g.Errorf("it does not say %q: %s", w, said)
+		}
+	}
+}
