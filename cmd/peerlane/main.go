@@ -23,6 +23,11 @@ const (
 	exitUsage   = 2
 	exitDrift   = 3 // of peerlane cdi validate
 	exitPairs   = 4 // of peerlane self-test
+
+	// Of peerlane doctor.
+	exitDoctorUnknown = 5
+	exitDoctorWarning = 6
+	exitDoctorFailure = 7
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -95,6 +100,9 @@ Exit status:
   2  the command line was wrong
   3  peerlane cdi validate: what is installed does not fit this host
   4  peerlane self-test: a pair of GPUs is not fit to stage on
+  5  peerlane doctor: nothing is wrong that could be seen, and something could not be told
+  6  peerlane doctor: a warning
+  7  peerlane doctor: a failure
 {{end}}`)
 
 	flags := root.PersistentFlags()
@@ -111,6 +119,7 @@ Exit status:
 		newCDICommand(a),
 		newRelayCommand(a),
 		newSelfTestCommand(a),
+		newDoctorCommand(a),
 		newKeyCommand(a),
 		newBenchCommand(a),
 		newBenchClientCommand(a),
