@@ -120,6 +120,7 @@ Exit status:
 		newRelayCommand(a),
 		newSelfTestCommand(a),
 		newDoctorCommand(a),
+		newExporterCommand(a),
 		newKeyCommand(a),
 		newBenchCommand(a),
 		newBenchClientCommand(a),
