@@ -104,6 +104,9 @@ func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
 	if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o777)); err != nil {
 		return err
 	}
+	if p.Plugin != "" && !exists(filepath.Join(h.inside(), p.Plugin)) {
+		return fmt.Errorf("%s is not among the binaries", p.Plugin)
+	}
 	if p.By == byPeerlane {
 		if err := h.configure(p.Route); err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/nccl"
 )
 
 // How the ranks of a phase reach each other.
@@ -31,6 +32,8 @@ type settings struct {
 	// taking each NIC for a far one.
 	Topology bool   `json:"topology,omitempty"`
 	Kill     string `json:"kill,omitempty"`
+	// Plugin is its file among the binaries; empty for the usual one.
+	Plugin string `json:"plugin,omitempty"`
 	// Torchrun starts each rank, as a node of one.
 	Torchrun bool `json:"torchrun,omitempty"`
 	Job      job  `json:"job"`
@@ -172,5 +175,10 @@ func plan(o options, ranks int) (list []settings) {
 	add("peerlane-torchrun", byPeerlane, job{Checks: checks(64 << 10)})
 	last().Torchrun = true
 	add("peerlane-host-pointers", byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)}, "PEERLANE_NCCL_POINTERS=host")
+	// The newest is tried by its layout alone: NCCL 2.30 takes it.
+	for _, version := range nccl.Versions[:len(nccl.Versions)-1] {
+		add(fmt.Sprintf("peerlane-v%d", version), byPeerlane, job{Rates: rates(0.3, []int{8, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)})
+		last().Plugin = nccl.NameOf(version)
+	}
 	return list
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -206,7 +207,7 @@ func (h *host) environment(s settings, number int, dir, master string) []string 
 	}
 	switch s.By {
 	case byPeerlane:
-		list = append(list, "NCCL_NET=Peerlane", "NCCL_NET_PLUGIN="+filepath.Join(h.inside(), nccl.Name))
+		list = append(list, "NCCL_NET=Peerlane", "NCCL_NET_PLUGIN="+filepath.Join(h.inside(), cmp.Or(s.Plugin, nccl.Name)))
 		if s.Topology {
 			list = append(list, "NCCL_TOPO_FILE="+filepath.Join(h.inside(), topologyFile))
 		} else {
