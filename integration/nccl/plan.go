@@ -63,9 +63,10 @@ type rate struct {
 
 // train is a run of a small transformer. At step SleepAt the last rank sleeps.
 type train struct {
-	Steps   int `json:"steps"`
-	SleepAt int `json:"sleep_at,omitempty"`
-	Sleep   int `json:"sleep,omitempty"` // seconds
+	Steps   int  `json:"steps"`
+	SleepAt int  `json:"sleep_at,omitempty"`
+	Sleep   int  `json:"sleep,omitempty"` // seconds
+	Graphs  bool `json:"graphs,omitempty"`
 }
 
 var operations = []string{"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"}
@@ -168,8 +169,13 @@ func plan(o options, ranks int) (list []settings) {
 		whole := checks(1024 * mib)
 		add("peerlane-checks-1GiB-"+t, byPeerlane, job{Checks: slices.DeleteFunc(whole, func(c check) bool { return c.Type != t })})
 	}
-	add("peerlane-train", byPeerlane, job{Train: &train{Steps: 1000}})
-	add("nvlink-train", byNVLink, job{Train: &train{Steps: 1000}})
+	for _, t := range []struct {
+		name string
+		train
+	}{{"train", train{Steps: 1000}}, {"graphs", train{Steps: 1000, Graphs: true}}} {
+		add("peerlane-"+t.name, byPeerlane, job{Train: &t.train})
+		add("nvlink-"+t.name, byNVLink, job{Train: &t.train})
+	}
 	add("peerlane-staged", byPeerlane, job{Rates: few, Checks: checks(64 << 10)})
 	last().Route = launch.RouteStaged
 	add("peerlane-torchrun", byPeerlane, job{Checks: checks(64 << 10)})
@@ -180,5 +186,12 @@ func plan(o options, ranks int) (list []settings) {
 		add(fmt.Sprintf("peerlane-v%d", version), byPeerlane, job{Rates: rates(0.3, []int{8, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)})
 		last().Plugin = nccl.NameOf(version)
 	}
+	// Longer than a phase is to be: for who asks for it.
+	if slices.Contains(o.phases, sleeping) {
+		add(sleeping, byPeerlane, job{Train: &train{Steps: 200, SleepAt: 100, Sleep: 120}})
+	}
 	return list
 }
+
+// sleeping is the phase in which a rank sleeps, and is waited for.
+const sleeping = "peerlane-sleep"
