@@ -382,3 +382,29 @@ func TestGoals(t *testing.T) {
 		t.Error(table)
 	}
 }
+
+// PyTorch may take its time with an error that NCCL has.
+func TestNCCLsOwnErrorIsFound(t *testing.T) {
+	dir := t.TempDir()
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, "nccl-1.log"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const warning = "[2026-11-22 18:02:29] container:1:45 [0] connections.c:43 NCCL WARN NET/Peerlane: receiving: the relay died\n"
+	for _, c := range []struct{ log, want string }{
+		{"", ""},
+		{warning, ""}, // which may be about what NCCL can do without
+		{warning + "container:1:45 [0] NCCL INFO proxy.cc:965 -> 6 [Progress Thread]\n", "NET/Peerlane: receiving: the relay died"},
+		{"container:1:45 [0] NCCL INFO proxy.cc:965 -> 6 [Progress Thread]\n", "[Progress Thread]"},
+	} {
+		write(c.log)
+		if got := ncclError(dir, 1); got != c.want {
+			t.Errorf("of %q it makes %q", c.log, got)
+		}
+	}
+	if got := ncclError(dir, 0); got != "" {
+		t.Errorf("without a log: %q", got)
+	}
+}

@@ -130,7 +130,8 @@ func plan(o options, ranks int) (list []settings) {
 		for _, v := range []string{
 			"NCCL_MIN_NCHANNELS=4", "NCCL_MIN_NCHANNELS=8", "NCCL_MIN_NCHANNELS=16", "NCCL_MIN_NCHANNELS=32",
 			"NCCL_BUFFSIZE=16777216", "NCCL_BUFFSIZE=33554432",
-			"NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=16 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=33554432",
+			"NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=16 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=33554432", "NCCL_MIN_NCHANNELS=24 NCCL_BUFFSIZE=8388608", "NCCL_MIN_NCHANNELS=32 NCCL_BUFFSIZE=8388608",
+			"NCCL_MIN_NCHANNELS=32 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=32 NCCL_BUFFSIZE=33554432",
 			"PEERLANE_NCCL_SPEED=400000", "PEERLANE_NCCL_SPEED=3200000",
 			"NCCL_ALGO=Ring NCCL_PROTO=Simple", "NCCL_PROTO=LL",
 		} {
@@ -146,10 +147,14 @@ func plan(o options, ranks int) (list []settings) {
 		sizes = []int{8, 64 << 10, 5*mib + 24}
 	}
 	add("peerlane-checks", byPeerlane, job{Checks: checks(sizes...), Groups: groups(ranks)})
-	// Pieces of 4 MiB or so, and enough of them under way.
-	add("peerlane-rates-8x32MiB", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, "NCCL_MIN_NCHANNELS=8", "NCCL_BUFFSIZE=33554432")
+	// A channel is as fast as the one SM that it has: NCCL takes so many for a fast network,
+	// and two for what it thinks that this one is. Larger buffers are larger pieces.
+	many := []string{"NCCL_MIN_NCHANNELS=32", "NCCL_NCHANNELS_PER_NET_PEER=16"}
+	add("peerlane-rates-32", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, many...)
+	add("peerlane-rates-32x16MiB", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, append(many[:2:2], "NCCL_BUFFSIZE=16777216")...)
 	for _, who := range []string{killRank, killRelay} {
-		add("peerlane-kill-"+who, byPeerlane, job{Endless: true})
+		// Without PyTorch's own report of it, for which it takes its time.
+		add("peerlane-kill-"+who, byPeerlane, job{Endless: true}, "TORCH_NCCL_DUMP_ON_TIMEOUT=0")
 		last().Kill = who
 	}
 	// NCCL's limit is 64 sockets for each pair of ranks.

@@ -73,6 +73,7 @@ type runningRank struct {
 	stderr    *os.File
 	done      bool // it has said so
 	noticed   bool // that another was killed
+	dies      bool // it is the one
 	ended     bool
 }
 

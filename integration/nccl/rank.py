@@ -175,8 +175,8 @@ def measure(what, ranks, store, key):
 
 
 def endless(ranks):
-    """Collectives until something ends them: each is waited for on the CPU, and an error of
-    NCCL's is then raised here (TORCH_NCCL_BLOCKING_WAIT)."""
+    """Collectives until something ends them: NCCL has an error then, and PyTorch's watchdog
+    ends the process."""
     o = Operation("all_reduce", 64 << 20, "float32", ranks)
     o.reserve()
     o.run()
@@ -184,6 +184,7 @@ def endless(ranks):
     say("running")
     while True:
         o.run()
+        torch.cuda.synchronize()
 
 
 def train(what):
@@ -261,8 +262,6 @@ def main():
     device = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums each time
-    if job.get("endless"):
-        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     say("ready", torch=torch.__version__, nccl=".".join(str(n) for n in torch.cuda.nccl.version()), gpu=torch.cuda.get_device_name(device),
         pid=os.getpid())
     # The harness ends what hangs; NCCL's own errors come without a time of ours.
