@@ -257,10 +257,12 @@ bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--
 bin/gpu-transfers:
 	@$(build) -ldflags '-s -w' -o $@ ./integration/gpus/transfers
 
-# What integration/nccl/run runs on machines with GPUs and PyTorch.
+# What integration/nccl/run runs on machines with GPUs and PyTorch; with plugins that show
+# one version of NCCL's interface alone, which it tries if they are there.
 .PHONY: bin/gpu-nccl
 bin/gpu-nccl:
 	@$(build) -ldflags '-s -w' -o $@ ./integration/nccl
+	@$(GO) run ./relay/nccl/build bin 8 9 10 11
 
 .PHONY: microbench
 microbench: build ## run Go's benchmarks; docs/benchmarks.md says which figures come from where
