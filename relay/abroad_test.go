@@ -108,18 +108,28 @@ func TestHostMemoryGoesToAnotherHostInPlace(t *testing.T) {
 	}
 	want := random(t, n)
 	copy(from.Data, want)
+	slots := func(s *client.Session) (in uint64) {
+		t.Helper()
+		counters, err := s.Statistics(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return counters.Server[0].In
+	}
 	for _, way := range []struct {
 		name     string
 		from, to *client.Memory
 		read     func() []byte
+		out, in  uint64 // bytes through slots
 	}{
-		{"host to host", from, to, func() []byte { return to.Data }},
-		{"host to GPU", from, p.target.Memory, func() []byte { return p.target.read(0, n) }},
-		{"GPU to host", p.source.Memory, to, func() []byte { return to.Data }},
+		{"host to host", from, to, func() []byte { return to.Data }, 0, 0},
+		{"host to GPU", from, p.target.Memory, func() []byte { return p.target.read(0, n) }, 0, n},
+		{"GPU to host", p.source.Memory, to, func() []byte { return to.Data }, n, 0},
 	} {
 		t.Run(way.name, func(t *testing.T) {
 			clear(to.Data)
 			p.source.write(0, want)
+			out, in := slots(p.a), slots(p.b)
 			receive, err := p.receiving.Receive(way.to, 0, n)
 			if err != nil {
 				t.Fatal(err)
@@ -132,6 +142,9 @@ func TestHostMemoryGoesToAnotherHostInPlace(t *testing.T) {
 			}
 			if !bytes.Equal(way.read(), want) {
 				t.Error("wrong bytes")
+			}
+			if out, in = slots(p.a)-out, slots(p.b)-in; out != way.out || in != way.in {
+				t.Errorf("%d bytes went through slots to be sent and %d to be received, not %d and %d", out, in, way.out, way.in)
 			}
 		})
 	}
