@@ -227,7 +227,8 @@ func TestThePackageUnderSystemd(t *testing.T) {
 	inside.Command(t, "systemctl", append([]string{"start"}, engines...)...)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Log(inside.Command(t, "journalctl", "--no-pager", "--lines=80"))
+			out, _ := exec.Command("journalctl", "--no-pager", "--lines=80").CombinedOutput()
+			t.Logf("%s", out)
 		}
 	})
 	before := paths(t)
@@ -314,7 +315,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 	}
 
 	t.Run("removal", func(t *testing.T) {
-		inside.Command(t, "dpkg", "--remove", "peerlane")
+		inside.Command(t, "dpkg", "--force-unsafe-io", "--remove", "peerlane")
 		first.goesOn(t, had)
 		if is := property(t, "peerlane-relay.socket", "ActiveState"); is != "inactive" {
 			t.Errorf("the socket is %s", is)
@@ -324,7 +325,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 			g, there := first.generation()
 			return !there, fmt.Sprintf("%+v", g)
 		})
-		inside.Command(t, "dpkg", "--purge", "peerlane", "libpeerlane")
+		inside.Command(t, "dpkg", "--force-unsafe-io", "--purge", "peerlane", "libpeerlane")
 		if diff := cmp.Diff(before, paths(t)); diff != "" {
 			t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
 		}
