@@ -138,7 +138,8 @@ bin/vm-run:
 	@$(GO) build -o $@ ./integration/vm/run
 
 .PHONY: test-vm
-test-vm: vm-needs build bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
+# With the packages, which one of its places installs.
+test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
 	@$(GO) build -o bin/test-report ./integration/report
 	@# Its status 1 says that tests failed, which is in their events.
 	@{ bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) || test $$? = 1; } \
