@@ -155,13 +155,39 @@ vm-capture: vm-needs build bin/vm-run ## write topo/recorded/host.txt anew from 
 	@bin/vm-run test --place vm-small --run TestTheRecordedHostIsThisOne ./integration/vm/cases/small >bin/vm-capture.log || true
 	@cp bin/vm/vm-small/out/host.txt topo/recorded/host.txt || { cat bin/vm-capture.log; exit 1; }
 
+.PHONY: packages-needs
+packages-needs:
+	@integration/prerequisites packages
+
+.PHONY: packages
+packages: packages-needs ## make deb and rpm packages of this commit in dist/, with their bill of materials
+	@GO='$(GO)' STAMP='$(patsubst $(module)/cmd/version.version=%,$(module)/cmd/version.version=v$(shell packaging/version),$(stamp))' packaging/build dist amd64 arm64
+	@packaging/check dist
+
+packages_tests = unshare --mount --pid --fork --kill-child --mount-proc $(GO) test -json -count=1 -vet=off -tags packages -timeout 15m
+
+.PHONY: test-packages
+test-packages: packages ## install, upgrade and remove the packages in clean trees, as root (RUN=TestDebian/trixie)
+	@$(GO) build -o bin/test-report ./integration/report
+	@$(GO) vet -tags packages ./integration/packages
+	@# In a mount namespace, so that nothing stays mounted.
+	@{ $(packages_tests) -run "$(or $(RUN),.)" ./integration/packages || true; } | bin/test-report $(call again,$(packages_tests) -run "$$TESTS" "$$PACKAGE") -places packages $(if $(RUN),,-matrix integration/matrix.txt)
+
+.PHONY: release
+release: clean-dist packages ## make everything that a release has in dist/, with its checksums
+	@packaging/release dist
+
+.PHONY: clean-dist
+clean-dist:
+	@rm -rf dist
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@unformatted=$$(gofmt -l .); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed on:"; echo "$$unformatted"; exit 1; fi
 	@# With the tests that run in virtual machines and in container engines.
-	@$(GO) vet -tags vm,engines ./...
-	@$(GO) tool staticcheck -tags vm,engines ./...
+	@$(GO) vet -tags vm,engines,packages ./...
+	@$(GO) tool staticcheck -tags vm,engines,packages ./...
 
 .PHONY: licences
 licences: ## list the Go modules in use and their licences; make test fails where one is not allowed
@@ -197,6 +223,10 @@ soak-relay: test-needs build ## clients come, go, exchange verified messages and
 soak-faults: ## give every CUDA call and every system call of relays and NICs every fault, and the CUDA calls of clients, wait 120 s for who sleeps, and 500 orders of receives over two slots
 	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
 
+.PHONY: soak-network
+soak-network: build ## containers of two hosts, in two network namespaces, whose network fails in each way: black hole, interface, address
+	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts)$$' ./integration
+
 # For `make soak-model`, `make soak-reuse` and `make sanitize`: how many.
 PROGRAMS   ?= 10000
 OPERATIONS ?= 1000000
@@ -209,6 +239,10 @@ soak-model: ## random programs of clients against a model, race detector on (PRO
 soak-reuse: ## use memory again the moment that its operation has ended (OPERATIONS=1000000 of each route and kind of memory)
 	@PEERLANE_REUSE=$(OPERATIONS) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryIsReusedAtOnce$$' ./relay
 	@PEERLANE_REUSE=$$(($(OPERATIONS) / 100)) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryIsReusedAtOnceWithLateCopies$$' ./relay
+
+.PHONY: soak-nccl
+soak-nccl: ## NCCL's plugin with messages of up to 64 MiB, and ten times as many schedules
+	@PEERLANE_NCCL_SOAK=1 $(GO) test -race -count=10 -v -timeout 2h -run 'Version|Requests|Mebibytes|Sanitizers|Receives' ./relay/nccl
 
 .PHONY: sanitize
 sanitize: ## the C library's tests in full: address, undefined behaviour and thread sanitizer, and the race detector on relays
@@ -223,13 +257,18 @@ bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--
 bin/gpu-transfers:
 	@$(build) -ldflags '-s -w' -o $@ ./integration/gpus/transfers
 
+# What integration/nccl/run runs on machines with GPUs and PyTorch.
+.PHONY: bin/gpu-nccl
+bin/gpu-nccl:
+	@$(build) -ldflags '-s -w' -o $@ ./integration/nccl
+
 .PHONY: microbench
 microbench: build ## run Go's benchmarks; docs/benchmarks.md says which figures come from where
 	@$(GO) test -run '^$$' -bench . -benchmem -timeout 30m $(PACKAGES)
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin dist
 
 .PHONY: help
 help: ## list the targets

@@ -21,13 +21,21 @@ import (
 // is the same file.
 var loaderDirs = []string{"/usr/lib", "/usr/lib64"}
 
-// NCCLDefaults is the file in the directory of libraries that becomes
-// ncclConf in containers.
-const NCCLDefaults = "nccl.conf"
+// Files in the directory of libraries that become others in containers.
+const (
+	NCCLDefaults = "nccl.conf"         // ncclConf
+	NCCLTopology = "nccl-topology.xml" // ncclTopology
+)
 
 // ncclConf is the last place where NCCL looks for its variables: after the
 // environment, NCCL_CONF_FILE and ~/.nccl.conf, whose values it keeps.
 const ncclConf = "/etc/nccl.conf"
+
+// ncclTopology is the host with the virtual switch that its lanes make
+// (`peerlane topo -o xml --virtual`), for NCCL_TOPO_FILE in ncclConf. It is the same in
+// all containers: NCCL leaves out GPUs that a rank has not, and NICs that the plugin
+// does not name. It tells nothing that /sys does not.
+const ncclTopology = "/etc/nccl-topology.xml"
 
 // libraries are what containers with a lane get to load.
 type libraries struct {
@@ -37,7 +45,7 @@ type libraries struct {
 }
 
 // findLibraries looks for shared libraries in a directory of the host, by the
-// names that programs load them by, and for NCCL's defaults. What an
+// names that programs load them by, and for NCCL's defaults and topology. What an
 // administrator did not put there is no library, and a link none either: a
 // specification names what it mounts for as long as a container lives.
 func findLibraries(dir string) (libraries, error) {
@@ -54,6 +62,8 @@ func findLibraries(dir string) (libraries, error) {
 		switch name := e.Name(); {
 		case name == NCCLDefaults:
 			places = []string{ncclConf}
+		case name == NCCLTopology:
+			places = []string{ncclTopology}
 		case strings.HasPrefix(name, "lib") && slices.Contains(strings.Split(name, "."), "so"):
 			for _, place := range loaderDirs {
 				places = append(places, path.Join(place, name))

@@ -9,19 +9,27 @@ package cuda
 #cgo nocallback call_cuMemcpyDtoHAsync
 
 // A trampoline of its own: Go could not put its pointer into a structure of its
-// own memory.
-static CUresult rowHtoD(const peerlane_calls *t, CUdeviceptr dst, const void *src, size_t n, CUstream s)
+// own memory. Rows are two, since the driver makes a linear copy of one, and are whole
+// words where all is. What does not divide so takes two such copies that overlap.
+static CUresult rowsHtoD(const peerlane_calls *t, CUdeviceptr dst, const void *src, size_t n, CUstream s)
 {
-	CUDA_MEMCPY2D c = {
-		.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = src, .srcPitch = n,
-		.dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = dst, .dstPitch = n,
-		.WidthInBytes = n, .Height = 1,
-	};
-	return call_cuMemcpy2DAsync(t, &c, s);
+	const size_t word = 8, unit = n % word || dst % word ? 1 : word, half = n / 2 / unit * unit;
+	const char *from = src;
+	CUresult r = 0;
+
+	for (size_t at = 0; at + 2 * half <= n && r == 0; at += unit) {
+		CUDA_MEMCPY2D c = {
+			.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = from + at, .srcPitch = half,
+			.dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = dst + at, .dstPitch = half,
+			.WidthInBytes = half, .Height = 2,
+		};
+		r = call_cuMemcpy2DAsync(t, &c, s);
+	}
+	return r;
 }
 
-#cgo noescape rowHtoD
-#cgo nocallback rowHtoD
+#cgo noescape rowsHtoD
+#cgo nocallback rowsHtoD
 
 // All copies have the same attributes. Those arrays are Go's; the call keeps none.
 static CUresult batch(const peerlane_calls *t, CUdeviceptr *dst, CUdeviceptr *src, size_t *sizes, size_t n, CUstream s)
@@ -37,6 +45,7 @@ static CUresult batch(const peerlane_calls *t, CUdeviceptr *dst, CUdeviceptr *sr
 import "C"
 
 import (
+	"encoding/binary"
 	"fmt"
 	"unsafe"
 
@@ -61,12 +70,20 @@ func (d *Driver) MemcpyHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s Stream
 	return nil
 }
 
-// MemcpyRowHtoDAsync is MemcpyHtoDAsync as a rectangle of one row
-// (cuMemcpy2DAsync), which a copy engine moves whatever its size is: less than 32
-// KiB the other one moves with the device's SMs, and waits there for the kernels of
-// other processes.
-func (d *Driver) MemcpyRowHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s Stream) error {
-	if r := C.rowHtoD(d.calls, C.CUdeviceptr(dst), src, C.size_t(n), C.CUstream(s)); r != 0 {
+// MemcpyRowsHtoDAsync copies n bytes from host memory, which have to be there when it is
+// called, as a rectangle of two rows (cuMemcpy2DAsync), which a copy engine moves
+// whatever its size is; 8 bytes are a value that the stream writes. Less than 32 KiB in
+// one row are moved with the device's SMs, and wait 2.4 ms there for the kernels of other
+// processes, by whichever call (docs/benchmarks.md). A single byte is.
+// Of whole words, 8 bytes, at an aligned address each is written at once.
+func (d *Driver) MemcpyRowsHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s Stream) error {
+	switch {
+	case n == 1:
+		return d.MemcpyHtoDAsync(dst, src, n, s)
+	case n == 8 && dst%8 == 0:
+		return d.StreamWriteValue64(s, dst, binary.NativeEndian.Uint64(unsafe.Slice((*byte)(src), n)))
+	}
+	if r := C.rowsHtoD(d.calls, C.CUdeviceptr(dst), src, C.size_t(n), C.CUstream(s)); r != 0 {
 		return d.failed(r, "cuMemcpy2DAsync", at(dst, n))
 	}
 	return nil

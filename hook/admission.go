@@ -265,3 +265,26 @@ func admitClaims(l layout.Layout, id string, log *logrus.Entry, r *relay) {
 		}
 	}
 }
+
+// Staged is what the relays of a host have of each GPU by its PCI address, bytes.
+// Relays that take or give back meanwhile are counted as before or after.
+func Staged(l layout.Layout) (map[string]uint64, error) {
+	all, err := ids(l)
+	if err != nil {
+		return nil, err
+	}
+	sum := map[string]uint64{}
+	for _, id := range all {
+		s, err := readShare(l, id)
+		if err != nil {
+			return nil, err
+		}
+		if lives, err := s.Relay.lives(); err == nil && !lives {
+			continue
+		}
+		for gpu, bytes := range s.GPUs {
+			sum[gpu] += bytes
+		}
+	}
+	return sum, nil
+}

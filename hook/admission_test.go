@@ -123,6 +123,18 @@ func notAdmitted(t *testing.T, a launch.Admission, free uint64, says ...string) 
 	}
 }
 
+// staged is what all relays have of the lanes' server GPU.
+func (h host) staged(t *testing.T, want uint64) {
+	t.Helper()
+	got, err := hook.Staged(h.layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gpu := lane(3).Servers[0].BusID; len(got) != 1 || got[gpu] != want {
+		t.Errorf("relays have %v, want %d of %s alone", got, want, gpu)
+	}
+}
+
 func TestStagingIsAdmittedPerHost(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -135,6 +147,7 @@ func TestStagingIsAdmittedPerHost(t *testing.T) {
 	notAdmitted(t, refused, 128*mib, "256 MiB of staging asked for on GPU 100 (0000:74:00.0)", "1.0 GiB (staging.limit)",
 		"others have 896 MiB: container trainer 512 MiB, container server 384 MiB")
 	admitted(t, c.claim(t, refused.Free))
+	h.staged(t, 1<<30)
 	notAdmitted(t, c.claim(t, refused.Free+1), 128*mib)
 	notAdmitted(t, c.claimOn(t, "0000:99:00.0", 1), 0, "serves no lane of this container")
 
@@ -189,6 +202,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 	}
 	kill(first)
 	free(b)
+	h.staged(t, 1<<30) // b's alone
 	eventually(t, "the next relay", func() error {
 		if s := h.info(t, a.generation).Status; s.State != hook.StateReady || s.Relay == nil || s.Relay.PID == first {
 			return errors.New("not ready")

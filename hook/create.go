@@ -233,7 +233,7 @@ func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s 
 	if len(lanes) == 0 {
 		return warning, nil
 	}
-	r := Request{Container: c, Lanes: lanes, Config: config}
+	r := Request{Container: c, Lanes: lanes, Config: config, Ignored: ignored(spec.Process.Env)}
 	g, starting, err := start(l, r, func(g *Generation) error { return Attach(l, g, spec.rootfs(s.Bundle)) })
 	if err == nil {
 		err = starting.failed(l, g)

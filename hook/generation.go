@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -42,6 +43,12 @@ type Generation struct {
 	Relay     Command   `json:"relay"`
 	// Sandbox is what the relay is kept in.
 	Sandbox Sandbox `json:"sandbox"`
+	// Network is the configuration's: where its secrets are, not what they are. The slots
+	// for other hosts may take NetworkMemory of the host's, bytes.
+	Network       config.Network `json:"network"`
+	NetworkMemory uint64         `json:"networkMemory,omitempty"`
+	// Ignored are sentences about variables of the job's that have no effect on relays.
+	Ignored []string `json:"ignored,omitempty"`
 	// Config is what the relay is told.
 	Config launch.Config `json:"config"`
 }

@@ -41,6 +41,8 @@ type Request struct {
 	// HookBinary is the program whose `supervise` is Supervise; empty for the
 	// running one, if it is peerlane-hook, or else the peerlane-hook beside it.
 	HookBinary string
+	// Ignored becomes the generation's.
+	Ignored []string
 }
 
 // Launch gives a container its generation: sockets that accept connections
@@ -151,7 +153,9 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 
 	g = &Generation{
 		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
-		Relay: Command{Path: relay, Environment: r.Config.Relay.Environment},
+		Ignored: r.Ignored,
+		Relay:   Command{Path: relay, Environment: r.Config.Relay.Environment},
+		Network: r.Config.Network, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
 	}
 	if g.Sandbox, err = newSandbox(r.Config.Relay); err != nil {
 		return nil, nil, false, err

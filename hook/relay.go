@@ -57,8 +57,8 @@ type relay struct {
 const lastWords = 100 * time.Millisecond
 
 // startRelay executes a relay with the descriptors of package launch. What it says
-// on its standard error goes to the log.
-func startRelay(g *Generation, clients, peers, init *os.File, log io.Writer) (*relay, error) {
+// on its standard error goes to the log. Without a network its sandbox lets it to none.
+func startRelay(g *Generation, network *launch.Network, clients, peers, init *os.File, log io.Writer) (*relay, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -90,7 +90,7 @@ func startRelay(g *Generation, clients, peers, init *os.File, log io.Writer) (*r
 		}
 		defer tell.Close()
 		r.report = report
-		spec := g.confinement()
+		spec := g.confinement(network)
 		r.devices = spec.Devices
 		const fdReport = launch.FDInit + 1
 		files[fdReport] = tell

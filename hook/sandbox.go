@@ -19,6 +19,7 @@ import (
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // Sandbox is what a relay is to be kept in. What could be had of it the status
@@ -283,9 +284,13 @@ func realUID(status string) (int, bool) {
 	return uid, ok && err == nil
 }
 
-// confinement is what the relay of a generation is left with.
-func (g *Generation) confinement() sandbox.Spec {
+// confinement is what the relay of a generation is left with. TCP it has where it is on
+// the network, and there the ports of relays alone.
+func (g *Generation) confinement(network *launch.Network) sandbox.Spec {
 	s := sandbox.Standard()
+	if network != nil {
+		s.TCP = network.Ports
+	}
 	s.UID, s.Open, s.Tasks = g.Sandbox.UID, maxOpen, uint64(g.Sandbox.Limits.Tasks)
 	if s.UID != 0 {
 		s.Groups = []int{g.Sandbox.Group}

@@ -64,6 +64,9 @@ type supervisor struct {
 	// inspecting are the requests that wait for the relay's report.
 	inspecting []request
 	tests      selfTests
+	// networking is what the relay was told at its start, or since.
+	networking networking
+	keyError   string
 }
 
 // Supervise is the supervisor of a generation: `peerlane-hook supervise`, run
@@ -101,6 +104,9 @@ func supervise(l layout.Layout, id string, d descriptors) error {
 		return errors.Join(err, tell)
 	}
 	s.limit()
+	for _, sentence := range s.generation.Ignored {
+		s.log.Warn(sentence)
+	}
 	answer := startedAnswer
 	if err := s.start(); err != nil {
 		// Of what was killed no start fails: there is a next one.
@@ -173,6 +179,8 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 	init := int(s.init.Fd())
 	initEnded := make(chan error, 1)
 	go func() { initEnded <- waitEnd(init) }()
+	keys := time.NewTicker(keyTime)
+	defer keys.Stop()
 	for {
 		var answers chan launch.Status
 		var exited chan error
@@ -207,6 +215,8 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 			if err := s.start(); err != nil {
 				s.failed(fmt.Sprintf("starting the relay: %v", err))
 			}
+		case <-keys.C:
+			s.lookAtKey()
 		case r := <-requests:
 			s.requested(r)
 		case p := <-s.tests.found:
@@ -360,7 +370,8 @@ func (s *supervisor) start() error {
 	}
 	s.refusal = nil
 	s.selfTest()
-	r, err := startRelay(s.generation, s.clients, s.peers, s.init, s.bounded)
+	s.goOnNetwork()
+	r, err := startRelay(s.generation, s.networking.where, s.clients, s.peers, s.init, s.bounded)
 	if err != nil {
 		return err
 	}
@@ -381,6 +392,7 @@ func (s *supervisor) start() error {
 			s.log.Warnf("the relay's sandbox lacks %s", lacks)
 		}
 	}
+	s.tellSecrets()
 	s.configure()
 	return nil
 }
@@ -399,6 +411,11 @@ func (s *supervisor) answered(a launch.Status) {
 		if !a.OK {
 			s.log.Warnf("the relay does not end for asking: %s", a.Error)
 			s.insist.Reset(time.Nanosecond)
+		}
+		return
+	case launch.RequestSecrets:
+		if !a.OK {
+			s.log.Errorf("the relay refuses its cluster key, or certificates: %s", a.Error)
 		}
 		return
 	}
@@ -499,7 +516,7 @@ func (s *supervisor) lanesChanged() error {
 		return nil // the next one gets it
 	}
 	s.selfTest()
-	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, generation.confinement().Devices) {
+	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, generation.confinement(nil).Devices) {
 		// What it has is for good. A hook adds lanes, so no client has come yet.
 		s.log.Info("the added lane has devices that the relay's sandbox has not: starting it anew")
 		s.relay.renew = true
@@ -513,6 +530,7 @@ func (s *supervisor) lanesChanged() error {
 // configure sends the relay what it has to know.
 func (s *supervisor) configure() {
 	config := s.knowing(s.generation.Config)
+	config.Network, config.NoNetwork = s.networking.where, s.networking.why
 	config.Admission = true // this supervisor answers claims, whoever made the generation
 	if err := s.relay.configure(config); err != nil {
 		// It has closed its end, so it is ending, and the next one gets it.

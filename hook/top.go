@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"sync"
 	"time"
 
 	"github.com/peerlane/peerlane/hook/layout"
@@ -48,10 +49,10 @@ type Rate struct {
 // an earlier answer it asks once: `before` is what it returned as now.
 func Watch(l layout.Layout, infos []Info, before Reports, interval time.Duration) (list []Rates, now Reports) {
 	if before == nil {
-		before = reports(l, infos)
+		before = Ask(l, infos)
 		time.Sleep(interval)
 	}
-	now = reports(l, infos)
+	now = Ask(l, infos)
 	list = []Rates{}
 	for _, info := range infos {
 		r := Rates{ID: info.ID, Container: info.Container.ID, Lanes: []Rate{}, Connections: []Rate{}}
@@ -68,38 +69,58 @@ func Watch(l layout.Layout, infos []Info, before Reports, interval time.Duration
 }
 
 // Reports are what relays said, by generation.
-type Reports map[string]report
+type Reports map[string]Answer
 
-type report struct {
-	*launch.Report
-	NoReport string
-	relay    int // process
+// Answer is what a relay said of itself.
+type Answer struct {
+	*launch.Report // nil where NoReport says why
+	NoReport       string
+	relay          int // process
 }
 
-func reports(l layout.Layout, infos []Info) Reports {
+// askedAtOnce is how many relays are asked at a time: one that hangs takes replyTimeout.
+const askedAtOnce = 16
+
+// Ask asks relays what they did since they were started.
+func Ask(l layout.Layout, infos []Info) Reports {
 	all := Reports{}
+	var mutex sync.Mutex
+	var group sync.WaitGroup
+	room := make(chan struct{}, askedAtOnce)
 	for _, info := range infos {
-		answer, err := ask(l, info.ID, commandInspect)
-		r := report{answer.Report, answer.NoReport, 0}
-		if err != nil {
-			r.NoReport = err.Error()
-		}
-		if r.Report == nil && r.NoReport == "" {
-			r.NoReport = "its relay did not answer"
-		}
-		if info, err := look(l, info.ID); err == nil && info.Status.Relay != nil {
-			r.relay = info.Status.Relay.PID
-		}
-		all[info.ID] = r
+		room <- struct{}{}
+		group.Go(func() {
+			answer := askRelay(l, info.ID)
+			mutex.Lock()
+			all[info.ID] = answer
+			mutex.Unlock()
+			<-room
+		})
 	}
+	group.Wait()
 	return all
+}
+
+func askRelay(l layout.Layout, id string) Answer {
+	answer, err := ask(l, id, commandInspect)
+	r := Answer{answer.Report, answer.NoReport, 0}
+	if err != nil {
+		r.NoReport = err.Error()
+	}
+	if r.Report == nil && r.NoReport == "" {
+		r.NoReport = "its relay did not answer"
+	}
+	if info, err := look(l, id); err == nil && info.Status.Relay != nil {
+		r.relay = info.Status.Relay.PID
+	}
+	return r
 }
 
 // between fills in what happened since the earlier report, where that is of the
 // same process.
-func (r *Rates) between(now, before report) {
+func (r *Rates) between(now, before Answer) {
 	if before.Report == nil || before.relay != now.relay || before.At >= now.At {
-		before = report{Report: &launch.Report{At: now.At}}
+		before = Answer{Report: &launch.Report{At: now.At}}
 	}
 	r.Seconds = (now.At - before.At).Seconds()
 	for _, lane := range now.Lanes {

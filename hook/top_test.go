@@ -17,8 +17,8 @@ func TestRatesBetweenTwoReports(t *testing.T) {
 			Latency: []launch.Bucket{{From: 8000, To: 10000, Count: n}},
 		}
 	}
-	at := func(seconds int, n uint64, relay int) report {
-		return report{relay: relay, Report: &launch.Report{
+	at := func(seconds int, n uint64, relay int) Answer {
+		return Answer{relay: relay, Report: &launch.Report{
 			At: time.Duration(seconds) * time.Second, MoreConnections: 2,
 			Lanes:       []launch.LaneFigures{{GPU: "0000:17:00.0", Sent: figures(n)}},
 			Connections: []launch.ConnectionFigures{{PID: 7, Number: 1, GPU: "0000:17:00.0", Peer: "container b", Route: "direct", Sends: true, Figures: figures(n)}},
@@ -29,13 +29,13 @@ func TestRatesBetweenTwoReports(t *testing.T) {
 			Stalls: []launch.Stall{{Cause: launch.StallNoSlot, Count: n, Time: time.Duration(n) * time.Millisecond}}}
 	}
 	for name, c := range map[string]struct {
-		before  report
+		before  Answer
 		seconds float64
 		want    uint64
 	}{
 		"the same relay":       {at(3, 100, 1), 2, 33},
 		"it was started again": {at(3, 100, 2), 0, 133},
-		"none before":          {report{NoReport: "it starts"}, 0, 133},
+		"none before":          {Answer{NoReport: "it starts"}, 0, 133},
 	} {
 		var r Rates
 		r.between(at(5, 133, 1), c.before)

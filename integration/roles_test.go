@@ -68,6 +68,8 @@ func play(arguments []string) int {
 		"swap":      swap,
 		"witness":   bearWitness,
 		"hold":      func([]string) error { return hold() },
+		"verify":    verify,
+		"echo":      echo,
 		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]

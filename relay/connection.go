@@ -4,8 +4,10 @@ import (
 	"errors"
 	"io"
 
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -16,10 +18,17 @@ type connection struct {
 	number  uint32
 	lane    *lane
 	route   uint32
-	peer    string // who is at the other side, for messages
-	port    transport.Control
-	sends   bool
-	side    side
+	// transport is one of launch.Transport*, and out and in the slots that it writes from
+	// and into; nil on route direct.
+	transport string
+	out, in   *staging
+	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
+	quotas [2]*quotas
+	abroad *tcp.Peer // the other relay's host's, over tcp
+	peer   string    // who is at the other side, for messages
+	port   transport.Control
+	sends  bool
+	side   side
 
 	posted   []*operation // not started
 	down     *wire.Error
@@ -45,6 +54,17 @@ type side interface {
 	drained() bool
 	// free lets go of what belongs to the connection.
 	free()
+}
+
+// inReach reports whether the transport reads and writes a memory where it lies.
+func (c *connection) inReach(m *memory) bool {
+	switch c.transport {
+	case launch.TransportLocal:
+		return true
+	case launch.TransportTCP:
+		return m.mapped.Host()
+	}
+	return m.staged != nil // on a server GPU, where NICs reach it
 }
 
 // open starts to read from another relay of this host.
@@ -139,6 +159,18 @@ func (c *connection) ended(err error) {
 	c.settle()
 }
 
+// lost is the end of the connection's channel to another host, by the other relay or of
+// all that goes there.
+func (c *connection) lost(err error) {
+	c.portDown = true
+	var why *wire.Error
+	if !errors.As(err, &why) {
+		why = wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s left the connection without a word", c.peer)
+	}
+	c.shutdown(why)
+	c.settle()
+}
+
 // shutdown takes the connection down for a reason, tells both sides, and lets
 // what is under way end. It goes when that is so.
 func (c *connection) shutdown(why *wire.Error) {
@@ -214,7 +246,7 @@ func (r *Relay) statistics() *wire.StatisticsReply {
 		if l.device != nil {
 			m.Contexts++
 		}
-		for _, s := range []*staging{l.out, l.in} {
+		for _, s := range []*staging{l.out, l.in, l.abroad.out, l.abroad.in} {
 			if s == nil {
 				continue
 			}

@@ -6,6 +6,10 @@ func (r *Relay) Do(f func()) { r.loop.Do(f) }
 // Halt has Run end without a word to anybody, as the relay's death would.
 func (r *Relay) Halt() { r.loop.Stop() }
 
+// CloseIdle closes the connections to other hosts that no client has used since it was
+// last called.
+func (r *Relay) CloseIdle() { r.loop.Call(r.hosts.closeIdle) }
+
 // Forget gives back what the process of a relay that was halted would, beside Free: its
 // sessions' descriptors and rings.
 func (r *Relay) Forget() {
@@ -22,12 +26,17 @@ const ToldConnections = toldConnections
 // Free gives back the memory that goes with a relay's process, after Run.
 func (r *Relay) Free() {
 	for _, l := range r.lanes {
-		for _, s := range []*staging{l.out, l.in} {
+		for _, s := range []*staging{l.out, l.in, l.abroad.out, l.abroad.in} {
 			if s == nil {
 				continue
 			}
 			for _, g := range s.regions {
 				_ = g.close() // the context may be lost
+			}
+		}
+		for _, q := range l.abroad.quotas {
+			if q != nil {
+				_ = q.memory.close()
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package relay
 import (
 	"math/bits"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
@@ -180,7 +181,7 @@ func (r *Relay) live(report *launch.Report) {
 			of[c.lane][c.sends].add(&f)
 			all = append(all, launch.ConnectionFigures{
 				PID: s.pid, Number: c.number, GPU: c.lane.spec.GPU.BusID, Peer: c.peer, Sends: c.sends,
-				Route: routeName(c.route), Slots: c.slots.held, Figures: f.told(),
+				Route: routeName(c.route), Transport: c.transport, Path: c.path(), Slots: c.slots.held, Figures: f.told(),
 			})
 		}
 	}
@@ -206,4 +207,37 @@ func (r *Relay) live(report *launch.Report) {
 
 func routeName(route uint32) string {
 	return map[uint32]string{wire.RouteStaged: launch.RouteStaged, wire.RouteDirect: launch.RouteDirect}[route]
+}
+
+// path is the way of a connection's messages, for the administrator.
+func (c *connection) path() string {
+	own := "GPU " + c.lane.spec.GPU.BusID
+	slots := func(s *staging) string {
+		var list []string
+		for _, g := range s.regions {
+			at := "host memory"
+			if g.kind != wire.MemoryHost {
+				at = "GPU " + g.gpu.BusID
+			}
+			list = append(list, at)
+		}
+		return strings.Join(slices.Compact(list), ", ")
+	}
+	steps := []string{own}
+	switch c.transport {
+	case launch.TransportLocal:
+		steps = append(steps, "one copy")
+	case launch.TransportLoop:
+		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), "emulated NIC")
+	case launch.TransportTCP:
+		steps = append(steps, "host memory", "tcp")
+		if c.abroad != nil {
+			steps = append(steps, c.abroad.Name())
+		}
+	}
+	steps = append(steps, c.peer)
+	if !c.sends {
+		slices.Reverse(steps)
+	}
+	return strings.Join(steps, " -> ")
 }

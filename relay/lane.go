@@ -37,6 +37,13 @@ type lane struct {
 	// The same, by openStaging.
 	out *staging
 	in  *staging
+	// abroad is what is for other hosts, by openAbroad.
+	abroad struct {
+		out, in *staging
+		placed  placed
+		// quotas are for short messages, out and in; nil where there was no room.
+		quotas [2]*quotas
+	}
 	// nics are those beside the GPUs that staging is on.
 	nics []string
 	// placed says where staging is, and where it is not for want of room.
@@ -272,6 +279,40 @@ func (l *lane) openStaging() error {
 	logrus.WithFields(logrus.Fields{
 		"gpu": l.spec.GPU.BusID, "servers": len(out.regions), "slots": len(out.free), "slot": humanize.IBytes(out.regions[0].slotBytes),
 	}).Info("staging is ready")
+	return nil
+}
+
+// openAbroad makes the slots for other hosts, in the host's memory: what goes over TCP
+// goes through it.
+func (l *lane) openAbroad(n *launch.Network) error {
+	if err := l.open(); err != nil {
+		return err
+	}
+	l.opening.Lock()
+	defer l.opening.Unlock()
+	if l.abroad.out != nil {
+		return nil
+	}
+	var out, in staging
+	p := l.bounce(size{n.Slots, n.SlotBytes}, n.Memory, &out, &in)
+	if p.bytes == 0 {
+		return wire.Errorf(wire.StatusNoStaging, "the host's memory has no room for the slots of GPU %s that tcp needs: %s", l.spec.GPU.BusID, p.note)
+	}
+	if p.note != "" {
+		logrus.Warnf("the slots of GPU %s for other hosts are not as configured: %s", l.spec.GPU.BusID, p.note)
+	}
+	var short [2]*quotas
+	to, from, err := l.inHost(size{eagerQuotas, quotaBytes}, n.Memory)
+	if err != nil {
+		logrus.WithError(err).Warnf("short messages of GPU %s to other hosts wait for grants, as long ones do", l.spec.GPU.BusID)
+	} else {
+		short = [2]*quotas{newQuotas(to), newQuotas(from)}
+	}
+	out.fill()
+	in.fill()
+	if !l.relay.loop.Call(func() { l.abroad.out, l.abroad.in, l.abroad.placed, l.abroad.quotas = &out, &in, p, short }) {
+		return errEnding
+	}
 	return nil
 }
 

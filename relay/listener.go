@@ -59,7 +59,10 @@ func (s *session) listen(m *wire.Listen, sequence uint32) {
 		}
 		s.listeners[l.number] = l
 		s.relay.listeners[l.token] = l
-		handle := wire.HandleLayout{Magic: handleMagic, Token: l.token, Generation: generation, Host: s.relay.host}
+		handle := wire.HandleLayout{
+			Magic: handleMagic, Token: l.token, Generation: generation, Host: s.relay.host,
+			Contact: s.relay.contact(l.token, generation),
+		}
 		s.reply(&wire.Listening{Listener: l.number, Handle: handle.Handle()}, sequence)
 	})
 }
@@ -205,38 +208,12 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *greetings) error {
 	if !ok || hello.Magic != wire.Magic {
 		return wire.Errorf(wire.StatusMalformed, "the first message is not a relay's hello")
 	}
-	version, err := wire.Negotiate("sender's relay", hello.Oldest, hello.Newest)
+	l, c, welcome, err := r.invite(hello, (*lane).openLocal)
 	if err != nil {
 		return err
 	}
-	var l *listener
-	var config launch.Config
-	if !r.loop.Call(func() {
-		if l = r.listeners[hello.Token]; l == nil {
-			r.counters.badHandles++
-		}
-		config = r.config
-	}) {
-		return errEnding
-	}
-	if l == nil {
-		return wire.Errorf(wire.StatusBadHandle, "no listener of %s answers to this handle; it was closed, or the handle is not one that a listener gave out", r.name())
-	}
-	route, err := l.lane.route(config, hello)
-	if err != nil {
-		return err
-	}
-	if err := l.lane.open(); err != nil {
-		return err
-	}
-	c := &connection{session: l.session, lane: l.lane, route: route, peer: wire.Text(hello.Name[:])}
-	welcome := &wire.PeerWelcome{Version: version, Route: route, GPU: l.lane.uuid}
-	wire.SetText(welcome.Name[:], r.name())
 	ours, theirs := -1, -1
-	if route == wire.RouteStaged {
-		if err := l.lane.openStaging(); err != nil {
-			return err
-		}
+	if c.route == wire.RouteStaged {
 		if ours, theirs, err = packet.Pair(); err != nil {
 			return err
 		}
@@ -264,11 +241,71 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *greetings) error {
 	return nil
 }
 
-// connect makes the receiver of a sender whose handshake is done.
+// noListener is the answer to a handle that no listener here gave out.
+func (r *Relay) noListener() error {
+	return wire.Errorf(wire.StatusBadHandle, "no listener of %s answers to this handle; it was closed, or the handle is not one that a listener gave out", r.name())
+}
+
+// invite decides on another relay's hello: who is to be its receiver, on which
+// connection, and what it is answered. open sets the connection's way up: its route,
+// transport and slots. It may block.
+func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, launch.Config, *wire.PeerHello) error) (*listener, *connection, *wire.PeerWelcome, error) {
+	version, err := wire.Negotiate("sender's relay", hello.Oldest, hello.Newest)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	var l *listener
+	var config launch.Config
+	if !r.loop.Call(func() {
+		if l = r.listeners[hello.Token]; l == nil {
+			r.counters.badHandles++
+		}
+		config = r.config
+	}) {
+		return nil, nil, nil, errEnding
+	}
+	if l == nil {
+		return nil, nil, nil, r.noListener()
+	}
+	c := &connection{session: l.session, lane: l.lane, peer: wire.Text(hello.Name[:])}
+	if err := open(l.lane, c, config, hello); err != nil {
+		return nil, nil, nil, err
+	}
+	welcome := &wire.PeerWelcome{Version: version, Route: c.route, GPU: l.lane.uuid}
+	wire.SetText(welcome.Name[:], r.name())
+	return l, c, welcome, nil
+}
+
+// openLocal makes the lane ready for a sender of this host.
+func (l *lane) openLocal(c *connection, config launch.Config, hello *wire.PeerHello) error {
+	var err error
+	if c.route, err = l.route(config, hello); err != nil {
+		return err
+	}
+	if err := l.open(); err != nil {
+		return err
+	}
+	return l.local(c)
+}
+
+// local is the way of a connection whose route is settled between two relays of a host.
+// It may block.
+func (l *lane) local(c *connection) error {
+	if c.route == wire.RouteDirect {
+		c.transport = launch.TransportLocal
+		return nil
+	}
+	c.transport = launch.TransportLoop
+	if err := l.openStaging(); err != nil {
+		return err
+	}
+	c.out, c.in = l.out, l.in
+	return nil
+}
+
+// connect makes the receiver of a sender of this host whose handshake is done.
 func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 	s := l.session
-	crowded := len(l.ready) >= maxUnaccepted
-	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.left() || crowded && r.down != nil })
 	receiver := newReceiver(c)
 	c.number = s.number()
 	port, err := c.open(fd)
@@ -298,6 +335,15 @@ func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 		l.miss(err)
 		return
 	}
+	l.take(receiver)
+}
+
+// take has the listener's client accept a receiver whose way to its sender is open, or
+// takes it down.
+func (l *listener) take(r *receiver) {
+	s, c := l.session, r.connection
+	crowded := len(l.ready) >= maxUnaccepted
+	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.left() || crowded && r.down != nil })
 	over := s.relay.reserve(ofConnection)
 	c.counted = over == nil
 	if s.ended == nil || s.relay.sessions[s.id] == s {
@@ -319,18 +365,34 @@ func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 	case s.listeners[l.number] != l || len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted:
 		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))
 	default:
-		if c.route == wire.RouteStaged {
-			for _, g := range c.lane.in.regions {
-				if err := receiver.writes.AddMemory(g.number, g.memory); err != nil {
-					c.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", s.relay.name(), err))
-					return
-				}
-				c.port.Send(&wire.PeerRegion{Region: g.number, Kind: g.kind, Bytes: g.memory.Bytes, GPU: g.server}, 0, g.fd)
-			}
+		if err := r.introduce(); err != nil {
+			c.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", s.relay.name(), err))
+			return
 		}
-		l.ready = append(l.ready, receiver)
+		l.ready = append(l.ready, r)
 		l.hand()
 	}
+}
+
+// introduce tells the sender of the slots that it will be granted, and the windows that
+// it has without.
+func (r *receiver) introduce() error {
+	if r.in == nil {
+		return nil
+	}
+	for _, g := range r.in.regions {
+		if err := r.writes.AddMemory(g.number, g.memory); err != nil {
+			return err
+		}
+		region := &wire.PeerRegion{Region: g.number, Kind: g.kind, Bytes: g.memory.Bytes, GPU: g.server}
+		if r.transport == launch.TransportTCP {
+			region.Kind = wire.MemoryRemote
+			r.port.Send(region, 0)
+		} else {
+			r.port.Send(region, 0, g.fd)
+		}
+	}
+	return r.offer()
 }
 
 // connect is a client's request to send to a listener elsewhere.
@@ -344,64 +406,95 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 		return
 	}
 	c := &connection{session: s, number: s.number(), counted: true}
-	var link transport.Link
-	fd := -1
+	var way way
 	s.block(sequence, func() (err error) {
-		link, fd, err = s.relay.dial(c, m)
+		way, err = s.relay.dial(c, m)
 		return err
 	}, func(err error) {
+		if err == nil {
+			err = way.attach(c)
+		}
 		if err != nil {
 			s.relay.giveBack(ofConnection)
 			s.answer(sequence, err)
 			return
 		}
-		newSender(c, link)
-		port, err := c.open(fd)
-		if err != nil {
-			s.relay.giveBack(ofConnection)
-			link.Close()
-			unix.Close(fd)
-			s.answer(sequence, err)
-			return
-		}
-		port.TakeShared()
 		s.connections[c.number] = c
 		if s.ended != nil {
 			c.shutdown(s.ended) // so that the other side hears of the cause
-			return
+		} else {
+			s.reply(c.connected(), sequence)
 		}
-		s.reply(c.connected(), sequence)
+		way.begin(c)
 	})
 }
 
+// way is what a handshake with the listener's relay comes to. Its methods belong to the
+// loop.
+type way interface {
+	// attach makes the connection its sender's; where it fails nothing is left of the way.
+	attach(c *connection) error
+	// begin is called when the client knows of the connection.
+	begin(c *connection)
+}
+
+// neighbour is the way to a relay of this host.
+type neighbour struct {
+	link transport.Link
+	fd   int
+}
+
+func (n *neighbour) attach(c *connection) error {
+	newSender(c, n.link)
+	port, err := c.open(n.fd)
+	if err != nil {
+		n.link.Close()
+		unix.Close(n.fd)
+		return err
+	}
+	port.TakeShared()
+	return nil
+}
+
+func (n *neighbour) begin(*connection) {}
+
 // dial does the sender's half of the handshake.
-func (r *Relay) dial(c *connection, m *wire.Connect) (transport.Link, int, error) {
+func (r *Relay) dial(c *connection, m *wire.Connect) (way, error) {
 	handle := m.Handle.Layout()
 	if handle.Magic != handleMagic {
-		return nil, -1, wire.Errorf(wire.StatusBadHandle, "these 128 bytes are not a listener's handle")
-	}
-	if handle.Host != r.host {
-		return nil, -1, wire.Errorf(wire.StatusUnreachable,
-			"the listener is on another host, or was there before this one was booted; this version of Peerlane connects containers of one host only")
-	}
-	lane, err := r.laneOf(m.GPU)
-	if err != nil {
-		return nil, -1, err
-	}
-	if err := lane.open(); err != nil {
-		return nil, -1, err
+		return nil, wire.Errorf(wire.StatusBadHandle, "these 128 bytes are not a listener's handle")
 	}
 	var config launch.Config
 	if !r.loop.Call(func() { config = r.config }) {
-		return nil, -1, errEnding
+		return nil, errEnding
+	}
+	lane, err := r.laneOf(m.GPU)
+	if err != nil {
+		return nil, err
+	}
+	c.lane = lane
+	switch own := handle.Host == r.host; {
+	case config.Transport == launch.TransportTCP, config.Transport == launch.TransportAuto && !own:
+		return r.dialHost(c, m, handle, config)
+	case !own:
+		return nil, wire.Errorf(wire.StatusUnreachable,
+			"the listener is on another host, or was there before this one was booted, and relay.transport in config.toml says %s, which reaches this host alone", config.Transport)
+	}
+	return r.dialNeighbour(c, m, handle, config)
+}
+
+// dialNeighbour is dial where the listener is on this host.
+func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config) (way, error) {
+	if err := c.lane.open(); err != nil {
+		return nil, err
 	}
 	socket := filepath.Join(config.Peers, handle.Generation.String()+".sock")
 	conn, err := packet.Dial(socket)
 	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED) {
-		return nil, -1, wire.Errorf(wire.StatusUnreachable, "the container that gave out this handle has ended: its relay is gone")
+		return nil, wire.Errorf(wire.StatusUnreachable, "the container that gave out this handle has ended: its relay is gone")
 	}
 	if err != nil {
-		return nil, -1, wire.Errorf(wire.StatusUnreachable, "the relay of the other container: %v", err)
+		return nil, wire.Errorf(wire.StatusUnreachable, "the relay of the other container: %v", err)
 	}
 	defer packet.Relays.HangUp(conn)
 	hello := &wire.PeerHello{
@@ -414,41 +507,41 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (transport.Link, int, error
 		if wire.StatusOf(err) == wire.StatusInternal {
 			err = wire.Errorf(wire.StatusUnreachable, "the relay of the other container did not answer: %v", err)
 		}
-		return nil, -1, err
+		return nil, err
 	}
 	defer packet.CloseAll(fds)
 	welcome, ok := answer.(*wire.PeerWelcome)
 	if !ok {
-		return nil, -1, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with a %T", answer)
+		return nil, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with a %T", answer)
 	}
 	if route, err := agree(hello.Route, welcome.Route); err != nil || route != welcome.Route || welcome.Route == wire.RouteStaged != (len(fds) == 1) {
-		return nil, -1, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with route %d and %d descriptors", welcome.Route, len(fds))
+		return nil, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with route %d and %d descriptors", welcome.Route, len(fds))
 	}
-	c.lane, c.route, c.peer = lane, welcome.Route, wire.Text(welcome.Name[:])
+	c.route, c.peer = welcome.Route, wire.Text(welcome.Name[:])
 	link, err := r.link(c, config, fds)
 	if err != nil {
-		return nil, -1, err
+		return nil, err
 	}
 	fd, err := conn.Detach()
 	if err != nil {
 		r.loop.Call(link.Close)
-		return nil, -1, err
+		return nil, err
 	}
-	return link, fd, nil
+	return &neighbour{link, fd}, nil
 }
 
 func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.Link, error) {
-	if c.route == wire.RouteDirect {
-		if config.Transport == launch.TransportLoop {
-			return nil, wire.Errorf(wire.StatusUnreachable, "route direct uses transport local, and relay.transport in config.toml says loop")
-		}
-		return local.New(r.loop, c.lane.device, c.lane.push.queues[0], r.wear), nil
-	}
-	if config.Transport == launch.TransportLocal {
+	if c.route == wire.RouteStaged && config.Transport == launch.TransportLocal {
 		return nil, wire.Errorf(wire.StatusUnreachable, "route staged uses transport loop, and relay.transport in config.toml says local")
 	}
-	if err := c.lane.openStaging(); err != nil {
+	if c.route == wire.RouteDirect && config.Transport == launch.TransportLoop {
+		return nil, wire.Errorf(wire.StatusUnreachable, "route direct uses transport local, and relay.transport in config.toml says loop")
+	}
+	if err := c.lane.local(c); err != nil {
 		return nil, err
+	}
+	if c.route == wire.RouteDirect {
+		return local.New(r.loop, c.lane.device, c.lane.push.queues[0], r.wear), nil
 	}
 	var nics []string
 	var turn int

@@ -40,6 +40,8 @@ type world struct {
 	queue  *device.Queue
 	slots  *device.Memory
 	mine   *memory
+	tcp    bool // the other relay is on another host
+	quotas [2]*quotas
 	ended  map[uint64]wire.Completion // by cookie
 	posted map[uint64]*operation
 }
@@ -96,6 +98,9 @@ func newWorld(t *testing.T) *world {
 		s.fill()
 		return s
 	}
+	for i := range w.quotas {
+		w.quotas[i] = &quotas{memory: &region{kind: wire.MemoryHost, memory: host(quotaBytes)}, free: []uint64{0}}
+	}
 	w.lane = &lane{relay: w.relay, push: turns{queues: []*device.Queue{w.queue}}, pull: turns{queues: []*device.Queue{w.queue}}, out: staging(), in: staging(), ended: newDirections()}
 	// A session that has ended answers nobody.
 	w.session = &session{
@@ -120,8 +125,13 @@ func fill(m *device.Memory, with byte) {
 }
 
 // route is the first byte's: staged or direct; or staged out of or into memory that the
-// client copies to and from itself.
+// client copies to and from itself; or to another host, out of or into the client's host
+// memory.
 func (w *world) route(first int) uint32 {
+	if first >= 240 && first < 250 {
+		w.tcp = true
+		return wire.RouteStaged
+	}
 	if first >= 250 {
 		w.mine.staged = &handed{on: &served{}}
 		return wire.RouteStaged
@@ -131,9 +141,35 @@ func (w *world) route(first int) uint32 {
 
 func (w *world) connection(route uint32) *connection {
 	c := &connection{session: w.session, number: uint32(len(w.session.connections)) + 1, lane: w.lane, route: route, peer: "the fuzzer"}
+	c.transport = launch.TransportLocal
+	if route == wire.RouteStaged {
+		c.transport, c.out, c.in = launch.TransportLoop, w.lane.out, w.lane.in
+		if w.tcp {
+			c.transport, c.quotas = launch.TransportTCP, w.quotas
+		}
+	}
 	c.port, _ = deaf()
 	w.session.connections[c.number] = c
 	return c
+}
+
+// leave ends a connection as the other relay's death does.
+func (w *world) leave(c *connection) {
+	if w.tcp {
+		c.lost(io.EOF)
+		return
+	}
+	c.ended(io.EOF)
+}
+
+// region tells a sender of a receiver's memory.
+func (w *world) region(number uint32, bytes uint64, fd func() int) (*wire.PeerRegion, []int) {
+	m := &wire.PeerRegion{Region: number, Kind: wire.MemoryHost, Bytes: bytes}
+	if w.tcp {
+		m.Kind = wire.MemoryRemote
+		return m, nil
+	}
+	return m, []int{fd()}
 }
 
 // post is what a session does with a descriptor that is in order.
@@ -186,6 +222,11 @@ func (w *world) over() {
 			w.t.Fatalf("%d of %d slots are free", len(s.free), fuzzSlots)
 		}
 	}
+	for _, q := range w.quotas {
+		if len(q.free) != 1 {
+			w.t.Fatalf("%d quotas are free", len(q.free))
+		}
+	}
 	if w.relay.used != (use{}) {
 		w.t.Fatalf("it still counts %+v", w.relay.used)
 	}
@@ -203,10 +244,12 @@ type fuzzLink struct {
 	said    map[uint64]*wire.PeerGrant // what the receiver has granted, by number
 	sent    map[uint64]*operation      // by number
 	targets map[uint32]uint64          // bytes
+	remote  map[uint32]uint64          // the same, as the receiver has said, of another host
 	opening []func(error)
 	writes  []*fuzzWrite
 	taken   map[uint64]bool // source offsets under way, of slots
 	source  bool            // the client's memory is known
+	quota   uint64          // where the windows begin
 	closed  bool
 }
 
@@ -219,10 +262,18 @@ type fuzzWrite struct {
 }
 
 func (l *fuzzLink) AddTarget(number, _ uint32, parts []device.Part, ready func(error)) {
-	if _, there := l.targets[number]; there || l.closed || len(parts) != 1 {
+	wanted := 1
+	if l.tcp {
+		wanted = 0
+	}
+	if _, there := l.targets[number]; there || l.closed || len(parts) != wanted {
 		l.t.Fatalf("region %d is added twice, or to a closed link, or of %d parts", number, len(parts))
 	}
-	l.targets[number] = parts[0].Bytes
+	if l.tcp {
+		l.targets[number] = l.remote[number]
+	} else {
+		l.targets[number] = parts[0].Bytes
+	}
 	l.opening = append(l.opening, ready)
 }
 
@@ -236,7 +287,7 @@ func (l *fuzzLink) RemoveTarget(number uint32) {
 }
 
 func (l *fuzzLink) AddSource(number, _ uint32, _ int, _ uint64) {
-	if l.source || l.closed || l.mine.staged == nil || number != l.mine.region() {
+	if l.source || l.closed || l.mine.staged == nil && !l.tcp || number != l.mine.region() {
 		l.t.Fatalf("source %#x is added twice, to a closed link, or is not the client's", number)
 	}
 	l.source = true
@@ -246,6 +297,10 @@ func (l *fuzzLink) AddSource(number, _ uint32, _ int, _ uint64) {
 func (l *fuzzLink) RemoveSource(number uint32) { l.t.Fatalf("source %#x is taken back", number) }
 
 func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediate uint64, done func(error)) {
+	if immediate&eagerGrant != 0 {
+		l.writeEager(to, from, n, int(immediate&^eagerGrant), done)
+		return
+	}
 	g, bytes := l.said[immediate], l.targets[to.Region]
 	if g == nil || l.closed || n == 0 || g.Region != to.Region || to.Offset < g.Offset || n > g.Length || to.Offset-g.Offset > g.Length-n || to.Offset > bytes || n > bytes-to.Offset {
 		l.t.Fatalf("a write of %d bytes to %+v with immediate %d, whose grant is %+v, of a region of %d", n, to, immediate, g, bytes)
@@ -255,7 +310,7 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 		l.t.Fatalf("a write for message %d, which is over", g.Send)
 	}
 	switch {
-	case l.mine.staged != nil && l.s.route == wire.RouteStaged:
+	case (l.mine.staged != nil || l.tcp) && l.s.route == wire.RouteStaged:
 		if !l.source || from.Region != l.mine.region() || from.Offset != op.offset+g.Part || n != g.Length {
 			l.t.Fatalf("a write of %d bytes from byte %d of source %#x, for byte %d of a message at %d", n, from.Offset, from.Region, g.Part, op.offset)
 		}
@@ -272,6 +327,28 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 		}
 	}
 	l.writes = append(l.writes, &fuzzWrite{to, op, n, from, done})
+}
+
+// writeEager is a write into a window that no other message is in.
+func (l *fuzzLink) writeEager(to transport.Target, from transport.Source, n uint64, window int, done func(error)) {
+	var of *operation
+	for _, op := range l.s.active {
+		if op.eager && op.window == window {
+			if of != nil {
+				l.t.Fatalf("window %d has two messages", window)
+			}
+			of = op
+		}
+	}
+	if of == nil || l.closed || of.over || n != of.length || n > eagerBytes || to.Region != eagerRegion || to.Offset != l.quota+uint64(window)*eagerBytes {
+		l.t.Fatalf("a write of %d bytes to %+v in window %d of a quota at %d, for %+v", n, to, window, l.quota, of)
+	}
+	for i, b := range unsafe.Slice((*byte)(from.Place.Host), n) {
+		if b != pattern(of.offset+uint64(i)) {
+			l.t.Fatalf("byte %d of short message %d is not the client's", i, of.send)
+		}
+	}
+	l.writes = append(l.writes, &fuzzWrite{to, of, n, from, done})
 }
 
 func (l *fuzzLink) Close() {
@@ -350,6 +427,7 @@ func (s *script) length(most uint64) uint64 {
 func FuzzPeerOfASender(f *testing.F) {
 	// Two messages, a region, grants larger than a slot, and all that then ends.
 	f.Add([]byte{250, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
+	f.Add([]byte{240, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{1, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{0, 0, 100, 0, 2, 0, 0, 3, 0, 0, 0, 64, 0, 0, 0, 5, 6, 7, 0, 4, 0, 0})
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -374,7 +452,7 @@ func FuzzPeerOfASender(f *testing.F) {
 		defer unix.Close(fd)
 		route := w.route(do.next())
 		connect := func(route uint32) *fuzzLink {
-			link := &fuzzLink{world: w, said: map[uint64]*wire.PeerGrant{}, sent: map[uint64]*operation{}, targets: map[uint32]uint64{}, taken: map[uint64]bool{}}
+			link := &fuzzLink{world: w, said: map[uint64]*wire.PeerGrant{}, sent: map[uint64]*operation{}, targets: map[uint32]uint64{}, remote: map[uint32]uint64{}, taken: map[uint64]bool{}}
 			link.s = newSender(w.connection(route), link)
 			return link
 		}
@@ -394,7 +472,13 @@ func FuzzPeerOfASender(f *testing.F) {
 			return again
 		}
 		for len(do) > 0 {
-			switch do.next() % 12 {
+			switch do.next() % 13 {
+			case 12:
+				m := &wire.PeerQuota{Region: uint32(do.near(eagerRegion)), Windows: uint32(do.near(eagerWindows)), Bytes: do.near(eagerBytes), Offset: uint64(do.next()) * 64}
+				if s.eager == nil {
+					l.quota = m.Offset
+				}
+				hear(m)
 			case 0, 1:
 				if s.down == nil && len(w.posted) < 64 {
 					length := do.length(fuzzMemory)
@@ -402,11 +486,20 @@ func FuzzPeerOfASender(f *testing.F) {
 					l.sent[op.send] = op
 				}
 			case 2:
-				m := &wire.PeerRegion{Region: uint32(do.next() % 3), Kind: wire.MemoryHost, Bytes: do.near(fuzzTarget)}
-				if do.next() < 240 {
-					hear(m, duplicate())
-				} else {
+				number, bytes := uint32(do.next()%3), do.near(fuzzTarget)
+				m, fds := w.region(number, bytes, duplicate)
+				if _, there := l.targets[number]; !there {
+					l.remote[number] = bytes
+				}
+				switch b := do.next(); {
+				case b < 240:
+					hear(m, fds...)
+				case b < 250: // a descriptor less, or a kind that is not its own
+					packet.CloseAll(fds)
+					m.Kind = wire.MemoryHost
 					hear(m)
+				default: // one too many
+					hear(m, append(fds, duplicate())...)
 				}
 			case 3:
 				send := do.near(max(1, s.last))
@@ -457,7 +550,7 @@ func FuzzPeerOfASender(f *testing.F) {
 					hear(&wire.PeerWritten{Grant: 1})
 				case 4:
 					if !s.portDown {
-						s.ended(io.EOF)
+						w.leave(s.connection)
 					}
 				}
 			case 11:
@@ -476,7 +569,7 @@ func FuzzPeerOfASender(f *testing.F) {
 		}
 		finish(l)
 		if !s.portDown {
-			s.connection.ended(io.EOF)
+			w.leave(s.connection)
 		}
 		finish(l)
 		if !l.closed {
@@ -488,7 +581,9 @@ func FuzzPeerOfASender(f *testing.F) {
 		next := connect(wire.RouteStaged)
 		op := w.post(next.s.connection, wire.OpSend, 0, 7, 3*fuzzSlot+5)
 		next.sent[op.send] = op
-		next.s.receive(&wire.PeerRegion{Region: 1, Kind: wire.MemoryHost, Bytes: fuzzTarget}, 0, []int{duplicate()})
+		m, fds := w.region(1, fuzzTarget, duplicate)
+		next.remote[1] = fuzzTarget
+		next.s.receive(m, 0, fds)
 		next.said[1] = &wire.PeerGrant{Send: 1, Grant: 1, Length: op.length, Region: 1}
 		next.s.receive(next.said[1], 0, nil)
 		finish(next)
@@ -497,10 +592,19 @@ func FuzzPeerOfASender(f *testing.F) {
 		if done := w.ended[op.cookie]; done.Length != op.length || done.Status != uint32(wire.StatusOK) {
 			t.Fatalf("another connection's message of %d bytes ended with %+v", op.length, done)
 		}
-		next.s.connection.ended(io.EOF)
+		w.leave(next.s.connection)
 		w.over()
 	})
 }
+
+// fuzzArrivals are of a transport that the fuzzer plays.
+type fuzzArrivals struct{}
+
+func (fuzzArrivals) AddMemory(uint32, *device.Memory) error     { return nil }
+func (fuzzArrivals) RemoveMemory(uint32)                        {}
+func (fuzzArrivals) Grant(uint64, uint32, uint64, uint64) error { return nil }
+func (fuzzArrivals) Renew(uint64, uint32, uint64, uint64) error { return nil }
+func (fuzzArrivals) Close()                                     {}
 
 // FuzzPeerOfAReceiver is a sender's relay, and a NIC, that say what they like.
 // Nothing is granted twice or beyond a slot or a posted receive, nothing is
@@ -509,6 +613,7 @@ func FuzzPeerOfASender(f *testing.F) {
 func FuzzPeerOfAReceiver(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 4, 5, 5})
 	f.Add([]byte{1, 1, 0, 0, 100, 0, 0, 0, 0, 0, 100, 0, 0, 6, 0, 5})
+	f.Add([]byte{240, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 6, 0, 4, 5, 5})
 	f.Add([]byte{250, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 6, 0, 4, 5, 5})
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 512 {
@@ -519,6 +624,18 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 		fill(w.mine.mapped, fuzzUntouched)
 		route := w.route(do.next())
 		r := newReceiver(w.connection(route))
+		if w.tcp {
+			r.writes = fuzzArrivals{}
+			if err := r.offer(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		inWindow := func(window int, send uint64) {
+			to := bytesAt(w.quotas[1].memory.memory, uint64(window)*eagerBytes, eagerBytes)
+			for i := range to {
+				to[i] = pattern(send<<20 + uint64(i))
+			}
+		}
 		hear := func(m wire.Message) {
 			if !r.portDown {
 				r.receive(m, 0, nil)
@@ -528,7 +645,31 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 		of := map[*operation]uint64{}
 		var next uint64 // the place of the next receive, with a guard behind each
 		for len(do) > 0 {
-			switch do.next() % 8 {
+			switch do.next() % 10 {
+			case 8:
+				m := &wire.PeerEager{Send: do.near(r.announced + 1), Tag: uint64(do.next() % 3), Length: do.length(eagerBytes), Window: uint32(do.next() % (eagerWindows + 1))}
+				if r.eager != nil && m.Window < eagerWindows {
+					if before := r.eager.windows[m.Window]; before.landed > 0 && before.arrival == nil {
+						m.Length = do.near(before.landed)
+						inWindow(int(m.Window), m.Send)
+					}
+				}
+				if m.Send == r.announced+1 {
+					sent[m.Send] = m.Length
+				}
+				hear(m)
+			case 9:
+				window, n := do.next()%(eagerWindows+1), do.length(eagerBytes)
+				if r.eager != nil && window < eagerWindows && r.eager.windows[window].landed == 0 {
+					send := r.announced + 1
+					if a := r.eager.windows[window].arrival; a != nil {
+						send, n = a.send, do.near(a.length)
+					}
+					inWindow(window, send)
+				}
+				if !r.immediateEnd && w.tcp {
+					r.immediate(eagerGrant|uint64(window), n)
+				}
 			case 0:
 				m := &wire.PeerSend{Send: do.near(r.announced + 1), Tag: uint64(do.next() % 3), Length: do.length(fuzzMemory)}
 				if do.next() > 250 {
@@ -585,7 +726,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 					hear(&wire.PeerGrant{Send: 1})
 				case 3:
 					if !r.portDown {
-						r.connection.ended(io.EOF)
+						w.leave(r.connection)
 					}
 				case 4:
 					if r.down != nil && !r.immediateEnd { // else a timer waits for the loop
@@ -622,7 +763,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 		}
 		w.copied()
 		if !r.portDown {
-			r.connection.ended(io.EOF)
+			w.leave(r.connection)
 		}
 		if !r.immediateEnd {
 			r.immediatesEnded(io.EOF)

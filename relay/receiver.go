@@ -4,6 +4,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -28,6 +29,8 @@ type receiver struct {
 	writes       transport.Arrivals
 	immediateEnd bool
 
+	eager *eagerIn // nil where the sender has no quota
+
 	// Of grants in place: how many there are, and the messages that get more when there
 	// are fewer.
 	inPlaces uint64
@@ -39,6 +42,11 @@ type arrival struct {
 	send, tag, length uint64
 	op                *operation // nil until matched
 	granted, moved    uint64
+	// Of a short one that comes into a window: which, and what it is to be answered when
+	// its bytes are there, if it is refused.
+	eager  *eagerWindow
+	window int
+	answer wire.Status
 }
 
 // grant is room for a part of a message.
@@ -78,26 +86,15 @@ func (r *receiver) cancel(cookie uint64) {
 
 func (r *receiver) message(m wire.Message, _ []int) error {
 	switch m := m.(type) {
+	case *wire.PeerEager:
+		return r.announcedEager(m)
 	case *wire.PeerSend:
-		if len(r.arrivals) >= wire.RingEntries {
-			return wire.Errorf(wire.StatusLimit, "%s announced more than %d messages that nobody receives", r.peer, wire.RingEntries)
-		}
-		if m.Send != r.announced+1 {
-			return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send, r.announced)
-		}
-		r.announced++
-		a := &arrival{send: m.Send, tag: m.Tag, length: m.Length}
-		if op := r.takeReceive(a.tag); op != nil {
-			r.begin(a, op)
-		} else {
-			r.arrivals = append(r.arrivals, a)
-		}
-		return nil
+		return r.announce(&arrival{send: m.Send, tag: m.Tag, length: m.Length})
 	case *wire.PeerWithdraw:
 		for i, a := range r.arrivals {
 			if a.send == m.Send {
 				r.arrivals = append(r.arrivals[:i:i], r.arrivals[i+1:]...)
-				r.port.Send(&wire.PeerDelivered{Send: a.send, Status: uint32(wire.StatusCanceled)}, 0)
+				r.refuse(a, wire.StatusCanceled)
 				break
 			}
 		}
@@ -106,6 +103,26 @@ func (r *receiver) message(m wire.Message, _ []int) error {
 		return r.written(m.Grant)
 	}
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a receiver", r.peer, m)
+}
+
+// announce takes a message that the sender has.
+func (r *receiver) announce(a *arrival) error {
+	if len(r.arrivals) >= wire.RingEntries {
+		return wire.Errorf(wire.StatusLimit, "%s announced more than %d messages that nobody receives", r.peer, wire.RingEntries)
+	}
+	if a.send != r.announced+1 {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, a.send, r.announced)
+	}
+	r.announced++
+	if a.eager != nil {
+		a.eager.arrival = a
+	}
+	if op := r.takeReceive(a.tag); op != nil {
+		r.begin(a, op)
+	} else {
+		r.arrivals = append(r.arrivals, a)
+	}
+	return nil
 }
 
 func (r *receiver) takeReceive(tag uint64) *operation {
@@ -122,7 +139,7 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	switch {
 	case a.length > op.length:
 		op.finish(wire.StatusTruncated)
-		r.port.Send(&wire.PeerDelivered{Send: a.send, Status: uint32(wire.StatusTruncated)}, 0)
+		r.refuse(a, wire.StatusTruncated)
 		return
 	case a.length == 0:
 		op.finish(wire.StatusOK)
@@ -132,9 +149,11 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	a.op = op
 	r.matched[a.send] = a
 	switch {
+	case a.eager != nil:
+		r.settleEager(a)
 	case r.route == wire.RouteDirect:
 		r.grantMemory(a)
-	case op.memory.staged != nil:
+	case r.inReach(op.memory):
 		r.tell(a.op.memory)
 		r.piecing = append(r.piecing, a)
 		r.grantPieces()
@@ -168,6 +187,11 @@ func (r *receiver) tell(m *memory) {
 			return
 		}
 	}
+	if r.transport == launch.TransportTCP {
+		region.Kind = wire.MemoryRemote
+		r.port.Send(region, 0)
+		return
+	}
 	if m.kind == wire.MemoryParts {
 		for _, p := range m.parts {
 			r.port.Send(&wire.PeerRegionPart{Region: m.region(), Bytes: p.Bytes}, 0, p.FD)
@@ -186,13 +210,13 @@ func (r *receiver) forget(m *memory) {
 	r.port.Send(&wire.PeerForget{Region: m.region()}, 0)
 }
 
-// grantPieces lets the sender's NIC write straight into the client's memory, which is
-// on a server GPU: as much at a time as slots would hold, for all messages of the
+// grantPieces lets the sender's NIC, or over TCP this relay, write straight into the
+// client's memory, which is on a server GPU, or the host's: as much at a time as slots would hold, for all messages of the
 // connection in turn, in pieces of a slot's size, so that a sender that has to fill
 // slots can.
 func (r *receiver) grantPieces() {
-	most, piece := uint64(0), r.lane.in.regions[0].slotBytes
-	for _, g := range r.lane.in.regions {
+	most, piece := uint64(0), r.in.regions[0].slotBytes
+	for _, g := range r.in.regions {
 		most += uint64(g.slots)
 	}
 	for len(r.piecing) > 0 && r.inPlaces < most && r.down == nil {
@@ -209,7 +233,7 @@ func (r *receiver) grantPieces() {
 
 // grantSlots grants one slot after the other, in turn with other messages.
 func (r *receiver) grantSlots(a *arrival) {
-	in := r.lane.in
+	in := r.in
 	in.acquire(r.connection, func(slot *slot) bool {
 		if r.down != nil {
 			return false
@@ -264,6 +288,10 @@ func (r *receiver) inPlace(g *grant) {
 // immediate says that the NIC has written so much of a grant: all of it, unless
 // the sender's slots are smaller than ours.
 func (r *receiver) immediate(number, length uint64) {
+	if number&eagerGrant != 0 && r.transport == launch.TransportTCP {
+		r.landedEager(number&^eagerGrant, length)
+		return
+	}
 	g := r.grants[number]
 	if g == nil || r.route != wire.RouteStaged || length == 0 || length > g.length-g.filled {
 		r.shutdown(wire.Errorf(wire.StatusMalformed, "the NIC of %s filled grant %d with %d bytes, which was not granted", r.peer, number, length))
@@ -283,7 +311,7 @@ func (r *receiver) immediate(number, length uint64) {
 		return
 	}
 	if r.down != nil {
-		r.lane.in.release(g.slot)
+		r.in.release(g.slot)
 		r.settle()
 		return
 	}
@@ -295,7 +323,7 @@ func (r *receiver) immediate(number, length uint64) {
 			g.slot.region.out += length
 			r.session.relay.counters.staged += length
 		}
-		r.lane.in.release(g.slot)
+		r.in.release(g.slot)
 		op.underWay--
 		if err != nil {
 			r.session.relay.failed(err)
@@ -357,6 +385,12 @@ func (r *receiver) immediatesEnded(err error) {
 	})
 }
 
+// landingsEnded is the transport's word that no byte comes from another host any more.
+func (r *receiver) landingsEnded() {
+	r.immediateEnd = true
+	r.settle()
+}
+
 // drained: the sender has closed its end, which it does when it writes no more,
 // and so has its NIC.
 func (r *receiver) drained() bool {
@@ -366,7 +400,7 @@ func (r *receiver) drained() bool {
 	for number, g := range r.grants {
 		delete(r.grants, number)
 		if g.slot != nil {
-			r.lane.in.release(g.slot)
+			r.in.release(g.slot)
 			continue
 		}
 		g.arrival.op.underWay--
@@ -383,6 +417,9 @@ func (r *receiver) drained() bool {
 func (r *receiver) free() {
 	if r.writes != nil {
 		r.writes.Close()
+	}
+	if r.eager != nil {
+		r.eager.quotas.giveBack(r.eager.at)
 	}
 	for _, m := range r.session.memories {
 		delete(m.known, r)

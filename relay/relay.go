@@ -58,6 +58,8 @@ type Relay struct {
 	limits      launch.Limits
 	used        use
 
+	networkState
+
 	claims  claims
 	bounced atomic.Uint64 // bytes of host memory that lanes stage in
 	// worn: something could not be given back, and why. Of the loop.
@@ -135,6 +137,7 @@ func (r *Relay) Configure(c launch.Config) error {
 			r.lanes[i].copies = r.lanes[i].copies || spec.Copy
 		}
 		r.proven()
+		r.onNetwork()
 		if c.Reserve == launch.ReserveStart {
 			for _, l := range r.lanes {
 				go l.reserve()
@@ -152,6 +155,9 @@ func (r *Relay) Run() error {
 	r.loop.Run()
 	r.clients.Close()
 	r.peers.Close()
+	if r.hosts != nil {
+		r.hosts.close()
+	}
 	// The loop has ended, and with it whoever else touched these. A socket that
 	// closes says that nothing is written any more.
 	for _, l := range r.lanes {

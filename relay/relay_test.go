@@ -131,8 +131,10 @@ type host struct {
 	// change has its way with the configuration of relays; nil for none.
 	change func(*launch.Config)
 	// ask admits their staging; nil where nobody does.
-	ask  relay.Asker
-	ends string // what the relays end by, where they fail
+	ask relay.Asker
+	// secrets put them on the network; nil where they are on none.
+	secrets *launch.Secrets
+	ends    string // what the relays end by, where they fail
 }
 
 func newHost(t *testing.T) *host {
@@ -217,6 +219,11 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	}
 	if h.ask != nil {
 		r.AskBy(h.ask)
+	}
+	if h.secrets != nil {
+		if err := r.Secrets(*h.secrets); err != nil {
+			h.t.Fatal(err)
+		}
 	}
 	if err := r.Configure(c); err != nil {
 		h.t.Fatal(err)
@@ -382,12 +389,16 @@ const pairBytes = 16 << 20
 func connected(t *testing.T, route string) *pair {
 	t.Helper()
 	h := newHost(t)
-	p := &pair{stopNIC: h.nic("nic0", 1)}
-	h.nic("nic1", 2)
-	p.a = attach(t, h.relay("a", route, far(0, 1, "nic0")))
-	p.b = attach(t, h.relay("b", route, far(3, 2, "nic1")))
-	p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
-	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	client, server := [2]int{0, 3}, [2]int{1, 2}
+	if len(devices) < 4 { // of two real GPUs each is the other's server
+		client, server = [2]int{0, 1}, [2]int{1, 0}
+	}
+	p := &pair{stopNIC: h.nic("nic0", server[0])}
+	h.nic("nic1", server[1])
+	p.a = attach(t, h.relay("a", route, far(client[0], server[0], "nic0")))
+	p.b = attach(t, h.relay("b", route, far(client[1], server[1], "nic1")))
+	p.source, p.target = exported(t, p.a, client[0], pairBytes), exported(t, p.b, client[1], pairBytes)
+	p.sending, p.receiving, p.handle = join(t, p.a, client[0], p.b, client[1])
 	return p
 }
 

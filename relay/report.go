@@ -35,10 +35,17 @@ func (r *Relay) Report() *launch.Report {
 			if l.device != nil {
 				report.Contexts = append(report.Contexts, l.spec.GPU.BusID)
 			}
-			for _, p := range l.placed {
+			all := l.placed
+			if l.abroad.out != nil {
+				all = append(slices.Clone(all), l.abroad.placed)
+			}
+			for i, p := range all {
 				key, one := p.gpu.BusID, launch.Staging{GPU: p.gpu.BusID}
 				if p.host { // which lanes do not share
 					key, one = "host "+l.spec.GPU.BusID, launch.Staging{Host: true, Lane: l.spec.GPU.BusID}
+				}
+				if i == len(l.placed) {
+					key, one.Transport = key+" "+launch.TransportTCP, launch.TransportTCP
 				}
 				s := at(key, one)
 				s.Bytes += p.bytes
@@ -64,6 +71,7 @@ func (r *Relay) Report() *launch.Report {
 		c := r.counters
 		report.Sent, report.Received, report.Staged, report.Direct = c.sent, c.received, c.staged, c.direct
 		report.BadHandles, report.Limits = c.badHandles, r.limits
+		report.Network = r.networkReport()
 		r.live(report)
 		report.Used = launch.Limits{
 			Clients: len(r.sessions), Memories: r.used.memories, Connections: r.used.connections, Descriptors: r.used.descriptors,
@@ -77,7 +85,9 @@ func (r *Relay) Report() *launch.Report {
 	if more := len(report.Clients) - toldClients; more > 0 {
 		report.Clients, report.MoreClients = report.Clients[:toldClients], more
 	}
-	slices.SortFunc(report.Staging, func(a, b launch.Staging) int { return strings.Compare(a.GPU+a.Lane, b.GPU+b.Lane) })
+	slices.SortFunc(report.Staging, func(a, b launch.Staging) int {
+		return strings.Compare(a.GPU+a.Lane+a.Transport, b.GPU+b.Lane+b.Transport)
+	})
 	fit(report)
 	return report
 }

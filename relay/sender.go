@@ -1,9 +1,12 @@
 package relay
 
 import (
+	"errors"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -22,6 +25,7 @@ type sender struct {
 	// parts are allocations of a region that is still to come.
 	parts   []device.Part
 	partsOf uint32
+	eager   *eagerOut // nil where it has no quota
 }
 
 // maxGrants bounds what a relay that grants byte by byte makes us keep: far more than
@@ -49,6 +53,9 @@ func (s *sender) start(op *operation) {
 	s.last++
 	op.send = s.last
 	s.active[op.send] = op
+	if s.sendEager(op) {
+		return
+	}
 	s.port.Send(&wire.PeerSend{Send: op.send, Tag: op.tag, Length: op.length}, 0)
 }
 
@@ -82,6 +89,8 @@ func (s *sender) message(m wire.Message, fds []int) error {
 			s.settleTarget(t)
 		}
 		return nil
+	case *wire.PeerQuota:
+		return s.give(m)
 	case *wire.PeerGrant:
 		return s.granted(m)
 	case *wire.PeerDelivered:
@@ -139,14 +148,20 @@ func (s *sender) closeParts(parts []device.Part) {
 }
 
 func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
-	if (len(fds) == 1) == (m.Kind == wire.MemoryParts) || len(fds) > 1 || s.targets[m.Region] != nil {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d twice, or with %d descriptors", s.peer, m.Region, len(fds))
+	remote := s.transport == launch.TransportTCP
+	wanted := 1
+	if m.Kind == wire.MemoryParts || remote {
+		wanted = 0
+	}
+	if len(fds) != wanted || (m.Kind == wire.MemoryRemote) != remote || s.targets[m.Region] != nil {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d of kind %d twice, or with %d descriptors", s.peer, m.Region, m.Kind, len(fds))
 	}
 	if len(s.targets) >= wire.MaxMemories {
 		return wire.Errorf(wire.StatusLimit, "the relay of %s sent %d regions, which is the limit", s.peer, len(s.targets))
 	}
 	t := &target{region: m.Region, bytes: m.Bytes}
 	switch m.Kind {
+	case wire.MemoryRemote:
 	case wire.MemoryGPU:
 		if err := checkForeign(fds[0], s.lane.device.Driver.Simulated()); err != nil {
 			return err
@@ -176,9 +191,11 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 	}
 	var parts []device.Part
 	closeParts := func() { s.closeParts(parts) }
-	if m.Kind == wire.MemoryParts {
+	switch m.Kind {
+	case wire.MemoryRemote:
+	case wire.MemoryParts:
 		parts, s.parts = s.parts, nil
-	} else {
+	default:
 		fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
 			s.session.relay.giveBack(use{foreign: t.foreign})
@@ -248,7 +265,7 @@ func (s *sender) fill(m *wire.PeerGrant, op *operation) {
 	switch {
 	case op == nil: // refused by the receiver meanwhile
 		s.used(t)
-	case s.route == wire.RouteDirect || op.memory.staged != nil:
+	case s.inReach(op.memory):
 		s.whole(m, op, t)
 	default:
 		s.stage(m, op, t, 0)
@@ -256,7 +273,8 @@ func (s *sender) fill(m *wire.PeerGrant, op *operation) {
 }
 
 // whole moves what a grant has room for at once, out of the client's memory: on route
-// direct, and on route staged where the client has copied it to a server GPU.
+// direct, and on route staged where the client has copied it to a server GPU, or over
+// TCP has it in the host's memory.
 func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 	r, memory, at := s.session.relay, op.memory, op.offset+m.Part
 	from, routed := transport.Source{Place: memory.place(at)}, &r.counters.direct
@@ -288,7 +306,7 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 // larger than ours the rest comes after it: one write at a time has the grant's number.
 func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 	r, lane := s.session.relay, s.lane
-	lane.out.acquire(s.connection, func(slot *slot) bool {
+	s.out.acquire(s.connection, func(slot *slot) bool {
 		if s.down != nil || op.over {
 			s.used(t)
 			return false
@@ -299,7 +317,7 @@ func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 			if err != nil {
 				s.used(t)
 				s.broken(err, "copying into a staging slot")
-				lane.out.release(slot)
+				s.out.release(slot)
 				s.unhold(op)
 				return
 			}
@@ -314,7 +332,7 @@ func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 						r.counters.staged += n
 						op.moved += n
 					}
-					lane.out.release(slot)
+					s.out.release(slot)
 					if err == nil && at+n < m.Length {
 						s.stage(m, op, t, at+n)
 					} else {
@@ -342,6 +360,11 @@ func (s *sender) unhold(op *operation) {
 
 // broken takes the connection down after a failed copy.
 func (s *sender) broken(err error, what string) {
+	var why *wire.Error
+	if s.transport == launch.TransportTCP && errors.As(err, &why) { // it says all itself
+		s.shutdown(why)
+		return
+	}
 	s.session.relay.failed(err)
 	s.shutdown(wire.Errorf(ofCopies(err), "%s: %s failed: %v", s.session.relay.name(), what, err))
 }
@@ -360,6 +383,12 @@ func (s *sender) delivered(m *wire.PeerDelivered) error {
 	op := s.active[m.Send]
 	if op == nil {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s delivered message %d, which is not sent", s.peer, m.Send)
+	}
+	if op.eager {
+		if s.eager.windows[op.window].answered || op.delivered {
+			return wire.Errorf(wire.StatusMalformed, "the relay of %s delivered message %d twice", s.peer, m.Send)
+		}
+		s.answered(op.window)
 	}
 	status := wire.Status(m.Status)
 	if status != wire.StatusOK {
@@ -400,6 +429,9 @@ func (s *sender) drained() bool { return s.underWay == 0 }
 
 func (s *sender) free() {
 	s.link.Close()
+	if s.eager != nil {
+		s.eager.quotas.giveBack(s.eager.at)
+	}
 	s.closeParts(s.parts)
 	s.parts = nil
 	for _, t := range s.targets {

@@ -565,6 +565,8 @@ type operation struct {
 	// delivered: of a send, the receiver has all of it.
 	delivered bool
 	withdrawn bool // of a send: the receiver is asked to forget it
+	eager     bool // of a send: it went without a grant, into this window
+	window    int
 	over      bool
 }
 

@@ -113,47 +113,60 @@ func inferredType(place, length int) string {
 // mostNamed is how many devices a note names.
 const mostNamed = 16
 
-// noteACS says which switch ports keep GPUs and NICs below one switch from
-// reaching each other in it, or that this cannot be seen.
-func (s *sysfs) noteACS() {
+// ACSRedirects are the ports of switches whose Access Control Services send to the
+// root complex what GPUs and NICs below one switch send to each other. Of the ports
+// of unknown, which lie between such devices too, that cannot be told: the kernel
+// shows the extended configuration space to root alone.
+func (h *Host) ACSRedirects() (redirect, unknown []PCIePort) {
 	type count struct{ gpus, nics int }
-	index := make(map[string]int, len(s.host.PCIePorts))
-	for i, p := range s.host.PCIePorts {
+	index := make(map[string]int, len(h.PCIePorts))
+	for i, p := range h.PCIePorts {
 		index[p.BusID] = i
 	}
-	below := make([]count, len(s.host.PCIePorts))
+	below := make([]count, len(h.PCIePorts))
 	add := func(device string, c count) {
-		for at, known := index[device]; known; at, known = index[s.host.PCIePorts[at].Above] {
+		for at, known := index[device]; known; at, known = index[h.PCIePorts[at].Above] {
 			below[at].gpus += c.gpus
 			below[at].nics += c.nics
 		}
 	}
-	for _, g := range s.host.GPUs {
+	for _, g := range h.GPUs {
 		add(g.BusID, count{gpus: 1})
 	}
-	for _, n := range s.host.NICs {
+	for _, n := range h.NICs {
 		add(n.BusID, count{nics: 1})
 	}
-	var ports []string
-	unknown := false
-	for i, p := range s.host.PCIePorts {
+	for i, p := range h.PCIePorts {
 		up, known := index[p.Above]
 		if !known || p.Type != PortDownstream {
 			continue
 		}
 		here, all := below[i], below[up]
 		between := here.gpus > 0 && all.gpus+all.nics > here.gpus+here.nics || here.nics > 0 && all.gpus > here.gpus
-		unknown = unknown || between && p.ACS == nil
-		if between && p.redirects() {
-			ports = append(ports, p.BusID)
+		switch {
+		case between && p.ACS == nil:
+			unknown = append(unknown, p)
+		case between && p.redirects():
+			redirect = append(redirect, p)
 		}
+	}
+	return redirect, unknown
+}
+
+// noteACS says which switch ports keep GPUs and NICs below one switch from
+// reaching each other in it, or that this cannot be seen.
+func (s *sysfs) noteACS() {
+	redirect, unknown := s.host.ACSRedirects()
+	var ports []string
+	for _, p := range redirect {
+		ports = append(ports, p.BusID)
 	}
 	if len(ports) > 0 {
 		s.host.note("ACS redirects what GPUs and NICs below one PCIe switch send to each other to the root complex, so GPUDirect passes the CPU and is slow; "+
 			"it does so at the switch ports %s; on a host whose devices need no isolation from each other (no virtual machines), start the kernel with "+
 			"pci=disable_acs_redir=ADDRESS;ADDRESS for these, or until the next start `setpci -s ADDRESS ECAP_ACS+6.w=0`", named(ports))
 	}
-	if unknown && s.cut {
+	if len(unknown) > 0 && s.cut {
 		s.host.note("the kernel shows configuration space to root alone: the types of PCIe ports are inferred, and whether ACS redirects what GPUs and NICs send to each other is unknown")
 	}
 }

@@ -162,6 +162,8 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 		err = r.Configure(message.Config)
 	case asked == launch.RequestReport:
 		status.Report = r.Report()
+	case asked == launch.RequestSecrets && message.Secrets != nil:
+		err = r.Secrets(*message.Secrets)
 	case asked == launch.RequestEnd:
 		r.End(message.Reason)
 	default:

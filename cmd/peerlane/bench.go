@@ -45,8 +45,7 @@ two or more real GPUs those are measured; elsewhere a simulator, whose figures s
 nothing about GPUs and are marked. Route staged goes through an emulated NIC. At the
 end is what is asked of each table, what was reached, and whether that is enough.
 
-All of it is on one host: a lane between two hosts cannot be measured before there is
-a transport between them (tcp, verbs).`,
+All of it is on one host.`,
 		Example: `  peerlane bench
   peerlane bench --table routes --sizes 64KiB,1MiB,64MiB --depths 1,16 -o svg >routes.svg
   peerlane bench --table all --save result.json
@@ -100,11 +99,11 @@ a transport between them (tcp, verbs).`,
 		if err := o.Check(); err != nil {
 			return usageError{cmd.CommandPath(), err}
 		}
-		self, err := os.Executable()
-		if err != nil {
+		var err error
+		if o.Binaries, err = binaries(); err != nil {
 			return err
 		}
-		o.Binaries, o.Release = filepath.Dir(self), version.Get().Version
+		o.Release = version.Get().Version
 		o.Command = append([]string{"peerlane", "bench"}, given(cmd)...)
 		show, done := a.progress()
 		o.Progress = func(step string) { show(demo.Progress{Step: step}) }

@@ -65,7 +65,7 @@ func TestBenchCommandLine(t *testing.T) {
 			t.Errorf("bench %q: exit status %d: %s", arguments, code, errOut.String())
 		}
 	}
-	if help := peerlane(t, "bench", "--help"); !strings.Contains(help, "a lane between two hosts cannot be measured") {
+	if help := peerlane(t, "bench", "--help"); !strings.Contains(help, "All of it is on one host") {
 		t.Errorf("the help does not say that there are no two hosts:\n%s", help)
 	}
 }

@@ -208,6 +208,13 @@ func hookPath(named string) (string, error) {
 	return firstHook(filepath.Join(filepath.Dir(self), "peerlane-hook"), packagedHook)
 }
 
+// binaries is the directory that has peerlane, peerlane-hook and peerlane-relay: this
+// command's, or the package's, which has a link to this command.
+func binaries() (string, error) {
+	hook, err := hookPath("")
+	return filepath.Dir(hook), err
+}
+
 // firstHook is the first that is there. Where none is, the package's is named.
 func firstHook(paths ...string) (path string, err error) {
 	for _, path = range paths {

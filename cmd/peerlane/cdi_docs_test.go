@@ -10,20 +10,12 @@ import (
 	"testing"
 )
 
-// fenced are the blocks of docs/cdi.md that look like this.
-func fenced(t *testing.T, like string) (blocks []string) {
+// packaged is a file of packaging.
+func packaged(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/cdi.md")
+	text, err := os.ReadFile(filepath.Join("../../packaging", path))
 	check(t, err)
-	for _, m := range regexp.MustCompile("(?s)```[a-z]*\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
-		if strings.Contains(m[1], like) {
-			blocks = append(blocks, m[1])
-		}
-	}
-	if len(blocks) == 0 {
-		t.Fatalf("docs/cdi.md has no block with %q", like)
-	}
-	return blocks
+	return string(text)
 }
 
 // Scripts look for the kinds of drift by the words of the documentation.
@@ -50,17 +42,20 @@ func needs(t *testing.T, program string) {
 	}
 }
 
-func TestUnitsOfTheDocumentation(t *testing.T) {
+func TestUnitsOfThePackage(t *testing.T) {
 	needs(t, "systemd-analyze")
 	dir := t.TempDir()
-	service := filepath.Join(dir, "peerlane-cdi-refresh.service")
-	// It looks whether the program is there.
-	text := strings.Replace(fenced(t, "[Service]")[0], "/usr/bin/peerlane", "/bin/true", 1)
-	check(t, os.WriteFile(service, []byte(text), 0o644))
-	timer := filepath.Join(dir, "peerlane-links.timer")
-	check(t, os.WriteFile(timer, []byte(fenced(t, "[Timer]")[0]), 0o644))
+	const refresh = "peerlane-cdi-refresh.service"
+	var files []string
+	texts := map[string]string{}
+	for _, name := range []string{refresh, "peerlane-cdi-refresh.path", "peerlane-cdi-retry.service", "peerlane-links.timer"} {
+		// It looks whether the program is there.
+		texts[name] = strings.Replace(packaged(t, "systemd/"+name), "/usr/bin/peerlane", "/bin/true", 1)
+		files = append(files, filepath.Join(dir, name))
+		check(t, os.WriteFile(filepath.Join(dir, name), []byte(texts[name]), 0o644))
+	}
 	verify := func() string {
-		said, err := exec.Command("systemd-analyze", "verify", "--man=no", service, timer).CombinedOutput()
+		said, err := exec.Command("systemd-analyze", append([]string{"verify", "--man=no"}, files...)...).CombinedOutput()
 		if err != nil {
 			return err.Error() + ": " + string(said)
 		}
@@ -69,13 +64,13 @@ func TestUnitsOfTheDocumentation(t *testing.T) {
 	if said := verify(); strings.Contains(said, dir) || strings.Contains(said, "peerlane") {
 		t.Errorf("systemd-analyze verify says\n%s", said)
 	}
-	check(t, os.WriteFile(service, []byte(text+"\n[Service]\nBefor=docker.service\n"), 0o644))
+	check(t, os.WriteFile(filepath.Join(dir, refresh), []byte(texts[refresh]+"\n[Service]\nBefor=docker.service\n"), 0o644))
 	if said := verify(); !strings.Contains(said, "Befor") {
 		t.Errorf("systemd-analyze verify does not see a mistake: %q", said)
 	}
 }
 
-func TestRuleOfTheDocumentation(t *testing.T) {
+func TestRuleOfThePackage(t *testing.T) {
 	needs(t, "udevadm")
 	modules, err := filepath.Glob("/sys/module/[a-z]*")
 	check(t, err)
@@ -83,7 +78,7 @@ func TestRuleOfTheDocumentation(t *testing.T) {
 		t.Skip("the kernel shows no module")
 	}
 	module := modules[0]
-	rule := fenced(t, "SUBSYSTEM==")[0]
+	rule := packaged(t, "udev/90-peerlane.rules")
 	// udevadm looks for rules in /run/udev, among other places, and this test has
 	// a /run of its own.
 	simulate := func(rule, device string) string {

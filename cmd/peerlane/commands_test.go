@@ -37,11 +37,12 @@ func allCommands(t *testing.T) (all []*cobra.Command) {
 // prints are those whose output is no table, and so no JSON either.
 var prints = map[string]string{
 	"peerlane cdi generate": "specifications, which are JSON",
+	"peerlane exporter":     "metrics, in Prometheus' form",
 	"peerlane topo capture": "a tar file",
 }
 
 // noValues are the flags with a value that no list can have.
-var noValues = regexp.MustCompile(`^(root|sysfs|proc|dev-root|input|save|hook|timeout|interval|duration|pace|sizes|depths|bytes|seed|slots|slot-size|config|file|to|key)$`)
+var noValues = regexp.MustCompile(`^(root|sysfs|proc|dev-root|input|save|hook|timeout|interval|duration|pace|sizes|depths|bytes|seed|slots|slot-size|config|file|to|key|listen)$`)
 
 func TestEveryCommandIsWhole(t *testing.T) {
 	for _, cmd := range allCommands(t) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -85,11 +84,9 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 				return usageError{cmd.CommandPath(), fmt.Errorf(`--slot-size %q is no size; one looks like "4MiB"`, slot)}
 			}
 		}
-		self, err := os.Executable()
-		if err != nil {
+		if o.Binaries, err = binaries(); err != nil {
 			return err
 		}
-		o.Binaries = filepath.Dir(self)
 		var done func()
 		o.Progress, done = a.progress()
 		report, err := demo.Run(cmd.Context(), o)

@@ -22,12 +22,11 @@ func newKeyCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "key",
 		Short: "Make and change the key that the hosts of a cluster trust each other by",
-		Long: `Make and change the cluster key: relays of different hosts will speak only to who has
-it. It is in etc/peerlane/cluster.key, or where network.key in config.toml says, and the
+		Long: `Make and change the cluster key: relays of different hosts speak only to who has it.
+It is in etc/peerlane/cluster.key, or where network.key in config.toml says, and the
 same file is on every host of the cluster.
 
-This version connects containers of one host: no relay listens on a network yet, with
-the key or without.
+Containers that are started on a host that has the key are on the network.
 
 docs/network.md has how to change the key of a cluster that works.`,
 		Example: `  peerlane key generate

@@ -30,6 +30,11 @@ const (
 	exitUsage   = 2
 	exitDrift   = 3 // of peerlane cdi validate
 	exitPairs   = 4 // of peerlane self-test
+
+	// Of peerlane doctor.
+	exitDoctorUnknown = 5
+	exitDoctorWarning = 6
+	exitDoctorFailure = 7
 )
 
 func main() {
@@ -113,7 +118,10 @@ Exit status:
   1  failed; one sentence on standard error says what, on what, and what to do
   2  the command line was wrong
   3  peerlane cdi validate: what is installed does not fit this host
-  4  peerlane self-test: a pair of GPUs is not fit to stage on`,
+  4  peerlane self-test: a pair of GPUs is not fit to stage on
+  5  peerlane doctor: nothing is wrong that could be seen, and something could not be told
+  6  peerlane doctor: a warning
+  7  peerlane doctor: a failure`,
 		Example: `  peerlane topo                            how near are GPUs and NICs
   peerlane plan                            each GPU's lane, and why
   peerlane cdi generate --spec-dir /etc/cdi
@@ -145,6 +153,8 @@ Exit status:
 		newRelayCommand(a),
 		newRuntimeCommand(a),
 		newSelfTestCommand(a),
+		newDoctorCommand(a),
+		newExporterCommand(a),
 		newKeyCommand(a),
 		newBenchCommand(a),
 		newBenchClientCommand(a),
@@ -169,7 +179,7 @@ func arrange(root *cobra.Command) {
 	}{
 		{"See what a host is, and what could be:", []string{"topo", "plan", "doctor"}},
 		{"Make lanes, and give them to containers:", []string{"cdi", "runtime", "key"}},
-		{"Look after what runs:", []string{"relay", "self-test"}},
+		{"Look after what runs:", []string{"relay", "exporter", "self-test"}},
 		{"Try and measure:", []string{"demo", "bench"}},
 	} {
 		root.AddGroup(&cobra.Group{ID: part.title, Title: part.title})

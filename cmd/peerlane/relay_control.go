@@ -97,6 +97,9 @@ func (a *app) printInspection(i hook.Inspection) {
 	for _, p := range i.Pairs {
 		row("pair", pairWords(p))
 	}
+	for _, sentence := range i.Ignored {
+		row("without effect", sentence)
+	}
 	row("copies", tuningWords(i.Config))
 	row("route, transport", i.Config.Route+", "+i.Config.Transport)
 	if i.Config.Reserve == launch.ReserveStart {
@@ -121,7 +124,9 @@ func (a *app) printInspection(i hook.Inspection) {
 			if s.Bytes != s.Wanted {
 				text += " of " + humanize.IBytes(s.Wanted)
 			}
-			if s.Host {
+			if s.Transport != "" {
+				text += fmt.Sprintf(" in host memory for other hosts, by %s: the lane of %s", s.Transport, s.Lane)
+			} else if s.Host {
 				text += " in host memory: the lane of " + s.Lane + " bounces"
 			} else {
 				text += " on " + s.GPU
@@ -136,6 +141,10 @@ func (a *app) printInspection(i hook.Inspection) {
 				text += fmt.Sprintf(", and %s for clients that copy themselves", humanize.IBytes(s.Clients))
 			}
 			row("staging", text)
+		}
+		printNetwork(row, r.Network)
+		for _, c := range r.Connections {
+			row("connection", fmt.Sprintf("%d of process %d, route %s, transport %s: %s", c.Number, c.PID, c.Route, dash(c.Transport), dash(c.Path)))
 		}
 		for _, c := range r.Clients {
 			host := ""
@@ -165,6 +174,26 @@ func (a *app) printInspection(i hook.Inspection) {
 	fmt.Fprintln(a.out, t.Render())
 	for _, line := range i.LogTail {
 		fmt.Fprintln(a.out, "  "+printable(line))
+	}
+}
+
+// printNetwork shows where other hosts find the relay, and which of them it is connected to.
+func printNetwork(row func(what, value string), n *launch.NetworkReport) {
+	switch {
+	case n == nil:
+		return
+	case n.Listening == "":
+		row("network", "none: "+n.Error)
+		return
+	}
+	row("network", "listening at "+n.Listening)
+	for _, p := range n.Peers {
+		who := "from"
+		if p.Dialed {
+			who = "to"
+		}
+		row("other relay", fmt.Sprintf("%s %s: %d connections of clients, %d messages in %d writes, %d writes of data, %d of them with the messages",
+			who, p.Name, p.Channels, p.Messages, p.Batches, p.Writes, p.Eager))
 	}
 }
 

@@ -86,7 +86,7 @@ func TestRowsFromTheHostOfEverySize(t *testing.T) {
 	for i, n := range []uint64{8, 64, 4096, 16<<10 + 8, 32<<10 - 8, 32 << 10, most} {
 		check(t, write(driver, m.p, 2*most, 19)) // what is around a row stays
 		fill(from[:n], uint64(20+i))
-		check(t, driver.MemcpyRowHtoDAsync(m.p+8, address(from), n, s))
+		check(t, driver.MemcpyRowsHtoDAsync(m.p+8, address(from), n, s))
 		check(t, driver.StreamSynchronize(s))
 		if err := verify(driver, m.p+8, n, uint64(20+i)); err != nil {
 			t.Errorf("a row of %d bytes: %v", n, err)
@@ -101,7 +101,7 @@ func TestRowsFromTheHostOfEverySize(t *testing.T) {
 	}
 	// Bytes that fill no word.
 	fill(from, 40)
-	check(t, driver.MemcpyRowHtoDAsync(m.p+3, address(from), 13, s))
+	check(t, driver.MemcpyRowsHtoDAsync(m.p+3, address(from), 13, s))
 	check(t, driver.StreamSynchronize(s))
 	got := make([]byte, 13)
 	check(t, errors.Join(driver.MemcpyDtoHAsync(address(got), m.p+3, 13, s), driver.StreamSynchronize(s)))

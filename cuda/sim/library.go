@@ -45,13 +45,14 @@ var fingerprint = sync.OnceValue(func() string {
 })
 
 // Library is the path of the simulator's library, built from the source in this
-// program: beside the running executable, else in bin/ of the repository that
+// program: beside the running executable, else where packages have it, else in bin/ of the repository that
 // the working directory is in, else compiled, once, into the user's cache
 // directory.
 func Library() (string, error) {
 	var tried []string
 	if exe, err := os.Executable(); err == nil {
-		tried = append(tried, filepath.Join(filepath.Dir(exe), LibraryName))
+		dir := filepath.Dir(exe)
+		tried = append(tried, filepath.Join(dir, LibraryName), filepath.Join(dir, "../libexec/peerlane", LibraryName))
 	}
 	if root, ok := repository(); ok {
 		tried = append(tried, filepath.Join(root, "bin", LibraryName))
@@ -132,7 +133,8 @@ func Build(path string, more ...string) (err error) {
 		return err
 	}
 	args := append(append([]string{}, flags...), more...)
-	args = append(args, `-DPEERLANE_SIM_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
+	// No name of a temporary directory in it: the same source gives the same library.
+	args = append(args, "-ffile-prefix-map="+dir+"=cuda-sim", `-DPEERLANE_SIM_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
 	cmd := exec.Command(compiler, append(args, files...)...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {

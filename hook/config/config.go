@@ -119,7 +119,8 @@ type Relay struct {
 	// The way of a message between two containers of this host: auto, staged or
 	// direct.
 	Route string `toml:"route"`
-	// What carries messages: auto, loop or local.
+	// What carries messages: loop and local do within this host, tcp does between all
+	// hosts, and within this one as well; auto takes tcp for other hosts alone.
 	Transport string `toml:"transport"`
 	// Staging slots of a lane in each direction, striped over its server GPUs.
 	Slots int `toml:"slots"`
@@ -279,9 +280,8 @@ type Runtime struct {
 
 // Network is how relays of different hosts reach and trust each other.
 type Network struct {
-	// Whether relays listen for those of other hosts: with auto where there is a
-	// cluster key, with off never. This version has no relays that talk to other
-	// hosts yet, and reads of this section what `peerlane key` needs.
+	// Whether relays listen for those of other hosts, and connect to them: with auto where
+	// there is a cluster key when their container starts, with off never.
 	Listen string `toml:"listen"`
 	// Absolute path of the cluster key, which only root may read; empty stands for
 	// /etc/peerlane/cluster.key. `peerlane key` makes it, and docs/network.md says how
@@ -296,8 +296,12 @@ type Network struct {
 	Address string `toml:"address"`
 	// Which addresses are used: auto (both, IPv4 first), ipv4 or ipv6.
 	Family string `toml:"family"`
-	// The TCP ports that relays listen on, first to last; each relay takes one.
+	// The TCP ports that relays listen on, first to last; each relay takes one. All hosts
+	// of a cluster need the same: relays connect to no others.
 	Ports string `toml:"ports"`
+	// How many TCP connections carry the data from one relay to another, 1 to 64, beside
+	// one for control. All clients of the two share them.
+	Streams int `toml:"streams"`
 	// Absolute path of this host's certificate in PEM, with those between it and the
 	// authority: the first connection of two relays is TLS 1.3 then, and all hosts of the
 	// cluster need one. Streams of data are not encrypted.
@@ -332,6 +336,9 @@ func (n Network) check() error {
 	}
 	if _, err := address.ParsePorts(n.Ports); err != nil {
 		return fmt.Errorf("network.ports: %w", err)
+	}
+	if n.Streams < 1 || n.Streams > launch.MaxNetworkStreams {
+		return fmt.Errorf("network.streams is %d; 1 to %d are possible", n.Streams, launch.MaxNetworkStreams)
 	}
 	if n.Address == "" {
 		return nil
@@ -376,7 +383,7 @@ func Default() Config {
 		CDI:     CDI{Tenancy: TenancySingle},
 		Staging: Staging{Bounce: BounceAllow, BounceLimit: 1 << 30},
 		// Below the ports that Linux gives out by itself (net.ipv4.ip_local_port_range).
-		Network: Network{Listen: ListenAuto, Family: string(address.FamilyAuto), Ports: "20000-20999"},
+		Network: Network{Listen: ListenAuto, Family: string(address.FamilyAuto), Ports: "20000-20999", Streams: 4},
 	}
 }
 
@@ -456,7 +463,7 @@ func (c Config) check() error {
 		{"relay.calibration", r.Calibration, []string{CalibrationAuto, CalibrationOff}},
 		{"relay.cuda_ipc", r.CUDAIPC, []string{CUDAIPCAllow, CUDAIPCNever}},
 		{"relay.events", r.Events, []string{EventsTimeline, EventsIPC}},
-		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal}},
+		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal, launch.TransportTCP}},
 		{"relay.sandbox", r.Sandbox, []string{SandboxAuto, SandboxOff}},
 		{"staging.bounce", c.Staging.Bounce, []string{BounceAllow, BounceNever}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},

@@ -105,6 +105,7 @@ interfaces = "=ens1f0"
 address = "fe80::7%ens1f0"
 family = "ipv6"
 ports = "7000-7009"
+streams = 2
 tls_certificate = "/srv/host.pem"
 tls_key = "/srv/host.key"
 tls_authority = "/srv/ca.pem"
@@ -134,7 +135,7 @@ tls_authority = "/srv/ca.pem"
 		CDI:     config.CDI{Tenancy: "multi"},
 		Runtime: config.Runtime{Path: "/usr/bin/crun", Devices: []string{"peerlane.dev/lane=*", "nvidia.com/gpu=3"}},
 		Network: config.Network{
-			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009",
+			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009", Streams: 2,
 			TLSCertificate: "/srv/host.pem", TLSKey: "/srv/host.key", TLSAuthority: "/srv/ca.pem",
 		},
 	}

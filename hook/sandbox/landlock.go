@@ -1,11 +1,14 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/network/address"
 )
 
 // What Landlock lets somebody do, linux/landlock.h.
@@ -25,9 +28,8 @@ const (
 )
 
 // handled is what a version of the interface knows; all that is not allowed of
-// it is denied. Of the network that is TCP, which the filter denies on every kernel,
-// with what Landlock does not count as TCP. A transport over TCP needs a rule for each
-// port (LANDLOCK_RULE_NET_PORT) beside those of landlockRules, and the filter's leave.
+// it is denied. Of the network that is TCP; without a network the filter denies that on
+// every kernel, with what Landlock does not count as TCP.
 func handled(abi int) (files, network, scopes uint64) {
 	files = unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1 // version 1: all to there
 	if abi >= 2 {
@@ -65,7 +67,7 @@ type landlock struct{ fd, abi int }
 
 // landlockRules opens what the rules are about, in the root that the program will
 // have. A path that cannot be opened is said to be lacking.
-func landlockRules(v view, ownUID bool, lacks func(path string, err error)) (*landlock, error) {
+func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path string, err error)) (*landlock, error) {
 	version, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 {
 		return nil, fmt.Errorf("this kernel has none, or it is switched off: %w", errno)
@@ -97,7 +99,31 @@ func landlockRules(v view, ownUID bool, lacks func(path string, err error)) (*la
 			}
 		}
 	}
+	if err := l.allowTCP(tcp, network); err != nil {
+		return nil, errors.Join(err, unix.Close(l.fd))
+	}
 	return l, nil
+}
+
+// Of linux/landlock.h, which package unix has not: struct landlock_net_port_attr and
+// LANDLOCK_RULE_NET_PORT.
+type netPort struct{ access, port uint64 }
+
+const ruleNetPort = 2
+
+// allowTCP lets it listen on the ports, and connect to them: relays of all hosts have the
+// same. On a kernel whose Landlock knows no TCP it can use all.
+func (l *landlock) allowTCP(ports address.Ports, may uint64) error {
+	if ports == (address.Ports{}) || may == 0 {
+		return nil
+	}
+	for port := int(ports.First); port <= int(ports.Last); port++ {
+		rule := netPort{may, uint64(port)}
+		if _, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.fd), ruleNetPort, uintptr(unsafe.Pointer(&rule)), 0, 0, 0); errno != 0 {
+			return fmt.Errorf("landlock_add_rule for port %d: %w", port, errno)
+		}
+	}
+	return nil
 }
 
 func (l *landlock) allow(path string, may uint64) error {

@@ -1,8 +1,16 @@
 package sandbox
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/network/address"
 )
 
 // What older kernels lack is said, as what a kernel without Landlock lacks is.
@@ -17,4 +25,53 @@ func TestWhatOlderLandlocksLack(t *testing.T) {
 			t.Errorf("version %d handles %#x of the network and scopes %#x", abi, network, scopes)
 		}
 	}
+}
+
+// A relay on the network listens on the ports of relays, and connects to them, and to no
+// others.
+func TestPortsOfLandlock(t *testing.T) {
+	if os.Getenv("PEERLANE_TEST_PORTS") != "" {
+		tryPorts()
+	}
+	version, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	if errno != 0 || version < 4 {
+		t.Skipf("this kernel's Landlock knows no TCP: version %d, %v", version, errno)
+	}
+	c := exec.Command("/proc/self/exe", "-test.run", "^TestPortsOfLandlock$")
+	c.Env = append(os.Environ(), "PEERLANE_TEST_PORTS=1")
+	out, err := c.CombinedOutput()
+	if want := "listen 20000: true\nconnect 20000: true\nlisten 19999: false\nconnect 19999: false\n"; err != nil || string(out) != want {
+		t.Errorf("%v: %s; want %s", err, out, want)
+	}
+}
+
+// tryPorts ends this process.
+func tryPorts() {
+	runtime.LockOSThread()
+	check := func(err error) {
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+	}
+	rules, err := landlockRules(view{}, false, address.Ports{First: 20000, Last: 20001}, func(string, error) {})
+	check(err)
+	check(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+	if _, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules.fd), 0, 0); errno != 0 {
+		check(errno)
+	}
+	for _, port := range []int{20000, 19999} {
+		for _, does := range []struct {
+			what string
+			how  func(int, unix.Sockaddr) error
+		}{{"listen", unix.Bind}, {"connect", unix.Connect}} {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			check(err)
+			// Whoever else has the port, or nobody: it is not Landlock that says no.
+			err = does.how(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
+			fmt.Printf("%s %d: %t\n", does.what, port, err != unix.EACCES)
+			unix.Close(fd)
+		}
+	}
+	os.Exit(0)
 }

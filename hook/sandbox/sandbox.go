@@ -26,6 +26,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/network/address"
 )
 
 // Spec is what a program is left with.
@@ -43,6 +45,8 @@ type Spec struct {
 	// Open and Tasks limit descriptors and, of a UID of its own, threads and
 	// processes; 0 leaves them as they are.
 	Open, Tasks uint64
+	// TCP are the ports that it may listen on, and connect to; zeros are no TCP at all.
+	TCP address.Ports
 }
 
 // Report is what was done.
@@ -99,13 +103,17 @@ func (s Spec) Arguments(report int, program string, arguments ...string) []strin
 			a = append(a, option+path)
 		}
 	}
+	if s.TCP != (address.Ports{}) {
+		a = append(a, "--tcp="+s.TCP.String())
+	}
 	return append(append(a, "--", program), arguments...)
 }
 
 // Usage is the command line of Main.
 const Usage = `  peerlane-hook confine [--uid N] [--group N ...] [--read PATH ...]
                         [--write PATH ...] [--device PATH ...] [--open N]
-                        [--tasks N] [--show] -- PROGRAM ARGUMENTS
+                        [--tasks N] [--tcp FIRST-LAST] [--show]
+                        -- PROGRAM ARGUMENTS
       execute a program as relays are: with what is named, a GPU's driver, and
       nothing else of the host. --show prints what that comes to
 `
@@ -132,6 +140,10 @@ func Main(arguments []string) error {
 		var gid int
 		_, err := fmt.Sscan(text, &gid)
 		s.Groups = append(s.Groups, gid)
+		return err
+	})
+	flags.Func("tcp", "", func(text string) (err error) {
+		s.TCP, err = address.ParsePorts(text)
 		return err
 	})
 	standard := flags.Bool("standard", true, "")
@@ -253,7 +265,7 @@ func (s Spec) apply(program string) (Report, error) {
 		r.Root = true
 	}
 	// Its files are opened while the thread can; it takes effect below.
-	rules, err := landlockRules(view, own != math.MaxUint32, lacks)
+	rules, err := landlockRules(view, own != math.MaxUint32, s.TCP, lacks)
 	if err != nil {
 		r.lacks("Landlock", err)
 	} else {
@@ -287,7 +299,7 @@ func (s Spec) apply(program string) (Report, error) {
 			olderLacks(r.Landlock, r.lacks)
 		}
 	}
-	if err := filterCalls(); err != nil {
+	if err := filterCalls(s.TCP != (address.Ports{})); err != nil {
 		r.lacks("a filter of system calls", err)
 	} else {
 		r.Seccomp = true

@@ -64,7 +64,7 @@ const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUT
 
 // filter is the program that the kernel asks about each system call. Where the
 // answer depends on the call alone the kernel keeps it, and does not ask again.
-func filter() []bpf.Instruction {
+func filter(tcp bool) []bpf.Instruction {
 	deny := bpf.RetConstant{Val: answerErrno | uint32(unix.EPERM)}
 	unknown := bpf.RetConstant{Val: answerErrno | uint32(unix.ENOSYS)}
 	allow := bpf.RetConstant{Val: answerAllow}
@@ -95,22 +95,30 @@ func filter() []bpf.Instruction {
 		load(argument(0)),
 		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: newNamespaces, SkipFalse: 1},
 		deny, allow)
-	// Of the Internet's only datagrams: libraries of RDMA ask the kernel about its
-	// network cards with such a socket. Not TCP, nor MPTCP and SCTP, which Landlock
-	// does not know; a transport over TCP has to add SOCK_STREAM of protocol 0 or TCP.
+	// Of the Internet only datagrams: libraries of RDMA ask the kernel about its
+	// network cards with such a socket. TCP where the relay is on the network; never
+	// MPTCP and SCTP, which Landlock does not know.
+	stream := deny
+	if tcp {
+		stream = allow
+	}
 	block(unix.SYS_SOCKET,
 		load(argument(0)),
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_UNIX, SkipTrue: 9},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_UNIX, SkipTrue: 14},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET, SkipTrue: 5},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET6, SkipTrue: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_NETLINK, SkipFalse: 7},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_NETLINK, SkipFalse: 12},
 		load(argument(2)),
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_ROUTE, SkipTrue: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_RDMA, SkipTrue: 3, SkipFalse: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_ROUTE, SkipTrue: 9},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_RDMA, SkipTrue: 8, SkipFalse: 9},
 		load(argument(1)),
 		bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: socketType},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOCK_DGRAM, SkipFalse: 1},
-		allow, deny)
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOCK_DGRAM, SkipTrue: 5},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOCK_STREAM, SkipFalse: 5},
+		load(argument(2)),
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_TCP, SkipFalse: 2},
+		stream, allow, deny)
 	block(unix.SYS_PRCTL, // nobody looks into it, whatever becomes of it
 		load(argument(0)),
 		unless(unix.PR_SET_DUMPABLE, 3),
@@ -131,8 +139,8 @@ func filter() []bpf.Instruction {
 }
 
 // filterCalls puts the filter into effect for this thread.
-func filterCalls() error {
-	raw, err := bpf.Assemble(filter())
+func filterCalls(tcp bool) error {
+	raw, err := bpf.Assemble(filter(tcp))
 	if err != nil {
 		return fmt.Errorf("the filter: %w", err)
 	}

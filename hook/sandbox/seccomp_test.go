@@ -2,15 +2,23 @@ package sandbox
 
 import (
 	"encoding/binary"
+	"fmt"
 	"testing"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
-// What the filter answers about sockets.
+// What the filter answers about sockets, of a relay that is on no network and of one that
+// is.
 func TestSocketsOfTheFilter(t *testing.T) {
-	vm, err := bpf.NewVM(filter())
+	for _, tcp := range []bool{false, true} {
+		t.Run(fmt.Sprint("tcp ", tcp), func(t *testing.T) { testSockets(t, tcp) })
+	}
+}
+
+func testSockets(t *testing.T, tcp bool) {
+	vm, err := bpf.NewVM(filter(tcp))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,8 +30,8 @@ func TestSocketsOfTheFilter(t *testing.T) {
 		{unix.AF_UNIX, unix.SOCK_STREAM, 0, true},
 		{unix.AF_INET, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK, 0, true},
 		{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDP, true},
-		{unix.AF_INET, unix.SOCK_STREAM | unix.SOCK_CLOEXEC, 0, false},
-		{unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_TCP, false},
+		{unix.AF_INET, unix.SOCK_STREAM | unix.SOCK_CLOEXEC, 0, tcp},
+		{unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_TCP, tcp},
 		{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP, false},
 		{unix.AF_INET, unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP, false},
 		{unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP, false},

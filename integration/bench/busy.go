@@ -178,62 +178,66 @@ func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 	return nil
 }
 
-// bystander measures what the owner of a server GPU loses by a relay that stages on
-// it at full rate: kernels of its own process get so much less done.
+// bystander measures what the owner of a server GPU loses by a relay that copies to and
+// from its slots there at full rate: kernels of its own process get so much less done.
+// The copies are a relay's queue's alone. Behind a whole route there is more on that GPU:
+// an emulated NIC's context, and on a host of two GPUs the other client's relay.
 func (r *run) bystander() (err error) {
 	const size = 16 << 20
-	s, a, b, err := r.pair(staged, size)
+	client, server, _, _, err := r.configured()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
 	owner, err := r.host.StartMeasuring(r.ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, owner.Close()) }()
-	server := a.lane.Servers[0]
-	// What each byte of the stream costs the server GPU's memory: it comes and goes.
-	crossings := 2.0
-	if server == b.gpu.BusID {
-		crossings++ // and comes again, on a host of two GPUs
+	relay, err := r.host.StartMeasuring(r.ctx)
+	if err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, relay.Close()) }()
 	for _, load := range loads {
-		r.progress("bystander, %s", load.words)
 		job := measure.Job{Kind: measure.Work, From: server, Load: load.kind, Duration: r.Duration}
 		alone, err := works(owner, job)
 		if err != nil {
 			return err
 		}
-		type answer struct {
-			reply
-			err error
-		}
-		streamed := make(chan answer, 1)
-		go func() {
-			found, err := r.streamFor(a, b, size, 16, 5*r.Duration)
-			streamed <- answer{found, err}
-		}()
-		time.Sleep(r.Duration)
-		beside, err := works(owner, job)
-		stream := <-streamed
-		if err := errors.Join(err, stream.err); err != nil {
-			return err
-		}
-		row := Row{Table: "bystander", Route: staged, Transport: transportOf(staged), Size: size, Depth: 16, State: load.words, Unit: PerSecond, Value: beside.PerSecond}
-		row.Note = fmt.Sprintf("relay at %.1f GB/s", stream.GBs)
-		row.What = "rounds of the owner's kernel, of those without a relay"
-		row.Baseline = r.compareWith("rounds without a relay, "+load.words, alone.PerSecond, PerSecond)
-		share := 0.0
-		if load.kind == measure.LoadMemory {
-			share = min(crossings*stream.GBs/alone.GBs, 0.99)
+		for _, w := range []way{{"client to slot", client, server}, {"slot to client", server, client}} {
+			r.progress("bystander, %s, %s", load.words, w.what)
+			leg := r.legJob(w.from, w.to, client, size, 16)
+			leg.Duration = 5 * r.Duration
+			type answer struct {
+				measure.Result
+				err error
+			}
+			copied := make(chan answer, 1)
+			go func() {
+				found, err := relay.Do(leg)
+				copied <- answer{found, err}
+			}()
+			time.Sleep(r.Duration)
+			beside, err := works(owner, job)
+			copies := <-copied
+			if err := errors.Join(err, copies.err); err != nil {
+				return err
+			}
+			state := w.what + ", " + load.words
+			row := Row{Table: "bystander", Size: size, Depth: 16, State: state, Unit: PerSecond, Value: beside.PerSecond}
+			row.Note = fmt.Sprintf("relay at %.1f GB/s", copies.GBs)
+			row.What = "rounds of the owner's kernel, of those without a relay"
+			row.Baseline = r.compareWith("rounds without a relay, "+state, alone.PerSecond, PerSecond)
+			if load.kind == measure.LoadMemory {
+				share := min(copies.GBs/alone.GBs, 0.99)
+				r.row(row)
+				row.Note += fmt.Sprintf(", through a memory that gives the kernel %.0f GB/s alone", alone.GBs)
+				row.What = "the same, of those less the relay's share of memory bandwidth"
+				row.Baseline = r.compareWith("rounds without a relay less its share, "+state, alone.PerSecond*(1-share), PerSecond)
+			}
+			row.Asked = least(0.97)
 			r.row(row)
-			row.Note += fmt.Sprintf(", %g times through a memory that gives the kernel %.0f GB/s alone", crossings, alone.GBs)
-			row.What = "the same, of those less the relay's share of memory bandwidth"
-			row.Baseline = r.compareWith("rounds without a relay less its share, "+load.words, alone.PerSecond*(1-share), PerSecond)
 		}
-		row.Asked = least(0.97)
-		r.row(row)
 	}
 	return nil
 }

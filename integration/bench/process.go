@@ -424,5 +424,26 @@ func (r *run) memory() (err error) {
 		}
 		r.row(row)
 	}
+	return r.secondContext(w.lane.Servers[0], after)
+}
+
+// secondContext measures what a context like a relay's takes of a server GPU. No relay
+// has one there; table busy shows what it would bring.
+func (r *run) secondContext(server string, before map[string]uint64) (err error) {
+	m, err := r.host.StartMeasuring(r.ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if _, err := m.Do(measure.Job{Kind: measure.Free, From: server}); err != nil {
+		return err
+	}
+	after, err := r.settled()
+	if err != nil {
+		return err
+	}
+	const mib = 1 << 20
+	r.row(Row{Table: "memory", What: "of a server GPU, a second context, which no relay makes", Unit: MiB,
+		Value: (float64(before[server]) - float64(after[server])) / mib})
 	return nil
 }

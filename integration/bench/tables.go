@@ -294,8 +294,9 @@ func (r *run) clientCopy() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	const slots = 8
-	s.staging = slots * slices.Max(sizes)
+	// As many messages are in flight as elsewhere, where their slots fit into this.
+	const depth = 16
+	s.staging = depth / 2 * slices.Max(sizes)
 	if r.host.Simulated {
 		s.staging = 2 * slices.Max(sizes)
 	}
@@ -306,30 +307,31 @@ func (r *run) clientCopy() (err error) {
 	client, server := a.gpu.BusID, a.lane.Servers[0]
 	for _, size := range sizes {
 		r.progress("client copy, %s", sizeText(size))
-		row := Row{Table: "client-copy", Route: staged, Transport: transportOf(staged), Size: size, Depth: slots, Unit: GBs}
+		row := Row{Table: "client-copy", Route: staged, Transport: transportOf(staged), Size: size, Depth: int(min(depth, s.staging/size)), Unit: GBs}
 		if row.Baseline, err = r.baseline(measure.Job{Kind: BaselineRaw, From: client, To: server, Issuer: client, Size: size}); err != nil {
 			return err
 		}
-		o := order{Size: size, Handed: 8, Depth: slots, Duration: r.Duration}
-		for _, in := range []struct {
-			what string
-			turn bool
+		o := order{Size: size, Handed: 8, Depth: depth, Duration: r.Duration}
+		for _, by := range []struct {
+			what     string
+			followed bool
+			asked    *Bound
 		}{
-			{"copied to a slot and handed over, one stream, of raw", false},
-			{"copied to a slot and handed over, two streams in turn, of raw", true},
+			{"copied to a slot and handed over, of raw", true, askedOfClientCopies(size)},
+			{"the same, the stream itself writes the value", false, nil},
 		} {
-			o.InTurn = in.turn
+			o.Followed = by.followed
 			found, err := r.sendAs(a, b, o)
 			if err != nil {
 				return err
 			}
-			row.What, row.Value, row.Asked = in.what, found.GBs, askedOfClientCopies(size)
+			row.What, row.Value, row.Asked = by.what, found.GBs, by.asked
 			r.row(row)
 		}
 		if row.Baseline, _, err = r.rawOf(staged, size); err != nil {
 			return err
 		}
-		o.Handed = 0
+		o.Handed, o.Followed = 0, true
 		found, err := r.sendAs(a, b, o)
 		if err != nil {
 			return err

@@ -25,9 +25,9 @@ type order struct {
 	Bytes  uint64 `json:"bytes,omitempty"` // of each buffer
 	// Staging is that of a client that copies itself, bytes in each direction.
 	Staging uint64 `json:"staging,omitempty"`
-	// Handed is a measure.Client's, InTurn a measure.Stream's.
+	// Handed is a measure.Client's, Followed a measure.Stream's.
 	Handed   uint64        `json:"handed,omitempty"`
-	InTurn   bool          `json:"inTurn,omitempty"`
+	Followed bool          `json:"followed,omitempty"`
 	Handle   wire.Handle   `json:"handle"`
 	Size     uint64        `json:"size,omitempty"`
 	Depth    int           `json:"depth,omitempty"`
@@ -38,7 +38,7 @@ type order struct {
 	Starts   bool          `json:"starts,omitempty"`
 }
 
-func (o order) as(s *measure.Stream) { s.InTurn = o.InTurn }
+func (o order) as(s *measure.Stream) { s.Followed = o.Followed }
 
 // What a client can be told to do.
 const (

@@ -35,9 +35,9 @@ type Client struct {
 	context cuda.Context
 	// Where this process copies itself: messages that were copied to Outgoing's
 	// staging memory, and those that come into Incoming's.
-	copied [2]uint64 // by Outgoing's stream, and by `second`
-	landed uint64
-	second cuda.Stream // where a Stream wants two; 0 before
+	copied   uint64
+	landed   uint64
+	follower *client.Follower // of Outgoing's stream, where a Stream wants one; nil before
 }
 
 // Timelines of a session as its Client uses them.
@@ -47,7 +47,7 @@ const (
 	Bounced = 2 // our stream: a hand-off came, send the next
 
 	// Of a Stream, where this process copies itself.
-	copiedLines = 5 // our stream, and the second one: a message is in its slot
+	copiedLine  = 5 // our stream, or its follower: a message is in its slot
 	emptiedLine = 4 // our stream: a slot may be received into again
 	// The relay: a message has come into its slot. One for each slot, since nobody
 	// promises that messages end in their order.
@@ -99,7 +99,13 @@ func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu 
 }
 
 // Close ends the session; the buffers end with the process.
-func (c *Client) Close() error { return errors.Join(c.Streams.Unregister(), c.Session.Close()) }
+func (c *Client) Close() error {
+	var err error
+	if c.follower != nil {
+		err = c.follower.Close()
+	}
+	return errors.Join(err, c.Streams.Unregister(), c.Session.Close())
+}
 
 func (c *Client) buffer(ctx context.Context, device cuda.Device, bytes, staging uint64, access uint32) (*Buffer, error) {
 	d := c.Driver
@@ -245,9 +251,9 @@ type Stream struct {
 	// Depth is how many messages may be in flight: as was asked for, or as there are
 	// slots.
 	Depth int
-	// InTurn has two streams copy what is sent, one message each: a stream lets its copy
-	// drain before it writes the timeline, and the other one's moves meanwhile.
-	InTurn bool
+	// Followed has a follower of the stream say that a message is in its slot, in place
+	// of the stream itself.
+	Followed bool
 
 	c     *Client
 	sends bool
@@ -289,19 +295,22 @@ func (s *Stream) Post() (*client.Operation, error) {
 	at := turn * s.size
 	slot := b.Memory.Ptr + cuda.Ptr(at)
 	if s.sends {
-		which, stream := uint64(0), b.Stream
-		if s.InTurn && s.next%2 == 0 {
-			if c.second == 0 {
-				var err error
-				if c.second, err = d.StreamCreate(); err != nil {
+		c.copied++
+		line, value := c.Timeline(copiedLine), c.copied
+		err := d.MemcpyAsync(slot, b.Ptr, s.size, b.Stream)
+		switch {
+		case err != nil:
+		case s.Followed:
+			if c.follower == nil {
+				if c.follower, err = c.Streams.Follow(b.Stream); err != nil {
 					return nil, err
 				}
 			}
-			which, stream = 1, c.second
+			err = c.follower.Write(line, value)
+		default:
+			err = c.Streams.Write(b.Stream, line, value)
 		}
-		c.copied[which]++
-		line, value := c.Timeline(copiedLines+uint32(which)), c.copied[which]
-		if err := errors.Join(d.MemcpyAsync(slot, b.Ptr, s.size, stream), c.Streams.Write(stream, line, value)); err != nil {
+		if err != nil {
 			return nil, err
 		}
 		n := s.size
@@ -327,11 +336,7 @@ func (s *Stream) End() error {
 	if !b.Copies() {
 		return nil
 	}
-	err := s.c.Driver.StreamSynchronize(b.Stream)
-	if s.sends && s.c.second != 0 {
-		err = errors.Join(err, s.c.Driver.StreamSynchronize(s.c.second))
-	}
-	return err
+	return s.c.Driver.StreamSynchronize(b.Stream)
 }
 
 // keptTimes bounds the messages whose times are kept.

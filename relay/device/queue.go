@@ -21,6 +21,10 @@ type Queue struct {
 	stream cuda.Stream
 	idle   []cuda.Event
 
+	gathered  batch // small copies that wait to be issued with one call
+	issuing   batch // such as are being issued
+	unbatched bool  // the driver has no such call
+
 	pending fifo[func(error)] // oldest first: a stream ends its copies in order
 	marks   fifo[mark]
 	issued  uint64
@@ -40,13 +44,27 @@ type mark struct {
 	number uint64
 }
 
-// An event is put behind each copy of largeCopy, bytes, and behind manyCopies of
-// smaller ones at the latest: else when all that a round of the loop has to issue
-// is issued.
+// A copy of largeCopy, bytes, is issued by itself and has an event behind it. Smaller
+// ones are gathered until there are manyCopies, or until all that a round of the loop has
+// to issue is there; one call issues them, and one event is behind them. What takes time
+// is the call: the engines make several small copies beside each other.
 const (
 	largeCopy  = 256 << 10
-	manyCopies = 4
+	manyCopies = 8
 )
+
+// batch is copies for one call.
+type batch struct {
+	to, from [manyCopies]cuda.Ptr
+	sizes    [manyCopies]uint64
+	done     [manyCopies]func(error)
+	n        int
+}
+
+func (b *batch) add(to, from cuda.Ptr, n uint64, done func(error)) {
+	b.to[b.n], b.from[b.n], b.sizes[b.n], b.done[b.n] = to, from, n, done
+	b.n++
+}
 
 // leastLinear is the size from which on a copy out of host memory is made by a
 // copy engine whatever call issues it; a smaller one has to be a rectangle.
@@ -66,9 +84,9 @@ func (g *Device) NewQueue() (*Queue, error) {
 	return q, nil
 }
 
-// Copy issues a copy of n bytes; done is called from Poll when the bytes have
-// arrived, or with the error. An error that is met at once is reported the
-// same way, before Copy returns.
+// Copy makes a copy of n bytes, which is issued by the next Poll at the latest. done is
+// called from Poll when the bytes have arrived, or with the error; of one that is met at
+// once, before Copy returns. Copies that are asked for between two Polls have no order.
 func (q *Queue) Copy(to, from cuda.Ptr, n uint64, done func(error)) {
 	q.issue(Place{Ptr: to}, Place{Ptr: from}, n, done)
 }
@@ -104,12 +122,21 @@ var processors = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
 const hostPiece = 1 << 20
 
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
+	row := from.Host != nil && n < leastLinear
+	if n < largeCopy && !row && !q.unbatched {
+		q.gathered.add(to.Ptr, from.Ptr, n, done)
+		if q.gathered.n == manyCopies {
+			q.flush()
+		}
+		return
+	}
+	q.flush() // it was asked for before
 	d := q.device.Driver
 	err := q.device.Use()
 	switch {
 	case err != nil:
-	case from.Host != nil && n < leastLinear:
-		err = d.MemcpyRowHtoDAsync(to.Ptr, from.Host, n, q.stream)
+	case row:
+		err = d.MemcpyRowsHtoDAsync(to.Ptr, from.Host, n, q.stream)
 	default:
 		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
 	}
@@ -117,9 +144,53 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 		done(q.named(err))
 		return
 	}
+	q.count(done)
+	if n >= largeCopy || q.issued-q.marked >= manyCopies {
+		q.mark()
+	}
+}
+
+// count notes a copy that the stream has.
+func (q *Queue) count(done func(error)) {
 	q.issued++
 	q.pending.push(done)
-	if n >= largeCopy || q.issued-q.marked >= manyCopies {
+}
+
+// flush issues what has been gathered, and puts an event behind it.
+func (q *Queue) flush() {
+	n := q.gathered.n
+	if n == 0 {
+		return
+	}
+	q.issuing, q.gathered = q.gathered, batch{}
+	err := q.device.Use()
+	if err == nil && n > 1 && !q.unbatched {
+		d, b := q.device.Driver, &q.issuing
+		err = d.MemcpyBatchAsync(b.to[:n], b.from[:n], b.sizes[:n], q.stream)
+		if errors.Is(err, cuda.ErrNotSupported) {
+			q.unbatched, err = true, nil
+		} else if err != nil {
+			// Some of them may be under way, and nobody is to use their memory again.
+			if waited := d.StreamSynchronize(q.stream); waited != nil {
+				err = fmt.Errorf("%w; %w", err, waited)
+			}
+		}
+	}
+	issued := err == nil && n > 1 && !q.unbatched
+	// What is told of an error may ask for more copies.
+	for i, b := 0, q.issuing; i < n; i++ {
+		one := err
+		if one == nil && !issued {
+			one = q.device.Driver.MemcpyAsync(b.to[i], b.from[i], b.sizes[i], q.stream)
+		}
+		if one != nil {
+			b.done[i](q.named(one))
+			continue
+		}
+		q.count(b.done[i])
+	}
+	q.issuing = batch{} // it holds what belongs to operations
+	if q.marked < q.issued {
 		q.mark()
 	}
 }
@@ -175,6 +246,7 @@ func (q *Queue) end(number uint64, err error) {
 
 // Poll reports the copies that have ended.
 func (q *Queue) Poll() bool {
+	q.flush()
 	if q.marked < q.issued {
 		if err := q.device.Use(); err != nil {
 			q.marked = q.issued
@@ -217,7 +289,7 @@ func (q *Queue) pollHosts() bool {
 func (q *Queue) Wait() { q.copiers.Wait() }
 
 // Busy reports whether a copy is under way.
-func (q *Queue) Busy() bool { return q.ended < q.issued || q.hosts > 0 }
+func (q *Queue) Busy() bool { return q.ended < q.issued || q.gathered.n > 0 || q.hosts > 0 }
 
 // Arm has nothing to arm: a queue without copies under way makes no work.
 func (q *Queue) Arm() bool { return false }

@@ -56,7 +56,11 @@ type ConnectionFigures struct {
 	GPU    string `json:"gpu"` // PCI address
 	Peer   string `json:"peer"`
 	Route  string `json:"route"`
-	Sends  bool   `json:"sends"` // or it receives
+	// Transport is one of Transport*, and Path the way of a message, with a reason where it
+	// is not the best that there could be.
+	Transport string `json:"transport,omitempty"`
+	Path      string `json:"path,omitempty"`
+	Sends     bool   `json:"sends"` // or it receives
 	// Slots of the lane that it holds now: one that holds some for long waits for its
 	// peer, or for a NIC.
 	Slots int `json:"slots,omitempty"`

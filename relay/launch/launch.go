@@ -82,9 +82,12 @@ const (
 
 // Transports.
 const (
-	TransportAuto  = "auto"  // loop for route staged, local for route direct
+	// TransportAuto is loop for route staged, local for route direct, and tcp between two
+	// hosts.
+	TransportAuto  = "auto"
 	TransportLoop  = "loop"  // an emulated NIC
 	TransportLocal = "local" // no NIC
+	TransportTCP   = "tcp"   // also between two containers of a host
 )
 
 // Config is all that a relay is told.
@@ -126,6 +129,10 @@ type Config struct {
 	Chunk      uint64 `json:"chunk,omitempty"` // bytes
 	Depth      int    `json:"depth,omitempty"`
 	Streams    int    `json:"streams,omitempty"`
+	// Network is nil for a relay that neither listens for those of other hosts nor
+	// connects to them; NoNetwork says why, to who tries.
+	Network   *Network `json:"network,omitempty"`
+	NoNetwork string   `json:"noNetwork,omitempty"`
 }
 
 // When a relay takes its staging.
@@ -181,6 +188,8 @@ func (l Limits) WithDefaults() Limits {
 const (
 	RequestReport = "report" // answered with a Report
 	RequestEnd    = "end"    // let go of everything, once the last copy has ended, and end
+	// RequestSecrets comes before the first Config, and again when the key has changed.
+	RequestSecrets = "secrets"
 )
 
 // Request is what else a supervisor says; a document with "request" is one.
@@ -188,6 +197,8 @@ type Request struct {
 	Request string `json:"request"`
 	// Reason is what clients and peers are told at RequestEnd.
 	Reason string `json:"reason,omitempty"`
+	// Secrets are of RequestSecrets.
+	Secrets *Secrets `json:"secrets,omitempty"`
 }
 
 // Status is the relay's answer to a Config or a Request.
@@ -223,6 +234,8 @@ type Report struct {
 	// Connections are those with the most bytes; MoreConnections are not shown.
 	Connections     []ConnectionFigures `json:"connectionFigures,omitempty"`
 	MoreConnections int                 `json:"moreConnections,omitempty"`
+	// Network is nil where the relay is on none.
+	Network *NetworkReport `json:"network,omitempty"`
 }
 
 // Client is a process of the container that is attached.
@@ -241,9 +254,11 @@ type Staging struct {
 	GPU string `json:"gpu"` // PCI address; empty where Host
 	// Host says that it is the host's memory: the lane of the GPU at the PCI address
 	// Lane bounces.
-	Host  bool   `json:"host,omitempty"`
-	Lane  string `json:"lane,omitempty"`
-	Bytes uint64 `json:"bytes"`
+	Host bool   `json:"host,omitempty"`
+	Lane string `json:"lane,omitempty"`
+	// Transport is TransportTCP of what is for other hosts; empty of all else.
+	Transport string `json:"transport,omitempty"`
+	Bytes     uint64 `json:"bytes"`
 	// Clients is what clients have there beside that, who copy themselves.
 	Clients uint64 `json:"clients,omitempty"`
 	// Wanted is what its configuration asks for there; Note says why Bytes is
@@ -293,9 +308,12 @@ func (c Config) Check() error {
 		}
 	}
 	switch c.Transport {
-	case TransportAuto, TransportLoop, TransportLocal:
+	case TransportAuto, TransportLoop, TransportLocal, TransportTCP:
 	default:
-		return fmt.Errorf("relay configuration: transport %q is none of auto, loop, local", c.Transport)
+		return fmt.Errorf("relay configuration: transport %q is none of auto, loop, local, tcp", c.Transport)
+	}
+	if err := c.Network.check(); err != nil {
+		return err
 	}
 	switch c.SelfTest {
 	case "", SelfTestOff, SelfTestOnce, SelfTestRequired:

@@ -15,7 +15,7 @@ import (
 // src/include/plugin/nccl_net.h and nccl_tuner.h (with src/include in the path, and a
 // nccl.h of a build, or one that declares ncclResult_t, ncclDataType_t and ncclRedOp_t
 // as enumerations) and print sizeof ncclNet_v8_t, ncclNetProperties_v8_t,
-// ncclTuner_v4_t and so on, and offsetof each member of theirs. Properties of version 10
+// ncclTuner_v3_t and so on, and offsetof each member of theirs. Properties of version 10
 // are as those of 9.
 const layout = `nccl_net_v8 152 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144
 nccl_net_v9 160 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152
@@ -26,6 +26,7 @@ nccl_net_properties_v8 64 0 8 16 24 28 32 36 40 44 48 52 56
 nccl_net_properties_v9 104 0 8 16 24 28 32 36 40 44 48 52 56 60 64 88 96
 nccl_net_properties_v11 112 0 8 16 24 28 32 36 40 44 48 52 56 60 64 88 96 104
 nccl_net_properties_v12 128 0 8 16 24 28 32 36 40 44 48 52 56 60 64 104 112 120 124 126
+nccl_tuner_v3 32 0 8 16 24
 nccl_tuner_v4 32 0 8 16 24
 nccl_tuner_v5 32 0 8 16 24
 `
@@ -40,7 +41,7 @@ func TestTablesLieAsNCCLsHeadersHaveThem(t *testing.T) {
 // alone runs the program with these variables and arguments.
 func alone(t *testing.T, environment []string, arguments ...string) string {
 	t.Helper()
-	c := exec.Command(program(t, "alone"), append([]string{plugin(t)}, arguments...)...)
+	c := exec.Command(program(t, "alone", "-rdynamic"), append([]string{plugin(t)}, arguments...)...)
 	c.Env = append(os.Environ(), environment...)
 	out, err := c.CombinedOutput()
 	if err != nil {
@@ -63,21 +64,43 @@ func TestWithoutARelayInitFailsWithASentence(t *testing.T) {
 	const sentence = "warn: NET/Peerlane: no relay at "
 	// NCCL_NET names the plugin: NCCL ends when init fails.
 	out := alone(t, []string{nowhere, "NCCL_NET=peerlane"})
-	demand(t, out, sentence, "--device peerlane.dev/lane=N", "\ninit: 2\n")
+	demand(t, out, sentence, "--device peerlane.dev/lane=N", "\ninit: 2\n", "\nfinalize: 0\n")
 	// It does not, and another network would be taken: so nothing but init works.
 	out = alone(t, []string{nowhere, "NCCL_NET="})
 	demand(t, out, sentence, "\ninit: 0\n", "\ndevices: 0 1\n", "PEERLANE_NCCL_FALLBACK=1", "listen: 2 no listener\n")
 	// Which it may be.
 	out = alone(t, []string{nowhere, "NCCL_NET=", "PEERLANE_NCCL_FALLBACK=1"})
-	demand(t, out, sentence, "ranks that do not all take the same one hang", "\ninit: 2\n")
+	demand(t, out, sentence, "ranks that do not all take the same one hang", "\ninit: 2\n", "\nfinalize: 0\n")
 }
 
 func TestLL128IsExcludedBetweenNodesOnly(t *testing.T) {
 	out := alone(t, []string{"PEERLANE_SOCKET=/none", "NCCL_NET=Peerlane"})
-	for _, version := range []string{"4", "5"} {
+	for _, version := range []string{"3", "4", "5"} {
 		demand(t, out,
 			"tuner "+version+", 1 nodes: 0 5: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20\n",
 			"tuner "+version+", 2 nodes: 0 5: 0 -1 2 3 -1 5 6 -1 8 9 -1 11 12 -1 14 15 -1 17 18 -1 20\n")
+	}
+}
+
+// Before 2.22 NCCL has no tuner that can forbid it.
+func TestAnOldNCCLThatWouldUseLL128IsRefused(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	socket := "PEERLANE_SOCKET=" + h.lane(0).socket
+	const sentence = "warn: NET/Peerlane: NCCL 2.20 takes no tuner of this plugin's"
+	for _, c := range []struct {
+		version, protocols string
+		refused            bool
+	}{
+		{"22005", "", true}, {"22005", "LL,LL128", true}, {"22005", "^Simple", true}, {"22005", "^LL", true},
+		{"22005", "^LL128", false}, {"22005", "^LL,ll128", false}, {"22005", "Simple", false}, {"22203", "", false},
+	} {
+		out := alone(t, []string{socket, "ALONE_NCCL=" + c.version, "NCCL_PROTO=" + c.protocols})
+		if said := strings.Contains(out, sentence) && strings.Contains(out, "NCCL_PROTO=^LL128") && strings.Contains(out, "\ninit: 5\n"); said != c.refused {
+			t.Errorf("%+v: %s", c, out)
+		}
+		if !c.refused && !strings.Contains(out, "\ninit: 0\n") {
+			t.Errorf("%+v: %s", c, out)
+		}
 	}
 }
 
@@ -87,9 +110,9 @@ func TestDevicesAndMemory(t *testing.T) {
 		h.ipc = ipc
 		l := h.lane(0)
 		out := alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "PEERLANE_NCCL_SPEED=400000"}, l.uuid)
-		demand(t, out, "name Peerlane\n", "info: NET/Peerlane: peerlane0 is the lane of "+l.uuid+" (peerlane.dev/lane=0), host ",
-			"properties: 0 peerlane0 pointers 3 speed 400000 receives 8 of 1 0\n", "properties of the next: 4\n", "listen: 0 a listener\n",
-			"\nVMM: 0\n", "are not registered, and go through NCCL's buffers", "cudaMalloc's beside it: 2\n", "another kind: 4\n", "beyond it: 4 no request\n", "a group of nine: 4\n", "registering 1125899906842624 bytes of host memory: ", "\na send after it: 0\n")
+		demand(t, out, "name Peerlane\n", "info: NET/Peerlane: peerlane_0 is the lane of "+l.uuid+" (peerlane.dev/lane=0), host ",
+			"properties: 0 peerlane_0 pointers 3 speed 400000 receives 8 of 1 0\n", "properties of the next: 4\n", "listen: 0 a listener\n",
+			"\nVMM: 0\n", "are not registered, and go through NCCL's buffers", "cudaMalloc's beside it: 2\n", "the same again: 0 once\n", "a send out of it: 0\n", "to receive: 0 anew\n", "another kind: 4\n", "beyond it: 4 no request\n", "a group of nine: 4\n", "registering 1125899906842624 bytes of host memory: ", "\na send after it: 0\n")
 		if ipc {
 			demand(t, out, "by legacy CUDA IPC (", "cudaMalloc's alone: 0\n")
 		} else {

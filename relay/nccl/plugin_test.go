@@ -3,6 +3,7 @@ package nccl_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -163,6 +164,13 @@ func TestEachCommunicatorHas32Requests(t *testing.T) {
 	r.must(t, h.lane(0), h.lane(1))
 }
 
+// More receives at once than a session has places: 64 communicators in each direction.
+func TestManyCommunicatorsWithAllTheirReceives(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 11, seed: seed(t), links: 128, groups: 17, bytes: 64, depth: 16}
+	r.must(t, h.lane(0), h.lane(1))
+}
+
 func TestSomeMebibytes(t *testing.T) {
 	h := newHost(t, launch.RouteStaged)
 	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 10, seed: seed(t), links: 2, groups: 3, bytes: 5 << 20, depth: 1}
@@ -179,26 +187,42 @@ func TestUnderSanitizersAndFork(t *testing.T) {
 	r.must(t, h.lane(0), h.lane(1))
 }
 
-// What the harness is there for.
+// What the harness is there for. A plugin that keeps the rules breaks none, as all other
+// tests show.
 func TestTheHarnessSeesABrokenPlugin(t *testing.T) {
-	r := run{plugin: brokenPlugin(t), harness: program(t, "harness"), version: 11, mode: "run", seed: 7, links: 2, groups: 60, bytes: 20000, depth: 4,
-		environment: []string{"HARNESS_LIMIT=2"}}
+	r := run{plugin: brokenPlugin(t), harness: program(t, "harness"), version: 11, mode: "run", seed: 7, links: 2, groups: 60, bytes: 20000, depth: 4}
 	h := newHost(t, launch.RouteDirect)
 	a, b := h.lane(0), h.lane(1)
-	for what, want := range map[string]string{
-		"accept": "violation: accept blocks",
-		"twice":  "two operations have one request",
-		"order":  "bytes", // of another message, or wrong ones where that has too few to tell
-		"size":   "not ",
-		"early":  "the wrong bytes",
+	for what, c := range map[string]struct {
+		want  string
+		limit string // where it is seen by nothing happening
+	}{
+		"accept":    {"accept blocks", "HARNESS_LIMIT=4"},
+		"isend":     {"isend blocks", "HARNESS_LIMIT=4"},
+		"irecv":     {"irecv blocks", "HARNESS_LIMIT=4"},
+		"test":      {"test blocks", "HARNESS_LIMIT=4"},
+		"lost":      {"nothing ends any more", "HARNESS_QUIET=2"},
+		"listen":    {"listen gives out no listener", ""},
+		"hasty":     {"accept has a communicator before anybody could connect", ""},
+		"twice":     {"two operations have one request", ""},
+		"optional":  {"is what NCCL put there", ""},
+		"untouched": {"left the request as it was", ""},
+		"order":     {"bytes", ""}, // of another message, or wrong ones where that has too few to tell
+		"early":     {"bytes", ""}, // wrong ones, or late ones of the message before
+		"behind":    {"bytes behind the message", ""},
+		"size":      {"size of ", ""},
+		"swapped":   {"size of ", ""},
 	} {
-		r := r
-		r.environment = append(slices.Clone(r.environment), "BROKEN="+what)
-		out, err := r.command(a, b).CombinedOutput()
-		var exit *exec.ExitError
-		if !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(string(out), "violation: ") || !strings.Contains(string(out), want) {
-			t.Errorf("%s: %v: %s", what, err, out)
-		}
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			r := r
+			r.environment = append(slices.Clone(r.environment), "BROKEN="+what, cmp.Or(c.limit, "HARNESS_LIMIT=60"))
+			out, err := r.command(a, b).CombinedOutput()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(string(out), "violation: ") || !strings.Contains(string(out), c.want) {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
 	}
 }
 
@@ -374,7 +398,7 @@ func TestWhatTheLibraryShowsAndNeeds(t *testing.T) {
 		}
 	}
 	slices.Sort(shown)
-	want := []string{"ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12", "ncclNetPlugin_v8", "ncclNetPlugin_v9", "ncclTunerPlugin_v4", "ncclTunerPlugin_v5"}
+	want := []string{"ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12", "ncclNetPlugin_v8", "ncclNetPlugin_v9", "ncclTunerPlugin_v3", "ncclTunerPlugin_v4", "ncclTunerPlugin_v5"}
 	if !slices.Equal(shown, want) {
 		t.Errorf("it shows %v", shown)
 	}

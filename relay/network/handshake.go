@@ -2,6 +2,7 @@ package network
 
 import (
 	"cmp"
+	"context"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/rand"
@@ -12,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -66,6 +68,8 @@ type Local struct {
 	TLS *tls.Config
 	// Time bounds a handshake; 0 stands for HandshakeTime.
 	Time time.Duration
+	// Connect makes connections in place of TCP's; nil is TCP.
+	Connect func(context.Context, netip.AddrPort) (net.Conn, error)
 
 	joins joins
 }

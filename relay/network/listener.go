@@ -266,9 +266,15 @@ func (l *Local) dial(ctx context.Context, addresses []netip.AddrPort, shake func
 }
 
 func (l *Local) dialOne(ctx context.Context, address netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
-	dialer := net.Dialer{Timeout: cmp.Or(l.Time, HandshakeTime)}
+	connect := l.Connect
+	if connect == nil {
+		dialer := net.Dialer{Timeout: cmp.Or(l.Time, HandshakeTime)}
+		connect = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", to.String())
+		}
+	}
 	for try := 1; ; try++ {
-		conn, err := dialer.DialContext(ctx, "tcp", address.String())
+		conn, err := connect(ctx, address)
 		if err != nil {
 			return nil, fmt.Errorf("connecting to another host's relay: %w", err)
 		}

@@ -37,6 +37,8 @@
 #define PEERLANE_MEMORY_PARTS (2)
 /* A GPU's, of cudaMalloc, opened by an IPC handle: never another relay's. */
 #define PEERLANE_MEMORY_IPC (3)
+/* Of another host, which only its relay's grants say anything of. */
+#define PEERLANE_MEMORY_REMOTE (4)
 /* Routes: what a relay asks another for, RouteAuto, and what a connection has. */
 #define PEERLANE_ROUTE_AUTO (0)
 
@@ -105,6 +107,8 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_PEER_WELCOME = 33,
 	PEERLANE_MESSAGE_PEER_REGION = 34,
 	PEERLANE_MESSAGE_PEER_REGION_PART = 42,
+	PEERLANE_MESSAGE_PEER_QUOTA = 47,
+	PEERLANE_MESSAGE_PEER_EAGER = 48,
 	PEERLANE_MESSAGE_PEER_SEND = 35,
 	PEERLANE_MESSAGE_PEER_GRANT = 36,
 	PEERLANE_MESSAGE_PEER_WRITTEN = 37,
@@ -241,30 +245,18 @@ struct peerlane_handle_layout {
 	uint8_t token[16];
 	uint8_t generation[16];
 	uint8_t host[16];
+	char contact[56];
 	uint64_t reserved0;
 	uint64_t reserved1;
-	uint64_t reserved2;
-	uint64_t reserved3;
-	uint64_t reserved4;
-	uint64_t reserved5;
-	uint64_t reserved6;
-	uint64_t reserved7;
-	uint64_t reserved8;
 };
 _Static_assert(sizeof(struct peerlane_handle_layout) == 128, "peerlane_handle_layout");
 _Static_assert(offsetof(struct peerlane_handle_layout, magic) == 0, "peerlane_handle_layout.magic");
 _Static_assert(offsetof(struct peerlane_handle_layout, token) == 8, "peerlane_handle_layout.token");
 _Static_assert(offsetof(struct peerlane_handle_layout, generation) == 24, "peerlane_handle_layout.generation");
 _Static_assert(offsetof(struct peerlane_handle_layout, host) == 40, "peerlane_handle_layout.host");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved0) == 56, "peerlane_handle_layout.reserved0");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved1) == 64, "peerlane_handle_layout.reserved1");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved2) == 72, "peerlane_handle_layout.reserved2");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved3) == 80, "peerlane_handle_layout.reserved3");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved4) == 88, "peerlane_handle_layout.reserved4");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved5) == 96, "peerlane_handle_layout.reserved5");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved6) == 104, "peerlane_handle_layout.reserved6");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved7) == 112, "peerlane_handle_layout.reserved7");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved8) == 120, "peerlane_handle_layout.reserved8");
+_Static_assert(offsetof(struct peerlane_handle_layout, contact) == 56, "peerlane_handle_layout.contact");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved0) == 112, "peerlane_handle_layout.reserved0");
+_Static_assert(offsetof(struct peerlane_handle_layout, reserved1) == 120, "peerlane_handle_layout.reserved1");
 
 struct peerlane_hello {
 	uint32_t type;
@@ -730,7 +722,8 @@ _Static_assert(offsetof(struct peerlane_peer_welcome, generation) == 16, "peerla
 _Static_assert(offsetof(struct peerlane_peer_welcome, gpu) == 32, "peerlane_peer_welcome.gpu");
 _Static_assert(offsetof(struct peerlane_peer_welcome, name) == 48, "peerlane_peer_welcome.name");
 
-/* With one descriptor: memory that the sender may write once it holds a grant. */
+/* With one descriptor, but for MemoryRemote: memory that the sender may write once it */
+/* holds a grant. */
 struct peerlane_peer_region {
 	uint32_t type;
 	uint32_t sequence;
@@ -762,6 +755,44 @@ _Static_assert(offsetof(struct peerlane_peer_region_part, sequence) == 4, "peerl
 _Static_assert(offsetof(struct peerlane_peer_region_part, region) == 8, "peerlane_peer_region_part.region");
 _Static_assert(offsetof(struct peerlane_peer_region_part, reserved) == 12, "peerlane_peer_region_part.reserved");
 _Static_assert(offsetof(struct peerlane_peer_region_part, bytes) == 16, "peerlane_peer_region_part.bytes");
+
+/* Of two hosts: windows of `bytes` each, side by side from an offset of a region on. The */
+/* sender may write a message into each without a grant. */
+struct peerlane_peer_quota {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t region;
+	uint32_t windows;
+	uint64_t bytes;
+	uint64_t offset;
+};
+_Static_assert(sizeof(struct peerlane_peer_quota) == 32, "peerlane_peer_quota");
+_Static_assert(offsetof(struct peerlane_peer_quota, type) == 0, "peerlane_peer_quota.type");
+_Static_assert(offsetof(struct peerlane_peer_quota, sequence) == 4, "peerlane_peer_quota.sequence");
+_Static_assert(offsetof(struct peerlane_peer_quota, region) == 8, "peerlane_peer_quota.region");
+_Static_assert(offsetof(struct peerlane_peer_quota, windows) == 12, "peerlane_peer_quota.windows");
+_Static_assert(offsetof(struct peerlane_peer_quota, bytes) == 16, "peerlane_peer_quota.bytes");
+_Static_assert(offsetof(struct peerlane_peer_quota, offset) == 24, "peerlane_peer_quota.offset");
+
+/* The sender has a short message, and writes it into a window. The window is its own again */
+/* when the message is delivered, or refused. */
+struct peerlane_peer_eager {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t send;
+	uint64_t tag;
+	uint64_t length;
+	uint32_t window;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_peer_eager) == 40, "peerlane_peer_eager");
+_Static_assert(offsetof(struct peerlane_peer_eager, type) == 0, "peerlane_peer_eager.type");
+_Static_assert(offsetof(struct peerlane_peer_eager, sequence) == 4, "peerlane_peer_eager.sequence");
+_Static_assert(offsetof(struct peerlane_peer_eager, send) == 8, "peerlane_peer_eager.send");
+_Static_assert(offsetof(struct peerlane_peer_eager, tag) == 16, "peerlane_peer_eager.tag");
+_Static_assert(offsetof(struct peerlane_peer_eager, length) == 24, "peerlane_peer_eager.length");
+_Static_assert(offsetof(struct peerlane_peer_eager, window) == 32, "peerlane_peer_eager.window");
+_Static_assert(offsetof(struct peerlane_peer_eager, reserved) == 36, "peerlane_peer_eager.reserved");
 
 /* The sender has a message. */
 struct peerlane_peer_send {

@@ -60,6 +60,8 @@ const (
 	MemoryParts = 2
 	// A GPU's, of cudaMalloc, opened by an IPC handle: never another relay's.
 	MemoryIPC = 3
+	// Of another host, which only its relay's grants say anything of.
+	MemoryRemote = 4
 	// Allocations that one export is made of.
 	MaxParts = 2048
 	// Routes: what a relay asks another for, RouteAuto, and what a connection has.
@@ -168,6 +170,8 @@ const (
 	TypePeerWelcome     uint32 = 33
 	TypePeerRegion      uint32 = 34
 	TypePeerRegionPart  uint32 = 42
+	TypePeerQuota       uint32 = 47
+	TypePeerEager       uint32 = 48
 	TypePeerSend        uint32 = 35
 	TypePeerGrant       uint32 = 36
 	TypePeerWritten     uint32 = 37
@@ -623,7 +627,8 @@ func (m *PeerWelcome) bytes() []byte {
 func (m *PeerWelcome) messageType() uint32 { return TypePeerWelcome }
 
 // PeerRegion is 40 bytes.
-// With one descriptor: memory that the sender may write once it holds a grant.
+// With one descriptor, but for MemoryRemote: memory that the sender may write once it
+// holds a grant.
 type PeerRegion struct {
 	Header
 	Region uint32
@@ -653,6 +658,41 @@ func (m *PeerRegionPart) bytes() []byte {
 }
 
 func (m *PeerRegionPart) messageType() uint32 { return TypePeerRegionPart }
+
+// PeerQuota is 32 bytes.
+// Of two hosts: windows of `bytes` each, side by side from an offset of a region on. The
+// sender may write a message into each without a grant.
+type PeerQuota struct {
+	Header
+	Region  uint32
+	Windows uint32
+	Bytes   uint64
+	Offset  uint64
+}
+
+func (m *PeerQuota) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerQuota) messageType() uint32 { return TypePeerQuota }
+
+// PeerEager is 40 bytes.
+// The sender has a short message, and writes it into a window. The window is its own again
+// when the message is delivered, or refused.
+type PeerEager struct {
+	Header
+	Send     uint64
+	Tag      uint64
+	Length   uint64
+	Window   uint32
+	Reserved uint32
+}
+
+func (m *PeerEager) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerEager) messageType() uint32 { return TypePeerEager }
 
 // PeerSend is 32 bytes.
 // The sender has a message.
@@ -976,15 +1016,9 @@ type HandleLayout struct {
 	Token      UUID
 	Generation UUID
 	Host       UUID
+	Contact    [56]byte
 	Reserved0  uint64
 	Reserved1  uint64
-	Reserved2  uint64
-	Reserved3  uint64
-	Reserved4  uint64
-	Reserved5  uint64
-	Reserved6  uint64
-	Reserved7  uint64
-	Reserved8  uint64
 }
 
 func (m *HandleLayout) bytes() []byte {
@@ -1059,6 +1093,10 @@ func newMessage(messageType uint32) Message {
 		return &PeerRegion{}
 	case TypePeerRegionPart:
 		return &PeerRegionPart{}
+	case TypePeerQuota:
+		return &PeerQuota{}
+	case TypePeerEager:
+		return &PeerEager{}
 	case TypePeerSend:
 		return &PeerSend{}
 	case TypePeerGrant:
@@ -1134,6 +1172,8 @@ var layouts = []struct {
 	{"PeerWelcome", unsafe.Sizeof(PeerWelcome{}), []uintptr{unsafe.Offsetof(PeerWelcome{}.Header.Type), unsafe.Offsetof(PeerWelcome{}.Header.Sequence), unsafe.Offsetof(PeerWelcome{}.Version), unsafe.Offsetof(PeerWelcome{}.Route), unsafe.Offsetof(PeerWelcome{}.Generation), unsafe.Offsetof(PeerWelcome{}.GPU), unsafe.Offsetof(PeerWelcome{}.Name)}},
 	{"PeerRegion", unsafe.Sizeof(PeerRegion{}), []uintptr{unsafe.Offsetof(PeerRegion{}.Header.Type), unsafe.Offsetof(PeerRegion{}.Header.Sequence), unsafe.Offsetof(PeerRegion{}.Region), unsafe.Offsetof(PeerRegion{}.Kind), unsafe.Offsetof(PeerRegion{}.Bytes), unsafe.Offsetof(PeerRegion{}.GPU)}},
 	{"PeerRegionPart", unsafe.Sizeof(PeerRegionPart{}), []uintptr{unsafe.Offsetof(PeerRegionPart{}.Header.Type), unsafe.Offsetof(PeerRegionPart{}.Header.Sequence), unsafe.Offsetof(PeerRegionPart{}.Region), unsafe.Offsetof(PeerRegionPart{}.Reserved), unsafe.Offsetof(PeerRegionPart{}.Bytes)}},
+	{"PeerQuota", unsafe.Sizeof(PeerQuota{}), []uintptr{unsafe.Offsetof(PeerQuota{}.Header.Type), unsafe.Offsetof(PeerQuota{}.Header.Sequence), unsafe.Offsetof(PeerQuota{}.Region), unsafe.Offsetof(PeerQuota{}.Windows), unsafe.Offsetof(PeerQuota{}.Bytes), unsafe.Offsetof(PeerQuota{}.Offset)}},
+	{"PeerEager", unsafe.Sizeof(PeerEager{}), []uintptr{unsafe.Offsetof(PeerEager{}.Header.Type), unsafe.Offsetof(PeerEager{}.Header.Sequence), unsafe.Offsetof(PeerEager{}.Send), unsafe.Offsetof(PeerEager{}.Tag), unsafe.Offsetof(PeerEager{}.Length), unsafe.Offsetof(PeerEager{}.Window), unsafe.Offsetof(PeerEager{}.Reserved)}},
 	{"PeerSend", unsafe.Sizeof(PeerSend{}), []uintptr{unsafe.Offsetof(PeerSend{}.Header.Type), unsafe.Offsetof(PeerSend{}.Header.Sequence), unsafe.Offsetof(PeerSend{}.Send), unsafe.Offsetof(PeerSend{}.Tag), unsafe.Offsetof(PeerSend{}.Length)}},
 	{"PeerGrant", unsafe.Sizeof(PeerGrant{}), []uintptr{unsafe.Offsetof(PeerGrant{}.Header.Type), unsafe.Offsetof(PeerGrant{}.Header.Sequence), unsafe.Offsetof(PeerGrant{}.Send), unsafe.Offsetof(PeerGrant{}.Grant), unsafe.Offsetof(PeerGrant{}.Part), unsafe.Offsetof(PeerGrant{}.Length), unsafe.Offsetof(PeerGrant{}.Offset), unsafe.Offsetof(PeerGrant{}.Region), unsafe.Offsetof(PeerGrant{}.Reserved)}},
 	{"PeerWritten", unsafe.Sizeof(PeerWritten{}), []uintptr{unsafe.Offsetof(PeerWritten{}.Header.Type), unsafe.Offsetof(PeerWritten{}.Header.Sequence), unsafe.Offsetof(PeerWritten{}.Grant)}},
@@ -1156,5 +1196,5 @@ var layouts = []struct {
 	{"Completion", unsafe.Sizeof(Completion{}), []uintptr{unsafe.Offsetof(Completion{}.Cookie), unsafe.Offsetof(Completion{}.Length), unsafe.Offsetof(Completion{}.Status), unsafe.Offsetof(Completion{}.Reserved)}},
 	{"SubmitPage", unsafe.Sizeof(SubmitPage{}), []uintptr{unsafe.Offsetof(SubmitPage{}.Tail), unsafe.Offsetof(SubmitPage{}.Reserved0), unsafe.Offsetof(SubmitPage{}.CompletedHead), unsafe.Offsetof(SubmitPage{}.Reserved1), unsafe.Offsetof(SubmitPage{}.ClientSleeps), unsafe.Offsetof(SubmitPage{}.Reserved2)}},
 	{"CompletePage", unsafe.Sizeof(CompletePage{}), []uintptr{unsafe.Offsetof(CompletePage{}.TakenHead), unsafe.Offsetof(CompletePage{}.Reserved0), unsafe.Offsetof(CompletePage{}.Tail), unsafe.Offsetof(CompletePage{}.Reserved1), unsafe.Offsetof(CompletePage{}.RelaySleeps), unsafe.Offsetof(CompletePage{}.Reserved2)}},
-	{"HandleLayout", unsafe.Sizeof(HandleLayout{}), []uintptr{unsafe.Offsetof(HandleLayout{}.Magic), unsafe.Offsetof(HandleLayout{}.Token), unsafe.Offsetof(HandleLayout{}.Generation), unsafe.Offsetof(HandleLayout{}.Host), unsafe.Offsetof(HandleLayout{}.Reserved0), unsafe.Offsetof(HandleLayout{}.Reserved1), unsafe.Offsetof(HandleLayout{}.Reserved2), unsafe.Offsetof(HandleLayout{}.Reserved3), unsafe.Offsetof(HandleLayout{}.Reserved4), unsafe.Offsetof(HandleLayout{}.Reserved5), unsafe.Offsetof(HandleLayout{}.Reserved6), unsafe.Offsetof(HandleLayout{}.Reserved7), unsafe.Offsetof(HandleLayout{}.Reserved8)}},
+	{"HandleLayout", unsafe.Sizeof(HandleLayout{}), []uintptr{unsafe.Offsetof(HandleLayout{}.Magic), unsafe.Offsetof(HandleLayout{}.Token), unsafe.Offsetof(HandleLayout{}.Generation), unsafe.Offsetof(HandleLayout{}.Host), unsafe.Offsetof(HandleLayout{}.Contact), unsafe.Offsetof(HandleLayout{}.Reserved0), unsafe.Offsetof(HandleLayout{}.Reserved1)}},
 }

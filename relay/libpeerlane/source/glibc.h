@@ -25,6 +25,8 @@ PEERLANE_BIND(pthread_attr_setstacksize, PEERLANE_FIRST);
 PEERLANE_BIND(pthread_condattr_setclock, PEERLANE_CLOCKS);
 PEERLANE_BIND(dlopen, PEERLANE_FIRST);
 PEERLANE_BIND(dlsym, PEERLANE_FIRST);
+PEERLANE_BIND(dladdr, PEERLANE_FIRST);
+PEERLANE_BIND(dlclose, PEERLANE_FIRST);
 #endif
 
 #endif

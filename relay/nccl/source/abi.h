@@ -212,6 +212,13 @@ struct nccl_net_v12 {
 #define NCCL_PROTOCOL_LL128 1
 #define NCCL_COST_NEVER (-1.0f)
 
+struct nccl_tuner_v3 {
+	const char *name;
+	int (*init)(size_t ranks, size_t nodes, nccl_logger, void **context);
+	int (*collective)(void *context, int kind, size_t bytes, int pipelined, float **costs, int algorithms, int protocols, int *channels);
+	int (*destroy)(void *context);
+};
+
 struct nccl_tuner_v4 {
 	const char *name;
 	int (*init)(size_t ranks, size_t nodes, nccl_logger, void **context);

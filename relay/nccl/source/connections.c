@@ -12,6 +12,7 @@ _Static_assert(sizeof(peerlane_handle) <= NCCL_HANDLE_BYTES, "NCCL hands our han
  * same handle, in which we have no room for a note: so it is found by it. */
 struct attempt {
 	struct relay *relay;
+	struct tie *tie;
 	int device;
 	peerlane_handle handle;
 	peerlane_attempt number;
@@ -39,7 +40,7 @@ int fail(struct communicator *c, const char *doing, int status)
 	why[sizeof why - 1] = 0;
 	if (!atomic_compare_exchange_strong(&c->error, &error, nccl_error(status)))
 		return error; /* which was there already */
-	peerlane_connection_get(c->relay->session, c->number, &info);
+	peerlane_connection_get(c->tie->session, c->number, &info);
 	warn("%s: %s, %s, %s %s: %s", doing, place(c->relay, c->device, text), "through its relay", c->sends ? "to" : "from",
 		*info.peer ? info.peer : "another container", *why ? why : peerlane_status_text(status));
 	return c->error;
@@ -58,7 +59,7 @@ static int on_device(const struct relay *r, int device, const char *what)
 {
 	char text[192];
 
-	if (!r->session) {
+	if (!r->ties) {
 		warn("%s: %s; the line at init says why. To let NCCL take another network instead: PEERLANE_NCCL_FALLBACK=1", what, no_relay);
 		return NCCL_SYSTEM_ERROR;
 	}
@@ -101,10 +102,12 @@ int listen_on(struct relay *given, int device, void *handle, void **out)
 		error = NCCL_SYSTEM_ERROR;
 	} else if (!error && !(error = on_device(r, device, "listening"))) {
 		*l = (struct listener){.relay = r, .device = device};
-		if (!(status = peerlane_listen(r->session, &r->lane[device].gpu, &l->number, handle))) {
+		if (!(status = use_tie(r, &l->tie)) && !(status = peerlane_listen(l->tie->session, &r->lane[device].gpu, &l->number, handle))) {
 			*out = l;
 			return NCCL_SUCCESS;
 		}
+		if (l->tie)
+			leave_tie(l->tie);
 		error = refused(r, device, "listening", status);
 	}
 	free(l);
@@ -117,25 +120,36 @@ int close_listener(void *listener)
 {
 	struct listener *l = listener;
 
-	peerlane_unlisten(l->relay->session, l->number); /* of a session that has failed there is none */
+	peerlane_unlisten(l->tie->session, l->number); /* of a session that has failed there is none */
+	leave_tie(l->tie);
 	leave_relay(l->relay);
 	free(l);
 	return NCCL_SUCCESS;
 }
 
-static struct communicator *new_communicator(struct relay *r, int device, bool sends)
+static struct communicator *new_communicator(struct relay *r, struct tie *t, int device, bool sends)
 {
-	struct communicator *c = calloc(1, sizeof *c);
+	unsigned most = sends ? MOST_SENDS : MOST_RECEIVES;
+	struct communicator *c = calloc(1, sizeof *c + most * sizeof *c->requests);
 
-	if (c)
-		*c = (struct communicator){.relay = same_relay(r), .device = device, .sends = sends, .forks = forks()};
+	if (c) {
+		*c = (struct communicator){.relay = same_relay(r), .tie = t, .device = device, .sends = sends, .forks = forks(), .most = most};
+		same_tie(t);
+	}
 	return c;
+}
+
+static void free_communicator(struct communicator *c)
+{
+	leave_tie(c->tie);
+	leave_relay(c->relay);
+	free(c);
 }
 
 int accept_from(void *listener, void **out, void **of_gpu)
 {
 	struct listener *l = listener;
-	struct communicator *c = new_communicator(l->relay, l->device, false);
+	struct communicator *c = new_communicator(l->relay, l->tie, l->device, false);
 	int status;
 
 	*out = NULL;
@@ -143,13 +157,12 @@ int accept_from(void *listener, void **out, void **of_gpu)
 		*of_gpu = NULL;
 	if (!c)
 		return NCCL_SYSTEM_ERROR;
-	status = peerlane_accept(l->relay->session, l->number, 0, &c->number);
+	status = peerlane_accept(l->tie->session, l->number, 0, &c->number);
 	if (!status) {
 		*out = c;
 		return NCCL_SUCCESS;
 	}
-	leave_relay(c->relay);
-	free(c);
+	free_communicator(c);
 	return status == PEERLANE_STATUS_TIMED_OUT || status == PEERLANE_STATUS_FULL ? NCCL_SUCCESS : refused(l->relay, l->device, "accepting", status);
 }
 
@@ -179,6 +192,14 @@ static void keep(struct attempt *a)
 	pthread_mutex_unlock(&lock);
 }
 
+static void free_attempt(struct attempt *a)
+{
+	if (a->tie)
+		leave_tie(a->tie);
+	leave_relay(a->relay);
+	free(a);
+}
+
 static int begin(struct relay *r, int device, const void *handle, struct attempt **out)
 {
 	struct attempt *a = calloc(1, sizeof *a);
@@ -189,14 +210,13 @@ static int begin(struct relay *r, int device, const void *handle, struct attempt
 	a->relay = same_relay(r);
 	a->device = device;
 	memcpy(&a->handle, handle, sizeof a->handle);
-	status = peerlane_connect_begin(r->session, &r->lane[device].gpu, &a->handle, &a->number);
-	if (status) {
-		leave_relay(a->relay);
-		free(a);
-		return status;
-	}
-	*out = a;
-	return 0;
+	if (!(status = use_tie(r, &a->tie)))
+		status = peerlane_connect_begin(a->tie->session, &r->lane[device].gpu, &a->handle, &a->number);
+	if (status)
+		free_attempt(a);
+	else
+		*out = a;
+	return status;
 }
 
 int connect_to(struct relay *given, int device, void *handle, void **out)
@@ -215,19 +235,16 @@ int connect_to(struct relay *given, int device, void *handle, void **out)
 	}
 	if (!(a = begun(r, device, handle)))
 		status = begin(r, device, handle, &a);
-	if (!status && !(c = new_communicator(r, device, true)))
+	if (!status && !(c = new_communicator(r, a->tie, device, true)))
 		status = PEERLANE_STATUS_FULL;
 	if (!status)
-		status = peerlane_connect_finish(r->session, a->number, 0, &c->number);
-	if (status && c) {
-		leave_relay(c->relay);
-		free(c);
-	}
+		status = peerlane_connect_finish(a->tie->session, a->number, 0, &c->number);
+	if (status && c)
+		free_communicator(c);
 	if (a && (status == PEERLANE_STATUS_TIMED_OUT || status == PEERLANE_STATUS_FULL)) {
 		keep(a);
 	} else if (a) {
-		leave_relay(a->relay);
-		free(a);
+		free_attempt(a);
 	}
 	if (!status)
 		*out = c;
@@ -243,13 +260,12 @@ int close_communicator(void *communicator)
 {
 	struct communicator *c = communicator;
 
-	peerlane_disconnect(c->relay->session, c->number);
+	peerlane_disconnect(c->tie->session, c->number);
 	/* Of one that is aborted; they end as the connection does. */
-	for (int i = 0; i < NCCL_MAX_REQUESTS; i++)
+	for (unsigned i = 0; i < c->most; i++)
 		for (int k = 0; c->requests[i].used && k < c->requests[i].posted; k++)
 			if (!c->requests[i].part[k].ended)
-				peerlane_forget(c->relay->session, c->requests[i].part[k].operation);
-	leave_relay(c->relay);
-	free(c);
+				peerlane_forget(c->tie->session, c->requests[i].part[k].operation);
+	free_communicator(c);
 	return NCCL_SUCCESS;
 }

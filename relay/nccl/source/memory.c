@@ -1,8 +1,11 @@
 /* Memory that NCCL registers. */
 #include "plugin.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of sessions' regions; held in no call of libpeerlane's */
 
 /* What differs between NCCL's address and the twin's, so that what is aligned in one is
  * aligned in the other. */
@@ -16,7 +19,7 @@ static int register_host(struct communicator *c, struct region *r)
 	int status;
 
 	r->first = r->base % ALIGNED;
-	status = peerlane_host_memory(c->relay->session, r->bytes + r->first, gpu, c->sends ? PEERLANE_ACCESS_SEND : PEERLANE_ACCESS_RECEIVE, &data, &r->memory);
+	status = peerlane_host_memory(c->tie->session, r->bytes + r->first, gpu, c->sends ? PEERLANE_ACCESS_SEND : PEERLANE_ACCESS_RECEIVE, &data, &r->memory);
 	if (status) {
 		warn("registering %zu bytes of host memory: %s: %s", r->bytes, place(c->relay, c->device, text), peerlane_error());
 		return nccl_error(status);
@@ -33,12 +36,12 @@ static int register_gpu(struct communicator *c, struct region *r)
 	static bool announced;
 	const void *data = (const void *)r->base;
 	uint32_t access = c->sends ? PEERLANE_ACCESS_SEND : PEERLANE_ACCESS_RECEIVE;
-	int status = peerlane_export_pointer(c->relay->session, data, r->bytes, access, &r->memory);
+	int status = peerlane_export_pointer(c->tie->session, data, r->bytes, access, &r->memory);
 	char why[1024] = "", text[192];
 
 	if (status && !c->exported && status == PEERLANE_STATUS_CUDA) {
 		strncpy(why, peerlane_error(), sizeof why - 1);
-		status = peerlane_export_pointer_ipc(c->relay->session, data, r->bytes, access, &r->memory);
+		status = peerlane_export_pointer_ipc(c->tie->session, data, r->bytes, access, &r->memory);
 		if (!status && !__atomic_exchange_n(&announced, true, __ATOMIC_RELAXED))
 			warn("%s: NCCL's buffers are shared with the relay by legacy CUDA IPC (%s)", place(c->relay, c->device, text), why);
 	}
@@ -55,6 +58,21 @@ static int register_gpu(struct communicator *c, struct region *r)
 	return nccl_error(status);
 }
 
+/* same finds what was registered in the session before, and counts one use more. */
+static struct region *same(struct communicator *c, uintptr_t base, size_t bytes, bool host)
+{
+	struct region *r;
+
+	pthread_mutex_lock(&lock);
+	for (r = c->tie->regions; r; r = r->next)
+		if (r->base == base && r->bytes == bytes && r->sends == c->sends && r->lane == c->device && (r->twin != NULL) == host) {
+			r->uses++;
+			break;
+		}
+	pthread_mutex_unlock(&lock);
+	return r;
+}
+
 int register_memory(void *communicator, void *data, size_t bytes, int type, void **out)
 {
 	struct communicator *c = communicator;
@@ -64,38 +82,68 @@ int register_memory(void *communicator, void *data, size_t bytes, int type, void
 	*out = NULL;
 	if (error)
 		return error;
+	if ((r = same(c, (uintptr_t)data, bytes, type == NCCL_POINTER_HOST))) {
+		c->exported += !r->twin;
+		*out = r;
+		return NCCL_SUCCESS;
+	}
 	if (!(r = calloc(1, sizeof *r)))
 		return NCCL_SYSTEM_ERROR;
-	r->base = (uintptr_t)data;
-	r->bytes = bytes;
+	*r = (struct region){.uses = 1, .sends = c->sends, .lane = c->device, .base = (uintptr_t)data, .bytes = bytes};
 	if (type == NCCL_POINTER_HOST)
 		error = register_host(c, r);
 	else if (type == NCCL_POINTER_CUDA)
 		error = register_gpu(c, r);
 	else
 		error = NCCL_INVALID_ARGUMENT;
-	if (error)
+	if (error) {
 		free(r);
-	else
-		*out = r;
-	return error;
+		return error;
+	}
+	pthread_mutex_lock(&lock);
+	r->next = c->tie->regions;
+	c->tie->regions = r;
+	pthread_mutex_unlock(&lock);
+	*out = r;
+	return NCCL_SUCCESS;
 }
 
 int deregister(void *communicator, void *memory)
 {
 	struct communicator *c = communicator;
 	struct region *r = memory;
+	bool last;
 
 	if (!r)
 		return NCCL_SUCCESS;
 	if (!r->twin)
 		c->exported--;
+	pthread_mutex_lock(&lock);
+	if ((last = --r->uses == 0))
+		for (struct region **at = &c->tie->regions; *at; at = &(*at)->next)
+			if (*at == r) {
+				*at = r->next;
+				break;
+			}
+	pthread_mutex_unlock(&lock);
+	if (!last)
+		return NCCL_SUCCESS;
 	/* In a session that has failed nothing is exported, and host memory is unmapped all
 	 * the same. */
-	peerlane_unexport(c->relay->session, r->memory);
+	peerlane_unexport(c->tie->session, r->memory);
 	free(r);
 	return NCCL_SUCCESS;
 }
+
+void forget_regions(struct region *r)
+{
+	for (struct region *next; r; r = next) {
+		next = r->next;
+		free(r);
+	}
+}
+
+void forget_registering(void) { pthread_mutex_init(&lock, NULL); }
 
 void copy_words(uint8_t *to, const uint8_t *from, size_t bytes)
 {

@@ -42,7 +42,9 @@ void write_log(int level, const char *file, int line, const char *format, ...)
  * fork() takes; so no handler of ours takes it before fork(), and a child begins anew. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct relay *current;
-static char name[PEERLANE_MAX_LANES][sizeof "peerlane4294967295"];
+/* As the virtual topology file has them (topo.VirtualSwitch): NCCL finds a device there by
+ * its name. */
+static char name[PEERLANE_MAX_LANES][sizeof "peerlane_4294967295"];
 
 static unsigned fork_count;
 
@@ -54,6 +56,7 @@ static void in_child(void)
 	current = NULL; /* whoever uses the parent's gives it back */
 	fork_count++;
 	forget_attempts();
+	forget_registering();
 }
 
 __attribute__((constructor)) static void handle_fork(void) { pthread_atfork(NULL, NULL, in_child); }
@@ -65,22 +68,84 @@ static bool is_set(const char *variable)
 	return value && *value && strcmp(value, "0");
 }
 
-/* leave, with the lock. */
-static void leave(struct relay *r)
+/* unused gives one use back, with the lock. What nobody uses any more is the caller's to
+ * end(), without it: that waits for other relays. */
+static struct relay *unused(struct relay *r) { return r && --r->uses == 0 ? r : NULL; }
+
+static void end(struct relay *r)
 {
-	if (--r->uses)
-		return;
-	peerlane_close(r->session);
+	struct tie *next;
+
+	for (struct tie *t = r ? r->ties : NULL; t; t = next) {
+		next = t->next;
+		peerlane_close(t->session);
+		forget_regions(t->regions);
+		free(t);
+	}
 	free(r);
+}
+
+/* tie_to dials one more session. */
+static int tie_to(struct tie **out)
+{
+	struct tie *t = calloc(1, sizeof *t);
+	int status;
+
+	if (!t)
+		return PEERLANE_STATUS_FULL;
+	if ((status = peerlane_dial(getenv("PEERLANE_SOCKET"), NULL, 0, -1, &t->session)))
+		free(t);
+	else
+		*out = t;
+	return status;
+}
+
+int use_tie(struct relay *r, struct tie **out)
+{
+	struct tie *t;
+	int status = 0;
+
+	pthread_mutex_lock(&lock);
+	for (t = r->ties; t && t->uses >= TIE_USES; t = t->next)
+		;
+	if (!t) {
+		pthread_mutex_unlock(&lock); /* to dial is to wait for the relay */
+		status = tie_to(&t);
+		pthread_mutex_lock(&lock);
+		if (!status) {
+			t->next = r->ties->next; /* the first is the relay's own */
+			r->ties->next = t;
+		}
+	}
+	if (!status) {
+		t->uses++;
+		*out = t;
+	}
+	pthread_mutex_unlock(&lock);
+	return status;
+}
+
+void same_tie(struct tie *t)
+{
+	pthread_mutex_lock(&lock);
+	t->uses++;
+	pthread_mutex_unlock(&lock);
+}
+
+void leave_tie(struct tie *t)
+{
+	pthread_mutex_lock(&lock);
+	t->uses--;
+	pthread_mutex_unlock(&lock);
 }
 
 /* dial makes a session, and asks for its lanes. */
 static int dial(struct relay *r)
 {
-	int status = peerlane_dial(getenv("PEERLANE_SOCKET"), NULL, 0, -1, &r->session);
+	int status = tie_to(&r->ties);
 
 	if (!status)
-		status = peerlane_lanes(r->session, r->lane, PEERLANE_MAX_LANES, &r->lanes);
+		status = peerlane_lanes(r->ties->session, r->lane, PEERLANE_MAX_LANES, &r->lanes);
 	if (status)
 		return status;
 	for (unsigned i = 0; i < r->lanes; i++) {
@@ -105,8 +170,10 @@ static int without(struct relay *r, const char *why)
 	const char *named = getenv("NCCL_NET");
 
 	warn("%s", why);
-	peerlane_close(r->session);
-	r->session = NULL;
+	if (r->ties)
+		peerlane_close(r->ties->session);
+	free(r->ties);
+	r->ties = NULL;
 	if (is_set("PEERLANE_NCCL_FALLBACK"))
 		warn("NCCL may take another network (PEERLANE_NCCL_FALLBACK); ranks that do not all take the same one hang");
 	else if (!named || strcasecmp(named, NAME))
@@ -116,12 +183,13 @@ static int without(struct relay *r, const char *why)
 
 int use_relay(struct relay **out)
 {
+	struct relay *before = NULL;
 	int error = 0;
 
 	pthread_mutex_lock(&lock);
 	/* One that has died has a successor, for who comes from now on. Until that is there
 	 * the dead one says what devices there are: some versions ask only once. */
-	if (!current || !current->session || peerlane_session_status(current->session)) {
+	if (!current || !current->ties || peerlane_session_status(current->ties->session)) {
 		struct relay *r = calloc(1, sizeof *r);
 
 		if (!r) {
@@ -129,14 +197,13 @@ int use_relay(struct relay **out)
 		} else if (dial(r) && (error = without(r, *peerlane_error() ? peerlane_error() : no_relay))) {
 			free(r);
 		} else {
-			if (current)
-				leave(current);
+			before = unused(current);
 			r->uses = 1;
 			current = r;
 			for (unsigned i = 0; i < r->lanes; i++) {
 				char text[192];
 
-				snprintf(name[i], sizeof name[i], "peerlane%u", i);
+				snprintf(name[i], sizeof name[i], "peerlane_%u", r->lane[i].index);
 				inform("%s is the lane of %s", name[i], place(r, (int)i, text));
 			}
 		}
@@ -146,6 +213,7 @@ int use_relay(struct relay **out)
 		*out = current;
 	}
 	pthread_mutex_unlock(&lock);
+	end(before);
 	return error;
 }
 
@@ -163,21 +231,25 @@ struct relay *same_relay(struct relay *r)
 void leave_relay(struct relay *r)
 {
 	pthread_mutex_lock(&lock);
-	leave(r);
+	r = unused(r);
 	pthread_mutex_unlock(&lock);
+	end(r);
 }
 
 int finalize(void *context)
 {
-	struct relay *r = context;
+	struct relay *last = NULL, *r;
 
+	/* NCCL 2.28 finalizes also what init() has refused: that has no context. */
 	pthread_mutex_lock(&lock);
-	leave(r);
+	r = unused(context);
 	if (current && current->uses == 1) { /* ours alone: no communicator is left */
-		leave(current);
+		last = unused(current);
 		current = NULL;
 	}
 	pthread_mutex_unlock(&lock);
+	end(r);
+	end(last);
 	return NCCL_SUCCESS;
 }
 
@@ -267,7 +339,7 @@ int describe(int device, struct nccl_net_properties_v12 *p)
 		return NCCL_INVALID_ARGUMENT;
 	}
 	*p = (struct nccl_net_properties_v12){
-		.name = *name[device] ? name[device] : "peerlane0",
+		.name = *name[device] ? name[device] : "peerlane_0",
 		.guid = guid[0] ^ guid[1],
 		.pointers = pointers(),
 		.speed = speed(),

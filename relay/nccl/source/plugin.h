@@ -17,10 +17,32 @@
 
 #define NAME "Peerlane" /* what NCCL_NET names */
 
-/* A session with the relay of this container. Contexts, listeners and communicators
- * use one; it is closed when nobody does. */
+/* A ring has PEERLANE_RING_ENTRIES places, and as many operations wait for one, sends
+ * behind receives. So that each communicator can always have those that it may, a session
+ * has at most so many communicators. */
+#define TIE_USES (2 * PEERLANE_RING_ENTRIES / MOST_SENDS)
+
+/* Sends that a communicator has at once: 16 steps, of each of eight ranks for which one
+ * sends (PXN). NCCL expects NCCL_MAX_REQUESTS at least. */
+#define MOST_SENDS 128
+
+/* Receives, each of a group counted: eight steps of a full one. */
+#define MOST_RECEIVES 64
+
+_Static_assert(MOST_SENDS >= NCCL_MAX_REQUESTS && MOST_RECEIVES >= NCCL_MAX_REQUESTS && MOST_RECEIVES <= MOST_SENDS, "what NCCL counts on");
+
+/* A session. Its uses are listeners, attempts to connect, and communicators. */
+struct tie {
+	peerlane_session *session;
+	unsigned uses;
+	struct region *regions;
+	struct tie *next;
+};
+
+/* The relay of this container, and the sessions with it. Contexts, listeners and
+ * communicators use one; its sessions are closed when nobody does. */
 struct relay {
-	peerlane_session *session; /* NULL: there is no relay, and nothing works */
+	struct tie *ties; /* NULL: there is no relay, and nothing works */
 	unsigned uses;
 	unsigned lanes;
 	struct peerlane_lane lane[PEERLANE_MAX_LANES];
@@ -28,12 +50,18 @@ struct relay {
 
 struct listener {
 	struct relay *relay;
+	struct tie *tie;
 	int device;
 	peerlane_listener number;
 };
 
-/* Memory that NCCL has registered. Host memory has a twin that the relay made. */
+/* Memory that NCCL has registered, once for all communicators of a session: they share
+ * pools. Host memory has a twin that the relay made. */
 struct region {
+	struct region *next;
+	unsigned uses;
+	bool sends;
+	int lane;
 	uintptr_t base;
 	size_t bytes;
 	uint8_t *twin; /* of base; NULL: GPU memory */
@@ -61,6 +89,7 @@ struct request {
  * its progress thread sends or receives: they share the error alone. */
 struct communicator {
 	struct relay *relay;
+	struct tie *tie;
 	bool sends;
 	int device;
 	_Atomic int error;        /* of NCCL's, sticky; 0: none */
@@ -68,7 +97,10 @@ struct communicator {
 	unsigned exported;        /* regions of GPU memory */
 	peerlane_connection number;
 	struct request *unposted; /* receives of which a part waits for room */
-	struct request requests[NCCL_MAX_REQUESTS];
+	unsigned under_way;       /* parts that have not ended */
+	unsigned most;            /* of them */
+	unsigned last;            /* request that was given out */
+	struct request requests[]; /* of each part one, at least */
 };
 
 /* --- plugin.c */
@@ -90,6 +122,12 @@ int use_relay(struct relay **relay);
 /* The relay that is there, with one more use. */
 struct relay *same_relay(struct relay *relay);
 void leave_relay(struct relay *relay);
+
+/* Takes a use of a session that has room for one more, which is dialed where none has.
+ * A status of libpeerlane's. */
+int use_tie(struct relay *relay, struct tie **tie);
+void same_tie(struct tie *tie);
+void leave_tie(struct tie *tie);
 
 /* NCCL's error for a status of libpeerlane's. */
 int nccl_error(int status);
@@ -116,6 +154,10 @@ int fail(struct communicator *c, const char *doing, int status);
 int unusable(struct communicator *c);
 
 /* --- memory.c */
+/* Frees the regions of a session that has been closed, which nobody deregistered. */
+void forget_regions(struct region *regions);
+/* In a child of fork(): the lock may be the parent's. */
+void forget_registering(void);
 int register_memory(void *communicator, void *data, size_t bytes, int type, void **memory);
 int deregister(void *communicator, void *memory);
 /* Copies in units of 8 bytes, aligned where both are aligned alike: a kernel that
@@ -127,5 +169,9 @@ int send_one(void *communicator, void *data, size_t bytes, int tag, void *memory
 int receive_group(void *communicator, int n, void **data, const size_t *sizes, const int *tags, void **memories, void **request);
 int flush(void *communicator, int n, void **data, int *sizes, void **memories, void **request);
 int test(void *request, int *done, int *sizes);
+
+/* --- tuner.c */
+/* Refuses an NCCL that would use LL128 between nodes. */
+int check_ll128(nccl_logger logger);
 
 #endif

@@ -13,6 +13,8 @@ static int init_8(nccl_logger logger)
 	int error;
 
 	set_logger(logger);
+	if ((error = check_ll128(logger)))
+		return error;
 	error = use_relay(&r);
 	if (!error)
 		leave_relay(r);

@@ -4,9 +4,14 @@
 
 static struct request *free_request(struct communicator *c)
 {
-	for (int i = 0; i < NCCL_MAX_REQUESTS; i++)
-		if (!c->requests[i].used)
-			return &c->requests[i];
+	for (unsigned i = 1; i <= c->most; i++) {
+		unsigned k = (c->last + i) % c->most;
+
+		if (!c->requests[k].used) {
+			c->last = k;
+			return &c->requests[k];
+		}
+	}
 	return NULL;
 }
 
@@ -33,7 +38,7 @@ static int post(struct request *r)
 		struct part *p = &r->part[r->posted];
 		struct peerlane_options options = {.tag = p->tag};
 
-		status = (c->sends ? peerlane_send : peerlane_receive)(c->relay->session, c->number, p->region->memory,
+		status = (c->sends ? peerlane_send : peerlane_receive)(c->tie->session, c->number, p->region->memory,
 			p->region->first + offset(p), p->bytes, &options, &p->operation);
 		if (!status)
 			r->posted++;
@@ -86,6 +91,7 @@ int send_one(void *communicator, void *data, size_t bytes, int tag, void *memory
 	if (status)
 		return fail(c, "sending", status);
 	r->used = true;
+	c->under_way += (unsigned)r->parts;
 	*out = r;
 	return NCCL_SUCCESS;
 }
@@ -104,7 +110,7 @@ int receive_group(void *communicator, int n, void **data, const size_t *sizes, c
 		warn("a group of %d receives; %d are possible", n, NCCL_MAX_RECEIVES);
 		return NCCL_INVALID_ARGUMENT;
 	}
-	if (!post_rest(c) || !(r = free_request(c)))
+	if (!post_rest(c) || c->under_way + (unsigned)n > c->most || !(r = free_request(c)))
 		return c->error;
 	r->communicator = c;
 	r->parts = n;
@@ -122,6 +128,7 @@ int receive_group(void *communicator, int n, void **data, const size_t *sizes, c
 	else if (status)
 		return fail(c, "receiving", status);
 	r->used = true;
+	c->under_way += (unsigned)r->parts;
 	*out = r;
 	return NCCL_SUCCESS;
 }
@@ -157,7 +164,7 @@ int test(void *request, int *done, int *sizes)
 
 		if (p->ended)
 			continue;
-		status = peerlane_test(c->relay->session, p->operation, &p->moved);
+		status = peerlane_test(c->tie->session, p->operation, &p->moved);
 		if (status == PEERLANE_STATUS_PENDING)
 			continue;
 		p->ended = true;
@@ -172,6 +179,7 @@ int test(void *request, int *done, int *sizes)
 	for (int i = 0; sizes && i < r->parts; i++)
 		sizes[i] = (int)r->part[i].moved;
 	r->used = false;
+	c->under_way -= (unsigned)r->parts;
 	*done = 1;
 	return NCCL_SUCCESS;
 }

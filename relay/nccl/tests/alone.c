@@ -1,4 +1,5 @@
-/* alone PLUGIN [GPU]: what the plugin says to one process: at init, of its devices, and
+/* alone PLUGIN [GPU]: what the plugin says to one process, which is NCCL of the release
+ * that ALONE_NCCL says, by its table 8, or else 12: at init, of its devices, and
  * of its tuner; and where it has a GPU and a relay, of memory of each kind. */
 #include <stdarg.h>
 #include <string.h>
@@ -20,26 +21,38 @@ static void logger(int level, unsigned long flags, const char *file, int at, con
 	va_end(arguments);
 }
 
+int ncclGetVersion(int *version)
+{
+	const char *text = getenv("ALONE_NCCL");
+
+	*version = text ? atoi(text) : 0;
+	return 0;
+}
+
 static void tune(const char *path)
 {
 	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	const struct nccl_tuner_v3 *v3 = dlsym(library, "ncclTunerPlugin_v3");
 	const struct nccl_tuner_v4 *v4 = dlsym(library, "ncclTunerPlugin_v4");
 	const struct nccl_tuner_v5 *v5 = dlsym(library, "ncclTunerPlugin_v5");
 
-	for (int version = 4; version <= 5; version++)
+	for (int version = 3; version <= 5; version++)
 		for (size_t nodes = 1; nodes <= 2; nodes++) {
 			float cost[7][3];
 			void *context = NULL;
-			int channels = 5, result = version == 4 ? v4->init(8, nodes, logger, &context) : v5->init(&context, 1, 8, nodes, logger, NULL, NULL);
+			int channels = 5, result = version == 3 ? v3->init(8, nodes, logger, &context) : version == 4 ? v4->init(8, nodes, logger, &context) : v5->init(&context, 1, 8, nodes, logger, NULL, NULL);
 
 			for (int i = 0; i < 21; i++)
 				cost[i / 3][i % 3] = (float)i;
-			result += (version == 4 ? v4->collective : v5->collective)(context, 4, 1 << 20, 1, (float **)(void *)cost, 7, 3, 0, &channels);
+			if (version == 3)
+				result += v3->collective(context, 4, 1 << 20, 1, (float **)(void *)cost, 7, 3, &channels);
+			else
+				result += (version == 4 ? v4->collective : v5->collective)(context, 4, 1 << 20, 1, (float **)(void *)cost, 7, 3, 0, &channels);
 			printf("tuner %d, %zu nodes: %d %d:", version, nodes, result, channels);
 			for (int i = 0; i < 21; i++)
 				printf(" %g", (double)cost[i / 3][i % 3]);
 			puts("");
-			(version == 4 ? v4->destroy : v5->finalize)(context);
+			(version == 3 ? v3->destroy : version == 4 ? v4->destroy : v5->finalize)(context);
 		}
 }
 
@@ -66,6 +79,7 @@ static void registers(const char *uuid)
 	uint64_t plain;
 	void *sends, *receives, *vmm = NULL, *other = NULL, *library = dlopen(getenv("PEERLANE_CUDA_LIBRARY"), RTLD_NOW);
 	int (*allocate)(uint64_t *, size_t) = (int (*)(uint64_t *, size_t))dlsym(library, "cuMemAlloc_v2");
+	void *request = NULL, *nine[9] = {NULL};
 	int digits = 0;
 
 	for (const char *p = uuid + 4; *p; p++)
@@ -83,11 +97,18 @@ static void registers(const char *uuid)
 	printf("cudaMalloc's alone: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)plain, 4096, NCCL_POINTER_CUDA, &other)));
 	ALL(deregister(sends, other));
 	printf("VMM: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)m.address, 4096, NCCL_POINTER_CUDA, &vmm)));
+	printf("the same again: %d", ALL(register_memory(sends, (void *)(uintptr_t)m.address, 4096, NCCL_POINTER_CUDA, &other)));
+	printf(" %s\n", other == vmm ? "once" : "anew");
+	ALL(deregister(sends, other));
+	printf("a send out of it: %d\n", net_send(sends, (void *)(uintptr_t)m.address, 8, 1, vmm, &request));
+	printf("to receive: %d", ALL(register_memory(receives, (void *)(uintptr_t)m.address, 4096, NCCL_POINTER_CUDA, &other)));
+	printf(" %s\n", other == vmm ? "once" : "anew");
+	ALL(deregister(receives, other));
 	printf("cudaMalloc's beside it: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)plain, 4096, NCCL_POINTER_CUDA, &other)));
 	printf("another kind: %d\n", ALL(register_memory(sends, (void *)(uintptr_t)plain, 4096, 4, &other)));
-	void *request = &m, *nine[9] = {NULL};
 	size_t sizes[9] = {0};
 	int tags[9] = {0};
+	request = &m;
 	printf("beyond it: %d", net_send(sends, (void *)(uintptr_t)(m.address + 4000), 97, 1, vmm, &request));
 	printf(" %s\n", request ? "a request" : "no request");
 	printf("a group of nine: %d\n", net_receive(receives, 9, nine, sizes, tags, nine, &request));
@@ -109,12 +130,14 @@ int main(int argc, char **argv)
 		return 2;
 	tune(argv[1]);
 	gpu_open();
-	net_load(argv[1], 12);
+	net_load(argv[1], getenv("ALONE_NCCL") ? 8 : 12);
 	printf("name %s\n", net.v12->name);
 	result = net_init(logger);
 	printf("init: %d\n", result);
-	if (result)
+	if (result || net.version == 8) {
+		printf("finalize: %d\n", net_finalize()); /* as NCCL 2.28 does */
 		return 0;
+	}
 	result = ALL(devices(&n));
 	printf("devices: %d %d\n", result, n);
 	result = net.v12->properties(0, &p);

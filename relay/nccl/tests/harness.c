@@ -3,7 +3,8 @@
  * Two ranks, each a process with a relay of its own, load the plugin as NCCL does and
  * move messages over LINKS connections, every other one in the other direction: on each
  * GROUPS groups of 1 to 8 receives, DEPTH of them at once, of 0 to BYTES bytes, in host
- * and GPU memory, in an order that SEED and the machine's load decide. MODE:
+ * and GPU memory, in an order that SEED and the machine's load decide; where SEED is odd
+ * nobody receives before all have tried to send for a while. MODE:
  *
  *	run    to the end
  *	fork   the same, with children of fork()
@@ -14,7 +15,8 @@
  *	       connect has returned a hundred times for each link without a communicator
  *
  * What breaks NCCL's contract is a line "violation: ...", and exit status 3. A call that
- * must not wait may last HARNESS_LIMIT seconds, else 60. */
+ * must not wait may last HARNESS_LIMIT seconds, else 60, and nothing may end for
+ * HARNESS_QUIET, else 120. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
@@ -73,7 +75,7 @@ static void blocked(int signal)
 	violation("%s blocks", calling);
 }
 
-static unsigned limit = 60;
+static unsigned limit = 60, quiet_limit = 120;
 
 /* prompt makes a call that must not wait. */
 #define prompt(name, call) (calling = name, alarm(limit), prompted(call))
@@ -124,10 +126,13 @@ struct group {
 	struct message m[NCCL_MAX_RECEIVES];
 };
 
+/* Large messages come one by one: all places of a link have to be registered. */
+static unsigned group_most(void) { return bytes_most > (4 << 20) ? 1 : NCCL_MAX_RECEIVES; }
+
 static struct group plan(unsigned link, unsigned group)
 {
 	uint64_t r = mark(link, group, 99);
-	struct group g = {.n = bytes_most > (4 << 20) ? 1 : 1 + r % NCCL_MAX_RECEIVES};
+	struct group g = {.n = 1 + r % group_most()};
 
 	g.first = (r >> 8) % g.n;
 	for (unsigned i = 0; i < g.n; i++) {
@@ -193,7 +198,7 @@ static bool failed(struct link *l, const char *call, int result)
 	return true;
 }
 
-static uint64_t at(unsigned group, unsigned i) { return ((uint64_t)(group % depth) * NCCL_MAX_RECEIVES + i) * stride; }
+static uint64_t at(unsigned group, unsigned i) { return ((uint64_t)(group % depth) * group_most() + i) * stride; }
 
 static void *address(struct link *l, bool host, unsigned group, unsigned i)
 {
@@ -349,7 +354,7 @@ static void hear(int fd, void *data, size_t n) { must(recv(fd, data, n, MSG_WAIT
 
 static void make_memory(struct link *l)
 {
-	uint64_t n = depth * NCCL_MAX_RECEIVES * stride;
+	uint64_t n = depth * group_most() * stride;
 	uint8_t *raw = malloc(n + 8);
 
 	must(raw, "memory");
@@ -388,7 +393,9 @@ static void connect_all(int other)
 		*l = (struct link){.number = i, .sends = i % 2 == (unsigned)rank};
 		if (l->sends)
 			continue;
-		must(!prompt("listen", net_listen(0, l->handle, &l->listener)) && l->listener, "listen");
+		must(!prompt("listen", net_listen(0, l->handle, &l->listener)), "listen");
+		if (!l->listener)
+			violation("listen gives out no listener");
 		/* Nobody can have come. */
 		l->communicator = l;
 		must(!prompt("accept", ALL(accept(l->listener, &l->communicator, NULL))), "accept");
@@ -457,7 +464,7 @@ static void check_properties(void)
 
 	must(!ALL(devices(&n)) && n == 1, "devices");
 	must(!EACH(net.v8->properties(0, (void *)&p), net.v9->properties(0, (void *)&p), net.v10->properties(0, (void *)&p), net.v11->properties(0, (void *)&p), net.v12->properties(0, &p)), "getProperties");
-	must(!strcmp(p.name, "peerlane0") && p.pointers == 3 && !p.registration_is_global && p.guid, "properties");
+	must(!strncmp(p.name, "peerlane_", 9) && p.name[9] == '0' + rank && !p.name[10] && p.pointers == 3 && !p.registration_is_global && p.guid, "properties");
 	must((net.version == 8 ? ((struct nccl_net_properties_v8 *)(void *)&p)->max_receives : p.max_receives) == NCCL_MAX_RECEIVES, "maxRecvs");
 }
 
@@ -465,7 +472,7 @@ static void check_properties(void)
  * made meanwhile and lives on, 0 if none was. */
 static pid_t move(const char *mode)
 {
-	unsigned ended = 0, progress = 0, quiet = 0;
+	unsigned ended = 0, progress = 0, quiet = 0, sends_only = seed & 1 ? 300 : 0;
 	time_t since = time(NULL);
 	pid_t child = 0;
 
@@ -480,17 +487,20 @@ static pid_t move(const char *mode)
 				ended++;
 				continue;
 			}
+			if (sends_only && !l->sends)
+				continue;
 			if ((killing || l->group < groups) && dice(3) && l->waiting < MOST_DEPTH * NCCL_MAX_RECEIVES)
 				l->sends ? post_send(l) : post_receive(l);
 			if (l->waiting && !l->dead)
 				progress += look(l, dice(l->waiting));
 		}
+		sends_only -= sends_only > 0;
 		if (progress != before) {
 			since = time(NULL);
 			quiet = 0;
 		} else if (++quiet > 200) {
 			usleep(50);
-			if (time(NULL) - since > 120)
+			if (time(NULL) - since > (time_t)quiet_limit)
 				violation("nothing ends any more");
 		}
 		if (before < 20 && progress >= 20 && killing)
@@ -576,6 +586,8 @@ int main(int argc, char **argv)
 	stopping = !strcmp(argv[3], "stop");
 	if (getenv("HARNESS_LIMIT"))
 		limit = (unsigned)atoi(getenv("HARNESS_LIMIT"));
+	if (getenv("HARNESS_QUIET"))
+		quiet_limit = (unsigned)atoi(getenv("HARNESS_QUIET"));
 	if (links > MOST_LINKS || depth > MOST_DEPTH || !bytes_most)
 		return 2;
 	stride = (bytes_most + 63) / 64 * 64 + 64;

@@ -29,6 +29,7 @@ int main(void)
 		AT(nccl_net_properties_v11, max_multi_request), END();
 	FIRST(nccl_net_properties_v12), AT(nccl_net_properties_v12, force_flush), SECOND(nccl_net_properties_v12), THIRD(nccl_net_properties_v12),
 		AT(nccl_net_properties_v12, max_multi_request), AT(nccl_net_properties_v12, rail), AT(nccl_net_properties_v12, plane), END();
+	TUNER(nccl_tuner_v3, destroy);
 	TUNER(nccl_tuner_v4, destroy);
 	TUNER(nccl_tuner_v5, finalize);
 	return 0;

@@ -43,10 +43,12 @@ func Listen(ctx context.Context, at netip.Addr, ports Ports) (*net.TCPListener, 
 	if at.Is6() {
 		network = "tcp6"
 	}
+	var plain net.ListenConfig
+	plain.SetMultipathTCP(false) // which a relay's sandbox denies, and the other side does not ask for
 	var refused error
 	for _, n := range rand.Perm(ports.Count()) {
 		port := ports.First + uint16(n)
-		listener, err := new(net.ListenConfig).Listen(ctx, network, netip.AddrPortFrom(at, port).String())
+		listener, err := plain.Listen(ctx, network, netip.AddrPortFrom(at, port).String())
 		switch {
 		case err == nil:
 			return listener.(*net.TCPListener), nil

@@ -167,6 +167,24 @@ func (a *Arrivals) Grant(immediate uint64, region uint32, offset, length uint64)
 	return err
 }
 
+// Renew is Grant for a number that was given before, and of whose writes none is under
+// way: what is left of that grant is not to be written any more.
+func (a *Arrivals) Renew(immediate uint64, region uint32, offset, length uint64) error {
+	open := false
+	a.with(func(r *runway) {
+		if w := r.windows[immediate]; w != nil {
+			open = w.length > 0
+			if !open {
+				delete(r.windows, immediate)
+			}
+		}
+	})
+	if open {
+		return refused("grant %d is to be given again within a write", immediate)
+	}
+	return a.Grant(immediate, region, offset, length)
+}
+
 // Close ends the calls. What is granted stays so until the other side leaves the channel.
 func (a *Arrivals) Close() {
 	a.arrived, a.ended = func(uint64, uint64) {}, func() {}

@@ -178,11 +178,20 @@ func (p *Peer) send(c net.Conn, data net.Buffers) (sent int64, all bool) {
 	}
 }
 
+// The buffer that frames are read into has leastBuffer bytes, and as many as mostBuffer
+// once so much has come at once: most Peers of a relay that has many say little. There has
+// always to be room for one frame.
+const (
+	leastBuffer = 4 << 10
+	mostBuffer  = 64 << 10
+)
+
+var _ [mostBuffer - 2*(frameHeader+maxFrame)]struct{}
+
 // readControl reads frames and has the loop handle them. While it does nothing more is
 // read: the other side waits.
 func (p *Peer) readControl() {
-	// As much as two of the longest frames, so that there always is room for one.
-	buffer := make([]byte, max(64<<10, 2*(frameHeader+maxFrame)))
+	buffer := make([]byte, leastBuffer)
 	have := 0
 	var frames []frame
 	for {
@@ -196,6 +205,7 @@ func (p *Peer) readControl() {
 			n, err = p.control.Read(buffer[have:])
 		}
 		have += n
+		more := have == len(buffer) && len(buffer) < mostBuffer
 		used := 0
 		frames = frames[:0]
 		var wrong error
@@ -213,7 +223,11 @@ func (p *Peer) readControl() {
 		if len(frames) > 0 && !p.loop.Call(func() { p.handle(frames) }) {
 			p.fail(errClosed, false) // the loop has ended
 		}
-		have = copy(buffer, buffer[used:have])
+		left := buffer[used:have]
+		if more { // of what has come at once, or of a frame
+			buffer = make([]byte, 4*len(buffer))
+		}
+		have = copy(buffer, left)
 		switch {
 		case p.isDying():
 		case wrong != nil:

@@ -113,15 +113,21 @@ type Peer struct {
 	why    error  // set before dying is closed
 	parted []byte // the frame that tells the other side, or nothing
 	users  sync.WaitGroup
+	gone   func() // called then
 }
 
 // New makes a Peer of connections whose greeting is done. It takes them over.
 func New(loop *poll.Loop, s *Streams, config Config) *Peer {
+	return newPeer(loop, s, config, func() {})
+}
+
+// newPeer makes one that calls gone when nothing of it reads or writes any memory more.
+func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	p := &Peer{
 		config: config.filled(), loop: loop, control: s.control, data: s.data,
 		channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, dying: make(chan struct{}), start: time.Now(),
-		landings: landings{piece: uint64(s.piece), channels: map[uint32]*runway{}},
-		outbox:   outbox{wake: make(chan struct{}, 1)},
+		gone: gone, landings: landings{piece: uint64(s.piece), channels: map[uint32]*runway{}},
+		outbox: outbox{wake: make(chan struct{}, 1)},
 	}
 	p.supply.piece = uint64(s.ours)
 	p.config.Eager = min(p.config.Eager, s.ours) // a write with the messages is one piece
@@ -148,6 +154,15 @@ func (p *Peer) Figures() Figures {
 	c := &p.counters
 	return Figures{c.messages.Load(), c.batches.Load(), c.writes.Load(), c.pieces.Load(), c.eager.Load()}
 }
+
+// Name is the other relay, as Config says.
+func (p *Peer) Name() string { return p.config.Name }
+
+// Channels is how many are open. It belongs to the loop.
+func (p *Peer) Channels() int { return len(p.channels) }
+
+// Dialed reports whether this relay made the connections.
+func (p *Peer) Dialed() bool { return p.last%2 == 1 }
 
 // errClosed is a Peer's end by its own relay.
 var errClosed = wire.Errorf(wire.StatusPeerClosed, "the relay closed its connections")
@@ -179,6 +194,7 @@ func (p *Peer) fail(why error, tell bool) {
 		go func() {
 			p.users.Wait()
 			p.control.Close()
+			p.gone()
 			p.loop.Do(p.bury)
 		}()
 	})

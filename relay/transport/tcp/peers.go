@@ -22,6 +22,7 @@ type Peers struct {
 	known map[Key]*reaching
 	all   map[*Peer]bool // that live
 	ended bool
+	users sync.WaitGroup // Peers that something uses the connections of
 }
 
 // reaching is a Peer, or that somebody dials it.
@@ -127,7 +128,8 @@ func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if ended = p.ended; !ended {
-			r.peer = New(p.loop, s, config)
+			p.users.Add(1)
+			r.peer = newPeer(p.loop, s, config, p.users.Done)
 			p.all[r.peer] = true
 		}
 	}) || ended {
@@ -144,6 +146,19 @@ func (p *Peers) forget(key Key, r *reaching) {
 		delete(p.known, key)
 	}
 }
+
+// Each calls f with every Peer that lives. It may be called on the loop.
+func (p *Peers) Each(f func(*Peer)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for peer := range p.all {
+		f(peer)
+	}
+}
+
+// Wait returns, after Close, when nothing of any Peer reads or writes memory any more,
+// whether the loop runs or not.
+func (p *Peers) Wait() { p.users.Wait() }
 
 // Close ends all Peers, and lets none be made any more.
 func (p *Peers) Close() {

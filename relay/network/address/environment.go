@@ -1,4 +1,4 @@
-package network
+package address
 
 import (
 	"slices"
@@ -37,11 +37,12 @@ const (
 // ncclKeys are the variables for which there is a key, or more to say. Names are of
 // NCCL's documentation, "Environment Variables".
 var ncclKeys = map[string]Ignored{
-	"NCCL_SOCKET_IFNAME": {Key: "network.interfaces", Note: ownSockets},
-	"NCCL_SOCKET_FAMILY": {Key: "network.family", Note: ownSockets},
-	"NCCL_IB_HCA":        {Key: "plan.exclude.nics, or plan.lane.nics,", Note: ofVerbs},
-	"NCCL_IB_DISABLE":    {Note: "which transport relays use follows from the host's NICs"},
-	"NCCL_IB_MERGE_NICS": {Key: "plan.lane.nics", Note: ofVerbs},
+	"NCCL_SOCKET_IFNAME":   {Key: "network.interfaces", Note: ownSockets},
+	"NCCL_SOCKET_FAMILY":   {Key: "network.family", Note: ownSockets},
+	"NCCL_SOCKET_NTHREADS": {Key: "network.streams", Note: ownSockets},
+	"NCCL_IB_HCA":          {Key: "plan.exclude.nics, or plan.lane.nics,", Note: ofVerbs},
+	"NCCL_IB_DISABLE":      {Note: "which transport relays use follows from the host's NICs"},
+	"NCCL_IB_MERGE_NICS":   {Key: "plan.lane.nics", Note: ofVerbs},
 }
 
 // IgnoredVariables reports, by name, the NCCL_SOCKET_* and NCCL_IB_* variables of an

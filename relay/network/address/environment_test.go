@@ -1,4 +1,4 @@
-package network
+package address
 
 import (
 	"strings"
@@ -15,7 +15,7 @@ func TestVariablesWithoutEffect(t *testing.T) {
 		{"NCCL_IB_TIMEOUT", "no key of their host's config.toml stands for it"},
 		{"NCCL_SOCKET_FAMILY", "sets network.family in config.toml; NCCL's own sockets"},
 		{"NCCL_SOCKET_IFNAME", "sets network.interfaces in config.toml; NCCL's own sockets"},
-		{"NCCL_SOCKET_NTHREADS", "no key"},
+		{"NCCL_SOCKET_NTHREADS", "sets network.streams in config.toml"},
 	}
 	if len(got) != len(want) {
 		t.Fatalf("%v", got)

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/topo/nvml"
+)
+
+// doctorVersion is that of the JSON, which docs/doctor.schema.json describes.
+const doctorVersion = 1
+
+// doctorReport is what peerlane doctor prints.
+type doctorReport struct {
+	Version int           `json:"version"`
+	Worst   doctor.Status `json:"worst"`
+	// For is the GPU, by index, whose lane it is about; nil for all of the host.
+	For      *int             `json:"for,omitempty"`
+	Findings []doctor.Finding `json:"findings"`
+}
+
+func newDoctorCommand(a *app) *cobra.Command {
+	var hostRoot, lane string
+	var selfTest bool
+	var interval time.Duration
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Find what makes lanes fail or slow, why it matters, and how to mend it",
+		Long: `Look at this host for what makes lanes fail or slow without a word: driver, GPUs,
+PCIe, NICs, specifications, engines, limits, relays. Each check says what it looked
+at, what it found, why that matters, and the remedy. All of them run; nothing is
+changed. docs/doctor.md has each check.
+
+Not all can be seen by all users: run it as root, or read what it could not tell.
+--selftest is an active test: it copies between GPUs, as peerlane self-test does.
+There is no active test of RDMA, as relays of this version do not use RDMA, and none
+of other hosts.
+
+The exit status is by the worst of what it found.
+
+Exit status:
+  0  all is well
+  1  it could not look at all
+  5  nothing is wrong that could be seen, and something could not be told
+  6  warning: something is slow, or fails under some condition
+  7  failure: something keeps a lane from working, or gives the host away`,
+		Example: `  sudo peerlane doctor
+  peerlane doctor --for gpu3
+  peerlane doctor -o json | jq -r '.findings[] | select(.status == "failure") | .remedy'`,
+		Args: noArgs,
+	}
+	host, form := addLiveHost(cmd), addForm(cmd)
+	host.addSoftware()
+	flags := cmd.Flags()
+	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`")
+	flags.StringVar(&lane, "for", "", "only what touches the lane of `GPU`")
+	flags.BoolVar(&selfTest, "selftest", false, "test the pairs of GPUs that lanes stage on, too: an active test, of a second or so a pair")
+	flags.DurationVar(&interval, "interval", time.Second, "read counters of errors twice, `TIME` apart")
+	must(cmd.MarkFlagDirname("host-root"))
+	must(cmd.RegisterFlagCompletionFunc("for", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return a.completeGPUs(cmd, host)
+	}))
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if interval < 10*time.Millisecond || interval > 10*time.Second {
+			return usageError{cmd.CommandPath(), fmt.Errorf("--interval %v: 10 ms to 10 s is possible", interval)}
+		}
+		h := &doctor.Host{
+			Sysfs: host.sysfs, Proc: host.proc, Root: hostRoot, Layout: a.layout, SpecDirs: a.specDirs(&specFlags{}),
+			Software: host.software, Interval: interval, Relays: hook.List, Staged: hook.Staged,
+		}
+		if host.options().NVML != nil {
+			h.NVML = nvml.New()
+		}
+		report := doctorReport{Version: doctorVersion}
+		if lane != "" {
+			index, err := laneOf(h, lane)
+			if err != nil {
+				return err
+			}
+			report.For = &index
+		}
+		if selfTest {
+			if err := a.testForDoctor(cmd, host, h); err != nil {
+				return err
+			}
+		}
+		report.Findings = doctor.Examine(cmd.Context(), h, doctor.All())
+		if report.For != nil {
+			report.Findings = doctor.For(report.Findings, *report.For)
+		}
+		report.Worst = doctor.Worst(report.Findings)
+		if form.value == formJSON {
+			if err := a.printJSON(report); err != nil {
+				return err
+			}
+		} else {
+			a.printDoctor(report)
+		}
+		return diagnosis(report)
+	}
+	return cmd
+}
+
+var gpuN = regexp.MustCompile(`^(?i:gpu|lane=)?([0-9]+)$`)
+
+// laneOf is the index of the GPU that a name means: "gpu3", "3", a UUID or an address.
+func laneOf(h *doctor.Host, name string) (int, error) {
+	p, err := h.Plan()
+	if err != nil {
+		return 0, err
+	}
+	if m := gpuN.FindStringSubmatch(name); m != nil {
+		name = m[1]
+	}
+	g, err := p.GPU(name)
+	return g.Index, err
+}
+
+// testForDoctor makes a self-test of pairs before checks look at what is known of them.
+func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) error {
+	if !host.live() {
+		return usageError{cmd.CommandPath(), errors.New("--selftest is about this machine's GPUs, and another host is looked at")}
+	}
+	t, err := a.realPairs(host, "")
+	if err != nil {
+		return err
+	}
+	defer t.remove()
+	names, err := hook.PlannedPairs(t.plan, t.config)
+	if err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		a.log.Info("--selftest: lanes stage on no pair of GPUs, and nothing is tested")
+		return nil
+	}
+	report, err := a.selfTest(cmd.Context(), t, names, true)
+	h.Pairs = report.Pairs
+	return asRoot(err)
+}
+
+// diagnosis is the error by which scripts hear the worst.
+func diagnosis(r doctorReport) error {
+	count := map[doctor.Status]int{}
+	for _, f := range r.Findings {
+		count[f.Status]++
+	}
+	switch r.Worst {
+	case doctor.Failure:
+		return findingError{exitDoctorFailure, fmt.Errorf("failures: %d, warnings: %d, could not tell: %d", count[doctor.Failure], count[doctor.Warning], count[doctor.Unknown])}
+	case doctor.Warning:
+		return findingError{exitDoctorWarning, fmt.Errorf("warnings: %d, could not tell: %d", count[doctor.Warning], count[doctor.Unknown])}
+	case doctor.Unknown:
+		return findingError{exitDoctorUnknown, fmt.Errorf("could not tell: %d", count[doctor.Unknown])}
+	}
+	return nil
+}
+
+var doctorColours = map[doctor.Status]text.Color{
+	doctor.OK: text.FgGreen, doctor.Unknown: text.FgCyan, doctor.Warning: text.FgYellow, doctor.Failure: text.FgRed,
+}
+
+func (a *app) printDoctor(r doctorReport) {
+	t := a.newTable("RESULT", "CHECK", "ON", "FOUND")
+	for _, f := range r.Findings {
+		t.AppendRow(table.Row{a.paint(f.Status.String(), doctorColours[f.Status]), f.Check, printable(f.On), printable(f.Found)})
+	}
+	a.wrapLast(t, "FOUND")
+	fmt.Fprintln(a.out, t.Render())
+	wrong := slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool { return f.Status == doctor.OK })
+	slices.SortStableFunc(wrong, func(a, b doctor.Finding) int { return int(b.Status) - int(a.Status) })
+	for _, f := range wrong {
+		fmt.Fprintf(a.out, "\n%s %s, %s: %s\n", a.paint(strings.ToUpper(f.Status.String()), doctorColours[f.Status], text.Bold), f.Check, printable(f.On), printable(f.Found))
+		for _, line := range [][2]string{{"looked at", f.LookedAt}, {"why", f.Why}, {"remedy", f.Remedy}, {"lanes", laneWords(f.Lanes)}} {
+			fmt.Fprintf(a.out, "  %-10s %s\n", line[0]+":", printable(line[1]))
+		}
+	}
+}
+
+// laneWords are the lanes that a finding touches.
+func laneWords(lanes []int) string {
+	switch {
+	case lanes == nil:
+		return "all"
+	case len(lanes) == 0:
+		return "none"
+	}
+	var words []string
+	for _, l := range lanes {
+		words = append(words, strconv.Itoa(l))
+	}
+	return strings.Join(words, ", ")
+}

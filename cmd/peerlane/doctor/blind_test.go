@@ -1,0 +1,229 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// What this user may not see, or what gives no answer, is said and is no fault.
+func TestWhatCannotBeSeen(t *testing.T) {
+	m := newMade(t)
+	for _, test := range []struct {
+		name  string
+		blind func()
+		want  []string
+	}{
+		{"no kernel log", func() { m.remove("dev/kmsg") }, []string{"xid", "selinux", "apparmor"}},
+		{"no NVML", func() {
+			m.fake.err = topo.ErrNoNVML
+			m.fake.health.GPUs, m.fake.gpus = nil, nil
+		}, []string{"driver", "p2p", "bar1", "mig", "vgpu", "compute-mode", "persistence-mode", "staging"}},
+		{"the state of relays", func() { m.generateErr = &fs.PathError{Op: "open", Path: "/var/lib/peerlane", Err: fs.ErrPermission} },
+			[]string{"memlock-init", "relays", "leftovers"}},
+		{"a limit without a number", func() { m.write("proc/700/limits", "Max locked memory") }, []string{"memlock-exec"}},
+		{"nonsense for a subnet manager", func() {
+			m.write(ib0+"/ports/1/link_layer", "InfiniBand")
+			m.write(ib1+"/ports/1/link_layer", "InfiniBand")
+			m.write(ib0+"/ports/1/sm_lid", "many")
+			m.write(ib1+"/ports/1/sm_lid", "0x1")
+		}, []string{"subnet-manager"}},
+		{"no counters", func() {
+			for _, c := range badCounters {
+				m.remove(ib0 + "/ports/1/" + c)
+				m.remove(ib1 + "/ports/1/" + c)
+			}
+		}, []string{"error-counters"}},
+		{"no mounts", func() { m.remove("proc/self/mountinfo") }, []string{"hook"}},
+		{"a configuration of Docker that is none", func() { m.write("etc/docker/daemon.json", "{") }, []string{"engine-cdi"}},
+	} {
+		t.Run(strings.ReplaceAll(test.name, " ", "_"), func(t *testing.T) {
+			m.t = t
+			fake, generateErr := m.fake, m.generateErr
+			m.undone = append(m.undone, func() { m.fake, m.generateErr = fake, generateErr })
+			defer m.undo()
+			test.blind()
+			m.keepInstalled()
+			m.install()
+			found := Examine(context.Background(), m.host(), All())
+			var want []string
+			for _, c := range test.want {
+				want = append(want, "could not tell "+c)
+			}
+			if diff := cmp.Diff(distinct(want), distinct(wrong(found))); diff != "" {
+				t.Errorf("findings (-want +got):\n%s%s", diff, sayings(found))
+			}
+		})
+	}
+}
+
+// A configuration that cannot be read is one fault, which the others do not hide behind.
+func TestAConfigurationThatIsNone(t *testing.T) {
+	m := newMade(t)
+	m.write("etc/peerlane/config.toml", "[relay]\nslotsize = 4")
+	found := Examine(context.Background(), m.host(), All())
+	for _, f := range found {
+		if f.Status == Failure && f.Check != "configuration" || f.Check == "configuration" && (f.Status != Failure || !strings.Contains(f.Found, "slotsize")) {
+			t.Errorf("%v %s: %s", f.Status, f.Check, f.Found)
+		}
+	}
+}
+
+func TestAHostWithNothing(t *testing.T) {
+	empty := t.TempDir()
+	h := &Host{
+		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: layout.New(empty), SpecDirs: []string{filepath.Join(empty, "cdi")},
+		Relays: hook.List, Staged: hook.Staged, NVML: &fake{err: topo.ErrNoNVML},
+	}
+	found := Examine(context.Background(), h, All())
+	want := []string{"warning driver", "warning port-state", "could not tell dev-char", "could not tell xid"}
+	if diff := cmp.Diff(distinct(want), distinct(wrong(found))); diff != "" {
+		t.Errorf("findings (-want +got):\n%s%s", diff, sayings(found))
+	}
+}
+
+// A driver can hold whoever asks it: the others tell what they found all the same.
+func TestACheckThatGivesNoAnswer(t *testing.T) {
+	held := make(chan struct{})
+	defer close(held)
+	checks := []Check{
+		{Name: "held", Why: "w", Remedy: "r", LooksAt: "l", Run: func(context.Context, *Host) []Finding {
+			<-held
+			return nil
+		}},
+		{Name: "quick", Run: func(context.Context, *Host) []Finding { return []Finding{ok("host", "fine")} }},
+	}
+	found := examine(context.Background(), &Host{}, checks, 10*time.Millisecond)
+	if len(found) != 2 || found[0].Status != Unknown || !strings.Contains(found[0].Found, "no answer within 10ms") || found[0].Why != "w" || found[1].Status != OK {
+		t.Errorf("found %+v", found)
+	}
+}
+
+func TestForOneLane(t *testing.T) {
+	all := failure("host", "x")
+	list := []Finding{all, failure("a", "x").touching([]int{2, 3}), failure("b", "x").touching([]int{4}), failure("c", "x").touching([]int{})}
+	got := For(list, 3)
+	if len(got) != 2 || got[0].On != "host" || got[1].On != "a" {
+		t.Errorf("for GPU 3: %+v", got)
+	}
+	if Worst(got) != Failure || Worst(nil) != OK || !(OK < Unknown && Unknown < Warning && Warning < Failure) {
+		t.Error("the worst is not the worst")
+	}
+}
+
+// Findings name the lanes that they touch: a server GPU those that stage on it, a NIC
+// those that it carries.
+func TestLanesThatFaultsTouch(t *testing.T) {
+	m := newMade(t)
+	p, err := m.host().Plan()
+	must(t, err)
+	server := p.Staging[0].GPU
+	var staged []int
+	for _, l := range p.Lanes {
+		g, err := p.GPU(l.GPU)
+		must(t, err)
+		if l.GPU == server || slices.Contains(l.Servers, server) {
+			staged = append(staged, g.Index)
+		}
+	}
+	for name, want := range map[string][]int{"a small BAR1": staged, "a node without its link": {2}, "a relay that is down": {2}, "MIG": {6}, "a socket of nobody": nil} {
+		i := slices.IndexFunc(faults(), func(f fault) bool { return f.name == name })
+		for _, f := range m.suffer(faults()[i]) {
+			if f.Status != OK && !slices.Equal(f.Lanes, want) {
+				t.Errorf("%s touches the lanes %v, want %v", name, f.Lanes, want)
+			}
+		}
+	}
+}
+
+// A tester that was just run is believed rather than what is kept.
+func TestASelfTestThatWasJustMade(t *testing.T) {
+	m := newMade(t)
+	h := m.host()
+	names, err := h.pairs()
+	must(t, err)
+	for _, n := range names {
+		h.Pairs = append(h.Pairs, launch.Pair{PairName: n, Verdict: launch.VerdictWrong, Reason: "a wrong byte"})
+	}
+	found := checkSelfTest(context.Background(), h)
+	if len(found) != len(names) || found[0].Status != Failure {
+		t.Errorf("found %+v", found)
+	}
+}
+
+func TestDockerWithPeerlaneRuntime(t *testing.T) {
+	m := newMade(t)
+	m.program("dockerd", "Docker version 20.10.24, build 1")
+	m.write("etc/docker/daemon.json", `{"runtimes": {"peerlane": {"path": "/usr/bin/peerlane-runtime"}}}`)
+	if f := checkEngines(context.Background(), m.host()); f[0].Status != OK || !strings.Contains(f[0].Found, "peerlane-runtime") {
+		t.Errorf("found %+v", f[0])
+	}
+}
+
+func TestMountOf(t *testing.T) {
+	const mounts = `22 1 8:1 / / rw - ext4 /dev/sda1 rw
+23 22 8:2 / /usr rw,noexec - ext4 /dev/sda2 rw
+24 23 8:3 / /usr/lib\040exec rw,nosuid shared:1 - ext4 /dev/sda3 rw
+25 22 8:4 / /usr rw - ext4 /dev/sda4 rw
+short`
+	for path, want := range map[string]string{"/bin/x": "/ rw", "/usr/x": "/usr rw", "/usr/lib exec/x": "/usr/lib exec rw,nosuid", "/usrx": "/ rw"} {
+		at, options := mountOf(mounts, path)
+		if got := at + " " + strings.Join(options, ","); got != want {
+			t.Errorf("%s lies on %q, want %q", path, got, want)
+		}
+	}
+}
+
+func TestVersionsOfEngines(t *testing.T) {
+	m := newMade(t)
+	for says, want := range map[string]string{
+		"containerd github.com/containerd/containerd v1.6.20-ds1": "1.6.20", "crio version 1.34": "1.34.0", "nothing": "",
+	} {
+		m.program("engine", says)
+		number, err := (&Host{}).version(context.Background(), m.path("usr/bin/engine"))
+		if got := dotted(number); err == nil && got != want || err != nil && want != "" {
+			t.Errorf("%q is version %s, %v", says, got, err)
+		}
+	}
+	var failed error
+	if _, failed = (&Host{}).version(context.Background(), m.path("usr/bin/none")); !errors.Is(failed, fs.ErrNotExist) {
+		t.Errorf("a program that is not there: %v", failed)
+	}
+}
+
+// FuzzText has the readers of lines meet anything: they return, and what they return
+// stays on its line.
+func FuzzText(f *testing.F) {
+	f.Add("4,7,9,-;NVRM: Xid (PCI:0000:3a:00): 79, pid=1\n SUBSYSTEM=x\n")
+	f.Add("23 22 8:2 / /usr\\040x rw,noexec - ext4 /dev/sda2 rw\n195 nvidia\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, m := range messages(text) {
+			if strings.Contains(m, "\n") {
+				t.Errorf("a message with two lines: %q", m)
+			}
+			xidLine.FindStringSubmatch(m)
+		}
+		mountOf(text, "/usr/x")
+		if n := number(text); n < 0 || n > 1e9 {
+			t.Errorf("%q is %g", text, n)
+		}
+		if len([]rune(cut(text))) > 203 {
+			t.Errorf("%d runes are left", len([]rune(cut(text))))
+		}
+		if major := majorOf(text, "nvidia"); major != "" && !deviceNumber.MatchString(major+":0") {
+			t.Errorf("major %q", major)
+		}
+	})
+}

@@ -1,0 +1,45 @@
+package doctor
+
+import (
+	"context"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+var cpuChecks = []Check{{
+	Name: "cpu-governor", Subject: "processors",
+	LooksAt: "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+	Why:     "relays sleep between messages; a processor that wakes at a low frequency makes each small message slower",
+	Remedy:  "cpupower frequency-set -g performance",
+	Run:     checkGovernor,
+}}
+
+func checkGovernor(_ context.Context, h *Host) []Finding {
+	files, err := filepath.Glob(h.sys("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"))
+	if err != nil {
+		return []Finding{unknown("host", "%v", err)}
+	}
+	others := map[string]int{}
+	for _, file := range files {
+		switch governor, err := read(file); {
+		case absent(err): // switched off meanwhile
+		case err != nil:
+			return []Finding{unknown("host", "%s", denied(err))}
+		case governor != "performance":
+			others[cut(governor)]++
+		}
+	}
+	if len(others) == 0 {
+		if len(files) == 0 {
+			return []Finding{ok("host", "the kernel does not scale frequencies")}
+		}
+		return []Finding{ok("host", "it is performance")}
+	}
+	count := 0
+	for _, n := range others {
+		count += n
+	}
+	return []Finding{warning("host", "it is %s for %d of %d processors", strings.Join(slices.Sorted(maps.Keys(others)), ", "), count, len(files))}
+}

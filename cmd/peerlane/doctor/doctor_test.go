@@ -1,0 +1,136 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// suffer makes a host have faults, examines it, and makes it right again.
+func (m *made) suffer(list ...fault) []Finding {
+	m.t.Helper()
+	defer m.undo()
+	for _, f := range list {
+		f.change(m)
+	}
+	// The plan that is installed, and the pairs that were tested, are those of the host as
+	// it is.
+	m.keepInstalled()
+	asIs := m.host()
+	m.installFrom(asIs)
+	m.passedOn(asIs, func(*launch.Pair) {})
+	for _, f := range list {
+		f.after(m)
+	}
+	return Examine(context.Background(), m.host(), All())
+}
+
+// wrong are the findings that are not ok, as a fault names them.
+func wrong(found []Finding) (list []string) {
+	for _, f := range found {
+		if f.Status != OK {
+			list = append(list, f.Status.String()+" "+f.Check)
+		}
+	}
+	return list
+}
+
+func sayings(found []Finding) string {
+	var b strings.Builder
+	for _, f := range found {
+		if f.Status != OK {
+			fmt.Fprintf(&b, "%v %s on %s, lanes %v: %s; %s; %s\n", f.Status, f.Check, f.On, f.Lanes, f.Found, f.Why, f.Remedy)
+		}
+	}
+	return b.String()
+}
+
+// Each fault is found, by the checks that it is for and by no other; and on a host that
+// has none every check is silent.
+func TestEveryCheckOnEveryMadeHost(t *testing.T) {
+	m := newMade(t)
+	finds := map[string]bool{}
+	check := func(name string, want []string, says string, list ...fault) {
+		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			m.t = t
+			found := m.suffer(list...)
+			if diff := cmp.Diff(distinct(want), distinct(wrong(found))); diff != "" {
+				t.Fatalf("findings (-want +got):\n%s%s", diff, sayings(found))
+			}
+			if !strings.Contains(sayings(found), says) {
+				t.Errorf("no %q in\n%s", says, sayings(found))
+			}
+			for _, f := range found {
+				if f.Check == "" || f.Subject == "" || f.LookedAt == "" || f.Found == "" || f.On == "" || (f.Status == OK) != (f.Why == "") || (f.Status == OK) != (f.Remedy == "") {
+					t.Errorf("a finding that is not whole: %+v", f)
+				}
+				if f.Status != OK {
+					finds[f.Check] = true
+				}
+			}
+		})
+	}
+	check("a host that is right", nil, "")
+	for _, f := range faults() {
+		check(f.name, f.finds, f.says, f)
+	}
+	m.t = t
+	check("a host that is right again", nil, "")
+	for _, c := range All() {
+		if !finds[c.Name] && c.Name != "configuration" { // which has its own test
+			t.Errorf("no made host has a fault that %s finds", c.Name)
+		}
+	}
+}
+
+// What a host has several of is found as if each were alone.
+func TestFaultsThatComeTogether(t *testing.T) {
+	m := newMade(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	all := faults()
+	for range rounds() {
+		random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		var some []fault
+		var names, want []string
+		for _, f := range all {
+			if len(some) < 6 && !slices.ContainsFunc(some, f.hides) {
+				some, names, want = append(some, f), append(names, f.name), append(want, f.finds...)
+			}
+		}
+		found := m.suffer(some...)
+		got, want := distinct(wrong(found)), distinct(want)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s%s", strings.Join(names, ", "), diff, sayings(found))
+		}
+	}
+}
+
+// distinct is the set of them: of one check several faults can be found at once.
+func distinct(list []string) []string {
+	list = slices.Sorted(slices.Values(list))
+	return slices.Compact(list)
+}
+
+// hides says that two faults are of one thing.
+func (f fault) hides(o fault) bool {
+	return slices.ContainsFunc(strings.Fields(f.of), func(word string) bool { return slices.Contains(strings.Fields(o.of), word) })
+}
+
+// rounds is how many combinations are tried; PEERLANE_DOCTOR_ROUNDS has more tried.
+func rounds() int {
+	if n, err := strconv.Atoi(os.Getenv("PEERLANE_DOCTOR_ROUNDS")); err == nil {
+		return n
+	}
+	return 8
+}

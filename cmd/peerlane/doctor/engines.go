@@ -1,0 +1,194 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+var engineChecks = []Check{{
+	Name: "engine-cdi", Subject: "engines",
+	LooksAt: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, /etc/containerd/config.toml, /etc/crio/crio.conf and crio.conf.d",
+	Why:     "an engine without CDI refuses --device peerlane.dev/lane=N, or takes it for a path",
+	Remedy:  "switch CDI on in the engine's configuration and restart the engine; for an engine that has none there is peerlane-runtime (docs/containers.md)",
+	Run:     checkEngines,
+}}
+
+// engine is a container engine, and how it is found out whether it has CDI.
+type engine struct {
+	name, program string
+	look          func(h *Host, version [3]int) (Finding, bool)
+}
+
+var engines = []engine{
+	{"Docker", "dockerd", lookDocker},
+	{"containerd", "containerd", lookContainerd},
+	{"CRI-O", "crio", lookCRIO},
+	{"Podman", "podman", lookPodman},
+}
+
+func checkEngines(ctx context.Context, h *Host) []Finding {
+	var list []Finding
+	for _, e := range engines {
+		path := h.program(e.program)
+		if path == "" {
+			continue
+		}
+		number, err := h.version(ctx, path)
+		if err != nil {
+			list = append(list, unknown(e.name, "%v", err))
+			continue
+		}
+		f, relevant := e.look(h, number)
+		if !relevant {
+			continue
+		}
+		f.On = fmt.Sprintf("%s %s", e.name, dotted(number))
+		list = append(list, f)
+	}
+	if len(list) == 0 {
+		return []Finding{ok("host", "no engine is installed that is known here")}
+	}
+	return list
+}
+
+// reads says whether an engine reads a directory in which specifications of ours lie.
+func (h *Host) reads(dirs []string, key string) (Finding, bool) {
+	for _, dir := range h.SpecDirs {
+		there, err := filepath.Glob(filepath.Join(dir, "peerlane.dev-*"))
+		if err != nil || len(there) == 0 {
+			continue
+		}
+		if !slices.ContainsFunc(dirs, func(d string) bool { return h.path(d) == filepath.Clean(dir) }) {
+			return failure("", "it reads %s alone, and the specifications are in %s", strings.Join(dirs, ", "), dir).remedy("add %s to %s, and restart the engine", dir, key), true
+		}
+	}
+	return Finding{}, false
+}
+
+func lookDocker(h *Host, version [3]int) (Finding, bool) {
+	var c struct {
+		Features map[string]bool `json:"features"`
+		Dirs     []string        `json:"cdi-spec-dirs"`
+		Runtimes map[string]struct {
+			Path string `json:"path"`
+		} `json:"runtimes"`
+	}
+	path := h.path("etc/docker/daemon.json")
+	text, err := read(path)
+	if err == nil && text != "" {
+		err = json.Unmarshal([]byte(text), &c)
+	}
+	if err != nil && !absent(err) {
+		return unknown("", "%s: %s", path, denied(err)), true
+	}
+	on, set := c.Features["cdi"]
+	off := below(version, 25) || set && !on || !set && below(version, 28, 2)
+	for name, r := range c.Runtimes {
+		if off && filepath.Base(r.Path) == "peerlane-runtime" {
+			return ok("", "CDI is off, and the runtime %s is peerlane-runtime, which does its work", cut(name)), true
+		}
+	}
+	const merge = `set {"features": {"cdi": true}} in /etc/docker/daemon.json, then systemctl restart docker`
+	switch {
+	case below(version, 25):
+		return failure("", "this version has no CDI; 25 is the first that has").remedy("update Docker, or use peerlane-runtime (docs/containers.md)"), true
+	case set && !on:
+		return failure("", "CDI is switched off in %s", path).remedy(merge), true
+	case !set && below(version, 28, 2):
+		return failure("", "CDI is off unless features.cdi is set, and %s does not set it", path).remedy(merge), true
+	}
+	if len(c.Dirs) > 0 {
+		if f, wrong := h.reads(c.Dirs, "cdi-spec-dirs in /etc/docker/daemon.json"); wrong {
+			return f, true
+		}
+	}
+	return ok("", "CDI is on"), true
+}
+
+// criPlugins are the names of containerd's CRI plugin, of version 2 and of those before.
+var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"}
+
+func lookContainerd(h *Host, version [3]int) (Finding, bool) {
+	var c struct {
+		Disabled []string `toml:"disabled_plugins"`
+		Plugins  map[string]struct {
+			CDI  *bool    `toml:"enable_cdi"`
+			Dirs []string `toml:"cdi_spec_dirs"`
+		} `toml:"plugins"`
+	}
+	path := h.path("etc/containerd/config.toml")
+	text, err := read(path)
+	if err == nil {
+		_, err = toml.Decode(text, &c)
+	}
+	if err != nil && !absent(err) {
+		return unknown("", "%s: %s", path, denied(err)), true
+	}
+	if slices.ContainsFunc(c.Disabled, func(p string) bool { return p == "cri" || slices.Contains(criPlugins, p) }) {
+		return Finding{}, false // it serves Docker, which has CDI itself
+	}
+	on := !below(version, 2)
+	plugin := criPlugins[1]
+	if on {
+		plugin = criPlugins[0]
+	}
+	for _, name := range criPlugins {
+		if set := c.Plugins[name].CDI; set != nil {
+			on = *set
+		}
+		if dirs := c.Plugins[name].Dirs; len(dirs) > 0 {
+			if f, wrong := h.reads(dirs, fmt.Sprintf(`cdi_spec_dirs of [plugins."%s"] in %s`, name, path)); wrong {
+				return f, true
+			}
+		}
+	}
+	switch {
+	case below(version, 1, 7):
+		return warning("", "this version has no CDI for pods; 1.7 is the first that has").remedy("update containerd, or use peerlane-runtime (docs/containers.md)"), true
+	case !on:
+		return warning("", "CDI is off for pods").remedy(`set enable_cdi = true below [plugins."%s"] in %s, then systemctl restart containerd`, plugin, path), true
+	}
+	return ok("", "CDI is on"), true
+}
+
+func lookCRIO(h *Host, version [3]int) (Finding, bool) {
+	if below(version, 1, 23) {
+		return failure("", "this version has no CDI; 1.23 is the first that has").remedy("update CRI-O"), true
+	}
+	files, _ := filepath.Glob(h.path("etc/crio/crio.conf.d/*")) // the pattern is right
+	for _, path := range append([]string{h.path("etc/crio/crio.conf")}, files...) {
+		var c struct {
+			CRIO struct {
+				Runtime struct {
+					Dirs []string `toml:"cdi_spec_dirs"`
+				} `toml:"runtime"`
+			} `toml:"crio"`
+		}
+		text, err := read(path)
+		if err == nil {
+			_, err = toml.Decode(text, &c)
+		}
+		if err != nil && !absent(err) {
+			return unknown("", "%s: %s", path, denied(err)), true
+		}
+		if dirs := c.CRIO.Runtime.Dirs; len(dirs) > 0 {
+			if f, wrong := h.reads(dirs, "cdi_spec_dirs in "+path); wrong {
+				return f, true
+			}
+		}
+	}
+	return ok("", "CDI is on"), true
+}
+
+func lookPodman(_ *Host, version [3]int) (Finding, bool) {
+	if below(version, 4, 1) {
+		return failure("", "this version has no CDI; 4.1 is the first that has").remedy("update Podman, or use a directory of hooks (docs/containers.md)"), true
+	}
+	return ok("", "CDI is on"), true
+}

@@ -1,0 +1,281 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/nvml"
+)
+
+// NVML is what checks ask of NVIDIA's management library; nvml.Library is the real one.
+type NVML interface {
+	topo.NVML
+	Health() (nvml.Health, error)
+}
+
+// Host is what checks look at: all that they know of it comes through here, so that a
+// made one can stand for it.
+type Host struct {
+	// Sysfs and Proc are the roots of sysfs and procfs, and Root is that of the rest:
+	// /dev, /etc, /usr, /boot.
+	Sysfs, Proc, Root string
+	Layout            layout.Layout
+	// SpecDirs are those that engines read, in the order of their priority.
+	SpecDirs []string
+	// NVML is nil for a host that is not this machine: the library speaks of that.
+	NVML NVML
+	// Software has plans use software RDMA, too.
+	Software bool
+	// Relays lists the generations of a layout: hook.List.
+	Relays func(layout.Layout) ([]hook.Info, error)
+	// Staged is what relays have of each GPU by its PCI address: hook.Staged.
+	Staged func(layout.Layout) (map[string]uint64, error)
+	// Pairs are the results of a self-test that was just made and is not kept.
+	Pairs []launch.Pair
+	// Interval is the time between two readings of counters.
+	Interval time.Duration
+	// wait lets that time go by in a test; nil for the clock.
+	wait func(context.Context, time.Duration)
+	// ask is what a program of a made host says to --version; nil for askVersion.
+	ask func(ctx context.Context, path string) (string, error)
+
+	once   sync.Once
+	config func() (config.Config, error)
+	topo   func() (*topo.Host, error)
+	plan   func() (*topo.Plan, error)
+	health func() (nvml.Health, error)
+	drift  func() (drift, error)
+	relays func() ([]hook.Info, error)
+}
+
+// drift is what installed specifications do not fit the host in, and the hook that they name.
+type drift struct {
+	list  []cdi.Drift
+	files int
+	hook  string
+}
+
+// prepare makes the facts that several checks share: each is looked up once, by the
+// first check that asks, and one that hangs holds those that ask and no others.
+func (h *Host) prepare() {
+	h.once.Do(func() {
+		h.config = sync.OnceValues(func() (config.Config, error) { return config.Load(h.Layout.ConfigFile()) })
+		h.topo = sync.OnceValues(func() (*topo.Host, error) {
+			o := topo.Options{Sysfs: h.Sysfs, Proc: h.Proc}
+			if h.NVML != nil {
+				o.NVML = h.NVML
+			}
+			return topo.ReadSysfs(o)
+		})
+		h.plan = sync.OnceValues(func() (*topo.Plan, error) {
+			t, err := h.topo()
+			if err != nil {
+				return nil, err
+			}
+			c, err := h.config()
+			if err != nil {
+				return nil, err
+			}
+			p := c.Planning()
+			p.Software = p.Software || h.Software
+			return topo.MakePlan(t, p)
+		})
+		h.health = sync.OnceValues(func() (nvml.Health, error) {
+			if h.NVML == nil {
+				return nvml.Health{}, errors.New("NVML tells of this machine, and another host is looked at")
+			}
+			return h.NVML.Health()
+		})
+		h.drift = sync.OnceValues(h.findDrift)
+		h.relays = sync.OnceValues(func() ([]hook.Info, error) { return h.Relays(h.Layout) })
+	})
+}
+
+// Plan is that of the host by now.
+func (h *Host) Plan() (*topo.Plan, error) { h.prepare(); return h.plan() }
+
+func (h *Host) topology() (*topo.Host, error)         { h.prepare(); return h.topo() }
+func (h *Host) configuration() (config.Config, error) { h.prepare(); return h.config() }
+func (h *Host) nvml() (nvml.Health, error)            { h.prepare(); return h.health() }
+func (h *Host) generations() ([]hook.Info, error)     { h.prepare(); return h.relays() }
+
+func (h *Host) sys(elem ...string) string {
+	return filepath.Join(append([]string{h.Sysfs}, elem...)...)
+}
+func (h *Host) proc(elem ...string) string {
+	return filepath.Join(append([]string{h.Proc}, elem...)...)
+}
+func (h *Host) path(elem ...string) string {
+	return filepath.Join(append([]string{h.Root}, elem...)...)
+}
+
+// maxText is more than any file that a check reads whole.
+const maxText = 4 << 20
+
+// read reads a file. Nothing but a regular file is opened, so that no pipe or device
+// can hold a check.
+func read(path string) (string, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = &fs.PathError{Op: "read", Path: path, Err: errors.New("it is no regular file")}
+	}
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxText+1))
+	if err == nil && len(text) > maxText {
+		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it has more than %d bytes", maxText)}
+	}
+	return strings.TrimSpace(string(text)), err
+}
+
+func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }
+
+// denied is half a sentence for what this user may not see.
+func denied(err error) string {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Sprintf("%v; run peerlane doctor as root", err)
+	}
+	return err.Error()
+}
+
+// gpuName is what people call a GPU.
+func gpuName(g topo.GPU) string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.BusID) }
+
+// lanesOfGPU are the lanes that a GPU has or serves, by index.
+func (h *Host) lanesOfGPU(busID string) []int {
+	return h.lanesWith(func(l topo.Lane) bool { return l.GPU == busID || slices.Contains(l.Servers, busID) })
+}
+
+// lanesOfNIC are the lanes that a NIC carries.
+func (h *Host) lanesOfNIC(name string) []int {
+	return h.lanesWith(func(l topo.Lane) bool { return slices.Contains(l.NICs, name) })
+}
+
+// lanesWith are all lanes where there is no plan to tell by.
+func (h *Host) lanesWith(touched func(topo.Lane) bool) []int {
+	p, err := h.Plan()
+	if err != nil {
+		return nil
+	}
+	list := []int{}
+	for _, l := range p.Lanes {
+		if !touched(l) {
+			continue
+		}
+		if gpu, err := p.GPU(l.GPU); err == nil {
+			list = append(list, gpu.Index)
+		}
+	}
+	return list
+}
+
+// about has a function look at each NVIDIA GPU.
+func (h *Host) aboutGPUs(look func(topo.GPU) []Finding) []Finding {
+	t, err := h.topology()
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	var list []Finding
+	count := 0
+	for _, g := range t.GPUs {
+		if g.Vendor == "" {
+			count++
+			list = append(list, look(g)...)
+		}
+	}
+	if count == 0 {
+		return []Finding{ok("host", "there is no NVIDIA GPU")}
+	}
+	return list
+}
+
+// aboutNICs has a function look at each RDMA device.
+func (h *Host) aboutNICs(look func(topo.NIC) []Finding) []Finding {
+	t, err := h.topology()
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	if len(t.NICs) == 0 {
+		return []Finding{ok("host", "there is no RDMA device")}
+	}
+	var list []Finding
+	for _, n := range t.NICs {
+		list = append(list, look(n)...)
+	}
+	return list
+}
+
+// programs are where programs of a host lie.
+var programs = []string{"usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"}
+
+// program is the path of one; "" where there is none.
+func (h *Host) program(name string) string {
+	for _, dir := range programs {
+		if info, err := os.Stat(h.path(dir, name)); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return h.path(dir, name)
+		}
+	}
+	return ""
+}
+
+var versionForm = regexp.MustCompile(`\bv?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`)
+
+// version asks a program for its version.
+func (h *Host) version(ctx context.Context, path string) (number [3]int, err error) {
+	ask := h.ask
+	if ask == nil {
+		ask = askVersion
+	}
+	said, err := ask(ctx, path)
+	if err != nil {
+		return number, fmt.Errorf("%s --version: %w", path, err)
+	}
+	m := versionForm.FindStringSubmatch(said)
+	if m == nil {
+		return number, fmt.Errorf("%s --version says %.80q, which has no version", path, strings.TrimSpace(said))
+	}
+	for i := range number {
+		fmt.Sscan(m[i+1], &number[i]) // digits, or nothing, which leaves 0
+	}
+	return number, nil
+}
+
+// askVersion is what a program says to --version.
+func askVersion(ctx context.Context, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/nonexistent"}
+	cmd.WaitDelay = time.Second
+	said, err := cmd.Output()
+	return string(said), err
+}
+
+// below reports whether a version is older than another.
+func below(number [3]int, than ...int) bool { return slices.Compare(number[:len(than)], than) < 0 }
+
+func dotted(number [3]int) string { return fmt.Sprintf("%d.%d.%d", number[0], number[1], number[2]) }

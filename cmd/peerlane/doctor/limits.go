@@ -1,0 +1,135 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/peerlane/peerlane/hook/config"
+)
+
+var limitChecks = []Check{
+	{
+		Name: "memlock-init", Subject: "limits",
+		LooksAt: "the limit of locked memory of the first process of each container that has a relay, /proc/PID/limits",
+		Why:     "memory that a program registers with a NIC counts as locked: with a low limit ibv_reg_mr fails (ENOMEM), and NCCL falls back to TCP; lane= alone needs none",
+		Remedy:  "start the container with --ulimit memlock=-1",
+		Run:     checkInitMemlock,
+	},
+	{
+		Name: "memlock-exec", Subject: "limits",
+		LooksAt: "the limit of locked memory of dockerd, containerd and crio, /proc/PID/limits",
+		Why:     "what exec starts in a container has the engine's limit, whatever the hook gave the container's first process; with gpu= and nic= programs register memory themselves",
+		Remedy:  "give the engine's unit LimitMEMLOCK=infinity",
+		Run:     checkExecMemlock,
+	},
+}
+
+// enough is what a process has to be able to lock to register a GPU's worth of memory;
+// every distribution's default, 8 MiB at most, is below it.
+const enough = 1 << 30
+
+// memlock is the soft limit of a process, bytes.
+func (h *Host) memlock(pid int) (uint64, error) {
+	text, err := read(h.proc(strconv.Itoa(pid), "limits"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		rest, found := strings.CutPrefix(line, "Max locked memory")
+		if !found {
+			continue
+		}
+		f := strings.Fields(rest)
+		if len(f) == 0 {
+			break
+		}
+		if f[0] == "unlimited" {
+			return ^uint64(0), nil
+		}
+		return strconv.ParseUint(f[0], 10, 64)
+	}
+	return 0, fmt.Errorf("/proc/%d/limits does not name locked memory", pid)
+}
+
+// shared says that containers of this host can register memory themselves.
+func (h *Host) shared() (bool, error) {
+	c, err := h.configuration()
+	return err == nil && c.CDI.Tenancy != config.TenancyMulti, err
+}
+
+func checkInitMemlock(_ context.Context, h *Host) []Finding {
+	shared, err := h.shared()
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	if !shared {
+		return []Finding{ok("host", "containers of this host register no memory (cdi.tenancy)")}
+	}
+	generations, err := h.generations()
+	var list []Finding
+	if err != nil {
+		list = append(list, unknown("host", "%s", denied(err)))
+	}
+	looked := 0
+	for _, g := range generations {
+		if !g.Alive {
+			continue
+		}
+		on := "container " + cut(g.Container.ID)
+		limit, err := h.memlock(g.Init.PID)
+		lanes := []int{}
+		for _, l := range g.Config.Lanes {
+			lanes = append(lanes, l.GPU.Index)
+		}
+		switch {
+		case absent(err): // it has just ended
+			continue
+		case err != nil:
+			list = append(list, unknown(on, "%s", denied(err)).touching(lanes))
+		case limit < enough:
+			list = append(list, warning(on, "its first process may lock %s", humanize.IBytes(limit)).touching(lanes))
+		}
+		looked++
+	}
+	return orFine(list, "%d containers have a relay, and none has a low limit", looked)
+}
+
+// units are the engines' processes that start what runs in containers, and their units.
+var units = map[string]string{"dockerd": "docker", "containerd": "containerd", "crio": "crio"}
+
+func checkExecMemlock(_ context.Context, h *Host) []Finding {
+	shared, err := h.shared()
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	if !shared {
+		return []Finding{ok("host", "containers of this host register no memory (cdi.tenancy)")}
+	}
+	found, err := h.processes(func(comm string) bool { return units[comm] != "" })
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	if len(found) == 0 {
+		return []Finding{ok("host", "no engine runs as a daemon; Podman's exec has the limit of whoever calls it (ulimit -l)")}
+	}
+	var list []Finding
+	for _, pid := range slices.Sorted(maps.Keys(found)) {
+		on := fmt.Sprintf("%s (process %d)", found[pid], pid)
+		limit, err := h.memlock(pid)
+		switch unit := units[found[pid]]; {
+		case absent(err):
+		case err != nil:
+			list = append(list, unknown(on, "%s", denied(err)))
+		case limit < enough:
+			list = append(list, warning(on, "it may lock %s, and so may what exec starts", humanize.IBytes(limit)).
+				remedy(`mkdir -p /etc/systemd/system/%s.service.d && printf '[Service]\nLimitMEMLOCK=infinity\n' > /etc/systemd/system/%s.service.d/memlock.conf && systemctl daemon-reload && systemctl restart %s`, unit, unit, unit))
+		}
+	}
+	return orFine(list, "%d engines have no low limit", len(found))
+}

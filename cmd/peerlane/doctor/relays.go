@@ -1,0 +1,157 @@
+package doctor
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/topo"
+)
+
+var relayChecks = []Check{
+	{
+		Name: "relays", Subject: "relays", LooksAt: "the state of each container's relay (peerlane relay list)",
+		Why:    "the lane of a container works while its relay does; one that nobody looks after is not started again when it dies",
+		Remedy: "peerlane relay inspect CONTAINER shows its log",
+		Run:    checkRelays,
+	},
+	{
+		Name: "leftovers", Subject: "relays", LooksAt: "generations, sockets and uids whose container has ended, in var/lib/peerlane and run/peerlane",
+		Why:    "what a killed supervisor has left keeps a uid and a socket, and perhaps a process that holds GPU memory, until the next container starts or ends",
+		Remedy: "peerlane relay gc",
+		Run:    checkLeftovers,
+	},
+	{
+		Name: "staging", Subject: "relays", LooksAt: "what all lanes can stage on each GPU (peerlane plan), its cap (staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
+		Why:    "a relay that finds no room on its server GPUs takes smaller slots, another server, or bounces through the CPU's memory",
+		Remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays have theirs before jobs fill it; or lower relay.slots and relay.slot_size in config.toml",
+		Run:    checkStaging,
+	},
+}
+
+// lanesOf are those of a generation.
+func lanesOf(g hook.Info) []int {
+	lanes := []int{}
+	for _, l := range g.Config.Lanes {
+		lanes = append(lanes, l.GPU.Index)
+	}
+	return lanes
+}
+
+func checkRelays(_ context.Context, h *Host) []Finding {
+	generations, err := h.generations()
+	var list []Finding
+	if err != nil {
+		list = append(list, unknown("host", "%s", denied(err)))
+	}
+	for _, g := range generations {
+		if !g.Alive {
+			continue // left, or ending
+		}
+		on, because := "container "+cut(g.Container.ID), ""
+		if g.Status.Error != "" {
+			because = ": " + cut(g.Status.Error)
+		}
+		lanes := lanesOf(g)
+		switch {
+		case !g.Supervised:
+			list = append(list, failure(on, "nothing looks after its relay: the supervisor was killed").remedy("restart the container").touching(lanes))
+		case g.Status.State == hook.StateDown:
+			list = append(list, failure(on, "its relay has died too often, and is not started again%s", because).
+				remedy("peerlane relay inspect %s; then peerlane relay resume %s", g.ID, g.ID).touching(lanes))
+		case g.Status.State == hook.StateWaiting:
+			list = append(list, warning(on, "its relay has died, and will be started again%s", because).remedy("peerlane relay inspect %s", g.ID).touching(lanes))
+		case slices.Contains([]string{hook.StateStopping, hook.StateStopped, hook.StateDraining, hook.StateDrained}, g.Status.State):
+			list = append(list, warning(on, "its relay is %s by somebody's command", g.Status.State).remedy("peerlane relay resume %s", g.ID).touching(lanes))
+		}
+	}
+	return orFine(list, "%d containers have one, and it works", len(generations))
+}
+
+func checkLeftovers(_ context.Context, h *Host) []Finding {
+	generations, err := h.generations()
+	var list []Finding
+	if err != nil {
+		list = append(list, unknown("host", "%s", denied(err)))
+	}
+	known := map[string]bool{}
+	for _, g := range generations {
+		known[g.ID] = true
+		if !g.Alive && !g.Supervised {
+			list = append(list, warning("generation "+g.ID, "container %s has ended, and its relay's files are still here", cut(g.Container.ID)).touching(lanesOf(g)))
+		}
+	}
+	if err != nil {
+		return list // what is whose cannot be told
+	}
+	for _, dir := range []string{h.Layout.Sockets(), h.Layout.Peers()} {
+		entries, err := os.ReadDir(dir)
+		if absent(err) {
+			continue
+		}
+		if err != nil {
+			list = append(list, unknown(dir, "%s", denied(err)))
+			continue
+		}
+		for _, e := range entries {
+			id := strings.TrimSuffix(e.Name(), ".sock")
+			// One in the making has its directory first.
+			if _, err := os.Lstat(h.Layout.GenerationDir(id)); absent(err) && !known[id] {
+				list = append(list, warning(dir+"/"+e.Name(), "no generation has this socket"))
+			}
+		}
+	}
+	return orFine(list, "nothing is left of containers that have ended")
+}
+
+func checkStaging(_ context.Context, h *Host) []Finding {
+	p, err := h.Plan()
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	if len(p.Staging) == 0 {
+		return []Finding{ok("host", "lanes stage on no GPU")}
+	}
+	if none := noNVML(h); none != nil {
+		return none
+	}
+	taken, err := h.Staged(h.Layout)
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	var list []Finding
+	for _, s := range p.Staging {
+		gpu, err := p.GPU(s.GPU)
+		if err != nil {
+			gpu = topo.GPU{BusID: s.GPU}
+		}
+		lanes := h.lanesWith(func(l topo.Lane) bool { return slices.Contains(l.Servers, s.GPU) })
+		health, why := h.healthOf(s.GPU)
+		if health == nil || health.Memory == 0 {
+			if health != nil {
+				why = or(strings.Join(health.Failures, "; "), "NVML tells nothing of its memory")
+			}
+			list = append(list, unknown(gpuName(gpu), "%s", why).remedy("see to the check named driver").touching(lanes))
+			continue
+		}
+		limit, by := health.Memory/4, "a quarter of its memory"
+		if s.Limit != nil {
+			limit, by = *s.Limit, "staging.limit"
+		}
+		need := min(limit, s.All)
+		rest := need - min(need, taken[s.GPU])
+		switch {
+		case s.All > limit:
+			list = append(list, warning(gpuName(gpu), "one container for each of its %d lanes takes %s, and all relays may have %s (%s)",
+				s.Lanes, humanize.IBytes(s.All), humanize.IBytes(limit), by).remedy("raise staging.limit, or lower relay.slots or relay.slot_size, in %s", h.Layout.ConfigFile()).touching(lanes))
+		case health.MemoryFree < rest:
+			list = append(list, warning(gpuName(gpu), "relays have %s of the %s that its lanes take, and %s of its memory are free",
+				humanize.IBytes(taken[s.GPU]), humanize.IBytes(need), humanize.IBytes(health.MemoryFree)).touching(lanes))
+		}
+	}
+	return orFine(list, "each GPU has room for what its lanes stage there")
+}

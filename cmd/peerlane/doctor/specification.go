@@ -1,0 +1,244 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/topo"
+)
+
+var specificationChecks = []Check{
+	{
+		Name: "configuration", Subject: "installation", LooksAt: "/etc/peerlane/config.toml, and the plan that it makes of this host",
+		Why:    "the hook refuses each container with a lane while it cannot read the configuration, or the configuration does not fit the host",
+		Remedy: "mend the key that is named; docs/configuration.md has all of them",
+		Run:    checkConfiguration,
+	},
+	{
+		Name: "specification", Subject: "installation", LooksAt: "the CDI specifications and the plan, beside what they would be of this host by now (peerlane cdi validate)",
+		Why:    "engines give containers the devices of the specification: a stale one gives another GPU's lane, or none; a damaged one is ignored without a word",
+		Remedy: "peerlane cdi refresh",
+		Run:    checkSpecification,
+	},
+	{
+		Name: "hook", Subject: "installation", LooksAt: "the hook that the specifications name: its file, its owner, and the mount that it lies on (/proc/self/mountinfo)",
+		Why:    "runtimes run it as root in front of each container with a lane; where it cannot be run, none of them starts",
+		Remedy: "install it again, or peerlane cdi refresh --hook PATH",
+		Run:    checkHook,
+	},
+	{
+		Name: "dev-char", Subject: "installation", LooksAt: "/dev/char/MAJOR:MINOR of the nodes of GPUs and NICs",
+		Why:    "systemd and runc look devices of a container up there: where the link is missing the container loses the device at the next systemctl daemon-reload",
+		Remedy: "nvidia-ctk system create-dev-char-symlinks --create-all",
+		Run:    checkDevChar,
+	},
+}
+
+func checkConfiguration(_ context.Context, h *Host) []Finding {
+	if _, err := h.configuration(); err != nil {
+		if os.IsPermission(errors.Unwrap(err)) || strings.Contains(err.Error(), "permission denied") {
+			return []Finding{unknown(h.Layout.ConfigFile(), "%s", denied(err))}
+		}
+		return []Finding{failure(h.Layout.ConfigFile(), "%v", err)}
+	}
+	if _, err := h.topology(); err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	if _, err := h.Plan(); err != nil {
+		return []Finding{failure(h.Layout.ConfigFile(), "%v", err)}
+	}
+	return []Finding{ok("host", "it can be read, and fits the host")}
+}
+
+// findDrift compares what is installed with the host.
+func (h *Host) findDrift() (d drift, err error) {
+	files, err := cdi.Load(h.SpecDirs)
+	if err != nil {
+		return d, err
+	}
+	d.files = len(files)
+	plan, err := h.Plan()
+	if err != nil {
+		return d, err
+	}
+	c, err := h.configuration()
+	if err != nil {
+		return d, err
+	}
+	dirs, err := cdi.InUse(h.SpecDirs)
+	if err != nil {
+		return d, err
+	}
+	v := cdi.Validator{
+		Installation: cdi.Installation{Layout: h.Layout, Dirs: dirs},
+		Files:        files, Live: plan,
+		Options: cdi.Options{Layout: h.Layout, Tenancy: c.CDI.Tenancy, DevRoot: h.Root, Proc: h.Proc},
+	}
+	d.list, err = v.Validate()
+	d.hook = v.Options.HookPath
+	return d, err
+}
+
+func (h *Host) fit() (drift, error) { h.prepare(); return h.drift() }
+
+func checkSpecification(_ context.Context, h *Host) []Finding {
+	d, err := h.fit()
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	var list []Finding
+	for _, drift := range d.list {
+		if drift.Kind != cdi.DriftHook {
+			list = append(list, failure(drift.Subject, "%s", drift.Message).remedy("%s", drift.Remedy).touching(h.lanesNamed(drift.Subject)))
+		}
+	}
+	if d.files == 0 && len(list) == 0 {
+		return []Finding{ok("host", "none is installed, and this host has no lane to offer")}
+	}
+	return orFine(list, "%d specifications fit this host", d.files)
+}
+
+// lanesNamed are those that a subject of drift is about: one lane, the lanes of a NIC, or
+// all.
+func (h *Host) lanesNamed(subject string) []int {
+	p, err := h.Plan()
+	if err != nil {
+		return nil
+	}
+	if name, isLane := strings.CutPrefix(subject, cdi.KindLane+"="); isLane {
+		if g, err := p.GPU(name); err == nil {
+			return []int{g.Index}
+		}
+		return nil
+	}
+	if slices.ContainsFunc(p.NICs, func(n topo.NIC) bool { return n.Name == subject }) {
+		return h.lanesOfNIC(subject)
+	}
+	return nil
+}
+
+func checkHook(_ context.Context, h *Host) []Finding {
+	d, err := h.fit()
+	switch {
+	case err != nil:
+		return []Finding{unknown("host", "%s", denied(err))}
+	case d.files == 0:
+		return []Finding{ok("host", "no specification names one")}
+	}
+	var list []Finding
+	for _, drift := range d.list {
+		if drift.Kind == cdi.DriftHook {
+			list = append(list, failure(drift.Subject, "%s", drift.Message).remedy("%s", drift.Remedy))
+		}
+	}
+	mounts, err := read(h.proc("self/mountinfo"))
+	if err != nil {
+		return append(list, unknown(d.hook, "%s", denied(err)))
+	}
+	if real, err := filepath.EvalSymlinks(d.hook); err == nil {
+		if at, options := mountOf(mounts, real); slices.Contains(options, "noexec") {
+			list = append(list, failure(d.hook, "it lies on %s, which is mounted noexec", at).remedy("mount -o remount,exec %s, and take noexec out of /etc/fstab", at))
+		}
+	}
+	if len(list) == 0 {
+		return []Finding{ok(d.hook, "it can be run")}
+	}
+	return list
+}
+
+// mountOf is the mount that a path lies on, by /proc/self/mountinfo
+// (Documentation/filesystems/proc.rst, 3.5), and its options.
+func mountOf(mountinfo, path string) (at string, options []string) {
+	for line := range strings.Lines(mountinfo) {
+		f := strings.Fields(line)
+		if len(f) < 6 {
+			continue
+		}
+		point := unescape(f[4])
+		inside := point == "/" || path == point || strings.HasPrefix(path, point+"/")
+		// A later one of the same place covers those before it.
+		if inside && len(point) >= len(at) {
+			at, options = point, strings.Split(f[5], ",")
+		}
+	}
+	return at, options
+}
+
+// unescape undoes the kernel's \040 for a blank, and so on.
+func unescape(s string) string {
+	return octal.ReplaceAllStringFunc(s, func(e string) string {
+		var c byte
+		fmt.Sscanf(e[1:], "%o", &c) // three octal digits
+		return string([]byte{c})
+	})
+}
+
+var octal = regexp.MustCompile(`\\[0-3][0-7]{2}`)
+
+func checkDevChar(_ context.Context, h *Host) []Finding {
+	t, err := h.topology()
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	type node struct {
+		path, number string
+		lanes        []int
+	}
+	var nodes []node
+	majors, err := read(h.proc("devices"))
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	if major := majorOf(majors, "nvidia", "nvidia-frontend"); major != "" {
+		for _, g := range t.GPUs {
+			if g.Vendor == "" && g.Minor >= 0 {
+				nodes = append(nodes, node{fmt.Sprintf("nvidia%d", g.Minor), fmt.Sprintf("%s:%d", major, g.Minor), h.lanesOfGPU(g.BusID)})
+			}
+		}
+		nodes = append(nodes, node{"nvidiactl", major + ":255", nil})
+	}
+	if major := majorOf(majors, "nvidia-uvm"); major != "" {
+		nodes = append(nodes, node{"nvidia-uvm", major + ":0", nil}, node{"nvidia-uvm-tools", major + ":1", nil})
+	}
+	for _, n := range t.NICs {
+		if n.Uverbs == "" {
+			continue
+		}
+		if number, err := read(h.sys("class/infiniband_verbs", n.Uverbs, "dev")); err == nil && deviceNumber.MatchString(number) {
+			nodes = append(nodes, node{"infiniband/" + n.Uverbs, number, h.lanesOfNIC(n.Name)})
+		}
+	}
+	var list []Finding
+	seen := 0
+	for _, n := range nodes {
+		if _, err := os.Lstat(h.path("dev", n.path)); absent(err) {
+			continue // which the check of the specification says, where it matters
+		}
+		seen++
+		if _, err := os.Lstat(h.path("dev/char", n.number)); absent(err) {
+			list = append(list, warning("/dev/"+n.path, "there is no /dev/char/%s", n.number).remedy("ln -s ../%s /dev/char/%s", n.path, n.number).touching(n.lanes))
+		} else if err != nil {
+			list = append(list, unknown("/dev/"+n.path, "%s", denied(err)).touching(n.lanes))
+		}
+	}
+	return orFine(list, "all %d device nodes of GPUs and NICs have their links", seen)
+}
+
+var deviceNumber = regexp.MustCompile(`^\d{1,9}:\d{1,9}$`)
+
+// majorOf is the number of a driver in /proc/devices; "" for none.
+func majorOf(devices string, names ...string) string {
+	for line := range strings.Lines(devices) {
+		if f := strings.Fields(line); len(f) == 2 && slices.Contains(names, f[1]) && deviceNumber.MatchString(f[0]+":0") {
+			return f[0]
+		}
+	}
+	return ""
+}

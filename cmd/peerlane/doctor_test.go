@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+)
+
+// examined is what peerlane doctor says of the recorded host, below an empty root.
+func examined(t *testing.T, code int, args ...string) (out, errOut string) {
+	t.Helper()
+	_, host := recordedHost(t)
+	root := t.TempDir()
+	var o, e bytes.Buffer
+	args = slices.Concat([]string{"doctor", "--root", root, "--host-root", root, "--interval", "10ms"}, host, args)
+	if got := run(args, &o, &e); got != code {
+		t.Fatalf("peerlane %s: exit status %d, want %d: %s", strings.Join(args, " "), got, code, e.String())
+	}
+	return o.String(), e.String()
+}
+
+func TestDoctorsJSONIsThatOfTheSchema(t *testing.T) {
+	text, err := os.ReadFile("../../docs/doctor.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s struct {
+		Properties struct {
+			Findings struct {
+				Items struct {
+					Required   []string
+					Properties map[string]any
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &s); err != nil {
+		t.Fatal(err)
+	}
+	out, errOut := examined(t, exitDoctorFailure, "-o", "json")
+	if !strings.Contains(errOut, "failures: ") {
+		t.Errorf("standard error: %q", errOut)
+	}
+	var report doctorReport
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatal(err)
+	}
+	if report.Version != 1 || report.Worst != doctor.Failure || report.For != nil {
+		t.Errorf("version %d, worst %v, for %v", report.Version, report.Worst, report.For)
+	}
+	var raw struct{ Findings []map[string]any }
+	if err := json.Unmarshal([]byte(out), &raw); err != nil {
+		t.Fatal(err)
+	}
+	checks := map[string]bool{}
+	items := s.Properties.Findings.Items
+	for _, f := range raw.Findings {
+		checks[f["check"].(string)] = true
+		for _, name := range items.Required {
+			if _, there := f[name]; !there {
+				t.Errorf("a finding without %q: %v", name, f)
+			}
+		}
+		for name := range f {
+			if _, known := items.Properties[name]; !known {
+				t.Errorf("the schema does not know %q", name)
+			}
+		}
+	}
+	for _, c := range doctor.All() {
+		if !checks[c.Name] {
+			t.Errorf("nothing is said of %s", c.Name)
+		}
+	}
+}
+
+func TestDoctorForOneLane(t *testing.T) {
+	for _, name := range []string{"gpu3", "3", "0000:3b:00.0", "GPU-e1b60f38-5a7d-4c92-a4e3-16c8d7f9e403"} {
+		out, _ := examined(t, exitDoctorFailure, "-o", "json", "--for", name)
+		var report doctorReport
+		if err := json.Unmarshal([]byte(out), &report); err != nil {
+			t.Fatal(err)
+		}
+		if report.For == nil || *report.For != 3 {
+			t.Fatalf("--for %s is about %v", name, report.For)
+		}
+		for _, f := range report.Findings {
+			if f.Lanes != nil && !slices.Contains(f.Lanes, 3) {
+				t.Errorf("--for %s: %+v", name, f)
+			}
+		}
+	}
+	if _, errOut := examined(t, exitFailure, "--for", "gpu17"); !strings.Contains(errOut, `no GPU "17"`) {
+		t.Errorf("a GPU that there is not: %q", errOut)
+	}
+	if _, errOut := examined(t, exitUsage, "--selftest"); !strings.Contains(errOut, "another host is looked at") {
+		t.Errorf("a self-test of a recorded host: %q", errOut)
+	}
+	examined(t, exitUsage, "--interval", "1ns")
+}
+
+// What is wrong comes with its reason and remedy behind the table, the worst first, and
+// nobody's text reaches the terminal as it is.
+func TestDoctorsTable(t *testing.T) {
+	a := &app{out: &bytes.Buffer{}}
+	a.printDoctor(doctorReport{Findings: []doctor.Finding{
+		{Check: "fine", On: "host", Found: "all is well"},
+		{Check: "slow", Status: doctor.Warning, On: "mlx5_0", Found: "half", LookedAt: "rate", Why: "it is slow", Remedy: "a cable", Lanes: []int{0, 1}},
+		{Check: "broken", Status: doctor.Failure, On: "x\x1b[2J", Found: "no", LookedAt: "state", Why: "it fails", Remedy: "mend it"},
+	}})
+	out := a.out.(*bytes.Buffer).String()
+	if strings.Contains(out, "\x1b") {
+		t.Errorf("an escape reaches the terminal: %q", out)
+	}
+	failure, warning := strings.Index(out, "FAILURE broken"), strings.Index(out, "WARNING slow, mlx5_0: half")
+	if failure < 0 || warning < failure || strings.Contains(out, "OK fine") {
+		t.Errorf("what is wrong is not there, the worst first:\n%s", out)
+	}
+	for _, want := range []string{"why:       it is slow", "remedy:    a cable", "lanes:     0, 1", "lanes:     all", "looked at: state"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+func TestDoctorsExitStatus(t *testing.T) {
+	for status, code := range map[doctor.Status]int{doctor.Unknown: exitDoctorUnknown, doctor.Warning: exitDoctorWarning, doctor.Failure: exitDoctorFailure} {
+		err, is := diagnosis(doctorReport{Worst: status}).(findingError)
+		if !is || err.code != code {
+			t.Errorf("%v gives %v", status, err)
+		}
+	}
+	if err := diagnosis(doctorReport{}); err != nil {
+		t.Errorf("ok gives %v", err)
+	}
+}

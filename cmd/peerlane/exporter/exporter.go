@@ -1,0 +1,258 @@
+// Package exporter gives the figures of a host's relays to Prometheus: those that
+// `peerlane relay top` and `peerlane relay list` show.
+package exporter
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// States are those that relays are counted by: a supervisor's words, and "left" where
+// there is none.
+var States = []string{
+	hook.StateStarting, hook.StateReady, hook.StateWaiting, hook.StateDown, hook.StateStopping, hook.StateStopped,
+	hook.StateDraining, hook.StateDrained, hook.StateEnding, stateLeft,
+}
+
+const stateLeft = "left"
+
+// Labels of metrics. A container keeps its id and gets another generation with each
+// start; a lane is named by the PCI address and the index of its GPU, and by the NICs that
+// it is striped over, with commas between them.
+var (
+	ofRelay     = []string{"container", "generation"}
+	ofLane      = append(slices.Clone(ofRelay), "gpu", "index", "nic", "direction")
+	ofLaneCause = append(slices.Clone(ofLane), "cause")
+	ofStaging   = append(slices.Clone(ofRelay), "gpu", "memory")
+)
+
+func metric(name, help string, labels []string) *prometheus.Desc {
+	return prometheus.NewDesc("peerlane_"+name, help, labels, nil)
+}
+
+// The metrics, which docs/metrics.md, the dashboard and the alerts are about.
+var (
+	relays       = metric("relays", "Containers by the state of their relay.", []string{"state"})
+	relayUp      = metric("relay_up", "Whether the relay answered when it was asked just now.", ofRelay)
+	relayStarts  = metric("relay_starts_total", "How often the container's relay was started.", ofRelay)
+	relayClients = metric("relay_clients", "Processes of the container that are attached.", ofRelay)
+	connections  = metric("relay_connections", "Connections that are open, sending and receiving.", ofRelay)
+	memories     = metric("relay_memories", "Memories that clients have exported.", ofRelay)
+	hostMemory   = metric("relay_host_memory_bytes", "Host memory that the relay has made for its clients.", ofRelay)
+	badHandles   = metric("relay_bad_handles_total", "Senders whose handle no listener of the relay gave out.", ofRelay)
+	stagedBytes  = metric("relay_staged_bytes_total", "Bytes that were staged on a server GPU or in host memory, of those sent and received.", ofRelay)
+	directBytes  = metric("relay_direct_bytes_total", "Bytes that went to another container of this host by one copy.", ofRelay)
+
+	laneBytes      = metric("lane_bytes_total", "Bytes of operations that have ended.", ofLane)
+	laneOperations = metric("lane_operations_total", "Operations that have ended, failed ones among them.", ofLane)
+	laneFailed     = metric("lane_failed_operations_total", "Operations that have ended with an error.", ofLane)
+	laneInPlace    = metric("lane_in_place_bytes_total", "Bytes that clients copied themselves, from or to staging memory.", ofLane)
+	laneInFlight   = metric("lane_operations_in_flight", "Operations that have begun and not ended.", ofLane)
+	laneLatency    = metric("lane_operation_duration_seconds", "How long operations took from when they could begin; the sum is right to within an eighth.", ofLane)
+	laneStalls     = metric("lane_stalls_total", "Waits of operations that are over, by cause.", ofLaneCause)
+	laneStallTime  = metric("lane_stall_seconds_total", "Time that operations waited, all of them together, by cause.", ofLaneCause)
+	laneStalled    = metric("lane_stalled_operations", "Operations that wait now, by cause.", ofLaneCause)
+	laneLongest    = metric("lane_longest_stall_seconds", "How long the one of these has waited that waits longest, by cause.", ofLaneCause)
+
+	staging        = metric("staging_bytes", "Staging memory that the relay has.", ofStaging)
+	stagingWanted  = metric("staging_wanted_bytes", "Staging memory that the relay's configuration asks for there.", ofStaging)
+	stagingClients = metric("staging_client_bytes", "Staging memory there of clients that copy themselves.", ofStaging)
+
+	scrapeErrors = metric("exporter_last_scrape_error", "1 where something of the relays' state could not be read.", nil)
+
+	all = []*prometheus.Desc{
+		relays, relayUp, relayStarts, relayClients, connections, memories, hostMemory, badHandles, stagedBytes, directBytes,
+		laneBytes, laneOperations, laneFailed, laneInPlace, laneInFlight, laneLatency, laneStalls, laneStallTime, laneStalled, laneLongest,
+		staging, stagingWanted, stagingClients, scrapeErrors,
+	}
+)
+
+// Collector asks a host's relays whenever it is scraped.
+type Collector struct {
+	look func() ([]hook.Info, hook.Reports, error)
+	log  func(error)
+}
+
+// New is the collector of a host. log hears what could not be read.
+func New(l layout.Layout, log func(error)) *Collector {
+	return &Collector{log: log, look: func() ([]hook.Info, hook.Reports, error) {
+		infos, err := hook.List(l)
+		var alive []hook.Info
+		for _, info := range infos {
+			if info.Supervised {
+				alive = append(alive, info)
+			}
+		}
+		return infos, hook.Ask(l, alive), err
+	}}
+}
+
+// Describe names the metrics.
+func (c *Collector) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range all {
+		to <- d
+	}
+}
+
+// Collect asks. What can be read is there, whatever the rest is.
+func (c *Collector) Collect(to chan<- prometheus.Metric) {
+	infos, reports, err := c.look()
+	failed := 0.0
+	if err != nil {
+		failed = 1
+		c.log(err)
+	}
+	e := emitter(to)
+	e.gauge(scrapeErrors, failed)
+	count := map[string]int{}
+	for _, info := range infos {
+		state := info.Status.State
+		switch {
+		case !info.Supervised:
+			state = stateLeft
+		case !slices.Contains(States, state): // not written yet, or of another release
+			state = hook.StateStarting
+		}
+		count[state]++
+		e.relay(info, reports[info.ID])
+	}
+	for _, state := range States {
+		e.gauge(relays, float64(count[state]), state)
+	}
+}
+
+// emitter writes metrics.
+type emitter chan<- prometheus.Metric
+
+func (e emitter) gauge(d *prometheus.Desc, value float64, labels ...string) {
+	e <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+}
+
+func (e emitter) counter(d *prometheus.Desc, value uint64, labels ...string) {
+	e <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), labels...)
+}
+
+// label is text of a runtime or a relay as a label can have it.
+func label(text string) string { return strings.ToValidUTF8(text, "?") }
+
+func (e emitter) relay(info hook.Info, answer hook.Answer) {
+	of := []string{label(info.Container.ID), label(info.ID)}
+	e.counter(relayStarts, uint64(max(info.Status.Starts, 0)), of...)
+	if answer.Report == nil {
+		e.gauge(relayUp, 0, of...)
+		return
+	}
+	r := answer.Report
+	e.gauge(relayUp, 1, of...)
+	e.gauge(relayClients, float64(r.Used.Clients), of...)
+	e.gauge(connections, float64(r.Used.Connections), of...)
+	e.gauge(memories, float64(r.Used.Memories), of...)
+	e.gauge(hostMemory, float64(r.Used.HostMemory), of...)
+	e.counter(badHandles, r.BadHandles, of...)
+	e.counter(stagedBytes, r.Staged, of...)
+	e.counter(directBytes, r.Direct, of...)
+	e.staging(r.Staging, of)
+	seen := map[string]bool{} // a relay that was taken over can say anything
+	for _, l := range r.Lanes {
+		if seen[l.GPU] {
+			continue
+		}
+		seen[l.GPU] = true
+		index, nics := lane(info.Config.Lanes, l.GPU)
+		of := append(slices.Clone(of), label(l.GPU), index, nics)
+		e.lane(l.Sent, append(slices.Clone(of), "sent"))
+		e.lane(l.Received, append(slices.Clone(of), "received"))
+	}
+}
+
+// lane is a lane's GPU by its index, and its NICs, as labels.
+func lane(lanes []launch.Lane, gpu string) (index, nics string) {
+	for _, l := range lanes {
+		if l.GPU.BusID == gpu {
+			return strconv.Itoa(l.GPU.Index), label(strings.Join(l.NICs, ","))
+		}
+	}
+	return "", ""
+}
+
+// staging sums what several lanes have of one GPU, or of the host's memory.
+func (e emitter) staging(list []launch.Staging, of []string) {
+	type place struct{ gpu, memory string }
+	type sum struct{ bytes, wanted, clients float64 }
+	sums := map[place]sum{}
+	var order []place
+	for _, s := range list {
+		at := place{label(s.GPU), "gpu"}
+		if s.Host {
+			at = place{label(s.Lane), "host"}
+		}
+		was, known := sums[at]
+		if !known {
+			order = append(order, at)
+		}
+		sums[at] = sum{was.bytes + float64(s.Bytes), was.wanted + float64(s.Wanted), was.clients + float64(s.Clients)}
+	}
+	for _, at := range order {
+		of := append(slices.Clone(of), at.gpu, at.memory)
+		e.gauge(staging, sums[at].bytes, of...)
+		e.gauge(stagingWanted, sums[at].wanted, of...)
+		e.gauge(stagingClients, sums[at].clients, of...)
+	}
+}
+
+func (e emitter) lane(f launch.Figures, of []string) {
+	e.counter(laneBytes, f.Bytes, of...)
+	e.counter(laneOperations, f.Operations, of...)
+	e.counter(laneFailed, f.Failed, of...)
+	e.counter(laneInPlace, f.InPlace, of...)
+	e.gauge(laneInFlight, float64(f.InFlight), of...)
+	count, sum, buckets := histogram(f.Latency)
+	e <- prometheus.MustNewConstHistogram(laneLatency, count, sum, buckets, of...)
+	// All causes are there from the beginning, so that a rate has something to begin with.
+	for _, cause := range Causes {
+		var s launch.Stall
+		if i := slices.IndexFunc(f.Stalls, func(s launch.Stall) bool { return s.Cause == cause }); i >= 0 {
+			s = f.Stalls[i]
+		}
+		of := append(slices.Clone(of), cause)
+		e.counter(laneStalls, s.Count, of...)
+		e <- prometheus.MustNewConstMetric(laneStallTime, prometheus.CounterValue, s.Time.Seconds(), of...)
+		e.gauge(laneStalled, float64(s.Waiting), of...)
+		e.gauge(laneLongest, s.Longest.Seconds(), of...)
+	}
+}
+
+// Causes are why operations wait.
+var Causes = []string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull, launch.StallPacing}
+
+// Bounds of the histogram are powers of two of nanoseconds, where relays' own buckets
+// have theirs, from 1 µs to 34 s.
+const firstBound, lastBound = 10, 35
+
+// histogram is what Prometheus calls one: how many operations took up to each bound.
+func histogram(list []launch.Bucket) (count uint64, sum float64, buckets map[float64]uint64) {
+	buckets = map[float64]uint64{}
+	for power := firstBound; power <= lastBound; power++ {
+		bound := time.Duration(1) << power
+		within := uint64(0)
+		for _, b := range list {
+			if b.To <= bound {
+				within += b.Count
+			}
+		}
+		buckets[bound.Seconds()] = within
+	}
+	for _, b := range list {
+		count += b.Count
+		sum += float64(b.Count) * (b.From + (b.To-b.From)/2).Seconds()
+	}
+	return count, sum, buckets
+}

@@ -1,0 +1,388 @@
+package exporter
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+var update = flag.Bool("update", false, "write docs/metrics.md")
+
+const gpu3 = "0000:3b:00.0"
+
+// working is a host with one relay that works, one that is silent, and one that nobody
+// looks after.
+func working() ([]hook.Info, hook.Reports, error) {
+	info := func(id, container, state string, supervised bool) hook.Info {
+		return hook.Info{
+			Generation: hook.Generation{ID: id, Container: hook.Container{ID: container}, Config: launch.Config{
+				Lanes: []launch.Lane{{GPU: launch.GPU{Index: 3, BusID: gpu3}, NICs: []string{"mlx5_0", "mlx5_1"}}},
+			}},
+			Status: hook.Status{State: state, Starts: 2}, Alive: true, Supervised: supervised,
+		}
+	}
+	sent := launch.Figures{
+		Operations: 10, Bytes: 4096, Failed: 1, InPlace: 100, InFlight: 3,
+		Stalls:  []launch.Stall{{Cause: launch.StallNoGrant, Count: 4, Time: 3 * time.Second, Waiting: 2, Longest: time.Second}},
+		Latency: []launch.Bucket{{From: 768, To: 896, Count: 2}, {From: 1 << 20, To: 5 << 18, Count: 7}, {From: 7 << 33, To: 1 << 36, Count: 1}},
+	}
+	report := &launch.Report{
+		Used: launch.Limits{Clients: 2, Connections: 5, Memories: 7, HostMemory: 1 << 20}, BadHandles: 6, Staged: 8192, Direct: 1024,
+		Lanes: []launch.LaneFigures{{GPU: gpu3, Sent: sent}, {GPU: gpu3, Sent: sent}, {GPU: "\xff"}},
+		Staging: []launch.Staging{
+			{GPU: "0000:18:00.0", Bytes: 100, Wanted: 200, Clients: 5}, {GPU: "0000:18:00.0", Bytes: 11, Wanted: 22},
+			{Host: true, Lane: gpu3, Bytes: 64},
+		},
+	}
+	return []hook.Info{info("a1", "trainer", hook.StateReady, true), info("a2", "silent", "", true), info("a3", "gone", hook.StateReady, false)},
+		hook.Reports{"a1": {Report: report}, "a2": {NoReport: "it starts"}}, errors.New("generation a4: the file is damaged")
+}
+
+func registry(t *testing.T) (*prometheus.Registry, *[]error) {
+	t.Helper()
+	var logged []error
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(&Collector{look: working, log: func(err error) { logged = append(logged, err) }})
+	return r, &logged
+}
+
+func TestMetrics(t *testing.T) {
+	r, logged := registry(t)
+	const lane = `container="trainer",direction="sent",generation="a1",gpu="0000:3b:00.0",index="3",nic="mlx5_0,mlx5_1"`
+	want := `
+# HELP peerlane_relays Containers by the state of their relay.
+# TYPE peerlane_relays gauge
+peerlane_relays{state="down"} 0
+peerlane_relays{state="drained"} 0
+peerlane_relays{state="draining"} 0
+peerlane_relays{state="ending"} 0
+peerlane_relays{state="left"} 1
+peerlane_relays{state="ready"} 1
+peerlane_relays{state="starting"} 1
+peerlane_relays{state="stopped"} 0
+peerlane_relays{state="stopping"} 0
+peerlane_relays{state="waiting"} 0
+# HELP peerlane_relay_up Whether the relay answered when it was asked just now.
+# TYPE peerlane_relay_up gauge
+peerlane_relay_up{container="gone",generation="a3"} 0
+peerlane_relay_up{container="silent",generation="a2"} 0
+peerlane_relay_up{container="trainer",generation="a1"} 1
+# HELP peerlane_staging_bytes Staging memory that the relay has.
+# TYPE peerlane_staging_bytes gauge
+peerlane_staging_bytes{container="trainer",generation="a1",gpu="0000:18:00.0",memory="gpu"} 111
+peerlane_staging_bytes{container="trainer",generation="a1",gpu="0000:3b:00.0",memory="host"} 64
+# HELP peerlane_exporter_last_scrape_error 1 where something of the relays' state could not be read.
+# TYPE peerlane_exporter_last_scrape_error gauge
+peerlane_exporter_last_scrape_error 1
+`
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "peerlane_relays", "peerlane_relay_up", "peerlane_staging_bytes", "peerlane_exporter_last_scrape_error"); err != nil {
+		t.Error(err)
+	}
+	if len(*logged) != 1 || !strings.Contains((*logged)[0].Error(), "a4") {
+		t.Errorf("logged %v", *logged)
+	}
+	values := map[string]float64{}
+	for _, f := range gather(t, r) {
+		for _, m := range f.GetMetric() {
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+			}
+			key := strings.TrimPrefix(f.GetName(), "peerlane_") + "{" + strings.Join(labels, ",") + "}"
+			values[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			if h := m.GetHistogram(); h != nil && strings.Contains(key, `index="3"`) && strings.Contains(key, `"sent"`) {
+				checkHistogram(t, h)
+			}
+		}
+	}
+	relay := `{container="trainer",generation="a1"}`
+	cause := `{cause="no grant",` + lane + `}`
+	for key, want := range map[string]float64{
+		"relay_starts_total" + relay: 2, "relay_clients" + relay: 2, "relay_connections" + relay: 5, "relay_memories" + relay: 7, "relay_host_memory_bytes" + relay: 1 << 20,
+		"relay_bad_handles_total" + relay: 6, "relay_staged_bytes_total" + relay: 8192, "relay_direct_bytes_total" + relay: 1024,
+		"lane_bytes_total{" + lane + "}": 4096, "lane_operations_total{" + lane + "}": 10, "lane_failed_operations_total{" + lane + "}": 1,
+		"lane_in_place_bytes_total{" + lane + "}": 100, "lane_operations_in_flight{" + lane + "}": 3,
+		"lane_stalls_total" + cause: 4, "lane_stall_seconds_total" + cause: 3, "lane_stalled_operations" + cause: 2, "lane_longest_stall_seconds" + cause: 1,
+		"lane_stalls_total" + strings.Replace(cause, "no grant", "pacing", 1):                       0,
+		`staging_wanted_bytes{container="trainer",generation="a1",gpu="0000:18:00.0",memory="gpu"}`: 222,
+		`staging_client_bytes{container="trainer",generation="a1",gpu="0000:18:00.0",memory="gpu"}`: 5,
+	} {
+		if got, there := values[key]; !there || got != want {
+			t.Errorf("%s is %v (%v), want %v", key, got, there, want)
+		}
+	}
+}
+
+func checkHistogram(t *testing.T, h *dto.Histogram) {
+	t.Helper()
+	got := map[float64]uint64{}
+	for _, b := range h.GetBucket() {
+		got[b.GetUpperBound()] = b.GetCumulativeCount()
+	}
+	seconds := func(power int) float64 { return (time.Duration(1) << power).Seconds() }
+	for power, want := range map[int]uint64{10: 2, 20: 2, 21: 9, 35: 9} {
+		if n, there := got[seconds(power)]; !there || n != want {
+			t.Errorf("%v took at most %g s (%v), want %d", n, seconds(power), there, want)
+		}
+	}
+	// 2 of 832 ns, 7 of 1.18 ms, one of 64 s.
+	if sum := h.GetSampleSum(); h.GetSampleCount() != 10 || sum < 64 || sum > 65 {
+		t.Errorf("%d operations took %g s", h.GetSampleCount(), sum)
+	}
+}
+
+func gather(t *testing.T, r prometheus.Gatherer) []*dto.MetricFamily {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return families
+}
+
+// What promtool check metrics says; and all metrics that are described are there.
+func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
+	r, _ := registry(t)
+	problems, err := testutil.GatherAndLint(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	if families := gather(t, r); len(families) != len(all) {
+		t.Errorf("%d families of metrics, and %d are described", len(families), len(all))
+	}
+}
+
+// labelsOf are the labels of each metric, by the names that queries use.
+func labelsOf(t *testing.T) map[string][]string {
+	t.Helper()
+	r, _ := registry(t)
+	known := map[string][]string{}
+	for _, f := range gather(t, r) {
+		var labels []string
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			labels = append(labels, l.GetName())
+		}
+		if f.GetType() != dto.MetricType_HISTOGRAM {
+			known[f.GetName()] = labels
+			continue
+		}
+		known[f.GetName()+"_bucket"] = append(slices.Clone(labels), "le")
+		known[f.GetName()+"_sum"], known[f.GetName()+"_count"] = labels, labels
+	}
+	return known
+}
+
+var (
+	metricName = regexp.MustCompile(`\bpeerlane_[a-z0-9_]+`)
+	byLabels   = regexp.MustCompile(`\bby \(([^)]*)\)`)
+	matcher    = regexp.MustCompile(`([a-z_]+)(?:=~|!~|!=|=)"`)
+)
+
+// checkQuery says what a query names that the exporter has not. Each has one metric.
+func checkQuery(known map[string][]string, query string) (wrong []string) {
+	names := metricName.FindAllString(query, -1)
+	if len(names) == 0 {
+		return []string{"no metric of Peerlane's"}
+	}
+	for _, name := range names {
+		labels, there := known[name]
+		if !there {
+			wrong = append(wrong, name)
+			continue
+		}
+		var used []string
+		for _, m := range byLabels.FindAllStringSubmatch(query, -1) {
+			used = append(used, strings.Split(m[1], ", ")...)
+		}
+		for _, m := range matcher.FindAllStringSubmatch(query, -1) {
+			used = append(used, m[1])
+		}
+		for _, l := range used {
+			if l != "instance" && !slices.Contains(labels, l) { // Prometheus adds instance
+				wrong = append(wrong, name+" has no label "+l)
+			}
+		}
+	}
+	return wrong
+}
+
+func TestTheDashboardNamesMetricsThatThereAre(t *testing.T) {
+	known := labelsOf(t)
+	text, err := os.ReadFile("../../../packaging/prometheus/dashboard.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr, LegendFormat string }
+		}
+		Templating struct {
+			List []struct{ Name, Definition string }
+		}
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	queries := 0
+	for _, p := range d.Panels {
+		for _, target := range p.Targets {
+			queries++
+			for _, wrong := range checkQuery(known, target.Expr) {
+				t.Errorf("panel %q: %s in %s", p.Title, wrong, target.Expr)
+			}
+		}
+	}
+	for _, v := range d.Templating.List {
+		if v.Definition != "" && len(checkQuery(known, v.Definition)) > 0 {
+			t.Errorf("variable %s: %s", v.Name, v.Definition)
+		}
+	}
+	if queries < 10 {
+		t.Errorf("%d queries were looked at", queries)
+	}
+	// The test sees what is wrong.
+	for query, want := range map[string]string{
+		`rate(peerlane_lane_octets_total[5m])`: "peerlane_lane_octets_total", `sum by (rail) (peerlane_relays)`: "no label rail",
+		`peerlane_relays{nic="x"}`: "no label nic", `up`: "no metric",
+	} {
+		if wrong := strings.Join(checkQuery(known, query), ", "); !strings.Contains(wrong, want) {
+			t.Errorf("of %s it says %q", query, wrong)
+		}
+	}
+}
+
+// duration is Prometheus'.
+var duration = regexp.MustCompile(`^([0-9]+(ms|[smhdwy]))+$`)
+
+func TestTheAlertsNameMetricsThatThereAre(t *testing.T) {
+	known := labelsOf(t)
+	f, err := os.Open("../../../packaging/prometheus/alerts.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var rules struct {
+		Groups []struct {
+			Name  string
+			Rules []struct {
+				Alert, Expr, For    string
+				Labels, Annotations map[string]string
+			}
+		}
+	}
+	d := yaml.NewDecoder(f)
+	d.KnownFields(true)
+	if err := d.Decode(&rules); err != nil {
+		t.Fatal(err)
+	}
+	states := map[string]bool{}
+	for _, s := range States {
+		states[s] = true
+	}
+	count := 0
+	for _, g := range rules.Groups {
+		for _, r := range g.Rules {
+			count++
+			for _, wrong := range checkQuery(known, r.Expr) {
+				t.Errorf("%s: %s in %s", r.Alert, wrong, r.Expr)
+			}
+			if r.For != "" && !duration.MatchString(r.For) || r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
+				t.Errorf("%s is not whole: %+v", r.Alert, r)
+			}
+			for _, m := range regexp.MustCompile(`state=~?"([^"]*)"`).FindAllStringSubmatch(r.Expr, -1) {
+				for _, s := range strings.Split(m[1], "|") {
+					if !states[s] {
+						t.Errorf("%s is about the state %q, which there is not", r.Alert, s)
+					}
+				}
+			}
+		}
+	}
+	if count < 5 {
+		t.Errorf("%d alerts", count)
+	}
+}
+
+func TestTheDocumentIsCurrent(t *testing.T) {
+	const path = "../../../docs/metrics.md"
+	r, _ := registry(t)
+	var b strings.Builder
+	b.WriteString("<!-- Written by `go test ./cmd/peerlane/exporter -update`. -->\n\n" + `# Metrics
+
+` + "`peerlane exporter`" + ` gives the figures of a host's relays to Prometheus, at
+http://127.0.0.1:9836/metrics unless ` + "`--listen`" + ` says otherwise. It asks relays when it is
+scraped and runs as root, as their state is root's. ` + "`--web-config FILE`" + ` is a
+[web configuration](https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md)
+of Prometheus' exporter-toolkit, for TLS and passwords.
+
+packaging/prometheus has a dashboard for Grafana and alerts. A test checks that their
+queries name metrics and labels that there are; the dashboard has not been loaded in
+Grafana.
+
+A container keeps its name and gets another generation each time it starts; counters
+begin anew when a relay does. A lane has its GPU's PCI address (` + "`gpu`" + `) and index, and the
+NICs that it is striped over, with commas between them.
+
+| metric | type | labels | |
+|---|---|---|---|
+`)
+	for _, f := range gather(t, r) {
+		var labels []string
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			labels = append(labels, l.GetName())
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", f.GetName(), strings.ToLower(f.GetType().String()), strings.Join(labels, ", "), f.GetHelp())
+	}
+	fmt.Fprintf(&b, "\n`state` is one of %s; `cause` one of %s; `memory` is gpu, or host where a lane bounces; `direction` is sent or received.\n",
+		strings.Join(States, ", "), strings.Join(Causes, ", "))
+	if *update {
+		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(b.String(), string(got)); diff != "" {
+		t.Errorf("%s (-want +got; go test -update writes it):\n%s", path, diff)
+	}
+}
+
+// What runs in front of every container, and beside it, has nothing of Prometheus.
+func TestHookAndRelayDoNotGrow(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "../../peerlane-hook", "../../peerlane-relay", "../../peerlane-runtime").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages := strings.Fields(string(out))
+	if !slices.Contains(packages, "github.com/peerlane/peerlane/hook") {
+		t.Fatal("the list of packages lacks the hook's")
+	}
+	for _, p := range packages {
+		if strings.Contains(p, "prometheus") || strings.Contains(p, "peerlane/cmd/peerlane/") {
+			t.Errorf("%s is linked in", p)
+		}
+	}
+}

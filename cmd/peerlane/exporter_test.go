@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/exporter"
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+func TestExporterPrintsMetricsOnce(t *testing.T) {
+	root := t.TempDir()
+	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
+	out := peerlane(t, "exporter", "--once", "--root", root)
+	for _, want := range []string{`peerlane_relays{state="left"} 1`, `peerlane_relay_up{container="trainer",`, "peerlane_exporter_last_scrape_error 0"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %s in\n%s", want, out)
+		}
+	}
+	for _, test := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--once", "--listen", ":0"}, exitUsage, "--once prints and does not listen"},
+		{[]string{"--web-config", filepath.Join(root, "none.yaml")}, exitFailure, "none.yaml"},
+		{[]string{"--listen", "nowhere"}, exitFailure, "listening at nowhere"},
+	} {
+		var o, e bytes.Buffer
+		if code := run(append([]string{"exporter", "--root", root}, test.args...), &o, &e); code != test.code || !strings.Contains(e.String(), test.want) {
+			t.Errorf("%v: exit status %d, %q", test.args, code, e.String())
+		}
+	}
+	if host, _, err := net.SplitHostPort(exporterAddress); err != nil || !net.ParseIP(host).IsLoopback() {
+		t.Errorf("it listens at %s unless told otherwise", exporterAddress)
+	}
+}
+
+// ear hears where the exporter listens, and what it warned of before.
+type ear struct {
+	address chan string
+	warned  string
+}
+
+func (*ear) Levels() []logrus.Level { return logrus.AllLevels }
+func (h *ear) Fire(e *logrus.Entry) error {
+	if text, is := strings.CutPrefix(e.Message, "metrics are at "); is {
+		h.address <- strings.TrimSuffix(text, "/metrics")
+	} else {
+		h.warned += e.Message
+	}
+	return nil
+}
+
+// exporting runs an exporter at a port of its own until the test ends.
+func exporting(t *testing.T, listen, webConfig string) (address, warned string) {
+	t.Helper()
+	a := &app{errOut: io.Discard, log: logrus.New()}
+	a.log.SetOutput(io.Discard)
+	heard := &ear{address: make(chan string, 1)}
+	a.log.AddHook(heard)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(exporter.New(layout.New(t.TempDir()), func(error) {}))
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- a.export(ctx, registry, []string{listen}, webConfig) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("the exporter ended with %v", err)
+		}
+	})
+	select {
+	case address = <-heard.address:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	return address, heard.warned
+}
+
+func scrape(t *testing.T, client *http.Client, url, user, password string) (status int, text string) {
+	t.Helper()
+	request, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if user != "" {
+		request.SetBasicAuth(user, password)
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(body)
+}
+
+func TestExporterServesMetrics(t *testing.T) {
+	address, warned := exporting(t, "127.0.0.1:0", "")
+	if status, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", ""); status != http.StatusOK || !strings.Contains(text, "peerlane_relays{") {
+		t.Errorf("status %d: %s", status, text)
+	}
+	if status, _ := scrape(t, http.DefaultClient, "http://"+address+"/", "", ""); status != http.StatusNotFound {
+		t.Errorf("status %d elsewhere", status)
+	}
+	if warned != "" {
+		t.Errorf("of loopback it warns: %s", warned)
+	}
+	if _, warned := exporting(t, "0.0.0.0:0", ""); !strings.Contains(warned, "everybody who reaches") {
+		t.Errorf("of an open address it says %q", warned)
+	}
+}
+
+func TestExporterSpeaksTLSAndAsksForAPassword(t *testing.T) {
+	dir := t.TempDir()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name string, text []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	cert := write("cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}))
+	private := write("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
+	// The password is "lanes".
+	config := write("web.yaml", fmt.Appendf(nil, "tls_server_config:\n  cert_file: %s\n  key_file: %s\nbasic_auth_users:\n  prometheus: %s\n",
+		cert, private, "$2a$04$CKNySA6NdV74/EudWE0fxO0xYwIAeP65koxmn0htj9k2Kp.eV53he"))
+	address, _ := exporting(t, "127.0.0.1:0", config)
+	known, err := x509.ParseCertificate(certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(known)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport}
+	url := "https://" + address + "/metrics"
+	for _, test := range []struct {
+		user, password string
+		want           int
+	}{{"prometheus", "lanes", http.StatusOK}, {"prometheus", "guess", http.StatusUnauthorized}, {"", "", http.StatusUnauthorized}} {
+		if status, text := scrape(t, client, url, test.user, test.password); status != test.want {
+			t.Errorf("user %q with %q: status %d, %s", test.user, test.password, status, text)
+		}
+	}
+	if status, _ := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "prometheus", "lanes"); status == http.StatusOK {
+		t.Error("it answers without TLS")
+	}
+}

@@ -1,0 +1,193 @@
+package hook
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+	addresses "github.com/peerlane/peerlane/relay/network/address"
+)
+
+// networking is what a relay is told to be on the network: where, and the secrets.
+type networking struct {
+	where   *launch.Network // nil where it is on none
+	why     string          // and why
+	secrets launch.Secrets
+}
+
+// keyTime is how often it is looked whether the cluster key has been changed: a rotation
+// that is not finished has both keys for as long as it takes.
+const keyTime = 5 * time.Second
+
+// slots of a lane for other hosts, in each direction. TCP needs no larger ones: what it
+// moves in the time of a copy is less than that.
+const (
+	networkSlots     = 8
+	networkSlotBytes = 4 << 20
+)
+
+// newNetworking reads what a relay needs for the network. Without a key that is nothing,
+// and no error.
+func newNetworking(l layout.Layout, c config.Network, memory uint64) (n networking, err error) {
+	if c.Listen != config.ListenAuto {
+		n.why = "network.listen in config.toml is off"
+		return n, nil
+	}
+	key := keyFile(l, c)
+	text, err := layout.ReadSecret(key, launch.MaxSecret)
+	if errors.Is(err, fs.ErrNotExist) {
+		n.why = fmt.Sprintf("there is no cluster key, %s; peerlane key generate makes one", key)
+		return n, nil
+	}
+	if err != nil {
+		n.why = "the cluster key cannot be read: " + err.Error()
+		return n, fmt.Errorf("the cluster key: %w", err)
+	}
+	n.secrets.ClusterKey = launch.NewSecret(text)
+	if err = n.certificates(c); err == nil {
+		n.where, err = where(c, memory)
+	}
+	if err != nil {
+		n.why, n.where = err.Error(), nil
+	}
+	return n, err
+}
+
+func keyFile(l layout.Layout, c config.Network) string {
+	if c.Key != "" {
+		return c.Key
+	}
+	return l.ClusterKey()
+}
+
+func (n *networking) certificates(c config.Network) error {
+	if c.TLSKey == "" {
+		return nil
+	}
+	key, err := layout.ReadSecret(c.TLSKey, launch.MaxSecret)
+	if err != nil {
+		return fmt.Errorf("network.tls_key: %w", err)
+	}
+	n.secrets.CertificateKey = launch.NewSecret(key)
+	for _, file := range []struct {
+		key, path string
+		to        *launch.Secret
+	}{{"tls_certificate", c.TLSCertificate, &n.secrets.Certificate}, {"tls_authority", c.TLSAuthority, &n.secrets.Authority}} {
+		if err := layout.Trusted(file.path); err != nil {
+			return fmt.Errorf("network.%s: %w", file.key, err)
+		}
+		text, err := os.ReadFile(file.path)
+		if err != nil {
+			return fmt.Errorf("network.%s: %w", file.key, err)
+		}
+		*file.to = launch.NewSecret(text)
+	}
+	return n.secrets.Check()
+}
+
+// where chooses the addresses of this host.
+func where(c config.Network, memory uint64) (*launch.Network, error) {
+	ports, err := addresses.ParsePorts(c.Ports)
+	if err != nil {
+		return nil, err
+	}
+	n := &launch.Network{
+		Ports: ports, Streams: c.Streams, Slots: networkSlots, SlotBytes: networkSlotBytes, Memory: memory,
+	}
+	all, err := addresses.Host()
+	if err != nil {
+		return nil, err
+	}
+	if c.Address != "" {
+		at, err := netip.ParseAddr(c.Address)
+		if err != nil {
+			return nil, err
+		}
+		n.Addresses = []addresses.Chosen{{Interface: interfaceOf(all, at), Address: at}}
+		return n, nil
+	}
+	list, err := addresses.ParseInterfaces(c.Interfaces)
+	if err != nil {
+		return nil, err
+	}
+	n.Addresses, err = list.Choose(all, addresses.Family(c.Family))
+	return n, err
+}
+
+// interfaceOf names the interface of an address; an empty name where it has none now.
+func interfaceOf(all []addresses.Interface, at netip.Addr) string {
+	for _, i := range all {
+		for _, a := range i.Addresses {
+			if a.WithZone("") == at.WithZone("") {
+				return i.Name
+			}
+		}
+	}
+	return ""
+}
+
+// mostIgnored bounds what is said of a job's environment, which is the image's.
+const mostIgnored = 16
+
+// ignored says which variables of a job relays do not go by.
+func ignored(environment []string) (sentences []string) {
+	for _, i := range addresses.IgnoredVariables(environment) {
+		if strings.Trim(i.Name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || len(i.Name) > 64 {
+			continue // none of NCCL's
+		}
+		if len(sentences) == mostIgnored {
+			return append(sentences, "and more variables of NCCL's have no effect on Peerlane's relays")
+		}
+		sentences = append(sentences, i.String())
+	}
+	return sentences
+}
+
+// goOnNetwork finds out, before a relay is started, what it can have of the network.
+func (s *supervisor) goOnNetwork() {
+	var err error
+	if s.networking, err = newNetworking(s.layout, s.generation.Network, s.generation.NetworkMemory); err != nil {
+		s.log.WithError(err).Error("this container's relay is not on the network")
+	}
+}
+
+// tellSecrets sends the relay what nobody else may hear.
+func (s *supervisor) tellSecrets() {
+	if s.networking.where == nil {
+		return
+	}
+	if err := s.relay.request(launch.Request{Request: launch.RequestSecrets, Secrets: &s.networking.secrets}); err != nil {
+		s.log.WithError(err).Warn("sending the relay the cluster key")
+	}
+}
+
+// lookAtKey tells a relay that is on the network of a key that has changed.
+func (s *supervisor) lookAtKey() {
+	if s.relay == nil || s.networking.where == nil {
+		return
+	}
+	text, err := layout.ReadSecret(keyFile(s.layout, s.generation.Network), launch.MaxSecret)
+	if err != nil {
+		// It goes on with the one that it has.
+		if text := err.Error(); text != s.keyError {
+			s.keyError = text
+			s.log.WithError(err).Error("the cluster key cannot be read any more; the relay goes on with the one that it had")
+		}
+		return
+	}
+	s.keyError = ""
+	if bytes.Equal(text, s.networking.secrets.ClusterKey.Bytes()) {
+		return
+	}
+	s.log.Info("the cluster key has changed")
+	s.networking.secrets.ClusterKey = launch.NewSecret(text)
+	s.tellSecrets()
+}

@@ -1,0 +1,156 @@
+package integration_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+)
+
+// diagnosis is what peerlane doctor says of this host, by check.
+func (b *bed) diagnosis() map[string][]doctor.Finding {
+	b.Helper()
+	cmd := exec.Command(filepath.Join(binaries, "peerlane"), "doctor", "-o", "json", "--interval", "10ms", "--root", b.Root)
+	var errOut bytes.Buffer
+	cmd.Stderr = &errOut
+	out, err := cmd.Output()
+	var status *exec.ExitError
+	if err != nil && (!errors.As(err, &status) || status.ExitCode() < 5) { // 5 to 7 say what the worst is
+		b.Fatalf("peerlane doctor: %v: %s", err, errOut.String())
+	}
+	var report struct{ Findings []doctor.Finding }
+	if err := json.Unmarshal(out, &report); err != nil {
+		b.Fatal(err)
+	}
+	by := map[string][]doctor.Finding{}
+	for _, f := range report.Findings {
+		by[f.Check] = append(by[f.Check], f)
+	}
+	for _, c := range doctor.All() {
+		if len(by[c.Name]) == 0 {
+			b.Errorf("nothing is said of %s", c.Name)
+		}
+	}
+	return by
+}
+
+// wants checks what is said of a check: the worst status, and words of what was found.
+func (b *bed) wants(found map[string][]doctor.Finding, check string, status doctor.Status, words ...string) {
+	b.Helper()
+	var text strings.Builder
+	for _, f := range found[check] {
+		text.WriteString(f.On + ": " + f.Found + "; " + f.Remedy + "\n")
+	}
+	if got := doctor.Worst(found[check]); got != status {
+		b.Errorf("%s is %v, want %v: %s", check, got, status, text.String())
+	}
+	for _, w := range words {
+		if !strings.Contains(text.String(), w) {
+			b.Errorf("%s does not say %q: %s", check, w, text.String())
+		}
+	}
+}
+
+// A relay that nobody looks after any more, and what it leaves, are found, and the
+// remedies that are named mend it.
+func TestDoctorFindsWhatIsLeft(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.leavesNothing()
+	b.nics()
+	c := b.start(b.lanes[0], "stream") // alone: another's supervisor would collect
+	c.next("listening")
+	found := b.diagnosis()
+	b.wants(found, "relays", doctor.OK, "1 containers have one")
+	b.wants(found, "leftovers", doctor.OK)
+	b.wants(found, "configuration", doctor.OK)
+
+	g := c.generation()
+	kill(t, supervisor(t, g.Status.Relay.PID))
+	b.eventually("the supervisor is missed", func() bool {
+		found = b.diagnosis()
+		return doctor.Worst(found["relays"]) == doctor.Failure
+	})
+	b.wants(found, "relays", doctor.Failure, "container "+c.id, "restart the container")
+	b.wants(found, "leftovers", doctor.OK)
+
+	// Without its runtime nobody runs the container's poststop hook, which would collect.
+	init := c.init()
+	kill(t, c.cmd.Process.Pid)
+	kill(t, init)
+	b.eventually("its files are left", func() bool {
+		found = b.diagnosis()
+		return doctor.Worst(found["leftovers"]) == doctor.Warning
+	})
+	b.wants(found, "leftovers", doctor.Warning, "generation "+g.ID, "peerlane relay gc")
+	b.mustPeerlane("relay", "gc")
+	b.wants(b.diagnosis(), "leftovers", doctor.OK)
+	c.end()
+	found = b.diagnosis()
+	b.wants(found, "relays", doctor.OK, "0 containers")
+	b.wants(found, "leftovers", doctor.OK)
+}
+
+func (b *bed) eventually(what string, is func() bool) {
+	b.Helper()
+	for begun := time.Now(); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(begun) > patience {
+			b.Fatalf("it does not come to pass that %s", what)
+		}
+	}
+}
+
+// What the exporter tells of a lane is what its relay moves.
+func TestExporterTellsWhatRelaysMove(t *testing.T) {
+	b := newBed(t, "runc", asItIs)
+	b.nics()
+	a, z := b.streaming("stream")
+	value := func(text, metric string, labels ...string) float64 {
+		for line := range strings.Lines(text) {
+			name, rest, _ := strings.Cut(line, "{")
+			inside, number, ok := strings.Cut(rest, "} ")
+			has := ok && name == metric
+			for _, l := range labels {
+				has = has && strings.Contains(","+inside+",", ","+l+",")
+			}
+			if has {
+				v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return v
+			}
+		}
+		return -1
+	}
+	lane := func(c *container, i int, direction string) []string {
+		return []string{`container="` + c.id + `"`, `gpu="` + b.lanes[i].GPU + `"`, `nic="` + strings.Join(b.lanes[i].NICs, ",") + `"`, `direction="` + direction + `"`}
+	}
+	first := b.mustPeerlane("exporter", "--once")
+	if n := value(first, "peerlane_relays", `state="ready"`); n != 2 {
+		t.Errorf("%g relays are ready", n)
+	}
+	before := value(first, "peerlane_lane_bytes_total", lane(a, 0, "sent")...)
+	if before < 0 {
+		t.Fatalf("nothing is told of the lane of %s:\n%s", a.id, first)
+	}
+	var last string
+	b.eventually("bytes rise at both ends", func() bool {
+		last = b.mustPeerlane("exporter", "--once")
+		return value(last, "peerlane_lane_bytes_total", lane(a, 0, "sent")...) > before &&
+			value(last, "peerlane_lane_bytes_total", lane(z, 1, "received")...) > 0
+	})
+	operations := value(last, "peerlane_lane_operations_total", lane(a, 0, "sent")...)
+	if timed := value(last, "peerlane_lane_operation_duration_seconds_count", lane(a, 0, "sent")...); operations <= 0 || timed <= 0 || timed > operations {
+		t.Errorf("%g operations, of which %g were timed", operations, timed)
+	}
+	if s := value(last, "peerlane_staging_bytes", `container="`+a.id+`"`, `memory="gpu"`); s <= 0 {
+		t.Errorf("%g bytes are staged by %s:\n%s", s, a.id, last)
+	}
+}

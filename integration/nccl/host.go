@@ -1,0 +1,310 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/nccl"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Runtimes of ranks.
+const (
+	runtimeAuto = "auto"
+	runtimeNone = "none"
+)
+
+// host is the machine that ranks run on.
+type host struct {
+	options
+	*testbed.Host
+	// work is ours and goes at the end. work/inside is where ranks find what they run, at
+	// the same path in containers; work/logs has a folder a phase.
+	work    string
+	gpus    []topo.GPU // one a rank
+	ranks   int
+	runtime *bundle.Runtime // nil: plain processes
+	why     string          // there is no runtime
+	network *network        // nil: ranks share the host's
+	alone   string          // why there is none
+	starts  int
+}
+
+func newHost(ctx context.Context, o options) (h *host, err error) {
+	h = &host{options: o}
+	h.plugin = cmp.Or(h.plugin, filepath.Join(h.binaries, nccl.Name))
+	for _, path := range []*string{&h.binaries, &h.plugin, &h.out, &h.script} {
+		if *path, err = filepath.Abs(*path); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.MkdirAll(h.out, 0o755); err != nil {
+		return nil, err
+	}
+	if h.work, err = os.MkdirTemp("", "peerlane-nccl-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.close())
+		}
+	}()
+	root := filepath.Join(h.work, "host")
+	// Relays, who are not root, go through both where they have no root of their own.
+	if err := errors.Join(os.Mkdir(root, 0o711), os.Mkdir(h.inside(), 0o755), os.Mkdir(h.logs(), 0o755), os.Chmod(h.work, 0o711)); err != nil {
+		return nil, err
+	}
+	if h.Host, err = testbed.New(root, h.binaries, h.options.gpus); err != nil {
+		return nil, err
+	}
+	files := map[string]string{h.plugin: nccl.Name}
+	if h.program == "" {
+		files[h.script] = "rank.py"
+	} else {
+		files[h.program] = "program"
+	}
+	for from, to := range files {
+		if err := copyFile(from, filepath.Join(h.inside(), to)); err != nil {
+			return nil, err
+		}
+	}
+	all := h.Topology.GPUs
+	if h.ranks = h.options.ranks; h.ranks == 0 {
+		h.ranks = len(all)
+	}
+	if h.ranks < 2 {
+		return nil, fmt.Errorf("%d ranks: two are needed", h.ranks)
+	}
+	for i := range h.ranks {
+		h.gpus = append(h.gpus, all[i%len(all)])
+	}
+	h.Lanes = nil
+	for i, g := range all {
+		// On route staged each stages on its neighbour.
+		h.Lanes = append(h.Lanes, topo.Assignment{GPU: g.BusID, Servers: []string{all[(i+1)%len(all)].BusID}, NICs: []string{"emulated0"}})
+	}
+	if err := h.configure(launch.RouteDirect); err != nil {
+		return nil, err
+	}
+	if err := h.writeTopology(); err != nil {
+		return nil, err
+	}
+	h.findRuntime(ctx)
+	if h.runtime == nil {
+		h.alone = "plain processes"
+		if o.runtime != runtimeAuto && o.runtime != runtimeNone {
+			return nil, fmt.Errorf("%s: %s", o.runtime, h.why)
+		}
+		return h, nil
+	}
+	if h.network, err = newNetwork(h.work, h.ranks); err != nil {
+		h.alone = err.Error()
+	}
+	return h, nil
+}
+
+func (h *host) inside() string { return filepath.Join(h.work, "inside") }
+func (h *host) logs() string   { return filepath.Join(h.work, "logs") }
+
+func (h *host) close() error {
+	var err error
+	if h.network != nil {
+		err = h.network.close()
+	}
+	return errors.Join(err, os.RemoveAll(h.work))
+}
+
+func (h *host) configure(route string) error {
+	return h.Configure(func(c *config.Config) {
+		c.Relay.Route = route
+		if h.Simulated {
+			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
+		}
+	})
+}
+
+// topologyFile is the host with the virtual switch that its lanes make, as NCCL reads it.
+const topologyFile = "topology.xml"
+
+func (h *host) writeTopology() error {
+	virtual, err := h.Topology.VirtualSwitch(h.Plan)
+	if err != nil {
+		return err
+	}
+	text, err := virtual.NCCLXML()
+	if err != nil {
+		return err
+	}
+	// Also for whoever asks afterwards what NCCL was told.
+	return errors.Join(os.WriteFile(filepath.Join(h.inside(), topologyFile), text, 0o644), os.WriteFile(filepath.Join(h.logs(), topologyFile), text, 0o644))
+}
+
+// findRuntime looks for one that can start a container here: it may be there and not be
+// permitted to. h.why says why there is none.
+func (h *host) findRuntime(ctx context.Context) {
+	names := []string{"runc", "crun"}
+	switch {
+	case h.options.runtime == runtimeNone:
+		h.why = "asked for"
+		return
+	case h.options.runtime != runtimeAuto:
+		names = []string{h.options.runtime}
+	}
+	if os.Geteuid() != 0 {
+		h.why = "containers need root"
+		return
+	}
+	var reasons []string
+	for _, name := range names {
+		path := filepath.Join(h.binaries, name)
+		if _, err := os.Stat(path); err != nil {
+			path = name
+		}
+		r, err := bundle.FindRuntime(path, h.RuntimeState())
+		if err == nil {
+			err = h.try(ctx, r)
+		}
+		if err == nil {
+			h.runtime = r
+			return
+		}
+		reasons = append(reasons, err.Error())
+	}
+	h.why = strings.Join(reasons, "; ")
+}
+
+// try runs a container that does nothing.
+func (h *host) try(ctx context.Context, r *bundle.Runtime) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	b, err := h.bundle(filepath.Join(h.work, "try-"+r.Name), h.gpus[0], h.logs(), "", []string{"/bin/sh", "-c", "test -S /run/peerlane/relay.sock"})
+	if err != nil {
+		return err
+	}
+	id := h.ContainerID("try-" + r.Name)
+	out, err := r.Run(ctx, b, id).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s cannot run a container with a lane here: %w: %s", r.Name, err, strings.TrimSpace(string(out)))
+	}
+	return errors.Join(err, r.Delete(context.WithoutCancel(ctx), id))
+}
+
+// bundle is a container of the host's own files, read-only, with a GPU and its lane, and
+// everything else of its own. Its network is a namespace's file, or the host's.
+func (h *host) bundle(dir string, g topo.GPU, logs, network string, arguments []string, environment ...string) (*bundle.Bundle, error) {
+	b := bundle.New(dir, arguments...)
+	s := b.Spec
+	s.Process.Env = environment
+	var mounts []specs.Mount
+	for _, m := range s.Mounts {
+		switch m.Destination {
+		case "/dev/shm": // what Docker's users give PyTorch (--shm-size)
+			m.Options = []string{"nosuid", "noexec", "nodev", "mode=1777", "size=4g"}
+		case "/tmp":
+			m.Options = []string{"nosuid", "nodev", "mode=1777", "size=1g"}
+		}
+		mounts = append(mounts, m)
+	}
+	root := filepath.Join(dir, "rootfs")
+	entries, err := os.ReadDir("/")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		path, there := "/"+e.Name(), filepath.Join(root, e.Name())
+		switch {
+		case e.Name() == "lost+found":
+		case e.Type()&os.ModeSymlink != 0:
+			to, err := os.Readlink(path)
+			if err == nil {
+				err = os.Symlink(to, there)
+			}
+			if err != nil {
+				return nil, err
+			}
+		case e.IsDir():
+			if err := os.Mkdir(there, 0o755); err != nil {
+				return nil, err
+			}
+			if e.Name() != "proc" && e.Name() != "dev" && e.Name() != "run" && e.Name() != "tmp" {
+				mounts = append(mounts, specs.Mount{Destination: path, Type: "bind", Source: path, Options: []string{"rbind", "ro", "rprivate"}})
+			}
+		}
+	}
+	mounts = append(mounts,
+		specs.Mount{Destination: h.inside(), Type: "bind", Source: h.inside(), Options: []string{"bind", "ro", "nosuid", "nodev"}},
+		specs.Mount{Destination: logs, Type: "bind", Source: logs, Options: []string{"bind", "rw", "nosuid", "nodev"}})
+	s.Mounts = mounts
+	var namespaces []specs.LinuxNamespace
+	for _, n := range s.Linux.Namespaces {
+		if n.Type == specs.NetworkNamespace {
+			if network == "" {
+				continue
+			}
+			n.Path = network
+		}
+		namespaces = append(namespaces, n)
+	}
+	s.Linux.Namespaces = namespaces
+	if err := b.Inject(h.CDIDir(), testbed.Devices(g)...); err != nil {
+		return nil, err
+	}
+	return b, b.Write()
+}
+
+// describe begins the result.
+func (h *host) describe() *result {
+	r := &result{Host: h.Words, Ranks: h.ranks, Time: time.Now().UTC().Format(time.RFC3339), Quick: h.quick}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		r.System = fmt.Sprintf("Linux %s, %d processors", unix.ByteSliceToString(u.Release[:]), runtime.NumCPU())
+	}
+	if text, err := os.ReadFile("/proc/driver/nvidia/version"); err == nil {
+		r.Driver, _, _ = strings.Cut(string(text), "\n")
+	}
+	if out, err := exec.Command("nvidia-smi", "topo", "-m").Output(); err == nil {
+		r.Links = string(out)
+	}
+	r.Isolation = "plain processes (" + h.why + ")"
+	if h.runtime != nil {
+		r.Isolation = "containers of " + h.runtime.Name + ", with PID, IPC, mount and UTS namespaces and /dev/shm of their own"
+	}
+	r.Network = "a network namespace each, joined by a bridge"
+	if h.network == nil {
+		r.Network = "the host's network for all (" + h.alone + ")"
+	}
+	return r
+}
+
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}

@@ -1,0 +1,137 @@
+// Command gpu-nccl has PyTorch's ranks, each with a GPU and a relay of its own, do
+// collectives over Peerlane's plugin, over NCCL's own networks, and over NVLink; the
+// script run beside it says how to use it. Each rank is a container of runc or crun, or
+// where the machine permits none a process.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/integration/testbed"
+)
+
+func main() {
+	if len(os.Args) > 2 && os.Args[1] == becomeRank {
+		fmt.Fprintln(os.Stderr, "gpu-nccl:", become(os.Stdin, os.Args[2:]))
+		os.Exit(1)
+	}
+	if err := command().Execute(); err != nil {
+		fmt.Fprintln(os.Stderr, "gpu-nccl:", err)
+		os.Exit(1)
+	}
+}
+
+// options are what the user says.
+type options struct {
+	binaries, plugin, out, python, script, program string
+	runtime, gpus                                  string
+	ranks                                          int
+	quick, tune                                    bool
+	phases, set                                    []string
+	limit, budget                                  time.Duration
+	// patience is for ranks that have not ended when others have failed, or are done.
+	patience time.Duration
+}
+
+func command() *cobra.Command {
+	o := options{patience: 4 * time.Second}
+	c := &cobra.Command{
+		Use: "gpu-nccl", Short: "PyTorch's collectives between containers, over Peerlane and over what NCCL has itself",
+		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
+	}
+	self, _ := os.Executable() // an error leaves the flag empty, which says so
+	flags := c.Flags()
+	flags.StringVar(&o.binaries, "binaries", filepath.Dir(self), "`FOLDER` of peerlane-hook, peerlane-relay, the plugin, and perhaps runc")
+	flags.StringVar(&o.plugin, "plugin", "", "the plugin's `FILE` (default libnccl-net-peerlane.so of the binaries)")
+	flags.StringVar(&o.out, "out", "nccl-result", "`FOLDER` for result.json, table.md and logs.tar.gz")
+	flags.StringVar(&o.python, "python", "python3", "the python that has PyTorch")
+	flags.StringVar(&o.script, "rank-script", "rank.py", "`FILE` that each rank runs with it")
+	flags.StringVar(&o.program, "rank-program", "", "run `PROGRAM` with the job as its argument instead of python and the script")
+	flags.StringVar(&o.runtime, "runtime", runtimeAuto, "what keeps ranks apart: runc, crun, none for plain processes, or auto")
+	flags.StringVar(&o.gpus, "gpus", testbed.GPUsReal, "GPUs to use: real, or simulated to try this program")
+	flags.IntVar(&o.ranks, "ranks", 0, "so many ranks; with more than GPUs, several share one (default one for each GPU)")
+	flags.BoolVar(&o.quick, "quick", false, "less than 150 s: fewer sizes, fewer settings")
+	flags.BoolVar(&o.tune, "tune", false, "more settings of NCCL's over Peerlane, all_reduce of 256 MiB alone")
+	flags.StringSliceVar(&o.phases, "phases", nil, "only these phases: see --list")
+	flags.StringArrayVar(&o.set, "set", nil, "`NAME=VALUE` for ranks that use Peerlane; may be given again")
+	flags.DurationVar(&o.limit, "limit", 55*time.Second, "what a phase may take")
+	flags.DurationVar(&o.budget, "budget", 0, "what all may take (default 145s with --quick, else 9m30s)")
+	list := flags.Bool("list", false, "list the phases")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		for _, s := range o.set {
+			if name, _, ok := strings.Cut(s, "="); !ok || name == "" {
+				return fmt.Errorf("--set %s is not NAME=VALUE", s)
+			}
+		}
+		if o.budget == 0 {
+			o.budget = 9*time.Minute + 30*time.Second
+			if o.quick {
+				o.budget = 145 * time.Second
+			}
+		}
+		if *list {
+			for _, p := range plan(o, max(o.ranks, 2)) {
+				fmt.Printf("%-24s %s\n", p.Name, strings.Join(p.Variables, " "))
+			}
+			return nil
+		}
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+		defer stop()
+		return run(ctx, o)
+	}
+	c.SetContext(context.Background())
+	return c
+}
+
+// run does all phases, and writes what they found, whatever becomes of each.
+func run(ctx context.Context, o options) (err error) {
+	begun := time.Now()
+	// PyTorch aborts its process, which is gigabytes large.
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return err
+	}
+	h, err := newHost(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, h.close()) }()
+	r := h.describe()
+	fmt.Printf("%s\n%s; ranks: %d, %s; %s\n", r.Host, r.System, h.ranks, r.Isolation, r.Network)
+	for _, p := range plan(o, h.ranks) {
+		if len(o.phases) > 0 && !slices.Contains(o.phases, p.Name) {
+			continue
+		}
+		// What is left must do for an answer, and for clearing up.
+		left := o.budget - time.Since(begun)
+		if ctx.Err() != nil || left < 15*time.Second {
+			r.Phases = append(r.Phases, &phase{settings: p, Skipped: fmt.Sprintf("%.0f s are left of %v", left.Seconds(), o.budget)})
+			continue
+		}
+		found := h.phase(ctx, p, min(o.limit, left-5*time.Second))
+		r.Phases = append(r.Phases, found)
+		fmt.Println(found.line())
+		if err := r.write(o.out); err != nil { // also for whoever is killed
+			return err
+		}
+	}
+	r.Seconds = time.Since(begun).Seconds()
+	if err := errors.Join(r.write(o.out), h.pack(filepath.Join(o.out, "logs.tar.gz"))); err != nil {
+		return err
+	}
+	fmt.Println(r.table())
+	if problems := r.problems(); len(problems) > 0 {
+		return fmt.Errorf("%d of %d phases are not right; the logs are in %s:\n%s", len(problems), len(r.Phases), filepath.Join(o.out, "logs.tar.gz"), strings.Join(problems, "\n"))
+	}
+	return nil
+}

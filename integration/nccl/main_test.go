@@ -1,0 +1,345 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/client"
+)
+
+// behaviour has this program be a rank, and says how it behaves.
+const behaviour = "PEERLANE_TEST_RANK"
+
+var binaries string
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == becomeRank {
+		fmt.Fprintln(os.Stderr, become(os.Stdin, os.Args[2:]))
+		os.Exit(1)
+	}
+	if how := os.Getenv(behaviour); how != "" {
+		if err := beRank(how, os.Args[len(os.Args)-1]); err != nil {
+			say("failed", map[string]any{"error": err.Error()})
+			os.Exit(1)
+		}
+		say("done", nil)
+		io.Copy(io.Discard, os.Stdin) // until it may end
+		return
+	}
+	dir, remove, err := programs.Directory(programs.Hook, programs.Relay)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	binaries = dir
+	status := m.Run()
+	if err := remove(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		status = 1
+	}
+	os.Exit(status)
+}
+
+func say(kind string, what map[string]any) {
+	if what == nil {
+		what = map[string]any{}
+	}
+	what["kind"] = kind
+	text, _ := json.Marshal(what) // of strings and numbers
+	fmt.Println(string(text))
+}
+
+// beRank is a rank that has PyTorch's part: it sends bytes to the other one through its
+// relay, and compares what comes.
+func beRank(how, text string) error {
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		return err
+	}
+	say("ready", map[string]any{"torch": "none", "nccl": "none", "gpu": "simulated"})
+	if err := os.WriteFile(os.Getenv("NCCL_DEBUG_FILE"), []byte("host:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Peerlane/0/GDRDMA\nhost:1:1 [0] NCCL INFO Channel 01/0 : 1[0] -> 0[0] [receive] via NET/Peerlane/0/GDRDMA\n"), 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintln(os.Stderr, "a line of standard error")
+	switch last := os.Getenv("RANK") == "1"; {
+	case how == "hangs":
+		say("doing", map[string]any{"what": "nothing"})
+		select {}
+	case how == "dies" && last:
+		return errors.New("it did")
+	case how == "wrong" && last:
+		say("check", map[string]any{"operation": "all_reduce", "bytes": 8, "problem": "1 of 2 elements are wrong"})
+	case how == "lingers" && last:
+		say("done", nil)
+		select {}
+	}
+	if os.Getenv("NCCL_NET") != "Peerlane" {
+		say("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 4000, "bus": 67.1})
+		return nil
+	}
+	return exchange(j)
+}
+
+// exchange sends both ways, through the relay.
+func exchange(j job) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	socket := os.Getenv("PEERLANE_SOCKET")
+	if socket == "" {
+		socket = "/run/peerlane/relay.sock"
+	}
+	s, err := client.Dial(ctx, socket)
+	if err != nil {
+		return err
+	}
+	lanes, err := s.Lanes(ctx)
+	if err != nil {
+		return err
+	}
+	gpu := lanes[0].GPU
+	listener, err := s.Listen(ctx, gpu)
+	if err != nil {
+		return err
+	}
+	theirs, own := listener.Handle(), listener.Handle()
+	c, err := meet(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	wrote := json.NewEncoder(c).Encode(own[:])
+	var raw []byte
+	if err := errors.Join(wrote, json.NewDecoder(c).Decode(&raw)); err != nil {
+		return err
+	}
+	copy(theirs[:], raw)
+	to, err := s.Connect(ctx, gpu, theirs)
+	if err != nil {
+		return err
+	}
+	of, err := listener.Accept(ctx)
+	if err != nil {
+		return err
+	}
+	const size = 1 << 20
+	out, err := s.HostMemory(ctx, client.HostMemory{Bytes: size, GPU: gpu})
+	if err != nil {
+		return err
+	}
+	in, err := s.HostMemory(ctx, client.HostMemory{Bytes: size, GPU: gpu})
+	if err != nil {
+		return err
+	}
+	rank := os.Getenv("RANK")
+	copy(out.Data, bytes.Repeat([]byte(rank), size))
+	receive, err := of.Receive(in, 0, size)
+	if err != nil {
+		return err
+	}
+	if _, err := to.Send(out, 0, size); err != nil {
+		return err
+	}
+	if _, err := receive.Wait(ctx); err != nil {
+		return err
+	}
+	problem := ""
+	if want := map[string]string{"0": "1", "1": "0"}[rank]; !bytes.Equal(in.Data, bytes.Repeat([]byte(want), size)) {
+		problem = "other bytes have come"
+	}
+	say("check", map[string]any{"operation": "send_recv", "bytes": size, "problem": problem})
+	say("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 1000, "bus": 268.4})
+	if !j.Endless {
+		return nil
+	}
+	say("running", nil)
+	select {
+	case <-of.Down():
+		return fmt.Errorf("the connection ended: %w", of.Err())
+	case <-s.Ended():
+		return fmt.Errorf("the session ended: %w", s.Err())
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// meet connects the two ranks where PyTorch's would meet.
+func meet(ctx context.Context) (net.Conn, error) {
+	address := net.JoinHostPort(os.Getenv("MASTER_ADDR"), os.Getenv("MASTER_PORT"))
+	if os.Getenv("RANK") == "0" {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		return l.Accept()
+	}
+	for {
+		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		if err == nil || ctx.Err() != nil {
+			return c, err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// simulated are options for phases in which ranks behave like this.
+func simulated(t *testing.T, how string, phases ...string) options {
+	t.Helper()
+	t.Setenv(behaviour, how)
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector's own wait at the end of each rank
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plugin := filepath.Join(t.TempDir(), "plugin.so")
+	if err := os.WriteFile(plugin, []byte("nobody loads it"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return options{
+		binaries: binaries, plugin: plugin, out: t.TempDir(), program: self, runtime: runtimeNone, gpus: testbed.GPUsSimulated,
+		patience: time.Minute, ranks: 2, quick: true, phases: phases, limit: 5 * time.Minute, budget: time.Hour, set: []string{"FROM_THE_USER=1"},
+	}
+}
+
+// found is the result.json that a run has left.
+func found(t *testing.T, o options) *result {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(o.out, "result.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &result{}
+	if err := json.Unmarshal(text, r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestRanksExchangeThroughTheirRelays(t *testing.T) {
+	runtimes := []string{runtimeNone}
+	if _, err := exec.LookPath("runc"); err == nil && os.Geteuid() == 0 {
+		runtimes = append(runtimes, "runc")
+	}
+	for _, runtime := range runtimes {
+		o := simulated(t, "well", "peerlane-rates", "socket-default", "nvlink")
+		o.runtime = runtime
+		if err := run(context.Background(), o); err != nil {
+			t.Fatalf("%s: %v", runtime, err)
+		}
+		r := found(t, o)
+		if len(r.Phases) != 3 || r.Phases[0].Checked != 2 || len(r.Phases[0].Relays) != 2 || len(r.Phases[1].Relays) > 0 && runtime == runtimeNone {
+			t.Errorf("%s: %+v", runtime, r.Phases)
+		}
+		if g := r.Goals[0]; g.Value != 4 || g.Least != 40 {
+			t.Errorf("%s: four times as fast is %+v", runtime, g)
+		}
+		if log := strings.Join(r.Phases[0].Log, "\n"); !strings.Contains(log, "0: 2× INFO Channel * : 1 -> 0 [receive] via NET/Peerlane/0/GDRDMA") {
+			t.Errorf("%s: of NCCL's log it says %q", runtime, log)
+		}
+		out, err := exec.Command("tar", "tzf", filepath.Join(o.out, "logs.tar.gz")).Output()
+		for _, name := range []string{"logs/peerlane-rates/nccl-0.log", "logs/peerlane-rates/rank-1.stderr", "logs/nvlink/rank-0.stdout"} {
+			if err != nil || !strings.Contains(string(out), name+"\n") {
+				t.Errorf("%s: %s is not among the logs: %v %s", runtime, name, err, out)
+			}
+		}
+	}
+}
+
+func TestWhoeverIsKilledIsNoticed(t *testing.T) {
+	o := simulated(t, "well", "peerlane-kill-rank", "peerlane-kill-relay")
+	if err := run(context.Background(), o); err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range found(t, o).Phases {
+		if len(p.Noticed) != 1+i { // whose relay was killed has to notice, too
+			t.Errorf("%s: noticed after %v", p.Name, p.Noticed)
+		}
+	}
+}
+
+func TestWhatGoesWrongIsSaid(t *testing.T) {
+	for how, want := range map[string]string{
+		"dies":    "rank 1: it did",
+		"wrong":   "rank 1: all_reduce of 8 bytes: 1 of 2 elements are wrong",
+		"lingers": "1 ranks did not end by themselves",
+	} {
+		o := simulated(t, how, "socket-default")
+		o.patience = 100 * time.Millisecond
+		if err := run(context.Background(), o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", how, err)
+		}
+	}
+}
+
+func TestAPhaseHasALimit(t *testing.T) {
+	o := simulated(t, "hangs", "peerlane-rates")
+	dir, err := os.MkdirTemp("", "pl") // short, for the length of a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o711); err != nil { // relays go through it
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", dir)
+	o.limit, o.budget, o.patience = clearing+100*time.Millisecond, 30*time.Second, 100*time.Millisecond
+	begun := time.Now()
+	err = run(context.Background(), o)
+	if err == nil || !strings.Contains(err.Error(), "peerlane-rates: not done within") {
+		t.Errorf("%v", err)
+	}
+	if took := time.Since(begun); took > 5*time.Minute {
+		t.Errorf("it took %v", took)
+	}
+	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	// Without time nothing begins.
+	o.budget = 10 * time.Second
+	if err := run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "s are left of 10s") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestPlanOfAQuickRunIsPartOfTheWhole(t *testing.T) {
+	whole := map[string]bool{}
+	for _, s := range plan(options{}, 8) {
+		if whole[s.Name] || s.Name == "" {
+			t.Errorf("two phases are called %q", s.Name)
+		}
+		whole[s.Name] = true
+	}
+	for _, s := range plan(options{quick: true}, 2) {
+		if !whole[s.Name] {
+			t.Errorf("only the quick run has %s", s.Name)
+		}
+	}
+	seen := map[check]bool{}
+	for _, s := range plan(options{}, 8) {
+		for _, c := range s.Job.Checks {
+			seen[c] = true
+		}
+	}
+	for _, o := range []string{"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"} {
+		for _, size := range []int{8, 1 << 30} {
+			for _, dtype := range []string{"float32", "bfloat16"} {
+				if !seen[check{o, size, dtype}] {
+					t.Errorf("nothing checks %s of %d bytes of %s", o, size, dtype)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// network is a bridge of the host's, and a network namespace a rank, whose eth0 is on it.
+type network struct {
+	bridge string
+	files  []string // that name the namespaces
+}
+
+func (n *network) address(rank int) string { return fmt.Sprintf("10.213.77.%d", rank+1) }
+
+// newNetwork makes it. The namespaces are named by files in dir.
+func newNetwork(dir string, ranks int) (n *network, err error) {
+	n = &network{bridge: fmt.Sprintf("pl%d", os.Getpid())}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.close())
+		}
+	}()
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name = n.bridge
+	bridge := &netlink.Bridge{LinkAttrs: attributes}
+	if err := netlink.LinkAdd(bridge); err != nil {
+		return n, fmt.Errorf("making a bridge: %w", err)
+	}
+	if err := netlink.LinkSetUp(bridge); err != nil {
+		return n, err
+	}
+	for i := range ranks {
+		file := filepath.Join(dir, fmt.Sprintf("net-%d", i))
+		if err := newNamespace(file); err != nil {
+			return n, fmt.Errorf("a network namespace: %w", err)
+		}
+		n.files = append(n.files, file)
+		if err := n.join(bridge, i); err != nil {
+			return n, fmt.Errorf("rank %d's link to the bridge: %w", i, err)
+		}
+	}
+	return n, nil
+}
+
+// within runs f on a thread that nobody uses again.
+func within(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and it ends with its thread
+		done <- f()
+	}()
+	return <-done
+}
+
+func newNamespace(file string) error {
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		return err
+	}
+	return within(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return unix.Mount("/proc/thread-self/ns/net", file, "", unix.MS_BIND, "")
+	})
+}
+
+// join gives a rank's namespace its eth0.
+func (n *network) join(bridge *netlink.Bridge, rank int) error {
+	namespace, err := os.Open(n.files[rank])
+	if err != nil {
+		return err
+	}
+	defer namespace.Close()
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name, attributes.MasterIndex = fmt.Sprintf("%sv%d", n.bridge, rank), bridge.Attrs().Index
+	peer := fmt.Sprintf("%sp%d", n.bridge, rank)
+	pair := &netlink.Veth{LinkAttrs: attributes, PeerName: peer}
+	if err := netlink.LinkAdd(pair); err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(pair); err != nil {
+		return err
+	}
+	inner, err := netlink.LinkByName(peer)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetNsFd(inner, int(namespace.Fd())); err != nil {
+		return err
+	}
+	return within(func() error {
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		if err := netlink.LinkSetName(inner, "eth0"); err != nil {
+			return err
+		}
+		address := &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP(n.address(rank)), Mask: net.CIDRMask(24, 32)}}
+		for _, name := range []string{"lo", "eth0"} {
+			link, err := netlink.LinkByName(name)
+			if err == nil && name == "eth0" {
+				err = netlink.AddrAdd(link, address)
+			}
+			if err == nil {
+				err = netlink.LinkSetUp(link)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (n *network) close() error {
+	var err error
+	for _, file := range n.files {
+		err = errors.Join(err, unix.Unmount(file, unix.MNT_DETACH))
+	}
+	bridge, missing := netlink.LinkByName(n.bridge)
+	if missing == nil {
+		err = errors.Join(err, netlink.LinkDel(bridge))
+	}
+	return err
+}

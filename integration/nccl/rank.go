@@ -1,0 +1,265 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/nccl"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// becomeRank is the argument by which this program becomes a rank that is no container:
+// its relay needs its process, and it its relay's socket.
+const becomeRank = "become-rank"
+
+// become reads the socket's path, an empty line where there is no relay, and executes the
+// program.
+func become(in io.Reader, arguments []string) error {
+	line, err := bufio.NewReader(in).ReadString('\n')
+	if err != nil {
+		return fmt.Errorf("waiting for the relay's socket: %w", err)
+	}
+	if path := strings.TrimSpace(line); path != "" {
+		if err := os.Setenv("PEERLANE_SOCKET", path); err != nil {
+			return err
+		}
+	}
+	program, err := exec.LookPath(arguments[0])
+	if err != nil {
+		return err
+	}
+	return &os.PathError{Op: "execve", Path: program, Err: syscall.Exec(program, arguments, os.Environ())}
+}
+
+// event is a line that a rank says.
+type event struct {
+	Kind    string `json:"kind"`
+	Rank    int    `json:"rank"`
+	What    string `json:"what"` // of "doing"
+	Torch   string `json:"torch"`
+	NCCL    string `json:"nccl"`
+	GPU     string `json:"gpu"`
+	Problem string `json:"problem"` // of "check"
+	Error   string `json:"error"`   // of "failed"
+	RateFound
+	TrainFound
+	// Of the harness: the rank's end.
+	ended bool
+	exit  error
+}
+
+// runningRank is one that has been started.
+type runningRank struct {
+	number    int
+	id        string // of its container, and of its generation's
+	container bool
+	command   *exec.Cmd
+	in        io.WriteCloser // closed when it may end
+	stderr    *os.File
+	done      bool // it has said so
+	noticed   bool // that another was killed
+	ended     bool
+}
+
+// start starts a rank; what it says goes to events.
+func (h *host) start(ctx context.Context, s settings, number int, dir, master string, events chan<- event) (*runningRank, error) {
+	h.starts++
+	g := h.gpus[number]
+	r := &runningRank{number: number, id: h.ContainerID(fmt.Sprintf("rank-%d-%d", number, h.starts))}
+	text, err := json.Marshal(s.Job)
+	if err != nil {
+		return nil, err
+	}
+	arguments := []string{h.python, filepath.Join(h.inside(), "rank.py"), string(text)}
+	if s.Torchrun {
+		address, port, _ := strings.Cut(master, " ")
+		arguments = slices.Concat([]string{h.python, "-m", "torch.distributed.run", fmt.Sprintf("--nnodes=%d", h.ranks), "--nproc-per-node=1",
+			fmt.Sprintf("--node-rank=%d", number), "--master-addr=" + address, "--master-port=" + port}, arguments[1:])
+	}
+	if h.program != "" {
+		arguments = []string{filepath.Join(h.inside(), "program"), string(text)}
+	}
+	environment := h.environment(s, number, dir, master)
+	// In one node NCCL is shown all of it.
+	if r.container = h.runtime != nil && s.By != byNVLink; r.container {
+		network := ""
+		if h.network != nil {
+			network = h.network.files[number]
+		}
+		b, err := h.bundle(filepath.Join(h.work, r.id), g, dir, network, arguments, append(environment, h.Environment...)...)
+		if err != nil {
+			return nil, err
+		}
+		r.command = h.runtime.Run(ctx, b, r.id)
+	} else {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		r.command = exec.CommandContext(ctx, self, append([]string{becomeRank}, arguments...)...)
+		own := h.Environment
+		if s.By != byNVLink {
+			if own, err = h.PlainEnvironment(g); err != nil {
+				return nil, err
+			}
+		}
+		r.command.Env = append(environment, own...)
+		r.command.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	}
+	if r.stderr, err = os.Create(filepath.Join(dir, fmt.Sprintf("rank-%d.stderr", number))); err != nil {
+		return nil, err
+	}
+	r.command.Stderr = r.stderr
+	if r.in, err = r.command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := r.command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	said, err := os.Create(filepath.Join(dir, fmt.Sprintf("rank-%d.stdout", number)))
+	if err != nil {
+		return nil, err
+	}
+	if err := r.command.Start(); err != nil {
+		return nil, errors.Join(err, said.Close(), r.stderr.Close())
+	}
+	go r.follow(io.TeeReader(out, said), said, events)
+	if !r.container {
+		err = h.giveRelay(s, r, g)
+	}
+	return r, err
+}
+
+// giveRelay launches a plain process's relay, where it has one, and lets it begin.
+func (h *host) giveRelay(s settings, r *runningRank, g topo.GPU) error {
+	socket := ""
+	if s.By == byPeerlane {
+		made, err := h.Launch(r.id, g, r.command.Process.Pid)
+		if err != nil {
+			return fmt.Errorf("rank %d's relay: %w", r.number, err)
+		}
+		socket = h.Socket(made)
+	}
+	_, err := fmt.Fprintln(r.in, socket)
+	return err
+}
+
+// follow passes on what the rank says, and at last its end.
+func (r *runningRank) follow(out io.Reader, said io.Closer, events chan<- event) {
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 4<<20)
+	for lines.Scan() {
+		var e event
+		// Libraries print, too.
+		if json.Unmarshal(lines.Bytes(), &e) == nil && e.Kind != "" {
+			e.Rank = r.number
+			events <- e
+		}
+	}
+	_, drained := io.Copy(io.Discard, out) // a line that is too long must not stop it
+	exit := errors.Join(lines.Err(), drained, r.command.Wait(), said.Close(), r.stderr.Close())
+	events <- event{Rank: r.number, ended: true, exit: exit}
+}
+
+// environment is what a rank has: that of this program, but what would choose NCCL's
+// network.
+func (h *host) environment(s settings, number int, dir, master string) []string {
+	var list []string
+	for _, v := range os.Environ() {
+		name, _, _ := strings.Cut(v, "=")
+		switch name {
+		case "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_HOSTID", "NCCL_TOPO_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "CUDA_VISIBLE_DEVICES", "PEERLANE_SOCKET", "NCCL_SOCKET_IFNAME":
+		default:
+			list = append(list, v)
+		}
+	}
+	address, port, _ := strings.Cut(master, " ")
+	local, card := 0, "lo"
+	if h.network != nil && s.By != byNVLink {
+		card = "eth0"
+	}
+	if s.By == byNVLink {
+		local = number % len(h.Topology.GPUs)
+	}
+	list = append(list,
+		fmt.Sprintf("RANK=%d", number), fmt.Sprintf("WORLD_SIZE=%d", h.ranks), fmt.Sprintf("LOCAL_RANK=%d", local), "MASTER_ADDR="+address, "MASTER_PORT="+port,
+		"NCCL_SOCKET_IFNAME="+card, "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV,TUNING",
+		"NCCL_DEBUG_FILE="+filepath.Join(dir, fmt.Sprintf("nccl-%d.log", number)), "PYTHONUNBUFFERED=1")
+	if s.By != byNVLink {
+		// A node of its own: no P2P and no shared memory, whatever the ranks share.
+		list = append(list, fmt.Sprintf("NCCL_HOSTID=peerlane-rank-%d", number))
+	}
+	switch s.By {
+	case byPeerlane:
+		list = append(list, "NCCL_NET=Peerlane", "NCCL_NET_PLUGIN="+filepath.Join(h.inside(), nccl.Name))
+		if s.Topology {
+			list = append(list, "NCCL_TOPO_FILE="+filepath.Join(h.inside(), topologyFile))
+		} else {
+			list = append(list, "NCCL_NET_GDR_LEVEL=SYS") // however far it is
+		}
+	case bySocket:
+		list = append(list, "NCCL_NET=Socket", "NCCL_NET_PLUGIN=none")
+	}
+	return append(list, s.Variables...)
+}
+
+// signal sends one to the rank's program.
+func (h *host) signal(r *runningRank, s unix.Signal) error {
+	if r.container {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		return h.runtime.Kill(ctx, r.id, fmt.Sprint(int(s)))
+	}
+	return unix.Kill(-r.command.Process.Pid, s)
+}
+
+// kill ends a rank and all that it has started.
+func (h *host) kill(r *runningRank) error {
+	if !r.container {
+		if err := unix.Kill(-r.command.Process.Pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+			return err
+		}
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return h.runtime.Delete(ctx, r.id)
+}
+
+// relay finds the process of a rank's relay.
+func (h *host) relay(r *runningRank) (int, error) {
+	list, err := hook.List(h.Layout)
+	if err != nil {
+		return 0, err
+	}
+	for _, info := range list {
+		if info.Container.ID != r.id {
+			continue
+		}
+		i, err := hook.Inspect(h.Layout, info.ID)
+		if err != nil {
+			return 0, err
+		}
+		for _, p := range i.Processes {
+			if p.Role == "relay" {
+				return p.PID, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("rank %d has no relay that runs", r.number)
+}

@@ -1,0 +1,307 @@
+package main
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+)
+
+// result is all that was found: result.json.
+type result struct {
+	Time      string   `json:"time"`
+	Host      string   `json:"host"`
+	System    string   `json:"system"`
+	Driver    string   `json:"driver"`
+	Links     string   `json:"links"` // nvidia-smi topo -m
+	Ranks     int      `json:"ranks"`
+	Isolation string   `json:"isolation"`
+	Network   string   `json:"network"`
+	Quick     bool     `json:"quick"`
+	Seconds   float64  `json:"seconds"`
+	Phases    []*phase `json:"phases"`
+	Goals     []goal   `json:"goals"`
+}
+
+// goal is a ratio that is asked for.
+type goal struct {
+	What  string  `json:"what"`
+	Value float64 `json:"value"` // 0: not measured
+	Least float64 `json:"least,omitempty"`
+	Most  float64 `json:"most,omitempty"`
+	Of    string  `json:"of"` // the two figures
+}
+
+// mostLines is how much of the logs of a phase that went wrong is shown, beside the archive.
+const mostLines = 24
+
+// line says in one what became of a phase.
+func (p *phase) line() string {
+	text := fmt.Sprintf("%-24s %5.1f s", p.Name, p.Seconds)
+	for _, r := range p.Rates {
+		if r.Operation == "all_reduce" && (r.Bytes == 8 || r.Bytes == 256*mib) {
+			text += fmt.Sprintf("  %s %s: %s", r.Operation, humanize.IBytes(uint64(r.Bytes)), r.figure())
+		}
+	}
+	if p.Checked > 0 {
+		text += fmt.Sprintf("  %d buffers compared", p.Checked)
+	}
+	if len(p.Noticed) > 0 {
+		text += fmt.Sprintf("  noticed after %.1f s", p.Noticed)
+	}
+	for _, t := range p.Trained[:min(len(p.Trained), 1)] {
+		text += fmt.Sprintf("  %d steps in %.1f s, the longest %.0f ms, last loss %.6f", t.Steps, t.Took, t.Longest, t.Losses[len(t.Losses)-1])
+	}
+	for _, problem := range p.Problems[:min(len(p.Problems), 5)] {
+		text += "\n    " + problem
+	}
+	if len(p.Problems) > 0 {
+		for rank, what := range p.Doing {
+			text += fmt.Sprintf("\n    rank %d was at: %s", rank, what)
+		}
+		for _, l := range p.Log[max(0, len(p.Log)-mostLines):] {
+			text += fmt.Sprintf("\n    | %.250s", l)
+		}
+	}
+	return text
+}
+
+func (r RateFound) figure() string {
+	if r.Bytes < 1<<20 {
+		return fmt.Sprintf("%.1f µs", r.Microseconds)
+	}
+	return fmt.Sprintf("%.2f GB/s", r.Bus)
+}
+
+// Lines of NCCL's log that say how ranks reach each other, or that something is wrong.
+// What differs from channel to channel and from rank to rank is left out.
+var (
+	telling = regexp.MustCompile(`NCCL WARN|Using network|NET/Peerlane|NET/Plugin|TUNER/Plugin|coll channels|via (NET|P2P|SHM)|[Pp]lugin|GPU Direct RDMA|Topology detection|NCCL version|Connected all`)
+	varying = []struct {
+		what *regexp.Regexp
+		by   string
+	}{
+		{regexp.MustCompile(`^.*? NCCL `), ""},
+		{regexp.MustCompile(`Channel \d+/\d+ : (\d+)\[\w+\] -> (\d+)\[\w+\]`), "Channel * : $1 -> $2"},
+		{regexp.MustCompile(`0x[0-9a-f]+`), "*"},
+	}
+)
+
+// readLogs takes from NCCL's log of rank 0, and the warnings of the others', what says how
+// it went, and puts the end of what a rank wrote to standard error beside its problems.
+func (p *phase) readLogs(dir string, ranks int) {
+	for i := range ranks {
+		text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprintf("nccl-%d.log", i)))
+		times := map[string]int{}
+		var order []string
+		for _, l := range strings.Split(string(text), "\n") {
+			if !telling.MatchString(l) || i > 0 && !strings.Contains(l, "WARN") {
+				continue
+			}
+			for _, v := range varying {
+				l = v.what.ReplaceAllString(l, v.by)
+			}
+			if times[l]++; times[l] == 1 {
+				order = append(order, l)
+			}
+		}
+		for _, l := range order[:min(len(order), 40)] {
+			p.Log = append(p.Log, fmt.Sprintf("%d: %d× %s", i, times[l], l))
+		}
+		if len(p.Problems) == 0 {
+			continue
+		}
+		text, _ = os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank-%d.stderr", i)))
+		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+		for _, l := range lines[max(0, len(lines)-6):] {
+			p.Log = append(p.Log, fmt.Sprintf("%d: stderr: %.300s", i, l))
+		}
+	}
+}
+
+// find is what a phase measured.
+func (p *phase) find(operation string, bytes int) (RateFound, bool) {
+	i := slices.IndexFunc(p.Rates, func(r RateFound) bool { return r.Operation == operation && r.Bytes == bytes })
+	if i < 0 {
+		return RateFound{}, false
+	}
+	return p.Rates[i], true
+}
+
+// best is the fastest of phases whose names begin so.
+func (r *result) best(prefix, operation string, bytes int) (found RateFound, where string) {
+	for _, p := range r.Phases {
+		if f, ok := p.find(operation, bytes); ok && strings.HasPrefix(p.Name, prefix) && (where == "" || f.Microseconds < found.Microseconds) {
+			found, where = f, p.Name
+		}
+	}
+	return found, where
+}
+
+// judge sets the goals.
+func (r *result) judge() {
+	r.Goals = nil
+	ratio := func(what, operation string, bytes int, ours, theirs string, g goal) {
+		a, at := r.best(ours, operation, bytes)
+		b, beside := r.best(theirs, operation, bytes)
+		g.What = what
+		if at != "" && beside != "" {
+			g.Of = fmt.Sprintf("%s (%s) to %s (%s)", a.figure(), at, b.figure(), beside)
+			if g.Value = b.Microseconds / a.Microseconds; g.Most > 0 {
+				g.Value = 1 / g.Value
+			}
+		}
+		r.Goals = append(r.Goals, g)
+	}
+	const large = 256 * mib
+	ratio("all_reduce 256 MiB against default NET/Socket", "all_reduce", large, "peerlane-rates", "socket-default", goal{Least: 40})
+	ratio("all_reduce 256 MiB against the best NET/Socket", "all_reduce", large, "peerlane-rates", "socket-", goal{Least: 20})
+	ratio("all_reduce 256 MiB against one node over NVLink", "all_reduce", large, "peerlane-rates", "nvlink", goal{Least: 0.5})
+	ratio("all_to_all 256 MiB against default NET/Socket", "all_to_all", large, "peerlane-rates", "socket-default", goal{Least: 10})
+	ratio("all_reduce 8 bytes, time, against NET/Socket", "all_reduce", 8, "peerlane-rates", "socket-default", goal{Most: 0.7})
+}
+
+// table shows what was measured.
+func (r *result) table() string {
+	r.judge()
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, %s, %s; %d ranks, %s; %s.\n\n", r.Time, r.Host, r.System, r.Ranks, r.Isolation, r.Network)
+	for _, p := range r.Phases {
+		if p.Torch != "" {
+			fmt.Fprintf(&b, "PyTorch %s, NCCL %s, %s; %s.\n\n", p.Torch, p.NCCL, p.GPU, r.Driver)
+			break
+		}
+	}
+	var measured []*phase
+	var rows []rate
+	for _, p := range r.Phases {
+		if len(p.Rates) > 0 {
+			measured = append(measured, p)
+		}
+		for _, f := range p.Rates {
+			if row := (rate{Operation: f.Operation, Bytes: f.Bytes}); !slices.Contains(rows, row) {
+				rows = append(rows, row)
+			}
+		}
+	}
+	fmt.Fprint(&b, "Median time below 1 MiB, else bus bandwidth:\n\n| operation | size |")
+	for _, p := range measured {
+		fmt.Fprintf(&b, " %s |", p.Name)
+	}
+	fmt.Fprintf(&b, "\n|---|---|%s\n", strings.Repeat("---|", len(measured)))
+	for _, row := range rows {
+		fmt.Fprintf(&b, "| %s | %s |", row.Operation, humanize.IBytes(uint64(row.Bytes)))
+		for _, p := range measured {
+			text := ""
+			if f, ok := p.find(row.Operation, row.Bytes); ok {
+				text = f.figure()
+			}
+			fmt.Fprintf(&b, " %s |", text)
+		}
+		fmt.Fprintln(&b)
+	}
+	fmt.Fprint(&b, "\n| asked for | ratio | must be | |\n|---|---|---|---|\n")
+	for _, g := range r.Goals {
+		bound := fmt.Sprintf("≥ %v", g.Least)
+		if g.Most > 0 {
+			bound = fmt.Sprintf("≤ %v", g.Most)
+		}
+		fmt.Fprintf(&b, "| %s | %.2f | %s | %s |\n", g.What, g.Value, bound, g.Of)
+	}
+	fmt.Fprint(&b, "\n| phase | s | |\n|---|---|---|\n")
+	for _, p := range r.Phases {
+		state := "all right"
+		if p.Skipped != "" {
+			state = "skipped: " + p.Skipped
+		} else if len(p.Problems) > 0 {
+			state = "WRONG: " + strings.ReplaceAll(p.Problems[0], "|", "/")
+		}
+		fmt.Fprintf(&b, "| %s | %.1f | %s |\n", p.Name, p.Seconds, strings.ReplaceAll(state, "\n", " "))
+	}
+	return b.String()
+}
+
+// problems are those of all phases.
+func (r *result) problems() (list []string) {
+	for _, p := range r.Phases {
+		if p.Skipped != "" {
+			list = append(list, p.Name+": skipped: "+p.Skipped)
+		} else if len(p.Problems) > 0 {
+			list = append(list, p.Name+": "+p.Problems[0])
+		}
+	}
+	return list
+}
+
+// write writes result.json and table.md.
+func (r *result) write(dir string) error {
+	table := r.table()
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.WriteFile(filepath.Join(dir, "result.json"), append(text, '\n'), 0o644), os.WriteFile(filepath.Join(dir, "table.md"), []byte(table), 0o644))
+}
+
+// mostOfALog is what is kept of a file: of a longer one its beginning and its end.
+const mostOfALog = 4 << 20
+
+// pack writes all logs to an archive.
+func (h *host) pack(path string) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	compressed := gzip.NewWriter(f)
+	archive := tar.NewWriter(compressed)
+	err = filepath.WalkDir(h.logs(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(h.work, path)
+		if err != nil {
+			return err
+		}
+		text, err := readLog(path)
+		if err != nil {
+			return err
+		}
+		if err := archive.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(text))}); err != nil {
+			return err
+		}
+		_, err = archive.Write(text)
+		return err
+	})
+	return errors.Join(err, archive.Close(), compressed.Close(), f.Close())
+}
+
+func readLog(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() <= mostOfALog {
+		return io.ReadAll(io.LimitReader(f, mostOfALog))
+	}
+	text := make([]byte, mostOfALog)
+	if _, err := f.ReadAt(text[:mostOfALog/2], 0); err != nil {
+		return nil, err
+	}
+	_, err = f.ReadAt(text[mostOfALog/2:], info.Size()-mostOfALog/2)
+	return text, err
+}

@@ -1,0 +1,367 @@
+//go:build packages
+
+package packages
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/peerlane/peerlane/topo/recorded"
+)
+
+// tree is a root file system of this test's own, above a clean one.
+type tree struct {
+	testing.TB
+	root string
+}
+
+// plant makes a tree of a Debian. With kernel it has what the kernel shows, as a
+// machine has; without, it is what an image build on the poorest of builders has.
+func plant(t testing.TB, suite string, kernel bool) *tree {
+	t.Helper()
+	dir := t.TempDir()
+	for _, d := range []string{"upper", "work", "merged"} {
+		check(t, os.Mkdir(filepath.Join(dir, d), 0o755))
+	}
+	base := strings.TrimSpace(run(t, source+"/packaging/trees"))
+	r := &tree{t, filepath.Join(dir, "merged")}
+	r.mount("overlay", r.root, "overlay", fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", filepath.Join(base, suite), filepath.Join(dir, "upper"), filepath.Join(dir, "work")))
+	for _, d := range []string{"packages", "older", "host"} {
+		check(t, os.Mkdir(filepath.Join(r.root, d), 0o755))
+	}
+	if kernel {
+		r.mount("proc", filepath.Join(r.root, "proc"), "proc", "")
+		r.mount("tmpfs", filepath.Join(r.root, "run"), "tmpfs", "mode=755")
+		r.mount("tmpfs", filepath.Join(r.root, "dev/shm"), "tmpfs", "mode=1777")
+	}
+	r.bind(dist, "packages")
+	return r
+}
+
+func (r *tree) mount(what, where, kind, options string) {
+	r.Helper()
+	check(r, os.MkdirAll(where, 0o755))
+	if err := syscall.Mount(what, where, kind, 0, options); err != nil {
+		r.Fatalf("mounting %s at %s: %v", kind, where, err)
+	}
+	r.Cleanup(func() {
+		if err := syscall.Unmount(where, syscall.MNT_DETACH); err != nil {
+			r.Errorf("%s: %v", where, err)
+		}
+	})
+}
+
+func (r *tree) bind(from, to string) {
+	r.Helper()
+	to = filepath.Join(r.root, to)
+	if err := syscall.Mount(from, to, "", syscall.MS_BIND, ""); err != nil {
+		r.Fatalf("mounting %s at %s: %v", from, to, err)
+	}
+	r.Cleanup(func() {
+		if err := syscall.Unmount(to, syscall.MNT_DETACH); err != nil {
+			r.Errorf("%s: %v", to, err)
+		}
+	})
+}
+
+// try runs a shell's line in the tree.
+func (r *tree) try(line string) (string, error) {
+	c := exec.CommandContext(r.Context(), "chroot", r.root, "/bin/sh", "-euc", line)
+	c.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C"}
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
+func (r *tree) run(line string) string {
+	r.Helper()
+	out, err := r.try(line)
+	if err != nil {
+		r.Fatalf("%s: %v\n%s", line, err, out)
+	}
+	return out
+}
+
+// apt-get for what is here: there is nothing to download.
+const apt = "apt-get --no-install-recommends --yes -o Dpkg::Options::=--force-confold -o Dpkg::Options::=--force-unsafe-io -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/dev/null "
+
+func (r *tree) read(path string) string {
+	r.Helper()
+	text, err := os.ReadFile(filepath.Join(r.root, path))
+	check(r, err)
+	return string(text)
+}
+
+func (r *tree) has(path string) bool {
+	_, err := os.Lstat(filepath.Join(r.root, path))
+	return err == nil
+}
+
+// files are all paths but those where package managers keep their own.
+func (r *tree) files() (paths []string) {
+	r.Helper()
+	own := []string{"/var/lib/dpkg", "/var/lib/apt", "/var/lib/rpm", "/var/cache", "/var/log", "/proc", "/packages", "/older", "/host", "/dev", "/etc/ld.so.cache", "/tmp"}
+	check(r, filepath.WalkDir(r.root, func(path string, d fs.DirEntry, err error) error {
+		name := "/" + strings.TrimPrefix(strings.TrimPrefix(path, r.root), "/")
+		if slices.Contains(own, name) {
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		paths = append(paths, name)
+		return err
+	}))
+	return paths
+}
+
+// older has the same packages in an earlier version.
+const older = dist + "/work/older"
+
+// works tries what is installed.
+func (r *tree) works() {
+	r.Helper()
+	for line, want := range map[string]string{
+		"peerlane version":                                    "peerlane v",
+		"peerlane topo":                                       "No GPU",
+		"peerlane plan":                                       "",
+		"peerlane cdi list":                                   "",
+		"peerlane relay list":                                 "",
+		"peerlane cdi refresh":                                "",
+		"peerlane-runtime --peerlane-version":                 "v",
+		"/usr/libexec/peerlane/peerlane-hook help":            "peerlane-hook",
+		"/usr/libexec/peerlane/peerlane-relay version":        "v",
+		"gzip -dc /usr/share/man/man1/peerlane.1.gz":          ".TH",
+		"cat /usr/share/bash-completion/completions/peerlane": "__start_peerlane",
+	} {
+		if out := r.run(line); !strings.Contains(out, want) {
+			r.Errorf("%s says %q", line, out)
+		}
+	}
+}
+
+// generate makes CDI specifications of the recorded host, and checks that what they
+// name is installed.
+func (r *tree) generate() (specifications string) {
+	r.Helper()
+	if !r.has("host/sys") {
+		_, _, err := recorded.Unpack(filepath.Join(r.root, "host"))
+		check(r, err)
+	}
+	r.run("peerlane cdi generate --sysfs /host/sys --proc /host/proc --spec-dir /etc/cdi")
+	specifications = r.read("/etc/cdi/peerlane.dev-lane.json")
+	var spec specs.Spec
+	check(r, json.Unmarshal([]byte(specifications), &spec))
+	hooks, mounts := 0, 0
+	edits := []specs.ContainerEdits{spec.ContainerEdits}
+	for _, d := range spec.Devices {
+		edits = append(edits, d.ContainerEdits)
+	}
+	for _, e := range edits {
+		for _, h := range e.Hooks {
+			hooks++
+			if h.Path != "/usr/libexec/peerlane/peerlane-hook" || !r.has(h.Path) {
+				r.Errorf("the specification's hook is %s, which is not the installed one", h.Path)
+			}
+		}
+		for _, m := range e.Mounts {
+			mounts++
+			if !r.has(m.HostPath) {
+				r.Errorf("the specification's %s is not there", m.HostPath)
+			}
+		}
+	}
+	if hooks == 0 || mounts == 0 || !strings.Contains(specifications, "/usr/lib/peerlane/libpeerlane.so.0") || !strings.Contains(specifications, "/usr/lib/peerlane/libnccl-net-peerlane.so") {
+		r.Errorf("the specification has %d hooks and %d mounts:\n%s", hooks, mounts, specifications)
+	}
+	if !r.has("/usr/libexec/peerlane/peerlane-relay") {
+		r.Error("there is no relay beside the hook")
+	}
+	return specifications
+}
+
+// What an administrator wrote.
+const configured = "# mine\n[staging]\nbounce = \"never\"\n"
+
+func (r *tree) configure() {
+	r.Helper()
+	check(r, os.WriteFile(filepath.Join(r.root, "etc/peerlane/config.toml"), []byte(configured), 0o644))
+}
+
+func (r *tree) isConfigured(after string) {
+	r.Helper()
+	if text := r.read("/etc/peerlane/config.toml"); text != configured {
+		r.Errorf("after the %s the configuration is\n%s", after, text)
+	}
+}
+
+func TestDebian(t *testing.T) {
+	for _, suite := range []string{"bookworm", "trixie"} {
+		t.Run(suite, func(t *testing.T) {
+			r := plant(t, suite, true)
+			r.bind(older, "older")
+			version := func() string { return r.run("dpkg-query -W -f '${Version}' peerlane") }
+			before := r.files()
+
+			r.run(apt + "install /older/peerlane_*.deb /older/libpeerlane_*.deb /older/libpeerlane-dev_*.deb")
+			if v := version(); v != "0.0.9-1" {
+				t.Errorf("the older version is %s", v)
+			}
+			r.configure()
+			specification := r.generate()
+
+			said := r.run(apt + "install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb /packages/libpeerlane-dev_*.deb")
+			newer := version()
+			if newer == "0.0.9-1" {
+				t.Errorf("it is not upgraded: %s", said)
+			}
+			r.isConfigured("upgrade")
+			if now := r.read("/etc/cdi/peerlane.dev-lane.json"); now != specification {
+				t.Errorf("an upgrade changes the specification (-before +after):\n%s", cmp.Diff(specification, now))
+			}
+			r.generate()
+
+			r.run(apt + "install --allow-downgrades /older/peerlane_*.deb /older/libpeerlane_*.deb /older/libpeerlane-dev_*.deb")
+			if v := version(); v != "0.0.9-1" {
+				t.Errorf("after the downgrade the version is %s", v)
+			}
+			r.isConfigured("downgrade")
+			r.generate()
+
+			r.run(apt + "remove peerlane")
+			r.isConfigured("removal")
+			for _, gone := range []string{"/usr/bin/peerlane", "/usr/libexec/peerlane", "/etc/cdi/peerlane.dev-lane.json", "/usr/lib/udev/rules.d/90-peerlane.rules"} {
+				if r.has(gone) {
+					t.Errorf("after the removal there is still %s", gone)
+				}
+			}
+			r.run(apt + "install /packages/peerlane_*_amd64.deb")
+			r.isConfigured("second installation")
+			r.works()
+
+			r.run(apt + "purge peerlane libpeerlane libpeerlane-dev")
+			check(t, removeEmpty(filepath.Join(r.root, "etc/cdi")))
+			if diff := cmp.Diff(before, r.files()); diff != "" {
+				t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// removeEmpty removes a directory that others' specifications may lie in, and that is
+// no package's.
+func removeEmpty(dir string) error {
+	if _, err := os.Stat(dir); err != nil {
+		return nil
+	}
+	return os.Remove(dir)
+}
+
+// Without /proc, /sys, /run and device nodes, as in a build of an image.
+func TestImageBuild(t *testing.T) {
+	r := plant(t, "bookworm", false)
+	before := r.files()
+	if said := r.run(apt + "install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb"); strings.Contains(said, "rror") {
+		t.Errorf("apt-get says %s", said)
+	}
+	r.run("peerlane version")
+	r.run(apt + "purge peerlane libpeerlane")
+	if diff := cmp.Diff(before, r.files()); diff != "" {
+		t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
+	}
+}
+
+// The installed programs find each other and the simulator.
+func TestDemo(t *testing.T) {
+	r := plant(t, "bookworm", true)
+	r.run(apt + "install /packages/peerlane_*_amd64.deb")
+	if said := r.run("peerlane demo --runtime none --gpus simulated --bytes 1MiB"); !strings.Contains(said, "simulator") {
+		t.Errorf("peerlane demo says\n%s", said)
+	}
+}
+
+// A root of rpm's, whose database knows a glibc and a shell, and no more.
+func TestRPM(t *testing.T) {
+	r := plant(t, "bookworm", true)
+	r.bind(older, "older")
+	// What of a system the packages depend on, in a package.
+	stand := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(stand, "host.yaml"), []byte(`
+name: host
+arch: amd64
+version: 1.0.0
+maintainer: Peerlane <packages@peerlane.dev>
+description: stands for a system
+provides: ["libc.so.6(GLIBC_2.34)(64bit)", "libc.so.6(GLIBC_2.28)(64bit)", /bin/sh, /usr/bin/pkg-config, policycoreutils]
+`), 0o644))
+	run(t, dist+"/tools/nfpm", "package", "-f", filepath.Join(stand, "host.yaml"), "-p", "rpm", "-t", stand+"/")
+	rpmIn := func(arguments ...string) string {
+		t.Helper()
+		c := exec.CommandContext(t.Context(), "rpm", append([]string{"--root", r.root, "--nosignature"}, arguments...)...)
+		out, err := c.CombinedOutput()
+		if err != nil || strings.Contains(string(out), "scriptlet failed") {
+			t.Fatalf("%s: %v\n%s", strings.Join(c.Args, " "), err, out)
+		}
+		return string(out)
+	}
+	of := func(dir string) (paths []string) {
+		for _, name := range names {
+			paths = append(paths, rpm(t, dir, name, "amd64"))
+		}
+		return paths
+	}
+	rpmIn("--initdb")
+	before := r.files()
+	if out, err := exec.CommandContext(t.Context(), "rpm", append([]string{"--root", r.root, "--nosignature", "-i"}, of(dist)...)...).CombinedOutput(); err == nil {
+		t.Errorf("they install without glibc: %s", out)
+	}
+	rpmIn("-i", one(t, stand, "host-*.rpm"))
+	version := func() string { return rpmIn("-q", "--qf", "%{VERSION}", "peerlane") }
+
+	rpmIn(append([]string{"-i"}, of(older)...)...)
+	if v := version(); v != "0.0.9" {
+		t.Errorf("the older version is %s", v)
+	}
+	r.works()
+	r.configure()
+	specification := r.generate()
+	rpmIn(append([]string{"-U"}, of(dist)...)...)
+	if v := version(); v == "0.0.9" {
+		t.Error("it is not upgraded")
+	}
+	r.isConfigured("upgrade")
+	if now := r.read("/etc/cdi/peerlane.dev-lane.json"); now != specification {
+		t.Errorf("an upgrade changes the specification (-before +after):\n%s", cmp.Diff(specification, now))
+	}
+	r.works()
+	r.generate()
+	rpmIn(append([]string{"-U", "--oldpackage"}, of(older)...)...)
+	if v := version(); v != "0.0.9" {
+		t.Errorf("after the downgrade the version is %s", v)
+	}
+	r.isConfigured("downgrade")
+	rpmIn("-e", "peerlane", "libpeerlane", "libpeerlane-devel", "peerlane-selinux", "host")
+	if text := r.read("/etc/peerlane/config.toml.rpmsave"); text != configured {
+		t.Errorf("after the removal the saved configuration is\n%s", text)
+	}
+	check(t, os.RemoveAll(filepath.Join(r.root, "etc/peerlane")))
+	check(t, removeEmpty(filepath.Join(r.root, "etc/cdi")))
+	// RPM leaves directories that no package has; on its systems others do.
+	after := slices.DeleteFunc(r.files(), func(path string) bool {
+		info, err := os.Lstat(filepath.Join(r.root, path))
+		return err == nil && info.IsDir() && !slices.Contains(before, path) && !strings.Contains(path, "peerlane")
+	})
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("what was before and what the removal leaves (-before +after):\n%s", diff)
+	}
+}

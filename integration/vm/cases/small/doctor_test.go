@@ -1,0 +1,88 @@
+//go:build vm
+
+package small_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+	"github.com/peerlane/peerlane/integration/vm/inside"
+)
+
+// found is what peerlane doctor says of this kernel, by check.
+func found(t *testing.T, root string) map[string][]doctor.Finding {
+	t.Helper()
+	out, err := exec.Command(filepath.Join(inside.Binaries, "peerlane"), "doctor", "-o", "json", "--interval", "10ms", "--root", root).Output()
+	var status *exec.ExitError
+	if err != nil && (!errors.As(err, &status) || status.ExitCode() < 5) { // 5 to 7 say what the worst is
+		t.Fatalf("peerlane doctor: %v", err)
+	}
+	var report struct{ Findings []doctor.Finding }
+	if err := json.Unmarshal(out, &report); err != nil {
+		t.Fatal(err)
+	}
+	by := map[string][]doctor.Finding{}
+	for _, f := range report.Findings {
+		by[f.Check] = append(by[f.Check], f)
+	}
+	return by
+}
+
+// A kernel's own files: what is right is not complained of, what is made wrong is found,
+// and the command that mends it does.
+func TestDoctorOnThisKernel(t *testing.T) {
+	twoNICs(t, inside.RoCE)
+	root := t.TempDir()
+	inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "cdi", "generate", "--root", root, "--spec-dir", filepath.Join(root, "etc/cdi"))
+	by := found(t, root)
+	for _, check := range []string{"pcie-link", "acs", "iommu", "port-state", "port-physical", "port-rate", "link-layer", "subnet-manager", "configuration", "relays", "leftovers", "cpu-governor"} {
+		if w := doctor.Worst(by[check]); len(by[check]) == 0 || w != doctor.OK {
+			t.Errorf("%s is %v: %+v", check, w, by[check])
+		}
+	}
+	for _, check := range []string{"driver", "xid", "specification", "error-counters"} {
+		t.Logf("%s: %+v", check, by[check])
+	}
+
+	const port = "0000:17:00.0"
+	inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W=001d")
+	inside.Command(t, "ethtool", "-s", "rail1", "speed", "200000", "duplex", "full")
+	inside.Plug(t, "rail0", false)
+	inside.Eventually(t, "mlx5_0 is DOWN", func() (bool, string) {
+		is := inside.Port(t, "mlx5_0", "state")
+		return strings.HasSuffix(is, "DOWN"), is
+	})
+	by = found(t, root)
+	for check, want := range map[string]string{"acs": "setpci -s " + port + " ECAP_ACS+6.w=0:2c", "port-state": "it is DOWN", "port-physical": "", "specification": ""} {
+		if text, err := json.Marshal(by[check]); err != nil || doctor.Worst(by[check]) < doctor.Warning || !strings.Contains(string(text), want) {
+			t.Errorf("%s does not say %q: %s, %v", check, want, text, err)
+		}
+	}
+	// The remedy leaves the other bits as they are.
+	for _, command := range strings.Split(strings.Split(by["acs"][0].Remedy, "; for each start")[0], "; ") {
+		args := strings.Fields(command)
+		inside.Command(t, args[0], args[1:]...)
+	}
+	if is := strings.TrimSpace(inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W")); is != "0011" {
+		t.Errorf("ACS at %s is %s behind its remedy", port, is)
+	}
+	inside.Plug(t, "rail0", true)
+	inside.Eventually(t, "mlx5_0 is ACTIVE", func() (bool, string) {
+		is := inside.Port(t, "mlx5_0", "state")
+		return strings.HasSuffix(is, "ACTIVE"), is
+	})
+	by = found(t, root)
+	for _, check := range []string{"acs", "port-state", "port-physical"} {
+		if w := doctor.Worst(by[check]); w != doctor.OK {
+			t.Errorf("%s is %v: %+v", check, w, by[check])
+		}
+	}
+	if text, err := json.Marshal(by["port-rate"]); err != nil || !strings.Contains(string(text), "its rate is 200 Gb/s, and that of mlx5_0") {
+		t.Errorf("port-rate: %s, %v", text, err)
+	}
+}

@@ -1,0 +1,239 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Connections between relays of two hosts: channels of the connections that both relays
+// share.
+
+const (
+	// mostWelcoming bounds the hellos on channels that are being answered at a time: each
+	// has a goroutine.
+	mostWelcoming = 256
+	// welcomeTime is how long the answer may take: a driver's, that makes staging.
+	welcomeTime = 2*handshakeTime + testedTime
+	// mostKept bounds what comes on a channel after the welcome and before the client
+	// knows of its connection.
+	// openTries is how often connections are made anew that have ended just when a channel
+	// was to be opened.
+	openTries = 2
+	mostKept  = wire.RingEntries + wire.MaxMemories
+)
+
+// atHost is the relay's name as other hosts are told it.
+func (r *Relay) atHost() string { return fmt.Sprintf("%s on host %s", r.name(), hostname()) }
+
+// openAbroadFor makes the lane ready for a connection with another host.
+func (l *lane) openAbroadFor(c *connection, config launch.Config, asked uint32) error {
+	if config.Network == nil {
+		return wire.Errorf(wire.StatusUnreachable, "this relay is on no network: %s", config.NoNetwork)
+	}
+	if route := routeNumber(config.Route); route == wire.RouteDirect || asked == wire.RouteDirect {
+		return wire.Errorf(wire.StatusUnreachable, `route direct is between two containers of one host; with another one relay.route has to be "auto" or "staged" in config.toml on both`)
+	}
+	if err := l.openAbroad(config.Network); err != nil {
+		return err
+	}
+	c.route, c.transport = wire.RouteStaged, launch.TransportTCP
+	c.out, c.in, c.quotas = l.abroad.out, l.abroad.in, l.abroad.quotas
+	return nil
+}
+
+// --- the sender's side ------------------------------------------------------------
+
+// opening is a channel from its hello on until the connection takes it over. All but
+// answer is of the loop.
+type opening struct {
+	channel *tcp.Channel
+	answer  chan error // has one value
+	told    bool
+	welcome *wire.PeerWelcome
+	kept    []wire.Message
+	ended   error
+}
+
+func (o *opening) tell(err error) {
+	if !o.told {
+		o.told = true
+		o.answer <- err
+	}
+}
+
+func (o *opening) received(m wire.Message, _ uint32, _ []int) {
+	switch m := m.(type) {
+	case *wire.PeerWelcome:
+		if o.welcome == nil {
+			o.welcome = m
+			o.tell(nil)
+			return
+		}
+	case *wire.Failure:
+		if o.welcome == nil {
+			o.tell(m.Err())
+			return
+		}
+	}
+	if o.welcome == nil {
+		o.tell(wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with a %T", m))
+		return
+	}
+	if len(o.kept) >= mostKept {
+		o.channel.Leave()
+		o.ended = wire.Errorf(wire.StatusLimit, "the relay of the other container sent more than %d messages before the connection was open", mostKept)
+		return
+	}
+	o.kept = append(o.kept, m)
+}
+
+func (o *opening) lost(err error) {
+	o.ended = err
+	if wire.StatusOf(err) == wire.StatusInternal {
+		err = wire.Errorf(wire.StatusUnreachable, "the relay of the other container left during the handshake")
+	}
+	o.tell(err)
+}
+
+// attach makes the connection the channel's.
+func (o *opening) attach(c *connection) error {
+	newSender(c, o.channel.Link())
+	c.port = o.channel
+	o.channel.Handle(c.receive, c.lost)
+	return nil
+}
+
+// begin has the connection hear what has come meanwhile.
+func (o *opening) begin(c *connection) {
+	for _, m := range o.kept {
+		c.receive(m, 0, nil)
+	}
+	o.kept = nil
+	if o.ended != nil {
+		c.lost(o.ended)
+	}
+}
+
+// dialHost is dial where the listener is reached over the network.
+func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config) (way, error) {
+	var h *hosts
+	var why string
+	if !r.loop.Call(func() { h, why = r.hosts, r.noNetwork() }) {
+		return nil, errEnding
+	}
+	switch {
+	case h == nil:
+		return nil, wire.Errorf(wire.StatusUnreachable,
+			"the listener is on another host, or was there before this one was booted, or relay.transport says tcp; and this relay is on no network: %s", why)
+	case handle.Contact == [len(handle.Contact)]byte{}:
+		return nil, wire.Errorf(wire.StatusUnreachable,
+			"the listener is on another host, or was there before this one was booted, and its relay is on no network: its host has no cluster key, or network.listen is off there")
+	}
+	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
+	defer cancel()
+	hello := &wire.PeerHello{
+		Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
+		Token: handle.Token, GPU: m.GPU, Route: wire.RouteAuto,
+	}
+	wire.SetText(hello.Name[:], r.atHost())
+	o := &opening{answer: make(chan error, 1)}
+	var peer *tcp.Peer
+	for try := 0; o.channel == nil; try++ {
+		var err error
+		if peer, err = h.reach(ctx, handle); err != nil {
+			return nil, err
+		}
+		if !r.loop.Call(func() { o.channel, err = peer.Open(hello, 0, o.received, o.lost) }) {
+			return nil, errEnding
+		}
+		// It can have ended just now, for want of use, say; then there is another.
+		if err != nil && try == openTries {
+			return nil, wire.Errorf(wire.StatusUnreachable, "%w", err)
+		}
+	}
+	var err error
+	select {
+	case err = <-o.answer:
+	case <-time.After(welcomeTime):
+		err = wire.Errorf(wire.StatusUnreachable, "the relay at %s did not answer within %v", peer.Name(), welcomeTime)
+	}
+	if err == nil && o.welcome.Route != wire.RouteStaged {
+		err = wire.Errorf(wire.StatusMalformed, "the relay at %s answered with route %d", peer.Name(), o.welcome.Route)
+	}
+	if err == nil {
+		_, err = wire.Negotiate("listener's relay", o.welcome.Version, o.welcome.Version)
+	}
+	if err != nil {
+		r.loop.Call(o.channel.Leave)
+		return nil, err
+	}
+	c.peer, c.abroad = wire.Text(o.welcome.Name[:]), peer
+	return o, nil
+}
+
+// --- the receiver's side ------------------------------------------------------------
+
+// welcomeChannel answers the first message on a channel that another host's relay has
+// opened. It is called on the loop.
+func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
+	refuse := func(err error) {
+		r.grumble.warn(logrus.WithField("from", ch.Peer().Name()), err, "a sender of another host was refused")
+		ch.Send(wire.NewFailure(err), 0)
+		ch.Leave()
+	}
+	hello, ok := first.(*wire.PeerHello)
+	switch {
+	case r.dying != nil:
+		refuse(r.dying)
+		return
+	case !ok || hello.Magic != wire.Magic:
+		refuse(wire.Errorf(wire.StatusMalformed, "the first message is not a relay's hello"))
+		return
+	case r.welcoming >= mostWelcoming:
+		refuse(wire.Errorf(wire.StatusLimit, "%d senders of other hosts are being answered by %s, which is the limit", mostWelcoming, r.name()))
+		return
+	}
+	r.welcoming++
+	left := false
+	// The sender has nothing to say before it is answered.
+	ch.Handle(func(wire.Message, uint32, []int) { left = true; ch.Leave() }, func(error) { left = true })
+	go func() {
+		l, c, welcome, err := r.invite(hello, func(l *lane, c *connection, config launch.Config, hello *wire.PeerHello) error {
+			return l.openAbroadFor(c, config, hello.Route)
+		})
+		r.loop.Do(func() {
+			r.welcoming--
+			switch {
+			case left:
+				logrus.WithField("from", ch.Peer().Name()).Debug("a sender left during its handshake")
+			case err != nil:
+				refuse(err)
+			default:
+				wire.SetText(welcome.Name[:], r.atHost())
+				c.abroad = ch.Peer()
+				l.connectChannel(c, ch, welcome)
+			}
+		})
+		r.examine(err)
+	}()
+}
+
+// connectChannel makes the receiver of a sender of another host.
+func (l *listener) connectChannel(c *connection, ch *tcp.Channel, welcome *wire.PeerWelcome) {
+	receiver := newReceiver(c)
+	c.number, c.port = l.session.number(), ch
+	receiver.writes = ch.Receive(receiver.immediate, receiver.landingsEnded)
+	ch.Handle(c.receive, c.lost)
+	ch.Send(welcome, 0)
+	l.take(receiver)
+}

@@ -1,0 +1,506 @@
+package relay_test
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// cluster is the key that hosts of a test share.
+func cluster() *launch.Secrets {
+	return &launch.Secrets{ClusterKey: launch.NewSecret(network.Keys{Current: network.NewKey(time.Now())}.Text())}
+}
+
+// online puts the relays of a host on the network, and has them use nothing else, also
+// between two of one host.
+func (h *host) online(s *launch.Secrets) {
+	h.secrets = s
+	h.change = func(c *launch.Config) {
+		c.Transport = launch.TransportTCP
+		c.Network = &launch.Network{
+			Addresses: []address.Chosen{{Interface: "lo", Address: netip.MustParseAddr("127.0.0.1")}},
+			Ports:     address.Ports{First: 20000, Last: 29999}, Streams: 2,
+			Slots: 4, SlotBytes: 256 << 10, Memory: 64 << 20,
+		}
+	}
+}
+
+// abroad is two containers on two hosts.
+type abroad struct {
+	pair
+	relayA, relayB   *relay.Relay
+	socketA, socketB string
+}
+
+func hostsApart(t *testing.T) *abroad {
+	t.Helper()
+	key := cluster()
+	hostA, hostB := newHost(t), newHost(t)
+	hostA.online(key)
+	hostB.online(key)
+	p := &abroad{}
+	p.socketA, p.relayA = hostA.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
+	p.socketB, p.relayB = hostB.start("b", launch.RouteAuto, -1, far(3, 2, "nic1"))
+	p.a, p.b = attach(t, p.socketA), attach(t, p.socketB)
+	p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	return p
+}
+
+func TestEveryByteArrivesOnAnotherHost(t *testing.T) {
+	p := hostsApart(t)
+	// Around what goes with the messages (4 KiB), a piece and a slot (256 KiB), all slots.
+	for i, n := range []uint64{0, 1, 7, 8, 4096, 4097, 256<<10 - 1, 256 << 10, 256<<10 + 1, 1<<20 + 3, 11<<20 + 5} {
+		from, to := uint64(3*i), uint64(5*i)
+		want := random(t, n)
+		p.source.write(from, want)
+		receive, err := p.receiving.Receive(p.target.Memory, to, n+2, client.Tag(uint64(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		send, err := p.sending.Send(p.source.Memory, from, n, client.Tag(uint64(i)))
+		if moved, err := wait(t, send, err); err != nil || moved != n {
+			t.Fatalf("send of %d: %d, %v", n, moved, err)
+		}
+		if moved, err := wait(t, receive, nil); err != nil || moved != n {
+			t.Fatalf("receive of %d: %d, %v", n, moved, err)
+		}
+		if !bytes.Equal(p.target.read(to, n), want) {
+			t.Fatalf("%d bytes arrived wrong", n)
+		}
+	}
+	report := p.relayA.Report()
+	if len(report.Connections) != 1 || report.Connections[0].Transport != launch.TransportTCP || !strings.Contains(report.Connections[0].Path, "-> tcp -> ") {
+		t.Errorf("inspect shows %+v", report.Connections)
+	}
+	if n := report.Network; n == nil || len(n.Peers) != 1 || !n.Peers[0].Dialed || n.Peers[0].Channels != 1 || !strings.Contains(n.Peers[0].Name, "container b") || !strings.Contains(n.Peers[0].Name, "by lo") {
+		t.Errorf("inspect shows the network %+v", n)
+	}
+}
+
+// Host memory goes from where it lies to where it is to be, through no slot.
+func TestHostMemoryGoesToAnotherHostInPlace(t *testing.T) {
+	p := hostsApart(t)
+	const n = 3<<20 + 5
+	from, err := p.a.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := p.b.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, 3)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := random(t, n)
+	copy(from.Data, want)
+	for _, way := range []struct {
+		name     string
+		from, to *client.Memory
+		read     func() []byte
+	}{
+		{"host to host", from, to, func() []byte { return to.Data }},
+		{"host to GPU", from, p.target.Memory, func() []byte { return p.target.read(0, n) }},
+		{"GPU to host", p.source.Memory, to, func() []byte { return to.Data }},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			clear(to.Data)
+			p.source.write(0, want)
+			receive, err := p.receiving.Receive(way.to, 0, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			send, err := p.sending.Send(way.from, 0, n)
+			for _, op := range []*client.Operation{send, receive} {
+				if _, err := wait(t, op, err); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !bytes.Equal(way.read(), want) {
+				t.Error("wrong bytes")
+			}
+		})
+	}
+}
+
+// All connections between two relays share one set of connections.
+func TestRelaysOfTwoHostsHaveOneSetOfConnections(t *testing.T) {
+	p := hostsApart(t)
+	for range 5 {
+		join(t, p.a, 0, p.b, 3)
+	}
+	second := attach(t, p.socketA)
+	join(t, second, 0, p.b, 3)
+	if n := p.relayA.Report().Network; len(n.Peers) != 1 || n.Peers[0].Channels != 7 {
+		t.Errorf("there are %+v", n.Peers)
+	}
+}
+
+// Connections that nobody uses end, and the next one has others.
+func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
+	p := hostsApart(t)
+	p.relayA.CloseIdle()
+	p.relayA.CloseIdle()
+	if n := p.relayA.Report().Network; len(n.Peers) != 1 {
+		t.Fatalf("connections in use were closed: %+v", n)
+	}
+	if err := p.sending.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	peers := func(r *relay.Relay, n int) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); len(r.Report().Network.Peers) != n; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("there are %+v, not %d", r.Report().Network.Peers, n)
+			}
+		}
+	}
+	for end := time.Now().Add(time.Minute); p.relayA.Report().Network.Peers[0].Channels > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the channel is still there")
+		}
+	}
+	p.relayA.CloseIdle()
+	if n := p.relayA.Report().Network; len(n.Peers) != 1 {
+		t.Fatalf("they were closed at once: %+v", n)
+	}
+	p.relayB.CloseIdle() // which has not made them
+	p.relayB.CloseIdle()
+	peers(p.relayA, 1)
+	p.relayA.CloseIdle()
+	peers(p.relayA, 0)
+	peers(p.relayB, 0)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.move(t, 1<<20)
+	peers(p.relayA, 1)
+}
+
+func TestAnotherHostsHandleIsRefusedWithAReason(t *testing.T) {
+	key := cluster()
+	online, other, off := newHost(t), newHost(t), newHost(t)
+	online.online(key)
+	other.online(cluster())
+	off.change = func(c *launch.Config) {
+		c.Transport, c.NoNetwork = launch.TransportTCP, "network.listen is off"
+	}
+	start := func(h *host, name string) (*client.Session, wire.Handle) {
+		t.Helper()
+		s := attach(t, h.relay(name, launch.RouteAuto, far(0, 1, "nic0")))
+		l, err := s.Listen(within(t), uuid(t, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, l.Handle()
+	}
+	on, handle := start(online, "on")
+	stranger, strangers := start(other, "stranger")
+	without, none := start(off, "off")
+
+	_, err := on.Connect(within(t), uuid(t, 0), strangers)
+	demand(t, err, wire.StatusUnreachable, "no relay that has this cluster key")
+	_, err = stranger.Connect(within(t), uuid(t, 0), handle)
+	demand(t, err, wire.StatusUnreachable, "no relay that has this cluster key")
+	_, err = on.Connect(within(t), uuid(t, 0), none)
+	demand(t, err, wire.StatusUnreachable, "is on no network")
+	_, err = without.Connect(within(t), uuid(t, 0), handle)
+	demand(t, err, wire.StatusUnreachable, "this relay is on no network", "network.listen is off")
+
+	forged := handle.Layout()
+	forged.Token[3] ^= 1
+	_, err = on.Connect(within(t), uuid(t, 0), forged.Handle())
+	demand(t, err, wire.StatusUnreachable, "no relay that has this cluster key")
+}
+
+// A listener that is closed is not there for other hosts either, first of a set of
+// connections or not.
+func TestAClosedListenerOfAnotherHost(t *testing.T) {
+	for _, connected := range []bool{false, true} {
+		t.Run(fmt.Sprint("connected ", connected), func(t *testing.T) {
+			t.Parallel()
+			key := cluster()
+			hostA, hostB := newHost(t), newHost(t)
+			hostA.online(key)
+			hostB.online(key)
+			a := attach(t, hostA.relay("a", launch.RouteAuto, far(0, 1, "nic0")))
+			b := attach(t, hostB.relay("b", launch.RouteAuto, far(3, 2, "nic1")))
+			if connected {
+				join(t, a, 0, b, 3)
+			}
+			l, err := b.Listen(within(t), uuid(t, 3))
+			if err == nil {
+				err = l.Close(within(t))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = a.Connect(within(t), uuid(t, 0), l.Handle())
+			demand(t, err, wire.StatusBadHandle)
+		})
+	}
+}
+
+// What a host says of itself: the death of a relay, of a client, a close.
+func TestDeathOnAnotherHost(t *testing.T) {
+	for name, c := range map[string]struct {
+		die    func(*testing.T, *abroad)
+		status wire.Status
+		words  []string
+	}{
+		"relay": {func(_ *testing.T, p *abroad) { p.relayB.Halt() }, wire.StatusPeerRelayDied, []string{"container b", "127.0.0.1"}},
+		"relay that is stopped": {func(_ *testing.T, p *abroad) { p.relayB.Stop("for a test") },
+			wire.StatusPeerRelayDied, []string{"container b", "for a test"}},
+		"client": {func(t *testing.T, p *abroad) {
+			if err := p.b.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}, wire.StatusPeerClosed, []string{"container b"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := hostsApart(t)
+			var ops []*client.Operation
+			for range 20 { // no receive is posted for any
+				op, err := p.sending.Send(p.source.Memory, 0, 1<<20)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ops = append(ops, op)
+			}
+			c.die(t, p)
+			for _, op := range ops {
+				_, err := op.Wait(within(t))
+				demand(t, err, c.status, c.words...)
+			}
+		})
+	}
+}
+
+// hostsWith joins two hosts of these secrets and addresses, and moves a message.
+func hostsWith(t *testing.T, a, b *launch.Secrets, at string) *abroad {
+	t.Helper()
+	p := &abroad{}
+	for i, s := range []*launch.Secrets{a, b} {
+		h := newHost(t)
+		h.online(s)
+		change := h.change
+		h.change = func(c *launch.Config) {
+			change(c)
+			c.Network.Addresses[0].Address = netip.MustParseAddr(at)
+		}
+		if i == 0 {
+			p.socketA, p.relayA = h.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
+			p.a = attach(t, p.socketA)
+			p.source = exported(t, p.a, 0, pairBytes)
+		} else {
+			p.socketB, p.relayB = h.start("b", launch.RouteAuto, -1, far(3, 2, "nic1"))
+			p.b = attach(t, p.socketB)
+			p.target = exported(t, p.b, 3, pairBytes)
+		}
+	}
+	return p
+}
+
+func (p *abroad) exchange(t *testing.T) {
+	t.Helper()
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.move(t, 1<<20+5)
+}
+
+// Both hosts need the same, and may be at different steps of a rotation.
+func TestHostsOfOneCluster(t *testing.T) {
+	old := network.Keys{Current: network.NewKey(time.Now())}
+	rotated, err := old.Rotate(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	finished, err := rotated.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := func(k network.Keys) *launch.Secrets {
+		return &launch.Secrets{ClusterKey: launch.NewSecret(k.Text())}
+	}
+	certified := certificates(t)
+	for name, c := range map[string]struct {
+		a, b *launch.Secrets
+		at   string
+	}{
+		"IPv6":                {key(old), key(old), "::1"},
+		"TLS":                 {certified(key(old)), certified(key(old)), "127.0.0.1"},
+		"told of the new key": {key(old), key(rotated), "127.0.0.1"},
+		"not told yet":        {key(rotated), key(old), "127.0.0.1"},
+		"one has finished":    {key(finished), key(rotated), "127.0.0.1"},
+		"the other one has":   {key(rotated), key(finished), "127.0.0.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it is the ends of relays that take time
+			hostsWith(t, c.a, c.b, c.at).exchange(t)
+		})
+	}
+
+	t.Run("certificates on one host", func(t *testing.T) {
+		p := hostsWith(t, certified(key(old)), key(old), "127.0.0.1")
+		l, err := p.b.Listen(within(t), uuid(t, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.a.Connect(within(t), uuid(t, 0), l.Handle())
+		demand(t, err, wire.StatusUnreachable, "certificate")
+	})
+
+	t.Run("a rotation under running relays", func(t *testing.T) {
+		p := hostsWith(t, key(old), key(old), "127.0.0.1")
+		p.exchange(t)
+		for _, step := range []network.Keys{rotated, finished} {
+			for _, r := range []*relay.Relay{p.relayA, p.relayB} {
+				if err := r.Secrets(*key(step)); err != nil {
+					t.Fatal(err)
+				}
+				p.move(t, 1<<10) // what is connected stays so
+				if err := p.sending.Close(within(t)); err != nil {
+					t.Fatal(err)
+				}
+				p.exchange(t)
+			}
+		}
+		// A host that was told nothing is cut off.
+		q := hostsWith(t, key(old), key(finished), "127.0.0.1")
+		l, err := q.b.Listen(within(t), uuid(t, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = q.a.Connect(within(t), uuid(t, 0), l.Handle())
+		demand(t, err, wire.StatusUnreachable, "peerlane key show")
+	})
+}
+
+// certificates adds those of one authority.
+func certificates(t *testing.T) func(*launch.Secrets) *launch.Secrets {
+	t.Helper()
+	make := func(template, parent *x509.Certificate, signer any) (*x509.Certificate, *ecdsa.PrivateKey, []byte) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if parent == nil {
+			parent, signer = template, key
+		}
+		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+		der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	}
+	authority, signer, root := make(&x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil, nil)
+	return func(s *launch.Secrets) *launch.Secrets {
+		_, key, own := make(&x509.Certificate{
+			SerialNumber: big.NewInt(2), KeyUsage: x509.KeyUsageDigitalSignature,
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		}, authority, signer)
+		der, err := x509.MarshalECPrivateKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Certificate, s.Authority = launch.NewSecret(own), launch.NewSecret(root)
+		s.CertificateKey = launch.NewSecret(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
+		return s
+	}
+}
+
+// Short messages go without a grant, as many as the sender has windows: what is more waits
+// for its receive. The windows come back, whatever becomes of the messages.
+func TestShortMessagesToAnotherHostDoNotWait(t *testing.T) {
+	p := hostsApart(t)
+	const n, windows, more = 1000, 8, 5
+	host, err := p.a.HostMemory(within(t), client.HostMemory{Bytes: pairBytes, GPU: uuid(t, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := random(t, n*(windows+more))
+	copy(host.Data, want)
+	p.source.write(0, want)
+	send := func(memory *client.Memory, message, bytes int) *client.Operation {
+		t.Helper()
+		op, err := p.sending.Send(memory, uint64(message*n), uint64(bytes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return op
+	}
+	var sent uint64
+	gone := func(bytes uint64) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); p.relayA.Report().Sent < sent+bytes; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%d bytes went without a receive, not %d", p.relayA.Report().Sent-sent, bytes)
+			}
+		}
+		if got := p.relayA.Report().Sent - sent; got != bytes {
+			t.Fatalf("%d bytes went without a receive, not %d", got, bytes)
+		}
+	}
+	for name, memory := range map[string]*client.Memory{"GPU": p.source.Memory, "host": host} {
+		t.Run(name, func(t *testing.T) {
+			sent = p.relayA.Report().Sent
+			var ops []*client.Operation
+			for i := range windows + more {
+				ops = append(ops, send(memory, i, n))
+			}
+			gone(windows * n)
+			for i := range windows + more { // of one tag: in their order
+				op, err := p.receiving.Receive(p.target.Memory, uint64(i*n), n)
+				if moved, err := wait(t, op, err); err != nil || moved != n {
+					t.Fatalf("receive %d: %d, %v", i, moved, err)
+				}
+			}
+			for i, op := range ops {
+				if moved, err := wait(t, op, nil); err != nil || moved != n {
+					t.Fatalf("send %d: %d, %v", i, moved, err)
+				}
+			}
+			if !bytes.Equal(p.target.read(0, uint64(len(want))), want) {
+				t.Error("wrong bytes, or in another order")
+			}
+		})
+	}
+	for range windows + more {
+		op := send(p.source.Memory, 0, n)
+		receive, err := p.receiving.Receive(p.target.Memory, 0, n-1)
+		_, err = wait(t, receive, err)
+		demand(t, err, wire.StatusTruncated)
+		_, err = wait(t, op, nil)
+		demand(t, err, wire.StatusTruncated)
+
+		op = send(p.source.Memory, 0, n)
+		if err := op.Cancel(); err != nil {
+			t.Fatal(err)
+		}
+		_, err = wait(t, op, nil)
+		demand(t, err, wire.StatusCanceled)
+	}
+	// All windows are there again.
+	sent = p.relayA.Report().Sent
+	for i := range windows + more {
+		send(host, i, n)
+	}
+	gone(windows * n)
+}

@@ -1,0 +1,63 @@
+package client
+
+import (
+	"errors"
+
+	"github.com/peerlane/peerlane/cuda"
+)
+
+// Follower sets timelines when a stream of work gets to a point, without holding that
+// stream up. A stream that writes a value itself lets the copy before it drain and only
+// then begins the next one, which costs copies of 4 MiB a quarter of their rate
+// (docs/benchmarks.md); a follower has a stream of its own that waits for an event of the
+// other one, and writes. It belongs to the thread that has the stream's context.
+//
+//	follower, err := timelines.Follow(stream)
+//
+//	copy to a slot, by the stream
+//	follower.Write(filled, 1)
+//	connection.Send(slot, 0, n, client.After(filled, 1))
+type Follower struct {
+	timelines *StreamTimelines
+	leader    cuda.Stream
+	stream    cuda.Stream
+	event     cuda.Event
+}
+
+// Follow makes a follower of a stream.
+func (t *StreamTimelines) Follow(s cuda.Stream) (*Follower, error) {
+	f := &Follower{timelines: t, leader: s}
+	var err error
+	if f.stream, err = t.driver.StreamCreate(); err != nil {
+		return nil, err
+	}
+	if f.event, err = t.driver.EventCreate(cuda.EventOptions{}); err != nil {
+		return nil, errors.Join(err, t.driver.StreamDestroy(f.stream))
+	}
+	return f, nil
+}
+
+// Write sets a timeline when all is done that the leading stream has now. Values come in
+// the order of the calls. A stream that is captured is refused: see [HandOver].
+func (f *Follower) Write(to *Timeline, value uint64) error {
+	t := f.timelines
+	if err := t.uncaptured(f.leader, to.number, "the write of a value"); err != nil {
+		return err
+	}
+	// A wait is for what the event was recorded behind when the wait was asked for, so
+	// that one event does for all.
+	if err := t.driver.EventRecord(f.event, f.leader); err != nil {
+		return err
+	}
+	if err := t.driver.StreamWaitEvent(f.stream, f.event); err != nil {
+		return err
+	}
+	return t.Write(f.stream, to, value)
+}
+
+// Close gives the follower's stream and event back, once it has written all that it was
+// told to.
+func (f *Follower) Close() error {
+	d := f.timelines.driver
+	return errors.Join(d.StreamSynchronize(f.stream), d.StreamDestroy(f.stream), d.EventDestroy(f.event))
+}

@@ -1,0 +1,141 @@
+package device_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/relay/device"
+)
+
+// The simulator reads its faults when it is loaded, so each case is a process.
+const queueVariable = "PEERLANE_TEST_QUEUE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(queueVariable) != "" {
+		if err := copySix(); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+const queued = 6
+
+// copySix makes six small copies at once, and one more for each that fails; it prints
+// what became of them in the order in which they were told of.
+func copySix() error {
+	runtime.LockOSThread()
+	d, err := cuda.Open()
+	if err != nil {
+		return err
+	}
+	busID, err := d.DevicePCIBusID(0)
+	if err != nil {
+		return err
+	}
+	g, err := device.Open(d, busID)
+	if err != nil {
+		return err
+	}
+	const bytesOf = 1000
+	memory, err := device.Create(d, g.Ordinal, 4*queued*bytesOf, cuda.Access{Device: g.Ordinal, Write: true})
+	if err != nil {
+		return err
+	}
+	if err := g.Use(); err != nil {
+		return err
+	}
+	host, err := d.MemHostAlloc(memory.Bytes)
+	if err != nil {
+		return err
+	}
+	s, err := d.StreamCreate()
+	if err != nil {
+		return err
+	}
+	content := unsafe.Slice((*byte)(host), memory.Bytes)
+	for i := range queued * bytesOf {
+		content[i] = byte(i/bytesOf + 1)
+	}
+	if err := errors.Join(d.MemcpyHtoDAsync(memory.Ptr, host, memory.Bytes, s), d.StreamSynchronize(s)); err != nil {
+		return err
+	}
+	q, err := g.NewQueue()
+	if err != nil {
+		return err
+	}
+	underWay := 0
+	var begin func(from, to int)
+	begin = func(from, to int) {
+		underWay++
+		q.Copy(memory.Ptr+cuda.Ptr(to*bytesOf), memory.Ptr+cuda.Ptr(from*bytesOf), bytesOf, func(err error) {
+			underWay--
+			if err == nil {
+				fmt.Print(to, " ")
+				return
+			}
+			call, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "GPU "+busID+": "), " (")
+			fmt.Print(to, " ", call, " ")
+			if to < 2*queued {
+				begin(from, to+queued)
+			}
+		})
+	}
+	for i := range queued {
+		begin(i, i+queued)
+	}
+	for q.Busy() {
+		q.Poll()
+	}
+	if underWay != 0 {
+		return fmt.Errorf("the queue has nothing to do, and %d copies have not ended", underWay)
+	}
+	if err := errors.Join(d.MemcpyDtoHAsync(host, memory.Ptr, memory.Bytes, s), d.StreamSynchronize(s)); err != nil {
+		return err
+	}
+	for to := queued; to < 3*queued; to++ {
+		want := byte(to%queued + 1)
+		fmt.Print(map[bool]string{true: "=", false: "."}[bytes.Count(content[to*bytesOf:(to+1)*bytesOf], []byte{want}) == bytesOf])
+	}
+	return q.Close()
+}
+
+func TestSmallCopiesGoTogether(t *testing.T) {
+	dir := t.TempDir()
+	if err := sim.Write(dir, []sim.Device{{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:10:00.0"}}); err != nil {
+		t.Fatal(err)
+	}
+	environment, err := sim.Environment(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const single, batch = "cuMemcpyAsync", "cuMemcpyBatchAsync"
+	for _, c := range []struct{ what, fault, want string }{
+		{"each ends, in order", "", "6 7 8 9 10 11 ======......"},
+		{"no copy is issued by itself", single + ":error=1", "6 7 8 9 10 11 ======......"},
+		{"a driver that knows no batches", batch + ":error=801", "6 7 8 9 10 11 ======......"},
+		{"the first batch fails, and what is asked for then does not", batch + ":times=1:error=1",
+			"6 " + batch + " 7 " + batch + " 8 " + batch + " 9 " + batch + " 10 " + batch + " 11 " + batch + " 12 13 14 15 16 17 ......======"},
+		{"no batches, and one copy fails", batch + ":error=801;" + single + ":after=1:times=1:error=1", "7 " + single + " 6 13 8 9 10 11 =.====.=...."},
+	} {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), append(environment, queueVariable+"=1", "PEERLANE_SIM_FAULT="+c.fault)...)
+		cmd.WaitDelay = time.Minute
+		out, err := cmd.CombinedOutput()
+		if got := string(out); err != nil || got != c.want {
+			t.Errorf("%s: %v\n got %q\nwant %q", c.what, err, got, c.want)
+		}
+	}
+}

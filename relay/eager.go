@@ -1,0 +1,296 @@
+package relay
+
+import (
+	"errors"
+	"unsafe"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Short messages to another host do not wait for a grant: each connection has a quota of
+// windows there, into which its sender writes one message each with the announcement. A
+// window is the sender's again when the receiver has delivered what was in it. A message
+// that finds none waits for a grant, as long ones do.
+
+const (
+	// eagerBytes is how much a window holds: what tcp.Peer sends with the messages.
+	eagerBytes = 4 << 10
+	// eagerWindows is how many a connection has.
+	eagerWindows = 8
+	// eagerQuotas is how many connections of a lane have some, in each direction.
+	eagerQuotas = 64
+	quotaBytes  = eagerBytes * eagerWindows
+
+	// eagerRegion is the number of a receiver's windows, beside those of slots and of
+	// clients' memories.
+	eagerRegion = 1 << 29
+	// eagerGrant is set in the number of a window's grant, beside the window's.
+	eagerGrant = 1 << 63
+)
+
+// quotas are one direction's of a lane, in the host's memory. They belong to the loop.
+type quotas struct {
+	memory *region
+	free   []uint64 // where each begins
+}
+
+func newQuotas(g *region) *quotas {
+	q := &quotas{memory: g}
+	for i := range uint64(eagerQuotas) {
+		q.free = append(q.free, i*quotaBytes)
+	}
+	return q
+}
+
+// take gives a connection its quota, where there is one left.
+func (q *quotas) take() (at uint64, ok bool) {
+	if q == nil || len(q.free) == 0 {
+		return 0, false
+	}
+	at = q.free[len(q.free)-1]
+	q.free = q.free[:len(q.free)-1]
+	return at, true
+}
+
+func (q *quotas) giveBack(at uint64) { q.free = append(q.free, at) }
+
+// --- the sender's side ------------------------------------------------------------
+
+// eagerOut is what a sender has of its receiver's windows, and a buffer here for each.
+type eagerOut struct {
+	quotas  *quotas
+	at      uint64 // of the buffers
+	target  transport.Target
+	free    []int
+	windows [eagerWindows]struct{ writing, answered bool } // of those in use
+}
+
+func (e *eagerOut) buffer(window int) device.Place {
+	return e.quotas.memory.memory.At(e.at + uint64(window)*eagerBytes)
+}
+
+// give takes the receiver's quota.
+func (s *sender) give(m *wire.PeerQuota) error {
+	if s.eager != nil || s.transport != launch.TransportTCP || m.Windows != eagerWindows || m.Bytes != eagerBytes || m.Region != eagerRegion {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave a quota of %d windows of %d bytes in region %d", s.peer, m.Windows, m.Bytes, m.Region)
+	}
+	at, ok := s.quotas[0].take()
+	if !ok {
+		return nil // others have all buffers
+	}
+	s.eager = &eagerOut{quotas: s.quotas[0], at: at, target: transport.Target{Region: m.Region, Offset: m.Offset}}
+	for window := range eagerWindows {
+		s.eager.free = append(s.eager.free, window)
+	}
+	return nil
+}
+
+// sendEager sends a short message at once, if there is a window.
+func (s *sender) sendEager(op *operation) bool {
+	e := s.eager
+	if e == nil || op.length == 0 || op.length > eagerBytes || len(e.free) == 0 {
+		return false
+	}
+	window := e.free[len(e.free)-1]
+	e.free = e.free[:len(e.free)-1]
+	w := &e.windows[window]
+	w.writing, w.answered = true, false
+	op.eager, op.window, op.granted = true, window, op.length
+	s.port.Send(&wire.PeerEager{Send: op.send, Tag: op.tag, Length: op.length, Window: uint32(window)}, 0)
+	s.hold(op)
+	if s.inReach(op.memory) {
+		s.writeEager(op, window, op.memory.place(op.offset))
+		return true
+	}
+	buffer := e.buffer(window)
+	s.lane.push.take().Move(buffer, op.memory.place(op.offset), op.length, func(err error) {
+		if err == nil && s.down == nil {
+			s.writeEager(op, window, buffer)
+			return
+		}
+		if err != nil {
+			s.broken(err, "copying a short message")
+		}
+		w.writing = false
+		s.freeEager(window)
+		s.unhold(op)
+	})
+	return true
+}
+
+// writeEager posts the write, whose operation is held.
+func (s *sender) writeEager(op *operation, window int, from device.Place) {
+	to := s.eager.target
+	to.Offset += uint64(window) * eagerBytes
+	r := s.session.relay
+	s.link.Write(to, transport.Source{Place: from}, op.length, eagerGrant|uint64(window), func(err error) {
+		if err != nil {
+			s.broken(err, "sending a short message")
+		} else {
+			r.counters.sent += op.length
+			r.counters.staged += op.length
+			op.moved += op.length
+		}
+		s.eager.windows[window].writing = false
+		s.freeEager(window)
+		s.unhold(op)
+	})
+}
+
+// answered says that the receiver is done with what was in a window.
+func (s *sender) answered(window int) {
+	s.eager.windows[window].answered = true
+	s.freeEager(window)
+}
+
+// freeEager has a window used again once both sides are done with it.
+func (s *sender) freeEager(window int) {
+	if w := &s.eager.windows[window]; w.answered && !w.writing {
+		w.answered = false
+		s.eager.free = append(s.eager.free, window)
+	}
+}
+
+// --- the receiver's side ------------------------------------------------------------
+
+// eagerIn is what a receiver has given its sender.
+type eagerIn struct {
+	quotas  *quotas
+	at      uint64
+	windows [eagerWindows]eagerWindow
+}
+
+// eagerWindow is one message's: its announcement and its bytes come in any order.
+type eagerWindow struct {
+	arrival *arrival // nil until it is announced
+	landed  uint64   // bytes; 0 until they are there
+}
+
+// renewer is what a transport has that can write into windows.
+type renewer interface {
+	// Renew gives a range anew under the number of a grant that it was given by before.
+	Renew(immediate uint64, region uint32, offset, length uint64) error
+}
+
+// offer gives the sender a quota, where the lane has one left.
+func (r *receiver) offer() error {
+	at, ok := r.quotas[1].take()
+	if !ok {
+		return nil
+	}
+	r.eager = &eagerIn{quotas: r.quotas[1], at: at}
+	if err := r.writes.AddMemory(eagerRegion, r.eager.quotas.memory.memory); err != nil {
+		return err
+	}
+	for window := range uint64(eagerWindows) {
+		if err := r.writes.Grant(eagerGrant|window, eagerRegion, at+window*eagerBytes, eagerBytes); err != nil {
+			return err
+		}
+	}
+	r.port.Send(&wire.PeerQuota{Region: eagerRegion, Windows: eagerWindows, Bytes: eagerBytes, Offset: at}, 0)
+	return nil
+}
+
+// announcedEager is a message whose bytes come, or have come, without a grant.
+func (r *receiver) announcedEager(m *wire.PeerEager) error {
+	switch {
+	case r.eager == nil || m.Window >= eagerWindows || m.Length == 0 || m.Length > eagerBytes:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent %d bytes into window %d, which it was not given", r.peer, m.Length, m.Window)
+	case r.eager.windows[m.Window].arrival != nil:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent message %d into window %d, which has another", r.peer, m.Send, m.Window)
+	}
+	w := &r.eager.windows[m.Window]
+	if w.landed > 0 && w.landed != m.Length {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s wrote %d bytes of a message of %d", r.peer, w.landed, m.Length)
+	}
+	a := &arrival{send: m.Send, tag: m.Tag, length: m.Length, eager: w, window: int(m.Window)}
+	return r.announce(a)
+}
+
+// landedEager is a write into a window.
+func (r *receiver) landedEager(window, length uint64) {
+	if r.down != nil {
+		return // and the window is not given again
+	}
+	if r.eager == nil || window >= eagerWindows || r.eager.windows[window].landed > 0 || length == 0 ||
+		r.eager.windows[window].arrival != nil && r.eager.windows[window].arrival.length != length {
+		r.shutdown(wire.Errorf(wire.StatusMalformed, "the relay of %s wrote %d bytes into window %d, which is not what it had announced, or twice", r.peer, length, window))
+		return
+	}
+	w := &r.eager.windows[window]
+	w.landed = length
+	if a := w.arrival; a != nil {
+		r.settleEager(a)
+	}
+}
+
+// settleEager goes on with a message once its bytes are there: into the client's memory,
+// or nowhere where it is refused.
+func (r *receiver) settleEager(a *arrival) {
+	switch {
+	case a.eager.landed == 0:
+	case a.answer != wire.StatusOK:
+		r.answerEager(a, a.answer)
+	case a.op != nil:
+		r.copyEager(a)
+	}
+}
+
+func (r *receiver) copyEager(a *arrival) {
+	op := a.op
+	op.underWay++
+	from := r.eager.quotas.memory.memory.At(r.eager.at + uint64(a.window)*eagerBytes)
+	done := func(err error) {
+		op.underWay--
+		switch {
+		case err != nil:
+			r.session.relay.failed(err)
+			r.shutdown(wire.Errorf(wire.StatusCUDA, "%s: copying a short message failed: %v", r.session.relay.name(), err))
+		default:
+			op.moved += a.length
+			r.session.relay.counters.received += a.length
+			r.session.relay.counters.staged += a.length
+			if r.down == nil {
+				delete(r.matched, a.send)
+				op.finish(wire.StatusOK)
+				r.answerEager(a, wire.StatusOK)
+			}
+		}
+		op.settle()
+		r.settle()
+	}
+	to := op.memory.place(op.offset)
+	if to.Host == nil {
+		r.lane.pull.take().Move(to, from, a.length, done)
+		return
+	}
+	copy(unsafe.Slice((*byte)(to.Host), a.length), unsafe.Slice((*byte)(from.Host), a.length)) // so short that nobody waits for it
+	done(nil)
+}
+
+// answerEager gives the window again, and then says what has become of the message.
+func (r *receiver) answerEager(a *arrival, status wire.Status) {
+	err := errors.New("the transport has no windows")
+	if writes, is := r.writes.(renewer); is {
+		err = writes.Renew(eagerGrant|uint64(a.window), eagerRegion, r.eager.at+uint64(a.window)*eagerBytes, eagerBytes)
+	}
+	if err != nil {
+		r.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", r.session.relay.name(), err))
+		return
+	}
+	*a.eager = eagerWindow{}
+	r.port.Send(&wire.PeerDelivered{Send: a.send, Status: uint32(status)}, 0)
+}
+
+// refuse answers a message that is not received.
+func (r *receiver) refuse(a *arrival, status wire.Status) {
+	if a.eager == nil {
+		r.port.Send(&wire.PeerDelivered{Send: a.send, Status: uint32(status)}, 0)
+		return
+	}
+	a.answer = status
+	r.settleEager(a)
+}

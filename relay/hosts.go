@@ -1,0 +1,513 @@
+package relay
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// hosts is the relay's way to those of other hosts: where it listens, and the sets of
+// connections that there are. Its methods may be called from any goroutine but the
+// loop's, unless they say so.
+type hosts struct {
+	relay    *Relay
+	where    launch.Network
+	local    *network.Local
+	listener net.Listener
+	endpoint address.Endpoint
+	timing   func(*tcp.Config)
+
+	peers     *tcp.Peers
+	gathering tcp.Gathering
+	serving   sync.WaitGroup
+
+	// resting are Peers that had no channel when that was last looked at; of the loop.
+	resting map[*tcp.Peer]bool
+	stopped chan struct{}
+
+	mu       sync.Mutex
+	meetings map[*network.Session]*meeting // whose streams come still
+	names    map[tcp.Key]string
+	ended    bool
+	last     uint64
+}
+
+// meeting is a session of a relay that dials here, until all its connections are there.
+type meeting struct {
+	key    tcp.Key
+	forget func()
+	timer  *time.Timer
+}
+
+// gatherTime is how long the connections of a set have to come. More than so many sets of
+// one host, or in all, do not come at a time.
+const (
+	gatherTime      = 10 * time.Second
+	mostMeetings    = 256
+	mostMeetingsOf  = 64
+	dialTime        = 2 * handshakeTime
+	expecting       = 1 // the byte that says so
+	reportedPeers   = 32
+	unnamedHostname = "an unnamed host"
+)
+
+// hostname is what relays of other hosts, and their errors, call this one.
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil || name == "" {
+		return unnamedHostname
+	}
+	return name
+}
+
+// Secrets takes the cluster key, and the certificates, before the relay goes on the
+// network; afterwards a changed key alone, which holds from the next handshake on.
+func (r *Relay) Secrets(s launch.Secrets) error {
+	err := r.secrets(s)
+	if err != nil {
+		r.loop.Do(func() { r.noKey = err.Error() })
+	}
+	return err
+}
+
+func (r *Relay) secrets(s launch.Secrets) error {
+	if err := s.Check(); err != nil {
+		return err
+	}
+	keys, err := network.ParseKeys(s.ClusterKey.Bytes())
+	if err != nil {
+		return fmt.Errorf("the cluster key: %w", err)
+	}
+	if !s.Certificate.IsZero() {
+		config, err := network.LoadTLS(network.Certificates{Certificate: s.Certificate.Bytes(), Key: s.CertificateKey.Bytes(), Authority: s.Authority.Bytes()})
+		if err != nil {
+			return err // without keys nothing goes in the clear that was to be encrypted
+		}
+		r.loop.Do(func() { r.tls = config })
+	}
+	r.keys.Store(&keys)
+	return nil
+}
+
+// onNetwork goes on the network, once, if the configuration says where and there is a
+// key. It belongs to the loop. The relay serves its host without it, too.
+func (r *Relay) onNetwork() {
+	if r.hosts != nil || r.config.Network == nil || r.dying != nil {
+		return
+	}
+	if r.keys.Load() == nil {
+		r.offNetwork = r.noKey
+		return
+	}
+	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, stopped: make(chan struct{})}
+	var refused []string
+	for _, at := range h.where.Addresses {
+		listener, err := r.wires.listen(at.Address, h.where.Ports)
+		if err != nil {
+			refused = append(refused, err.Error())
+			continue
+		}
+		h.listener = listener
+		port := uint16(listener.Addr().(*net.TCPAddr).Port)
+		h.endpoint = address.Endpoint{Address: at.Address.WithZone(""), Port: port}
+		break
+	}
+	if h.listener == nil {
+		r.offNetwork = strings.Join(refused, "; ")
+		logrus.Errorf("%s is not on the network: %s", r.name(), r.offNetwork)
+		return
+	}
+	r.offNetwork = ""
+	h.local = &network.Local{
+		Host: r.host, Name: hostname() + ", " + r.name(), Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
+		Keys: func() network.Keys { return *r.keys.Load() }, TLS: r.tls,
+		Connect: r.wires.connect,
+	}
+	h.timing = r.timing
+	h.peers = tcp.NewPeers(r.loop, h.peer)
+	server := &network.Server{
+		Local: h.local, Admit: h.admit, Accept: func(s *network.Session) { go h.met(s) },
+		Refused: func(from net.Addr, err error) {
+			r.grumble.warn(logrus.WithField("from", from), err, "a connection from another host was refused")
+		},
+	}
+	h.serving.Go(func() { server.Serve(h.listener) })
+	h.serving.Go(h.rest)
+	r.hosts = h
+	logrus.Infof("listening for relays of other hosts at %v", h.listener.Addr())
+}
+
+// contact is what a handle says of this relay; zeros where it is on no network. It
+// belongs to the loop.
+func (r *Relay) contact(token, generation wire.UUID) (c [network.ContactBytes]byte) {
+	if r.hosts == nil {
+		return c
+	}
+	return r.keys.Load().SealContact(network.Target{Host: r.host, Token: token}, generation, r.hosts.endpoint)
+}
+
+// close ends all connections to other hosts, whether the loop runs or not. Nothing of
+// them touches any memory when it returns.
+func (h *hosts) close() {
+	h.mu.Lock()
+	h.ended = true
+	for session, m := range h.meetings {
+		m.end()
+		delete(h.meetings, session)
+	}
+	h.mu.Unlock()
+	close(h.stopped)
+	h.listener.Close()
+	h.gathering.Close()
+	h.peers.Close()
+	h.peers.Wait()
+	h.serving.Wait()
+}
+
+// peer is how a Peer of a key works.
+func (h *hosts) peer(key tcp.Key) tcp.Config {
+	h.mu.Lock()
+	name := h.names[key]
+	h.mu.Unlock()
+	c := tcp.Config{
+		Name:   name,
+		Accept: h.relay.welcomeChannel,
+		Down: func(err error) {
+			h.mu.Lock()
+			delete(h.names, key)
+			h.mu.Unlock()
+			logrus.WithField("reason", err.Error()).Infof("the connections with %s ended", name)
+		},
+	}
+	if h.timing != nil {
+		h.timing(&c)
+	}
+	return c
+}
+
+// named keeps who the other side of a key is, and by which interface it is reached.
+func (h *hosts) named(key tcp.Key, s *network.Session) {
+	name := s.Peer
+	if by := h.interfaceOf(s.Conn.LocalAddr()); by != "" {
+		name += " by " + by
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.names[key] = name
+}
+
+func (h *hosts) interfaceOf(local net.Addr) string {
+	at, err := netip.ParseAddrPort(local.String())
+	if err != nil {
+		return ""
+	}
+	for _, c := range h.where.Addresses {
+		if c.Address.WithZone("") == at.Addr().WithZone("").Unmap() {
+			return c.Interface
+		}
+	}
+	return at.Addr().String()
+}
+
+// admit says who may go on with his handshake: who asks for a listener that is there, and
+// each stream of a session once.
+func (h *hosts) admit(g network.Greeting) error {
+	if g.Joined != nil {
+		if g.Stream < 1 || g.Stream > launch.MaxNetworkStreams {
+			return wire.Errorf(wire.StatusLimit, "stream %d; a relay has up to %d", g.Stream, launch.MaxNetworkStreams)
+		}
+		return nil
+	}
+	there := false
+	if !h.relay.loop.Call(func() {
+		if _, there = h.relay.listeners[g.Target.Token]; !there {
+			h.relay.counters.badHandles++
+		}
+	}) {
+		return errEnding
+	}
+	if !there {
+		return h.relay.noListener()
+	}
+	return nil
+}
+
+// met takes a connection of another relay that has come to the end of its handshake.
+func (h *hosts) met(s *network.Session) {
+	key, err := h.meet(s)
+	if err == nil && s.Joined == nil {
+		// The first of a set: the others may come.
+		if err = s.Conn.SetWriteDeadline(time.Now().Add(handshakeTime)); err == nil {
+			_, err = s.Conn.Write([]byte{expecting})
+		}
+	}
+	if err != nil {
+		s.Conn.Close()
+		h.relay.grumble.warn(logrus.WithField("from", s.Peer), err, "a relay of another host was refused")
+		return
+	}
+	streams, err := h.gathering.Add(s.Conn, key.Relay)
+	if err != nil {
+		h.relay.grumble.warn(logrus.WithField("from", s.Peer), err, "a relay of another host did not come through")
+		return
+	}
+	if streams == nil {
+		return
+	}
+	first := s
+	if s.Joined != nil {
+		first = s.Joined
+	}
+	h.part(first)
+	h.named(key, first)
+	peer, err := h.peers.Accepted(key, streams)
+	if err == nil {
+		logrus.Infof("%s has connected over tcp", peer.Name())
+	}
+}
+
+// meet finds the set that a connection belongs to.
+func (h *hosts) meet(s *network.Session) (tcp.Key, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ended {
+		return tcp.Key{}, errEnding
+	}
+	if s.Joined != nil {
+		m := h.meetings[s.Joined]
+		if m == nil {
+			return tcp.Key{}, wire.Errorf(wire.StatusLimit, "stream %d comes when its set is complete, or given up", s.Stream)
+		}
+		return m.key, nil
+	}
+	of := 0
+	for other := range h.meetings {
+		if other.Host == s.Host {
+			of++
+		}
+	}
+	if len(h.meetings) >= mostMeetings || of >= mostMeetingsOf {
+		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "%d sets of connections are incomplete, %d of them of this host; at most %d and %d can be", len(h.meetings), of, mostMeetings, mostMeetingsOf)
+	}
+	h.last++
+	// Of its own: what a relay says of itself leads no connection of ours to it.
+	m := &meeting{
+		key:    tcp.Key{Relay: fmt.Sprintf("who came %d", h.last), Local: s.Conn.LocalAddr().String(), Remote: s.Conn.RemoteAddr().String()},
+		forget: h.local.Expect(s),
+	}
+	m.timer = time.AfterFunc(gatherTime, func() { h.part(s) })
+	h.meetings[s] = m
+	return m.key, nil
+}
+
+// part ends what is expected of a session.
+func (h *hosts) part(s *network.Session) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m := h.meetings[s]; m != nil {
+		m.end()
+		delete(h.meetings, s)
+	}
+}
+
+func (m *meeting) end() {
+	m.timer.Stop()
+	m.forget()
+}
+
+// reach gives the connections to the relay that a handle leads to: those that there are,
+// or others.
+func (h *hosts) reach(ctx context.Context, handle wire.HandleLayout) (*tcp.Peer, error) {
+	target := network.Target{Host: handle.Host, Token: handle.Token}
+	at, err := h.local.Keys().OpenContact(target, handle.Generation, handle.Contact)
+	if err != nil {
+		return nil, wire.Errorf(wire.StatusUnreachable, "%v", err)
+	}
+	key := tcp.Key{Relay: handle.Host.String() + "/" + handle.Generation.String(), Remote: netip.AddrPortFrom(at.Address, at.Port).String()}
+	for {
+		mine := false
+		peer, err := h.peers.Reach(ctx, key, func(ctx context.Context) (*tcp.Streams, error) {
+			mine = true
+			return h.dial(ctx, key, target, at)
+		})
+		if err == nil {
+			return peer, nil
+		}
+		// Who dialed may have had the handle of a listener that is gone; this one has another.
+		if mine || ctx.Err() != nil || wire.StatusOf(err) != wire.StatusBadHandle {
+			return nil, h.unreached(err)
+		}
+	}
+}
+
+func (h *hosts) unreached(err error) error {
+	if wire.StatusOf(err) != wire.StatusInternal {
+		return err
+	}
+	return wire.Errorf(wire.StatusUnreachable, "the relay of the other host cannot be reached from %v: %w", h.endpoint.Address, err)
+}
+
+// dial makes a set of connections.
+func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint) (*tcp.Streams, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	until, _ := ctx.Deadline()
+	addresses := at.Dials(h.where.Addresses)
+	var first *network.Session
+	stream := uint32(0)
+	streams, err := tcp.Dial(ctx, until, func(ctx context.Context) (net.Conn, error) {
+		if first == nil {
+			s, err := h.local.Dial(ctx, target, addresses)
+			if err != nil {
+				return nil, err
+			}
+			if err := expected(s.Conn, until); err != nil {
+				s.Conn.Close()
+				return nil, err
+			}
+			first = s
+			return s.Conn, nil
+		}
+		stream++
+		remote, err := netip.ParseAddrPort(first.Conn.RemoteAddr().String())
+		if err != nil {
+			return nil, err
+		}
+		s, err := h.local.DialStream(ctx, first, stream, []netip.AddrPort{remote})
+		if err != nil {
+			return nil, err
+		}
+		return s.Conn, nil
+	}, h.where.Streams, 0)
+	if err != nil {
+		return nil, err
+	}
+	h.named(key, first)
+	logrus.Infof("connected to %s over tcp, %d streams for data: it is on another host, or relay.transport says so", first.Peer, h.where.Streams)
+	return streams, nil
+}
+
+// expected waits for the other side's word that the streams may come.
+func expected(c net.Conn, until time.Time) error {
+	word := make([]byte, 1)
+	err := c.SetReadDeadline(until)
+	if err == nil {
+		_, err = c.Read(word)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("the relay at %v took no connection: %w", c.RemoteAddr(), err)
+	case word[0] != expecting:
+		return wire.Errorf(wire.StatusMalformed, "the relay at %v says %d where %d was to come", c.RemoteAddr(), word[0], expecting)
+	}
+	return nil
+}
+
+// restTime is how long connections that this relay made, and that no client uses, are
+// kept for the next one: as long, or twice.
+const restTime = 30 * time.Second
+
+// rest closes them after that.
+func (h *hosts) rest() {
+	every := time.NewTicker(restTime)
+	defer every.Stop()
+	for {
+		select {
+		case <-h.stopped:
+			return
+		case <-every.C:
+			h.relay.loop.Do(h.closeIdle)
+		}
+	}
+}
+
+// closeIdle closes what was without a channel at the last look, too. It belongs to the
+// loop, as Open does: nobody opens a channel meanwhile.
+func (h *hosts) closeIdle() {
+	before := h.resting
+	h.resting = map[*tcp.Peer]bool{}
+	h.peers.Each(func(p *tcp.Peer) {
+		switch {
+		case !p.Dialed() || p.Channels() > 0: // the other side closes what it has made
+		case before[p]:
+			p.Close()
+		default:
+			h.resting[p] = true
+		}
+	})
+}
+
+// networkReport is what the administrator is told. It belongs to the loop.
+func (r *Relay) networkReport() *launch.NetworkReport {
+	h := r.hosts
+	if h == nil {
+		if why := r.noNetwork(); r.config.Network != nil || r.config.Transport == launch.TransportTCP {
+			return &launch.NetworkReport{Error: why}
+		}
+		return nil
+	}
+	n := &launch.NetworkReport{Listening: h.listener.Addr().String()}
+	h.peers.Each(func(p *tcp.Peer) {
+		f := p.Figures()
+		n.Peers = append(n.Peers, launch.NetworkPeer{
+			Name: p.Name(), Dialed: p.Dialed(), Channels: p.Channels(),
+			Messages: f.Messages, Batches: f.Batches, Writes: f.Writes, Eager: f.Eager,
+		})
+	})
+	slices.SortFunc(n.Peers, func(a, b launch.NetworkPeer) int { return strings.Compare(a.Name, b.Name) })
+	n.Peers = n.Peers[:min(len(n.Peers), reportedPeers)]
+	return n
+}
+
+// noNetwork says why the relay is on no network. It belongs to the loop.
+func (r *Relay) noNetwork() string {
+	switch {
+	case r.offNetwork != "":
+		return r.offNetwork
+	case r.config.NoNetwork != "":
+		return r.config.NoNetwork
+	}
+	return "it has no cluster key; peerlane key generate makes one"
+}
+
+// networkState is what a relay has of the network. All but keys is of the loop.
+type networkState struct {
+	hosts      *hosts // nil while it is on none
+	offNetwork string // and why that could not be had
+	noKey      string // the same of the key
+	keys       atomic.Pointer[network.Keys]
+	tls        *tls.Config
+	welcoming  int // channels whose hello is being answered
+	// Of tests: what a Peer is made with, and what it is connected by.
+	timing func(*tcp.Config)
+	wires  wires
+}
+
+// wires stand for TCP where they are not zero.
+type wires struct {
+	accept  func(netip.Addr, address.Ports) (net.Listener, error)
+	connect func(context.Context, netip.AddrPort) (net.Conn, error)
+}
+
+func (w wires) listen(at netip.Addr, ports address.Ports) (net.Listener, error) {
+	if w.accept != nil {
+		return w.accept(at, ports)
+	}
+	return address.Listen(context.Background(), at, ports)
+}

@@ -1,0 +1,91 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/peerlane/peerlane/relay/network/address"
+)
+
+// Network is where a relay meets those of other hosts. It goes on the network when it has
+// the cluster key (Secrets) as well.
+type Network struct {
+	// Addresses are those of this host that it uses, the best first: it listens at the
+	// first that it can.
+	Addresses []address.Chosen `json:"addresses"`
+	Ports     address.Ports    `json:"ports"`
+	// Streams are the TCP connections for data to each other relay, beside one for control.
+	Streams int `json:"streams"`
+	// Slots of SlotBytes each, in each direction, in the host's memory, are what a lane
+	// has for other hosts; Memory bounds those of all lanes, with what they bounce through,
+	// bytes.
+	Slots     int    `json:"slots"`
+	SlotBytes uint64 `json:"slotBytes"`
+	Memory    uint64 `json:"memory"`
+}
+
+// Bounds of a Network.
+const (
+	MaxNetworkStreams = 64
+	maxAddresses      = 256
+)
+
+func (n *Network) check() error {
+	switch {
+	case n == nil:
+	case len(n.Addresses) == 0 || len(n.Addresses) > maxAddresses:
+		return fmt.Errorf("relay configuration: %d addresses for the network; 1 to %d are possible", len(n.Addresses), maxAddresses)
+	case n.Ports.First == 0 || n.Ports.Last < n.Ports.First:
+		return fmt.Errorf("relay configuration: no range of ports: %v", n.Ports)
+	case n.Streams < 1 || n.Streams > MaxNetworkStreams:
+		return fmt.Errorf("relay configuration: %d streams; 1 to %d are possible", n.Streams, MaxNetworkStreams)
+	case n.Slots < 2 || n.Slots > 1024 || n.SlotBytes < 64<<10 || n.SlotBytes > 1<<30 || n.SlotBytes%(64<<10) != 0:
+		return fmt.Errorf("relay configuration: %d slots of %d bytes for the network", n.Slots, n.SlotBytes)
+	}
+	return nil
+}
+
+// NetworkReport is what became of it.
+type NetworkReport struct {
+	// Listening is the address that handles carry; empty where there is none, and Error
+	// says why.
+	Listening string `json:"listening,omitempty"`
+	Error     string `json:"error,omitempty"`
+	// Peers are the relays that connections go to and come from now.
+	Peers []NetworkPeer `json:"peers,omitempty"`
+}
+
+// NetworkPeer is another relay, and the set of TCP connections to it.
+type NetworkPeer struct {
+	// Name says who it is, on which host, by which addresses and interface.
+	Name string `json:"name"`
+	// Dialed says that this relay made the connections: it sends there.
+	Dialed bool `json:"dialed"`
+	// Channels are the connections of clients that share these.
+	Channels int `json:"channels"`
+	// Messages are those that were sent to it, and Batches the writes that they went out
+	// in; Writes those of slots, of which Eager went with the messages.
+	Messages uint64 `json:"messages"`
+	Batches  uint64 `json:"batches"`
+	Writes   uint64 `json:"writes"`
+	Eager    uint64 `json:"eager"`
+}
+
+// MaxSecret bounds each of Secrets, bytes, so that all have room in a datagram.
+const MaxSecret = 10 << 10
+
+// Check says what of the secrets cannot be sent.
+func (s Secrets) Check() error {
+	for _, one := range []struct {
+		what   string
+		secret Secret
+	}{{"the cluster key", s.ClusterKey}, {"the certificate", s.Certificate}, {"its key", s.CertificateKey}, {"the authority", s.Authority}} {
+		if n := len(one.secret.Bytes()); n > MaxSecret {
+			return fmt.Errorf("%s has %d bytes; at most %d are possible", one.what, n, MaxSecret)
+		}
+	}
+	if has := [3]bool{!s.Certificate.IsZero(), !s.CertificateKey.IsZero(), !s.Authority.IsZero()}; has != [3]bool{} && has != [3]bool{true, true, true} {
+		return errors.New("of certificate, its key and the authority all are needed, or none")
+	}
+	return nil
+}

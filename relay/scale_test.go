@@ -1,0 +1,293 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// cables connect the relays of one process, by addresses as TCP would, through pipes in
+// memory.
+type cables struct {
+	mu        sync.Mutex
+	last      uint16
+	listening map[netip.AddrPort]*cableListener
+}
+
+type cableListener struct {
+	cables *cables
+	at     netip.AddrPort
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *cableListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *cableListener) Close() error {
+	l.once.Do(func() {
+		l.cables.mu.Lock()
+		delete(l.cables.listening, l.at)
+		l.cables.mu.Unlock()
+		close(l.closed)
+	})
+	return nil
+}
+
+func (l *cableListener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.at) }
+
+// cable is one end of a pipe.
+type cable struct {
+	net.Conn
+	local, remote netip.AddrPort
+}
+
+func (c cable) LocalAddr() net.Addr  { return net.TCPAddrFromAddrPort(c.local) }
+func (c cable) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.remote) }
+
+// of are the cables of one host.
+func (n *cables) of(host netip.Addr) wires {
+	return wires{
+		accept: func(at netip.Addr, _ address.Ports) (net.Listener, error) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			l := &cableListener{cables: n, at: netip.AddrPortFrom(at, 20000), conns: make(chan net.Conn), closed: make(chan struct{})}
+			n.listening[l.at] = l
+			return l, nil
+		},
+		connect: func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+			n.mu.Lock()
+			l := n.listening[to]
+			n.last++
+			from := netip.AddrPortFrom(host, n.last)
+			n.mu.Unlock()
+			if l == nil {
+				return nil, errors.New("connection refused")
+			}
+			ours, theirs := net.Pipe()
+			select {
+			case l.conns <- cable{theirs, to, from}:
+				return cable{ours, from, to}, nil
+			case <-l.closed:
+				return nil, errors.New("connection refused")
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		},
+	}
+}
+
+// fleet is relays of as many hosts, without clients: each takes messages on channels.
+type fleet struct {
+	relays  []*Relay
+	handles []wire.HandleLayout
+	ran     sync.WaitGroup
+	heard   chan struct{} // a value for each message that has come
+}
+
+func newFleet(tb testing.TB, hosts, streams int) *fleet {
+	tb.Helper()
+	logrus.SetLevel(logrus.ErrorLevel)
+	dir, err := os.MkdirTemp("", "pl")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	f := &fleet{heard: make(chan struct{}, 1<<16)}
+	n := &cables{listening: map[netip.AddrPort]*cableListener{}}
+	key := launch.Secrets{ClusterKey: launch.NewSecret(network.Keys{Current: network.NewKey(time.Now())}.Text())}
+	tb.Cleanup(func() {
+		for _, r := range f.relays {
+			r.Stop("the test is over")
+		}
+		f.ran.Wait()
+		if err := os.RemoveAll(dir); err != nil {
+			tb.Error(err)
+		}
+	})
+	for i := range hosts {
+		at := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		sockets := make([]*net.UnixListener, 2)
+		for j := range sockets {
+			if sockets[j], err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, fmt.Sprint(i, "-", j)), Net: "unixpacket"}); err != nil {
+				tb.Fatal(err)
+			}
+		}
+		r, err := New(sockets[0], sockets[1], -1)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		copy(r.host[:], fmt.Sprintf("host%012d", i))
+		r.wires = n.of(at)
+		r.timing = func(c *tcp.Config) {
+			c.Accept = func(ch *tcp.Channel, _ wire.Message, _ uint32) {
+				ch.Handle(func(wire.Message, uint32, []int) { f.heard <- struct{}{} }, func(error) {})
+			}
+		}
+		if err := r.Secrets(key); err != nil {
+			tb.Fatal(err)
+		}
+		generation := wire.UUID{byte(i), byte(i >> 8), byte(i >> 16), 1}
+		if err := r.Configure(launch.Config{
+			Generation: generation.String(), Container: fmt.Sprint(i), Route: launch.RouteAuto, Transport: launch.TransportTCP, Slots: 2, SlotBytes: 64 << 10,
+			Lanes: []launch.Lane{{GPU: launch.GPU{BusID: "0000:17:00.0"}}},
+			Network: &launch.Network{
+				Addresses: []address.Chosen{{Interface: "eth0", Address: at}}, Ports: address.Ports{First: 20000, Last: 20999},
+				Streams: streams, Slots: 2, SlotBytes: 64 << 10,
+			},
+		}); err != nil {
+			tb.Fatal(err)
+		}
+		f.ran.Go(func() {
+			if err := r.Run(); err != nil {
+				tb.Error(err)
+			}
+		})
+		token := wire.UUID{byte(i), byte(i >> 8), byte(i >> 16), 2}
+		handle := wire.HandleLayout{Magic: handleMagic, Token: token, Generation: generation, Host: r.host}
+		if !r.loop.Call(func() {
+			r.listeners[token] = &listener{}
+			handle.Contact = r.contact(token, generation)
+		}) || r.hosts == nil {
+			tb.Fatal("a relay is not on the network")
+		}
+		f.relays, f.handles = append(f.relays, r), append(f.handles, handle)
+	}
+	return f
+}
+
+// connect opens a channel from each relay to the ones after it, so many at a time.
+func (f *fleet) connect(tb testing.TB, each, atOnce int) [][]*tcp.Channel {
+	tb.Helper()
+	channels := make([][]*tcp.Channel, len(f.relays))
+	var wait sync.WaitGroup
+	turns := make(chan struct{}, atOnce)
+	for i, r := range f.relays {
+		channels[i] = make([]*tcp.Channel, each)
+		for j := range each {
+			turns <- struct{}{}
+			wait.Go(func() {
+				defer func() { <-turns }()
+				ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+				defer cancel()
+				peer, err := r.hosts.reach(ctx, f.handles[(i+j+1)%len(f.relays)])
+				if err == nil {
+					r.loop.Call(func() {
+						channels[i][j], err = peer.Open(&wire.Done{}, 0, func(wire.Message, uint32, []int) {}, func(error) {})
+					})
+				}
+				if err != nil {
+					tb.Errorf("relay %d: %v", i, err)
+				}
+			})
+		}
+	}
+	wait.Wait()
+	if tb.Failed() {
+		tb.FailNow()
+	}
+	return channels
+}
+
+// round sends so many messages on each channel and waits until they are there.
+func (f *fleet) round(channels [][]*tcp.Channel, messages int) {
+	all := 0
+	for i, r := range f.relays {
+		all += len(channels[i]) * messages
+		r.loop.Do(func() {
+			for _, ch := range channels[i] {
+				for range messages {
+					ch.Send(&wire.PeerDelivered{Send: 1}, 0)
+				}
+			}
+		})
+	}
+	for range all {
+		<-f.heard
+	}
+}
+
+// Relays of several hosts in one process find each other and talk, each with its neighbours.
+func TestAFleetOfRelays(t *testing.T) {
+	f := newFleet(t, 5, 1)
+	f.round(f.connect(t, 3, 8), 10)
+	for i, r := range f.relays {
+		peers := 0
+		r.hosts.peers.Each(func(*tcp.Peer) { peers++ })
+		if peers != 6 { // 3 to others, and 3 from others
+			t.Errorf("relay %d has %d sets of connections", i, peers)
+		}
+	}
+}
+
+// BenchmarkHosts bootstraps relays of as many hosts in one process, each connected to so
+// many others as rings, trees or all of them need, and has all of them talk at once.
+// docs/scale.md has its figures.
+func BenchmarkHosts(b *testing.B) {
+	for _, size := range []struct{ hosts, each int }{{8, 7}, {100, 8}, {1000, 2}, {1000, 8}} {
+		for _, streams := range []int{1, 4} {
+			b.Run(fmt.Sprintf("%d hosts/%d each/%d streams", size.hosts, size.each, streams), func(b *testing.B) {
+				if size.hosts*size.each*streams > 20000 && os.Getenv("PEERLANE_SCALE") == "" {
+					b.Skip("takes gigabytes; PEERLANE_SCALE=1 runs it")
+				}
+				f := newFleet(b, size.hosts, streams)
+				before := used()
+				began := time.Now()
+				channels := f.connect(b, size.each, 64)
+				took := time.Since(began)
+				after := used()
+				sets := float64(size.hosts * size.each)
+				const messages = 100
+				rounds := 0
+				began = time.Now()
+				for b.Loop() {
+					f.round(channels, messages)
+					rounds++
+				}
+				spent := time.Since(began).Seconds()
+				b.ReportMetric(took.Seconds(), "s-bootstrap")
+				b.ReportMetric(float64(took.Microseconds())/sets, "us/set")
+				// Both ends of each set are in this process.
+				b.ReportMetric((after.memory-before.memory)/sets/2, "B/end")
+				b.ReportMetric(float64(after.goroutines-before.goroutines)/sets/2, "goroutines/end")
+				b.ReportMetric(float64(rounds*messages)*sets/spent, "messages/s")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+type usage struct {
+	memory     float64 // of the heap and of stacks, bytes
+	goroutines int
+}
+
+func used() usage {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return usage{float64(m.HeapInuse + m.StackInuse), runtime.NumGoroutine()}
+}

@@ -1,0 +1,143 @@
+package nvml
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Health is what NVML tells of driver and GPUs that a plan needs none of, and that
+// explains why one does not work.
+type Health struct {
+	// Driver is the version of the user-space driver (nvmlSystemGetDriverVersion).
+	Driver string
+	// CUDA is the newest that it can do, 1000 × major + 10 × minor
+	// (nvmlSystemGetCudaDriverVersion_v2); 0 where unknown.
+	CUDA int
+	GPUs []GPUHealth
+	// Failures are the calls about the driver that gave no answer.
+	Failures []string
+}
+
+// GPUHealth is that of one GPU. Sizes are bytes, 0 where unknown.
+type GPUHealth struct {
+	Index int
+	// BusID is a PCI address as topo.ParseBusID writes it.
+	BusID string
+	// BAR1 is the window through which other devices see its memory
+	// (nvmlDeviceGetBAR1MemoryInfo).
+	BAR1, BAR1Free uint64
+	// Memory is its own (nvmlDeviceGetMemoryInfo).
+	Memory, MemoryFree uint64
+	// Persistence is nvmlDeviceGetPersistenceMode's; nil where unknown.
+	Persistence *bool
+	// NoP2P has the GPUs whose memory it cannot read or write, by their PCI
+	// addresses, and the driver's reason (nvmlDeviceGetP2PStatus).
+	NoP2P map[string]string
+	// Failures are the calls that gave no answer.
+	Failures []string
+}
+
+// Health asks for it. Where the library is absent the error is ErrNoLibrary.
+func (l *Library) Health() (h Health, err error) {
+	err = l.while(func(count int) {
+		version, result := l.nvml.SystemGetDriverVersion()
+		if result == nvml.SUCCESS {
+			h.Driver = version
+		} else {
+			h.Failures = append(h.Failures, l.failed("nvmlSystemGetDriverVersion", result).Error())
+		}
+		cuda, result := l.nvml.SystemGetCudaDriverVersion_v2()
+		if result == nvml.SUCCESS {
+			h.CUDA = cuda
+		} else {
+			h.Failures = append(h.Failures, l.failed("nvmlSystemGetCudaDriverVersion", result).Error())
+		}
+		asked := make([]asking, count)
+		for i := range asked {
+			asked[i] = asking{library: l, gpu: topo.NVMLGPU{Index: i}}
+			asked[i].place()
+		}
+		for i := range asked {
+			h.GPUs = append(h.GPUs, asked[i].health(asked))
+		}
+	})
+	return h, err
+}
+
+// place learns the address alone.
+func (a *asking) place() {
+	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
+	if !a.told("nvmlDeviceGetHandleByIndex", result) {
+		return
+	}
+	a.device = device
+	if pci, result := device.GetPciInfo(); a.told("nvmlDeviceGetPciInfo", result) {
+		busID, err := topo.ParseBusID(text(pci.BusId[:]))
+		if err != nil {
+			a.gpu.Failures = append(a.gpu.Failures, fmt.Sprintf("nvmlDeviceGetPciInfo: %v", err))
+		}
+		a.gpu.BusID = busID
+	}
+}
+
+func (a *asking) health(all []asking) GPUHealth {
+	h := GPUHealth{Index: a.gpu.Index, BusID: a.gpu.BusID, NoP2P: map[string]string{}}
+	if a.device != nil && !a.gpu.Lost {
+		if bar, result := a.device.GetBAR1MemoryInfo(); a.told("nvmlDeviceGetBAR1MemoryInfo", result) {
+			h.BAR1, h.BAR1Free = bar.Bar1Total, bar.Bar1Free
+		}
+		if memory, result := a.device.GetMemoryInfo(); a.told("nvmlDeviceGetMemoryInfo", result) {
+			h.Memory, h.MemoryFree = memory.Total, memory.Free
+		}
+		if mode, result := a.device.GetPersistenceMode(); a.told("nvmlDeviceGetPersistenceMode", result) {
+			on := mode == nvml.FEATURE_ENABLED
+			h.Persistence = &on
+		}
+		a.refused(all, h.NoP2P)
+	}
+	h.Failures = a.gpu.Failures
+	return h
+}
+
+// refused adds the GPUs that it has no peer-to-peer access to.
+func (a *asking) refused(all []asking, why map[string]string) {
+	for i := range all {
+		peer := &all[i]
+		if peer.gpu.Index == a.gpu.Index || peer.device == nil || peer.gpu.BusID == "" || !a.has("nvmlDeviceGetP2PStatus") {
+			continue
+		}
+		for _, way := range []struct {
+			index nvml.GpuP2PCapsIndex
+			verb  string
+		}{{nvml.P2P_CAPS_INDEX_READ, "read"}, {nvml.P2P_CAPS_INDEX_WRITE, "write"}} {
+			status, result := a.device.GetP2PStatus(peer.device, way.index)
+			lost := a.gpu.Lost // which of the two it is, this call does not say
+			told := a.told(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
+			a.gpu.Lost = lost
+			if told && status != nvml.P2P_STATUS_OK {
+				why[peer.gpu.BusID] = strings.TrimSpace(way.verb + ": " + p2pWords(status))
+			}
+		}
+	}
+}
+
+// p2pWords is nvml.h's meaning of nvmlGpuP2PStatus_t.
+func p2pWords(s nvml.GpuP2PStatus) string {
+	switch s {
+	case nvml.P2P_STATUS_CHIPSET_NOT_SUPPORTED:
+		return "the chipset does not support it"
+	case nvml.P2P_STATUS_GPU_NOT_SUPPORTED:
+		return "the GPU does not support it"
+	case nvml.P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED:
+		return "the topology does not support it"
+	case nvml.P2P_STATUS_DISABLED_BY_REGKEY:
+		return "it is disabled by a registry key of the driver"
+	case nvml.P2P_STATUS_NOT_SUPPORTED:
+		return "it is not supported"
+	}
+	return fmt.Sprintf("status %d", s)
+}
