@@ -404,6 +404,40 @@ func TestLinksModesAndOthers(t *testing.T) {
 	}
 }
 
+// Who configures again what somebody else has changed in between takes that for
+// nobody's original.
+func TestWhatOthersChangedBetweenStays(t *testing.T) {
+	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
+	path := filepath.Join(root, daemonJSON)
+	configure := func(w Wanted) {
+		t.Helper()
+		change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, Docker, w)
+		if err == nil {
+			err = change.Apply()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	configure(Wanted{})
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, path, strings.Replace(string(text), "{", "{\n  \"debug\": true,", 1))
+	configure(Wanted{SpecDirs: []string{"/opt/cdi"}})
+	back, err := Remove(store, Docker)
+	if err == nil {
+		err = back.Apply()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "{\n  \"debug\": true\n}\n" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
 // The first original is kept, however often it is configured.
 func TestTheOriginalIsKept(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")

@@ -37,7 +37,6 @@ func allCommands(t *testing.T) (all []*cobra.Command) {
 // prints are those whose output is no table, and so no JSON either.
 var prints = map[string]string{
 	"peerlane cdi generate": "specifications, which are JSON",
-	"peerlane cdi refresh":  "nothing",
 	"peerlane exporter":     "metrics, in Prometheus' form",
 	"peerlane topo capture": "a tar file",
 }

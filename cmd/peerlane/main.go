@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/sirupsen/logrus"
@@ -165,7 +166,29 @@ Exit status:
 		manual.NewCommand(),
 	)
 	group(root)
+	arrange(root)
 	return root
+}
+
+// arrange has the help list commands by what they are for. What is in none of the
+// lists is shown below them.
+func arrange(root *cobra.Command) {
+	for _, part := range []struct {
+		title string
+		names []string
+	}{
+		{"See what a host is, and what could be:", []string{"topo", "plan", "doctor"}},
+		{"Make lanes, and give them to containers:", []string{"cdi", "runtime", "key"}},
+		{"Look after what runs:", []string{"relay", "exporter", "self-test"}},
+		{"Try and measure:", []string{"demo", "bench"}},
+	} {
+		root.AddGroup(&cobra.Group{ID: part.title, Title: part.title})
+		for _, cmd := range root.Commands() {
+			if slices.Contains(part.names, cmd.Name()) {
+				cmd.GroupID = part.title
+			}
+		}
+	}
 }
 
 // start acts on the flags that all commands have.

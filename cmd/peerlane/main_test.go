@@ -166,7 +166,7 @@ func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
 
 func TestGroupsPrintTheirHelp(t *testing.T) {
 	for _, args := range [][]string{{}, {"cdi"}, {"relay"}, {"key"}, {"runtime"}} {
-		if out := peerlane(t, args...); !strings.Contains(out, "Available Commands:") {
+		if out := peerlane(t, args...); !strings.Contains(out, "Commands:\n") {
 			t.Errorf("peerlane %v printed %q", args, out)
 		}
 	}

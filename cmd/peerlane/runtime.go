@@ -107,7 +107,7 @@ version does not know it).`,
   peerlane runtime status --runtime containerd -o json`,
 		Args: noArgs,
 	}
-	f.addName(cmd, "show this engine alone")
+	f.addName(cmd, "show this `ENGINE` alone")
 	f.addFile(cmd)
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
@@ -246,7 +246,7 @@ The engine is not restarted: the last line says whether it has to be, and how.`,
   peerlane runtime configure --runtime crio --hooks-dir /etc/containers/oci/hooks.d`,
 		Args: noArgs,
 	}
-	f.addName(cmd, "the engine")
+	f.addName(cmd, "the `ENGINE`")
 	f.addFile(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&dry, "dry-run", false, "print what would change as a unified diff, and change nothing")
@@ -316,7 +316,7 @@ The engine is not restarted.`,
   peerlane runtime remove --runtime docker`,
 		Args: noArgs,
 	}
-	f.addName(cmd, "the engine")
+	f.addName(cmd, "the `ENGINE`")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would change as a unified diff, and change nothing")
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
