@@ -122,8 +122,6 @@ func checkState(_ context.Context, h *Host) []Finding {
 		switch {
 		case p.State == "":
 			return []Finding{unknown(on, "the kernel tells no state").touching(h.touches(n))}
-		case !p.Active() && n.Active():
-			return []Finding{warning(on, "it is %s; another port of the NIC is ACTIVE", p.State).touching(h.touches(n))}
 		case !p.Active():
 			return []Finding{h.amongOthers()(on, "it is %s", p.State).touching(h.touches(n))}
 		}
