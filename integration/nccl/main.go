@@ -112,6 +112,9 @@ func run(ctx context.Context, o options) (err error) {
 		if len(o.phases) > 0 && !slices.Contains(o.phases, p.Name) {
 			continue
 		}
+		if p.By == byNVLink && h.ranks > len(h.Topology.GPUs) {
+			continue // within a node NCCL refuses two ranks on one GPU
+		}
 		// What is left must do for an answer, and for clearing up.
 		left := o.budget - time.Since(begun)
 		if ctx.Err() != nil || left < 15*time.Second {

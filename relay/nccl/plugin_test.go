@@ -167,7 +167,7 @@ func TestEachCommunicatorHas32Requests(t *testing.T) {
 // More receives at once than a session has places: 64 communicators in each direction.
 func TestManyCommunicatorsWithAllTheirReceives(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
-	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 11, seed: seed(t), links: 128, groups: 17, bytes: 64, depth: 16}
+	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 11, seed: seed(t), links: 64, groups: 34, bytes: 64, depth: 32}
 	r.must(t, h.lane(0), h.lane(1))
 }
 

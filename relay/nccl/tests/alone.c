@@ -73,6 +73,31 @@ static void connect_myself(void **sends, void **receives)
 	ALL(close_listen(listener));
 }
 
+/* count begins as much as there is room for: groups of eight receives, and sends that
+ * nobody receives. All end with their communicators. */
+static void count(void *sends, void *receives, void *data, void *of_sends, void *of_receives)
+{
+	void *all[NCCL_MAX_RECEIVES], *memories[NCCL_MAX_RECEIVES], *request;
+	size_t sizes[NCCL_MAX_RECEIVES];
+	int tags[NCCL_MAX_RECEIVES], groups = 0, sent = 0;
+
+	for (int i = 0; i < NCCL_MAX_RECEIVES; i++)
+		all[i] = data, memories[i] = of_receives, sizes[i] = 8, tags[i] = 1000 + i;
+	do {
+		request = NULL;
+		if (net_receive(receives, NCCL_MAX_RECEIVES, all, sizes, tags, memories, &request))
+			break;
+		groups += request != NULL;
+	} while (request);
+	do {
+		request = NULL;
+		if (net_send(sends, data, 8, 2000, of_sends, &request))
+			break;
+		sent += request != NULL;
+	} while (request);
+	printf("at once: %d groups, %d sends\n", groups, sent);
+}
+
 static void registers(const char *uuid)
 {
 	peerlane_gpu wanted = {{0}};
@@ -114,6 +139,9 @@ static void registers(const char *uuid)
 	printf("a group of nine: %d\n", net_receive(receives, 9, nine, sizes, tags, nine, &request));
 	printf("too much host memory: %d\n", ALL(register_memory(sends, sizes, (size_t)1 << 50, NCCL_POINTER_HOST, &other)));
 	printf("a send after it: %d\n", net_send(sends, (void *)(uintptr_t)m.address, 8, 1, vmm, &request));
+	ALL(register_memory(receives, (void *)(uintptr_t)m.address, 4096, NCCL_POINTER_CUDA, &other));
+	count(sends, receives, (void *)(uintptr_t)m.address, vmm, other);
+	ALL(deregister(receives, other));
 	ALL(deregister(sends, vmm));
 	ALL(close_send(sends));
 	ALL(close_receive(receives));
