@@ -138,7 +138,8 @@ bin/vm-run:
 	@$(GO) build -o $@ ./integration/vm/run
 
 .PHONY: test-vm
-test-vm: vm-needs build bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
+# With the packages, which one of its places installs.
+test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
 	@$(GO) build -o bin/test-report ./integration/report
 	@# Its status 1 says that tests failed, which is in their events.
 	@{ bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) || test $$? = 1; } \
@@ -257,10 +258,12 @@ bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--
 bin/gpu-transfers:
 	@$(build) -ldflags '-s -w' -o $@ ./integration/gpus/transfers
 
-# What integration/nccl/run runs on machines with GPUs and PyTorch.
+# What integration/nccl/run runs on machines with GPUs and PyTorch; with plugins that show
+# one version of NCCL's interface alone, which it tries if they are there.
 .PHONY: bin/gpu-nccl
 bin/gpu-nccl:
 	@$(build) -ldflags '-s -w' -o $@ ./integration/nccl
+	@$(GO) run ./relay/nccl/build bin 8 9 10 11
 
 .PHONY: microbench
 microbench: build ## run Go's benchmarks; docs/benchmarks.md says which figures come from where

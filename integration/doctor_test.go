@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -146,6 +147,15 @@ func TestExporterTellsWhatRelaysMove(t *testing.T) {
 		return value(last, "peerlane_lane_bytes_total", lane(a, 0, "sent")...) > before &&
 			value(last, "peerlane_lane_bytes_total", lane(z, 1, "received")...) > 0
 	})
+	// The log's lines say whose they are, the relay's as the supervisor's.
+	i := b.inspection(a)
+	for _, line := range []string{"staging is ready", " is ready\""} {
+		if !slices.ContainsFunc(i.LogTail, func(l string) bool {
+			return strings.Contains(l, line) && strings.Contains(l, "generation="+i.ID) && strings.Contains(l, "container="+a.id)
+		}) {
+			t.Errorf("no line on %q with generation and container in\n%s", line, strings.Join(i.LogTail, "\n"))
+		}
+	}
 	operations := value(last, "peerlane_lane_operations_total", lane(a, 0, "sent")...)
 	if timed := value(last, "peerlane_lane_operation_duration_seconds_count", lane(a, 0, "sent")...); operations <= 0 || timed <= 0 || timed > operations {
 		t.Errorf("%g operations, of which %g were timed", operations, timed)

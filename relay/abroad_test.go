@@ -108,18 +108,28 @@ func TestHostMemoryGoesToAnotherHostInPlace(t *testing.T) {
 	}
 	want := random(t, n)
 	copy(from.Data, want)
+	slots := func(s *client.Session) (in uint64) {
+		t.Helper()
+		counters, err := s.Statistics(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return counters.Server[0].In
+	}
 	for _, way := range []struct {
 		name     string
 		from, to *client.Memory
 		read     func() []byte
+		out, in  uint64 // bytes through slots
 	}{
-		{"host to host", from, to, func() []byte { return to.Data }},
-		{"host to GPU", from, p.target.Memory, func() []byte { return p.target.read(0, n) }},
-		{"GPU to host", p.source.Memory, to, func() []byte { return to.Data }},
+		{"host to host", from, to, func() []byte { return to.Data }, 0, 0},
+		{"host to GPU", from, p.target.Memory, func() []byte { return p.target.read(0, n) }, 0, n},
+		{"GPU to host", p.source.Memory, to, func() []byte { return to.Data }, n, 0},
 	} {
 		t.Run(way.name, func(t *testing.T) {
 			clear(to.Data)
 			p.source.write(0, want)
+			out, in := slots(p.a), slots(p.b)
 			receive, err := p.receiving.Receive(way.to, 0, n)
 			if err != nil {
 				t.Fatal(err)
@@ -132,6 +142,9 @@ func TestHostMemoryGoesToAnotherHostInPlace(t *testing.T) {
 			}
 			if !bytes.Equal(way.read(), want) {
 				t.Error("wrong bytes")
+			}
+			if out, in = slots(p.a)-out, slots(p.b)-in; out != way.out || in != way.in {
+				t.Errorf("%d bytes went through slots to be sent and %d to be received, not %d and %d", out, in, way.out, way.in)
 			}
 		})
 	}
@@ -236,7 +249,8 @@ func TestAClosedListenerOfAnotherHost(t *testing.T) {
 			hostA.online(key)
 			hostB.online(key)
 			a := attach(t, hostA.relay("a", launch.RouteAuto, far(0, 1, "nic0")))
-			b := attach(t, hostB.relay("b", launch.RouteAuto, far(3, 2, "nic1")))
+			socket, relayB := hostB.start("b", launch.RouteAuto, -1, far(3, 2, "nic1"))
+			b := attach(t, socket)
 			if connected {
 				join(t, a, 0, b, 3)
 			}
@@ -249,43 +263,79 @@ func TestAClosedListenerOfAnotherHost(t *testing.T) {
 			}
 			_, err = a.Connect(within(t), uuid(t, 0), l.Handle())
 			demand(t, err, wire.StatusBadHandle)
+			if r := relayB.Report(); r.BadHandles != 1 || !connected && len(r.Network.Peers) > 0 {
+				t.Errorf("of wrong handles %d are counted, and there are %+v", r.BadHandles, r.Network.Peers)
+			}
 		})
 	}
 }
 
-// What a host says of itself: the death of a relay, of a client, a close.
+// Whatever ends at one host, operations at the other end with an error that says what did,
+// and nothing of them is left there: no connection, and no use of the client's memory.
 func TestDeathOnAnotherHost(t *testing.T) {
+	halt := func(_ *testing.T, r *relay.Relay, _ *client.Session) { r.Halt() }
+	stop := func(_ *testing.T, r *relay.Relay, _ *client.Session) { r.Stop("for a test") }
+	leave := func(t *testing.T, _ *relay.Relay, s *client.Session) {
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, c := range map[string]struct {
-		die    func(*testing.T, *abroad)
-		status wire.Status
-		words  []string
+		die      func(*testing.T, *relay.Relay, *client.Session)
+		receives bool // who dies
+		status   wire.Status
+		words    []string
 	}{
-		"relay": {func(_ *testing.T, p *abroad) { p.relayB.Halt() }, wire.StatusPeerRelayDied, []string{"container b", "127.0.0.1"}},
-		"relay that is stopped": {func(_ *testing.T, p *abroad) { p.relayB.Stop("for a test") },
-			wire.StatusPeerRelayDied, []string{"container b", "for a test"}},
-		"client": {func(t *testing.T, p *abroad) {
-			if err := p.b.Close(); err != nil {
-				t.Fatal(err)
-			}
-		}, wire.StatusPeerClosed, []string{"container b"}},
+		"the receiver's relay":                 {halt, true, wire.StatusPeerRelayDied, []string{"container b", "127.0.0.1", "by lo"}},
+		"the receiver's relay that is stopped": {stop, true, wire.StatusPeerRelayDied, []string{"container b", "for a test"}},
+		"the receiver":                         {leave, true, wire.StatusPeerClosed, []string{"container b"}},
+		"the sender's relay":                   {halt, false, wire.StatusPeerRelayDied, []string{"container a", "127.0.0.1", "by lo"}},
+		"the sender's relay that is stopped":   {stop, false, wire.StatusPeerRelayDied, []string{"container a", "for a test"}},
+		"the sender":                           {leave, false, wire.StatusPeerClosed, []string{"container a"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := hostsApart(t)
-			var ops []*client.Operation
-			for range 20 { // no receive is posted for any
-				op, err := p.sending.Send(p.source.Memory, 0, 1<<20)
-				if err != nil {
-					t.Fatal(err)
+		for _, bytes := range []uint64{1000, 1 << 20} { // without a grant, and with
+			t.Run(fmt.Sprintf("%s/%d bytes", name, bytes), func(t *testing.T) {
+				t.Parallel()
+				p := hostsApart(t)
+				var ops []*client.Operation
+				for i := range 20 {
+					var op *client.Operation
+					var err error
+					if c.receives {
+						op, err = p.sending.Send(p.source.Memory, 0, bytes)
+					} else {
+						op, err = p.receiving.Receive(p.target.Memory, 0, bytes, client.Tag(uint64(i)))
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					ops = append(ops, op)
 				}
-				ops = append(ops, op)
-			}
-			c.die(t, p)
-			for _, op := range ops {
-				_, err := op.Wait(within(t))
-				demand(t, err, c.status, c.words...)
-			}
-		})
+				survivor, memory := p.relayB, p.target.Memory
+				if c.receives {
+					survivor, memory = p.relayA, p.source.Memory
+					c.die(t, p.relayB, p.b)
+				} else {
+					c.die(t, p.relayA, p.a)
+				}
+				for _, op := range ops {
+					_, err := op.Wait(within(t))
+					demand(t, err, c.status, c.words...)
+				}
+				if err := memory.Unexport(within(t)); err != nil {
+					t.Error(err)
+				}
+				for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+					used := survivor.Report().Used
+					if used.Connections == 0 && used.Memories == 0 {
+						break
+					}
+					if time.Now().After(end) {
+						t.Fatalf("left at the other host: %+v", used)
+					}
+				}
+			})
+		}
 	}
 }
 

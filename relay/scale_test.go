@@ -142,6 +142,7 @@ func newFleet(tb testing.TB, hosts, streams int) *fleet {
 		copy(r.host[:], fmt.Sprintf("host%012d", i))
 		r.wires = n.of(at)
 		r.timing = func(c *tcp.Config) {
+			c.Dead = time.Minute // two processors stand for all hosts
 			c.Accept = func(ch *tcp.Channel, _ wire.Message, _ uint32) {
 				ch.Handle(func(wire.Message, uint32, []int) { f.heard <- struct{}{} }, func(error) {})
 			}

@@ -159,6 +159,7 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 			return false, nil
 		}
 	case asked == "":
+		sign(message.Config)
 		err = r.Configure(message.Config)
 	case asked == launch.RequestReport:
 		status.Report = r.Report()

@@ -79,6 +79,12 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	} else {
 		files[h.program] = "program"
 	}
+	for _, version := range nccl.Versions {
+		name := nccl.NameOf(version)
+		if path := filepath.Join(h.binaries, name); exists(path) {
+			files[path] = name
+		}
+	}
 	for from, to := range files {
 		if err := copyFile(from, filepath.Join(h.inside(), to)); err != nil {
 			return nil, err
@@ -293,6 +299,11 @@ func (h *host) describe() *result {
 		r.Network = "the host's network for all (" + h.alone + ")"
 	}
 	return r
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func copyFile(from, to string) error {

@@ -63,7 +63,7 @@ func command() *cobra.Command {
 	flags.IntVar(&o.ranks, "ranks", 0, "so many ranks; with more than GPUs, several share one (default one for each GPU)")
 	flags.BoolVar(&o.quick, "quick", false, "less than 150 s: fewer sizes, fewer settings")
 	flags.BoolVar(&o.tune, "tune", false, "more settings of NCCL's over Peerlane, all_reduce of 256 MiB alone")
-	flags.StringSliceVar(&o.phases, "phases", nil, "only these phases: see --list")
+	flags.StringSliceVar(&o.phases, "phases", nil, "only these phases: see --list; and "+sleeping+", which takes two minutes more")
 	flags.StringArrayVar(&o.set, "set", nil, "`NAME=VALUE` for ranks that use Peerlane; may be given again")
 	flags.DurationVar(&o.limit, "limit", 55*time.Second, "what a phase may take")
 	flags.DurationVar(&o.budget, "budget", 0, "what all may take (default 145s with --quick, else 9m30s)")
@@ -118,7 +118,11 @@ func run(ctx context.Context, o options) (err error) {
 			r.Phases = append(r.Phases, &phase{settings: p, Skipped: fmt.Sprintf("%.0f s are left of %v", left.Seconds(), o.budget)})
 			continue
 		}
-		found := h.phase(ctx, p, min(o.limit, left-5*time.Second))
+		limit := o.limit
+		if p.Name == sleeping {
+			limit += time.Duration(p.Job.Train.Sleep) * time.Second
+		}
+		found := h.phase(ctx, p, min(limit, left-5*time.Second))
 		r.Phases = append(r.Phases, found)
 		fmt.Println(found.line())
 		if err := r.write(o.out); err != nil { // also for whoever is killed

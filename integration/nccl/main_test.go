@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/client"
@@ -341,5 +343,68 @@ func TestPlanOfAQuickRunIsPartOfTheWhole(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+func TestGoals(t *testing.T) {
+	measured := func(name string, microseconds float64, losses ...float64) *phase {
+		if len(losses) > 0 {
+			return &phase{settings: settings{Name: name}, Trained: []TrainFound{{Losses: losses}}}
+		}
+		p := &phase{settings: settings{Name: name}}
+		for _, bytes := range []int{8, 256 * mib} {
+			p.Rates = append(p.Rates, RateFound{Operation: "all_reduce", Bytes: bytes, Microseconds: microseconds})
+		}
+		return p
+	}
+	r := &result{Phases: []*phase{
+		measured("peerlane-rates", 20), measured("peerlane-rates-other", 10), measured("socket-default", 400), measured("socket-8x8", 100), measured("nvlink", 8),
+		measured("peerlane-train", 1, 3, 2, 1.5), measured("nvlink-train", 1, 1.5, 2, 3.25),
+	}}
+	r.judge()
+	got := map[string]float64{}
+	for _, g := range r.Goals {
+		got[g.What] = g.Value
+	}
+	want := map[string]float64{
+		"all_reduce 256 MiB against default NET/Socket":             40, // the faster of ours
+		"all_reduce 256 MiB against the best NET/Socket":            10,
+		"all_reduce 256 MiB against one node over NVLink":           0.8,
+		"all_to_all 256 MiB against default NET/Socket":             0, // nobody measured it
+		"all_reduce 8 bytes, time, against NET/Socket":              0.025,
+		"losses of peerlane-train that are those of nvlink-train":   2. / 3,
+		"losses of peerlane-graphs that are those of nvlink-graphs": 0,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if table := r.table(); !strings.Contains(table, "| all_to_all 256 MiB against default NET/Socket | not measured |") {
+		t.Error(table)
+	}
+}
+
+// PyTorch may take its time with an error that NCCL has.
+func TestNCCLsOwnErrorIsFound(t *testing.T) {
+	dir := t.TempDir()
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, "nccl-1.log"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const warning = "[2026-11-22 18:02:29] container:1:45 [0] connections.c:43 NCCL WARN NET/Peerlane: receiving: the relay died\n"
+	for _, c := range []struct{ log, want string }{
+		{"", ""},
+		{warning, ""}, // which may be about what NCCL can do without
+		{warning + "container:1:45 [0] NCCL INFO proxy.cc:965 -> 6 [Progress Thread]\n", "NET/Peerlane: receiving: the relay died"},
+		{"container:1:45 [0] NCCL INFO proxy.cc:965 -> 6 [Progress Thread]\n", "[Progress Thread]"},
+	} {
+		write(c.log)
+		if got := ncclError(dir, 1); got != c.want {
+			t.Errorf("of %q it makes %q", c.log, got)
+		}
+	}
+	if got := ncclError(dir, 0); got != "" {
+		t.Errorf("without a log: %q", got)
 	}
 }

@@ -104,6 +104,9 @@ func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
 	if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o777)); err != nil {
 		return err
 	}
+	if p.Plugin != "" && !exists(filepath.Join(h.inside(), p.Plugin)) {
+		return fmt.Errorf("%s is not among the binaries", p.Plugin)
+	}
 	if p.By == byPeerlane {
 		if err := h.configure(p.Route); err != nil {
 			return err
@@ -146,7 +149,7 @@ func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, event
 	done, running := 0, 0
 	var kill <-chan time.Time // when somebody is to be killed
 	var killed time.Time
-	var late <-chan time.Time
+	var late, looks <-chan time.Time
 	failed := false
 	for done < len(ranks) {
 		select {
@@ -155,14 +158,11 @@ func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, event
 			r.ended = r.ended || e.ended
 			switch {
 			case !killed.IsZero():
-				if r.noticed || !e.ended && e.Kind != "failed" {
-					break
+				if e.ended || e.Kind == "failed" {
+					p.notice(r, killed, e.Error)
 				}
-				r.noticed = true
-				done++
-				if p.Kill != killRank || e.Rank != len(ranks)-1 {
-					p.Noticed = append(p.Noticed, time.Since(killed).Seconds())
-					p.Said = append(p.Said, e.Error)
+				if e.ended {
+					done++
 				}
 			case e.ended && !failed && !r.done:
 				p.problem("rank %d ended before it was done: %v", e.Rank, e.exit)
@@ -192,10 +192,19 @@ func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, event
 				p.problem("killing a %s: %v", p.Kill, err)
 				return
 			}
-			late = time.After(2 * noticed)
+			late = time.After(3 * noticed)
+			ticks := time.NewTicker(20 * time.Millisecond)
+			defer ticks.Stop()
+			looks = ticks.C
+		case <-looks: // also for the error that NCCL has, whatever PyTorch makes of it
+			for _, r := range ranks {
+				if text := ncclError(dir, r.number); text != "" {
+					p.notice(r, killed, text)
+				}
+			}
 		case <-late:
 			if !failed {
-				p.problem("%d of %d ranks have no error %v after a %s was killed", len(ranks)-done, len(ranks), 2*noticed, p.Kill)
+				p.problem("%d of %d ranks have not ended %v after a %s was killed", len(ranks)-done, len(ranks), 3*noticed, p.Kill)
 				h.diagnose(ranks, dir)
 			}
 			return
@@ -210,6 +219,31 @@ func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, event
 			p.problem("a rank had an error %.1f s after a %s was killed: at most %v are allowed", s, p.Kill, noticed)
 		}
 	}
+}
+
+// notice takes the first error that a rank has since another, or a relay, was killed. The
+// killed rank itself has none.
+func (p *phase) notice(r *runningRank, killed time.Time, text string) {
+	if r.noticed || r.dies {
+		return
+	}
+	r.noticed = true
+	p.Noticed = append(p.Noticed, time.Since(killed).Seconds())
+	p.Said = append(p.Said, text)
+}
+
+// ncclError is what NCCL's log of a rank says when its progress has ended with an error.
+func ncclError(dir string, rank int) string {
+	text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprintf("nccl-%d.log", rank)))
+	if !bytes.Contains(text, []byte("[Progress Thread]")) {
+		return ""
+	}
+	for _, line := range bytes.Split(text, []byte("\n")) {
+		if _, said, ok := bytes.Cut(line, []byte("NCCL WARN ")); ok {
+			return string(said)
+		}
+	}
+	return "[Progress Thread]"
 }
 
 // heard takes what a rank says; true where that is that it is done.
@@ -238,6 +272,7 @@ func (p *phase) heard(e event) bool {
 func (h *host) killOne(who string, ranks []*runningRank) error {
 	last := ranks[len(ranks)-1]
 	if who == killRank {
+		last.dies = true
 		return h.signal(last, unix.SIGKILL)
 	}
 	pid, err := h.relay(last)

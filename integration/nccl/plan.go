@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/nccl"
 )
 
 // How the ranks of a phase reach each other.
@@ -31,6 +32,8 @@ type settings struct {
 	// taking each NIC for a far one.
 	Topology bool   `json:"topology,omitempty"`
 	Kill     string `json:"kill,omitempty"`
+	// Plugin is its file among the binaries; empty for the usual one.
+	Plugin string `json:"plugin,omitempty"`
 	// Torchrun starts each rank, as a node of one.
 	Torchrun bool `json:"torchrun,omitempty"`
 	Job      job  `json:"job"`
@@ -60,9 +63,10 @@ type rate struct {
 
 // train is a run of a small transformer. At step SleepAt the last rank sleeps.
 type train struct {
-	Steps   int `json:"steps"`
-	SleepAt int `json:"sleep_at,omitempty"`
-	Sleep   int `json:"sleep,omitempty"` // seconds
+	Steps   int  `json:"steps"`
+	SleepAt int  `json:"sleep_at,omitempty"`
+	Sleep   int  `json:"sleep,omitempty"` // seconds
+	Graphs  bool `json:"graphs,omitempty"`
 }
 
 var operations = []string{"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"}
@@ -126,7 +130,8 @@ func plan(o options, ranks int) (list []settings) {
 		for _, v := range []string{
 			"NCCL_MIN_NCHANNELS=4", "NCCL_MIN_NCHANNELS=8", "NCCL_MIN_NCHANNELS=16", "NCCL_MIN_NCHANNELS=32",
 			"NCCL_BUFFSIZE=16777216", "NCCL_BUFFSIZE=33554432",
-			"NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=16 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=33554432",
+			"NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=16 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=33554432", "NCCL_MIN_NCHANNELS=24 NCCL_BUFFSIZE=8388608", "NCCL_MIN_NCHANNELS=32 NCCL_BUFFSIZE=8388608",
+			"NCCL_MIN_NCHANNELS=32 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=32 NCCL_BUFFSIZE=33554432",
 			"PEERLANE_NCCL_SPEED=400000", "PEERLANE_NCCL_SPEED=3200000",
 			"NCCL_ALGO=Ring NCCL_PROTO=Simple", "NCCL_PROTO=LL",
 		} {
@@ -142,10 +147,14 @@ func plan(o options, ranks int) (list []settings) {
 		sizes = []int{8, 64 << 10, 5*mib + 24}
 	}
 	add("peerlane-checks", byPeerlane, job{Checks: checks(sizes...), Groups: groups(ranks)})
-	// Pieces of 4 MiB or so, and enough of them under way.
-	add("peerlane-rates-8x32MiB", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, "NCCL_MIN_NCHANNELS=8", "NCCL_BUFFSIZE=33554432")
+	// A channel is as fast as the one SM that it has: NCCL takes so many for a fast network,
+	// and two for what it thinks that this one is. Larger buffers are larger pieces.
+	many := []string{"NCCL_MIN_NCHANNELS=32", "NCCL_NCHANNELS_PER_NET_PEER=16"}
+	add("peerlane-rates-32", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, many...)
+	add("peerlane-rates-32x16MiB", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, append(many[:2:2], "NCCL_BUFFSIZE=16777216")...)
 	for _, who := range []string{killRank, killRelay} {
-		add("peerlane-kill-"+who, byPeerlane, job{Endless: true})
+		// Without PyTorch's own report of it, for which it takes its time.
+		add("peerlane-kill-"+who, byPeerlane, job{Endless: true}, "TORCH_NCCL_DUMP_ON_TIMEOUT=0")
 		last().Kill = who
 	}
 	// NCCL's limit is 64 sockets for each pair of ranks.
@@ -165,12 +174,29 @@ func plan(o options, ranks int) (list []settings) {
 		whole := checks(1024 * mib)
 		add("peerlane-checks-1GiB-"+t, byPeerlane, job{Checks: slices.DeleteFunc(whole, func(c check) bool { return c.Type != t })})
 	}
-	add("peerlane-train", byPeerlane, job{Train: &train{Steps: 1000}})
-	add("nvlink-train", byNVLink, job{Train: &train{Steps: 1000}})
+	for _, t := range []struct {
+		name string
+		train
+	}{{"train", train{Steps: 1000}}, {"graphs", train{Steps: 1000, Graphs: true}}} {
+		add("peerlane-"+t.name, byPeerlane, job{Train: &t.train})
+		add("nvlink-"+t.name, byNVLink, job{Train: &t.train})
+	}
 	add("peerlane-staged", byPeerlane, job{Rates: few, Checks: checks(64 << 10)})
 	last().Route = launch.RouteStaged
 	add("peerlane-torchrun", byPeerlane, job{Checks: checks(64 << 10)})
 	last().Torchrun = true
 	add("peerlane-host-pointers", byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)}, "PEERLANE_NCCL_POINTERS=host")
+	// The newest is tried by its layout alone: NCCL 2.30 takes it.
+	for _, version := range nccl.Versions[:len(nccl.Versions)-1] {
+		add(fmt.Sprintf("peerlane-v%d", version), byPeerlane, job{Rates: rates(0.3, []int{8, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)})
+		last().Plugin = nccl.NameOf(version)
+	}
+	// Longer than a phase is to be: for who asks for it.
+	if slices.Contains(o.phases, sleeping) {
+		add(sleeping, byPeerlane, job{Train: &train{Steps: 200, SleepAt: 100, Sleep: 120}})
+	}
 	return list
 }
+
+// sleeping is the phase in which a rank sleeps, and is waited for.
+const sleeping = "peerlane-sleep"

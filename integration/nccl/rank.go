@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -72,6 +73,7 @@ type runningRank struct {
 	stderr    *os.File
 	done      bool // it has said so
 	noticed   bool // that another was killed
+	dies      bool // it is the one
 	ended     bool
 }
 
@@ -206,7 +208,7 @@ func (h *host) environment(s settings, number int, dir, master string) []string 
 	}
 	switch s.By {
 	case byPeerlane:
-		list = append(list, "NCCL_NET=Peerlane", "NCCL_NET_PLUGIN="+filepath.Join(h.inside(), nccl.Name))
+		list = append(list, "NCCL_NET=Peerlane", "NCCL_NET_PLUGIN="+filepath.Join(h.inside(), cmp.Or(s.Plugin, nccl.Name)))
 		if s.Topology {
 			list = append(list, "NCCL_TOPO_FILE="+filepath.Join(h.inside(), topologyFile))
 		} else {

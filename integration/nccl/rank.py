@@ -175,8 +175,8 @@ def measure(what, ranks, store, key):
 
 
 def endless(ranks):
-    """Collectives until something ends them: each is waited for on the CPU, and an error of
-    NCCL's is then raised here (TORCH_NCCL_BLOCKING_WAIT)."""
+    """Collectives until something ends them: NCCL has an error then, and PyTorch's watchdog
+    ends the process."""
     o = Operation("all_reduce", 64 << 20, "float32", ranks)
     o.reserve()
     o.run()
@@ -184,10 +184,12 @@ def endless(ranks):
     say("running")
     while True:
         o.run()
+        torch.cuda.synchronize()
 
 
-def train(what, store):
-    """A small transformer, data parallel: losses, and the longest step."""
+def train(what):
+    """A small transformer, data parallel: losses, and the longest step. With graphs a step
+    is captured, with its collectives, and replayed."""
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(7)
@@ -196,27 +198,61 @@ def train(what, store):
     layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
     model = torch.nn.Sequential(torch.nn.Embedding(vocabulary, width), torch.nn.TransformerEncoder(layer, 4),
                                 torch.nn.Linear(width, vocabulary)).cuda()
-    model = DistributedDataParallel(model, bucket_cap_mb=4)
+    graphs = what.get("graphs", False)
+    if not graphs:
+        model = DistributedDataParallel(model, bucket_cap_mb=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     generator = torch.Generator(device="cuda").manual_seed(RANK)
-    losses, longest, begun = [], 0.0, time.monotonic()
-    for step in range(what["steps"]):
-        start = time.monotonic()
-        if RANK == WORLD - 1 and step == what.get("sleep_at"):
-            say("doing", what=f"sleeping for {what['sleep']} s")
-            time.sleep(what["sleep"])
-        tokens = torch.randint(vocabulary, (8, length + 1), device="cuda", generator=generator)
+    tokens = torch.zeros(8, length + 1, dtype=torch.int64, device="cuda")
+
+    def once():
         out = model(tokens[:, :-1])
         loss = torch.nn.functional.cross_entropy(out.reshape(-1, vocabulary), tokens[:, 1:].reshape(-1))
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not graphs)
         loss.backward()
+        if graphs:  # what DistributedDataParallel does
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= WORLD
         optimizer.step()
-        losses.append(loss.item())
-        if step > 5 and step != what.get("sleep_at"):
+        return loss.detach()
+
+    def next_tokens():
+        tokens.copy_(torch.randint(vocabulary, tokens.shape, device="cuda", generator=generator))
+
+    step = once
+    if graphs:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                next_tokens()
+                once()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Not "global": PyTorch's own thread asks CUDA about earlier collectives meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            captured = once()
+
+        def step():
+            graph.replay()
+            return captured
+
+    losses, longest, begun = [], 0.0, time.monotonic()
+    for number in range(what["steps"]):
+        start = time.monotonic()
+        sleeps = what.get("sleep", 0) and number == what["sleep_at"]
+        if sleeps and RANK == WORLD - 1:
+            say("doing", what=f"sleeping for {what['sleep']} s")
+            time.sleep(what["sleep"])
+        next_tokens()
+        losses.append(step().item())
+        if number > 5 and not sleeps:
             longest = max(longest, time.monotonic() - start)
-        if step % 100 == 0:
-            say("doing", what=f"step {step} of {what['steps']}")
-    say("trained", steps=what["steps"], losses=losses[::max(len(losses) // 50, 1)] + losses[-1:], longest_ms=longest * 1e3, seconds=time.monotonic() - begun)
+        if number % 100 == 0:
+            say("doing", what=f"step {number} of {what['steps']}")
+    say("trained", steps=what["steps"], losses=losses[::max(len(losses) // 50, 1)] + losses[-1:], longest_ms=longest * 1e3,
+        seconds=time.monotonic() - begun)
 
 
 def main():
@@ -226,8 +262,6 @@ def main():
     device = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums each time
-    if job.get("endless"):
-        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     say("ready", torch=torch.__version__, nccl=".".join(str(n) for n in torch.cuda.nccl.version()), gpu=torch.cuda.get_device_name(device),
         pid=os.getpid())
     # The harness ends what hangs; NCCL's own errors come without a time of ours.
@@ -253,7 +287,7 @@ def main():
     for what in job.get("checks", []):
         check(what, groups)
     if "train" in job:
-        train(job["train"], store)
+        train(job["train"])
     if job.get("endless"):
         endless(everybody)
     torch.cuda.synchronize()

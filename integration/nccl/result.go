@@ -168,7 +168,36 @@ func (r *result) judge() {
 	ratio("all_reduce 256 MiB against the best NET/Socket", "all_reduce", large, "peerlane-rates", "socket-", goal{Least: 20})
 	ratio("all_reduce 256 MiB against one node over NVLink", "all_reduce", large, "peerlane-rates", "nvlink", goal{Least: 0.5})
 	ratio("all_to_all 256 MiB against default NET/Socket", "all_to_all", large, "peerlane-rates", "socket-default", goal{Least: 10})
+	for _, name := range []string{"train", "graphs"} {
+		r.Goals = append(r.Goals, r.sameLosses("peerlane-"+name, "nvlink-"+name))
+	}
 	ratio("all_reduce 8 bytes, time, against NET/Socket", "all_reduce", 8, "peerlane-rates", "socket-default", goal{Most: 0.7})
+}
+
+// sameLosses is the part of a training's losses that another network gave, too. With two
+// ranks it is to be all: there is one way to add two numbers.
+func (r *result) sameLosses(ours, theirs string) goal {
+	g := goal{What: fmt.Sprintf("losses of %s that are those of %s", ours, theirs), Least: 1}
+	losses := map[string][]float64{}
+	for _, p := range r.Phases {
+		for _, t := range p.Trained {
+			losses[p.Name] = append(losses[p.Name], t.Losses...)
+		}
+	}
+	a, b := losses[ours], losses[theirs]
+	if len(a) == 0 || len(a) != len(b) {
+		return g
+	}
+	slices.Sort(a) // the ranks' order is that in which they ended
+	slices.Sort(b)
+	same := 0
+	for i := range a {
+		if a[i] == b[i] {
+			same++
+		}
+	}
+	g.Value, g.Of = float64(same)/float64(len(a)), fmt.Sprintf("%d of %d", same, len(a))
+	return g
 }
 
 // table shows what was measured.
@@ -216,7 +245,11 @@ func (r *result) table() string {
 		if g.Most > 0 {
 			bound = fmt.Sprintf("≤ %v", g.Most)
 		}
-		fmt.Fprintf(&b, "| %s | %.2f | %s | %s |\n", g.What, g.Value, bound, g.Of)
+		value := "not measured"
+		if g.Of != "" {
+			value = fmt.Sprintf("%.2f", g.Value)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", g.What, value, bound, g.Of)
 	}
 	fmt.Fprint(&b, "\n| phase | s | |\n|---|---|---|\n")
 	for _, p := range r.Phases {

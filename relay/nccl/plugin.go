@@ -62,9 +62,24 @@ func Unpack(dir string) ([]string, error) {
 	return names, nil
 }
 
+// Versions are those of NCCL's interface that the plugin has tables for.
+var Versions = []int{8, 9, 10, 11, 12}
+
+// NameOf is the file of a plugin that shows the table of one version alone.
+func NameOf(version int) string {
+	return strings.TrimSuffix(Name, ".so") + fmt.Sprintf("-v%d.so", version)
+}
+
 // Build compiles the plugin into dir, with more flags and sources for the compiler,
 // which tests have. It replaces what is there at once.
-func Build(dir string, more ...string) (err error) {
+func Build(dir string, more ...string) error { return build(dir, Name, 0, more) }
+
+// BuildVersion compiles a plugin that shows the table of one version alone, as NameOf has
+// it: to try that one with an NCCL which would take a newer one.
+func BuildVersion(dir string, version int) error { return build(dir, NameOf(version), version, nil) }
+
+// build shows all tables if version is 0.
+func build(dir, name string, version int, more []string) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -81,6 +96,11 @@ func Build(dir string, more ...string) (err error) {
 	if err != nil {
 		return err
 	}
+	if version > 0 {
+		if err := showOnly(filepath.Join(work, "plugin.map"), version); err != nil {
+			return err
+		}
+	}
 	args := append(append([]string{}, compiler[1:]...), libpeerlane.Flags...)
 	args = append(append(args, shared...), "-ffile-prefix-map="+work+"=nccl", "-o", Name)
 	args = append(append(append(args, more...), files...), libraries...)
@@ -89,5 +109,23 @@ func Build(dir string, more ...string) (err error) {
 	if out, err := c.CombinedOutput(); err != nil {
 		return fmt.Errorf("compiling %s with %s: %w\n%s", Name, compiler[0], err, out)
 	}
-	return os.Rename(filepath.Join(work, Name), filepath.Join(dir, Name))
+	return os.Rename(filepath.Join(work, Name), filepath.Join(dir, name))
+}
+
+// showOnly leaves one table in the list of what the library shows.
+func showOnly(file string, version int) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	table := func(version int) string { return fmt.Sprintf("\tncclNetPlugin_v%d;\n", version) }
+	if !strings.Contains(string(text), table(version)) {
+		return fmt.Errorf("the plugin has no table of version %d", version)
+	}
+	for _, v := range Versions {
+		if v != version {
+			text = []byte(strings.Replace(string(text), table(v), "", 1))
+		}
+	}
+	return os.WriteFile(file, text, 0o644)
 }

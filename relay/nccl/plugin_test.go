@@ -381,23 +381,45 @@ func TestANewCommunicatorAfterTheRelaysDeath(t *testing.T) {
 	}
 }
 
+// symbols are what a library shows.
+func symbols(t *testing.T, f *elf.File) (shown []string) {
+	t.Helper()
+	all, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range all {
+		if s.Section != elf.SHN_UNDEF {
+			shown = append(shown, s.Name)
+		}
+	}
+	slices.Sort(shown)
+	return shown
+}
+
+func TestAPluginOfOneVersionShowsItsTableAlone(t *testing.T) {
+	dir := build(t, "version", func(dir string) error { return nccl.BuildVersion(dir, 9) })
+	f, err := elf.Open(filepath.Join(dir, "libnccl-net-peerlane-v9.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	want := []string{"ncclNetPlugin_v9", "ncclTunerPlugin_v3", "ncclTunerPlugin_v4", "ncclTunerPlugin_v5"}
+	if shown := symbols(t, f); !slices.Equal(shown, want) {
+		t.Errorf("it shows %v", shown)
+	}
+	if err := nccl.BuildVersion(t.TempDir(), 7); err == nil || !strings.Contains(err.Error(), "no table of version 7") {
+		t.Errorf("version 7: %v", err)
+	}
+}
+
 func TestWhatTheLibraryShowsAndNeeds(t *testing.T) {
 	f, err := elf.Open(plugin(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	symbols, err := f.DynamicSymbols()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var shown []string
-	for _, s := range symbols {
-		if s.Section != elf.SHN_UNDEF {
-			shown = append(shown, s.Name)
-		}
-	}
-	slices.Sort(shown)
+	shown := symbols(t, f)
 	want := []string{"ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12", "ncclNetPlugin_v8", "ncclNetPlugin_v9", "ncclTunerPlugin_v3", "ncclTunerPlugin_v4", "ncclTunerPlugin_v5"}
 	if !slices.Equal(shown, want) {
 		t.Errorf("it shows %v", shown)

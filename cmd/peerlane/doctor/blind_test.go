@@ -172,6 +172,54 @@ func TestDockerWithPeerlaneRuntime(t *testing.T) {
 	}
 }
 
+// What looks like a fault and is none, or less of one.
+func TestWhatIsLessThanItSeems(t *testing.T) {
+	m := newMade(t)
+	for _, test := range []struct {
+		name   string
+		change func()
+		want   []string
+	}{
+		{"an idle GPU lowers the speed of its link", func() {
+			link, err := filepath.EvalSymlinks(m.path("sys/bus/pci/devices", near))
+			must(t, err)
+			below, err := filepath.Rel(m.root, link)
+			must(t, err)
+			m.edit(below+"/current_link_speed", "32.0 GT/s", "2.5 GT/s")
+		}, nil},
+		{"one of two ports is plugged", func() {
+			for name, text := range map[string]string{"state": "1: DOWN", "phys_state": "3: Disabled", "link_layer": "Ethernet", "rate": "400 Gb/sec (4X NDR)"} {
+				m.write(ib0+"/ports/2/"+name, text)
+			}
+		}, []string{"warning port-state", "warning port-physical"}},
+		{"a NIC that is not meant to be used", func() {
+			m.write(ib1+"/ports/1/state", "1: DOWN")
+			m.write(ib1+"/ports/1/phys_state", "3: Disabled")
+			m.write("etc/peerlane/config.toml", "[plan.exclude]\nnics = [\"mlx5_1\"]")
+		}, nil},
+		{"no port at all", func() {
+			for _, ib := range []string{ib0, ib1} {
+				m.write(ib+"/ports/1/state", "1: DOWN")
+			}
+		}, []string{"failure port-state"}},
+	} {
+		t.Run(strings.ReplaceAll(test.name, " ", "_"), func(t *testing.T) {
+			m.t = t
+			defer m.undo()
+			test.change()
+			m.keepInstalled()
+			m.install()
+			if names, err := m.host().pairs(); err == nil && len(names) > 0 {
+				m.passed(func(*launch.Pair) {})
+			}
+			found := Examine(context.Background(), m.host(), All())
+			if diff := cmp.Diff(distinct(test.want), distinct(wrong(found))); diff != "" {
+				t.Errorf("findings (-want +got):\n%s%s", diff, sayings(found))
+			}
+		})
+	}
+}
+
 func TestMountOf(t *testing.T) {
 	const mounts = `22 1 8:1 / / rw - ext4 /dev/sda1 rw
 23 22 8:2 / /usr rw,noexec - ext4 /dev/sda2 rw

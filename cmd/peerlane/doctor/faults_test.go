@@ -119,8 +119,8 @@ func faults() []fault {
 		{name: "ACS redirection", finds: []string{"warning acs"}, says: "setpci -s 0000:17:00.0 ECAP_ACS+6.w=0:2c", change: func(m *made) { m.redirect("0000:17:00.0") }},
 		{name: "an IOMMU that translates", finds: []string{"warning iommu"}, says: "DMA-FQ", change: func(m *made) { m.write("sys/kernel/iommu_groups/1/type", "DMA-FQ") }},
 
-		{name: "a port in INIT", of: "state plan", finds: []string{"failure port-state"}, says: "INIT", change: func(m *made) { m.write(ib0+"/ports/1/state", "2: INIT") }},
-		{name: "a port without a signal", of: "state plan", finds: []string{"failure port-state", "failure port-physical"}, says: "DOWN", change: func(m *made) {
+		{name: "a port in INIT", of: "state plan", finds: []string{"warning port-state"}, says: "INIT", change: func(m *made) { m.write(ib0+"/ports/1/state", "2: INIT") }},
+		{name: "a port without a signal", of: "state plan", finds: []string{"warning port-state", "warning port-physical"}, says: "DOWN", change: func(m *made) {
 			m.write(ib1+"/ports/1/state", "1: DOWN")
 			m.write(ib1+"/ports/1/phys_state", "2: Polling")
 		}},

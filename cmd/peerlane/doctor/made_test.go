@@ -224,6 +224,13 @@ func (m *made) keep(path string) {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		for { // with the directories that are made for it
+			dir := filepath.Dir(path)
+			if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+				break
+			}
+			path = dir
+		}
 		m.undone = append(m.undone, func() { must(m.t, os.RemoveAll(path)) })
 	case err != nil:
 		m.t.Fatal(err)

@@ -17,7 +17,7 @@ var nicChecks = []Check{
 		Name: "port-state", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/state",
 		Why:     "only an ACTIVE port carries data; without one the NIC serves no lane, and the plan gives GPUs other ways",
-		Remedy:  "see to the cable and the switch's port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means that no subnet manager has configured the port",
+		Remedy:  "see to the cable and the switch's port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means that no subnet manager has configured the port; one that is not meant to be used: plan.exclude.nics in config.toml",
 		Run:     checkState,
 	},
 	{
@@ -64,8 +64,8 @@ var nicChecks = []Check{
 	},
 }
 
-// aboutPorts has a function look at each port of each NIC that has hardware or stands for
-// some.
+// aboutPorts has a function look at each port of each NIC that configuration does not keep
+// from lanes.
 func (h *Host) aboutPorts(fine string, look func(topo.NIC, topo.Port) []Finding) []Finding {
 	t, err := h.topology()
 	if err != nil {
@@ -75,7 +75,11 @@ func (h *Host) aboutPorts(fine string, look func(topo.NIC, topo.Port) []Finding)
 		return []Finding{ok("host", "there is no RDMA device")}
 	}
 	var list []Finding
+	c, err := h.configuration()
 	for _, n := range t.NICs {
+		if err == nil && slices.Contains(c.Plan.Exclude.NICs, n.Name) {
+			continue
+		}
 		for _, p := range n.Ports {
 			list = append(list, look(n, p)...)
 		}
@@ -98,6 +102,16 @@ func (h *Host) touches(n topo.NIC) []int {
 	return nil
 }
 
+// amongOthers is a warning for a port that carries nothing where another one of the host
+// does, so that lanes have other ways, and a failure where none does.
+func (h *Host) amongOthers() func(on, format string, args ...any) Finding {
+	t, err := h.topology()
+	if err == nil && slices.ContainsFunc(t.NICs, func(other topo.NIC) bool { return other.Active() && !other.Software && len(other.Ports) > 0 }) {
+		return warning
+	}
+	return failure
+}
+
 func checkState(_ context.Context, h *Host) []Finding {
 	t, err := h.topology()
 	if err == nil && len(t.NICs) == 0 {
@@ -108,10 +122,8 @@ func checkState(_ context.Context, h *Host) []Finding {
 		switch {
 		case p.State == "":
 			return []Finding{unknown(on, "the kernel tells no state").touching(h.touches(n))}
-		case !p.Active() && n.Active():
-			return []Finding{warning(on, "it is %s; another port of the NIC is ACTIVE", p.State).touching(h.touches(n))}
 		case !p.Active():
-			return []Finding{failure(on, "it is %s", p.State).touching(h.touches(n))}
+			return []Finding{h.amongOthers()(on, "it is %s", p.State).touching(h.touches(n))}
 		}
 		return nil
 	})
@@ -126,7 +138,7 @@ func checkPhysical(_ context.Context, h *Host) []Finding {
 		}
 		// "5: LinkUp"
 		if _, state, _ := strings.Cut(text, ": "); state != "LinkUp" {
-			return []Finding{failure(on, "it is %q", cut(text)).touching(h.touches(n))}
+			return []Finding{h.amongOthers()(on, "it is %q", cut(text)).touching(h.touches(n))}
 		}
 		return nil
 	})

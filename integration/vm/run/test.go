@@ -47,7 +47,7 @@ var places = []place{
 		{"topo", "^Test(ThisHostCanBeRead|FilesOfThisKernel|WhatIsNoFile|AProcessorsFile|WhatVanishes)"},
 		{"integration", "^(TestDeath.*|TestALaneWithoutItsGPU|TestAGPUWithoutItsLane|TestTheLaneOfAnotherGPU|TestARelayWithoutCUDA|TestAHostWithoutTheRelayBinary|TestAnUnknownDevice|TestUpdate|TestOutOfMemory|TestCheckpoint)$"},
 	}},
-	{"vm-full", vm.Full, 1, []target{{pkg: "integration/vm/cases/full"}, {pkg: "integration/vm/cases/units"}, {"cmd/peerlane", "^Test(Units|Rule)OfThePackage$"}, {"integration", "^Test(MountsOfAHostileContainer|HostileImage)$"}}},
+	{"vm-full", vm.Full, 1, []target{{pkg: "integration/vm/cases/full"}, {pkg: "integration/vm/cases/units"}, {pkg: "integration/vm/cases/packages"}, {"cmd/peerlane", "^Test(Units|Rule)OfThePackage$"}, {"integration", "^Test(MountsOfAHostileContainer|HostileImage)$"}}},
 	{"vm-pair", vm.Small, 2, []target{{pkg: "integration/vm/cases/pair"}}},
 	{"vm-host", "", 0, []target{{pkg: "integration/vm"}}},
 }

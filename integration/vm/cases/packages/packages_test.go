@@ -1,0 +1,342 @@
+//go:build vm
+
+// Package packages_test runs in the full image: what `make packages` made, installed
+// where systemd runs.
+package packages_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/relay/client"
+)
+
+const (
+	newer = "/source/dist"
+	older = newer + "/work/older"
+)
+
+// engines are units that stand for container engines here.
+var engines = []string{"docker.service", "containerd.service"}
+
+func TestMain(m *testing.M) {
+	if err := inside.SystemIsUp(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// dpkg installs the packages of a directory.
+func dpkg(t testing.TB, dir string) {
+	t.Helper()
+	arguments := []string{"--install", "--force-confold", "--force-unsafe-io"}
+	for _, name := range []string{"peerlane", "libpeerlane"} {
+		found, err := filepath.Glob(filepath.Join(dir, name+"_*_amd64.deb"))
+		if err != nil || len(found) != 1 {
+			t.Fatalf("%s has %v (%v); `make packages` makes them", dir, found, err)
+		}
+		arguments = append(arguments, found...)
+	}
+	inside.Command(t, "dpkg", append([]string{"--force-downgrade"}, arguments...)...)
+	// The refresh that it begins; there is nothing to wait for where it is disabled.
+	inside.Eventually(t, "the refresh", func() (bool, string) {
+		is := property(t, "peerlane-cdi-refresh.service", "ActiveState")
+		return is == "inactive", is
+	})
+	if result := property(t, "peerlane-cdi-refresh.service", "Result"); result != "success" {
+		t.Errorf("the refresh ends with %s", result)
+	}
+}
+
+func property(t testing.TB, unit, name string) string {
+	t.Helper()
+	return strings.TrimSpace(inside.Command(t, "systemctl", "show", "--value", "--property="+name, unit))
+}
+
+// invocations are those of units that nothing may restart.
+func invocations(t testing.TB, units ...string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, unit := range append(slices.Clone(engines), units...) {
+		if all[unit] = property(t, unit, "InvocationID"); all[unit] == "" {
+			t.Errorf("%s does not run", unit)
+		}
+	}
+	return all
+}
+
+// host has Peerlane installed, the recorded GPUs on the simulator, and containers.
+type host struct {
+	testing.TB
+	*testbed.Host
+	runtime *bundle.Runtime
+	bundle  *bundle.Bundle
+}
+
+func newHost(t testing.TB) *host {
+	t.Helper()
+	root, err := os.MkdirTemp("/var/tmp", "packages")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	h := &host{TB: t}
+	if h.Host, err = testbed.New(root, "/usr/libexec/peerlane", testbed.GPUsSimulated); err != nil {
+		t.Fatal(err)
+	}
+	h.Layout = layout.New("/")
+	if err := h.Configure(func(c *config.Config) { c.Relay.Slots, c.Relay.SlotSize = 4, 1<<20 }); err != nil {
+		t.Fatal(err)
+	}
+	if h.runtime, err = bundle.FindRuntime("runc", h.RuntimeState()); err != nil {
+		t.Fatal(err)
+	}
+	lanes, err := h.TwoClients()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu, err := h.Plan.GPU(lanes[0].GPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	busybox := bundle.File{Host: "/bin/busybox", Container: "/bin/busybox"}
+	if h.bundle, err = h.Bundle("c", busybox, testbed.Devices(gpu), "sh", "-c", "read end"); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// container runs until end is called; its bundle was made before.
+type container struct {
+	h     *host
+	id    string
+	in    io.Closer
+	ended chan error
+	said  bytes.Buffer
+}
+
+// patience is ten times what a start takes in an emulated machine.
+const patience = 3 * time.Minute
+
+// start starts a container and waits until its relay serves.
+func (h *host) start(name string) (*container, hook.Info) {
+	h.Helper()
+	c := &container{h: h, id: h.ContainerID(name), ended: make(chan error, 1)}
+	cmd := h.runtime.Run(context.Background(), h.bundle, c.id)
+	cmd.Stderr = &c.said
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		h.Fatal(err)
+	}
+	c.in = in
+	if err := cmd.Start(); err != nil {
+		h.Fatal(err)
+	}
+	go func() { c.ended <- cmd.Wait() }()
+	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+		select {
+		case err := <-c.ended:
+			h.Fatalf("container %s ended: %v: %s", c.id, err, c.said.String())
+		default:
+		}
+		if g, there := c.generation(); there && g.Status.State == hook.StateReady {
+			return c, g
+		}
+		if time.Now().After(end) {
+			c.in.Close()
+			h.Fatalf("container %s has no relay", c.id)
+		}
+	}
+}
+
+func (c *container) generation() (hook.Info, bool) {
+	c.h.Helper()
+	all, err := hook.List(c.h.Layout)
+	if err != nil {
+		c.h.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(i hook.Info) bool { return i.Container.ID == c.id })
+	if i < 0 {
+		return hook.Info{}, false
+	}
+	return all[i], true
+}
+
+func (c *container) end() {
+	c.h.Helper()
+	c.in.Close()
+	select {
+	case <-c.ended:
+	case <-time.After(patience):
+		c.h.Errorf("container %s does not end", c.id)
+	}
+}
+
+// goesOn says that a container's relay is the one that it had, and serves.
+func (c *container) goesOn(t *testing.T, was hook.Info) {
+	t.Helper()
+	is, there := c.generation()
+	if !there || is.Status.Relay.PID != was.Status.Relay.PID || is.ID != was.ID {
+		t.Fatalf("container %s had relay %+v, and has %+v", c.id, was.Status, is.Status)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s, err := client.Dial(ctx, filepath.Join(c.h.Layout.SocketDir(is.ID), layout.SocketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Statistics(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// paths are those of Peerlane's name.
+func paths(t testing.TB) []string {
+	t.Helper()
+	// dpkg keeps lists of what it has installed; the tests' own files are elsewhere.
+	return strings.Fields(inside.Command(t, "find", "/etc", "/usr", "/var/lib", "/run", "-xdev", "-name", "*peerlane*", "-not", "-path", "/var/lib/dpkg/*", "-not", "-name", "peerlane-vm*"))
+}
+
+func TestThePackageUnderSystemd(t *testing.T) {
+	for _, unit := range engines {
+		text := "[Service]\nExecStart=/bin/sleep infinity\n"
+		if err := os.WriteFile(filepath.Join("/etc/systemd/system", unit), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inside.Command(t, "systemctl", "daemon-reload")
+	inside.Command(t, "systemctl", append([]string{"start"}, engines...)...)
+	t.Cleanup(func() {
+		if t.Failed() {
+			out, _ := exec.Command("journalctl", "--no-pager", "--lines=80").CombinedOutput()
+			t.Logf("%s", out)
+		}
+	})
+	before := paths(t)
+	running := invocations(t)
+
+	dpkg(t, older)
+	enabled := []string{"peerlane-relay.socket", "peerlane-cdi-refresh.service", "peerlane-cdi-refresh.path"}
+	if is := strings.Fields(inside.Command(t, "systemctl", append([]string{"is-enabled"}, enabled...)...)); !slices.Equal(is, []string{"enabled", "enabled", "enabled"}) {
+		t.Errorf("%v are %v", enabled, is)
+	}
+	inside.Command(t, "systemctl", "is-active", "peerlane-relay.socket", "peerlane-cdi-refresh.path")
+	if out, err := exec.Command("systemctl", "is-system-running").CombinedOutput(); err != nil {
+		t.Errorf("without a GPU the system is %s", out)
+	}
+	if group := inside.Command(t, "getent", "group", "peerlane-relay"); !strings.Contains(group, ":2130706432:") {
+		t.Errorf("the group of relays is %s", group)
+	}
+	if softdep := inside.Command(t, "modprobe", "--showconfig"); !strings.Contains(softdep, "softdep nvidia post: nvidia-peermem") && !strings.Contains(softdep, "softdep nvidia post: nvidia_peermem") {
+		t.Error("modprobe does not know of nvidia-peermem")
+	}
+	order := property(t, "peerlane-cdi-refresh.service", "Before") + " " + property(t, "peerlane-cdi-refresh.service", "After")
+	for _, unit := range append(slices.Clone(engines), "podman-restart.service", "openibd.service", "systemd-modules-load.service") {
+		if !slices.Contains(strings.Fields(order), unit) {
+			t.Errorf("the refresh has no order with %s: %s", unit, order)
+		}
+	}
+
+	t.Run("retry", func(t *testing.T) {
+		configuration := "/etc/peerlane/config.toml"
+		text, err := os.ReadFile(configuration)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(configuration, []byte("[nothing]\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := exec.Command("systemctl", "start", "peerlane-cdi-refresh.service").Run(); err == nil {
+			t.Error("a refresh succeeds with a configuration that cannot be")
+		}
+		inside.Eventually(t, "another attempt", func() (bool, string) {
+			is := property(t, "peerlane-cdi-retry.service", "ActiveState")
+			return is == "activating", is
+		})
+		if err := os.WriteFile(configuration, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		inside.Command(t, "systemctl", "stop", "peerlane-cdi-retry.service")
+		inside.Command(t, "systemctl", "start", "peerlane-cdi-refresh.service")
+	})
+
+	// The recorded host's plan is not this machine's: an administrator's choice, which
+	// has to stay.
+	inside.Command(t, "systemctl", "disable", "--now", "peerlane-cdi-refresh.service", "peerlane-cdi-refresh.path")
+	h := newHost(t)
+	first, had := h.start("first")
+	socket := property(t, "peerlane-relay.socket", "InvocationID")
+	configuration, err := os.ReadFile(h.Layout.ConfigFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct{ name, dir string }{{"upgrade", newer}, {"downgrade", older}} {
+		t.Run(step.name, func(t *testing.T) {
+			dpkg(t, step.dir)
+			first.goesOn(t, had)
+			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", had.Status.Relay.PID)); err != nil || program != "/usr/libexec/peerlane/peerlane-relay (deleted)" {
+				t.Errorf("the relay's program is %s (%v): no package replaced it", program, err)
+			}
+			second, _ := h.start(step.name)
+			second.end()
+			if now, err := os.ReadFile(h.Layout.ConfigFile()); err != nil || !bytes.Equal(now, configuration) {
+				t.Errorf("the configuration has changed (%v)", err)
+			}
+			if is := property(t, "peerlane-relay.socket", "InvocationID"); is != socket {
+				t.Error("the socket was restarted")
+			}
+			if diff := cmp.Diff(running, invocations(t)); diff != "" {
+				t.Errorf("engines were restarted (-before +after):\n%s", diff)
+			}
+			out, _ := exec.Command("systemctl", "is-enabled", "peerlane-cdi-refresh.service").Output()
+			if is := strings.TrimSpace(string(out)); is != "disabled" {
+				t.Errorf("what the administrator disabled is %s", is)
+			}
+		})
+	}
+
+	t.Run("removal", func(t *testing.T) {
+		inside.Command(t, "dpkg", "--force-unsafe-io", "--remove", "peerlane")
+		first.goesOn(t, had)
+		if is := property(t, "peerlane-relay.socket", "ActiveState"); is != "inactive" {
+			t.Errorf("the socket is %s", is)
+		}
+		first.end()
+		inside.Eventually(t, "the relay's end", func() (bool, string) {
+			g, there := first.generation()
+			return !there, fmt.Sprintf("%+v", g)
+		})
+		inside.Command(t, "dpkg", "--force-unsafe-io", "--purge", "peerlane", "libpeerlane")
+		if diff := cmp.Diff(before, paths(t)); diff != "" {
+			t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
+		}
+		if exec.Command("getent", "group", "peerlane-relay").Run() == nil {
+			t.Error("the group of relays is still there")
+		}
+		if diff := cmp.Diff(running, invocations(t)); diff != "" {
+			t.Errorf("engines were restarted (-before +after):\n%s", diff)
+		}
+		if failed := inside.Command(t, "systemctl", "--failed", "--no-legend"); failed != "" {
+			t.Errorf("units have failed: %s", failed)
+		}
+	})
+}
