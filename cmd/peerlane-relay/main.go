@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/sirupsen/logrus"
@@ -13,7 +14,10 @@ import (
 	"github.com/peerlane/peerlane/cmd/version"
 )
 
-func main() {
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// run is main with its surroundings as parameters.
+func run(args []string, out, errOut io.Writer) int {
 	root := &cobra.Command{
 		Use:           "peerlane-relay",
 		Short:         "The relay of one container",
@@ -38,8 +42,20 @@ func main() {
 			return err
 		},
 	})
-	if err := root.Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "peerlane-relay:", err)
-		os.Exit(1)
+	root.SetArgs(args)
+	root.SetOut(out)
+	// Whatever is wrong before a command begins is the command line.
+	status := 2
+	for _, c := range root.Commands() {
+		do := c.RunE
+		c.RunE = func(c *cobra.Command, args []string) error {
+			status = 1
+			return do(c, args)
+		}
 	}
+	if err := root.Execute(); err != nil {
+		fmt.Fprintln(errOut, "peerlane-relay:", err)
+		return status
+	}
+	return 0
 }

@@ -49,6 +49,8 @@ the runtime. In Docker's daemon.json:
 
   docker run --runtime peerlane -e PEERLANE_DEVICES=peerlane.dev/lane=3 IMAGE
   docker run --runtime peerlane-lane3 IMAGE
+
+Exit status: the runtime's; 1 where this program has refused to run it.
 `
 
 func main() {

@@ -80,14 +80,14 @@ const packagedRuntime = "/usr/bin/peerlane-runtime"
 // runtimePath is peerlane-runtime beside this command, or the package's.
 func runtimePath() string {
 	if self, err := os.Executable(); err == nil {
-		if beside := filepath.Join(filepath.Dir(self), "peerlane-runtime"); checkHookFile(beside) {
+		if beside := filepath.Join(filepath.Dir(self), "peerlane-runtime"); executable(beside) {
 			return beside
 		}
 	}
 	return packagedRuntime
 }
 
-func checkHookFile(path string) bool {
+func executable(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }

@@ -118,6 +118,7 @@ func (b *bed) guide() *guide {
 		b.write(filepath.Join("quickstart", filepath.Base(path)), string(text))
 	}
 	if len(found) > 0 {
+		b.T.Logf("with the packages %v", found)
 		// Nor does a purge find the test bed's directories in the way (hardware).
 		b.write("quickstart/apt.conf", `Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "/dev/null"; Dpkg::Options { "--force-unsafe-io"; };
 DPkg::Pre-Invoke { "umount /etc/peerlane /run/peerlane /var/lib/peerlane 2>/dev/null || true"; };

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// Its man page says what the exit status means.
+func TestExitStatus(t *testing.T) {
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{[]string{"version"}, 0, ""},
+		{[]string{"srve"}, 2, `unknown command "srve"`},
+		{[]string{"serve", "--fast"}, 2, "unknown flag: --fast"},
+		{[]string{"serve", "x"}, 2, `unknown command "x"`},
+		{[]string{"version", "--log-level", "loud"}, 2, "--log-level"},
+		{[]string{"emulated-nic", "--name", "n"}, 2, `required flag(s) "gpu", "socket"`},
+		{[]string{"emulated-nic", "--name", "n", "--gpu", "0000:17:00.0", "--socket", "/nowhere/s", "--rate", "-1"}, 1, "a rate is positive"},
+	} {
+		var out, errOut bytes.Buffer
+		status := run(c.args, &out, &errOut)
+		if status != c.status || !strings.Contains(errOut.String(), c.says) || (status == 0) != (errOut.Len() == 0) {
+			t.Errorf("peerlane-relay %v: exit status %d, %q", c.args, status, errOut.String())
+		}
+	}
+}
