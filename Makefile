@@ -245,6 +245,13 @@ soak-reuse: ## use memory again the moment that its operation has ended (OPERATI
 soak-nccl: ## NCCL's plugin with messages of up to 64 MiB, and ten times as many schedules
 	@PEERLANE_NCCL_SOAK=1 $(GO) test -race -count=10 -v -timeout 2h -run 'Version|Requests|Mebibytes|Sanitizers|Receives' ./relay/nccl
 
+# For `make soak-doctor`: how many combinations of faults.
+ROUNDS ?= 2000
+
+.PHONY: soak-doctor
+soak-doctor: ## combine faults of made hosts at random, and see that peerlane doctor finds all of them (ROUNDS=2000)
+	@PEERLANE_DOCTOR_ROUNDS=$(ROUNDS) $(GO) test -count=1 -v -timeout 2h -run '^TestFaultsThatComeTogether$$' ./cmd/peerlane/doctor
+
 .PHONY: sanitize
 sanitize: ## the C library's tests in full: address, undefined behaviour and thread sanitizer, and the race detector on relays
 	@PEERLANE_MODEL_PROGRAMS=200 PEERLANE_RANDOM_ROUNDS=2000 $(GO) test -race -count=1 -v -timeout 4h ./relay/libpeerlane
