@@ -197,6 +197,10 @@ func TestWhatIsLessThanItSeems(t *testing.T) {
 			m.write(ib1+"/ports/1/phys_state", "3: Disabled")
 			m.write("etc/peerlane/config.toml", "[plan.exclude]\nnics = [\"mlx5_1\"]")
 		}, nil},
+		{"a container of lane= may lock little", func() {
+			m.edit("proc/900/limits", "unlimited            unlimited", "8388608              8388608")
+			m.relay(func(g *hook.Info) { g.Config.Lanes[0].Copy = false })
+		}, nil},
 		{"no port at all", func() {
 			for _, ib := range []string{ib0, ib1} {
 				m.write(ib+"/ports/1/state", "1: DOWN")

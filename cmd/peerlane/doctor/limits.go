@@ -11,12 +11,13 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
 var limitChecks = []Check{
 	{
 		Name: "memlock-init", Subject: "limits",
-		LooksAt: "the limit of locked memory of the first process of each container that has a relay, /proc/PID/limits",
+		LooksAt: "the limit of locked memory of the first process of each container that has gpu=, /proc/PID/limits",
 		Why:     "memory that a program registers with a NIC counts as locked: with a low limit ibv_reg_mr fails (ENOMEM), and NCCL falls back to TCP; lane= alone needs none",
 		Remedy:  "start the container with --ulimit memlock=-1",
 		Run:     checkInitMemlock,
@@ -78,7 +79,8 @@ func checkInitMemlock(_ context.Context, h *Host) []Finding {
 	}
 	looked := 0
 	for _, g := range generations {
-		if !g.Alive {
+		// Who has lane= alone registers no memory; gpu= says so by its copies.
+		if !g.Alive || !slices.ContainsFunc(g.Config.Lanes, func(l launch.Lane) bool { return l.Copy }) {
 			continue
 		}
 		on := "container " + cut(g.Container.ID)
@@ -97,7 +99,7 @@ func checkInitMemlock(_ context.Context, h *Host) []Finding {
 		}
 		looked++
 	}
-	return orFine(list, "%d containers have a relay, and none has a low limit", looked)
+	return orFine(list, "%d containers have gpu=, and none has a low limit", looked)
 }
 
 // units are the engines' processes that start what runs in containers, and their units.

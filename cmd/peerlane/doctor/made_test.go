@@ -201,7 +201,7 @@ func generation() hook.Info {
 	return hook.Info{
 		Generation: hook.Generation{
 			ID: strings.Repeat("a", 32), Container: hook.Container{ID: "trainer"}, Init: hook.Process{PID: 900},
-			Config: launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 2, BusID: far}}}},
+			Config: launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 2, BusID: far}, Copy: true}}},
 		},
 		Alive: true, Supervised: true, Status: hook.Status{State: hook.StateReady, Relay: &hook.Process{PID: 901}, Starts: 1},
 	}
