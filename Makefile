@@ -199,6 +199,13 @@ soak-reuse: ## use memory again the moment that its operation has ended (OPERATI
 	@PEERLANE_REUSE=$(OPERATIONS) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryIsReusedAtOnce$$' ./relay
 	@PEERLANE_REUSE=$$(($(OPERATIONS) / 100)) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryIsReusedAtOnceWithLateCopies$$' ./relay
 
+# For `make soak-doctor`: how many combinations of faults.
+ROUNDS ?= 2000
+
+.PHONY: soak-doctor
+soak-doctor: ## combine faults of made hosts at random, and see that peerlane doctor finds all of them (ROUNDS=2000)
+	@PEERLANE_DOCTOR_ROUNDS=$(ROUNDS) $(GO) test -count=1 -v -timeout 2h -run '^TestFaultsThatComeTogether$$' ./cmd/peerlane/doctor
+
 .PHONY: sanitize
 sanitize: ## the C library's tests in full: address, undefined behaviour and thread sanitizer, and the race detector on relays
 	@PEERLANE_MODEL_PROGRAMS=200 PEERLANE_RANDOM_ROUNDS=2000 $(GO) test -race -count=1 -v -timeout 4h ./relay/libpeerlane

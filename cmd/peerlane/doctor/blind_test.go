@@ -197,6 +197,7 @@ func TestWhatIsLessThanItSeems(t *testing.T) {
 			m.write(ib1+"/ports/1/phys_state", "3: Disabled")
 			m.write("etc/peerlane/config.toml", "[plan.exclude]\nnics = [\"mlx5_1\"]")
 		}, nil},
+		{"DMA-BUF in place of nvidia-peermem", func() { m.remove("sys/module/nvidia_peermem") }, nil},
 		{"a container of lane= may lock little", func() {
 			m.edit("proc/900/limits", "unlimited            unlimited", "8388608              8388608")
 			m.relay(func(g *hook.Info) { g.Config.Lanes[0].Copy = false })

@@ -26,7 +26,7 @@ var driverChecks = []Check{
 	{
 		Name: "nvidia-peermem", Subject: "driver",
 		LooksAt: "/sys/module/nvidia_peermem and its predecessor nv_peer_mem",
-		Why:     "programs that hand a CUDA pointer to ibv_reg_mr, as older ones do, need the module to have a NIC reach a GPU's memory; without it they fail, or copy through the CPU's memory",
+		Why:     "where there is no DMA-BUF, and for programs that hand a CUDA pointer to ibv_reg_mr, as older ones do, the module lets a NIC reach a GPU's memory; without it they fail, or copy through the CPU's memory",
 		Remedy:  "modprobe nvidia-peermem, and for each start: echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
 		Run:     checkPeermem,
 	},
@@ -121,8 +121,10 @@ func checkPeermem(_ context.Context, h *Host) []Finding {
 	switch {
 	case err != nil:
 		return []Finding{unknown("host", "%s", denied(err))}
+	case p.Module == "" && p.DMABUF:
+		return []Finding{ok("host", "it is not loaded; DMA-BUF takes its place")}
 	case p.Module == "":
-		return []Finding{warning("host", "neither nvidia-peermem nor nv_peer_mem is loaded")}
+		return []Finding{warning("host", "neither nvidia-peermem nor nv_peer_mem is loaded, and DMA-BUF does not take its place: %s", p.NoDMABUF)}
 	}
 	return []Finding{ok("host", "%s is loaded", p.Module)}
 }

@@ -37,8 +37,9 @@ func faults() []fault {
 			m.write("sys/module/nvidia/version", "575.51.03")
 		}},
 		{name: "a CUDA that is too old", finds: []string{"failure driver"}, says: "CUDA 11.4", change: func(m *made) { m.driver("580.95.05", 11040) }},
-		{name: "no nvidia-peermem", finds: []string{"warning nvidia-peermem"}, says: "modprobe nvidia-peermem", change: func(m *made) {
+		{name: "neither nvidia-peermem nor DMA-BUF", of: "nvidia-peermem driver open", finds: []string{"warning nvidia-peermem", "warning dma-buf"}, says: "modprobe nvidia-peermem", change: func(m *made) {
 			m.remove("sys/module/nvidia_peermem")
+			m.edit("proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64", "NVIDIA UNIX x86_64 Kernel Module")
 		}},
 		{name: "closed kernel modules", of: "open", finds: []string{"warning dma-buf"}, says: "not the open ones", change: func(m *made) {
 			m.edit("proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64", "NVIDIA UNIX x86_64 Kernel Module")
