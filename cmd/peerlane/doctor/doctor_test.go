@@ -24,10 +24,12 @@ func (m *made) suffer(list ...fault) []Finding {
 	}
 	// The plan that is installed, and the pairs that were tested, are those of the host as
 	// it is.
-	m.keepInstalled()
-	asIs := m.host()
-	m.installFrom(asIs)
-	m.passedOn(asIs, func(*launch.Pair) {})
+	if slices.ContainsFunc(list, func(f fault) bool { return f.replan }) {
+		m.keepInstalled()
+		asIs := m.host()
+		m.installFrom(asIs)
+		m.passedOn(asIs, func(*launch.Pair) {})
+	}
 	for _, f := range list {
 		f.after(m)
 	}

@@ -21,30 +21,32 @@ type fault struct {
 	says  string
 	// change is made before plan and specifications are, and after behind them.
 	change, after func(*made)
+	// replan says that the host has another plan then, or other pairs to test.
+	replan bool
 }
 
 // faults are in the order of the checks that find them; each check has one, and one has
 // more where it looks at several things.
 func faults() []fault {
 	list := []fault{
-		{name: "a driver that is too old", finds: []string{"failure driver", "warning dma-buf"}, says: "release 470.57", change: func(m *made) {
+		{name: "a driver that is too old", replan: true, finds: []string{"failure driver", "warning dma-buf"}, says: "release 470.57", change: func(m *made) {
 			m.edit("proc/driver/nvidia/version", "580.95.05", "470.57.02")
 			m.write("sys/module/nvidia/version", "470.57.02")
 			m.driver("470.57.02", 11040)
 		}},
 		{name: "libraries of another release", finds: []string{"failure driver"}, says: "libraries 575.51.03", change: func(m *made) { m.driver("575.51.03", 12090) }},
-		{name: "a module of another release", finds: []string{"failure driver"}, says: "the module nvidia is 575", change: func(m *made) {
+		{name: "a module of another release", replan: true, finds: []string{"failure driver"}, says: "the module nvidia is 575", change: func(m *made) {
 			m.write("sys/module/nvidia/version", "575.51.03")
 		}},
 		{name: "a CUDA that is too old", finds: []string{"failure driver"}, says: "CUDA 11.4", change: func(m *made) { m.driver("580.95.05", 11040) }},
-		{name: "neither nvidia-peermem nor DMA-BUF", of: "nvidia-peermem driver open", finds: []string{"warning nvidia-peermem", "warning dma-buf"}, says: "modprobe nvidia-peermem", change: func(m *made) {
+		{name: "neither nvidia-peermem nor DMA-BUF", replan: true, of: "nvidia-peermem driver open", finds: []string{"warning nvidia-peermem", "warning dma-buf"}, says: "modprobe nvidia-peermem", change: func(m *made) {
 			m.remove("sys/module/nvidia_peermem")
 			m.edit("proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64", "NVIDIA UNIX x86_64 Kernel Module")
 		}},
-		{name: "closed kernel modules", of: "open", finds: []string{"warning dma-buf"}, says: "not the open ones", change: func(m *made) {
+		{name: "closed kernel modules", replan: true, of: "open", finds: []string{"warning dma-buf"}, says: "not the open ones", change: func(m *made) {
 			m.edit("proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64", "NVIDIA UNIX x86_64 Kernel Module")
 		}},
-		{name: "an old kernel", of: "kernel", finds: []string{"warning dma-buf"}, says: "5.12 is needed", change: func(m *made) {
+		{name: "an old kernel", replan: true, of: "kernel", finds: []string{"warning dma-buf"}, says: "5.12 is needed", change: func(m *made) {
 			m.write("proc/sys/kernel/osrelease", "5.10.0-28-amd64")
 		}},
 		{name: "a kernel without DMA-BUF", of: "kernel", finds: []string{"warning dma-buf"}, says: "CONFIG_DMA_SHARED_BUFFER", change: func(m *made) {
@@ -88,15 +90,15 @@ func faults() []fault {
 			_, health := m.gpu(m.server())
 			health.BAR1 = 64 << 30
 		}},
-		{name: "MIG", finds: []string{"failure mig"}, says: "nvidia-smi -i 6 -mig 0", change: func(m *made) {
+		{name: "MIG", replan: true, finds: []string{"failure mig"}, says: "nvidia-smi -i 6 -mig 0", change: func(m *made) {
 			g, _ := m.gpu("0000:ba:00.0")
 			g.MIG = true
 		}},
-		{name: "a vGPU", finds: []string{"failure vgpu"}, says: "pass a whole GPU", change: func(m *made) {
+		{name: "a vGPU", replan: true, finds: []string{"failure vgpu"}, says: "pass a whole GPU", change: func(m *made) {
 			g, _ := m.gpu("0000:ba:00.0")
 			g.VGPU = true
 		}},
-		{name: "exclusive compute mode", finds: []string{"failure compute-mode"}, says: "nvidia-smi -i 6 -c 0", change: func(m *made) {
+		{name: "exclusive compute mode", replan: true, finds: []string{"failure compute-mode"}, says: "nvidia-smi -i 6 -c 0", change: func(m *made) {
 			g, _ := m.gpu("0000:ba:00.0")
 			g.ComputeMode = "exclusive-process"
 		}},
@@ -117,26 +119,26 @@ func faults() []fault {
 		{name: "a slow link", of: "link1", finds: []string{"warning pcie-link"}, says: "runs at 8.0 GT/s", change: func(m *made) {
 			m.edit(nic1+"/current_link_speed", "32.0 GT/s", "8.0 GT/s")
 		}},
-		{name: "ACS redirection", finds: []string{"warning acs"}, says: "setpci -s 0000:17:00.0 ECAP_ACS+6.w=0:2c", change: func(m *made) { m.redirect("0000:17:00.0") }},
+		{name: "ACS redirection", replan: true, finds: []string{"warning acs"}, says: "setpci -s 0000:17:00.0 ECAP_ACS+6.w=0:2c", change: func(m *made) { m.redirect("0000:17:00.0") }},
 		{name: "an IOMMU that translates", finds: []string{"warning iommu"}, says: "DMA-FQ", change: func(m *made) { m.write("sys/kernel/iommu_groups/1/type", "DMA-FQ") }},
 
-		{name: "a port in INIT", of: "state plan", finds: []string{"warning port-state"}, says: "INIT", change: func(m *made) { m.write(ib0+"/ports/1/state", "2: INIT") }},
-		{name: "a port without a signal", of: "state plan", finds: []string{"warning port-state", "warning port-physical"}, says: "DOWN", change: func(m *made) {
+		{name: "a port in INIT", replan: true, of: "state plan", finds: []string{"warning port-state"}, says: "INIT", change: func(m *made) { m.write(ib0+"/ports/1/state", "2: INIT") }},
+		{name: "a port without a signal", replan: true, of: "state plan", finds: []string{"warning port-state", "warning port-physical"}, says: "DOWN", change: func(m *made) {
 			m.write(ib1+"/ports/1/state", "1: DOWN")
 			m.write(ib1+"/ports/1/phys_state", "2: Polling")
 		}},
-		{name: "a cable at half its rate", of: "rate state plan", finds: []string{"warning port-rate"}, says: "200 Gb/s, and that of mlx5_0", change: func(m *made) {
+		{name: "a cable at half its rate", replan: true, of: "rate state plan", finds: []string{"warning port-rate"}, says: "200 Gb/s, and that of mlx5_0", change: func(m *made) {
 			m.write(ib1+"/ports/1/rate", "200 Gb/sec (4X HDR)")
 		}},
-		{name: "a slot that is too narrow", of: "link0 plan", finds: []string{"warning port-rate"}, says: "its slot carries", change: func(m *made) {
+		{name: "a slot that is too narrow", replan: true, of: "link0 plan", finds: []string{"warning port-rate"}, says: "its slot carries", change: func(m *made) {
 			m.edit(nic0+"/max_link_width", "16", "8")
 			m.edit(nic0+"/current_link_width", "16", "8")
 		}},
-		{name: "two link layers", of: "layer", finds: []string{"warning link-layer"}, says: "InfiniBand: mlx5_1 port 1", change: func(m *made) {
+		{name: "two link layers", replan: true, of: "layer", finds: []string{"warning link-layer"}, says: "InfiniBand: mlx5_1 port 1", change: func(m *made) {
 			m.write(ib1+"/ports/1/link_layer", "InfiniBand")
 			m.write(ib1+"/ports/1/sm_lid", "0x1")
 		}},
-		{name: "no subnet manager", of: "layer", finds: []string{"failure subnet-manager"}, says: "opensm", change: func(m *made) {
+		{name: "no subnet manager", replan: true, of: "layer", finds: []string{"failure subnet-manager"}, says: "opensm", change: func(m *made) {
 			m.write(ib0+"/ports/1/link_layer", "InfiniBand")
 			m.write(ib1+"/ports/1/link_layer", "InfiniBand")
 		}},
@@ -213,7 +215,7 @@ func faults() []fault {
 			_, health := m.gpu(m.server())
 			health.MemoryFree = 1 << 20
 		}},
-		{name: "a cap that has no room", of: "staging plan", finds: []string{"warning staging"}, says: "raise staging.limit", change: func(m *made) {
+		{name: "a cap that has no room", replan: true, of: "staging plan", finds: []string{"warning staging"}, says: "raise staging.limit", change: func(m *made) {
 			// Room for one lane's slots, so that the plan has it, and not for two.
 			m.write("etc/peerlane/config.toml", "[relay]\nslots = 4\n[staging]\nlimit = \"140MiB\"")
 		}},
