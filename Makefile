@@ -175,7 +175,8 @@ test-packages: packages ## install, upgrade and remove the packages in clean tre
 	@{ $(packages_tests) -run "$(or $(RUN),.)" ./integration/packages || true; } | bin/test-report $(call again,$(packages_tests) -run "$$TESTS" "$$PACKAGE") -places packages $(if $(RUN),,-matrix integration/matrix.txt)
 
 .PHONY: release
-release: clean-dist packages ## make everything that a release has in dist/, with its checksums
+release: clean-dist ## make everything that a release has in dist/, with its checksums
+	@$(MAKE) --no-print-directory packages
 	@packaging/release dist
 
 .PHONY: clean-dist
