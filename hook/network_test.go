@@ -1,14 +1,21 @@
 package hook
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // What a job sets for NCCL is said to have no effect, and what only looks so is not
@@ -23,6 +30,71 @@ func TestVariablesOfAJobThatHaveNoEffect(t *testing.T) {
 	}
 	if got := ignored(environment); len(got) != mostIgnored+1 {
 		t.Errorf("%d sentences", len(got))
+	}
+}
+
+// A relay that is on the network is told of a key that has changed, and of no other.
+func TestARelayIsToldOfAChangedKey(t *testing.T) {
+	l := layout.New(t.TempDir())
+	if err := l.Create(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Dir(l.ClusterKey()), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write := func(key string) {
+		t.Helper()
+		if err := os.WriteFile(l.ClusterKey(), []byte(key), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("old")
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[1])
+	file := os.NewFile(uintptr(fds[0]), "relay")
+	conn, err := net.FileConn(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+	defer conn.Close()
+	settings := config.Default().Network
+	settings.Interfaces = "=lo"
+	s := &supervisor{layout: l, log: logrus.NewEntry(logrus.New()), generation: &Generation{Network: settings}, relay: &relay{control: conn.(*net.UnixConn)}}
+	s.log.Logger.SetOutput(io.Discard)
+	s.goOnNetwork()
+	told := func() string {
+		t.Helper()
+		s.lookAtKey()
+		text := make([]byte, launch.MaxDatagram)
+		n, err := unix.Read(fds[1], text)
+		if err == unix.EAGAIN {
+			return ""
+		}
+		var r launch.Request
+		if err == nil {
+			err = json.Unmarshal(text[:n], &r)
+		}
+		if err != nil || r.Request != launch.RequestSecrets || r.Secrets == nil {
+			t.Fatalf("told %s, %v", text[:n], err)
+		}
+		return string(r.Secrets.ClusterKey.Bytes())
+	}
+	if got := told(); got != "" {
+		t.Errorf("of the key that it has it is told %q", got)
+	}
+	write("new")
+	if got := told(); got != "new" {
+		t.Errorf("of a new key it is told %q", got)
+	}
+	if err := os.Remove(l.ClusterKey()); err != nil {
+		t.Fatal(err)
+	}
+	if got := told(); got != "" {
+		t.Errorf("of a key that is gone it is told %q", got)
 	}
 }
 

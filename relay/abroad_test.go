@@ -427,6 +427,11 @@ func TestHostsOfOneCluster(t *testing.T) {
 				p.exchange(t)
 			}
 		}
+		// They have the new key alone: a host that has no other reaches them.
+		h := newHost(t)
+		h.online(key(finished))
+		third := attach(t, h.relay("third", launch.RouteAuto, far(0, 1, "nic0")))
+		join(t, third, 0, p.b, 3)
 		// A host that was told nothing is cut off.
 		q := hostsWith(t, key(old), key(finished), "127.0.0.1")
 		l, err := q.b.Listen(within(t), uuid(t, 3))

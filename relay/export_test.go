@@ -1,5 +1,17 @@
 package relay
 
+import (
+	"time"
+
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+)
+
+// Patient has the relay wait so long before it counts another host's as dead; for machines
+// that are far slower than any host. It comes before Configure.
+func (r *Relay) Patient(dead time.Duration) {
+	r.timing = func(c *tcp.Config) { c.Dead = dead }
+}
+
 // Do queues f to run on the relay's loop, in the order of the calls.
 func (r *Relay) Do(f func()) { r.loop.Do(f) }
 

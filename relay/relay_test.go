@@ -221,6 +221,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 		r.AskBy(h.ask)
 	}
 	if h.secrets != nil {
+		r.Patient(time.Minute)
 		if err := r.Secrets(*h.secrets); err != nil {
 			h.t.Fatal(err)
 		}
