@@ -141,7 +141,7 @@ func (p *phase) find(operation string, bytes int) (RateFound, bool) {
 // best is the fastest of phases whose names begin so.
 func (r *result) best(prefix, operation string, bytes int) (found RateFound, where string) {
 	for _, p := range r.Phases {
-		if f, ok := p.find(operation, bytes); ok && strings.HasPrefix(p.Name, prefix) && (where == "" || f.Microseconds < found.Microseconds) {
+		if f, ok := p.find(operation, bytes); ok && len(p.Problems) == 0 && strings.HasPrefix(p.Name, prefix) && (where == "" || f.Microseconds < found.Microseconds) {
 			found, where = f, p.Name
 		}
 	}

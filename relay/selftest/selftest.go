@@ -528,13 +528,26 @@ func (b *bench) byItself(by *device.Device, calls func(cuda.Stream) error) error
 	return b.driver.StreamSynchronize(b.streams[by])
 }
 
-// copy is one copy as a relay makes it.
+// together is from which size on a relay issues a copy by itself.
+const together = 256 << 10
+
+// copy is one copy as a relay makes it: a small one goes with others in one call, and so
+// is two here.
 func (b *bench) copy(to, from device.Place, n uint64) error {
-	ended := false
+	underWay := 0
 	var err error
+	move := func(at, n uint64) {
+		underWay++
+		b.queues[0].Move(to.Plus(at), from.Plus(at), n, func(e error) { underWay--; err = errors.Join(err, e) })
+	}
 	b.copies.await(func() {
-		b.queues[0].Move(to, from, n, func(e error) { ended, err = true, e })
-		for !ended {
+		if half := n / 2; half > 0 && n < together {
+			move(0, half)
+			move(half, n-half)
+		} else {
+			move(0, n)
+		}
+		for underWay > 0 {
 			b.queues[0].Poll()
 		}
 	})

@@ -106,7 +106,8 @@ int use_tie(struct relay *r, struct tie **out)
 	int status = 0;
 
 	pthread_mutex_lock(&lock);
-	for (t = r->ties; t && t->uses >= TIE_USES; t = t->next)
+	/* One that has failed by itself ends with its communicators. */
+	for (t = r->ties; t && (t->uses >= TIE_USES || peerlane_session_status(t->session)); t = t->next)
 		;
 	if (!t) {
 		pthread_mutex_unlock(&lock); /* to dial is to wait for the relay */
