@@ -275,7 +275,15 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 		{"the key itself", Docker, "25.0.0", daemonJSON, "", func(s string) string { return strings.Replace(s, "true", "false", 1) },
 			"{\n  \"features\": {\n    \"cdi\": false\n  }\n}\n", "somebody else has changed features.cdi"},
 		{"blanks of a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return s + "\n" }, "", ""},
-		{"a number that goes with the file", Containerd, "1.7.1", configTOML, "", func(s string) string { return s + "# kept\n" }, "", ""},
+		{"a comment in a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return "# mine\n" + s }, "# mine\n", ""},
+		{"blanks of a file with a number", Containerd, "1.7.1", configTOML, "", func(s string) string { return s + "\n" }, "", ""},
+		{"a comment in a file with a number", Containerd, "1.7.1", configTOML, "", func(s string) string { return s + "# kept\n" }, "version = 2\n# kept\n", "version = 2 stays"},
+		{"tables that the number is of", Containerd, "1.7.1", configTOML, "",
+			func(s string) string {
+				return s + "\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/etc/certs.d\"\n"
+			},
+			"version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\"]\n\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/etc/certs.d\"\n", "version = 2 stays"},
+		{"a comment beside the runtime", Containerd, "1.6.20", configTOML, debian12, func(s string) string { return "# more\n" + s }, "# more\n" + debian12, ""},
 		{"the file is gone", Docker, "25.0.0", daemonJSON, "", nil, "", "is not there any more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
