@@ -41,6 +41,18 @@ func findContainerd(h Host) (d documents, err error) {
 	return d, nil
 }
 
+// containerdSocket is where the daemon listens; from version 4 of the configuration
+// on it is a plugin's.
+func containerdSocket(d documents) string {
+	for _, path := range [][]string{{"plugins", "io.containerd.server.v1.grpc", "address"}, {"grpc", "address"}} {
+		value, _ := d.get(path...)
+		if socket, is := value.(string); is && socket != "" {
+			return socket
+		}
+	}
+	return "/run/containerd/containerd.sock"
+}
+
 // planContainerd: the CRI has CDI where enable_cdi says so from 1.7 on, and unless
 // it says no from 2.0 on. Its Go client and ctr, from 2.0 on, apply CDI by
 // themselves and need no configuration.

@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/peerlane/peerlane/cdi/engine/edit"
 )
@@ -13,6 +14,17 @@ func findDocker(h Host) (d documents, err error) {
 		d.main = filepath.Join(h.Root, "etc/docker/daemon.json")
 	}
 	return d, d.read(edit.JSON, d.main)
+}
+
+// dockerSocket is the first that the daemon is told of.
+func dockerSocket(d documents) string {
+	hosts, _ := d.get("hosts")
+	for _, host := range edit.Texts(hosts) {
+		if socket, is := strings.CutPrefix(host, "unix://"); is && socket != "" {
+			return socket
+		}
+	}
+	return "/var/run/docker.sock"
 }
 
 // planDocker: 25.0 has CDI where features.cdi says so, 28.2 unless it says no.

@@ -45,8 +45,9 @@ type Host struct {
 	ConfigFile string
 	// Version is that of the engine, if it is not to be asked.
 	Version string
-	// Ask asks an engine for its version; nil for Ask of this package.
-	Ask func(ctx context.Context, engine, configuration string) (Answer, error)
+	// Ask asks an engine for its version, its daemon at a socket; nil for Ask of this
+	// package.
+	Ask func(ctx context.Context, engine, socket string) (Answer, error)
 }
 
 // Answer is what an engine says of itself.
@@ -99,15 +100,15 @@ type State struct {
 	// none is needed.
 	Restart string   `json:"restart,omitempty"`
 	Notes   []string `json:"notes"`
-	// Error is why it could not be looked at.
+	// Error is why it could not be looked at; one that is not installed has none.
 	Error string `json:"error,omitempty"`
 
 	keys []edit.Key
 	text []byte // of File; nil where there is none
 }
 
-// ErrNotInstalled is of an engine that is not there, or says no version.
-var ErrNotInstalled = errors.New("is not installed, or does not say its version")
+// ErrNotInstalled is of an engine that is not there.
+var ErrNotInstalled = errors.New("is not installed")
 
 // engine is one of them.
 type engine struct {
@@ -116,13 +117,15 @@ type engine struct {
 	find func(h Host) (documents, error)
 	// plan says what has to be set.
 	plan func(v version, d documents, w Wanted) (decision, error)
+	// socket is where its daemon listens; nil where there is none.
+	socket func(d documents) string
 }
 
 var engines = map[string]engine{
-	Docker:     {edit.JSON, findDocker, planDocker},
-	Containerd: {edit.TOML, findContainerd, planContainerd},
-	Podman:     {edit.TOML, findPodman, planPodman},
-	CRIO:       {edit.TOML, findCRIO, planCRIO},
+	Docker:     {edit.JSON, findDocker, planDocker, dockerSocket},
+	Containerd: {edit.TOML, findContainerd, planContainerd, containerdSocket},
+	Podman:     {edit.TOML, findPodman, planPodman, nil},
+	CRIO:       {edit.TOML, findCRIO, planCRIO, nil},
 }
 
 // decision is what has to be done about an engine.
@@ -154,8 +157,14 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 		if ask == nil {
 			ask = Ask
 		}
-		if answer, err = ask(ctx, name, d.address()); err != nil {
-			return s, fmt.Errorf("%s %w: %w", name, ErrNotInstalled, err)
+		socket := ""
+		if e.socket != nil {
+			socket = e.socket(d)
+		}
+		if answer, err = ask(ctx, name, socket); errors.Is(err, ErrNotInstalled) {
+			return s, fmt.Errorf("%s %w", name, err)
+		} else if err != nil {
+			return s, fmt.Errorf("%s does not say its version: %w", name, err)
 		}
 	}
 	s.Version, s.Daemon = answer.Version, answer.Daemon
@@ -224,16 +233,6 @@ func (d documents) get(path ...string) (value any, file string) {
 		}
 	}
 	return value, file
-}
-
-// address is where containerd listens.
-func (d documents) address() string {
-	value, _ := d.get("grpc", "address")
-	address, ok := value.(string)
-	if !ok {
-		return "/run/containerd/containerd.sock"
-	}
-	return address
 }
 
 // read adds a file, if it is there.
