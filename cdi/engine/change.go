@@ -209,6 +209,7 @@ func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
 	if err != nil {
 		return err
 	}
+	d.root = h.Root
 	tree, err := e.language.Read(text)
 	if err != nil {
 		return inFile(s.File, err)

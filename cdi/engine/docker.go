@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/peerlane/peerlane/cdi/engine/edit"
@@ -46,7 +47,7 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 			p.cdi = CDIOff
 			p.keys = append(p.keys, edit.Key{Path: []string{"features", "cdi"}, Value: true})
 		}
-		dirs, err := listed(d, []string{"cdi-spec-dirs"}, DefaultSpecDirs, withDefaults(w.SpecDirs))
+		dirs, err := listed(d, []string{"cdi-spec-dirs"}, DefaultSpecDirs, slices.Concat(DefaultSpecDirs, w.SpecDirs))
 		if err != nil {
 			return p, err
 		}
@@ -74,12 +75,6 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 		p.notes = append(p.notes, "it has no directory of hooks")
 	}
 	return p, nil
-}
-
-// withDefaults are the directories that an engine has to look into.
-func withDefaults(more []string) []string {
-	all, _ := withDirs(DefaultSpecDirs, more)
-	return all
 }
 
 // different are keys that do not have their value yet.

@@ -150,7 +150,7 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 	if err != nil {
 		return s, err
 	}
-	s.File = d.main
+	d.root, s.File = h.Root, d.main
 	answer := Answer{Version: h.Version}
 	if h.Version == "" {
 		ask := h.Ask
@@ -212,6 +212,7 @@ type document struct {
 // documents are an engine's configuration files, the first that it reads first.
 // What two of them say, the later one decides.
 type documents struct {
+	root string // that of the host
 	main string // the file that is an engine's own, which need not be there
 	all  []document
 }
@@ -275,15 +276,29 @@ func dropIns(pattern string) []string {
 }
 
 // withDirs is a list with directories that it lacks, at its end; changed says
-// that it lacked one.
-func withDirs(list, dirs []string) (all []string, changed bool) {
+// that it lacked one. /run/cdi and /var/run/cdi may be the same.
+func (d documents) withDirs(list, dirs []string) (all []string, changed bool) {
 	all = slices.Clone(list)
 	for _, dir := range dirs {
-		if !slices.ContainsFunc(all, func(have string) bool { return filepath.Clean(have) == filepath.Clean(dir) }) {
+		if !slices.ContainsFunc(all, func(have string) bool { return d.directory(have) == d.directory(dir) }) {
 			all, changed = append(all, dir), true
 		}
 	}
 	return all, changed
+}
+
+// directory is a directory's path on the host, without links.
+func (d documents) directory(path string) string {
+	real, err := resolve(filepath.Join(d.root, path))
+	if err != nil {
+		return filepath.Clean(path)
+	}
+	// A link to an absolute path leads out of another root than /.
+	below, err := filepath.Rel(d.root, real)
+	if err != nil || !filepath.IsLocal(below) {
+		return real
+	}
+	return filepath.Join("/", below)
 }
 
 // listed is the decision about a list of directories: nil where nothing has to be
@@ -296,7 +311,7 @@ func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
 			return nil, fmt.Errorf("%s: %s is no list of texts", file, strings.Join(path, "."))
 		}
 	}
-	all, changed := withDirs(list, wanted)
+	all, changed := d.withDirs(list, wanted)
 	if !changed {
 		return nil, nil
 	}
