@@ -3,8 +3,14 @@ package engine
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
 	"os/exec"
 	"strings"
 	"time"
@@ -15,48 +21,81 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// askTime is how long an engine may think.
+// askTime is how long a daemon or a program may think.
 const askTime = 10 * time.Second
 
-// Ask asks an engine for its version: its daemon, if that runs, and the program
-// otherwise. Of containerd it is the daemon at an address; Docker's is where
-// DOCKER_HOST says.
-func Ask(ctx context.Context, name, address string) (Answer, error) {
+// daemons are asked at their sockets.
+var daemons = map[string]func(ctx context.Context, address string) (version string, err error){
+	Docker:     askDocker,
+	Containerd: askContainerd,
+}
+
+// errOther is of a socket at which another engine answers.
+var errOther = errors.New("another engine answers there")
+
+// Ask asks an engine of this host for its version: its daemon at the path of a
+// socket, if that runs, and the program otherwise. Where there is neither the error
+// is ErrNotInstalled.
+func Ask(ctx context.Context, name, socket string) (Answer, error) {
+	var silent error
+	if daemon := daemons[name]; daemon != nil {
+		version, err := askDaemon(ctx, daemon, socket)
+		if err == nil {
+			return Answer{Version: strings.TrimPrefix(version, "v"), Daemon: true}, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errOther) {
+			silent = fmt.Errorf("%s at %s: %w", name, socket, err)
+		}
+	}
+	version, err := askProgram(ctx, name)
+	switch {
+	case err == nil:
+		return Answer{Version: version}, nil
+	case silent == nil && errors.Is(err, exec.ErrNotFound):
+		return Answer{}, fmt.Errorf("%w: %w", ErrNotInstalled, err)
+	}
+	return Answer{}, errors.Join(silent, err)
+}
+
+func askDaemon(ctx context.Context, daemon func(context.Context, string) (string, error), socket string) (string, error) {
+	if _, err := os.Stat(socket); err != nil {
+		return "", err
+	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	switch name {
-	case Docker:
-		text, err := output(ctx, "docker", "version", "--format", "{{.Server.Version}}")
-		if err == nil {
-			return Answer{Version: text, Daemon: true}, nil
-		}
-		program, without := output(ctx, "dockerd", "--version") // Docker version 28.2.2, build …
-		if without != nil {
-			return Answer{}, errors.Join(err, without)
-		}
-		return Answer{Version: numbers.FindString(program)}, nil
-	case Containerd:
-		answer, err := askContainerd(ctx, address)
-		if err == nil {
-			return answer, nil
-		}
-		program, without := output(ctx, "containerd", "--version") // containerd SOURCE 1.7.24 …
-		if without != nil {
-			return Answer{}, errors.Join(err, without)
-		}
-		words := strings.Fields(program)
-		if len(words) < 3 {
-			return Answer{}, fmt.Errorf("containerd --version says %q", program)
-		}
-		return Answer{Version: strings.TrimPrefix(words[2], "v")}, nil
+	return daemon(ctx, socket)
+}
+
+// programs are those that say an engine's version, if they are not named like it,
+// and which word of their first line that is; 0 is the last.
+var programs = map[string]struct {
+	name string
+	word int
+}{
+	Docker:     {"dockerd", 3},    // Docker version 28.2.2, build …
+	Containerd: {"containerd", 3}, // containerd SOURCE 1.7.24 …
+	Podman:     {"podman", 0},     // podman version 4.3.1
+	CRIO:       {"crio", 0},       // crio version 1.30.0
+}
+
+func askProgram(ctx context.Context, name string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	program := programs[name]
+	text, err := output(ctx, program.name, "--version")
+	if err != nil {
+		return "", err
 	}
-	program, err := output(ctx, name, "--version") // podman version 4.3.1; crio version 1.30.0, and lines
-	line, _, _ := strings.Cut(program, "\n")
+	line, _, _ := strings.Cut(text, "\n")
 	words := strings.Fields(line)
-	if err != nil || len(words) == 0 {
-		return Answer{}, errors.Join(err, fmt.Errorf("%s --version says %q", name, line))
+	at := program.word
+	if at == 0 {
+		at = len(words)
 	}
-	return Answer{Version: words[len(words)-1]}, nil
+	if at == 0 || len(words) < at {
+		return "", fmt.Errorf("%s --version says %q", program.name, line)
+	}
+	return strings.TrimPrefix(strings.TrimSuffix(words[at-1], ","), "v"), nil
 }
 
 // output is what a program says.
@@ -80,17 +119,48 @@ func saying(program string, err error, said string) error {
 	return fmt.Errorf("%s: %w: %s", program, err, said)
 }
 
+// askDocker asks the daemon by its API. Its client would ask where DOCKER_HOST or a
+// context say, which may be another host, and may be Podman's.
+func askDocker(ctx context.Context, socket string) (version string, err error) {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://docker/version", nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, response.Body.Close()) }()
+	var said struct {
+		Version    string
+		Components []struct{ Name string }
+	}
+	if response.StatusCode != http.StatusOK {
+		return "", errors.New(response.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&said); err != nil {
+		return "", err
+	}
+	for _, one := range said.Components {
+		if strings.HasPrefix(one.Name, "Podman") {
+			return "", errOther
+		}
+	}
+	return said.Version, nil
+}
+
 // askContainerd asks the daemon, by the API's own module: containerd's whole client
 // would bring a hundred more.
-func askContainerd(ctx context.Context, address string) (a Answer, err error) {
-	conn, err := grpc.NewClient("unix://"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+func askContainerd(ctx context.Context, socket string) (version string, err error) {
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return a, fmt.Errorf("containerd at %s: %w", address, err)
+		return "", err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	version, err := versions.NewVersionClient(conn).Version(ctx, &emptypb.Empty{})
-	if err != nil {
-		return a, fmt.Errorf("containerd at %s: %w", address, err)
-	}
-	return Answer{Version: strings.TrimPrefix(version.Version, "v"), Daemon: true}, nil
+	said, err := versions.NewVersionClient(conn).Version(ctx, &emptypb.Empty{})
+	return said.GetVersion(), err
 }

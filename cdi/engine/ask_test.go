@@ -2,7 +2,11 @@ package engine
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,7 +58,7 @@ func TestProgramsAreAsked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	program("docker", `[ "$2" = --format ] || exit 9; echo 28.2.2`)
+	program("docker", "echo 1.2.3") // which may be Podman's, or of another host
 	program("dockerd", `echo "Docker version 20.10.24+dfsg1, build 297e128"`)
 	program("containerd", `echo "containerd github.com/containerd/containerd/v2 v2.0.5 abc"`)
 	program("podman", `echo "podman version 5.4.2"`)
@@ -68,18 +72,66 @@ func TestProgramsAreAsked(t *testing.T) {
 		return got
 	}
 	for name, want := range map[string]Answer{
-		Docker: {Version: "28.2.2", Daemon: true}, Containerd: {Version: "2.0.5"}, Podman: {Version: "5.4.2"}, CRIO: {Version: "1.30.1"},
+		Docker: {Version: "20.10.24+dfsg1"}, Containerd: {Version: "2.0.5"}, Podman: {Version: "5.4.2"}, CRIO: {Version: "1.30.1"},
 	} {
 		if got := ask(name); got != want {
 			t.Errorf("%s says %+v, want %+v", name, got, want)
 		}
 	}
-	program("docker", `echo "Cannot connect to the Docker daemon" >&2; exit 1`)
-	if got, want := ask(Docker), (Answer{Version: "20.10.24"}); got != want {
-		t.Errorf("dockerd says %+v, want %+v", got, want)
-	}
 	program("crio", "exit 3")
-	if _, err := Ask(context.Background(), CRIO, ""); err == nil || !strings.Contains(err.Error(), "exit status 3") {
+	if _, err := Ask(context.Background(), CRIO, ""); err == nil || errors.Is(err, ErrNotInstalled) || !strings.Contains(err.Error(), "exit status 3") {
 		t.Errorf("it said %v", err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	for _, name := range Names {
+		if _, err := Ask(context.Background(), name, filepath.Join(dir, "none")); !errors.Is(err, ErrNotInstalled) {
+			t.Errorf("of %s it said %v", name, err)
+		}
+	}
+	// What is there and does not answer is not taken for what is not there.
+	for _, name := range []string{Docker, Containerd} {
+		if _, err := Ask(context.Background(), name, dir); err == nil || errors.Is(err, ErrNotInstalled) || !strings.Contains(err.Error(), dir) {
+			t.Errorf("of %s it said %v", name, err)
+		}
+	}
+}
+
+// The daemon of this host is asked, wherever the client would ask, and Podman's
+// socket by Docker's name is not taken for Docker.
+func TestDockerIsAsked(t *testing.T) {
+	t.Setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
+	t.Setenv("PATH", t.TempDir())
+	for _, c := range []struct {
+		says string
+		code int
+		want Answer
+		err  error // nil for any other
+	}{
+		{`{"Version": "28.2.2", "Components": [{"Name": "Engine"}, {"Name": "containerd"}]}`, 200, Answer{Version: "28.2.2", Daemon: true}, nil},
+		{`{"Version": "19.3.0"}`, 200, Answer{Version: "19.3.0", Daemon: true}, nil},
+		{`{"Version": "5.4.2", "Components": [{"Name": "Podman Engine"}]}`, 200, Answer{}, ErrNotInstalled},
+		{`{"message": "it starts"}`, 503, Answer{}, nil},
+		{`torn`, 200, Answer{}, nil},
+	} {
+		socket := filepath.Join(t.TempDir(), "s")
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/version" {
+				c.code = http.StatusNotFound
+			}
+			w.WriteHeader(c.code)
+			fmt.Fprint(w, c.says)
+		}))
+		check := s.Listener.Close()
+		s.Listener = l
+		s.Start()
+		got, err := Ask(context.Background(), Docker, socket)
+		s.Close()
+		if check != nil || got != c.want || (err == nil) != c.want.Daemon || errors.Is(err, ErrNotInstalled) != (c.err != nil) {
+			t.Errorf("%s: %+v, %v, want %+v, %v", c.says, got, err, c.want, c.err)
+		}
 	}
 }

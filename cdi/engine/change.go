@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/aymanbagabas/go-udiff"
@@ -108,7 +109,7 @@ func (r *record) write(store string) error {
 		return err
 	}
 	if r.Existed {
-		if err := replace(filepath.Join(store, backupName), r.original, 0o600, nil); err != nil {
+		if err := replace(filepath.Join(store, backupName), r.original, 0o600, false); err != nil {
 			return err
 		}
 	}
@@ -116,7 +117,7 @@ func (r *record) write(store string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(replace(filepath.Join(store, recordName), append(text, '\n'), 0o600, nil), flush(store))
+	return errors.Join(replace(filepath.Join(store, recordName), append(text, '\n'), 0o600, false), flush(store))
 }
 
 func hash(text []byte) string {
@@ -132,7 +133,7 @@ func resolve(path string) (string, error) {
 		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EINVAL): // none, or no link
 			dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 			if errors.Is(err, fs.ErrNotExist) {
-				return path, nil
+				dir, err = resolve(filepath.Dir(path))
 			}
 			return filepath.Join(dir, filepath.Base(path)), err
 		case err != nil:
@@ -208,6 +209,7 @@ func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
 	if err != nil {
 		return err
 	}
+	d.root = h.Root
 	tree, err := e.language.Read(text)
 	if err != nil {
 		return inFile(s.File, err)
@@ -258,6 +260,15 @@ func Remove(dir, name string) (c Change, err error) {
 		return c, err
 	}
 	c.Path, c.Restart = r.Path, r.Restart
+	// The path was without links when it was recorded.
+	now, err := resolve(r.Path)
+	if err != nil {
+		return c, err
+	}
+	if now != r.Path {
+		return c, fmt.Errorf("%s was changed, and leads to %s now, which is not what Peerlane has changed; change that by hand, and remove %s",
+			r.Path, now, c.store)
+	}
 	c.Old, err = os.ReadFile(r.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		c.Notes = append(c.Notes, fmt.Sprintf("%s is not there any more", r.Path))
@@ -270,7 +281,7 @@ func Remove(dir, name string) (c Change, err error) {
 		return c, nil
 	}
 	l := engines[name].language
-	now, err := l.Read(c.Old)
+	have, err := l.Read(c.Old)
 	if err != nil {
 		return c, inFile(r.Path, err)
 	}
@@ -280,7 +291,10 @@ func Remove(dir, name string) (c Change, err error) {
 	}
 	var keys []edit.Key
 	for _, k := range r.Keys {
-		if !sameAfterRecord(edit.Get(now, k.Path...), k.Value) {
+		if isForm(k) {
+			continue // what others have added may be of that version
+		}
+		if !sameAfterRecord(edit.Get(have, k.Path...), k.Value) {
 			c.Notes = append(c.Notes, fmt.Sprintf("somebody else has changed %s, which stays", k))
 			continue
 		}
@@ -289,11 +303,23 @@ func Remove(dir, name string) (c Change, err error) {
 	if c.New, err = edit.Set(l, c.Old, keys...); err != nil {
 		return c, inFile(r.Path, err)
 	}
-	if tree, err := l.Read(c.New); err == nil && len(tree) == 0 && !r.Existed {
+	left, err := l.Read(c.New)
+	if err != nil || r.Existed {
+		return c, err
+	}
+	i := slices.IndexFunc(r.Keys, isForm)
+	form := i >= 0 && sameAfterRecord(left["version"], r.Keys[i].Value)
+	// Of these languages a text without a value but numbers has a # only in comments.
+	if alone := len(left) == 0 || form && len(left) == 1; alone && !bytes.ContainsRune(c.New, '#') {
 		c.New = nil
+	} else if form {
+		c.Notes = append(c.Notes, fmt.Sprintf("version = %v stays: others have added to the file", left["version"]))
 	}
 	return c, nil
 }
+
+// isForm says whether a key is the version that containerd's files are written in.
+func isForm(k edit.Key) bool { return len(k.Path) == 1 && k.Path[0] == "version" }
 
 // sameAfterRecord compares a file's value with a record's, where JSON has made
 // numbers of another type.
@@ -346,14 +372,10 @@ func (c Change) write() error {
 	if c.New == nil {
 		return os.Remove(c.Path)
 	}
-	mode, stat := fs.FileMode(0o644), (*syscall.Stat_t)(nil)
-	if info, err := os.Stat(c.Path); err == nil {
-		mode, stat = info.Mode().Perm(), info.Sys().(*syscall.Stat_t)
-	}
 	if err := os.MkdirAll(filepath.Dir(c.Path), 0o755); err != nil {
 		return err
 	}
-	return errors.Join(replace(c.Path, c.New, mode, stat), flush(filepath.Dir(c.Path)))
+	return errors.Join(replace(c.Path, c.New, 0o644, true), flush(filepath.Dir(c.Path)))
 }
 
 // forget removes what is kept of an engine.
@@ -370,34 +392,6 @@ func forget(store string) error {
 		}
 	}
 	return nil
-}
-
-// replace writes a file in one step, with a mode and, if it is not nil, an owner.
-func replace(path string, text []byte, mode fs.FileMode, owner *syscall.Stat_t) (err error) {
-	// No engine takes a name like this one for a drop-in.
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".peerlane-*.tmp")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(tmp.Name()))
-		}
-	}()
-	_, err = tmp.Write(text)
-	if err == nil && owner != nil && (int(owner.Uid) != os.Geteuid() || int(owner.Gid) != os.Getegid()) {
-		err = tmp.Chown(int(owner.Uid), int(owner.Gid))
-	}
-	if err == nil {
-		err = tmp.Chmod(mode)
-	}
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if err = errors.Join(err, tmp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), path)
 }
 
 // flush lets a directory's changes survive a power failure.

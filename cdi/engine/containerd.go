@@ -41,8 +41,20 @@ func findContainerd(h Host) (d documents, err error) {
 	return d, nil
 }
 
-// planContainerd: the CRI has CDI where enable_cdi says so from 1.7 on, and unless
-// it says no from 2.0 on. Its Go client and ctr, from 2.0 on, apply CDI by
+// containerdSocket is where the daemon listens; from version 4 of the configuration
+// on it is a plugin's.
+func containerdSocket(d documents) string {
+	for _, path := range [][]string{{"plugins", "io.containerd.server.v1.grpc", "address"}, {"grpc", "address"}} {
+		value, _ := d.get(path...)
+		if socket, is := value.(string); is && socket != "" {
+			return socket
+		}
+	}
+	return "/run/containerd/containerd.sock"
+}
+
+// planContainerd: the CRI has CDI where enable_cdi says so from 1.7 on, unless it
+// says no from 2.0 on, and whatever it says from 2.4 on. Its Go client and ctr, from 2.0 on, apply CDI by
 // themselves and need no configuration.
 func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 	table, form, err := criTable(v, d)
@@ -58,20 +70,29 @@ func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 			p.file = one.path
 		}
 	}
+	cri := d
+	if !v.atLeast(2, 0) {
+		cri.all = nil // 1.x takes nothing of that table from other files
+		if one := d.of(p.file); one != nil {
+			cri.all = []document{*one}
+		}
+	}
 	p.restart = "systemctl restart containerd (containers go on)"
 	p.cdi = CDIUnknown
 	if v.atLeast(1, 7) {
-		value, file := d.get(at("enable_cdi")...)
-		on, stated := value.(bool)
-		if value != nil && !stated {
-			return p, fmt.Errorf("%s: enable_cdi is neither true nor false", file)
-		}
 		p.cdi = CDIOn
-		if !on && (stated || !v.atLeast(2, 0)) {
-			p.cdi = CDIOff
-			p.keys = append(p.keys, edit.Key{Path: at("enable_cdi"), Value: true})
+		if !v.atLeast(2, 4) {
+			value, file := cri.get(at("enable_cdi")...)
+			on, stated := value.(bool)
+			if value != nil && !stated {
+				return p, fmt.Errorf("%s: enable_cdi is neither true nor false", file)
+			}
+			if !on && (stated || !v.atLeast(2, 0)) {
+				p.cdi = CDIOff
+				p.keys = append(p.keys, edit.Key{Path: at("enable_cdi"), Value: true})
+			}
 		}
-		dirs, err := listed(d, at("cdi_spec_dirs"), DefaultSpecDirs, withDefaults(w.SpecDirs))
+		dirs, err := listed(cri, at("cdi_spec_dirs"), DefaultSpecDirs, slices.Concat(DefaultSpecDirs, w.SpecDirs))
 		if err != nil {
 			return p, err
 		}
@@ -80,7 +101,7 @@ func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 		}
 	}
 	if p.cdi == CDIUnknown || w.Runtime {
-		p.keys = append(p.keys, different(d,
+		p.keys = append(p.keys, different(cri,
 			edit.Key{Path: at("containerd", "runtimes", RuntimeName, "runtime_type"), Value: "io.containerd.runc.v2"},
 			edit.Key{Path: at("containerd", "runtimes", RuntimeName, "options", "BinaryName"), Value: w.RuntimePath})...)
 	}
@@ -121,17 +142,13 @@ func criTable(v version, d documents) (table []string, form int64, err error) {
 		}
 	}
 	switch {
-	case form <= 1 && v.atLeast(2, 0):
-		return nil, 0, fmt.Errorf("%s is of version %d, which containerd 2 does not read; `containerd config migrate` makes it one of today", d.main, form)
-	case form <= 1:
+	case form <= 1: // 2.x migrates it when it reads it
 		return []string{"plugins", "cri"}, form, nil
 	case form == 2:
 		return []string{"plugins", "io.containerd.grpc.v1.cri"}, form, nil
-	}
-	// Of versions after 3 nothing is known but that containerd migrates; they would
-	// be refused by what follows only if they moved the table.
-	if form > 3 {
-		return nil, 0, fmt.Errorf("%s is of version %d, and this Peerlane knows versions up to 3", d.main, form)
+	case form > 4:
+		// containerd migrates versions, and one may have moved the table.
+		return nil, 0, fmt.Errorf("%s is of version %d, and this Peerlane knows versions up to 4", d.main, form)
 	}
 	return []string{"plugins", "io.containerd.cri.v1.runtime"}, form, nil
 }

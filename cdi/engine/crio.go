@@ -2,6 +2,7 @@ package engine
 
 import (
 	"path/filepath"
+	"slices"
 
 	"github.com/peerlane/peerlane/cdi/engine/edit"
 )
@@ -26,7 +27,7 @@ func planCRIO(v version, d documents, w Wanted) (p decision, err error) {
 	p.cdi = CDIUnknown
 	if v.atLeast(1, 23) {
 		p.cdi = CDIOn
-		dirs, err := listed(d, []string{"crio", "runtime", "cdi_spec_dirs"}, DefaultSpecDirs, withDefaults(w.SpecDirs))
+		dirs, err := listed(d, []string{"crio", "runtime", "cdi_spec_dirs"}, DefaultSpecDirs, slices.Concat(DefaultSpecDirs, w.SpecDirs))
 		if err != nil {
 			return p, err
 		}

@@ -3,6 +3,8 @@ package engine
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/peerlane/peerlane/cdi/engine/edit"
 )
@@ -13,6 +15,17 @@ func findDocker(h Host) (d documents, err error) {
 		d.main = filepath.Join(h.Root, "etc/docker/daemon.json")
 	}
 	return d, d.read(edit.JSON, d.main)
+}
+
+// dockerSocket is the first that the daemon is told of.
+func dockerSocket(d documents) string {
+	hosts, _ := d.get("hosts")
+	for _, host := range edit.Texts(hosts) {
+		if socket, is := strings.CutPrefix(host, "unix://"); is && socket != "" {
+			return socket
+		}
+	}
+	return "/var/run/docker.sock"
 }
 
 // planDocker: 25.0 has CDI where features.cdi says so, 28.2 unless it says no.
@@ -34,7 +47,7 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 			p.cdi = CDIOff
 			p.keys = append(p.keys, edit.Key{Path: []string{"features", "cdi"}, Value: true})
 		}
-		dirs, err := listed(d, []string{"cdi-spec-dirs"}, DefaultSpecDirs, withDefaults(w.SpecDirs))
+		dirs, err := listed(d, []string{"cdi-spec-dirs"}, DefaultSpecDirs, slices.Concat(DefaultSpecDirs, w.SpecDirs))
 		if err != nil {
 			return p, err
 		}
@@ -62,12 +75,6 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 		p.notes = append(p.notes, "it has no directory of hooks")
 	}
 	return p, nil
-}
-
-// withDefaults are the directories that an engine has to look into.
-func withDefaults(more []string) []string {
-	all, _ := withDirs(DefaultSpecDirs, more)
-	return all
 }
 
 // different are keys that do not have their value yet.

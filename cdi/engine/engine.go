@@ -45,8 +45,9 @@ type Host struct {
 	ConfigFile string
 	// Version is that of the engine, if it is not to be asked.
 	Version string
-	// Ask asks an engine for its version; nil for Ask of this package.
-	Ask func(ctx context.Context, engine, configuration string) (Answer, error)
+	// Ask asks an engine for its version, its daemon at a socket; nil for Ask of this
+	// package.
+	Ask func(ctx context.Context, engine, socket string) (Answer, error)
 }
 
 // Answer is what an engine says of itself.
@@ -99,15 +100,15 @@ type State struct {
 	// none is needed.
 	Restart string   `json:"restart,omitempty"`
 	Notes   []string `json:"notes"`
-	// Error is why it could not be looked at.
+	// Error is why it could not be looked at; one that is not installed has none.
 	Error string `json:"error,omitempty"`
 
 	keys []edit.Key
 	text []byte // of File; nil where there is none
 }
 
-// ErrNotInstalled is of an engine that is not there, or says no version.
-var ErrNotInstalled = errors.New("is not installed, or does not say its version")
+// ErrNotInstalled is of an engine that is not there.
+var ErrNotInstalled = errors.New("is not installed")
 
 // engine is one of them.
 type engine struct {
@@ -116,13 +117,15 @@ type engine struct {
 	find func(h Host) (documents, error)
 	// plan says what has to be set.
 	plan func(v version, d documents, w Wanted) (decision, error)
+	// socket is where its daemon listens; nil where there is none.
+	socket func(d documents) string
 }
 
 var engines = map[string]engine{
-	Docker:     {edit.JSON, findDocker, planDocker},
-	Containerd: {edit.TOML, findContainerd, planContainerd},
-	Podman:     {edit.TOML, findPodman, planPodman},
-	CRIO:       {edit.TOML, findCRIO, planCRIO},
+	Docker:     {edit.JSON, findDocker, planDocker, dockerSocket},
+	Containerd: {edit.TOML, findContainerd, planContainerd, containerdSocket},
+	Podman:     {edit.TOML, findPodman, planPodman, nil},
+	CRIO:       {edit.TOML, findCRIO, planCRIO, nil},
 }
 
 // decision is what has to be done about an engine.
@@ -147,15 +150,21 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 	if err != nil {
 		return s, err
 	}
-	s.File = d.main
+	d.root, s.File = h.Root, d.main
 	answer := Answer{Version: h.Version}
 	if h.Version == "" {
 		ask := h.Ask
 		if ask == nil {
 			ask = Ask
 		}
-		if answer, err = ask(ctx, name, d.address()); err != nil {
-			return s, fmt.Errorf("%s %w: %w", name, ErrNotInstalled, err)
+		socket := ""
+		if e.socket != nil {
+			socket = e.socket(d)
+		}
+		if answer, err = ask(ctx, name, socket); errors.Is(err, ErrNotInstalled) {
+			return s, fmt.Errorf("%s %w", name, err)
+		} else if err != nil {
+			return s, fmt.Errorf("%s does not say its version: %w", name, err)
 		}
 	}
 	s.Version, s.Daemon = answer.Version, answer.Daemon
@@ -203,6 +212,7 @@ type document struct {
 // documents are an engine's configuration files, the first that it reads first.
 // What two of them say, the later one decides.
 type documents struct {
+	root string // that of the host
 	main string // the file that is an engine's own, which need not be there
 	all  []document
 }
@@ -224,16 +234,6 @@ func (d documents) get(path ...string) (value any, file string) {
 		}
 	}
 	return value, file
-}
-
-// address is where containerd listens.
-func (d documents) address() string {
-	value, _ := d.get("grpc", "address")
-	address, ok := value.(string)
-	if !ok {
-		return "/run/containerd/containerd.sock"
-	}
-	return address
 }
 
 // read adds a file, if it is there.
@@ -276,15 +276,29 @@ func dropIns(pattern string) []string {
 }
 
 // withDirs is a list with directories that it lacks, at its end; changed says
-// that it lacked one.
-func withDirs(list, dirs []string) (all []string, changed bool) {
+// that it lacked one. /run/cdi and /var/run/cdi may be the same.
+func (d documents) withDirs(list, dirs []string) (all []string, changed bool) {
 	all = slices.Clone(list)
 	for _, dir := range dirs {
-		if !slices.ContainsFunc(all, func(have string) bool { return filepath.Clean(have) == filepath.Clean(dir) }) {
+		if !slices.ContainsFunc(all, func(have string) bool { return d.directory(have) == d.directory(dir) }) {
 			all, changed = append(all, dir), true
 		}
 	}
 	return all, changed
+}
+
+// directory is a directory's path on the host, without links.
+func (d documents) directory(path string) string {
+	real, err := resolve(filepath.Join(d.root, path))
+	if err != nil {
+		return filepath.Clean(path)
+	}
+	// A link to an absolute path leads out of another root than /.
+	below, err := filepath.Rel(d.root, real)
+	if err != nil || !filepath.IsLocal(below) {
+		return real
+	}
+	return filepath.Join("/", below)
 }
 
 // listed is the decision about a list of directories: nil where nothing has to be
@@ -297,7 +311,7 @@ func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
 			return nil, fmt.Errorf("%s: %s is no list of texts", file, strings.Join(path, "."))
 		}
 	}
-	all, changed := withDirs(list, wanted)
+	all, changed := d.withDirs(list, wanted)
 	if !changed {
 		return nil, nil
 	}

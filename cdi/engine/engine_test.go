@@ -151,7 +151,21 @@ BinaryName = "/usr/bin/peerlane-runtime"
 	{name: "containerd 2 with a configuration of version 2", engine: Containerd, version: "2.0.0", cdi: CDIOn, files: map[string]string{configTOML: debian12}},
 	{name: "containerd 2 with a configuration of Docker's package", engine: Containerd, version: "2.0.0", cdi: CDIOn, note: "switches the CRI off",
 		files: map[string]string{configTOML: "version = 2\ndisabled_plugins = [\"cri\"]\n"}},
-	{name: "containerd 2, switched off", engine: Containerd, version: "2.4.2", cdi: CDIOff, restart: "systemctl restart containerd",
+	{name: "containerd 1.7 with an import that has the CRI, and says nothing of CDI", engine: Containerd, version: "1.7.24", cdi: CDIOff, restart: "systemctl restart containerd",
+		files: map[string]string{configTOML: "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n"},
+		file: "etc/containerd/conf.d/99-nvidia.toml", want: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n  enable_cdi = true\n"},
+	{name: "containerd 2 with an import that has the CRI, and says nothing of CDI", engine: Containerd, version: "2.0.0", cdi: CDIOn,
+		files: map[string]string{configTOML: "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n"}},
+	{name: "containerd 2 with a configuration of version 1", engine: Containerd, version: "2.1.0", cdi: CDIOff, restart: "systemctl restart containerd",
+		files: map[string]string{configTOML: "[plugins.cri]\nenable_cdi = false\n"}, file: configTOML, want: "[plugins.cri]\nenable_cdi = true\n"},
+	{name: "containerd 2 with a configuration of version 4", engine: Containerd, version: "2.3.5", cdi: CDIOff, restart: "systemctl restart containerd",
+		files: map[string]string{configTOML: strings.Replace(version3, "version = 3", "version = 4", 1)}, file: configTOML,
+		want: strings.NewReplacer("version = 3", "version = 4", "enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #").Replace(version3)},
+	{name: "containerd 2.4, which cannot be switched off", engine: Containerd, version: "2.4.2", cdi: CDIOn, restart: "systemctl restart containerd",
+		files: map[string]string{configTOML: version3}, file: configTOML, want: strings.Replace(version3, "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #", 1)},
+	{name: "containerd 2, switched off", engine: Containerd, version: "2.3.5", cdi: CDIOff, restart: "systemctl restart containerd",
 		files: map[string]string{configTOML: version3}, file: configTOML,
 		want: strings.NewReplacer("enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #").Replace(version3)},
 	{name: "containerd 2, another directory and the runtime", engine: Containerd, version: "2.4.2", cdi: CDIOn, restart: "systemctl restart containerd", wanted: Wanted{Runtime: true, SpecDirs: []string{"/opt/cdi"}},
@@ -275,7 +289,15 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 		{"the key itself", Docker, "25.0.0", daemonJSON, "", func(s string) string { return strings.Replace(s, "true", "false", 1) },
 			"{\n  \"features\": {\n    \"cdi\": false\n  }\n}\n", "somebody else has changed features.cdi"},
 		{"blanks of a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return s + "\n" }, "", ""},
-		{"a number that goes with the file", Containerd, "1.7.1", configTOML, "", func(s string) string { return s + "# kept\n" }, "", ""},
+		{"a comment in a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return "# mine\n" + s }, "# mine\n", ""},
+		{"blanks of a file with a number", Containerd, "1.7.1", configTOML, "", func(s string) string { return s + "\n" }, "", ""},
+		{"a comment in a file with a number", Containerd, "1.7.1", configTOML, "", func(s string) string { return s + "# kept\n" }, "version = 2\n# kept\n", "version = 2 stays"},
+		{"tables that the number is of", Containerd, "1.7.1", configTOML, "",
+			func(s string) string {
+				return s + "\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/etc/certs.d\"\n"
+			},
+			"version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\"]\n\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/etc/certs.d\"\n", "version = 2 stays"},
+		{"a comment beside the runtime", Containerd, "1.6.20", configTOML, debian12, func(s string) string { return "# more\n" + s }, "# more\n" + debian12, ""},
 		{"the file is gone", Docker, "25.0.0", daemonJSON, "", nil, "", "is not there any more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -337,8 +359,7 @@ func TestConfigureRefuses(t *testing.T) {
 		{"a switch that is none", Docker, "29.0.0", map[string]string{daemonJSON: `{"features": {"cdi": "yes"}}`}, "features.cdi is neither true nor false"},
 		{"a list that is none", Docker, "29.0.0", map[string]string{daemonJSON: `{"cdi-spec-dirs": "/etc/cdi"}`}, "cdi-spec-dirs is no list of texts"},
 		{"a table in a line", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\nplugins = { \"io.containerd.grpc.v1.cri\" = { sandbox_image = \"x\" } }\n"}, "config.toml:2: plugins is written as a value"},
-		{"version 1 under containerd 2", Containerd, "2.1.0", map[string]string{configTOML: "[plugins.cri]\n"}, "containerd config migrate"},
-		{"a version of tomorrow", Containerd, "3.0.0", map[string]string{configTOML: "version = 4\n"}, "knows versions up to 3"},
+		{"a version of tomorrow", Containerd, "3.0.0", map[string]string{configTOML: "version = 5\n"}, "knows versions up to 4"},
 		{"a drop-in that is read later", CRIO, "1.30.0", map[string]string{"etc/crio/crio.conf.d/zz.conf": "[crio.runtime]\ncdi_spec_dirs = []\n"}, "zz.conf, which crio reads after"},
 		{"no version", Docker, "latest", nil, `"latest" is no version`},
 		{"no engine", "lxc", "1.0", nil, `"lxc" is no engine`},
@@ -355,6 +376,55 @@ func TestConfigureRefuses(t *testing.T) {
 				t.Errorf("(-before +after):\n%s", diff)
 			}
 		})
+	}
+}
+
+// One directory by two names is not added; links are followed below the root alone.
+func TestDirectoriesByOtherNames(t *testing.T) {
+	for _, link := range []string{"/run", "../run"} {
+		root := t.TempDir()
+		put(t, filepath.Join(root, daemonJSON), `{"cdi-spec-dirs": ["/etc/cdi", "/run/cdi/"]}`)
+		h := Host{Root: root, Version: "29.0.1"}
+		s, err := h.Look(context.Background(), Docker, Wanted{})
+		if err != nil || len(s.Change) != 1 {
+			t.Errorf("without a link: %q, %v", s.Change, err)
+		}
+		for _, dir := range []string{"run", "var"} {
+			if err := os.Mkdir(filepath.Join(root, dir), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Symlink(link, filepath.Join(root, "var/run")); err != nil {
+			t.Fatal(err)
+		}
+		s, err = h.Look(context.Background(), Docker, Wanted{})
+		if err != nil || len(s.Change) > 0 {
+			t.Errorf("/var/run leads to %s: %q, %v", link, s.Change, err)
+		}
+	}
+}
+
+// Where the daemons listen is what their configurations say.
+func TestSockets(t *testing.T) {
+	for _, c := range []struct{ engine, file, text, want string }{
+		{Docker, daemonJSON, `{}`, "/var/run/docker.sock"},
+		{Docker, daemonJSON, `{"hosts": ["tcp://0.0.0.0:2376", "unix:///srv/d.sock"]}`, "/srv/d.sock"},
+		{Docker, daemonJSON, `{"hosts": ["fd://"]}`, "/var/run/docker.sock"},
+		{Containerd, configTOML, "", "/run/containerd/containerd.sock"},
+		{Containerd, configTOML, "version = 3\n[grpc]\naddress = '/srv/c'\n", "/srv/c"},
+		{Containerd, configTOML, "version = 4\n[plugins.'io.containerd.server.v1.grpc']\naddress = '/srv/c'\n", "/srv/c"},
+		{Podman, podmanFile, "", ""},
+	} {
+		root := t.TempDir()
+		put(t, filepath.Join(root, c.file), c.text)
+		var got string
+		h := Host{Root: root, Ask: func(_ context.Context, _, socket string) (Answer, error) {
+			got = socket
+			return Answer{Version: "99.0"}, nil
+		}}
+		if _, err := h.Look(context.Background(), c.engine, Wanted{}); err != nil || got != c.want {
+			t.Errorf("%s of %q: %q, %v", c.engine, c.text, got, err)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"path/filepath"
+	"slices"
 
 	"github.com/peerlane/peerlane/cdi/engine/edit"
 )
@@ -30,7 +31,7 @@ func planPodman(v version, d documents, w Wanted) (p decision, err error) {
 	p.cdi = CDIUnknown
 	if v.atLeast(4, 1) {
 		p.cdi = CDIOn
-		dirs, err := listed(d, []string{"engine", "cdi_spec_dirs"}, DefaultSpecDirs, withDefaults(w.SpecDirs))
+		dirs, err := listed(d, []string{"engine", "cdi_spec_dirs"}, DefaultSpecDirs, slices.Concat(DefaultSpecDirs, w.SpecDirs))
 		if err != nil {
 			return p, err
 		}

@@ -100,6 +100,7 @@ func newRuntimeStatusCommand(a *app) *cobra.Command {
 		Long: `Show the container engines of this host: their versions, whether they take CDI
 devices, their configuration, and what peerlane runtime configure would change. A
 daemon that runs is asked for its version, otherwise the program; nothing is changed.
+If one of them cannot be looked at, the others are shown, and the command fails.
 
 CDI is on, off (the engine knows CDI, and is configured not to use it), or none (its
 version does not know it).`,
@@ -120,13 +121,14 @@ version does not know it).`,
 		}
 		f.wanted.RuntimePath = runtimePath()
 		states := []engine.State{}
+		var failed error
 		for _, name := range names {
 			s, err := f.host(a).Look(cmd.Context(), name, f.wanted)
 			if err != nil && len(names) == 1 {
 				return asRoot(err)
 			}
-			if err != nil {
-				s.Error = err.Error()
+			if err != nil && !errors.Is(err, engine.ErrNotInstalled) {
+				s.Error, failed = err.Error(), errors.Join(failed, err)
 			}
 			// Whoever is not root may see the rest.
 			if s.Configured, err = engine.Configured(a.engineStore(), name); err != nil && s.Error == "" {
@@ -135,7 +137,7 @@ version does not know it).`,
 			states = append(states, s)
 		}
 		if form.value == formJSON {
-			return a.printJSON(states)
+			return errors.Join(a.printJSON(states), asRoot(failed))
 		}
 		t := a.newTable("ENGINE", "VERSION", "CDI", "CONFIGURATION", "STATE")
 		for _, s := range states {
@@ -147,7 +149,7 @@ version does not know it).`,
 				fmt.Fprintf(a.out, "%s: %s\n", s.Engine, printable(note))
 			}
 		}
-		return nil
+		return asRoot(failed)
 	}
 	return cmd
 }
@@ -155,10 +157,10 @@ version does not know it).`,
 // engineWords say how an engine is.
 func (a *app) engineWords(s engine.State) string {
 	switch {
+	case s.Error != "":
+		return a.paint("could not tell", text.FgRed) // the reason is the command's error
 	case s.Version == "":
 		return "not installed"
-	case s.Error != "":
-		return a.paint(printable(s.Error), text.FgRed)
 	case len(s.Change) > 0:
 		return a.paint("needs "+printable(strings.Join(s.Change, ", ")), text.FgYellow)
 	case s.Configured:

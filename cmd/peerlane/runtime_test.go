@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,6 +70,38 @@ func TestAnEngineIsConfigured(t *testing.T) {
 	is(before)
 	if out := peerlane(t, docker("remove")...); out != "docker: nothing has to be changed.\n" {
 		t.Error(out)
+	}
+}
+
+// An engine that could not be looked at is not one that is not installed.
+func TestRuntimeStatusTellsFailuresFromAbsence(t *testing.T) {
+	root, bin := t.TempDir(), t.TempDir()
+	t.Setenv("PATH", bin)
+	check(t, os.MkdirAll(filepath.Join(root, "etc/containerd"), 0o755))
+	check(t, os.MkdirAll(filepath.Join(root, "etc/docker"), 0o755))
+	// No daemon of the machine that tests is asked.
+	check(t, os.WriteFile(filepath.Join(root, "etc/docker/daemon.json"), []byte(`{"hosts": ["unix:///nowhere/docker.sock"]}`), 0o644))
+	check(t, os.WriteFile(filepath.Join(root, "etc/containerd/config.toml"), []byte("version = 2\n[plugins\n"), 0o644))
+	check(t, os.WriteFile(filepath.Join(bin, "crio"), []byte("#!/bin/sh\necho it is torn >&2\nexit 3\n"), 0o755))
+	for _, form := range []string{"table", "json"} {
+		var out, errOut bytes.Buffer
+		code := run([]string{"runtime", "status", "--root", root, "-o", form}, &out, &errOut)
+		if code != exitFailure || !strings.Contains(errOut.String(), "it is torn") || !strings.Contains(errOut.String(), "config.toml:2: ") {
+			t.Errorf("exit status %d, %q", code, errOut.String())
+		}
+		if form == "table" {
+			if strings.Count(out.String(), "not installed") != 2 || strings.Count(out.String(), "could not tell") != 2 {
+				t.Error(out.String())
+			}
+			continue
+		}
+		var states []engine.State
+		check(t, json.Unmarshal(out.Bytes(), &states))
+		for _, s := range states {
+			if failed := s.Engine == engine.CRIO || s.Engine == engine.Containerd; (s.Error != "") != failed {
+				t.Errorf("%+v", s)
+			}
+		}
 	}
 }
 

@@ -203,6 +203,8 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string, 
 	address := "unix://" + dir + "/docker.sock"
 	path = append(path, "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 	b.ground.environment = append(b.ground.environment, "PATH="+strings.Join(path, ":"), "DOCKER_HOST="+address, "DOCKER_CONFIG="+dir)
+	// Where it listens stands in its file, where peerlane looks for it.
+	configuration = fmt.Sprintf(`{"hosts": [%q], `, address) + strings.TrimPrefix(configuration, "{")
 	file := b.configure("docker", "daemon.json", configuration, switches...)
 	ready := func() error { return b.ground.do(context.Background(), "docker", "info") }
 	remap := []string{}
@@ -211,7 +213,7 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string, 
 	}
 	b.daemon = b.ground.daemon(b.T, ready, append(append([]string{"dockerd"}, remap...),
 		"--config-file", file, "--data-root", dir+"/data", "--exec-root", dir+"/exec",
-		"--host", address, "--pidfile", dir+"/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")...)
+		"--pidfile", dir+"/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")...)
 	b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
 	b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
 	simulator := filepath.Join(b.Root, "simulator")

@@ -128,26 +128,43 @@ func refuseInline(text []byte, all []statement, k Key) error {
 	return nil
 }
 
-// withoutKey takes away a key, and its table's header if nothing is left of it.
+// withoutKey takes away a key, and the headers of the tables, from its own outwards,
+// in which nothing is left.
 func withoutKey(text []byte, all []statement, at int, k Key) []byte {
-	from, to := all[at].start, all[at].end
-	table := k.Path[:len(k.Path)-1]
-	left := slices.ContainsFunc(all, func(s statement) bool {
-		path := s.path()
-		return !slices.Equal(path, k.Path) && len(path) > len(table) && slices.Equal(path[:len(table)], table)
-	})
-	header := slices.IndexFunc(all, func(s statement) bool { return s.header && !s.array && slices.Equal(s.table, table) })
-	if left || header < 0 || len(table) <= k.Keep {
-		return splice(text, from, to, "")
+	gone := []int{at}
+	for depth := len(k.Path) - 1; depth > k.Keep; depth-- {
+		table := k.Path[:depth]
+		left, header := false, -1
+		for i, s := range all {
+			path := s.path()
+			switch {
+			case slices.Contains(gone, i) || len(path) < depth || !slices.Equal(path[:depth], table):
+			case len(path) == depth && s.header && !s.array:
+				header = i
+			default:
+				left = true
+			}
+		}
+		if left {
+			break
+		}
+		if header >= 0 {
+			gone = append(gone, header)
+		}
 	}
 	// Nothing stands between them but comments, which are somebody's: they stay.
-	text = splice(text, from, to, "")
-	from, to = all[header].start, all[header].end
-	// The blank line in front came with the header.
-	if before := strings.TrimSuffix(string(text[:from]), newline(text)); len(before) < from && (before == "" || strings.HasSuffix(before, "\n")) {
-		from = len(before)
+	slices.Sort(gone)
+	for _, i := range slices.Backward(gone) {
+		from := all[i].start
+		if all[i].header {
+			// The blank line in front came with the header.
+			if before := strings.TrimSuffix(string(text[:from]), newline(text)); len(before) < from && (before == "" || strings.HasSuffix(before, "\n")) {
+				from = len(before)
+			}
+		}
+		text = splice(text, from, all[i].end, "")
 	}
-	return splice(text, from, to, "")
+	return text
 }
 
 // statements are those of a text that can be read.

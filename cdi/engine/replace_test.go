@@ -1,0 +1,129 @@
+package engine
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// accessList is an access control list as the kernel has it, by which a user may
+// read a file beside its owner.
+func accessList(user uint32) []byte {
+	const nobody = 1<<32 - 1
+	list := binary.LittleEndian.AppendUint32(nil, 2)
+	for _, entry := range []struct {
+		tag, may uint16
+		id       uint32
+	}{{0x01, 6, nobody}, {0x02, 4, user}, {0x04, 0, nobody}, {0x10, 4, nobody}, {0x20, 0, nobody}} {
+		list = binary.LittleEndian.AppendUint16(list, entry.tag)
+		list = binary.LittleEndian.AppendUint16(list, entry.may)
+		list = binary.LittleEndian.AppendUint32(list, entry.id)
+	}
+	return list
+}
+
+// Whoever might read the file may read it afterwards, and nobody else.
+func TestAccessListsAreKept(t *testing.T) {
+	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
+	path := filepath.Join(root, daemonJSON)
+	put(t, path, "{}")
+	list := accessList(12345)
+	if err := unix.Setxattr(path, "system.posix_acl_access", list, 0); errors.Is(err, unix.ENOTSUP) {
+		list = nil // a file system without lists; then there is none afterwards
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	h := Host{Root: root, Version: "25.0.0"}
+	change, _, err := h.Configure(context.Background(), store, Docker, Wanted{})
+	if err == nil {
+		err = change.Apply()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := attribute(path, "system.posix_acl_access"); err != nil || !cmp.Equal(list, got) {
+		t.Errorf("the list is %x, %v, want %x", got, err, list)
+	}
+	if list == nil {
+		return
+	}
+	// What the directory would give new files is not for this one.
+	if err := unix.Removexattr(path, "system.posix_acl_access"); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setxattr(filepath.Dir(path), "system.posix_acl_default", list, 0); err != nil {
+		t.Fatal(err)
+	}
+	back, err := Remove(store, Docker)
+	if err == nil {
+		err = back.Apply()
+	}
+	if got, failed := attribute(path, "system.posix_acl_access"); err != nil || failed != nil || got != nil {
+		t.Errorf("the list is %x, %v, %v, want none", got, err, failed)
+	}
+}
+
+// What has become a link since is not replaced, and neither is what it leads to.
+func TestRemoveRefusesAnotherFile(t *testing.T) {
+	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
+	path, other := filepath.Join(root, daemonJSON), filepath.Join(root, "srv/daemon.json")
+	change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, Docker, Wanted{})
+	if err == nil {
+		err = change.Apply()
+	}
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(other), 0o755)
+	}
+	if err == nil {
+		err = os.Rename(path, other)
+	}
+	if err == nil {
+		err = os.Symlink(other, path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := files(t, root)
+	if _, err := Remove(store, Docker); err == nil || !strings.Contains(err.Error(), "leads to "+other) {
+		t.Errorf("it said %v", err)
+	}
+	if diff := cmp.Diff(before, files(t, root)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+// A file that comes into directories which are not there yet, below a link, is known
+// again.
+func TestNewDirectoriesBelowALink(t *testing.T) {
+	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
+	if err := os.Mkdir(filepath.Join(root, "disk"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("disk", filepath.Join(root, "etc")); err != nil {
+		t.Fatal(err)
+	}
+	before := files(t, root)
+	for _, w := range []Wanted{{}, {SpecDirs: []string{"/opt/cdi"}}} {
+		change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, Docker, w)
+		if err == nil {
+			err = change.Apply()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	back, err := Remove(store, Docker)
+	if err == nil {
+		err = back.Apply()
+	}
+	if diff := cmp.Diff(before, files(t, root)); err != nil || diff != "" {
+		t.Errorf("%v (-before +after):\n%s", err, diff)
+	}
+}
