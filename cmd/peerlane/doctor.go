@@ -63,7 +63,7 @@ Exit status:
 	host, form := addLiveHost(cmd), addForm(cmd)
 	host.addSoftware()
 	flags := cmd.Flags()
-	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`")
+	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`, and run nothing that is there")
 	flags.StringVar(&lane, "for", "", "only what touches the lane of `GPU`")
 	flags.BoolVar(&selfTest, "selftest", false, "test the pairs of GPUs that lanes stage on, too: an active test, of a second or so a pair")
 	flags.DurationVar(&interval, "interval", time.Second, "read counters of errors twice, `TIME` apart")

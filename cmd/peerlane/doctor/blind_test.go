@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -245,14 +246,33 @@ func TestVersionsOfEngines(t *testing.T) {
 		"containerd github.com/containerd/containerd v1.6.20-ds1": "1.6.20", "crio version 1.34": "1.34.0", "nothing": "",
 	} {
 		m.program("engine", says)
-		number, err := (&Host{}).version(context.Background(), m.path("usr/bin/engine"))
+		number, err := (&Host{Root: "/"}).version(context.Background(), m.path("usr/bin/engine"))
 		if got := dotted(number); err == nil && got != want || err != nil && want != "" {
 			t.Errorf("%q is version %s, %v", says, got, err)
 		}
 	}
 	var failed error
-	if _, failed = (&Host{}).version(context.Background(), m.path("usr/bin/none")); !errors.Is(failed, fs.ErrNotExist) {
+	if _, failed = (&Host{Root: "/"}).version(context.Background(), m.path("usr/bin/none")); !errors.Is(failed, fs.ErrNotExist) {
 		t.Errorf("a program that is not there: %v", failed)
+	}
+}
+
+// A root that was named for a look is somebody else's: nothing below it runs as root.
+func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
+	m := newMade(t)
+	ran := m.path("ran")
+	m.keep(ran)
+	m.write("usr/bin/dockerd", "#!/bin/sh\ntouch "+ran+"\necho Docker version 29.0.0")
+	m.chmod("usr/bin/dockerd", 0o755)
+	h := m.host()
+	h.ask = nil
+	for _, f := range checkEngines(context.Background(), h) {
+		if f.Status != Unknown || !strings.Contains(f.Found, "is not run") {
+			t.Errorf("%v on %s: %s", f.Status, f.On, f.Found)
+		}
+	}
+	if _, err := os.Stat(ran); !absent(err) {
+		t.Errorf("dockerd below %s was run: %v", m.root, err)
 	}
 }
 

@@ -244,10 +244,18 @@ func (h *Host) program(name string) string {
 
 var versionForm = regexp.MustCompile(`\bv?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`)
 
-// version asks a program for its version.
+// errForeign is of a program below a root that is not this machine's.
+var errForeign = errors.New("it is not run, as it is a program of another root than /")
+
+// version asks a program for its version. Whoever runs a check is root most of the time,
+// and a directory that was named for a look, an image or a backup, is not to run as root:
+// below another root than / nothing is.
 func (h *Host) version(ctx context.Context, path string) (number [3]int, err error) {
 	ask := h.ask
 	if ask == nil {
+		if h.Root != "/" {
+			return number, fmt.Errorf("%s: %w", path, errForeign)
+		}
 		ask = askVersion
 	}
 	said, err := ask(ctx, path)
