@@ -15,7 +15,7 @@ var engineChecks = []Check{{
 	Name: "engine-cdi", Subject: "engines",
 	LooksAt: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, /etc/containerd/config.toml, /etc/crio/crio.conf and crio.conf.d",
 	Why:     "an engine without CDI refuses --device peerlane.dev/lane=N, or takes it for a path",
-	Remedy:  "switch CDI on in the engine's configuration and restart the engine; for an engine that has none there is peerlane-runtime (docs/containers.md)",
+	Remedy:  "peerlane runtime configure switches CDI on in the engine's configuration, and says what its restart ends; for an engine that has none there is peerlane-runtime (docs/containers.md)",
 	Run:     checkEngines,
 }}
 
@@ -57,15 +57,23 @@ func checkEngines(ctx context.Context, h *Host) []Finding {
 	return list
 }
 
+// restarts are how the units of engines see a new configuration, and what that ends: a
+// remedy is pasted, so none restarts an engine that ends containers without those words.
+var restarts = map[string]string{
+	"docker":     "systemctl restart docker ends all of its containers, unless live-restore is on: choose the time",
+	"containerd": "systemctl restart containerd (containers go on)",
+	"crio":       "systemctl restart crio (containers go on)",
+}
+
 // reads says whether an engine reads a directory in which specifications of ours lie.
-func (h *Host) reads(dirs []string, key string) (Finding, bool) {
+func (h *Host) reads(dirs []string, key, unit string) (Finding, bool) {
 	for _, dir := range h.SpecDirs {
 		there, err := filepath.Glob(filepath.Join(dir, "peerlane.dev-*"))
 		if err != nil || len(there) == 0 {
 			continue
 		}
 		if !slices.ContainsFunc(dirs, func(d string) bool { return h.path(d) == filepath.Clean(dir) }) {
-			return failure("", "it reads %s alone, and the specifications are in %s", strings.Join(dirs, ", "), dir).remedy("add %s to %s, and restart the engine", dir, key), true
+			return failure("", "it reads %s alone, and the specifications are in %s", strings.Join(dirs, ", "), dir).remedy("add %s to %s; it is read with the next start: %s", dir, key, restarts[unit]), true
 		}
 	}
 	return Finding{}, false
@@ -94,17 +102,17 @@ func lookDocker(h *Host, version [3]int) (Finding, bool) {
 			return ok("", "CDI is off, and the runtime %s is peerlane-runtime, which does its work", cut(name)), true
 		}
 	}
-	const merge = `set {"features": {"cdi": true}} in /etc/docker/daemon.json, then systemctl restart docker`
+	merge := "peerlane runtime configure --runtime docker; Docker reads it with its next start: " + restarts["docker"]
 	switch {
 	case below(version, 25):
 		return failure("", "this version has no CDI; 25 is the first that has").remedy("update Docker, or use peerlane-runtime (docs/containers.md)"), true
 	case set && !on:
-		return failure("", "CDI is switched off in %s", path).remedy(merge), true
+		return failure("", "CDI is switched off in %s", path).remedy("%s", merge), true
 	case !set && below(version, 28, 2):
-		return failure("", "CDI is off unless features.cdi is set, and %s does not set it", path).remedy(merge), true
+		return failure("", "CDI is off unless features.cdi is set, and %s does not set it", path).remedy("%s", merge), true
 	}
 	if len(c.Dirs) > 0 {
-		if f, wrong := h.reads(c.Dirs, "cdi-spec-dirs in /etc/docker/daemon.json"); wrong {
+		if f, wrong := h.reads(c.Dirs, "cdi-spec-dirs in /etc/docker/daemon.json", "docker"); wrong {
 			return f, true
 		}
 	}
@@ -143,7 +151,7 @@ func lookContainerd(h *Host, version [3]int) (Finding, bool) {
 			on = *set
 		}
 		if dirs := c.Plugins[name].Dirs; len(dirs) > 0 {
-			if f, wrong := h.reads(dirs, fmt.Sprintf(`cdi_spec_dirs of [plugins."%s"] in %s`, name, path)); wrong {
+			if f, wrong := h.reads(dirs, fmt.Sprintf(`cdi_spec_dirs of [plugins."%s"] in %s`, name, path), "containerd"); wrong {
 				return f, true
 			}
 		}
@@ -152,7 +160,7 @@ func lookContainerd(h *Host, version [3]int) (Finding, bool) {
 	case below(version, 1, 7):
 		return warning("", "this version has no CDI for pods; 1.7 is the first that has").remedy("update containerd, or use peerlane-runtime (docs/containers.md)"), true
 	case !on:
-		return warning("", "CDI is off for pods").remedy(`set enable_cdi = true below [plugins."%s"] in %s, then systemctl restart containerd`, plugin, path), true
+		return warning("", "CDI is off for pods").remedy(`set enable_cdi = true below [plugins."%s"] in %s, or peerlane runtime configure --runtime containerd; then %s`, plugin, path, restarts["containerd"]), true
 	}
 	return ok("", "CDI is on"), true
 }
@@ -178,7 +186,7 @@ func lookCRIO(h *Host, version [3]int) (Finding, bool) {
 			return unknown("", "%s: %s", path, denied(err)), true
 		}
 		if dirs := c.CRIO.Runtime.Dirs; len(dirs) > 0 {
-			if f, wrong := h.reads(dirs, "cdi_spec_dirs in "+path); wrong {
+			if f, wrong := h.reads(dirs, "cdi_spec_dirs in "+path, "crio"); wrong {
 				return f, true
 			}
 		}

@@ -181,6 +181,9 @@ func faults() []fault {
 		{name: "a container that may lock little", of: "memlock-init relay", finds: []string{"warning memlock-init"}, says: "8.0 MiB", change: func(m *made) {
 			m.edit("proc/900/limits", "unlimited            unlimited", "8388608              8388608")
 		}},
+		{name: "Docker may lock little", of: "memlock-exec", finds: []string{"warning memlock-exec"}, says: "ends all of its containers", change: func(m *made) {
+			m.edit("proc/700/limits", "unlimited            unlimited", "65536                unlimited")
+		}},
 		{name: "an engine that may lock little", finds: []string{"warning memlock-exec"}, says: "containerd.service.d", change: func(m *made) {
 			m.edit("proc/701/limits", "unlimited            unlimited", "65536                unlimited")
 		}},
