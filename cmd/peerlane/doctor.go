@@ -77,7 +77,7 @@ Exit status:
 		}
 		h := &doctor.Host{
 			Sysfs: host.sysfs, Proc: host.proc, Root: hostRoot, Layout: a.layout, SpecDirs: a.specDirs(&specFlags{}),
-			Software: host.software, Interval: interval, Relays: hook.List, Staged: hook.Staged,
+			Software: host.software, Interval: interval, Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged,
 		}
 		if host.options().NVML != nil {
 			h.NVML = nvml.New()

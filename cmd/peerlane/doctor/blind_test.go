@@ -48,6 +48,8 @@ func TestWhatCannotBeSeen(t *testing.T) {
 			}
 		}, []string{"error-counters"}},
 		{"no mounts", func() { m.remove("proc/self/mountinfo") }, []string{"hook"}},
+		{"denials that auditd has", func() { m.write("proc/600/comm", "auditd") }, []string{"selinux", "apparmor"}},
+		{"a relay that starts", func() { m.relay(func(g *hook.Info) { g.Status.State = hook.StateStarting }) }, []string{"relays"}},
 		{"a configuration of Docker that is none", func() { m.write("etc/docker/daemon.json", "{") }, []string{"engine-cdi"}},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "_"), func(t *testing.T) {
@@ -86,7 +88,7 @@ func TestAHostWithNothing(t *testing.T) {
 	empty := t.TempDir()
 	h := &Host{
 		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: layout.New(empty), SpecDirs: []string{filepath.Join(empty, "cdi")},
-		Relays: hook.List, Staged: hook.Staged, NVML: &fake{err: topo.ErrNoNVML},
+		Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged, NVML: &fake{err: topo.ErrNoNVML},
 	}
 	found := Examine(context.Background(), h, All())
 	want := []string{"warning driver", "warning port-state", "could not tell dev-char", "could not tell xid"}
@@ -273,6 +275,18 @@ func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 	}
 	if _, err := os.Stat(ran); !absent(err) {
 		t.Errorf("dockerd below %s was run: %v", m.root, err)
+	}
+}
+
+// Relays of ended containers do not work, and are not counted among those that do.
+func TestRelaysThatWorkAreCounted(t *testing.T) {
+	m := newMade(t)
+	over := generation()
+	over.ID, over.Alive = "b", false
+	m.generations = []hook.Info{over, generation()}
+	m.undone = append(m.undone, func() { m.generations = []hook.Info{generation()} })
+	if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK || !strings.HasPrefix(f[0].Found, "1 containers") {
+		t.Errorf("found %+v", f)
 	}
 }
 
