@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
@@ -84,7 +85,7 @@ Exit status:
 		}
 		report := doctorReport{Version: doctorVersion}
 		if lane != "" {
-			index, err := laneOf(h, lane)
+			index, err := laneOf(cmd.Context(), h, lane)
 			if err != nil {
 				return err
 			}
@@ -115,16 +116,11 @@ Exit status:
 var gpuN = regexp.MustCompile(`^(?i:gpu|lane=)?([0-9]+)$`)
 
 // laneOf is the index of the GPU that a name means: "gpu3", "3", a UUID or an address.
-func laneOf(h *doctor.Host, name string) (int, error) {
-	p, err := h.Plan()
-	if err != nil {
-		return 0, err
-	}
+func laneOf(ctx context.Context, h *doctor.Host, name string) (int, error) {
 	if m := gpuN.FindStringSubmatch(name); m != nil {
 		name = m[1]
 	}
-	g, err := p.GPU(name)
-	return g.Index, err
+	return h.Lane(ctx, name)
 }
 
 // testForDoctor makes a self-test of pairs before checks look at what is known of them.

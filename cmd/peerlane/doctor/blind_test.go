@@ -114,6 +114,32 @@ func TestACheckThatGivesNoAnswer(t *testing.T) {
 	}
 }
 
+// held is a driver that holds whoever asks it.
+type held struct {
+	fake
+	until chan struct{}
+}
+
+func (h *held) GPUs() ([]topo.NVMLGPU, error) {
+	<-h.until
+	return h.fake.GPUs()
+}
+
+// The name of a GPU is looked up before all checks, and within a time as they are.
+func TestTheNameOfAGPUOnAHungDriver(t *testing.T) {
+	m := newMade(t)
+	driver := &held{m.fake, make(chan struct{})}
+	h := m.host()
+	h.NVML = driver
+	if _, err := h.lane(context.Background(), "2", 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "no answer within 10ms") {
+		t.Errorf("of a driver that hangs: %v", err)
+	}
+	close(driver.until)
+	if index, err := h.Lane(context.Background(), far); err != nil || index != 2 {
+		t.Errorf("of one that answers: %d, %v", index, err)
+	}
+}
+
 func TestForOneLane(t *testing.T) {
 	all := failure("host", "x")
 	list := []Finding{all, failure("a", "x").touching([]int{2, 3}), failure("b", "x").touching([]int{4}), failure("c", "x").touching([]int{})}
@@ -287,6 +313,30 @@ func TestRelaysThatWorkAreCounted(t *testing.T) {
 	m.undone = append(m.undone, func() { m.generations = []hook.Info{generation()} })
 	if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK || !strings.HasPrefix(f[0].Found, "1 containers") {
 		t.Errorf("found %+v", f)
+	}
+}
+
+// Remedies are pasted: one GPU is reset, the caution is before what it is about, and no
+// semicolon ends a parameter.
+func TestRemediesToPaste(t *testing.T) {
+	m := newMade(t)
+	named := func(name string) (list []Finding) {
+		i := slices.IndexFunc(faults(), func(f fault) bool { return f.name == name })
+		for _, f := range m.suffer(faults()[i]) {
+			if f.Status != OK {
+				list = append(list, f)
+			}
+		}
+		return list
+	}
+	if f := named("a GPU off the bus"); len(f) != 1 || !strings.Contains(f[0].Remedy, "nvidia-smi --gpu-reset -i 2") {
+		t.Errorf("of a GPU off the bus: %+v", f)
+	}
+	for _, f := range named("ACS redirection") {
+		caution, command := strings.Index(f.Remedy, "virtual machine"), strings.Index(f.Remedy, "setpci")
+		if caution < 0 || command < caution || !strings.Contains(f.Remedy, `"pci=disable_acs_redir=`) {
+			t.Errorf("of ACS: %s", f.Remedy)
+		}
 	}
 }
 
