@@ -316,6 +316,36 @@ func TestRelaysThatWorkAreCounted(t *testing.T) {
 	}
 }
 
+// What containerd imports decides, and a directory is the same by another name.
+func TestEnginesThatReadMore(t *testing.T) {
+	m := newMade(t)
+	const table, imports = "[plugins.\"io.containerd.grpc.v1.cri\"]\n", "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"
+	says := func(want string, status Status) {
+		t.Helper()
+		for _, f := range checkEngines(context.Background(), m.host()) {
+			if strings.HasPrefix(f.On, "containerd") && (f.Status != status || !strings.Contains(f.Found, want)) {
+				t.Errorf("%v: %s; want %v: %s", f.Status, f.Found, status, want)
+			}
+		}
+	}
+	m.write("etc/containerd/config.toml", imports)
+	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = true")
+	says("CDI is on", OK)
+	m.write("etc/containerd/config.toml", imports+table+"enable_cdi = true")
+	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = false")
+	says("CDI is off", Warning)
+	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = true\ncdi_spec_dirs = [\"/opt/cdi\"]")
+	says("it reads /opt/cdi alone", Failure)
+	m.link("opt/cdi", "../etc/cdi")
+	says("CDI is on", OK)
+	m.write("etc/containerd/conf.d/cdi.toml", "disabled_plugins = [\"io.containerd.grpc.v1.cri\"]")
+	for _, f := range checkEngines(context.Background(), m.host()) {
+		if strings.HasPrefix(f.On, "containerd") {
+			t.Errorf("of one without the CRI: %+v", f)
+		}
+	}
+}
+
 // Remedies are pasted: one GPU is reset, the caution is before what it is about, and no
 // semicolon ends a parameter.
 func TestRemediesToPaste(t *testing.T) {
