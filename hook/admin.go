@@ -54,10 +54,19 @@ func adminSocket(l layout.Layout, id string) string {
 
 // ask has the supervisor of a generation do something.
 func ask(l layout.Layout, id, command string) (adminAnswer, error) {
+	return askUntil(l, id, command, time.Now().Add(adminTimeout))
+}
+
+// askUntil waits for the answer until then. What was asked is done all the same.
+func askUntil(l layout.Layout, id, command string, until time.Time) (adminAnswer, error) {
 	fail := func(err error) (adminAnswer, error) {
 		return adminAnswer{}, fmt.Errorf("asking its supervisor: %w", err)
 	}
-	socket, err := connect(adminSocket(l, id))
+	left := time.Until(until)
+	if left <= 0 {
+		return fail(os.ErrDeadlineExceeded)
+	}
+	socket, err := connectWithin(adminSocket(l, id), min(left, connectTimeout))
 	if errors.Is(err, unix.ECONNREFUSED) {
 		return adminAnswer{}, errors.New("its supervisor has been killed; restart the container")
 	}
@@ -70,7 +79,7 @@ func ask(l layout.Layout, id, command string) (adminAnswer, error) {
 		return fail(err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(adminTimeout)); err != nil {
+	if err := conn.SetDeadline(until); err != nil {
 		return fail(err)
 	}
 	text, err := json.Marshal(adminRequest{adminVersion, command})

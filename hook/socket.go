@@ -46,13 +46,17 @@ func listen(path string, mode uint32) (*os.File, error) {
 const connectTimeout = 10 * time.Second
 
 // connect connects to a SOCK_SEQPACKET socket.
-func connect(path string) (*os.File, error) {
+func connect(path string) (*os.File, error) { return connectWithin(path, connectTimeout) }
+
+// connectWithin waits so long while the backlog is full, which is more than 0.
+func connectWithin(path string, limit time.Duration) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	err = through(path, func(short string) error {
-		wait := unix.NsecToTimeval(connectTimeout.Nanoseconds())
+		// 0 would be for ever.
+		wait := unix.NsecToTimeval(max(limit, time.Millisecond).Nanoseconds())
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait); err != nil {
 			return os.NewSyscallError("SO_SNDTIMEO", err)
 		}

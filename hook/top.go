@@ -1,8 +1,12 @@
 package hook
 
 import (
+	"errors"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -49,10 +53,10 @@ type Rate struct {
 // an earlier answer it asks once: `before` is what it returned as now.
 func Watch(l layout.Layout, infos []Info, before Reports, interval time.Duration) (list []Rates, now Reports) {
 	if before == nil {
-		before = Ask(l, infos)
+		before = Ask(l, infos, adminTimeout)
 		time.Sleep(interval)
 	}
-	now = Ask(l, infos)
+	now = Ask(l, infos, adminTimeout)
 	list = []Rates{}
 	for _, info := range infos {
 		r := Rates{ID: info.ID, Container: info.Container.ID, Lanes: []Rate{}, Connections: []Rate{}}
@@ -78,11 +82,14 @@ type Answer struct {
 	relay          int // process
 }
 
-// askedAtOnce is how many relays are asked at a time: one that hangs takes replyTimeout.
-const askedAtOnce = 16
+// askedAtOnce is how many relays are asked at a time; one that hangs takes all of the time
+// that there is.
+const askedAtOnce = 64
 
-// Ask asks relays what they did since they were started.
-func Ask(l layout.Layout, infos []Info) Reports {
+// Ask asks relays what they did since they were started, for no longer than the limit:
+// of one that has not answered by then NoReport says so.
+func Ask(l layout.Layout, infos []Info, limit time.Duration) Reports {
+	until := time.Now().Add(limit)
 	all := Reports{}
 	var mutex sync.Mutex
 	var group sync.WaitGroup
@@ -90,7 +97,7 @@ func Ask(l layout.Layout, infos []Info) Reports {
 	for _, info := range infos {
 		room <- struct{}{}
 		group.Go(func() {
-			answer := askRelay(l, info.ID)
+			answer := askRelay(l, info.ID, until)
 			mutex.Lock()
 			all[info.ID] = answer
 			mutex.Unlock()
@@ -101,9 +108,12 @@ func Ask(l layout.Layout, infos []Info) Reports {
 	return all
 }
 
-func askRelay(l layout.Layout, id string) Answer {
-	answer, err := ask(l, id, commandInspect)
+func askRelay(l layout.Layout, id string, until time.Time) Answer {
+	answer, err := askUntil(l, id, commandInspect, until)
 	r := Answer{answer.Report, answer.NoReport, 0}
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.EAGAIN) { // connect's
+		err = errors.New("it gave no answer in time")
+	}
 	if err != nil {
 		r.NoReport = err.Error()
 	}

@@ -1,13 +1,59 @@
 package hook
 
 import (
+	"net"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 )
+
+// A relay that hangs costs who asks no more than the time that he has.
+func TestAskingARelayThatHangs(t *testing.T) {
+	l := layout.New(t.TempDir())
+	listen := func(id string) net.Listener {
+		if err := os.MkdirAll(l.GenerationDir(id), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		listener, err := net.Listen("unixpacket", adminSocket(l, id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { listener.Close() })
+		return listener
+	}
+	listen("hung") // the kernel connects, and nobody reads
+	answers := listen("well")
+	served := make(chan error, 1)
+	go func() {
+		conn, err := answers.Accept()
+		if err == nil {
+			defer conn.Close()
+			_, err = conn.Read(make([]byte, 4<<10))
+		}
+		if err == nil {
+			_, err = conn.Write([]byte(`{"version": 1, "report": {"at": 7}}`))
+		}
+		served <- err
+	}()
+	before := time.Now()
+	hung := Ask(l, []Info{{Generation: Generation{ID: "hung"}}}, 50*time.Millisecond)["hung"]
+	if took := time.Since(before); took > adminTimeout*5/6 {
+		t.Errorf("it took %v", took)
+	}
+	if hung.Report != nil || !strings.Contains(hung.NoReport, "no answer in time") {
+		t.Errorf("of the one that hangs: %+v", hung)
+	}
+	well := Ask(l, []Info{{Generation: Generation{ID: "well"}}}, adminTimeout)["well"]
+	if err := <-served; err != nil || well.Report == nil || well.At != 7 {
+		t.Errorf("of the other: %+v, %v", well, err)
+	}
+}
 
 func TestRatesBetweenTwoReports(t *testing.T) {
 	figures := func(n uint64) launch.Figures {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
@@ -63,7 +64,7 @@ Exit status:
 	host, form := addLiveHost(cmd), addForm(cmd)
 	host.addSoftware()
 	flags := cmd.Flags()
-	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`")
+	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`, and run nothing that is there")
 	flags.StringVar(&lane, "for", "", "only what touches the lane of `GPU`")
 	flags.BoolVar(&selfTest, "selftest", false, "test the pairs of GPUs that lanes stage on, too: an active test, of a second or so a pair")
 	flags.DurationVar(&interval, "interval", time.Second, "read counters of errors twice, `TIME` apart")
@@ -77,14 +78,14 @@ Exit status:
 		}
 		h := &doctor.Host{
 			Sysfs: host.sysfs, Proc: host.proc, Root: hostRoot, Layout: a.layout, SpecDirs: a.specDirs(&specFlags{}),
-			Software: host.software, Interval: interval, Relays: hook.List, Staged: hook.Staged,
+			Software: host.software, Interval: interval, Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged,
 		}
 		if host.options().NVML != nil {
 			h.NVML = nvml.New()
 		}
 		report := doctorReport{Version: doctorVersion}
 		if lane != "" {
-			index, err := laneOf(h, lane)
+			index, err := laneOf(cmd.Context(), h, lane)
 			if err != nil {
 				return err
 			}
@@ -115,16 +116,11 @@ Exit status:
 var gpuN = regexp.MustCompile(`^(?i:gpu|lane=)?([0-9]+)$`)
 
 // laneOf is the index of the GPU that a name means: "gpu3", "3", a UUID or an address.
-func laneOf(h *doctor.Host, name string) (int, error) {
-	p, err := h.Plan()
-	if err != nil {
-		return 0, err
-	}
+func laneOf(ctx context.Context, h *doctor.Host, name string) (int, error) {
 	if m := gpuN.FindStringSubmatch(name); m != nil {
 		name = m[1]
 	}
-	g, err := p.GPU(name)
-	return g.Index, err
+	return h.Lane(ctx, name)
 }
 
 // testForDoctor makes a self-test of pairs before checks look at what is known of them.

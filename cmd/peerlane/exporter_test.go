@@ -31,7 +31,7 @@ func TestExporterPrintsMetricsOnce(t *testing.T) {
 	root := t.TempDir()
 	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
 	out := peerlane(t, "exporter", "--once", "--root", root)
-	for _, want := range []string{`peerlane_relays{state="left"} 1`, `peerlane_relay_up{container="trainer",`, "peerlane_exporter_last_scrape_error 0"} {
+	for _, want := range []string{`peerlane_relays{state="ended"} 1`, `peerlane_relays{state="left"} 0`, "peerlane_exporter_last_scrape_error 0"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %s in\n%s", want, out)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -47,6 +48,8 @@ func TestWhatCannotBeSeen(t *testing.T) {
 			}
 		}, []string{"error-counters"}},
 		{"no mounts", func() { m.remove("proc/self/mountinfo") }, []string{"hook"}},
+		{"denials that auditd has", func() { m.write("proc/600/comm", "auditd") }, []string{"selinux", "apparmor"}},
+		{"a relay that starts", func() { m.relay(func(g *hook.Info) { g.Status.State = hook.StateStarting }) }, []string{"relays"}},
 		{"a configuration of Docker that is none", func() { m.write("etc/docker/daemon.json", "{") }, []string{"engine-cdi"}},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "_"), func(t *testing.T) {
@@ -85,7 +88,7 @@ func TestAHostWithNothing(t *testing.T) {
 	empty := t.TempDir()
 	h := &Host{
 		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: layout.New(empty), SpecDirs: []string{filepath.Join(empty, "cdi")},
-		Relays: hook.List, Staged: hook.Staged, NVML: &fake{err: topo.ErrNoNVML},
+		Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged, NVML: &fake{err: topo.ErrNoNVML},
 	}
 	found := Examine(context.Background(), h, All())
 	want := []string{"warning driver", "warning port-state", "could not tell dev-char", "could not tell xid"}
@@ -108,6 +111,32 @@ func TestACheckThatGivesNoAnswer(t *testing.T) {
 	found := examine(context.Background(), &Host{}, checks, 10*time.Millisecond)
 	if len(found) != 2 || found[0].Status != Unknown || !strings.Contains(found[0].Found, "no answer within 10ms") || found[0].Why != "w" || found[1].Status != OK {
 		t.Errorf("found %+v", found)
+	}
+}
+
+// held is a driver that holds whoever asks it.
+type held struct {
+	fake
+	until chan struct{}
+}
+
+func (h *held) GPUs() ([]topo.NVMLGPU, error) {
+	<-h.until
+	return h.fake.GPUs()
+}
+
+// The name of a GPU is looked up before all checks, and within a time as they are.
+func TestTheNameOfAGPUOnAHungDriver(t *testing.T) {
+	m := newMade(t)
+	driver := &held{m.fake, make(chan struct{})}
+	h := m.host()
+	h.NVML = driver
+	if _, err := h.lane(context.Background(), "2", 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "no answer within 10ms") {
+		t.Errorf("of a driver that hangs: %v", err)
+	}
+	close(driver.until)
+	if index, err := h.Lane(context.Background(), far); err != nil || index != 2 {
+		t.Errorf("of one that answers: %d, %v", index, err)
 	}
 }
 
@@ -245,14 +274,99 @@ func TestVersionsOfEngines(t *testing.T) {
 		"containerd github.com/containerd/containerd v1.6.20-ds1": "1.6.20", "crio version 1.34": "1.34.0", "nothing": "",
 	} {
 		m.program("engine", says)
-		number, err := (&Host{}).version(context.Background(), m.path("usr/bin/engine"))
+		number, err := (&Host{Root: "/"}).version(context.Background(), m.path("usr/bin/engine"))
 		if got := dotted(number); err == nil && got != want || err != nil && want != "" {
 			t.Errorf("%q is version %s, %v", says, got, err)
 		}
 	}
 	var failed error
-	if _, failed = (&Host{}).version(context.Background(), m.path("usr/bin/none")); !errors.Is(failed, fs.ErrNotExist) {
+	if _, failed = (&Host{Root: "/"}).version(context.Background(), m.path("usr/bin/none")); !errors.Is(failed, fs.ErrNotExist) {
 		t.Errorf("a program that is not there: %v", failed)
+	}
+}
+
+// A root that was named for a look is somebody else's: nothing below it runs as root.
+func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
+	m := newMade(t)
+	ran := m.path("ran")
+	m.keep(ran)
+	m.write("usr/bin/dockerd", "#!/bin/sh\ntouch "+ran+"\necho Docker version 29.0.0")
+	m.chmod("usr/bin/dockerd", 0o755)
+	h := m.host()
+	h.ask = nil
+	for _, f := range checkEngines(context.Background(), h) {
+		if f.Status != Unknown || !strings.Contains(f.Found, "is not run") {
+			t.Errorf("%v on %s: %s", f.Status, f.On, f.Found)
+		}
+	}
+	if _, err := os.Stat(ran); !absent(err) {
+		t.Errorf("dockerd below %s was run: %v", m.root, err)
+	}
+}
+
+// Relays of ended containers do not work, and are not counted among those that do.
+func TestRelaysThatWorkAreCounted(t *testing.T) {
+	m := newMade(t)
+	over := generation()
+	over.ID, over.Alive = "b", false
+	m.generations = []hook.Info{over, generation()}
+	m.undone = append(m.undone, func() { m.generations = []hook.Info{generation()} })
+	if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK || !strings.HasPrefix(f[0].Found, "1 containers") {
+		t.Errorf("found %+v", f)
+	}
+}
+
+// What containerd imports decides, and a directory is the same by another name.
+func TestEnginesThatReadMore(t *testing.T) {
+	m := newMade(t)
+	const table, imports = "[plugins.\"io.containerd.grpc.v1.cri\"]\n", "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"
+	says := func(want string, status Status) {
+		t.Helper()
+		for _, f := range checkEngines(context.Background(), m.host()) {
+			if strings.HasPrefix(f.On, "containerd") && (f.Status != status || !strings.Contains(f.Found, want)) {
+				t.Errorf("%v: %s; want %v: %s", f.Status, f.Found, status, want)
+			}
+		}
+	}
+	m.write("etc/containerd/config.toml", imports)
+	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = true")
+	says("CDI is on", OK)
+	m.write("etc/containerd/config.toml", imports+table+"enable_cdi = true")
+	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = false")
+	says("CDI is off", Warning)
+	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = true\ncdi_spec_dirs = [\"/opt/cdi\"]")
+	says("it reads /opt/cdi alone", Failure)
+	m.link("opt/cdi", "../etc/cdi")
+	says("CDI is on", OK)
+	m.write("etc/containerd/conf.d/cdi.toml", "disabled_plugins = [\"io.containerd.grpc.v1.cri\"]")
+	for _, f := range checkEngines(context.Background(), m.host()) {
+		if strings.HasPrefix(f.On, "containerd") {
+			t.Errorf("of one without the CRI: %+v", f)
+		}
+	}
+}
+
+// Remedies are pasted: one GPU is reset, the caution is before what it is about, and no
+// semicolon ends a parameter.
+func TestRemediesToPaste(t *testing.T) {
+	m := newMade(t)
+	named := func(name string) (list []Finding) {
+		i := slices.IndexFunc(faults(), func(f fault) bool { return f.name == name })
+		for _, f := range m.suffer(faults()[i]) {
+			if f.Status != OK {
+				list = append(list, f)
+			}
+		}
+		return list
+	}
+	if f := named("a GPU off the bus"); len(f) != 1 || !strings.Contains(f[0].Remedy, "nvidia-smi --gpu-reset -i 2") {
+		t.Errorf("of a GPU off the bus: %+v", f)
+	}
+	for _, f := range named("ACS redirection") {
+		caution, command := strings.Index(f.Remedy, "virtual machine"), strings.Index(f.Remedy, "setpci")
+		if caution < 0 || command < caution || !strings.Contains(f.Remedy, `"pci=disable_acs_redir=`) {
+			t.Errorf("of ACS: %s", f.Remedy)
+		}
 	}
 }
 

@@ -102,6 +102,35 @@ func examine(ctx context.Context, h *Host, checks []Check, limit time.Duration) 
 	return slices.Concat(each...)
 }
 
+// Lane is the index of the GPU that a name means on the host: an index, a UUID or a PCI
+// address. Like a check it takes no longer than timeout, though a driver hangs.
+func (h *Host) Lane(ctx context.Context, name string) (int, error) { return h.lane(ctx, name, timeout) }
+
+func (h *Host) lane(ctx context.Context, name string, limit time.Duration) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	type answer struct {
+		index int
+		err   error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		p, err := h.Plan()
+		if err != nil {
+			done <- answer{0, err}
+			return
+		}
+		g, err := p.GPU(name)
+		done <- answer{g.Index, err}
+	}()
+	select {
+	case a := <-done:
+		return a.index, a.err
+	case <-ctx.Done():
+		return 0, fmt.Errorf("looking for GPU %s: the host gave no answer within %v; without a GPU to look for, each check tells what it found", name, limit)
+	}
+}
+
 // within runs a check. One that does not come back is left to itself.
 func (c Check) within(ctx context.Context, h *Host, limit time.Duration) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -75,6 +75,10 @@ func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 				if f.Check == "" || f.Subject == "" || f.LookedAt == "" || f.Found == "" || f.On == "" || (f.Status == OK) != (f.Why == "") || (f.Status == OK) != (f.Remedy == "") {
 					t.Errorf("a finding that is not whole: %+v", f)
 				}
+				// Remedies are pasted, and the start of an engine can end every container.
+				if i := strings.Index(f.Remedy, "restart docker"); i >= 0 && !strings.Contains(f.Remedy[i:], "ends all of its containers") || strings.Contains(f.Remedy, "&& systemctl restart") || strings.Contains(f.Remedy, "restart the engine") {
+					t.Errorf("what a restart ends is not said: %s", f.Remedy)
+				}
 				if f.Status != OK {
 					finds[f.Check] = true
 				}

@@ -9,23 +9,25 @@ import (
 	"strings"
 
 	"github.com/BurntSushi/toml"
+
+	"github.com/peerlane/peerlane/cdi/engine"
 )
 
 var engineChecks = []Check{{
 	Name: "engine-cdi", Subject: "engines",
-	LooksAt: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, /etc/containerd/config.toml, /etc/crio/crio.conf and crio.conf.d",
+	LooksAt: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, /etc/containerd/config.toml and what it imports, /etc/crio/crio.conf and crio.conf.d",
 	Why:     "an engine without CDI refuses --device peerlane.dev/lane=N, or takes it for a path",
-	Remedy:  "switch CDI on in the engine's configuration and restart the engine; for an engine that has none there is peerlane-runtime (docs/containers.md)",
+	Remedy:  "peerlane runtime configure switches CDI on in the engine's configuration, and says what its restart ends; for an engine that has none there is peerlane-runtime (docs/containers.md)",
 	Run:     checkEngines,
 }}
 
-// engine is a container engine, and how it is found out whether it has CDI.
-type engine struct {
+// known is a container engine, and how it is found out whether it has CDI.
+type known struct {
 	name, program string
-	look          func(h *Host, version [3]int) (Finding, bool)
+	look          func(ctx context.Context, h *Host, version [3]int) (Finding, bool)
 }
 
-var engines = []engine{
+var engines = []known{
 	{"Docker", "dockerd", lookDocker},
 	{"containerd", "containerd", lookContainerd},
 	{"CRI-O", "crio", lookCRIO},
@@ -44,7 +46,7 @@ func checkEngines(ctx context.Context, h *Host) []Finding {
 			list = append(list, unknown(e.name, "%v", err))
 			continue
 		}
-		f, relevant := e.look(h, number)
+		f, relevant := e.look(ctx, h, number)
 		if !relevant {
 			continue
 		}
@@ -57,21 +59,37 @@ func checkEngines(ctx context.Context, h *Host) []Finding {
 	return list
 }
 
+// restarts are how the units of engines see a new configuration, and what that ends: a
+// remedy is pasted, so none restarts an engine that ends containers without those words.
+var restarts = map[string]string{
+	"docker":     "systemctl restart docker ends all of its containers, unless live-restore is on: choose the time",
+	"containerd": "systemctl restart containerd (containers go on)",
+	"crio":       "systemctl restart crio (containers go on)",
+}
+
 // reads says whether an engine reads a directory in which specifications of ours lie.
-func (h *Host) reads(dirs []string, key string) (Finding, bool) {
+func (h *Host) reads(dirs []string, key, unit string) (Finding, bool) {
 	for _, dir := range h.SpecDirs {
 		there, err := filepath.Glob(filepath.Join(dir, "peerlane.dev-*"))
 		if err != nil || len(there) == 0 {
 			continue
 		}
-		if !slices.ContainsFunc(dirs, func(d string) bool { return h.path(d) == filepath.Clean(dir) }) {
-			return failure("", "it reads %s alone, and the specifications are in %s", strings.Join(dirs, ", "), dir).remedy("add %s to %s, and restart the engine", dir, key), true
+		if !slices.ContainsFunc(dirs, func(d string) bool { return resolved(h.path(d)) == resolved(dir) }) {
+			return failure("", "it reads %s alone, and the specifications are in %s", strings.Join(dirs, ", "), dir).remedy("add %s to %s; it is read with the next start: %s", dir, key, restarts[unit]), true
 		}
 	}
 	return Finding{}, false
 }
 
-func lookDocker(h *Host, version [3]int) (Finding, bool) {
+// resolved is a path without links: /var/run is one to /run.
+func resolved(path string) string {
+	if to, err := filepath.EvalSymlinks(path); err == nil {
+		return to
+	}
+	return filepath.Clean(path)
+}
+
+func lookDocker(_ context.Context, h *Host, version [3]int) (Finding, bool) {
 	var c struct {
 		Features map[string]bool `json:"features"`
 		Dirs     []string        `json:"cdi-spec-dirs"`
@@ -94,17 +112,17 @@ func lookDocker(h *Host, version [3]int) (Finding, bool) {
 			return ok("", "CDI is off, and the runtime %s is peerlane-runtime, which does its work", cut(name)), true
 		}
 	}
-	const merge = `set {"features": {"cdi": true}} in /etc/docker/daemon.json, then systemctl restart docker`
+	merge := "peerlane runtime configure --runtime docker; Docker reads it with its next start: " + restarts["docker"]
 	switch {
 	case below(version, 25):
 		return failure("", "this version has no CDI; 25 is the first that has").remedy("update Docker, or use peerlane-runtime (docs/containers.md)"), true
 	case set && !on:
-		return failure("", "CDI is switched off in %s", path).remedy(merge), true
+		return failure("", "CDI is switched off in %s", path).remedy("%s", merge), true
 	case !set && below(version, 28, 2):
-		return failure("", "CDI is off unless features.cdi is set, and %s does not set it", path).remedy(merge), true
+		return failure("", "CDI is off unless features.cdi is set, and %s does not set it", path).remedy("%s", merge), true
 	}
 	if len(c.Dirs) > 0 {
-		if f, wrong := h.reads(c.Dirs, "cdi-spec-dirs in /etc/docker/daemon.json"); wrong {
+		if f, wrong := h.reads(c.Dirs, "cdi-spec-dirs in /etc/docker/daemon.json", "docker"); wrong {
 			return f, true
 		}
 	}
@@ -112,52 +130,53 @@ func lookDocker(h *Host, version [3]int) (Finding, bool) {
 }
 
 // criPlugins are the names of containerd's CRI plugin, of version 2 and of those before.
-var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"}
+var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"}
 
-func lookContainerd(h *Host, version [3]int) (Finding, bool) {
+// lookContainerd takes package engine's word, which follows imports.
+func lookContainerd(ctx context.Context, h *Host, version [3]int) (Finding, bool) {
+	s, err := engine.Host{Root: h.Root, Version: dotted(version)}.Look(ctx, engine.Containerd, engine.Wanted{})
+	if err != nil {
+		return unknown("", "%s", denied(err)), true
+	}
+	if slices.ContainsFunc(s.Notes, func(note string) bool { return strings.Contains(note, "disabled_plugins") }) {
+		return Finding{}, false // it serves Docker, which has CDI itself
+	}
+	switch {
+	case s.CDI == engine.CDIUnknown:
+		return warning("", "this version has no CDI for pods; 1.7 is the first that has").remedy("update containerd, or use peerlane-runtime (docs/containers.md)"), true
+	case s.CDI != engine.CDIOn:
+		return warning("", "CDI is off for pods").remedy("peerlane runtime configure --runtime containerd sets %s in %s; then %s", strings.Join(s.Change, ", "), s.File, restarts["containerd"]), true
+	}
 	var c struct {
-		Disabled []string `toml:"disabled_plugins"`
-		Plugins  map[string]struct {
-			CDI  *bool    `toml:"enable_cdi"`
+		Plugins map[string]struct {
 			Dirs []string `toml:"cdi_spec_dirs"`
 		} `toml:"plugins"`
 	}
-	path := h.path("etc/containerd/config.toml")
-	text, err := read(path)
+	text, err := read(s.File)
 	if err == nil {
 		_, err = toml.Decode(text, &c)
 	}
 	if err != nil && !absent(err) {
-		return unknown("", "%s: %s", path, denied(err)), true
+		return unknown("", "%s: %s", s.File, denied(err)), true
 	}
-	if slices.ContainsFunc(c.Disabled, func(p string) bool { return p == "cri" || slices.Contains(criPlugins, p) }) {
-		return Finding{}, false // it serves Docker, which has CDI itself
-	}
-	on := !below(version, 2)
-	plugin := criPlugins[1]
-	if on {
-		plugin = criPlugins[0]
-	}
+	stated := false
 	for _, name := range criPlugins {
-		if set := c.Plugins[name].CDI; set != nil {
-			on = *set
-		}
 		if dirs := c.Plugins[name].Dirs; len(dirs) > 0 {
-			if f, wrong := h.reads(dirs, fmt.Sprintf(`cdi_spec_dirs of [plugins."%s"] in %s`, name, path)); wrong {
+			stated = true
+			if f, wrong := h.reads(dirs, fmt.Sprintf(`cdi_spec_dirs of [plugins."%s"] in %s`, name, s.File), "containerd"); wrong {
 				return f, true
 			}
 		}
 	}
-	switch {
-	case below(version, 1, 7):
-		return warning("", "this version has no CDI for pods; 1.7 is the first that has").remedy("update containerd, or use peerlane-runtime (docs/containers.md)"), true
-	case !on:
-		return warning("", "CDI is off for pods").remedy(`set enable_cdi = true below [plugins."%s"] in %s, then systemctl restart containerd`, plugin, path), true
+	// Another file than the one with the plugin's table last.
+	if !stated && slices.ContainsFunc(s.Change, func(key string) bool { return strings.Contains(key, "cdi_spec_dirs") }) {
+		return unknown("", "CDI is on, and a file that %s imports names other directories of specifications (cdi_spec_dirs)", h.path("etc/containerd/config.toml")).
+			remedy("containerd config dump | grep cdi_spec_dirs, and see that %s are there", strings.Join(engine.DefaultSpecDirs, " and ")), true
 	}
 	return ok("", "CDI is on"), true
 }
 
-func lookCRIO(h *Host, version [3]int) (Finding, bool) {
+func lookCRIO(_ context.Context, h *Host, version [3]int) (Finding, bool) {
 	if below(version, 1, 23) {
 		return failure("", "this version has no CDI; 1.23 is the first that has").remedy("update CRI-O"), true
 	}
@@ -178,7 +197,7 @@ func lookCRIO(h *Host, version [3]int) (Finding, bool) {
 			return unknown("", "%s: %s", path, denied(err)), true
 		}
 		if dirs := c.CRIO.Runtime.Dirs; len(dirs) > 0 {
-			if f, wrong := h.reads(dirs, "cdi_spec_dirs in "+path); wrong {
+			if f, wrong := h.reads(dirs, "cdi_spec_dirs in "+path, "crio"); wrong {
 				return f, true
 			}
 		}
@@ -186,7 +205,7 @@ func lookCRIO(h *Host, version [3]int) (Finding, bool) {
 	return ok("", "CDI is on"), true
 }
 
-func lookPodman(_ *Host, version [3]int) (Finding, bool) {
+func lookPodman(_ context.Context, _ *Host, version [3]int) (Finding, bool) {
 	if below(version, 4, 1) {
 		return failure("", "this version has no CDI; 4.1 is the first that has").remedy("update Podman, or use a directory of hooks (docs/containers.md)"), true
 	}

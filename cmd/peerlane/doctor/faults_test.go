@@ -181,6 +181,9 @@ func faults() []fault {
 		{name: "a container that may lock little", of: "memlock-init relay", finds: []string{"warning memlock-init"}, says: "8.0 MiB", change: func(m *made) {
 			m.edit("proc/900/limits", "unlimited            unlimited", "8388608              8388608")
 		}},
+		{name: "Docker may lock little", of: "memlock-exec", finds: []string{"warning memlock-exec"}, says: "ends all of its containers", change: func(m *made) {
+			m.edit("proc/700/limits", "unlimited            unlimited", "65536                unlimited")
+		}},
 		{name: "an engine that may lock little", finds: []string{"warning memlock-exec"}, says: "containerd.service.d", change: func(m *made) {
 			m.edit("proc/701/limits", "unlimited            unlimited", "65536                unlimited")
 		}},
@@ -191,6 +194,16 @@ func faults() []fault {
 		{name: "SELinux that denies", of: "kmsg", finds: []string{"failure selinux"}, says: "denied 1 accesses", change: func(m *made) {
 			m.log(`5,7,9,-;audit: type=1400 audit(1.2:3): avc:  denied  { connectto } for pid=9 comm="python" path="/run/peerlane/relay.sock"`)
 		}},
+		{name: "SELinux that denies, and auditd", of: "kmsg audit", finds: []string{"failure selinux"}, says: "denied 1 accesses", change: func(m *made) {
+			m.write("proc/600/comm", "auditd")
+			m.write("var/log/audit/audit.log", `type=AVC msg=audit(1600000000.1:3): avc:  denied  { open } for pid=9 comm="peerlane-relay" path="/of/an/earlier/boot"
+type=AVC msg=audit(1700000009.1:3): avc:  denied  { open } for pid=9 comm="peerlane-relay" path="/dev/nvidia0"
+type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd" path="/etc/shadow"`)
+		}},
+		{name: "AppArmor that denies, and auditd", of: "kmsg audit", finds: []string{"failure apparmor"}, says: "denied 1 accesses", change: func(m *made) {
+			m.write("proc/600/comm", "auditd")
+			m.write("var/log/audit/audit.log", `type=AVC msg=audit(1700000009.2:3): apparmor="DENIED" operation="open" profile="x" name="/var/lib/peerlane/plan.json"`)
+		}},
 		{name: "AppArmor that denies", of: "kmsg", finds: []string{"failure apparmor"}, says: "denied 1 accesses", change: func(m *made) {
 			m.log(`5,7,9,-;audit: type=1400 audit(1.2:3): apparmor="DENIED" operation="open" profile="x" name="/var/lib/peerlane/plan.json"`)
 		}},
@@ -198,6 +211,11 @@ func faults() []fault {
 
 		{name: "a relay that is down", of: "relay", finds: []string{"failure relays"}, says: "died too often", change: func(m *made) {
 			m.relay(func(g *hook.Info) { g.Status.State = hook.StateDown })
+		}},
+		{name: "a relay that hangs", of: "relay", finds: []string{"failure relays"}, says: "did not answer: it gave no answer in time", change: func(m *made) {
+			was := m.answer
+			m.answer = hook.Answer{NoReport: "it gave no answer in time"}
+			m.undone = append(m.undone, func() { m.answer = was })
 		}},
 		{name: "a relay without a supervisor", of: "relay", finds: []string{"failure relays"}, says: "restart the container", change: func(m *made) {
 			m.relay(func(g *hook.Info) { g.Supervised = false })

@@ -89,7 +89,7 @@ var gpuChecks = []Check{
 	{
 		Name: "xid", Subject: "GPUs", LooksAt: "the kernel's log since the start, /dev/kmsg, for NVRM: Xid",
 		Why:    "the driver reports faults of a GPU there and nowhere else; relays on such a GPU fail with a sticky error",
-		Remedy: "look the number up in NVIDIA's list of Xid errors; drain the lanes (peerlane relay drain --all) and reset the GPU: nvidia-smi -r",
+		Remedy: "look the number up in NVIDIA's list of Xid errors; drain the lanes (peerlane relay drain --all) and reset the one GPU: nvidia-smi --gpu-reset -i N",
 		Run:    checkXid,
 	},
 }
@@ -378,17 +378,18 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 		}
 		return a.number - b.number
 	}) {
-		on := "GPU " + f.gpu
+		on, index := "GPU "+f.gpu, f.gpu // nvidia-smi takes both
 		if t, err := h.topology(); err == nil {
 			if g, err := t.FindGPU(f.gpu); err == nil {
-				on = gpuName(g)
+				on, index = gpuName(g), strconv.Itoa(g.Index)
 			}
 		}
 		say := failure
 		if slices.Contains(byPrograms, f.number) {
 			say = warning
 		}
-		found := say(on, "Xid %d, %d times, the last one:%s", f.number, count[f], or(" "+cut(last[f]), " without a word"))
+		found := say(on, "Xid %d, %d times, the last one:%s", f.number, count[f], or(" "+cut(last[f]), " without a word")).
+			remedy("look the number up in NVIDIA's list of Xid errors; then, where that says so: peerlane relay drain --all && nvidia-smi --gpu-reset -i %s", index)
 		if slices.Contains(byPrograms, f.number) {
 			found = found.remedy("a program that used the GPU has most likely failed by itself: look at its log")
 		}

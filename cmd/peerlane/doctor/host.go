@@ -46,6 +46,8 @@ type Host struct {
 	Software bool
 	// Relays lists the generations of a layout: hook.List.
 	Relays func(layout.Layout) ([]hook.Info, error)
+	// Ask asks relays for a report, for no longer than a time: hook.Ask.
+	Ask func(layout.Layout, []hook.Info, time.Duration) hook.Reports
 	// Staged is what relays have of each GPU by its PCI address: hook.Staged.
 	Staged func(layout.Layout) (map[string]uint64, error)
 	// Pairs are the results of a self-test that was just made and is not kept.
@@ -130,26 +132,50 @@ func (h *Host) path(elem ...string) string {
 // maxText is more than any file that a check reads whole.
 const maxText = 4 << 20
 
-// read reads a file. Nothing but a regular file is opened, so that no pipe or device
-// can hold a check.
+// read reads a file.
 func read(path string) (string, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	f, err := openFile(path)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = &fs.PathError{Op: "read", Path: path, Err: errors.New("it is no regular file")}
-	}
-	if err != nil {
-		return "", err
-	}
 	text, err := io.ReadAll(io.LimitReader(f, maxText+1))
 	if err == nil && len(text) > maxText {
 		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it has more than %d bytes", maxText)}
 	}
 	return strings.TrimSpace(string(text)), err
+}
+
+// readTail reads the end of a file that can be long: maxLog bytes at most.
+func readTail(path string) (string, error) {
+	f, err := openFile(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-maxLog), maxLog))
+	return string(text), err
+}
+
+// openFile opens nothing but a regular file, so that no pipe or device can hold a check.
+func openFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = &fs.PathError{Op: "read", Path: path, Err: errors.New("it is no regular file")}
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }
@@ -161,6 +187,9 @@ func denied(err error) string {
 	}
 	return err.Error()
 }
+
+// oneLine is an error of several as a part of a sentence.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ", and ") }
 
 // gpuName is what people call a GPU.
 func gpuName(g topo.GPU) string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.BusID) }
@@ -244,10 +273,18 @@ func (h *Host) program(name string) string {
 
 var versionForm = regexp.MustCompile(`\bv?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`)
 
-// version asks a program for its version.
+// errForeign is of a program below a root that is not this machine's.
+var errForeign = errors.New("it is not run, as it is a program of another root than /")
+
+// version asks a program for its version. Whoever runs a check is root most of the time,
+// and a directory that was named for a look, an image or a backup, is not to run as root:
+// below another root than / nothing is.
 func (h *Host) version(ctx context.Context, path string) (number [3]int, err error) {
 	ask := h.ask
 	if ask == nil {
+		if h.Root != "/" {
+			return number, fmt.Errorf("%s: %w", path, errForeign)
+		}
 		ask = askVersion
 	}
 	said, err := ask(ctx, path)

@@ -26,7 +26,7 @@ var limitChecks = []Check{
 		Name: "memlock-exec", Subject: "limits",
 		LooksAt: "the limit of locked memory of dockerd, containerd and crio, /proc/PID/limits",
 		Why:     "what exec starts in a container has the engine's limit, whatever the hook gave the container's first process; with gpu= and nic= programs register memory themselves",
-		Remedy:  "give the engine's unit LimitMEMLOCK=infinity",
+		Remedy:  "give the engine's unit LimitMEMLOCK=infinity; it has effect with the engine's next start, and that of Docker ends its containers, unless live-restore is on",
 		Run:     checkExecMemlock,
 	},
 }
@@ -130,7 +130,7 @@ func checkExecMemlock(_ context.Context, h *Host) []Finding {
 			list = append(list, unknown(on, "%s", denied(err)))
 		case limit < enough:
 			list = append(list, warning(on, "it may lock %s, and so may what exec starts", humanize.IBytes(limit)).
-				remedy(`mkdir -p /etc/systemd/system/%s.service.d && printf '[Service]\nLimitMEMLOCK=infinity\n' > /etc/systemd/system/%s.service.d/memlock.conf && systemctl daemon-reload && systemctl restart %s`, unit, unit, unit))
+				remedy(`mkdir -p /etc/systemd/system/%s.service.d && printf '[Service]\nLimitMEMLOCK=infinity\n' > /etc/systemd/system/%s.service.d/memlock.conf && systemctl daemon-reload # It has effect with the next start: %s`, unit, unit, restarts[unit]))
 		}
 	}
 	return orFine(list, "%d engines have no low limit", len(found))

@@ -36,6 +36,8 @@ type made struct {
 	generations []hook.Info
 	generateErr error
 	staged      map[string]uint64
+	// answer is what relays say.
+	answer hook.Answer
 	// between is what happens between two readings.
 	between func()
 	undone  []func()
@@ -92,7 +94,7 @@ func newMade(t *testing.T) *made {
 		must(t, err)
 		root, err = filepath.EvalSymlinks(root)
 		must(t, err)
-		m := &made{t: t, root: root, between: func() {}}
+		m := &made{t: t, root: root, between: func() {}, answer: hook.Answer{Report: &launch.Report{}}}
 		m.build()
 		shared = m
 	}
@@ -127,9 +129,10 @@ func (m *made) build() {
 		"usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.52.0":     "",
 		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
 		"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
-		"sys/module/apparmor/parameters/enabled":               "Y",
-		"sys/fs/selinux/enforce":                               "1",
-		"sys/fs/selinux/booleans/container_use_devices":        "1 1",
+		"proc/stat":                                     "cpu  1 2 3\nbtime 1700000000\nprocesses 9",
+		"sys/module/apparmor/parameters/enabled":        "Y",
+		"sys/fs/selinux/enforce":                        "1",
+		"sys/fs/selinux/booleans/container_use_devices": "1 1",
 		"dev/kmsg":                       "6,1,0,-;Linux version 6.12.48-amd64\n SUBSYSTEM=none\n4,2,100,-;NVRM: loading NVIDIA UNIX Open Kernel Module\n",
 		"etc/docker/daemon.json":         `{"features": {"cdi": true}}`,
 		"etc/containerd/config.toml":     containerdConfig,
@@ -336,6 +339,13 @@ func (m *made) host() *Host {
 		Sysfs: m.path("sys"), Proc: m.path("proc"), Root: m.root, Layout: layout.New(m.root), SpecDirs: []string{m.path("etc/cdi"), m.path("var/run/cdi")},
 		NVML:   &m.fake,
 		Relays: func(layout.Layout) ([]hook.Info, error) { return m.generations, m.generateErr },
+		Ask: func(_ layout.Layout, list []hook.Info, _ time.Duration) hook.Reports {
+			all := hook.Reports{}
+			for _, info := range list {
+				all[info.ID] = m.answer
+			}
+			return all
+		},
 		Staged: func(layout.Layout) (map[string]uint64, error) { return m.staged, nil },
 		wait:   func(context.Context, time.Duration) { m.between() },
 		ask: func(_ context.Context, path string) (string, error) {

@@ -22,7 +22,7 @@ var pcieChecks = []Check{
 		Name: "acs", Subject: "PCIe",
 		LooksAt: "the Access Control Services of switch ports between GPUs and NICs, in /sys/bus/pci/devices/*/config",
 		Why:     "with redirection what GPUs and NICs below one switch send to each other goes up to the CPU and down again: GPUDirect RDMA and copies between GPUs are slow, or wrong",
-		Remedy:  "on a host without virtual machines start the kernel with pci=disable_acs_redir=..., or until the next start setpci",
+		Remedy:  "on a host that passes no device to a virtual machine setpci until the next start, and for each start the kernel's parameter \"pci=disable_acs_redir=...\", in quotation marks",
 		Run:     checkACS,
 	},
 	{
@@ -126,7 +126,8 @@ func checkACS(_ context.Context, h *Host) []Finding {
 			lines = append(lines, "setpci -s "+p+" ECAP_ACS+6.w=0:2c")
 		}
 		list = append(list, warning("switch "+upstream, "its ports %s redirect", strings.Join(ports, ", ")).
-			remedy("%s; for each start, on a host without virtual machines: pci=disable_acs_redir=%s", strings.Join(lines, "; "), strings.Join(ports, ";")).
+			// GRUB's shell ends a command at a semicolon that has no quotation marks.
+			remedy("on a host that passes no device to a virtual machine, for ACS keeps these apart: %s; for each start: the kernel's parameter \"pci=disable_acs_redir=%s\", in quotation marks as GRUB would cut it at a semicolon", strings.Join(lines, "; "), strings.Join(ports, ";")).
 			touching(h.lanesBelow(t, ports)))
 	}
 	if len(hidden) > 0 {

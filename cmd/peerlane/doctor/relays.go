@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
 
@@ -14,7 +15,7 @@ import (
 
 var relayChecks = []Check{
 	{
-		Name: "relays", Subject: "relays", LooksAt: "the state of each container's relay (peerlane relay list)",
+		Name: "relays", Subject: "relays", LooksAt: "the state of each container's relay (peerlane relay list), and whether those that are ready answer",
 		Why:    "the lane of a container works while its relay does; one that nobody looks after is not started again when it dies",
 		Remedy: "peerlane relay inspect CONTAINER shows its log",
 		Run:    checkRelays,
@@ -42,12 +43,16 @@ func lanesOf(g hook.Info) []int {
 	return lanes
 }
 
+// answerTime is what relays have to answer in, all of them together: less than timeout.
+const answerTime = 5 * time.Second
+
 func checkRelays(_ context.Context, h *Host) []Finding {
 	generations, err := h.generations()
 	var list []Finding
 	if err != nil {
 		list = append(list, unknown("host", "%s", denied(err)))
 	}
+	var ready []hook.Info
 	for _, g := range generations {
 		if !g.Alive {
 			continue // left, or ending
@@ -60,6 +65,8 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 		switch {
 		case !g.Supervised:
 			list = append(list, failure(on, "nothing looks after its relay: the supervisor was killed").remedy("restart the container").touching(lanes))
+		case g.Status.State == hook.StateReady:
+			ready = append(ready, g)
 		case g.Status.State == hook.StateDown:
 			list = append(list, failure(on, "its relay has died too often, and is not started again%s", because).
 				remedy("peerlane relay inspect %s; then peerlane relay resume %s", g.ID, g.ID).touching(lanes))
@@ -67,9 +74,26 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 			list = append(list, warning(on, "its relay has died, and will be started again%s", because).remedy("peerlane relay inspect %s", g.ID).touching(lanes))
 		case slices.Contains([]string{hook.StateStopping, hook.StateStopped, hook.StateDraining, hook.StateDrained}, g.Status.State):
 			list = append(list, warning(on, "its relay is %s by somebody's command", g.Status.State).remedy("peerlane relay resume %s", g.ID).touching(lanes))
+		case g.Status.State != hook.StateEnding:
+			list = append(list, unknown(on, "its relay starts%s", because).remedy("ask again; where it still starts then, peerlane relay inspect %s", g.ID).touching(lanes))
 		}
 	}
-	return orFine(list, "%d containers have one, and it works", len(generations))
+	if len(ready) > 0 {
+		list = append(list, h.silent(ready)...)
+	}
+	return orFine(list, "%d containers have one, and each has answered", len(ready))
+}
+
+// silent are those of relays that are ready, as is written of them, that do not answer.
+func (h *Host) silent(ready []hook.Info) (list []Finding) {
+	reports := h.Ask(h.Layout, ready, answerTime)
+	for _, g := range ready {
+		if answer := reports[g.ID]; answer.Report == nil {
+			list = append(list, failure("container "+cut(g.Container.ID), "its relay is ready, and did not answer: %s", cut(answer.NoReport)).
+				remedy("peerlane relay inspect %s; restart the container where that gets no answer either", g.ID).touching(lanesOf(g)))
+		}
+	}
+	return list
 }
 
 func checkLeftovers(_ context.Context, h *Host) []Finding {

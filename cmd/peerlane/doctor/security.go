@@ -2,8 +2,11 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -11,14 +14,14 @@ import (
 var securityChecks = []Check{
 	{
 		Name: "selinux", Subject: "security",
-		LooksAt: "/sys/fs/selinux/enforce, the boolean container_use_devices, and denials in the kernel's log that name Peerlane",
+		LooksAt: "/sys/fs/selinux/enforce, the boolean container_use_devices, and denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of /var/log/audit/audit.log",
 		Why:     "an enforcing policy can keep containers from the devices of gpu= and nic=, and from the relay's socket, with nothing but \"permission denied\"",
 		Remedy:  "setsebool -P container_use_devices 1; ausearch -m avc -c peerlane-relay shows what was denied",
 		Run:     checkSELinux,
 	},
 	{
 		Name: "apparmor", Subject: "security",
-		LooksAt: "denials in the kernel's log that name Peerlane",
+		LooksAt: "denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of /var/log/audit/audit.log",
 		Why:     "a profile can keep the hook from its files, a relay from its devices, or a container from the relay's socket",
 		Remedy:  "allow in the profile that is named what was denied, then apparmor_parser -r PROFILE",
 		Run:     checkAppArmor,
@@ -32,16 +35,64 @@ var securityChecks = []Check{
 	},
 }
 
-// denials are the lines of the kernel's log that say so of Peerlane.
-func (h *Host) denials(ctx context.Context, mark string) ([]string, error) {
+// auditLog is where auditd, while it runs, writes what the kernel's log has without it.
+const auditLog = "var/log/audit/audit.log"
+
+// denials are the lines since the start that say so of Peerlane, of the kernel's log and of
+// auditd's; the error says what could not be read.
+func (h *Host) denials(ctx context.Context, mark string) (found []string, err error) {
+	about := func(line string) bool { return strings.Contains(line, mark) && strings.Contains(line, "peerlane") }
 	lines, err := h.kernelLog(ctx)
-	var found []string
+	if err != nil {
+		err = fmt.Errorf("the kernel's log cannot be read: %s", denied(err))
+	}
 	for _, l := range lines {
-		if strings.Contains(l, mark) && strings.Contains(l, "peerlane") {
+		if about(l) {
+			found = append(found, l)
+		}
+	}
+	records, unseen := h.audited()
+	if unseen != nil {
+		err = errors.Join(err, fmt.Errorf("auditd's log cannot be read: %s", denied(unseen)))
+	}
+	for _, l := range records {
+		if about(l) {
 			found = append(found, l)
 		}
 	}
 	return found, err
+}
+
+// auditTime is the time of a record of auditd's.
+var auditTime = regexp.MustCompile(`\baudit\((\d{1,12})\.\d+:\d+\)`)
+
+// audited are the records since the start at the end of auditd's log; none where it does
+// not run.
+func (h *Host) audited() (list []string, err error) {
+	daemons, err := h.processes(func(comm string) bool { return comm == "auditd" })
+	if err != nil || len(daemons) == 0 {
+		return nil, err
+	}
+	stat, err := read(h.proc("stat"))
+	if err != nil {
+		return nil, err
+	}
+	var start int64
+	for line := range strings.Lines(stat) {
+		fmt.Sscanf(line, "btime %d", &start) // or another line, which leaves it
+	}
+	text, err := readTail(h.path(auditLog))
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(text) {
+		if m := auditTime.FindStringSubmatch(line); m != nil {
+			if at, err := strconv.ParseInt(m[1], 10, 64); err == nil && at >= start {
+				list = append(list, strings.TrimRight(line, "\n"))
+			}
+		}
+	}
+	return list, nil
 }
 
 func checkSELinux(ctx context.Context, h *Host) []Finding {
@@ -57,7 +108,7 @@ func checkSELinux(ctx context.Context, h *Host) []Finding {
 	var list []Finding
 	lines, err := h.denials(ctx, "avc:  denied")
 	if err != nil {
-		list = append(list, unknown("host", "it is enforcing, and the kernel's log cannot be read: %s", denied(err)))
+		list = append(list, unknown("host", "it is enforcing, and %s", oneLine(err)))
 	}
 	if len(lines) > 0 {
 		list = append(list, failure("host", "it has denied %d accesses, the last one: %s", len(lines), cut(lines[len(lines)-1])).
@@ -79,13 +130,14 @@ func checkAppArmor(ctx context.Context, h *Host) []Finding {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	lines, err := h.denials(ctx, `apparmor="DENIED"`)
-	switch {
-	case err != nil:
-		return []Finding{unknown("host", "it is on, and the kernel's log cannot be read: %s", denied(err))}
-	case len(lines) > 0:
-		return []Finding{failure("host", "it has denied %d accesses, the last one: %s", len(lines), cut(lines[len(lines)-1]))}
+	var list []Finding
+	if err != nil {
+		list = append(list, unknown("host", "it is on, and %s", oneLine(err)).remedy("ausearch -m avc -ts boot | grep peerlane, as root"))
 	}
-	return []Finding{ok("host", "it has denied Peerlane nothing that the kernel's log still has")}
+	if len(lines) > 0 {
+		list = append(list, failure("host", "it has denied %d accesses, the last one: %s", len(lines), cut(lines[len(lines)-1])))
+	}
+	return orFine(list, "it has denied Peerlane nothing that the logs still have")
 }
 
 func checkKey(_ context.Context, h *Host) []Finding {

@@ -15,14 +15,17 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// States are those that relays are counted by: a supervisor's words, and "left" where
-// there is none.
+// States are those that relays are counted by: a supervisor's words, and where there is
+// none "left", or "ended" of what is left of a container that has ended.
 var States = []string{
 	hook.StateStarting, hook.StateReady, hook.StateWaiting, hook.StateDown, hook.StateStopping, hook.StateStopped,
-	hook.StateDraining, hook.StateDrained, hook.StateEnding, stateLeft,
+	hook.StateDraining, hook.StateDrained, hook.StateEnding, stateLeft, stateEnded,
 }
 
-const stateLeft = "left"
+const stateLeft, stateEnded = "left", "ended"
+
+// unwanted are the states of relays that are not meant to answer.
+var unwanted = []string{hook.StateStopping, hook.StateStopped, hook.StateDraining, hook.StateDrained, hook.StateEnding}
 
 // Labels of metrics. A container keeps its id and gets another generation with each
 // start; a lane is named by the PCI address and the index of its GPU, and by the NICs that
@@ -42,6 +45,7 @@ func metric(name, help string, labels []string) *prometheus.Desc {
 var (
 	relays       = metric("relays", "Containers by the state of their relay.", []string{"state"})
 	relayUp      = metric("relay_up", "Whether the relay answered when it was asked just now.", ofRelay)
+	relayWanted  = metric("relay_wanted", "Whether the relay is meant to run: 0 where it was stopped or drained, or its container ends.", ofRelay)
 	relayStarts  = metric("relay_starts_total", "How often the container's relay was started.", ofRelay)
 	relayClients = metric("relay_clients", "Processes of the container that are attached.", ofRelay)
 	connections  = metric("relay_connections", "Connections that are open, sending and receiving.", ofRelay)
@@ -69,11 +73,15 @@ var (
 	scrapeErrors = metric("exporter_last_scrape_error", "1 where something of the relays' state could not be read.", nil)
 
 	all = []*prometheus.Desc{
-		relays, relayUp, relayStarts, relayClients, connections, memories, hostMemory, badHandles, stagedBytes, directBytes,
+		relays, relayUp, relayWanted, relayStarts, relayClients, connections, memories, hostMemory, badHandles, stagedBytes, directBytes,
 		laneBytes, laneOperations, laneFailed, laneInPlace, laneInFlight, laneLatency, laneStalls, laneStallTime, laneStalled, laneLongest,
 		staging, stagingWanted, stagingClients, scrapeErrors,
 	}
 )
+
+// answerTime is what relays have to answer in: less than the 10 s after which Prometheus
+// gives a scrape up, and with it all other relays.
+const answerTime = 3 * time.Second
 
 // Collector asks a host's relays whenever it is scraped.
 type Collector struct {
@@ -91,7 +99,7 @@ func New(l layout.Layout, log func(error)) *Collector {
 				alive = append(alive, info)
 			}
 		}
-		return infos, hook.Ask(l, alive), err
+		return infos, hook.Ask(l, alive, answerTime), err
 	}}
 }
 
@@ -116,6 +124,9 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	for _, info := range infos {
 		state := info.Status.State
 		switch {
+		case !info.Supervised && !info.Alive:
+			count[stateEnded]++ // there is nothing to tell of a relay
+			continue
 		case !info.Supervised:
 			state = stateLeft
 		case !slices.Contains(States, state): // not written yet, or of another release
@@ -123,6 +134,11 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		}
 		count[state]++
 		e.relay(info, reports[info.ID])
+		wanted := 1.0
+		if slices.Contains(unwanted, state) {
+			wanted = 0
+		}
+		e.gauge(relayWanted, wanted, label(info.Container.ID), label(info.ID))
 	}
 	for _, state := range States {
 		e.gauge(relays, float64(count[state]), state)
@@ -159,18 +175,35 @@ func (e emitter) relay(info hook.Info, answer hook.Answer) {
 	e.counter(badHandles, r.BadHandles, of...)
 	e.counter(stagedBytes, r.Staged, of...)
 	e.counter(directBytes, r.Direct, of...)
-	e.staging(r.Staging, of)
+	has, stages := gpus(info.Config)
+	e.staging(r.Staging, has, stages, of)
 	seen := map[string]bool{} // a relay that was taken over can say anything
 	for _, l := range r.Lanes {
-		if seen[l.GPU] {
+		if seen[l.GPU] || !has[l.GPU] {
 			continue
 		}
 		seen[l.GPU] = true
 		index, nics := lane(info.Config.Lanes, l.GPU)
-		of := append(slices.Clone(of), label(l.GPU), index, nics)
+		of := append(slices.Clone(of), l.GPU, index, nics)
 		e.lane(l.Sent, append(slices.Clone(of), "sent"))
 		e.lane(l.Received, append(slices.Clone(of), "received"))
 	}
+}
+
+// gpus are those that a relay has lanes of, and those that these may stage on. What it tells
+// of others is left out: its word makes no series of which there is no end.
+func gpus(c launch.Config) (has, stages map[string]bool) {
+	has, stages = map[string]bool{}, map[string]bool{}
+	for _, l := range c.Lanes {
+		has[l.GPU.BusID], stages[l.GPU.BusID] = true, true
+		for _, s := range l.Servers {
+			stages[s.BusID] = true
+		}
+		for _, s := range l.Spares {
+			stages[s.BusID] = true
+		}
+	}
+	return has, stages
 }
 
 // lane is a lane's GPU by its index, and its NICs, as labels.
@@ -184,18 +217,21 @@ func lane(lanes []launch.Lane, gpu string) (index, nics string) {
 }
 
 // staging sums what several lanes have of one GPU, or of the host's memory.
-func (e emitter) staging(list []launch.Staging, of []string) {
+func (e emitter) staging(list []launch.Staging, has, stages map[string]bool, of []string) {
 	type place struct{ gpu, memory string }
 	type sum struct{ bytes, wanted, clients float64 }
 	sums := map[place]sum{}
 	var order []place
 	for _, s := range list {
-		at := place{label(s.GPU), "gpu"}
+		at, known := place{s.GPU, "gpu"}, stages[s.GPU]
 		if s.Host {
-			at = place{label(s.Lane), "host"}
+			at, known = place{s.Lane, "host"}, has[s.Lane]
 		}
-		was, known := sums[at]
 		if !known {
+			continue
+		}
+		was, summed := sums[at]
+		if !summed {
 			order = append(order, at)
 		}
 		sums[at] = sum{was.bytes + float64(s.Bytes), was.wanted + float64(s.Wanted), was.clients + float64(s.Clients)}

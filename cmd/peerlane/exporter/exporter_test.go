@@ -27,13 +27,16 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 
 const gpu3 = "0000:3b:00.0"
 
-// working is a host with one relay that works, one that is silent, and one that nobody
-// looks after.
+// working is a host with one relay that works, one that is silent, one that nobody looks
+// after, one that was drained, and what is left of one whose container has ended.
 func working() ([]hook.Info, hook.Reports, error) {
 	info := func(id, container, state string, supervised bool) hook.Info {
 		return hook.Info{
 			Generation: hook.Generation{ID: id, Container: hook.Container{ID: container}, Config: launch.Config{
-				Lanes: []launch.Lane{{GPU: launch.GPU{Index: 3, BusID: gpu3}, NICs: []string{"mlx5_0", "mlx5_1"}}},
+				Lanes: []launch.Lane{{
+					GPU: launch.GPU{Index: 3, BusID: gpu3}, NICs: []string{"mlx5_0", "mlx5_1"},
+					Servers: []launch.GPU{{Index: 1, BusID: "0000:18:00.0"}}, Spares: []launch.Spare{{GPU: launch.GPU{Index: 4, BusID: "0000:5d:00.0"}}},
+				}},
 			}},
 			Status: hook.Status{State: state, Starts: 2}, Alive: true, Supervised: supervised,
 		}
@@ -48,10 +51,15 @@ func working() ([]hook.Info, hook.Reports, error) {
 		Lanes: []launch.LaneFigures{{GPU: gpu3, Sent: sent}, {GPU: gpu3, Sent: sent}, {GPU: "\xff"}},
 		Staging: []launch.Staging{
 			{GPU: "0000:18:00.0", Bytes: 100, Wanted: 200, Clients: 5}, {GPU: "0000:18:00.0", Bytes: 11, Wanted: 22},
+			{GPU: "0000:5d:00.0", Bytes: 7},
 			{Host: true, Lane: gpu3, Bytes: 64},
+			// No GPUs of its configuration.
+			{GPU: "0000:99:00.0", Bytes: 1}, {Host: true, Lane: "0000:99:00.0", Bytes: 1},
 		},
 	}
-	return []hook.Info{info("a1", "trainer", hook.StateReady, true), info("a2", "silent", "", true), info("a3", "gone", hook.StateReady, false)},
+	ended := info("a6", "over", hook.StateReady, false)
+	ended.Alive = false
+	return []hook.Info{ended, info("a5", "drained", hook.StateDrained, true), info("a1", "trainer", hook.StateReady, true), info("a2", "silent", "", true), info("a3", "gone", hook.StateReady, false)},
 		hook.Reports{"a1": {Report: report}, "a2": {NoReport: "it starts"}}, errors.New("generation a4: the file is damaged")
 }
 
@@ -70,8 +78,9 @@ func TestMetrics(t *testing.T) {
 # HELP peerlane_relays Containers by the state of their relay.
 # TYPE peerlane_relays gauge
 peerlane_relays{state="down"} 0
-peerlane_relays{state="drained"} 0
+peerlane_relays{state="drained"} 1
 peerlane_relays{state="draining"} 0
+peerlane_relays{state="ended"} 1
 peerlane_relays{state="ending"} 0
 peerlane_relays{state="left"} 1
 peerlane_relays{state="ready"} 1
@@ -81,22 +90,33 @@ peerlane_relays{state="stopping"} 0
 peerlane_relays{state="waiting"} 0
 # HELP peerlane_relay_up Whether the relay answered when it was asked just now.
 # TYPE peerlane_relay_up gauge
+peerlane_relay_up{container="drained",generation="a5"} 0
 peerlane_relay_up{container="gone",generation="a3"} 0
 peerlane_relay_up{container="silent",generation="a2"} 0
 peerlane_relay_up{container="trainer",generation="a1"} 1
+# HELP peerlane_relay_wanted Whether the relay is meant to run: 0 where it was stopped or drained, or its container ends.
+# TYPE peerlane_relay_wanted gauge
+peerlane_relay_wanted{container="drained",generation="a5"} 0
+peerlane_relay_wanted{container="gone",generation="a3"} 1
+peerlane_relay_wanted{container="silent",generation="a2"} 1
+peerlane_relay_wanted{container="trainer",generation="a1"} 1
 # HELP peerlane_staging_bytes Staging memory that the relay has.
 # TYPE peerlane_staging_bytes gauge
 peerlane_staging_bytes{container="trainer",generation="a1",gpu="0000:18:00.0",memory="gpu"} 111
 peerlane_staging_bytes{container="trainer",generation="a1",gpu="0000:3b:00.0",memory="host"} 64
+peerlane_staging_bytes{container="trainer",generation="a1",gpu="0000:5d:00.0",memory="gpu"} 7
 # HELP peerlane_exporter_last_scrape_error 1 where something of the relays' state could not be read.
 # TYPE peerlane_exporter_last_scrape_error gauge
 peerlane_exporter_last_scrape_error 1
 `
-	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "peerlane_relays", "peerlane_relay_up", "peerlane_staging_bytes", "peerlane_exporter_last_scrape_error"); err != nil {
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "peerlane_relays", "peerlane_relay_up", "peerlane_relay_wanted", "peerlane_staging_bytes", "peerlane_exporter_last_scrape_error"); err != nil {
 		t.Error(err)
 	}
 	if len(*logged) != 1 || !strings.Contains((*logged)[0].Error(), "a4") {
 		t.Errorf("logged %v", *logged)
+	}
+	if n, err := testutil.GatherAndCount(r, "peerlane_lane_bytes_total"); err != nil || n != 2 {
+		t.Errorf("%d series of the one lane, of two directions: %v", n, err)
 	}
 	values := map[string]float64{}
 	for _, f := range gather(t, r) {
@@ -300,10 +320,20 @@ func TestTheAlertsNameMetricsThatThereAre(t *testing.T) {
 	for _, s := range States {
 		states[s] = true
 	}
-	count := 0
+	count, up := 0, false
 	for _, g := range rules.Groups {
 		for _, r := range g.Rules {
 			count++
+			if r.Expr == `up{job="peerlane"} == 0` { // Prometheus' own
+				up = true
+				r.Expr = "peerlane_relays"
+			}
+			if strings.Contains(r.Expr, "peerlane_relay_up ") && !strings.Contains(r.Expr, "peerlane_relay_wanted") {
+				t.Errorf("%s is about relays that were stopped on purpose, too", r.Alert)
+			}
+			if r.Labels["severity"] == "critical" && strings.Contains(r.Expr, "ended") {
+				t.Errorf("%s makes what an ended container left critical", r.Alert)
+			}
 			for _, wrong := range checkQuery(known, r.Expr) {
 				t.Errorf("%s: %s in %s", r.Alert, wrong, r.Expr)
 			}
@@ -318,6 +348,9 @@ func TestTheAlertsNameMetricsThatThereAre(t *testing.T) {
 				}
 			}
 		}
+	}
+	if !up {
+		t.Error("no alert says that the exporter does not answer")
 	}
 	if count < 5 {
 		t.Errorf("%d alerts", count)
@@ -341,7 +374,10 @@ queries name metrics and labels that there are; the dashboard has not been loade
 Grafana.
 
 A container keeps its name and gets another generation each time it starts; counters
-begin anew when a relay does. A lane has its GPU's PCI address (` + "`gpu`" + `) and index, and the
+begin anew when a relay does. Relays have 3 s to answer a scrape; of one that does not,
+or was stopped, there is no more than ` + "`peerlane_relay_up`" + ` 0, and ` + "`peerlane_relay_wanted`" + `
+says whether it was meant to run. Alerts take the job that scrapes it to be called
+` + "`peerlane`" + `. A lane has its GPU's PCI address (` + "`gpu`" + `) and index, and the
 NICs that it is striped over, with commas between them.
 
 | metric | type | labels | |
