@@ -2,6 +2,7 @@ package hook
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -55,10 +56,25 @@ func newNetworking(l layout.Layout, c config.Network, memory uint64) (n networki
 	if err = n.certificates(c); err == nil {
 		n.where, err = where(c, memory)
 	}
+	if err == nil {
+		// Of a relay that refuses its network the container would have no relay at all.
+		err = n.where.Check()
+	}
 	if err != nil {
-		n.why, n.where = err.Error(), nil
+		n.why, n.where = short(err.Error()), nil
 	}
 	return n, err
+}
+
+// mostWhy bounds what a relay is told of why it is on no network, bytes: the reasons of a
+// host with a thousand interfaces leave no room for the rest of its configuration.
+const mostWhy = 2 << 10
+
+func short(why string) string {
+	if len(why) <= mostWhy {
+		return why
+	}
+	return strings.ToValidUTF8(why[:mostWhy], "") + "… (the log has the whole)"
 }
 
 func keyFile(l layout.Layout, c config.Network) string {
@@ -93,18 +109,24 @@ func (n *networking) certificates(c config.Network) error {
 	return n.secrets.Check()
 }
 
-// where chooses the addresses of this host.
+// where says where a relay of this host goes on the network.
 func where(c config.Network, memory uint64) (*launch.Network, error) {
+	all, err := addresses.Host()
+	if err != nil {
+		return nil, err
+	}
+	return whereOf(all, c, memory)
+}
+
+// whereOf is where on a host with these interfaces. Of more addresses than a relay takes
+// they are the best.
+func whereOf(all []addresses.Interface, c config.Network, memory uint64) (*launch.Network, error) {
 	ports, err := addresses.ParsePorts(c.Ports)
 	if err != nil {
 		return nil, err
 	}
 	n := &launch.Network{
 		Ports: ports, Streams: c.Streams, Slots: networkSlots, SlotBytes: networkSlotBytes, Memory: memory,
-	}
-	all, err := addresses.Host()
-	if err != nil {
-		return nil, err
 	}
 	if c.Address != "" {
 		at, err := netip.ParseAddr(c.Address)
@@ -118,8 +140,23 @@ func where(c config.Network, memory uint64) (*launch.Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.Addresses, err = list.Choose(all, addresses.Family(c.Family))
+	chosen, err := list.Choose(all, addresses.Family(c.Family))
+	n.Addresses = chosen[:min(len(chosen), launch.MaxAddresses)]
 	return n, err
+}
+
+// fitting is a configuration with as many of its addresses, the best, as a datagram has
+// room for beside the lanes; at least one.
+func fitting(c launch.Config) launch.Config {
+	for c.Network != nil && len(c.Network.Addresses) > 1 {
+		if text, err := json.Marshal(c); err != nil || len(text) <= launch.MaxDatagram {
+			break
+		}
+		fewer := *c.Network
+		fewer.Addresses = fewer.Addresses[:len(fewer.Addresses)/2]
+		c.Network = &fewer
+	}
+	return c
 }
 
 // interfaceOf names the interface of an address; an empty name where it has none now.

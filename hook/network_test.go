@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
+	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
 
 // What a job sets for NCCL is said to have no effect, and what only looks so is not
@@ -114,6 +116,7 @@ func TestWhatARelayHasOfTheNetwork(t *testing.T) {
 		"a key that others can read":   {0o644, loopback, false, true, "open to others"},
 		"no interface":                 {0o600, func(c *config.Network) { c.Interfaces = "=peerlane-none" }, false, true, "network.interfaces"},
 		"no certificate where one is":  {0o600, func(c *config.Network) { c.TLSKey, c.TLSCertificate, c.TLSAuthority = "/none", "/none", "/none" }, false, true, "network.tls_key"},
+		"what a relay refuses":         {0o600, func(c *config.Network) { c.Interfaces, c.Streams = "=lo", 0 }, false, true, "streams"},
 		"an address that is not there": {0o600, func(c *config.Network) { c.Address = "192.0.2.1" }, true, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -142,5 +145,55 @@ func TestWhatARelayHasOfTheNetwork(t *testing.T) {
 				t.Errorf("%+v", n.where)
 			}
 		})
+	}
+}
+
+// On a host with more addresses than a relay takes it has the best of them, and as many
+// as its configuration has room for.
+func TestAHostWithManyAddresses(t *testing.T) {
+	var all []addresses.Interface
+	for i := range 10 {
+		one := addresses.Interface{Name: fmt.Sprintf("interface%06d", i), Up: true}
+		for k := range 100 {
+			one.Addresses = append(one.Addresses, netip.MustParseAddr(fmt.Sprintf("2001:db8:1234:5678:9abc:def0:%x:%x", i+0x1000, k+0x1000)))
+		}
+		all = append(all, one)
+	}
+	settings := config.Default().Network
+	n, err := whereOf(all, settings, 1<<20)
+	if err == nil {
+		err = n.Check()
+	}
+	if err != nil || len(n.Addresses) != launch.MaxAddresses || n.Addresses[0].Address != all[0].Addresses[0] {
+		t.Fatalf("%d addresses, %v", len(n.Addresses), err)
+	}
+	small := fitting(launch.Config{Network: n})
+	if len(small.Network.Addresses) != launch.MaxAddresses {
+		t.Errorf("%d addresses where there is room for all", len(small.Network.Addresses))
+	}
+	large := launch.Config{Network: n}
+	for len(large.Lanes) < 30 {
+		large.Lanes = append(large.Lanes, launch.Lane{NICs: []string{strings.Repeat("n", 1800)}})
+	}
+	fits := fitting(large)
+	text, err := json.Marshal(fits)
+	if err != nil || len(text) > launch.MaxDatagram || len(fits.Network.Addresses) < 16 || fits.Network.Addresses[0] != n.Addresses[0] {
+		t.Errorf("%d addresses and %d bytes, %v", len(fits.Network.Addresses), len(text), err)
+	}
+	if len(n.Addresses) != launch.MaxAddresses {
+		t.Error("what the next configuration begins with has become less")
+	}
+
+	// And where none of many can be had, the reason has bounds, too.
+	settings.Interfaces = "=" + strings.Repeat("x", 15)
+	for i := range 2000 {
+		all = append(all, addresses.Interface{Name: fmt.Sprintf("veth%08x", i), Up: true})
+	}
+	_, err = whereOf(all, settings, 1<<20)
+	if err == nil || len(err.Error()) <= launch.MaxDatagram {
+		t.Fatalf("this shows nothing: %v", err)
+	}
+	if why := short(err.Error()); len(why) > mostWhy+64 || !strings.Contains(why, "no network interface") {
+		t.Errorf("%d bytes: %s", len(why), why)
 	}
 }

@@ -529,10 +529,10 @@ func (s *supervisor) lanesChanged() error {
 
 // configure sends the relay what it has to know.
 func (s *supervisor) configure() {
-	config := s.knowing(s.generation.Config)
+	config := s.generation.Config
 	config.Network, config.NoNetwork = s.networking.where, s.networking.why
 	config.Admission = true // this supervisor answers claims, whoever made the generation
-	if err := s.relay.configure(config); err != nil {
+	if err := s.relay.configure(s.knowing(fitting(config))); err != nil {
 		// It has closed its end, so it is ending, and the next one gets it.
 		s.log.WithError(err).Warn("sending the relay its configuration")
 	}
