@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,10 @@ type networking struct {
 // keyTime is how often it is looked whether the cluster key has been changed: a rotation
 // that is not finished has both keys for as long as it takes.
 const keyTime = 5 * time.Second
+
+// refusedTime is how soon a relay is sent the same secrets again that it has refused: a
+// certificate can become valid without a change of its file.
+const refusedTime = time.Minute
 
 // slots of a lane for other hosts, in each direction. TCP needs no larger ones: what it
 // moves in the time of a copy is less than that.
@@ -196,35 +201,55 @@ func (s *supervisor) goOnNetwork() {
 	}
 }
 
-// tellSecrets sends the relay what nobody else may hear.
+// tellSecrets sends the relay what nobody else may hear. Its answer says whether it was
+// heard.
 func (s *supervisor) tellSecrets() {
 	if s.networking.where == nil {
 		return
 	}
 	if err := s.relay.request(launch.Request{Request: launch.RequestSecrets, Secrets: &s.networking.secrets}); err != nil {
-		s.log.WithError(err).Warn("sending the relay the cluster key")
+		s.complain(fmt.Sprintf("the relay cannot be sent the cluster key: %v", err))
 	}
 }
 
-// lookAtKey tells a relay that is on the network of a key that has changed.
+// toldSecrets notes the relay's answer to them.
+func (s *supervisor) toldSecrets(a launch.Status) {
+	if s.relay.told = a.OK; a.OK {
+		s.keyError = ""
+		return
+	}
+	s.relay.tellAgain = time.Now().Add(refusedTime)
+	s.complain("the relay refuses its cluster key, or certificates: " + a.Error)
+}
+
+// lookAtKey tells a relay that is on the network of a key that has changed, until it has
+// taken it: one that was not heard would cut it off when the rotation is finished.
 func (s *supervisor) lookAtKey() {
-	if s.relay == nil || s.networking.where == nil {
+	if s.relay == nil || s.networking.where == nil || slices.Contains(s.relay.asked, launch.RequestSecrets) {
 		return
 	}
 	text, err := layout.ReadSecret(keyFile(s.layout, s.generation.Network), launch.MaxSecret)
 	if err != nil {
-		// It goes on with the one that it has.
-		if text := err.Error(); text != s.keyError {
-			s.keyError = text
-			s.log.WithError(err).Error("the cluster key cannot be read any more; the relay goes on with the one that it had")
-		}
+		s.complain(fmt.Sprintf("the cluster key cannot be read any more; the relay goes on with the one that it had: %v", err))
 		return
 	}
-	s.keyError = ""
-	if bytes.Equal(text, s.networking.secrets.ClusterKey.Bytes()) {
-		return
+	if !bytes.Equal(text, s.networking.secrets.ClusterKey.Bytes()) {
+		s.log.Info("the cluster key has changed")
+		s.networking.secrets.ClusterKey = launch.NewSecret(text)
+		s.relay.told, s.relay.tellAgain = false, time.Time{}
 	}
-	s.log.Info("the cluster key has changed")
-	s.networking.secrets.ClusterKey = launch.NewSecret(text)
-	s.tellSecrets()
+	switch {
+	case s.relay.told:
+		s.keyError = ""
+	case !time.Now().Before(s.relay.tellAgain):
+		s.tellSecrets()
+	}
+}
+
+// complain logs what is wrong with the key, once and not each time that it is looked at.
+func (s *supervisor) complain(text string) {
+	if text != s.keyError {
+		s.keyError = text
+		s.log.Error(text)
+	}
 }

@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -65,12 +67,12 @@ func TestARelayIsToldOfAChangedKey(t *testing.T) {
 	defer conn.Close()
 	settings := config.Default().Network
 	settings.Interfaces = "=lo"
-	s := &supervisor{layout: l, log: logrus.NewEntry(logrus.New()), generation: &Generation{Network: settings}, relay: &relay{control: conn.(*net.UnixConn)}}
+	s := &supervisor{layout: l, log: logrus.NewEntry(logrus.New()), generation: &Generation{Network: settings}, relay: &relay{control: conn.(*net.UnixConn), overdue: time.NewTimer(time.Hour)}}
+	defer s.relay.overdue.Stop()
 	s.log.Logger.SetOutput(io.Discard)
 	s.goOnNetwork()
 	told := func() string {
 		t.Helper()
-		s.lookAtKey()
 		text := make([]byte, launch.MaxDatagram)
 		n, err := unix.Read(fds[1], text)
 		if err == unix.EAGAIN {
@@ -85,18 +87,61 @@ func TestARelayIsToldOfAChangedKey(t *testing.T) {
 		}
 		return string(r.Secrets.ClusterKey.Bytes())
 	}
-	if got := told(); got != "" {
-		t.Errorf("of the key that it has it is told %q", got)
+	refuses := launch.Status{Error: "it makes no sense"}
+	takes := launch.Status{OK: true}
+	remove := func() {
+		t.Helper()
+		if err := os.Remove(l.ClusterKey()); err != nil {
+			t.Fatal(err)
+		}
 	}
-	write("new")
-	if got := told(); got != "new" {
-		t.Errorf("of a new key it is told %q", got)
+	lost := func() {
+		heard := s.relay.control
+		s.relay.control = &net.UnixConn{} // which sends nothing
+		s.lookAtKey()
+		s.relay.control = heard
 	}
-	if err := os.Remove(l.ClusterKey()); err != nil {
-		t.Fatal(err)
+	s.tellSecrets()
+	if got := told(); got != "old" {
+		t.Fatalf("at its start it is told %q", got)
 	}
-	if got := told(); got != "" {
-		t.Errorf("of a key that is gone it is told %q", got)
+	for _, step := range []struct {
+		what string
+		do   func()
+		want string // that it is told then; empty for nothing
+	}{
+		{"before it has answered", func() { write("new") }, ""},
+		{"a new key", func() { s.answered(takes) }, "new"},
+		{"the key that it has", func() { s.answered(takes) }, ""},
+		{"another key", func() { write("newer") }, "newer"},
+		{"a key that it has just refused", func() { s.answered(refuses) }, ""},
+		{"one that it refused a while ago", func() { s.relay.tellAgain = time.Now() }, "newer"},
+		{"one that was changed since it refused", func() { s.answered(refuses); write("newest") }, "newest"},
+		{"the one before again", func() { s.answered(refuses); write("new") }, "new"},
+		{"a key that is gone", func() { s.answered(takes); remove() }, ""},
+		{"and is there again", func() { write("new") }, ""},
+		{"a key that could not be sent", func() { write("late"); lost() }, "late"},
+	} {
+		step.do()
+		s.lookAtKey()
+		if got := told(); got != step.want {
+			t.Errorf("%s: it is told %q, want %q", step.what, got, step.want)
+		}
+	}
+}
+
+// What is wrong with the key is said once, and again when it was right in between.
+func TestComplaintsOfAKey(t *testing.T) {
+	var log bytes.Buffer
+	s := &supervisor{log: logrus.NewEntry(logrus.New()), relay: &relay{}}
+	s.log.Logger.SetOutput(&log)
+	for range 3 {
+		s.toldSecrets(launch.Status{Error: "peerlane-test"})
+	}
+	s.toldSecrets(launch.Status{OK: true})
+	s.toldSecrets(launch.Status{Error: "peerlane-test"})
+	if n := strings.Count(log.String(), "peerlane-test"); n != 2 {
+		t.Errorf("said %d times: %s", n, &log)
 	}
 }
 

@@ -66,7 +66,7 @@ type supervisor struct {
 	tests      selfTests
 	// networking is what the relay was told at its start, or since.
 	networking networking
-	keyError   string
+	keyError   string // what was complained of last; see complain
 }
 
 // Supervise is the supervisor of a generation: `peerlane-hook supervise`, run
@@ -414,9 +414,7 @@ func (s *supervisor) answered(a launch.Status) {
 		}
 		return
 	case launch.RequestSecrets:
-		if !a.OK {
-			s.log.Errorf("the relay refuses its cluster key, or certificates: %s", a.Error)
-		}
+		s.toldSecrets(a)
 		return
 	}
 	switch {
