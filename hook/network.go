@@ -2,11 +2,13 @@ package hook
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +28,10 @@ type networking struct {
 // keyTime is how often it is looked whether the cluster key has been changed: a rotation
 // that is not finished has both keys for as long as it takes.
 const keyTime = 5 * time.Second
+
+// refusedTime is how soon a relay is sent the same secrets again that it has refused: a
+// certificate can become valid without a change of its file.
+const refusedTime = time.Minute
 
 // slots of a lane for other hosts, in each direction. TCP needs no larger ones: what it
 // moves in the time of a copy is less than that.
@@ -55,10 +61,25 @@ func newNetworking(l layout.Layout, c config.Network, memory uint64) (n networki
 	if err = n.certificates(c); err == nil {
 		n.where, err = where(c, memory)
 	}
+	if err == nil {
+		// Of a relay that refuses its network the container would have no relay at all.
+		err = n.where.Check()
+	}
 	if err != nil {
-		n.why, n.where = err.Error(), nil
+		n.why, n.where = short(err.Error()), nil
 	}
 	return n, err
+}
+
+// mostWhy bounds what a relay is told of why it is on no network, bytes: the reasons of a
+// host with a thousand interfaces leave no room for the rest of its configuration.
+const mostWhy = 2 << 10
+
+func short(why string) string {
+	if len(why) <= mostWhy {
+		return why
+	}
+	return strings.ToValidUTF8(why[:mostWhy], "") + "… (the log has the whole)"
 }
 
 func keyFile(l layout.Layout, c config.Network) string {
@@ -93,18 +114,24 @@ func (n *networking) certificates(c config.Network) error {
 	return n.secrets.Check()
 }
 
-// where chooses the addresses of this host.
+// where says where a relay of this host goes on the network.
 func where(c config.Network, memory uint64) (*launch.Network, error) {
+	all, err := addresses.Host()
+	if err != nil {
+		return nil, err
+	}
+	return whereOf(all, c, memory)
+}
+
+// whereOf is where on a host with these interfaces. Of more addresses than a relay takes
+// they are the best.
+func whereOf(all []addresses.Interface, c config.Network, memory uint64) (*launch.Network, error) {
 	ports, err := addresses.ParsePorts(c.Ports)
 	if err != nil {
 		return nil, err
 	}
 	n := &launch.Network{
 		Ports: ports, Streams: c.Streams, Slots: networkSlots, SlotBytes: networkSlotBytes, Memory: memory,
-	}
-	all, err := addresses.Host()
-	if err != nil {
-		return nil, err
 	}
 	if c.Address != "" {
 		at, err := netip.ParseAddr(c.Address)
@@ -118,8 +145,23 @@ func where(c config.Network, memory uint64) (*launch.Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.Addresses, err = list.Choose(all, addresses.Family(c.Family))
+	chosen, err := list.Choose(all, addresses.Family(c.Family))
+	n.Addresses = chosen[:min(len(chosen), launch.MaxAddresses)]
 	return n, err
+}
+
+// fitting is a configuration with as many of its addresses, the best, as a datagram has
+// room for beside the lanes; at least one.
+func fitting(c launch.Config) launch.Config {
+	for c.Network != nil && len(c.Network.Addresses) > 1 {
+		if text, err := json.Marshal(c); err != nil || len(text) <= launch.MaxDatagram {
+			break
+		}
+		fewer := *c.Network
+		fewer.Addresses = fewer.Addresses[:len(fewer.Addresses)/2]
+		c.Network = &fewer
+	}
+	return c
 }
 
 // interfaceOf names the interface of an address; an empty name where it has none now.
@@ -159,35 +201,55 @@ func (s *supervisor) goOnNetwork() {
 	}
 }
 
-// tellSecrets sends the relay what nobody else may hear.
+// tellSecrets sends the relay what nobody else may hear. Its answer says whether it was
+// heard.
 func (s *supervisor) tellSecrets() {
 	if s.networking.where == nil {
 		return
 	}
 	if err := s.relay.request(launch.Request{Request: launch.RequestSecrets, Secrets: &s.networking.secrets}); err != nil {
-		s.log.WithError(err).Warn("sending the relay the cluster key")
+		s.complain(fmt.Sprintf("the relay cannot be sent the cluster key: %v", err))
 	}
 }
 
-// lookAtKey tells a relay that is on the network of a key that has changed.
+// toldSecrets notes the relay's answer to them.
+func (s *supervisor) toldSecrets(a launch.Status) {
+	if s.relay.told = a.OK; a.OK {
+		s.keyError = ""
+		return
+	}
+	s.relay.tellAgain = time.Now().Add(refusedTime)
+	s.complain("the relay refuses its cluster key, or certificates: " + a.Error)
+}
+
+// lookAtKey tells a relay that is on the network of a key that has changed, until it has
+// taken it: one that was not heard would cut it off when the rotation is finished.
 func (s *supervisor) lookAtKey() {
-	if s.relay == nil || s.networking.where == nil {
+	if s.relay == nil || s.networking.where == nil || slices.Contains(s.relay.asked, launch.RequestSecrets) {
 		return
 	}
 	text, err := layout.ReadSecret(keyFile(s.layout, s.generation.Network), launch.MaxSecret)
 	if err != nil {
-		// It goes on with the one that it has.
-		if text := err.Error(); text != s.keyError {
-			s.keyError = text
-			s.log.WithError(err).Error("the cluster key cannot be read any more; the relay goes on with the one that it had")
-		}
+		s.complain(fmt.Sprintf("the cluster key cannot be read any more; the relay goes on with the one that it had: %v", err))
 		return
 	}
-	s.keyError = ""
-	if bytes.Equal(text, s.networking.secrets.ClusterKey.Bytes()) {
-		return
+	if !bytes.Equal(text, s.networking.secrets.ClusterKey.Bytes()) {
+		s.log.Info("the cluster key has changed")
+		s.networking.secrets.ClusterKey = launch.NewSecret(text)
+		s.relay.told, s.relay.tellAgain = false, time.Time{}
 	}
-	s.log.Info("the cluster key has changed")
-	s.networking.secrets.ClusterKey = launch.NewSecret(text)
-	s.tellSecrets()
+	switch {
+	case s.relay.told:
+		s.keyError = ""
+	case !time.Now().Before(s.relay.tellAgain):
+		s.tellSecrets()
+	}
+}
+
+// complain logs what is wrong with the key, once and not each time that it is looked at.
+func (s *supervisor) complain(text string) {
+	if text != s.keyError {
+		s.keyError = text
+		s.log.Error(text)
+	}
 }

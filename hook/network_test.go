@@ -1,14 +1,17 @@
 package hook
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -16,6 +19,7 @@ import (
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
+	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
 
 // What a job sets for NCCL is said to have no effect, and what only looks so is not
@@ -63,12 +67,12 @@ func TestARelayIsToldOfAChangedKey(t *testing.T) {
 	defer conn.Close()
 	settings := config.Default().Network
 	settings.Interfaces = "=lo"
-	s := &supervisor{layout: l, log: logrus.NewEntry(logrus.New()), generation: &Generation{Network: settings}, relay: &relay{control: conn.(*net.UnixConn)}}
+	s := &supervisor{layout: l, log: logrus.NewEntry(logrus.New()), generation: &Generation{Network: settings}, relay: &relay{control: conn.(*net.UnixConn), overdue: time.NewTimer(time.Hour)}}
+	defer s.relay.overdue.Stop()
 	s.log.Logger.SetOutput(io.Discard)
 	s.goOnNetwork()
 	told := func() string {
 		t.Helper()
-		s.lookAtKey()
 		text := make([]byte, launch.MaxDatagram)
 		n, err := unix.Read(fds[1], text)
 		if err == unix.EAGAIN {
@@ -83,18 +87,61 @@ func TestARelayIsToldOfAChangedKey(t *testing.T) {
 		}
 		return string(r.Secrets.ClusterKey.Bytes())
 	}
-	if got := told(); got != "" {
-		t.Errorf("of the key that it has it is told %q", got)
+	refuses := launch.Status{Error: "it makes no sense"}
+	takes := launch.Status{OK: true}
+	remove := func() {
+		t.Helper()
+		if err := os.Remove(l.ClusterKey()); err != nil {
+			t.Fatal(err)
+		}
 	}
-	write("new")
-	if got := told(); got != "new" {
-		t.Errorf("of a new key it is told %q", got)
+	lost := func() {
+		heard := s.relay.control
+		s.relay.control = &net.UnixConn{} // which sends nothing
+		s.lookAtKey()
+		s.relay.control = heard
 	}
-	if err := os.Remove(l.ClusterKey()); err != nil {
-		t.Fatal(err)
+	s.tellSecrets()
+	if got := told(); got != "old" {
+		t.Fatalf("at its start it is told %q", got)
 	}
-	if got := told(); got != "" {
-		t.Errorf("of a key that is gone it is told %q", got)
+	for _, step := range []struct {
+		what string
+		do   func()
+		want string // that it is told then; empty for nothing
+	}{
+		{"before it has answered", func() { write("new") }, ""},
+		{"a new key", func() { s.answered(takes) }, "new"},
+		{"the key that it has", func() { s.answered(takes) }, ""},
+		{"another key", func() { write("newer") }, "newer"},
+		{"a key that it has just refused", func() { s.answered(refuses) }, ""},
+		{"one that it refused a while ago", func() { s.relay.tellAgain = time.Now() }, "newer"},
+		{"one that was changed since it refused", func() { s.answered(refuses); write("newest") }, "newest"},
+		{"the one before again", func() { s.answered(refuses); write("new") }, "new"},
+		{"a key that is gone", func() { s.answered(takes); remove() }, ""},
+		{"and is there again", func() { write("new") }, ""},
+		{"a key that could not be sent", func() { write("late"); lost() }, "late"},
+	} {
+		step.do()
+		s.lookAtKey()
+		if got := told(); got != step.want {
+			t.Errorf("%s: it is told %q, want %q", step.what, got, step.want)
+		}
+	}
+}
+
+// What is wrong with the key is said once, and again when it was right in between.
+func TestComplaintsOfAKey(t *testing.T) {
+	var log bytes.Buffer
+	s := &supervisor{log: logrus.NewEntry(logrus.New()), relay: &relay{}}
+	s.log.Logger.SetOutput(&log)
+	for range 3 {
+		s.toldSecrets(launch.Status{Error: "peerlane-test"})
+	}
+	s.toldSecrets(launch.Status{OK: true})
+	s.toldSecrets(launch.Status{Error: "peerlane-test"})
+	if n := strings.Count(log.String(), "peerlane-test"); n != 2 {
+		t.Errorf("said %d times: %s", n, &log)
 	}
 }
 
@@ -114,6 +161,7 @@ func TestWhatARelayHasOfTheNetwork(t *testing.T) {
 		"a key that others can read":   {0o644, loopback, false, true, "open to others"},
 		"no interface":                 {0o600, func(c *config.Network) { c.Interfaces = "=peerlane-none" }, false, true, "network.interfaces"},
 		"no certificate where one is":  {0o600, func(c *config.Network) { c.TLSKey, c.TLSCertificate, c.TLSAuthority = "/none", "/none", "/none" }, false, true, "network.tls_key"},
+		"what a relay refuses":         {0o600, func(c *config.Network) { c.Interfaces, c.Streams = "=lo", 0 }, false, true, "streams"},
 		"an address that is not there": {0o600, func(c *config.Network) { c.Address = "192.0.2.1" }, true, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -142,5 +190,55 @@ func TestWhatARelayHasOfTheNetwork(t *testing.T) {
 				t.Errorf("%+v", n.where)
 			}
 		})
+	}
+}
+
+// On a host with more addresses than a relay takes it has the best of them, and as many
+// as its configuration has room for.
+func TestAHostWithManyAddresses(t *testing.T) {
+	var all []addresses.Interface
+	for i := range 10 {
+		one := addresses.Interface{Name: fmt.Sprintf("interface%06d", i), Up: true}
+		for k := range 100 {
+			one.Addresses = append(one.Addresses, netip.MustParseAddr(fmt.Sprintf("2001:db8:1234:5678:9abc:def0:%x:%x", i+0x1000, k+0x1000)))
+		}
+		all = append(all, one)
+	}
+	settings := config.Default().Network
+	n, err := whereOf(all, settings, 1<<20)
+	if err == nil {
+		err = n.Check()
+	}
+	if err != nil || len(n.Addresses) != launch.MaxAddresses || n.Addresses[0].Address != all[0].Addresses[0] {
+		t.Fatalf("%d addresses, %v", len(n.Addresses), err)
+	}
+	small := fitting(launch.Config{Network: n})
+	if len(small.Network.Addresses) != launch.MaxAddresses {
+		t.Errorf("%d addresses where there is room for all", len(small.Network.Addresses))
+	}
+	large := launch.Config{Network: n}
+	for len(large.Lanes) < 30 {
+		large.Lanes = append(large.Lanes, launch.Lane{NICs: []string{strings.Repeat("n", 1800)}})
+	}
+	fits := fitting(large)
+	text, err := json.Marshal(fits)
+	if err != nil || len(text) > launch.MaxDatagram || len(fits.Network.Addresses) < 16 || fits.Network.Addresses[0] != n.Addresses[0] {
+		t.Errorf("%d addresses and %d bytes, %v", len(fits.Network.Addresses), len(text), err)
+	}
+	if len(n.Addresses) != launch.MaxAddresses {
+		t.Error("what the next configuration begins with has become less")
+	}
+
+	// And where none of many can be had, the reason has bounds, too.
+	settings.Interfaces = "=" + strings.Repeat("x", 15)
+	for i := range 2000 {
+		all = append(all, addresses.Interface{Name: fmt.Sprintf("veth%08x", i), Up: true})
+	}
+	_, err = whereOf(all, settings, 1<<20)
+	if err == nil || len(err.Error()) <= launch.MaxDatagram {
+		t.Fatalf("this shows nothing: %v", err)
+	}
+	if why := short(err.Error()); len(why) > mostWhy+64 || !strings.Contains(why, "no network interface") {
+		t.Errorf("%d bytes: %s", len(why), why)
 	}
 }

@@ -50,6 +50,10 @@ type relay struct {
 	devices []string
 	// renew says that it was ended for the next one's sake.
 	renew bool
+	// told says that it has taken the secrets; those that it has refused it is sent again
+	// after tellAgain.
+	told      bool
+	tellAgain time.Time
 }
 
 // lastWords is how long what a relay has said is waited for when it has ended: who

@@ -66,7 +66,7 @@ type supervisor struct {
 	tests      selfTests
 	// networking is what the relay was told at its start, or since.
 	networking networking
-	keyError   string
+	keyError   string // what was complained of last; see complain
 }
 
 // Supervise is the supervisor of a generation: `peerlane-hook supervise`, run
@@ -414,9 +414,7 @@ func (s *supervisor) answered(a launch.Status) {
 		}
 		return
 	case launch.RequestSecrets:
-		if !a.OK {
-			s.log.Errorf("the relay refuses its cluster key, or certificates: %s", a.Error)
-		}
+		s.toldSecrets(a)
 		return
 	}
 	switch {
@@ -529,10 +527,10 @@ func (s *supervisor) lanesChanged() error {
 
 // configure sends the relay what it has to know.
 func (s *supervisor) configure() {
-	config := s.knowing(s.generation.Config)
+	config := s.generation.Config
 	config.Network, config.NoNetwork = s.networking.where, s.networking.why
 	config.Admission = true // this supervisor answers claims, whoever made the generation
-	if err := s.relay.configure(config); err != nil {
+	if err := s.relay.configure(s.knowing(fitting(config))); err != nil {
 		// It has closed its end, so it is ending, and the next one gets it.
 		s.log.WithError(err).Warn("sending the relay its configuration")
 	}

@@ -38,7 +38,7 @@ func handled(abi int) (files, network, scopes uint64) {
 	if abi >= 3 {
 		files |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
 	}
-	if abi >= 4 {
+	if abi >= withTCP {
 		network = unix.LANDLOCK_ACCESS_NET_BIND_TCP | unix.LANDLOCK_ACCESS_NET_CONNECT_TCP
 	}
 	if abi >= 5 {
@@ -54,11 +54,24 @@ func handled(abi int) (files, network, scopes uint64) {
 // Unix sockets of the host can be reached.
 const withScopes = 6
 
+// withTCP is the version of the interface, of Linux 6.7, before which a program that has
+// TCP has all ports.
+const withTCP = 4
+
 // olderLacks says what a version of the interface does not know, and nothing else
-// denies.
-func olderLacks(abi int, lacks func(what string, err error)) {
-	if abi < withScopes {
-		lacks("no abstract Unix sockets of others", fmt.Errorf("this kernel has version %d of Landlock's interface, and that takes version %d", abi, withScopes))
+// denies: the filter lets who has TCP ports use any.
+func olderLacks(abi int, tcp address.Ports, lacks func(what string, err error)) {
+	for _, one := range []struct {
+		what  string
+		takes int
+		is    bool
+	}{
+		{fmt.Sprintf("TCP on ports %s alone", tcp), withTCP, tcp != address.Ports{}},
+		{"no abstract Unix sockets of others", withScopes, true},
+	} {
+		if one.is && abi < one.takes {
+			lacks(one.what, fmt.Errorf("this kernel has version %d of Landlock's interface, and that takes version %d", abi, one.takes))
+		}
 	}
 }
 

@@ -16,10 +16,19 @@ import (
 // What older kernels lack is said, as what a kernel without Landlock lacks is.
 func TestWhatOlderLandlocksLack(t *testing.T) {
 	for abi := 1; abi < 8; abi++ {
-		var r Report
-		olderLacks(abi, r.lacks)
-		if said := strings.Contains(strings.Join(r.Missing, "\n"), "abstract Unix sockets"); said != (abi < 6) {
-			t.Errorf("version %d lacks %q", abi, r.Missing)
+		for _, ports := range []address.Ports{{}, {First: 20000, Last: 20999}} {
+			var r Report
+			olderLacks(abi, ports, r.lacks)
+			lacks := strings.Join(r.Missing, "\n")
+			if said := strings.Contains(lacks, "abstract Unix sockets"); said != (abi < 6) {
+				t.Errorf("version %d lacks %q", abi, r.Missing)
+			}
+			if said := strings.Contains(lacks, "TCP on ports 20000-20999 alone"); said != (abi < 4 && ports.First != 0) {
+				t.Errorf("version %d lacks %q of ports %v", abi, r.Missing, ports)
+			}
+			if len(r.Missing) > 2 || abi >= 6 && len(r.Missing) > 0 {
+				t.Errorf("version %d lacks %q", abi, r.Missing)
+			}
 		}
 		if _, network, scopes := handled(abi); (network != 0) != (abi >= 4) || (scopes != 0) != (abi >= 6) {
 			t.Errorf("version %d handles %#x of the network and scopes %#x", abi, network, scopes)

@@ -296,7 +296,7 @@ func (s Spec) apply(program string) (Report, error) {
 			r.lacks("Landlock", os.NewSyscallError("landlock_restrict_self", errno))
 		} else {
 			r.Landlock = rules.abi
-			olderLacks(r.Landlock, r.lacks)
+			olderLacks(r.Landlock, s.TCP, r.lacks)
 		}
 	}
 	if err := filterCalls(s.TCP != (address.Ports{})); err != nil {

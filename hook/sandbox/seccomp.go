@@ -119,6 +119,14 @@ func filter(tcp bool) []bpf.Instruction {
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_TCP, SkipFalse: 2},
 		stream, allow, deny)
+	// TCP Fast Open connects with the first bytes that are sent, and Landlock is not asked
+	// about the port.
+	for _, send := range []struct{ call, flags int }{{unix.SYS_SENDTO, 3}, {unix.SYS_SENDMSG, 2}, {unix.SYS_SENDMMSG, 3}} {
+		block(uint32(send.call),
+			load(argument(send.flags)),
+			bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: unix.MSG_FASTOPEN, SkipFalse: 1},
+			deny, allow)
+	}
 	block(unix.SYS_PRCTL, // nobody looks into it, whatever becomes of it
 		load(argument(0)),
 		unless(unix.PR_SET_DUMPABLE, 3),

@@ -312,7 +312,7 @@ func (c Config) Check() error {
 	default:
 		return fmt.Errorf("relay configuration: transport %q is none of auto, loop, local, tcp", c.Transport)
 	}
-	if err := c.Network.check(); err != nil {
+	if err := c.Network.Check(); err != nil {
 		return err
 	}
 	switch c.SelfTest {

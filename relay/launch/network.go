@@ -27,14 +27,15 @@ type Network struct {
 // Bounds of a Network.
 const (
 	MaxNetworkStreams = 64
-	maxAddresses      = 256
+	MaxAddresses      = 256
 )
 
-func (n *Network) check() error {
+// Check says what a relay cannot work with. A nil Network is a good one.
+func (n *Network) Check() error {
 	switch {
 	case n == nil:
-	case len(n.Addresses) == 0 || len(n.Addresses) > maxAddresses:
-		return fmt.Errorf("relay configuration: %d addresses for the network; 1 to %d are possible", len(n.Addresses), maxAddresses)
+	case len(n.Addresses) == 0 || len(n.Addresses) > MaxAddresses:
+		return fmt.Errorf("relay configuration: %d addresses for the network; 1 to %d are possible", len(n.Addresses), MaxAddresses)
 	case n.Ports.First == 0 || n.Ports.Last < n.Ports.First:
 		return fmt.Errorf("relay configuration: no range of ports: %v", n.Ports)
 	case n.Streams < 1 || n.Streams > MaxNetworkStreams:
