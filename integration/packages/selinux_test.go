@@ -62,6 +62,7 @@ const (
 func TestPolicyAllows(t *testing.T) {
 	for _, p := range [][4]string{
 		{container, "peerlane_socket_t", "dir", "search"},
+		{container, "peerlane_anchor_t", "dir", "search"},
 		{container, "peerlane_socket_t", "sock_file", "write"},
 		{container, engine, "unix_stream_socket", "connectto"}, // the hook listens
 		{container, relay, "unix_stream_socket", "connectto"},
@@ -93,6 +94,7 @@ func TestPolicyRefuses(t *testing.T) {
 		{container, "peerlane_socket_t", "dir", "add_name"},
 		{container, "peerlane_lib_t", "file", "write"},
 		{container, "peerlane_var_lib_t", "dir", "search"},
+		{container, "peerlane_runtime_t", "dir", "search"},
 		{container, "peerlane_runtime_t", "sock_file", "write"}, // the relays' own, and the launcher's
 		{container, "peerlane_memfd_t", "file", "execute"},
 		{container, "peerlane_relay_exec_t", "file", "execute"},
@@ -120,6 +122,20 @@ func TestPolicyTransitions(t *testing.T) {
 		out := run(t, "sesearch", "--type_trans", "-s", from, "-t", "peerlane_relay_exec_t", "-c", "process", policy(t))
 		if !strings.Contains(out, "process "+relay+";") {
 			t.Errorf("%s that executes the relay stays what it is: %q", from, out)
+		}
+	}
+	// What the hook makes in /run/peerlane/sockets is for containers to search; what
+	// it makes in /run/peerlane is not.
+	dirs := run(t, "sesearch", "--type_trans", "-s", engine, "-c", "dir", policy(t))
+	for _, rule := range []string{
+		"peerlane_runtime_t:dir peerlane_socket_t;",
+		"peerlane_runtime_t:dir peerlane_runtime_t sockets;",
+		"peerlane_runtime_t:dir peerlane_runtime_t peers;",
+		"peerlane_runtime_t:dir peerlane_runtime_t nics;",
+		"peerlane_var_lib_t:dir peerlane_anchor_t anchor;",
+	} {
+		if !strings.Contains(dirs, "type_transition "+engine+" "+rule) {
+			t.Errorf("of the hook's directories nothing says %s\n%s", rule, dirs)
 		}
 	}
 	if out := run(t, "sesearch", "--type_trans", "-s", relay, "-t", "tmpfs_t", "-c", "file", policy(t)); !strings.Contains(out, "file peerlane_memfd_t;") {

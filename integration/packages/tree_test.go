@@ -254,6 +254,14 @@ func TestDebian(t *testing.T) {
 			if diff := cmp.Diff(before, r.files()); diff != "" {
 				t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
 			}
+
+			r.run(apt + "install /packages/peerlane_*_amd64.deb")
+			alive := r.live()
+			r.outlives(alive, r.run(apt+"purge peerlane"))
+			check(t, removeEmpty(filepath.Join(r.root, "etc/cdi")))
+			if diff := cmp.Diff(before, r.files()); diff != "" {
+				t.Errorf("what was before and what a purge beside a container leaves (-before +after):\n%s", diff)
+			}
 		})
 	}
 }
@@ -290,6 +298,43 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+// rpm runs rpm with a database in the tree.
+func (r *tree) rpm(arguments ...string) string {
+	r.Helper()
+	c := exec.CommandContext(r.Context(), "rpm", append([]string{"--root", r.root, "--nosignature"}, arguments...)...)
+	out, err := c.CombinedOutput()
+	if err != nil || strings.Contains(string(out), "scriptlet failed") {
+		r.Fatalf("%s: %v\n%s", strings.Join(c.Args, " "), err, out)
+	}
+	return string(out)
+}
+
+// live makes what a container that lives has; its paths are returned.
+func (r *tree) live() (paths []string) {
+	r.Helper()
+	for _, dir := range []string{"/var/lib/peerlane/generations/0123456789abcdef0123456789abcdef", "/run/peerlane/sockets/0123456789abcdef0123456789abcdef", "/var/lib/peerlane/anchor"} {
+		check(r, os.MkdirAll(filepath.Join(r.root, dir), 0o755))
+		paths = append(paths, dir)
+	}
+	return paths
+}
+
+// outlives says that what a container had is there yet, and does what is said to.
+func (r *tree) outlives(paths []string, said string) {
+	r.Helper()
+	for _, path := range paths {
+		if !r.has(path) {
+			r.Errorf("a container that lives has lost %s", path)
+		}
+	}
+	_, command, found := strings.Cut(said, "after their end: ")
+	if !found {
+		r.Fatalf("nothing says how to remove it later: %s", said)
+	}
+	command, _, _ = strings.Cut(command, "\n")
+	r.run(command)
+}
+
 // A root of rpm's, whose database knows a glibc and a shell, and no more.
 func TestRPM(t *testing.T) {
 	r := plant(t, "bookworm", true)
@@ -305,37 +350,28 @@ description: stands for a system
 provides: ["libc.so.6(GLIBC_2.34)(64bit)", "libc.so.6(GLIBC_2.28)(64bit)", /bin/sh, /usr/bin/pkg-config, policycoreutils]
 `), 0o644))
 	run(t, dist+"/tools/nfpm", "package", "-f", filepath.Join(stand, "host.yaml"), "-p", "rpm", "-t", stand+"/")
-	rpmIn := func(arguments ...string) string {
-		t.Helper()
-		c := exec.CommandContext(t.Context(), "rpm", append([]string{"--root", r.root, "--nosignature"}, arguments...)...)
-		out, err := c.CombinedOutput()
-		if err != nil || strings.Contains(string(out), "scriptlet failed") {
-			t.Fatalf("%s: %v\n%s", strings.Join(c.Args, " "), err, out)
-		}
-		return string(out)
-	}
 	of := func(dir string) (paths []string) {
 		for _, name := range names {
 			paths = append(paths, rpm(t, dir, name, "amd64"))
 		}
 		return paths
 	}
-	rpmIn("--initdb")
+	r.rpm("--initdb")
 	before := r.files()
 	if out, err := exec.CommandContext(t.Context(), "rpm", append([]string{"--root", r.root, "--nosignature", "-i"}, of(dist)...)...).CombinedOutput(); err == nil {
 		t.Errorf("they install without glibc: %s", out)
 	}
-	rpmIn("-i", one(t, stand, "host-*.rpm"))
-	version := func() string { return rpmIn("-q", "--qf", "%{VERSION}", "peerlane") }
+	r.rpm("-i", one(t, stand, "host-*.rpm"))
+	version := func() string { return r.rpm("-q", "--qf", "%{VERSION}", "peerlane") }
 
-	rpmIn(append([]string{"-i"}, of(older)...)...)
+	r.rpm(append([]string{"-i"}, of(older)...)...)
 	if v := version(); v != "0.0.9" {
 		t.Errorf("the older version is %s", v)
 	}
 	r.works()
 	r.configure()
 	specification := r.generate()
-	rpmIn(append([]string{"-U"}, of(dist)...)...)
+	r.rpm(append([]string{"-U"}, of(dist)...)...)
 	if v := version(); v == "0.0.9" {
 		t.Error("it is not upgraded")
 	}
@@ -345,12 +381,16 @@ provides: ["libc.so.6(GLIBC_2.34)(64bit)", "libc.so.6(GLIBC_2.28)(64bit)", /bin/
 	}
 	r.works()
 	r.generate()
-	rpmIn(append([]string{"-U", "--oldpackage"}, of(older)...)...)
+	r.rpm(append([]string{"-U", "--oldpackage"}, of(older)...)...)
 	if v := version(); v != "0.0.9" {
 		t.Errorf("after the downgrade the version is %s", v)
 	}
 	r.isConfigured("downgrade")
-	rpmIn("-e", "peerlane", "libpeerlane", "libpeerlane-devel", "peerlane-selinux", "host")
+	alive := r.live()
+	r.outlives(alive, r.rpm("-e", "peerlane", "peerlane-selinux"))
+	r.rpm("-i", rpm(t, dist, "peerlane", "amd64"))
+	r.run("mkdir -p /var/lib/peerlane/generations /run/peerlane")
+	r.rpm("-e", "peerlane", "libpeerlane", "libpeerlane-devel", "host")
 	if text := r.read("/etc/peerlane/config.toml.rpmsave"); text != configured {
 		t.Errorf("after the removal the saved configuration is\n%s", text)
 	}

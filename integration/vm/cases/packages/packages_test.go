@@ -56,8 +56,12 @@ func dpkg(t testing.TB, dir string) {
 		arguments = append(arguments, found...)
 	}
 	inside.Command(t, "dpkg", append([]string{"--force-downgrade"}, arguments...)...)
-	// The refresh that it begins; there is nothing to wait for where it is disabled.
+	// The refreshes that it begins, each of which ends the one before; there is nothing
+	// to wait for where they are disabled.
 	inside.Eventually(t, "the refresh", func() (bool, string) {
+		if jobs := inside.Command(t, "systemctl", "list-jobs", "--no-legend"); strings.Contains(jobs, "peerlane-cdi-refresh.service") {
+			return false, jobs
+		}
 		is := property(t, "peerlane-cdi-refresh.service", "ActiveState")
 		return is == "inactive", is
 	})
@@ -320,12 +324,19 @@ func TestThePackageUnderSystemd(t *testing.T) {
 		if is := property(t, "peerlane-relay.socket", "ActiveState"); is != "inactive" {
 			t.Errorf("the socket is %s", is)
 		}
+		said := inside.Command(t, "sh", "-c", "dpkg --force-unsafe-io --purge peerlane libpeerlane 2>&1")
+		first.goesOn(t, had)
+		_, later, found := strings.Cut(said, "after their end: ")
+		if !found {
+			t.Fatalf("a purge beside a container does not say how to remove its state later: %s", said)
+		}
+		later, _, _ = strings.Cut(later, "\n")
 		first.end()
 		inside.Eventually(t, "the relay's end", func() (bool, string) {
 			g, there := first.generation()
 			return !there, fmt.Sprintf("%+v", g)
 		})
-		inside.Command(t, "dpkg", "--force-unsafe-io", "--purge", "peerlane", "libpeerlane")
+		inside.Command(t, "sh", "-c", later)
 		if diff := cmp.Diff(before, paths(t)); diff != "" {
 			t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
 		}

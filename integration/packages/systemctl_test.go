@@ -1,0 +1,178 @@
+//go:build packages
+
+package packages
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// systemd gives the tree a systemctl that writes down what it is asked for, and with
+// it whether a specification and a library are there at that time. Units are enabled
+// but where /disabled is.
+func (r *tree) systemd() {
+	r.Helper()
+	check(r, os.MkdirAll(filepath.Join(r.root, "run/systemd/system"), 0o755))
+	check(r, os.WriteFile(filepath.Join(r.root, "usr/bin/systemctl"), []byte(`#!/bin/sh
+here=
+[ ! -e /etc/cdi/peerlane.dev-lane.json ] || here="$here specification"
+[ ! -e /usr/lib/peerlane/libpeerlane.so.0 ] || here="$here library"
+echo "$*:$here" >>/asked
+case "$*" in
+*is-enabled*) [ ! -e /disabled ] ;;
+esac
+`), 0o755))
+}
+
+// asked are the lines since the last call that say a word.
+func (r *tree) asked(word string) (lines []string) {
+	r.Helper()
+	path := filepath.Join(r.root, "asked")
+	text, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		r.Fatal(err)
+	}
+	check(r, os.RemoveAll(path))
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, word) {
+			lines = append(lines, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	return lines
+}
+
+const refresh = "--no-block restart peerlane-cdi-refresh.service:"
+
+// Specifications follow the libraries, unless the administrator disabled that; and
+// what writes specifications is stopped before they are removed.
+func TestRefreshFollowsThePackages(t *testing.T) {
+	for _, format := range []struct {
+		name    string
+		install func(*tree, string)
+		remove  func(*tree, string)
+	}{
+		{"deb", func(r *tree, name string) {
+			r.run("dpkg --force-unsafe-io --install /packages/" + name + "_*_amd64.deb")
+		}, func(r *tree, name string) { r.run("dpkg --force-unsafe-io --remove " + name) }},
+		{"rpm", func(r *tree, name string) {
+			r.rpm("-i", "--nodeps", rpm(r, dist, name, "amd64"))
+		}, func(r *tree, name string) { r.rpm("-e", name) }},
+	} {
+		t.Run(format.name, func(t *testing.T) {
+			r := plant(t, "bookworm", true)
+			r.systemd()
+			disabled := filepath.Join(r.root, "disabled")
+			format.install(r, "peerlane")
+			expect := func(what, want string) {
+				t.Helper()
+				if got := strings.Join(r.asked("restart"), "\n"); got != want {
+					t.Errorf("after the %s systemctl was asked %q, not %q", what, got, want)
+				}
+			}
+			expect("installation of peerlane", refresh)
+			format.install(r, "libpeerlane")
+			expect("installation of libpeerlane", refresh+" library")
+			format.remove(r, "libpeerlane")
+			expect("removal of libpeerlane", refresh)
+			check(t, os.WriteFile(disabled, nil, 0o644))
+			format.install(r, "libpeerlane")
+			expect("installation beside a unit that is disabled", "")
+			format.remove(r, "libpeerlane")
+			expect("removal beside a unit that is disabled", "")
+			check(t, os.Remove(disabled))
+
+			format.install(r, "libpeerlane")
+			r.generate()
+			r.asked("")
+			format.remove(r, "peerlane")
+			stops := r.asked("stop ")
+			if len(stops) != 2 || !strings.Contains(stops[0], "peerlane-cdi-refresh.service") || !strings.Contains(stops[0], "peerlane-cdi-refresh.path") ||
+				!strings.Contains(stops[0], "peerlane-links.timer") || !strings.Contains(stops[1], "peerlane-cdi-retry.service") {
+				t.Errorf("a removal stops %q: not first what starts a retry", stops)
+			}
+			for _, stop := range stops {
+				if !strings.HasSuffix(stop, ": specification library") {
+					t.Errorf("specifications are removed before %q", stop)
+				}
+			}
+			if r.has("etc/cdi/peerlane.dev-lane.json") {
+				t.Error("the removal leaves a specification")
+			}
+		})
+	}
+}
+
+// What udev and a retry run starts no refresh that the administrator disabled.
+func TestRefreshStaysDisabled(t *testing.T) {
+	r := plant(t, "bookworm", true)
+	r.systemd()
+	files := unpacked(t, "peerlane", "amd64")
+	for path, pattern := range map[string]string{
+		"usr/lib/udev/rules.d/90-peerlane.rules":            `(?m)^RUN\+="(.*)"$`,
+		"usr/lib/systemd/system/peerlane-cdi-retry.service": `(?m)^ExecStart=(.*systemctl.*)$`,
+	} {
+		text, err := os.ReadFile(filepath.Join(files, path))
+		check(t, err)
+		lines := regexp.MustCompile(pattern).FindAllStringSubmatch(string(text), -1)
+		if len(lines) != 1 {
+			t.Fatalf("%s runs %q", path, lines)
+		}
+		line := lines[0][1]
+		r.run(line)
+		if got := r.asked("restart"); len(got) != 1 || got[0] != refresh {
+			t.Errorf("%s asks for %q", path, got)
+		}
+		r.run("touch /disabled; " + line + "; rm /disabled")
+		if got := r.asked("restart"); len(got) != 0 {
+			t.Errorf("%s asks for %q where the refresh is disabled", path, got)
+		}
+	}
+}
+
+// A timer that the administrator enabled lives through a removal and an installation,
+// and is gone with the purge.
+func TestTimerOfLinks(t *testing.T) {
+	r := plant(t, "bookworm", true)
+	install := "dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb"
+	const mask, wants = "/etc/systemd/system/peerlane-links.timer", "/etc/systemd/system/timers.target.wants/peerlane-links.timer"
+	r.run(install)
+	r.run("mkdir -p /etc/systemd/system/timers.target.wants; ln -s /usr/lib/systemd/system/peerlane-links.timer " + wants)
+	r.run("dpkg --force-unsafe-io --remove peerlane")
+	if !r.has(mask) {
+		t.Error("the removal does not mask the timer")
+	}
+	r.run(install)
+	if r.has(mask) {
+		t.Error("the timer stays masked after a second installation")
+	}
+	if !r.has(wants) {
+		t.Error("a removal and an installation disable the timer")
+	}
+	r.run("dpkg --force-unsafe-io --purge peerlane")
+	if r.has(mask) || r.has(wants) {
+		t.Error("the purge leaves links to the timer")
+	}
+}
+
+// Without the module what it labelled gets other labels, after its removal alone.
+func TestPolicyRemovalRelabels(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"selinuxenabled", "semodule", "restorecon"} {
+		check(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho ${0##*/} \"$@\" >>"+dir+"/did\n"), 0o755))
+	}
+	t.Setenv("PATH", dir)
+	for script, arguments := range map[string][2]string{"selinux-deb-postrm": {"remove", "upgrade"}, "selinux-rpm-postun": {"0", "1"}} {
+		for i, argument := range arguments {
+			run(t, "/bin/sh", filepath.Join(source, "packaging/scripts", script), argument)
+			did, _ := os.ReadFile(dir + "/did")
+			os.Remove(dir + "/did")
+			removed, relabelled := strings.Index(string(did), "semodule --remove peerlane\n"), strings.Index(string(did), "restorecon -R ")
+			if removal := i == 0; removal && (removed < 0 || relabelled < removed || !strings.Contains(string(did), " /var/lib/peerlane")) || !removal && removed+relabelled != -2 {
+				t.Errorf("%s %s does %q", script, argument, did)
+			}
+		}
+	}
+}
