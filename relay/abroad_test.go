@@ -559,3 +559,22 @@ func TestShortMessagesToAnotherHostDoNotWait(t *testing.T) {
 	}
 	gone(windows * n)
 }
+
+// A relay whose first key is none goes on the network with the next one.
+func TestAKeyThatComesLate(t *testing.T) {
+	h := newHost(t)
+	h.online(nil)
+	_, r := h.start("late", launch.RouteAuto, -1, far(0, 1, "nic0"))
+	if err := r.Secrets(launch.Secrets{ClusterKey: launch.NewSecret([]byte("no key"))}); err == nil {
+		t.Fatal("what is no key was taken")
+	}
+	if n := r.Report().Network; n == nil || n.Error == "" || n.Listening != "" {
+		t.Fatalf("without a key: %+v", n)
+	}
+	if err := r.Secrets(*cluster()); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.Report().Network; n == nil || n.Error != "" || n.Listening == "" {
+		t.Fatalf("with one: %+v", n)
+	}
+}

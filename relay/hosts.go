@@ -3,7 +3,10 @@ package relay
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -14,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
@@ -77,7 +81,8 @@ func hostname() string {
 }
 
 // Secrets takes the cluster key, and the certificates, before the relay goes on the
-// network; afterwards a changed key alone, which holds from the next handshake on.
+// network; afterwards a changed key alone, which holds from the next handshake on. A relay
+// that is on none for want of a key goes on it.
 func (r *Relay) Secrets(s launch.Secrets) error {
 	err := r.secrets(s)
 	if err != nil {
@@ -102,6 +107,7 @@ func (r *Relay) secrets(s launch.Secrets) error {
 		r.loop.Do(func() { r.tls = config })
 	}
 	r.keys.Store(&keys)
+	r.loop.Do(r.onNetwork) // one that had none before is on it from now on
 	return nil
 }
 
@@ -115,7 +121,8 @@ func (r *Relay) onNetwork() {
 		r.offNetwork = r.noKey
 		return
 	}
-	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, stopped: make(chan struct{})}
+	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, stopped: make(chan struct{}),
+		gathering: tcp.Gathering{Most: mostMeetings, MostOfOne: 1}} // each has the meeting of a set
 	var refused []string
 	for _, at := range h.where.Addresses {
 		listener, err := r.wires.listen(at.Address, h.where.Ports)
@@ -363,10 +370,33 @@ func (h *hosts) unreached(err error) error {
 	return wire.Errorf(wire.StatusUnreachable, "the relay of the other host cannot be reached from %v: %w", h.endpoint.Address, err)
 }
 
-// dial makes a set of connections.
+// Pauses of dial, each about twice the one before.
+const (
+	firstPause = 20 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// dial makes a set of connections. While the other side has no room, as when all of a job
+// begin at once, it is asked again.
 func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint) (*tcp.Streams, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		streams, err := h.dialSet(ctx, key, target, at)
+		if err == nil || wire.StatusOf(err) != wire.StatusLimit {
+			return streams, err
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause)):
+		case <-ctx.Done():
+			return nil, err
+		case <-h.stopped:
+			return nil, errEnding
+		}
+	}
+}
+
+func (h *hosts) dialSet(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint) (*tcp.Streams, error) {
 	until, _ := ctx.Deadline()
 	addresses := at.Dials(h.where.Addresses)
 	var first *network.Session
@@ -403,7 +433,8 @@ func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at
 	return streams, nil
 }
 
-// expected waits for the other side's word that the streams may come.
+// expected waits for the other side's word that the streams may come. Who has no room for
+// another set closes the connection instead.
 func expected(c net.Conn, until time.Time) error {
 	word := make([]byte, 1)
 	err := c.SetReadDeadline(until)
@@ -411,6 +442,8 @@ func expected(c net.Conn, until time.Time) error {
 		_, err = c.Read(word)
 	}
 	switch {
+	case errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET):
+		return wire.Errorf(wire.StatusLimit, "the relay at %v has no room for more connections now", c.RemoteAddr())
 	case err != nil:
 		return fmt.Errorf("the relay at %v took no connection: %w", c.RemoteAddr(), err)
 	case word[0] != expecting:

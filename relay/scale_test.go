@@ -243,6 +243,53 @@ func TestAFleetOfRelays(t *testing.T) {
 	}
 }
 
+// Sets that find no room come when there is some: here those of another host take all, for
+// as long as two have asked in vain.
+func TestRelaysAskAgainForRoom(t *testing.T) {
+	f := newFleet(t, 3, 1)
+	h := f.relays[0].hosts
+	dialed := make(chan struct{}, 1000)
+	for _, r := range f.relays[1:] {
+		connect := r.hosts.local.Connect
+		r.hosts.local.Connect = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+			dialed <- struct{}{}
+			return connect(ctx, to)
+		}
+	}
+	h.mu.Lock()
+	for range mostMeetings {
+		h.meetings[&network.Session{}] = &meeting{timer: time.NewTimer(time.Hour), forget: func() {}}
+	}
+	h.mu.Unlock()
+	ended := make(chan error, 2)
+	for _, r := range f.relays[1:] {
+		go func() {
+			_, err := r.hosts.reach(context.Background(), f.handles[0])
+			ended <- err
+		}()
+	}
+	for range 4 { // two each, or three of one
+		select {
+		case <-dialed:
+		case err := <-ended:
+			t.Fatalf("it was given up: %v", err)
+		case <-time.After(time.Minute):
+			t.Fatal("it is not tried again")
+		}
+	}
+	h.mu.Lock()
+	for s, m := range h.meetings {
+		m.end()
+		delete(h.meetings, s)
+	}
+	h.mu.Unlock()
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // BenchmarkHosts bootstraps relays of as many hosts in one process, each connected to so
 // many others as rings, trees or all of them need, and has all of them talk at once.
 // docs/scale.md has its figures.
