@@ -339,6 +339,38 @@ func TestDeathOnAnotherHost(t *testing.T) {
 	}
 }
 
+// A sender's relay that stands still, or does not leave, while its connections live, keeps
+// nothing at the other host once that has closed the connection.
+func TestARelayOfAnotherHostThatDoesNotLeave(t *testing.T) {
+	key := cluster()
+	p := hostsWith(t, key, key, "127.0.0.1")
+	p.relayB.Leaving(100 * time.Millisecond)
+	p.exchange(t)
+	host, err := p.b.HostMemory(within(t), client.HostMemory{Bytes: 1 << 20, GPU: uuid(t, 3)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	standing, release := make(chan struct{}), make(chan struct{})
+	p.relayA.Do(func() { close(standing); <-release })
+	defer close(release)
+	<-standing
+	receive, err := p.receiving.Receive(host, 0, 1<<20)
+	if err == nil {
+		err = p.receiving.Close(within(t))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = wait(t, receive, nil); wire.StatusOf(err) != wire.StatusPeerClosed {
+		t.Errorf("the receive: %v", err)
+	}
+	for end := time.Now().Add(time.Minute); p.relayB.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("left: %+v", p.relayB.Report().Used)
+		}
+	}
+}
+
 // hostsWith joins two hosts of these secrets and addresses, and moves a message.
 func hostsWith(t *testing.T, a, b *launch.Secrets, at string) *abroad {
 	t.Helper()
