@@ -191,8 +191,10 @@ func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
 	if n := p.relayA.Report().Network; len(n.Peers) != 1 {
 		t.Fatalf("they were closed at once: %+v", n)
 	}
-	p.relayB.CloseIdle() // which has not made them
-	p.relayB.CloseIdle()
+	for range 3 {
+		p.relayB.CloseIdle() // which has not made them
+	}
+	peers(p.relayB, 1)
 	peers(p.relayA, 1)
 	p.relayA.CloseIdle()
 	peers(p.relayA, 0)
@@ -200,6 +202,19 @@ func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.move(t, 1<<20)
 	peers(p.relayA, 1)
+	// Who made them and does not end them keeps none here.
+	if err := p.sending.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); p.relayB.Report().Network.Peers[0].Channels > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the channel is still there")
+		}
+	}
+	for range 4 {
+		p.relayB.CloseIdle()
+	}
+	peers(p.relayB, 0)
 }
 
 func TestAnotherHostsHandleIsRefusedWithAReason(t *testing.T) {

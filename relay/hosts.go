@@ -41,13 +41,15 @@ type hosts struct {
 	gathering tcp.Gathering
 	serving   sync.WaitGroup
 
-	// resting are Peers that had no channel when that was last looked at; of the loop.
-	resting map[*tcp.Peer]bool
+	// resting are Peers that had no channel when that was last looked at, and how often
+	// before; of the loop.
+	resting map[*tcp.Peer]int
 	stopped chan struct{}
 
 	mu       sync.Mutex
 	meetings map[*network.Session]*meeting // whose streams come still
 	names    map[tcp.Key]string
+	accepted map[tcp.Key]netip.Addr // sets of others' making, and where they come from
 	ended    bool
 	last     uint64
 }
@@ -55,16 +57,21 @@ type hosts struct {
 // meeting is a session of a relay that dials here, until all its connections are there.
 type meeting struct {
 	key    tcp.Key
+	from   netip.Addr
+	joined uint64 // streams that have come, by number
 	forget func()
 	timer  *time.Timer
 }
 
 // gatherTime is how long the connections of a set have to come. More than so many sets of
-// one host, or in all, do not come at a time.
+// one host, or in all, do not come at a time, nor are so many there that others have made:
+// each takes descriptors. A host is who says that it is it, and whose address it is.
 const (
 	gatherTime      = 10 * time.Second
 	mostMeetings    = 256
 	mostMeetingsOf  = 64
+	mostAccepted    = 4096
+	mostAcceptedOf  = 512
 	dialTime        = 2 * handshakeTime
 	expecting       = 1 // the byte that says so
 	reportedPeers   = 32
@@ -121,7 +128,7 @@ func (r *Relay) onNetwork() {
 		r.offNetwork = r.noKey
 		return
 	}
-	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, stopped: make(chan struct{}),
+	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, accepted: map[tcp.Key]netip.Addr{}, stopped: make(chan struct{}),
 		gathering: tcp.Gathering{Most: mostMeetings, MostOfOne: 1}} // each has the meeting of a set
 	var refused []string
 	for _, at := range h.where.Addresses {
@@ -196,9 +203,7 @@ func (h *hosts) peer(key tcp.Key) tcp.Config {
 		Name:   name,
 		Accept: h.relay.welcomeChannel,
 		Down: func(err error) {
-			h.mu.Lock()
-			delete(h.names, key)
-			h.mu.Unlock()
+			h.forget(key)
 			logrus.WithField("reason", err.Error()).Infof("the connections with %s ended", name)
 		},
 	}
@@ -281,12 +286,44 @@ func (h *hosts) met(s *network.Session) {
 	if s.Joined != nil {
 		first = s.Joined
 	}
-	h.part(first)
 	h.named(key, first)
+	h.mu.Lock()
+	h.accepted[key] = addressOf(first.Conn.RemoteAddr()) // before its meeting ends: one of both counts
+	h.mu.Unlock()
+	h.part(first)
 	peer, err := h.peers.Accepted(key, streams)
-	if err == nil {
-		logrus.Infof("%s has connected over tcp", peer.Name())
+	if err != nil { // else it is forgotten at its end
+		h.forget(key)
+		return
 	}
+	logrus.Infof("%s has connected over tcp", peer.Name())
+}
+
+// forget lets go what is known of a Peer that is none any more.
+func (h *hosts) forget(key tcp.Key) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.names, key)
+	delete(h.accepted, key)
+}
+
+// acceptedOf counts the sets that one address has made. It needs the lock.
+func (h *hosts) acceptedOf(from netip.Addr) (n int) {
+	for _, a := range h.accepted {
+		if a == from {
+			n++
+		}
+	}
+	return n
+}
+
+// addressOf is where a connection comes from; zero where it is no TCP.
+func addressOf(a net.Addr) netip.Addr {
+	at, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.Addr{}
+	}
+	return at.Addr().Unmap().WithZone("")
 }
 
 // meet finds the set that a connection belongs to.
@@ -301,13 +338,22 @@ func (h *hosts) meet(s *network.Session) (tcp.Key, error) {
 		if m == nil {
 			return tcp.Key{}, wire.Errorf(wire.StatusLimit, "stream %d comes when its set is complete, or given up", s.Stream)
 		}
+		bit := uint64(1) << (s.Stream - 1) // 1 to 64: admit has seen to it
+		if m.joined&bit != 0 {
+			return tcp.Key{}, wire.Errorf(wire.StatusMalformed, "stream %d has come before", s.Stream)
+		}
+		m.joined |= bit
 		return m.key, nil
 	}
+	from := addressOf(s.Conn.RemoteAddr())
 	of := 0
-	for other := range h.meetings {
-		if other.Host == s.Host {
+	for other, m := range h.meetings {
+		if other.Host == s.Host || m.from == from {
 			of++
 		}
+	}
+	if all, here := len(h.accepted), h.acceptedOf(from); all >= mostAccepted || here >= mostAcceptedOf {
+		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "other relays have made %d sets of connections, %d of them from %v; at most %d and %d can be", all, here, from, mostAccepted, mostAcceptedOf)
 	}
 	if len(h.meetings) >= mostMeetings || of >= mostMeetingsOf {
 		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "%d sets of connections are incomplete, %d of them of this host; at most %d and %d can be", len(h.meetings), of, mostMeetings, mostMeetingsOf)
@@ -316,6 +362,7 @@ func (h *hosts) meet(s *network.Session) (tcp.Key, error) {
 	// Of its own: what a relay says of itself leads no connection of ours to it.
 	m := &meeting{
 		key:    tcp.Key{Relay: fmt.Sprintf("who came %d", h.last), Local: s.Conn.LocalAddr().String(), Remote: s.Conn.RemoteAddr().String()},
+		from:   from,
 		forget: h.local.Expect(s),
 	}
 	m.timer = time.AfterFunc(gatherTime, func() { h.part(s) })
@@ -453,7 +500,7 @@ func expected(c net.Conn, until time.Time) error {
 }
 
 // restTime is how long connections that this relay made, and that no client uses, are
-// kept for the next one: as long, or twice.
+// kept for the next one: as long, or twice; those that others made three times or four.
 const restTime = 30 * time.Second
 
 // rest closes them after that.
@@ -470,18 +517,28 @@ func (h *hosts) rest() {
 	}
 }
 
-// closeIdle closes what was without a channel at the last look, too. It belongs to the
+// Looks of closeIdle at which a Peer without a channel is closed. What others have made
+// they close themselves, sooner, or it is closed here.
+const (
+	looksDialed   = 2
+	looksAccepted = 4
+)
+
+// closeIdle closes what was without a channel at the last looks, too. It belongs to the
 // loop, as Open does: nobody opens a channel meanwhile.
 func (h *hosts) closeIdle() {
 	before := h.resting
-	h.resting = map[*tcp.Peer]bool{}
+	h.resting = map[*tcp.Peer]int{}
 	h.peers.Each(func(p *tcp.Peer) {
-		switch {
-		case !p.Dialed() || p.Channels() > 0: // the other side closes what it has made
-		case before[p]:
+		if p.Channels() > 0 {
+			return
+		}
+		looks, most := before[p]+1, looksAccepted
+		if p.Dialed() {
+			most = looksDialed
+		}
+		if h.resting[p] = looks; looks >= most {
 			p.Close()
-		default:
-			h.resting[p] = true
 		}
 	})
 }

@@ -290,6 +290,81 @@ func TestRelaysAskAgainForRoom(t *testing.T) {
 	}
 }
 
+// What other relays make takes no more descriptors than the limits say, whatever host they
+// say that they are of, and what has ended is counted no more.
+func TestOtherRelaysMakeBoundedSets(t *testing.T) {
+	f := newFleet(t, 2, 2)
+	h, from := f.relays[0].hosts, f.relays[1].hosts.endpoint.Address
+	session := func(at netip.Addr, host byte) *network.Session {
+		ours, theirs := net.Pipe()
+		t.Cleanup(func() { ours.Close(); theirs.Close() })
+		who := &network.Local{Host: wire.UUID{host}, Name: "test", Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Keys: h.local.Keys}
+		go func() { _, _ = who.Initiate(theirs, network.Target{Host: f.relays[0].host, Token: f.handles[0].Token}) }()
+		s, err := h.local.Respond(cable{ours, netip.AddrPortFrom(from, 2), netip.AddrPortFrom(at, 1)}, func(network.Greeting) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	accepted := func() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.accepted) }
+
+	f.connect(t, 1, 1)
+	if n := accepted(); n != 1 {
+		t.Fatalf("%d sets are counted of 1", n)
+	}
+	h.mu.Lock()
+	for i := range mostAcceptedOf - 1 {
+		h.accepted[tcp.Key{Relay: fmt.Sprint("test ", i)}] = from
+	}
+	h.mu.Unlock()
+	if _, err := h.meet(session(from, 9)); wire.StatusOf(err) != wire.StatusLimit {
+		t.Errorf("one more of an address: %v", err)
+	}
+	other := netip.MustParseAddr("10.200.0.1")
+	if _, err := h.meet(session(other, 9)); err != nil {
+		t.Errorf("one of another address: %v", err)
+	}
+	h.mu.Lock()
+	for i := range mostAccepted {
+		h.accepted[tcp.Key{Relay: fmt.Sprint("test ", i)}] = netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})
+	}
+	h.mu.Unlock()
+	if _, err := h.meet(session(other, 9)); wire.StatusOf(err) != wire.StatusLimit {
+		t.Errorf("one more in all: %v", err)
+	}
+	for i := range mostAccepted {
+		h.forget(tcp.Key{Relay: fmt.Sprint("test ", i)})
+	}
+	f.relays[1].hosts.peers.Close()
+	for end := time.Now().Add(time.Minute); accepted() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d sets are counted of none", accepted())
+		}
+	}
+
+	// Sets that are incomplete: one address is one host, whatever it says.
+	h.mu.Lock()
+	for range mostMeetingsOf {
+		h.meetings[&network.Session{}] = &meeting{from: from, timer: time.NewTimer(time.Hour), forget: func() {}}
+	}
+	h.mu.Unlock()
+	if _, err := h.meet(session(from, 255)); wire.StatusOf(err) != wire.StatusLimit {
+		t.Errorf("one more incomplete set: %v", err)
+	}
+	// A stream comes once.
+	first := session(other, 10)
+	if _, err := h.meet(first); err != nil {
+		t.Fatal(err)
+	}
+	for i, stream := range []uint32{1, 64, 1, 64} {
+		s := session(other, 10)
+		s.Joined, s.Stream = first, stream
+		if _, err := h.meet(s); (wire.StatusOf(err) == wire.StatusMalformed) != (i >= 2) {
+			t.Errorf("stream %d: %v", stream, err)
+		}
+	}
+}
+
 // BenchmarkHosts bootstraps relays of as many hosts in one process, each connected to so
 // many others as rings, trees or all of them need, and has all of them talk at once.
 // docs/scale.md has its figures.
