@@ -584,6 +584,7 @@ type networkState struct {
 	keys       atomic.Pointer[network.Keys]
 	tls        *tls.Config
 	welcoming  int // channels whose hello is being answered
+	unanswered []*arriving
 	// Of tests: what a Peer is made with, and what it is connected by.
 	timing func(*tcp.Config)
 	wires  wires

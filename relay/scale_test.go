@@ -365,6 +365,74 @@ func TestOtherRelaysMakeBoundedSets(t *testing.T) {
 	}
 }
 
+// Senders that come while as many as there may be are being answered wait for their turn,
+// up to a bound.
+func TestSendersOfOtherHostsWaitForTheirAnswer(t *testing.T) {
+	f := newFleet(t, 2, 1)
+	r := f.relays[1]
+	l := f.relays[0]
+	l.loop.Call(func() {
+		l.hosts.timing = func(c *tcp.Config) { c.Dead = time.Minute }
+		l.welcoming = mostWelcoming
+	})
+	peer, err := r.hosts.reach(context.Background(), f.handles[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := make(chan error, 10)
+	say := func() {
+		r.loop.Call(func() {
+			_, err = peer.Open(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Token: wire.UUID{1}}, 0, func(m wire.Message, _ uint32, _ []int) {
+				if failure, ok := m.(*wire.Failure); ok {
+					answers <- failure.Err()
+				} else {
+					answers <- fmt.Errorf("it answers with a %T", m)
+				}
+			}, func(error) {})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	answer := func(want wire.Status) {
+		t.Helper()
+		select {
+		case err := <-answers:
+			if wire.StatusOf(err) != want {
+				t.Fatalf("%v, not %v", err, want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("no answer comes")
+		}
+	}
+	const senders = 3
+	for range senders {
+		say()
+	}
+	waiting := func() (n int) { l.loop.Call(func() { n = len(l.unanswered) }); return n }
+	for end := time.Now().Add(time.Minute); waiting() < senders; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d wait of %d", waiting(), senders)
+		}
+	}
+	l.loop.Call(func() { l.welcoming -= mostWelcoming - 1; l.welcomeNext() })
+	for range senders {
+		answer(wire.StatusBadHandle) // each is answered: there is no such listener
+	}
+	l.loop.Call(func() {
+		l.welcoming += mostWelcoming
+		for range mostUnanswered {
+			l.unanswered = append(l.unanswered, &arriving{left: true})
+		}
+	})
+	say()
+	answer(wire.StatusLimit)
+	l.loop.Call(func() { l.welcoming -= mostWelcoming + 1; l.welcomeNext() })
+	if n := waiting(); n > 0 {
+		t.Errorf("%d that have left wait still", n)
+	}
+}
+
 // BenchmarkHosts bootstraps relays of as many hosts in one process, each connected to so
 // many others as rings, trees or all of them need, and has all of them talk at once.
 // docs/scale.md has its figures.
