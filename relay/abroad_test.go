@@ -211,6 +211,9 @@ func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
 			t.Fatal("the channel is still there")
 		}
 	}
+	release := make(chan struct{})
+	defer close(release)
+	p.relayA.Do(func() { <-release }) // it closes none itself
 	for range 4 {
 		p.relayB.CloseIdle()
 	}
