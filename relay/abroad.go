@@ -19,6 +19,9 @@ const (
 	// mostWelcoming bounds the hellos on channels that are being answered at a time: each
 	// has a goroutine.
 	mostWelcoming = 256
+	// mostUnanswered is how many more may wait for that, as when all of a large job begin
+	// at once.
+	mostUnanswered = 4096
 	// welcomeTime is how long the answer may take: a driver's, that makes staging.
 	welcomeTime = 2*handshakeTime + testedTime
 	// mostKept bounds what comes on a channel after the welcome and before the client
@@ -183,46 +186,72 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 
 // --- the receiver's side ------------------------------------------------------------
 
+// arriving is a sender of another host, until its hello is answered. It is of the loop.
+type arriving struct {
+	channel *tcp.Channel
+	hello   *wire.PeerHello
+	left    bool
+}
+
+// refuseChannel answers a sender of another host with why it is not heard.
+func (r *Relay) refuseChannel(ch *tcp.Channel, err error) {
+	r.grumble.warn(logrus.WithField("from", ch.Peer().Name()), err, "a sender of another host was refused")
+	ch.Send(wire.NewFailure(err), 0)
+	ch.Leave()
+}
+
 // welcomeChannel answers the first message on a channel that another host's relay has
-// opened. It is called on the loop.
+// opened, or has it wait. It is called on the loop.
 func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
-	refuse := func(err error) {
-		r.grumble.warn(logrus.WithField("from", ch.Peer().Name()), err, "a sender of another host was refused")
-		ch.Send(wire.NewFailure(err), 0)
-		ch.Leave()
-	}
 	hello, ok := first.(*wire.PeerHello)
 	switch {
 	case r.dying != nil:
-		refuse(r.dying)
+		r.refuseChannel(ch, r.dying)
 		return
 	case !ok || hello.Magic != wire.Magic:
-		refuse(wire.Errorf(wire.StatusMalformed, "the first message is not a relay's hello"))
+		r.refuseChannel(ch, wire.Errorf(wire.StatusMalformed, "the first message is not a relay's hello"))
 		return
-	case r.welcoming >= mostWelcoming:
-		refuse(wire.Errorf(wire.StatusLimit, "%d senders of other hosts are being answered by %s, which is the limit", mostWelcoming, r.name()))
+	case len(r.unanswered) >= mostUnanswered:
+		r.refuseChannel(ch, wire.Errorf(wire.StatusLimit, "%d senders of other hosts wait for an answer of %s, which is the limit", mostUnanswered, r.name()))
 		return
 	}
-	r.welcoming++
-	left := false
+	a := &arriving{channel: ch, hello: hello}
 	// The sender has nothing to say before it is answered.
-	ch.Handle(func(wire.Message, uint32, []int) { left = true; ch.Leave() }, func(error) { left = true })
+	ch.Handle(func(wire.Message, uint32, []int) { a.left = true; ch.Leave() }, func(error) { a.left = true })
+	r.unanswered = append(r.unanswered, a)
+	r.welcomeNext()
+}
+
+// welcomeNext answers who waits, as many at a time as there may be. It belongs to the loop.
+func (r *Relay) welcomeNext() {
+	for len(r.unanswered) > 0 && r.welcoming < mostWelcoming {
+		a := r.unanswered[0]
+		r.unanswered[0] = nil
+		if r.unanswered = r.unanswered[1:]; !a.left {
+			r.welcome(a)
+		}
+	}
+}
+
+func (r *Relay) welcome(a *arriving) {
+	r.welcoming++
 	go func() {
-		l, c, welcome, err := r.invite(hello, func(l *lane, c *connection, config launch.Config, hello *wire.PeerHello) error {
+		l, c, welcome, err := r.invite(a.hello, func(l *lane, c *connection, config launch.Config, hello *wire.PeerHello) error {
 			return l.openAbroadFor(c, config, hello.Route)
 		})
 		r.loop.Do(func() {
 			r.welcoming--
 			switch {
-			case left:
-				logrus.WithField("from", ch.Peer().Name()).Debug("a sender left during its handshake")
+			case a.left:
+				logrus.WithField("from", a.channel.Peer().Name()).Debug("a sender left during its handshake")
 			case err != nil:
-				refuse(err)
+				r.refuseChannel(a.channel, err)
 			default:
 				wire.SetText(welcome.Name[:], r.atHost())
-				c.abroad = ch.Peer()
-				l.connectChannel(c, ch, welcome)
+				c.abroad = a.channel.Peer()
+				l.connectChannel(c, a.channel, welcome)
 			}
+			r.welcomeNext()
 		})
 		r.examine(err)
 	}()

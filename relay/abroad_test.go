@@ -191,8 +191,10 @@ func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
 	if n := p.relayA.Report().Network; len(n.Peers) != 1 {
 		t.Fatalf("they were closed at once: %+v", n)
 	}
-	p.relayB.CloseIdle() // which has not made them
-	p.relayB.CloseIdle()
+	for range 3 {
+		p.relayB.CloseIdle() // which has not made them
+	}
+	peers(p.relayB, 1)
 	peers(p.relayA, 1)
 	p.relayA.CloseIdle()
 	peers(p.relayA, 0)
@@ -200,6 +202,22 @@ func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.move(t, 1<<20)
 	peers(p.relayA, 1)
+	// Who made them and does not end them keeps none here.
+	if err := p.sending.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); p.relayB.Report().Network.Peers[0].Channels > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the channel is still there")
+		}
+	}
+	release := make(chan struct{})
+	defer close(release)
+	p.relayA.Do(func() { <-release }) // it closes none itself
+	for range 4 {
+		p.relayB.CloseIdle()
+	}
+	peers(p.relayB, 0)
 }
 
 func TestAnotherHostsHandleIsRefusedWithAReason(t *testing.T) {
@@ -335,6 +353,38 @@ func TestDeathOnAnotherHost(t *testing.T) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// A sender's relay that stands still, or does not leave, while its connections live, keeps
+// nothing at the other host once that has closed the connection.
+func TestARelayOfAnotherHostThatDoesNotLeave(t *testing.T) {
+	key := cluster()
+	p := hostsWith(t, key, key, "127.0.0.1")
+	p.relayB.Leaving(100 * time.Millisecond)
+	p.exchange(t)
+	host, err := p.b.HostMemory(within(t), client.HostMemory{Bytes: 1 << 20, GPU: uuid(t, 3)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	standing, release := make(chan struct{}), make(chan struct{})
+	p.relayA.Do(func() { close(standing); <-release })
+	defer close(release)
+	<-standing
+	receive, err := p.receiving.Receive(host, 0, 1<<20)
+	if err == nil {
+		err = p.receiving.Close(within(t))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = wait(t, receive, nil); wire.StatusOf(err) != wire.StatusPeerClosed {
+		t.Errorf("the receive: %v", err)
+	}
+	for end := time.Now().Add(time.Minute); p.relayB.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("left: %+v", p.relayB.Report().Used)
 		}
 	}
 }
@@ -558,4 +608,23 @@ func TestShortMessagesToAnotherHostDoNotWait(t *testing.T) {
 		send(host, i, n)
 	}
 	gone(windows * n)
+}
+
+// A relay whose first key is none goes on the network with the next one.
+func TestAKeyThatComesLate(t *testing.T) {
+	h := newHost(t)
+	h.online(nil)
+	_, r := h.start("late", launch.RouteAuto, -1, far(0, 1, "nic0"))
+	if err := r.Secrets(launch.Secrets{ClusterKey: launch.NewSecret([]byte("no key"))}); err == nil {
+		t.Fatal("what is no key was taken")
+	}
+	if n := r.Report().Network; n == nil || n.Error == "" || n.Listening != "" {
+		t.Fatalf("without a key: %+v", n)
+	}
+	if err := r.Secrets(*cluster()); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.Report().Network; n == nil || n.Error != "" || n.Listening == "" {
+		t.Fatalf("with one: %+v", n)
+	}
 }

@@ -183,6 +183,9 @@ func (c *connection) shutdown(why *wire.Error) {
 		closing := &wire.PeerClose{Status: uint32(why.Status)}
 		wire.SetText(closing.Reason[:], why.Reason)
 		c.port.Send(closing, 0)
+		if channel, ok := c.port.(*tcp.Channel); ok && !c.sends {
+			channel.Expect() // the sender may write until then
+		}
 	}
 	event := &wire.ConnectionDown{Connection: c.number, Status: uint32(why.Status)}
 	wire.SetText(event.Reason[:], why.Reason)

@@ -12,6 +12,15 @@ func (r *Relay) Patient(dead time.Duration) {
 	r.timing = func(c *tcp.Config) { c.Dead = dead }
 }
 
+// Leaving is how long the relay waits for another host's to leave a connection; it comes
+// before there is any with another host.
+func (r *Relay) Leaving(limit time.Duration) {
+	r.loop.Call(func() {
+		timing := r.hosts.timing
+		r.hosts.timing = func(c *tcp.Config) { timing(c); c.Leaving = limit }
+	})
+}
+
 // Do queues f to run on the relay's loop, in the order of the calls.
 func (r *Relay) Do(f func()) { r.loop.Do(f) }
 

@@ -3,7 +3,10 @@ package relay
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -14,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
@@ -37,13 +41,15 @@ type hosts struct {
 	gathering tcp.Gathering
 	serving   sync.WaitGroup
 
-	// resting are Peers that had no channel when that was last looked at; of the loop.
-	resting map[*tcp.Peer]bool
+	// resting are Peers that had no channel when that was last looked at, and how often
+	// before; of the loop.
+	resting map[*tcp.Peer]int
 	stopped chan struct{}
 
 	mu       sync.Mutex
 	meetings map[*network.Session]*meeting // whose streams come still
 	names    map[tcp.Key]string
+	accepted map[tcp.Key]netip.Addr // sets of others' making, and where they come from
 	ended    bool
 	last     uint64
 }
@@ -51,16 +57,21 @@ type hosts struct {
 // meeting is a session of a relay that dials here, until all its connections are there.
 type meeting struct {
 	key    tcp.Key
+	from   netip.Addr
+	joined uint64 // streams that have come, by number
 	forget func()
 	timer  *time.Timer
 }
 
 // gatherTime is how long the connections of a set have to come. More than so many sets of
-// one host, or in all, do not come at a time.
+// one host, or in all, do not come at a time, nor are so many there that others have made:
+// each takes descriptors. A host is who says that it is it, and whose address it is.
 const (
 	gatherTime      = 10 * time.Second
 	mostMeetings    = 256
 	mostMeetingsOf  = 64
+	mostAccepted    = 4096
+	mostAcceptedOf  = 512
 	dialTime        = 2 * handshakeTime
 	expecting       = 1 // the byte that says so
 	reportedPeers   = 32
@@ -77,7 +88,8 @@ func hostname() string {
 }
 
 // Secrets takes the cluster key, and the certificates, before the relay goes on the
-// network; afterwards a changed key alone, which holds from the next handshake on.
+// network; afterwards a changed key alone, which holds from the next handshake on. A relay
+// that is on none for want of a key goes on it.
 func (r *Relay) Secrets(s launch.Secrets) error {
 	err := r.secrets(s)
 	if err != nil {
@@ -102,6 +114,7 @@ func (r *Relay) secrets(s launch.Secrets) error {
 		r.loop.Do(func() { r.tls = config })
 	}
 	r.keys.Store(&keys)
+	r.loop.Do(r.onNetwork) // one that had none before is on it from now on
 	return nil
 }
 
@@ -115,7 +128,8 @@ func (r *Relay) onNetwork() {
 		r.offNetwork = r.noKey
 		return
 	}
-	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, stopped: make(chan struct{})}
+	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, accepted: map[tcp.Key]netip.Addr{}, stopped: make(chan struct{}),
+		gathering: tcp.Gathering{Most: mostMeetings, MostOfOne: 1}} // each has the meeting of a set
 	var refused []string
 	for _, at := range h.where.Addresses {
 		listener, err := r.wires.listen(at.Address, h.where.Ports)
@@ -189,9 +203,7 @@ func (h *hosts) peer(key tcp.Key) tcp.Config {
 		Name:   name,
 		Accept: h.relay.welcomeChannel,
 		Down: func(err error) {
-			h.mu.Lock()
-			delete(h.names, key)
-			h.mu.Unlock()
+			h.forget(key)
 			logrus.WithField("reason", err.Error()).Infof("the connections with %s ended", name)
 		},
 	}
@@ -274,12 +286,44 @@ func (h *hosts) met(s *network.Session) {
 	if s.Joined != nil {
 		first = s.Joined
 	}
-	h.part(first)
 	h.named(key, first)
+	h.mu.Lock()
+	h.accepted[key] = addressOf(first.Conn.RemoteAddr()) // before its meeting ends: one of both counts
+	h.mu.Unlock()
+	h.part(first)
 	peer, err := h.peers.Accepted(key, streams)
-	if err == nil {
-		logrus.Infof("%s has connected over tcp", peer.Name())
+	if err != nil { // else it is forgotten at its end
+		h.forget(key)
+		return
 	}
+	logrus.Infof("%s has connected over tcp", peer.Name())
+}
+
+// forget lets go what is known of a Peer that is none any more.
+func (h *hosts) forget(key tcp.Key) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.names, key)
+	delete(h.accepted, key)
+}
+
+// acceptedOf counts the sets that one address has made. It needs the lock.
+func (h *hosts) acceptedOf(from netip.Addr) (n int) {
+	for _, a := range h.accepted {
+		if a == from {
+			n++
+		}
+	}
+	return n
+}
+
+// addressOf is where a connection comes from; zero where it is no TCP.
+func addressOf(a net.Addr) netip.Addr {
+	at, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.Addr{}
+	}
+	return at.Addr().Unmap().WithZone("")
 }
 
 // meet finds the set that a connection belongs to.
@@ -294,13 +338,22 @@ func (h *hosts) meet(s *network.Session) (tcp.Key, error) {
 		if m == nil {
 			return tcp.Key{}, wire.Errorf(wire.StatusLimit, "stream %d comes when its set is complete, or given up", s.Stream)
 		}
+		bit := uint64(1) << (s.Stream - 1) // 1 to 64: admit has seen to it
+		if m.joined&bit != 0 {
+			return tcp.Key{}, wire.Errorf(wire.StatusMalformed, "stream %d has come before", s.Stream)
+		}
+		m.joined |= bit
 		return m.key, nil
 	}
+	from := addressOf(s.Conn.RemoteAddr())
 	of := 0
-	for other := range h.meetings {
-		if other.Host == s.Host {
+	for other, m := range h.meetings {
+		if other.Host == s.Host || m.from == from {
 			of++
 		}
+	}
+	if all, here := len(h.accepted), h.acceptedOf(from); all >= mostAccepted || here >= mostAcceptedOf {
+		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "other relays have made %d sets of connections, %d of them from %v; at most %d and %d can be", all, here, from, mostAccepted, mostAcceptedOf)
 	}
 	if len(h.meetings) >= mostMeetings || of >= mostMeetingsOf {
 		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "%d sets of connections are incomplete, %d of them of this host; at most %d and %d can be", len(h.meetings), of, mostMeetings, mostMeetingsOf)
@@ -309,6 +362,7 @@ func (h *hosts) meet(s *network.Session) (tcp.Key, error) {
 	// Of its own: what a relay says of itself leads no connection of ours to it.
 	m := &meeting{
 		key:    tcp.Key{Relay: fmt.Sprintf("who came %d", h.last), Local: s.Conn.LocalAddr().String(), Remote: s.Conn.RemoteAddr().String()},
+		from:   from,
 		forget: h.local.Expect(s),
 	}
 	m.timer = time.AfterFunc(gatherTime, func() { h.part(s) })
@@ -363,10 +417,33 @@ func (h *hosts) unreached(err error) error {
 	return wire.Errorf(wire.StatusUnreachable, "the relay of the other host cannot be reached from %v: %w", h.endpoint.Address, err)
 }
 
-// dial makes a set of connections.
+// Pauses of dial, each about twice the one before.
+const (
+	firstPause = 20 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// dial makes a set of connections. While the other side has no room, as when all of a job
+// begin at once, it is asked again.
 func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint) (*tcp.Streams, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		streams, err := h.dialSet(ctx, key, target, at)
+		if err == nil || wire.StatusOf(err) != wire.StatusLimit {
+			return streams, err
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause)):
+		case <-ctx.Done():
+			return nil, err
+		case <-h.stopped:
+			return nil, errEnding
+		}
+	}
+}
+
+func (h *hosts) dialSet(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint) (*tcp.Streams, error) {
 	until, _ := ctx.Deadline()
 	addresses := at.Dials(h.where.Addresses)
 	var first *network.Session
@@ -403,7 +480,8 @@ func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at
 	return streams, nil
 }
 
-// expected waits for the other side's word that the streams may come.
+// expected waits for the other side's word that the streams may come. Who has no room for
+// another set closes the connection instead.
 func expected(c net.Conn, until time.Time) error {
 	word := make([]byte, 1)
 	err := c.SetReadDeadline(until)
@@ -411,6 +489,8 @@ func expected(c net.Conn, until time.Time) error {
 		_, err = c.Read(word)
 	}
 	switch {
+	case errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET):
+		return wire.Errorf(wire.StatusLimit, "the relay at %v has no room for more connections now", c.RemoteAddr())
 	case err != nil:
 		return fmt.Errorf("the relay at %v took no connection: %w", c.RemoteAddr(), err)
 	case word[0] != expecting:
@@ -420,7 +500,7 @@ func expected(c net.Conn, until time.Time) error {
 }
 
 // restTime is how long connections that this relay made, and that no client uses, are
-// kept for the next one: as long, or twice.
+// kept for the next one: as long, or twice; those that others made three times or four.
 const restTime = 30 * time.Second
 
 // rest closes them after that.
@@ -437,18 +517,28 @@ func (h *hosts) rest() {
 	}
 }
 
-// closeIdle closes what was without a channel at the last look, too. It belongs to the
+// Looks of closeIdle at which a Peer without a channel is closed. What others have made
+// they close themselves, sooner, or it is closed here.
+const (
+	looksDialed   = 2
+	looksAccepted = 4
+)
+
+// closeIdle closes what was without a channel at the last looks, too. It belongs to the
 // loop, as Open does: nobody opens a channel meanwhile.
 func (h *hosts) closeIdle() {
 	before := h.resting
-	h.resting = map[*tcp.Peer]bool{}
+	h.resting = map[*tcp.Peer]int{}
 	h.peers.Each(func(p *tcp.Peer) {
-		switch {
-		case !p.Dialed() || p.Channels() > 0: // the other side closes what it has made
-		case before[p]:
+		if p.Channels() > 0 {
+			return
+		}
+		looks, most := before[p]+1, looksAccepted
+		if p.Dialed() {
+			most = looksDialed
+		}
+		if h.resting[p] = looks; looks >= most {
 			p.Close()
-		default:
-			h.resting[p] = true
 		}
 	})
 }
@@ -494,6 +584,7 @@ type networkState struct {
 	keys       atomic.Pointer[network.Keys]
 	tls        *tls.Config
 	welcoming  int // channels whose hello is being answered
+	unanswered []*arriving
 	// Of tests: what a Peer is made with, and what it is connected by.
 	timing func(*tcp.Config)
 	wires  wires

@@ -243,6 +243,196 @@ func TestAFleetOfRelays(t *testing.T) {
 	}
 }
 
+// Sets that find no room come when there is some: here those of another host take all, for
+// as long as two have asked in vain.
+func TestRelaysAskAgainForRoom(t *testing.T) {
+	f := newFleet(t, 3, 1)
+	h := f.relays[0].hosts
+	dialed := make(chan struct{}, 1000)
+	for _, r := range f.relays[1:] {
+		connect := r.hosts.local.Connect
+		r.hosts.local.Connect = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+			dialed <- struct{}{}
+			return connect(ctx, to)
+		}
+	}
+	h.mu.Lock()
+	for range mostMeetings {
+		h.meetings[&network.Session{}] = &meeting{timer: time.NewTimer(time.Hour), forget: func() {}}
+	}
+	h.mu.Unlock()
+	ended := make(chan error, 2)
+	for _, r := range f.relays[1:] {
+		go func() {
+			_, err := r.hosts.reach(context.Background(), f.handles[0])
+			ended <- err
+		}()
+	}
+	for range 4 { // two each, or three of one
+		select {
+		case <-dialed:
+		case err := <-ended:
+			t.Fatalf("it was given up: %v", err)
+		case <-time.After(time.Minute):
+			t.Fatal("it is not tried again")
+		}
+	}
+	h.mu.Lock()
+	for s, m := range h.meetings {
+		m.end()
+		delete(h.meetings, s)
+	}
+	h.mu.Unlock()
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// What other relays make takes no more descriptors than the limits say, whatever host they
+// say that they are of, and what has ended is counted no more.
+func TestOtherRelaysMakeBoundedSets(t *testing.T) {
+	f := newFleet(t, 2, 2)
+	h, from := f.relays[0].hosts, f.relays[1].hosts.endpoint.Address
+	session := func(at netip.Addr, host byte) *network.Session {
+		ours, theirs := net.Pipe()
+		t.Cleanup(func() { ours.Close(); theirs.Close() })
+		who := &network.Local{Host: wire.UUID{host}, Name: "test", Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Keys: h.local.Keys}
+		go func() { _, _ = who.Initiate(theirs, network.Target{Host: f.relays[0].host, Token: f.handles[0].Token}) }()
+		s, err := h.local.Respond(cable{ours, netip.AddrPortFrom(from, 2), netip.AddrPortFrom(at, 1)}, func(network.Greeting) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	accepted := func() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.accepted) }
+
+	f.connect(t, 1, 1)
+	if n := accepted(); n != 1 {
+		t.Fatalf("%d sets are counted of 1", n)
+	}
+	h.mu.Lock()
+	for i := range mostAcceptedOf - 1 {
+		h.accepted[tcp.Key{Relay: fmt.Sprint("test ", i)}] = from
+	}
+	h.mu.Unlock()
+	if _, err := h.meet(session(from, 9)); wire.StatusOf(err) != wire.StatusLimit {
+		t.Errorf("one more of an address: %v", err)
+	}
+	other := netip.MustParseAddr("10.200.0.1")
+	if _, err := h.meet(session(other, 9)); err != nil {
+		t.Errorf("one of another address: %v", err)
+	}
+	h.mu.Lock()
+	for i := range mostAccepted {
+		h.accepted[tcp.Key{Relay: fmt.Sprint("test ", i)}] = netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})
+	}
+	h.mu.Unlock()
+	if _, err := h.meet(session(other, 9)); wire.StatusOf(err) != wire.StatusLimit {
+		t.Errorf("one more in all: %v", err)
+	}
+	for i := range mostAccepted {
+		h.forget(tcp.Key{Relay: fmt.Sprint("test ", i)})
+	}
+	f.relays[1].hosts.peers.Close()
+	for end := time.Now().Add(time.Minute); accepted() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d sets are counted of none", accepted())
+		}
+	}
+
+	// Sets that are incomplete: one address is one host, whatever it says.
+	h.mu.Lock()
+	for range mostMeetingsOf {
+		h.meetings[&network.Session{}] = &meeting{from: from, timer: time.NewTimer(time.Hour), forget: func() {}}
+	}
+	h.mu.Unlock()
+	if _, err := h.meet(session(from, 255)); wire.StatusOf(err) != wire.StatusLimit {
+		t.Errorf("one more incomplete set: %v", err)
+	}
+	// A stream comes once.
+	first := session(other, 10)
+	if _, err := h.meet(first); err != nil {
+		t.Fatal(err)
+	}
+	for i, stream := range []uint32{1, 64, 1, 64} {
+		s := session(other, 10)
+		s.Joined, s.Stream = first, stream
+		if _, err := h.meet(s); (wire.StatusOf(err) == wire.StatusMalformed) != (i >= 2) {
+			t.Errorf("stream %d: %v", stream, err)
+		}
+	}
+}
+
+// Senders that come while as many as there may be are being answered wait for their turn,
+// up to a bound.
+func TestSendersOfOtherHostsWaitForTheirAnswer(t *testing.T) {
+	f := newFleet(t, 2, 1)
+	r := f.relays[1]
+	l := f.relays[0]
+	l.loop.Call(func() {
+		l.hosts.timing = func(c *tcp.Config) { c.Dead = time.Minute }
+		l.welcoming = mostWelcoming
+	})
+	peer, err := r.hosts.reach(context.Background(), f.handles[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := make(chan error, 10)
+	say := func() {
+		r.loop.Call(func() {
+			_, err = peer.Open(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Token: wire.UUID{1}}, 0, func(m wire.Message, _ uint32, _ []int) {
+				if failure, ok := m.(*wire.Failure); ok {
+					answers <- failure.Err()
+				} else {
+					answers <- fmt.Errorf("it answers with a %T", m)
+				}
+			}, func(error) {})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	answer := func(want wire.Status) {
+		t.Helper()
+		select {
+		case err := <-answers:
+			if wire.StatusOf(err) != want {
+				t.Fatalf("%v, not %v", err, want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("no answer comes")
+		}
+	}
+	const senders = 3
+	for range senders {
+		say()
+	}
+	waiting := func() (n int) { l.loop.Call(func() { n = len(l.unanswered) }); return n }
+	for end := time.Now().Add(time.Minute); waiting() < senders; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d wait of %d", waiting(), senders)
+		}
+	}
+	l.loop.Call(func() { l.welcoming -= mostWelcoming - 1; l.welcomeNext() })
+	for range senders {
+		answer(wire.StatusBadHandle) // each is answered: there is no such listener
+	}
+	l.loop.Call(func() {
+		l.welcoming += mostWelcoming
+		for range mostUnanswered {
+			l.unanswered = append(l.unanswered, &arriving{left: true})
+		}
+	})
+	say()
+	answer(wire.StatusLimit)
+	l.loop.Call(func() { l.welcoming -= mostWelcoming + 1; l.welcomeNext() })
+	if n := waiting(); n > 0 {
+		t.Errorf("%d that have left wait still", n)
+	}
+}
+
 // BenchmarkHosts bootstraps relays of as many hosts in one process, each connected to so
 // many others as rings, trees or all of them need, and has all of them talk at once.
 // docs/scale.md has its figures.

@@ -3,6 +3,7 @@ package tcp
 import (
 	"encoding/binary"
 	"io"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -85,6 +86,19 @@ func (c *Channel) part() {
 
 // Close is Leave: what was sent before is under way.
 func (c *Channel) Close() { c.Leave() }
+
+// Expect ends the Peer where the other side has not left the channel within Leaving: one
+// that is told to, lives and does not leave would keep what it was granted for good.
+func (c *Channel) Expect() {
+	p := c.peer
+	time.AfterFunc(p.config.Leaving, func() {
+		p.loop.Do(func() {
+			if !c.deserted {
+				p.silent(p.control, p.config.Leaving, "it has not left a connection that was closed")
+			}
+		})
+	})
+}
 
 // forget lets a channel go that both sides have left.
 func (c *Channel) forget() {

@@ -76,8 +76,8 @@ func (p *Peer) writeControl() {
 		case <-p.dying:
 			return
 		case <-beat.C:
-			quiet = true
 			p.look()
+			quiet = p.turns()
 		case <-p.outbox.wake:
 		}
 		data, frames := p.outbox.take(buffer)
@@ -133,6 +133,24 @@ func (p *Peer) look() {
 	if p.underWay.Load() > 0 && time.Since(p.start)-time.Duration(p.progress.Load()) > limit {
 		p.silent(p.control, limit, "it has acknowledged no write")
 	}
+}
+
+// standing is for how many Deads the loop may have no turn before the Peer says nothing
+// more: the other side then finds it dead. A driver's calls may take some.
+const standing = 6
+
+// turns reports whether the loop goes on. It has it take a turn now and then: often enough
+// to tell, and seldom enough that a thousand Peers do not keep it awake.
+func (p *Peer) turns() bool {
+	limit := standing * p.config.Dead
+	since := time.Since(p.start) - time.Duration(p.turn.Load())
+	if since > limit/3 && p.asking.CompareAndSwap(false, true) {
+		p.loop.Do(func() {
+			p.turn.Store(int64(time.Since(p.start)))
+			p.asking.Store(false)
+		})
+	}
+	return since <= limit
 }
 
 // moved says that a write went on.

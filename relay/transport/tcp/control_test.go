@@ -2,9 +2,11 @@ package tcp
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -151,5 +153,66 @@ func TestAWriteLandsAfterItsChannel(t *testing.T) {
 	}
 	if err := receive(t, done, "the write's end"); err != nil {
 		t.Error(err)
+	}
+}
+
+// A relay whose loop stands still says nothing more, though its connections could, and
+// goes on when the loop does.
+func TestALoopThatStandsStillIsSilent(t *testing.T) {
+	e, r := against(t, 0, Config{Heartbeat: time.Millisecond, Dead: 10 * time.Millisecond}, func(c net.Conn) net.Conn {
+		return patient{Conn: c}
+	})
+	header := make([]byte, frameHeader)
+	beat := func(within time.Duration) error {
+		if err := r.control.SetReadDeadline(time.Now().Add(within)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := io.ReadFull(r.control, header)
+		return err
+	}
+	for range 3 * 10 * standing { // far longer than it would say something for without the loop
+		if err := beat(waitTime); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release := make(chan struct{})
+	e.loop.Do(func() { <-release })
+	var quiet error
+	for end := time.Now().Add(waitTime); quiet == nil && time.Now().Before(end); {
+		quiet = beat(time.Second)
+	}
+	close(release)
+	if !errors.Is(quiet, os.ErrDeadlineExceeded) {
+		t.Fatalf("it says something all the time (%v)", quiet)
+	}
+	if err := beat(waitTime); err != nil {
+		t.Error(err)
+	}
+}
+
+// Who lives and does not leave a channel that he has to is dead; who leaves in time is not.
+func TestAChannelHasToBeLeft(t *testing.T) {
+	const leaving = 100 * time.Millisecond
+	e, r := against(t, 0, Config{Heartbeat: time.Hour, Dead: time.Hour, Leaving: leaving})
+	r.listens()
+	ended := make(chan error, 1)
+	left := e.open(&wire.Done{}, ignore, func(err error) { ended <- err })
+	if err := r.say(left.number, frameLeave); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, ended, "the channel's end"); err != io.EOF {
+		t.Fatal(err)
+	}
+	e.loop.Call(left.Expect)
+	time.Sleep(leaving / 2)
+	stays := e.open(&wire.Done{}, ignore, func(err error) { ended <- err })
+	began := time.Now()
+	e.loop.Call(stays.Expect)
+	err := receive(t, ended, "the end of who does not leave")
+	if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "has not left") {
+		t.Error(err)
+	}
+	if took := time.Since(began); took < leaving {
+		t.Errorf("it came after %v", took)
 	}
 }

@@ -29,6 +29,9 @@ type Config struct {
 	// Heartbeat is how often something is said (1 s), Dead how long nothing may come,
 	// and nothing be taken, before the other relay counts as dead (5 s).
 	Heartbeat, Dead time.Duration
+	// Leaving is how long the other side may take to leave a channel that it has to (12
+	// Dead): what it has begun to write may wait behind other channels' writes.
+	Leaving time.Duration
 	// Eager is up to how many bytes of a write go with the messages (4 KiB, at most 16
 	// and one piece; less than 0 for none).
 	Eager int
@@ -60,6 +63,9 @@ func (c Config) filled() Config {
 	}
 	if c.Dead == 0 {
 		c.Dead = 5 * time.Second
+	}
+	if c.Leaving == 0 {
+		c.Leaving = 12 * c.Dead
 	}
 	if c.Accept == nil {
 		c.Accept = func(ch *Channel, _ wire.Message, _ uint32) { ch.Leave() }
@@ -107,6 +113,9 @@ type Peer struct {
 	start    time.Time
 	underWay atomic.Int64
 	progress atomic.Int64
+	// When the loop had its turn last, since the start, and whether it is asked for one.
+	turn   atomic.Int64
+	asking atomic.Bool
 
 	dying  chan struct{} // closed by fail
 	once   sync.Once
