@@ -7,6 +7,7 @@ package units_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -46,7 +47,30 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if err := uninstall(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// uninstall takes away what install placed: in the same guest packages are tried.
+func uninstall() error {
+	if _, err := os.Stat(installed); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	out, err := exec.Command("systemctl", "disable", "--now", relaySocket).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("systemctl disable: %w: %s", err, out)
+	}
+	for _, path := range []string{installed, filepath.Join(units, relaySocket), filepath.Join(units, relayService), dropInFolder, "/run/peerlane"} {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if out, failed := exec.Command("systemctl", "daemon-reload").CombinedOutput(); failed != nil {
+		err = errors.Join(err, fmt.Errorf("systemctl daemon-reload: %w: %s", failed, out))
+	}
+	return err
 }
 
 func read(t testing.TB, path string) string {
@@ -59,7 +83,7 @@ func read(t testing.TB, path string) string {
 }
 
 // install does what a package does. Each reload of systemd takes seconds here, so
-// tests share it, and the guest is forgotten with it.
+// tests share it, until uninstall.
 func install(t testing.TB) {
 	t.Helper()
 	once.Do(func() {
