@@ -50,13 +50,16 @@ func TestDoctorOnThisKernel(t *testing.T) {
 	}
 
 	const port = "0000:17:00.0"
+	was := strings.TrimSpace(inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W"))
 	inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W=001d")
-	t.Cleanup(func() { // also for tests that come after one that failed
-		if out, err := exec.Command("setpci", "-s", port, "ECAP_ACS+6.W=0011").CombinedOutput(); err != nil {
-			t.Errorf("setpci: %v: %s", err, out)
+	inside.Command(t, "ethtool", "-s", "rail1", "speed", "200000", "duplex", "full")
+	t.Cleanup(func() { // for the tests that come after this one
+		for _, c := range []*exec.Cmd{exec.Command("setpci", "-s", port, "ECAP_ACS+6.W="+was), exec.Command("ethtool", "-s", "rail1", "speed", "400000", "duplex", "full")} {
+			if out, err := c.CombinedOutput(); err != nil {
+				t.Errorf("%v: %v: %s", c, err, out)
+			}
 		}
 	})
-	inside.Command(t, "ethtool", "-s", "rail1", "speed", "200000", "duplex", "full")
 	inside.Plug(t, "rail0", false)
 	inside.Eventually(t, "mlx5_0 is DOWN", func() (bool, string) {
 		is := inside.Port(t, "mlx5_0", "state")
