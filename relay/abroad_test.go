@@ -66,25 +66,7 @@ func hostsApart(t *testing.T) *abroad {
 func TestEveryByteArrivesOnAnotherHost(t *testing.T) {
 	p := hostsApart(t)
 	// Around what goes with the messages (4 KiB), a piece and a slot (256 KiB), all slots.
-	for i, n := range []uint64{0, 1, 7, 8, 4096, 4097, 256<<10 - 1, 256 << 10, 256<<10 + 1, 1<<20 + 3, 11<<20 + 5} {
-		from, to := uint64(3*i), uint64(5*i)
-		want := random(t, n)
-		p.source.write(from, want)
-		receive, err := p.receiving.Receive(p.target.Memory, to, n+2, client.Tag(uint64(i)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		send, err := p.sending.Send(p.source.Memory, from, n, client.Tag(uint64(i)))
-		if moved, err := wait(t, send, err); err != nil || moved != n {
-			t.Fatalf("send of %d: %d, %v", n, moved, err)
-		}
-		if moved, err := wait(t, receive, nil); err != nil || moved != n {
-			t.Fatalf("receive of %d: %d, %v", n, moved, err)
-		}
-		if !bytes.Equal(p.target.read(to, n), want) {
-			t.Fatalf("%d bytes arrived wrong", n)
-		}
-	}
+	p.arrive(t, 0, 1, 7, 8, 4096, 4097, 256<<10-1, 256<<10, 256<<10+1, 1<<20+3, 11<<20+5)
 	report := p.relayA.Report()
 	if len(report.Connections) != 1 || report.Connections[0].Transport != launch.TransportTCP || !strings.Contains(report.Connections[0].Path, "-> tcp -> ") {
 		t.Errorf("inspect shows %+v", report.Connections)

@@ -464,30 +464,36 @@ func demand(t *testing.T, err error, status wire.Status, words ...string) {
 
 var routes = []string{launch.RouteStaged, launch.RouteDirect}
 
+// arrive has a message of each size cross, at places that are not aligned.
+func (p *pair) arrive(t *testing.T, sizes ...uint64) {
+	t.Helper()
+	for i, n := range sizes {
+		from, to := uint64(3*i), uint64(5*i)
+		want := random(t, n)
+		p.source.write(from, want)
+		receive, err := p.receiving.Receive(p.target.Memory, to, n+2, client.Tag(uint64(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		send, err := p.sending.Send(p.source.Memory, from, n, client.Tag(uint64(i)))
+		if moved, err := wait(t, send, err); err != nil || moved != n {
+			t.Fatalf("send of %d: %d, %v", n, moved, err)
+		}
+		if moved, err := wait(t, receive, nil); err != nil || moved != n {
+			t.Fatalf("receive of %d: %d, %v", n, moved, err)
+		}
+		if !bytes.Equal(p.target.read(to, n), want) {
+			t.Fatalf("%d bytes arrived wrong", n)
+		}
+	}
+}
+
 func TestEveryByteArrives(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			p := connected(t, route)
 			// Around the size of a slot (1 MiB), through all slots, and through more.
-			for i, n := range []uint64{0, 1, 7, 8, 4096, 1<<20 - 1, 1 << 20, 1<<20 + 1, 4<<20 + 3, 11<<20 + 5} {
-				from, to := uint64(3*i), uint64(5*i)
-				want := random(t, n)
-				p.source.write(from, want)
-				receive, err := p.receiving.Receive(p.target.Memory, to, n+2, client.Tag(uint64(i)))
-				if err != nil {
-					t.Fatal(err)
-				}
-				send, err := p.sending.Send(p.source.Memory, from, n, client.Tag(uint64(i)))
-				if moved, err := wait(t, send, err); err != nil || moved != n {
-					t.Fatalf("send of %d: %d, %v", n, moved, err)
-				}
-				if moved, err := wait(t, receive, nil); err != nil || moved != n {
-					t.Fatalf("receive of %d: %d, %v", n, moved, err)
-				}
-				if !bytes.Equal(p.target.read(to, n), want) {
-					t.Fatalf("%d bytes arrived wrong", n)
-				}
-			}
+			p.arrive(t, 0, 1, 7, 8, 4096, 1<<20-1, 1<<20, 1<<20+1, 4<<20+3, 11<<20+5)
 		})
 	}
 }

@@ -37,7 +37,7 @@ func RootFS(dir string, files []File, also ...string) error {
 		if inside == "" {
 			inside = f.Host
 		}
-		if err := copyFile(f.Host, filepath.Join(dir, inside)); err != nil {
+		if err := CopyFile(f.Host, filepath.Join(dir, inside)); err != nil {
 			return err
 		}
 		if err := closure(f.Host, needs); err != nil {
@@ -50,7 +50,7 @@ func RootFS(dir string, files []File, also ...string) error {
 		}
 	}
 	for path := range needs {
-		if err := copyFile(path, filepath.Join(dir, path)); err != nil {
+		if err := CopyFile(path, filepath.Join(dir, path)); err != nil {
 			return err
 		}
 	}
@@ -105,7 +105,8 @@ func findLibrary(name string) (string, error) {
 	return "", fmt.Errorf("%s, which is in none of %v", name, libraryDirs)
 }
 
-func copyFile(from, to string) error {
+// CopyFile copies a program, and makes the folders above the copy.
+func CopyFile(from, to string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}

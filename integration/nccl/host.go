@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,7 +85,7 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 		}
 	}
 	for from, to := range files {
-		if err := copyFile(from, filepath.Join(h.inside(), to)); err != nil {
+		if err := bundle.CopyFile(from, filepath.Join(h.inside(), to)); err != nil {
 			return nil, err
 		}
 	}
@@ -304,18 +303,4 @@ func (h *host) describe() *result {
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
-}
-
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o755)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
 }

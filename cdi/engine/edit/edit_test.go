@@ -107,7 +107,7 @@ var values = []any{true, "a \"text\"", []string{"/etc/cdi", "/run/cdi"}, int64(3
 func checkSet(t *testing.T, l Language, text []byte, path []string, which uint8, normal func([]byte) string) {
 	before, err := l.Read(text)
 	if err != nil {
-		t.Skip()
+		return // there is no document to change
 	}
 	value := values[int(which)%len(values)]
 	after, err := Set(l, text, Key{Path: path, Value: value})
