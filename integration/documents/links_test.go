@@ -96,6 +96,21 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
+// anchorsOf are a page's, which many links lead to.
+func anchorsOf(page string) (map[string]bool, error) {
+	if known := read[page]; known != nil {
+		return known, nil
+	}
+	text, err := os.ReadFile(page)
+	if err == nil {
+		read[page] = anchors(string(text))
+	}
+	return read[page], err
+}
+
+// read are those that have been, by their path; tests here come one after the other.
+var read = map[string]map[string]bool{}
+
 func slug(title string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -142,11 +157,11 @@ func wrongLink(page, target string) string {
 	if info.IsDir() || filepath.Ext(to) != ".md" {
 		return "only pages have headings"
 	}
-	text, err := os.ReadFile(to)
+	there, err := anchorsOf(to)
 	if err != nil {
 		return err.Error()
 	}
-	if !anchors(string(text))[u.Fragment] {
+	if !there[u.Fragment] {
 		return "the page has no such heading"
 	}
 	return ""
