@@ -107,6 +107,9 @@ func (c *Channel) forget() {
 	}
 	c.over = true
 	delete(c.peer.channels, c.number)
+	if c.peer.extension != nil {
+		c.peer.extension.Left(c)
+	}
 	if c.theirs() {
 		c.peer.theirs--
 	}

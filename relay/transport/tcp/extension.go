@@ -7,6 +7,8 @@ type Extension interface {
 	// Heard is called with what the other side's has said, of a channel or, with nil, of
 	// all. The payload is the caller's again afterwards. An error ends the Peer.
 	Heard(c *Channel, payload []byte) error
+	// Left is called when both sides have left a channel.
+	Left(c *Channel)
 	// Down is called when the Peer has died. Its channels hear of it when gone is called:
 	// when nothing can read or write their memory any more.
 	Down(why error, gone func())
