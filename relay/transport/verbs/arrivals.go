@@ -95,7 +95,7 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 
 // issue gives out tickets, as many as there are receives for.
 func (s *Set) issue() {
-	for len(s.queued) > 0 && len(s.tickets) < credits {
+	for len(s.queued) > 0 && len(s.tickets) < credits && s.gone == nil && !s.over {
 		t := s.queued[0]
 		s.queued[0] = nil
 		if s.queued = s.queued[1:]; !t.arrivals.open[t] {

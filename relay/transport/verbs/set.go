@@ -107,7 +107,7 @@ type ends struct {
 }
 
 // Extend makes the Set of a Peer. The one who made the connections begins.
-func (f *Fabric) Extend(p *tcp.Peer) tcp.Extension {
+func (f *Fabric) Extend(p *tcp.Peer) *Set {
 	s := &Set{fabric: f, peer: p, plumbing: &plumbing{number: map[key]int{}}, ends: map[*tcp.Channel]*ends{}}
 	s.receiving.tickets = map[uint32]*ticket{}
 	f.sets[s] = true
