@@ -12,6 +12,9 @@ func (r *Relay) Patient(dead time.Duration) {
 	r.timing = func(c *tcp.Config) { c.Dead = dead }
 }
 
+// RDMA has the relay use another libibverbs; it comes before Configure.
+func (r *Relay) RDMA(library string) { r.libibverbs = library }
+
 // Leaving is how long the relay waits for another host's to leave a connection; it comes
 // before there is any with another host.
 func (r *Relay) Leaving(limit time.Duration) {

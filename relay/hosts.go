@@ -594,6 +594,8 @@ type networkState struct {
 	// Of tests: what a Peer is made with, and what it is connected by.
 	timing func(*tcp.Config)
 	wires  wires
+	// libibverbs is a path, where it is not the host's.
+	libibverbs string
 }
 
 // wires stand for TCP where they are not zero.

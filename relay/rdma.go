@@ -18,7 +18,7 @@ import (
 
 // newFabric is what the relay has of RDMA. It belongs to the loop.
 func (r *Relay) newFabric() *verbs.Fabric {
-	c := verbs.Config{NICs: r.nics}
+	c := verbs.Config{NICs: r.nics, Library: r.libibverbs}
 	switch {
 	case r.config.Transport != launch.TransportAuto && r.config.Transport != launch.TransportVerbs:
 		c.Off = fmt.Sprintf("relay.transport in config.toml of host %s is %q", hostname(), r.config.Transport)

@@ -72,7 +72,7 @@ func TestAnExtensionIsHeardInItsPlace(t *testing.T) {
 	b.loop.Call(func() { at.err = fmt.Errorf("unheard of") })
 	a.loop.Call(func() { a.peer.Tell([]byte("four")) })
 	receive(t, at.heard, "the last message")
-	receive(t, at.gone, "the extension's end")()
+	b.loop.Call(receive(t, at.gone, "the extension's end"))
 	if err := b.died(); !strings.Contains(err.Error(), "unheard of") {
 		t.Error(err)
 	}

@@ -39,6 +39,8 @@ type Config struct {
 	NICs func() []string
 	// Off says why there is none; then the other side is told so.
 	Off string
+	// Library is libibverbs, where it is another one: of tests.
+	Library string
 	// Time is how long the two sides may take to connect their queue pairs (10 s).
 	Time time.Duration
 }
@@ -100,7 +102,7 @@ func (f *Fabric) open() ([]*nic, error) {
 	if len(names) == 0 {
 		return nil, unreachable("the lanes of this container have no NIC")
 	}
-	library, err := verbs.Open()
+	library, err := openLibrary(f.config.Library)
 	if err != nil {
 		return nil, unreachable("%w", err)
 	}
@@ -123,6 +125,13 @@ func (f *Fabric) open() ([]*nic, error) {
 	f.nics = nics
 	f.loop.Do(f.watch)
 	return nics, nil
+}
+
+func openLibrary(path string) (*verbs.Library, error) {
+	if path == "" {
+		return verbs.Open()
+	}
+	return verbs.OpenLibrary(path)
 }
 
 func openNIC(library *verbs.Library, name string, config launch.Verbs) (n *nic, err error) {
