@@ -18,7 +18,7 @@ import (
 
 // newFabric is what the relay has of RDMA. It belongs to the loop.
 func (r *Relay) newFabric() *verbs.Fabric {
-	c := verbs.Config{NICs: r.nics, Library: r.libibverbs}
+	c := verbs.Config{NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes}
 	switch {
 	case r.config.Transport != launch.TransportAuto && r.config.Transport != launch.TransportVerbs:
 		c.Off = fmt.Sprintf("relay.transport in config.toml of host %s is %q", hostname(), r.config.Transport)
@@ -85,12 +85,9 @@ func (r *Relay) senderBy(ctx context.Context, peer *tcp.Peer, c *connection, con
 	case <-ctx.Done():
 		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA", peer.Name())
 	}
-	if err == nil {
-		err = r.take(c, c.out)
-	}
 	switch {
 	case err == nil:
-		return by, nil
+		return by, r.take(c, c.out)
 	case config.Transport == launch.TransportVerbs:
 		return nil, wire.Errorf(wire.StatusUnreachable, `relay.transport in config.toml is "verbs", and that cannot be: %w`, err)
 	}

@@ -135,7 +135,8 @@ type host struct {
 	// secrets put them on the network; nil where they are on none.
 	secrets *launch.Secrets
 	ends    string // what the relays end by, where they fail
-	// rdma is the libibverbs of its relays; empty for the machine's.
+	// rdma is the libibverbs of its relays; empty for those that have
+	// the machine's, and are of one host.
 	rdma string
 }
 
@@ -222,7 +223,9 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	if h.ask != nil {
 		r.AskBy(h.ask)
 	}
-	r.RDMA(h.rdma)
+	if h.rdma != "" {
+		r.Elsewhere(id, h.rdma)
+	}
 	if h.secrets != nil {
 		r.Patient(time.Minute)
 		if err := r.Secrets(*h.secrets); err != nil {

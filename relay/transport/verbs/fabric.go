@@ -16,13 +16,16 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 	"unsafe"
 
+	"github.com/dustin/go-humanize"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -41,6 +44,9 @@ type Config struct {
 	Off string
 	// Library is libibverbs, where it is another one: of tests.
 	Library string
+	// Slots is how much memory a lane registers at least, bytes: a NIC that cannot is not
+	// used.
+	Slots uint64
 	// Time is how long the two sides may take to connect their queue pairs (10 s).
 	Time time.Duration
 }
@@ -109,7 +115,7 @@ func (f *Fabric) open() ([]*nic, error) {
 	var nics []*nic
 	var why []string
 	for _, name := range names[:min(len(names), maxCards)] {
-		n, err := openNIC(library, name, f.config.Verbs)
+		n, err := openNIC(library, name, f.config)
 		if err != nil {
 			why = append(why, err.Error())
 			continue
@@ -134,7 +140,7 @@ func openLibrary(path string) (*verbs.Library, error) {
 	return verbs.OpenLibrary(path)
 }
 
-func openNIC(library *verbs.Library, name string, config launch.Verbs) (n *nic, err error) {
+func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err error) {
 	devices, err := library.Devices()
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -146,7 +152,7 @@ func openNIC(library *verbs.Library, name string, config launch.Verbs) (n *nic, 
 	case devices[i].Transport != verbs.IB:
 		return nil, fmt.Errorf("%s: it speaks %s; InfiniBand and RoCE can be used", name, devices[i].Transport)
 	}
-	n = &nic{name: name}
+	n := &nic{name: name}
 	if n.context, err = library.OpenDevice(name); err != nil {
 		return nil, err
 	}
@@ -182,8 +188,31 @@ func openNIC(library *verbs.Library, name string, config launch.Verbs) (n *nic, 
 	if n.gid, err = verbs.ChooseGID(gids, verbs.Choice{Index: index}); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	n.domain, err = n.context.NewDomain()
-	return n, err
+	if n.domain, err = n.context.NewDomain(); err != nil {
+		return nil, err
+	}
+	return n, n.try(config.Slots)
+}
+
+// try has the NIC register memory once: what a limit of locked memory forbids is to be
+// known before anybody relies on it.
+func (n *nic) try(bytes uint64) error {
+	if bytes == 0 {
+		return nil
+	}
+	memory, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	at := uintptr(unsafe.Pointer(&memory[0]))
+	region, err := n.domain.Register(at, bytes, uint64(at), access)
+	if err == nil {
+		err = region.Close()
+	}
+	if err != nil {
+		err = fmt.Errorf("%s of host memory cannot be registered: %w", humanize.IBytes(bytes), err)
+	}
+	return errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(memory)))
 }
 
 func (n *nic) close() error {
