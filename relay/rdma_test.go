@@ -64,6 +64,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	if p.rdma, err = standin.New(t.TempDir(), slices.Concat(ofA, ofB)...); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { allGivenBack(t, p.rdma) })
 	hostA.onRDMA(key, a, pairs, p.rdma)
 	hostB.onRDMA(key, b, pairs, p.rdma)
 	laneA, laneB := far(0, 1, "mlx5_0"), far(3, 2, "rocep1")
@@ -74,6 +75,36 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	p.socketB, p.relayB = hostB.start("b", launch.RouteAuto, -1, laneB)
 	p.a, p.b = attach(t, p.socketA), attach(t, p.socketB)
 	p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
+}
+
+// allGivenBack looks, when the relays have ended, whether they have given back all that
+// they had of the NICs, and nothing too early.
+func allGivenBack(t *testing.T, rdma standin.Host) {
+	t.Helper()
+	for made, given := range map[string]string{
+		"ibv_create_qp": "ibv_destroy_qp", "ibv_create_cq": "ibv_destroy_cq", "ibv_alloc_pd": "ibv_dealloc_pd",
+		"ibv_reg_mr_iova2": "ibv_dereg_mr", "ibv_open_device": "ibv_close_device",
+	} {
+		calls, err := rdma.Calls(made, given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := 0
+		for _, c := range calls {
+			switch {
+			case c.Arguments["="] != "0" && c.Name == given:
+				t.Errorf("%s: %v", given, c.Arguments)
+			case c.Arguments["="] != "0":
+			case c.Name == made:
+				left++
+			default:
+				left--
+			}
+		}
+		if left != 0 {
+			t.Errorf("%d more calls of %s than of %s", left, made, given)
+		}
+	}
 }
 
 // data says how the data between the two relays goes, at both ends.
@@ -110,6 +141,13 @@ func TestEveryByteArrivesByRDMA(t *testing.T) {
 			if calls, err := p.rdma.Calls("ibv_create_qp"); err != nil || len(calls) != 2*of.nics*of.pairs {
 				t.Errorf("%d queue pairs were made, %v", len(calls), err)
 			}
+			if of.pairs == 1 {
+				return
+			}
+			// And the other way, as far as messages go.
+			back := pair{a: p.b, b: p.a, source: exported(t, p.b, 3, pairBytes), target: exported(t, p.a, 0, pairBytes)}
+			back.sending, back.receiving, back.handle = join(t, p.b, 3, p.a, 0)
+			back.arrive(t, 0, 5000, 3<<20+7)
 		})
 	}
 }
@@ -329,4 +367,70 @@ func TestANICThatFails(t *testing.T) {
 	}
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.arrive(t, 1<<20)
+}
+
+// Whatever dies at whatever time, under traffic both ways of its connection: operations at
+// the other host end, with an error that says what did, and nothing of them is left there.
+func TestDeathByRDMA(t *testing.T) {
+	halt := func(_ *testing.T, r *relay.Relay, _ *client.Session) { r.Halt() }
+	leave := func(t *testing.T, _ *relay.Relay, s *client.Session) {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		die      func(*testing.T, *relay.Relay, *client.Session)
+		receives bool // who dies
+		words    string
+	}{
+		"the receiver's relay": {halt, true, "container b"},
+		"the receiver":         {leave, true, "container b"},
+		"the sender's relay":   {halt, false, "container a"},
+		"the sender":           {leave, false, "container a"},
+	} {
+		for _, after := range []int{0, 3} { // messages that have arrived
+			t.Run(fmt.Sprintf("%s/after %d", name, after), func(t *testing.T) {
+				t.Parallel()
+				p := hostsByRDMA(t, 2, 2)
+				const n = 1<<20 + 5
+				var sends, receives []*client.Operation
+				for i := range uint64(12) {
+					receive, err := p.receiving.Receive(p.target.Memory, 0, n, client.Tag(i))
+					if err != nil {
+						t.Fatal(err)
+					}
+					send, err := p.sending.Send(p.source.Memory, 0, n, client.Tag(i))
+					if err != nil {
+						t.Fatal(err)
+					}
+					sends, receives = append(sends, send), append(receives, receive)
+				}
+				for i := range after {
+					if _, err := wait(t, receives[i], nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				survivor, memory, ops := p.relayB, p.target.Memory, receives
+				if c.receives {
+					survivor, memory, ops = p.relayA, p.source.Memory, sends
+					c.die(t, p.relayB, p.b)
+				} else {
+					c.die(t, p.relayA, p.a)
+				}
+				for _, op := range ops {
+					if _, err := op.Wait(within(t)); err != nil && !strings.Contains(err.Error(), c.words) {
+						t.Errorf("an operation ended with %v", err)
+					}
+				}
+				if err := memory.Unexport(within(t)); err != nil {
+					t.Error(err)
+				}
+				for end := time.Now().Add(time.Minute); survivor.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
+					if time.Now().After(end) {
+						t.Fatalf("left at the other host: %+v", survivor.Report().Used)
+					}
+				}
+			})
+		}
+	}
 }
