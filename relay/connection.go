@@ -24,7 +24,7 @@ type connection struct {
 	out, in   *staging
 	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
 	quotas [2]*quotas
-	abroad *tcp.Peer // the other relay's host's, over tcp
+	abroad *tcp.Peer // the other relay's host's
 	peer   string    // who is at the other side, for messages
 	port   transport.Control
 	sends  bool
@@ -63,8 +63,15 @@ func (c *connection) inReach(m *memory) bool {
 		return true
 	case launch.TransportTCP:
 		return m.mapped.Host()
+	case launch.TransportVerbs:
+		return m.mapped.Host() && c.session.relay.fabric.Known(m.mapped)
 	}
 	return m.staged != nil // on a server GPU, where NICs reach it
+}
+
+// remote reports whether the other side is reached over the network.
+func (c *connection) remote() bool {
+	return c.transport == launch.TransportTCP || c.transport == launch.TransportVerbs
 }
 
 // open starts to read from another relay of this host.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -229,8 +230,11 @@ func (c *connection) path() string {
 		steps = append(steps, "one copy")
 	case launch.TransportLoop:
 		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), "emulated NIC")
-	case launch.TransportTCP:
-		steps = append(steps, "host memory", "tcp")
+	case launch.TransportTCP, launch.TransportVerbs:
+		steps = append(steps, "host memory", c.transport)
+		if c.transport == launch.TransportVerbs {
+			steps[len(steps)-1] += " by " + verbs.Of(c.abroad).Way()
+		}
 		if c.abroad != nil {
 			steps = append(steps, c.abroad.Name())
 		}

@@ -385,7 +385,7 @@ func (r *receiver) introduce() error {
 			return err
 		}
 		region := &wire.PeerRegion{Region: g.number, Kind: g.kind, Bytes: g.memory.Bytes, GPU: g.server}
-		if r.transport == launch.TransportTCP {
+		if r.remote() {
 			region.Kind = wire.MemoryRemote
 			r.port.Send(region, 0)
 		} else {
@@ -474,7 +474,7 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (way, error) {
 	}
 	c.lane = lane
 	switch own := handle.Host == r.host; {
-	case config.Transport == launch.TransportTCP, config.Transport == launch.TransportAuto && !own:
+	case config.Transport == launch.TransportTCP, config.Transport == launch.TransportVerbs, config.Transport == launch.TransportAuto && !own:
 		return r.dialHost(c, m, handle, config)
 	case !own:
 		return nil, wire.Errorf(wire.StatusUnreachable,

@@ -451,7 +451,11 @@ func (m *memory) free() {
 		// as beside a relay that is killed.
 		m.mapped.Leave()
 	}
+	fabric := m.session.relay.fabric
 	free := func() error {
+		if fabric != nil && m.kind == wire.MemoryHost {
+			fabric.Forget(m.mapped)
+		}
 		for _, p := range m.parts {
 			unix.Close(p.FD)
 		}

@@ -6,7 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/device"
-	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -16,6 +15,7 @@ import (
 type sender struct {
 	*connection
 	link     transport.Link
+	short    transport.Link // of short messages, to another host
 	last     uint64
 	granting uint64                // the last grant's number
 	active   map[uint64]*operation // announced, by number
@@ -44,7 +44,7 @@ type target struct {
 }
 
 func newSender(c *connection, link transport.Link) *sender {
-	s := &sender{connection: c, link: link, active: map[uint64]*operation{}, targets: map[uint32]*target{}}
+	s := &sender{connection: c, link: link, short: link, active: map[uint64]*operation{}, targets: map[uint32]*target{}}
 	c.sends, c.side = true, s
 	return s
 }
@@ -148,7 +148,7 @@ func (s *sender) closeParts(parts []device.Part) {
 }
 
 func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
-	remote := s.transport == launch.TransportTCP
+	remote := s.remote()
 	wanted := 1
 	if m.Kind == wire.MemoryParts || remote {
 		wanted = 0
@@ -361,7 +361,7 @@ func (s *sender) unhold(op *operation) {
 // broken takes the connection down after a failed copy.
 func (s *sender) broken(err error, what string) {
 	var why *wire.Error
-	if s.transport == launch.TransportTCP && errors.As(err, &why) { // it says all itself
+	if s.remote() && errors.As(err, &why) { // it says all itself
 		s.shutdown(why)
 		return
 	}
