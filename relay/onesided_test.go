@@ -383,7 +383,7 @@ func (p *pair) cancels(t *testing.T) {
 
 // When the side whose memory it is ends, what is under way does, and says why.
 func TestTheEndOfWhoOffers(t *testing.T) {
-	for _, way := range ways {
+	for i, way := range ways {
 		for name, end := range map[string]struct {
 			how    func(t *testing.T, p *pair) error
 			status wire.Status
@@ -391,6 +391,9 @@ func TestTheEndOfWhoOffers(t *testing.T) {
 			"its session":    {func(_ *testing.T, p *pair) error { return p.b.Close() }, wire.StatusPeerClosed},
 			"its connection": {func(t *testing.T, p *pair) error { return p.receiving.Close(within(t)) }, wire.StatusPeerClosed},
 		} {
+			if i > 0 && name == "its connection" { // which one way tells of
+				continue
+			}
 			t.Run(fmt.Sprint(way, "/", name), func(t *testing.T) {
 				p := byWay(t, way)
 				key := p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth).Key()
