@@ -151,17 +151,21 @@ func (r *receiver) openFor(m *wire.PeerBack) error {
 				c.shutdown(s.ended)
 			}
 			way.begin(c)
-			w.sender = c.side.(*sender)
-			waiting := w.waiting
-			w.waiting = nil
-			for _, m := range waiting {
-				if r.down == nil {
-					r.bring(m, w.sender)
-				}
-			}
+			r.opened(w, c.side.(*sender))
 		})
 	})
 	return nil
+}
+
+// opened serves the reads that have waited for the way back.
+func (r *receiver) opened(w *wayBack, by *sender) {
+	waiting := w.waiting
+	w.sender, w.waiting = by, nil
+	for _, m := range waiting {
+		if r.down == nil {
+			r.bring(m, by)
+		}
+	}
 }
 
 // refuseBack says that there is no way back, and for now no read.
