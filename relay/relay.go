@@ -53,6 +53,7 @@ type Relay struct {
 	sessions    map[uint64]*session
 	lastSession uint64
 	listeners   map[wire.UUID]*listener // by token
+	offers      map[wire.UUID]*offering // by key
 	dying       *wire.Error
 	cause       string // of dying: one of package launch
 	counters    counters
@@ -94,6 +95,7 @@ func New(clients, peers *net.UnixListener, init int) (*Relay, error) {
 		loop: l, clients: clients, peers: peers, init: init, host: host,
 		sessions:  map[uint64]*session{},
 		listeners: map[wire.UUID]*listener{},
+		offers:    map[wire.UUID]*offering{},
 		claims:    claims{held: map[string]uint64{}},
 	}
 	if init >= 0 {

@@ -111,6 +111,15 @@ streams = 2
 tls_certificate = "/srv/host.pem"
 tls_key = "/srv/host.key"
 tls_authority = "/srv/ca.pem"
+[verbs]
+tc = 104
+sl = 3
+pkey = 1
+mtu = 1024
+timeout = 18
+retry_cnt = 6
+gid_index = 3
+qps_per_connection = 4
 `)
 	if err != nil {
 		t.Fatal(err)
@@ -141,6 +150,7 @@ tls_authority = "/srv/ca.pem"
 			TLSCertificate: "/srv/host.pem", TLSKey: "/srv/host.key", TLSAuthority: "/srv/ca.pem",
 		},
 		Log: config.Log{Format: "json"},
+		Verbs: config.Verbs{TC: 104, SL: 3, PKey: 1, MTU: 1024, Timeout: 18, RetryCount: 6, GIDIndex: 3, QueuePairs: 4},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -192,7 +202,11 @@ func TestRefused(t *testing.T) {
 		{"on failure", "[hook]\non_failure = \"hope\"", `hook.on_failure is "hope"; fail, warn`},
 		{"launcher", "[relay]\nlauncher = \"upstart\"", `relay.launcher is "upstart"; auto, systemd, fork`},
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
-		{"transport", "[relay]\ntransport = \"verbs\"", "relay.transport"},
+		{"transport", "[relay]\ntransport = \"rdma\"", "relay.transport"},
+		{"a traffic class of nine bits", "[verbs]\ntc = 256", "verbs.tc"},
+		{"an odd MTU", "[verbs]\nmtu = 1500", "verbs.mtu"},
+		{"no timeout", "[verbs]\ntimeout = 0", "verbs.timeout"},
+		{"no queue pairs", "[verbs]\nqps_per_connection = 0", "verbs.qps_per_connection"},
 		{"self-test", "[relay]\nself_test = \"often\"", "relay.self_test"},
 		{"calibration", "[relay]\ncalibration = \"yes\"", "relay.calibration"},
 		{"odd chunk", "[relay]\nchunk = \"100KB\"", "relay.chunk"},

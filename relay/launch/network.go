@@ -54,6 +54,8 @@ type NetworkReport struct {
 	Error     string `json:"error,omitempty"`
 	// Peers are the relays that connections go to and come from now.
 	Peers []NetworkPeer `json:"peers,omitempty"`
+	// Verbs is nil where the relay uses no RDMA, or has not needed it yet.
+	Verbs *VerbsReport `json:"verbs,omitempty"`
 }
 
 // NetworkPeer is another relay, and the set of TCP connections to it.
@@ -70,6 +72,10 @@ type NetworkPeer struct {
 	Batches  uint64 `json:"batches"`
 	Writes   uint64 `json:"writes"`
 	Eager    uint64 `json:"eager"`
+	// Transport carries the data, TransportTCP or TransportVerbs; empty while it is being
+	// settled. Way says by which NICs, or why not by RDMA.
+	Transport string `json:"transport,omitempty"`
+	Way       string `json:"way,omitempty"`
 }
 
 // MaxSecret bounds each of Secrets, bytes, so that all have room in a datagram.
