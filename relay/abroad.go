@@ -153,7 +153,7 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	var peer *tcp.Peer
 	for try := 0; o.channel == nil; try++ {
 		var err error
-		if peer, err = h.reach(ctx, handle); err != nil {
+		if peer, err = h.reach(ctx, handle, c.lane); err != nil {
 			return nil, err
 		}
 		if !r.loop.Call(func() { o.channel, err = peer.Open(hello, 0, o.received, o.lost) }) {
@@ -180,7 +180,7 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 		r.loop.Call(o.channel.Leave)
 		return nil, err
 	}
-	c.peer, c.abroad = wire.Text(o.welcome.Name[:]), peer
+	c.peer, c.abroad, c.peerGPU = wire.Text(o.welcome.Name[:]), peer, o.welcome.GPU
 	return o, nil
 }
 
@@ -248,7 +248,7 @@ func (r *Relay) welcome(a *arriving) {
 				r.refuseChannel(a.channel, err)
 			default:
 				wire.SetText(welcome.Name[:], r.atHost())
-				c.abroad = a.channel.Peer()
+				c.abroad, c.peerGPU = a.channel.Peer(), a.hello.GPU
 				l.connectChannel(c, a.channel, welcome)
 			}
 			r.welcomeNext()

@@ -23,12 +23,13 @@ type connection struct {
 	transport string
 	out, in   *staging
 	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
-	quotas [2]*quotas
-	abroad *tcp.Peer // the other relay's host's, over tcp
-	peer   string    // who is at the other side, for messages
-	port   transport.Control
-	sends  bool
-	side   side
+	quotas  [2]*quotas
+	abroad  *tcp.Peer // the other relay's host's, over tcp
+	peerGPU wire.UUID // the same one's client's
+	peer    string    // who is at the other side, for messages
+	port    transport.Control
+	sends   bool
+	side    side
 
 	posted   []*operation // not started
 	down     *wire.Error

@@ -179,10 +179,15 @@ func (r *Relay) live(report *launch.Report) {
 		for _, c := range s.connections {
 			f := c.withWaits()
 			of[c.lane][c.sends].add(&f)
-			all = append(all, launch.ConnectionFigures{
+			told := launch.ConnectionFigures{
 				PID: s.pid, Number: c.number, GPU: c.lane.spec.GPU.BusID, Peer: c.peer, Sends: c.sends,
 				Route: routeName(c.route), Transport: c.transport, Path: c.path(), Slots: c.slots.held, Figures: f.told(),
-			})
+			}
+			if c.transport == launch.TransportTCP {
+				_, told.Rails = c.overTCP()
+				told.Registration = registrationTCP
+			}
+			all = append(all, told)
 		}
 	}
 	for _, l := range r.lanes {
@@ -230,10 +235,8 @@ func (c *connection) path() string {
 	case launch.TransportLoop:
 		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), "emulated NIC")
 	case launch.TransportTCP:
-		steps = append(steps, "host memory", "tcp")
-		if c.abroad != nil {
-			steps = append(steps, c.abroad.Name())
-		}
+		steps, _ = c.overTCP()
+		steps = steps[:len(steps)-1]
 	}
 	steps = append(steps, c.peer)
 	if !c.sends {

@@ -102,6 +102,7 @@ devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
 listen = "off"
 key = "/srv/cluster.key"
 interfaces = "=ens1f0"
+rails = ["mlx5_1", "ens1f0"]
 address = "fe80::7%ens1f0"
 family = "ipv6"
 ports = "7000-7009"
@@ -135,7 +136,7 @@ tls_authority = "/srv/ca.pem"
 		CDI:     config.CDI{Tenancy: "multi"},
 		Runtime: config.Runtime{Path: "/usr/bin/crun", Devices: []string{"peerlane.dev/lane=*", "nvidia.com/gpu=3"}},
 		Network: config.Network{
-			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009", Streams: 2,
+			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Rails: []string{"mlx5_1", "ens1f0"}, Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009", Streams: 2,
 			TLSCertificate: "/srv/host.pem", TLSKey: "/srv/host.key", TLSAuthority: "/srv/ca.pem",
 		},
 	}
@@ -182,6 +183,9 @@ func TestRefused(t *testing.T) {
 		{"any address of a zone", "[network]\naddress = \"::%eth0\"", "because other hosts are told it"},
 		{"an address of no family", "[network]\naddress = \"10.0.0.1\"\nfamily = \"ipv6\"", `network.address is 10.0.0.1, and network.family is "ipv6"`},
 		{"family", "[network]\nfamily = \"AF_INET\"", `network.family is "AF_INET"; auto, ipv4, ipv6`},
+		{"rails that are no names", "[network]\nrails = [\"eth0\", \"\"]", "network.rails"},
+		{"a rail twice", "[network]\nrails = [\"eth0\", \"eth0\"]", "network.rails"},
+		{"too many rails", "[network]\nrails = [" + strings.Repeat("\"a\", ", 17) + "]", "network.rails has 17 names"},
 		{"ports", "[network]\nports = \"20999-20000\"", "network.ports"},
 		{"half of TLS", "[network]\ntls_certificate = \"/a\"\ntls_key = \"/b\"", "all are needed, or none"},
 		{"relative binary", "[relay]\nbinary = \"relay\"", "relay.binary"},
