@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -9,8 +10,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
@@ -64,21 +67,20 @@ func newRails(addresses []address.Chosen, w wires) *rails {
 	return r
 }
 
-// links looks which interfaces of this host have a link, and still their address. Where
-// the kernel does not say, all have.
+// links looks which interfaces of this host have a link (IFF_UP and IFF_LOWER_UP of
+// netdevice(7), by RTM_GETLINK; what net.Interfaces tells comes later), and still their
+// address. Where the kernel does not say, all have.
 func links() func(address.Chosen) bool {
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return func(address.Chosen) bool { return true }
-	}
 	have, err := net.InterfaceAddrs()
 	if err != nil {
 		return func(address.Chosen) bool { return true }
 	}
+	linked, err := linkedInterfaces()
+	if err != nil {
+		return func(address.Chosen) bool { return true }
+	}
 	return func(c address.Chosen) bool {
-		const linked = net.FlagUp | net.FlagRunning
-		named := c.Interface == "" || slices.ContainsFunc(interfaces, func(i net.Interface) bool { return i.Name == c.Interface && i.Flags&linked == linked })
-		return named && slices.ContainsFunc(have, func(a net.Addr) bool {
+		return (c.Interface == "" || linked[c.Interface]) && slices.ContainsFunc(have, func(a net.Addr) bool {
 			n, is := a.(*net.IPNet)
 			if !is {
 				return false
@@ -87,6 +89,36 @@ func links() func(address.Chosen) bool {
 			return ok && at.Unmap() == c.Address.WithZone("")
 		})
 	}
+}
+
+// linkedInterfaces are those that are up and have a carrier.
+func linkedInterfaces() (map[string]bool, error) {
+	table, err := syscall.NetlinkRIB(unix.RTM_GETLINK, unix.AF_UNSPEC)
+	if err != nil {
+		return nil, err
+	}
+	messages, err := syscall.ParseNetlinkMessage(table)
+	if err != nil {
+		return nil, err
+	}
+	linked := map[string]bool{}
+	for _, m := range messages {
+		if m.Header.Type != unix.RTM_NEWLINK || len(m.Data) < unix.SizeofIfInfomsg {
+			continue
+		}
+		attributes, err := syscall.ParseNetlinkRouteAttr(&m)
+		if err != nil {
+			return nil, err
+		}
+		const up = unix.IFF_UP | unix.IFF_LOWER_UP
+		flags := binary.NativeEndian.Uint32(m.Data[8:]) // ifi_flags of struct ifinfomsg
+		for _, a := range attributes {
+			if a.Attr.Type == unix.IFLA_IFNAME {
+				linked[unix.ByteSliceToString(a.Value)] = flags&up == up
+			}
+		}
+	}
+	return linked, nil
 }
 
 // look finds out which interfaces can be used now. It may block for milliseconds.
@@ -127,7 +159,8 @@ func (r *rails) of(l *lane) []int {
 }
 
 // listen has the relay listen on an address of each rail that its lanes reach: the first
-// that can be had. Where none can, on any. What could not be had are sentences.
+// that can be had; and on the others that are up while all of a lane's are down. Where
+// none of these can be had, on any. What could not be had are sentences.
 func (r *rails) listen(lanes []*lane, g *gate, at func(netip.Addr) (net.Listener, error)) (refused []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -145,7 +178,15 @@ func (r *rails) listen(lanes []*lane, g *gate, at func(netip.Addr) (net.Listener
 	}
 	var wanted []int
 	for _, l := range lanes {
-		wanted = append(wanted, r.of(l)...)
+		own := r.of(l)
+		wanted = append(wanted, own...)
+		if !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool { return slices.Contains(own, a.Rail) && !r.down[a.Interface] }) {
+			for _, a := range r.addresses {
+				if !r.down[a.Interface] {
+					wanted = append(wanted, a.Rail)
+				}
+			}
+		}
 	}
 	for _, a := range r.addresses {
 		had := slices.ContainsFunc(r.listening, func(l listening) bool { return l.Rail == a.Rail })
@@ -326,6 +367,7 @@ func (r *Relay) lookAtRails() {
 	var h *hosts
 	if r.loop.Call(func() { h = r.hosts }) && h != nil {
 		h.rails.look()
+		r.loop.Call(func() { h.listen() })
 	}
 }
 
@@ -373,7 +415,7 @@ func (h *hosts) answer(s *network.Session) error {
 
 // knock makes the first connection of a set, by one of the doors.
 func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (s *network.Session, err error) {
-	var failures []error
+	var failures error
 	for _, door := range doors {
 		s, err = h.local.DialBy(ctx, door.by.Interface, target, door.to)
 		if err == nil {
@@ -382,13 +424,16 @@ func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (
 		if door.by.Interface != "" {
 			err = fmt.Errorf("%v: %w", door, err)
 		}
-		failures = append(failures, err)
+		if failures != nil {
+			err = fmt.Errorf("%w; %w", failures, err)
+		}
+		failures = err
 		// Who has answered answers no better by another way.
 		if ctx.Err() != nil || wire.StatusOf(err) != wire.StatusInternal || errors.Is(err, network.ErrSilent) {
 			break
 		}
 	}
-	return nil, errors.Join(failures...)
+	return nil, failures
 }
 
 // striping makes the streams of data of a set, in turn over the ways that work.

@@ -135,7 +135,7 @@ func (f *fleet) listen(t testing.TB, of int, l *lane) wire.HandleLayout {
 	if _, err := rand.Read(handle.Token[:]); err != nil {
 		t.Fatal(err)
 	}
-	r.hosts.rails.look()
+	r.lookAtRails()
 	r.loop.Call(func() {
 		r.listeners[handle.Token] = &listener{lane: l}
 		handle.Contact = r.contact(handle.Token, handle.Generation, l)
