@@ -456,7 +456,7 @@ func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at
 func (h *hosts) dialSet(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint, from *lane) (*tcp.Streams, error) {
 	until, _ := ctx.Deadline()
 	h.rails.look()
-	first, err := h.knock(ctx, target, h.rails.doors(key.Relay, at))
+	first, went, err := h.knock(ctx, target, h.rails.doors(key.Relay, at))
 	if err != nil {
 		return nil, err
 	}
@@ -466,7 +466,7 @@ func (h *hosts) dialSet(ctx context.Context, key tcp.Key, target network.Target,
 	}
 	var data *striping
 	if err == nil {
-		data, err = h.stripe(ctx, first, h.rails.ways(from, told))
+		data, err = h.stripe(ctx, first, went, h.rails.ways(from, told))
 	}
 	if err != nil {
 		first.Conn.Close()

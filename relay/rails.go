@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -42,7 +43,18 @@ type rails struct {
 	down      map[string]bool
 	known     map[string][]network.Rail   // of relays (tcp.Key), as they told last
 	places    map[netip.Addr]network.Rail // of relays, for people
+	failed    map[failure]time.Time
 }
+
+// failure is a way that did not work.
+type failure struct {
+	by string
+	to netip.AddrPort
+}
+
+// failedTime is how long a way that did not work is not tried again beside others: where
+// rails of two hosts are numbered alike and do not reach each other each try takes long.
+const failedTime = time.Minute
 
 // listening is an address at which the relay listens.
 type listening struct {
@@ -56,7 +68,7 @@ const mostKnown = 4096
 func newRails(addresses []address.Chosen, w wires) *rails {
 	r := &rails{
 		addresses: addresses, links: w.links, carried: map[string]*tcp.Carried{"": {}},
-		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{},
+		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{}, failed: map[failure]time.Time{},
 	}
 	if r.links == nil {
 		r.links = links
@@ -257,18 +269,26 @@ func (r *rails) heard(relay string, told []network.Rail) {
 	for _, rail := range told {
 		r.places[rail.Endpoint.Address] = rail
 	}
-	for len(r.known) > mostKnown {
-		for other := range r.known { // any
-			delete(r.known, other)
-			break
+	forgetSome(r.known)
+	forgetSome(r.places)
+}
+
+// forgetSome forgets any of what is too much to be remembered.
+func forgetSome[K comparable, V any](known map[K]V) {
+	for key := range known {
+		if len(known) <= mostKnown {
+			return
 		}
+		delete(known, key)
 	}
-	for len(r.places) > mostKnown {
-		for other := range r.places {
-			delete(r.places, other)
-			break
-		}
-	}
+}
+
+// fail remembers a way that did not work.
+func (r *rails) fail(w hop) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed[failure{w.by.Interface, w.to[0]}] = time.Now()
+	forgetSome(r.failed)
 }
 
 // hop is how a connection is made: by an interface of this host, or by the kernel's
@@ -288,11 +308,15 @@ func (w hop) String() string {
 // ways are those for the streams of data of a set: tiers of ways that are as good as each
 // other. The rails of the destination's lane that the sender's lane reaches, else another
 // that the lane reaches, else any that both hosts have; a rail's addresses go with those
-// of the same rail. What is left is how the first connection went.
+// of the same rail. What is left is how the first connection went; a host with one
+// interface has no other, and its routes need not go by that: an address can be a loopback's.
 func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]hop) {
 	own := r.of(from)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.single() {
+		return nil
+	}
 	seen := map[int]bool{}
 	tier := func(good func(network.Rail) bool) {
 		var all []hop
@@ -300,7 +324,8 @@ func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]hop) {
 			if t.Number == address.NoRail || seen[t.Number] || !good(t) {
 				continue
 			}
-			if by, there := r.interfaceOn(t); there {
+			by, there := r.interfaceOn(t)
+			if there && time.Since(r.failed[failure{by.Interface, on(by, t.Endpoint)[0]}]) > failedTime {
 				seen[t.Number] = true
 				all = append(all, hop{by, on(by, t.Endpoint)})
 			}
@@ -314,6 +339,11 @@ func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]hop) {
 	tier(reached)
 	tier(func(t network.Rail) bool { return true })
 	return tiers
+}
+
+// single reports whether all addresses are of one interface.
+func (r *rails) single() bool {
+	return !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool { return a.Interface != r.addresses[0].Interface })
 }
 
 // interfaceOn is an interface of this host on the rail of another's: one that is up, and
@@ -344,8 +374,8 @@ func (r *rails) doors(relay string, at address.Endpoint) []hop {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	doors := []hop{{to: at.Dials(r.addresses)}}
-	if !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool { return a.Interface != r.addresses[0].Interface }) {
-		return doors // the routes have no other
+	if r.single() {
+		return doors
 	}
 	for _, t := range r.known[relay] {
 		if by, there := r.interfaceOn(t); there && t.Endpoint != at {
@@ -414,12 +444,12 @@ func (h *hosts) answer(s *network.Session) error {
 }
 
 // knock makes the first connection of a set, by one of the doors.
-func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (s *network.Session, err error) {
+func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (s *network.Session, by hop, err error) {
 	var failures error
 	for _, door := range doors {
 		s, err = h.local.DialBy(ctx, door.by.Interface, target, door.to)
 		if err == nil {
-			return s, nil
+			return s, door, nil
 		}
 		if door.by.Interface != "" {
 			err = fmt.Errorf("%v: %w", door, err)
@@ -433,7 +463,7 @@ func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (
 			break
 		}
 	}
-	return nil, failures
+	return nil, hop{}, failures
 }
 
 // striping makes the streams of data of a set, in turn over the ways that work.
@@ -447,8 +477,8 @@ type striping struct {
 }
 
 // stripe tries each way of the best tier of which one works, at once; where none does, all
-// goes where the first connection went.
-func (h *hosts) stripe(ctx context.Context, first *network.Session, tiers [][]hop) (*striping, error) {
+// goes as the first connection went.
+func (h *hosts) stripe(ctx context.Context, first *network.Session, went hop, tiers [][]hop) (*striping, error) {
 	remote, err := netip.ParseAddrPort(first.Conn.RemoteAddr().String())
 	if err != nil {
 		return nil, err
@@ -467,6 +497,7 @@ func (h *hosts) stripe(ctx context.Context, first *network.Session, tiers [][]ho
 		for i, w := range tier {
 			if failed[i] != nil {
 				logrus.Warnf("the connections with %s do without %v: %v", first.Peer, w, failed[i])
+				h.rails.fail(w)
 				continue
 			}
 			s.ways, s.made = append(s.ways, w), append(s.made, made[i])
@@ -475,11 +506,7 @@ func (h *hosts) stripe(ctx context.Context, first *network.Session, tiers [][]ho
 			return s, nil
 		}
 	}
-	by, _ := h.rails.interfaceAt(first.Conn.LocalAddr())
-	if len(tiers) == 0 {
-		by = address.Chosen{}
-	}
-	s.ways = []hop{{by, []netip.AddrPort{remote}}}
+	s.ways = []hop{{went.by, []netip.AddrPort{remote}}}
 	return s, nil
 }
 

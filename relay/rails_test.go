@@ -75,12 +75,13 @@ func TestTheRailsOfASet(t *testing.T) {
 		"its interface is down":        {four, "eth1", []string{"nic1"}, []string{"0 10.0.0.2", "1 10.0.1.2 lane"}, []string{"eth0 10.0.0.2:7"}},
 		"no rail of both":              {four, "", []string{"nic1"}, []string{"7 10.0.7.2 lane"}, nil},
 		"nothing is told":              {four, "", []string{"nic1"}, nil, nil},
-		"what is on no rail":           {[]string{"eth0 10.0.0.1 -1 -"}, "", nil, []string{"-1 10.0.0.2 lane"}, nil},
-		"the same family":              {[]string{"eth0 10.0.0.1 0 -", "eth0 2001:db8::1 0 -"}, "", nil, []string{"0 2001:db8::2 lane"}, []string{"eth0 [2001:db8::2]:7"}},
-		"no address of the family":     {[]string{"eth0 10.0.0.1 0 -"}, "", nil, []string{"0 2001:db8::2 lane"}, nil},
-		"a link-local address":         {[]string{"eth0 fe80::1%eth0 0 -"}, "", nil, []string{"0 fe80::2 lane"}, []string{"eth0 [fe80::2%eth0]:7"}},
+		"one interface alone":          {four[1:2], "", []string{"nic1"}, []string{"1 10.0.1.2 lane"}, nil},
+		"what is on no rail":           {[]string{"eth0 10.0.0.1 -1 -", "eth1 10.0.1.1 1 -"}, "", nil, []string{"-1 10.0.0.2 lane"}, nil},
+		"the same family":              {[]string{"eth0 10.0.0.1 0 -", "eth0 2001:db8::1 0 -", "eth1 10.0.1.1 1 -"}, "", nil, []string{"0 2001:db8::2 lane"}, []string{"eth0 [2001:db8::2]:7"}},
+		"no address of the family":     {[]string{"eth0 10.0.0.1 0 -", "eth1 10.0.1.1 1 -"}, "", nil, []string{"0 2001:db8::2 lane"}, nil},
+		"a link-local address":         {[]string{"eth0 fe80::1%eth0 0 -", "eth1 10.0.1.1 1 -"}, "", nil, []string{"0 fe80::2 lane"}, []string{"eth0 [fe80::2%eth0]:7"}},
 		"two addresses on one rail":    {four, "", []string{"nic1"}, []string{"1 10.0.1.2 lane", "1 10.9.1.2 lane"}, []string{"eth1 10.0.1.2:7"}},
-		"another's numbers, ours only": {four[1:2], "", []string{"nic1"}, []string{"0 10.0.0.2 lane", "1 10.0.1.2"}, []string{"eth1 10.0.1.2:7"}},
+		"another's numbers, ours only": {four[1:3], "", []string{"nic1"}, []string{"0 10.0.0.2 lane", "1 10.0.1.2"}, []string{"eth1 10.0.1.2:7"}},
 	} {
 		r := newRails(chosen(t, c.own...), wires{})
 		r.down[c.down] = true
@@ -95,6 +96,26 @@ func TestTheRailsOfASet(t *testing.T) {
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, not %q", name, got, c.want)
 		}
+	}
+}
+
+// A way that did not work is not tried again at once, so that each set does not wait for it.
+func TestAWayThatFailed(t *testing.T) {
+	r := newRails(chosen(t, "eth0 10.0.0.1 0 -", "eth1 10.0.1.1 1 -"), wires{})
+	told := toldRails(t, "0 10.0.0.2 lane", "1 10.0.1.2 lane")
+	all := r.ways(nil, told)
+	if len(all) != 1 || len(all[0]) != 2 {
+		t.Fatalf("the ways are %v", all)
+	}
+	r.fail(all[0][0])
+	if left := r.ways(nil, told); len(left) != 1 || len(left[0]) != 1 || left[0][0].by.Rail != 1 {
+		t.Errorf("then %v", left)
+	}
+	for key := range r.failed {
+		r.failed[key] = time.Now().Add(-2 * failedTime)
+	}
+	if again := r.ways(nil, told); len(again) != 1 || len(again[0]) != 2 {
+		t.Errorf("later %v", again)
 	}
 }
 
@@ -401,6 +422,9 @@ func TestTheOtherRailsCarryOn(t *testing.T) {
 			}
 			// With the cable in its place again the next set has it, too.
 			n.pull(false, c.pulled...)
+			f.relays[0].hosts.rails.mu.Lock()
+			clear(f.relays[0].hosts.rails.failed) // as a minute would
+			f.relays[0].hosts.rails.mu.Unlock()
 			w.relay.loop.Call(w.peer.Close)
 			w = f.open(t, f.listen(t, 1, laneOf(c.nics...)), laneOf(c.nics...), 1<<20)
 			used = nil

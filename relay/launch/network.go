@@ -53,8 +53,8 @@ func (n *Network) Check() error {
 
 // NetworkReport is what became of it.
 type NetworkReport struct {
-	// Listening is the address that handles carry; empty where there is none, and Error
-	// says why.
+	// Listening is an address that handles carry, Rails have the others; empty where there
+	// is none, and Error says why.
 	Listening string `json:"listening,omitempty"`
 	Error     string `json:"error,omitempty"`
 	// Rails are the interfaces that it may use, and what went over each.

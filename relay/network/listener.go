@@ -276,10 +276,14 @@ func (l *Local) dial(ctx context.Context, by string, addresses []netip.AddrPort,
 	return nil, errors.Join(failures...)
 }
 
-// bound has a connection go out by an interface (SO_BINDTODEVICE of socket(7)), whose
+// interfaceTime is how long a connection by an interface may take: the kernel's second try
+// of it is among that. There are other interfaces.
+const interfaceTime = 2500 * time.Millisecond
+
+// byInterface has a connection go out by an interface (SO_BINDTODEVICE of socket(7)), whose
 // address it has then. A kernel that asks for a privilege for that, before Linux 5.7, goes
 // by its routes.
-func bound(by string) func(network, address string, c syscall.RawConn) error {
+func byInterface(by string) func(network, address string, c syscall.RawConn) error {
 	if by == "" {
 		return nil
 	}
@@ -299,7 +303,10 @@ func (l *Local) dialOne(ctx context.Context, by string, address netip.AddrPort, 
 	connect := l.Connect
 	if connect == nil {
 		connect = func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error) {
-			dialer := net.Dialer{Timeout: cmp.Or(l.Time, HandshakeTime), Control: bound(by)}
+			dialer := net.Dialer{Timeout: cmp.Or(l.Time, HandshakeTime), Control: byInterface(by)}
+			if by != "" {
+				dialer.Timeout = min(dialer.Timeout, interfaceTime)
+			}
 			return dialer.DialContext(ctx, "tcp", to.String())
 		}
 	}

@@ -102,6 +102,30 @@ func TestRailsOfSomebodyElse(t *testing.T) {
 	}
 }
 
+// A connection by an interface goes by that one or not at all.
+func TestAConnectionByAnInterface(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, b := relays(newKeys())
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			_, _ = b.Respond(conn, admitB)
+		}
+	}()
+	to := []netip.AddrPort{netip.MustParseAddrPort(l.Addr().String())}
+	if _, err := a.DialBy(t.Context(), "peerlane-none", toB, to); err == nil || !strings.Contains(err.Error(), "by interface peerlane-none") {
+		t.Errorf("by an interface that there is not: %v", err)
+	}
+	s, err := a.DialBy(t.Context(), "lo", toB, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Conn.Close()
+}
+
 // What makes no sense is refused, and what is taken is what was told.
 func FuzzRails(f *testing.F) {
 	f.Add(encodeRails(nil))
