@@ -32,7 +32,7 @@ type message struct {
 // not explained to operators.
 var products = []string{"cdi", "cmd", "cuda", "hook", "relay", "topo"}
 
-var notProducts = regexp.MustCompile(`^(cuda/(sim|conformance|kernels)|topo/recorded|relay/wire/generate|relay/(libpeerlane|nccl)/build|cmd/manual)(/|$)|/testdata(/|$)`)
+var notProducts = regexp.MustCompile(`^(cuda/(sim|conformance|kernels)|topo/recorded|relay/wire/generate|relay/(libpeerlane|nccl)/build|relay/verbs/standin|cmd/manual)(/|$)|/testdata(/|$)`)
 
 // verb is one of package fmt's.
 var verb = regexp.MustCompile(`%[-+# 0]*(\*|\d+)?(\.(\*|\d+)?)?(\[\d+\])?[a-zA-Z]`)
@@ -159,17 +159,31 @@ func messagesOf(files []*ast.File, at string) (list []message) {
 			}
 		}
 	}
+	own := formats(files, at)
+	add := func(e ast.Expr) {
+		if text, ok := literal(e, constants); ok {
+			if text := shown(text); strings.Trim(text, "…:;,. ()") != "" {
+				list = append(list, message{text, at})
+			}
+		}
+	}
 	for _, f := range files {
 		ast.Inspect(f, func(n ast.Node) bool {
+			if d, ok := n.(*ast.FuncDecl); ok && d.Name.Name == "Error" && d.Recv != nil && d.Body != nil {
+				texts(d.Body, add) // a type of errors
+			}
 			call, ok := n.(*ast.CallExpr)
 			if !ok {
 				return true
 			}
 			if i := formatOf(call); i >= 0 && i < len(call.Args) {
-				if text, ok := literal(call.Args[i], constants); ok {
-					if text := shown(text); strings.Trim(text, "…:;,. ()") != "" {
-						list = append(list, message{text, at})
-					}
+				add(call.Args[i])
+			} else if i, is := own[called(call)]; is && i < len(call.Args) {
+				add(call.Args[i])
+			} else if sinks[called(call)] {
+				for _, a := range call.Args {
+					add(a)
+					texts(a, add)
 				}
 			}
 			return true
@@ -178,11 +192,59 @@ func messagesOf(files []*ast.File, at string) (list []message) {
 	return list
 }
 
+// called is the name of what is called.
+func called(call *ast.CallExpr) string {
+	switch f := call.Fun.(type) {
+	case *ast.SelectorExpr:
+		return f.Sel.Name
+	case *ast.Ident:
+		return f.Name
+	}
+	return ""
+}
+
+// sinks take a sentence that somebody hears: why a relay was killed, or clients are refused.
+var sinks = map[string]bool{"failed": true, "kill": true, "complain": true, "refuse": true, "tell": true}
+
+// texts adds all that fmt.Sprintf makes within a part of a program.
+func texts(part ast.Node, add func(ast.Expr)) {
+	ast.Inspect(part, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok && called(call) == "Sprintf" && len(call.Args) > 0 {
+			add(call.Args[0])
+		}
+		return true
+	})
+}
+
+// formats are a package's own functions that make an error or a warning of a format, and
+// which argument that is: those with a parameter of that name, and anything after it.
+// What makes findings of peerlane doctor is none: docs/doctor.md has them.
+func formats(files []*ast.File, at string) map[string]int {
+	own := map[string]int{}
+	for _, f := range files {
+		for _, d := range f.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || at == "cmd/peerlane/doctor" {
+				continue
+			}
+			i := 0
+			for n, field := range f.Type.Params.List {
+				last := n == len(f.Type.Params.List)-2
+				if _, variadic := f.Type.Params.List[len(f.Type.Params.List)-1].Type.(*ast.Ellipsis); last && variadic && len(field.Names) > 0 && field.Names[len(field.Names)-1].Name == "format" {
+					own[f.Name.Name] = i + len(field.Names) - 1
+				}
+				i += len(field.Names)
+			}
+		}
+	}
+	return own
+}
+
 // comment is one of C's.
 var comment = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
 
-// texts are C's strings, of which those that stand one after the other are one.
-var texts = regexp.MustCompile(`"(?:[^"\\\n]|\\.)*"(?:\s*(?:PRI[a-z0-9]+\s*)?"(?:[^"\\\n]|\\.)*")*`)
+// strung are C's strings, of which those that stand one after the other are one.
+var strung = regexp.MustCompile(`"(?:[^"\\\n]|\\.)*"(?:\s*(?:PRI[a-z0-9]+\s*)?"(?:[^"\\\n]|\\.)*")*`)
 
 var text = regexp.MustCompile(`"((?:[^"\\\n]|\\.)*)"`)
 
@@ -203,7 +265,7 @@ func cMessages(t *testing.T) (list []message) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, together := range texts.FindAllString(withoutComments(string(source)), -1) {
+			for _, together := range strung.FindAllString(withoutComments(string(source)), -1) {
 				said := ""
 				for _, m := range text.FindAllStringSubmatch(together, -1) {
 					said += m[1]
@@ -354,7 +416,8 @@ func TestEverySectionHasRemedies(t *testing.T) {
 func TestWhatAMessageIs(t *testing.T) {
 	source := "package p\nconst tail = \"; do %s\"\nfunc f() {\n" +
 		"fmt.Errorf(\"reading %q: %w\", x, err)\nerrors.New(\"one\" + tail)\nwire.Errorf(status, \"a %d%% of %.60q...\", 1, x)\n" +
-		"log.WithError(err).Warn(\"careful\")\nlogrus.Errorf(\"%v: %v\", a, b)\nlog.Info(\"nothing\")\nt.Error(err)\n}"
+		"malformed(1, \"its own %d\", 2)\nr.kill(fmt.Sprintf(\"dead after %v\", t))\nlog.WithError(err).Warn(\"careful\")\nlogrus.Errorf(\"%v: %v\", a, b)\nlog.Info(\"nothing\")\nt.Error(err)\n}\n" +
+		"func malformed(a int, format string, args ...any) error { return nil }\nfunc (e E) Error() string { return fmt.Sprintf(\"E of %d\", e) }\n"
 	f, err := parser.ParseFile(token.NewFileSet(), "p.go", source, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -363,7 +426,7 @@ func TestWhatAMessageIs(t *testing.T) {
 	for _, m := range messagesOf([]*ast.File{f}, "p") {
 		got = append(got, m.text)
 	}
-	want := []string{"reading …: …", "one; do …", "a …% of …...", "careful"}
+	want := []string{"reading …: …", "one; do …", "a …% of …...", "its own …", "dead after …", "careful", "E of …"}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
