@@ -127,6 +127,10 @@ func (r *receiver) openFor(m *wire.PeerBack) error {
 	}
 	c := &connection{session: s, number: s.number(), counted: true, hidden: true, lane: r.lane}
 	s.later(func() {
+		if r.down != nil {
+			s.relay.giveBack(ofConnection)
+			return
+		}
 		var way way
 		s.block(0, func() (err error) {
 			way, err = s.relay.dialBack(c, r.connection, m)
@@ -188,7 +192,7 @@ func (s *session) later(f func()) {
 
 // next runs what waits to block. It is called when something does not any more.
 func (s *session) next() {
-	if len(s.waiting) > 0 && s.blocking < maxBlocking {
+	for len(s.waiting) > 0 && s.blocking < maxBlocking {
 		f := s.waiting[0]
 		s.waiting = s.waiting[1:]
 		f()
