@@ -272,7 +272,8 @@ int peerlane_poll(struct ibv_cq *cq, peerlane_completion *into, int n, int *got)
 			if (wc[i].status != IBV_WC_SUCCESS)
 				continue; // the others are undefined
 			c->opcode = (uint32_t)wc[i].opcode;
-			c->bytes = wc[i].byte_len;
+			if (wc[i].opcode & IBV_WC_RECV)
+				c->bytes = wc[i].byte_len; // of the others devices say what they like
 			if (wc[i].wc_flags & IBV_WC_WITH_IMM) {
 				c->has_immediate = 1;
 				c->immediate = ntohl(wc[i].imm_data);
