@@ -106,6 +106,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{&LibraryError{Library: ManagerLibrary, Reason: "no such file"}, []string{"librdmacm1"}},
 		{&LibraryError{Library: DefaultLibrary, Missing: "ibv_reg_mr_iova2"}, []string{"lacks ibv_reg_mr_iova2", "rdma-core 32"}},
 		{(&Completion{Status: ReceiverRetryExceeded, Pair: 17, Vendor: 0x87}).Err(), []string{"queue pair 17: RNR retry counter exceeded (completion status 13, vendor's code 0x87): the other side has posted no receive"}},
+		{(&Completion{Status: LocalProtectionError}).Err(), []string{"local protection error", "is not registered"}},
 		{(&Completion{Status: 99, Pair: 17}).Err(), []string{"completion status 99"}},
 	} {
 		for _, want := range c.want {

@@ -210,7 +210,7 @@ func allocations(t *testing.T, f Fixture) {
 	a, b := connected(t, f, usual)
 	into := make([]verbs.Completion, 4)
 	sends := []verbs.Send{{Op: verbs.Write, Flags: verbs.Signaled, Address: a.at(0), LKey: a.region.LKey(), Remote: b.at(half), RKey: b.region.RKey(), Length: 64}}
-	receives := []verbs.Recv{{}}
+	receives := []verbs.Recv{{Address: b.at(0), Length: page, LKey: b.region.LKey()}}
 	var failed error
 	n := testing.AllocsPerRun(4, func() {
 		_, e1 := a.pair.PostSend(sends)
@@ -230,7 +230,7 @@ func allocations(t *testing.T, f Fixture) {
 func localProtection(t *testing.T, f Fixture) {
 	a, b := connected(t, f, usual)
 	a.post(verbs.Send{ID: 1, Op: verbs.Write, Flags: verbs.Signaled, Address: a.at(2 * half), LKey: a.region.LKey(), Remote: b.at(half), RKey: b.region.RKey(), Length: page})
-	a.fails(1, verbs.LocalProtectionError, "local protection error", "not registered")
+	a.fails(1, f.LocalProtection)
 }
 
 // fails checks the first completion, and that the pair has failed with it.

@@ -19,6 +19,9 @@ type Fixture struct {
 	Address netip.Addr
 	// DMABuf is what the probe has to find.
 	DMABuf verbs.Support
+	// LocalProtection is what a request ends with whose own memory is not registered:
+	// LocalProtectionError, if the device is exact.
+	LocalProtection verbs.Status
 	// Port pulls the port's cable, or plugs it in; nil where it cannot.
 	Port func(t testing.TB, plugged bool)
 }

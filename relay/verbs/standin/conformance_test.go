@@ -32,7 +32,7 @@ func TestTheStandInIsAsADeviceIs(t *testing.T) {
 	nic := standin.Device{Name: "mlx5_0", GUID: 0x0c42a10300aabbcc, Address: "192.0.2.7"}
 	h, l := host(t, nic)
 	conformance.Run(t, conformance.Fixture{
-		Library: l, Device: "mlx5_0", DMABuf: verbs.Yes,
+		Library: l, Device: "mlx5_0", DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError,
 		Port: func(t testing.TB, plugged bool) {
 			now := nic
 			now.Down = !plugged
