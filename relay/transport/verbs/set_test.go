@@ -177,7 +177,7 @@ func (e *side) memory(bytes uint64) *device.Memory {
 // grant's ticket, and all arrive, each once.
 func TestTicketsAreReceives(t *testing.T) {
 	w := connected(t)
-	const n, grants = 4 << 10, 2*credits + 50
+	const n, grants = 4 << 10, 2*receives + 50 // more than all receives of both pairs
 	from, to := w.a.memory(grants*n), w.b.memory(grants*n)
 	random := rand.NewChaCha8([32]byte{1})
 	_, _ = random.Read(from.HostBytes())
