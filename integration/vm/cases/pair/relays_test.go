@@ -59,7 +59,7 @@ func begin(ctx context.Context, guest int, key string) (s *side, err error) {
 		return nil, err
 	}
 	gpus := []sim.Device{{
-		Index: 0, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", guest+1), BusID: "0000:17:00.0", Minor: 0, Memory: 1 << 30,
+		Index: 0, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", guest+1), BusID: "0000:17:00.0", Minor: 0, Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3",
 	}}
 	if err := sim.Use(filepath.Join(s.dir, "host"), gpus); err != nil {
 		return nil, err
