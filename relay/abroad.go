@@ -161,7 +161,7 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 			return nil, err
 		}
 		var by *verbs.Set
-		if by, err = r.senderBy(ctx, peer, c, config); err != nil {
+		if by, err = r.senderBy(peer, c, config); err != nil {
 			return nil, err
 		}
 		if !r.loop.Call(func() {

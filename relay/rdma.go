@@ -1,9 +1,9 @@
 package relay
 
 import (
-	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -67,7 +67,7 @@ func (h *hosts) extend(p *tcp.Peer) tcp.Extension {
 
 // senderBy is what the data of a connection goes by: nil for tcp. It waits until that is
 // settled, and has the lane's slots registered.
-func (r *Relay) senderBy(ctx context.Context, peer *tcp.Peer, c *connection, config launch.Config) (*verbs.Set, error) {
+func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*verbs.Set, error) {
 	settled := make(chan error, 1)
 	var by *verbs.Set
 	if !r.loop.Call(func() {
@@ -82,7 +82,7 @@ func (r *Relay) senderBy(ctx context.Context, peer *tcp.Peer, c *connection, con
 	var err error
 	select {
 	case err = <-settled:
-	case <-ctx.Done():
+	case <-time.After(verbs.SettleTime + handshakeTime):
 		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA", peer.Name())
 	}
 	switch {

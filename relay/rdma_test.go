@@ -369,6 +369,50 @@ func TestANICThatFails(t *testing.T) {
 	p.arrive(t, 1<<20)
 }
 
+// A cable that is pulled ends the operations over it, on both hosts; the next connection
+// goes over TCP, which says why, and over RDMA again when the port is back.
+func TestACableThatIsPulled(t *testing.T) {
+	p := &byRDMA{}
+	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 1<<20)
+	down := slices.Concat(ofA, ofB)
+	down[len(ofA)].Down = true
+	if err := p.rdma.Set(down...); err != nil {
+		t.Fatal(err)
+	}
+	receive, err := p.receiving.Receive(p.target.Memory, 0, 3<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	send, err := p.sending.Send(p.source.Memory, 0, 3<<20)
+	for _, op := range []*client.Operation{send, receive} {
+		_, err := wait(t, op, err)
+		demand(t, err, wire.StatusPeerRelayDied, "mlx5_0", "transport retry counter exceeded")
+	}
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 1<<20)
+	if c := p.relayA.Report().Connections; len(c) != 1 || c[0].Transport != launch.TransportTCP {
+		t.Errorf("inspect shows %+v", c)
+	}
+	if err := p.sending.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); len(p.relayA.Report().Network.Peers) > 0; time.Sleep(time.Millisecond) {
+		if p.relayA.CloseIdle(); time.Now().After(end) {
+			t.Fatal("the connections of the pulled cable are kept")
+		}
+	}
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 1<<20)
+	if c := p.relayA.Report().Connections; len(c) != 1 || c[0].Transport != launch.TransportVerbs {
+		t.Errorf("inspect shows %+v", c)
+	}
+}
+
 // Whatever dies at whatever time, under traffic both ways of its connection: operations at
 // the other host end, with an error that says what did, and nothing of them is left there.
 func TestDeathByRDMA(t *testing.T) {

@@ -65,8 +65,8 @@ func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
 	}
 	a.regions[region] = r
 	keys := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
-	for i, one := range r.regions {
-		keys.Keys[i] = one.RKey()
+	for i, n := range a.set.nics {
+		keys.Keys[i] = r.regions[n.index].RKey()
 	}
 	a.channel.Tell(encode(keys))
 	return nil

@@ -182,11 +182,11 @@ func (s *Set) post(pairs []int, ticket uint32, region *regionKeys, offset uint64
 	for i := range w.left {
 		at, length := part(n, len(pairs), i)
 		p := s.pairs[pairs[pairOf(ticket, i, len(pairs))]]
-		l := s.links[p.link]
+		ours, theirs := p.queue.nic.index, s.links[p.link].theirs
 		p.waits = append(p.waits, verbs.Send{
 			Op: verbs.WriteImmediate, Immediate: ticket, Length: uint32(length),
-			Address: from + at, LKey: source.regions[l.ours].LKey(),
-			Remote: region.Address + offset + at, RKey: region.Keys[l.theirs],
+			Address: from + at, LKey: source.regions[ours].LKey(),
+			Remote: region.Address + offset + at, RKey: region.Keys[theirs],
 		})
 		p.parts = append(p.parts, w)
 	}

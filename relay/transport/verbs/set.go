@@ -133,7 +133,7 @@ func (s *Set) begin(next func()) {
 		})
 	})
 	var nics []*nic
-	s.work(func() (err error) { nics, err = s.fabric.open(); return err }, func() { s.nics = nics; next() })
+	s.work(func() (err error) { nics, err = s.fabric.active(); return err }, func() { s.nics = nics; next() })
 }
 
 // work does what blocks beside the loop.
@@ -240,7 +240,7 @@ func (s *Set) uses(n *nic, number uint32) bool {
 		return false
 	}
 	for _, p := range s.pairs {
-		if p.queue.nic == n && (number == 0 || p.Number() == number) {
+		if p.queue.nic.index == n.index && (number == 0 || p.Number() == number) {
 			return true
 		}
 	}
