@@ -146,6 +146,12 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err
 	}
+	return r.openChannel(c, m, handle, func(ctx context.Context) (*tcp.Peer, error) { return h.reach(ctx, handle) })
+}
+
+// openChannel is dialHost once the lane is ready: the sender's half of the handshake, with
+// the relay that reach finds.
+func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLayout, reach func(context.Context) (*tcp.Peer, error)) (way, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
 	defer cancel()
 	hello := &wire.PeerHello{
@@ -157,7 +163,7 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	var peer *tcp.Peer
 	for try := 0; o.channel == nil; try++ {
 		var err error
-		if peer, err = h.reach(ctx, handle); err != nil {
+		if peer, err = reach(ctx); err != nil {
 			return nil, err
 		}
 		var by *verbs.Set

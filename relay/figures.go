@@ -79,6 +79,9 @@ func (c *connection) begun() { c.figures.inFlight++ }
 func (c *connection) over(op *operation, status wire.Status) {
 	f := &c.figures
 	f.inFlight--
+	if op.kind == wire.OpFlush {
+		return // it moves nothing
+	}
 	f.operations++
 	f.bytes += op.moved
 	if m := op.memory; m != nil && m.staged != nil {
@@ -180,6 +183,9 @@ func (r *Relay) live(report *launch.Report) {
 		for _, c := range s.connections {
 			f := c.withWaits()
 			of[c.lane][c.sends].add(&f)
+			if c.hidden {
+				continue // what it brings counts for its twin
+			}
 			all = append(all, launch.ConnectionFigures{
 				PID: s.pid, Number: c.number, GPU: c.lane.spec.GPU.BusID, Peer: c.peer, Sends: c.sends,
 				Route: routeName(c.route), Transport: c.transport, Path: c.path(), Slots: c.slots.held, Figures: f.told(),

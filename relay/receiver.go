@@ -34,6 +34,11 @@ type receiver struct {
 
 	eager *eagerIn // nil where the sender has no quota
 
+	// back is the way on which what was offered is read, nil until it is asked for; reader
+	// is whose way back this connection is, nil for none.
+	back   *wayBack
+	reader *sender
+
 	// Of grants in place: how many there are, and the messages that get more when there
 	// are fewer.
 	inPlaces uint64
@@ -104,6 +109,14 @@ func (r *receiver) message(m wire.Message, _ []int) error {
 		return nil
 	case *wire.PeerWritten:
 		return r.written(m.Grant)
+	case *wire.PeerWrite:
+		return r.put(m)
+	case *wire.PeerRead:
+		return r.get(m)
+	case *wire.PeerReadData:
+		return r.readData(m)
+	case *wire.PeerBack:
+		return r.openFor(m)
 	}
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a receiver", r.peer, m)
 }

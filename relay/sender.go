@@ -26,6 +26,7 @@ type sender struct {
 	parts   []device.Part
 	partsOf uint32
 	eager   *eagerOut // nil where it has no quota
+	reading reading
 }
 
 // maxGrants bounds what a relay that grants byte by byte makes us keep: far more than
@@ -50,13 +51,26 @@ func newSender(c *connection, link transport.Link) *sender {
 }
 
 func (s *sender) start(op *operation) {
-	s.last++
-	op.send = s.last
-	s.active[op.send] = op
+	if op.kind == wire.OpRead {
+		s.read(op)
+		return
+	}
+	s.enlist(op)
+	if op.kind == wire.OpWrite {
+		s.write(op)
+		return
+	}
 	if s.sendEager(op) {
 		return
 	}
 	s.port.Send(&wire.PeerSend{Send: op.send, Tag: op.tag, Length: op.length}, 0)
+}
+
+// enlist numbers a message that is about to be announced.
+func (s *sender) enlist(op *operation) {
+	s.last++
+	op.send = s.last
+	s.active[op.send] = op
 }
 
 // cancel asks the receiver to forget a message; its answer ends the operation.
@@ -67,6 +81,7 @@ func (s *sender) cancel(cookie uint64) {
 			s.port.Send(&wire.PeerWithdraw{Send: number}, 0)
 		}
 	}
+	s.cancelRead(cookie)
 }
 
 func (s *sender) message(m wire.Message, fds []int) error {
@@ -95,6 +110,10 @@ func (s *sender) message(m wire.Message, fds []int) error {
 		return s.granted(m)
 	case *wire.PeerDelivered:
 		return s.delivered(m)
+	case *wire.PeerReadRefused:
+		return s.readRefused(m)
+	case *wire.PeerBackRefused:
+		return s.backRefused(m)
 	}
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a sender", s.peer, m)
 }
@@ -418,6 +437,10 @@ func (s *sender) conclude(op *operation) {
 }
 
 func (s *sender) stop(why *wire.Error) {
+	s.stopReads(why)
+	if s.reading.back != nil {
+		s.reading.back.close()
+	}
 	for _, op := range s.active {
 		if !op.delivered {
 			op.fail(why)

@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/BurntSushi/toml"
+	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network/address"
@@ -38,8 +39,36 @@ type Config struct {
 	CDI     CDI                 `toml:"cdi"`
 	Runtime Runtime             `toml:"runtime"`
 	Network Network             `toml:"network"`
+	Log     Log                 `toml:"log"`
 	Verbs   Verbs               `toml:"verbs"`
 }
+
+// Log is how events are written.
+type Log struct {
+	// The form of a line, one for each event, of what the hook, a supervisor and its relay
+	// log: text, words and name=value; or json, one object. Lines of one life of one
+	// container have its generation. It holds for containers that start from then on. What
+	// a hook tells its runtime, which shows it to users, stays a sentence; `peerlane` has
+	// --log-format.
+	Format string `toml:"format"`
+}
+
+// Forms of a line of a log.
+const (
+	LogText = "text"
+	LogJSON = "json"
+)
+
+// LogFormatter writes lines of a form; empty stands for LogText.
+func LogFormatter(form string) logrus.Formatter {
+	if form == LogJSON {
+		return &logrus.JSONFormatter{}
+	}
+	return &logrus.TextFormatter{DisableColors: true, FullTimestamp: true}
+}
+
+// SetLogFormat has this process log in a form.
+func SetLogFormat(form string) { logrus.SetFormatter(LogFormatter(form)) }
 
 // Hook is what happens in front of a container.
 type Hook struct {
@@ -437,6 +466,7 @@ func Default() Config {
 		},
 		GDR:     topo.GDRPolicy{MaxPath: topo.PXB},
 		CDI:     CDI{Tenancy: TenancySingle},
+		Log:     Log{Format: LogText},
 		Staging: Staging{Bounce: BounceAllow, BounceLimit: 1 << 30},
 		// Below the ports that Linux gives out by itself (net.ipv4.ip_local_port_range).
 		Network: Network{Listen: ListenAuto, Family: string(address.FamilyAuto), Ports: "20000-20999", Streams: 4},
@@ -525,6 +555,7 @@ func (c Config) check() error {
 		{"staging.bounce", c.Staging.Bounce, []string{BounceAllow, BounceNever}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},
 		{"network.listen", c.Network.Listen, []string{ListenAuto, ListenOff}},
+		{"log.format", c.Log.Format, []string{LogText, LogJSON}},
 		{"network.family", c.Network.Family, []string{string(address.FamilyAuto), string(address.FamilyIPv4), string(address.FamilyIPv6)}},
 	} {
 		if !slices.Contains(choice.known, choice.value) {

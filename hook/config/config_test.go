@@ -98,6 +98,8 @@ tenancy = "multi"
 [runtime]
 path = "/usr/bin/crun"
 devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
+[log]
+format = "json"
 [network]
 listen = "off"
 key = "/srv/cluster.key"
@@ -147,6 +149,7 @@ qps_per_connection = 4
 			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009", Streams: 2,
 			TLSCertificate: "/srv/host.pem", TLSKey: "/srv/host.key", TLSAuthority: "/srv/ca.pem",
 		},
+		Log: config.Log{Format: "json"},
 		Verbs: config.Verbs{TC: 104, SL: 3, PKey: 1, MTU: 1024, Timeout: 18, RetryCount: 6, GIDIndex: 3, QueuePairs: 4},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -191,6 +194,7 @@ func TestRefused(t *testing.T) {
 		{"any address", "[network]\naddress = \"0.0.0.0\"", "because other hosts are told it"},
 		{"any address of a zone", "[network]\naddress = \"::%eth0\"", "because other hosts are told it"},
 		{"an address of no family", "[network]\naddress = \"10.0.0.1\"\nfamily = \"ipv6\"", `network.address is 10.0.0.1, and network.family is "ipv6"`},
+		{"the form of a log", "[log]\nformat = \"xml\"", `log.format is "xml"; text, json are possible`},
 		{"family", "[network]\nfamily = \"AF_INET\"", `network.family is "AF_INET"; auto, ipv4, ipv6`},
 		{"ports", "[network]\nports = \"20999-20000\"", "network.ports"},
 		{"half of TLS", "[network]\ntls_certificate = \"/a\"\ntls_key = \"/b\"", "all are needed, or none"},

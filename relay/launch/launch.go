@@ -105,6 +105,8 @@ type Config struct {
 	// Admission says that the supervisor answers Claims, and that the relay takes
 	// no staging without one. A supervisor of an earlier release does not say so.
 	Admission bool `json:"admission,omitempty"`
+	// Endings says that the supervisor hears an Ending.
+	Endings bool `json:"endings,omitempty"`
 	// Reserve is when staging is taken: ReserveAttach, also where it is empty, or
 	// ReserveStart.
 	Reserve string `json:"reserve,omitempty"`
