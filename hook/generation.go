@@ -47,6 +47,8 @@ type Generation struct {
 	// for other hosts may take NetworkMemory of the host's, bytes.
 	Network       config.Network `json:"network"`
 	NetworkMemory uint64         `json:"networkMemory,omitempty"`
+	// Rails are those of RDMA devices, by their names, that the configuration states.
+	Rails map[string]int `json:"rails,omitempty"`
 	// Ignored are sentences about variables of the job's that have no effect on relays.
 	Ignored []string `json:"ignored,omitempty"`
 	// LogFormat is the configuration's log.format.

@@ -156,7 +156,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
 		Ignored: r.Ignored, LogFormat: r.Config.Log.Format,
 		Relay:   Command{Path: relay, Environment: r.Config.Relay.Environment},
-		Network: r.Config.Network, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
+		Network: r.Config.Network, Rails: r.Config.Plan.Rails, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
 	}
 	if g.Sandbox, err = newSandbox(r.Config.Relay); err != nil {
 		return nil, nil, false, err

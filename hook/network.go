@@ -42,7 +42,7 @@ const (
 
 // newNetworking reads what a relay needs for the network. Without a key that is nothing,
 // and no error.
-func newNetworking(l layout.Layout, c config.Network, memory uint64) (n networking, err error) {
+func newNetworking(l layout.Layout, c config.Network, rails map[string]int, memory uint64) (n networking, err error) {
 	if c.Listen != config.ListenAuto {
 		n.why = "network.listen in config.toml is off"
 		return n, nil
@@ -59,7 +59,7 @@ func newNetworking(l layout.Layout, c config.Network, memory uint64) (n networki
 	}
 	n.secrets.ClusterKey = launch.NewSecret(text)
 	if err = n.certificates(c); err == nil {
-		n.where, err = where(c, memory)
+		n.where, err = where(c, rails, memory)
 	}
 	if err == nil {
 		// Of a relay that refuses its network the container would have no relay at all.
@@ -114,13 +114,21 @@ func (n *networking) certificates(c config.Network) error {
 	return n.secrets.Check()
 }
 
-// where says where a relay of this host goes on the network.
-func where(c config.Network, memory uint64) (*launch.Network, error) {
+// where says where a relay of this host goes on the network. rails are plan.rails.
+func where(c config.Network, rails map[string]int, memory uint64) (*launch.Network, error) {
 	all, err := addresses.Host()
 	if err != nil {
 		return nil, err
 	}
-	return whereOf(all, c, memory)
+	n, err := whereOf(all, c, memory)
+	if err != nil || c.Address != "" { // which is one rail
+		return n, err
+	}
+	var names []string
+	for _, a := range n.Addresses {
+		names = append(names, a.Interface)
+	}
+	return n, setRails(n.Addresses, readAdapters("/sys", names), c.Rails, rails, c.Interfaces != "")
 }
 
 // whereOf is where on a host with these interfaces. Of more addresses than a relay takes
@@ -196,7 +204,7 @@ func ignored(environment []string) (sentences []string) {
 // goOnNetwork finds out, before a relay is started, what it can have of the network.
 func (s *supervisor) goOnNetwork() {
 	var err error
-	if s.networking, err = newNetworking(s.layout, s.generation.Network, s.generation.NetworkMemory); err != nil {
+	if s.networking, err = newNetworking(s.layout, s.generation.Network, s.generation.Rails, s.generation.NetworkMemory); err != nil {
 		s.log.WithError(err).Error("this container's relay is not on the network")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,12 +21,14 @@ import (
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // networks are two network namespaces, joined by a cable: hosts as far as TCP knows.
 type networks struct {
 	*testing.T
 	names, cables, addresses [2]string
+	change                   func(host int, c *config.Config) // nil changes nothing
 }
 
 func newNetworks(t *testing.T) *networks {
@@ -46,9 +50,16 @@ func newNetworks(t *testing.T) *networks {
 
 func (n *networks) must(command ...string) {
 	n.Helper()
-	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+	n.output(command...)
+}
+
+func (n *networks) output(command ...string) string {
+	n.Helper()
+	out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
+	if err != nil {
 		n.Fatalf("%v: %v: %s", command, err, out)
 	}
+	return string(out)
 }
 
 // in runs a command on one of the hosts.
@@ -61,8 +72,14 @@ func (n *networks) in(host int, command ...string) {
 // nothing but TCP: it is one machine, so their relays would not.
 func hostsApart(t *testing.T, runtimeName string) (*networks, [2]*bed) {
 	t.Helper()
-	root := newRoot(t)
 	n := newNetworks(t)
+	return n, hostsOn(t, n, runtimeName)
+}
+
+// hostsOn are such hosts on networks that there are.
+func hostsOn(t *testing.T, n *networks, runtimeName string) [2]*bed {
+	t.Helper()
+	root := newRoot(t)
 	var beds [2]*bed
 	for i := range beds {
 		dir := filepath.Join(root, string(rune('a'+i)))
@@ -72,6 +89,9 @@ func hostsApart(t *testing.T, runtimeName string) (*networks, [2]*bed) {
 		b := newBedIn(t, dir, runtimeName, func(c *config.Config) {
 			c.Relay.Route, c.Relay.Transport = launch.RouteAuto, launch.TransportTCP
 			c.Network.Interfaces = "=" + n.cables[i]
+			if n.change != nil {
+				n.change(i, c)
+			}
 		})
 		b.runtime.Before = []string{"nsenter", "--net=/run/netns/" + n.names[i], b.runtime.Path()}
 		b.leavesNothing()
@@ -88,7 +108,7 @@ func hostsApart(t *testing.T, runtimeName string) (*networks, [2]*bed) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return n, beds
+	return beds
 }
 
 // A container on one host sends to one on another, out of host memory into GPU memory,
@@ -217,10 +237,13 @@ func TestNetworkFaults(t *testing.T) {
 // piece of a write, a slot, and more.
 var echoed = []uint64{1, 8, 4096, 4097, 1 << 20, 5<<20 + 3, streamBytes, 0}
 
+// once is verify's and echo's argument: they close what they have exchanged by.
+const once = "once"
+
 // verify sends random bytes to an echo on another host and compares what comes back. Then
 // it goes on until that fails, and says why.
-func verify([]string) error {
-	return apart(func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
+func verify(arguments []string) error {
+	return apart(arguments, func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
 		var memories [2]*client.Memory
 		for i := range memories {
 			m, err := c.session.HostMemory(ctx, client.HostMemory{Bytes: streamBytes, GPU: c.gpu})
@@ -256,14 +279,17 @@ func verify([]string) error {
 			}
 			if round == len(echoed) {
 				say(said{Kind: "verified"})
+				if slices.Contains(arguments, once) {
+					return nil
+				}
 			}
 		}
 	})
 }
 
 // echo sends back what it is sent.
-func echo([]string) error {
-	return apart(func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
+func echo(arguments []string) error {
+	return apart(arguments, func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
 		for {
 			receive, err := receiving.Receive(c.in, 0, streamBytes)
 			if err != nil {
@@ -284,8 +310,9 @@ func echo([]string) error {
 	})
 }
 
-// apart connects with a client on another host, both ways, and stays after the end.
-func apart(exchange func(context.Context, *gpuClient, *client.Connection, *client.Connection) error) error {
+// apart connects with a client on another host, both ways, and after the end once more,
+// until its input ends.
+func apart(arguments []string, exchange func(context.Context, *gpuClient, *client.Connection, *client.Connection) error) error {
 	runtime.LockOSThread()
 	ctx := context.Background()
 	d, device, gpu, err := openGPU()
@@ -296,20 +323,34 @@ func apart(exchange func(context.Context, *gpuClient, *client.Connection, *clien
 	if err != nil {
 		return err
 	}
-	say(said{Kind: "listening", Handle: c.listener.Handle()})
-	var order said
-	if err := json.NewDecoder(os.Stdin).Decode(&order); err != nil {
-		return err
+	for orders := json.NewDecoder(os.Stdin); ; {
+		say(said{Kind: "listening", Handle: c.listener.Handle()})
+		var order said
+		if err := orders.Decode(&order); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if order.Handle != (wire.Handle{}) { // else only another handle is wanted
+			sending, err := c.session.Connect(ctx, gpu, order.Handle)
+			if err != nil {
+				return err
+			}
+			receiving, err := c.listener.Accept(ctx)
+			if err != nil {
+				return err
+			}
+			err = exchange(ctx, c, sending, receiving)
+			if !slices.Contains(arguments, once) {
+				fail(err)
+			} else if err != nil && wire.StatusOf(err) != wire.StatusPeerClosed {
+				return err
+			} else if err := errors.Join(sending.Close(ctx), receiving.Close(ctx)); err != nil {
+				return err
+			}
+		}
+		if c.listener, err = c.session.Listen(ctx, gpu); err != nil {
+			return err
+		}
 	}
-	sending, err := c.session.Connect(ctx, gpu, order.Handle)
-	if err != nil {
-		return err
-	}
-	receiving, err := c.listener.Accept(ctx)
-	if err != nil {
-		return err
-	}
-	fail(exchange(ctx, c, sending, receiving))
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return err
 }

@@ -146,12 +146,12 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err
 	}
-	return r.openChannel(c, m, handle, func(ctx context.Context) (*tcp.Peer, error) { return h.reach(ctx, handle) })
+	return r.openChannel(c, m, handle, config, func(ctx context.Context) (*tcp.Peer, error) { return h.reach(ctx, handle, c.lane) })
 }
 
 // openChannel is dialHost once the lane is ready: the sender's half of the handshake, with
 // the relay that reach finds.
-func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLayout, reach func(context.Context) (*tcp.Peer, error)) (way, error) {
+func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, reach func(context.Context) (*tcp.Peer, error)) (way, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
 	defer cancel()
 	hello := &wire.PeerHello{
@@ -198,7 +198,7 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 		r.loop.Call(o.channel.Leave)
 		return nil, err
 	}
-	c.peer, c.abroad = wire.Text(o.welcome.Name[:]), peer
+	c.peer, c.abroad, c.peerGPU = wire.Text(o.welcome.Name[:]), peer, o.welcome.GPU
 	return o, nil
 }
 
@@ -275,7 +275,7 @@ func (r *Relay) welcome(a *arriving) {
 				r.refuseChannel(a.channel, err)
 			default:
 				wire.SetText(welcome.Name[:], r.atHost())
-				c.abroad = a.channel.Peer()
+				c.abroad, c.peerGPU = a.channel.Peer(), a.hello.GPU
 				l.connectChannel(c, a, welcome)
 			}
 			r.welcomeNext()

@@ -209,5 +209,5 @@ func (r *Relay) dialBack(c, forward *connection, m *wire.PeerBack) (way, error) 
 	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err
 	}
-	return r.openChannel(c, connect, handle, func(context.Context) (*tcp.Peer, error) { return forward.abroad, nil })
+	return r.openChannel(c, connect, handle, config, func(context.Context) (*tcp.Peer, error) { return forward.abroad, nil })
 }

@@ -23,12 +23,13 @@ type connection struct {
 	transport string
 	out, in   *staging
 	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
-	quotas [2]*quotas
-	abroad *tcp.Peer // the other relay's host's
-	peer   string    // who is at the other side, for messages
-	port   transport.Control
-	sends  bool
-	side   side
+	quotas  [2]*quotas
+	abroad  *tcp.Peer // the other relay's host's
+	peerGPU wire.UUID // the same one's client's
+	peer    string    // who is at the other side, for messages
+	port    transport.Control
+	sends   bool
+	side    side
 	// listener is the number of the one that accepted it, 0 where it was made here.
 	listener uint32
 	// hidden: the client knows nothing of it. twin is the other connection of one that

@@ -186,10 +186,15 @@ func (r *Relay) live(report *launch.Report) {
 			if c.hidden {
 				continue // what it brings counts for its twin
 			}
-			all = append(all, launch.ConnectionFigures{
+			told := launch.ConnectionFigures{
 				PID: s.pid, Number: c.number, GPU: c.lane.spec.GPU.BusID, Peer: c.peer, Sends: c.sends,
 				Route: routeName(c.route), Transport: c.transport, Path: c.path(), Slots: c.slots.held, Figures: f.told(),
-			})
+			}
+			if c.transport == launch.TransportTCP {
+				_, told.Rails = c.overTCP()
+				told.Registration = registrationTCP
+			}
+			all = append(all, told)
 		}
 	}
 	for _, l := range r.lanes {
@@ -236,14 +241,11 @@ func (c *connection) path() string {
 		steps = append(steps, "one copy")
 	case launch.TransportLoop:
 		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), "emulated NIC")
-	case launch.TransportTCP, launch.TransportVerbs:
-		steps = append(steps, "host memory", c.transport)
-		if c.transport == launch.TransportVerbs {
-			steps[len(steps)-1] += " by " + verbs.Of(c.abroad).Way()
-		}
-		if c.abroad != nil {
-			steps = append(steps, c.abroad.Name())
-		}
+	case launch.TransportVerbs:
+		steps = append(steps, "host memory", c.transport+" by "+verbs.Of(c.abroad).Way(), c.abroad.Name())
+	case launch.TransportTCP:
+		steps, _ = c.overTCP()
+		steps = steps[:len(steps)-1]
 	}
 	steps = append(steps, c.peer)
 	if !c.sends {

@@ -34,8 +34,8 @@ type hosts struct {
 	relay    *Relay
 	where    launch.Network
 	local    *network.Local
-	listener net.Listener
-	endpoint address.Endpoint
+	listener *gate
+	rails    *rails
 	timing   func(*tcp.Config)
 
 	peers     *tcp.Peers
@@ -122,7 +122,11 @@ func (r *Relay) secrets(s launch.Secrets) error {
 // onNetwork goes on the network, once, if the configuration says where and there is a
 // key. It belongs to the loop. The relay serves its host without it, too.
 func (r *Relay) onNetwork() {
-	if r.hosts != nil || r.config.Network == nil || r.dying != nil {
+	if r.hosts != nil {
+		r.hosts.listen() // for lanes that have come
+		return
+	}
+	if r.config.Network == nil || r.dying != nil {
 		return
 	}
 	if r.keys.Load() == nil {
@@ -131,26 +135,15 @@ func (r *Relay) onNetwork() {
 	}
 	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, accepted: map[tcp.Key]netip.Addr{}, stopped: make(chan struct{}),
 		gathering: tcp.Gathering{Most: mostMeetings, MostOfOne: 1}} // each has the meeting of a set
-	var refused []string
-	for _, at := range h.where.Addresses {
-		listener, err := r.wires.listen(at.Address, h.where.Ports)
-		if err != nil {
-			refused = append(refused, err.Error())
-			continue
-		}
-		h.listener = listener
-		port := uint16(listener.Addr().(*net.TCPAddr).Port)
-		h.endpoint = address.Endpoint{Address: at.Address.WithZone(""), Port: port}
-		break
-	}
-	if h.listener == nil {
+	h.listener, h.rails = newGate(), newRails(h.where.Addresses, r.wires)
+	if refused := h.listen(); len(h.rails.listening) == 0 {
 		r.offNetwork = strings.Join(refused, "; ")
 		logrus.Errorf("%s is not on the network: %s", r.name(), r.offNetwork)
 		return
 	}
 	r.offNetwork = ""
 	h.local = &network.Local{
-		Host: r.host, Name: hostname() + ", " + r.name(), Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
+		Host: r.host, Name: hostname() + ", " + r.name(), Oldest: oldestSession, Newest: newestSession,
 		Keys: func() network.Keys { return *r.keys.Load() }, TLS: r.tls,
 		Connect: r.wires.connect,
 	}
@@ -166,16 +159,27 @@ func (r *Relay) onNetwork() {
 	h.serving.Go(func() { server.Serve(h.listener) })
 	h.serving.Go(h.rest)
 	r.hosts = h
-	logrus.Infof("listening for relays of other hosts at %v", h.listener.Addr())
 }
 
-// contact is what a handle says of this relay; zeros where it is on no network. It
-// belongs to the loop.
-func (r *Relay) contact(token, generation wire.UUID) (c [network.ContactBytes]byte) {
+// listen listens on the rails that lanes reach and nobody listened on yet. It belongs to
+// the loop. What could not be had are sentences.
+func (h *hosts) listen() (refused []string) {
+	refused = h.rails.listen(h.relay.lanes, h.listener, func(at netip.Addr) (net.Listener, error) {
+		return h.relay.wires.listen(at, h.where.Ports)
+	})
+	if len(refused) > 0 && len(h.rails.listening) > 0 {
+		logrus.Warnf("%s listens on fewer networks than its lanes reach: %s", h.relay.name(), strings.Join(refused, "; "))
+	}
+	return refused
+}
+
+// contact is what a handle of a lane's listener says of this relay; zeros where it is on
+// no network. It belongs to the loop.
+func (r *Relay) contact(token, generation wire.UUID, l *lane) (c [network.ContactBytes]byte) {
 	if r.hosts == nil {
 		return c
 	}
-	return r.keys.Load().SealContact(network.Target{Host: r.host, Token: token}, generation, r.hosts.endpoint)
+	return r.keys.Load().SealContact(network.Target{Host: r.host, Token: token}, generation, r.hosts.rails.endpoint(l))
 }
 
 // close ends all connections to other hosts, whether the loop runs or not. Nothing of
@@ -203,9 +207,11 @@ func (h *hosts) peer(key tcp.Key) tcp.Config {
 	name := h.names[key]
 	h.mu.Unlock()
 	c := tcp.Config{
-		Name:   name,
-		Accept: h.relay.welcomeChannel,
-		Extend: h.extend,
+		Name:    name,
+		Route:   h.rails.route,
+		Carried: h.rails.count,
+		Accept:  h.relay.welcomeChannel,
+		Extend:  h.extend,
 		Down: func(err error) {
 			h.forget(key)
 			logrus.WithField("reason", err.Error()).Infof("the connections with %s ended", name)
@@ -229,16 +235,14 @@ func (h *hosts) named(key tcp.Key, s *network.Session) {
 }
 
 func (h *hosts) interfaceOf(local net.Addr) string {
-	at, err := netip.ParseAddrPort(local.String())
-	if err != nil {
-		return ""
+	a, known := h.rails.interfaceAt(local)
+	switch at := addressOf(local); {
+	case known:
+		return a.Interface
+	case at.IsValid():
+		return at.String()
 	}
-	for _, c := range h.where.Addresses {
-		if c.Address.WithZone("") == at.Addr().WithZone("").Unmap() {
-			return c.Interface
-		}
-	}
-	return at.Addr().String()
+	return ""
 }
 
 // admit says who may go on with his handshake: who asks for a listener that is there, and
@@ -271,6 +275,12 @@ func (h *hosts) met(s *network.Session) {
 		// The first of a set: the others may come.
 		if err = s.Conn.SetWriteDeadline(time.Now().Add(handshakeTime)); err == nil {
 			_, err = s.Conn.Write([]byte{expecting})
+		}
+		if err == nil {
+			err = s.Conn.SetReadDeadline(time.Now().Add(gatherTime))
+		}
+		if err == nil {
+			err = h.answer(s)
 		}
 	}
 	if err != nil {
@@ -389,20 +399,20 @@ func (m *meeting) end() {
 	m.forget()
 }
 
-// reach gives the connections to the relay that a handle leads to: those that there are,
-// or others.
-func (h *hosts) reach(ctx context.Context, handle wire.HandleLayout) (*tcp.Peer, error) {
+// reach gives the connections of a lane to the relay that a handle leads to: those that
+// there are, or others. Lanes that reach the same rails share them.
+func (h *hosts) reach(ctx context.Context, handle wire.HandleLayout, from *lane) (*tcp.Peer, error) {
 	target := network.Target{Host: handle.Host, Token: handle.Token}
 	at, err := h.local.Keys().OpenContact(target, handle.Generation, handle.Contact)
 	if err != nil {
 		return nil, wire.Errorf(wire.StatusUnreachable, "%v", err)
 	}
-	key := tcp.Key{Relay: handle.Host.String() + "/" + handle.Generation.String(), Remote: netip.AddrPortFrom(at.Address, at.Port).String()}
+	key := tcp.Key{Relay: handle.Host.String() + "/" + handle.Generation.String(), Local: fmt.Sprint(h.rails.of(from)), Remote: netip.AddrPortFrom(at.Address, at.Port).String()}
 	for {
 		mine := false
 		peer, err := h.peers.Reach(ctx, key, func(ctx context.Context) (*tcp.Streams, error) {
 			mine = true
-			return h.dial(ctx, key, target, at)
+			return h.dial(ctx, key, target, at, from)
 		})
 		if err == nil {
 			return peer, nil
@@ -418,7 +428,7 @@ func (h *hosts) unreached(err error) error {
 	if wire.StatusOf(err) != wire.StatusInternal {
 		return err
 	}
-	return wire.Errorf(wire.StatusUnreachable, "the relay of the other host cannot be reached from %v: %w", h.endpoint.Address, err)
+	return wire.Errorf(wire.StatusUnreachable, "the relay of the other host cannot be reached from %v: %w", h.rails.endpoint(nil).Address, err)
 }
 
 // Pauses of dial, each about twice the one before.
@@ -429,11 +439,11 @@ const (
 
 // dial makes a set of connections. While the other side has no room, as when all of a job
 // begin at once, it is asked again.
-func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint) (*tcp.Streams, error) {
+func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint, from *lane) (*tcp.Streams, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		streams, err := h.dialSet(ctx, key, target, at)
+		streams, err := h.dialSet(ctx, key, target, at, from)
 		if err == nil || wire.StatusOf(err) != wire.StatusLimit {
 			return streams, err
 		}
@@ -447,40 +457,40 @@ func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at
 	}
 }
 
-func (h *hosts) dialSet(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint) (*tcp.Streams, error) {
+func (h *hosts) dialSet(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint, from *lane) (*tcp.Streams, error) {
 	until, _ := ctx.Deadline()
-	addresses := at.Dials(h.where.Addresses)
-	var first *network.Session
-	stream := uint32(0)
-	streams, err := tcp.Dial(ctx, until, func(ctx context.Context) (net.Conn, error) {
-		if first == nil {
-			s, err := h.local.Dial(ctx, target, addresses)
-			if err != nil {
-				return nil, err
-			}
-			if err := expected(s.Conn, until); err != nil {
-				s.Conn.Close()
-				return nil, err
-			}
-			first = s
-			return s.Conn, nil
+	h.rails.look()
+	first, went, err := h.knock(ctx, target, h.rails.doors(key.Relay, at))
+	if err != nil {
+		return nil, err
+	}
+	var told []network.Rail
+	if err = expected(first.Conn, until); err == nil {
+		told, err = h.exchange(first, from, key.Relay)
+	}
+	var data *striping
+	if err == nil {
+		data, err = h.stripe(ctx, first, went, h.rails.ways(from, told))
+	}
+	if err != nil {
+		first.Conn.Close()
+		return nil, err
+	}
+	defer data.close()
+	control := first.Conn
+	connect := func(ctx context.Context) (net.Conn, error) {
+		if c := control; c != nil {
+			control = nil
+			return c, nil
 		}
-		stream++
-		remote, err := netip.ParseAddrPort(first.Conn.RemoteAddr().String())
-		if err != nil {
-			return nil, err
-		}
-		s, err := h.local.DialStream(ctx, first, stream, []netip.AddrPort{remote})
-		if err != nil {
-			return nil, err
-		}
-		return s.Conn, nil
-	}, h.where.Streams, 0)
+		return data.next(ctx)
+	}
+	streams, err := tcp.Dial(ctx, until, connect, max(h.where.Streams, len(data.ways)), 0)
 	if err != nil {
 		return nil, err
 	}
 	h.named(key, first)
-	logrus.Infof("connected to %s over tcp, %d streams for data: it is on another host, or relay.transport says so", first.Peer, h.where.Streams)
+	logrus.Infof("connected to %s over tcp, %d streams for data (%v): it is on another host, or relay.transport says so", first.Peer, max(h.where.Streams, len(data.ways)), data)
 	return streams, nil
 }
 
@@ -516,6 +526,7 @@ func (h *hosts) rest() {
 		case <-h.stopped:
 			return
 		case <-every.C:
+			h.rails.look()
 			h.relay.loop.Do(h.closeIdle)
 		}
 	}
@@ -556,7 +567,7 @@ func (r *Relay) networkReport() *launch.NetworkReport {
 		}
 		return nil
 	}
-	n := &launch.NetworkReport{Listening: h.listener.Addr().String(), Verbs: r.fabric.Report()}
+	n := &launch.NetworkReport{Listening: h.listener.Addr().String(), Rails: h.rails.report(), Verbs: r.fabric.Report()}
 	h.peers.Each(func(p *tcp.Peer) {
 		f := p.Figures()
 		n.Peers = append(n.Peers, launch.NetworkPeer{
@@ -601,7 +612,8 @@ type networkState struct {
 // wires stand for TCP where they are not zero.
 type wires struct {
 	accept  func(netip.Addr, address.Ports) (net.Listener, error)
-	connect func(context.Context, netip.AddrPort) (net.Conn, error)
+	connect func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error)
+	links   func() (up func(address.Chosen) bool)
 }
 
 func (w wires) listen(at netip.Addr, ports address.Ports) (net.Listener, error) {

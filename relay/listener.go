@@ -52,6 +52,7 @@ func (s *session) listen(m *wire.Listen, sequence uint32) {
 		if generation, err = s.relay.generation(); err != nil {
 			return err
 		}
+		s.relay.lookAtRails()
 		_, err = rand.Read(l.token[:])
 		return err
 	}, func(err error) {
@@ -63,7 +64,7 @@ func (s *session) listen(m *wire.Listen, sequence uint32) {
 		s.relay.listeners[l.token] = l
 		handle := wire.HandleLayout{
 			Magic: handleMagic, Token: l.token, Generation: generation, Host: s.relay.host,
-			Contact: s.relay.contact(l.token, generation),
+			Contact: s.relay.contact(l.token, generation, l.lane),
 		}
 		s.reply(&wire.Listening{Listener: l.number, Handle: handle.Handle()}, sequence)
 	})

@@ -28,6 +28,8 @@ type cables struct {
 	mu        sync.Mutex
 	last      uint16
 	listening map[netip.AddrPort]*cableListener
+	pulled    map[netip.Addr]bool
+	sending   func(local netip.Addr, bytes int) // called before; nil does nothing
 }
 
 type cableListener struct {
@@ -63,14 +65,25 @@ func (l *cableListener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.at) }
 type cable struct {
 	net.Conn
 	local, remote netip.AddrPort
+	sending       *func(netip.Addr, int)
+}
+
+func (c cable) Write(b []byte) (int, error) {
+	if *c.sending != nil {
+		(*c.sending)(c.local.Addr(), len(b))
+	}
+	return c.Conn.Write(b)
 }
 
 func (c cable) LocalAddr() net.Addr  { return net.TCPAddrFromAddrPort(c.local) }
 func (c cable) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.remote) }
 
-// of are the cables of one host.
-func (n *cables) of(host netip.Addr) wires {
+// of are the cables of one host, one at each of its interfaces.
+func (n *cables) of(host []address.Chosen) wires {
 	return wires{
+		links: func() func(address.Chosen) bool {
+			return func(a address.Chosen) bool { n.mu.Lock(); defer n.mu.Unlock(); return !n.pulled[a.Address] }
+		},
 		accept: func(at netip.Addr, _ address.Ports) (net.Listener, error) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
@@ -78,26 +91,40 @@ func (n *cables) of(host netip.Addr) wires {
 			n.listening[l.at] = l
 			return l, nil
 		},
-		connect: func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+		connect: func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error) {
+			own := host[0]
+			for _, a := range host {
+				if a.Interface == by || by == "" && a.Address.As4()[0] == to.Addr().As4()[0] { // of one network
+					own = a
+				}
+			}
+			refused := func(why error) error { return &net.OpError{Op: "dial", Net: "tcp", Err: why} }
 			n.mu.Lock()
-			l := n.listening[to]
+			l, cut := n.listening[to], n.pulled[own.Address] || n.pulled[to.Addr()]
 			n.last++
-			from := netip.AddrPortFrom(host, n.last)
+			from := netip.AddrPortFrom(own.Address, n.last)
 			n.mu.Unlock()
-			if l == nil {
-				return nil, errors.New("connection refused")
+			switch {
+			case cut:
+				return nil, refused(errors.New("no route to host"))
+			case l == nil:
+				return nil, refused(errors.New("connection refused"))
 			}
 			ours, theirs := net.Pipe()
 			select {
-			case l.conns <- cable{theirs, to, from}:
-				return cable{ours, from, to}, nil
+			case l.conns <- n.cable(theirs, to, from):
+				return n.cable(ours, from, to), nil
 			case <-l.closed:
-				return nil, errors.New("connection refused")
+				return nil, refused(errors.New("connection refused"))
 			case <-ctx.Done():
 				return nil, ctx.Err()
 			}
 		},
 	}
+}
+
+func (n *cables) cable(end net.Conn, local, remote netip.AddrPort) net.Conn {
+	return cable{end, local, remote, &n.sending}
 }
 
 // fleet is relays of as many hosts, without clients: each takes messages on channels.
@@ -110,13 +137,20 @@ type fleet struct {
 
 func newFleet(tb testing.TB, hosts, streams int) *fleet {
 	tb.Helper()
+	return newFleetOn(tb, &cables{}, hosts, streams, 1)
+}
+
+// newFleetOn is newFleet on so many rails: interface "railN" of host I has the address
+// 1N.x.x.I, and is of the RDMA device "nicN".
+func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
+	tb.Helper()
 	logrus.SetLevel(logrus.ErrorLevel)
 	dir, err := os.MkdirTemp("", "pl")
 	if err != nil {
 		tb.Fatal(err)
 	}
 	f := &fleet{heard: make(chan struct{}, 1<<16)}
-	n := &cables{listening: map[netip.AddrPort]*cableListener{}}
+	n.listening, n.pulled = map[netip.AddrPort]*cableListener{}, map[netip.Addr]bool{}
 	key := launch.Secrets{ClusterKey: launch.NewSecret(network.Keys{Current: network.NewKey(time.Now())}.Text())}
 	tb.Cleanup(func() {
 		for _, r := range f.relays {
@@ -128,7 +162,13 @@ func newFleet(tb testing.TB, hosts, streams int) *fleet {
 		}
 	})
 	for i := range hosts {
-		at := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		var addresses []address.Chosen
+		for rail := range rails {
+			addresses = append(addresses, address.Chosen{
+				Interface: fmt.Sprint("rail", rail), Device: fmt.Sprint("nic", rail), Rail: rail,
+				Address: netip.AddrFrom4([4]byte{byte(10 + rail), byte(i >> 16), byte(i >> 8), byte(i)}),
+			})
+		}
 		sockets := make([]*net.UnixListener, 2)
 		for j := range sockets {
 			if sockets[j], err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, fmt.Sprint(i, "-", j)), Net: "unixpacket"}); err != nil {
@@ -140,7 +180,7 @@ func newFleet(tb testing.TB, hosts, streams int) *fleet {
 			tb.Fatal(err)
 		}
 		copy(r.host[:], fmt.Sprintf("host%012d", i))
-		r.wires = n.of(at)
+		r.wires = n.of(addresses)
 		r.timing = func(c *tcp.Config) {
 			c.Dead = time.Minute // two processors stand for all hosts
 			c.Accept = func(ch *tcp.Channel, _ wire.Message, _ uint32) {
@@ -155,7 +195,7 @@ func newFleet(tb testing.TB, hosts, streams int) *fleet {
 			Generation: generation.String(), Container: fmt.Sprint(i), Route: launch.RouteAuto, Transport: launch.TransportTCP, Slots: 2, SlotBytes: 64 << 10,
 			Lanes: []launch.Lane{{GPU: launch.GPU{BusID: "0000:17:00.0"}}},
 			Network: &launch.Network{
-				Addresses: []address.Chosen{{Interface: "eth0", Address: at}}, Ports: address.Ports{First: 20000, Last: 20999},
+				Addresses: addresses, Ports: address.Ports{First: 20000, Last: 20999},
 				Streams: streams, Slots: 2, SlotBytes: 64 << 10,
 			},
 		}); err != nil {
@@ -170,7 +210,7 @@ func newFleet(tb testing.TB, hosts, streams int) *fleet {
 		handle := wire.HandleLayout{Magic: handleMagic, Token: token, Generation: generation, Host: r.host}
 		if !r.loop.Call(func() {
 			r.listeners[token] = &listener{}
-			handle.Contact = r.contact(token, generation)
+			handle.Contact = r.contact(token, generation, nil)
 		}) || r.hosts == nil {
 			tb.Fatal("a relay is not on the network")
 		}
@@ -193,7 +233,7 @@ func (f *fleet) connect(tb testing.TB, each, atOnce int) [][]*tcp.Channel {
 				defer func() { <-turns }()
 				ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 				defer cancel()
-				peer, err := r.hosts.reach(ctx, f.handles[(i+j+1)%len(f.relays)])
+				peer, err := r.hosts.reach(ctx, f.handles[(i+j+1)%len(f.relays)], nil)
 				if err == nil {
 					r.loop.Call(func() {
 						channels[i][j], err = peer.Open(&wire.Done{}, 0, func(wire.Message, uint32, []int) {}, func(error) {})
@@ -251,9 +291,9 @@ func TestRelaysAskAgainForRoom(t *testing.T) {
 	dialed := make(chan struct{}, 1000)
 	for _, r := range f.relays[1:] {
 		connect := r.hosts.local.Connect
-		r.hosts.local.Connect = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+		r.hosts.local.Connect = func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error) {
 			dialed <- struct{}{}
-			return connect(ctx, to)
+			return connect(ctx, to, by)
 		}
 	}
 	h.mu.Lock()
@@ -264,7 +304,7 @@ func TestRelaysAskAgainForRoom(t *testing.T) {
 	ended := make(chan error, 2)
 	for _, r := range f.relays[1:] {
 		go func() {
-			_, err := r.hosts.reach(context.Background(), f.handles[0])
+			_, err := r.hosts.reach(context.Background(), f.handles[0], nil)
 			ended <- err
 		}()
 	}
@@ -294,13 +334,13 @@ func TestRelaysAskAgainForRoom(t *testing.T) {
 // say that they are of, and what has ended is counted no more.
 func TestOtherRelaysMakeBoundedSets(t *testing.T) {
 	f := newFleet(t, 2, 2)
-	h, from := f.relays[0].hosts, f.relays[1].hosts.endpoint.Address
+	h, from := f.relays[0].hosts, f.relays[1].hosts.rails.endpoint(nil).Address
 	session := func(at netip.Addr, host byte) *network.Session {
 		ours, theirs := net.Pipe()
 		t.Cleanup(func() { ours.Close(); theirs.Close() })
 		who := &network.Local{Host: wire.UUID{host}, Name: "test", Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Keys: h.local.Keys}
 		go func() { _, _ = who.Initiate(theirs, network.Target{Host: f.relays[0].host, Token: f.handles[0].Token}) }()
-		s, err := h.local.Respond(cable{ours, netip.AddrPortFrom(from, 2), netip.AddrPortFrom(at, 1)}, func(network.Greeting) error { return nil })
+		s, err := h.local.Respond(cable{ours, netip.AddrPortFrom(from, 2), netip.AddrPortFrom(at, 1), new(func(netip.Addr, int))}, func(network.Greeting) error { return nil })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -375,7 +415,7 @@ func TestSendersOfOtherHostsWaitForTheirAnswer(t *testing.T) {
 		l.hosts.timing = func(c *tcp.Config) { c.Dead = time.Minute }
 		l.welcoming = mostWelcoming
 	})
-	peer, err := r.hosts.reach(context.Background(), f.handles[0])
+	peer, err := r.hosts.reach(context.Background(), f.handles[0], nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -145,6 +145,9 @@ func (a *app) printInspection(i hook.Inspection) {
 		printNetwork(row, r.Network)
 		for _, c := range r.Connections {
 			row("connection", fmt.Sprintf("%d of process %d, route %s, transport %s: %s", c.Number, c.PID, c.Route, dash(c.Transport), dash(c.Path)))
+			if c.Registration != "" {
+				row("  memory", c.Registration)
+			}
 		}
 		for _, c := range r.Clients {
 			host := ""
@@ -195,6 +198,9 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 			row("RDMA", "none: "+v.Error)
 		}
 	}
+	for _, r := range n.Rails {
+		row("  "+r.Interface, networkRail(r))
+	}
 	for _, p := range n.Peers {
 		who := "from"
 		if p.Dialed {
@@ -209,6 +215,24 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 			row("  its data", "over tcp: "+dash(p.Way))
 		}
 	}
+}
+
+// networkRail is an interface, and what went over it.
+func networkRail(r launch.NetworkRail) string {
+	words := []string{"no rail"}
+	if r.Rail >= 0 {
+		words[0] = fmt.Sprintf("rail %d", r.Rail)
+	}
+	if r.Device != "" {
+		words = append(words, "RDMA device "+r.Device)
+	}
+	if r.Listening != "" {
+		words = append(words, "listening at "+r.Listening)
+	}
+	if r.Down {
+		words = append(words, "down")
+	}
+	return fmt.Sprintf("%s: sent %s, received %s", strings.Join(words, ", "), humanize.Bytes(r.Sent), humanize.Bytes(r.Received))
 }
 
 func printSandbox(row func(what, value string), s hook.Confinement) {

@@ -323,6 +323,11 @@ type Network struct {
 	// front for all but those. Empty stands for all but loopback, docker* and virbr*, which
 	// have to be named, ib* first.
 	Interfaces string `toml:"interfaces"`
+	// This host's interfaces, or RDMA devices, in the order of the cluster's rails: the
+	// first names of all hosts are on one network, the second ones on another, and so on.
+	// Empty stands for the order that docs/network.md says. What is not among them is used
+	// only where there is no other way.
+	Rails []string `toml:"rails,omitempty"`
 	// One address of this host that relays listen at, instead of those of the interfaces.
 	Address string `toml:"address"`
 	// Which addresses are used: auto (both, IPv4 first), ipv4 or ipv6.
@@ -398,6 +403,9 @@ func (v Verbs) check() error {
 	return nil
 }
 
+// mostRails is how many a relay tells others of.
+const mostRails = 16
+
 // Whether relays listen for those of other hosts.
 const (
 	ListenAuto = "auto" // where there is a cluster key
@@ -418,6 +426,14 @@ func (n Network) check() error {
 	}
 	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
 		return fmt.Errorf("network.interfaces: %w", err)
+	}
+	if len(n.Rails) > mostRails {
+		return fmt.Errorf("network.rails has %d names; up to %d are possible", len(n.Rails), mostRails)
+	}
+	for i, name := range n.Rails {
+		if name == "" || len(name) > 63 || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) || slices.Contains(n.Rails[:i], name) {
+			return fmt.Errorf("network.rails: %q is no interface's name or RDMA device's, or is there before", name)
+		}
 	}
 	if _, err := address.ParsePorts(n.Ports); err != nil {
 		return fmt.Errorf("network.ports: %w", err)

@@ -104,6 +104,7 @@ format = "json"
 listen = "off"
 key = "/srv/cluster.key"
 interfaces = "=ens1f0"
+rails = ["mlx5_1", "ens1f0"]
 address = "fe80::7%ens1f0"
 family = "ipv6"
 ports = "7000-7009"
@@ -146,10 +147,10 @@ qps_per_connection = 4
 		CDI:     config.CDI{Tenancy: "multi"},
 		Runtime: config.Runtime{Path: "/usr/bin/crun", Devices: []string{"peerlane.dev/lane=*", "nvidia.com/gpu=3"}},
 		Network: config.Network{
-			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009", Streams: 2,
+			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Rails: []string{"mlx5_1", "ens1f0"}, Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009", Streams: 2,
 			TLSCertificate: "/srv/host.pem", TLSKey: "/srv/host.key", TLSAuthority: "/srv/ca.pem",
 		},
-		Log: config.Log{Format: "json"},
+		Log:   config.Log{Format: "json"},
 		Verbs: config.Verbs{TC: 104, SL: 3, PKey: 1, MTU: 1024, Timeout: 18, RetryCount: 6, GIDIndex: 3, QueuePairs: 4},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -196,6 +197,9 @@ func TestRefused(t *testing.T) {
 		{"an address of no family", "[network]\naddress = \"10.0.0.1\"\nfamily = \"ipv6\"", `network.address is 10.0.0.1, and network.family is "ipv6"`},
 		{"the form of a log", "[log]\nformat = \"xml\"", `log.format is "xml"; text, json are possible`},
 		{"family", "[network]\nfamily = \"AF_INET\"", `network.family is "AF_INET"; auto, ipv4, ipv6`},
+		{"rails that are no names", "[network]\nrails = [\"eth0\", \"\"]", "network.rails"},
+		{"a rail twice", "[network]\nrails = [\"eth0\", \"eth0\"]", "network.rails"},
+		{"too many rails", "[network]\nrails = [" + strings.Repeat("\"a\", ", 17) + "]", "network.rails has 17 names"},
 		{"ports", "[network]\nports = \"20999-20000\"", "network.ports"},
 		{"half of TLS", "[network]\ntls_certificate = \"/a\"\ntls_key = \"/b\"", "all are needed, or none"},
 		{"relative binary", "[relay]\nbinary = \"relay\"", "relay.binary"},

@@ -61,10 +61,25 @@ type ConnectionFigures struct {
 	Transport string `json:"transport,omitempty"`
 	Path      string `json:"path,omitempty"`
 	Sends     bool   `json:"sends"` // or it receives
+	// Rails are the pairs of interfaces that it is striped over, between two hosts.
+	Rails []RailFigures `json:"rails,omitempty"`
+	// Registration says what memory NICs read and write, and how they know it; GDR that it
+	// is a GPU's, so that nothing bounces through host memory. Of TransportTCP alone.
+	Registration string `json:"registration,omitempty"`
+	GDR          bool   `json:"gdr,omitempty"`
 	// Slots of the lane that it holds now: one that holds some for long waits for its
 	// peer, or for a NIC.
 	Slots int `json:"slots,omitempty"`
 	Figures
+}
+
+// RailFigures are the two ends of some of the TCP connections of a set.
+type RailFigures struct {
+	Rail      int    `json:"rail"`      // of this host; -1 for none
+	Interface string `json:"interface"` // of this host
+	PeerRail  int    `json:"peerRail"`
+	PeerPlace string `json:"peer"`    // the other host's interface, where it is known, and address
+	Streams   int    `json:"streams"` // for data, of this pair
 }
 
 // Since are the figures of the time after `before`, which are of the same relay.

@@ -3,6 +3,7 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/peerlane/peerlane/relay/network/address"
 )
@@ -10,8 +11,8 @@ import (
 // Network is where a relay meets those of other hosts. It goes on the network when it has
 // the cluster key (Secrets) as well.
 type Network struct {
-	// Addresses are those of this host that it uses, the best first: it listens at the
-	// first that it can.
+	// Addresses are those of this host that it uses, the best first: of each rail that its
+	// lanes reach it listens at the first that it can.
 	Addresses []address.Chosen `json:"addresses"`
 	Ports     address.Ports    `json:"ports"`
 	// Streams are the TCP connections for data to each other relay, beside one for control.
@@ -28,6 +29,8 @@ type Network struct {
 const (
 	MaxNetworkStreams = 64
 	MaxAddresses      = 256
+	// MaxRail is the highest number of a rail, as a plan's.
+	MaxRail = 1023
 )
 
 // Check says what a relay cannot work with. A nil Network is a good one.
@@ -36,6 +39,8 @@ func (n *Network) Check() error {
 	case n == nil:
 	case len(n.Addresses) == 0 || len(n.Addresses) > MaxAddresses:
 		return fmt.Errorf("relay configuration: %d addresses for the network; 1 to %d are possible", len(n.Addresses), MaxAddresses)
+	case slices.ContainsFunc(n.Addresses, func(a address.Chosen) bool { return a.Rail < address.NoRail || a.Rail > MaxRail }):
+		return fmt.Errorf("relay configuration: the rails of %v; 0 to %d are possible, and %d for none", n.Addresses, MaxRail, address.NoRail)
 	case n.Ports.First == 0 || n.Ports.Last < n.Ports.First:
 		return fmt.Errorf("relay configuration: no range of ports: %v", n.Ports)
 	case n.Streams < 1 || n.Streams > MaxNetworkStreams:
@@ -48,14 +53,32 @@ func (n *Network) Check() error {
 
 // NetworkReport is what became of it.
 type NetworkReport struct {
-	// Listening is the address that handles carry; empty where there is none, and Error
-	// says why.
+	// Listening is an address that handles carry, Rails have the others; empty where there
+	// is none, and Error says why.
 	Listening string `json:"listening,omitempty"`
 	Error     string `json:"error,omitempty"`
+	// Rails are the interfaces that it may use, and what went over each.
+	Rails []NetworkRail `json:"rails,omitempty"`
 	// Peers are the relays that connections go to and come from now.
 	Peers []NetworkPeer `json:"peers,omitempty"`
 	// Verbs is nil where the relay uses no RDMA, or has not needed it yet.
 	Verbs *VerbsReport `json:"verbs,omitempty"`
+}
+
+// NetworkRail is an interface of this host, and what it has carried since the relay was
+// started, in all sets of TCP connections that there were.
+type NetworkRail struct {
+	// Rail is its number; -1 for none.
+	Rail      int    `json:"rail"`
+	Interface string `json:"interface"`
+	Device    string `json:"device,omitempty"` // of RDMA
+	// Listening is where the relay listens on the rail, if it does by this interface.
+	Listening string `json:"listening,omitempty"`
+	// Down says that the interface is gone, or has no link: nothing goes over it that
+	// begins now.
+	Down     bool   `json:"down,omitempty"`
+	Sent     uint64 `json:"sent"`     // bytes
+	Received uint64 `json:"received"` // bytes
 }
 
 // NetworkPeer is another relay, and the set of TCP connections to it.

@@ -68,8 +68,9 @@ type Local struct {
 	TLS *tls.Config
 	// Time bounds a handshake; 0 stands for HandshakeTime.
 	Time time.Duration
-	// Connect makes connections in place of TCP's; nil is TCP.
-	Connect func(context.Context, netip.AddrPort) (net.Conn, error)
+	// Connect makes connections in place of TCP's, by an interface where one is named; nil
+	// is TCP.
+	Connect func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error)
 
 	joins joins
 }
@@ -95,7 +96,8 @@ type Session struct {
 	Joined *Session
 	Stream uint32
 
-	secret func() [32]byte // as Key's
+	initiated bool            // by this side
+	secret    func() [32]byte // as Key's
 }
 
 // Greeting is what an initiator that has proven the key asks for, before anything is
@@ -164,7 +166,7 @@ func (l *Local) initiate(conn net.Conn, keys []Key, g Greeting) (*Session, error
 		return nil, unless(err, "confirming")
 	}
 	s := newSession(conn, key, hello, answer, confirm)
-	s.Version, s.Host, s.Target, s.Stream = w.version, w.host, g.Target, g.Stream
+	s.Version, s.Host, s.Target, s.Stream, s.initiated = w.version, w.host, g.Target, g.Stream, true
 	s.Peer = peerName(w.name, conn)
 	if g.tls {
 		err = s.secure(tls.Client(conn, l.TLS), true)

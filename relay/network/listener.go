@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -238,21 +239,31 @@ const (
 // initiator's side. A listener that closes without a word may only have had no room, so
 // that is tried a few times, for under a second.
 func (l *Local) Dial(ctx context.Context, to Target, addresses []netip.AddrPort) (*Session, error) {
-	return l.dial(ctx, addresses, func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
+	return l.DialBy(ctx, "", to, addresses)
+}
+
+// DialBy is Dial by an interface of this host, whatever its routes say.
+func (l *Local) DialBy(ctx context.Context, by string, to Target, addresses []netip.AddrPort) (*Session, error) {
+	return l.dial(ctx, by, addresses, func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
 }
 
 // DialStream connects as Dial does, and adds a stream to the session.
 func (l *Local) DialStream(ctx context.Context, s *Session, stream uint32, addresses []netip.AddrPort) (*Session, error) {
-	return l.dial(ctx, addresses, func(conn net.Conn) (*Session, error) { return l.Join(conn, s, stream) })
+	return l.DialStreamBy(ctx, "", s, stream, addresses)
 }
 
-func (l *Local) dial(ctx context.Context, addresses []netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
+// DialStreamBy is DialStream by an interface of this host.
+func (l *Local) DialStreamBy(ctx context.Context, by string, s *Session, stream uint32, addresses []netip.AddrPort) (*Session, error) {
+	return l.dial(ctx, by, addresses, func(conn net.Conn) (*Session, error) { return l.Join(conn, s, stream) })
+}
+
+func (l *Local) dial(ctx context.Context, by string, addresses []netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
 	if len(addresses) == 0 {
 		return nil, errors.New("the other relay has no address that this host can reach by the addresses and interfaces that it uses (network.family, network.interfaces in config.toml)")
 	}
 	var failures []error
 	for _, address := range addresses {
-		s, err := l.dialOne(ctx, address, shake)
+		s, err := l.dialOne(ctx, by, address, shake)
 		if err == nil {
 			return s, nil
 		}
@@ -265,16 +276,42 @@ func (l *Local) dial(ctx context.Context, addresses []netip.AddrPort, shake func
 	return nil, errors.Join(failures...)
 }
 
-func (l *Local) dialOne(ctx context.Context, address netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
+// interfaceTime is how long a connection by an interface may take: the kernel's second try
+// of it is among that. There are other interfaces.
+const interfaceTime = 2500 * time.Millisecond
+
+// byInterface has a connection go out by an interface (SO_BINDTODEVICE of socket(7)), whose
+// address it has then. A kernel that asks for a privilege for that, before Linux 5.7, goes
+// by its routes.
+func byInterface(by string) func(network, address string, c syscall.RawConn) error {
+	if by == "" {
+		return nil
+	}
+	return func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if failed := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), by) }); failed != nil {
+			return failed
+		}
+		if err != nil && !errors.Is(err, unix.EPERM) {
+			return fmt.Errorf("by interface %s: %w", by, err)
+		}
+		return nil
+	}
+}
+
+func (l *Local) dialOne(ctx context.Context, by string, address netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
 	connect := l.Connect
 	if connect == nil {
-		dialer := net.Dialer{Timeout: cmp.Or(l.Time, HandshakeTime)}
-		connect = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+		connect = func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error) {
+			dialer := net.Dialer{Timeout: cmp.Or(l.Time, HandshakeTime), Control: byInterface(by)}
+			if by != "" {
+				dialer.Timeout = min(dialer.Timeout, interfaceTime)
+			}
 			return dialer.DialContext(ctx, "tcp", to.String())
 		}
 	}
 	for try := 1; ; try++ {
-		conn, err := connect(ctx, address)
+		conn, err := connect(ctx, address, by)
 		if err != nil {
 			return nil, fmt.Errorf("connecting to another host's relay: %w", err)
 		}

@@ -42,7 +42,8 @@ func TestEndpointsThatAreRefused(t *testing.T) {
 
 func TestLinkLocalAddressesAreTriedAtOwnInterfaces(t *testing.T) {
 	chosen := []Chosen{
-		{"eth0", netip.MustParseAddr("10.0.0.1")}, {"eth1", netip.MustParseAddr("fe80::1%eth1")}, {"eth1", netip.MustParseAddr("fe80::2%eth1")}, {"eth2", netip.MustParseAddr("fe80::3%eth2")},
+		{Interface: "eth0", Address: netip.MustParseAddr("10.0.0.1")}, {Interface: "eth1", Address: netip.MustParseAddr("fe80::1%eth1")},
+		{Interface: "eth1", Address: netip.MustParseAddr("fe80::2%eth1")}, {Interface: "eth2", Address: netip.MustParseAddr("fe80::3%eth2")},
 	}
 	for _, c := range []struct {
 		e    Endpoint

@@ -131,7 +131,15 @@ func (f Family) allows(a netip.Addr) bool {
 type Chosen struct {
 	Interface string
 	Address   netip.Addr
+	// Rail is the number of its network among those of the cluster, from 0: NICs of one
+	// rail reach each other best. NoRail is none.
+	Rail int
+	// Device is the RDMA device of the interface; empty where it has none.
+	Device string `json:",omitempty"`
 }
+
+// NoRail is the rail of an address that is on none.
+const NoRail = -1
 
 // Never used unless they are named, as NCCL does it: bridges of containers and of
 // virtual machines, whose addresses each host has.
@@ -161,7 +169,7 @@ func (l Interfaces) Choose(all []Interface, f Family) ([]Chosen, error) {
 		before := len(found)
 		for _, a := range i.Addresses {
 			if kind, ok := kindOf(a); ok && f.allows(a) {
-				found = append(found, ranked{Chosen{i.Name, a}, place, kind})
+				found = append(found, ranked{Chosen{Interface: i.Name, Address: a}, place, kind})
 			}
 		}
 		if len(found) == before {

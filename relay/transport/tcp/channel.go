@@ -200,6 +200,6 @@ func (p *Peer) goodbye(payload []byte) error {
 		return refused("a goodbye with a %T", m)
 	}
 	why := failure.Err()
-	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s ended its connections (%s): %v", p.config.Name, route(p.control), why), false)
+	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s ended its connections (%s): %v", p.config.Name, p.config.Route(p.control), why), false)
 	return nil
 }

@@ -182,6 +182,7 @@ func (p *Peer) send(c net.Conn, data net.Buffers) (sent int64, all bool) {
 		if err == nil {
 			n, err = data.WriteTo(c)
 			sent += n
+			p.carried[c].Sent.Add(uint64(n))
 		}
 		switch {
 		case err == nil:
@@ -221,6 +222,7 @@ func (p *Peer) readControl() {
 		var n int
 		if err == nil {
 			n, err = p.control.Read(buffer[have:])
+			p.carried[p.control].Received.Add(uint64(n))
 		}
 		have += n
 		more := have == len(buffer) && len(buffer) < mostBuffer

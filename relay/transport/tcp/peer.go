@@ -41,6 +41,10 @@ type Config struct {
 	// Alone gives each message a write of its own, to measure what it is worth that they
 	// go together.
 	Alone bool
+	// Route says in messages which way a connection goes (its addresses).
+	Route func(net.Conn) string
+	// Carried counts the bytes of a connection; nil counts none. It is asked once for each.
+	Carried func(net.Conn) *Carried
 	// Accept is called on the loop with each channel that the other side opens, and its
 	// first message: it sets the channel's handlers by Handle, or leaves it.
 	Accept func(c *Channel, first wire.Message, sequence uint32)
@@ -71,6 +75,12 @@ func (c Config) filled() Config {
 	if c.Leaving == 0 {
 		c.Leaving = 12 * c.Dead
 	}
+	if c.Route == nil {
+		c.Route = route
+	}
+	if c.Carried == nil {
+		c.Carried = func(net.Conn) *Carried { return &Carried{} }
+	}
 	if c.Accept == nil {
 		c.Accept = func(ch *Channel, _ wire.Message, _ uint32) { ch.Leave() }
 	}
@@ -79,6 +89,9 @@ func (c Config) filled() Config {
 	}
 	return c
 }
+
+// Carried are the bytes that went over connections.
+type Carried struct{ Sent, Received atomic.Uint64 }
 
 // Figures are what a Peer has done so far.
 type Figures struct {
@@ -97,6 +110,7 @@ type Peer struct {
 	loop    *poll.Loop
 	control net.Conn
 	data    []net.Conn
+	carried map[net.Conn]*Carried // filled by newPeer alone
 
 	channels map[uint32]*Channel
 	last     uint32 // our last channel's number
@@ -139,7 +153,7 @@ func New(loop *poll.Loop, s *Streams, config Config) *Peer {
 func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	p := &Peer{
 		config: config.filled(), loop: loop, control: s.control, data: s.data,
-		channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, dying: make(chan struct{}), start: time.Now(),
+		carried: map[net.Conn]*Carried{}, channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, dying: make(chan struct{}), start: time.Now(),
 		gone: gone, landings: landings{piece: uint64(s.piece), channels: map[uint32]*runway{}},
 		outbox: outbox{wake: make(chan struct{}, 1)},
 	}
@@ -155,6 +169,7 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	p.supply.ready.L = &p.supply.mu
 	for _, c := range append([]net.Conn{p.control}, p.data...) {
 		tune(c, p.config.Dead)
+		p.carried[c] = p.config.Carried(c)
 	}
 	loop.Add(p)
 	p.users.Go(p.readControl)
@@ -174,6 +189,9 @@ func (p *Peer) Figures() Figures {
 
 // Name is the other relay, as Config says.
 func (p *Peer) Name() string { return p.config.Name }
+
+// Connections are the one for control, and those for data.
+func (p *Peer) Connections() (control net.Conn, data []net.Conn) { return p.control, p.data }
 
 // Channels is how many are open. It belongs to the loop.
 func (p *Peer) Channels() int { return len(p.channels) }
@@ -241,15 +259,15 @@ func (p *Peer) failed(c net.Conn, doing string, err error) {
 		// What it sent makes no sense.
 		p.fail(wire.Errorf(status.Status, "the relay at %s: %s", p.config.Name, status.Reason), true)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s closed its connection (%s)", p.config.Name, route(c)), false)
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s closed its connection (%s)", p.config.Name, p.config.Route(c)), false)
 	default:
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s cannot be reached any more: %s (%s): %v", p.config.Name, doing, route(c), err), false)
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s cannot be reached any more: %s (%s): %v", p.config.Name, doing, p.config.Route(c), err), false)
 	}
 }
 
 // silent is the end of a Peer whose other side does nothing.
 func (p *Peer) silent(c net.Conn, limit time.Duration, doing string) {
-	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s is dead: %s for %v (%s)", p.config.Name, doing, limit, route(c)), true)
+	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s is dead: %s for %v (%s)", p.config.Name, doing, limit, p.config.Route(c)), true)
 }
 
 func route(c net.Conn) string { return fmt.Sprintf("%v to %v", c.LocalAddr(), c.RemoteAddr()) }

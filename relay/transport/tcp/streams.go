@@ -183,6 +183,7 @@ func (p *Peer) readData(c net.Conn) {
 			p.failed(c, "receiving", err)
 			return
 		}
+		p.carried[c].Received.Add(pieceHeader + uint64(h.bytes))
 	}
 }
 

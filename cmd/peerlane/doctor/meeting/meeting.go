@@ -180,7 +180,7 @@ func Meet(ctx context.Context, side Side, at netip.AddrPort) Meeting {
 		m.Err = err
 		return m
 	}
-	local.Connect = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	local.Connect = func(ctx context.Context, to netip.AddrPort, _ string) (net.Conn, error) {
 		conn, err := (&net.Dialer{Timeout: stepTime}).DialContext(ctx, "tcp", to.String())
 		m.Connected = m.Connected || err == nil
 		return conn, err

@@ -1,0 +1,82 @@
+package relay
+
+import (
+	"net"
+	"sync"
+)
+
+// gate is a listener at several addresses, to which more can come.
+type gate struct {
+	accepted chan accepted
+	closed   chan struct{}
+
+	mu        sync.Mutex
+	listeners []net.Listener
+	shut      bool
+	running   sync.WaitGroup
+}
+
+type accepted struct {
+	conn net.Conn
+	err  error
+}
+
+func newGate() *gate { return &gate{accepted: make(chan accepted), closed: make(chan struct{})} }
+
+// add accepts connections from one more listener, and closes it with the others.
+func (g *gate) add(l net.Listener) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.shut {
+		l.Close()
+		return
+	}
+	g.listeners = append(g.listeners, l)
+	g.running.Go(func() {
+		for {
+			conn, err := l.Accept()
+			select {
+			case g.accepted <- accepted{conn, err}:
+			case <-g.closed:
+				if err == nil {
+					conn.Close()
+				}
+				return
+			}
+		}
+	})
+}
+
+// Accept gives the next connection of any, or the error of one.
+func (g *gate) Accept() (net.Conn, error) {
+	select {
+	case a := <-g.accepted:
+		return a.conn, a.err
+	case <-g.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close closes all listeners.
+func (g *gate) Close() error {
+	g.mu.Lock()
+	if g.shut {
+		g.mu.Unlock()
+		return nil
+	}
+	g.shut = true
+	close(g.closed)
+	for _, l := range g.listeners {
+		l.Close()
+	}
+	g.mu.Unlock()
+	g.running.Wait()
+	return nil
+}
+
+// Addr is the first one's.
+func (g *gate) Addr() net.Addr {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.listeners[0].Addr()
+}

@@ -1,0 +1,654 @@
+package relay
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Versions of what relays of two hosts say to each other before the greeting of a set of
+// connections. From tellsRails on both tell of their rails.
+const (
+	oldestSession = 1
+	newestSession = 2
+	tellsRails    = 2
+)
+
+// rails are the interfaces of the relay: where it listens, what it connects by, and what
+// went over each. Its methods may be called from any goroutine.
+type rails struct {
+	addresses []address.Chosen
+	links     func() (up func(address.Chosen) bool) // looks at the interfaces
+	carried   map[string]*tcp.Carried               // by interface; "" for none of these
+
+	mu        sync.Mutex
+	listening []listening // in the order of addresses
+	down      map[string]bool
+	known     map[string][]network.Rail   // of relays (tcp.Key), as they told last
+	places    map[netip.Addr]network.Rail // of relays, for people
+	failed    map[failure]time.Time
+}
+
+// failure is a way that did not work.
+type failure struct {
+	by string
+	to netip.AddrPort
+}
+
+// failedTime is how long a way that did not work is not tried again beside others: where
+// rails of two hosts are numbered alike and do not reach each other each try takes long.
+const failedTime = time.Minute
+
+// listening is an address at which the relay listens.
+type listening struct {
+	address.Chosen
+	endpoint address.Endpoint
+}
+
+// mostKnown bounds what is remembered of other relays.
+const mostKnown = 4096
+
+func newRails(addresses []address.Chosen, w wires) *rails {
+	r := &rails{
+		addresses: addresses, links: w.links, carried: map[string]*tcp.Carried{"": {}},
+		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{}, failed: map[failure]time.Time{},
+	}
+	if r.links == nil {
+		r.links = links
+	}
+	for _, a := range addresses {
+		r.carried[a.Interface] = &tcp.Carried{}
+	}
+	return r
+}
+
+// links looks which interfaces of this host have a link (IFF_UP and IFF_LOWER_UP of
+// netdevice(7), by RTM_GETLINK; what net.Interfaces tells comes later), and still their
+// address. Where the kernel does not say, all have.
+func links() func(address.Chosen) bool {
+	have, err := net.InterfaceAddrs()
+	if err != nil {
+		return func(address.Chosen) bool { return true }
+	}
+	linked, err := linkedInterfaces()
+	if err != nil {
+		return func(address.Chosen) bool { return true }
+	}
+	return func(c address.Chosen) bool {
+		return (c.Interface == "" || linked[c.Interface]) && slices.ContainsFunc(have, func(a net.Addr) bool {
+			n, is := a.(*net.IPNet)
+			if !is {
+				return false
+			}
+			at, ok := netip.AddrFromSlice(n.IP)
+			return ok && at.Unmap() == c.Address.WithZone("")
+		})
+	}
+}
+
+// linkedInterfaces are those that are up and have a carrier.
+func linkedInterfaces() (map[string]bool, error) {
+	table, err := syscall.NetlinkRIB(unix.RTM_GETLINK, unix.AF_UNSPEC)
+	if err != nil {
+		return nil, err
+	}
+	messages, err := syscall.ParseNetlinkMessage(table)
+	if err != nil {
+		return nil, err
+	}
+	linked := map[string]bool{}
+	for _, m := range messages {
+		if m.Header.Type != unix.RTM_NEWLINK || len(m.Data) < unix.SizeofIfInfomsg {
+			continue
+		}
+		attributes, err := syscall.ParseNetlinkRouteAttr(&m)
+		if err != nil {
+			return nil, err
+		}
+		const up = unix.IFF_UP | unix.IFF_LOWER_UP
+		flags := binary.NativeEndian.Uint32(m.Data[8:]) // ifi_flags of struct ifinfomsg
+		for _, a := range attributes {
+			if a.Attr.Type == unix.IFLA_IFNAME {
+				linked[unix.ByteSliceToString(a.Value)] = flags&up == up
+			}
+		}
+	}
+	return linked, nil
+}
+
+// look finds out which interfaces can be used now. It may block for milliseconds.
+func (r *rails) look() {
+	up := r.links()
+	down := map[string]bool{}
+	for _, a := range r.addresses {
+		was, seen := down[a.Interface]
+		down[a.Interface] = (was || !seen) && !up(a) // all its addresses are gone
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, is := range down {
+		if is != r.down[name] {
+			logrus.Warnf("interface %s, by which relays of other hosts are reached, %s", name, map[bool]string{true: "is down, or its address is gone", false: "is up again"}[is])
+		}
+	}
+	r.down = down
+}
+
+// of are the rails that a lane reaches by its NICs: all where it has none here.
+func (r *rails) of(l *lane) []int {
+	var own, all []int
+	for _, a := range r.addresses {
+		if a.Rail == address.NoRail {
+			continue
+		}
+		if l != nil && slices.ContainsFunc(l.spec.NICs, func(nic string) bool { return nic == a.Device || nic == a.Interface }) {
+			own = append(own, a.Rail)
+		}
+		all = append(all, a.Rail)
+	}
+	if len(own) == 0 {
+		own = all
+	}
+	slices.Sort(own)
+	return slices.Compact(own)
+}
+
+// listen has the relay listen on an address of each rail that its lanes reach: the first
+// that can be had; and on the others that are up while all of a lane's are down. Where
+// none of these can be had, on any. What could not be had are sentences.
+func (r *rails) listen(lanes []*lane, g *gate, at func(netip.Addr) (net.Listener, error)) (refused []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	try := func(a address.Chosen) bool {
+		l, err := at(a.Address)
+		if err != nil {
+			refused = append(refused, err.Error())
+			return false
+		}
+		g.add(l)
+		port := uint16(l.Addr().(*net.TCPAddr).Port)
+		r.listening = append(r.listening, listening{a, address.Endpoint{Address: a.Address.WithZone(""), Port: port}})
+		logrus.Infof("listening for relays of other hosts at %v%s", l.Addr(), where(a))
+		return true
+	}
+	var wanted []int
+	for _, l := range lanes {
+		own := r.of(l)
+		wanted = append(wanted, own...)
+		if !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool { return slices.Contains(own, a.Rail) && !r.down[a.Interface] }) {
+			for _, a := range r.addresses {
+				if !r.down[a.Interface] {
+					wanted = append(wanted, a.Rail)
+				}
+			}
+		}
+	}
+	for _, a := range r.addresses {
+		had := slices.ContainsFunc(r.listening, func(l listening) bool { return l.Rail == a.Rail })
+		if !had && slices.Contains(wanted, a.Rail) && len(r.listening) < network.MaxRails {
+			try(a)
+		}
+	}
+	for i := 0; len(r.listening) == 0 && i < len(r.addresses); i++ {
+		if a := r.addresses[i]; !slices.Contains(wanted, a.Rail) {
+			try(a)
+		}
+	}
+	slices.SortStableFunc(r.listening, func(a, b listening) int {
+		return slices.Index(r.addresses, a.Chosen) - slices.Index(r.addresses, b.Chosen)
+	})
+	return refused
+}
+
+// where names an interface, for people.
+func where(a address.Chosen) string {
+	switch {
+	case a.Interface == "":
+		return ""
+	case a.Rail == address.NoRail:
+		return " by " + a.Interface
+	}
+	return fmt.Sprintf(" by %s, rail %d", a.Interface, a.Rail)
+}
+
+// endpoint is where a lane's listeners are reached: on a rail of the lane whose interface
+// is up, or on another, if there is any. One is there once listen has had some.
+func (r *rails) endpoint(l *lane) address.Endpoint {
+	own := r.of(l)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, good := range []func(listening) bool{
+		func(l listening) bool { return slices.Contains(own, l.Rail) && !r.down[l.Interface] },
+		func(l listening) bool { return !r.down[l.Interface] },
+		func(l listening) bool { return slices.Contains(own, l.Rail) },
+	} {
+		if i := slices.IndexFunc(r.listening, good); i >= 0 {
+			return r.listening[i].endpoint
+		}
+	}
+	return r.listening[0].endpoint
+}
+
+// tell is what another relay hears of where this one listens. What is down it does not.
+func (r *rails) tell(l *lane) (told []network.Rail) {
+	own := r.of(l)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, at := range r.listening {
+		if !r.down[at.Interface] {
+			told = append(told, network.Rail{Number: at.Rail, Endpoint: at.endpoint, Interface: at.Interface, Lane: slices.Contains(own, at.Rail)})
+		}
+	}
+	return told
+}
+
+// heard keeps what another relay has told.
+func (r *rails) heard(relay string, told []network.Rail) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if relay != "" {
+		r.known[relay] = told
+	}
+	for _, rail := range told {
+		r.places[rail.Endpoint.Address] = rail
+	}
+	forgetSome(r.known)
+	forgetSome(r.places)
+}
+
+// forgetSome forgets any of what is too much to be remembered.
+func forgetSome[K comparable, V any](known map[K]V) {
+	for key := range known {
+		if len(known) <= mostKnown {
+			return
+		}
+		delete(known, key)
+	}
+}
+
+// fail remembers a way that did not work.
+func (r *rails) fail(w hop) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed[failure{w.by.Interface, w.to[0]}] = time.Now()
+	forgetSome(r.failed)
+}
+
+// hop is how a connection is made: by an interface of this host, or by the kernel's
+// routes, to one of some addresses.
+type hop struct {
+	by address.Chosen // zero for the kernel's routes
+	to []netip.AddrPort
+}
+
+func (w hop) String() string {
+	if w.by.Interface == "" {
+		return "as the routes say"
+	}
+	return strings.TrimPrefix(where(w.by), " ")
+}
+
+// ways are those for the streams of data of a set: tiers of ways that are as good as each
+// other. The rails of the destination's lane that the sender's lane reaches, else another
+// that the lane reaches, else any that both hosts have; a rail's addresses go with those
+// of the same rail. What is left is how the first connection went; a host with one
+// interface has no other, and its routes need not go by that: an address can be a loopback's.
+func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]hop) {
+	own := r.of(from)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.single() {
+		return nil
+	}
+	seen := map[int]bool{}
+	tier := func(good func(network.Rail) bool) {
+		var all []hop
+		for _, t := range told {
+			if t.Number == address.NoRail || seen[t.Number] || !good(t) {
+				continue
+			}
+			by, there := r.interfaceOn(t)
+			if there && time.Since(r.failed[failure{by.Interface, on(by, t.Endpoint)[0]}]) > failedTime {
+				seen[t.Number] = true
+				all = append(all, hop{by, on(by, t.Endpoint)})
+			}
+		}
+		if len(all) > 0 {
+			tiers = append(tiers, all)
+		}
+	}
+	reached := func(t network.Rail) bool { return slices.Contains(own, t.Number) }
+	tier(func(t network.Rail) bool { return t.Lane && reached(t) })
+	tier(reached)
+	tier(func(t network.Rail) bool { return true })
+	return tiers
+}
+
+// single reports whether all addresses are of one interface.
+func (r *rails) single() bool {
+	return !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool { return a.Interface != r.addresses[0].Interface })
+}
+
+// interfaceOn is an interface of this host on the rail of another's: one that is up, and
+// has an address of the same family. It needs the lock.
+func (r *rails) interfaceOn(t network.Rail) (address.Chosen, bool) {
+	i := slices.IndexFunc(r.addresses, func(a address.Chosen) bool {
+		return a.Rail == t.Number && !r.down[a.Interface] && a.Interface != "" && a.Address.Is4() == t.Endpoint.Address.Is4()
+	})
+	if i < 0 {
+		return address.Chosen{}, false
+	}
+	return r.addresses[i], true
+}
+
+// on is an endpoint as one interface reaches it.
+func on(by address.Chosen, e address.Endpoint) []netip.AddrPort {
+	at := e.Address
+	if at.Is6() && at.IsLinkLocalUnicast() {
+		at = at.WithZone(by.Interface)
+	}
+	return []netip.AddrPort{netip.AddrPortFrom(at, e.Port)}
+}
+
+// doors are the ways to the first connection of a set: where the handle says, as the
+// kernel's routes go; then where the relay has said before that it listens as well, on the
+// same rails; then where the handle says by each interface.
+func (r *rails) doors(relay string, at address.Endpoint) []hop {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	doors := []hop{{to: at.Dials(r.addresses)}}
+	if r.single() {
+		return doors
+	}
+	for _, t := range r.known[relay] {
+		if by, there := r.interfaceOn(t); there && t.Endpoint != at {
+			doors = append(doors, hop{by, on(by, t.Endpoint)})
+		}
+	}
+	var tried []string
+	for _, a := range r.addresses {
+		if a.Interface != "" && !r.down[a.Interface] && !slices.Contains(tried, a.Interface) && a.Address.Is4() == at.Address.Is4() {
+			tried = append(tried, a.Interface)
+			doors = append(doors, hop{a, on(a, at)})
+		}
+	}
+	return doors
+}
+
+// lookAtRails finds out which interfaces a handle can name. It may block.
+func (r *Relay) lookAtRails() {
+	var h *hosts
+	if r.loop.Call(func() { h = r.hosts }) && h != nil {
+		h.rails.look()
+		r.loop.Call(func() { h.listen() })
+	}
+}
+
+// --- a set of connections ------------------------------------------------------------
+
+// exchange hears of the other relay's rails where it tells of them, and tells of this
+// one's: of a session that this side dialed, which its first word has come on.
+func (h *hosts) exchange(s *network.Session, from *lane, relay string) ([]network.Rail, error) {
+	if s.Version < tellsRails {
+		return nil, nil
+	}
+	told, err := s.HearRails()
+	if err == nil {
+		err = s.TellRails(h.rails.tell(from))
+	}
+	if err == nil {
+		h.rails.heard(relay, told)
+	}
+	return told, err
+}
+
+// answer is exchange for a session that the other side dialed.
+func (h *hosts) answer(s *network.Session) error {
+	if s.Version < tellsRails {
+		return nil
+	}
+	var l *lane
+	if !h.relay.loop.Call(func() {
+		if listener := h.relay.listeners[s.Target.Token]; listener != nil {
+			l = listener.lane
+		}
+	}) {
+		return errEnding
+	}
+	err := s.TellRails(h.rails.tell(l))
+	var told []network.Rail
+	if err == nil {
+		told, err = s.HearRails()
+	}
+	if err == nil {
+		h.rails.heard("", told) // what it is, only a handle says
+	}
+	return err
+}
+
+// knock makes the first connection of a set, by one of the doors.
+func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (s *network.Session, by hop, err error) {
+	var failures error
+	for _, door := range doors {
+		s, err = h.local.DialBy(ctx, door.by.Interface, target, door.to)
+		if err == nil {
+			return s, door, nil
+		}
+		if door.by.Interface != "" {
+			err = fmt.Errorf("%v: %w", door, err)
+		}
+		if failures != nil {
+			err = fmt.Errorf("%w; %w", failures, err)
+		}
+		failures = err
+		// Who has answered answers no better by another way.
+		if ctx.Err() != nil || wire.StatusOf(err) != wire.StatusInternal || errors.Is(err, network.ErrSilent) {
+			break
+		}
+	}
+	return nil, hop{}, failures
+}
+
+// striping makes the streams of data of a set, in turn over the ways that work.
+type striping struct {
+	hosts *hosts
+	first *network.Session
+	ways  []hop
+	made  []net.Conn // by the first try of each way
+	last  uint32     // stream
+	turn  int
+}
+
+// stripe tries each way of the best tier of which one works, at once; where none does, all
+// goes as the first connection went.
+func (h *hosts) stripe(ctx context.Context, first *network.Session, went hop, tiers [][]hop) (*striping, error) {
+	remote, err := netip.ParseAddrPort(first.Conn.RemoteAddr().String())
+	if err != nil {
+		return nil, err
+	}
+	s := &striping{hosts: h, first: first}
+	for _, tier := range tiers {
+		made := make([]net.Conn, len(tier))
+		failed := make([]error, len(tier))
+		var trying sync.WaitGroup
+		for i, w := range tier {
+			s.last++
+			number := s.last
+			trying.Go(func() { made[i], failed[i] = s.dial(ctx, w, number) })
+		}
+		trying.Wait()
+		for i, w := range tier {
+			if failed[i] != nil {
+				logrus.Warnf("the connections with %s do without %v: %v", first.Peer, w, failed[i])
+				h.rails.fail(w)
+				continue
+			}
+			s.ways, s.made = append(s.ways, w), append(s.made, made[i])
+		}
+		if len(s.ways) > 0 {
+			return s, nil
+		}
+	}
+	s.ways = []hop{{went.by, []netip.AddrPort{remote}}}
+	return s, nil
+}
+
+func (s *striping) dial(ctx context.Context, w hop, number uint32) (net.Conn, error) {
+	joined, err := s.hosts.local.DialStreamBy(ctx, w.by.Interface, s.first, number, w.to)
+	if err != nil {
+		return nil, err
+	}
+	return joined.Conn, nil
+}
+
+// next makes one more stream.
+func (s *striping) next(ctx context.Context) (net.Conn, error) {
+	if len(s.made) > 0 {
+		c := s.made[0]
+		s.made = s.made[1:]
+		return c, nil
+	}
+	for {
+		n := s.turn % len(s.ways)
+		s.last++
+		c, err := s.dial(ctx, s.ways[n], s.last)
+		if err == nil {
+			s.turn++
+			return c, nil
+		}
+		if ctx.Err() != nil || len(s.ways) == 1 {
+			return nil, fmt.Errorf("%v: %w", s.ways[n], err)
+		}
+		logrus.Warnf("the connections with %s have fewer streams %v: %v", s.first.Peer, s.ways[n], err)
+		s.ways = slices.Delete(s.ways, n, n+1)
+	}
+}
+
+// close gives up what no set has taken.
+func (s *striping) close() {
+	for _, c := range s.made {
+		c.Close()
+	}
+}
+
+func (s *striping) String() string {
+	var all []string
+	for _, w := range s.ways {
+		all = append(all, w.String())
+	}
+	return strings.Join(all, "; ")
+}
+
+// --- what people are told ---------------------------------------------------------------
+
+// interfaceAt is the interface of an address of this host.
+func (r *rails) interfaceAt(local net.Addr) (address.Chosen, bool) {
+	at := addressOf(local)
+	for _, a := range r.addresses {
+		if a.Address.WithZone("") == at {
+			return a, true
+		}
+	}
+	return address.Chosen{}, false
+}
+
+// count is where the bytes of a connection are counted.
+func (r *rails) count(c net.Conn) *tcp.Carried {
+	a, _ := r.interfaceAt(c.LocalAddr())
+	return r.carried[a.Interface]
+}
+
+// route is the way of a connection, for messages.
+func (r *rails) route(c net.Conn) string {
+	a, _ := r.interfaceAt(c.LocalAddr())
+	return fmt.Sprintf("%v to %v%s", c.LocalAddr(), c.RemoteAddr(), where(a))
+}
+
+// report is what went over each interface.
+func (r *rails) report() (all []launch.NetworkRail) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, a := range r.addresses {
+		i := slices.IndexFunc(all, func(n launch.NetworkRail) bool { return n.Interface == a.Interface })
+		if i < 0 {
+			c := r.carried[a.Interface]
+			all = append(all, launch.NetworkRail{Rail: a.Rail, Interface: a.Interface, Device: a.Device, Down: r.down[a.Interface], Sent: c.Sent.Load(), Received: c.Received.Load()})
+			i = len(all) - 1
+		}
+		for _, l := range r.listening {
+			if l.Chosen == a {
+				all[i].Listening = netip.AddrPortFrom(a.Address, l.endpoint.Port).String()
+			}
+		}
+	}
+	return all[:min(len(all), reportedRails)]
+}
+
+// reportedRails bounds the interfaces that a report has room for.
+const reportedRails = 32
+
+// pairs are the two ends of a Peer's streams of data, or where it has none of its control.
+func (r *rails) pairs(p *tcp.Peer) (all []launch.RailFigures) {
+	_, data := p.Connections()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range data {
+		own, known := r.interfaceAt(c.LocalAddr())
+		if !known {
+			own.Rail = address.NoRail
+		}
+		at := addressOf(c.RemoteAddr())
+		f := launch.RailFigures{Rail: own.Rail, Interface: own.Interface, PeerRail: address.NoRail, PeerPlace: at.String()}
+		if there, known := r.places[at]; known {
+			f.PeerRail, f.PeerPlace = there.Number, fmt.Sprintf("%s (%v)", there.Interface, at)
+		}
+		i := slices.IndexFunc(all, func(o launch.RailFigures) bool { f.Streams = o.Streams; return o == f })
+		if i < 0 {
+			f.Streams = 0
+			all, i = append(all, f), len(all)
+		}
+		all[i].Streams++
+	}
+	return all
+}
+
+// registration says what NICs see of a connection's memory.
+const registrationTCP = "host memory that the relay has pinned for its GPU; the kernel's TCP copies from it and to it: a bounce, without GPUDirect RDMA"
+
+// overTCP is the way of a connection's messages to another host, from the sender's GPU to
+// the receiver's.
+func (c *connection) overTCP() (steps []string, pairs []launch.RailFigures) {
+	own := "GPU " + c.lane.spec.GPU.BusID
+	if c.abroad == nil || c.session.relay.hosts == nil {
+		return []string{own, "host memory", "tcp", c.peer}, nil
+	}
+	pairs = c.session.relay.hosts.rails.pairs(c.abroad)
+	var here, there []string
+	name := func(place string, rail int) string {
+		if rail == address.NoRail {
+			return place
+		}
+		return fmt.Sprintf("%s, rail %d", place, rail)
+	}
+	for _, p := range pairs {
+		here, there = append(here, name(p.Interface, p.Rail)), append(there, name(p.PeerPlace, p.PeerRail))
+	}
+	return []string{own, "host memory", strings.Join(here, " and "), "tcp", strings.Join(there, " and "), "host memory", c.peerGPU.GPU(), c.peer}, pairs
+}
