@@ -68,10 +68,6 @@ func (h *hosts) extend(p *tcp.Peer) tcp.Extension {
 // senderBy is what the data of a connection goes by: nil for tcp. It waits until that is
 // settled, and has the lane's slots registered.
 func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*verbs.Set, error) {
-	if !peer.Dialed() { // the queue pairs lead from who made the connections to the other
-		c.transport = launch.TransportTCP
-		return nil, nil
-	}
 	settled := make(chan error, 1)
 	var by *verbs.Set
 	if !r.loop.Call(func() {
@@ -102,11 +98,8 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 // receiverBy is what the data on a channel that was opened just now comes by: nil for tcp.
 // It belongs to the loop.
 func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
-	if peer.Dialed() { // the way back of a read
-		return nil, nil
-	}
 	by := verbs.Of(peer)
-	if by != nil && by.Using() {
+	if by != nil && by.Coming() {
 		return by, nil
 	}
 	if r.config.Transport != launch.TransportVerbs {

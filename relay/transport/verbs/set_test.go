@@ -128,7 +128,7 @@ func connected(t *testing.T) *two {
 	w.b = newSide(t, accepted, rdma, "b0", func(s *Set, c *tcp.Channel) {
 		c.Handle(func(wire.Message, uint32, []int) {}, func(err error) { w.ended <- err })
 		var a *Arrivals
-		if s.Using() {
+		if s.Coming() {
 			a = s.Receive(c, func(grant, length uint64) { w.arrived <- [2]uint64{grant, length} })
 			c.Receive(func(uint64, uint64) {}, func() { a.End() })
 		}
@@ -141,9 +141,7 @@ func connected(t *testing.T) *two {
 		t.Fatal(err)
 	}
 	w.a.loop.Call(func() {
-		if w.channel, err = w.a.peer.Open(&wire.Done{}, 0, func(wire.Message, uint32, []int) {}, func(error) {}); err == nil {
-			w.link = w.a.set.Link(w.channel, nil, slot)
-		}
+		w.channel, w.link, err = w.a.set.Open(&wire.Done{}, func(wire.Message, uint32, []int) {}, func(error) {}, nil, slot)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -327,9 +325,7 @@ func TestTheEndOfAChannelAndOfAPeer(t *testing.T) {
 	var err error
 	var link *Link
 	w.a.loop.Call(func() {
-		var c *tcp.Channel
-		if c, err = w.a.peer.Open(&wire.Done{}, 0, func(wire.Message, uint32, []int) {}, func(error) {}); err == nil {
-			link = w.a.set.Link(c, nil, slot)
+		if _, link, err = w.a.set.Open(&wire.Done{}, func(wire.Message, uint32, []int) {}, func(error) {}, nil, slot); err == nil {
 			link.regions[7] = &regionKeys{Region: 7, Address: 1 << 40, Bytes: slot}
 		}
 	})
