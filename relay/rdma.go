@@ -16,6 +16,9 @@ import (
 // Between relays of two hosts the data goes by RDMA where both have NICs that can, beside
 // the connections over TCP that they share (abroad.go): what is said there is the same.
 
+// registrationVerbs says what NICs see of a connection's memory.
+const registrationVerbs = "host memory, registered by ibv_reg_mr: a bounce, without GPUDirect RDMA"
+
 // newFabric is what the relay has of RDMA. It belongs to the loop.
 func (r *Relay) newFabric() *verbs.Fabric {
 	c := verbs.Config{NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes}

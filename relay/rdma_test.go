@@ -125,7 +125,7 @@ func TestEveryByteArrivesByRDMA(t *testing.T) {
 			p := hostsByRDMA(t, of.nics, of.pairs)
 			p.arrive(t, 0, 1, 7, 8, 127, 128, 129, 4096, 4097, 256<<10-1, 256<<10, 256<<10+1, 1<<20+3, 11<<20+5)
 			report := p.relayA.Report()
-			if c := report.Connections; len(c) != 1 || c[0].Transport != launch.TransportVerbs || !strings.Contains(c[0].Path, "host memory -> verbs by mlx5_0") {
+			if c := report.Connections; len(c) != 1 || c[0].Transport != launch.TransportVerbs || !strings.Contains(c[0].Path, "host memory -> verbs by mlx5_0") || !strings.Contains(c[0].Registration, "ibv_reg_mr") {
 				t.Errorf("inspect shows %+v", c)
 			}
 			transport, way := p.data(t)
