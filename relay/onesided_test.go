@@ -11,13 +11,16 @@ import (
 )
 
 // ways are how a one-sided operation gets to the other side's memory.
-var ways = []string{launch.RouteStaged, launch.RouteDirect, launch.TransportTCP}
+var ways = []string{launch.RouteStaged, launch.RouteDirect, launch.TransportTCP, launch.TransportVerbs}
 
 // byWay is a connected pair.
 func byWay(t *testing.T, way string) *pair {
 	t.Helper()
 	if way == launch.TransportTCP {
 		return &hostsApart(t).pair
+	}
+	if way == launch.TransportVerbs {
+		return &hostsByRDMA(t, 1, 2).pair
 	}
 	return connected(t, way)
 }
