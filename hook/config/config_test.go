@@ -52,6 +52,7 @@ binary = "/opt/peerlane-relay"
 launcher = "systemd"
 route = "staged"
 transport = "loop"
+scope = "host"
 slots = 4
 slot_size = "1MiB"
 reserve = "start"
@@ -117,7 +118,7 @@ tls_authority = "/srv/ca.pem"
 	want := config.Config{
 		Hook: config.Hook{OnFailure: "warn", Annotations: true},
 		Relay: config.Relay{
-			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
+			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Scope: "host", Slots: 4, SlotSize: 1 << 20,
 			SelfTest: "required", Calibration: "off", Chunk: 4 << 20, Depth: 6, Streams: 3,
 			Reserve: "start", CUDAIPC: "never", Events: "timeline", Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7, HostMemory: 3 << 30, ClientHostMemory: 2 << 30, Staging: 5 << 30, ClientStaging: 6 << 30},
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
@@ -188,6 +189,7 @@ func TestRefused(t *testing.T) {
 		{"on failure", "[hook]\non_failure = \"hope\"", `hook.on_failure is "hope"; fail, warn`},
 		{"launcher", "[relay]\nlauncher = \"upstart\"", `relay.launcher is "upstart"; auto, systemd, fork`},
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
+		{"scope", "[relay]\nscope = \"rack\"", "relay.scope"},
 		{"transport", "[relay]\ntransport = \"verbs\"", "relay.transport"},
 		{"self-test", "[relay]\nself_test = \"often\"", "relay.self_test"},
 		{"calibration", "[relay]\ncalibration = \"yes\"", "relay.calibration"},

@@ -14,7 +14,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of sessions' regions
 static int register_host(struct communicator *c, struct region *r)
 {
 	const peerlane_gpu *gpu = &c->relay->lane[c->device].gpu;
-	char text[192];
+	char text[PLACE];
 	void *data;
 	int status;
 
@@ -37,7 +37,7 @@ static int register_gpu(struct communicator *c, struct region *r)
 	const void *data = (const void *)r->base;
 	uint32_t access = c->sends ? PEERLANE_ACCESS_SEND : PEERLANE_ACCESS_RECEIVE;
 	int status = peerlane_export_pointer(c->tie->session, data, r->bytes, access, &r->memory);
-	char why[1024] = "", text[192];
+	char why[1024] = "", text[PLACE];
 
 	if (status && !c->exported && status == PEERLANE_STATUS_CUDA) {
 		strncpy(why, peerlane_error(), sizeof why - 1);
