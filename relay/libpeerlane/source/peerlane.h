@@ -269,6 +269,12 @@ PEERLANE_API int peerlane_export_pointer(peerlane_session *session, const void *
  * that has no such handle. */
 PEERLANE_API int peerlane_export_pointer_ipc(peerlane_session *session, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory);
 
+/* Writes a number of the GPU memory at [pointer, pointer+length), in one allocation or
+ * several: other memory that comes to lie there later, when this is freed, has another
+ * one. It says something within this process alone. Finds CUDA as
+ * peerlane_export_pointer() does. PEERLANE_STATUS_CUDA also where CUDA has no number. */
+PEERLANE_API int peerlane_pointer_id(const void *pointer, uint64_t length, uint64_t *id);
+
 /* Takes memory back: no new operation can use it, and the relay's mapping, which pins
  * the memory, goes when those under way have ended. Host memory and staging memory are
  * unmapped here, also where the session has failed. */

@@ -34,6 +34,7 @@ int main(int argc, char **argv)
 	struct peerlane_result results[4];
 	struct peerlane_lane lane;
 	struct peerlane_nic nic;
+	uint64_t id;
 	peerlane_operation operation, more[PEERLANE_MAX_OPERATIONS + 1];
 	peerlane_connection connection;
 	peerlane_listener listener;
@@ -136,6 +137,9 @@ int main(int argc, char **argv)
 	must(nic.guid == 0xfeedf00d12345678 && nic.mbps == 400000 && nic.port == 2 && !strcmp(nic.name, "nic0"));
 	demand(INVALID, peerlane_lane_nic(s, NULL, &nic));
 	demand(INVALID, peerlane_lane_nic(s, &gpu, NULL));
+	demand(INVALID, peerlane_pointer_id(&nic, 0, &id));
+	demand(INVALID, peerlane_pointer_id(&nic, ~(uint64_t)0, &id));
+	demand(INVALID, peerlane_pointer_id(&nic, 1, NULL));
 	demand(PEERLANE_STATUS_WRONG_GPU, peerlane_lane_nic(s, &(peerlane_gpu){{1}}, &nic));
 
 	/* Accepts that were given up: the next sender is the next accept's. */

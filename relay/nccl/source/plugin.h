@@ -68,6 +68,9 @@ struct region {
 	int lane;
 	uintptr_t base;
 	size_t bytes;
+	/* Which GPU memory was there when it was registered; 0: unknown, and never the same. Of
+	 * host memory the twin is ours, and what lies at base is copied when it is sent. */
+	uint64_t id;
 	uint8_t *twin; /* of base; NULL: GPU memory */
 	uint64_t first; /* offset of base in memory */
 	peerlane_memory memory;
