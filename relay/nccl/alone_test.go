@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	files "github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -135,4 +136,28 @@ func TestLanesOfOneHost(t *testing.T) {
 	h.scope = launch.ScopeHost
 	l := h.lane(0)
 	demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket}), " speed 2966400 ", "nic: guid 0x100000000000000 port 1\n", l.uuid+" (peerlane.dev/lane=0), host ")
+}
+
+// The topology file beside the socket is NCCL's, unless somebody has said otherwise.
+func TestTheTopologyFileBesideTheSocket(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	l := h.lane(0)
+	socket := "PEERLANE_SOCKET=" + l.socket
+	demand(t, alone(t, []string{socket}), "\ntopology: none\n")
+	file := filepath.Join(filepath.Dir(l.socket), files.TopologyName)
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ variable, want string }{
+		{"NCCL_NET=", file}, {"NCCL_NET=peerlane", file}, {"PEERLANE_NCCL_TOPOLOGY=1", file},
+		{"NCCL_NET=Socket", "none"}, {"PEERLANE_NCCL_TOPOLOGY=0", "none"}, {"NCCL_TOPO_FILE=/mine.xml", "/mine.xml"},
+	} {
+		out := alone(t, []string{socket, c.variable})
+		demand(t, out, "\ntopology: "+c.want+"\n")
+		if said := strings.Contains(out, "info: NET/Peerlane: NCCL_TOPO_FILE is "+file+" now"); said != (c.want == file) {
+			t.Errorf("%s: %s", c.variable, out)
+		}
+	}
+	// Of a process that has no relay NCCL takes what it sees.
+	demand(t, alone(t, []string{socket + ".none", "NCCL_NET="}), "\ntopology: none\n")
 }

@@ -187,6 +187,29 @@ static int without(struct relay *r, const char *why)
 	return NCCL_SYSTEM_ERROR;
 }
 
+/* Where NCCL looks where nothing names a topology file: a cloud's, of the machine. */
+#define CLOUDS_TOPOLOGY "/var/run/nvidia-topologyd/virtualTopology.xml"
+
+/* name_topology has NCCL read the topology file that lies beside the relay's socket: each
+ * GPU of the container beside the virtual NIC of its lane. NCCL calls init() before it
+ * looks for one (commAlloc and initTransportsRank, 2.19 to 2.30), and sets variables in this
+ * way itself, of nccl.conf. Who has named one, or another network, has it. */
+static void name_topology(void)
+{
+	const char *socket = getenv("PEERLANE_SOCKET"), *network = getenv("NCCL_NET"), *wanted = getenv("PEERLANE_NCCL_TOPOLOGY"), *end;
+	char file[4096];
+
+	if (getenv("NCCL_TOPO_FILE") || (network && *network && strcasecmp(network, NAME)) || (wanted && !strcmp(wanted, "0")))
+		return;
+	if (!socket || !*socket)
+		socket = "/run/peerlane/relay.sock";
+	if (!(end = strrchr(socket, '/')) || snprintf(file, sizeof file, "%.*s/nccl-topology.xml", (int)(end - socket), socket) >= (int)sizeof file)
+		return;
+	if (access(file, R_OK) || !access(CLOUDS_TOPOLOGY, R_OK) || setenv("NCCL_TOPO_FILE", file, 0))
+		return;
+	inform("NCCL_TOPO_FILE is %s now, the virtual switch of this container (PEERLANE_NCCL_TOPOLOGY=0: not)", file);
+}
+
 int use_relay(struct relay **out)
 {
 	struct relay *before = NULL;
@@ -212,6 +235,8 @@ int use_relay(struct relay **out)
 				snprintf(name[i], sizeof name[i], "peerlane_%u", r->lane[i].index);
 				inform("%s is the lane of %s", name[i], place(r, (int)i, text));
 			}
+			if (r->lanes)
+				name_topology();
 		}
 	}
 	if (!error) {
