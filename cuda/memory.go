@@ -268,6 +268,17 @@ func (d *Driver) PointerDevice(p Ptr) (Device, error) {
 	return Device(v), nil
 }
 
+// PointerID is a number of the memory at p that no other memory of this process has or has
+// had, though it be at the same address (CU_POINTER_ATTRIBUTE_BUFFER_ID).
+func (d *Driver) PointerID(p Ptr) (uint64, error) {
+	var v C.ulonglong
+	r := C.call_cuPointerGetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_BUFFER_ID, C.CUdeviceptr(p))
+	if r != 0 {
+		return 0, d.failed(r, "cuPointerGetAttribute", p.String())
+	}
+	return uint64(v), nil
+}
+
 // closeOnExec sets the flag, which the driver does not promise.
 func closeOnExec(fd int) (int, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {

@@ -97,6 +97,11 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 		return launch.Lane{}, fmt.Errorf("that GPU cannot have one: %s", lane.Reason)
 	}
 	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, GPU: identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
+	if len(lane.NICs) > 0 {
+		n := plan.NCCLNIC(lane.NICs[0])
+		out.NIC = &launch.NIC{Name: lane.NICs[0], GUID: n.GUID, Mbps: n.Mbps, Port: n.Port}
+	}
+	out.PeerMbps = gpu.PeerMbps()
 	for _, s := range lane.Servers {
 		server, err := plan.GPU(s)
 		if err != nil {

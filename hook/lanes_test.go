@@ -30,9 +30,10 @@ func testPlan(sysfs string) *topo.Plan {
 		Source:  topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs},
 		GPUs: []topo.GPU{
 			{Index: 0, UUID: uuid0, BusID: "0000:17:00.0"},
-			{Index: 1, UUID: uuid1, BusID: "0000:2a:00.0"},
+			{Index: 1, UUID: uuid1, BusID: "0000:2a:00.0", Capability: 90, NVLinks: []topo.NVLink{{Count: 18}}},
 			{Index: 2, BusID: "0000:3b:00.0"},
 		},
+		NICs: []topo.NIC{{Name: "mlx5_0", BusID: "0000:18:00.0", GUID: "a088:c203:00a1:40e0", Ports: []topo.Port{{Number: 1, State: "ACTIVE", RateGbps: 400}}}},
 		Lanes: []topo.Lane{
 			{GPU: "0000:17:00.0", Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
 			{GPU: "0000:2a:00.0", Role: topo.RoleFar, Relay: true, Servers: []string{"0000:17:00.0"}, NICs: []string{"mlx5_0"}},
@@ -47,9 +48,10 @@ func TestLanes(t *testing.T) {
 		t.Fatal(err)
 	}
 	near := launch.GPU{UUID: uuid0, BusID: "0000:17:00.0", Index: 0}
+	nic := &launch.NIC{Name: "mlx5_0", GUID: 0xe040a10003c288a0, Mbps: 400000, Port: 1}
 	want := []launch.Lane{
-		{GPU: launch.GPU{UUID: uuid1, BusID: "0000:2a:00.0", Index: 1}, Role: "far", Relay: true, Servers: []launch.GPU{near}, NICs: []string{"mlx5_0"}},
-		{GPU: near, Role: "near", Servers: []launch.GPU{}, NICs: []string{"mlx5_0"}},
+		{GPU: launch.GPU{UUID: uuid1, BusID: "0000:2a:00.0", Index: 1}, Role: "far", Relay: true, Servers: []launch.GPU{near}, NICs: []string{"mlx5_0"}, NIC: nic, PeerMbps: 2966400},
+		{GPU: near, Role: "near", Servers: []launch.GPU{}, NICs: []string{"mlx5_0"}, NIC: nic},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)

@@ -168,7 +168,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		Slots: r.Config.Relay.Slots, SlotBytes: uint64(r.Config.Relay.SlotSize),
 		Peers: l.Peers(), NICs: l.EmulatedNICs(),
 		Reserve: r.Config.Relay.Reserve, Bounce: r.Config.Bounce(), CUDAIPC: r.Config.Relay.CUDAIPC == config.CUDAIPCAllow, IPCEvents: r.Config.Relay.Events == config.EventsIPC, Limits: r.Config.Relay.Launch(),
-		SelfTest: r.Config.Relay.SelfTest, Calibrated: r.Config.Relay.Calibration == config.CalibrationAuto,
+		Scope: r.Config.Relay.Scope, SelfTest: r.Config.Relay.SelfTest, Calibrated: r.Config.Relay.Calibration == config.CalibrationAuto,
 		Verbs: r.Config.Verbs.Launch(),
 		Chunk: uint64(r.Config.Relay.Chunk), Depth: r.Config.Relay.Depth, Streams: r.Config.Relay.Streams,
 	}

@@ -534,6 +534,7 @@ func (s *supervisor) lanesChanged() error {
 
 // configure sends the relay what it has to know.
 func (s *supervisor) configure() {
+	s.writeTopology()
 	config := s.generation.Config
 	config.Network, config.NoNetwork = s.networking.where, s.networking.why
 	config.Admission, config.Endings = true, true // this supervisor answers claims and hears ends, whoever made the generation

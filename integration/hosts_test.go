@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -138,6 +139,11 @@ func TestContainersOfTwoHosts(t *testing.T) {
 		}
 		if _, landlock, missing := found.Sandbox.Relay.Seccomp, found.Sandbox.Landlock, found.Sandbox.Missing; landlock == 0 {
 			t.Logf("Landlock is not here: %q", missing)
+		}
+		// NCCL finds the container's virtual switch beside the socket.
+		topology := fmt.Sprintf("/proc/%d/root%s", c.generation().Container.PID, filepath.Join(layout.ContainerDir, layout.TopologyName))
+		if text, err := os.ReadFile(topology); err != nil || bytes.Count(text, []byte(`<net name="peerlane_`)) != 1 {
+			t.Errorf("its topology file is %q, %v", text, err)
 		}
 		table := c.bed.mustPeerlane("relay", "inspect", c.id)
 		for _, word := range []string{"network", "10.211.0.", "tcp"} {

@@ -307,3 +307,22 @@ func (r *Relay) given() *wire.LanesReply {
 	}
 	return m
 }
+
+// nicOf is what is known of the NIC of the lane of a GPU.
+func (r *Relay) nicOf(gpu wire.UUID) (*wire.LaneNICReply, error) {
+	for _, l := range r.lanes {
+		if id, err := wire.ParseGPU(l.spec.GPU.UUID); err != nil || id != gpu {
+			continue
+		}
+		m := &wire.LaneNICReply{}
+		switch n := l.spec.NIC; {
+		case r.config.Scope == launch.ScopeHost:
+			m.Mbps = l.spec.PeerMbps
+		case n != nil:
+			m.Guid, m.Mbps, m.Port = n.GUID, n.Mbps, n.Port
+			wire.SetText(m.Name[:], n.Name)
+		}
+		return m, nil
+	}
+	return nil, wire.Errorf(wire.StatusWrongGPU, "%s has no lane in %s", gpu.GPU(), r.name())
+}

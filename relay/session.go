@@ -379,6 +379,12 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.reply(s.relay.statistics(), sequence)
 	case *wire.Lanes:
 		s.reply(s.relay.given(), sequence)
+	case *wire.LaneNIC:
+		if answer, err := s.relay.nicOf(m.GPU); err != nil {
+			s.answer(sequence, err)
+		} else {
+			s.reply(answer, sequence)
+		}
 	default:
 		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "a %T is no request of a client", m))
 	}

@@ -113,6 +113,10 @@ type Plan struct {
 	GPUs    []GPU  `json:"gpus"`
 	NICs    []NIC  `json:"nics"`
 	Lanes   []Lane `json:"lanes"`
+	// CPUs and Switches are what GPUs and NICs hang on, for ContainerXML; empty in a plan of
+	// an earlier release.
+	CPUs     []CPU    `json:"cpus,omitempty"`
+	Switches []Switch `json:"switches,omitempty"`
 	// Groups are in the order of their names.
 	Groups []Group `json:"groups,omitempty"`
 	// Staging is what relays take from each GPU that serves, in their order.
@@ -231,7 +235,7 @@ func MakePlan(h *Host, c PlanConfig) (*Plan, error) {
 	lanes := p.plan()
 	return &Plan{
 		Version: PlanVersion, Source: h.Source, Notes: p.notes(lanes),
-		GPUs: h.GPUs, NICs: h.NICs, Lanes: lanes, Groups: groups, Staging: p.staging(lanes),
+		GPUs: h.GPUs, NICs: h.NICs, CPUs: h.CPUs, Switches: h.Switches, Lanes: lanes, Groups: groups, Staging: p.staging(lanes),
 	}, nil
 }
 

@@ -2,7 +2,9 @@ package topo
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 )
 
 // VirtualSwitch is the host as the virtual switch makes it look for NCCL: each
@@ -107,4 +109,45 @@ func (h *Host) freeAddresses() func() (bridge, nic string, ok bool) {
 		}
 		return "", "", false
 	}
+}
+
+// NCCLNIC is a NIC in NCCL's numbers: as its transport for InfiniBand has them, and a
+// virtual NIC that stands for it in the virtual switch.
+type NCCLNIC struct {
+	GUID uint64 // 0 where unknown
+	Mbps uint32 // of the fastest active port, 10^6 bits a second; 0 where unknown
+	Port uint32 // that port; 0 where unknown
+}
+
+// NCCLNIC is a NIC of the plan, by name; zero for one that is not in its topology, or that
+// NCCL would not list.
+func (p *Plan) NCCLNIC(name string) (n NCCLNIC) {
+	host := Host{NICs: p.NICs, Source: p.Source}
+	for _, nic := range host.inNCCLsWords().NICs {
+		if nic.Name != name {
+			continue
+		}
+		n.GUID, _ = strconv.ParseUint(nic.GUID, 0, 64) // empty where unknown
+		port := nic.bestPort()
+		if mbps := math.Round(port.RateGbps * 1000); mbps > 0 && mbps < 1e9 {
+			n.Mbps = uint32(mbps)
+		}
+		if port.Number > 0 {
+			n.Port = uint32(port.Number)
+		}
+	}
+	return n
+}
+
+// PeerMbps is the rate of a GPU's links to others of its host, 10^6 bits a second in each
+// direction: its NVLinks, or without any its PCIe link; 0 where unknown.
+func (g GPU) PeerMbps() uint32 {
+	gbs := 0.0
+	for _, l := range g.NVLinks {
+		gbs += float64(l.Count) * nvlinkBandwidth(g.Capability)
+	}
+	if gbs == 0 {
+		gbs = g.Link
+	}
+	return uint32(math.Round(min(gbs*8000, 1e9)))
 }

@@ -182,7 +182,33 @@ func TestVirtualNICHasThePortThatNCCLCounts(t *testing.T) {
 	if n := v.NICs[0]; n.GUID != "0xe040a10003c288a0" || n.Ports[0] != (Port{Number: 2, RateGbps: 100}) {
 		t.Errorf("%+v; NCCL counts the second function of a card as its second port", n)
 	}
+	// What a relay tells of the NIC is the same.
+	p, err := MakePlan(h, PlanConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]NCCLNIC{"mlx5_1": {GUID: 0xe040a10003c288a0, Mbps: 100000, Port: 2}, "none": {}} {
+		if got := p.NCCLNIC(name); got != want {
+			t.Errorf("the plan has %s as %+v, want %+v", name, got, want)
+		}
+	}
 	if c := v.CPUs[0]; c.Family != 175 {
 		t.Errorf("family %d, want 175", c.Family)
+	}
+}
+
+func TestLinksToPeers(t *testing.T) {
+	for _, c := range []struct {
+		g    GPU
+		want uint32
+	}{
+		{GPU{Capability: 90, NVLinks: []NVLink{{Count: 18}}}, 2966400}, // 18 of 20.6 GB/s
+		{GPU{Capability: 80, NVLinks: []NVLink{{Count: 4}, {Count: 8}}}, 1920000},
+		{GPU{Place: Place{Link: 24}}, 192000},
+		{GPU{}, 0},
+	} {
+		if got := c.g.PeerMbps(); got != c.want {
+			t.Errorf("%+v: %d Mbit/s, want %d", c.g, got, c.want)
+		}
 	}
 }

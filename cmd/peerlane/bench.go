@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/bench"
 	"github.com/peerlane/peerlane/integration/demo"
 	"github.com/peerlane/peerlane/integration/testbed"
@@ -31,9 +32,9 @@ func newBenchCommand(a *app) *cobra.Command {
 	}
 	o := bench.Options{}
 	var sizes []string
-	var input, save string
+	var input, save, listen, connect string
 	cmd := &cobra.Command{
-		Use:   "bench",
+		Use:   "bench [--listen [ADDRESS] | --connect HOST]",
 		Short: "Measure relays beside raw copies and the bounce through host memory",
 		Long: `Measure what going through relays costs and gives. Clients are plain processes,
 each with one GPU and a relay of its own that is started as a container's is. No
@@ -45,14 +46,29 @@ two or more real GPUs those are measured; elsewhere a simulator, whose figures s
 nothing about GPUs and are marked. Route staged goes through an emulated NIC. At the
 end is what is asked of each table, what was reached, and whether that is enough.
 
-All of it is on one host.`,
+Between two hosts: --listen on the one, then --connect on the other. Both need the
+cluster key, and so root; each starts a relay and a client of its own, which meet over
+the transport that relays choose. Measured is what --connect says, both ways, beside plain
+TCP sockets between the same addresses; the result is printed on both hosts. The two find
+each other at port 19999 unless another is given, and use ports of network.ports beside
+it.`,
 		Example: `  peerlane bench
   peerlane bench --table routes --sizes 64KiB,1MiB,64MiB --depths 1,16 -o svg >routes.svg
   peerlane bench --table all --save result.json
   peerlane bench --table all --quick --gpus real --save result.json
   peerlane bench --table busy --busy server
+  peerlane bench --table network --gpus real
+  peerlane bench --listen                  on one host
+  peerlane bench --connect host1           on another
   peerlane bench --input result.json -o html >result.html`,
-		Args: noArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			// --listen ADDRESS: an option whose value can be left out has it behind "=" only.
+			if len(args) == 1 && cmd.Flags().Changed("listen") && listen == everywhere {
+				listen = args[0]
+				return nil
+			}
+			return noArgs(cmd, args)
+		},
 	}
 	form := addForm(cmd, formSVG, formHTML)
 	flags := cmd.Flags()
@@ -66,14 +82,25 @@ All of it is on one host.`,
 	flags.DurationVar(&o.Duration, "duration", 0, "how long each measurement takes (default 1s, simulated 200ms)")
 	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes, and shorter: for machines that are lent by the minute")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated")
+	flags.StringVar(&listen, "listen", "", "wait for another host's bench at `ADDRESS`, ADDRESS:PORT or :PORT (default all addresses, port 19999)")
+	flags.Lookup("listen").NoOptDefVal = everywhere
+	flags.StringVar(&connect, "connect", "", "measure lanes to `HOST` or HOST:PORT, where a bench listens")
+	flags.StringVar(&o.Transport, "transport", launch.TransportAuto, "what carries messages to the other host: auto, as relays choose, or tcp")
 	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE` too, after each table")
 	flags.StringVar(&input, "input", "", "show the result in `FILE` and measure nothing")
 	complete(cmd, "table", append(names, "all")...)
 	complete(cmd, "routes", launch.RouteDirect, launch.RouteStaged)
 	complete(cmd, "baselines", bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal)
 	complete(cmd, "busy", bench.BusyClient, bench.BusyServer, bench.BusyBoth)
+	complete(cmd, "transport", bench.Transports()...)
+	complete(cmd, "listen", everywhere)
+	complete(cmd, "connect")
 	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		between := listen != "" || connect != ""
+		if err := benchFlags(cmd, between); err != nil {
+			return usageError{cmd.CommandPath(), err}
+		}
 		if input != "" {
 			f, err := os.Open(input)
 			if err != nil {
@@ -100,6 +127,14 @@ All of it is on one host.`,
 			return usageError{cmd.CommandPath(), err}
 		}
 		var err error
+		if between {
+			if o.Network, err = a.network(); err != nil {
+				return err
+			}
+			if err := bench.CanMeet(o.Network); err != nil {
+				return asRoot(err)
+			}
+		}
 		if o.Binaries, err = binaries(); err != nil {
 			return err
 		}
@@ -112,10 +147,21 @@ All of it is on one host.`,
 		}
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 		defer stop()
-		report, err := bench.Run(ctx, o)
+		var report *bench.Report
+		switch {
+		case connect != "":
+			report, err = bench.Connect(ctx, o, connect)
+		case listen != "":
+			report, err = bench.Listen(ctx, o, listen)
+			if err == nil && o.Measured != nil {
+				err = o.Measured(report)
+			}
+		default:
+			report, err = bench.Run(ctx, o)
+		}
 		done()
 		if err != nil {
-			return err
+			return asRoot(err)
 		}
 		if len(report.Problems) > 0 {
 			err = fmt.Errorf("not everything was measured: %s", strings.Join(report.Problems, "; "))
@@ -123,6 +169,49 @@ All of it is on one host.`,
 		return errors.Join(err, a.printBench(report, form))
 	}
 	return cmd
+}
+
+// everywhere is --listen without an address.
+const everywhere = ":19999"
+
+// benchFlags says which options have no meaning together.
+func benchFlags(cmd *cobra.Command, between bool) error {
+	flags := cmd.Flags()
+	if flags.Changed("connect") && flags.Lookup("connect").Value.String() == "" {
+		return errors.New("--connect names no host")
+	}
+	if flags.Changed("listen") && flags.Changed("connect") {
+		return errors.New("--listen is for the one host and --connect for the other")
+	}
+	if flags.Changed("transport") && !flags.Changed("connect") {
+		return errors.New("--transport belongs to --connect; table network is over tcp")
+	}
+	var no []string
+	if between {
+		no = []string{"table", "routes", "baselines", "busy", "pace", "input"}
+	}
+	if flags.Changed("listen") {
+		no = append(no, "sizes", "depths", "duration", "quick")
+	}
+	for _, name := range no {
+		if flags.Changed(name) {
+			return fmt.Errorf("--%s has no meaning here: between two hosts --connect says what is measured, by --sizes, --depths, --duration, --quick and --transport", name)
+		}
+	}
+	return nil
+}
+
+// network is how this host is on the network, with the key's file by name.
+func (a *app) network() (config.Network, error) {
+	c, err := config.Load(a.layout.ConfigFile())
+	if err != nil {
+		return c.Network, err
+	}
+	if c.Network.Listen == config.ListenOff {
+		return c.Network, errors.New("network.listen in config.toml is off: relays of this host meet none of other hosts")
+	}
+	c.Network.Key, err = a.keyFile()
+	return c.Network, err
 }
 
 // saveBench writes a result, whole or not at all: what was saved before stays until
@@ -152,7 +241,7 @@ func saveBench(file string, r *bench.Report) error {
 // given are the flags as they were given, but for where files are.
 func given(cmd *cobra.Command) []string {
 	var list []string
-	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "duration", "quick", "gpus"} {
+	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "duration", "quick", "gpus", "listen", "connect", "transport"} {
 		switch f := cmd.Flags().Lookup(name); {
 		case f.Changed && f.NoOptDefVal != "":
 			list = append(list, "--"+name+"="+f.Value.String())

@@ -58,14 +58,30 @@ func TestBenchOutput(t *testing.T) {
 
 func TestBenchCommandLine(t *testing.T) {
 	for _, arguments := range [][]string{
-		{"--table", "copies"}, {"--busy", "nobody"}, {"--sizes", "large"}, {"--gpus", "some"}, {"--pace", "0"}, {"--listen"}, {"--connect", "host"},
+		{"--table", "copies"}, {"--busy", "nobody"}, {"--sizes", "large"}, {"--gpus", "some"}, {"--pace", "0"},
+		{"--listen", "--connect", "host"}, {"--connect", ""}, {"--connect", "host", "--table", "copy"}, {"--connect", "host", "--transport", "pigeon"},
+		{"--listen", "--sizes", "8"}, {"--listen", "1.2.3.4", "5.6.7.8"}, {"--listen=1.2.3.4", "5.6.7.8"}, {"1.2.3.4"}, {"--transport", "tcp"}, {"--connect", "host", "--input", "result.json"},
 	} {
 		var out, errOut bytes.Buffer
 		if code := run(append([]string{"bench"}, arguments...), &out, &errOut); code != exitUsage {
 			t.Errorf("bench %q: exit status %d: %s", arguments, code, errOut.String())
 		}
 	}
-	if help := peerlane(t, "bench", "--help"); !strings.Contains(help, "All of it is on one host") {
-		t.Errorf("the help does not say that there are no two hosts:\n%s", help)
+	root := t.TempDir()
+	for _, arguments := range [][]string{{"--listen"}, {"--listen", "127.0.0.1"}, {"--connect", "127.0.0.1"}} {
+		var out, errOut bytes.Buffer
+		if code := run(append([]string{"bench", "--root", root}, arguments...), &out, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "there is no cluster key, "+root) {
+			t.Errorf("bench %q without a key: exit status %d: %s", arguments, code, errOut.String())
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(root, "etc/peerlane"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "etc/peerlane/config.toml"), []byte("[network]\nlisten = \"off\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	if code := run([]string{"bench", "--root", root, "--listen"}, &out, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "network.listen in config.toml is off") {
+		t.Errorf("on a host that is on no network: exit status %d: %s", code, errOut.String())
 	}
 }

@@ -218,6 +218,42 @@ func TestPointersKnowTheirDevice(t *testing.T) {
 	}
 }
 
+// Memory that is mapped where other memory was is other memory, though its address is the
+// same; and so is cuMemAlloc's.
+func TestPointersKnowTheirMemory(t *testing.T) {
+	use(t, 0)
+	at, err := driver.MemAddressReserve(size, 0)
+	check(t, err)
+	seen := map[uint64]bool{}
+	different := func(p cuda.Ptr) {
+		t.Helper()
+		id, err := driver.PointerID(p)
+		check(t, err)
+		inside, err := driver.PointerID(p + size/2 + 8)
+		check(t, err)
+		if id == 0 || seen[id] || inside != id {
+			t.Errorf("memory at %v is %d, and %d further on, after %v", p, id, inside, seen)
+		}
+		seen[id] = true
+	}
+	for range 3 {
+		h, err := driver.MemCreate(0, size, cuda.MemOptions{Exportable: true})
+		check(t, err)
+		check(t, driver.MemMap(at, size, 0, h))
+		check(t, driver.MemSetAccess(at, size, cuda.Access{Device: 0, Write: true}))
+		different(at)
+		check(t, driver.MemUnmap(at, size))
+		check(t, driver.MemRelease(h))
+	}
+	check(t, driver.MemAddressFree(at, size))
+	for range 2 {
+		p, err := driver.MemAlloc(size)
+		check(t, err)
+		different(p)
+		check(t, driver.MemFree(p))
+	}
+}
+
 func TestRangeOverSeveralAllocations(t *testing.T) {
 	use(t, 0)
 	whole, err := driver.MemAddressReserve(2*size, 0)

@@ -52,6 +52,7 @@ binary = "/opt/peerlane-relay"
 launcher = "systemd"
 route = "staged"
 transport = "loop"
+scope = "host"
 slots = 4
 slot_size = "1MiB"
 reserve = "start"
@@ -129,7 +130,7 @@ qps_per_connection = 4
 	want := config.Config{
 		Hook: config.Hook{OnFailure: "warn", Annotations: true},
 		Relay: config.Relay{
-			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Slots: 4, SlotSize: 1 << 20,
+			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Scope: "host", Slots: 4, SlotSize: 1 << 20,
 			SelfTest: "required", Calibration: "off", Chunk: 4 << 20, Depth: 6, Streams: 3,
 			Reserve: "start", CUDAIPC: "never", Events: "timeline", Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7, HostMemory: 3 << 30, ClientHostMemory: 2 << 30, Staging: 5 << 30, ClientStaging: 6 << 30},
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
@@ -206,6 +207,7 @@ func TestRefused(t *testing.T) {
 		{"on failure", "[hook]\non_failure = \"hope\"", `hook.on_failure is "hope"; fail, warn`},
 		{"launcher", "[relay]\nlauncher = \"upstart\"", `relay.launcher is "upstart"; auto, systemd, fork`},
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
+		{"scope", "[relay]\nscope = \"rack\"", "relay.scope"},
 		{"transport", "[relay]\ntransport = \"rdma\"", "relay.transport"},
 		{"a traffic class of nine bits", "[verbs]\ntc = 256", "verbs.tc"},
 		{"an odd MTU", "[verbs]\nmtu = 1500", "verbs.mtu"},

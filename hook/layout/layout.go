@@ -23,6 +23,9 @@ const (
 	ContainerDir = "/run/peerlane"
 	// SocketName is the relay's socket in ContainerDir and in SocketDir.
 	SocketName = "relay.sock"
+	// TopologyName is the virtual switch as the container has it, beside the socket: a
+	// topology file of NCCL, which Peerlane's plugin finds there.
+	TopologyName = "nccl-topology.xml"
 )
 
 // Layout is the set of paths below one root.
@@ -84,7 +87,7 @@ func (l Layout) GenerationDir(generation string) string {
 func (l Layout) Sockets() string { return filepath.Join(l.Run(), "sockets") }
 
 // SocketDir is the directory of one generation that is mounted into its
-// container. It holds one socket, SocketName, and nothing else.
+// container. It holds one socket, SocketName, and a file, TopologyName, and nothing else.
 func (l Layout) SocketDir(generation string) string {
 	return filepath.Join(l.Sockets(), generation)
 }

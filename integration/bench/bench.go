@@ -52,6 +52,11 @@ type Options struct {
 	// Pace is what the emulated NICs write at, in GB/s, each; none for each table's own.
 	Pace     []float64
 	Duration time.Duration // of each measurement; 0 for the host's own
+	// Transport is what carries messages to another host: launch.TransportAuto, as relays
+	// choose, or one that they must take.
+	Transport string
+	// Network is how this host is on the network, of Listen and Connect.
+	Network config.Network
 	// Quick is for machines that are lent by the minute: fewer sizes, shorter.
 	Quick bool
 	GPUs  string // one of package testbed's
@@ -87,6 +92,7 @@ func tables() []table {
 		{"cpu", "processor time of a relay, idle and busy", (*run).cpu},
 		{"memory", "what a relay takes of its client's GPU and of others", (*run).memory},
 		{"first-copy", "from a client's first call to its first message", (*run).firstCopy},
+		{tableNetwork, "two relays of this host over TCP, beside plain sockets on loopback", (*run).network},
 	}
 }
 
@@ -97,6 +103,9 @@ func Tables() (names, what []string) {
 	}
 	return names, what
 }
+
+// Transports are those that Options.Transport can name.
+func Transports() []string { return []string{launch.TransportAuto, launch.TransportTCP} }
 
 // Check says what of the options makes no sense.
 func (o Options) Check() error {
@@ -109,6 +118,7 @@ func (o Options) Check() error {
 		{"routes", o.Routes, []string{direct, staged}},
 		{"baselines", o.Baselines, []string{BaselineRaw, BaselineBounce, BaselineLocal}},
 		{"busy", o.Busy, []string{BusyClient, BusyServer, BusyBoth}},
+		{"transport", []string{cmp.Or(o.Transport, launch.TransportAuto)}, Transports()},
 		{"gpus", []string{o.GPUs}, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated}},
 	} {
 		for _, name := range list.have {
@@ -169,39 +179,11 @@ type run struct {
 
 // Run measures.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
-	root, err := os.MkdirTemp("", "peerlane-bench-")
+	r, end, err := begin(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(root)) }()
-	// Relays, who are not root, go through it where they have no root of their own.
-	if err := os.Chmod(root, 0o711); err != nil {
-		return nil, err
-	}
-	r := &run{Options: o, ctx: ctx, known: map[string]bool{}}
-	if r.host, err = testbed.New(root, o.Binaries, o.GPUs); err != nil {
-		return nil, err
-	}
-	r.lanes = r.host.Lanes
-	r.report = &Report{
-		Version: Version, Date: time.Now().UTC().Truncate(time.Second), Release: o.Release, Command: o.Command,
-		Host: r.host.Words, Simulated: r.host.Simulated, Rows: []Row{}, Baselines: []Baseline{}, Seconds: map[string]float64{},
-	}
-	for _, g := range r.host.Topology.GPUs {
-		r.report.GPUs = append(r.report.GPUs, g.Name)
-	}
-	if r.report.Driver, err = driverVersion(r.host); err != nil {
-		return nil, err
-	}
-	if r.Duration == 0 {
-		r.Duration = time.Second
-		if r.host.Simulated || r.Quick {
-			r.Duration = 200 * time.Millisecond
-		}
-	}
+	defer func() { err = errors.Join(err, end()) }()
 	if r.copier, err = r.host.StartMeasuring(ctx); err != nil {
 		return nil, err
 	}
@@ -227,6 +209,49 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		}
 	}
 	return r.report, r.report.check()
+}
+
+// begin makes a run on a host of its own, in a directory that end removes.
+func begin(ctx context.Context, o Options) (r *run, end func() error, err error) {
+	if err := o.Check(); err != nil {
+		return nil, nil, err
+	}
+	root, err := os.MkdirTemp("", "plbench-") // short: sockets below it have 107 bytes for their names
+	if err != nil {
+		return nil, nil, err
+	}
+	end = func() error { return os.RemoveAll(root) }
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, end())
+		}
+	}()
+	// Relays, who are not root, go through it where they have no root of their own.
+	if err := os.Chmod(root, 0o711); err != nil {
+		return nil, nil, err
+	}
+	r = &run{Options: o, ctx: ctx, known: map[string]bool{}}
+	if r.host, err = testbed.New(root, o.Binaries, o.GPUs); err != nil {
+		return nil, nil, err
+	}
+	r.lanes = r.host.Lanes
+	r.report = &Report{
+		Version: Version, Date: time.Now().UTC().Truncate(time.Second), Release: o.Release, Command: o.Command,
+		Host: r.host.Words, Simulated: r.host.Simulated, Rows: []Row{}, Baselines: []Baseline{}, Seconds: map[string]float64{},
+	}
+	for _, g := range r.host.Topology.GPUs {
+		r.report.GPUs = append(r.report.GPUs, g.Name)
+	}
+	if r.report.Driver, err = driverVersion(r.host); err != nil {
+		return nil, nil, err
+	}
+	if r.Duration == 0 {
+		r.Duration = time.Second
+		if r.host.Simulated || r.Quick {
+			r.Duration = 200 * time.Millisecond
+		}
+	}
+	return r, end, nil
 }
 
 // driverVersion is CUDA's, 0 on the simulator.
@@ -260,9 +285,11 @@ func (r *run) depths(own ...int) []int {
 
 func (r *run) wants(baseline string) bool { return slices.Contains(r.Baselines, baseline) }
 
-func (r *run) progress(format string, arguments ...any) {
-	if r.Progress != nil {
-		r.Progress(fmt.Sprintf(format, arguments...))
+func (r *run) progress(format string, arguments ...any) { progress(r.Options, format, arguments...) }
+
+func progress(o Options, format string, arguments ...any) {
+	if o.Progress != nil {
+		o.Progress(fmt.Sprintf(format, arguments...))
 	}
 }
 
@@ -363,13 +390,9 @@ func (r *run) stage(route string, lanes []topo.Assignment, pace float64) (*stage
 // stageWith is stage with more of the configuration changed. Emulated NICs have the
 // GPUs that are named beside them, by name; with none those that serve the lanes.
 func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, beside map[string][]string, change func(*config.Config)) (*stage, error) {
-	r.host.Lanes, r.host.Pace = lanes, pace
-	if err := r.host.Configure(func(c *config.Config) {
+	r.host.Pace = pace
+	if err := r.configure(lanes, func(c *config.Config) {
 		c.Relay.Route = route
-		if r.host.Simulated {
-			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
-			c.Relay.SelfTest = launch.SelfTestOff      // there are many pairs, and nothing to find
-		}
 		change(c)
 	}); err != nil {
 		return nil, err
@@ -394,6 +417,18 @@ func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, bes
 		}
 	}
 	return s, nil
+}
+
+// configure writes the host's configuration, with these lanes, and its plan.
+func (r *run) configure(lanes []topo.Assignment, change func(*config.Config)) error {
+	r.host.Lanes = lanes
+	return r.host.Configure(func(c *config.Config) {
+		if r.host.Simulated {
+			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
+			c.Relay.SelfTest = launch.SelfTestOff      // there are many pairs, and nothing to find
+		}
+		change(c)
+	})
 }
 
 // selfTest tests the pairs of GPUs that the lanes can stage on, which were not yet: else

@@ -146,6 +146,9 @@ func (r *Report) title() string {
 	if !r.Simulated && len(r.GPUs) > 0 {
 		what = fmt.Sprintf("%d × %s", len(r.GPUs), r.GPUs[0])
 	}
+	if len(r.Hosts) > 0 {
+		what = "two hosts, " + what
+	}
 	return fmt.Sprintf("%s, %s", what, r.Date.Format("2006-01-02"))
 }
 

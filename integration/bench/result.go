@@ -36,6 +36,9 @@ type Report struct {
 	Seconds map[string]float64 `json:"seconds,omitempty"`
 	// Missing is what something is asked of and this run had no way to measure.
 	Missing []Missing `json:"missing,omitempty"`
+	// Hosts are the two hosts of a run between hosts, A, which connected, and B; empty of a
+	// run on one. Host, GPUs and Driver are A's.
+	Hosts []Side `json:"hosts,omitempty"`
 }
 
 // Missing is a part of a table that was not measured, and why.
@@ -176,6 +179,14 @@ func (r *Report) check() error {
 	if r.Version != Version {
 		return fmt.Errorf("the result is of version %d, and this peerlane reads version %d", r.Version, Version)
 	}
+	if n := len(r.Hosts); n != 0 && n != 2 {
+		return fmt.Errorf("the result is of %d hosts; one between hosts is of two", n)
+	}
+	for _, s := range r.Hosts {
+		if s.Simulated != r.Simulated {
+			return errors.New("the result has real GPUs beside simulated ones")
+		}
+	}
 	if len(r.Rows)+len(r.Missing) == 0 {
 		return errors.Join(errors.New("the result has no rows"), errors.New(strings.Join(r.Problems, "; ")))
 	}
@@ -240,6 +251,9 @@ func (r *Report) worst(rows []Row) (worst Row, value float64) {
 
 // Summary is the run in one sentence.
 func (r *Report) Summary() string {
+	if len(r.Hosts) == 2 {
+		return r.summaryOfHosts()
+	}
 	if r.Simulated {
 		return fmt.Sprintf("%d rows, simulated: these figures are of host memory and say nothing about GPUs.", len(r.Rows))
 	}
@@ -259,6 +273,39 @@ func (r *Report) Summary() string {
 	}
 	if len(r.Problems) > 0 {
 		text += fmt.Sprintf("; %d tables are not whole", len(r.Problems))
+	}
+	return text + "."
+}
+
+// summaryOfHosts says what the lanes between two hosts reach, each way at its best.
+func (r *Report) summaryOfHosts() string {
+	var ways []string
+	short := ""
+	for _, way := range []string{"A to B", "B to A"} {
+		var best Row
+		for _, row := range r.Rows {
+			if row.What == way && row.Unit == GBs && row.Value >= best.Value {
+				best = row
+			}
+			if strings.HasPrefix(row.What, way+",") && row.Times != nil && short == "" {
+				short = fmt.Sprintf("; %s in %.1f µs, p99 %.1f", sizeText(row.Size), row.Times.P50, row.Times.P99)
+				if ratio, ok := r.Ratio(row); ok {
+					short += fmt.Sprintf(" (%.2f of plain TCP's time)", ratio)
+				}
+			}
+		}
+		if best.Unit == "" {
+			continue
+		}
+		text := fmt.Sprintf("%s %.3g GB/s over %s", way, best.Value, best.Transport)
+		if ratio, ok := r.Ratio(best); ok {
+			text += fmt.Sprintf(", %.2f of plain TCP", ratio)
+		}
+		ways = append(ways, text)
+	}
+	text := strings.Join(ways, "; ") + short
+	if r.Simulated {
+		text += "; the GPUs are simulated: host memory, of which this says nothing about GPUs"
 	}
 	return text + "."
 }

@@ -211,10 +211,15 @@ type worker struct {
 	generation *hook.Generation
 	tags       uint64
 	values     uint64 // of its timelines
+	// far is the other host's bench, of a client there: then there is no command.
+	far *far
 }
 
 // do has the client do something.
 func (w *worker) do(o order) (reply, error) {
+	if w.far != nil {
+		return w.far.order(o)
+	}
 	var r reply
 	err := json.NewEncoder(w.in).Encode(o)
 	if err == nil {
@@ -227,6 +232,16 @@ func (w *worker) do(o order) (reply, error) {
 		err = fmt.Errorf("client %s: %w %s", w.name, err, strings.TrimSpace(w.errors.String()))
 	}
 	return r, err
+}
+
+// abandon ends what the client does, which is no use any more.
+func (w *worker) abandon() {
+	switch {
+	case w.far != nil:
+		w.far.abandon()
+	case w.command.Process != nil:
+		_ = w.command.Process.Kill() // it may have ended
+	}
 }
 
 // stop ends the client, and waits for that.
@@ -268,8 +283,8 @@ func together(orders map[*worker]order) (map[*worker]reply, error) {
 		if a.err != nil {
 			// The others wait for it.
 			for w := range orders {
-				if w != a.who && w.command.Process != nil {
-					_ = w.command.Process.Kill() // it may have ended
+				if w != a.who {
+					w.abandon()
 				}
 			}
 		}

@@ -64,6 +64,8 @@ func TestPolicyAllows(t *testing.T) {
 		{container, "peerlane_socket_t", "dir", "search"},
 		{container, "peerlane_anchor_t", "dir", "search"},
 		{container, "peerlane_socket_t", "sock_file", "write"},
+		{container, "peerlane_socket_t", "file", "read"}, // NCCL's topology file
+		{engine, "peerlane_socket_t", "file", "rename"},
 		{container, engine, "unix_stream_socket", "connectto"}, // the hook listens
 		{container, relay, "unix_stream_socket", "connectto"},
 		{container, relay, "fd", "use"},
@@ -92,6 +94,7 @@ func TestPolicyRefuses(t *testing.T) {
 		{container, "peerlane_socket_t", "sock_file", "unlink"},
 		{container, "peerlane_socket_t", "sock_file", "create"},
 		{container, "peerlane_socket_t", "dir", "add_name"},
+		{container, "peerlane_socket_t", "file", "write"},
 		{container, "peerlane_lib_t", "file", "write"},
 		{container, "peerlane_var_lib_t", "dir", "search"},
 		{container, "peerlane_runtime_t", "dir", "search"},

@@ -40,6 +40,11 @@ func (s *Session) Lanes(ctx context.Context) ([]wire.LaneGPU, error) {
 	return m.Lane[:m.Lanes], nil
 }
 
+// LaneNIC is what is known of the NIC of the lane of a GPU.
+func (s *Session) LaneNIC(ctx context.Context, gpu wire.UUID) (*wire.LaneNICReply, error) {
+	return ask[*wire.LaneNICReply](ctx, s, &wire.LaneNIC{GPU: gpu})
+}
+
 // WithoutGPU is for a container in which CUDA cannot be used, and why. Where a
 // relay answers at the socket, the container was given lanes, and not the GPUs of
 // these or not the driver's libraries, which come with them: the error says which

@@ -59,9 +59,22 @@ type Lane struct {
 	// Copy says that the container sees the device nodes of Servers too: its clients
 	// may have staging memory there, and copy themselves.
 	Copy bool `json:"copy,omitempty"`
+	// NIC is what is known of the first of NICs; nil where there is none.
+	NIC *NIC `json:"nic,omitempty"`
+	// PeerMbps is the rate of the GPU's links to others of the host, 10^6 bits a second in
+	// each direction; 0 where unknown.
+	PeerMbps uint32 `json:"peerMbps,omitempty"`
 	// Spares take the place of Servers when none of these has room, the first that
 	// has.
 	Spares []Spare `json:"spares,omitempty"`
+}
+
+// NIC is what clients are told of a NIC, as NCCL has it (topo.NCCLNIC).
+type NIC struct {
+	Name string `json:"name"`
+	GUID uint64 `json:"guid,omitempty"`
+	Mbps uint32 `json:"mbps,omitempty"` // 10^6 bits a second
+	Port uint32 `json:"port,omitempty"`
 }
 
 // RoleFar is topo's, which relays do not import.
@@ -91,17 +104,26 @@ const (
 	TransportVerbs = "verbs" // RDMA; the same
 )
 
+// Scopes: where the peers of a container are.
+const (
+	ScopeCluster = "cluster" // on any host
+	ScopeHost    = "host"    // on this one
+)
+
 // Config is all that a relay is told.
 type Config struct {
 	Generation string `json:"generation"` // 32 hexadecimal digits
 	Container  string `json:"container"`  // the runtime's id, for messages only
 	Lanes      []Lane `json:"lanes"`
-	Route      string `json:"route"`
-	Transport  string `json:"transport"`
-	Slots      int    `json:"slots"`     // staging slots in each direction
-	SlotBytes  uint64 `json:"slotBytes"` // size of each
-	Peers      string `json:"peers"`     // directory of peer sockets, layout.Peers
-	NICs       string `json:"nics"`      // directory of emulated NICs' sockets
+	// Scope is what clients are told of their lanes: of the NIC, with ScopeCluster, also
+	// where it is empty, or with ScopeHost of the GPU's links.
+	Scope     string `json:"scope,omitempty"`
+	Route     string `json:"route"`
+	Transport string `json:"transport"`
+	Slots     int    `json:"slots"`     // staging slots in each direction
+	SlotBytes uint64 `json:"slotBytes"` // size of each
+	Peers     string `json:"peers"`     // directory of peer sockets, layout.Peers
+	NICs      string `json:"nics"`      // directory of emulated NICs' sockets
 	// Admission says that the supervisor answers Claims, and that the relay takes
 	// no staging without one. A supervisor of an earlier release does not say so.
 	Admission bool `json:"admission,omitempty"`
@@ -301,6 +323,11 @@ func (c Config) Check() error {
 	case RouteAuto, RouteStaged, RouteDirect:
 	default:
 		return fmt.Errorf("relay configuration: route %q is none of auto, staged, direct", c.Route)
+	}
+	switch c.Scope {
+	case "", ScopeCluster, ScopeHost:
+	default:
+		return fmt.Errorf("relay configuration: scope %q is none of cluster, host", c.Scope)
 	}
 	switch c.Reserve {
 	case "", ReserveAttach, ReserveStart:

@@ -221,7 +221,7 @@ func TestWhatIsNoRelayIsNamed(t *testing.T) {
 
 // What answers come that are none, the session goes on or has ended, with a sentence.
 func TestAnswersThatAreNone(t *testing.T) {
-	names := []string{"statistics", "lanes", "export", "host", "listen", "connect", "connect"}
+	names := []string{"statistics", "lanes", "nic", "export", "host", "listen", "connect", "connect"}
 	all := func(status wire.Status, words string) (list []call) {
 		for _, n := range names {
 			list = append(list, call{n, status, words})
@@ -272,6 +272,8 @@ func TestAnswersThatAreNone(t *testing.T) {
 				return wire.Encode(&wire.StatisticsReply{}, n)
 			case *wire.Lanes:
 				return wire.Encode(&wire.LanesReply{}, n)
+			case *wire.LaneNIC:
+				return wire.Encode(&wire.LaneNICReply{Guid: 1, Name: [64]byte(bytes.Repeat([]byte{0xff}, 64))}, n)
 			case *wire.Export:
 				return wire.Encode(&wire.Exported{Memory: 1}, n)
 			case *wire.HostMemory:
@@ -280,9 +282,9 @@ func TestAnswersThatAreNone(t *testing.T) {
 				return wire.Encode(&wire.Listening{Listener: 1}, n)
 			}
 			c := &wire.Connected{Connection: 5, Route: 77}
-			copy(c.Peer[:], bytes.Repeat([]byte{0xff}, len(c.Peer))) // without its end
+			copy(c.Peer[:], bytes.Repeat([]byte{0xff}, len(c.Peer))) // without its end, as the NIC's name
 			return wire.Encode(c, n)
-		}), append(append(append(allOf(names[:3]), call{"host", wire.StatusMalformed, "4096 bytes and no descriptor"}), allOf(names[4:6])...), call{"connect", wire.StatusMalformed, "to a second connection"})},
+		}), append(append(append(allOf(names[:4]), call{"host", wire.StatusMalformed, "4096 bytes and no descriptor"}), allOf(names[5:7])...), call{"connect", wire.StatusMalformed, "to a second connection"})},
 		"garbage":      {each(func(wire.Message, uint32) []byte { return bytes.Repeat([]byte{0xa5}, 333) }), all(wire.StatusMalformed, "cannot be understood")},
 		"a byte":       {each(func(wire.Message, uint32) []byte { return []byte{1} }), all(wire.StatusMalformed, "a message of 1 bytes")},
 		"far too much": {each(func(wire.Message, uint32) []byte { return make([]byte, 3000) }), all(wire.StatusMalformed, "more than 1024 bytes")},
@@ -397,7 +399,7 @@ func TestHostMemoryThatIsNone(t *testing.T) {
 				}
 			}, func(p *process) {
 				refused := func(name string) call { return call{name, wire.StatusLimit, "enough"} }
-				p.calls(call{"dial", wire.StatusOK, ""}, refused("statistics"), refused("lanes"), refused("export"),
+				p.calls(call{"dial", wire.StatusOK, ""}, refused("statistics"), refused("lanes"), refused("nic"), refused("export"),
 					c.want, refused("listen"), refused("connect"), refused("connect"))
 				p.demand("closed")
 			})

@@ -160,7 +160,8 @@ func (h *host) config(name, route string, server int, gpus ...int) launch.Config
 		c.Slots, c.SlotBytes = h.slots, 64<<10
 	}
 	for _, i := range gpus {
-		c.Lanes = append(c.Lanes, launch.Lane{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(clients + server)}, NICs: []string{fmt.Sprintf("nic%d", server)}, Copy: slices.Contains(h.copying, name)})
+		c.Lanes = append(c.Lanes, launch.Lane{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(clients + server)}, NICs: []string{fmt.Sprintf("nic%d", server)},
+			NIC: &launch.NIC{Name: fmt.Sprintf("nic%d", server), GUID: 0xfeedf00d12345678, Mbps: 400000, Port: 2}, Copy: slices.Contains(h.copying, name)})
 	}
 	return c
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	files "github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -110,9 +111,9 @@ func TestDevicesAndMemory(t *testing.T) {
 		h.ipc = ipc
 		l := h.lane(0)
 		out := alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "PEERLANE_NCCL_SPEED=400000"}, l.uuid)
-		demand(t, out, "name Peerlane\n", "info: NET/Peerlane: peerlane_0 is the lane of "+l.uuid+" (peerlane.dev/lane=0), host ",
-			"properties: 0 peerlane_0 pointers 3 speed 400000 receives 8 of 1 0\n", "properties of the next: 4\n", "listen: 0 a listener\n",
-			"\nVMM: 0\n", "are not registered, and go through NCCL's buffers", "cudaMalloc's beside it: 2\n", "the same again: 0 once\n", "a send out of it: 0\n", "to receive: 0 anew\n", "at once: 8 groups, 126 sends\n", "another kind: 4\n", "beyond it: 4 no request\n", "a group of nine: 4\n", "registering 1125899906842624 bytes of host memory: ", "\na send after it: 0\n")
+		demand(t, out, "name Peerlane\n", "info: NET/Peerlane: peerlane_0 is the lane of "+l.uuid+" (peerlane.dev/lane=0, NIC nic0), host ",
+			"properties: 0 peerlane_0 pointers 3 speed 400000 receives 8 of 1 0\n", "nic: guid 0xe040a10003c288a0 port 2\n", "properties of the next: 4\n", "listen: 0 a listener\n",
+			"\nVMM: 0\n", "are not registered, and go through NCCL's buffers", "cudaMalloc's beside it: 2\n", "the same again: 0 once\n", "a send out of it: 0\n", "to receive: 0 anew\n", "before: 0, other memory there: 0 anew\n", "sent from there: the other memory\n", "at once: 8 groups, 126 sends\n", "another kind: 4\n", "beyond it: 4 no request\n", "a group of nine: 4\n", "registering 1125899906842624 bytes of host memory: ", "\na send after it: 0\n")
 		if ipc {
 			demand(t, out, "by legacy CUDA IPC (", "cudaMalloc's alone: 0\n")
 		} else {
@@ -122,8 +123,41 @@ func TestDevicesAndMemory(t *testing.T) {
 			continue
 		}
 		// What is announced for NCCL's buffers that cannot be exported.
-		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "NCCL_CUMEM_ENABLE=0"}), "warn: NET/Peerlane: NCCL_CUMEM_ENABLE=0: ", " pointers 1 speed 100000")
+		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "NCCL_CUMEM_ENABLE=0"}), "warn: NET/Peerlane: NCCL_CUMEM_ENABLE=0: ", " pointers 1 speed 200000")
 		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "NCCL_CUMEM_ENABLE=0", "PEERLANE_NCCL_POINTERS=cuda"}), " pointers 3 ")
 		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "PEERLANE_NCCL_POINTERS=host"}), " pointers 1 ")
 	}
+}
+
+// What NCCL is told where all peers are on this host: the rate between GPUs, and that each
+// lane is by itself.
+func TestLanesOfOneHost(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	h.scope = launch.ScopeHost
+	l := h.lane(0)
+	demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket}), " speed 2966400 ", "nic: guid 0x100000000000000 port 1\n", l.uuid+" (peerlane.dev/lane=0), host ")
+}
+
+// The topology file beside the socket is NCCL's, unless somebody has said otherwise.
+func TestTheTopologyFileBesideTheSocket(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	l := h.lane(0)
+	socket := "PEERLANE_SOCKET=" + l.socket
+	demand(t, alone(t, []string{socket}), "\ntopology: none\n")
+	file := filepath.Join(filepath.Dir(l.socket), files.TopologyName)
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ variable, want string }{
+		{"NCCL_NET=", file}, {"NCCL_NET=peerlane", file}, {"PEERLANE_NCCL_TOPOLOGY=1", file},
+		{"NCCL_NET=Socket", "none"}, {"PEERLANE_NCCL_TOPOLOGY=0", "none"}, {"NCCL_TOPO_FILE=/mine.xml", "/mine.xml"},
+	} {
+		out := alone(t, []string{socket, c.variable})
+		demand(t, out, "\ntopology: "+c.want+"\n")
+		if said := strings.Contains(out, "info: NET/Peerlane: NCCL_TOPO_FILE is "+file+" now"); said != (c.want == file) {
+			t.Errorf("%s: %s", c.variable, out)
+		}
+	}
+	// Of a process that has no relay NCCL takes what it sees.
+	demand(t, alone(t, []string{socket + ".none", "NCCL_NET="}), "\ntopology: none\n")
 }

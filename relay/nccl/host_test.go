@@ -68,7 +68,8 @@ type host struct {
 	*testing.T
 	dir, route string
 	// ipc: the relays take memory of cudaMalloc.
-	ipc bool
+	ipc   bool
+	scope string
 }
 
 func newHost(t *testing.T, route string) *host {
@@ -125,8 +126,9 @@ func (h *host) lane(i int) *lane {
 	name := string(rune('a' + i))
 	text, err := json.Marshal(launch.Config{
 		Generation: hex.EncodeToString(id[:]), Container: name, Route: h.route, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: h.ipc,
-		Lanes: []launch.Lane{{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(2 + i)}, NICs: []string{fmt.Sprintf("nic%d", i)}}},
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: h.ipc, Scope: h.scope,
+		Lanes: []launch.Lane{{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(2 + i)}, NICs: []string{fmt.Sprintf("nic%d", i)},
+			NIC: &launch.NIC{Name: fmt.Sprintf("nic%d", i), GUID: 0xe040a10003c288a0, Mbps: 200000, Port: 2}, PeerMbps: 2966400}},
 	})
 	if err != nil {
 		h.Fatal(err)

@@ -101,6 +101,8 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_STATISTICS_REPLY = 17,
 	PEERLANE_MESSAGE_LANES = 19,
 	PEERLANE_MESSAGE_LANES_REPLY = 20,
+	PEERLANE_MESSAGE_LANE_NIC = 120,
+	PEERLANE_MESSAGE_LANE_NIC_REPLY = 121,
 	PEERLANE_MESSAGE_GOODBYE = 18,
 	PEERLANE_MESSAGE_EXPORT_PART = 26,
 	PEERLANE_MESSAGE_EXPORT_IPC = 27,
@@ -557,6 +559,38 @@ _Static_assert(offsetof(struct peerlane_lanes_reply, sequence) == 4, "peerlane_l
 _Static_assert(offsetof(struct peerlane_lanes_reply, lanes) == 8, "peerlane_lanes_reply.lanes");
 _Static_assert(offsetof(struct peerlane_lanes_reply, reserved) == 12, "peerlane_lanes_reply.reserved");
 _Static_assert(offsetof(struct peerlane_lanes_reply, lane) == 16, "peerlane_lanes_reply.lane");
+
+/* What is known of the NIC of the lane of a GPU: of the first where it has several. */
+struct peerlane_lane_nic {
+	uint32_t type;
+	uint32_t sequence;
+	uint8_t gpu[16];
+};
+_Static_assert(sizeof(struct peerlane_lane_nic) == 24, "peerlane_lane_nic");
+_Static_assert(offsetof(struct peerlane_lane_nic, type) == 0, "peerlane_lane_nic.type");
+_Static_assert(offsetof(struct peerlane_lane_nic, sequence) == 4, "peerlane_lane_nic.sequence");
+_Static_assert(offsetof(struct peerlane_lane_nic, gpu) == 8, "peerlane_lane_nic.gpu");
+
+/* guid is the number that NCCL's transport for InfiniBand has for that NIC, mbps the full */
+/* rate of its fastest active port, in 10^6 bits a second, which is port; each 0 where the */
+/* plan does not tell. name is as in /sys/class/infiniband, empty for a lane without a NIC. */
+/* In scope host guid, port and name are not there, and mbps is that of the GPU's link to */
+/* its peers. */
+struct peerlane_lane_nic_reply {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t guid;
+	uint32_t mbps;
+	uint32_t port;
+	char name[64];
+};
+_Static_assert(sizeof(struct peerlane_lane_nic_reply) == 88, "peerlane_lane_nic_reply");
+_Static_assert(offsetof(struct peerlane_lane_nic_reply, type) == 0, "peerlane_lane_nic_reply.type");
+_Static_assert(offsetof(struct peerlane_lane_nic_reply, sequence) == 4, "peerlane_lane_nic_reply.sequence");
+_Static_assert(offsetof(struct peerlane_lane_nic_reply, guid) == 8, "peerlane_lane_nic_reply.guid");
+_Static_assert(offsetof(struct peerlane_lane_nic_reply, mbps) == 16, "peerlane_lane_nic_reply.mbps");
+_Static_assert(offsetof(struct peerlane_lane_nic_reply, port) == 20, "peerlane_lane_nic_reply.port");
+_Static_assert(offsetof(struct peerlane_lane_nic_reply, name) == 24, "peerlane_lane_nic_reply.name");
 
 /* The client ends its session. A socket that closes without it tells of a death. */
 struct peerlane_goodbye {

@@ -169,6 +169,8 @@ const (
 	TypeStatisticsReply uint32 = 17
 	TypeLanes           uint32 = 19
 	TypeLanesReply      uint32 = 20
+	TypeLaneNIC         uint32 = 120
+	TypeLaneNICReply    uint32 = 121
 	TypeGoodbye         uint32 = 18
 	TypeExportPart      uint32 = 26
 	TypeExportIPC       uint32 = 27
@@ -459,6 +461,37 @@ func (m *LanesReply) bytes() []byte {
 }
 
 func (m *LanesReply) messageType() uint32 { return TypeLanesReply }
+
+// LaneNIC is 24 bytes.
+// What is known of the NIC of the lane of a GPU: of the first where it has several.
+type LaneNIC struct {
+	Header
+	GPU UUID
+}
+
+func (m *LaneNIC) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *LaneNIC) messageType() uint32 { return TypeLaneNIC }
+
+// LaneNICReply is 88 bytes.
+// guid is the number that NCCL's transport for InfiniBand has for that NIC, mbps the full
+// rate of its fastest active port, in 10^6 bits a second, which is port; each 0 where the
+// plan does not tell. name is as in /sys/class/infiniband, empty for a lane without a NIC.
+// In scope host guid, port and name are not there, and mbps is that of the GPU's link to
+// its peers.
+type LaneNICReply struct {
+	Header
+	Guid uint64
+	Mbps uint32
+	Port uint32
+	Name [64]byte
+}
+
+func (m *LaneNICReply) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *LaneNICReply) messageType() uint32 { return TypeLaneNICReply }
 
 // Goodbye is 8 bytes.
 // The client ends its session. A socket that closes without it tells of a death.
@@ -1234,6 +1267,10 @@ func newMessage(messageType uint32) Message {
 		return &Lanes{}
 	case TypeLanesReply:
 		return &LanesReply{}
+	case TypeLaneNIC:
+		return &LaneNIC{}
+	case TypeLaneNICReply:
+		return &LaneNICReply{}
 	case TypeGoodbye:
 		return &Goodbye{}
 	case TypeExportPart:
@@ -1345,6 +1382,8 @@ var layouts = []struct {
 	{"StatisticsReply", unsafe.Sizeof(StatisticsReply{}), []uintptr{unsafe.Offsetof(StatisticsReply{}.Header.Type), unsafe.Offsetof(StatisticsReply{}.Header.Sequence), unsafe.Offsetof(StatisticsReply{}.Sent), unsafe.Offsetof(StatisticsReply{}.Received), unsafe.Offsetof(StatisticsReply{}.Direct), unsafe.Offsetof(StatisticsReply{}.Staged), unsafe.Offsetof(StatisticsReply{}.Servers), unsafe.Offsetof(StatisticsReply{}.Contexts), unsafe.Offsetof(StatisticsReply{}.Server)}},
 	{"Lanes", unsafe.Sizeof(Lanes{}), []uintptr{unsafe.Offsetof(Lanes{}.Header.Type), unsafe.Offsetof(Lanes{}.Header.Sequence)}},
 	{"LanesReply", unsafe.Sizeof(LanesReply{}), []uintptr{unsafe.Offsetof(LanesReply{}.Header.Type), unsafe.Offsetof(LanesReply{}.Header.Sequence), unsafe.Offsetof(LanesReply{}.Lanes), unsafe.Offsetof(LanesReply{}.Reserved), unsafe.Offsetof(LanesReply{}.Lane)}},
+	{"LaneNIC", unsafe.Sizeof(LaneNIC{}), []uintptr{unsafe.Offsetof(LaneNIC{}.Header.Type), unsafe.Offsetof(LaneNIC{}.Header.Sequence), unsafe.Offsetof(LaneNIC{}.GPU)}},
+	{"LaneNICReply", unsafe.Sizeof(LaneNICReply{}), []uintptr{unsafe.Offsetof(LaneNICReply{}.Header.Type), unsafe.Offsetof(LaneNICReply{}.Header.Sequence), unsafe.Offsetof(LaneNICReply{}.Guid), unsafe.Offsetof(LaneNICReply{}.Mbps), unsafe.Offsetof(LaneNICReply{}.Port), unsafe.Offsetof(LaneNICReply{}.Name)}},
 	{"Goodbye", unsafe.Sizeof(Goodbye{}), []uintptr{unsafe.Offsetof(Goodbye{}.Header.Type), unsafe.Offsetof(Goodbye{}.Header.Sequence)}},
 	{"ExportPart", unsafe.Sizeof(ExportPart{}), []uintptr{unsafe.Offsetof(ExportPart{}.Header.Type), unsafe.Offsetof(ExportPart{}.Header.Sequence), unsafe.Offsetof(ExportPart{}.Bytes), unsafe.Offsetof(ExportPart{}.Offset)}},
 	{"ExportIPC", unsafe.Sizeof(ExportIPC{}), []uintptr{unsafe.Offsetof(ExportIPC{}.Header.Type), unsafe.Offsetof(ExportIPC{}.Header.Sequence), unsafe.Offsetof(ExportIPC{}.Offset), unsafe.Offsetof(ExportIPC{}.Length), unsafe.Offsetof(ExportIPC{}.GPU), unsafe.Offsetof(ExportIPC{}.Access), unsafe.Offsetof(ExportIPC{}.Reserved), unsafe.Offsetof(ExportIPC{}.Handle)}},

@@ -48,8 +48,10 @@ static void destroy(struct object *o)
 
 static struct memory *new(size_t size)
 {
+	static _Atomic uint64_t last;
 	struct memory *m = calloc(1, sizeof *m);
 	if (m) {
+		m->number = ++last;
 		object_init(&m->object, destroy);
 		m->fd = -1;
 		m->size = size;

@@ -105,6 +105,7 @@ struct memory {
 	size_t size;
 	bool exportable, rdma;
 	uint64_t nonce; // of its IPC handle, 0: it has none
+	uint64_t number; // CUDA's buffer ID: no other memory of this process has had it
 	bool counted;  // in device->used
 	bool borrowed; // data is the program's own, and not unmapped
 };

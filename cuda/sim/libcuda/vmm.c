@@ -324,6 +324,9 @@ CUresult cuPointerGetAttribute(void *v, int attribute, CUdeviceptr p)
 		case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
 			*(unsigned *)v = d ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
 			break;
+		case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+			*(unsigned long long *)v = range->memory->number;
+			break;
 		case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
 			*(int *)v = d ? d->ordinal : range->owner->device->ordinal;
 			break;

@@ -458,6 +458,23 @@ int peerlane_lanes(peerlane_session *s, struct peerlane_lane *lanes, unsigned ro
 	return 0;
 }
 
+int peerlane_lane_nic(peerlane_session *s, const peerlane_gpu *gpu, struct peerlane_nic *nic)
+{
+	struct peerlane_lane_nic m = {.type = PEERLANE_MESSAGE_LANE_NIC};
+	struct peerlane_lane_nic_reply answer;
+	int status;
+
+	if (!gpu || !nic)
+		return fail_call(PEERLANE_STATUS_INVALID, "no GPU, or nowhere to write its lane's NIC: NULL");
+	memcpy(m.gpu, gpu->bytes, sizeof m.gpu);
+	status = ask(s, &m, sizeof m, -1, &answer, PEERLANE_MESSAGE_LANE_NIC_REPLY, sizeof answer, NULL);
+	if (status)
+		return status;
+	*nic = (struct peerlane_nic){.guid = answer.guid, .mbps = answer.mbps, .port = answer.port};
+	memcpy(nic->name, answer.name, sizeof nic->name - 1); /* the last byte ends it, whatever the relay says */
+	return 0;
+}
+
 int peerlane_statistics(peerlane_session *s, struct peerlane_counters *counters, size_t size)
 {
 	struct peerlane_statistics m = {.type = PEERLANE_MESSAGE_STATISTICS};

@@ -11,6 +11,7 @@
 
 /* As cuda.h, CUDA 11.7 to 13, on 64-bit Linux. */
 enum {
+	CU_POINTER_ATTRIBUTE_BUFFER_ID = 7,
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
 	CU_MEM_LOCATION_TYPE_DEVICE = 1,
@@ -115,6 +116,39 @@ static int part(const struct driver *d, uint64_t at, uint64_t length, struct pee
 	if (result)
 		return failed(d, result, "cuMemExportToShareableHandle, which takes memory created for POSIX file descriptors", exporting);
 	fcntl(a->fd, F_SETFD, FD_CLOEXEC); /* which the driver does not promise */
+	return 0;
+}
+
+int peerlane_pointer_id(const void *pointer, uint64_t length, uint64_t *id)
+{
+	static const char what[] = "telling which GPU memory is at an address";
+	uint64_t at = (uintptr_t)pointer, end = at + length, all = 0;
+	struct driver d;
+	int status, result;
+
+	if (!length || end < at || !id)
+		return fail_call(PEERLANE_STATUS_INVALID, "%s: no bytes, or nowhere to write it", what);
+	if ((status = find(&d)))
+		return status;
+	while (at < end) {
+		unsigned long long one = 0;
+		uint64_t base;
+		size_t size;
+
+		if ((result = d.attribute(&one, CU_POINTER_ATTRIBUTE_BUFFER_ID, at)))
+			return failed(&d, result, "cuPointerGetAttribute", what);
+		if ((result = d.range(&base, &size, at)))
+			return failed(&d, result, "cuMemGetAddressRange", what);
+		if (!one || at < base || at - base >= size)
+			return fail_call(PEERLANE_STATUS_CUDA, "%s: CUDA has no number for what is at %#llx", what, (unsigned long long)at);
+		/* Of several allocations, in their order (the finalizer of splitmix64). */
+		all += one + 0x9e3779b97f4a7c15u;
+		all = (all ^ all >> 30) * 0xbf58476d1ce4e5b9u;
+		all = (all ^ all >> 27) * 0x94d049bb133111ebu;
+		all ^= all >> 31;
+		at = base + size;
+	}
+	*id = all;
 	return 0;
 }
 

@@ -165,6 +165,18 @@ struct peerlane_lane {
  * first `room` of them to lanes, and to count how many there are. */
 PEERLANE_API int peerlane_lanes(peerlane_session *session, struct peerlane_lane *lanes, unsigned room, unsigned *count);
 
+/* What is known of the NIC of a lane: of the first where it has several. */
+struct peerlane_nic {
+	uint64_t guid; /* the number that NCCL has for it; 0: unknown */
+	uint32_t mbps; /* full rate of its fastest active port, 10^6 bits a second; 0: unknown */
+	uint32_t port; /* that port; 0: unknown */
+	char name[64]; /* as in /sys/class/infiniband; empty: the lane has none, or relay.scope is "host" */
+};
+
+/* Writes what is known of the NIC of the lane of a GPU. With relay.scope = "host" that is
+ * the rate of the GPU's links to its peers alone. */
+PEERLANE_API int peerlane_lane_nic(peerlane_session *session, const peerlane_gpu *gpu, struct peerlane_nic *nic);
+
 /* What the relay has moved since it began, in bytes. */
 struct peerlane_counters {
 	uint64_t sent, received;  /* whole messages, by all of the container's clients */
@@ -265,6 +277,12 @@ PEERLANE_API int peerlane_export_pointer(peerlane_session *session, const void *
  * the driver that peerlane_export_pointer() finds. PEERLANE_STATUS_CUDA also for memory
  * that has no such handle. */
 PEERLANE_API int peerlane_export_pointer_ipc(peerlane_session *session, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory);
+
+/* Writes a number of the GPU memory at [pointer, pointer+length), in one allocation or
+ * several: other memory that comes to lie there later, when this is freed, has another
+ * one. It says something within this process alone. Finds CUDA as
+ * peerlane_export_pointer() does. PEERLANE_STATUS_CUDA also where CUDA has no number. */
+PEERLANE_API int peerlane_pointer_id(const void *pointer, uint64_t length, uint64_t *id);
 
 /* Takes memory back: no new operation can use it, and the relay's mapping, which pins
  * the memory, goes when those under way have ended. Host memory and staging memory are

@@ -399,6 +399,8 @@ static size_t size_of(uint32_t type)
 		return sizeof(struct peerlane_statistics_reply);
 	case PEERLANE_MESSAGE_LANES_REPLY:
 		return sizeof(struct peerlane_lanes_reply);
+	case PEERLANE_MESSAGE_LANE_NIC_REPLY:
+		return sizeof(struct peerlane_lane_nic_reply);
 	}
 	return 0;
 }

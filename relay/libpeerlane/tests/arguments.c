@@ -33,6 +33,8 @@ int main(int argc, char **argv)
 	struct peerlane_options options = {.flags = 4};
 	struct peerlane_result results[4];
 	struct peerlane_lane lane;
+	struct peerlane_nic nic;
+	uint64_t id;
 	peerlane_operation operation, more[PEERLANE_MAX_OPERATIONS + 1];
 	peerlane_connection connection;
 	peerlane_listener listener;
@@ -141,6 +143,14 @@ int main(int argc, char **argv)
 	must(count == 1);
 	ok(peerlane_lanes(s, &lane, 1, &count));
 	must(!memcmp(&lane.gpu, &gpu, sizeof gpu));
+	ok(peerlane_lane_nic(s, &gpu, &nic));
+	must(nic.guid == 0xfeedf00d12345678 && nic.mbps == 400000 && nic.port == 2 && !strcmp(nic.name, "nic0"));
+	demand(INVALID, peerlane_lane_nic(s, NULL, &nic));
+	demand(INVALID, peerlane_lane_nic(s, &gpu, NULL));
+	demand(INVALID, peerlane_pointer_id(&nic, 0, &id));
+	demand(INVALID, peerlane_pointer_id(&nic, ~(uint64_t)0, &id));
+	demand(INVALID, peerlane_pointer_id(&nic, 1, NULL));
+	demand(PEERLANE_STATUS_WRONG_GPU, peerlane_lane_nic(s, &(peerlane_gpu){{1}}, &nic));
 
 	/* Accepts that were given up: the next sender is the next accept's. */
 	ok(peerlane_listen(s, &gpu, &listener, &handle));

@@ -21,6 +21,7 @@ int main(int argc, char **argv)
 	struct peerlane_allocation allocation = {.fd = STDIN_FILENO, .bytes = 2 * MIB};
 	struct peerlane_counters counters;
 	struct peerlane_lane lanes[PEERLANE_MAX_LANES];
+	struct peerlane_nic nic;
 	peerlane_handle handle = {{0}};
 	peerlane_listener listener;
 	unsigned count;
@@ -35,6 +36,8 @@ int main(int argc, char **argv)
 	if (!strcmp(argv[3], "requests")) {
 		tell("statistics", peerlane_statistics(s, &counters, sizeof counters));
 		tell("lanes", peerlane_lanes(s, lanes, PEERLANE_MAX_LANES, &count));
+		if (!tell("nic", peerlane_lane_nic(s, &gpu, &nic)))
+			must(memchr(nic.name, 0, sizeof nic.name));
 		tell("export", peerlane_export(s, &allocation, 1, &gpu, 0, &memory));
 		tell("host", peerlane_host_memory(s, 4096, &gpu, 0, &data, &memory));
 		tell("listen", peerlane_listen(s, &gpu, &listener, &handle));

@@ -33,7 +33,7 @@ void forget_attempts(void)
 int fail(struct communicator *c, const char *doing, int status)
 {
 	struct peerlane_connection_info info = {0};
-	char text[192], why[1024];
+	char text[PLACE], why[1024];
 	int error = 0;
 
 	strncpy(why, peerlane_error(), sizeof why - 1); /* before another call */
@@ -57,7 +57,7 @@ int unusable(struct communicator *c)
 
 static int on_device(const struct relay *r, int device, const char *what)
 {
-	char text[192];
+	char text[PLACE];
 
 	if (!r->ties) {
 		warn("%s: %s; the line at init says why. To let NCCL take another network instead: PEERLANE_NCCL_FALLBACK=1", what, no_relay);
@@ -71,7 +71,7 @@ static int on_device(const struct relay *r, int device, const char *what)
 
 static int refused(const struct relay *r, int device, const char *what, int status)
 {
-	char text[192], why[1024];
+	char text[PLACE], why[1024];
 
 	strncpy(why, peerlane_error(), sizeof why - 1);
 	why[sizeof why - 1] = 0;

@@ -14,7 +14,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of sessions' regions
 static int register_host(struct communicator *c, struct region *r)
 {
 	const peerlane_gpu *gpu = &c->relay->lane[c->device].gpu;
-	char text[192];
+	char text[PLACE];
 	void *data;
 	int status;
 
@@ -37,7 +37,7 @@ static int register_gpu(struct communicator *c, struct region *r)
 	const void *data = (const void *)r->base;
 	uint32_t access = c->sends ? PEERLANE_ACCESS_SEND : PEERLANE_ACCESS_RECEIVE;
 	int status = peerlane_export_pointer(c->tie->session, data, r->bytes, access, &r->memory);
-	char why[1024] = "", text[192];
+	char why[1024] = "", text[PLACE];
 
 	if (status && !c->exported && status == PEERLANE_STATUS_CUDA) {
 		strncpy(why, peerlane_error(), sizeof why - 1);
@@ -58,14 +58,16 @@ static int register_gpu(struct communicator *c, struct region *r)
 	return nccl_error(status);
 }
 
-/* same finds what was registered in the session before, and counts one use more. */
-static struct region *same(struct communicator *c, uintptr_t base, size_t bytes, bool host)
+/* same finds what was registered in the session before, and counts one use more. NCCL
+ * deregisters memory before it frees it; programs that register their own may not, and then
+ * other memory can lie at the address: that is told apart by its id. */
+static struct region *same(struct communicator *c, uintptr_t base, size_t bytes, bool host, uint64_t id)
 {
 	struct region *r;
 
 	pthread_mutex_lock(&lock);
 	for (r = c->tie->regions; r; r = r->next)
-		if (r->base == base && r->bytes == bytes && r->sends == c->sends && r->lane == c->device && (r->twin != NULL) == host) {
+		if (r->base == base && r->bytes == bytes && r->sends == c->sends && r->lane == c->device && (r->twin != NULL) == host && (host || (id && r->id == id))) {
 			r->uses++;
 			break;
 		}
@@ -78,18 +80,21 @@ int register_memory(void *communicator, void *data, size_t bytes, int type, void
 	struct communicator *c = communicator;
 	struct region *r;
 	int error = unusable(c);
+	uint64_t id = 0;
 
 	*out = NULL;
 	if (error)
 		return error;
-	if ((r = same(c, (uintptr_t)data, bytes, type == NCCL_POINTER_HOST))) {
+	if (type == NCCL_POINTER_CUDA && peerlane_pointer_id(data, bytes, &id))
+		id = 0; /* what is wrong with it the export says */
+	if ((r = same(c, (uintptr_t)data, bytes, type == NCCL_POINTER_HOST, id))) {
 		c->exported += !r->twin;
 		*out = r;
 		return NCCL_SUCCESS;
 	}
 	if (!(r = calloc(1, sizeof *r)))
 		return NCCL_SYSTEM_ERROR;
-	*r = (struct region){.uses = 1, .sends = c->sends, .lane = c->device, .base = (uintptr_t)data, .bytes = bytes};
+	*r = (struct region){.uses = 1, .sends = c->sends, .lane = c->device, .base = (uintptr_t)data, .bytes = bytes, .id = id};
 	if (type == NCCL_POINTER_HOST)
 		error = register_host(c, r);
 	else if (type == NCCL_POINTER_CUDA)

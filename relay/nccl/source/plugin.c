@@ -9,8 +9,8 @@
 #include <strings.h>
 #include <unistd.h>
 
-/* A lane's speed, where PEERLANE_NCCL_SPEED does not say: the relay tells of lanes, not
- * yet of their NICs. NCCL only compares it with paths between GPUs. */
+/* A lane's speed, where neither PEERLANE_NCCL_SPEED nor the relay says. NCCL only compares
+ * it with paths between GPUs. */
 #define SPEED 100000 /* Mbit/s */
 
 /* The largest message: its size is an int in NCCL. */
@@ -156,6 +156,11 @@ static int dial(struct relay *r)
 			warn("the relay does not know the UUID of its GPU %u: make the plan where NVIDIA's driver is loaded (peerlane cdi generate)", r->lane[i].index);
 			return PEERLANE_STATUS_INTERNAL;
 		}
+		if ((status = peerlane_lane_nic(r->ties->session, &r->lane[i].gpu, &r->nic[i])))
+			return status;
+		for (char *c = r->nic[i].name; *c; c++) /* it goes into logs */
+			if (*c <= ' ' || *c > '~')
+				*c = '?';
 	}
 	if (!r->lanes)
 		warn("the container was given no lane; start it with --device peerlane.dev/lane=N");
@@ -182,6 +187,29 @@ static int without(struct relay *r, const char *why)
 	return NCCL_SYSTEM_ERROR;
 }
 
+/* Where NCCL looks where nothing names a topology file: a cloud's, of the machine. */
+#define CLOUDS_TOPOLOGY "/var/run/nvidia-topologyd/virtualTopology.xml"
+
+/* name_topology has NCCL read the topology file that lies beside the relay's socket: each
+ * GPU of the container beside the virtual NIC of its lane. NCCL calls init() before it
+ * looks for one (commAlloc and initTransportsRank, 2.19 to 2.30), and sets variables in this
+ * way itself, of nccl.conf. Who has named one, or another network, has it. */
+static void name_topology(void)
+{
+	const char *socket = getenv("PEERLANE_SOCKET"), *network = getenv("NCCL_NET"), *wanted = getenv("PEERLANE_NCCL_TOPOLOGY"), *end;
+	char file[4096];
+
+	if (getenv("NCCL_TOPO_FILE") || (network && *network && strcasecmp(network, NAME)) || (wanted && !strcmp(wanted, "0")))
+		return;
+	if (!socket || !*socket)
+		socket = "/run/peerlane/relay.sock";
+	if (!(end = strrchr(socket, '/')) || snprintf(file, sizeof file, "%.*s/nccl-topology.xml", (int)(end - socket), socket) >= (int)sizeof file)
+		return;
+	if (access(file, R_OK) || !access(CLOUDS_TOPOLOGY, R_OK) || setenv("NCCL_TOPO_FILE", file, 0))
+		return;
+	inform("NCCL_TOPO_FILE is %s now, the virtual switch of this container (PEERLANE_NCCL_TOPOLOGY=0: not)", file);
+}
+
 int use_relay(struct relay **out)
 {
 	struct relay *before = NULL;
@@ -202,11 +230,13 @@ int use_relay(struct relay **out)
 			r->uses = 1;
 			current = r;
 			for (unsigned i = 0; i < r->lanes; i++) {
-				char text[192];
+				char text[PLACE];
 
 				snprintf(name[i], sizeof name[i], "peerlane_%u", r->lane[i].index);
 				inform("%s is the lane of %s", name[i], place(r, (int)i, text));
 			}
+			if (r->lanes)
+				name_topology();
 		}
 	}
 	if (!error) {
@@ -274,14 +304,16 @@ int nccl_error(int status)
 	return NCCL_SYSTEM_ERROR;
 }
 
-const char *place(const struct relay *r, int device, char text[192])
+const char *place(const struct relay *r, int device, char text[PLACE])
 {
+	bool known = device >= 0 && (unsigned)device < r->lanes;
+	const char *nic = known ? r->nic[device].name : "";
 	char gpu[41] = "an unknown GPU", host[65] = "";
 
-	if (device >= 0 && (unsigned)device < r->lanes)
+	if (known)
 		peerlane_gpu_format(&r->lane[device].gpu, gpu);
 	gethostname(host, sizeof host - 1);
-	snprintf(text, 192, "%s (peerlane.dev/lane=%u), host %s", gpu, device >= 0 && (unsigned)device < r->lanes ? r->lane[device].index : 0, host);
+	snprintf(text, PLACE, "%s (peerlane.dev/lane=%u%s%s), host %s", gpu, known ? r->lane[device].index : 0, *nic ? ", NIC " : "", nic, host);
 	return text;
 }
 
@@ -315,25 +347,42 @@ static int pointers(void)
 	return NCCL_POINTER_HOST;
 }
 
-static int speed(void)
+#define FASTEST 100000000 /* Mbit/s */
+
+static int speed(const struct peerlane_nic *nic)
 {
 	const char *text = getenv("PEERLANE_NCCL_SPEED");
 	long value = text ? strtol(text, NULL, 10) : 0;
 
-	return value > 0 && value <= 100000000 ? (int)value : SPEED;
+	if (value <= 0 || value > FASTEST)
+		value = nic->mbps <= FASTEST ? nic->mbps : FASTEST;
+	return value ? (int)value : SPEED;
+}
+
+/* guid tells NCCL which devices share a NIC. A lane whose NIC has none is by itself. */
+static uint64_t guid(const struct relay *r, int device)
+{
+	uint64_t of_gpu[2];
+
+	if (r->nic[device].guid)
+		return r->nic[device].guid;
+	memcpy(of_gpu, r->lane[device].gpu.bytes, sizeof of_gpu);
+	return of_gpu[0] ^ of_gpu[1];
 }
 
 int describe(int device, struct nccl_net_properties_v12 *p)
 {
 	struct relay *r = same_relay(NULL);
-	uint64_t guid[2] = {0, 0};
+	struct peerlane_nic nic = {0};
 	int n;
 
 	if (!r)
 		return NCCL_INVALID_USAGE;
 	n = r->lanes ? (int)r->lanes : 1;
-	if (device >= 0 && device < n)
-		memcpy(guid, r->lane[device].gpu.bytes, sizeof guid);
+	if (device >= 0 && device < n) {
+		nic = r->nic[device];
+		nic.guid = guid(r, device);
+	}
 	leave_relay(r);
 	if (device < 0 || device >= n) {
 		warn("device %d of %d", device, n);
@@ -341,10 +390,10 @@ int describe(int device, struct nccl_net_properties_v12 *p)
 	}
 	*p = (struct nccl_net_properties_v12){
 		.name = *name[device] ? name[device] : "peerlane_0",
-		.guid = guid[0] ^ guid[1],
+		.guid = nic.guid,
 		.pointers = pointers(),
-		.speed = speed(),
-		.port = 1,
+		.speed = speed(&nic),
+		.port = nic.port ? (int)nic.port : 1,
 		.max_communicators = PEERLANE_MAX_CONNECTIONS,
 		.max_receives = NCCL_MAX_RECEIVES,
 		.device_type = NCCL_DEVICE_HOST,

@@ -17,6 +17,9 @@
 
 #define NAME "Peerlane" /* what NCCL_NET names */
 
+/* Room for a GPU, its lane, its NIC and the host. */
+#define PLACE 256
+
 /* A ring has PEERLANE_RING_ENTRIES places, and as many operations wait for one, sends
  * behind receives. So that each communicator can always have those that it may, a session
  * has at most so many communicators. */
@@ -46,6 +49,7 @@ struct relay {
 	unsigned uses;
 	unsigned lanes;
 	struct peerlane_lane lane[PEERLANE_MAX_LANES];
+	struct peerlane_nic nic[PEERLANE_MAX_LANES];
 };
 
 struct listener {
@@ -64,6 +68,9 @@ struct region {
 	int lane;
 	uintptr_t base;
 	size_t bytes;
+	/* Which GPU memory was there when it was registered; 0: unknown, and never the same. Of
+	 * host memory the twin is ours, and what lies at base is copied when it is sent. */
+	uint64_t id;
 	uint8_t *twin; /* of base; NULL: GPU memory */
 	uint64_t first; /* offset of base in memory */
 	peerlane_memory memory;
@@ -132,8 +139,9 @@ void leave_tie(struct tie *tie);
 /* NCCL's error for a status of libpeerlane's. */
 int nccl_error(int status);
 
-/* "GPU-... (lane 3), on host x": where a device's data comes from and goes to. */
-const char *place(const struct relay *relay, int device, char text[192]);
+/* "GPU-... (peerlane.dev/lane=3, NIC mlx5_0), host x": where a device's data comes from and
+ * goes to. */
+const char *place(const struct relay *relay, int device, char text[PLACE]);
 
 int count_devices(int *n);
 int describe(int device, struct nccl_net_properties_v12 *properties);

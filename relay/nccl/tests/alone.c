@@ -98,6 +98,41 @@ static void count(void *sends, void *receives, void *data, void *of_sends, void 
 	printf("at once: %d groups, %d sends\n", groups, sent);
 }
 
+/* reuse frees memory that is registered, has other memory at its address, registers that,
+ * and looks which of the two is sent. */
+static void reuse(const struct gpu *gpu, void *sends, void *receives, void *library)
+{
+	int (*unmap)(uint64_t, size_t) = (int (*)(uint64_t, size_t))dlsym(library, "cuMemUnmap");
+	struct gpu_allocation_properties properties = {.type = 1, .handle_types = 1, .location = {1, gpu->device}};
+	struct gpu_access access = {{1, gpu->device}, 3};
+	struct gpu_memory m = gpu_allocate(gpu, 2 << 20);
+	uint64_t old = 1, fresh = 2, got = 0, handle;
+	void *data = (void *)(uintptr_t)m.address, *here = &got, *before, *after, *host, *sent = NULL, *received = NULL;
+	size_t size = sizeof got;
+	int tag = 777, done = 0;
+	time_t since = time(NULL);
+
+	gpu_write(gpu, m.address, &old, sizeof old);
+	printf("before: %d", ALL(register_memory(sends, data, 4096, NCCL_POINTER_CUDA, &before)));
+	gpu_check(unmap(m.address, m.bytes), "cuMemUnmap");
+	gpu_check(cuda.create(&handle, m.bytes, &properties, 0), "cuMemCreate");
+	gpu_check(cuda.map(m.address, m.bytes, 0, handle, 0), "cuMemMap");
+	gpu_check(cuda.access(m.address, m.bytes, &access, 1), "cuMemSetAccess");
+	gpu_write(gpu, m.address, &fresh, sizeof fresh);
+	printf(", other memory there: %d", ALL(register_memory(sends, data, 4096, NCCL_POINTER_CUDA, &after)));
+	printf(" %s\n", after == before ? "once" : "anew");
+	if (ALL(register_memory(receives, here, size, NCCL_POINTER_HOST, &host)) || net_receive(receives, 1, &here, &size, &tag, &host, &received) ||
+		net_send(sends, data, size, tag, after, &sent))
+		exit(1);
+	for (int both = 0; both < 2 && time(NULL) - since < 60; both += done)
+		if (ALL(test(both ? sent : received, &done, NULL)))
+			exit(1);
+	printf("sent from there: %s\n", got == fresh ? "the other memory" : got == old ? "the memory before" : "nothing");
+	ALL(deregister(receives, host));
+	ALL(deregister(sends, after));
+	ALL(deregister(sends, before));
+}
+
 static void registers(const char *uuid)
 {
 	peerlane_gpu wanted = {{0}};
@@ -140,6 +175,7 @@ static void registers(const char *uuid)
 	printf("too much host memory: %d\n", ALL(register_memory(sends, sizes, (size_t)1 << 50, NCCL_POINTER_HOST, &other)));
 	printf("a send after it: %d\n", net_send(sends, (void *)(uintptr_t)m.address, 8, 1, vmm, &request));
 	ALL(register_memory(receives, (void *)(uintptr_t)m.address, 4096, NCCL_POINTER_CUDA, &other));
+	reuse(&gpu, sends, receives, library);
 	count(sends, receives, (void *)(uintptr_t)m.address, vmm, other);
 	ALL(deregister(receives, other));
 	ALL(deregister(sends, vmm));
@@ -170,6 +206,8 @@ int main(int argc, char **argv)
 	printf("devices: %d %d\n", result, n);
 	result = net.v12->properties(0, &p);
 	printf("properties: %d %s pointers %d speed %d receives %d of %d %d\n", result, p.name, p.pointers, p.speed, p.max_receives, p.of.count, p.of.device[0]);
+	printf("topology: %s\n", getenv("NCCL_TOPO_FILE") ? getenv("NCCL_TOPO_FILE") : "none");
+	printf("nic: guid %#llx port %d\n", (unsigned long long)p.guid, p.port);
 	printf("properties of the next: %d\n", net.v12->properties(n, &p));
 	result = net_listen(0, handle, &listener);
 	printf("listen: %d %s\n", result, listener ? "a listener" : "no listener");

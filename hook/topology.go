@@ -1,0 +1,47 @@
+package hook
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// writeTopology puts the container's virtual switch beside its socket, where NCCL's plugin
+// finds it, before the relay is told of the lanes: who has heard of them finds it. Without
+// it NCCL takes what it sees of the host.
+func (s *supervisor) writeTopology() {
+	if err := writeTopology(s.layout, s.generation); err != nil {
+		s.log.WithError(err).Warn("NCCL gets no topology file for this container")
+	}
+}
+
+func writeTopology(l layout.Layout, g *Generation) error {
+	plan, err := readPlan(l)
+	if err != nil {
+		return err
+	}
+	var gpus []string
+	for _, lane := range g.Config.Lanes {
+		gpus = append(gpus, lane.GPU.BusID)
+	}
+	text, err := plan.ContainerXML(gpus)
+	if err != nil {
+		return err
+	}
+	// Whoever reads it has the file before or this one, whole.
+	f, err := os.CreateTemp(l.SocketDir(g.ID), "."+layout.TopologyName+".*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), filepath.Join(l.SocketDir(g.ID), layout.TopologyName))
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(f.Name()))
+	}
+	return err
+}

@@ -1,0 +1,207 @@
+package integration_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/peerlane/peerlane/integration/bench"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// benches are the files of two hosts apart that have one cluster key, for a bench on each.
+type benches struct {
+	*networks
+	roots [2]string
+	temp  string // where both make their directories; of a short name, for sockets
+}
+
+func newBenches(t *testing.T) *benches {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it makes network namespaces")
+	}
+	root := newRoot(t)
+	b := &benches{networks: newNetworks(t), temp: root}
+	for i := range b.roots {
+		b.roots[i] = filepath.Join(root, string(rune('a'+i)))
+		b.mustWrite(filepath.Join(b.roots[i], "etc/peerlane/config.toml"), "[network]\ninterfaces = \"="+b.cables[i]+"\"\n")
+	}
+	b.must(filepath.Join(binaries, "peerlane"), "key", "generate", "--root", b.roots[0])
+	key, err := os.ReadFile(filepath.Join(b.roots[0], "etc/peerlane/cluster.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.mustWrite(filepath.Join(b.roots[1], "etc/peerlane/cluster.key"), string(key))
+	if err := os.Chmod(root, 0o711); err != nil { // relays go through it
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *benches) mustWrite(file, text string) {
+	b.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// benchProcess is peerlane bench on one of the hosts; said is each line of its progress
+// until it ends.
+type benchProcess struct {
+	*exec.Cmd
+	out, errors bytes.Buffer
+	said        chan string
+}
+
+func (b *benches) start(host int, arguments ...string) *benchProcess {
+	b.Helper()
+	p := &benchProcess{said: make(chan string, 1000)}
+	arguments = append([]string{"--net=/run/netns/" + b.names[host], filepath.Join(binaries, "peerlane"), "bench", "--gpus", "simulated", "--root", b.roots[host], "-o", "json"}, arguments...)
+	p.Cmd = exec.CommandContext(context.Background(), "nsenter", arguments...)
+	p.Env = append(os.Environ(), "TMPDIR="+b.temp)
+	p.Stdout = &p.out
+	in, out, err := os.Pipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	p.Stderr = out
+	err = p.Start()
+	out.Close()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if p.ProcessState == nil {
+			_ = p.Process.Kill() // it may have ended
+			_ = p.Wait()
+		}
+		in.Close()
+	})
+	go func() {
+		defer close(p.said)
+		text, _ := io.ReadAll(io.TeeReader(in, &saying{p.said})) // ends with the process
+		p.errors.Write(text)
+	}()
+	return p
+}
+
+// saying passes lines on.
+type saying struct{ to chan<- string }
+
+func (s *saying) Write(text []byte) (int, error) {
+	for line := range strings.Lines(string(text)) {
+		select {
+		case s.to <- line:
+		default: // nobody waits for that many
+		}
+	}
+	return len(text), nil
+}
+
+// await waits until the process has said something.
+func (b *benches) await(p *benchProcess, what string) {
+	b.Helper()
+	for line := range p.said {
+		if strings.Contains(line, what) {
+			return
+		}
+	}
+	b.Fatalf("it never said %q: %s", what, p.errors.String())
+}
+
+// ended is how the process ended, with all that it has said.
+func (b *benches) ended(p *benchProcess) (said string, err error) {
+	for range p.said {
+	}
+	err = p.Wait()
+	return p.errors.String(), err
+}
+
+// Two benches, each on a host of its own as far as the network goes, measure their lane
+// over it, and both have the result.
+func TestBenchBetweenHosts(t *testing.T) {
+	b := newBenches(t)
+	listening := b.start(1, "--listen", b.addresses[1]+":20500")
+	b.await(listening, "listening at")
+	connecting := b.start(0, "--connect", b.addresses[1]+":20500", "--transport", "tcp", "--sizes", "8,1MiB", "--depths", "1,4", "--duration", "10ms")
+	var reports [2]*bench.Report
+	for i, p := range []*benchProcess{connecting, listening} {
+		said, err := b.ended(p)
+		if err != nil {
+			t.Fatalf("host %d: %v: %s", i, err, said)
+		}
+		if reports[i], err = bench.Read(&p.out); err != nil {
+			t.Fatalf("host %d: %v: %s", i, err, said)
+		}
+	}
+	one, err := json.Marshal(reports[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other, err := json.Marshal(reports[1]); err != nil || !bytes.Equal(one, other) {
+		t.Errorf("one host's result is %s, the other's %s (%v)", one, other, err)
+	}
+	r := reports[0]
+	if !r.Simulated || len(r.Hosts) != 2 {
+		t.Errorf("the result is of %+v, simulated: %v", r.Hosts, r.Simulated)
+	}
+	// Each way two sizes at two depths, and 8 bytes; and the hand-off.
+	if len(r.Rows) != 11 {
+		t.Errorf("%d rows: %+v", len(r.Rows), r.Rows)
+	}
+	for _, row := range r.Rows {
+		if row.Transport != launch.TransportTCP || row.Value <= 0 || row.Times == nil {
+			t.Errorf("a row is %+v", row)
+		}
+		if strings.HasPrefix(row.What, "hand-off") {
+			continue
+		}
+		if ratio, ok := r.Ratio(row); !ok || ratio <= 0 || !strings.HasPrefix(row.Baseline, "plain TCP "+row.What[:len("A to B")]) {
+			t.Errorf("%s, %d bytes, is %v of %q", row.What, row.Size, ratio, row.Baseline)
+		}
+		from := map[bool]int{true: 0, false: 1}[strings.HasPrefix(row.What, "A to B")]
+		if !strings.Contains(row.Note, b.addresses[1-from]) || !strings.Contains(row.Note, b.cables[from]) {
+			t.Errorf("the path of %s is %q", row.What, row.Note)
+		}
+	}
+	b.leftNothing()
+}
+
+// A bench that is ended ends the other, which says so; and neither leaves anything.
+func TestABenchWhoseOtherSideEnds(t *testing.T) {
+	b := newBenches(t)
+	listening := b.start(1, "--listen", b.addresses[1]+":20500")
+	b.await(listening, "listening at")
+	connecting := b.start(0, "--connect", b.addresses[1]+":20500", "--transport", "tcp", "--sizes", "1MiB", "--duration", "1m")
+	b.await(connecting, "plain TCP")
+	if err := listening.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := b.ended(connecting); err == nil || !strings.Contains(said, "went away") || connecting.out.Len() > 0 {
+		t.Errorf("the bench that had connected ends with %v: %s%s", err, said, &connecting.out)
+	}
+	if said, err := b.ended(listening); err == nil {
+		t.Errorf("the bench that was ended is content: %s", said)
+	}
+	b.leftNothing()
+}
+
+// leftNothing demands that the benches have removed their directories.
+func (b *benches) leftNothing() {
+	b.Helper()
+	left, err := filepath.Glob(filepath.Join(b.temp, "plbench-*"))
+	if err != nil || len(left) > 0 {
+		b.Errorf("%s is left (%v)", left, err)
+	}
+}
