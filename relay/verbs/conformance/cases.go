@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -234,12 +235,19 @@ func localProtection(t *testing.T, f Fixture) {
 	a.failed(f)
 }
 
-// failed checks that the pair has failed, as it has before the completion that says so;
-// siw, whose pair follows its TCP connection, is later.
+// failed waits until the pair has failed, which rxe lets it do after the completion that
+// says so. One of siw's follows its TCP connection.
 func (e *end) failed(f Fixture) {
 	e.t.Helper()
-	if state, err := e.pair.State(); err != nil || state != verbs.Failed && !f.managed() {
-		e.t.Errorf("the pair is %v, %v", state, err)
+	for deadline := time.Now().Add(patience); !f.managed(); time.Sleep(time.Millisecond) {
+		state, err := e.pair.State()
+		check(e.t, err)
+		if state == verbs.Failed {
+			return
+		}
+		if time.Now().After(deadline) {
+			e.t.Fatalf("the pair is %v", state)
+		}
 	}
 }
 
