@@ -1,6 +1,7 @@
 package topo
 
 import (
+	"encoding/json"
 	"syscall"
 	"testing"
 )
@@ -31,9 +32,8 @@ func TestWhatPortsSay(t *testing.T) {
 	}
 }
 
-// A GID that belongs to another network namespace is there, and cannot be read: that is
-// no trouble of the device, which a note would tell of.
-func TestAGIDOfAnotherNamespace(t *testing.T) {
+// oneNIC is a tree with one of one port.
+func oneNIC() map[string]string {
 	const at = "sys/devices/pci0000:00/0000:00:04.0/infiniband/mlx5_0/"
 	files := map[string]string{
 		"sys/class/infiniband/mlx5_0": "-> ../../devices/pci0000:00/0000:00:04.0/infiniband/mlx5_0",
@@ -42,6 +42,13 @@ func TestAGIDOfAnotherNamespace(t *testing.T) {
 		at + "ports/1/gids/0":         "fe80:0000:0000:0000:a088:c203:00a1:40e2",
 	}
 	device(files, "pci0000:00/0000:00:04.0", "class=0x020700", "vendor=0x15b3")
+	return files
+}
+
+// A GID that belongs to another network namespace is there, and cannot be read: that is
+// no trouble of the device, which a note would tell of.
+func TestAGIDOfAnotherNamespace(t *testing.T) {
+	files := oneNIC()
 	o := tree(t, files)
 	for errno, want := range map[error]string{nil: "a088:c203:00a1:40e2", syscall.EINVAL: ""} {
 		from := failingAt("gids/0", errno)
@@ -55,5 +62,35 @@ func TestAGIDOfAnotherNamespace(t *testing.T) {
 		if p := h.NICs[0].Ports[0]; p.GUID != want || len(h.Notes) > 0 {
 			t.Errorf("%v: port %+v, notes %q", errno, p, h.Notes)
 		}
+	}
+}
+
+// What ibstat says changes without a change of lanes, and a plan is compared with the
+// host's as it is written.
+func TestAPlanDoesNotDependOnFirmware(t *testing.T) {
+	h := readTree(t, oneNIC())
+	if len(h.NICs) == 0 || len(h.NICs[0].Ports) == 0 {
+		t.Fatal("the host has no NIC with a port")
+	}
+	text := func() string {
+		p, err := MakePlan(h, PlanConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	before := text()
+	n := &h.NICs[0]
+	n.Firmware = "28.43.1014"
+	n.Ports[0].PhysicalState, n.Ports[0].GUID, n.Ports[0].LID, n.Ports[0].SMLID = "LinkUp", "a088:c203:00a1:40e2", 7, 1
+	if after := text(); after != before {
+		t.Errorf("the plan was\n%s\nand is\n%s", before, after)
+	}
+	if n.Firmware == "" || n.Ports[0].LID == 0 {
+		t.Error("the plan takes the host's facts away")
 	}
 }

@@ -33,7 +33,7 @@ type doctorReport struct {
 
 func newDoctorCommand(a *app) *cobra.Command {
 	var hostRoot, lane string
-	var selfTest bool
+	var selfTest, rdma bool
 	var interval time.Duration
 	cmd := &cobra.Command{
 		Use:   "doctor",
@@ -45,8 +45,8 @@ changed. docs/doctor.md has each check.
 
 Not all can be seen by all users: run it as root, or read what it could not tell.
 --selftest is an active test: it copies between GPUs, as peerlane self-test does.
-There is no active test of RDMA, as relays of this version do not use RDMA, and none
-of other hosts.
+--rdma is one, too: each lane's NIC writes and reads host memory and, by DMA-BUF and
+by nvidia-peermem, the memory of its GPUs, and all bytes are compared.
 
 The exit status is by the worst of what it found.
 
@@ -67,6 +67,7 @@ Exit status:
 	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`, and run nothing that is there")
 	flags.StringVar(&lane, "for", "", "only what touches the lane of `GPU`")
 	flags.BoolVar(&selfTest, "selftest", false, "test the pairs of GPUs that lanes stage on, too: an active test, of a second or so a pair")
+	flags.BoolVar(&rdma, "rdma", false, "test the NICs of lanes by RDMA on this host, too: an active test, of a second or so a NIC and GPU")
 	flags.DurationVar(&interval, "interval", time.Second, "read counters of errors twice, `TIME` apart")
 	must(cmd.MarkFlagDirname("host-root"))
 	must(cmd.RegisterFlagCompletionFunc("for", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -96,7 +97,15 @@ Exit status:
 				return err
 			}
 		}
-		report.Findings = doctor.Examine(cmd.Context(), h, doctor.All())
+		checks := doctor.All()
+		if rdma {
+			check, err := a.rdmaForDoctor(cmd, host, h)
+			if err != nil {
+				return err
+			}
+			checks = append(checks, check)
+		}
+		report.Findings = doctor.Examine(cmd.Context(), h, checks)
 		if report.For != nil {
 			report.Findings = doctor.For(report.Findings, *report.For)
 		}
