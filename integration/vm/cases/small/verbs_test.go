@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/peerlane/peerlane/integration/vm/inside"
@@ -72,4 +73,24 @@ func addressOf(t *testing.T, card string) netip.Addr {
 	}
 	t.Fatalf("%s has no IPv4 address among %v", card, addresses)
 	return netip.Addr{}
+}
+
+// As on a host whose NICs are the kernel's: host memory is right, whatever the rate; there
+// is no CUDA for a GPU's.
+func TestDoctorOverRDMA(t *testing.T) {
+	twoNICs(t, inside.RoCE)
+	by := found(t, t.TempDir(), "--rdma")
+	host := 0
+	for _, f := range by["rdma"] {
+		if !strings.HasSuffix(f.On, "host memory") {
+			continue
+		}
+		host++
+		if !strings.HasPrefix(f.Found, "4194304 bytes written and read are right") {
+			t.Errorf("%+v", f)
+		}
+	}
+	if host != 2 {
+		t.Errorf("%d NICs are tested: %+v", host, by["rdma"])
+	}
 }
