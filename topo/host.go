@@ -221,6 +221,9 @@ type NIC struct {
 	Card string `json:"card,omitempty"`
 	// GUID is the node GUID as its source writes it.
 	GUID string `json:"guid,omitempty"`
+	// Firmware is the version that the device tells (fw_ver); empty where it tells
+	// none.
+	Firmware string `json:"firmware,omitempty"`
 	// SystemGUID is the GUID that all functions of one card share
 	// (sys_image_guid); empty where unknown.
 	SystemGUID string `json:"systemGUID,omitempty"`
@@ -278,6 +281,16 @@ type Port struct {
 	// State is the kernel's word, "ACTIVE" or "DOWN"; empty where the source
 	// states none.
 	State string `json:"state,omitempty"`
+	// PhysicalState is the kernel's word, "LinkUp", "Polling" or "Disabled"; empty
+	// where the source states none.
+	PhysicalState string `json:"physicalState,omitempty"`
+	// GUID is the interface's part of the first GID, as the kernel writes it; empty
+	// where the source does not tell.
+	GUID string `json:"guid,omitempty"`
+	// LID is the address in an InfiniBand subnet, SMLID that of its manager; 0 for
+	// none, as on Ethernet.
+	LID   int `json:"lid,omitempty"`
+	SMLID int `json:"smLID,omitempty"`
 	// LinkLayer is "InfiniBand" or "Ethernet".
 	LinkLayer string `json:"linkLayer,omitempty"`
 	// RateGbps is the signalling rate, 10^9 bits a second; 0 where unknown.

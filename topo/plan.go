@@ -235,8 +235,23 @@ func MakePlan(h *Host, c PlanConfig) (*Plan, error) {
 	lanes := p.plan()
 	return &Plan{
 		Version: PlanVersion, Source: h.Source, Notes: p.notes(lanes),
-		GPUs: h.GPUs, NICs: h.NICs, CPUs: h.CPUs, Switches: h.Switches, Lanes: lanes, Groups: groups, Staging: p.staging(lanes),
+		GPUs: h.GPUs, NICs: planned(h.NICs), CPUs: h.CPUs, Switches: h.Switches, Lanes: lanes, Groups: groups, Staging: p.staging(lanes),
 	}, nil
+}
+
+// planned are NICs with what a plan can depend on: new firmware, or another address in
+// the subnet, makes no plan stale.
+func planned(nics []NIC) []NIC {
+	nics = slices.Clone(nics)
+	for i := range nics {
+		nics[i].Firmware = ""
+		nics[i].Ports = slices.Clone(nics[i].Ports)
+		for j := range nics[i].Ports {
+			p := &nics[i].Ports[j]
+			p.PhysicalState, p.GUID, p.LID, p.SMLID = "", "", 0, 0
+		}
+	}
+	return nics
 }
 
 // sorted is a host with its devices in order: GPUs by index, NICs by name,

@@ -81,7 +81,7 @@ func (s *sysfs) readNIC(name string) (NIC, error) {
 			return NIC{}, err
 		}
 	}
-	for attribute, into := range map[string]*string{"node_guid": &nic.GUID, "sys_image_guid": &nic.SystemGUID} {
+	for attribute, into := range map[string]*string{"node_guid": &nic.GUID, "sys_image_guid": &nic.SystemGUID, "fw_ver": &nic.Firmware} {
 		if *into, err = s.reported("class/infiniband", name, attribute); err != nil {
 			return NIC{}, err
 		}
@@ -240,24 +240,53 @@ func (s *sysfs) nicPorts(nic string) ([]Port, error) {
 			return nil, fmt.Errorf("port %q of %s: %w", name, nic, err)
 		}
 		p := Port{Number: number}
-		for attribute, into := range map[string]*string{"state": &p.State, "link_layer": &p.LinkLayer} {
+		var rate, lid, smLID string
+		for attribute, into := range map[string]*string{
+			"state": &p.State, "phys_state": &p.PhysicalState, "link_layer": &p.LinkLayer, "rate": &rate, "lid": &lid, "sm_lid": &smLID,
+		} {
 			if *into, err = s.reported("class/infiniband", nic, "ports", name, attribute); err != nil {
 				return nil, err
 			}
 		}
-		// "4: ACTIVE"
-		if _, state, ok := strings.Cut(p.State, ": "); ok {
-			p.State = state
-		}
-		rate, err := s.reported("class/infiniband", nic, "ports", name, "rate")
-		if err != nil {
+		p.State, p.PhysicalState = portState(p.State), portState(p.PhysicalState)
+		p.RateGbps, p.LID, p.SMLID = portRate(rate), portLID(lid), portLID(smLID)
+		// As with bonds, a GID of another network namespace says nothing.
+		gid, err := s.attribute("class/infiniband", nic, "ports", name, "gids/0")
+		if err != nil && !refused(err) {
 			return nil, err
 		}
-		p.RateGbps = portRate(rate)
+		p.GUID = portGUID(gid)
 		ports = append(ports, p)
 	}
 	slices.SortFunc(ports, func(a, b Port) int { return a.Number - b.Number })
 	return ports, nil
+}
+
+// portState reads "4: ACTIVE" and "5: LinkUp".
+func portState(text string) string {
+	if _, state, ok := strings.Cut(text, ": "); ok {
+		return state
+	}
+	return text
+}
+
+// portLID reads "0x1f"; 0 where it says none.
+func portLID(text string) int {
+	lid, err := strconv.ParseUint(text, 0, 16)
+	if err != nil {
+		return 0
+	}
+	return int(lid)
+}
+
+// portGUID is the second half of a GID, "fe80:0000:0000:0000:0c42:a103:00aa:bbcc"; ""
+// of the GID that a port has without any, and of what is none.
+func portGUID(gid string) string {
+	half := strings.Repeat("0000:", 4)
+	if len(gid) != 2*len(half)-1 || strings.Trim(gid, "0:") == "" {
+		return ""
+	}
+	return gid[len(half):]
 }
 
 // portRate reads "400 Gb/sec (4X NDR)", Gbit/s; 0 where it says none.

@@ -47,8 +47,9 @@ var (
 	}
 	recordedLinksOfFunction = []string{"physfn"}
 	// "parent" is the network interface below software RDMA.
-	recordedOfRDMA  = []string{"node_guid", "sys_image_guid", "node_type", "parent"}
-	recordedOfPort  = []string{"state", "phys_state", "rate", "link_layer"}
+	recordedOfRDMA = []string{"node_guid", "sys_image_guid", "node_type", "parent", "fw_ver"}
+	// No GID, which can be an address of a network interface.
+	recordedOfPort  = []string{"state", "phys_state", "rate", "link_layer", "lid", "sm_lid"}
 	recordedOfVerbs = []string{"ibdev", "dev"}
 	recordedOfNode  = []string{"cpulist", "distance"}
 	// Those that tell the processor's bandwidth and its socket; "cpu" is

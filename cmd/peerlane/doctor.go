@@ -34,7 +34,7 @@ type doctorReport struct {
 func newDoctorCommand(a *app) *cobra.Command {
 	var hostRoot, lane, serve string
 	var connect []string
-	var selfTest bool
+	var selfTest, rdma bool
 	var interval time.Duration
 	cmd := &cobra.Command{
 		Use:   "doctor",
@@ -46,7 +46,8 @@ changed. docs/doctor.md has each check.
 
 Not all can be seen by all users: run it as root, or read what it could not tell.
 --selftest is an active test: it copies between GPUs, as peerlane self-test does.
-There is no active test of RDMA, as relays of this version do not use RDMA.
+--rdma is one, too: each lane's NIC writes and reads host memory and, by DMA-BUF and
+by nvidia-peermem, the memory of its GPUs, and all bytes are compared.
 
 --connect looks at what needs another host: is it reached, does it have the cluster key,
 a common protocol, the same clock, ports, MTU, rails and rates. On that host peerlane
@@ -73,6 +74,7 @@ Exit status:
 	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`, and run nothing that is there")
 	flags.StringVar(&lane, "for", "", "only what touches the lane of `GPU`")
 	flags.BoolVar(&selfTest, "selftest", false, "test the pairs of GPUs that lanes stage on, too: an active test, of a second or so a pair")
+	flags.BoolVar(&rdma, "rdma", false, "test the NICs of lanes by RDMA on this host, too: an active test, of a second or so a NIC and GPU")
 	flags.DurationVar(&interval, "interval", time.Second, "read counters of errors twice, `TIME` apart")
 	flags.StringSliceVar(&connect, "connect", nil, "also what needs other hosts, on which doctor --serve runs: `HOST[:PORT]`, with commas between several")
 	flags.StringVar(&serve, "serve", "", "look at nothing, and answer the doctors of other hosts, at `ADDRESS[:PORT]`, or at the one that relays use; the port is the last of network.ports unless stated")
@@ -122,6 +124,13 @@ Exit status:
 			if err := a.testForDoctor(cmd, host, h); err != nil {
 				return err
 			}
+		}
+		if rdma {
+			check, err := a.rdmaForDoctor(cmd, host, h)
+			if err != nil {
+				return err
+			}
+			checks = append(checks, check)
 		}
 		report.Findings = doctor.Examine(cmd.Context(), h, checks)
 		if report.For != nil {

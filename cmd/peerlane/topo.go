@@ -84,6 +84,7 @@ With -o svg or -o html the host is a picture in one file: NUMA nodes, PCIe
 switches, GPUs and NICs as a tree, with what each link can do. peerlane plan
 draws the lanes as well.`,
 		Example: `  peerlane topo
+  peerlane topo --nics
   peerlane topo --input topo.xml
   peerlane topo -o xml > topo.xml
   peerlane topo -o xml --virtual > virtual.xml
@@ -92,15 +93,18 @@ draws the lanes as well.`,
 		Args: noArgs,
 	}
 	cmd.AddCommand(newCaptureCommand(a))
-	host, form, rules, virtual := addHost(cmd), addForm(cmd, formXML, formSVG, formHTML), string(topo.RulesNCCL), false
+	host, form, rules, virtual, facts := addHost(cmd), addForm(cmd, formXML, formSVG, formHTML), string(topo.RulesNCCL), false, false
 	cmd.Flags().StringVar(&rules, "rules", rules, "name paths by the `RULES` of nccl or smi (nvidia-smi)")
 	complete(cmd, "rules", string(topo.RulesNCCL), string(topo.RulesSMI))
 	cmd.Flags().BoolVar(&virtual, "virtual", false, "write the virtual switch in place of the host; goes with -o xml")
+	cmd.Flags().BoolVar(&facts, "nics", false, "show of NICs alone what ibstat says: firmware, GUIDs, states, LIDs")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		by, err := topo.ParseRules(rules)
 		switch {
 		case err != nil:
 			return usageError{cmd.CommandPath(), err}
+		case facts && form.value != formTable:
+			return usageError{cmd.CommandPath(), fmt.Errorf("--nics is a table, and -o %s has all of it: give one or the other", form.value)}
 		case virtual && form.value != formXML:
 			return usageError{cmd.CommandPath(), errors.New("--virtual goes with -o xml")}
 		case form.value == formXML && cmd.Flags().Changed("rules"):
@@ -111,6 +115,10 @@ draws the lanes as well.`,
 		h, err := host.read()
 		if err != nil {
 			return err
+		}
+		if facts {
+			a.printNICs(h)
+			return nil
 		}
 		if form.picture() {
 			return a.printPicture(form.value, h, nil)
@@ -195,6 +203,16 @@ func (a *app) printTopo(h *topo.Host, paths *topo.PathTable) {
 		}
 	}
 	a.printNotes(append(reasons(h), h.Notes...))
+}
+
+// printNICs prints NICs alone.
+func (a *app) printNICs(h *topo.Host) {
+	fmt.Fprintf(a.out, "Host read from %s\n\n", origin(h.Source))
+	if len(h.NICs) == 0 {
+		fmt.Fprint(a.out, "No RDMA NIC.\n\n")
+		return
+	}
+	a.section("NICs", a.factsTable(h.NICs))
 }
 
 // reasons say of each device that cannot be used why that is.
@@ -292,6 +310,31 @@ func (a *app) nicTable(nics []topo.NIC) table.Writer {
 		}
 	}
 	return t
+}
+
+// factsTable is what ibstat says of NICs: a line for each port.
+func (a *app) factsTable(nics []topo.NIC) table.Writer {
+	t := a.newTable("NIC", "FIRMWARE", "NODE GUID", "PORT", "PORT GUID", "STATE", "PHYSICAL STATE", "LID", "SM LID", "RATE", "LINK LAYER")
+	for _, n := range nics {
+		of := []any{onHost(n.Host, n.Name), dash(n.Firmware), dash(n.GUID)}
+		if len(n.Ports) == 0 {
+			t.AppendRow(append(of, "-", "-", "-", "-", "-", "-", "-", linkLayer(n, "")))
+		}
+		for i, p := range n.Ports {
+			if i > 0 {
+				of = []any{"", "", ""}
+			}
+			t.AppendRow(append(of, strconv.Itoa(p.Number), dash(p.GUID), a.state(p), dash(p.PhysicalState), lid(p.LID), lid(p.SMLID), rate(p.RateGbps, "Gb/s"), linkLayer(n, p.LinkLayer)))
+		}
+	}
+	return t
+}
+
+func lid(n int) string {
+	if n == 0 {
+		return "-"
+	}
+	return strconv.Itoa(n)
 }
 
 func linkLayer(n topo.NIC, layer string) string {

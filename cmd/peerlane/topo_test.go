@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,9 +16,9 @@ import (
 
 func TestTablesOfTheRecordedHost(t *testing.T) {
 	dir, host := recordedHost(t)
-	for _, command := range []string{"topo", "plan"} {
-		out := peerlane(t, append([]string{command, "--root", t.TempDir()}, host...)...)
-		golden(t, command+".txt", strings.ReplaceAll(out, dir, "RECORDED"))
+	for _, command := range []string{"topo", "plan", "topo --nics"} {
+		out := peerlane(t, slices.Concat(strings.Fields(command), []string{"--root", t.TempDir()}, host)...)
+		golden(t, strings.ReplaceAll(command, " --", "-")+".txt", strings.ReplaceAll(out, dir, "RECORDED"))
 		if strings.Contains(out, "\x1b") {
 			t.Errorf("peerlane %s sends colours to what is no terminal", command)
 		}

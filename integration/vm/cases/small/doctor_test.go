@@ -15,9 +15,9 @@ import (
 )
 
 // found is what peerlane doctor says of this kernel, by check.
-func found(t *testing.T, root string) map[string][]doctor.Finding {
+func found(t *testing.T, root string, more ...string) map[string][]doctor.Finding {
 	t.Helper()
-	out, err := exec.Command(filepath.Join(inside.Binaries, "peerlane"), "doctor", "-o", "json", "--interval", "10ms", "--root", root).Output()
+	out, err := exec.Command(filepath.Join(inside.Binaries, "peerlane"), append([]string{"doctor", "-o", "json", "--interval", "10ms", "--root", root}, more...)...).Output()
 	var status *exec.ExitError
 	if err != nil && (!errors.As(err, &status) || status.ExitCode() < 5) { // 5 to 7 say what the worst is
 		t.Fatalf("peerlane doctor: %v", err)

@@ -8,6 +8,7 @@
 //	script   one a line: CALL key=value...; what is not there is not asked for
 //	           device=NAME call=N (the Nth in this process) from=N (that and later)
 //	           errno=N status=N (of a completion) delay=MS
+//	           corrupt=1 (a wrong byte in what a request moves)
 //	log      each call, with its arguments and what came of it
 //	number   the last number that was given to a queue pair or a key
 #include "standin.h"
@@ -216,6 +217,8 @@ struct rule host_script(const char *call, const char *device)
 				r.error = (int)v;
 			else if (!strcmp(word, "status"))
 				r.status = (int)v;
+			else if (!strcmp(word, "corrupt"))
+				r.corrupt = v;
 			else if (!strcmp(word, "delay"))
 				r.delay_ms = (unsigned)v;
 		}

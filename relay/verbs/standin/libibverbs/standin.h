@@ -28,6 +28,7 @@ struct description {
 struct rule {
 	int error, status;
 	unsigned delay_ms;
+	bool corrupt;
 };
 
 struct device {

@@ -133,7 +133,7 @@ static bool reach(struct pair *p)
 }
 
 // ask does a request, and gives its status.
-static int ask(struct pair *p, const struct request *r)
+static int ask(struct pair *p, const struct request *r, bool corrupt)
 {
 	bool reads = r->opcode == IBV_WR_RDMA_READ;
 	int status = IBV_WC_SUCCESS;
@@ -151,6 +151,8 @@ static int ask(struct pair *p, const struct request *r)
 			memcpy(buffer, data, r->length);
 	}
 	pthread_mutex_unlock(&lock);
+	if (corrupt && !reads)
+		buffer[r->length / 2] ^= 1;
 
 	struct question q = {.remote = r->remote, .opcode = (uint32_t)r->opcode, .length = r->length, .rkey = r->rkey, .immediate = r->immediate};
 	unsigned refused = 0;
@@ -185,6 +187,8 @@ static int ask(struct pair *p, const struct request *r)
 		pthread_mutex_lock(&lock);
 		// A request that has been flushed in the meantime writes nothing.
 		char *data = p->ibv.state == IBV_QPS_RTS && !p->stopping && r->length ? memory_at(p->ibv.pd, r->lkey, false, r->address, r->length, IBV_ACCESS_LOCAL_WRITE) : NULL;
+		if (corrupt)
+			buffer[r->length / 2] ^= 1;
 		if (!status && data)
 			memcpy(data, buffer, r->length);
 		else if (!status && r->length)
@@ -207,7 +211,7 @@ void *wire_request(void *pair)
 		struct request r = p->sends.ring[p->sends.first];
 		pthread_mutex_unlock(&lock);
 		struct rule rule = host_script("send", p->context->device->ibv.name);
-		int status = rule.status ? rule.status : ask(p, &r);
+		int status = rule.status ? rule.status : ask(p, &r, rule.corrupt);
 		pthread_mutex_lock(&lock);
 		if (p->stopping || p->ibv.state == IBV_QPS_ERR)
 			break; // flushed

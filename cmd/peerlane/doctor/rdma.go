@@ -1,0 +1,149 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// RDMAJob is what an active test of RDMA tries on this host: each lane's NICs with the
+// host's memory, and with that of the GPUs that hold its staging memory, or of the lane's
+// own where that is direct.
+func (h *Host) RDMAJob() (launch.RDMAJob, error) {
+	p, err := h.Plan()
+	if err != nil {
+		return launch.RDMAJob{}, err
+	}
+	var job launch.RDMAJob
+	for _, n := range p.NICs {
+		nic := launch.RDMANIC{Name: n.Name}
+		for _, l := range p.Lanes {
+			if !slices.Contains(l.NICs, n.Name) {
+				continue
+			}
+			holders := l.Servers
+			if l.Kind == topo.KindDirect {
+				holders = []string{l.GPU}
+			}
+			for _, busID := range holders {
+				g, err := p.GPU(busID)
+				if err != nil {
+					return launch.RDMAJob{}, err
+				}
+				gpu := launch.GPU{UUID: g.UUID, BusID: g.BusID, Index: g.Index}
+				if !slices.Contains(nic.GPUs, gpu) {
+					nic.GPUs = append(nic.GPUs, gpu)
+				}
+			}
+		}
+		if slices.ContainsFunc(p.Lanes, func(l topo.Lane) bool { return slices.Contains(l.NICs, n.Name) }) {
+			job.NICs = append(job.NICs, nic)
+		}
+	}
+	return job, nil
+}
+
+// slow is the part of the estimate under which a rate is told of: a NIC that talks to
+// itself uses the slot both ways.
+const slow = 0.5
+
+// RDMA is the check of what an active test has found; failed is why it found no more.
+func RDMA(results []launch.RDMAResult, failed error) Check {
+	return Check{
+		Name: "rdma", Subject: "NICs",
+		LooksAt: "an active test: two queue pairs of the NIC, connected with each other, write and read the memory; each byte is compared",
+		Why:     "relays do the same; what fails here fails between hosts, too, where it looks like a fault of the network",
+		Remedy:  "read the reason; docs/network.md has what RDMA needs",
+		Run:     func(_ context.Context, h *Host) []Finding { return h.rdma(results, failed) },
+	}
+}
+
+func (h *Host) rdma(results []launch.RDMAResult, failed error) []Finding {
+	var list []Finding
+	for _, r := range results {
+		list = append(list, h.rdmaFinding(r, results))
+	}
+	if failed != nil {
+		list = append(list, unknown("host", "%v", failed))
+	}
+	if len(list) == 0 {
+		list = append(list, ok("host", "no lane has a NIC: there is nothing to test"))
+	}
+	return list
+}
+
+func (h *Host) rdmaFinding(r launch.RDMAResult, all []launch.RDMAResult) Finding {
+	f := h.rdmaJudged(r, all)
+	f.Lanes = h.lanesOfNIC(r.NIC)
+	return f
+}
+
+func (h *Host) rdmaJudged(r launch.RDMAResult, all []launch.RDMAResult) Finding {
+	on := r.NIC + " and host memory"
+	if r.GPU != nil {
+		on = fmt.Sprintf("%s and memory of GPU %d by %s", r.NIC, r.GPU.Index, r.Memory)
+	}
+	switch {
+	case r.Untested != "":
+		return unknown(on, "%s", r.Untested)
+	case r.Wrong > 0:
+		f := failure(on, "%s: %d of %d bytes are wrong", r.Tried, r.Wrong, r.Bytes)
+		f.Why = "the NIC reports success and data arrives damaged, in every job that goes this way"
+		return f.remedy("on bare metal boot with iommu=pt and switch ACS redirection off (peerlane doctor names the ports); until then plan.exclude.pairs in config.toml keeps lanes from this pair")
+	case r.Failed != "" && r.GPU != nil && r.Tried == "register":
+		return h.unregistered(on, r, all)
+	case r.Failed != "":
+		return failure(on, "%s: %s", r.Tried, r.Failed)
+	}
+	found := fmt.Sprintf("%d bytes written and read are right; %.3g GB/s written, %.3g read", r.Bytes, r.Write, r.Read)
+	expected := h.expected(r)
+	if least := min(r.Write, r.Read); expected > 0 && least < slow*expected {
+		f := warning(on, "%s; %.3g GB/s are estimated", found, expected)
+		f.Why = "the way between NIC and memory is slower than what it is made of: every lane over it is"
+		return f.remedy("see the findings on pcie-link, iommu and ACS; peerlane topo shows the way, and rates while nothing else uses it are what counts")
+	}
+	return ok(on, "%s", found)
+}
+
+// unregistered is a GPU's memory that one way does not register: nothing is lost while
+// the other one does.
+func (h *Host) unregistered(on string, r launch.RDMAResult, all []launch.RDMAResult) Finding {
+	other := slices.ContainsFunc(all, func(o launch.RDMAResult) bool {
+		return o.NIC == r.NIC && o.GPU != nil && *o.GPU == *r.GPU && o.Memory != r.Memory && o.Failed == "" && o.Untested == "" && o.Wrong == 0
+	})
+	if other {
+		return ok(on, "not this way (%s); the other one works", r.Failed)
+	}
+	f := warning(on, "register: %s", r.Failed)
+	f.Why = "without DMA-BUF and without nvidia-peermem the NIC does not reach the GPU's memory: data goes through the CPU's, at a part of the rate"
+	return f.remedy("DMA-BUF: NVIDIA's open kernel modules, Linux 5.12 and rdma-core 34 or newer; else modprobe nvidia-peermem")
+}
+
+// expected is the estimate of the way between a NIC and the memory, GB/s in one direction;
+// 0 where there is none. Software RDMA has none.
+func (h *Host) expected(r launch.RDMAResult) float64 {
+	t, err := h.topology()
+	if err != nil {
+		return 0
+	}
+	i := slices.IndexFunc(t.NICs, func(n topo.NIC) bool { return n.Name == r.NIC })
+	if i < 0 || t.NICs[i].Software {
+		return 0
+	}
+	estimate := t.NICs[i].Link
+	if rate := t.NICs[i].RateGbps() / 8; rate > 0 && (estimate == 0 || rate < estimate) {
+		estimate = rate
+	}
+	if r.GPU == nil {
+		return estimate
+	}
+	for p := range t.EachPath(topo.RulesNCCL) {
+		if p.From == r.GPU.BusID && p.To == r.NIC {
+			return min(estimate, p.Bandwidth)
+		}
+	}
+	return estimate
+}

@@ -1,0 +1,77 @@
+package doctor
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Each NIC has the GPUs below its switch: those hold the staging of far ones, and are
+// near themselves.
+func TestTheJobOfRDMAIsThatOfTheLanes(t *testing.T) {
+	m := newMade(t)
+	job, err := m.host().RDMAJob()
+	must(t, err)
+	got := map[string][]int{}
+	for _, n := range job.NICs {
+		for _, g := range n.GPUs {
+			if g.BusID == "" || g.UUID == "" {
+				t.Errorf("%s: %+v", n.Name, g)
+			}
+			got[n.Name] = append(got[n.Name], g.Index)
+		}
+		slices.Sort(got[n.Name])
+	}
+	if diff := cmp.Diff(map[string][]int{"mlx5_0": {0, 1}, "mlx5_1": {4, 5}}, got); diff != "" {
+		t.Errorf("GPUs by NIC (-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatTheTestOfRDMAComesTo(t *testing.T) {
+	m := newMade(t)
+	h := m.host()
+	job, err := h.RDMAJob()
+	must(t, err)
+	gpu := job.NICs[0].GPUs[0]
+	host := launch.RDMAResult{NIC: "mlx5_0", Memory: launch.MemoryHost, Tried: "read", Bytes: 4 << 20, Write: 46, Read: 45}
+	dmabuf := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryDMABuf, Tried: "read", Bytes: 4 << 20, Write: 40, Read: 41}
+	refused := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryPeermem, Tried: "register", Failed: "ibv_reg_mr: bad address (EFAULT)"}
+	with := func(r launch.RDMAResult, change func(*launch.RDMAResult)) launch.RDMAResult { change(&r); return r }
+	for _, c := range []struct {
+		name    string
+		results []launch.RDMAResult
+		failed  error
+		want    Status
+		says    string // the worst finding
+	}{
+		{"all is well", []launch.RDMAResult{host, dmabuf}, nil, OK, ""},
+		{"one way to register is enough", []launch.RDMAResult{host, dmabuf, refused}, nil, OK, ""},
+		{"no way to register", []launch.RDMAResult{host, with(refused, func(r *launch.RDMAResult) { r.Memory = launch.MemoryDMABuf }), refused}, nil, Warning, "(EFAULT)"},
+		{"the port does not connect", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Tried, r.Failed = "connect", "port 1 is DOWN" })}, nil, Failure, "connect: port 1 is DOWN"},
+		{"wrong bytes", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Wrong = 7 })}, nil, Failure, "7 of 4194304 bytes are wrong"},
+		// A port of 400 Gb/s carries 50 GB/s, its slot 48.
+		{"slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 23 })}, nil, Warning, "48 GB/s are estimated"},
+		{"not slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 25 })}, nil, OK, ""},
+		{"slow to a GPU", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Write = 11 })}, nil, Warning, "48 GB/s are estimated"},
+		{"not tested", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Untested = "iWARP" })}, nil, Unknown, "iWARP"},
+		{"the test failed", []launch.RDMAResult{host}, errors.New("libibverbs.so.1 cannot be loaded"), Unknown, "cannot be loaded"},
+		{"no NIC", nil, nil, OK, ""},
+	} {
+		found := Examine(t.Context(), h, []Check{RDMA(c.results, c.failed)})
+		worst := slices.MaxFunc(found, func(a, b Finding) int { return int(a.Status) - int(b.Status) })
+		if worst.Status != c.want || !strings.Contains(worst.Found, c.says) {
+			t.Errorf("%s: %v %q, want %v %q", c.name, worst.Status, worst.Found, c.want, c.says)
+		}
+		if worst.Status != OK && (worst.Why == "" || worst.Remedy == "" || worst.LookedAt == "") {
+			t.Errorf("%s: %+v", c.name, worst)
+		}
+		if c.results != nil && !slices.Equal(found[0].Lanes, h.lanesOfNIC("mlx5_0")) {
+			t.Errorf("%s: lanes %v, want %v", c.name, found[0].Lanes, h.lanesOfNIC("mlx5_0"))
+		}
+	}
+}

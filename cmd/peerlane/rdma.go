@@ -1,0 +1,29 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// rdmaForDoctor makes an active test of RDMA, and is the check of what it finds. That it
+// could not be made is a finding.
+func (a *app) rdmaForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) (doctor.Check, error) {
+	if !host.live() {
+		return doctor.Check{}, usageError{cmd.CommandPath(), errors.New("--rdma is about this machine's NICs, and another host is looked at")}
+	}
+	t, err := a.realPairs(host, "")
+	if err != nil {
+		return doctor.Check{}, err
+	}
+	defer t.remove()
+	job, err := h.RDMAJob()
+	var results []launch.RDMAResult
+	if err == nil && len(job.NICs) > 0 {
+		err = t.tester.RDMA(cmd.Context(), job, func(r launch.RDMAResult) { results = append(results, r) })
+	}
+	return doctor.RDMA(results, err), nil
+}

@@ -1,0 +1,60 @@
+package integration_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/verbs/standin"
+)
+
+// What `peerlane doctor --rdma` starts, with simulated GPUs and a stand-in for a NIC.
+func TestRDMAOfThisHost(t *testing.T) {
+	root := t.TempDir()
+	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)
+	if err == nil {
+		err = h.Configure(asItIs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	nic, err := standin.New(t.TempDir(), standin.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := h.Plan.GPUs[0]
+	gpu := launch.GPU{UUID: g.UUID, BusID: g.BusID, Index: g.Index}
+	job := launch.RDMAJob{NICs: []launch.RDMANIC{{Name: "mlx5_0", GPUs: []launch.GPU{gpu}}}}
+	test := func(environment ...string) (results []launch.RDMAResult, err error) {
+		if err := h.Configure(func(c *config.Config) { c.Relay.Environment = append(c.Relay.Environment, environment...) }); err != nil {
+			t.Fatal(err)
+		}
+		tester, err := hook.NewTester(h.Layout, h.Config, h.HookBinary())
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = tester.RDMA(t.Context(), job, func(r launch.RDMAResult) { results = append(results, r) })
+		return results, err
+	}
+	results, err := test(nic.Environment()...)
+	if err != nil || len(results) != 3 {
+		t.Fatalf("%+v, %v", results, err)
+	}
+	for i, want := range []string{launch.MemoryHost, launch.MemoryDMABuf, launch.MemoryPeermem} {
+		r := results[i]
+		if r.Memory != want || r.Wrong > 0 || r.Untested != "" {
+			t.Errorf("%+v, want that of %s", r, want)
+		}
+		// The stand-in has no nvidia-peermem.
+		if none := want == launch.MemoryPeermem; none != strings.Contains(r.Failed, "EFAULT") || none != (r.Bytes == 0) {
+			t.Errorf("%+v", r)
+		}
+	}
+	if results, err := test(verbs.LibraryVariable + "=/nowhere/libibverbs.so.1"); err == nil || !strings.Contains(err.Error(), "/nowhere/libibverbs.so.1 cannot be loaded") || results != nil {
+		t.Errorf("without a library: %+v, %v", results, err)
+	}
+}

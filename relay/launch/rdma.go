@@ -1,0 +1,87 @@
+package launch
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"slices"
+)
+
+// `peerlane-relay rdma-test` tests NICs of this host by themselves: it reads an RDMAJob
+// from standard input and writes an RDMAResult for each memory that each NIC is to reach,
+// one JSON document a line, to standard output.
+
+// RDMAJob is what is to be tested.
+type RDMAJob struct {
+	NICs []RDMANIC `json:"nics"`
+}
+
+// RDMANIC is a NIC, and GPUs whose memory it is to reach.
+type RDMANIC struct {
+	Name string `json:"name"`
+	GPUs []GPU  `json:"gpus"`
+}
+
+// Memories of an RDMAResult.
+const (
+	MemoryHost    = "host"
+	MemoryDMABuf  = "DMA-BUF"        // a GPU's, registered so
+	MemoryPeermem = "nvidia-peermem" // a GPU's, registered by its address
+)
+
+// RDMAResult is what came of a NIC and a memory.
+type RDMAResult struct {
+	NIC string `json:"nic"`
+	// GPU is nil for the host's memory.
+	GPU    *GPU   `json:"gpu,omitempty"`
+	Memory string `json:"memory"`
+	// Tried is the last step: "open", "register", "connect", "write", "read"; Failed is
+	// why it failed, empty where it did not. Untested says why there was nothing to try.
+	Tried    string `json:"tried"`
+	Failed   string `json:"failed,omitempty"`
+	Untested string `json:"untested,omitempty"`
+	// Wrong is how many bytes arrived wrong, of Bytes that were compared.
+	Wrong uint64 `json:"wrong,omitempty"`
+	Bytes uint64 `json:"bytes,omitempty"`
+	// Write and Read are rates between that memory and the host's, GB/s of 1e9 bytes.
+	Write float64 `json:"write,omitempty"`
+	Read  float64 `json:"read,omitempty"`
+}
+
+// ReadRDMA reads what a test writes until its end, and calls a function for each result.
+// Nothing of it is believed that was not asked for; what was read before an error is good.
+func ReadRDMA(r io.Reader, asked RDMAJob, each func(RDMAResult)) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxPairLine)
+	for n := 1; lines.Scan(); n++ {
+		var result RDMAResult
+		err := strictly(lines.Bytes(), &result)
+		if err == nil {
+			err = result.check(asked)
+		}
+		if err != nil {
+			return fmt.Errorf("line %d of the test of RDMA: %w", n, err)
+		}
+		each(result)
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("reading the test of RDMA: %w", err)
+	}
+	return nil
+}
+
+func (r RDMAResult) check(asked RDMAJob) error {
+	i := slices.IndexFunc(asked.NICs, func(n RDMANIC) bool { return n.Name == r.NIC })
+	if i < 0 || r.GPU != nil && !slices.Contains(asked.NICs[i].GPUs, *r.GPU) {
+		return fmt.Errorf("it speaks of %q, GPU %v, which nobody asked for", r.NIC, r.GPU)
+	}
+	if (r.GPU == nil) != (r.Memory == MemoryHost) || !slices.Contains([]string{MemoryHost, MemoryDMABuf, MemoryPeermem}, r.Memory) {
+		return fmt.Errorf("memory %q of GPU %v", r.Memory, r.GPU)
+	}
+	for _, rate := range []float64{r.Write, r.Read} {
+		if !(rate >= 0 && rate < 1e6) {
+			return fmt.Errorf("%g GB/s", rate)
+		}
+	}
+	return nil
+}

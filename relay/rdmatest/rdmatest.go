@@ -1,0 +1,421 @@
+// Package rdmatest tries what relays do with a NIC, on one host alone: two queue pairs of
+// the NIC are connected with each other, and data goes from the host's memory to the
+// host's or a GPU's and back, to be compared byte by byte, and to be timed.
+package rdmatest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs"
+)
+
+const (
+	memory = 2 << 20 // bytes of each memory, which is the granularity of a GPU's
+	piece  = 1 << 20 // of a request that is timed
+	depth  = 4       // requests under way
+	// limit is how long one completion may take.
+	limit  = 30 * time.Second
+	remote = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead
+)
+
+// RateTime is how long a rate is measured.
+const RateTime = 100 * time.Millisecond
+
+// Run tests the NICs one after the other. openCUDA opens the driver for GPUs' memory;
+// each rate is measured for a time, and at least once.
+func Run(l *verbs.Library, openCUDA func() (*cuda.Driver, error), job launch.RDMAJob, each time.Duration, tell func(launch.RDMAResult)) {
+	for _, nic := range job.NICs {
+		r := launch.RDMAResult{NIC: nic.Name, Memory: launch.MemoryHost, Tried: "open"}
+		b, err := newBench(l, nic.Name, each)
+		if err != nil {
+			var not untested
+			if errors.As(err, &not) {
+				r.Untested = string(not)
+			} else {
+				r.Failed = err.Error()
+			}
+			tell(r)
+			continue
+		}
+		tell(b.run(r, func() (*target, error) { return b.host() }))
+		for i := range nic.GPUs {
+			for _, way := range []string{launch.MemoryDMABuf, launch.MemoryPeermem} {
+				r := launch.RDMAResult{NIC: nic.Name, GPU: &nic.GPUs[i], Memory: way}
+				tell(b.run(r, func() (*target, error) { return b.gpu(openCUDA, nic.GPUs[i].BusID, way) }))
+			}
+		}
+		if err := b.close(); err != nil {
+			tell(launch.RDMAResult{NIC: nic.Name, Memory: launch.MemoryHost, Tried: "close", Failed: err.Error()})
+		}
+	}
+}
+
+// untested is why there is nothing to try.
+type untested string
+
+func (u untested) Error() string { return string(u) }
+
+// bench is an open NIC with host memory that data comes from and goes to.
+type bench struct {
+	context *verbs.Context
+	domain  *verbs.Domain
+	bytes   []byte
+	region  *verbs.Region
+	each    time.Duration
+	undo    []func() error // in reverse
+}
+
+func (b *bench) close() error {
+	var err error
+	for i := len(b.undo) - 1; i >= 0; i-- {
+		err = errors.Join(err, b.undo[i]())
+	}
+	b.undo = nil
+	return err
+}
+
+func (b *bench) later(undo func() error) { b.undo = append(b.undo, undo) }
+
+func newBench(l *verbs.Library, name string, each time.Duration) (_ *bench, err error) {
+	b := &bench{each: each}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.close())
+		}
+	}()
+	devices, err := l.Devices()
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range devices {
+		if d.Name == name && d.Transport == verbs.IWARP {
+			return nil, untested("iWARP connects by addresses of two hosts, and is not tested on one")
+		}
+	}
+	if b.context, err = l.OpenDevice(name); err != nil {
+		return nil, err
+	}
+	b.later(b.context.Close)
+	if b.domain, err = b.context.NewDomain(); err != nil {
+		return nil, err
+	}
+	b.later(b.domain.Close)
+	if b.bytes, err = anonymous(2 * memory); err != nil {
+		return nil, err
+	}
+	b.later(func() error { return unix.Munmap(b.bytes) })
+	pattern(b.bytes[:memory])
+	if b.region, err = b.domain.Register(address(b.bytes), 2*memory, uint64(address(b.bytes)), remote); err != nil {
+		return nil, err
+	}
+	b.later(b.region.Close)
+	return b, nil
+}
+
+func anonymous(n int) ([]byte, error) {
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("%d bytes of memory: %w", n, err)
+	}
+	return b, nil
+}
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// target is registered memory that the NIC writes and reads.
+type target struct {
+	address uint64
+	region  *verbs.Region
+	// content copies what is in the memory, as its owner sees it.
+	content func(into []byte) error
+	free    func() error
+}
+
+func (b *bench) host() (*target, error) {
+	m, err := anonymous(memory)
+	if err != nil {
+		return nil, err
+	}
+	region, err := b.domain.Register(address(m), memory, uint64(address(m)), remote)
+	if err != nil {
+		return nil, errors.Join(err, unix.Munmap(m))
+	}
+	return &target{
+		address: uint64(address(m)), region: region,
+		content: func(into []byte) error { copy(into, m); return nil },
+		free:    func() error { return errors.Join(region.Close(), unix.Munmap(m)) },
+	}, nil
+}
+
+func (b *bench) gpu(openCUDA func() (*cuda.Driver, error), busID, way string) (_ *target, err error) {
+	driver, err := openCUDA()
+	if err != nil {
+		return nil, untested(err.Error())
+	}
+	g, err := device.Open(driver, busID)
+	if err != nil {
+		return nil, err
+	}
+	t := &target{free: g.Close}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.free())
+		}
+	}()
+	m, err := device.Create(driver, g.Ordinal, memory, cuda.Access{Device: g.Ordinal, Write: true})
+	if err != nil {
+		return nil, err
+	}
+	if way == launch.MemoryDMABuf {
+		t.region, err = b.byDMABuf(m)
+	} else {
+		t.region, err = b.domain.Register(m.Address(), memory, uint64(m.Address()), remote)
+		if errors.Is(err, unix.EFAULT) { // older modules know memory of cuMemAlloc alone
+			if err = m.Close(); err != nil {
+				return nil, err
+			}
+			if m, err = g.Allocate(memory); err != nil {
+				return nil, err
+			}
+			t.region, err = b.domain.Register(m.Address(), memory, uint64(m.Address()), remote)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	t.address = uint64(m.Ptr)
+	t.free = func() error { return errors.Join(t.region.Close(), m.Close(), g.Close()) }
+	t.content = func(into []byte) error {
+		return g.On(func() error {
+			s, err := driver.StreamCreate()
+			if err != nil {
+				return err
+			}
+			return errors.Join(driver.MemcpyDtoHAsync(unsafe.Pointer(unsafe.SliceData(into)), m.Ptr, memory, s),
+				driver.StreamSynchronize(s), driver.StreamDestroy(s))
+		})
+	}
+	return t, nil
+}
+
+func (b *bench) byDMABuf(m *device.Memory) (*verbs.Region, error) {
+	fd, err := m.DMABuf()
+	if err != nil {
+		return nil, err
+	}
+	region, err := b.domain.RegisterDMABuf(fd, 0, memory, uint64(m.Ptr), remote)
+	return region, errors.Join(err, unix.Close(fd))
+}
+
+// run is one test.
+func (b *bench) run(r launch.RDMAResult, register func() (*target, error)) launch.RDMAResult {
+	r.Tried = "register"
+	t, err := register()
+	if err == nil {
+		err = errors.Join(b.moves(&r, t), t.free())
+	}
+	var not untested
+	switch {
+	case errors.As(err, &not):
+		r.Untested = string(not)
+	case err != nil:
+		r.Failed = err.Error()
+	}
+	return r
+}
+
+func (b *bench) moves(r *launch.RDMAResult, t *target) (err error) {
+	r.Tried = "connect"
+	p, err := b.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	out, back := b.bytes[:memory], b.bytes[memory:]
+	send := verbs.Send{Flags: verbs.Signaled, Op: verbs.Write, Address: uint64(address(out)), LKey: b.region.LKey(), Remote: t.address, RKey: t.region.RKey(), Length: memory}
+	receive := send
+	receive.Op, receive.Address = verbs.Read, uint64(address(back))
+	found := make([]byte, memory)
+	for _, step := range []struct {
+		name    string
+		request verbs.Send
+		content func() error
+		rate    *float64
+	}{
+		{"write", send, func() error { return t.content(found) }, &r.Write},
+		{"read", receive, func() error { copy(found, back); return nil }, &r.Read},
+	} {
+		r.Tried = step.name
+		if err := p.do(step.request, 1); err != nil {
+			return err
+		}
+		if err := step.content(); err != nil {
+			return err
+		}
+		r.Bytes += memory
+		if r.Wrong = differ(out, found); r.Wrong > 0 {
+			return nil
+		}
+		if *step.rate, err = p.rate(step.request, b.each); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pattern is one in which no eight bytes are like others.
+func pattern(b []byte) {
+	x := uint64(0x9e3779b97f4a7c15)
+	for i := 0; i < len(b); i += 8 {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+		binary.NativeEndian.PutUint64(b[i:], x)
+	}
+}
+
+func differ(a, b []byte) (n uint64) {
+	if bytes.Equal(a, b) {
+		return 0
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			n++
+		}
+	}
+	return n
+}
+
+// loop is two pairs of one NIC that are connected with each other.
+type loop struct {
+	queue *verbs.Queue
+	pairs []*verbs.Pair // requests are posted to the first
+}
+
+func (p *loop) close() error {
+	var err error
+	for _, pair := range p.pairs {
+		err = errors.Join(err, pair.Close())
+	}
+	return errors.Join(err, p.queue.Close())
+}
+
+func (b *bench) connect() (_ *loop, err error) {
+	c := b.context
+	port, err := c.Port(1)
+	if err != nil {
+		return nil, err
+	}
+	if port.State != verbs.PortActive {
+		return nil, fmt.Errorf("port 1 of %s is %s", c.Name(), port.State)
+	}
+	gids, err := c.GIDs(1)
+	if err != nil {
+		return nil, err
+	}
+	gid, err := verbs.ChooseGID(gids, verbs.Choice{Index: verbs.AnyIndex})
+	if err != nil {
+		return nil, err
+	}
+	p := &loop{}
+	if p.queue, err = c.NewQueue(2 * depth); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	for range 2 {
+		pair, err := b.domain.NewPair(verbs.PairConfig{Send: p.queue, Recv: p.queue, SendDepth: depth, RecvDepth: 1})
+		if err != nil {
+			return nil, err
+		}
+		p.pairs = append(p.pairs, pair)
+		if err := pair.Init(1, 0, remote); err != nil {
+			return nil, err
+		}
+	}
+	for i, pair := range p.pairs {
+		err := pair.ReadyToReceive(verbs.Route{
+			Pair: p.pairs[1-i].Number(), MTU: port.MTU, LID: port.LID, Port: 1, Reads: 1, ReceiverTimer: 12,
+			Global: port.LinkLayer == verbs.Ethernet, GID: gid.GID, SourceIndex: uint8(gid.Index), HopLimit: 64,
+		})
+		if err == nil {
+			err = pair.ReadyToSend(verbs.Sending{Timeout: 18, Retries: 7, ReceiverRetries: 7, Reads: 1})
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// do has n of a request done, as many at a time as there is room for.
+func (p *loop) do(request verbs.Send, n int) error {
+	var done [depth]verbs.Completion
+	for posted, ended := 0, 0; ended < n; {
+		for posted < n && posted-ended < depth {
+			if _, err := p.pairs[0].PostSend([]verbs.Send{request}); err != nil {
+				return err
+			}
+			posted++
+		}
+		got, err := p.wait(done[:])
+		if err != nil {
+			return err
+		}
+		for _, c := range done[:got] {
+			if err := c.Err(); err != nil {
+				return err
+			}
+		}
+		ended += got
+	}
+	return nil
+}
+
+func (p *loop) wait(into []verbs.Completion) (int, error) {
+	for {
+		if n, err := p.queue.Poll(into); n > 0 || err != nil {
+			return n, err
+		}
+		if err := p.queue.Arm(); err != nil {
+			return 0, err
+		}
+		// What came before has no event.
+		if n, err := p.queue.Poll(into); n > 0 || err != nil {
+			return n, err
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.queue.FD()), Events: unix.POLLIN}}, int(limit.Milliseconds()))
+		if n == 0 && err == nil {
+			return 0, fmt.Errorf("no completion within %v", limit)
+		}
+		if err := p.queue.Acknowledge(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// rate is what a request of that kind moves, GB/s.
+func (p *loop) rate(request verbs.Send, each time.Duration) (float64, error) {
+	request.Length = piece
+	moved, begun := 0, time.Now()
+	for moved == 0 || time.Since(begun) < each {
+		if err := p.do(request, depth); err != nil {
+			return 0, err
+		}
+		moved += depth * piece
+	}
+	return float64(moved) / time.Since(begun).Seconds() / 1e9, nil
+}

@@ -1,0 +1,134 @@
+package rdmatest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/verbs/standin"
+)
+
+const busID = "0000:17:00.0"
+
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	dir, err := os.MkdirTemp("", "peerlane-rdmatest-*")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := sim.Use(dir, []sim.Device{{UUID: "GPU-5eed0000-0000-4000-8000-000000000000", BusID: busID, Memory: 256 << 20, Name: "Simulated GPU"}}); err != nil {
+		return 0, err
+	}
+	return m.Run(), nil
+}
+
+var openCUDA = sync.OnceValues(cuda.Open)
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatIsFoundOfANIC(t *testing.T) {
+	good := standin.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Peermem: "yes"}
+	with := func(change func(*standin.Device)) standin.Device {
+		d := good
+		change(&d)
+		return d
+	}
+	const all = "ok"
+	for _, c := range []struct {
+		name   string
+		device standin.Device
+		script string
+		// host, dmabuf and peermem are what the results say: ok, or the last step and what
+		// the reason has in it.
+		want [3]string
+	}{
+		{"all is well", good, "", [3]string{all, all, all}},
+		{"no DMA-BUF", with(func(d *standin.Device) { d.NoDMABuf = true }), "", [3]string{all, "register: EOPNOTSUPP", all}},
+		{"no nvidia-peermem", with(func(d *standin.Device) { d.Peermem = "no" }), "", [3]string{all, all, "register: EFAULT"}},
+		{"an old nvidia-peermem", with(func(d *standin.Device) { d.Peermem = "alloc" }), "", [3]string{all, all, all}},
+		{"the port is down", with(func(d *standin.Device) { d.Down = true }), "", [3]string{"connect: port 1 of mlx5_0 is DOWN", "connect: is DOWN", "connect: is DOWN"}},
+		{"little locked memory", good, "ibv_reg_mr errno=12", [3]string{"open: ulimit -l"}},
+		{"the node may not be opened", good, "ibv_open_device errno=13", [3]string{"open: /dev/infiniband"}},
+		{"writes fail", good, "send status=10 call=1", [3]string{"write: remote access error", all, all}},
+		// The first one is compared, and four are timed; then it reads.
+		{"writes bring wrong bytes", good, "send corrupt=1 call=1", [3]string{"write: wrong", all, all}},
+		{"reads bring wrong bytes", good, "send corrupt=1 call=6", [3]string{"read: wrong", all, all}},
+		{"iWARP", with(func(d *standin.Device) { d.IWARP = true }), "", [3]string{"untested: iWARP"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h, err := standin.New(t.TempDir(), c.device)
+			check(t, err)
+			check(t, h.Script(c.script))
+			l, err := verbs.OpenLibrary(h.Library())
+			check(t, err)
+			var got []launch.RDMAResult
+			Run(l, openCUDA, launch.RDMAJob{NICs: []launch.RDMANIC{{Name: "mlx5_0", GPUs: []launch.GPU{{BusID: busID}}}}}, 0, func(r launch.RDMAResult) { got = append(got, r) })
+			for i, want := range c.want {
+				if want == "" {
+					if i < len(got) {
+						t.Errorf("one more: %+v", got[i])
+					}
+					break
+				}
+				if i >= len(got) {
+					t.Fatalf("%d results", len(got))
+				}
+				r := got[i]
+				if r.Memory != []string{launch.MemoryHost, launch.MemoryDMABuf, launch.MemoryPeermem}[i] || (r.GPU != nil) != (i > 0) {
+					t.Errorf("result %d is of %s, %v", i, r.Memory, r.GPU)
+				}
+				is := r.Tried + ": " + r.Failed
+				switch {
+				case r.Untested != "":
+					is = "untested: " + r.Untested
+				case r.Wrong > 0:
+					is = r.Tried + ": wrong"
+				case r.Failed == "":
+					is = all
+					if r.Bytes != 2*memory || r.Write <= 0 || r.Read <= 0 {
+						t.Errorf("%+v", r)
+					}
+				}
+				step, reason, _ := strings.Cut(want, ": ")
+				if !strings.HasPrefix(is, step) || !strings.Contains(is, reason) {
+					t.Errorf("%s: %q, want %q", r.Memory, is, want)
+				}
+			}
+			// Nothing is left: what was opened is closed.
+			opened, err := h.Calls("ibv_open_device")
+			check(t, err)
+			closed, err := h.Calls("ibv_close_device")
+			check(t, err)
+			worked := 0
+			for _, o := range opened {
+				if o.Arguments["="] == "0" {
+					worked++
+				}
+			}
+			if worked != len(closed) || len(closed) > 0 && closed[0].Arguments["="] != "0" {
+				t.Errorf("%d opened, closed: %v", worked, closed)
+			}
+		})
+	}
+}
