@@ -292,7 +292,11 @@ func TestAnOfferToAListenersConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, c := range []*client.Connection{first, connect()} {
+	unaccepted, err := p.a.Connect(within(t), uuid(t, 0), listener.Handle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range []*client.Connection{first, unaccepted, connect()} {
 		for _, op := range []func() (*client.Operation, error){
 			func() (*client.Operation, error) { return c.Read(p.source.Memory, 0, 8, offer.Key(), 0) },
 			func() (*client.Operation, error) { return c.Write(p.source.Memory, 0, 8, offer.Key(), 0) },

@@ -14,7 +14,7 @@ type Offer struct {
 }
 
 // Offer lets the other sides of the listener's connections, those of now and those to come,
-// read or write [offset, offset+n) of a memory that is of the listener's GPU, by the key of
+// which need not be accepted for it, read or write [offset, offset+n) of a memory that is of the listener's GPU, by the key of
 // the offer. access is wire.RemoteRead, for which the memory has to be exported for sending,
 // wire.RemoteWrite, for receiving, or both. The relays do it alone: this process may be
 // stopped, or do other things.

@@ -95,7 +95,6 @@ int main(int argc, char **argv)
 
 	peerlane_handle handle;
 	peerlane_remote_key key;
-	peerlane_connection connection;
 
 	if (offers) {
 		peerlane_listener listener;
@@ -107,9 +106,9 @@ int main(int argc, char **argv)
 		check(peerlane_offer(session, listener, 0, memory, 0, bytes, PEERLANE_REMOTE_READ | PEERLANE_REMOTE_WRITE, &offering, &key), "offering");
 		print_hex(handle.bytes, sizeof handle.bytes, ' ');
 		print_hex(key.bytes, sizeof key.bytes, '\n');
-		check(peerlane_accept(session, listener, -1, &connection), "accepting");
 
-		/* From here on the relays need nothing of this program. */
+		/* From here on the relays need nothing of this program: not even to accept who
+		 * connects. */
 		getchar();
 
 		/* Nobody touches the memory any more when this returns. */
@@ -117,6 +116,7 @@ int main(int argc, char **argv)
 		gpu_read(&gpu, host, room.address, bytes);
 		demand(host, bytes, seed + 1);
 	} else {
+		peerlane_connection connection;
 		peerlane_operation operation;
 
 		read_hex(handle.bytes, sizeof handle.bytes, argv[4]);

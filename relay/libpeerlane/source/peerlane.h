@@ -432,8 +432,8 @@ PEERLANE_API int peerlane_event_descriptor(peerlane_session *session, int *fd);
  *	peerlane_read(session, sending, mine, 0, n, &key, 0, NULL, &operation);      there */
 
 /* Offers [offset, offset+length) of a memory to the connections of a listener, those of
- * now and those to come, or to one connection that was accepted here; the other of the
- * two is 0. The memory is of the GPU of that lane.
+ * now and those to come, which need not be accepted for it, or to one connection that was
+ * accepted here; the other of the two is 0. The memory is of the GPU of that lane.
  *
  * access: PEERLANE_REMOTE_READ, for which it has to be exported with
  * PEERLANE_ACCESS_SEND, PEERLANE_REMOTE_WRITE, with PEERLANE_ACCESS_RECEIVE, or both.
