@@ -226,7 +226,7 @@ soak-faults: ## give every CUDA call and every system call of relays and NICs ev
 	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
 
 .PHONY: soak-network
-soak-network: build ## containers of two hosts, in two network namespaces, whose network fails in each way: black hole, interface, address
+soak-network: test-needs build ## containers of two hosts, in network namespaces, whose network fails in each way: loss, resets, black holes, MTU, interface, address
 	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts)$$' ./integration
 
 # For `make soak-model`, `make soak-reuse` and `make sanitize`: how many.

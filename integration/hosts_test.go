@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/bundle"
@@ -46,9 +45,16 @@ func newNetworks(t *testing.T) *networks {
 
 func (n *networks) must(command ...string) {
 	n.Helper()
-	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+	n.output(command...)
+}
+
+func (n *networks) output(command ...string) string {
+	n.Helper()
+	out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
+	if err != nil {
 		n.Fatalf("%v: %v: %s", command, err, out)
 	}
+	return string(out)
 }
 
 // in runs a command on one of the hosts.
@@ -61,8 +67,14 @@ func (n *networks) in(host int, command ...string) {
 // nothing but TCP: it is one machine, so their relays would not.
 func hostsApart(t *testing.T, runtimeName string) (*networks, [2]*bed) {
 	t.Helper()
-	root := newRoot(t)
 	n := newNetworks(t)
+	return n, hostsOn(t, n, runtimeName)
+}
+
+// hostsOn are such hosts on networks that there are.
+func hostsOn(t *testing.T, n *networks, runtimeName string) [2]*bed {
+	t.Helper()
+	root := newRoot(t)
 	var beds [2]*bed
 	for i := range beds {
 		dir := filepath.Join(root, string(rune('a'+i)))
@@ -88,7 +100,7 @@ func hostsApart(t *testing.T, runtimeName string) (*networks, [2]*bed) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return n, beds
+	return beds
 }
 
 // A container on one host sends to one on another, out of host memory into GPU memory,
@@ -169,47 +181,6 @@ func (b *bed) nowhere(c *container, secret string) {
 		if text, err := os.ReadFile(file); err == nil && bytes.Contains(text, []byte(secret)) {
 			b.Errorf("%s has the cluster key", file)
 		}
-	}
-}
-
-// What the network does to the hosts, one case after the other: each ends in an error
-// that says who and where, within the promise, and a container that attaches again finds
-// a network that works. Waiting for the promise takes long, so `make soak-network` does.
-func TestNetworkFaults(t *testing.T) {
-	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
-		t.Skip("waits for heartbeats; make soak-network runs it")
-	}
-	for _, c := range []struct {
-		name string
-		do   func(n *networks)
-	}{
-		{"a black hole", func(n *networks) {
-			for i, cable := range n.cables {
-				n.in(i, "ip", "neighbour", "replace", n.addresses[1-i], "lladdr", "02:00:00:00:00:99", "dev", cable, "nud", "permanent")
-			}
-		}},
-		{"an interface that goes down", func(n *networks) { n.in(1, "ip", "link", "set", n.cables[1], "down") }},
-		{"an address that changes", func(n *networks) {
-			n.in(1, "ip", "address", "flush", "dev", n.cables[1])
-			n.in(1, "ip", "address", "add", "10.211.0.3/24", "dev", n.cables[1])
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			n, beds := hostsApart(t, "runc")
-			verifier := beds[0].start(beds[0].lanes[0], "verify")
-			echo := beds[1].start(beds[1].lanes[1], "echo")
-			one, other := verifier.next("listening").Handle, echo.next("listening").Handle
-			verifier.tell(said{Handle: other})
-			echo.tell(said{Handle: one})
-			verifier.next("verified")
-			begun := time.Now()
-			c.do(n)
-			verifier.mustLearn(begun, echo.id, "10.211.0.2", "plnet0")
-			echo.mustLearn(begun, verifier.id, "10.211.0.1", "plnet1")
-			if took := time.Since(begun); took > patience {
-				t.Errorf("it took %v", took)
-			}
-		})
 	}
 }
 

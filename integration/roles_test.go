@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/integration/across"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -34,6 +35,9 @@ type said struct {
 	Saw    *witness    `json:"saw,omitempty"`
 	// Gap is the longest time between two rounds since the last line.
 	Gap time.Duration `json:"gap,omitempty"`
+	// Of the role "across".
+	At     time.Time     `json:"at,omitzero"`
+	Report across.Report `json:"report,omitzero"`
 }
 
 // look is what a process finds around itself.
@@ -70,6 +74,7 @@ func play(arguments []string) int {
 		"hold":      func([]string) error { return hold() },
 		"verify":    verify,
 		"echo":      echo,
+		"across":    func([]string) error { return across.Serve(os.Stdin, os.Stdout, client.DefaultSocket) },
 		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]
