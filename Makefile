@@ -145,6 +145,11 @@ test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/vm-run ## test in virtu
 	@{ bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) || test $$? = 1; } \
 		| bin/test-report $(call again,bin/vm-run test --place "$$PLACE" --run "$$TESTS" "$$PACKAGE" || test $$? = 1) $(if $(PKG)$(RUN)$(PLACE),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(vm_places))
 
+.PHONY: vm-long
+vm-long: vm-needs build bin/vm-run ## containers on two machines send each other 1 GiB, and have the faults of test-vm after it (BYTES=1073741824)
+	@$(GO) build -o bin/test-report ./integration/report
+	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests$$' --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -places vm-pair
+
 .PHONY: vm-shell
 vm-shell: vm-needs build bin/vm-run ## a root shell in a virtual machine (IMAGE=full GUESTS=2)
 	@bin/vm-run shell --image $(IMAGE) --guests $(GUESTS) $(ARGS)
