@@ -1031,6 +1031,8 @@ func play(role string) int {
 		err = playNIC()
 	case "client":
 		err = playClient()
+	case "watched-client":
+		err = playWatchedClient()
 	case "receiver":
 		err = playReceiver()
 	default:
