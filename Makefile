@@ -227,8 +227,9 @@ soak-relay: test-needs build ## clients come, go, exchange verified messages and
 	@PEERLANE_SOAK_TIME=$(TIME) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 24h -run '^TestSoakOfRelays$$' ./integration
 
 .PHONY: soak-faults
-soak-faults: ## give every CUDA call and every system call of relays, NICs and Go clients every fault, wait 120 s for who sleeps, and 500 orders of receives over two slots
+soak-faults: ## give every CUDA call and every system call of relays, NICs and clients every fault, wait 120 s for who sleeps, and 500 orders of receives over two slots
 	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestFaultsOfAClientsSystemCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
+	@PEERLANE_FAULTS=all $(GO) test -count=1 -v -timeout 1h -run '^TestFaultsOfCalls$$' ./relay/libpeerlane
 
 .PHONY: soak-network
 soak-network: test-needs build ## containers of two hosts, in network namespaces, whose network fails in each way: loss, resets, black holes, MTU, interface, address
