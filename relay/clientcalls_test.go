@@ -68,7 +68,7 @@ func playWatchedClient() error {
 
 // useClient sends a message from itself to itself.
 func useClient(socket string, id wire.UUID, fd int) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	s, err := client.Dial(ctx, socket, id)
 	if err != nil {

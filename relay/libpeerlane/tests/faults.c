@@ -101,7 +101,7 @@ int poll(struct pollfd *list, nfds_t count, int timeout)
 	return NEXT(poll)(list, count, timeout);
 }
 
-#define LONG 30000 /* ms: what takes so long hangs */
+#define LONG 60000 /* ms: what takes so long hangs */
 #define BYTES 4096
 
 static char told[512];
