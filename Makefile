@@ -145,6 +145,11 @@ test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/vm-run ## test in virtu
 	@{ bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) || test $$? = 1; } \
 		| bin/test-report $(call again,bin/vm-run test --place "$$PLACE" --run "$$TESTS" "$$PACKAGE" || test $$? = 1) $(if $(PKG)$(RUN)$(PLACE),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(vm_places))
 
+.PHONY: vm-long
+vm-long: vm-needs build bin/vm-run ## containers on two machines send each other 1 GiB, and have the faults of test-vm after it (BYTES=1073741824)
+	@$(GO) build -o bin/test-report ./integration/report
+	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests$$' --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -places vm-pair
+
 .PHONY: vm-shell
 vm-shell: vm-needs build bin/vm-run ## a root shell in a virtual machine (IMAGE=full GUESTS=2)
 	@bin/vm-run shell --image $(IMAGE) --guests $(GUESTS) $(ARGS)
@@ -224,11 +229,12 @@ soak-relay: test-needs build ## clients come, go, exchange verified messages and
 	@PEERLANE_SOAK_TIME=$(TIME) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 24h -run '^TestSoakOfRelays$$' ./integration
 
 .PHONY: soak-faults
-soak-faults: ## give every CUDA call and every system call of relays and NICs every fault, and the CUDA calls of clients, wait 120 s for who sleeps, and 500 orders of receives over two slots
-	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
+soak-faults: ## give every CUDA call and every system call of relays, NICs and clients every fault, wait 120 s for who sleeps, and 500 orders of receives over two slots
+	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestFaultsOfAClientsSystemCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
+	@PEERLANE_FAULTS=all $(GO) test -count=1 -v -timeout 1h -run '^TestFaultsOfCalls$$' ./relay/libpeerlane
 
 .PHONY: soak-network
-soak-network: build ## containers of two hosts, in two network namespaces, whose network fails in each way: black hole, interface, address
+soak-network: test-needs build ## containers of two hosts, in network namespaces, whose network fails in each way: loss, resets, black holes, MTU, interface, address
 	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts|TestARailThatIsPulled|TestOneOfTwoRailsIsPulled)$$' ./integration
 
 # For `make soak-model`, `make soak-reuse` and `make sanitize`: how many.

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
@@ -195,47 +194,6 @@ func (b *bed) nowhere(c *container, secret string) {
 		if text, err := os.ReadFile(file); err == nil && bytes.Contains(text, []byte(secret)) {
 			b.Errorf("%s has the cluster key", file)
 		}
-	}
-}
-
-// What the network does to the hosts, one case after the other: each ends in an error
-// that says who and where, within the promise, and a container that attaches again finds
-// a network that works. Waiting for the promise takes long, so `make soak-network` does.
-func TestNetworkFaults(t *testing.T) {
-	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
-		t.Skip("waits for heartbeats; make soak-network runs it")
-	}
-	for _, c := range []struct {
-		name string
-		do   func(n *networks)
-	}{
-		{"a black hole", func(n *networks) {
-			for i, cable := range n.cables {
-				n.in(i, "ip", "neighbour", "replace", n.addresses[1-i], "lladdr", "02:00:00:00:00:99", "dev", cable, "nud", "permanent")
-			}
-		}},
-		{"an interface that goes down", func(n *networks) { n.in(1, "ip", "link", "set", n.cables[1], "down") }},
-		{"an address that changes", func(n *networks) {
-			n.in(1, "ip", "address", "flush", "dev", n.cables[1])
-			n.in(1, "ip", "address", "add", "10.211.0.3/24", "dev", n.cables[1])
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			n, beds := hostsApart(t, "runc")
-			verifier := beds[0].start(beds[0].lanes[0], "verify")
-			echo := beds[1].start(beds[1].lanes[1], "echo")
-			one, other := verifier.next("listening").Handle, echo.next("listening").Handle
-			verifier.tell(said{Handle: other})
-			echo.tell(said{Handle: one})
-			verifier.next("verified")
-			begun := time.Now()
-			c.do(n)
-			verifier.mustLearn(begun, echo.id, "10.211.0.2", "plnet0")
-			echo.mustLearn(begun, verifier.id, "10.211.0.1", "plnet1")
-			if took := time.Since(begun); took > patience {
-				t.Errorf("it took %v", took)
-			}
-		})
 	}
 }
 

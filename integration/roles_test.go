@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/integration/across"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -36,6 +37,9 @@ type said struct {
 	Saw    *witness       `json:"saw,omitempty"`
 	// Gap is the longest time between two rounds since the last line.
 	Gap time.Duration `json:"gap,omitempty"`
+	// Of the role "across".
+	At     time.Time     `json:"at,omitzero"`
+	Report across.Report `json:"report,omitzero"`
 }
 
 // look is what a process finds around itself.
@@ -74,6 +78,7 @@ func play(arguments []string) int {
 		"echo":      echo,
 		"owner":     func([]string) error { return owner() },
 		"remote":    func([]string) error { return remote() },
+		"across":    func([]string) error { return across.Serve(os.Stdin, os.Stdout, client.DefaultSocket) },
 		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]

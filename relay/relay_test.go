@@ -1037,6 +1037,8 @@ func play(role string) int {
 		err = playNIC()
 	case "client":
 		err = playClient()
+	case "watched-client":
+		err = playWatchedClient()
 	case "receiver":
 		err = playReceiver()
 	default:

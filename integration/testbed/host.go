@@ -37,6 +37,7 @@ const (
 	GPUsAuto      = "auto" // real ones where there are two or more
 	GPUsReal      = "real"
 	GPUsSimulated = "simulated"
+	GPUsOfKernel  = "kernel" // simulated ones, where this kernel shows GPUs
 )
 
 // containers begins the names of this process's containers.
@@ -84,6 +85,9 @@ func New(root, binaries, gpus string) (*Host, error) {
 	h := &Host{Root: root, Layout: layout.New(root), Binaries: binaries}
 	if err := h.Layout.Create(); err != nil {
 		return nil, err
+	}
+	if gpus == GPUsOfKernel {
+		return h, h.ofKernel()
 	}
 	if gpus != GPUsSimulated {
 		err := h.real()
@@ -286,6 +290,30 @@ func (h *Host) simulated() error {
 	if err != nil {
 		return err
 	}
+	h.proc, h.devRoot = proc, filepath.Join(h.Root, "nodes")
+	h.Words = fmt.Sprintf("a recorded host with %d GPUs and %d NICs, on the CUDA simulator: its figures say nothing about hardware", len(topology.GPUs), len(topology.NICs))
+	if err := h.simulate(topology); err != nil {
+		return err
+	}
+	return h.makeNodes(h.devRoot)
+}
+
+// ofKernel makes it this machine, whose PCIe tree has GPUs that nothing answers behind: a
+// guest of integration/vm. Their device nodes stay when it is gone.
+func (h *Host) ofKernel() error {
+	topology, err := topo.ReadSysfs(topo.Options{})
+	if err != nil {
+		return err
+	}
+	h.Words = fmt.Sprintf("this kernel's PCIe tree, with %d GPUs and %d NICs, on the CUDA simulator", len(topology.GPUs), len(topology.NICs))
+	if err := h.simulate(topology); err != nil {
+		return err
+	}
+	return h.makeNodes("/")
+}
+
+// simulate has the CUDA simulator stand for the GPUs of a topology.
+func (h *Host) simulate(topology *topo.Host) error {
 	h.simDir = filepath.Join(h.Root, "simulator")
 	var devices []sim.Device
 	for _, g := range topology.GPUs {
@@ -294,6 +322,7 @@ func (h *Host) simulated() error {
 	if err := sim.Write(h.simDir, devices); err != nil {
 		return err
 	}
+	var err error
 	if h.Environment, err = sim.Environment(h.simDir); err != nil {
 		return err
 	}
@@ -303,11 +332,8 @@ func (h *Host) simulated() error {
 	}
 	h.Simulated = true
 	h.Topology = topology
-	h.proc = proc
-	h.Words = fmt.Sprintf("a recorded host with %d GPUs and %d NICs, on the CUDA simulator: its figures say nothing about hardware", len(topology.GPUs), len(topology.NICs))
 	h.Libraries = []string{library}
-	h.devRoot = filepath.Join(h.Root, "nodes")
-	return h.makeNodes(h.devRoot)
+	return nil
 }
 
 // makeNodes makes what stands for the GPUs' device nodes: real ones of the null
@@ -329,8 +355,11 @@ func (h *Host) makeNodes(root string) error {
 	for _, name := range names {
 		path := filepath.Join(root, "dev", name)
 		err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3)))
-		if errors.Is(err, unix.EPERM) {
+		switch {
+		case errors.Is(err, unix.EPERM):
 			err = os.WriteFile(path, nil, 0o644)
+		case errors.Is(err, unix.EEXIST): // the kernel's own, of an RDMA device that is there
+			err = nil
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)

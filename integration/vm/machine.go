@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -48,6 +49,22 @@ type Options struct {
 type Network struct {
 	// Dir is where the cables' sockets are.
 	Dir string
+
+	mu       sync.Mutex
+	machines [wiring.Guests]*Machine // that are up
+}
+
+// joined makes a machine known to the other one.
+func (n *Network) joined(m *Machine) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.machines[m.options.Guest] = m
+}
+
+func (n *Network) machine(guest int) *Machine {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.machines[guest]
 }
 
 // Times within which a guest does what it does in a tenth of them.
@@ -150,6 +167,9 @@ func (m *Machine) start(ctx context.Context) error {
 	// runs.
 	if m.monitor, err = dialMonitor(filepath.Join(m.options.Dir, "monitor")); err != nil {
 		return err
+	}
+	if m.options.Network != nil {
+		m.options.Network.joined(m)
 	}
 	go m.serve(requests)
 	go m.watch()
@@ -367,7 +387,11 @@ func (m *Machine) serve(conn net.Conn) {
 		var answer wiring.Answer
 		var request wiring.Request
 		err := json.Unmarshal(lines.Bytes(), &request)
-		if err == nil {
+		switch {
+		case err != nil:
+		case request.Other != "":
+			err = m.other(request.Other)
+		default:
 			err = m.plug(request)
 		}
 		if err != nil {
@@ -388,4 +412,19 @@ func (m *Machine) plug(r wiring.Request) error {
 		return fmt.Errorf("there is no network card %q", r.Card)
 	}
 	return m.monitor.do("set_link", map[string]any{"name": "card-" + r.Card, "up": r.Plugged})
+}
+
+// other has the other guest's processors stop, as if its host had died, or go on.
+func (m *Machine) other(what string) error {
+	if what != wiring.Stop && what != wiring.Continue {
+		return fmt.Errorf("nobody knows how to %q a guest", what)
+	}
+	if m.options.Network == nil {
+		return errors.New("this guest is alone")
+	}
+	other := m.options.Network.machine(1 - m.options.Guest)
+	if other == nil {
+		return errors.New("the other guest is not up")
+	}
+	return other.monitor.do(what, nil)
 }

@@ -108,16 +108,25 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 		return nil, wire.Errorf(wire.StatusVersion, "the relay at %s speaks version %d of Peerlane's protocol, this client %d to %d; install the same release of Peerlane in the image and on the host",
 			socket, welcome.Version, oldest, newest)
 	}
+	wake := os.NewFile(uintptr(fds[3]), "peerlane-wake")
+	// It does not say where Go cannot wait for it; each read would fail.
+	if err := wake.SetReadDeadline(time.Time{}); err != nil {
+		packet.CloseAll(fds[:3])
+		wake.Close()
+		conn.Close()
+		return nil, fmt.Errorf("the pipe by which the relay wakes this program cannot be waited for: epoll takes no more descriptors (fs.epoll.max_user_watches), or memory is short: %w", err)
+	}
 	shared, err := ring.OpenClient(fds[0], fds[1])
 	packet.CloseAll(fds[:2])
 	if err != nil {
-		packet.CloseAll(fds[2:])
+		packet.CloseAll(fds[2:3])
+		wake.Close()
 		conn.Close()
 		return nil, err
 	}
 	s := &Session{
 		conn: conn, version: welcome.Version, ring: shared,
-		wakeRelay: fds[2], wakeClient: os.NewFile(uintptr(fds[3]), "peerlane-wake"),
+		wakeRelay: fds[2], wakeClient: wake,
 		ended:       make(chan struct{}),
 		replies:     map[uint32]chan reply{},
 		operations:  map[uint64]*Operation{},

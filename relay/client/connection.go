@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
@@ -319,7 +320,13 @@ func (s *Session) readWakes() {
 		over := s.over()
 		s.drain()
 		s.mu.Unlock()
-		if over || err != nil {
+		switch {
+		case over:
+			return
+		case errors.Is(err, io.EOF):
+			return // the relay's end, which the socket tells as well
+		case err != nil:
+			s.fail(fmt.Errorf("the relay of this container cannot wake this program any more: %w", err))
 			return
 		}
 	}

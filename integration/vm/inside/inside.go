@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -75,8 +76,7 @@ func Tree(t testing.TB, text string) *pcitree.Tree {
 	if err != nil {
 		t.Fatal(err)
 	}
-	Command(t, "modprobe", "pcitree")
-	if err := tree.Load(); err != nil {
+	if err := Load(tree); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -85,6 +85,21 @@ func Tree(t testing.TB, text string) *pcitree.Tree {
 		}
 	})
 	return tree
+}
+
+// Load puts a tree in place; pcitree.Unload ends that.
+func Load(tree *pcitree.Tree) error {
+	if err := modprobe("pcitree"); err != nil {
+		return err
+	}
+	return tree.Load()
+}
+
+func modprobe(modules ...string) error {
+	if out, err := exec.Command("modprobe", append([]string{"-a"}, modules...)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("modprobe %q: %w: %s", modules, err, out)
+	}
+	return nil
 }
 
 // NamedTree puts a tree of package pcitree's in place.
@@ -128,6 +143,29 @@ type Device struct {
 // RDMA makes devices until the test ends.
 func RDMA(t testing.TB, devices ...Device) {
 	t.Helper()
+	remove, err := MakeRDMA(devices...)
+	t.Cleanup(func() {
+		if err := remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// MakeRDMA makes devices; remove removes those that it has made, also where it fails.
+func MakeRDMA(devices ...Device) (remove func() error, err error) {
+	var made []string
+	remove = func() (err error) {
+		for _, name := range made {
+			// The mount of the namespace's devices may hold it for a moment.
+			if failed := netlink.RdmaLinkDel(name); failed != nil {
+				err = errors.Join(err, fmt.Errorf("removing RDMA device %s: %w", name, failed))
+			}
+		}
+		return err
+	}
 	parents := map[string][]string{}
 	for _, d := range devices {
 		list := parents[d.Kind]
@@ -138,22 +176,20 @@ func RDMA(t testing.TB, devices ...Device) {
 	}
 	for kind, list := range parents {
 		module := map[string]string{RoCE: "rdma_rxe", IWARP: "siw"}[kind]
-		Command(t, "modprobe", "-a", module, "ib_uverbs", "rdma_ucm")
+		if err := modprobe(module, "ib_uverbs", "rdma_ucm"); err != nil {
+			return remove, err
+		}
 		if err := os.WriteFile("/sys/module/"+module+"/parameters/parents", []byte(strings.Join(list, ",")), 0); err != nil {
-			t.Fatal(err)
+			return remove, err
 		}
 	}
 	for _, d := range devices {
 		if err := netlink.RdmaLinkAdd(d.Name, d.Kind, d.Card); err != nil {
-			t.Fatalf("an RDMA device %s (%s) on %s: %v", d.Name, d.Kind, d.Card, err)
+			return remove, fmt.Errorf("an RDMA device %s (%s) on %s: %w", d.Name, d.Kind, d.Card, err)
 		}
-		t.Cleanup(func() {
-			// The mount of the namespace's devices may hold it for a moment.
-			if err := netlink.RdmaLinkDel(d.Name); err != nil {
-				t.Errorf("removing RDMA device %s: %v", d.Name, err)
-			}
-		})
+		made = append(made, d.Name)
 	}
+	return remove, nil
 }
 
 // Port reads an attribute of an RDMA device's port 1 ("state", "rate").
@@ -197,7 +233,31 @@ func Plug(t testing.TB, card string, plugged bool) {
 	}
 }
 
-func plug(card string, plugged bool) (err error) {
+func plug(card string, plugged bool) error {
+	return ask(wiring.Request{Card: card, Plugged: plugged})
+}
+
+// StopOther stops the other guest's processors, as if its host had died, until goOn is
+// called or the test ends.
+func StopOther(t testing.TB) (goOn func()) {
+	t.Helper()
+	var once sync.Once
+	goOn = func() {
+		once.Do(func() {
+			if err := ask(wiring.Request{Other: wiring.Continue}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(goOn)
+	if err := ask(wiring.Request{Other: wiring.Stop}); err != nil {
+		t.Fatal(err)
+	}
+	return goOn
+}
+
+// ask asks the host for something.
+func ask(r wiring.Request) (err error) {
 	port, err := wiring.OpenPort(wiring.HostPort)
 	if err != nil {
 		return err
@@ -206,16 +266,16 @@ func plug(card string, plugged bool) (err error) {
 	if err := port.SetDeadline(time.Now().Add(patience)); err != nil && !errors.Is(err, os.ErrNoDeadline) {
 		return err
 	}
-	request, err := json.Marshal(wiring.Request{Card: card, Plugged: plugged})
+	request, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
 	if _, err := port.Write(append(request, '\n')); err != nil {
-		return fmt.Errorf("asking the host to plug %s: %w", card, err)
+		return fmt.Errorf("asking the host for %s: %w", request, err)
 	}
 	line, err := bufio.NewReader(port).ReadBytes('\n')
 	if err != nil {
-		return fmt.Errorf("asking the host to plug %s: %w", card, err)
+		return fmt.Errorf("asking the host for %s: %w", request, err)
 	}
 	var answer wiring.Answer
 	if err := json.Unmarshal(line, &answer); err != nil {

@@ -29,9 +29,17 @@ const (
 // Request is what a guest asks of its host: a JSON line, answered by one.
 type Request struct {
 	// Card is to have its cable plugged in or pulled.
-	Card    string `json:"card"`
-	Plugged bool   `json:"plugged"`
+	Card    string `json:"card,omitempty"`
+	Plugged bool   `json:"plugged,omitempty"`
+	// Other is what the other guest's processors are to do: Stop or Continue.
+	Other string `json:"other,omitempty"`
 }
+
+// What Request has the other guest's processors do, as QEMU's monitor calls it.
+const (
+	Stop     = "stop"
+	Continue = "cont"
+)
 
 // Answer says "" or what failed.
 type Answer struct {

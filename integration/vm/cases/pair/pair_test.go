@@ -26,18 +26,9 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/wiring"
 )
 
-// The test binary is also what runs in the other guest: it prints the number of
-// each datagram that comes, or is the other relay.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == "relay" {
-		if err := relayTo(os.Stdin); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	if len(os.Args) == 3 && os.Args[1] == "receive" {
-		if err := receive(os.Args[2]); err != nil {
+	if is, err := programs(os.Args[1:]); is {
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -46,6 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// receive prints the number of each datagram that comes.
 func receive(address string) error {
 	conn, err := net.ListenPacket("udp", address)
 	if err != nil {

@@ -1,0 +1,64 @@
+package across
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+)
+
+// Messages that one side sends: both sides derive the sizes and the bytes of each from
+// the seed, the side and the message's number.
+type messages struct {
+	random  *rand.Rand
+	largest uint64
+	seed    uint64
+	side    int
+	number  uint64
+}
+
+func newMessages(seed uint64, side int, largest uint64) *messages {
+	return &messages{random: rand.New(rand.NewPCG(seed, uint64(side))), largest: largest, seed: seed, side: side}
+}
+
+// edges are sizes that each exchange begins with, bytes: what goes with the messages of
+// relays, the first that does not, and those around a piece of a write and a slot.
+var edges = []uint64{1, 8, 4095, 4096, 4097, 256<<10 - 1, 256<<10 + 1, 1 << 20, 4<<20 + 3}
+
+// next gives the next message's number and size, bytes: 1 to largest, each power of two
+// as likely.
+func (m *messages) next() (number, size uint64) {
+	number = m.number
+	m.number++
+	size = 1 + m.random.Uint64N(1<<m.random.IntN(bits.Len64(m.largest)+1))
+	if number < uint64(len(edges)) {
+		size = edges[number]
+	}
+	return number, min(size, m.largest)
+}
+
+// fill writes a message's bytes.
+func (m *messages) fill(number uint64, to []byte) {
+	source := rand.NewPCG(m.seed^uint64(m.side)<<63, number)
+	for len(to) >= 8 {
+		binary.LittleEndian.PutUint64(to, source.Uint64())
+		to = to[8:]
+	}
+	if len(to) > 0 {
+		var last [8]byte
+		binary.LittleEndian.PutUint64(last[:], source.Uint64())
+		copy(to, last[:])
+	}
+}
+
+// check compares what came with what was to come as that message.
+func (m *messages) check(number uint64, got, scratch []byte) error {
+	want := scratch[:len(got)]
+	m.fill(number, want)
+	for i := range got {
+		if got[i] != want[i] {
+			return fmt.Errorf("byte %d of message %d, of %d bytes, is %#02x instead of %#02x: it was lost, came twice or changed", i, number, len(got), got[i], want[i])
+		}
+	}
+	return nil
+}

@@ -1,0 +1,358 @@
+//go:build vm
+
+package pair_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/peerlane/peerlane/integration/across"
+	"github.com/peerlane/peerlane/integration/vm/control"
+	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/integration/vm/wiring"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// longest is ten times what a step takes here, and more than ten times the promise. With
+// PEERLANE_VM_BYTES it is longer.
+var longest = 4 * time.Minute
+
+// host is a guest with Peerlane and a container.
+type host struct {
+	*testing.T
+	guest     int
+	orders    io.WriteCloser
+	lines     chan hostLine
+	ended     chan error
+	errors    lines
+	container string
+	listening across.Line
+}
+
+// startHost makes a guest a host until the test ends.
+func startHost(t *testing.T, guest int, other *control.Client, runtimeName, key string) *host {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{T: t, guest: guest, lines: make(chan hostLine, 100), ended: make(chan error, 1)}
+	argv := []string{self, "host", runtimeName, key}
+	in, orders := io.Pipe()
+	said, out := io.Pipe()
+	h.orders = orders
+	go func() {
+		var err error
+		if guest == 0 {
+			c := exec.Command(argv[0], argv[1:]...)
+			c.Stdin, c.Stdout, c.Stderr = in, out, &h.errors
+			err = c.Run()
+		} else {
+			err = other.Run(context.Background(), control.Command{Argv: argv}, in, out, &h.errors)
+		}
+		out.Close()
+		in.Close()
+		h.ended <- err
+	}()
+	go func() {
+		decoder := json.NewDecoder(said)
+		for {
+			var l hostLine
+			if err := decoder.Decode(&l); err != nil {
+				if !errors.Is(err, io.EOF) {
+					h.lines <- hostLine{Line: across.Line{Kind: across.Wrong, Error: err.Error()}}
+				}
+				break
+			}
+			h.lines <- l
+		}
+		_, _ = io.Copy(io.Discard, said) // so that the process ends
+		close(h.lines)
+	}()
+	return h
+}
+
+// end ends the container, and demands that its host has nothing of it left.
+func (h *host) end() {
+	h.Helper()
+	h.orders.Close()
+	go func() {
+		for range h.lines {
+		}
+	}()
+	select {
+	case err := <-h.ended:
+		if err != nil {
+			h.Errorf("host %d: %v\n%s", h.guest, err, h.errors.String())
+		}
+	case <-time.After(longest):
+		h.Errorf("host %d does not end: %s", h.guest, h.errors.String())
+	}
+}
+
+func (h *host) order(o across.Order) {
+	h.Helper()
+	text, err := json.Marshal(o)
+	if err == nil {
+		_, err = h.orders.Write(append(text, '\n'))
+	}
+	if err != nil {
+		h.Fatalf("host %d: %v", h.guest, err)
+	}
+}
+
+// next waits for a line of a kind; others before it are passed over.
+func (h *host) next(kind string) hostLine {
+	h.Helper()
+	deadline := time.After(longest)
+	for {
+		select {
+		case l, ok := <-h.lines:
+			switch {
+			case !ok:
+				h.Fatalf("host %d ended before %q: %s", h.guest, kind, h.errors.String())
+			case l.Kind == kind:
+				return l
+			case l.Kind == across.Wrong:
+				h.Fatalf("host %d: %s\n%s", h.guest, l.Error, h.errors.String())
+			}
+		case <-deadline:
+			h.Fatalf("host %d does not come to %q: %s", h.guest, kind, h.errors.String())
+		}
+	}
+}
+
+// hosts are both.
+type hosts struct {
+	*testing.T
+	both  [wiring.Guests]*host
+	other *control.Client
+	seed  uint64
+}
+
+func (p *hosts) exchange(bytes, largest uint64) {
+	p.Helper()
+	p.seed++
+	for i, h := range p.both {
+		h.order(across.Order{Do: across.Connect, Handle: p.both[1-i].listening.Handle, Side: i, Seed: p.seed, Bytes: bytes, Largest: largest})
+	}
+	for _, h := range p.both {
+		h.next(across.Moving)
+	}
+}
+
+// mustFinish demands that all messages have come, once each.
+func (p *hosts) mustFinish() (bytes [wiring.Guests]uint64) {
+	p.Helper()
+	var said [wiring.Guests]across.Report
+	for i, h := range p.both {
+		said[i] = h.next(across.Done).Report
+		bytes[i] = said[i].BytesReceived
+		h.listening = h.next(across.Listening).Line
+	}
+	for i := range said {
+		if said[i].Posted != said[i].Sent || said[i].Sent != said[1-i].Received || said[i].Sent == 0 {
+			p.Errorf("host %d posted %d messages, of which %d ended, and %d have come", i, said[i].Posted, said[i].Sent, said[1-i].Received)
+		}
+	}
+	return bytes
+}
+
+// run has a part of the test use the hosts.
+func (p *hosts) run(t *testing.T, name string, part func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) {
+		was := p.T
+		as := func(t *testing.T) {
+			p.T = t
+			for _, h := range p.both {
+				h.T = t
+			}
+		}
+		as(t)
+		defer as(was)
+		part(t)
+	})
+}
+
+// Containers on two machines, each with a kernel, a PCIe tree and a clock of its own, and
+// with what an administrator installs: a far GPU sends to a far GPU, and what happens to
+// the network, to a host and to its clock costs no message that was reported, and brings
+// none twice.
+func TestContainersOfTwoGuests(t *testing.T) {
+	amount := uint64(64 << 20)
+	if text := os.Getenv("PEERLANE_VM_BYTES"); text != "" {
+		var err error
+		if amount, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+		longest += time.Duration(amount>>18) * time.Second // 256 KiB/s
+	}
+	known(t)
+	p := &hosts{T: t, other: inside.Other(t)}
+	key := clusterKey(t)
+	for i, runtimeName := range []string{"runc", "crun"} {
+		h := startHost(t, i, p.other, runtimeName, key)
+		p.both[i] = h
+		t.Cleanup(h.end)
+	}
+	for _, h := range p.both {
+		h.container = h.next(running).Container
+		h.listening = h.next(across.Listening).Line
+	}
+
+	p.run(t, "messages of all sizes", func(t *testing.T) {
+		p.exchange(amount, 4<<20+3)
+		begun := time.Now()
+		bytes := p.mustFinish()
+		took := time.Since(begun)
+		t.Logf("%d and %d bytes in %v, emulated", bytes[0], bytes[1], took.Round(time.Millisecond))
+		for i, n := range bytes {
+			if n < amount {
+				t.Errorf("%d bytes have come to host %d, not %d", n, i, amount)
+			}
+		}
+	})
+	p.run(t, "what the administrators see", func(t *testing.T) {
+		p.exchange(0, 64<<10)
+		h := p.both[1] // one of them: beside this a look takes ten seconds
+		h.order(across.Order{Do: inspect})
+		r := h.next(inspected).Inspection.Report
+		if r == nil || r.Network == nil || !strings.HasPrefix(r.Network.Listening, wiring.Address(0, 1)+":") || len(r.Network.Peers) != 2 || len(r.Connections) != 2 {
+			t.Fatalf("the report is %+v", r)
+		}
+		for _, c := range r.Connections {
+			if c.Transport != launch.TransportTCP || !strings.Contains(c.Path, "rail0") {
+				t.Errorf("a connection's transport is %q, its path %q", c.Transport, c.Path)
+			}
+		}
+		p.finish()
+	})
+	for _, c := range []struct {
+		name string
+		how  netlink.NetemQdiscAttrs
+	}{
+		{"loss", netlink.NetemQdiscAttrs{Loss: 2}},
+		{"delay", netlink.NetemQdiscAttrs{Latency: 50_000, Jitter: 10_000}},
+		{"reordering", netlink.NetemQdiscAttrs{Latency: 20_000, ReorderProb: 25, Gap: 1}},
+	} {
+		p.run(t, c.name, func(t *testing.T) {
+			inside.Disturb(t, "rail0", c.how)
+			begun := time.Now()
+			p.exchange(1<<20, 256<<10)
+			p.mustFinish()
+			t.Logf("recovered; 1 MiB each way in %v", time.Since(begun).Round(time.Millisecond))
+		})
+	}
+	p.run(t, "a host that stops", func(t *testing.T) {
+		p.exchange(0, 64<<10)
+		goOn := inside.StopOther(t)
+		begun := time.Now()
+		p.mustFail(0)
+		t.Logf("learnt after %v", time.Since(begun).Round(time.Millisecond))
+		goOn()
+		p.mustFail(1)
+	})
+	p.run(t, "a clock that is an hour ahead", func(t *testing.T) {
+		p.both[0].order(across.Order{Do: inspect}) // so that this is another handshake
+		if r := p.both[0].next(inspected).Inspection.Report; r == nil || r.Network == nil || len(r.Network.Peers) > 0 {
+			t.Fatalf("the report is %+v", r)
+		}
+		p.skew(t, time.Hour)
+		p.exchange(1<<20, 64<<10)
+		p.mustFinish()
+	})
+}
+
+func (p *hosts) finish() {
+	p.Helper()
+	for _, h := range p.both {
+		h.order(across.Order{Do: across.Finish})
+	}
+	p.mustFinish()
+}
+
+// mustFail demands that each operation of a host ends, with an error that says which
+// container on which host by which interface.
+func (p *hosts) mustFail(i int) {
+	p.Helper()
+	h := p.both[i]
+	l := h.next(across.Failed)
+	h.Logf("host %d: %s", i, l.Error)
+	if r := l.Report; len(r.Failures) == 0 || len(r.Failures) > r.Pending || r.Pending > 2*across.AtOnce {
+		h.Errorf("of %d pending operations %d failed", r.Pending, len(r.Failures))
+	}
+	for _, failure := range l.Report.Failures {
+		if strings.HasSuffix(failure, "closed the connection") && failure != l.Error {
+			continue // by its client, because another one had failed
+		}
+		for _, word := range []string{"peerlane-vm", p.both[1-i].container, wiring.Address(0, 1-i), "rail0"} {
+			if !strings.Contains(failure, word) {
+				h.Errorf("the error does not say %q: %s", word, failure)
+			}
+		}
+	}
+	h.listening = h.next(across.Listening).Line
+}
+
+// skew sets the other guest's clock wrong until the test ends.
+func (p *hosts) skew(t *testing.T, by time.Duration) {
+	t.Helper()
+	ahead := func() time.Duration {
+		seconds, err := strconv.ParseInt(strings.TrimSpace(inside.OnOther(t, p.other, "date", "+%s")), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return time.Until(time.Unix(seconds, 0))
+	}
+	set := func(ctx context.Context, to time.Time) error {
+		return p.other.Run(ctx, control.Command{Argv: []string{"date", "-s", fmt.Sprintf("@%d", to.Unix())}}, nil, nil, nil)
+	}
+	before := ahead()
+	if err := set(t.Context(), time.Now().Add(before+by)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := set(ctx, time.Now().Add(before)); err != nil {
+			t.Error(err)
+		}
+	})
+	if is := ahead(); is < before+by-10*time.Minute {
+		t.Fatalf("the other guest's clock is %v ahead, and was %v", is, before)
+	}
+}
+
+// clusterKey makes a key that both guests can read.
+func clusterKey(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	if _, err := program("--root", root, "key", "generate"); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(root + "/etc/peerlane/cluster.key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const shared = "/share/cluster.key"
+	if err := os.WriteFile(shared, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(shared); err != nil {
+			t.Error(err)
+		}
+	})
+	return shared
+}
