@@ -171,6 +171,8 @@ packages_tests = unshare --mount --pid --fork --kill-child --mount-proc $(GO) te
 test-packages: packages ## install, upgrade and remove the packages in clean trees, as root (RUN=TestDebian/trixie)
 	@$(GO) build -o bin/test-report ./integration/report
 	@$(GO) vet -tags packages ./integration/packages
+	@# Alerts and dashboard, read by Prometheus' own parsers.
+	@$(GO) test -C packaging/tools/rules -count=1 ./...
 	@# In a mount namespace, so that nothing stays mounted.
 	@{ $(packages_tests) -run "$(or $(RUN),.)" ./integration/packages || true; } | bin/test-report $(call again,$(packages_tests) -run "$$TESTS" "$$PACKAGE") -places packages $(if $(RUN),,-matrix integration/matrix.txt)
 

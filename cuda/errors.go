@@ -135,17 +135,29 @@ func (r Result) Sticky() bool {
 	return false
 }
 
+// DeviceLost reports whether the result is of the device itself, and no program's doing:
+// an error of its memory or links that it could not correct, or no answer at all, which
+// is what the driver makes CUDA_ERROR_UNKNOWN of when a GPU has left the bus.
+func (r Result) DeviceLost() bool {
+	return r == ErrECCUncorrectable || r == ErrNVLinkUncorrectable || r == ErrUnknown
+}
+
 // Sticky reports whether any result in err, and in what it wraps, is one.
-func Sticky(err error) bool {
+func Sticky(err error) bool { return anyResult(err, Result.Sticky) }
+
+// DeviceLost reports whether any result in err, and in what it wraps, is one.
+func DeviceLost(err error) bool { return anyResult(err, Result.DeviceLost) }
+
+func anyResult(err error, is func(Result) bool) bool {
 	switch e := err.(type) {
 	case nil:
 		return false
 	case Result:
-		return e.Sticky()
+		return is(e)
 	case interface{ Unwrap() error }:
-		return Sticky(e.Unwrap())
+		return anyResult(e.Unwrap(), is)
 	case interface{ Unwrap() []error }:
-		return slices.ContainsFunc(e.Unwrap(), Sticky)
+		return slices.ContainsFunc(e.Unwrap(), func(err error) bool { return anyResult(err, is) })
 	}
 	return false
 }

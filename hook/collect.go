@@ -69,7 +69,23 @@ func collectEnded(l layout.Layout, id string) (bool, error) {
 	if alive, err := supervised(l, id); err != nil || alive {
 		return false, err
 	}
-	return true, remove(l, id)
+	status, _ := readStatus(l, id) // remove says what cannot be read
+	container := ""
+	if g, err := readGeneration(l, id); err == nil {
+		container = g.Container.ID
+	}
+	if err := remove(l, id); err != nil {
+		return true, err
+	}
+	if status.Relay == nil {
+		return true, nil
+	}
+	// Its supervisor would have said it; the relay itself has nobody to tell.
+	message := fmt.Sprintf("relay %d has ended: %s: it ended with its container, or with the host, and its supervisor was not there any more", status.Relay.PID, causeUnsupervised)
+	if err := tell(l, SeverityWarning, container, id, message, causeUnsupervised); err != nil {
+		return true, fmt.Errorf("saying in the host's log that relay %d has ended: %w", status.Relay.PID, err)
+	}
+	return true, nil
 }
 
 // collectEmpty removes what a hook left that was killed between making a

@@ -177,6 +177,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 	if err != nil {
 		return nil, err
 	}
+	config.SetLogFormat(c.Log.Format)
 	spec, unread, err := s.spec()
 	if err != nil {
 		err = fmt.Errorf("container %q: %w", s.ID, err)

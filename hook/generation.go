@@ -51,6 +51,8 @@ type Generation struct {
 	Rails map[string]int `json:"rails,omitempty"`
 	// Ignored are sentences about variables of the job's that have no effect on relays.
 	Ignored []string `json:"ignored,omitempty"`
+	// LogFormat is the configuration's log.format.
+	LogFormat string `json:"logFormat,omitempty"`
 	// Config is what the relay is told.
 	Config launch.Config `json:"config"`
 }

@@ -19,6 +19,7 @@ import (
 const (
 	SeverityError   = 3 // LOG_ERR
 	SeverityWarning = 4 // LOG_WARNING
+	SeverityInfo    = 6 // LOG_INFO
 )
 
 // identifier is what the host's log has our messages under.
@@ -30,8 +31,13 @@ const identifier = "peerlane-hook"
 // looked for below the layout's root, so that tests have a log of their own. A
 // host can have neither, which is no error.
 func Tell(l layout.Layout, severity int, container, generation, message string) error {
+	return tell(l, severity, container, generation, message, "")
+}
+
+// tell is Tell; the cause is that of a relay's end, and empty for all else.
+func tell(l layout.Layout, severity int, container, generation, message, cause string) error {
 	native := filepath.Join(l.Root, "run/systemd/journal/socket")
-	err := datagram(native, journalEntry(severity, container, generation, message))
+	err := datagram(native, journalEntry(severity, container, generation, message, cause))
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
 		return err
 	}
@@ -44,7 +50,7 @@ func Tell(l layout.Layout, severity int, container, generation, message string) 
 
 // journalEntry is an entry in systemd's native protocol
 // (https://systemd.io/JOURNAL_NATIVE_PROTOCOL).
-func journalEntry(severity int, container, generation, message string) []byte {
+func journalEntry(severity int, container, generation, message, cause string) []byte {
 	var b bytes.Buffer
 	for _, field := range []struct{ name, value string }{
 		{"MESSAGE", prefixed(container, message)},
@@ -52,6 +58,7 @@ func journalEntry(severity int, container, generation, message string) []byte {
 		{"SYSLOG_IDENTIFIER", identifier},
 		{"PEERLANE_CONTAINER", container},
 		{"PEERLANE_GENERATION", generation},
+		{"PEERLANE_CAUSE", cause}, // of a relay's end
 	} {
 		switch {
 		case field.value == "":

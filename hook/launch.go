@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/config"
@@ -153,7 +154,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 
 	g = &Generation{
 		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
-		Ignored: r.Ignored,
+		Ignored: r.Ignored, LogFormat: r.Config.Log.Format,
 		Relay:   Command{Path: relay, Environment: r.Config.Relay.Environment},
 		Network: r.Config.Network, Rails: r.Config.Plan.Rails, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
 	}
@@ -168,6 +169,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		Peers: l.Peers(), NICs: l.EmulatedNICs(),
 		Reserve: r.Config.Relay.Reserve, Bounce: r.Config.Bounce(), CUDAIPC: r.Config.Relay.CUDAIPC == config.CUDAIPCAllow, IPCEvents: r.Config.Relay.Events == config.EventsIPC, Limits: r.Config.Relay.Launch(),
 		SelfTest: r.Config.Relay.SelfTest, Calibrated: r.Config.Relay.Calibration == config.CalibrationAuto,
+		Verbs: r.Config.Verbs.Launch(),
 		Chunk: uint64(r.Config.Relay.Chunk), Depth: r.Config.Relay.Depth, Streams: r.Config.Relay.Streams,
 	}
 	if err := g.check(); err != nil {
@@ -323,6 +325,14 @@ func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *
 	return s, nil
 }
 
+// logTo is a logger for what a hook writes into a generation's log.
+func (g *Generation) logTo(log *os.File) *logrus.Entry {
+	l := logrus.New()
+	l.SetOutput(log)
+	l.SetFormatter(config.LogFormatter(g.LogFormat))
+	return l.WithFields(logrus.Fields{"generation": g.ID, "container": g.Container.ID})
+}
+
 // starting is a supervisor that is executed, and may not have executed the
 // relay yet.
 type starting struct {
@@ -380,7 +390,7 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 	// A host where it cannot have a group of its own is no worse off than without.
 	dir, err := group()
 	if err != nil {
-		fmt.Fprintf(log, "no control group of its own for the relay, so it stays in the container runtime's: %v\n", err)
+		g.logTo(log).WithError(err).Warn("no control group of its own for the relay, so it stays in the container runtime's")
 	} else if dir != nil {
 		defer dir.Close()
 		// Born there: moving a process later takes a lock of the whole host.
@@ -391,7 +401,7 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 	}
 	pid, err := start()
 	if err != nil && attributes.Sys.UseCgroupFD {
-		fmt.Fprintf(log, "the relay stays in the container runtime's control group: %v\n", err)
+		g.logTo(log).WithError(err).Warn("the relay stays in the container runtime's control group")
 		attributes.Sys.UseCgroupFD = false
 		pid, err = start()
 	}

@@ -67,7 +67,7 @@ func TestOneLifeOfAContainer(t *testing.T) {
 	want := []launch.Config{{
 		Generation: g.ID, Container: "../an id/is data", Lanes: []launch.Lane{lane(3)},
 		Route: "auto", Transport: "auto", Slots: 8, SlotBytes: 32 << 20, Peers: h.layout.Peers(), NICs: h.layout.EmulatedNICs(),
-		Admission: true, Reserve: "attach", SelfTest: launch.SelfTestOff, Calibrated: true, Bounce: 1 << 30, Limits: launch.DefaultLimits,
+		Admission: true, Endings: true, Reserve: "attach", SelfTest: launch.SelfTestOff, Calibrated: true, Bounce: 1 << 30, Limits: launch.DefaultLimits,
 		NoNetwork: "there is no cluster key, " + h.layout.ClusterKey() + "; peerlane key generate makes one",
 	}}
 	if diff := cmp.Diff(want, configs); diff != "" {

@@ -277,6 +277,9 @@ func relayMain() {
 			}
 		}
 	}()
+	if fault("ends") {
+		go endAs(supervisor)
+	}
 	listener, err := net.FileListener(os.NewFile(launch.FDClients, "clients"))
 	if err != nil {
 		fatal(err)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,11 @@ type relay struct {
 	cmd     *exec.Cmd
 	process Process
 	control *net.UnixConn
+	// heard is what it says on its standard error, and word what it says of its end.
+	heard *heard
+	word  atomic.Pointer[launch.Ending]
+	// kills is memoryKills before it began.
+	kills uint64
 	// answers has the relay's answers, in order; closed when there will be no
 	// more.
 	answers chan launch.Status
@@ -58,7 +64,7 @@ type relay struct {
 
 // lastWords is how long what a relay has said is waited for when it has ended: who
 // has its standard error still can be anybody.
-const lastWords = 100 * time.Millisecond
+const lastWords = 500 * time.Millisecond
 
 // startRelay executes a relay with the descriptors of package launch. What it says
 // on its standard error goes to the log. Without a network its sandbox lets it to none.
@@ -79,13 +85,21 @@ func startRelay(g *Generation, network *launch.Network, clients, peers, init *os
 		answers: make(chan launch.Status),
 		claims:  make(chan launch.Claim),
 		exited:  make(chan error, 1),
+		heard:   &heard{to: log, wrap: g.LogFormat == config.LogJSON, own: map[string]string{"generation": g.ID, "container": g.Container.ID}},
 		overdue: time.NewTimer(0),
 	}
 	r.overdue.Stop()
+	if kills, err := memoryKills(); err == nil {
+		r.kills = kills // of a host that counts none, none are told
+	}
 	files := map[int]*os.File{
 		launch.FDClients: clients, launch.FDPeers: peers, launch.FDSupervisor: theirs, launch.FDInit: init,
 	}
-	r.cmd = exec.Command(g.Relay.Path, "serve")
+	arguments := []string{"serve"}
+	if g.LogFormat == config.LogJSON { // not named otherwise: a relay of an earlier release knows no such option
+		arguments = append(arguments, "--log-format", config.LogJSON)
+	}
+	r.cmd = exec.Command(g.Relay.Path, arguments...)
 	if g.Sandbox.Mode == config.SandboxAuto {
 		report, tell, err := os.Pipe()
 		if err != nil {
@@ -99,7 +113,7 @@ func startRelay(g *Generation, network *launch.Network, clients, peers, init *os
 		const fdReport = launch.FDInit + 1
 		files[fdReport] = tell
 		// This program again, also when its file has been replaced.
-		r.cmd = exec.Command("/proc/self/exe", append([]string{"confine"}, spec.Arguments(fdReport, g.Relay.Path, "serve")...)...)
+		r.cmd = exec.Command("/proc/self/exe", append([]string{"confine"}, spec.Arguments(fdReport, g.Relay.Path, arguments...)...)...)
 	}
 	r.cmd.Dir = "/"
 	r.cmd.Env = append([]string{searchPath}, g.Relay.Environment...)
@@ -133,18 +147,26 @@ func startRelay(g *Generation, network *launch.Network, clients, peers, init *os
 		r.control.Close()
 		return nil, err
 	}
-	go r.read()
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		r.read()
+	}()
 	heard := make(chan struct{})
 	go func() {
 		defer close(heard)
 		defer said.Close()
-		_, _ = io.Copy(log, said) // until nobody has the other end
+		_, _ = io.Copy(r.heard, said) // until nobody has the other end
 	}()
 	go func() {
 		err := r.cmd.Wait()
-		select {
-		case <-heard:
-		case <-time.After(lastWords):
+		late := time.After(lastWords)
+		for _, all := range []chan struct{}{heard, read} {
+			select {
+			case <-all:
+			case <-late:
+				late = time.After(0)
+			}
 		}
 		r.exited <- err
 	}()
@@ -177,6 +199,10 @@ func (r *relay) read() {
 		}
 		if c, ok := claimIn(buffer[:n]); ok {
 			r.claims <- c
+			continue
+		}
+		if e, ok := endingIn(buffer[:n]); ok {
+			r.word.CompareAndSwap(nil, e)
 			continue
 		}
 		var s launch.Status
@@ -244,25 +270,25 @@ func (r *relay) kill(reason string) error {
 }
 
 // end asks the relay to end, insists after a while, and returns when it has
-// ended.
-func (r *relay) end() error {
+// ended, with what Wait told; with nil where it has not.
+func (r *relay) end() (exit *error, err error) {
 	defer r.close()
 	if err := r.cmd.Process.Signal(unix.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
+		return nil, err
 	}
 	select {
-	case <-r.exited:
-		return nil
+	case err := <-r.exited:
+		return &err, nil
 	case <-time.After(endTimeout):
 	}
-	if err := r.kill("it did not end"); err != nil {
-		return err
+	if err := r.kill(fmt.Sprintf("it did not end within %v, and was killed", endTimeout)); err != nil {
+		return nil, err
 	}
 	select {
-	case <-r.exited:
-		return fmt.Errorf("the relay did not end within %v and was killed", endTimeout)
+	case err := <-r.exited:
+		return &err, fmt.Errorf("the relay did not end within %v and was killed", endTimeout)
 	case <-time.After(endTimeout):
-		return fmt.Errorf("the relay, process %d, does not end even by SIGKILL; a driver holds it", r.process.PID)
+		return nil, fmt.Errorf("the relay, process %d, does not end even by SIGKILL; a driver holds it", r.process.PID)
 	}
 }
 

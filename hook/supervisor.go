@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -67,6 +68,7 @@ type supervisor struct {
 	// networking is what the relay was told at its start, or since.
 	networking networking
 	keyError   string // what was complained of last; see complain
+	asked      bool   // to end, although the container lives
 }
 
 // Supervise is the supervisor of a generation: `peerlane-hook supervise`, run
@@ -166,6 +168,7 @@ func (s *supervisor) begin(id string, admin *os.File) (<-chan request, error) {
 		return nil, err
 	}
 	s.generation = generation
+	config.SetLogFormat(generation.LogFormat)
 	s.log = s.log.WithField("container", generation.Container.ID)
 	requests, err := listenAdmin(admin)
 	if err != nil {
@@ -194,6 +197,7 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 			return errors.Join(err, s.end())
 		case <-stop:
 			s.log.Info("asked to stop: ending the relay, although the container lives")
+			s.asked = true
 			return s.end()
 		case answer, ok := <-answers:
 			if ok {
@@ -203,6 +207,7 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 			}
 		case err := <-exited:
 			if ended(init) { // as it should
+				s.ended(ending{err: err, container: true, held: s.held, doomed: s.relay.doomed})
 				s.drop()
 				return s.end()
 			}
@@ -441,8 +446,11 @@ func (s *supervisor) kill(reason string) {
 // exited handles the end of a relay whose container lives.
 func (s *supervisor) exited(err error) {
 	reason := s.relay.doomed
+	cause, why := s.ended(ending{err: err, held: s.held, renew: s.relay.renew, doomed: reason})
 	switch {
 	case reason != "":
+	case slices.Contains(telling, cause):
+		reason = fmt.Sprintf("the relay died: %s: %s", cause, why)
 	case err != nil:
 		reason = fmt.Sprintf("the relay died: %v", err)
 	default:
@@ -458,7 +466,6 @@ func (s *supervisor) exited(err error) {
 		return
 	}
 	if s.held != "" {
-		s.log.Info("the relay has ended as it was asked to")
 		s.rest()
 		return
 	}
@@ -529,7 +536,7 @@ func (s *supervisor) lanesChanged() error {
 func (s *supervisor) configure() {
 	config := s.generation.Config
 	config.Network, config.NoNetwork = s.networking.where, s.networking.why
-	config.Admission = true // this supervisor answers claims, whoever made the generation
+	config.Admission, config.Endings = true, true // this supervisor answers claims and hears ends, whoever made the generation
 	if err := s.relay.configure(s.knowing(fitting(config))); err != nil {
 		// It has closed its end, so it is ending, and the next one gets it.
 		s.log.WithError(err).Warn("sending the relay its configuration")
@@ -560,7 +567,10 @@ func (s *supervisor) end() error {
 	s.endTests()
 	var errs []error
 	if s.relay != nil {
-		errs = append(errs, s.relay.end())
+		gone, err := s.relay.end()
+		if errs = append(errs, err); gone != nil {
+			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, doomed: s.relay.doomed})
+		}
 		s.relay, s.status.Relay = nil, nil
 	}
 	group, ok, err := findCgroup(s.layout, s.generation.ID)

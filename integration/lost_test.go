@@ -83,10 +83,10 @@ func (c *container) answers() time.Time {
 // and the streams of other containers on the same GPUs go on as they did. Where the GPU
 // is gone for good the next relay says so to each client, and lives.
 func TestALostGPU(t *testing.T) {
-	faults := []struct{ name, rule, says string }{
-		{"illegal-address", "cuMemcpyAsync:process=%s:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS"},
-		{"ecc", "cuMemcpyAsync:process=%s:error=214", "CUDA_ERROR_ECC_UNCORRECTABLE"},
-		{"off-the-bus", "*:process=%s:lost", "CUDA_ERROR_UNKNOWN"},
+	faults := []struct{ name, rule, says, cause string }{
+		{"illegal-address", "cuMemcpyAsync:process=%s:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS", "sticky CUDA error"},
+		{"ecc", "cuMemcpyAsync:process=%s:error=214", "CUDA_ERROR_ECC_UNCORRECTABLE", "lost GPU"},
+		{"off-the-bus", "*:process=%s:lost", "CUDA_ERROR_UNKNOWN", "lost GPU"},
 	}
 	const gone = "gone"
 	files := faultFiles{}
@@ -130,12 +130,33 @@ func TestALostGPU(t *testing.T) {
 				t.Errorf("%s: the relay of %s was started %d times, want %d; it is %s", f.name, c.id, g.Status.Starts, starts, g.Status.State)
 			}
 		}
+		v.hasEnded(f.cause)
 		v.tell(said{}) // and its containers end
 		w.tell(said{})
 		v.next("again")
 		w.next("again")
 		v.end()
 		w.end()
+	}
+}
+
+// hasEnded demands that the log of the container's generation has one line on the end of one
+// relay, with its cause.
+func (c *container) hasEnded(cause string) {
+	c.bed.Helper()
+	g := c.generation()
+	log, err := os.ReadFile(filepath.Join(c.bed.Layout.GenerationDir(g.ID), "relay.log"))
+	if err != nil {
+		c.bed.Fatal(err)
+	}
+	var ends []string
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "event=relay-ended") {
+			ends = append(ends, line)
+		}
+	}
+	if len(ends) != 1 || !strings.Contains(ends[0], fmt.Sprintf("cause=%q", cause)) || !strings.Contains(ends[0], "generation="+g.ID) {
+		c.bed.Errorf("the log of %s tells of the end of one relay by %q, want %q, of generation %s", c.id, ends, cause, g.ID)
 	}
 }
 

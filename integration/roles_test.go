@@ -25,13 +25,15 @@ import (
 
 // said is one line of a role.
 type said struct {
-	Kind   string      `json:"kind"` // listening, connected, moving, round, error, again, child-ended, hello, look, witness
+	Kind   string      `json:"kind"` // listening, connected, moving, checked, round, error, again, child-ended, hello, look, witness
 	Handle wire.Handle `json:"handle"`
-	Error  string      `json:"error,omitempty"`
-	Status wire.Status `json:"status,omitempty"`
-	Peer   string      `json:"peer,omitempty"`
-	Look   *look       `json:"look,omitempty"`
-	Saw    *witness    `json:"saw,omitempty"`
+	// Key is of what a role offers.
+	Key    wire.RemoteKey `json:"key,omitzero"`
+	Error  string         `json:"error,omitempty"`
+	Status wire.Status    `json:"status,omitempty"`
+	Peer   string         `json:"peer,omitempty"`
+	Look   *look          `json:"look,omitempty"`
+	Saw    *witness       `json:"saw,omitempty"`
 	// Gap is the longest time between two rounds since the last line.
 	Gap time.Duration `json:"gap,omitempty"`
 }
@@ -70,6 +72,8 @@ func play(arguments []string) int {
 		"hold":      func([]string) error { return hold() },
 		"verify":    verify,
 		"echo":      echo,
+		"owner":     func([]string) error { return owner() },
+		"remote":    func([]string) error { return remote() },
 		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]

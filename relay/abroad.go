@@ -9,6 +9,7 @@ import (
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -57,7 +58,8 @@ func (l *lane) openAbroadFor(c *connection, config launch.Config, asked uint32) 
 // answer is of the loop.
 type opening struct {
 	channel *tcp.Channel
-	answer  chan error // has one value
+	link    *verbs.Link // nil where the data goes over tcp
+	answer  chan error  // has one value
 	told    bool
 	welcome *wire.PeerWelcome
 	kept    []wire.Message
@@ -107,7 +109,9 @@ func (o *opening) lost(err error) {
 
 // attach makes the connection the channel's.
 func (o *opening) attach(c *connection) error {
-	newSender(c, o.channel.Link())
+	if s := newSender(c, o.channel.Link()); o.link != nil {
+		s.link = o.link
+	}
 	c.port = o.channel
 	o.channel.Handle(c.receive, c.lost)
 	return nil
@@ -142,6 +146,12 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err
 	}
+	return r.openChannel(c, m, handle, config, func(ctx context.Context) (*tcp.Peer, error) { return h.reach(ctx, handle, c.lane) })
+}
+
+// openChannel is dialHost once the lane is ready: the sender's half of the handshake, with
+// the relay that reach finds.
+func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, reach func(context.Context) (*tcp.Peer, error)) (way, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
 	defer cancel()
 	hello := &wire.PeerHello{
@@ -153,10 +163,18 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	var peer *tcp.Peer
 	for try := 0; o.channel == nil; try++ {
 		var err error
-		if peer, err = h.reach(ctx, handle, c.lane); err != nil {
+		if peer, err = reach(ctx); err != nil {
 			return nil, err
 		}
-		if !r.loop.Call(func() { o.channel, err = peer.Open(hello, 0, o.received, o.lost) }) {
+		var by *verbs.Set
+		if by, err = r.senderBy(ctx, peer, c, config); err != nil {
+			return nil, err
+		}
+		if !r.loop.Call(func() {
+			if o.channel, err = peer.Open(hello, 0, o.received, o.lost); err == nil && by != nil {
+				o.link = by.Link(o.channel, c.lane.spec.NICs, c.out.regions[0].slotBytes)
+			}
+		}) {
 			return nil, errEnding
 		}
 		// It can have ended just now, for want of use, say; then there is another.
@@ -190,6 +208,7 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 type arriving struct {
 	channel *tcp.Channel
 	hello   *wire.PeerHello
+	by      *verbs.Set // nil where the data comes over tcp
 	left    bool
 }
 
@@ -215,7 +234,12 @@ func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 		r.refuseChannel(ch, wire.Errorf(wire.StatusLimit, "%d senders of other hosts wait for an answer of %s, which is the limit", mostUnanswered, r.name()))
 		return
 	}
-	a := &arriving{channel: ch, hello: hello}
+	by, err := r.receiverBy(ch.Peer())
+	if err != nil {
+		r.refuseChannel(ch, err)
+		return
+	}
+	a := &arriving{channel: ch, hello: hello, by: by}
 	// The sender has nothing to say before it is answered.
 	ch.Handle(func(wire.Message, uint32, []int) { a.left = true; ch.Leave() }, func(error) { a.left = true })
 	r.unanswered = append(r.unanswered, a)
@@ -237,7 +261,10 @@ func (r *Relay) welcome(a *arriving) {
 	r.welcoming++
 	go func() {
 		l, c, welcome, err := r.invite(a.hello, func(l *lane, c *connection, config launch.Config, hello *wire.PeerHello) error {
-			return l.openAbroadFor(c, config, hello.Route)
+			if err := l.openAbroadFor(c, config, hello.Route); err != nil || a.by == nil {
+				return err
+			}
+			return r.take(c, c.in)
 		})
 		r.loop.Do(func() {
 			r.welcoming--
@@ -249,7 +276,7 @@ func (r *Relay) welcome(a *arriving) {
 			default:
 				wire.SetText(welcome.Name[:], r.atHost())
 				c.abroad, c.peerGPU = a.channel.Peer(), a.hello.GPU
-				l.connectChannel(c, a.channel, welcome)
+				l.connectChannel(c, a, welcome)
 			}
 			r.welcomeNext()
 		})
@@ -258,10 +285,16 @@ func (r *Relay) welcome(a *arriving) {
 }
 
 // connectChannel makes the receiver of a sender of another host.
-func (l *listener) connectChannel(c *connection, ch *tcp.Channel, welcome *wire.PeerWelcome) {
-	receiver := newReceiver(c)
+func (l *listener) connectChannel(c *connection, a *arriving, welcome *wire.PeerWelcome) {
+	receiver, ch := newReceiver(c), a.channel
 	c.number, c.port = l.session.number(), ch
-	receiver.writes = ch.Receive(receiver.immediate, receiver.landingsEnded)
+	if a.by == nil {
+		receiver.writes = ch.Receive(receiver.immediate, receiver.landingsEnded)
+	} else {
+		arrivals := a.by.Receive(ch, receiver.immediate)
+		receiver.writes = arrivals
+		receiver.windows = ch.Receive(receiver.immediate, func() { arrivals.End(); receiver.landingsEnded() })
+	}
 	ch.Handle(c.receive, c.lost)
 	ch.Send(welcome, 0)
 	l.take(receiver)

@@ -24,12 +24,21 @@ type connection struct {
 	out, in   *staging
 	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
 	quotas  [2]*quotas
-	abroad  *tcp.Peer // the other relay's host's, over tcp
+	abroad  *tcp.Peer // the other relay's host's
 	peerGPU wire.UUID // the same one's client's
 	peer    string    // who is at the other side, for messages
 	port    transport.Control
 	sends   bool
 	side    side
+	// listener is the number of the one that accepted it, 0 where it was made here.
+	listener uint32
+	// hidden: the client knows nothing of it. twin is the other connection of one that
+	// has a way back (back.go), nil elsewhere.
+	hidden bool
+	twin   *connection
+	// serving is how many operations the relay does here for the other side.
+	serving int
+	flushes flushes
 
 	posted   []*operation // not started
 	down     *wire.Error
@@ -64,8 +73,15 @@ func (c *connection) inReach(m *memory) bool {
 		return true
 	case launch.TransportTCP:
 		return m.mapped.Host()
+	case launch.TransportVerbs:
+		return m.mapped.Host() && c.session.relay.fabric.Known(m.mapped)
 	}
 	return m.staged != nil // on a server GPU, where NICs reach it
+}
+
+// remote reports whether the other side is reached over the network.
+func (c *connection) remote() bool {
+	return c.transport == launch.TransportTCP || c.transport == launch.TransportVerbs
 }
 
 // open starts to read from another relay of this host.
@@ -80,6 +96,7 @@ func (c *connection) open(fd int) (*packet.Port, error) {
 
 func (c *connection) post(op *operation) {
 	op.connection = c
+	c.flushes.number(op, c.figures.inFlight)
 	c.begun()
 	c.posted = append(c.posted, op)
 	c.advance()
@@ -92,9 +109,12 @@ func (c *connection) advance() bool {
 		op := c.posted[0]
 		c.posted = c.posted[1:]
 		op.begin()
-		if op.spoiled {
+		switch {
+		case op.spoiled:
 			op.finish(wire.StatusUnknownEvent)
-		} else {
+		case op.kind == wire.OpFlush:
+			c.flushes.start(op)
+		default:
 			c.side.start(op)
 		}
 		progress = true
@@ -118,6 +138,7 @@ func (c *connection) cancel(request *operation) {
 			return
 		}
 	}
+	c.flushes.cancel(request.tag)
 	c.side.cancel(request.tag)
 	request.finish(wire.StatusOK)
 }
@@ -188,9 +209,11 @@ func (c *connection) shutdown(why *wire.Error) {
 			channel.Expect() // the sender may write until then
 		}
 	}
-	event := &wire.ConnectionDown{Connection: c.number, Status: uint32(why.Status)}
-	wire.SetText(event.Reason[:], why.Reason)
-	c.session.reply(event, 0)
+	if !c.hidden {
+		event := &wire.ConnectionDown{Connection: c.number, Status: uint32(why.Status)}
+		wire.SetText(event.Reason[:], why.Reason)
+		c.session.reply(event, 0)
+	}
 	posted := c.posted
 	c.posted = nil
 	for _, op := range posted {
@@ -198,6 +221,9 @@ func (c *connection) shutdown(why *wire.Error) {
 	}
 	c.side.stop(why)
 	c.settle()
+	if c.twin != nil {
+		c.twin.shutdown(why)
+	}
 }
 
 // settle ends a connection that is down once nothing of it is under way.
@@ -219,7 +245,7 @@ func (c *connection) settle() {
 }
 
 func (s *session) disconnect(number uint32) error {
-	c := s.connections[number]
+	c := s.visible(number)
 	if c == nil {
 		return wire.Errorf(wire.StatusUnknownConnection, "connection %d is not open", number)
 	}

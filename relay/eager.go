@@ -5,7 +5,6 @@ import (
 	"unsafe"
 
 	"github.com/peerlane/peerlane/relay/device"
-	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -74,7 +73,7 @@ func (e *eagerOut) buffer(window int) device.Place {
 
 // give takes the receiver's quota.
 func (s *sender) give(m *wire.PeerQuota) error {
-	if s.eager != nil || s.transport != launch.TransportTCP || m.Windows != eagerWindows || m.Bytes != eagerBytes || m.Region != eagerRegion {
+	if s.eager != nil || !s.remote() || m.Windows != eagerWindows || m.Bytes != eagerBytes || m.Region != eagerRegion {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave a quota of %d windows of %d bytes in region %d", s.peer, m.Windows, m.Bytes, m.Region)
 	}
 	at, ok := s.quotas[0].take()
@@ -126,7 +125,7 @@ func (s *sender) writeEager(op *operation, window int, from device.Place) {
 	to := s.eager.target
 	to.Offset += uint64(window) * eagerBytes
 	r := s.session.relay
-	s.link.Write(to, transport.Source{Place: from}, op.length, eagerGrant|uint64(window), func(err error) {
+	s.short.Write(to, transport.Source{Place: from}, op.length, eagerGrant|uint64(window), func(err error) {
 		if err != nil {
 			s.broken(err, "sending a short message")
 		} else {
@@ -175,6 +174,14 @@ type renewer interface {
 	Renew(immediate uint64, region uint32, offset, length uint64) error
 }
 
+// windowed is what short messages come through.
+func (r *receiver) windowed() transport.Arrivals {
+	if r.windows != nil {
+		return r.windows
+	}
+	return r.writes
+}
+
 // offer gives the sender a quota, where the lane has one left.
 func (r *receiver) offer() error {
 	at, ok := r.quotas[1].take()
@@ -182,11 +189,11 @@ func (r *receiver) offer() error {
 		return nil
 	}
 	r.eager = &eagerIn{quotas: r.quotas[1], at: at}
-	if err := r.writes.AddMemory(eagerRegion, r.eager.quotas.memory.memory); err != nil {
+	if err := r.windowed().AddMemory(eagerRegion, r.eager.quotas.memory.memory); err != nil {
 		return err
 	}
 	for window := range uint64(eagerWindows) {
-		if err := r.writes.Grant(eagerGrant|window, eagerRegion, at+window*eagerBytes, eagerBytes); err != nil {
+		if err := r.windowed().Grant(eagerGrant|window, eagerRegion, at+window*eagerBytes, eagerBytes); err != nil {
 			return err
 		}
 	}
@@ -274,7 +281,7 @@ func (r *receiver) copyEager(a *arrival) {
 // answerEager gives the window again, and then says what has become of the message.
 func (r *receiver) answerEager(a *arrival, status wire.Status) {
 	err := errors.New("the transport has no windows")
-	if writes, is := r.writes.(renewer); is {
+	if writes, is := r.windowed().(renewer); is {
 		err = writes.Renew(eagerGrant|uint64(a.window), eagerRegion, r.eager.at+uint64(a.window)*eagerBytes, eagerBytes)
 	}
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // Patient has the relay wait so long before it counts another host's as dead; for machines
@@ -11,6 +12,10 @@ import (
 func (r *Relay) Patient(dead time.Duration) {
 	r.timing = func(c *tcp.Config) { c.Dead = dead }
 }
+
+// Elsewhere has the relay be of another host than the others of this process, with this
+// libibverbs; it comes before Configure.
+func (r *Relay) Elsewhere(host wire.UUID, libibverbs string) { r.host, r.libibverbs = host, libibverbs }
 
 // Leaving is how long the relay waits for another host's to leave a connection; it comes
 // before there is any with another host.

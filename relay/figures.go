@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -78,6 +79,9 @@ func (c *connection) begun() { c.figures.inFlight++ }
 func (c *connection) over(op *operation, status wire.Status) {
 	f := &c.figures
 	f.inFlight--
+	if op.kind == wire.OpFlush {
+		return // it moves nothing
+	}
 	f.operations++
 	f.bytes += op.moved
 	if m := op.memory; m != nil && m.staged != nil {
@@ -179,6 +183,9 @@ func (r *Relay) live(report *launch.Report) {
 		for _, c := range s.connections {
 			f := c.withWaits()
 			of[c.lane][c.sends].add(&f)
+			if c.hidden {
+				continue // what it brings counts for its twin
+			}
 			told := launch.ConnectionFigures{
 				PID: s.pid, Number: c.number, GPU: c.lane.spec.GPU.BusID, Peer: c.peer, Sends: c.sends,
 				Route: routeName(c.route), Transport: c.transport, Path: c.path(), Slots: c.slots.held, Figures: f.told(),
@@ -234,6 +241,8 @@ func (c *connection) path() string {
 		steps = append(steps, "one copy")
 	case launch.TransportLoop:
 		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), "emulated NIC")
+	case launch.TransportVerbs:
+		steps = append(steps, "host memory", c.transport+" by "+verbs.Of(c.abroad).Way(), c.abroad.Name())
 	case launch.TransportTCP:
 		steps, _ = c.overTCP()
 		steps = steps[:len(steps)-1]

@@ -23,6 +23,7 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -146,6 +147,7 @@ func (r *Relay) onNetwork() {
 		Keys: func() network.Keys { return *r.keys.Load() }, TLS: r.tls,
 		Connect: r.wires.connect,
 	}
+	r.fabric = r.newFabric()
 	h.timing = r.timing
 	h.peers = tcp.NewPeers(r.loop, h.peer)
 	server := &network.Server{
@@ -195,6 +197,7 @@ func (h *hosts) close() {
 	h.gathering.Close()
 	h.peers.Close()
 	h.peers.Wait()
+	h.relay.fabric.Close()
 	h.serving.Wait()
 }
 
@@ -208,6 +211,7 @@ func (h *hosts) peer(key tcp.Key) tcp.Config {
 		Route:   h.rails.route,
 		Carried: h.rails.count,
 		Accept:  h.relay.welcomeChannel,
+		Extend:  h.extend,
 		Down: func(err error) {
 			h.forget(key)
 			logrus.WithField("reason", err.Error()).Infof("the connections with %s ended", name)
@@ -558,18 +562,19 @@ func (h *hosts) closeIdle() {
 func (r *Relay) networkReport() *launch.NetworkReport {
 	h := r.hosts
 	if h == nil {
-		if why := r.noNetwork(); r.config.Network != nil || r.config.Transport == launch.TransportTCP {
+		if why := r.noNetwork(); r.config.Network != nil || r.config.Transport == launch.TransportTCP || r.config.Transport == launch.TransportVerbs {
 			return &launch.NetworkReport{Error: why}
 		}
 		return nil
 	}
-	n := &launch.NetworkReport{Listening: h.listener.Addr().String(), Rails: h.rails.report()}
+	n := &launch.NetworkReport{Listening: h.listener.Addr().String(), Rails: h.rails.report(), Verbs: r.fabric.Report()}
 	h.peers.Each(func(p *tcp.Peer) {
 		f := p.Figures()
 		n.Peers = append(n.Peers, launch.NetworkPeer{
 			Name: p.Name(), Dialed: p.Dialed(), Channels: p.Channels(),
 			Messages: f.Messages, Batches: f.Batches, Writes: f.Writes, Eager: f.Eager,
 		})
+		r.byVerbs(p, &n.Peers[len(n.Peers)-1])
 	})
 	slices.SortFunc(n.Peers, func(a, b launch.NetworkPeer) int { return strings.Compare(a.Name, b.Name) })
 	n.Peers = n.Peers[:min(len(n.Peers), reportedPeers)]
@@ -589,9 +594,10 @@ func (r *Relay) noNetwork() string {
 
 // networkState is what a relay has of the network. All but keys is of the loop.
 type networkState struct {
-	hosts      *hosts // nil while it is on none
-	offNetwork string // and why that could not be had
-	noKey      string // the same of the key
+	hosts      *hosts        // nil while it is on none
+	fabric     *verbs.Fabric // the same
+	offNetwork string        // and why that could not be had
+	noKey      string        // the same of the key
 	keys       atomic.Pointer[network.Keys]
 	tls        *tls.Config
 	welcoming  int // channels whose hello is being answered
@@ -599,6 +605,8 @@ type networkState struct {
 	// Of tests: what a Peer is made with, and what it is connected by.
 	timing func(*tcp.Config)
 	wires  wires
+	// libibverbs is a path, where it is not the host's.
+	libibverbs string
 }
 
 // wires stand for TCP where they are not zero.

@@ -34,6 +34,8 @@ type listener struct {
 	ready   []*receiver // connected, not accepted
 	accepts []uint32    // requests that wait for one
 	missed  []error     // of senders that believe to be connected
+	// forward is the sender whose way back it awaits (back.go), nil of a client's.
+	forward *sender
 }
 
 func (s *session) listen(m *wire.Listen, sequence uint32) {
@@ -129,6 +131,10 @@ func (r *receiver) left() bool {
 // miss has an accept fail, the next one where none waits: a sender may believe that it is
 // connected.
 func (l *listener) miss(err error) {
+	if l.forward != nil {
+		l.forward.shutdown(wire.Errorf(wire.StatusInternal, "%s could not take the way back: %v", l.session.relay.name(), err))
+		return
+	}
 	if len(l.missed) < maxUnaccepted {
 		l.missed = append(l.missed, err)
 	}
@@ -343,9 +349,10 @@ func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 // takes it down.
 func (l *listener) take(r *receiver) {
 	s, c := l.session, r.connection
+	c.hidden, c.listener = l.forward != nil, l.number
 	crowded := len(l.ready) >= maxUnaccepted
 	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.left() || crowded && r.down != nil })
-	over := s.relay.reserve(ofConnection)
+	over := l.claim()
 	c.counted = over == nil
 	if s.ended == nil || s.relay.sessions[s.id] == s {
 		s.connections[c.number] = c
@@ -363,16 +370,28 @@ func (l *listener) take(r *receiver) {
 		}
 	case errors.As(over, &limit):
 		c.shutdown(limit)
-	case s.listeners[l.number] != l || len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted:
+	case !l.open() || len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted:
 		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))
 	default:
 		if err := r.introduce(); err != nil {
 			c.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", s.relay.name(), err))
 			return
 		}
+		if l.forward != nil {
+			l.forward.cameBack(r)
+			return
+		}
 		l.ready = append(l.ready, r)
 		l.hand()
 	}
+}
+
+// open reports whether a sender may come.
+func (l *listener) open() bool {
+	if l.forward != nil {
+		return l.expects()
+	}
+	return l.session.listeners[l.number] == l
 }
 
 // introduce tells the sender of the slots that it will be granted, and the windows that
@@ -386,12 +405,15 @@ func (r *receiver) introduce() error {
 			return err
 		}
 		region := &wire.PeerRegion{Region: g.number, Kind: g.kind, Bytes: g.memory.Bytes, GPU: g.server}
-		if r.transport == launch.TransportTCP {
+		if r.remote() {
 			region.Kind = wire.MemoryRemote
 			r.port.Send(region, 0)
 		} else {
 			r.port.Send(region, 0, g.fd)
 		}
+	}
+	if r.hidden {
+		return nil // no short messages come by it
 	}
 	return r.offer()
 }
@@ -475,7 +497,7 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (way, error) {
 	}
 	c.lane = lane
 	switch own := handle.Host == r.host; {
-	case config.Transport == launch.TransportTCP, config.Transport == launch.TransportAuto && !own:
+	case config.Transport == launch.TransportTCP, config.Transport == launch.TransportVerbs, config.Transport == launch.TransportAuto && !own:
 		return r.dialHost(c, m, handle, config)
 	case !own:
 		return nil, wire.Errorf(wire.StatusUnreachable,

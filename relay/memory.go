@@ -35,6 +35,8 @@ type memory struct {
 	gone func()
 	// known are the ends of connections that have told others of this memory.
 	known map[knower]bool
+	// offers are the parts of it that others may read or write.
+	offers map[*offering]bool
 	// staged: it is on a server GPU, and the client copies to and from it.
 	staged *handed
 }
@@ -158,7 +160,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), offset: m.Offset, length: m.Length, access: m.Access,
-		takes: use{memories: 1, descriptors: len(parts)}, known: map[knower]bool{},
+		takes: use{memories: 1, descriptors: len(parts)}, known: map[knower]bool{}, offers: map[*offering]bool{},
 	}
 	if len(parts) > 1 {
 		memory.kind = wire.MemoryParts
@@ -277,7 +279,7 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), kind: wire.MemoryIPC, offset: m.Offset, length: m.Length, access: m.Access,
-		takes: takes, known: map[knower]bool{},
+		takes: takes, known: map[knower]bool{}, offers: map[*offering]bool{},
 	}
 	s.bring(sequence, func() error {
 		lane, err := s.relay.laneOf(m.GPU)
@@ -350,7 +352,7 @@ func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), kind: wire.MemoryHost,
-		length: m.Bytes, access: m.Access, takes: takes, known: map[knower]bool{},
+		length: m.Bytes, access: m.Access, takes: takes, known: map[knower]bool{}, offers: map[*offering]bool{},
 	}
 	s.provide(memory, sequence, func() error { return memory.make(m.GPU) }, func() wire.Message {
 		return &wire.HostMemoryMade{Memory: memory.number, Bytes: memory.mapped.Bytes}
@@ -425,6 +427,9 @@ func (s *session) unexport(number, sequence uint32) {
 // retire lets no new operation use the memory.
 func (m *memory) retire() {
 	m.retired = true
+	for o := range m.offers {
+		o.withdraw()
+	}
 	m.settle()
 }
 
@@ -451,7 +456,11 @@ func (m *memory) free() {
 		// as beside a relay that is killed.
 		m.mapped.Leave()
 	}
+	fabric := m.session.relay.fabric
 	free := func() error {
+		if fabric != nil && m.kind == wire.MemoryHost {
+			fabric.Forget(m.mapped)
+		}
 		for _, p := range m.parts {
 			unix.Close(p.FD)
 		}

@@ -3,10 +3,12 @@ package relay
 import (
 	"errors"
 	"io"
+	"strings"
 	"sync"
 	"testing"
 	"unsafe"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/device"
@@ -40,6 +42,7 @@ type world struct {
 	queue  *device.Queue
 	slots  *device.Memory
 	mine   *memory
+	host   func(bytes uint64) *device.Memory
 	tcp    bool // the other relay is on another host
 	quotas [2]*quotas
 	ended  map[uint64]wire.Completion // by cookie
@@ -69,7 +72,8 @@ var deaf = sync.OnceValues(func() (*packet.Port, *poll.Loop) {
 func newWorld(t *testing.T) *world {
 	_, loop := deaf()
 	w := &world{t: t, queue: &device.Queue{}, ended: map[uint64]wire.Completion{}, posted: map[uint64]*operation{}}
-	w.relay = &Relay{loop: loop, limits: launch.Limits{HostMemory: 1 << 20, Descriptors: 16, Memories: 16, Connections: 4}}
+	w.relay = &Relay{loop: loop, listeners: map[wire.UUID]*listener{}, offers: map[wire.UUID]*offering{}, limits: launch.Limits{HostMemory: 1 << 20, Descriptors: 16, Memories: 16, Connections: 4}}
+	w.relay.config.Generation = strings.Repeat("0", 32)
 	completions, err := ring.NewRelay()
 	if err != nil {
 		t.Fatal(err)
@@ -105,12 +109,24 @@ func newWorld(t *testing.T) *world {
 	// A session that has ended answers nobody.
 	w.session = &session{
 		relay: w.relay, ring: completions, wakeClient: -1, ended: wire.Errorf(wire.StatusClosed, "the client is not there"),
-		connections: map[uint32]*connection{}, waits: map[*connection]bool{}, turns: map[uint32]bool{},
+		connections: map[uint32]*connection{}, waits: map[*connection]bool{}, turns: map[uint32]bool{}, offers: map[uint32]*offering{},
+		log: logrus.NewEntry(&logrus.Logger{Out: io.Discard}),
 	}
-	w.mine = &memory{session: w.session, number: 1, kind: wire.MemoryHost, lane: w.lane, mapped: host(fuzzMemory), length: fuzzMemory, access: wire.AccessSend | wire.AccessReceive, known: map[knower]bool{}}
-	w.mine.parts = []device.Part{{FD: -1, Bytes: fuzzMemory}}
-	w.session.memories = map[uint32]*memory{1: w.mine}
+	w.session.memories = map[uint32]*memory{}
+	w.host = host
+	w.mine = w.memory(fuzzMemory)
 	return w
+}
+
+// memory is one more of the client's.
+func (w *world) memory(bytes uint64) *memory {
+	m := &memory{
+		session: w.session, number: uint32(len(w.session.memories)) + 1, kind: wire.MemoryHost, lane: w.lane, mapped: w.host(bytes), length: bytes,
+		access: wire.AccessSend | wire.AccessReceive, known: map[knower]bool{}, offers: map[*offering]bool{},
+	}
+	m.parts = []device.Part{{FD: -1, Bytes: bytes}}
+	w.session.memories[m.number] = m
+	return m
 }
 
 func bytesAt(m *device.Memory, offset, n uint64) []byte {
@@ -241,6 +257,7 @@ func (w *world) over() {
 type fuzzLink struct {
 	*world
 	s       *sender
+	memory  *memory                    // that is sent from
 	said    map[uint64]*wire.PeerGrant // what the receiver has granted, by number
 	sent    map[uint64]*operation      // by number
 	targets map[uint32]uint64          // bytes
@@ -251,6 +268,13 @@ type fuzzLink struct {
 	source  bool            // the client's memory is known
 	quota   uint64          // where the windows begin
 	closed  bool
+}
+
+// link is that of a new sender.
+func (w *world) link(route uint32, of *memory) *fuzzLink {
+	l := &fuzzLink{world: w, memory: of, said: map[uint64]*wire.PeerGrant{}, sent: map[uint64]*operation{}, targets: map[uint32]uint64{}, remote: map[uint32]uint64{}, taken: map[uint64]bool{}}
+	l.s = newSender(w.connection(route), l)
+	return l
 }
 
 type fuzzWrite struct {
@@ -287,7 +311,7 @@ func (l *fuzzLink) RemoveTarget(number uint32) {
 }
 
 func (l *fuzzLink) AddSource(number, _ uint32, _ int, _ uint64) {
-	if l.source || l.closed || l.mine.staged == nil && !l.tcp || number != l.mine.region() {
+	if l.source || l.closed || l.memory.staged == nil && !l.tcp || number != l.memory.region() {
 		l.t.Fatalf("source %#x is added twice, to a closed link, or is not the client's", number)
 	}
 	l.source = true
@@ -310,8 +334,8 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 		l.t.Fatalf("a write for message %d, which is over", g.Send)
 	}
 	switch {
-	case (l.mine.staged != nil || l.tcp) && l.s.route == wire.RouteStaged:
-		if !l.source || from.Region != l.mine.region() || from.Offset != op.offset+g.Part || n != g.Length {
+	case (l.memory.staged != nil || l.tcp) && l.s.route == wire.RouteStaged:
+		if !l.source || from.Region != l.memory.region() || from.Offset != op.offset+g.Part || n != g.Length {
 			l.t.Fatalf("a write of %d bytes from byte %d of source %#x, for byte %d of a message at %d", n, from.Offset, from.Region, g.Part, op.offset)
 		}
 	case l.s.route == wire.RouteStaged:
@@ -451,11 +475,7 @@ func FuzzPeerOfASender(f *testing.F) {
 		}
 		defer unix.Close(fd)
 		route := w.route(do.next())
-		connect := func(route uint32) *fuzzLink {
-			link := &fuzzLink{world: w, said: map[uint64]*wire.PeerGrant{}, sent: map[uint64]*operation{}, targets: map[uint32]uint64{}, remote: map[uint32]uint64{}, taken: map[uint64]bool{}}
-			link.s = newSender(w.connection(route), link)
-			return link
-		}
+		connect := func(route uint32) *fuzzLink { return w.link(route, w.mine) }
 		l := connect(route)
 		s := l.s
 		hear := func(m wire.Message, fds ...int) {

@@ -4,8 +4,8 @@ import (
 	"io"
 	"time"
 
-	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -28,8 +28,16 @@ type receiver struct {
 	// this connection any more.
 	writes       transport.Arrivals
 	immediateEnd bool
+	// windows are what short messages of another host come through, where that is not
+	// writes.
+	windows transport.Arrivals
 
 	eager *eagerIn // nil where the sender has no quota
+
+	// back is the way on which what was offered is read, nil until it is asked for; reader
+	// is whose way back this connection is, nil for none.
+	back   *wayBack
+	reader *sender
 
 	// Of grants in place: how many there are, and the messages that get more when there
 	// are fewer.
@@ -101,6 +109,14 @@ func (r *receiver) message(m wire.Message, _ []int) error {
 		return nil
 	case *wire.PeerWritten:
 		return r.written(m.Grant)
+	case *wire.PeerWrite:
+		return r.put(m)
+	case *wire.PeerRead:
+		return r.get(m)
+	case *wire.PeerReadData:
+		return r.readData(m)
+	case *wire.PeerBack:
+		return r.openFor(m)
 	}
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a receiver", r.peer, m)
 }
@@ -187,7 +203,7 @@ func (r *receiver) tell(m *memory) {
 			return
 		}
 	}
-	if r.transport == launch.TransportTCP {
+	if r.remote() {
 		region.Kind = wire.MemoryRemote
 		r.port.Send(region, 0)
 		return
@@ -215,7 +231,7 @@ func (r *receiver) forget(m *memory) {
 // connection in turn, in pieces of a slot's size, so that a sender that has to fill
 // slots can.
 func (r *receiver) grantPieces() {
-	most, piece := uint64(0), r.in.regions[0].slotBytes
+	most, piece := uint64(0), r.atOnce(r.in.regions[0].slotBytes)
 	for _, g := range r.in.regions {
 		most += uint64(g.slots)
 	}
@@ -238,7 +254,7 @@ func (r *receiver) grantSlots(a *arrival) {
 		if r.down != nil {
 			return false
 		}
-		length := min(slot.region.slotBytes, a.length-a.granted)
+		length := r.atOnce(min(slot.region.slotBytes, a.length-a.granted))
 		r.grant(&grant{arrival: a, part: a.granted, length: length, slot: slot}, slot.region.number, slot.offset)
 		a.granted += length
 		if a.granted < a.length {
@@ -246,6 +262,14 @@ func (r *receiver) grantSlots(a *arrival) {
 		}
 		return true
 	})
+}
+
+// atOnce is as much of a grant as the sender fills with one write.
+func (r *receiver) atOnce(n uint64) uint64 {
+	if a, is := r.writes.(*verbs.Arrivals); is {
+		return min(n, a.Most())
+	}
+	return n
 }
 
 func (r *receiver) grant(g *grant, region uint32, offset uint64) {
@@ -288,7 +312,7 @@ func (r *receiver) inPlace(g *grant) {
 // immediate says that the NIC has written so much of a grant: all of it, unless
 // the sender's slots are smaller than ours.
 func (r *receiver) immediate(number, length uint64) {
-	if number&eagerGrant != 0 && r.transport == launch.TransportTCP {
+	if number&eagerGrant != 0 && r.remote() {
 		r.landedEager(number&^eagerGrant, length)
 		return
 	}

@@ -53,7 +53,9 @@ type Relay struct {
 	sessions    map[uint64]*session
 	lastSession uint64
 	listeners   map[wire.UUID]*listener // by token
+	offers      map[wire.UUID]*offering // by key
 	dying       *wire.Error
+	cause       string // of dying: one of package launch
 	counters    counters
 	limits      launch.Limits
 	used        use
@@ -93,10 +95,11 @@ func New(clients, peers *net.UnixListener, init int) (*Relay, error) {
 		loop: l, clients: clients, peers: peers, init: init, host: host,
 		sessions:  map[uint64]*session{},
 		listeners: map[wire.UUID]*listener{},
+		offers:    map[wire.UUID]*offering{},
 		claims:    claims{held: map[string]uint64{}},
 	}
 	if init >= 0 {
-		if err := l.Watch(init, func(uint32) { r.end(r.containerEnded()) }); err != nil {
+		if err := l.Watch(init, func(uint32) { r.end(launch.EndContainer, r.containerEnded()) }); err != nil {
 			return nil, err
 		}
 	}
@@ -185,21 +188,31 @@ func (r *Relay) Run() error {
 	return nil
 }
 
+// Ending is why it ended, once Run has returned; a zero one where it did not begin to.
+func (r *Relay) Ending() launch.Ending {
+	if r.dying == nil {
+		return launch.Ending{}
+	}
+	return launch.Ending{Cause: r.cause, Reason: r.dying.Reason}
+}
+
 // Stop ends the relay: clients and peers are told why. Where the container has
 // ended that is the reason: who stops a relay then has only seen it earlier.
 func (r *Relay) Stop(why string) {
 	r.loop.Do(func() {
 		if r.initEnded() {
-			r.end(r.containerEnded())
+			r.end(launch.EndContainer, r.containerEnded())
 			return
 		}
-		r.end(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s was stopped: %s", r.name(), why))
+		r.end(launch.EndSignal, wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s was stopped: %s", r.name(), why))
 	})
 }
 
 // End is Stop for the administrator's reason, which clients hear as well.
 func (r *Relay) End(reason string) {
-	r.loop.Do(func() { r.end(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s %s", r.name(), reason)) })
+	r.loop.Do(func() {
+		r.end(launch.EndRequest, wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s %s", r.name(), reason))
+	})
 }
 
 // farewell is the last that a client hears, when nothing writes its memory any
@@ -216,15 +229,15 @@ func (r *Relay) farewell(s *session) {
 }
 
 // end tells everybody and leaves once that is sent.
-func (r *Relay) end(why *wire.Error) {
+func (r *Relay) end(cause string, why *wire.Error) {
 	if r.dying != nil {
 		return
 	}
-	r.dying = why
+	r.dying, r.cause = why, cause
 	if r.init >= 0 {
 		r.loop.Unwatch(r.init)
 	}
-	logrus.WithField("reason", why.Reason).Info("ending")
+	logrus.WithFields(logrus.Fields{"cause": cause, "reason": why.Reason}).Info("ending")
 	for _, s := range r.sessions {
 		s.end(why)
 	}
@@ -238,8 +251,12 @@ func (r *Relay) end(why *wire.Error) {
 // it: who calls this is in the middle of something.
 func (r *Relay) failed(err error) {
 	if cuda.Sticky(err) {
+		cause := launch.EndCUDA
+		if cuda.DeviceLost(err) {
+			cause = launch.EndGPU
+		}
 		r.loop.Do(func() {
-			r.end(wire.Errorf(wire.StatusCUDA, "the relay of %s ends after a CUDA error: %v", r.name(), err))
+			r.end(cause, wire.Errorf(wire.StatusCUDA, "the relay of %s ends after a CUDA error: %v", r.name(), err))
 		})
 	}
 }
@@ -290,7 +307,7 @@ func (r *Relay) wear(err error) {
 // rest ends a worn relay that serves nobody.
 func (r *Relay) rest() {
 	if r.worn != nil && len(r.sessions) == 0 {
-		r.end(wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it could not give something back: %v", r.name(), r.worn))
+		r.end(launch.EndKept, wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it could not give something back: %v", r.name(), r.worn))
 	}
 }
 

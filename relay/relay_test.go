@@ -135,6 +135,9 @@ type host struct {
 	// secrets put them on the network; nil where they are on none.
 	secrets *launch.Secrets
 	ends    string // what the relays end by, where they fail
+	// rdma is the libibverbs of its relays; empty for those that have
+	// the machine's, and are of one host.
+	rdma string
 }
 
 func newHost(t *testing.T) *host {
@@ -219,6 +222,9 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	}
 	if h.ask != nil {
 		r.AskBy(h.ask)
+	}
+	if h.rdma != "" {
+		r.Elsewhere(id, h.rdma)
 	}
 	if h.secrets != nil {
 		r.Patient(time.Minute)

@@ -6,7 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/device"
-	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -16,6 +15,7 @@ import (
 type sender struct {
 	*connection
 	link     transport.Link
+	short    transport.Link // of short messages, to another host
 	last     uint64
 	granting uint64                // the last grant's number
 	active   map[uint64]*operation // announced, by number
@@ -26,6 +26,7 @@ type sender struct {
 	parts   []device.Part
 	partsOf uint32
 	eager   *eagerOut // nil where it has no quota
+	reading reading
 }
 
 // maxGrants bounds what a relay that grants byte by byte makes us keep: far more than
@@ -44,19 +45,32 @@ type target struct {
 }
 
 func newSender(c *connection, link transport.Link) *sender {
-	s := &sender{connection: c, link: link, active: map[uint64]*operation{}, targets: map[uint32]*target{}}
+	s := &sender{connection: c, link: link, short: link, active: map[uint64]*operation{}, targets: map[uint32]*target{}}
 	c.sends, c.side = true, s
 	return s
 }
 
 func (s *sender) start(op *operation) {
-	s.last++
-	op.send = s.last
-	s.active[op.send] = op
+	if op.kind == wire.OpRead {
+		s.read(op)
+		return
+	}
+	s.enlist(op)
+	if op.kind == wire.OpWrite {
+		s.write(op)
+		return
+	}
 	if s.sendEager(op) {
 		return
 	}
 	s.port.Send(&wire.PeerSend{Send: op.send, Tag: op.tag, Length: op.length}, 0)
+}
+
+// enlist numbers a message that is about to be announced.
+func (s *sender) enlist(op *operation) {
+	s.last++
+	op.send = s.last
+	s.active[op.send] = op
 }
 
 // cancel asks the receiver to forget a message; its answer ends the operation.
@@ -67,6 +81,7 @@ func (s *sender) cancel(cookie uint64) {
 			s.port.Send(&wire.PeerWithdraw{Send: number}, 0)
 		}
 	}
+	s.cancelRead(cookie)
 }
 
 func (s *sender) message(m wire.Message, fds []int) error {
@@ -95,6 +110,10 @@ func (s *sender) message(m wire.Message, fds []int) error {
 		return s.granted(m)
 	case *wire.PeerDelivered:
 		return s.delivered(m)
+	case *wire.PeerReadRefused:
+		return s.readRefused(m)
+	case *wire.PeerBackRefused:
+		return s.backRefused(m)
 	}
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a sender", s.peer, m)
 }
@@ -148,7 +167,7 @@ func (s *sender) closeParts(parts []device.Part) {
 }
 
 func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
-	remote := s.transport == launch.TransportTCP
+	remote := s.remote()
 	wanted := 1
 	if m.Kind == wire.MemoryParts || remote {
 		wanted = 0
@@ -361,7 +380,7 @@ func (s *sender) unhold(op *operation) {
 // broken takes the connection down after a failed copy.
 func (s *sender) broken(err error, what string) {
 	var why *wire.Error
-	if s.transport == launch.TransportTCP && errors.As(err, &why) { // it says all itself
+	if s.remote() && errors.As(err, &why) { // it says all itself
 		s.shutdown(why)
 		return
 	}
@@ -418,6 +437,10 @@ func (s *sender) conclude(op *operation) {
 }
 
 func (s *sender) stop(why *wire.Error) {
+	s.stopReads(why)
+	if s.reading.back != nil {
+		s.reading.back.close()
+	}
 	for _, op := range s.active {
 		if !op.delivered {
 			op.fail(why)

@@ -44,6 +44,7 @@ type session struct {
 	connections map[uint32]*connection
 	listeners   map[uint32]*listener
 	events      map[uint32]*event
+	offers      map[uint32]*offering
 	// waits are the connections whose next operation waits for a timeline or an event.
 	waits map[*connection]bool
 	// turns are the timelines whose turn an operation under way has taken.
@@ -60,7 +61,8 @@ type session struct {
 
 	last     uint32 // number given out
 	blocking int
-	counted  bool // in the relay's use
+	waiting  []func() // to block
+	counted  bool     // in the relay's use
 	ended    *wire.Error
 	parting  bool // its client waits for the socket's end
 	bringing int  // requests that bring memory
@@ -106,6 +108,7 @@ func (r *Relay) greetClient(conn packet.Conn, silent *greetings) {
 		connections: map[uint32]*connection{},
 		listeners:   map[uint32]*listener{},
 		events:      map[uint32]*event{},
+		offers:      map[uint32]*offering{},
 		waits:       map[*connection]bool{},
 		turns:       map[uint32]bool{},
 	}
@@ -351,6 +354,10 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.openEvent(m, sequence)
 	case *wire.EventClose:
 		s.answer(sequence, s.closeEvent(m.Event))
+	case *wire.Offer:
+		s.offer(m, sequence)
+	case *wire.Withdraw:
+		s.withdraw(m.Offer, sequence)
 	case *wire.Unexport:
 		s.unexport(m.Memory, sequence)
 	case *wire.Listen:
@@ -410,6 +417,7 @@ func (s *session) block(sequence uint32, work func() error, then func(error)) {
 		s.relay.loop.Do(func() {
 			s.blocking--
 			then(err)
+			s.next()
 			s.settle()
 		})
 		s.relay.examine(err) // after the answer, which says what was tried
@@ -473,7 +481,9 @@ func (s *session) takeSome() bool {
 // every connection: whatever the client has posted has waited.
 func (s *session) wasFull() {
 	for _, c := range s.connections {
-		c.stalled(ringFull, s.fullSince)
+		if !c.hidden {
+			c.stalled(ringFull, s.fullSince)
+		}
 	}
 	s.fullSince = 0
 }
@@ -499,6 +509,7 @@ func (s *session) take(d wire.Descriptor) {
 	op := &operation{
 		session: s, kind: d.Operation, cookie: d.Cookie, tag: d.Tag, offset: d.Offset, length: d.Length,
 		wait: d.WaitTimeline, waitValue: d.WaitValue, signal: d.SignalTimeline, signalValue: d.SignalValue,
+		remote: remote{d.Key, d.RemoteOffset},
 	}
 	if !timelinesOf(d) {
 		op.signal = wire.NoTimeline
@@ -506,7 +517,7 @@ func (s *session) take(d wire.Descriptor) {
 		return
 	}
 	op.inTurn = d.Flags&wire.InTurn != 0
-	c := s.connections[d.Connection]
+	c := s.visible(d.Connection)
 	switch {
 	case c == nil || c.down != nil && d.Operation == wire.OpCancel:
 		op.finish(wire.StatusUnknownConnection)
@@ -515,7 +526,10 @@ func (s *session) take(d wire.Descriptor) {
 	case d.Operation == wire.OpCancel:
 		c.cancel(op)
 	default:
-		status := op.bind(d.Memory, c)
+		status := wire.StatusOK
+		if op.kind != wire.OpFlush {
+			status = op.bind(d.Memory, c)
+		}
 		if status == wire.StatusOK {
 			status = op.waitFor(d.WaitEvent, c)
 		}
@@ -540,7 +554,7 @@ func timelinesOf(d wire.Descriptor) bool {
 	return d.Flags == 0
 }
 
-// operation is a send or a receive.
+// operation is one of a client, or what the relay does for the client of another (serves).
 type operation struct {
 	session        *session
 	connection     *connection   // once it is posted there
@@ -552,10 +566,13 @@ type operation struct {
 	wait, signal   uint32
 	waitValue      uint64
 	signalValue    uint64
-	event          *event // that it waits for, nil once that has come
-	spoiled        bool   // the event cannot be waited for
-	inTurn         bool   // it waits for its turn
-	turn           bool   // which it has
+	event          *event   // that it waits for, nil once that has come
+	spoiled        bool     // the event cannot be waited for
+	inTurn         bool     // it waits for its turn
+	turn           bool     // which it has
+	remote         remote   // of a one-sided one
+	serves         *serving // nil of a client's own
+	serial         uint64   // among those posted on its connection
 
 	send     uint64 // its number on the connection
 	granted  uint64 // of a send, the bytes that the receiver has room for
@@ -570,10 +587,19 @@ type operation struct {
 	over      bool
 }
 
+// remote is what a one-sided operation is about, as its client says.
+type remote struct {
+	key    wire.UUID
+	offset uint64
+}
+
 // bind checks the range and holds the memory.
 func (op *operation) bind(number uint32, c *connection) wire.Status {
-	need := map[uint32]uint32{wire.OpSend: wire.AccessSend, wire.OpReceive: wire.AccessReceive}[op.kind]
-	if need == 0 || (op.kind == wire.OpSend) != c.sends {
+	need := map[uint32]uint32{
+		wire.OpSend: wire.AccessSend, wire.OpWrite: wire.AccessSend,
+		wire.OpReceive: wire.AccessReceive, wire.OpRead: wire.AccessReceive,
+	}[op.kind]
+	if need == 0 || (op.kind == wire.OpReceive) == c.sends {
 		return wire.StatusMalformed
 	}
 	m := op.session.memories[number]
@@ -582,7 +608,7 @@ func (op *operation) bind(number uint32, c *connection) wire.Status {
 		return wire.StatusUnknownMemory
 	case m.lane != c.lane:
 		return wire.StatusWrongGPU
-	case m.access&need == 0, m.kind == wire.MemoryIPC && !c.sends && c.route == wire.RouteDirect:
+	case m.access&need == 0, m.kind == wire.MemoryIPC && need == wire.AccessReceive && c.route == wire.RouteDirect:
 		// The other relay would have to write it, which no handle lets it.
 		return wire.StatusNotPermitted
 	case op.offset > m.length || op.length > m.length-op.offset:
@@ -653,6 +679,10 @@ func (op *operation) finish(status wire.Status) {
 	if op.memory != nil {
 		op.memory.release()
 	}
+	if op.serves != nil {
+		op.serves.over()
+		return
+	}
 	if op.signal != wire.NoTimeline && s.ended == nil {
 		s.ring.Advance(op.signal, op.signalValue)
 	}
@@ -662,5 +692,8 @@ func (op *operation) finish(status wire.Status) {
 		// EAGAIN says that there is enough to read already, EPIPE that the client
 		// does not listen.
 		_, _ = unix.Write(s.wakeClient, []byte{1})
+	}
+	if op.connection != nil {
+		op.connection.flushes.over(op, status)
 	}
 }

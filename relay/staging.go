@@ -61,7 +61,7 @@ func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 		s.answer(sequence, err)
 		return
 	}
-	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, known: map[knower]bool{}}
+	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, known: map[knower]bool{}, offers: map[*offering]bool{}}
 	s.provide(memory, sequence, func() error { return memory.stage(m.GPU) }, func() wire.Message {
 		on := memory.staged.on
 		on.bytes += memory.mapped.Bytes

@@ -33,7 +33,7 @@ func (r *Relay) proven() {
 		for _, server := range l.stagedOn() {
 			p := launch.FindPair(r.config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server})
 			if p != nil && p.Verdict == launch.VerdictWrong {
-				r.end(wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it has staged on %v, which have failed their self-test since: %s", r.name(), p.PairName, p.Reason))
+				r.end(launch.EndPair, wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it has staged on %v, which have failed their self-test since: %s", r.name(), p.PairName, p.Reason))
 				return
 			}
 		}

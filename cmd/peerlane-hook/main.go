@@ -17,6 +17,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/hook/sandbox"
 )
@@ -52,7 +53,7 @@ var errUsage = errors.New("peerlane-hook help shows the command line")
 
 func main() {
 	// Runtimes show what a failed hook wrote, often as one line.
-	logrus.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true})
+	config.SetLogFormat(config.LogText)
 	err := version.Sentence(func() error { return run(os.Args[1:]) })
 	if err == nil {
 		return

@@ -25,12 +25,20 @@ func run(args []string, out, errOut io.Writer) int {
 		SilenceErrors: true,
 	}
 	level := root.PersistentFlags().String("log-level", "info", "trace, debug, info, warning or error")
+	form := root.PersistentFlags().String("log-format", "text", "text or json")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
 		parsed, err := logrus.ParseLevel(*level)
 		if err != nil {
 			return fmt.Errorf("--log-level: %w", err)
 		}
 		logrus.SetLevel(parsed)
+		switch *form {
+		case "text":
+		case "json":
+			logrus.SetFormatter(&logrus.JSONFormatter{})
+		default:
+			return fmt.Errorf("--log-format %s is neither text nor json", *form)
+		}
 		return nil
 	}
 	root.AddCommand(newServe(), newSelfTest(), newEmulatedNIC(), manual.NewCommand(), &cobra.Command{

@@ -8,7 +8,9 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
@@ -72,7 +74,9 @@ func serve() error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	go func() { r.Stop((<-stop).String()) }()
-	return r.Run()
+	err = r.Run()
+	supervisor.farewell(r.Ending())
+	return err
 }
 
 // supervisor is the other end of descriptor 5.
@@ -82,6 +86,18 @@ type supervisor struct {
 	mu     sync.Mutex
 	claims map[uint64]chan launch.Admission // that wait for an answer, by number
 	gone   chan struct{}                    // closed when there will be none
+	hears  atomic.Bool                      // that a relay says why it ends
+}
+
+// farewell tells the supervisor why this relay ends. One that is gone, or reads nothing,
+// keeps no relay.
+func (s *supervisor) farewell(e launch.Ending) {
+	text, err := json.Marshal(struct {
+		Ending launch.Ending `json:"ending"`
+	}{e})
+	if err == nil && s.hears.Load() && s.conn.SetWriteDeadline(time.Now().Add(time.Second)) == nil {
+		_, _ = s.conn.Write(text)
+	}
 }
 
 // ask is a relay.Asker.
@@ -160,6 +176,7 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 		}
 	case asked == "":
 		sign(message.Config)
+		s.hears.Store(message.Endings)
 		err = r.Configure(message.Config)
 	case asked == launch.RequestReport:
 		status.Report = r.Report()

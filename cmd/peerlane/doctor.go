@@ -32,7 +32,8 @@ type doctorReport struct {
 }
 
 func newDoctorCommand(a *app) *cobra.Command {
-	var hostRoot, lane string
+	var hostRoot, lane, serve string
+	var connect []string
 	var selfTest bool
 	var interval time.Duration
 	cmd := &cobra.Command{
@@ -45,8 +46,11 @@ changed. docs/doctor.md has each check.
 
 Not all can be seen by all users: run it as root, or read what it could not tell.
 --selftest is an active test: it copies between GPUs, as peerlane self-test does.
-There is no active test of RDMA, as relays of this version do not use RDMA, and none
-of other hosts.
+There is no active test of RDMA, as relays of this version do not use RDMA.
+
+--connect looks at what needs another host: is it reached, does it have the cluster key,
+a common protocol, the same clock, ports, MTU, rails and rates. On that host peerlane
+doctor --serve answers meanwhile, to who has the cluster key.
 
 The exit status is by the worst of what it found.
 
@@ -58,6 +62,8 @@ Exit status:
   7  failure: something keeps a lane from working, or gives the host away`,
 		Example: `  sudo peerlane doctor
   peerlane doctor --for gpu3
+  ssh root@host2 peerlane doctor --serve &
+  sudo peerlane doctor --connect host2
   peerlane doctor -o json | jq -r '.findings[] | select(.status == "failure") | .remedy'`,
 		Args: noArgs,
 	}
@@ -68,6 +74,11 @@ Exit status:
 	flags.StringVar(&lane, "for", "", "only what touches the lane of `GPU`")
 	flags.BoolVar(&selfTest, "selftest", false, "test the pairs of GPUs that lanes stage on, too: an active test, of a second or so a pair")
 	flags.DurationVar(&interval, "interval", time.Second, "read counters of errors twice, `TIME` apart")
+	flags.StringSliceVar(&connect, "connect", nil, "also what needs other hosts, on which doctor --serve runs: `HOST[:PORT]`, with commas between several")
+	flags.StringVar(&serve, "serve", "", "look at nothing, and answer the doctors of other hosts, at `ADDRESS[:PORT]`, or at the one that relays use; the port is the last of network.ports unless stated")
+	flags.Lookup("serve").NoOptDefVal = serveAuto
+	complete(cmd, "serve", serveAuto)
+	complete(cmd, "connect") // names of hosts, not of files
 	must(cmd.MarkFlagDirname("host-root"))
 	must(cmd.RegisterFlagCompletionFunc("for", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return a.completeGPUs(cmd, host)
@@ -76,12 +87,28 @@ Exit status:
 		if interval < 10*time.Millisecond || interval > 10*time.Second {
 			return usageError{cmd.CommandPath(), fmt.Errorf("--interval %v: 10 ms to 10 s is possible", interval)}
 		}
+		if serve != "" && len(connect) > 0 {
+			return usageError{cmd.CommandPath(), errors.New("--serve and --connect are for two hosts")}
+		}
 		h := &doctor.Host{
 			Sysfs: host.sysfs, Proc: host.proc, Root: hostRoot, Layout: a.layout, SpecDirs: a.specDirs(&specFlags{}),
 			Software: host.software, Interval: interval, Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged,
 		}
 		if host.options().NVML != nil {
 			h.NVML = nvml.New()
+		}
+		if serve != "" {
+			ctx, stop := untilInterrupted(cmd.Context())
+			defer stop()
+			return a.serveDoctor(ctx, h, serve)
+		}
+		checks := doctor.All()
+		if len(connect) > 0 {
+			m, err := a.meetings(cmd.Context(), h, connect)
+			if err != nil {
+				return err
+			}
+			h.Meetings, checks = m, append(checks, doctor.Others()...)
 		}
 		report := doctorReport{Version: doctorVersion}
 		if lane != "" {
@@ -96,7 +123,7 @@ Exit status:
 				return err
 			}
 		}
-		report.Findings = doctor.Examine(cmd.Context(), h, doctor.All())
+		report.Findings = doctor.Examine(cmd.Context(), h, checks)
 		if report.For != nil {
 			report.Findings = doctor.For(report.Findings, *report.For)
 		}

@@ -190,6 +190,14 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 		return
 	}
 	row("network", "listening at "+n.Listening)
+	if v := n.Verbs; v != nil {
+		for _, nic := range v.NICs {
+			row("RDMA", nic+"; slots in host memory, by ibv_reg_mr")
+		}
+		if v.Error != "" {
+			row("RDMA", "none: "+v.Error)
+		}
+	}
 	for _, r := range n.Rails {
 		row("  "+r.Interface, networkRail(r))
 	}
@@ -198,8 +206,14 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 		if p.Dialed {
 			who = "to"
 		}
-		row("other relay", fmt.Sprintf("%s %s: %d connections of clients, %d messages in %d writes, %d writes of data, %d of them with the messages",
+		row("other relay", fmt.Sprintf("%s %s: %d connections of clients, %d messages in %d writes, %d writes of data over tcp, %d of them with the messages",
 			who, p.Name, p.Channels, p.Messages, p.Batches, p.Writes, p.Eager))
+		switch p.Transport {
+		case launch.TransportVerbs:
+			row("  its data", "over verbs, "+p.Way)
+		case launch.TransportTCP:
+			row("  its data", "over tcp: "+dash(p.Way))
+		}
 	}
 }
 

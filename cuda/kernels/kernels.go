@@ -41,6 +41,7 @@ type Kernels struct {
 	driver                              *cuda.Driver
 	module                              cuda.Module
 	fill, compare, reader, spin, stream cuda.Function
+	launches                            atomic.Uint64
 	multiprocessors, threads            int // of the device: SMs, and threads that each of them holds
 }
 
@@ -239,8 +240,11 @@ func (p *Page) Progress() Progress {
 // Spin keeps every SM busy, without memory, for a time that begins when the
 // kernel does, or until the page's flag is not 0.
 func (k *Kernels) Spin(s cuda.Stream, d time.Duration, page *Page) error {
-	return k.driver.Launch(k.spin, k.everywhere(), blockSize, s, uint64(page.Flag()), uint64(d.Nanoseconds()), page.begin())
+	return k.driver.Launch(k.spin, k.everywhere(), blockSize, s, uint64(page.Flag()), uint64(d.Nanoseconds()), page.begin(), k.launch())
 }
+
+// launch numbers the launches of the module, in which no two have one number.
+func (k *Kernels) launch() uint64 { return k.launches.Add(1) }
 
 // Stream keeps the memory busy: it reads and writes size bytes, address and
 // size multiples of 16, again and again, for a time that begins when the
@@ -251,7 +255,7 @@ func (k *Kernels) Stream(s cuda.Stream, p cuda.Ptr, size uint64, d time.Duration
 		return err
 	}
 	return k.driver.Launch(k.stream, k.everywhere(), blockSize, s, uint64(p), size/(2*word),
-		uint64(page.Flag()), uint64(d.Nanoseconds()), page.begin())
+		uint64(page.Flag()), uint64(d.Nanoseconds()), page.begin(), k.launch())
 }
 
 // Blocks is how many blocks [Kernels.Spin] and [Kernels.Stream] have.

@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/BurntSushi/toml"
+	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network/address"
@@ -38,7 +39,36 @@ type Config struct {
 	CDI     CDI                 `toml:"cdi"`
 	Runtime Runtime             `toml:"runtime"`
 	Network Network             `toml:"network"`
+	Log     Log                 `toml:"log"`
+	Verbs   Verbs               `toml:"verbs"`
 }
+
+// Log is how events are written.
+type Log struct {
+	// The form of a line, one for each event, of what the hook, a supervisor and its relay
+	// log: text, words and name=value; or json, one object. Lines of one life of one
+	// container have its generation. It holds for containers that start from then on. What
+	// a hook tells its runtime, which shows it to users, stays a sentence; `peerlane` has
+	// --log-format.
+	Format string `toml:"format"`
+}
+
+// Forms of a line of a log.
+const (
+	LogText = "text"
+	LogJSON = "json"
+)
+
+// LogFormatter writes lines of a form; empty stands for LogText.
+func LogFormatter(form string) logrus.Formatter {
+	if form == LogJSON {
+		return &logrus.JSONFormatter{}
+	}
+	return &logrus.TextFormatter{DisableColors: true, FullTimestamp: true}
+}
+
+// SetLogFormat has this process log in a form.
+func SetLogFormat(form string) { logrus.SetFormatter(LogFormatter(form)) }
 
 // Hook is what happens in front of a container.
 type Hook struct {
@@ -119,8 +149,9 @@ type Relay struct {
 	// The way of a message between two containers of this host: auto, staged or
 	// direct.
 	Route string `toml:"route"`
-	// What carries messages: loop and local do within this host, tcp does between all
-	// hosts, and within this one as well; auto takes tcp for other hosts alone.
+	// What carries messages: loop and local do within this host, tcp and verbs (RDMA)
+	// between all hosts, and within this one as well; auto takes verbs or, where a lane has
+	// no NIC that can, tcp, for other hosts alone.
 	Transport string `toml:"transport"`
 	// Staging slots of a lane in each direction, striped over its server GPUs.
 	Slots int `toml:"slots"`
@@ -318,6 +349,60 @@ type Network struct {
 	TLSAuthority string `toml:"tls_authority"`
 }
 
+// Verbs is RDMA to other hosts: verbs.tc is for relays what NCCL_IB_TC is for NCCL, and so
+// on.
+type Verbs struct {
+	// The traffic class of packets, 0 to 255: on RoCE its upper six bits are the DSCP,
+	// by which switches know what must not be dropped. NCCL_IB_TC.
+	TC int `toml:"tc"`
+	// The service level, 0 to 15; on RoCE without DSCP the priority. NCCL_IB_SL.
+	SL int `toml:"sl"`
+	// Which of a port's partition keys, an index. NCCL_IB_PKEY.
+	PKey int `toml:"pkey"`
+	// The most bytes of a packet: 256, 512, 1024, 2048 or 4096; 0 for what both ports
+	// have.
+	MTU int `toml:"mtu"`
+	// How long a packet waits for its acknowledgement, 1 to 31: 4.096 µs times 2 to the
+	// power of it, 67 ms for 14. NCCL_IB_TIMEOUT.
+	Timeout int `toml:"timeout"`
+	// How often a packet is sent again before the connection has failed, 0 to 7.
+	// NCCL_IB_RETRY_CNT.
+	RetryCount int `toml:"retry_cnt"`
+	// Which of a port's addresses, an index into its table of GIDs; -1 for the one of
+	// RoCE version 2 with an IPv4 address, or else IPv6. NCCL_IB_GID_INDEX.
+	GIDIndex int `toml:"gid_index"`
+	// How many queue pairs two NICs have between each two relays, 1 to 8; the data is
+	// spread over them. More than one helps where switches hash connections to paths.
+	// NCCL_IB_QPS_PER_CONNECTION.
+	QueuePairs int `toml:"qps_per_connection"`
+}
+
+// Launch is what a relay is told of it.
+func (v Verbs) Launch() *launch.Verbs {
+	return &launch.Verbs{
+		TrafficClass: v.TC, ServiceLevel: v.SL, PKey: v.PKey, MTU: v.MTU,
+		Timeout: v.Timeout, Retries: v.RetryCount, GIDIndex: v.GIDIndex, QueuePairs: v.QueuePairs,
+	}
+}
+
+func (v Verbs) check() error {
+	for _, n := range []struct {
+		key                string
+		value, least, most int
+	}{
+		{"tc", v.TC, 0, 255}, {"sl", v.SL, 0, 15}, {"pkey", v.PKey, 0, 65535}, {"timeout", v.Timeout, 1, 31},
+		{"retry_cnt", v.RetryCount, 0, 7}, {"gid_index", v.GIDIndex, -1, 255}, {"qps_per_connection", v.QueuePairs, 1, launch.MaxQueuePairs},
+	} {
+		if n.value < n.least || n.value > n.most {
+			return fmt.Errorf("verbs.%s is %d; %d to %d are possible", n.key, n.value, n.least, n.most)
+		}
+	}
+	if !slices.Contains([]int{0, 256, 512, 1024, 2048, 4096}, v.MTU) {
+		return fmt.Errorf("verbs.mtu is %d; 0, 256, 512, 1024, 2048 and 4096 are possible", v.MTU)
+	}
+	return nil
+}
+
 // mostRails is how many a relay tells others of.
 const mostRails = 16
 
@@ -397,9 +482,11 @@ func Default() Config {
 		},
 		GDR:     topo.GDRPolicy{MaxPath: topo.PXB},
 		CDI:     CDI{Tenancy: TenancySingle},
+		Log:     Log{Format: LogText},
 		Staging: Staging{Bounce: BounceAllow, BounceLimit: 1 << 30},
 		// Below the ports that Linux gives out by itself (net.ipv4.ip_local_port_range).
 		Network: Network{Listen: ListenAuto, Family: string(address.FamilyAuto), Ports: "20000-20999", Streams: 4},
+		Verbs:   Verbs{Timeout: launch.DefaultVerbs.Timeout, RetryCount: launch.DefaultVerbs.Retries, GIDIndex: launch.DefaultVerbs.GIDIndex, QueuePairs: launch.DefaultVerbs.QueuePairs},
 	}
 }
 
@@ -479,11 +566,12 @@ func (c Config) check() error {
 		{"relay.calibration", r.Calibration, []string{CalibrationAuto, CalibrationOff}},
 		{"relay.cuda_ipc", r.CUDAIPC, []string{CUDAIPCAllow, CUDAIPCNever}},
 		{"relay.events", r.Events, []string{EventsTimeline, EventsIPC}},
-		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal, launch.TransportTCP}},
+		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal, launch.TransportTCP, launch.TransportVerbs}},
 		{"relay.sandbox", r.Sandbox, []string{SandboxAuto, SandboxOff}},
 		{"staging.bounce", c.Staging.Bounce, []string{BounceAllow, BounceNever}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},
 		{"network.listen", c.Network.Listen, []string{ListenAuto, ListenOff}},
+		{"log.format", c.Log.Format, []string{LogText, LogJSON}},
 		{"network.family", c.Network.Family, []string{string(address.FamilyAuto), string(address.FamilyIPv4), string(address.FamilyIPv6)}},
 	} {
 		if !slices.Contains(choice.known, choice.value) {
@@ -491,6 +579,9 @@ func (c Config) check() error {
 		}
 	}
 	if err := c.Network.check(); err != nil {
+		return err
+	}
+	if err := c.Verbs.check(); err != nil {
 		return err
 	}
 	if r.CUDAIPC == CUDAIPCAllow && c.CDI.Tenancy == TenancyMulti {

@@ -98,6 +98,8 @@ tenancy = "multi"
 [runtime]
 path = "/usr/bin/crun"
 devices = ["peerlane.dev/lane=*", "nvidia.com/gpu=3"]
+[log]
+format = "json"
 [network]
 listen = "off"
 key = "/srv/cluster.key"
@@ -110,6 +112,15 @@ streams = 2
 tls_certificate = "/srv/host.pem"
 tls_key = "/srv/host.key"
 tls_authority = "/srv/ca.pem"
+[verbs]
+tc = 104
+sl = 3
+pkey = 1
+mtu = 1024
+timeout = 18
+retry_cnt = 6
+gid_index = 3
+qps_per_connection = 4
 `)
 	if err != nil {
 		t.Fatal(err)
@@ -139,6 +150,8 @@ tls_authority = "/srv/ca.pem"
 			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Rails: []string{"mlx5_1", "ens1f0"}, Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009", Streams: 2,
 			TLSCertificate: "/srv/host.pem", TLSKey: "/srv/host.key", TLSAuthority: "/srv/ca.pem",
 		},
+		Log:   config.Log{Format: "json"},
+		Verbs: config.Verbs{TC: 104, SL: 3, PKey: 1, MTU: 1024, Timeout: 18, RetryCount: 6, GIDIndex: 3, QueuePairs: 4},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -182,6 +195,7 @@ func TestRefused(t *testing.T) {
 		{"any address", "[network]\naddress = \"0.0.0.0\"", "because other hosts are told it"},
 		{"any address of a zone", "[network]\naddress = \"::%eth0\"", "because other hosts are told it"},
 		{"an address of no family", "[network]\naddress = \"10.0.0.1\"\nfamily = \"ipv6\"", `network.address is 10.0.0.1, and network.family is "ipv6"`},
+		{"the form of a log", "[log]\nformat = \"xml\"", `log.format is "xml"; text, json are possible`},
 		{"family", "[network]\nfamily = \"AF_INET\"", `network.family is "AF_INET"; auto, ipv4, ipv6`},
 		{"rails that are no names", "[network]\nrails = [\"eth0\", \"\"]", "network.rails"},
 		{"a rail twice", "[network]\nrails = [\"eth0\", \"eth0\"]", "network.rails"},
@@ -192,7 +206,11 @@ func TestRefused(t *testing.T) {
 		{"on failure", "[hook]\non_failure = \"hope\"", `hook.on_failure is "hope"; fail, warn`},
 		{"launcher", "[relay]\nlauncher = \"upstart\"", `relay.launcher is "upstart"; auto, systemd, fork`},
 		{"route", "[relay]\nroute = \"lane\"", `relay.route is "lane"; auto, staged, direct`},
-		{"transport", "[relay]\ntransport = \"verbs\"", "relay.transport"},
+		{"transport", "[relay]\ntransport = \"rdma\"", "relay.transport"},
+		{"a traffic class of nine bits", "[verbs]\ntc = 256", "verbs.tc"},
+		{"an odd MTU", "[verbs]\nmtu = 1500", "verbs.mtu"},
+		{"no timeout", "[verbs]\ntimeout = 0", "verbs.timeout"},
+		{"no queue pairs", "[verbs]\nqps_per_connection = 0", "verbs.qps_per_connection"},
 		{"self-test", "[relay]\nself_test = \"often\"", "relay.self_test"},
 		{"calibration", "[relay]\ncalibration = \"yes\"", "relay.calibration"},
 		{"odd chunk", "[relay]\nchunk = \"100KB\"", "relay.chunk"},

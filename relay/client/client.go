@@ -367,6 +367,8 @@ func (s *Session) giveBack(m wire.Message) {
 		request = &wire.Unexport{Memory: m.Memory}
 	case *wire.Listening:
 		request = &wire.Unlisten{Listener: m.Listener}
+	case *wire.Offered:
+		request = &wire.Withdraw{Offer: m.Offer}
 	case *wire.Connected:
 		request = &wire.Disconnect{Connection: m.Connection}
 	default:
@@ -600,7 +602,7 @@ type Listener struct {
 	handle  wire.Handle
 
 	mu sync.Mutex
-	// asked are requests whose Accept was given up: the next sender is the next
+	// asked are requests whose Accept was given up, or did not wait: the next sender is the next
 	// Accept's.
 	asked []chan accepted
 }
@@ -624,6 +626,31 @@ func (l *Listener) Handle() wire.Handle { return l.handle }
 
 // Accept waits for a sender.
 func (l *Listener) Accept(ctx context.Context) (*Connection, error) {
+	answer := l.ask()
+	select {
+	case a := <-answer:
+		return a.connection, a.err
+	case <-ctx.Done():
+		l.later(answer)
+		return nil, ctx.Err()
+	}
+}
+
+// TryAccept is Accept that does not wait: nil where no sender is known yet. It asks the
+// relay, and a later one gets what that answers.
+func (l *Listener) TryAccept() (*Connection, error) {
+	answer := l.ask()
+	select {
+	case a := <-answer:
+		return a.connection, a.err
+	default:
+		l.later(answer)
+		return nil, nil
+	}
+}
+
+// ask asks the relay for the next sender, if that has not been done.
+func (l *Listener) ask() chan accepted {
 	l.mu.Lock()
 	var answer chan accepted
 	if len(l.asked) > 0 {
@@ -641,15 +668,14 @@ func (l *Listener) Accept(ctx context.Context) (*Connection, error) {
 			answer <- accepted{connection: l.session.connection(m)}
 		}()
 	}
-	select {
-	case a := <-answer:
-		return a.connection, a.err
-	case <-ctx.Done():
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.asked = append(l.asked, answer)
-		return nil, ctx.Err()
-	}
+	return answer
+}
+
+// later leaves an answer that has not come to the next who asks.
+func (l *Listener) later(answer chan accepted) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asked = append(l.asked, answer)
 }
 
 // Close ends the listener; accepted connections stay.

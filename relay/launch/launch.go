@@ -82,12 +82,13 @@ const (
 
 // Transports.
 const (
-	// TransportAuto is loop for route staged, local for route direct, and tcp between two
-	// hosts.
+	// TransportAuto is loop for route staged, local for route direct, and between two hosts
+	// verbs where the lanes' NICs can, else tcp.
 	TransportAuto  = "auto"
 	TransportLoop  = "loop"  // an emulated NIC
 	TransportLocal = "local" // no NIC
 	TransportTCP   = "tcp"   // also between two containers of a host
+	TransportVerbs = "verbs" // RDMA; the same
 )
 
 // Config is all that a relay is told.
@@ -104,6 +105,8 @@ type Config struct {
 	// Admission says that the supervisor answers Claims, and that the relay takes
 	// no staging without one. A supervisor of an earlier release does not say so.
 	Admission bool `json:"admission,omitempty"`
+	// Endings says that the supervisor hears an Ending.
+	Endings bool `json:"endings,omitempty"`
 	// Reserve is when staging is taken: ReserveAttach, also where it is empty, or
 	// ReserveStart.
 	Reserve string `json:"reserve,omitempty"`
@@ -133,6 +136,8 @@ type Config struct {
 	// connects to them; NoNetwork says why, to who tries.
 	Network   *Network `json:"network,omitempty"`
 	NoNetwork string   `json:"noNetwork,omitempty"`
+	// Verbs is nil for a relay that uses no RDMA.
+	Verbs *Verbs `json:"verbs,omitempty"`
 }
 
 // When a relay takes its staging.
@@ -308,9 +313,12 @@ func (c Config) Check() error {
 		}
 	}
 	switch c.Transport {
-	case TransportAuto, TransportLoop, TransportLocal, TransportTCP:
+	case TransportAuto, TransportLoop, TransportLocal, TransportTCP, TransportVerbs:
 	default:
-		return fmt.Errorf("relay configuration: transport %q is none of auto, loop, local, tcp", c.Transport)
+		return fmt.Errorf("relay configuration: transport %q is none of auto, loop, local, tcp, verbs", c.Transport)
+	}
+	if err := c.Verbs.Check(); err != nil {
+		return err
 	}
 	if err := c.Network.Check(); err != nil {
 		return err

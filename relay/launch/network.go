@@ -61,6 +61,8 @@ type NetworkReport struct {
 	Rails []NetworkRail `json:"rails,omitempty"`
 	// Peers are the relays that connections go to and come from now.
 	Peers []NetworkPeer `json:"peers,omitempty"`
+	// Verbs is nil where the relay uses no RDMA, or has not needed it yet.
+	Verbs *VerbsReport `json:"verbs,omitempty"`
 }
 
 // NetworkRail is an interface of this host, and what it has carried since the relay was
@@ -93,6 +95,10 @@ type NetworkPeer struct {
 	Batches  uint64 `json:"batches"`
 	Writes   uint64 `json:"writes"`
 	Eager    uint64 `json:"eager"`
+	// Transport carries the data, TransportTCP or TransportVerbs; empty while it is being
+	// settled. Way says by which NICs, or why not by RDMA.
+	Transport string `json:"transport,omitempty"`
+	Way       string `json:"way,omitempty"`
 }
 
 // MaxSecret bounds each of Secrets, bytes, so that all have room in a datagram.

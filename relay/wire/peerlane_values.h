@@ -19,6 +19,7 @@
 #define PEERLANE_MAX_CONNECTIONS (1024)
 #define PEERLANE_MAX_LISTENERS (256)
 #define PEERLANE_MAX_EVENTS (1024)
+#define PEERLANE_MAX_OFFERS (4096)
 /* Server GPUs that one Statistics reports. */
 #define PEERLANE_MAX_SERVERS (8)
 /* Lanes of a container that one LanesReply names. */
@@ -26,6 +27,9 @@
 /* What a client may ask the relay to do with exported memory. */
 #define PEERLANE_ACCESS_SEND (1)
 #define PEERLANE_ACCESS_RECEIVE (2)
+/* What offered memory is for. */
+#define PEERLANE_REMOTE_READ (1)
+#define PEERLANE_REMOTE_WRITE (2)
 /* Allocations that one export is made of. */
 #define PEERLANE_MAX_PARTS (2048)
 /* Routes of a connection: over slots on server GPUs, or one copy between two */
@@ -63,6 +67,7 @@ enum peerlane_status {
 	PEERLANE_STATUS_NO_STAGING = 25, /* no staging memory */
 	PEERLANE_STATUS_BAD_RING = 26, /* the ring does not hold what the protocol allows */
 	PEERLANE_STATUS_UNKNOWN_EVENT = 27, /* no such event */
+	PEERLANE_STATUS_BAD_KEY = 28, /* no memory is offered under this key to this connection */
 };
 
 #endif

@@ -9,6 +9,8 @@
 
 /* The first words of Hello, PeerHello and NICHello: "PEER" and "LANE". */
 #define PEERLANE_MAGIC (0x454e414c52454550ull)
+/* The first word of a RemoteKeyLayout: "LANERKEY". */
+#define PEERLANE_REMOTE_KEY_MAGIC (0x59454b52454e414cull)
 /* Versions of the protocol that this source speaks. */
 #define PEERLANE_OLDEST_VERSION (1)
 #define PEERLANE_NEWEST_VERSION (1)
@@ -29,6 +31,11 @@
 #define PEERLANE_OP_SEND (1)
 #define PEERLANE_OP_RECEIVE (2)
 #define PEERLANE_OP_CANCEL (3)
+/* Ends when what was posted before it on the connection has ended. */
+#define PEERLANE_OP_FLUSH (4)
+/* One-sided, by the side that connected, on what the other has offered. */
+#define PEERLANE_OP_READ (5)
+#define PEERLANE_OP_WRITE (6)
 /* What memory is of: a GPU's is a CUDA VMM allocation, the host's a memfd sealed */
 /* against any change of its size. */
 #define PEERLANE_MEMORY_GPU (0)
@@ -71,7 +78,8 @@
 	X(24, "the emulated NIC died") \
 	X(25, "no staging memory") \
 	X(26, "the ring does not hold what the protocol allows") \
-	X(27, "no such event")
+	X(27, "no such event") \
+	X(28, "no memory is offered under this key to this connection")
 
 enum peerlane_message {
 	PEERLANE_MESSAGE_HELLO = 1,
@@ -103,6 +111,9 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_EVENT = 21,
 	PEERLANE_MESSAGE_EVENT_OPENED = 22,
 	PEERLANE_MESSAGE_EVENT_CLOSE = 23,
+	PEERLANE_MESSAGE_OFFER = 80,
+	PEERLANE_MESSAGE_OFFERED = 81,
+	PEERLANE_MESSAGE_WITHDRAW = 82,
 	PEERLANE_MESSAGE_PEER_HELLO = 32,
 	PEERLANE_MESSAGE_PEER_WELCOME = 33,
 	PEERLANE_MESSAGE_PEER_REGION = 34,
@@ -119,6 +130,12 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_PEER_SHARE = 44,
 	PEERLANE_MESSAGE_PEER_SHARED = 45,
 	PEERLANE_MESSAGE_PEER_BELL = 46,
+	PEERLANE_MESSAGE_PEER_WRITE = 88,
+	PEERLANE_MESSAGE_PEER_READ = 89,
+	PEERLANE_MESSAGE_PEER_READ_REFUSED = 90,
+	PEERLANE_MESSAGE_PEER_READ_DATA = 91,
+	PEERLANE_MESSAGE_PEER_BACK = 92,
+	PEERLANE_MESSAGE_PEER_BACK_REFUSED = 93,
 	PEERLANE_MESSAGE_NIC_HELLO = 64,
 	PEERLANE_MESSAGE_NIC_REGION = 65,
 	PEERLANE_MESSAGE_NIC_WRITE = 66,
@@ -163,9 +180,8 @@ struct peerlane_descriptor {
 	uint64_t signal_value;
 	uint32_t wait_event;
 	uint32_t reserved0;
-	uint64_t reserved1;
-	uint64_t reserved2;
-	uint64_t reserved3;
+	uint8_t key[16];
+	uint64_t remote_offset;
 	uint64_t reserved4;
 	uint64_t reserved5;
 	uint64_t reserved6;
@@ -185,9 +201,8 @@ _Static_assert(offsetof(struct peerlane_descriptor, wait_value) == 56, "peerlane
 _Static_assert(offsetof(struct peerlane_descriptor, signal_value) == 64, "peerlane_descriptor.signal_value");
 _Static_assert(offsetof(struct peerlane_descriptor, wait_event) == 72, "peerlane_descriptor.wait_event");
 _Static_assert(offsetof(struct peerlane_descriptor, reserved0) == 76, "peerlane_descriptor.reserved0");
-_Static_assert(offsetof(struct peerlane_descriptor, reserved1) == 80, "peerlane_descriptor.reserved1");
-_Static_assert(offsetof(struct peerlane_descriptor, reserved2) == 88, "peerlane_descriptor.reserved2");
-_Static_assert(offsetof(struct peerlane_descriptor, reserved3) == 96, "peerlane_descriptor.reserved3");
+_Static_assert(offsetof(struct peerlane_descriptor, key) == 80, "peerlane_descriptor.key");
+_Static_assert(offsetof(struct peerlane_descriptor, remote_offset) == 96, "peerlane_descriptor.remote_offset");
 _Static_assert(offsetof(struct peerlane_descriptor, reserved4) == 104, "peerlane_descriptor.reserved4");
 _Static_assert(offsetof(struct peerlane_descriptor, reserved5) == 112, "peerlane_descriptor.reserved5");
 _Static_assert(offsetof(struct peerlane_descriptor, reserved6) == 120, "peerlane_descriptor.reserved6");
@@ -257,6 +272,28 @@ _Static_assert(offsetof(struct peerlane_handle_layout, host) == 40, "peerlane_ha
 _Static_assert(offsetof(struct peerlane_handle_layout, contact) == 56, "peerlane_handle_layout.contact");
 _Static_assert(offsetof(struct peerlane_handle_layout, reserved0) == 112, "peerlane_handle_layout.reserved0");
 _Static_assert(offsetof(struct peerlane_handle_layout, reserved1) == 120, "peerlane_handle_layout.reserved1");
+
+/* What who offers memory gives to who is to read or write it, by whatever way the two */
+/* have: 64 bytes. The bounds are the relay's to enforce, and here to be known. */
+struct peerlane_remote_key_layout {
+	uint64_t magic;
+	uint8_t key[16];
+	uint64_t length;
+	uint32_t access;
+	uint32_t reserved;
+	uint64_t reserved0;
+	uint64_t reserved1;
+	uint64_t reserved2;
+};
+_Static_assert(sizeof(struct peerlane_remote_key_layout) == 64, "peerlane_remote_key_layout");
+_Static_assert(offsetof(struct peerlane_remote_key_layout, magic) == 0, "peerlane_remote_key_layout.magic");
+_Static_assert(offsetof(struct peerlane_remote_key_layout, key) == 8, "peerlane_remote_key_layout.key");
+_Static_assert(offsetof(struct peerlane_remote_key_layout, length) == 24, "peerlane_remote_key_layout.length");
+_Static_assert(offsetof(struct peerlane_remote_key_layout, access) == 32, "peerlane_remote_key_layout.access");
+_Static_assert(offsetof(struct peerlane_remote_key_layout, reserved) == 36, "peerlane_remote_key_layout.reserved");
+_Static_assert(offsetof(struct peerlane_remote_key_layout, reserved0) == 40, "peerlane_remote_key_layout.reserved0");
+_Static_assert(offsetof(struct peerlane_remote_key_layout, reserved1) == 48, "peerlane_remote_key_layout.reserved1");
+_Static_assert(offsetof(struct peerlane_remote_key_layout, reserved2) == 56, "peerlane_remote_key_layout.reserved2");
 
 struct peerlane_hello {
 	uint32_t type;
@@ -676,6 +713,55 @@ _Static_assert(offsetof(struct peerlane_event_close, sequence) == 4, "peerlane_e
 _Static_assert(offsetof(struct peerlane_event_close, event) == 8, "peerlane_event_close.event");
 _Static_assert(offsetof(struct peerlane_event_close, reserved) == 12, "peerlane_event_close.reserved");
 
+/* A range of exported memory is offered to the connections that a listener has accepted */
+/* and will accept, or to one connection that was accepted: the other is 0. */
+struct peerlane_offer {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t offset;
+	uint64_t length;
+	uint32_t memory;
+	uint32_t access;
+	uint32_t listener;
+	uint32_t connection;
+};
+_Static_assert(sizeof(struct peerlane_offer) == 40, "peerlane_offer");
+_Static_assert(offsetof(struct peerlane_offer, type) == 0, "peerlane_offer.type");
+_Static_assert(offsetof(struct peerlane_offer, sequence) == 4, "peerlane_offer.sequence");
+_Static_assert(offsetof(struct peerlane_offer, offset) == 8, "peerlane_offer.offset");
+_Static_assert(offsetof(struct peerlane_offer, length) == 16, "peerlane_offer.length");
+_Static_assert(offsetof(struct peerlane_offer, memory) == 24, "peerlane_offer.memory");
+_Static_assert(offsetof(struct peerlane_offer, access) == 28, "peerlane_offer.access");
+_Static_assert(offsetof(struct peerlane_offer, listener) == 32, "peerlane_offer.listener");
+_Static_assert(offsetof(struct peerlane_offer, connection) == 36, "peerlane_offer.connection");
+
+struct peerlane_offered {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t offer;
+	uint32_t reserved;
+	uint8_t key[16];
+};
+_Static_assert(sizeof(struct peerlane_offered) == 32, "peerlane_offered");
+_Static_assert(offsetof(struct peerlane_offered, type) == 0, "peerlane_offered.type");
+_Static_assert(offsetof(struct peerlane_offered, sequence) == 4, "peerlane_offered.sequence");
+_Static_assert(offsetof(struct peerlane_offered, offer) == 8, "peerlane_offered.offer");
+_Static_assert(offsetof(struct peerlane_offered, reserved) == 12, "peerlane_offered.reserved");
+_Static_assert(offsetof(struct peerlane_offered, key) == 16, "peerlane_offered.key");
+
+/* Answered by Done when no operation touches the range any more. */
+struct peerlane_withdraw {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t offer;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_withdraw) == 16, "peerlane_withdraw");
+_Static_assert(offsetof(struct peerlane_withdraw, type) == 0, "peerlane_withdraw.type");
+_Static_assert(offsetof(struct peerlane_withdraw, sequence) == 4, "peerlane_withdraw.sequence");
+_Static_assert(offsetof(struct peerlane_withdraw, offer) == 8, "peerlane_withdraw.offer");
+_Static_assert(offsetof(struct peerlane_withdraw, reserved) == 12, "peerlane_withdraw.reserved");
+
 struct peerlane_peer_hello {
 	uint32_t type;
 	uint32_t sequence;
@@ -922,6 +1008,100 @@ struct peerlane_peer_bell {
 _Static_assert(sizeof(struct peerlane_peer_bell) == 8, "peerlane_peer_bell");
 _Static_assert(offsetof(struct peerlane_peer_bell, type) == 0, "peerlane_peer_bell.type");
 _Static_assert(offsetof(struct peerlane_peer_bell, sequence) == 4, "peerlane_peer_bell.sequence");
+
+/* The sender has a message for what the receiver's client has offered, which nobody has to */
+/* receive: from here on it is like one of PeerSend, and numbered among them. */
+struct peerlane_peer_write {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t send;
+	uint64_t length;
+	uint64_t offset;
+	uint8_t key[16];
+};
+_Static_assert(sizeof(struct peerlane_peer_write) == 48, "peerlane_peer_write");
+_Static_assert(offsetof(struct peerlane_peer_write, type) == 0, "peerlane_peer_write.type");
+_Static_assert(offsetof(struct peerlane_peer_write, sequence) == 4, "peerlane_peer_write.sequence");
+_Static_assert(offsetof(struct peerlane_peer_write, send) == 8, "peerlane_peer_write.send");
+_Static_assert(offsetof(struct peerlane_peer_write, length) == 16, "peerlane_peer_write.length");
+_Static_assert(offsetof(struct peerlane_peer_write, offset) == 24, "peerlane_peer_write.offset");
+_Static_assert(offsetof(struct peerlane_peer_write, key) == 32, "peerlane_peer_write.key");
+
+/* The sender's client reads what the receiver's has offered: it comes by the way back. */
+struct peerlane_peer_read {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t read;
+	uint64_t length;
+	uint64_t offset;
+	uint8_t key[16];
+};
+_Static_assert(sizeof(struct peerlane_peer_read) == 48, "peerlane_peer_read");
+_Static_assert(offsetof(struct peerlane_peer_read, type) == 0, "peerlane_peer_read.type");
+_Static_assert(offsetof(struct peerlane_peer_read, sequence) == 4, "peerlane_peer_read.sequence");
+_Static_assert(offsetof(struct peerlane_peer_read, read) == 8, "peerlane_peer_read.read");
+_Static_assert(offsetof(struct peerlane_peer_read, length) == 16, "peerlane_peer_read.length");
+_Static_assert(offsetof(struct peerlane_peer_read, offset) == 24, "peerlane_peer_read.offset");
+_Static_assert(offsetof(struct peerlane_peer_read, key) == 32, "peerlane_peer_read.key");
+
+/* The receiver does not let a read have what it asks for. */
+struct peerlane_peer_read_refused {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t read;
+	uint32_t status;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_peer_read_refused) == 24, "peerlane_peer_read_refused");
+_Static_assert(offsetof(struct peerlane_peer_read_refused, type) == 0, "peerlane_peer_read_refused.type");
+_Static_assert(offsetof(struct peerlane_peer_read_refused, sequence) == 4, "peerlane_peer_read_refused.sequence");
+_Static_assert(offsetof(struct peerlane_peer_read_refused, read) == 8, "peerlane_peer_read_refused.read");
+_Static_assert(offsetof(struct peerlane_peer_read_refused, status) == 16, "peerlane_peer_read_refused.status");
+_Static_assert(offsetof(struct peerlane_peer_read_refused, reserved) == 20, "peerlane_peer_read_refused.reserved");
+
+/* On the way back: a message of the sender there, which meets read `read`. */
+struct peerlane_peer_read_data {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t send;
+	uint64_t read;
+	uint64_t length;
+};
+_Static_assert(sizeof(struct peerlane_peer_read_data) == 32, "peerlane_peer_read_data");
+_Static_assert(offsetof(struct peerlane_peer_read_data, type) == 0, "peerlane_peer_read_data.type");
+_Static_assert(offsetof(struct peerlane_peer_read_data, sequence) == 4, "peerlane_peer_read_data.sequence");
+_Static_assert(offsetof(struct peerlane_peer_read_data, send) == 8, "peerlane_peer_read_data.send");
+_Static_assert(offsetof(struct peerlane_peer_read_data, read) == 16, "peerlane_peer_read_data.read");
+_Static_assert(offsetof(struct peerlane_peer_read_data, length) == 24, "peerlane_peer_read_data.length");
+
+/* The way back is to be opened: the receiver connects to the sender, by this token, and over */
+/* this host's sockets to this generation. */
+struct peerlane_peer_back {
+	uint32_t type;
+	uint32_t sequence;
+	uint8_t token[16];
+	uint8_t generation[16];
+};
+_Static_assert(sizeof(struct peerlane_peer_back) == 40, "peerlane_peer_back");
+_Static_assert(offsetof(struct peerlane_peer_back, type) == 0, "peerlane_peer_back.type");
+_Static_assert(offsetof(struct peerlane_peer_back, sequence) == 4, "peerlane_peer_back.sequence");
+_Static_assert(offsetof(struct peerlane_peer_back, token) == 8, "peerlane_peer_back.token");
+_Static_assert(offsetof(struct peerlane_peer_back, generation) == 24, "peerlane_peer_back.generation");
+
+/* It could not be opened. No read that was asked for before is answered. */
+struct peerlane_peer_back_refused {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t status;
+	uint32_t reserved;
+	char reason[488];
+};
+_Static_assert(sizeof(struct peerlane_peer_back_refused) == 504, "peerlane_peer_back_refused");
+_Static_assert(offsetof(struct peerlane_peer_back_refused, type) == 0, "peerlane_peer_back_refused.type");
+_Static_assert(offsetof(struct peerlane_peer_back_refused, sequence) == 4, "peerlane_peer_back_refused.sequence");
+_Static_assert(offsetof(struct peerlane_peer_back_refused, status) == 8, "peerlane_peer_back_refused.status");
+_Static_assert(offsetof(struct peerlane_peer_back_refused, reserved) == 12, "peerlane_peer_back_refused.reserved");
+_Static_assert(offsetof(struct peerlane_peer_back_refused, reason) == 16, "peerlane_peer_back_refused.reason");
 
 /* With one descriptor: where to deliver immediates. */
 struct peerlane_nic_hello {

@@ -8,6 +8,8 @@ import "unsafe"
 const (
 	// The first words of Hello, PeerHello and NICHello: "PEER" and "LANE".
 	Magic = 0x454e414c52454550
+	// The first word of a RemoteKeyLayout: "LANERKEY".
+	RemoteKeyMagic = 0x59454b52454e414c
 	// Versions of the protocol that this source speaks.
 	OldestVersion = 1
 	NewestVersion = 1
@@ -41,6 +43,7 @@ const (
 	MaxConnections = 1024
 	MaxListeners   = 256
 	MaxEvents      = 1024
+	MaxOffers      = 4096
 	// Server GPUs that one Statistics reports.
 	MaxServers = 8
 	// Lanes of a container that one LanesReply names.
@@ -49,9 +52,17 @@ const (
 	OpSend    = 1
 	OpReceive = 2
 	OpCancel  = 3
+	// Ends when what was posted before it on the connection has ended.
+	OpFlush = 4
+	// One-sided, by the side that connected, on what the other has offered.
+	OpRead  = 5
+	OpWrite = 6
 	// What a client may ask the relay to do with exported memory.
 	AccessSend    = 1
 	AccessReceive = 2
+	// What offered memory is for.
+	RemoteRead  = 1
+	RemoteWrite = 2
 	// What memory is of: a GPU's is a CUDA VMM allocation, the host's a memfd sealed
 	// against any change of its size.
 	MemoryGPU  = 0
@@ -102,6 +113,7 @@ const (
 	StatusNoStaging         Status = 25 // no staging memory
 	StatusBadRing           Status = 26 // the ring does not hold what the protocol allows
 	StatusUnknownEvent      Status = 27 // no such event
+	StatusBadKey            Status = 28 // no memory is offered under this key to this connection
 )
 
 var statusText = map[Status]string{
@@ -133,6 +145,7 @@ var statusText = map[Status]string{
 	StatusNoStaging:         "no staging memory",
 	StatusBadRing:           "the ring does not hold what the protocol allows",
 	StatusUnknownEvent:      "no such event",
+	StatusBadKey:            "no memory is offered under this key to this connection",
 }
 
 // Message types.
@@ -166,6 +179,9 @@ const (
 	TypeEvent           uint32 = 21
 	TypeEventOpened     uint32 = 22
 	TypeEventClose      uint32 = 23
+	TypeOffer           uint32 = 80
+	TypeOffered         uint32 = 81
+	TypeWithdraw        uint32 = 82
 	TypePeerHello       uint32 = 32
 	TypePeerWelcome     uint32 = 33
 	TypePeerRegion      uint32 = 34
@@ -182,6 +198,12 @@ const (
 	TypePeerShare       uint32 = 44
 	TypePeerShared      uint32 = 45
 	TypePeerBell        uint32 = 46
+	TypePeerWrite       uint32 = 88
+	TypePeerRead        uint32 = 89
+	TypePeerReadRefused uint32 = 90
+	TypePeerReadData    uint32 = 91
+	TypePeerBack        uint32 = 92
+	TypePeerBackRefused uint32 = 93
 	TypeNICHello        uint32 = 64
 	TypeNICRegion       uint32 = 65
 	TypeNICWrite        uint32 = 66
@@ -588,6 +610,47 @@ func (m *EventClose) bytes() []byte {
 
 func (m *EventClose) messageType() uint32 { return TypeEventClose }
 
+// Offer is 40 bytes.
+// A range of exported memory is offered to the connections that a listener has accepted
+// and will accept, or to one connection that was accepted: the other is 0.
+type Offer struct {
+	Header
+	Offset     uint64
+	Length     uint64
+	Memory     uint32
+	Access     uint32
+	Listener   uint32
+	Connection uint32
+}
+
+func (m *Offer) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Offer) messageType() uint32 { return TypeOffer }
+
+// Offered is 32 bytes.
+type Offered struct {
+	Header
+	Offer    uint32
+	Reserved uint32
+	Key      UUID
+}
+
+func (m *Offered) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Offered) messageType() uint32 { return TypeOffered }
+
+// Withdraw is 16 bytes.
+// Answered by Done when no operation touches the range any more.
+type Withdraw struct {
+	Header
+	Offer    uint32
+	Reserved uint32
+}
+
+func (m *Withdraw) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *Withdraw) messageType() uint32 { return TypeWithdraw }
+
 // PeerHello is 184 bytes.
 type PeerHello struct {
 	Header
@@ -829,6 +892,95 @@ func (m *PeerBell) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m
 
 func (m *PeerBell) messageType() uint32 { return TypePeerBell }
 
+// PeerWrite is 48 bytes.
+// The sender has a message for what the receiver's client has offered, which nobody has to
+// receive: from here on it is like one of PeerSend, and numbered among them.
+type PeerWrite struct {
+	Header
+	Send   uint64
+	Length uint64
+	Offset uint64
+	Key    UUID
+}
+
+func (m *PeerWrite) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerWrite) messageType() uint32 { return TypePeerWrite }
+
+// PeerRead is 48 bytes.
+// The sender's client reads what the receiver's has offered: it comes by the way back.
+type PeerRead struct {
+	Header
+	Read   uint64
+	Length uint64
+	Offset uint64
+	Key    UUID
+}
+
+func (m *PeerRead) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *PeerRead) messageType() uint32 { return TypePeerRead }
+
+// PeerReadRefused is 24 bytes.
+// The receiver does not let a read have what it asks for.
+type PeerReadRefused struct {
+	Header
+	Read     uint64
+	Status   uint32
+	Reserved uint32
+}
+
+func (m *PeerReadRefused) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerReadRefused) messageType() uint32 { return TypePeerReadRefused }
+
+// PeerReadData is 32 bytes.
+// On the way back: a message of the sender there, which meets read `read`.
+type PeerReadData struct {
+	Header
+	Send   uint64
+	Read   uint64
+	Length uint64
+}
+
+func (m *PeerReadData) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerReadData) messageType() uint32 { return TypePeerReadData }
+
+// PeerBack is 40 bytes.
+// The way back is to be opened: the receiver connects to the sender, by this token, and over
+// this host's sockets to this generation.
+type PeerBack struct {
+	Header
+	Token      UUID
+	Generation UUID
+}
+
+func (m *PeerBack) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *PeerBack) messageType() uint32 { return TypePeerBack }
+
+// PeerBackRefused is 504 bytes.
+// It could not be opened. No read that was asked for before is answered.
+type PeerBackRefused struct {
+	Header
+	Status   uint32
+	Reserved uint32
+	Reason   [488]byte
+}
+
+func (m *PeerBackRefused) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerBackRefused) messageType() uint32 { return TypePeerBackRefused }
+
 // NICHello is 32 bytes.
 // With one descriptor: where to deliver immediates.
 type NICHello struct {
@@ -954,9 +1106,8 @@ type Descriptor struct {
 	SignalValue    uint64
 	WaitEvent      uint32
 	Reserved0      uint32
-	Reserved1      uint64
-	Reserved2      uint64
-	Reserved3      uint64
+	Key            UUID
+	RemoteOffset   uint64
 	Reserved4      uint64
 	Reserved5      uint64
 	Reserved6      uint64
@@ -1025,6 +1176,24 @@ func (m *HandleLayout) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
+// RemoteKeyLayout is 64 bytes.
+// What who offers memory gives to who is to read or write it, by whatever way the two
+// have: 64 bytes. The bounds are the relay's to enforce, and here to be known.
+type RemoteKeyLayout struct {
+	Magic     uint64
+	Key       UUID
+	Length    uint64
+	Access    uint32
+	Reserved  uint32
+	Reserved0 uint64
+	Reserved1 uint64
+	Reserved2 uint64
+}
+
+func (m *RemoteKeyLayout) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
 func newMessage(messageType uint32) Message {
 	switch messageType {
 	case TypeHello:
@@ -1085,6 +1254,12 @@ func newMessage(messageType uint32) Message {
 		return &EventOpened{}
 	case TypeEventClose:
 		return &EventClose{}
+	case TypeOffer:
+		return &Offer{}
+	case TypeOffered:
+		return &Offered{}
+	case TypeWithdraw:
+		return &Withdraw{}
 	case TypePeerHello:
 		return &PeerHello{}
 	case TypePeerWelcome:
@@ -1117,6 +1292,18 @@ func newMessage(messageType uint32) Message {
 		return &PeerShared{}
 	case TypePeerBell:
 		return &PeerBell{}
+	case TypePeerWrite:
+		return &PeerWrite{}
+	case TypePeerRead:
+		return &PeerRead{}
+	case TypePeerReadRefused:
+		return &PeerReadRefused{}
+	case TypePeerReadData:
+		return &PeerReadData{}
+	case TypePeerBack:
+		return &PeerBack{}
+	case TypePeerBackRefused:
+		return &PeerBackRefused{}
 	case TypeNICHello:
 		return &NICHello{}
 	case TypeNICRegion:
@@ -1168,6 +1355,9 @@ var layouts = []struct {
 	{"Event", unsafe.Sizeof(Event{}), []uintptr{unsafe.Offsetof(Event{}.Header.Type), unsafe.Offsetof(Event{}.Header.Sequence), unsafe.Offsetof(Event{}.GPU), unsafe.Offsetof(Event{}.Handle)}},
 	{"EventOpened", unsafe.Sizeof(EventOpened{}), []uintptr{unsafe.Offsetof(EventOpened{}.Header.Type), unsafe.Offsetof(EventOpened{}.Header.Sequence), unsafe.Offsetof(EventOpened{}.Event), unsafe.Offsetof(EventOpened{}.Reserved)}},
 	{"EventClose", unsafe.Sizeof(EventClose{}), []uintptr{unsafe.Offsetof(EventClose{}.Header.Type), unsafe.Offsetof(EventClose{}.Header.Sequence), unsafe.Offsetof(EventClose{}.Event), unsafe.Offsetof(EventClose{}.Reserved)}},
+	{"Offer", unsafe.Sizeof(Offer{}), []uintptr{unsafe.Offsetof(Offer{}.Header.Type), unsafe.Offsetof(Offer{}.Header.Sequence), unsafe.Offsetof(Offer{}.Offset), unsafe.Offsetof(Offer{}.Length), unsafe.Offsetof(Offer{}.Memory), unsafe.Offsetof(Offer{}.Access), unsafe.Offsetof(Offer{}.Listener), unsafe.Offsetof(Offer{}.Connection)}},
+	{"Offered", unsafe.Sizeof(Offered{}), []uintptr{unsafe.Offsetof(Offered{}.Header.Type), unsafe.Offsetof(Offered{}.Header.Sequence), unsafe.Offsetof(Offered{}.Offer), unsafe.Offsetof(Offered{}.Reserved), unsafe.Offsetof(Offered{}.Key)}},
+	{"Withdraw", unsafe.Sizeof(Withdraw{}), []uintptr{unsafe.Offsetof(Withdraw{}.Header.Type), unsafe.Offsetof(Withdraw{}.Header.Sequence), unsafe.Offsetof(Withdraw{}.Offer), unsafe.Offsetof(Withdraw{}.Reserved)}},
 	{"PeerHello", unsafe.Sizeof(PeerHello{}), []uintptr{unsafe.Offsetof(PeerHello{}.Header.Type), unsafe.Offsetof(PeerHello{}.Header.Sequence), unsafe.Offsetof(PeerHello{}.Magic), unsafe.Offsetof(PeerHello{}.Oldest), unsafe.Offsetof(PeerHello{}.Newest), unsafe.Offsetof(PeerHello{}.Token), unsafe.Offsetof(PeerHello{}.Generation), unsafe.Offsetof(PeerHello{}.GPU), unsafe.Offsetof(PeerHello{}.Route), unsafe.Offsetof(PeerHello{}.Shares), unsafe.Offsetof(PeerHello{}.Name)}},
 	{"PeerWelcome", unsafe.Sizeof(PeerWelcome{}), []uintptr{unsafe.Offsetof(PeerWelcome{}.Header.Type), unsafe.Offsetof(PeerWelcome{}.Header.Sequence), unsafe.Offsetof(PeerWelcome{}.Version), unsafe.Offsetof(PeerWelcome{}.Route), unsafe.Offsetof(PeerWelcome{}.Generation), unsafe.Offsetof(PeerWelcome{}.GPU), unsafe.Offsetof(PeerWelcome{}.Name)}},
 	{"PeerRegion", unsafe.Sizeof(PeerRegion{}), []uintptr{unsafe.Offsetof(PeerRegion{}.Header.Type), unsafe.Offsetof(PeerRegion{}.Header.Sequence), unsafe.Offsetof(PeerRegion{}.Region), unsafe.Offsetof(PeerRegion{}.Kind), unsafe.Offsetof(PeerRegion{}.Bytes), unsafe.Offsetof(PeerRegion{}.GPU)}},
@@ -1184,6 +1374,12 @@ var layouts = []struct {
 	{"PeerShare", unsafe.Sizeof(PeerShare{}), []uintptr{unsafe.Offsetof(PeerShare{}.Header.Type), unsafe.Offsetof(PeerShare{}.Header.Sequence)}},
 	{"PeerShared", unsafe.Sizeof(PeerShared{}), []uintptr{unsafe.Offsetof(PeerShared{}.Header.Type), unsafe.Offsetof(PeerShared{}.Header.Sequence)}},
 	{"PeerBell", unsafe.Sizeof(PeerBell{}), []uintptr{unsafe.Offsetof(PeerBell{}.Header.Type), unsafe.Offsetof(PeerBell{}.Header.Sequence)}},
+	{"PeerWrite", unsafe.Sizeof(PeerWrite{}), []uintptr{unsafe.Offsetof(PeerWrite{}.Header.Type), unsafe.Offsetof(PeerWrite{}.Header.Sequence), unsafe.Offsetof(PeerWrite{}.Send), unsafe.Offsetof(PeerWrite{}.Length), unsafe.Offsetof(PeerWrite{}.Offset), unsafe.Offsetof(PeerWrite{}.Key)}},
+	{"PeerRead", unsafe.Sizeof(PeerRead{}), []uintptr{unsafe.Offsetof(PeerRead{}.Header.Type), unsafe.Offsetof(PeerRead{}.Header.Sequence), unsafe.Offsetof(PeerRead{}.Read), unsafe.Offsetof(PeerRead{}.Length), unsafe.Offsetof(PeerRead{}.Offset), unsafe.Offsetof(PeerRead{}.Key)}},
+	{"PeerReadRefused", unsafe.Sizeof(PeerReadRefused{}), []uintptr{unsafe.Offsetof(PeerReadRefused{}.Header.Type), unsafe.Offsetof(PeerReadRefused{}.Header.Sequence), unsafe.Offsetof(PeerReadRefused{}.Read), unsafe.Offsetof(PeerReadRefused{}.Status), unsafe.Offsetof(PeerReadRefused{}.Reserved)}},
+	{"PeerReadData", unsafe.Sizeof(PeerReadData{}), []uintptr{unsafe.Offsetof(PeerReadData{}.Header.Type), unsafe.Offsetof(PeerReadData{}.Header.Sequence), unsafe.Offsetof(PeerReadData{}.Send), unsafe.Offsetof(PeerReadData{}.Read), unsafe.Offsetof(PeerReadData{}.Length)}},
+	{"PeerBack", unsafe.Sizeof(PeerBack{}), []uintptr{unsafe.Offsetof(PeerBack{}.Header.Type), unsafe.Offsetof(PeerBack{}.Header.Sequence), unsafe.Offsetof(PeerBack{}.Token), unsafe.Offsetof(PeerBack{}.Generation)}},
+	{"PeerBackRefused", unsafe.Sizeof(PeerBackRefused{}), []uintptr{unsafe.Offsetof(PeerBackRefused{}.Header.Type), unsafe.Offsetof(PeerBackRefused{}.Header.Sequence), unsafe.Offsetof(PeerBackRefused{}.Status), unsafe.Offsetof(PeerBackRefused{}.Reserved), unsafe.Offsetof(PeerBackRefused{}.Reason)}},
 	{"NICHello", unsafe.Sizeof(NICHello{}), []uintptr{unsafe.Offsetof(NICHello{}.Header.Type), unsafe.Offsetof(NICHello{}.Header.Sequence), unsafe.Offsetof(NICHello{}.Magic), unsafe.Offsetof(NICHello{}.Oldest), unsafe.Offsetof(NICHello{}.Newest), unsafe.Offsetof(NICHello{}.Shares), unsafe.Offsetof(NICHello{}.Reserved)}},
 	{"NICRegion", unsafe.Sizeof(NICRegion{}), []uintptr{unsafe.Offsetof(NICRegion{}.Header.Type), unsafe.Offsetof(NICRegion{}.Header.Sequence), unsafe.Offsetof(NICRegion{}.Region), unsafe.Offsetof(NICRegion{}.Kind), unsafe.Offsetof(NICRegion{}.Bytes)}},
 	{"NICWrite", unsafe.Sizeof(NICWrite{}), []uintptr{unsafe.Offsetof(NICWrite{}.Header.Type), unsafe.Offsetof(NICWrite{}.Header.Sequence), unsafe.Offsetof(NICWrite{}.Immediate), unsafe.Offsetof(NICWrite{}.Length), unsafe.Offsetof(NICWrite{}.SourceOffset), unsafe.Offsetof(NICWrite{}.TargetOffset), unsafe.Offsetof(NICWrite{}.Source), unsafe.Offsetof(NICWrite{}.Target)}},
@@ -1192,9 +1388,10 @@ var layouts = []struct {
 	{"NICForget", unsafe.Sizeof(NICForget{}), []uintptr{unsafe.Offsetof(NICForget{}.Header.Type), unsafe.Offsetof(NICForget{}.Header.Sequence), unsafe.Offsetof(NICForget{}.Region), unsafe.Offsetof(NICForget{}.Reserved)}},
 	{"LaneGPU", unsafe.Sizeof(LaneGPU{}), []uintptr{unsafe.Offsetof(LaneGPU{}.GPU), unsafe.Offsetof(LaneGPU{}.Index), unsafe.Offsetof(LaneGPU{}.Reserved)}},
 	{"ServerBytes", unsafe.Sizeof(ServerBytes{}), []uintptr{unsafe.Offsetof(ServerBytes{}.GPU), unsafe.Offsetof(ServerBytes{}.In), unsafe.Offsetof(ServerBytes{}.Out)}},
-	{"Descriptor", unsafe.Sizeof(Descriptor{}), []uintptr{unsafe.Offsetof(Descriptor{}.Operation), unsafe.Offsetof(Descriptor{}.Connection), unsafe.Offsetof(Descriptor{}.Memory), unsafe.Offsetof(Descriptor{}.Flags), unsafe.Offsetof(Descriptor{}.Offset), unsafe.Offsetof(Descriptor{}.Length), unsafe.Offsetof(Descriptor{}.Tag), unsafe.Offsetof(Descriptor{}.Cookie), unsafe.Offsetof(Descriptor{}.WaitTimeline), unsafe.Offsetof(Descriptor{}.SignalTimeline), unsafe.Offsetof(Descriptor{}.WaitValue), unsafe.Offsetof(Descriptor{}.SignalValue), unsafe.Offsetof(Descriptor{}.WaitEvent), unsafe.Offsetof(Descriptor{}.Reserved0), unsafe.Offsetof(Descriptor{}.Reserved1), unsafe.Offsetof(Descriptor{}.Reserved2), unsafe.Offsetof(Descriptor{}.Reserved3), unsafe.Offsetof(Descriptor{}.Reserved4), unsafe.Offsetof(Descriptor{}.Reserved5), unsafe.Offsetof(Descriptor{}.Reserved6)}},
+	{"Descriptor", unsafe.Sizeof(Descriptor{}), []uintptr{unsafe.Offsetof(Descriptor{}.Operation), unsafe.Offsetof(Descriptor{}.Connection), unsafe.Offsetof(Descriptor{}.Memory), unsafe.Offsetof(Descriptor{}.Flags), unsafe.Offsetof(Descriptor{}.Offset), unsafe.Offsetof(Descriptor{}.Length), unsafe.Offsetof(Descriptor{}.Tag), unsafe.Offsetof(Descriptor{}.Cookie), unsafe.Offsetof(Descriptor{}.WaitTimeline), unsafe.Offsetof(Descriptor{}.SignalTimeline), unsafe.Offsetof(Descriptor{}.WaitValue), unsafe.Offsetof(Descriptor{}.SignalValue), unsafe.Offsetof(Descriptor{}.WaitEvent), unsafe.Offsetof(Descriptor{}.Reserved0), unsafe.Offsetof(Descriptor{}.Key), unsafe.Offsetof(Descriptor{}.RemoteOffset), unsafe.Offsetof(Descriptor{}.Reserved4), unsafe.Offsetof(Descriptor{}.Reserved5), unsafe.Offsetof(Descriptor{}.Reserved6)}},
 	{"Completion", unsafe.Sizeof(Completion{}), []uintptr{unsafe.Offsetof(Completion{}.Cookie), unsafe.Offsetof(Completion{}.Length), unsafe.Offsetof(Completion{}.Status), unsafe.Offsetof(Completion{}.Reserved)}},
 	{"SubmitPage", unsafe.Sizeof(SubmitPage{}), []uintptr{unsafe.Offsetof(SubmitPage{}.Tail), unsafe.Offsetof(SubmitPage{}.Reserved0), unsafe.Offsetof(SubmitPage{}.CompletedHead), unsafe.Offsetof(SubmitPage{}.Reserved1), unsafe.Offsetof(SubmitPage{}.ClientSleeps), unsafe.Offsetof(SubmitPage{}.Reserved2)}},
 	{"CompletePage", unsafe.Sizeof(CompletePage{}), []uintptr{unsafe.Offsetof(CompletePage{}.TakenHead), unsafe.Offsetof(CompletePage{}.Reserved0), unsafe.Offsetof(CompletePage{}.Tail), unsafe.Offsetof(CompletePage{}.Reserved1), unsafe.Offsetof(CompletePage{}.RelaySleeps), unsafe.Offsetof(CompletePage{}.Reserved2)}},
 	{"HandleLayout", unsafe.Sizeof(HandleLayout{}), []uintptr{unsafe.Offsetof(HandleLayout{}.Magic), unsafe.Offsetof(HandleLayout{}.Token), unsafe.Offsetof(HandleLayout{}.Generation), unsafe.Offsetof(HandleLayout{}.Host), unsafe.Offsetof(HandleLayout{}.Contact), unsafe.Offsetof(HandleLayout{}.Reserved0), unsafe.Offsetof(HandleLayout{}.Reserved1)}},
+	{"RemoteKeyLayout", unsafe.Sizeof(RemoteKeyLayout{}), []uintptr{unsafe.Offsetof(RemoteKeyLayout{}.Magic), unsafe.Offsetof(RemoteKeyLayout{}.Key), unsafe.Offsetof(RemoteKeyLayout{}.Length), unsafe.Offsetof(RemoteKeyLayout{}.Access), unsafe.Offsetof(RemoteKeyLayout{}.Reserved), unsafe.Offsetof(RemoteKeyLayout{}.Reserved0), unsafe.Offsetof(RemoteKeyLayout{}.Reserved1), unsafe.Offsetof(RemoteKeyLayout{}.Reserved2)}},
 }

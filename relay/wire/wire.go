@@ -111,6 +111,21 @@ func (h *Handle) Layout() HandleLayout { return *(*HandleLayout)(unsafe.Pointer(
 // Handle is the layout as opaque bytes.
 func (l HandleLayout) Handle() Handle { return *(*Handle)(unsafe.Pointer(&l)) }
 
+// RemoteKey is what who offers memory hands out; who reads or writes it must have it.
+type RemoteKey [64]byte
+
+// NewRemoteKey is the key of an offer of so many bytes, for an access of Remote*.
+func NewRemoteKey(key UUID, length uint64, access uint32) RemoteKey {
+	l := RemoteKeyLayout{Magic: RemoteKeyMagic, Key: key, Length: length, Access: access}
+	return *(*RemoteKey)(unsafe.Pointer(&l))
+}
+
+// Layout interprets the key's bytes. ok is false where they are none.
+func (k RemoteKey) Layout() (l RemoteKeyLayout, ok bool) {
+	l = *(*RemoteKeyLayout)(unsafe.Pointer(&k))
+	return l, l.Magic == RemoteKeyMagic
+}
+
 // Header begins every message. Replies carry the sequence of their request;
 // sequence 0 is an event.
 type Header struct {

@@ -34,14 +34,20 @@ seen by all users; what cannot be seen is said.
 [doctor.schema.json](doctor.schema.json): ` + "`lanes`" + ` are the GPUs, by index, whose lanes a
 finding touches, or null for all of the host. ` + "`--selftest`" + ` is an active test: it copies
 between the GPUs that lanes stage on, as ` + "`peerlane self-test`" + ` does. There is none of RDMA,
-as relays of this version do not use RDMA yet, and other hosts, their clocks among
-them, are not looked at.
+as relays of this version do not use RDMA yet.
+
+` + "`--connect HOST`" + ` looks at what needs another host, in the last section below; on that host
+` + "`peerlane doctor --serve`" + ` answers meanwhile. It answers who proves the cluster key by the
+relays' own handshake, and nobody else; what it tells after that, names, MTUs, rates and ids of keys, is
+encrypted only where the cluster has certificates. It listens at the last port of
+` + "`network.ports`" + `, so firewalls that let relays through let it through, and is no daemon: it
+ends with its terminal.
 
 A check is an entry of a table in ` + "`cmd/peerlane/doctor`" + `, one file a subject. Each has a
 made host with its fault, on which it must find that and nothing else may find anything.
 `)
 	subject := ""
-	for _, c := range All() {
+	for _, c := range append(All(), Others()...) {
 		if c.Subject != subject {
 			subject = c.Subject
 			fmt.Fprintf(&b, "\n## %s%s\n", strings.ToUpper(subject[:1]), subject[1:])
@@ -73,7 +79,7 @@ func TestTheDocumentIsCurrent(t *testing.T) {
 
 func TestTheTableIsWhole(t *testing.T) {
 	seen := map[string]bool{}
-	for _, c := range All() {
+	for _, c := range append(All(), Others()...) {
 		if seen[c.Name] {
 			t.Errorf("two checks are called %s", c.Name)
 		}

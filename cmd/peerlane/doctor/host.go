@@ -52,6 +52,8 @@ type Host struct {
 	Staged func(layout.Layout) (map[string]uint64, error)
 	// Pairs are the results of a self-test that was just made and is not kept.
 	Pairs []launch.Pair
+	// Meetings are with other hosts; nil where none is named.
+	Meetings *Meetings
 	// Interval is the time between two readings of counters.
 	Interval time.Duration
 	// wait lets that time go by in a test; nil for the clock.

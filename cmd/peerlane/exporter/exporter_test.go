@@ -370,8 +370,9 @@ scraped and runs as root, as their state is root's. ` + "`--web-config FILE`" + 
 of Prometheus' exporter-toolkit, for TLS and passwords.
 
 packaging/prometheus has a dashboard for Grafana and alerts. A test checks that their
-queries name metrics and labels that there are; the dashboard has not been loaded in
-Grafana.
+queries name metrics and labels that there are, and another one (` + "`make test-packages`" + `) has
+Prometheus' own parsers read them, as ` + "`promtool check rules`" + ` does; the dashboard has not
+been loaded in Grafana.
 
 A container keeps its name and gets another generation each time it starts; counters
 begin anew when a relay does. Relays have 3 s to answer a scrape; of one that does not,

@@ -219,4 +219,9 @@ API CUresult cuGraphDestroy(CUgraph g);
 // it was built from.
 API extern const char peerlaneSimVersion[];
 
+// peerlaneSimReach is what nvidia-peermem does for RDMA drivers: where the n bytes of a
+// device's memory are that the driver API knows at p, or NULL. vmm says that they are
+// cuMemCreate's.
+API char *peerlaneSimReach(uintptr_t p, size_t n, int *vmm);
+
 #endif

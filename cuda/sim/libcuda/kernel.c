@@ -166,8 +166,8 @@ static const struct kernel kernels[] = {
 	{"peerlane_fill", 4, 0, 1, 8, READ_WRITE, -1, -1, 0, 0, fill},
 	{"peerlane_compare", 5, 0, 1, 8, READ, -1, 4, 2, 0, compare},
 	{"peerlane_reader", 8, 4, 5, 8, READ, 0, 7, 0, 5, reader},
-	{"peerlane_spin", 3, -1, -1, 0, NONE, 0, 2, 1, 0, spin},
-	{"peerlane_stream", 5, 0, 1, 16, READ_WRITE, 2, 4, 1, 0, stream},
+	{"peerlane_spin", 4, -1, -1, 0, NONE, 0, 2, 1, 0, spin},
+	{"peerlane_stream", 6, 0, 1, 16, READ_WRITE, 2, 4, 1, 0, stream},
 };
 
 #define KERNELS (sizeof kernels / sizeof *kernels)

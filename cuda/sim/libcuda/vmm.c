@@ -256,6 +256,19 @@ CUresult cuMemGetHandleForAddressRange(void *fd, CUdeviceptr p, size_t n, int ty
 	return CUDA_SUCCESS;
 }
 
+char *peerlaneSimReach(uintptr_t p, size_t n, int *vmm)
+{
+	char *data = NULL;
+	pthread_mutex_lock(&ranges_mutex);
+	struct range *range = range_find(p);
+	if (range && range->memory->device && n <= range->size - (p - range->base)) {
+		data = range->memory->data + (p - range->base);
+		*vmm = range->kind == MAPPED;
+	}
+	pthread_mutex_unlock(&ranges_mutex);
+	return data;
+}
+
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *n, CUdeviceptr p)
 {
 	CUresult r = enter("cuMemGetAddressRange", NULL);

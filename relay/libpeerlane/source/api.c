@@ -399,6 +399,41 @@ int peerlane_connection_status(peerlane_session *s, peerlane_connection connecti
 	return status;
 }
 
+/* --- one-sided operations -------------------------------------------------------- */
+
+_Static_assert(sizeof(peerlane_remote_key) == sizeof(struct peerlane_remote_key_layout), "a key is as the protocol has it");
+
+int peerlane_offer(peerlane_session *s, peerlane_listener listener, peerlane_connection connection, peerlane_memory memory,
+	uint64_t offset, uint64_t length, uint32_t access, peerlane_offering *offering, peerlane_remote_key *key)
+{
+	struct peerlane_offer m = {
+		.type = PEERLANE_MESSAGE_OFFER, .listener = listener, .connection = connection, .memory = memory,
+		.offset = offset, .length = length, .access = access,
+	};
+	struct peerlane_remote_key_layout layout = {.magic = PEERLANE_REMOTE_KEY_MAGIC, .length = length, .access = access};
+	struct peerlane_offered answer;
+	int status;
+
+	if (!offering || !key)
+		return fail_call(PEERLANE_STATUS_INVALID, "offering memory: nowhere to write the offer or its key: NULL");
+	status = ask(s, &m, sizeof m, -1, &answer, PEERLANE_MESSAGE_OFFERED, sizeof answer, NULL);
+	if (!status && !answer.offer)
+		status = fail_call(PEERLANE_STATUS_MALFORMED, "the relay gave the number 0 to an offer");
+	if (!status) {
+		memcpy(layout.key, answer.key, sizeof layout.key);
+		memcpy(key->bytes, &layout, sizeof key->bytes);
+		*offering = answer.offer;
+	}
+	return status;
+}
+
+int peerlane_withdraw(peerlane_session *s, peerlane_offering offering)
+{
+	struct peerlane_withdraw m = {.type = PEERLANE_MESSAGE_WITHDRAW, .offer = offering};
+
+	return tell(s, &m, sizeof m);
+}
+
 /* --- what the relay tells ---------------------------------------------------------- */
 
 int peerlane_lanes(peerlane_session *s, struct peerlane_lane *lanes, unsigned room, unsigned *count)

@@ -43,8 +43,8 @@
  * PEERLANE_CUDA_LIBRARY, see peerlane_export_pointer(). It is not linked with
  * libcuda. Once loaded it stays loaded: dlclose() does not unload it.
  *
- * The hot path is peerlane_send(), peerlane_receive(), peerlane_test(),
- * peerlane_poll() and peerlane_wait() for what ends within 50 microseconds. It
+ * The hot path is peerlane_send(), peerlane_receive(), peerlane_read(),
+ * peerlane_write(), peerlane_flush(), peerlane_test(), peerlane_poll() and peerlane_wait() for what ends within 50 microseconds. It
  * allocates nothing and makes no system call, except one write() that wakes a relay
  * that has gone to sleep for want of work, futex calls where threads contend for a
  * session, and, where a caller asks again and again for what does not end, one look
@@ -93,8 +93,11 @@ typedef uint32_t peerlane_memory;
 typedef uint32_t peerlane_listener;
 typedef uint32_t peerlane_connection;
 
-/* A send or a receive that was posted; 0 is none. A number is never used twice. */
+/* A send, a receive or another operation that was posted; 0 is none. A number is never used twice. */
 typedef uint64_t peerlane_operation;
+
+/* A range of memory that others may read or write by themselves. */
+typedef uint32_t peerlane_offering;
 
 /* A GPU's UUID, as cuDeviceGetUuid() and `nvidia-smi -L` (in hexadecimal) have it. */
 typedef struct peerlane_gpu {
@@ -105,6 +108,12 @@ typedef struct peerlane_gpu {
 typedef struct peerlane_handle {
 	uint8_t bytes[128];
 } peerlane_handle;
+
+/* What who reads or writes an offered range needs. Whoever has it, at the other side of
+ * a connection that the offer is for, can. */
+typedef struct peerlane_remote_key {
+	uint8_t bytes[64];
+} peerlane_remote_key;
 
 /* --- errors ---------------------------------------------------------------- */
 
@@ -344,6 +353,12 @@ PEERLANE_API int peerlane_send(peerlane_session *session, peerlane_connection co
 PEERLANE_API int peerlane_receive(peerlane_session *session, peerlane_connection connection, peerlane_memory memory,
 	uint64_t offset, uint64_t length, const struct peerlane_options *options, peerlane_operation *operation);
 
+/* Posts an operation that ends when all that were posted on the connection before it
+ * have ended: what was sent and written is in the other side's memory then. Where one of
+ * them failed since the last flush, it ends with the status of the first that did. */
+PEERLANE_API int peerlane_flush(peerlane_session *session, peerlane_connection connection,
+	const struct peerlane_options *options, peerlane_operation *operation);
+
 /* Operations of a session whose results nobody has taken. */
 #define PEERLANE_MAX_OPERATIONS 4096
 
@@ -387,6 +402,56 @@ PEERLANE_API int peerlane_poll(peerlane_session *session, struct peerlane_result
  * ends; a program that only ever tests, or waits in peerlane_wait(), is better off
  * without. */
 PEERLANE_API int peerlane_event_descriptor(peerlane_session *session, int *fd);
+
+/* --- one-sided operations -------------------------------------------------- */
+
+/* The side that accepted a connection offers memory, the side that connected reads and
+ * writes it. The relays do it alone: of the process that offers nothing is needed, which
+ * may do other things, or be stopped.
+ *
+ *	peerlane_offer(session, listener, 0, memory, 0, n, PEERLANE_REMOTE_READ, &offering, &key);
+ *	give the key away, by a message, say
+ *	peerlane_read(session, sending, mine, 0, n, &key, 0, NULL, &operation);      there */
+
+/* Offers [offset, offset+length) of a memory to the connections of a listener, those of
+ * now and those to come, or to one connection that was accepted here; the other of the
+ * two is 0. The memory is of the GPU of that lane.
+ *
+ * access: PEERLANE_REMOTE_READ, for which it has to be exported with
+ * PEERLANE_ACCESS_SEND, PEERLANE_REMOTE_WRITE, with PEERLANE_ACCESS_RECEIVE, or both.
+ *
+ * PEERLANE_STATUS_NOT_PERMITTED, PEERLANE_STATUS_OUT_OF_RANGE,
+ * PEERLANE_STATUS_WRONG_GPU, PEERLANE_STATUS_LIMIT (PEERLANE_MAX_OFFERS). */
+PEERLANE_API int peerlane_offer(peerlane_session *session, peerlane_listener listener, peerlane_connection connection,
+	peerlane_memory memory, uint64_t offset, uint64_t length, uint32_t access, peerlane_offering *offering, peerlane_remote_key *key);
+
+/* Ends an offer, and returns when no operation touches the memory on its behalf any more.
+ * Those that have begun go on to their end, which is soon; peerlane_disconnect() ends
+ * them. After PEERLANE_STATUS_TIMED_OUT, a minute later, no new one begins, and some have
+ * not ended. peerlane_unexport() withdraws all offers of a memory. */
+PEERLANE_API int peerlane_withdraw(peerlane_session *session, peerlane_offering offering);
+
+/* Writes `length` bytes of a memory here to byte `at` of what the other side of a
+ * connection has offered; it has ended when they are there. One of 0 bytes looks whether
+ * it might. The rest as peerlane_send().
+ *
+ * Sends, reads and writes begin in the order in which they are posted, and end in any:
+ * what is to come after one waits for its end, or peerlane_flush().
+ *
+ * As results: PEERLANE_STATUS_BAD_KEY where nothing is offered to this connection under
+ * this key, or not any more; PEERLANE_STATUS_OUT_OF_RANGE beyond the offer's bounds;
+ * PEERLANE_STATUS_NOT_PERMITTED where it is for reading alone. The call itself gives
+ * PEERLANE_STATUS_BAD_KEY for bytes that are no key. */
+PEERLANE_API int peerlane_write(peerlane_session *session, peerlane_connection connection, peerlane_memory memory,
+	uint64_t offset, uint64_t length, const peerlane_remote_key *key, uint64_t at, const struct peerlane_options *options,
+	peerlane_operation *operation);
+
+/* Reads `length` bytes from byte `at` of what the other side has offered into a memory
+ * here; the rest as peerlane_write(). The first read of a connection opens another one,
+ * the other way, which counts among both sides' connections. */
+PEERLANE_API int peerlane_read(peerlane_session *session, peerlane_connection connection, peerlane_memory memory,
+	uint64_t offset, uint64_t length, const peerlane_remote_key *key, uint64_t at, const struct peerlane_options *options,
+	peerlane_operation *operation);
 
 /* --- timelines ------------------------------------------------------------- */
 

@@ -232,15 +232,12 @@ static int in_turn(struct peerlane_session *s, uint32_t connection, uint32_t tim
 	return hand_over_status(s, timeline);
 }
 
-static int submit(peerlane_session *s, uint32_t kind, peerlane_connection connection, peerlane_memory memory,
-	uint64_t offset, uint64_t length, const struct peerlane_options *options, peerlane_operation *operation)
+/* submit posts an operation of which all but its options is said. */
+static int submit(peerlane_session *s, struct peerlane_descriptor d, const struct peerlane_options *options, peerlane_operation *operation)
 {
-	struct peerlane_descriptor d = {
-		.operation = kind, .connection = connection, .memory = memory, .offset = offset, .length = length,
-		.wait_timeline = PEERLANE_NO_TIMELINE, .signal_timeline = PEERLANE_NO_TIMELINE,
-	};
 	int status;
 
+	d.wait_timeline = d.signal_timeline = PEERLANE_NO_TIMELINE;
 	if (options) {
 		if (options->flags & ~(PEERLANE_AFTER | PEERLANE_SIGNAL | PEERLANE_AFTER_EVENT | PEERLANE_HAND_OVER))
 			return fail_call(PEERLANE_STATUS_INVALID, "an operation's options have flags that this version does not know: %#x", options->flags);
@@ -268,7 +265,7 @@ static int submit(peerlane_session *s, uint32_t kind, peerlane_connection connec
 	if ((status = enter(s)))
 		return status;
 	if (d.flags & PEERLANE_IN_TURN)
-		status = in_turn(s, connection, d.wait_timeline);
+		status = in_turn(s, d.connection, d.wait_timeline);
 	if (!status)
 		status = post(s, &d, !operation, options ? options->context : 0, operation);
 	leave(s);
@@ -278,13 +275,59 @@ static int submit(peerlane_session *s, uint32_t kind, peerlane_connection connec
 int peerlane_send(peerlane_session *s, peerlane_connection connection, peerlane_memory memory,
 	uint64_t offset, uint64_t length, const struct peerlane_options *options, peerlane_operation *operation)
 {
-	return submit(s, PEERLANE_OP_SEND, connection, memory, offset, length, options, operation);
+	struct peerlane_descriptor d = {.operation = PEERLANE_OP_SEND, .connection = connection, .memory = memory, .offset = offset, .length = length};
+
+	return submit(s, d, options, operation);
 }
 
 int peerlane_receive(peerlane_session *s, peerlane_connection connection, peerlane_memory memory,
 	uint64_t offset, uint64_t length, const struct peerlane_options *options, peerlane_operation *operation)
 {
-	return submit(s, PEERLANE_OP_RECEIVE, connection, memory, offset, length, options, operation);
+	struct peerlane_descriptor d = {.operation = PEERLANE_OP_RECEIVE, .connection = connection, .memory = memory, .offset = offset, .length = length};
+
+	return submit(s, d, options, operation);
+}
+
+int peerlane_flush(peerlane_session *s, peerlane_connection connection, const struct peerlane_options *options, peerlane_operation *operation)
+{
+	struct peerlane_descriptor d = {.operation = PEERLANE_OP_FLUSH, .connection = connection};
+
+	return submit(s, d, options, operation);
+}
+
+/* one_sided posts an operation on what the other side has offered. */
+static int one_sided(peerlane_session *s, struct peerlane_descriptor d, const peerlane_remote_key *key,
+	const struct peerlane_options *options, peerlane_operation *operation)
+{
+	struct peerlane_remote_key_layout layout;
+
+	if (!key)
+		return fail_call(PEERLANE_STATUS_INVALID, "a one-sided operation without a key: NULL");
+	memcpy(&layout, key->bytes, sizeof layout);
+	if (layout.magic != PEERLANE_REMOTE_KEY_MAGIC)
+		return fail_call(PEERLANE_STATUS_BAD_KEY, "these %zu bytes are not the key of an offer", sizeof key->bytes);
+	memcpy(d.key, layout.key, sizeof d.key);
+	return submit(s, d, options, operation);
+}
+
+int peerlane_write(peerlane_session *s, peerlane_connection connection, peerlane_memory memory, uint64_t offset, uint64_t length,
+	const peerlane_remote_key *key, uint64_t at, const struct peerlane_options *options, peerlane_operation *operation)
+{
+	struct peerlane_descriptor d = {
+		.operation = PEERLANE_OP_WRITE, .connection = connection, .memory = memory, .offset = offset, .length = length, .remote_offset = at,
+	};
+
+	return one_sided(s, d, key, options, operation);
+}
+
+int peerlane_read(peerlane_session *s, peerlane_connection connection, peerlane_memory memory, uint64_t offset, uint64_t length,
+	const peerlane_remote_key *key, uint64_t at, const struct peerlane_options *options, peerlane_operation *operation)
+{
+	struct peerlane_descriptor d = {
+		.operation = PEERLANE_OP_READ, .connection = connection, .memory = memory, .offset = offset, .length = length, .remote_offset = at,
+	};
+
+	return one_sided(s, d, key, options, operation);
 }
 
 static int not_posted(peerlane_operation operation)
@@ -343,6 +386,7 @@ static bool of_operation(int status)
 	switch (status) {
 	case PEERLANE_STATUS_OK:
 	case PEERLANE_STATUS_TRUNCATED:
+	case PEERLANE_STATUS_BAD_KEY:
 	case PEERLANE_STATUS_CANCELED:
 	case PEERLANE_STATUS_MALFORMED:
 	case PEERLANE_STATUS_UNKNOWN_MEMORY:

@@ -32,6 +32,7 @@ func (i Ignored) String() string {
 const (
 	ownSockets = "NCCL's own sockets, of its bootstrap, go by it"
 	ofVerbs    = "it is of NCCL's own verbs transport"
+	isVerbs    = "NCCL's own verbs transport goes by it"
 )
 
 // ncclKeys are the variables for which there is a key, or more to say. Names are of
@@ -41,8 +42,16 @@ var ncclKeys = map[string]Ignored{
 	"NCCL_SOCKET_FAMILY":   {Key: "network.family", Note: ownSockets},
 	"NCCL_SOCKET_NTHREADS": {Key: "network.streams", Note: ownSockets},
 	"NCCL_IB_HCA":          {Key: "plan.exclude.nics, or plan.lane.nics,", Note: ofVerbs},
-	"NCCL_IB_DISABLE":      {Note: "which transport relays use follows from the host's NICs"},
+	"NCCL_IB_DISABLE":      {Key: "relay.transport", Note: "which transport relays use follows from the host's NICs, unless it says otherwise"},
 	"NCCL_IB_MERGE_NICS":   {Key: "plan.lane.nics", Note: ofVerbs},
+
+	"NCCL_IB_TC":                 {Key: "verbs.tc", Note: isVerbs},
+	"NCCL_IB_SL":                 {Key: "verbs.sl", Note: isVerbs},
+	"NCCL_IB_PKEY":               {Key: "verbs.pkey", Note: isVerbs},
+	"NCCL_IB_TIMEOUT":            {Key: "verbs.timeout", Note: isVerbs},
+	"NCCL_IB_RETRY_CNT":          {Key: "verbs.retry_cnt", Note: isVerbs},
+	"NCCL_IB_GID_INDEX":          {Key: "verbs.gid_index", Note: isVerbs},
+	"NCCL_IB_QPS_PER_CONNECTION": {Key: "verbs.qps_per_connection", Note: isVerbs},
 }
 
 // IgnoredVariables reports, by name, the NCCL_SOCKET_* and NCCL_IB_* variables of an

@@ -12,7 +12,7 @@ func TestVariablesWithoutEffect(t *testing.T) {
 	})
 	want := []struct{ name, says string }{
 		{"NCCL_IB_HCA", "sets plan.exclude.nics, or plan.lane.nics, in config.toml"},
-		{"NCCL_IB_TIMEOUT", "no key of their host's config.toml stands for it"},
+		{"NCCL_IB_TIMEOUT", "sets verbs.timeout in config.toml"},
 		{"NCCL_SOCKET_FAMILY", "sets network.family in config.toml; NCCL's own sockets"},
 		{"NCCL_SOCKET_IFNAME", "sets network.interfaces in config.toml; NCCL's own sockets"},
 		{"NCCL_SOCKET_NTHREADS", "sets network.streams in config.toml"},

@@ -107,6 +107,9 @@ func (c *Channel) forget() {
 	}
 	c.over = true
 	delete(c.peer.channels, c.number)
+	if c.peer.extension != nil {
+		c.peer.extension.Left(c)
+	}
 	if c.theirs() {
 		c.peer.theirs--
 	}
@@ -134,6 +137,9 @@ func (p *Peer) frame(f frame) error {
 	case frameOpen:
 		return p.accept(f)
 	}
+	if f.kind == frameExtension && f.channel == 0 {
+		return p.heard(nil, f.payload)
+	}
 	c := p.channels[f.channel]
 	if c == nil || c.deserted {
 		return refused("a frame on channel %d, which is not open", f.channel)
@@ -147,6 +153,8 @@ func (p *Peer) frame(f frame) error {
 		return err
 	case frameEager:
 		return p.takeEager(c, f.payload)
+	case frameExtension:
+		return p.heard(c, f.payload)
 	case frameLeave:
 		if err := c.endArrivals(false); err != nil {
 			return err

@@ -28,7 +28,13 @@ const (
 	frameEager
 	// frameGoodbye has channel 0, and ends all: a wire.Failure.
 	frameGoodbye
+	// frameExtension has what another transport says, of a channel or, with 0, of all: of
+	// version 2.
+	frameExtension
 )
+
+// MaxExtension bounds what an extension says at a time, bytes.
+const MaxExtension = 4 << 10
 
 // maxEager bounds a frameEager's bytes.
 const maxEager = 16 << 10
@@ -58,13 +64,15 @@ func nextFrame(data []byte) (frame, int, error) {
 		least, most = 8, 8
 	case frameEager:
 		least, most = pieceHeader+1, pieceHeader+maxEager
+	case frameExtension:
+		least, most = 1, MaxExtension
 	default:
 		return f, 0, wire.Errorf(wire.StatusMalformed, "a frame of kind %d, which this version does not know", f.kind)
 	}
 	if n < least || n > most {
 		return f, 0, wire.Errorf(wire.StatusMalformed, "a frame of kind %d with %d bytes: it must have %d to %d", f.kind, n, least, most)
 	}
-	if ofPeer := f.kind == frameBeat || f.kind == frameGoodbye; ofPeer != (f.channel == 0) {
+	if ofPeer := f.kind == frameBeat || f.kind == frameGoodbye; ofPeer != (f.channel == 0) && f.kind != frameExtension {
 		return f, 0, wire.Errorf(wire.StatusMalformed, "a frame of kind %d on channel %d", f.kind, f.channel)
 	}
 	if len(data) < frameHeader+int(n) {

@@ -20,7 +20,9 @@ import (
 // Versions of what this transport says, the wire messages apart.
 const (
 	oldestVersion = 1
-	newestVersion = 1
+	newestVersion = 2
+
+	extensions = 2 // the version from which there are any
 )
 
 // MaxStreams is the most data streams of a Peer.
@@ -42,6 +44,7 @@ type Streams struct {
 	piece   int // bytes of the other side's pieces
 	ours    int
 	dialed  bool
+	version uint32
 }
 
 // Close gives them up.
@@ -154,7 +157,7 @@ func Dial(ctx context.Context, until time.Time, connect func(context.Context) (n
 		return nil, err
 	}
 	answers := make(chan error, len(all))
-	pieceOf := make([]uint32, len(all))
+	pieceOf, newestOf := make([]uint32, len(all)), make([]uint32, len(all))
 	for i, c := range all {
 		mine := ours
 		mine.stream = uint32(i)
@@ -164,7 +167,7 @@ func Dial(ctx context.Context, until time.Time, connect func(context.Context) (n
 				err = refused("the answer on stream %d is for stream %d of %d, or of other connections", i, theirs.stream, theirs.streams)
 			}
 			if err == nil {
-				pieceOf[i] = theirs.piece
+				pieceOf[i], newestOf[i] = theirs.piece, theirs.newest
 			}
 			answers <- err
 		}()
@@ -183,7 +186,7 @@ func Dial(ctx context.Context, until time.Time, connect func(context.Context) (n
 			return nil, err
 		}
 	}
-	s.piece = int(pieceOf[0])
+	s.piece, s.version = int(pieceOf[0]), min(newestOf[0], newestVersion)
 	return s, nil
 }
 
@@ -251,7 +254,7 @@ func (g *Gathering) Add(c net.Conn, who string) (*Streams, error) {
 	if set == nil {
 		return nil, nil
 	}
-	s := &Streams{control: set.conns[0], data: set.conns[1:], piece: int(theirs.piece), ours: pieces}
+	s := &Streams{control: set.conns[0], data: set.conns[1:], piece: int(theirs.piece), ours: pieces, version: min(theirs.newest, newestVersion)}
 	for i, c := range set.conns {
 		answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: uint32(i), streams: theirs.streams, piece: uint32(pieces)}
 		err := c.SetDeadline(until)

@@ -353,6 +353,7 @@ func TestDialGivesUpAll(t *testing.T) {
 func FuzzFrame(f *testing.F) {
 	f.Add(appendFrame(nil, 3, frameMessage, wire.Encode(&wire.Done{}, 0)))
 	f.Add(appendFrame(nil, 0, frameBeat))
+	f.Add(appendFrame(nil, 0, frameExtension, []byte("x")))
 	f.Add(appendFrame(nil, 1<<31, frameLanded, number(1<<63)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		one, n, err := nextFrame(data)

@@ -48,6 +48,10 @@ type Config struct {
 	// Accept is called on the loop with each channel that the other side opens, and its
 	// first message: it sets the channel's handlers by Handle, or leaves it.
 	Accept func(c *Channel, first wire.Message, sequence uint32)
+	// Extend, where there is one, gives what carries the data of a Peer's channels in place
+	// of its data streams. It is called on the loop, of a Peer whose other side knows
+	// extensions, before anything comes.
+	Extend func(*Peer) Extension
 	// Down is called on the loop when the Peer is dead, after all its channels.
 	Down func(error)
 }
@@ -118,10 +122,11 @@ type Peer struct {
 	written  uint64
 	dead     error // set once the channels know
 
-	landings landings
-	outbox   outbox
-	supply   supply
-	counters struct{ messages, batches, writes, pieces, eager atomic.Uint64 }
+	extension Extension // nil where the data streams carry the data
+	landings  landings
+	outbox    outbox
+	supply    supply
+	counters  struct{ messages, batches, writes, pieces, eager atomic.Uint64 }
 
 	// Writes that are under way, and when the last of them went on, since the start.
 	start    time.Time
@@ -157,6 +162,9 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	p.last, p.lastOpen = 0, 1                    // the other side's are 3, 5 …
 	if s.dialed {
 		p.last, p.lastOpen = 1, 0
+	}
+	if p.config.Extend != nil && s.version >= extensions {
+		p.extension = p.config.Extend(p)
 	}
 	p.supply.ready.L = &p.supply.mu
 	for _, c := range append([]net.Conn{p.control}, p.data...) {
@@ -222,7 +230,7 @@ func (p *Peer) fail(why error, tell bool) {
 			p.users.Wait()
 			p.control.Close()
 			p.gone()
-			p.loop.Do(p.bury)
+			p.loop.Do(p.perish)
 		}()
 	})
 }
@@ -264,7 +272,17 @@ func (p *Peer) silent(c net.Conn, limit time.Duration, doing string) {
 
 func route(c net.Conn) string { return fmt.Sprintf("%v to %v", c.LocalAddr(), c.RemoteAddr()) }
 
-// bury tells the channels, on the loop, after all that came before.
+// perish ends the Peer on the loop, after all that came before: what carries its data
+// first.
+func (p *Peer) perish() {
+	if p.extension != nil {
+		p.extension.Down(p.why, p.bury)
+		return
+	}
+	p.bury()
+}
+
+// bury tells the channels.
 func (p *Peer) bury() {
 	p.loop.Remove(p)
 	p.dead = p.why

@@ -1,0 +1,104 @@
+package meeting
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// Facts are what a host tells the doctor of another one.
+type Facts struct {
+	Host    string `json:"host"`    // its name
+	Release string `json:"release"` // of Peerlane
+	// Oldest and Newest are the versions of the protocol between relays that it speaks.
+	Oldest uint32 `json:"oldest"`
+	Newest uint32 `json:"newest"`
+	// Keys are the ids of the cluster's keys, the one in use first.
+	Keys []string `json:"keys"`
+	// TLS says that network.tls_certificate is configured.
+	TLS bool `json:"tls"`
+	// Ports is network.ports.
+	Ports string `json:"ports"`
+	// Interfaces are those that relays use, best first, and Why says why there is none.
+	Interfaces []Interface `json:"interfaces"`
+	Why        string      `json:"why,omitempty"`
+	// Rails are the NICs of lanes, by their rail.
+	Rails []Rail `json:"rails"`
+}
+
+// Interface is a network interface that relays use.
+type Interface struct {
+	Name      string   `json:"name"`
+	Addresses []string `json:"addresses"`
+	MTU       int      `json:"mtu"`            // bytes
+	Mbps      int      `json:"mbps,omitempty"` // 1e6 bits/s; 0 where the kernel does not say
+}
+
+// Rail is a NIC that carries lanes.
+type Rail struct {
+	Rail      int     `json:"rail"`
+	NIC       string  `json:"nic"`
+	LinkLayer string  `json:"linkLayer"`
+	Gbps      float64 `json:"gbps"` // 1e9 bits/s
+}
+
+// Bounds of what is taken of another host.
+const (
+	MaxFacts = 256 << 10
+	maxList  = 256
+	maxText  = 256
+)
+
+func (f Facts) text() ([]byte, error) {
+	f.Interfaces, f.Rails = f.Interfaces[:min(len(f.Interfaces), maxList)], f.Rails[:min(len(f.Rails), maxList)]
+	text, err := json.Marshal(f)
+	if err == nil && len(text) > MaxFacts {
+		err = fmt.Errorf("the facts of this host have %d bytes; at most %d are possible", len(text), MaxFacts)
+	}
+	return text, err
+}
+
+// ParseFacts reads another host's facts. It has the cluster key, and may lie all the same:
+// lists are bounded, and texts have nothing that moves a terminal.
+func ParseFacts(text []byte) (Facts, error) {
+	var f Facts
+	if len(text) > MaxFacts {
+		return f, fmt.Errorf("facts of %d bytes; at most %d are possible", len(text), MaxFacts)
+	}
+	if err := json.Unmarshal(text, &f); err != nil {
+		return Facts{}, fmt.Errorf("the facts of the other host make no sense: %w", err)
+	}
+	if len(f.Keys) > 2 || len(f.Interfaces) > maxList || len(f.Rails) > maxList || f.Oldest > f.Newest {
+		return Facts{}, fmt.Errorf("the facts of the other host make no sense: %d keys, %d interfaces, %d rails, versions %d to %d",
+			len(f.Keys), len(f.Interfaces), len(f.Rails), f.Oldest, f.Newest)
+	}
+	for _, s := range []*string{&f.Host, &f.Release, &f.Ports, &f.Why} {
+		tame(s)
+	}
+	for i := range f.Keys {
+		tame(&f.Keys[i])
+	}
+	for i := range f.Interfaces {
+		n := &f.Interfaces[i]
+		tame(&n.Name)
+		n.Addresses = n.Addresses[:min(len(n.Addresses), maxList)]
+		for j := range n.Addresses {
+			tame(&n.Addresses[j])
+		}
+	}
+	for i := range f.Rails {
+		tame(&f.Rails[i].NIC)
+		tame(&f.Rails[i].LinkLayer)
+	}
+	return f, nil
+}
+
+func tame(s *string) {
+	text := strings.ToValidUTF8((*s)[:min(len(*s), maxText)], "")
+	*s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, text)
+}

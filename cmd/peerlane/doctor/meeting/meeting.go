@@ -1,0 +1,282 @@
+// Package meeting is how peerlane doctor meets the one of another host: over the
+// handshake by which relays of two hosts trust each other, on a port of their range, so
+// that what a relay would find in the way is found. Who has not the cluster key hears
+// nothing. What follows the handshake is encrypted where the cluster has certificates
+// alone; it is facts of the host, and no secret.
+//
+// The one that connects asks, a byte at a time, and the other answers:
+//
+//	c  →  8 bytes: its clock, nanoseconds since 1970, little-endian
+//	f  →  4 bytes: how many follow, and its Facts as JSON
+//	b and BulkBytes  →  BulkBytes
+package meeting
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Versions of this protocol. They are not those of the protocol between relays, which
+// Facts have.
+const version = 1
+
+// Who is asked for by a doctor: of a relay no listener has that name, and it says so.
+var target = network.Target{Host: wire.UUID([]byte("peerlane doctor ")), Token: wire.UUID([]byte("peerlane doctor "))}
+
+const (
+	// BulkBytes go each way to see whether full packets arrive.
+	BulkBytes = 1 << 20
+	// stepTime bounds each answer, and BulkTime what BulkBytes take.
+	stepTime = 3 * time.Second
+	BulkTime = 8 * time.Second
+	// meetTime bounds a meeting: less than a check may take.
+	meetTime = 18 * time.Second
+	// readings of the clock: the one with the shortest way counts.
+	readings = 8
+	// guests at a time, and how long each may stay.
+	guests    = 16
+	guestTime = time.Minute
+)
+
+// Side is this host's side of a meeting.
+type Side struct {
+	Name string
+	Keys func() network.Keys
+	// Certificates are the configuration's; nil where it has none.
+	Certificates *network.Certificates
+	// BulkTime stands for the constant where it is not 0.
+	BulkTime time.Duration
+}
+
+func (s Side) local() (*network.Local, error) {
+	l := &network.Local{Host: target.Host, Name: s.Name, Oldest: version, Newest: version, Keys: s.Keys}
+	if s.Certificates == nil {
+		return l, nil
+	}
+	var err error
+	l.TLS, err = network.LoadTLS(*s.Certificates)
+	return l, err
+}
+
+// Serve answers doctors of other hosts until the listener is closed. Refused is told of
+// those that came to nothing.
+func Serve(listener net.Listener, side Side, facts func() Facts, refused func(net.Addr, error)) error {
+	local, err := side.local()
+	if err != nil {
+		return err
+	}
+	room := make(chan struct{}, guests)
+	server := &network.Server{
+		Local: local,
+		Admit: func(g network.Greeting) error {
+			if g.Target != target || g.Joined != nil {
+				return wire.Errorf(wire.StatusBadHandle, "%s asks for another listener than a doctor", g.Name)
+			}
+			return nil
+		},
+		Accept: func(s *network.Session) {
+			select {
+			case room <- struct{}{}:
+			default:
+				s.Conn.Close()
+				refused(s.Conn.RemoteAddr(), fmt.Errorf("%d doctors are here already", guests))
+				return
+			}
+			go func() {
+				defer func() { <-room }()
+				defer s.Conn.Close()
+				if err := answer(s.Conn, facts); err != nil {
+					refused(s.Conn.RemoteAddr(), err)
+				}
+			}()
+		},
+		Refused: refused,
+	}
+	server.Serve(listener)
+	return nil
+}
+
+// answer answers one doctor.
+func answer(conn net.Conn, facts func() Facts) error {
+	if err := conn.SetDeadline(time.Now().Add(guestTime)); err != nil {
+		return err
+	}
+	bulk := make([]byte, 64<<10)
+	for question := make([]byte, 1); ; {
+		if _, err := io.ReadFull(conn, question); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		var reply []byte
+		switch question[0] {
+		case 'c':
+			reply = binary.LittleEndian.AppendUint64(nil, uint64(time.Now().UnixNano()))
+		case 'f':
+			text, err := facts().text()
+			if err != nil {
+				return err
+			}
+			reply = append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...)
+		case 'b':
+			if _, err := io.CopyBuffer(io.Discard, onlyReader{io.LimitReader(conn, BulkBytes)}, bulk); err != nil {
+				return err
+			}
+			reply = make([]byte, BulkBytes)
+		default:
+			return fmt.Errorf("a doctor asks for %q, which this version does not know", question)
+		}
+		if _, err := conn.Write(reply); err != nil {
+			return err
+		}
+	}
+}
+
+// onlyReader hides what would have io.CopyBuffer do without its buffer.
+type onlyReader struct{ io.Reader }
+
+// Meeting is what came of one.
+type Meeting struct {
+	// At is where the other doctor was looked for, and Peer its name.
+	At   netip.AddrPort
+	Peer string
+	// Connected says that something there took the connection.
+	Connected bool
+	// Err is why there are no Theirs; nil where there are.
+	Err    error
+	Theirs Facts
+	// Proven says that the other side has the cluster key.
+	Proven bool
+	// Offset is their clock less ours, and Uncertainty by how much it may be wrong:
+	// half the way there and back.
+	Offset, Uncertainty time.Duration
+	// Ours is the address that the connection has on this side.
+	Ours netip.Addr
+	// PathMTU is what the kernel has found out of the path, bytes; 0 where it does not say.
+	PathMTU int
+	// Stuck is what became of BulkBytes each way; nil where they arrived.
+	Stuck error
+}
+
+// Meet meets the doctor at an address. It takes meetTime at most.
+func Meet(ctx context.Context, side Side, at netip.AddrPort) Meeting {
+	ctx, cancel := context.WithTimeout(ctx, meetTime)
+	defer cancel()
+	m := Meeting{At: at}
+	local, err := side.local()
+	if err != nil {
+		m.Err = err
+		return m
+	}
+	local.Connect = func(ctx context.Context, to netip.AddrPort, _ string) (net.Conn, error) {
+		conn, err := (&net.Dialer{Timeout: stepTime}).DialContext(ctx, "tcp", to.String())
+		m.Connected = m.Connected || err == nil
+		return conn, err
+	}
+	session, err := local.Dial(ctx, target, []netip.AddrPort{at})
+	if err != nil {
+		// Only who has the key can say any of these.
+		m.Proven = wire.StatusOf(err) == wire.StatusBadHandle || wire.StatusOf(err) == wire.StatusVersion || wire.StatusOf(err) == wire.StatusUnreachable
+		m.Err = err
+		return m
+	}
+	defer session.Conn.Close()
+	stop := context.AfterFunc(ctx, func() { session.Conn.Close() })
+	defer stop()
+	m.Proven, m.Peer = true, session.Peer
+	if ours, ok := session.Conn.LocalAddr().(*net.TCPAddr); ok {
+		m.Ours = ours.AddrPort().Addr().Unmap().WithZone("")
+	}
+	m.Err = m.ask(session.Conn, side)
+	return m
+}
+
+func (m *Meeting) ask(conn net.Conn, side Side) error {
+	m.Uncertainty = time.Duration(1<<63 - 1)
+	for range readings {
+		begun := time.Now()
+		reply, err := exchange(conn, []byte{'c'}, 8, stepTime)
+		if err != nil {
+			return fmt.Errorf("asking for its clock: %w", err)
+		}
+		took := time.Since(begun)
+		if half := took / 2; half < m.Uncertainty {
+			theirs := time.Unix(0, int64(binary.LittleEndian.Uint64(reply)))
+			m.Offset, m.Uncertainty = theirs.Sub(begun.Add(half).Round(0)), half
+		}
+	}
+	length, err := exchange(conn, []byte{'f'}, 4, stepTime)
+	if err != nil {
+		return fmt.Errorf("asking for its facts: %w", err)
+	}
+	n := binary.LittleEndian.Uint32(length)
+	if n > MaxFacts {
+		return fmt.Errorf("its facts have %d bytes; at most %d are possible", n, MaxFacts)
+	}
+	text, err := exchange(conn, nil, int(n), stepTime)
+	if err != nil {
+		return fmt.Errorf("asking for its facts: %w", err)
+	}
+	if m.Theirs, err = ParseFacts(text); err != nil {
+		return err
+	}
+	most := side.BulkTime
+	if most == 0 {
+		most = BulkTime
+	}
+	if _, m.Stuck = exchange(conn, append([]byte{'b'}, make([]byte, BulkBytes)...), BulkBytes, most); m.Stuck != nil {
+		m.Stuck = fmt.Errorf("1 MiB each way did not arrive within %v: %w", most, m.Stuck)
+	}
+	m.PathMTU = pathMTU(conn)
+	return nil
+}
+
+// exchange sends a question and reads an answer of so many bytes.
+func exchange(conn net.Conn, question []byte, n int, limit time.Duration) ([]byte, error) {
+	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write(question); err != nil {
+		return nil, err
+	}
+	reply := make([]byte, n)
+	_, err := io.ReadFull(conn, reply)
+	return reply, err
+}
+
+// pathMTU is tcpi_pmtu (tcp(7), TCP_INFO).
+func pathMTU(conn net.Conn) int {
+	if inner, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS
+		conn = inner.NetConn()
+	}
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return 0
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	mtu := 0
+	err = raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			mtu = int(info.Pmtu)
+		}
+	})
+	if err != nil {
+		return 0
+	}
+	return mtu
+}

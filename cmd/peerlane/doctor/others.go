@@ -1,0 +1,419 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/doctor/meeting"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Others are the checks that need another host: those of peerlane doctor --connect.
+func Others() []Check { return slices.Clone(otherChecks) }
+
+const otherHosts = "other hosts"
+
+var otherChecks = []Check{
+	{
+		Name: "reached", Subject: otherHosts,
+		LooksAt: "a connection to the other host's doctor (peerlane doctor --serve), by TCP, on a port of the relays' range",
+		Why:     "relays of the two hosts connect in the same way; what stops a doctor stops them",
+		Remedy:  "run peerlane doctor --serve there; let network.ports through each firewall between the hosts; ip route get ADDRESS shows the way that packets take",
+		Run:     each(checkReached),
+	},
+	{
+		Name: "cluster-keys", Subject: otherHosts,
+		LooksAt: "the handshake by which relays of two hosts prove the cluster key, and the ids of the keys on both (peerlane key show)",
+		Why:     "relays that do not have one key refuse each other without a word",
+		Remedy:  "compare peerlane key show on both hosts; copy the one host's /etc/peerlane/cluster.key to the other, as root, mode 600",
+		Run:     each(checkKeys),
+	},
+	{
+		Name: "certificates", Subject: otherHosts,
+		LooksAt: "whether both hosts have network.tls_certificate, and believe each other's",
+		Why:     "relays of a host with certificates and of one without refuse each other",
+		Remedy:  "give certificates of one authority to all hosts, or to none: network.tls_certificate, tls_key and tls_authority in config.toml",
+		Run:     each(checkCertificates),
+	},
+	{
+		Name: "protocol", Subject: otherHosts,
+		LooksAt: "the versions of the protocol between relays that the releases on both hosts speak",
+		Why:     "relays without a common version refuse each other",
+		Remedy:  "install the same release on both hosts",
+		Run:     each(checkProtocol),
+	},
+	{
+		Name: "clock-skew", Subject: otherHosts,
+		LooksAt: "both hosts' clocks, read eight times over the connection",
+		Why:     "certificates are judged by the clock, and what two hosts' logs tell of one fault is put together by their times",
+		Remedy:  "have both hosts' clocks set by one source: systemctl enable --now chronyd, or systemd-timesyncd; chronyc tracking shows the difference",
+		Run:     each(checkClock),
+	},
+	{
+		Name: "ports", Subject: otherHosts,
+		LooksAt: "network.ports on both hosts",
+		Why:     "relays connect to no other ports than those of their own range",
+		Remedy:  "set the same network.ports in /etc/peerlane/config.toml of all hosts",
+		Run:     each(checkPorts),
+	},
+	{
+		Name: "interfaces", Subject: otherHosts,
+		LooksAt: "the interfaces and addresses that relays use on both hosts (network.interfaces, network.family)",
+		Why:     "relays meet by addresses of a family that both have",
+		Remedy:  "set network.interfaces and network.family so that both hosts have addresses of one network",
+		Run:     each(checkInterfaces),
+	},
+	{
+		Name: "mtu", Subject: otherHosts,
+		LooksAt: "the MTU of the interfaces at both ends of the connection, that of the path (TCP_INFO), and 1 MiB each way",
+		Why:     "where packets of full size do not get through, small messages arrive and large ones hang; where one end's are smaller, each costs more",
+		Remedy:  "ip link set NETDEV mtu N, the same on both hosts and on each switch port between them; tracepath ADDRESS shows where it changes",
+		Run:     each(checkMTU),
+	},
+	{
+		Name: "rails", Subject: otherHosts,
+		LooksAt: "the NICs of lanes on both hosts, by their rail, and what link they have",
+		Why:     "GPUs of one rail talk to each other: hosts that number NICs differently cross each other's switches, and InfiniBand does not reach Ethernet",
+		Remedy:  "number the NICs alike by plan.rails in config.toml of both hosts, and use one kind of link",
+		Run:     each(checkRails),
+	},
+	{
+		Name: "link-rate", Subject: otherHosts,
+		LooksAt: "the rate of the NICs of each rail, and of the interfaces of the connection, on both hosts",
+		Why:     "a transfer goes at the pace of the slower end, and a whole job at that of its slowest host",
+		Remedy:  "see to the cable, the transceiver and the switch's port at the slower end; peerlane doctor there has the check port-rate",
+		Run:     each(checkLinkRate),
+	},
+}
+
+// Other is another host to meet.
+type Other struct {
+	Name string
+	// Address is where its doctor is; Err says why there is none.
+	Address netip.AddrPort
+	Err     error
+}
+
+// Meetings are with the other hosts: each is held once, by the first check that asks.
+type Meetings struct {
+	Others []Other
+	// Ours are this host's facts, and Side its side; NoSide says why it has none, no
+	// cluster key, say.
+	Ours   meeting.Facts
+	Side   meeting.Side
+	NoSide error
+	// Meet is meeting.Meet.
+	Meet func(context.Context, meeting.Side, netip.AddrPort) meeting.Meeting
+
+	once sync.Once
+	held []meeting.Meeting
+	done chan struct{}
+}
+
+// hold holds all meetings, beside each other.
+func (m *Meetings) hold(ctx context.Context) ([]meeting.Meeting, error) {
+	m.once.Do(func() {
+		m.done = make(chan struct{})
+		m.held = make([]meeting.Meeting, len(m.Others))
+		go func() {
+			defer close(m.done)
+			var all sync.WaitGroup
+			for i, o := range m.Others {
+				all.Go(func() {
+					if o.Err == nil {
+						m.held[i] = m.Meet(context.WithoutCancel(ctx), m.Side, o.Address)
+					}
+				})
+			}
+			all.Wait()
+		}()
+	})
+	select {
+	case <-m.done:
+		return m.held, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// each has a check look at the meeting with each other host.
+func each(look func(ours meeting.Facts, o Other, m meeting.Meeting) Finding) func(context.Context, *Host) []Finding {
+	return func(ctx context.Context, h *Host) (list []Finding) {
+		if h.Meetings == nil {
+			return []Finding{unknown("host", "no other host is named").remedy("peerlane doctor --connect HOST")}
+		}
+		if err := h.Meetings.NoSide; err != nil {
+			return []Finding{unknown("host", "without a cluster key this host can meet no other: %s", denied(err)).remedy("peerlane key generate, or copy the cluster's, as root; see docs/network.md")}
+		}
+		held, err := h.Meetings.hold(ctx)
+		if err != nil {
+			return []Finding{unknown("host", "the other hosts gave no answer in time")}
+		}
+		for i, o := range h.Meetings.Others {
+			f := look(h.Meetings.Ours, o, held[i])
+			f.On = o.Name
+			list = append(list, f)
+		}
+		return list
+	}
+}
+
+// unmet is what all checks but the first ones say of a host that was not met.
+func unmet(m meeting.Meeting) Finding {
+	return unknown("", "it was not met").remedy("see to the checks named reached, cluster-keys and certificates")
+}
+
+func checkReached(_ meeting.Facts, o Other, m meeting.Meeting) Finding {
+	switch {
+	case o.Err != nil:
+		return failure("", "%v", o.Err)
+	case !m.Connected && m.Err != nil:
+		return failure("", "%s", oneLine(m.Err))
+	case m.Err != nil && m.Proven && wire.StatusOf(m.Err) == wire.StatusBadHandle:
+		return unknown("", "a relay answers at %v, and no doctor", m.At).remedy("connect to the address that peerlane doctor --serve prints there")
+	case m.Err != nil && m.Proven && wire.StatusOf(m.Err) != wire.StatusVersion && wire.StatusOf(m.Err) != wire.StatusUnreachable:
+		return failure("", "%s", oneLine(m.Err))
+	}
+	return ok("", "it answers at %v", m.At)
+}
+
+func checkKeys(ours meeting.Facts, o Other, m meeting.Meeting) Finding {
+	switch {
+	case o.Err != nil || !m.Connected:
+		return unknown("", "it was not reached").remedy("see to the check named reached")
+	case errors.Is(m.Err, network.ErrSilent):
+		return failure("", "it closed the connection without a word: it has not %s, or no room for now", strings.Join(ours.Keys, " and not "))
+	case m.Err != nil && !m.Proven:
+		return failure("", "%s", oneLine(m.Err))
+	case m.Err != nil:
+		return ok("", "it has the cluster key")
+	case len(ours.Keys) == 0 || len(m.Theirs.Keys) == 0:
+		return unknown("", "it does not say which keys it has")
+	case ours.Keys[0] != m.Theirs.Keys[0]:
+		return warning("", "here %s is in use, and there %s: a rotation is under way", ours.Keys[0], m.Theirs.Keys[0]).
+			remedy("copy the newer cluster.key to the host that has the older one; then peerlane key rotate --finish on each")
+	case len(ours.Keys) != len(m.Theirs.Keys):
+		return warning("", "both use %s, and one of them still believes the key before it", ours.Keys[0]).remedy("peerlane key rotate --finish on the host where a rotation is under way (peerlane key show)")
+	}
+	return ok("", "both use %s", ours.Keys[0])
+}
+
+func checkCertificates(ours meeting.Facts, o Other, m meeting.Meeting) Finding {
+	switch {
+	case o.Err != nil || !m.Connected || errors.Is(m.Err, network.ErrSilent):
+		return unmet(m)
+	case m.Err != nil && (wire.StatusOf(m.Err) == wire.StatusUnreachable || ours.TLS && !m.Proven):
+		return failure("", "%s", oneLine(m.Err))
+	case m.Err != nil:
+		return unmet(m)
+	case ours.TLS:
+		return ok("", "both have certificates, and believe each other's")
+	}
+	return ok("", "neither has any")
+}
+
+func checkProtocol(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
+	if m.Err != nil && wire.StatusOf(m.Err) == wire.StatusVersion {
+		return failure("", "the doctors have no common version: %s", oneLine(m.Err))
+	}
+	if m.Peer == "" || m.Err != nil {
+		return unmet(m)
+	}
+	if min(ours.Newest, m.Theirs.Newest) < max(ours.Oldest, m.Theirs.Oldest) {
+		return failure("", "%s there speaks versions %d to %d, and %s here %d to %d", m.Theirs.Release, m.Theirs.Oldest, m.Theirs.Newest, ours.Release, ours.Oldest, ours.Newest)
+	}
+	return ok("", "version %d, of %s there and %s here", min(ours.Newest, m.Theirs.Newest), m.Theirs.Release, ours.Release)
+}
+
+// mostSkew is how far two clocks may be apart.
+const mostSkew = time.Second
+
+func checkClock(_ meeting.Facts, _ Other, m meeting.Meeting) Finding {
+	if m.Peer == "" || m.Err != nil {
+		return unmet(m)
+	}
+	off := m.Offset.Abs().Round(time.Millisecond / 10)
+	unsure := m.Uncertainty.Round(time.Millisecond / 10)
+	switch {
+	case m.Offset.Abs()-m.Uncertainty > mostSkew:
+		return warning("", "its clock is %v %s this one, give or take %v", off, map[bool]string{true: "ahead of", false: "behind"}[m.Offset > 0], unsure)
+	case m.Uncertainty > mostSkew:
+		return unknown("", "its answers take %v, too long to tell", 2*unsure)
+	}
+	return ok("", "the clocks are %v apart, give or take %v", off, unsure)
+}
+
+func checkPorts(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
+	if m.Peer == "" || m.Err != nil {
+		return unmet(m)
+	}
+	if ours.Ports != m.Theirs.Ports {
+		return failure("", "network.ports is %s here and %s there", ours.Ports, m.Theirs.Ports)
+	}
+	return ok("", "%s on both", ours.Ports)
+}
+
+func checkInterfaces(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
+	if m.Peer == "" || m.Err != nil {
+		return unmet(m)
+	}
+	for where, f := range map[string]meeting.Facts{"here": ours, "there": m.Theirs} {
+		if len(f.Interfaces) == 0 {
+			return failure("", "relays %s use no interface: %s", where, cmp.Or(f.Why, "network.listen is off"))
+		}
+	}
+	if a, b := families(ours), families(m.Theirs); a&b == 0 {
+		return failure("", "relays here have %s addresses, and there %s", familyWords[a], familyWords[b])
+	}
+	if found, ok := interfaceOf(ours, m.Ours); !ok {
+		return warning("", "the way there leaves by %v, which is no address of an interface that relays use (%s)", m.Ours, found).
+			remedy("ip route get %v shows the interface; name it in network.interfaces, or connect to an address in the network of the interfaces that are used", m.At.Addr())
+	}
+	if found, ok := interfaceOf(m.Theirs, m.At.Addr()); !ok {
+		return warning("", "%v is no address of an interface that relays use there (%s)", m.At.Addr(), found).remedy("connect to one of these; or set network.interfaces there")
+	}
+	return ok("", "%s here and %s there", interfaceNames(ours), interfaceNames(m.Theirs))
+}
+
+var familyWords = []string{"no", "IPv4", "IPv6", "both kinds of"}
+
+// families has bit 0 for IPv4 and bit 1 for IPv6.
+func families(f meeting.Facts) (bits int) {
+	for _, i := range f.Interfaces {
+		for _, text := range i.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
+				bits |= 1
+			} else if err == nil {
+				bits |= 2
+			}
+		}
+	}
+	return bits
+}
+
+// interfaceOf is the name of the interface that has an address, or the names of all.
+func interfaceOf(f meeting.Facts, at netip.Addr) (string, bool) {
+	if i := findInterface(f, at); i != nil {
+		return i.Name, true
+	}
+	return interfaceNames(f), false
+}
+
+func findInterface(f meeting.Facts, at netip.Addr) *meeting.Interface {
+	for i, one := range f.Interfaces {
+		for _, text := range one.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil && a.WithZone("") == at.WithZone("") {
+				return &f.Interfaces[i]
+			}
+		}
+	}
+	return nil
+}
+
+func interfaceNames(f meeting.Facts) string {
+	var names []string
+	for _, i := range f.Interfaces {
+		names = append(names, i.Name)
+	}
+	return strings.Join(slices.Compact(names), ", ")
+}
+
+func checkMTU(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
+	if m.Peer == "" || m.Err != nil {
+		return unmet(m)
+	}
+	here, there := findInterface(ours, m.Ours), findInterface(m.Theirs, m.At.Addr())
+	var sizes []string
+	for where, i := range map[string]*meeting.Interface{"here": here, "there": there} {
+		if i != nil {
+			sizes = append(sizes, fmt.Sprintf("%s has %d %s", i.Name, i.MTU, where))
+		}
+	}
+	slices.Sort(sizes)
+	said := strings.Join(sizes, ", ")
+	switch {
+	case m.Stuck != nil:
+		return failure("", "%s; %s: packets of full size do not get through", oneLine(m.Stuck), cmp.Or(said, "the ends' MTU is not known"))
+	case here == nil || there == nil:
+		return unknown("", "1 MiB each way arrived; which interfaces the connection has is not known").remedy("see to the check named interfaces")
+	case here.MTU != there.MTU:
+		return warning("", "%s", said)
+	case m.PathMTU > 0 && m.PathMTU < here.MTU:
+		return warning("", "%s, and the path between them %d", said, m.PathMTU)
+	}
+	return ok("", "%s, and 1 MiB each way arrived", said)
+}
+
+func checkRails(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
+	if m.Peer == "" || m.Err != nil {
+		return unmet(m)
+	}
+	a, b := byRail(ours), byRail(m.Theirs)
+	if len(a) == 0 && len(b) == 0 {
+		return ok("", "neither host has a NIC that carries lanes")
+	}
+	if len(a) != len(b) {
+		return warning("", "lanes here have %d rails, and there %d", len(a), len(b))
+	}
+	var wrong []string
+	for n, here := range a {
+		there, has := b[n]
+		switch {
+		case !has:
+			wrong = append(wrong, fmt.Sprintf("rail %d (%s) is not there", n, here.NIC))
+		case here.LinkLayer != there.LinkLayer:
+			return failure("", "rail %d is %s here (%s) and %s there (%s)", n, here.LinkLayer, here.NIC, there.LinkLayer, there.NIC)
+		case here.NIC != there.NIC:
+			wrong = append(wrong, fmt.Sprintf("rail %d is %s here and %s there", n, here.NIC, there.NIC))
+		}
+	}
+	if len(wrong) > 0 {
+		slices.Sort(wrong)
+		return warning("", "%s", strings.Join(wrong, "; "))
+	}
+	return ok("", "%d rails on both", len(a))
+}
+
+func byRail(f meeting.Facts) map[int]meeting.Rail {
+	all := map[int]meeting.Rail{}
+	for _, r := range f.Rails {
+		if _, has := all[r.Rail]; !has {
+			all[r.Rail] = r
+		}
+	}
+	return all
+}
+
+func checkLinkRate(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
+	if m.Peer == "" || m.Err != nil {
+		return unmet(m)
+	}
+	var wrong []string
+	b := byRail(m.Theirs)
+	for n, here := range byRail(ours) {
+		if there, has := b[n]; has && here.Gbps != there.Gbps {
+			wrong = append(wrong, fmt.Sprintf("rail %d has %g Gb/s here (%s) and %g there (%s)", n, here.Gbps, here.NIC, there.Gbps, there.NIC))
+		}
+	}
+	here, there := findInterface(ours, m.Ours), findInterface(m.Theirs, m.At.Addr())
+	known := here != nil && there != nil && here.Mbps > 0 && there.Mbps > 0
+	if known && here.Mbps != there.Mbps {
+		wrong = append(wrong, fmt.Sprintf("%s has %d Mb/s here and %s %d there", here.Name, here.Mbps, there.Name, there.Mbps))
+	}
+	switch {
+	case len(wrong) > 0:
+		slices.Sort(wrong)
+		return warning("", "%s", strings.Join(wrong, "; "))
+	case !known && len(ours.Rails) == 0:
+		return unknown("", "the kernel tells no rate of the interfaces, as of virtual ones, and there is no rail")
+	}
+	return ok("", "the same on both")
+}

@@ -1,0 +1,199 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/doctor/meeting"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// twoHosts are a meeting of two hosts between which nothing is wrong.
+func twoHosts() (*Meetings, *meeting.Meeting) {
+	facts := func(host, at string) meeting.Facts {
+		return meeting.Facts{
+			Host: host, Release: "v1", Oldest: 1, Newest: 2, Keys: []string{"k1"}, TLS: true, Ports: "20000-20999",
+			Interfaces: []meeting.Interface{{Name: "eth0", Addresses: []string{at, "2001:db8::7"}, MTU: 9000, Mbps: 100_000}},
+			Rails:      []meeting.Rail{{Rail: 0, NIC: "mlx5_0", LinkLayer: "Ethernet", Gbps: 200}, {Rail: 1, NIC: "mlx5_1", LinkLayer: "Ethernet", Gbps: 200}},
+		}
+	}
+	met := &meeting.Meeting{
+		At: netip.MustParseAddrPort("10.0.0.2:20999"), Peer: "host2 at 10.0.0.2:20999", Connected: true, Proven: true,
+		Theirs: facts("host2", "10.0.0.2"), Offset: 3 * time.Millisecond, Uncertainty: time.Millisecond,
+		Ours: netip.MustParseAddr("10.0.0.1"), PathMTU: 9000,
+	}
+	return &Meetings{
+		Others: []Other{{Name: "host2", Address: met.At}}, Ours: facts("host1", "10.0.0.1"),
+		Meet: func(context.Context, meeting.Side, netip.AddrPort) meeting.Meeting { return *met },
+	}, met
+}
+
+// Each fault between two hosts is found, and nothing else is; where they do not meet, what
+// cannot be told is said.
+func TestFaultsBetweenTwoHosts(t *testing.T) {
+	all := func(but ...string) (list []string) {
+		for _, c := range Others() {
+			skip := false
+			for _, b := range but {
+				skip = skip || b == c.Name
+			}
+			if !skip {
+				list = append(list, "could not tell "+c.Name)
+			}
+		}
+		return list
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*Meetings, *meeting.Meeting)
+		finds  []string
+		says   string
+	}{
+		{"nothing", func(*Meetings, *meeting.Meeting) {}, nil, ""},
+		{"no such name", func(m *Meetings, _ *meeting.Meeting) { m.Others[0].Err = errors.New("no such host") }, append([]string{"failure reached"}, all("reached")...), "no such host"},
+		{"nobody listens", func(_ *Meetings, m *meeting.Meeting) {
+			*m = meeting.Meeting{At: m.At, Err: errors.New("connection refused")}
+		}, append([]string{"failure reached"}, all("reached")...), "connection refused"},
+		{"another key", func(_ *Meetings, m *meeting.Meeting) {
+			*m = meeting.Meeting{At: m.At, Connected: true, Err: fmt.Errorf("x: %w", network.ErrSilent)}
+		}, append([]string{"failure cluster-keys"}, all("cluster-keys", "reached")...), "without a word"},
+		{"a relay", func(_ *Meetings, m *meeting.Meeting) {
+			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusBadHandle, "another host")}
+		}, all("cluster-keys"), "a relay answers"},
+		{"it says nothing after the handshake", func(_ *Meetings, m *meeting.Meeting) {
+			m.Err = errors.New("asking for its clock: i/o timeout")
+		}, append([]string{"failure reached"}, all("cluster-keys", "reached")...), "i/o timeout"},
+		{"rotation", func(ms *Meetings, m *meeting.Meeting) { m.Theirs.Keys = []string{"k2", "k1"} }, []string{"warning cluster-keys"}, "here k1 is in use, and there k2"},
+		{"half a rotation", func(ms *Meetings, m *meeting.Meeting) { ms.Ours.Keys = []string{"k1", "k0"} }, []string{"warning cluster-keys"}, "still believes"},
+		{"certificates on one side", func(_ *Meetings, m *meeting.Meeting) {
+			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusUnreachable, "host2 has none")}
+		}, append([]string{"failure certificates"}, all("cluster-keys", "certificates", "reached")...), "host2 has none"},
+		{"doctors of two ages", func(_ *Meetings, m *meeting.Meeting) {
+			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusVersion, "versions 2 to 3")}
+		}, append([]string{"failure protocol"}, all("cluster-keys", "protocol", "reached")...), "versions 2 to 3"},
+		{"protocol", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Oldest, m.Theirs.Newest = 3, 4 }, []string{"failure protocol"}, "versions 3 to 4"},
+		{"clock ahead", func(_ *Meetings, m *meeting.Meeting) { m.Offset = 90 * time.Second }, []string{"warning clock-skew"}, "1m30s ahead of"},
+		{"clock behind", func(_ *Meetings, m *meeting.Meeting) { m.Offset = -90 * time.Second }, []string{"warning clock-skew"}, "1m30s behind"},
+		{"slow answers", func(_ *Meetings, m *meeting.Meeting) { m.Offset, m.Uncertainty = 2*time.Second, 2*time.Second }, []string{"could not tell clock-skew"}, "too long to tell"},
+		{"ports", func(ms *Meetings, _ *meeting.Meeting) { ms.Ours.Ports = "7000-7009" }, []string{"failure ports"}, "7000-7009 here"},
+		{"no interface there", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Interfaces, m.Theirs.Why = nil, "eth0: down" }, []string{"failure interfaces", "could not tell mtu"}, "there use no interface: eth0: down"},
+		{"families", func(ms *Meetings, m *meeting.Meeting) {
+			ms.Ours.Interfaces[0].Addresses, m.Theirs.Interfaces[0].Addresses = []string{"10.0.0.1"}, []string{"2001:db8::7"}
+			m.At = netip.MustParseAddrPort("[2001:db8::7]:20999")
+		}, []string{"failure interfaces"}, "here have IPv4 addresses, and there IPv6"},
+		{"another way", func(_ *Meetings, m *meeting.Meeting) { m.Ours = netip.MustParseAddr("192.0.2.1") }, []string{"warning interfaces", "could not tell mtu"}, "leaves by 192.0.2.1"},
+		{"another address", func(_ *Meetings, m *meeting.Meeting) { m.At = netip.MustParseAddrPort("192.0.2.2:1") }, []string{"warning interfaces", "could not tell mtu"}, "192.0.2.2 is no address"},
+		{"MTU of one end", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Interfaces[0].MTU, m.PathMTU = 1500, 1500 }, []string{"warning mtu"}, "eth0 has 1500 there"},
+		{"MTU of the path", func(_ *Meetings, m *meeting.Meeting) { m.PathMTU = 1500 }, []string{"warning mtu"}, "the path between them 1500"},
+		{"a switch drops large packets", func(_ *Meetings, m *meeting.Meeting) { m.Stuck = errors.New("1 MiB each way did not arrive") }, []string{"failure mtu"}, "full size"},
+		{"a rail less", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails = m.Theirs.Rails[:1] }, []string{"warning rails"}, "2 rails, and there 1"},
+		{"crossed rails", func(_ *Meetings, m *meeting.Meeting) {
+			m.Theirs.Rails[0].NIC, m.Theirs.Rails[1].NIC = "mlx5_1", "mlx5_0"
+		}, []string{"warning rails"}, "rail 0 is mlx5_0 here and mlx5_1 there; rail 1"},
+		{"two kinds of link", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails[1].LinkLayer = "InfiniBand" }, []string{"failure rails"}, "rail 1 is Ethernet here"},
+		{"rate of a NIC", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails[1].Gbps = 100 }, []string{"warning link-rate"}, "rail 1 has 200 Gb/s here (mlx5_1) and 100 there"},
+		{"rate of an interface", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Interfaces[0].Mbps = 1000 }, []string{"warning link-rate"}, "100000 Mb/s here and eth0 1000 there"},
+		{"no rate is told", func(ms *Meetings, m *meeting.Meeting) {
+			ms.Ours.Rails, m.Theirs.Rails, m.Theirs.Interfaces[0].Mbps = nil, nil, 0
+		}, []string{"could not tell link-rate"}, "as of virtual ones"},
+		{"no key here", func(ms *Meetings, _ *meeting.Meeting) { ms.NoSide = errors.New("no such file") }, all(), "no such file"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			meetings, met := twoHosts()
+			c.change(meetings, met)
+			found := Examine(context.Background(), &Host{Meetings: meetings}, Others())
+			want := map[string]bool{}
+			for _, w := range c.finds {
+				want[w] = true
+			}
+			got, said := map[string]bool{}, ""
+			for _, f := range found {
+				if f.Status == OK {
+					continue
+				}
+				got[f.Status.String()+" "+f.Check] = true
+				said += f.Found + "\n"
+				if f.Remedy == "" || f.Why == "" || f.LookedAt == "" || f.Found == "" || f.On == "" {
+					t.Errorf("%+v is not whole", f)
+				}
+			}
+			if !reflect.DeepEqual(got, want) || !strings.Contains(said, c.says) {
+				t.Errorf("found %v, want %v, with %q in\n%s", got, want, c.says, said)
+			}
+			if len(found) != len(Others()) {
+				t.Errorf("%d findings of %d checks", len(found), len(Others()))
+			}
+		})
+	}
+}
+
+// A host that holds a meeting up holds no check beyond its time.
+func TestAMeetingThatDoesNotEnd(t *testing.T) {
+	meetings, _ := twoHosts()
+	release := make(chan struct{})
+	defer close(release)
+	meetings.Meet = func(context.Context, meeting.Side, netip.AddrPort) meeting.Meeting {
+		<-release
+		return meeting.Meeting{}
+	}
+	for _, f := range examine(context.Background(), &Host{Meetings: meetings}, Others(), 50*time.Millisecond) {
+		if f.Status != Unknown {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// What this host tells is what relays would use of it.
+func TestFactsOfAHost(t *testing.T) {
+	m := newMade(t)
+	m.write("sys/class/net/eth0/mtu", "9000")
+	m.write("sys/class/net/eth0/speed", "100000")
+	m.write("sys/class/net/eth1/speed", "-1")
+	at := netip.MustParseAddr
+	all := []address.Interface{
+		{Name: "lo", Up: true, Loopback: true, Addresses: []netip.Addr{at("127.0.0.1")}},
+		{Name: "eth0", Up: true, Addresses: []netip.Addr{at("10.0.0.1"), at("fe80::1%eth0")}},
+		{Name: "eth1", Up: true, Addresses: []netip.Addr{at("10.1.0.1")}},
+	}
+	key := network.NewKey(time.Now())
+	f, err := m.host().Facts("h", "v1", network.Keys{Current: key}, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []meeting.Interface{
+		{Name: "eth0", Addresses: []string{"10.0.0.1", "fe80::1"}, MTU: 9000, Mbps: 100_000}, {Name: "eth1", Addresses: []string{"10.1.0.1"}},
+	}
+	if !reflect.DeepEqual(f.Interfaces, want) || f.Keys[0] != key.ID.String() || f.Ports != "20000-20999" || f.Newest != wire.NewestVersion {
+		t.Errorf("%+v", f)
+	}
+	p, err := m.host().Plan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rails := map[string]int{}
+	for _, l := range p.Lanes {
+		if len(l.NICs) > 0 {
+			rails[l.NICs[0]] = l.Rail
+		}
+	}
+	if len(f.Rails) != len(rails) || len(rails) == 0 {
+		t.Errorf("rails %+v, want %v", f.Rails, rails)
+	}
+	for _, r := range f.Rails {
+		if rails[r.NIC] != r.Rail || r.Gbps == 0 || r.LinkLayer == "" {
+			t.Errorf("%+v", r)
+		}
+	}
+	m.write("etc/peerlane/config.toml", "[network]\nlisten = \"off\"\n")
+	if f, err := m.host().Facts("h", "v1", network.Keys{Current: key}, all); err != nil || len(f.Interfaces) != 0 || !strings.Contains(f.Why, "network.listen") {
+		t.Errorf("%+v, %v", f, err)
+	}
+}

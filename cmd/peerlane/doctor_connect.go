@@ -1,0 +1,175 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/signal"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+	"github.com/peerlane/peerlane/cmd/peerlane/doctor/meeting"
+	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/network/address"
+)
+
+// cluster is how this host meets others, and what it tells them.
+func (a *app) cluster(h *doctor.Host) (meeting.Side, meeting.Facts, error) {
+	c, err := config.Load(a.layout.ConfigFile())
+	if err != nil {
+		return meeting.Side{}, meeting.Facts{}, err
+	}
+	keys, err := readKeys(cmp.Or(c.Network.Key, a.layout.ClusterKey()))
+	if err != nil {
+		return meeting.Side{}, meeting.Facts{}, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		name = "a host without a name"
+	}
+	side := meeting.Side{Name: name, Keys: func() network.Keys { return *keys }}
+	if side.Certificates, err = certificates(c.Network); err != nil {
+		return side, meeting.Facts{}, err
+	}
+	all, err := address.Host()
+	if err != nil {
+		return side, meeting.Facts{}, err
+	}
+	facts, err := h.Facts(name, version.Get().Version, *keys, all)
+	return side, facts, err
+}
+
+// certificates are those of the configuration; nil where it has none.
+func certificates(c config.Network) (*network.Certificates, error) {
+	if c.TLSKey == "" {
+		return nil, nil
+	}
+	var err error
+	var list network.Certificates
+	if list.Key, err = layout.ReadSecret(c.TLSKey, launch.MaxSecret); err != nil {
+		return nil, fmt.Errorf("network.tls_key: %w", err)
+	}
+	if list.Certificate, err = os.ReadFile(c.TLSCertificate); err != nil {
+		return nil, fmt.Errorf("network.tls_certificate: %w", err)
+	}
+	if list.Authority, err = os.ReadFile(c.TLSAuthority); err != nil {
+		return nil, fmt.Errorf("network.tls_authority: %w", err)
+	}
+	return &list, nil
+}
+
+// doctorPort is where a doctor is, unless somebody says otherwise: at the end of the
+// relays' range, which firewalls let through.
+func (a *app) doctorPort() (uint16, error) {
+	c, err := config.Load(a.layout.ConfigFile())
+	if err != nil {
+		return 0, err
+	}
+	ports, err := address.ParsePorts(c.Network.Ports)
+	return ports.Last, err
+}
+
+// meetings are with the hosts that are named.
+func (a *app) meetings(ctx context.Context, h *doctor.Host, names []string) (*doctor.Meetings, error) {
+	port, err := a.doctorPort()
+	if err != nil {
+		return nil, err
+	}
+	m := &doctor.Meetings{Meet: meeting.Meet}
+	m.Side, m.Ours, m.NoSide = a.cluster(h)
+	for _, name := range names {
+		o := doctor.Other{Name: name}
+		o.Address, o.Err = resolve(ctx, name, port)
+		m.Others = append(m.Others, o)
+	}
+	return m, nil
+}
+
+// resolve is the address that HOST, HOST:PORT or [ADDRESS]:PORT means.
+func resolve(ctx context.Context, name string, port uint16) (netip.AddrPort, error) {
+	if at, err := netip.ParseAddrPort(name); err == nil {
+		return at, nil
+	}
+	if at, err := netip.ParseAddr(name); err == nil {
+		return netip.AddrPortFrom(at, port), nil
+	}
+	host := name
+	if h, p, err := net.SplitHostPort(name); err == nil {
+		n, err := strconv.ParseUint(p, 10, 16)
+		if err != nil {
+			return netip.AddrPort{}, fmt.Errorf("%q is no port", p)
+		}
+		host, port = h, uint16(n)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("its name is not found: %w", err)
+	}
+	return netip.AddrPortFrom(found[0].Unmap(), port), nil
+}
+
+// serveDoctor answers the doctors of other hosts until the context ends.
+func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error {
+	side, facts, err := a.cluster(h)
+	if err != nil {
+		return asRoot(fmt.Errorf("answering other hosts' doctors: %w", err))
+	}
+	port, err := a.doctorPort()
+	if err != nil {
+		return err
+	}
+	address, err := servedAt(ctx, at, port, facts)
+	if err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address.String())
+	if errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("answering other hosts' doctors: %v is in use; --serve ADDRESS:PORT takes another port", address)
+	}
+	if err != nil {
+		return fmt.Errorf("answering other hosts' doctors: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { listener.Close() })
+	defer stop()
+	fmt.Fprintf(a.out, "On other hosts, until this one is interrupted: peerlane doctor --connect %v\n", listener.Addr())
+	return meeting.Serve(listener, side, func() meeting.Facts { return facts }, func(from net.Addr, err error) {
+		a.log.WithField("from", from).WithError(err).Warn("another host's doctor was not answered")
+	})
+}
+
+// servedAt is the address to listen at: the one that is given, or else the best that
+// relays use.
+func servedAt(ctx context.Context, at string, port uint16, facts meeting.Facts) (netip.AddrPort, error) {
+	if at != serveAuto {
+		return resolve(ctx, at, port)
+	}
+	for _, i := range facts.Interfaces {
+		for _, text := range i.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil && !a.IsLinkLocalUnicast() {
+				return netip.AddrPortFrom(a, port), nil
+			}
+		}
+	}
+	return netip.AddrPort{}, fmt.Errorf("answering other hosts' doctors: %s; --serve ADDRESS names one", cmp.Or(facts.Why, "relays use no address"))
+}
+
+// serveAuto is --serve without an address.
+const serveAuto = "auto"
+
+// untilInterrupted ends with SIGINT or SIGTERM.
+func untilInterrupted(ctx context.Context) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
+}

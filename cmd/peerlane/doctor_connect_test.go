@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/network"
+)
+
+// hostOnLoopback is a root of a host that has a cluster key, and whose relays use loopback.
+func hostOnLoopback(t *testing.T, keys network.Keys, more string) string {
+	t.Helper()
+	root := t.TempDir()
+	dir := filepath.Join(root, "etc/peerlane")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"cluster.key": string(keys.Text()), "config.toml": "[network]\ninterfaces = \"lo\"\nfamily = \"ipv4\"\n" + more} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// serving runs doctor --serve of a host, and returns where it says that it is.
+func serving(t *testing.T, root string) string {
+	t.Helper()
+	read, write := io.Pipe()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	_, host := recordedHost(t) // --sysfs DIR --proc DIR
+	var errOut bytes.Buffer
+	go func() {
+		a := &app{out: &sink{Writer: write}, errOut: &errOut, log: logrus.New(), layout: layout.New(root)}
+		a.log.SetOutput(&errOut)
+		err := a.serveDoctor(ctx, &doctor.Host{Sysfs: host[1], Proc: host[3], Root: root, Layout: a.layout}, "127.0.0.1:0")
+		write.CloseWithError(err)
+		ended <- err
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("doctor --serve: %v: %s", err, errOut.String())
+		}
+	})
+	line, err := bufio.NewReader(read).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, read) }()
+	fields := strings.Fields(line)
+	return fields[len(fields)-1]
+}
+
+// connected is what doctor --connect says, of each check.
+func connected(t *testing.T, root string, at string) map[string]doctor.Finding {
+	t.Helper()
+	_, host := recordedHost(t)
+	var out, errOut bytes.Buffer
+	args := slices.Concat([]string{"doctor", "--root", root, "--host-root", root, "--interval", "10ms", "-o", "json", "--connect", at}, host)
+	run(args, &out, &errOut)
+	var r doctorReport
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		t.Fatalf("%v: %s", err, errOut.String())
+	}
+	found := map[string]doctor.Finding{}
+	for _, f := range r.Findings {
+		found[f.Check] = f
+	}
+	return found
+}
+
+func TestDoctorOfTwoHosts(t *testing.T) {
+	keys := network.Keys{Current: network.NewKey(time.Now())}
+	there := serving(t, hostOnLoopback(t, keys, ""))
+	found := connected(t, hostOnLoopback(t, keys, ""), there)
+	for _, c := range doctor.Others() {
+		if f, has := found[c.Name]; !has || f.Status != doctor.OK || f.On != there {
+			t.Errorf("%s: %+v", c.Name, f)
+		}
+	}
+	if f := found["cluster-keys"]; !strings.Contains(f.Found, keys.Current.ID.String()) {
+		t.Errorf("%+v", f)
+	}
+	// Other ports, and, which no fact tells, another key.
+	if f := connected(t, hostOnLoopback(t, keys, "ports = \"7000-7009\"\n"), there)["ports"]; f.Status != doctor.Failure || !strings.Contains(f.Found, "7000-7009 here and 20000-20999 there") {
+		t.Errorf("%+v", f)
+	}
+	other := network.Keys{Current: network.NewKey(time.Now())}
+	if f := connected(t, hostOnLoopback(t, other, ""), there)["cluster-keys"]; f.Status != doctor.Failure {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestDoctorIsServedAndConnectsInTurn(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"doctor", "--serve", "--connect", "host2"}, exitUsage, "serve"},
+		{[]string{"doctor", "--serve", "--root", t.TempDir()}, exitFailure, "cluster key"},
+		{[]string{"doctor", "--serve=127.0.0.1:x", "--root", hostOnLoopback(t, network.Keys{Current: network.NewKey(time.Now())}, "")}, exitFailure, `"x" is no port`},
+	} {
+		var out, errOut bytes.Buffer
+		if code := run(c.args, &out, &errOut); code != c.code || !strings.Contains(errOut.String(), c.says) {
+			t.Errorf("%v: exit status %d, %s", c.args, code, errOut.String())
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package hook
+
+import (
+	"bytes"
+	"encoding/json"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// exitOf is what Wait tells of a shell's command.
+func exitOf(t *testing.T, script string) error {
+	t.Helper()
+	return exec.Command("sh", "-c", script).Run()
+}
+
+func TestCausesOfAnEnd(t *testing.T) {
+	killed, two, aborted, one := exitOf(t, "kill -9 $$"), exitOf(t, "exit 2"), exitOf(t, "kill -ABRT $$"), exitOf(t, "exit 1")
+	gpu := launch.Ending{Cause: launch.EndGPU, Reason: "off the bus"}
+	for _, c := range []struct {
+		name string
+		ending
+		cause, says string
+	}{
+		{"kill -9", ending{err: killed}, causeKilled, "signal 9, killed"},
+		{"out of memory", ending{err: killed, memory: true}, causeMemory, "relay.memory"},
+		{"out of memory while it drains", ending{err: killed, memory: true, held: StateDrained}, causeMemory, "relay.memory"},
+		{"somebody else was out of memory", ending{err: one, memory: true, last: "no libcuda"}, causeFailed, "exit status 1: no libcuda"},
+		{"killed by us, while somebody else was", ending{err: killed, memory: true, doomed: "too slow"}, causeUseless, "too slow"},
+		{"panic", ending{err: two, panicked: "panic: x"}, causePanic, "panic: x"},
+		{"panic with a core", ending{err: aborted, panicked: "fatal error: x"}, causePanic, "fatal error: x"},
+		{"talk of a panic", ending{err: one, panicked: "panic: x", last: "y"}, causeFailed, "exit status 1: y"},
+		{"lost GPU", ending{err: one, word: gpu}, launch.EndGPU, "off the bus"},
+		{"lost GPU as the container ends", ending{err: one, word: gpu, container: true}, launch.EndGPU, "off the bus"},
+		{"a relay that is dead does not lie", ending{err: killed, word: gpu}, causeKilled, "signal 9"},
+		{"a word of its own making", ending{word: launch.Ending{Cause: "container ended", Reason: "x"}}, causeItself, "x"},
+		{"SIGTERM", ending{word: launch.Ending{Cause: launch.EndSignal, Reason: "terminated"}}, causeKilled, "terminated"},
+		{"container", ending{container: true}, causeContainer, "its container has ended"},
+		{"container, and a relay that catches nothing", ending{err: exitOf(t, "kill -TERM $$"), container: true}, causeContainer, "its container has ended"},
+		{"container, stubborn", ending{err: killed, container: true, doomed: "it did not end"}, causeContainer, "it did not end"},
+		{"supervisor", ending{asked: true}, causeSupervisor, "asked to end"},
+		{"drained", ending{held: StateDrained}, causeDrained, "administrator"},
+		{"stopped by force", ending{err: killed, held: StateStopped, doomed: "it did not end"}, causeStopped, "it did not end"},
+		{"renewed", ending{renew: true}, causeRenewed, "sandbox"},
+		{"silent", ending{err: killed, doomed: "no answer"}, causeUseless, "no answer"},
+		{"status without a word", ending{err: one}, causeFailed, "exit status 1"},
+		{"status 0", ending{}, causeItself, "without a word"},
+	} {
+		if cause, why := c.ending.cause(); cause != c.cause || !strings.Contains(why, c.says) {
+			t.Errorf("%s: %q, %q; want %q, %q", c.name, cause, why, c.cause, c.says)
+		}
+	}
+}
+
+func TestWhatARelaySaysOfItsEndIsTame(t *testing.T) {
+	text, err := json.Marshal(map[string]launch.Ending{"ending": {Cause: "a\nb\x1b[2J", Reason: strings.Repeat("ü", 4000)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, ok := endingIn(text)
+	if !ok || e.Cause != "a b [2J" || len(e.Reason) > 1<<10 || strings.ContainsRune(e.Reason, '\ufffd') {
+		t.Errorf("%+v, %v", e, ok)
+	}
+	for _, other := range []string{`{"ok":true}`, `{"claim":1}`, `{"ending":null}`, `[`, `{"ending":7}`} {
+		if e, ok := endingIn([]byte(other)); ok {
+			t.Errorf("%s is %+v", other, e)
+		}
+	}
+}
+
+func FuzzEnding(f *testing.F) {
+	f.Add([]byte(`{"ending":{"cause":"lost GPU","reason":"x"}}`))
+	f.Add([]byte(`{"ok":true}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if e, ok := endingIn(text); ok && (len(e.Cause)+len(e.Reason) > 2<<10 || strings.ContainsAny(e.Cause+e.Reason, "\n\x00\x1b")) {
+			t.Errorf("%+v", e)
+		}
+	})
+}
+
+func TestWhereTheKernelCountsItsKills(t *testing.T) {
+	const v2 = "22 1 0:20 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+	const v1 = "30 1 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n31 1 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+	for _, c := range []struct {
+		name, groups, mounts string
+		want                 []string
+	}{
+		{"2", "0::/peerlane/x\n", v2, []string{"/sys/fs/cgroup/peerlane/x/memory.events"}},
+		{"1", "4:cpu:/y\n3:memory:/z\n", v1, []string{"/sys/fs/cgroup/memory/z/memory.oom_control"}},
+		{"both", "3:cpu,memory:/z\n0::/x\n", v1 + strings.ReplaceAll(v2, "/sys/fs/cgroup", "/sys/fs/cgroup/unified"),
+			[]string{"/sys/fs/cgroup/memory/z/memory.oom_control", "/sys/fs/cgroup/unified/x/memory.events"}},
+		{"none", "0::/x\n", "", nil},
+		{"nonsense", "x\n::\n0:\n", v2, nil},
+	} {
+		if got := memoryFiles(c.groups, c.mounts); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+	for text, want := range map[string]uint64{"low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n": 1, "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n": 3} {
+		if n, err := oomKills(text); err != nil || n != want {
+			t.Errorf("%q: %d, %v", text, n, err)
+		}
+	}
+	if n, err := oomKills("oom_kill_disable 0\n"); err == nil {
+		t.Errorf("a kernel that does not count has %d", n)
+	}
+}
+
+func TestWhatIsHeardOfARelay(t *testing.T) {
+	var log bytes.Buffer
+	h := &heard{to: &log}
+	for _, part := range []string{"level=info a\npan", "ic: x\n\ngoroutine 1\n", strings.Repeat("y", 1<<20), "\n", "last"} {
+		if _, err := h.Write([]byte(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if panicked, last := h.words(); panicked != "panic: x" || last != strings.Repeat("y", maxWord) || log.Len() != 1<<20+len("level=info a\npanic: x\n\ngoroutine 1\n\nlast") {
+		t.Errorf("%q, %.20q, %d bytes", panicked, last, log.Len())
+	}
+
+	log.Reset()
+	h = &heard{to: &log, wrap: true, own: map[string]string{"generation": "g"}}
+	if _, err := h.Write([]byte("{\"msg\":\"its own\"}\nnone \xff\"\n[1]\n")); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+	if len(lines) != 3 || lines[0] != `{"msg":"its own"}` {
+		t.Fatalf("%q", lines)
+	}
+	for i, want := range []string{"none \"", "[1]"} {
+		var e struct{ Msg, Generation, Level, Time string }
+		if err := json.Unmarshal([]byte(lines[i+1]), &e); err != nil || e.Msg != want || e.Generation != "g" || e.Level != "error" || e.Time == "" {
+			t.Errorf("%s: %+v, %v", lines[i+1], e, err)
+		}
+	}
+}

@@ -1,0 +1,230 @@
+package integration_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+const sidedBytes = 2 << 20
+
+// gpuMemory is exported memory of a role that looks into it.
+type gpuMemory struct {
+	*client.Memory
+	driver *cuda.Driver
+	stream cuda.Stream
+	at     cuda.Ptr
+	host   []byte // pinned, as large
+}
+
+func (c *gpuClient) memory(ctx context.Context, d *cuda.Driver, device cuda.Device) (*gpuMemory, error) {
+	m := &gpuMemory{driver: d}
+	handle, err := d.MemCreate(device, sidedBytes, cuda.MemOptions{Exportable: true})
+	if err != nil {
+		return nil, err
+	}
+	if m.at, err = d.MemAddressReserve(sidedBytes, 0); err != nil {
+		return nil, err
+	}
+	fd, err := d.MemExportFD(handle)
+	if err = errors.Join(err, d.MemMap(m.at, sidedBytes, 0, handle), d.MemSetAccess(m.at, sidedBytes, cuda.Access{Device: device, Write: true}), d.MemRelease(handle)); err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), "memory")
+	defer file.Close()
+	if m.Memory, err = c.session.Export(ctx, client.Allocation{FD: fd, Bytes: sidedBytes, GPU: c.gpu}); err != nil {
+		return nil, err
+	}
+	if m.stream, err = d.StreamCreate(); err != nil {
+		return nil, err
+	}
+	host, err := d.MemHostAlloc(sidedBytes)
+	m.host = unsafe.Slice((*byte)(host), sidedBytes)
+	return m, err
+}
+
+// sided is the pattern of one of the two sides.
+func sided(side byte) []byte {
+	b := make([]byte, sidedBytes)
+	for i := range b {
+		b[i] = byte(i*7+i>>8) ^ side
+	}
+	return b
+}
+
+func (m *gpuMemory) fill(side byte) error {
+	copy(m.host, sided(side))
+	return errors.Join(m.driver.MemcpyHtoDAsync(m.at, unsafe.Pointer(&m.host[0]), sidedBytes, m.stream), m.driver.StreamSynchronize(m.stream))
+}
+
+func (m *gpuMemory) check(side byte) error {
+	err := errors.Join(m.driver.MemcpyDtoHAsync(unsafe.Pointer(&m.host[0]), m.at, sidedBytes, m.stream), m.driver.StreamSynchronize(m.stream))
+	if err == nil && !bytes.Equal(m.host, sided(side)) {
+		err = fmt.Errorf("the memory does not have the pattern of side %d", side)
+	}
+	return err
+}
+
+// owner offers memory, and checks it when it is told to.
+func owner() error {
+	runtime.LockOSThread()
+	ctx := context.Background()
+	d, device, gpu, err := openGPU()
+	if err != nil {
+		return err
+	}
+	c, err := attach(ctx, d, device, gpu)
+	if err != nil {
+		return err
+	}
+	m, err := c.memory(ctx, d, device)
+	if err != nil {
+		return err
+	}
+	if err := m.fill(1); err != nil {
+		return err
+	}
+	offer, err := c.listener.Offer(ctx, m.Memory, 0, sidedBytes, wire.RemoteRead|wire.RemoteWrite)
+	if err != nil {
+		return err
+	}
+	say(said{Kind: "listening", Handle: c.listener.Handle(), Key: offer.Key()})
+	if _, err := c.listener.Accept(ctx); err != nil {
+		return err
+	}
+	var order said
+	orders := json.NewDecoder(os.Stdin)
+	if err := orders.Decode(&order); err != nil {
+		return err
+	}
+	if err := m.check(2); err != nil {
+		return err
+	}
+	say(said{Kind: "checked"})
+	return orders.Decode(&order) // until it is killed
+}
+
+// remote reads what another has offered, writes it, and then reads until that fails.
+func remote() error {
+	runtime.LockOSThread()
+	ctx := context.Background()
+	d, device, gpu, err := openGPU()
+	if err != nil {
+		return err
+	}
+	c, err := attach(ctx, d, device, gpu)
+	if err != nil {
+		return err
+	}
+	m, err := c.memory(ctx, d, device)
+	if err != nil {
+		return err
+	}
+	var order said
+	orders := json.NewDecoder(os.Stdin)
+	if err := orders.Decode(&order); err != nil {
+		return err
+	}
+	sending, err := c.session.Connect(ctx, gpu, order.Handle)
+	if err != nil {
+		return err
+	}
+	say(said{Kind: "connected", Peer: sending.Peer})
+	key := order.Key
+	if err := orders.Decode(&order); err != nil {
+		return err
+	}
+	end := func(op *client.Operation, err error) error {
+		if err == nil {
+			_, err = op.Wait(ctx)
+		}
+		return err
+	}
+	if err := end(sending.Read(m.Memory, 0, sidedBytes, key, 0)); err != nil {
+		return err
+	}
+	if err := errors.Join(m.check(1), m.fill(2)); err != nil {
+		return err
+	}
+	if err := end(sending.Write(m.Memory, 0, sidedBytes, key, 0)); err != nil {
+		return err
+	}
+	say(said{Kind: "moving"})
+	for {
+		if err := errors.Join(end(sending.Read(m.Memory, 0, sidedBytes, key, 0)), end(sending.Write(m.Memory, 0, sidedBytes, key, 0))); err != nil {
+			return err
+		}
+	}
+}
+
+// What is offered is read and written while who offers it is stopped; when it is killed
+// so, who reads and writes learns of it.
+func TestOneSidedBesideAStoppedClient(t *testing.T) {
+	b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = launch.RouteStaged })
+	b.nics()
+	a, z := b.start(b.lanes[0], "parent", "owner"), b.start(b.lanes[1], "remote")
+	z.tell(a.next("listening"))
+	z.next("connected")
+	pid := child(t, a.init())
+	stop(t, pid)
+	z.tell(said{})
+	z.next("moving")
+	if !stopped(t, pid) {
+		t.Error("the owner was not stopped all the time")
+	}
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	a.tell(said{})
+	a.next("checked")
+	stop(t, pid)
+	z.mustLearn(kill(t, pid), fmt.Sprintf("client process %d", pid), a.id, "died")
+}
+
+// stop stops a process, and waits until it is.
+func stop(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); !stopped(t, pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("process %d does not stop", pid)
+		}
+	}
+}
+
+// stopped reports whether all threads of a process are.
+func stopped(t *testing.T, pid int) bool {
+	t.Helper()
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/stat", pid, task.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The name, in parentheses, can have anything in it.
+		if after := string(text[bytes.LastIndexByte(text, ')')+1:]); !strings.HasPrefix(after, " T ") {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,242 @@
+//go:build vm
+
+package pair_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/integration/vm/control"
+	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/integration/vm/wiring"
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// exchangeTime is far more than the messages need, in the slowest of guests.
+const exchangeTime = 4 * time.Minute
+
+// sizes are of the messages that each relay sends the other: none, what goes with the
+// announcement, around parts and slots, and MiBs.
+var sizes = []uint64{0, 1, 127, 4096, 4097, 64 << 10, 256<<10 - 1, 256<<10 + 1, 1 << 20, 3<<20 + 5}
+
+// side is a relay over RDMA alone, in one of the guests, and its client.
+type side struct {
+	dir      string
+	relay    *relay.Relay
+	ended    chan error
+	client   *client.Session
+	gpu      wire.UUID
+	listener *client.Listener
+}
+
+func listenOn(path string) (*net.UnixListener, error) {
+	return net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+}
+
+// begin starts the relay of a guest, which listens at the guest's address of rail 0.
+func begin(ctx context.Context, guest int, key string) (s *side, err error) {
+	s = &side{ended: make(chan error, 1)}
+	if s.dir, err = os.MkdirTemp("", "pl"); err != nil {
+		return nil, err
+	}
+	gpus := []sim.Device{{
+		Index: 0, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", guest+1), BusID: "0000:17:00.0", Minor: 0, Memory: 1 << 30,
+	}}
+	if err := sim.Use(filepath.Join(s.dir, "host"), gpus); err != nil {
+		return nil, err
+	}
+	if s.gpu, err = wire.ParseGPU(gpus[0].UUID); err != nil {
+		return nil, err
+	}
+	generation := strings.Repeat(fmt.Sprint(guest+1), 32)
+	clients, err := listenOn(filepath.Join(s.dir, "clients.sock"))
+	if err != nil {
+		return nil, err
+	}
+	peers, err := listenOn(filepath.Join(s.dir, generation+".sock"))
+	if err != nil {
+		return nil, err
+	}
+	if s.relay, err = relay.New(clients, peers, -1); err != nil {
+		return nil, err
+	}
+	if err := s.relay.Secrets(launch.Secrets{ClusterKey: launch.NewSecret([]byte(key))}); err != nil {
+		return nil, err
+	}
+	v := launch.DefaultVerbs
+	v.QueuePairs = 2
+	if err := s.relay.Configure(launch.Config{
+		Generation: generation, Container: fmt.Sprintf("guest%d", guest), Route: launch.RouteAuto, Transport: launch.TransportVerbs,
+		Lanes: []launch.Lane{{GPU: launch.GPU{UUID: gpus[0].UUID, BusID: gpus[0].BusID}, Role: "near", NICs: []string{"mlx5_0", "mlx5_1"}}},
+		Slots: 2, SlotBytes: 64 << 10, Peers: s.dir, NICs: s.dir, Verbs: &v,
+		Network: &launch.Network{
+			Addresses: []address.Chosen{{Interface: "rail0", Address: netip.MustParseAddr(wiring.Address(0, guest))}},
+			Ports:     address.Ports{First: 20000, Last: 20999}, Streams: 1, Slots: 4, SlotBytes: 256 << 10, Memory: 64 << 20,
+		},
+	}); err != nil {
+		return nil, err
+	}
+	go func() { s.ended <- s.relay.Run() }()
+	if s.client, err = client.Dial(ctx, filepath.Join(s.dir, "clients.sock"), s.gpu); err != nil {
+		return nil, err
+	}
+	s.listener, err = s.client.Listen(ctx, s.gpu)
+	return s, err
+}
+
+func (s *side) end() error {
+	s.relay.Stop("the test is over")
+	return errors.Join(<-s.ended, os.RemoveAll(s.dir))
+}
+
+// content is what each side knows of the other's messages.
+func content(from, message int, n uint64) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{byte(from), byte(message)}).Read(b) // never fails
+	return b
+}
+
+// exchange sends the messages to the other guest's listener and receives the other's, which
+// are looked at.
+func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
+	sending, err := s.client.Connect(ctx, s.gpu, to)
+	if err != nil {
+		return err
+	}
+	receiving, err := s.listener.Accept(ctx)
+	if err != nil {
+		return err
+	}
+	const room = 4 << 20
+	out, err := s.client.HostMemory(ctx, client.HostMemory{Bytes: room, GPU: s.gpu})
+	if err != nil {
+		return err
+	}
+	in, err := s.client.HostMemory(ctx, client.HostMemory{Bytes: room, GPU: s.gpu})
+	if err != nil {
+		return err
+	}
+	for i, n := range sizes {
+		copy(out.Data, content(guest, i, n))
+		clear(in.Data)
+		receive, err := receiving.Receive(in, 0, room)
+		if err != nil {
+			return err
+		}
+		send, err := sending.Send(out, 0, n)
+		if err != nil {
+			return err
+		}
+		for _, op := range []*client.Operation{send, receive} {
+			if moved, err := op.Wait(ctx); err != nil || moved != n {
+				return fmt.Errorf("message %d of %d bytes: %d, %w", i, n, moved, err)
+			}
+		}
+		if !bytes.Equal(in.Data[:n], content(1-guest, i, n)) {
+			return fmt.Errorf("message %d of %d bytes arrived wrong", i, n)
+		}
+	}
+	for _, p := range s.relay.Report().Network.Peers {
+		if p.Transport != launch.TransportVerbs || p.Writes != p.Eager {
+			return fmt.Errorf("data went over %s (%s), %d writes over tcp, of which %d were short", p.Transport, p.Way, p.Writes, p.Eager)
+		}
+		fmt.Printf("data goes by %s\n", p.Way)
+	}
+	return nil
+}
+
+// relayTo is what runs in the other guest: it reads the key and the handle of this one's
+// listener, and prints its own.
+func relayTo(from io.Reader) error {
+	ctx, cancel := context.WithTimeout(context.Background(), exchangeTime)
+	defer cancel()
+	var lines []string
+	for text := bufio.NewScanner(from); len(lines) < 2 && text.Scan(); {
+		lines = append(lines, text.Text())
+	}
+	if len(lines) < 2 {
+		return errors.New("no key, or no handle")
+	}
+	key, err := hex.DecodeString(lines[0])
+	if err != nil {
+		return err
+	}
+	var to wire.Handle
+	if _, err := hex.Decode(to[:], []byte(lines[1])); err != nil {
+		return err
+	}
+	s, err := begin(ctx, 1, string(key))
+	if err != nil {
+		return err
+	}
+	handle := s.listener.Handle()
+	fmt.Printf("handle %x\n", handle[:])
+	return errors.Join(s.exchange(ctx, 1, to), s.end())
+}
+
+// Two relays, one in each guest, send each other messages of many sizes over RoCE, by two
+// NICs with two queue pairs each.
+func TestRelaysOverRoCE(t *testing.T) {
+	other := rdma(t, inside.RoCE)
+	known(t)
+	ctx, cancel := context.WithTimeout(t.Context(), exchangeTime)
+	defer cancel()
+	key := network.Keys{Current: network.NewKey(time.Now())}.Text()
+	s, err := begin(ctx, 0, string(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := s.listener.Handle()
+	out, ended := &lines{}, make(chan error, 1)
+	go func() {
+		ended <- other.Run(ctx, control.Command{Argv: []string{self, "relay"}}, strings.NewReader(fmt.Sprintf("%x\n%x\n", key, own[:])), out, out)
+	}()
+	var to wire.Handle
+	inside.Eventually(t, "the other relay listens", func() (bool, string) {
+		text := out.String()
+		select {
+		case err := <-ended:
+			t.Fatalf("in the other guest: %v\n%s", err, text)
+		default:
+		}
+		_, after, found := strings.Cut(text, "handle ")
+		handle, _, whole := strings.Cut(after, "\n")
+		if !found || !whole {
+			return false, text
+		}
+		_, err := hex.Decode(to[:], []byte(handle))
+		return err == nil, text
+	})
+	began := time.Now()
+	failed := s.exchange(ctx, 0, to)
+	t.Logf("the messages took %v; the other guest says:\n%s", time.Since(began), out)
+	if err := <-ended; failed != nil || err != nil {
+		t.Errorf("here %v; in the other guest %v\n%s", failed, err, out)
+	}
+	if err := s.end(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,238 @@
+package relay
+
+import (
+	"context"
+	"crypto/rand"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// A connection goes one way; what a one-sided read brings goes the other. With the first
+// read of a connection the receiver's relay connects to the sender's, as a sender does to
+// a listener: the listener is one of this connection, whose token only that relay is told,
+// and which serves once. The two connections are twins: they end together.
+
+// backTime is how long the other relay may take to connect: it may have many to make.
+const backTime = 4 * welcomeTime
+
+// wayBack is the second connection, at either end, from when it is asked for.
+type wayBack struct {
+	// Of who reads: the listener, and what gives the other relay up.
+	listener *listener
+	late     *time.Timer
+	counted  bool // in the relay's use, until it is the connection's
+	// Of whose memory it is: the sender once it is open, and what waits for it.
+	sender  *sender
+	waiting []*wire.PeerRead
+}
+
+// --- the side that reads ------------------------------------------------------------
+
+// openBack asks for the way back.
+func (s *sender) openBack() error {
+	r := s.session.relay
+	generation, err := wire.ParseGPU(r.config.Generation)
+	if err != nil {
+		return err
+	}
+	l := &listener{session: s.session, lane: s.lane, forward: s}
+	if _, err := rand.Read(l.token[:]); err != nil {
+		return err
+	}
+	// Before it is asked for: one that comes and cannot be taken takes its twin with it.
+	if n := len(s.session.connections); n >= wire.MaxConnections {
+		return wire.Errorf(wire.StatusLimit, "%d connections are open, which is the limit", n)
+	}
+	if err := r.reserve(ofConnection); err != nil {
+		return err
+	}
+	r.listeners[l.token] = l
+	w := &wayBack{listener: l, counted: true}
+	w.late = time.AfterFunc(backTime, func() {
+		r.loop.Do(func() {
+			if s.reading.back == w && r.listeners[l.token] == l {
+				s.shutdown(wire.Errorf(wire.StatusUnreachable, "the relay of %s did not open the way back for a read within %v", s.peer, backTime))
+			}
+		})
+	})
+	s.reading.back = w
+	s.port.Send(&wire.PeerBack{Token: l.token, Generation: generation}, 0)
+	return nil
+}
+
+// close lets nobody come any more.
+func (w *wayBack) close() {
+	if l := w.listener; l != nil && l.session.relay.listeners[l.token] == l {
+		delete(l.session.relay.listeners, l.token)
+	}
+	if w.late != nil {
+		w.late.Stop()
+	}
+	if w.counted {
+		w.counted = false
+		w.listener.session.relay.giveBack(ofConnection)
+	}
+}
+
+// claim counts a connection that comes by a listener.
+func (l *listener) claim() error {
+	if l.forward == nil || !l.expects() {
+		return l.session.relay.reserve(ofConnection)
+	}
+	l.forward.reading.back.counted = false
+	return nil
+}
+
+// expects reports whether a way back may come by this listener.
+func (l *listener) expects() bool {
+	return l.forward.down == nil && l.session.relay.listeners[l.token] == l
+}
+
+// cameBack makes a receiver the way back of a sender's reads.
+func (s *sender) cameBack(r *receiver) {
+	s.reading.back.close() // it serves once
+	r.reader = s
+	s.pair(r.connection)
+}
+
+// pair makes a connection and its way back twins.
+func (c *connection) pair(back *connection) { c.twin, back.twin = back, c }
+
+// backRefused is the other side's word that no way back can be opened. A read that comes
+// later tries again.
+func (s *sender) backRefused(m *wire.PeerBackRefused) error {
+	w := s.reading.back
+	if w == nil || !w.listener.expects() || m.Status == uint32(wire.StatusOK) {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s refused a way back that is not asked for", s.peer)
+	}
+	w.close()
+	s.reading.back = nil
+	why := &wire.Error{Status: wire.Status(m.Status), Reason: wire.Text(m.Reason[:])}
+	s.session.relay.grumble.warn(s.session.log, why, "a read has no way back")
+	s.stopReads(why)
+	return nil
+}
+
+// stopReads fails the reads whose data has not begun to come.
+func (s *sender) stopReads(why *wire.Error) {
+	for number, op := range s.reading.asked {
+		delete(s.reading.asked, number)
+		op.finish(why.Status)
+	}
+}
+
+// --- the side whose memory it is ----------------------------------------------------
+
+// openFor connects to the reader's relay.
+func (r *receiver) openFor(m *wire.PeerBack) error {
+	switch {
+	case r.down != nil:
+		return nil
+	case r.back != nil || r.hidden:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s asks for a second way back", r.peer)
+	}
+	w := &wayBack{}
+	r.back = w
+	s := r.session
+	err := s.relay.reserve(ofConnection)
+	if err == nil && len(s.connections) >= wire.MaxConnections {
+		s.relay.giveBack(ofConnection)
+		err = wire.Errorf(wire.StatusLimit, "%d connections of a client of %s are open, which is the limit", len(s.connections), s.relay.name())
+	}
+	if err != nil {
+		r.refuseBack(err)
+		return nil
+	}
+	c := &connection{session: s, number: s.number(), counted: true, hidden: true, lane: r.lane}
+	s.later(func() {
+		if r.down != nil {
+			s.relay.giveBack(ofConnection)
+			return
+		}
+		var way way
+		s.block(0, func() (err error) {
+			way, err = s.relay.dialBack(c, r.connection, m)
+			return err
+		}, func(err error) {
+			if err == nil {
+				err = way.attach(c)
+			}
+			if err != nil {
+				s.relay.giveBack(ofConnection)
+				if r.down == nil {
+					r.refuseBack(err)
+				}
+				return
+			}
+			s.connections[c.number] = c
+			r.pair(c)
+			switch {
+			case r.down != nil:
+				c.shutdown(r.down)
+			case s.ended != nil:
+				c.shutdown(s.ended)
+			}
+			way.begin(c)
+			r.opened(w, c.side.(*sender))
+		})
+	})
+	return nil
+}
+
+// opened serves the reads that have waited for the way back.
+func (r *receiver) opened(w *wayBack, by *sender) {
+	waiting := w.waiting
+	w.sender, w.waiting = by, nil
+	for _, m := range waiting {
+		if r.down == nil {
+			r.bring(m, by)
+		}
+	}
+}
+
+// refuseBack says that there is no way back, and for now no read.
+func (r *receiver) refuseBack(err error) {
+	r.back = nil
+	r.session.relay.grumble.warn(r.session.log, err, "no way back for reads")
+	m := &wire.PeerBackRefused{Status: uint32(wire.StatusOf(err))}
+	wire.SetText(m.Reason[:], err.Error())
+	r.port.Send(m, 0)
+}
+
+// later runs what blocks, as soon as the session may have one more that does.
+func (s *session) later(f func()) {
+	if s.blocking >= maxBlocking {
+		s.waiting = append(s.waiting, f)
+		return
+	}
+	f()
+}
+
+// next runs what waits to block. It is called when something does not any more.
+func (s *session) next() {
+	for len(s.waiting) > 0 && s.blocking < maxBlocking {
+		f := s.waiting[0]
+		s.waiting = s.waiting[1:]
+		f()
+	}
+}
+
+// dialBack does the handshake of a way back, to the relay that a connection came from.
+func (r *Relay) dialBack(c, forward *connection, m *wire.PeerBack) (way, error) {
+	var config launch.Config
+	if !r.loop.Call(func() { config = r.config }) {
+		return nil, errEnding
+	}
+	handle := wire.HandleLayout{Token: m.Token, Generation: m.Generation}
+	connect := &wire.Connect{GPU: c.lane.uuid}
+	if forward.abroad == nil {
+		return r.dialNeighbour(c, connect, handle, config)
+	}
+	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
+		return nil, err
+	}
+	return r.openChannel(c, connect, handle, config, func(context.Context) (*tcp.Peer, error) { return forward.abroad, nil })
+}

@@ -1,0 +1,53 @@
+package launch
+
+import "fmt"
+
+// Verbs is how a relay uses RDMA to other hosts. Its numbers are those that NCCL_IB_* have.
+type Verbs struct {
+	TrafficClass int `json:"trafficClass"` // 0 to 255
+	ServiceLevel int `json:"serviceLevel"` // 0 to 15
+	PKey         int `json:"pkey"`         // an index into the port's table
+	MTU          int `json:"mtu"`          // bytes, at most; 0 for what both ports have
+	Timeout      int `json:"timeout"`      // 4.096 µs times 2 to the power of it, 1 to 31
+	Retries      int `json:"retries"`      // 0 to 7
+	GIDIndex     int `json:"gidIndex"`     // less than 0 for the one that fits
+	QueuePairs   int `json:"queuePairs"`   // of each two NICs, 1 to MaxQueuePairs
+}
+
+// MaxQueuePairs bounds those of two NICs.
+const MaxQueuePairs = 8
+
+// DefaultVerbs is what a configuration says that states nothing.
+var DefaultVerbs = Verbs{Timeout: 14, Retries: 7, GIDIndex: -1, QueuePairs: 1}
+
+// Check says what a relay cannot work with. A nil one is good: there is no RDMA then.
+func (v *Verbs) Check() error {
+	if v == nil {
+		return nil
+	}
+	for _, n := range []struct {
+		what               string
+		value, least, most int
+	}{
+		{"traffic class", v.TrafficClass, 0, 255}, {"service level", v.ServiceLevel, 0, 15}, {"pkey index", v.PKey, 0, 65535},
+		{"timeout", v.Timeout, 1, 31}, {"number of retries", v.Retries, 0, 7}, {"GID index", v.GIDIndex, -1, 255},
+		{"number of queue pairs", v.QueuePairs, 1, MaxQueuePairs},
+	} {
+		if n.value < n.least || n.value > n.most {
+			return fmt.Errorf("relay configuration: RDMA with %s %d; %d to %d are possible", n.what, n.value, n.least, n.most)
+		}
+	}
+	switch v.MTU {
+	case 0, 256, 512, 1024, 2048, 4096:
+		return nil
+	}
+	return fmt.Errorf("relay configuration: RDMA with MTU %d; 0, 256, 512, 1024, 2048 and 4096 are possible", v.MTU)
+}
+
+// VerbsReport is what became of the RDMA of a relay.
+type VerbsReport struct {
+	// Error says why there is none.
+	Error string `json:"error,omitempty"`
+	// NICs are those that are open, with port, GID and how memory is registered.
+	NICs []string `json:"nics,omitempty"`
+}

@@ -1,0 +1,170 @@
+package relay
+
+import (
+	"crypto/rand"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// offering is a range of a client's memory that the other sides of its connections read
+// or write by themselves: who has its key, on a connection that it is meant for, needs
+// nothing more of the client. All of it is of the loop.
+type offering struct {
+	number uint32
+	key    wire.UUID
+	memory *memory
+	// The range in what was exported, bytes.
+	offset, length uint64
+	access         uint32
+	// Whom it is meant for: connections of a listener, or one. The other is 0.
+	listener, connection uint32
+
+	users     int // operations that can touch it
+	withdrawn bool
+	// gone is called when none can any more; nil where nobody waits for that.
+	gone func()
+}
+
+// serving is an operation's tie to what it reads or writes for the other side. Nobody is
+// told of its end here.
+type serving struct {
+	offering *offering
+	at       *connection
+}
+
+func (v *serving) over() {
+	v.at.serving--
+	v.offering.users--
+	v.offering.settle()
+}
+
+func (s *session) offer(m *wire.Offer, sequence uint32) {
+	o, err := s.newOffering(m)
+	if err == nil {
+		_, err = rand.Read(o.key[:])
+	}
+	if err != nil {
+		s.answer(sequence, err)
+		return
+	}
+	s.offers[o.number] = o
+	s.relay.offers[o.key] = o
+	o.memory.offers[o] = true
+	s.reply(&wire.Offered{Offer: o.number, Key: o.key}, sequence)
+}
+
+// newOffering checks what is to be offered.
+func (s *session) newOffering(m *wire.Offer) (*offering, error) {
+	memory := s.memories[m.Memory]
+	if memory == nil || memory.retired {
+		return nil, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", m.Memory)
+	}
+	const all = wire.RemoteRead | wire.RemoteWrite
+	var need uint32
+	if m.Access&wire.RemoteRead != 0 {
+		need |= wire.AccessSend
+	}
+	if m.Access&wire.RemoteWrite != 0 {
+		need |= wire.AccessReceive
+	}
+	switch {
+	case m.Access == 0 || m.Access&^all != 0:
+		return nil, wire.Errorf(wire.StatusMalformed, "memory offered for access %#x", m.Access)
+	case memory.access&need != need:
+		return nil, wire.Errorf(wire.StatusNotPermitted, "memory %d is offered for more than it was exported for: to be read it has to be for sending, to be written for receiving", m.Memory)
+	case m.Length == 0 || m.Offset > memory.length || m.Length > memory.length-m.Offset:
+		return nil, wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d is offered of memory of %d", m.Length, m.Offset, memory.length)
+	case len(s.offers) >= wire.MaxOffers:
+		return nil, wire.Errorf(wire.StatusLimit, "%d ranges of memory are offered, which is the limit", len(s.offers))
+	case (m.Listener == 0) == (m.Connection == 0):
+		return nil, wire.Errorf(wire.StatusMalformed, "memory is offered to the connections of one listener, or to one connection")
+	}
+	var lane *lane
+	if m.Listener != 0 {
+		l := s.listeners[m.Listener]
+		if l == nil {
+			return nil, wire.Errorf(wire.StatusUnknownListener, "listener %d is not open", m.Listener)
+		}
+		lane = l.lane
+	} else {
+		c := s.visible(m.Connection)
+		switch {
+		case c == nil:
+			return nil, wire.Errorf(wire.StatusUnknownConnection, "connection %d is not open", m.Connection)
+		case c.down != nil:
+			return nil, c.down
+		case c.sends:
+			return nil, wire.Errorf(wire.StatusMalformed, "memory is offered on connection %d, which was made here; the side that accepted offers, the side that connected reads and writes", m.Connection)
+		}
+		lane = c.lane
+	}
+	if memory.lane != lane {
+		return nil, wire.Errorf(wire.StatusWrongGPU, "memory %d is of GPU %s, and offered to connections of the lane of GPU %s", m.Memory, memory.lane.spec.GPU.BusID, lane.spec.GPU.BusID)
+	}
+	return &offering{
+		number: s.number(), memory: memory, offset: m.Offset, length: m.Length, access: m.Access,
+		listener: m.Listener, connection: m.Connection,
+	}, nil
+}
+
+// visible is a connection that the client knows, nil for none.
+func (s *session) visible(number uint32) *connection {
+	if c := s.connections[number]; c != nil && !c.hidden {
+		return c
+	}
+	return nil
+}
+
+func (s *session) withdraw(number, sequence uint32) {
+	o := s.offers[number]
+	if o == nil || o.withdrawn {
+		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory, "offer %d was withdrawn, or its memory unexported, or it never was", number))
+		return
+	}
+	o.gone = func() { s.answer(sequence, nil) }
+	o.withdraw()
+}
+
+// withdraw lets no new operation begin.
+func (o *offering) withdraw() {
+	o.withdrawn = true
+	delete(o.memory.session.relay.offers, o.key)
+	delete(o.memory.offers, o)
+	o.settle()
+}
+
+func (o *offering) settle() {
+	s := o.memory.session
+	if !o.withdrawn || o.users > 0 || s.offers[o.number] != o {
+		return
+	}
+	delete(s.offers, o.number)
+	if o.gone != nil {
+		o.gone()
+	}
+}
+
+// serve makes the operation that reads or writes for the other side of a connection, which
+// names what was offered by its key. Who has none that is meant for it learns nothing.
+func (c *connection) serve(kind uint32, key wire.UUID, offset, length uint64) (*operation, wire.Status) {
+	o := c.session.relay.offers[key]
+	if o == nil || o.memory.session != c.session || o.connection != c.number && (o.listener == 0 || o.listener != c.listener) {
+		return nil, wire.StatusBadKey
+	}
+	need := map[uint32]uint32{wire.OpSend: wire.RemoteRead, wire.OpReceive: wire.RemoteWrite}[kind]
+	m := o.memory
+	switch {
+	case o.access&need == 0, kind == wire.OpReceive && m.kind == wire.MemoryIPC && c.route == wire.RouteDirect:
+		// The other relay would have to write it, which no handle of IPC lets it.
+		return nil, wire.StatusNotPermitted
+	case offset > o.length || length > o.length-offset:
+		return nil, wire.StatusOutOfRange
+	}
+	m.users++
+	o.users++
+	c.serving++
+	return &operation{
+		session: c.session, serves: &serving{o, c}, began: c.session.relay.loop.Now(), kind: kind, memory: m,
+		offset: o.offset + offset, length: length, wait: wire.NoTimeline, signal: wire.NoTimeline,
+	}, wire.StatusOK
+}

@@ -1,0 +1,161 @@
+package relay
+
+import (
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// One-sided operations: the client of a sender reads and writes what the client of its
+// receiver has offered (offering), and the two relays do it alone: the other client may
+// be stopped.
+//
+// A write is a message like a send's, PeerWrite, for which the receiver's relay posts the
+// receive itself. A read goes the other way: the two relays open a second connection, from
+// the receiver to the sender, which no client knows of (back.go), the receiver's relay
+// posts the send there, and the reading client's operation is the receive. So all that
+// holds for sends holds for them: who grants has room, who grants drains it, slots go
+// round, and nothing ends before all that touches its memory has.
+
+// reading is what a sender knows of its client's reads.
+type reading struct {
+	last uint64
+	// asked are those whose data has not begun to come, by number.
+	asked map[uint64]*operation
+	back  *wayBack // nil until a read needs it
+}
+
+// --- the side that reads and writes -------------------------------------------------
+
+// write announces a one-sided write, which is numbered as a message.
+func (s *sender) write(op *operation) {
+	key := op.remote
+	s.port.Send(&wire.PeerWrite{Send: op.send, Length: op.length, Offset: key.offset, Key: key.key}, 0)
+}
+
+// read asks for what a one-sided read is to bring.
+func (s *sender) read(op *operation) {
+	s.reading.last++
+	op.send = s.reading.last
+	if s.reading.asked == nil {
+		s.reading.asked = map[uint64]*operation{}
+	}
+	s.reading.asked[op.send] = op
+	if s.reading.back == nil {
+		if err := s.openBack(); err != nil {
+			s.session.relay.grumble.warn(s.session.log, err, "no way back for reads")
+			s.stopReads(&wire.Error{Status: wire.StatusOf(err)})
+			return
+		}
+	}
+	s.port.Send(&wire.PeerRead{Read: op.send, Length: op.length, Offset: op.remote.offset, Key: op.remote.key}, 0)
+}
+
+// cancelRead has a read end before its data begins to come. The other side's word on it
+// ends it, so that no more of them wait for one than a client can have.
+func (s *sender) cancelRead(cookie uint64) {
+	for _, op := range s.reading.asked {
+		if op.cookie == cookie {
+			op.withdrawn = true
+		}
+	}
+}
+
+// readRefused is the other side's word that a read gets nothing.
+func (s *sender) readRefused(m *wire.PeerReadRefused) error {
+	op := s.reading.asked[m.Read]
+	if op == nil || m.Status == uint32(wire.StatusOK) {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s refused read %d with status %d", s.peer, m.Read, m.Status)
+	}
+	delete(s.reading.asked, m.Read)
+	op.finish(wire.Status(m.Status))
+	return nil
+}
+
+// readData is the first that comes of a read, on the way back: a message that meets the
+// read's operation and no other.
+func (r *receiver) readData(m *wire.PeerReadData) error {
+	var op *operation
+	if r.reader != nil {
+		op = r.reader.reading.asked[m.Read]
+	}
+	switch {
+	case r.down != nil:
+		return nil // its reads have ended
+	case op == nil || m.Length != op.length:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s brings %d bytes of read %d, which were not asked for", r.peer, m.Length, m.Read)
+	case m.Send != r.announced+1:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send, r.announced)
+	}
+	r.announced++
+	delete(r.reader.reading.asked, m.Read)
+	a := &arrival{send: m.Send, length: m.Length}
+	if op.withdrawn {
+		op.finish(wire.StatusCanceled)
+		r.refuse(a, wire.StatusCanceled)
+		return nil
+	}
+	r.begin(a, op)
+	return nil
+}
+
+// --- the side whose memory it is ----------------------------------------------------
+
+// crowded says that the other relay asks for more at a time than a client can.
+func (r *receiver) crowded(waiting int) error {
+	if r.serving+waiting < wire.RingEntries {
+		return nil
+	}
+	return wire.Errorf(wire.StatusLimit, "%s has more than %d reads and writes under way, which is the limit", r.peer, wire.RingEntries)
+}
+
+// put is a write of the other side's client: its message meets no receive but ours.
+func (r *receiver) put(m *wire.PeerWrite) error {
+	switch {
+	case r.down != nil:
+		return nil
+	case m.Send != r.announced+1:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send, r.announced)
+	}
+	if err := r.crowded(0); err != nil {
+		return err
+	}
+	r.announced++
+	a := &arrival{send: m.Send, length: m.Length}
+	op, status := r.serve(wire.OpReceive, m.Key, m.Offset, m.Length)
+	if status != wire.StatusOK {
+		r.refuse(a, status)
+		return nil
+	}
+	r.begin(a, op)
+	return nil
+}
+
+// get is a read of the other side's client.
+func (r *receiver) get(m *wire.PeerRead) error {
+	w := r.back
+	switch {
+	case r.down != nil, w == nil:
+		return nil // it has been told that there is no way back
+	case w.sender == nil:
+		if err := r.crowded(len(w.waiting)); err != nil {
+			return err
+		}
+		w.waiting = append(w.waiting, m)
+		return nil
+	}
+	if err := r.crowded(0); err != nil {
+		return err
+	}
+	r.bring(m, w.sender)
+	return nil
+}
+
+// bring sends what a read asks for.
+func (r *receiver) bring(m *wire.PeerRead, by *sender) {
+	op, status := r.serve(wire.OpSend, m.Key, m.Offset, m.Length)
+	if status != wire.StatusOK {
+		r.port.Send(&wire.PeerReadRefused{Read: m.Read, Status: uint32(status)}, 0)
+		return
+	}
+	by.enlist(op)
+	by.port.Send(&wire.PeerReadData{Send: op.send, Read: m.Read, Length: op.length}, 0)
+}

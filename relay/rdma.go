@@ -1,0 +1,148 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Between relays of two hosts the data goes by RDMA where both have NICs that can, beside
+// the connections over TCP that they share (abroad.go): what is said there is the same.
+
+// newFabric is what the relay has of RDMA. It belongs to the loop.
+func (r *Relay) newFabric() *verbs.Fabric {
+	c := verbs.Config{NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes}
+	switch {
+	case r.config.Transport != launch.TransportAuto && r.config.Transport != launch.TransportVerbs:
+		c.Off = fmt.Sprintf("relay.transport in config.toml of host %s is %q", hostname(), r.config.Transport)
+	case r.config.Verbs == nil:
+		c.Off = "the supervisor of " + r.name() + " is of a release without RDMA"
+	default:
+		c.Verbs = *r.config.Verbs
+	}
+	return verbs.New(r.loop, c)
+}
+
+// nics are those of the lanes. It may be called from any goroutine but the loop's.
+func (r *Relay) nics() (names []string) {
+	r.loop.Call(func() { names = r.laneNICs() })
+	return names
+}
+
+func (r *Relay) laneNICs() (names []string) {
+	for _, l := range r.lanes {
+		for _, name := range l.spec.NICs {
+			if !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// extend has a Peer's data go by RDMA, and says in the log which way it goes.
+func (h *hosts) extend(p *tcp.Peer) tcp.Extension {
+	r := h.relay
+	s := r.fabric.Extend(p)
+	s.Settle(func(err error) {
+		who := logrus.WithField("relay", p.Name())
+		switch {
+		case err == nil:
+			who.Infof("data goes over verbs: %s", s.Way())
+		case r.config.Transport == launch.TransportTCP || len(r.laneNICs()) == 0:
+			who.Infof("data goes over tcp: %v", err)
+		default:
+			who.Warnf("data does not go over RDMA: %v", err)
+		}
+	})
+	return s
+}
+
+// senderBy is what the data of a connection goes by: nil for tcp. It waits until that is
+// settled, and has the lane's slots registered.
+func (r *Relay) senderBy(ctx context.Context, peer *tcp.Peer, c *connection, config launch.Config) (*verbs.Set, error) {
+	if !peer.Dialed() { // the queue pairs lead from who made the connections to the other
+		c.transport = launch.TransportTCP
+		return nil, nil
+	}
+	settled := make(chan error, 1)
+	var by *verbs.Set
+	if !r.loop.Call(func() {
+		if by = verbs.Of(peer); by == nil {
+			settled <- wire.Errorf(wire.StatusUnreachable, "the relay at %s is of a release without RDMA", peer.Name())
+			return
+		}
+		by.Settle(func(err error) { settled <- err })
+	}) {
+		return nil, errEnding
+	}
+	var err error
+	select {
+	case err = <-settled:
+	case <-ctx.Done():
+		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA", peer.Name())
+	}
+	switch {
+	case err == nil:
+		return by, r.take(c, c.out)
+	case config.Transport == launch.TransportVerbs:
+		return nil, wire.Errorf(wire.StatusUnreachable, `relay.transport in config.toml is "verbs", and that cannot be: %w`, err)
+	}
+	c.transport = launch.TransportTCP
+	return nil, nil
+}
+
+// receiverBy is what the data on a channel that was opened just now comes by: nil for tcp.
+// It belongs to the loop.
+func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
+	if peer.Dialed() { // the way back of a read
+		return nil, nil
+	}
+	by := verbs.Of(peer)
+	if by != nil && by.Using() {
+		return by, nil
+	}
+	if r.config.Transport != launch.TransportVerbs {
+		return nil, nil
+	}
+	why := "its relay is of a release without RDMA"
+	if by != nil {
+		why = by.Way()
+	}
+	return nil, wire.Errorf(wire.StatusUnreachable, `relay.transport in config.toml of host %s is "verbs", and the data would come over tcp: %s`, hostname(), why)
+}
+
+// take makes the slots of a connection known to the NICs, through which it goes from now
+// on. It may block.
+func (r *Relay) take(c *connection, slots *staging) error {
+	for _, g := range slots.regions {
+		if err := r.fabric.Register(g.memory); err != nil {
+			return wire.Errorf(wire.StatusUnreachable, "the slots of GPU %s cannot be registered with the NICs: %w", c.lane.spec.GPU.BusID, err)
+		}
+	}
+	c.transport = launch.TransportVerbs
+	return nil
+}
+
+// byVerbs says how the data of a Peer goes. It belongs to the loop.
+func (r *Relay) byVerbs(p *tcp.Peer, is *launch.NetworkPeer) {
+	is.Transport = launch.TransportTCP
+	by := verbs.Of(p)
+	switch {
+	case by == nil:
+		is.Way = "it is of a release without RDMA"
+		return
+	case by.Using():
+		is.Transport = launch.TransportVerbs
+	case by.Way() == "":
+		is.Transport = ""
+	}
+	is.Way = by.Way()
+}

@@ -1,0 +1,436 @@
+package relay_test
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// roce are NICs of a stand-in's host, in one network.
+func roce(host int, names ...string) (devices []standin.Device) {
+	for i, name := range names {
+		devices = append(devices, standin.Device{Name: name, GUID: uint64(host<<8 | i), Address: fmt.Sprintf("10.0.%d.%d", i, host)})
+	}
+	return devices
+}
+
+// onRDMA puts a host's relays on the network with RDMA, by a transport.
+func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma standin.Host) {
+	h.online(s)
+	h.rdma = rdma.Library()
+	change := h.change
+	h.change = func(c *launch.Config) {
+		change(c)
+		v := launch.DefaultVerbs
+		v.QueuePairs = pairs
+		c.Transport, c.Verbs = transport, &v
+	}
+}
+
+// byRDMA is two containers on two hosts, and the NICs of both: a stand-in's NICs reach those
+// of its own directory.
+type byRDMA struct {
+	abroad
+	rdma standin.Host
+}
+
+// ofA and ofB are the NICs of two hosts.
+var ofA, ofB = roce(1, "mlx5_0", "mlx5_1"), roce(2, "rocep1", "rocep2")
+
+// hostsByRDMA has two hosts with one or two NICs each.
+func hostsByRDMA(t *testing.T, nics, pairs int) *byRDMA {
+	t.Helper()
+	p := &byRDMA{}
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, nics, pairs)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	return p
+}
+
+func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
+	t.Helper()
+	key := cluster()
+	hostA, hostB := newHost(t), newHost(t)
+	var err error
+	if p.rdma, err = standin.New(t.TempDir(), slices.Concat(ofA, ofB)...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { allGivenBack(t, p.rdma) })
+	hostA.onRDMA(key, a, pairs, p.rdma)
+	hostB.onRDMA(key, b, pairs, p.rdma)
+	laneA, laneB := far(0, 1, "mlx5_0"), far(3, 2, "rocep1")
+	if nics == 2 {
+		laneA.NICs, laneB.NICs = append(laneA.NICs, "mlx5_1"), append(laneB.NICs, "rocep2")
+	}
+	p.socketA, p.relayA = hostA.start("a", launch.RouteAuto, -1, laneA)
+	p.socketB, p.relayB = hostB.start("b", launch.RouteAuto, -1, laneB)
+	p.a, p.b = attach(t, p.socketA), attach(t, p.socketB)
+	p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
+}
+
+// allGivenBack looks, when the relays have ended, whether they have given back all that
+// they had of the NICs, and nothing too early.
+func allGivenBack(t *testing.T, rdma standin.Host) {
+	t.Helper()
+	for made, given := range map[string]string{
+		"ibv_create_qp": "ibv_destroy_qp", "ibv_create_cq": "ibv_destroy_cq", "ibv_alloc_pd": "ibv_dealloc_pd",
+		"ibv_reg_mr_iova2": "ibv_dereg_mr", "ibv_open_device": "ibv_close_device",
+	} {
+		calls, err := rdma.Calls(made, given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := 0
+		for _, c := range calls {
+			switch {
+			case c.Arguments["="] != "0" && c.Name == given:
+				t.Errorf("%s: %v", given, c.Arguments)
+			case c.Arguments["="] != "0":
+			case c.Name == made:
+				left++
+			default:
+				left--
+			}
+		}
+		if left != 0 {
+			t.Errorf("%d more calls of %s than of %s", left, made, given)
+		}
+	}
+}
+
+// data says how the data between the two relays goes, at both ends.
+func (p *byRDMA) data(t *testing.T) (transport, way string) {
+	t.Helper()
+	a, b := p.relayA.Report().Network, p.relayB.Report().Network
+	if len(a.Peers) != 1 || len(b.Peers) != 1 || a.Peers[0].Transport != b.Peers[0].Transport {
+		t.Fatalf("the relays are connected as %+v and %+v", a, b)
+	}
+	return a.Peers[0].Transport, a.Peers[0].Way
+}
+
+// Every byte arrives, whatever the number of NICs and queue pairs that it is spread over,
+// and nothing long goes over TCP.
+func TestEveryByteArrivesByRDMA(t *testing.T) {
+	for _, of := range []struct{ nics, pairs int }{{1, 1}, {2, 1}, {2, 4}} {
+		t.Run(fmt.Sprintf("%d NICs, %d pairs", of.nics, of.pairs), func(t *testing.T) {
+			p := hostsByRDMA(t, of.nics, of.pairs)
+			p.arrive(t, 0, 1, 7, 8, 127, 128, 129, 4096, 4097, 256<<10-1, 256<<10, 256<<10+1, 1<<20+3, 11<<20+5)
+			report := p.relayA.Report()
+			if c := report.Connections; len(c) != 1 || c[0].Transport != launch.TransportVerbs || !strings.Contains(c[0].Path, "host memory -> verbs by mlx5_0") {
+				t.Errorf("inspect shows %+v", c)
+			}
+			transport, way := p.data(t)
+			if transport != launch.TransportVerbs || !strings.Contains(way, "mlx5_0 (GID 3 (10.0.0.1, RoCE v2)) and rocep1 (10.0.0.2)") || of.nics == 2 != strings.Contains(way, "mlx5_1") {
+				t.Errorf("data goes over %s, %q", transport, way)
+			}
+			if n := report.Network.Peers[0]; n.Writes != n.Eager {
+				t.Errorf("%d writes went over tcp, and only %d of them were short", n.Writes, n.Eager)
+			}
+			if n := report.Network.Verbs; n == nil || len(n.NICs) != of.nics || !strings.Contains(n.NICs[0], "mlx5_0 port 1, Ethernet") {
+				t.Errorf("inspect shows the NICs %+v", n)
+			}
+			if calls, err := p.rdma.Calls("ibv_create_qp"); err != nil || len(calls) != 2*of.nics*of.pairs {
+				t.Errorf("%d queue pairs were made, %v", len(calls), err)
+			}
+			if of.pairs == 1 {
+				return
+			}
+			// And the other way, as far as messages go.
+			back := pair{a: p.b, b: p.a, source: exported(t, p.b, 3, pairBytes), target: exported(t, p.a, 0, pairBytes)}
+			back.sending, back.receiving, back.handle = join(t, p.b, 3, p.a, 0)
+			back.arrive(t, 0, 5000, 3<<20+7)
+		})
+	}
+}
+
+// Host memory goes from where it lies to where it is to be once the NICs know it, through
+// slots before; and they forget it before it is given back.
+func TestHostMemoryByRDMA(t *testing.T) {
+	p := hostsByRDMA(t, 1, 1)
+	const n = 1<<20 + 5
+	from, err := p.a.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := p.b.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, 3)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	through := func(s *client.Session) (in uint64) {
+		t.Helper()
+		counters, err := s.Statistics(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return counters.Server[0].In
+	}
+	want := random(t, n)
+	copy(from.Data, want)
+	for end := time.Now().Add(time.Minute); ; {
+		clear(to.Data)
+		out, in := through(p.a), through(p.b)
+		receive, err := p.receiving.Receive(to, 0, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send, err := p.sending.Send(from, 0, n)
+		for _, op := range []*client.Operation{send, receive} {
+			if _, err := wait(t, op, err); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(to.Data, want) {
+			t.Fatal("wrong bytes")
+		}
+		if through(p.a) == out && through(p.b) == in {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it goes through slots for good")
+		}
+	}
+	registered := func() int {
+		t.Helper()
+		made, err := p.rdma.Calls("ibv_reg_mr_iova2", "ibv_reg_mr")
+		if err != nil {
+			t.Fatal(err)
+		}
+		gone, err := p.rdma.Calls("ibv_dereg_mr")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(made) - len(gone)
+	}
+	for _, memory := range []*client.Memory{from, to} {
+		before := registered()
+		if err := memory.Unexport(within(t)); err != nil {
+			t.Fatal(err)
+		}
+		if after := registered(); after != before-1 {
+			t.Errorf("%d regions are registered, %d before the memory was given back", after, before)
+		}
+	}
+}
+
+// Many clients share the queue pairs, with more grants than there are receives for.
+func TestManyClientsByRDMA(t *testing.T) {
+	p := hostsByRDMA(t, 1, 2)
+	const clients, messages, n = 6, 8, 256 << 10
+	var all sync.WaitGroup
+	for range clients {
+		a, b := attach(t, p.socketA), attach(t, p.socketB)
+		source, target := exported(t, a, 0, messages*n), exported(t, b, 3, messages*n)
+		sending, receiving, _ := join(t, a, 0, b, 3)
+		want := random(t, messages*n)
+		source.write(0, want)
+		all.Go(func() {
+			var ops []*client.Operation
+			for i := range uint64(messages) {
+				receive, err := receiving.Receive(target.Memory, i*n, n, client.Tag(i))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				send, err := sending.Send(source.Memory, i*n, n, client.Tag(i))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ops = append(ops, send, receive)
+			}
+			for _, op := range ops {
+				if _, err := op.Wait(within(t)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+			if !bytes.Equal(target.read(0, messages*n), want) {
+				t.Error("wrong bytes")
+			}
+		})
+	}
+	all.Wait()
+	if calls, err := p.rdma.Calls("ibv_create_qp"); err != nil || len(calls) != 4 {
+		t.Errorf("%d queue pairs were made for all, %v", len(calls), err)
+	}
+}
+
+// Where RDMA cannot be, data goes over TCP and both relays say why, or the connection is
+// refused with that where RDMA was asked for.
+func TestWhereRDMACannotBe(t *testing.T) {
+	down, iwarp := roce(2, "rocep1")[0], roce(2, "rocep1")[0]
+	down.Down, iwarp.IWARP = true, true
+	const forced, auto = launch.TransportVerbs, launch.TransportAuto
+	for name, c := range map[string]struct {
+		devices []standin.Device // nil for all
+		script  []string
+		a, b    string
+		words   []string
+	}{
+		"a relay that is told tcp":        {nil, nil, forced, launch.TransportTCP, []string{"relay.transport", `"tcp"`}},
+		"a host without NICs":             {ofA, nil, forced, auto, []string{"rocep1", "no such device"}},
+		"a host without NICs that sends":  {ofB, nil, auto, forced, []string{"mlx5_0", "no such device"}},
+		"a port that is down":             {append(slices.Clone(ofA), down), nil, forced, auto, []string{"rocep1", "no port is active"}},
+		"iWARP":                           {append(slices.Clone(ofA), iwarp), nil, forced, auto, []string{"rocep1", "iWARP"}},
+		"InfiniBand and RoCE":             {append(slices.Clone(ofA), standin.Device{Name: "rocep1", InfiniBand: true, LID: 7}), nil, forced, auto, []string{"no two NICs are of one kind"}},
+		"queue pairs that cannot be made": {nil, []string{"ibv_create_qp errno=12 device=rocep1"}, forced, auto, []string{"rocep1", "ENOMEM"}},
+		"a way that is refused":           {nil, []string{"ibv_modify_qp errno=110 device=mlx5_0 call=2"}, forced, auto, []string{"mlx5_0", "ETIMEDOUT"}},
+		"slots that cannot be registered": {nil, []string{"ibv_reg_mr errno=12 device=mlx5_0", "ibv_reg_mr_iova2 errno=12 device=mlx5_0"}, forced, auto, []string{"registered", "ulimit -l"}},
+	} {
+		for _, asked := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/asked for %v", name, asked), func(t *testing.T) {
+				t.Parallel()
+				a, b := c.a, c.b
+				if !asked {
+					if a == forced {
+						a = auto
+					}
+					if b == forced {
+						b = auto
+					}
+				}
+				p := &byRDMA{}
+				p.begin(t, a, b, 1, 1)
+				if c.devices != nil {
+					if err := p.rdma.Set(c.devices...); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := p.rdma.Script(c.script...); err != nil {
+					t.Fatal(err)
+				}
+				l, err := p.b.Listen(within(t), uuid(t, 3))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if asked {
+					_, err = p.a.Connect(within(t), uuid(t, 0), l.Handle())
+					demand(t, err, wire.StatusUnreachable, append(slices.Clone(c.words), `"verbs"`)...)
+					return
+				}
+				if p.sending, err = p.a.Connect(within(t), uuid(t, 0), l.Handle()); err != nil {
+					t.Fatal(err)
+				}
+				if p.receiving, err = l.Accept(within(t)); err != nil {
+					t.Fatal(err)
+				}
+				p.arrive(t, 4097, 1<<20+3)
+				transport, way := p.data(t)
+				if transport != launch.TransportTCP {
+					t.Errorf("data goes over %s", transport)
+				}
+				for _, word := range c.words {
+					if !strings.Contains(way, word) {
+						t.Errorf("inspect says %q, and nothing of %q", way, word)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A NIC that fails ends the operations of both sides with an error that says which one and
+// why, and nothing of them is left; the next connection has other queue pairs.
+func TestANICThatFails(t *testing.T) {
+	p := hostsByRDMA(t, 1, 2)
+	p.move(t, 1<<20)
+	if err := p.rdma.Script("send status=12"); err != nil {
+		t.Fatal(err)
+	}
+	receive, err := p.receiving.Receive(p.target.Memory, 0, 3<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	send, err := p.sending.Send(p.source.Memory, 0, 3<<20)
+	for _, op := range []*client.Operation{send, receive} {
+		_, err := wait(t, op, err)
+		demand(t, err, wire.StatusPeerRelayDied, "mlx5_0", "transport retry counter exceeded")
+	}
+	for _, r := range []*relay.Relay{p.relayA, p.relayB} {
+		for end := time.Now().Add(time.Minute); r.Report().Used.Connections > 0 || len(r.Report().Network.Peers) > 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("left: %+v", r.Report().Used)
+			}
+		}
+	}
+	if err := p.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 1<<20)
+}
+
+// Whatever dies at whatever time, under traffic both ways of its connection: operations at
+// the other host end, with an error that says what did, and nothing of them is left there.
+func TestDeathByRDMA(t *testing.T) {
+	halt := func(_ *testing.T, r *relay.Relay, _ *client.Session) { r.Halt() }
+	leave := func(t *testing.T, _ *relay.Relay, s *client.Session) {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		die      func(*testing.T, *relay.Relay, *client.Session)
+		receives bool // who dies
+		words    string
+	}{
+		"the receiver's relay": {halt, true, "container b"},
+		"the receiver":         {leave, true, "container b"},
+		"the sender's relay":   {halt, false, "container a"},
+		"the sender":           {leave, false, "container a"},
+	} {
+		for _, after := range []int{0, 3} { // messages that have arrived
+			t.Run(fmt.Sprintf("%s/after %d", name, after), func(t *testing.T) {
+				t.Parallel()
+				p := hostsByRDMA(t, 2, 2)
+				const n = 1<<20 + 5
+				var sends, receives []*client.Operation
+				for i := range uint64(12) {
+					receive, err := p.receiving.Receive(p.target.Memory, 0, n, client.Tag(i))
+					if err != nil {
+						t.Fatal(err)
+					}
+					send, err := p.sending.Send(p.source.Memory, 0, n, client.Tag(i))
+					if err != nil {
+						t.Fatal(err)
+					}
+					sends, receives = append(sends, send), append(receives, receive)
+				}
+				for i := range after {
+					if _, err := wait(t, receives[i], nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				survivor, memory, ops := p.relayB, p.target.Memory, receives
+				if c.receives {
+					survivor, memory, ops = p.relayA, p.source.Memory, sends
+					c.die(t, p.relayB, p.b)
+				} else {
+					c.die(t, p.relayA, p.a)
+				}
+				for _, op := range ops {
+					if _, err := op.Wait(within(t)); err != nil && !strings.Contains(err.Error(), c.words) {
+						t.Errorf("an operation ended with %v", err)
+					}
+				}
+				if err := memory.Unexport(within(t)); err != nil {
+					t.Error(err)
+				}
+				for end := time.Now().Add(time.Minute); survivor.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
+					if time.Now().After(end) {
+						t.Fatalf("left at the other host: %+v", survivor.Report().Used)
+					}
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,144 @@
+package tcp
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// carrier is an Extension that notes what it hears.
+type carrier struct {
+	heard chan string
+	gone  chan func()
+	left  chan uint32
+	err   error
+}
+
+func newCarrier() *carrier {
+	return &carrier{heard: make(chan string, 10), gone: make(chan func(), 1), left: make(chan uint32, 10)}
+}
+
+func (e *carrier) Heard(c *Channel, payload []byte) error {
+	at := "all"
+	if c != nil {
+		at = fmt.Sprint(c.number)
+	}
+	e.heard <- at + ": " + string(payload)
+	return e.err
+}
+
+func (e *carrier) Left(c *Channel)           { e.left <- c.number }
+func (e *carrier) Down(_ error, gone func()) { e.gone <- gone }
+
+// extended is two Peers with an extension each; the second one's channels note their messages
+// where its extension does.
+func extended(t *testing.T) (a, b *side, at *carrier) {
+	t.Helper()
+	at = newCarrier()
+	dialed, accepted := greeted(t, pipes, 1, 0)
+	b = newSide(t, accepted, Config{
+		Extend: func(*Peer) Extension { return at },
+		Accept: func(c *Channel, _ wire.Message, _ uint32) {
+			c.Handle(func(m wire.Message, _ uint32, _ []int) { at.heard <- fmt.Sprintf("%T", m) }, func(error) {})
+		},
+	})
+	a = newSide(t, dialed, Config{Extend: func(*Peer) Extension { return newCarrier() }})
+	return a, b, at
+}
+
+// What an extension says keeps its place among the messages, and says whose it is.
+func TestAnExtensionIsHeardInItsPlace(t *testing.T) {
+	a, b, at := extended(t)
+	a.loop.Call(func() { a.peer.Tell([]byte("one")) })
+	c := a.open(&wire.Done{}, ignore, func(error) {})
+	a.loop.Call(func() {
+		c.Tell([]byte("two"))
+		c.Send(&wire.PeerWithdraw{}, 0)
+		c.Tell([]byte(strings.Repeat("3", MaxExtension)))
+		c.Leave()
+		c.Tell([]byte("nobody hears"))
+	})
+	for _, want := range []string{"all: one", "3: two", "*wire.PeerWithdraw", "3: " + strings.Repeat("3", MaxExtension)} {
+		if got := receive(t, at.heard, "a message"); got != want {
+			t.Errorf("heard %.20q where %.20q was said", got, want)
+		}
+	}
+	if n := receive(t, at.left, "the end of the channel"); n != 3 {
+		t.Errorf("channel %d is left", n)
+	}
+	b.loop.Call(func() { at.err = fmt.Errorf("unheard of") })
+	a.loop.Call(func() { a.peer.Tell([]byte("four")) })
+	receive(t, at.heard, "the last message")
+	b.loop.Call(receive(t, at.gone, "the extension's end"))
+	if err := b.died(); !strings.Contains(err.Error(), "unheard of") {
+		t.Error(err)
+	}
+}
+
+// Channels hear of a Peer's death when its extension touches no memory any more.
+func TestAnExtensionEndsBeforeTheChannels(t *testing.T) {
+	a, b, at := extended(t)
+	ended := make(chan error, 1)
+	a.open(&wire.Done{}, ignore, func(error) {})
+	b.loop.Call(func() {})
+	await(t, "the channel", func() (there bool) {
+		b.loop.Call(func() {
+			for _, c := range b.peer.channels {
+				c.ended, there = func(err error) { ended <- err }, true
+			}
+		})
+		return there
+	})
+	b.peer.Fail(fmt.Errorf("a NIC fell out"))
+	gone := receive(t, at.gone, "the extension's end")
+	b.loop.Call(func() {}) // whatever else is to be done now
+	select {
+	case err := <-ended:
+		t.Errorf("a channel ended (%v) before the extension did", err)
+	default:
+	}
+	b.loop.Call(gone)
+	if err := receive(t, ended, "the channel's end"); err == nil || !strings.Contains(err.Error(), "a NIC fell out") {
+		t.Error(err)
+	}
+}
+
+// A relay of an earlier release, which knows no extension, is told nothing of one.
+func TestWhoKnowsNoExtensionHearsNone(t *testing.T) {
+	ours, theirs := net.Pipe()
+	gathering := &Gathering{Time: waitTime}
+	made, accepting := make(chan *Streams, 2), make(chan net.Conn, 2)
+	go func() {
+		for range 2 {
+			s, err := gathering.Add(<-accepting, "an earlier release")
+			if err != nil {
+				t.Error(err)
+			}
+			if s != nil {
+				made <- s
+			}
+		}
+	}()
+	dataOurs, dataTheirs := net.Pipe()
+	accepting <- theirs
+	accepting <- dataTheirs
+	for i, c := range []net.Conn{ours, dataOurs} {
+		g := greeting{oldest: 1, newest: 1, streams: 1, stream: uint32(i), piece: Piece}
+		if _, err := c.Write(g.bytes()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []net.Conn{ours, dataOurs} {
+		go func() { _, _ = c.Read(make([]byte, greetingBytes)) }()
+	}
+	s := receive(t, made, "the connections")
+	e := newSide(t, s, Config{Extend: func(*Peer) Extension { t.Error("extended"); return newCarrier() }})
+	if e.peer.Extension() != nil {
+		t.Error("it has an extension")
+	}
+	ours.Close()
+	dataOurs.Close()
+}

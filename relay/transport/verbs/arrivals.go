@@ -1,0 +1,217 @@
+package verbs
+
+import (
+	"math/bits"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// receiving is what a Set has under way as the receiver.
+type receiving struct {
+	last    uint32
+	tickets map[uint32]*ticket // that are out
+	queued  []*ticket          // that wait for one of those to come back
+	// stale are how many immediates may still come of tickets whose channels have ended.
+	stale map[uint32]int
+}
+
+// ticket is a grant's, for one write.
+type ticket struct {
+	number   uint32
+	arrivals *Arrivals
+	grant    uint64
+	length   uint64
+	parts    int
+	seen     uint64 // a bit for each queue pair that has delivered its immediate
+}
+
+// Arrivals is the receiver's end of a channel's writes. It implements transport.Arrivals.
+type Arrivals struct {
+	set     *Set
+	channel *tcp.Channel
+	arrived func(immediate, length uint64)
+	regions map[uint32]*registration
+	open    map[*ticket]bool
+}
+
+// Receive makes the receiver's end of a channel that was opened while Using. arrived is
+// called for each write once all of it is in the memory. What is granted ends with End.
+func (s *Set) Receive(c *tcp.Channel, arrived func(immediate, length uint64)) *Arrivals {
+	a := &Arrivals{set: s, channel: c, arrived: arrived, regions: map[uint32]*registration{}, open: map[*ticket]bool{}}
+	s.endsOf(c).arrivals = a
+	return a
+}
+
+// Most is the longest grant that the sender fills with one write, bytes; 0 while it has
+// not said so, which it does before it announces anything.
+func (a *Arrivals) Most() uint64 {
+	if p := a.set.endsOf(a.channel).path; p != nil {
+		return p.Most
+	}
+	return 0
+}
+
+// AddMemory tells the sender the keys of memory, which is registered where it is not.
+func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
+	if err := a.set.fabric.Register(m); err != nil {
+		return err
+	}
+	r := a.set.fabric.of(m)
+	if r == nil {
+		return wire.Errorf(wire.StatusInternal, "region %d is being taken back", region)
+	}
+	a.regions[region] = r
+	keys := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
+	for i, one := range r.regions {
+		keys.Keys[i] = one.RKey()
+	}
+	a.channel.Tell(encode(keys))
+	return nil
+}
+
+// RemoveMemory ends AddMemory.
+func (a *Arrivals) RemoveMemory(region uint32) { delete(a.regions, region) }
+
+// Grant gives the sender a ticket for one write of all of it, now or when another comes
+// back.
+func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) error {
+	s := a.set
+	r, p := a.regions[region], s.endsOf(a.channel).path
+	switch {
+	case r == nil || length == 0 || offset > r.bytes || length > r.bytes-offset:
+		return wire.Errorf(wire.StatusInternal, "%d bytes at %d of region %d cannot be granted", length, offset, region)
+	case p == nil || length > p.Most:
+		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length, a.Most())
+	}
+	t := &ticket{arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink)}
+	a.open[t] = true
+	s.queued = append(s.queued, t)
+	s.issue()
+	return nil
+}
+
+// issue gives out tickets, as many as there are receives for.
+func (s *Set) issue() {
+	for len(s.queued) > 0 && len(s.tickets) < credits && s.gone == nil && !s.over {
+		t := s.queued[0]
+		s.queued[0] = nil
+		if s.queued = s.queued[1:]; !t.arrivals.open[t] {
+			continue
+		}
+		for taken := true; taken; {
+			s.last++
+			_, out := s.tickets[s.last]
+			_, stale := s.stale[s.last]
+			taken = out || stale
+		}
+		t.number = s.last
+		s.tickets[t.number] = t
+		t.arrivals.channel.Tell(encode(&ticketed{Kind: kindTicket, Ticket: t.number, Grant: t.grant}))
+	}
+}
+
+// Close ends the calls.
+func (a *Arrivals) Close() { a.arrived = func(uint64, uint64) {} }
+
+// End takes back what is granted: the sender has left the channel, and writes nothing any
+// more. What it has written is heard of first.
+func (a *Arrivals) End() {
+	s := a.set
+	s.drain()
+	for t := range a.open {
+		if t.number != 0 && s.tickets[t.number] == t {
+			delete(s.tickets, t.number)
+			s.forgive(t)
+		}
+	}
+	clear(a.open)
+	s.issue()
+}
+
+// mostStale bounds the tickets that are remembered of which immediates may come.
+const mostStale = 4096
+
+// forgive remembers a ticket of which immediates may still come: the sender can know of
+// the end of its write before this side's NIC tells.
+func (s *Set) forgive(t *ticket) {
+	if s.stale == nil || len(s.stale) >= mostStale {
+		s.stale = map[uint32]int{}
+	}
+	s.stale[t.number] = t.parts - bits.OnesCount64(t.seen)
+}
+
+// immediate takes one that a queue pair has delivered.
+func (s *Set) immediate(i int, number uint32) error {
+	t := s.tickets[number]
+	if t == nil {
+		left, stale := s.stale[number]
+		if !stale {
+			return malformed("a write with ticket %d, which is not out", number)
+		}
+		if left--; left == 0 {
+			delete(s.stale, number)
+		} else {
+			s.stale[number] = left
+		}
+		return nil
+	}
+	if t.seen&(1<<i) != 0 {
+		return malformed("two writes with ticket %d on one queue pair", number)
+	}
+	if t.seen |= 1 << i; bits.OnesCount64(t.seen) < t.parts {
+		return nil
+	}
+	delete(s.tickets, number)
+	delete(t.arrivals.open, t)
+	t.arrivals.arrived(t.grant, t.length)
+	return nil
+}
+
+// again posts a pair's receives that were taken.
+func (s *Set) again(p *pair) error {
+	if p.owed == 0 {
+		return nil
+	}
+	n := p.owed
+	p.owed = 0
+	_, err := p.PostRecv(nothings[:n])
+	return err
+}
+
+var nothings [receives]verbs.Recv
+
+// heardOf takes what the other side says of a channel.
+func (s *Set) heardOf(c *tcp.Channel, m any) error {
+	e := s.ends[c]
+	switch m := m.(type) {
+	case *path:
+		if !s.peer.Dialed() && s.using && (e == nil || e.path == nil) {
+			for _, l := range m.Link[:m.Links] {
+				if int(l) >= len(s.links) {
+					return malformed("a path by link %d, of %d", l, len(s.links))
+				}
+			}
+			s.endsOf(c).path = m
+			return nil
+		}
+	case *regionKeys:
+		if e != nil && e.link != nil {
+			if len(e.link.regions) >= wire.MaxMemories && e.link.regions[m.Region] == nil {
+				return malformed("keys of %d regions", len(e.link.regions))
+			}
+			e.link.regions[m.Region] = m
+			return nil
+		}
+	case *ticketed:
+		if e != nil && e.link != nil {
+			return e.link.ticketed(m)
+		}
+	}
+	if s.peer.Dialed() && (e == nil || e.link == nil) && s.using {
+		return nil // of a channel that this side has left
+	}
+	return malformed("a %T that was not to come, of a channel", m)
+}

@@ -1,0 +1,462 @@
+// Package verbs is the transport between relays of two hosts over RDMA (InfiniBand, RoCE).
+//
+// A tcp.Peer stays beside it: trust, channels, messages and death are its. A Set is what
+// two relays have between them: reliable connected queue pairs, some for each two NICs,
+// which all channels share. The sender writes with an immediate, the ticket that the
+// receiver gave with a grant; a write has arrived when every queue pair that carries a
+// part of it has delivered that. Whoever has a ticket finds a receive posted: there is no
+// more of them than of those.
+//
+// What the other relay says on the control stream is taken for a stranger's. What it
+// writes the NIC checks, and that only by memory: who was granted a place in it can write
+// all of it for as long as it is registered and the queue pairs are there.
+package verbs
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/dustin/go-humanize"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Config is what a relay uses of RDMA.
+type Config struct {
+	launch.Verbs
+	// NICs gives the names of those of the relay's lanes, as in /sys/class/infiniband. Any
+	// goroutine calls it.
+	NICs func() []string
+	// Off says why there is none; then the other side is told so.
+	Off string
+	// Library is libibverbs, where it is another one: of tests.
+	Library string
+	// Slots is how much memory a lane registers at least, bytes: a NIC that cannot is not
+	// used.
+	Slots uint64
+	// Time is how long the two sides may take to connect their queue pairs (10 s).
+	Time time.Duration
+}
+
+// Fabric is what a relay has of RDMA: NICs, which are opened when they are first needed,
+// memory that is registered with all of them, and a Set for each Peer.
+type Fabric struct {
+	loop   *poll.Loop
+	config Config
+
+	opening sync.Mutex
+	nics    []*nic // set once, under opening
+
+	mu       sync.Mutex
+	told     bool // the loop watches the NICs' events
+	memories map[*device.Memory]*registration
+	places   []*registration // those that are done, by address
+
+	building sync.WaitGroup
+	sets     map[*Set]bool // of the loop
+}
+
+// New makes a relay's, without any NIC yet.
+func New(loop *poll.Loop, config Config) *Fabric {
+	if config.Time == 0 {
+		config.Time = 10 * time.Second
+	}
+	return &Fabric{loop: loop, config: config, memories: map[*device.Memory]*registration{}, sets: map[*Set]bool{}}
+}
+
+// nic is an open NIC, and its port.
+type nic struct {
+	name    string
+	context *verbs.Context
+	domain  *verbs.Domain
+	port    uint8
+	is      verbs.Port
+	gid     verbs.GID
+	limits  verbs.Attributes
+}
+
+func unreachable(format string, arguments ...any) error {
+	return wire.Errorf(wire.StatusUnreachable, format, arguments...)
+}
+
+// open opens the NICs that the lanes have now, once: a lane that comes later goes by the
+// same. Where none can be had the reason says so of each, and it is tried again the next
+// time. It blocks.
+func (f *Fabric) open() ([]*nic, error) {
+	f.opening.Lock()
+	defer f.opening.Unlock()
+	if f.nics != nil {
+		return f.nics, nil
+	}
+	if f.config.Off != "" {
+		return nil, unreachable("%s", f.config.Off)
+	}
+	names := f.config.NICs()
+	if len(names) == 0 {
+		return nil, unreachable("the lanes of this container have no NIC")
+	}
+	library, err := openLibrary(f.config.Library)
+	if err != nil {
+		return nil, unreachable("%w", err)
+	}
+	var nics []*nic
+	var why []string
+	for _, name := range names[:min(len(names), maxCards)] {
+		n, err := openNIC(library, name, f.config)
+		if err != nil {
+			why = append(why, err.Error())
+			continue
+		}
+		nics = append(nics, n)
+	}
+	if nics == nil {
+		return nil, unreachable("no NIC can be used: %s", strings.Join(why, "; "))
+	}
+	for _, text := range why {
+		logrus.Warnf("RDMA goes without a NIC: %s", text)
+	}
+	f.nics = nics
+	f.loop.Do(f.watch)
+	return nics, nil
+}
+
+func openLibrary(path string) (*verbs.Library, error) {
+	if path == "" {
+		return verbs.Open()
+	}
+	return verbs.OpenLibrary(path)
+}
+
+func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err error) {
+	devices, err := library.Devices()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	i := slices.IndexFunc(devices, func(d verbs.Device) bool { return d.Name == name })
+	switch {
+	case i < 0:
+		return nil, fmt.Errorf("%s: there is no such device, or no provider of rdma-core for it", name)
+	case devices[i].Transport != verbs.IB:
+		return nil, fmt.Errorf("%s: it speaks %s; InfiniBand and RoCE can be used", name, devices[i].Transport)
+	}
+	n := &nic{name: name}
+	if n.context, err = library.OpenDevice(name); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.close())
+		}
+	}()
+	if n.limits, err = n.context.Attributes(); err != nil {
+		return nil, err
+	}
+	var states []string
+	for port := uint8(1); int(port) <= n.limits.Ports && n.port == 0; port++ {
+		if n.is, err = n.context.Port(port); err != nil {
+			return nil, err
+		}
+		if n.is.State == verbs.PortActive {
+			n.port = port
+		}
+		states = append(states, n.is.State.String())
+	}
+	if n.port == 0 {
+		return nil, fmt.Errorf("%s: no port is active (%s)", name, strings.Join(states, ", "))
+	}
+	gids, err := n.context.GIDs(n.port)
+	if err != nil {
+		return nil, err
+	}
+	index := config.GIDIndex
+	if index < 0 {
+		index = verbs.AnyIndex
+	}
+	if n.gid, err = verbs.ChooseGID(gids, verbs.Choice{Index: index}); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if n.domain, err = n.context.NewDomain(); err != nil {
+		return nil, err
+	}
+	return n, n.try(config.Slots)
+}
+
+// try has the NIC register memory once: what a limit of locked memory forbids is to be
+// known before anybody relies on it.
+func (n *nic) try(bytes uint64) error {
+	if bytes == 0 {
+		return nil
+	}
+	memory, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	at := uintptr(unsafe.Pointer(&memory[0]))
+	region, err := n.domain.Register(at, bytes, uint64(at), access)
+	if err == nil {
+		err = region.Close()
+	}
+	if err != nil {
+		err = fmt.Errorf("%s of host memory cannot be registered: %w", humanize.IBytes(bytes), err)
+	}
+	return errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(memory)))
+}
+
+func (n *nic) close() error {
+	var err error
+	if n.domain != nil {
+		err = n.domain.Close()
+	}
+	return errors.Join(err, n.context.Close())
+}
+
+func (n *nic) infiniband() bool { return n.is.LinkLayer != verbs.Ethernet }
+
+func (n *nic) card() card {
+	c := card{GID: n.gid.GID, LID: n.is.LID, Layer: layerEthernet, MTU: uint8(n.is.MTU)}
+	if n.infiniband() {
+		c.Layer = layerInfiniBand
+	}
+	wire.SetText(c.Name[:], n.name)
+	return c
+}
+
+func (n *nic) String() string {
+	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.gid, n.is.MTU.Bytes(), n.is.GigabitRate)
+}
+
+// watch hears what happens to the NICs.
+func (f *Fabric) watch() {
+	for _, n := range f.nics {
+		if err := f.loop.Watch(n.context.AsyncFD(), func(uint32) { f.events(n) }); err != nil {
+			logrus.WithError(err).Warnf("the events of %s are not heard", n.name)
+		}
+	}
+	f.mu.Lock()
+	f.told = true
+	f.mu.Unlock()
+}
+
+func (f *Fabric) events(n *nic) {
+	for {
+		e, ok, err := n.context.NextAsync()
+		if err != nil || !ok {
+			return
+		}
+		if !e.Kind.Fatal() {
+			logrus.Infof("RDMA device %s: %v", n.name, e)
+			continue
+		}
+		for s := range f.sets {
+			if s.uses(n, e.Pair) {
+				s.failed(n, e.String())
+			}
+		}
+	}
+}
+
+// Report is what the administrator is told; nil where no NIC was needed yet. It blocks
+// while they are being opened.
+func (f *Fabric) Report() *launch.VerbsReport {
+	if f.config.Off != "" {
+		return &launch.VerbsReport{Error: f.config.Off}
+	}
+	if !f.opening.TryLock() {
+		return nil
+	}
+	defer f.opening.Unlock()
+	if f.nics == nil {
+		return nil
+	}
+	r := &launch.VerbsReport{}
+	for _, n := range f.nics {
+		r.NICs = append(r.NICs, n.String())
+	}
+	return r
+}
+
+// --- memory -------------------------------------------------------------------------
+
+// registration is host memory that every NIC knows.
+type registration struct {
+	base, bytes uint64
+	regions     []*verbs.Region // by NIC
+	err         error
+	done        chan struct{}
+}
+
+// access lets the other side write, in any order: what has arrived an immediate says.
+const access = verbs.LocalWrite | verbs.RemoteWrite | verbs.RelaxedOrdering
+
+// Register makes host memory known to all NICs. It blocks; what is registered already
+// takes no time.
+func (f *Fabric) Register(m *device.Memory) error {
+	nics, err := f.open()
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	r := f.memories[m]
+	if r != nil {
+		f.mu.Unlock()
+		<-r.done
+		return r.err
+	}
+	r = &registration{bytes: m.Bytes, done: make(chan struct{})}
+	f.memories[m] = r
+	f.mu.Unlock()
+	f.register(r, m, nics)
+	return r.err
+}
+
+func (f *Fabric) register(r *registration, m *device.Memory, nics []*nic) {
+	defer close(r.done)
+	if !m.Host() {
+		r.err = wire.Errorf(wire.StatusInternal, "memory that is not the host's cannot be registered")
+		return
+	}
+	r.base = uint64(uintptr(unsafe.Pointer(&m.HostBytes()[0])))
+	for _, n := range nics {
+		region, err := n.domain.Register(uintptr(r.base), r.bytes, r.base, access)
+		if err != nil {
+			r.err = err
+			break
+		}
+		r.regions = append(r.regions, region)
+	}
+	if r.err != nil {
+		r.close()
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(f.places, r.base, byBase)
+	f.places = slices.Insert(f.places, i, r)
+}
+
+func byBase(r *registration, base uint64) int { return cmp.Compare(r.base, base) }
+
+func (r *registration) close() {
+	for _, region := range r.regions {
+		if err := region.Close(); err != nil {
+			logrus.WithError(err).Error("memory stays registered with a NIC")
+		}
+	}
+	r.regions = nil
+}
+
+// Known reports whether memory is registered, and has it registered where it is not: it
+// does not block. What could not be is not tried again.
+func (f *Fabric) Known(m *device.Memory) bool {
+	f.mu.Lock()
+	r := f.memories[m]
+	if r == nil && f.told { // the NICs are open, and that does not change
+		r = &registration{bytes: m.Bytes, done: make(chan struct{})}
+		f.memories[m] = r
+		nics := f.nics
+		go func() {
+			f.register(r, m, nics)
+			if r.err != nil {
+				logrus.WithError(r.err).Warn("memory of a client goes through slots: it cannot be registered with the NICs")
+			}
+		}()
+	}
+	f.mu.Unlock()
+	if r == nil {
+		return false
+	}
+	select {
+	case <-r.done:
+		return r.err == nil
+	default:
+		return false
+	}
+}
+
+// Forget ends Register, and Known: no NIC reads or writes the memory any more. It blocks.
+func (f *Fabric) Forget(m *device.Memory) {
+	f.mu.Lock()
+	r := f.memories[m]
+	delete(f.memories, m)
+	f.mu.Unlock()
+	if r == nil {
+		return
+	}
+	<-r.done
+	f.mu.Lock()
+	f.places = slices.DeleteFunc(f.places, func(other *registration) bool { return other == r })
+	f.mu.Unlock()
+	r.close()
+}
+
+// of gives memory's registration, nil where it has none.
+func (f *Fabric) of(m *device.Memory) *registration {
+	f.mu.Lock()
+	r := f.memories[m]
+	f.mu.Unlock()
+	if r != nil {
+		select {
+		case <-r.done:
+			if r.err == nil {
+				return r
+			}
+		default:
+		}
+	}
+	return nil
+}
+
+// at finds the registration that n bytes at an address of this process are in.
+func (f *Fabric) at(p unsafe.Pointer, n uint64) *registration {
+	address := uint64(uintptr(p))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i, found := slices.BinarySearchFunc(f.places, address, byBase)
+	if !found {
+		i--
+	}
+	if i < 0 {
+		return nil
+	}
+	if r := f.places[i]; address-r.base <= r.bytes && n <= r.bytes-(address-r.base) {
+		return r
+	}
+	return nil
+}
+
+// Close ends all RDMA, after the loop: when it returns no NIC reads or writes any memory.
+func (f *Fabric) Close() {
+	f.building.Wait()
+	for s := range f.sets {
+		s.release()
+	}
+	f.opening.Lock()
+	defer f.opening.Unlock()
+	f.mu.Lock()
+	memories := f.memories
+	f.memories, f.places, f.told = map[*device.Memory]*registration{}, nil, false
+	f.mu.Unlock()
+	for _, r := range memories {
+		<-r.done
+		r.close()
+	}
+	for _, n := range f.nics {
+		if err := n.close(); err != nil {
+			logrus.WithError(err).Warnf("RDMA device %s", n.name)
+		}
+	}
+	f.nics = nil
+}

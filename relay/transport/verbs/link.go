@@ -1,0 +1,281 @@
+package verbs
+
+import (
+	"slices"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// sending is what a Set has under way as the sender.
+type sending struct {
+	waitingParts int // not posted yet
+	posted       int // posted, and not known to have ended
+	progress     time.Duration
+	looking      bool
+}
+
+// write is one of a link's that is under way.
+type write struct {
+	left int // parts
+	done func(error)
+}
+
+func (w *write) end(err error) {
+	if w.left == 0 {
+		return
+	}
+	if w.left--; err != nil {
+		w.left = 0
+	}
+	if w.left == 0 {
+		w.done(err)
+	}
+}
+
+// Link is a channel's way for writes. It implements transport.Link, for sources in host
+// memory that the Fabric knows.
+type Link struct {
+	set     *Set
+	channel *tcp.Channel
+	pairs   []int
+	regions map[uint32]*regionKeys
+	tickets map[uint64]uint32 // by grant, that are not used yet
+	waiting map[uint64]func(ticket uint32, err error)
+}
+
+var (
+	_ transport.Link     = (*Link)(nil)
+	_ transport.Arrivals = (*Arrivals)(nil)
+)
+
+// Link makes the sender's end of a channel that was opened just now, while Using. Its data
+// goes by those of the links that have one of these NICs at this side, or by all where none
+// has; no write has more than so many bytes.
+func (s *Set) Link(c *tcp.Channel, nics []string, most uint64) *Link {
+	l := &Link{set: s, channel: c, regions: map[uint32]*regionKeys{}, tickets: map[uint64]uint32{}, waiting: map[uint64]func(uint32, error){}}
+	m := &path{Kind: kindPath, Most: most}
+	for _, all := range []bool{false, true} {
+		for i, one := range s.links {
+			if m.Links < maxLinks && (all || slices.Contains(nics, s.nics[one.ours].name)) {
+				m.Link[m.Links] = uint8(i)
+				m.Links++
+			}
+		}
+		if m.Links > 0 {
+			break
+		}
+	}
+	l.pairs = s.pairsOf(m)
+	c.Tell(encode(m))
+	s.endsOf(c).link = l
+	return l
+}
+
+func (s *Set) endsOf(c *tcp.Channel) *ends {
+	e := s.ends[c]
+	if e == nil {
+		e = &ends{}
+		s.ends[c] = e
+	}
+	return e
+}
+
+// pairsOf are a path's queue pairs, the same in number at both sides.
+func (s *Set) pairsOf(m *path) (list []int) {
+	for _, l := range m.Link[:m.Links] {
+		for i := range s.perLink {
+			list = append(list, int(l)*s.perLink+i)
+		}
+	}
+	return list
+}
+
+// Left forgets a channel that both sides have left.
+func (s *Set) Left(c *tcp.Channel) { delete(s.ends, c) }
+
+// AddTarget takes memory whose keys have come before.
+func (l *Link) AddTarget(region, _ uint32, _ []device.Part, ready func(error)) {
+	if l.regions[region] == nil {
+		ready(malformed("region %d comes without its keys", region))
+		return
+	}
+	ready(nil)
+}
+
+// RemoveTarget forgets its keys.
+func (l *Link) RemoveTarget(region uint32) { delete(l.regions, region) }
+
+// AddSource does nothing: the Fabric knows it.
+func (l *Link) AddSource(_, _ uint32, _ int, _ uint64) {}
+
+// RemoveSource does nothing.
+func (l *Link) RemoveSource(uint32) {}
+
+// Close does nothing: the channel is closed by itself.
+func (l *Link) Close() {}
+
+// Write posts a write as soon as its grant's ticket is there: with the end of the loop's
+// turn. done is called when the other NIC has all of it, or when nothing reads the source
+// any more.
+func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immediate uint64, done func(error)) {
+	s := l.set
+	region, source := l.regions[to.Region], s.fabric.at(from.Place.Host, n)
+	switch {
+	case s.gone != nil || s.over:
+		done(s.why)
+	case region == nil || to.Offset > region.Bytes || n > region.Bytes-to.Offset || n == 0:
+		done(malformed("%d bytes at %d of region %d, which has not as many", n, to.Offset, to.Region))
+	case source == nil:
+		done(wire.Errorf(wire.StatusInternal, "a write by RDMA out of memory that is not registered"))
+	case l.waiting[immediate] != nil:
+		done(malformed("grant %d is written twice", immediate))
+	default:
+		post := func(ticket uint32, err error) {
+			if err != nil {
+				done(err)
+				return
+			}
+			s.post(l.pairs, ticket, region, to.Offset, source, uint64(uintptr(from.Place.Host)), n, done)
+		}
+		ticket, there := l.tickets[immediate]
+		if !there {
+			l.waiting[immediate] = post
+			return
+		}
+		delete(l.tickets, immediate)
+		post(ticket, nil)
+	}
+}
+
+// maxTickets bounds what a receiver has this relay keep.
+const maxTickets = 1 << 14
+
+func (l *Link) ticketed(m *ticketed) error {
+	if post := l.waiting[m.Grant]; post != nil {
+		delete(l.waiting, m.Grant)
+		post(m.Ticket, nil)
+		return nil
+	}
+	if _, again := l.tickets[m.Grant]; again || len(l.tickets) >= maxTickets {
+		return malformed("grant %d has a ticket, or %d others have", m.Grant, len(l.tickets))
+	}
+	l.tickets[m.Grant] = m.Ticket
+	return nil
+}
+
+// lost is the end of what waits for a ticket.
+func (l *Link) lost(why error) {
+	for grant, post := range l.waiting {
+		delete(l.waiting, grant)
+		post(0, why)
+	}
+}
+
+// post has the parts of a write wait for the end of the loop's turn.
+func (s *Set) post(pairs []int, ticket uint32, region *regionKeys, offset uint64, source *registration, from, n uint64, done func(error)) {
+	w := &write{left: parts(n, len(pairs)), done: done}
+	for i := range w.left {
+		at, length := part(n, len(pairs), i)
+		p := s.pairs[pairs[pairOf(ticket, i, len(pairs))]]
+		l := s.links[p.link]
+		p.waits = append(p.waits, verbs.Send{
+			Op: verbs.WriteImmediate, Immediate: ticket, Length: uint32(length),
+			Address: from + at, LKey: source.regions[l.ours].LKey(),
+			Remote: region.Address + offset + at, RKey: region.Keys[l.theirs],
+		})
+		p.parts = append(p.parts, w)
+	}
+	s.waitingParts += w.left
+}
+
+// signalEvery is after how many requests at most one completes: room in the queue comes
+// back while others are on their way.
+const signalEvery = sendDepth / 4
+
+// flush posts what waits, as much as there is room for; the last one completes, and with it
+// those before.
+func (s *Set) flush(p *pair) bool {
+	n := min(len(p.waits), sendDepth-len(p.posts))
+	if n == 0 {
+		return false
+	}
+	batch := p.waits[:n]
+	for i := range batch {
+		number := p.done + uint64(len(p.posts)+i) + 1
+		batch[i].ID = number
+		if i == n-1 || number%signalEvery == 0 {
+			batch[i].Flags = verbs.Signaled
+		}
+	}
+	if s.posted == 0 {
+		s.progress = s.fabric.loop.Now()
+		s.look()
+	}
+	posted, err := p.PostSend(batch)
+	p.posts = append(p.posts, p.parts[:posted]...)
+	p.parts = slices.Delete(p.parts, 0, posted)
+	p.waits = slices.Delete(p.waits, 0, posted)
+	s.posted += posted
+	s.waitingParts -= posted
+	if err != nil {
+		s.failed(p.queue.nic, err.Error())
+	}
+	return posted > 0
+}
+
+// ended takes the end of a request, and of all of its pair before it.
+func (s *Set) ended(p *pair, c *verbs.Completion) {
+	n := c.ID - p.done
+	if n == 0 || n > uint64(len(p.posts)) {
+		return // it is none of ours
+	}
+	p.done, s.posted = c.ID, s.posted-int(n)
+	if err := c.Err(); err != nil {
+		// Those before it may have ended well, or not: nobody says so. They are answered
+		// when the queue pairs are given back.
+		if s.gone == nil {
+			s.failed(p.queue.nic, err.Error())
+		}
+		p.parts = slices.Concat(p.posts[:n], p.parts)
+	} else {
+		s.progress = s.fabric.loop.Now()
+		for _, w := range p.posts[:n] {
+			w.end(nil)
+		}
+	}
+	p.posts = slices.Delete(p.posts, 0, int(n))
+}
+
+// stuckTime is how long writes may be under way of which none ends. A NIC says after its
+// own timeouts that the other does not answer, which is sooner unless those are set so long.
+func (s *Set) stuckTime() time.Duration {
+	c := s.fabric.config
+	sooner := time.Duration(4096) << min(c.Timeout, 31) * time.Duration(c.Retries+1)
+	return max(10*time.Second, 4*sooner)
+}
+
+// look has a Set fail whose NICs say nothing.
+func (s *Set) look() {
+	if s.looking {
+		return
+	}
+	s.looking = true
+	limit := s.stuckTime()
+	time.AfterFunc(limit, func() {
+		s.fabric.loop.Do(func() {
+			s.looking = false
+			switch {
+			case s.posted == 0 || s.gone != nil:
+			case s.fabric.loop.Now()-s.progress >= limit:
+				s.failed(s.pairs[0].queue.nic, "no write has ended for "+limit.String())
+			default:
+				s.look()
+			}
+		})
+	})
+}

@@ -1,0 +1,243 @@
+package verbs
+
+import (
+	"encoding/binary"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// What the two sides say to each other, over the control stream of their tcp.Peer. Each
+// message has a fixed layout, its kind first; all numbers are little-endian. The relay
+// that made the connections begins, and it alone writes data:
+//
+//	offer   →            its NICs
+//	        ←   answer   the other's NICs, which two make a link, and its queue pairs
+//	connect →            the queue pairs at this end
+//	        ←   ready    they can be written to
+//	use     →            every channel that is opened from here on has its data this way
+//
+// or at any time before that, from either side, refuse. Then of each such channel:
+//
+//	path    →            its links, and how long a write can be
+//	        ←   region   memory that writes are granted in
+//	        ←   ticket   the immediate of a grant's writes
+const (
+	kindOffer = iota + 1
+	kindAnswer
+	kindConnect
+	kindReady
+	kindUse
+	kindRefuse
+	kindPath
+	kindRegion
+	kindTicket
+)
+
+// Bounds of what a relay has for another: NICs and links, and queue pairs of all links.
+const (
+	maxCards = 8
+	maxLinks = 8
+	maxPairs = 64
+)
+
+// Link layers of a NIC's port.
+const (
+	layerInfiniBand = 1
+	layerEthernet   = 2 // RoCE
+)
+
+// card is a NIC with its port, as another relay has to know it.
+type card struct {
+	Name  [64]byte
+	GID   [16]byte
+	LID   uint16 // of InfiniBand
+	Layer uint8
+	MTU   uint8 // 1 to 5 stand for 256 to 4096 bytes
+	_     uint32
+}
+
+func (c *card) name() string { return wire.Text(c.Name[:]) }
+
+// end is a queue pair at its owner's side.
+type end struct{ Number, PSN uint32 }
+
+type offer struct {
+	Kind  uint32
+	Cards uint32
+	Pairs uint32 // of each link, at most
+	_     uint32
+	Card  [maxCards]card
+}
+
+// pairing is a link: the number of the offering side's NIC, and of the answering one's.
+type pairing struct{ Theirs, Ours uint8 }
+
+type answer struct {
+	Kind  uint32
+	Cards uint32
+	Links uint32
+	Pairs uint32 // of each link
+	Card  [maxCards]card
+	Link  [maxLinks]pairing
+	End   [maxPairs]end // those of the first link first
+}
+
+type connect struct {
+	Kind uint32
+	Ends uint32
+	End  [maxPairs]end
+}
+
+// short is ready, or use.
+type short struct{ Kind uint32 }
+
+type refusal struct {
+	Kind   uint32
+	Reason [1020]byte
+}
+
+type path struct {
+	Kind  uint32
+	Links uint32
+	Most  uint64 // the longest write, bytes
+	Link  [maxLinks]uint8
+}
+
+type regionKeys struct {
+	Kind    uint32
+	Region  uint32
+	Address uint64 // of its first byte
+	Bytes   uint64
+	Keys    [maxCards]uint32 // by the answering side's NICs
+}
+
+// ticketed gives a grant the immediate of its write.
+type ticketed struct {
+	Kind   uint32
+	Ticket uint32
+	Grant  uint64
+}
+
+func encode(m any) []byte {
+	b, err := binary.Append(nil, binary.LittleEndian, m)
+	if err != nil {
+		panic(err) // a layout that is none
+	}
+	return b
+}
+
+func malformed(format string, arguments ...any) error {
+	return wire.Errorf(wire.StatusMalformed, format, arguments...)
+}
+
+// decode reads a message of another relay, of which no number is believed.
+func decode(b []byte) (any, error) {
+	if len(b) < 4 {
+		return nil, malformed("%d bytes are no message about RDMA", len(b))
+	}
+	var m interface{ check() error }
+	switch kind := binary.LittleEndian.Uint32(b); kind {
+	case kindOffer:
+		m = &offer{}
+	case kindAnswer:
+		m = &answer{}
+	case kindConnect:
+		m = &connect{}
+	case kindReady, kindUse:
+		m = &short{}
+	case kindRefuse:
+		m = &refusal{}
+	case kindPath:
+		m = &path{}
+	case kindRegion:
+		m = &regionKeys{}
+	case kindTicket:
+		m = &ticketed{}
+	default:
+		return nil, malformed("a message about RDMA of kind %d, which this version does not know", kind)
+	}
+	if n, err := binary.Decode(b, binary.LittleEndian, m); err != nil || n != len(b) {
+		return nil, malformed("a message about RDMA of kind %d with %d bytes; it has %d", binary.LittleEndian.Uint32(b), len(b), binary.Size(m))
+	}
+	return m, m.check()
+}
+
+func checkCards(n uint32, cards []card) error {
+	if n > maxCards {
+		return malformed("%d NICs; a relay has up to %d", n, maxCards)
+	}
+	for i := range cards[:n] {
+		c := &cards[i]
+		if c.name() == "" {
+			return malformed("a NIC without a name")
+		}
+		if c.Layer != layerInfiniBand && c.Layer != layerEthernet || c.MTU < 1 || c.MTU > 5 {
+			return malformed("NIC %s of link layer %d with MTU %d", c.name(), c.Layer, c.MTU)
+		}
+	}
+	return nil
+}
+
+func checkEnds(ends []end) error {
+	for _, e := range ends {
+		if e.Number == 0 || e.Number >= 1<<24 || e.PSN >= 1<<24 {
+			return malformed("queue pair %d with packet number %d; both have 24 bits", e.Number, e.PSN)
+		}
+	}
+	return nil
+}
+
+func (m *offer) check() error {
+	if m.Cards == 0 || m.Pairs == 0 || m.Pairs > maxPairs {
+		return malformed("an offer of %d NICs with %d queue pairs", m.Cards, m.Pairs)
+	}
+	return checkCards(m.Cards, m.Card[:])
+}
+
+func (m *answer) check() error {
+	if m.Links == 0 || m.Links > maxLinks || m.Pairs == 0 || m.Links*min(m.Pairs, maxPairs+1) > maxPairs {
+		return malformed("%d links of %d queue pairs", m.Links, m.Pairs)
+	}
+	if err := checkCards(m.Cards, m.Card[:]); err != nil {
+		return err
+	}
+	for _, l := range m.Link[:m.Links] {
+		if uint32(l.Ours) >= m.Cards || l.Theirs >= maxCards {
+			return malformed("a link of NICs %d and %d", l.Theirs, l.Ours)
+		}
+	}
+	return checkEnds(m.End[:m.Links*m.Pairs])
+}
+
+func (m *connect) check() error {
+	if m.Ends == 0 || m.Ends > maxPairs {
+		return malformed("%d queue pairs", m.Ends)
+	}
+	return checkEnds(m.End[:m.Ends])
+}
+
+func (*short) check() error   { return nil }
+func (*refusal) check() error { return nil }
+
+func (m *path) check() error {
+	if m.Links == 0 || m.Links > maxLinks || m.Most == 0 {
+		return malformed("a path of %d links for writes of %d bytes", m.Links, m.Most)
+	}
+	seen := map[uint8]bool{}
+	for _, l := range m.Link[:m.Links] {
+		if l >= maxLinks || seen[l] {
+			return malformed("a path with link %d, twice or beyond all", l)
+		}
+		seen[l] = true
+	}
+	return nil
+}
+
+func (m *regionKeys) check() error {
+	if m.Bytes == 0 || m.Address+m.Bytes < m.Address {
+		return malformed("region %d of %d bytes at %#x", m.Region, m.Bytes, m.Address)
+	}
+	return nil
+}
+
+func (*ticketed) check() error { return nil }

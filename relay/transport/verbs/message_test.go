@@ -1,0 +1,124 @@
+package verbs
+
+import (
+	"encoding/binary"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+)
+
+func text[A [64]byte | [1020]byte](s string) (a A) {
+	for i := range s {
+		switch p := any(&a).(type) {
+		case *[64]byte:
+			p[i] = s[i]
+		case *[1020]byte:
+			p[i] = s[i]
+		}
+	}
+	return a
+}
+
+func aCard() card {
+	return card{Name: text[[64]byte]("mlx5_0"), GID: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}, Layer: layerEthernet, MTU: 5}
+}
+
+// examples has one of each message.
+func examples() []any {
+	cards := [maxCards]card{aCard(), aCard()}
+	return []any{
+		&offer{Kind: kindOffer, Cards: 2, Pairs: 4, Card: cards},
+		&answer{Kind: kindAnswer, Cards: 2, Links: 2, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 0}, {1, 1}}, End: [maxPairs]end{{17, 5}, {1<<24 - 1, 1<<24 - 1}}},
+		&connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{17, 5}}},
+		&short{Kind: kindReady}, &short{Kind: kindUse},
+		&refusal{Kind: kindRefuse, Reason: text[[1020]byte]("no NIC")},
+		&path{Kind: kindPath, Links: 2, Most: 4 << 20, Link: [maxLinks]uint8{1, 0}},
+		&regionKeys{Kind: kindRegion, Region: 7, Address: 1 << 46, Bytes: 1 << 24, Keys: [maxCards]uint32{5, 6}},
+		&ticketed{Kind: kindTicket, Ticket: 1 << 31, Grant: 1<<63 | 5},
+	}
+}
+
+func TestMessagesAreUnderstood(t *testing.T) {
+	for _, m := range examples() {
+		b := encode(m)
+		if len(b) > tcp.MaxExtension {
+			t.Errorf("a %T has %d bytes", m, len(b))
+		}
+		if got, err := decode(b); err != nil || !reflect.DeepEqual(got, m) {
+			t.Errorf("%T: %+v, %v", m, got, err)
+		}
+		if _, err := decode(b[:len(b)-1]); err == nil {
+			t.Errorf("a %T without its last byte is understood", m)
+		}
+		if _, err := decode(append(b, 0)); err == nil {
+			t.Errorf("a %T with another byte is understood", m)
+		}
+	}
+}
+
+// What makes no sense is refused, with a sentence.
+func TestMessagesThatMakeNoSense(t *testing.T) {
+	cards := [maxCards]card{aCard()}
+	odd := func(change func(*card)) [maxCards]card {
+		c := cards
+		change(&c[0])
+		return c
+	}
+	ends := [maxPairs]end{{17, 5}}
+	for _, tt := range []struct {
+		m    any
+		want string
+	}{
+		{&short{Kind: 99}, "kind 99"},
+		{&offer{Kind: kindOffer, Pairs: 1}, "0 NICs"},
+		{&offer{Kind: kindOffer, Cards: maxCards + 1, Pairs: 1, Card: cards}, "9 NICs"},
+		{&offer{Kind: kindOffer, Cards: 1, Card: cards}, "0 queue pairs"},
+		{&offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: odd(func(c *card) { c.Name[0] = 0 })}, "without a name"},
+		{&offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: odd(func(c *card) { c.MTU = 6 })}, "MTU 6"},
+		{&offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: odd(func(c *card) { c.Layer = 0 })}, "link layer 0"},
+		{&answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: maxPairs + 1, Card: cards, End: ends}, "1 links of 65"},
+		{&answer{Kind: kindAnswer, Cards: 1, Links: 2, Pairs: 1 << 31, Card: cards, End: ends}, "2 links"},
+		{&answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 1}}, End: ends}, "NICs 0 and 1"},
+		{&answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 2, Card: cards, End: ends}, "queue pair 0"},
+		{&connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{1 << 24, 0}}}, "24 bits"},
+		{&connect{Kind: kindConnect, Ends: maxPairs + 1}, "65 queue pairs"},
+		{&path{Kind: kindPath, Links: 1}, "0 bytes"},
+		{&path{Kind: kindPath, Links: 2, Most: 1}, "twice"},
+		{&regionKeys{Kind: kindRegion, Address: 1<<64 - 1, Bytes: 2}, "region 0"},
+	} {
+		if _, err := decode(encode(tt.m)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: %v; want %q", tt.m, err, tt.want)
+		}
+	}
+}
+
+// FuzzMessage has bytes of another relay read: what is understood is within its bounds, and
+// says the same when it is written again.
+func FuzzMessage(f *testing.F) {
+	for _, m := range examples() {
+		f.Add(encode(m))
+	}
+	f.Add([]byte{kindAnswer})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := decode(b)
+		if err != nil {
+			return
+		}
+		again, err := decode(encode(m))
+		if err != nil || !reflect.DeepEqual(m, again) || binary.Size(m) != len(b) {
+			t.Fatalf("%+v becomes %+v, %v", m, again, err)
+		}
+		switch m := m.(type) {
+		case *offer:
+			_ = m.Card[:m.Cards]
+		case *answer:
+			_, _ = m.End[:m.Links*m.Pairs], m.Link[:m.Links]
+		case *connect:
+			_ = m.End[:m.Ends]
+		case *path:
+			_ = m.Link[:m.Links]
+		}
+	})
+}

@@ -1,0 +1,152 @@
+package verbs
+
+import (
+	"os"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/relay/verbs"
+)
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil || name == "" {
+		return "an unnamed host"
+	}
+	return name
+}
+
+// underWay reports whether completions are to come.
+func (s *Set) underWay() bool {
+	return s.posted > 0 || len(s.tickets) > 0
+}
+
+// watch has the completion queues' descriptors end the loop's sleep.
+func (s *Set) watch() {
+	for _, q := range s.queues {
+		if err := s.fabric.loop.Watch(q.FD(), func(uint32) {
+			if err := q.Acknowledge(); err != nil {
+				s.failed(q.nic, err.Error())
+			}
+		}); err != nil {
+			s.failed(q.nic, err.Error())
+			return
+		}
+		q.watched = true
+	}
+}
+
+// Poll takes completions, and posts what waits.
+func (s *Set) Poll() bool {
+	if s.over || s.working {
+		return false
+	}
+	progress := false
+	if s.underWay() {
+		progress = s.drain()
+	}
+	if s.gone != nil {
+		return s.bury() || progress
+	}
+	if s.waitingParts > 0 && !s.broken {
+		for _, p := range s.pairs {
+			if s.flush(p) {
+				progress = true
+			}
+		}
+	}
+	return progress
+}
+
+// Busy reports that the end is waited for, which has a limit.
+func (s *Set) Busy() bool { return s.gone != nil && !s.over && !s.working }
+
+// Arm has the next completion make a descriptor ready, where one is to come.
+func (s *Set) Arm() bool {
+	if s.over || s.working || s.gone != nil {
+		return false
+	}
+	if s.underWay() {
+		for _, q := range s.queues {
+			if err := q.Arm(); err != nil {
+				s.failed(q.nic, err.Error())
+				return true
+			}
+		}
+		if s.drain() { // they came before
+			return true
+		}
+	}
+	return s.waitingParts > 0 && !s.broken && s.room()
+}
+
+// room reports whether something that waits can be posted.
+func (s *Set) room() bool {
+	for _, p := range s.pairs {
+		if len(p.waits) > 0 && len(p.posts) < sendDepth {
+			return true
+		}
+	}
+	return false
+}
+
+// Disarm has nothing to undo.
+func (s *Set) Disarm() {}
+
+// batchSize is how many completions are taken at a time.
+const batchSize = 32
+
+// drain takes all completions that there are. It reports whether there was one.
+func (s *Set) drain() bool {
+	if s.over || s.working {
+		return false
+	}
+	progress := false
+	var batch [batchSize]verbs.Completion
+	for _, q := range s.queues {
+		for n := batchSize; n == batchSize; {
+			var err error
+			if n, err = q.Poll(batch[:]); err != nil {
+				s.failed(q.nic, err.Error())
+				return true
+			}
+			for i := range batch[:n] {
+				progress = true
+				s.completed(q, &batch[i])
+			}
+		}
+	}
+	if s.gone == nil {
+		for _, p := range s.pairs {
+			if err := s.again(p); err != nil {
+				s.failed(p.queue.nic, err.Error())
+			}
+		}
+		s.issue()
+	}
+	return progress
+}
+
+func (s *Set) completed(q *queue, c *verbs.Completion) {
+	i, known := s.number[key{q, c.Pair}]
+	if !known {
+		return
+	}
+	p := s.pairs[i]
+	if s.peer.Dialed() {
+		s.ended(p, c)
+		return
+	}
+	switch err := c.Err(); {
+	case s.gone != nil: // and nobody waits for it
+	case err != nil:
+		s.failed(q.nic, err.Error())
+	case c.Op != verbs.ReceivedImmediate:
+		logrus.Warnf("RDMA device %s: a completion of kind %d", q.nic.name, c.Op)
+	default:
+		p.owed++
+		if err := s.immediate(i, c.Immediate); err != nil {
+			s.peer.Fail(err)
+		}
+	}
+}

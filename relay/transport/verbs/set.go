@@ -1,0 +1,557 @@
+package verbs
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Depths of the queues of a pair.
+const (
+	// sendDepth is how many writes of a pair are under way; more wait for those.
+	sendDepth = 256
+	// credits is how many tickets of a Set are out. Each pair has a receive posted for each
+	// of them, and some more for those that are not posted again yet.
+	credits  = 256
+	spare    = 64
+	receives = credits + spare
+)
+
+// Set is what two relays have between them: the extension of their Peer. It belongs to the
+// event loop.
+type Set struct {
+	fabric *Fabric
+	peer   *tcp.Peer
+	nics   []*nic
+
+	theirs  []card
+	links   []link
+	perLink int
+	*plumbing
+
+	// Settled is that both sides know whether data goes this way, and err why it does not.
+	settled bool
+	err     error
+	waiting []func(error)
+	using   bool // the sender has said so
+	begun   bool // bringing up
+	working bool // a goroutine has the plumbing
+	timer   *time.Timer
+
+	why  error  // the Peer's death
+	gone func() // to be called when nothing is under way
+	fell time.Duration
+	over bool
+	// broken: the Peer is ending because of this Set.
+	broken bool
+
+	ends map[*tcp.Channel]*ends
+
+	sending
+	receiving
+}
+
+// link is two NICs, one of each side.
+type link struct{ ours, theirs int }
+
+// plumbing is what a Set has of its NICs. A goroutine makes it, before the loop has it.
+type plumbing struct {
+	queues []*queue // one a NIC that has a link
+	pairs  []*pair  // those of the first link first
+	number map[key]int
+}
+
+// key is which queue pair a completion is of: numbers are a NIC's.
+type key struct {
+	queue  *queue
+	number uint32
+}
+
+// queue is a completion queue.
+type queue struct {
+	*verbs.Queue
+	nic     *nic
+	watched bool
+}
+
+// pair is a queue pair.
+type pair struct {
+	*verbs.Pair
+	queue *queue
+	link  int
+	psn   uint32
+
+	// Of the sender: what waits to be posted, the writes of what is posted, the oldest
+	// first, and the number of the last that has ended.
+	waits []verbs.Send
+	parts []*write
+	posts []*write
+	done  uint64
+	// Of the receiver: receives to be posted again.
+	owed int
+}
+
+// ends are a channel's link, or its path and arrivals.
+type ends struct {
+	link     *Link
+	arrivals *Arrivals
+	path     *path
+}
+
+// Extend makes the Set of a Peer. The one who made the connections begins.
+func (f *Fabric) Extend(p *tcp.Peer) *Set {
+	s := &Set{fabric: f, peer: p, plumbing: &plumbing{number: map[key]int{}}, ends: map[*tcp.Channel]*ends{}}
+	s.receiving.tickets = map[uint32]*ticket{}
+	f.sets[s] = true
+	f.loop.Add(s)
+	if p.Dialed() {
+		s.begin(func() { s.offer() })
+	}
+	return s
+}
+
+// Of is a Peer's Set, nil where it has none.
+func Of(p *tcp.Peer) *Set {
+	s, _ := p.Extension().(*Set)
+	return s
+}
+
+// begin opens the NICs, and goes on.
+func (s *Set) begin(next func()) {
+	s.begun = true
+	s.timer = time.AfterFunc(s.fabric.config.Time, func() {
+		s.fabric.loop.Do(func() {
+			s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
+		})
+	})
+	var nics []*nic
+	s.work(func() (err error) { nics, err = s.fabric.open(); return err }, func() { s.nics = nics; next() })
+}
+
+// work does what blocks beside the loop.
+func (s *Set) work(what func() error, next func()) {
+	s.working = true
+	s.fabric.building.Add(1)
+	go func() {
+		err := what()
+		s.fabric.building.Done()
+		s.fabric.loop.Do(func() {
+			s.working = false
+			switch {
+			case s.gone != nil:
+				s.fall()
+			case s.settled: // too late
+				s.release()
+			case err != nil:
+				s.refuse(err)
+			default:
+				next()
+			}
+		})
+	}()
+}
+
+// Settle calls f when it is known whether data goes this way, with the reason where it
+// does not. It belongs to the loop.
+func (s *Set) Settle(f func(error)) {
+	if s.settled {
+		f(s.err)
+		return
+	}
+	s.waiting = append(s.waiting, f)
+}
+
+// Using reports whether the channels that are opened from now on have their data this way.
+func (s *Set) Using() bool { return s.using && s.gone == nil && !s.over }
+
+// Way says by which NICs, or why not; empty while that is not known.
+func (s *Set) Way() string {
+	switch {
+	case !s.settled:
+		return ""
+	case s.err != nil:
+		return s.err.Error()
+	}
+	var list []string
+	for _, l := range s.links {
+		n, t := s.nics[l.ours], &s.theirs[l.theirs]
+		list = append(list, fmt.Sprintf("%s (%s) and %s (%s)", n.name, n.gid, t.name(), t.address()))
+	}
+	return fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink, s.mtu(0).Bytes())
+}
+
+func (c *card) address() string {
+	if c.Layer == layerInfiniBand {
+		return fmt.Sprintf("LID %d", c.LID)
+	}
+	return verbs.GID{GID: c.GID}.Address().String()
+}
+
+func (s *Set) settle(err error) {
+	if s.settled {
+		return
+	}
+	s.settled, s.err = true, err
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	waiting := s.waiting
+	s.waiting = nil
+	for _, f := range waiting {
+		f(err)
+	}
+}
+
+// refuse ends the bringing up, for both sides.
+func (s *Set) refuse(why error) {
+	if s.settled || s.gone != nil {
+		return
+	}
+	m := &refusal{Kind: kindRefuse}
+	wire.SetText(m.Reason[:], why.Error())
+	s.peer.Tell(encode(m))
+	s.settle(why)
+	if !s.working {
+		s.release()
+	}
+}
+
+// failed ends the Peer: a NIC says that nothing goes on.
+func (s *Set) failed(n *nic, what string) {
+	if s.broken {
+		return
+	}
+	s.broken = true
+	s.peer.Fail(wire.Errorf(wire.StatusPeerRelayDied, "RDMA with the relay at %s by %s of host %s has failed: %s", s.peer.Name(), n.name, hostname(), what))
+}
+
+// uses reports whether an event of a NIC, and of a queue pair if it names one, is about
+// this Set.
+func (s *Set) uses(n *nic, number uint32) bool {
+	if s.working || s.over {
+		return false
+	}
+	for _, p := range s.pairs {
+		if p.queue.nic == n && (number == 0 || p.Number() == number) {
+			return true
+		}
+	}
+	return false
+}
+
+// --- bringing up ----------------------------------------------------------------------
+
+func (s *Set) offer() {
+	m := &offer{Kind: kindOffer, Cards: uint32(len(s.nics)), Pairs: uint32(s.fabric.config.QueuePairs)}
+	for i, n := range s.nics {
+		m.Card[i] = n.card()
+	}
+	s.peer.Tell(encode(m))
+}
+
+// Heard takes what the other side says.
+func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
+	m, err := decode(payload)
+	if err != nil {
+		return err
+	}
+	if c != nil {
+		return s.heardOf(c, m)
+	}
+	if s.gone != nil {
+		return nil
+	}
+	dialed := s.peer.Dialed()
+	switch m := m.(type) {
+	case *refusal:
+		if s.using {
+			return malformed("RDMA is refused after it was used")
+		}
+		s.settle(unreachable("the relay at %s: %s", s.peer.Name(), wire.Text(m.Reason[:])))
+		if !s.working {
+			s.release()
+		}
+		return nil
+	case *offer:
+		if !dialed && !s.begun {
+			s.theirs = m.Card[:m.Cards]
+			s.begin(func() { s.answer(int(m.Pairs)) })
+			return nil
+		}
+	case *answer:
+		if dialed && s.links == nil && s.nics != nil {
+			if s.settled { // given up here
+				return nil
+			}
+			return s.answered(m)
+		}
+	case *connect:
+		if !dialed && s.links != nil && int(m.Ends) == len(s.links)*s.perLink && !s.using {
+			if s.settled || s.working {
+				return nil
+			}
+			s.work(func() error { return s.connect(m.End[:m.Ends]) }, func() {
+				s.peer.Tell(encode(&short{Kind: kindReady}))
+			})
+			return nil
+		}
+	case *short:
+		switch {
+		case m.Kind == kindReady && dialed && s.links != nil && !s.using:
+			if s.settled {
+				return nil
+			}
+			s.using = true
+			s.peer.Tell(encode(&short{Kind: kindUse}))
+			s.watch()
+			s.settle(nil)
+			return nil
+		case m.Kind == kindUse && !dialed && s.links != nil && !s.using && !s.settled && !s.working:
+			s.using = true
+			s.watch()
+			s.settle(nil)
+			return nil
+		}
+	}
+	return malformed("a %T that was not to come", m)
+}
+
+// joined are the links between two relays' NICs: each has one, in the order of their rails.
+func joined(dialer, acceptor []card) (links []pairing) {
+	for i := range min(max(len(dialer), len(acceptor)), maxLinks) {
+		l := pairing{uint8(i % len(dialer)), uint8(i % len(acceptor))}
+		if dialer[l.Theirs].Layer == acceptor[l.Ours].Layer {
+			links = append(links, l)
+		}
+	}
+	return links
+}
+
+// answer is what the accepting side says to an offer.
+func (s *Set) answer(perLink int) {
+	cards := make([]card, len(s.nics))
+	for i, n := range s.nics {
+		cards[i] = n.card()
+	}
+	links := joined(s.theirs, cards)
+	if len(links) == 0 {
+		s.refuse(unreachable("no two NICs are of one kind: here is %s, there %s of link layer %d", s.nics[0], s.theirs[0].name(), s.theirs[0].Layer))
+		return
+	}
+	for _, l := range links {
+		s.links = append(s.links, link{ours: int(l.Ours), theirs: int(l.Theirs)})
+	}
+	s.perLink = min(perLink, s.fabric.config.QueuePairs, maxPairs/len(links))
+	s.work(s.build, func() {
+		m := &answer{Kind: kindAnswer, Cards: uint32(len(cards)), Links: uint32(len(links)), Pairs: uint32(s.perLink)}
+		copy(m.Card[:], cards)
+		copy(m.Link[:], links)
+		copy(m.End[:], s.own())
+		s.peer.Tell(encode(m))
+	})
+}
+
+// answered is what the dialing side makes of it.
+func (s *Set) answered(m *answer) error {
+	for _, l := range m.Link[:m.Links] {
+		if int(l.Theirs) >= len(s.nics) {
+			return malformed("a link of NIC %d, of %d", l.Theirs, len(s.nics))
+		}
+		s.links = append(s.links, link{ours: int(l.Theirs), theirs: int(l.Ours)})
+	}
+	s.theirs, s.perLink = m.Card[:m.Cards], int(m.Pairs)
+	s.work(func() error {
+		if err := s.build(); err != nil {
+			return err
+		}
+		return s.connect(m.End[:m.Links*m.Pairs])
+	}, func() {
+		c := &connect{Kind: kindConnect, Ends: uint32(len(s.pairs))}
+		copy(c.End[:], s.own())
+		s.peer.Tell(encode(c))
+	})
+	return nil
+}
+
+// own are the queue pairs, as the other side has to know them.
+func (s *Set) own() (list []end) {
+	for _, p := range s.pairs {
+		list = append(list, end{p.Number(), p.psn})
+	}
+	return list
+}
+
+// build makes the queue pairs of the links. It blocks.
+func (s *Set) build() error {
+	// One side writes, the other receives.
+	config := verbs.PairConfig{SendDepth: sendDepth, RecvDepth: 1}
+	if !s.peer.Dialed() {
+		config = verbs.PairConfig{SendDepth: 1, RecvDepth: receives}
+	}
+	of := map[int]*queue{}
+	for i, l := range s.links {
+		n := s.nics[l.ours]
+		if most := n.limits.PairRequests; config.SendDepth > most || config.RecvDepth > most {
+			return unreachable("%s has queues for %d requests, and %d are needed", n.name, most, max(config.SendDepth, config.RecvDepth))
+		}
+		q := of[l.ours]
+		if q == nil {
+			entries := 0
+			for _, other := range s.links {
+				if other.ours == l.ours {
+					entries += s.perLink * (config.SendDepth + config.RecvDepth)
+				}
+			}
+			made, err := n.context.NewQueue(entries)
+			if err != nil {
+				return err
+			}
+			q = &queue{Queue: made, nic: n}
+			of[l.ours] = q
+			s.queues = append(s.queues, q)
+		}
+		config.Send, config.Recv = q.Queue, q.Queue
+		for range s.perLink {
+			made, err := n.domain.NewPair(config)
+			if err != nil {
+				return err
+			}
+			p := &pair{Pair: made, queue: q, link: i, psn: rand.Uint32N(1 << 24)}
+			s.number[key{q, p.Number()}] = len(s.pairs)
+			s.pairs = append(s.pairs, p)
+			if err := p.Init(n.port, uint16(s.fabric.config.PKey), verbs.RemoteWrite); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// mtu is what both ports of a link, and the configuration, have.
+func (s *Set) mtu(i int) verbs.MTU {
+	l := s.links[i]
+	m := min(s.nics[l.ours].is.MTU, verbs.MTU(s.theirs[l.theirs].MTU))
+	if most, ok := verbs.MTUOf(s.fabric.config.MTU); ok {
+		m = min(m, most)
+	}
+	return m
+}
+
+// hops is how many routers a packet passes at most.
+const hops = 255
+
+// connect has the queue pairs lead to the other side's. It blocks.
+func (s *Set) connect(to []end) error {
+	c := s.fabric.config
+	for i, p := range s.pairs {
+		n, t := p.queue.nic, &s.theirs[s.links[p.link].theirs]
+		route := verbs.Route{
+			Pair: to[i].Number, PSN: to[i].PSN, MTU: s.mtu(p.link), LID: t.LID, Global: !n.infiniband(), GID: t.GID,
+			SourceIndex: uint8(n.gid.Index), HopLimit: hops, TrafficClass: uint8(c.TrafficClass), ServiceLevel: uint8(c.ServiceLevel),
+			Port: n.port, Reads: 1, ReceiverTimer: 12,
+		}
+		if err := p.ReadyToReceive(route); err != nil {
+			return fmt.Errorf("%w; the way to %s (%s)", err, t.name(), t.address())
+		}
+		if !s.peer.Dialed() {
+			if _, err := p.PostRecv(make([]verbs.Recv, receives)); err != nil {
+				return err
+			}
+		}
+		// A receiver that has none posted is waited for: 7 stands for ever.
+		if err := p.ReadyToSend(verbs.Sending{PSN: p.psn, Timeout: uint8(c.Timeout), Retries: uint8(c.Retries), ReceiverRetries: 7, Reads: 1}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// --- the end --------------------------------------------------------------------------
+
+// drainTime is how long the ends of writes are waited for that were under way when the
+// queue pairs failed. Nothing is written any more when those are given back, whether
+// they were heard of or not.
+const drainTime = time.Second
+
+// Down ends it with the Peer: nothing reads or writes memory when gone is called.
+func (s *Set) Down(why error, gone func()) {
+	s.why, s.gone = why, gone
+	s.settle(why)
+	if !s.working {
+		s.fall()
+	}
+}
+
+// fall has the queue pairs fail, and their writes end.
+func (s *Set) fall() {
+	if s.over {
+		s.buried()
+		return
+	}
+	s.fell = s.fabric.loop.Now()
+	for _, p := range s.pairs {
+		if err := p.Fail(); err != nil {
+			logrus.WithError(err).Warn("a queue pair does not fail; it is given back")
+		}
+	}
+	s.bury()
+}
+
+// bury lets it all go once no write is under way. It reports whether that was so.
+func (s *Set) bury() bool {
+	if s.posted > 0 && s.fabric.loop.Now()-s.fell < drainTime {
+		return false
+	}
+	s.release()
+	s.buried()
+	return true
+}
+
+func (s *Set) buried() {
+	for _, p := range s.pairs {
+		for _, w := range slices.Concat(p.posts, p.parts) {
+			w.end(s.why)
+		}
+		p.parts, p.posts, p.waits = nil, nil, nil
+	}
+	for _, e := range s.ends {
+		if e.link != nil {
+			e.link.lost(s.why)
+		}
+	}
+	s.fabric.loop.Remove(s)
+	delete(s.fabric.sets, s)
+	s.gone()
+}
+
+// release gives everything back.
+func (s *Set) release() {
+	if s.over {
+		return
+	}
+	s.over = true
+	for _, p := range s.pairs {
+		logged(p.Close())
+	}
+	for _, q := range s.queues {
+		if q.watched {
+			s.fabric.loop.Unwatch(q.FD())
+		}
+		logged(q.Close())
+	}
+	s.queues, s.number = nil, nil
+}
+
+func logged(err error) {
+	if err != nil {
+		logrus.WithError(err).Warn("giving back what RDMA had")
+	}
+}

@@ -1,0 +1,9 @@
+package verbs
+
+import _ "embed"
+
+// Header is abi.h: the declarations that the stand-in's C source has in common with this
+// package.
+//
+//go:embed abi.h
+var Header string

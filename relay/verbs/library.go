@@ -1,0 +1,87 @@
+package verbs
+
+/*
+#cgo CFLAGS: -Wall -Wextra
+#cgo LDFLAGS: -ldl
+#include <stdlib.h>
+#include "calls.h"
+*/
+import "C"
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"unsafe"
+)
+
+// LibraryVariable names the environment variable that says which library to open in
+// place of libibverbs.so.1. It is for tests.
+const LibraryVariable = "PEERLANE_VERBS_LIBRARY"
+
+// What rdma-core installs.
+const (
+	DefaultLibrary = "libibverbs.so.1"
+	ManagerLibrary = "librdmacm.so.1"
+)
+
+// Library is an opened libibverbs. It is safe for use from many goroutines, and is
+// never closed.
+type Library struct {
+	calls *C.peerlane_verbs
+	path  string
+}
+
+// LibraryError says that a library cannot be used.
+type LibraryError struct {
+	Library string // what was opened: a path, or a name for the loader's search
+	Missing string // the symbol that it lacks; empty if it could not be loaded
+	Reason  string // the loader's message, if it could not be loaded
+}
+
+func (e *LibraryError) Error() string {
+	if e.Missing != "" {
+		return fmt.Sprintf("%s lacks %s: Peerlane needs rdma-core 32 or newer", e.Library, e.Missing)
+	}
+	remedy := "check " + LibraryVariable
+	switch e.Library {
+	case DefaultLibrary:
+		remedy = "install rdma-core's libibverbs and the providers of the host's NICs (Debian: libibverbs1, ibverbs-providers; RPM: libibverbs)"
+	case ManagerLibrary:
+		remedy = "install rdma-core's librdmacm (Debian: librdmacm1; RPM: librdmacm)"
+	}
+	return fmt.Sprintf("%s cannot be loaded: %s; %s", e.Library, e.Reason, remedy)
+}
+
+// Open loads the library that PEERLANE_VERBS_LIBRARY names, else libibverbs.so.1. The
+// error is a [*LibraryError].
+func Open() (*Library, error) {
+	return OpenLibrary(cmp.Or(os.Getenv(LibraryVariable), DefaultLibrary))
+}
+
+// OpenLibrary is [Open] for a library given by path, or by a name that the loader
+// searches for.
+func OpenLibrary(path string) (*Library, error) {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	var message [512]C.char
+	var missing C.int
+	calls := C.peerlane_verbs_open(name, &message[0], C.size_t(len(message)), &missing)
+	if calls == nil {
+		return nil, libraryError(path, C.GoString(&message[0]), missing != 0)
+	}
+	return &Library{calls: calls, path: path}, nil
+}
+
+func libraryError(path, message string, missing bool) error {
+	if missing {
+		return &LibraryError{Library: path, Missing: message}
+	}
+	return &LibraryError{Library: path, Reason: message}
+}
+
+// Path is the path or name that was opened.
+func (l *Library) Path() string { return l.path }
+
+// StandIn reports whether the library is that of package standin.
+func (l *Library) StandIn() bool { return l.calls.stand_in != 0 }

@@ -1,0 +1,129 @@
+package verbs
+
+/*
+#include "calls.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+)
+
+// Access is what may be done with registered memory (ibv_access_flags). The NIC may
+// always read it for its own side's writes and sends.
+type Access uint32
+
+// Access flags. RemoteWrite needs LocalWrite. RelaxedOrdering is a request, which
+// providers without it pass over; it is not for memory that somebody polls.
+const (
+	LocalWrite      Access = C.IBV_ACCESS_LOCAL_WRITE // by receives and reads
+	RemoteWrite     Access = C.IBV_ACCESS_REMOTE_WRITE
+	RemoteRead      Access = C.IBV_ACCESS_REMOTE_READ
+	RelaxedOrdering Access = C.IBV_ACCESS_RELAXED_ORDERING
+)
+
+// Domain is a protection domain: pairs reach the regions of theirs alone.
+type Domain struct {
+	c  *Context
+	pd *C.struct_ibv_pd
+}
+
+// NewDomain makes one (ibv_alloc_pd).
+func (c *Context) NewDomain() (*Domain, error) {
+	d := &Domain{c: c}
+	if r := C.peerlane_alloc_pd(c.l.calls, c.c, &d.pd); r != 0 {
+		return nil, failed(int32(r), "ibv_alloc_pd", c.name)
+	}
+	return d, nil
+}
+
+// Context is the device that it was made on.
+func (d *Domain) Context() *Context { return d.c }
+
+// Close gives it back (ibv_dealloc_pd): EBUSY while it has regions or pairs.
+func (d *Domain) Close() error {
+	return failed(int32(C.peerlane_dealloc_pd(d.c.l.calls, d.pd)), "ibv_dealloc_pd", d.c.name)
+}
+
+// Region is registered memory: the NIC reads and writes it until Close.
+type Region struct {
+	c  *Context
+	mr *C.struct_ibv_mr
+}
+
+// Register registers n bytes of this process's memory, or of a GPU's where
+// nvidia-peermem is loaded, under the addresses from iova on, which is mostly the
+// memory's own address (ibv_reg_mr, ibv_reg_mr_iova2). The error is an [*Error].
+func (d *Domain) Register(memory uintptr, n, iova uint64, access Access) (*Region, error) {
+	m := &Region{c: d.c}
+	r := C.peerlane_reg_mr(d.c.l.calls, d.pd, C.uintptr_t(memory), C.size_t(n), C.uint64_t(iova), C.uint(access), &m.mr)
+	if r != 0 {
+		return nil, failed(int32(r), "ibv_reg_mr", fmt.Sprintf("%s, %d bytes at %#x", d.c.name, n, memory))
+	}
+	return m, nil
+}
+
+// RegisterDMABuf registers n bytes from offset of what a DMA-BUF descriptor stands for,
+// under the addresses from iova on. The descriptor stays the caller's, who may close it
+// at once (ibv_reg_dmabuf_mr). The error is an [*Error]: EOPNOTSUPP also where libibverbs
+// is older than the call.
+func (d *Domain) RegisterDMABuf(fd int, offset, n, iova uint64, access Access) (*Region, error) {
+	m := &Region{c: d.c}
+	r := C.peerlane_reg_dmabuf_mr(d.c.l.calls, d.pd, C.uint64_t(offset), C.size_t(n), C.uint64_t(iova), C.int(fd), C.uint(access), &m.mr)
+	if r != 0 {
+		return nil, failed(int32(r), "ibv_reg_dmabuf_mr", fmt.Sprintf("%s, %d bytes from %d of descriptor %d", d.c.name, n, offset, fd))
+	}
+	return m, nil
+}
+
+// LKey is the key for this side's requests, RKey the one for the other side's.
+func (r *Region) LKey() uint32 { return uint32(r.mr.lkey) }
+
+// RKey is the key for the other side's requests.
+func (r *Region) RKey() uint32 { return uint32(r.mr.rkey) }
+
+// Close ends the registration: nothing of the NIC touches the memory any more
+// (ibv_dereg_mr).
+func (r *Region) Close() error {
+	return failed(int32(C.peerlane_dereg_mr(r.c.l.calls, r.mr)), "ibv_dereg_mr", r.c.name)
+}
+
+// Support is the answer of a probe.
+type Support uint8
+
+// Answers of probes.
+const (
+	Unknown Support = iota // could not tell
+	Yes
+	No
+)
+
+func (s Support) String() string {
+	return [...]string{"could not tell", "yes", "no"}[s]
+}
+
+// DMABuf tells whether the device registers DMA-BUF descriptors, and what the probe
+// came to: it registers descriptor -1, which a driver that knows the call refuses with
+// EBADF, and one that does not with EOPNOTSUPP or EPROTONOSUPPORT.
+func (c *Context) DMABuf() (Support, error) {
+	d, err := c.NewDomain()
+	if err != nil {
+		return Unknown, err
+	}
+	region, err := d.RegisterDMABuf(-1, 0, 0, 0, 0)
+	if err == nil {
+		return Unknown, errors.Join(errors.New("ibv_reg_dmabuf_mr took descriptor -1"), region.Close(), d.Close())
+	}
+	if closed := d.Close(); closed != nil {
+		return Unknown, closed
+	}
+	switch {
+	case errors.Is(err, syscall.EBADF):
+		return Yes, err
+	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.EPROTONOSUPPORT):
+		return No, err
+	}
+	return Unknown, err
+}
