@@ -15,6 +15,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/network/address"
@@ -133,6 +134,7 @@ type fleet struct {
 	handles []wire.HandleLayout
 	ran     sync.WaitGroup
 	heard   chan struct{} // a value for each message that has come
+	memory  []*device.Memory
 }
 
 func newFleet(tb testing.TB, hosts, streams int) *fleet {
@@ -157,6 +159,11 @@ func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
 			r.Stop("the test is over")
 		}
 		f.ran.Wait()
+		for _, m := range f.memory { // which nothing reads or writes any more
+			if err := m.Close(); err != nil {
+				tb.Error(err)
+			}
+		}
 		if err := os.RemoveAll(dir); err != nil {
 			tb.Error(err)
 		}
