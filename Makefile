@@ -58,6 +58,10 @@ bin/peerlane-hook bin/peerlane-runtime:
 bin/libpeerlane-cuda-sim.so: $(wildcard cuda/sim/libcuda/*) cuda/sim/library.go
 	@$(GO) run ./cuda/sim/build $@
 
+# For tests where there is no compiler; nobody else has it.
+bin/libpeerlane-verbs-standin.so: $(wildcard relay/verbs/standin/libibverbs/*) relay/verbs/standin/standin.go relay/verbs/abi.h
+	@$(GO) run ./relay/verbs/standin/build $@
+
 # What programs in containers load: the file libpeerlane.so.0, and a link to it.
 bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/libpeerlane/library.go
 	@$(GO) run ./relay/libpeerlane/build $(@D)
@@ -139,7 +143,7 @@ bin/vm-run:
 
 .PHONY: test-vm
 # With the packages, which one of its places installs.
-test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
+test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-verbs-standin.so bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
 	@$(GO) build -o bin/test-report ./integration/report
 	@# Its status 1 says that tests failed, which is in their events.
 	@{ bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) || test $$? = 1; } \

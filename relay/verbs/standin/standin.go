@@ -72,7 +72,9 @@ var fingerprint = sync.OnceValue(func() string {
 })
 
 // library is the path of the library, built from the source in this program: beside the
-// running executable, else compiled, once, into the user's cache directory.
+// running executable, else in bin/ of the repository that the working directory is in,
+// which is where machines without a compiler have it, else compiled, once, into the
+// user's cache directory.
 func library() (string, error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -83,7 +85,14 @@ func library() (string, error) {
 		return "", err
 	}
 	cached := filepath.Join(cache, "peerlane", "verbs-standin-"+fingerprint(), LibraryName)
-	for _, path := range []string{filepath.Join(filepath.Dir(exe), LibraryName), cached} {
+	places := []string{filepath.Join(filepath.Dir(exe), LibraryName), cached}
+	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			places = append(places, filepath.Join(dir, "bin", LibraryName))
+			break
+		}
+	}
+	for _, path := range places {
 		if current(path) {
 			return path, nil
 		}
