@@ -229,7 +229,7 @@ soak-faults: ## give every CUDA call and every system call of relays and NICs ev
 
 .PHONY: soak-network
 soak-network: build ## containers of two hosts, in two network namespaces, whose network fails in each way: black hole, interface, address
-	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts|TestARailThatIsPulled)$$' ./integration
+	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts|TestARailThatIsPulled|TestOneOfTwoRailsIsPulled)$$' ./integration
 
 # For `make soak-model`, `make soak-reuse` and `make sanitize`: how many.
 PROGRAMS   ?= 10000

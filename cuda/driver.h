@@ -88,6 +88,7 @@ enum {
 	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
 	CU_MEMORYTYPE_HOST = 1,
 	CU_MEMORYTYPE_DEVICE = 2,
+	CU_POINTER_ATTRIBUTE_SYNC_MEMOPS = 6,
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 	CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE = 15,
 	CU_LIMIT_STACK_SIZE = 0,
@@ -160,6 +161,7 @@ X(cuMemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", \
 	A(int *fd, CUdeviceptr p, size_t n, int type, unsigned long long flags), A(fd, p, n, type, flags)) \
 X(cuMemGetAddressRange, "cuMemGetAddressRange_v2", A(CUdeviceptr *base, size_t *n, CUdeviceptr p), A(base, n, p)) \
 X(cuPointerGetAttribute, "cuPointerGetAttribute", A(void *v, int attribute, CUdeviceptr p), A(v, attribute, p)) \
+X(cuPointerSetAttribute, "cuPointerSetAttribute", A(const void *v, int attribute, CUdeviceptr p), A(v, attribute, p)) \
 X(cuMemAlloc, "cuMemAlloc_v2", A(CUdeviceptr *p, size_t n), A(p, n)) \
 X(cuMemFree, "cuMemFree_v2", A(CUdeviceptr p), A(p)) \
 X(cuMemHostAlloc, "cuMemHostAlloc", A(void **p, size_t n, unsigned flags), A(p, n, flags)) \

@@ -23,6 +23,8 @@ package cuda
 #cgo nocallback call_cuMemGetHandleForAddressRange
 #cgo noescape call_cuMemGetAddressRange
 #cgo nocallback call_cuMemGetAddressRange
+#cgo noescape call_cuPointerSetAttribute
+#cgo nocallback call_cuPointerSetAttribute
 #cgo noescape call_cuPointerGetAttribute
 #cgo nocallback call_cuPointerGetAttribute
 */
@@ -240,6 +242,18 @@ func (d *Driver) PointerRDMACapable(p Ptr) (bool, error) {
 		return false, d.failed(r, "cuPointerGetAttribute", p.String())
 	}
 	return v != 0, nil
+}
+
+// PointerSyncMemops has every synchronous copy of memory of [Driver.MemAlloc] wait until
+// it is done, so that a NIC that reads the memory afterwards finds it
+// (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS).
+func (d *Driver) PointerSyncMemops(p Ptr) error {
+	v := C.uint(1)
+	r := C.call_cuPointerSetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, C.CUdeviceptr(p))
+	if r != 0 {
+		return d.failed(r, "cuPointerSetAttribute", p.String())
+	}
+	return nil
 }
 
 // PointerDevice is the device whose memory p is an address of; for host memory

@@ -5,6 +5,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/hook/sandbox"
 )
 
 // HoldersOf is Holders for nodes of other names.
@@ -53,3 +54,10 @@ var ModuleVersion = &moduleVersion
 
 // WaitOr waits for a process that a driver may hold.
 var WaitOr = waitOr
+
+// Readable is what a relay's environment has its sandbox let it read.
+func Readable(environment ...string) []string {
+	var s sandbox.Spec
+	Sandbox{}.files(&s, environment)
+	return s.Read
+}

@@ -318,7 +318,7 @@ func (c Sandbox) files(s *sandbox.Spec, environment []string) {
 	s.Read = append(s.Read, c.Read...)
 	for _, e := range environment {
 		name, value, _ := strings.Cut(e, "=")
-		if name != libraryVariable && name != "LD_LIBRARY_PATH" {
+		if name != libraryVariable && name != verbsVariable && name != "LD_LIBRARY_PATH" {
 			continue
 		}
 		for _, path := range filepath.SplitList(value) {

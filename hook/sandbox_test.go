@@ -682,3 +682,11 @@ func attackMain(only bool) {
 		syscall.Exit(0)
 	}
 }
+
+// The libraries that a relay's environment names can be read in its sandbox.
+func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
+	got := hook.Readable("PEERLANE_CUDA_LIBRARY=/opt/a.so", "PEERLANE_VERBS_LIBRARY=/opt/b.so", "LD_LIBRARY_PATH=/opt/c:d:/opt/e", "PEERLANE_OTHER=/opt/f")
+	if want := []string{"/opt/a.so", "/opt/b.so", "/opt/c", "/opt/e"}; !slices.Equal(got, want) {
+		t.Errorf("readable are %v, not %v", got, want)
+	}
+}

@@ -33,6 +33,9 @@ import (
 const (
 	libraryVariable = "PEERLANE_CUDA_LIBRARY"
 	simulator       = "PEERLANE_SIM"
+
+	// verbsVariable is package relay/verbs'.
+	verbsVariable = "PEERLANE_VERBS_LIBRARY"
 )
 
 // moduleVersion is that of the driver that is loaded; tests have another.

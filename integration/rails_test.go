@@ -41,8 +41,7 @@ func (n *networks) sent(host int, name string) uint64 {
 	return links[0].Stats64.TX.Bytes
 }
 
-// railed are two hosts with two cables, and a container on each whose lane reaches the
-// second one.
+// railed are two hosts with two cables, and a container on each.
 type railed struct {
 	*networks
 	beds           [2]*bed
@@ -50,7 +49,8 @@ type railed struct {
 	bytes          uint64 // that each verification sends
 }
 
-func newRailed(t *testing.T, role ...string) *railed {
+// newRailed has the containers' lanes reach the second cable alone, or both.
+func newRailed(t *testing.T, both bool, role ...string) *railed {
 	t.Helper()
 	r := &railed{networks: newNetworks(t)}
 	r.secondCable()
@@ -58,7 +58,9 @@ func newRailed(t *testing.T, role ...string) *railed {
 	for i, b := range r.beds {
 		lane, configured := b.lanes[i], b.Config
 		if err := b.Configure(func(c *config.Config) {
-			*c = configured
+			if *c = configured; both {
+				return // no NIC of the plan is here
+			}
 			c.Plan.Lanes = []topo.Assignment{{GPU: lane.GPU, Kind: lane.Kind, Servers: lane.Servers, NICs: []string{fmt.Sprintf("plrail%d", i)}}}
 		}); err != nil {
 			t.Fatal(err)
@@ -102,7 +104,7 @@ func (r *railed) rails() map[string]launch.NetworkRail {
 // Of two cables between two hosts messages go by that of the lanes that they are between,
 // and when it is pulled what connects goes by the other one, through the same relays.
 func TestRailsOfTwoHosts(t *testing.T) {
-	r := newRailed(t, once)
+	r := newRailed(t, false, once)
 	r.verify("plrail0", "plnet0")
 	if rails := r.rails(); rails["plrail0"].Sent < r.bytes || rails["plrail0"].Down || rails["plrail0"].Listening == "" || rails["plnet0"].Sent > 64<<10 {
 		t.Errorf("inspect shows %+v", rails)
@@ -128,7 +130,7 @@ func TestARailThatIsPulled(t *testing.T) {
 	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
 		t.Skip("waits for heartbeats; make soak-network runs it")
 	}
-	r := newRailed(t)
+	r := newRailed(t, false)
 	r.verify("plrail0", "plnet0")
 	for _, c := range r.beds[0].inspection(r.verifier).Report.Connections {
 		if len(c.Rails) != 1 || c.Rails[0] != (launch.RailFigures{Rail: 1, Interface: "plrail0", PeerRail: 1, PeerPlace: "plrail1 (10.212.0.2)", Streams: 4}) || c.GDR || !strings.Contains(c.Registration, "pinned") {
@@ -148,4 +150,25 @@ func TestARailThatIsPulled(t *testing.T) {
 	if rails := r.rails(); !rails["plrail0"].Down || rails["plnet0"].Down || rails["plnet0"].Sent < r.bytes {
 		t.Errorf("with the cable pulled inspect shows %+v", rails)
 	}
+}
+
+// The same where the lanes reach both rails: messages are striped over both cables, and
+// the connection for control is on the other one.
+func TestOneOfTwoRailsIsPulled(t *testing.T) {
+	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
+		t.Skip("waits for heartbeats; make soak-network runs it")
+	}
+	r := newRailed(t, true)
+	one, two := r.verifier.next("listening").Handle, r.echo.next("listening").Handle
+	r.verifier.tell(said{Handle: two})
+	r.echo.tell(said{Handle: one})
+	r.verifier.next("verified")
+	if a, b := r.sent(0, "plnet0"), r.sent(0, "plrail0"); a < r.bytes/16 || b < r.bytes/16 {
+		t.Errorf("%d and %d bytes went by the two cables", a, b)
+	}
+	pulled := time.Now()
+	r.in(1, "ip", "link", "set", "plrail1", "down")
+	r.verifier.mustLearn(pulled, r.echo.id, "10.212.0.2", "plrail0, rail 1")
+	r.echo.mustLearn(pulled, r.verifier.id, "10.212.0.1", "plrail")
+	r.verify("plnet0", "plrail0")
 }

@@ -167,12 +167,14 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 			return nil, err
 		}
 		var by *verbs.Set
-		if by, err = r.senderBy(ctx, peer, c, config); err != nil {
+		if by, err = r.senderBy(peer, c, config); err != nil {
 			return nil, err
 		}
 		if !r.loop.Call(func() {
-			if o.channel, err = peer.Open(hello, 0, o.received, o.lost); err == nil && by != nil {
-				o.link = by.Link(o.channel, c.lane.spec.NICs, c.out.regions[0].slotBytes)
+			if by == nil {
+				o.channel, err = peer.Open(hello, 0, o.received, o.lost)
+			} else {
+				o.channel, o.link, err = by.Open(hello, o.received, o.lost, c.lane.spec.NICs, c.out.regions[0].slotBytes)
 			}
 		}) {
 			return nil, errEnding

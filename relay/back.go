@@ -23,6 +23,7 @@ type wayBack struct {
 	// Of who reads: the listener, and what gives the other relay up.
 	listener *listener
 	late     *time.Timer
+	counted  bool // in the relay's use, until it is the connection's
 	// Of whose memory it is: the sender once it is open, and what waits for it.
 	sender  *sender
 	waiting []*wire.PeerRead
@@ -41,8 +42,15 @@ func (s *sender) openBack() error {
 	if _, err := rand.Read(l.token[:]); err != nil {
 		return err
 	}
+	// Before it is asked for: one that comes and cannot be taken takes its twin with it.
+	if n := len(s.session.connections); n >= wire.MaxConnections {
+		return wire.Errorf(wire.StatusLimit, "%d connections are open, which is the limit", n)
+	}
+	if err := r.reserve(ofConnection); err != nil {
+		return err
+	}
 	r.listeners[l.token] = l
-	w := &wayBack{listener: l}
+	w := &wayBack{listener: l, counted: true}
 	w.late = time.AfterFunc(backTime, func() {
 		r.loop.Do(func() {
 			if s.reading.back == w && r.listeners[l.token] == l {
@@ -63,6 +71,19 @@ func (w *wayBack) close() {
 	if w.late != nil {
 		w.late.Stop()
 	}
+	if w.counted {
+		w.counted = false
+		w.listener.session.relay.giveBack(ofConnection)
+	}
+}
+
+// claim counts a connection that comes by a listener.
+func (l *listener) claim() error {
+	if l.forward == nil || !l.expects() {
+		return l.session.relay.reserve(ofConnection)
+	}
+	l.forward.reading.back.counted = false
+	return nil
 }
 
 // expects reports whether a way back may come by this listener.
@@ -127,6 +148,10 @@ func (r *receiver) openFor(m *wire.PeerBack) error {
 	}
 	c := &connection{session: s, number: s.number(), counted: true, hidden: true, lane: r.lane}
 	s.later(func() {
+		if r.down != nil {
+			s.relay.giveBack(ofConnection)
+			return
+		}
 		var way way
 		s.block(0, func() (err error) {
 			way, err = s.relay.dialBack(c, r.connection, m)
@@ -188,7 +213,7 @@ func (s *session) later(f func()) {
 
 // next runs what waits to block. It is called when something does not any more.
 func (s *session) next() {
-	if len(s.waiting) > 0 && s.blocking < maxBlocking {
+	for len(s.waiting) > 0 && s.blocking < maxBlocking {
 		f := s.waiting[0]
 		s.waiting = s.waiting[1:]
 		f()

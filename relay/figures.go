@@ -194,6 +194,9 @@ func (r *Relay) live(report *launch.Report) {
 				_, told.Rails = c.overTCP()
 				told.Registration = registrationTCP
 			}
+			if c.transport == launch.TransportVerbs {
+				told.Registration = registrationVerbs
+			}
 			all = append(all, told)
 		}
 	}

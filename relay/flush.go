@@ -75,9 +75,8 @@ func (f *flushes) over(op *operation, status wire.Status) {
 			w.lost = status
 		}
 		told = true
-		if w.behind--; w.behind == 0 {
-			ready = append(ready, w)
-		}
+		w.behind--
+		ready = append(ready, w)
 	}
 	if !told && f.lost == wire.StatusOK {
 		f.lost = status

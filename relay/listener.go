@@ -352,7 +352,7 @@ func (l *listener) take(r *receiver) {
 	c.hidden, c.listener = l.forward != nil, l.number
 	crowded := len(l.ready) >= maxUnaccepted
 	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.left() || crowded && r.down != nil })
-	over := s.relay.reserve(ofConnection)
+	over := l.claim()
 	c.counted = over == nil
 	if s.ended == nil || s.relay.sessions[s.id] == s {
 		s.connections[c.number] = c

@@ -21,11 +21,13 @@ func (w *world) finish(t *rapid.T) {
 			o.hold.release()
 		}
 	}
+	w.finishSided(t)
 	for _, p := range w.pipes {
 		w.complete(t, p)
 	}
 	for _, p := range w.pipes {
 		w.judge(t, p)
+		w.judgeSided(t, p)
 	}
 	for _, s := range w.sessions {
 		w.look(t, s)
@@ -175,7 +177,7 @@ func (o *post) abrupt() bool { return is(o.err, wire.StatusRelayDied) }
 // look compares all of a memory: what no receive had, and what receives had when
 // they ended, is as it was.
 func (w *world) look(t *rapid.T, s *attached) {
-	var loose []*post
+	loose := w.lookSided(s)
 	for _, p := range w.pipes {
 		if p.to != s {
 			continue

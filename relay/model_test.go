@@ -22,7 +22,8 @@ import (
 
 // Random programs of two containers' clients, against a model of what must be
 // delivered: per connection and tag the k-th message meets the k-th receive, whole,
-// once, and unless somebody ended something there is no error. Nothing else of any
+// once, what is read and written one-sidedly is whole, and unless somebody ended something
+// there is no error. Nothing else of any
 // memory changes, ever. A failure is shrunk, and prints the program.
 //
 // PEERLANE_MODEL_PROGRAMS says how many programs of each route; -rapid.seed repeats a
@@ -229,6 +230,7 @@ func runModel(t *testing.T, route string, most int, patience time.Duration) {
 			"receive":    func(t *rapid.T) { w.post(t, false, 0) },
 			"receive 2":  func(t *rapid.T) { w.post(t, false, 0) },
 			"receive 3":  func(t *rapid.T) { w.post(t, false, 0) },
+			"one-sided":  w.oneSided,
 			"bad":        w.bad,
 			"release":    w.release,
 			"cancel":     w.cancel,

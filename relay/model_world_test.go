@@ -53,6 +53,7 @@ type link struct {
 	receiving *client.Connection
 	ended     string // why errors are no fault from now on
 	posts     []*post
+	sided     []*sided
 }
 
 // post is an operation.

@@ -41,7 +41,8 @@ func (s *sender) read(op *operation) {
 	s.reading.asked[op.send] = op
 	if s.reading.back == nil {
 		if err := s.openBack(); err != nil {
-			s.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", s.session.relay.name(), err))
+			s.session.relay.grumble.warn(s.session.log, err, "no way back for reads")
+			s.stopReads(&wire.Error{Status: wire.StatusOf(err)})
 			return
 		}
 	}

@@ -226,6 +226,9 @@ func FuzzPeerOfAReader(f *testing.F) {
 					}
 				}
 			}
+			if back != nil && (s.down == nil) != (back.down == nil) {
+				t.Fatalf("one of the two is up: %v, %v", s.down, back.down)
+			}
 			if len(s.reading.asked) > len(w.posted) || back != nil && len(w.relay.listeners) > 0 {
 				t.Fatalf("%d reads of %d operations, %d listeners", len(s.reading.asked), len(w.posted), len(w.relay.listeners))
 			}
@@ -239,6 +242,11 @@ func FuzzPeerOfAReader(f *testing.F) {
 			w.ends(back)
 		}
 		w.over()
+		for _, op := range w.posted {
+			if done := w.ended[op.cookie]; done.Status == uint32(wire.StatusOK) && done.Length != op.length {
+				t.Fatalf("an operation of %d bytes ended with %d", op.length, done.Length)
+			}
+		}
 		if len(w.relay.listeners) > 0 {
 			t.Fatal("the listener for the way back is still there")
 		}

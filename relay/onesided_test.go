@@ -11,13 +11,16 @@ import (
 )
 
 // ways are how a one-sided operation gets to the other side's memory.
-var ways = []string{launch.RouteStaged, launch.RouteDirect, launch.TransportTCP}
+var ways = []string{launch.RouteStaged, launch.RouteDirect, launch.TransportTCP, launch.TransportVerbs}
 
 // byWay is a connected pair.
 func byWay(t *testing.T, way string) *pair {
 	t.Helper()
 	if way == launch.TransportTCP {
 		return &hostsApart(t).pair
+	}
+	if way == launch.TransportVerbs {
+		return &hostsByRDMA(t, 1, 2).pair
 	}
 	return connected(t, way)
 }
@@ -83,7 +86,7 @@ func TestOneSided(t *testing.T) {
 func (p *pair) readsAndWrites(t *testing.T) {
 	const base = 4096
 	key := p.offer(t, p.target.Memory, base, pairBytes-base, remoteBoth).Key()
-	for _, n := range []uint64{0, 1, 4096, 1<<20 + 3, 11<<20 + 5} {
+	for _, n := range []uint64{0, 1, 4096, 1<<20 + 3, 4<<20 + 5} {
 		p.sided(t, key, base, n)
 	}
 	p.arrive(t, 0, 4096, 1<<20+3) // messages go on, between them
@@ -333,13 +336,13 @@ func (p *pair) withdrawalUnderTraffic(t *testing.T) {
 	if err := o.Withdraw(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	p.target.write(0, make([]byte, pairBytes))
+	p.target.write(0, make([]byte, 8*each))
 	for _, op := range ops {
 		if _, err := wait(t, op, nil); err != nil {
 			demand(t, err, wire.StatusBadKey)
 		}
 	}
-	if !bytes.Equal(p.target.read(0, pairBytes), make([]byte, pairBytes)) {
+	if !bytes.Equal(p.target.read(0, 8*each), make([]byte, 8*each)) {
 		t.Error("an operation wrote what was withdrawn")
 	}
 }

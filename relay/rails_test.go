@@ -338,6 +338,9 @@ func TestBytesGoByTheRailsOfTheLanes(t *testing.T) {
 			if !strings.HasPrefix(p.PeerPlace, p.Interface+" (") || p.Rail != p.PeerRail || p.Streams < 1 {
 				t.Errorf("inspect shows %+v", p)
 			}
+			if all := 4; p.Streams < all/len(c.want) || p.Streams > all/len(c.want)+1 {
+				t.Errorf("of %d streams %s has %d", all, p.Interface, p.Streams)
+			}
 			shown = append(shown, p.Interface)
 		}
 		if slices.Sort(shown); !slices.Equal(shown, c.want) {
@@ -507,19 +510,23 @@ func TestWhereARelayListens(t *testing.T) {
 		refused []string
 		want    []int
 		says    int
+		down    string
 	}{
-		"of a lane":                  {[]*lane{laneOf("nic1")}, nil, []int{1}, 0},
-		"of two":                     {[]*lane{laneOf("nic2"), laneOf("nic0", "nic2")}, nil, []int{0, 2}, 0},
-		"of one that has no NIC":     {[]*lane{laneOf("nic1"), laneOf()}, nil, []int{0, 1, 2}, 0},
-		"one that cannot be had":     {[]*lane{laneOf("nic1", "nic2")}, []string{"11.0.0.0"}, []int{2}, 1},
-		"the only one, which cannot": {[]*lane{laneOf("nic1")}, []string{"11.0.0.0"}, []int{0}, 1},
-		"none":                       {[]*lane{laneOf("nic1")}, []string{"10.0.0.0", "11.0.0.0", "12.0.0.0"}, nil, 3},
+		"of a lane":                  {[]*lane{laneOf("nic1")}, nil, []int{1}, 0, ""},
+		"of one that is down":        {[]*lane{laneOf("nic1")}, nil, []int{0, 1, 2}, 0, "rail1"},
+		"of one of two that is down": {[]*lane{laneOf("nic1", "nic2")}, nil, []int{1, 2}, 0, "rail1"},
+		"of two":                     {[]*lane{laneOf("nic2"), laneOf("nic0", "nic2")}, nil, []int{0, 2}, 0, ""},
+		"of one that has no NIC":     {[]*lane{laneOf("nic1"), laneOf()}, nil, []int{0, 1, 2}, 0, ""},
+		"one that cannot be had":     {[]*lane{laneOf("nic1", "nic2")}, []string{"11.0.0.0"}, []int{2}, 1, ""},
+		"the only one, which cannot": {[]*lane{laneOf("nic1")}, []string{"11.0.0.0"}, []int{0}, 1, ""},
+		"none":                       {[]*lane{laneOf("nic1")}, []string{"10.0.0.0", "11.0.0.0", "12.0.0.0"}, nil, 3, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n.listening = map[netip.AddrPort]*cableListener{}
 			accept := n.of(r.hosts.where.Addresses).accept
 			h, g := newRails(r.hosts.where.Addresses, r.wires), newGate()
 			defer g.Close()
+			h.down[c.down] = true
 			said := h.listen(c.lanes, g, func(a netip.Addr) (l net.Listener, err error) {
 				if slices.Contains(c.refused, a.String()) {
 					return nil, fmt.Errorf("%v is taken", a)

@@ -1,9 +1,9 @@
 package relay
 
 import (
-	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -15,6 +15,9 @@ import (
 
 // Between relays of two hosts the data goes by RDMA where both have NICs that can, beside
 // the connections over TCP that they share (abroad.go): what is said there is the same.
+
+// registrationVerbs says what NICs see of a connection's memory.
+const registrationVerbs = "host memory, registered by ibv_reg_mr: a bounce, without GPUDirect RDMA"
 
 // newFabric is what the relay has of RDMA. It belongs to the loop.
 func (r *Relay) newFabric() *verbs.Fabric {
@@ -67,11 +70,7 @@ func (h *hosts) extend(p *tcp.Peer) tcp.Extension {
 
 // senderBy is what the data of a connection goes by: nil for tcp. It waits until that is
 // settled, and has the lane's slots registered.
-func (r *Relay) senderBy(ctx context.Context, peer *tcp.Peer, c *connection, config launch.Config) (*verbs.Set, error) {
-	if !peer.Dialed() { // the queue pairs lead from who made the connections to the other
-		c.transport = launch.TransportTCP
-		return nil, nil
-	}
+func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*verbs.Set, error) {
 	settled := make(chan error, 1)
 	var by *verbs.Set
 	if !r.loop.Call(func() {
@@ -86,7 +85,7 @@ func (r *Relay) senderBy(ctx context.Context, peer *tcp.Peer, c *connection, con
 	var err error
 	select {
 	case err = <-settled:
-	case <-ctx.Done():
+	case <-time.After(verbs.SettleTime + handshakeTime):
 		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA", peer.Name())
 	}
 	switch {
@@ -102,11 +101,8 @@ func (r *Relay) senderBy(ctx context.Context, peer *tcp.Peer, c *connection, con
 // receiverBy is what the data on a channel that was opened just now comes by: nil for tcp.
 // It belongs to the loop.
 func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
-	if peer.Dialed() { // the way back of a read
-		return nil, nil
-	}
 	by := verbs.Of(peer)
-	if by != nil && by.Using() {
+	if by != nil && by.Coming() {
 		return by, nil
 	}
 	if r.config.Transport != launch.TransportVerbs {

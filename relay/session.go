@@ -481,7 +481,9 @@ func (s *session) takeSome() bool {
 // every connection: whatever the client has posted has waited.
 func (s *session) wasFull() {
 	for _, c := range s.connections {
-		c.stalled(ringFull, s.fullSince)
+		if !c.hidden {
+			c.stalled(ringFull, s.fullSince)
+		}
 	}
 	s.fullSince = 0
 }

@@ -110,6 +110,10 @@ type Memory struct {
 	// By an IPC handle.
 	openedBy *Device
 
+	// Of cuMemAlloc: see rdma.go.
+	allocatedBy *Device
+	base        cuda.Ptr
+
 	// Of the host: see host.go.
 	host     []byte
 	fd       int
@@ -281,6 +285,9 @@ func (m *Memory) Close() error {
 	}
 	if g := m.openedBy; g != nil {
 		return g.On(func() error { return g.Driver.IPCCloseMemHandle(m.Ptr) })
+	}
+	if g := m.allocatedBy; g != nil {
+		return g.On(func() error { return g.Driver.MemFree(m.base) })
 	}
 	return errors.Join(m.unmap(len(m.parts)), m.release())
 }

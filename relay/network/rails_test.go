@@ -126,6 +126,28 @@ func TestAConnectionByAnInterface(t *testing.T) {
 	s.Conn.Close()
 }
 
+func TestRailsThatMakeNoSense(t *testing.T) {
+	for name, change := range map[string]func([]byte){
+		"more than there is room for": func(b []byte) {
+			for i := range MaxRails {
+				copy(b[8+i*railBytes:], b[8:8+railBytes])
+			}
+			b[0] = MaxRails + 1
+		},
+		"a number below none":         func(b []byte) { copy(b[8:], []byte{0xfe, 0xff, 0xff, 0xff}) },
+		"a number above all":          func(b []byte) { copy(b[8:], []byte{0, 4, 0, 0}) },
+		"unknown flags":               func(b []byte) { b[12] = 2 },
+		"no address":                  func(b []byte) { b[0] = 2 },
+		"no port":                     func(b []byte) { b[16+16], b[16+17] = 0, 0 },
+	} {
+		b := encodeRails([]Rail{railAt(0, "10.0.0.1", true)})
+		change(b)
+		if rails, err := decodeRails(b); wire.StatusOf(err) != wire.StatusMalformed {
+			t.Errorf("%s: %v, %v", name, rails, err)
+		}
+	}
+}
+
 // What makes no sense is refused, and what is taken is what was told.
 func FuzzRails(f *testing.F) {
 	f.Add(encodeRails(nil))

@@ -63,14 +63,15 @@ peerlane_manager *peerlane_manager_open(const char *path, char *message, size_t 
 	return t;
 }
 
-// Calls that return an errno, and those that return -1 and set it, alike. One that
-// sets none has failed all the same.
+// Calls that return an errno, those that return -1 and set it, and those of some
+// providers (siw) that return its negative, alike. One that sets none has failed all the
+// same.
 static int failed(int r)
 {
-	if (r == 0)
-		return 0;
-	if (r > 0)
+	if (r >= 0)
 		return r;
+	if (r < -1)
+		return -r;
 	return errno ? errno : EIO;
 }
 
@@ -229,6 +230,7 @@ int peerlane_destroy_cq(const peerlane_verbs *t, struct ibv_cq *cq)
 
 int peerlane_arm(struct ibv_cq *cq)
 {
+	errno = 0;
 	return failed(cq->context->ops.req_notify_cq(cq, 0));
 }
 
@@ -256,11 +258,12 @@ int peerlane_poll(struct ibv_cq *cq, peerlane_completion *into, int n, int *got)
 {
 	struct ibv_wc wc[batch];
 	*got = 0;
+	errno = 0;
 	while (*got < n) {
 		int want = n - *got < batch ? n - *got : batch;
 		int r = cq->context->ops.poll_cq(cq, want, wc);
 		if (r < 0)
-			return failed(r == -1 ? -1 : -r);
+			return failed(r);
 		for (int i = 0; i < r; i++) {
 			peerlane_completion *c = &into[(*got)++];
 			*c = (peerlane_completion){
@@ -272,6 +275,8 @@ int peerlane_poll(struct ibv_cq *cq, peerlane_completion *into, int n, int *got)
 			if (wc[i].status != IBV_WC_SUCCESS)
 				continue; // the others are undefined
 			c->opcode = (uint32_t)wc[i].opcode;
+			if (!(wc[i].opcode & IBV_WC_RECV))
+				continue; // of sends devices say what they like: rxe has an immediate
 			c->bytes = wc[i].byte_len;
 			if (wc[i].wc_flags & IBV_WC_WITH_IMM) {
 				c->has_immediate = 1;
@@ -326,6 +331,7 @@ int peerlane_post_send(struct ibv_qp *qp, const peerlane_send *sends, int n, int
 			};
 		}
 		struct ibv_send_wr *bad = NULL;
+		errno = 0;
 		int r = failed(qp->context->ops.post_send(qp, wr, &bad));
 		if (r) {
 			*posted += bad ? (int)(bad - wr) : 0;
@@ -353,6 +359,7 @@ int peerlane_post_recv(struct ibv_qp *qp, const peerlane_recv *receives, int n, 
 			};
 		}
 		struct ibv_recv_wr *bad = NULL;
+		errno = 0;
 		int r = failed(qp->context->ops.post_recv(qp, wr, &bad));
 		if (r) {
 			*posted += bad ? (int)(bad - wr) : 0;

@@ -51,6 +51,7 @@ type Status uint32
 const (
 	Success               Status = C.IBV_WC_SUCCESS
 	LocalLengthError      Status = C.IBV_WC_LOC_LEN_ERR
+	LocalOperationError   Status = C.IBV_WC_LOC_QP_OP_ERR
 	LocalProtectionError  Status = C.IBV_WC_LOC_PROT_ERR
 	Flushed               Status = C.IBV_WC_WR_FLUSH_ERR
 	RemoteInvalidRequest  Status = C.IBV_WC_REM_INV_REQ_ERR

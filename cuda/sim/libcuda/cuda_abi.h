@@ -99,6 +99,7 @@ enum {
 	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
 	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+	CU_POINTER_ATTRIBUTE_SYNC_MEMOPS = 6,
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 	CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE = 15,
 	CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
@@ -163,6 +164,7 @@ API CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *desc
 API CUresult cuMemGetHandleForAddressRange(void *fd, CUdeviceptr p, size_t n, int type, unsigned long long flags);
 API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *n, CUdeviceptr p);
 API CUresult cuPointerGetAttribute(void *v, int attribute, CUdeviceptr p);
+API CUresult cuPointerSetAttribute(const void *v, int attribute, CUdeviceptr p);
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n);
 API CUresult cuMemFree_v2(CUdeviceptr p);

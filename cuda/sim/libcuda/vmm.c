@@ -289,6 +289,23 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *n, CUdeviceptr p)
 	return r;
 }
 
+CUresult cuPointerSetAttribute(const void *v, int attribute, CUdeviceptr p)
+{
+	CUresult r = enter("cuPointerSetAttribute", NULL);
+	struct context *c;
+	if (r != CUDA_SUCCESS || (r = context_current(&c)) != CUDA_SUCCESS)
+		return r;
+	if (!v || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+		return CUDA_ERROR_INVALID_VALUE;
+	// Synchronous copies are over when they return, here.
+	pthread_mutex_lock(&ranges_mutex);
+	struct range *range = range_find(p);
+	if (!range || range->kind != ALLOCATED)
+		r = CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_unlock(&ranges_mutex);
+	return r;
+}
+
 CUresult cuPointerGetAttribute(void *v, int attribute, CUdeviceptr p)
 {
 	CUresult r = enter("cuPointerGetAttribute", NULL);

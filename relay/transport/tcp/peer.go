@@ -260,8 +260,8 @@ func (p *Peer) failed(c net.Conn, doing string, err error) {
 		p.fail(wire.Errorf(status.Status, "the relay at %s: %s", p.config.Name, status.Reason), true)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s closed its connection (%s)", p.config.Name, p.config.Route(c)), false)
-	default:
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s cannot be reached any more: %s (%s): %v", p.config.Name, doing, p.config.Route(c), err), false)
+	default: // where it was a data stream's, the other side hears which by the control stream
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s cannot be reached any more: %s (%s): %v", p.config.Name, doing, p.config.Route(c), err), c != p.control)
 	}
 }
 

@@ -37,7 +37,15 @@ type Arrivals struct {
 	open    map[*ticket]bool
 }
 
-// Receive makes the receiver's end of a channel that was opened while Using. arrived is
+// Coming reports whether a channel that the other side has opened just now has its data
+// this way.
+func (s *Set) Coming() bool {
+	next := s.next
+	s.next = false
+	return next
+}
+
+// Receive makes the receiver's end of a channel that was Coming. arrived is
 // called for each write once all of it is in the memory. What is granted ends with End.
 func (s *Set) Receive(c *tcp.Channel, arrived func(immediate, length uint64)) *Arrivals {
 	a := &Arrivals{set: s, channel: c, arrived: arrived, regions: map[uint32]*registration{}, open: map[*ticket]bool{}}
@@ -65,8 +73,8 @@ func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
 	}
 	a.regions[region] = r
 	keys := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
-	for i, one := range r.regions {
-		keys.Keys[i] = one.RKey()
+	for i, n := range a.set.nics {
+		keys.Keys[i] = r.regions[n.index].RKey()
 	}
 	a.channel.Tell(encode(keys))
 	return nil
@@ -181,14 +189,23 @@ func (s *Set) again(p *pair) error {
 	return err
 }
 
-var nothings [receives]verbs.Recv
+// ofReceive is set in the IDs of receives, and in those of no writes.
+const ofReceive = 1 << 63
+
+// nothings are receives of an immediate alone.
+var nothings = func() (list [receives]verbs.Recv) {
+	for i := range list {
+		list[i].ID = ofReceive
+	}
+	return list
+}()
 
 // heardOf takes what the other side says of a channel.
 func (s *Set) heardOf(c *tcp.Channel, m any) error {
 	e := s.ends[c]
 	switch m := m.(type) {
 	case *path:
-		if !s.peer.Dialed() && s.using && (e == nil || e.path == nil) {
+		if s.using && (e == nil || e.path == nil && e.link == nil) {
 			for _, l := range m.Link[:m.Links] {
 				if int(l) >= len(s.links) {
 					return malformed("a path by link %d, of %d", l, len(s.links))
@@ -209,9 +226,6 @@ func (s *Set) heardOf(c *tcp.Channel, m any) error {
 		if e != nil && e.link != nil {
 			return e.link.ticketed(m)
 		}
-	}
-	if s.peer.Dialed() && (e == nil || e.link == nil) && s.using {
-		return nil // of a channel that this side has left
 	}
 	return malformed("a %T that was not to come, of a channel", m)
 }

@@ -47,9 +47,13 @@ type Config struct {
 	// Slots is how much memory a lane registers at least, bytes: a NIC that cannot is not
 	// used.
 	Slots uint64
-	// Time is how long the two sides may take to connect their queue pairs (10 s).
+	// Time is how long the two sides may take to connect their queue pairs (SettleTime).
 	Time time.Duration
 }
+
+// SettleTime is how long it takes at most, unless Config says otherwise, until it is
+// settled how a Peer's data goes.
+const SettleTime = 10 * time.Second
 
 // Fabric is what a relay has of RDMA: NICs, which are opened when they are first needed,
 // memory that is registered with all of them, and a Set for each Peer.
@@ -72,7 +76,7 @@ type Fabric struct {
 // New makes a relay's, without any NIC yet.
 func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Time == 0 {
-		config.Time = 10 * time.Second
+		config.Time = SettleTime
 	}
 	return &Fabric{loop: loop, config: config, memories: map[*device.Memory]*registration{}, sets: map[*Set]bool{}}
 }
@@ -80,6 +84,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 // nic is an open NIC, and its port.
 type nic struct {
 	name    string
+	index   int // among the Fabric's
 	context *verbs.Context
 	domain  *verbs.Domain
 	port    uint8
@@ -120,6 +125,7 @@ func (f *Fabric) open() ([]*nic, error) {
 			why = append(why, err.Error())
 			continue
 		}
+		n.index = len(nics)
 		nics = append(nics, n)
 	}
 	if nics == nil {
@@ -130,6 +136,31 @@ func (f *Fabric) open() ([]*nic, error) {
 	}
 	f.nics = nics
 	f.loop.Do(f.watch)
+	return nics, nil
+}
+
+// active are the NICs whose port is active now, as it is now. It blocks.
+func (f *Fabric) active() (nics []*nic, err error) {
+	all, err := f.open()
+	if err != nil {
+		return nil, err
+	}
+	var why []string
+	for _, n := range all {
+		now := *n
+		now.is, err = n.context.Port(n.port)
+		switch {
+		case err != nil:
+			why = append(why, err.Error())
+		case now.is.State != verbs.PortActive:
+			why = append(why, fmt.Sprintf("%s: no port is active (%s)", n.name, now.is.State))
+		default:
+			nics = append(nics, &now)
+		}
+	}
+	if nics == nil {
+		return nil, unreachable("no NIC can be used: %s", strings.Join(why, "; "))
+	}
 	return nics, nil
 }
 

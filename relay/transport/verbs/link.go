@@ -53,10 +53,15 @@ var (
 	_ transport.Arrivals = (*Arrivals)(nil)
 )
 
-// Link makes the sender's end of a channel that was opened just now, while Using. Its data
-// goes by those of the links that have one of these NICs at this side, or by all where none
-// has; no write has more than so many bytes.
-func (s *Set) Link(c *tcp.Channel, nics []string, most uint64) *Link {
+// Open opens a channel as tcp.Peer does, while Using, and makes the sender's end of its
+// data, which goes by those of the links that have one of these NICs at this side, or by all
+// where none has; no write has more than so many bytes.
+func (s *Set) Open(first wire.Message, received func(wire.Message, uint32, []int), ended func(error), nics []string, most uint64) (*tcp.Channel, *Link, error) {
+	s.peer.Tell(encode(&short{Kind: kindNext}))
+	c, err := s.peer.Open(first, 0, received, ended)
+	if err != nil {
+		return nil, nil, err
+	}
 	l := &Link{set: s, channel: c, regions: map[uint32]*regionKeys{}, tickets: map[uint64]uint32{}, waiting: map[uint64]func(uint32, error){}}
 	m := &path{Kind: kindPath, Most: most}
 	for _, all := range []bool{false, true} {
@@ -73,7 +78,7 @@ func (s *Set) Link(c *tcp.Channel, nics []string, most uint64) *Link {
 	l.pairs = s.pairsOf(m)
 	c.Tell(encode(m))
 	s.endsOf(c).link = l
-	return l
+	return c, l, nil
 }
 
 func (s *Set) endsOf(c *tcp.Channel) *ends {
@@ -182,11 +187,11 @@ func (s *Set) post(pairs []int, ticket uint32, region *regionKeys, offset uint64
 	for i := range w.left {
 		at, length := part(n, len(pairs), i)
 		p := s.pairs[pairs[pairOf(ticket, i, len(pairs))]]
-		l := s.links[p.link]
+		ours, theirs := p.queue.nic.index, s.links[p.link].theirs
 		p.waits = append(p.waits, verbs.Send{
 			Op: verbs.WriteImmediate, Immediate: ticket, Length: uint32(length),
-			Address: from + at, LKey: source.regions[l.ours].LKey(),
-			Remote: region.Address + offset + at, RKey: region.Keys[l.theirs],
+			Address: from + at, LKey: source.regions[ours].LKey(),
+			Remote: region.Address + offset + at, RKey: region.Keys[theirs],
 		})
 		p.parts = append(p.parts, w)
 	}

@@ -8,19 +8,21 @@ import (
 
 // What the two sides say to each other, over the control stream of their tcp.Peer. Each
 // message has a fixed layout, its kind first; all numbers are little-endian. The relay
-// that made the connections begins, and it alone writes data:
+// that made the connections begins:
 //
 //	offer   →            its NICs
 //	        ←   answer   the other's NICs, which two make a link, and its queue pairs
 //	connect →            the queue pairs at this end
 //	        ←   ready    they can be written to
-//	use     →            every channel that is opened from here on has its data this way
+//	use     →            data can go this way, from either side
 //
-// or at any time before that, from either side, refuse. Then of each such channel:
+// or at any time before that, from either side, refuse. From then on, between who opens a
+// channel and the other side:
 //
-//	path    →            its links, and how long a write can be
+//	next    →            the channel that is opened next has its data this way
+//	path    →            of that channel: its links, and how long a write can be
 //	        ←   region   memory that writes are granted in
-//	        ←   ticket   the immediate of a grant's writes
+//	        ←   ticket   the immediate of a grant's write
 const (
 	kindOffer = iota + 1
 	kindAnswer
@@ -31,6 +33,7 @@ const (
 	kindPath
 	kindRegion
 	kindTicket
+	kindNext
 )
 
 // Bounds of what a relay has for another: NICs and links, and queue pairs of all links.
@@ -88,7 +91,7 @@ type connect struct {
 	End  [maxPairs]end
 }
 
-// short is ready, or use.
+// short is ready, use or next.
 type short struct{ Kind uint32 }
 
 type refusal struct {
@@ -143,7 +146,7 @@ func decode(b []byte) (any, error) {
 		m = &answer{}
 	case kindConnect:
 		m = &connect{}
-	case kindReady, kindUse:
+	case kindReady, kindUse, kindNext:
 		m = &short{}
 	case kindRefuse:
 		m = &refusal{}

@@ -133,7 +133,7 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 		return
 	}
 	p := s.pairs[i]
-	if s.peer.Dialed() {
+	if c.ID&ofReceive == 0 {
 		s.ended(p, c)
 		return
 	}

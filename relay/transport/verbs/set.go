@@ -41,7 +41,8 @@ type Set struct {
 	settled bool
 	err     error
 	waiting []func(error)
-	using   bool // the sender has said so
+	using   bool // the one who dialed has said so
+	next    bool // the other side opens a channel whose data goes this way
 	begun   bool // bringing up
 	working bool // a goroutine has the plumbing
 	timer   *time.Timer
@@ -89,13 +90,13 @@ type pair struct {
 	link  int
 	psn   uint32
 
-	// Of the sender: what waits to be posted, the writes of what is posted, the oldest
+	// What this side sends: what waits to be posted, the writes of what is posted, the oldest
 	// first, and the number of the last that has ended.
 	waits []verbs.Send
 	parts []*write
 	posts []*write
 	done  uint64
-	// Of the receiver: receives to be posted again.
+	// Receives to be posted again.
 	owed int
 }
 
@@ -133,7 +134,7 @@ func (s *Set) begin(next func()) {
 		})
 	})
 	var nics []*nic
-	s.work(func() (err error) { nics, err = s.fabric.open(); return err }, func() { s.nics = nics; next() })
+	s.work(func() (err error) { nics, err = s.fabric.active(); return err }, func() { s.nics = nics; next() })
 }
 
 // work does what blocks beside the loop.
@@ -169,7 +170,7 @@ func (s *Set) Settle(f func(error)) {
 	s.waiting = append(s.waiting, f)
 }
 
-// Using reports whether the channels that are opened from now on have their data this way.
+// Using reports whether data can go this way.
 func (s *Set) Using() bool { return s.using && s.gone == nil && !s.over }
 
 // Way says by which NICs, or why not; empty while that is not known.
@@ -240,7 +241,7 @@ func (s *Set) uses(n *nic, number uint32) bool {
 		return false
 	}
 	for _, p := range s.pairs {
-		if p.queue.nic == n && (number == 0 || p.Number() == number) {
+		if p.queue.nic.index == n.index && (number == 0 || p.Number() == number) {
 			return true
 		}
 	}
@@ -319,6 +320,9 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 			s.watch()
 			s.settle(nil)
 			return nil
+		case m.Kind == kindNext && s.using && !s.next:
+			s.next = true
+			return nil
 		}
 	}
 	return malformed("a %T that was not to come", m)
@@ -391,11 +395,7 @@ func (s *Set) own() (list []end) {
 
 // build makes the queue pairs of the links. It blocks.
 func (s *Set) build() error {
-	// One side writes, the other receives.
-	config := verbs.PairConfig{SendDepth: sendDepth, RecvDepth: 1}
-	if !s.peer.Dialed() {
-		config = verbs.PairConfig{SendDepth: 1, RecvDepth: receives}
-	}
+	config := verbs.PairConfig{SendDepth: sendDepth, RecvDepth: receives}
 	of := map[int]*queue{}
 	for i, l := range s.links {
 		n := s.nics[l.ours]
@@ -461,10 +461,8 @@ func (s *Set) connect(to []end) error {
 		if err := p.ReadyToReceive(route); err != nil {
 			return fmt.Errorf("%w; the way to %s (%s)", err, t.name(), t.address())
 		}
-		if !s.peer.Dialed() {
-			if _, err := p.PostRecv(make([]verbs.Recv, receives)); err != nil {
-				return err
-			}
+		if _, err := p.PostRecv(nothings[:]); err != nil {
+			return err
 		}
 		// A receiver that has none posted is waited for: 7 stands for ever.
 		if err := p.ReadyToSend(verbs.Sending{PSN: p.psn, Timeout: uint8(c.Timeout), Retries: uint8(c.Retries), ReceiverRetries: 7, Reads: 1}); err != nil {

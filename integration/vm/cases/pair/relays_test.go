@@ -59,7 +59,7 @@ func begin(ctx context.Context, guest int, key string) (s *side, err error) {
 		return nil, err
 	}
 	gpus := []sim.Device{{
-		Index: 0, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", guest+1), BusID: "0000:17:00.0", Minor: 0, Memory: 1 << 30,
+		Index: 0, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", guest+1), BusID: "0000:17:00.0", Minor: 0, Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3",
 	}}
 	if err := sim.Use(filepath.Join(s.dir, "host"), gpus); err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func begin(ctx context.Context, guest int, key string) (s *side, err error) {
 		return nil, err
 	}
 	v := launch.DefaultVerbs
-	v.QueuePairs = 2
+	v.QueuePairs, v.Timeout = 2, 20 // 4 s: an emulated guest acknowledges late
 	if err := s.relay.Configure(launch.Config{
 		Generation: generation, Container: fmt.Sprintf("guest%d", guest), Route: launch.RouteAuto, Transport: launch.TransportVerbs,
 		Lanes: []launch.Lane{{GPU: launch.GPU{UUID: gpus[0].UUID, BusID: gpus[0].BusID}, Role: "near", NICs: []string{"mlx5_0", "mlx5_1"}}},
@@ -234,6 +234,7 @@ func TestRelaysOverRoCE(t *testing.T) {
 	failed := s.exchange(ctx, 0, to)
 	t.Logf("the messages took %v; the other guest says:\n%s", time.Since(began), out)
 	if err := <-ended; failed != nil || err != nil {
+		t.Log(inside.Command(t, "sh", "-c", "grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* | grep -v ':0$'; dmesg | tail -20"))
 		t.Errorf("here %v; in the other guest %v\n%s", failed, err, out)
 	}
 	if err := s.end(); err != nil {

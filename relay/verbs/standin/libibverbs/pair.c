@@ -202,6 +202,9 @@ void pair_complete(struct pair *p, const struct request *r, int status, uint32_t
 		.vendor_err = status ? 0x50 + (uint32_t)status : 0,
 		.byte_len = bytes,
 		.qp_num = p->ibv.qp_num,
+		// As rxe has it, though it says nothing about what was received.
+		.imm_data = r->immediate,
+		.wc_flags = r->opcode == IBV_WR_RDMA_WRITE_WITH_IMM || r->opcode == IBV_WR_SEND_WITH_IMM ? IBV_WC_WITH_IMM : 0,
 	});
 }
 

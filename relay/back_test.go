@@ -1,0 +1,181 @@
+package relay
+
+import (
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// readsAt is a reader with a read of so many bytes that has been asked for, and its way back.
+func readsAt(t *testing.T, n uint64) (w *world, s *sender, back *receiver, op *operation) {
+	w = newWorld(t)
+	s = w.link(wire.RouteStaged, w.mine).s
+	op = w.post(s.connection, wire.OpRead, 0, 0, n)
+	back = newReceiver(w.connection(wire.RouteStaged))
+	back.hidden = true
+	s.cameBack(back)
+	return w, s, back, op
+}
+
+// A read is all that was asked for, or an error; and one that is canceled before its data
+// comes gets none.
+func TestWhatARelayBringsForARead(t *testing.T) {
+	const n = 100
+	for _, c := range []struct {
+		name     string
+		say      func(s *sender, back *receiver, op *operation)
+		status   wire.Status
+		goesDown bool
+	}{
+		{"too little", func(_ *sender, back *receiver, op *operation) {
+			back.receive(&wire.PeerReadData{Send: 1, Read: op.send, Length: n - 1}, 0, nil)
+		}, wire.StatusMalformed, true},
+		{"too much", func(_ *sender, back *receiver, op *operation) {
+			back.receive(&wire.PeerReadData{Send: 1, Read: op.send, Length: n + 1}, 0, nil)
+		}, wire.StatusMalformed, true},
+		{"for no read", func(_ *sender, back *receiver, op *operation) {
+			back.receive(&wire.PeerReadData{Send: 1, Read: op.send + 1, Length: n}, 0, nil)
+		}, wire.StatusMalformed, true},
+		{"after a cancel", func(s *sender, back *receiver, op *operation) {
+			s.cancel(op.cookie)
+			back.receive(&wire.PeerReadData{Send: 1, Read: op.send, Length: n}, 0, nil)
+		}, wire.StatusCanceled, false},
+		{"a refusal", func(s *sender, _ *receiver, op *operation) {
+			s.receive(&wire.PeerReadRefused{Read: op.send, Status: uint32(wire.StatusBadKey)}, 0, nil)
+		}, wire.StatusBadKey, false},
+		{"a refusal that is none", func(s *sender, _ *receiver, op *operation) {
+			s.receive(&wire.PeerReadRefused{Read: op.send}, 0, nil)
+		}, wire.StatusMalformed, true},
+		{"a refusal of the way back that is there", func(s *sender, _ *receiver, _ *operation) {
+			s.receive(&wire.PeerBackRefused{Status: uint32(wire.StatusLimit)}, 0, nil)
+		}, wire.StatusMalformed, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w, s, back, op := readsAt(t, n)
+			c.say(s, back, op)
+			w.read()
+			if done := w.ended[op.cookie]; done.Status != uint32(c.status) || done.Length != 0 {
+				t.Errorf("the read ended with %+v, not %v", done, c.status)
+			}
+			if (s.down != nil) != c.goesDown || (back.down != nil) != c.goesDown {
+				t.Errorf("the connections are down: %v, %v", s.down, back.down)
+			}
+			if len(back.grants) > 0 {
+				t.Error("something was granted")
+			}
+			if !s.portDown {
+				w.leave(s.connection)
+			}
+			w.ends(back)
+			w.over()
+		})
+	}
+}
+
+// Where the way back cannot be opened the reads that were asked for end, and the next
+// asks again.
+func TestAReadWithoutAWayBack(t *testing.T) {
+	w := newWorld(t)
+	s := w.link(wire.RouteDirect, w.mine).s
+	for range 2 {
+		reads := []*operation{w.post(s.connection, wire.OpRead, 0, 0, 8), w.post(s.connection, wire.OpRead, 0, 8, 8)}
+		if len(w.relay.listeners) != 1 {
+			t.Fatalf("%d ways back are awaited", len(w.relay.listeners))
+		}
+		s.receive(&wire.PeerBackRefused{Status: uint32(wire.StatusLimit)}, 0, nil)
+		w.read()
+		for _, op := range reads {
+			if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusLimit) {
+				t.Errorf("a read ended with %+v", done)
+			}
+		}
+		if s.down != nil || len(w.relay.listeners) > 0 {
+			t.Errorf("down: %v; %d ways back are awaited", s.down, len(w.relay.listeners))
+		}
+	}
+	w.leave(s.connection)
+	w.over()
+}
+
+// A relay without room for the way back says so, and goes on.
+func TestNoRoomForAWayBack(t *testing.T) {
+	w := newWorld(t)
+	r := newReceiver(w.connection(wire.RouteDirect))
+	full := use{connections: w.relay.limits.Connections}
+	if err := w.relay.reserve(full); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		r.receive(&wire.PeerBack{}, 0, nil)
+		if r.down != nil || r.back != nil {
+			t.Fatalf("down: %v; a way back: %v", r.down, r.back)
+		}
+		r.receive(&wire.PeerRead{Read: 1}, 0, nil) // that was under way
+	}
+	w.relay.giveBack(full)
+	w.leave(r.connection)
+	w.over()
+}
+
+// Nor does one that has no room for its own end of it ask.
+func TestNoRoomForAReadsWayBack(t *testing.T) {
+	w := newWorld(t)
+	s := w.link(wire.RouteDirect, w.mine).s
+	full := use{connections: w.relay.limits.Connections}
+	if err := w.relay.reserve(full); err != nil {
+		t.Fatal(err)
+	}
+	op := w.post(s.connection, wire.OpRead, 0, 0, 8)
+	w.read()
+	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusLimit) || s.down != nil || s.reading.back != nil {
+		t.Errorf("the read ended with %+v; down: %v; a way back: %v", done, s.down, s.reading.back)
+	}
+	w.relay.giveBack(full)
+	op = w.post(s.connection, wire.OpRead, 0, 0, 8)
+	if s.reading.asked[op.send] != op || len(w.relay.listeners) != 1 {
+		t.Errorf("the next one is not asked for")
+	}
+	w.leave(s.connection)
+	w.over()
+}
+
+// A session offers so much and no more.
+func TestOffersHaveALimit(t *testing.T) {
+	w := newWorld(t)
+	c := w.connection(wire.RouteDirect)
+	m := &wire.Offer{Memory: w.mine.number, Length: 8, Access: wire.RemoteRead, Connection: c.number}
+	for range wire.MaxOffers {
+		w.session.offer(m, 1)
+	}
+	if _, err := w.session.newOffering(m); wire.StatusOf(err) != wire.StatusLimit || len(w.session.offers) != wire.MaxOffers || len(w.relay.offers) != wire.MaxOffers {
+		t.Errorf("after %d: %v", len(w.session.offers), err)
+	}
+	w.mine.users++ // so that it stays, as the world's
+	w.mine.retire()
+	if len(w.session.offers)+len(w.relay.offers) != 0 {
+		t.Errorf("%d are left", len(w.session.offers))
+	}
+}
+
+// A key is of its session: that of another client of the container, whose connection may
+// have the same number, opens nothing.
+func TestAKeyOfAnotherSession(t *testing.T) {
+	w := newWorld(t)
+	c := w.connection(wire.RouteDirect)
+	o := &offering{key: wire.UUID{1}, memory: w.mine, length: 8, access: wire.RemoteRead, connection: c.number}
+	w.relay.offers[o.key] = o
+	other := *w.session
+	of := *c
+	of.session = &other
+	if _, status := of.serve(wire.OpSend, o.key, 0, 8); status != wire.StatusBadKey {
+		t.Errorf("another session's: %v", status)
+	}
+	if op, status := c.serve(wire.OpSend, o.key, 0, 8); status != wire.StatusOK {
+		t.Errorf("its own: %v", status)
+	} else {
+		op.finish(wire.StatusOK)
+	}
+	if o.users+w.mine.users+c.serving != 0 {
+		t.Errorf("%d, %d, %d operations are left", o.users, w.mine.users, c.serving)
+	}
+}

@@ -1,0 +1,56 @@
+package device
+
+import (
+	"errors"
+)
+
+// peermemPage is what nvidia-peermem counts memory in.
+const peermemPage = 64 << 10
+
+// Allocate makes memory of the device by cuMemAlloc, for nvidia-peermem where it takes no
+// other: it begins at 64 KiB, and synchronous copies of it are over when they return. It
+// cannot be exported.
+func (g *Device) Allocate(bytes uint64) (*Memory, error) {
+	bytes = (bytes + peermemPage - 1) / peermemPage * peermemPage
+	m := &Memory{driver: g.Driver, allocatedBy: g, On: g.Ordinal, Bytes: bytes}
+	err := g.On(func() error {
+		var err error
+		// As large allocations do begin; one that does not has room to.
+		if m.base, err = g.Driver.MemAlloc(bytes); err == nil && m.base%peermemPage != 0 {
+			if err = g.Driver.MemFree(m.base); err == nil {
+				m.base, err = g.Driver.MemAlloc(bytes + peermemPage)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		m.Ptr = (m.base + peermemPage - 1) / peermemPage * peermemPage
+		if err := g.Driver.PointerSyncMemops(m.Ptr); err != nil {
+			return errors.Join(err, g.Driver.MemFree(m.base))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// DMABuf makes a DMA-BUF descriptor of the whole memory, for a NIC. The caller closes it.
+func (m *Memory) DMABuf() (int, error) { return m.driver.MemDMABufFD(m.Ptr, m.Bytes) }
+
+// RDMACapable reports whether the driver lets NICs have memory of any device, which a
+// device with a context asks.
+func (g *Device) RDMACapable(m *Memory) (capable bool, err error) {
+	err = g.On(func() error {
+		capable, err = g.Driver.PointerRDMACapable(m.Ptr)
+		return err
+	})
+	return capable, err
+}
+
+// Address is where devices reach the memory, and NICs by nvidia-peermem.
+func (m *Memory) Address() uintptr { return uintptr(m.Ptr) }
+
+// Size is its bytes.
+func (m *Memory) Size() uint64 { return m.Bytes }

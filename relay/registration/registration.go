@@ -1,0 +1,247 @@
+// Package registration makes a GPU's memory one that NICs read and write, by the first
+// of these ways that works:
+//
+//  1. DMA-BUF, of memory of cuMemCreate that is GPUDirect RDMA capable;
+//  2. nvidia-peermem, which is ibv_reg_mr on the GPU's address, of the same memory, and
+//     where that is EFAULT, of memory of cuMemAlloc, of which DMA-BUF is tried first, too;
+//  3. none: data goes through host memory (bounce).
+//
+// All NICs of a lane get the same memory. What was tried, and why it was not to be, is
+// kept, for people to see.
+package registration
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/verbs"
+)
+
+// Way is how a NIC reaches memory.
+type Way int
+
+// Ways, better ones first.
+const (
+	DMABuf Way = iota
+	Peermem
+	Bounce
+)
+
+func (w Way) String() string { return [...]string{"DMA-BUF", "nvidia-peermem", "bounce"}[w] }
+
+// Kind is how memory was allocated.
+type Kind int
+
+// Kinds of memory.
+const (
+	VMM       Kind = iota // cuMemCreate
+	Allocated             // cuMemAlloc
+)
+
+func (k Kind) String() string { return [...]string{"cuMemCreate", "cuMemAlloc"}[k] }
+
+// Memory is a GPU's, device.Memory.
+type Memory interface {
+	Address() uintptr
+	Size() uint64 // bytes
+	// DMABuf makes a descriptor of all of it, which the caller closes.
+	DMABuf() (int, error)
+	Close() error
+}
+
+// Allocator makes memory of one GPU.
+type Allocator interface {
+	// Make makes memory of a kind, of at least so many bytes.
+	Make(kind Kind, bytes uint64) (Memory, error)
+	// Capable tells whether the driver lets NICs have it.
+	Capable(Memory) (bool, error)
+}
+
+// Domain is a protection domain, verbs.Domain.
+type Domain interface {
+	Register(memory uintptr, n, iova uint64, access verbs.Access) (*verbs.Region, error)
+	RegisterDMABuf(fd int, offset, n, iova uint64, access verbs.Access) (*verbs.Region, error)
+}
+
+// NIC is an RDMA device with a domain on it.
+type NIC struct {
+	Name   string
+	Domain Domain
+}
+
+// Step is one attempt.
+type Step struct {
+	NIC  string
+	Way  Way
+	Kind Kind
+	Err  error // nil for one that worked
+}
+
+func (s Step) String() string {
+	if s.Way == Bounce {
+		return "through host memory (bounce)"
+	}
+	what := fmt.Sprintf("%s: %s, memory of %s", s.NIC, s.Way, s.Kind)
+	if s.Err != nil {
+		return what + ": " + s.Err.Error()
+	}
+	return what
+}
+
+// Registered is memory that NICs reach, or the reasons why none does.
+type Registered struct {
+	// Memory is nil where the way is Bounce.
+	Memory Memory
+	Kind   Kind
+	// Regions are the NICs', in their order; the addresses in them are the memory's own.
+	Regions []*verbs.Region
+	// Steps are all attempts, in their order.
+	Steps []Step
+}
+
+// Way is the worst one of its NICs.
+func (r *Registered) Way() Way {
+	if r.Memory == nil {
+		return Bounce
+	}
+	worst := DMABuf
+	for _, s := range r.Steps {
+		if s.Err == nil && s.Kind == r.Kind {
+			worst = max(worst, s.Way)
+		}
+	}
+	return worst
+}
+
+// String says what was tried.
+func (r *Registered) String() string {
+	steps := make([]string, len(r.Steps))
+	for i, s := range r.Steps {
+		steps[i] = s.String()
+	}
+	return strings.Join(steps, "; ")
+}
+
+// Close ends the registrations, and then frees the memory: in this order, because
+// nvidia-peermem is not told when memory goes. A registration that does not end keeps
+// its memory.
+func (r *Registered) Close() error {
+	err := closeAll(r.Regions)
+	if err != nil || r.Memory == nil {
+		return err
+	}
+	r.Regions = nil
+	return r.Memory.Close()
+}
+
+func closeAll(regions []*verbs.Region) error {
+	var err error
+	for _, region := range regions {
+		err = errors.Join(err, region.Close())
+	}
+	return err
+}
+
+// errNotCapable is the driver's no.
+var errNotCapable = errors.New("the CUDA driver lets no NIC have this memory (CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE is 0)")
+
+// Make makes memory of at least so many bytes that all NICs reach. Without an error its
+// way may be Bounce; the error is of memory that cannot be had at all, or not given back.
+func Make(from Allocator, bytes uint64, nics []NIC, access verbs.Access) (*Registered, error) {
+	r := &Registered{}
+	for _, kind := range []Kind{VMM, Allocated} {
+		memory, err := from.Make(kind, bytes)
+		if err != nil {
+			if kind == VMM {
+				return nil, err
+			}
+			// The GPU has room, but not for a context of this process, for one.
+			r.Steps = append(r.Steps, Step{NIC: "all NICs", Way: Peermem, Kind: kind, Err: err})
+			break
+		}
+		regions, another, err := r.try(from, memory, kind, nics, access)
+		if err == nil && regions != nil {
+			r.Memory, r.Kind, r.Regions = memory, kind, regions
+			return r, nil
+		}
+		if err = errors.Join(err, memory.Close()); err != nil {
+			return nil, err
+		}
+		if !another {
+			break
+		}
+	}
+	r.Steps = append(r.Steps, Step{Way: Bounce})
+	return r, nil
+}
+
+// try registers memory with all NICs, or gives no regions; another says that memory of
+// another kind may do.
+func (r *Registered) try(from Allocator, memory Memory, kind Kind, nics []NIC, access verbs.Access) (regions []*verbs.Region, another bool, err error) {
+	capable, err := from.Capable(memory)
+	if err == nil && !capable {
+		err = errNotCapable
+	}
+	if err != nil {
+		for _, nic := range nics {
+			r.Steps = append(r.Steps, Step{NIC: nic.Name, Way: DMABuf, Kind: kind, Err: err})
+		}
+		return nil, true, nil
+	}
+	for _, nic := range nics {
+		region, why := r.register(memory, kind, nic, access)
+		if region == nil {
+			return nil, errors.Is(why, syscall.EFAULT), closeAll(regions)
+		}
+		regions = append(regions, region)
+	}
+	return regions, false, nil
+}
+
+// register registers memory with one NIC; why is of the last way.
+func (r *Registered) register(memory Memory, kind Kind, nic NIC, access verbs.Access) (region *verbs.Region, why error) {
+	for _, way := range []Way{DMABuf, Peermem} {
+		if way == DMABuf {
+			region, why = byDMABuf(memory, nic, access)
+		} else {
+			region, why = nic.Domain.Register(memory.Address(), memory.Size(), uint64(memory.Address()), access)
+		}
+		r.Steps = append(r.Steps, Step{NIC: nic.Name, Way: way, Kind: kind, Err: why})
+		if why == nil {
+			return region, nil
+		}
+	}
+	return nil, why
+}
+
+func byDMABuf(memory Memory, nic NIC, access verbs.Access) (*verbs.Region, error) {
+	fd, err := memory.DMABuf()
+	if err != nil {
+		return nil, err
+	}
+	region, err := nic.Domain.RegisterDMABuf(fd, 0, memory.Size(), uint64(memory.Address()), access)
+	// The registration holds the buffer itself.
+	if closed := unix.Close(fd); closed != nil && region != nil {
+		return nil, errors.Join(closed, region.Close())
+	}
+	return region, err
+}
+
+// Client registers memory of another process, of which nothing else will do than the
+// descriptor that it has made itself: n bytes from offset, under the addresses from iova
+// on. All NICs have it, or none.
+func Client(fd int, offset, n, iova uint64, nics []NIC, access verbs.Access) ([]*verbs.Region, error) {
+	var regions []*verbs.Region
+	for _, nic := range nics {
+		region, err := nic.Domain.RegisterDMABuf(fd, offset, n, iova, access)
+		if err != nil {
+			return nil, errors.Join(err, closeAll(regions))
+		}
+		regions = append(regions, region)
+	}
+	return regions, nil
+}

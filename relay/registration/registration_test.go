@@ -1,0 +1,313 @@
+package registration_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/registration"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/verbs/standin"
+)
+
+const mib = 1 << 20
+
+// gpus are two, the first with a context of this process.
+var (
+	driver *cuda.Driver
+	asks   *device.Device
+)
+
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	dir, err := os.MkdirTemp("", "peerlane-registration-*")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := sim.Use(dir, []sim.Device{
+		{Index: 0, Minor: 0, UUID: "GPU-5eed0000-0000-4000-8000-000000000000", BusID: "0000:17:00.0", Memory: 256 * mib, Name: "Simulated GPU"},
+		{Index: 1, Minor: 1, UUID: "GPU-5eed0000-0000-4000-8000-000000000001", BusID: "0000:18:00.0", Memory: 256 * mib, Name: "Simulated GPU"},
+	}); err != nil {
+		return 0, err
+	}
+	if driver, err = cuda.Open(); err != nil {
+		return 0, err
+	}
+	if asks, err = device.Open(driver, "0000:17:00.0"); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, asks.Close()) }()
+	return m.Run(), nil
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// nics opens devices of a host of stand-ins, with a domain on each.
+func nics(t testing.TB, devices ...standin.Device) (standin.Host, []registration.NIC) {
+	t.Helper()
+	h, err := standin.New(t.TempDir(), devices...)
+	check(t, err)
+	l, err := verbs.OpenLibrary(h.Library())
+	check(t, err)
+	var list []registration.NIC
+	for _, d := range devices {
+		c, err := l.OpenDevice(d.Name)
+		check(t, err)
+		domain, err := c.NewDomain()
+		check(t, err)
+		// A region that is left keeps both open.
+		t.Cleanup(func() { check(t, errors.Join(domain.Close(), c.Close())) })
+		list = append(list, registration.NIC{Name: d.Name, Domain: domain})
+	}
+	return h, list
+}
+
+// incapable says of memory of some kinds that NICs cannot have it.
+type incapable struct {
+	registration.Allocator
+	kinds map[registration.Kind]bool
+	last  registration.Kind
+}
+
+func (a *incapable) Make(kind registration.Kind, bytes uint64) (registration.Memory, error) {
+	a.last = kind
+	return a.Allocator.Make(kind, bytes)
+}
+
+func (a *incapable) Capable(m registration.Memory) (bool, error) {
+	if a.kinds[a.last] {
+		return false, nil
+	}
+	return a.Allocator.Capable(m)
+}
+
+const access = verbs.LocalWrite | verbs.RemoteWrite
+
+func TestTheFirstWayThatWorks(t *testing.T) {
+	own := registration.GPU{Asks: asks, On: 0}
+	other := registration.GPU{Asks: asks, On: 1}
+	yes := standin.Device{Name: "yes"}
+	peermem := standin.Device{Name: "peermem", NoDMABuf: true, Peermem: "yes"}
+	old := standin.Device{Name: "old", NoDMABuf: true, Peermem: "alloc"}
+	none := standin.Device{Name: "none", NoDMABuf: true}
+	for _, c := range []struct {
+		name    string
+		from    registration.Allocator
+		devices []standin.Device
+		script  string
+		way     registration.Way
+		steps   []string // each begins so
+	}{
+		{"DMA-BUF", own, []standin.Device{yes}, "", registration.DMABuf, []string{
+			"yes: DMA-BUF, memory of cuMemCreate",
+		}},
+		{"DMA-BUF, on a GPU without a context", other, []standin.Device{yes}, "", registration.DMABuf, []string{
+			"yes: DMA-BUF, memory of cuMemCreate",
+		}},
+		{"nvidia-peermem", own, []standin.Device{peermem}, "", registration.Peermem, []string{
+			"peermem: DMA-BUF, memory of cuMemCreate: ibv_reg_dmabuf_mr (peermem, 2097152 bytes",
+			"peermem: nvidia-peermem, memory of cuMemCreate",
+		}},
+		{"nvidia-peermem that knows cuMemAlloc alone", own, []standin.Device{old}, "", registration.Peermem, []string{
+			"old: DMA-BUF, memory of cuMemCreate: ibv_reg_dmabuf_mr",
+			"old: nvidia-peermem, memory of cuMemCreate: ibv_reg_mr (old, 2097152 bytes",
+			"old: DMA-BUF, memory of cuMemAlloc: ",
+			"old: nvidia-peermem, memory of cuMemAlloc",
+		}},
+		{"neither", own, []standin.Device{none}, "", registration.Bounce, []string{
+			"none: DMA-BUF, memory of cuMemCreate: ibv_reg_dmabuf_mr",
+			"none: nvidia-peermem, memory of cuMemCreate: ibv_reg_mr",
+			"none: DMA-BUF, memory of cuMemAlloc: ",
+			"none: nvidia-peermem, memory of cuMemAlloc: ibv_reg_mr",
+			"through host memory (bounce)",
+		}},
+		{"cuMemAlloc would do, on a GPU where no context may be", other, []standin.Device{old}, "", registration.Bounce, []string{
+			"old: DMA-BUF, memory of cuMemCreate: ",
+			"old: nvidia-peermem, memory of cuMemCreate: ",
+			"all NICs: nvidia-peermem, memory of cuMemAlloc: memory of cuMemAlloc on GPU 1 needs a context there",
+			"through host memory (bounce)",
+		}},
+		// No other memory is smaller.
+		{"locked memory is limited", own, []standin.Device{peermem}, "ibv_reg_mr errno=12", registration.Bounce, []string{
+			"peermem: DMA-BUF, memory of cuMemCreate: ",
+			"peermem: nvidia-peermem, memory of cuMemCreate: ibv_reg_mr",
+			"through host memory (bounce)",
+		}},
+		{"each NIC has its own way", own, []standin.Device{yes, peermem}, "", registration.Peermem, []string{
+			"yes: DMA-BUF, memory of cuMemCreate",
+			"peermem: DMA-BUF, memory of cuMemCreate: ",
+			"peermem: nvidia-peermem, memory of cuMemCreate",
+		}},
+		{"and all have the same memory", own, []standin.Device{peermem, old}, "", registration.Peermem, []string{
+			"peermem: DMA-BUF, memory of cuMemCreate: ",
+			"peermem: nvidia-peermem, memory of cuMemCreate",
+			"old: DMA-BUF, memory of cuMemCreate: ",
+			"old: nvidia-peermem, memory of cuMemCreate: ",
+			"peermem: DMA-BUF, memory of cuMemAlloc: ",
+			"peermem: nvidia-peermem, memory of cuMemAlloc",
+			"old: DMA-BUF, memory of cuMemAlloc: ",
+			"old: nvidia-peermem, memory of cuMemAlloc",
+		}},
+		{"the driver says no of cuMemCreate", &incapable{Allocator: own, kinds: map[registration.Kind]bool{registration.VMM: true}}, []standin.Device{peermem}, "", registration.Peermem, []string{
+			"peermem: DMA-BUF, memory of cuMemCreate: the CUDA driver lets no NIC have this memory",
+			"peermem: DMA-BUF, memory of cuMemAlloc: ",
+			"peermem: nvidia-peermem, memory of cuMemAlloc",
+		}},
+		{"the driver says no of all", &incapable{Allocator: own, kinds: map[registration.Kind]bool{registration.VMM: true, registration.Allocated: true}}, []standin.Device{yes}, "", registration.Bounce, []string{
+			"yes: DMA-BUF, memory of cuMemCreate: the CUDA driver lets no NIC",
+			"yes: DMA-BUF, memory of cuMemAlloc: the CUDA driver lets no NIC",
+			"through host memory (bounce)",
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h, list := nics(t, c.devices...)
+			check(t, h.Script(c.script))
+			before := free(t)
+			r, err := registration.Make(c.from, mib, list, access)
+			check(t, err)
+			var steps []string
+			for i, s := range r.Steps {
+				text := s.String()
+				if i < len(c.steps) && s.Err != nil && strings.HasPrefix(text, c.steps[i]) {
+					text = c.steps[i]
+				}
+				steps = append(steps, text)
+			}
+			if diff := cmp.Diff(c.steps, steps); diff != "" || r.Way() != c.way {
+				t.Errorf("by %v, and not %v; steps (-want +got):\n%s", r.Way(), c.way, diff)
+			}
+			if c.way != registration.Bounce {
+				if len(r.Regions) != len(list) || r.Memory.Size() < mib {
+					t.Errorf("%d regions of %d bytes", len(r.Regions), r.Memory.Size())
+				}
+				registeredWhole(t, h, r)
+			}
+			check(t, r.Close())
+			if after := free(t); after != before {
+				t.Errorf("%d bytes of the GPUs' memory are free, and were %d", after, before)
+			}
+		})
+	}
+}
+
+// registeredWhole checks what the NICs were asked for.
+func registeredWhole(t *testing.T, h standin.Host, r *registration.Registered) {
+	t.Helper()
+	calls, err := h.Calls("ibv_reg_dmabuf_mr", "ibv_reg_mr")
+	check(t, err)
+	worked := 0
+	for _, c := range calls {
+		if c.Arguments["="] != "0" {
+			continue
+		}
+		address := fmt.Sprintf("%#x", r.Memory.Address())
+		if c.Arguments["iova"] != address || c.Arguments["length"] != fmt.Sprint(r.Memory.Size()) || c.Arguments["access"] != "0x3" {
+			continue // of memory that was given back
+		}
+		worked++
+		if c.Name == "ibv_reg_dmabuf_mr" && c.Arguments["offset"] != "0" || c.Name == "ibv_reg_mr" && c.Arguments["memory"] != address {
+			t.Errorf("%s of %v", c.Name, c.Arguments)
+		}
+	}
+	if worked != len(r.Regions) {
+		t.Errorf("%d registrations of the memory, want %d: %v", worked, len(r.Regions), calls)
+	}
+}
+
+// free is the memory that this process knows to be free, of the GPU with the context.
+func free(t *testing.T) (bytes uint64) {
+	t.Helper()
+	check(t, asks.On(func() (err error) {
+		bytes, _, err = driver.MemGetInfo()
+		return err
+	}))
+	return bytes
+}
+
+// Without memory there is nothing to register, and bounce would hide that.
+func TestNoMemoryIsAnError(t *testing.T) {
+	_, list := nics(t, standin.Device{Name: "yes"})
+	if r, err := registration.Make(registration.GPU{Asks: asks, On: 0}, 1024*mib, list, access); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("%v, %v", r, err)
+	}
+}
+
+// What nvidia-peermem has registered may not be freed before.
+func TestMemoryIsFreedAfterItsRegistration(t *testing.T) {
+	h, list := nics(t, standin.Device{Name: "old", NoDMABuf: true, Peermem: "alloc"})
+	r, err := registration.Make(registration.GPU{Asks: asks, On: 0}, mib, list, access)
+	check(t, err)
+	kept := &watched{Memory: r.Memory, closing: func() {
+		calls, err := h.Calls("ibv_dereg_mr")
+		check(t, err)
+		if len(calls) != 1 {
+			t.Errorf("the memory is freed with %d of its registrations ended", len(calls))
+		}
+	}}
+	r.Memory = kept
+	check(t, r.Close())
+	if !kept.closed {
+		t.Error("the memory is not freed")
+	}
+}
+
+type watched struct {
+	registration.Memory
+	closing func()
+	closed  bool
+}
+
+func (w *watched) Close() error {
+	w.closing()
+	w.closed = true
+	return w.Memory.Close()
+}
+
+func TestClientMemoryByItsOwnDescriptorAlone(t *testing.T) {
+	h, list := nics(t, standin.Device{Name: "yes"}, standin.Device{Name: "peermem", NoDMABuf: true, Peermem: "yes"})
+	m, err := device.Create(driver, 0, mib, cuda.Access{Device: 0, Write: true})
+	check(t, err)
+	defer func() { check(t, m.Close()) }()
+	fd, err := m.DMABuf()
+	check(t, err)
+	defer func() { check(t, syscall.Close(fd)) }()
+	regions, err := registration.Client(fd, 4096, 8192, 0x10000, list[:1], access)
+	check(t, err)
+	calls, err := h.Calls("ibv_reg_dmabuf_mr")
+	check(t, err)
+	for name, want := range map[string]string{"fd": fmt.Sprint(fd), "offset": "0x1000", "length": "8192", "iova": "0x10000"} {
+		if got := calls[0].Arguments[name]; got != want {
+			t.Errorf("%s %s, want %s", name, got, want)
+		}
+	}
+	check(t, regions[0].Close())
+	// Where one NIC has none, none has.
+	if _, err := registration.Client(fd, 0, 4096, 0, list, access); !errors.Is(err, syscall.EOPNOTSUPP) {
+		t.Errorf("of a NIC without DMA-BUF: %v", err)
+	}
+	if calls, err = h.Calls("ibv_reg_mr"); err != nil || len(calls) > 0 {
+		t.Errorf("other memory was tried: %v, %v", calls, err)
+	}
+}

@@ -1,0 +1,390 @@
+package verbs
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// waitTime is far more than anything takes that is waited for.
+const waitTime = 2 * time.Minute
+
+// side is a Peer with its Set, on a loop of its own.
+type side struct {
+	t      *testing.T
+	loop   *poll.Loop
+	fabric *Fabric
+	peer   *tcp.Peer
+	set    *Set
+	down   chan error
+	end    func()
+}
+
+func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept func(*Set, *tcp.Channel)) *side {
+	t.Helper()
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &side{t: t, loop: loop, down: make(chan error, 1)}
+	v := launch.DefaultVerbs
+	v.QueuePairs = 2
+	e.fabric = New(loop, Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime})
+	ran := make(chan struct{})
+	go func() { loop.Run(); close(ran) }()
+	loop.Call(func() {
+		e.peer = tcp.New(loop, s, tcp.Config{
+			Name: "the other of " + nic, Dead: waitTime,
+			Extend: func(p *tcp.Peer) tcp.Extension { e.set = e.fabric.Extend(p); return e.set },
+			Accept: func(c *tcp.Channel, _ wire.Message, _ uint32) { accept(e.set, c) },
+			Down:   func(err error) { e.down <- err },
+		})
+	})
+	ended := false
+	e.end = func() {
+		if !ended {
+			ended = true
+			e.peer.Close()
+			loop.Stop()
+			<-ran
+			e.fabric.Close()
+		}
+	}
+	t.Cleanup(e.end)
+	return e
+}
+
+func receive[T any](t *testing.T, from <-chan T, what string) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(waitTime):
+		t.Fatalf("%s: not within %v", what, waitTime)
+		return *new(T)
+	}
+}
+
+// streams are the connections of two Peers.
+func streams(t *testing.T) (dialed, accepted *tcp.Streams) {
+	t.Helper()
+	gathering := &tcp.Gathering{Time: waitTime}
+	both := make(chan *tcp.Streams, 2)
+	dialed, err := tcp.Dial(context.Background(), time.Now().Add(waitTime), func(context.Context) (net.Conn, error) {
+		a, b := net.Pipe()
+		go func() {
+			s, err := gathering.Add(b, "dialer")
+			if err != nil {
+				t.Errorf("gathering: %v", err)
+			}
+			if s != nil || err != nil {
+				both <- s
+			}
+		}()
+		return a, nil
+	}, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dialed, receive(t, both, "the accepted connections")
+}
+
+// two are both sides of a channel whose data goes by RDMA.
+type two struct {
+	a, b     *side
+	rdma     standin.Host
+	link     *Link
+	channel  *tcp.Channel
+	arrivals *Arrivals
+	arrived  chan [2]uint64
+	ended    chan error // the channel's, at b
+}
+
+const slot = 64 << 10
+
+func connected(t *testing.T) *two {
+	t.Helper()
+	rdma, err := standin.New(t.TempDir(), standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}, standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &two{rdma: rdma, arrived: make(chan [2]uint64, 1000), ended: make(chan error, 1)}
+	dialed, accepted := streams(t)
+	made := make(chan *Arrivals, 1)
+	w.b = newSide(t, accepted, rdma, "b0", func(s *Set, c *tcp.Channel) {
+		c.Handle(func(wire.Message, uint32, []int) {}, func(err error) { w.ended <- err })
+		var a *Arrivals
+		if s.Coming() {
+			a = s.Receive(c, func(grant, length uint64) { w.arrived <- [2]uint64{grant, length} })
+			c.Receive(func(uint64, uint64) {}, func() { a.End() })
+		}
+		made <- a
+	})
+	w.a = newSide(t, dialed, rdma, "a0", func(*Set, *tcp.Channel) {})
+	settled := make(chan error, 1)
+	w.a.loop.Call(func() { w.a.set.Settle(func(err error) { settled <- err }) })
+	if err := receive(t, settled, "the queue pairs"); err != nil {
+		t.Fatal(err)
+	}
+	w.a.loop.Call(func() {
+		w.channel, w.link, err = w.a.set.Open(&wire.Done{}, func(wire.Message, uint32, []int) {}, func(error) {}, nil, slot)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.arrivals = receive(t, made, "the channel"); w.arrivals == nil {
+		t.Fatal("the channel has its data over tcp")
+	}
+	return w
+}
+
+// memory is host memory, registered at one side.
+func (e *side) memory(bytes uint64) *device.Memory {
+	e.t.Helper()
+	m, err := device.CreateHost("test", bytes)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	if err := e.fabric.Register(m); err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() {
+		e.end() // before: nothing may write it
+		if err := m.Close(); err != nil {
+			e.t.Error(err)
+		}
+	})
+	return m
+}
+
+// There are no more tickets out than receives, whatever is granted; a write waits for its
+// grant's ticket, and all arrive, each once.
+func TestTicketsAreReceives(t *testing.T) {
+	w := connected(t)
+	const n, grants = 4 << 10, 2*receives + 50 // more than all receives of both pairs
+	from, to := w.a.memory(grants*n), w.b.memory(grants*n)
+	random := rand.NewChaCha8([32]byte{1})
+	_, _ = random.Read(from.HostBytes())
+	w.b.loop.Call(func() {
+		if err := w.arrivals.AddMemory(7, to); err != nil {
+			t.Error(err)
+		}
+		for i := range uint64(grants) {
+			if err := w.arrivals.Grant(i, 7, i*n, n); err != nil {
+				t.Error(err)
+			}
+		}
+		if out, queued := len(w.b.set.tickets), len(w.b.set.queued); out != credits || queued != grants-credits {
+			t.Errorf("%d tickets are out and %d wait; there are %d receives", out, queued, receives)
+		}
+	})
+	done := make(chan error, grants)
+	ready := make(chan error, 1)
+	// The keys have come when the loop has heard of them.
+	for end := time.Now().Add(waitTime); ; time.Sleep(time.Millisecond) {
+		known := false
+		w.a.loop.Call(func() { known = w.link.regions[7] != nil })
+		if known {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("no keys came")
+		}
+	}
+	w.a.loop.Call(func() {
+		w.link.AddTarget(7, wire.MemoryRemote, nil, func(err error) { ready <- err })
+		for i := range uint64(grants) {
+			w.link.Write(transport.Target{Region: 7, Offset: i * n}, transport.Source{Place: from.At(i * n)}, n, i, func(err error) { done <- err })
+		}
+	})
+	if err := receive(t, ready, "the target"); err != nil {
+		t.Error(err)
+	}
+	seen := map[uint64]bool{}
+	for range grants {
+		if err := receive(t, done, "a write's end"); err != nil {
+			t.Fatal(err)
+		}
+		one := receive(t, w.arrived, "an arrival")
+		if seen[one[0]] || one[1] != n {
+			t.Fatalf("grant %d has arrived twice, or %d bytes", one[0], one[1])
+		}
+		seen[one[0]] = true
+	}
+	if !bytes.Equal(from.HostBytes(), to.HostBytes()) {
+		t.Error("wrong bytes")
+	}
+	w.b.loop.Call(func() {
+		if out := len(w.b.set.tickets) + len(w.b.set.queued) + len(w.arrivals.open); out != 0 {
+			t.Errorf("%d tickets are left", out)
+		}
+	})
+}
+
+// What cannot be written or granted is refused with a reason, and nothing is written.
+func TestWritesThatAreNotPossible(t *testing.T) {
+	w := connected(t)
+	from, to := w.a.memory(slot), w.b.memory(slot)
+	w.b.loop.Call(func() {
+		if err := w.arrivals.AddMemory(7, to); err != nil {
+			t.Error(err)
+		}
+		for what, err := range map[string]error{
+			"a region that is none":   w.arrivals.Grant(1, 8, 0, 1),
+			"bytes beyond the region": w.arrivals.Grant(1, 7, slot-1, 2),
+			"no bytes":                w.arrivals.Grant(1, 7, 0, 0),
+		} {
+			if err == nil {
+				t.Errorf("%s are granted", what)
+			}
+		}
+		if err := w.arrivals.Grant(1, 7, 0, slot); err != nil {
+			t.Error(err)
+		}
+	})
+	for end := time.Now().Add(waitTime); ; time.Sleep(time.Millisecond) {
+		there := false
+		w.a.loop.Call(func() { _, there = w.link.tickets[1] })
+		if there {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("no ticket came")
+		}
+	}
+	elsewhere := make([]byte, slot)
+	foreign, err := device.CreateHost("test", slot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Close()
+	copy(foreign.HostBytes(), elsewhere)
+	w.a.loop.Call(func() {
+		for what, write := range map[string]func(func(error)){
+			"memory that is not registered": func(done func(error)) {
+				w.link.Write(transport.Target{Region: 7}, transport.Source{Place: foreign.At(0)}, slot, 1, done)
+			},
+			"a region that is none": func(done func(error)) {
+				w.link.Write(transport.Target{Region: 8}, transport.Source{Place: from.At(0)}, slot, 1, done)
+			},
+			"bytes beyond the target": func(done func(error)) {
+				w.link.Write(transport.Target{Region: 7, Offset: 1}, transport.Source{Place: from.At(0)}, slot, 1, done)
+			},
+			"bytes beyond the source": func(done func(error)) {
+				w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(1)}, slot, 1, done)
+			},
+		} {
+			var err error
+			write(func(e error) { err = e })
+			if err == nil {
+				t.Errorf("%s is written", what)
+			}
+		}
+	})
+}
+
+// A channel that ends with tickets out gives them back; a write that waits for a ticket
+// ends with the Peer, as does one that is under way.
+func TestTheEndOfAChannelAndOfAPeer(t *testing.T) {
+	w := connected(t)
+	from, to := w.a.memory(slot), w.b.memory(slot)
+	w.b.loop.Call(func() {
+		if err := w.arrivals.AddMemory(7, to); err != nil {
+			t.Error(err)
+		}
+		for i := range uint64(credits + 3) {
+			if err := w.arrivals.Grant(i, 7, 0, slot); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	w.a.loop.Call(func() { w.channel.Leave() })
+	if err := receive(t, w.ended, "the channel's end"); err != io.EOF {
+		t.Error(err)
+	}
+	w.b.loop.Call(func() {
+		w.b.set.issue()
+		if out := len(w.b.set.tickets) + len(w.b.set.queued); out != 0 || len(w.b.set.ends) != 0 {
+			t.Errorf("%d tickets are left of a channel that has ended, and %d channels", out, len(w.b.set.ends))
+		}
+	})
+	var err error
+	var link *Link
+	w.a.loop.Call(func() {
+		if _, link, err = w.a.set.Open(&wire.Done{}, func(wire.Message, uint32, []int) {}, func(error) {}, nil, slot); err == nil {
+			link.regions[7] = &regionKeys{Region: 7, Address: 1 << 40, Bytes: slot}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	w.a.loop.Call(func() {
+		link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 5, func(err error) { done <- err })
+	})
+	w.b.peer.Fail(fmt.Errorf("a cable was pulled"))
+	if err := receive(t, done, "the write's end"); err == nil || !strings.Contains(err.Error(), "a cable was pulled") {
+		t.Errorf("the write ended with %v", err)
+	}
+	for _, e := range []*side{w.a, w.b} {
+		receive(t, e.down, "the Peer's end")
+	}
+}
+
+// What makes no sense where it comes ends the Peer, and what is said in its place does not.
+func TestMessagesOutOfPlace(t *testing.T) {
+	for name, m := range map[string]any{
+		"an offer of the one who accepted": &offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: [maxCards]card{aCard()}},
+		"a second answer":                  &answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1, Card: [maxCards]card{aCard()}, End: [maxPairs]end{{17, 5}}},
+		"a connect":                        &connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{17, 5}}},
+		"ready again":                      &short{Kind: kindReady},
+		"use":                              &short{Kind: kindUse},
+		"a refusal":                        &refusal{Kind: kindRefuse},
+		"a path of no channel":             &path{Kind: kindPath, Links: 1, Most: 1},
+		"nothing":                          &short{Kind: 77},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := connected(t)
+			w.b.loop.Call(func() { w.b.peer.Tell(encode(m)) })
+			if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed {
+				t.Errorf("the Peer ended with %v", err)
+			}
+		})
+	}
+	t.Run("a write with a ticket that is not out", func(t *testing.T) {
+		w := connected(t)
+		from, to := w.a.memory(slot), w.b.memory(slot)
+		w.a.loop.Call(func() {
+			w.link.regions[7] = &regionKeys{Region: 7, Address: w.b.fabric.of(to).base, Bytes: slot, Keys: [maxCards]uint32{w.b.fabric.of(to).regions[0].RKey()}}
+			w.link.tickets[5] = 99
+			w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, 1, 5, func(error) {})
+		})
+		w.b.loop.Call(func() {
+			err := w.arrivals.AddMemory(7, to)
+			if err == nil {
+				err = w.arrivals.Grant(1, 7, 0, 1) // so that it looks
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		if err := receive(t, w.b.down, "the Peer's end"); !strings.Contains(err.Error(), "ticket 99") {
+			t.Errorf("the Peer ended with %v", err)
+		}
+	})
+}

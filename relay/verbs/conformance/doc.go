@@ -1,0 +1,51 @@
+// Package conformance is what package verbs promises, as tests that run on the stand-in,
+// where there is no RDMA device, and on those that the kernel makes of network cards in
+// a guest (rxe, siw): so that the stand-in is not kinder than they are.
+package conformance
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/verbs"
+)
+
+// Fixture is what the tests run on.
+type Fixture struct {
+	Library *verbs.Library
+	Device  string
+	// Address is the device's, where pairs are connected by the connection manager;
+	// elsewhere they are connected out of band.
+	Address netip.Addr
+	// DMABuf is what the probe has to find.
+	DMABuf verbs.Support
+	// LocalProtection is what a request ends with whose own memory is not registered:
+	// LocalProtectionError, if the device is exact.
+	LocalProtection verbs.Status
+	// Port pulls the port's cable, or plugs it in; nil where it cannot.
+	Port func(t testing.TB, plugged bool)
+}
+
+func (f Fixture) managed() bool { return f.Address.IsValid() }
+
+// Run runs all of them.
+func Run(t *testing.T, f Fixture) {
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, Fixture)
+	}{
+		{"device", device},
+		{"memory", memory},
+		{"order of release", release},
+		{"transfers", transfers},
+		{"hot calls allocate nothing", allocations},
+		{"local protection error", localProtection},
+		{"remote access error", remoteAccess},
+		{"retry exceeded", retryExceeded},
+		{"a failed pair is flushed", flushed},
+		{"refused connection", refused},
+		{"port events", portEvents},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, f) })
+	}
+}
