@@ -134,11 +134,11 @@ func TestRailsThatMakeNoSense(t *testing.T) {
 			}
 			b[0] = MaxRails + 1
 		},
-		"a number below none":         func(b []byte) { copy(b[8:], []byte{0xfe, 0xff, 0xff, 0xff}) },
-		"a number above all":          func(b []byte) { copy(b[8:], []byte{0, 4, 0, 0}) },
-		"unknown flags":               func(b []byte) { b[12] = 2 },
-		"no address":                  func(b []byte) { b[0] = 2 },
-		"no port":                     func(b []byte) { b[16+16], b[16+17] = 0, 0 },
+		"a number below none": func(b []byte) { copy(b[8:], []byte{0xfe, 0xff, 0xff, 0xff}) },
+		"a number above all":  func(b []byte) { copy(b[8:], []byte{0, 4, 0, 0}) },
+		"unknown flags":       func(b []byte) { b[12] = 2 },
+		"no address":          func(b []byte) { b[0] = 2 },
+		"no port":             func(b []byte) { b[16+16], b[16+17] = 0, 0 },
 	} {
 		b := encodeRails([]Rail{railAt(0, "10.0.0.1", true)})
 		change(b)
