@@ -3,6 +3,7 @@ package hook
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -134,6 +135,22 @@ func TestWhatIsHeardOfARelay(t *testing.T) {
 		var e struct{ Msg, Generation, Level, Time string }
 		if err := json.Unmarshal([]byte(lines[i+1]), &e); err != nil || e.Msg != want || e.Generation != "g" || e.Level != "error" || e.Time == "" {
 			t.Errorf("%s: %+v, %v", lines[i+1], e, err)
+		}
+	}
+}
+
+// docs/relay.md says of each cause what it means.
+func TestEachCauseIsInTheTable(t *testing.T) {
+	page, err := os.ReadFile("../docs/relay.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cause := range []string{
+		causeContainer, causeRenewed, causeSupervisor, causeUnsupervised, causeKilled, causeMemory, causePanic, causeUseless, causeFailed, causeItself,
+		causeDrained + ", " + causeStopped, launch.EndGPU, launch.EndCUDA, launch.EndKept, launch.EndPair,
+	} {
+		if !strings.Contains(string(page), "\n| "+cause+" | ") {
+			t.Errorf("no row of %q", cause)
 		}
 	}
 }
