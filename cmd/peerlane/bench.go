@@ -85,7 +85,7 @@ it.`,
 	flags.StringVar(&listen, "listen", "", "wait for another host's bench at `ADDRESS`, ADDRESS:PORT or :PORT (default all addresses, port 19999)")
 	flags.Lookup("listen").NoOptDefVal = everywhere
 	flags.StringVar(&connect, "connect", "", "measure lanes to `HOST` or HOST:PORT, where a bench listens")
-	flags.StringVar(&o.Transport, "transport", launch.TransportAuto, "what carries messages to the other host: auto, as relays choose, or tcp")
+	flags.StringVar(&o.Transport, "transport", launch.TransportAuto, "what carries messages to the other host: auto, as relays choose, tcp or verbs")
 	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE` too, after each table")
 	flags.StringVar(&input, "input", "", "show the result in `FILE` and measure nothing")
 	complete(cmd, "table", append(names, "all")...)
@@ -128,9 +128,11 @@ it.`,
 		}
 		var err error
 		if between {
-			if o.Network, err = a.network(); err != nil {
+			c, err := a.onNetwork()
+			if err != nil {
 				return err
 			}
+			o.Network, o.Verbs = c.Network, &c.Verbs
 			if err := bench.CanMeet(o.Network); err != nil {
 				return asRoot(err)
 			}
@@ -201,17 +203,18 @@ func benchFlags(cmd *cobra.Command, between bool) error {
 	return nil
 }
 
-// network is how this host is on the network, with the key's file by name.
-func (a *app) network() (config.Network, error) {
+// onNetwork is the configuration of a host whose relays meet those of others, with the
+// key's file by name.
+func (a *app) onNetwork() (config.Config, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
-		return c.Network, err
+		return c, err
 	}
 	if c.Network.Listen == config.ListenOff {
-		return c.Network, errors.New("network.listen in config.toml is off: relays of this host meet none of other hosts")
+		return c, errors.New("network.listen in config.toml is off: relays of this host meet none of other hosts")
 	}
 	c.Network.Key, err = a.keyFile()
-	return c.Network, err
+	return c, err
 }
 
 // saveBench writes a result, whole or not at all: what was saved before stays until

@@ -57,6 +57,8 @@ type Options struct {
 	Transport string
 	// Network is how this host is on the network, of Listen and Connect.
 	Network config.Network
+	// Verbs is how it uses RDMA, of the same; nil for the default.
+	Verbs *config.Verbs
 	// Quick is for machines that are lent by the minute: fewer sizes, shorter.
 	Quick bool
 	GPUs  string // one of package testbed's
@@ -105,7 +107,9 @@ func Tables() (names, what []string) {
 }
 
 // Transports are those that Options.Transport can name.
-func Transports() []string { return []string{launch.TransportAuto, launch.TransportTCP} }
+func Transports() []string {
+	return []string{launch.TransportAuto, launch.TransportTCP, launch.TransportVerbs}
+}
 
 // Check says what of the options makes no sense.
 func (o Options) Check() error {

@@ -209,6 +209,9 @@ func (r *run) networked(transport string, n config.Network) (*stage, error) {
 	if err := r.configure(r.lanes, func(c *config.Config) {
 		c.Relay.Route, c.Relay.Transport = launch.RouteAuto, cmp.Or(transport, launch.TransportAuto)
 		c.Network = n
+		if r.Verbs != nil {
+			c.Verbs = *r.Verbs
+		}
 	}); err != nil {
 		return nil, err
 	}
