@@ -414,6 +414,12 @@ func (h *hosts) reach(ctx context.Context, handle wire.HandleLayout, from *lane)
 			mine = true
 			return h.dial(ctx, key, target, at, from)
 		})
+		if err == nil && !mine {
+			if why := h.rails.broken(peer); why != nil { // it ends in seconds anyway
+				peer.End(why)
+				continue
+			}
+		}
 		if err == nil {
 			return peer, nil
 		}

@@ -581,6 +581,27 @@ func (r *rails) route(c net.Conn) string {
 	return fmt.Sprintf("%v to %v%s", c.LocalAddr(), c.RemoteAddr(), where(a))
 }
 
+// broken says why a set that there is will not do for one connection more: an interface
+// of it has no link.
+func (r *rails) broken(p *tcp.Peer) error {
+	control, data := p.Connections()
+	find := func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, c := range append([]net.Conn{control}, data...) {
+			if a, known := r.interfaceAt(c.LocalAddr()); known && r.down[a.Interface] {
+				return wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s cannot be reached any more: the interface has no link, or its address is gone (%s)", p.Name(), r.route(c))
+			}
+		}
+		return nil
+	}
+	if find() == nil {
+		return nil
+	}
+	r.look() // which may be long ago
+	return find()
+}
+
 // report is what went over each interface.
 func (r *rails) report() (all []launch.NetworkRail) {
 	r.mu.Lock()

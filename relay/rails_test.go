@@ -478,6 +478,33 @@ func TestARailThatFailsUnderASet(t *testing.T) {
 	}
 }
 
+// A connection that comes while a set's interface has no link gets another set, by the
+// other rails; the old one ends with that reason.
+func TestASetWhoseCableIsPulled(t *testing.T) {
+	n := &cables{}
+	f := newFleetOn(t, n, 2, 2, 2)
+	handle := f.listen(t, 1, nil)
+	old := f.open(t, handle, nil, 1<<20)
+	n.pull(true, "11.0.0.0")
+	f.relays[0].lookAtRails()
+	w := f.open(t, handle, nil, 1<<20)
+	if err := w.write(t); err != nil || !bytes.Equal(w.from.HostBytes(), w.to.HostBytes()) {
+		t.Fatal(err)
+	}
+	if pairs := f.relays[0].hosts.rails.pairs(w.peer); len(pairs) != 1 || pairs[0].Interface != "rail0" || w.peer == old.peer {
+		t.Errorf("it goes by %+v", pairs)
+	}
+	if err := <-old.ended; wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "by rail1, rail 1") {
+		t.Errorf("the old set ends with %v", err)
+	}
+	// One that is well is shared.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if again, err := f.relays[0].hosts.reach(ctx, handle, nil); err != nil || again != w.peer {
+		t.Errorf("another set is made: %v", err)
+	}
+}
+
 // A relay of the release before tells nothing, and is told nothing.
 func TestARelayThatKnowsNoRails(t *testing.T) {
 	for old := range 2 {

@@ -206,6 +206,9 @@ var errClosed = wire.Errorf(wire.StatusPeerClosed, "the relay closed its connect
 // of theirs any more.
 func (p *Peer) Close() { p.fail(errClosed, true) }
 
+// End is Close for a reason that the channels, and the other side, hear.
+func (p *Peer) End(why error) { p.fail(why, true) }
+
 // fail ends the Peer, from any goroutine: all connections are closed, and when their
 // goroutines have ended so are the channels. The other side is told why where it is to
 // hear more of it than that the connections end.
