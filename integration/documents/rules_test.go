@@ -45,7 +45,7 @@ var sections = compiled([]struct{ section, at, text string }{
 	{"Pairs of GPUs", `^relay/launch$`, `^(it has|it is of version|line|reading|there is more|pair|GPU)`},
 	{"A relay does not start", `^relay/launch$`, `.`},
 	{"Network", `^relay/network(/.*)?$`, `.`},
-	{"RDMA", `^relay/(verbs|transport/verbs|registration)$`, `.`},
+	{"RDMA", `^relay/(verbs|transport/verbs|registration|rdmatest)$`, `.`},
 	{"RDMA", `^relay$`, `RDMA`},
 	{"What should not be", `^relay/transport/tcp$`, `frame of|bytes on a data stream|grant …|region …|with a descriptor|not the host's|cannot be granted|leaves more than`},
 	{"Network", `^relay/transport/tcp$`, `.`},
