@@ -111,7 +111,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 		gone bool
 	}{
 		{"signal", "killed", "signal 9, killed", func(t *testing.T, _ host, _ *hook.Generation, relay int) { kill(t, relay, unix.SIGKILL) }, false},
-		{"another signal", "killed", "signal 1, hangup", func(t *testing.T, _ host, _ *hook.Generation, relay int) { kill(t, relay, unix.SIGHUP) }, false},
+		{"another signal", "killed", "signal 10, user defined signal 1", func(t *testing.T, _ host, _ *hook.Generation, relay int) { kill(t, relay, unix.SIGUSR1) }, false},
 		{"panic", "panic", "panic: peerlane-test", func(t *testing.T, h host, _ *hook.Generation, _ int) { h.do(t, "panic:peerlane-test") }, false},
 		{"status", "failed", "exit status 4: no libcuda", func(t *testing.T, h host, _ *hook.Generation, _ int) { h.do(t, "exit:no libcuda") }, false},
 		{"lost GPU", "lost GPU", "peerlane-test", func(t *testing.T, h host, _ *hook.Generation, _ int) { h.do(t, "farewell:"+launch.EndGPU) }, false},
