@@ -439,6 +439,7 @@ func TestARingThatIsBroken(t *testing.T) {
 		}, allBroken},
 	} {
 		t.Run(name, func(t *testing.T) {
+			spoiled := make(chan struct{}, 1) // one of each build of the program
 			hostile(t, c.mode, func(f *fake) {
 				f.welcome(nil)
 				defer f.free()
@@ -456,12 +457,14 @@ func TestARingThatIsBroken(t *testing.T) {
 					}
 				}
 				c.spoil(f, posted)
+				spoiled <- struct{}{}
 				_, _ = unix.Write(f.pipe, []byte{1})
 				for m, _ := f.hear(); m != nil; m, _ = f.hear() {
 				}
 			}, func(p *process) {
 				p.calls(call{"dial", wire.StatusOK, ""})
 				p.demand("posted")
+				<-spoiled // all of it: of half of the completions it would take one
 				p.say("go on")
 				p.calls(c.want...)
 				p.demand("closed")

@@ -43,7 +43,7 @@ func TestRecordedHostHasEightGPUsAndTwoNICs(t *testing.T) {
 	want := topo.NIC{
 		Name: "mlx5_1", BusID: "0000:9c:00.0", Driver: "mlx5_core", Uverbs: "uverbs1", GUID: "5054:00ff:fe70:0101", SystemGUID: "5054:00ff:fe70:0101", NUMA: 1,
 		Place: topo.Place{HostBridge: "pci0000:97", Switch: "0000:98:00.0", Link: 48, LinkSpeed: "32.0 GT/s PCIe", LinkWidth: 16, LinkNow: 48},
-		Ports: []topo.Port{{Number: 1, State: "ACTIVE", LinkLayer: "Ethernet", RateGbps: 400}}, Protocol: "RoCE",
+		Ports: []topo.Port{{Number: 1, State: "ACTIVE", PhysicalState: "LinkUp", LinkLayer: "Ethernet", RateGbps: 400}}, Protocol: "RoCE",
 		Device: topo.PCIIdentity{Class: "0x020000", Vendor: "0x15b3", Device: "0x1021", SubsystemVendor: "0x15b3", SubsystemDevice: "0x0041"},
 	}
 	if diff := cmp.Diff(want, h.NICs[1]); diff != "" {
