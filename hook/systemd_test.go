@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -165,7 +166,9 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 		t.Fatalf("%d services for one container", len(services))
 	}
 	service := services[0].Process.Pid
-	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err != nil || !strings.Contains(string(stat), fmt.Sprintf(") S %d ", service)) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, fields, _ := strings.Cut(string(stat), ") ") // its state, its parent …
+	if f := strings.Fields(fields); err != nil || len(f) < 2 || f[1] != strconv.Itoa(service) {
 		t.Errorf("the service %d is not the parent of %s (%v)", service, stat, err)
 	}
 
