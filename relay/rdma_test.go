@@ -264,6 +264,74 @@ func TestManyClientsByRDMA(t *testing.T) {
 	}
 }
 
+// Slots and tickets are both few, and a write that fills a slot needs one of each: many
+// connections whose receivers grant as much as they may all get through.
+func TestManyGrantsOverFewSlotsByRDMA(t *testing.T) {
+	p := hostsByRDMA(t, 1, 1)
+	const connections, n = 100, 1 << 20 // four grants each, of 256 tickets
+	want := random(t, n)
+	p.source.write(0, want)
+	to := hostMemory(t, p.b, 3, n)
+	through := func() uint64 {
+		t.Helper()
+		counters, err := p.b.Statistics(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return counters.Server[0].In
+	}
+	for end, before := time.Now().Add(time.Minute), uint64(0); ; { // until the NICs know it
+		before = through()
+		receive, err := p.receiving.Receive(to, 0, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send, err := p.sending.Send(p.source.Memory, 0, n)
+		for _, op := range []*client.Operation{send, receive} {
+			if _, err := wait(t, op, err); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if through() == before {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it goes through slots for good")
+		}
+	}
+	clear(to.Data)
+	var sendings []*client.Connection
+	var ops []*client.Operation
+	for range connections {
+		sending, receiving, _ := join(t, p.a, 0, p.b, 3)
+		sendings = append(sendings, sending)
+		for range 4 {
+			op, err := receiving.Receive(to, 0, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ops = append(ops, op)
+		}
+	}
+	for range 4 {
+		for _, sending := range sendings {
+			op, err := sending.Send(p.source.Memory, 0, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ops = append(ops, op)
+		}
+	}
+	for _, op := range ops {
+		if _, err := op.Wait(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(to.Data, want) {
+		t.Error("wrong bytes")
+	}
+}
+
 // Where RDMA cannot be, data goes over TCP and both relays say why, or the connection is
 // refused with that where RDMA was asked for.
 func TestWhereRDMACannotBe(t *testing.T) {
