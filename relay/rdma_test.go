@@ -352,6 +352,8 @@ func TestWhereRDMACannotBe(t *testing.T) {
 		"InfiniBand and RoCE":             {append(slices.Clone(ofA), standin.Device{Name: "rocep1", InfiniBand: true, LID: 7}), nil, forced, auto, []string{"no two NICs are of one kind"}},
 		"queue pairs that cannot be made": {nil, []string{"ibv_create_qp errno=12 device=rocep1"}, forced, auto, []string{"rocep1", "ENOMEM"}},
 		"a way that is refused":           {nil, []string{"ibv_modify_qp errno=110 device=mlx5_0 call=2"}, forced, auto, []string{"mlx5_0", "ETIMEDOUT"}},
+		"a network that carries nothing":  {nil, []string{"send status=12"}, forced, auto, []string{"a first write", "rocep1", "transport retry counter exceeded"}},
+		"a network of one direction":      {nil, []string{"send status=12 device=mlx5_0"}, forced, auto, []string{"a first write", "mlx5_0", "transport retry counter exceeded"}},
 		"slots that cannot be registered": {nil, []string{"ibv_reg_mr errno=12 device=mlx5_0", "ibv_reg_mr_iova2 errno=12 device=mlx5_0"}, forced, auto, []string{"registered", "ulimit -l"}},
 	} {
 		for _, asked := range []bool{true, false} {

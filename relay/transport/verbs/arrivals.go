@@ -113,7 +113,7 @@ func (s *Set) issue() {
 			s.last++
 			_, out := s.tickets[s.last]
 			_, stale := s.stale[s.last]
-			taken = out || stale
+			taken = out || stale || s.last == firstTicket
 		}
 		t.number = s.last
 		s.tickets[t.number] = t
@@ -153,6 +153,10 @@ func (s *Set) forgive(t *ticket) {
 
 // immediate takes one that a queue pair has delivered.
 func (s *Set) immediate(i int, number uint32) error {
+	if p := s.pairs[i]; number == firstTicket && !p.tried {
+		p.tried = true
+		return nil
+	}
 	t := s.tickets[number]
 	if t == nil {
 		left, stale := s.stale[number]
