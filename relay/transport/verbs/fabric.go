@@ -256,8 +256,17 @@ func (n *nic) close() error {
 
 func (n *nic) infiniband() bool { return n.is.LinkLayer != verbs.Ethernet }
 
-func (n *nic) card() card {
-	c := card{GID: n.gid.GID, LID: n.is.LID, Layer: layerEthernet, MTU: uint8(n.is.MTU)}
+// mtu is what the port and the configuration have. Both sides have to come to the same for
+// a link, so the other one is told this.
+func (n *nic) mtu(config launch.Verbs) verbs.MTU {
+	if most, ok := verbs.MTUOf(config.MTU); ok {
+		return min(n.is.MTU, most)
+	}
+	return n.is.MTU
+}
+
+func (n *nic) card(config launch.Verbs) card {
+	c := card{GID: n.gid.GID, LID: n.is.LID, Layer: layerEthernet, MTU: uint8(n.mtu(config))}
 	if n.infiniband() {
 		c.Layer = layerInfiniBand
 	}

@@ -267,7 +267,7 @@ func (s *Set) uses(n *nic, number uint32) bool {
 func (s *Set) offer() {
 	m := &offer{Kind: kindOffer, Cards: uint32(len(s.nics)), Pairs: uint32(s.fabric.config.QueuePairs)}
 	for i, n := range s.nics {
-		m.Card[i] = n.card()
+		m.Card[i] = n.card(s.fabric.config.Verbs)
 	}
 	s.peer.Tell(encode(m))
 }
@@ -364,7 +364,7 @@ func joined(dialer, acceptor []card) (links []pairing) {
 func (s *Set) answer(perLink int) {
 	cards := make([]card, len(s.nics))
 	for i, n := range s.nics {
-		cards[i] = n.card()
+		cards[i] = n.card(s.fabric.config.Verbs)
 	}
 	links := joined(s.theirs, cards)
 	if len(links) == 0 {
@@ -475,14 +475,10 @@ func (s *Set) build() (err error) {
 	return nil
 }
 
-// mtu is what both ports of a link, and the configuration, have.
+// mtu is what both ports of a link, and both configurations, have.
 func (s *Set) mtu(i int) verbs.MTU {
 	l := s.links[i]
-	m := min(s.nics[l.ours].is.MTU, verbs.MTU(s.theirs[l.theirs].MTU))
-	if most, ok := verbs.MTUOf(s.fabric.config.MTU); ok {
-		m = min(m, most)
-	}
-	return m
+	return min(s.nics[l.ours].mtu(s.fabric.config.Verbs), verbs.MTU(s.theirs[l.theirs].MTU))
 }
 
 // hops is how many routers a packet passes at most.

@@ -34,7 +34,7 @@ type side struct {
 	end    func()
 }
 
-func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept func(*Set, *tcp.Channel)) *side {
+func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept func(*Set, *tcp.Channel), changes ...func(string, *Config)) *side {
 	t.Helper()
 	loop, err := poll.New()
 	if err != nil {
@@ -43,7 +43,11 @@ func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept
 	e := &side{t: t, loop: loop, down: make(chan error, 1)}
 	v := launch.DefaultVerbs
 	v.QueuePairs = 2
-	e.fabric = New(loop, Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime})
+	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime}
+	for _, change := range changes {
+		change(nic, &config)
+	}
+	e.fabric = New(loop, config)
 	ran := make(chan struct{})
 	go func() { loop.Run(); close(ran) }()
 	loop.Call(func() {
@@ -116,7 +120,7 @@ type two struct {
 
 const slot = 64 << 10
 
-func connected(t *testing.T) *two {
+func connected(t *testing.T, changes ...func(string, *Config)) *two {
 	t.Helper()
 	rdma, err := standin.New(t.TempDir(), standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}, standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"})
 	if err != nil {
@@ -133,8 +137,8 @@ func connected(t *testing.T) *two {
 			c.Receive(func(uint64, uint64) {}, func() { a.End() })
 		}
 		made <- a
-	})
-	w.a = newSide(t, dialed, rdma, "a0", func(*Set, *tcp.Channel) {})
+	}, changes...)
+	w.a = newSide(t, dialed, rdma, "a0", func(*Set, *tcp.Channel) {}, changes...)
 	settled := make(chan error, 1)
 	w.a.loop.Call(func() { w.a.set.Settle(func(err error) { settled <- err }) })
 	if err := receive(t, settled, "the queue pairs"); err != nil {
@@ -387,4 +391,21 @@ func TestMessagesOutOfPlace(t *testing.T) {
 			t.Errorf("the Peer ended with %v", err)
 		}
 	})
+}
+
+// Both sides have one MTU, the smallest of both ports and both configurations: packets of
+// another one are not taken.
+func TestTheMTUIsThatOfBoth(t *testing.T) {
+	w := connected(t, func(nic string, c *Config) {
+		if nic == "b0" {
+			c.MTU = 1024
+		}
+	})
+	for _, e := range []*side{w.a, w.b} {
+		var bytes int
+		e.loop.Call(func() { bytes = e.set.mtu(0).Bytes() })
+		if bytes != 1024 {
+			t.Errorf("%s has MTU %d", e.peer.Name(), bytes)
+		}
+	}
 }
