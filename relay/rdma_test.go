@@ -332,6 +332,18 @@ func TestManyGrantsOverFewSlotsByRDMA(t *testing.T) {
 	}
 }
 
+// A channel that is refused for its first message does no harm to the connections beside it,
+// nor to the next one.
+func TestAChannelOfRDMAThatIsRefused(t *testing.T) {
+	p := hostsByRDMA(t, 1, 1)
+	for range 3 {
+		demand(t, p.relayA.OpenByRDMA(&wire.Done{}), wire.StatusMalformed, "not a relay's hello")
+	}
+	p.arrive(t, 1<<20)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 1<<20)
+}
+
 // Where RDMA cannot be, data goes over TCP and both relays say why, or the connection is
 // refused with that where RDMA was asked for.
 func TestWhereRDMACannotBe(t *testing.T) {
