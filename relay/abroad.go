@@ -265,7 +265,7 @@ func (r *Relay) welcome(a *arriving) {
 			if err := l.openAbroadFor(c, config, hello.Route); err != nil || a.by == nil {
 				return err
 			}
-			return r.take(c, c.in)
+			return r.take(c, a.by, c.in)
 		})
 		r.loop.Do(func() {
 			r.welcoming--

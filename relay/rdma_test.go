@@ -451,6 +451,33 @@ func TestANICThatFails(t *testing.T) {
 	p.arrive(t, 1<<20)
 }
 
+// Where the NICs do not take the sender's slots its data goes over TCP, and by RDMA the next
+// time that they do.
+func TestSlotsThatAreNotRegistered(t *testing.T) {
+	p := &byRDMA{}
+	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
+	// After each NIC's trial and page.
+	if err := p.rdma.Script("ibv_reg_mr errno=12 from=5"); err != nil {
+		t.Fatal(err)
+	}
+	for _, transport := range []string{launch.TransportTCP, launch.TransportVerbs} {
+		p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+		p.arrive(t, 1<<20)
+		if c := p.relayA.Report().Connections; len(c) != 1 || c[0].Transport != transport {
+			t.Errorf("inspect shows %+v; it was to go over %s", c, transport)
+		}
+		if way, why := p.data(t); way != launch.TransportVerbs {
+			t.Errorf("the relays have %s between them: %s", way, why)
+		}
+		if err := p.sending.Close(within(t)); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.rdma.Script(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A cable that is pulled ends the operations over it, on both hosts; the next connection
 // goes over TCP, which says why, and over RDMA again when the port is back.
 func TestACableThatIsPulled(t *testing.T) {

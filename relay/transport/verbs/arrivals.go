@@ -64,17 +64,14 @@ func (a *Arrivals) Most() uint64 {
 
 // AddMemory tells the sender the keys of memory, which is registered where it is not.
 func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
-	if err := a.set.fabric.Register(m); err != nil {
+	r, err := a.set.fabric.register(purpose{m, true}, a.set.nics)
+	if err != nil {
 		return err
-	}
-	r := a.set.fabric.of(m)
-	if r == nil {
-		return wire.Errorf(wire.StatusInternal, "region %d is being taken back", region)
 	}
 	a.regions[region] = r
 	keys := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
 	for i, n := range a.set.nics {
-		keys.Keys[i] = r.regions[n.index].RKey()
+		keys.Keys[i] = r.region(n).RKey()
 	}
 	a.channel.Tell(encode(keys))
 	return nil

@@ -152,7 +152,7 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 		done(s.why)
 	case region == nil || to.Offset > region.Bytes || n > region.Bytes-to.Offset || n == 0:
 		done(malformed("%d bytes at %d of region %d, which has not as many", n, to.Offset, to.Region))
-	case source == nil:
+	case source == nil || !source.known(s.nics):
 		done(wire.Errorf(wire.StatusInternal, "a write by RDMA out of memory that is not registered"))
 	default:
 		l.Ticketed(immediate, func(err error) {
@@ -196,10 +196,10 @@ func (s *Set) post(pairs []int, ticket uint32, region *regionKeys, offset uint64
 	for i := range w.left {
 		at, length := part(n, len(pairs), i)
 		p := s.pairs[pairs[pairOf(ticket, i, len(pairs))]]
-		ours, theirs := p.queue.nic.index, s.links[p.link].theirs
+		theirs := s.links[p.link].theirs
 		p.waits = append(p.waits, verbs.Send{
 			Op: verbs.WriteImmediate, Immediate: ticket, Length: uint32(length),
-			Address: from + at, LKey: source.regions[ours].LKey(),
+			Address: from + at, LKey: source.region(p.queue.nic).LKey(),
 			Remote: region.Address + offset + at, RKey: region.Keys[theirs],
 		})
 		p.parts = append(p.parts, w)
