@@ -225,6 +225,7 @@ func (r *Relay) refuseChannel(ch *tcp.Channel, err error) {
 // opened, or has it wait. It is called on the loop.
 func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 	hello, ok := first.(*wire.PeerHello)
+	by, err := r.receiverBy(ch.Peer()) // first: what was said of this channel is not of the next
 	switch {
 	case r.dying != nil:
 		r.refuseChannel(ch, r.dying)
@@ -235,9 +236,7 @@ func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 	case len(r.unanswered) >= mostUnanswered:
 		r.refuseChannel(ch, wire.Errorf(wire.StatusLimit, "%d senders of other hosts wait for an answer of %s, which is the limit", mostUnanswered, r.name()))
 		return
-	}
-	by, err := r.receiverBy(ch.Peer())
-	if err != nil {
+	case err != nil:
 		r.refuseChannel(ch, err)
 		return
 	}
@@ -266,7 +265,7 @@ func (r *Relay) welcome(a *arriving) {
 			if err := l.openAbroadFor(c, config, hello.Route); err != nil || a.by == nil {
 				return err
 			}
-			return r.take(c, c.in)
+			return r.take(c, a.by, c.in)
 		})
 		r.loop.Do(func() {
 			r.welcoming--

@@ -8,6 +8,7 @@ import (
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -74,7 +75,7 @@ func (c *connection) inReach(m *memory) bool {
 	case launch.TransportTCP:
 		return m.mapped.Host()
 	case launch.TransportVerbs:
-		return m.mapped.Host() && c.session.relay.fabric.Known(m.mapped)
+		return m.mapped.Host() && verbs.Of(c.abroad).Known(m.mapped, !c.sends)
 	}
 	return m.staged != nil // on a server GPU, where NICs reach it
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -71,4 +72,19 @@ func (r *Relay) Free() {
 			_ = m.mapped.Close()
 		}
 	}
+}
+
+// OpenByRDMA opens a channel to each relay of another host, whose data is to go by RDMA,
+// with a first message, and gives what one is answered.
+func (r *Relay) OpenByRDMA(first wire.Message) error {
+	o := &opening{answer: make(chan error, 1)}
+	r.loop.Call(func() {
+		r.hosts.peers.Each(func(p *tcp.Peer) {
+			var err error
+			if o.channel, _, err = verbs.Of(p).Open(first, o.received, o.lost, nil, 1); err != nil {
+				o.tell(err)
+			}
+		})
+	})
+	return <-o.answer
 }

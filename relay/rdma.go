@@ -88,9 +88,15 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 	case <-time.After(verbs.SettleTime + handshakeTime):
 		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA", peer.Name())
 	}
+	if err == nil {
+		if err = r.take(c, by, c.out); err == nil {
+			return by, nil
+		}
+		if config.Transport != launch.TransportVerbs {
+			logrus.WithField("relay", peer.Name()).Warnf("data of a connection goes over tcp: %v", err)
+		}
+	}
 	switch {
-	case err == nil:
-		return by, r.take(c, c.out)
 	case config.Transport == launch.TransportVerbs:
 		return nil, wire.Errorf(wire.StatusUnreachable, `relay.transport in config.toml is "verbs", and that cannot be: %w`, err)
 	}
@@ -115,11 +121,11 @@ func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
 	return nil, wire.Errorf(wire.StatusUnreachable, `relay.transport in config.toml of host %s is "verbs", and the data would come over tcp: %s`, hostname(), why)
 }
 
-// take makes the slots of a connection known to the NICs, through which it goes from now
-// on. It may block.
-func (r *Relay) take(c *connection, slots *staging) error {
+// take makes the slots of a connection, out or in, known to the NICs, through which it goes
+// from now on. It may block.
+func (r *Relay) take(c *connection, by *verbs.Set, slots *staging) error {
 	for _, g := range slots.regions {
-		if err := r.fabric.Register(g.memory); err != nil {
+		if err := by.Register(g.memory, slots == c.in); err != nil {
 			return wire.Errorf(wire.StatusUnreachable, "the slots of GPU %s cannot be registered with the NICs: %w", c.lane.spec.GPU.BusID, err)
 		}
 	}

@@ -264,6 +264,86 @@ func TestManyClientsByRDMA(t *testing.T) {
 	}
 }
 
+// Slots and tickets are both few, and a write that fills a slot needs one of each: many
+// connections whose receivers grant as much as they may all get through.
+func TestManyGrantsOverFewSlotsByRDMA(t *testing.T) {
+	p := hostsByRDMA(t, 1, 1)
+	const connections, n = 100, 1 << 20 // four grants each, of 256 tickets
+	want := random(t, n)
+	p.source.write(0, want)
+	to := hostMemory(t, p.b, 3, n)
+	through := func() uint64 {
+		t.Helper()
+		counters, err := p.b.Statistics(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return counters.Server[0].In
+	}
+	for end, before := time.Now().Add(time.Minute), uint64(0); ; { // until the NICs know it
+		before = through()
+		receive, err := p.receiving.Receive(to, 0, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send, err := p.sending.Send(p.source.Memory, 0, n)
+		for _, op := range []*client.Operation{send, receive} {
+			if _, err := wait(t, op, err); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if through() == before {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it goes through slots for good")
+		}
+	}
+	clear(to.Data)
+	var sendings []*client.Connection
+	var ops []*client.Operation
+	for range connections {
+		sending, receiving, _ := join(t, p.a, 0, p.b, 3)
+		sendings = append(sendings, sending)
+		for range 4 {
+			op, err := receiving.Receive(to, 0, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ops = append(ops, op)
+		}
+	}
+	for range 4 {
+		for _, sending := range sendings {
+			op, err := sending.Send(p.source.Memory, 0, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ops = append(ops, op)
+		}
+	}
+	for _, op := range ops {
+		if _, err := op.Wait(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(to.Data, want) {
+		t.Error("wrong bytes")
+	}
+}
+
+// A channel that is refused for its first message does no harm to the connections beside it,
+// nor to the next one.
+func TestAChannelOfRDMAThatIsRefused(t *testing.T) {
+	p := hostsByRDMA(t, 1, 1)
+	for range 3 {
+		demand(t, p.relayA.OpenByRDMA(&wire.Done{}), wire.StatusMalformed, "not a relay's hello")
+	}
+	p.arrive(t, 1<<20)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 1<<20)
+}
+
 // Where RDMA cannot be, data goes over TCP and both relays say why, or the connection is
 // refused with that where RDMA was asked for.
 func TestWhereRDMACannotBe(t *testing.T) {
@@ -284,6 +364,8 @@ func TestWhereRDMACannotBe(t *testing.T) {
 		"InfiniBand and RoCE":             {append(slices.Clone(ofA), standin.Device{Name: "rocep1", InfiniBand: true, LID: 7}), nil, forced, auto, []string{"no two NICs are of one kind"}},
 		"queue pairs that cannot be made": {nil, []string{"ibv_create_qp errno=12 device=rocep1"}, forced, auto, []string{"rocep1", "ENOMEM"}},
 		"a way that is refused":           {nil, []string{"ibv_modify_qp errno=110 device=mlx5_0 call=2"}, forced, auto, []string{"mlx5_0", "ETIMEDOUT"}},
+		"a network that carries nothing":  {nil, []string{"send status=12"}, forced, auto, []string{"a first write", "rocep1", "transport retry counter exceeded"}},
+		"a network of one direction":      {nil, []string{"send status=12 device=mlx5_0"}, forced, auto, []string{"a first write", "mlx5_0", "transport retry counter exceeded"}},
 		"slots that cannot be registered": {nil, []string{"ibv_reg_mr errno=12 device=mlx5_0", "ibv_reg_mr_iova2 errno=12 device=mlx5_0"}, forced, auto, []string{"registered", "ulimit -l"}},
 	} {
 		for _, asked := range []bool{true, false} {
@@ -367,6 +449,33 @@ func TestANICThatFails(t *testing.T) {
 	}
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.arrive(t, 1<<20)
+}
+
+// Where the NICs do not take the sender's slots its data goes over TCP, and by RDMA the next
+// time that they do.
+func TestSlotsThatAreNotRegistered(t *testing.T) {
+	p := &byRDMA{}
+	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
+	// After each NIC's trial and page.
+	if err := p.rdma.Script("ibv_reg_mr errno=12 from=5"); err != nil {
+		t.Fatal(err)
+	}
+	for _, transport := range []string{launch.TransportTCP, launch.TransportVerbs} {
+		p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+		p.arrive(t, 1<<20)
+		if c := p.relayA.Report().Connections; len(c) != 1 || c[0].Transport != transport {
+			t.Errorf("inspect shows %+v; it was to go over %s", c, transport)
+		}
+		if way, why := p.data(t); way != launch.TransportVerbs {
+			t.Errorf("the relays have %s between them: %s", way, why)
+		}
+		if err := p.sending.Close(within(t)); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.rdma.Script(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // A cable that is pulled ends the operations over it, on both hosts; the next connection

@@ -7,6 +7,7 @@ import (
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -287,7 +288,7 @@ func (s *sender) fill(m *wire.PeerGrant, op *operation) {
 	case s.inReach(op.memory):
 		s.whole(m, op, t)
 	default:
-		s.stage(m, op, t, 0)
+		s.stageTicketed(m, op, t)
 	}
 }
 
@@ -317,6 +318,24 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 		}
 		s.used(t)
 		s.unhold(op)
+	})
+}
+
+// stageTicketed is stage once the write may be posted. A slot that waited for a ticket,
+// while tickets wait for slots, would stop all connections of both relays.
+func (s *sender) stageTicketed(m *wire.PeerGrant, op *operation, t *target) {
+	link, is := s.link.(*verbs.Link)
+	if !is {
+		s.stage(m, op, t, 0)
+		return
+	}
+	link.Ticketed(m.Grant, func(err error) {
+		if err != nil {
+			s.used(t)
+			s.broken(err, "sending from a staging slot")
+			return
+		}
+		s.stage(m, op, t, 0)
 	})
 }
 

@@ -64,17 +64,14 @@ func (a *Arrivals) Most() uint64 {
 
 // AddMemory tells the sender the keys of memory, which is registered where it is not.
 func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
-	if err := a.set.fabric.Register(m); err != nil {
+	r, err := a.set.fabric.register(purpose{m, true}, a.set.nics)
+	if err != nil {
 		return err
-	}
-	r := a.set.fabric.of(m)
-	if r == nil {
-		return wire.Errorf(wire.StatusInternal, "region %d is being taken back", region)
 	}
 	a.regions[region] = r
 	keys := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
 	for i, n := range a.set.nics {
-		keys.Keys[i] = r.regions[n.index].RKey()
+		keys.Keys[i] = r.region(n).RKey()
 	}
 	a.channel.Tell(encode(keys))
 	return nil
@@ -113,7 +110,7 @@ func (s *Set) issue() {
 			s.last++
 			_, out := s.tickets[s.last]
 			_, stale := s.stale[s.last]
-			taken = out || stale
+			taken = out || stale || s.last == firstTicket
 		}
 		t.number = s.last
 		s.tickets[t.number] = t
@@ -153,6 +150,10 @@ func (s *Set) forgive(t *ticket) {
 
 // immediate takes one that a queue pair has delivered.
 func (s *Set) immediate(i int, number uint32) error {
+	if p := s.pairs[i]; number == firstTicket && !p.tried {
+		p.tried = true
+		return nil
+	}
 	t := s.tickets[number]
 	if t == nil {
 		left, stale := s.stale[number]

@@ -8,8 +8,9 @@
 // more of them than of those.
 //
 // What the other relay says on the control stream is taken for a stranger's. What it
-// writes the NIC checks, and that only by memory: who was granted a place in it can write
-// all of it for as long as it is registered and the queue pairs are there.
+// writes the NIC checks, and that only by memory and its key: who was granted a place in it,
+// or guesses the key, can write all of it for as long as it is registered and the queue pairs
+// are there. What is only sent from is registered so that nobody can write it.
 package verbs
 
 import (
@@ -20,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -62,15 +64,15 @@ type Fabric struct {
 	config Config
 
 	opening sync.Mutex
-	nics    []*nic // set once, under opening
+	nics    []*nic // under opening; also those that have died
 
 	mu       sync.Mutex
-	told     bool // the loop watches the NICs' events
-	memories map[*device.Memory]*registration
-	places   []*registration // those that are done, by address
+	closed   bool
+	memories map[purpose]*registration
+	places   []*registration // sources, by address
 
-	building sync.WaitGroup
-	sets     map[*Set]bool // of the loop
+	building sync.WaitGroup // what works with NICs beside the loop
+	sets     map[*Set]bool  // of the loop
 }
 
 // New makes a relay's, without any NIC yet.
@@ -78,7 +80,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Time == 0 {
 		config.Time = SettleTime
 	}
-	return &Fabric{loop: loop, config: config, memories: map[*device.Memory]*registration{}, sets: map[*Set]bool{}}
+	return &Fabric{loop: loop, config: config, memories: map[purpose]*registration{}, sets: map[*Set]bool{}}
 }
 
 // nic is an open NIC, and its port.
@@ -91,42 +93,59 @@ type nic struct {
 	is      verbs.Port
 	gid     verbs.GID
 	limits  verbs.Attributes
+	// dead: it is gone, or was reset. It is opened anew, as another one.
+	dead *atomic.Bool
 }
 
 func unreachable(format string, arguments ...any) error {
 	return wire.Errorf(wire.StatusUnreachable, format, arguments...)
 }
 
-// open opens the NICs that the lanes have now, once: a lane that comes later goes by the
-// same. Where none can be had the reason says so of each, and it is tried again the next
-// time. It blocks.
+// open opens the NICs that the lanes have now, once, and again those that have died: a lane
+// that comes later goes by the same. Where none can be had the reason says so of each, and
+// it is tried again the next time. It blocks.
 func (f *Fabric) open() ([]*nic, error) {
 	f.opening.Lock()
 	defer f.opening.Unlock()
-	if f.nics != nil {
-		return f.nics, nil
+	var nics []*nic
+	var names []string
+	for _, n := range f.nics {
+		if !n.dead.Load() {
+			nics = append(nics, n)
+		} else if !slices.Contains(names, n.name) {
+			names = append(names, n.name)
+		}
 	}
-	if f.config.Off != "" {
+	names = slices.DeleteFunc(names, func(name string) bool {
+		return slices.ContainsFunc(nics, func(n *nic) bool { return n.name == name })
+	})
+	switch {
+	case f.config.Off != "":
 		return nil, unreachable("%s", f.config.Off)
+	case f.nics == nil:
+		names = f.config.NICs()
+		names = names[:min(len(names), maxCards)]
 	}
-	names := f.config.NICs()
-	if len(names) == 0 {
+	if len(nics) == 0 && len(names) == 0 {
 		return nil, unreachable("the lanes of this container have no NIC")
+	}
+	if len(names) == 0 {
+		return nics, nil
 	}
 	library, err := openLibrary(f.config.Library)
 	if err != nil {
 		return nil, unreachable("%w", err)
 	}
-	var nics []*nic
 	var why []string
-	for _, name := range names[:min(len(names), maxCards)] {
+	for _, name := range names {
 		n, err := openNIC(library, name, f.config)
 		if err != nil {
 			why = append(why, err.Error())
 			continue
 		}
-		n.index = len(nics)
-		nics = append(nics, n)
+		n.index = len(f.nics)
+		f.nics, nics = append(f.nics, n), append(nics, n)
+		f.loop.Do(func() { f.watch(n) })
 	}
 	if nics == nil {
 		return nil, unreachable("no NIC can be used: %s", strings.Join(why, "; "))
@@ -134,8 +153,6 @@ func (f *Fabric) open() ([]*nic, error) {
 	for _, text := range why {
 		logrus.Warnf("RDMA goes without a NIC: %s", text)
 	}
-	f.nics = nics
-	f.loop.Do(f.watch)
 	return nics, nil
 }
 
@@ -183,7 +200,7 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	case devices[i].Transport != verbs.IB:
 		return nil, fmt.Errorf("%s: it speaks %s; InfiniBand and RoCE can be used", name, devices[i].Transport)
 	}
-	n := &nic{name: name}
+	n := &nic{name: name, dead: &atomic.Bool{}}
 	if n.context, err = library.OpenDevice(name); err != nil {
 		return nil, err
 	}
@@ -256,8 +273,17 @@ func (n *nic) close() error {
 
 func (n *nic) infiniband() bool { return n.is.LinkLayer != verbs.Ethernet }
 
-func (n *nic) card() card {
-	c := card{GID: n.gid.GID, LID: n.is.LID, Layer: layerEthernet, MTU: uint8(n.is.MTU)}
+// mtu is what the port and the configuration have. Both sides have to come to the same for
+// a link, so the other one is told this.
+func (n *nic) mtu(config launch.Verbs) verbs.MTU {
+	if most, ok := verbs.MTUOf(config.MTU); ok {
+		return min(n.is.MTU, most)
+	}
+	return n.is.MTU
+}
+
+func (n *nic) card(config launch.Verbs) card {
+	c := card{GID: n.gid.GID, LID: n.is.LID, Layer: layerEthernet, MTU: uint8(n.mtu(config))}
 	if n.infiniband() {
 		c.Layer = layerInfiniBand
 	}
@@ -269,25 +295,29 @@ func (n *nic) String() string {
 	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.gid, n.is.MTU.Bytes(), n.is.GigabitRate)
 }
 
-// watch hears what happens to the NICs.
-func (f *Fabric) watch() {
-	for _, n := range f.nics {
-		if err := f.loop.Watch(n.context.AsyncFD(), func(uint32) { f.events(n) }); err != nil {
-			logrus.WithError(err).Warnf("the events of %s are not heard", n.name)
-		}
+// watch hears what happens to a NIC.
+func (f *Fabric) watch(n *nic) {
+	if err := f.loop.Watch(n.context.AsyncFD(), func(ready uint32) { f.events(n, ready) }); err != nil {
+		logrus.WithError(err).Warnf("the events of %s are not heard", n.name)
 	}
-	f.mu.Lock()
-	f.told = true
-	f.mu.Unlock()
 }
 
-func (f *Fabric) events(n *nic) {
+func (f *Fabric) events(n *nic, ready uint32) {
 	for {
 		e, ok, err := n.context.NextAsync()
-		if err != nil || !ok {
+		switch {
+		case err != nil:
+			f.died(n, err.Error())
 			return
-		}
-		if !e.Kind.Fatal() {
+		case !ok && ready&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
+			f.died(n, "the device is gone")
+			return
+		case !ok:
+			return
+		case e.Kind == verbs.DeviceFailed:
+			f.died(n, e.String())
+			return
+		case !e.Kind.Fatal():
 			logrus.Infof("RDMA device %s: %v", n.name, e)
 			continue
 		}
@@ -295,6 +325,19 @@ func (f *Fabric) events(n *nic) {
 			if s.uses(n, e.Pair) {
 				s.failed(n, e.String())
 			}
+		}
+	}
+}
+
+// died ends what goes by a NIC, which says nothing any more: its descriptor would be ready
+// for ever.
+func (f *Fabric) died(n *nic, what string) {
+	f.loop.Unwatch(n.context.AsyncFD())
+	n.dead.Store(true)
+	logrus.Warnf("RDMA device %s is lost, and opened anew for the next relay: %s", n.name, what)
+	for s := range f.sets {
+		if s.uses(n, 0) {
+			s.failed(n, what)
 		}
 	}
 }
@@ -314,143 +357,183 @@ func (f *Fabric) Report() *launch.VerbsReport {
 	}
 	r := &launch.VerbsReport{}
 	for _, n := range f.nics {
-		r.NICs = append(r.NICs, n.String())
+		if !n.dead.Load() {
+			r.NICs = append(r.NICs, n.String())
+		}
 	}
 	return r
 }
 
 // --- memory -------------------------------------------------------------------------
 
-// registration is host memory that every NIC knows.
-type registration struct {
-	base, bytes uint64
-	regions     []*verbs.Region // by NIC
-	err         error
-	done        chan struct{}
+// purpose is what memory is registered for: only that which was granted can be written by
+// the other side.
+type purpose struct {
+	memory *device.Memory
+	target bool
+}
+
+func (p purpose) access() verbs.Access {
+	if p.target {
+		return access
+	}
+	return verbs.RelaxedOrdering
 }
 
 // access lets the other side write, in any order: what has arrived an immediate says.
 const access = verbs.LocalWrite | verbs.RemoteWrite | verbs.RelaxedOrdering
 
-// Register makes host memory known to all NICs. It blocks; what is registered already
-// takes no time.
-func (f *Fabric) Register(m *device.Memory) error {
-	nics, err := f.open()
-	if err != nil {
-		return err
-	}
-	f.mu.Lock()
-	r := f.memories[m]
-	if r != nil {
-		f.mu.Unlock()
-		<-r.done
-		return r.err
-	}
-	r = &registration{bytes: m.Bytes, done: make(chan struct{})}
-	f.memories[m] = r
-	f.mu.Unlock()
-	f.register(r, m, nics)
-	return r.err
+// registration is host memory that NICs know.
+type registration struct {
+	base, bytes uint64
+	// regions are by NIC, nil of one that does not know it. What is in it changes no more.
+	regions atomic.Pointer[[]*verbs.Region]
+	asked   map[int]bool // by Known, of which NICs; under the Fabric's mu
+
+	making sync.Mutex // held by whom registers it, or gives it back
+	over   bool       // under making
 }
 
-func (f *Fabric) register(r *registration, m *device.Memory, nics []*nic) {
-	defer close(r.done)
-	if !m.Host() {
-		r.err = wire.Errorf(wire.StatusInternal, "memory that is not the host's cannot be registered")
-		return
+// region is what a NIC knows it by, nil for nothing.
+func (r *registration) region(n *nic) *verbs.Region {
+	if list := *r.regions.Load(); n.index < len(list) {
+		return list[n.index]
 	}
-	r.base = uint64(uintptr(unsafe.Pointer(&m.HostBytes()[0])))
-	for _, n := range nics {
-		region, err := n.domain.Register(uintptr(r.base), r.bytes, r.base, access)
-		if err != nil {
-			r.err = err
-			break
-		}
-		r.regions = append(r.regions, region)
-	}
-	if r.err != nil {
-		r.close()
-		return
+	return nil
+}
+
+// known reports whether all of some NICs know it.
+func (r *registration) known(nics []*nic) bool {
+	return !slices.ContainsFunc(nics, func(n *nic) bool { return r.region(n) == nil })
+}
+
+// register makes host memory known to those NICs that do not know it. It blocks; what is
+// registered already takes no time.
+func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
+	if !what.memory.Host() {
+		return nil, wire.Errorf(wire.StatusInternal, "memory that is not the host's cannot be registered")
 	}
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(f.places, r.base, byBase)
-	f.places = slices.Insert(f.places, i, r)
+	if f.closed {
+		f.mu.Unlock()
+		return nil, unreachable("the relay is ending")
+	}
+	f.building.Add(1)
+	defer f.building.Done()
+	r := f.registration(what)
+	f.mu.Unlock()
+	if r.known(nics) {
+		return r, nil
+	}
+	r.making.Lock()
+	defer r.making.Unlock()
+	if r.over {
+		return nil, wire.Errorf(wire.StatusInternal, "memory is being taken back")
+	}
+	list := slices.Clone(*r.regions.Load())
+	defer func() { r.regions.Store(&list) }()
+	for _, n := range nics {
+		list = append(list, make([]*verbs.Region, max(0, n.index+1-len(list)))...)
+		if list[n.index] != nil {
+			continue
+		}
+		region, err := n.domain.Register(uintptr(r.base), r.bytes, r.base, what.access())
+		if err != nil {
+			return nil, err
+		}
+		list[n.index] = region
+	}
+	return r, nil
+}
+
+// registration finds memory's, or begins one. It needs the lock.
+func (f *Fabric) registration(what purpose) *registration {
+	r := f.memories[what]
+	if r != nil {
+		return r
+	}
+	r = &registration{base: uint64(uintptr(unsafe.Pointer(&what.memory.HostBytes()[0]))), bytes: what.memory.Bytes, asked: map[int]bool{}}
+	r.regions.Store(&[]*verbs.Region{})
+	f.memories[what] = r
+	if !what.target {
+		i, _ := slices.BinarySearchFunc(f.places, r.base, byBase)
+		f.places = slices.Insert(f.places, i, r)
+	}
+	return r
 }
 
 func byBase(r *registration, base uint64) int { return cmp.Compare(r.base, base) }
 
 func (r *registration) close() {
-	for _, region := range r.regions {
+	r.making.Lock()
+	defer r.making.Unlock()
+	r.over = true
+	for _, region := range *r.regions.Load() {
+		if region == nil {
+			continue
+		}
 		if err := region.Close(); err != nil {
 			logrus.WithError(err).Error("memory stays registered with a NIC")
 		}
 	}
-	r.regions = nil
+	r.regions.Store(&[]*verbs.Region{})
 }
 
-// Known reports whether memory is registered, and has it registered where it is not: it
-// does not block. What could not be is not tried again.
-func (f *Fabric) Known(m *device.Memory) bool {
+// Register makes host memory known to the Set's NICs, as a target, which the other side may
+// write, or as a source. Any goroutine may call it once the Set is settled. It blocks.
+func (s *Set) Register(m *device.Memory, target bool) error {
+	_, err := s.fabric.register(purpose{m, target}, s.nics)
+	return err
+}
+
+// Known reports whether the Set's NICs know memory, and has it registered where they do not:
+// it does not block. What could not be is not tried again.
+func (s *Set) Known(m *device.Memory, target bool) bool {
+	f, what := s.fabric, purpose{m, target}
 	f.mu.Lock()
-	r := f.memories[m]
-	if r == nil && f.told { // the NICs are open, and that does not change
-		r = &registration{bytes: m.Bytes, done: make(chan struct{})}
-		f.memories[m] = r
-		nics := f.nics
+	defer f.mu.Unlock()
+	if f.closed {
+		return false
+	}
+	r := f.registration(what)
+	if r.known(s.nics) {
+		return true
+	}
+	if slices.ContainsFunc(s.nics, func(n *nic) bool { return !r.asked[n.index] }) {
+		for _, n := range s.nics {
+			r.asked[n.index] = true
+		}
+		f.building.Add(1)
 		go func() {
-			f.register(r, m, nics)
-			if r.err != nil {
-				logrus.WithError(r.err).Warn("memory of a client goes through slots: it cannot be registered with the NICs")
+			defer f.building.Done()
+			if _, err := f.register(what, s.nics); err != nil {
+				logrus.WithError(err).Warn("memory of a client goes through slots: it cannot be registered with the NICs")
 			}
 		}()
 	}
-	f.mu.Unlock()
-	if r == nil {
-		return false
-	}
-	select {
-	case <-r.done:
-		return r.err == nil
-	default:
-		return false
-	}
+	return false
 }
 
 // Forget ends Register, and Known: no NIC reads or writes the memory any more. It blocks.
 func (f *Fabric) Forget(m *device.Memory) {
-	f.mu.Lock()
-	r := f.memories[m]
-	delete(f.memories, m)
-	f.mu.Unlock()
-	if r == nil {
-		return
-	}
-	<-r.done
-	f.mu.Lock()
-	f.places = slices.DeleteFunc(f.places, func(other *registration) bool { return other == r })
-	f.mu.Unlock()
-	r.close()
-}
-
-// of gives memory's registration, nil where it has none.
-func (f *Fabric) of(m *device.Memory) *registration {
-	f.mu.Lock()
-	r := f.memories[m]
-	f.mu.Unlock()
-	if r != nil {
-		select {
-		case <-r.done:
-			if r.err == nil {
-				return r
-			}
-		default:
+	for _, target := range []bool{false, true} {
+		what := purpose{m, target}
+		f.mu.Lock()
+		r := f.memories[what]
+		delete(f.memories, what)
+		f.places = slices.DeleteFunc(f.places, func(other *registration) bool { return other == r })
+		if r != nil {
+			f.building.Add(1)
+		}
+		f.mu.Unlock()
+		if r != nil {
+			r.close()
+			f.building.Done()
 		}
 	}
-	return nil
 }
 
-// at finds the registration that n bytes at an address of this process are in.
+// at finds the source that n bytes at an address of this process are in.
 func (f *Fabric) at(p unsafe.Pointer, n uint64) *registration {
 	address := uint64(uintptr(p))
 	f.mu.Lock()
@@ -470,18 +553,18 @@ func (f *Fabric) at(p unsafe.Pointer, n uint64) *registration {
 
 // Close ends all RDMA, after the loop: when it returns no NIC reads or writes any memory.
 func (f *Fabric) Close() {
+	f.mu.Lock()
+	f.closed = true
+	memories := f.memories
+	f.memories, f.places = nil, nil
+	f.mu.Unlock()
 	f.building.Wait()
 	for s := range f.sets {
 		s.release()
 	}
 	f.opening.Lock()
 	defer f.opening.Unlock()
-	f.mu.Lock()
-	memories := f.memories
-	f.memories, f.places, f.told = map[*device.Memory]*registration{}, nil, false
-	f.mu.Unlock()
 	for _, r := range memories {
-		<-r.done
 		r.close()
 	}
 	for _, n := range f.nics {

@@ -45,7 +45,7 @@ type Link struct {
 	pairs   []int
 	regions map[uint32]*regionKeys
 	tickets map[uint64]uint32 // by grant, that are not used yet
-	waiting map[uint64]func(ticket uint32, err error)
+	waiting map[uint64]func(error)
 }
 
 var (
@@ -62,7 +62,7 @@ func (s *Set) Open(first wire.Message, received func(wire.Message, uint32, []int
 	if err != nil {
 		return nil, nil, err
 	}
-	l := &Link{set: s, channel: c, regions: map[uint32]*regionKeys{}, tickets: map[uint64]uint32{}, waiting: map[uint64]func(uint32, error){}}
+	l := &Link{set: s, channel: c, regions: map[uint32]*regionKeys{}, tickets: map[uint64]uint32{}, waiting: map[uint64]func(error){}}
 	m := &path{Kind: kindPath, Most: most}
 	for _, all := range []bool{false, true} {
 		for i, one := range s.links {
@@ -124,6 +124,23 @@ func (l *Link) RemoveSource(uint32) {}
 // Close does nothing: the channel is closed by itself.
 func (l *Link) Close() {}
 
+// Ticketed calls f when a grant's ticket is there, which is for one Write, or with the
+// Peer's end. Who waits for it holds nothing that another write needs: tickets are given
+// out over all channels.
+func (l *Link) Ticketed(grant uint64, f func(error)) {
+	_, there := l.tickets[grant]
+	switch s := l.set; {
+	case s.gone != nil || s.over:
+		f(s.why)
+	case there:
+		f(nil)
+	case l.waiting[grant] != nil:
+		f(malformed("grant %d is written twice", grant))
+	default:
+		l.waiting[grant] = f
+	}
+}
+
 // Write posts a write as soon as its grant's ticket is there: with the end of the loop's
 // turn. done is called when the other NIC has all of it, or when nothing reads the source
 // any more.
@@ -135,25 +152,18 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 		done(s.why)
 	case region == nil || to.Offset > region.Bytes || n > region.Bytes-to.Offset || n == 0:
 		done(malformed("%d bytes at %d of region %d, which has not as many", n, to.Offset, to.Region))
-	case source == nil:
+	case source == nil || !source.known(s.nics):
 		done(wire.Errorf(wire.StatusInternal, "a write by RDMA out of memory that is not registered"))
-	case l.waiting[immediate] != nil:
-		done(malformed("grant %d is written twice", immediate))
 	default:
-		post := func(ticket uint32, err error) {
+		l.Ticketed(immediate, func(err error) {
 			if err != nil {
 				done(err)
 				return
 			}
+			ticket := l.tickets[immediate]
+			delete(l.tickets, immediate)
 			s.post(l.pairs, ticket, region, to.Offset, source, uint64(uintptr(from.Place.Host)), n, done)
-		}
-		ticket, there := l.tickets[immediate]
-		if !there {
-			l.waiting[immediate] = post
-			return
-		}
-		delete(l.tickets, immediate)
-		post(ticket, nil)
+		})
 	}
 }
 
@@ -161,23 +171,22 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 const maxTickets = 1 << 14
 
 func (l *Link) ticketed(m *ticketed) error {
-	if post := l.waiting[m.Grant]; post != nil {
-		delete(l.waiting, m.Grant)
-		post(m.Ticket, nil)
-		return nil
-	}
 	if _, again := l.tickets[m.Grant]; again || len(l.tickets) >= maxTickets {
 		return malformed("grant %d has a ticket, or %d others have", m.Grant, len(l.tickets))
 	}
 	l.tickets[m.Grant] = m.Ticket
+	if f := l.waiting[m.Grant]; f != nil {
+		delete(l.waiting, m.Grant)
+		f(nil)
+	}
 	return nil
 }
 
 // lost is the end of what waits for a ticket.
 func (l *Link) lost(why error) {
-	for grant, post := range l.waiting {
+	for grant, f := range l.waiting {
 		delete(l.waiting, grant)
-		post(0, why)
+		f(why)
 	}
 }
 
@@ -187,10 +196,10 @@ func (s *Set) post(pairs []int, ticket uint32, region *regionKeys, offset uint64
 	for i := range w.left {
 		at, length := part(n, len(pairs), i)
 		p := s.pairs[pairs[pairOf(ticket, i, len(pairs))]]
-		ours, theirs := p.queue.nic.index, s.links[p.link].theirs
+		theirs := s.links[p.link].theirs
 		p.waits = append(p.waits, verbs.Send{
 			Op: verbs.WriteImmediate, Immediate: ticket, Length: uint32(length),
-			Address: from + at, LKey: source.regions[ours].LKey(),
+			Address: from + at, LKey: source.region(p.queue.nic).LKey(),
 			Remote: region.Address + offset + at, RKey: region.Keys[theirs],
 		})
 		p.parts = append(p.parts, w)

@@ -13,8 +13,8 @@ import (
 //	offer   →            its NICs
 //	        ←   answer   the other's NICs, which two make a link, and its queue pairs
 //	connect →            the queue pairs at this end
-//	        ←   ready    they can be written to
-//	use     →            data can go this way, from either side
+//	        ←   ready    they can be written to, and a write by each has arrived
+//	use     →            the same the other way: data can go this way, from either side
 //
 // or at any time before that, from either side, refuse. From then on, between who opens a
 // channel and the other side:
@@ -64,6 +64,12 @@ func (c *card) name() string { return wire.Text(c.Name[:]) }
 // end is a queue pair at its owner's side.
 type end struct{ Number, PSN uint32 }
 
+// page is memory for the first writes, which only try the way: pageBytes of them.
+type page struct {
+	Address uint64
+	Keys    [maxCards]uint32 // by its owner's NICs
+}
+
 type offer struct {
 	Kind  uint32
 	Cards uint32
@@ -82,12 +88,14 @@ type answer struct {
 	Pairs uint32 // of each link
 	Card  [maxCards]card
 	Link  [maxLinks]pairing
+	Page  page
 	End   [maxPairs]end // those of the first link first
 }
 
 type connect struct {
 	Kind uint32
 	Ends uint32
+	Page page
 	End  [maxPairs]end
 }
 

@@ -30,8 +30,8 @@ func examples() []any {
 	cards := [maxCards]card{aCard(), aCard()}
 	return []any{
 		&offer{Kind: kindOffer, Cards: 2, Pairs: 4, Card: cards},
-		&answer{Kind: kindAnswer, Cards: 2, Links: 2, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 0}, {1, 1}}, End: [maxPairs]end{{17, 5}, {1<<24 - 1, 1<<24 - 1}}},
-		&connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{17, 5}}},
+		&answer{Kind: kindAnswer, Cards: 2, Links: 2, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 0}, {1, 1}}, Page: page{1 << 46, [maxCards]uint32{5, 6}}, End: [maxPairs]end{{17, 5}, {1<<24 - 1, 1<<24 - 1}}},
+		&connect{Kind: kindConnect, Ends: 1, Page: page{1 << 46, [maxCards]uint32{7}}, End: [maxPairs]end{{17, 5}}},
 		&short{Kind: kindReady}, &short{Kind: kindUse}, &short{Kind: kindNext},
 		&refusal{Kind: kindRefuse, Reason: text[[1020]byte]("no NIC")},
 		&path{Kind: kindPath, Links: 2, Most: 4 << 20, Link: [maxLinks]uint8{1, 0}},

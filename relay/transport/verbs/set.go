@@ -1,13 +1,17 @@
 package verbs
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"time"
+	"unsafe"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/transport/tcp"
 	"github.com/peerlane/peerlane/relay/verbs"
@@ -46,6 +50,10 @@ type Set struct {
 	begun   bool // bringing up
 	working bool // a goroutine has the plumbing
 	timer   *time.Timer
+	// bringing lasts until it is settled.
+	bringing context.Context
+	brought  context.CancelFunc
+	page     page // the other side's
 
 	why  error  // the Peer's death
 	gone func() // to be called when nothing is under way
@@ -68,6 +76,7 @@ type plumbing struct {
 	queues []*queue // one a NIC that has a link
 	pairs  []*pair  // those of the first link first
 	number map[key]int
+	first  []byte // what the first writes are from, and the other side's into
 }
 
 // key is which queue pair a completion is of: numbers are a NIC's.
@@ -80,6 +89,7 @@ type key struct {
 type queue struct {
 	*verbs.Queue
 	nic     *nic
+	first   *verbs.Region // plumbing's
 	watched bool
 }
 
@@ -98,6 +108,8 @@ type pair struct {
 	done  uint64
 	// Receives to be posted again.
 	owed int
+	// The other side's first write has arrived.
+	tried bool
 }
 
 // ends are a channel's link, or its path and arrivals.
@@ -128,6 +140,7 @@ func Of(p *tcp.Peer) *Set {
 // begin opens the NICs, and goes on.
 func (s *Set) begin(next func()) {
 	s.begun = true
+	s.bringing, s.brought = context.WithCancel(context.Background())
 	s.timer = time.AfterFunc(s.fabric.config.Time, func() {
 		s.fabric.loop.Do(func() {
 			s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
@@ -201,8 +214,9 @@ func (s *Set) settle(err error) {
 		return
 	}
 	s.settled, s.err = true, err
-	if s.timer != nil {
+	if s.begun {
 		s.timer.Stop()
+		s.brought()
 	}
 	waiting := s.waiting
 	s.waiting = nil
@@ -253,7 +267,7 @@ func (s *Set) uses(n *nic, number uint32) bool {
 func (s *Set) offer() {
 	m := &offer{Kind: kindOffer, Cards: uint32(len(s.nics)), Pairs: uint32(s.fabric.config.QueuePairs)}
 	for i, n := range s.nics {
-		m.Card[i] = n.card()
+		m.Card[i] = n.card(s.fabric.config.Verbs)
 	}
 	s.peer.Tell(encode(m))
 }
@@ -299,21 +313,28 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 			if s.settled || s.working {
 				return nil
 			}
-			s.work(func() error { return s.connect(m.End[:m.Ends]) }, func() {
+			s.page = m.Page
+			s.work(func() error {
+				if err := s.connect(m.End[:m.Ends]); err != nil {
+					return err
+				}
+				return s.try()
+			}, func() {
 				s.peer.Tell(encode(&short{Kind: kindReady}))
 			})
 			return nil
 		}
 	case *short:
 		switch {
-		case m.Kind == kindReady && dialed && s.links != nil && !s.using:
-			if s.settled {
-				return nil
-			}
-			s.using = true
-			s.peer.Tell(encode(&short{Kind: kindUse}))
-			s.watch()
-			s.settle(nil)
+		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.settled: // given up here
+			return nil
+		case m.Kind == kindReady && dialed && s.links != nil && !s.using && !s.working:
+			s.work(s.try, func() {
+				s.using = true
+				s.peer.Tell(encode(&short{Kind: kindUse}))
+				s.watch()
+				s.settle(nil)
+			})
 			return nil
 		case m.Kind == kindUse && !dialed && s.links != nil && !s.using && !s.settled && !s.working:
 			s.using = true
@@ -343,7 +364,7 @@ func joined(dialer, acceptor []card) (links []pairing) {
 func (s *Set) answer(perLink int) {
 	cards := make([]card, len(s.nics))
 	for i, n := range s.nics {
-		cards[i] = n.card()
+		cards[i] = n.card(s.fabric.config.Verbs)
 	}
 	links := joined(s.theirs, cards)
 	if len(links) == 0 {
@@ -355,7 +376,7 @@ func (s *Set) answer(perLink int) {
 	}
 	s.perLink = min(perLink, s.fabric.config.QueuePairs, maxPairs/len(links))
 	s.work(s.build, func() {
-		m := &answer{Kind: kindAnswer, Cards: uint32(len(cards)), Links: uint32(len(links)), Pairs: uint32(s.perLink)}
+		m := &answer{Kind: kindAnswer, Cards: uint32(len(cards)), Links: uint32(len(links)), Pairs: uint32(s.perLink), Page: s.ownPage()}
 		copy(m.Card[:], cards)
 		copy(m.Link[:], links)
 		copy(m.End[:], s.own())
@@ -371,14 +392,14 @@ func (s *Set) answered(m *answer) error {
 		}
 		s.links = append(s.links, link{ours: int(l.Theirs), theirs: int(l.Ours)})
 	}
-	s.theirs, s.perLink = m.Card[:m.Cards], int(m.Pairs)
+	s.theirs, s.perLink, s.page = m.Card[:m.Cards], int(m.Pairs), m.Page
 	s.work(func() error {
 		if err := s.build(); err != nil {
 			return err
 		}
 		return s.connect(m.End[:m.Links*m.Pairs])
 	}, func() {
-		c := &connect{Kind: kindConnect, Ends: uint32(len(s.pairs))}
+		c := &connect{Kind: kindConnect, Ends: uint32(len(s.pairs)), Page: s.ownPage()}
 		copy(c.End[:], s.own())
 		s.peer.Tell(encode(c))
 	})
@@ -393,8 +414,24 @@ func (s *Set) own() (list []end) {
 	return list
 }
 
+// ownPage is this side's, as the other side has to know it.
+func (s *Set) ownPage() (m page) {
+	m.Address = uint64(uintptr(unsafe.Pointer(&s.first[0])))
+	for _, p := range s.pairs {
+		m.Keys[s.links[p.link].ours] = p.queue.first.RKey()
+	}
+	return m
+}
+
+// pageBytes is the longest packet's content.
+const pageBytes = 4096
+
 // build makes the queue pairs of the links. It blocks.
-func (s *Set) build() error {
+func (s *Set) build() (err error) {
+	if s.first, err = unix.Mmap(-1, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	first := uintptr(unsafe.Pointer(&s.first[0]))
 	config := verbs.PairConfig{SendDepth: sendDepth, RecvDepth: receives}
 	of := map[int]*queue{}
 	for i, l := range s.links {
@@ -417,6 +454,9 @@ func (s *Set) build() error {
 			q = &queue{Queue: made, nic: n}
 			of[l.ours] = q
 			s.queues = append(s.queues, q)
+			if q.first, err = n.domain.Register(first, pageBytes, uint64(first), access); err != nil {
+				return err
+			}
 		}
 		config.Send, config.Recv = q.Queue, q.Queue
 		for range s.perLink {
@@ -435,14 +475,10 @@ func (s *Set) build() error {
 	return nil
 }
 
-// mtu is what both ports of a link, and the configuration, have.
+// mtu is what both ports of a link, and both configurations, have.
 func (s *Set) mtu(i int) verbs.MTU {
 	l := s.links[i]
-	m := min(s.nics[l.ours].is.MTU, verbs.MTU(s.theirs[l.theirs].MTU))
-	if most, ok := verbs.MTUOf(s.fabric.config.MTU); ok {
-		m = min(m, most)
-	}
-	return m
+	return min(s.nics[l.ours].mtu(s.fabric.config.Verbs), verbs.MTU(s.theirs[l.theirs].MTU))
 }
 
 // hops is how many routers a packet passes at most.
@@ -470,6 +506,73 @@ func (s *Set) connect(to []end) error {
 		}
 	}
 	return nil
+}
+
+// firstTicket is the immediate of first writes; no grant has it.
+const firstTicket = 0
+
+// tryPause is how often it is looked for the ends of first writes.
+const tryPause = 100 * time.Microsecond
+
+// try writes a packet of the largest size by each queue pair, whose state says nothing of
+// the network between them. The accepting side begins, when it says that it can be written
+// to; the dialing one has heard from all of its queue pairs, too, when it returns. It blocks.
+func (s *Set) try() error {
+	from := uint64(uintptr(unsafe.Pointer(&s.first[0])))
+	left := len(s.pairs)
+	if s.peer.Dialed() {
+		left *= 2
+	}
+	for _, p := range s.pairs {
+		if _, err := p.PostSend([]verbs.Send{{
+			Op: verbs.WriteImmediate, Flags: verbs.Signaled, Immediate: firstTicket, Length: uint32(s.mtu(p.link).Bytes()),
+			Address: from, LKey: p.queue.first.LKey(),
+			Remote: s.page.Address, RKey: s.page.Keys[s.links[p.link].theirs],
+		}}); err != nil {
+			return err
+		}
+	}
+	var batch [batchSize]verbs.Completion
+	for left > 0 {
+		if err := s.bringing.Err(); err != nil {
+			return err
+		}
+		for _, q := range s.queues {
+			n, err := q.Poll(batch[:])
+			if err != nil {
+				return err
+			}
+			for i := range batch[:n] {
+				heard, err := s.triedOne(q, &batch[i])
+				if err != nil {
+					return err
+				}
+				if heard {
+					left--
+				}
+			}
+		}
+		time.Sleep(tryPause)
+	}
+	return nil
+}
+
+// triedOne takes the end of a first write of one side. It reports whether it was waited for.
+func (s *Set) triedOne(q *queue, c *verbs.Completion) (bool, error) {
+	i, known := s.number[key{q, c.Pair}]
+	if !known {
+		return false, nil
+	}
+	p := s.pairs[i]
+	if err := c.Err(); err != nil {
+		t := &s.theirs[s.links[p.link].theirs]
+		return false, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)", s.mtu(p.link).Bytes(), err, q.nic.name, t.name(), t.address())
+	}
+	if c.ID&ofReceive == 0 {
+		return true, nil
+	}
+	p.owed++
+	return s.peer.Dialed(), s.immediate(i, c.Immediate)
 }
 
 // --- the end --------------------------------------------------------------------------
@@ -544,8 +647,14 @@ func (s *Set) release() {
 			s.fabric.loop.Unwatch(q.FD())
 		}
 		logged(q.Close())
+		if q.first != nil {
+			logged(q.first.Close())
+		}
 	}
-	s.queues, s.number = nil, nil
+	if s.first != nil {
+		logged(os.NewSyscallError("munmap", unix.Munmap(s.first)))
+	}
+	s.queues, s.number, s.first = nil, nil, nil
 }
 
 func logged(err error) {

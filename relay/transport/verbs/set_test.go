@@ -7,15 +7,19 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/standin"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -34,7 +38,7 @@ type side struct {
 	end    func()
 }
 
-func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept func(*Set, *tcp.Channel)) *side {
+func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept func(*Set, *tcp.Channel), changes ...func(string, *Config)) *side {
 	t.Helper()
 	loop, err := poll.New()
 	if err != nil {
@@ -43,7 +47,11 @@ func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept
 	e := &side{t: t, loop: loop, down: make(chan error, 1)}
 	v := launch.DefaultVerbs
 	v.QueuePairs = 2
-	e.fabric = New(loop, Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime})
+	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime}
+	for _, change := range changes {
+		change(nic, &config)
+	}
+	e.fabric = New(loop, config)
 	ran := make(chan struct{})
 	go func() { loop.Run(); close(ran) }()
 	loop.Call(func() {
@@ -116,7 +124,7 @@ type two struct {
 
 const slot = 64 << 10
 
-func connected(t *testing.T) *two {
+func connected(t *testing.T, changes ...func(string, *Config)) *two {
 	t.Helper()
 	rdma, err := standin.New(t.TempDir(), standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}, standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"})
 	if err != nil {
@@ -133,8 +141,8 @@ func connected(t *testing.T) *two {
 			c.Receive(func(uint64, uint64) {}, func() { a.End() })
 		}
 		made <- a
-	})
-	w.a = newSide(t, dialed, rdma, "a0", func(*Set, *tcp.Channel) {})
+	}, changes...)
+	w.a = newSide(t, dialed, rdma, "a0", func(*Set, *tcp.Channel) {}, changes...)
 	settled := make(chan error, 1)
 	w.a.loop.Call(func() { w.a.set.Settle(func(err error) { settled <- err }) })
 	if err := receive(t, settled, "the queue pairs"); err != nil {
@@ -159,8 +167,10 @@ func (e *side) memory(bytes uint64) *device.Memory {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	if err := e.fabric.Register(m); err != nil {
-		e.t.Fatal(err)
+	for _, target := range []bool{false, true} {
+		if err := e.set.Register(m, target); err != nil {
+			e.t.Fatal(err)
+		}
 	}
 	e.t.Cleanup(func() {
 		e.end() // before: nothing may write it
@@ -369,8 +379,9 @@ func TestMessagesOutOfPlace(t *testing.T) {
 	t.Run("a write with a ticket that is not out", func(t *testing.T) {
 		w := connected(t)
 		from, to := w.a.memory(slot), w.b.memory(slot)
+		r := w.b.fabric.memories[purpose{to, true}]
 		w.a.loop.Call(func() {
-			w.link.regions[7] = &regionKeys{Region: 7, Address: w.b.fabric.of(to).base, Bytes: slot, Keys: [maxCards]uint32{w.b.fabric.of(to).regions[0].RKey()}}
+			w.link.regions[7] = &regionKeys{Region: 7, Address: r.base, Bytes: slot, Keys: [maxCards]uint32{r.region(w.b.set.nics[0]).RKey()}}
 			w.link.tickets[5] = 99
 			w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, 1, 5, func(error) {})
 		})
@@ -387,4 +398,97 @@ func TestMessagesOutOfPlace(t *testing.T) {
 			t.Errorf("the Peer ended with %v", err)
 		}
 	})
+}
+
+// Both sides have one MTU, the smallest of both ports and both configurations: packets of
+// another one are not taken.
+func TestTheMTUIsThatOfBoth(t *testing.T) {
+	w := connected(t, func(nic string, c *Config) {
+		if nic == "b0" {
+			c.MTU = 1024
+		}
+	})
+	for _, e := range []*side{w.a, w.b} {
+		var bytes int
+		e.loop.Call(func() { bytes = e.set.mtu(0).Bytes() })
+		if bytes != 1024 {
+			t.Errorf("%s has MTU %d", e.peer.Name(), bytes)
+		}
+	}
+}
+
+// A NIC that is gone ends what goes by it, is not asked for events any more, and is opened
+// anew for the next.
+func TestANICThatIsGone(t *testing.T) {
+	w := connected(t)
+	f := w.a.fabric
+	var old *nic
+	w.a.loop.Call(func() {
+		old = f.nics[0]
+		f.events(old, unix.EPOLLERR)
+	})
+	if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a0") {
+		t.Errorf("the Peer ended with %v", err)
+	}
+	for range 2 {
+		nics, err := f.active()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(nics) != 1 || nics[0].name != "a0" || nics[0].context == old.context {
+			t.Errorf("the NICs are %v", nics)
+		}
+	}
+	if r := f.Report(); len(r.NICs) != 1 {
+		t.Errorf("the report has %v", r.NICs)
+	}
+}
+
+// A registration that failed is tried again for the next connection, and only what is to be
+// written can be.
+func TestRegistrations(t *testing.T) {
+	w := connected(t)
+	m, err := device.CreateHost("test", slot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		w.a.end()
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := w.rdma.Script("ibv_reg_mr errno=12 device=a0", "ibv_reg_mr_iova2 errno=12 device=a0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.a.set.Register(m, false); err == nil || !strings.Contains(err.Error(), "ENOMEM") {
+		t.Errorf("it was registered, %v", err)
+	}
+	if err := w.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range []bool{false, true} {
+		if err := w.a.set.Register(m, target); err != nil {
+			t.Fatal(err)
+		}
+		if !w.a.set.Known(m, target) {
+			t.Error("it is not known")
+		}
+		made, err := w.rdma.Calls("ibv_reg_mr", "ibv_reg_mr_iova2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := made[len(made)-1]
+		access, err := strconv.ParseUint(last.Arguments["access"], 0, 32)
+		if err != nil {
+			t.Fatalf("%v: %v", last, err)
+		}
+		if written := verbs.Access(access)&(verbs.LocalWrite|verbs.RemoteWrite) != 0; written != target {
+			t.Errorf("target %v is registered with %#x", target, access)
+		}
+	}
+	w.a.end()
+	if err := w.a.set.Register(m, false); err == nil {
+		t.Error("memory is registered after the end")
+	}
 }
