@@ -96,6 +96,9 @@ func (s *sender) cameBack(r *receiver) {
 	s.reading.back.close() // it serves once
 	r.reader = s
 	s.pair(r.connection)
+	if r.route != s.route || r.remote() != s.remote() {
+		s.shutdown(wire.Errorf(wire.StatusMalformed, "the relay of %s opened the way back for reads by route %d, of a connection by route %d", s.peer, r.route, s.route))
+	}
 }
 
 // pair makes a connection and its way back twins.
@@ -229,7 +232,9 @@ func (r *Relay) dialBack(c, forward *connection, m *wire.PeerBack) (way, error) 
 	handle := wire.HandleLayout{Token: m.Token, Generation: m.Generation}
 	connect := &wire.Connect{GPU: c.lane.uuid}
 	if forward.abroad == nil {
-		return r.dialNeighbour(c, connect, handle, config)
+		// Reads were posted with memory that is fit for the connection's route, which another
+		// configuration, or a pair's verdict, may have been the reason for.
+		return r.dialNeighbour(c, connect, handle, config, forward.route)
 	}
 	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err

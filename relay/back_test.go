@@ -179,3 +179,41 @@ func TestAKeyOfAnotherSession(t *testing.T) {
 		t.Errorf("%d, %d, %d operations are left", o.users, w.mine.users, c.serving)
 	}
 }
+
+// A way back by another route than its connection's, for which the memory of reads was
+// found fit, takes both down.
+func TestAWayBackOfAnotherRoute(t *testing.T) {
+	w := newWorld(t)
+	s := w.link(wire.RouteStaged, w.mine).s
+	w.mine.kind = wire.MemoryIPC // which is read into by route staged alone
+	w.post(s.connection, wire.OpRead, 0, 0, 8)
+	back := newReceiver(w.connection(wire.RouteDirect))
+	back.hidden = true
+	s.cameBack(back)
+	if s.down == nil || s.down.Status != wire.StatusMalformed || back.down != s.down {
+		t.Fatalf("the connection is down with %v, the way back with %v", s.down, back.down)
+	}
+	w.leave(s.connection)
+	w.ends(back)
+	w.over()
+}
+
+// What is read does not come into memory of cudaMalloc from another relay, which would have
+// to write it.
+func TestAReadIntoMemoryOfCudaMalloc(t *testing.T) {
+	w := newWorld(t)
+	s := w.link(wire.RouteDirect, w.mine).s
+	op := w.post(s.connection, wire.OpRead, 0, 0, 8)
+	w.mine.kind, w.mine.parts = wire.MemoryIPC, nil
+	back := newReceiver(w.connection(wire.RouteDirect))
+	back.hidden = true
+	s.cameBack(back)
+	back.receive(&wire.PeerReadData{Send: 1, Read: op.send, Length: op.length}, 0, nil)
+	w.read()
+	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNotPermitted) {
+		t.Fatalf("the read ended with %v", wire.Status(done.Status))
+	}
+	w.leave(s.connection)
+	w.ends(back)
+	w.over()
+}

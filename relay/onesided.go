@@ -93,6 +93,11 @@ func (r *receiver) readData(m *wire.PeerReadData) error {
 		r.refuse(a, wire.StatusCanceled)
 		return nil
 	}
+	if op.memory.kind == wire.MemoryIPC && r.route == wire.RouteDirect { // as with receives
+		op.finish(wire.StatusNotPermitted)
+		r.refuse(a, wire.StatusNotPermitted)
+		return nil
+	}
 	r.begin(a, op)
 	return nil
 }

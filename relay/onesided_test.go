@@ -561,3 +561,36 @@ func TestAcceptWithoutWaiting(t *testing.T) {
 		t.Fatalf("one was accepted twice: %v, %v", c, err)
 	}
 }
+
+// The way back of reads goes by the route of their connection, for which their memory was
+// found fit, whatever the configuration says by then.
+func TestAWayBackIsOfItsConnectionsRoute(t *testing.T) {
+	needGPUs(t, 4)
+	for _, route := range routes {
+		t.Run(route, func(t *testing.T) {
+			h := newHost(t)
+			h.nic("nic0", 1)
+			h.nic("nic1", 2)
+			var c launch.Config
+			h.change = func(of *launch.Config) { c = *of }
+			p := &pair{a: attach(t, h.relay("a", launch.RouteAuto, far(0, 1, "nic0")))}
+			socket, r := h.start("b", route, -1, far(3, 2, "nic1"))
+			p.b = attach(t, socket)
+			p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
+			p.sending, p.receiving, _ = join(t, p.a, 0, p.b, 3)
+			c.Route = map[string]string{launch.RouteDirect: launch.RouteStaged, launch.RouteStaged: launch.RouteDirect}[route]
+			if err := r.Configure(c); err != nil {
+				t.Fatal(err)
+			}
+			const n = 1<<20 + 3
+			p.sided(t, p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth).Key(), 0, n)
+			all, err := p.b.Statistics(within(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if by := map[string]uint64{launch.RouteDirect: all.Direct, launch.RouteStaged: all.Staged}[route]; by != 2*n {
+				t.Errorf("%d of %d bytes went by route %s", by, 2*n, route)
+			}
+		})
+	}
+}
