@@ -104,12 +104,17 @@ func (r *receiver) readData(m *wire.PeerReadData) error {
 
 // --- the side whose memory it is ----------------------------------------------------
 
+// maxServing bounds what one connection's other side has under way here: all that its
+// client's ring has, and as many reads more that have ended there, while word of that, the
+// other relay's and the NIC's, comes behind what the client has posted since.
+const maxServing = 2 * wire.RingEntries
+
 // crowded says that the other relay asks for more at a time than a client can.
 func (r *receiver) crowded(waiting int) error {
-	if r.serving+waiting < wire.RingEntries {
+	if r.serving+waiting < maxServing {
 		return nil
 	}
-	return wire.Errorf(wire.StatusLimit, "%s has more than %d reads and writes under way, which is the limit", r.peer, wire.RingEntries)
+	return wire.Errorf(wire.StatusLimit, "%s has more than %d reads and writes under way, which is the limit", r.peer, maxServing)
 }
 
 // put is a write of the other side's client: its message meets no receive but ours.

@@ -78,6 +78,7 @@ func TestOneSided(t *testing.T) {
 			t.Run("keys", p.whatAKeyDoesNotAllow)
 			t.Run("withdrawal", p.withdrawalUnderTraffic)
 			t.Run("cancel", p.cancels)
+			t.Run("full of reads", p.fullOfReads)
 		})
 	}
 }
@@ -349,6 +350,32 @@ func (p *pair) withdrawalUnderTraffic(t *testing.T) {
 	if !bytes.Equal(p.target.read(0, 8*each), make([]byte, 8*each)) {
 		t.Error("an operation wrote what was withdrawn")
 	}
+}
+
+// A client that keeps its ring full of reads keeps its connection.
+func (p *pair) fullOfReads(t *testing.T) {
+	const n = 8 << 10
+	key := p.offer(t, p.target.Memory, 0, n, wire.RemoteRead).Key()
+	var ops []*client.Operation
+	for i := range 6 * wire.RingEntries {
+		if len(ops) == wire.RingEntries {
+			if _, err := wait(t, ops[0], nil); err != nil {
+				t.Fatalf("read %d: %v", i-len(ops), err)
+			}
+			ops = ops[1:]
+		}
+		op, err := p.sending.Read(p.source.Memory, 0, n, key, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops = append(ops, op)
+	}
+	for _, op := range ops {
+		if _, err := wait(t, op, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.move(t, n)
 }
 
 // Operations that have not begun are canceled; others end by themselves.
