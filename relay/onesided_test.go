@@ -76,7 +76,18 @@ func TestOneSided(t *testing.T) {
 			t.Run("other memory", p.otherMemory)
 			t.Run("in flight", p.inFlight)
 			t.Run("keys", p.whatAKeyDoesNotAllow)
-			t.Run("withdrawal", p.withdrawalUnderTraffic)
+			t.Run("withdrawal", func(t *testing.T) {
+				o := p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth)
+				p.takenBackUnderTraffic(t, o, func() error { return o.Withdraw(within(t)) })
+			})
+			t.Run("unexport", func(t *testing.T) {
+				again, err := p.b.Export(within(t), client.Allocation{FD: p.target.fd, Bytes: pairBytes, GPU: uuid(t, 3)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				o := p.offer(t, again, 0, pairBytes, remoteBoth)
+				p.takenBackUnderTraffic(t, o, func() error { return again.Unexport(within(t)) })
+			})
 			t.Run("cancel", p.cancels)
 			t.Run("full of reads", p.fullOfReads)
 		})
@@ -320,11 +331,10 @@ func TestAnOfferToAListenersConnections(t *testing.T) {
 	}
 }
 
-// What is withdrawn under traffic is not touched any more once that has returned, and what
-// had begun ended well or with the key's error.
-func (p *pair) withdrawalUnderTraffic(t *testing.T) {
+// What is withdrawn, or unexported, under traffic is not touched any more once that has
+// returned, and what had begun ended well or with the key's error.
+func (p *pair) takenBackUnderTraffic(t *testing.T, o *client.Offer, end func() error) {
 	const each = 1 << 20
-	o := p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth)
 	p.source.write(0, bytes.Repeat([]byte{0xaa}, each))
 	var ops []*client.Operation
 	for i := range uint64(8) {
@@ -338,7 +348,7 @@ func (p *pair) withdrawalUnderTraffic(t *testing.T) {
 		}
 		ops = append(ops, op)
 	}
-	if err := o.Withdraw(within(t)); err != nil {
+	if err := end(); err != nil {
 		t.Fatal(err)
 	}
 	p.target.write(0, make([]byte, 8*each))

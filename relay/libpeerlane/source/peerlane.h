@@ -285,7 +285,9 @@ PEERLANE_API int peerlane_export_pointer_ipc(peerlane_session *session, const vo
 PEERLANE_API int peerlane_pointer_id(const void *pointer, uint64_t length, uint64_t *id);
 
 /* Takes memory back: no new operation can use it, and the relay's mapping, which pins
- * the memory, goes when those under way have ended. Host memory and staging memory are
+ * the memory, goes when those under way have ended. Its offers are withdrawn, and as with
+ * peerlane_withdraw() it returns when nobody else's operation touches the memory any more;
+ * of its own the program knows. Host memory and staging memory are
  * unmapped here, also where the session has failed. */
 PEERLANE_API int peerlane_unexport(peerlane_session *session, peerlane_memory memory);
 
