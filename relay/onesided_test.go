@@ -539,6 +539,12 @@ func TestFlush(t *testing.T) {
 	bad()
 	_, err = wait(t, flush(p.sending), nil)
 	demand(t, err, wire.StatusOutOfRange)
+	// Also of what was refused when it was posted.
+	op, err = p.sending.Send(p.source.Memory, pairBytes, 1)
+	_, err = wait(t, op, err)
+	demand(t, err, wire.StatusOutOfRange)
+	_, err = wait(t, flush(p.sending), nil)
+	demand(t, err, wire.StatusOutOfRange)
 	if _, err := wait(t, flush(p.sending), nil); err != nil {
 		t.Fatal(err)
 	}

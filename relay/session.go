@@ -517,13 +517,13 @@ func (s *session) take(d wire.Descriptor) {
 		wait: d.WaitTimeline, waitValue: d.WaitValue, signal: d.SignalTimeline, signalValue: d.SignalValue,
 		remote: remote{d.Key, d.RemoteOffset},
 	}
+	c := s.visible(d.Connection)
 	if !timelinesOf(d) {
 		op.signal = wire.NoTimeline
-		op.finish(wire.StatusMalformed)
+		c.refuse(op, wire.StatusMalformed)
 		return
 	}
 	op.inTurn = d.Flags&wire.InTurn != 0
-	c := s.visible(d.Connection)
 	switch {
 	case c == nil || c.down != nil && d.Operation == wire.OpCancel:
 		op.finish(wire.StatusUnknownConnection)
@@ -540,7 +540,7 @@ func (s *session) take(d wire.Descriptor) {
 			status = op.waitFor(d.WaitEvent, c)
 		}
 		if status != wire.StatusOK {
-			op.finish(status)
+			c.refuse(op, status)
 			return
 		}
 		c.post(op)
