@@ -156,10 +156,11 @@ func (r *receiver) openFor(m *wire.PeerBack) error {
 			return
 		}
 		var way way
-		s.block(0, func() (err error) {
+		s.beside(&s.opening, func() (err error) {
 			way, err = s.relay.dialBack(c, r.connection, m)
 			return err
 		}, func(err error) {
+			defer s.next()
 			if err == nil {
 				err = way.attach(c)
 			}
@@ -205,18 +206,22 @@ func (r *receiver) refuseBack(err error) {
 	r.port.Send(m, 0)
 }
 
-// later runs what blocks, as soon as the session may have one more that does.
+// maxOpening bounds the ways back of one session that are being opened at a time: each
+// has a goroutine.
+const maxOpening = 8
+
+// later opens a way back, as soon as the session may open one more.
 func (s *session) later(f func()) {
-	if s.blocking >= maxBlocking {
+	if s.opening >= maxOpening {
 		s.waiting = append(s.waiting, f)
 		return
 	}
 	f()
 }
 
-// next runs what waits to block. It is called when something does not any more.
+// next opens what waits. It is called when a way back is not being opened any more.
 func (s *session) next() {
-	for len(s.waiting) > 0 && s.blocking < maxBlocking {
+	for len(s.waiting) > 0 && s.opening < maxOpening {
 		f := s.waiting[0]
 		s.waiting = s.waiting[1:]
 		f()

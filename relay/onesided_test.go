@@ -637,3 +637,46 @@ func TestAWayBackIsOfItsConnectionsRoute(t *testing.T) {
 		})
 	}
 }
+
+// Ways back that are opened for others leave the requests of the client whose memory it is
+// their room.
+func TestManyWaysBackAtOnce(t *testing.T) {
+	p := connected(t, launch.RouteDirect)
+	listener, err := p.b.Listen(within(t), uuid(t, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	offer, err := listener.Offer(within(t), p.target.Memory, 0, 8, wire.RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var from []*client.Connection
+	for range 150 {
+		c, err := p.a.Connect(within(t), uuid(t, 0), listener.Handle())
+		if err == nil {
+			_, err = listener.Accept(within(t))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		from = append(from, c)
+	}
+	var ops []*client.Operation
+	for _, c := range from {
+		op, err := c.Read(p.source.Memory, 0, 8, offer.Key(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops = append(ops, op)
+	}
+	for i := range 100 {
+		if _, err := p.b.Listen(within(t), uuid(t, 3)); err != nil {
+			t.Fatalf("listener %d: %v", i, err)
+		}
+	}
+	for i, op := range ops {
+		if _, err := wait(t, op, nil); err != nil {
+			t.Errorf("read %d: %v", i, err)
+		}
+	}
+}
