@@ -217,3 +217,28 @@ func TestAReadIntoMemoryOfCudaMalloc(t *testing.T) {
 	w.ends(back)
 	w.over()
 }
+
+// A way back that is awaited finds room in its session, whatever came meanwhile.
+func TestAWayBackIntoAFullSession(t *testing.T) {
+	w := newWorld(t)
+	s := w.link(wire.RouteDirect, w.mine).s
+	w.post(s.connection, wire.OpRead, 0, 0, 8)
+	l := s.reading.back.listener
+	others := map[uint32]bool{}
+	for len(w.session.connections) <= wire.MaxConnections {
+		others[w.connection(wire.RouteDirect).number] = true
+	}
+	back := newReceiver(w.connection(wire.RouteDirect))
+	w.session.ended = nil // its client is there
+	l.take(back)
+	w.session.ended = errEnding
+	if s.down != nil || back.down != nil || back.reader != s {
+		t.Fatalf("the connection is down with %v, the way back with %v", s.down, back.down)
+	}
+	for number := range others {
+		delete(w.session.connections, number)
+	}
+	w.leave(s.connection)
+	w.ends(back)
+	w.over()
+}

@@ -370,7 +370,8 @@ func (l *listener) take(r *receiver) {
 		}
 	case errors.As(over, &limit):
 		c.shutdown(limit)
-	case !l.open() || len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted:
+	case !l.open(), l.forward == nil && (len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted):
+		// Not so of a way back: openBack has found room for it, and its end would be its twin's.
 		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))
 	default:
 		if err := r.introduce(); err != nil {
