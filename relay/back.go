@@ -104,8 +104,7 @@ func (s *sender) cameBack(r *receiver) {
 // pair makes a connection and its way back twins.
 func (c *connection) pair(back *connection) { c.twin, back.twin = back, c }
 
-// backRefused is the other side's word that no way back can be opened. A read that comes
-// later tries again.
+// backRefused is the other side's word that no way back can be opened.
 func (s *sender) backRefused(m *wire.PeerBackRefused) error {
 	w := s.reading.back
 	if w == nil || !w.listener.expects() || m.Status == uint32(wire.StatusOK) {
@@ -113,17 +112,27 @@ func (s *sender) backRefused(m *wire.PeerBackRefused) error {
 	}
 	w.close()
 	s.reading.back = nil
-	why := &wire.Error{Status: wire.Status(m.Status), Reason: wire.Text(m.Reason[:])}
-	s.session.relay.grumble.warn(s.session.log, why, "a read has no way back")
-	s.stopReads(why)
+	s.noWayBack(&wire.Error{Status: wire.Status(m.Status), Reason: wire.Text(m.Reason[:])})
 	return nil
 }
 
+// againTime is for how long reads of a connection that got no way back do not ask for one.
+const againTime = time.Second
+
+// noWayBack ends the reads that wait for a way back. What the reason is of is not the
+// connection, which stays up.
+func (s *sender) noWayBack(why error) {
+	r := s.session.relay
+	r.grumble.warn(s.session.log, why, "no way back for reads")
+	s.reading.again = r.loop.Now() + againTime
+	s.stopReads(wire.StatusNoWayBack)
+}
+
 // stopReads fails the reads whose data has not begun to come.
-func (s *sender) stopReads(why *wire.Error) {
+func (s *sender) stopReads(status wire.Status) {
 	for number, op := range s.reading.asked {
 		delete(s.reading.asked, number)
-		op.finish(why.Status)
+		op.finish(status)
 	}
 }
 

@@ -72,8 +72,8 @@ func TestWhatARelayBringsForARead(t *testing.T) {
 	}
 }
 
-// Where the way back cannot be opened the reads that were asked for end, and the next
-// asks again.
+// Where the way back cannot be opened the reads that were asked for end, also the next, and
+// one that comes later asks again.
 func TestAReadWithoutAWayBack(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
@@ -85,13 +85,19 @@ func TestAReadWithoutAWayBack(t *testing.T) {
 		s.receive(&wire.PeerBackRefused{Status: uint32(wire.StatusLimit)}, 0, nil)
 		w.read()
 		for _, op := range reads {
-			if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusLimit) {
+			if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoWayBack) {
 				t.Errorf("a read ended with %+v", done)
 			}
+		}
+		next := w.post(s.connection, wire.OpRead, 0, 0, 8)
+		w.read()
+		if done := w.ended[next.cookie]; done.Status != uint32(wire.StatusNoWayBack) {
+			t.Errorf("the next ended with %+v", done)
 		}
 		if s.down != nil || len(w.relay.listeners) > 0 {
 			t.Errorf("down: %v; %d ways back are awaited", s.down, len(w.relay.listeners))
 		}
+		s.reading.again = 0
 	}
 	w.leave(s.connection)
 	w.over()
@@ -127,10 +133,11 @@ func TestNoRoomForAReadsWayBack(t *testing.T) {
 	}
 	op := w.post(s.connection, wire.OpRead, 0, 0, 8)
 	w.read()
-	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusLimit) || s.down != nil || s.reading.back != nil {
+	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoWayBack) || s.down != nil || s.reading.back != nil {
 		t.Errorf("the read ended with %+v; down: %v; a way back: %v", done, s.down, s.reading.back)
 	}
 	w.relay.giveBack(full)
+	s.reading.again = 0
 	op = w.post(s.connection, wire.OpRead, 0, 0, 8)
 	if s.reading.asked[op.send] != op || len(w.relay.listeners) != 1 {
 		t.Errorf("the next one is not asked for")

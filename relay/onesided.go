@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"time"
+
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -21,6 +23,8 @@ type reading struct {
 	// asked are those whose data has not begun to come, by number.
 	asked map[uint64]*operation
 	back  *wayBack // nil until a read needs it
+	// again is when the next may try to open it, of the loop's clock.
+	again time.Duration
 }
 
 // --- the side that reads and writes -------------------------------------------------
@@ -33,6 +37,10 @@ func (s *sender) write(op *operation) {
 
 // read asks for what a one-sided read is to bring.
 func (s *sender) read(op *operation) {
+	if s.reading.back == nil && s.session.relay.loop.Now() < s.reading.again {
+		op.finish(wire.StatusNoWayBack)
+		return
+	}
 	s.reading.last++
 	op.send = s.reading.last
 	if s.reading.asked == nil {
@@ -41,8 +49,7 @@ func (s *sender) read(op *operation) {
 	s.reading.asked[op.send] = op
 	if s.reading.back == nil {
 		if err := s.openBack(); err != nil {
-			s.session.relay.grumble.warn(s.session.log, err, "no way back for reads")
-			s.stopReads(&wire.Error{Status: wire.StatusOf(err)})
+			s.noWayBack(err)
 			return
 		}
 	}
