@@ -96,13 +96,15 @@ func (s *sender) cameBack(r *receiver) {
 	s.reading.back.close() // it serves once
 	r.reader = s
 	s.pair(r.connection)
+	if r.route != s.route || r.remote() != s.remote() {
+		s.shutdown(wire.Errorf(wire.StatusMalformed, "the relay of %s opened the way back for reads by route %d, of a connection by route %d", s.peer, r.route, s.route))
+	}
 }
 
 // pair makes a connection and its way back twins.
 func (c *connection) pair(back *connection) { c.twin, back.twin = back, c }
 
-// backRefused is the other side's word that no way back can be opened. A read that comes
-// later tries again.
+// backRefused is the other side's word that no way back can be opened.
 func (s *sender) backRefused(m *wire.PeerBackRefused) error {
 	w := s.reading.back
 	if w == nil || !w.listener.expects() || m.Status == uint32(wire.StatusOK) {
@@ -110,17 +112,27 @@ func (s *sender) backRefused(m *wire.PeerBackRefused) error {
 	}
 	w.close()
 	s.reading.back = nil
-	why := &wire.Error{Status: wire.Status(m.Status), Reason: wire.Text(m.Reason[:])}
-	s.session.relay.grumble.warn(s.session.log, why, "a read has no way back")
-	s.stopReads(why)
+	s.noWayBack(&wire.Error{Status: wire.Status(m.Status), Reason: wire.Text(m.Reason[:])})
 	return nil
 }
 
+// againTime is for how long reads of a connection that got no way back do not ask for one.
+const againTime = time.Second
+
+// noWayBack ends the reads that wait for a way back. What the reason is of is not the
+// connection, which stays up.
+func (s *sender) noWayBack(why error) {
+	r := s.session.relay
+	r.grumble.warn(s.session.log, why, "no way back for reads")
+	s.reading.again = r.loop.Now() + againTime
+	s.stopReads(wire.StatusNoWayBack)
+}
+
 // stopReads fails the reads whose data has not begun to come.
-func (s *sender) stopReads(why *wire.Error) {
+func (s *sender) stopReads(status wire.Status) {
 	for number, op := range s.reading.asked {
 		delete(s.reading.asked, number)
-		op.finish(why.Status)
+		op.finish(status)
 	}
 }
 
@@ -153,10 +165,11 @@ func (r *receiver) openFor(m *wire.PeerBack) error {
 			return
 		}
 		var way way
-		s.block(0, func() (err error) {
+		s.beside(&s.opening, func() (err error) {
 			way, err = s.relay.dialBack(c, r.connection, m)
 			return err
 		}, func(err error) {
+			defer s.next()
 			if err == nil {
 				err = way.attach(c)
 			}
@@ -202,18 +215,22 @@ func (r *receiver) refuseBack(err error) {
 	r.port.Send(m, 0)
 }
 
-// later runs what blocks, as soon as the session may have one more that does.
+// maxOpening bounds the ways back of one session that are being opened at a time: each
+// has a goroutine.
+const maxOpening = 8
+
+// later opens a way back, as soon as the session may open one more.
 func (s *session) later(f func()) {
-	if s.blocking >= maxBlocking {
+	if s.opening >= maxOpening {
 		s.waiting = append(s.waiting, f)
 		return
 	}
 	f()
 }
 
-// next runs what waits to block. It is called when something does not any more.
+// next opens what waits. It is called when a way back is not being opened any more.
 func (s *session) next() {
-	for len(s.waiting) > 0 && s.blocking < maxBlocking {
+	for len(s.waiting) > 0 && s.opening < maxOpening {
 		f := s.waiting[0]
 		s.waiting = s.waiting[1:]
 		f()
@@ -229,7 +246,9 @@ func (r *Relay) dialBack(c, forward *connection, m *wire.PeerBack) (way, error) 
 	handle := wire.HandleLayout{Token: m.Token, Generation: m.Generation}
 	connect := &wire.Connect{GPU: c.lane.uuid}
 	if forward.abroad == nil {
-		return r.dialNeighbour(c, connect, handle, config)
+		// Reads were posted with memory that is fit for the connection's route, which another
+		// configuration, or a pair's verdict, may have been the reason for.
+		return r.dialNeighbour(c, connect, handle, config, forward.route)
 	}
 	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err

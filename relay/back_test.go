@@ -72,8 +72,8 @@ func TestWhatARelayBringsForARead(t *testing.T) {
 	}
 }
 
-// Where the way back cannot be opened the reads that were asked for end, and the next
-// asks again.
+// Where the way back cannot be opened the reads that were asked for end, also the next, and
+// one that comes later asks again.
 func TestAReadWithoutAWayBack(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
@@ -85,13 +85,19 @@ func TestAReadWithoutAWayBack(t *testing.T) {
 		s.receive(&wire.PeerBackRefused{Status: uint32(wire.StatusLimit)}, 0, nil)
 		w.read()
 		for _, op := range reads {
-			if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusLimit) {
+			if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoWayBack) {
 				t.Errorf("a read ended with %+v", done)
 			}
+		}
+		next := w.post(s.connection, wire.OpRead, 0, 0, 8)
+		w.read()
+		if done := w.ended[next.cookie]; done.Status != uint32(wire.StatusNoWayBack) {
+			t.Errorf("the next ended with %+v", done)
 		}
 		if s.down != nil || len(w.relay.listeners) > 0 {
 			t.Errorf("down: %v; %d ways back are awaited", s.down, len(w.relay.listeners))
 		}
+		s.reading.again = 0
 	}
 	w.leave(s.connection)
 	w.over()
@@ -127,10 +133,11 @@ func TestNoRoomForAReadsWayBack(t *testing.T) {
 	}
 	op := w.post(s.connection, wire.OpRead, 0, 0, 8)
 	w.read()
-	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusLimit) || s.down != nil || s.reading.back != nil {
+	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoWayBack) || s.down != nil || s.reading.back != nil {
 		t.Errorf("the read ended with %+v; down: %v; a way back: %v", done, s.down, s.reading.back)
 	}
 	w.relay.giveBack(full)
+	s.reading.again = 0
 	op = w.post(s.connection, wire.OpRead, 0, 0, 8)
 	if s.reading.asked[op.send] != op || len(w.relay.listeners) != 1 {
 		t.Errorf("the next one is not asked for")
@@ -178,4 +185,67 @@ func TestAKeyOfAnotherSession(t *testing.T) {
 	if o.users+w.mine.users+c.serving != 0 {
 		t.Errorf("%d, %d, %d operations are left", o.users, w.mine.users, c.serving)
 	}
+}
+
+// A way back by another route than its connection's, for which the memory of reads was
+// found fit, takes both down.
+func TestAWayBackOfAnotherRoute(t *testing.T) {
+	w := newWorld(t)
+	s := w.link(wire.RouteStaged, w.mine).s
+	w.mine.kind = wire.MemoryIPC // which is read into by route staged alone
+	w.post(s.connection, wire.OpRead, 0, 0, 8)
+	back := newReceiver(w.connection(wire.RouteDirect))
+	back.hidden = true
+	s.cameBack(back)
+	if s.down == nil || s.down.Status != wire.StatusMalformed || back.down != s.down {
+		t.Fatalf("the connection is down with %v, the way back with %v", s.down, back.down)
+	}
+	w.leave(s.connection)
+	w.ends(back)
+	w.over()
+}
+
+// What is read does not come into memory of cudaMalloc from another relay, which would have
+// to write it.
+func TestAReadIntoMemoryOfCudaMalloc(t *testing.T) {
+	w := newWorld(t)
+	s := w.link(wire.RouteDirect, w.mine).s
+	op := w.post(s.connection, wire.OpRead, 0, 0, 8)
+	w.mine.kind, w.mine.parts = wire.MemoryIPC, nil
+	back := newReceiver(w.connection(wire.RouteDirect))
+	back.hidden = true
+	s.cameBack(back)
+	back.receive(&wire.PeerReadData{Send: 1, Read: op.send, Length: op.length}, 0, nil)
+	w.read()
+	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNotPermitted) {
+		t.Fatalf("the read ended with %v", wire.Status(done.Status))
+	}
+	w.leave(s.connection)
+	w.ends(back)
+	w.over()
+}
+
+// A way back that is awaited finds room in its session, whatever came meanwhile.
+func TestAWayBackIntoAFullSession(t *testing.T) {
+	w := newWorld(t)
+	s := w.link(wire.RouteDirect, w.mine).s
+	w.post(s.connection, wire.OpRead, 0, 0, 8)
+	l := s.reading.back.listener
+	others := map[uint32]bool{}
+	for len(w.session.connections) <= wire.MaxConnections {
+		others[w.connection(wire.RouteDirect).number] = true
+	}
+	back := newReceiver(w.connection(wire.RouteDirect))
+	w.session.ended = nil // its client is there
+	l.take(back)
+	w.session.ended = errEnding
+	if s.down != nil || back.down != nil || back.reader != s {
+		t.Fatalf("the connection is down with %v, the way back with %v", s.down, back.down)
+	}
+	for number := range others {
+		delete(w.session.connections, number)
+	}
+	w.leave(s.connection)
+	w.ends(back)
+	w.over()
 }

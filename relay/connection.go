@@ -103,6 +103,14 @@ func (c *connection) post(op *operation) {
 	c.advance()
 }
 
+// refuse ends an operation that cannot be posted: on no connection too, where c is nil.
+func (c *connection) refuse(op *operation, status wire.Status) {
+	if c != nil && op.kind != wire.OpFlush && op.kind != wire.OpCancel {
+		c.flushes.missed(status)
+	}
+	op.finish(status)
+}
+
 // advance starts what is due.
 func (c *connection) advance() bool {
 	progress := false

@@ -59,6 +59,13 @@ func (f *flushes) cancel(cookie uint64) {
 	}
 }
 
+// missed is a failure of an operation behind all flushes that are posted.
+func (f *flushes) missed(status wire.Status) {
+	if f.lost == wire.StatusOK {
+		f.lost = status
+	}
+}
+
 // over takes an operation that has ended away from the flushes behind it.
 func (f *flushes) over(op *operation, status wire.Status) {
 	own := op.kind == wire.OpFlush
@@ -78,8 +85,8 @@ func (f *flushes) over(op *operation, status wire.Status) {
 		w.behind--
 		ready = append(ready, w)
 	}
-	if !told && f.lost == wire.StatusOK {
-		f.lost = status
+	if !told {
+		f.missed(status)
 	}
 	for _, w := range ready {
 		w.settle()

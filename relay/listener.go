@@ -370,7 +370,8 @@ func (l *listener) take(r *receiver) {
 		}
 	case errors.As(over, &limit):
 		c.shutdown(limit)
-	case !l.open() || len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted:
+	case !l.open(), l.forward == nil && (len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted):
+		// Not so of a way back: openBack has found room for it, and its end would be its twin's.
 		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))
 	default:
 		if err := r.introduce(); err != nil {
@@ -503,11 +504,11 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (way, error) {
 		return nil, wire.Errorf(wire.StatusUnreachable,
 			"the listener is on another host, or was there before this one was booted, and relay.transport in config.toml says %s, which reaches this host alone", config.Transport)
 	}
-	return r.dialNeighbour(c, m, handle, config)
+	return r.dialNeighbour(c, m, handle, config, routeNumber(config.Route))
 }
 
-// dialNeighbour is dial where the listener is on this host.
-func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config) (way, error) {
+// dialNeighbour is dial where the listener is on this host. The route is what is asked for.
+func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, route uint32) (way, error) {
 	if err := c.lane.open(); err != nil {
 		return nil, err
 	}
@@ -522,7 +523,7 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 	defer packet.Relays.HangUp(conn)
 	hello := &wire.PeerHello{
 		Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
-		Token: handle.Token, GPU: m.GPU, Route: routeNumber(config.Route), Shares: 1,
+		Token: handle.Token, GPU: m.GPU, Route: route, Shares: 1,
 	}
 	wire.SetText(hello.Name[:], r.name())
 	answer, fds, err := conn.Exchange(hello, 2*handshakeTime+testedTime)

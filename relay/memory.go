@@ -29,9 +29,11 @@ type memory struct {
 	length  uint64
 	access  uint32
 	users   int
+	served  int // of these, what the relay does for others (offering)
 	takes   use // of the relay's limits
 	retired bool
-	// gone is called when it has been freed; nil where nobody waits for that.
+	// gone is called when it has been freed, or when nothing but operations of its own
+	// client use it any more; nil where nobody waits for that.
 	gone func()
 	// known are the ends of connections that have told others of this memory.
 	known map[knower]bool
@@ -407,17 +409,12 @@ func (m *memory) make(gpu wire.UUID) error {
 	return nil
 }
 
-// unexport answers when the memory is gone, or at once where something is under
-// way on it.
+// unexport answers when the memory is gone, or where operations of the client's, which it
+// knows of, are under way on it, when none of others is, which it does not.
 func (s *session) unexport(number, sequence uint32) {
 	m := s.memories[number]
 	if m == nil || m.retired {
 		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", number))
-		return
-	}
-	if m.users > 0 {
-		m.retire()
-		s.answer(sequence, nil)
 		return
 	}
 	m.gone = func() { s.answer(sequence, nil) }
@@ -439,7 +436,13 @@ func (m *memory) release() {
 }
 
 func (m *memory) settle() {
-	if !m.retired || m.users > 0 || m.session.memories[m.number] != m {
+	if !m.retired || m.session.memories[m.number] != m {
+		return
+	}
+	if m.users > 0 {
+		if m.served == 0 {
+			m.answer()
+		}
 		return
 	}
 	delete(m.session.memories, m.number)
@@ -448,6 +451,14 @@ func (m *memory) settle() {
 	}
 	m.free()
 	m.session.settle()
+}
+
+// answer answers who waits for the memory's end.
+func (m *memory) answer() {
+	if gone := m.gone; gone != nil {
+		m.gone = nil
+		gone()
+	}
 }
 
 func (m *memory) free() {
@@ -477,9 +488,7 @@ func (m *memory) free() {
 		if m.staged != nil {
 			m.staged.on.bytes -= m.mapped.Bytes
 		}
-		if m.gone != nil {
-			m.gone()
-		}
+		m.answer()
 	}
 	if m.kind != wire.MemoryHost && m.staged == nil {
 		after(free())

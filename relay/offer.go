@@ -35,7 +35,9 @@ type serving struct {
 func (v *serving) over() {
 	v.at.serving--
 	v.offering.users--
+	v.offering.memory.served--
 	v.offering.settle()
+	v.offering.memory.settle()
 }
 
 func (s *session) offer(m *wire.Offer, sequence uint32) {
@@ -161,6 +163,7 @@ func (c *connection) serve(kind uint32, key wire.UUID, offset, length uint64) (*
 		return nil, wire.StatusOutOfRange
 	}
 	m.users++
+	m.served++
 	o.users++
 	c.serving++
 	return &operation{

@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"time"
+
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -21,6 +23,8 @@ type reading struct {
 	// asked are those whose data has not begun to come, by number.
 	asked map[uint64]*operation
 	back  *wayBack // nil until a read needs it
+	// again is when the next may try to open it, of the loop's clock.
+	again time.Duration
 }
 
 // --- the side that reads and writes -------------------------------------------------
@@ -33,6 +37,10 @@ func (s *sender) write(op *operation) {
 
 // read asks for what a one-sided read is to bring.
 func (s *sender) read(op *operation) {
+	if s.reading.back == nil && s.session.relay.loop.Now() < s.reading.again {
+		op.finish(wire.StatusNoWayBack)
+		return
+	}
 	s.reading.last++
 	op.send = s.reading.last
 	if s.reading.asked == nil {
@@ -41,8 +49,7 @@ func (s *sender) read(op *operation) {
 	s.reading.asked[op.send] = op
 	if s.reading.back == nil {
 		if err := s.openBack(); err != nil {
-			s.session.relay.grumble.warn(s.session.log, err, "no way back for reads")
-			s.stopReads(&wire.Error{Status: wire.StatusOf(err)})
+			s.noWayBack(err)
 			return
 		}
 	}
@@ -93,18 +100,28 @@ func (r *receiver) readData(m *wire.PeerReadData) error {
 		r.refuse(a, wire.StatusCanceled)
 		return nil
 	}
+	if op.memory.kind == wire.MemoryIPC && r.route == wire.RouteDirect { // as with receives
+		op.finish(wire.StatusNotPermitted)
+		r.refuse(a, wire.StatusNotPermitted)
+		return nil
+	}
 	r.begin(a, op)
 	return nil
 }
 
 // --- the side whose memory it is ----------------------------------------------------
 
+// maxServing bounds what one connection's other side has under way here: all that its
+// client's ring has, and as many reads more that have ended there, while word of that, the
+// other relay's and the NIC's, comes behind what the client has posted since.
+const maxServing = 2 * wire.RingEntries
+
 // crowded says that the other relay asks for more at a time than a client can.
 func (r *receiver) crowded(waiting int) error {
-	if r.serving+waiting < wire.RingEntries {
+	if r.serving+waiting < maxServing {
 		return nil
 	}
-	return wire.Errorf(wire.StatusLimit, "%s has more than %d reads and writes under way, which is the limit", r.peer, wire.RingEntries)
+	return wire.Errorf(wire.StatusLimit, "%s has more than %d reads and writes under way, which is the limit", r.peer, maxServing)
 }
 
 // put is a write of the other side's client: its message meets no receive but ours.

@@ -369,7 +369,7 @@ func FuzzPeerOfWhoOffers(f *testing.F) {
 					t.Fatalf("bytes %d+%d are granted", op.offset, op.length)
 				}
 			}
-			if r.serving+len(r.back.waiting) > wire.RingEntries {
+			if r.serving+len(r.back.waiting) > maxServing {
 				t.Fatalf("%d operations are served", r.serving)
 			}
 		}

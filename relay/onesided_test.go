@@ -76,8 +76,20 @@ func TestOneSided(t *testing.T) {
 			t.Run("other memory", p.otherMemory)
 			t.Run("in flight", p.inFlight)
 			t.Run("keys", p.whatAKeyDoesNotAllow)
-			t.Run("withdrawal", p.withdrawalUnderTraffic)
+			t.Run("withdrawal", func(t *testing.T) {
+				o := p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth)
+				p.takenBackUnderTraffic(t, o, func() error { return o.Withdraw(within(t)) })
+			})
+			t.Run("unexport", func(t *testing.T) {
+				again, err := p.b.Export(within(t), client.Allocation{FD: p.target.fd, Bytes: pairBytes, GPU: uuid(t, 3)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				o := p.offer(t, again, 0, pairBytes, remoteBoth)
+				p.takenBackUnderTraffic(t, o, func() error { return again.Unexport(within(t)) })
+			})
 			t.Run("cancel", p.cancels)
+			t.Run("full of reads", p.fullOfReads)
 		})
 	}
 }
@@ -319,11 +331,10 @@ func TestAnOfferToAListenersConnections(t *testing.T) {
 	}
 }
 
-// What is withdrawn under traffic is not touched any more once that has returned, and what
-// had begun ended well or with the key's error.
-func (p *pair) withdrawalUnderTraffic(t *testing.T) {
+// What is withdrawn, or unexported, under traffic is not touched any more once that has
+// returned, and what had begun ended well or with the key's error.
+func (p *pair) takenBackUnderTraffic(t *testing.T, o *client.Offer, end func() error) {
 	const each = 1 << 20
-	o := p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth)
 	p.source.write(0, bytes.Repeat([]byte{0xaa}, each))
 	var ops []*client.Operation
 	for i := range uint64(8) {
@@ -337,7 +348,7 @@ func (p *pair) withdrawalUnderTraffic(t *testing.T) {
 		}
 		ops = append(ops, op)
 	}
-	if err := o.Withdraw(within(t)); err != nil {
+	if err := end(); err != nil {
 		t.Fatal(err)
 	}
 	p.target.write(0, make([]byte, 8*each))
@@ -349,6 +360,32 @@ func (p *pair) withdrawalUnderTraffic(t *testing.T) {
 	if !bytes.Equal(p.target.read(0, 8*each), make([]byte, 8*each)) {
 		t.Error("an operation wrote what was withdrawn")
 	}
+}
+
+// A client that keeps its ring full of reads keeps its connection.
+func (p *pair) fullOfReads(t *testing.T) {
+	const n = 8 << 10
+	key := p.offer(t, p.target.Memory, 0, n, wire.RemoteRead).Key()
+	var ops []*client.Operation
+	for i := range 6 * wire.RingEntries {
+		if len(ops) == wire.RingEntries {
+			if _, err := wait(t, ops[0], nil); err != nil {
+				t.Fatalf("read %d: %v", i-len(ops), err)
+			}
+			ops = ops[1:]
+		}
+		op, err := p.sending.Read(p.source.Memory, 0, n, key, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops = append(ops, op)
+	}
+	for _, op := range ops {
+		if _, err := wait(t, op, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.move(t, n)
 }
 
 // Operations that have not begun are canceled; others end by themselves.
@@ -502,6 +539,12 @@ func TestFlush(t *testing.T) {
 	bad()
 	_, err = wait(t, flush(p.sending), nil)
 	demand(t, err, wire.StatusOutOfRange)
+	// Also of what was refused when it was posted.
+	op, err = p.sending.Send(p.source.Memory, pairBytes, 1)
+	_, err = wait(t, op, err)
+	demand(t, err, wire.StatusOutOfRange)
+	_, err = wait(t, flush(p.sending), nil)
+	demand(t, err, wire.StatusOutOfRange)
 	if _, err := wait(t, flush(p.sending), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -559,5 +602,81 @@ func TestAcceptWithoutWaiting(t *testing.T) {
 	}
 	if c, err := listener.TryAccept(); c != nil || err != nil {
 		t.Fatalf("one was accepted twice: %v, %v", c, err)
+	}
+}
+
+// The way back of reads goes by the route of their connection, for which their memory was
+// found fit, whatever the configuration says by then.
+func TestAWayBackIsOfItsConnectionsRoute(t *testing.T) {
+	needGPUs(t, 4)
+	for _, route := range routes {
+		t.Run(route, func(t *testing.T) {
+			h := newHost(t)
+			h.nic("nic0", 1)
+			h.nic("nic1", 2)
+			var c launch.Config
+			h.change = func(of *launch.Config) { c = *of }
+			p := &pair{a: attach(t, h.relay("a", launch.RouteAuto, far(0, 1, "nic0")))}
+			socket, r := h.start("b", route, -1, far(3, 2, "nic1"))
+			p.b = attach(t, socket)
+			p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
+			p.sending, p.receiving, _ = join(t, p.a, 0, p.b, 3)
+			c.Route = map[string]string{launch.RouteDirect: launch.RouteStaged, launch.RouteStaged: launch.RouteDirect}[route]
+			if err := r.Configure(c); err != nil {
+				t.Fatal(err)
+			}
+			const n = 1<<20 + 3
+			p.sided(t, p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth).Key(), 0, n)
+			all, err := p.b.Statistics(within(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if by := map[string]uint64{launch.RouteDirect: all.Direct, launch.RouteStaged: all.Staged}[route]; by != 2*n {
+				t.Errorf("%d of %d bytes went by route %s", by, 2*n, route)
+			}
+		})
+	}
+}
+
+// Ways back that are opened for others leave the requests of the client whose memory it is
+// their room.
+func TestManyWaysBackAtOnce(t *testing.T) {
+	p := connected(t, launch.RouteDirect)
+	listener, err := p.b.Listen(within(t), uuid(t, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	offer, err := listener.Offer(within(t), p.target.Memory, 0, 8, wire.RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var from []*client.Connection
+	for range 150 {
+		c, err := p.a.Connect(within(t), uuid(t, 0), listener.Handle())
+		if err == nil {
+			_, err = listener.Accept(within(t))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		from = append(from, c)
+	}
+	var ops []*client.Operation
+	for _, c := range from {
+		op, err := c.Read(p.source.Memory, 0, 8, offer.Key(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops = append(ops, op)
+	}
+	for i := range 100 {
+		if _, err := p.b.Listen(within(t), uuid(t, 3)); err != nil {
+			t.Fatalf("listener %d: %v", i, err)
+		}
+	}
+	for i, op := range ops {
+		if _, err := wait(t, op, nil); err != nil {
+			t.Errorf("read %d: %v", i, err)
+		}
 	}
 }

@@ -456,7 +456,7 @@ func (s *sender) conclude(op *operation) {
 }
 
 func (s *sender) stop(why *wire.Error) {
-	s.stopReads(why)
+	s.stopReads(why.Status)
 	if s.reading.back != nil {
 		s.reading.back.close()
 	}

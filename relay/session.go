@@ -61,7 +61,8 @@ type session struct {
 
 	last     uint32 // number given out
 	blocking int
-	waiting  []func() // to block
+	opening  int      // ways back, beside its client's requests (back.go)
+	waiting  []func() // to open one
 	counted  bool     // in the relay's use
 	ended    *wire.Error
 	parting  bool // its client waits for the socket's end
@@ -288,7 +289,7 @@ func (s *session) settle() {
 	if s.parting && len(s.memories) == 0 && s.bringing == 0 {
 		s.port.Close() // whatever is under way, it is not in the client's memory
 	}
-	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking > 0 || s.relay.sessions[s.id] != s {
+	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking+s.opening > 0 || s.relay.sessions[s.id] != s {
 		return
 	}
 	delete(s.relay.sessions, s.id)
@@ -417,13 +418,17 @@ func (s *session) block(sequence uint32, work func() error, then func(error)) {
 		then(wire.Errorf(wire.StatusLimit, "%d requests of this client are under way, which is the limit", maxBlocking))
 		return
 	}
-	s.blocking++
+	s.beside(&s.blocking, work, then)
+}
+
+// beside is block of what is counted so.
+func (s *session) beside(count *int, work func() error, then func(error)) {
+	*count++
 	go func() {
 		err := work()
 		s.relay.loop.Do(func() {
-			s.blocking--
+			*count--
 			then(err)
-			s.next()
 			s.settle()
 		})
 		s.relay.examine(err) // after the answer, which says what was tried
@@ -517,13 +522,13 @@ func (s *session) take(d wire.Descriptor) {
 		wait: d.WaitTimeline, waitValue: d.WaitValue, signal: d.SignalTimeline, signalValue: d.SignalValue,
 		remote: remote{d.Key, d.RemoteOffset},
 	}
+	c := s.visible(d.Connection)
 	if !timelinesOf(d) {
 		op.signal = wire.NoTimeline
-		op.finish(wire.StatusMalformed)
+		c.refuse(op, wire.StatusMalformed)
 		return
 	}
 	op.inTurn = d.Flags&wire.InTurn != 0
-	c := s.visible(d.Connection)
 	switch {
 	case c == nil || c.down != nil && d.Operation == wire.OpCancel:
 		op.finish(wire.StatusUnknownConnection)
@@ -540,7 +545,7 @@ func (s *session) take(d wire.Descriptor) {
 			status = op.waitFor(d.WaitEvent, c)
 		}
 		if status != wire.StatusOK {
-			op.finish(status)
+			c.refuse(op, status)
 			return
 		}
 		c.post(op)

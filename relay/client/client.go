@@ -592,8 +592,9 @@ func (m *Memory) forget() (unmap func() error) {
 }
 
 // Unexport takes memory back: no new operation can use it, and the relay's
-// mapping goes when those under way have ended. No stream of this process may use
-// staging memory any more.
+// mapping goes when those under way have ended. Its offers are withdrawn, and it returns
+// when nobody else's operation touches the memory any more; of its own the program knows.
+// No stream of this process may use staging memory any more.
 func (m *Memory) Unexport(ctx context.Context) error {
 	m.session.mu.Lock()
 	unmap := m.forget()

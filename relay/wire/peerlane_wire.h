@@ -79,7 +79,8 @@
 	X(25, "no staging memory") \
 	X(26, "the ring does not hold what the protocol allows") \
 	X(27, "no such event") \
-	X(28, "no memory is offered under this key to this connection")
+	X(28, "no memory is offered under this key to this connection") \
+	X(29, "the two relays could not open the way back that a read needs")
 
 enum peerlane_message {
 	PEERLANE_MESSAGE_HELLO = 1,

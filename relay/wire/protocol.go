@@ -114,6 +114,7 @@ const (
 	StatusBadRing           Status = 26 // the ring does not hold what the protocol allows
 	StatusUnknownEvent      Status = 27 // no such event
 	StatusBadKey            Status = 28 // no memory is offered under this key to this connection
+	StatusNoWayBack         Status = 29 // the two relays could not open the way back that a read needs
 )
 
 var statusText = map[Status]string{
@@ -146,6 +147,7 @@ var statusText = map[Status]string{
 	StatusBadRing:           "the ring does not hold what the protocol allows",
 	StatusUnknownEvent:      "no such event",
 	StatusBadKey:            "no memory is offered under this key to this connection",
+	StatusNoWayBack:         "the two relays could not open the way back that a read needs",
 }
 
 // Message types.

@@ -285,7 +285,9 @@ PEERLANE_API int peerlane_export_pointer_ipc(peerlane_session *session, const vo
 PEERLANE_API int peerlane_pointer_id(const void *pointer, uint64_t length, uint64_t *id);
 
 /* Takes memory back: no new operation can use it, and the relay's mapping, which pins
- * the memory, goes when those under way have ended. Host memory and staging memory are
+ * the memory, goes when those under way have ended. Its offers are withdrawn, and as with
+ * peerlane_withdraw() it returns when nobody else's operation touches the memory any more;
+ * of its own the program knows. Host memory and staging memory are
  * unmapped here, also where the session has failed. */
 PEERLANE_API int peerlane_unexport(peerlane_session *session, peerlane_memory memory);
 
@@ -466,7 +468,9 @@ PEERLANE_API int peerlane_write(peerlane_session *session, peerlane_connection c
 
 /* Reads `length` bytes from byte `at` of what the other side has offered into a memory
  * here; the rest as peerlane_write(). The first read of a connection opens another one,
- * the other way, which counts among both sides' connections. */
+ * the other way, which counts among both sides' connections. Where the relays cannot open
+ * it, reads end with PEERLANE_STATUS_NO_WAY_BACK, the connection stays up, and the relays'
+ * logs have the reason; reads of the next second end so too, a later one tries again. */
 PEERLANE_API int peerlane_read(peerlane_session *session, peerlane_connection connection, peerlane_memory memory,
 	uint64_t offset, uint64_t length, const peerlane_remote_key *key, uint64_t at, const struct peerlane_options *options,
 	peerlane_operation *operation);
