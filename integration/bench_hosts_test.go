@@ -25,9 +25,6 @@ type benches struct {
 
 func newBenches(t *testing.T) *benches {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: it makes network namespaces")
-	}
 	root := newRoot(t)
 	b := &benches{networks: newNetworks(t), temp: root}
 	for i := range b.roots {

@@ -11,10 +11,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
@@ -36,8 +40,7 @@ func newNetworks(t *testing.T) *networks {
 	n := &networks{T: t, addresses: [2]string{"10.211.0.1", "10.211.0.2"}}
 	for i := range n.names {
 		n.names[i], n.cables[i] = fmt.Sprintf("peerlane-%d-%c", os.Getpid(), 'a'+i), fmt.Sprintf("plnet%d", i)
-		n.must("ip", "netns", "add", n.names[i])
-		t.Cleanup(func() { n.must("ip", "netns", "del", n.names[i]) })
+		n.add(n.names[i])
 	}
 	n.must("ip", "link", "add", n.cables[0], "netns", n.names[0], "type", "veth", "peer", "name", n.cables[1], "netns", n.names[1])
 	for i, cable := range n.cables {
@@ -46,6 +49,61 @@ func newNetworks(t *testing.T) *networks {
 		n.in(i, "ip", "link", "set", "lo", "up")
 	}
 	return n
+}
+
+// add makes a namespace, and removes what test processes that were killed have left.
+func (n *networks) add(name string) {
+	n.Helper()
+	if os.Geteuid() != 0 {
+		n.Skip("needs root: it makes network namespaces")
+	}
+	sweepNetworks(n.T)
+	n.must("ip", "netns", "add", name)
+	n.Cleanup(func() { n.must("ip", "netns", "del", name) })
+}
+
+var testNetwork = regexp.MustCompile(`^peerlane-([0-9]+)-`)
+
+// sweepNetworks removes the namespaces that name a process which is gone.
+func sweepNetworks(t *testing.T) {
+	t.Helper()
+	all, err := filepath.Glob("/run/netns/peerlane-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range all {
+		name := filepath.Base(path)
+		m := testNetwork.FindStringSubmatch(name)
+		if m == nil {
+			continue
+		}
+		if pid, err := strconv.Atoi(m[1]); err != nil || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			continue
+		}
+		if out, err := exec.Command("ip", "netns", "del", name).CombinedOutput(); err != nil { // another process may have been first
+			t.Logf("%s, which a process that is gone has left: %v: %s", name, err, out)
+		}
+	}
+}
+
+// What a test process that was killed has left goes away with the next one's first test.
+func TestNetworksOfAKilledProcess(t *testing.T) {
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	n := newNetworks(t)
+	left := fmt.Sprintf("peerlane-%d-a", gone.Process.Pid)
+	n.must("ip", "netns", "add", left)
+	sweepNetworks(t)
+	if _, err := os.Stat("/run/netns/" + left); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is there still: %v", left, err)
+	}
+	for _, name := range n.names {
+		if _, err := os.Stat("/run/netns/" + name); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 func (n *networks) must(command ...string) {

@@ -28,15 +28,11 @@ var places atomic.Int32
 
 func newRouted(t *testing.T) *routed {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: it makes network namespaces")
-	}
 	place := int(places.Add(1))
 	name := func(which string) string { return fmt.Sprintf("peerlane-%d-%d-%s", os.Getpid(), place, which) }
 	n := &routed{&networks{T: t, addresses: [2]string{"10.211.0.1", "10.211.0.2"}, names: [2]string{name("a"), name("b")}, cables: [2]string{"plnet0", "plnet1"}}, name("router"), place}
 	for _, name := range []string{n.names[0], n.names[1], n.router} {
-		n.must("ip", "netns", "add", name)
-		t.Cleanup(func() { n.must("ip", "netns", "del", name) })
+		n.add(name)
 	}
 	n.onRouter("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
 	for i := range n.names { // of an MTU TCP hears by ICMP, or not at all

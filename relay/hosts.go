@@ -46,6 +46,8 @@ type hosts struct {
 	// before; of the loop.
 	resting map[*tcp.Peer]int
 	stopped chan struct{}
+	// refused is what was said last of where it cannot listen; of the loop.
+	refused string
 
 	mu       sync.Mutex
 	meetings map[*network.Session]*meeting // whose streams come still
@@ -167,8 +169,10 @@ func (h *hosts) listen() (refused []string) {
 	refused = h.rails.listen(h.relay.lanes, h.listener, func(at netip.Addr) (net.Listener, error) {
 		return h.relay.wires.listen(at, h.where.Ports)
 	})
-	if len(refused) > 0 && len(h.rails.listening) > 0 {
-		logrus.Warnf("%s listens on fewer networks than its lanes reach: %s", h.relay.name(), strings.Join(refused, "; "))
+	said := h.refused
+	h.refused = strings.Join(refused, "; ")
+	if h.refused != "" && h.refused != said && len(h.rails.listening) > 0 {
+		logrus.Warnf("%s listens on fewer networks than its lanes reach: %s", h.relay.name(), h.refused)
 	}
 	return refused
 }

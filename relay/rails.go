@@ -44,6 +44,13 @@ type rails struct {
 	known     map[string][]network.Rail   // of relays (tcp.Key), as they told last
 	places    map[netip.Addr]network.Rail // of relays, for people
 	failed    map[failure]time.Time
+	refused   map[netip.Addr]refusal // where listening failed
+}
+
+// refusal is why listening failed, and when.
+type refusal struct {
+	why  string
+	when time.Time
 }
 
 // failure is a way that did not work.
@@ -68,7 +75,7 @@ const mostKnown = 4096
 func newRails(addresses []address.Chosen, w wires) *rails {
 	r := &rails{
 		addresses: addresses, links: w.links, carried: map[string]*tcp.Carried{"": {}},
-		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{}, failed: map[failure]time.Time{},
+		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{}, failed: map[failure]time.Time{}, refused: map[netip.Addr]refusal{},
 	}
 	if r.links == nil {
 		r.links = links
@@ -146,6 +153,7 @@ func (r *rails) look() {
 	for name, is := range down {
 		if is != r.down[name] {
 			logrus.Warnf("interface %s, by which relays of other hosts are reached, %s", name, map[bool]string{true: "is down, or its address is gone", false: "is up again"}[is])
+			clear(r.refused)
 		}
 	}
 	r.down = down
@@ -172,21 +180,27 @@ func (r *rails) of(l *lane) []int {
 
 // listen has the relay listen on an address of each rail that its lanes reach: the first
 // that can be had; and on the others that are up while all of a lane's are down. Where
-// none of these can be had, on any. What could not be had are sentences.
+// none of these can be had, on any. What could not be had are sentences; it is not tried
+// again for failedTime, unless an interface has changed: each client's Listen leads here.
 func (r *rails) listen(lanes []*lane, g *gate, at func(netip.Addr) (net.Listener, error)) (refused []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	try := func(a address.Chosen) bool {
+	try := func(a address.Chosen) {
+		if before, is := r.refused[a.Address]; is && time.Since(before.when) <= failedTime {
+			refused = append(refused, before.why)
+			return
+		}
 		l, err := at(a.Address)
 		if err != nil {
+			r.refused[a.Address] = refusal{err.Error(), time.Now()}
 			refused = append(refused, err.Error())
-			return false
+			return
 		}
+		delete(r.refused, a.Address)
 		g.add(l)
 		port := uint16(l.Addr().(*net.TCPAddr).Port)
 		r.listening = append(r.listening, listening{a, address.Endpoint{Address: a.Address.WithZone(""), Port: port}})
 		logrus.Infof("listening for relays of other hosts at %v%s", l.Addr(), where(a))
-		return true
 	}
 	var wanted []int
 	for _, l := range lanes {

@@ -564,6 +564,12 @@ func TestWhereARelayListens(t *testing.T) {
 			if !reflect.DeepEqual(at(h), c.want) || len(said) != c.says {
 				t.Errorf("it listens on %v, and says %q", at(h), said)
 			}
+			again := h.listen(c.lanes, g, func(a netip.Addr) (net.Listener, error) {
+				return nil, fmt.Errorf("%v is tried again", a)
+			})
+			if !slices.Equal(again, said) {
+				t.Errorf("at once again it says %q, after %q", again, said)
+			}
 			if len(c.refused) == 0 {
 				h.listen([]*lane{laneOf("nic0")}, g, func(a netip.Addr) (net.Listener, error) { return accept(a, address.Ports{}) })
 				if got := at(h); !slices.Contains(got, 0) || !slices.IsSorted(got) || len(got) > 3 {

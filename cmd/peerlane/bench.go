@@ -267,7 +267,7 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 		_, _ = a.out.Write(page)
 		return err
 	}
-	fmt.Fprintf(a.out, "Host: %s.\nCUDA driver %d, Peerlane %s, %s: %s\n\n", r.Host, r.Driver, r.Release, r.Date.Format(time.RFC3339), strings.Join(r.Command, " "))
+	fmt.Fprintf(a.out, "Host: %s.\nCUDA driver %d, Peerlane %s, %s: %s\n\n", printable(r.Host), r.Driver, printable(r.Release), r.Date.Format(time.RFC3339), printable(strings.Join(r.Command, " ")))
 	heading, cells := r.Table()
 	columns := make([]any, len(heading))
 	for i, h := range heading {
@@ -293,12 +293,12 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 	fmt.Fprintln(a.out)
 	v := a.newTable("WHAT IS ASKED", "MUST REACH", "REACHED, THE WORST OF IT", "VERDICT")
 	for _, verdict := range r.Verdicts() {
-		v.AppendRow(table.Row{verdict.What, verdict.Asked, dash(verdict.Reached), verdict.Verdict})
+		v.AppendRow(table.Row{printable(verdict.What), printable(verdict.Asked), dash(printable(verdict.Reached)), printable(verdict.Verdict)})
 	}
 	a.wrapLast(v, "VERDICT")
 	fmt.Fprintln(a.out, v.Render())
 	fmt.Fprintln(a.out)
-	fmt.Fprintln(a.out, r.Summary())
+	fmt.Fprintln(a.out, printable(r.Summary()))
 	return nil
 }
 

@@ -45,6 +45,14 @@ func TestBenchOutput(t *testing.T) {
 			t.Errorf("a simulated result says %q:\n%s", no, text)
 		}
 	}
+	// Another host's bench may have made it.
+	hostile := strings.NewReplacer(`"a host"`, `"a \u001b[2Jhost"`, `"rings, to`, `"\u001b[31mrings, to`).Replace(aBench)
+	if err := os.WriteFile(file, []byte(hostile), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if text := peerlane(t, "bench", "--input", file); strings.Contains(text, "\x1b") {
+		t.Errorf("what moves a terminal is printed: %q", text)
+	}
 	// A ratio without its baseline is not shown, nor anything else of that result.
 	lacking := strings.Replace(aBench, `{"name": "raw 4.0 MiB"`, `{"name": "raw 1.0 MiB"`, 1)
 	if err := os.WriteFile(file, []byte(lacking), 0o644); err != nil {

@@ -63,7 +63,7 @@ Exit status:
   7  failure: something keeps a lane from working, or gives the host away`,
 		Example: `  sudo peerlane doctor
   peerlane doctor --for gpu3
-  ssh root@host2 peerlane doctor --serve &
+  ssh -t root@host2 peerlane doctor --serve   # in another terminal, until Ctrl-C
   sudo peerlane doctor --connect host2
   peerlane doctor -o json | jq -r '.findings[] | select(.status == "failure") | .remedy'`,
 		Args: noArgs,

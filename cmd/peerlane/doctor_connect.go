@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,25 +91,25 @@ func (a *app) meetings(ctx context.Context, h *doctor.Host, names []string) (*do
 	m.Side, m.Ours, m.NoSide = a.cluster(h)
 	for _, name := range names {
 		o := doctor.Other{Name: name}
-		o.Address, o.Err = resolve(ctx, name, port)
+		o.Addresses, o.Err = resolve(ctx, name, port)
 		m.Others = append(m.Others, o)
 	}
 	return m, nil
 }
 
-// resolve is the address that HOST, HOST:PORT or [ADDRESS]:PORT means.
-func resolve(ctx context.Context, name string, port uint16) (netip.AddrPort, error) {
+// resolve is the addresses that HOST, HOST:PORT or [ADDRESS]:PORT means: at least one.
+func resolve(ctx context.Context, name string, port uint16) ([]netip.AddrPort, error) {
 	if at, err := netip.ParseAddrPort(name); err == nil {
-		return at, nil
+		return []netip.AddrPort{at}, nil
 	}
 	if at, err := netip.ParseAddr(name); err == nil {
-		return netip.AddrPortFrom(at, port), nil
+		return []netip.AddrPort{netip.AddrPortFrom(at, port)}, nil
 	}
 	host := name
 	if h, p, err := net.SplitHostPort(name); err == nil {
 		n, err := strconv.ParseUint(p, 10, 16)
 		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("%q is no port", p)
+			return nil, fmt.Errorf("%q is no port", p)
 		}
 		host, port = h, uint16(n)
 	}
@@ -116,10 +117,18 @@ func resolve(ctx context.Context, name string, port uint16) (netip.AddrPort, err
 	defer cancel()
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("its name is not found: %w", err)
+		return nil, fmt.Errorf("its name is not found: %w", err)
 	}
-	return netip.AddrPortFrom(found[0].Unmap(), port), nil
+	var all []netip.AddrPort
+	for _, at := range found {
+		all = append(all, netip.AddrPortFrom(at.Unmap(), port))
+	}
+	return all, nil
 }
+
+// mostRefused bounds what is logged of doctors that are not answered: strangers can make
+// any number of them.
+const mostRefused = 10
 
 // serveDoctor answers the doctors of other hosts until the context ends.
 func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error {
@@ -145,8 +154,11 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
 	fmt.Fprintf(a.out, "On other hosts, until this one is interrupted: peerlane doctor --connect %v\n", listener.Addr())
+	var refused atomic.Int32
 	return meeting.Serve(listener, side, func() meeting.Facts { return facts }, func(from net.Addr, err error) {
-		a.log.WithField("from", from).WithError(err).Warn("another host's doctor was not answered")
+		if refused.Add(1) <= mostRefused {
+			a.log.WithField("from", from).WithError(err).Warn("another host's doctor was not answered")
+		}
 	})
 }
 
@@ -154,7 +166,11 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 // relays use.
 func servedAt(ctx context.Context, at string, port uint16, facts meeting.Facts) (netip.AddrPort, error) {
 	if at != serveAuto {
-		return resolve(ctx, at, port)
+		all, err := resolve(ctx, at, port)
+		if err != nil {
+			return netip.AddrPort{}, err
+		}
+		return all[0], nil
 	}
 	for _, i := range facts.Interfaces {
 		for _, text := range i.Addresses {

@@ -204,11 +204,11 @@ func (r *run) plainWith(f *far, p plain) (measure.Result, error) {
 	}
 	ours, err := dialPlain(r.ctx, at, there.Token, p)
 	if err != nil {
-		return ours, fmt.Errorf("to %v: %w", at, err)
+		err = fmt.Errorf("to %v: %w", at, err)
 	}
-	done, err := f.ask(errand{Task: taskPlainEnd})
+	done, endErr := f.ask(errand{Task: taskPlainEnd}) // which says, too, whether that bench is there still
 	if p.receives(false) {
 		ours = measure.Result{GBs: done.GBs, Times: done.Times}
 	}
-	return ours, err
+	return ours, errors.Join(err, endErr)
 }

@@ -153,6 +153,28 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	}
 }
 
+// Where plain sockets fail because the other bench has ended, that is said.
+func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
+	o := withKey(t, newKeys())
+	gone := locally(t)
+	gone.Close()
+	to := answering(t, mustLocal(t, o), func(l *lines) {
+		if _, err := l.next(); err == nil {
+			_, _ = l.conn.Write([]byte(jsonOf(t, outcome{Address: gone.Addr().String(), Token: make([]byte, tokenBytes)}) + "\n")) // who hears it judges
+		}
+	})
+	f, err := meet(context.Background(), o, mustLocal(t, o), to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.conn.Close()
+	r := &run{ctx: context.Background()}
+	_, err = r.plainWith(f, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Duration: time.Millisecond})
+	if err == nil || !strings.Contains(err.Error(), "refused") || !strings.Contains(err.Error(), "went away") {
+		t.Errorf("it fails with %v", err)
+	}
+}
+
 // What a bench that listens makes of who connects.
 func TestWhoConnects(t *testing.T) {
 	o := withKey(t, newKeys())

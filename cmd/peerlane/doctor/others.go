@@ -97,9 +97,10 @@ var otherChecks = []Check{
 // Other is another host to meet.
 type Other struct {
 	Name string
-	// Address is where its doctor is; Err says why there is none.
-	Address netip.AddrPort
-	Err     error
+	// Addresses are where its doctor may be: the first that answers counts. Err says why
+	// there is none.
+	Addresses []netip.AddrPort
+	Err       error
 }
 
 // Meetings are with the other hosts: each is held once, by the first check that asks.
@@ -111,7 +112,7 @@ type Meetings struct {
 	Side   meeting.Side
 	NoSide error
 	// Meet is meeting.Meet.
-	Meet func(context.Context, meeting.Side, netip.AddrPort) meeting.Meeting
+	Meet func(context.Context, meeting.Side, []netip.AddrPort) meeting.Meeting
 
 	once sync.Once
 	held []meeting.Meeting
@@ -129,7 +130,7 @@ func (m *Meetings) hold(ctx context.Context) ([]meeting.Meeting, error) {
 			for i, o := range m.Others {
 				all.Go(func() {
 					if o.Err == nil {
-						m.held[i] = m.Meet(context.WithoutCancel(ctx), m.Side, o.Address)
+						m.held[i] = m.Meet(context.WithoutCancel(ctx), m.Side, o.Addresses)
 					}
 				})
 			}

@@ -31,8 +31,8 @@ func twoHosts() (*Meetings, *meeting.Meeting) {
 		Ours: netip.MustParseAddr("10.0.0.1"), PathMTU: 9000,
 	}
 	return &Meetings{
-		Others: []Other{{Name: "host2", Address: met.At}}, Ours: facts("host1", "10.0.0.1"),
-		Meet: func(context.Context, meeting.Side, netip.AddrPort) meeting.Meeting { return *met },
+		Others: []Other{{Name: "host2", Addresses: []netip.AddrPort{met.At}}}, Ours: facts("host1", "10.0.0.1"),
+		Meet: func(context.Context, meeting.Side, []netip.AddrPort) meeting.Meeting { return *met },
 	}, met
 }
 
@@ -140,7 +140,7 @@ func TestAMeetingThatDoesNotEnd(t *testing.T) {
 	meetings, _ := twoHosts()
 	release := make(chan struct{})
 	defer close(release)
-	meetings.Meet = func(context.Context, meeting.Side, netip.AddrPort) meeting.Meeting {
+	meetings.Meet = func(context.Context, meeting.Side, []netip.AddrPort) meeting.Meeting {
 		<-release
 		return meeting.Meeting{}
 	}

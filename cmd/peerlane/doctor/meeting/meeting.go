@@ -171,10 +171,10 @@ type Meeting struct {
 }
 
 // Meet meets the doctor at an address. It takes meetTime at most.
-func Meet(ctx context.Context, side Side, at netip.AddrPort) Meeting {
+func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 	ctx, cancel := context.WithTimeout(ctx, meetTime)
 	defer cancel()
-	m := Meeting{At: at}
+	m := Meeting{At: at[0]}
 	local, err := side.local()
 	if err != nil {
 		m.Err = err
@@ -185,7 +185,7 @@ func Meet(ctx context.Context, side Side, at netip.AddrPort) Meeting {
 		m.Connected = m.Connected || err == nil
 		return conn, err
 	}
-	session, err := local.Dial(ctx, target, []netip.AddrPort{at})
+	session, err := local.Dial(ctx, target, at)
 	if err != nil {
 		// Only who has the key can say any of these.
 		m.Proven = wire.StatusOf(err) == wire.StatusBadHandle || wire.StatusOf(err) == wire.StatusVersion || wire.StatusOf(err) == wire.StatusUnreachable
@@ -196,6 +196,10 @@ func Meet(ctx context.Context, side Side, at netip.AddrPort) Meeting {
 	stop := context.AfterFunc(ctx, func() { session.Conn.Close() })
 	defer stop()
 	m.Proven, m.Peer = true, session.Peer
+	if theirs, ok := session.Conn.RemoteAddr().(*net.TCPAddr); ok {
+		to := theirs.AddrPort()
+		m.At = netip.AddrPortFrom(to.Addr().Unmap().WithZone(""), to.Port())
+	}
 	if ours, ok := session.Conn.LocalAddr().(*net.TCPAddr); ok {
 		m.Ours = ours.AddrPort().Addr().Unmap().WithZone("")
 	}

@@ -56,7 +56,12 @@ func TestTwoDoctorsMeet(t *testing.T) {
 	key := network.NewKey(time.Now())
 	l, at := listen(t, asItIs)
 	serve(t, l, side("there", key))
-	m := Meet(context.Background(), side("here", key), at)
+	gone, nobody := listen(t, asItIs)
+	gone.Close()
+	m := Meet(context.Background(), side("here", key), []netip.AddrPort{nobody, at})
+	if m.At != at {
+		t.Errorf("it is met at %v, not %v", m.At, at)
+	}
 	if m.Err != nil || m.Stuck != nil || !m.Connected || !m.Proven || !reflect.DeepEqual(m.Theirs, theirs) {
 		t.Fatalf("%+v", m)
 	}
@@ -69,7 +74,7 @@ func TestTwoDoctorsMeet(t *testing.T) {
 func TestWhoHasNotTheKeyHearsNothing(t *testing.T) {
 	l, at := listen(t, asItIs)
 	serve(t, l, side("there", network.NewKey(time.Now())))
-	m := Meet(context.Background(), side("here", network.NewKey(time.Now())), at)
+	m := Meet(context.Background(), side("here", network.NewKey(time.Now())), []netip.AddrPort{at})
 	if !errors.Is(m.Err, network.ErrSilent) || !m.Connected || m.Proven || m.Theirs.Host != "" {
 		t.Errorf("%+v", m)
 	}
@@ -78,7 +83,7 @@ func TestWhoHasNotTheKeyHearsNothing(t *testing.T) {
 func TestNobodyListens(t *testing.T) {
 	l, at := listen(t, asItIs)
 	l.Close()
-	if m := Meet(context.Background(), side("here", network.NewKey(time.Now())), at); m.Err == nil || m.Connected {
+	if m := Meet(context.Background(), side("here", network.NewKey(time.Now())), []netip.AddrPort{at}); m.Err == nil || m.Connected {
 		t.Errorf("%+v", m)
 	}
 }
@@ -95,7 +100,7 @@ func TestARelayIsNoDoctor(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); relay.Serve(l) }()
 	defer func() { l.Close(); <-ended }()
-	if m := Meet(context.Background(), side("here", key), at); wire.StatusOf(m.Err) != wire.StatusBadHandle || !m.Proven {
+	if m := Meet(context.Background(), side("here", key), []netip.AddrPort{at}); wire.StatusOf(m.Err) != wire.StatusBadHandle || !m.Proven {
 		t.Errorf("%+v", m)
 	}
 }
@@ -143,7 +148,7 @@ func TestWhatDoesNotGetThrough(t *testing.T) {
 	serve(t, l, side("there", key))
 	ours := side("here", key)
 	ours.BulkTime = 100 * time.Millisecond
-	m := Meet(context.Background(), ours, at)
+	m := Meet(context.Background(), ours, []netip.AddrPort{at})
 	if m.Err != nil || m.Stuck == nil || m.Theirs.Host != "there" {
 		t.Errorf("%+v", m)
 	}
@@ -156,7 +161,7 @@ func TestMeetingEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	begun := time.Now()
-	m := Meet(ctx, side("here", network.NewKey(time.Now())), at)
+	m := Meet(ctx, side("here", network.NewKey(time.Now())), []netip.AddrPort{at})
 	if m.Err == nil || !m.Connected && !errors.Is(m.Err, context.DeadlineExceeded) || time.Since(begun) > time.Minute {
 		t.Errorf("%+v after %v", m, time.Since(begun))
 	}
