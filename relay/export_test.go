@@ -33,6 +33,22 @@ func (r *Relay) Do(f func()) { r.loop.Do(f) }
 // Halt has Run end without a word to anybody, as the relay's death would.
 func (r *Relay) Halt() { r.loop.Stop() }
 
+// HaltAtRest is Halt in a turn in which no session dials anybody: a way that was just
+// dialed goes with a process, and stays with a goroutine of this one.
+func (r *Relay) HaltAtRest() {
+	for rest := false; !rest; time.Sleep(time.Millisecond) {
+		rest = true // as it is when the loop has ended
+		r.loop.Call(func() {
+			for _, s := range r.sessions {
+				rest = rest && s.blocking+s.opening == 0
+			}
+			if rest {
+				r.loop.Stop()
+			}
+		})
+	}
+}
+
 // CloseIdle closes the connections to other hosts that no client has used since it was
 // last called.
 func (r *Relay) CloseIdle() { r.loop.Call(r.hosts.closeIdle) }

@@ -175,7 +175,7 @@ func (c *container) begin(h *host, route string) {
 func (c *container) end(t *testing.T, atOnce bool) {
 	t.Helper()
 	if atOnce {
-		c.relay.Halt()
+		c.relay.HaltAtRest()
 	} else {
 		c.relay.Stop("the model ends it")
 	}
@@ -202,7 +202,7 @@ func (c *container) quiet() error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("the relay of %s holds %+v of %d clients", c.name, r.Used, len(r.Clients))
+			return fmt.Errorf("the relay of %s holds %+v, of the clients %+v", c.name, r.Used, r.Clients)
 		}
 	}
 }
