@@ -35,7 +35,7 @@ func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.
 	cmd := exec.CommandContext(ctx, t.relay.Path, "rdma-test")
 	cmd.Dir, cmd.Env = "/", append([]string{searchPath}, t.relay.Environment...)
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(text), said
-	cmd.WaitDelay = time.Second // for what others have of its pipes
+	cmd.WaitDelay = time.Second // for what others have of its pipes, and where a driver holds it
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()

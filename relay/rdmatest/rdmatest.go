@@ -312,14 +312,23 @@ func (p *loop) close() error {
 
 func (b *bench) connect() (_ *loop, err error) {
 	c := b.context
-	port, err := c.Port(1)
+	limits, err := c.Attributes()
 	if err != nil {
 		return nil, err
 	}
-	if port.State != verbs.PortActive {
-		return nil, fmt.Errorf("port 1 of %s is %s", c.Name(), port.State)
+	number, port := uint8(1), verbs.Port{}
+	for ; ; number++ { // the first that is active, as relays take it
+		if port, err = c.Port(number); err != nil {
+			return nil, err
+		}
+		if port.State == verbs.PortActive {
+			break
+		}
+		if int(number) >= limits.Ports {
+			return nil, fmt.Errorf("port %d of %s is %s", number, c.Name(), port.State)
+		}
 	}
-	gids, err := c.GIDs(1)
+	gids, err := c.GIDs(number)
 	if err != nil {
 		return nil, err
 	}
@@ -342,13 +351,13 @@ func (b *bench) connect() (_ *loop, err error) {
 			return nil, err
 		}
 		p.pairs = append(p.pairs, pair)
-		if err := pair.Init(1, 0, remote); err != nil {
+		if err := pair.Init(number, 0, remote); err != nil {
 			return nil, err
 		}
 	}
 	for i, pair := range p.pairs {
 		err := pair.ReadyToReceive(verbs.Route{
-			Pair: p.pairs[1-i].Number(), MTU: port.MTU, LID: port.LID, Port: 1, Reads: 1, ReceiverTimer: 12,
+			Pair: p.pairs[1-i].Number(), MTU: port.MTU, LID: port.LID, Port: number, Reads: 1, ReceiverTimer: 12,
 			Global: port.LinkLayer == verbs.Ethernet, GID: gid.GID, SourceIndex: uint8(gid.Index), HopLimit: 64,
 		})
 		if err == nil {

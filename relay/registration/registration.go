@@ -138,10 +138,19 @@ func (r *Registered) Close() error {
 	return r.Memory.Close()
 }
 
+// closeAll ends registrations, and leaves those in the list that do not end: no other is
+// ended again.
 func closeAll(regions []*verbs.Region) error {
 	var err error
-	for _, region := range regions {
-		err = errors.Join(err, region.Close())
+	for i, region := range regions {
+		if region == nil {
+			continue
+		}
+		if why := region.Close(); why != nil {
+			err = errors.Join(err, why)
+			continue
+		}
+		regions[i] = nil
 	}
 	return err
 }

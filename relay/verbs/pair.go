@@ -195,7 +195,8 @@ func (p *Pair) Close() error {
 	if p.id != nil {
 		return p.id.closePair()
 	}
-	return failed(int32(C.peerlane_destroy_qp(p.c.l.calls, p.qp)), "ibv_destroy_qp", p.on())
+	on := p.on() // its number is not there any more afterwards
+	return failed(int32(C.peerlane_destroy_qp(p.c.l.calls, p.qp)), "ibv_destroy_qp", on)
 }
 
 // Op is what a send request does (ibv_wr_opcode).

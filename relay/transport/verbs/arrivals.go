@@ -15,7 +15,8 @@ type receiving struct {
 	tickets map[uint32]*ticket // that are out
 	queued  []*ticket          // that wait for one of those to come back
 	// stale are how many immediates may still come of tickets whose channels have ended.
-	stale map[uint32]int
+	stale    map[uint32]int
+	forgiven []uint32 // those that are or were stale, the oldest first
 }
 
 // ticket is a grant's, for one write.
@@ -142,9 +143,14 @@ const mostStale = 4096
 // forgive remembers a ticket of which immediates may still come: the sender can know of
 // the end of its write before this side's NIC tells.
 func (s *Set) forgive(t *ticket) {
-	if s.stale == nil || len(s.stale) >= mostStale {
+	if s.stale == nil {
 		s.stale = map[uint32]int{}
 	}
+	if len(s.forgiven) >= mostStale {
+		delete(s.stale, s.forgiven[0])
+		s.forgiven = s.forgiven[1:]
+	}
+	s.forgiven = append(s.forgiven, t.number)
 	s.stale[t.number] = t.parts - bits.OnesCount64(t.seen)
 }
 

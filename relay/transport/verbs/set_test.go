@@ -492,3 +492,16 @@ func TestRegistrations(t *testing.T) {
 		t.Error("memory is registered after the end")
 	}
 }
+
+// Of more tickets than are remembered whose immediates may come the oldest are forgotten.
+func TestStaleTicketsAreForgottenByAge(t *testing.T) {
+	s := &Set{}
+	for i := range uint32(mostStale + 10) {
+		s.forgive(&ticket{number: i + 1, parts: 1})
+	}
+	_, oldest := s.stale[10]
+	_, kept := s.stale[11]
+	if len(s.stale) != mostStale || oldest || !kept {
+		t.Errorf("%d tickets are remembered; the 10th %v, the 11th %v", len(s.stale), oldest, kept)
+	}
+}
