@@ -91,6 +91,7 @@ func (c *connection) open(fd int) (*packet.Port, error) {
 	if err != nil {
 		return nil, err
 	}
+	port.Linger() // its end says that the other side writes no more
 	c.port = port
 	return port, nil
 }

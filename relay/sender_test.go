@@ -3,7 +3,12 @@ package relay
 import (
 	"errors"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/ring"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -62,4 +67,53 @@ func TestADeliveredMessageOutlivesItsConnection(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A receiver that cannot understand its sender ends when that has closed, and may write no
+// more.
+func TestAReceiverThatDoesNotUnderstand(t *testing.T) {
+	w := newWorld(t)
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { loop.Run(); close(ended) }()
+	w.relay.loop = loop
+	ours, theirs, err := packet.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := func() (n int) {
+		loop.Call(func() { n = len(w.session.connections) })
+		return n
+	}
+	loop.Call(func() {
+		r := newReceiver(w.connection(wire.RouteDirect))
+		_, err = r.open(ours)
+	})
+	if err == nil {
+		err = unix.Sendmsg(theirs, []byte("nothing"), nil, nil, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for down := false; !down; {
+		loop.Call(func() {
+			for _, c := range w.session.connections {
+				down = c.down != nil
+			}
+		})
+	}
+	if left() != 1 {
+		t.Error("it is gone while its sender may write")
+	}
+	unix.Close(theirs)
+	for end := time.Now().Add(5 * time.Second); left() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it is still there")
+		}
+	}
+	loop.Stop()
+	<-ended
 }
