@@ -110,6 +110,16 @@ func TestWhereTheKernelCountsItsKills(t *testing.T) {
 	}
 }
 
+func TestWhatIsHeardMovesNoTerminal(t *testing.T) {
+	h := &heard{to: &bytes.Buffer{}}
+	if _, err := h.Write([]byte("panic: \x1b[2Jx\n\x1b]0;y\a\n")); err != nil {
+		t.Fatal(err)
+	}
+	if panicked, last := h.words(); panicked != "panic:  [2Jx" || last != " ]0;y " {
+		t.Errorf("%q, %q", panicked, last)
+	}
+}
+
 func TestWhatIsHeardOfARelay(t *testing.T) {
 	var log bytes.Buffer
 	h := &heard{to: &log}

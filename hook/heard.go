@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // heard is what a relay says on its standard error, on its way into the generation's
@@ -56,7 +58,7 @@ func (h *heard) end() error {
 	if strings.TrimSpace(line) == "" {
 		return nil
 	}
-	said := strings.ToValidUTF8(line[:min(len(line), maxWord)], "")
+	said := launch.Line(strings.ToValidUTF8(line[:min(len(line), maxWord)], ""))
 	h.mu.Lock()
 	h.last = said
 	if h.panicked == "" && isPanic(line) {

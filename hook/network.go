@@ -124,11 +124,7 @@ func where(c config.Network, rails map[string]int, memory uint64) (*launch.Netwo
 	if err != nil || c.Address != "" { // which is one rail
 		return n, err
 	}
-	var names []string
-	for _, a := range n.Addresses {
-		names = append(names, a.Interface)
-	}
-	return n, setRails(n.Addresses, readAdapters("/sys", names), c.Rails, rails, c.Interfaces != "")
+	return n, SetRails("/sys", n.Addresses, c, rails)
 }
 
 // whereOf is where on a host with these interfaces. Of more addresses than a relay takes

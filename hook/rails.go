@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/relay/launch"
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
@@ -121,6 +122,16 @@ func compareNatural(a, b string) int {
 	textA, a1 := head(a)
 	textB, b1 := head(b)
 	return cmp.Or(strings.Compare(textA, textB), cmp.Compare(a1, b1), strings.Compare(a, b))
+}
+
+// SetRails numbers the rails of addresses as relays of this host have them, and names
+// their RDMA devices. planned is plan.rails.
+func SetRails(sys string, chosen []addresses.Chosen, c config.Network, planned map[string]int) error {
+	var names []string
+	for _, a := range chosen {
+		names = append(names, a.Interface)
+	}
+	return setRails(chosen, readAdapters(sys, names), c.Rails, planned, c.Interfaces != "")
 }
 
 // setRails numbers the rails of the addresses that a relay uses: as named

@@ -573,6 +573,7 @@ func (s *supervisor) end() error {
 			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, doomed: s.relay.doomed})
 		}
 		s.relay, s.status.Relay = nil, nil
+		s.note(StateEnding, s.status.Error) // where the rest fails Collect says nothing of a relay whose end is told
 	}
 	group, ok, err := findCgroup(s.layout, s.generation.ID)
 	if err == nil && ok {

@@ -383,7 +383,7 @@ func on(by address.Chosen, e address.Endpoint) []netip.AddrPort {
 
 // doors are the ways to the first connection of a set: where the handle says, as the
 // kernel's routes go; then where the relay has said before that it listens as well, on the
-// same rails; then where the handle says by each interface.
+// same rails; then where the handle says by each interface. What has just failed comes last.
 func (r *rails) doors(relay string, at address.Endpoint) []hop {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -403,6 +403,13 @@ func (r *rails) doors(relay string, at address.Endpoint) []hop {
 			doors = append(doors, hop{a, on(a, at)})
 		}
 	}
+	failed := func(d hop) int {
+		if len(d.to) == 0 || time.Since(r.failed[failure{d.by.Interface, d.to[0]}]) <= failedTime {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(doors, func(a, b hop) int { return failed(a) - failed(b) })
 	return doors
 }
 
@@ -461,7 +468,11 @@ func (h *hosts) answer(s *network.Session) error {
 func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (s *network.Session, by hop, err error) {
 	var failures error
 	for _, door := range doors {
-		s, err = h.local.DialBy(ctx, door.by.Interface, target, door.to)
+		if door.by.Interface == "" && len(doors) > 1 {
+			s, err = h.local.DialFirst(ctx, target, door.to)
+		} else {
+			s, err = h.local.DialBy(ctx, door.by.Interface, target, door.to)
+		}
 		if err == nil {
 			return s, door, nil
 		}
@@ -475,6 +486,9 @@ func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (
 		// Who has answered answers no better by another way.
 		if ctx.Err() != nil || wire.StatusOf(err) != wire.StatusInternal || errors.Is(err, network.ErrSilent) {
 			break
+		}
+		if len(door.to) > 0 {
+			h.rails.fail(door)
 		}
 	}
 	return nil, hop{}, failures

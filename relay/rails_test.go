@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -137,6 +138,10 @@ func TestWaysToTheFirstConnection(t *testing.T) {
 	r.down["eth2"] = true
 	if got := doors(r, "it"); !slices.Equal(got, []string{"10.0.0.2:7", "eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7"}) {
 		t.Errorf("of one that has told: %q", got)
+	}
+	r.fail(hop{to: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:7")}})
+	if got := doors(r, "it"); !slices.Equal(got, []string{"eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7", "10.0.0.2:7"}) {
+		t.Errorf("after the first has failed it tries %v", got)
 	}
 	if got := doors(newRails(chosen(t, "eth0 10.0.0.1 0 -"), wires{}), "it"); !slices.Equal(got, []string{"10.0.0.2:7"}) {
 		t.Errorf("by one interface: %q", got)
@@ -502,6 +507,42 @@ func TestASetWhoseCableIsPulled(t *testing.T) {
 	defer cancel()
 	if again, err := f.relays[0].hosts.reach(ctx, handle, nil); err != nil || again != w.peer {
 		t.Errorf("another set is made: %v", err)
+	}
+}
+
+// A way that swallows packets does not take the time of the others, and is not the first
+// that is tried for the next set.
+func TestASilentWay(t *testing.T) {
+	f := newFleetOn(t, &cables{}, 2, 2, 2)
+	handle := f.listen(t, 1, nil)
+	h := f.relays[0].hosts
+	connect, tried := h.local.Connect, 0
+	h.local.Connect = func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error) {
+		if by != "" {
+			return connect(ctx, to, by)
+		}
+		tried++
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	first, err := h.reach(ctx, handle, nil)
+	if took := time.Since(start); err != nil || took > handshakeTime-time.Second {
+		t.Fatalf("it takes %v: %v", took, err)
+	}
+	first.End(errors.New("the test goes on"))
+	for again := first; again == first; {
+		if again, err = h.reach(ctx, handle, nil); err != nil && ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		if err != nil {
+			again = first
+		}
+	}
+	if tried != 1 {
+		t.Errorf("it is tried %d times", tried)
 	}
 }
 

@@ -30,7 +30,11 @@ func (e Ending) Tame() Ending {
 }
 
 func tame(text string) string {
-	text = strings.ToValidUTF8(text[:min(len(text), maxEnding)], "")
+	return Line(strings.ToValidUTF8(text[:min(len(text), maxEnding)], ""))
+}
+
+// Line is a text of a relay without what would move a terminal.
+func Line(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
 			return ' '

@@ -242,9 +242,15 @@ func (l *Local) Dial(ctx context.Context, to Target, addresses []netip.AddrPort)
 	return l.DialBy(ctx, "", to, addresses)
 }
 
+// DialFirst is Dial for who has other ways than the kernel's routes, and does not wait long
+// for a connection by these.
+func (l *Local) DialFirst(ctx context.Context, to Target, addresses []netip.AddrPort) (*Session, error) {
+	return l.dial(ctx, "", true, addresses, func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
+}
+
 // DialBy is Dial by an interface of this host, whatever its routes say.
 func (l *Local) DialBy(ctx context.Context, by string, to Target, addresses []netip.AddrPort) (*Session, error) {
-	return l.dial(ctx, by, addresses, func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
+	return l.dial(ctx, by, by != "", addresses, func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
 }
 
 // DialStream connects as Dial does, and adds a stream to the session.
@@ -254,16 +260,16 @@ func (l *Local) DialStream(ctx context.Context, s *Session, stream uint32, addre
 
 // DialStreamBy is DialStream by an interface of this host.
 func (l *Local) DialStreamBy(ctx context.Context, by string, s *Session, stream uint32, addresses []netip.AddrPort) (*Session, error) {
-	return l.dial(ctx, by, addresses, func(conn net.Conn) (*Session, error) { return l.Join(conn, s, stream) })
+	return l.dial(ctx, by, by != "", addresses, func(conn net.Conn) (*Session, error) { return l.Join(conn, s, stream) })
 }
 
-func (l *Local) dial(ctx context.Context, by string, addresses []netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
+func (l *Local) dial(ctx context.Context, by string, others bool, addresses []netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
 	if len(addresses) == 0 {
 		return nil, errors.New("the other relay has no address that this host can reach by the addresses and interfaces that it uses (network.family, network.interfaces in config.toml)")
 	}
 	var failures []error
 	for _, address := range addresses {
-		s, err := l.dialOne(ctx, by, address, shake)
+		s, err := l.dialOne(ctx, by, others, address, shake)
 		if err == nil {
 			return s, nil
 		}
@@ -276,8 +282,8 @@ func (l *Local) dial(ctx context.Context, by string, addresses []netip.AddrPort,
 	return nil, errors.Join(failures...)
 }
 
-// interfaceTime is how long a connection by an interface may take: the kernel's second try
-// of it is among that. There are other interfaces.
+// interfaceTime is how long a connection may take where there are other ways, by other
+// interfaces: the kernel's second try of it is among that.
 const interfaceTime = 2500 * time.Millisecond
 
 // byInterface has a connection go out by an interface (SO_BINDTODEVICE of socket(7)), whose
@@ -299,19 +305,22 @@ func byInterface(by string) func(network, address string, c syscall.RawConn) err
 	}
 }
 
-func (l *Local) dialOne(ctx context.Context, by string, address netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
+func (l *Local) dialOne(ctx context.Context, by string, others bool, address netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
 	connect := l.Connect
 	if connect == nil {
 		connect = func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error) {
-			dialer := net.Dialer{Timeout: cmp.Or(l.Time, HandshakeTime), Control: byInterface(by)}
-			if by != "" {
-				dialer.Timeout = min(dialer.Timeout, interfaceTime)
-			}
+			dialer := net.Dialer{Control: byInterface(by)}
 			return dialer.DialContext(ctx, "tcp", to.String())
 		}
 	}
+	limit := cmp.Or(l.Time, HandshakeTime)
+	if others {
+		limit = min(limit, interfaceTime)
+	}
 	for try := 1; ; try++ {
-		conn, err := connect(ctx, address, by)
+		connecting, cancel := context.WithTimeout(ctx, limit)
+		conn, err := connect(connecting, address, by)
+		cancel()
 		if err != nil {
 			return nil, fmt.Errorf("connecting to another host's relay: %w", err)
 		}

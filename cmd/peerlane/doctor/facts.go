@@ -1,15 +1,18 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor/meeting"
+	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/relay/wire"
+	"github.com/peerlane/peerlane/topo"
 )
 
 // Facts are what this host tells another one's doctor. All are the network interfaces
@@ -28,9 +31,13 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 		f.Keys = append(f.Keys, keys.Previous.ID.String())
 	}
 	chosen, err := chosenAddresses(c.Network, all)
-	if err != nil {
-		f.Why = err.Error()
+	if err == nil && c.Network.Address == "" { // else it is one rail
+		err = hook.SetRails(h.sys(), chosen, c.Network, c.Plan.Rails)
 	}
+	if err != nil {
+		f.Why, chosen = err.Error(), nil
+	}
+	f.Numbered = len(c.Network.Rails)+len(c.Plan.Rails) > 0
 	for _, at := range chosen {
 		i := slices.IndexFunc(f.Interfaces, func(have meeting.Interface) bool { return have.Name == at.Interface })
 		if i < 0 {
@@ -41,21 +48,22 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 		}
 		f.Interfaces[i].Addresses = append(f.Interfaces[i].Addresses, at.Address.WithZone("").String())
 	}
-	p, err := h.Plan()
-	if err != nil {
-		return f, nil // a host without GPUs has a network all the same, and other checks say the rest
+	var nics []topo.NIC
+	if p, err := h.Plan(); err == nil { // a host without GPUs has a network all the same, and other checks say the rest
+		nics = p.NICs
 	}
-	for _, l := range p.Lanes {
-		for _, n := range p.NICs {
-			if len(l.NICs) == 0 || n.Name != l.NICs[0] || slices.ContainsFunc(f.Rails, func(have meeting.Rail) bool { return have.NIC == n.Name }) {
-				continue
-			}
-			one := meeting.Rail{Rail: l.Rail, NIC: n.Name, Gbps: n.RateGbps()}
-			if len(n.Ports) > 0 {
-				one.LinkLayer = n.Ports[0].LinkLayer
-			}
-			f.Rails = append(f.Rails, one)
+	for _, at := range chosen {
+		name := cmp.Or(at.Device, at.Interface)
+		if at.Rail == address.NoRail || slices.ContainsFunc(f.Rails, func(have meeting.Rail) bool { return have.NIC == name }) {
+			continue
 		}
+		one := meeting.Rail{Rail: at.Rail, NIC: name, LinkLayer: "Ethernet", Gbps: float64(max(0, h.netNumber(at.Interface, "speed"))) / 1000}
+		for _, n := range nics {
+			if n.Name == at.Device && len(n.Ports) > 0 {
+				one.LinkLayer, one.Gbps = n.Ports[0].LinkLayer, n.RateGbps()
+			}
+		}
+		f.Rails = append(f.Rails, one)
 	}
 	return f, nil
 }

@@ -80,9 +80,9 @@ var otherChecks = []Check{
 	},
 	{
 		Name: "rails", Subject: otherHosts,
-		LooksAt: "the NICs of lanes on both hosts, by their rail, and what link they have",
+		LooksAt: "the NICs by which relays of both hosts talk, by the rails that relays number them (network.rails, plan.rails), and what link they have",
 		Why:     "GPUs of one rail talk to each other: hosts that number NICs differently cross each other's switches, and InfiniBand does not reach Ethernet",
-		Remedy:  "number the NICs alike by plan.rails in config.toml of both hosts, and use one kind of link",
+		Remedy:  "number the NICs alike by network.rails or plan.rails in config.toml of both hosts, and use one kind of link",
 		Run:     each(checkRails),
 	},
 	{
@@ -359,10 +359,10 @@ func checkRails(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	}
 	a, b := byRail(ours), byRail(m.Theirs)
 	if len(a) == 0 && len(b) == 0 {
-		return ok("", "neither host has a NIC that carries lanes")
+		return ok("", "relays of neither host have a rail")
 	}
 	if len(a) != len(b) {
-		return warning("", "lanes here have %d rails, and there %d", len(a), len(b))
+		return warning("", "relays here have %d rails, and there %d", len(a), len(b))
 	}
 	var wrong []string
 	for n, here := range a {
@@ -372,7 +372,7 @@ func checkRails(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 			wrong = append(wrong, fmt.Sprintf("rail %d (%s) is not there", n, here.NIC))
 		case here.LinkLayer != there.LinkLayer:
 			return failure("", "rail %d is %s here (%s) and %s there (%s)", n, here.LinkLayer, here.NIC, there.LinkLayer, there.NIC)
-		case here.NIC != there.NIC:
+		case here.NIC != there.NIC && len(a) > 1 && !ours.Numbered && !m.Theirs.Numbered:
 			wrong = append(wrong, fmt.Sprintf("rail %d is %s here and %s there", n, here.NIC, there.NIC))
 		}
 	}
@@ -398,23 +398,29 @@ func checkLinkRate(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 		return unmet(m)
 	}
 	var wrong []string
+	compared := 0
 	b := byRail(m.Theirs)
 	for n, here := range byRail(ours) {
-		if there, has := b[n]; has && here.Gbps != there.Gbps {
+		there, has := b[n]
+		if !has || here.Gbps == 0 || there.Gbps == 0 {
+			continue
+		}
+		if compared++; here.Gbps != there.Gbps {
 			wrong = append(wrong, fmt.Sprintf("rail %d has %g Gb/s here (%s) and %g there (%s)", n, here.Gbps, here.NIC, there.Gbps, there.NIC))
 		}
 	}
 	here, there := findInterface(ours, m.Ours), findInterface(m.Theirs, m.At.Addr())
-	known := here != nil && there != nil && here.Mbps > 0 && there.Mbps > 0
-	if known && here.Mbps != there.Mbps {
-		wrong = append(wrong, fmt.Sprintf("%s has %d Mb/s here and %s %d there", here.Name, here.Mbps, there.Name, there.Mbps))
+	if here != nil && there != nil && here.Mbps > 0 && there.Mbps > 0 {
+		if compared++; here.Mbps != there.Mbps {
+			wrong = append(wrong, fmt.Sprintf("%s has %d Mb/s here and %s %d there", here.Name, here.Mbps, there.Name, there.Mbps))
+		}
 	}
 	switch {
 	case len(wrong) > 0:
 		slices.Sort(wrong)
 		return warning("", "%s", strings.Join(wrong, "; "))
-	case !known && len(ours.Rails) == 0:
-		return unknown("", "the kernel tells no rate of the interfaces, as of virtual ones, and there is no rail")
+	case compared == 0:
+		return unknown("", "the kernel tells no rate of the interfaces, as of virtual ones, and of no rail do both hosts know one")
 	}
 	return ok("", "the same on both")
 }

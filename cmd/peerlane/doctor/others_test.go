@@ -98,6 +98,19 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 		{"crossed rails", func(_ *Meetings, m *meeting.Meeting) {
 			m.Theirs.Rails[0].NIC, m.Theirs.Rails[1].NIC = "mlx5_1", "mlx5_0"
 		}, []string{"warning rails"}, "rail 0 is mlx5_0 here and mlx5_1 there; rail 1"},
+		{"names of two kinds, numbered", func(_ *Meetings, m *meeting.Meeting) {
+			m.Theirs.Rails[0].NIC, m.Theirs.Rails[1].NIC, m.Theirs.Numbered = "ibp1", "ibp2", true
+		}, nil, ""},
+		{"one rail of two names", func(ms *Meetings, m *meeting.Meeting) {
+			ms.Ours.Rails, m.Theirs.Rails = ms.Ours.Rails[:1], m.Theirs.Rails[:1]
+			m.Theirs.Rails[0].NIC = "ibp1"
+		}, nil, ""},
+		{"no rate of the same rail is told", func(ms *Meetings, m *meeting.Meeting) {
+			ms.Ours.Interfaces[0].Mbps = 0
+			for i := range m.Theirs.Rails {
+				m.Theirs.Rails[i].Gbps = 0
+			}
+		}, []string{"could not tell link-rate"}, "of no rail"},
 		{"two kinds of link", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails[1].LinkLayer = "InfiniBand" }, []string{"failure rails"}, "rail 1 is Ethernet here"},
 		{"rate of a NIC", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails[1].Gbps = 100 }, []string{"warning link-rate"}, "rail 1 has 200 Gb/s here (mlx5_1) and 100 there"},
 		{"rate of an interface", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Interfaces[0].Mbps = 1000 }, []string{"warning link-rate"}, "100000 Mb/s here and eth0 1000 there"},
@@ -174,23 +187,38 @@ func TestFactsOfAHost(t *testing.T) {
 	if !reflect.DeepEqual(f.Interfaces, want) || f.Keys[0] != key.ID.String() || f.Ports != "20000-20999" || f.Newest != wire.NewestVersion {
 		t.Errorf("%+v", f)
 	}
-	p, err := m.host().Plan()
-	if err != nil {
-		t.Fatal(err)
+	// Of one rail where nothing tells the interfaces apart, as their relays have it.
+	if want := []meeting.Rail{{NIC: "eth0", LinkLayer: "Ethernet", Gbps: 100}, {NIC: "eth1", LinkLayer: "Ethernet"}}; !reflect.DeepEqual(f.Rails, want) || f.Numbered {
+		t.Errorf("rails %+v, want %+v", f.Rails, want)
 	}
-	rails := map[string]int{}
-	for _, l := range p.Lanes {
-		if len(l.NICs) > 0 {
-			rails[l.NICs[0]] = l.Rail
+	m.write(ib0+"/device/net/eth0/mtu", "9000")
+	m.write(ib1+"/device/net/eth1/mtu", "9000")
+	for config, want := range map[string][2]int{
+		"[network]\ninterfaces = \"eth\"\n":                         {0, 1},
+		"[plan.rails]\nmlx5_0 = 1\nmlx5_1 = 0\n":                    {1, 0},
+		"[network]\nrails = [\"eth1\", \"mlx5_0\"]\n":               {1, 0},
+		"[network]\nrails = [\"eth1\"]\n[plan.rails]\nmlx5_1 = 3\n": {-1, 0},
+	} {
+		m.write("etc/peerlane/config.toml", config)
+		f, err := m.host().Facts("h", "v1", network.Keys{Current: key}, all)
+		got := [2]int{-1, -1}
+		for _, r := range f.Rails {
+			for i, name := range []string{"mlx5_0", "mlx5_1"} {
+				if r.NIC == name {
+					got[i] = r.Rail
+				}
+			}
+			if r.Gbps == 0 || r.LinkLayer == "" {
+				t.Errorf("%+v", r)
+			}
+		}
+		if err != nil || got != want || f.Numbered != strings.Contains(config, "rails") {
+			t.Errorf("with %q: %+v, %v; want %v", config, f, err, want)
 		}
 	}
-	if len(f.Rails) != len(rails) || len(rails) == 0 {
-		t.Errorf("rails %+v, want %v", f.Rails, rails)
-	}
-	for _, r := range f.Rails {
-		if rails[r.NIC] != r.Rail || r.Gbps == 0 || r.LinkLayer == "" {
-			t.Errorf("%+v", r)
-		}
+	m.write("etc/peerlane/config.toml", "[network]\nrails = [\"eth7\"]\n")
+	if f, err := m.host().Facts("h", "v1", network.Keys{Current: key}, all); err != nil || len(f.Interfaces) != 0 || !strings.Contains(f.Why, "network.rails") {
+		t.Errorf("%+v, %v", f, err)
 	}
 	m.write("etc/peerlane/config.toml", "[network]\nlisten = \"off\"\n")
 	if f, err := m.host().Facts("h", "v1", network.Keys{Current: key}, all); err != nil || len(f.Interfaces) != 0 || !strings.Contains(f.Why, "network.listen") {

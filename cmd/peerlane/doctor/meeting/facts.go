@@ -22,8 +22,10 @@ type Facts struct {
 	// Interfaces are those that relays use, best first, and Why says why there is none.
 	Interfaces []Interface `json:"interfaces"`
 	Why        string      `json:"why,omitempty"`
-	// Rails are the NICs of lanes, by their rail.
+	// Rails are the NICs of these interfaces, by the rail that relays number them.
 	Rails []Rail `json:"rails"`
+	// Numbered says that the configuration numbers them: network.rails or plan.rails.
+	Numbered bool `json:"numbered,omitempty"`
 }
 
 // Interface is a network interface that relays use.
@@ -34,12 +36,12 @@ type Interface struct {
 	Mbps      int      `json:"mbps,omitempty"` // 1e6 bits/s; 0 where the kernel does not say
 }
 
-// Rail is a NIC that carries lanes.
+// Rail is a NIC by which relays talk: an RDMA device, or an interface that is of none.
 type Rail struct {
 	Rail      int     `json:"rail"`
 	NIC       string  `json:"nic"`
 	LinkLayer string  `json:"linkLayer"`
-	Gbps      float64 `json:"gbps"` // 1e9 bits/s
+	Gbps      float64 `json:"gbps"` // 1e9 bits/s; 0 where the kernel does not say
 }
 
 // Bounds of what is taken of another host.
