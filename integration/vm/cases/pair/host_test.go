@@ -47,7 +47,7 @@ const (
 // leftTime is what a supervisor may need after its container, in an emulated guest.
 const leftTime = time.Minute
 
-func beHost(runtimeName, key string) (err error) {
+func beHost(runtimeName, key, transport string) (err error) {
 	ctx := context.Background()
 	undo, err := hardware()
 	defer func() { err = errors.Join(err, undo()) }()
@@ -62,7 +62,7 @@ func beHost(runtimeName, key string) (err error) {
 	if err := os.Chmod(root, 0o711); err != nil { // relays go through it
 		return err
 	}
-	h, err := install(root, key)
+	h, err := install(root, key, transport)
 	if err != nil {
 		return err
 	}
@@ -109,12 +109,15 @@ func hardware() (undo func() error, err error) {
 
 // install makes this guest a host of Peerlane's: the configuration, the cluster's key, and
 // what the installed program plans and writes for this kernel's own tree.
-func install(root, key string) (*testbed.Host, error) {
+func install(root, key, transport string) (*testbed.Host, error) {
 	h, err := testbed.New(root, inside.Binaries, testbed.GPUsOfKernel)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.Configure(func(c *config.Config) { c.Network.Interfaces = "=rail0" }); err != nil {
+	if err := h.Configure(func(c *config.Config) {
+		c.Network.Interfaces, c.Relay.Transport = "=rail0", transport
+		c.Verbs.Timeout = 20 // in emulation rxe needs it: docs/network.md
+	}); err != nil {
 		return nil, err
 	}
 	secret, err := os.ReadFile(key)
@@ -251,8 +254,8 @@ func programs(arguments []string) (is bool, err error) {
 		return true, receive(arguments[1])
 	case len(arguments) == 1 && arguments[0] == "relay":
 		return true, relayTo(os.Stdin)
-	case len(arguments) == 3 && arguments[0] == "host":
-		return true, beHost(arguments[1], arguments[2])
+	case len(arguments) == 4 && arguments[0] == "host":
+		return true, beHost(arguments[1], arguments[2], arguments[3])
 	case strings.Join(arguments, " ") == "across":
 		return true, across.Serve(os.Stdin, os.Stdout, client.DefaultSocket)
 	}

@@ -41,14 +41,14 @@ type host struct {
 }
 
 // startHost makes a guest a host until the test ends.
-func startHost(t *testing.T, guest int, other *control.Client, runtimeName, key string) *host {
+func startHost(t *testing.T, guest int, other *control.Client, runtimeName, key, transport string) *host {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &host{T: t, guest: guest, lines: make(chan hostLine, 100), ended: make(chan error, 1)}
-	argv := []string{self, "host", runtimeName, key}
+	argv := []string{self, "host", runtimeName, key, transport}
 	in, orders := io.Pipe()
 	said, out := io.Pipe()
 	h.orders = orders
@@ -185,6 +185,64 @@ func (p *hosts) run(t *testing.T, name string, part func(t *testing.T)) {
 	})
 }
 
+// startHosts has a container run on each machine.
+func startHosts(t *testing.T, transport string) *hosts {
+	t.Helper()
+	known(t)
+	p := &hosts{T: t, other: inside.Other(t)}
+	key := clusterKey(t)
+	for i, runtimeName := range []string{"runc", "crun"} {
+		h := startHost(t, i, p.other, runtimeName, key, transport)
+		p.both[i] = h
+		t.Cleanup(h.end)
+	}
+	for _, h := range p.both {
+		h.container = h.next(running).Container
+		h.listening = h.next(across.Listening).Line
+	}
+	return p
+}
+
+// sizes has both send so many bytes in messages of all sizes.
+func (p *hosts) sizes(amount uint64) {
+	p.Helper()
+	p.exchange(amount, 4<<20+3)
+	begun := time.Now()
+	bytes := p.mustFinish()
+	p.Logf("%d and %d bytes in %v, emulated", bytes[0], bytes[1], time.Since(begun).Round(time.Millisecond))
+	for i, n := range bytes {
+		if n < amount {
+			p.Errorf("%d bytes have come to host %d, not %d", n, i, amount)
+		}
+	}
+}
+
+// mustSee demands what `peerlane relay inspect` tells of connections under way.
+func (p *hosts) mustSee(transport, way string) {
+	p.Helper()
+	p.exchange(0, 64<<10)
+	h := p.both[1] // one of them: beside this a look takes ten seconds
+	h.order(across.Order{Do: inspect})
+	r := h.next(inspected).Inspection.Report
+	if r == nil || r.Network == nil || !strings.HasPrefix(r.Network.Listening, wiring.Address(0, 1)+":") || len(r.Network.Peers) != 2 || len(r.Connections) != 2 {
+		p.Fatalf("the report is %+v", r)
+	}
+	for _, c := range r.Connections {
+		if c.Transport != transport || !strings.Contains(c.Path, way) {
+			p.Errorf("a connection's transport is %q, its path %q", c.Transport, c.Path)
+		}
+	}
+	p.finish()
+}
+
+// The same containers by RDMA: the software NICs of both kernels write and read the slots
+// of relays in their sandboxes.
+func TestContainersOfTwoGuestsOverRoCE(t *testing.T) {
+	p := startHosts(t, launch.TransportVerbs)
+	p.run(t, "messages of all sizes", func(*testing.T) { p.sizes(64 << 20) })
+	p.run(t, "what the administrators see", func(*testing.T) { p.mustSee(launch.TransportVerbs, "mlx5_0") })
+}
+
 // Containers on two machines, each with a kernel, a PCIe tree and a clock of its own, and
 // with what an administrator installs: a far GPU sends to a far GPU, and what happens to
 // the network, to a host and to its clock costs no message that was reported, and brings
@@ -198,46 +256,9 @@ func TestContainersOfTwoGuests(t *testing.T) {
 		}
 		longest += time.Duration(amount>>18) * time.Second // 256 KiB/s
 	}
-	known(t)
-	p := &hosts{T: t, other: inside.Other(t)}
-	key := clusterKey(t)
-	for i, runtimeName := range []string{"runc", "crun"} {
-		h := startHost(t, i, p.other, runtimeName, key)
-		p.both[i] = h
-		t.Cleanup(h.end)
-	}
-	for _, h := range p.both {
-		h.container = h.next(running).Container
-		h.listening = h.next(across.Listening).Line
-	}
-
-	p.run(t, "messages of all sizes", func(t *testing.T) {
-		p.exchange(amount, 4<<20+3)
-		begun := time.Now()
-		bytes := p.mustFinish()
-		took := time.Since(begun)
-		t.Logf("%d and %d bytes in %v, emulated", bytes[0], bytes[1], took.Round(time.Millisecond))
-		for i, n := range bytes {
-			if n < amount {
-				t.Errorf("%d bytes have come to host %d, not %d", n, i, amount)
-			}
-		}
-	})
-	p.run(t, "what the administrators see", func(t *testing.T) {
-		p.exchange(0, 64<<10)
-		h := p.both[1] // one of them: beside this a look takes ten seconds
-		h.order(across.Order{Do: inspect})
-		r := h.next(inspected).Inspection.Report
-		if r == nil || r.Network == nil || !strings.HasPrefix(r.Network.Listening, wiring.Address(0, 1)+":") || len(r.Network.Peers) != 2 || len(r.Connections) != 2 {
-			t.Fatalf("the report is %+v", r)
-		}
-		for _, c := range r.Connections {
-			if c.Transport != launch.TransportTCP || !strings.Contains(c.Path, "rail0") {
-				t.Errorf("a connection's transport is %q, its path %q", c.Transport, c.Path)
-			}
-		}
-		p.finish()
-	})
+	p := startHosts(t, launch.TransportTCP)
+	p.run(t, "messages of all sizes", func(*testing.T) { p.sizes(amount) })
+	p.run(t, "what the administrators see", func(*testing.T) { p.mustSee(launch.TransportTCP, "rail0") })
 	for _, c := range []struct {
 		name string
 		how  netlink.NetemQdiscAttrs
