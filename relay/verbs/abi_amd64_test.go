@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -170,12 +169,9 @@ func rdmaCore() (string, bool) {
 	return "", false
 }
 
-// Our declarations have the layout that is written above; and so have the headers, where
-// they are installed.
+// Our declarations have the layout that is written above, x86-64's, of which sizes of
+// mutexes are; and so have the headers, where they are installed.
 func TestABI(t *testing.T) {
-	if runtime.GOARCH != "amd64" {
-		t.Skip("sizes of mutexes are x86-64's")
-	}
 	ours := t.TempDir()
 	if err := os.WriteFile(filepath.Join(ours, "abi.h"), []byte(verbs.Header), 0o644); err != nil {
 		t.Fatal(err)
