@@ -80,19 +80,25 @@ func (m *gpuMemory) check(side byte) error {
 	return err
 }
 
+// withMemory is a client with GPU memory that its relay knows.
+func withMemory(ctx context.Context) (*gpuClient, *gpuMemory, error) {
+	d, device, gpu, err := openGPU()
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := attach(ctx, d, device, gpu)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := c.memory(ctx, d, device)
+	return c, m, err
+}
+
 // owner offers memory, and checks it when it is told to.
 func owner() error {
 	runtime.LockOSThread()
 	ctx := context.Background()
-	d, device, gpu, err := openGPU()
-	if err != nil {
-		return err
-	}
-	c, err := attach(ctx, d, device, gpu)
-	if err != nil {
-		return err
-	}
-	m, err := c.memory(ctx, d, device)
+	c, m, err := withMemory(ctx)
 	if err != nil {
 		return err
 	}
@@ -123,15 +129,7 @@ func owner() error {
 func remote() error {
 	runtime.LockOSThread()
 	ctx := context.Background()
-	d, device, gpu, err := openGPU()
-	if err != nil {
-		return err
-	}
-	c, err := attach(ctx, d, device, gpu)
-	if err != nil {
-		return err
-	}
-	m, err := c.memory(ctx, d, device)
+	c, m, err := withMemory(ctx)
 	if err != nil {
 		return err
 	}
@@ -140,7 +138,7 @@ func remote() error {
 	if err := orders.Decode(&order); err != nil {
 		return err
 	}
-	sending, err := c.session.Connect(ctx, gpu, order.Handle)
+	sending, err := c.session.Connect(ctx, c.gpu, order.Handle)
 	if err != nil {
 		return err
 	}
