@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -78,4 +79,28 @@ func TestClosingBesideAStoppedPeer(t *testing.T) {
 	w.signal(unix.SIGCONT)
 	_, err = sent.Wait(within(t))
 	demand(t, err, wire.StatusPeerClosed)
+}
+
+// A sender may have its connection before the listener's client hears of it. Whether the
+// listener is closed just before or just after, it is why the connection ends.
+func TestAListenerClosedAsASenderComes(t *testing.T) {
+	s := attach(t, newHost(t).relay("a", launch.RouteAuto, far(0, 1, "nic0")))
+	for range 100 {
+		l, err := s.Listen(within(t), uuid(t, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sending, err := s.Connect(within(t), uuid(t, 0), l.Handle())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(within(t)); err != nil {
+			t.Fatal(err)
+		}
+		<-sending.Down()
+		demand(t, sending.Err(), wire.StatusPeerClosed, "container a closed the listener")
+		if err := sending.Close(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -91,7 +91,7 @@ func (s *session) unlisten(number uint32) error {
 func (l *listener) close() {
 	delete(l.session.listeners, l.number)
 	delete(l.session.relay.listeners, l.token)
-	why := wire.Errorf(wire.StatusPeerClosed, "%s closed the listener", l.session.relay.name())
+	why := l.closed()
 	for _, sequence := range l.accepts {
 		l.session.answer(sequence, wire.Errorf(wire.StatusClosed, "the listener was closed"))
 	}
@@ -99,6 +99,11 @@ func (l *listener) close() {
 		r.shutdown(why)
 	}
 	l.ready, l.accepts = nil, nil
+}
+
+// closed is why a connection ends that nobody accepted.
+func (l *listener) closed() *wire.Error {
+	return wire.Errorf(wire.StatusPeerClosed, "%s closed the listener", l.session.relay.name())
 }
 
 func (s *session) accept(m *wire.Accept, sequence uint32) {
@@ -370,6 +375,8 @@ func (l *listener) take(r *receiver) {
 		}
 	case errors.As(over, &limit):
 		c.shutdown(limit)
+	case l.forward == nil && !l.open(): // it was closed while the sender came
+		c.shutdown(l.closed())
 	case !l.open(), l.forward == nil && (len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted):
 		// Not so of a way back: openBack has found room for it, and its end would be its twin's.
 		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))

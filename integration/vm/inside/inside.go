@@ -156,8 +156,13 @@ func RDMA(t testing.TB, devices ...Device) {
 
 // MakeRDMA makes devices; remove removes those that it has made, also where it fails.
 func MakeRDMA(devices ...Device) (remove func() error, err error) {
-	var made []string
+	var made, parameters []string
 	remove = func() (err error) {
+		// What makes devices after this test, and knows nothing of parents, has none; a
+		// comma names nobody, where writing nothing would change nothing.
+		for _, file := range parameters {
+			err = errors.Join(err, os.WriteFile(file, []byte(","), 0))
+		}
 		for _, name := range made {
 			// The mount of the namespace's devices may hold it for a moment.
 			if failed := netlink.RdmaLinkDel(name); failed != nil {
@@ -179,10 +184,11 @@ func MakeRDMA(devices ...Device) (remove func() error, err error) {
 		if err := modprobe(module, "ib_uverbs", "rdma_ucm"); err != nil {
 			return remove, err
 		}
-		// Writing nothing would leave what an earlier test wrote; a comma names nobody.
-		if err := os.WriteFile("/sys/module/"+module+"/parameters/parents", []byte(strings.Join(list, ",")+","), 0); err != nil {
+		file := "/sys/module/" + module + "/parameters/parents"
+		if err := os.WriteFile(file, []byte(strings.Join(list, ",")+","), 0); err != nil {
 			return remove, err
 		}
+		parameters = append(parameters, file)
 	}
 	for _, d := range devices {
 		if err := netlink.RdmaLinkAdd(d.Name, d.Kind, d.Card); err != nil {
