@@ -1,9 +1,11 @@
 package relay_test
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -96,8 +98,8 @@ func TestSlotsOnServerGPUsAreRegistered(t *testing.T) {
 			p := &byRDMA{}
 			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
 			a, b := ofA[0], ofB[0]
-			a.NoDMABuf, a.Peermem, a.Holds = c.a.noDMABuf, c.a.peermem, true
-			b.NoDMABuf, b.Peermem, b.Holds = c.b.noDMABuf, c.b.peermem, true
+			a.NoDMABuf, a.Peermem = c.a.noDMABuf, c.a.peermem
+			b.NoDMABuf, b.Peermem = c.b.noDMABuf, c.b.peermem
 			if err := p.rdma.Set(a, b); err != nil {
 				t.Fatal(err)
 			}
@@ -208,5 +210,58 @@ func TestANICThatCannotFlush(t *testing.T) {
 	from, to := p.relayA.Report().Connections, p.relayB.Report().Connections
 	if len(from) != 1 || !from[0].GDR || len(to) != 1 || to[0].GDR || !strings.Contains(to[0].Registration, "what rocep1 writes into a GPU's memory cannot be flushed") {
 		t.Errorf("inspect shows %+v and %+v", from, to)
+	}
+}
+
+// Memory of a client on a server GPU goes from where it lies to where it is to be once the
+// NICs know it, through slots before; and they forget it before it is given back.
+func TestStagingMemoryByRDMA(t *testing.T) {
+	p := &byRDMA{lane: copying}
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	const n = 1<<20 + 5
+	from, to := stagingMemory(t, p.a, 0, n), stagingMemory(t, p.b, 3, n)
+	want := random(t, n)
+	from.write(0, want)
+	// What goes through a slot comes into the server GPU and leaves it.
+	through := func() (in, out uint64) {
+		t.Helper()
+		sender, err := p.a.Statistics(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		receiver, err := p.b.Statistics(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sender.Server[0].In, receiver.Server[0].Out
+	}
+	for end := time.Now().Add(time.Minute); ; {
+		to.write(0, make([]byte, n))
+		in, out := through()
+		receive, err := p.receiving.Receive(to.Memory, 0, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send, err := p.sending.Send(from.Memory, 0, n)
+		for _, op := range []*client.Operation{send, receive} {
+			if _, err := wait(t, op, err); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(to.read(0, n), want) {
+			t.Fatal("wrong bytes")
+		}
+		if inNow, outNow := through(); inNow == in && outNow == out {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it goes through slots for good")
+		}
+	}
+	for _, m := range []*memory{from, to} {
+		if err := m.Unexport(within(t)); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

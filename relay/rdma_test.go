@@ -16,10 +16,11 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// roce are NICs of a stand-in's host, in one network.
+// roce are NICs of a stand-in's host, in one network. What they write into a GPU's memory
+// is there for others when it has been flushed, and not before.
 func roce(host int, names ...string) (devices []standin.Device) {
 	for i, name := range names {
-		devices = append(devices, standin.Device{Name: name, GUID: uint64(host<<8 | i), Address: fmt.Sprintf("10.0.%d.%d", i, host)})
+		devices = append(devices, standin.Device{Name: name, GUID: uint64(host<<8 | i), Address: fmt.Sprintf("10.0.%d.%d", i, host), Holds: true})
 	}
 	return devices
 }
@@ -42,6 +43,7 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma stand
 type byRDMA struct {
 	abroad
 	rdma standin.Host
+	lane func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 }
 
 // ofA and ofB are the NICs of two hosts.
@@ -70,6 +72,9 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	laneA, laneB := far(0, 1, "mlx5_0"), far(3, 2, "rocep1")
 	if nics == 2 {
 		laneA.NICs, laneB.NICs = append(laneA.NICs, "mlx5_1"), append(laneB.NICs, "rocep2")
+	}
+	if p.lane != nil {
+		laneA, laneB = p.lane(laneA), p.lane(laneB)
 	}
 	p.socketA, p.relayA = hostA.start("a", launch.RouteAuto, -1, laneA)
 	p.socketB, p.relayB = hostB.start("b", launch.RouteAuto, -1, laneB)
