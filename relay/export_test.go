@@ -69,10 +69,7 @@ const ToldConnections = toldConnections
 // Free gives back the memory that goes with a relay's process, after Run.
 func (r *Relay) Free() {
 	for _, l := range r.lanes {
-		for _, s := range []*staging{l.out, l.in, l.abroad.out, l.abroad.in} {
-			if s == nil {
-				continue
-			}
+		for _, s := range l.pools() {
 			for _, g := range s.regions {
 				_ = g.close() // the context may be lost
 			}
@@ -82,6 +79,7 @@ func (r *Relay) Free() {
 				_ = q.memory.close()
 			}
 		}
+		_ = l.closeContexts()
 	}
 	for _, s := range r.sessions {
 		for _, m := range s.memories {

@@ -27,6 +27,11 @@ type ticket struct {
 	length   uint64
 	parts    int
 	seen     uint64 // a bit for each queue pair that has delivered its immediate
+	region   *registration
+	offset   uint64
+	// The NICs that flush it, and how many have not.
+	flushing  []*queue
+	unflushed int
 }
 
 // Arrivals is the receiver's end of a channel's writes. It implements transport.Arrivals.
@@ -66,6 +71,9 @@ func (a *Arrivals) Most() uint64 {
 // AddMemory tells the sender the keys of memory, which is registered where it is not.
 func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
 	r, err := a.set.fabric.register(purpose{m, true}, a.set.nics)
+	if err == nil && r.flush {
+		err = a.set.noFlush
+	}
 	if err != nil {
 		return err
 	}
@@ -92,7 +100,7 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	case p == nil || length > p.Most:
 		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length, a.Most())
 	}
-	t := &ticket{arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink)}
+	t := &ticket{arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink), region: r, offset: offset}
 	a.open[t] = true
 	s.queued = append(s.queued, t)
 	s.issue()
@@ -180,9 +188,18 @@ func (s *Set) immediate(i int, number uint32) error {
 		return nil
 	}
 	delete(s.tickets, number)
+	if t.region.flush {
+		s.settleWrite(t)
+	} else {
+		t.arrive()
+	}
+	return nil
+}
+
+// arrive is that all of it is in the memory.
+func (t *ticket) arrive() {
 	delete(t.arrivals.open, t)
 	t.arrivals.arrived(t.grant, t.length)
-	return nil
 }
 
 // again posts a pair's receives that were taken.

@@ -32,6 +32,7 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/poll"
+	gdr "github.com/peerlane/peerlane/relay/registration"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -49,6 +50,12 @@ type Config struct {
 	// Slots is how much memory a lane registers at least, bytes: a NIC that cannot is not
 	// used.
 	Slots uint64
+	// Flush tells of a GPU's memory whether what NICs have written has to be flushed before
+	// it is used; nil where there is none. Any goroutine calls it.
+	Flush func(*device.Memory) bool
+	// Current runs a function with a CUDA context current, as the registering of a GPU's
+	// memory needs; nil for one that needs none. Any goroutine calls it.
+	Current func(func() error) error
 	// Time is how long the two sides may take to connect their queue pairs (SettleTime).
 	Time time.Duration
 }
@@ -383,15 +390,17 @@ func (p purpose) access() verbs.Access {
 // access lets the other side write, in any order: what has arrived an immediate says.
 const access = verbs.LocalWrite | verbs.RemoteWrite | verbs.RelaxedOrdering
 
-// registration is host memory that NICs know.
+// registration is memory that NICs know, the host's or a GPU's.
 type registration struct {
 	base, bytes uint64
+	flush       bool // what has been written is flushed
 	// regions are by NIC, nil of one that does not know it. What is in it changes no more.
 	regions atomic.Pointer[[]*verbs.Region]
 	asked   map[int]bool // by Known, of which NICs; under the Fabric's mu
 
 	making sync.Mutex // held by whom registers it, or gives it back
 	over   bool       // under making
+	steps  []gdr.Step // of a GPU's; the same
 }
 
 // region is what a NIC knows it by, nil for nothing.
@@ -407,12 +416,9 @@ func (r *registration) known(nics []*nic) bool {
 	return !slices.ContainsFunc(nics, func(n *nic) bool { return r.region(n) == nil })
 }
 
-// register makes host memory known to those NICs that do not know it. It blocks; what is
+// register makes memory known to those NICs that do not know it. It blocks; what is
 // registered already takes no time.
 func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
-	if !what.memory.Host() {
-		return nil, wire.Errorf(wire.StatusInternal, "memory that is not the host's cannot be registered")
-	}
 	f.mu.Lock()
 	if f.closed {
 		f.mu.Unlock()
@@ -437,7 +443,7 @@ func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
 		if list[n.index] != nil {
 			continue
 		}
-		region, err := n.domain.Register(uintptr(r.base), r.bytes, r.base, what.access())
+		region, err := r.with(f, what.memory, n, what.access())
 		if err != nil {
 			return nil, err
 		}
@@ -452,7 +458,8 @@ func (f *Fabric) registration(what purpose) *registration {
 	if r != nil {
 		return r
 	}
-	r = &registration{base: uint64(uintptr(unsafe.Pointer(&what.memory.HostBytes()[0]))), bytes: what.memory.Bytes, asked: map[int]bool{}}
+	r = &registration{base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[int]bool{}}
+	r.flush = what.target && !what.memory.Host() && f.config.Flush != nil && f.config.Flush(what.memory)
 	r.regions.Store(&[]*verbs.Region{})
 	f.memories[what] = r
 	if !what.target {
@@ -479,10 +486,13 @@ func (r *registration) close() {
 	r.regions.Store(&[]*verbs.Region{})
 }
 
-// Register makes host memory known to the Set's NICs, as a target, which the other side may
+// Register makes memory known to the Set's NICs, as a target, which the other side may
 // write, or as a source. Any goroutine may call it once the Set is settled. It blocks.
 func (s *Set) Register(m *device.Memory, target bool) error {
-	_, err := s.fabric.register(purpose{m, target}, s.nics)
+	r, err := s.fabric.register(purpose{m, target}, s.nics)
+	if err == nil && r.flush {
+		return s.noFlush
+	}
 	return err
 }
 
@@ -496,6 +506,9 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 		return false
 	}
 	r := f.registration(what)
+	if r.flush && s.noFlush != nil {
+		return false
+	}
 	if r.known(s.nics) {
 		return true
 	}
@@ -533,9 +546,9 @@ func (f *Fabric) Forget(m *device.Memory) {
 	}
 }
 
-// at finds the source that n bytes at an address of this process are in.
-func (f *Fabric) at(p unsafe.Pointer, n uint64) *registration {
-	address := uint64(uintptr(p))
+// at finds the source that n bytes at a place are in.
+func (f *Fabric) at(p device.Place, n uint64) *registration {
+	address := placeOf(p)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	i, found := slices.BinarySearchFunc(f.places, address, byBase)

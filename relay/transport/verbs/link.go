@@ -37,8 +37,8 @@ func (w *write) end(err error) {
 	}
 }
 
-// Link is a channel's way for writes. It implements transport.Link, for sources in host
-// memory that the Fabric knows.
+// Link is a channel's way for writes. It implements transport.Link, for sources in memory
+// that the Fabric knows.
 type Link struct {
 	set     *Set
 	channel *tcp.Channel
@@ -146,7 +146,7 @@ func (l *Link) Ticketed(grant uint64, f func(error)) {
 // any more.
 func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immediate uint64, done func(error)) {
 	s := l.set
-	region, source := l.regions[to.Region], s.fabric.at(from.Place.Host, n)
+	region, source := l.regions[to.Region], s.fabric.at(from.Place, n)
 	switch {
 	case s.gone != nil || s.over:
 		done(s.why)
@@ -162,7 +162,7 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 			}
 			ticket := l.tickets[immediate]
 			delete(l.tickets, immediate)
-			s.post(l.pairs, ticket, region, to.Offset, source, uint64(uintptr(from.Place.Host)), n, done)
+			s.post(l.pairs, ticket, region, to.Offset, source, placeOf(from.Place), n, done)
 		})
 	}
 }
@@ -284,7 +284,7 @@ func (s *Set) look() {
 		s.fabric.loop.Do(func() {
 			s.looking = false
 			switch {
-			case s.posted == 0 || s.gone != nil:
+			case s.posted+s.flushes == 0 || s.gone != nil:
 			case s.fabric.loop.Now()-s.progress >= limit:
 				s.failed(s.pairs[0].queue.nic, "no write has ended for "+limit.String())
 			default:

@@ -18,7 +18,7 @@ func hostname() string {
 
 // underWay reports whether completions are to come.
 func (s *Set) underWay() bool {
-	return s.posted > 0 || len(s.tickets) > 0
+	return s.posted+s.flushes > 0 || len(s.tickets) > 0
 }
 
 // watch has the completion queues' descriptors end the loop's sleep.
@@ -130,6 +130,7 @@ func (s *Set) drain() bool {
 func (s *Set) completed(q *queue, c *verbs.Completion) {
 	i, known := s.number[key{q, c.Pair}]
 	if !known {
+		s.flushed(q, c)
 		return
 	}
 	p := s.pairs[i]

@@ -66,6 +66,7 @@ type Set struct {
 
 	sending
 	receiving
+	flushing
 }
 
 // link is two NICs, one of each side.
@@ -90,6 +91,7 @@ type queue struct {
 	*verbs.Queue
 	nic     *nic
 	first   *verbs.Region // plumbing's
+	flusher *flusher      // nil where nothing is flushed
 	watched bool
 }
 
@@ -416,12 +418,15 @@ func (s *Set) own() (list []end) {
 
 // ownPage is this side's, as the other side has to know it.
 func (s *Set) ownPage() (m page) {
-	m.Address = uint64(uintptr(unsafe.Pointer(&s.first[0])))
+	m.Address = s.page0()
 	for _, p := range s.pairs {
 		m.Keys[s.links[p.link].ours] = p.queue.first.RKey()
 	}
 	return m
 }
+
+// page0 is where the memory for first writes is.
+func (s *Set) page0() uint64 { return uint64(uintptr(unsafe.Pointer(&s.first[0]))) }
 
 // pageBytes is the longest packet's content.
 const pageBytes = 4096
@@ -441,7 +446,7 @@ func (s *Set) build() (err error) {
 		}
 		q := of[l.ours]
 		if q == nil {
-			entries := 0
+			entries := flushDepth
 			for _, other := range s.links {
 				if other.ours == l.ours {
 					entries += s.perLink * (config.SendDepth + config.RecvDepth)
@@ -454,8 +459,15 @@ func (s *Set) build() (err error) {
 			q = &queue{Queue: made, nic: n}
 			of[l.ours] = q
 			s.queues = append(s.queues, q)
-			if q.first, err = n.domain.Register(first, pageBytes, uint64(first), access); err != nil {
+			may := access
+			if s.fabric.config.Flush != nil {
+				may |= verbs.RemoteRead // to try it
+			}
+			if q.first, err = n.domain.Register(first, pageBytes, uint64(first), may); err != nil {
 				return err
+			}
+			if s.fabric.config.Flush != nil {
+				s.buildFlusher(q)
 			}
 		}
 		config.Send, config.Recv = q.Queue, q.Queue
@@ -505,6 +517,7 @@ func (s *Set) connect(to []end) error {
 			return err
 		}
 	}
+	s.connectFlushers()
 	return nil
 }
 
@@ -518,7 +531,7 @@ const tryPause = 100 * time.Microsecond
 // the network between them. The accepting side begins, when it says that it can be written
 // to; the dialing one has heard from all of its queue pairs, too, when it returns. It blocks.
 func (s *Set) try() error {
-	from := uint64(uintptr(unsafe.Pointer(&s.first[0])))
+	from := s.page0()
 	left := len(s.pairs)
 	if s.peer.Dialed() {
 		left *= 2
@@ -554,7 +567,7 @@ func (s *Set) try() error {
 		}
 		time.Sleep(tryPause)
 	}
-	return nil
+	return s.tryFlushers()
 }
 
 // triedOne takes the end of a first write of one side. It reports whether it was waited for.
@@ -603,12 +616,17 @@ func (s *Set) fall() {
 			logrus.WithError(err).Warn("a queue pair does not fail; it is given back")
 		}
 	}
+	for _, q := range s.queues {
+		if q.flusher != nil {
+			logged(q.flusher.Fail())
+		}
+	}
 	s.bury()
 }
 
 // bury lets it all go once no write is under way. It reports whether that was so.
 func (s *Set) bury() bool {
-	if s.posted > 0 && s.fabric.loop.Now()-s.fell < drainTime {
+	if s.posted+s.flushes > 0 && s.fabric.loop.Now()-s.fell < drainTime {
 		return false
 	}
 	s.release()
@@ -643,6 +661,9 @@ func (s *Set) release() {
 		logged(p.Close())
 	}
 	for _, q := range s.queues {
+		if q.flusher != nil {
+			logged(q.flusher.Close())
+		}
 		if q.watched {
 			s.fabric.loop.Unwatch(q.FD())
 		}

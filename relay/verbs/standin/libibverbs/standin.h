@@ -20,7 +20,7 @@ struct description {
 	uint64_t guid;
 	uint16_t lid;
 	uint32_t address; // IPv4, this machine's order
-	bool dmabuf;
+	bool dmabuf, holds;
 	enum { PEERMEM_NO, PEERMEM_ALLOC, PEERMEM_YES } peermem;
 };
 
@@ -54,8 +54,10 @@ struct region {
 	uint64_t iova;
 	char *data; // where this process reaches the bytes
 	unsigned access;
+	bool gpu;
 	void *mapped; // of a DMA-BUF
 	size_t mapped_bytes;
+	struct held *held, **last; // what is written and not there yet, oldest first
 	struct region *next;
 };
 
@@ -122,6 +124,11 @@ void device_event(struct context *c, struct ibv_async_event event);
 // memory_at is where this process reaches what a key gives access to, or NULL. The lock
 // is held, and with it the memory stays.
 char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, uint64_t n, unsigned access);
+// memory_write and memory_read are what the other side's NIC does to memory: a GPU's, of a
+// device that holds, has what is written when it is next read by the same key. They report
+// whether the key gives access. The lock is held.
+bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, const char *data);
+bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *data);
 
 // queue.c
 void queue_push(struct ibv_cq *cq, struct ibv_wc wc);
