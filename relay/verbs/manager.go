@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 	"unsafe"
@@ -269,7 +270,8 @@ func (c Connection) parameters() (data unsafe.Pointer, p C.struct_rdma_conn_para
 		return nil, p, fmt.Errorf("%d bytes of private data; there is room for %d", len(c.Private), MaxPrivate)
 	}
 	if len(c.Private) > 0 {
-		data = unsafe.Pointer(unsafe.SliceData(c.Private))
+		// C gets nothing of what it lies in.
+		data = unsafe.Pointer(unsafe.SliceData(slices.Clone(c.Private)))
 	}
 	return data, C.struct_rdma_conn_param{
 		private_data_len:    C.uint8_t(len(c.Private)),

@@ -5,7 +5,6 @@ import (
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
-	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -27,6 +26,7 @@ type ticket struct {
 	length   uint64
 	parts    int
 	seen     uint64 // a bit for each queue pair that has delivered its immediate
+	tells    bool   // the sender is told when it has arrived
 }
 
 // Arrivals is the receiver's end of a channel's writes. It implements transport.Arrivals.
@@ -92,7 +92,7 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	case p == nil || length > p.Most:
 		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length, a.Most())
 	}
-	t := &ticket{arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink)}
+	t := &ticket{arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink), tells: s.heard(s.pairsOf(p))}
 	a.open[t] = true
 	s.queued = append(s.queued, t)
 	s.issue()
@@ -181,31 +181,25 @@ func (s *Set) immediate(i int, number uint32) error {
 	}
 	delete(s.tickets, number)
 	delete(t.arrivals.open, t)
+	if t.tells {
+		t.arrivals.channel.Tell(encode(&arrived{Kind: kindArrived, Ticket: number}))
+	}
 	t.arrivals.arrived(t.grant, t.length)
 	return nil
 }
 
 // again posts a pair's receives that were taken.
 func (s *Set) again(p *pair) error {
-	if p.owed == 0 {
+	if len(p.owed) == 0 {
 		return nil
 	}
-	n := p.owed
-	p.owed = 0
-	_, err := p.PostRecv(nothings[:n])
+	_, err := p.PostRecv(p.owed)
+	p.owed = p.owed[:0]
 	return err
 }
 
 // ofReceive is set in the IDs of receives, and in those of no writes.
 const ofReceive = 1 << 63
-
-// nothings are receives of an immediate alone.
-var nothings = func() (list [receives]verbs.Recv) {
-	for i := range list {
-		list[i].ID = ofReceive
-	}
-	return list
-}()
 
 // heardOf takes what the other side says of a channel.
 func (s *Set) heardOf(c *tcp.Channel, m any) error {
@@ -232,6 +226,10 @@ func (s *Set) heardOf(c *tcp.Channel, m any) error {
 	case *ticketed:
 		if e != nil && e.link != nil {
 			return e.link.ticketed(m)
+		}
+	case *arrived:
+		if e != nil && e.link != nil {
+			return e.link.arrived(m)
 		}
 	}
 	return malformed("a %T that was not to come, of a channel", m)
