@@ -271,7 +271,7 @@ func TestAQueuePairOfAnother(t *testing.T) {
 
 // Bringing up has an end, whatever the other side's connection manager does.
 func TestIWARPThatIsNotAnswered(t *testing.T) {
-	_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 9 }), func(_ string, c *Config) { c.Time = 2 * time.Second })
+	_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 9 }))
 	err := receive(t, settled, "the end of the bringing up")
 	for _, words := range []string{"b0 (10.0.0.2)", "a0 (10.0.0.1)", "rejected"} {
 		if err == nil || !strings.Contains(err.Error(), words) {
