@@ -617,6 +617,8 @@ type networkState struct {
 	wires  wires
 	// libibverbs is a path, where it is not the host's.
 	libibverbs string
+	// nicAddresses are of this host's NICs, where they are not its interfaces'.
+	nicAddresses func() ([]netip.Addr, error)
 }
 
 // wires stand for TCP where they are not zero.

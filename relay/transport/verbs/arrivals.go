@@ -5,7 +5,6 @@ import (
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
-	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -29,6 +28,7 @@ type ticket struct {
 	seen     uint64 // a bit for each queue pair that has delivered its immediate
 	region   *registration
 	offset   uint64
+	tells    bool // the sender is told when it has arrived
 	// The NICs that flush it, and how many have not.
 	flushing  []*queue
 	unflushed int
@@ -100,7 +100,10 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	case p == nil || length > p.Most:
 		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length, a.Most())
 	}
-	t := &ticket{arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink), region: r, offset: offset}
+	t := &ticket{
+		arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink),
+		region: r, offset: offset, tells: s.heard(s.pairsOf(p)),
+	}
 	a.open[t] = true
 	s.queued = append(s.queued, t)
 	s.issue()
@@ -199,30 +202,24 @@ func (s *Set) immediate(i int, number uint32) error {
 // arrive is that all of it is in the memory.
 func (t *ticket) arrive() {
 	delete(t.arrivals.open, t)
+	if t.tells {
+		t.arrivals.channel.Tell(encode(&arrived{Kind: kindArrived, Ticket: t.number}))
+	}
 	t.arrivals.arrived(t.grant, t.length)
 }
 
 // again posts a pair's receives that were taken.
 func (s *Set) again(p *pair) error {
-	if p.owed == 0 {
+	if len(p.owed) == 0 {
 		return nil
 	}
-	n := p.owed
-	p.owed = 0
-	_, err := p.PostRecv(nothings[:n])
+	_, err := p.PostRecv(p.owed)
+	p.owed = p.owed[:0]
 	return err
 }
 
 // ofReceive is set in the IDs of receives, and in those of no writes.
 const ofReceive = 1 << 63
-
-// nothings are receives of an immediate alone.
-var nothings = func() (list [receives]verbs.Recv) {
-	for i := range list {
-		list[i].ID = ofReceive
-	}
-	return list
-}()
 
 // heardOf takes what the other side says of a channel.
 func (s *Set) heardOf(c *tcp.Channel, m any) error {
@@ -249,6 +246,10 @@ func (s *Set) heardOf(c *tcp.Channel, m any) error {
 	case *ticketed:
 		if e != nil && e.link != nil {
 			return e.link.ticketed(m)
+		}
+	case *arrived:
+		if e != nil && e.link != nil {
+			return e.link.arrived(m)
 		}
 	}
 	return malformed("a %T that was not to come, of a channel", m)

@@ -1,4 +1,5 @@
-// Package verbs is the transport between relays of two hosts over RDMA (InfiniBand, RoCE).
+// Package verbs is the transport between relays of two hosts over RDMA (InfiniBand, RoCE,
+// iWARP).
 //
 // A tcp.Peer stays beside it: trust, channels, messages and death are its. A Set is what
 // two relays have between them: reliable connected queue pairs, some for each two NICs,
@@ -17,6 +18,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -31,6 +33,7 @@ import (
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/relay/poll"
 	gdr "github.com/peerlane/peerlane/relay/registration"
 	"github.com/peerlane/peerlane/relay/verbs"
@@ -56,6 +59,10 @@ type Config struct {
 	// Current runs a function with a CUDA context current, as the registering of a GPU's
 	// memory needs; nil for one that needs none. Any goroutine calls it.
 	Current func(func() error) error
+	// Ports are where the connection manager listens, all where it is zero.
+	Ports address.Ports
+	// Addresses are the host's, where they are others: of tests.
+	Addresses func() ([]netip.Addr, error)
 	// Time is how long the two sides may take to connect their queue pairs (SettleTime).
 	Time time.Duration
 }
@@ -87,6 +94,9 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Time == 0 {
 		config.Time = SettleTime
 	}
+	if config.Addresses == nil {
+		config.Addresses = hostAddresses
+	}
 	return &Fabric{loop: loop, config: config, memories: map[purpose]*registration{}, sets: map[*Set]bool{}}
 }
 
@@ -100,6 +110,10 @@ type nic struct {
 	is      verbs.Port
 	gid     verbs.GID
 	limits  verbs.Attributes
+	// cm is what connects its queue pairs, nil where that is done by their numbers.
+	cm *managed
+	// sends: it has no write with an immediate.
+	sends bool
 	// dead: it is gone, or was reset. It is opened anew, as another one.
 	dead *atomic.Bool
 }
@@ -201,14 +215,23 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	i := slices.IndexFunc(devices, func(d verbs.Device) bool { return d.Name == name })
-	switch {
-	case i < 0:
+	if i < 0 {
 		return nil, fmt.Errorf("%s: there is no such device, or no provider of rdma-core for it", name)
-	case devices[i].Transport != verbs.IB:
-		return nil, fmt.Errorf("%s: it speaks %s; InfiniBand and RoCE can be used", name, devices[i].Transport)
 	}
 	n := &nic{name: name, dead: &atomic.Bool{}}
-	if n.context, err = library.OpenDevice(name); err != nil {
+	switch devices[i].Transport {
+	case verbs.IB:
+		n.context, err = library.OpenDevice(name)
+	case verbs.IWARP:
+		var addresses []netip.Addr
+		if addresses, err = config.Addresses(); err == nil {
+			n.sends = true
+			n.cm, n.context, err = openManaged(library, name, addresses)
+		}
+	default:
+		err = fmt.Errorf("%s: it speaks %s; InfiniBand, RoCE and iWARP can be used", name, devices[i].Transport)
+	}
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -232,21 +255,30 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	if n.port == 0 {
 		return nil, fmt.Errorf("%s: no port is active (%s)", name, strings.Join(states, ", "))
 	}
-	gids, err := n.context.GIDs(n.port)
-	if err != nil {
-		return nil, err
-	}
-	index := config.GIDIndex
-	if index < 0 {
-		index = verbs.AnyIndex
-	}
-	if n.gid, err = verbs.ChooseGID(gids, verbs.Choice{Index: index}); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+	if n.cm == nil {
+		if err := n.choose(config.GIDIndex); err != nil {
+			return nil, err
+		}
 	}
 	if n.domain, err = n.context.NewDomain(); err != nil {
 		return nil, err
 	}
 	return n, n.try(config.Slots)
+}
+
+// choose takes a GID: the one of an index, or the best where it is negative.
+func (n *nic) choose(index int) error {
+	gids, err := n.context.GIDs(n.port)
+	if err != nil {
+		return err
+	}
+	if index < 0 {
+		index = verbs.AnyIndex
+	}
+	if n.gid, err = verbs.ChooseGID(gids, verbs.Choice{Index: index}); err != nil {
+		return fmt.Errorf("%s: %w", n.name, err)
+	}
+	return nil
 }
 
 // try has the NIC register memory once: what a limit of locked memory forbids is to be
@@ -275,7 +307,11 @@ func (n *nic) close() error {
 	if n.domain != nil {
 		err = n.domain.Close()
 	}
-	return errors.Join(err, n.context.Close())
+	err = errors.Join(err, n.context.Close())
+	if n.cm != nil {
+		err = errors.Join(err, n.cm.close())
+	}
+	return err
 }
 
 func (n *nic) infiniband() bool { return n.is.LinkLayer != verbs.Ethernet }
@@ -294,12 +330,26 @@ func (n *nic) card(config launch.Verbs) card {
 	if n.infiniband() {
 		c.Layer = layerInfiniBand
 	}
+	if n.cm != nil {
+		c.GID, c.Ways = n.cm.address.As16(), wayManaged
+	}
+	if n.sends {
+		c.Ways |= waySends
+	}
 	wire.SetText(c.Name[:], n.name)
 	return c
 }
 
+// at is what others reach it by.
+func (n *nic) at() string {
+	if n.cm != nil {
+		return fmt.Sprintf("%s, iWARP by RDMA CM", n.cm.address)
+	}
+	return n.gid.String()
+}
+
 func (n *nic) String() string {
-	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.gid, n.is.MTU.Bytes(), n.is.GigabitRate)
+	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.at(), n.is.MTU.Bytes(), n.is.GigabitRate)
 }
 
 // watch hears what happens to a NIC.

@@ -44,7 +44,11 @@ func (s *Set) withoutFlush(q *queue, err error) {
 }
 
 // buildFlusher makes a NIC's queue pair. It blocks.
-func (s *Set) buildFlusher(q *queue) {
+func (s *Set) buildFlusher(q *queue, managed bool) {
+	if managed {
+		s.withoutFlush(q, errors.New("a connection manager leads no queue pair to itself"))
+		return
+	}
 	made, err := q.nic.domain.NewPair(verbs.PairConfig{Send: q.Queue, Recv: q.Queue, SendDepth: flushDepth, RecvDepth: 1})
 	if err == nil {
 		q.flusher = &flusher{Pair: made}

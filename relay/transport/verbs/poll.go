@@ -34,6 +34,9 @@ func (s *Set) watch() {
 		}
 		q.watched = true
 	}
+	if err := s.watchManaged(); err != nil {
+		s.failed(s.pairs[0].queue.nic, err.Error())
+	}
 }
 
 // Poll takes completions, and posts what waits.
@@ -140,13 +143,16 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 	}
 	switch err := c.Err(); {
 	case s.gone != nil: // and nobody waits for it
+	case err != nil && c.Status == verbs.Flushed && s.links[p.link].managed: // the connection manager says why
 	case err != nil:
 		s.failed(q.nic, err.Error())
-	case c.Op != verbs.ReceivedImmediate:
-		logrus.Warnf("RDMA device %s: a completion of kind %d", q.nic.name, c.Op)
 	default:
-		p.owed++
-		if err := s.immediate(i, c.Immediate); err != nil {
+		number, ok := p.told(c)
+		if !ok {
+			logrus.Warnf("RDMA device %s: a completion of kind %d", q.nic.name, c.Op)
+			return
+		}
+		if err := s.immediate(i, number); err != nil {
 			s.peer.Fail(err)
 		}
 	}

@@ -6,7 +6,8 @@
 // so that everything above runs unchanged. What is asked of a NIC is checked as a NIC and
 // the kernel check it: keys, bounds and rights on both sides, that memory is there when
 // it is registered, states and their attributes, room in queues. What is given back too
-// early is refused with EBUSY, and recorded. There is no connection manager.
+// early is refused with EBUSY, and recorded. It stands in for librdmacm.so.1, too: devices
+// of iWARP are connected by that alone, at their addresses.
 //
 // A stand-in's host is a directory ([Host]) with the library in it, and the files that it
 // reads and writes: a process is on the host whose library it opens, by

@@ -139,12 +139,23 @@ int pair_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr
 int pair_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 void pair_fail(struct pair *p, bool event); // the lock is held
 void pair_complete(struct pair *p, const struct request *r, int status, uint32_t bytes);
+void pair_connect(struct pair *p, uint32_t to); // has it send and receive
 
 // wire.c
 int wire_listen(struct pair *p);
 void wire_close(struct pair *p); // no more listening
 void *wire_request(void *pair);
 void *wire_respond(void *pair);
+
+// What the connection manager uses of the library itself.
+struct ibv_device **ibv_get_device_list(int *n);
+void ibv_free_device_list(struct ibv_device **list);
+struct ibv_context *ibv_open_device(struct ibv_device *device);
+int ibv_close_device(struct ibv_context *context);
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a);
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask);
+int ibv_destroy_qp(struct ibv_qp *qp);
+int rdma_destroy_id(struct rdma_cm_id *id);
 
 int queue_poll(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 int queue_arm(struct ibv_cq *cq, int solicited);
