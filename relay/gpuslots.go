@@ -273,8 +273,20 @@ func (r *Relay) unordered(m *device.Memory) bool {
 	if err != nil {
 		return true
 	}
-	ordering, err := d.DeviceAttribute(m.On, cuda.AttributeRDMAWritesOrdering)
-	return err != nil || ordering < orderedForAll
+	return asksForFlush(d.DeviceAttribute(m.On, cuda.AttributeRDMAWritesOrdering))
+}
+
+// asksForFlush is the decision by the attribute; a driver that does not say orders nothing.
+func asksForFlush(ordering int, err error) bool { return err != nil || ordering < orderedForAll }
+
+// stages reports whether a lane has server GPUs.
+func (r *Relay) stages() (does bool) {
+	r.loop.Call(func() {
+		for _, l := range r.lanes {
+			does = does || l.spec.Relay && len(l.spec.Servers) > 0
+		}
+	})
+	return does
 }
 
 // current runs f with the context of one of the lanes current.

@@ -20,7 +20,7 @@ import (
 func (r *Relay) newFabric() *verbs.Fabric {
 	c := verbs.Config{
 		NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes,
-		Flush: r.unordered, Current: r.current,
+		Flush: r.unordered, Stages: r.stages, Current: r.current,
 		Ports: r.config.Network.Ports, Addresses: r.nicAddresses,
 	}
 	switch {

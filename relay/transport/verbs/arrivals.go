@@ -68,12 +68,10 @@ func (a *Arrivals) Most() uint64 {
 	return 0
 }
 
-// AddMemory tells the sender the keys of memory, which is registered where it is not.
+// AddMemory tells the sender the keys of memory. The host's is registered where it is not;
+// a GPU's has to be, because that may take long.
 func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
-	r, err := a.set.fabric.register(purpose{m, true}, a.set.nics)
-	if err == nil && r.flush {
-		err = a.set.noFlush
-	}
+	r, err := a.set.fabric.taken(purpose{m, true}, a.set)
 	if err != nil {
 		return err
 	}

@@ -56,6 +56,9 @@ type Config struct {
 	// Flush tells of a GPU's memory whether what NICs have written has to be flushed before
 	// it is used; nil where there is none. Any goroutine calls it.
 	Flush func(*device.Memory) bool
+	// Stages tells whether lanes stage on GPUs, so that NICs may write there at all. Any
+	// goroutine calls it.
+	Stages func() bool
 	// Current runs a function with a CUDA context current, as the registering of a GPU's
 	// memory needs; nil for one that needs none. Any goroutine calls it.
 	Current func(func() error) error

@@ -17,8 +17,8 @@ import (
 // flushDepth is how many of a NIC's flushes are under way; more wait for those.
 const flushDepth = 64
 
-// flushing is what a Set has of it.
-type flushing struct {
+// flushers is what a Set has of it.
+type flushers struct {
 	flushes int // posted and not ended
 	// noFlush says why there is none. It is set before the Set is settled.
 	noFlush error
@@ -35,6 +35,19 @@ type flusher struct {
 type reading struct {
 	ticket *ticket
 	send   verbs.Send
+}
+
+// errNothingStaged is of relays that have connected before there was anything to flush.
+var errNothingStaged = errors.New("no lane of this relay staged on a GPU when it connected to the other one, so nothing can be flushed")
+
+// flushing reports whether NICs are to have queue pairs for it. It blocks.
+func (s *Set) flushing() bool {
+	c := s.fabric.config
+	if c.Flush == nil || c.Stages == nil || !c.Stages() {
+		s.noFlush = errNothingStaged
+		return false
+	}
+	return true
 }
 
 // withoutFlush keeps why there is none. GPUs' memory is not received into then, and all
@@ -83,7 +96,7 @@ func (s *Set) connectFlushers() {
 
 // tryFlushers reads the Set's page by each, behind the first writes. It blocks.
 func (s *Set) tryFlushers() error {
-	if s.fabric.config.Flush == nil || s.noFlush != nil {
+	if s.noFlush != nil {
 		return nil
 	}
 	left := 0

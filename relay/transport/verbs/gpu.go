@@ -7,6 +7,7 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 	gdr "github.com/peerlane/peerlane/relay/registration"
 	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // GPUs' memory for the Fabric's NICs: by DMA-BUF, or by nvidia-peermem.
@@ -83,6 +84,23 @@ func (r *registration) with(f *Fabric, m *device.Memory, n *nic, access verbs.Ac
 		return err
 	})
 	return region, err
+}
+
+// taken is memory that a Set's NICs write into from now on.
+func (f *Fabric) taken(what purpose, s *Set) (*registration, error) {
+	if what.memory.Host() {
+		return f.register(what, s.nics)
+	}
+	f.mu.Lock()
+	r := f.memories[what]
+	f.mu.Unlock()
+	switch {
+	case r == nil || !r.known(s.nics):
+		return nil, wire.Errorf(wire.StatusInternal, "a GPU's memory is received into that is not registered")
+	case r.flush && s.noFlush != nil:
+		return nil, s.noFlush
+	}
+	return r, nil
 }
 
 // Steps are what was tried to have a GPU's memory registered. Any goroutine may call it. It

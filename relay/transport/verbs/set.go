@@ -68,7 +68,7 @@ type Set struct {
 
 	sending
 	receiving
-	flushing
+	flushers
 }
 
 // link is two NICs, one of each side, and what both need of it: bits of their Ways.
@@ -489,6 +489,7 @@ func (s *Set) build() (err error) {
 	}
 	first := uintptr(unsafe.Pointer(&s.first[0]))
 	of := map[int]*queue{}
+	flushes := s.flushing()
 	for i, l := range s.links {
 		n := s.nics[l.ours]
 		if most := n.limits.PairRequests; sendDepth > most || receives > most {
@@ -510,13 +511,13 @@ func (s *Set) build() (err error) {
 			of[l.ours] = q
 			s.queues = append(s.queues, q)
 			may := access
-			if s.fabric.config.Flush != nil {
+			if flushes {
 				may |= verbs.RemoteRead // to try it
 			}
 			if q.first, err = n.domain.Register(first, pageBytes, uint64(first), may); err != nil {
 				return err
 			}
-			if s.fabric.config.Flush != nil {
+			if flushes {
 				s.buildFlusher(q, l.managed)
 			}
 		}
