@@ -383,7 +383,7 @@ func (f *Fabric) events(n *nic, ready uint32) {
 		}
 		for s := range f.sets {
 			if s.uses(n, e.Pair) {
-				s.failed(n, e.String())
+				s.happened(n, e)
 			}
 		}
 	}

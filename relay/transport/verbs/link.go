@@ -259,7 +259,11 @@ func (s *Set) ended(p *pair, c *verbs.Completion) {
 	if err := c.Err(); err != nil {
 		// Those before it may have ended well, or not: nobody says so. They are answered
 		// when the queue pairs are given back.
-		if s.gone == nil {
+		switch {
+		case s.gone != nil:
+		case c.Status == verbs.Flushed && s.links[p.link].managed: // its connection has ended, and with it this
+			s.lost(p.queue.nic, err.Error())
+		default:
 			s.failed(p.queue.nic, err.Error())
 		}
 		p.parts = slices.Concat(p.posts[:n], p.parts)

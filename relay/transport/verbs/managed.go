@@ -366,16 +366,33 @@ func (s *Set) parted() {
 				continue
 			}
 		}
-		what += err.Error()
-		time.AfterFunc(partTime, func() {
-			s.fabric.loop.Do(func() {
-				if s.gone == nil && !s.over {
-					s.failed(n, what)
-				}
-			})
-		})
+		s.lost(n, what+err.Error())
 		return
 	}
+}
+
+// lost ends the Peer for a queue pair whose connection has ended, unless it ends by itself:
+// a relay that goes takes its connections with it, in any order, and what it has said before
+// is still to be heard.
+func (s *Set) lost(n *nic, what string) {
+	time.AfterFunc(partTime, func() {
+		s.fabric.loop.Do(func() {
+			if s.gone == nil && !s.over {
+				s.failed(n, what)
+			}
+		})
+	})
+}
+
+// happened takes an event of a NIC, and of a queue pair if it names one, that is fatal.
+func (s *Set) happened(n *nic, e verbs.Event) {
+	for _, p := range s.pairs {
+		if e.Pair != 0 && p.Pair != nil && p.queue.nic.index == n.index && p.Number() == e.Pair && s.links[p.link].managed {
+			s.lost(n, e.String())
+			return
+		}
+	}
+	s.failed(n, e.String())
 }
 
 // watchManaged has the loop hear of them.
