@@ -145,8 +145,8 @@ type Peer struct {
 
 	dying  chan struct{} // closed by fail
 	once   sync.Once
-	why    error  // set before dying is closed
-	parted []byte // the frame that tells the other side, or nothing
+	why    error          // set before dying is closed
+	parted []byte         // the frame that tells the other side, or nothing
 	movers sync.WaitGroup // what reads or writes the channels' memory: the data streams
 	users  sync.WaitGroup // and of the control stream
 	gone   func()         // called when there are none of both
