@@ -396,7 +396,8 @@ func on(by address.Chosen, e address.Endpoint) []netip.AddrPort {
 
 // doors are the ways to the first connection of a set: where the handle says, as the
 // kernel's routes go; then where the relay has said before that it listens as well, on the
-// same rails; then where the handle says by each interface. What has just failed comes last.
+// same rails, those of its lane first; then where the handle says by each interface. What has
+// just failed comes last.
 func (r *rails) doors(relay string, at address.Endpoint) []hop {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -404,9 +405,11 @@ func (r *rails) doors(relay string, at address.Endpoint) []hop {
 	if r.single() {
 		return doors
 	}
-	for _, t := range r.known[relay] {
-		if by, there := r.interfaceOn(t); there && t.Endpoint != at {
-			doors = append(doors, hop{by, on(by, t.Endpoint)})
+	for _, lane := range []bool{true, false} {
+		for _, t := range r.known[relay] {
+			if by, there := r.interfaceOn(t); there && t.Endpoint != at && t.Lane == lane {
+				doors = append(doors, hop{by, on(by, t.Endpoint)})
+			}
 		}
 	}
 	var tried []string

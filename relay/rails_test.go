@@ -139,6 +139,10 @@ func TestWaysToTheFirstConnection(t *testing.T) {
 	if got := doors(r, "it"); !slices.Equal(got, []string{"10.0.0.2:7", "eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7"}) {
 		t.Errorf("of one that has told: %q", got)
 	}
+	r.heard("other", toldRails(t, "1 10.0.1.2", "0 10.0.0.9 lane"))
+	if got := doors(r, "other"); !slices.Equal(got, []string{"10.0.0.2:7", "eth0 10.0.0.9:7", "eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7"}) {
+		t.Errorf("of one whose lane has another rail: %q", got)
+	}
 	r.fail(hop{to: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:7")}}, false)
 	if got := doors(r, "it"); !slices.Equal(got, []string{"eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7", "10.0.0.2:7"}) {
 		t.Errorf("after the first has failed it tries %v", got)
