@@ -239,7 +239,7 @@ soak-faults: ## give every CUDA call and every system call of relays, NICs and c
 
 .PHONY: soak-network
 soak-network: test-needs build ## containers of two hosts, in network namespaces, whose network fails in each way: loss, resets, black holes, MTU, interface, address
-	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts|TestARailThatIsPulled|TestOneOfTwoRailsIsPulled)$$' ./integration
+	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts|TestARailThatIsPulled|TestOneOfTwoRailsIsPulled|TestABenchThatIsKilled)$$' ./integration
 
 # For `make soak-model`, `make soak-reuse` and `make sanitize`: how many.
 PROGRAMS   ?= 10000

@@ -85,6 +85,18 @@ func TestARelayOfAnotherVersionIsNamed(t *testing.T) {
 	}
 }
 
+// What a relay of an older release does not know it is not asked for, and the client hears
+// why; the session goes on.
+func TestWhatAnOlderRelayDoesNotKnow(t *testing.T) {
+	older := &Session{version: wire.LaneNICVersion - 1} // whatever is sent has nowhere to go
+	if _, err := older.LaneNIC(t.Context(), wire.UUID{}); wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), "same release") {
+		t.Errorf("%v", err)
+	}
+	if older.broken != nil {
+		t.Errorf("its session has ended: %v", older.broken)
+	}
+}
+
 func TestWhatIsNoRelayIsNamed(t *testing.T) {
 	err := dialed(t, filepath.Join(t.TempDir(), "nowhere", "none"), 1, 1)
 	if err == nil || !strings.Contains(err.Error(), "--device peerlane.dev/lane=") {
