@@ -40,6 +40,7 @@ func wrap(hooks []specs.Hook, program string) {
 
 // The id of a container is its runtime's; two runtimes can have one of the same.
 func TestTheSameIDInTwoRuntimeRoots(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -159,6 +160,7 @@ func recycle(t *testing.T, pid int) *exec.Cmd {
 // The runtime dies when the hook has done its work and not returned; then the
 // number of the container's init is another process's.
 func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -232,6 +234,7 @@ func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) {
 // gVisor, and runtimes of virtual machines, report a process of the host in
 // place of the container's init: nothing may be mounted for that.
 func TestARuntimeThatReportsAHostPID(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)

@@ -692,7 +692,7 @@ func TestEnvironmentOfAHostileImage(t *testing.T) {
 			for _, pid := range []int{relay.PID, supervisor(t, relay.PID)} {
 				proc := fmt.Sprintf("/proc/%d/", pid)
 				program, err := os.Readlink(proc + "exe")
-				if err != nil || filepath.Dir(program) != binaries {
+				if err != nil || filepath.Dir(program) != c.bed.Binaries {
 					t.Errorf("process %d is %s, %v", pid, program, err)
 				}
 				for _, file := range []string{"environ", "maps", "cmdline"} {
