@@ -228,7 +228,7 @@ SEED ?=
 
 .PHONY: soak-containers
 soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random (N=1000 SEED=)
-	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^(TestSoak|TestTheFirstActionOfAContainer)$$' ./integration
+	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^(TestSoak|TestTheFirstActionOfAContainer|TestOverlappingRestarts)$$' ./integration
 
 .PHONY: soak-relay
 soak-relay: test-needs build ## clients come, go, exchange verified messages and are killed, as relays are; nothing grows (TIME=1h SEED=)

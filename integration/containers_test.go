@@ -722,16 +722,13 @@ func (b *bed) mustFail(c *container, words ...string) {
 	b.Errorf("the container ended without an error: %s", c.stderr.String())
 }
 
-// Many containers whose first action is to connect; `make soak-containers` starts more.
+// starts is how many containers TestTheFirstActionOfAContainer starts; `make
+// soak-containers` starts more.
+const starts = 100
+
 func TestTheFirstActionOfAContainer(t *testing.T) {
 	beside(t)
-	starts := 100
-	if wanted := os.Getenv("PEERLANE_SOAK_CONTAINERS"); wanted != "" {
-		var err error
-		if starts, err = strconv.Atoi(wanted); err != nil {
-			t.Fatal(err)
-		}
-	}
+	starts := int(fromEnvironment(t, "PEERLANE_SOAK_CONTAINERS", starts))
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])

@@ -80,12 +80,14 @@ func TestTheSameIDInTwoRuntimeRoots(t *testing.T) {
 	}
 }
 
-// restarts is how often TestOverlappingRestarts starts a container of one id.
-const restarts = 200
+// restarts is how often TestOverlappingRestarts starts a container of one id; `make
+// soak-containers` does so more often.
+const restarts = 40
 
 // An engine starts the next container of an id while poststop of the last has
 // not come: 2 seconds late, a dozen of them are under way here at any time.
 func TestOverlappingRestarts(t *testing.T) {
+	restarts := int(fromEnvironment(t, "PEERLANE_SOAK_CONTAINERS", restarts))
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
