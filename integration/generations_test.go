@@ -16,6 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
 )
 
@@ -23,7 +24,7 @@ import (
 func (b *bed) script(name, text string) string {
 	b.Helper()
 	path := filepath.Join(b.Root, name)
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+	if err := programs.Write(path, []byte("#!/bin/sh\n"+text+"\n")); err != nil {
 		b.Fatal(err)
 	}
 	return path

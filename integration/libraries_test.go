@@ -112,7 +112,7 @@ func (i *image) write(to string, text []byte) {
 	i.Helper()
 	to = filepath.Join(i.root, to)
 	i.must(os.MkdirAll(filepath.Dir(to), 0o755))
-	i.must(os.WriteFile(to, text, 0o755))
+	i.must(programs.Write(to, text))
 }
 
 // asHere has the C library where this machine has it.
