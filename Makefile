@@ -154,7 +154,15 @@ test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-verbs-stand
 .PHONY: vm-long
 vm-long: vm-needs build bin/vm-run ## containers on two machines send each other 1 GiB, and have the faults of test-vm after it (BYTES=1073741824)
 	@$(GO) build -o bin/test-report ./integration/report
-	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests$$' --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -places vm-pair
+	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests$$' --timeout 3h --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
+
+# Pairs for `make bench-verbs`.
+PAIRS ?= 5
+
+.PHONY: bench-verbs
+bench-verbs: vm-needs build bin/vm-run ## relays beside perftest on the same emulated NICs of two machines, in turn (PAIRS=5)
+	@$(GO) build -o bin/test-report ./integration/report
+	@{ bin/vm-run test --place vm-pair --run '^TestRelaysBesidePerftest$$' --timeout 3h --env PEERLANE_VM_PAIRS=$(PAIRS) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
 
 .PHONY: vm-shell
 vm-shell: vm-needs build bin/vm-run ## a root shell in a virtual machine (IMAGE=full GUESTS=2)

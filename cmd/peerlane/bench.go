@@ -49,7 +49,8 @@ end is what is asked of each table, what was reached, and whether that is enough
 Between two hosts: --listen on the one, then --connect on the other. Both need the
 cluster key, and so root; each starts a relay and a client of its own, which meet over
 the transport that relays choose. Measured is what --connect says, both ways, beside plain
-TCP sockets between the same addresses; the result is printed on both hosts. The two find
+TCP sockets between the same addresses; each row says which transport carried it, and the
+result is printed on both hosts. With --transport verbs it is over RDMA or not at all. The two find
 each other at port 19999 unless another is given, and use ports of network.ports beside
 it.`,
 		Example: `  peerlane bench
@@ -60,6 +61,7 @@ it.`,
   peerlane bench --table network --gpus real
   peerlane bench --listen                  on one host
   peerlane bench --connect host1           on another
+  peerlane bench --connect host1 --transport verbs
   peerlane bench --input result.json -o html >result.html`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			// --listen ADDRESS: an option whose value can be left out has it behind "=" only.

@@ -194,6 +194,9 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 		for _, nic := range v.NICs {
 			row("RDMA", nic)
 		}
+		for _, has := range v.Resources {
+			row("  of "+has.NIC, has.String())
+		}
 		if v.Error != "" {
 			row("RDMA", "none: "+v.Error)
 		}

@@ -175,18 +175,24 @@ func (r *run) acrossHosts(s *stage, f *far) (b between, err error) {
 	if err := errors.Join(s.connect(here, there), s.connect(there, here)); err != nil {
 		return b, fmt.Errorf("lanes between the hosts: %w", err)
 	}
-	b = between{table: tableHosts, ends: [2]*worker{here, there}, names: [2]string{"A", "B"}, plain: func(_ int, p plain) (measure.Result, error) { return r.plainWith(f, p) }}
-	if b.sees[0], err = r.sending(here); err != nil {
-		return b, err
+	return between{table: tableHosts, ends: [2]*worker{here, there}, names: [2]string{"A", "B"},
+		plain: func(_ int, p plain) (measure.Result, error) { return r.plainWith(f, p) },
+		look:  func() ([2]launch.ConnectionFigures, error) { return r.lookWith(f, here) }}, nil
+}
+
+// lookWith is what the relays of both hosts say of the connections that they send by.
+func (r *run) lookWith(f *far, here *worker) (sees [2]launch.ConnectionFigures, err error) {
+	if sees[0], err = r.sending(here); err != nil {
+		return sees, err
 	}
 	seen, err := f.ask(errand{Task: taskSending})
 	if err == nil && seen.Sending == nil {
 		err = fmt.Errorf("the bench on %s does not say by which connection it sends", f.name)
 	}
 	if err == nil {
-		b.sees[1] = *seen.Sending
+		sees[1] = *seen.Sending
 	}
-	return b, err
+	return sees, err
 }
 
 // plainWith is plain sockets to the address where the other host's relay is reached.

@@ -20,6 +20,7 @@ import (
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 )
 
@@ -356,6 +357,29 @@ func TestPlainSocketsBothWays(t *testing.T) {
 	}
 	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a stranger reads %d bytes, %v", n, err)
+	}
+}
+
+// Rows of a lane name one transport each way, or there are none.
+func TestALaneWhoseTransportChanges(t *testing.T) {
+	by := func(there, back string) (sees [2]launch.ConnectionFigures) {
+		sees[0].Transport, sees[1].Transport = there, back
+		return sees
+	}
+	for _, c := range []struct{ before, after, want string }{
+		{"verbs verbs", "verbs verbs", ""}, {"verbs tcp", "verbs tcp", ""}, {"tcp verbs", "verbs verbs", "A to B went over tcp at first and over verbs"},
+		{"verbs verbs", "verbs tcp", "B to A went over verbs at first and over tcp"}, {"verbs verbs", "verbs ", "B to A"},
+	} {
+		there, back, _ := strings.Cut(c.before, " ")
+		after, afterBack, _ := strings.Cut(c.after, " ")
+		err := unchanged([2]string{"A", "B"}, by(there, back), by(after, afterBack))
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, then %s: %v", c.before, c.after, err)
+		}
+		is := bothWays(by(there, back))
+		if mixes := there != back; mixes != (is != there) || !strings.Contains(is, there) || !strings.Contains(is, back) {
+			t.Errorf("to and fro over %s is %q", c.before, is)
+		}
 	}
 }
 

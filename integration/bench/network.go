@@ -64,8 +64,8 @@ type between struct {
 	table string
 	ends  [2]*worker
 	names [2]string
-	// sees is what the relay of an end says of the connection that it sends by.
-	sees [2]launch.ConnectionFigures
+	// look asks the relay of each end for what it says of the connection that it sends by.
+	look func() ([2]launch.ConnectionFigures, error)
 	// plain measures plain sockets, from one end to the other.
 	plain func(from int, p plain) (measure.Result, error)
 }
@@ -108,9 +108,13 @@ func (r *run) sizesOfNetwork() []uint64 { return r.sizes(64<<10, 1<<20, 16<<20, 
 
 // between measures both ways, each beside plain sockets of the same way.
 func (r *run) between(b between) error {
+	sees, err := b.look()
+	if err != nil {
+		return err
+	}
 	for from, name := range b.names {
 		way := name + " to " + b.names[1-from]
-		a, other, seen := b.ends[from], b.ends[1-from], b.sees[from]
+		a, other, seen := b.ends[from], b.ends[1-from], sees[from]
 		row := Row{Table: b.table, What: way, Route: seen.Route, Transport: seen.Transport, Note: seen.Path}
 		stream, err := r.bestSockets(b, from, way)
 		if err != nil {
@@ -132,13 +136,37 @@ func (r *run) between(b between) error {
 			return err
 		}
 	}
-	r.progress("hand-off over %s", b.sees[0].Transport)
+	way := bothWays(sees)
+	r.progress("hand-off over %s", way)
 	times, err := r.handOff(b.ends[0], b.ends[1])
 	if err != nil {
 		return err
 	}
-	r.row(Row{Table: b.table, What: "hand-off by timelines, half of to and fro", Route: b.sees[0].Route, Transport: b.sees[0].Transport,
+	r.row(Row{Table: b.table, What: "hand-off by timelines, half of to and fro", Route: sees[0].Route, Transport: way,
 		Size: 8, Depth: 1, Value: times.P50, Unit: Microseconds, Times: times, Note: "stream to stream"})
+	after, err := b.look()
+	if err != nil {
+		return err
+	}
+	return unchanged(b.names, sees, after)
+}
+
+// bothWays is what carries what goes to and fro.
+func bothWays(sees [2]launch.ConnectionFigures) string {
+	if sees[0].Transport == sees[1].Transport {
+		return sees[0].Transport
+	}
+	return sees[0].Transport + " there, " + sees[1].Transport + " back"
+}
+
+// unchanged demands that what was measured went over one transport each way: no row says of
+// which part of it another one was.
+func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error {
+	for from, name := range names {
+		if was, is := before[from].Transport, after[from].Transport; was != is {
+			return fmt.Errorf("%s to %s went over %s at first and over %s at the end: the rows would mix both", name, names[1-from], was, is)
+		}
+	}
 	return nil
 }
 
@@ -235,13 +263,13 @@ func (r *run) network() (err error) {
 	if err != nil {
 		return err
 	}
-	b := between{table: tableNetwork, ends: [2]*worker{one, other}, names: [2]string{"relay A", "relay B"}, plain: r.onLoopback}
-	for i, w := range b.ends {
-		if b.sees[i], err = r.sending(w); err != nil {
-			return err
-		}
-	}
-	return r.between(b)
+	return r.between(between{table: tableNetwork, ends: [2]*worker{one, other}, names: [2]string{"relay A", "relay B"}, plain: r.onLoopback,
+		look: func() (sees [2]launch.ConnectionFigures, err error) {
+			if sees[0], err = r.sending(one); err == nil {
+				sees[1], err = r.sending(other)
+			}
+			return sees, err
+		}})
 }
 
 // onLoopback is both sides of plain sockets.

@@ -67,7 +67,7 @@ func (s *summary) tryPackage(f failing, line string, out io.Writer) error {
 	if err := c.Start(); err != nil {
 		return fmt.Errorf("trying again: %w", err)
 	}
-	second, err := read([]string{f.place}, events, out)
+	second, err := read([]string{f.place}, events, out, false)
 	if err != nil {
 		return err
 	}

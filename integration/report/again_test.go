@@ -75,7 +75,7 @@ func TestE(t *testing.T) { if once("e") { t.Fail() } }`,
 			dir := t.TempDir()
 			events := madeModule(t, dir, map[string]string{"a_test.go": once + test.tests})
 			var out strings.Builder
-			s, err := read([]string{placeHost}, strings.NewReader(events), &out)
+			s, err := read([]string{placeHost}, strings.NewReader(events), &out, false)
 			if err != nil {
 				t.Fatal(err)
 			}

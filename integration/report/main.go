@@ -29,6 +29,7 @@ func main() {
 	matrix := flag.String("matrix", "", "the `file` that says which case runs where; without it no cell is looked for")
 	list := flag.String("places", placeHost, "the places that the events come from, of "+strings.Join(everyPlace, ",")+"; the matrix's cells of each must be covered")
 	again := flag.String("again", "", "a `command` of the shell that writes the events of $TESTS of $PACKAGE in $PLACE: it runs once more what failed")
+	words := flag.Bool("v", false, "print what tests say that pass, too: figures")
 	flag.Parse()
 	places, err := parsePlaces(*list)
 	if err == nil && flag.NArg() > 0 {
@@ -38,7 +39,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(2)
 	}
-	good, err := report(places, *matrix, *again)
+	good, err := report(places, *matrix, *again, *words)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 	}
@@ -47,7 +48,7 @@ func main() {
 	}
 }
 
-func report(places []string, matrix, again string) (good bool, err error) {
+func report(places []string, matrix, again string, words bool) (good bool, err error) {
 	var cells []cell
 	if matrix != "" {
 		// First, so that a slip in it does not cost a whole run.
@@ -55,7 +56,7 @@ func report(places []string, matrix, again string) (good bool, err error) {
 			return false, err
 		}
 	}
-	s, err := read(places, os.Stdin, os.Stdout)
+	s, err := read(places, os.Stdin, os.Stdout, words)
 	if err != nil {
 		return false, err
 	}

@@ -15,7 +15,7 @@ func judged(t *testing.T, places []string, matrix string, stream ...string) *sum
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := read(places, events(t, stream...), io.Discard)
+	s, err := read(places, events(t, stream...), io.Discard, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -114,12 +114,14 @@ type outputs map[string]*strings.Builder
 type reader struct {
 	*summary
 	out     io.Writer
+	words   bool // what tests say that pass is printed, too
 	running map[testPackage]outputs
 }
 
-// read prints each package of the stream as it ends, and sums up.
-func read(places []string, in io.Reader, out io.Writer) (*summary, error) {
-	r := &reader{&summary{places: places, results: map[test]result{}}, out, map[testPackage]outputs{}}
+// read prints each package of the stream as it ends, and sums up; with words also what
+// each test has said that passes.
+func read(places []string, in io.Reader, out io.Writer, words bool) (*summary, error) {
+	r := &reader{&summary{places: places, results: map[test]result{}}, out, words, map[testPackage]outputs{}}
 	lines := bufio.NewReader(in)
 	for {
 		line, err := lines.ReadString('\n')
@@ -188,6 +190,9 @@ func (r *reader) endTest(p testPackage, e event) {
 	switch e.Action {
 	case "pass":
 		r.results[t] = result{state: passed}
+		if said := r.running[p][e.Test]; r.words && said != nil {
+			fmt.Fprint(r.out, said)
+		}
 	case "fail":
 		r.results[t] = result{state: failed}
 		return // its output stays for the end of the package

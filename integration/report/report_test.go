@@ -98,7 +98,7 @@ func TestDies(t *testing.T) { os.Stderr.WriteString("last words\n"); os.Exit(3) 
 		t.Run(test.name, func(t *testing.T) {
 			events := madeModule(t, t.TempDir(), test.files)
 			var out strings.Builder
-			s, err := read([]string{placeHost}, strings.NewReader(events), &out)
+			s, err := read([]string{placeHost}, strings.NewReader(events), &out, false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -143,7 +143,7 @@ func (f *brokenPipe) Read(p []byte) (int, error) {
 
 func TestReadPassesOnWhatIsNoEventAndReportsABrokenPipe(t *testing.T) {
 	var out strings.Builder
-	_, err := read([]string{placeHost}, io.Reader(&brokenPipe{}), &out)
+	_, err := read([]string{placeHost}, io.Reader(&brokenPipe{}), &out, false)
 	if err == nil || !strings.Contains(err.Error(), "the pipe broke") {
 		t.Errorf("err = %v", err)
 	}
@@ -175,6 +175,13 @@ func events(t *testing.T, lines ...string) io.Reader {
 }
 
 func TestPackagesOfSeveralPlacesAreToldApart(t *testing.T) {
+	for _, words := range []bool{false, true} {
+		testTwoPlaces(t, words)
+	}
+}
+
+func testTwoPlaces(t *testing.T, words bool) {
+	t.Helper()
 	var out strings.Builder
 	s, err := read([]string{placeVMSmall, placeVMFull}, events(t,
 		"start vm-full a", "start - a", // both run at once
@@ -184,12 +191,12 @@ func TestPackagesOfSeveralPlacesAreToldApart(t *testing.T) {
 		"fail vm-full a TestX", "pass - a TestX",
 		"run - a TestY", "output - a TestY     y_test.go:7: no rain", "skip - a TestY",
 		"pass - a", "fail vm-full a",
-	), &out)
+	), &out, words)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.print(&out)
-	want := `ok    vm-small a                                    0s
+	want := map[bool]string{true: "small is small\n"}[words] + `ok    vm-small a                                    0s
 FAIL  vm-full  a                                    0s
 full is full
 
@@ -208,7 +215,7 @@ func TestAStreamThatStopsInTheMiddleIsAFailure(t *testing.T) {
 	s, err := read([]string{placeVMFull}, events(t,
 		"start - a", "run - a TestX", "pass - a TestX", "pass - a",
 		"start - b", "run - b TestX", "pass - b TestX", "run - b TestY", "output - b TestY last words",
-	), &out)
+	), &out, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +232,7 @@ func TestAStreamThatStopsInTheMiddleIsAFailure(t *testing.T) {
 
 func TestAPlaceWhereNothingRanIsAFailure(t *testing.T) {
 	var out strings.Builder
-	s, err := read([]string{placeVMSmall, placeVMPair}, events(t, "run - a TestX", "pass - a TestX", "pass - a"), &out)
+	s, err := read([]string{placeVMSmall, placeVMPair}, events(t, "run - a TestX", "pass - a TestX", "pass - a"), &out, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +247,7 @@ func TestAPlaceWhereNothingRanIsAFailure(t *testing.T) {
 }
 
 func TestAnEventOfAnotherPlaceIsRefused(t *testing.T) {
-	_, err := read([]string{placeHost}, events(t, "run vm-full a TestX"), io.Discard)
+	_, err := read([]string{placeHost}, events(t, "run vm-full a TestX"), io.Discard, false)
 	if err == nil || !strings.Contains(err.Error(), `"vm-full"`) {
 		t.Errorf("err = %v", err)
 	}

@@ -1,6 +1,10 @@
 package launch
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/dustin/go-humanize"
+)
 
 // Verbs is how a relay uses RDMA to other hosts. Its numbers are those that NCCL_IB_* have.
 type Verbs struct {
@@ -50,4 +54,20 @@ type VerbsReport struct {
 	Error string `json:"error,omitempty"`
 	// NICs are those that are open, with port and GID.
 	NICs []string `json:"nics,omitempty"`
+	// Resources are what the relay has of each of those, in their order.
+	Resources []NICResources `json:"resources,omitempty"`
+}
+
+// NICResources counts what a relay has of a NIC, as the kernel does for its process (rdma
+// resource show).
+type NICResources struct {
+	NIC              string `json:"nic"`
+	QueuePairs       int    `json:"queuePairs"`
+	CompletionQueues int    `json:"completionQueues"`
+	Regions          int    `json:"regions"` // of memory, registered
+	Bytes            uint64 `json:"bytes"`   // of those
+}
+
+func (r NICResources) String() string {
+	return fmt.Sprintf("queue pairs: %d, completion queues: %d, memory regions: %d (%s)", r.QueuePairs, r.CompletionQueues, r.Regions, humanize.IBytes(r.Bytes))
 }

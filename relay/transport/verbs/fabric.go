@@ -402,8 +402,8 @@ func (f *Fabric) died(n *nic, what string) {
 	}
 }
 
-// Report is what the administrator is told; nil where no NIC was needed yet. It blocks
-// while they are being opened.
+// Report is what the administrator is told; nil where no NIC was needed yet, or while they
+// are being opened. It belongs to the loop.
 func (f *Fabric) Report() *launch.VerbsReport {
 	if f.config.Off != "" {
 		return &launch.VerbsReport{Error: f.config.Off}
@@ -419,6 +419,7 @@ func (f *Fabric) Report() *launch.VerbsReport {
 	for _, n := range f.nics {
 		if !n.dead.Load() {
 			r.NICs = append(r.NICs, n.String())
+			r.Resources = append(r.Resources, f.resources(n))
 		}
 	}
 	return r

@@ -112,7 +112,8 @@ func (h *host) order(o across.Order) {
 	}
 }
 
-// next waits for a line of a kind; others before it are passed over.
+// next waits for a line of a kind; others before it are passed over, but for one that says
+// that messages failed: after it no other kind would come.
 func (h *host) next(kind string) hostLine {
 	h.Helper()
 	deadline := time.After(longest)
@@ -124,8 +125,8 @@ func (h *host) next(kind string) hostLine {
 				h.Fatalf("host %d ended before %q: %s", h.guest, kind, h.errors.String())
 			case l.Kind == kind:
 				return l
-			case l.Kind == across.Wrong:
-				h.Fatalf("host %d: %s\n%s", h.guest, l.Error, h.errors.String())
+			case l.Kind == across.Wrong, l.Kind == across.Failed:
+				h.Fatalf("host %d comes to %q before %q: %s\n%s", h.guest, l.Kind, kind, l.Error, h.errors.String())
 			}
 		case <-deadline:
 			h.Fatalf("host %d does not come to %q: %s", h.guest, kind, h.errors.String())

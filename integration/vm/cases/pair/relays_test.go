@@ -54,8 +54,8 @@ func listenOn(path string) (*net.UnixListener, error) {
 }
 
 // begin starts the relay of a guest, which listens at the guest's address of rail 0, with a
-// transport of the configuration's.
-func begin(ctx context.Context, guest int, key, transport string) (s *side, err error) {
+// transport of the configuration's and changes to that.
+func begin(ctx context.Context, guest int, key, transport string, changes ...func(*launch.Config)) (s *side, err error) {
 	s = &side{ended: make(chan error, 1)}
 	if s.dir, err = os.MkdirTemp("", "pl"); err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func begin(ctx context.Context, guest int, key, transport string) (s *side, err 
 	}
 	v := launch.DefaultVerbs
 	v.QueuePairs, v.Timeout = 2, 20 // 4 s: an emulated guest acknowledges late
-	if err := s.relay.Configure(launch.Config{
+	config := launch.Config{
 		Generation: generation, Container: fmt.Sprintf("guest%d", guest), Route: launch.RouteAuto, Transport: transport,
 		Lanes: []launch.Lane{{GPU: launch.GPU{UUID: gpus[0].UUID, BusID: gpus[0].BusID}, Role: "near", NICs: []string{"mlx5_0", "mlx5_1"}}},
 		Slots: 2, SlotBytes: 64 << 10, Peers: s.dir, NICs: s.dir, Verbs: &v,
@@ -94,7 +94,11 @@ func begin(ctx context.Context, guest int, key, transport string) (s *side, err 
 			Addresses: []address.Chosen{{Interface: "rail0", Address: netip.MustParseAddr(wiring.Address(0, guest))}},
 			Ports:     address.Ports{First: 20000, Last: 20999}, Streams: 1, Slots: 4, SlotBytes: 256 << 10, Memory: 64 << 20,
 		},
-	}); err != nil {
+	}
+	for _, change := range changes {
+		change(&config)
+	}
+	if err := s.relay.Configure(config); err != nil {
 		return nil, err
 	}
 	go func() { s.ended <- s.relay.Run() }()
@@ -105,9 +109,12 @@ func begin(ctx context.Context, guest int, key, transport string) (s *side, err 
 	return s, err
 }
 
+// end ends the relay, once.
 func (s *side) end() error {
 	s.relay.Stop("the test is over")
-	return errors.Join(<-s.ended, os.RemoveAll(s.dir))
+	err := <-s.ended
+	s.ended <- nil
+	return errors.Join(err, os.RemoveAll(s.dir))
 }
 
 // content is what each side knows of the other's messages.

@@ -1,0 +1,108 @@
+//go:build vm
+
+package pair_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// resource is a line of `rdma resource show`: a queue pair, a completion queue or a region.
+type resource struct {
+	Device    string `json:"ifname"`
+	PID       int    `json:"pid"` // none of the kernel's own
+	Type      string `json:"type"`
+	State     string `json:"state"`
+	Number    uint32 `json:"lqpn"`
+	Remote    uint32 `json:"rqpn"`
+	RegionLen uint64 `json:"mrlen"`
+}
+
+// resources are those of a process, by the kernel's word for their kind.
+func resources(t *testing.T, run func(name string, arguments ...string) string, pid int) map[string][]resource {
+	t.Helper()
+	of := map[string][]resource{}
+	for _, kind := range []string{"qp", "cq", "mr"} {
+		text := run("rdma", "-j", "resource", "show", kind)
+		var list []resource
+		if err := json.Unmarshal([]byte(text), &list); err != nil {
+			t.Fatalf("rdma resource show %s: %v: %s", kind, err, text)
+		}
+		for _, r := range list {
+			if r.PID == pid {
+				of[kind] = append(of[kind], r)
+			}
+		}
+	}
+	return of
+}
+
+// What a relay says that it has of a NIC is what the kernel knows of its process: reliable
+// connected queue pairs that can send, each with one of the other relay's, completion
+// queues, and memory. After its end there is nothing.
+func TestTheKernelsResourcesOfRelays(t *testing.T) {
+	agent := rdma(t, inside.RoCE)
+	known(t)
+	ctx, cancel := context.WithTimeout(t.Context(), speedTime)
+	defer cancel()
+	const pairs = 3
+	talk, other := talking(t, ctx, agent, pairs, 1<<20)
+	other.order("stream", 2, 1<<20)
+	if err := talk.stream(ctx, true, 2, 1<<20, func() {}); err != nil {
+		t.Fatal(err)
+	}
+	here := func(name string, arguments ...string) string { return inside.Command(t, name, arguments...) }
+	there := func(name string, arguments ...string) string { return inside.OnOther(t, agent, name, arguments...) }
+	pid, err := strconv.Atoi(other.says("pid "))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said string
+	own := map[string][]resource{}
+	inside.Eventually(t, "the kernel has what the relay says", func() (bool, string) { // host memory is registered beside the stream
+		v := talk.relay.Report().Network.Verbs
+		if v == nil || len(v.Resources) != 1 {
+			t.Fatalf("the relay says %+v", v)
+		}
+		own = resources(t, here, os.Getpid())
+		has := launch.NICResources{NIC: "mlx5_0", QueuePairs: len(own["qp"]), CompletionQueues: len(own["cq"]), Regions: len(own["mr"])}
+		for _, m := range own["mr"] {
+			has.Bytes += m.RegionLen
+		}
+		said = v.Resources[0].String()
+		return v.Resources[0] == has, fmt.Sprintf("%v, and the kernel has %v", v.Resources[0], has)
+	})
+	t.Log("the relay and the kernel: ", said)
+	theirs := resources(t, there, pid)
+	// Those of one set of connections, or of two where both relays have dialed at once.
+	if n := len(own["qp"]); n == 0 || n%pairs != 0 || n != len(theirs["qp"]) {
+		t.Fatalf("%d queue pairs here and %d there, %d to a set", n, len(theirs["qp"]), pairs)
+	}
+	ends := map[uint32]uint32{}
+	for _, q := range theirs["qp"] {
+		ends[q.Number] = q.Remote
+	}
+	for _, q := range own["qp"] {
+		if q.Type != "RC" || q.State != "RTS" || q.Device != "mlx5_0" || ends[q.Remote] != q.Number {
+			t.Errorf("a queue pair is %+v; those of the other relay are %+v", q, theirs["qp"])
+		}
+	}
+	other.over()
+	if left := resources(t, there, pid); len(left) > 0 {
+		t.Errorf("of the other relay's process is left %+v", left)
+	}
+	if err := talk.end(); err != nil {
+		t.Error(err)
+	}
+	// This process goes on, and so whatever its relay did not give back.
+	if left := resources(t, here, os.Getpid()); len(left) > 0 {
+		t.Errorf("the relay has not given back %+v", left)
+	}
+}

@@ -1,0 +1,89 @@
+package relay_test
+
+import (
+	"testing"
+
+	"github.com/peerlane/peerlane/relay"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs/standin"
+)
+
+// What two relays say that they have of their NICs is what libibverbs made for them, and
+// has not been given back.
+func TestResourcesByRDMA(t *testing.T) {
+	const nics, pairs, n = 2, 3, 1 << 20
+	p := hostsByRDMA(t, nics, pairs)
+	say := func() (all launch.NICResources) {
+		t.Helper()
+		for _, r := range []*relay.Relay{p.relayA, p.relayB} {
+			v := r.Report().Network.Verbs
+			if v == nil || len(v.Resources) != nics {
+				t.Fatalf("a relay says %+v", v)
+			}
+			for _, of := range v.Resources {
+				if of.QueuePairs != pairs || of.CompletionQueues != 1 || of.Regions == 0 || of.Bytes < n {
+					t.Errorf("a relay says %v", of)
+				}
+				all.QueuePairs += of.QueuePairs
+				all.CompletionQueues += of.CompletionQueues
+				all.Regions += of.Regions
+			}
+		}
+		return all
+	}
+	same := func(when string) {
+		t.Helper()
+		said := say()
+		has := launch.NICResources{
+			QueuePairs: outstanding(t, p.rdma, "ibv_create_qp", "ibv_destroy_qp"), CompletionQueues: outstanding(t, p.rdma, "ibv_create_cq", "ibv_destroy_cq"),
+			Regions: outstanding(t, p.rdma, "ibv_reg_mr_iova2", "ibv_dereg_mr"),
+		}
+		if said != has {
+			t.Errorf("%s the relays say that they have %v; they have %v", when, said, has)
+		}
+	}
+	p.arrive(t, n)
+	same("with a connection")
+	m, before := hostMemory(t, p.a, 0, n), say().Regions
+	until(t, func() bool { // the NICs know it, which they are told beside the loop
+		receive, err := p.receiving.Receive(p.target.Memory, 0, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send, err := p.sending.Send(m, 0, n)
+		for _, op := range []*client.Operation{send, receive} {
+			if _, err := wait(t, op, err); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return say().Regions == before+nics
+	})
+	same("with host memory")
+	if err := m.Unexport(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	same("without it")
+	if after := say().Regions; after != before {
+		t.Errorf("%d regions are registered, %d before there was host memory", after, before)
+	}
+}
+
+// outstanding is how many more calls of the one function than of the other went well.
+func outstanding(t *testing.T, rdma standin.Host, made, given string) (left int) {
+	t.Helper()
+	calls, err := rdma.Calls(made, given)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range calls {
+		switch {
+		case c.Arguments["="] != "0":
+		case c.Name == made:
+			left++
+		default:
+			left--
+		}
+	}
+	return left
+}
