@@ -97,6 +97,8 @@ again      = $(if $(AGAIN),-again '$(1)')
 # Tests wait more than they compute: twice as many packages at once as there are
 # processors, and in each several of those tests that may run beside others.
 host_tests = $(GO) test -json -count=1 -race -vet=off -p $(shell expr 2 \* $$(nproc)) -parallel 4 -timeout $(TIMEOUT)
+# Packages run in this order, so those first that take the longest.
+longest = ./integration ./relay ./relay/libpeerlane ./hook ./relay/selftest ./relay/nccl ./topo
 
 .PHONY: test
 test: test-needs build lint ## vet, lint and test everything, race detector on (PACKAGES=./topo/...)
@@ -105,7 +107,7 @@ test: test-needs build lint ## vet, lint and test everything, race detector on (
 	@# of everything it demands the matrix's cells of this place.
 	@$(GO) build -o bin/test-report ./integration/report
 	@# What the go command's status would say is in its events.
-	@{ $(host_tests) $(PACKAGES) || true; } | bin/test-report $(call again,$(host_tests) -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host)
+	@{ $(host_tests) $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES) || true; } | bin/test-report $(call again,$(host_tests) -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host)
 
 .PHONY: engines-needs
 engines-needs:
@@ -234,7 +236,7 @@ SEED ?=
 
 .PHONY: soak-containers
 soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random (N=1000 SEED=)
-	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^TestSoak$$' ./integration
+	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^(TestSoak|TestTheFirstActionOfAContainer|TestOverlappingRestarts)$$' ./integration
 
 .PHONY: soak-relay
 soak-relay: test-needs build ## clients come, go, exchange verified messages and are killed, as relays are; nothing grows (TIME=1h SEED=)
@@ -247,7 +249,7 @@ soak-faults: ## give every CUDA call and every system call of relays, NICs and c
 
 .PHONY: soak-network
 soak-network: test-needs build ## containers of two hosts, in network namespaces, whose network fails in each way: loss, resets, black holes, MTU, interface, address
-	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts|TestARailThatIsPulled|TestOneOfTwoRailsIsPulled)$$' ./integration
+	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts|TestARailThatIsPulled|TestOneOfTwoRailsIsPulled|TestABenchThatIsKilled)$$' ./integration
 
 # For `make soak-model`, `make soak-reuse` and `make sanitize`: how many.
 PROGRAMS   ?= 10000

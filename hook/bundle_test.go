@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/integration/programs"
 )
 
 // bundle is a container in the making.
@@ -294,7 +295,7 @@ func (b *bundle) untouched() {
 func (b *bundle) tee(log string) {
 	script := filepath.Join(b.dir, "tee.sh")
 	text := fmt.Sprintf("#!/bin/sh\nexec %s/peerlane-hook \"$@\" 2>>%s\n", bin, log)
-	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+	if err := programs.Write(script, []byte(text)); err != nil {
 		b.t.Fatal(err)
 	}
 	for _, hooks := range [][]specs.Hook{b.Spec.Hooks.CreateRuntime, b.Spec.Hooks.CreateContainer} {

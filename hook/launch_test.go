@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -391,7 +392,7 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 	dead := process(t)
 	end(dead)
 	text := filepath.Join(t.TempDir(), "text")
-	if err := os.WriteFile(text, []byte("no program"), 0o755); err != nil {
+	if err := programs.Write(text, []byte("no program")); err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {

@@ -3,11 +3,11 @@ package hook
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -15,7 +15,7 @@ import (
 // for beyond the limit.
 func TestARDMATestThatIsHeld(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "relay")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\nsleep 20 &\nwait\n"), 0o755); err != nil {
+	if err := programs.Write(program, []byte("#!/bin/sh\nsleep 20 &\nwait\n")); err != nil {
 		t.Fatal(err)
 	}
 	late := errors.New("it is late")

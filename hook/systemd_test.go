@@ -23,6 +23,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/integration/programs"
 )
 
 // launcher plays systemd with peerlane-relay.socket: for each connection it
@@ -443,7 +444,7 @@ func TestServiceThatFailsFailsTheStart(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	script := filepath.Join(t.TempDir(), "script")
-	if err := os.WriteFile(script, []byte("#!/nowhere/interpreter\n"), 0o755); err != nil {
+	if err := programs.Write(script, []byte("#!/nowhere/interpreter\n")); err != nil {
 		t.Fatal(err)
 	}
 	startLauncher(t, h, nil)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/peerlane/peerlane/integration/bench"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -200,5 +202,53 @@ func (b *benches) leftNothing() {
 	left, err := filepath.Glob(filepath.Join(b.temp, "plbench-*"))
 	if err != nil || len(left) > 0 {
 		b.Errorf("%s is left (%v)", left, err)
+	}
+}
+
+// A bench that is killed, at whatever step, ends the other within a minute, which says so.
+func TestABenchThatIsKilled(t *testing.T) {
+	if !networkSoak() {
+		t.Skip("it takes minutes; make soak-network runs it")
+	}
+	arguments := []string{"--transport", "tcp", "--sizes", "8,1MiB", "--depths", "1,4", "--duration", "200ms"}
+	for killed, who := range []string{"the one that connects", "the one that listens"} {
+		t.Run(who, func(t *testing.T) {
+			b := newBenches(t)
+			for step, over := 1, false; !over; step++ {
+				at := fmt.Sprintf("%s:%d", b.addresses[1], 20500+step) // of the last one's port some may be left
+				listening := b.start(1, "--listen", at)
+				b.await(listening, "listening at")
+				connecting := b.start(0, append([]string{"--connect", at}, arguments...)...)
+				if killed == 0 {
+					b.await(listening, "has connected") // until then it is nobody's end
+				}
+				both := []*benchProcess{connecting, listening}
+				last := ""
+				for range step {
+					line, more := <-both[killed].said
+					if over = !more; over {
+						break
+					}
+					last = line
+				}
+				if over {
+					break
+				}
+				if err := both[killed].Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				begun := time.Now()
+				other := both[1-killed]
+				late := time.AfterFunc(patience, func() { _ = other.Process.Signal(syscall.SIGTERM) })
+				said, err := b.ended(other)
+				if !late.Stop() {
+					t.Errorf("after %q it ends only when it is told to, after %v: %s", last, time.Since(begun), said)
+				}
+				if err == nil || !strings.Contains(said, "went away") && !strings.Contains(said, "no peerlane bench --listen answers") {
+					t.Errorf("after %q it ends with %v: %s", last, err, said)
+				}
+				t.Logf("after %q: %v", strings.TrimSpace(last), time.Since(begun).Round(time.Millisecond))
+			}
+		})
 	}
 }

@@ -79,14 +79,53 @@ func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed 
 	return newBedIn(t, newRoot(t), runtimeName, change)
 }
 
+// beside lets a test run beside others that do the same, where it has a bed of its own and
+// changes nothing of this process: such tests wait more than they compute. Guests have
+// too little of a processor for it.
+func beside(t *testing.T) {
+	t.Helper()
+	if os.Getenv(programs.Variable) == "" {
+		t.Parallel()
+	}
+}
+
+// ownPrograms are Peerlane's programs by names that no other bed has: what is left of a
+// bed is found by them.
+func ownPrograms(t *testing.T) string {
+	t.Helper()
+	if os.Getenv(programs.Variable) != "" { // and no test runs beside another
+		return binaries
+	}
+	entries, err := os.ReadDir(binaries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Not below the bed's root, all of which a test may give away.
+	dir, err := os.MkdirTemp("", "plbin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, e := range entries {
+		if err := os.Link(filepath.Join(binaries, e.Name()), filepath.Join(dir, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
 // newRoot makes the directory of a bed.
 func newRoot(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an OCI runtime makes namespaces and cgroups")
 	}
-	// Short, for the length of a socket's path.
-	root, err := os.MkdirTemp("", "pl")
+	// Short, for the length of a socket's path; and none begins as another one does.
+	root, err := os.MkdirTemp("", "pl*-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +139,7 @@ func newRoot(t *testing.T) string {
 
 func newBedIn(t *testing.T, root, runtimeName string, change func(*config.Config)) *bed {
 	t.Helper()
-	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)
+	h, err := testbed.New(root, ownPrograms(t), testbed.GPUsSimulated)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -403,6 +442,7 @@ func (c *container) mustLearn(since time.Time, words ...string) {
 }
 
 func TestDeathOfAClient(t *testing.T) {
+	beside(t)
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		for _, c := range []struct {
 			name string
@@ -428,6 +468,7 @@ func TestDeathOfAClient(t *testing.T) {
 }
 
 func TestDeathOfARelay(t *testing.T) {
+	beside(t)
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		t.Run(route, func(t *testing.T) {
 			b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = route })
@@ -449,6 +490,7 @@ func TestDeathOfARelay(t *testing.T) {
 }
 
 func TestDeathOfAContainer(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 			t.Run(runtimeName+"/"+route, func(t *testing.T) {
@@ -472,6 +514,7 @@ func TestDeathOfAContainer(t *testing.T) {
 }
 
 func TestDeathOfASupervisor(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.nics()
 	a, z := b.streaming("stream")
@@ -510,6 +553,7 @@ func supervisor(t *testing.T, relay int) int {
 }
 
 func TestALaneWithoutItsGPU(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
@@ -521,6 +565,7 @@ func TestALaneWithoutItsGPU(t *testing.T) {
 
 // Two lanes, and neither GPU.
 func TestALaneWithoutItsGPUTwice(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
@@ -530,6 +575,7 @@ func TestALaneWithoutItsGPUTwice(t *testing.T) {
 
 // A gpu= brings the nodes, and the image or the vendor's device libcuda.
 func TestAGPUInAnImageWithoutLibcuda(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
@@ -539,6 +585,7 @@ func TestAGPUInAnImageWithoutLibcuda(t *testing.T) {
 
 // Neither lane nor GPU: libcuda is what the program misses first.
 func TestAContainerWithoutAnyDevice(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	g := b.gpu(b.lanes[0])
 	b.mustFail(b.run(b.bundle(g, nil, "export")), "libcuda.so.1", "--device nvidia.com/gpu=N")
@@ -546,6 +593,7 @@ func TestAContainerWithoutAnyDevice(t *testing.T) {
 }
 
 func TestAGPUWithoutItsLane(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
@@ -554,6 +602,7 @@ func TestAGPUWithoutItsLane(t *testing.T) {
 }
 
 func TestTheLaneOfAnotherGPU(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
@@ -562,6 +611,7 @@ func TestTheLaneOfAnotherGPU(t *testing.T) {
 }
 
 func TestARelayWithoutCUDA(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Environment = []string{"PEERLANE_CUDA_LIBRARY=/nowhere/libcuda.so.1"} })
 	b.leavesNothing()
 	b.mustFail(b.start(b.lanes[0], "export"), "the relay cannot use the CUDA driver", "/nowhere/libcuda.so.1")
@@ -569,6 +619,7 @@ func TestARelayWithoutCUDA(t *testing.T) {
 }
 
 func TestAHostWithoutTheRelayBinary(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Binary = "/nowhere/peerlane-relay" })
 	journal := b.hostLog()
 	b.leavesNothing()
@@ -624,6 +675,7 @@ func (b *bed) mustLog(journal *net.UnixConn, words ...string) {
 // Where the administrator says so, a relay that does not start stops no
 // container: its client hears where to look.
 func TestAHostThatOnlyWarns(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, func(c *config.Config) {
@@ -640,6 +692,7 @@ func TestAHostThatOnlyWarns(t *testing.T) {
 }
 
 func TestAnUnknownDevice(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	err := bundle.New(t.TempDir(), "/x").Inject(b.CDIDir(), "peerlane.dev/lane=99")
 	if err == nil || !strings.Contains(err.Error(), "peerlane.dev/lane=99") {
@@ -669,10 +722,13 @@ func (b *bed) mustFail(c *container, words ...string) {
 	b.Errorf("the container ended without an error: %s", c.stderr.String())
 }
 
-// starts is how many containers TestTheFirstActionOfAContainer starts.
-const starts = 1000
+// starts is how many containers TestTheFirstActionOfAContainer starts; `make
+// soak-containers` starts more.
+const starts = 100
 
 func TestTheFirstActionOfAContainer(t *testing.T) {
+	beside(t)
+	starts := int(fromEnvironment(t, "PEERLANE_SOAK_CONTAINERS", starts))
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
@@ -704,7 +760,7 @@ func TestTheFirstActionOfAContainer(t *testing.T) {
 	}
 	close(work)
 	wait.Wait()
-	t.Logf("%d of %d succeeded, %v each, four at once", starts-failed, starts, (time.Since(begun) / starts).Round(time.Millisecond))
+	t.Logf("%d of %d succeeded, %v each, four at once", starts-failed, starts, (time.Since(begun) / time.Duration(starts)).Round(time.Millisecond))
 }
 
 // peerlane runs the administrator's command on this host.
@@ -728,6 +784,7 @@ func (b *bed) mustPeerlane(arguments ...string) string {
 // A relay that dies again and again stays down, and everybody is told: the list,
 // the log, and the container's client. The administrator starts it again.
 func TestARelayThatDiesTooOften(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	journal := b.hostLog()
 	b.nics()
@@ -777,6 +834,7 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 // Draining lets go of the GPUs in the middle of a transfer; clients are told why,
 // and so are those of a container that starts meanwhile.
 func TestDrain(t *testing.T) {
+	beside(t)
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		t.Run(route, func(t *testing.T) {
 			b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = route })

@@ -27,7 +27,7 @@ func demoOptions(t *testing.T, runtimeName, route string) demo.Options {
 		}
 	}
 	return demo.Options{
-		Runtime: runtimeName, Route: route, GPUs: testbed.GPUsSimulated, Bytes: 256 << 20, Seed: 7, Binaries: binaries,
+		Runtime: runtimeName, Route: route, GPUs: testbed.GPUsSimulated, Bytes: 32 << 20, Seed: 7, Binaries: binaries,
 	}
 }
 
@@ -57,7 +57,7 @@ func runDemo(t *testing.T, o demo.Options) *demo.Report {
 		t.Error(p)
 	}
 	for _, c := range r.Containers {
-		if !c.Client.Verified || c.Client.VerifiedBytes < 256<<20 {
+		if !c.Client.Verified || c.Client.VerifiedBytes < o.Bytes {
 			t.Errorf("container %s verified %d bytes", c.Name, c.Client.VerifiedBytes)
 		}
 		if o.Runtime != demo.RuntimeNone && len(c.Injected.GPUs) != 1 {
@@ -147,6 +147,7 @@ func TestTheDemoSeesWhatIsWrong(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := demoOptions(t, demo.RuntimeNone, launch.RouteStaged)
+			o.Bytes = 256 << 20 // more than 40 copies
 			o.RelayEnvironment = []string{"PEERLANE_SIM_FAULT=" + c.fault}
 			r, err := demo.Run(context.Background(), o)
 			if err == nil {

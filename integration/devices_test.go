@@ -39,6 +39,7 @@ func (l *look) variables(name string) (values []string) {
 
 // What each kind of device gives, and nothing that another kind is for.
 func TestWhatAContainerGets(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -122,6 +123,7 @@ func (b *bed) refused(built *bundle.Bundle) string {
 }
 
 func TestGPUsThatWouldHideOneAnother(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -168,6 +170,7 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 // A container that an engine has kept since an earlier release has --lane alone
 // in its hooks, also for a gpu=.
 func TestAContainerOfAnEarlierRelease(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
@@ -188,6 +191,7 @@ func TestAContainerOfAnEarlierRelease(t *testing.T) {
 // The limit of locked memory is lifted for who registers memory, and does not
 // reach what `exec` starts: that has its runtime's own.
 func TestLockedMemory(t *testing.T) {
+	beside(t)
 	const low = 64 << 10
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &own); err != nil {

@@ -109,6 +109,7 @@ func (b *bed) eventually(what string, is func() bool) {
 
 // What the exporter tells of a lane is what its relay moves.
 func TestExporterTellsWhatRelaysMove(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.nics()
 	a, z := b.streaming("stream")

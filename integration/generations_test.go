@@ -16,6 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
 )
 
@@ -23,7 +24,7 @@ import (
 func (b *bed) script(name, text string) string {
 	b.Helper()
 	path := filepath.Join(b.Root, name)
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+	if err := programs.Write(path, []byte("#!/bin/sh\n"+text+"\n")); err != nil {
 		b.Fatal(err)
 	}
 	return path
@@ -40,6 +41,7 @@ func wrap(hooks []specs.Hook, program string) {
 
 // The id of a container is its runtime's; two runtimes can have one of the same.
 func TestTheSameIDInTwoRuntimeRoots(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -79,12 +81,14 @@ func TestTheSameIDInTwoRuntimeRoots(t *testing.T) {
 	}
 }
 
-// restarts is how often TestOverlappingRestarts starts a container of one id.
-const restarts = 200
+// restarts is how often TestOverlappingRestarts starts a container of one id; `make
+// soak-containers` does so more often.
+const restarts = 40
 
 // An engine starts the next container of an id while poststop of the last has
 // not come: 2 seconds late, a dozen of them are under way here at any time.
 func TestOverlappingRestarts(t *testing.T) {
+	restarts := int(fromEnvironment(t, "PEERLANE_SOAK_CONTAINERS", restarts))
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
@@ -159,6 +163,7 @@ func recycle(t *testing.T, pid int) *exec.Cmd {
 // The runtime dies when the hook has done its work and not returned; then the
 // number of the container's init is another process's.
 func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -232,6 +237,7 @@ func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) {
 // gVisor, and runtimes of virtual machines, report a process of the host in
 // place of the container's init: nothing may be mounted for that.
 func TestARuntimeThatReportsAHostPID(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)

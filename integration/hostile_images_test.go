@@ -692,7 +692,7 @@ func TestEnvironmentOfAHostileImage(t *testing.T) {
 			for _, pid := range []int{relay.PID, supervisor(t, relay.PID)} {
 				proc := fmt.Sprintf("/proc/%d/", pid)
 				program, err := os.Readlink(proc + "exe")
-				if err != nil || filepath.Dir(program) != binaries {
+				if err != nil || filepath.Dir(program) != c.bed.Binaries {
 					t.Errorf("process %d is %s, %v", pid, program, err)
 				}
 				for _, file := range []string{"environ", "maps", "cmdline"} {
@@ -709,7 +709,7 @@ func TestEnvironmentOfAHostileImage(t *testing.T) {
 
 // swaps is how many containers of each runtime TestAParentSwappedDuringTheHook
 // starts; PEERLANE_HOSTILE_SWAPS asks for another number.
-const swaps = 25
+const swaps = 12
 
 // While the hook works, somebody who can write the image (another container with
 // the same volume) swaps a directory on its way for a link that leads elsewhere,

@@ -23,6 +23,7 @@ import (
 // images know nothing of Peerlane: the loader finds the library that was mounted, and
 // the library finds the relay. The receiver checks every byte.
 func TestACProgramInAContainer(t *testing.T) {
+	beside(t)
 	compiler, err := exec.LookPath("cc")
 	programs.MustHave(t, err)
 	b := newBed(t, "runc", asItIs)

@@ -112,7 +112,7 @@ func (i *image) write(to string, text []byte) {
 	i.Helper()
 	to = filepath.Join(i.root, to)
 	i.must(os.MkdirAll(filepath.Dir(to), 0o755))
-	i.must(os.WriteFile(to, text, 0o755))
+	i.must(programs.Write(to, text))
 }
 
 // asHere has the C library where this machine has it.
@@ -221,6 +221,7 @@ func (b *bed) installLibraries() {
 // A library is found by its name alone, with and without a cache, where each
 // distribution's loader looks; and no variable of the container's is set for it.
 func TestAnImagesLoaderFindsTheLibraries(t *testing.T) {
+	beside(t)
 	fedora := []string{"/lib64", "/usr/lib64"}
 	images := map[string]func(*image){
 		"as this machine": func(i *image) { i.asHere() },
@@ -276,6 +277,7 @@ func TestAnImagesLoaderFindsTheLibraries(t *testing.T) {
 // An image without a glibc, as busybox's or one of musl's, has the files and is
 // otherwise what it was; and without any installed there is no mount.
 func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	busybox, err := exec.LookPath("busybox")
@@ -310,6 +312,7 @@ func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
 
 // What others could have written is not mounted, and the rest of the lane works.
 func TestLibrariesThatOthersCouldHaveWritten(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	b.installLibraries()

@@ -81,6 +81,7 @@ func (c *container) drain() {
 
 // A paused container is slow, not dead: nothing fails, however long it takes.
 func TestPauseAndResume(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -108,6 +109,7 @@ func TestPauseAndResume(t *testing.T) {
 
 // Whoever enters the container by exec finds the same relay.
 func TestExec(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -130,6 +132,7 @@ func TestExec(t *testing.T) {
 // Engines change limits of a container that runs (docker update), and with them
 // its list of devices is written anew.
 func TestUpdate(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -147,6 +150,7 @@ func TestUpdate(t *testing.T) {
 // The kernel kills a client that takes more memory than its container may. The
 // relay is not in the container's control group, and not killed with it.
 func TestOutOfMemory(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -170,6 +174,7 @@ func TestOutOfMemory(t *testing.T) {
 // A package is upgraded between a container's create and its start: the hook
 // has run, the relay is the old one, and the next one is the new one.
 func TestUpgradeBetweenCreateAndStart(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)

@@ -83,6 +83,7 @@ func (c *container) answers() time.Time {
 // and the streams of other containers on the same GPUs go on as they did. Where the GPU
 // is gone for good the next relay says so to each client, and lives.
 func TestALostGPU(t *testing.T) {
+	beside(t)
 	faults := []struct{ name, rule, says, cause string }{
 		{"illegal-address", "cuMemcpyAsync:process=%s:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS", "sticky CUDA error"},
 		{"ecc", "cuMemcpyAsync:process=%s:error=214", "CUDA_ERROR_ECC_UNCORRECTABLE", "lost GPU"},

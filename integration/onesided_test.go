@@ -173,6 +173,7 @@ func remote() error {
 // What is offered is read and written while who offers it is stopped; when it is killed
 // so, who reads and writes learns of it.
 func TestOneSidedBesideAStoppedClient(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = launch.RouteStaged })
 	b.nics()
 	a, z := b.start(b.lanes[0], "parent", "owner"), b.start(b.lanes[1], "remote")

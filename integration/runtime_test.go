@@ -54,6 +54,7 @@ func (b *bed) asking(lane topo.Lane, by string, devices []string, role ...string
 }
 
 func TestAnEngineWithoutCDI(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := withoutCDI(t, runtimeName, []string{"peerlane.dev/lane=*", "nvidia.com/gpu=*"})
@@ -73,6 +74,7 @@ func TestAnEngineWithoutCDI(t *testing.T) {
 
 // An engine may use a bundle once more, in which everything is by then.
 func TestABundleIsUsedTwice(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := withoutCDI(t, runtimeName, nil, "--peerlane-device=peerlane.dev/lane=all")
@@ -100,6 +102,7 @@ func TestABundleIsUsedTwice(t *testing.T) {
 }
 
 func TestAnImageGetsWhatTheListAllows(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := withoutCDI(t, runtimeName, []string{"peerlane.dev/lane=*"})

@@ -24,6 +24,7 @@ func (b *bed) inspection(c *container) hook.Inspection {
 
 // The relays of two containers that exchange data, as the kernel has them.
 func TestTheSandboxOfARelay(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -71,6 +72,7 @@ func TestTheSandboxOfARelay(t *testing.T) {
 // Relays that are admitted nowhere stage in host memory, which they make, seal, pin
 // and give to the NIC from within their sandbox.
 func TestTheBounceInTheSandbox(t *testing.T) {
+	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -122,6 +124,7 @@ func TestTheBounceInTheSandbox(t *testing.T) {
 
 // For finding a fault.
 func TestRelaysWithoutASandbox(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Sandbox = config.SandboxOff })
 	b.nics()
 	a, _ := b.streaming("stream", "rounds")

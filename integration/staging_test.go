@@ -37,6 +37,7 @@ func (b *bed) reserved(c *container) (inspection hook.Inspection, bytes uint64) 
 // it would like, the next one less, the third another lane's server, and what a
 // killed one had is free.
 func TestStagingOfManyContainers(t *testing.T) {
+	beside(t)
 	const mib = 1 << 20
 	limit := config.Size(300 * mib) // of which each relay would like 256 on each of two GPUs
 	b := newBed(t, "runc", func(c *config.Config) {
@@ -96,6 +97,7 @@ func TestStagingOfManyContainers(t *testing.T) {
 // goes by that; a pair that is wrong is replaced, and it is said everywhere. What
 // relays and supervisors say is the same by the command, and after it.
 func TestAPairThatFailsItsSelfTest(t *testing.T) {
+	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) {
 		c.Relay.Slots, c.Relay.SlotSize = 8, 1<<20
 		c.Relay.Reserve = launch.ReserveStart

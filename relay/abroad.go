@@ -174,7 +174,7 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 			if by == nil {
 				o.channel, err = peer.Open(hello, 0, o.received, o.lost)
 			} else {
-				o.channel, o.link, err = by.Open(hello, o.received, o.lost, c.lane.spec.NICs, c.out.regions[0].slotBytes)
+				o.channel, o.link, err = by.Open(hello, o.received, o.lost, c.lane.spec.NICs, c.out.least())
 			}
 		}) {
 			return nil, errEnding
@@ -265,7 +265,7 @@ func (r *Relay) welcome(a *arriving) {
 			if err := l.openAbroadFor(c, config, hello.Route); err != nil || a.by == nil {
 				return err
 			}
-			return r.take(c, a.by, c.in)
+			return r.take(c, a.by, false)
 		})
 		r.loop.Do(func() {
 			r.welcoming--

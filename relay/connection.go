@@ -23,6 +23,8 @@ type connection struct {
 	// and into; nil on route direct.
 	transport string
 	out, in   *staging
+	// registered is how NICs know those, over verbs.
+	registered slotsWay
 	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
 	quotas  [2]*quotas
 	abroad  *tcp.Peer // the other relay's host's
@@ -75,7 +77,7 @@ func (c *connection) inReach(m *memory) bool {
 	case launch.TransportTCP:
 		return m.mapped.Host()
 	case launch.TransportVerbs:
-		return m.mapped.Host() && verbs.Of(c.abroad).Known(m.mapped, !c.sends)
+		return (m.mapped.Host() || m.staged != nil) && verbs.Of(c.abroad).Known(m.mapped, !c.sends)
 	}
 	return m.staged != nil // on a server GPU, where NICs reach it
 }
@@ -286,10 +288,7 @@ func (r *Relay) statistics() *wire.StatisticsReply {
 		if l.device != nil {
 			m.Contexts++
 		}
-		for _, s := range []*staging{l.out, l.in, l.abroad.out, l.abroad.in} {
-			if s == nil {
-				continue
-			}
+		for _, s := range l.pools() {
 			for _, g := range s.regions {
 				count(g.server, g.in, g.out)
 			}

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/peerlane/peerlane/relay/transport/tcp"
@@ -15,8 +16,11 @@ func (r *Relay) Patient(dead time.Duration) {
 }
 
 // Elsewhere has the relay be of another host than the others of this process, with this
-// libibverbs; it comes before Configure.
-func (r *Relay) Elsewhere(host wire.UUID, libibverbs string) { r.host, r.libibverbs = host, libibverbs }
+// libibverbs and addresses of NICs; it comes before Configure.
+func (r *Relay) Elsewhere(host wire.UUID, libibverbs string, nics ...netip.Addr) {
+	r.host, r.libibverbs = host, libibverbs
+	r.nicAddresses = func() ([]netip.Addr, error) { return nics, nil }
+}
 
 // Leaving is how long the relay waits for another host's to leave a connection; it comes
 // before there is any with another host.
@@ -69,10 +73,7 @@ const ToldConnections = toldConnections
 // Free gives back the memory that goes with a relay's process, after Run.
 func (r *Relay) Free() {
 	for _, l := range r.lanes {
-		for _, s := range []*staging{l.out, l.in, l.abroad.out, l.abroad.in} {
-			if s == nil {
-				continue
-			}
+		for _, s := range l.pools() {
 			for _, g := range s.regions {
 				_ = g.close() // the context may be lost
 			}
@@ -82,6 +83,7 @@ func (r *Relay) Free() {
 				_ = q.memory.close()
 			}
 		}
+		_ = l.closeContexts()
 	}
 	for _, s := range r.sessions {
 		for _, m := range s.memories {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/registration"
 	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -195,7 +196,7 @@ func (r *Relay) live(report *launch.Report) {
 				told.Registration = registrationTCP
 			}
 			if c.transport == launch.TransportVerbs {
-				told.Registration = registrationVerbs
+				told.Registration, told.GDR = c.registered.text, c.registered.way != registration.Bounce
 			}
 			all = append(all, told)
 		}
@@ -245,7 +246,7 @@ func (c *connection) path() string {
 	case launch.TransportLoop:
 		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), "emulated NIC")
 	case launch.TransportVerbs:
-		steps = append(steps, "host memory", c.transport+" by "+verbs.Of(c.abroad).Way(), c.abroad.Name())
+		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), c.transport+" by "+verbs.Of(c.abroad).Way(), c.abroad.Name())
 	case launch.TransportTCP:
 		steps, _ = c.overTCP()
 		steps = steps[:len(steps)-1]

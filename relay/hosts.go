@@ -289,11 +289,13 @@ func (h *hosts) met(s *network.Session) {
 	}
 	if err != nil {
 		s.Conn.Close()
+		h.part(s)
 		h.relay.grumble.warn(logrus.WithField("from", s.Peer), err, "a relay of another host was refused")
 		return
 	}
 	streams, err := h.gathering.Add(s.Conn, key.Relay)
 	if err != nil {
+		h.part(s)
 		h.relay.grumble.warn(logrus.WithField("from", s.Peer), err, "a relay of another host did not come through")
 		return
 	}
@@ -617,6 +619,8 @@ type networkState struct {
 	wires  wires
 	// libibverbs is a path, where it is not the host's.
 	libibverbs string
+	// nicAddresses are of this host's NICs, where they are not its interfaces'.
+	nicAddresses func() ([]netip.Addr, error)
 }
 
 // wires stand for TCP where they are not zero.

@@ -44,6 +44,8 @@ type lane struct {
 		// quotas are for short messages, out and in; nil where there was no room.
 		quotas [2]*quotas
 	}
+	// registered are the slots on server GPUs for other hosts' NICs: out and in, or others.
+	registered gpuSlots
 	// nics are those beside the GPUs that staging is on.
 	nics []string
 	// placed says where staging is, and where it is not for want of room.
@@ -218,14 +220,14 @@ func (l *lane) openStaging() error {
 	}
 	for _, server := range servers {
 		slots := (config.Slots + len(l.spec.Servers) - 1) / len(l.spec.Servers)
-		all = append(all, l.stageOn(server, slots, config, &out, &in))
+		all = append(all, l.stageOn(server, slots, config, l.create, &out, &in))
 	}
 	nics := l.spec.NICs
 	for _, spare := range spares {
 		if len(out.regions) > 0 {
 			break
 		}
-		p := l.stageOn(spare.GPU, config.Slots, config, &out, &in)
+		p := l.stageOn(spare.GPU, config.Slots, config, l.create, &out, &in)
 		if p.bytes > 0 {
 			p.note = strings.TrimSuffix("it serves in place of the lane's own servers; "+p.note, "; ")
 			nics = spare.NICs
@@ -398,10 +400,10 @@ func (z size) smaller() (size, bool) {
 
 // place makes a region in each direction on a server GPU: of the size that is
 // wanted, or the largest smaller one that there is room for.
-func (l *lane) place(server launch.GPU, want size, admission bool, out, in *staging) placed {
+func (l *lane) place(server launch.GPU, want size, admission bool, create maker, out, in *staging) placed {
 	p := placed{gpu: server, wanted: 2 * uint64(want.slots) * want.slotBytes}
 	for z, more := want, true; more; z, more = z.smaller() {
-		to, from, err := l.serve(server, z, admission)
+		to, from, err := l.serve(server, z, admission, create)
 		if err == nil {
 			to.number, from.number = uint32(len(out.regions)), uint32(len(in.regions))
 			out.regions, in.regions = append(out.regions, to), append(in.regions, from)
@@ -482,7 +484,7 @@ func (l *lane) inHost(z size, limit uint64) (out, in *region, err error) {
 }
 
 // serve makes a region in each direction on a server GPU.
-func (l *lane) serve(server launch.GPU, z size, admission bool) (out, in *region, err error) {
+func (l *lane) serve(server launch.GPU, z size, admission bool, create maker) (out, in *region, err error) {
 	ordinal, id, err := l.server(server)
 	if err != nil {
 		return nil, nil, err
@@ -498,11 +500,11 @@ func (l *lane) serve(server launch.GPU, z size, admission bool) (out, in *region
 			}
 		}()
 	}
-	first, err := l.region(ordinal, z)
+	first, err := makeRegion(ordinal, z, create)
 	if err != nil {
 		return nil, nil, err
 	}
-	second, err := l.region(ordinal, z)
+	second, err := makeRegion(ordinal, z, create)
 	if err != nil {
 		return nil, nil, errors.Join(err, first.close())
 	}
@@ -549,15 +551,18 @@ func (l *lane) claim(server launch.GPU, ordinal cuda.Device, allocations int, ea
 	return func() { l.relay.claims.giveBack(server.BusID, bytes, memory) }, nil
 }
 
-func (l *lane) region(on cuda.Device, z size) (*region, error) {
+// maker makes memory on a server GPU that the lane's GPU reaches, and a descriptor of it
+// where it can be exported.
+type maker func(on cuda.Device, bytes uint64) (m *device.Memory, fd int, err error)
+
+func makeRegion(on cuda.Device, z size, create maker) (*region, error) {
 	g := &region{slots: z.slots, slotBytes: z.slotBytes}
 	var err error
-	g.memory, g.fd, err = l.create(on, uint64(z.slots)*z.slotBytes)
+	g.memory, g.fd, err = create(on, uint64(z.slots)*z.slotBytes)
 	return g, err
 }
 
-// create makes memory on a server GPU that the lane's GPU reaches, and a descriptor
-// of it.
+// create is the maker of memory of cuMemCreate.
 func (l *lane) create(on cuda.Device, bytes uint64) (m *device.Memory, fd int, err error) {
 	err = l.device.On(func() error {
 		var err error
@@ -583,8 +588,14 @@ type region struct {
 	memory    *device.Memory
 	slots     int
 	slotBytes uint64
-	fd        int    // export, for NICs
+	fd        int    // export, for emulated NICs; -1 for none
 	in, out   uint64 // bytes that entered and left, as this relay knows
 }
 
-func (g *region) close() error { return errors.Join(g.memory.Close(), unix.Close(g.fd)) }
+func (g *region) close() error {
+	err := g.memory.Close()
+	if g.fd >= 0 {
+		err = errors.Join(err, unix.Close(g.fd))
+	}
+	return err
+}

@@ -469,7 +469,7 @@ func (m *memory) free() {
 	}
 	fabric := m.session.relay.fabric
 	free := func() error {
-		if fabric != nil && m.kind == wire.MemoryHost {
+		if fabric != nil && (m.kind == wire.MemoryHost || m.staged != nil) {
 			fabric.Forget(m.mapped)
 		}
 		for _, p := range m.parts {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -44,6 +45,7 @@ type rails struct {
 	known     map[string][]network.Rail   // of relays (tcp.Key), as they told last
 	places    map[netip.Addr]network.Rail // of relays, for people
 	failed    map[failure]time.Time
+	silent    map[failure]time.Time  // doors at which nothing was heard before another was open
 	refused   map[netip.Addr]refusal // where listening failed
 }
 
@@ -75,7 +77,7 @@ const mostKnown = 4096
 func newRails(addresses []address.Chosen, w wires) *rails {
 	r := &rails{
 		addresses: addresses, links: w.links, carried: map[string]*tcp.Carried{"": {}},
-		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{}, failed: map[failure]time.Time{}, refused: map[netip.Addr]refusal{},
+		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{}, failed: map[failure]time.Time{}, silent: map[failure]time.Time{}, refused: map[netip.Addr]refusal{},
 	}
 	if r.links == nil {
 		r.links = links
@@ -297,12 +299,23 @@ func forgetSome[K comparable, V any](known map[K]V) {
 	}
 }
 
-// fail remembers a way that did not work.
-func (r *rails) fail(w hop) {
+// fail remembers a way that did not work, or was only silent while another worked: then it
+// may be slow, and streams of data still try it.
+func (r *rails) fail(w hop, silent bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.failed[failure{w.by.Interface, w.to[0]}] = time.Now()
-	forgetSome(r.failed)
+	in := r.failed
+	if silent {
+		in = r.silent
+	}
+	in[failure{w.by.Interface, w.to[0]}] = time.Now()
+	forgetSome(in)
+}
+
+// failedNow reports whether a way has just failed, or as a door was silent. It needs the lock.
+func (r *rails) failedNow(w hop) bool {
+	way := failure{w.by.Interface, w.to[0]}
+	return time.Since(r.failed[way]) <= failedTime || time.Since(r.silent[way]) <= failedTime
 }
 
 // hop is how a connection is made: by an interface of this host, or by the kernel's
@@ -383,7 +396,8 @@ func on(by address.Chosen, e address.Endpoint) []netip.AddrPort {
 
 // doors are the ways to the first connection of a set: where the handle says, as the
 // kernel's routes go; then where the relay has said before that it listens as well, on the
-// same rails; then where the handle says by each interface. What has just failed comes last.
+// same rails, those of its lane first; then where the handle says by each interface. What has
+// just failed comes last.
 func (r *rails) doors(relay string, at address.Endpoint) []hop {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -391,9 +405,11 @@ func (r *rails) doors(relay string, at address.Endpoint) []hop {
 	if r.single() {
 		return doors
 	}
-	for _, t := range r.known[relay] {
-		if by, there := r.interfaceOn(t); there && t.Endpoint != at {
-			doors = append(doors, hop{by, on(by, t.Endpoint)})
+	for _, lane := range []bool{true, false} {
+		for _, t := range r.known[relay] {
+			if by, there := r.interfaceOn(t); there && t.Endpoint != at && t.Lane == lane {
+				doors = append(doors, hop{by, on(by, t.Endpoint)})
+			}
 		}
 	}
 	var tried []string
@@ -404,7 +420,7 @@ func (r *rails) doors(relay string, at address.Endpoint) []hop {
 		}
 	}
 	failed := func(d hop) int {
-		if len(d.to) == 0 || time.Since(r.failed[failure{d.by.Interface, d.to[0]}]) <= failedTime {
+		if len(d.to) == 0 || r.failedNow(d) {
 			return 1
 		}
 		return 0
@@ -464,34 +480,54 @@ func (h *hosts) answer(s *network.Session) error {
 	return err
 }
 
-// knock makes the first connection of a set, by one of the doors.
-func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (s *network.Session, by hop, err error) {
+// knock makes the first connection of a set, by the first of the doors that is answered:
+// the next ones are tried beside one that is silent (network.Race).
+func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (*network.Session, hop, error) {
+	finish := network.Race[*network.Session]{
+		Ways: len(doors), Delay: cmp.Or(h.local.Delay, network.AttemptDelay),
+		Try: func(ctx context.Context, n int) (*network.Session, error) {
+			door := doors[n]
+			switch {
+			case door.by.Interface != "":
+				s, err := h.local.DialBy(ctx, door.by.Interface, target, door.to)
+				if err != nil {
+					err = fmt.Errorf("%v: %w", door, err)
+				}
+				return s, err
+			case len(doors) > 1:
+				return h.local.DialFirst(ctx, target, door.to)
+			}
+			return h.local.Dial(ctx, target, door.to)
+		},
+		Settles: answered,
+		Drop:    func(s *network.Session) { s.Conn.Close() },
+	}.Run(ctx)
 	var failures error
-	for _, door := range doors {
-		if door.by.Interface == "" && len(doors) > 1 {
-			s, err = h.local.DialFirst(ctx, target, door.to)
-		} else {
-			s, err = h.local.DialBy(ctx, door.by.Interface, target, door.to)
+	for n, err := range finish.Errors[:finish.Begun] {
+		silent := err == nil && n < finish.Winner
+		if len(doors[n].to) > 0 && (silent || err != nil && !answered(err)) {
+			h.rails.fail(doors[n], silent)
 		}
-		if err == nil {
-			return s, door, nil
-		}
-		if door.by.Interface != "" {
-			err = fmt.Errorf("%v: %w", door, err)
-		}
-		if failures != nil {
-			err = fmt.Errorf("%w; %w", failures, err)
-		}
-		failures = err
-		// Who has answered answers no better by another way.
-		if ctx.Err() != nil || wire.StatusOf(err) != wire.StatusInternal || errors.Is(err, network.ErrSilent) {
-			break
-		}
-		if len(door.to) > 0 {
-			h.rails.fail(door)
+		switch {
+		case failures == nil:
+			failures = err
+		case err != nil:
+			failures = fmt.Errorf("%w; %w", failures, err)
 		}
 	}
+	if finish.Winner >= 0 {
+		return finish.Won, doors[finish.Winner], nil
+	}
+	if failures == nil {
+		failures = fmt.Errorf("connecting to another host's relay: %w", ctx.Err())
+	}
 	return nil, hop{}, failures
+}
+
+// answered reports whether an error is the word of who listens there, who answers no better
+// by another way.
+func answered(err error) bool {
+	return wire.StatusOf(err) != wire.StatusInternal || errors.Is(err, network.ErrSilent)
 }
 
 // striping makes the streams of data of a set, in turn over the ways that work.
@@ -525,7 +561,7 @@ func (h *hosts) stripe(ctx context.Context, first *network.Session, went hop, ti
 		for i, w := range tier {
 			if failed[i] != nil {
 				logrus.Warnf("the connections with %s do without %v: %v", first.Peer, w, failed[i])
-				h.rails.fail(w)
+				h.rails.fail(w, false)
 				continue
 			}
 			s.ways, s.made = append(s.ways, w), append(s.made, made[i])
@@ -539,7 +575,7 @@ func (h *hosts) stripe(ctx context.Context, first *network.Session, went hop, ti
 }
 
 func (s *striping) dial(ctx context.Context, w hop, number uint32) (net.Conn, error) {
-	joined, err := s.hosts.local.DialStreamBy(ctx, w.by.Interface, s.first, number, w.to)
+	joined, err := s.hosts.local.DialStreamBy(ctx, w.by.Interface, s.first, number, w.to[0])
 	if err != nil {
 		return nil, err
 	}

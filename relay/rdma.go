@@ -16,12 +16,13 @@ import (
 // Between relays of two hosts the data goes by RDMA where both have NICs that can, beside
 // the connections over TCP that they share (abroad.go): what is said there is the same.
 
-// registrationVerbs says what NICs see of a connection's memory.
-const registrationVerbs = "host memory, registered by ibv_reg_mr: a bounce, without GPUDirect RDMA"
-
 // newFabric is what the relay has of RDMA. It belongs to the loop.
 func (r *Relay) newFabric() *verbs.Fabric {
-	c := verbs.Config{NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes}
+	c := verbs.Config{
+		NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes,
+		Flush: r.unordered, Stages: r.stages, Current: r.current,
+		Ports: r.config.Network.Ports, Addresses: r.nicAddresses,
+	}
 	switch {
 	case r.config.Transport != launch.TransportAuto && r.config.Transport != launch.TransportVerbs:
 		c.Off = fmt.Sprintf("relay.transport in config.toml of host %s is %q", hostname(), r.config.Transport)
@@ -89,7 +90,7 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA", peer.Name())
 	}
 	if err == nil {
-		if err = r.take(c, by, c.out); err == nil {
+		if err = r.take(c, by, true); err == nil {
 			return by, nil
 		}
 		if config.Transport != launch.TransportVerbs {
@@ -122,14 +123,23 @@ func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
 }
 
 // take makes the slots of a connection, out or in, known to the NICs, through which it goes
-// from now on. It may block.
-func (r *Relay) take(c *connection, by *verbs.Set, slots *staging) error {
+// from now on: those on server GPUs, or else those in the host's memory. It may block.
+func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
+	way, onGPU := r.takeGPU(c, by, sends)
+	slots := c.in
+	if sends {
+		slots = c.out
+	}
 	for _, g := range slots.regions {
-		if err := by.Register(g.memory, slots == c.in); err != nil {
+		if onGPU {
+			break
+		}
+		if err := by.Register(g.memory, !sends); err != nil {
 			return wire.Errorf(wire.StatusUnreachable, "the slots of GPU %s cannot be registered with the NICs: %w", c.lane.spec.GPU.BusID, err)
 		}
 	}
-	c.transport = launch.TransportVerbs
+	c.lane.say(way)
+	c.transport, c.registered = launch.TransportVerbs, way
 	return nil
 }
 

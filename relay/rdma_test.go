@@ -3,6 +3,7 @@ package relay_test
 import (
 	"bytes"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -16,10 +17,11 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// roce are NICs of a stand-in's host, in one network.
+// roce are NICs of a stand-in's host, in one network. What they write into a GPU's memory
+// is there for others when it has been flushed, and not before.
 func roce(host int, names ...string) (devices []standin.Device) {
 	for i, name := range names {
-		devices = append(devices, standin.Device{Name: name, GUID: uint64(host<<8 | i), Address: fmt.Sprintf("10.0.%d.%d", i, host)})
+		devices = append(devices, standin.Device{Name: name, GUID: uint64(host<<8 | i), Address: fmt.Sprintf("10.0.%d.%d", i, host), Holds: true})
 	}
 	return devices
 }
@@ -28,6 +30,10 @@ func roce(host int, names ...string) (devices []standin.Device) {
 func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma standin.Host) {
 	h.online(s)
 	h.rdma = rdma.Library()
+	h.nics = []netip.Addr{netip.MustParseAddr("192.0.2.1")} // no NIC's
+	for _, d := range slices.Concat(ofA, ofB) {
+		h.nics = append(h.nics, netip.MustParseAddr(d.Address))
+	}
 	change := h.change
 	h.change = func(c *launch.Config) {
 		change(c)
@@ -42,6 +48,7 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma stand
 type byRDMA struct {
 	abroad
 	rdma standin.Host
+	lane func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 }
 
 // ofA and ofB are the NICs of two hosts.
@@ -50,8 +57,25 @@ var ofA, ofB = roce(1, "mlx5_0", "mlx5_1"), roce(2, "rocep1", "rocep2")
 // hostsByRDMA has two hosts with one or two NICs each.
 func hostsByRDMA(t *testing.T, nics, pairs int) *byRDMA {
 	t.Helper()
+	return hostsBy(t, nics, pairs, func(devices []standin.Device) []standin.Device { return devices })
+}
+
+// iwarp makes such devices of others.
+func iwarp(devices []standin.Device) []standin.Device {
+	devices = slices.Clone(devices)
+	for i := range devices {
+		devices[i].IWARP = true
+	}
+	return devices
+}
+
+func hostsBy(t *testing.T, nics, pairs int, kind func([]standin.Device) []standin.Device) *byRDMA {
+	t.Helper()
 	p := &byRDMA{}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, nics, pairs)
+	if err := p.rdma.Set(kind(slices.Concat(ofA, ofB))...); err != nil {
+		t.Fatal(err)
+	}
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	return p
 }
@@ -71,6 +95,9 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	if nics == 2 {
 		laneA.NICs, laneB.NICs = append(laneA.NICs, "mlx5_1"), append(laneB.NICs, "rocep2")
 	}
+	if p.lane != nil {
+		laneA, laneB = p.lane(laneA), p.lane(laneB)
+	}
 	p.socketA, p.relayA = hostA.start("a", launch.RouteAuto, -1, laneA)
 	p.socketB, p.relayB = hostB.start("b", launch.RouteAuto, -1, laneB)
 	p.a, p.b = attach(t, p.socketA), attach(t, p.socketB)
@@ -81,11 +108,13 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 // they had of the NICs, and nothing too early.
 func allGivenBack(t *testing.T, rdma standin.Host) {
 	t.Helper()
-	for made, given := range map[string]string{
-		"ibv_create_qp": "ibv_destroy_qp", "ibv_create_cq": "ibv_destroy_cq", "ibv_alloc_pd": "ibv_dealloc_pd",
-		"ibv_reg_mr_iova2": "ibv_dereg_mr", "ibv_open_device": "ibv_close_device",
+	inOrder(t, rdma)
+	for given, made := range map[string][]string{
+		"ibv_destroy_qp": {"ibv_create_qp"}, "ibv_destroy_cq": {"ibv_create_cq"}, "ibv_dealloc_pd": {"ibv_alloc_pd"},
+		"ibv_dereg_mr": {"ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_reg_dmabuf_mr"}, "ibv_close_device": {"ibv_open_device"},
+		"rdma_destroy_event_channel": {"rdma_create_event_channel"},
 	} {
-		calls, err := rdma.Calls(made, given)
+		calls, err := rdma.Calls(append(made, given)...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,10 +124,10 @@ func allGivenBack(t *testing.T, rdma standin.Host) {
 			case c.Arguments["="] != "0" && c.Name == given:
 				t.Errorf("%s: %v", given, c.Arguments)
 			case c.Arguments["="] != "0":
-			case c.Name == made:
-				left++
-			default:
+			case c.Name == given:
 				left--
+			default:
+				left++
 			}
 		}
 		if left != 0 {
@@ -120,16 +149,23 @@ func (p *byRDMA) data(t *testing.T) (transport, way string) {
 // Every byte arrives, whatever the number of NICs and queue pairs that it is spread over,
 // and nothing long goes over TCP.
 func TestEveryByteArrivesByRDMA(t *testing.T) {
-	for _, of := range []struct{ nics, pairs int }{{1, 1}, {2, 4}} {
-		t.Run(fmt.Sprintf("%d NICs, %d pairs", of.nics, of.pairs), func(t *testing.T) {
-			p := hostsByRDMA(t, of.nics, of.pairs)
+	for _, of := range []struct {
+		nics, pairs int
+		iwarp       bool
+	}{{1, 1, false}, {2, 4, false}, {1, 1, true}, {2, 4, true}} {
+		t.Run(fmt.Sprintf("%d NICs, %d pairs, iWARP %v", of.nics, of.pairs, of.iwarp), func(t *testing.T) {
+			kind, by := func(d []standin.Device) []standin.Device { return d }, "mlx5_0 (GID 3 (10.0.0.1, RoCE v2)) and rocep1 (10.0.0.2)"
+			if of.iwarp {
+				kind, by = iwarp, "mlx5_0 (10.0.0.1, iWARP by RDMA CM) and rocep1 (10.0.0.2)"
+			}
+			p := hostsBy(t, of.nics, of.pairs, kind)
 			p.arrive(t, 0, 1, 7, 8, 127, 128, 129, 4096, 4097, 256<<10-1, 256<<10, 256<<10+1, 1<<20+3, 11<<20+5)
 			report := p.relayA.Report()
-			if c := report.Connections; len(c) != 1 || c[0].Transport != launch.TransportVerbs || !strings.Contains(c[0].Path, "host memory -> verbs by mlx5_0") || !strings.Contains(c[0].Registration, "ibv_reg_mr") {
+			if c := report.Connections; len(c) != 1 || c[0].Transport != launch.TransportVerbs || !strings.Contains(c[0].Path, "-> GPU "+devices[1].BusID+" -> verbs by mlx5_0") || !strings.HasPrefix(c[0].Registration, "dmabuf: ") || !c[0].GDR {
 				t.Errorf("inspect shows %+v", c)
 			}
 			transport, way := p.data(t)
-			if transport != launch.TransportVerbs || !strings.Contains(way, "mlx5_0 (GID 3 (10.0.0.1, RoCE v2)) and rocep1 (10.0.0.2)") || of.nics == 2 != strings.Contains(way, "mlx5_1") {
+			if transport != launch.TransportVerbs || !strings.Contains(way, by) || of.nics == 2 != strings.Contains(way, "mlx5_1") {
 				t.Errorf("data goes over %s, %q", transport, way)
 			}
 			if n := report.Network.Peers[0]; n.Writes != n.Eager {
@@ -138,7 +174,11 @@ func TestEveryByteArrivesByRDMA(t *testing.T) {
 			if n := report.Network.Verbs; n == nil || len(n.NICs) != of.nics || !strings.Contains(n.NICs[0], "mlx5_0 port 1, Ethernet") {
 				t.Errorf("inspect shows the NICs %+v", n)
 			}
-			if calls, err := p.rdma.Calls("ibv_create_qp"); err != nil || len(calls) != 2*of.nics*of.pairs {
+			flushers := 1
+			if of.iwarp { // what has come is in the host's memory
+				flushers = 0
+			}
+			if calls, err := p.rdma.Calls("ibv_create_qp"); err != nil || len(calls) != 2*of.nics*(of.pairs+flushers) {
 				t.Errorf("%d queue pairs were made, %v", len(calls), err)
 			}
 			if of.pairs == 1 {
@@ -259,7 +299,7 @@ func TestManyClientsByRDMA(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if calls, err := p.rdma.Calls("ibv_create_qp"); err != nil || len(calls) != 4 {
+	if calls, err := p.rdma.Calls("ibv_create_qp"); err != nil || len(calls) != 4+2 {
 		t.Errorf("%d queue pairs were made for all, %v", len(calls), err)
 	}
 }
@@ -347,8 +387,12 @@ func TestAChannelOfRDMAThatIsRefused(t *testing.T) {
 // Where RDMA cannot be, data goes over TCP and both relays say why, or the connection is
 // refused with that where RDMA was asked for.
 func TestWhereRDMACannotBe(t *testing.T) {
-	down, iwarp := roce(2, "rocep1")[0], roce(2, "rocep1")[0]
-	down.Down, iwarp.IWARP = true, true
+	down := roce(2, "rocep1")[0]
+	down.Down = true
+	other := iwarp(roce(2, "rocep1"))
+	addressless := slices.Clone(other)
+	addressless[0].Address = ""
+	both := iwarp(slices.Concat(ofA, ofB))
 	const forced, auto = launch.TransportVerbs, launch.TransportAuto
 	for name, c := range map[string]struct {
 		devices []standin.Device // nil for all
@@ -360,10 +404,19 @@ func TestWhereRDMACannotBe(t *testing.T) {
 		"a host without NICs":             {ofA, nil, forced, auto, []string{"rocep1", "no such device"}},
 		"a host without NICs that sends":  {ofB, nil, auto, forced, []string{"mlx5_0", "no such device"}},
 		"a port that is down":             {append(slices.Clone(ofA), down), nil, forced, auto, []string{"rocep1", "no port is active"}},
-		"iWARP":                           {append(slices.Clone(ofA), iwarp), nil, forced, auto, []string{"rocep1", "iWARP"}},
+		"RoCE and iWARP":                  {slices.Concat(ofA, other), nil, forced, auto, []string{"no two NICs are of one kind", "rocep1", "iWARP", "RoCE"}},
+		"iWARP and RoCE":                  {slices.Concat(iwarp(ofA), ofB), nil, forced, auto, []string{"no two NICs are of one kind", "mlx5_0", "iWARP", "RoCE"}},
+		"iWARP without an address":        {slices.Concat(iwarp(ofA), addressless), nil, forced, auto, []string{"rocep1", "none of this host's leads to it"}},
+		"no connection manager":           {both, []string{"rdma_create_event_channel errno=2"}, forced, auto, []string{"rdma_create_event_channel", "rdma_ucm"}},
+		"no port to listen at":            {both, []string{"rdma_listen errno=98 device=mlx5_0"}, forced, auto, []string{"mlx5_0", "takes no connection", "rdma_listen"}},
+		"an address that is not found":    {both, []string{"rdma_resolve_addr errno=101"}, forced, auto, []string{"rocep1", "10.0.0.1", "ENETUNREACH"}},
+		"a way that is not found":         {both, []string{"rdma_resolve_route errno=110"}, forced, auto, []string{"rocep1", "10.0.0.1", "ETIMEDOUT"}},
+		"a pair that iWARP does not make": {both, []string{"ibv_create_qp errno=12 device=mlx5_0"}, forced, auto, []string{"mlx5_0", "rdma_create_qp", "ENOMEM"}},
+		"a NIC that does not accept":      {both, []string{"rdma_accept errno=5"}, forced, auto, []string{"mlx5_0", "rdma_accept", "EIO"}},
+		"iWARP that carries nothing":      {both, []string{"send status=12"}, forced, auto, []string{"a first write", "rocep1", "transport retry counter exceeded"}},
 		"InfiniBand and RoCE":             {append(slices.Clone(ofA), standin.Device{Name: "rocep1", InfiniBand: true, LID: 7}), nil, forced, auto, []string{"no two NICs are of one kind"}},
 		"queue pairs that cannot be made": {nil, []string{"ibv_create_qp errno=12 device=rocep1"}, forced, auto, []string{"rocep1", "ENOMEM"}},
-		"a way that is refused":           {nil, []string{"ibv_modify_qp errno=110 device=mlx5_0 call=2"}, forced, auto, []string{"mlx5_0", "ETIMEDOUT"}},
+		"a way that is refused":           {nil, []string{"ibv_modify_qp errno=110 device=mlx5_0"}, forced, auto, []string{"mlx5_0", "ETIMEDOUT"}},
 		"a network that carries nothing":  {nil, []string{"send status=12"}, forced, auto, []string{"a first write", "rocep1", "transport retry counter exceeded"}},
 		"a network of one direction":      {nil, []string{"send status=12 device=mlx5_0"}, forced, auto, []string{"a first write", "mlx5_0", "transport retry counter exceeded"}},
 		"slots that cannot be registered": {nil, []string{"ibv_reg_mr errno=12 device=mlx5_0", "ibv_reg_mr_iova2 errno=12 device=mlx5_0"}, forced, auto, []string{"registered", "ulimit -l"}},
@@ -457,7 +510,7 @@ func TestSlotsThatAreNotRegistered(t *testing.T) {
 	p := &byRDMA{}
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
 	// After each NIC's trial and page.
-	if err := p.rdma.Script("ibv_reg_mr errno=12 from=5"); err != nil {
+	if err := p.rdma.Script("ibv_reg_dmabuf_mr errno=95", "ibv_reg_mr errno=12 from=5"); err != nil {
 		t.Fatal(err)
 	}
 	for _, transport := range []string{launch.TransportTCP, launch.TransportVerbs} {

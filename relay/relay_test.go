@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -138,6 +139,7 @@ type host struct {
 	// rdma is the libibverbs of its relays; empty for those that have
 	// the machine's, and are of one host.
 	rdma string
+	nics []netip.Addr // and addresses of its NICs
 }
 
 func newHost(t *testing.T) *host {
@@ -224,7 +226,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 		r.AskBy(h.ask)
 	}
 	if h.rdma != "" {
-		r.Elsewhere(id, h.rdma)
+		r.Elsewhere(id, h.rdma, h.nics...)
 	}
 	if h.secrets != nil {
 		r.Patient(time.Minute)

@@ -35,16 +35,22 @@ func (r *Relay) Report() *launch.Report {
 			if l.device != nil {
 				report.Contexts = append(report.Contexts, l.spec.GPU.BusID)
 			}
-			all := l.placed
+			all := slices.Concat(l.placed, l.registered.placed)
+			own := len(all)
+			for _, p := range l.registered.placed { // cuMemAlloc needs one there
+				if p.bytes > 0 {
+					report.Contexts = append(report.Contexts, p.gpu.BusID)
+				}
+			}
 			if l.abroad.out != nil {
-				all = append(slices.Clone(all), l.abroad.placed)
+				all = append(all, l.abroad.placed)
 			}
 			for i, p := range all {
 				key, one := p.gpu.BusID, launch.Staging{GPU: p.gpu.BusID}
 				if p.host { // which lanes do not share
 					key, one = "host "+l.spec.GPU.BusID, launch.Staging{Host: true, Lane: l.spec.GPU.BusID}
 				}
-				if i == len(l.placed) {
+				if i == own {
 					key, one.Transport = key+" "+launch.TransportTCP, launch.TransportTCP
 				}
 				s := at(key, one)

@@ -175,13 +175,13 @@ const mostSlots = 1024
 
 // stageOn makes a region in each direction on a server GPU, if the pair is fit for
 // it.
-func (l *lane) stageOn(server launch.GPU, slots int, config launch.Config, out, in *staging) placed {
+func (l *lane) stageOn(server launch.GPU, slots int, config launch.Config, create maker, out, in *staging) placed {
 	configured := size{slots, config.SlotBytes}
 	if why := l.unfit(server, config); why != "" {
 		return placed{gpu: server, wanted: 2 * uint64(slots) * config.SlotBytes, note: why, unfit: true}
 	}
 	t := l.tuned(server, config)
-	p := l.place(server, t.of(configured), config.Admission, out, in)
+	p := l.place(server, t.of(configured), config.Admission, create, out, in)
 	p.tuning = t
 	return p
 }

@@ -25,13 +25,16 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// cluster is how this host meets others, and what it tells them.
+// cluster is how this host meets others, and what it tells them. The key file is read
+// anew for each meeting, as relays hear of a rotation; while it cannot be, the keys that
+// were last read hold.
 func (a *app) cluster(h *doctor.Host) (meeting.Side, meeting.Facts, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
 		return meeting.Side{}, meeting.Facts{}, err
 	}
-	keys, err := readKeys(cmp.Or(c.Network.Key, a.layout.ClusterKey()))
+	path := cmp.Or(c.Network.Key, a.layout.ClusterKey())
+	keys, err := readKeys(path)
 	if err != nil {
 		return meeting.Side{}, meeting.Facts{}, err
 	}
@@ -39,7 +42,16 @@ func (a *app) cluster(h *doctor.Host) (meeting.Side, meeting.Facts, error) {
 	if err != nil {
 		name = "a host without a name"
 	}
-	side := meeting.Side{Name: name, Keys: func() network.Keys { return *keys }}
+	var last atomic.Pointer[network.Keys]
+	last.Store(keys)
+	side := meeting.Side{Name: name, Keys: func() network.Keys {
+		if now, err := readKeys(path); err == nil {
+			last.Store(now)
+		} else {
+			a.log.WithError(err).Warn("the cluster key cannot be read again; the one before is used")
+		}
+		return *last.Load()
+	}}
 	if side.Certificates, err = certificates(c.Network); err != nil {
 		return side, meeting.Facts{}, err
 	}
@@ -155,7 +167,11 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 	defer stop()
 	fmt.Fprintf(a.out, "On other hosts, until this one is interrupted: peerlane doctor --connect %v\n", listener.Addr())
 	var refused atomic.Int32
-	return meeting.Serve(listener, side, func() meeting.Facts { return facts }, func(from net.Addr, err error) {
+	return meeting.Serve(listener, side, func() meeting.Facts {
+		facts := facts
+		facts.Keys = doctor.KeyIDs(side.Keys())
+		return facts
+	}, func(from net.Addr, err error) {
 		if refused.Add(1) <= mostRefused {
 			a.log.WithField("from", from).WithError(err).Warn("another host's doctor was not answered")
 		}

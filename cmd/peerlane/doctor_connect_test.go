@@ -110,6 +110,26 @@ func TestDoctorOfTwoHosts(t *testing.T) {
 	}
 }
 
+// Who serves hears of a rotation, as relays do.
+func TestDoctorServesWhileKeysRotate(t *testing.T) {
+	keys := network.Keys{Current: network.NewKey(time.Now())}
+	root := hostOnLoopback(t, keys, "")
+	there := serving(t, root)
+	here := hostOnLoopback(t, keys, "")
+	if code := run([]string{"key", "rotate", "--root", root}, io.Discard, os.Stderr); code != 0 {
+		t.Fatal("exit status ", code)
+	}
+	if f := connected(t, here, there)["cluster-keys"]; f.Status != doctor.Warning || !strings.Contains(f.Found, "a rotation is under way") {
+		t.Errorf("%+v", f)
+	}
+	if code := run([]string{"key", "rotate", "--finish", "--root", root}, io.Discard, os.Stderr); code != 0 {
+		t.Fatal("exit status ", code)
+	}
+	if f := connected(t, here, there)["cluster-keys"]; f.Status != doctor.Failure {
+		t.Errorf("%+v", f)
+	}
+}
+
 func TestDoctorIsServedAndConnectsInTurn(t *testing.T) {
 	for _, c := range []struct {
 		args []string

@@ -192,7 +192,7 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 	row("network", "listening at "+n.Listening)
 	if v := n.Verbs; v != nil {
 		for _, nic := range v.NICs {
-			row("RDMA", nic+"; slots in host memory, by ibv_reg_mr")
+			row("RDMA", nic)
 		}
 		for _, has := range v.Resources {
 			row("  of "+has.NIC, has.String())

@@ -1,14 +1,17 @@
 package bench
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -244,6 +247,56 @@ func TestWhoConnects(t *testing.T) {
 	r.ctx = ctx
 	if _, err := r.forHost(mustLocal(t, o), locally(t)); !errors.Is(err, enough) {
 		t.Errorf("one that is ended while it waits: %v", err)
+	}
+}
+
+// A bench that is gone is noticed while this one's client does something for it, whatever
+// that waits for: it ends.
+func TestABenchThatGoesMeanwhile(t *testing.T) {
+	for name, says := range map[string]string{
+		"it waits for a connection": `{"do": "accept"}`,
+		"it waits for messages":     `{"do": "receive", "size": 8, "depth": 1, "duration": 1000}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, theirs := net.Pipe()
+			r := &run{ctx: t.Context()}
+			g := r.guest("a", theirs)
+			client := exec.Command("sleep", "3600") // it answers nothing
+			orders, in := io.Pipe()
+			answers, silence := io.Pipe()
+			if err := client.Start(); err != nil {
+				t.Fatal(err)
+			}
+			died := make(chan error, 1)
+			go func() {
+				died <- client.Wait()
+				silence.Close()
+			}()
+			g.has(&worker{name: "of this host", command: client, in: in, out: json.NewDecoder(answers)})
+			ended := make(chan error, 1)
+			go func() {
+				_, err := g.serve()
+				ended <- err
+			}()
+			if _, err := conn.Write([]byte(says + "\n")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := bufio.NewReader(orders).ReadString('\n'); err != nil { // now it is under way
+				t.Fatal(err)
+			}
+			conn.Close()
+			select {
+			case err := <-ended:
+				if err == nil || !strings.Contains(err.Error(), "went away") {
+					t.Errorf("it ends with %v", err)
+				}
+			case <-time.After(time.Minute):
+				t.Error("it waits")
+				_ = client.Process.Kill() // so that the test ends
+				<-ended
+			}
+			<-died
+		})
 	}
 }
 

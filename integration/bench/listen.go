@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -56,8 +57,7 @@ func (r *run) forHost(own *network.Local, listener net.Listener) (*Report, error
 		return nil, err
 	}
 	defer session.Conn.Close()
-	g := &guest{run: r, name: session.Peer, lines: newLines(session.Conn)}
-	return g.serve()
+	return r.guest(session.Peer, session.Conn).serve()
 }
 
 // awaitOne is the first bench that comes through; others are told that there is no room
@@ -112,6 +112,17 @@ type guest struct {
 	stage  *stage
 	client *worker
 	plain  *socketJob
+	// here lasts until the other bench is gone: what this one does for it ends then.
+	here context.Context
+	gone func()
+	// spare has the client not end then.
+	spare func() bool
+}
+
+func (r *run) guest(name string, conn net.Conn) *guest {
+	g := &guest{run: r, name: name, lines: newLines(conn)}
+	g.here, g.gone = context.WithCancel(r.ctx)
+	return g
 }
 
 // socketJob is this side of plain sockets, while it is under way.
@@ -124,9 +135,14 @@ type socketJob struct {
 
 // serve does what the other bench asks for until it says that this is all.
 func (g *guest) serve() (report *Report, err error) {
-	ctx, cancel := context.WithCancel(g.ctx)
+	over, said := make(chan struct{}), make(chan line, 1) // one, so that the end after it is noticed
+	go g.hear(said, over)
 	defer func() {
-		cancel() // what waits for plain sockets
+		close(over)
+		if g.spare != nil {
+			g.spare() // the client ends by itself, also where the other bench goes meanwhile
+		}
+		g.gone() // what waits for plain sockets
 		if g.plain != nil {
 			<-g.plain.done
 		}
@@ -136,26 +152,51 @@ func (g *guest) serve() (report *Report, err error) {
 	}()
 	defer context.AfterFunc(g.ctx, func() { g.conn.Close() })()
 	for {
-		line, err := g.next()
+		l := <-said
 		switch {
 		case g.ctx.Err() != nil:
 			return nil, context.Cause(g.ctx)
-		case err != nil:
-			return nil, fmt.Errorf("the bench on %s went away before the end: %w", g.name, err)
+		case l.err != nil:
+			return nil, fmt.Errorf("the bench on %s went away before the end: %w", g.name, l.err)
 		}
 		var o outcome
-		e, err := parseErrand(line)
+		e, err := parseErrand(l.text)
 		if err == nil && e.Task == taskEnd {
 			return g.end(e)
 		}
 		if err == nil {
-			o, err = g.do(ctx, e)
+			o, err = g.do(e)
 		}
 		if err != nil {
 			o.Error = err.Error()
 		}
 		if err := g.say(o); err != nil {
 			return nil, fmt.Errorf("the bench on %s went away: %w", g.name, err)
+		}
+	}
+}
+
+// line is one that the other bench says, or why there are no more.
+type line struct {
+	text []byte
+	err  error
+}
+
+// hear reads what the other bench says, also while this one does something for it: so that
+// its end is noticed then, too.
+func (g *guest) hear(said chan<- line, over <-chan struct{}) {
+	for {
+		text, err := g.next()
+		if err != nil {
+			g.gone()
+		}
+		select {
+		case said <- line{bytes.Clone(text), err}:
+		case <-over:
+			return
+		}
+		if err != nil {
+			return
 		}
 	}
 }
@@ -171,7 +212,7 @@ func (g *guest) end(e errand) (*Report, error) {
 	return e.After, g.say(outcome{})
 }
 
-func (g *guest) do(ctx context.Context, e errand) (o outcome, err error) {
+func (g *guest) do(e errand) (o outcome, err error) {
 	if e.Task != taskMeet && e.Task != taskAttach && g.client == nil {
 		return o, errors.New("there is no client yet")
 	}
@@ -187,7 +228,7 @@ func (g *guest) do(ctx context.Context, e errand) (o outcome, err error) {
 		o.Sending = &found
 		return o, err
 	case taskPlain:
-		return g.beginPlain(ctx, *e.Plain)
+		return g.beginPlain(*e.Plain)
 	case taskPlainEnd:
 		return g.endPlain()
 	}
@@ -220,11 +261,16 @@ func (g *guest) attach(e errand) error {
 	if _, err := g.reached(w); err != nil {
 		return err
 	}
-	g.client = w
+	g.has(w)
 	return nil
 }
 
-func (g *guest) beginPlain(ctx context.Context, p plain) (o outcome, err error) {
+// has takes a client, which ends what it does when the other bench is gone.
+func (g *guest) has(w *worker) {
+	g.client, g.spare = w, context.AfterFunc(g.here, w.abandon)
+}
+
+func (g *guest) beginPlain(p plain) (o outcome, err error) {
 	if g.plain != nil {
 		return o, errors.New("plain sockets are under way already")
 	}
@@ -233,19 +279,24 @@ func (g *guest) beginPlain(ctx context.Context, p plain) (o outcome, err error) 
 		return o, err
 	}
 	g.progress("plain TCP, threads × sockets: %v", p.Sockets)
-	l, err := listenPlain(ctx, at.Addr(), g.Network)
+	l, err := listenPlain(g.here, at.Addr(), g.Network)
 	if err != nil {
 		return o, err
 	}
+	g.accepts(l, p)
+	o.Address, o.Token = l.address().String(), l.token
+	return o, nil
+}
+
+// accepts takes the other bench's plain sockets.
+func (g *guest) accepts(l *plainListener, p plain) {
 	j := &socketJob{listener: l, done: make(chan struct{})}
 	go func() {
 		defer close(j.done)
-		j.found, j.err = l.do(ctx, p)
+		j.found, j.err = l.do(g.here, p)
 		l.close()
 	}()
 	g.plain = j
-	o.Address, o.Token = l.address().String(), l.token
-	return o, nil
 }
 
 func (g *guest) endPlain() (o outcome, err error) {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,11 +41,16 @@ const (
 	GPUsOfKernel  = "kernel" // simulated ones, where this kernel shows GPUs
 )
 
-// containers begins the names of this process's containers.
-func containers() string { return fmt.Sprintf("peerlane-testbed-%d-", os.Getpid()) }
+// containers begins the names of this host's containers: a process may have several
+// hosts, and others have some beside it.
+func (h *Host) containers() string {
+	f := fnv.New32a()
+	f.Write([]byte(h.Root)) // a hash's Write never fails
+	return fmt.Sprintf("peerlane-testbed-%d-%08x-", os.Getpid(), f.Sum32())
+}
 
 // ContainerID is a name for a container.
-func (h *Host) ContainerID(name string) string { return containers() + name }
+func (h *Host) ContainerID(name string) string { return h.containers() + name }
 
 // Host is the machine that containers run on, or one that it plays.
 type Host struct {

@@ -46,7 +46,7 @@ func (h *Host) processes(s Snapshot) error {
 		}
 		program, _ := os.Readlink(filepath.Join(dir, "exe"))
 		groups, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
-		if strings.HasPrefix(program, h.Binaries+"/") || strings.Contains(string(command), h.Root) || strings.Contains(string(groups), containers()) {
+		if strings.HasPrefix(program, h.Binaries+"/") || strings.Contains(string(command), h.Root) || strings.Contains(string(groups), h.containers()) {
 			s[fmt.Sprintf("process %s: %s", e.Name(), strings.TrimSpace(strings.ReplaceAll(string(command), "\x00", " ")))] = true
 		}
 	}
@@ -110,7 +110,7 @@ func (h *Host) cgroups(s Snapshot) error {
 			return nil // a cgroup that went while we looked, or no cgroups at all
 		case err != nil:
 			return err
-		case d.IsDir() && (strings.Contains(path, h.Layout.Cgroup()) || strings.Contains(path, containers())):
+		case d.IsDir() && (strings.Contains(path, h.Layout.Cgroup()) || strings.Contains(path, h.containers())):
 			s["cgroup "+path] = true
 		}
 		return nil

@@ -229,6 +229,11 @@ func (f *Fleet) startNIC(n *nic) error {
 func (f *Fleet) killed(kind string, what ...string) (over func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.killedLocked(kind, what...)
+}
+
+// killedLocked is killed for who has the fleet's lock.
+func (f *Fleet) killedLocked(kind string, what ...string) (over func()) {
 	f.report.Kills[kind]++
 	var list []*death
 	for _, w := range what {
@@ -367,8 +372,8 @@ func (f *Fleet) KillContainer(c *container) error {
 			clients, names = append(clients, v), append(names, v.name)
 		}
 	}
+	over := f.killedLocked("container", names...) // before anything hears that it is ending
 	f.mu.Unlock()
-	over := f.killed("container", names...)
 	defer over()
 	for _, v := range clients {
 		_ = v.command.Process.Kill() // it may have ended
@@ -478,6 +483,8 @@ func (f *Fleet) failed(err error, begin time.Time, things []string) {
 			f.report.problem(one.Error())
 		case known && how.killed:
 			f.report.Explained["the client itself was killed"]++
+		case known && how.late:
+			f.report.Explained["the client's container had ended"]++
 		case known && slices.Contains(ofDeaths, how.status):
 			f.report.Explained[how.status.String()]++
 		default:

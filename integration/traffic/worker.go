@@ -40,7 +40,7 @@ func (f *Fleet) begin(name string, in *container, command *exec.Cmd, read func(i
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if in.ending {
-		return nil, &failure{text: name + ": its container has ended"}
+		return nil, &failure{late: true, text: name + ": its container has ended"}
 	}
 	if err := command.Start(); err != nil {
 		return nil, err
@@ -97,6 +97,7 @@ func (f *Fleet) worker(c *container) (*worker, error) {
 type failure struct {
 	status wire.Status // 0: it says none
 	killed bool        // the process was
+	late   bool        // its container was ending before it could begin
 	hangs  bool
 	text   string
 }

@@ -94,6 +94,9 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 	answer, fds, err := conn.Exchange(&wire.Hello{Magic: wire.Magic, Oldest: oldest, Newest: newest}, timeout)
 	if err != nil {
 		conn.Close()
+		if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+			return nil, wire.Errorf(wire.StatusRelayDied, "the relay at %s closed the connection without a word; it may have died: connect to it again, its successor is there within seconds", socket)
+		}
 		return nil, fmt.Errorf("the relay at %s: %w", socket, err)
 	}
 	welcome, ok := answer.(*wire.Welcome)

@@ -85,6 +85,18 @@ func TestARelayOfAnotherVersionIsNamed(t *testing.T) {
 	}
 }
 
+// What a relay of an older release does not know it is not asked for, and the client hears
+// why; the session goes on.
+func TestWhatAnOlderRelayDoesNotKnow(t *testing.T) {
+	older := &Session{version: wire.LaneNICVersion - 1} // whatever is sent has nowhere to go
+	if _, err := older.LaneNIC(t.Context(), wire.UUID{}); wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), "same release") {
+		t.Errorf("%v", err)
+	}
+	if older.broken != nil {
+		t.Errorf("its session has ended: %v", older.broken)
+	}
+}
+
 func TestWhatIsNoRelayIsNamed(t *testing.T) {
 	err := dialed(t, filepath.Join(t.TempDir(), "nowhere", "none"), 1, 1)
 	if err == nil || !strings.Contains(err.Error(), "--device peerlane.dev/lane=") {
@@ -99,8 +111,9 @@ func TestWhatIsNoRelayIsNamed(t *testing.T) {
 		t.Errorf("somebody else's answer: %v", err)
 	}
 	silent := answering(t, func(packet.Conn, wire.Message) {})
-	if err := dialed(t, silent, 1, 1); err == nil {
-		t.Error("a socket that closes is taken for a relay")
+	// As of a relay that dies just then.
+	if err := dialed(t, silent, 1, 1); wire.StatusOf(err) != wire.StatusRelayDied || !strings.Contains(err.Error(), "without a word; it may have died: connect to it again") {
+		t.Errorf("a socket that closes: %v", err)
 	}
 }
 

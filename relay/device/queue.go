@@ -164,19 +164,26 @@ func (q *Queue) flush() {
 	}
 	q.issuing, q.gathered = q.gathered, batch{}
 	err := q.device.Use()
+	issued := false
 	if err == nil && n > 1 && !q.unbatched {
 		d, b := q.device.Driver, &q.issuing
 		err = d.MemcpyBatchAsync(b.to[:n], b.from[:n], b.sizes[:n], q.stream)
-		if errors.Is(err, cuda.ErrNotSupported) {
+		switch {
+		case err == nil:
+			issued = true
+		case errors.Is(err, cuda.ErrNotSupported):
 			q.unbatched, err = true, nil
-		} else if err != nil {
-			// Some of them may be under way, and nobody is to use their memory again.
+		default:
+			// Some of them may be under way, and nobody is to use their memory again. Where the
+			// stream still works one of them was wrong, of a client's memory that went, say. The
+			// call does not tell which: each is made by itself, so that no other fails.
 			if waited := d.StreamSynchronize(q.stream); waited != nil {
 				err = fmt.Errorf("%w; %w", err, waited)
+			} else {
+				err = nil
 			}
 		}
 	}
-	issued := err == nil && n > 1 && !q.unbatched
 	// What is told of an error may ask for more copies.
 	for i, b := 0, q.issuing; i < n; i++ {
 		one := err

@@ -126,7 +126,9 @@ func TestSmallCopiesGoTogether(t *testing.T) {
 		{"each ends, in order", "", "6 7 8 9 10 11 ======......"},
 		{"no copy is issued by itself", single + ":error=1", "6 7 8 9 10 11 ======......"},
 		{"a driver that knows no batches", batch + ":error=801", "6 7 8 9 10 11 ======......"},
-		{"the first batch fails, and what is asked for then does not", batch + ":times=1:error=1",
+		{"a batch is refused, and none of it by itself", batch + ":times=1:error=1", "6 7 8 9 10 11 ======......"},
+		{"a batch is refused, and one of it by itself", batch + ":times=1:error=1;" + single + ":after=1:times=1:error=1", "7 " + single + " 6 8 9 10 11 13 =.====.=...."},
+		{"the first batch fails, and its stream; what is asked for then does not", batch + ":times=1:error=1;cuStreamSynchronize:after=1:times=1:error=1",
 			"6 " + batch + " 7 " + batch + " 8 " + batch + " 9 " + batch + " 10 " + batch + " 11 " + batch + " 12 13 14 15 16 17 ......======"},
 		{"no batches, and one copy fails", batch + ":error=801;" + single + ":after=1:times=1:error=1", "7 " + single + " 6 13 8 9 10 11 =.====.=...."},
 	} {

@@ -52,5 +52,8 @@ func (g *Device) RDMACapable(m *Memory) (capable bool, err error) {
 // Address is where devices reach the memory, and NICs by nvidia-peermem.
 func (m *Memory) Address() uintptr { return uintptr(m.Ptr) }
 
+// Allocated reports whether it is of cuMemAlloc.
+func (m *Memory) Allocated() bool { return m.allocatedBy != nil }
+
 // Size is its bytes.
 func (m *Memory) Size() uint64 { return m.Bytes }

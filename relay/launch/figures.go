@@ -64,7 +64,8 @@ type ConnectionFigures struct {
 	// Rails are the pairs of interfaces that it is striped over, between two hosts.
 	Rails []RailFigures `json:"rails,omitempty"`
 	// Registration says what memory NICs read and write, and how they know it; GDR that it
-	// is a GPU's, so that nothing bounces through host memory. Of TransportTCP alone.
+	// is a GPU's, so that nothing bounces through host memory. Of TransportTCP, and of
+	// TransportVerbs, where it begins with dmabuf, peermem or bounce.
 	Registration string `json:"registration,omitempty"`
 	GDR          bool   `json:"gdr,omitempty"`
 	// Slots of the lane that it holds now: one that holds some for long waits for its

@@ -52,7 +52,7 @@ func (v *Verbs) Check() error {
 type VerbsReport struct {
 	// Error says why there is none.
 	Error string `json:"error,omitempty"`
-	// NICs are those that are open, with port, GID and how memory is registered.
+	// NICs are those that are open, with port and GID.
 	NICs []string `json:"nics,omitempty"`
 	// Resources are what the relay has of each of those, in their order.
 	Resources []NICResources `json:"resources,omitempty"`

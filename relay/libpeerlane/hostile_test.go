@@ -196,7 +196,7 @@ func TestWhatIsNoRelayIsNamed(t *testing.T) {
 			f.raw(wire.Encode(wire.NewFailure(err), 1))
 			f.hear()
 		}, call{"dial", wire.StatusVersion, "install the same release of Peerlane in the image and on the host"}},
-		"a version of its own":    {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 99 }), call{"dial", wire.StatusVersion, "speaks version 99 of Peerlane's protocol, this client 1 to 1; install the same release"}},
+		"a version of its own":    {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 99 }), call{"dial", wire.StatusVersion, "speaks version 99 of Peerlane's protocol, this client 1 to 2; install the same release"}},
 		"version 0":               {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 0 }), call{"dial", wire.StatusVersion, "version 0"}},
 		"another message":         {answer(wire.Encode(&wire.Done{}, 1)), call{"dial", wire.StatusMalformed, "no welcome"}},
 		"a byte":                  {answer([]byte{1}), call{"dial", wire.StatusMalformed, "no welcome"}},
@@ -285,6 +285,20 @@ func TestAnswersThatAreNone(t *testing.T) {
 			copy(c.Peer[:], bytes.Repeat([]byte{0xff}, len(c.Peer))) // without its end, as the NIC's name
 			return wire.Encode(c, n)
 		}), append(append(append(allOf(names[:4]), call{"host", wire.StatusMalformed, "4096 bytes and no descriptor"}), allOf(names[5:7])...), call{"connect", wire.StatusMalformed, "to a second connection"})},
+		"those of an older relay": {func(f *fake) {
+			f.welcome(func(w *wire.Welcome, _ *[]int) { w.Version = wire.LaneNICVersion - 1 })
+			defer f.free()
+			for {
+				m, n := f.hear()
+				if m == nil {
+					return
+				}
+				if _, is := m.(*wire.LaneNIC); is {
+					f.Error("it is asked for what it does not know")
+				}
+				f.raw(wire.Encode(wire.NewFailure(wire.Errorf(wire.StatusLimit, "enough")), n))
+			}
+		}, append([]call{{"statistics", wire.StatusLimit, "enough"}, {"lanes", wire.StatusLimit, "enough"}, {"nic", wire.StatusVersion, "install the same release"}}, all(wire.StatusLimit, "enough")[3:]...)},
 		"garbage":      {each(func(wire.Message, uint32) []byte { return bytes.Repeat([]byte{0xa5}, 333) }), all(wire.StatusMalformed, "cannot be understood")},
 		"a byte":       {each(func(wire.Message, uint32) []byte { return []byte{1} }), all(wire.StatusMalformed, "a message of 1 bytes")},
 		"far too much": {each(func(wire.Message, uint32) []byte { return make([]byte, 3000) }), all(wire.StatusMalformed, "more than 1024 bytes")},

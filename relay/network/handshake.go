@@ -68,6 +68,8 @@ type Local struct {
 	TLS *tls.Config
 	// Time bounds a handshake; 0 stands for HandshakeTime.
 	Time time.Duration
+	// Delay stands for AttemptDelay where it is not 0.
+	Delay time.Duration
 	// Connect makes connections in place of TCP's, by an interface where one is named; nil
 	// is TCP.
 	Connect func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error)

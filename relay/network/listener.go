@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -235,7 +236,7 @@ const (
 	dialPause = 20 * time.Millisecond
 )
 
-// Dial connects to one of the addresses, the first that answers, and does the
+// Dial connects to one of the addresses, the first that answers (Race), and does the
 // initiator's side. A listener that closes without a word may only have had no room, so
 // that is tried a few times, for under a second.
 func (l *Local) Dial(ctx context.Context, to Target, addresses []netip.AddrPort) (*Session, error) {
@@ -245,41 +246,44 @@ func (l *Local) Dial(ctx context.Context, to Target, addresses []netip.AddrPort)
 // DialFirst is Dial for who has other ways than the kernel's routes, and does not wait long
 // for a connection by these.
 func (l *Local) DialFirst(ctx context.Context, to Target, addresses []netip.AddrPort) (*Session, error) {
-	return l.dial(ctx, "", true, addresses, func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
+	return l.dialAny(ctx, "", true, to, addresses)
 }
 
 // DialBy is Dial by an interface of this host, whatever its routes say.
 func (l *Local) DialBy(ctx context.Context, by string, to Target, addresses []netip.AddrPort) (*Session, error) {
-	return l.dial(ctx, by, by != "", addresses, func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
+	return l.dialAny(ctx, by, by != "", to, addresses)
 }
 
-// DialStream connects as Dial does, and adds a stream to the session.
-func (l *Local) DialStream(ctx context.Context, s *Session, stream uint32, addresses []netip.AddrPort) (*Session, error) {
-	return l.DialStreamBy(ctx, "", s, stream, addresses)
-}
-
-// DialStreamBy is DialStream by an interface of this host.
-func (l *Local) DialStreamBy(ctx context.Context, by string, s *Session, stream uint32, addresses []netip.AddrPort) (*Session, error) {
-	return l.dial(ctx, by, by != "", addresses, func(conn net.Conn) (*Session, error) { return l.Join(conn, s, stream) })
-}
-
-func (l *Local) dial(ctx context.Context, by string, others bool, addresses []netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
+func (l *Local) dialAny(ctx context.Context, by string, others bool, to Target, addresses []netip.AddrPort) (*Session, error) {
 	if len(addresses) == 0 {
 		return nil, errors.New("the other relay has no address that this host can reach by the addresses and interfaces that it uses (network.family, network.interfaces in config.toml)")
 	}
-	var failures []error
-	for _, address := range addresses {
-		s, err := l.dialOne(ctx, by, others, address, shake)
-		if err == nil {
-			return s, nil
-		}
-		if ctx.Err() != nil {
-			// The connection was closed here: what it failed with says nothing of the other side.
-			return nil, fmt.Errorf("connecting to another host's relay at %v: %w", address, ctx.Err())
-		}
-		failures = append(failures, err)
+	finish := Race[*Session]{
+		Ways: len(addresses), Delay: cmp.Or(l.Delay, AttemptDelay),
+		Try: func(ctx context.Context, way int) (*Session, error) {
+			return l.dialOne(ctx, by, others, addresses[way], func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
+		},
+		Drop: func(s *Session) { s.Conn.Close() },
+	}.Run(ctx)
+	if finish.Winner >= 0 {
+		return finish.Won, nil
 	}
-	return nil, errors.Join(failures...)
+	failed := slices.DeleteFunc(finish.Errors, func(err error) bool { return err == nil })
+	if ctx.Err() != nil {
+		// The connections were closed here: what these failed with says nothing of the other side.
+		failed = append(failed, fmt.Errorf("connecting to another host's relay at %v: %w", addresses, ctx.Err()))
+	}
+	return nil, errors.Join(failed...)
+}
+
+// DialStream connects to an address, and adds a stream to the session.
+func (l *Local) DialStream(ctx context.Context, s *Session, stream uint32, at netip.AddrPort) (*Session, error) {
+	return l.DialStreamBy(ctx, "", s, stream, at)
+}
+
+// DialStreamBy is DialStream by an interface of this host.
+func (l *Local) DialStreamBy(ctx context.Context, by string, s *Session, stream uint32, at netip.AddrPort) (*Session, error) {
+	return l.dialOne(ctx, by, by != "", at, func(conn net.Conn) (*Session, error) { return l.Join(conn, s, stream) })
 }
 
 // interfaceTime is how long a connection may take where there are other ways, by other
@@ -333,7 +337,11 @@ func (l *Local) dialOne(ctx context.Context, by string, others bool, address net
 			return s, nil
 		}
 		conn.Close()
-		if !errors.Is(err, ErrSilent) || try == dialTries || ctx.Err() != nil {
+		if ctx.Err() != nil {
+			// The connection was closed here: what it failed with says nothing of the other side.
+			return nil, fmt.Errorf("connecting to another host's relay at %v: %w", address, ctx.Err())
+		}
+		if !errors.Is(err, ErrSilent) || try == dialTries {
 			return nil, fmt.Errorf("%v: %w", address, err)
 		}
 		pause := dialPause << (try - 1)

@@ -97,7 +97,7 @@ func TestDialAndServe(t *testing.T) {
 		defer ours.Conn.Close()
 		theirs := await(t, s.sessions)
 		defer b.Expect(theirs)()
-		stream, err := a.DialStream(t.Context(), ours, 7, []netip.AddrPort{s.at})
+		stream, err := a.DialStream(t.Context(), ours, 7, s.at)
 		if err != nil {
 			t.Fatal(err)
 		}

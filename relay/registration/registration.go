@@ -33,6 +33,9 @@ const (
 
 func (w Way) String() string { return [...]string{"DMA-BUF", "nvidia-peermem", "bounce"}[w] }
 
+// Word is the way as PEERLANE_REGISTRATION has it (docs/containers.md).
+func (w Way) Word() string { return [...]string{"dmabuf", "peermem", "bounce"}[w] }
+
 // Kind is how memory was allocated.
 type Kind int
 
@@ -202,7 +205,8 @@ func (r *Registered) try(from Allocator, memory Memory, kind Kind, nics []NIC, a
 		return nil, true, nil
 	}
 	for _, nic := range nics {
-		region, why := r.register(memory, kind, nic, access)
+		region, steps, why := With(memory, kind, nic, access)
+		r.Steps = append(r.Steps, steps...)
 		if region == nil {
 			return nil, errors.Is(why, syscall.EFAULT), closeAll(regions)
 		}
@@ -211,20 +215,22 @@ func (r *Registered) try(from Allocator, memory Memory, kind Kind, nics []NIC, a
 	return regions, false, nil
 }
 
-// register registers memory with one NIC; why is of the last way.
-func (r *Registered) register(memory Memory, kind Kind, nic NIC, access verbs.Access) (region *verbs.Region, why error) {
+// With registers memory that there is with one NIC, by DMA-BUF or else by nvidia-peermem.
+// The steps are what was tried, the last one that which worked; without a region err is of
+// the last, and EFAULT says that memory of another kind may do.
+func With(memory Memory, kind Kind, nic NIC, access verbs.Access) (region *verbs.Region, steps []Step, err error) {
 	for _, way := range []Way{DMABuf, Peermem} {
 		if way == DMABuf {
-			region, why = byDMABuf(memory, nic, access)
+			region, err = byDMABuf(memory, nic, access)
 		} else {
-			region, why = nic.Domain.Register(memory.Address(), memory.Size(), uint64(memory.Address()), access)
+			region, err = nic.Domain.Register(memory.Address(), memory.Size(), uint64(memory.Address()), access)
 		}
-		r.Steps = append(r.Steps, Step{NIC: nic.Name, Way: way, Kind: kind, Err: why})
-		if why == nil {
-			return region, nil
+		steps = append(steps, Step{NIC: nic.Name, Way: way, Kind: kind, Err: err})
+		if err == nil {
+			return region, steps, nil
 		}
 	}
-	return nil, why
+	return nil, steps, err
 }
 
 func byDMABuf(memory Memory, nic NIC, access verbs.Access) (*verbs.Region, error) {

@@ -70,6 +70,13 @@ func (e *Error) remedy() string {
 		case syscall.ENOENT, syscall.ENODEV:
 			return "the NIC's node in /dev/infiniband is not there, or no provider of rdma-core knows this NIC"
 		}
+	case "rdma_create_event_channel":
+		switch e.Errno {
+		case syscall.ENOENT, syscall.ENODEV:
+			return "/dev/infiniband/rdma_cm is not there: load rdma_ucm"
+		case syscall.EACCES, syscall.EPERM:
+			return "the process may not open /dev/infiniband/rdma_cm"
+		}
 	case "ibv_get_device_list":
 		if e.Errno == syscall.ENOSYS {
 			return "the kernel has no RDMA: load ib_uverbs"

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 	"unsafe"
@@ -30,16 +31,17 @@ type Manager struct {
 
 // Manager opens librdmacm.so.1. The error is a [*LibraryError].
 func (l *Library) Manager() (*Manager, error) {
+	path := ManagerLibrary
 	if l.StandIn() {
-		return nil, &LibraryError{Library: ManagerLibrary, Reason: "the stand-in for libibverbs has none"}
+		path = l.path // which stands in for both
 	}
-	name := C.CString(ManagerLibrary)
+	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
 	var message [512]C.char
 	var missing C.int
 	calls := C.peerlane_manager_open(name, &message[0], C.size_t(len(message)), &missing)
 	if calls == nil {
-		return nil, libraryError(ManagerLibrary, C.GoString(&message[0]), missing != 0)
+		return nil, libraryError(path, C.GoString(&message[0]), missing != 0)
 	}
 	return &Manager{l: l, calls: calls}, nil
 }
@@ -185,12 +187,18 @@ func (i *ID) Close() error {
 	return nil
 }
 
+// Bind has it be at an address of this host: of one that is a device's [ID.Context] is
+// that device, without any connection. Port 0 takes one (rdma_bind_addr).
+func (i *ID) Bind(at netip.AddrPort) error {
+	a := address(at)
+	return failed(int32(C.peerlane_cm_bind(i.e.m.calls, i.c, &a)), "rdma_bind_addr", at.String())
+}
+
 // Listen takes connections to an address; port 0 takes one that [ID.Port] tells
 // (rdma_bind_addr, rdma_listen).
 func (i *ID) Listen(at netip.AddrPort, backlog int) error {
-	a := address(at)
-	if r := C.peerlane_cm_bind(i.e.m.calls, i.c, &a); r != 0 {
-		return failed(int32(r), "rdma_bind_addr", at.String())
+	if err := i.Bind(at); err != nil {
+		return err
 	}
 	return failed(int32(C.peerlane_cm_listen(i.e.m.calls, i.c, C.int(backlog))), "rdma_listen", at.String())
 }
@@ -219,6 +227,9 @@ func (i *ID) Context() (*Context, error) {
 		return nil, errors.New("the connection has no device yet")
 	}
 	if i.lent == nil {
+		if r := C.peerlane_unblock(i.c.verbs.async_fd); r != 0 {
+			return nil, failed(int32(r), "fcntl", "the events of a device")
+		}
 		i.lent = &Context{l: i.e.m.l, c: i.c.verbs, name: C.GoString(&i.c.verbs.device.name[0]), lent: true}
 	}
 	return i.lent, nil
@@ -259,7 +270,8 @@ func (c Connection) parameters() (data unsafe.Pointer, p C.struct_rdma_conn_para
 		return nil, p, fmt.Errorf("%d bytes of private data; there is room for %d", len(c.Private), MaxPrivate)
 	}
 	if len(c.Private) > 0 {
-		data = unsafe.Pointer(unsafe.SliceData(c.Private))
+		// C gets nothing of what it lies in.
+		data = unsafe.Pointer(unsafe.SliceData(slices.Clone(c.Private)))
 	}
 	return data, C.struct_rdma_conn_param{
 		private_data_len:    C.uint8_t(len(c.Private)),

@@ -13,7 +13,10 @@
 #define PEERLANE_REMOTE_KEY_MAGIC (0x59454b52454e414cull)
 /* Versions of the protocol that this source speaks. */
 #define PEERLANE_OLDEST_VERSION (1)
-#define PEERLANE_NEWEST_VERSION (1)
+#define PEERLANE_NEWEST_VERSION (2)
+/* The version from which a relay knows a message. One that does not ends the session */
+/* that has it, so a client whose relay is older does not send it. */
+#define PEERLANE_LANE_NIC_VERSION (2)
 /* "No timeline" in a Descriptor. */
 #define PEERLANE_NO_TIMELINE (0xffffffff)
 /* Flags of a Descriptor. InTurn: the operation begins when wait_timeline is */

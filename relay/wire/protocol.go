@@ -12,7 +12,10 @@ const (
 	RemoteKeyMagic = 0x59454b52454e414c
 	// Versions of the protocol that this source speaks.
 	OldestVersion = 1
-	NewestVersion = 1
+	NewestVersion = 2
+	// The version from which a relay knows a message. One that does not ends the session
+	// that has it, so a client whose relay is older does not send it.
+	LaneNICVersion = 2
 	// Entries in each of a session's two rings; a power of two.
 	RingEntries = 1024
 	// Timelines of a session, and the distance between two of them in bytes.

@@ -24,11 +24,8 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 	}
 	f := meeting.Facts{
 		Host: name, Release: release, Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
-		Keys: []string{keys.Current.ID.String()}, TLS: c.Network.TLSCertificate != "", Ports: c.Network.Ports,
+		Keys: KeyIDs(keys), TLS: c.Network.TLSCertificate != "", Ports: c.Network.Ports,
 		Interfaces: []meeting.Interface{}, Rails: []meeting.Rail{},
-	}
-	if keys.Previous != nil {
-		f.Keys = append(f.Keys, keys.Previous.ID.String())
 	}
 	chosen, err := chosenAddresses(c.Network, all)
 	if err == nil && c.Network.Address == "" { // else it is one rail
@@ -101,4 +98,13 @@ func (h *Host) netNumber(name, attribute string) int {
 		return 0
 	}
 	return n
+}
+
+// KeyIDs are the ids of a cluster's keys, the one in use first.
+func KeyIDs(keys network.Keys) []string {
+	ids := []string{keys.Current.ID.String()}
+	if keys.Previous != nil {
+		ids = append(ids, keys.Previous.ID.String())
+	}
+	return ids
 }

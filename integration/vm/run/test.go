@@ -24,37 +24,46 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/control"
 )
 
+const module = "github.com/peerlane/peerlane/"
+
 // place is where cases run: matrix.txt has its name.
 type place struct {
 	name, image string
 	guests      int
-	targets     []target
+	// whole are packages all of whose tests run there. Of other packages those do that
+	// have a cell of the place.
+	whole   []string
+	targets []target
 }
 
-// target is a package, or those of its tests that match a pattern.
-type target struct{ pkg, run string }
+// target is a package and some of its tests, by their names in the matrix, or those
+// that match a pattern, or all where both are empty.
+type target struct {
+	pkg   string
+	tests []string
+	run   string
+}
 
-const module = "github.com/peerlane/peerlane/"
+// pattern is what the test binary is told to run; empty for everything.
+func (t target) pattern() string {
+	if t.tests == nil {
+		return t.run
+	}
+	return patternOf(t.tests)
+}
 
-// places, and what runs there when no package is named. What runs on the host
-// itself makes machines of its own, and breaks them.
+// places, those first that take the longest. What runs on the host itself makes machines
+// of its own, and breaks them.
 var places = []place{
-	{"vm-small", vm.Small, 1, []target{
-		{pkg: "integration/vm/cases/small"},
-		// Also here, because here control groups are v2 and have all controllers.
-		{pkg: "hook"}, {pkg: "relay"}, {pkg: "cuda/conformance"},
-		// Those that read what this kernel has.
-		{"topo", "^Test(ThisHostCanBeRead|FilesOfThisKernel|WhatIsNoFile|AProcessorsFile|WhatVanishes)"},
-		{"integration", "^(TestDeath.*|TestALaneWithoutItsGPU|TestAGPUWithoutItsLane|TestTheLaneOfAnotherGPU|TestARelayWithoutCUDA|TestAHostWithoutTheRelayBinary|TestAnUnknownDevice|TestUpdate|TestOutOfMemory|TestCheckpoint)$"},
-	}},
-	{"vm-full", vm.Full, 1, []target{{pkg: "integration/vm/cases/full"}, {pkg: "integration/vm/cases/units"}, {pkg: "integration/vm/cases/packages"}, {"cmd/peerlane", "^Test(Units|Rule)OfThePackage$"}, {"integration", "^Test(MountsOfAHostileContainer|HostileImage)$"}}},
-	{"vm-pair", vm.Small, 2, []target{{pkg: "integration/vm/cases/pair"}}},
-	{"vm-host", "", 0, []target{{pkg: "integration/vm"}}},
+	{name: "vm-full", image: vm.Full, guests: 1, whole: []string{"integration/vm/cases/full", "integration/vm/cases/units", "integration/vm/cases/packages"}},
+	{name: "vm-small", image: vm.Small, guests: 1, whole: []string{"integration/vm/cases/small"}},
+	{name: "vm-pair", image: vm.Small, guests: 2, whole: []string{"integration/vm/cases/pair"}},
+	{name: "vm-host", whole: []string{"integration/vm"}},
 }
 
-// lanes are places that run one after the other; the lanes run at once. A guest
-// uses one processor of the host, whatever it has itself.
-var lanes = [][]string{{"vm-small"}, {"vm-full", "vm-pair", "vm-host"}}
+// atOnce is how many places run beside each other. A guest uses one processor of the
+// host, whatever it has itself.
+const atOnce = 2
 
 // margin is what a test binary has beyond its own time-out to end and say why.
 const margin = 90 * time.Second
@@ -107,16 +116,21 @@ func (o *testOptions) run(ctx context.Context) error {
 			return err
 		}
 	}
-	failed := make([]error, len(lanes))
+	next := make(chan int, len(chosen))
+	for i := range chosen {
+		next <- i
+	}
+	close(next)
+	failed := make([]error, len(chosen))
 	var group sync.WaitGroup
-	for i, lane := range lanes {
+	for range min(atOnce, len(chosen)) {
 		group.Go(func() {
-			for _, p := range chosen {
-				if !slices.Contains(lane, p.name) || ctx.Err() != nil {
-					continue
+			for i := range next {
+				if ctx.Err() != nil {
+					return
 				}
-				if err := o.runPlace(ctx, p); err != nil {
-					failed[i] = errors.Join(failed[i], fmt.Errorf("%s: %w", p.name, err))
+				if err := o.runPlace(ctx, chosen[i]); err != nil {
+					failed[i] = fmt.Errorf("%s: %w", chosen[i].name, err)
 				}
 			}
 		})
@@ -137,12 +151,12 @@ func (o *testOptions) choose(ctx context.Context) ([]place, error) {
 	if len(names) == 0 && len(o.packages) > 0 {
 		names = []string{"vm-small"}
 	}
+	source, err := repository()
+	if err != nil {
+		return nil, err
+	}
 	var targets []target
 	if len(o.packages) > 0 {
-		source, err := repository()
-		if err != nil {
-			return nil, err
-		}
 		c := exec.CommandContext(ctx, "go", append([]string{"list", "-tags", "vm", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, o.packages...)...)
 		c.Dir, c.Stderr = source, os.Stderr
 		out, err := c.Output()
@@ -161,8 +175,10 @@ func (o *testOptions) choose(ctx context.Context) ([]place, error) {
 		if len(names) > 0 && !slices.Contains(names, p.name) {
 			continue
 		}
-		if targets != nil {
-			p.targets = targets
+		if p.targets = targets; targets == nil {
+			if p.targets, err = p.ofMatrix(filepath.Join(source, matrix)); err != nil {
+				return nil, err
+			}
 		}
 		chosen = append(chosen, p)
 	}
@@ -187,20 +203,25 @@ func (o *testOptions) narrow(ctx context.Context, chosen []place) ([]place, erro
 	for _, p := range chosen {
 		var left []target
 		for _, of := range p.targets {
-			names, err := testsOf(ctx, of)
-			if err != nil {
-				return nil, err
-			}
-			if slices.ContainsFunc(names, wanted.MatchString) {
-				// Of a target that has a pattern only the tests of both.
-				if of.run != "" {
-					names = slices.DeleteFunc(names, func(n string) bool { return !wanted.MatchString(n) })
-					of.run = "^(" + strings.Join(names, "|") + ")$" + strings.TrimPrefix(o.pattern, top)
-				} else {
-					of.run = o.pattern
+			names := of.tests
+			if names == nil {
+				if names, err = testsOf(ctx, of.pkg); err != nil {
+					return nil, err
 				}
-				left = append(left, of)
 			}
+			names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !wanted.MatchString(topLevel(n)) })
+			switch {
+			case len(names) == 0:
+				continue
+			case of.tests == nil || top != o.pattern: // the pattern says which parts
+				for i, n := range names {
+					names[i] = topLevel(n)
+				}
+				of.tests, of.run = nil, "^("+strings.Join(names, "|")+")$"+strings.TrimPrefix(o.pattern, top)
+			default:
+				of.tests = names
+			}
+			left = append(left, of)
 		}
 		if p.targets = left; len(left) > 0 {
 			narrowed = append(narrowed, p)
@@ -214,16 +235,12 @@ func (o *testOptions) narrow(ctx context.Context, chosen []place) ([]place, erro
 
 var testFunction = regexp.MustCompile(`(?m)^func (Test\w*)\(\w* \*testing\.T\)`)
 
-// testsOf lists the tests of a target, as the source has them.
-func testsOf(ctx context.Context, of target) ([]string, error) {
+// testsOf lists the tests of a package, as the source has them.
+func testsOf(ctx context.Context, pkg string) ([]string, error) {
 	const format = "{{$dir := .Dir}}{{range .TestGoFiles}}{{$dir}}/{{.}}\n{{end}}{{range .XTestGoFiles}}{{$dir}}/{{.}}\n{{end}}"
-	out, err := exec.CommandContext(ctx, "go", "list", "-tags", "vm", "-f", format, module+of.pkg).Output()
+	out, err := exec.CommandContext(ctx, "go", "list", "-tags", "vm", "-f", format, module+pkg).Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list %s: %w", of.pkg, err)
-	}
-	run, err := regexp.Compile(of.run)
-	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("go list %s: %w", pkg, err)
 	}
 	var names []string
 	for _, file := range strings.Fields(string(out)) {
@@ -232,7 +249,7 @@ func testsOf(ctx context.Context, of target) ([]string, error) {
 			return nil, err
 		}
 		for _, m := range testFunction.FindAllSubmatch(text, -1) {
-			if name := string(m[1]); name != "TestMain" && run.MatchString(name) {
+			if name := string(m[1]); name != "TestMain" {
 				names = append(names, name)
 			}
 		}
@@ -320,8 +337,8 @@ func (o *testOptions) runTarget(ctx context.Context, s *session, p place, of tar
 		Env: append([]string{"PEERLANE_TEST_BINARIES=/share/bin", "HOME=/root"}, o.environment...),
 		Dir: path.Join("/source", of.pkg),
 	}
-	if of.run != "" {
-		command.Argv = append(command.Argv, "-test.run="+of.run)
+	if pattern := of.pattern(); pattern != "" {
+		command.Argv = append(command.Argv, "-test.run="+pattern)
 	}
 	events, err := newEvents(ctx, p.name, module+of.pkg)
 	if err != nil {

@@ -466,6 +466,10 @@ int peerlane_lane_nic(peerlane_session *s, const peerlane_gpu *gpu, struct peerl
 
 	if (!gpu || !nic)
 		return fail_call(PEERLANE_STATUS_INVALID, "no GPU, or nowhere to write its lane's NIC: NULL");
+	if (s && s->version < PEERLANE_LANE_NIC_VERSION)
+		return fail_call(PEERLANE_STATUS_VERSION,
+			"the relay does not tell of the NIC of a lane: it speaks version %u of Peerlane's protocol, and that came with version %d; install the same release of Peerlane in the image and on the host",
+			s->version, PEERLANE_LANE_NIC_VERSION);
 	memcpy(m.gpu, gpu->bytes, sizeof m.gpu);
 	status = ask(s, &m, sizeof m, -1, &answer, PEERLANE_MESSAGE_LANE_NIC_REPLY, sizeof answer, NULL);
 	if (status)

@@ -2,7 +2,7 @@
  * of each; then replays wait for what never comes, while the sender's relay is killed. */
 #include "test.h"
 
-#define BYTES (64 * 1024)
+#define BYTES (8 * 1024)
 #define REPLAYS 1000
 #define AHEAD 25
 #define FULL 3 /* timelines */

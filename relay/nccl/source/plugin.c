@@ -156,8 +156,13 @@ static int dial(struct relay *r)
 			warn("the relay does not know the UUID of its GPU %u: make the plan where NVIDIA's driver is loaded (peerlane cdi generate)", r->lane[i].index);
 			return PEERLANE_STATUS_INTERNAL;
 		}
-		if ((status = peerlane_lane_nic(r->ties->session, &r->lane[i].gpu, &r->nic[i])))
+		status = peerlane_lane_nic(r->ties->session, &r->lane[i].gpu, &r->nic[i]);
+		if (status == PEERLANE_STATUS_VERSION) { /* NCCL hears of a NIC without a number then */
+			warn("%s", peerlane_error());
+			memset(&r->nic[i], 0, sizeof r->nic[i]);
+		} else if (status) {
 			return status;
+		}
 		for (char *c = r->nic[i].name; *c; c++) /* it goes into logs */
 			if (*c <= ' ' || *c > '~')
 				*c = '?';

@@ -49,8 +49,8 @@ func (o *outbox) take(empty []byte) ([]byte, uint64) {
 // most of a buffer that is kept for the next batch, bytes.
 const keptBuffer = 1 << 20
 
-// mostBatch is the longest write of the control stream, bytes. Each has Dead: over TLS it
-// goes out whole in that time or is lost.
+// mostBatch is the longest write of the control stream, bytes. Each has Config's silence:
+// over TLS it goes out whole in that time or is lost.
 const mostBatch = 64 << 10
 
 // writeControl sends what waits, in one write what has come together, and a heartbeat
@@ -170,11 +170,11 @@ func (p *Peer) part() {
 	}
 }
 
-// send writes all of it, as long as the other side takes something at least every Dead.
-// It gives how many bytes went out.
+// send writes all of it, as long as the other side takes something, by Config's silence. It
+// gives how many bytes went out.
 func (p *Peer) send(c net.Conn, data net.Buffers) (sent int64, all bool) {
 	for {
-		err := c.SetWriteDeadline(time.Now().Add(p.config.Dead))
+		err := c.SetWriteDeadline(time.Now().Add(p.config.silence()))
 		if p.isDying() {
 			return sent, false
 		}
@@ -191,7 +191,7 @@ func (p *Peer) send(c net.Conn, data net.Buffers) (sent int64, all bool) {
 			p.failed(c, "sending", err)
 			return sent, false
 		case n == 0:
-			p.silent(c, p.config.Dead, "it has taken nothing")
+			p.silent(c, p.config.silence(), "it has taken nothing")
 			return sent, false
 		}
 	}
@@ -214,7 +214,7 @@ func (p *Peer) readControl() {
 	have := 0
 	var frames []frame
 	for {
-		err := p.control.SetReadDeadline(time.Now().Add(p.config.Dead))
+		err := p.control.SetReadDeadline(time.Now().Add(p.config.silence()))
 		if p.isDying() {
 			p.listen()
 			return
@@ -253,7 +253,7 @@ func (p *Peer) readControl() {
 		case wrong != nil:
 			p.failed(p.control, "receiving", wrong)
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			p.silent(p.control, p.config.Dead, "it has said nothing")
+			p.silent(p.control, p.config.silence(), "it has said nothing")
 		case err != nil:
 			p.failed(p.control, "receiving", err)
 		}

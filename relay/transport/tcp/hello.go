@@ -356,7 +356,7 @@ func (g *Gathering) Close() {
 
 // tune has the kernel give up what the other side acknowledges as late as Peer would.
 // What is no TCP connection has nothing of the kind.
-func tune(c net.Conn, dead time.Duration) {
+func tune(c net.Conn, silence time.Duration) {
 	for {
 		inner, ok := c.(interface{ NetConn() net.Conn })
 		if !ok {
@@ -372,7 +372,7 @@ func tune(c net.Conn, dead time.Duration) {
 	_ = t.SetNoDelay(true)
 	if raw, err := t.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(dead.Milliseconds()))
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds()))
 		})
 	}
 }

@@ -45,7 +45,7 @@ func newSide(tb testing.TB, s *Streams, config Config) *side {
 	loop.Call(func() { e.peer = New(loop, s, config) })
 	tb.Cleanup(func() {
 		e.peer.Close()
-		await(tb, "the peer's goroutines", func() bool { e.peer.users.Wait(); return true })
+		await(tb, "the peer's goroutines", func() bool { e.peer.movers.Wait(); e.peer.users.Wait(); return true })
 		loop.Stop()
 		<-ran
 	})

@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -26,8 +28,8 @@ type Config struct {
 	// Name says in messages who is at the other side, on which host, and by which
 	// interface and address.
 	Name string
-	// Heartbeat is how often something is said (1 s), Dead how long nothing may come,
-	// and nothing be taken, before the other relay counts as dead (5 s).
+	// Heartbeat is how often something is said (1 s), Dead within what time the channels hear
+	// that the other relay is dead (5 s): one from which nothing comes, or that takes nothing.
 	Heartbeat, Dead time.Duration
 	// Leaving is how long the other side may take to leave a channel that it has to (12
 	// Dead): what it has begun to write may wait behind other channels' writes.
@@ -90,6 +92,11 @@ func (c Config) filled() Config {
 	return c
 }
 
+// silence is how long nothing may come, and nothing be taken. The rest of Dead is for the
+// kernel, which counts from when it sends a packet again, and for what the channels' end
+// takes. In the four heartbeats that it leaves a packet is sent five times.
+func (c *Config) silence() time.Duration { return c.Dead - c.Dead/10 }
+
 // Carried are the bytes that went over connections.
 type Carried struct{ Sent, Received atomic.Uint64 }
 
@@ -138,10 +145,11 @@ type Peer struct {
 
 	dying  chan struct{} // closed by fail
 	once   sync.Once
-	why    error  // set before dying is closed
-	parted []byte // the frame that tells the other side, or nothing
-	users  sync.WaitGroup
-	gone   func() // called then
+	why    error          // set before dying is closed
+	parted []byte         // the frame that tells the other side, or nothing
+	movers sync.WaitGroup // what reads or writes the channels' memory: the data streams
+	users  sync.WaitGroup // and of the control stream
+	gone   func()         // called when there are none of both
 }
 
 // New makes a Peer of connections whose greeting is done. It takes them over.
@@ -168,15 +176,15 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	}
 	p.supply.ready.L = &p.supply.mu
 	for _, c := range append([]net.Conn{p.control}, p.data...) {
-		tune(c, p.config.Dead)
+		tune(c, p.config.silence())
 		p.carried[c] = p.config.Carried(c)
 	}
 	loop.Add(p)
 	p.users.Go(p.readControl)
 	p.users.Go(p.writeControl)
 	for _, c := range p.data {
-		p.users.Go(func() { p.readData(c) })
-		p.users.Go(func() { p.writeData(c) })
+		p.movers.Go(func() { p.readData(c) })
+		p.movers.Go(func() { p.writeData(c) })
 	}
 	return p
 }
@@ -209,9 +217,10 @@ func (p *Peer) Close() { p.fail(errClosed, true) }
 // End is Close for a reason that the channels, and the other side, hear.
 func (p *Peer) End(why error) { p.fail(why, true) }
 
-// fail ends the Peer, from any goroutine: all connections are closed, and when their
-// goroutines have ended so are the channels. The other side is told why where it is to
-// hear more of it than that the connections end.
+// fail ends the Peer, from any goroutine: all connections are closed, and when nothing of
+// them moves data any more so are the channels. The other side is told why where it is to
+// hear more of it than that the connections end; the channels do not wait for that, which
+// takes its time where the other side is dead.
 func (p *Peer) fail(why error, tell bool) {
 	p.once.Do(func() {
 		p.why = why
@@ -230,10 +239,11 @@ func (p *Peer) fail(why error, tell bool) {
 		p.supply.mu.Unlock()
 		p.supply.ready.Broadcast()
 		go func() {
+			p.movers.Wait()
+			p.loop.Do(p.perish)
 			p.users.Wait()
 			p.control.Close()
 			p.gone()
-			p.loop.Do(p.perish)
 		}()
 	})
 }
@@ -250,7 +260,8 @@ func (p *Peer) farewell() time.Duration {
 func (p *Peer) failed(c net.Conn, doing string, err error) {
 	var status *wire.Error
 	said := errors.As(err, &status)
-	if c != p.control && !said {
+	ended := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
+	if c != p.control && ended {
 		// Where the other side ends by itself it tells why, on another connection.
 		select {
 		case <-p.dying:

@@ -396,7 +396,7 @@ func TestSilenceIsDeath(t *testing.T) {
 			if wire.StatusOf(err) != wire.StatusPeerRelayDied {
 				t.Errorf("status %v", wire.StatusOf(err))
 			}
-			if took := time.Since(began); took < config.Dead {
+			if took := time.Since(began); took < config.silence() {
 				t.Errorf("dead after %v", took)
 			}
 		})

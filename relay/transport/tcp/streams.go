@@ -208,10 +208,10 @@ func (p *Peer) land(h *piece, fill func([]byte) error, onLoop func(func())) erro
 	return nil
 }
 
-// fill reads as much, as long as something comes at least every Dead.
+// fill reads as much, as long as something comes, by Config's silence.
 func (p *Peer) fill(c net.Conn, to []byte) error {
 	for len(to) > 0 {
-		err := c.SetReadDeadline(time.Now().Add(p.config.Dead))
+		err := c.SetReadDeadline(time.Now().Add(p.config.silence()))
 		if err != nil {
 			return err
 		}
@@ -223,7 +223,7 @@ func (p *Peer) fill(c net.Conn, to []byte) error {
 			if n > 0 {
 				continue
 			}
-			p.silent(c, p.config.Dead, "it has not gone on with a write")
+			p.silent(c, p.config.silence(), "it has not gone on with a write")
 		}
 		return err
 	}

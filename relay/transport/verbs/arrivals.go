@@ -5,7 +5,6 @@ import (
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
-	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -27,6 +26,12 @@ type ticket struct {
 	length   uint64
 	parts    int
 	seen     uint64 // a bit for each queue pair that has delivered its immediate
+	region   *registration
+	offset   uint64
+	tells    bool // the sender is told when it has arrived
+	// The NICs that flush it, and how many have not.
+	flushing  []*queue
+	unflushed int
 }
 
 // Arrivals is the receiver's end of a channel's writes. It implements transport.Arrivals.
@@ -63,9 +68,10 @@ func (a *Arrivals) Most() uint64 {
 	return 0
 }
 
-// AddMemory tells the sender the keys of memory, which is registered where it is not.
+// AddMemory tells the sender the keys of memory. The host's is registered where it is not;
+// a GPU's has to be, because that may take long.
 func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
-	r, err := a.set.fabric.register(purpose{m, true}, a.set.nics)
+	r, err := a.set.fabric.taken(purpose{m, true}, a.set)
 	if err != nil {
 		return err
 	}
@@ -92,7 +98,10 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	case p == nil || length > p.Most:
 		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length, a.Most())
 	}
-	t := &ticket{arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink)}
+	t := &ticket{
+		arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink),
+		region: r, offset: offset, tells: s.heard(s.pairsOf(p)),
+	}
 	a.open[t] = true
 	s.queued = append(s.queued, t)
 	s.issue()
@@ -180,32 +189,35 @@ func (s *Set) immediate(i int, number uint32) error {
 		return nil
 	}
 	delete(s.tickets, number)
-	delete(t.arrivals.open, t)
-	t.arrivals.arrived(t.grant, t.length)
+	if t.region.flush {
+		s.settleWrite(t)
+	} else {
+		t.arrive()
+	}
 	return nil
+}
+
+// arrive is that all of it is in the memory.
+func (t *ticket) arrive() {
+	delete(t.arrivals.open, t)
+	if t.tells {
+		t.arrivals.channel.Tell(encode(&arrived{Kind: kindArrived, Ticket: t.number}))
+	}
+	t.arrivals.arrived(t.grant, t.length)
 }
 
 // again posts a pair's receives that were taken.
 func (s *Set) again(p *pair) error {
-	if p.owed == 0 {
+	if len(p.owed) == 0 {
 		return nil
 	}
-	n := p.owed
-	p.owed = 0
-	_, err := p.PostRecv(nothings[:n])
+	_, err := p.PostRecv(p.owed)
+	p.owed = p.owed[:0]
 	return err
 }
 
 // ofReceive is set in the IDs of receives, and in those of no writes.
 const ofReceive = 1 << 63
-
-// nothings are receives of an immediate alone.
-var nothings = func() (list [receives]verbs.Recv) {
-	for i := range list {
-		list[i].ID = ofReceive
-	}
-	return list
-}()
 
 // heardOf takes what the other side says of a channel.
 func (s *Set) heardOf(c *tcp.Channel, m any) error {
@@ -232,6 +244,10 @@ func (s *Set) heardOf(c *tcp.Channel, m any) error {
 	case *ticketed:
 		if e != nil && e.link != nil {
 			return e.link.ticketed(m)
+		}
+	case *arrived:
+		if e != nil && e.link != nil {
+			return e.link.arrived(m)
 		}
 	}
 	return malformed("a %T that was not to come, of a channel", m)

@@ -1,4 +1,5 @@
-// Package verbs is the transport between relays of two hosts over RDMA (InfiniBand, RoCE).
+// Package verbs is the transport between relays of two hosts over RDMA (InfiniBand, RoCE,
+// iWARP).
 //
 // A tcp.Peer stays beside it: trust, channels, messages and death are its. A Set is what
 // two relays have between them: reliable connected queue pairs, some for each two NICs,
@@ -17,6 +18,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -31,7 +33,9 @@ import (
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/relay/poll"
+	gdr "github.com/peerlane/peerlane/relay/registration"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -49,6 +53,19 @@ type Config struct {
 	// Slots is how much memory a lane registers at least, bytes: a NIC that cannot is not
 	// used.
 	Slots uint64
+	// Flush tells of a GPU's memory whether what NICs have written has to be flushed before
+	// it is used; nil where there is none. Any goroutine calls it.
+	Flush func(*device.Memory) bool
+	// Stages tells whether lanes stage on GPUs, so that NICs may write there at all. Any
+	// goroutine calls it.
+	Stages func() bool
+	// Current runs a function with a CUDA context current, as the registering of a GPU's
+	// memory needs; nil for one that needs none. Any goroutine calls it.
+	Current func(func() error) error
+	// Ports are where the connection manager listens, all where it is zero.
+	Ports address.Ports
+	// Addresses are the host's, where they are others: of tests.
+	Addresses func() ([]netip.Addr, error)
 	// Time is how long the two sides may take to connect their queue pairs (SettleTime).
 	Time time.Duration
 }
@@ -80,6 +97,9 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Time == 0 {
 		config.Time = SettleTime
 	}
+	if config.Addresses == nil {
+		config.Addresses = hostAddresses
+	}
 	return &Fabric{loop: loop, config: config, memories: map[purpose]*registration{}, sets: map[*Set]bool{}}
 }
 
@@ -93,6 +113,10 @@ type nic struct {
 	is      verbs.Port
 	gid     verbs.GID
 	limits  verbs.Attributes
+	// cm is what connects its queue pairs, nil where that is done by their numbers.
+	cm *managed
+	// sends: it has no write with an immediate.
+	sends bool
 	// dead: it is gone, or was reset. It is opened anew, as another one.
 	dead *atomic.Bool
 }
@@ -194,14 +218,23 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	i := slices.IndexFunc(devices, func(d verbs.Device) bool { return d.Name == name })
-	switch {
-	case i < 0:
+	if i < 0 {
 		return nil, fmt.Errorf("%s: there is no such device, or no provider of rdma-core for it", name)
-	case devices[i].Transport != verbs.IB:
-		return nil, fmt.Errorf("%s: it speaks %s; InfiniBand and RoCE can be used", name, devices[i].Transport)
 	}
 	n := &nic{name: name, dead: &atomic.Bool{}}
-	if n.context, err = library.OpenDevice(name); err != nil {
+	switch devices[i].Transport {
+	case verbs.IB:
+		n.context, err = library.OpenDevice(name)
+	case verbs.IWARP:
+		var addresses []netip.Addr
+		if addresses, err = config.Addresses(); err == nil {
+			n.sends = true
+			n.cm, n.context, err = openManaged(library, name, addresses)
+		}
+	default:
+		err = fmt.Errorf("%s: it speaks %s; InfiniBand, RoCE and iWARP can be used", name, devices[i].Transport)
+	}
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -225,21 +258,30 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	if n.port == 0 {
 		return nil, fmt.Errorf("%s: no port is active (%s)", name, strings.Join(states, ", "))
 	}
-	gids, err := n.context.GIDs(n.port)
-	if err != nil {
-		return nil, err
-	}
-	index := config.GIDIndex
-	if index < 0 {
-		index = verbs.AnyIndex
-	}
-	if n.gid, err = verbs.ChooseGID(gids, verbs.Choice{Index: index}); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+	if n.cm == nil {
+		if err := n.choose(config.GIDIndex); err != nil {
+			return nil, err
+		}
 	}
 	if n.domain, err = n.context.NewDomain(); err != nil {
 		return nil, err
 	}
 	return n, n.try(config.Slots)
+}
+
+// choose takes a GID: the one of an index, or the best where it is negative.
+func (n *nic) choose(index int) error {
+	gids, err := n.context.GIDs(n.port)
+	if err != nil {
+		return err
+	}
+	if index < 0 {
+		index = verbs.AnyIndex
+	}
+	if n.gid, err = verbs.ChooseGID(gids, verbs.Choice{Index: index}); err != nil {
+		return fmt.Errorf("%s: %w", n.name, err)
+	}
+	return nil
 }
 
 // try has the NIC register memory once: what a limit of locked memory forbids is to be
@@ -268,7 +310,11 @@ func (n *nic) close() error {
 	if n.domain != nil {
 		err = n.domain.Close()
 	}
-	return errors.Join(err, n.context.Close())
+	err = errors.Join(err, n.context.Close())
+	if n.cm != nil {
+		err = errors.Join(err, n.cm.close())
+	}
+	return err
 }
 
 func (n *nic) infiniband() bool { return n.is.LinkLayer != verbs.Ethernet }
@@ -287,12 +333,26 @@ func (n *nic) card(config launch.Verbs) card {
 	if n.infiniband() {
 		c.Layer = layerInfiniBand
 	}
+	if n.cm != nil {
+		c.GID, c.Ways = n.cm.address.As16(), wayManaged
+	}
+	if n.sends {
+		c.Ways |= waySends
+	}
 	wire.SetText(c.Name[:], n.name)
 	return c
 }
 
+// at is what others reach it by.
+func (n *nic) at() string {
+	if n.cm != nil {
+		return fmt.Sprintf("%s, iWARP by RDMA CM", n.cm.address)
+	}
+	return n.gid.String()
+}
+
 func (n *nic) String() string {
-	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.gid, n.is.MTU.Bytes(), n.is.GigabitRate)
+	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.at(), n.is.MTU.Bytes(), n.is.GigabitRate)
 }
 
 // watch hears what happens to a NIC.
@@ -323,7 +383,7 @@ func (f *Fabric) events(n *nic, ready uint32) {
 		}
 		for s := range f.sets {
 			if s.uses(n, e.Pair) {
-				s.failed(n, e.String())
+				s.happened(n, e)
 			}
 		}
 	}
@@ -384,15 +444,17 @@ func (p purpose) access() verbs.Access {
 // access lets the other side write, in any order: what has arrived an immediate says.
 const access = verbs.LocalWrite | verbs.RemoteWrite | verbs.RelaxedOrdering
 
-// registration is host memory that NICs know.
+// registration is memory that NICs know, the host's or a GPU's.
 type registration struct {
 	base, bytes uint64
+	flush       bool // what has been written is flushed
 	// regions are by NIC, nil of one that does not know it. What is in it changes no more.
 	regions atomic.Pointer[[]*verbs.Region]
 	asked   map[int]bool // by Known, of which NICs; under the Fabric's mu
 
 	making sync.Mutex // held by whom registers it, or gives it back
 	over   bool       // under making
+	steps  []gdr.Step // of a GPU's; the same
 }
 
 // region is what a NIC knows it by, nil for nothing.
@@ -408,12 +470,9 @@ func (r *registration) known(nics []*nic) bool {
 	return !slices.ContainsFunc(nics, func(n *nic) bool { return r.region(n) == nil })
 }
 
-// register makes host memory known to those NICs that do not know it. It blocks; what is
+// register makes memory known to those NICs that do not know it. It blocks; what is
 // registered already takes no time.
 func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
-	if !what.memory.Host() {
-		return nil, wire.Errorf(wire.StatusInternal, "memory that is not the host's cannot be registered")
-	}
 	f.mu.Lock()
 	if f.closed {
 		f.mu.Unlock()
@@ -438,7 +497,7 @@ func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
 		if list[n.index] != nil {
 			continue
 		}
-		region, err := n.domain.Register(uintptr(r.base), r.bytes, r.base, what.access())
+		region, err := r.with(f, what.memory, n, what.access())
 		if err != nil {
 			return nil, err
 		}
@@ -453,7 +512,8 @@ func (f *Fabric) registration(what purpose) *registration {
 	if r != nil {
 		return r
 	}
-	r = &registration{base: uint64(uintptr(unsafe.Pointer(&what.memory.HostBytes()[0]))), bytes: what.memory.Bytes, asked: map[int]bool{}}
+	r = &registration{base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[int]bool{}}
+	r.flush = what.target && !what.memory.Host() && f.config.Flush != nil && f.config.Flush(what.memory)
 	r.regions.Store(&[]*verbs.Region{})
 	f.memories[what] = r
 	if !what.target {
@@ -480,10 +540,13 @@ func (r *registration) close() {
 	r.regions.Store(&[]*verbs.Region{})
 }
 
-// Register makes host memory known to the Set's NICs, as a target, which the other side may
+// Register makes memory known to the Set's NICs, as a target, which the other side may
 // write, or as a source. Any goroutine may call it once the Set is settled. It blocks.
 func (s *Set) Register(m *device.Memory, target bool) error {
-	_, err := s.fabric.register(purpose{m, target}, s.nics)
+	r, err := s.fabric.register(purpose{m, target}, s.nics)
+	if err == nil && r.flush {
+		return s.noFlush
+	}
 	return err
 }
 
@@ -497,6 +560,9 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 		return false
 	}
 	r := f.registration(what)
+	if r.flush && s.noFlush != nil {
+		return false
+	}
 	if r.known(s.nics) {
 		return true
 	}
@@ -534,9 +600,9 @@ func (f *Fabric) Forget(m *device.Memory) {
 	}
 }
 
-// at finds the source that n bytes at an address of this process are in.
-func (f *Fabric) at(p unsafe.Pointer, n uint64) *registration {
-	address := uint64(uintptr(p))
+// at finds the source that n bytes at a place are in.
+func (f *Fabric) at(p device.Place, n uint64) *registration {
+	address := placeOf(p)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	i, found := slices.BinarySearchFunc(f.places, address, byBase)

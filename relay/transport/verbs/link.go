@@ -15,6 +15,7 @@ import (
 type sending struct {
 	waitingParts int // not posted yet
 	posted       int // posted, and not known to have ended
+	unheard      int // writes whose arrival the receiver has not told yet
 	progress     time.Duration
 	looking      bool
 }
@@ -37,8 +38,8 @@ func (w *write) end(err error) {
 	}
 }
 
-// Link is a channel's way for writes. It implements transport.Link, for sources in host
-// memory that the Fabric knows.
+// Link is a channel's way for writes. It implements transport.Link, for sources in memory
+// that the Fabric knows.
 type Link struct {
 	set     *Set
 	channel *tcp.Channel
@@ -46,6 +47,7 @@ type Link struct {
 	regions map[uint32]*regionKeys
 	tickets map[uint64]uint32 // by grant, that are not used yet
 	waiting map[uint64]func(error)
+	unheard map[uint32]*write // by ticket: the receiver has not said that they arrived
 }
 
 var (
@@ -62,7 +64,7 @@ func (s *Set) Open(first wire.Message, received func(wire.Message, uint32, []int
 	if err != nil {
 		return nil, nil, err
 	}
-	l := &Link{set: s, channel: c, regions: map[uint32]*regionKeys{}, tickets: map[uint64]uint32{}, waiting: map[uint64]func(error){}}
+	l := &Link{set: s, channel: c, regions: map[uint32]*regionKeys{}, tickets: map[uint64]uint32{}, waiting: map[uint64]func(error){}, unheard: map[uint32]*write{}}
 	m := &path{Kind: kindPath, Most: most}
 	for _, all := range []bool{false, true} {
 		for i, one := range s.links {
@@ -101,7 +103,12 @@ func (s *Set) pairsOf(m *path) (list []int) {
 }
 
 // Left forgets a channel that both sides have left.
-func (s *Set) Left(c *tcp.Channel) { delete(s.ends, c) }
+func (s *Set) Left(c *tcp.Channel) {
+	if e := s.ends[c]; e != nil && e.link != nil {
+		e.link.unhear(nil) // who was to say so has left
+	}
+	delete(s.ends, c)
+}
 
 // AddTarget takes memory whose keys have come before.
 func (l *Link) AddTarget(region, _ uint32, _ []device.Part, ready func(error)) {
@@ -146,7 +153,7 @@ func (l *Link) Ticketed(grant uint64, f func(error)) {
 // any more.
 func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immediate uint64, done func(error)) {
 	s := l.set
-	region, source := l.regions[to.Region], s.fabric.at(from.Place.Host, n)
+	region, source := l.regions[to.Region], s.fabric.at(from.Place, n)
 	switch {
 	case s.gone != nil || s.over:
 		done(s.why)
@@ -162,7 +169,9 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 			}
 			ticket := l.tickets[immediate]
 			delete(l.tickets, immediate)
-			s.post(l.pairs, ticket, region, to.Offset, source, uint64(uintptr(from.Place.Host)), n, done)
+			w := &write{left: parts(n, len(l.pairs)), done: done}
+			l.expect(ticket, w)
+			s.post(l.pairs, ticket, region, to.Offset, source, placeOf(from.Place), n, w)
 		})
 	}
 }
@@ -182,29 +191,27 @@ func (l *Link) ticketed(m *ticketed) error {
 	return nil
 }
 
-// lost is the end of what waits for a ticket.
+// lost is the end of what waits for a ticket, or for the receiver's word.
 func (l *Link) lost(why error) {
 	for grant, f := range l.waiting {
 		delete(l.waiting, grant)
 		f(why)
 	}
+	l.unhear(why)
 }
 
 // post has the parts of a write wait for the end of the loop's turn.
-func (s *Set) post(pairs []int, ticket uint32, region *regionKeys, offset uint64, source *registration, from, n uint64, done func(error)) {
-	w := &write{left: parts(n, len(pairs)), done: done}
-	for i := range w.left {
+func (s *Set) post(pairs []int, ticket uint32, region *regionKeys, offset uint64, source *registration, from, n uint64, w *write) {
+	for i := range parts(n, len(pairs)) {
 		at, length := part(n, len(pairs), i)
 		p := s.pairs[pairs[pairOf(ticket, i, len(pairs))]]
 		theirs := s.links[p.link].theirs
-		p.waits = append(p.waits, verbs.Send{
+		s.waitingParts += p.push(verbs.Send{
 			Op: verbs.WriteImmediate, Immediate: ticket, Length: uint32(length),
 			Address: from + at, LKey: source.region(p.queue.nic).LKey(),
 			Remote: region.Address + offset + at, RKey: region.Keys[theirs],
-		})
-		p.parts = append(p.parts, w)
+		}, w)
 	}
-	s.waitingParts += w.left
 }
 
 // signalEvery is after how many requests at most one completes: room in the queue comes
@@ -221,7 +228,7 @@ func (s *Set) flush(p *pair) bool {
 	batch := p.waits[:n]
 	for i := range batch {
 		number := p.done + uint64(len(p.posts)+i) + 1
-		batch[i].ID = number
+		p.numbered(&batch[i], number)
 		if i == n-1 || number%signalEvery == 0 {
 			batch[i].Flags = verbs.Signaled
 		}
@@ -252,7 +259,11 @@ func (s *Set) ended(p *pair, c *verbs.Completion) {
 	if err := c.Err(); err != nil {
 		// Those before it may have ended well, or not: nobody says so. They are answered
 		// when the queue pairs are given back.
-		if s.gone == nil {
+		switch {
+		case s.gone != nil:
+		case c.Status == verbs.Flushed && s.links[p.link].managed: // its connection has ended, and with it this
+			s.lost(p.queue.nic, err.Error())
+		default:
 			s.failed(p.queue.nic, err.Error())
 		}
 		p.parts = slices.Concat(p.posts[:n], p.parts)
@@ -284,7 +295,7 @@ func (s *Set) look() {
 		s.fabric.loop.Do(func() {
 			s.looking = false
 			switch {
-			case s.posted == 0 || s.gone != nil:
+			case s.posted+s.unheard+s.flushes == 0 || s.gone != nil:
 			case s.fabric.loop.Now()-s.progress >= limit:
 				s.failed(s.pairs[0].queue.nic, "no write has ended for "+limit.String())
 			default:

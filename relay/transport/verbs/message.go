@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -12,7 +13,7 @@ import (
 //
 //	offer   →            its NICs
 //	        ←   answer   the other's NICs, which two make a link, and its queue pairs
-//	connect →            the queue pairs at this end
+//	connect →            the queue pairs at this end, or where they can be asked for
 //	        ←   ready    they can be written to, and a write by each has arrived
 //	use     →            the same the other way: data can go this way, from either side
 //
@@ -23,6 +24,7 @@ import (
 //	path    →            of that channel: its links, and how long a write can be
 //	        ←   region   memory that writes are granted in
 //	        ←   ticket   the immediate of a grant's write
+//	        ←   arrived  such a write has, where NICs do not tell the sender so
 const (
 	kindOffer = iota + 1
 	kindAnswer
@@ -34,6 +36,7 @@ const (
 	kindRegion
 	kindTicket
 	kindNext
+	kindArrived
 )
 
 // Bounds of what a relay has for another: NICs and links, and queue pairs of all links.
@@ -55,13 +58,37 @@ type card struct {
 	GID   [16]byte
 	LID   uint16 // of InfiniBand
 	Layer uint8
-	MTU   uint8 // 1 to 5 stand for 256 to 4096 bytes
-	_     uint32
+	MTU   uint8  // 1 to 5 stand for 256 to 4096 bytes
+	Ways  uint32 // what the NIC needs of the other side
+}
+
+// Bits of a card's Ways.
+const (
+	// wayManaged: queue pairs come up by the connection manager, and GID has the address.
+	wayManaged = 1 << iota
+	// waySends: there is no write with an immediate; a message follows the write.
+	waySends
+)
+
+func (c *card) is(way uint32) bool { return c.Ways&way != 0 }
+
+// kind is what two NICs of a link have in common.
+func (c *card) kind() string {
+	switch {
+	case c.is(wayManaged):
+		return "iWARP, connected by RDMA CM"
+	case c.Layer == layerInfiniBand:
+		return "InfiniBand"
+	case c.Layer == layerEthernet:
+		return "RoCE"
+	}
+	return fmt.Sprintf("link layer %d", c.Layer)
 }
 
 func (c *card) name() string { return wire.Text(c.Name[:]) }
 
-// end is a queue pair at its owner's side.
+// end is a queue pair at its owner's side: its number, and that of its first packet. One
+// that comes up by the connection manager has neither yet, and says its place plus one.
 type end struct{ Number, PSN uint32 }
 
 // page is memory for the first writes, which only try the way: pageBytes of them.
@@ -90,6 +117,9 @@ type answer struct {
 	Link  [maxLinks]pairing
 	Page  page
 	End   [maxPairs]end // those of the first link first
+	// Secret is what the offering side answers those with who ask it for a queue pair by
+	// the connection manager.
+	Secret [secretBytes]byte
 }
 
 type connect struct {
@@ -97,6 +127,9 @@ type connect struct {
 	Ends uint32
 	Page page
 	End  [maxPairs]end
+	// Secret is what those ask with, at this side's NICs' Ports.
+	Secret [secretBytes]byte
+	Ports  [maxCards]uint16
 }
 
 // short is ready, use or next.
@@ -127,6 +160,12 @@ type ticketed struct {
 	Kind   uint32
 	Ticket uint32
 	Grant  uint64
+}
+
+// arrived says that all of a write is in the memory, where that is not known by its end.
+type arrived struct {
+	Kind   uint32
+	Ticket uint32
 }
 
 func encode(m any) []byte {
@@ -164,6 +203,8 @@ func decode(b []byte) (any, error) {
 		m = &regionKeys{}
 	case kindTicket:
 		m = &ticketed{}
+	case kindArrived:
+		m = &arrived{}
 	default:
 		return nil, malformed("a message about RDMA of kind %d, which this version does not know", kind)
 	}
@@ -252,3 +293,4 @@ func (m *regionKeys) check() error {
 }
 
 func (*ticketed) check() error { return nil }
+func (*arrived) check() error  { return nil }

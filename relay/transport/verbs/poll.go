@@ -18,7 +18,7 @@ func hostname() string {
 
 // underWay reports whether completions are to come.
 func (s *Set) underWay() bool {
-	return s.posted > 0 || len(s.tickets) > 0
+	return s.posted+s.flushes > 0 || len(s.tickets) > 0
 }
 
 // watch has the completion queues' descriptors end the loop's sleep.
@@ -33,6 +33,9 @@ func (s *Set) watch() {
 			return
 		}
 		q.watched = true
+	}
+	if err := s.watchManaged(); err != nil {
+		s.failed(s.pairs[0].queue.nic, err.Error())
 	}
 }
 
@@ -130,6 +133,7 @@ func (s *Set) drain() bool {
 func (s *Set) completed(q *queue, c *verbs.Completion) {
 	i, known := s.number[key{q, c.Pair}]
 	if !known {
+		s.flushed(q, c)
 		return
 	}
 	p := s.pairs[i]
@@ -139,13 +143,16 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 	}
 	switch err := c.Err(); {
 	case s.gone != nil: // and nobody waits for it
+	case err != nil && c.Status == verbs.Flushed && s.links[p.link].managed: // the connection manager says why
 	case err != nil:
 		s.failed(q.nic, err.Error())
-	case c.Op != verbs.ReceivedImmediate:
-		logrus.Warnf("RDMA device %s: a completion of kind %d", q.nic.name, c.Op)
 	default:
-		p.owed++
-		if err := s.immediate(i, c.Immediate); err != nil {
+		number, ok := p.told(c)
+		if !ok {
+			logrus.Warnf("RDMA device %s: a completion of kind %d", q.nic.name, c.Op)
+			return
+		}
+		if err := s.immediate(i, number); err != nil {
 			s.peer.Fail(err)
 		}
 	}

@@ -47,6 +47,8 @@ type Set struct {
 	waiting []func(error)
 	using   bool // the one who dialed has said so
 	next    bool // the other side opens a channel whose data goes this way
+	meeting bool // the dialing side is asked for queue pairs
+	ready   bool // and the other side has said meanwhile that it can be written to
 	begun   bool // bringing up
 	working bool // a goroutine has the plumbing
 	timer   *time.Timer
@@ -66,10 +68,14 @@ type Set struct {
 
 	sending
 	receiving
+	flushers
 }
 
-// link is two NICs, one of each side.
-type link struct{ ours, theirs int }
+// link is two NICs, one of each side, and what both need of it: bits of their Ways.
+type link struct {
+	ours, theirs   int
+	managed, sends bool
+}
 
 // plumbing is what a Set has of its NICs. A goroutine makes it, before the loop has it.
 type plumbing struct {
@@ -77,6 +83,8 @@ type plumbing struct {
 	pairs  []*pair  // those of the first link first
 	number map[key]int
 	first  []byte // what the first writes are from, and the other side's into
+	noted  []byte // the notes of all pairs
+	cm     manager
 }
 
 // key is which queue pair a completion is of: numbers are a NIC's.
@@ -90,12 +98,17 @@ type queue struct {
 	*verbs.Queue
 	nic     *nic
 	first   *verbs.Region // plumbing's
+	flusher *flusher      // nil where nothing is flushed
+	notes   *verbs.Region // plumbing's, nil where it has none
 	watched bool
 }
 
-// pair is a queue pair.
+// pair is a queue pair. Of one that comes up by the connection manager there is none before
+// it is connected.
 type pair struct {
 	*verbs.Pair
+	id    *verbs.ID
+	notes notes
 	queue *queue
 	link  int
 	psn   uint32
@@ -107,7 +120,7 @@ type pair struct {
 	posts []*write
 	done  uint64
 	// Receives to be posted again.
-	owed int
+	owed []verbs.Recv
 	// The other side's first write has arrived.
 	tried bool
 }
@@ -197,7 +210,7 @@ func (s *Set) Way() string {
 	var list []string
 	for _, l := range s.links {
 		n, t := s.nics[l.ours], &s.theirs[l.theirs]
-		list = append(list, fmt.Sprintf("%s (%s) and %s (%s)", n.name, n.gid, t.name(), t.address()))
+		list = append(list, fmt.Sprintf("%s (%s) and %s (%s)", n.name, n.at(), t.name(), t.address()))
 	}
 	return fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink, s.mtu(0).Bytes())
 }
@@ -255,7 +268,7 @@ func (s *Set) uses(n *nic, number uint32) bool {
 		return false
 	}
 	for _, p := range s.pairs {
-		if p.queue.nic.index == n.index && (number == 0 || p.Number() == number) {
+		if p.Pair != nil && p.queue.nic.index == n.index && (number == 0 || p.Number() == number) {
 			return true
 		}
 	}
@@ -313,9 +326,12 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 			if s.settled || s.working {
 				return nil
 			}
-			s.page = m.Page
+			s.page, s.cm.theirs = m.Page, m.Secret
 			s.work(func() error {
 				if err := s.connect(m.End[:m.Ends]); err != nil {
+					return err
+				}
+				if err := s.ask(m.Ports); err != nil {
 					return err
 				}
 				return s.try()
@@ -328,13 +344,11 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		switch {
 		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.settled: // given up here
 			return nil
+		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.working && s.meeting && !s.ready:
+			s.ready = true // a turn before this side's connection manager tells
+			return nil
 		case m.Kind == kindReady && dialed && s.links != nil && !s.using && !s.working:
-			s.work(s.try, func() {
-				s.using = true
-				s.peer.Tell(encode(&short{Kind: kindUse}))
-				s.watch()
-				s.settle(nil)
-			})
+			s.used()
 			return nil
 		case m.Kind == kindUse && !dialed && s.links != nil && !s.using && !s.settled && !s.working:
 			s.using = true
@@ -349,11 +363,22 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 	return malformed("a %T that was not to come", m)
 }
 
+// used tries the way, and has the data go by it: the dialing side does, last.
+func (s *Set) used() {
+	s.work(s.try, func() {
+		s.using = true
+		s.peer.Tell(encode(&short{Kind: kindUse}))
+		s.watch()
+		s.settle(nil)
+	})
+}
+
 // joined are the links between two relays' NICs: each has one, in the order of their rails.
 func joined(dialer, acceptor []card) (links []pairing) {
 	for i := range min(max(len(dialer), len(acceptor)), maxLinks) {
 		l := pairing{uint8(i % len(dialer)), uint8(i % len(acceptor))}
-		if dialer[l.Theirs].Layer == acceptor[l.Ours].Layer {
+		d, a := &dialer[l.Theirs], &acceptor[l.Ours]
+		if d.Layer == a.Layer && d.is(wayManaged) == a.is(wayManaged) {
 			links = append(links, l)
 		}
 	}
@@ -368,15 +393,15 @@ func (s *Set) answer(perLink int) {
 	}
 	links := joined(s.theirs, cards)
 	if len(links) == 0 {
-		s.refuse(unreachable("no two NICs are of one kind: here is %s, there %s of link layer %d", s.nics[0], s.theirs[0].name(), s.theirs[0].Layer))
+		s.refuse(unreachable("no two NICs are of one kind: here is %s (%s), there %s (%s)", s.nics[0], cards[0].kind(), s.theirs[0].name(), s.theirs[0].kind()))
 		return
 	}
 	for _, l := range links {
-		s.links = append(s.links, link{ours: int(l.Ours), theirs: int(l.Theirs)})
+		s.join(int(l.Ours), int(l.Theirs))
 	}
 	s.perLink = min(perLink, s.fabric.config.QueuePairs, maxPairs/len(links))
 	s.work(s.build, func() {
-		m := &answer{Kind: kindAnswer, Cards: uint32(len(cards)), Links: uint32(len(links)), Pairs: uint32(s.perLink), Page: s.ownPage()}
+		m := &answer{Kind: kindAnswer, Cards: uint32(len(cards)), Links: uint32(len(links)), Pairs: uint32(s.perLink), Page: s.ownPage(), Secret: s.cm.own}
 		copy(m.Card[:], cards)
 		copy(m.Link[:], links)
 		copy(m.End[:], s.own())
@@ -386,29 +411,54 @@ func (s *Set) answer(perLink int) {
 
 // answered is what the dialing side makes of it.
 func (s *Set) answered(m *answer) error {
+	s.theirs, s.perLink, s.page, s.cm.theirs = m.Card[:m.Cards], int(m.Pairs), m.Page, m.Secret
 	for _, l := range m.Link[:m.Links] {
 		if int(l.Theirs) >= len(s.nics) {
 			return malformed("a link of NIC %d, of %d", l.Theirs, len(s.nics))
 		}
-		s.links = append(s.links, link{ours: int(l.Theirs), theirs: int(l.Ours)})
+		if n, t := s.nics[l.Theirs], &s.theirs[l.Ours]; (n.cm != nil) != t.is(wayManaged) {
+			return malformed("a link of %s and %s (%s), which connect in two ways", n, t.name(), t.kind())
+		}
+		s.join(int(l.Theirs), int(l.Ours))
 	}
-	s.theirs, s.perLink, s.page = m.Card[:m.Cards], int(m.Pairs), m.Page
 	s.work(func() error {
 		if err := s.build(); err != nil {
 			return err
 		}
-		return s.connect(m.End[:m.Links*m.Pairs])
+		if err := s.connect(m.End[:m.Links*m.Pairs]); err != nil {
+			return err
+		}
+		return s.listen()
 	}, func() {
-		c := &connect{Kind: kindConnect, Ends: uint32(len(s.pairs)), Page: s.ownPage()}
+		c := &connect{Kind: kindConnect, Ends: uint32(len(s.pairs)), Page: s.ownPage(), Secret: s.cm.own, Ports: s.cm.ports}
 		copy(c.End[:], s.own())
 		s.peer.Tell(encode(c))
+		if !s.managed() {
+			return
+		}
+		s.meeting = true
+		s.work(s.beAsked, func() {
+			if s.meeting = false; s.ready {
+				s.used()
+			}
+		})
 	})
 	return nil
 }
 
+// join makes a link of two NICs.
+func (s *Set) join(ours, theirs int) {
+	n, t := s.nics[ours], &s.theirs[theirs]
+	s.links = append(s.links, link{ours: ours, theirs: theirs, managed: n.cm != nil, sends: n.sends || t.is(waySends)})
+}
+
 // own are the queue pairs, as the other side has to know them.
 func (s *Set) own() (list []end) {
-	for _, p := range s.pairs {
+	for i, p := range s.pairs {
+		if s.links[p.link].managed {
+			list = append(list, end{Number: uint32(i) + 1})
+			continue
+		}
 		list = append(list, end{p.Number(), p.psn})
 	}
 	return list
@@ -416,35 +466,41 @@ func (s *Set) own() (list []end) {
 
 // ownPage is this side's, as the other side has to know it.
 func (s *Set) ownPage() (m page) {
-	m.Address = uint64(uintptr(unsafe.Pointer(&s.first[0])))
+	m.Address = s.page0()
 	for _, p := range s.pairs {
 		m.Keys[s.links[p.link].ours] = p.queue.first.RKey()
 	}
 	return m
 }
 
+// page0 is where the memory for first writes is.
+func (s *Set) page0() uint64 { return uint64(uintptr(unsafe.Pointer(&s.first[0]))) }
+
 // pageBytes is the longest packet's content.
 const pageBytes = 4096
 
 // build makes the queue pairs of the links. It blocks.
 func (s *Set) build() (err error) {
+	if err := s.prepare(); err != nil {
+		return err
+	}
 	if s.first, err = unix.Mmap(-1, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return os.NewSyscallError("mmap", err)
 	}
 	first := uintptr(unsafe.Pointer(&s.first[0]))
-	config := verbs.PairConfig{SendDepth: sendDepth, RecvDepth: receives}
 	of := map[int]*queue{}
+	flushes := s.flushing()
 	for i, l := range s.links {
 		n := s.nics[l.ours]
-		if most := n.limits.PairRequests; config.SendDepth > most || config.RecvDepth > most {
-			return unreachable("%s has queues for %d requests, and %d are needed", n.name, most, max(config.SendDepth, config.RecvDepth))
+		if most := n.limits.PairRequests; sendDepth > most || receives > most {
+			return unreachable("%s has queues for %d requests, and %d are needed", n.name, most, max(sendDepth, receives))
 		}
 		q := of[l.ours]
 		if q == nil {
-			entries := 0
+			entries := flushDepth
 			for _, other := range s.links {
 				if other.ours == l.ours {
-					entries += s.perLink * (config.SendDepth + config.RecvDepth)
+					entries += s.perLink * (sendDepth + receives)
 				}
 			}
 			made, err := n.context.NewQueue(entries)
@@ -454,13 +510,23 @@ func (s *Set) build() (err error) {
 			q = &queue{Queue: made, nic: n}
 			of[l.ours] = q
 			s.queues = append(s.queues, q)
-			if q.first, err = n.domain.Register(first, pageBytes, uint64(first), access); err != nil {
+			may := access
+			if flushes {
+				may |= verbs.RemoteRead // to try it
+			}
+			if q.first, err = n.domain.Register(first, pageBytes, uint64(first), may); err != nil {
 				return err
 			}
+			if flushes {
+				s.buildFlusher(q, l.managed)
+			}
 		}
-		config.Send, config.Recv = q.Queue, q.Queue
 		for range s.perLink {
-			made, err := n.domain.NewPair(config)
+			if l.managed { // there is one when it is connected
+				s.pairs = append(s.pairs, &pair{queue: q, link: i})
+				continue
+			}
+			made, err := n.domain.NewPair(q.config(sendDepth, receives))
 			if err != nil {
 				return err
 			}
@@ -472,7 +538,11 @@ func (s *Set) build() (err error) {
 			}
 		}
 	}
-	return nil
+	return s.makeNotes()
+}
+
+func (q *queue) config(sends, receives int) verbs.PairConfig {
+	return verbs.PairConfig{Send: q.Queue, Recv: q.Queue, SendDepth: sends, RecvDepth: receives}
 }
 
 // mtu is what both ports of a link, and both configurations, have.
@@ -484,10 +554,14 @@ func (s *Set) mtu(i int) verbs.MTU {
 // hops is how many routers a packet passes at most.
 const hops = 255
 
-// connect has the queue pairs lead to the other side's. It blocks.
+// connect has the queue pairs lead to the other side's, but those of the connection
+// manager. It blocks.
 func (s *Set) connect(to []end) error {
 	c := s.fabric.config
 	for i, p := range s.pairs {
+		if s.links[p.link].managed {
+			continue
+		}
 		n, t := p.queue.nic, &s.theirs[s.links[p.link].theirs]
 		route := verbs.Route{
 			Pair: to[i].Number, PSN: to[i].PSN, MTU: s.mtu(p.link), LID: t.LID, Global: !n.infiniband(), GID: t.GID,
@@ -497,7 +571,8 @@ func (s *Set) connect(to []end) error {
 		if err := p.ReadyToReceive(route); err != nil {
 			return fmt.Errorf("%w; the way to %s (%s)", err, t.name(), t.address())
 		}
-		if _, err := p.PostRecv(nothings[:]); err != nil {
+		p.fill()
+		if err := s.again(p); err != nil {
 			return err
 		}
 		// A receiver that has none posted is waited for: 7 stands for ever.
@@ -505,6 +580,7 @@ func (s *Set) connect(to []end) error {
 			return err
 		}
 	}
+	s.connectFlushers()
 	return nil
 }
 
@@ -518,20 +594,36 @@ const tryPause = 100 * time.Microsecond
 // the network between them. The accepting side begins, when it says that it can be written
 // to; the dialing one has heard from all of its queue pairs, too, when it returns. It blocks.
 func (s *Set) try() error {
-	from := uint64(uintptr(unsafe.Pointer(&s.first[0])))
-	left := len(s.pairs)
-	if s.peer.Dialed() {
-		left *= 2
-	}
-	for _, p := range s.pairs {
-		if _, err := p.PostSend([]verbs.Send{{
-			Op: verbs.WriteImmediate, Flags: verbs.Signaled, Immediate: firstTicket, Length: uint32(s.mtu(p.link).Bytes()),
-			Address: from, LKey: p.queue.first.LKey(),
-			Remote: s.page.Address, RKey: s.page.Keys[s.links[p.link].theirs],
-		}}); err != nil {
+	from := s.page0()
+	if s.peer.Dialed() { // before it has heard of one the called side of iWARP may send nothing
+		if err := s.await(len(s.pairs)); err != nil {
 			return err
 		}
 	}
+	for _, p := range s.pairs {
+		p.push(verbs.Send{
+			Op: verbs.WriteImmediate, Immediate: firstTicket, Length: uint32(s.mtu(p.link).Bytes()),
+			Address: from, LKey: p.queue.first.LKey(),
+			Remote: s.page.Address, RKey: s.page.Keys[s.links[p.link].theirs],
+		}, nobody)
+		sends := p.waits
+		p.waits, p.parts = nil, nil
+		for i := range sends {
+			p.numbered(&sends[i], 0)
+		}
+		sends[len(sends)-1].Flags = verbs.Signaled
+		if _, err := p.PostSend(sends); err != nil {
+			return err
+		}
+	}
+	if err := s.await(len(s.pairs)); err != nil {
+		return err
+	}
+	return s.tryFlushers()
+}
+
+// await takes so many ends of first writes, of either side. It blocks.
+func (s *Set) await(left int) error {
 	var batch [batchSize]verbs.Completion
 	for left > 0 {
 		if err := s.bringing.Err(); err != nil {
@@ -571,8 +663,11 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (bool, error) {
 	if c.ID&ofReceive == 0 {
 		return true, nil
 	}
-	p.owed++
-	return s.peer.Dialed(), s.immediate(i, c.Immediate)
+	number, ok := p.told(c)
+	if !ok {
+		return false, malformed("a first write comes with no number")
+	}
+	return s.peer.Dialed(), s.immediate(i, number)
 }
 
 // --- the end --------------------------------------------------------------------------
@@ -599,8 +694,16 @@ func (s *Set) fall() {
 	}
 	s.fell = s.fabric.loop.Now()
 	for _, p := range s.pairs {
+		if p.Pair == nil {
+			continue
+		}
 		if err := p.Fail(); err != nil {
 			logrus.WithError(err).Warn("a queue pair does not fail; it is given back")
+		}
+	}
+	for _, q := range s.queues {
+		if q.flusher != nil {
+			logged(q.flusher.Fail())
 		}
 	}
 	s.bury()
@@ -608,7 +711,7 @@ func (s *Set) fall() {
 
 // bury lets it all go once no write is under way. It reports whether that was so.
 func (s *Set) bury() bool {
-	if s.posted > 0 && s.fabric.loop.Now()-s.fell < drainTime {
+	if s.posted+s.flushes > 0 && s.fabric.loop.Now()-s.fell < drainTime {
 		return false
 	}
 	s.release()
@@ -640,21 +743,32 @@ func (s *Set) release() {
 	}
 	s.over = true
 	for _, p := range s.pairs {
-		logged(p.Close())
+		if p.Pair != nil {
+			logged(p.Close())
+		}
 	}
+	s.releaseManaged()
 	for _, q := range s.queues {
+		if q.flusher != nil {
+			logged(q.flusher.Close())
+		}
 		if q.watched {
 			s.fabric.loop.Unwatch(q.FD())
 		}
 		logged(q.Close())
-		if q.first != nil {
-			logged(q.first.Close())
+		for _, region := range []*verbs.Region{q.first, q.notes} {
+			if region != nil {
+				logged(region.Close())
+			}
 		}
+	}
+	if s.noted != nil {
+		logged(os.NewSyscallError("munmap", unix.Munmap(s.noted)))
 	}
 	if s.first != nil {
 		logged(os.NewSyscallError("munmap", unix.Munmap(s.first)))
 	}
-	s.queues, s.number, s.first = nil, nil, nil
+	s.queues, s.number, s.first, s.noted = nil, nil, nil, nil
 }
 
 func logged(err error) {

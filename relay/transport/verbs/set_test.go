@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
@@ -38,7 +39,10 @@ type side struct {
 	end    func()
 }
 
-func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept func(*Set, *tcp.Channel), changes ...func(string, *Config)) *side {
+// hears is what stands between a Set and what the other one says; nil for nothing.
+type hears func(nic string, s *Set) tcp.Extension
+
+func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept func(*Set, *tcp.Channel), by hears, changes ...func(string, *Config)) *side {
 	t.Helper()
 	loop, err := poll.New()
 	if err != nil {
@@ -57,7 +61,12 @@ func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept
 	loop.Call(func() {
 		e.peer = tcp.New(loop, s, tcp.Config{
 			Name: "the other of " + nic, Dead: waitTime,
-			Extend: func(p *tcp.Peer) tcp.Extension { e.set = e.fabric.Extend(p); return e.set },
+			Extend: func(p *tcp.Peer) tcp.Extension {
+				if e.set = e.fabric.Extend(p); by != nil {
+					return by(nic, e.set)
+				}
+				return e.set
+			},
 			Accept: func(c *tcp.Channel, _ wire.Message, _ uint32) { accept(e.set, c) },
 			Down:   func(err error) { e.down <- err },
 		})
@@ -117,6 +126,7 @@ type two struct {
 	rdma     standin.Host
 	link     *Link
 	channel  *tcp.Channel
+	made     chan *Arrivals
 	arrivals *Arrivals
 	arrived  chan [2]uint64
 	ended    chan error // the channel's, at b
@@ -126,13 +136,29 @@ const slot = 64 << 10
 
 func connected(t *testing.T, changes ...func(string, *Config)) *two {
 	t.Helper()
-	rdma, err := standin.New(t.TempDir(), standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}, standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"})
+	w, settled := joining(t, false, nil, changes...)
+	if err := receive(t, settled, "the queue pairs"); err != nil {
+		t.Fatal(err)
+	}
+	w.open(t)
+	return w
+}
+
+// joining are two sides whose queue pairs come up, of RoCE or of iWARP; c0 is a device that
+// is none's.
+func joining(t *testing.T, iwarp bool, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
+	t.Helper()
+	rdma, err := standin.New(t.TempDir(), standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1", IWARP: iwarp}, standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2", IWARP: iwarp}, standin.Device{Name: "c0", GUID: 3, Address: "10.0.0.3", IWARP: iwarp})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &two{rdma: rdma, arrived: make(chan [2]uint64, 1000), ended: make(chan error, 1)}
+	changes = append(changes, func(_ string, c *Config) {
+		c.Addresses = func() ([]netip.Addr, error) {
+			return []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")}, nil
+		}
+	})
+	w = &two{rdma: rdma, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000), ended: make(chan error, 1)}
 	dialed, accepted := streams(t)
-	made := make(chan *Arrivals, 1)
 	w.b = newSide(t, accepted, rdma, "b0", func(s *Set, c *tcp.Channel) {
 		c.Handle(func(wire.Message, uint32, []int) {}, func(err error) { w.ended <- err })
 		var a *Arrivals
@@ -140,24 +166,27 @@ func connected(t *testing.T, changes ...func(string, *Config)) *two {
 			a = s.Receive(c, func(grant, length uint64) { w.arrived <- [2]uint64{grant, length} })
 			c.Receive(func(uint64, uint64) {}, func() { a.End() })
 		}
-		made <- a
-	}, changes...)
-	w.a = newSide(t, dialed, rdma, "a0", func(*Set, *tcp.Channel) {}, changes...)
-	settled := make(chan error, 1)
+		w.made <- a
+	}, by, changes...)
+	w.a = newSide(t, dialed, rdma, "a0", func(*Set, *tcp.Channel) {}, by, changes...)
+	settled = make(chan error, 1)
 	w.a.loop.Call(func() { w.a.set.Settle(func(err error) { settled <- err }) })
-	if err := receive(t, settled, "the queue pairs"); err != nil {
-		t.Fatal(err)
-	}
+	return w, settled
+}
+
+// open opens the channel.
+func (w *two) open(t *testing.T) {
+	t.Helper()
+	var err error
 	w.a.loop.Call(func() {
 		w.channel, w.link, err = w.a.set.Open(&wire.Done{}, func(wire.Message, uint32, []int) {}, func(error) {}, nil, slot)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w.arrivals = receive(t, made, "the channel"); w.arrivals == nil {
+	if w.arrivals = receive(t, w.made, "the channel"); w.arrivals == nil {
 		t.Fatal("the channel has its data over tcp")
 	}
-	return w
 }
 
 // memory is host memory, registered at one side.
@@ -184,7 +213,11 @@ func (e *side) memory(bytes uint64) *device.Memory {
 // There are no more tickets out than receives, whatever is granted; a write waits for its
 // grant's ticket, and all arrive, each once.
 func TestTicketsAreReceives(t *testing.T) {
-	w := connected(t)
+	t.Run("RoCE", func(t *testing.T) { ticketsAreReceives(t, connected(t)) })
+	t.Run("iWARP", func(t *testing.T) { ticketsAreReceives(t, byIWARP(t)) })
+}
+
+func ticketsAreReceives(t *testing.T, w *two) {
 	const n, grants = 4 << 10, 2*receives + 50 // more than all receives of both pairs
 	from, to := w.a.memory(grants*n), w.b.memory(grants*n)
 	random := rand.NewChaCha8([32]byte{1})

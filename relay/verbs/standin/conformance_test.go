@@ -1,6 +1,7 @@
 package standin_test
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/peerlane/peerlane/relay/verbs"
@@ -38,5 +39,12 @@ func TestTheStandInIsAsADeviceIs(t *testing.T) {
 			now.Down = !plugged
 			check(t, h.Set(now))
 		},
+	})
+}
+
+func TestTheStandInIsAsADeviceOfIWARPIs(t *testing.T) {
+	_, l := host(t, standin.Device{Name: "siw0", GUID: 0x0c42a10300aabbcd, IWARP: true, Address: "192.0.2.8"})
+	conformance.Run(t, conformance.Fixture{
+		Library: l, Device: "siw0", Address: netip.MustParseAddr("192.0.2.8"), DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError,
 	})
 }

@@ -6,14 +6,17 @@
 // so that everything above runs unchanged. What is asked of a NIC is checked as a NIC and
 // the kernel check it: keys, bounds and rights on both sides, that memory is there when
 // it is registered, states and their attributes, room in queues. What is given back too
-// early is refused with EBUSY, and recorded. There is no connection manager.
+// early is refused with EBUSY, and recorded. It stands in for librdmacm.so.1, too: devices
+// of iWARP are connected by that alone, at their addresses.
 //
 // A stand-in's host is a directory ([Host]) with the library in it, and the files that it
 // reads and writes: a process is on the host whose library it opens, by
 // PEERLANE_VERBS_LIBRARY or [verbs.OpenLibrary], and can be on several.
 //
 // It registers DMA-BUF descriptors of the CUDA simulator, and through what stands in
-// for nvidia-peermem the simulator's pointers.
+// for nvidia-peermem the simulator's pointers, and moves bytes from and to that memory.
+// When a registration ends it records whether the GPU's memory is still there, by the
+// address that was given as the iova, and how many pairs of the domain are.
 //
 // What it does not model: speed, segments beyond one, shared receive queues, a NIC that
 // answers late. A request whose pair is not there any more ends with RetryExceeded at
@@ -152,6 +155,9 @@ type Device struct {
 	Address    string // IPv4, of the GID table's entries 2 (RoCE v1) and 3 (RoCE v2); none
 	NoDMABuf   bool   // ibv_reg_dmabuf_mr is supported
 	Peermem    string // "no", "alloc" (not for VMM memory), "yes"; "no"
+	// Holds says that what is written into a GPU's memory is in it only when the NIC itself
+	// has read of it, as a GPU allows that orders NICs' writes for nobody but itself.
+	Holds bool
 }
 
 func (d Device) line() string {
@@ -161,9 +167,9 @@ func (d Device) line() string {
 		}
 		return b
 	}
-	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s dmabuf=%s peermem=%s\n", d.Name, d.GUID,
+	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s dmabuf=%s peermem=%s holds=%s\n", d.Name, d.GUID,
 		choose(d.IWARP, "iWARP", "IB"), choose(d.InfiniBand, "InfiniBand", "Ethernet"), choose(d.Down, "DOWN", "ACTIVE"),
-		d.LID, d.Address, choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem))
+		d.LID, d.Address, choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem), choose(d.Holds, "yes", "no"))
 }
 
 // Host is a host with such devices.

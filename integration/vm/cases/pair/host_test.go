@@ -252,8 +252,8 @@ func programs(arguments []string) (is bool, err error) {
 	switch {
 	case len(arguments) == 2 && arguments[0] == "receive":
 		return true, receive(arguments[1])
-	case len(arguments) == 1 && arguments[0] == "relay":
-		return true, relayTo(os.Stdin)
+	case len(arguments) == 3 && arguments[0] == "relay":
+		return true, relayTo(os.Stdin, arguments[1], arguments[2])
 	case len(arguments) == 1 && arguments[0] == "talk":
 		return true, talkTo(os.Stdin)
 	case len(arguments) == 4 && arguments[0] == "host":

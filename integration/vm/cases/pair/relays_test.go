@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -52,9 +53,9 @@ func listenOn(path string) (*net.UnixListener, error) {
 	return net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 }
 
-// begin starts the relay of a guest, which listens at the guest's address of rail 0, with
-// changes to its configuration.
-func begin(ctx context.Context, guest int, key string, changes ...func(*launch.Config)) (s *side, err error) {
+// begin starts the relay of a guest, which listens at the guest's address of rail 0, with a
+// transport of the configuration's and changes to that.
+func begin(ctx context.Context, guest int, key, transport string, changes ...func(*launch.Config)) (s *side, err error) {
 	s = &side{ended: make(chan error, 1)}
 	if s.dir, err = os.MkdirTemp("", "pl"); err != nil {
 		return nil, err
@@ -86,7 +87,7 @@ func begin(ctx context.Context, guest int, key string, changes ...func(*launch.C
 	v := launch.DefaultVerbs
 	v.QueuePairs, v.Timeout = 2, 20 // 4 s: an emulated guest acknowledges late
 	config := launch.Config{
-		Generation: generation, Container: fmt.Sprintf("guest%d", guest), Route: launch.RouteAuto, Transport: launch.TransportVerbs,
+		Generation: generation, Container: fmt.Sprintf("guest%d", guest), Route: launch.RouteAuto, Transport: transport,
 		Lanes: []launch.Lane{{GPU: launch.GPU{UUID: gpus[0].UUID, BusID: gpus[0].BusID}, Role: "near", NICs: []string{"mlx5_0", "mlx5_1"}}},
 		Slots: 2, SlotBytes: 64 << 10, Peers: s.dir, NICs: s.dir, Verbs: &v,
 		Network: &launch.Network{
@@ -164,41 +165,55 @@ func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 		}
 	}
 	for _, p := range s.relay.Report().Network.Peers {
-		if p.Transport != launch.TransportVerbs || p.Writes != p.Eager {
+		if by := p.Transport == launch.TransportVerbs; by != (p.Writes == p.Eager) {
 			return fmt.Errorf("data went over %s (%s), %d writes over tcp, of which %d were short", p.Transport, p.Way, p.Writes, p.Eager)
 		}
-		fmt.Printf("data goes by %s\n", p.Way)
+		fmt.Printf("data goes over %s: %s\n", p.Transport, p.Way)
 	}
 	return nil
 }
 
-// relayTo is what runs in the other guest: it reads the key and the handle of this one's
-// listener, and prints its own.
-func relayTo(from io.Reader) error {
+// relayTo is what runs in a guest, as `TEST relay GUEST TRANSPORT`: it reads the key, prints
+// the handle of its listener, and reads the other guest's.
+func relayTo(from io.Reader, guest, transport string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), exchangeTime)
 	defer cancel()
-	var lines []string
-	for text := bufio.NewScanner(from); len(lines) < 2 && text.Scan(); {
-		lines = append(lines, text.Text())
-	}
-	if len(lines) < 2 {
-		return errors.New("no key, or no handle")
-	}
-	key, err := hex.DecodeString(lines[0])
+	number, err := strconv.Atoi(guest)
 	if err != nil {
 		return err
 	}
-	var to wire.Handle
-	if _, err := hex.Decode(to[:], []byte(lines[1])); err != nil {
+	lines := bufio.NewScanner(from)
+	read := func() ([]byte, error) {
+		if !lines.Scan() {
+			return nil, errors.Join(lines.Err(), errors.New("no key, or no handle"))
+		}
+		return hex.DecodeString(lines.Text())
+	}
+	key, err := read()
+	if err != nil {
 		return err
 	}
-	s, err := begin(ctx, 1, string(key))
+	s, err := begin(ctx, number, string(key), transport)
 	if err != nil {
 		return err
 	}
 	handle := s.listener.Handle()
 	fmt.Printf("handle %x\n", handle[:])
-	return errors.Join(s.exchange(ctx, 1, to), s.end())
+	text, err := read()
+	if err == nil && len(text) != len(handle) {
+		err = fmt.Errorf("a handle of %d bytes", len(text))
+	}
+	if err == nil {
+		err = s.exchange(ctx, number, wire.Handle(text))
+	}
+	return errors.Join(err, s.end())
+}
+
+// handleIn is the handle that a relay has printed.
+func handleIn(text string) (handle string, ok bool) {
+	_, after, found := strings.Cut(text, "handle ")
+	handle, _, whole := strings.Cut(after, "\n")
+	return handle, found && whole
 }
 
 // Two relays, one in each guest, send each other messages of many sizes over RoCE, by two
@@ -209,7 +224,7 @@ func TestRelaysOverRoCE(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), exchangeTime)
 	defer cancel()
 	key := network.Keys{Current: network.NewKey(time.Now())}.Text()
-	s, err := begin(ctx, 0, string(key))
+	s, err := begin(ctx, 0, string(key), launch.TransportVerbs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +235,7 @@ func TestRelaysOverRoCE(t *testing.T) {
 	own := s.listener.Handle()
 	out, ended := &lines{}, make(chan error, 1)
 	go func() {
-		ended <- other.Run(ctx, control.Command{Argv: []string{self, "relay"}}, strings.NewReader(fmt.Sprintf("%x\n%x\n", key, own[:])), out, out)
+		ended <- other.Run(ctx, control.Command{Argv: []string{self, "relay", "1", launch.TransportVerbs}}, strings.NewReader(fmt.Sprintf("%x\n%x\n", key, own[:])), out, out)
 	}()
 	var to wire.Handle
 	inside.Eventually(t, "the other relay listens", func() (bool, string) {
@@ -230,9 +245,8 @@ func TestRelaysOverRoCE(t *testing.T) {
 			t.Fatalf("in the other guest: %v\n%s", err, text)
 		default:
 		}
-		_, after, found := strings.Cut(text, "handle ")
-		handle, _, whole := strings.Cut(after, "\n")
-		if !found || !whole {
+		handle, there := handleIn(text)
+		if !there {
 			return false, text
 		}
 		_, err := hex.Decode(to[:], []byte(handle))

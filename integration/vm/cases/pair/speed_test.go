@@ -154,7 +154,7 @@ func talkTo(from io.Reader) (err error) {
 	if _, err := hex.Decode(to[:], []byte(handle)); err != nil {
 		return err
 	}
-	s, err := begin(ctx, 1, string(secret), oneNIC(pairs))
+	s, err := begin(ctx, 1, string(secret), launch.TransportVerbs, oneNIC(pairs))
 	if err != nil {
 		return err
 	}
@@ -236,7 +236,7 @@ func (o *other) order(what string, messages int, bytes uint64) {
 func talking(t *testing.T, ctx context.Context, agent *control.Client, pairs int, room uint64) (*talk, *other) {
 	t.Helper()
 	key := network.Keys{Current: network.NewKey(time.Now())}.Text()
-	s, err := begin(ctx, 0, string(key), oneNIC(pairs))
+	s, err := begin(ctx, 0, string(key), launch.TransportVerbs, oneNIC(pairs))
 	if err != nil {
 		t.Fatal(err)
 	}

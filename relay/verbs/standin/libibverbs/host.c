@@ -4,6 +4,7 @@
 //	           guid=HEX transport=IB|iWARP layer=Ethernet|InfiniBand
 //	           state=ACTIVE|DOWN lid=N address=IPV4
 //	           dmabuf=yes|no peermem=no|alloc|yes
+//	           holds=yes|no (what is written into a GPU's memory is there when it is read)
 //	         It is read anew when it is replaced, and ports come and go with it.
 //	script   one a line: CALL key=value...; what is not there is not asked for
 //	           device=NAME call=N (the Nth in this process) from=N (that and later)
@@ -121,6 +122,8 @@ static void describe(struct description *d, const char *key, const char *value)
 			d->address = a << 24 | b << 16 | c << 8 | e;
 	} else if (!strcmp(key, "dmabuf"))
 		d->dmabuf = !strcmp(value, "yes");
+	else if (!strcmp(key, "holds"))
+		d->holds = !strcmp(value, "yes");
 	else if (!strcmp(key, "peermem"))
 		d->peermem = !strcmp(value, "yes") ? PEERMEM_YES : !strcmp(value, "alloc") ? PEERMEM_ALLOC : PEERMEM_NO;
 }

@@ -83,7 +83,7 @@ static char *gpu(uintptr_t p, size_t n, int *vmm)
 	return data;
 }
 
-static struct ibv_mr *register_region(struct ibv_pd *pd, char *data, void *addr, size_t n, uint64_t iova, unsigned access, void *mapped, size_t mapped_bytes)
+static struct ibv_mr *register_region(struct ibv_pd *pd, char *data, void *addr, size_t n, uint64_t iova, unsigned access, bool of_gpu, void *mapped, size_t mapped_bytes)
 {
 	struct region *r = calloc(1, sizeof *r);
 	if (!r) {
@@ -95,6 +95,8 @@ static struct ibv_mr *register_region(struct ibv_pd *pd, char *data, void *addr,
 	r->iova = iova;
 	r->data = data;
 	r->access = access;
+	r->gpu = of_gpu;
+	r->last = &r->held;
 	r->mapped = mapped;
 	r->mapped_bytes = mapped_bytes;
 	pthread_mutex_lock(&lock);
@@ -122,7 +124,7 @@ static struct ibv_mr *registered(const char *call, struct ibv_pd *pd, void *memo
 	else if (!data && !permitted((uintptr_t)memory, n, access & IBV_ACCESS_LOCAL_WRITE))
 		errno = EFAULT;
 	else
-		mr = register_region(pd, data ? data : memory, memory, n, iova, access, NULL, 0);
+		mr = register_region(pd, data ? data : memory, memory, n, iova, access, data != NULL, NULL, 0);
 	int error = mr ? 0 : errno;
 	host_log("%s device=%s memory=%p length=%zu iova=%#llx access=%#x lkey=%#x rkey=%#x = %d", call, of(pd->context), memory, n,
 		(unsigned long long)iova, access, mr ? mr->lkey : 0, mr ? mr->rkey : 0, error);
@@ -160,7 +162,7 @@ API struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t 
 		size_t bytes = n + (offset - from);
 		void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)from);
 		if (mapped != MAP_FAILED) {
-			mr = register_region(pd, (char *)mapped + (offset - from), NULL, n, iova, (unsigned)access, mapped, bytes);
+			mr = register_region(pd, (char *)mapped + (offset - from), NULL, n, iova, (unsigned)access, true, mapped, bytes);
 			if (!mr)
 				munmap(mapped, bytes);
 		}
@@ -172,10 +174,34 @@ API struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t 
 	return mr;
 }
 
+// held is a write that a NIC has told of and that is not in the GPU's memory.
+struct held {
+	struct held *next;
+	char *at;
+	size_t n;
+	char data[];
+};
+
+static void settle(struct region *r, bool there)
+{
+	for (struct held *h; (h = r->held);) {
+		if (there)
+			memcpy(h->at, h->data, h->n);
+		r->held = h->next;
+		free(h);
+	}
+	r->last = &r->held;
+}
+
 API int ibv_dereg_mr(struct ibv_mr *mr)
 {
 	struct region *r = (struct region *)mr;
+	int vmm;
+	// By the address that the GPU knows it by, where the caller gave that as the iova.
+	bool there = !r->gpu || gpu((uintptr_t)r->iova, mr->length, &vmm);
 	pthread_mutex_lock(&lock);
+	settle(r, false);
+	int pairs = ((struct domain *)mr->pd)->pairs;
 	for (struct region **at = &regions; *at; at = &(*at)->next)
 		if (*at == r) {
 			*at = r->next;
@@ -183,18 +209,54 @@ API int ibv_dereg_mr(struct ibv_mr *mr)
 		}
 	((struct domain *)mr->pd)->regions--;
 	pthread_mutex_unlock(&lock);
-	host_log("ibv_dereg_mr device=%s lkey=%#x = 0", of(mr->context), mr->lkey);
+	host_log("ibv_dereg_mr device=%s lkey=%#x gpu=%d there=%d pairs=%d = 0", of(mr->context), mr->lkey, r->gpu, there, pairs);
 	if (r->mapped)
 		munmap(r->mapped, r->mapped_bytes);
 	free(r);
 	return 0;
 }
 
-char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, uint64_t n, unsigned access)
+static struct region *find(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, uint64_t n, unsigned access)
 {
 	for (struct region *r = regions; r; r = r->next)
 		if ((remote ? r->ibv.rkey : r->ibv.lkey) == key && r->ibv.pd == pd && (r->access & access) == access &&
 		    address >= r->iova && n <= r->ibv.length && address - r->iova <= r->ibv.length - n)
-			return r->data + (address - r->iova);
+			return r;
 	return NULL;
+}
+
+char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, uint64_t n, unsigned access)
+{
+	struct region *r = find(pd, key, remote, address, n, access);
+	return r ? r->data + (address - r->iova) : NULL;
+}
+
+bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, const char *data)
+{
+	struct region *r = find(pd, key, true, address, n, IBV_ACCESS_REMOTE_WRITE);
+	if (!r)
+		return false;
+	char *at = r->data + (address - r->iova);
+	struct held *h = NULL;
+	if (r->gpu && ((struct context *)pd->context)->device->described.holds)
+		h = malloc(sizeof *h + n);
+	if (!h) {
+		memcpy(at, data, n);
+		return true;
+	}
+	*h = (struct held){.at = at, .n = n};
+	memcpy(h->data, data, n);
+	*r->last = h;
+	r->last = &h->next;
+	return true;
+}
+
+bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *data)
+{
+	struct region *r = find(pd, key, true, address, n, IBV_ACCESS_REMOTE_READ);
+	if (!r)
+		return false;
+	settle(r, true);
+	memcpy(data, r->data + (address - r->iova), n);
+	return true;
 }

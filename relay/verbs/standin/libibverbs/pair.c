@@ -108,6 +108,20 @@ static int changes(struct pair *p, const struct ibv_qp_attr *a, int mask)
 	return 0;
 }
 
+void pair_connect(struct pair *p, uint32_t to)
+{
+	pthread_mutex_lock(&lock);
+	if (p->ibv.state == IBV_QPS_INIT) {
+		p->attributes.dest_qp_num = to;
+		p->attributes.timeout = 14;
+		p->attributes.rnr_retry = 7;
+		p->ibv.state = IBV_QPS_RTS;
+		p->responding = pthread_create(&p->responder, NULL, wire_respond, p) == 0;
+		p->requesting = pthread_create(&p->requester, NULL, wire_request, p) == 0;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
 API int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
 {
 	struct pair *p = (struct pair *)qp;

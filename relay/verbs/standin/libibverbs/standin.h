@@ -20,7 +20,7 @@ struct description {
 	uint64_t guid;
 	uint16_t lid;
 	uint32_t address; // IPv4, this machine's order
-	bool dmabuf;
+	bool dmabuf, holds;
 	enum { PEERMEM_NO, PEERMEM_ALLOC, PEERMEM_YES } peermem;
 };
 
@@ -54,8 +54,10 @@ struct region {
 	uint64_t iova;
 	char *data; // where this process reaches the bytes
 	unsigned access;
+	bool gpu;
 	void *mapped; // of a DMA-BUF
 	size_t mapped_bytes;
+	struct held *held, **last; // what is written and not there yet, oldest first
 	struct region *next;
 };
 
@@ -122,6 +124,11 @@ void device_event(struct context *c, struct ibv_async_event event);
 // memory_at is where this process reaches what a key gives access to, or NULL. The lock
 // is held, and with it the memory stays.
 char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, uint64_t n, unsigned access);
+// memory_write and memory_read are what the other side's NIC does to memory: a GPU's, of a
+// device that holds, has what is written when it is next read by the same key. They report
+// whether the key gives access. The lock is held.
+bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, const char *data);
+bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *data);
 
 // queue.c
 void queue_push(struct ibv_cq *cq, struct ibv_wc wc);
@@ -132,12 +139,23 @@ int pair_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr
 int pair_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 void pair_fail(struct pair *p, bool event); // the lock is held
 void pair_complete(struct pair *p, const struct request *r, int status, uint32_t bytes);
+void pair_connect(struct pair *p, uint32_t to); // has it send and receive
 
 // wire.c
 int wire_listen(struct pair *p);
 void wire_close(struct pair *p); // no more listening
 void *wire_request(void *pair);
 void *wire_respond(void *pair);
+
+// What the connection manager uses of the library itself.
+struct ibv_device **ibv_get_device_list(int *n);
+void ibv_free_device_list(struct ibv_device **list);
+struct ibv_context *ibv_open_device(struct ibv_device *device);
+int ibv_close_device(struct ibv_context *context);
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a);
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask);
+int ibv_destroy_qp(struct ibv_qp *qp);
+int rdma_destroy_id(struct rdma_cm_id *id);
 
 int queue_poll(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 int queue_arm(struct ibv_cq *cq, int solicited);

@@ -247,15 +247,11 @@ static int answer(struct pair *p, const struct question *q, char *data, bool *de
 		return NOT_READY;
 	unsigned access = q->opcode == IBV_WR_RDMA_READ ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
 	if (!message && q->length) {
-		char *at = memory_at(p->ibv.pd, q->rkey, true, q->remote, q->length, access);
-		if (!at || !(p->attributes.qp_access_flags & access)) {
+		bool reads = q->opcode == IBV_WR_RDMA_READ, may = p->attributes.qp_access_flags & access;
+		if (!may || !(reads ? memory_read(p->ibv.pd, q->rkey, q->remote, q->length, data) : memory_write(p->ibv.pd, q->rkey, q->remote, q->length, data))) {
 			*denied = true;
 			return IBV_WC_REM_ACCESS_ERR;
 		}
-		if (q->opcode == IBV_WR_RDMA_READ)
-			memcpy(data, at, q->length);
-		else
-			memcpy(at, data, q->length);
 	}
 	if (!immediate && !message)
 		return IBV_WC_SUCCESS;

@@ -1,0 +1,121 @@
+//go:build vm
+
+package pair_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/integration/vm/control"
+	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/integration/vm/wiring"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+)
+
+// exchanged has a relay in each guest, in a process of its own (librdmacm keeps a device of
+// siw open as long as its process lives), exchange the messages. It returns what they say.
+func exchanged(t *testing.T, other *control.Client, transport string) (outputs [wiring.Guests]string) {
+	t.Helper()
+	known(t)
+	ctx, cancel := context.WithTimeout(t.Context(), exchangeTime)
+	defer cancel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var orders [wiring.Guests]io.WriteCloser
+	var outs [wiring.Guests]*lines
+	ended := make(chan error, wiring.Guests)
+	for guest := range wiring.Guests {
+		in, to := io.Pipe()
+		out := &lines{}
+		orders[guest], outs[guest] = to, out
+		argv := []string{self, "relay", fmt.Sprint(guest), transport}
+		go func() {
+			var err error
+			if guest == 0 {
+				c := exec.CommandContext(ctx, argv[0], argv[1:]...)
+				c.Stdin, c.Stdout, c.Stderr = in, out, out
+				c.WaitDelay = time.Second
+				err = c.Run()
+			} else {
+				err = other.Run(ctx, control.Command{Argv: argv}, in, out, out)
+			}
+			in.CloseWithError(io.ErrClosedPipe)
+			if err != nil {
+				err = fmt.Errorf("the relay of guest %d: %w", guest, err)
+			}
+			ended <- err
+		}()
+	}
+	tell := func(guest int, text string) {
+		if _, err := fmt.Fprintln(orders[guest], text); err != nil {
+			t.Fatalf("the relay of guest %d: %v\n%s\n%s", guest, err, outs[0], outs[1])
+		}
+	}
+	key := network.Keys{Current: network.NewKey(time.Now())}.Text()
+	var handles [wiring.Guests]string
+	for guest := range wiring.Guests {
+		tell(guest, fmt.Sprintf("%x", key))
+	}
+	for guest := range wiring.Guests {
+		inside.Eventually(t, "the relays listen", func() (bool, string) {
+			text := outs[guest].String()
+			handle, there := handleIn(text)
+			handles[guest] = handle
+			return there, text
+		})
+	}
+	began := time.Now()
+	for guest := range wiring.Guests {
+		tell(guest, handles[wiring.Guests-1-guest])
+		orders[guest].Close()
+	}
+	for range wiring.Guests {
+		if err := <-ended; err != nil {
+			cancel() // the other one waits for it
+			t.Error(err)
+		}
+	}
+	for guest := range wiring.Guests {
+		outputs[guest] = outs[guest].String()
+		t.Logf("the messages took %v; guest %d says:\n%s", time.Since(began), guest, outputs[guest])
+	}
+	return outputs
+}
+
+// Two relays, one in each guest, send each other messages of many sizes over iWARP: the
+// connection manager brings up two queue pairs of each of two NICs, and a message follows
+// each write.
+func TestRelaysOverIWARP(t *testing.T) {
+	other := rdma(t, inside.IWARP)
+	for guest, out := range exchanged(t, other, launch.TransportVerbs) {
+		for i, nic := range []string{"mlx5_0", "mlx5_1"} {
+			way := fmt.Sprintf("%s (%s, iWARP by RDMA CM) and %s (%s)", nic, wiring.Address(i, guest), nic, wiring.Address(i, wiring.Guests-1-guest))
+			if !strings.Contains(out, "data goes over verbs: ") || !strings.Contains(out, way) {
+				t.Errorf("guest %d says nothing of %q", guest, way)
+			}
+		}
+	}
+}
+
+// A host with RDMA and one without have their data go over TCP, and both say why, in the log
+// and to the administrator.
+func TestAHostWithoutRDMA(t *testing.T) {
+	other := inside.Other(t)
+	inside.RDMA(t, inside.Device{Name: "mlx5_0", Kind: inside.IWARP, Card: "rail0"}, inside.Device{Name: "mlx5_1", Kind: inside.IWARP, Card: "rail1"})
+	for guest, out := range exchanged(t, other, launch.TransportAuto) {
+		for _, words := range []string{"data does not go over RDMA: ", "level=warning", "data goes over tcp: ", "no NIC can be used: mlx5_0: "} {
+			if !strings.Contains(out, words) {
+				t.Errorf("guest %d says nothing of %q", guest, words)
+			}
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// matrix is the file that says which test runs where, in the repository. The report of
+// the run demands that they did.
+const matrix = "integration/matrix.txt"
+
+// ofMatrix are the whole packages of a place, and the tests of others that have a cell of
+// it: guests are slow, and most of what the host's run proves they need not prove again.
+func (p place) ofMatrix(path string) ([]target, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var targets []target
+	for _, pkg := range p.whole {
+		targets = append(targets, target{pkg: pkg})
+	}
+	for line := range strings.Lines(string(text)) {
+		line, _, _ = strings.Cut(line, "#")
+		words := strings.Fields(line)
+		if len(words) < 4 || words[0] != p.name || words[2] == "absent" {
+			continue
+		}
+		pkg, test, found := strings.Cut(words[3], ".")
+		if !found {
+			return nil, fmt.Errorf("%s: %q: a test is named by its package's folder, a full stop, and its own name", path, words[3])
+		}
+		if slices.Contains(p.whole, pkg) {
+			continue
+		}
+		i := slices.IndexFunc(targets, func(t target) bool { return t.pkg == pkg })
+		if i < 0 {
+			i = len(targets)
+			targets = append(targets, target{pkg: pkg})
+		}
+		targets[i].tests = append(targets[i].tests, test)
+	}
+	return targets, nil
+}
+
+// patternOf is what matches these tests and their parts, and no others.
+func patternOf(tests []string) string {
+	var patterns []string
+	for _, test := range tests {
+		parts := strings.Split(test, "/")
+		for i, part := range parts {
+			parts[i] = "^" + regexp.QuoteMeta(part) + "$"
+		}
+		patterns = append(patterns, strings.Join(parts, "/"))
+	}
+	return strings.Join(patterns, "|")
+}
+
+// topLevel is the test that another one is a part of, or itself.
+func topLevel(test string) string {
+	top, _, _ := strings.Cut(test, "/")
+	return top
+}

@@ -1,0 +1,315 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/registration"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
+)
+
+// A lane's slots on its server GPUs for other hosts: NICs read and write them where they
+// are, once they are registered (relay/registration). By which way that works, and what
+// memory it asks for, is found out with a small piece of such memory, before slots are made.
+// Where none does, data bounces through the slots in the host's memory.
+
+// gpuSlots is what is known of that.
+type gpuSlots struct {
+	deciding sync.Mutex
+	// tried is what came of it for those NICs of a Set.
+	nics  string
+	tried *registration.Registered
+	// contexts are on server GPUs, where nvidia-peermem takes memory of cuMemAlloc alone,
+	// and the slots in such memory.
+	contexts map[cuda.Device]*device.Device
+	out, in  *staging
+	placed   []placed
+	said     map[string]bool
+}
+
+// slotsWay is how the NICs know a connection's slots, for the administrator.
+type slotsWay struct {
+	way  registration.Way
+	text string
+}
+
+// bounces says why data goes through slots in the host's memory.
+func bounces(why string) slotsWay {
+	return slotsWay{registration.Bounce, "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: " + why}
+}
+
+// takeGPU has a connection's data go through slots on server GPUs, which the Set's NICs
+// know from then on, or says why it cannot. It may block.
+func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (slotsWay, bool) {
+	l := c.lane
+	out, in, err := l.slotsFor(by)
+	if err != nil {
+		return bounces(err.Error()), false
+	}
+	slots := in
+	if sends {
+		slots = out
+	}
+	var steps []registration.Step
+	for _, g := range slots.regions {
+		if err := by.Register(g.memory, !sends); err != nil {
+			why := err.Error()
+			for _, s := range by.Steps(g.memory, !sends) { // all that was tried, err is of the last
+				if s.Err != nil && !strings.Contains(why, s.Err.Error()) {
+					why = s.String() + "; " + why
+				}
+			}
+			return bounces(fmt.Sprintf("the slots on GPU %s cannot be registered: %s", g.gpu.BusID, why)), false
+		}
+		steps = append(steps, by.Steps(g.memory, !sends)...)
+	}
+	c.out, c.in = out, in
+	return registered(steps), true
+}
+
+// registered says by which way slots are, the worst one of all, and what was better.
+func registered(steps []registration.Step) slotsWay {
+	w, kind := registration.DMABuf, registration.VMM
+	var refused []string
+	told := map[registration.Step]bool{}
+	for _, s := range steps {
+		if s.Err != nil {
+			text := s.String()
+			if s.Err = nil; !told[s] { // of one region; the others are like it
+				told[s], refused = true, append(refused, text)
+			}
+			continue
+		}
+		w, kind = max(w, s.Way), s.Kind
+	}
+	text := fmt.Sprintf("%s: slots on server GPUs, memory of %s, registered by %v: GPUDirect RDMA", w.Word(), kind, w)
+	if len(refused) > 0 {
+		text += "; refused was " + strings.Join(refused, "; ")
+	}
+	return slotsWay{w, text}
+}
+
+// slotsFor are the slots that the NICs of a Set can have, or why there are none. It may
+// block.
+func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
+	if !l.spec.Relay || len(l.spec.Servers) == 0 {
+		return nil, nil, fmt.Errorf("the plan has no server GPU for this lane (role %s)", l.spec.Role)
+	}
+	g := &l.registered
+	g.deciding.Lock()
+	defer g.deciding.Unlock()
+	if nics := by.NICs(); g.nics != nics {
+		tried, err := l.try(by)
+		if err != nil {
+			return nil, nil, err
+		}
+		g.nics, g.tried = nics, tried
+	}
+	switch {
+	case g.tried.Way() == registration.Bounce:
+		return nil, nil, errors.New(g.tried.String())
+	case g.tried.Kind == registration.Allocated:
+		return l.openAllocated()
+	}
+	if err := l.openStaging(); err != nil {
+		return nil, nil, err
+	}
+	if l.out.regions[0].memory.Host() {
+		return nil, nil, errors.New("no server GPU has room for slots, or is fit for them")
+	}
+	return l.out, l.in, nil
+}
+
+// try finds out how NICs know memory of the lane's first server GPU that there is.
+func (l *lane) try(by *verbs.Set) (*registration.Registered, error) {
+	if err := l.open(); err != nil {
+		return nil, err
+	}
+	on, _, err := l.server(l.spec.Servers[0])
+	if err != nil {
+		return nil, err
+	}
+	tried, err := by.Try(registration.GPU{Asks: l.device, On: on, Own: func() (*device.Device, error) { return l.contextOn(on) }}, 1)
+	if err == nil && (tried.Way() == registration.Bounce || tried.Kind != registration.Allocated) && l.registered.out == nil {
+		err = l.closeContexts()
+	}
+	return tried, err
+}
+
+// peermem are the modules that have NICs register a GPU's addresses.
+var peermem = []string{"nvidia_peermem", "nv_peer_mem"}
+
+// contextOn makes a context on a server GPU, once, whose memory the lane's GPU reaches. It
+// takes some 265 MiB there, which is not done in vain where no module could make use of it.
+// The lock is held.
+func (l *lane) contextOn(on cuda.Device) (*device.Device, error) {
+	g := &l.registered
+	if have := g.contexts[on]; have != nil {
+		return have, nil
+	}
+	d := l.device.Driver
+	there := d.Simulated()
+	for _, module := range peermem {
+		_, err := os.Stat(filepath.Join("/sys/module", module))
+		there = there || err == nil
+	}
+	if !there {
+		return nil, errors.New("nvidia-peermem is not loaded (modprobe nvidia-peermem)")
+	}
+	bus, err := d.DevicePCIBusID(on)
+	if err != nil {
+		return nil, err
+	}
+	made, err := device.Open(d, bus)
+	if err != nil {
+		return nil, err
+	}
+	err = l.device.On(func() error { return d.CtxEnablePeerAccess(made.Context()) })
+	if err != nil && !errors.Is(err, cuda.ErrPeerAccessAlreadyEnabled) {
+		return nil, errors.Join(err, made.Close())
+	}
+	if g.contexts == nil {
+		g.contexts = map[cuda.Device]*device.Device{}
+	}
+	g.contexts[on] = made
+	return made, nil
+}
+
+func (l *lane) closeContexts() (err error) {
+	for on, made := range l.registered.contexts {
+		err = errors.Join(err, made.Close())
+		delete(l.registered.contexts, on)
+	}
+	return err
+}
+
+// openAllocated makes the slots in memory of cuMemAlloc, on each server GPU that has room
+// and is fit for it. The lock is held.
+func (l *lane) openAllocated() (out, in *staging, err error) {
+	g := &l.registered
+	if g.out != nil {
+		return g.out, g.in, nil
+	}
+	config, err := l.tested()
+	if err != nil {
+		return nil, nil, err
+	}
+	l.opening.Lock()
+	defer l.opening.Unlock()
+	allocate := func(on cuda.Device, bytes uint64) (*device.Memory, int, error) {
+		own, err := l.contextOn(on)
+		if err != nil {
+			return nil, -1, err
+		}
+		m, err := own.Allocate(bytes)
+		return m, -1, err // it cannot be exported
+	}
+	out, in = &staging{}, &staging{}
+	var all []placed
+	for _, server := range l.spec.Servers {
+		slots := (config.Slots + len(l.spec.Servers) - 1) / len(l.spec.Servers)
+		all = append(all, l.stageOn(server, slots, config, allocate, out, in))
+	}
+	if len(out.regions) == 0 {
+		return nil, nil, fmt.Errorf("no server GPU has room for slots in memory of cuMemAlloc, or is fit for them: %s", notes(all))
+	}
+	out.fill()
+	in.fill()
+	if !l.relay.loop.Call(func() { g.out, g.in, g.placed = out, in, all }) {
+		return nil, nil, errEnding
+	}
+	return out, in, nil
+}
+
+// pools are all slots of the lane; of the loop.
+func (l *lane) pools() (list []*staging) {
+	for _, s := range []*staging{l.out, l.in, l.registered.out, l.registered.in, l.abroad.out, l.abroad.in} {
+		if s != nil {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// mostSaid bounds what is remembered to have been said.
+const mostSaid = 64
+
+// say tells the log by which way a lane's data goes through NICs, once for each.
+func (l *lane) say(w slotsWay) {
+	g := &l.registered
+	g.deciding.Lock()
+	defer g.deciding.Unlock()
+	if g.said[w.text] {
+		return
+	}
+	if g.said == nil || len(g.said) == mostSaid {
+		g.said = map[string]bool{}
+	}
+	g.said[w.text] = true
+	to := logrus.WithField("gpu", l.spec.GPU.BusID)
+	if w.way == registration.DMABuf {
+		to.Infof("data to and from other hosts by RDMA: %s", w.text)
+		return
+	}
+	to.Warnf("data to and from other hosts by RDMA is not registered by DMA-BUF: %s", w.text)
+}
+
+// All GPUs see what a NIC has written into one of them, in its order, where that GPU's
+// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING is so much.
+const orderedForAll = 200
+
+// unordered reports whether what NICs write into memory has to be flushed before it is
+// copied on. It is always another GPU that reads a server GPU's memory then.
+func (r *Relay) unordered(m *device.Memory) bool {
+	d, err := r.cuda()
+	if err != nil {
+		return true
+	}
+	return asksForFlush(d.DeviceAttribute(m.On, cuda.AttributeRDMAWritesOrdering))
+}
+
+// asksForFlush is the decision by the attribute; a driver that does not say orders nothing.
+func asksForFlush(ordering int, err error) bool { return err != nil || ordering < orderedForAll }
+
+// stages reports whether a lane has server GPUs.
+func (r *Relay) stages() (does bool) {
+	r.loop.Call(func() {
+		for _, l := range r.lanes {
+			does = does || l.spec.Relay && len(l.spec.Servers) > 0
+		}
+	})
+	return does
+}
+
+// current runs f with the context of one of the lanes current.
+func (r *Relay) current(f func() error) error {
+	var on *device.Device
+	r.loop.Call(func() {
+		for _, l := range r.lanes {
+			if on == nil {
+				on = l.device
+			}
+		}
+	})
+	if on == nil {
+		return f()
+	}
+	return on.On(f)
+}
+
+// least is the length of the shortest slot, bytes: what one write can have at most.
+func (s *staging) least() uint64 {
+	least := s.regions[0].slotBytes
+	for _, g := range s.regions {
+		least = min(least, g.slotBytes)
+	}
+	return least
+}

@@ -1,0 +1,267 @@
+package relay_test
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// slotsOfLane is how much a test's lane has on its server GPU in each direction, bytes.
+const slotsOfLane = "4194304"
+
+// inOrder looks in the stand-in's record whether slots on GPUs were registered until no queue
+// pair was there any more, and the memory there until they were not.
+func inOrder(t *testing.T, rdma standin.Host) {
+	t.Helper()
+	calls, err := rdma.Calls("ibv_reg_dmabuf_mr", "ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_dereg_mr")
+	if err != nil {
+		t.Fatal(err)
+	}
+	length := map[string]string{}
+	for _, c := range calls {
+		if c.Name != "ibv_dereg_mr" {
+			length[c.Arguments["lkey"]] = c.Arguments["length"]
+			continue
+		}
+		if c.Arguments["gpu"] == "0" {
+			continue
+		}
+		if c.Arguments["there"] != "1" || length[c.Arguments["lkey"]] == slotsOfLane && c.Arguments["pairs"] != "0" {
+			t.Errorf("a registration of %s bytes of a GPU ended too late or too early: %v", length[c.Arguments["lkey"]], c.Arguments)
+		}
+	}
+}
+
+// throughSlots are the bytes that came into slots on a GPU, and into the host's.
+func throughSlots(t *testing.T, s *client.Session, server int) (gpu, host uint64) {
+	t.Helper()
+	m, err := s.Statistics(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range m.Server[:m.Servers] {
+		switch one.GPU {
+		case uuid(t, server):
+			gpu = one.In
+		case wire.UUID{}:
+			host = one.In
+		}
+	}
+	return gpu, host
+}
+
+// Bytes go from a far GPU by its server GPU's slots and both NICs to the other side's, and
+// what a NIC has written is flushed before it is copied on. Where DMA-BUF is refused,
+// whatever the error, nvidia-peermem is tried, with memory of cuMemAlloc if that is what it
+// takes, and then the host's memory; both relays say which it is, and why.
+func TestSlotsOnServerGPUsAreRegistered(t *testing.T) {
+	// Each side's NIC, and what is said of it.
+	type nic struct {
+		noDMABuf bool
+		peermem  string
+		word     string
+		said     []string
+	}
+	dmabuf := nic{false, "no", "dmabuf", []string{"memory of cuMemCreate, registered by DMA-BUF: GPUDirect RDMA"}}
+	peermem := nic{true, "yes", "peermem", []string{"memory of cuMemCreate, registered by nvidia-peermem", "ibv_reg_dmabuf_mr", "EOPNOTSUPP"}}
+	alloc := nic{true, "alloc", "peermem", []string{"memory of cuMemAlloc, registered by nvidia-peermem", "EOPNOTSUPP"}}
+	none := nic{true, "no", "bounce", []string{"host memory", "without GPUDirect RDMA", "DMA-BUF, memory of cuMemCreate", "EOPNOTSUPP", "nvidia-peermem, memory of cuMemAlloc", "EFAULT"}}
+	refused := func(n nic, name string) nic {
+		n.said = append(slices.Clone(n.said[:1]), "ibv_reg_dmabuf_mr", name)
+		return n
+	}
+	willing := dmabuf
+	willing.peermem, willing.word, willing.said = "yes", peermem.word, peermem.said
+	for _, c := range []struct {
+		name   string
+		a, b   nic
+		script []string
+	}{
+		{"DMA-BUF", dmabuf, dmabuf, nil},
+		{"nvidia-peermem", peermem, peermem, nil},
+		{"nvidia-peermem that takes cuMemAlloc alone", alloc, alloc, nil},
+		{"neither", none, none, nil},
+		{"each side its own", dmabuf, none, nil},
+		{"EINVAL", refused(willing, "EINVAL"), refused(willing, "EINVAL"), []string{"ibv_reg_dmabuf_mr errno=22"}},
+		{"EPERM at one side", refused(willing, "EPERM"), dmabuf, []string{"ibv_reg_dmabuf_mr errno=1 device=mlx5_0"}},
+		{"ENOMEM of the slots alone", dmabuf, nic{false, "no", "bounce", []string{"host memory", "slots on GPU", "ENOMEM", "cannot be registered"}}, []string{"ibv_reg_dmabuf_mr errno=12 device=rocep1 from=4", "ibv_reg_mr errno=12 device=rocep1 from=100"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			p := &byRDMA{}
+			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
+			a, b := ofA[0], ofB[0]
+			a.NoDMABuf, a.Peermem = c.a.noDMABuf, c.a.peermem
+			b.NoDMABuf, b.Peermem = c.b.noDMABuf, c.b.peermem
+			if err := p.rdma.Set(a, b); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.rdma.Script(c.script...); err != nil {
+				t.Fatal(err)
+			}
+			p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+			const n = 2<<20 + 5
+			p.arrive(t, n)
+			for _, side := range []struct {
+				*client.Session
+				report *launch.Report
+				nic
+				server int
+			}{{p.a, p.relayA.Report(), c.a, 1}, {p.b, p.relayB.Report(), c.b, 2}} {
+				gdr := side.word != "bounce"
+				if len(side.report.Connections) != 1 {
+					t.Fatalf("inspect shows %+v", side.report.Connections)
+				}
+				is := side.report.Connections[0]
+				if is.Transport != launch.TransportVerbs || !strings.HasPrefix(is.Registration, side.word+": ") || is.GDR != gdr ||
+					strings.Contains(is.Path, "GPU "+devices[side.server].BusID) != gdr || strings.Contains(is.Path, "host memory") == gdr {
+					t.Errorf("inspect shows %+v; it was to be %s", is, side.word)
+				}
+				for _, word := range side.said {
+					if !strings.Contains(is.Registration, word) {
+						t.Errorf("inspect says %q, and nothing of %q", is.Registration, word)
+					}
+				}
+				if gpu, host := throughSlots(t, side.Session, side.server); gdr && (gpu != n || host != 0) || !gdr && (gpu != 0 || host != n) {
+					t.Errorf("%d bytes went through slots on the server GPU and %d through the host's", gpu, host)
+				}
+				if own := slices.Contains(side.report.Contexts, devices[side.server].BusID); own != (side.peermem == "alloc") {
+					t.Errorf("the relay has contexts on %v", side.report.Contexts)
+				}
+			}
+			flushed(t, p.rdma, "rocep1", c.b.word != "bounce")
+			flushed(t, p.rdma, "mlx5_0", false)
+		})
+	}
+}
+
+// flushed looks whether a NIC has flushed, beside once when the queue pairs were tried, by a
+// queue pair that has nothing else to do and that nobody else reaches.
+func flushed(t *testing.T, rdma standin.Host, nic string, want bool) {
+	t.Helper()
+	calls, err := rdma.Calls("ibv_post_send", "ibv_modify_qp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads, others, itself := map[string]int{}, map[string]int{}, map[string]bool{}
+	for _, c := range calls {
+		qp := c.Arguments["qp"]
+		switch {
+		case c.Arguments["device"] != nic:
+		case c.Name == "ibv_modify_qp":
+			itself[qp] = itself[qp] || c.Arguments["to"] == qp
+		case c.Arguments["op"] == "4":
+			reads[qp]++
+		default:
+			others[qp]++
+		}
+	}
+	if len(reads) != 1 {
+		t.Errorf("%s has %d queue pairs for reads", nic, len(reads))
+	}
+	for qp, n := range reads {
+		if n > 1 != want || !itself[qp] || others[qp] > 0 {
+			t.Errorf("%s has read %d times by queue pair %s, which leads to itself: %v, and done %d other things by it", nic, n, qp, itself[qp], others[qp])
+		}
+	}
+}
+
+// A flush that fails ends the operations with an error that says so: their bytes may not be
+// there.
+func TestAFlushThatFails(t *testing.T) {
+	p := hostsByRDMA(t, 1, 1)
+	p.move(t, 1<<20)
+	if err := p.rdma.Script("send status=12 device=rocep1"); err != nil { // which writes nothing
+		t.Fatal(err)
+	}
+	receive, err := p.receiving.Receive(p.target.Memory, 0, 3<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	send, err := p.sending.Send(p.source.Memory, 0, 3<<20)
+	for _, op := range []*client.Operation{send, receive} {
+		_, err := wait(t, op, err)
+		demand(t, err, wire.StatusPeerRelayDied)
+	}
+	if err := p.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 1<<20)
+}
+
+// A NIC that cannot flush receives into the host's memory, and sends from a GPU's.
+func TestANICThatCannotFlush(t *testing.T) {
+	p := &byRDMA{}
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
+	// Before the one for data.
+	if err := p.rdma.Script("ibv_create_qp errno=12 device=rocep1 call=1"); err != nil {
+		t.Fatal(err)
+	}
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 1<<20+3)
+	from, to := p.relayA.Report().Connections, p.relayB.Report().Connections
+	if len(from) != 1 || !from[0].GDR || len(to) != 1 || to[0].GDR || !strings.Contains(to[0].Registration, "what rocep1 writes into a GPU's memory cannot be flushed") {
+		t.Errorf("inspect shows %+v and %+v", from, to)
+	}
+}
+
+// Memory of a client on a server GPU goes from where it lies to where it is to be once the
+// NICs know it, through slots before; and they forget it before it is given back.
+func TestStagingMemoryByRDMA(t *testing.T) {
+	p := &byRDMA{lane: copying}
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	const n = 1<<20 + 5
+	from, to := stagingMemory(t, p.a, 0, n), stagingMemory(t, p.b, 3, n)
+	want := random(t, n)
+	from.write(0, want)
+	// What goes through a slot comes into the server GPU and leaves it.
+	through := func() (in, out uint64) {
+		t.Helper()
+		sender, err := p.a.Statistics(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		receiver, err := p.b.Statistics(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sender.Server[0].In, receiver.Server[0].Out
+	}
+	for end := time.Now().Add(time.Minute); ; {
+		to.write(0, make([]byte, n))
+		in, out := through()
+		receive, err := p.receiving.Receive(to.Memory, 0, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send, err := p.sending.Send(from.Memory, 0, n)
+		for _, op := range []*client.Operation{send, receive} {
+			if _, err := wait(t, op, err); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(to.read(0, n), want) {
+			t.Fatal("wrong bytes")
+		}
+		if inNow, outNow := through(); inNow == in && outNow == out {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it goes through slots for good")
+		}
+	}
+	for _, m := range []*memory{from, to} {
+		if err := m.Unexport(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

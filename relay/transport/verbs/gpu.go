@@ -1,0 +1,119 @@
+package verbs
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/peerlane/peerlane/relay/device"
+	gdr "github.com/peerlane/peerlane/relay/registration"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// GPUs' memory for the Fabric's NICs: by DMA-BUF, or by nvidia-peermem.
+
+// placeOf is where NICs and this process know a place in memory: of a GPU's its address there.
+func placeOf(p device.Place) uint64 {
+	if p.Host != nil {
+		return uint64(uintptr(p.Host))
+	}
+	return uint64(p.Ptr)
+}
+
+// NICs names those of a Set that is settled. One that was lost and is back is another.
+func (s *Set) NICs() string {
+	var names []string
+	for _, n := range s.nics {
+		names = append(names, fmt.Sprintf("%s (%d)", n.name, n.index))
+	}
+	return strings.Join(names, ", ")
+}
+
+// Try tells by which way the Set's NICs know memory that is made so, and of which kind that
+// has to be. What is made for it is given back. Any goroutine may call it once the Set is
+// settled. It blocks.
+func (s *Set) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
+	f := s.fabric
+	f.mu.Lock()
+	if f.closed {
+		f.mu.Unlock()
+		return nil, unreachable("the relay is ending")
+	}
+	f.building.Add(1)
+	defer f.building.Done()
+	f.mu.Unlock()
+	var nics []gdr.NIC
+	for _, n := range s.nics {
+		nics = append(nics, gdr.NIC{Name: n.name, Domain: n.domain})
+	}
+	var r *gdr.Registered
+	err := f.current(func() (err error) {
+		r, err = gdr.Make(from, bytes, nics, access)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	tried := *r
+	return &tried, r.Close()
+}
+
+func (f *Fabric) current(what func() error) error {
+	if f.config.Current == nil {
+		return what()
+	}
+	return f.config.Current(what)
+}
+
+// with registers memory with a NIC. The registration's lock is held.
+func (r *registration) with(f *Fabric, m *device.Memory, n *nic, access verbs.Access) (region *verbs.Region, err error) {
+	if m.Host() {
+		return n.domain.Register(uintptr(r.base), r.bytes, r.base, access)
+	}
+	if r.flush {
+		access |= verbs.RemoteRead // for the NIC's own flushes: no other queue pair may read
+	}
+	kind := gdr.VMM
+	if m.Allocated() {
+		kind = gdr.Allocated
+	}
+	err = f.current(func() error {
+		var steps []gdr.Step
+		region, steps, err = gdr.With(m, kind, gdr.NIC{Name: n.name, Domain: n.domain}, access)
+		r.steps = append(r.steps, steps...)
+		return err
+	})
+	return region, err
+}
+
+// taken is memory that a Set's NICs write into from now on.
+func (f *Fabric) taken(what purpose, s *Set) (*registration, error) {
+	if what.memory.Host() {
+		return f.register(what, s.nics)
+	}
+	f.mu.Lock()
+	r := f.memories[what]
+	f.mu.Unlock()
+	switch {
+	case r == nil || !r.known(s.nics):
+		return nil, wire.Errorf(wire.StatusInternal, "a GPU's memory is received into that is not registered")
+	case r.flush && s.noFlush != nil:
+		return nil, s.noFlush
+	}
+	return r, nil
+}
+
+// Steps are what was tried to have a GPU's memory registered. Any goroutine may call it. It
+// blocks while it is being registered.
+func (s *Set) Steps(m *device.Memory, target bool) []gdr.Step {
+	f := s.fabric
+	f.mu.Lock()
+	r := f.memories[purpose{m, target}]
+	f.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	r.making.Lock()
+	defer r.making.Unlock()
+	return r.steps
+}

@@ -1,0 +1,423 @@
+package verbs
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/verbs"
+)
+
+// The queue pairs of iWARP, and of eRDMA where its driver is one of iWARP, lie on TCP
+// connections that the NIC or the kernel makes: they come up by the connection manager
+// (librdmacm) alone, at an address of the NIC. The side that accepted the Peer asks for
+// them, and sends first, as iWARP has it.
+//
+// Who hears what the relays say to each other knows two secrets of this Set: a request for
+// a queue pair has the one, its answer the other. Who asks without it is refused with
+// nothing, and a listener is there only while a Set comes up.
+
+// secretBytes is the length of each.
+const secretBytes = 32
+
+// askingBytes is what a request for a queue pair says: the secret, and which pair it is, as
+// its end has it. Some transports pad it with zeros, which are no pair.
+const askingBytes = secretBytes + 4
+
+// managed is what a NIC has of the connection manager.
+type managed struct {
+	manager *verbs.Manager
+	events  *verbs.Events
+	id      *verbs.ID // at the address, which has the manager open the device
+	address netip.Addr
+}
+
+// openManaged finds which of the host's addresses leads to a device. The context is the
+// connection manager's.
+func openManaged(library *verbs.Library, name string, addresses []netip.Addr) (_ *managed, _ *verbs.Context, err error) {
+	m := &managed{}
+	if m.manager, err = library.Manager(); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if m.events, err = m.manager.NewEvents(); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	for _, m.address = range addresses {
+		if m.id, err = m.events.NewID(); err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", name, err)
+		}
+		// An address that is no device's cannot be had.
+		if m.id.Bind(netip.AddrPortFrom(m.address, 0)) == nil {
+			if c, err := m.id.Context(); err == nil && c.Name() == name {
+				return m, c, nil
+			}
+		}
+		err = m.id.Close()
+		if m.id = nil; err != nil {
+			return nil, nil, err
+		}
+	}
+	return nil, nil, fmt.Errorf("%s: it connects by address (RDMA CM), and none of this host's leads to it: %v; give its network interface one", name, addresses)
+}
+
+func (m *managed) close() error {
+	var err error
+	if m.id != nil {
+		err = m.id.Close()
+	}
+	return errors.Join(err, m.events.Close())
+}
+
+// hostAddresses are those that can be a NIC's, of IPv4 first: there are drivers that know
+// no other.
+func hostAddresses() ([]netip.Addr, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	var list []netip.Addr
+	for _, a := range all {
+		p, err := netip.ParsePrefix(a.String())
+		if ip := p.Addr(); err == nil && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
+			list = append(list, ip)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+	return list, nil
+}
+
+// manager is what a Set has of the connection manager.
+type manager struct {
+	events    *verbs.Events
+	listeners []*verbs.ID      // of the side that is asked
+	ports     [maxCards]uint16 // theirs, by NIC
+	own       [secretBytes]byte
+	theirs    [secretBytes]byte
+	watched   bool
+}
+
+// managed reports whether queue pairs come up by the connection manager.
+func (s *Set) managed() bool {
+	return slices.ContainsFunc(s.links, func(l link) bool { return l.managed })
+}
+
+// prepare makes what the connection manager tells this Set by. It blocks.
+func (s *Set) prepare() (err error) {
+	_, _ = rand.Read(s.cm.own[:]) // never fails
+	for _, l := range s.links {
+		if l.managed {
+			s.cm.events, err = s.nics[l.ours].cm.manager.NewEvents()
+			return err
+		}
+	}
+	return nil
+}
+
+// listen has the NICs be asked for queue pairs, at ports of relays. It blocks.
+func (s *Set) listen() error {
+	for _, l := range s.links {
+		n := s.nics[l.ours]
+		if !l.managed || s.cm.ports[l.ours] != 0 {
+			continue
+		}
+		id, err := listenAt(s.cm.events, n.cm.address, s.fabric.config.Ports, maxPairs)
+		if err != nil {
+			return unreachable("%s of host %s takes no connection by RDMA CM: %w", n.name, hostname(), err)
+		}
+		s.cm.listeners = append(s.cm.listeners, id)
+		s.cm.ports[l.ours] = id.Port()
+	}
+	return nil
+}
+
+// listenAt listens at one of the ports, tried in random order, or at one that the kernel
+// chooses where they are the zero value.
+func listenAt(events *verbs.Events, at netip.Addr, ports address.Ports, backlog int) (*verbs.ID, error) {
+	var last error
+	for _, i := range mathrand.Perm(ports.Count()) {
+		id, err := events.NewID()
+		if err != nil {
+			return nil, err
+		}
+		if last = id.Listen(netip.AddrPortFrom(at, ports.First+uint16(i)), backlog); last == nil {
+			return id, nil
+		}
+		if err := id.Close(); err != nil {
+			return nil, err
+		}
+		if !errors.Is(last, syscall.EADDRINUSE) {
+			break
+		}
+	}
+	return nil, last
+}
+
+// eventPause is how long the end of bringing up may go unseen while nothing happens.
+const eventPause = 50 * time.Millisecond
+
+// next waits for what happens to connections. It blocks, up to the end of ctx.
+func next(ctx context.Context, events *verbs.Events) (verbs.ConnectionEvent, error) {
+	fds := []unix.PollFd{{Fd: int32(events.FD()), Events: unix.POLLIN}}
+	for {
+		if err := ctx.Err(); err != nil {
+			return verbs.ConnectionEvent{}, err
+		}
+		e, ok, err := events.Next()
+		if ok || err != nil {
+			return e, err
+		}
+		if _, err := unix.Poll(fds, int(eventPause.Milliseconds())); err != nil && err != unix.EINTR {
+			return verbs.ConnectionEvent{}, err
+		}
+	}
+}
+
+// connection is what is asked for, and answered, with a secret.
+func (s *Set) connection(private []byte) verbs.Connection {
+	c := s.fabric.config
+	return verbs.Connection{Private: private, Retries: uint8(min(c.Retries, 7)), ReceiverRetries: 7, AnswerReads: 1, InitiateReads: 1}
+}
+
+// pairBy makes the queue pair of a connection. It blocks.
+func (s *Set) pairBy(i int, id *verbs.ID) (err error) {
+	p := s.pairs[i]
+	if p.Pair, err = id.NewPair(p.queue.nic.domain, p.queue.config(sendDepth, receives)); err != nil {
+		return err
+	}
+	s.number[key{p.queue, p.Number()}] = i
+	p.fill()
+	return s.again(p)
+}
+
+// failedBy is the error of a queue pair that does not come up.
+func (s *Set) failedBy(i int, err error) error {
+	p := s.pairs[i]
+	t := &s.theirs[s.links[p.link].theirs]
+	return unreachable("%s (%s) of host %s and %s (%s) do not connect by RDMA CM: %w", p.queue.nic.name, p.queue.nic.cm.address, hostname(), t.name(), t.address(), err)
+}
+
+// ask has all managed queue pairs connected with the other side's, which listens. It blocks.
+func (s *Set) ask(ports [maxCards]uint16) error {
+	of, left := map[*verbs.ID]int{}, 0
+	limit := s.fabric.config.Time
+	for i, p := range s.pairs {
+		l := s.links[p.link]
+		if !l.managed {
+			continue
+		}
+		t := &s.theirs[l.theirs]
+		to := netip.AddrPortFrom(verbs.GID{GID: t.GID}.Address(), ports[l.theirs])
+		// A relay connects nowhere but where relays listen.
+		if c := s.fabric.config.Ports; to.Port() == 0 || c != (address.Ports{}) && (to.Port() < c.First || to.Port() > c.Last) {
+			return malformed("%s listens at port %d, which is none of network.ports %v", t.name(), to.Port(), c)
+		}
+		id, err := s.cm.events.NewID()
+		if err != nil {
+			return err
+		}
+		p.id, of[id] = id, i
+		left++
+		if err := id.ResolveAddress(netip.AddrPortFrom(p.queue.nic.cm.address, 0), to, limit); err != nil {
+			return s.failedBy(i, err)
+		}
+	}
+	for left > 0 {
+		e, err := next(s.bringing, s.cm.events)
+		if err != nil {
+			return err
+		}
+		i, known := of[e.ID]
+		if !known {
+			continue
+		}
+		if err = e.Err(); err == nil {
+			switch e.Kind {
+			case verbs.AddressResolved:
+				err = e.ID.ResolveRoute(limit)
+			case verbs.RouteResolved:
+				if err = s.pairBy(i, e.ID); err == nil {
+					err = e.ID.Connect(s.connection(binary.LittleEndian.AppendUint32(slices.Clone(s.cm.theirs[:]), uint32(i)+1)))
+				}
+			case verbs.Established:
+				if !isSecret(e.Private, s.cm.own) {
+					err = errors.New("who answers is not the relay that was asked")
+				}
+				left--
+			}
+		}
+		if err != nil {
+			return s.failedBy(i, err)
+		}
+	}
+	return nil
+}
+
+// isSecret looks at what comes with a connection, in a time that says nothing.
+func isSecret(private []byte, secret [secretBytes]byte) bool {
+	return len(private) >= secretBytes && subtle.ConstantTimeCompare(private[:secretBytes], secret[:]) == 1
+}
+
+// beAsked takes a connection for each managed queue pair, and refuses others. It blocks.
+func (s *Set) beAsked() error {
+	of, left := map[*verbs.ID]int{}, 0
+	for _, p := range s.pairs {
+		if s.links[p.link].managed {
+			left++
+		}
+	}
+	for left > 0 {
+		e, err := next(s.bringing, s.cm.events)
+		if err != nil {
+			return err
+		}
+		if e.Kind == verbs.ConnectRequest {
+			i, ok := s.asked(e)
+			if !ok {
+				// With no word: who it is from knows nothing, and learns nothing.
+				if err := errors.Join(e.ID.Reject(nil), e.ID.Close()); err != nil {
+					logged(err)
+				}
+				continue
+			}
+			s.pairs[i].id, of[e.ID] = e.ID, i
+			if err = s.pairBy(i, e.ID); err == nil {
+				err = e.ID.Accept(s.connection(s.cm.theirs[:]))
+			}
+			if err != nil {
+				return s.failedBy(i, err)
+			}
+			continue
+		}
+		i, known := of[e.ID]
+		if !known {
+			continue
+		}
+		if err := e.Err(); err != nil {
+			return s.failedBy(i, err)
+		}
+		if e.Kind == verbs.Established {
+			left--
+		}
+	}
+	s.deafen()
+	return nil
+}
+
+// asked is which queue pair a request is for; ok is false of a stranger's, and of one that
+// makes no sense.
+func (s *Set) asked(e verbs.ConnectionEvent) (i int, ok bool) {
+	if e.ID == nil || !isSecret(e.Private, s.cm.own) || len(e.Private) < askingBytes {
+		return 0, false
+	}
+	n := binary.LittleEndian.Uint32(e.Private[secretBytes:])
+	if n == 0 || n > uint32(len(s.pairs)) {
+		return 0, false
+	}
+	p := s.pairs[n-1]
+	c, err := e.ID.Context()
+	return int(n) - 1, err == nil && s.links[p.link].managed && p.id == nil && c.Name() == p.queue.nic.name
+}
+
+// deafen ends listening: all that were to come have.
+func (s *Set) deafen() {
+	for _, id := range s.cm.listeners {
+		logged(id.Close())
+	}
+	s.cm.listeners = nil
+}
+
+// partTime is how long the Peer's own end is waited for when a connection of a queue pair
+// ends: that says why.
+const partTime = time.Second
+
+// parted hears of connections that end, from the loop.
+func (s *Set) parted() {
+	for s.cm.events != nil {
+		e, ok, err := s.cm.events.Next()
+		if !ok && err == nil {
+			return
+		}
+		n := s.pairs[0].queue.nic
+		for _, p := range s.pairs {
+			if err == nil && p.id == e.ID && p.id != nil {
+				n = p.queue.nic
+			}
+		}
+		what := "the connection of a queue pair has ended: "
+		if err == nil {
+			if err = e.Err(); err == nil {
+				continue
+			}
+		}
+		s.lost(n, what+err.Error())
+		return
+	}
+}
+
+// lost ends the Peer for a queue pair whose connection has ended, unless it ends by itself:
+// a relay that goes takes its connections with it, in any order, and what it has said before
+// is still to be heard.
+func (s *Set) lost(n *nic, what string) {
+	time.AfterFunc(partTime, func() {
+		s.fabric.loop.Do(func() {
+			if s.gone == nil && !s.over {
+				s.failed(n, what)
+			}
+		})
+	})
+}
+
+// happened takes an event of a NIC, and of a queue pair if it names one, that is fatal.
+func (s *Set) happened(n *nic, e verbs.Event) {
+	for _, p := range s.pairs {
+		if e.Pair != 0 && p.Pair != nil && p.queue.nic.index == n.index && p.Number() == e.Pair && s.links[p.link].managed {
+			s.lost(n, e.String())
+			return
+		}
+	}
+	s.failed(n, e.String())
+}
+
+// watchManaged has the loop hear of them.
+func (s *Set) watchManaged() error {
+	if s.cm.events == nil {
+		return nil
+	}
+	s.cm.watched = true
+	return s.fabric.loop.Watch(s.cm.events.FD(), func(uint32) { s.parted() })
+}
+
+// releaseManaged gives back what there is of the connection manager, after the queue pairs.
+func (s *Set) releaseManaged() {
+	for _, p := range s.pairs {
+		if p.id != nil {
+			logged(p.id.Close())
+		}
+	}
+	s.deafen()
+	if s.cm.events == nil {
+		return
+	}
+	if s.cm.watched {
+		s.fabric.loop.Unwatch(s.cm.events.FD())
+	}
+	logged(s.cm.events.Close())
+	s.cm.events = nil
+}

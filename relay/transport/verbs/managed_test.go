@@ -1,0 +1,422 @@
+package verbs
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// byIWARP is connected over devices of iWARP.
+func byIWARP(t *testing.T) *two {
+	t.Helper()
+	w, settled := joining(t, true, nil)
+	if err := receive(t, settled, "the queue pairs"); err != nil {
+		t.Fatal(err)
+	}
+	w.open(t)
+	return w
+}
+
+// until waits for what a side's loop sees.
+func (e *side) until(what string, is func() bool) {
+	e.t.Helper()
+	for end := time.Now().Add(waitTime); ; time.Sleep(time.Millisecond) {
+		so := false
+		e.loop.Call(func() { so = is() })
+		if so {
+			return
+		}
+		if time.Now().After(end) {
+			e.t.Fatalf("%s: not within %v", what, waitTime)
+		}
+	}
+}
+
+// atConnect has the accepting side hear a connect that f may have changed; its loop stands
+// still meanwhile.
+type atConnect struct {
+	*Set
+	f func(*connect)
+}
+
+func (a *atConnect) Heard(c *tcp.Channel, payload []byte) error {
+	if m, err := decode(payload); err == nil {
+		if m, is := m.(*connect); is {
+			a.f(m)
+			payload = encode(m)
+		}
+	}
+	return a.Set.Heard(c, payload)
+}
+
+func hearingConnect(f func(*connect)) hears {
+	return func(nic string, s *Set) tcp.Extension {
+		if nic == "b0" {
+			return &atConnect{s, f}
+		}
+		return s
+	}
+}
+
+// stranger is somebody at c0 who has the connection manager, and no part in what the relays
+// say to each other.
+type stranger struct {
+	t      *testing.T
+	events *verbs.Events
+	ids    []*verbs.ID
+	ends   []func() error
+}
+
+func newStranger(t *testing.T, library string) *stranger {
+	t.Helper()
+	l, err := verbs.OpenLibrary(library)
+	s := &stranger{t: t}
+	var m *verbs.Manager
+	if err == nil {
+		m, err = l.Manager()
+	}
+	if err == nil {
+		s.events, err = m.NewEvents()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.ends = append(s.ends, s.events.Close)
+	return s
+}
+
+func (s *stranger) close() {
+	for _, end := range slices.Backward(s.ends) {
+		if err := end(); err != nil {
+			s.t.Error(err)
+		}
+	}
+}
+
+func (s *stranger) id() *verbs.ID {
+	id, err := s.events.NewID()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.ends = append(s.ends, id.Close)
+	return id
+}
+
+func (s *stranger) next(want verbs.ConnectionKind) verbs.ConnectionEvent {
+	e, err := next(s.t.Context(), s.events)
+	if err != nil || e.Kind != want {
+		s.t.Errorf("the stranger's connection: %v, %v; want %v", e.Kind, err, want)
+	}
+	return e
+}
+
+func (s *stranger) pair(id *verbs.ID) error {
+	c, err := id.Context()
+	if err != nil {
+		return err
+	}
+	d, err := c.NewDomain()
+	if err != nil {
+		return err
+	}
+	s.ends = append(s.ends, d.Close)
+	q, err := c.NewQueue(4)
+	if err != nil {
+		return err
+	}
+	s.ends = append(s.ends, q.Close)
+	p, err := id.NewPair(d, verbs.PairConfig{Send: q, Recv: q, SendDepth: 1, RecvDepth: 1})
+	if err == nil {
+		s.ends = append(s.ends, p.Close)
+	}
+	return err
+}
+
+// answers takes all that ask, and tells them what they have told, until ctx ends.
+func (s *stranger) answers(ctx context.Context) {
+	defer s.close()
+	for {
+		e, err := next(ctx, s.events)
+		if err != nil {
+			return
+		}
+		if e.Kind != verbs.ConnectRequest {
+			continue
+		}
+		s.ends = append(s.ends, e.ID.Close)
+		if err := s.pair(e.ID); err != nil {
+			s.t.Error(err)
+			continue
+		}
+		_ = e.ID.Accept(verbs.Connection{Private: e.Private}) // who asks may have gone when the first was found out
+	}
+}
+
+// ask asks for a connection, which is refused.
+func (s *stranger) ask(port uint16, private []byte) verbs.ConnectionEvent {
+	id := s.id()
+	if err := id.ResolveAddress(netip.MustParseAddrPort("10.0.0.3:0"), netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port), waitTime); err != nil {
+		s.t.Fatal(err)
+	}
+	s.next(verbs.AddressResolved)
+	if err := id.ResolveRoute(waitTime); err != nil {
+		s.t.Fatal(err)
+	}
+	s.next(verbs.RouteResolved)
+	if err := s.pair(id); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := id.Connect(verbs.Connection{Private: private}); err != nil {
+		s.t.Fatal(err)
+	}
+	return s.next(verbs.Rejected)
+}
+
+// Who asks for a queue pair, and has not heard what the relays say to each other, is refused
+// with nothing, at once, and keeps nobody from the pairs; nobody listens afterwards.
+func TestAStrangerGetsNoQueuePair(t *testing.T) {
+	var w *two
+	ready := make(chan struct{})
+	w, settled := joining(t, true, hearingConnect(func(m *connect) {
+		<-ready
+		s := newStranger(t, w.rdma.Library())
+		defer s.close()
+		other := m.Secret
+		other[secretBytes-1] ^= 1
+		number := func(secret []byte, n uint32) []byte { return binary.LittleEndian.AppendUint32(slices.Clone(secret), n) }
+		for name, private := range map[string][]byte{
+			"nothing":                  nil,
+			"another secret":           number(other[:], 0),
+			"a part of the secret":     m.Secret[:secretBytes-1],
+			"no queue pair":            m.Secret[:],
+			"a queue pair that is not": number(m.Secret[:], 3),
+			"a number that is none":    number(m.Secret[:], 1<<31),
+		} {
+			if e := s.ask(m.Ports[0], private); len(bytes.Trim(e.Private, "\x00")) > 0 {
+				t.Errorf("%s: it was told %q", name, e.Private)
+			}
+		}
+	}))
+	close(ready)
+	if err := receive(t, settled, "the queue pairs"); err != nil {
+		t.Fatal(err)
+	}
+	refused, err := w.rdma.Calls("rdma_reject")
+	if err != nil || len(refused) != 6 {
+		t.Errorf("%d were refused, %v", len(refused), err)
+	}
+	listening := 0
+	w.a.loop.Call(func() { listening = len(w.a.set.cm.listeners) })
+	if listening > 0 {
+		t.Errorf("%d still listen", listening)
+	}
+}
+
+// A relay has its queue pairs with the relay that it has spoken to, and connects to no other
+// port than relays have.
+func TestAQueuePairOfAnother(t *testing.T) {
+	t.Run("who does not know the secret", func(t *testing.T) {
+		var w *two
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ready, over := make(chan struct{}), make(chan struct{})
+		w, settled := joining(t, true, hearingConnect(func(m *connect) {
+			<-ready
+			s := newStranger(t, w.rdma.Library())
+			id := s.id()
+			if err := id.Listen(netip.MustParseAddrPort("10.0.0.3:0"), 4); err != nil {
+				t.Error(err)
+			}
+			w.b.set.theirs[0].GID = netip.MustParseAddr("10.0.0.3").As16()
+			m.Ports[0] = id.Port()
+			go func() { s.answers(ctx); close(over) }()
+		}))
+		close(ready)
+		err := receive(t, settled, "the end of the bringing up")
+		if wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(err.Error(), "not the relay that was asked") || !strings.Contains(err.Error(), "b0 (10.0.0.2)") {
+			t.Errorf("it ended with %v", err)
+		}
+		cancel()
+		receive(t, over, "the stranger's end")
+	})
+	t.Run("a port of others", func(t *testing.T) {
+		_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 22 }), func(_ string, c *Config) { c.Ports = address.Ports{First: 20000, Last: 20999} })
+		if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(), "port 22, which is none of network.ports") {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+	t.Run("the ports of relays", func(t *testing.T) {
+		w, settled := joining(t, true, nil, func(_ string, c *Config) { c.Ports = address.Ports{First: 20000, Last: 20001} })
+		if err := receive(t, settled, "the queue pairs"); err != nil {
+			t.Fatal(err)
+		}
+		calls, err := w.rdma.Calls("rdma_listen")
+		if err != nil || len(calls) != 1 || !slices.Contains([]string{"20000", "20001"}, calls[0].Arguments["port"]) {
+			t.Errorf("%v, %v", calls, err)
+		}
+	})
+}
+
+// Bringing up has an end, whatever the other side's connection manager does.
+func TestIWARPThatIsNotAnswered(t *testing.T) {
+	_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 9 }))
+	err := receive(t, settled, "the end of the bringing up")
+	for _, words := range []string{"b0 (10.0.0.2)", "a0 (10.0.0.1)", "rejected"} {
+		if err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("it ended with %v, and nothing of %q", err, words)
+		}
+	}
+	// And where nobody asks: the one who waits gives up by itself.
+	_, settled = joining(t, true, func(nic string, s *Set) tcp.Extension {
+		if nic == "b0" {
+			return &deafTo{s}
+		}
+		return s
+	}, func(nic string, c *Config) {
+		if nic == "a0" {
+			c.Time = time.Second
+		}
+	})
+	if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(), "not connected within 1s") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// deafTo does not hear a connect.
+type deafTo struct{ *Set }
+
+func (d *deafTo) Heard(c *tcp.Channel, payload []byte) error {
+	if binary.LittleEndian.Uint32(payload) == kindConnect {
+		return nil
+	}
+	return d.Set.Heard(c, payload)
+}
+
+// granted is one write's grant, with the keys at the sender.
+func (w *two) granted(t *testing.T, grant uint64) (write func(done func(error))) {
+	t.Helper()
+	from, to := w.a.memory(slot), w.b.memory(slot)
+	w.b.loop.Call(func() {
+		err := w.arrivals.AddMemory(7, to)
+		if err == nil {
+			err = w.arrivals.Grant(grant, 7, 0, slot)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	w.a.until("the ticket", func() bool { _, there := w.link.tickets[grant]; return there && w.link.regions[7] != nil })
+	return func(done func(error)) {
+		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, grant, done)
+	}
+}
+
+// A write of iWARP ends when it is sent, and for its sender when the receiver has said that
+// it is there: what leaves a channel writes nothing any more.
+func TestAWriteOfIWARPEndsWhenItHasArrived(t *testing.T) {
+	w := byIWARP(t)
+	write := w.granted(t, 1)
+	goOn, stands := make(chan struct{}), make(chan struct{})
+	w.b.loop.Do(func() { close(stands); <-goOn })
+	receive(t, stands, "the receiver's loop")
+	done := make(chan error, 1)
+	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
+	w.a.until("the end at the sender's NIC", func() bool {
+		return w.a.set.waitingParts == 0 && w.a.set.posted == 0 && w.a.set.unheard == 1
+	})
+	select {
+	case err := <-done:
+		t.Errorf("it ended with %v before the receiver said so", err)
+	default:
+	}
+	close(goOn)
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Error(err)
+	}
+	w.a.loop.Call(func() {
+		if w.a.set.unheard != 0 || len(w.link.unheard) != 0 {
+			t.Errorf("%d writes are left that nobody has heard of", w.a.set.unheard)
+		}
+	})
+}
+
+// A receiver that leaves and does not say so, or says what is not so, hurts itself alone.
+func TestAReceiverThatDoesNotSay(t *testing.T) {
+	t.Run("and leaves", func(t *testing.T) {
+		w := byIWARP(t)
+		write := w.granted(t, 1)
+		w.b.loop.Call(func() {
+			for _, k := range w.b.set.tickets {
+				k.tells = false
+			}
+		})
+		done := make(chan error, 1)
+		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
+		receive(t, w.arrived, "the arrival")
+		w.b.loop.Call(func() { w.arrivals.channel.Leave() })
+		w.a.loop.Call(func() { w.channel.Leave() })
+		if err := receive(t, done, "the write's end"); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("what is not so", func(t *testing.T) {
+		w := byIWARP(t)
+		w.b.loop.Call(func() { w.arrivals.channel.Tell(encode(&arrived{Kind: kindArrived, Ticket: 77})) })
+		if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed {
+			t.Errorf("the Peer ended with %v", err)
+		}
+	})
+}
+
+// A queue pair whose connection ends takes the Peer with it, on both sides, and the reason
+// names the NIC.
+func TestAConnectionOfIWARPThatEnds(t *testing.T) {
+	w := byIWARP(t)
+	w.b.loop.Call(func() {
+		if err := w.b.set.pairs[1].id.Disconnect(); err != nil {
+			t.Error(err)
+		}
+	})
+	var all error
+	for _, e := range []*side{w.a, w.b} {
+		err := receive(t, e.down, "the Peer's end")
+		if wire.StatusOf(err) != wire.StatusPeerRelayDied {
+			t.Errorf("the Peer ended with %v", err)
+		}
+		all = errors.Join(all, err)
+	}
+	if text := all.Error(); !strings.Contains(text, "0 of host") || !strings.Contains(text, "the connection of a queue pair has ended: disconnected") {
+		t.Errorf("the Peers ended with %v", all)
+	}
+}
+
+// What follows a write and is none of its notes is no ticket.
+func TestNotesThatAreNone(t *testing.T) {
+	p := &pair{notes: notes{bytes: make([]byte, ofPair*noteBytes)}}
+	binary.LittleEndian.PutUint32(p.notes.at(3), 9)
+	for _, c := range []struct {
+		is verbs.Completion
+		ok bool
+	}{
+		{verbs.Completion{ID: ofReceive | 3, Op: verbs.Received, Bytes: noteBytes}, true},
+		{verbs.Completion{ID: ofReceive | 3, Op: verbs.Received, Bytes: noteBytes - 1}, false},
+		{verbs.Completion{ID: ofReceive | 3, Op: verbs.ReceivedImmediate, Immediate: 9}, false},
+		{verbs.Completion{ID: ofReceive | receives, Op: verbs.Received, Bytes: noteBytes}, false},
+	} {
+		if n, ok := p.told(&c.is); ok != c.ok || ok && n != 9 {
+			t.Errorf("%+v tells %d, %v", c.is, n, ok)
+		}
+	}
+}
