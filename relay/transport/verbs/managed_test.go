@@ -75,7 +75,6 @@ func hearingConnect(f func(*connect)) hears {
 type stranger struct {
 	t      *testing.T
 	events *verbs.Events
-	ids    []*verbs.ID
 	ends   []func() error
 }
 
