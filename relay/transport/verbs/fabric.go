@@ -402,8 +402,8 @@ func (f *Fabric) died(n *nic, what string) {
 	}
 }
 
-// Report is what the administrator is told; nil where no NIC was needed yet, or while they
-// are being opened. It belongs to the loop.
+// Report is what the administrator is told; nil where no NIC was needed yet. It blocks
+// while they are being opened.
 func (f *Fabric) Report() *launch.VerbsReport {
 	if f.config.Off != "" {
 		return &launch.VerbsReport{Error: f.config.Off}
