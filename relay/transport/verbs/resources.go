@@ -12,15 +12,24 @@ func (f *Fabric) resources(n *nic) launch.NICResources {
 			continue
 		}
 		for _, p := range s.pairs {
-			if p.queue.nic.index == n.index {
+			if p.queue.nic.index == n.index && p.Pair != nil {
 				r.QueuePairs++
 			}
 		}
 		for _, q := range s.queues {
 			if q.nic.index == n.index {
 				r.CompletionQueues++
-				r.Regions++
-				r.Bytes += pageBytes
+				if q.flusher != nil {
+					r.QueuePairs++
+				}
+				if q.first != nil {
+					r.Regions++
+					r.Bytes += pageBytes
+				}
+				if q.notes != nil {
+					r.Regions++
+					r.Bytes += uint64(len(s.noted))
+				}
 			}
 		}
 	}
