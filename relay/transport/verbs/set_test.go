@@ -526,6 +526,29 @@ func TestRegistrations(t *testing.T) {
 	}
 }
 
+// Memory that is forgotten before its registering has begun, which Known leaves to another
+// goroutine, is not registered any more, nor found as a source.
+func TestMemoryThatIsForgottenAtOnce(t *testing.T) {
+	w := connected(t)
+	f := w.a.fabric
+	for range 100 {
+		m, err := device.CreateHost("test", slot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.a.set.Known(m, false)
+		f.Forget(m)
+		at := m.At(0)
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		f.building.Wait()
+		if r := f.at(at, 1); r != nil || len(f.memories) != 0 {
+			t.Fatalf("%d registrations are left, and a source %v", len(f.memories), r)
+		}
+	}
+}
+
 // Of more tickets than are remembered whose immediates may come the oldest are forgotten.
 func TestStaleTicketsAreForgottenByAge(t *testing.T) {
 	s := &Set{}
