@@ -223,7 +223,10 @@ func (l *lane) openAllocated() (out, in *staging, err error) {
 	}
 	out.fill()
 	in.fill()
-	if !l.relay.loop.Call(func() { g.out, g.in, g.placed = out, in, all }) {
+	if !l.relay.loop.Call(func() {
+		g.out, g.in, g.placed = out, in, all
+		l.relay.proven() // what came meanwhile
+	}) {
 		return nil, nil, errEnding
 	}
 	return out, in, nil

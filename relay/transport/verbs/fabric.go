@@ -482,13 +482,22 @@ func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
 	defer f.building.Done()
 	r := f.registration(what)
 	f.mu.Unlock()
+	return r, f.fill(r, what, nics)
+}
+
+// errForgotten is of memory that is not to be registered any more.
+var errForgotten = wire.Errorf(wire.StatusInternal, "memory is being taken back")
+
+// fill has NICs know a registration's memory. One that was forgotten meanwhile stays empty:
+// its memory may be gone. It blocks.
+func (f *Fabric) fill(r *registration, what purpose, nics []*nic) error {
 	if r.known(nics) {
-		return r, nil
+		return nil
 	}
 	r.making.Lock()
 	defer r.making.Unlock()
 	if r.over {
-		return nil, wire.Errorf(wire.StatusInternal, "memory is being taken back")
+		return errForgotten
 	}
 	list := slices.Clone(*r.regions.Load())
 	defer func() { r.regions.Store(&list) }()
@@ -499,11 +508,11 @@ func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
 		}
 		region, err := r.with(f, what.memory, n, what.access())
 		if err != nil {
-			return nil, err
+			return err
 		}
 		list[n.index] = region
 	}
-	return r, nil
+	return nil
 }
 
 // registration finds memory's, or begins one. It needs the lock.
@@ -573,7 +582,8 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 		f.building.Add(1)
 		go func() {
 			defer f.building.Done()
-			if _, err := f.register(what, s.nics); err != nil {
+			// That one and no other: when this runs the memory may have been forgotten.
+			if err := f.fill(r, what, s.nics); err != nil && err != errForgotten {
 				logrus.WithError(err).Warn("memory of a client goes through slots: it cannot be registered with the NICs")
 			}
 		}()

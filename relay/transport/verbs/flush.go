@@ -20,6 +20,8 @@ const flushDepth = 64
 // flushers is what a Set has of it.
 type flushers struct {
 	flushes int // posted and not ended
+	// leaving are the ended channels of which something is being flushed.
+	leaving map[*Arrivals]bool
 	// noFlush says why there is none. It is set before the Set is settled.
 	noFlush error
 }
@@ -146,6 +148,7 @@ func (s *Set) readOf(q *queue, at uint64, key uint32) verbs.Send {
 
 // settleWrite has all NICs that have written a ticket's bytes flush them.
 func (s *Set) settleWrite(t *ticket) {
+	t.arrivals.flushes++
 	for seen := t.seen; seen != 0; seen &= seen - 1 {
 		q := s.pairs[bits.TrailingZeros64(seen)].queue
 		if t.flushedBy(q) {
@@ -206,8 +209,11 @@ func (s *Set) flushed(q *queue, c *verbs.Completion) bool {
 		s.failed(q.nic, "flushing what it has written: "+err.Error())
 	default:
 		s.progress = s.fabric.loop.Now()
-		if t.unflushed--; t.unflushed == 0 && t.arrivals.open[t] {
-			t.arrive()
+		if t.unflushed--; t.unflushed == 0 {
+			if t.arrivals.open[t] {
+				t.arrive()
+			}
+			t.arrivals.flushed()
 		}
 		s.postFlushes(q)
 	}

@@ -136,6 +136,7 @@ type ends struct {
 func (f *Fabric) Extend(p *tcp.Peer) *Set {
 	s := &Set{fabric: f, peer: p, plumbing: &plumbing{number: map[key]int{}}, ends: map[*tcp.Channel]*ends{}}
 	s.receiving.tickets = map[uint32]*ticket{}
+	s.leaving = map[*Arrivals]bool{}
 	f.sets[s] = true
 	f.loop.Add(s)
 	if p.Dialed() {
@@ -730,6 +731,9 @@ func (s *Set) buried() {
 		if e.link != nil {
 			e.link.lost(s.why)
 		}
+	}
+	for a := range s.leaving {
+		a.quiet()
 	}
 	s.fabric.loop.Remove(s)
 	delete(s.fabric.sets, s)
