@@ -110,12 +110,14 @@ func (s *Set) tryFlushers() error {
 		left++
 	}
 	var batch [batchSize]verbs.Completion
-	for end := time.Now().Add(s.fabric.config.Time / 2); left > 0; time.Sleep(tryPause) {
+	// Both sides try theirs, one after the other, and the Set comes up without them in time.
+	limit := s.fabric.config.Time / 4
+	for end := time.Now().Add(limit); left > 0; time.Sleep(tryPause) {
 		if err := s.bringing.Err(); err != nil {
 			return err
 		}
 		if time.Now().After(end) {
-			s.withoutFlush(s.queues[0], fmt.Errorf("a first read by a queue pair that leads to itself has not ended within %v", s.fabric.config.Time/2))
+			s.withoutFlush(s.queues[0], fmt.Errorf("a first read by a queue pair that leads to itself has not ended within %v", limit))
 			return nil
 		}
 		for _, q := range s.queues {

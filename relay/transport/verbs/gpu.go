@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/peerlane/peerlane/relay/device"
@@ -80,7 +81,8 @@ func (r *registration) with(f *Fabric, m *device.Memory, n *nic, access verbs.Ac
 	err = f.current(func() error {
 		var steps []gdr.Step
 		region, steps, err = gdr.With(m, kind, gdr.NIC{Name: n.name, Domain: n.domain}, access)
-		r.steps = append(r.steps, steps...)
+		// Anew: what was tried before is over. Others may be reading the list.
+		r.steps = append(slices.DeleteFunc(slices.Clone(r.steps), func(s gdr.Step) bool { return s.NIC == n.name }), steps...)
 		return err
 	})
 	return region, err

@@ -3,6 +3,7 @@ package relay
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -18,5 +19,29 @@ func TestWhereALaneHasStaged(t *testing.T) {
 	}
 	if got, want := l.stagedOn(), []launch.GPU{server(1), server(4), server(6)}; !slices.Equal(got, want) {
 		t.Errorf("%v, and not %v", got, want)
+	}
+}
+
+// Slots that could not be registered are tried again after a pause, and at once with other
+// NICs.
+func TestRefusedSlotsAreTriedAgain(t *testing.T) {
+	now := time.Now()
+	r := refusedSlots{now, "mlx5_0 (0)", "ENOMEM"}
+	for _, c := range []struct {
+		what, nics string
+		after      time.Duration
+		want       string
+	}{
+		{"at once", "mlx5_0 (0)", 0, "ENOMEM"},
+		{"within the pause", "mlx5_0 (0)", fullPause - 1, "ENOMEM"},
+		{"after it", "mlx5_0 (0)", fullPause, ""},
+		{"of a NIC that was opened anew", "mlx5_0 (1)", 0, ""},
+	} {
+		if got := r.lately(c.nics, now.Add(c.after)); got != c.want {
+			t.Errorf("%s: %q", c.what, got)
+		}
+	}
+	if why := (&refusedSlots{}).lately("", now); why != "" {
+		t.Errorf("what was never tried is refused: %q", why)
 	}
 }
