@@ -88,8 +88,10 @@ type Fabric struct {
 	memories map[purpose]*registration
 	places   []*registration // sources, by address
 
-	building sync.WaitGroup // what works with NICs beside the loop
-	sets     map[*Set]bool  // of the loop
+	building sync.WaitGroup // what registers memory beside the loop
+	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
+	ending   time.Duration  // how long Close waits for that
+	sets     map[*Set]bool  // of the loop, those that are not over
 }
 
 // New makes a relay's, without any NIC yet.
@@ -100,7 +102,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Addresses == nil {
 		config.Addresses = hostAddresses
 	}
-	return &Fabric{loop: loop, config: config, memories: map[purpose]*registration{}, sets: map[*Set]bool{}}
+	return &Fabric{loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, sets: map[*Set]bool{}}
 }
 
 // nic is an open NIC, and its port.
@@ -618,7 +620,12 @@ func (f *Fabric) at(p device.Place, n uint64) *registration {
 	return nil
 }
 
-// Close ends all RDMA, after the loop: when it returns no NIC reads or writes any memory.
+// endingTime is how long a relay that ends waits for what brings queue pairs up, which a
+// connection manager keeps as long as it likes. The kernel takes those with the process.
+const endingTime = 5 * time.Second
+
+// Close ends all RDMA, after the loop: when it returns no NIC reads or writes any memory but
+// what a Set has that did not come up, and that is its own.
 func (f *Fabric) Close() {
 	f.mu.Lock()
 	f.closed = true
@@ -626,18 +633,42 @@ func (f *Fabric) Close() {
 	f.memories, f.places = nil, nil
 	f.mu.Unlock()
 	f.building.Wait()
+	up := f.raised()
 	for s := range f.sets {
-		s.release()
+		if up || !s.working {
+			s.plumbing.close()
+		}
 	}
-	f.opening.Lock()
-	defer f.opening.Unlock()
 	for _, r := range memories {
 		r.close()
 	}
+	if !up {
+		logrus.Warnf("queue pairs are still being connected, or given back, after %v; the NICs are left to the kernel", f.ending)
+		return
+	}
+	f.opening.Lock()
+	defer f.opening.Unlock()
 	for _, n := range f.nics {
 		if err := n.close(); err != nil {
 			logrus.WithError(err).Warnf("RDMA device %s", n.name)
 		}
 	}
 	f.nics = nil
+}
+
+// raised ends the bringing up, and reports whether that was in time.
+func (f *Fabric) raised() bool {
+	for s := range f.sets {
+		if s.begun {
+			s.brought()
+		}
+	}
+	done := make(chan struct{})
+	go func() { f.raising.Wait(); close(done) }()
+	select {
+	case <-done:
+		return true
+	case <-time.After(f.ending):
+		return false
+	}
 }

@@ -336,7 +336,7 @@ func (s *Set) asked(e verbs.ConnectionEvent) (i int, ok bool) {
 }
 
 // deafen ends listening: all that were to come have.
-func (s *Set) deafen() {
+func (s *plumbing) deafen() {
 	for _, id := range s.cm.listeners {
 		logged(id.Close())
 	}
@@ -404,8 +404,8 @@ func (s *Set) watchManaged() error {
 	return s.fabric.loop.Watch(s.cm.events.FD(), func(uint32) { s.parted() })
 }
 
-// releaseManaged gives back what there is of the connection manager, after the queue pairs.
-func (s *Set) releaseManaged() {
+// closeManaged gives back what there is of the connection manager, after the queue pairs.
+func (s *plumbing) closeManaged() {
 	for _, p := range s.pairs {
 		if p.id != nil {
 			logged(p.id.Close())
@@ -414,9 +414,6 @@ func (s *Set) releaseManaged() {
 	s.deafen()
 	if s.cm.events == nil {
 		return
-	}
-	if s.cm.watched {
-		s.fabric.loop.Unwatch(s.cm.events.FD())
 	}
 	logged(s.cm.events.Close())
 	s.cm.events = nil
