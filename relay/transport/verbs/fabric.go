@@ -515,7 +515,7 @@ func (f *Fabric) registration(what purpose) *registration {
 		return r
 	}
 	r = &registration{base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[int]bool{}}
-	r.flush = what.target && !what.memory.Host() && f.config.Flush != nil && f.config.Flush(what.memory)
+	r.flush = f.flushes(what)
 	r.regions.Store(&[]*verbs.Region{})
 	f.memories[what] = r
 	if !what.target {
@@ -545,10 +545,11 @@ func (r *registration) close() {
 // Register makes memory known to the Set's NICs, as a target, which the other side may
 // write, or as a source. Any goroutine may call it once the Set is settled. It blocks.
 func (s *Set) Register(m *device.Memory, target bool) error {
-	r, err := s.fabric.register(purpose{m, target}, s.nics)
-	if err == nil && r.flush {
+	what := purpose{m, target}
+	if s.noFlush != nil && s.fabric.flushes(what) {
 		return s.noFlush
 	}
+	_, err := s.fabric.register(what, s.nics)
 	return err
 }
 

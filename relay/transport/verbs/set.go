@@ -61,8 +61,9 @@ type Set struct {
 	gone func() // to be called when nothing is under way
 	fell time.Duration
 	over bool
-	// broken: the Peer is ending because of this Set.
-	broken bool
+	// broken: the Peer is ending because of this Set. parting: it is going to, unless the
+	// other side ends it first; nothing is posted any more.
+	broken, parting bool
 
 	ends map[*tcp.Channel]*ends
 
@@ -509,7 +510,7 @@ func (s *Set) build() (err error) {
 			of[l.ours] = q
 			s.queues = append(s.queues, q)
 			may := access
-			if flushes {
+			if flushes && n.cm == nil {
 				may |= verbs.RemoteRead // to try it
 			}
 			if q.first, err = n.domain.Register(first, pageBytes, uint64(first), may); err != nil {
