@@ -88,8 +88,10 @@ type Fabric struct {
 	memories map[purpose]*registration
 	places   []*registration // sources, by address
 
-	building sync.WaitGroup // what works with NICs beside the loop
-	sets     map[*Set]bool  // of the loop
+	building sync.WaitGroup // what registers memory beside the loop
+	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
+	ending   time.Duration  // how long Close waits for that
+	sets     map[*Set]bool  // of the loop, those that are not over
 }
 
 // New makes a relay's, without any NIC yet.
@@ -100,7 +102,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Addresses == nil {
 		config.Addresses = hostAddresses
 	}
-	return &Fabric{loop: loop, config: config, memories: map[purpose]*registration{}, sets: map[*Set]bool{}}
+	return &Fabric{loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, sets: map[*Set]bool{}}
 }
 
 // nic is an open NIC, and its port.
@@ -522,7 +524,7 @@ func (f *Fabric) registration(what purpose) *registration {
 		return r
 	}
 	r = &registration{base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[int]bool{}}
-	r.flush = what.target && !what.memory.Host() && f.config.Flush != nil && f.config.Flush(what.memory)
+	r.flush = f.flushes(what)
 	r.regions.Store(&[]*verbs.Region{})
 	f.memories[what] = r
 	if !what.target {
@@ -552,10 +554,11 @@ func (r *registration) close() {
 // Register makes memory known to the Set's NICs, as a target, which the other side may
 // write, or as a source. Any goroutine may call it once the Set is settled. It blocks.
 func (s *Set) Register(m *device.Memory, target bool) error {
-	r, err := s.fabric.register(purpose{m, target}, s.nics)
-	if err == nil && r.flush {
+	what := purpose{m, target}
+	if s.noFlush != nil && s.fabric.flushes(what) {
 		return s.noFlush
 	}
+	_, err := s.fabric.register(what, s.nics)
 	return err
 }
 
@@ -628,7 +631,12 @@ func (f *Fabric) at(p device.Place, n uint64) *registration {
 	return nil
 }
 
-// Close ends all RDMA, after the loop: when it returns no NIC reads or writes any memory.
+// endingTime is how long a relay that ends waits for what brings queue pairs up, which a
+// connection manager keeps as long as it likes. The kernel takes those with the process.
+const endingTime = 5 * time.Second
+
+// Close ends all RDMA, after the loop: when it returns no NIC reads or writes any memory but
+// what a Set has that did not come up, and that is its own.
 func (f *Fabric) Close() {
 	f.mu.Lock()
 	f.closed = true
@@ -636,18 +644,42 @@ func (f *Fabric) Close() {
 	f.memories, f.places = nil, nil
 	f.mu.Unlock()
 	f.building.Wait()
+	up := f.raised()
 	for s := range f.sets {
-		s.release()
+		if up || !s.working {
+			s.plumbing.close()
+		}
 	}
-	f.opening.Lock()
-	defer f.opening.Unlock()
 	for _, r := range memories {
 		r.close()
 	}
+	if !up {
+		logrus.Warnf("queue pairs are still being connected, or given back, after %v; the NICs are left to the kernel", f.ending)
+		return
+	}
+	f.opening.Lock()
+	defer f.opening.Unlock()
 	for _, n := range f.nics {
 		if err := n.close(); err != nil {
 			logrus.WithError(err).Warnf("RDMA device %s", n.name)
 		}
 	}
 	f.nics = nil
+}
+
+// raised ends the bringing up, and reports whether that was in time.
+func (f *Fabric) raised() bool {
+	for s := range f.sets {
+		if s.begun {
+			s.brought()
+		}
+	}
+	done := make(chan struct{})
+	go func() { f.raising.Wait(); close(done) }()
+	select {
+	case <-done:
+		return true
+	case <-time.After(f.ending):
+		return false
+	}
 }

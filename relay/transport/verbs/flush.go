@@ -12,7 +12,8 @@ import (
 // What a NIC has written into a GPU's memory, and told of, may still be on its way for
 // everybody but that GPU. A read by the same NIC comes behind it: when that has ended the
 // bytes are there for all. Each NIC of a Set has a queue pair for this alone, which leads
-// to itself and is the only one that may read.
+// to itself and is the only one that may read. Those that a connection manager makes may as
+// well, as it has them, so nothing is registered for reading with their NICs.
 
 // flushDepth is how many of a NIC's flushes are under way; more wait for those.
 const flushDepth = 64

@@ -170,7 +170,11 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 			ticket := l.tickets[immediate]
 			delete(l.tickets, immediate)
 			w := &write{left: parts(n, len(l.pairs)), done: done}
-			l.expect(ticket, w)
+			if err := l.expect(ticket, w); err != nil {
+				done(err)
+				s.peer.Fail(err)
+				return
+			}
 			s.post(l.pairs, ticket, region, to.Offset, source, placeOf(from.Place), n, w)
 		})
 	}
@@ -244,7 +248,7 @@ func (s *Set) flush(p *pair) bool {
 	s.posted += posted
 	s.waitingParts -= posted
 	if err != nil {
-		s.failed(p.queue.nic, err.Error())
+		s.unposted(p, err)
 	}
 	return posted > 0
 }

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/network/address"
@@ -291,9 +292,10 @@ func (s *Set) beAsked() error {
 			i, ok := s.asked(e)
 			if !ok {
 				// With no word: who it is from knows nothing, and learns nothing.
-				if err := errors.Join(e.ID.Reject(nil), e.ID.Close()); err != nil {
-					logged(err)
+				if err := e.ID.Reject(nil); err != nil { // who has hung up meanwhile, as often as he likes
+					logrus.WithError(err).Debug("refusing a stranger a queue pair")
 				}
+				logged(e.ID.Close())
 				continue
 			}
 			s.pairs[i].id, of[e.ID] = e.ID, i
@@ -336,7 +338,7 @@ func (s *Set) asked(e verbs.ConnectionEvent) (i int, ok bool) {
 }
 
 // deafen ends listening: all that were to come have.
-func (s *Set) deafen() {
+func (s *plumbing) deafen() {
 	for _, id := range s.cm.listeners {
 		logged(id.Close())
 	}
@@ -375,6 +377,10 @@ func (s *Set) parted() {
 // a relay that goes takes its connections with it, in any order, and what it has said before
 // is still to be heard.
 func (s *Set) lost(n *nic, what string) {
+	if s.parting {
+		return
+	}
+	s.parting = true
 	time.AfterFunc(partTime, func() {
 		s.fabric.loop.Do(func() {
 			if s.gone == nil && !s.over {
@@ -382,6 +388,16 @@ func (s *Set) lost(n *nic, what string) {
 			}
 		})
 	})
+}
+
+// unposted ends the Peer for a queue pair that takes no request: that of a connection that
+// has ended may say so before the connection manager does.
+func (s *Set) unposted(p *pair, err error) {
+	if s.links[p.link].managed {
+		s.lost(p.queue.nic, err.Error())
+		return
+	}
+	s.failed(p.queue.nic, err.Error())
 }
 
 // happened takes an event of a NIC, and of a queue pair if it names one, that is fatal.
@@ -404,8 +420,8 @@ func (s *Set) watchManaged() error {
 	return s.fabric.loop.Watch(s.cm.events.FD(), func(uint32) { s.parted() })
 }
 
-// releaseManaged gives back what there is of the connection manager, after the queue pairs.
-func (s *Set) releaseManaged() {
+// closeManaged gives back what there is of the connection manager, after the queue pairs.
+func (s *plumbing) closeManaged() {
 	for _, p := range s.pairs {
 		if p.id != nil {
 			logged(p.id.Close())
@@ -414,9 +430,6 @@ func (s *Set) releaseManaged() {
 	s.deafen()
 	if s.cm.events == nil {
 		return
-	}
-	if s.cm.watched {
-		s.fabric.loop.Unwatch(s.cm.events.FD())
 	}
 	logged(s.cm.events.Close())
 	s.cm.events = nil

@@ -366,7 +366,6 @@ func TestAReceiverThatDoesNotSay(t *testing.T) {
 		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
 		receive(t, w.arrived, "the arrival")
 		w.b.loop.Call(func() { w.arrivals.channel.Leave() })
-		w.a.loop.Call(func() { w.channel.Leave() })
 		if err := receive(t, done, "the write's end"); err != nil {
 			t.Error(err)
 		}

@@ -3,8 +3,6 @@ package verbs
 import (
 	"os"
 
-	"github.com/sirupsen/logrus"
-
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
@@ -51,7 +49,7 @@ func (s *Set) Poll() bool {
 	if s.gone != nil {
 		return s.bury() || progress
 	}
-	if s.waitingParts > 0 && !s.broken {
+	if s.waitingParts > 0 && !s.broken && !s.parting {
 		for _, p := range s.pairs {
 			if s.flush(p) {
 				progress = true
@@ -80,7 +78,7 @@ func (s *Set) Arm() bool {
 			return true
 		}
 	}
-	return s.waitingParts > 0 && !s.broken && s.room()
+	return s.waitingParts > 0 && !s.broken && !s.parting && s.room()
 }
 
 // room reports whether something that waits can be posted.
@@ -122,7 +120,7 @@ func (s *Set) drain() bool {
 	if s.gone == nil {
 		for _, p := range s.pairs {
 			if err := s.again(p); err != nil {
-				s.failed(p.queue.nic, err.Error())
+				s.unposted(p, err)
 			}
 		}
 		s.issue()
@@ -149,7 +147,7 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 	default:
 		number, ok := p.told(c)
 		if !ok {
-			logrus.Warnf("RDMA device %s: a completion of kind %d", q.nic.name, c.Op)
+			s.peer.Fail(malformed("a message on a queue pair that tells of no write"))
 			return
 		}
 		if err := s.immediate(i, number); err != nil {

@@ -61,8 +61,9 @@ type Set struct {
 	gone func() // to be called when nothing is under way
 	fell time.Duration
 	over bool
-	// broken: the Peer is ending because of this Set.
-	broken bool
+	// broken: the Peer is ending because of this Set. parting: it is going to, unless the
+	// other side ends it first; nothing is posted any more.
+	broken, parting bool
 
 	ends map[*tcp.Channel]*ends
 
@@ -167,16 +168,14 @@ func (s *Set) begin(next func()) {
 // work does what blocks beside the loop.
 func (s *Set) work(what func() error, next func()) {
 	s.working = true
-	s.fabric.building.Add(1)
+	s.fabric.raising.Add(1)
 	go func() {
 		err := what()
-		s.fabric.building.Done()
+		s.fabric.raising.Done()
 		s.fabric.loop.Do(func() {
 			s.working = false
 			switch {
-			case s.gone != nil:
-				s.fall()
-			case s.settled: // too late
+			case s.settled: // too late, or the Peer is dead
 				s.release()
 			case err != nil:
 				s.refuse(err)
@@ -512,7 +511,7 @@ func (s *Set) build() (err error) {
 			of[l.ours] = q
 			s.queues = append(s.queues, q)
 			may := access
-			if flushes {
+			if flushes && n.cm == nil {
 				may |= verbs.RemoteRead // to try it
 			}
 			if q.first, err = n.domain.Register(first, pageBytes, uint64(first), may); err != nil {
@@ -678,13 +677,17 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (bool, error) {
 // they were heard of or not.
 const drainTime = time.Second
 
-// Down ends it with the Peer: nothing reads or writes memory when gone is called.
+// Down ends it with the Peer: nothing reads or writes memory when gone is called. What is
+// still brought up has none but its own, and may take minutes to end: a connection manager
+// that is not answered cannot be interrupted. It is given back then, and nobody waits for it.
 func (s *Set) Down(why error, gone func()) {
 	s.why, s.gone = why, gone
 	s.settle(why)
-	if !s.working {
-		s.fall()
+	if s.working {
+		s.leave()
+		return
 	}
+	s.fall()
 }
 
 // fall has the queue pairs fail, and their writes end.
@@ -735,29 +738,54 @@ func (s *Set) buried() {
 	for a := range s.leaving {
 		a.quiet()
 	}
+	s.leave()
+}
+
+func (s *Set) leave() {
 	s.fabric.loop.Remove(s)
-	delete(s.fabric.sets, s)
 	s.gone()
 }
 
-// release gives everything back.
+// release gives everything back. A connection that is half made keeps who ends it until its
+// NIC has heard from the other side, so what has not come up is given back beside the loop.
 func (s *Set) release() {
 	if s.over {
 		return
 	}
 	s.over = true
+	delete(s.fabric.sets, s)
+	for _, q := range s.queues {
+		if q.watched {
+			s.fabric.loop.Unwatch(q.FD())
+		}
+	}
+	if s.cm.watched {
+		s.fabric.loop.Unwatch(s.cm.events.FD())
+	}
+	if s.using {
+		s.plumbing.close()
+		return
+	}
+	had := s.plumbing
+	s.plumbing = &plumbing{}
+	s.fabric.raising.Add(1)
+	go func() {
+		defer s.fabric.raising.Done()
+		had.close()
+	}()
+}
+
+// close gives it back. It blocks.
+func (s *plumbing) close() {
 	for _, p := range s.pairs {
 		if p.Pair != nil {
 			logged(p.Close())
 		}
 	}
-	s.releaseManaged()
+	s.closeManaged()
 	for _, q := range s.queues {
 		if q.flusher != nil {
 			logged(q.flusher.Close())
-		}
-		if q.watched {
-			s.fabric.loop.Unwatch(q.FD())
 		}
 		logged(q.Close())
 		for _, region := range []*verbs.Region{q.first, q.notes} {
