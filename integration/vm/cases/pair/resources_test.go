@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/peerlane/peerlane/integration/vm/inside"
@@ -16,7 +15,7 @@ import (
 // resource is a line of `rdma resource show`: a queue pair, a completion queue or a region.
 type resource struct {
 	Device    string `json:"ifname"`
-	Program   string `json:"comm"` // in brackets of the kernel's own
+	Thread    int    `json:"pid"` // that made it; none of the kernel's own
 	Type      string `json:"type"`
 	State     string `json:"state"`
 	Number    uint32 `json:"lqpn"`
@@ -35,7 +34,7 @@ func resources(t *testing.T, run func(name string, arguments ...string) string) 
 			t.Fatalf("rdma resource show %s: %v: %s", kind, err, text)
 		}
 		for _, r := range list {
-			if !strings.HasPrefix(r.Program, "[") {
+			if r.Thread != 0 {
 				of[kind] = append(of[kind], r)
 			}
 		}
