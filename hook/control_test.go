@@ -1,7 +1,9 @@
 package hook_test
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -246,6 +248,9 @@ func TestInspect(t *testing.T) {
 	if !strings.Contains(strings.Join(i.LogTail, "\n"), "is ready") {
 		t.Errorf("the log ends with %q", i.LogTail)
 	}
+	if os.Geteuid() == 0 { // others may not look
+		punctual(t, info.Status.Relay.PID)
+	}
 	h.killSupervisor(t, g.ID)
 	if i, err = hook.Inspect(h.layout, g.ID); err != nil || !strings.Contains(i.NoReport, "supervisor has been killed") {
 		t.Errorf("without its supervisor: %+v, %v", i, err)
@@ -255,6 +260,24 @@ func TestInspect(t *testing.T) {
 	}
 	end(init)
 	h.collect(t, g.ID)
+}
+
+// punctual demands that the kernel ends naps of a process's threads when they are to end.
+func punctual(t *testing.T, pid int) {
+	t.Helper()
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil || len(threads) < 2 {
+		t.Fatal(threads, err)
+	}
+	for _, thread := range threads {
+		slack, err := os.ReadFile("/proc/" + thread.Name() + "/timerslack_ns")
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue // it has ended
+		}
+		if err != nil || string(slack) != "1000\n" {
+			t.Errorf("thread %s of process %d may sleep %q ns too long: %v", thread.Name(), pid, slack, err)
+		}
+	}
 }
 
 // A relay that never reports costs its supervisor nothing but the time of those who
