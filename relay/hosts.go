@@ -617,6 +617,8 @@ type networkState struct {
 	wires  wires
 	// libibverbs is a path, where it is not the host's.
 	libibverbs string
+	// redial is how long queue pairs may take to be connected anew, 0 for as long as ever.
+	redial time.Duration
 }
 
 // wires stand for TCP where they are not zero.

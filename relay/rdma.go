@@ -21,7 +21,7 @@ const registrationVerbs = "host memory, registered by ibv_reg_mr: a bounce, with
 
 // newFabric is what the relay has of RDMA. It belongs to the loop.
 func (r *Relay) newFabric() *verbs.Fabric {
-	c := verbs.Config{NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes}
+	c := verbs.Config{NICs: r.nics, Library: r.libibverbs, Redial: r.redial, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes}
 	switch {
 	case r.config.Transport != launch.TransportAuto && r.config.Transport != launch.TransportVerbs:
 		c.Off = fmt.Sprintf("relay.transport in config.toml of host %s is %q", hostname(), r.config.Transport)

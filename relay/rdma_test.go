@@ -41,7 +41,8 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma stand
 // of its own directory.
 type byRDMA struct {
 	abroad
-	rdma standin.Host
+	rdma   standin.Host
+	redial time.Duration // as host's
 }
 
 // ofA and ofB are the NICs of two hosts.
@@ -50,7 +51,13 @@ var ofA, ofB = roce(1, "mlx5_0", "mlx5_1"), roce(2, "rocep1", "rocep2")
 // hostsByRDMA has two hosts with one or two NICs each.
 func hostsByRDMA(t *testing.T, nics, pairs int) *byRDMA {
 	t.Helper()
-	p := &byRDMA{}
+	return hostsThatRedial(t, nics, pairs, 0)
+}
+
+// hostsThatRedial has them try for so long, 0 for as long as is promised.
+func hostsThatRedial(t *testing.T, nics, pairs int, limit time.Duration) *byRDMA {
+	t.Helper()
+	p := &byRDMA{redial: limit}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, nics, pairs)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	return p
@@ -60,6 +67,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	t.Helper()
 	key := cluster()
 	hostA, hostB := newHost(t), newHost(t)
+	hostA.redial, hostB.redial = p.redial, p.redial
 	var err error
 	if p.rdma, err = standin.New(t.TempDir(), slices.Concat(ofA, ofB)...); err != nil {
 		t.Fatal(err)
@@ -420,10 +428,59 @@ func TestWhereRDMACannotBe(t *testing.T) {
 	}
 }
 
-// A NIC that fails ends the operations of both sides with an error that says which one and
-// why, and nothing of them is left; the next connection has other queue pairs.
+// shortRedial is far less than what is promised, for tests of what happens then.
+const shortRedial = 300 * time.Millisecond
+
+// A NIC whose queue pairs fail costs no message: others come in their place.
+func TestQueuePairsThatFail(t *testing.T) {
+	p := hostsThatRedial(t, 2, 2, time.Minute)
+	p.arrive(t, 1<<20)
+	for _, line := range []string{"send status=9 device=mlx5_1", "send status=12"} {
+		if err := p.rdma.Script(line); err != nil {
+			t.Fatal(err)
+		}
+		receive, err := p.receiving.Receive(p.target.Memory, 0, pairBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := random(t, pairBytes)
+		p.source.write(0, want)
+		send, err := p.sending.Send(p.source.Memory, 0, pairBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			if _, way := p.data(t); strings.Contains(way, "is being connected anew") {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatal("nothing has failed")
+			}
+		}
+		if err := p.rdma.Script(); err != nil {
+			t.Fatal(err)
+		}
+		for _, op := range []*client.Operation{send, receive} {
+			if _, err := wait(t, op, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(p.target.read(0, pairBytes), want) {
+			t.Error("wrong bytes")
+		}
+	}
+	if _, way := p.data(t); !strings.Contains(way, "connected anew 2 times") {
+		t.Errorf("inspect says %q", way)
+	}
+	// And a connection that is made now.
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 0, 5, 1<<20+3)
+}
+
+// A NIC that fails for good ends the operations of both sides with an error that says which
+// one and why, and nothing of them is left; the next connection has other queue pairs.
 func TestANICThatFails(t *testing.T) {
-	p := hostsByRDMA(t, 1, 2)
+	p := hostsThatRedial(t, 1, 2, shortRedial)
 	p.move(t, 1<<20)
 	if err := p.rdma.Script("send status=12"); err != nil {
 		t.Fatal(err)
@@ -478,10 +535,10 @@ func TestSlotsThatAreNotRegistered(t *testing.T) {
 	}
 }
 
-// A cable that is pulled ends the operations over it, on both hosts; the next connection
+// A cable that stays pulled ends the operations over it, on both hosts; the next connection
 // goes over TCP, which says why, and over RDMA again when the port is back.
 func TestACableThatIsPulled(t *testing.T) {
-	p := &byRDMA{}
+	p := &byRDMA{redial: shortRedial}
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.arrive(t, 1<<20)
@@ -500,7 +557,7 @@ func TestACableThatIsPulled(t *testing.T) {
 		for _, op := range []*client.Operation{send, receive} {
 			if _, err := wait(t, op, err); err != nil {
 				failed = true
-				demand(t, err, wire.StatusPeerRelayDied, "mlx5_0", "transport retry counter exceeded")
+				demand(t, err, wire.StatusPeerRelayDied, "rocep1", "no port is active")
 			}
 		}
 		if time.Now().After(end) {

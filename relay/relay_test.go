@@ -138,6 +138,8 @@ type host struct {
 	// rdma is the libibverbs of its relays; empty for those that have
 	// the machine's, and are of one host.
 	rdma string
+	// redial is how long their queue pairs may take to be connected anew; 0 for the promise.
+	redial time.Duration
 }
 
 func newHost(t *testing.T) *host {
@@ -225,6 +227,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	}
 	if h.rdma != "" {
 		r.Elsewhere(id, h.rdma)
+		r.Redialing(h.redial)
 	}
 	if h.secrets != nil {
 		r.Patient(time.Minute)

@@ -70,12 +70,17 @@ func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
 		return err
 	}
 	a.regions[region] = r
-	keys := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
-	for i, n := range a.set.nics {
-		keys.Keys[i] = r.region(n).RKey()
-	}
-	a.channel.Tell(encode(keys))
+	a.channel.Tell(encode(a.keys(region, r)))
 	return nil
+}
+
+// keys are what the other side has to know of a region.
+func (a *Arrivals) keys(region uint32, r *registration) *regionKeys {
+	m := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
+	for i, n := range a.set.nics {
+		m.Keys[i] = r.region(n).RKey()
+	}
+	return m
 }
 
 // RemoveMemory ends AddMemory.
@@ -92,7 +97,7 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	case p == nil || length > p.Most:
 		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length, a.Most())
 	}
-	t := &ticket{arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink)}
+	t := &ticket{arrivals: a, grant: grant, length: length}
 	a.open[t] = true
 	s.queued = append(s.queued, t)
 	s.issue()
@@ -101,7 +106,7 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 
 // issue gives out tickets, as many as there are receives for.
 func (s *Set) issue() {
-	for len(s.queued) > 0 && len(s.tickets) < credits && s.gone == nil && !s.over {
+	for len(s.queued) > 0 && len(s.tickets) < credits && s.granting && s.gone == nil && !s.over {
 		t := s.queued[0]
 		s.queued[0] = nil
 		if s.queued = s.queued[1:]; !t.arrivals.open[t] {
@@ -114,6 +119,7 @@ func (s *Set) issue() {
 			taken = out || stale || s.last == firstTicket
 		}
 		t.number = s.last
+		t.parts = parts(t.length, int(s.endsOf(t.arrivals.channel).path.Links)*s.perLink)
 		s.tickets[t.number] = t
 		t.arrivals.channel.Tell(encode(&ticketed{Kind: kindTicket, Ticket: t.number, Grant: t.grant}))
 	}
@@ -168,6 +174,7 @@ func (s *Set) immediate(i int, number uint32) error {
 		}
 		if left--; left == 0 {
 			delete(s.stale, number)
+			s.arrived++
 		} else {
 			s.stale[number] = left
 		}
@@ -181,6 +188,8 @@ func (s *Set) immediate(i int, number uint32) error {
 	}
 	delete(s.tickets, number)
 	delete(t.arrivals.open, t)
+	s.arrived++
+	s.progressed()
 	t.arrivals.arrived(t.grant, t.length)
 	return nil
 }
@@ -192,7 +201,8 @@ func (s *Set) again(p *pair) error {
 	}
 	n := p.owed
 	p.owed = 0
-	_, err := p.PostRecv(nothings[:n])
+	posted, err := p.PostRecv(nothings[:n])
+	p.receiving += posted
 	return err
 }
 
@@ -212,11 +222,10 @@ func (s *Set) heardOf(c *tcp.Channel, m any) error {
 	e := s.ends[c]
 	switch m := m.(type) {
 	case *path:
-		if s.using && (e == nil || e.path == nil && e.link == nil) {
-			for _, l := range m.Link[:m.Links] {
-				if int(l) >= len(s.links) {
-					return malformed("a path by link %d, of %d", l, len(s.links))
-				}
+		// Once, and again when the queue pairs are others.
+		if s.used && (e == nil || e.link == nil && (e.path == nil || !s.granting)) {
+			if s.phase == running && !s.leads(m) {
+				return malformed("a path by a link beyond all %d", len(s.links))
 			}
 			s.endsOf(c).path = m
 			return nil

@@ -3,14 +3,15 @@ package verbs
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
-	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/transport/tcp"
@@ -35,6 +36,8 @@ type Set struct {
 	fabric *Fabric
 	peer   *tcp.Peer
 	nics   []*nic
+	// registers are the NICs for who is not on the loop.
+	registers atomic.Pointer[[]*nic]
 
 	theirs  []card
 	links   []link
@@ -58,7 +61,7 @@ type Set struct {
 	why  error  // the Peer's death
 	gone func() // to be called when nothing is under way
 	fell time.Duration
-	over bool
+	over bool // there are no queue pairs, and will be none
 	// broken: the Peer is ending because of this Set.
 	broken bool
 
@@ -66,6 +69,7 @@ type Set struct {
 
 	sending
 	receiving
+	redialing
 }
 
 // link is two NICs, one of each side.
@@ -78,6 +82,8 @@ type plumbing struct {
 	number map[key]int
 	first  []byte // what the first writes are from, and the other side's into
 }
+
+func newPlumbing() *plumbing { return &plumbing{number: map[key]int{}} }
 
 // key is which queue pair a completion is of: numbers are a NIC's.
 type key struct {
@@ -100,14 +106,14 @@ type pair struct {
 	link  int
 	psn   uint32
 
-	// What this side sends: what waits to be posted, the writes of what is posted, the oldest
-	// first, and the number of the last that has ended.
+	// What this side sends: what waits to be posted and its writes, those of what is posted,
+	// the oldest first, and the number of the last that has ended.
 	waits []verbs.Send
 	parts []*write
 	posts []*write
 	done  uint64
-	// Receives to be posted again.
-	owed int
+	// Receives that are posted, and those to be posted again.
+	receiving, owed int
 	// The other side's first write has arrived.
 	tried bool
 }
@@ -121,12 +127,12 @@ type ends struct {
 
 // Extend makes the Set of a Peer. The one who made the connections begins.
 func (f *Fabric) Extend(p *tcp.Peer) *Set {
-	s := &Set{fabric: f, peer: p, plumbing: &plumbing{number: map[key]int{}}, ends: map[*tcp.Channel]*ends{}}
+	s := &Set{fabric: f, peer: p, plumbing: newPlumbing(), ends: map[*tcp.Channel]*ends{}}
 	s.receiving.tickets = map[uint32]*ticket{}
 	f.sets[s] = true
 	f.loop.Add(s)
 	if p.Dialed() {
-		s.begin(func() { s.offer() })
+		s.begin(s.offer)
 	}
 	return s
 }
@@ -141,36 +147,51 @@ func Of(p *tcp.Peer) *Set {
 func (s *Set) begin(next func()) {
 	s.begun = true
 	s.bringing, s.brought = context.WithCancel(context.Background())
-	s.timer = time.AfterFunc(s.fabric.config.Time, func() {
-		s.fabric.loop.Do(func() {
-			s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
+	again, before := s.used, s.nics
+	if !again {
+		s.timer = time.AfterFunc(s.fabric.config.Time, func() {
+			s.fabric.loop.Do(func() {
+				s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
+			})
 		})
-	})
+	}
+	s.links = nil
 	var nics []*nic
-	s.work(func() (err error) { nics, err = s.fabric.active(); return err }, func() { s.nics = nics; next() })
+	var err error
+	s.beside(func() {
+		if nics, err = s.fabric.active(); err == nil && again {
+			nics, err = s.fabric.renew(nics, before)
+		}
+	}, func() {
+		if err == nil {
+			s.have(nics)
+			s.fabric.retire(before)
+		}
+		s.worked(err, next)
+	})
+}
+
+// have has the Set go by NICs from now on.
+func (s *Set) have(nics []*nic) {
+	s.nics = nics
+	s.registers.Store(&nics)
 }
 
 // work does what blocks beside the loop.
 func (s *Set) work(what func() error, next func()) {
-	s.working = true
-	s.fabric.building.Add(1)
-	go func() {
-		err := what()
-		s.fabric.building.Done()
-		s.fabric.loop.Do(func() {
-			s.working = false
-			switch {
-			case s.gone != nil:
-				s.fall()
-			case s.settled: // too late
-				s.release()
-			case err != nil:
-				s.refuse(err)
-			default:
-				next()
-			}
-		})
-	}()
+	var err error
+	s.beside(func() { err = what() }, func() { s.worked(err, next) })
+}
+
+func (s *Set) worked(err error, next func()) {
+	switch {
+	case s.gone != nil || s.doomed || s.settled && !s.used: // or too late
+		s.tear()
+	case err != nil:
+		s.refuse(err)
+	default:
+		next()
+	}
 }
 
 // Settle calls f when it is known whether data goes this way, with the reason where it
@@ -184,7 +205,7 @@ func (s *Set) Settle(f func(error)) {
 }
 
 // Using reports whether data can go this way.
-func (s *Set) Using() bool { return s.using && s.gone == nil && !s.over }
+func (s *Set) Using() bool { return s.used && s.gone == nil && !s.over }
 
 // Way says by which NICs, or why not; empty while that is not known.
 func (s *Set) Way() string {
@@ -193,13 +214,19 @@ func (s *Set) Way() string {
 		return ""
 	case s.err != nil:
 		return s.err.Error()
+	case s.phase != running:
+		return "RDMA is being connected anew: " + s.lastFault
 	}
 	var list []string
 	for _, l := range s.links {
 		n, t := s.nics[l.ours], &s.theirs[l.theirs]
 		list = append(list, fmt.Sprintf("%s (%s) and %s (%s)", n.name, n.gid, t.name(), t.address()))
 	}
-	return fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink, s.mtu(0).Bytes())
+	way := fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink, s.mtu(0).Bytes())
+	if s.redials > 0 {
+		way += fmt.Sprintf(", connected anew %d times, the last time after a fault %s", s.redials, s.lastFault)
+	}
+	return way
 }
 
 func (c *card) address() string {
@@ -214,10 +241,7 @@ func (s *Set) settle(err error) {
 		return
 	}
 	s.settled, s.err = true, err
-	if s.begun {
-		s.timer.Stop()
-		s.brought()
-	}
+	s.timerStop()
 	waiting := s.waiting
 	s.waiting = nil
 	for _, f := range waiting {
@@ -227,6 +251,10 @@ func (s *Set) settle(err error) {
 
 // refuse ends the bringing up, for both sides.
 func (s *Set) refuse(why error) {
+	if s.used {
+		s.giveUp(fmt.Sprintf("on host %s: %v", hostname(), why))
+		return
+	}
 	if s.settled || s.gone != nil {
 		return
 	}
@@ -235,7 +263,7 @@ func (s *Set) refuse(why error) {
 	s.peer.Tell(encode(m))
 	s.settle(why)
 	if !s.working {
-		s.release()
+		s.tear()
 	}
 }
 
@@ -251,11 +279,11 @@ func (s *Set) failed(n *nic, what string) {
 // uses reports whether an event of a NIC, and of a queue pair if it names one, is about
 // this Set.
 func (s *Set) uses(n *nic, number uint32) bool {
-	if s.working || s.over {
+	if s.working || s.over || s.falling() {
 		return false
 	}
 	for _, p := range s.pairs {
-		if p.queue.nic.index == n.index && (number == 0 || p.Number() == number) {
+		if p.queue.nic.context == n.context && (number == 0 || p.Number() == number) {
 			return true
 		}
 	}
@@ -284,15 +312,27 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 	if s.gone != nil {
 		return nil
 	}
+	switch m := m.(type) {
+	case *fall, *fallen, *step:
+		return s.heardFall(m)
+	case *short:
+		if m.Kind == kindNext && s.used && !s.next {
+			s.next = true
+			return nil
+		}
+	}
+	if s.used && s.falling() && !s.fellThere {
+		return nil // said before it knew
+	}
 	dialed := s.peer.Dialed()
 	switch m := m.(type) {
 	case *refusal:
-		if s.using {
+		if s.used {
 			return malformed("RDMA is refused after it was used")
 		}
 		s.settle(unreachable("the relay at %s: %s", s.peer.Name(), wire.Text(m.Reason[:])))
 		if !s.working {
-			s.release()
+			s.tear()
 		}
 		return nil
 	case *offer:
@@ -302,15 +342,15 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 			return nil
 		}
 	case *answer:
-		if dialed && s.links == nil && s.nics != nil {
-			if s.settled { // given up here
+		if dialed && s.begun && s.links == nil && s.nics != nil && (!s.used || !s.working) {
+			if s.settled && !s.used { // given up here
 				return nil
 			}
 			return s.answered(m)
 		}
 	case *connect:
 		if !dialed && s.links != nil && int(m.Ends) == len(s.links)*s.perLink && !s.using {
-			if s.settled || s.working {
+			if s.settled && !s.used || s.working {
 				return nil
 			}
 			s.page = m.Page
@@ -326,23 +366,16 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		}
 	case *short:
 		switch {
-		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.settled: // given up here
+		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.settled && !s.used: // given up here
 			return nil
 		case m.Kind == kindReady && dialed && s.links != nil && !s.using && !s.working:
 			s.work(s.try, func() {
-				s.using = true
 				s.peer.Tell(encode(&short{Kind: kindUse}))
-				s.watch()
-				s.settle(nil)
+				s.start()
 			})
 			return nil
-		case m.Kind == kindUse && !dialed && s.links != nil && !s.using && !s.settled && !s.working:
-			s.using = true
-			s.watch()
-			s.settle(nil)
-			return nil
-		case m.Kind == kindNext && s.using && !s.next:
-			s.next = true
+		case m.Kind == kindUse && !dialed && s.links != nil && !s.using && (s.used || !s.settled) && !s.working:
+			s.start()
 			return nil
 		}
 	}
@@ -497,7 +530,9 @@ func (s *Set) connect(to []end) error {
 		if err := p.ReadyToReceive(route); err != nil {
 			return fmt.Errorf("%w; the way to %s (%s)", err, t.name(), t.address())
 		}
-		if _, err := p.PostRecv(nothings[:]); err != nil {
+		posted, err := p.PostRecv(nothings[:])
+		p.receiving += posted
+		if err != nil {
 			return err
 		}
 		// A receiver that has none posted is waited for: 7 stands for ever.
@@ -564,6 +599,9 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (bool, error) {
 		return false, nil
 	}
 	p := s.pairs[i]
+	if c.ID&ofReceive != 0 {
+		p.receiving--
+	}
 	if err := c.Err(); err != nil {
 		t := &s.theirs[s.links[p.link].theirs]
 		return false, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)", s.mtu(p.link).Bytes(), err, q.nic.name, t.name(), t.address())
@@ -577,88 +615,33 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (bool, error) {
 
 // --- the end --------------------------------------------------------------------------
 
-// drainTime is how long the ends of writes are waited for that were under way when the
-// queue pairs failed. Nothing is written any more when those are given back, whether
-// they were heard of or not.
-const drainTime = time.Second
-
 // Down ends it with the Peer: nothing reads or writes memory when gone is called.
 func (s *Set) Down(why error, gone func()) {
 	s.why, s.gone = why, gone
 	s.settle(why)
-	if !s.working {
-		s.fall()
-	}
-}
-
-// fall has the queue pairs fail, and their writes end.
-func (s *Set) fall() {
-	if s.over {
+	s.timerStop()
+	switch {
+	case s.working || s.phase == draining: // goes on to buried
+	case s.phase == apart:
 		s.buried()
-		return
+	default:
+		s.tear()
 	}
-	s.fell = s.fabric.loop.Now()
-	for _, p := range s.pairs {
-		if err := p.Fail(); err != nil {
-			logrus.WithError(err).Warn("a queue pair does not fail; it is given back")
-		}
-	}
-	s.bury()
 }
 
-// bury lets it all go once no write is under way. It reports whether that was so.
-func (s *Set) bury() bool {
-	if s.posted > 0 && s.fabric.loop.Now()-s.fell < drainTime {
-		return false
-	}
-	s.release()
-	s.buried()
-	return true
-}
-
+// buried ends what has not ended.
 func (s *Set) buried() {
-	for _, p := range s.pairs {
-		for _, w := range slices.Concat(p.posts, p.parts) {
-			w.end(s.why)
-		}
-		p.parts, p.posts, p.waits = nil, nil, nil
-	}
 	for _, e := range s.ends {
 		if e.link != nil {
+			for _, w := range slices.Collect(maps.Values(e.link.writes)) {
+				w.ended(s.why)
+			}
 			e.link.lost(s.why)
 		}
 	}
+	s.over = true
 	s.fabric.loop.Remove(s)
 	delete(s.fabric.sets, s)
+	s.fabric.retire(s.nics)
 	s.gone()
-}
-
-// release gives everything back.
-func (s *Set) release() {
-	if s.over {
-		return
-	}
-	s.over = true
-	for _, p := range s.pairs {
-		logged(p.Close())
-	}
-	for _, q := range s.queues {
-		if q.watched {
-			s.fabric.loop.Unwatch(q.FD())
-		}
-		logged(q.Close())
-		if q.first != nil {
-			logged(q.first.Close())
-		}
-	}
-	if s.first != nil {
-		logged(os.NewSyscallError("munmap", unix.Munmap(s.first)))
-	}
-	s.queues, s.number, s.first = nil, nil, nil
-}
-
-func logged(err error) {
-	if err != nil {
-		logrus.WithError(err).Warn("giving back what RDMA had")
-	}
 }

@@ -47,7 +47,7 @@ func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept
 	e := &side{t: t, loop: loop, down: make(chan error, 1)}
 	v := launch.DefaultVerbs
 	v.QueuePairs = 2
-	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime}
+	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime, Redial: waitTime}
 	for _, change := range changes {
 		change(nic, &config)
 	}
@@ -124,9 +124,14 @@ type two struct {
 
 const slot = 64 << 10
 
+var (
+	deviceA = standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}
+	deviceB = standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"}
+)
+
 func connected(t *testing.T, changes ...func(string, *Config)) *two {
 	t.Helper()
-	rdma, err := standin.New(t.TempDir(), standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}, standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"})
+	rdma, err := standin.New(t.TempDir(), deviceA, deviceB)
 	if err != nil {
 		t.Fatal(err)
 	}
