@@ -542,6 +542,9 @@ func TestACableThatIsPulled(t *testing.T) {
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.arrive(t, 1<<20)
+	if transport, why := p.data(t); transport != launch.TransportVerbs {
+		t.Fatalf("data goes over %s: %s", transport, why)
+	}
 	down := slices.Concat(ofA, ofB)
 	down[len(ofA)].Down = true
 	if err := p.rdma.Set(down...); err != nil {
@@ -557,7 +560,7 @@ func TestACableThatIsPulled(t *testing.T) {
 		for _, op := range []*client.Operation{send, receive} {
 			if _, err := wait(t, op, err); err != nil {
 				failed = true
-				demand(t, err, wire.StatusPeerRelayDied, "rocep1", "no port is active")
+				demand(t, err, wire.StatusPeerRelayDied, "RDMA with the relay at", "could not be connected anew")
 			}
 		}
 		if time.Now().After(end) {

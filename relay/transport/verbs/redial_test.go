@@ -241,13 +241,17 @@ func TestFaultsThatStay(t *testing.T) {
 			t.Parallel()
 			w := connected(t)
 			s := newStream(w)
-			for _, e := range []*side{w.a, w.b} {
-				e.loop.Call(func() { e.fabric.config.Redial = 200 * time.Millisecond })
-			}
 			if err := c.inject(w); err != nil {
 				t.Fatal(err)
 			}
 			s.begin()
+			// Time is over with the next try, once the reason is known.
+			for _, e := range []*side{w.a, w.b} {
+				e.until("the reason", func(s *Set) bool {
+					return !slices.ContainsFunc(c.words, func(word string) bool { return !strings.Contains(s.lastFault, word) })
+				})
+				e.loop.Call(func() { e.fabric.config.Redial = time.Nanosecond })
+			}
 			for range streamWrites {
 				if err := receive(t, s.done, "a write's end"); err != nil {
 					demand(t, err, c.words)
