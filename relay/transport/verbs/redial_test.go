@@ -169,6 +169,25 @@ func faults() map[string]faultCase {
 	return all
 }
 
+// What the other NIC has acknowledged counts as arrived, though nobody had heard of it when the
+// queue pairs failed.
+func TestAcknowledgedWritesHaveArrived(t *testing.T) {
+	w := connected(t)
+	s := newStream(w)
+	if err := w.rdma.Script(slow); err != nil {
+		t.Fatal(err)
+	}
+	s.begin()
+	w.b.loop.Call(func() { // which hears of nothing meanwhile
+		for end := time.Now().Add(waitTime); len(s.done) < 10 && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		w.b.set.fault(w.b.set.nics[0], "a test's fault")
+	})
+	s.mustEnd(t)
+	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 })
+}
+
 // Whatever a completion says, or the call that posts a write, it comes again.
 func TestEachKindOfCompletionError(t *testing.T) {
 	w := connected(t)
