@@ -94,7 +94,7 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	switch {
 	case r == nil || length == 0 || offset > r.bytes || length > r.bytes-offset:
 		return wire.Errorf(wire.StatusInternal, "%d bytes at %d of region %d cannot be granted", length, offset, region)
-	case p == nil || length > p.Most:
+	case p == nil || length > p.Most || s.granting && !s.leads(p): // told before resume, it was not looked at
 		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length, a.Most())
 	}
 	t := &ticket{arrivals: a, grant: grant, length: length}

@@ -37,6 +37,10 @@ func examples() []any {
 		&path{Kind: kindPath, Links: 2, Most: 4 << 20, Link: [maxLinks]uint8{1, 0}},
 		&regionKeys{Kind: kindRegion, Region: 7, Address: 1 << 46, Bytes: 1 << 24, Keys: [maxCards]uint32{5, 6}},
 		&ticketed{Kind: kindTicket, Ticket: 1 << 31, Grant: 1<<63 | 5},
+		&fall{Kind: kindFall, Epoch: 3, Reason: [1016]byte{'x'}},
+		&fallen{Kind: kindFallen, Epoch: 3, Acknowledged: 1 << 40, Arrived: 5},
+		&step{Kind: kindResume, Epoch: 4},
+		&step{Kind: kindGranted, Epoch: 4},
 	}
 }
 

@@ -370,6 +370,10 @@ func TestMessagesOutOfPlace(t *testing.T) {
 		"use":                              &short{Kind: kindUse},
 		"a refusal":                        &refusal{Kind: kindRefuse},
 		"a path of no channel":             &path{Kind: kindPath, Links: 1, Most: 1},
+		"a fall of other queue pairs":      &fall{Kind: kindFall, Epoch: 1},
+		"an end of what has not failed":    &fallen{Kind: kindFallen},
+		"paths of the first queue pairs":   &step{Kind: kindResume},
+		"tickets of other queue pairs":     &step{Kind: kindGranted, Epoch: 7},
 		"nothing":                          &short{Kind: 77},
 	} {
 		t.Run(name, func(t *testing.T) {
