@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/peerlane/peerlane/relay/verbs"
@@ -17,11 +19,32 @@ import (
 // flushDepth is how many of a NIC's flushes are under way; more wait for those.
 const flushDepth = 64
 
+//
+// When queue pairs fail, what has arrived is still flushed by those that there are, whatever has
+// become of the way to the other host. A flush that cannot end is made again by their
+// successor on the same NIC, behind whose writes its reads come, too; until then its ticket has not
+// arrived here, though the sender is told that it needs not be written again.
+
 // flushers is what a Set has of it.
 type flushers struct {
 	flushes int // posted and not ended
-	// noFlush says why there is none. It is set before the Set is settled.
-	noFlush error
+	// unflushable says why there is none. Any goroutine reads it.
+	unflushable atomic.Pointer[error]
+	kept        []kept
+}
+
+// kept is a flush for a NIC's next queue pair.
+type kept struct {
+	ticket *ticket
+	nic    *nic
+}
+
+// noFlush says why nothing is flushed. Any goroutine may call it once the Set is settled.
+func (s *Set) noFlush() error {
+	if why := s.unflushable.Load(); why != nil {
+		return *why
+	}
+	return nil
 }
 
 // flusher is a NIC's queue pair for flushes.
@@ -29,6 +52,7 @@ type flusher struct {
 	*verbs.Pair
 	posted []*ticket // that are read for, the oldest first
 	waits  []reading
+	failed bool
 }
 
 // reading is a flush that waits.
@@ -44,7 +68,7 @@ var errNothingStaged = errors.New("no lane of this relay staged on a GPU when it
 func (s *Set) flushing() bool {
 	c := s.fabric.config
 	if c.Flush == nil || c.Stages == nil || !c.Stages() {
-		s.noFlush = errNothingStaged
+		s.cannotFlush = errNothingStaged
 		return false
 	}
 	return true
@@ -53,7 +77,7 @@ func (s *Set) flushing() bool {
 // withoutFlush keeps why there is none. GPUs' memory is not received into then, and all
 // else goes on.
 func (s *Set) withoutFlush(q *queue, err error) {
-	s.noFlush = errors.Join(s.noFlush, fmt.Errorf("what %s writes into a GPU's memory cannot be flushed: %w", q.nic.name, err))
+	s.cannotFlush = errors.Join(s.cannotFlush, fmt.Errorf("what %s writes into a GPU's memory cannot be flushed: %w", q.nic.name, err))
 }
 
 // buildFlusher makes a NIC's queue pair. It blocks.
@@ -77,7 +101,7 @@ func (s *Set) connectFlushers() {
 	c := s.fabric.config
 	for _, q := range s.queues {
 		f, n := q.flusher, q.nic
-		if s.noFlush != nil || f == nil {
+		if s.cannotFlush != nil || f == nil {
 			return
 		}
 		err := f.ReadyToReceive(verbs.Route{
@@ -96,7 +120,7 @@ func (s *Set) connectFlushers() {
 
 // tryFlushers reads the Set's page by each, behind the first writes. It blocks.
 func (s *Set) tryFlushers() error {
-	if s.noFlush != nil {
+	if s.cannotFlush != nil {
 		return nil
 	}
 	left := 0
@@ -153,11 +177,16 @@ func (s *Set) settleWrite(t *ticket) {
 		}
 		t.flushing = append(t.flushing, q)
 		t.unflushed++
-		q.flusher.waits = append(q.flusher.waits, reading{t, s.readOf(q, t.region.base+t.offset, t.region.region(q.nic).RKey())})
+		q.flusher.waits = append(q.flusher.waits, s.reading(t, q))
 	}
 	for _, q := range t.flushing {
 		s.postFlushes(q)
 	}
+}
+
+// reading is the flush of a ticket's bytes by a NIC that knows their memory.
+func (s *Set) reading(t *ticket, q *queue) reading {
+	return reading{t, s.readOf(q, t.region.base+t.offset, t.region.region(q.nic).RKey())}
 }
 
 func (t *ticket) flushedBy(q *queue) bool {
@@ -171,12 +200,12 @@ func (t *ticket) flushedBy(q *queue) bool {
 
 func (s *Set) postFlushes(q *queue) {
 	f := q.flusher
-	for len(f.waits) > 0 && len(f.posted) < flushDepth && s.gone == nil && !s.broken {
+	for len(f.waits) > 0 && len(f.posted) < flushDepth && s.gone == nil && !s.broken && !f.failed {
 		w := f.waits[0]
 		f.waits[0] = reading{}
 		f.waits = f.waits[1:]
 		if _, err := f.PostSend([]verbs.Send{w.send}); err != nil {
-			s.failed(q.nic, err.Error())
+			s.cannot(q, w.ticket, err)
 			return
 		}
 		if f.posted = append(f.posted, w.ticket); s.posted == 0 && s.flushes == 0 {
@@ -203,7 +232,7 @@ func (s *Set) flushed(q *queue, c *verbs.Completion) bool {
 	switch err := c.Err(); {
 	case s.gone != nil: // and nobody waits for it
 	case err != nil:
-		s.failed(q.nic, "flushing what it has written: "+err.Error())
+		s.cannot(q, t, err)
 	default:
 		s.progress = s.fabric.loop.Now()
 		if t.unflushed--; t.unflushed == 0 && t.arrivals.open[t] {
@@ -212,4 +241,53 @@ func (s *Set) flushed(q *queue, c *verbs.Completion) bool {
 		s.postFlushes(q)
 	}
 	return true
+}
+
+// cannot keeps a flush that has failed.
+func (s *Set) cannot(q *queue, t *ticket, err error) {
+	q.flusher.failed = true
+	s.kept = append(s.kept, kept{t, q.nic})
+	if s.phase == running {
+		s.fault(q.nic, "flushing what it has written: "+err.Error())
+	}
+}
+
+// keepFlushes keeps all that have not ended, when the queue pairs are given back.
+func (s *Set) keepFlushes() {
+	for _, q := range s.queues {
+		if q.flusher == nil {
+			continue
+		}
+		for _, t := range q.flusher.posted {
+			s.kept = append(s.kept, kept{t, q.nic})
+		}
+		for _, w := range q.flusher.waits {
+			s.kept = append(s.kept, kept{w.ticket, q.nic})
+		}
+		q.flusher.posted, q.flusher.waits = nil, nil
+	}
+	s.flushes = 0
+}
+
+// flushAgain has the successors flush what was kept.
+func (s *Set) flushAgain() {
+	again := s.kept
+	s.kept = nil
+	for _, k := range again {
+		if !k.ticket.arrivals.open[k.ticket] {
+			continue // nobody waits for it
+		}
+		i := slices.IndexFunc(s.queues, func(q *queue) bool { return q.nic.context == k.nic.context })
+		if i < 0 || s.cannotFlush != nil || k.ticket.region.region(s.queues[i].nic) == nil {
+			why := s.cannotFlush
+			if i < 0 {
+				why = errors.New("it is not active any more")
+			}
+			s.failed(k.nic, fmt.Sprintf("what it had written into a GPU's memory cannot be flushed: %v", why))
+			return
+		}
+		q := s.queues[i]
+		q.flusher.waits = append(q.flusher.waits, s.reading(k.ticket, q))
+		s.postFlushes(q)
+	}
 }

@@ -51,7 +51,7 @@ func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept
 	e := &side{t: t, loop: loop, down: make(chan error, 1)}
 	v := launch.DefaultVerbs
 	v.QueuePairs = 2
-	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime}
+	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime, Redial: waitTime}
 	for _, change := range changes {
 		change(nic, &config)
 	}
@@ -134,6 +134,12 @@ type two struct {
 
 const slot = 64 << 10
 
+var (
+	deviceA = standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}
+	deviceB = standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"}
+	deviceC = standin.Device{Name: "c0", GUID: 3, Address: "10.0.0.3"}
+)
+
 func connected(t *testing.T, changes ...func(string, *Config)) *two {
 	t.Helper()
 	w, settled := joining(t, false, nil, changes...)
@@ -148,7 +154,9 @@ func connected(t *testing.T, changes ...func(string, *Config)) *two {
 // is none's.
 func joining(t *testing.T, iwarp bool, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
 	t.Helper()
-	rdma, err := standin.New(t.TempDir(), standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1", IWARP: iwarp}, standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2", IWARP: iwarp}, standin.Device{Name: "c0", GUID: 3, Address: "10.0.0.3", IWARP: iwarp})
+	a, b, c := deviceA, deviceB, deviceC
+	a.IWARP, b.IWARP, c.IWARP = iwarp, iwarp, iwarp
+	rdma, err := standin.New(t.TempDir(), a, b, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,6 +406,10 @@ func TestMessagesOutOfPlace(t *testing.T) {
 		"use":                              &short{Kind: kindUse},
 		"a refusal":                        &refusal{Kind: kindRefuse},
 		"a path of no channel":             &path{Kind: kindPath, Links: 1, Most: 1},
+		"a fall of other queue pairs":      &fall{Kind: kindFall, Epoch: 1},
+		"an end of what has not failed":    &fallen{Kind: kindFallen},
+		"paths of the first queue pairs":   &step{Kind: kindResume},
+		"tickets of other queue pairs":     &step{Kind: kindGranted, Epoch: 7},
 		"nothing":                          &short{Kind: 77},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -125,8 +125,8 @@ func (h *host) next(kind string) hostLine {
 				h.Fatalf("host %d ended before %q: %s", h.guest, kind, h.errors.String())
 			case l.Kind == kind:
 				return l
-			case l.Kind == across.Wrong, l.Kind == across.Failed:
-				h.Fatalf("host %d comes to %q before %q: %s\n%s", h.guest, l.Kind, kind, l.Error, h.errors.String())
+			case l.Kind == across.Wrong || l.Kind == across.Failed:
+				h.Fatalf("host %d, which was to come to %q: %s; %q\n%s", h.guest, kind, l.Error, l.Report.Failures, h.errors.String())
 			}
 		case <-deadline:
 			h.Fatalf("host %d does not come to %q: %s", h.guest, kind, h.errors.String())
@@ -170,9 +170,11 @@ func (p *hosts) mustFinish() (bytes [wiring.Guests]uint64) {
 	return bytes
 }
 
-// run has a part of the test use the hosts.
+// run has a part of the test use the hosts. What fails leaves them as no other part expects
+// them: it is the last one.
 func (p *hosts) run(t *testing.T, name string, part func(t *testing.T)) {
-	t.Run(name, func(t *testing.T) {
+	t.Helper()
+	passed := t.Run(name, func(t *testing.T) {
 		was := p.T
 		as := func(t *testing.T) {
 			p.T = t
@@ -184,6 +186,9 @@ func (p *hosts) run(t *testing.T, name string, part func(t *testing.T)) {
 		defer as(was)
 		part(t)
 	})
+	if !passed {
+		t.FailNow()
+	}
 }
 
 // startHosts has a container run on each machine.

@@ -82,6 +82,10 @@ static void ports(void)
 					.element.port_num = 1,
 					.event_type = d->state == IBV_PORT_ACTIVE ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR,
 				});
+			if (d->address == all[i].address)
+				continue;
+			d->address = all[i].address;
+			device_event(c, (struct ibv_async_event){.element.port_num = 1, .event_type = IBV_EVENT_GID_CHANGE});
 		}
 	pthread_mutex_unlock(&lock);
 }

@@ -5,7 +5,7 @@
 //	           state=ACTIVE|DOWN lid=N address=IPV4
 //	           dmabuf=yes|no peermem=no|alloc|yes
 //	           holds=yes|no (what is written into a GPU's memory is there when it is read)
-//	         It is read anew when it is replaced, and ports come and go with it.
+//	         It is read anew when it is replaced, and ports come and go with it, and addresses.
 //	script   one a line: CALL key=value...; what is not there is not asked for
 //	           device=NAME call=N (the Nth in this process) from=N (that and later)
 //	           errno=N status=N (of a completion) delay=MS
