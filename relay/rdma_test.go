@@ -486,11 +486,12 @@ func TestWhereRDMACannotBe(t *testing.T) {
 // shortRedial is far less than what is promised, for tests of what happens then.
 const shortRedial = 300 * time.Millisecond
 
-// A NIC whose queue pairs fail costs no message: others come in their place.
+// A NIC whose queue pairs fail, or its flush of what it has written into slots on a GPU, costs no
+// message: others come in their place, and the slots are registered anew.
 func TestQueuePairsThatFail(t *testing.T) {
 	p := hostsThatRedial(t, 2, 2, time.Minute)
 	p.arrive(t, 1<<20)
-	for _, line := range []string{"send status=9 device=mlx5_1", "send status=12"} {
+	for _, line := range []string{"send status=9 device=mlx5_1", "send status=12", "send status=12 device=rocep1"} {
 		if err := p.rdma.Script(line); err != nil {
 			t.Fatal(err)
 		}
@@ -524,8 +525,16 @@ func TestQueuePairsThatFail(t *testing.T) {
 			t.Error("wrong bytes")
 		}
 	}
-	if _, way := p.data(t); !strings.Contains(way, "connected anew 2 times") {
+	if _, way := p.data(t); !strings.Contains(way, "connected anew 3 times") {
 		t.Errorf("inspect says %q", way)
+	}
+	for _, side := range []struct {
+		*client.Session
+		server int
+	}{{p.a, 1}, {p.b, 2}} {
+		if gpu, host := throughSlots(t, side.Session, side.server); gpu == 0 || host != 0 {
+			t.Errorf("%d bytes went through slots on the server GPU and %d through the host's", gpu, host)
+		}
 	}
 	// And a connection that is made now.
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)

@@ -201,7 +201,7 @@ func (f *Fabric) active() (nics []*nic, err error) {
 		now := *n
 		now.is, err = n.context.Port(n.port)
 		if err == nil && now.is.State == verbs.PortActive && n.cm == nil {
-			now.gid, err = n.chooseGID(f.config)
+			now.gid, err = n.chooseGID(f.config.GIDIndex)
 		}
 		switch {
 		case err != nil:
@@ -272,7 +272,7 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 		return nil, fmt.Errorf("%s: no port is active (%s)", name, strings.Join(states, ", "))
 	}
 	if n.cm == nil {
-		if n.gid, err = n.chooseGID(config); err != nil {
+		if n.gid, err = n.chooseGID(config.GIDIndex); err != nil {
 			return nil, err
 		}
 	}
@@ -283,12 +283,11 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 }
 
 // chooseGID is what packets come from: the GID of an index, or the best where it is negative.
-func (n *nic) chooseGID(config Config) (verbs.GID, error) {
+func (n *nic) chooseGID(index int) (verbs.GID, error) {
 	gids, err := n.context.GIDs(n.port)
 	if err != nil {
 		return verbs.GID{}, err
 	}
-	index := config.GIDIndex
 	if index < 0 {
 		index = verbs.AnyIndex
 	}

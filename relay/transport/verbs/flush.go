@@ -66,7 +66,7 @@ var errNothingStaged = errors.New("no lane of this relay staged on a GPU when it
 
 // flushing reports whether NICs are to have queue pairs for it. It blocks.
 func (s *Set) flushing() bool {
-	c := s.fabric.config
+	c := &s.fabric.config
 	if c.Flush == nil || c.Stages == nil || !c.Stages() {
 		s.cannotFlush = errNothingStaged
 		return false
@@ -98,7 +98,7 @@ func (s *Set) buildFlusher(q *queue, managed bool) {
 
 // connectFlushers has them lead to themselves. It blocks.
 func (s *Set) connectFlushers() {
-	c := s.fabric.config
+	c := &s.fabric.config
 	for _, q := range s.queues {
 		f, n := q.flusher, q.nic
 		if s.cannotFlush != nil || f == nil {

@@ -591,7 +591,7 @@ const hops = 255
 // connect has the queue pairs lead to the other side's, but those of the connection
 // manager. It blocks.
 func (s *Set) connect(to []end) error {
-	c := s.fabric.config
+	c := &s.fabric.config
 	for i, p := range s.pairs {
 		if s.links[p.link].managed {
 			continue
