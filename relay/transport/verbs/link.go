@@ -252,6 +252,9 @@ func (l *Link) lost(why error) {
 
 // post has the parts of a write wait for the end of the loop's turn.
 func (s *Set) post(w *write, ticket uint32) {
+	if s.phase != running {
+		return // it is in doubt, and has another ticket when the queue pairs are others
+	}
 	pairs, region := w.link.pairs, w.link.regions[w.region.Region] // its keys may be others than they were
 	if region == nil {
 		region = w.region

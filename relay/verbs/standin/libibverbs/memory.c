@@ -256,7 +256,10 @@ bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, 
 	struct region *r = find(pd, key, true, address, n, IBV_ACCESS_REMOTE_READ);
 	if (!r)
 		return false;
-	settle(r, true);
+	// A read comes behind all that the device has written there, by whatever key.
+	for (struct region *other = regions; other; other = other->next)
+		if (other->gpu && other->iova == r->iova && ((struct context *)other->ibv.context)->device == ((struct context *)pd->context)->device)
+			settle(other, true);
 	memcpy(data, r->data + (address - r->iova), n);
 	return true;
 }

@@ -125,8 +125,8 @@ void device_event(struct context *c, struct ibv_async_event event);
 // is held, and with it the memory stays.
 char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, uint64_t n, unsigned access);
 // memory_write and memory_read are what the other side's NIC does to memory: a GPU's, of a
-// device that holds, has what is written when it is next read by the same key. They report
-// whether the key gives access. The lock is held.
+// device that holds, has what is written when that device next reads it. They report whether
+// the key gives access. The lock is held.
 bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, const char *data);
 bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *data);
 
