@@ -100,8 +100,9 @@ func ownPrograms(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not below the bed's root, all of which a test may give away.
-	dir, err := os.MkdirTemp("", "plbin")
+	// Not below the bed's root, all of which a test may give away, and not where TMPDIR is:
+	// links stay in one file system.
+	dir, err := os.MkdirTemp(filepath.Dir(binaries), "plbin")
 	if err != nil {
 		t.Fatal(err)
 	}

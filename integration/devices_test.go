@@ -190,8 +190,7 @@ func TestAContainerOfAnEarlierRelease(t *testing.T) {
 
 // The limit of locked memory is lifted for who registers memory, and does not
 // reach what `exec` starts: that has its runtime's own.
-func TestLockedMemory(t *testing.T) {
-	beside(t)
+func TestLockedMemory(t *testing.T) { // not beside others: it lowers this process's own
 	const low = 64 << 10
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &own); err != nil {

@@ -294,7 +294,7 @@ func (l *listener) connectChannel(c *connection, a *arriving, welcome *wire.Peer
 	} else {
 		arrivals := a.by.Receive(ch, receiver.immediate)
 		receiver.writes = arrivals
-		receiver.windows = ch.Receive(receiver.immediate, func() { arrivals.End(); receiver.landingsEnded() })
+		receiver.windows = ch.Receive(receiver.immediate, func() { arrivals.End(receiver.landingsEnded) })
 	}
 	ch.Handle(c.receive, c.lost)
 	ch.Send(welcome, 0)

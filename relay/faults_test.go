@@ -673,4 +673,4 @@ func TestFaultsOfCUDACalls(t *testing.T) {
 }
 
 // faultPatience is how long faults are tried beside the first of each call.
-const faultPatience = time.Second
+const faultPatience = 3 * time.Second

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -33,6 +34,24 @@ type gpuSlots struct {
 	out, in  *staging
 	placed   []placed
 	said     map[string]bool
+	// refused says why the slots, out and in, could not be registered with some NICs.
+	refused [2]refusedSlots
+}
+
+// refusedSlots is one attempt at all of the slots of a direction, which pins much memory.
+type refusedSlots struct {
+	at   time.Time
+	nics string
+	why  string
+}
+
+// lately says why slots could not be registered with those NICs a moment ago, however often
+// clients connect; empty where it is to be tried.
+func (r *refusedSlots) lately(nics string, now time.Time) string {
+	if r.nics != nics || now.Sub(r.at) >= fullPause {
+		return ""
+	}
+	return r.why
 }
 
 // slotsWay is how the NICs know a connection's slots, for the administrator.
@@ -54,22 +73,33 @@ func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (slotsWay, boo
 	if err != nil {
 		return bounces(err.Error()), false
 	}
-	slots := in
+	slots, refused := in, &l.registered.refused[1]
 	if sends {
-		slots = out
+		slots, refused = out, &l.registered.refused[0]
+	}
+	g := &l.registered
+	g.deciding.Lock()
+	lately := refused.lately(by.NICs(), time.Now())
+	g.deciding.Unlock()
+	if lately != "" {
+		return bounces(lately), false
 	}
 	var steps []registration.Step
-	for _, g := range slots.regions {
-		if err := by.Register(g.memory, !sends); err != nil {
+	for _, on := range slots.regions {
+		if err := by.Register(on.memory, !sends); err != nil {
 			why := err.Error()
-			for _, s := range by.Steps(g.memory, !sends) { // all that was tried, err is of the last
+			for _, s := range by.Steps(on.memory, !sends) { // all that was tried, err is of the last
 				if s.Err != nil && !strings.Contains(why, s.Err.Error()) {
 					why = s.String() + "; " + why
 				}
 			}
-			return bounces(fmt.Sprintf("the slots on GPU %s cannot be registered: %s", g.gpu.BusID, why)), false
+			why = fmt.Sprintf("the slots on GPU %s cannot be registered: %s", on.gpu.BusID, why)
+			g.deciding.Lock()
+			*refused = refusedSlots{time.Now(), by.NICs(), why}
+			g.deciding.Unlock()
+			return bounces(why), false
 		}
-		steps = append(steps, by.Steps(g.memory, !sends)...)
+		steps = append(steps, by.Steps(on.memory, !sends)...)
 	}
 	c.out, c.in = out, in
 	return registered(steps), true
@@ -223,7 +253,10 @@ func (l *lane) openAllocated() (out, in *staging, err error) {
 	}
 	out.fill()
 	in.fill()
-	if !l.relay.loop.Call(func() { g.out, g.in, g.placed = out, in, all }) {
+	if !l.relay.loop.Call(func() {
+		g.out, g.in, g.placed = out, in, all
+		l.relay.proven() // what came meanwhile
+	}) {
 		return nil, nil, errEnding
 	}
 	return out, in, nil

@@ -32,7 +32,7 @@ func TestModel(t *testing.T) {
 	setFlag(t, "rapid.checks", strconv.Itoa(modelBatch))
 	setFlag(t, "rapid.steps", "40")
 	setFlag(t, "rapid.nofailfile", "true")
-	programs, patience := 150, 8*time.Second
+	programs, patience := 600, 25*time.Second
 	if wanted := os.Getenv("PEERLANE_MODEL_PROGRAMS"); wanted != "" {
 		var err error
 		if programs, err = strconv.Atoi(wanted); err != nil {

@@ -86,7 +86,7 @@ type fixture struct {
 
 var selves atomic.Int32
 
-const selfBytes = 24 * mib // in two halves
+const selfBytes = 96 * mib // in two halves, each longer than a slot as configured
 
 func newSelf(t *testing.T, h *host, lane launch.Lane) *fixture {
 	t.Helper()

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -43,7 +44,7 @@ func (r *Relay) proven() {
 // stagedOn are the server GPUs that have the lane's slots or its clients' memory; of
 // the loop.
 func (l *lane) stagedOn() (list []launch.GPU) {
-	for _, p := range l.placed {
+	for _, p := range slices.Concat(l.placed, l.registered.placed) {
 		if p.bytes > 0 && !p.host {
 			list = append(list, p.gpu)
 		}

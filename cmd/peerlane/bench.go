@@ -50,9 +50,10 @@ Between two hosts: --listen on the one, then --connect on the other. Both need t
 cluster key, and so root; each starts a relay and a client of its own, which meet over
 the transport that relays choose. Measured is what --connect says, both ways, beside plain
 TCP sockets between the same addresses; each row says which transport carried it, and the
-result is printed on both hosts. With --transport verbs it is over RDMA or not at all. The two find
-each other at port 19999 unless another is given, and use ports of network.ports beside
-it.`,
+result is printed on both hosts. With --transport verbs data goes over RDMA or not
+at all, but for messages of up to 4 KiB, which may go with what the relays say to each
+other, over TCP. The two find each other at port 19999 unless another is given, and use
+ports of network.ports beside it.`,
 		Example: `  peerlane bench
   peerlane bench --table routes --sizes 64KiB,1MiB,64MiB --depths 1,16 -o svg >routes.svg
   peerlane bench --table all --save result.json

@@ -44,10 +44,12 @@ func (a *app) cluster(h *doctor.Host) (meeting.Side, meeting.Facts, error) {
 	}
 	var last atomic.Pointer[network.Keys]
 	last.Store(keys)
+	var unreadable atomic.Bool // and said so: any stranger has it read
 	side := meeting.Side{Name: name, Keys: func() network.Keys {
 		if now, err := readKeys(path); err == nil {
 			last.Store(now)
-		} else {
+			unreadable.Store(false)
+		} else if !unreadable.Swap(true) {
 			a.log.WithError(err).Warn("the cluster key cannot be read again; the one before is used")
 		}
 		return *last.Load()

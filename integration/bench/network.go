@@ -208,8 +208,18 @@ func (r *run) sending(w *worker) (launch.ConnectionFigures, error) {
 	return launch.ConnectionFigures{}, fmt.Errorf("the relay of client %s has no connection that sends", w.name)
 }
 
+// reportOf is what a client's relay does. Its supervisor may hear after its client that it
+// has started.
 func (r *run) reportOf(w *worker) (*launch.Report, error) {
 	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
+	for err == nil && info.Report == nil && info.Status.State == hook.StateStarting {
+		select {
+		case <-r.ctx.Done():
+			return nil, context.Cause(r.ctx)
+		case <-time.After(20 * time.Millisecond):
+		}
+		info, err = hook.Inspect(r.host.Layout, w.generation.ID)
+	}
 	if err == nil && info.Report == nil {
 		err = fmt.Errorf("the relay of client %s does not say what it does: %s", w.name, info.NoReport)
 	}

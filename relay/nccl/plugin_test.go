@@ -208,7 +208,7 @@ func TestTheHarnessSeesABrokenPlugin(t *testing.T) {
 		"optional":  {"is what NCCL put there", ""},
 		"untouched": {"left the request as it was", ""},
 		"order":     {"bytes", ""}, // of another message, or wrong ones where that has too few to tell
-		"early":     {"bytes", ""}, // wrong ones, or late ones of the message before
+		"early":     {"bytes", ""},
 		"behind":    {"bytes behind the message", ""},
 		"size":      {"size of ", ""},
 		"swapped":   {"size of ", ""},

@@ -311,3 +311,32 @@ func TestClientMemoryByItsOwnDescriptorAlone(t *testing.T) {
 		t.Errorf("other memory was tried: %v, %v", calls, err)
 	}
 }
+
+// Whatever a kernel refuses DMA-BUF with, the next way is tried, and the error is kept.
+func TestEveryErrorLeadsToTheNextWay(t *testing.T) {
+	h, list := nics(t, standin.Device{Name: "n", Peermem: "yes"})
+	for _, refused := range []syscall.Errno{
+		syscall.EPERM, syscall.EIO, syscall.EBADF, syscall.EAGAIN, syscall.ENOMEM, syscall.EACCES, syscall.EFAULT, syscall.EBUSY, syscall.EINVAL,
+		syscall.ENOTTY, syscall.ENOSPC, syscall.ENOSYS, syscall.EPROTONOSUPPORT, syscall.EOPNOTSUPP, syscall.ETIMEDOUT,
+	} {
+		check(t, h.Script(fmt.Sprintf("ibv_reg_dmabuf_mr errno=%d", int(refused))))
+		r, err := registration.Make(registration.GPU{Asks: asks, On: 0}, mib, list, access)
+		check(t, err)
+		if r.Way() != registration.Peermem || r.Way().Word() != "peermem" || len(r.Steps) != 2 || !errors.Is(r.Steps[0].Err, refused) {
+			t.Errorf("%v: %v, by %v", refused, r, r.Way())
+		}
+		check(t, r.Close())
+		// And where that is refused too, host memory, unless other memory may do.
+		check(t, h.Script(fmt.Sprintf("ibv_reg_dmabuf_mr errno=%d", int(refused)), fmt.Sprintf("ibv_reg_mr errno=%d", int(refused))))
+		r, err = registration.Make(registration.GPU{Asks: asks, On: 0}, mib, list, access)
+		check(t, err)
+		want := 3
+		if refused == syscall.EFAULT {
+			want = 5
+		}
+		if r.Way() != registration.Bounce || r.Way().Word() != "bounce" || len(r.Steps) != want {
+			t.Errorf("%v of both: %v, by %v", refused, r, r.Way())
+		}
+		check(t, r.Close())
+	}
+}

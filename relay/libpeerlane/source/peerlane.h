@@ -174,7 +174,8 @@ struct peerlane_nic {
 };
 
 /* Writes what is known of the NIC of the lane of a GPU. With relay.scope = "host" that is
- * the rate of the GPU's links to its peers alone. */
+ * the rate of the GPU's links to its peers alone. PEERLANE_STATUS_VERSION: this relay is
+ * older, and does not tell; the session goes on. */
 PEERLANE_API int peerlane_lane_nic(peerlane_session *session, const peerlane_gpu *gpu, struct peerlane_nic *nic);
 
 /* What the relay has moved since it began, in bytes. */

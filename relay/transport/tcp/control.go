@@ -221,7 +221,7 @@ func (p *Peer) readControl() {
 		}
 		var n int
 		if err == nil {
-			n, err = p.control.Read(buffer[have:])
+			n, err = readPatient(p.control, buffer[have:], p.config.Dead)
 			p.carried[p.control].Received.Add(uint64(n))
 		}
 		have += n

@@ -180,11 +180,20 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 		p.carried[c] = p.config.Carried(c)
 	}
 	loop.Add(p)
-	p.users.Go(p.readControl)
-	p.users.Go(p.writeControl)
+	// All are counted before one begins, which may end the Peer at once and wait for them.
+	p.users.Add(2)
+	p.movers.Add(2 * len(p.data))
+	begin := func(group *sync.WaitGroup, f func()) {
+		go func() {
+			defer group.Done()
+			f()
+		}()
+	}
+	begin(&p.users, p.readControl)
+	begin(&p.users, p.writeControl)
 	for _, c := range p.data {
-		p.movers.Go(func() { p.readData(c) })
-		p.movers.Go(func() { p.writeData(c) })
+		begin(&p.movers, func() { p.readData(c) })
+		begin(&p.movers, func() { p.writeData(c) })
 	}
 	return p
 }

@@ -41,6 +41,10 @@ type Arrivals struct {
 	arrived func(immediate, length uint64)
 	regions map[uint32]*registration
 	open    map[*ticket]bool
+	// flushes are those of its tickets that are not flushed yet, also where they are not open
+	// any more, and none is called when there are none, once it has ended.
+	flushes int
+	none    func()
 }
 
 // Coming reports whether a channel that the other side has opened just now has its data
@@ -136,8 +140,9 @@ func (s *Set) issue() {
 func (a *Arrivals) Close() { a.arrived = func(uint64, uint64) {} }
 
 // End takes back what is granted: the sender has left the channel, and writes nothing any
-// more. What it has written is heard of first.
-func (a *Arrivals) End() {
+// more. What it has written is heard of first. none is called when no NIC reads or writes
+// memory of the channel any more.
+func (a *Arrivals) End(none func()) {
 	s := a.set
 	s.drain()
 	for t := range a.open {
@@ -148,6 +153,25 @@ func (a *Arrivals) End() {
 	}
 	clear(a.open)
 	s.issue()
+	if a.flushes == 0 || s.over {
+		none()
+		return
+	}
+	a.none = none
+	s.leaving[a] = true
+}
+
+// flushed is that one of its tickets is, or will not be.
+func (a *Arrivals) flushed() {
+	if a.flushes--; a.flushes == 0 && a.none != nil {
+		a.quiet()
+	}
+}
+
+// quiet tells who waits for that.
+func (a *Arrivals) quiet() {
+	delete(a.set.leaving, a)
+	a.none()
 }
 
 // mostStale bounds the tickets that are remembered of which immediates may come.

@@ -98,7 +98,7 @@ func (f *Fabric) follow(nics, others []*nic) error {
 		if !r.known(others) {
 			continue
 		}
-		if err := r.register(f, nics); err != nil && !errors.Is(err, errTakenBack) {
+		if err := r.fill(f, nics); err != nil && !errors.Is(err, errForgotten) {
 			return err
 		}
 	}

@@ -93,8 +93,10 @@ type Fabric struct {
 	places   []*registration        // sources, by address
 	domains
 
-	building sync.WaitGroup // what works with NICs beside the loop
-	sets     map[*Set]bool  // of the loop
+	building sync.WaitGroup // what registers memory beside the loop
+	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
+	ending   time.Duration  // how long Close waits for that
+	sets     map[*Set]bool  // of the loop, those that are not over
 }
 
 // New makes a relay's, without any NIC yet.
@@ -108,7 +110,10 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Redial == 0 {
 		config.Redial = SettleTime
 	}
-	return &Fabric{loop: loop, config: config, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, domains: domains{renewed: map[*nic]bool{}}, sets: map[*Set]bool{}}
+	return &Fabric{
+		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{},
+		domains: domains{renewed: map[*nic]bool{}}, sets: map[*Set]bool{},
+	}
 }
 
 // nic is an open NIC, and its port.
@@ -450,17 +455,22 @@ func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
 	defer f.building.Done()
 	r := f.registration(what)
 	f.mu.Unlock()
-	return r, r.register(f, nics)
+	return r, r.fill(f, nics)
 }
 
-func (r *registration) register(f *Fabric, nics []*nic) error {
+// errForgotten is of memory that is not to be registered any more.
+var errForgotten = wire.Errorf(wire.StatusInternal, "memory is being taken back")
+
+// fill has NICs know a registration's memory. One that was forgotten meanwhile stays empty:
+// its memory may be gone. It blocks.
+func (r *registration) fill(f *Fabric, nics []*nic) error {
 	if r.known(nics) {
 		return nil
 	}
 	r.making.Lock()
 	defer r.making.Unlock()
 	if r.over {
-		return errTakenBack
+		return errForgotten
 	}
 	list := slices.Clone(*r.regions.Load())
 	defer func() { r.regions.Store(&list) }()
@@ -490,7 +500,7 @@ func (f *Fabric) registration(what purpose) *registration {
 		return r
 	}
 	r = &registration{what: what, base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[*life]bool{}, steps: map[string][]gdr.Step{}}
-	r.flush = what.target && !what.memory.Host() && f.config.Flush != nil && f.config.Flush(what.memory)
+	r.flush = f.flushes(what)
 	r.regions.Store(&[]*verbs.Region{})
 	f.memories[what] = r
 	if !what.target {
@@ -520,16 +530,24 @@ func (r *registration) close() {
 // Register makes memory known to the Set's NICs, as a target, which the other side may
 // write, or as a source. Any goroutine may call it once the Set is settled. It blocks.
 func (s *Set) Register(m *device.Memory, target bool) error {
-	for {
-		nics := s.registers.Load()
-		r, err := s.fabric.register(purpose{m, target}, *nics)
-		if s.registers.Load() != nics { // they have been replaced meanwhile
-			continue
-		}
-		if err == nil && r.flush {
-			return s.noFlush()
-		}
+	what := purpose{m, target}
+	return s.registering(target && s.fabric.flushes(what), func(nics []*nic) error {
+		_, err := s.fabric.register(what, nics)
 		return err
+	})
+}
+
+// registering has the Set's NICs know memory, and those that take their place meanwhile.
+func (s *Set) registering(flushed bool, register func([]*nic) error) error {
+	for {
+		if err := s.noFlush(); flushed && err != nil {
+			return err
+		}
+		nics := s.registers.Load()
+		err := register(*nics)
+		if s.registers.Load() == nics {
+			return err
+		}
 	}
 }
 
@@ -556,7 +574,9 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 		f.building.Add(1)
 		go func() {
 			defer f.building.Done()
-			if err := s.Register(m, target); err != nil {
+			// That one and no other: when this runs the memory may have been forgotten.
+			err := s.registering(r.flush, func(nics []*nic) error { return r.fill(f, nics) })
+			if err != nil && err != errForgotten {
 				logrus.WithError(err).Warn("memory of a client goes through slots: it cannot be registered with the NICs")
 			}
 		}()
@@ -605,7 +625,12 @@ func (f *Fabric) at(p device.Place, n uint64) *registration {
 	return nil
 }
 
-// Close ends all RDMA, after the loop: when it returns no NIC reads or writes any memory.
+// endingTime is how long a relay that ends waits for what brings queue pairs up, which a
+// connection manager keeps as long as it likes. The kernel takes those with the process.
+const endingTime = 5 * time.Second
+
+// Close ends all RDMA, after the loop: when it returns no NIC reads or writes any memory but
+// what a Set has that did not come up, and that is its own.
 func (f *Fabric) Close() {
 	f.mu.Lock()
 	f.closed = true
@@ -615,14 +640,22 @@ func (f *Fabric) Close() {
 	memories := f.memories
 	f.memories, f.places = nil, nil
 	f.mu.Unlock()
+	f.building.Wait()
+	up := f.raised()
 	for s := range f.sets {
-		s.plumbing.close()
+		if up || !s.working {
+			s.plumbing.close()
+		}
 	}
-	f.opening.Lock()
-	defer f.opening.Unlock()
 	for _, r := range memories {
 		r.close()
 	}
+	if !up {
+		logrus.Warnf("queue pairs are still being connected, or given back, after %v; the NICs are left to the kernel", f.ending)
+		return
+	}
+	f.opening.Lock()
+	defer f.opening.Unlock()
 	for n := range f.renewed {
 		logged(n.domain.Close())
 	}
@@ -632,4 +665,21 @@ func (f *Fabric) Close() {
 		}
 	}
 	f.nics = nil
+}
+
+// raised ends the bringing up, and reports whether that was in time.
+func (f *Fabric) raised() bool {
+	for s := range f.sets {
+		if s.brought != nil {
+			s.brought()
+		}
+	}
+	done := make(chan struct{})
+	go func() { f.raising.Wait(); close(done) }()
+	select {
+	case <-done:
+		return true
+	case <-time.After(f.ending):
+		return false
+	}
 }

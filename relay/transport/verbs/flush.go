@@ -14,20 +14,22 @@ import (
 // What a NIC has written into a GPU's memory, and told of, may still be on its way for
 // everybody but that GPU. A read by the same NIC comes behind it: when that has ended the
 // bytes are there for all. Each NIC of a Set has a queue pair for this alone, which leads
-// to itself and is the only one that may read.
-
-// flushDepth is how many of a NIC's flushes are under way; more wait for those.
-const flushDepth = 64
-
+// to itself and is the only one that may read. Those that a connection manager makes may as
+// well, as it has them, so nothing is registered for reading with their NICs.
 //
 // When queue pairs fail, what has arrived is still flushed by those that there are, whatever has
 // become of the way to the other host. A flush that cannot end is made again by their
 // successor on the same NIC, behind whose writes its reads come, too; until then its ticket has not
 // arrived here, though the sender is told that it needs not be written again.
 
+// flushDepth is how many of a NIC's flushes are under way; more wait for those.
+const flushDepth = 64
+
 // flushers is what a Set has of it.
 type flushers struct {
 	flushes int // posted and not ended
+	// leaving are the ended channels of which something is being flushed.
+	leaving map[*Arrivals]bool
 	// unflushable says why there is none. Any goroutine reads it.
 	unflushable atomic.Pointer[error]
 	kept        []kept
@@ -132,12 +134,14 @@ func (s *Set) tryFlushers() error {
 		left++
 	}
 	var batch [batchSize]verbs.Completion
-	for end := time.Now().Add(s.fabric.config.Time / 2); left > 0; time.Sleep(tryPause) {
+	// Both sides try theirs, one after the other, and the Set comes up without them in time.
+	limit := s.fabric.config.Time / 4
+	for end := time.Now().Add(limit); left > 0; time.Sleep(tryPause) {
 		if err := s.bringing.Err(); err != nil {
 			return err
 		}
 		if time.Now().After(end) {
-			s.withoutFlush(s.queues[0], fmt.Errorf("a first read by a queue pair that leads to itself has not ended within %v", s.fabric.config.Time/2))
+			s.withoutFlush(s.queues[0], fmt.Errorf("a first read by a queue pair that leads to itself has not ended within %v", limit))
 			return nil
 		}
 		for _, q := range s.queues {
@@ -170,6 +174,7 @@ func (s *Set) readOf(q *queue, at uint64, key uint32) verbs.Send {
 
 // settleWrite has all NICs that have written a ticket's bytes flush them.
 func (s *Set) settleWrite(t *ticket) {
+	t.arrivals.flushes++
 	for seen := t.seen; seen != 0; seen &= seen - 1 {
 		q := s.pairs[bits.TrailingZeros64(seen)].queue
 		if t.flushedBy(q) {
@@ -235,12 +240,21 @@ func (s *Set) flushed(q *queue, c *verbs.Completion) bool {
 		s.cannot(q, t, err)
 	default:
 		s.progress = s.fabric.loop.Now()
-		if t.unflushed--; t.unflushed == 0 && t.arrivals.open[t] {
-			t.arrive()
-		}
+		t.flushed()
 		s.postFlushes(q)
 	}
 	return true
+}
+
+// flushed is that one NIC has.
+func (t *ticket) flushed() {
+	if t.unflushed--; t.unflushed > 0 {
+		return
+	}
+	if t.arrivals.open[t] {
+		t.arrive()
+	}
+	t.arrivals.flushed()
 }
 
 // cannot keeps a flush that has failed.
@@ -275,7 +289,8 @@ func (s *Set) flushAgain() {
 	s.kept = nil
 	for _, k := range again {
 		if !k.ticket.arrivals.open[k.ticket] {
-			continue // nobody waits for it
+			k.ticket.flushed() // nobody waits for it, and what has written is no more
+			continue
 		}
 		i := slices.IndexFunc(s.queues, func(q *queue) bool { return q.nic.context == k.nic.context })
 		if i < 0 || s.cannotFlush != nil || k.ticket.region.region(s.queues[i].nic) == nil {

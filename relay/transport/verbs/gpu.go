@@ -89,8 +89,10 @@ func (r *registration) with(f *Fabric, n *nic) (region *verbs.Region, err error)
 	if m.Host() {
 		return n.domain.Register(uintptr(r.base), r.bytes, r.base, access)
 	}
-	if r.flush {
-		access |= verbs.RemoteRead // for the NIC's own flushes: no other queue pair may read
+	// For the NIC's own flushes: no other queue pair may read, but all that the connection
+	// manager makes may, whose NICs flush nothing.
+	if r.flush && n.cm == nil {
+		access |= verbs.RemoteRead
 	}
 	kind := gdr.VMM
 	if m.Allocated() {
@@ -103,6 +105,11 @@ func (r *registration) with(f *Fabric, n *nic) (region *verbs.Region, err error)
 		return err
 	})
 	return region, err
+}
+
+// flushes reports whether what is written into memory has to be flushed.
+func (f *Fabric) flushes(what purpose) bool {
+	return what.target && !what.memory.Host() && f.config.Flush != nil && f.config.Flush(what.memory)
 }
 
 // taken is memory that a Set's NICs write into from now on.

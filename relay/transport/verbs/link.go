@@ -264,7 +264,11 @@ func (s *Set) post(w *write, ticket uint32) {
 		return
 	}
 	w.left = parts(w.bytes, len(pairs))
-	w.link.expect(ticket, w)
+	if err := w.link.expect(ticket, w); err != nil {
+		w.ended(err)
+		s.peer.Fail(err)
+		return
+	}
 	for i := range parts(w.bytes, len(pairs)) {
 		at, length := part(w.bytes, len(pairs), i)
 		p := s.pairs[pairs[pairOf(ticket, i, len(pairs))]]
@@ -307,7 +311,7 @@ func (s *Set) flush(p *pair) bool {
 	s.posted += posted
 	s.waitingParts -= posted
 	if err != nil {
-		s.fault(p.queue.nic, err.Error())
+		s.unposted(p, err)
 	}
 	return posted > 0
 }

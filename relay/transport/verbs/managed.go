@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/network/address"
@@ -291,9 +292,10 @@ func (s *Set) beAsked() error {
 			i, ok := s.asked(e)
 			if !ok {
 				// With no word: who it is from knows nothing, and learns nothing.
-				if err := errors.Join(e.ID.Reject(nil), e.ID.Close()); err != nil {
-					logged(err)
+				if err := e.ID.Reject(nil); err != nil { // who has hung up meanwhile, as often as he likes
+					logrus.WithError(err).Debug("refusing a stranger a queue pair")
 				}
+				logged(e.ID.Close())
 				continue
 			}
 			s.pairs[i].id, of[e.ID] = e.ID, i
@@ -375,6 +377,10 @@ func (s *Set) parted() {
 // a relay that goes takes its connections with it, in any order, and what it has said before
 // is still to be heard.
 func (s *Set) lost(n *nic, what string) {
+	if s.parting {
+		return
+	}
+	s.parting = true
 	time.AfterFunc(partTime, func() {
 		s.fabric.loop.Do(func() {
 			if s.gone == nil && !s.over {
@@ -382,6 +388,16 @@ func (s *Set) lost(n *nic, what string) {
 			}
 		})
 	})
+}
+
+// unposted gives up a queue pair that takes no request: that of a connection that has ended may
+// say so before the connection manager does.
+func (s *Set) unposted(p *pair, err error) {
+	if s.links[p.link].managed {
+		s.lost(p.queue.nic, err.Error())
+		return
+	}
+	s.fault(p.queue.nic, err.Error())
 }
 
 // happened takes an event of a queue pair that has failed.

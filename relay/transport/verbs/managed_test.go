@@ -60,7 +60,6 @@ func hearingConnect(f func(*connect)) hears {
 type stranger struct {
 	t      *testing.T
 	events *verbs.Events
-	ids    []*verbs.ID
 	ends   []func() error
 }
 
@@ -256,6 +255,7 @@ func TestAQueuePairOfAnother(t *testing.T) {
 
 // Bringing up has an end, whatever the other side's connection manager does.
 func TestIWARPThatIsNotAnswered(t *testing.T) {
+	t.Parallel()
 	_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 9 }))
 	err := receive(t, settled, "the end of the bringing up")
 	for _, words := range []string{"b0 (10.0.0.2)", "a0 (10.0.0.1)", "rejected"} {
@@ -351,7 +351,6 @@ func TestAReceiverThatDoesNotSay(t *testing.T) {
 		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
 		receive(t, w.arrived, "the arrival")
 		w.b.loop.Call(func() { w.arrivals.channel.Leave() })
-		w.a.loop.Call(func() { w.channel.Leave() })
 		if err := receive(t, done, "the write's end"); err != nil {
 			t.Error(err)
 		}
@@ -368,6 +367,7 @@ func TestAReceiverThatDoesNotSay(t *testing.T) {
 // A queue pair whose connection ends takes the Peer with it, on both sides, and the reason
 // names the NIC.
 func TestAConnectionOfIWARPThatEnds(t *testing.T) {
+	t.Parallel()
 	w := byIWARP(t)
 	w.b.loop.Call(func() {
 		if err := w.b.set.pairs[1].id.Disconnect(); err != nil {

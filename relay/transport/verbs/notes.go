@@ -135,11 +135,15 @@ func (s *Set) heard(pairs []int) bool {
 	return false
 }
 
-// expect has a write end no sooner than the receiver says that it has arrived.
-func (l *Link) expect(ticket uint32, w *write) {
+// expect has a write end no sooner than the receiver says that it has arrived. Of two with
+// one ticket nobody could say which.
+func (l *Link) expect(ticket uint32, w *write) error {
 	s := l.set
-	if !s.heard(l.pairs) {
-		return
+	switch {
+	case !s.heard(l.pairs):
+		return nil
+	case l.unheard[ticket] != nil:
+		return malformed("ticket %d is of two grants", ticket)
 	}
 	w.left++
 	l.unheard[ticket] = w
@@ -147,6 +151,7 @@ func (l *Link) expect(ticket uint32, w *write) {
 		s.progress = s.fabric.loop.Now()
 	}
 	s.look()
+	return nil
 }
 
 // arrived takes that.

@@ -3,8 +3,6 @@ package verbs
 import (
 	"os"
 
-	"github.com/sirupsen/logrus"
-
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
@@ -51,7 +49,7 @@ func (s *Set) Poll() bool {
 	if s.phase == draining {
 		return s.drainEnds() || progress
 	}
-	if s.waitingParts > 0 && s.phase == running && !s.broken {
+	if s.waitingParts > 0 && s.phase == running && !s.broken && !s.parting {
 		for _, p := range s.pairs {
 			if s.flush(p) {
 				progress = true
@@ -80,7 +78,7 @@ func (s *Set) Arm() bool {
 			return true
 		}
 	}
-	return s.waitingParts > 0 && !s.broken && s.room()
+	return s.waitingParts > 0 && !s.broken && !s.parting && s.room()
 }
 
 // room reports whether something that waits can be posted.
@@ -122,8 +120,10 @@ func (s *Set) drain() bool {
 	if s.phase == running {
 		for _, p := range s.pairs {
 			if err := s.again(p); err != nil {
-				s.fault(p.queue.nic, err.Error())
-				return true
+				s.unposted(p, err)
+				if s.phase != running {
+					return true
+				}
 			}
 		}
 		s.issue()
@@ -153,7 +153,7 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 	default:
 		number, ok := p.told(c)
 		if !ok {
-			logrus.Warnf("RDMA device %s: a completion of kind %d", q.nic.name, c.Op)
+			s.peer.Fail(malformed("a message on a queue pair that tells of no write"))
 			return
 		}
 		if err := s.immediate(i, number); err != nil {

@@ -160,10 +160,10 @@ func (s *Set) progressed() {
 // called.
 func (s *Set) beside(what, then func()) {
 	s.working = true
-	s.fabric.building.Add(1)
+	s.fabric.raising.Add(1)
 	go func() {
 		what()
-		s.fabric.building.Done()
+		s.fabric.raising.Done()
 		s.fabric.loop.Do(func() {
 			s.working = false
 			then()
@@ -272,6 +272,7 @@ func (s *Set) torn() {
 		return
 	case !s.used:
 		s.over = true
+		delete(s.fabric.sets, s)
 		return
 	case !s.drained:
 		s.broken = true

@@ -19,8 +19,17 @@ func (f *Fabric) resources(n *nic) launch.NICResources {
 		for _, q := range s.queues {
 			if q.nic.context == n.context {
 				r.CompletionQueues++
-				r.Regions++
-				r.Bytes += pageBytes
+				if q.flusher != nil {
+					r.QueuePairs++
+				}
+				if q.first != nil {
+					r.Regions++
+					r.Bytes += pageBytes
+				}
+				if q.notes != nil {
+					r.Regions++
+					r.Bytes += uint64(len(s.noted))
+				}
 			}
 		}
 	}

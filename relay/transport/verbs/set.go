@@ -62,8 +62,10 @@ type Set struct {
 	gone func() // to be called when nothing is under way
 	fell time.Duration
 	over bool // there are no queue pairs, and will be none
-	// broken: the Peer is ending because of this Set.
-	broken bool
+	left bool // the Peer goes on without it
+	// broken: the Peer is ending because of this Set. parting: it is going to, unless the
+	// other side ends it first; nothing is posted any more.
+	broken, parting bool
 
 	ends map[*tcp.Channel]*ends
 
@@ -143,6 +145,7 @@ type ends struct {
 func (f *Fabric) Extend(p *tcp.Peer) *Set {
 	s := &Set{fabric: f, peer: p, plumbing: newPlumbing(), ends: map[*tcp.Channel]*ends{}}
 	s.receiving.tickets = map[uint32]*ticket{}
+	s.leaving = map[*Arrivals]bool{}
 	f.sets[s] = true
 	f.loop.Add(s)
 	if p.Dialed() {
@@ -545,7 +548,7 @@ func (s *Set) build() (err error) {
 			of[l.ours] = q
 			s.queues = append(s.queues, q)
 			may := access
-			if flushes {
+			if flushes && n.cm == nil {
 				may |= verbs.RemoteRead // to try it
 			}
 			if q.first, err = n.domain.Register(first, pageBytes, uint64(first), may); err != nil {
@@ -709,30 +712,53 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (bool, error) {
 
 // --- the end --------------------------------------------------------------------------
 
-// Down ends it with the Peer: nothing reads or writes memory when gone is called.
+// Down ends it with the Peer: nothing reads or writes memory when gone is called. What is
+// being brought up has none but its own, and may take minutes to end: a connection manager
+// that is not answered cannot be interrupted. It is given back then, and nobody waits for it.
 func (s *Set) Down(why error, gone func()) {
 	s.why, s.gone = why, gone
 	s.settle(why)
 	s.timerStop()
 	switch {
-	case s.working || s.phase == draining: // goes on to buried
+	case s.over:
+		s.leave()
+	case s.phase == meeting || !s.used:
+		s.leave()
+		if !s.working {
+			s.tear()
+		}
 	case s.phase == apart:
 		s.buried()
+	case s.working || s.phase == draining: // goes on to buried
 	default:
 		s.tear()
 	}
 }
 
-// buried ends what has not ended.
+// buried is the end of a Set of a dead Peer, once it has nothing of the NICs any more.
 func (s *Set) buried() {
+	if s.leave(); s.over {
+		return
+	}
+	s.over = true
+	delete(s.fabric.sets, s)
+	s.fabric.retire(s.nics)
+}
+
+// leave lets the Peer end, and what has not ended.
+func (s *Set) leave() {
+	if s.left {
+		return
+	}
+	s.left = true
 	for _, e := range s.ends {
 		if e.link != nil {
 			e.link.lost(s.why)
 		}
 	}
-	s.over = true
+	for a := range s.leaving {
+		a.quiet()
+	}
 	s.fabric.loop.Remove(s)
-	delete(s.fabric.sets, s)
-	s.fabric.retire(s.nics)
 	s.gone()
 }

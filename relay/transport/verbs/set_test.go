@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -172,7 +173,7 @@ func joining(t *testing.T, iwarp bool, by hears, changes ...func(string, *Config
 		var a *Arrivals
 		if s.Coming() {
 			a = s.Receive(c, func(grant, length uint64) { w.arrived <- [2]uint64{grant, length} })
-			c.Receive(func(uint64, uint64) {}, func() { a.End() })
+			c.Receive(func(uint64, uint64) {}, func() { a.End(func() {}) })
 		}
 		w.made <- a
 	}, by, changes...)
@@ -535,6 +536,84 @@ func TestRegistrations(t *testing.T) {
 	w.a.end()
 	if err := w.a.set.Register(m, false); err == nil {
 		t.Error("memory is registered after the end")
+	}
+}
+
+// A channel has not ended for its memory while a NIC reads there, to flush what it has written:
+// not before that has ended, or the Peer.
+func TestAFlushOutlivesItsChannel(t *testing.T) {
+	for _, dies := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the Peer dies %v", dies), func(t *testing.T) {
+			w := connected(t, func(_ string, c *Config) {
+				c.Flush, c.Stages = func(*device.Memory) bool { return true }, func() bool { return true }
+			})
+			write := w.granted(t, 1)
+			ended := make(chan struct{})
+			w.b.loop.Call(func() {
+				s := w.b.set
+				region := w.arrivals.regions[7] // the host's, which would not be flushed
+				list := slices.Clone(*region.regions.Load())
+				known, err := s.queues[0].nic.domain.Register(uintptr(region.base), region.bytes, region.base, access|verbs.RemoteRead)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer func(old *verbs.Region) {
+					if err := old.Close(); err != nil {
+						t.Error(err)
+					}
+				}(list[0])
+				list[0], region.flush = known, true
+				region.regions.Store(&list)
+				done := make(chan error, 1)
+				w.a.loop.Call(func() {
+					keys := *w.link.regions[7]
+					keys.Keys[0] = known.RKey()
+					w.link.regions[7] = &keys
+					write(func(err error) { done <- err })
+				})
+				if err := receive(t, done, "the write's end"); err != nil {
+					t.Error(err)
+				}
+				w.arrivals.End(func() { close(ended) })
+				select {
+				case <-ended:
+					t.Errorf("the channel has ended, and %d flushes are under way", s.flushes)
+				default:
+				}
+				if dies {
+					s.peer.Fail(fmt.Errorf("a cable was pulled"))
+					s.queues[0].flusher.posted[0].unflushed++ // it is not heard of
+				}
+			})
+			receive(t, ended, "the end of what is flushed")
+			if len(w.arrived) != 0 {
+				t.Error("something has arrived on a channel that has ended")
+			}
+		})
+	}
+}
+
+// Memory that is forgotten before its registering has begun, which Known leaves to another
+// goroutine, is not registered any more, nor found as a source.
+func TestMemoryThatIsForgottenAtOnce(t *testing.T) {
+	w := connected(t)
+	f := w.a.fabric
+	for range 100 {
+		m, err := device.CreateHost("test", slot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.a.set.Known(m, false)
+		f.Forget(m)
+		at := m.At(0)
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		f.building.Wait()
+		if r := f.at(at, 1); r != nil || len(f.memories) != 0 {
+			t.Fatalf("%d registrations are left, and a source %v", len(f.memories), r)
+		}
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -180,12 +181,16 @@ func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 		m.Err = err
 		return m
 	}
+	var connected atomic.Bool // several addresses are tried beside each other
 	local.Connect = func(ctx context.Context, to netip.AddrPort, _ string) (net.Conn, error) {
 		conn, err := (&net.Dialer{Timeout: stepTime}).DialContext(ctx, "tcp", to.String())
-		m.Connected = m.Connected || err == nil
+		if err == nil {
+			connected.Store(true)
+		}
 		return conn, err
 	}
 	session, err := local.Dial(ctx, target, at)
+	m.Connected = connected.Load()
 	if err != nil {
 		// Only who has the key can say any of these.
 		m.Proven = wire.StatusOf(err) == wire.StatusBadHandle || wire.StatusOf(err) == wire.StatusVersion || wire.StatusOf(err) == wire.StatusUnreachable

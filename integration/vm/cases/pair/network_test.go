@@ -112,8 +112,8 @@ func (h *host) order(o across.Order) {
 	}
 }
 
-// next waits for a line of a kind; others before it are passed over, but for one that says
-// that messages failed: after it no other kind would come.
+// next waits for a line of a kind; others before it are passed over, but for failures: what
+// was waited for does not come after one.
 func (h *host) next(kind string) hostLine {
 	h.Helper()
 	deadline := time.After(longest)

@@ -164,11 +164,16 @@ func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 			return fmt.Errorf("message %d of %d bytes arrived wrong", i, n)
 		}
 	}
+	// There are two sets where both have dialed at once, and then one may have carried nothing.
+	var writes, short uint64
+	transports := map[string]bool{}
 	for _, p := range s.relay.Report().Network.Peers {
-		if by := p.Transport == launch.TransportVerbs; by != (p.Writes == p.Eager) {
-			return fmt.Errorf("data went over %s (%s), %d writes over tcp, of which %d were short", p.Transport, p.Way, p.Writes, p.Eager)
-		}
 		fmt.Printf("data goes over %s: %s\n", p.Transport, p.Way)
+		writes, short = writes+p.Writes, short+p.Eager
+		transports[p.Transport] = true
+	}
+	if by := transports[launch.TransportVerbs]; len(transports) != 1 || by != (writes == short) {
+		return fmt.Errorf("data went over %v, %d writes over tcp, of which %d were short", transports, writes, short)
 	}
 	return nil
 }

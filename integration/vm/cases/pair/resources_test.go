@@ -6,8 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
-	"strconv"
 	"testing"
 
 	"github.com/peerlane/peerlane/integration/vm/inside"
@@ -17,7 +15,7 @@ import (
 // resource is a line of `rdma resource show`: a queue pair, a completion queue or a region.
 type resource struct {
 	Device    string `json:"ifname"`
-	PID       int    `json:"pid"` // none of the kernel's own
+	Thread    int    `json:"pid"` // that made it; none of the kernel's own
 	Type      string `json:"type"`
 	State     string `json:"state"`
 	Number    uint32 `json:"lqpn"`
@@ -25,8 +23,8 @@ type resource struct {
 	RegionLen uint64 `json:"mrlen"`
 }
 
-// resources are those of a process, by the kernel's word for their kind.
-func resources(t *testing.T, run func(name string, arguments ...string) string, pid int) map[string][]resource {
+// resources are those that programs have, by the kernel's word for their kind.
+func resources(t *testing.T, run func(name string, arguments ...string) string) map[string][]resource {
 	t.Helper()
 	of := map[string][]resource{}
 	for _, kind := range []string{"qp", "cq", "mr"} {
@@ -36,7 +34,7 @@ func resources(t *testing.T, run func(name string, arguments ...string) string, 
 			t.Fatalf("rdma resource show %s: %v: %s", kind, err, text)
 		}
 		for _, r := range list {
-			if r.PID == pid {
+			if r.Thread != 0 {
 				of[kind] = append(of[kind], r)
 			}
 		}
@@ -44,7 +42,7 @@ func resources(t *testing.T, run func(name string, arguments ...string) string, 
 	return of
 }
 
-// What a relay says that it has of a NIC is what the kernel knows of its process: reliable
+// What a relay says that it has of a NIC is what the kernel knows of it: reliable
 // connected queue pairs that can send, each with one of the other relay's, completion
 // queues, and memory. After its end there is nothing.
 func TestTheKernelsResourcesOfRelays(t *testing.T) {
@@ -60,10 +58,6 @@ func TestTheKernelsResourcesOfRelays(t *testing.T) {
 	}
 	here := func(name string, arguments ...string) string { return inside.Command(t, name, arguments...) }
 	there := func(name string, arguments ...string) string { return inside.OnOther(t, agent, name, arguments...) }
-	pid, err := strconv.Atoi(other.says("pid "))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var said string
 	own := map[string][]resource{}
 	inside.Eventually(t, "the kernel has what the relay says", func() (bool, string) { // host memory is registered beside the stream
@@ -71,7 +65,7 @@ func TestTheKernelsResourcesOfRelays(t *testing.T) {
 		if v == nil || len(v.Resources) != 1 {
 			t.Fatalf("the relay says %+v", v)
 		}
-		own = resources(t, here, os.Getpid())
+		own = resources(t, here)
 		has := launch.NICResources{NIC: "mlx5_0", QueuePairs: len(own["qp"]), CompletionQueues: len(own["cq"]), Regions: len(own["mr"])}
 		for _, m := range own["mr"] {
 			has.Bytes += m.RegionLen
@@ -80,7 +74,7 @@ func TestTheKernelsResourcesOfRelays(t *testing.T) {
 		return v.Resources[0] == has, fmt.Sprintf("%v, and the kernel has %v", v.Resources[0], has)
 	})
 	t.Log("the relay and the kernel: ", said)
-	theirs := resources(t, there, pid)
+	theirs := resources(t, there)
 	// Those of one set of connections, or of two where both relays have dialed at once.
 	if n := len(own["qp"]); n == 0 || n%pairs != 0 || n != len(theirs["qp"]) {
 		t.Fatalf("%d queue pairs here and %d there, %d to a set", n, len(theirs["qp"]), pairs)
@@ -95,14 +89,14 @@ func TestTheKernelsResourcesOfRelays(t *testing.T) {
 		}
 	}
 	other.over()
-	if left := resources(t, there, pid); len(left) > 0 {
-		t.Errorf("of the other relay's process is left %+v", left)
+	if left := resources(t, there); len(left) > 0 {
+		t.Errorf("of the other relay is left %+v", left)
 	}
 	if err := talk.end(); err != nil {
 		t.Error(err)
 	}
 	// This process goes on, and so whatever its relay did not give back.
-	if left := resources(t, here, os.Getpid()); len(left) > 0 {
+	if left := resources(t, here); len(left) > 0 {
 		t.Errorf("the relay has not given back %+v", left)
 	}
 }

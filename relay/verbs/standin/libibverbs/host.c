@@ -10,6 +10,7 @@
 //	           device=NAME call=N (the Nth in this process) from=N (that and later)
 //	           errno=N status=N (of a completion) delay=MS
 //	           corrupt=1 (a wrong byte in what a request moves)
+//	           hold=1 (it blocks as long as the script has this; the log has "held")
 //	log      each call, with its arguments and what came of it
 //	number   the last number that was given to a queue pair or a key
 #include "standin.h"
@@ -190,10 +191,9 @@ static long count(const char *call)
 	return n;
 }
 
-struct rule host_script(const char *call, const char *device)
+static struct rule scripted(const char *call, const char *device, long n)
 {
 	struct rule rule = {0};
-	long n = count(call);
 	FILE *f = reading("script");
 	if (!f)
 		return rule;
@@ -222,6 +222,8 @@ struct rule host_script(const char *call, const char *device)
 				r.status = (int)v;
 			else if (!strcmp(word, "corrupt"))
 				r.corrupt = v;
+			else if (!strcmp(word, "hold"))
+				r.hold = v;
 			else if (!strcmp(word, "delay"))
 				r.delay_ms = (unsigned)v;
 		}
@@ -229,6 +231,19 @@ struct rule host_script(const char *call, const char *device)
 			rule = r;
 	}
 	fclose(f);
+	return rule;
+}
+
+struct rule host_script(const char *call, const char *device)
+{
+	long n = count(call);
+	struct rule rule = scripted(call, device, n);
+	if (rule.hold)
+		host_log("held call=%s device=%s", call, device ? device : "none");
+	while (rule.hold) {
+		usleep(10 * 1000);
+		rule = scripted(call, device, n);
+	}
 	if (rule.delay_ms)
 		usleep(rule.delay_ms * 1000);
 	return rule;

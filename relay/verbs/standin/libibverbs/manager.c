@@ -141,6 +141,8 @@ API int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **i
 	return 0;
 }
 
+static const char *of(struct rdma_cm_id *id) { return id->verbs ? id->verbs->device->name : "none"; }
+
 // sit has an ID be on the device of an address, which is opened for the first.
 static int sit(struct id *i, const struct sockaddr *address)
 {
@@ -181,8 +183,6 @@ static int sits(struct id *i, const struct sockaddr *address)
 	return error;
 }
 
-static const char *of(struct rdma_cm_id *id) { return id->verbs ? id->verbs->device->name : "none"; }
-
 static int result(int error)
 {
 	errno = error;
@@ -216,6 +216,7 @@ API int rdma_destroy_id(struct rdma_cm_id *id)
 	struct events *events = (struct events *)id->channel;
 	struct id *requests = NULL; // that nobody has taken, by their contexts
 	int fd = i->fd;
+	host_script("rdma_destroy_id", of(id));
 	if (fd >= 0)
 		shutdown(fd, SHUT_RDWR);
 	if (i->running)

@@ -28,7 +28,7 @@ struct description {
 struct rule {
 	int error, status;
 	unsigned delay_ms;
-	bool corrupt;
+	bool corrupt, hold;
 };
 
 struct device {

@@ -1,0 +1,188 @@
+package verbs
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// script has calls fail or block, until the test ends at the latest.
+func (w *two) script(t *testing.T, lines ...string) {
+	t.Helper()
+	if err := w.rdma.Script(lines...); err != nil {
+		t.Error(err)
+	}
+}
+
+// held waits for a call that blocks.
+func (w *two) held(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(waitTime); ; time.Sleep(time.Millisecond) {
+		calls, err := w.rdma.Calls("held")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(calls) > 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("nothing blocks within %v", waitTime)
+		}
+	}
+}
+
+// holding are two sides of iWARP whose accepting one has a call block from when it is asked
+// to connect.
+func holding(t *testing.T, line string, f func(*connect)) (w *two, settled chan error) {
+	t.Helper()
+	ready := make(chan struct{})
+	w, settled = joining(t, true, hearingConnect(func(m *connect) {
+		<-ready
+		w.script(t, line)
+		f(m)
+	}))
+	t.Cleanup(func() { w.script(t) })
+	close(ready)
+	return w, settled
+}
+
+// A connect that blocks, as that of a network does which drops what is to begin a
+// connection, keeps neither the Peer's death nor the relay's end.
+func TestAConnectThatBlocksKeepsNobody(t *testing.T) {
+	t.Parallel()
+	w, _ := holding(t, "rdma_connect hold=1 device=b0", func(*connect) {})
+	w.held(t)
+	w.b.peer.Fail(errors.New("a cable was pulled"))
+	if err := receive(t, w.b.down, "the Peer's end"); !strings.Contains(err.Error(), "a cable was pulled") {
+		t.Errorf("the Peer ended with %v", err)
+	}
+	w.b.fabric.ending = time.Millisecond
+	ended := make(chan struct{})
+	go func() { w.b.end(); close(ended) }()
+	receive(t, ended, "the relay's end")
+}
+
+// A connection that is half made, and that the kernel does not give back at once, keeps no
+// turn of the loop; it is given back before the NICs are.
+func TestAConnectionThatIsNotGivenBackKeepsNobody(t *testing.T) {
+	t.Parallel()
+	w, settled := holding(t, "rdma_destroy_id hold=1 device=b0", func(m *connect) { m.Ports[0] = 9 })
+	if err := receive(t, settled, "the end of the bringing up"); err == nil {
+		t.Error("it came up")
+	}
+	w.held(t)
+	turned := make(chan struct{})
+	go func() { w.b.loop.Call(func() {}); close(turned) }()
+	receive(t, turned, "a turn of the loop")
+	w.script(t)
+	w.b.fabric.ending = waitTime
+	w.b.end()
+	calls, err := w.rdma.Calls("ibv_dealloc_pd")
+	if err != nil || len(calls) == 0 || calls[len(calls)-1].Arguments["="] != "0" {
+		t.Errorf("the NIC was given back by %v, %v", calls, err)
+	}
+}
+
+// What a connection manager makes may be read by the other side, so nothing is registered
+// for that.
+func TestNothingOfIWARPCanBeRead(t *testing.T) {
+	w, settled := joining(t, true, nil, func(_ string, c *Config) {
+		c.Flush = func(*device.Memory) bool { return true }
+		c.Stages = func() bool { return true }
+	})
+	if err := receive(t, settled, "the queue pairs"); err != nil {
+		t.Fatal(err)
+	}
+	calls, err := w.rdma.Calls("ibv_reg_mr", "ibv_reg_mr_iova2")
+	if err != nil || len(calls) == 0 {
+		t.Fatalf("%d registrations, %v", len(calls), err)
+	}
+	for _, c := range calls {
+		access, err := strconv.ParseUint(c.Arguments["access"], 0, 32)
+		if err != nil || verbs.Access(access)&verbs.RemoteRead != 0 {
+			t.Errorf("%v, %v", c.Arguments, err)
+		}
+	}
+}
+
+// A receiver that gives one ticket to two grants could have the first write never end: the
+// Peer ends, and both writes with it.
+func TestATicketOfTwoGrants(t *testing.T) {
+	w := byIWARP(t)
+	write := w.granted(t, 1)
+	w.b.loop.Call(func() {
+		for number, k := range w.b.set.tickets {
+			k.tells = false
+			w.arrivals.channel.Tell(encode(&ticketed{Kind: kindTicket, Ticket: number, Grant: 2}))
+		}
+	})
+	w.a.until("the second ticket", func(*Set) bool { _, there := w.link.tickets[2]; return there })
+	from := w.a.memory(slot)
+	done := make(chan error, 2)
+	w.a.loop.Call(func() {
+		write(func(err error) { done <- err })
+		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 2, func(err error) { done <- err })
+	})
+	for range 2 {
+		if err := receive(t, done, "a write's end"); err == nil {
+			t.Error("a write ended well")
+		}
+	}
+	if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed {
+		t.Errorf("the Peer ended with %v", err)
+	}
+}
+
+// The queue pair of a connection that has ended may take no request before anybody tells of
+// the end: the other relay's reason is waited for, and nothing is posted meanwhile.
+func TestAQueuePairThatTakesNothingIsHeardOut(t *testing.T) {
+	w := byIWARP(t)
+	write := w.granted(t, 1)
+	before, err := w.rdma.Calls("ibv_post_send")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.script(t, "ibv_post_send errno=107 device=a0")
+	w.a.loop.Call(func() {
+		write(func(error) {})
+		for range 3 { // in one turn, so that no time passes for the loop
+			w.a.set.Poll()
+		}
+		if s := w.a.set; !s.parting || s.broken {
+			t.Errorf("parting %v, broken %v", s.parting, s.broken)
+		}
+	})
+	after, err := w.rdma.Calls("ibv_post_send")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(after) - len(before); n == 0 || n > len(w.a.set.pairs) {
+		t.Errorf("%d requests were posted to %d queue pairs", n, len(w.a.set.pairs))
+	}
+	w.script(t)
+	if err := receive(t, w.a.down, "the Peer's end"); !strings.Contains(err.Error(), "ENOTCONN") && !strings.Contains(err.Error(), "not connected") {
+		t.Errorf("the Peer ended with %v", err)
+	}
+}
+
+// What tells of no write, on a queue pair that is there for writes alone, ends the Peer, once.
+func TestAMessageThatTellsOfNoWrite(t *testing.T) {
+	w := connected(t)
+	w.granted(t, 1) // so that the receiver looks
+	w.a.loop.Call(func() {
+		p := w.a.set.pairs[0]
+		if _, err := p.PostSend([]verbs.Send{{Op: verbs.SendMessage, ID: 1 << 62, Address: w.a.set.page0(), LKey: p.queue.first.LKey(), Flags: verbs.Signaled}}); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := receive(t, w.b.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed || !strings.Contains(err.Error(), "tells of no write") {
+		t.Errorf("the Peer ended with %v", err)
+	}
+}
