@@ -24,9 +24,13 @@ const (
 
 // settings are what a phase does.
 type settings struct {
-	Name      string   `json:"name"`
-	By        string   `json:"by"`
-	Route     string   `json:"route,omitempty"`
+	Name  string `json:"name"`
+	By    string `json:"by"`
+	Route string `json:"route,omitempty"`
+	// Transport between the relays: empty for what Route says; tcp as between two hosts, over
+	// the host's loopback, with so many Streams.
+	Transport string   `json:"transport,omitempty"`
+	Streams   int      `json:"streams,omitempty"`
 	Variables []string `json:"variables"` // "NAME=value", beside those that all have
 	// Topology has NCCL read the virtual switch of the lanes from a file, instead of
 	// taking each NIC for a far one.
@@ -169,6 +173,11 @@ func plan(o options, ranks int) (list []settings) {
 	last().Topology = true
 	if o.quick {
 		return list
+	}
+	// As between hosts.
+	for _, streams := range []int{4, 16} {
+		add(fmt.Sprintf("peerlane-tcp-%d", streams), byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce", "send_recv"), Checks: checks(64<<10, 5*mib+24)}, many...)
+		last().Route, last().Transport, last().Streams = launch.RouteAuto, launch.TransportTCP, streams
 	}
 	for _, t := range types {
 		whole := checks(1024 * mib)

@@ -166,6 +166,8 @@ func (r *result) judge() {
 	const large = 256 * mib
 	ratio("all_reduce 256 MiB against default NET/Socket", "all_reduce", large, "peerlane-rates", "socket-default", goal{Least: 40})
 	ratio("all_reduce 256 MiB against the best NET/Socket", "all_reduce", large, "peerlane-rates", "socket-", goal{Least: 20})
+	ratio("all_reduce 256 MiB over Peerlane's TCP against default NET/Socket", "all_reduce", large, "peerlane-tcp", "socket-default", goal{})
+	ratio("all_reduce 256 MiB over Peerlane's TCP against the best NET/Socket", "all_reduce", large, "peerlane-tcp", "socket-", goal{Least: 2})
 	ratio("all_reduce 256 MiB against one node over NVLink", "all_reduce", large, "peerlane-rates", "nvlink", goal{Least: 0.5})
 	ratio("all_to_all 256 MiB against default NET/Socket", "all_to_all", large, "peerlane-rates", "socket-default", goal{Least: 10})
 	for _, name := range []string{"train", "graphs"} {
