@@ -32,6 +32,8 @@ type ticket struct {
 	// The NICs that flush it, and how many have not.
 	flushing  []*queue
 	unflushed int
+	// doubtful: its queue pairs have failed before all of it was there.
+	doubtful bool
 }
 
 // Arrivals is the receiver's end of a channel's writes. It implements transport.Arrivals.
@@ -122,6 +124,7 @@ func (s *Set) issue() {
 		if s.queued = s.queued[1:]; !t.arrivals.open[t] {
 			continue
 		}
+		t.doubtful = false
 		for taken := true; taken; {
 			s.last++
 			_, out := s.tickets[s.last]

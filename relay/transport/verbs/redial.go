@@ -58,6 +58,7 @@ type redialing struct {
 	phase    phase
 	used     bool   // it has been running
 	granting bool   // the other side's paths are known: tickets can go out
+	resuming bool   // the paths have come, and what was written before is still being flushed
 	epoch    uint32 // how often the queue pairs were given up
 	redials  int    // how often others came in their place
 	doomed   bool   // to fall when the goroutine is done that has the plumbing
@@ -115,7 +116,7 @@ func (s *Set) fallFor(why string) {
 	}
 	s.faults++
 	s.lastFault = why
-	s.granting = false
+	s.granting, s.resuming = false, false
 	left := s.fabric.config.Redial - time.Since(s.since)
 	if left <= 0 {
 		s.hopeless()
@@ -293,7 +294,7 @@ func (s *Set) recall() {
 	}
 	slices.SortFunc(again, func(a, b *ticket) int { return int(int32(a.number - b.number)) })
 	for _, t := range again {
-		t.number, t.seen = 0, 0
+		t.number, t.seen, t.doubtful = 0, 0, true
 	}
 	clear(s.tickets)
 	// They have receives for all of them: no grant that waits comes before. A sender may have
@@ -397,8 +398,12 @@ func (s *Set) heardFall(m any) error {
 
 // resume gives the other side the keys and tickets that hold now.
 func (s *Set) resume() error {
-	if s.granting {
+	if s.granting || s.resuming {
 		return malformed("paths are told twice")
+	}
+	if s.catching > 0 {
+		s.resuming = true
+		return nil
 	}
 	for c, e := range s.ends {
 		a := e.arrivals

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -164,7 +165,7 @@ func Of(p *tcp.Peer) *Set {
 func (s *Set) begin(next func()) {
 	s.begun = true
 	s.bringing, s.brought = context.WithCancel(context.Background())
-	again, before := s.used, s.nics
+	again, before, unflushed := s.used, s.nics, s.unflushed()
 	if !again {
 		s.timer = time.AfterFunc(s.fabric.config.Time, func() {
 			s.fabric.loop.Do(func() {
@@ -176,13 +177,16 @@ func (s *Set) begin(next func()) {
 	var nics []*nic
 	var err error
 	s.beside(func() {
-		if nics, err = s.fabric.active(); err == nil && again {
+		if nics, err = s.fabric.active(); err != nil || !again {
+			return
+		}
+		if err = withAll(nics, unflushed); err == nil {
 			nics, err = s.fabric.renew(nics, before, &s.registers)
 		}
 	}, func() {
 		if err == nil {
 			s.have(nics)
-			s.fabric.retire(before)
+			s.before = append(s.before, before...)
 		}
 		s.worked(err, next)
 	})
@@ -742,7 +746,7 @@ func (s *Set) buried() {
 	}
 	s.over = true
 	delete(s.fabric.sets, s)
-	s.fabric.retire(s.nics)
+	s.fabric.retire(slices.Concat(s.before, s.nics))
 }
 
 // leave lets the Peer end, and what has not ended.

@@ -57,7 +57,6 @@ struct region {
 	bool gpu;
 	void *mapped; // of a DMA-BUF
 	size_t mapped_bytes;
-	struct held *held, **last; // what is written and not there yet, oldest first
 	struct region *next;
 };
 
