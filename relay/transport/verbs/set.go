@@ -741,12 +741,12 @@ func (s *Set) Down(why error, gone func()) {
 
 // buried is the end of a Set of a dead Peer, once it has nothing of the NICs any more.
 func (s *Set) buried() {
-	if s.leave(); s.over {
-		return
+	if !s.over {
+		s.over = true
+		delete(s.fabric.sets, s)
+		s.fabric.retire(slices.Concat(s.before, s.nics))
 	}
-	s.over = true
-	delete(s.fabric.sets, s)
-	s.fabric.retire(slices.Concat(s.before, s.nics))
+	s.leave()
 }
 
 // leave lets the Peer end, and what has not ended.
