@@ -86,13 +86,13 @@ func (f *Fabric) current(what func() error) error {
 // with registers memory with a NIC. The registration's lock is held.
 func (r *registration) with(f *Fabric, n *nic) (region *verbs.Region, err error) {
 	m, access := r.what.memory, r.what.access()
-	if m.Host() {
-		return n.domain.Register(uintptr(r.base), r.bytes, r.base, access)
-	}
 	// For the NIC's own flushes: no other queue pair may read, but all that the connection
 	// manager makes may, whose NICs flush nothing.
 	if r.flush && n.cm == nil {
 		access |= verbs.RemoteRead
+	}
+	if m.Host() {
+		return n.domain.Register(uintptr(r.base), r.bytes, r.base, access)
 	}
 	kind := gdr.VMM
 	if m.Allocated() {

@@ -64,7 +64,7 @@ type redialing struct {
 	doomed   bool   // to fall when the goroutine is done that has the plumbing
 
 	fellHere, fellThere bool
-	drained             bool // all that was posted has ended
+	drained             bool // all that has arrived was heard of
 
 	// Sequence numbers: writes of this side that have been acknowledged, writes that have
 	// arrived here, and what the other side says has arrived there.
@@ -200,17 +200,17 @@ func (s *Set) tear() {
 	})
 }
 
-// quiet reports whether nothing that was posted for data is to end any more. Of receives it
-// matters only where somebody waits for what has arrived.
-func (s *Set) quiet() bool {
-	return s.posted == 0 && (s.gone != nil || !s.used || !slices.ContainsFunc(s.pairs, func(p *pair) bool { return p.receiving > 0 }))
+// heardAll reports whether all that has arrived was heard of, where that matters to somebody: all
+// receives have ended.
+func (s *Set) heardAll() bool {
+	return s.gone != nil || len(s.tickets)+len(s.stale) == 0 || !slices.ContainsFunc(s.pairs, func(p *pair) bool { return p.receiving > 0 })
 }
 
-// drainEnds gives the queue pairs back once they are quiet and their flushes have ended, or time
-// is over. It reports whether that was so.
+// drainEnds gives the queue pairs back once all that was posted has ended, or time is over. Of
+// writes, which are in doubt then, and of flushes that is no harm. It reports whether that was so.
 func (s *Set) drainEnds() bool {
-	s.drained = s.quiet()
-	if (!s.drained || s.flushes > 0) && s.fabric.loop.Now()-s.fell < drainTime {
+	s.drained = s.heardAll()
+	if (!s.drained || s.posted+s.flushes > 0) && s.fabric.loop.Now()-s.fell < drainTime {
 		return false
 	}
 	for _, q := range s.queues {
@@ -277,7 +277,7 @@ func (s *Set) torn() {
 		return
 	case !s.drained:
 		s.broken = true
-		s.peer.Fail(wire.Errorf(wire.StatusPeerRelayDied, "RDMA with the relay at %s has failed, %s; and what was under way did not end within %v", s.peer.Name(), s.firstFault, drainTime))
+		s.peer.Fail(wire.Errorf(wire.StatusPeerRelayDied, "RDMA with the relay at %s has failed, %s; and what has arrived was not told of within %v", s.peer.Name(), s.firstFault, drainTime))
 		return
 	}
 	s.recall()

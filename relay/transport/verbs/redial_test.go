@@ -45,7 +45,12 @@ const (
 )
 
 func newStream(w *two) *stream {
-	s := &stream{two: w, from: w.a.memory(streamWrites * streamBytes), to: w.b.memory(streamWrites * streamBytes)}
+	return newStreamInto(w, func(*device.Memory) {})
+}
+
+// newStreamInto has its way with the memory that is written before that is registered.
+func newStreamInto(w *two, change func(*device.Memory)) *stream {
+	s := &stream{two: w, from: w.a.memory(streamWrites * streamBytes), to: w.b.memoryThat(streamWrites*streamBytes, change)}
 	w.b.loop.Call(func() {
 		if err := w.arrivals.AddMemory(7, s.to); err != nil {
 			w.b.t.Error(err)

@@ -201,10 +201,16 @@ func (w *two) open(t *testing.T) {
 // memory is host memory, registered at one side.
 func (e *side) memory(bytes uint64) *device.Memory {
 	e.t.Helper()
+	return e.memoryThat(bytes, func(*device.Memory) {})
+}
+
+func (e *side) memoryThat(bytes uint64, change func(*device.Memory)) *device.Memory {
+	e.t.Helper()
 	m, err := device.CreateHost("test", bytes)
 	if err != nil {
 		e.t.Fatal(err)
 	}
+	change(m)
 	for _, target := range []bool{false, true} {
 		if err := e.set.Register(m, target); err != nil {
 			e.t.Fatal(err)
