@@ -541,6 +541,78 @@ func TestQueuePairsThatFail(t *testing.T) {
 	p.arrive(t, 0, 5, 1<<20+3)
 }
 
+// A port that goes down costs no message: what was to go by it goes by the other NIC. Only its
+// own NIC flushes what it has written into a GPU, and where that has not ended it is waited for.
+func TestAPortThatGoesDown(t *testing.T) {
+	for name, down := range map[string]int{"of the sender": 1, "of the receiver": len(ofA) + 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := hostsThatRedial(t, 2, 2, time.Minute)
+			p.arrive(t, 1<<20)
+			if err := p.rdma.Script("send delay=2"); err != nil { // for much to be under way
+				t.Fatal(err)
+			}
+			receive, err := p.receiving.Receive(p.target.Memory, 0, pairBytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := random(t, pairBytes)
+			p.source.write(0, want)
+			send, err := p.sending.Send(p.source.Memory, 0, pairBytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			begun := func() int {
+				calls, err := p.rdma.Calls("ibv_post_send")
+				if err != nil {
+					t.Fatal(err)
+				}
+				return len(calls)
+			}
+			for first := begun(); begun() < first+20; time.Sleep(time.Millisecond) {
+			}
+			all := slices.Concat(ofA, ofB)
+			all[down].Down = true
+			if err := p.rdma.Set(all...); err != nil {
+				t.Fatal(err)
+			}
+			moved := func() bool {
+				_, way := p.data(t)
+				return !strings.Contains(way, "is being connected anew") && !strings.Contains(way, all[down].Address)
+			}
+			waits := func() bool {
+				_, way := p.data(t)
+				return strings.Contains(way, "cannot be flushed")
+			}
+			for end := time.Now().Add(time.Minute); !moved(); time.Sleep(time.Millisecond) {
+				if down > len(ofA) && waits() {
+					break
+				}
+				if _, way := p.data(t); time.Now().After(end) {
+					t.Fatalf("data goes over %s", way)
+				}
+			}
+			if err := p.rdma.Script(); err != nil {
+				t.Fatal(err)
+			}
+			if !moved() {
+				if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, op := range []*client.Operation{send, receive} {
+				if _, err := wait(t, op, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !bytes.Equal(p.target.read(0, pairBytes), want) {
+				t.Error("wrong bytes")
+			}
+			p.arrive(t, 0, 5, 3<<20+3)
+		})
+	}
+}
+
 // A NIC that fails for good ends the operations of both sides with an error that says which
 // one and why, and nothing of them is left; the next connection has other queue pairs.
 func TestANICThatFails(t *testing.T) {
