@@ -491,8 +491,6 @@ func (r *registration) fill(f *Fabric, nics []*nic) error {
 	return nil
 }
 
-var errTakenBack = wire.Errorf(wire.StatusInternal, "memory is being taken back")
-
 // registration finds memory's, or begins one. It needs the lock.
 func (f *Fabric) registration(what purpose) *registration {
 	r := f.memories[what]
