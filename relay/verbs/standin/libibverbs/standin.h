@@ -114,7 +114,9 @@ int host_directory(void); // descriptor, -1 with errno
 uint32_t host_number(void); // a new one, of all processes
 struct rule host_script(const char *call, const char *device);
 void host_log(const char *form, ...) __attribute__((format(printf, 1, 2)));
-int host_watch(void (*changed)(void)); // of the file devices
+// host_watch has changes of the file devices told, until host_unwatch.
+int host_watch(void (*changed)(void));
+void host_unwatch(void);
 
 // device.c
 void device_event(struct context *c, struct ibv_async_event event);
