@@ -54,6 +54,9 @@ func (s *Set) Poll() bool {
 			if s.flush(p) {
 				progress = true
 			}
+			if s.phase != running { // it took none
+				return progress
+			}
 		}
 	}
 	return progress
