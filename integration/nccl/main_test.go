@@ -403,6 +403,10 @@ func TestGoals(t *testing.T) {
 		"all_reduce 8 bytes, time, against NET/Socket":                       0.025,
 		"all_reduce 256 MiB over Peerlane's TCP against default NET/Socket":  16,
 		"all_reduce 256 MiB over Peerlane's TCP against the best NET/Socket": 4,
+		"broadcast 256 MiB over Peerlane's TCP against default NET/Socket":   0,
+		"broadcast 256 MiB over Peerlane's TCP against the best NET/Socket":  0,
+		"send_recv 256 MiB over Peerlane's TCP against default NET/Socket":   0,
+		"send_recv 256 MiB over Peerlane's TCP against the best NET/Socket":  0,
 		"losses of peerlane-train that are those of nvlink-train":            2. / 3,
 		"losses of peerlane-graphs that are those of nvlink-graphs":          0,
 	}
