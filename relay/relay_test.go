@@ -1035,6 +1035,8 @@ func play(role string) int {
 		err = playEvents()
 	case "staging":
 		err = playStaging()
+	case "lender":
+		err = playLender()
 	case "nic":
 		err = playNIC()
 	case "client":

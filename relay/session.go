@@ -345,6 +345,9 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	case *wire.ExportPart:
 		s.exportPart(m, fds)
 		return // the same
+	case *wire.DMABuf:
+		s.lend(m, fds)
+		return // the same
 	case *wire.ExportIPC:
 		s.exportIPC(m, sequence)
 	case *wire.HostMemory:
@@ -588,6 +591,7 @@ type operation struct {
 	send     uint64 // its number on the connection
 	granted  uint64 // of a send, the bytes that the receiver has room for
 	moved    uint64 // bytes that are where they belong
+	inPlace  uint64 // of these, what NICs read or wrote where the client has it on a GPU
 	underWay int    // what can still touch the memory
 	failed   *wire.Error
 	// delivered: of a send, the receiver has all of it.

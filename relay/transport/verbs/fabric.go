@@ -452,7 +452,8 @@ type registration struct {
 	flush       bool // what has been written is flushed
 	// regions are by NIC, nil of one that does not know it. What is in it changes no more.
 	regions atomic.Pointer[[]*verbs.Region]
-	asked   map[int]bool // by Known, of which NICs; under the Fabric's mu
+	asked   map[int]bool          // by Known, of which NICs; under the Fabric's mu
+	refused atomic.Pointer[error] // the last error of a NIC; nil for none
 
 	making sync.Mutex // held by whom registers it, or gives it back
 	over   bool       // under making
@@ -510,6 +511,7 @@ func (f *Fabric) fill(r *registration, what purpose, nics []*nic) error {
 		}
 		region, err := r.with(f, what.memory, n, what.access())
 		if err != nil {
+			r.refused.Store(&err)
 			return err
 		}
 		list[n.index] = region

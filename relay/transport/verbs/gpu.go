@@ -76,6 +76,10 @@ func (r *registration) with(f *Fabric, m *device.Memory, n *nic, access verbs.Ac
 	if r.flush && n.cm == nil {
 		access |= verbs.RemoteRead
 	}
+	if fd, offset, lent := m.Lease(); lent {
+		region, err = gdr.Client(fd, offset, r.bytes, r.base, gdr.NIC{Name: n.name, Domain: n.domain}, access)
+		return region, err
+	}
 	kind := gdr.VMM
 	if m.Allocated() {
 		kind = gdr.Allocated
