@@ -87,6 +87,8 @@ type Fabric struct {
 	closed   bool
 	memories map[purpose]*registration
 	places   []*registration // sources, by address
+	// forgotten is closed when Close has given back all memory.
+	forgotten chan struct{}
 
 	building sync.WaitGroup // what registers memory beside the loop
 	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
@@ -102,7 +104,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Addresses == nil {
 		config.Addresses = hostAddresses
 	}
-	return &Fabric{loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, sets: map[*Set]bool{}}
+	return &Fabric{loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, forgotten: make(chan struct{}), sets: map[*Set]bool{}}
 }
 
 // nic is an open NIC, and its port.
@@ -607,10 +609,14 @@ func (f *Fabric) Forget(m *device.Memory) {
 		if r != nil {
 			f.building.Add(1)
 		}
+		closed := f.closed
 		f.mu.Unlock()
-		if r != nil {
+		switch {
+		case r != nil:
 			r.close()
 			f.building.Done()
+		case closed: // Close has it, and its memory may not go before
+			<-f.forgotten
 		}
 	}
 }
@@ -655,6 +661,7 @@ func (f *Fabric) Close() {
 	for _, r := range memories {
 		r.close()
 	}
+	close(f.forgotten)
 	if !up {
 		logrus.Warnf("queue pairs are still being connected, or given back, after %v; the NICs are left to the kernel", f.ending)
 		return
