@@ -247,6 +247,37 @@ func nearByRDMA(t *testing.T) *byRDMA {
 	}
 }
 
+// What comes by a NIC that belongs to another lane is not received in place: the way from there
+// to the GPU is as far as a far GPU's, and nobody has tried it.
+func TestLentMemoryBesideAnotherNIC(t *testing.T) {
+	p := &byRDMA{lane: func(l launch.Lane) launch.Lane {
+		if l.NICs[0] == "rocep1" {
+			l.NICs = []string{"rocep2"}
+		}
+		return direct(l)
+	}, more: []launch.Lane{direct(far(2, 1, "rocep1"))}}
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.source.lend(p.a, 0, pairBytes)
+	p.target.lend(p.b, 0, pairBytes)
+	for end := time.Now().Add(time.Minute); ; { // until the sender's is in place, which has one NIC
+		p.arrive(t, 1<<20)
+		if n, _ := inPlace(t, p.relayA); n > 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("nothing goes in place")
+		}
+	}
+	n, is := inPlace(t, p.relayB)
+	if n > 0 || is.GDR || !strings.Contains(is.Registration, "data goes by a NIC that the GPU is not near to") {
+		t.Errorf("%d bytes came in place; inspect shows %+v", n, is)
+	}
+	if made, _ := lentRegions(t, p.rdma, "rocep1", pairBytes); made > 0 {
+		t.Error("that NIC was told of the memory")
+	}
+}
+
 // Reads and writes of what is offered are in place, too, and withdrawing waits for them.
 func TestOneSidedInPlace(t *testing.T) {
 	p := nearByRDMA(t)
