@@ -543,6 +543,7 @@ func TestWhatIsLentUnasked(t *testing.T) {
 		report       func() *launch.Report
 		takes        int // descriptors
 	}{{"far", p.socketA, p.relayA.Report, 0}, {"near", socket, r.Report, 1}} {
+		before := openOf(t, m.fd)
 		raw := attachRaw(t, c.socket)
 		ask := func(m wire.Message, fds ...int) wire.Message {
 			t.Helper()
@@ -556,13 +557,13 @@ func TestWhatIsLentUnasked(t *testing.T) {
 		if wants := is && exported.Wants == wire.WantsDMABuf; !is || wants != (c.takes == 1) {
 			t.Fatalf("%s: the relay answers %+v", c.name, exported)
 		}
-		took := c.report().Used.Descriptors
+		took, open := c.report().Used.Descriptors, openOf(t, m.fd)
 		dmabuf, err := driver.MemDMABufFD(m.ptr, m.bytes)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 3 {
-			for _, err := range []error{raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0, dmabuf), raw.Send(&wire.DMABuf{Memory: exported.Memory + 1}, 0, dmabuf), raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0)} {
+			for _, err := range []error{raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0, dmabuf), raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0, dmabuf), raw.Send(&wire.DMABuf{Memory: exported.Memory + 1}, 0, dmabuf), raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0)} {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -573,9 +574,62 @@ func TestWhatIsLentUnasked(t *testing.T) {
 		if now := c.report().Used.Descriptors; now != took+c.takes {
 			t.Errorf("%s: %d descriptors are kept beside %d", c.name, now-took, took)
 		}
+		if now := openOf(t, m.fd); now != open+c.takes {
+			t.Errorf("%s: %d descriptors of it are open, %d before it was lent", c.name, now, open)
+		}
 		ask(&wire.Unexport{Memory: exported.Memory})
 		if now := c.report().Used.Descriptors; now != took-1 {
 			t.Errorf("%s: %d descriptors are kept of %d when the memory is gone", c.name, now, took)
 		}
+		if now := openOf(t, m.fd); now != before {
+			t.Errorf("%s: %d descriptors of it are open when it is gone, %d before", c.name, now, before)
+		}
+	}
+}
+
+// openOf counts this process's descriptors of a file.
+func openOf(t *testing.T, fd int) (n int) {
+	t.Helper()
+	var want, is unix.Stat_t
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err := errors.Join(err, unix.Fstat(fd, &want)); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if err := unix.Stat("/proc/self/fd/"+e.Name(), &is); err == nil && is.Dev == want.Dev && is.Ino == want.Ino {
+			n++
+		}
+	}
+	return n
+}
+
+// A client that has closed its session has its memory for itself.
+func TestASessionThatLentEnds(t *testing.T) {
+	p := nearByRDMA(t)
+	b, err := client.Dial(within(t), p.socketB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sending, receiving, _ := join(t, p.a, 0, b, 3)
+	const n = 2 << 20
+	m := allocate(t, 3, n)
+	m.lend(b, 0, n)
+	q := pair{sending: sending, receiving: receiving, source: p.source, target: m}
+	until(t, func() bool {
+		q.move(t, n)
+		made, _ := lentRegions(t, p.rdma, "rocep1", n)
+		return made > 0
+	})
+	if err := p.rdma.Script("ibv_dereg_mr delay=200"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, left := lentRegions(t, p.rdma, "rocep1", n); left > 0 {
+		t.Error("a NIC still knows it")
+	}
+	if err := p.rdma.Script(); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -289,7 +289,7 @@ func (s *session) settle() {
 	if s.parting && len(s.memories) == 0 && s.bringing == 0 {
 		s.port.Close() // whatever is under way, it is not in the client's memory
 	}
-	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking+s.opening > 0 || s.relay.sessions[s.id] != s {
+	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking+s.opening+s.bringing > 0 || s.relay.sessions[s.id] != s {
 		return
 	}
 	delete(s.relay.sessions, s.id)
