@@ -75,7 +75,7 @@ func (p *pair) moveBetween(t *testing.T, from, to *memory, fromAt, toAt, n uint6
 // where that can be, in every size and place, and what has come is flushed. Whatever a NIC
 // refuses it with, or the client has none to lend, it bounces, and each side says which it is.
 func TestNearGPUsMemoryInPlace(t *testing.T) {
-	const lentBytes = 3<<20 + 77 // no slots'
+	const lentBytes = 1<<20 + 77 // no slots'
 	type side struct {
 		near  bool
 		place bool   // its memory is in place
@@ -108,7 +108,7 @@ func TestNearGPUsMemoryInPlace(t *testing.T) {
 		{name: "what arrives cannot be flushed", a: place, b: bounce("what rocep1 writes into a GPU's memory cannot be flushed"), script: []string{"ibv_create_qp errno=12 device=rocep1 call=1"}, unflushed: true},
 		{name: "iWARP", a: place, b: bounce("what rocep1 writes into a GPU's memory cannot be flushed"), kind: iwarp, unflushed: true},
 	}
-	for _, errno := range []syscall.Errno{unix.EINVAL, unix.ENOMEM, unix.EOPNOTSUPP, unix.EFAULT} {
+	for _, errno := range []syscall.Errno{unix.EINVAL, unix.EOPNOTSUPP} {
 		cases = append(cases, refusal{name: unix.ErrnoName(errno), a: bounce("ibv_reg_dmabuf_mr (mlx5_0"), b: place,
 			script: []string{fmt.Sprintf("ibv_reg_dmabuf_mr errno=%d device=mlx5_0", int(errno))}})
 	}
@@ -132,7 +132,7 @@ func TestNearGPUsMemoryInPlace(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
-			from, to := allocate(t, 0, 4<<20), allocate(t, 3, 4<<20)
+			from, to := allocate(t, 0, 2<<20), allocate(t, 3, 2<<20)
 			const fromAt, toAt = 12345, 4099
 			for _, m := range []struct {
 				*memory
@@ -151,7 +151,7 @@ func TestNearGPUsMemoryInPlace(t *testing.T) {
 			}
 			says := func() bool { // what the NICs know by then, which they are told beside the loop
 				t.Helper()
-				p.moveBetween(t, from, to, fromAt, toAt, 1<<20)
+				p.moveBetween(t, from, to, fromAt, toAt, 64<<10)
 				_, a := inPlace(t, p.relayA)
 				_, b := inPlace(t, p.relayB)
 				return strings.HasPrefix(a.Registration, c.a.says) && strings.HasPrefix(b.Registration, c.b.says)
@@ -166,7 +166,7 @@ func TestNearGPUsMemoryInPlace(t *testing.T) {
 			beforeA, _ := inPlace(t, p.relayA)
 			beforeB, _ := inPlace(t, p.relayB)
 			moved := uint64(0)
-			for _, n := range []uint64{1, 4096, 4097, 256<<10 + 1, lentBytes} {
+			for _, n := range []uint64{1, 4097, lentBytes} {
 				if p.moveBetween(t, from, to, fromAt, toAt, n); n > 4096 { // short ones go over TCP
 					moved += n
 				}
@@ -392,7 +392,11 @@ func TestDeathOfALender(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = cmd.Wait() // it was killed
-			<-c.Down()
+			select {
+			case <-c.Down():
+			case <-time.After(time.Minute):
+				t.Fatal("the other side does not hear of the death")
+			}
 			demand(t, c.Err(), wire.StatusPeerClientDied)
 			if _, left := lentRegions(t, p.rdma, nic, lenderBytes); left != 1 {
 				t.Errorf("%s knows of %d pieces of lent memory while one write is under way", nic, left)
