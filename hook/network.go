@@ -33,11 +33,12 @@ const keyTime = 5 * time.Second
 // certificate can become valid without a change of its file.
 const refusedTime = time.Minute
 
-// slots of a lane for other hosts, in each direction. TCP needs no larger ones: what it
-// moves in the time of a copy is less than that.
+// slots of a lane for other hosts, in each direction. A message has one, however short it
+// is, so that there are many: NCCL's channels have some thirty messages of at most 512 KiB
+// under way. TCP needs no larger ones: what it moves in the time of a copy is less.
 const (
-	networkSlots     = 8
-	networkSlotBytes = 4 << 20
+	networkSlots     = 32
+	networkSlotBytes = 1 << 20
 )
 
 // newNetworking reads what a relay needs for the network. Without a key that is nothing,

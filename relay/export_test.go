@@ -22,6 +22,10 @@ func (r *Relay) Elsewhere(host wire.UUID, libibverbs string, nics ...netip.Addr)
 	r.nicAddresses = func() ([]netip.Addr, error) { return nics, nil }
 }
 
+// Redialing is how long its queue pairs may take to be connected anew; it comes before
+// Configure.
+func (r *Relay) Redialing(limit time.Duration) { r.redial = limit }
+
 // Leaving is how long the relay waits for another host's to leave a connection; it comes
 // before there is any with another host.
 func (r *Relay) Leaving(limit time.Duration) {

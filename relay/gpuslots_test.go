@@ -173,10 +173,10 @@ func flushed(t *testing.T, rdma standin.Host, nic string, want bool) {
 	}
 }
 
-// A flush that fails ends the operations with an error that says so: their bytes may not be
+// A flush that fails for good ends the operations with an error that says so: their bytes may not be
 // there.
 func TestAFlushThatFails(t *testing.T) {
-	p := hostsByRDMA(t, 1, 1)
+	p := hostsThatRedial(t, 1, 1, shortRedial)
 	p.move(t, 1<<20)
 	if err := p.rdma.Script("send status=12 device=rocep1"); err != nil { // which writes nothing
 		t.Fatal(err)

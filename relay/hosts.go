@@ -621,6 +621,8 @@ type networkState struct {
 	libibverbs string
 	// nicAddresses are of this host's NICs, where they are not its interfaces'.
 	nicAddresses func() ([]netip.Addr, error)
+	// redial is how long queue pairs may take to be connected anew, 0 for as long as ever.
+	redial time.Duration
 }
 
 // wires stand for TCP where they are not zero.

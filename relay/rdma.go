@@ -21,7 +21,7 @@ func (r *Relay) newFabric() *verbs.Fabric {
 	c := verbs.Config{
 		NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes,
 		Flush: r.unordered, Stages: r.stages, Current: r.current,
-		Ports: r.config.Network.Ports, Addresses: r.nicAddresses,
+		Ports: r.config.Network.Ports, Addresses: r.nicAddresses, Redial: r.redial,
 	}
 	if c.Off = r.offRDMA(); c.Off == "" {
 		c.Verbs = *r.config.Verbs

@@ -47,9 +47,10 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma stand
 // of its own directory.
 type byRDMA struct {
 	abroad
-	rdma standin.Host
-	lane func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
-	more []launch.Lane                 // of host b's relay, after its first
+	rdma   standin.Host
+	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
+	redial time.Duration                 // as host's
+	more   []launch.Lane                 // of host b's relay, after its first
 }
 
 // ofA and ofB are the NICs of two hosts.
@@ -58,8 +59,16 @@ var ofA, ofB = roce(1, "mlx5_0", "mlx5_1"), roce(2, "rocep1", "rocep2")
 // hostsByRDMA has two hosts with one or two NICs each.
 func hostsByRDMA(t *testing.T, nics, pairs int) *byRDMA {
 	t.Helper()
-	return hostsBy(t, nics, pairs, func(devices []standin.Device) []standin.Device { return devices })
+	return hostsThatRedial(t, nics, pairs, 0)
 }
+
+// hostsThatRedial has them try for so long, 0 for as long as is promised.
+func hostsThatRedial(t *testing.T, nics, pairs int, limit time.Duration) *byRDMA {
+	t.Helper()
+	return hostsBy(t, nics, pairs, limit, roceItIs)
+}
+
+func roceItIs(devices []standin.Device) []standin.Device { return devices }
 
 // iwarp makes such devices of others.
 func iwarp(devices []standin.Device) []standin.Device {
@@ -70,9 +79,9 @@ func iwarp(devices []standin.Device) []standin.Device {
 	return devices
 }
 
-func hostsBy(t *testing.T, nics, pairs int, kind func([]standin.Device) []standin.Device) *byRDMA {
+func hostsBy(t *testing.T, nics, pairs int, redial time.Duration, kind func([]standin.Device) []standin.Device) *byRDMA {
 	t.Helper()
-	p := &byRDMA{}
+	p := &byRDMA{redial: redial}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, nics, pairs)
 	if err := p.rdma.Set(kind(slices.Concat(ofA, ofB))...); err != nil {
 		t.Fatal(err)
@@ -85,6 +94,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	t.Helper()
 	key := cluster()
 	hostA, hostB := newHost(t), newHost(t)
+	hostA.redial, hostB.redial = p.redial, p.redial
 	var err error
 	if p.rdma, err = standin.New(t.TempDir(), slices.Concat(ofA, ofB)...); err != nil {
 		t.Fatal(err)
@@ -159,7 +169,7 @@ func TestEveryByteArrivesByRDMA(t *testing.T) {
 			if of.iwarp {
 				kind, by = iwarp, "mlx5_0 (10.0.0.1, iWARP by RDMA CM) and rocep1 (10.0.0.2)"
 			}
-			p := hostsBy(t, of.nics, of.pairs, kind)
+			p := hostsBy(t, of.nics, of.pairs, 0, kind)
 			p.arrive(t, 0, 1, 7, 8, 127, 128, 129, 4096, 4097, 256<<10-1, 256<<10, 256<<10+1, 1<<20+3, 11<<20+5)
 			report := p.relayA.Report()
 			if c := report.Connections; len(c) != 1 || c[0].Transport != launch.TransportVerbs || !strings.Contains(c[0].Path, "-> GPU "+devices[1].BusID+" -> verbs by mlx5_0") || !strings.HasPrefix(c[0].Registration, "dmabuf: ") || !c[0].GDR {
@@ -474,10 +484,140 @@ func TestWhereRDMACannotBe(t *testing.T) {
 	}
 }
 
-// A NIC that fails ends the operations of both sides with an error that says which one and
-// why, and nothing of them is left; the next connection has other queue pairs.
+// shortRedial is far less than what is promised, for tests of what happens then.
+const shortRedial = 300 * time.Millisecond
+
+// A NIC whose queue pairs fail, or its flush of what it has written into slots on a GPU, costs no
+// message: others come in their place, and the slots are registered anew.
+func TestQueuePairsThatFail(t *testing.T) {
+	p := hostsThatRedial(t, 2, 2, time.Minute)
+	p.arrive(t, 1<<20)
+	for _, line := range []string{"send status=9 device=mlx5_1", "send status=12", "send status=12 device=rocep1"} {
+		if err := p.rdma.Script(line); err != nil {
+			t.Fatal(err)
+		}
+		receive, err := p.receiving.Receive(p.target.Memory, 0, pairBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := random(t, pairBytes)
+		p.source.write(0, want)
+		send, err := p.sending.Send(p.source.Memory, 0, pairBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			if _, way := p.data(t); strings.Contains(way, "is being connected anew") {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatal("nothing has failed")
+			}
+		}
+		if err := p.rdma.Script(); err != nil {
+			t.Fatal(err)
+		}
+		for _, op := range []*client.Operation{send, receive} {
+			if _, err := wait(t, op, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(p.target.read(0, pairBytes), want) {
+			t.Error("wrong bytes")
+		}
+	}
+	if _, way := p.data(t); !strings.Contains(way, "connected anew 3 times") {
+		t.Errorf("inspect says %q", way)
+	}
+	for _, side := range []struct {
+		*client.Session
+		server int
+	}{{p.a, 1}, {p.b, 2}} {
+		if gpu, host := throughSlots(t, side.Session, side.server); gpu == 0 || host != 0 {
+			t.Errorf("%d bytes went through slots on the server GPU and %d through the host's", gpu, host)
+		}
+	}
+	// And a connection that is made now.
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 0, 5, 1<<20+3)
+}
+
+// A port that goes down costs no message: what was to go by it goes by the other NIC. Only its
+// own NIC flushes what it has written into a GPU, and where that has not ended it is waited for.
+func TestAPortThatGoesDown(t *testing.T) {
+	for name, down := range map[string]int{"of the sender": 1, "of the receiver": len(ofA) + 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := hostsThatRedial(t, 2, 2, time.Minute)
+			p.arrive(t, 1<<20)
+			if err := p.rdma.Script("send delay=2"); err != nil { // for much to be under way
+				t.Fatal(err)
+			}
+			receive, err := p.receiving.Receive(p.target.Memory, 0, pairBytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := random(t, pairBytes)
+			p.source.write(0, want)
+			send, err := p.sending.Send(p.source.Memory, 0, pairBytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			begun := func() int {
+				calls, err := p.rdma.Calls("ibv_post_send")
+				if err != nil {
+					t.Fatal(err)
+				}
+				return len(calls)
+			}
+			for first := begun(); begun() < first+20; time.Sleep(time.Millisecond) {
+			}
+			all := slices.Concat(ofA, ofB)
+			all[down].Down = true
+			if err := p.rdma.Set(all...); err != nil {
+				t.Fatal(err)
+			}
+			moved := func() bool {
+				_, way := p.data(t)
+				return !strings.Contains(way, "is being connected anew") && !strings.Contains(way, all[down].Address)
+			}
+			waits := func() bool {
+				_, way := p.data(t)
+				return strings.Contains(way, "cannot be flushed")
+			}
+			for end := time.Now().Add(time.Minute); !moved(); time.Sleep(time.Millisecond) {
+				if down > len(ofA) && waits() {
+					break
+				}
+				if _, way := p.data(t); time.Now().After(end) {
+					t.Fatalf("data goes over %s", way)
+				}
+			}
+			if err := p.rdma.Script(); err != nil {
+				t.Fatal(err)
+			}
+			if !moved() {
+				if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, op := range []*client.Operation{send, receive} {
+				if _, err := wait(t, op, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !bytes.Equal(p.target.read(0, pairBytes), want) {
+				t.Error("wrong bytes")
+			}
+			p.arrive(t, 0, 5, 3<<20+3)
+		})
+	}
+}
+
+// A NIC that fails for good ends the operations of both sides with an error that says which
+// one and why, and nothing of them is left; the next connection has other queue pairs.
 func TestANICThatFails(t *testing.T) {
-	p := hostsByRDMA(t, 1, 2)
+	p := hostsThatRedial(t, 1, 2, shortRedial)
 	p.move(t, 1<<20)
 	if err := p.rdma.Script("send status=12"); err != nil {
 		t.Fatal(err)
@@ -532,13 +672,16 @@ func TestSlotsThatAreNotRegistered(t *testing.T) {
 	}
 }
 
-// A cable that is pulled ends the operations over it, on both hosts; the next connection
+// A cable that stays pulled ends the operations over it, on both hosts; the next connection
 // goes over TCP, which says why, and over RDMA again when the port is back.
 func TestACableThatIsPulled(t *testing.T) {
-	p := &byRDMA{}
+	p := &byRDMA{redial: shortRedial}
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.arrive(t, 1<<20)
+	if transport, why := p.data(t); transport != launch.TransportVerbs {
+		t.Fatalf("data goes over %s: %s", transport, why)
+	}
 	down := slices.Concat(ofA, ofB)
 	down[len(ofA)].Down = true
 	if err := p.rdma.Set(down...); err != nil {
@@ -554,7 +697,7 @@ func TestACableThatIsPulled(t *testing.T) {
 		for _, op := range []*client.Operation{send, receive} {
 			if _, err := wait(t, op, err); err != nil {
 				failed = true
-				demand(t, err, wire.StatusPeerRelayDied, "mlx5_0", "transport retry counter exceeded")
+				demand(t, err, wire.StatusPeerRelayDied, "RDMA with the relay at", "could not be connected anew")
 			}
 		}
 		if time.Now().After(end) {

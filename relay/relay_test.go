@@ -140,6 +140,8 @@ type host struct {
 	// the machine's, and are of one host.
 	rdma string
 	nics []netip.Addr // and addresses of its NICs
+	// redial is how long their queue pairs may take to be connected anew; 0 for the promise.
+	redial time.Duration
 }
 
 func newHost(t *testing.T) *host {
@@ -227,6 +229,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	}
 	if h.rdma != "" {
 		r.Elsewhere(id, h.rdma, h.nics...)
+		r.Redialing(h.redial)
 	}
 	if h.secrets != nil {
 		r.Patient(time.Minute)

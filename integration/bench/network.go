@@ -263,7 +263,9 @@ func (r *run) network() (err error) {
 		return err
 	}
 	n := config.Default().Network
-	n.Interfaces, n.Family = "=lo", "ipv4"
+	// As many streams as the plain sockets beside them may have: 16 of these are among those
+	// that are tried.
+	n.Interfaces, n.Family, n.Streams = "=lo", "ipv4", 16
 	s, err := r.networked(launch.TransportTCP, n)
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/nccl"
+	cluster "github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -104,7 +106,7 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 		// On route staged each stages on its neighbour.
 		h.Lanes = append(h.Lanes, topo.Assignment{GPU: g.BusID, Servers: []string{all[(i+1)%len(all)].BusID}, NICs: []string{"emulated0"}})
 	}
-	if err := h.configure(launch.RouteDirect); err != nil {
+	if err := h.configure(settings{Route: launch.RouteDirect}); err != nil {
 		return nil, err
 	}
 	if err := h.writeTopology(); err != nil {
@@ -135,9 +137,20 @@ func (h *host) close() error {
 	return errors.Join(err, os.RemoveAll(h.work))
 }
 
-func (h *host) configure(route string) error {
+func (h *host) configure(s settings) error {
+	err := os.Remove(h.Layout.ClusterKey())
+	if s.Transport != "" { // relays of one key find each other over the network
+		err = os.WriteFile(h.Layout.ClusterKey(), cluster.Keys{Current: cluster.NewKey(time.Now())}.Text(), 0o600)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	return h.Configure(func(c *config.Config) {
-		c.Relay.Route = route
+		c.Relay.Route = s.Route
+		if s.Transport != "" {
+			c.Relay.Transport = s.Transport
+			c.Network.Interfaces, c.Network.Family, c.Network.Streams = "=lo", "ipv4", s.Streams
+		}
 		if h.Simulated {
 			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
 		}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // behaviour has this program be a rank, and says how it behaves.
@@ -260,6 +262,33 @@ func TestRanksExchangeThroughTheirRelays(t *testing.T) {
 	}
 }
 
+func TestRanksExchangeAsBetweenHosts(t *testing.T) {
+	o := simulated(t, "well", "peerlane-tcp-4", "peerlane-staged")
+	o.quick = false
+	if err := run(context.Background(), o); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range found(t, o).Phases {
+		want := p.Transport
+		if want == "" {
+			want = "loop" // and nothing of the phase before is left
+		}
+		if len(p.Relays) != 2 {
+			t.Errorf("%s: %d relays", p.Name, len(p.Relays))
+		}
+		for _, r := range p.Relays {
+			var report launch.Report
+			if err := json.Unmarshal(r.Report, &report); err != nil {
+				t.Fatal(err)
+			}
+			i := slices.IndexFunc(report.Connections, func(c launch.ConnectionFigures) bool { return c.Sends })
+			if i < 0 || report.Connections[i].Transport != want {
+				t.Errorf("%s: rank %d sends by %+v, want %s", p.Name, r.Rank, report.Connections, want)
+			}
+		}
+	}
+}
+
 func TestWhoeverIsKilledIsNoticed(t *testing.T) {
 	o := simulated(t, "well", "peerlane-kill-rank", "peerlane-kill-relay")
 	if err := run(context.Background(), o); err != nil {
@@ -359,7 +388,7 @@ func TestGoals(t *testing.T) {
 	}
 	r := &result{Phases: []*phase{
 		measured("peerlane-rates", 20), measured("peerlane-rates-other", 10), measured("socket-default", 400), measured("socket-8x8", 100), measured("nvlink", 8),
-		measured("peerlane-train", 1, 3, 2, 1.5), measured("nvlink-train", 1, 1.5, 2, 3.25),
+		measured("peerlane-tcp-4", 40), measured("peerlane-tcp-16", 25), measured("peerlane-train", 1, 3, 2, 1.5), measured("nvlink-train", 1, 1.5, 2, 3.25),
 	}}
 	r.judge()
 	got := map[string]float64{}
@@ -367,13 +396,19 @@ func TestGoals(t *testing.T) {
 		got[g.What] = g.Value
 	}
 	want := map[string]float64{
-		"all_reduce 256 MiB against default NET/Socket":             40, // the faster of ours
-		"all_reduce 256 MiB against the best NET/Socket":            10,
-		"all_reduce 256 MiB against one node over NVLink":           0.8,
-		"all_to_all 256 MiB against default NET/Socket":             0, // nobody measured it
-		"all_reduce 8 bytes, time, against NET/Socket":              0.025,
-		"losses of peerlane-train that are those of nvlink-train":   2. / 3,
-		"losses of peerlane-graphs that are those of nvlink-graphs": 0,
+		"all_reduce 256 MiB against default NET/Socket":                      40, // the faster of ours
+		"all_reduce 256 MiB against the best NET/Socket":                     10,
+		"all_reduce 256 MiB against one node over NVLink":                    0.8,
+		"all_to_all 256 MiB against default NET/Socket":                      0, // nobody measured it
+		"all_reduce 8 bytes, time, against NET/Socket":                       0.025,
+		"all_reduce 256 MiB over Peerlane's TCP against default NET/Socket":  16,
+		"all_reduce 256 MiB over Peerlane's TCP against the best NET/Socket": 4,
+		"broadcast 256 MiB over Peerlane's TCP against default NET/Socket":   0,
+		"broadcast 256 MiB over Peerlane's TCP against the best NET/Socket":  0,
+		"send_recv 256 MiB over Peerlane's TCP against default NET/Socket":   0,
+		"send_recv 256 MiB over Peerlane's TCP against the best NET/Socket":  0,
+		"losses of peerlane-train that are those of nvlink-train":            2. / 3,
+		"losses of peerlane-graphs that are those of nvlink-graphs":          0,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

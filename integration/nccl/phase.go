@@ -108,7 +108,7 @@ func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
 		return fmt.Errorf("%s is not among the binaries", p.Plugin)
 	}
 	if p.By == byPeerlane {
-		if err := h.configure(p.Route); err != nil {
+		if err := h.configure(p.settings); err != nil {
 			return err
 		}
 	}

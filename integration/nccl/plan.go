@@ -24,9 +24,13 @@ const (
 
 // settings are what a phase does.
 type settings struct {
-	Name      string   `json:"name"`
-	By        string   `json:"by"`
-	Route     string   `json:"route,omitempty"`
+	Name  string `json:"name"`
+	By    string `json:"by"`
+	Route string `json:"route,omitempty"`
+	// Transport between the relays: empty for what Route says; tcp as between two hosts, over
+	// the host's loopback, with so many Streams.
+	Transport string   `json:"transport,omitempty"`
+	Streams   int      `json:"streams,omitempty"`
 	Variables []string `json:"variables"` // "NAME=value", beside those that all have
 	// Topology has NCCL read the virtual switch of the lanes from a file, instead of
 	// taking each NIC for a far one.
@@ -153,22 +157,28 @@ func plan(o options, ranks int) (list []settings) {
 	add("peerlane-rates-32", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, many...)
 	add("peerlane-rates-32x16MiB", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, append(many[:2:2], "NCCL_BUFFSIZE=16777216")...)
 	for _, who := range []string{killRank, killRelay} {
-		// Without PyTorch's own report of it, for which it takes its time.
-		add("peerlane-kill-"+who, byPeerlane, job{Endless: true}, "TORCH_NCCL_DUMP_ON_TIMEOUT=0")
+		// PyTorch waits for its own report of an error, a minute, before it ends a process.
+		add("peerlane-kill-"+who, byPeerlane, job{Endless: true}, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=1000")
 		last().Kill = who
 	}
 	// NCCL's limit is 64 sockets for each pair of ranks.
-	for _, v := range [][2]int{{4, 4}, {8, 8}, {2, 1}, {1, 16}} {
+	between := append(rates(0.4, []int{8, largest[0]}, "all_reduce"), rates(0.4, largest, "broadcast", "send_recv")...)
+	for _, v := range [][2]int{{4, 4}, {8, 8}, {2, 1}, {1, 16}, {2, 8}, {8, 2}} {
 		if o.quick && v[0] != 4 {
 			continue
 		}
-		add(fmt.Sprintf("socket-%dx%d", v[0], v[1]), bySocket, job{Rates: rates(0.4, []int{8, largest[0]}, "all_reduce")},
+		add(fmt.Sprintf("socket-%dx%d", v[0], v[1]), bySocket, job{Rates: between},
 			fmt.Sprintf("NCCL_NSOCKS_PERTHREAD=%d", v[0]), fmt.Sprintf("NCCL_SOCKET_NTHREADS=%d", v[1]))
 	}
 	add("peerlane-topology", byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce")})
 	last().Topology = true
 	if o.quick {
 		return list
+	}
+	// As between hosts.
+	for _, streams := range []int{4, 16} {
+		add(fmt.Sprintf("peerlane-tcp-%d", streams), byPeerlane, job{Rates: between, Checks: checks(64<<10, 5*mib+24)}, many...)
+		last().Route, last().Transport, last().Streams = launch.RouteAuto, launch.TransportTCP, streams
 	}
 	for _, t := range types {
 		whole := checks(1024 * mib)

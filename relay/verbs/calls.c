@@ -136,7 +136,7 @@ int peerlane_query_gid(const peerlane_verbs *t, struct ibv_context *context, uin
 	return failed(t->_ibv_query_gid_ex(context, port, index, entry, 0, sizeof *entry));
 }
 
-int peerlane_async_event(const peerlane_verbs *t, struct ibv_context *context, int *kind, uint32_t *pair, int *port)
+int peerlane_async_event(const peerlane_verbs *t, struct ibv_context *context, int *kind, uint32_t *pair, int *port, uintptr_t *queue)
 {
 	struct ibv_async_event event;
 	errno = 0;
@@ -154,6 +154,9 @@ int peerlane_async_event(const peerlane_verbs *t, struct ibv_context *context, i
 	case IBV_EVENT_PATH_MIG_ERR:
 	case IBV_EVENT_QP_LAST_WQE_REACHED:
 		*pair = event.element.qp->qp_num;
+		break;
+	case IBV_EVENT_CQ_ERR:
+		*queue = (uintptr_t)event.element.cq;
 		break;
 	case IBV_EVENT_PORT_ACTIVE:
 	case IBV_EVENT_PORT_ERR:

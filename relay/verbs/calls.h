@@ -87,8 +87,9 @@ int peerlane_unblock(int fd);
 int peerlane_query_device(const peerlane_verbs *t, struct ibv_context *context, struct ibv_device_attr *attributes);
 int peerlane_query_port(const peerlane_verbs *t, struct ibv_context *context, uint8_t port, struct ibv_port_attr *attributes);
 int peerlane_query_gid(const peerlane_verbs *t, struct ibv_context *context, uint8_t port, uint32_t index, struct ibv_gid_entry *entry);
-// event gives the number of the queue pair or port that it is about, and acknowledges it.
-int peerlane_async_event(const peerlane_verbs *t, struct ibv_context *context, int *kind, uint32_t *pair, int *port);
+// event gives the number of the queue pair or port, or the completion queue, that it is
+// about, and acknowledges it.
+int peerlane_async_event(const peerlane_verbs *t, struct ibv_context *context, int *kind, uint32_t *pair, int *port, uintptr_t *queue);
 
 // Memory.
 int peerlane_alloc_pd(const peerlane_verbs *t, struct ibv_context *context, struct ibv_pd **pd);

@@ -55,6 +55,8 @@ type Event struct {
 	Kind EventKind
 	Pair uint32 // the number of the queue pair that it is about, else 0
 	Port uint8  // the port that it is about, else 0
+	// queue is the completion queue that it is about.
+	queue uintptr
 }
 
 func (e Event) String() string {
@@ -75,10 +77,11 @@ func (c *Context) AsyncFD() int { return int(c.c.async_fd) }
 func (c *Context) NextAsync() (e Event, ok bool, err error) {
 	var kind, port C.int
 	var pair C.uint32_t
-	r := C.peerlane_async_event(c.l.calls, c.c, &kind, &pair, &port)
+	var queue C.uintptr_t
+	r := C.peerlane_async_event(c.l.calls, c.c, &kind, &pair, &port, &queue)
 	switch syscall.Errno(r) {
 	case 0:
-		return Event{Kind: EventKind(kind), Pair: uint32(pair), Port: uint8(port)}, true, nil
+		return Event{Kind: EventKind(kind), Pair: uint32(pair), Port: uint8(port), queue: uintptr(queue)}, true, nil
 	case syscall.EAGAIN:
 		return Event{}, false, nil
 	}

@@ -37,6 +37,14 @@ func (c *Context) NewQueue(entries int) (*Queue, error) {
 // Entries is for how many completions it has room.
 func (q *Queue) Entries() int { return int(q.cq.cqe) }
 
+// Is reports whether an event is about the queue.
+func (q *Queue) Is(e Event) bool { return e.queue != 0 && e.queue == uintptr(unsafe.Pointer(q.cq)) }
+
+// Failure is the event of the queue's error, for tests of who hears it.
+func (q *Queue) Failure() Event {
+	return Event{Kind: QueueFailed, queue: uintptr(unsafe.Pointer(q.cq))}
+}
+
 // FD is readable when a completion has come since [Queue.Arm]. It does not block, and
 // stays the queue's.
 func (q *Queue) FD() int { return int(q.cq.channel.fd) }

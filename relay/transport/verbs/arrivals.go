@@ -32,6 +32,8 @@ type ticket struct {
 	// The NICs that flush it, and how many have not.
 	flushing  []*queue
 	unflushed int
+	// doubtful: its queue pairs have failed before all of it was there.
+	doubtful bool
 }
 
 // Arrivals is the receiver's end of a channel's writes. It implements transport.Arrivals.
@@ -80,12 +82,17 @@ func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
 		return err
 	}
 	a.regions[region] = r
-	keys := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
-	for i, n := range a.set.nics {
-		keys.Keys[i] = r.region(n).RKey()
-	}
-	a.channel.Tell(encode(keys))
+	a.channel.Tell(encode(a.keys(region, r)))
 	return nil
+}
+
+// keys are what the other side has to know of a region.
+func (a *Arrivals) keys(region uint32, r *registration) *regionKeys {
+	m := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
+	for i, n := range a.set.nics {
+		m.Keys[i] = r.region(n).RKey()
+	}
+	return m
 }
 
 // RemoveMemory ends AddMemory.
@@ -99,13 +106,10 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	switch {
 	case r == nil || length == 0 || offset > r.bytes || length > r.bytes-offset:
 		return wire.Errorf(wire.StatusInternal, "%d bytes at %d of region %d cannot be granted", length, offset, region)
-	case p == nil || length > p.Most:
+	case p == nil || length > p.Most || s.granting && !s.leads(p): // told before resume, it was not looked at
 		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length, a.Most())
 	}
-	t := &ticket{
-		arrivals: a, grant: grant, length: length, parts: parts(length, int(p.Links)*s.perLink),
-		region: r, offset: offset, tells: s.heard(s.pairsOf(p)),
-	}
+	t := &ticket{arrivals: a, grant: grant, length: length, region: r, offset: offset}
 	a.open[t] = true
 	s.queued = append(s.queued, t)
 	s.issue()
@@ -114,12 +118,13 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 
 // issue gives out tickets, as many as there are receives for.
 func (s *Set) issue() {
-	for len(s.queued) > 0 && len(s.tickets) < credits && s.gone == nil && !s.over {
+	for len(s.queued) > 0 && len(s.tickets) < credits && s.granting && s.gone == nil && !s.over {
 		t := s.queued[0]
 		s.queued[0] = nil
 		if s.queued = s.queued[1:]; !t.arrivals.open[t] {
 			continue
 		}
+		t.doubtful = false
 		for taken := true; taken; {
 			s.last++
 			_, out := s.tickets[s.last]
@@ -127,6 +132,8 @@ func (s *Set) issue() {
 			taken = out || stale || s.last == firstTicket
 		}
 		t.number = s.last
+		pairs := s.pairsOf(s.endsOf(t.arrivals.channel).path)
+		t.parts, t.tells = parts(t.length, len(pairs)), s.heard(pairs)
 		s.tickets[t.number] = t
 		t.arrivals.channel.Tell(encode(&ticketed{Kind: kindTicket, Ticket: t.number, Grant: t.grant}))
 	}
@@ -201,6 +208,7 @@ func (s *Set) immediate(i int, number uint32) error {
 		}
 		if left--; left == 0 {
 			delete(s.stale, number)
+			s.arrived++
 		} else {
 			s.stale[number] = left
 		}
@@ -213,6 +221,8 @@ func (s *Set) immediate(i int, number uint32) error {
 		return nil
 	}
 	delete(s.tickets, number)
+	s.arrived++
+	s.progressed()
 	if t.region.flush {
 		s.settleWrite(t)
 	} else {
@@ -235,7 +245,8 @@ func (s *Set) again(p *pair) error {
 	if len(p.owed) == 0 {
 		return nil
 	}
-	_, err := p.PostRecv(p.owed)
+	posted, err := p.PostRecv(p.owed)
+	p.receiving += posted
 	p.owed = p.owed[:0]
 	return err
 }
@@ -248,11 +259,10 @@ func (s *Set) heardOf(c *tcp.Channel, m any) error {
 	e := s.ends[c]
 	switch m := m.(type) {
 	case *path:
-		if s.using && (e == nil || e.path == nil && e.link == nil) {
-			for _, l := range m.Link[:m.Links] {
-				if int(l) >= len(s.links) {
-					return malformed("a path by link %d, of %d", l, len(s.links))
-				}
+		// Once, and again when the queue pairs are others.
+		if s.used && (e == nil || e.link == nil && (e.path == nil || !s.granting)) {
+			if s.phase == running && !s.leads(m) {
+				return malformed("a path by a link beyond all %d", len(s.links))
 			}
 			s.endsOf(c).path = m
 			return nil

@@ -68,6 +68,9 @@ type Config struct {
 	Addresses func() ([]netip.Addr, error)
 	// Time is how long the two sides may take to connect their queue pairs (SettleTime).
 	Time time.Duration
+	// Redial is how long, when some have failed, others may take to come in their place
+	// (SettleTime).
+	Redial time.Duration
 }
 
 // SettleTime is how long it takes at most, unless Config says otherwise, until it is
@@ -86,9 +89,11 @@ type Fabric struct {
 	mu       sync.Mutex
 	closed   bool
 	memories map[purpose]*registration
-	places   []*registration // sources, by address
+	closing  map[*registration]bool // those that are being given back
+	places   []*registration        // sources, by address
 	// forgotten is closed when Close has given back all memory.
 	forgotten chan struct{}
+	domains
 
 	building sync.WaitGroup // what registers memory beside the loop
 	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
@@ -104,15 +109,23 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Addresses == nil {
 		config.Addresses = hostAddresses
 	}
-	return &Fabric{loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, forgotten: make(chan struct{}), sets: map[*Set]bool{}}
+	if config.Redial == 0 {
+		config.Redial = SettleTime
+	}
+	return &Fabric{
+		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
+		domains: domains{renewed: map[*nic]bool{}}, sets: map[*Set]bool{},
+	}
 }
 
 // nic is an open NIC, and its port.
 type nic struct {
 	name    string
-	index   int // among the Fabric's
+	index   int // among those that the Fabric has now
+	opened  int // how many were opened before it; of those that take its place, too
 	context *verbs.Context
 	domain  *verbs.Domain
+	life    *life // the domain's
 	port    uint8
 	is      verbs.Port
 	gid     verbs.GID
@@ -171,7 +184,7 @@ func (f *Fabric) open() ([]*nic, error) {
 			why = append(why, err.Error())
 			continue
 		}
-		n.index = len(f.nics)
+		n.index, n.opened = f.newIndex(), len(f.nics)
 		f.nics, nics = append(f.nics, n), append(nics, n)
 		f.loop.Do(func() { f.watch(n) })
 	}
@@ -194,6 +207,9 @@ func (f *Fabric) active() (nics []*nic, err error) {
 	for _, n := range all {
 		now := *n
 		now.is, err = n.context.Port(n.port)
+		if err == nil && now.is.State == verbs.PortActive && n.cm == nil {
+			now.gid, err = n.chooseGID(f.config.GIDIndex)
+		}
 		switch {
 		case err != nil:
 			why = append(why, err.Error())
@@ -225,7 +241,7 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	if i < 0 {
 		return nil, fmt.Errorf("%s: there is no such device, or no provider of rdma-core for it", name)
 	}
-	n := &nic{name: name, dead: &atomic.Bool{}}
+	n := &nic{name: name, dead: &atomic.Bool{}, life: &life{}}
 	switch devices[i].Transport {
 	case verbs.IB:
 		n.context, err = library.OpenDevice(name)
@@ -263,7 +279,7 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 		return nil, fmt.Errorf("%s: no port is active (%s)", name, strings.Join(states, ", "))
 	}
 	if n.cm == nil {
-		if err := n.choose(config.GIDIndex); err != nil {
+		if n.gid, err = n.chooseGID(config.GIDIndex); err != nil {
 			return nil, err
 		}
 	}
@@ -273,19 +289,20 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	return n, n.try(config.Slots)
 }
 
-// choose takes a GID: the one of an index, or the best where it is negative.
-func (n *nic) choose(index int) error {
+// chooseGID is what packets come from: the GID of an index, or the best where it is negative.
+func (n *nic) chooseGID(index int) (verbs.GID, error) {
 	gids, err := n.context.GIDs(n.port)
 	if err != nil {
-		return err
+		return verbs.GID{}, err
 	}
 	if index < 0 {
 		index = verbs.AnyIndex
 	}
-	if n.gid, err = verbs.ChooseGID(gids, verbs.Choice{Index: index}); err != nil {
-		return fmt.Errorf("%s: %w", n.name, err)
+	gid, err := verbs.ChooseGID(gids, verbs.Choice{Index: index})
+	if err != nil {
+		err = fmt.Errorf("%s: %w", n.name, err)
 	}
-	return nil
+	return gid, err
 }
 
 // try has the NIC register memory once: what a limit of locked memory forbids is to be
@@ -359,55 +376,8 @@ func (n *nic) String() string {
 	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.at(), n.is.MTU.Bytes(), n.is.GigabitRate)
 }
 
-// watch hears what happens to a NIC.
-func (f *Fabric) watch(n *nic) {
-	if err := f.loop.Watch(n.context.AsyncFD(), func(ready uint32) { f.events(n, ready) }); err != nil {
-		logrus.WithError(err).Warnf("the events of %s are not heard", n.name)
-	}
-}
-
-func (f *Fabric) events(n *nic, ready uint32) {
-	for {
-		e, ok, err := n.context.NextAsync()
-		switch {
-		case err != nil:
-			f.died(n, err.Error())
-			return
-		case !ok && ready&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
-			f.died(n, "the device is gone")
-			return
-		case !ok:
-			return
-		case e.Kind == verbs.DeviceFailed:
-			f.died(n, e.String())
-			return
-		case !e.Kind.Fatal():
-			logrus.Infof("RDMA device %s: %v", n.name, e)
-			continue
-		}
-		for s := range f.sets {
-			if s.uses(n, e.Pair) {
-				s.happened(n, e)
-			}
-		}
-	}
-}
-
-// died ends what goes by a NIC, which says nothing any more: its descriptor would be ready
-// for ever.
-func (f *Fabric) died(n *nic, what string) {
-	f.loop.Unwatch(n.context.AsyncFD())
-	n.dead.Store(true)
-	logrus.Warnf("RDMA device %s is lost, and opened anew for the next relay: %s", n.name, what)
-	for s := range f.sets {
-		if s.uses(n, 0) {
-			s.failed(n, what)
-		}
-	}
-}
-
-// Report is what the administrator is told; nil where no NIC was needed yet. It blocks
-// while they are being opened.
+// Report is what the administrator is told; nil where no NIC was needed yet, or while they
+// are being opened. It belongs to the loop.
 func (f *Fabric) Report() *launch.VerbsReport {
 	if f.config.Off != "" {
 		return &launch.VerbsReport{Error: f.config.Off}
@@ -450,16 +420,17 @@ const access = verbs.LocalWrite | verbs.RemoteWrite | verbs.RelaxedOrdering
 
 // registration is memory that NICs know, the host's or a GPU's.
 type registration struct {
+	what        purpose
 	base, bytes uint64
 	flush       bool // what has been written is flushed
 	// regions are by NIC, nil of one that does not know it. What is in it changes no more.
 	regions atomic.Pointer[[]*verbs.Region]
-	asked   map[int]bool          // by Known, of which NICs; under the Fabric's mu
+	asked   map[*life]bool        // by Known, of which NICs; under the Fabric's mu
 	refused atomic.Pointer[error] // the last error of a NIC; nil for none
 
-	making sync.Mutex // held by whom registers it, or gives it back
-	over   bool       // under making
-	steps  []gdr.Step // of a GPU's; the same
+	making sync.Mutex            // held by whom registers it, or gives it back
+	over   bool                  // under making
+	steps  map[string][]gdr.Step // of a GPU's, by NIC; the same
 }
 
 // region is what a NIC knows it by, nil for nothing.
@@ -487,7 +458,7 @@ func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
 	defer f.building.Done()
 	r := f.registration(what)
 	f.mu.Unlock()
-	return r, f.fill(r, what, nics)
+	return r, r.fill(f, nics)
 }
 
 // errForgotten is of memory that is not to be registered any more.
@@ -495,7 +466,7 @@ var errForgotten = wire.Errorf(wire.StatusInternal, "memory is being taken back"
 
 // fill has NICs know a registration's memory. One that was forgotten meanwhile stays empty:
 // its memory may be gone. It blocks.
-func (f *Fabric) fill(r *registration, what purpose, nics []*nic) error {
+func (r *registration) fill(f *Fabric, nics []*nic) error {
 	if r.known(nics) {
 		return nil
 	}
@@ -511,12 +482,15 @@ func (f *Fabric) fill(r *registration, what purpose, nics []*nic) error {
 		if list[n.index] != nil {
 			continue
 		}
-		region, err := r.with(f, what.memory, n, what.access())
+		err := n.life.use(func() (err error) {
+			list[n.index], err = r.with(f, n)
+			return err
+		})
 		if err != nil {
+			list[n.index] = nil
 			r.refused.Store(&err)
 			return err
 		}
-		list[n.index] = region
 	}
 	return nil
 }
@@ -527,7 +501,7 @@ func (f *Fabric) registration(what purpose) *registration {
 	if r != nil {
 		return r
 	}
-	r = &registration{base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[int]bool{}}
+	r = &registration{what: what, base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[*life]bool{}, steps: map[string][]gdr.Step{}}
 	r.flush = f.flushes(what)
 	r.regions.Store(&[]*verbs.Region{})
 	f.memories[what] = r
@@ -559,11 +533,24 @@ func (r *registration) close() {
 // write, or as a source. Any goroutine may call it once the Set is settled. It blocks.
 func (s *Set) Register(m *device.Memory, target bool) error {
 	what := purpose{m, target}
-	if s.noFlush != nil && s.fabric.flushes(what) {
-		return s.noFlush
+	return s.registering(target && s.fabric.flushes(what), func(nics []*nic) error {
+		_, err := s.fabric.register(what, nics)
+		return err
+	})
+}
+
+// registering has the Set's NICs know memory, and those that take their place meanwhile.
+func (s *Set) registering(flushed bool, register func([]*nic) error) error {
+	for {
+		if err := s.noFlush(); flushed && err != nil {
+			return err
+		}
+		nics := s.registers.Load()
+		err := register(*nics)
+		if s.registers.Load() == nics {
+			return err
+		}
 	}
-	_, err := s.fabric.register(what, s.nics)
-	return err
 }
 
 // Known reports whether the Set's NICs know memory, and has it registered where they do not:
@@ -572,25 +559,26 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 	f, what := s.fabric, purpose{m, target}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.closed {
+	if f.closed || s.over {
 		return false
 	}
 	r := f.registration(what)
-	if r.flush && s.noFlush != nil {
+	if r.flush && s.noFlush() != nil {
 		return false
 	}
 	if r.known(s.nics) {
 		return true
 	}
-	if slices.ContainsFunc(s.nics, func(n *nic) bool { return !r.asked[n.index] }) {
+	if slices.ContainsFunc(s.nics, func(n *nic) bool { return !r.asked[n.life] }) {
 		for _, n := range s.nics {
-			r.asked[n.index] = true
+			r.asked[n.life] = true
 		}
 		f.building.Add(1)
 		go func() {
 			defer f.building.Done()
 			// That one and no other: when this runs the memory may have been forgotten.
-			if err := f.fill(r, what, s.nics); err != nil && err != errForgotten {
+			err := s.registering(r.flush, func(nics []*nic) error { return r.fill(f, nics) })
+			if err != nil && err != errForgotten {
 				logrus.WithError(err).Warn("memory of a client goes through slots: it cannot be registered with the NICs")
 			}
 		}()
@@ -608,12 +596,16 @@ func (f *Fabric) Forget(m *device.Memory) {
 		f.places = slices.DeleteFunc(f.places, func(other *registration) bool { return other == r })
 		if r != nil {
 			f.building.Add(1)
+			f.closing[r] = true
 		}
 		closed := f.closed
 		f.mu.Unlock()
 		switch {
 		case r != nil:
 			r.close()
+			f.mu.Lock()
+			delete(f.closing, r)
+			f.mu.Unlock()
 			f.building.Done()
 		case closed: // Close has it, and its memory may not go before
 			<-f.forgotten
@@ -648,6 +640,9 @@ const endingTime = 5 * time.Second
 func (f *Fabric) Close() {
 	f.mu.Lock()
 	f.closed = true
+	f.mu.Unlock()
+	f.building.Wait()
+	f.mu.Lock()
 	memories := f.memories
 	f.memories, f.places = nil, nil
 	f.mu.Unlock()
@@ -668,6 +663,9 @@ func (f *Fabric) Close() {
 	}
 	f.opening.Lock()
 	defer f.opening.Unlock()
+	for n := range f.renewed {
+		logged(n.domain.Close())
+	}
 	for _, n := range f.nics {
 		if err := n.close(); err != nil {
 			logrus.WithError(err).Warnf("RDMA device %s", n.name)
@@ -679,7 +677,7 @@ func (f *Fabric) Close() {
 // raised ends the bringing up, and reports whether that was in time.
 func (f *Fabric) raised() bool {
 	for s := range f.sets {
-		if s.begun {
+		if s.brought != nil {
 			s.brought()
 		}
 	}

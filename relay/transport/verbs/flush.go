@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/peerlane/peerlane/relay/verbs"
@@ -14,6 +16,13 @@ import (
 // bytes are there for all. Each NIC of a Set has a queue pair for this alone, which leads
 // to itself and is the only one that may read. Those that a connection manager makes may as
 // well, as it has them, so nothing is registered for reading with their NICs.
+//
+// When queue pairs fail, what has arrived is still flushed by those that there are, whatever has
+// become of the way to the other host. A flush that cannot end is made again by their
+// successor on the same NIC, behind whose writes its reads come, too; until then its ticket has not
+// arrived here, though the sender is told that it needs not be written again. What had not
+// arrived is flushed as well before it is granted again: a part of it may be on its way, and
+// comes again by another NIC. The keys that all this was written by are there until then.
 
 // flushDepth is how many of a NIC's flushes are under way; more wait for those.
 const flushDepth = 64
@@ -23,21 +32,42 @@ type flushers struct {
 	flushes int // posted and not ended
 	// leaving are the ended channels of which something is being flushed.
 	leaving map[*Arrivals]bool
-	// noFlush says why there is none. It is set before the Set is settled.
-	noFlush error
+	// unflushable says why there is none. Any goroutine reads it.
+	unflushable atomic.Pointer[error]
+	kept        []kept
+	// catching are the flushes of what was written by queue pairs of before, and before are the
+	// NICs as these knew them, to be retired when those have ended.
+	catching int
+	before   []*nic
+}
+
+// kept is a flush for a NIC's next queue pair.
+type kept struct {
+	ticket *ticket
+	nic    *nic
+}
+
+// noFlush says why nothing is flushed. Any goroutine may call it once the Set is settled.
+func (s *Set) noFlush() error {
+	if why := s.unflushable.Load(); why != nil {
+		return *why
+	}
+	return nil
 }
 
 // flusher is a NIC's queue pair for flushes.
 type flusher struct {
 	*verbs.Pair
-	posted []*ticket // that are read for, the oldest first
+	posted []reading // the oldest first
 	waits  []reading
+	failed bool
 }
 
-// reading is a flush that waits.
+// reading is a flush.
 type reading struct {
 	ticket *ticket
 	send   verbs.Send
+	again  bool // of what queue pairs of before have written
 }
 
 // errNothingStaged is of relays that have connected before there was anything to flush.
@@ -45,9 +75,9 @@ var errNothingStaged = errors.New("NICs wrote into no GPU of this relay's lanes 
 
 // flushing reports whether NICs are to have queue pairs for it. It blocks.
 func (s *Set) flushing() bool {
-	c := s.fabric.config
+	c := &s.fabric.config
 	if c.Flush == nil || c.Stages == nil || !c.Stages() {
-		s.noFlush = errNothingStaged
+		s.cannotFlush = errNothingStaged
 		return false
 	}
 	return true
@@ -56,7 +86,7 @@ func (s *Set) flushing() bool {
 // withoutFlush keeps why there is none. GPUs' memory is not received into then, and all
 // else goes on.
 func (s *Set) withoutFlush(q *queue, err error) {
-	s.noFlush = errors.Join(s.noFlush, fmt.Errorf("what %s writes into a GPU's memory cannot be flushed: %w", q.nic.name, err))
+	s.cannotFlush = errors.Join(s.cannotFlush, fmt.Errorf("what %s writes into a GPU's memory cannot be flushed: %w", q.nic.name, err))
 }
 
 // buildFlusher makes a NIC's queue pair. It blocks.
@@ -77,10 +107,10 @@ func (s *Set) buildFlusher(q *queue, managed bool) {
 
 // connectFlushers has them lead to themselves. It blocks.
 func (s *Set) connectFlushers() {
-	c := s.fabric.config
+	c := &s.fabric.config
 	for _, q := range s.queues {
 		f, n := q.flusher, q.nic
-		if s.noFlush != nil || f == nil {
+		if s.cannotFlush != nil || f == nil {
 			return
 		}
 		err := f.ReadyToReceive(verbs.Route{
@@ -99,7 +129,7 @@ func (s *Set) connectFlushers() {
 
 // tryFlushers reads the Set's page by each, behind the first writes. It blocks.
 func (s *Set) tryFlushers() error {
-	if s.noFlush != nil {
+	if s.cannotFlush != nil {
 		return nil
 	}
 	left := 0
@@ -159,11 +189,16 @@ func (s *Set) settleWrite(t *ticket) {
 		}
 		t.flushing = append(t.flushing, q)
 		t.unflushed++
-		q.flusher.waits = append(q.flusher.waits, reading{t, s.readOf(q, t.region.base+t.offset, t.region.region(q.nic).RKey())})
+		q.flusher.waits = append(q.flusher.waits, s.reading(t, q))
 	}
 	for _, q := range t.flushing {
 		s.postFlushes(q)
 	}
+}
+
+// reading is the flush of a ticket's bytes by a NIC that knows their memory.
+func (s *Set) reading(t *ticket, q *queue) reading {
+	return reading{ticket: t, send: s.readOf(q, t.region.base+t.offset, t.region.region(q.nic).RKey())}
 }
 
 func (t *ticket) flushedBy(q *queue) bool {
@@ -177,15 +212,15 @@ func (t *ticket) flushedBy(q *queue) bool {
 
 func (s *Set) postFlushes(q *queue) {
 	f := q.flusher
-	for len(f.waits) > 0 && len(f.posted) < flushDepth && s.gone == nil && !s.broken {
+	for len(f.waits) > 0 && len(f.posted) < flushDepth && s.gone == nil && !s.broken && !f.failed {
 		w := f.waits[0]
 		f.waits[0] = reading{}
 		f.waits = f.waits[1:]
 		if _, err := f.PostSend([]verbs.Send{w.send}); err != nil {
-			s.failed(q.nic, err.Error())
+			s.cannot(q, w.ticket, err)
 			return
 		}
-		if f.posted = append(f.posted, w.ticket); s.posted == 0 && s.flushes == 0 {
+		if f.posted = append(f.posted, w); s.posted == 0 && s.flushes == 0 {
 			s.progress = s.fabric.loop.Now()
 		}
 		s.flushes++
@@ -202,23 +237,153 @@ func (s *Set) flushed(q *queue, c *verbs.Completion) bool {
 	if len(f.posted) == 0 { // the first, which was given up
 		return true
 	}
-	t := f.posted[0]
-	f.posted[0] = nil
+	r := f.posted[0]
+	f.posted[0] = reading{}
 	f.posted = f.posted[1:]
 	s.flushes--
 	switch err := c.Err(); {
 	case s.gone != nil: // and nobody waits for it
 	case err != nil:
-		s.failed(q.nic, "flushing what it has written: "+err.Error())
+		s.cannot(q, r.ticket, err)
 	default:
 		s.progress = s.fabric.loop.Now()
-		if t.unflushed--; t.unflushed == 0 {
-			if t.arrivals.open[t] {
-				t.arrive()
-			}
-			t.arrivals.flushed()
+		r.ticket.flushed()
+		if r.again {
+			s.catching--
+			s.caughtUp()
 		}
 		s.postFlushes(q)
 	}
 	return true
+}
+
+// flushed is that one NIC has.
+func (t *ticket) flushed() {
+	if t.unflushed--; t.unflushed > 0 {
+		return
+	}
+	if t.arrivals.open[t] && !t.doubtful {
+		t.arrive()
+	}
+	t.arrivals.flushed()
+}
+
+// cannot keeps a flush that has failed.
+func (s *Set) cannot(q *queue, t *ticket, err error) {
+	q.flusher.failed = true
+	s.keep(q, t)
+	if s.phase == running {
+		s.fault(q.nic, "flushing what it has written: "+err.Error())
+	}
+}
+
+// keep has a ticket flushed by the NIC's next queue pair. One that is in doubt is in any case.
+func (s *Set) keep(q *queue, t *ticket) {
+	if !t.doubtful {
+		s.kept = append(s.kept, kept{t, q.nic})
+	}
+}
+
+// keepFlushes keeps all that have not ended, when the queue pairs are given back.
+func (s *Set) keepFlushes() {
+	for _, q := range s.queues {
+		if q.flusher == nil {
+			continue
+		}
+		for _, r := range slices.Concat(q.flusher.posted, q.flusher.waits) {
+			s.keep(q, r.ticket)
+		}
+		q.flusher.posted, q.flusher.waits = nil, nil
+	}
+	s.flushes, s.catching = 0, 0
+	for _, t := range s.queued {
+		if t.doubtful && t.unflushed > 0 {
+			t.unflushed = 0
+			t.arrivals.flushed()
+		}
+	}
+}
+
+// unflushed are the NICs of which flushes are kept.
+func (s *Set) unflushed() (nics []*nic) {
+	for _, k := range s.kept {
+		if k.ticket.arrivals.open[k.ticket] {
+			nics = append(nics, k.nic)
+		}
+	}
+	return nics
+}
+
+// withAll reports, as an error, which NIC is not among those that queue pairs are connected
+// anew by, though one has flushes kept: only itself can make them.
+func withAll(nics, needed []*nic) error {
+	for _, n := range needed {
+		if !slices.ContainsFunc(nics, func(other *nic) bool { return other.context == n.context }) {
+			return unreachable("what %s has written into a GPU's memory cannot be flushed: it is not active any more", n.name)
+		}
+	}
+	return nil
+}
+
+// flushAgain has the successors flush what was kept, and what is in doubt.
+func (s *Set) flushAgain() {
+	kept := s.kept
+	s.kept = nil
+	for _, k := range kept {
+		if !k.ticket.arrivals.open[k.ticket] {
+			k.ticket.flushed() // nobody waits for it, and what has written is no more
+			continue
+		}
+		i := slices.IndexFunc(s.queues, func(q *queue) bool { return q.nic.context == k.nic.context })
+		if i < 0 || s.cannotFlush != nil {
+			why := s.cannotFlush
+			if i < 0 {
+				why = errors.New("it is in no link any more")
+			}
+			s.failed(k.nic, fmt.Sprintf("what it had written into a GPU's memory cannot be flushed: %v", why))
+			return
+		}
+		s.readAgain(k.ticket, s.queues[i])
+	}
+	if s.cannotFlush == nil { // else nothing of it is granted
+		for _, t := range s.queued {
+			if !t.doubtful || !t.region.flush || !t.arrivals.open[t] {
+				continue
+			}
+			t.unflushed = len(s.queues)
+			t.arrivals.flushes++
+			for _, q := range s.queues {
+				s.readAgain(t, q)
+			}
+		}
+	}
+	for _, q := range s.queues {
+		if q.flusher != nil {
+			s.postFlushes(q)
+		}
+	}
+	s.caughtUp()
+}
+
+func (s *Set) readAgain(t *ticket, q *queue) {
+	r := s.reading(t, q)
+	r.again = true
+	q.flusher.waits = append(q.flusher.waits, r)
+	s.catching++
+}
+
+// caughtUp goes on once nothing is to be flushed any more that queue pairs of before have
+// written.
+func (s *Set) caughtUp() {
+	if s.catching > 0 || s.phase != running || s.broken {
+		return
+	}
+	s.fabric.retire(s.before)
+	s.before = nil
+	if s.resuming {
+		s.resuming = false
+		if err := s.resume(); err != nil {
+			s.peer.Fail(err)
+		}
+	}
 }

@@ -1,7 +1,9 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -21,13 +23,15 @@ func placeOf(p device.Place) uint64 {
 	return uint64(p.Ptr)
 }
 
-// NICs names those of a Set that is settled. One that was lost and is back is another.
+// NICs names those of a Set that is settled. One that was lost and is back is another. Any
+// goroutine may call it.
 func (s *Set) NICs() string {
 	var names []string
-	for _, n := range s.nics {
-		names = append(names, fmt.Sprintf("%s (%d)", n.name, n.index))
+	for _, n := range *s.registers.Load() {
+		names = append(names, fmt.Sprintf("%s (%d)", n.name, n.opened))
 	}
-	return strings.Join(names, ", ")
+	slices.Sort(names)
+	return strings.Join(slices.Compact(names), ", ")
 }
 
 // Try tells by which way the Set's NICs know memory that is made so, and of which kind that
@@ -43,20 +47,33 @@ func (s *Set) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
 	f.building.Add(1)
 	defer f.building.Done()
 	f.mu.Unlock()
+	for {
+		nics := s.registers.Load()
+		tried, err := f.try(from, bytes, *nics)
+		if !errors.Is(err, errRetired) || s.registers.Load() == nics {
+			return tried, err
+		}
+	}
+}
+
+func (f *Fabric) try(from gdr.Allocator, bytes uint64, all []*nic) (tried *gdr.Registered, err error) {
 	var nics []gdr.NIC
-	for _, n := range s.nics {
+	for _, n := range all {
 		nics = append(nics, gdr.NIC{Name: n.name, Domain: n.domain})
 	}
-	var r *gdr.Registered
-	err := f.current(func() (err error) {
-		r, err = gdr.Make(from, bytes, nics, access)
-		return err
+	return tried, useAll(all, func() error {
+		var r *gdr.Registered
+		err := f.current(func() (err error) {
+			r, err = gdr.Make(from, bytes, nics, access)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		copied := *r
+		tried = &copied
+		return r.Close()
 	})
-	if err != nil {
-		return nil, err
-	}
-	tried := *r
-	return &tried, r.Close()
 }
 
 func (f *Fabric) current(what func() error) error {
@@ -67,10 +84,8 @@ func (f *Fabric) current(what func() error) error {
 }
 
 // with registers memory with a NIC. The registration's lock is held.
-func (r *registration) with(f *Fabric, m *device.Memory, n *nic, access verbs.Access) (region *verbs.Region, err error) {
-	if m.Host() {
-		return n.domain.Register(uintptr(r.base), r.bytes, r.base, access)
-	}
+func (r *registration) with(f *Fabric, n *nic) (region *verbs.Region, err error) {
+	m, access := r.what.memory, r.what.access()
 	// For the NIC's own flushes: no other queue pair may read, but all that the connection
 	// manager makes may, whose NICs flush nothing.
 	if r.flush && n.cm == nil {
@@ -80,6 +95,9 @@ func (r *registration) with(f *Fabric, m *device.Memory, n *nic, access verbs.Ac
 		region, err = gdr.Client(fd, offset, r.bytes, r.base, gdr.NIC{Name: n.name, Domain: n.domain}, access)
 		return region, err
 	}
+	if m.Host() {
+		return n.domain.Register(uintptr(r.base), r.bytes, r.base, access)
+	}
 	kind := gdr.VMM
 	if m.Allocated() {
 		kind = gdr.Allocated
@@ -87,8 +105,7 @@ func (r *registration) with(f *Fabric, m *device.Memory, n *nic, access verbs.Ac
 	err = f.current(func() error {
 		var steps []gdr.Step
 		region, steps, err = gdr.With(m, kind, gdr.NIC{Name: n.name, Domain: n.domain}, access)
-		// Anew: what was tried before is over. Others may be reading the list.
-		r.steps = append(slices.DeleteFunc(slices.Clone(r.steps), func(s gdr.Step) bool { return s.NIC == n.name }), steps...)
+		r.steps[n.name] = steps
 		return err
 	})
 	return region, err
@@ -110,8 +127,8 @@ func (f *Fabric) taken(what purpose, s *Set) (*registration, error) {
 	switch {
 	case r == nil || !r.known(s.nics):
 		return nil, wire.Errorf(wire.StatusInternal, "a GPU's memory is received into that is not registered")
-	case r.flush && s.noFlush != nil:
-		return nil, s.noFlush
+	case r.flush && s.noFlush() != nil:
+		return nil, s.noFlush()
 	}
 	return r, nil
 }
@@ -128,5 +145,9 @@ func (s *Set) Steps(m *device.Memory, target bool) []gdr.Step {
 	}
 	r.making.Lock()
 	defer r.making.Unlock()
-	return r.steps
+	var steps []gdr.Step
+	for _, name := range slices.Sorted(maps.Keys(r.steps)) {
+		steps = append(steps, r.steps[name]...)
+	}
+	return steps
 }

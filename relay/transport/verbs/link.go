@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -20,22 +21,37 @@ type sending struct {
 	looking      bool
 }
 
-// write is one of a link's that is under way.
+// write is one of a link's that is under way: it has, or had, its ticket.
 type write struct {
-	left int // parts
-	done func(error)
+	link   *Link
+	grant  uint64
+	region *regionKeys
+	offset uint64
+	source *registration
+	from   uint64
+	bytes  uint64
+	left   int // parts that have not ended, and the receiver's word where that is to come
+	done   func(error)
+	// doubtful: its queue pairs have failed, and it may have arrived.
+	doubtful bool
 }
 
-func (w *write) end(err error) {
-	if w.left == 0 {
+// end takes the good end of a part, or the receiver's word for all of them.
+func (w *write) end() {
+	if w == nobody {
 		return
 	}
-	if w.left--; err != nil {
-		w.left = 0
+	if w.left--; w.left == 0 {
+		w.ended(nil)
 	}
-	if w.left == 0 {
-		w.done(err)
+}
+
+func (w *write) ended(err error) {
+	delete(w.link.writes, w.grant)
+	if err == nil {
+		w.link.set.acknowledged++
 	}
+	w.done(err)
 }
 
 // Link is a channel's way for writes. It implements transport.Link, for sources in memory
@@ -43,11 +59,14 @@ func (w *write) end(err error) {
 type Link struct {
 	set     *Set
 	channel *tcp.Channel
+	nics    []string
+	most    uint64
 	pairs   []int
 	regions map[uint32]*regionKeys
 	tickets map[uint64]uint32 // by grant, that are not used yet
 	waiting map[uint64]func(error)
 	unheard map[uint32]*write // by ticket: the receiver has not said that they arrived
+	writes  map[uint64]*write // by grant
 }
 
 var (
@@ -64,11 +83,27 @@ func (s *Set) Open(first wire.Message, received func(wire.Message, uint32, []int
 	if err != nil {
 		return nil, nil, err
 	}
-	l := &Link{set: s, channel: c, regions: map[uint32]*regionKeys{}, tickets: map[uint64]uint32{}, waiting: map[uint64]func(error){}, unheard: map[uint32]*write{}}
-	m := &path{Kind: kindPath, Most: most}
+	l := &Link{
+		set: s, channel: c, nics: nics, most: most, regions: map[uint32]*regionKeys{}, tickets: map[uint64]uint32{},
+		waiting: map[uint64]func(error){}, unheard: map[uint32]*write{}, writes: map[uint64]*write{},
+	}
+	c.Tell(encode(l.choose()))
+	s.endsOf(c).link = l
+	return c, l, nil
+}
+
+// choose takes the path over the links that there are. While there are none it is the first
+// of those that will be, and told again then.
+func (l *Link) choose() *path {
+	s := l.set
+	m := &path{Kind: kindPath, Most: l.most}
+	if s.phase != running {
+		m.Links = 1
+		return m
+	}
 	for _, all := range []bool{false, true} {
 		for i, one := range s.links {
-			if m.Links < maxLinks && (all || slices.Contains(nics, s.nics[one.ours].name)) {
+			if m.Links < maxLinks && (all || slices.Contains(l.nics, s.nics[one.ours].name)) {
 				m.Link[m.Links] = uint8(i)
 				m.Links++
 			}
@@ -78,9 +113,7 @@ func (s *Set) Open(first wire.Message, received func(wire.Message, uint32, []int
 		}
 	}
 	l.pairs = s.pairsOf(m)
-	c.Tell(encode(m))
-	s.endsOf(c).link = l
-	return c, l, nil
+	return m
 }
 
 func (s *Set) endsOf(c *tcp.Channel) *ends {
@@ -105,7 +138,7 @@ func (s *Set) pairsOf(m *path) (list []int) {
 // Left forgets a channel that both sides have left.
 func (s *Set) Left(c *tcp.Channel) {
 	if e := s.ends[c]; e != nil && e.link != nil {
-		e.link.unhear(nil) // who was to say so has left
+		e.link.unhear() // who was to say so has left
 	}
 	delete(s.ends, c)
 }
@@ -159,8 +192,8 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 		done(s.why)
 	case region == nil || to.Offset > region.Bytes || n > region.Bytes-to.Offset || n == 0:
 		done(malformed("%d bytes at %d of region %d, which has not as many", n, to.Offset, to.Region))
-	case source == nil || !source.known(s.nics):
-		done(wire.Errorf(wire.StatusInternal, "a write by RDMA out of memory that is not registered"))
+	case source == nil:
+		done(errUnregistered)
 	default:
 		l.Ticketed(immediate, func(err error) {
 			if err != nil {
@@ -169,21 +202,30 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 			}
 			ticket := l.tickets[immediate]
 			delete(l.tickets, immediate)
-			w := &write{left: parts(n, len(l.pairs)), done: done}
-			if err := l.expect(ticket, w); err != nil {
-				done(err)
-				s.peer.Fail(err)
-				return
-			}
-			s.post(l.pairs, ticket, region, to.Offset, source, placeOf(from.Place), n, w)
+			w := &write{link: l, grant: immediate, region: region, offset: to.Offset, source: source, from: placeOf(from.Place), bytes: n, done: done}
+			l.writes[immediate] = w
+			s.post(w, ticket)
 		})
 	}
 }
+
+var errUnregistered = wire.Errorf(wire.StatusInternal, "a write by RDMA out of memory that is not registered")
 
 // maxTickets bounds what a receiver has this relay keep.
 const maxTickets = 1 << 14
 
 func (l *Link) ticketed(m *ticketed) error {
+	if l.set.phase != running {
+		return nil // given before the other side knew that the queue pairs have failed
+	}
+	if w := l.writes[m.Grant]; w != nil {
+		if !w.doubtful {
+			return malformed("grant %d has another ticket while it is written", m.Grant)
+		}
+		w.doubtful = false
+		l.set.post(w, m.Ticket)
+		return nil
+	}
 	if _, again := l.tickets[m.Grant]; again || len(l.tickets) >= maxTickets {
 		return malformed("grant %d has a ticket, or %d others have", m.Grant, len(l.tickets))
 	}
@@ -195,25 +237,46 @@ func (l *Link) ticketed(m *ticketed) error {
 	return nil
 }
 
-// lost is the end of what waits for a ticket, or for the receiver's word.
+// lost is the end of writes, and of what waits for a ticket. Nothing is under way any more.
 func (l *Link) lost(why error) {
+	l.set.unheard -= len(l.unheard)
+	clear(l.unheard)
+	for _, w := range slices.Collect(maps.Values(l.writes)) {
+		w.ended(why)
+	}
 	for grant, f := range l.waiting {
 		delete(l.waiting, grant)
 		f(why)
 	}
-	l.unhear(why)
 }
 
 // post has the parts of a write wait for the end of the loop's turn.
-func (s *Set) post(pairs []int, ticket uint32, region *regionKeys, offset uint64, source *registration, from, n uint64, w *write) {
-	for i := range parts(n, len(pairs)) {
-		at, length := part(n, len(pairs), i)
+func (s *Set) post(w *write, ticket uint32) {
+	if s.phase != running {
+		return // it is in doubt, and has another ticket when the queue pairs are others
+	}
+	pairs, region := w.link.pairs, w.link.regions[w.region.Region] // its keys may be others than they were
+	if region == nil {
+		region = w.region
+	}
+	if !w.source.known(s.nics) {
+		w.ended(errUnregistered)
+		return
+	}
+	w.left = parts(w.bytes, len(pairs))
+	if err := w.link.expect(ticket, w); err != nil {
+		w.ended(err)
+		s.peer.Fail(err)
+		return
+	}
+	for i := range parts(w.bytes, len(pairs)) {
+		at, length := part(w.bytes, len(pairs), i)
 		p := s.pairs[pairs[pairOf(ticket, i, len(pairs))]]
 		theirs := s.links[p.link].theirs
 		s.waitingParts += p.push(verbs.Send{
 			Op: verbs.WriteImmediate, Immediate: ticket, Length: uint32(length),
-			Address: from + at, LKey: source.region(p.queue.nic).LKey(),
-			Remote: region.Address + offset + at, RKey: region.Keys[theirs],
+			Address: w.from + at, LKey: w.source.region(p.queue.nic).LKey(),
+			Remote: region.Address + w.offset + at, RKey: region.Keys[theirs],
 		}, w)
 	}
 }
@@ -261,20 +324,20 @@ func (s *Set) ended(p *pair, c *verbs.Completion) {
 	}
 	p.done, s.posted = c.ID, s.posted-int(n)
 	if err := c.Err(); err != nil {
-		// Those before it may have ended well, or not: nobody says so. They are answered
-		// when the queue pairs are given back.
+		// Those before it may have ended well, or not: nobody says so. Their parts have not
+		// ended, for the writes to be in doubt.
 		switch {
-		case s.gone != nil:
+		case s.phase != running:
 		case c.Status == verbs.Flushed && s.links[p.link].managed: // its connection has ended, and with it this
 			s.lost(p.queue.nic, err.Error())
 		default:
-			s.failed(p.queue.nic, err.Error())
+			s.fault(p.queue.nic, err.Error())
 		}
-		p.parts = slices.Concat(p.posts[:n], p.parts)
 	} else {
 		s.progress = s.fabric.loop.Now()
+		s.progressed()
 		for _, w := range p.posts[:n] {
-			w.end(nil)
+			w.end()
 		}
 	}
 	p.posts = slices.Delete(p.posts, 0, int(n))
@@ -299,11 +362,13 @@ func (s *Set) look() {
 		s.fabric.loop.Do(func() {
 			s.looking = false
 			switch {
-			case s.posted+s.unheard+s.flushes == 0 || s.gone != nil:
-			case s.fabric.loop.Now()-s.progress >= limit:
-				s.failed(s.pairs[0].queue.nic, "no write has ended for "+limit.String())
-			default:
+			case s.posted+s.unheard+s.flushes == 0 || s.phase != running:
+			case s.fabric.loop.Now()-s.progress < limit:
 				s.look()
+			case s.since.IsZero():
+				s.fault(s.pairs[0].queue.nic, "no write has ended for "+limit.String())
+			default: // nor since they were connected anew
+				s.failed(s.pairs[0].queue.nic, "no write has ended for "+limit.String()+", twice")
 			}
 		})
 	})

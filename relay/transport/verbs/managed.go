@@ -338,11 +338,11 @@ func (s *Set) asked(e verbs.ConnectionEvent) (i int, ok bool) {
 }
 
 // deafen ends listening: all that were to come have.
-func (s *plumbing) deafen() {
-	for _, id := range s.cm.listeners {
+func (p *plumbing) deafen() {
+	for _, id := range p.cm.listeners {
 		logged(id.Close())
 	}
-	s.cm.listeners = nil
+	p.cm.listeners = nil
 }
 
 // partTime is how long the Peer's own end is waited for when a connection of a queue pair
@@ -390,25 +390,25 @@ func (s *Set) lost(n *nic, what string) {
 	})
 }
 
-// unposted ends the Peer for a queue pair that takes no request: that of a connection that
-// has ended may say so before the connection manager does.
+// unposted gives up a queue pair that takes no request: that of a connection that has ended may
+// say so before the connection manager does.
 func (s *Set) unposted(p *pair, err error) {
 	if s.links[p.link].managed {
 		s.lost(p.queue.nic, err.Error())
 		return
 	}
-	s.failed(p.queue.nic, err.Error())
+	s.fault(p.queue.nic, err.Error())
 }
 
-// happened takes an event of a NIC, and of a queue pair if it names one, that is fatal.
+// happened takes an event of a queue pair that has failed.
 func (s *Set) happened(n *nic, e verbs.Event) {
 	for _, p := range s.pairs {
-		if e.Pair != 0 && p.Pair != nil && p.queue.nic.index == n.index && p.Number() == e.Pair && s.links[p.link].managed {
+		if p.Pair != nil && p.queue.nic.context == n.context && p.Number() == e.Pair && s.links[p.link].managed {
 			s.lost(n, e.String())
 			return
 		}
 	}
-	s.failed(n, e.String())
+	s.fault(n, e.String())
 }
 
 // watchManaged has the loop hear of them.
@@ -420,17 +420,17 @@ func (s *Set) watchManaged() error {
 	return s.fabric.loop.Watch(s.cm.events.FD(), func(uint32) { s.parted() })
 }
 
-// closeManaged gives back what there is of the connection manager, after the queue pairs.
-func (s *plumbing) closeManaged() {
-	for _, p := range s.pairs {
-		if p.id != nil {
-			logged(p.id.Close())
+// closeManaged gives back what there is of the connection manager, after the queue pairs. It
+// blocks.
+func (p *plumbing) closeManaged() {
+	for _, pair := range p.pairs {
+		if pair.id != nil {
+			logged(pair.id.Close())
 		}
 	}
-	s.deafen()
-	if s.cm.events == nil {
-		return
+	p.deafen()
+	if p.cm.events != nil {
+		logged(p.cm.events.Close())
+		p.cm.events = nil
 	}
-	logged(s.cm.events.Close())
-	s.cm.events = nil
 }

@@ -29,21 +29,6 @@ func byIWARP(t *testing.T) *two {
 	return w
 }
 
-// until waits for what a side's loop sees.
-func (e *side) until(what string, is func() bool) {
-	e.t.Helper()
-	for end := time.Now().Add(waitTime); ; time.Sleep(time.Millisecond) {
-		so := false
-		e.loop.Call(func() { so = is() })
-		if so {
-			return
-		}
-		if time.Now().After(end) {
-			e.t.Fatalf("%s: not within %v", what, waitTime)
-		}
-	}
-}
-
 // atConnect has the accepting side hear a connect that f may have changed; its loop stands
 // still meanwhile.
 type atConnect struct {
@@ -317,7 +302,7 @@ func (w *two) granted(t *testing.T, grant uint64) (write func(done func(error)))
 			t.Error(err)
 		}
 	})
-	w.a.until("the ticket", func() bool { _, there := w.link.tickets[grant]; return there && w.link.regions[7] != nil })
+	w.a.until("the ticket", func(*Set) bool { _, there := w.link.tickets[grant]; return there && w.link.regions[7] != nil })
 	return func(done func(error)) {
 		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, grant, done)
 	}
@@ -333,7 +318,7 @@ func TestAWriteOfIWARPEndsWhenItHasArrived(t *testing.T) {
 	receive(t, stands, "the receiver's loop")
 	done := make(chan error, 1)
 	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
-	w.a.until("the end at the sender's NIC", func() bool {
+	w.a.until("the end at the sender's NIC", func(*Set) bool {
 		return w.a.set.waitingParts == 0 && w.a.set.posted == 0 && w.a.set.unheard == 1
 	})
 	select {

@@ -205,6 +205,12 @@ func decode(b []byte) (any, error) {
 		m = &ticketed{}
 	case kindArrived:
 		m = &arrived{}
+	case kindFall:
+		m = &fall{}
+	case kindFallen:
+		m = &fallen{}
+	case kindResume, kindGranted:
+		m = &step{}
 	default:
 		return nil, malformed("a message about RDMA of kind %d, which this version does not know", kind)
 	}

@@ -163,15 +163,15 @@ func (l *Link) arrived(m *arrived) error {
 	delete(l.unheard, m.Ticket)
 	l.set.unheard--
 	l.set.progress = l.set.fabric.loop.Now()
-	w.end(nil)
+	w.end()
 	return nil
 }
 
-// unhear ends what is not heard of any more.
-func (l *Link) unhear(why error) {
+// unhear has nobody wait for that any more.
+func (l *Link) unhear() {
 	for ticket, w := range l.unheard {
 		delete(l.unheard, ticket)
 		l.set.unheard--
-		w.end(why)
+		w.end()
 	}
 }

@@ -43,16 +43,19 @@ func (s *Set) Poll() bool {
 		return false
 	}
 	progress := false
-	if s.underWay() {
+	if s.phase == draining || s.phase == running && s.underWay() {
 		progress = s.drain()
 	}
-	if s.gone != nil {
-		return s.bury() || progress
+	if s.phase == draining {
+		return s.drainEnds() || progress
 	}
-	if s.waitingParts > 0 && !s.broken && !s.parting {
+	if s.waitingParts > 0 && s.phase == running && !s.broken && !s.parting {
 		for _, p := range s.pairs {
 			if s.flush(p) {
 				progress = true
+			}
+			if s.phase != running { // it took none
+				return progress
 			}
 		}
 	}
@@ -60,11 +63,11 @@ func (s *Set) Poll() bool {
 }
 
 // Busy reports that the end is waited for, which has a limit.
-func (s *Set) Busy() bool { return s.gone != nil && !s.over && !s.working }
+func (s *Set) Busy() bool { return s.phase == draining }
 
 // Arm has the next completion make a descriptor ready, where one is to come.
 func (s *Set) Arm() bool {
-	if s.over || s.working || s.gone != nil {
+	if s.phase != running || s.gone != nil {
 		return false
 	}
 	if s.underWay() {
@@ -99,7 +102,7 @@ const batchSize = 32
 
 // drain takes all completions that there are. It reports whether there was one.
 func (s *Set) drain() bool {
-	if s.over || s.working {
+	if s.over || s.working || s.phase != running && s.phase != draining {
 		return false
 	}
 	progress := false
@@ -117,10 +120,13 @@ func (s *Set) drain() bool {
 			}
 		}
 	}
-	if s.gone == nil {
+	if s.phase == running {
 		for _, p := range s.pairs {
 			if err := s.again(p); err != nil {
 				s.unposted(p, err)
+				if s.phase != running {
+					return true
+				}
 			}
 		}
 		s.issue()
@@ -139,11 +145,14 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 		s.ended(p, c)
 		return
 	}
+	p.receiving--
 	switch err := c.Err(); {
 	case s.gone != nil: // and nobody waits for it
 	case err != nil && c.Status == verbs.Flushed && s.links[p.link].managed: // the connection manager says why
 	case err != nil:
-		s.failed(q.nic, err.Error())
+		if s.phase == running {
+			s.fault(q.nic, err.Error())
+		}
 	default:
 		number, ok := p.told(c)
 		if !ok {

@@ -12,12 +12,12 @@ func (f *Fabric) resources(n *nic) launch.NICResources {
 			continue
 		}
 		for _, p := range s.pairs {
-			if p.queue.nic.index == n.index && p.Pair != nil {
+			if p.Pair != nil && p.queue.nic.context == n.context {
 				r.QueuePairs++
 			}
 		}
 		for _, q := range s.queues {
-			if q.nic.index == n.index {
+			if q.nic.context == n.context {
 				r.CompletionQueues++
 				if q.flusher != nil {
 					r.QueuePairs++
@@ -35,10 +35,18 @@ func (f *Fabric) resources(n *nic) launch.NICResources {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	of := []*nic{n}
+	for other := range f.renewed {
+		if other.context == n.context {
+			of = append(of, other)
+		}
+	}
 	for _, m := range f.memories {
-		if m.region(n) != nil {
-			r.Regions++
-			r.Bytes += m.bytes
+		for _, n := range of {
+			if m.region(n) != nil {
+				r.Regions++
+				r.Bytes += m.bytes
+			}
 		}
 	}
 	return r

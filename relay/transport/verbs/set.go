@@ -7,10 +7,10 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
-	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/transport/tcp"
@@ -35,6 +35,8 @@ type Set struct {
 	fabric *Fabric
 	peer   *tcp.Peer
 	nics   []*nic
+	// registers are the NICs for who is not on the loop.
+	registers atomic.Pointer[[]*nic]
 
 	theirs  []card
 	links   []link
@@ -47,7 +49,7 @@ type Set struct {
 	waiting []func(error)
 	using   bool // the one who dialed has said so
 	next    bool // the other side opens a channel whose data goes this way
-	meeting bool // the dialing side is asked for queue pairs
+	asking  bool // the dialing side is asked for queue pairs
 	ready   bool // and the other side has said meanwhile that it can be written to
 	begun   bool // bringing up
 	working bool // a goroutine has the plumbing
@@ -60,7 +62,8 @@ type Set struct {
 	why  error  // the Peer's death
 	gone func() // to be called when nothing is under way
 	fell time.Duration
-	over bool
+	over bool // there are no queue pairs, and will be none
+	left bool // the Peer goes on without it
 	// broken: the Peer is ending because of this Set. parting: it is going to, unless the
 	// other side ends it first; nothing is posted any more.
 	broken, parting bool
@@ -70,6 +73,7 @@ type Set struct {
 	sending
 	receiving
 	flushers
+	redialing
 }
 
 // link is two NICs, one of each side, and what both need of it: bits of their Ways.
@@ -86,7 +90,11 @@ type plumbing struct {
 	first  []byte // what the first writes are from, and the other side's into
 	noted  []byte // the notes of all pairs
 	cm     manager
+	// cannotFlush says why there are no flushers, once it is known.
+	cannotFlush error
 }
+
+func newPlumbing() *plumbing { return &plumbing{number: map[key]int{}} }
 
 // key is which queue pair a completion is of: numbers are a NIC's.
 type key struct {
@@ -114,14 +122,15 @@ type pair struct {
 	link  int
 	psn   uint32
 
-	// What this side sends: what waits to be posted, the writes of what is posted, the oldest
-	// first, and the number of the last that has ended.
+	// What this side sends: what waits to be posted and its writes, those of what is posted,
+	// the oldest first, and the number of the last that has ended.
 	waits []verbs.Send
 	parts []*write
 	posts []*write
 	done  uint64
-	// Receives to be posted again.
-	owed []verbs.Recv
+	// Receives that are posted, and those to be posted again.
+	receiving int
+	owed      []verbs.Recv
 	// The other side's first write has arrived.
 	tried bool
 }
@@ -135,13 +144,13 @@ type ends struct {
 
 // Extend makes the Set of a Peer. The one who made the connections begins.
 func (f *Fabric) Extend(p *tcp.Peer) *Set {
-	s := &Set{fabric: f, peer: p, plumbing: &plumbing{number: map[key]int{}}, ends: map[*tcp.Channel]*ends{}}
+	s := &Set{fabric: f, peer: p, plumbing: newPlumbing(), ends: map[*tcp.Channel]*ends{}}
 	s.receiving.tickets = map[uint32]*ticket{}
 	s.leaving = map[*Arrivals]bool{}
 	f.sets[s] = true
 	f.loop.Add(s)
 	if p.Dialed() {
-		s.begin(func() { s.offer() })
+		s.begin(s.offer)
 	}
 	return s
 }
@@ -156,34 +165,54 @@ func Of(p *tcp.Peer) *Set {
 func (s *Set) begin(next func()) {
 	s.begun = true
 	s.bringing, s.brought = context.WithCancel(context.Background())
-	s.timer = time.AfterFunc(s.fabric.config.Time, func() {
-		s.fabric.loop.Do(func() {
-			s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
+	again, before, unflushed := s.used, s.nics, s.unflushed()
+	if !again {
+		s.timer = time.AfterFunc(s.fabric.config.Time, func() {
+			s.fabric.loop.Do(func() {
+				s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
+			})
 		})
-	})
+	}
+	s.links = nil
 	var nics []*nic
-	s.work(func() (err error) { nics, err = s.fabric.active(); return err }, func() { s.nics = nics; next() })
+	var err error
+	s.beside(func() {
+		if nics, err = s.fabric.active(); err != nil || !again {
+			return
+		}
+		if err = withAll(nics, unflushed); err == nil {
+			nics, err = s.fabric.renew(nics, before, &s.registers)
+		}
+	}, func() {
+		if err == nil {
+			s.have(nics)
+			s.before = append(s.before, before...)
+		}
+		s.worked(err, next)
+	})
+}
+
+// have has the Set go by NICs from now on.
+func (s *Set) have(nics []*nic) {
+	s.nics = nics
+	s.registers.Store(&nics)
 }
 
 // work does what blocks beside the loop.
 func (s *Set) work(what func() error, next func()) {
-	s.working = true
-	s.fabric.raising.Add(1)
-	go func() {
-		err := what()
-		s.fabric.raising.Done()
-		s.fabric.loop.Do(func() {
-			s.working = false
-			switch {
-			case s.settled: // too late, or the Peer is dead
-				s.release()
-			case err != nil:
-				s.refuse(err)
-			default:
-				next()
-			}
-		})
-	}()
+	var err error
+	s.beside(func() { err = what() }, func() { s.worked(err, next) })
+}
+
+func (s *Set) worked(err error, next func()) {
+	switch {
+	case s.gone != nil || s.doomed || s.settled && !s.used: // or too late
+		s.tear()
+	case err != nil:
+		s.refuse(err)
+	default:
+		next()
+	}
 }
 
 // Settle calls f when it is known whether data goes this way, with the reason where it
@@ -197,7 +226,7 @@ func (s *Set) Settle(f func(error)) {
 }
 
 // Using reports whether data can go this way.
-func (s *Set) Using() bool { return s.using && s.gone == nil && !s.over }
+func (s *Set) Using() bool { return s.used && s.gone == nil && !s.over }
 
 // Way says by which NICs, or why not; empty while that is not known.
 func (s *Set) Way() string {
@@ -206,13 +235,19 @@ func (s *Set) Way() string {
 		return ""
 	case s.err != nil:
 		return s.err.Error()
+	case s.phase != running:
+		return "RDMA is being connected anew: " + s.lastFault
 	}
 	var list []string
 	for _, l := range s.links {
 		n, t := s.nics[l.ours], &s.theirs[l.theirs]
 		list = append(list, fmt.Sprintf("%s (%s) and %s (%s)", n.name, n.at(), t.name(), t.address()))
 	}
-	return fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink, s.mtu(0).Bytes())
+	way := fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink, s.mtu(0).Bytes())
+	if s.redials > 0 {
+		way += fmt.Sprintf(", connected anew %d times, the last time after a fault %s", s.redials, s.lastFault)
+	}
+	return way
 }
 
 func (c *card) address() string {
@@ -227,10 +262,7 @@ func (s *Set) settle(err error) {
 		return
 	}
 	s.settled, s.err = true, err
-	if s.begun {
-		s.timer.Stop()
-		s.brought()
-	}
+	s.timerStop()
 	waiting := s.waiting
 	s.waiting = nil
 	for _, f := range waiting {
@@ -240,6 +272,10 @@ func (s *Set) settle(err error) {
 
 // refuse ends the bringing up, for both sides.
 func (s *Set) refuse(why error) {
+	if s.used {
+		s.giveUp(fmt.Sprintf("on host %s: %v", hostname(), why))
+		return
+	}
 	if s.settled || s.gone != nil {
 		return
 	}
@@ -248,7 +284,7 @@ func (s *Set) refuse(why error) {
 	s.peer.Tell(encode(m))
 	s.settle(why)
 	if !s.working {
-		s.release()
+		s.tear()
 	}
 }
 
@@ -264,11 +300,11 @@ func (s *Set) failed(n *nic, what string) {
 // uses reports whether an event of a NIC, and of a queue pair if it names one, is about
 // this Set.
 func (s *Set) uses(n *nic, number uint32) bool {
-	if s.working || s.over {
+	if s.working || s.over || s.falling() {
 		return false
 	}
 	for _, p := range s.pairs {
-		if p.Pair != nil && p.queue.nic.index == n.index && (number == 0 || p.Number() == number) {
+		if p.Pair != nil && p.queue.nic.context == n.context && (number == 0 || p.Number() == number) {
 			return true
 		}
 	}
@@ -297,15 +333,27 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 	if s.gone != nil {
 		return nil
 	}
+	switch m := m.(type) {
+	case *fall, *fallen, *step:
+		return s.heardFall(m)
+	case *short:
+		if m.Kind == kindNext && s.used && !s.next {
+			s.next = true
+			return nil
+		}
+	}
+	if s.used && s.falling() && !s.fellThere {
+		return nil // said before it knew
+	}
 	dialed := s.peer.Dialed()
 	switch m := m.(type) {
 	case *refusal:
-		if s.using {
+		if s.used {
 			return malformed("RDMA is refused after it was used")
 		}
 		s.settle(unreachable("the relay at %s: %s", s.peer.Name(), wire.Text(m.Reason[:])))
 		if !s.working {
-			s.release()
+			s.tear()
 		}
 		return nil
 	case *offer:
@@ -315,15 +363,15 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 			return nil
 		}
 	case *answer:
-		if dialed && s.links == nil && s.nics != nil {
-			if s.settled { // given up here
+		if dialed && s.begun && s.links == nil && s.nics != nil && (!s.used || !s.working) {
+			if s.settled && !s.used { // given up here
 				return nil
 			}
 			return s.answered(m)
 		}
 	case *connect:
 		if !dialed && s.links != nil && int(m.Ends) == len(s.links)*s.perLink && !s.using {
-			if s.settled || s.working {
+			if s.settled && !s.used || s.working {
 				return nil
 			}
 			s.page, s.cm.theirs = m.Page, m.Secret
@@ -342,34 +390,27 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		}
 	case *short:
 		switch {
-		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.settled: // given up here
+		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.settled && !s.used: // given up here
 			return nil
-		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.working && s.meeting && !s.ready:
+		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.working && s.asking && !s.ready:
 			s.ready = true // a turn before this side's connection manager tells
 			return nil
 		case m.Kind == kindReady && dialed && s.links != nil && !s.using && !s.working:
-			s.used()
+			s.confirm()
 			return nil
-		case m.Kind == kindUse && !dialed && s.links != nil && !s.using && !s.settled && !s.working:
-			s.using = true
-			s.watch()
-			s.settle(nil)
-			return nil
-		case m.Kind == kindNext && s.using && !s.next:
-			s.next = true
+		case m.Kind == kindUse && !dialed && s.links != nil && !s.using && (s.used || !s.settled) && !s.working:
+			s.start()
 			return nil
 		}
 	}
 	return malformed("a %T that was not to come", m)
 }
 
-// used tries the way, and has the data go by it: the dialing side does, last.
-func (s *Set) used() {
+// confirm tries the way, and has the data go by it: the dialing side does, last.
+func (s *Set) confirm() {
 	s.work(s.try, func() {
-		s.using = true
 		s.peer.Tell(encode(&short{Kind: kindUse}))
-		s.watch()
-		s.settle(nil)
+		s.start()
 	})
 }
 
@@ -436,10 +477,10 @@ func (s *Set) answered(m *answer) error {
 		if !s.managed() {
 			return
 		}
-		s.meeting = true
+		s.asking = true
 		s.work(s.beAsked, func() {
-			if s.meeting = false; s.ready {
-				s.used()
+			if s.asking = false; s.ready {
+				s.confirm()
 			}
 		})
 	})
@@ -557,7 +598,7 @@ const hops = 255
 // connect has the queue pairs lead to the other side's, but those of the connection
 // manager. It blocks.
 func (s *Set) connect(to []end) error {
-	c := s.fabric.config
+	c := &s.fabric.config
 	for i, p := range s.pairs {
 		if s.links[p.link].managed {
 			continue
@@ -656,6 +697,9 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (bool, error) {
 		return false, nil
 	}
 	p := s.pairs[i]
+	if c.ID&ofReceive != 0 {
+		p.receiving--
+	}
 	if err := c.Err(); err != nil {
 		t := &s.theirs[s.links[p.link].theirs]
 		return false, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)", s.mtu(p.link).Bytes(), err, q.nic.name, t.name(), t.address())
@@ -672,64 +716,45 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (bool, error) {
 
 // --- the end --------------------------------------------------------------------------
 
-// drainTime is how long the ends of writes are waited for that were under way when the
-// queue pairs failed. Nothing is written any more when those are given back, whether
-// they were heard of or not.
-const drainTime = time.Second
-
 // Down ends it with the Peer: nothing reads or writes memory when gone is called. What is
-// still brought up has none but its own, and may take minutes to end: a connection manager
+// being brought up has none but its own, and may take minutes to end: a connection manager
 // that is not answered cannot be interrupted. It is given back then, and nobody waits for it.
 func (s *Set) Down(why error, gone func()) {
 	s.why, s.gone = why, gone
 	s.settle(why)
-	if s.working {
+	s.timerStop()
+	switch {
+	case s.over:
 		s.leave()
-		return
-	}
-	s.fall()
-}
-
-// fall has the queue pairs fail, and their writes end.
-func (s *Set) fall() {
-	if s.over {
+	case s.phase == meeting || !s.used:
+		s.leave()
+		if !s.working {
+			s.tear()
+		}
+	case s.phase == apart:
 		s.buried()
+	case s.working || s.phase == draining: // goes on to buried
+	default:
+		s.tear()
+	}
+}
+
+// buried is the end of a Set of a dead Peer, once it has nothing of the NICs any more.
+func (s *Set) buried() {
+	if !s.over {
+		s.over = true
+		delete(s.fabric.sets, s)
+		s.fabric.retire(slices.Concat(s.before, s.nics))
+	}
+	s.leave()
+}
+
+// leave lets the Peer end, and what has not ended.
+func (s *Set) leave() {
+	if s.left {
 		return
 	}
-	s.fell = s.fabric.loop.Now()
-	for _, p := range s.pairs {
-		if p.Pair == nil {
-			continue
-		}
-		if err := p.Fail(); err != nil {
-			logrus.WithError(err).Warn("a queue pair does not fail; it is given back")
-		}
-	}
-	for _, q := range s.queues {
-		if q.flusher != nil {
-			logged(q.flusher.Fail())
-		}
-	}
-	s.bury()
-}
-
-// bury lets it all go once no write is under way. It reports whether that was so.
-func (s *Set) bury() bool {
-	if s.posted+s.flushes > 0 && s.fabric.loop.Now()-s.fell < drainTime {
-		return false
-	}
-	s.release()
-	s.buried()
-	return true
-}
-
-func (s *Set) buried() {
-	for _, p := range s.pairs {
-		for _, w := range slices.Concat(p.posts, p.parts) {
-			w.end(s.why)
-		}
-		p.parts, p.posts, p.waits = nil, nil, nil
-	}
+	s.left = true
 	for _, e := range s.ends {
 		if e.link != nil {
 			e.link.lost(s.why)
@@ -738,73 +763,6 @@ func (s *Set) buried() {
 	for a := range s.leaving {
 		a.quiet()
 	}
-	s.leave()
-}
-
-func (s *Set) leave() {
 	s.fabric.loop.Remove(s)
 	s.gone()
-}
-
-// release gives everything back. A connection that is half made keeps who ends it until its
-// NIC has heard from the other side, so what has not come up is given back beside the loop.
-func (s *Set) release() {
-	if s.over {
-		return
-	}
-	s.over = true
-	delete(s.fabric.sets, s)
-	for _, q := range s.queues {
-		if q.watched {
-			s.fabric.loop.Unwatch(q.FD())
-		}
-	}
-	if s.cm.watched {
-		s.fabric.loop.Unwatch(s.cm.events.FD())
-	}
-	if s.using {
-		s.plumbing.close()
-		return
-	}
-	had := s.plumbing
-	s.plumbing = &plumbing{}
-	s.fabric.raising.Add(1)
-	go func() {
-		defer s.fabric.raising.Done()
-		had.close()
-	}()
-}
-
-// close gives it back. It blocks.
-func (s *plumbing) close() {
-	for _, p := range s.pairs {
-		if p.Pair != nil {
-			logged(p.Close())
-		}
-	}
-	s.closeManaged()
-	for _, q := range s.queues {
-		if q.flusher != nil {
-			logged(q.flusher.Close())
-		}
-		logged(q.Close())
-		for _, region := range []*verbs.Region{q.first, q.notes} {
-			if region != nil {
-				logged(region.Close())
-			}
-		}
-	}
-	if s.noted != nil {
-		logged(os.NewSyscallError("munmap", unix.Munmap(s.noted)))
-	}
-	if s.first != nil {
-		logged(os.NewSyscallError("munmap", unix.Munmap(s.first)))
-	}
-	s.queues, s.number, s.first, s.noted = nil, nil, nil, nil
-}
-
-func logged(err error) {
-	if err != nil {
-		logrus.WithError(err).Warn("giving back what RDMA had")
-	}
 }

@@ -52,7 +52,7 @@ func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept
 	e := &side{t: t, loop: loop, down: make(chan error, 1)}
 	v := launch.DefaultVerbs
 	v.QueuePairs = 2
-	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime}
+	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime, Redial: waitTime}
 	for _, change := range changes {
 		change(nic, &config)
 	}
@@ -135,6 +135,12 @@ type two struct {
 
 const slot = 64 << 10
 
+var (
+	deviceA = standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}
+	deviceB = standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"}
+	deviceC = standin.Device{Name: "c0", GUID: 3, Address: "10.0.0.3"}
+)
+
 func connected(t *testing.T, changes ...func(string, *Config)) *two {
 	t.Helper()
 	w, settled := joining(t, false, nil, changes...)
@@ -149,7 +155,9 @@ func connected(t *testing.T, changes ...func(string, *Config)) *two {
 // is none's.
 func joining(t *testing.T, iwarp bool, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
 	t.Helper()
-	rdma, err := standin.New(t.TempDir(), standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1", IWARP: iwarp}, standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2", IWARP: iwarp}, standin.Device{Name: "c0", GUID: 3, Address: "10.0.0.3", IWARP: iwarp})
+	a, b, c := deviceA, deviceB, deviceC
+	a.IWARP, b.IWARP, c.IWARP = iwarp, iwarp, iwarp
+	rdma, err := standin.New(t.TempDir(), a, b, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,10 +201,16 @@ func (w *two) open(t *testing.T) {
 // memory is host memory, registered at one side.
 func (e *side) memory(bytes uint64) *device.Memory {
 	e.t.Helper()
+	return e.memoryThat(bytes, func(*device.Memory) {})
+}
+
+func (e *side) memoryThat(bytes uint64, change func(*device.Memory)) *device.Memory {
+	e.t.Helper()
 	m, err := device.CreateHost("test", bytes)
 	if err != nil {
 		e.t.Fatal(err)
 	}
+	change(m)
 	for _, target := range []bool{false, true} {
 		if err := e.set.Register(m, target); err != nil {
 			e.t.Fatal(err)
@@ -399,6 +413,10 @@ func TestMessagesOutOfPlace(t *testing.T) {
 		"use":                              &short{Kind: kindUse},
 		"a refusal":                        &refusal{Kind: kindRefuse},
 		"a path of no channel":             &path{Kind: kindPath, Links: 1, Most: 1},
+		"a fall of other queue pairs":      &fall{Kind: kindFall, Epoch: 1},
+		"an end of what has not failed":    &fallen{Kind: kindFallen},
+		"paths of the first queue pairs":   &step{Kind: kindResume},
+		"tickets of other queue pairs":     &step{Kind: kindGranted, Epoch: 7},
 		"nothing":                          &short{Kind: 77},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -571,7 +589,7 @@ func TestAFlushOutlivesItsChannel(t *testing.T) {
 				}
 				if dies {
 					s.peer.Fail(fmt.Errorf("a cable was pulled"))
-					s.queues[0].flusher.posted[0].unflushed++ // it is not heard of
+					s.queues[0].flusher.posted[0].ticket.unflushed++ // it is not heard of
 				}
 			})
 			receive(t, ended, "the end of what is flushed")

@@ -202,7 +202,8 @@ func (h Host) Library() string { return filepath.Join(h.Dir, LibraryName) }
 // Environment is what a process needs in its environment to be on this host.
 func (h Host) Environment() []string { return []string{verbs.LibraryVariable + "=" + h.Library()} }
 
-// Set replaces the devices. What processes have open sees its port come and go.
+// Set replaces the devices. What processes have open sees its port come and go, and its
+// address change.
 func (h Host) Set(devices ...Device) error {
 	var text strings.Builder
 	for _, d := range devices {

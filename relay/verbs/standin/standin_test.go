@@ -3,11 +3,13 @@ package standin_test
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -375,5 +377,67 @@ func TestTwoProcesses(t *testing.T) {
 	check(t, err)
 	if got, err := s.completion(); err != nil || got.Status != verbs.RetryExceeded {
 		t.Errorf("%+v, %v; want %v", got, err, verbs.RetryExceeded)
+	}
+}
+
+// Who asks for a connection may give its pair back before the answer comes, which then
+// finds none.
+func TestAnAnswerToAPairThatIsGone(t *testing.T) {
+	at := netip.MustParseAddr("192.0.2.1")
+	_, l := host(t, standin.Device{Name: "siw_0", GUID: 1, Address: at.String(), IWARP: true})
+	m, err := l.Manager()
+	check(t, err)
+	events, err := m.NewEvents()
+	check(t, err)
+	closes := func(c interface{ Close() error }) { t.Cleanup(func() { check(t, c.Close()) }) }
+	closes(events)
+	newID := func() *verbs.ID {
+		id, err := events.NewID()
+		check(t, err)
+		closes(id)
+		return id
+	}
+	next := func(want verbs.ConnectionKind) verbs.ConnectionEvent {
+		e, ok, err := events.Next()
+		for ; !ok && err == nil; e, ok, err = events.Next() {
+			_, err := unix.Poll([]unix.PollFd{{Fd: int32(events.FD()), Events: unix.POLLIN}}, -1)
+			if err != unix.EINTR {
+				check(t, err)
+			}
+		}
+		check(t, err)
+		if e.Kind != want {
+			t.Fatalf("%v, want %v", e.Kind, want)
+		}
+		return e
+	}
+	paired := func(id *verbs.ID) *verbs.Pair {
+		c, err := id.Context()
+		check(t, err)
+		d, err := c.NewDomain()
+		check(t, err)
+		closes(d)
+		q, err := c.NewQueue(4)
+		check(t, err)
+		closes(q)
+		p, err := id.NewPair(d, verbs.PairConfig{Send: q, Recv: q, SendDepth: 1, RecvDepth: 1})
+		check(t, err)
+		return p
+	}
+	listener, asks := newID(), newID()
+	check(t, listener.Listen(netip.AddrPortFrom(at, 0), 1))
+	check(t, asks.ResolveAddress(netip.AddrPort{}, netip.AddrPortFrom(at, listener.Port()), time.Minute))
+	next(verbs.AddressResolved)
+	check(t, asks.ResolveRoute(time.Minute))
+	next(verbs.RouteResolved)
+	given := paired(asks)
+	check(t, asks.Connect(verbs.Connection{}))
+	answers := next(verbs.ConnectRequest).ID
+	closes(answers)
+	check(t, given.Close())
+	closes(paired(answers))
+	check(t, answers.Accept(verbs.Connection{}))
+	for range 2 {
+		next(verbs.Established)
 	}
 }

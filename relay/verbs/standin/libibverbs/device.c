@@ -82,12 +82,35 @@ static void ports(void)
 					.element.port_num = 1,
 					.event_type = d->state == IBV_PORT_ACTIVE ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR,
 				});
+			if (d->address == all[i].address)
+				continue;
+			d->address = all[i].address;
+			device_event(c, (struct ibv_async_event){.element.port_num = 1, .event_type = IBV_EVENT_GID_CHANGE});
 		}
 	pthread_mutex_unlock(&lock);
 }
 
-static pthread_once_t watching = PTHREAD_ONCE_INIT;
-static void watch(void) { host_watch(ports); }
+// A process may load many copies of this library, and have few instances of inotify: it has one
+// while a device is open.
+static pthread_mutex_t watching = PTHREAD_MUTEX_INITIALIZER;
+static int opened;
+
+static void watch(void)
+{
+	pthread_mutex_lock(&watching);
+	int error = opened++ ? 0 : host_watch(ports);
+	pthread_mutex_unlock(&watching);
+	if (error)
+		host_log("changes of the devices are not seen: %s", strerror(error));
+}
+
+static void unwatch(void)
+{
+	pthread_mutex_lock(&watching);
+	if (!--opened)
+		host_unwatch();
+	pthread_mutex_unlock(&watching);
+}
 
 API struct ibv_context *ibv_open_device(struct ibv_device *device)
 {
@@ -109,7 +132,7 @@ API struct ibv_context *ibv_open_device(struct ibv_device *device)
 	c->ibv.cmd_fd = -1;
 	c->ibv.async_fd = c->events[0];
 	c->ibv.num_comp_vectors = 1;
-	pthread_once(&watching, watch);
+	watch();
 	pthread_mutex_lock(&lock);
 	c->next = contexts;
 	contexts = c;
@@ -132,6 +155,7 @@ API int ibv_close_device(struct ibv_context *context)
 	host_log("ibv_close_device device=%s domains=%d queues=%d channels=%d = %d", c->device->ibv.name, c->domains, c->queues, c->channels, busy ? EBUSY : 0);
 	if (busy)
 		return EBUSY;
+	unwatch();
 	close(c->events[0]);
 	close(c->events[1]);
 	free(c->device);

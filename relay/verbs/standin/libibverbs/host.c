@@ -5,7 +5,7 @@
 //	           state=ACTIVE|DOWN lid=N address=IPV4
 //	           dmabuf=yes|no peermem=no|alloc|yes
 //	           holds=yes|no (what is written into a GPU's memory is there when it is read)
-//	         It is read anew when it is replaced, and ports come and go with it.
+//	         It is read anew when it is replaced, and ports come and go with it, and addresses.
 //	script   one a line: CALL key=value...; what is not there is not asked for
 //	           device=NAME call=N (the Nth in this process) from=N (that and later)
 //	           errno=N status=N (of a completion) delay=MS
@@ -20,11 +20,13 @@
 #include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -250,32 +252,47 @@ struct rule host_script(const char *call, const char *device)
 }
 
 static void (*on_change)(void);
+static int watched = -1, enough = -1;
+static pthread_t watcher;
 
-static void *watch(void *fd)
+static void *watch(void *none)
 {
+	struct pollfd ready[] = {{.fd = watched, .events = POLLIN}, {.fd = enough, .events = POLLIN}};
 	char buffer[4096] __attribute__((aligned(8)));
-	while (read((int)(intptr_t)fd, buffer, sizeof buffer) > 0)
-		on_change();
-	return NULL;
+	while (poll(ready, 2, -1) > 0 || errno == EINTR) {
+		if (ready[1].revents)
+			break;
+		if (ready[0].revents && read(watched, buffer, sizeof buffer) > 0)
+			on_change();
+	}
+	return none;
 }
 
 int host_watch(void (*changed)(void))
 {
-	int fd = inotify_init1(IN_CLOEXEC);
-	if (fd < 0)
-		return errno;
 	char path[64];
 	snprintf(path, sizeof path, "/proc/self/fd/%d", host_directory());
-	// It is replaced by renaming.
-	if (inotify_add_watch(fd, path, IN_MOVED_TO) < 0) {
-		int error = errno;
-		close(fd);
-		return error;
-	}
 	on_change = changed;
-	pthread_t thread;
-	int error = pthread_create(&thread, NULL, watch, (void *)(intptr_t)fd);
+	watched = inotify_init1(IN_CLOEXEC);
+	enough = eventfd(0, EFD_CLOEXEC);
+	// It is replaced by renaming.
+	int error = watched < 0 || enough < 0 || inotify_add_watch(watched, path, IN_MOVED_TO) < 0 ? errno : 0;
 	if (!error)
-		pthread_detach(thread);
+		error = pthread_create(&watcher, NULL, watch, NULL);
+	if (error) {
+		close(watched);
+		close(enough);
+		watched = enough = -1;
+	}
 	return error;
+}
+
+void host_unwatch(void)
+{
+	if (watched < 0 || eventfd_write(enough, 1) != 0)
+		return;
+	pthread_join(watcher, NULL);
+	close(watched);
+	close(enough);
+	watched = enough = -1;
 }

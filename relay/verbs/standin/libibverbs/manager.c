@@ -357,10 +357,17 @@ API int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_i
 	return result(ibv_modify_qp(id->qp, &init, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS));
 }
 
+// pairing is held by whoever takes a connection's pair from it, and by its thread while it
+// has the pair: who gives up may destroy the pair before the answer has come.
+static pthread_mutex_t pairing = PTHREAD_MUTEX_INITIALIZER;
+
 API void rdma_destroy_qp(struct rdma_cm_id *id)
 {
-	ibv_destroy_qp(id->qp);
+	pthread_mutex_lock(&pairing);
+	struct ibv_qp *pair = id->qp;
 	id->qp = NULL;
+	pthread_mutex_unlock(&pairing);
+	ibv_destroy_qp(pair);
 }
 
 // lasts waits for the end of a connection that is there. The pair sends what it is given
@@ -368,7 +375,10 @@ API void rdma_destroy_qp(struct rdma_cm_id *id)
 static void lasts(struct id *i, uint32_t to, const struct said *said)
 {
 	char nothing;
-	pair_connect((struct pair *)i->ibv.qp, to);
+	pthread_mutex_lock(&pairing);
+	if (i->ibv.qp)
+		pair_connect((struct pair *)i->ibv.qp, to);
+	pthread_mutex_unlock(&pairing);
 	happens(i, NULL, RDMA_CM_EVENT_ESTABLISHED, 0, said);
 	if (recv(i->fd, &nothing, 1, 0) <= 0)
 		happens(i, NULL, RDMA_CM_EVENT_DISCONNECTED, 0, NULL);

@@ -96,7 +96,6 @@ static struct ibv_mr *register_region(struct ibv_pd *pd, char *data, void *addr,
 	r->data = data;
 	r->access = access;
 	r->gpu = of_gpu;
-	r->last = &r->held;
 	r->mapped = mapped;
 	r->mapped_bytes = mapped_bytes;
 	pthread_mutex_lock(&lock);
@@ -174,23 +173,32 @@ API struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t 
 	return mr;
 }
 
-// held is a write that a NIC has told of and that is not in the GPU's memory.
-struct held {
+// held are the writes that NICs have told of and that are not in GPUs' memory, oldest first.
+static struct held {
 	struct held *next;
+	struct region *by;
 	char *at;
 	size_t n;
 	char data[];
-};
+} *held, **last = &held;
 
-static void settle(struct region *r, bool there)
+// settle has what is held of a region, or of all by which the same device knows the same memory,
+// be there or be lost.
+static void settle(const struct region *r, bool there)
 {
-	for (struct held *h; (h = r->held);) {
+	struct held **at = &held;
+	for (struct held *h; (h = *at);) {
+		const struct region *by = h->by;
+		if (by != r && (!there || by->ibv.context != r->ibv.context || by->iova != r->iova)) {
+			at = &h->next;
+			continue;
+		}
 		if (there)
 			memcpy(h->at, h->data, h->n);
-		r->held = h->next;
+		*at = h->next;
 		free(h);
 	}
-	r->last = &r->held;
+	last = at;
 }
 
 API int ibv_dereg_mr(struct ibv_mr *mr)
@@ -201,7 +209,7 @@ API int ibv_dereg_mr(struct ibv_mr *mr)
 	// By the address that the GPU knows it by, where the caller gave that as the iova.
 	bool there = !r->gpu || gpu((uintptr_t)r->iova, mr->length, &vmm);
 	pthread_mutex_lock(&lock);
-	settle(r, false);
+	settle(r, false); // nobody can read behind it by this key any more
 	int pairs = ((struct domain *)mr->pd)->pairs;
 	for (struct region **at = &regions; *at; at = &(*at)->next)
 		if (*at == r) {
@@ -245,10 +253,10 @@ bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n,
 		memcpy(at, data, n);
 		return true;
 	}
-	*h = (struct held){.at = at, .n = n};
+	*h = (struct held){.by = r, .at = at, .n = n};
 	memcpy(h->data, data, n);
-	*r->last = h;
-	r->last = &h->next;
+	*last = h;
+	last = &h->next;
 	return true;
 }
 
@@ -257,6 +265,7 @@ bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, 
 	struct region *r = find(pd, key, true, address, n, IBV_ACCESS_REMOTE_READ);
 	if (!r)
 		return false;
+	// It comes behind all that the device has written there, by whatever key.
 	settle(r, true);
 	memcpy(data, r->data + (address - r->iova), n);
 	return true;

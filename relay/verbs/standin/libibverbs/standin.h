@@ -57,7 +57,6 @@ struct region {
 	bool gpu;
 	void *mapped; // of a DMA-BUF
 	size_t mapped_bytes;
-	struct held *held, **last; // what is written and not there yet, oldest first
 	struct region *next;
 };
 
@@ -115,7 +114,9 @@ int host_directory(void); // descriptor, -1 with errno
 uint32_t host_number(void); // a new one, of all processes
 struct rule host_script(const char *call, const char *device);
 void host_log(const char *form, ...) __attribute__((format(printf, 1, 2)));
-int host_watch(void (*changed)(void)); // of the file devices
+// host_watch has changes of the file devices told, until host_unwatch.
+int host_watch(void (*changed)(void));
+void host_unwatch(void);
 
 // device.c
 void device_event(struct context *c, struct ibv_async_event event);
@@ -125,8 +126,8 @@ void device_event(struct context *c, struct ibv_async_event event);
 // is held, and with it the memory stays.
 char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, uint64_t n, unsigned access);
 // memory_write and memory_read are what the other side's NIC does to memory: a GPU's, of a
-// device that holds, has what is written when it is next read by the same key. They report
-// whether the key gives access. The lock is held.
+// device that holds, has what is written when that device next reads it. They report whether
+// the key gives access. The lock is held.
 bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, const char *data);
 bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *data);
 

@@ -1,0 +1,119 @@
+package verbs
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/verbs"
+)
+
+// watch hears what happens to a NIC.
+func (f *Fabric) watch(n *nic) {
+	if err := f.loop.Watch(n.context.AsyncFD(), func(ready uint32) { f.events(n, ready) }); err != nil {
+		logrus.WithError(err).Warnf("the events of %s are not heard", n.name)
+	}
+}
+
+func (f *Fabric) events(n *nic, ready uint32) {
+	for {
+		e, ok, err := n.context.NextAsync()
+		switch {
+		case err != nil:
+			f.died(n, err.Error())
+			return
+		case !ok && ready&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
+			f.died(n, "the device is gone")
+			return
+		case !ok:
+			return
+		case e.Kind == verbs.DeviceFailed:
+			f.died(n, e.String())
+			return
+		}
+		if !e.Kind.Fatal() {
+			logrus.Infof("RDMA device %s: %v", n.name, e)
+		}
+		f.event(n, e)
+	}
+}
+
+// event has those Sets go on that an event is about.
+func (f *Fabric) event(n *nic, e verbs.Event) {
+	switch e.Kind {
+	case verbs.PairFailed, verbs.PairRequestError, verbs.PairAccessError:
+		for s := range f.sets {
+			if s.uses(n, e.Pair) {
+				s.happened(n, e)
+			}
+		}
+	case verbs.PortLost:
+		for s := range f.sets {
+			if e.Port == n.port && s.uses(n, 0) {
+				s.fault(n, e.String())
+			}
+		}
+	case verbs.QueueFailed:
+		for s := range f.sets {
+			if s.hasQueue(e) {
+				s.failed(n, e.String())
+			}
+		}
+	case verbs.GIDsChanged, verbs.LIDChanged:
+		f.readdressed(n, e)
+	}
+}
+
+// hasQueue reports whether an event is of one of the Set's completion queues.
+func (s *Set) hasQueue(e verbs.Event) bool {
+	return !s.working && slices.ContainsFunc(s.queues, func(q *queue) bool { return q.Is(e) })
+}
+
+// readdressed looks, beside the loop, whether a NIC has the address still that queue pairs
+// send from and are sent to.
+func (f *Fabric) readdressed(n *nic, e verbs.Event) {
+	f.building.Add(1) // before Close waits: it comes after the loop
+	go func() {
+		gids, err := n.context.GIDs(n.port)
+		var is verbs.Port
+		if err == nil {
+			is, err = n.context.Port(n.port)
+		}
+		f.building.Done()
+		if err != nil {
+			logrus.WithError(err).Warnf("RDMA device %s", n.name)
+			return
+		}
+		f.loop.Do(func() {
+			for s := range f.sets {
+				if !s.uses(n, 0) {
+					continue
+				}
+				for _, q := range s.queues {
+					switch was := q.nic; {
+					case was.context != n.context || was.cm != nil: // the connection manager hears of that
+					case was.infiniband() && was.is.LID != is.LID:
+						s.fault(n, fmt.Sprintf("%v: its LID was %d and is %d", e, was.is.LID, is.LID))
+					case !slices.Contains(gids, was.gid):
+						s.fault(n, fmt.Sprintf("%v: %v is its address no more", e, was.gid))
+					}
+				}
+			}
+		})
+	}()
+}
+
+// died ends what goes by a NIC, which says nothing any more: its descriptor would be ready
+// for ever.
+func (f *Fabric) died(n *nic, what string) {
+	f.loop.Unwatch(n.context.AsyncFD())
+	n.dead.Store(true)
+	logrus.Warnf("RDMA device %s is lost, and opened anew for the next relay: %s", n.name, what)
+	for s := range f.sets {
+		if s.uses(n, 0) {
+			s.failed(n, what)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package verbs
+
+import (
+	"strconv"
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/verbs/standin"
+)
+
+// newFlushedStream is one into memory that is flushed, as a GPU's is.
+func newFlushedStream(t *testing.T) *stream {
+	t.Helper()
+	w := connected(t, func(_ string, c *Config) {
+		c.Flush, c.Stages = func(*device.Memory) bool { return true }, func() bool { return true }
+	})
+	return newStreamInto(w, func(m *device.Memory) {
+		f := w.b.fabric
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.registration(purpose{m, true}).flush = true
+	})
+}
+
+func number(t *testing.T, c standin.Call, argument string) uint64 {
+	t.Helper()
+	n, err := strconv.ParseUint(c.Arguments[argument], 0, 64)
+	if err != nil {
+		t.Fatalf("%s %v: %v", c.Name, c.Arguments, err)
+	}
+	return n
+}
+
+// Of a write that is in doubt a part may be on its way into a GPU's memory still, and comes again
+// by another NIC, or for another message: what was written there is flushed before it is granted
+// again.
+func TestWhatIsInDoubtIsFlushedFirst(t *testing.T) {
+	s := newFlushedStream(t)
+	if err := s.rdma.Script("send delay=5"); err != nil { // for much to be under way
+		t.Fatal(err)
+	}
+	s.begin()
+	receive(t, s.done, "the first write")
+	s.done <- nil
+	s.a.loop.Call(func() { s.a.set.fault(s.a.set.nics[0], "a test's fault") })
+	if err := s.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	s.mustEnd(t)
+
+	calls, err := s.rdma.Calls("ibv_create_qp", "ibv_post_send", "ibv_destroy_qp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const writeImmediate, read = 1, 4
+	old, destroyed := map[uint64]bool{}, false
+	before, flushed := map[uint64]bool{}, map[uint64]bool{} // slots
+	base := placeOf(s.to.At(0))
+	doubts := 0
+	for _, c := range calls {
+		qp := number(t, c, "qp")
+		switch c.Name {
+		case "ibv_create_qp":
+			old[qp] = old[qp] || !destroyed
+		case "ibv_destroy_qp":
+			destroyed = true
+		case "ibv_post_send":
+			remote := number(t, c, "remote")
+			if remote < base || remote >= base+s.to.Bytes {
+				continue
+			}
+			switch at := (remote - base) / streamBytes; {
+			case number(t, c, "op") == read && !old[qp]:
+				flushed[at] = true
+			case number(t, c, "op") == writeImmediate && old[qp]:
+				before[at] = true
+			case number(t, c, "op") == writeImmediate && before[at]:
+				doubts++
+				if !flushed[at] {
+					t.Fatalf("slot %d is written again before it was flushed", at)
+				}
+			}
+		}
+	}
+	if doubts == 0 {
+		t.Error("no write was in doubt")
+	}
+}
+
+// A fault in bringing queue pairs up anew, when there are others in the same batch of completions,
+// leaves nothing to be waited for.
+func TestFirstWritesThatFailAnew(t *testing.T) {
+	w := connected(t)
+	s := newStream(w)
+	s.begin()
+	if err := breaking("send status=12 device=b0")(w); err != nil {
+		t.Fatal(err)
+	}
+	w.a.until("tries that fail", func(s *Set) bool { return s.epoch > 2 || s.gone != nil })
+	if err := w.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	s.mustEnd(t)
+}

@@ -1,0 +1,365 @@
+package verbs
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// until waits for something that a loop knows.
+func (e *side) until(what string, is func(*Set) bool) {
+	e.t.Helper()
+	for end := time.Now().Add(waitTime); ; time.Sleep(time.Millisecond) {
+		there := false
+		e.loop.Call(func() { there = is(e.set) })
+		if there {
+			return
+		}
+		if time.Now().After(end) {
+			e.t.Fatalf("%s: not within %v", what, waitTime)
+		}
+	}
+}
+
+// stream is writes over a channel, more at a time than there are tickets.
+type stream struct {
+	*two
+	from, to *device.Memory
+	first    uint64 // grant
+	done     chan error
+}
+
+const (
+	streamBytes  = 9 << 10 // of a write: it has parts on both pairs
+	streamWrites = credits + 60
+)
+
+func newStream(w *two) *stream {
+	return newStreamInto(w, func(*device.Memory) {})
+}
+
+// newStreamInto has its way with the memory that is written before that is registered.
+func newStreamInto(w *two, change func(*device.Memory)) *stream {
+	s := &stream{two: w, from: w.a.memory(streamWrites * streamBytes), to: w.b.memoryThat(streamWrites*streamBytes, change)}
+	w.b.loop.Call(func() {
+		if err := w.arrivals.AddMemory(7, s.to); err != nil {
+			w.b.t.Error(err)
+		}
+	})
+	w.a.until("keys", func(*Set) bool { return w.link.regions[7] != nil })
+	return s
+}
+
+// begin grants and writes all.
+func (s *stream) begin() {
+	random := rand.NewChaCha8([32]byte{byte(s.first)})
+	_, _ = random.Read(s.from.HostBytes())
+	s.done = make(chan error, streamWrites)
+	s.b.loop.Call(func() {
+		for i := range uint64(streamWrites) {
+			if err := s.arrivals.Grant(s.first+i, 7, i*streamBytes, streamBytes); err != nil {
+				s.b.t.Error(err)
+			}
+		}
+	})
+	s.a.loop.Call(func() {
+		for i := range uint64(streamWrites) {
+			s.link.Write(transport.Target{Region: 7, Offset: i * streamBytes}, transport.Source{Place: s.from.At(i * streamBytes)}, streamBytes, s.first+i, func(err error) { s.done <- err })
+		}
+	})
+}
+
+// mustEnd demands that each has arrived once.
+func (s *stream) mustEnd(t *testing.T) {
+	t.Helper()
+	seen := map[uint64]bool{}
+	for range streamWrites {
+		if err := receive(t, s.done, "a write's end"); err != nil {
+			t.Fatal(err)
+		}
+		one := receive(t, s.arrived, "an arrival")
+		if i := one[0] - s.first; i >= streamWrites || seen[i] || one[1] != streamBytes {
+			t.Fatalf("grant %d has arrived twice, or with %d bytes", one[0], one[1])
+		}
+		seen[one[0]-s.first] = true
+	}
+	if !bytes.Equal(s.from.HostBytes(), s.to.HostBytes()) {
+		t.Error("wrong bytes")
+	}
+	s.first += streamWrites
+	select {
+	case one := <-s.arrived:
+		t.Errorf("grant %d has arrived twice", one[0])
+	default:
+	}
+}
+
+// fault is something that happens under way, and how it is put right.
+type faultCase struct {
+	inject, heal func(*two) error
+	words        []string // of the error where it is not
+}
+
+// slow has writes take so long that what happens meanwhile does.
+const slow = "send delay=1"
+
+func script(lines ...string) func(*two) error {
+	return func(w *two) error { return w.rdma.Script(append([]string{slow}, lines...)...) }
+}
+
+func devices(change func(a, b *standin.Device)) func(*two) error {
+	return func(w *two) error {
+		a, b := deviceA, deviceB
+		change(&a, &b)
+		return w.rdma.Set(a, b, deviceC)
+	}
+}
+
+// failPair is a queue pair that goes to the error state by itself.
+func failPair(e func(*two) *side) func(*two) error {
+	return func(w *two) (err error) {
+		e(w).loop.Call(func() {
+			if s := e(w).set; s.phase == running && !s.working {
+				err = s.pairs[1].Fail()
+			}
+		})
+		return err
+	}
+}
+
+func nothing(*two) error { return nil }
+
+func sideA(w *two) *side { return w.a }
+func sideB(w *two) *side { return w.b }
+
+// breaking gives both a fault at once, and what their next queue pairs meet.
+func breaking(lines ...string) func(*two) error {
+	return func(w *two) error {
+		err := script(lines...)(w)
+		for _, e := range []*side{w.a, w.b} {
+			e.loop.Call(func() { e.set.fault(e.set.nics[0], "a test's fault") })
+		}
+		return err
+	}
+}
+
+func faults() map[string]faultCase {
+	all := map[string]faultCase{
+		"a queue pair of the sender in error":   {failPair(sideA), nothing, nil},
+		"a queue pair of the receiver in error": {failPair(sideB), nothing, nil},
+		"faults of both sides at once":          {breaking(), nothing, nil},
+		"a port of the sender down": {devices(func(a, _ *standin.Device) { a.Down = true }), devices(func(_, _ *standin.Device) {}),
+			nil},
+		"a port of the receiver down": {devices(func(_, b *standin.Device) { b.Down = true }), devices(func(_, _ *standin.Device) {}),
+			[]string{"b0", "DOWN"}},
+		"another GID":      {devices(func(_, b *standin.Device) { b.Address = "10.0.0.9" }), nothing, nil},
+		"no locked memory": {breaking("ibv_reg_mr errno=12 device=b0"), nothing, []string{"b0", "ENOMEM", "ulimit -l"}},
+		"no domain":        {breaking("ibv_alloc_pd errno=12 device=a0"), nothing, nil},
+		"no queue pairs":   {breaking("ibv_create_qp errno=12 device=b0"), nothing, []string{"b0", "ENOMEM"}},
+		// After three steps of each queue pair, and their end.
+		"a way that is refused":          {breaking("ibv_modify_qp errno=110 device=a0 from=17"), nothing, nil},
+		"a network that carries nothing": {script("send status=9"), nothing, []string{"a0", "remote invalid request error"}},
+		"a request not accepted":         {breaking("ibv_post_send errno=12 device=a0"), nothing, nil},
+	}
+	return all
+}
+
+// What the other NIC has acknowledged counts as arrived, though nobody had heard of it when the
+// queue pairs failed.
+func TestAcknowledgedWritesHaveArrived(t *testing.T) {
+	w := connected(t)
+	s := newStream(w)
+	if err := w.rdma.Script(slow); err != nil {
+		t.Fatal(err)
+	}
+	s.begin()
+	w.b.loop.Call(func() { // which hears of nothing meanwhile
+		for end := time.Now().Add(waitTime); len(s.done) < 10 && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		w.b.set.fault(w.b.set.nics[0], "a test's fault")
+	})
+	s.mustEnd(t)
+	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 })
+}
+
+// Whatever a completion says, or the call that posts a write, it comes again.
+func TestEachKindOfCompletionError(t *testing.T) {
+	w := connected(t)
+	s := newStream(w)
+	lines := []string{"ibv_post_send errno=12 device=a0"}
+	for _, status := range []int{1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21} { // those of connected pairs
+		lines = append(lines, fmt.Sprintf("send status=%d device=a0", status))
+	}
+	for _, line := range lines {
+		epoch := uint32(0)
+		w.a.loop.Call(func() { epoch = w.a.set.epoch })
+		if err := w.rdma.Script(line); err != nil {
+			t.Fatal(err)
+		}
+		s.begin()
+		w.a.until("a fault", func(s *Set) bool { return s.epoch > epoch })
+		if err := w.rdma.Script(); err != nil {
+			t.Fatal(err)
+		}
+		s.mustEnd(t)
+	}
+}
+
+// Whatever fails under way is put right without anybody's noticing: each write arrives once.
+func TestNothingIsLostOrComesTwice(t *testing.T) {
+	for name, c := range faults() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := connected(t)
+			s := newStream(w)
+			if err := w.rdma.Script(slow); err != nil {
+				t.Fatal(err)
+			}
+			s.begin()
+			receive(t, s.done, "the first write") // it goes on from here
+			s.done <- nil
+			if err := c.inject(w); err != nil {
+				t.Fatal(err)
+			}
+			w.a.until("a fault", func(s *Set) bool { return s.epoch > 0 })
+			if err := w.rdma.Script(); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.heal(w); err != nil {
+				t.Fatal(err)
+			}
+			s.mustEnd(t)
+			for _, e := range []*side{w.a, w.b} {
+				e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials > 0 })
+			}
+			s.begin() // and again
+			s.mustEnd(t)
+			var doubts int
+			w.a.loop.Call(func() { doubts = len(w.link.writes) + len(w.link.tickets) + len(w.link.waiting) })
+			w.b.loop.Call(func() { doubts += len(w.b.set.tickets) + len(w.arrivals.open) })
+			if doubts > 0 {
+				t.Errorf("%d writes, tickets and grants are left", doubts)
+			}
+		})
+	}
+}
+
+// What is not put right in time ends all writes and both Peers, with the NIC and the reason.
+func TestFaultsThatStay(t *testing.T) {
+	for name, c := range faults() {
+		if c.words == nil {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := connected(t)
+			s := newStream(w)
+			if err := c.inject(w); err != nil {
+				t.Fatal(err)
+			}
+			s.begin()
+			// Time is over with the next try, once the reason is known.
+			for _, e := range []*side{w.a, w.b} {
+				e.until("the reason", func(s *Set) bool {
+					return !slices.ContainsFunc(c.words, func(word string) bool { return !strings.Contains(s.lastFault, word) })
+				})
+				e.loop.Call(func() { e.fabric.config.Redial = time.Nanosecond })
+			}
+			for range streamWrites {
+				if err := receive(t, s.done, "a write's end"); err != nil {
+					demand(t, err, c.words)
+					for len(s.done) > 0 {
+						<-s.done
+					}
+					break
+				}
+			}
+			for _, e := range []*side{w.a, w.b} {
+				err := receive(t, e.down, "the Peer's end")
+				demand(t, err, c.words)
+			}
+		})
+	}
+}
+
+func demand(t *testing.T, err error, words []string) {
+	t.Helper()
+	for _, word := range append(slices.Clone(words), "host "+hostname()) {
+		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), word) {
+			t.Errorf("the error says nothing of %q: %v", word, err)
+		}
+	}
+}
+
+// A write of before that comes late lands nowhere: its key is none for the new queue pairs.
+func TestALateDuplicateLandsNowhere(t *testing.T) {
+	w := connected(t)
+	s := newStream(w)
+	s.begin()
+	s.mustEnd(t)
+	for round := range 3 {
+		var before regionKeys
+		w.a.loop.Call(func() {
+			before = *w.link.regions[7]
+			w.a.set.fault(w.a.set.nics[0], "a test's fault")
+		})
+		w.a.until("others in place of the queue pairs", func(s *Set) bool {
+			return s.phase == running && s.redials > 2*round && w.link.regions[7].Keys != before.Keys
+		})
+		want := bytes.Clone(s.to.HostBytes())
+		clear(s.from.HostBytes())
+		w.a.loop.Call(func() {
+			p := w.a.set.pairs[0]
+			own := w.a.fabric.at(s.from.At(0), streamBytes).region(p.queue.nic)
+			if _, err := p.PostSend([]verbs.Send{{
+				Op: verbs.Write, Flags: verbs.Signaled, ID: 1 << 40, Length: streamBytes, Address: uint64(uintptr(s.from.At(0).Host)), LKey: own.LKey(),
+				Remote: before.Address, RKey: before.Keys[0],
+			}}); err != nil {
+				t.Error(err)
+			}
+		})
+		// The receiver's NIC says so, and both connect once more.
+		w.b.until("the other NIC's refusal", func(s *Set) bool { return s.phase == running && s.redials > 2*round+1 })
+		if !bytes.Equal(s.to.HostBytes(), want) {
+			t.Fatal("a write of before has landed")
+		}
+		s.begin()
+		s.mustEnd(t)
+	}
+	domains, err := w.rdma.Calls("ibv_alloc_pd", "ibv_dealloc_pd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(domains) < 12 {
+		t.Errorf("only %d domains were made and given back", len(domains))
+	}
+}
+
+// An error of a completion queue ends the Sets that use it, and no other, with the reason.
+func TestACompletionQueueThatFails(t *testing.T) {
+	w, other := connected(t), connected(t)
+	w.a.loop.Call(func() { w.a.fabric.event(w.a.fabric.nics[0], verbs.Event{Kind: verbs.QueueFailed}) })
+	s := newStream(w)
+	s.begin()
+	s.mustEnd(t) // it was no queue of this Set
+	w.a.loop.Call(func() { w.a.fabric.event(w.a.fabric.nics[0], w.a.set.queues[0].Failure()) })
+	for _, e := range []*side{w.a, w.b} {
+		if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a0") || !strings.Contains(err.Error(), "CQ error") {
+			t.Errorf("the Peer ended with %v", err)
+		}
+	}
+	so := newStream(other)
+	so.begin()
+	so.mustEnd(t)
+}
