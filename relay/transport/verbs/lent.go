@@ -19,11 +19,12 @@ func (a *Arrivals) By(nics []string) bool {
 
 func (s *Set) by(pairs []int, nics []string) bool {
 	for _, i := range pairs {
-		if !slices.Contains(nics, s.nics[s.links[s.pairs[i].link].ours].name) {
+		link := i / s.perLink // those of the first come first
+		if link >= len(s.links) || !slices.Contains(nics, s.nics[s.links[link].ours].name) {
 			return false
 		}
 	}
-	return true
+	return len(pairs) > 0
 }
 
 // Refused is why Known says no and goes on to; nil where it need not. It does not block.
