@@ -321,6 +321,40 @@ func TestLentMemoryIsGivenBackUnderAMessage(t *testing.T) {
 	until(t, func() bool { _, left := lentRegions(t, p.rdma, "mlx5_0", pairBytes); return left == 0 })
 }
 
+// A NIC fails under a message between two memories that are given back meanwhile: they forget
+// both when no queue pair can touch them any more, whatever becomes of the message.
+func TestLentMemoryUnderANICThatFails(t *testing.T) {
+	p := nearByRDMA(t)
+	const n = 1 << 20
+	want := random(t, n)
+	p.source.write(0, want)
+	if err := p.rdma.Script("send status=12 device=mlx5_0"); err != nil {
+		t.Fatal(err)
+	}
+	receive, err := p.receiving.Receive(p.target.Memory, 0, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	send, err := p.sending.Send(p.source.Memory, 0, n)
+	if err := errors.Join(err, p.source.Unexport(within(t)), p.target.Unexport(within(t))); err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool { failed, err := p.rdma.Calls("send"); return err == nil && len(failed) > 0 })
+	if err := p.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	for _, op := range []*client.Operation{send, receive} {
+		if _, err := op.Wait(within(t)); err != nil {
+			demand(t, err, wire.StatusPeerRelayDied)
+		} else if op == receive && !bytes.Equal(p.target.read(0, n), want) {
+			t.Error("wrong bytes")
+		}
+	}
+	for _, nic := range []string{"mlx5_0", "rocep1"} {
+		until(t, func() bool { _, left := lentRegions(t, p.rdma, nic, pairBytes); return left == 0 })
+	}
+}
+
 // A client dies while a NIC reads its memory, or writes it: that stays registered, and the
 // GPU's, until the write has ended, and no longer.
 func TestDeathOfALender(t *testing.T) {
