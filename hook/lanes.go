@@ -96,7 +96,7 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 	if lane.Role == topo.RoleRefused {
 		return launch.Lane{}, fmt.Errorf("that GPU cannot have one: %s", lane.Reason)
 	}
-	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, GPU: identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
+	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, Direct: lane.Kind == topo.KindDirect, GPU: identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
 	if len(lane.NICs) > 0 {
 		n := plan.NCCLNIC(lane.NICs[0])
 		out.NIC = &launch.NIC{Name: lane.NICs[0], GUID: n.GUID, Mbps: n.Mbps, Port: n.Port}

@@ -58,6 +58,19 @@ func TestLanes(t *testing.T) {
 	}
 }
 
+// NICs reach a GPU's own memory where the plan says so, and not where the GPU is near them and
+// the administrator has it bounce.
+func TestLanesWhoseOwnMemoryNICsReach(t *testing.T) {
+	for kind, want := range map[string]bool{topo.KindDirect: true, topo.KindBounce: false, topo.KindStaged: false, "": false} {
+		plan := testPlan("/sys")
+		plan.Lanes[0].Kind = kind
+		lanes, err := Lanes(plan, []string{"@0000:17:00.0"})
+		if err != nil || lanes[0].Direct != want {
+			t.Errorf("kind %q: %+v, %v", kind, lanes, err)
+		}
+	}
+}
+
 // Each two GPUs, but for those whose pair is named already, and for one that can have
 // no lane.
 func TestPairsOfAPlan(t *testing.T) {

@@ -40,7 +40,7 @@ type Rate struct {
 	Bytes      uint64         `json:"bytes"`
 	Operations uint64         `json:"operations"` // that ended
 	Failed     uint64         `json:"failed"`
-	InPlace    uint64         `json:"inPlace"` // of Bytes, what clients copied themselves
+	InPlace    uint64         `json:"inPlace"` // of Bytes, as launch.Figures has it
 	InFlight   int            `json:"inFlight"`
 	Slots      int            `json:"slots,omitempty"` // of the lane, that a connection holds now
 	Stalls     []launch.Stall `json:"stalls"`

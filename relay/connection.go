@@ -8,7 +8,6 @@ import (
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
-	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -23,8 +22,11 @@ type connection struct {
 	// and into; nil on route direct.
 	transport string
 	out, in   *staging
-	// registered is how NICs know those, over verbs.
+	// registered is how NICs know those, over verbs, or a near GPU's memory. Of that, lentKnown
+	// says that some was used, and unlent why the latest was not reached in place.
 	registered slotsWay
+	lentKnown  bool
+	unlent     string
 	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
 	quotas  [2]*quotas
 	abroad  *tcp.Peer // the other relay's host's
@@ -77,7 +79,7 @@ func (c *connection) inReach(m *memory) bool {
 	case launch.TransportTCP:
 		return m.mapped.Host()
 	case launch.TransportVerbs:
-		return (m.mapped.Host() || m.staged != nil) && verbs.Of(c.abroad).Known(m.mapped, !c.sends)
+		return c.known(m)
 	}
 	return m.staged != nil // on a server GPU, where NICs reach it
 }

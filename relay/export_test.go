@@ -92,6 +92,9 @@ func (r *Relay) Free() {
 	for _, s := range r.sessions {
 		for _, m := range s.memories {
 			_ = m.mapped.Close()
+			if m.lent != nil {
+				_ = m.lent.Close()
+			}
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 // Counting is done by the loop, with its clock: no system call, no allocation.
 type figures struct {
 	operations, bytes, failed uint64 // that have ended
-	inPlace                   uint64 // of the bytes, from or to memory on a server GPU
+	inPlace                   uint64 // of the bytes, read or written where clients have them on a GPU
 	inFlight                  int
 	stalls                    [causes]stall
 	latency                   histogram
@@ -85,9 +85,7 @@ func (c *connection) over(op *operation, status wire.Status) {
 	}
 	f.operations++
 	f.bytes += op.moved
-	if m := op.memory; m != nil && m.staged != nil {
-		f.inPlace += op.moved
-	}
+	f.inPlace += op.inPlace
 	if status != wire.StatusOK {
 		f.failed++
 		return
@@ -246,7 +244,10 @@ func (c *connection) path() string {
 	case launch.TransportLoop:
 		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), "emulated NIC")
 	case launch.TransportVerbs:
-		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), c.transport+" by "+verbs.Of(c.abroad).Way(), c.abroad.Name())
+		if c.registered != lentInPlace {
+			steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]))
+		}
+		steps = append(steps, c.transport+" by "+verbs.Of(c.abroad).Way(), c.abroad.Name())
 	case launch.TransportTCP:
 		steps, _ = c.overTCP()
 		steps = steps[:len(steps)-1]

@@ -130,7 +130,10 @@ func registered(steps []registration.Step) slotsWay {
 // slotsFor are the slots that the NICs of a Set can have, or why there are none. It may
 // block.
 func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
-	if !l.spec.Relay || len(l.spec.Servers) == 0 {
+	switch {
+	case l.spec.Direct:
+		return nil, nil, errors.New(nothingLent)
+	case !l.spec.Relay || len(l.spec.Servers) == 0:
 		return nil, nil, fmt.Errorf("the plan has no server GPU for this lane (role %s)", l.spec.Role)
 	}
 	g := &l.registered
@@ -300,7 +303,8 @@ func (l *lane) say(w slotsWay) {
 const orderedForAll = 200
 
 // unordered reports whether what NICs write into memory has to be flushed before it is
-// copied on. It is always another GPU that reads a server GPU's memory then.
+// copied on, or read in place. It is always another GPU that reads a server GPU's memory then,
+// and it can be with a client's own.
 func (r *Relay) unordered(m *device.Memory) bool {
 	d, err := r.cuda()
 	if err != nil {
@@ -312,11 +316,12 @@ func (r *Relay) unordered(m *device.Memory) bool {
 // asksForFlush is the decision by the attribute; a driver that does not say orders nothing.
 func asksForFlush(ordering int, err error) bool { return err != nil || ordering < orderedForAll }
 
-// stages reports whether a lane has server GPUs.
+// stages reports whether NICs may have to write into a GPU's memory for a lane: into its server
+// GPUs', or its own.
 func (r *Relay) stages() (does bool) {
 	r.loop.Call(func() {
 		for _, l := range r.lanes {
-			does = does || l.spec.Relay && len(l.spec.Servers) > 0
+			does = does || l.spec.Relay && len(l.spec.Servers) > 0 || l.spec.Direct
 		}
 	})
 	return does

@@ -259,6 +259,8 @@ func TestStagingMemoryByRDMA(t *testing.T) {
 			t.Fatal("it goes through slots for good")
 		}
 	}
+	p.source, p.target = from, to
+	p.arrive(t, 1, 4096) // short messages go over TCP all the same
 	for _, m := range []*memory{from, to} {
 		if err := m.Unexport(within(t)); err != nil {
 			t.Fatal(err)

@@ -41,6 +41,10 @@ type memory struct {
 	offers map[*offering]bool
 	// staged: it is on a server GPU, and the client copies to and from it.
 	staged *handed
+	// lent is the exported range as NICs may know it, nil where the client has not lent it, and
+	// unlent the reason where it will not be.
+	lent   *device.Memory
+	unlent string
 }
 
 // knower is an end of a connection that has told a NIC, or the other relay, of a
@@ -181,7 +185,11 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 			return
 		}
 		s.memories[memory.number] = memory
-		s.reply(&wire.Exported{Memory: memory.number}, sequence)
+		answer := &wire.Exported{Memory: memory.number}
+		if memory.wanted() {
+			answer.Wants = wire.WantsDMABuf
+		}
+		s.reply(answer, sequence)
 	})
 }
 
@@ -472,10 +480,15 @@ func (m *memory) free() {
 		if fabric != nil && (m.kind == wire.MemoryHost || m.staged != nil) {
 			fabric.Forget(m.mapped)
 		}
+		var err error
+		if m.lent != nil { // before what it is of is unmapped
+			fabric.Forget(m.lent)
+			err = m.lent.Close()
+		}
 		for _, p := range m.parts {
 			unix.Close(p.FD)
 		}
-		return m.mapped.Close()
+		return errors.Join(err, m.mapped.Close())
 	}
 	s := m.session
 	after := func(err error) {
@@ -490,17 +503,26 @@ func (m *memory) free() {
 		}
 		m.answer()
 	}
-	if m.kind != wire.MemoryHost && m.staged == nil {
+	if m.kind != wire.MemoryHost && m.staged == nil && m.lent == nil {
 		after(free())
 		return
 	}
-	// To free a GiB of pages takes a tenth of a second, and they count until then. Of
-	// staging memory the supervisor is told.
+	// To free a GiB of pages takes a tenth of a second, and they count until then; NICs take
+	// their time to forget memory, too. Of staging memory the supervisor is told.
+	if m.lent != nil { // it is the client's own, who waits until no NIC can write it
+		s.bringing++
+	}
 	go func() {
 		err := free()
 		if m.staged != nil {
 			m.staged.giveBack()
 		}
-		s.relay.loop.Do(func() { after(err) })
+		s.relay.loop.Do(func() {
+			after(err)
+			if m.lent != nil {
+				s.bringing--
+				s.settle()
+			}
+		})
 	}()
 }

@@ -23,15 +23,22 @@ func (r *Relay) newFabric() *verbs.Fabric {
 		Flush: r.unordered, Stages: r.stages, Current: r.current,
 		Ports: r.config.Network.Ports, Addresses: r.nicAddresses, Redial: r.redial,
 	}
-	switch {
-	case r.config.Transport != launch.TransportAuto && r.config.Transport != launch.TransportVerbs:
-		c.Off = fmt.Sprintf("relay.transport in config.toml of host %s is %q", hostname(), r.config.Transport)
-	case r.config.Verbs == nil:
-		c.Off = "the supervisor of " + r.name() + " is of a release without RDMA"
-	default:
+	if c.Off = r.offRDMA(); c.Off == "" {
 		c.Verbs = *r.config.Verbs
 	}
 	return verbs.New(r.loop, c)
+}
+
+// offRDMA says why the relay has none, whatever NICs there are; empty where it may. It belongs
+// to the loop.
+func (r *Relay) offRDMA() string {
+	switch {
+	case r.config.Transport != launch.TransportAuto && r.config.Transport != launch.TransportVerbs:
+		return fmt.Sprintf("relay.transport in config.toml of host %s is %q", hostname(), r.config.Transport)
+	case r.config.Verbs == nil:
+		return "the supervisor of " + r.name() + " is of a release without RDMA"
+	}
+	return ""
 }
 
 // nics are those of the lanes. It may be called from any goroutine but the loop's.
@@ -138,7 +145,9 @@ func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
 			return wire.Errorf(wire.StatusUnreachable, "the slots of GPU %s cannot be registered with the NICs: %w", c.lane.spec.GPU.BusID, err)
 		}
 	}
-	c.lane.say(way)
+	if !c.lane.spec.Direct { // which has none, and says how memory is known when some is used
+		c.lane.say(way)
+	}
 	c.transport, c.registered = launch.TransportVerbs, way
 	return nil
 }

@@ -50,6 +50,7 @@ type byRDMA struct {
 	rdma   standin.Host
 	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 	redial time.Duration                 // as host's
+	more   []launch.Lane                 // of host b's relay, after its first
 }
 
 // ofA and ofB are the NICs of two hosts.
@@ -109,7 +110,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 		laneA, laneB = p.lane(laneA), p.lane(laneB)
 	}
 	p.socketA, p.relayA = hostA.start("a", launch.RouteAuto, -1, laneA)
-	p.socketB, p.relayB = hostB.start("b", launch.RouteAuto, -1, laneB)
+	p.socketB, p.relayB = hostB.start("b", launch.RouteAuto, -1, append([]launch.Lane{laneB}, p.more...)...)
 	p.a, p.b = attach(t, p.socketA), attach(t, p.socketB)
 	p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
 }

@@ -4,6 +4,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/transport/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -193,12 +194,16 @@ func (r *receiver) tell(m *memory) {
 		return
 	}
 	m.known[r] = true
-	region := &wire.PeerRegion{Region: m.region(), Kind: m.kind, Bytes: m.mapped.Bytes}
+	at := m.mapped
+	if r.transport == launch.TransportVerbs {
+		at = r.near(m)
+	}
+	region := &wire.PeerRegion{Region: m.region(), Kind: m.kind, Bytes: at.Bytes}
 	if m.staged != nil {
 		region.GPU = m.staged.on.id
 	}
 	if r.writes != nil {
-		if err := r.writes.AddMemory(m.region(), m.mapped); err != nil {
+		if err := r.writes.AddMemory(m.region(), at); err != nil {
 			r.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", r.session.relay.name(), err))
 			return
 		}
@@ -227,7 +232,7 @@ func (r *receiver) forget(m *memory) {
 }
 
 // grantPieces lets the sender's NIC, or over TCP this relay, write straight into the
-// client's memory, which is on a server GPU, or the host's: as much at a time as slots would hold, for all messages of the
+// client's memory, which is on a server GPU, or a near one, or the host's: as much at a time as slots would hold, for all messages of the
 // connection in turn, in pieces of a slot's size, so that a sender that has to fill
 // slots can.
 func (r *receiver) grantPieces() {
@@ -302,8 +307,8 @@ func (r *receiver) written(number uint64) error {
 func (r *receiver) inPlace(g *grant) {
 	op := g.arrival.op
 	op.underWay--
-	if staged := op.memory.staged; staged != nil {
-		staged.on.in += g.length
+	if r.wentInPlace(op, g.length); op.memory.staged != nil {
+		op.memory.staged.on.in += g.length
 	}
 	r.arrived(g)
 	op.settle()

@@ -1038,6 +1038,8 @@ func play(role string) int {
 		err = playEvents()
 	case "staging":
 		err = playStaging()
+	case "lender":
+		err = playLender()
 	case "nic":
 		err = playNIC()
 	case "client":

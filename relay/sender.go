@@ -309,7 +309,7 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 			r.counters.sent += m.Length
 			*routed += m.Length
 			op.moved += m.Length
-			if memory.staged != nil {
+			if s.wentInPlace(op, m.Length); memory.staged != nil {
 				memory.staged.on.out += m.Length
 			}
 			if s.route == wire.RouteDirect && s.down == nil {

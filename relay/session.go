@@ -289,7 +289,7 @@ func (s *session) settle() {
 	if s.parting && len(s.memories) == 0 && s.bringing == 0 {
 		s.port.Close() // whatever is under way, it is not in the client's memory
 	}
-	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking+s.opening > 0 || s.relay.sessions[s.id] != s {
+	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking+s.opening+s.bringing > 0 || s.relay.sessions[s.id] != s {
 		return
 	}
 	delete(s.relay.sessions, s.id)
@@ -344,6 +344,9 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		return // which owns the descriptors
 	case *wire.ExportPart:
 		s.exportPart(m, fds)
+		return // the same
+	case *wire.DMABuf:
+		s.lend(m, fds)
 		return // the same
 	case *wire.ExportIPC:
 		s.exportIPC(m, sequence)
@@ -588,6 +591,7 @@ type operation struct {
 	send     uint64 // its number on the connection
 	granted  uint64 // of a send, the bytes that the receiver has room for
 	moved    uint64 // bytes that are where they belong
+	inPlace  uint64 // of these, what NICs read or wrote where the client has it on a GPU
 	underWay int    // what can still touch the memory
 	failed   *wire.Error
 	// delivered: of a send, the receiver has all of it.

@@ -148,7 +148,7 @@ func figures(r hook.Rate, seconds float64) table.Row {
 		}
 	}
 	if r.InPlace > 0 {
-		direction += fmt.Sprintf(", %.0f %% copied by clients", 100*float64(r.InPlace)/float64(r.Bytes))
+		direction += fmt.Sprintf(", %.0f %% in place", 100*float64(r.InPlace)/float64(r.Bytes))
 	}
 	return table.Row{
 		r.GPU, direction, fmt.Sprintf("%.2f", perSecond(r.Bytes)/1e9), humanize.CommafWithDigits(perSecond(r.Operations), 0),

@@ -46,7 +46,7 @@ var sections = compiled([]struct{ section, at, text string }{
 	{"A relay does not start", `^relay/launch$`, `.`},
 	{"Network", `^relay/network(/.*)?$`, `.`},
 	{"RDMA", `^relay/(verbs|transport/verbs|registration|rdmatest)$`, `.`},
-	{"RDMA", `^relay$`, `RDMA|nvidia-peermem|for slots|server GPU for this lane`},
+	{"RDMA", `^relay$`, `RDMA|nvidia-peermem|for slots|server GPU for this lane|DMA-BUF|lent|near the NICs|not near to`},
 	{"What should not be", `^relay/transport/tcp$`, `frame of|bytes on a data stream|grant …|region …|with a descriptor|not the host's|cannot be granted|leaves more than`},
 	{"Network", `^relay/transport/tcp$`, `.`},
 	{"Emulated NIC", `^relay/transport/loop$`, `.`},

@@ -426,6 +426,12 @@ type Allocation struct {
 	GPU wire.UUID
 	// Access is wire.AccessSend, wire.AccessReceive or both; 0 is both.
 	Access uint32
+	// DMABuf makes a DMA-BUF descriptor of all of FD, or of all Parts side by side
+	// (cuda.Driver.MemDMABufFD), which Export closes. It is called where the GPU is near the
+	// NICs, which then read and write the memory in place. nil is for none, and what it fails
+	// with is told to the relay: then the data is copied. So it should with memory that
+	// cuda.Driver.PointerRDMACapable says no of, of which CUDA makes one all the same.
+	DMABuf func() (int, error)
 }
 
 // Part is one of the allocations of a range, in their order.
@@ -482,7 +488,28 @@ func (s *Session) Export(ctx context.Context, a Allocation) (*Memory, error) {
 	if err != nil {
 		return nil, err
 	}
+	if m.Wants == wire.WantsDMABuf {
+		if err := s.lend(m.Memory, a.DMABuf); err != nil {
+			s.giveBack(m)
+			return nil, err
+		}
+	}
 	return &Memory{session: s, number: m.Memory, Bytes: a.Length}, nil
+}
+
+// lend gives the relay a DMA-BUF of exported memory, or the reason why there is none.
+func (s *Session) lend(memory uint32, dmabuf func() (int, error)) error {
+	request := &wire.DMABuf{Memory: memory}
+	if dmabuf == nil {
+		wire.SetText(request.Reason[:], "the program gave none")
+		return s.tell(request)
+	}
+	fd, err := dmabuf()
+	if err != nil {
+		wire.SetText(request.Reason[:], err.Error())
+		return s.tell(request)
+	}
+	return errors.Join(s.tell(request, fd), os.NewSyscallError("close", unix.Close(fd)))
 }
 
 // exportParts sends the allocations one by one, and then the export that they are
@@ -507,11 +534,16 @@ func (s *Session) exportParts(ctx context.Context, request *wire.Export, parts [
 	return ask[*wire.Exported](ctx, s, request)
 }
 
-// sendPart sends an allocation's descriptor. The kernel bounds those that are on
-// their way: then it waits until the relay has read some.
+// sendPart sends an allocation's descriptor.
 func (s *Session) sendPart(p Part) error {
+	return s.tell(&wire.ExportPart{Bytes: p.Bytes, Offset: p.Offset}, p.FD)
+}
+
+// tell sends what has no answer. The kernel bounds the descriptors that are on their way: then
+// it waits until the relay has read some.
+func (s *Session) tell(m wire.Message, fds ...int) error {
 	for end := time.Now().Add(replyTime); ; time.Sleep(time.Millisecond) {
-		err := s.conn.Send(&wire.ExportPart{Bytes: p.Bytes, Offset: p.Offset}, 0, p.FD)
+		err := s.conn.Send(m, 0, fds...)
 		if !errors.Is(err, unix.ETOOMANYREFS) || time.Now().After(end) {
 			return err
 		}

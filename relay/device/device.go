@@ -113,6 +113,8 @@ type Memory struct {
 	// Of cuMemAlloc: see rdma.go.
 	allocatedBy *Device
 	base        cuda.Ptr
+	// Lent by another process: see rdma.go.
+	lent *lent
 
 	// Of the host: see host.go.
 	host     []byte
@@ -282,6 +284,9 @@ func (m *Memory) Export() (int, error) {
 func (m *Memory) Close() error {
 	if m.host != nil {
 		return m.closeHost()
+	}
+	if m.lent != nil {
+		return os.NewSyscallError("close", unix.Close(m.lent.fd))
 	}
 	if g := m.openedBy; g != nil {
 		return g.On(func() error { return g.Driver.IPCCloseMemHandle(m.Ptr) })

@@ -2,6 +2,8 @@ package device
 
 import (
 	"errors"
+
+	"github.com/peerlane/peerlane/cuda"
 )
 
 // peermemPage is what nvidia-peermem counts memory in.
@@ -38,6 +40,29 @@ func (g *Device) Allocate(bytes uint64) (*Memory, error) {
 
 // DMABuf makes a DMA-BUF descriptor of the whole memory, for a NIC. The caller closes it.
 func (m *Memory) DMABuf() (int, error) { return m.driver.MemDMABufFD(m.Ptr, m.Bytes) }
+
+// lent is how NICs know a range of another process's memory.
+type lent struct {
+	fd     int // a DMA-BUF of the whole memory
+	offset uint64
+}
+
+// Lent is the range [offset, offset+length) of memory that another process has exported,
+// as NICs may know it: by a DMA-BUF descriptor of all of the memory that its owner has made,
+// and by nothing else. Its addresses are the memory's, which has to outlive it. The descriptor
+// is its own from then on, and all that its Close closes.
+func (m *Memory) Lent(fd int, offset, length uint64) *Memory {
+	return &Memory{Ptr: m.Ptr + cuda.Ptr(offset), Bytes: length, On: m.On, lent: &lent{fd, offset}}
+}
+
+// Lease is the descriptor by which another process has lent the memory, and where in that it
+// begins, bytes; false for memory that is not lent.
+func (m *Memory) Lease() (fd int, offset uint64, is bool) {
+	if m.lent == nil {
+		return -1, 0, false
+	}
+	return m.lent.fd, m.lent.offset, true
+}
 
 // RDMACapable reports whether the driver lets NICs have memory of any device, which a
 // device with a context asks.

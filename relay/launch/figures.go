@@ -15,7 +15,8 @@ type Figures struct {
 	Operations uint64 `json:"operations"` // that have ended
 	Bytes      uint64 `json:"bytes"`
 	Failed     uint64 `json:"failed,omitempty"`
-	// InPlace is of Bytes what clients copied themselves, from or to staging memory.
+	// InPlace is of Bytes what NICs read or wrote where clients have it on a GPU: staging
+	// memory, which they copy to and from themselves, and their own on a GPU near the NICs.
 	InPlace  uint64 `json:"inPlace,omitempty"`
 	InFlight int    `json:"inFlight"`
 	// Stalls are waits by their cause; several operations wait at a time.

@@ -56,6 +56,8 @@ type Lane struct {
 	Relay   bool     `json:"relay"`   // whether its traffic is staged on Servers
 	Servers []GPU    `json:"servers"` // GPUs that hold its staging memory
 	NICs    []string `json:"nics"`    // RDMA device names, as in /sys/class/infiniband
+	// Direct says that NICs read and write the GPU's own memory, where they can.
+	Direct bool `json:"direct,omitempty"`
 	// Copy says that the container sees the device nodes of Servers too: its clients
 	// may have staging memory there, and copy themselves.
 	Copy bool `json:"copy,omitempty"`

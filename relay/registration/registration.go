@@ -246,17 +246,8 @@ func byDMABuf(memory Memory, nic NIC, access verbs.Access) (*verbs.Region, error
 	return region, err
 }
 
-// Client registers memory of another process, of which nothing else will do than the
-// descriptor that it has made itself: n bytes from offset, under the addresses from iova
-// on. All NICs have it, or none.
-func Client(fd int, offset, n, iova uint64, nics []NIC, access verbs.Access) ([]*verbs.Region, error) {
-	var regions []*verbs.Region
-	for _, nic := range nics {
-		region, err := nic.Domain.RegisterDMABuf(fd, offset, n, iova, access)
-		if err != nil {
-			return nil, errors.Join(err, closeAll(regions))
-		}
-		regions = append(regions, region)
-	}
-	return regions, nil
+// Client registers memory of another process with a NIC, of which nothing else will do than
+// the descriptor that it has made itself: n bytes from offset, under the addresses from iova on.
+func Client(fd int, offset, n, iova uint64, nic NIC, access verbs.Access) (*verbs.Region, error) {
+	return nic.Domain.RegisterDMABuf(fd, offset, n, iova, access)
 }

@@ -293,7 +293,7 @@ func TestClientMemoryByItsOwnDescriptorAlone(t *testing.T) {
 	fd, err := m.DMABuf()
 	check(t, err)
 	defer func() { check(t, syscall.Close(fd)) }()
-	regions, err := registration.Client(fd, 4096, 8192, 0x10000, list[:1], access)
+	region, err := registration.Client(fd, 4096, 8192, 0x10000, list[0], access)
 	check(t, err)
 	calls, err := h.Calls("ibv_reg_dmabuf_mr")
 	check(t, err)
@@ -302,9 +302,8 @@ func TestClientMemoryByItsOwnDescriptorAlone(t *testing.T) {
 			t.Errorf("%s %s, want %s", name, got, want)
 		}
 	}
-	check(t, regions[0].Close())
-	// Where one NIC has none, none has.
-	if _, err := registration.Client(fd, 0, 4096, 0, list, access); !errors.Is(err, syscall.EOPNOTSUPP) {
+	check(t, region.Close())
+	if _, err := registration.Client(fd, 0, 4096, 0, list[1], access); !errors.Is(err, syscall.EOPNOTSUPP) {
 		t.Errorf("of a NIC without DMA-BUF: %v", err)
 	}
 	if calls, err = h.Calls("ibv_reg_mr"); err != nil || len(calls) > 0 {

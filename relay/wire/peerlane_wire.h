@@ -39,6 +39,8 @@
 /* One-sided, by the side that connected, on what the other has offered. */
 #define PEERLANE_OP_READ (5)
 #define PEERLANE_OP_WRITE (6)
+/* What a relay would have of exported memory beside it: a DMABuf. */
+#define PEERLANE_WANTS_DMA_BUF (1)
 /* What memory is of: a GPU's is a CUDA VMM allocation, the host's a memfd sealed */
 /* against any change of its size. */
 #define PEERLANE_MEMORY_GPU (0)
@@ -148,6 +150,7 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_NIC_WRITTEN = 67,
 	PEERLANE_MESSAGE_NIC_IMMEDIATE = 68,
 	PEERLANE_MESSAGE_NIC_FORGET = 69,
+	PEERLANE_MESSAGE_DMA_BUF = 122,
 };
 
 struct peerlane_lane_gpu {
@@ -372,17 +375,18 @@ _Static_assert(offsetof(struct peerlane_export, gpu) == 32, "peerlane_export.gpu
 _Static_assert(offsetof(struct peerlane_export, access) == 48, "peerlane_export.access");
 _Static_assert(offsetof(struct peerlane_export, parts) == 52, "peerlane_export.parts");
 
+/* wants: WantsDMABuf, or 0. */
 struct peerlane_exported {
 	uint32_t type;
 	uint32_t sequence;
 	uint32_t memory;
-	uint32_t reserved;
+	uint32_t wants;
 };
 _Static_assert(sizeof(struct peerlane_exported) == 16, "peerlane_exported");
 _Static_assert(offsetof(struct peerlane_exported, type) == 0, "peerlane_exported.type");
 _Static_assert(offsetof(struct peerlane_exported, sequence) == 4, "peerlane_exported.sequence");
 _Static_assert(offsetof(struct peerlane_exported, memory) == 8, "peerlane_exported.memory");
-_Static_assert(offsetof(struct peerlane_exported, reserved) == 12, "peerlane_exported.reserved");
+_Static_assert(offsetof(struct peerlane_exported, wants) == 12, "peerlane_exported.wants");
 
 struct peerlane_unexport {
 	uint32_t type;
@@ -1235,5 +1239,23 @@ _Static_assert(offsetof(struct peerlane_nic_forget, type) == 0, "peerlane_nic_fo
 _Static_assert(offsetof(struct peerlane_nic_forget, sequence) == 4, "peerlane_nic_forget.sequence");
 _Static_assert(offsetof(struct peerlane_nic_forget, region) == 8, "peerlane_nic_forget.region");
 _Static_assert(offsetof(struct peerlane_nic_forget, reserved) == 12, "peerlane_nic_forget.reserved");
+
+/* Of exported memory whose Exported had WantsDMABuf. With one descriptor: a DMA-BUF */
+/* (cuMemGetHandleForAddressRange) of all its allocations, side by side, by which NICs read and */
+/* write the memory where it lies. Without one: why there is none. It has no answer: what NICs */
+/* do not know goes through slots. */
+struct peerlane_dma_buf {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t memory;
+	uint32_t reserved;
+	char reason[240];
+};
+_Static_assert(sizeof(struct peerlane_dma_buf) == 256, "peerlane_dma_buf");
+_Static_assert(offsetof(struct peerlane_dma_buf, type) == 0, "peerlane_dma_buf.type");
+_Static_assert(offsetof(struct peerlane_dma_buf, sequence) == 4, "peerlane_dma_buf.sequence");
+_Static_assert(offsetof(struct peerlane_dma_buf, memory) == 8, "peerlane_dma_buf.memory");
+_Static_assert(offsetof(struct peerlane_dma_buf, reserved) == 12, "peerlane_dma_buf.reserved");
+_Static_assert(offsetof(struct peerlane_dma_buf, reason) == 16, "peerlane_dma_buf.reason");
 
 #endif

@@ -63,6 +63,8 @@ const (
 	// What a client may ask the relay to do with exported memory.
 	AccessSend    = 1
 	AccessReceive = 2
+	// What a relay would have of exported memory beside it: a DMABuf.
+	WantsDMABuf = 1
 	// What offered memory is for.
 	RemoteRead  = 1
 	RemoteWrite = 2
@@ -217,6 +219,7 @@ const (
 	TypeNICWritten      uint32 = 67
 	TypeNICImmediate    uint32 = 68
 	TypeNICForget       uint32 = 69
+	TypeDMABuf          uint32 = 122
 )
 
 // Hello is 32 bytes.
@@ -279,10 +282,11 @@ func (m *Export) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m))
 func (m *Export) messageType() uint32 { return TypeExport }
 
 // Exported is 16 bytes.
+// wants: WantsDMABuf, or 0.
 type Exported struct {
 	Header
-	Memory   uint32
-	Reserved uint32
+	Memory uint32
+	Wants  uint32
 }
 
 func (m *Exported) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
@@ -1232,6 +1236,22 @@ func (m *RemoteKeyLayout) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
+// DMABuf is 256 bytes.
+// Of exported memory whose Exported had WantsDMABuf. With one descriptor: a DMA-BUF
+// (cuMemGetHandleForAddressRange) of all its allocations, side by side, by which NICs read and
+// write the memory where it lies. Without one: why there is none. It has no answer: what NICs
+// do not know goes through slots.
+type DMABuf struct {
+	Header
+	Memory   uint32
+	Reserved uint32
+	Reason   [240]byte
+}
+
+func (m *DMABuf) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+func (m *DMABuf) messageType() uint32 { return TypeDMABuf }
+
 func newMessage(messageType uint32) Message {
 	switch messageType {
 	case TypeHello:
@@ -1358,6 +1378,8 @@ func newMessage(messageType uint32) Message {
 		return &NICImmediate{}
 	case TypeNICForget:
 		return &NICForget{}
+	case TypeDMABuf:
+		return &DMABuf{}
 	}
 	return nil
 }
@@ -1372,7 +1394,7 @@ var layouts = []struct {
 	{"Welcome", unsafe.Sizeof(Welcome{}), []uintptr{unsafe.Offsetof(Welcome{}.Header.Type), unsafe.Offsetof(Welcome{}.Header.Sequence), unsafe.Offsetof(Welcome{}.Version), unsafe.Offsetof(Welcome{}.Reserved), unsafe.Offsetof(Welcome{}.Session)}},
 	{"Failure", unsafe.Sizeof(Failure{}), []uintptr{unsafe.Offsetof(Failure{}.Header.Type), unsafe.Offsetof(Failure{}.Header.Sequence), unsafe.Offsetof(Failure{}.Status), unsafe.Offsetof(Failure{}.Reserved), unsafe.Offsetof(Failure{}.Reason)}},
 	{"Export", unsafe.Sizeof(Export{}), []uintptr{unsafe.Offsetof(Export{}.Header.Type), unsafe.Offsetof(Export{}.Header.Sequence), unsafe.Offsetof(Export{}.Bytes), unsafe.Offsetof(Export{}.Offset), unsafe.Offsetof(Export{}.Length), unsafe.Offsetof(Export{}.GPU), unsafe.Offsetof(Export{}.Access), unsafe.Offsetof(Export{}.Parts)}},
-	{"Exported", unsafe.Sizeof(Exported{}), []uintptr{unsafe.Offsetof(Exported{}.Header.Type), unsafe.Offsetof(Exported{}.Header.Sequence), unsafe.Offsetof(Exported{}.Memory), unsafe.Offsetof(Exported{}.Reserved)}},
+	{"Exported", unsafe.Sizeof(Exported{}), []uintptr{unsafe.Offsetof(Exported{}.Header.Type), unsafe.Offsetof(Exported{}.Header.Sequence), unsafe.Offsetof(Exported{}.Memory), unsafe.Offsetof(Exported{}.Wants)}},
 	{"Unexport", unsafe.Sizeof(Unexport{}), []uintptr{unsafe.Offsetof(Unexport{}.Header.Type), unsafe.Offsetof(Unexport{}.Header.Sequence), unsafe.Offsetof(Unexport{}.Memory), unsafe.Offsetof(Unexport{}.Reserved)}},
 	{"Done", unsafe.Sizeof(Done{}), []uintptr{unsafe.Offsetof(Done{}.Header.Type), unsafe.Offsetof(Done{}.Header.Sequence)}},
 	{"Listen", unsafe.Sizeof(Listen{}), []uintptr{unsafe.Offsetof(Listen{}.Header.Type), unsafe.Offsetof(Listen{}.Header.Sequence), unsafe.Offsetof(Listen{}.GPU)}},
@@ -1438,4 +1460,5 @@ var layouts = []struct {
 	{"CompletePage", unsafe.Sizeof(CompletePage{}), []uintptr{unsafe.Offsetof(CompletePage{}.TakenHead), unsafe.Offsetof(CompletePage{}.Reserved0), unsafe.Offsetof(CompletePage{}.Tail), unsafe.Offsetof(CompletePage{}.Reserved1), unsafe.Offsetof(CompletePage{}.RelaySleeps), unsafe.Offsetof(CompletePage{}.Reserved2)}},
 	{"HandleLayout", unsafe.Sizeof(HandleLayout{}), []uintptr{unsafe.Offsetof(HandleLayout{}.Magic), unsafe.Offsetof(HandleLayout{}.Token), unsafe.Offsetof(HandleLayout{}.Generation), unsafe.Offsetof(HandleLayout{}.Host), unsafe.Offsetof(HandleLayout{}.Contact), unsafe.Offsetof(HandleLayout{}.Reserved0), unsafe.Offsetof(HandleLayout{}.Reserved1)}},
 	{"RemoteKeyLayout", unsafe.Sizeof(RemoteKeyLayout{}), []uintptr{unsafe.Offsetof(RemoteKeyLayout{}.Magic), unsafe.Offsetof(RemoteKeyLayout{}.Key), unsafe.Offsetof(RemoteKeyLayout{}.Length), unsafe.Offsetof(RemoteKeyLayout{}.Access), unsafe.Offsetof(RemoteKeyLayout{}.Reserved), unsafe.Offsetof(RemoteKeyLayout{}.Reserved0), unsafe.Offsetof(RemoteKeyLayout{}.Reserved1), unsafe.Offsetof(RemoteKeyLayout{}.Reserved2)}},
+	{"DMABuf", unsafe.Sizeof(DMABuf{}), []uintptr{unsafe.Offsetof(DMABuf{}.Header.Type), unsafe.Offsetof(DMABuf{}.Header.Sequence), unsafe.Offsetof(DMABuf{}.Memory), unsafe.Offsetof(DMABuf{}.Reserved), unsafe.Offsetof(DMABuf{}.Reason)}},
 }

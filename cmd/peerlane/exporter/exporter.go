@@ -58,7 +58,7 @@ var (
 	laneBytes      = metric("lane_bytes_total", "Bytes of operations that have ended.", ofLane)
 	laneOperations = metric("lane_operations_total", "Operations that have ended, failed ones among them.", ofLane)
 	laneFailed     = metric("lane_failed_operations_total", "Operations that have ended with an error.", ofLane)
-	laneInPlace    = metric("lane_in_place_bytes_total", "Bytes that clients copied themselves, from or to staging memory.", ofLane)
+	laneInPlace    = metric("lane_in_place_bytes_total", "Bytes that NICs read or wrote where clients have them on a GPU: staging memory, or their own near the NICs.", ofLane)
 	laneInFlight   = metric("lane_operations_in_flight", "Operations that have begun and not ended.", ofLane)
 	laneLatency    = metric("lane_operation_duration_seconds", "How long operations took from when they could begin; the sum is right to within an eighth.", ofLane)
 	laneStalls     = metric("lane_stalls_total", "Waits of operations that are over, by cause.", ofLaneCause)

@@ -77,8 +77,8 @@ static int in_list(const struct peerlane_allocation *a, bool first, bool last, u
 	return 0;
 }
 
-int peerlane_export(peerlane_session *s, const struct peerlane_allocation *list, unsigned count,
-	const peerlane_gpu *gpu, uint32_t access, peerlane_memory *memory)
+int export_list(peerlane_session *s, const struct peerlane_allocation *list, unsigned count,
+	const peerlane_gpu *gpu, uint32_t access, peerlane_memory *memory, uint32_t *wants)
 {
 	struct peerlane_export m = {.type = PEERLANE_MESSAGE_EXPORT, .access = access ? access : EVERYTHING};
 	struct peerlane_exported answer;
@@ -116,8 +116,24 @@ int peerlane_export(peerlane_session *s, const struct peerlane_allocation *list,
 	}
 	if (!status && !answer.memory)
 		status = fail_call(PEERLANE_STATUS_MALFORMED, "the relay gave the number 0 to a memory");
-	if (!status)
+	if (!status) {
 		*memory = answer.memory;
+		*wants = answer.wants;
+	}
+	return status;
+}
+
+int peerlane_export(peerlane_session *s, const struct peerlane_allocation *list, unsigned count,
+	const peerlane_gpu *gpu, uint32_t access, peerlane_memory *memory)
+{
+	struct peerlane_dma_buf none = {.type = PEERLANE_MESSAGE_DMA_BUF, .reason = "the program exported it by its descriptor, and not by its address"};
+	uint32_t wants = 0;
+	int status = export_list(s, list, count, gpu, access, memory, &wants);
+
+	if (!status && wants == PEERLANE_WANTS_DMA_BUF) {
+		none.memory = *memory;
+		send_alone(s, &none, sizeof none, -1); /* a session that has failed says so at the next call */
+	}
 	return status;
 }
 

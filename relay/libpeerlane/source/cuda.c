@@ -13,6 +13,8 @@
 enum {
 	CU_POINTER_ATTRIBUTE_BUFFER_ID = 7,
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+	CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE = 15,
+	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
 	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
 	CU_MEM_LOCATION_TYPE_DEVICE = 1,
 	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
@@ -47,6 +49,7 @@ struct access {
 	X(retain, "cuMemRetainAllocationHandle", (uint64_t *, const void *)) \
 	X(export, "cuMemExportToShareableHandle", (void *, uint64_t, int, uint64_t)) \
 	X(release, "cuMemRelease", (uint64_t)) \
+	X(dma_buf, "cuMemGetHandleForAddressRange", (void *, uint64_t, size_t, int, unsigned long long)) \
 	X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned)) \
 	X(host_unregister, "cuMemHostUnregister", (const void *)) \
 	X(host_address, "cuMemHostGetDevicePointer_v2", (uint64_t *, void *, unsigned)) \
@@ -152,11 +155,41 @@ int peerlane_pointer_id(const void *pointer, uint64_t length, uint64_t *id)
 	return 0;
 }
 
+/* lend gives the relay a DMA-BUF of exported allocations, which begin at an address, or says
+ * why there is none: then their data is copied. A session that has failed says so at the next
+ * call. */
+static void lend(const struct driver *d, peerlane_session *s, uint64_t at, uint64_t bytes, peerlane_memory memory)
+{
+	struct peerlane_dma_buf m = {.type = PEERLANE_MESSAGE_DMA_BUF, .memory = memory};
+	const char *call = "cuPointerGetAttribute", *name = NULL;
+	uint64_t capable = 0; /* a bool or an int, by the driver's version */
+	int fd = -1, result = d->attribute(&capable, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, at);
+
+	if (!result && !capable) {
+		snprintf(m.reason, sizeof m.reason, "it was created without gpuDirectRDMACapable (CUmemAllocationProp), so no NIC may have it");
+	} else {
+		if (!result) {
+			call = "cuMemGetHandleForAddressRange";
+			result = d->dma_buf(&fd, at, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+		}
+		if (result)
+			snprintf(m.reason, sizeof m.reason, "%s: %s (%d)", call, d->error_name(result, &name) || !name ? "an error without a name" : name, result);
+		else
+			fcntl(fd, F_SETFD, FD_CLOEXEC); /* which the driver does not promise */
+	}
+	if (result)
+		fd = -1;
+	send_alone(s, &m, sizeof m, fd);
+	if (fd >= 0)
+		close(fd);
+}
+
 int peerlane_export_pointer(peerlane_session *s, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory)
 {
 	struct peerlane_allocation *list = NULL;
 	uint64_t at = (uintptr_t)pointer, left = length;
 	int ordinal, device, result, status;
+	uint32_t wants = 0;
 	unsigned count = 0;
 	struct driver d;
 	peerlane_gpu gpu;
@@ -189,7 +222,14 @@ int peerlane_export_pointer(peerlane_session *s, const void *pointer, uint64_t l
 		count++;
 	}
 	if (!status)
-		status = peerlane_export(s, list, count, &gpu, access, memory);
+		status = export_list(s, list, count, &gpu, access, memory, &wants);
+	if (!status && wants == PEERLANE_WANTS_DMA_BUF) {
+		uint64_t bytes = 0;
+
+		for (unsigned i = 0; i < count; i++)
+			bytes += list[i].bytes;
+		lend(&d, s, (uintptr_t)pointer - list->offset, bytes, *memory);
+	}
 	while (count > 0)
 		close(list[--count].fd);
 	free(list);

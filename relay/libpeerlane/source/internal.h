@@ -189,10 +189,18 @@ int ask(struct peerlane_session *s, void *message, size_t length, int fd, void *
 /* ask, for an answer that brings a descriptor, the caller's then. */
 int ask_for_fd(struct peerlane_session *s, void *message, size_t length, void *answer, uint32_t type, size_t answer_length, int *fd);
 
+/* Sends a message that has no answer, with a descriptor or -1. The lock is not held. */
+int send_alone(struct peerlane_session *s, const void *message, size_t length, int fd);
+
 /* Sends the allocations of one range, and keeps others from it until end_list(), if it
  * has begun. The lock is not held. */
 int send_list(struct peerlane_session *s, const struct peerlane_allocation *list, unsigned count, bool *begun);
 void end_list(struct peerlane_session *s);
+
+/* peerlane_export(), and what the relay would have beside it; 0 or PEERLANE_WANTS_DMA_BUF.
+ * Without the lock. */
+int export_list(struct peerlane_session *s, const struct peerlane_allocation *list, unsigned count,
+	const peerlane_gpu *gpu, uint32_t access, peerlane_memory *memory, uint32_t *wants);
 
 /* Gives back what nobody knows of, as soon as the socket has room. The lock is held. */
 void give_back(struct peerlane_session *s, uint32_t answer, uint32_t number);

@@ -271,7 +271,10 @@ PEERLANE_API int peerlane_staging_memory(peerlane_session *session, uint64_t byt
  * It calls the CUDA driver that this process has loaded already, as libcuda.so.1 or
  * under the name in PEERLANE_CUDA_LIBRARY, and loads none: PEERLANE_STATUS_NO_CUDA.
  * A context has to be current. PEERLANE_STATUS_CUDA where a call of the driver's
- * fails, as with memory that is not VMM memory. */
+ * fails, as with memory that is not VMM memory.
+ *
+ * On a GPU that is near its NICs the relay is given a DMA-BUF of the allocations, too, by
+ * which NICs read and write the memory in place: allocate it with gpuDirectRDMACapable. */
 PEERLANE_API int peerlane_export_pointer(peerlane_session *session, const void *pointer, uint64_t length, uint32_t access, peerlane_memory *memory);
 
 /* peerlane_export_ipc() of [pointer, pointer+length) of one allocation of cudaMalloc, by

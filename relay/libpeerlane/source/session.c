@@ -725,6 +725,20 @@ int ask_for_fd(struct peerlane_session *s, void *message, size_t length, void *a
 	return status;
 }
 
+int send_alone(struct peerlane_session *s, const void *message, size_t length, int fd)
+{
+	int status = enter(s);
+
+	if (status)
+		return status;
+	s->inside++;
+	status = push(s, message, length, fd, deadline_in(REPLY_TIME));
+	s->inside--;
+	pthread_cond_broadcast(&s->changed);
+	leave(s);
+	return status;
+}
+
 /* --- lists of allocations ----------------------------------------------------------- */
 
 int send_list(struct peerlane_session *s, const struct peerlane_allocation *list, unsigned count, bool *begun)

@@ -91,6 +91,8 @@ type Fabric struct {
 	memories map[purpose]*registration
 	closing  map[*registration]bool // those that are being given back
 	places   []*registration        // sources, by address
+	// forgotten is closed when Close has given back all memory.
+	forgotten chan struct{}
 	domains
 
 	building sync.WaitGroup // what registers memory beside the loop
@@ -111,7 +113,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 		config.Redial = SettleTime
 	}
 	return &Fabric{
-		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{},
+		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
 		domains: domains{renewed: map[*nic]bool{}}, sets: map[*Set]bool{},
 	}
 }
@@ -423,7 +425,8 @@ type registration struct {
 	flush       bool // what has been written is flushed
 	// regions are by NIC, nil of one that does not know it. What is in it changes no more.
 	regions atomic.Pointer[[]*verbs.Region]
-	asked   map[*life]bool // by Known, of which NICs; under the Fabric's mu
+	asked   map[*life]bool        // by Known, of which NICs; under the Fabric's mu
+	refused atomic.Pointer[error] // the last error of a NIC; nil for none
 
 	making sync.Mutex            // held by whom registers it, or gives it back
 	over   bool                  // under making
@@ -485,6 +488,7 @@ func (r *registration) fill(f *Fabric, nics []*nic) error {
 		})
 		if err != nil {
 			list[n.index] = nil
+			r.refused.Store(&err)
 			return err
 		}
 	}
@@ -594,13 +598,17 @@ func (f *Fabric) Forget(m *device.Memory) {
 			f.building.Add(1)
 			f.closing[r] = true
 		}
+		closed := f.closed
 		f.mu.Unlock()
-		if r != nil {
+		switch {
+		case r != nil:
 			r.close()
 			f.mu.Lock()
 			delete(f.closing, r)
 			f.mu.Unlock()
 			f.building.Done()
+		case closed: // Close has it, and its memory may not go before
+			<-f.forgotten
 		}
 	}
 }
@@ -648,6 +656,7 @@ func (f *Fabric) Close() {
 	for _, r := range memories {
 		r.close()
 	}
+	close(f.forgotten)
 	if !up {
 		logrus.Warnf("queue pairs are still being connected, or given back, after %v; the NICs are left to the kernel", f.ending)
 		return

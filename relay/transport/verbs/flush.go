@@ -71,7 +71,7 @@ type reading struct {
 }
 
 // errNothingStaged is of relays that have connected before there was anything to flush.
-var errNothingStaged = errors.New("no lane of this relay staged on a GPU when it connected to the other one, so nothing can be flushed")
+var errNothingStaged = errors.New("NICs wrote into no GPU of this relay's lanes when it connected to the other one, so nothing can be flushed")
 
 // flushing reports whether NICs are to have queue pairs for it. It blocks.
 func (s *Set) flushing() bool {

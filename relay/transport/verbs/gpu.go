@@ -91,6 +91,10 @@ func (r *registration) with(f *Fabric, n *nic) (region *verbs.Region, err error)
 	if r.flush && n.cm == nil {
 		access |= verbs.RemoteRead
 	}
+	if fd, offset, lent := m.Lease(); lent {
+		region, err = gdr.Client(fd, offset, r.bytes, r.base, gdr.NIC{Name: n.name, Domain: n.domain}, access)
+		return region, err
+	}
 	if m.Host() {
 		return n.domain.Register(uintptr(r.base), r.bytes, r.base, access)
 	}

@@ -204,6 +204,7 @@ static void settle(const struct region *r, bool there)
 API int ibv_dereg_mr(struct ibv_mr *mr)
 {
 	struct region *r = (struct region *)mr;
+	host_script("ibv_dereg_mr", of(mr->context)); // its delay
 	int vmm;
 	// By the address that the GPU knows it by, where the caller gave that as the iova.
 	bool there = !r->gpu || gpu((uintptr_t)r->iova, mr->length, &vmm);

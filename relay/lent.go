@@ -1,0 +1,169 @@
+package relay
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/registration"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Memory of a GPU that is near its NICs needs no slots: the client lends it, by a DMA-BUF
+// descriptor that it makes itself, and NICs read and write it where it lies. They know it from
+// its first use on until it is given back; nothing of it is under way then, as with memory that
+// is copied. What is not lent, or what NICs refuse, bounces through slots in the host's memory:
+// never through slots on the same GPU, to which a copy would wait for the client's kernels.
+
+// wanted reports whether the relay would have NICs know a client's memory in place.
+func (m *memory) wanted() bool {
+	return m.lane.spec.Direct && m.mapped != nil && !m.mapped.Host() && m.staged == nil && m.kind != wire.MemoryIPC &&
+		m.session.relay.offRDMA() == "" && m.session.relay.fabric != nil
+}
+
+// lend takes a client's DMA-BUF descriptor of memory that it has exported, or its reason why
+// there is none. What nobody wanted, and what comes again, is closed.
+func (s *session) lend(m *wire.DMABuf, fds []int) {
+	memory := s.memories[m.Memory]
+	if memory == nil || memory.retired || !memory.wanted() || memory.lent != nil || memory.unlent != "" {
+		s.port.CloseAll(fds)
+		return
+	}
+	var err error
+	switch {
+	case len(fds) == 0 && s.port.Hanging():
+		err = errHanging
+	case len(fds) == 0:
+		err = fmt.Errorf("its process has no DMA-BUF of it: %s", wire.Text(m.Reason[:]))
+	case len(fds) > 1:
+		err = wire.Errorf(wire.StatusMalformed, "a DMA-BUF with %d descriptors", len(fds))
+	default:
+		if err = checkDMABuf(fds[0], memory.lane.device.Driver.Simulated()); err == nil {
+			err = s.relay.reserve(ofPart)
+		}
+	}
+	if err != nil {
+		s.port.CloseAll(fds)
+		memory.unlent = err.Error()
+		return
+	}
+	memory.takes.descriptors += ofPart.descriptors
+	memory.lent = memory.mapped.Lent(fds[0], memory.offset, memory.length)
+}
+
+// checkDMABuf looks at a descriptor that is said to be a DMA-BUF of a GPU's memory, as
+// checkForeign does: the kernel says whose it is without a word to any file system.
+func checkDMABuf(fd int, simulated bool) error {
+	if simulated { // there it is the memory's own
+		return checkForeign(fd, true)
+	}
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	switch {
+	case err != nil:
+		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
+	case !ofGPU(info):
+		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor is no DMA-BUF of the NVIDIA driver")
+	}
+	return nil
+}
+
+// ofGPU reads what the kernel tells of a descriptor (dma_buf_show_fdinfo, Linux 5.3): who has
+// exported a DMA-BUF. The driver calls itself nv_dmabuf, and before by its module's name.
+func ofGPU(fdinfo []byte) bool {
+	for line := range bytes.Lines(fdinfo) {
+		if by, is := bytes.CutPrefix(line, []byte("exp_name:\t")); is {
+			name := string(bytes.TrimSuffix(by, []byte("\n")))
+			return name == "nv_dmabuf" || name == "nvidia"
+		}
+	}
+	return false
+}
+
+// near is memory as the NICs of a connection that goes over verbs can know it; nil where they
+// cannot.
+func (c *connection) near(m *memory) *device.Memory {
+	switch {
+	case m.mapped.Host() || m.staged != nil:
+		return m.mapped
+	case m.lent != nil && c.beside():
+		return m.lent
+	}
+	return nil
+}
+
+// beside reports whether all data of a connection goes by NICs that its GPU is near to.
+func (c *connection) beside() bool {
+	switch side := c.side.(type) {
+	case *sender:
+		link, is := side.link.(*verbs.Link)
+		return is && link.By(c.lane.spec.NICs)
+	case *receiver:
+		arrivals, is := side.writes.(*verbs.Arrivals)
+		return is && arrivals.By(c.lane.spec.NICs)
+	}
+	return false
+}
+
+// known reports whether the NICs read or write memory in place, and keeps of a near GPU's
+// what is to be told of it.
+func (c *connection) known(m *memory) bool {
+	at, by := c.near(m), verbs.Of(c.abroad)
+	known := at != nil && by.Known(at, !c.sends)
+	if !c.lane.spec.Direct || m.mapped.Host() || m.staged != nil {
+		return known
+	}
+	var why string
+	switch {
+	case known:
+		c.tellLent("")
+		return true
+	case m.unlent != "":
+		why = m.unlent
+	case m.lent == nil && m.wanted():
+		return false // it may come
+	case m.lent == nil:
+		why = "this memory cannot be lent"
+	case at == nil:
+		why = "data goes by a NIC that the GPU is not near to"
+	default:
+		err := by.Refused(at, !c.sends)
+		if err == nil {
+			return false // it is being registered
+		}
+		why = err.Error()
+	}
+	c.tellLent(why)
+	return false
+}
+
+// lentInPlace is how NICs know what clients have lent.
+var lentInPlace = slotsWay{registration.DMABuf, "dmabuf: the client's own memory, in place, registered by DMA-BUF: GPUDirect RDMA"}
+
+// nothingLent is said of a near GPU's connection before it has carried anything.
+const nothingLent = "the GPU is near the NICs and has no slots; a client's memory goes in place when NICs know it, and none has come yet"
+
+// tellLent keeps what became of the latest memory, and tells the log what it was not told yet.
+func (c *connection) tellLent(refused string) {
+	if c.lentKnown && c.unlent == refused {
+		return
+	}
+	c.lentKnown, c.unlent, c.registered = true, refused, lentInPlace
+	if refused == "" {
+		c.lane.say(c.registered)
+		return
+	}
+	c.registered = bounces("the client's own memory is not reached in place: " + refused)
+	r := c.session.relay
+	r.grumble.warn(c.session.log.WithField("gpu", c.lane.spec.GPU.BusID), errors.New(refused), "memory of a GPU near the NICs bounces through host memory")
+}
+
+// wentInPlace counts so many bytes of an operation that nobody has copied on the way.
+func (c *connection) wentInPlace(op *operation, n uint64) {
+	if m := op.memory; m.staged != nil || m.lent != nil && c.transport == launch.TransportVerbs {
+		op.inPlace += n
+	}
+}

@@ -1,0 +1,41 @@
+package verbs
+
+import (
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/verbs"
+)
+
+// Memory that is forgotten while the relay ends is let go when no NIC knows it any more, also
+// where that is the end's doing.
+func TestForgettingAtTheEnd(t *testing.T) {
+	f, m, r := New(nil, Config{}), &device.Memory{}, &registration{}
+	r.regions.Store(&[]*verbs.Region{})
+	f.memories[purpose{m, false}] = r
+	r.making.Lock() // a NIC takes its time
+	ended, forgotten := make(chan struct{}), make(chan bool, 1)
+	go func() { f.Close(); close(ended) }()
+	for closed := false; !closed; time.Sleep(time.Millisecond) {
+		f.mu.Lock()
+		closed = f.closed
+		f.mu.Unlock()
+	}
+	go func() {
+		f.Forget(m)
+		free := r.making.TryLock()
+		forgotten <- free && r.over
+	}()
+	select {
+	case <-forgotten:
+		t.Error("it is let go while a NIC still knows it")
+		r.making.Unlock()
+	case <-time.After(20 * time.Millisecond):
+		r.making.Unlock()
+		if !<-forgotten {
+			t.Error("it is let go before the NIC has forgotten it")
+		}
+	}
+	<-ended
+}
