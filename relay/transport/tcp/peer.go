@@ -135,10 +135,13 @@ type Peer struct {
 	supply    supply
 	counters  struct{ messages, batches, writes, pieces, eager atomic.Uint64 }
 
-	// Writes that are under way, and when the last of them went on, since the start.
-	start    time.Time
+	// Writes that are under way, and how often one of them went on; how often that was when
+	// look looked last, and at how many heartbeats since it was the same.
 	underWay atomic.Int64
-	progress atomic.Int64
+	moves    atomic.Uint64
+	seen     uint64
+	still    int
+	start    time.Time
 	// When the loop had its turn last, since the start, and whether it is asked for one.
 	turn   atomic.Int64
 	asking atomic.Bool
