@@ -268,7 +268,8 @@ func (p *Peer) farewell() time.Duration {
 	return min(p.config.Heartbeat, time.Second)
 }
 
-// failed is the end of a connection that could not be read or written.
+// failed is the end of a connection that could not be read or written. Where it was a data
+// stream's, the other side hears which by the control stream.
 func (p *Peer) failed(c net.Conn, doing string, err error) {
 	var status *wire.Error
 	said := errors.As(err, &status)
@@ -285,8 +286,8 @@ func (p *Peer) failed(c net.Conn, doing string, err error) {
 		// What it sent makes no sense.
 		p.fail(wire.Errorf(status.Status, "the relay at %s: %s", p.config.Name, status.Reason), true)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s closed its connection (%s)", p.config.Name, p.config.Route(c)), false)
-	default: // where it was a data stream's, the other side hears which by the control stream
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s closed its connection (%s)", p.config.Name, p.config.Route(c)), c != p.control)
+	default:
 		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s cannot be reached any more: %s (%s): %v", p.config.Name, doing, p.config.Route(c), err), c != p.control)
 	}
 }
