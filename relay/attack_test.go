@@ -285,20 +285,25 @@ const (
 	moreResident = 96 << 20
 )
 
+// closes waits until the relay has closed the files of those that have left.
+func (v *victim) closes() (now taken) {
+	v.t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		if now = v.takes(); now.files <= v.before.files+moreFiles {
+			return now
+		}
+		if time.Now().After(end) {
+			v.t.Errorf("the relay has %d files open, and had %d", now.files, v.before.files)
+			return now
+		}
+	}
+}
+
 // recovered demands that the relay has what it had before, but for some.
 func (v *victim) recovered() {
 	v.t.Helper()
 	v.goesOn()
-	var now taken
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		if now = v.takes(); now.files <= v.before.files+moreFiles {
-			break
-		}
-		if time.Now().After(end) {
-			v.t.Errorf("the relay has %d files open, and had %d", now.files, v.before.files)
-			break
-		}
-	}
+	now := v.closes()
 	if now.threads > v.before.threads+moreThreads || now.resident > v.before.resident+moreResident {
 		v.t.Errorf("the relay takes %+v, and took %+v", now, v.before)
 	}

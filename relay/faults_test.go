@@ -387,15 +387,20 @@ func (s *stage) measure(t *testing.T, dir string) (calls map[string]int) {
 	if err = errors.Join(err, stopped, p.err); err != nil {
 		t.Fatalf("%v, without a fault: %v\n%s", s, err, said)
 	}
-	text, err := os.ReadFile(list)
-	if err != nil {
+	if calls, err = callsIn(list); err != nil {
 		t.Fatal(err)
 	}
-	calls = map[string]int{}
+	return calls
+}
+
+// callsIn counts the calls in the simulator's list.
+func callsIn(list string) (map[string]int, error) {
+	text, err := os.ReadFile(list)
+	calls := map[string]int{}
 	for name := range strings.Lines(string(text)) {
 		calls[strings.TrimSpace(name)]++
 	}
-	return calls
+	return calls, err
 }
 
 // fault is one that a process meets once, in the call after so many of that name.
@@ -485,7 +490,7 @@ type keeper struct {
 }
 
 func (s *stage) keep(f fault, log string) (*keeper, error) {
-	first, err := s.begin(log, "PEERLANE_SIM_FAULT="+f.String())
+	first, err := s.begin(log, "PEERLANE_SIM_FAULT="+f.String(), "PEERLANE_SIM_CALLS="+log+".calls")
 	if err != nil {
 		return nil, err
 	}
@@ -552,6 +557,9 @@ func (k *keeper) stop() (said string, err error) {
 // meet runs the program in a world in which a process meets a fault, and then until
 // it works again.
 func (s *stage) meet(f fault, log string) (err error) {
+	if err := os.RemoveAll(log + ".calls"); err != nil {
+		return err
+	}
 	k, err := s.keep(f, log)
 	if err != nil {
 		return err
@@ -595,7 +603,10 @@ func (s *stage) meet(f fault, log string) (err error) {
 	}
 	switch {
 	case f.effect == "corrupt=1" && told == nil:
-		return errors.New("a wrong byte was not seen")
+		// How copies are gathered is another time otherwise, and so how many there are.
+		if calls, err := callsIn(log + ".calls"); err != nil || calls[f.call] > f.after {
+			return errors.Join(errors.New("a wrong byte was not seen"), err)
+		}
 	case told != nil && f.effect != "corrupt=1" && !f.isNamed(told.Error()):
 		return errors.New("no client is told of the call")
 	}

@@ -155,12 +155,22 @@ func (r *Relay) onNetwork() {
 	server := &network.Server{
 		Local: h.local, Admit: h.admit, Accept: func(s *network.Session) { go h.met(s) },
 		Refused: func(from net.Addr, err error) {
-			r.grumble.warn(logrus.WithField("from", from), err, "a connection from another host was refused")
+			r.refused(logrus.WithField("from", from), err, "a connection from another host was refused")
 		},
 	}
 	h.serving.Go(func() { server.Serve(h.listener) })
 	h.serving.Go(h.rest)
 	r.hosts = h
+}
+
+// refused logs why a connection came to nothing. That the other side has left is nothing to
+// warn of: its relay tries several ways at a time.
+func (r *Relay) refused(log *logrus.Entry, err error, what string) {
+	if network.Left(err) {
+		log.WithError(err).Debug(what)
+		return
+	}
+	r.grumble.warn(log, err, what)
 }
 
 // listen listens on the rails that lanes reach and nobody listened on yet. It belongs to
@@ -290,7 +300,7 @@ func (h *hosts) met(s *network.Session) {
 	if err != nil {
 		s.Conn.Close()
 		h.part(s)
-		h.relay.grumble.warn(logrus.WithField("from", s.Peer), err, "a relay of another host was refused")
+		h.relay.refused(logrus.WithField("from", s.Peer), err, "a relay of another host was refused")
 		return
 	}
 	streams, err := h.gathering.Add(s.Conn, key.Relay)

@@ -56,9 +56,12 @@ func (s *session) listen(m *wire.Listen, sequence uint32) {
 		_, err = rand.Read(l.token[:])
 		return err
 	}, func(err error) {
-		if err != nil || s.ended != nil {
+		if err != nil {
 			s.answer(sequence, err)
 			return
+		}
+		if s.ended != nil {
+			return // its client hears why
 		}
 		s.listeners[l.number] = l
 		s.relay.listeners[l.token] = l

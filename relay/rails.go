@@ -484,7 +484,7 @@ func (h *hosts) answer(s *network.Session) error {
 // the next ones are tried beside one that is silent (network.Race).
 func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (*network.Session, hop, error) {
 	finish := network.Race[*network.Session]{
-		Ways: len(doors), Delay: cmp.Or(h.local.Delay, network.AttemptDelay),
+		Ways: len(doors), Delay: cmp.Or(h.local.Delay, network.AttemptDelay), Answer: network.AnswerDelay,
 		Try: func(ctx context.Context, n int) (*network.Session, error) {
 			door := doors[n]
 			switch {

@@ -32,6 +32,9 @@ func rdmaTest(in io.Reader, out io.Writer) error {
 	if err := json.NewDecoder(io.LimitReader(in, maxJob)).Decode(&job); err != nil {
 		return fmt.Errorf("reading what to test from standard input: %w", err)
 	}
+	if err := job.Verbs.Check(); err != nil {
+		return err
+	}
 	l, err := verbs.Open()
 	if err != nil {
 		return err

@@ -174,7 +174,7 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 		facts.Keys = doctor.KeyIDs(side.Keys())
 		return facts
 	}, func(from net.Addr, err error) {
-		if refused.Add(1) <= mostRefused {
+		if !network.Left(err) && refused.Add(1) <= mostRefused {
 			a.log.WithField("from", from).WithError(err).Warn("another host's doctor was not answered")
 		}
 	})

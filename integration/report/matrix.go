@@ -2,10 +2,12 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -43,12 +45,14 @@ const (
 	cellTested  = "tested"   // followed by the test that covers it
 	cellMaySkip = "may-skip" // followed by the test, and why skipping it is right
 	cellAbsent  = "absent"   // followed by the reason
+	cellCount   = "count"    // of the folder that is the case: how many of its tests have a cell
 )
 
 // cell is what the matrix says of one case in one place.
 type cell struct {
 	place, name, state string
 	test               string // the package's folder, a full stop, the test; "" when absent
+	count              int    // of cells whose tests are in the folder of the name; 0 but for a count
 }
 
 func (c cell) String() string { return c.place + " " + c.name }
@@ -60,10 +64,42 @@ func readMatrix(path string) ([]cell, error) {
 	}
 	defer f.Close()
 	cells, err := parseMatrix(f)
+	if err == nil {
+		err = checkCounts(cells)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return cells, nil
+}
+
+// checkCounts looks whether a guest has as many cells of each package as the matrix says.
+// Of most packages it runs the tests alone that have a cell: that one is gone nobody would
+// notice.
+func checkCounts(cells []cell) error {
+	have, said := map[test]int{}, map[test]int{} // of a place, and a folder
+	for _, c := range cells {
+		folder, _, _ := strings.Cut(c.test, ".")
+		switch {
+		case c.state == cellCount:
+			said[test{c.place, c.name}] = c.count
+		case c.test != "" && strings.HasPrefix(c.place, "vm-") && !strings.HasPrefix(folder, "integration/vm"):
+			have[test{c.place, folder}]++
+		}
+	}
+	var wrong []error
+	for at := range have {
+		if _, is := said[at]; !is {
+			said[at] = 0
+		}
+	}
+	for at, n := range said {
+		if have[at] != n {
+			wrong = append(wrong, fmt.Errorf("%s has %d cells of %s, and its count is %d: a cell that comes or goes changes the count as well", at.place, have[at], at.name, n))
+		}
+	}
+	slices.SortFunc(wrong, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(wrong...)
 }
 
 // parseMatrix reads one cell a line; integration/matrix.txt describes them.
@@ -93,6 +129,14 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 		case cellAbsent:
 			cells = append(cells, c)
 			continue
+		case cellCount:
+			n, err := strconv.Atoi(words[3])
+			if err != nil || n < 1 || len(words) != 4 {
+				return nil, fmt.Errorf("line %d: %q: a count is a number of cells, 1 or more", number, line)
+			}
+			c.count = n
+			cells = append(cells, c)
+			continue
 		case cellTested:
 			if len(words) != 4 {
 				return nil, fmt.Errorf("line %d: %q: one test covers a cell", number, line)
@@ -102,7 +146,7 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 				return nil, fmt.Errorf("line %d: %q: a test that may skip has a reason why that is right", number, line)
 			}
 		default:
-			return nil, fmt.Errorf("line %d: the state %q is none of %s, %s and %s", number, c.state, cellTested, cellMaySkip, cellAbsent)
+			return nil, fmt.Errorf("line %d: the state %q is none of %s, %s, %s and %s", number, c.state, cellTested, cellMaySkip, cellAbsent, cellCount)
 		}
 		c.test = words[3]
 		if _, name, _ := strings.Cut(c.test, "."); name == "" {
@@ -127,7 +171,7 @@ func (s *summary) compare(cells []cell) {
 	s.findUnlisted(cells)
 	told := map[test]bool{} // skipped tests that need no further word
 	for _, c := range cells {
-		if c.state == cellAbsent || !slices.Contains(s.places, c.place) {
+		if c.test == "" || !slices.Contains(s.places, c.place) {
 			continue
 		}
 		t := test{c.place, c.test}

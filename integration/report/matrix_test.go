@@ -2,6 +2,9 @@ package main
 
 import (
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -211,12 +214,69 @@ func TestATornMatrixIsRefused(t *testing.T) {
 		"host a tested a.TestA y":                              "one test covers",
 		"host a may-skip a.TestA":                              "reason",
 		"host a tested TestA":                                  "folder",
+		"vm-small a count":                                     "a test or a reason",
+		"vm-small a count few":                                 "a number of cells",
+		"vm-small a count 0":                                   "a number of cells",
 		"host a absent x\n# between\nhost a absent y":          "line 3: the cell host a is at line 1 already",
 		"host a tested a.TestA\nhost b may-skip a.TestA rains": "line 2: a.TestA is in the cell of line 1 already",
 	} {
 		if _, err := parseMatrix(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%q gives %v, not an error with %q", text, err, words)
 		}
+	}
+}
+
+// A cell of a guest that goes is missed: nothing else would run its test there, or not.
+func TestCellsOfGuestsAreCounted(t *testing.T) {
+	for text, words := range map[string]string{
+		"host a tested a.TestA":                                                                   "",
+		"vm-small a tested integration/vm/cases/small.TestA":                                      "", // all of these run there
+		"vm-small a tested a.TestA":                                                               "vm-small has 1 cells of a, and its count is 0",
+		"vm-small a count 1\nvm-small x tested a.TestA":                                           "",
+		"vm-small a count 2\nvm-small x tested a.TestA\nvm-small y absent it is gone":             "vm-small has 1 cells of a, and its count is 2",
+		"vm-small a count 1\nvm-small x tested a.TestA\nvm-small y may-skip a.TestB now and then": "vm-small has 2 cells of a, and its count is 1",
+		"vm-full a count 1\nvm-small x tested a.TestA":                                            "vm-full has 0 cells of a, and its count is 1\x00vm-small has 1 cells of a, and its count is 0",
+		"vm-small a count 1\nvm-small x tested a/b.TestA":                                         "vm-small has 0 cells of a, and its count is 1\x00vm-small has 1 cells of a/b, and its count is 0",
+	} {
+		cells, err := parseMatrix(strings.NewReader(text))
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		err = checkCounts(cells)
+		if (err == nil) != (words == "") {
+			t.Errorf("%q gives %v", text, err)
+		}
+		for word := range strings.SplitSeq(words, "\x00") {
+			if err != nil && !strings.Contains(err.Error(), word) {
+				t.Errorf("%q gives %v, not an error with %q", text, err, word)
+			}
+		}
+	}
+	// Each one of the repository's own.
+	cells, err := readMatrix("../matrix.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := 0
+	for i, c := range cells {
+		if !strings.HasPrefix(c.place, "vm-") || c.test == "" || strings.HasPrefix(c.test, "integration/vm") {
+			continue
+		}
+		gone++
+		if checkCounts(slices.Delete(slices.Clone(cells), i, i+1)) == nil {
+			t.Errorf("nobody misses %s", c)
+		}
+	}
+	if gone == 0 {
+		t.Error("the matrix has no cells of guests")
+	}
+	path := filepath.Join(t.TempDir(), "matrix.txt")
+	if err := os.WriteFile(path, []byte("vm-small x tested a.TestA"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readMatrix(path); err == nil || !strings.Contains(err.Error(), "its count is 0") {
+		t.Errorf("a matrix without its count is read: %v", err)
 	}
 }
 

@@ -75,18 +75,26 @@ func (g *Device) Lost() error {
 }
 
 // On runs f on an OS thread that has the device's context current, and leaves the
-// thread as it was.
+// thread as it was. Where that fails what f has done stands, and is its caller's: no other
+// goroutine gets the thread, which ends with this one.
 func (g *Device) On(f func() error) error {
-	return onThread(func() error {
-		before, err := g.Driver.CtxGetCurrent()
-		if err == nil {
-			err = g.Use()
-		}
-		if err != nil {
-			return err
-		}
-		return errors.Join(f(), g.Driver.CtxSetCurrent(before))
-	})
+	runtime.LockOSThread()
+	before, err := g.Driver.CtxGetCurrent()
+	if err == nil {
+		err = g.Use()
+	}
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	err = f()
+	restored := g.Driver.CtxSetCurrent(before)
+	if restored == nil {
+		runtime.UnlockOSThread()
+	} else if err != nil {
+		err = errors.Join(err, restored)
+	}
+	return err
 }
 
 func onThread(f func() error) error {

@@ -14,6 +14,8 @@ import (
 // RDMAJob is what is to be tested.
 type RDMAJob struct {
 	NICs []RDMANIC `json:"nics"`
+	// Verbs is what relays use RDMA with; nil stands for DefaultVerbs.
+	Verbs *Verbs `json:"verbs,omitempty"`
 }
 
 // RDMANIC is a NIC, and GPUs whose memory it is to reach.
@@ -35,6 +37,9 @@ type RDMAResult struct {
 	// GPU is nil for the host's memory.
 	GPU    *GPU   `json:"gpu,omitempty"`
 	Memory string `json:"memory"`
+	// Way is what the queue pairs were connected by: port, GID and partition key; empty
+	// where it did not come to that.
+	Way string `json:"way,omitempty"`
 	// Tried is the last step: "open", "register", "connect", "write", "read"; Failed is
 	// why it failed, empty where it did not. Untested says why there was nothing to try.
 	Tried    string `json:"tried"`

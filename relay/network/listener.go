@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -38,6 +39,12 @@ type Server struct {
 	// Guests and GuestsOfASource stand for MaxGuests and MaxGuestsOfASource where they
 	// are not 0.
 	Guests, GuestsOfASource int
+}
+
+// Left reports whether an error says that the other side has closed the connection. One that
+// has proven the cluster key has as a rule come by another way at the same time (Race).
+func Left(err error) bool {
+	return !errors.Is(err, ErrStranger) && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE))
 }
 
 // errCrowded is why a guest had to go.
@@ -259,7 +266,7 @@ func (l *Local) dialAny(ctx context.Context, by string, others bool, to Target, 
 		return nil, errors.New("the other relay has no address that this host can reach by the addresses and interfaces that it uses (network.family, network.interfaces in config.toml)")
 	}
 	finish := Race[*Session]{
-		Ways: len(addresses), Delay: cmp.Or(l.Delay, AttemptDelay),
+		Ways: len(addresses), Delay: cmp.Or(l.Delay, AttemptDelay), Answer: AnswerDelay,
 		Try: func(ctx context.Context, way int) (*Session, error) {
 			return l.dialOne(ctx, by, others, addresses[way], func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
 		},
@@ -328,6 +335,7 @@ func (l *Local) dialOne(ctx context.Context, by string, others bool, address net
 		if err != nil {
 			return nil, fmt.Errorf("connecting to another host's relay: %w", err)
 		}
+		Met(ctx)
 		stop := context.AfterFunc(ctx, func() { conn.Close() })
 		s, err := shake(conn)
 		if !stop() && err == nil {

@@ -108,6 +108,26 @@ func TestDialAndServe(t *testing.T) {
 	}
 }
 
+// Who answers a connection is met before it has said anything; where nobody does, nobody is.
+func TestDialMeets(t *testing.T) {
+	a, b := relays(newKeys())
+	s := serve(t, b, 0, 0)
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := netip.MustParseAddrPort(closed.Addr().String())
+	closed.Close()
+	met := 0
+	ctx := context.WithValue(t.Context(), meeting{}, func() { met++ })
+	if _, err := a.Dial(ctx, toB, []netip.AddrPort{nobody}); err == nil || met != 0 {
+		t.Errorf("%v; %d were met", err, met)
+	}
+	if _, err := a.Dial(ctx, Target{Host: hostA}, []netip.AddrPort{s.at}); err == nil || met != 1 {
+		t.Errorf("%v; %d were met", err, met)
+	}
+}
+
 // An address where nobody listens does not keep from the next; none says which key it is.
 func TestDialTriesEachAddress(t *testing.T) {
 	a, b := relays(newKeys())
@@ -354,4 +374,47 @@ func TestSources(t *testing.T) {
 			t.Errorf("%s and %s are one source: %v", c.one, c.other, !c.same)
 		}
 	}
+}
+
+// Who has proven the key and closes, as one does that has come by another way, is told from
+// one that is refused; who has proven nothing is not.
+func TestWhoHasLeft(t *testing.T) {
+	a, b := relays(newKeys())
+	s := serve(t, b, 0, 0)
+	g := Greeting{Host: hostA, Target: toB, purpose: purposeConnect, oldest: 1, newest: 3}
+	for name, c := range map[string]struct {
+		play func(net.Conn)
+		left bool
+	}{
+		"without a word":    {func(net.Conn) {}, false},
+		"within its hello":  {func(conn net.Conn) { _, _ = conn.Write(make([]byte, helloSize/2)) }, false},
+		"without the key":   {func(conn net.Conn) { _, _ = conn.Write(make([]byte, helloSize)) }, false},
+		"before the answer": {func(conn net.Conn) { _, _ = conn.Write(sealHello(a.Keys().all(), &g)) }, true},
+		"after a reset": {func(conn net.Conn) {
+			_, _ = conn.Write(sealHello(a.Keys().all(), &g))
+			_ = conn.(*net.TCPConn).SetLinger(0)
+		}, true},
+		"within the answer": {func(conn net.Conn) { greetAndRead(conn, a, &g, 1) }, true},
+		"after the answer":  {func(conn net.Conn) { greetAndRead(conn, a, &g, welcomeSize) }, true},
+		"with a wrong confirmation": {func(conn net.Conn) {
+			greetAndRead(conn, a, &g, welcomeSize)
+			_, _ = conn.Write(make([]byte, confirmSize))
+		}, false},
+		"for a listener that is not": {func(conn net.Conn) {
+			greetAndRead(conn, a, &Greeting{Host: hostA, Target: Target{Host: hostB}, purpose: purposeConnect, oldest: 1, newest: 3}, 1)
+		}, false},
+	} {
+		conn := from(t, "127.0.0.1", s.at)
+		c.play(conn)
+		conn.Close()
+		if err := await(t, s.refused); Left(err) != c.left {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// greetAndRead says a hello, and reads so much of the answer.
+func greetAndRead(conn net.Conn, a *Local, g *Greeting, n int) {
+	_, _ = conn.Write(sealHello(a.Keys().all(), g))
+	_, _ = io.ReadFull(conn, make([]byte, n))
 }

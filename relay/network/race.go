@@ -11,13 +11,18 @@ import (
 // has proven anything.
 const AttemptDelay = 250 * time.Millisecond
 
+// AnswerDelay is how long a way that leads to somebody is tried alone, before the next one is
+// tried beside it: a relay that is slow, since many come to it at once, is not to have each of
+// them come by all ways. Two others fit into HandshakeTime then.
+const AnswerDelay = 1500 * time.Millisecond
+
 // Race is several ways to one thing, of which the earlier are the better. All ways may be
 // tried at a time.
 type Race[T any] struct {
 	Ways int
 	// Delay is how long the last way that was begun is waited for before the next one is
-	// begun; one that fails is not waited for.
-	Delay time.Duration
+	// begun; one that fails is not waited for. Of a way that has Met somebody it is Answer.
+	Delay, Answer time.Duration
 	// Try goes a way, and ends soon when its context does.
 	Try func(ctx context.Context, way int) (T, error)
 	// Settles says that no other way leads to anything else than this error: none is begun
@@ -38,6 +43,17 @@ type Finish[T any] struct {
 	Errors []error
 }
 
+// meeting is the key of what Met calls.
+type meeting struct{}
+
+// Met tells the races that a context is of, one within the other, that their way leads to
+// somebody, who is waited for.
+func Met(ctx context.Context) {
+	if met, of := ctx.Value(meeting{}).(func()); of {
+		met()
+	}
+}
+
 // Run gives the first that a way leads to. When it returns nothing is tried any more.
 func (r Race[T]) Run(ctx context.Context) Finish[T] {
 	type arrival struct {
@@ -45,9 +61,16 @@ func (r Race[T]) Run(ctx context.Context) Finish[T] {
 		it  T
 		err error
 	}
-	trying, stop := context.WithCancel(ctx)
+	running, stop := context.WithCancel(ctx)
 	defer stop()
-	arrivals := make(chan arrival)
+	arrivals, met := make(chan arrival), make(chan struct{})
+	trying := context.WithValue(running, meeting{}, func() {
+		Met(ctx)
+		select {
+		case met <- struct{}{}:
+		case <-running.Done():
+		}
+	})
 	f := Finish[T]{Winner: -1, Errors: make([]error, r.Ways)}
 	under, settled := 0, false
 	delay := time.NewTimer(r.Delay)
@@ -70,6 +93,8 @@ func (r Race[T]) Run(ctx context.Context) Finish[T] {
 		select {
 		case <-delay.C:
 			begin()
+		case <-met:
+			delay.Reset(r.Answer)
 		case a := <-arrivals:
 			under--
 			switch {
@@ -78,7 +103,7 @@ func (r Race[T]) Run(ctx context.Context) Finish[T] {
 				stop()
 			case a.err == nil:
 				r.Drop(a.it)
-			case trying.Err() == nil:
+			case running.Err() == nil:
 				f.Errors[a.way] = a.err
 				settled = settled || r.Settles != nil && r.Settles(a.err)
 				begin()

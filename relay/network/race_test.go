@@ -95,3 +95,75 @@ func TestRaces(t *testing.T) {
 		})
 	}
 }
+
+// A way that leads to somebody is waited for longer, in each race that it is of: a relay that
+// is slow, since many come to it at once, has one connection of each and not one by each way.
+func TestWhoIsMetIsWaitedFor(t *testing.T) {
+	at := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+	wrong := errors.New("wrong")
+	type way struct {
+		meets []time.Duration // somebody, so long after its beginning
+		after time.Duration   // the last meeting
+		err   error
+	}
+	silent := way{nil, time.Hour, nil}
+	for name, c := range map[string]struct {
+		ways   []way
+		winner int
+		begun  []time.Duration
+	}{
+		"it is slow":                     {[]way{{[]time.Duration{at(5)}, at(1490), nil}, silent}, 0, []time.Duration{0}},
+		"it says nothing":                {[]way{{[]time.Duration{at(5)}, time.Hour, nil}, {nil, at(10), nil}}, 1, []time.Duration{0, at(1505)}},
+		"it is behind the second way":    {[]way{silent, {[]time.Duration{at(5)}, at(600), nil}, silent}, 1, []time.Duration{0, at(250)}},
+		"it closes":                      {[]way{{[]time.Duration{at(5), at(205)}, at(100), wrong}, {nil, at(10), nil}}, 1, []time.Duration{0, at(305)}},
+		"it closes, and is met again":    {[]way{{[]time.Duration{at(5), at(1205)}, at(1000), nil}, silent}, 0, []time.Duration{0}},
+		"it is met late, beside another": {[]way{{[]time.Duration{at(300)}, at(1000), nil}, silent, silent}, 0, []time.Duration{0, at(250)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				var mu sync.Mutex
+				var begun []time.Duration
+				inner := Race[int]{
+					Ways: len(c.ways), Delay: AttemptDelay, Answer: AnswerDelay,
+					Try: func(ctx context.Context, way int) (int, error) {
+						now := time.Now()
+						mu.Lock()
+						begun = append(begun, now.Sub(start))
+						mu.Unlock()
+						for _, at := range c.ways[way].meets {
+							time.Sleep(time.Until(now.Add(at)))
+							Met(ctx)
+						}
+						select {
+						case <-time.After(c.ways[way].after):
+							return way, c.ways[way].err
+						case <-ctx.Done():
+							return 0, ctx.Err()
+						}
+					},
+					Drop: func(int) {},
+				}
+				var f Finish[int]
+				outer := 0 // ways of it; of two the second fails at once
+				Race[int]{Ways: 2, Delay: AttemptDelay + time.Millisecond, Answer: AnswerDelay + time.Hour, Try: func(ctx context.Context, way int) (int, error) {
+					if outer++; way > 0 {
+						return 0, wrong
+					}
+					f = inner.Run(ctx)
+					return 0, nil
+				}, Drop: func(int) {}}.Run(t.Context())
+				if f.Winner != c.winner || !slices.Equal(begun, c.begun) {
+					t.Errorf("%+v, begun at %v", f, begun)
+				}
+				want := 1
+				if first := c.ways[0].meets; len(first) == 0 || first[0] > AttemptDelay { // when nobody is met yet
+					want = 2
+				}
+				if outer != want {
+					t.Errorf("in the race around it %d ways were begun", outer)
+				}
+			})
+		})
+	}
+}

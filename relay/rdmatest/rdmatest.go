@@ -5,6 +5,7 @@ package rdmatest
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -34,9 +35,10 @@ const RateTime = 100 * time.Millisecond
 // Run tests the NICs one after the other. openCUDA opens the driver for GPUs' memory;
 // each rate is measured for a time, and at least once.
 func Run(l *verbs.Library, openCUDA func() (*cuda.Driver, error), job launch.RDMAJob, each time.Duration, tell func(launch.RDMAResult)) {
+	config := cmp.Or(job.Verbs, &launch.DefaultVerbs)
 	for _, nic := range job.NICs {
 		r := launch.RDMAResult{NIC: nic.Name, Memory: launch.MemoryHost, Tried: "open"}
-		b, err := newBench(l, nic.Name, each)
+		b, err := newBench(l, nic.Name, config, each)
 		if err != nil {
 			var not untested
 			if errors.As(err, &not) {
@@ -71,6 +73,7 @@ type bench struct {
 	domain  *verbs.Domain
 	bytes   []byte
 	region  *verbs.Region
+	config  *launch.Verbs
 	each    time.Duration
 	undo    []func() error // in reverse
 }
@@ -86,8 +89,8 @@ func (b *bench) close() error {
 
 func (b *bench) later(undo func() error) { b.undo = append(b.undo, undo) }
 
-func newBench(l *verbs.Library, name string, each time.Duration) (_ *bench, err error) {
-	b := &bench{each: each}
+func newBench(l *verbs.Library, name string, config *launch.Verbs, each time.Duration) (_ *bench, err error) {
+	b := &bench{config: config, each: each}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.close())
@@ -236,7 +239,7 @@ func (b *bench) run(r launch.RDMAResult, register func() (*target, error)) launc
 
 func (b *bench) moves(r *launch.RDMAResult, t *target) (err error) {
 	r.Tried = "connect"
-	p, err := b.connect()
+	p, err := b.connect(r)
 	if err != nil {
 		return err
 	}
@@ -310,14 +313,16 @@ func (p *loop) close() error {
 	return errors.Join(err, p.queue.Close())
 }
 
-func (b *bench) connect() (_ *loop, err error) {
+// connect makes the pairs, and connects them as relays do theirs: by the first port that is
+// active, with the configuration's GID and partition key.
+func (b *bench) connect(r *launch.RDMAResult) (_ *loop, err error) {
 	c := b.context
 	limits, err := c.Attributes()
 	if err != nil {
 		return nil, err
 	}
 	number, port := uint8(1), verbs.Port{}
-	for ; ; number++ { // the first that is active, as relays take it
+	for ; ; number++ {
 		if port, err = c.Port(number); err != nil {
 			return nil, err
 		}
@@ -332,9 +337,18 @@ func (b *bench) connect() (_ *loop, err error) {
 	if err != nil {
 		return nil, err
 	}
-	gid, err := verbs.ChooseGID(gids, verbs.Choice{Index: verbs.AnyIndex})
+	index := b.config.GIDIndex
+	if index < 0 {
+		index = verbs.AnyIndex
+	}
+	gid, err := verbs.ChooseGID(gids, verbs.Choice{Index: index})
 	if err != nil {
 		return nil, err
+	}
+	r.Way = fmt.Sprintf("port %d, %v, pkey index %d", number, gid, b.config.PKey)
+	mtu := port.MTU
+	if most, ok := verbs.MTUOf(b.config.MTU); ok {
+		mtu = min(mtu, most)
 	}
 	p := &loop{}
 	if p.queue, err = c.NewQueue(2 * depth); err != nil {
@@ -351,14 +365,15 @@ func (b *bench) connect() (_ *loop, err error) {
 			return nil, err
 		}
 		p.pairs = append(p.pairs, pair)
-		if err := pair.Init(number, 0, remote); err != nil {
+		if err := pair.Init(number, uint16(b.config.PKey), remote); err != nil {
 			return nil, err
 		}
 	}
 	for i, pair := range p.pairs {
 		err := pair.ReadyToReceive(verbs.Route{
-			Pair: p.pairs[1-i].Number(), MTU: port.MTU, LID: port.LID, Port: number, Reads: 1, ReceiverTimer: 12,
+			Pair: p.pairs[1-i].Number(), MTU: mtu, LID: port.LID, Port: number, Reads: 1, ReceiverTimer: 12,
 			Global: port.LinkLayer == verbs.Ethernet, GID: gid.GID, SourceIndex: uint8(gid.Index), HopLimit: 64,
+			TrafficClass: uint8(b.config.TrafficClass), ServiceLevel: uint8(b.config.ServiceLevel),
 		})
 		if err == nil {
 			err = pair.ReadyToSend(verbs.Sending{Timeout: 18, Retries: 7, ReceiverRetries: 7, Reads: 1})

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -130,5 +131,41 @@ func TestWhatIsFoundOfANIC(t *testing.T) {
 				t.Errorf("%d opened, closed: %v", worked, closed)
 			}
 		})
+	}
+}
+
+// The pairs are connected by what relays are configured with, and it is told which that was.
+func TestTheWayIsTheConfigurations(t *testing.T) {
+	for _, c := range []struct {
+		change func(*launch.Verbs)
+		way    string            // in the result
+		asked  map[string]string // of the driver; nil where it does not come to that
+		failed string
+	}{
+		{func(*launch.Verbs) {}, "port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 0", map[string]string{"gid": "3", "class": "0", "level": "0"}, ""},
+		{func(v *launch.Verbs) { v.GIDIndex = 2 }, "port 1, GID 2 (192.0.2.1, RoCE v1), pkey index 0", map[string]string{"gid": "2"}, ""},
+		{func(v *launch.Verbs) { v.TrafficClass, v.ServiceLevel = 104, 3 }, "GID 3", map[string]string{"class": "104", "level": "3"}, ""},
+		{func(v *launch.Verbs) { v.MTU = 512 }, "GID 3", map[string]string{"mtu": "2"}, ""}, // IBV_MTU_512
+		{func(v *launch.Verbs) { v.GIDIndex = 9 }, "", nil, "GID index 9 is empty"},
+		{func(v *launch.Verbs) { v.PKey = 1 }, "pkey index 1", nil, "EINVAL"}, // the stand-in has one
+	} {
+		h, err := standin.New(t.TempDir(), standin.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"})
+		check(t, err)
+		l, err := verbs.OpenLibrary(h.Library())
+		check(t, err)
+		config := launch.DefaultVerbs
+		c.change(&config)
+		var r launch.RDMAResult
+		Run(l, openCUDA, launch.RDMAJob{NICs: []launch.RDMANIC{{Name: "mlx5_0"}}, Verbs: &config}, 0, func(of launch.RDMAResult) { r = of })
+		if !strings.Contains(r.Way, c.way) || c.way == "" && r.Way != "" || (r.Failed == "") != (c.failed == "") || !strings.Contains(r.Failed, c.failed) {
+			t.Errorf("%+v: %+v", config, r)
+		}
+		calls, err := h.Calls("ibv_modify_qp")
+		check(t, err)
+		for name, value := range c.asked {
+			if !slices.ContainsFunc(calls, func(call standin.Call) bool { return call.Arguments["state"] == "2" && call.Arguments[name] == value }) {
+				t.Errorf("%+v: no %s=%s in %v", config, name, value, calls)
+			}
+		}
 	}
 }

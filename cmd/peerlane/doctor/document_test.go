@@ -35,9 +35,9 @@ seen by all users; what cannot be seen is said.
 finding touches, or null for all of the host. ` + "`--selftest`" + ` is an active test: it copies
 between the GPUs that lanes stage on, as ` + "`peerlane self-test`" + ` does. ` + "`--rdma`" + ` is another
 one, on this host alone: two queue pairs of each lane's NIC are connected with each
-other, and write and read host memory and, by DMA-BUF and by nvidia-peermem, the memory
-of the GPUs that the lane stages on, or its own; each byte is compared, and rates under
-half of what ` + "`peerlane topo`" + ` estimates are told.
+other, by the GID and partition key that relays use, which it tells, and write and read
+host memory and, by DMA-BUF and by nvidia-peermem, the memory of the GPUs that the lane
+stages on, or its own; each byte is compared, and rates under half of what ` + "`peerlane topo`" + ` estimates are told.
 
 ` + "`--connect HOST`" + ` looks at what needs another host, in the last section below; on that host
 ` + "`peerlane doctor --serve`" + ` answers meanwhile. It answers who proves the cluster key by the

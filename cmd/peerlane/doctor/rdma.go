@@ -17,7 +17,11 @@ func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 	if err != nil {
 		return launch.RDMAJob{}, err
 	}
-	var job launch.RDMAJob
+	c, err := h.configuration()
+	if err != nil {
+		return launch.RDMAJob{}, err
+	}
+	job := launch.RDMAJob{Verbs: c.Verbs.Launch()}
 	for _, n := range p.NICs {
 		nic := launch.RDMANIC{Name: n.Name}
 		for _, l := range p.Lanes {
@@ -54,7 +58,7 @@ const slow = 0.5
 func RDMA(results []launch.RDMAResult, failed error) Check {
 	return Check{
 		Name: "rdma", Subject: "NICs",
-		LooksAt: "an active test: two queue pairs of the NIC, connected with each other, write and read the memory; each byte is compared",
+		LooksAt: "an active test: two queue pairs of the NIC, connected with each other by the GID and partition key that relays use (verbs in config.toml), write and read the memory; each byte is compared",
 		Why:     "relays do the same; what fails here fails between hosts, too, where it looks like a fault of the network",
 		Remedy:  "read the reason; docs/network.md has what RDMA needs",
 		Run:     func(_ context.Context, h *Host) []Finding { return h.rdma(results, failed) },
@@ -90,15 +94,17 @@ func (h *Host) rdmaJudged(r launch.RDMAResult, all []launch.RDMAResult) Finding 
 	case r.Untested != "":
 		return unknown(on, "%s", r.Untested)
 	case r.Wrong > 0:
-		f := failure(on, "%s: %d of %d bytes are wrong", r.Tried, r.Wrong, r.Bytes)
+		f := failure(on, "%s by %s: %d of %d bytes are wrong", r.Tried, r.Way, r.Wrong, r.Bytes)
 		f.Why = "the NIC reports success and data arrives damaged, in every job that goes this way"
 		return f.remedy("on bare metal boot with iommu=pt and switch ACS redirection off (peerlane doctor names the ports); until then plan.exclude.pairs in config.toml keeps lanes from this pair")
 	case r.Failed != "" && r.GPU != nil && r.Tried == "register":
 		return h.unregistered(on, r, all)
+	case r.Failed != "" && r.Way != "":
+		return failure(on, "%s by %s: %s", r.Tried, r.Way, r.Failed)
 	case r.Failed != "":
 		return failure(on, "%s: %s", r.Tried, r.Failed)
 	}
-	found := fmt.Sprintf("%d bytes written and read are right; %.3g GB/s written, %.3g read", r.Bytes, r.Write, r.Read)
+	found := fmt.Sprintf("%d bytes written and read by %s are right; %.3g GB/s written, %.3g read", r.Bytes, r.Way, r.Write, r.Read)
 	expected := h.expected(r)
 	if least := min(r.Write, r.Read); expected > 0 && least < slow*expected {
 		f := warning(on, "%s; %.3g GB/s are estimated", found, expected)

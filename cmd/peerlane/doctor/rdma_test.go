@@ -32,13 +32,27 @@ func TestTheJobOfRDMAIsThatOfTheLanes(t *testing.T) {
 	}
 }
 
+// It goes as relays do.
+func TestTheJobOfRDMAHasTheConfiguration(t *testing.T) {
+	m := newMade(t)
+	job, err := m.host().RDMAJob()
+	must(t, err)
+	if *job.Verbs != launch.DefaultVerbs {
+		t.Errorf("%+v, where nothing is configured", job.Verbs)
+	}
+	m.write("etc/peerlane/config.toml", "[verbs]\ngid_index = 5\npkey = 2\n")
+	if job, err = m.host().RDMAJob(); err != nil || job.Verbs.GIDIndex != 5 || job.Verbs.PKey != 2 {
+		t.Errorf("%+v, %v", job.Verbs, err)
+	}
+}
+
 func TestWhatTheTestOfRDMAComesTo(t *testing.T) {
 	m := newMade(t)
 	h := m.host()
 	job, err := h.RDMAJob()
 	must(t, err)
 	gpu := job.NICs[0].GPUs[0]
-	host := launch.RDMAResult{NIC: "mlx5_0", Memory: launch.MemoryHost, Tried: "read", Bytes: 4 << 20, Write: 46, Read: 45}
+	host := launch.RDMAResult{NIC: "mlx5_0", Memory: launch.MemoryHost, Way: "port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2", Tried: "read", Bytes: 4 << 20, Write: 46, Read: 45}
 	dmabuf := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryDMABuf, Tried: "read", Bytes: 4 << 20, Write: 40, Read: 41}
 	refused := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryPeermem, Tried: "register", Failed: "ibv_reg_mr: bad address (EFAULT)"}
 	with := func(r launch.RDMAResult, change func(*launch.RDMAResult)) launch.RDMAResult { change(&r); return r }
@@ -50,9 +64,11 @@ func TestWhatTheTestOfRDMAComesTo(t *testing.T) {
 		says    string // the worst finding
 	}{
 		{"all is well", []launch.RDMAResult{host, dmabuf}, nil, OK, ""},
+		{"it says which way it went", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Failed = "transport retry counter exceeded" })}, nil, Failure, "read by port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2: transport"},
+		{"also where all is well", []launch.RDMAResult{host}, nil, OK, "by port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2 are right"},
 		{"one way to register is enough", []launch.RDMAResult{host, dmabuf, refused}, nil, OK, ""},
 		{"no way to register", []launch.RDMAResult{host, with(refused, func(r *launch.RDMAResult) { r.Memory = launch.MemoryDMABuf }), refused}, nil, Warning, "(EFAULT)"},
-		{"the port does not connect", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Tried, r.Failed = "connect", "port 1 is DOWN" })}, nil, Failure, "connect: port 1 is DOWN"},
+		{"the port does not connect", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Way, r.Tried, r.Failed = "", "connect", "port 1 is DOWN" })}, nil, Failure, "connect: port 1 is DOWN"},
 		{"wrong bytes", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Wrong = 7 })}, nil, Failure, "7 of 4194304 bytes are wrong"},
 		// A port of 400 Gb/s carries 50 GB/s, its slot 48.
 		{"slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 23 })}, nil, Warning, "48 GB/s are estimated"},

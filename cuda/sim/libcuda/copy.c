@@ -76,15 +76,14 @@ static CUresult pair(struct operation *op, const struct end *to, const struct en
 	return CUDA_SUCCESS;
 }
 
-// copy enqueues a copy; without devices of their own both ends are addressed by
-// the stream's.
-static CUresult copy(const char *call, uintptr_t dst, struct device *dst_device, uintptr_t src, struct device *src_device,
-		     size_t n, CUstream h)
+// copy_with enqueues a copy of a call that has entered, with the fault that it has met;
+// without devices of their own both ends are addressed by the stream's.
+static CUresult copy_with(struct fault fault, uintptr_t dst, struct device *dst_device, uintptr_t src,
+			  struct device *src_device, size_t n, CUstream h)
 {
-	struct fault fault;
-	CUresult r = enter(call, &fault);
 	struct stream *s;
-	if (r != CUDA_SUCCESS || (r = stream_get(h, &s)) != CUDA_SUCCESS)
+	CUresult r = stream_get(h, &s);
+	if (r != CUDA_SUCCESS)
 		return r;
 	struct device *own = s->context->device;
 	struct end to = {.address = dst, .device = dst_device ? dst_device : own, .need = READ_WRITE};
@@ -112,6 +111,14 @@ static CUresult copy(const char *call, uintptr_t dst, struct device *dst_device,
 	return r;
 }
 
+static CUresult copy(const char *call, uintptr_t dst, struct device *dst_device, uintptr_t src, struct device *src_device,
+		     size_t n, CUstream s)
+{
+	struct fault fault;
+	CUresult r = enter(call, &fault);
+	return r == CUDA_SUCCESS ? copy_with(fault, dst, dst_device, src, src_device, n, s) : r;
+}
+
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s)
 {
 	return copy("cuMemcpyAsync", dst, NULL, src, NULL, n, s);
@@ -127,17 +134,22 @@ CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, CUstream s)
 	return copy("cuMemcpyDtoHAsync", (uintptr_t)dst, NULL, src, NULL, n, s);
 }
 
-// Rows of host memory into a device's; of the other pairs nothing is known here.
+// Rows of host memory into a device's; of the other pairs nothing is known here. A wrong byte
+// is the first: one that comes after may overlap this rectangle's other bytes, and right them.
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream s)
 {
 	if (!c || c->WidthInBytes > c->srcPitch || c->WidthInBytes > c->dstPitch)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (c->srcMemoryType != CU_MEMORYTYPE_HOST || c->dstMemoryType != CU_MEMORYTYPE_DEVICE)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	CUresult r = CUDA_SUCCESS;
-	for (size_t y = 0; y < c->Height && r == CUDA_SUCCESS; y++)
-		r = copy("cuMemcpy2DAsync", c->dstDevice + (c->dstY + y) * c->dstPitch + c->dstXInBytes, NULL,
-			 (uintptr_t)c->srcHost + (c->srcY + y) * c->srcPitch + c->srcXInBytes, NULL, c->WidthInBytes, s);
+	struct fault fault;
+	CUresult r = enter("cuMemcpy2DAsync", &fault);
+	fault.first = true;
+	for (size_t y = 0; y < c->Height && r == CUDA_SUCCESS; y++) {
+		r = copy_with(fault, c->dstDevice + (c->dstY + y) * c->dstPitch + c->dstXInBytes, NULL,
+			      (uintptr_t)c->srcHost + (c->srcY + y) * c->srcPitch + c->srcXInBytes, NULL, c->WidthInBytes, s);
+		fault = (struct fault){0};
+	}
 	return r;
 }
 

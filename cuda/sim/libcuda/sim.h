@@ -46,7 +46,7 @@ void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 struct fault {
 	unsigned delay_ms;
-	bool corrupt;
+	bool corrupt, first; // a byte of a copy: its first one, or one in the middle
 	CUresult strike; // a sticky error, struck when the operation's turn comes
 };
 

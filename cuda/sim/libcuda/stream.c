@@ -90,7 +90,7 @@ static void copy(struct stream *s, struct operation *op)
 		}
 		// Added, so that the same fault in another process does not undo it.
 		if (op->fault.corrupt && i == 0)
-			g->dst[g->n / 2] += 0xda;
+			g->dst[op->fault.first ? 0 : g->n / 2] += 0xda;
 		count(g);
 	}
 }

@@ -13,6 +13,7 @@ import (
 func TestWhatRunsInAPlace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "matrix.txt")
 	text := `# a comment
+vm-small  integration  count  2
 vm-small  tree         tested    integration/vm/cases/small.TestTree
 vm-small  runc/death   tested    integration.TestDeath/runc/1_%_of_it
 host      runc/death   tested    integration.TestDeath/runc/1_%_of_it

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -127,10 +128,17 @@ func batch(data []byte, most int) int {
 // relay acknowledges small ones only when its loop has its turn.
 const patience = 2
 
-// look ends a Peer whose other side lives and does nothing with what it is sent.
+// look ends a Peer whose other side lives and does nothing with what it is sent. It is
+// called at each heartbeat, and counts these: while this process is stopped there are none,
+// and the other side's may be stopped as well.
 func (p *Peer) look() {
-	limit := patience * p.config.Dead
-	if p.underWay.Load() > 0 && time.Since(p.start)-time.Duration(p.progress.Load()) > limit {
+	moves := p.moves.Load()
+	if p.underWay.Load() <= 0 || moves != p.seen {
+		p.seen, p.still = moves, 0
+		return
+	}
+	p.still++
+	if limit := patience * p.config.Dead; time.Duration(p.still)*p.config.Heartbeat > limit {
 		p.silent(p.control, limit, "it has acknowledged no write")
 	}
 }
@@ -154,7 +162,7 @@ func (p *Peer) turns() bool {
 }
 
 // moved says that a write went on.
-func (p *Peer) moved() { p.progress.Store(int64(time.Since(p.start))) }
+func (p *Peer) moved() { p.moves.Add(1) }
 
 // part tells the other side why the Peer ends, where it is to hear that.
 func (p *Peer) part() {
@@ -173,20 +181,28 @@ func (p *Peer) part() {
 // send writes all of it, as long as the other side takes something, by Config's silence. It
 // gives how many bytes went out.
 func (p *Peer) send(c net.Conn, data net.Buffers) (sent int64, all bool) {
+	deadline := p.unlessDying(c.SetWriteDeadline)
+	move := func() (int64, error) {
+		n, err := data.WriteTo(c)
+		sent += n
+		p.carried[c].Sent.Add(uint64(n))
+		return n, err
+	}
 	for {
-		err := c.SetWriteDeadline(time.Now().Add(p.config.silence()))
-		if p.isDying() {
-			return sent, false
-		}
 		var n int64
-		if err == nil {
-			n, err = data.WriteTo(c)
-			sent += n
-			p.carried[c].Sent.Add(uint64(n))
+		var err error
+		if _, whole := c.(*tls.Conn); whole { // no write goes on that met a deadline
+			if err = deadline(time.Now().Add(p.config.silence())); err == nil {
+				n, err = move()
+			}
+		} else {
+			n, err = patiently(p.config.silence(), deadline, move)
 		}
 		switch {
 		case err == nil:
 			return sent, true
+		case errors.Is(err, errDying):
+			return sent, false
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			p.failed(c, "sending", err)
 			return sent, false
@@ -194,6 +210,30 @@ func (p *Peer) send(c net.Conn, data net.Buffers) (sent int64, all bool) {
 			p.silent(c, p.config.silence(), "it has taken nothing")
 			return sent, false
 		}
+	}
+}
+
+// read reads what has come, or comes within Config's silence.
+func (p *Peer) read(c net.Conn, b []byte) (int, error) {
+	n, err := patiently(p.config.silence(), p.unlessDying(c.SetReadDeadline), func() (int64, error) {
+		n, err := c.Read(b)
+		return int64(n), err
+	})
+	return int(n), err
+}
+
+// errDying is what a Peer that ends does in place of waiting.
+var errDying = errors.New("the relay ends its connections")
+
+// unlessDying sets a deadline, and looks after that whether the Peer is dying: fail, which
+// sets its own, says so before it does.
+func (p *Peer) unlessDying(deadline func(time.Time) error) func(time.Time) error {
+	return func(at time.Time) error {
+		err := deadline(at)
+		if p.isDying() {
+			return errDying
+		}
+		return err
 	}
 }
 
@@ -214,16 +254,12 @@ func (p *Peer) readControl() {
 	have := 0
 	var frames []frame
 	for {
-		err := p.control.SetReadDeadline(time.Now().Add(p.config.silence()))
-		if p.isDying() {
+		n, err := p.read(p.control, buffer[have:])
+		if errors.Is(err, errDying) {
 			p.listen()
 			return
 		}
-		var n int
-		if err == nil {
-			n, err = readPatient(p.control, buffer[have:], p.config.Dead)
-			p.carried[p.control].Received.Add(uint64(n))
-		}
+		p.carried[p.control].Received.Add(uint64(n))
 		have += n
 		more := have == len(buffer) && len(buffer) < mostBuffer
 		used := 0

@@ -1,48 +1,178 @@
 package tcp
 
 import (
+	"bytes"
+	"io"
 	"net"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// stopped is a connection whose process is stopped when it is to read: longer than the
-// deadline, while something comes.
+// stopped is a connection whose process is stopped when it is to read or write more than a
+// piece's header: longer than the deadline. Who goes on as late as the other side, which was
+// stopped too, sees a deadline that is soon over pass as well.
 type stopped struct {
 	net.Conn
-	came  chan struct{} // something has
-	until atomic.Bool   // it was stopped once
+	times  atomic.Int32  // so often
+	paused chan struct{} // closed when it was
+	limit  atomic.Int64  // of the last deadline, from when it was set
+}
+
+const soon = time.Minute
+
+func (c *stopped) SetReadDeadline(at time.Time) error {
+	c.limit.Store(int64(time.Until(at)))
+	return c.Conn.SetReadDeadline(at)
+}
+
+func (c *stopped) SetWriteDeadline(at time.Time) error {
+	c.limit.Store(int64(time.Until(at)))
+	return c.Conn.SetWriteDeadline(at)
+}
+
+// over reports whether a deadline passes while the process is stopped, or soon after.
+func (c *stopped) over(b []byte) bool {
+	if len(b) <= pieceHeader {
+		return false
+	}
+	switch left := c.times.Add(-1); {
+	case left == 0:
+		close(c.paused)
+		return true
+	case left > 0:
+		return true
+	}
+	return c.limit.Load() < int64(soon)
 }
 
 func (c *stopped) Read(b []byte) (int, error) {
-	<-c.came
-	if !c.until.Swap(true) {
+	if c.over(b) {
 		return 0, os.ErrDeadlineExceeded
 	}
 	return c.Conn.Read(b)
 }
 
-// Who was stopped itself does not take the other side for dead that has spoken meanwhile.
+func (c *stopped) Write(b []byte) (int, error) {
+	if c.over(b) {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return c.Conn.Write(b)
+}
+
+// pausing wraps the connections of a Peer, control first: the one of that number stops, the
+// others wait without end.
+func pausing(stops int, times int32) (*stopped, func(net.Conn) net.Conn) {
+	s := &stopped{paused: make(chan struct{})}
+	s.times.Store(times)
+	return s, func(c net.Conn) net.Conn {
+		if stops--; stops == -1 {
+			s.Conn = c
+			return s
+		}
+		return patient{Conn: c}
+	}
+}
+
+// silenceOf100Minutes has parts that are far from soon over.
+var silenceOf100Minutes = Config{Heartbeat: 20 * time.Millisecond, Dead: 100 * time.Minute, Eager: -1}
+
+// Who was stopped itself does not take the other side for dead that says something when it
+// goes on.
 func TestAPauseIsNotSilence(t *testing.T) {
 	t.Parallel()
-	conn := &stopped{came: make(chan struct{})}
-	e, r := against(t, 0, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour}, func(c net.Conn) net.Conn {
-		conn.Conn = c
-		return conn
-	})
+	conn, wrap := pausing(0, 1)
+	e, r := against(t, 0, silenceOf100Minutes, wrap)
 	r.listens()
-	go close(conn.came) // which the write waits for: it is of a pipe
+	receive(t, conn.paused, "the pause")
 	if err := r.say(0, frameBeat); err != nil {
-		t.Fatalf("what came during the pause was not read: %v; the peer's end: %v", err, e.died())
+		t.Fatalf("what came after the pause was not read: %v; the peer's end: %v", err, e.died())
 	}
 	if err := r.say(7, frameLeave); err != nil { // of no channel
 		t.Fatal(err)
 	}
 	if err := e.died(); wire.StatusOf(err) != wire.StatusMalformed {
-		t.Errorf("what came after the pause was not read: %v", err)
+		t.Errorf("what came then was not read: %v", err)
+	}
+}
+
+// Nor does it when that was in the middle of a piece.
+func TestAPauseWithinAPiece(t *testing.T) {
+	t.Parallel()
+	conn, wrap := pausing(1, 1)
+	e, r := against(t, 1, silenceOf100Minutes, wrap)
+	r.listens()
+	memory, want := make([]byte, rawPiece), bytes.Repeat([]byte("lane"), rawPiece/4)
+	arrived, _ := e.granting(r, 3, memory)
+	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: rawPiece, bytes: rawPiece}
+	if _, err := r.data[0].Write(p.header()); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, conn.paused, "the pause")
+	if _, err := r.data[0].Write(want); err != nil {
+		t.Fatalf("what came after the pause was not read: %v; the peer's end: %v", err, e.died())
+	}
+	if receive(t, arrived, "the write"); !bytes.Equal(memory, want) {
+		t.Error("other bytes have landed")
+	}
+}
+
+// Nor while it sends: the other side's process, which did not read, was stopped as well.
+func TestAPauseWhileSending(t *testing.T) {
+	t.Parallel()
+	conn, wrap := pausing(1, 2) // the first with the header before it, which was taken
+	e, r := against(t, 1, silenceOf100Minutes, wrap)
+	r.listens()
+	source := bytes.Repeat([]byte("lane"), rawPiece/4)
+	c := e.open(&wire.Done{}, ignore, func(error) {})
+	done := make(chan error, 1)
+	e.loop.Call(func() {
+		c.Link().Write(transport.Target{}, hostPlace(source, 0), rawPiece, 1, func(err error) { done <- err })
+	})
+	if _, err := io.ReadFull(r.data[0], make([]byte, pieceHeader)); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, conn.paused, "the pause")
+	got := make([]byte, rawPiece)
+	if n, err := io.ReadFull(r.data[0], got); err != nil || !bytes.Equal(got, source) {
+		t.Fatalf("%d bytes came after the pause: %v; the peer's end: %v", n, err, e.died())
+	}
+	if err := r.say(c.number, frameLanded, number(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Error(err)
+	}
+}
+
+// How long a write does not go on is counted in heartbeats: of a pause of any length there
+// is one at most.
+func TestAPauseOfAWrite(t *testing.T) {
+	const beats = 3
+	e, r := against(t, 1, Config{Heartbeat: time.Hour, Dead: beats * time.Hour})
+	r.listens()
+	look := func(n int) {
+		for range n {
+			e.peer.look() // in place of the writer, who has no heartbeat
+		}
+	}
+	e.peer.underWay.Store(1)
+	for range 3 { // times that something goes on
+		look(patience * beats)
+		e.peer.moved()
+		look(1)
+	}
+	if e.peer.isDying() {
+		t.Fatal(e.died())
+	}
+	look(patience*beats + 1)
+	r.close()
+	if err := e.died(); !strings.Contains(err.Error(), "acknowledged no write") {
+		t.Error(err)
 	}
 }

@@ -135,10 +135,13 @@ type Peer struct {
 	supply    supply
 	counters  struct{ messages, batches, writes, pieces, eager atomic.Uint64 }
 
-	// Writes that are under way, and when the last of them went on, since the start.
-	start    time.Time
+	// Writes that are under way, and how often one of them went on; how often that was when
+	// look looked last, and at how many heartbeats since it was the same.
 	underWay atomic.Int64
-	progress atomic.Int64
+	moves    atomic.Uint64
+	seen     uint64
+	still    int
+	start    time.Time
 	// When the loop had its turn last, since the start, and whether it is asked for one.
 	turn   atomic.Int64
 	asking atomic.Bool
@@ -265,7 +268,8 @@ func (p *Peer) farewell() time.Duration {
 	return min(p.config.Heartbeat, time.Second)
 }
 
-// failed is the end of a connection that could not be read or written.
+// failed is the end of a connection that could not be read or written. Where it was a data
+// stream's, the other side hears which by the control stream.
 func (p *Peer) failed(c net.Conn, doing string, err error) {
 	var status *wire.Error
 	said := errors.As(err, &status)
@@ -282,8 +286,8 @@ func (p *Peer) failed(c net.Conn, doing string, err error) {
 		// What it sent makes no sense.
 		p.fail(wire.Errorf(status.Status, "the relay at %s: %s", p.config.Name, status.Reason), true)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s closed its connection (%s)", p.config.Name, p.config.Route(c)), false)
-	default: // where it was a data stream's, the other side hears which by the control stream
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s closed its connection (%s)", p.config.Name, p.config.Route(c)), c != p.control)
+	default:
 		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s cannot be reached any more: %s (%s): %v", p.config.Name, doing, p.config.Route(c), err), c != p.control)
 	}
 }

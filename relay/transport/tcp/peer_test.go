@@ -359,7 +359,7 @@ func TestSilenceIsDeath(t *testing.T) {
 			c := e.open(&wire.Done{}, ignore, func(error) {})
 			e.loop.Call(func() {
 				c.Link().Write(transport.Target{}, hostPlace(source, 0), 64<<10, 1, func(error) {})
-				e.peer.progress.Store(int64(time.Hour)) // nor is an acknowledgement waited for
+				e.peer.underWay.Store(-1) // nor is an acknowledgement waited for
 			})
 		}, "taken nothing", patient{}, patient{writes: true}},
 		"acknowledges nothing": {func(e *side, r *raw) {

@@ -1,6 +1,8 @@
 package tcp
 
 import (
+	"bytes"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -164,5 +166,32 @@ func TestWhatTheKernelGivesUpIsOverAtOnce(t *testing.T) {
 		if err := e.died(); !strings.Contains(err.Error(), with.Error()) || wire.StatusOf(err) != wire.StatusPeerRelayDied {
 			t.Errorf("%v", err)
 		}
+	}
+}
+
+// numbered is a connection that a Peer's messages name by its number.
+type numbered struct {
+	net.Conn
+	number int
+}
+
+// Of a data stream that has ended the other side hears which it was, by the control stream:
+// all that it would see by itself is that this one ends.
+func TestWhichStreamEndedIsTold(t *testing.T) {
+	next := -1 // the control stream is 0
+	e, r := against(t, 2, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour, Route: func(c net.Conn) string {
+		return fmt.Sprint("connection ", c.(numbered).number)
+	}}, func(c net.Conn) net.Conn {
+		next++
+		return numbered{c, next}
+	})
+	r.listens()
+	r.data[1].Close()
+	if told := receive(t, r.frames, "a goodbye"); told.kind != frameGoodbye || !bytes.Contains(told.payload, []byte("connection 2")) {
+		t.Errorf("the other side is told %q by a frame of kind %d", told.payload, told.kind)
+	}
+	r.close()
+	if err := e.died(); !strings.Contains(err.Error(), "connection 2") {
+		t.Error(err)
 	}
 }

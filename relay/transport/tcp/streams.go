@@ -211,11 +211,7 @@ func (p *Peer) land(h *piece, fill func([]byte) error, onLoop func(func())) erro
 // fill reads as much, as long as something comes, by Config's silence.
 func (p *Peer) fill(c net.Conn, to []byte) error {
 	for len(to) > 0 {
-		err := c.SetReadDeadline(time.Now().Add(p.config.silence()))
-		if err != nil {
-			return err
-		}
-		n, err := c.Read(to)
+		n, err := p.read(c, to)
 		if to = to[n:]; err == nil || len(to) == 0 {
 			continue
 		}

@@ -1,0 +1,20 @@
+package relay_test
+
+import (
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// What a client asked for when its relay came to its end is not granted, and the client
+// hears why.
+func TestARequestOfADyingRelay(t *testing.T) {
+	h := newHost(t)
+	h.ends = "an illegal memory access"
+	socket, r := h.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
+	s := attach(t, socket)
+	r.EndWhileAsked(launch.EndCUDA, wire.Errorf(wire.StatusCUDA, "%s", h.ends))
+	_, err := s.Listen(within(t), uuid(t, 0))
+	demand(t, err, wire.StatusCUDA, h.ends)
+}
