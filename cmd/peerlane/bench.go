@@ -135,7 +135,7 @@ ports of network.ports beside it.`,
 			if err != nil {
 				return err
 			}
-			o.Network, o.Verbs = c.Network, &c.Verbs
+			o.Network, o.Verbs, o.Plan = c.Network, &c.Verbs, c.Plan
 			if err := bench.CanMeet(o.Network); err != nil {
 				return asRoot(err)
 			}
