@@ -10,8 +10,9 @@ import (
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// twoNICs is the recorded host: GPUs 0, 1, 4 and 5 are beside a NIC, and the others far.
-func twoNICs(t *testing.T) *topo.Host {
+// twoNICs reads the recorded host: GPUs 0, 1, 4 and 5 are beside a NIC, and the others far.
+// What changes its NICs has a copy of these.
+func twoNICs(t *testing.T) func() *topo.Host {
 	t.Helper()
 	sysfs, proc, err := recorded.Unpack(t.TempDir())
 	if err != nil {
@@ -21,7 +22,15 @@ func twoNICs(t *testing.T) *topo.Host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return h
+	return func() *topo.Host {
+		one := *h
+		one.NICs = nil
+		for _, n := range h.NICs {
+			n.Ports = slices.Clone(n.Ports)
+			one.NICs = append(one.NICs, n)
+		}
+		return &one
+	}
 }
 
 // excluding is a [plan] without some GPUs, by index.
@@ -32,6 +41,7 @@ func excluding(gpus string) config.Plan {
 // A host of real GPUs reaches others by a lane whose NICs it has, as its configuration
 // plans it; where it has none, by those that are made for this.
 func TestTheLaneOfRealGPUs(t *testing.T) {
+	host := twoNICs(t)
 	emulated := []topo.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"emulated0"}}, {GPU: "5", Servers: []string{"4"}, NICs: []string{"emulated1"}}}
 	for name, c := range map[string]struct {
 		own     config.Plan
@@ -50,7 +60,7 @@ func TestTheLaneOfRealGPUs(t *testing.T) {
 		"a lane as configuration says": {own: config.Plan{Lanes: []topo.Assignment{{GPU: "2", NICs: []string{"emulated0"}}, {GPU: "3", Servers: []string{"4"}, NICs: []string{"mlx5_1"}}}}, gpu: 3, nics: "mlx5_1", relayed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := &Host{Topology: twoNICs(t), Lanes: c.made}
+			h := &Host{Topology: host(), Lanes: c.made}
 			if c.change != nil {
 				c.change(h.Topology)
 			}
@@ -61,7 +71,7 @@ func TestTheLaneOfRealGPUs(t *testing.T) {
 			h.mustHave(t, gpu, plan, c.gpu, c.nics, c.relayed)
 		})
 	}
-	h := &Host{Topology: twoNICs(t)}
+	h := &Host{Topology: host()}
 	h.Topology.NICs = nil
 	if gpu, _, _, err := h.Outward(config.Plan{}); err == nil {
 		t.Errorf("a host without lanes reaches others by GPU %s", gpu)
@@ -70,6 +80,7 @@ func TestTheLaneOfRealGPUs(t *testing.T) {
 
 // Simulated GPUs are lent a NIC of the host's, whatever the recorded one had.
 func TestTheLaneOfSimulatedGPUs(t *testing.T) {
+	host := twoNICs(t)
 	active, down := []topo.Port{{Number: 1, State: "ACTIVE"}}, []topo.Port{{Number: 1, State: "DOWN"}}
 	for name, c := range map[string]struct {
 		nics     []topo.NIC
@@ -87,7 +98,7 @@ func TestTheLaneOfSimulatedGPUs(t *testing.T) {
 		"excluded":          {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Ports: active}, {Name: "b", Uverbs: "uverbs1", Ports: active}}, excluded: []string{"a"}, want: "b"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := &Host{Topology: twoNICs(t)}
+			h := &Host{Topology: host()}
 			gpu, plan, nic, err := h.lent(&topo.Host{NICs: c.nics}, c.excluded)
 			if err != nil {
 				t.Fatal(err)
