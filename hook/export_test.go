@@ -14,8 +14,11 @@ var HoldersOf = holders
 // ContainerOfCgroup is what tells of containers that have no relay.
 var ContainerOfCgroup = containerOfCgroup
 
-// Infiniband is where the RDMA devices are.
-var Infiniband = &infiniband
+// Uverbs is where the character devices of RDMA are.
+var Uverbs = &uverbs
+
+// VerbsNodes are those of an RDMA device.
+var VerbsNodes = verbsNodes
 
 // SweepUIDs is what Collect does for uids.
 var SweepUIDs = sweepUIDs

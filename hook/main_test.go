@@ -67,7 +67,10 @@ func test(m *testing.M, self string) int {
 			fatal(err)
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(bin, "infiniband/verbs0/device/infiniband_verbs/uverbs0"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(bin, "uverbs/uverbs0"), 0o755); err != nil {
+		fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(bin, "uverbs/uverbs0/ibdev"), []byte("verbs0\n"), 0o644); err != nil {
 		fatal(err)
 	}
 	status := m.Run()
@@ -120,7 +123,7 @@ func hookMain() {
 	l := layout.New(*root)
 	var err error
 	if self, err := os.Executable(); err == nil {
-		*hook.Infiniband = filepath.Join(filepath.Dir(self), "infiniband")
+		*hook.Uverbs = filepath.Join(filepath.Dir(self), "uverbs")
 	}
 	switch os.Args[1] {
 	case "supervise":

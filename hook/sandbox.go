@@ -330,18 +330,24 @@ func (c Sandbox) files(s *sandbox.Spec, environment []string) {
 	s.Write = append(s.Write, c.Write...)
 }
 
-// infiniband has the RDMA devices, by name; tests have another.
-var infiniband = "/sys/class/infiniband"
+// uverbs has the character devices of RDMA; tests have another.
+var uverbs = "/sys/class/infiniband_verbs"
 
-// verbsNodes are the device nodes of an RDMA device; none of an emulated one.
-func verbsNodes(nic string) []string {
-	entries, err := os.ReadDir(filepath.Join(infiniband, nic, "device/infiniband_verbs"))
+// verbsNodes are the device nodes of an RDMA device, also of one that no PCI function is
+// behind (rxe, siw): those whose uverbsN/ibdev names it. None of an emulated one.
+func verbsNodes(nic string) (nodes []string) {
+	entries, err := os.ReadDir(uverbs)
 	if err != nil {
 		return nil
 	}
-	nodes := []string{"/dev/infiniband/rdma_cm"}
 	for _, e := range entries {
-		nodes = append(nodes, filepath.Join("/dev/infiniband", e.Name()))
+		// abi_version lies beside them.
+		if is, err := os.ReadFile(filepath.Join(uverbs, e.Name(), "ibdev")); err == nil && strings.TrimSpace(string(is)) == nic {
+			nodes = append(nodes, filepath.Join("/dev/infiniband", e.Name()))
+		}
+	}
+	if nodes != nil {
+		nodes = append(nodes, "/dev/infiniband/rdma_cm")
 	}
 	return nodes
 }

@@ -690,3 +690,34 @@ func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
 		t.Errorf("readable are %v, not %v", got, want)
 	}
 }
+
+// A relay may open the nodes of its NICs and no others, whether a PCI function is behind
+// them, as behind two of three here, or none, as behind software RDMA.
+func TestNodesOfRDMADevices(t *testing.T) {
+	was := *hook.Uverbs
+	t.Cleanup(func() { *hook.Uverbs = was })
+	*hook.Uverbs = t.TempDir()
+	for file, text := range map[string]string{
+		"abi_version": "6\n", "uverbs0/ibdev": "mlx5_0\n", "uverbs0/device/vendor": "0x15b3\n", "uverbs1/ibdev": "mlx5_1\n", "uverbs10/ibdev": "rxe0\n",
+	} {
+		file = filepath.Join(*hook.Uverbs, file)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for nic, want := range map[string][]string{
+		"mlx5_0": {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}, "rxe0": {"/dev/infiniband/uverbs10", "/dev/infiniband/rdma_cm"},
+		"mlx5": nil, "emulated0": nil, "": nil,
+	} {
+		if got := hook.VerbsNodes(nic); !slices.Equal(got, want) {
+			t.Errorf("%q has %q, not %q", nic, got, want)
+		}
+	}
+	*hook.Uverbs = filepath.Join(*hook.Uverbs, "none")
+	if got := hook.VerbsNodes("mlx5_0"); got != nil {
+		t.Errorf("without RDMA a NIC has %q", got)
+	}
+}

@@ -48,7 +48,8 @@ end is what is asked of each table, what was reached, and whether that is enough
 
 Between two hosts: --listen on the one, then --connect on the other. Both need the
 cluster key, and so root; each starts a relay and a client of its own, which meet over
-the transport that relays choose. Measured is what --connect says, both ways, beside plain
+the transport that relays choose. Their lanes are those of this host's plan; simulated GPUs
+use the first RDMA NIC that it has. Measured is what --connect says, both ways, beside plain
 TCP sockets between the same addresses; each row says which transport carried it, and the
 result is printed on both hosts. With --transport verbs data goes over RDMA or not
 at all, but for messages of up to 4 KiB, which may go with what the relays say to each
@@ -135,7 +136,7 @@ ports of network.ports beside it.`,
 			if err != nil {
 				return err
 			}
-			o.Network, o.Verbs = c.Network, &c.Verbs
+			o.Network, o.Verbs, o.Plan = c.Network, &c.Verbs, c.Plan
 			if err := bench.CanMeet(o.Network); err != nil {
 				return asRoot(err)
 			}

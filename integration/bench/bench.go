@@ -59,6 +59,8 @@ type Options struct {
 	Network config.Network
 	// Verbs is how it uses RDMA, of the same; nil for the default.
 	Verbs *config.Verbs
+	// Plan is what it says of its lanes, of the same: of real GPUs.
+	Plan config.Plan
 	// Quick is for machines that are lent by the minute: fewer sizes, shorter.
 	Quick bool
 	GPUs  string // one of package testbed's
@@ -174,6 +176,8 @@ type run struct {
 	known   map[string]bool // baselines that were measured
 	lanes   []topo.Assignment
 	clients int // started so far
+	// outward is the lane by which another host is reached.
+	outward outward
 	// pairs are the GPUs that were tested together, and testing how long that took.
 	pairs   []launch.Pair
 	testing time.Duration

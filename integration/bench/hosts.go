@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
@@ -69,7 +70,7 @@ func Connect(ctx context.Context, o Options, to string) (report *Report, err err
 		return nil, err
 	}
 	defer f.conn.Close()
-	r, end, err := begin(ctx, o)
+	r, end, err := beginBetween(ctx, o)
 	if err != nil {
 		return nil, f.giveUp(err)
 	}
@@ -78,6 +79,45 @@ func Connect(ctx context.Context, o Options, to string) (report *Report, err err
 		return nil, f.giveUp(errors.Join(context.Cause(ctx), err))
 	}
 	return r.report, nil
+}
+
+// outward is a lane by which this host reaches others: its GPU, by PCI address, and the
+// [plan] that makes it.
+type outward struct {
+	gpu  string
+	plan config.Plan
+}
+
+// beginBetween is begin of a run with another host.
+func beginBetween(ctx context.Context, o Options) (r *run, end func() error, err error) {
+	if r, end, err = begin(ctx, o); err != nil {
+		return nil, nil, err
+	}
+	nic := ""
+	if r.outward.gpu, r.outward.plan, nic, err = r.host.Outward(o.Plan); err != nil {
+		return nil, nil, errors.Join(err, end())
+	}
+	if nic != "" {
+		r.report.Host += "; RDMA by this machine's own " + nic
+	}
+	return r, end, nil
+}
+
+// abroad starts a client, and a relay that reaches the other host by a transport.
+func (r *run) abroad(transport string, bytes uint64) (*stage, *worker, error) {
+	s, err := r.networked(transport, r.Network, r.outward.plan)
+	if err != nil {
+		return nil, nil, err
+	}
+	lane, err := r.host.Plan.Lane(r.outward.gpu)
+	if err != nil {
+		return s, nil, err
+	}
+	w, err := s.attached(lane, nil, bytes)
+	if err == nil {
+		_, err = r.reached(w)
+	}
+	return s, w, err
 }
 
 // meet connects to another host's bench.
@@ -126,12 +166,15 @@ func (r *run) withHost(f *far) (err error) {
 	r.report.Hosts = []Side{side.known(), met.Side.known()}
 	r.report.Host = fmt.Sprintf("A is %s, %s; B is %s, %s", side.Name, side.Host, met.Side.Name, met.Side.Host)
 	r.progress("a relay and a client on both hosts")
-	s, err := r.networked(r.Transport, r.Network)
+	bytes := slices.Max(append(r.sizesOfNetwork(), 1<<20))
+	s, here, err := r.abroad(r.Transport, bytes)
+	if s != nil {
+		defer func() { err = errors.Join(err, s.close()) }()
+	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	b, err := r.acrossHosts(s, f)
+	b, err := r.acrossHosts(s, f, here, bytes)
 	if err != nil {
 		return err
 	}
@@ -154,20 +197,8 @@ func (r *run) withHost(f *far) (err error) {
 
 func (s *stage) transport() string { return s.run.host.Config.Relay.Transport }
 
-// acrossHosts starts a client here and one there, and connects them both ways.
-func (r *run) acrossHosts(s *stage, f *far) (b between, err error) {
-	bytes := slices.Max(append(r.sizesOfNetwork(), 1<<20))
-	lanes, err := r.host.TwoClients()
-	if err != nil {
-		return b, err
-	}
-	here, err := s.attached(lanes[0], nil, bytes)
-	if err != nil {
-		return b, err
-	}
-	if _, err := r.reached(here); err != nil {
-		return b, err
-	}
+// acrossHosts has the other host start a client, and connects it with the one here, both ways.
+func (r *run) acrossHosts(s *stage, f *far, here *worker, bytes uint64) (b between, err error) {
 	there := &worker{name: "of " + f.name, far: f}
 	if _, err := f.ask(errand{Task: taskAttach, Transport: s.transport(), order: order{Bytes: bytes}}); err != nil {
 		return b, err

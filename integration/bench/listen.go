@@ -36,7 +36,7 @@ func Listen(ctx context.Context, o Options, at string) (report *Report, err erro
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
 	defer listener.Close()
-	r, end, err := begin(ctx, o)
+	r, end, err := beginBetween(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -245,24 +245,12 @@ func (g *guest) attach(e errand) error {
 		return errors.New("there is a client already")
 	}
 	g.progress("a relay and a client for %s", g.name)
-	s, err := g.networked(e.Transport, g.Network)
-	if err != nil {
-		return err
-	}
+	s, w, err := g.abroad(e.Transport, e.Bytes)
 	g.stage = s
-	lanes, err := g.host.TwoClients()
-	if err != nil {
-		return err
+	if err == nil {
+		g.has(w)
 	}
-	w, err := s.attached(lanes[0], nil, e.Bytes)
-	if err != nil {
-		return err
-	}
-	if _, err := g.reached(w); err != nil {
-		return err
-	}
-	g.has(w)
-	return nil
+	return err
 }
 
 // has takes a client, which ends what it does when the other bench is gone.

@@ -242,11 +242,12 @@ func (r *run) reached(w *worker) (netip.AddrPort, error) {
 	return netip.ParseAddrPort(report.Network.Listening)
 }
 
-// networked is a stage whose relays are on the network as it says, and take a transport.
-func (r *run) networked(transport string, n config.Network) (*stage, error) {
+// networked is a stage whose relays are on the network as it says, take a transport, and
+// have lanes of this plan.
+func (r *run) networked(transport string, n config.Network, plan config.Plan) (*stage, error) {
 	if err := r.configure(r.lanes, func(c *config.Config) {
 		c.Relay.Route, c.Relay.Transport = launch.RouteAuto, cmp.Or(transport, launch.TransportAuto)
-		c.Network = n
+		c.Network, c.Plan = n, plan
 		if r.Verbs != nil {
 			c.Verbs = *r.Verbs
 		}
@@ -266,7 +267,7 @@ func (r *run) network() (err error) {
 	// As many streams as the plain sockets beside them may have: 16 of these are among those
 	// that are tried.
 	n.Interfaces, n.Family, n.Streams = "=lo", "ipv4", 16
-	s, err := r.networked(launch.TransportTCP, n)
+	s, err := r.networked(launch.TransportTCP, n, config.Plan{Lanes: r.lanes})
 	if err != nil {
 		return err
 	}

@@ -386,8 +386,10 @@ func relayed(p *topo.Plan) []topo.Lane {
 }
 
 // TwoClients picks two far GPUs of the plan, of two NICs where that is possible.
-func (h *Host) TwoClients() (lanes [2]topo.Lane, err error) {
-	list := relayed(h.Plan)
+func (h *Host) TwoClients() (lanes [2]topo.Lane, err error) { return twoOf(h.Plan) }
+
+func twoOf(p *topo.Plan) (lanes [2]topo.Lane, err error) {
+	list := relayed(p)
 	if len(list) < 2 {
 		return lanes, fmt.Errorf("the plan has %d lanes that are relayed; two are needed", len(list))
 	}

@@ -256,6 +256,8 @@ func programs(arguments []string) (is bool, err error) {
 		return true, relayTo(os.Stdin, arguments[1], arguments[2])
 	case len(arguments) == 1 && arguments[0] == "talk":
 		return true, talkTo(os.Stdin)
+	case len(arguments) == 3 && arguments[0] == "bare":
+		return true, beBareHost(arguments[1], arguments[2])
 	case len(arguments) == 4 && arguments[0] == "host":
 		return true, beHost(arguments[1], arguments[2], arguments[3])
 	case strings.Join(arguments, " ") == "across":

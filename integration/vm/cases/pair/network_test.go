@@ -40,15 +40,15 @@ type host struct {
 	listening across.Line
 }
 
-// startHost makes a guest a host until the test ends.
-func startHost(t *testing.T, guest int, other *control.Client, runtimeName, key, transport string) *host {
+// startHost makes a guest a host until its end, by what the test binary is with these arguments.
+func startHost(t *testing.T, guest int, other *control.Client, arguments ...string) *host {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &host{T: t, guest: guest, lines: make(chan hostLine, 100), ended: make(chan error, 1)}
-	argv := []string{self, "host", runtimeName, key, transport}
+	argv := append([]string{self}, arguments...)
 	in, orders := io.Pipe()
 	said, out := io.Pipe()
 	h.orders = orders
@@ -198,15 +198,21 @@ func startHosts(t *testing.T, transport string) *hosts {
 	p := &hosts{T: t, other: inside.Other(t)}
 	key := clusterKey(t)
 	for i, runtimeName := range []string{"runc", "crun"} {
-		h := startHost(t, i, p.other, runtimeName, key, transport)
+		h := startHost(t, i, p.other, "host", runtimeName, key, transport)
 		p.both[i] = h
 		t.Cleanup(h.end)
 	}
 	for _, h := range p.both {
-		h.container = h.next(running).Container
-		h.listening = h.next(across.Listening).Line
+		h.isUp()
 	}
 	return p
+}
+
+// isUp waits for its container, and for that one's listener.
+func (h *host) isUp() {
+	h.Helper()
+	h.container = h.next(running).Container
+	h.listening = h.next(across.Listening).Line
 }
 
 // sizes has both send so many bytes in messages of all sizes.
@@ -310,8 +316,8 @@ func (p *hosts) finish() {
 }
 
 // mustFail demands that each operation of a host ends, with an error that says which
-// container on which host by which interface.
-func (p *hosts) mustFail(i int) {
+// container on which host by which interface. It returns the first error.
+func (p *hosts) mustFail(i int) string {
 	p.Helper()
 	h := p.both[i]
 	l := h.next(across.Failed)
@@ -330,6 +336,7 @@ func (p *hosts) mustFail(i int) {
 		}
 	}
 	h.listening = h.next(across.Listening).Line
+	return l.Error
 }
 
 // skew sets the other guest's clock wrong until the test ends.

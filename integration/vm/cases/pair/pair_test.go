@@ -64,19 +64,27 @@ func receive(address string) error {
 // last ends what receive prints.
 const last = 1<<64 - 1
 
-// rdma makes a device of each rail in both guests.
+// rdma makes a device of each rail in both guests, without a PCI function.
 func rdma(t *testing.T, kind string) *control.Client {
 	t.Helper()
+	return rdmaNamed(t, kind, "mlx5_0", "mlx5_1")
+}
+
+// rdmaNamed is rdma with other names, one for each rail.
+func rdmaNamed(t *testing.T, kind string, names ...string) *control.Client {
+	t.Helper()
 	other := inside.Other(t)
-	inside.RDMA(t, inside.Device{Name: "mlx5_0", Kind: kind, Card: "rail0"}, inside.Device{Name: "mlx5_1", Kind: kind, Card: "rail1"})
+	for i, name := range names {
+		inside.RDMA(t, inside.Device{Name: name, Kind: kind, Card: wiring.Cards[i]})
+	}
 	module := map[string]string{inside.RoCE: "rdma_rxe", inside.IWARP: "siw"}[kind]
 	inside.OnOther(t, other, "modprobe", "-a", module, "ib_uverbs", "rdma_ucm")
-	for _, d := range [][2]string{{"mlx5_0", "rail0"}, {"mlx5_1", "rail1"}} {
-		inside.OnOther(t, other, "rdma", "link", "add", d[0], "type", kind, "netdev", d[1])
+	for i, name := range names {
+		inside.OnOther(t, other, "rdma", "link", "add", name, "type", kind, "netdev", wiring.Cards[i])
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
-			if err := other.Run(ctx, control.Command{Argv: []string{"rdma", "link", "delete", d[0]}}, nil, nil, nil); err != nil {
+			if err := other.Run(ctx, control.Command{Argv: []string{"rdma", "link", "delete", name}}, nil, nil, nil); err != nil {
 				t.Error(err)
 			}
 		})
