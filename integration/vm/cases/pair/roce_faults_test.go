@@ -126,6 +126,15 @@ func TestFaultsOverRoCE(t *testing.T) {
 			return strings.HasSuffix(is, state), is
 		})
 	}
+	p.run(t, "the cable of the NIC, soon back", func(t *testing.T) {
+		flow(t)
+		begun := time.Now()
+		inside.Plug(t, "rail1", false)
+		port(t, "DOWN")
+		inside.Plug(t, "rail1", true)
+		p.finish()
+		t.Logf("recovered after %v", time.Since(begun).Round(time.Millisecond))
+	})
 	p.run(t, "the cable of the NIC", func(t *testing.T) {
 		flow(t)
 		begun := time.Now()
