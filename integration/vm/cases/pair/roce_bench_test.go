@@ -40,6 +40,7 @@ func packets(t *testing.T, device string) (sent, received float64) {
 // own NIC carries, one that no PCI function is behind: its rows are of RDMA, and the kernel
 // has sent and received by that NIC as much as they say.
 func TestBenchOverRoCE(t *testing.T) {
+	heavy(t)
 	const nic = "rocep0" // no name of the recorded host's NICs
 	agent := rdmaNamed(t, inside.RoCE, nic)
 	known(t)
