@@ -241,8 +241,9 @@ type state struct {
 	resident    uint64
 }
 
-// grown is what of a relay's memory is no leak, bytes: far less than its staging.
-const grown = 16 << 20
+// grown is what of a relay's memory is no leak, bytes: less than its staging, of whose 64
+// slots the longest message fills a quarter each.
+const grown = 48 << 20
 
 // calm waits until a relay has let go what it had for connections.
 func (p *pair) calm(i int) state {
