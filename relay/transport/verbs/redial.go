@@ -59,6 +59,7 @@ type redialing struct {
 	used     bool   // it has been running
 	granting bool   // the other side's paths are known: tickets can go out
 	resuming bool   // the paths have come, and what was written before is still being flushed
+	resolved bool   // the other side has granted again what had not arrived there
 	epoch    uint32 // how often the queue pairs were given up
 	redials  int    // how often others came in their place
 	doomed   bool   // to fall when the goroutine is done that has the plumbing
@@ -116,28 +117,53 @@ func (s *Set) fallFor(why string) {
 	}
 	s.faults++
 	s.lastFault = why
-	s.granting, s.resuming = false, false
+	s.granting, s.resuming, s.resolved = false, false, false
 	left := s.fabric.config.Redial - time.Since(s.since)
 	if left <= 0 {
 		s.hopeless()
 		return
 	}
-	if s.deadline != nil {
-		s.deadline.Stop()
-	}
-	s.deadline = time.AfterFunc(left, func() {
-		s.fabric.loop.Do(func() {
-			if s.phase != running && !s.since.IsZero() {
-				s.hopeless()
-			}
-		})
-	})
+	s.limit(left)
 	if s.working {
 		s.doomed = true
 		s.brought()
 		return
 	}
 	s.tear()
+}
+
+// limit ends the Peer where both directions do not go again in time. Queue pairs alone are not
+// enough: until the other side has granted again what had not arrived, nobody knows what of the
+// writes has, and they keep their sources.
+func (s *Set) limit(left time.Duration) {
+	s.limitStop()
+	var mine *time.Timer
+	mine = time.AfterFunc(left, func() {
+		s.fabric.loop.Do(func() {
+			if s.deadline != mine { // stopped meanwhile
+				return
+			}
+			if s.phase == running {
+				s.lastFault = "the queue pairs were connected, and the two relays did not agree in time on what had arrived"
+			}
+			s.hopeless()
+		})
+	})
+	s.deadline = mine
+}
+
+func (s *Set) limitStop() {
+	if s.deadline != nil {
+		s.deadline.Stop()
+		s.deadline = nil
+	}
+}
+
+// agreed ends the limit once what was under way is settled in both directions.
+func (s *Set) agreed() {
+	if s.granting && s.resolved {
+		s.limitStop()
+	}
 }
 
 // hopeless ends the Peer.
@@ -344,11 +370,11 @@ func (s *Set) start() {
 	s.unflushable.Store(&s.cannotFlush)
 	s.watch()
 	if !again {
-		s.granting = true
+		s.granting, s.resolved = true, true
 		s.settle(nil)
 		return
 	}
-	s.timerStop()
+	s.bringingStop()
 	s.redials++
 	s.resumed = time.Now()
 	logrus.WithField("relay", s.peer.Name()).Infof("RDMA is connected anew, try %d: %s", s.faults, s.Way())
@@ -424,6 +450,7 @@ func (s *Set) resume() error {
 	s.granting = true
 	s.issue()
 	s.peer.Tell(encode(&step{Kind: kindGranted, Epoch: s.epoch}))
+	s.agreed()
 	return nil
 }
 
@@ -434,6 +461,9 @@ func (s *Set) leads(m *path) bool {
 
 // resolve ends what was under way and is granted no more: it had arrived.
 func (s *Set) resolve() error {
+	if s.resolved {
+		return malformed("tickets are granted again twice")
+	}
 	var there []*write
 	for _, e := range s.ends {
 		if e.link == nil {
@@ -452,17 +482,21 @@ func (s *Set) resolve() error {
 		w.doubtful = false
 		w.ended(nil)
 	}
+	s.resolved = true
+	s.agreed()
 	return nil
 }
 
 func (s *Set) timerStop() {
+	s.bringingStop()
+	s.limitStop()
+}
+
+func (s *Set) bringingStop() {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
 	if s.brought != nil {
 		s.brought()
-	}
-	if s.deadline != nil {
-		s.deadline.Stop()
 	}
 }

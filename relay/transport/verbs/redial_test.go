@@ -11,6 +11,7 @@ import (
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/standin"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -241,7 +242,7 @@ func TestNothingIsLostOrComesTwice(t *testing.T) {
 			}
 			s.mustEnd(t)
 			for _, e := range []*side{w.a, w.b} {
-				e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials > 0 })
+				e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials > 0 && s.deadline == nil })
 			}
 			s.begin() // and again
 			s.mustEnd(t)
@@ -288,6 +289,60 @@ func TestFaultsThatStay(t *testing.T) {
 			for _, e := range []*side{w.a, w.b} {
 				err := receive(t, e.down, "the Peer's end")
 				demand(t, err, c.words)
+			}
+		})
+	}
+}
+
+// deafToStep does not hear a step.
+type deafToStep struct {
+	*Set
+	kind uint32
+}
+
+func (d *deafToStep) Heard(c *tcp.Channel, payload []byte) error {
+	if m, err := decode(payload); err == nil {
+		if m, is := m.(*step); is && m.Kind == d.kind {
+			return nil
+		}
+	}
+	return d.Set.Heard(c, payload)
+}
+
+// Queue pairs that are connected anew, and a relay that does not go on from there: each side ends
+// the Peer in time by itself, and what was being written with it.
+func TestARelayThatConnectsAnewAndNoMore(t *testing.T) {
+	for _, of := range []struct {
+		name string
+		deaf string // who ends it: the other one takes an hour
+		kind uint32
+	}{{"the receiver never hears resume", "b0", kindResume}, {"the sender never hears granted", "a0", kindGranted}} {
+		t.Run(of.name, func(t *testing.T) {
+			t.Parallel()
+			w, settled := joining(t, false, func(nic string, s *Set) tcp.Extension {
+				if nic == of.deaf {
+					return &deafToStep{s, of.kind}
+				}
+				return s
+			}, func(nic string, c *Config) {
+				if c.Redial = time.Hour; nic == of.deaf {
+					c.Redial = 3 * time.Second
+				}
+			})
+			if err := receive(t, settled, "the queue pairs"); err != nil {
+				t.Fatal(err)
+			}
+			w.open(t)
+			s := newStream(w)
+			s.begin()
+			w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+			for _, e := range []*side{w.a, w.b} {
+				if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
+					t.Errorf("the Peer ended with %v", err)
+				}
+			}
+			for range streamWrites { // each ends, well or not
+				_ = receive(t, s.done, "a write's end")
 			}
 		})
 	}
