@@ -57,6 +57,7 @@ const drainTime = 5 * time.Second
 type redialing struct {
 	phase    phase
 	used     bool   // it has been running
+	ran      bool   // and its NICs, as they are now, have
 	granting bool   // the other side's paths are known: tickets can go out
 	resuming bool   // the paths have come, and what was written before is still being flushed
 	resolved bool   // the other side has granted again what had not arrived there
@@ -366,7 +367,7 @@ func (s *Set) apart() {
 // start is when data can go: the first time, or again.
 func (s *Set) start() {
 	again := s.used
-	s.phase, s.used, s.using = running, true, true
+	s.phase, s.used, s.ran, s.using = running, true, true, true
 	s.unflushable.Store(&s.cannotFlush)
 	s.watch()
 	if !again {

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -346,6 +347,58 @@ func TestARelayThatConnectsAnewAndNoMore(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A NIC that cannot know again all that it knew is left out where another one is there, unless
+// only it can flush what it has written.
+func TestANICThatCannotRegisterAgain(t *testing.T) {
+	w := connected(t, func(nic string, c *Config) {
+		if nic == "a0" {
+			c.NICs = func() []string { return []string{"a0", "c0"} }
+		}
+	})
+	s := newStream(w)
+	if err := w.rdma.Script("ibv_reg_mr errno=12 device=c0"); err != nil {
+		t.Fatal(err)
+	}
+	var others []*nic
+	w.a.loop.Call(func() { others = w.a.set.nics })
+	nics, err := w.a.fabric.active()
+	if err != nil || len(nics) != 2 || len(others) != 2 {
+		t.Fatalf("%v and %v, %v", others, nics, err)
+	}
+	var registers atomic.Pointer[[]*nic]
+	if renewed, err := w.a.fabric.renew(nics, others, others[1:], &registers); err == nil || !strings.Contains(err.Error(), "c0") || len(renewed)+len(w.a.fabric.renewed) > 0 {
+		t.Errorf("%v without one that is needed, %v", renewed, err)
+	}
+	s.begin()
+	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+	s.mustEnd(t)
+	w.a.until("one NIC", func(s *Set) bool { return s.redials > 0 && len(s.nics) == 1 && s.nics[0].name == "a0" })
+	s.begin()
+	s.mustEnd(t)
+}
+
+// While tries fail, memory stays registered with the NICs that it was written through, and with
+// those of the last tries alone.
+func TestTriesThatFailKeepNothing(t *testing.T) {
+	w := connected(t)
+	s := newStream(w)
+	s.begin()
+	if err := breaking("send status=12 device=b0")(w); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []*side{w.a, w.b} {
+		e.until("few domains after many tries", func(s *Set) bool {
+			e.fabric.mu.Lock()
+			defer e.fabric.mu.Unlock()
+			return s.epoch > 5 && len(e.fabric.renewed) <= 2
+		})
+	}
+	if err := w.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	s.mustEnd(t)
 }
 
 func demand(t *testing.T, err error, words []string) {

@@ -181,12 +181,17 @@ func (s *Set) begin(next func()) {
 			return
 		}
 		if err = withAll(nics, unflushed); err == nil {
-			nics, err = s.fabric.renew(nics, before, &s.registers)
+			nics, err = s.fabric.renew(nics, before, unflushed, &s.registers)
 		}
 	}, func() {
 		if err == nil {
 			s.have(nics)
-			s.before = append(s.before, before...)
+			if s.ran {
+				s.before = append(s.before, before...)
+			} else if again { // nothing was written through them
+				s.fabric.retire(before)
+			}
+			s.ran = false
 		}
 		s.worked(err, next)
 	})
