@@ -103,6 +103,11 @@ func (s *Set) giveUp(why string) {
 	if s.broken || s.gone != nil || s.falling() {
 		return
 	}
+	if !s.replaceable() { // and the other side would not understand it
+		s.broken = true
+		s.peer.Fail(wire.Errorf(wire.StatusPeerRelayDied, "RDMA with the relay at %s has failed, %s", s.peer.Name(), why))
+		return
+	}
 	m := &fall{Kind: kindFall, Epoch: s.epoch}
 	wire.SetText(m.Reason[:], why)
 	s.peer.Tell(encode(m))

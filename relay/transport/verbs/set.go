@@ -168,9 +168,7 @@ func (s *Set) begin(next func()) {
 	again, before, unflushed := s.used, s.nics, s.unflushed()
 	if !again {
 		s.timer = time.AfterFunc(s.fabric.config.Time, func() {
-			s.fabric.loop.Do(func() {
-				s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
-			})
+			s.fabric.loop.Do(s.late)
 		})
 	}
 	s.links = nil
@@ -195,6 +193,13 @@ func (s *Set) begin(next func()) {
 		}
 		s.worked(err, next)
 	})
+}
+
+// late ends the first bringing up. Its timer may have run out just before all was connected.
+func (s *Set) late() {
+	if !s.settled {
+		s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
+	}
 }
 
 // have has the Set go by NICs from now on.
