@@ -325,11 +325,12 @@ func withAll(nics, needed []*nic) error {
 	return nil
 }
 
-// flushAgain has the successors flush what was kept, and what is in doubt.
+// flushAgain has the successors flush what was kept, and what is in doubt. Where they cannot, others
+// may, with the next try.
 func (s *Set) flushAgain() {
 	kept := s.kept
 	s.kept = nil
-	for _, k := range kept {
+	for done, k := range kept {
 		if !k.ticket.arrivals.open[k.ticket] {
 			k.ticket.flushed() // nobody waits for it, and what has written is no more
 			continue
@@ -340,7 +341,8 @@ func (s *Set) flushAgain() {
 			if i < 0 {
 				why = errors.New("it is in no link any more")
 			}
-			s.failed(k.nic, fmt.Sprintf("what it had written into a GPU's memory cannot be flushed: %v", why))
+			s.kept = kept[done:] // of those before it each queue pair that falls keeps its own
+			s.giveUp(fmt.Sprintf("by %s of host %s: what it had written into a GPU's memory cannot be flushed: %v", k.nic.name, hostname(), why))
 			return
 		}
 		s.readAgain(k.ticket, s.queues[i])
