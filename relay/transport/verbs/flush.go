@@ -21,8 +21,11 @@ import (
 // become of the way to the other host. A flush that cannot end is made again by their
 // successor on the same NIC, behind whose writes its reads come, too; until then its ticket has not
 // arrived here, though the sender is told that it needs not be written again. What had not
-// arrived is flushed as well before it is granted again: a part of it may be on its way, and
-// comes again by another NIC. The keys that all this was written by are there until then.
+// arrived is flushed as well before it is granted again, by the NICs that there are then: a part of
+// it may be on its way, and comes again by another NIC. One that is not there any more flushes
+// nothing of that: what is late of it are the same bytes for the same place, and has had the time of
+// a re-dial to get there; those that come again are flushed by whoever writes them. The keys that
+// all this was written by are there until then.
 
 // flushDepth is how many of a NIC's flushes are under way; more wait for those.
 const flushDepth = 64

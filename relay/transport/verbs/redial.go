@@ -20,12 +20,13 @@ import (
 // the pairs back. From then on nothing of before moves, and what has arrived is final. When
 // new ones are connected the receiver gives each grant whose write has not arrived another
 // ticket, and the sender writes those again, from their first byte. Of the other writes
-// under way it knows by that that they have arrived; their number has to be what both sides'
-// sequence numbers say.
+// under way it knows by that that they have arrived; their number has to be what the
+// receiver has counted, less what was acknowledged.
 //
-// A packet of before that the network delivers late meets nobody: the new pairs have other
-// numbers and packet numbers, and are in protection domains of their own, in which the keys
-// of before are none. Memory is registered anew there.
+// A packet of before that the network delivers late does no harm. Its queue pair is no more; should
+// the NIC have given that number to another one, that expects packet numbers from a new random
+// one on, and is in a protection domain of its own, in which the keys of before are none.
+// Memory is registered anew there.
 //
 // All of it, with the tries that fail, has Config.Redial from the first fault on, and
 // so have faults between which no write ends well: then the Peer ends, and with it all
@@ -314,7 +315,7 @@ func (s *Set) torn() {
 	}
 	s.recall()
 	s.fellHere = true
-	s.peer.Tell(encode(&fallen{Kind: kindFallen, Epoch: s.epoch, Acknowledged: s.acknowledged, Arrived: s.arrived}))
+	s.peer.Tell(encode(&fallen{Kind: kindFallen, Epoch: s.epoch, Arrived: s.arrived}))
 	s.apart()
 }
 
