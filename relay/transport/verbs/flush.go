@@ -350,16 +350,21 @@ func (s *Set) flushAgain() {
 		}
 		s.readAgain(k.ticket, s.queues[i])
 	}
-	if s.cannotFlush == nil { // else nothing of it is granted
-		for _, t := range s.queued {
-			if !t.doubtful || !t.region.flush || !t.arrivals.open[t] {
-				continue
-			}
-			t.unflushed = len(s.queues)
-			t.arrivals.flushes++
-			for _, q := range s.queues {
-				s.readAgain(t, q)
-			}
+	for _, t := range s.queued {
+		if !t.region.flush || !t.arrivals.open[t] {
+			continue
+		}
+		if s.cannotFlush != nil { // nor what comes by it again
+			s.giveUp(fmt.Sprintf("on host %s: %v", hostname(), s.cannotFlush))
+			return
+		}
+		if !t.doubtful {
+			continue
+		}
+		t.unflushed = len(s.queues)
+		t.arrivals.flushes++
+		for _, q := range s.queues {
+			s.readAgain(t, q)
 		}
 	}
 	for _, q := range s.queues {

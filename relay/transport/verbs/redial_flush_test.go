@@ -95,28 +95,44 @@ func TestWhatIsInDoubtIsFlushedFirst(t *testing.T) {
 	}
 }
 
-// Queue pairs that come up anew and cannot flush what was written by those of before are a try
-// that has failed, and there are more of them.
+// Queue pairs that come up anew and cannot flush, what was written by those of before or what is to
+// come again, are a try that has failed, and there are more of them.
 func TestSuccessorsThatCannotFlush(t *testing.T) {
-	var can atomic.Bool
-	can.Store(true)
-	s := newStreamFlushedWhile(t, can.Load)
-	if err := s.rdma.Script("send status=12 device=b0"); err != nil { // which sends nothing but its flushes
-		t.Fatal(err)
+	for name, fail := range map[string]func(*stream) error{
+		"what was kept": func(s *stream) error {
+			err := s.rdma.Script("send status=12 device=b0") // which sends nothing but its flushes
+			s.begin()
+			s.b.until("flushes that are kept", func(s *Set) bool { return len(s.kept) > 0 })
+			return err
+		},
+		"what comes again": func(s *stream) error {
+			err := s.rdma.Script("send status=12 device=a0")
+			s.begin()
+			s.b.until("a fault, and tries that fail", func(s *Set) bool { return s.epoch > 1 })
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var can atomic.Bool
+			can.Store(true)
+			s := newStreamFlushedWhile(t, can.Load)
+			if err := fail(s); err != nil {
+				t.Fatal(err)
+			}
+			can.Store(false)
+			if err := s.rdma.Script(); err != nil {
+				t.Fatal(err)
+			}
+			epoch := uint32(0)
+			s.b.loop.Call(func() { epoch = s.b.set.epoch })
+			s.b.until("tries that fail", func(s *Set) bool {
+				return s.gone != nil || s.epoch > epoch+2 && strings.Contains(s.lastFault, "nothing can be flushed")
+			})
+			can.Store(true)
+			s.mustEnd(t)
+		})
 	}
-	s.begin()
-	s.b.until("flushes that are kept", func(s *Set) bool { return len(s.kept) > 0 })
-	can.Store(false)
-	if err := s.rdma.Script(); err != nil {
-		t.Fatal(err)
-	}
-	epoch := uint32(0)
-	s.b.loop.Call(func() { epoch = s.b.set.epoch })
-	s.b.until("tries that fail", func(s *Set) bool {
-		return s.gone != nil || s.epoch > epoch+2 && strings.Contains(s.lastFault, "cannot be flushed")
-	})
-	can.Store(true)
-	s.mustEnd(t)
 }
 
 // A fault in bringing queue pairs up anew, when there are others in the same batch of completions,
