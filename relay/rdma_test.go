@@ -545,12 +545,30 @@ func TestQueuePairsThatFail(t *testing.T) {
 // A port that goes down costs no message: what was to go by it goes by the other NIC. Only its
 // own NIC flushes what it has written into a GPU, and where that has not ended it is waited for.
 func TestAPortThatGoesDown(t *testing.T) {
-	for name, down := range map[string]int{"of the sender": 1, "of the receiver": len(ofA) + 1} {
+	const mayWait, mustWait = 1, 2
+	for name, of := range map[string]struct {
+		down  int
+		held  string // whose next request stands still until the fault: a write, or a flush
+		waits int
+	}{
+		"of the sender, with writes under way":   {1, ofA[1].Name, 0},
+		"of the sender, with flushes under way":  {1, ofB[1].Name, 0},
+		"of the receiver, with writes under way": {len(ofA) + 1, ofA[1].Name, mayWait},
+		"of the receiver, with flushes as well":  {len(ofA) + 1, ofB[1].Name, mustWait},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := hostsThatRedial(t, 2, 2, time.Minute)
 			p.arrive(t, 1<<20)
-			if err := p.rdma.Script("send delay=2"); err != nil { // for much to be under way
+			within := func(what string, is func() bool) {
+				t.Helper()
+				for end := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
+					if _, way := p.data(t); time.Now().After(end) {
+						t.Fatalf("%s: not within a minute; data goes over %s", what, way)
+					}
+				}
+			}
+			if err := p.rdma.Script("send delay=2", "send hold=1 device="+of.held); err != nil {
 				t.Fatal(err)
 			}
 			receive, err := p.receiving.Receive(p.target.Memory, 0, pairBytes)
@@ -563,40 +581,45 @@ func TestAPortThatGoesDown(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			begun := func() int {
-				calls, err := p.rdma.Calls("ibv_post_send")
+			within("a request under way", func() bool {
+				held, err := p.rdma.Calls("held")
 				if err != nil {
 					t.Fatal(err)
 				}
-				return len(calls)
-			}
-			for first := begun(); begun() < first+20; time.Sleep(time.Millisecond) {
-			}
+				return len(held) > 0
+			})
 			all := slices.Concat(ofA, ofB)
-			all[down].Down = true
+			all[of.down].Down = true
 			if err := p.rdma.Set(all...); err != nil {
+				t.Fatal(err)
+			}
+			within("the fault", func() bool {
+				_, way := p.data(t)
+				return strings.Contains(way, "connected anew")
+			})
+			if err := p.rdma.Script("send delay=2"); err != nil {
 				t.Fatal(err)
 			}
 			moved := func() bool {
 				_, way := p.data(t)
-				return !strings.Contains(way, "is being connected anew") && !strings.Contains(way, all[down].Address)
+				return strings.Contains(way, "connected anew ") && !strings.Contains(way, "is being connected anew") && !strings.Contains(way, all[of.down].Address)
 			}
 			waits := func() bool {
 				_, way := p.data(t)
-				return strings.Contains(way, "cannot be flushed")
+				return of.waits > 0 && strings.Contains(way, "cannot be flushed")
 			}
-			for end := time.Now().Add(time.Minute); !moved(); time.Sleep(time.Millisecond) {
-				if down > len(ofA) && waits() {
-					break
-				}
-				if _, way := p.data(t); time.Now().After(end) {
-					t.Fatalf("data goes over %s", way)
-				}
+			waited := false
+			within("what comes of it", func() bool {
+				waited = waited || waits()
+				return waited || moved()
+			})
+			if of.waits == mustWait && !waited {
+				t.Error("what the NIC had written and not flushed was not waited for")
 			}
 			if err := p.rdma.Script(); err != nil {
 				t.Fatal(err)
 			}
-			if !moved() {
+			if waited {
 				if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {
 					t.Fatal(err)
 				}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/sirupsen/logrus"
 )
 
 // domains are those that take the place of a NIC's own for queue pairs that are connected
@@ -56,27 +58,35 @@ func (f *Fabric) newIndex() int {
 	return f.indexes - 1
 }
 
-// renew gives each NIC a new domain, and makes known there what all of some others know. It
-// blocks. Those that it gives end with retire.
+// renew gives each NIC a new domain, and makes known there what all of some others know. One that
+// cannot is left out, unless it is needed or the last. It blocks. Those that it gives end with
+// retire.
 //
 // Whoever registers memory meanwhile does so with all of them, so that each NIC that is chosen
 // in the end knows it: a GPU's memory cannot be registered on the loop.
-func (f *Fabric) renew(nics, others []*nic, registers *atomic.Pointer[[]*nic]) (renewed []*nic, err error) {
+func (f *Fabric) renew(nics, others, needed []*nic, registers *atomic.Pointer[[]*nic]) (renewed []*nic, err error) {
 	nics = slices.DeleteFunc(nics, func(n *nic) bool { return n.cm != nil || n.sends }) // which are not replaced
 	if len(nics) == 0 {
 		return nil, unreachable("no NIC is active whose queue pairs can be replaced")
 	}
+	var out []*nic
+	var why []error
+	cannot := func(n *nic, err error) {
+		out, why = append(out, n), append(why, err)
+	}
 	defer func() {
 		if err != nil {
 			registers.Store(&others)
-			f.retireNow(renewed)
+			out, renewed = append(out, renewed...), nil
 		}
+		f.retireNow(out)
 	}()
 	for _, n := range nics {
 		now := *n
 		now.life = &life{}
 		if now.domain, err = n.context.NewDomain(); err != nil {
-			return renewed, err
+			cannot(&now, err)
+			continue
 		}
 		now.index = f.newIndex()
 		f.mu.Lock()
@@ -84,12 +94,31 @@ func (f *Fabric) renew(nics, others []*nic, registers *atomic.Pointer[[]*nic]) (
 		f.mu.Unlock()
 		renewed = append(renewed, &now)
 	}
-	if err = f.follow(renewed, others); err != nil {
+	follow := func() error {
+		renewed = slices.DeleteFunc(renewed, func(n *nic) bool {
+			err := f.follow([]*nic{n}, others)
+			if err != nil {
+				cannot(n, err)
+			}
+			return err != nil
+		})
+		if len(renewed) == 0 || withAll(renewed, needed) != nil {
+			return errors.Join(why...)
+		}
+		both := slices.Concat(others, renewed)
+		registers.Store(&both)
+		return nil
+	}
+	if err = follow(); err != nil {
 		return renewed, err
 	}
-	both := slices.Concat(others, renewed)
-	registers.Store(&both)
-	return renewed, f.follow(renewed, others) // what has come meanwhile
+	if err = follow(); err != nil { // what has come meanwhile
+		return renewed, err
+	}
+	for i, n := range out {
+		logrus.WithError(why[i]).Warnf("RDMA is connected anew without %s", n.name)
+	}
+	return renewed, nil
 }
 
 // follow makes known to NICs all that others know. It blocks.

@@ -21,8 +21,11 @@ import (
 // become of the way to the other host. A flush that cannot end is made again by their
 // successor on the same NIC, behind whose writes its reads come, too; until then its ticket has not
 // arrived here, though the sender is told that it needs not be written again. What had not
-// arrived is flushed as well before it is granted again: a part of it may be on its way, and
-// comes again by another NIC. The keys that all this was written by are there until then.
+// arrived is flushed as well before it is granted again, by the NICs that there are then: a part of
+// it may be on its way, and comes again by another NIC. One that is not there any more flushes
+// nothing of that: what is late of it are the same bytes for the same place, and has had the time of
+// a re-dial to get there; those that come again are flushed by whoever writes them. The keys that
+// all this was written by are there until then.
 
 // flushDepth is how many of a NIC's flushes are under way; more wait for those.
 const flushDepth = 64
@@ -325,11 +328,12 @@ func withAll(nics, needed []*nic) error {
 	return nil
 }
 
-// flushAgain has the successors flush what was kept, and what is in doubt.
+// flushAgain has the successors flush what was kept, and what is in doubt. Where they cannot, others
+// may, with the next try.
 func (s *Set) flushAgain() {
 	kept := s.kept
 	s.kept = nil
-	for _, k := range kept {
+	for done, k := range kept {
 		if !k.ticket.arrivals.open[k.ticket] {
 			k.ticket.flushed() // nobody waits for it, and what has written is no more
 			continue
@@ -340,21 +344,27 @@ func (s *Set) flushAgain() {
 			if i < 0 {
 				why = errors.New("it is in no link any more")
 			}
-			s.failed(k.nic, fmt.Sprintf("what it had written into a GPU's memory cannot be flushed: %v", why))
+			s.kept = kept[done:] // of those before it each queue pair that falls keeps its own
+			s.giveUp(fmt.Sprintf("by %s of host %s: what it had written into a GPU's memory cannot be flushed: %v", k.nic.name, hostname(), why))
 			return
 		}
 		s.readAgain(k.ticket, s.queues[i])
 	}
-	if s.cannotFlush == nil { // else nothing of it is granted
-		for _, t := range s.queued {
-			if !t.doubtful || !t.region.flush || !t.arrivals.open[t] {
-				continue
-			}
-			t.unflushed = len(s.queues)
-			t.arrivals.flushes++
-			for _, q := range s.queues {
-				s.readAgain(t, q)
-			}
+	for _, t := range s.queued {
+		if !t.region.flush || !t.arrivals.open[t] {
+			continue
+		}
+		if s.cannotFlush != nil { // nor what comes by it again
+			s.giveUp(fmt.Sprintf("on host %s: %v", hostname(), s.cannotFlush))
+			return
+		}
+		if !t.doubtful {
+			continue
+		}
+		t.unflushed = len(s.queues)
+		t.arrivals.flushes++
+		for _, q := range s.queues {
+			s.readAgain(t, q)
 		}
 	}
 	for _, q := range s.queues {

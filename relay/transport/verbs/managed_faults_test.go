@@ -188,3 +188,25 @@ func TestAMessageThatTellsOfNoWrite(t *testing.T) {
 		t.Errorf("the Peer ended with %v", err)
 	}
 }
+
+// Queue pairs of iWARP are never given up for others: time that runs out late takes nothing down,
+// and what would have them replaced ends both Peers with its reason.
+func TestIWARPIsNotConnectedAnew(t *testing.T) {
+	w := byIWARP(t)
+	write := w.granted(t, 1)
+	done := make(chan error, 1)
+	w.a.loop.Call(func() {
+		w.a.set.late()
+		write(func(err error) { done <- err })
+	})
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Fatal(err)
+	}
+	w.a.loop.Call(func() { w.a.set.giveUp("a test's reason") })
+	if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's reason") {
+		t.Errorf("the Peer ended with %v", err)
+	}
+	if err := receive(t, w.b.down, "the other Peer's end"); wire.StatusOf(err) == wire.StatusMalformed {
+		t.Errorf("the other Peer ended with %v", err)
+	}
+}

@@ -39,7 +39,7 @@ func examples() []any {
 		&ticketed{Kind: kindTicket, Ticket: 1 << 31, Grant: 1<<63 | 5},
 		&arrived{Kind: kindArrived, Ticket: 1 << 31},
 		&fall{Kind: kindFall, Epoch: 3, Reason: [1016]byte{'x'}},
-		&fallen{Kind: kindFallen, Epoch: 3, Acknowledged: 1 << 40, Arrived: 5},
+		&fallen{Kind: kindFallen, Epoch: 3, Arrived: 1 << 40},
 		&step{Kind: kindResume, Epoch: 4},
 		&step{Kind: kindGranted, Epoch: 4},
 	}

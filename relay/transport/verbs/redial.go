@@ -20,12 +20,13 @@ import (
 // the pairs back. From then on nothing of before moves, and what has arrived is final. When
 // new ones are connected the receiver gives each grant whose write has not arrived another
 // ticket, and the sender writes those again, from their first byte. Of the other writes
-// under way it knows by that that they have arrived; their number has to be what both sides'
-// sequence numbers say.
+// under way it knows by that that they have arrived; their number has to be what the
+// receiver has counted, less what was acknowledged.
 //
-// A packet of before that the network delivers late meets nobody: the new pairs have other
-// numbers and packet numbers, and are in protection domains of their own, in which the keys
-// of before are none. Memory is registered anew there.
+// A packet of before that the network delivers late does no harm. Its queue pair is no more; should
+// the NIC have given that number to another one, that expects packet numbers from a new random
+// one on, and is in a protection domain of its own, in which the keys of before are none.
+// Memory is registered anew there.
 //
 // All of it, with the tries that fail, has Config.Redial from the first fault on, and
 // so have faults between which no write ends well: then the Peer ends, and with it all
@@ -57,8 +58,10 @@ const drainTime = 5 * time.Second
 type redialing struct {
 	phase    phase
 	used     bool   // it has been running
+	ran      bool   // and its NICs, as they are now, have
 	granting bool   // the other side's paths are known: tickets can go out
 	resuming bool   // the paths have come, and what was written before is still being flushed
+	resolved bool   // the other side has granted again what had not arrived there
 	epoch    uint32 // how often the queue pairs were given up
 	redials  int    // how often others came in their place
 	doomed   bool   // to fall when the goroutine is done that has the plumbing
@@ -101,6 +104,11 @@ func (s *Set) giveUp(why string) {
 	if s.broken || s.gone != nil || s.falling() {
 		return
 	}
+	if !s.replaceable() { // and the other side would not understand it
+		s.broken = true
+		s.peer.Fail(wire.Errorf(wire.StatusPeerRelayDied, "RDMA with the relay at %s has failed, %s", s.peer.Name(), why))
+		return
+	}
 	m := &fall{Kind: kindFall, Epoch: s.epoch}
 	wire.SetText(m.Reason[:], why)
 	s.peer.Tell(encode(m))
@@ -116,28 +124,53 @@ func (s *Set) fallFor(why string) {
 	}
 	s.faults++
 	s.lastFault = why
-	s.granting, s.resuming = false, false
+	s.granting, s.resuming, s.resolved = false, false, false
 	left := s.fabric.config.Redial - time.Since(s.since)
 	if left <= 0 {
 		s.hopeless()
 		return
 	}
-	if s.deadline != nil {
-		s.deadline.Stop()
-	}
-	s.deadline = time.AfterFunc(left, func() {
-		s.fabric.loop.Do(func() {
-			if s.phase != running && !s.since.IsZero() {
-				s.hopeless()
-			}
-		})
-	})
+	s.limit(left)
 	if s.working {
 		s.doomed = true
 		s.brought()
 		return
 	}
 	s.tear()
+}
+
+// limit ends the Peer where both directions do not go again in time. Queue pairs alone are not
+// enough: until the other side has granted again what had not arrived, nobody knows what of the
+// writes has, and they keep their sources.
+func (s *Set) limit(left time.Duration) {
+	s.limitStop()
+	var mine *time.Timer
+	mine = time.AfterFunc(left, func() {
+		s.fabric.loop.Do(func() {
+			if s.deadline != mine { // stopped meanwhile
+				return
+			}
+			if s.phase == running {
+				s.lastFault = "the queue pairs were connected, and the two relays did not agree in time on what had arrived"
+			}
+			s.hopeless()
+		})
+	})
+	s.deadline = mine
+}
+
+func (s *Set) limitStop() {
+	if s.deadline != nil {
+		s.deadline.Stop()
+		s.deadline = nil
+	}
+}
+
+// agreed ends the limit once what was under way is settled in both directions.
+func (s *Set) agreed() {
+	if s.granting && s.resolved {
+		s.limitStop()
+	}
 }
 
 // hopeless ends the Peer.
@@ -282,7 +315,7 @@ func (s *Set) torn() {
 	}
 	s.recall()
 	s.fellHere = true
-	s.peer.Tell(encode(&fallen{Kind: kindFallen, Epoch: s.epoch, Acknowledged: s.acknowledged, Arrived: s.arrived}))
+	s.peer.Tell(encode(&fallen{Kind: kindFallen, Epoch: s.epoch, Arrived: s.arrived}))
 	s.apart()
 }
 
@@ -340,15 +373,15 @@ func (s *Set) apart() {
 // start is when data can go: the first time, or again.
 func (s *Set) start() {
 	again := s.used
-	s.phase, s.used, s.using = running, true, true
+	s.phase, s.used, s.ran, s.using = running, true, true, true
 	s.unflushable.Store(&s.cannotFlush)
 	s.watch()
 	if !again {
-		s.granting = true
+		s.granting, s.resolved = true, true
 		s.settle(nil)
 		return
 	}
-	s.timerStop()
+	s.bringingStop()
 	s.redials++
 	s.resumed = time.Now()
 	logrus.WithField("relay", s.peer.Name()).Infof("RDMA is connected anew, try %d: %s", s.faults, s.Way())
@@ -424,6 +457,7 @@ func (s *Set) resume() error {
 	s.granting = true
 	s.issue()
 	s.peer.Tell(encode(&step{Kind: kindGranted, Epoch: s.epoch}))
+	s.agreed()
 	return nil
 }
 
@@ -434,6 +468,9 @@ func (s *Set) leads(m *path) bool {
 
 // resolve ends what was under way and is granted no more: it had arrived.
 func (s *Set) resolve() error {
+	if s.resolved {
+		return malformed("tickets are granted again twice")
+	}
 	var there []*write
 	for _, e := range s.ends {
 		if e.link == nil {
@@ -452,17 +489,21 @@ func (s *Set) resolve() error {
 		w.doubtful = false
 		w.ended(nil)
 	}
+	s.resolved = true
+	s.agreed()
 	return nil
 }
 
 func (s *Set) timerStop() {
+	s.bringingStop()
+	s.limitStop()
+}
+
+func (s *Set) bringingStop() {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
 	if s.brought != nil {
 		s.brought()
-	}
-	if s.deadline != nil {
-		s.deadline.Stop()
 	}
 }

@@ -2,6 +2,8 @@ package verbs
 
 import (
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/peerlane/peerlane/relay/device"
@@ -11,8 +13,14 @@ import (
 // newFlushedStream is one into memory that is flushed, as a GPU's is.
 func newFlushedStream(t *testing.T) *stream {
 	t.Helper()
+	return newStreamFlushedWhile(t, func() bool { return true })
+}
+
+// newStreamFlushedWhile is one whose NICs have queue pairs for that if they are made while can.
+func newStreamFlushedWhile(t *testing.T, can func() bool) *stream {
+	t.Helper()
 	w := connected(t, func(_ string, c *Config) {
-		c.Flush, c.Stages = func(*device.Memory) bool { return true }, func() bool { return true }
+		c.Flush, c.Stages = func(*device.Memory) bool { return true }, can
 	})
 	return newStreamInto(w, func(m *device.Memory) {
 		f := w.b.fabric
@@ -84,6 +92,46 @@ func TestWhatIsInDoubtIsFlushedFirst(t *testing.T) {
 	}
 	if doubts == 0 {
 		t.Error("no write was in doubt")
+	}
+}
+
+// Queue pairs that come up anew and cannot flush, what was written by those of before or what is to
+// come again, are a try that has failed, and there are more of them.
+func TestSuccessorsThatCannotFlush(t *testing.T) {
+	for name, fail := range map[string]func(*stream) error{
+		"what was kept": func(s *stream) error {
+			err := s.rdma.Script("send status=12 device=b0") // which sends nothing but its flushes
+			s.begin()
+			s.b.until("flushes that are kept", func(s *Set) bool { return len(s.kept) > 0 })
+			return err
+		},
+		"what comes again": func(s *stream) error {
+			err := s.rdma.Script("send status=12 device=a0")
+			s.begin()
+			s.b.until("a fault, and tries that fail", func(s *Set) bool { return s.epoch > 1 })
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var can atomic.Bool
+			can.Store(true)
+			s := newStreamFlushedWhile(t, can.Load)
+			if err := fail(s); err != nil {
+				t.Fatal(err)
+			}
+			can.Store(false)
+			if err := s.rdma.Script(); err != nil {
+				t.Fatal(err)
+			}
+			epoch := uint32(0)
+			s.b.loop.Call(func() { epoch = s.b.set.epoch })
+			s.b.until("tries that fail", func(s *Set) bool {
+				return s.gone != nil || s.epoch > epoch+2 && strings.Contains(s.lastFault, "nothing can be flushed")
+			})
+			can.Store(true)
+			s.mustEnd(t)
+		})
 	}
 }
 

@@ -4,8 +4,8 @@ package verbs
 // answer each other alike, and epoch is how often they have done so before:
 //
 //	fall    what it was; this side's queue pairs are being taken down
-//	fallen  they are gone: nothing that was posted to them is read or written any more. The
-//	        last sequence numbers of both directions
+//	fallen  they are gone: nothing that was posted to them is read or written any more. How
+//	        many writes have arrived
 //
 // Then offer to use go as the first time. And for each direction:
 //
@@ -27,13 +27,12 @@ type fall struct {
 	Reason [1016]byte
 }
 
-// fallen has the numbers of writes since the relays met: how many of this side's the other
-// NICs have acknowledged, and how many of the other side's have arrived.
+// fallen has how many of the other side's writes have arrived since the relays met. That side
+// knows how many have been acknowledged to it, and which are granted again.
 type fallen struct {
-	Kind         uint32
-	Epoch        uint32
-	Acknowledged uint64
-	Arrived      uint64
+	Kind    uint32
+	Epoch   uint32
+	Arrived uint64
 }
 
 // step is resume or granted.

@@ -6,11 +6,13 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/transport/tcp"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/standin"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -241,7 +243,7 @@ func TestNothingIsLostOrComesTwice(t *testing.T) {
 			}
 			s.mustEnd(t)
 			for _, e := range []*side{w.a, w.b} {
-				e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials > 0 })
+				e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials > 0 && s.deadline == nil })
 			}
 			s.begin() // and again
 			s.mustEnd(t)
@@ -291,6 +293,112 @@ func TestFaultsThatStay(t *testing.T) {
 			}
 		})
 	}
+}
+
+// deafToStep does not hear a step.
+type deafToStep struct {
+	*Set
+	kind uint32
+}
+
+func (d *deafToStep) Heard(c *tcp.Channel, payload []byte) error {
+	if m, err := decode(payload); err == nil {
+		if m, is := m.(*step); is && m.Kind == d.kind {
+			return nil
+		}
+	}
+	return d.Set.Heard(c, payload)
+}
+
+// Queue pairs that are connected anew, and a relay that does not go on from there: each side ends
+// the Peer in time by itself, and what was being written with it.
+func TestARelayThatConnectsAnewAndNoMore(t *testing.T) {
+	for _, of := range []struct {
+		name string
+		deaf string // who ends it: the other one takes an hour
+		kind uint32
+	}{{"the receiver never hears resume", "b0", kindResume}, {"the sender never hears granted", "a0", kindGranted}} {
+		t.Run(of.name, func(t *testing.T) {
+			t.Parallel()
+			w, settled := joining(t, false, func(nic string, s *Set) tcp.Extension {
+				if nic == of.deaf {
+					return &deafToStep{s, of.kind}
+				}
+				return s
+			}, func(nic string, c *Config) {
+				if c.Redial = time.Hour; nic == of.deaf {
+					c.Redial = 3 * time.Second
+				}
+			})
+			if err := receive(t, settled, "the queue pairs"); err != nil {
+				t.Fatal(err)
+			}
+			w.open(t)
+			s := newStream(w)
+			s.begin()
+			w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+			for _, e := range []*side{w.a, w.b} {
+				if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
+					t.Errorf("the Peer ended with %v", err)
+				}
+			}
+			for range streamWrites { // each ends, well or not
+				_ = receive(t, s.done, "a write's end")
+			}
+		})
+	}
+}
+
+// A NIC that cannot know again all that it knew is left out where another one is there, unless
+// only it can flush what it has written.
+func TestANICThatCannotRegisterAgain(t *testing.T) {
+	w := connected(t, func(nic string, c *Config) {
+		if nic == "a0" {
+			c.NICs = func() []string { return []string{"a0", "c0"} }
+		}
+	})
+	s := newStream(w)
+	if err := w.rdma.Script("ibv_reg_mr errno=12 device=c0"); err != nil {
+		t.Fatal(err)
+	}
+	var others []*nic
+	w.a.loop.Call(func() { others = w.a.set.nics })
+	nics, err := w.a.fabric.active()
+	if err != nil || len(nics) != 2 || len(others) != 2 {
+		t.Fatalf("%v and %v, %v", others, nics, err)
+	}
+	var registers atomic.Pointer[[]*nic]
+	if renewed, err := w.a.fabric.renew(nics, others, others[1:], &registers); err == nil || !strings.Contains(err.Error(), "c0") || len(renewed)+len(w.a.fabric.renewed) > 0 {
+		t.Errorf("%v without one that is needed, %v", renewed, err)
+	}
+	s.begin()
+	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+	s.mustEnd(t)
+	w.a.until("one NIC", func(s *Set) bool { return s.redials > 0 && len(s.nics) == 1 && s.nics[0].name == "a0" })
+	s.begin()
+	s.mustEnd(t)
+}
+
+// While tries fail, memory stays registered with the NICs that it was written through, and with
+// those of the last tries alone.
+func TestTriesThatFailKeepNothing(t *testing.T) {
+	w := connected(t)
+	s := newStream(w)
+	s.begin()
+	if err := breaking("send status=12 device=b0")(w); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []*side{w.a, w.b} {
+		e.until("few domains after many tries", func(s *Set) bool {
+			e.fabric.mu.Lock()
+			defer e.fabric.mu.Unlock()
+			return s.epoch > 5 && len(e.fabric.renewed) <= 2
+		})
+	}
+	if err := w.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	s.mustEnd(t)
 }
 
 func demand(t *testing.T, err error, words []string) {

@@ -168,9 +168,7 @@ func (s *Set) begin(next func()) {
 	again, before, unflushed := s.used, s.nics, s.unflushed()
 	if !again {
 		s.timer = time.AfterFunc(s.fabric.config.Time, func() {
-			s.fabric.loop.Do(func() {
-				s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
-			})
+			s.fabric.loop.Do(s.late)
 		})
 	}
 	s.links = nil
@@ -181,15 +179,27 @@ func (s *Set) begin(next func()) {
 			return
 		}
 		if err = withAll(nics, unflushed); err == nil {
-			nics, err = s.fabric.renew(nics, before, &s.registers)
+			nics, err = s.fabric.renew(nics, before, unflushed, &s.registers)
 		}
 	}, func() {
 		if err == nil {
 			s.have(nics)
-			s.before = append(s.before, before...)
+			if s.ran {
+				s.before = append(s.before, before...)
+			} else if again { // nothing was written through them
+				s.fabric.retire(before)
+			}
+			s.ran = false
 		}
 		s.worked(err, next)
 	})
+}
+
+// late ends the first bringing up. Its timer may have run out just before all was connected.
+func (s *Set) late() {
+	if !s.settled {
+		s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
+	}
 }
 
 // have has the Set go by NICs from now on.
