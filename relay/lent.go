@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"strings"
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -61,8 +63,30 @@ func checkDMABuf(fd int, simulated bool) error {
 	if simulated { // there it is the memory's own
 		return checkForeign(fd, true)
 	}
-	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	return checkProcDMABuf("/proc/self", fd)
+}
+
+// maxInfo is more than the kernel tells of a DMA-BUF, bytes.
+const maxInfo = 4096
+
+// checkProcDMABuf looks at a descriptor below a process's directory in /proc. The link comes
+// first, which asks nothing of the file but its path ("/dmabuf:" of dmabuffs_dname): fdinfo
+// calls the file's own show_fdinfo, and an epoll descriptor's waits for a lock that its owner
+// can hold for ever.
+func checkProcDMABuf(proc string, fd int) error {
+	link, err := os.Readlink(fmt.Sprintf("%s/fd/%d", proc, fd))
 	switch {
+	case err != nil:
+		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
+	case !strings.HasPrefix(link, "/dmabuf:"):
+		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor is no DMA-BUF, but %s", wire.Text([]byte(link)))
+	}
+	file, err := os.Open(fmt.Sprintf("%s/fdinfo/%d", proc, fd))
+	if err != nil {
+		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
+	}
+	info, err := io.ReadAll(io.LimitReader(file, maxInfo))
+	switch err := errors.Join(err, file.Close()); {
 	case err != nil:
 		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
 	case !ofGPU(info):
