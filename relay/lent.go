@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 
+	"github.com/dustin/go-humanize"
+
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/registration"
@@ -45,6 +47,9 @@ func (s *session) lend(m *wire.DMABuf, fds []int) {
 		err = wire.Errorf(wire.StatusMalformed, "a DMA-BUF with %d descriptors", len(fds))
 	default:
 		if err = checkDMABuf(fds[0], memory.lane.device.Driver.Simulated()); err == nil {
+			err = memory.lane.lends(memory.length)
+		}
+		if err == nil {
 			err = s.relay.reserve(ofPart)
 		}
 	}
@@ -54,7 +59,21 @@ func (s *session) lend(m *wire.DMABuf, fds []int) {
 		return
 	}
 	memory.takes.descriptors += ofPart.descriptors
+	memory.lane.lent += memory.length
 	memory.lent = memory.mapped.Lent(fds[0], memory.offset, memory.length)
+}
+
+// lentTimes is how often over a GPU's memory can be lent: what NICs know of it takes theirs,
+// which all tenants share, and one range can be exported any number of times.
+const lentTimes = 2
+
+// lends says why so many bytes more cannot be lent.
+func (l *lane) lends(bytes uint64) error {
+	if limit := l.mostLent; bytes > limit || l.lent > limit-bytes {
+		return wire.Errorf(wire.StatusLimit, "%s of GPU %s are lent to NICs, and the limit is %s, %d times what it has; export what is used, and no range again and again",
+			humanize.IBytes(l.lent), l.spec.GPU.BusID, humanize.IBytes(limit), lentTimes)
+	}
+	return nil
 }
 
 // checkDMABuf looks at a descriptor that is said to be a DMA-BUF of a GPU's memory, as

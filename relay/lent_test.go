@@ -625,6 +625,41 @@ func TestWhatIsLentUnasked(t *testing.T) {
 	}
 }
 
+// NICs are told of no more than a limit: what is lent beyond it bounces, and says so, until
+// something else is given back.
+func TestLentMemoryIsLimited(t *testing.T) {
+	p := nearByRDMA(t)
+	if before := p.relayA.LendingAtMost(pairBytes + 1<<20); before != 2*(8<<30) {
+		t.Errorf("%d bytes can be lent of a GPU that has 8 GiB", before)
+	}
+	const n = 1<<20 + 1 // one byte too many
+	one := allocate(t, 0, 2<<20)
+	one.lend(p.a, 0, n)
+	q := pair{sending: p.sending, receiving: p.receiving, source: one, target: p.target}
+	before, _ := inPlace(t, p.relayA)
+	q.move(t, n)
+	after, is := inPlace(t, p.relayA)
+	if after != before || is.GDR || !strings.Contains(is.Registration, "the limit is") {
+		t.Errorf("%d bytes went in place; inspect shows %+v", after-before, is)
+	}
+	if made, _ := lentRegions(t, p.rdma, "mlx5_0", n); made > 0 {
+		t.Error("the NIC was told of it")
+	}
+	// What bounced is not counted, what is given back is not counted any more.
+	for range 3 {
+		if err := errors.Join(one.Unexport(within(t)), p.source.Unexport(within(t))); err != nil {
+			t.Fatal(err)
+		}
+		p.source.lend(p.a, 0, pairBytes-1)
+		one.lend(p.a, 0, n)
+	}
+	until(t, func() bool {
+		q.move(t, n)
+		made, _ := lentRegions(t, p.rdma, "mlx5_0", n)
+		return made > 0
+	})
+}
+
 // openOf counts this process's descriptors of a file.
 func openOf(t *testing.T, fd int) (n int) {
 	t.Helper()

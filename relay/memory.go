@@ -498,6 +498,9 @@ func (m *memory) free() {
 		s.relay.giveBack(m.takes)
 		s.host -= m.takes.host
 		s.staging -= m.takes.staging
+		if m.lent != nil {
+			m.lane.lent -= m.length
+		}
 		if m.staged != nil {
 			m.staged.on.bytes -= m.mapped.Bytes
 		}
