@@ -229,7 +229,13 @@ func lentRegions(t *testing.T, rdma standin.Host, nic string, bytes uint64) (mad
 // nearByRDMA is two near GPUs whose whole memory is lent and in place.
 func nearByRDMA(t *testing.T) *byRDMA {
 	t.Helper()
-	p := &byRDMA{lane: direct}
+	return nearThatRedial(t, 0)
+}
+
+// nearThatRedial has them try for so long, 0 for as long as is promised.
+func nearThatRedial(t *testing.T, limit time.Duration) *byRDMA {
+	t.Helper()
+	p := &byRDMA{lane: direct, redial: limit}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.source.lend(p.a, 0, pairBytes)
@@ -321,37 +327,71 @@ func TestLentMemoryIsGivenBackUnderAMessage(t *testing.T) {
 	until(t, func() bool { _, left := lentRegions(t, p.rdma, "mlx5_0", pairBytes); return left == 0 })
 }
 
-// A NIC fails under a message between two memories that are given back meanwhile: they forget
-// both when no queue pair can touch them any more, whatever becomes of the message.
+// A NIC fails under a message between two memories, whether or not they are given back meanwhile:
+// other queue pairs come, whose domains know both, and the message arrives. What was given back
+// they forget then, and what was not goes in place at once.
 func TestLentMemoryUnderANICThatFails(t *testing.T) {
-	p := nearByRDMA(t)
-	const n = 1 << 20
-	want := random(t, n)
-	p.source.write(0, want)
-	if err := p.rdma.Script("send status=12 device=mlx5_0"); err != nil {
-		t.Fatal(err)
-	}
-	receive, err := p.receiving.Receive(p.target.Memory, 0, n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	send, err := p.sending.Send(p.source.Memory, 0, n)
-	if err := errors.Join(err, p.source.Unexport(within(t)), p.target.Unexport(within(t))); err != nil {
-		t.Fatal(err)
-	}
-	until(t, func() bool { failed, err := p.rdma.Calls("send"); return err == nil && len(failed) > 0 })
-	if err := p.rdma.Script(); err != nil {
-		t.Fatal(err)
-	}
-	for _, op := range []*client.Operation{send, receive} {
-		if _, err := op.Wait(within(t)); err != nil {
-			demand(t, err, wire.StatusPeerRelayDied)
-		} else if op == receive && !bytes.Equal(p.target.read(0, n), want) {
-			t.Error("wrong bytes")
-		}
-	}
-	for _, nic := range []string{"mlx5_0", "rocep1"} {
-		until(t, func() bool { _, left := lentRegions(t, p.rdma, nic, pairBytes); return left == 0 })
+	for _, c := range []struct {
+		name, fails string
+		unexport    bool
+	}{
+		{"the sender's", "mlx5_0", false},
+		{"the receiver's, that flushes", "rocep1", false},
+		{"given back under it", "mlx5_0", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			p := nearThatRedial(t, time.Minute)
+			const n = 1 << 20
+			want := random(t, n)
+			p.source.write(0, want)
+			p.target.write(0, make([]byte, n))
+			if err := p.rdma.Script("send status=12 device=" + c.fails); err != nil {
+				t.Fatal(err)
+			}
+			receive, err := p.receiving.Receive(p.target.Memory, 0, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			send, err := p.sending.Send(p.source.Memory, 0, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.unexport {
+				if err := errors.Join(p.source.Unexport(within(t)), p.target.Unexport(within(t))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			until(t, func() bool { failed, err := p.rdma.Calls("send"); return err == nil && len(failed) > 0 })
+			if err := p.rdma.Script(); err != nil {
+				t.Fatal(err)
+			}
+			for _, op := range []*client.Operation{send, receive} {
+				if moved, err := op.Wait(within(t)); err != nil || moved != n {
+					t.Fatalf("%d of %d bytes: %v", moved, n, err)
+				}
+			}
+			if !bytes.Equal(p.target.read(0, n), want) {
+				t.Error("wrong bytes")
+			}
+			if _, way := p.data(t); !strings.Contains(way, "connected anew ") {
+				t.Errorf("inspect says %q", way)
+			}
+			if c.unexport {
+				for _, nic := range []string{"mlx5_0", "rocep1"} {
+					until(t, func() bool { _, left := lentRegions(t, p.rdma, nic, pairBytes); return left == 0 })
+				}
+				return
+			}
+			beforeA, _ := inPlace(t, p.relayA)
+			beforeB, _ := inPlace(t, p.relayB)
+			p.arrive(t, n)
+			afterA, a := inPlace(t, p.relayA)
+			afterB, b := inPlace(t, p.relayB)
+			if afterA-beforeA != n || afterB-beforeB != n || !a.GDR || !b.GDR {
+				t.Errorf("%d and %d bytes of %d went in place; inspect shows %+v and %+v", afterA-beforeA, afterB-beforeB, n, a, b)
+			}
+		})
 	}
 }
 
