@@ -167,7 +167,7 @@ func (c *connection) known(m *memory) bool {
 	case m.unlent != "":
 		why = m.unlent
 	case m.lent == nil && m.wanted():
-		return false // it may come
+		why = silentLender // it may come
 	case m.lent == nil:
 		why = "this memory cannot be lent"
 	case at == nil:
@@ -189,6 +189,10 @@ var lentInPlace = slotsWay{registration.DMABuf, "dmabuf: the client's own memory
 // nothingLent is said of a near GPU's connection before it has carried anything.
 const nothingLent = "the GPU is near the NICs and has no slots; a client's memory goes in place when NICs know it, and none has come yet"
 
+// silentLender is said of memory whose process has not answered what an export asks it for, as
+// a library that does not know the question does, or one that has not come to it yet.
+const silentLender = "its process has said nothing of a DMA-BUF (a library of before?)"
+
 // tellLent keeps what became of the latest memory, and tells the log what it was not told yet.
 func (c *connection) tellLent(refused string) {
 	if c.lentKnown && c.unlent == refused {
@@ -200,6 +204,9 @@ func (c *connection) tellLent(refused string) {
 		return
 	}
 	c.registered = bounces("the client's own memory is not reached in place: " + refused)
+	if refused == silentLender { // which can be over in a moment
+		return
+	}
 	r := c.session.relay
 	r.grumble.warn(c.session.log.WithField("gpu", c.lane.spec.GPU.BusID), errors.New(refused), "memory of a GPU near the NICs bounces through host memory")
 }

@@ -665,6 +665,69 @@ func TestWhatIsLentUnasked(t *testing.T) {
 	}
 }
 
+// A library of before does not answer what an export asks for: its memory bounces, and inspect
+// says why. An answer that comes late is as good as any.
+func TestALibraryThatKnowsNoLending(t *testing.T) {
+	p := &byRDMA{lane: direct}
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
+	listener, err := p.b.Listen(within(t), uuid(t, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := attachRaw(t, p.socketA)
+	ask := func(m wire.Message, fds ...int) wire.Message {
+		t.Helper()
+		answer, _, err := c.Exchange(m, time.Minute, fds...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	const n = 1 << 20
+	m := allocate(t, 0, 2<<20)
+	memory := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend}, m.fd).(*wire.Exported)
+	connection := ask(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()}).(*wire.Connected)
+	receiving, err := listener.Accept(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	move := func() {
+		t.Helper()
+		wake, err := c.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection.Connection, Memory: memory.Memory, Length: n,
+			WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline})
+		if err == nil && wake {
+			_, err = unix.Write(c.wakeRelay, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		receive, err := receiving.Receive(p.target.Memory, 0, n)
+		if moved, err := wait(t, receive, err); err != nil || moved != n {
+			t.Fatalf("%d of %d bytes: %v", moved, n, err)
+		}
+		until(t, func() bool { _, ended := c.Next(); return ended })
+	}
+	move()
+	const says = "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: the client's own memory is not reached in place: its process has said nothing of a DMA-BUF"
+	if went, is := inPlace(t, p.relayA); went > 0 || !strings.HasPrefix(is.Registration, says) || !strings.Contains(is.Path, "host memory") {
+		t.Errorf("%d bytes went in place; inspect shows %+v", went, is)
+	}
+	dmabuf, err := driver.MemDMABufFD(m.ptr, m.bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(dmabuf)
+	if err := c.Send(&wire.DMABuf{Memory: memory.Memory}, 0, dmabuf); err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool {
+		move()
+		went, is := inPlace(t, p.relayA)
+		return went > 0 && strings.HasPrefix(is.Registration, "dmabuf: the client's own memory")
+	})
+	ask(&wire.Unexport{Memory: memory.Memory})
+}
+
 // NICs are told of no more than a limit: what is lent beyond it bounces, and says so, until
 // something else is given back.
 func TestLentMemoryIsLimited(t *testing.T) {
