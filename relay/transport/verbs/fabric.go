@@ -425,12 +425,19 @@ type registration struct {
 	flush       bool // what has been written is flushed
 	// regions are by NIC, nil of one that does not know it. What is in it changes no more.
 	regions atomic.Pointer[[]*verbs.Region]
-	asked   map[*life]bool        // by Known, of which NICs; under the Fabric's mu
-	refused atomic.Pointer[error] // the last error of a NIC; nil for none
+	asked   map[*life]bool          // by Known, of which NICs; under the Fabric's mu
+	refused atomic.Pointer[unknown] // the last error of a NIC that does not know it; nil for none
 
 	making sync.Mutex            // held by whom registers it, or gives it back
 	over   bool                  // under making
 	steps  map[string][]gdr.Step // of a GPU's, by NIC; the same
+}
+
+// unknown is why a NIC does not know memory. Another of the same name takes its place when
+// queue pairs are connected anew.
+type unknown struct {
+	by  string
+	err error
 }
 
 // region is what a NIC knows it by, nil for nothing.
@@ -488,8 +495,13 @@ func (r *registration) fill(f *Fabric, nics []*nic) error {
 		})
 		if err != nil {
 			list[n.index] = nil
-			r.refused.Store(&err)
+			if !errors.Is(err, errRetired) { // which is of no NIC
+				r.refused.Store(&unknown{n.name, err})
+			}
 			return err
+		}
+		if why := r.refused.Load(); why != nil && why.by == n.name {
+			r.refused.Store(nil)
 		}
 	}
 	return nil
