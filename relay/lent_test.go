@@ -728,6 +728,64 @@ func TestALibraryThatKnowsNoLending(t *testing.T) {
 	ask(&wire.Unexport{Memory: memory.Memory})
 }
 
+// However many memories a client lends and gives back at once, few threads wait for NICs.
+func TestManyLentMemoriesAtOnce(t *testing.T) {
+	p := nearByRDMA(t)
+	const memories, atOnce, n = 20, 16, 8 << 10
+	held := func(call string) (n int) {
+		t.Helper()
+		calls, err := p.rdma.Calls("held")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range calls {
+			if c.Arguments["call"] == call {
+				n++
+			}
+		}
+		return n
+	}
+	// release lets what is held go on when there is as much as may be; nothing is held after.
+	release := func(call string) {
+		t.Helper()
+		until(t, func() bool { return held(call) >= atOnce })
+		if err := p.rdma.Script(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.rdma.Script("ibv_reg_dmabuf_mr hold=1 device=mlx5_0"); err != nil {
+		t.Fatal(err)
+	}
+	one := allocate(t, 0, 2<<20)
+	var all []*client.Memory
+	for range memories {
+		one.lend(p.a, 0, n)
+		all = append(all, one.Memory)
+		q := pair{sending: p.sending, receiving: p.receiving, source: one, target: p.target}
+		q.move(t, n)
+	}
+	release("ibv_reg_dmabuf_mr")
+	until(t, func() bool { made, _ := lentRegions(t, p.rdma, "mlx5_0", n); return made == memories })
+	if err := p.rdma.Script("ibv_dereg_mr hold=1 device=mlx5_0"); err != nil {
+		t.Fatal(err)
+	}
+	given := make(chan error, memories)
+	for _, m := range all {
+		go func() { given <- m.Unexport(within(t)) }()
+	}
+	release("ibv_dereg_mr")
+	for range memories {
+		if err := <-given; err != nil {
+			t.Error(err)
+		}
+	}
+	for _, call := range []string{"ibv_reg_dmabuf_mr", "ibv_dereg_mr"} {
+		if was := held(call); was != atOnce {
+			t.Errorf("%d threads waited in %s", was, call)
+		}
+	}
+}
+
 // NICs are told of no more than a limit: what is lent beyond it bounces, and says so, until
 // something else is given back.
 func TestLentMemoryIsLimited(t *testing.T) {

@@ -469,6 +469,10 @@ func (m *memory) answer() {
 	}
 }
 
+// takingBackAtOnce bounds the threads that wait until NICs have forgotten lent memory, whose
+// number clients say.
+const takingBackAtOnce = 16
+
 func (m *memory) free() {
 	if m.session.relay.dying != nil {
 		// It is this relay that ends, and the client may be reading what it has received,
@@ -516,7 +520,13 @@ func (m *memory) free() {
 		s.bringing++
 	}
 	go func() {
+		if m.lent != nil {
+			s.relay.takingBack <- struct{}{}
+		}
 		err := free()
+		if m.lent != nil {
+			<-s.relay.takingBack
+		}
 		if m.staged != nil {
 			m.staged.giveBack()
 		}

@@ -95,6 +95,7 @@ type Fabric struct {
 	forgotten chan struct{}
 	domains
 
+	beside   chan struct{}  // of who registers memory for Known
 	building sync.WaitGroup // what registers memory beside the loop
 	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
 	ending   time.Duration  // how long Close waits for that
@@ -114,7 +115,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	}
 	return &Fabric{
 		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
-		domains: domains{renewed: map[*nic]bool{}}, sets: map[*Set]bool{},
+		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
 	}
 }
 
@@ -588,6 +589,8 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 		f.building.Add(1)
 		go func() {
 			defer f.building.Done()
+			f.beside <- struct{}{}
+			defer func() { <-f.beside }()
 			// That one and no other: when this runs the memory may have been forgotten.
 			err := s.registering(r.flush, func(nics []*nic) error { return r.fill(f, nics) })
 			if err != nil && err != errForgotten {
@@ -597,6 +600,10 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 	}
 	return false
 }
+
+// registeringAtOnce bounds the threads that wait for NICs on behalf of Known: clients say how
+// many memories it is asked about.
+const registeringAtOnce = 16
 
 // Forget ends Register, and Known: no NIC reads or writes the memory any more. It blocks.
 func (f *Fabric) Forget(m *device.Memory) {
