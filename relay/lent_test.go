@@ -235,7 +235,11 @@ func nearByRDMA(t *testing.T) *byRDMA {
 // nearThatRedial has them try for so long, 0 for as long as is promised.
 func nearThatRedial(t *testing.T, limit time.Duration) *byRDMA {
 	t.Helper()
-	p := &byRDMA{lane: direct, redial: limit}
+	return (&byRDMA{lane: direct, redial: limit}).lendAll(t)
+}
+
+func (p *byRDMA) lendAll(t *testing.T) *byRDMA {
+	t.Helper()
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.source.lend(p.a, 0, pairBytes)
@@ -726,6 +730,26 @@ func TestALibraryThatKnowsNoLending(t *testing.T) {
 		return went > 0 && strings.HasPrefix(is.Registration, "dmabuf: the client's own memory")
 	})
 	ask(&wire.Unexport{Memory: memory.Memory})
+}
+
+// Where a NIC does not forget lent memory its client hears that it is not given back, and the
+// relay, with which alone the registration ends, ends when nobody is attached.
+func TestLentMemoryThatANICKeeps(t *testing.T) {
+	p := (&byRDMA{lane: direct, kept: "could not give something back"}).lendAll(t)
+	if err := p.rdma.Script("ibv_dereg_mr errno=16 device=mlx5_0"); err != nil {
+		t.Fatal(err)
+	}
+	demand(t, p.source.Unexport(within(t)), wire.StatusInternal, "stays registered with a NIC", "EBUSY")
+	if err := p.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.target.Unexport(within(t)); err != nil { // the other side's is given back
+		t.Error(err)
+	}
+	if err := p.a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool { return p.relayA.Report() == nil })
 }
 
 // However many memories a client lends and gives back at once, few threads wait for NICs.

@@ -527,7 +527,8 @@ func (f *Fabric) registration(what purpose) *registration {
 
 func byBase(r *registration, base uint64) int { return cmp.Compare(r.base, base) }
 
-func (r *registration) close() {
+// close has NICs forget it, or says which still know it.
+func (r *registration) close() (err error) {
 	r.making.Lock()
 	defer r.making.Unlock()
 	r.over = true
@@ -535,11 +536,13 @@ func (r *registration) close() {
 		if region == nil {
 			continue
 		}
-		if err := region.Close(); err != nil {
-			logrus.WithError(err).Error("memory stays registered with a NIC")
-		}
+		err = errors.Join(err, region.Close())
 	}
 	r.regions.Store(&[]*verbs.Region{})
+	if err != nil {
+		err = fmt.Errorf("memory stays registered with a NIC: %w", err)
+	}
+	return err
 }
 
 // Register makes memory known to the Set's NICs, as a target, which the other side may
@@ -605,8 +608,9 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 // many memories it is asked about.
 const registeringAtOnce = 16
 
-// Forget ends Register, and Known: no NIC reads or writes the memory any more. It blocks.
-func (f *Fabric) Forget(m *device.Memory) {
+// Forget ends Register, and Known: no NIC reads or writes the memory any more, unless the
+// error says that one still knows it. It blocks.
+func (f *Fabric) Forget(m *device.Memory) (err error) {
 	for _, target := range []bool{false, true} {
 		what := purpose{m, target}
 		f.mu.Lock()
@@ -621,7 +625,7 @@ func (f *Fabric) Forget(m *device.Memory) {
 		f.mu.Unlock()
 		switch {
 		case r != nil:
-			r.close()
+			err = errors.Join(err, r.close())
 			f.mu.Lock()
 			delete(f.closing, r)
 			f.mu.Unlock()
@@ -630,6 +634,7 @@ func (f *Fabric) Forget(m *device.Memory) {
 			<-f.forgotten
 		}
 	}
+	return err
 }
 
 // at finds the source that n bytes at a place are in.
@@ -673,7 +678,7 @@ func (f *Fabric) Close() {
 		}
 	}
 	for _, r := range memories {
-		r.close()
+		logged(r.close())
 	}
 	close(f.forgotten)
 	if !up {
