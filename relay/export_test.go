@@ -26,6 +26,13 @@ func (r *Relay) Elsewhere(host wire.UUID, libibverbs string, nics ...netip.Addr)
 // Configure.
 func (r *Relay) Redialing(limit time.Duration) { r.redial = limit }
 
+// LendingAtMost bounds what clients lend of the GPU of a relay's first lane, which has been
+// opened, and gives what was the limit, bytes.
+func (r *Relay) LendingAtMost(bytes uint64) (before uint64) {
+	r.loop.Call(func() { before, r.lanes[0].mostLent = r.lanes[0].mostLent, bytes })
+	return before
+}
+
 // Leaving is how long the relay waits for another host's to leave a connection; it comes
 // before there is any with another host.
 func (r *Relay) Leaving(limit time.Duration) {

@@ -33,6 +33,8 @@ type lane struct {
 	device *device.Device
 	push   turns // copies out of client memory
 	pull   turns // copies into client memory
+	// mostLent is how much memory clients may lend NICs, bytes.
+	mostLent uint64
 
 	// The same, by openStaging.
 	out *staging
@@ -50,6 +52,8 @@ type lane struct {
 	nics []string
 	// placed says where staging is, and where it is not for want of room.
 	placed []placed
+	// lent is how much clients have lent NICs, bytes; of the loop.
+	lent uint64
 	// turn picks the NIC of the next connection; of the loop.
 	turn int
 
@@ -114,6 +118,12 @@ func (l *lane) open() error {
 	if err != nil {
 		return wire.Errorf(wire.StatusNoCUDA, "%w", err)
 	}
+	var has uint64
+	if l.spec.Direct {
+		if has, err = d.DeviceTotalMem(g.Ordinal); err != nil {
+			return errors.Join(wire.Errorf(wire.StatusNoCUDA, "%w", err), g.Close())
+		}
+	}
 	push, err := g.NewQueue()
 	if err != nil {
 		return errors.Join(err, g.Close())
@@ -123,7 +133,7 @@ func (l *lane) open() error {
 		return errors.Join(err, push.Close(), g.Close())
 	}
 	if !l.relay.loop.Call(func() {
-		l.device = g
+		l.device, l.mostLent = g, lentTimes*has
 		l.push.add(l.relay.loop, push)
 		l.pull.add(l.relay.loop, pull)
 	}) {

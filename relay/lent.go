@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"strings"
+
+	"github.com/dustin/go-humanize"
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -43,6 +47,9 @@ func (s *session) lend(m *wire.DMABuf, fds []int) {
 		err = wire.Errorf(wire.StatusMalformed, "a DMA-BUF with %d descriptors", len(fds))
 	default:
 		if err = checkDMABuf(fds[0], memory.lane.device.Driver.Simulated()); err == nil {
+			err = memory.lane.lends(memory.length)
+		}
+		if err == nil {
 			err = s.relay.reserve(ofPart)
 		}
 	}
@@ -52,7 +59,21 @@ func (s *session) lend(m *wire.DMABuf, fds []int) {
 		return
 	}
 	memory.takes.descriptors += ofPart.descriptors
+	memory.lane.lent += memory.length
 	memory.lent = memory.mapped.Lent(fds[0], memory.offset, memory.length)
+}
+
+// lentTimes is how often over a GPU's memory can be lent: what NICs know of it takes theirs,
+// which all tenants share, and one range can be exported any number of times.
+const lentTimes = 2
+
+// lends says why so many bytes more cannot be lent.
+func (l *lane) lends(bytes uint64) error {
+	if limit := l.mostLent; bytes > limit || l.lent > limit-bytes {
+		return wire.Errorf(wire.StatusLimit, "%s of GPU %s are lent to NICs, and the limit is %s, %d times what it has; export what is used, and no range again and again",
+			humanize.IBytes(l.lent), l.spec.GPU.BusID, humanize.IBytes(limit), lentTimes)
+	}
+	return nil
 }
 
 // checkDMABuf looks at a descriptor that is said to be a DMA-BUF of a GPU's memory, as
@@ -61,8 +82,30 @@ func checkDMABuf(fd int, simulated bool) error {
 	if simulated { // there it is the memory's own
 		return checkForeign(fd, true)
 	}
-	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	return checkProcDMABuf("/proc/self", fd)
+}
+
+// maxInfo is more than the kernel tells of a DMA-BUF, bytes.
+const maxInfo = 4096
+
+// checkProcDMABuf looks at a descriptor below a process's directory in /proc. The link comes
+// first, which asks nothing of the file but its path ("/dmabuf:" of dmabuffs_dname): fdinfo
+// calls the file's own show_fdinfo, and an epoll descriptor's waits for a lock that its owner
+// can hold for ever.
+func checkProcDMABuf(proc string, fd int) error {
+	link, err := os.Readlink(fmt.Sprintf("%s/fd/%d", proc, fd))
 	switch {
+	case err != nil:
+		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
+	case !strings.HasPrefix(link, "/dmabuf:"):
+		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor is no DMA-BUF, but %s", wire.Text([]byte(link)))
+	}
+	file, err := os.Open(fmt.Sprintf("%s/fdinfo/%d", proc, fd))
+	if err != nil {
+		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
+	}
+	info, err := io.ReadAll(io.LimitReader(file, maxInfo))
+	switch err := errors.Join(err, file.Close()); {
 	case err != nil:
 		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
 	case !ofGPU(info):
@@ -124,7 +167,7 @@ func (c *connection) known(m *memory) bool {
 	case m.unlent != "":
 		why = m.unlent
 	case m.lent == nil && m.wanted():
-		return false // it may come
+		why = silentLender // it may come
 	case m.lent == nil:
 		why = "this memory cannot be lent"
 	case at == nil:
@@ -146,6 +189,10 @@ var lentInPlace = slotsWay{registration.DMABuf, "dmabuf: the client's own memory
 // nothingLent is said of a near GPU's connection before it has carried anything.
 const nothingLent = "the GPU is near the NICs and has no slots; a client's memory goes in place when NICs know it, and none has come yet"
 
+// silentLender is said of memory whose process has not answered what an export asks it for, as
+// a library that does not know the question does, or one that has not come to it yet.
+const silentLender = "its process has said nothing of a DMA-BUF (a library of before?)"
+
 // tellLent keeps what became of the latest memory, and tells the log what it was not told yet.
 func (c *connection) tellLent(refused string) {
 	if c.lentKnown && c.unlent == refused {
@@ -157,6 +204,9 @@ func (c *connection) tellLent(refused string) {
 		return
 	}
 	c.registered = bounces("the client's own memory is not reached in place: " + refused)
+	if refused == silentLender { // which can be over in a moment
+		return
+	}
 	r := c.session.relay
 	r.grumble.warn(c.session.log.WithField("gpu", c.lane.spec.GPU.BusID), errors.New(refused), "memory of a GPU near the NICs bounces through host memory")
 }

@@ -1,6 +1,17 @@
 package relay
 
-import "testing"
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
 
 // What the kernel tells of descriptors: of a GPU's memory as Linux 6.18 does with an H200's
 // driver, and of others.
@@ -22,5 +33,54 @@ func TestWhoseDMABuf(t *testing.T) {
 		if got := ofGPU([]byte(c.fdinfo)); got != c.want {
 			t.Errorf("%s: %v", c.what, got)
 		}
+	}
+}
+
+// What is no DMA-BUF is told by its link: nothing that its owner can have wait, or make long, is
+// asked of it.
+func TestALentDescriptorIsJudgedByItsLink(t *testing.T) {
+	const gpu = "pos:\t0\nsize:\t2097152\nexp_name:\tnv_dmabuf\n"
+	proc := t.TempDir()
+	for i, c := range []struct{ link, fdinfo, says string }{
+		{"/dmabuf:", gpu, ""},
+		{"/dmabuf:weights", gpu, ""},
+		{"/dmabuf:", strings.Repeat("x", maxInfo) + "\n" + gpu, "is no DMA-BUF of the NVIDIA driver"},
+		{"/dmabuf:", "", "is no DMA-BUF of the NVIDIA driver"},
+		// These have no fdinfo here: to open it would be another error.
+		{"anon_inode:[eventpoll]", "none", "is no DMA-BUF, but anon_inode:[eventpoll]"},
+		{"anon_inode:inotify", "none", "is no DMA-BUF, but anon_inode:inotify"},
+		{"/memfd:/dmabuf: (deleted)", "none", "is no DMA-BUF, but /memfd:"},
+	} {
+		link, info := fmt.Sprintf("%s/fd/%d", proc, i), fmt.Sprintf("%s/fdinfo/%d", proc, i)
+		err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.MkdirAll(filepath.Dir(info), 0o755), os.Symlink(c.link, link))
+		if err == nil && c.fdinfo != "none" {
+			err = os.WriteFile(info, []byte(c.fdinfo), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustSay(t, checkProcDMABuf(proc, i), c.says)
+	}
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(epoll)
+	inotify, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(inotify)
+	mustSay(t, checkDMABuf(epoll, false), "but anon_inode:[eventpoll]")
+	mustSay(t, checkDMABuf(inotify, false), "but anon_inode:inotify")
+}
+
+// mustSay demands that a descriptor is refused so, or not at all.
+func mustSay(t *testing.T, err error, says string) {
+	t.Helper()
+	switch {
+	case says == "" && err == nil:
+	case wire.StatusOf(err) != wire.StatusBadDescriptor || says == "" || !strings.Contains(err.Error(), says):
+		t.Errorf("the error is %v, not %q", err, says)
 	}
 }

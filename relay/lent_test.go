@@ -229,7 +229,17 @@ func lentRegions(t *testing.T, rdma standin.Host, nic string, bytes uint64) (mad
 // nearByRDMA is two near GPUs whose whole memory is lent and in place.
 func nearByRDMA(t *testing.T) *byRDMA {
 	t.Helper()
-	p := &byRDMA{lane: direct}
+	return nearThatRedial(t, 0)
+}
+
+// nearThatRedial has them try for so long, 0 for as long as is promised.
+func nearThatRedial(t *testing.T, limit time.Duration) *byRDMA {
+	t.Helper()
+	return (&byRDMA{lane: direct, redial: limit}).lendAll(t)
+}
+
+func (p *byRDMA) lendAll(t *testing.T) *byRDMA {
+	t.Helper()
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.source.lend(p.a, 0, pairBytes)
@@ -321,37 +331,71 @@ func TestLentMemoryIsGivenBackUnderAMessage(t *testing.T) {
 	until(t, func() bool { _, left := lentRegions(t, p.rdma, "mlx5_0", pairBytes); return left == 0 })
 }
 
-// A NIC fails under a message between two memories that are given back meanwhile: they forget
-// both when no queue pair can touch them any more, whatever becomes of the message.
+// A NIC fails under a message between two memories, whether or not they are given back meanwhile:
+// other queue pairs come, whose domains know both, and the message arrives. What was given back
+// they forget then, and what was not goes in place at once.
 func TestLentMemoryUnderANICThatFails(t *testing.T) {
-	p := nearByRDMA(t)
-	const n = 1 << 20
-	want := random(t, n)
-	p.source.write(0, want)
-	if err := p.rdma.Script("send status=12 device=mlx5_0"); err != nil {
-		t.Fatal(err)
-	}
-	receive, err := p.receiving.Receive(p.target.Memory, 0, n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	send, err := p.sending.Send(p.source.Memory, 0, n)
-	if err := errors.Join(err, p.source.Unexport(within(t)), p.target.Unexport(within(t))); err != nil {
-		t.Fatal(err)
-	}
-	until(t, func() bool { failed, err := p.rdma.Calls("send"); return err == nil && len(failed) > 0 })
-	if err := p.rdma.Script(); err != nil {
-		t.Fatal(err)
-	}
-	for _, op := range []*client.Operation{send, receive} {
-		if _, err := op.Wait(within(t)); err != nil {
-			demand(t, err, wire.StatusPeerRelayDied)
-		} else if op == receive && !bytes.Equal(p.target.read(0, n), want) {
-			t.Error("wrong bytes")
-		}
-	}
-	for _, nic := range []string{"mlx5_0", "rocep1"} {
-		until(t, func() bool { _, left := lentRegions(t, p.rdma, nic, pairBytes); return left == 0 })
+	for _, c := range []struct {
+		name, fails string
+		unexport    bool
+	}{
+		{"the sender's", "mlx5_0", false},
+		{"the receiver's, that flushes", "rocep1", false},
+		{"given back under it", "mlx5_0", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			p := nearThatRedial(t, time.Minute)
+			const n = 1 << 20
+			want := random(t, n)
+			p.source.write(0, want)
+			p.target.write(0, make([]byte, n))
+			if err := p.rdma.Script("send status=12 device=" + c.fails); err != nil {
+				t.Fatal(err)
+			}
+			receive, err := p.receiving.Receive(p.target.Memory, 0, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			send, err := p.sending.Send(p.source.Memory, 0, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.unexport {
+				if err := errors.Join(p.source.Unexport(within(t)), p.target.Unexport(within(t))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			until(t, func() bool { failed, err := p.rdma.Calls("send"); return err == nil && len(failed) > 0 })
+			if err := p.rdma.Script(); err != nil {
+				t.Fatal(err)
+			}
+			for _, op := range []*client.Operation{send, receive} {
+				if moved, err := op.Wait(within(t)); err != nil || moved != n {
+					t.Fatalf("%d of %d bytes: %v", moved, n, err)
+				}
+			}
+			if !bytes.Equal(p.target.read(0, n), want) {
+				t.Error("wrong bytes")
+			}
+			if _, way := p.data(t); !strings.Contains(way, "connected anew ") {
+				t.Errorf("inspect says %q", way)
+			}
+			if c.unexport {
+				for _, nic := range []string{"mlx5_0", "rocep1"} {
+					until(t, func() bool { _, left := lentRegions(t, p.rdma, nic, pairBytes); return left == 0 })
+				}
+				return
+			}
+			beforeA, _ := inPlace(t, p.relayA)
+			beforeB, _ := inPlace(t, p.relayB)
+			p.arrive(t, n)
+			afterA, a := inPlace(t, p.relayA)
+			afterB, b := inPlace(t, p.relayB)
+			if afterA-beforeA != n || afterB-beforeB != n || !a.GDR || !b.GDR {
+				t.Errorf("%d and %d bytes of %d went in place; inspect shows %+v and %+v", afterA-beforeA, afterB-beforeB, n, a, b)
+			}
+		})
 	}
 }
 
@@ -623,6 +667,182 @@ func TestWhatIsLentUnasked(t *testing.T) {
 			t.Errorf("%s: %d descriptors of it are open when it is gone, %d before", c.name, now, before)
 		}
 	}
+}
+
+// A library of before does not answer what an export asks for: its memory bounces, and inspect
+// says why. An answer that comes late is as good as any.
+func TestALibraryThatKnowsNoLending(t *testing.T) {
+	p := &byRDMA{lane: direct}
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
+	listener, err := p.b.Listen(within(t), uuid(t, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := attachRaw(t, p.socketA)
+	ask := func(m wire.Message, fds ...int) wire.Message {
+		t.Helper()
+		answer, _, err := c.Exchange(m, time.Minute, fds...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	const n = 1 << 20
+	m := allocate(t, 0, 2<<20)
+	memory := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend}, m.fd).(*wire.Exported)
+	connection := ask(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()}).(*wire.Connected)
+	receiving, err := listener.Accept(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	move := func() {
+		t.Helper()
+		wake, err := c.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection.Connection, Memory: memory.Memory, Length: n,
+			WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline})
+		if err == nil && wake {
+			_, err = unix.Write(c.wakeRelay, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		receive, err := receiving.Receive(p.target.Memory, 0, n)
+		if moved, err := wait(t, receive, err); err != nil || moved != n {
+			t.Fatalf("%d of %d bytes: %v", moved, n, err)
+		}
+		until(t, func() bool { _, ended := c.Next(); return ended })
+	}
+	move()
+	const says = "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: the client's own memory is not reached in place: its process has said nothing of a DMA-BUF"
+	if went, is := inPlace(t, p.relayA); went > 0 || !strings.HasPrefix(is.Registration, says) || !strings.Contains(is.Path, "host memory") {
+		t.Errorf("%d bytes went in place; inspect shows %+v", went, is)
+	}
+	dmabuf, err := driver.MemDMABufFD(m.ptr, m.bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(dmabuf)
+	if err := c.Send(&wire.DMABuf{Memory: memory.Memory}, 0, dmabuf); err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool {
+		move()
+		went, is := inPlace(t, p.relayA)
+		return went > 0 && strings.HasPrefix(is.Registration, "dmabuf: the client's own memory")
+	})
+	ask(&wire.Unexport{Memory: memory.Memory})
+}
+
+// Where a NIC does not forget lent memory its client hears that it is not given back, and the
+// relay, with which alone the registration ends, ends when nobody is attached.
+func TestLentMemoryThatANICKeeps(t *testing.T) {
+	p := (&byRDMA{lane: direct, kept: "could not give something back"}).lendAll(t)
+	if err := p.rdma.Script("ibv_dereg_mr errno=16 device=mlx5_0"); err != nil {
+		t.Fatal(err)
+	}
+	demand(t, p.source.Unexport(within(t)), wire.StatusInternal, "stays registered with a NIC", "EBUSY")
+	if err := p.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.target.Unexport(within(t)); err != nil { // the other side's is given back
+		t.Error(err)
+	}
+	if err := p.a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool { return p.relayA.Report() == nil })
+}
+
+// However many memories a client lends and gives back at once, few threads wait for NICs.
+func TestManyLentMemoriesAtOnce(t *testing.T) {
+	p := nearByRDMA(t)
+	const memories, atOnce, n = 20, 16, 8 << 10
+	held := func(call string) (n int) {
+		t.Helper()
+		calls, err := p.rdma.Calls("held")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range calls {
+			if c.Arguments["call"] == call {
+				n++
+			}
+		}
+		return n
+	}
+	// release lets what is held go on when there is as much as may be; nothing is held after.
+	release := func(call string) {
+		t.Helper()
+		until(t, func() bool { return held(call) >= atOnce })
+		if err := p.rdma.Script(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.rdma.Script("ibv_reg_dmabuf_mr hold=1 device=mlx5_0"); err != nil {
+		t.Fatal(err)
+	}
+	one := allocate(t, 0, 2<<20)
+	var all []*client.Memory
+	for range memories {
+		one.lend(p.a, 0, n)
+		all = append(all, one.Memory)
+		q := pair{sending: p.sending, receiving: p.receiving, source: one, target: p.target}
+		q.move(t, n)
+	}
+	release("ibv_reg_dmabuf_mr")
+	until(t, func() bool { made, _ := lentRegions(t, p.rdma, "mlx5_0", n); return made == memories })
+	if err := p.rdma.Script("ibv_dereg_mr hold=1 device=mlx5_0"); err != nil {
+		t.Fatal(err)
+	}
+	given := make(chan error, memories)
+	for _, m := range all {
+		go func() { given <- m.Unexport(within(t)) }()
+	}
+	release("ibv_dereg_mr")
+	for range memories {
+		if err := <-given; err != nil {
+			t.Error(err)
+		}
+	}
+	for _, call := range []string{"ibv_reg_dmabuf_mr", "ibv_dereg_mr"} {
+		if was := held(call); was != atOnce {
+			t.Errorf("%d threads waited in %s", was, call)
+		}
+	}
+}
+
+// NICs are told of no more than a limit: what is lent beyond it bounces, and says so, until
+// something else is given back.
+func TestLentMemoryIsLimited(t *testing.T) {
+	p := nearByRDMA(t)
+	if before := p.relayA.LendingAtMost(pairBytes + 1<<20); before != 2*(8<<30) {
+		t.Errorf("%d bytes can be lent of a GPU that has 8 GiB", before)
+	}
+	const n = 1<<20 + 1 // one byte too many
+	one := allocate(t, 0, 2<<20)
+	one.lend(p.a, 0, n)
+	q := pair{sending: p.sending, receiving: p.receiving, source: one, target: p.target}
+	before, _ := inPlace(t, p.relayA)
+	q.move(t, n)
+	after, is := inPlace(t, p.relayA)
+	if after != before || is.GDR || !strings.Contains(is.Registration, "the limit is") {
+		t.Errorf("%d bytes went in place; inspect shows %+v", after-before, is)
+	}
+	if made, _ := lentRegions(t, p.rdma, "mlx5_0", n); made > 0 {
+		t.Error("the NIC was told of it")
+	}
+	// What bounced is not counted, what is given back is not counted any more.
+	for range 3 {
+		if err := errors.Join(one.Unexport(within(t)), p.source.Unexport(within(t))); err != nil {
+			t.Fatal(err)
+		}
+		p.source.lend(p.a, 0, pairBytes-1)
+		one.lend(p.a, 0, n)
+	}
+	until(t, func() bool {
+		q.move(t, n)
+		made, _ := lentRegions(t, p.rdma, "mlx5_0", n)
+		return made > 0
+	})
 }
 
 // openOf counts this process's descriptors of a file.

@@ -45,6 +45,8 @@ type memory struct {
 	// unlent the reason where it will not be.
 	lent   *device.Memory
 	unlent string
+	// kept is why it is not given back though it was freed: NICs still know it.
+	kept error
 }
 
 // knower is an end of a connection that has told a NIC, or the other relay, of a
@@ -425,7 +427,7 @@ func (s *session) unexport(number, sequence uint32) {
 		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", number))
 		return
 	}
-	m.gone = func() { s.answer(sequence, nil) }
+	m.gone = func() { s.answer(sequence, m.kept) }
 	m.retire()
 }
 
@@ -469,6 +471,10 @@ func (m *memory) answer() {
 	}
 }
 
+// takingBackAtOnce bounds the threads that wait until NICs have forgotten lent memory, whose
+// number clients say.
+const takingBackAtOnce = 16
+
 func (m *memory) free() {
 	if m.session.relay.dying != nil {
 		// It is this relay that ends, and the client may be reading what it has received,
@@ -476,13 +482,14 @@ func (m *memory) free() {
 		m.mapped.Leave()
 	}
 	fabric := m.session.relay.fabric
+	var known error // to NICs still
 	free := func() error {
 		if fabric != nil && (m.kind == wire.MemoryHost || m.staged != nil) {
-			fabric.Forget(m.mapped)
+			known = fabric.Forget(m.mapped)
 		}
 		var err error
 		if m.lent != nil { // before what it is of is unmapped
-			fabric.Forget(m.lent)
+			known = fabric.Forget(m.lent)
 			err = m.lent.Close()
 		}
 		for _, p := range m.parts {
@@ -492,12 +499,19 @@ func (m *memory) free() {
 	}
 	s := m.session
 	after := func(err error) {
+		if known != nil { // only this process's end has them forget it
+			m.kept = wire.Errorf(wire.StatusInternal, "memory of client process %d: %w", s.pid, known)
+			s.relay.wear(m.kept)
+		}
 		if err != nil {
 			s.relay.wear(fmt.Errorf("unmapping memory of client process %d: %w", s.pid, err))
 		}
 		s.relay.giveBack(m.takes)
 		s.host -= m.takes.host
 		s.staging -= m.takes.staging
+		if m.lent != nil {
+			m.lane.lent -= m.length
+		}
 		if m.staged != nil {
 			m.staged.on.bytes -= m.mapped.Bytes
 		}
@@ -513,7 +527,13 @@ func (m *memory) free() {
 		s.bringing++
 	}
 	go func() {
+		if m.lent != nil {
+			s.relay.takingBack <- struct{}{}
+		}
 		err := free()
+		if m.lent != nil {
+			<-s.relay.takingBack
+		}
 		if m.staged != nil {
 			m.staged.giveBack()
 		}

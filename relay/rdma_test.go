@@ -51,6 +51,7 @@ type byRDMA struct {
 	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 	redial time.Duration                 // as host's
 	more   []launch.Lane                 // of host b's relay, after its first
+	kept   string                        // what host a's relay ends by, whose NIC keeps something; empty elsewhere
 }
 
 // ofA and ofB are the NICs of two hosts.
@@ -95,11 +96,16 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	key := cluster()
 	hostA, hostB := newHost(t), newHost(t)
 	hostA.redial, hostB.redial = p.redial, p.redial
+	hostA.ends = p.kept
 	var err error
 	if p.rdma, err = standin.New(t.TempDir(), slices.Concat(ofA, ofB)...); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { allGivenBack(t, p.rdma) })
+	t.Cleanup(func() {
+		if p.kept == "" {
+			allGivenBack(t, p.rdma)
+		}
+	})
 	hostA.onRDMA(key, a, pairs, p.rdma)
 	hostB.onRDMA(key, b, pairs, p.rdma)
 	laneA, laneB := far(0, 1, "mlx5_0"), far(3, 2, "rocep1")

@@ -62,8 +62,9 @@ type Relay struct {
 
 	networkState
 
-	claims  claims
-	bounced atomic.Uint64 // bytes of host memory that lanes stage in
+	claims     claims
+	takingBack chan struct{} // of who frees lent memory
+	bounced    atomic.Uint64 // bytes of host memory that lanes stage in
 	// worn: something could not be given back, and why. Of the loop.
 	worn error
 	// examining: the contexts are being asked whether they work.
@@ -93,10 +94,11 @@ func New(clients, peers *net.UnixListener, init int) (*Relay, error) {
 	}
 	r := &Relay{
 		loop: l, clients: clients, peers: peers, init: init, host: host,
-		sessions:  map[uint64]*session{},
-		listeners: map[wire.UUID]*listener{},
-		offers:    map[wire.UUID]*offering{},
-		claims:    claims{held: map[string]uint64{}},
+		sessions:   map[uint64]*session{},
+		listeners:  map[wire.UUID]*listener{},
+		offers:     map[wire.UUID]*offering{},
+		claims:     claims{held: map[string]uint64{}},
+		takingBack: make(chan struct{}, takingBackAtOnce),
 	}
 	if init >= 0 {
 		if err := l.Watch(init, func(uint32) { r.end(launch.EndContainer, r.containerEnded()) }); err != nil {

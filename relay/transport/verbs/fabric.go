@@ -95,6 +95,7 @@ type Fabric struct {
 	forgotten chan struct{}
 	domains
 
+	beside   chan struct{}  // of who registers memory for Known
 	building sync.WaitGroup // what registers memory beside the loop
 	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
 	ending   time.Duration  // how long Close waits for that
@@ -114,7 +115,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	}
 	return &Fabric{
 		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
-		domains: domains{renewed: map[*nic]bool{}}, sets: map[*Set]bool{},
+		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
 	}
 }
 
@@ -425,12 +426,19 @@ type registration struct {
 	flush       bool // what has been written is flushed
 	// regions are by NIC, nil of one that does not know it. What is in it changes no more.
 	regions atomic.Pointer[[]*verbs.Region]
-	asked   map[*life]bool        // by Known, of which NICs; under the Fabric's mu
-	refused atomic.Pointer[error] // the last error of a NIC; nil for none
+	asked   map[*life]bool          // by Known, of which NICs; under the Fabric's mu
+	refused atomic.Pointer[unknown] // the last error of a NIC that does not know it; nil for none
 
 	making sync.Mutex            // held by whom registers it, or gives it back
 	over   bool                  // under making
 	steps  map[string][]gdr.Step // of a GPU's, by NIC; the same
+}
+
+// unknown is why a NIC does not know memory. Another of the same name takes its place when
+// queue pairs are connected anew.
+type unknown struct {
+	by  string
+	err error
 }
 
 // region is what a NIC knows it by, nil for nothing.
@@ -488,8 +496,13 @@ func (r *registration) fill(f *Fabric, nics []*nic) error {
 		})
 		if err != nil {
 			list[n.index] = nil
-			r.refused.Store(&err)
+			if !errors.Is(err, errRetired) { // which is of no NIC
+				r.refused.Store(&unknown{n.name, err})
+			}
 			return err
+		}
+		if why := r.refused.Load(); why != nil && why.by == n.name {
+			r.refused.Store(nil)
 		}
 	}
 	return nil
@@ -514,7 +527,8 @@ func (f *Fabric) registration(what purpose) *registration {
 
 func byBase(r *registration, base uint64) int { return cmp.Compare(r.base, base) }
 
-func (r *registration) close() {
+// close has NICs forget it, or says which still know it.
+func (r *registration) close() (err error) {
 	r.making.Lock()
 	defer r.making.Unlock()
 	r.over = true
@@ -522,11 +536,13 @@ func (r *registration) close() {
 		if region == nil {
 			continue
 		}
-		if err := region.Close(); err != nil {
-			logrus.WithError(err).Error("memory stays registered with a NIC")
-		}
+		err = errors.Join(err, region.Close())
 	}
 	r.regions.Store(&[]*verbs.Region{})
+	if err != nil {
+		err = fmt.Errorf("memory stays registered with a NIC: %w", err)
+	}
+	return err
 }
 
 // Register makes memory known to the Set's NICs, as a target, which the other side may
@@ -576,6 +592,8 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 		f.building.Add(1)
 		go func() {
 			defer f.building.Done()
+			f.beside <- struct{}{}
+			defer func() { <-f.beside }()
 			// That one and no other: when this runs the memory may have been forgotten.
 			err := s.registering(r.flush, func(nics []*nic) error { return r.fill(f, nics) })
 			if err != nil && err != errForgotten {
@@ -586,8 +604,13 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 	return false
 }
 
-// Forget ends Register, and Known: no NIC reads or writes the memory any more. It blocks.
-func (f *Fabric) Forget(m *device.Memory) {
+// registeringAtOnce bounds the threads that wait for NICs on behalf of Known: clients say how
+// many memories it is asked about.
+const registeringAtOnce = 16
+
+// Forget ends Register, and Known: no NIC reads or writes the memory any more, unless the
+// error says that one still knows it. It blocks.
+func (f *Fabric) Forget(m *device.Memory) (err error) {
 	for _, target := range []bool{false, true} {
 		what := purpose{m, target}
 		f.mu.Lock()
@@ -602,7 +625,7 @@ func (f *Fabric) Forget(m *device.Memory) {
 		f.mu.Unlock()
 		switch {
 		case r != nil:
-			r.close()
+			err = errors.Join(err, r.close())
 			f.mu.Lock()
 			delete(f.closing, r)
 			f.mu.Unlock()
@@ -611,6 +634,7 @@ func (f *Fabric) Forget(m *device.Memory) {
 			<-f.forgotten
 		}
 	}
+	return err
 }
 
 // at finds the source that n bytes at a place are in.
@@ -654,7 +678,7 @@ func (f *Fabric) Close() {
 		}
 	}
 	for _, r := range memories {
-		r.close()
+		logged(r.close())
 	}
 	close(f.forgotten)
 	if !up {

@@ -40,7 +40,7 @@ func (s *Set) Refused(m *device.Memory, target bool) error {
 		return s.noFlush()
 	}
 	if why := r.refused.Load(); why != nil {
-		return *why
+		return why.err
 	}
 	return nil
 }

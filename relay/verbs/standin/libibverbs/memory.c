@@ -204,7 +204,11 @@ static void settle(const struct region *r, bool there)
 API int ibv_dereg_mr(struct ibv_mr *mr)
 {
 	struct region *r = (struct region *)mr;
-	host_script("ibv_dereg_mr", of(mr->context)); // its delay
+	struct rule rule = host_script("ibv_dereg_mr", of(mr->context));
+	if (rule.error) { // it stays
+		host_log("ibv_dereg_mr device=%s lkey=%#x = %d", of(mr->context), mr->lkey, rule.error);
+		return rule.error;
+	}
 	int vmm;
 	// By the address that the GPU knows it by, where the caller gave that as the iova.
 	bool there = !r->gpu || gpu((uintptr_t)r->iova, mr->length, &vmm);

@@ -1,0 +1,55 @@
+package verbs
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/device"
+)
+
+// A NIC's refusal is told until the NIC knows the memory, and no longer; that queue pairs were
+// replaced while memory was registered is none.
+func TestARefusalIsOverWhenTheNICKnowsTheMemory(t *testing.T) {
+	w := connected(t)
+	m, err := device.CreateHost("test", slot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		w.a.end()
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := w.rdma.Script("ibv_reg_mr errno=12 device=a0", "ibv_reg_mr_iova2 errno=12 device=a0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.a.set.Register(m, false); err == nil {
+		t.Fatal("it was registered")
+	}
+	if err := w.a.set.Refused(m, false); err == nil || !strings.Contains(err.Error(), "ENOMEM") {
+		t.Errorf("the refusal is %v", err)
+	}
+	if err := w.rdma.Script(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.a.set.Register(m, false); err != nil {
+		t.Fatal(err)
+	}
+	f := w.a.fabric
+	f.mu.Lock()
+	r := f.memories[purpose{m, false}]
+	f.mu.Unlock()
+	if why := r.refused.Load(); why != nil {
+		t.Errorf("the NIC that knows it is said to refuse it: %v", why.err)
+	}
+	gone := *w.a.set.nics[0]
+	gone.index, gone.life = f.newIndex(), &life{over: true}
+	if err := r.fill(f, []*nic{&gone}); !errors.Is(err, errRetired) {
+		t.Errorf("a domain that is gone registers memory: %v", err)
+	}
+	if why := r.refused.Load(); why != nil {
+		t.Errorf("a NIC is said to refuse it: %v", why.err)
+	}
+}
