@@ -152,9 +152,9 @@ test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-verbs-stand
 		| bin/test-report $(call again,bin/vm-run test --place "$$PLACE" --run "$$TESTS" "$$PACKAGE" || test $$? = 1) $(if $(PKG)$(RUN)$(PLACE),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(vm_places))
 
 .PHONY: vm-long
-vm-long: vm-needs build bin/vm-run ## containers on two machines send each other 1 GiB, and have the faults of test-vm after it; then what fails over RDMA (BYTES=1073741824)
+vm-long: vm-needs build bin/vm-run ## containers on two machines send each other 1 GiB, over TCP and RoCE, and have the faults of test-vm; then what fails over RoCE (BYTES=1073741824)
 	@$(GO) build -o bin/test-report ./integration/report
-	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests$$' --timeout 3h --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
+	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests(OverRoCE)?$$' --timeout 3h --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
 	@{ bin/vm-run test --place vm-pair --run '^Test(Bench|Faults)OverRoCE$$' --timeout 3h --env PEERLANE_VM_HEAVY=1 ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
 
 # Pairs for `make bench-verbs`.
