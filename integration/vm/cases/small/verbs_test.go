@@ -86,7 +86,7 @@ func TestDoctorOverRDMA(t *testing.T) {
 			continue
 		}
 		host++
-		if !strings.HasPrefix(f.Found, "4194304 bytes written and read are right") {
+		if !strings.HasPrefix(f.Found, "4194304 bytes written and read by port 1, GID 1 (") || !strings.Contains(f.Found, "RoCE v2), pkey index 0 are right;") {
 			t.Errorf("%+v", f)
 		}
 	}
