@@ -154,8 +154,8 @@ test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-verbs-stand
 .PHONY: vm-long
 vm-long: vm-needs build bin/vm-run ## containers on two machines send each other 1 GiB, over TCP and RoCE, and have the faults of test-vm; then what fails over RoCE (BYTES=1073741824)
 	@$(GO) build -o bin/test-report ./integration/report
-	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests(OverRoCE)?$$' --timeout 3h --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
-	@{ bin/vm-run test --place vm-pair --run '^Test(Bench|Faults)OverRoCE$$' --timeout 3h --env PEERLANE_VM_HEAVY=1 ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
+	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests(OverRoCE)?$$' --timeout 3h --env PEERLANE_VM_HEAVY=1 --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
+	@{ bin/vm-run test --place vm-pair --run '^Test(Relays|Bench|Faults)OverRoCE$$' --timeout 3h --env PEERLANE_VM_HEAVY=1 ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
 
 # Pairs for `make bench-verbs`.
 PAIRS ?= 5

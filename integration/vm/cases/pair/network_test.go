@@ -250,6 +250,7 @@ func (p *hosts) mustSee(transport, way string) {
 // The same containers by RDMA: the software NICs of both kernels write and read the slots
 // of relays in their sandboxes.
 func TestContainersOfTwoGuestsOverRoCE(t *testing.T) {
+	heavy(t)
 	all := amount(t)
 	p := startHosts(t, launch.TransportVerbs)
 	p.run(t, "messages of all sizes", func(*testing.T) { p.sizes(all) })

@@ -224,6 +224,7 @@ func handleIn(text string) (handle string, ok bool) {
 // Two relays, one in each guest, send each other messages of many sizes over RoCE, by two
 // NICs with two queue pairs each.
 func TestRelaysOverRoCE(t *testing.T) {
+	heavy(t)
 	other := rdma(t, inside.RoCE)
 	known(t)
 	ctx, cancel := context.WithTimeout(t.Context(), exchangeTime)
