@@ -52,6 +52,7 @@ type phase struct {
 type RateFound struct {
 	Operation    string  `json:"operation,omitempty"`
 	Bytes        int     `json:"bytes,omitempty"`
+	Graph        bool    `json:"graph,omitempty"`
 	Microseconds float64 `json:"microseconds,omitempty"` // median of seven batches
 	Least        float64 `json:"least,omitempty"`
 	Most         float64 `json:"most,omitempty"`
@@ -113,6 +114,7 @@ func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
 		}
 	}
 	if p.Route == launch.RouteStaged {
+		h.Pace = p.Pace
 		stop, err := h.StartNICs(context.WithoutCancel(ctx), h.Plan.Lanes...)
 		if err != nil {
 			return err

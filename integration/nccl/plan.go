@@ -29,8 +29,11 @@ type settings struct {
 	Route string `json:"route,omitempty"`
 	// Transport between the relays: empty for what Route says; tcp as between two hosts, over
 	// the host's loopback, with so many Streams.
-	Transport string   `json:"transport,omitempty"`
-	Streams   int      `json:"streams,omitempty"`
+	Transport string `json:"transport,omitempty"`
+	Streams   int    `json:"streams,omitempty"`
+	// Pace is the rate in GB/s of the emulated NIC that all ranks share on route staged; 0
+	// for no bound.
+	Pace      float64  `json:"pace,omitempty"`
 	Variables []string `json:"variables"` // "NAME=value", beside those that all have
 	// Topology has NCCL read the virtual switch of the lanes from a file, instead of
 	// taking each NIC for a far one.
@@ -63,6 +66,9 @@ type rate struct {
 	Operation string  `json:"operation"`
 	Bytes     int     `json:"bytes"`
 	Seconds   float64 `json:"seconds"`
+	// Graph has many of it captured in a CUDA graph: without what Python and NCCL take to
+	// start each, which is longer than what a small one takes.
+	Graph bool `json:"graph,omitempty"`
 }
 
 // train is a run of a small transformer. At step SleepAt the last rank sleeps.
@@ -95,11 +101,14 @@ func checks(sizes ...int) (list []check) {
 func rates(seconds float64, sizes []int, names ...string) (list []rate) {
 	for _, size := range sizes {
 		for _, o := range names {
-			list = append(list, rate{o, size, seconds})
+			list = append(list, rate{Operation: o, Bytes: size, Seconds: seconds})
 		}
 	}
 	return list
 }
+
+// latency is 8 bytes in CUDA graphs.
+var latency = rate{Operation: "all_reduce", Bytes: 8, Seconds: 0.4, Graph: true}
 
 // groups are the sub-communicators that eight ranks can have.
 func groups(ranks int) (list [][]int) {
@@ -117,7 +126,7 @@ func plan(o options, ranks int) (list []settings) {
 		few = rates(0.5, []int{8, 1 << 10, 64 << 10, mib, 4 * mib, 16 * mib, 64 * mib, 256 * mib, 1024 * mib}, "all_reduce")
 		all = rates(0.4, []int{mib, 16 * mib, 256 * mib}, operations[1:]...)
 	}
-	measured := append(append([]rate{}, few...), all...)
+	measured := slices.Concat(few, all, []rate{latency})
 	add := func(name, by string, j job, variables ...string) {
 		s := settings{Name: name, By: by, Job: j, Variables: variables}
 		if by == byPeerlane {
@@ -162,7 +171,7 @@ func plan(o options, ranks int) (list []settings) {
 		last().Kill = who
 	}
 	// NCCL's limit is 64 sockets for each pair of ranks.
-	between := append(rates(0.4, []int{8, largest[0]}, "all_reduce"), rates(0.4, largest, "broadcast", "send_recv")...)
+	between := slices.Concat(rates(0.4, []int{8, largest[0]}, "all_reduce"), rates(0.4, largest, "broadcast", "send_recv"), []rate{latency})
 	for _, v := range [][2]int{{4, 4}, {8, 8}, {2, 1}, {1, 16}, {2, 8}, {8, 2}} {
 		if o.quick && v[0] != 4 {
 			continue
@@ -193,6 +202,9 @@ func plan(o options, ranks int) (list []settings) {
 	}
 	add("peerlane-staged", byPeerlane, job{Rates: few, Checks: checks(64 << 10)})
 	last().Route = launch.RouteStaged
+	// All ranks' data go over one NIC of 100 Gbit/s.
+	add("peerlane-staged-paced", byPeerlane, job{Rates: rates(1, largest, "all_reduce")})
+	last().Route, last().Pace = launch.RouteStaged, 12.5
 	add("peerlane-torchrun", byPeerlane, job{Checks: checks(64 << 10)})
 	last().Torchrun = true
 	add("peerlane-host-pointers", byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)}, "PEERLANE_NCCL_POINTERS=host")

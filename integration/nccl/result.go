@@ -129,9 +129,12 @@ func (p *phase) readLogs(dir string, ranks int) {
 	}
 }
 
+// row is what it was that was measured, for how long aside.
+func (r RateFound) row() rate { return rate{Operation: r.Operation, Bytes: r.Bytes, Graph: r.Graph} }
+
 // find is what a phase measured.
-func (p *phase) find(operation string, bytes int) (RateFound, bool) {
-	i := slices.IndexFunc(p.Rates, func(r RateFound) bool { return r.Operation == operation && r.Bytes == bytes })
+func (p *phase) find(row rate) (RateFound, bool) {
+	i := slices.IndexFunc(p.Rates, func(r RateFound) bool { return r.row() == row })
 	if i < 0 {
 		return RateFound{}, false
 	}
@@ -139,9 +142,9 @@ func (p *phase) find(operation string, bytes int) (RateFound, bool) {
 }
 
 // best is the fastest of phases whose names begin so.
-func (r *result) best(prefix, operation string, bytes int) (found RateFound, where string) {
+func (r *result) best(prefix string, row rate) (found RateFound, where string) {
 	for _, p := range r.Phases {
-		if f, ok := p.find(operation, bytes); ok && len(p.Problems) == 0 && strings.HasPrefix(p.Name, prefix) && (where == "" || f.Microseconds < found.Microseconds) {
+		if f, ok := p.find(row); ok && len(p.Problems) == 0 && strings.HasPrefix(p.Name, prefix) && (where == "" || f.Microseconds < found.Microseconds) {
 			found, where = f, p.Name
 		}
 	}
@@ -151,9 +154,9 @@ func (r *result) best(prefix, operation string, bytes int) (found RateFound, whe
 // judge sets the goals.
 func (r *result) judge() {
 	r.Goals = nil
-	ratio := func(what, operation string, bytes int, ours, theirs string, g goal) {
-		a, at := r.best(ours, operation, bytes)
-		b, beside := r.best(theirs, operation, bytes)
+	ratio := func(what string, row rate, ours, theirs string, g goal) {
+		a, at := r.best(ours, row)
+		b, beside := r.best(theirs, row)
 		g.What = what
 		if at != "" && beside != "" {
 			g.Of = fmt.Sprintf("%s (%s) to %s (%s)", a.figure(), at, b.figure(), beside)
@@ -163,19 +166,34 @@ func (r *result) judge() {
 		}
 		r.Goals = append(r.Goals, g)
 	}
-	const large = 256 * mib
-	ratio("all_reduce 256 MiB against default NET/Socket", "all_reduce", large, "peerlane-rates", "socket-default", goal{Least: 40})
-	ratio("all_reduce 256 MiB against the best NET/Socket", "all_reduce", large, "peerlane-rates", "socket-", goal{Least: 20})
+	large := func(operation string) rate { return rate{Operation: operation, Bytes: 256 * mib} }
+	ratio("all_reduce 256 MiB against default NET/Socket", large("all_reduce"), "peerlane-rates", "socket-default", goal{Least: 40})
+	ratio("all_reduce 256 MiB against the best NET/Socket", large("all_reduce"), "peerlane-rates", "socket-", goal{Least: 20})
 	for _, o := range []string{"all_reduce", "broadcast", "send_recv"} { // both ways, one way, both ways
-		ratio(o+" 256 MiB over Peerlane's TCP against default NET/Socket", o, large, "peerlane-tcp", "socket-default", goal{})
-		ratio(o+" 256 MiB over Peerlane's TCP against the best NET/Socket", o, large, "peerlane-tcp", "socket-", goal{Least: 2})
+		ratio(o+" 256 MiB over Peerlane's TCP against default NET/Socket", large(o), "peerlane-tcp", "socket-default", goal{})
+		ratio(o+" 256 MiB over Peerlane's TCP against the best NET/Socket", large(o), "peerlane-tcp", "socket-", goal{Least: 2})
 	}
-	ratio("all_reduce 256 MiB against one node over NVLink", "all_reduce", large, "peerlane-rates", "nvlink", goal{Least: 0.5})
-	ratio("all_to_all 256 MiB against default NET/Socket", "all_to_all", large, "peerlane-rates", "socket-default", goal{Least: 10})
+	ratio("all_reduce 256 MiB against one node over NVLink", large("all_reduce"), "peerlane-rates", "nvlink", goal{Least: 0.5})
+	ratio("all_to_all 256 MiB against default NET/Socket", large("all_to_all"), "peerlane-rates", "socket-default", goal{Least: 10})
 	for _, name := range []string{"train", "graphs"} {
 		r.Goals = append(r.Goals, r.sameLosses("peerlane-"+name, "nvlink-"+name))
 	}
-	ratio("all_reduce 8 bytes, time, against NET/Socket", "all_reduce", 8, "peerlane-rates", "socket-default", goal{Most: 0.7})
+	ratio("all_reduce 8 bytes, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8}, "peerlane-rates", "socket-default", goal{Most: 0.7})
+	ratio("all_reduce 8 bytes in CUDA graphs, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8, Graph: true}, "peerlane-rates", "socket-default", goal{Most: 0.7})
+	r.Goals = append(r.Goals, r.paced("peerlane-staged-paced", large("all_reduce")))
+}
+
+// paced is the part of a paced NIC's rate that all ranks together send over it: each rank
+// sends as much as the bus bandwidth says.
+func (r *result) paced(name string, row rate) goal {
+	g := goal{What: fmt.Sprintf("%s 256 MiB of all ranks over one paced NIC, of its rate", row.Operation), Least: 0.9}
+	for _, p := range r.Phases {
+		if f, ok := p.find(row); ok && p.Name == name && len(p.Problems) == 0 {
+			total := f.Bus * float64(r.Ranks)
+			g.Value, g.Of = total/p.Pace, fmt.Sprintf("%d ranks of %.2f GB/s to %.2f GB/s", r.Ranks, f.Bus, p.Pace)
+		}
+	}
+	return g
 }
 
 // sameLosses is the part of a training's losses that another network gave, too. With two
@@ -222,8 +240,8 @@ func (r *result) table() string {
 			measured = append(measured, p)
 		}
 		for _, f := range p.Rates {
-			if row := (rate{Operation: f.Operation, Bytes: f.Bytes}); !slices.Contains(rows, row) {
-				rows = append(rows, row)
+			if !slices.Contains(rows, f.row()) {
+				rows = append(rows, f.row())
 			}
 		}
 	}
@@ -233,10 +251,14 @@ func (r *result) table() string {
 	}
 	fmt.Fprintf(&b, "\n|---|---|%s\n", strings.Repeat("---|", len(measured)))
 	for _, row := range rows {
-		fmt.Fprintf(&b, "| %s | %s |", row.Operation, humanize.IBytes(uint64(row.Bytes)))
+		size := humanize.IBytes(uint64(row.Bytes))
+		if row.Graph {
+			size += ", in graphs"
+		}
+		fmt.Fprintf(&b, "| %s | %s |", row.Operation, size)
 		for _, p := range measured {
 			text := ""
-			if f, ok := p.find(row.Operation, row.Bytes); ok {
+			if f, ok := p.find(row); ok {
 				text = f.figure()
 			}
 			fmt.Fprintf(&b, " %s |", text)
