@@ -52,7 +52,7 @@ type phase struct {
 type RateFound struct {
 	Operation    string  `json:"operation,omitempty"`
 	Bytes        int     `json:"bytes,omitempty"`
-	Graph        bool    `json:"graph,omitempty"`
+	Queued       bool    `json:"queued,omitempty"`
 	Microseconds float64 `json:"microseconds,omitempty"` // median of seven batches
 	Least        float64 `json:"least,omitempty"`
 	Most         float64 `json:"most,omitempty"`

@@ -66,9 +66,9 @@ type rate struct {
 	Operation string  `json:"operation"`
 	Bytes     int     `json:"bytes"`
 	Seconds   float64 `json:"seconds"`
-	// Graph has many of it captured in a CUDA graph: without what Python and NCCL take to
-	// start each, which is longer than what a small one takes.
-	Graph bool `json:"graph,omitempty"`
+	// Queued has the GPU held back until all are queued: what is measured is what they take
+	// there and on their way. To start one, Python and NCCL take longer than it takes.
+	Queued bool `json:"queued,omitempty"`
 }
 
 // train is a run of a small transformer. At step SleepAt the last rank sleeps.
@@ -107,8 +107,8 @@ func rates(seconds float64, sizes []int, names ...string) (list []rate) {
 	return list
 }
 
-// latency is 8 bytes in CUDA graphs.
-var latency = rate{Operation: "all_reduce", Bytes: 8, Seconds: 0.4, Graph: true}
+// latency is 8 bytes, queued.
+var latency = rate{Operation: "all_reduce", Bytes: 8, Seconds: 0.4, Queued: true}
 
 // groups are the sub-communicators that eight ranks can have.
 func groups(ranks int) (list [][]int) {

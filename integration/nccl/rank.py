@@ -149,19 +149,9 @@ def agree(store, key, value):
     return json.loads(store.get(key))
 
 
-def captured(run, times):
-    """What replays so many of it, captured in a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Not "global": PyTorch's own thread asks CUDA about earlier collectives meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(times):
-            run()
-    return graph.replay
+# How long a GPU is held back for each collective that is queued meanwhile: longer than
+# Python takes for it, some 0.1 ms.
+CYCLES_EACH = 200_000
 
 
 def measure(what, ranks, store, key):
@@ -169,27 +159,26 @@ def measure(what, ranks, store, key):
     say("doing", what=f"timing {o.name}, {o.bytes} bytes")
     o.reserve()
 
-    run, at_once = o.run, 1
-    if what.get("graph"):
-        run, at_once = captured(o.run, 100), 100
-
     def batch(calls):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if what.get("queued"):
+            torch.cuda._sleep(CYCLES_EACH * calls)
+            o.run()  # all ranks begin together
         start.record()
         for _ in range(calls):
-            run()
+            o.run()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) * 1e3 / calls / at_once  # microseconds
+        return start.elapsed_time(end) * 1e3 / calls  # microseconds
 
     batch(3)  # connections, and the clocks
     once = batch(3)
     # Batches of equal length, as many as the time has room for.
     share = what["seconds"] * 1e6 / 7
-    calls = agree(store, key, int(max(1, min(share / once, 2000) // at_once)))
+    calls = agree(store, key, int(max(1, min(share / once, 50 if what.get("queued") else 2000))))
     times = [batch(calls) for _ in range(7)]
     median = statistics.median(times)
-    say("rate", operation=o.name, bytes=o.bytes, graph=at_once > 1, microseconds=median, least=min(times), most=max(times), calls=7 * calls * at_once,
+    say("rate", operation=o.name, bytes=o.bytes, queued=what.get("queued", False), microseconds=median, least=min(times), most=max(times), calls=7 * calls,
         algorithm=o.bytes / median / 1e3, bus=o.bytes / median / 1e3 * o.FACTORS[o.name](o.n))
 
 

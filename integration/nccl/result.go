@@ -130,7 +130,7 @@ func (p *phase) readLogs(dir string, ranks int) {
 }
 
 // row is what it was that was measured, for how long aside.
-func (r RateFound) row() rate { return rate{Operation: r.Operation, Bytes: r.Bytes, Graph: r.Graph} }
+func (r RateFound) row() rate { return rate{Operation: r.Operation, Bytes: r.Bytes, Queued: r.Queued} }
 
 // find is what a phase measured.
 func (p *phase) find(row rate) (RateFound, bool) {
@@ -179,7 +179,7 @@ func (r *result) judge() {
 		r.Goals = append(r.Goals, r.sameLosses("peerlane-"+name, "nvlink-"+name))
 	}
 	ratio("all_reduce 8 bytes, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8}, "peerlane-rates", "socket-default", goal{Most: 0.7})
-	ratio("all_reduce 8 bytes in CUDA graphs, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8, Graph: true}, "peerlane-rates", "socket-default", goal{Most: 0.7})
+	ratio("all_reduce 8 bytes queued on the GPU, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8, Queued: true}, "peerlane-rates", "socket-default", goal{Most: 0.7})
 	r.Goals = append(r.Goals, r.paced("peerlane-staged-paced", large("all_reduce")))
 }
 
@@ -252,8 +252,8 @@ func (r *result) table() string {
 	fmt.Fprintf(&b, "\n|---|---|%s\n", strings.Repeat("---|", len(measured)))
 	for _, row := range rows {
 		size := humanize.IBytes(uint64(row.Bytes))
-		if row.Graph {
-			size += ", in graphs"
+		if row.Queued {
+			size += ", queued"
 		}
 		fmt.Fprintf(&b, "| %s | %s |", row.Operation, size)
 		for _, p := range measured {
