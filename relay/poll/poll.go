@@ -100,14 +100,15 @@ func Ring(eventfd int) {
 	_, _ = unix.Write(eventfd, one[:])
 }
 
-// Do queues f to run on the loop. After the loop has ended f is dropped.
-func (l *Loop) Do(f func()) {
+// Do queues f to run on the loop. It reports false when the loop has ended and f will not
+// run.
+func (l *Loop) Do(f func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ended {
-		return
+	if !l.ended {
+		l.queue(f)
 	}
-	l.queue(f)
+	return !l.ended
 }
 
 // queue queues a task; the lock is held, so that the loop does not end, and

@@ -10,101 +10,201 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// outbox is what waits for the control stream's writer.
+// outbox is what waits for the control stream. Who has something to say writes it, with
+// what others have meanwhile, as long as the stream takes it at once: to wake a goroutine for
+// it takes longer. What it does not take is the writer's.
 type outbox struct {
 	mu     sync.Mutex
 	data   []byte
 	frames uint64
-	wake   chan struct{}
+	wake   chan struct{} // for the writer
+
+	// The pen is who writes the stream's, and what follows is its owner's. Who gives it
+	// back looks again whether something waits.
+	pen   sync.Mutex
+	spare []byte // an empty buffer
+	rest  []byte // of a write, for the writer
+	torn  bool   // it begins in the midst of a frame
 }
 
 // put adds frames, where no more than so many bytes wait.
 func (o *outbox) put(data []byte, frames uint64, most int) bool {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	if len(o.data) > 0 && len(o.data)+len(data) > most {
-		o.mu.Unlock()
 		return false
 	}
 	o.data = append(o.data, data...)
 	o.frames += frames
-	o.mu.Unlock()
+	return true
+}
+
+// take gives what waits, to the pen's owner.
+func (o *outbox) take() ([]byte, uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	data, frames := o.data, o.frames
+	o.data, o.frames = o.spare[:0], 0
+	o.spare = nil
+	return data, frames
+}
+
+// keep has a buffer used again, by the pen's owner.
+func (o *outbox) keep(buffer []byte) {
+	if cap(buffer) <= keptBuffer {
+		o.spare = buffer
+	}
+}
+
+func (o *outbox) waits() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.data) > 0
+}
+
+func (o *outbox) call() {
 	select {
 	case o.wake <- struct{}{}:
 	default: // it is awake
 	}
-	return true
-}
-
-// take gives what waits, for an empty buffer.
-func (o *outbox) take(empty []byte) ([]byte, uint64) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	data, frames := o.data, o.frames
-	o.data, o.frames = empty[:0], 0
-	return data, frames
 }
 
 // most of a buffer that is kept for the next batch, bytes.
 const keptBuffer = 1 << 20
 
-// mostBatch is the longest write of the control stream, bytes. Each has Config's silence:
-// over TLS it goes out whole in that time or is lost.
+// mostBatch is the longest write of the control stream's writer, bytes. Each has Config's
+// silence: over TLS it goes out whole in that time or is lost.
 const mostBatch = 64 << 10
 
-// writeControl sends what waits, in one write what has come together, and a heartbeat
-// where there is nothing.
+// mostTurns is how often in turn somebody writes also what others have to say.
+const mostTurns = 2
+
+// utter says frames, with what else waits. Any goroutine may; it does not block.
+func (p *Peer) utter(data []byte, frames uint64) {
+	o := &p.outbox
+	if !o.put(data, frames, p.config.Waiting) {
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s leaves more than %d bytes of messages unread", p.config.Name, p.config.Waiting), true)
+		return
+	}
+	if p.bare == nil {
+		o.call()
+		return
+	}
+	for range mostTurns {
+		if !o.pen.TryLock() {
+			return
+		}
+		whole := p.scribble()
+		o.pen.Unlock()
+		if !whole {
+			break
+		}
+		if !o.waits() {
+			return
+		}
+	}
+	o.call()
+}
+
+// scribble writes what the stream takes at once, and reports whether that was all. The pen
+// is the caller's.
+func (p *Peer) scribble() bool {
+	o := &p.outbox
+	if len(o.rest) > 0 {
+		return false
+	}
+	data, frames := o.take()
+	if len(data) == 0 {
+		return true
+	}
+	p.counters.messages.Add(frames)
+	p.counters.batches.Add(1)
+	n := 0
+	_ = p.bare.Control(func(fd uintptr) { // the writer meets its errors again
+		n, _ = unix.SendmsgN(int(fd), data, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	})
+	p.carried[p.control].Sent.Add(uint64(n))
+	if n < len(data) {
+		o.rest, o.torn = data[n:], n > 0
+		return false
+	}
+	o.keep(data)
+	return true
+}
+
+// writeControl sends what nobody else could, and a heartbeat where there is nothing.
 func (p *Peer) writeControl() {
-	torn := false // a frame was begun that does not end
+	o := &p.outbox
 	defer func() {
-		if !torn { // what follows would be taken for the rest of it
+		o.pen.Lock() // for ever
+		if !o.torn { // what follows would be taken for the rest of it
 			p.part()
 		}
 	}()
-	most := mostBatch
-	if p.config.Alone {
-		most = 0
-	}
 	beat := time.NewTicker(p.config.Heartbeat)
 	defer beat.Stop()
 	heartbeat := appendFrame(nil, 0, frameBeat)
-	var buffer []byte
 	for {
-		quiet := false
+		var silent []byte // what to say where there is nothing
 		select {
 		case <-p.dying:
 			return
 		case <-beat.C:
-			p.look()
-			quiet = p.turns()
-		case <-p.outbox.wake:
-		}
-		data, frames := p.outbox.take(buffer)
-		buffer = data
-		if cap(buffer) > keptBuffer {
-			buffer = nil
-		}
-		if len(data) == 0 {
-			if !quiet {
-				continue
+			if p.look(); p.turns() {
+				silent = heartbeat
 			}
-			data = heartbeat
+		case <-o.wake:
 		}
-		p.counters.messages.Add(frames)
-		for len(data) > 0 {
-			n := batch(data, most)
-			if frames > 0 {
-				p.counters.batches.Add(1)
-			}
-			if sent, ok := p.send(p.control, net.Buffers{data[:n]}); !ok {
-				torn = sent > 0
+		for more := true; more; more = o.waits() {
+			o.pen.Lock()
+			sent := p.write(silent)
+			o.pen.Unlock()
+			if !sent {
 				return
 			}
-			data = data[n:]
+			silent = nil
 		}
 	}
+}
+
+// write sends what is left of a write, and what waits, or else what is said in silence: in
+// one write what has come together. The pen is the caller's.
+func (p *Peer) write(silent []byte) bool {
+	o := &p.outbox
+	if len(o.rest) > 0 {
+		if sent, ok := p.send(p.control, net.Buffers{o.rest}); !ok {
+			o.torn = o.torn || sent > 0
+			return false
+		}
+		o.rest, o.torn, silent = nil, false, nil
+	}
+	data, frames := o.take()
+	defer o.keep(data)
+	if len(data) == 0 {
+		data = silent
+	}
+	most := mostBatch
+	if p.config.Alone {
+		most = 0
+	}
+	p.counters.messages.Add(frames)
+	for len(data) > 0 {
+		n := batch(data, most)
+		if frames > 0 {
+			p.counters.batches.Add(1)
+		}
+		if sent, ok := p.send(p.control, net.Buffers{data[:n]}); !ok {
+			o.torn = sent > 0
+			return false
+		}
+		data = data[n:]
+	}
+	return true
 }
 
 // batch is how many bytes of the frames in data go in one write: whole frames, at least
@@ -237,53 +337,72 @@ func (p *Peer) unlessDying(deadline func(time.Time) error) func(time.Time) error
 	}
 }
 
-// The buffer that frames are read into has leastBuffer bytes, and as many as mostBuffer
+// The buffers that frames are read into have leastBuffer bytes, and as many as mostBuffer
 // once so much has come at once: most Peers of a relay that has many say little. There has
 // always to be room for one frame.
 const (
-	leastBuffer = 4 << 10
-	mostBuffer  = 64 << 10
+	leastBuffer = 2 << 10
+	mostBuffer  = leastBuffer << 5
 )
 
 var _ [mostBuffer - 2*(frameHeader+maxFrame)]struct{}
 
-// readControl reads frames and has the loop handle them. While it does nothing more is
-// read: the other side waits.
+// inbox is what was read, and the frames in it.
+type inbox struct {
+	buffer []byte
+	frames []frame
+}
+
+// parse finds the frames in what is there, heartbeats aside, and how many bytes these are.
+func (i *inbox) parse(there []byte) (used int, err error) {
+	for i.frames = i.frames[:0]; ; {
+		f, n, err := nextFrame(there[used:])
+		if n == 0 || err != nil {
+			return used, err
+		}
+		if used += n; f.kind != frameBeat {
+			i.frames = append(i.frames, f)
+		}
+	}
+}
+
+// readControl reads frames and has the loop handle them, and reads on meanwhile, into
+// another buffer. While the loop handles nothing, nothing more is read: the other side
+// waits.
 func (p *Peer) readControl() {
-	buffer := make([]byte, leastBuffer)
+	size := leastBuffer
+	now, next := &inbox{buffer: make([]byte, size)}, &inbox{}
 	have := 0
-	var frames []frame
+	handled := make(chan struct{}, 1) // empty while the loop has frames
+	handled <- struct{}{}
 	for {
-		n, err := p.read(p.control, buffer[have:])
+		n, err := p.read(p.control, now.buffer[have:])
 		if errors.Is(err, errDying) {
 			p.listen()
 			return
 		}
 		p.carried[p.control].Received.Add(uint64(n))
-		have += n
-		more := have == len(buffer) && len(buffer) < mostBuffer
-		used := 0
-		frames = frames[:0]
-		var wrong error
-		for wrong == nil {
-			var f frame
-			var n int
-			if f, n, wrong = nextFrame(buffer[used:have]); n == 0 {
-				break
+		if have += n; have == size && size < mostBuffer { // of what has come at once, or of a frame
+			size *= 2
+		}
+		used, wrong := now.parse(now.buffer[:have])
+		left := now.buffer[used:have]
+		if frames := now.frames; len(frames) > 0 {
+			<-handled
+			if !p.loop.Do(func() { p.handle(frames); handled <- struct{}{} }) {
+				p.fail(errClosed, false) // the loop has ended
+				handled <- struct{}{}
 			}
-			used += n
-			if f.kind != frameBeat {
-				frames = append(frames, f)
-			}
+			now, next = next, now
 		}
-		if len(frames) > 0 && !p.loop.Call(func() { p.handle(frames) }) {
-			p.fail(errClosed, false) // the loop has ended
+		if len(now.buffer) < size {
+			now.buffer = make([]byte, size)
 		}
-		left := buffer[used:have]
-		if more { // of what has come at once, or of a frame
-			buffer = make([]byte, 4*len(buffer))
+		have = copy(now.buffer, left)
+		if wrong != nil || err != nil { // which come after the frames
+			<-handled
+			handled <- struct{}{}
 		}
-		have = copy(buffer, left)
 		switch {
 		case p.isDying():
 		case wrong != nil:
@@ -349,10 +468,7 @@ func (p *Peer) finish(w *write) {
 
 // acknowledge tells the other side that its write has landed. Any goroutine may.
 func (p *Peer) acknowledge(channel uint32, number uint64) {
-	payload := binary.LittleEndian.AppendUint64(nil, number)
-	if !p.outbox.put(appendFrame(nil, channel, frameLanded, payload), 1, p.config.Waiting) {
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s leaves more than %d bytes of messages unread", p.config.Name, p.config.Waiting), true)
-	}
+	p.utter(appendFrame(nil, channel, frameLanded, binary.LittleEndian.AppendUint64(nil, number)), 1)
 }
 
 // takeEager is a write that came with the messages.

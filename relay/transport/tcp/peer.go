@@ -3,7 +3,8 @@
 // clients talk as channels, and several for data, over which a write is spread.
 //
 // Goroutines read and write the connections, so that those may be anything that is a
-// net.Conn; all else belongs to the relay's event loop. What the other relay says is
+// net.Conn; but what a socket takes of the control stream at once is written by whoever
+// says it. All else belongs to the relay's event loop. What the other relay says is
 // taken for a stranger's: each piece's header is checked against what is granted just
 // now before a byte lands, and it lands in the granted memory, not beside it.
 package tcp
@@ -15,6 +16,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -116,6 +118,7 @@ type Peer struct {
 	config  Config
 	loop    *poll.Loop
 	control net.Conn
+	bare    syscall.RawConn // the control stream, where it is nothing but a socket
 	data    []net.Conn
 	carried map[net.Conn]*Carried // filled by newPeer alone
 
@@ -177,10 +180,13 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	if p.config.Extend != nil && s.version >= extensions {
 		p.extension = p.config.Extend(p)
 	}
-	p.supply.ready.L = &p.supply.mu
+	p.supply.ready.L, p.supply.lookers = &p.supply.mu, newLookers()
 	for _, c := range append([]net.Conn{p.control}, p.data...) {
 		tune(c, p.config.silence())
 		p.carried[c] = p.config.Carried(c)
+	}
+	if c, is := p.control.(syscall.Conn); is && !p.config.Alone {
+		p.bare, _ = c.SyscallConn() // of a closed one the writer hears
 	}
 	loop.Add(p)
 	// All are counted before one begins, which may end the Peer at once and wait for them.
@@ -246,10 +252,7 @@ func (p *Peer) fail(why error, tell bool) {
 		for _, c := range p.data {
 			c.Close()
 		}
-		p.supply.mu.Lock()
-		p.supply.ended = true
-		p.supply.mu.Unlock()
-		p.supply.ready.Broadcast()
+		p.supply.end()
 		go func() {
 			p.movers.Wait()
 			p.loop.Do(p.perish)
@@ -341,11 +344,9 @@ func (p *Peer) Poll() bool {
 	if len(p.sent) == 0 {
 		return false
 	}
-	over := !p.outbox.put(p.sent, p.frames, p.config.Waiting)
+	data, frames := p.sent, p.frames
 	p.sent, p.frames = p.sent[:0], 0
-	if over {
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s leaves more than %d bytes of messages unread", p.config.Name, p.config.Waiting), true)
-	}
+	p.utter(data, frames)
 	return true
 }
 

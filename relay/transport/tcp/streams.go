@@ -5,7 +5,9 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -28,32 +30,60 @@ type write struct {
 
 // supply is what the data streams' writers have to send. A writer takes a piece when it
 // has sent the last, so that a slow stream gets fewer.
+//
+// To wake a goroutine takes long, and the event loop, which does not make room for it, has
+// it woken by the others, one after the other. So no more are woken than there are pieces,
+// and of those that have nothing to do some look for a while before they sleep.
 type supply struct {
-	mu    sync.Mutex
-	ready sync.Cond
-	queue []*write
-	ended bool
-	piece uint64 // bytes, at most
+	mu     sync.Mutex
+	ready  sync.Cond
+	queue  []*write
+	pieces uint64 // in the queue
+	ended  bool
+	piece  uint64 // bytes, at most
+
+	asleep, called, looking int         // writers: those called have not noticed yet
+	lookers                 int         // at most
+	there                   atomic.Bool // there are pieces, or it is the end
 }
+
+// lookTime is how long a writer looks before it sleeps: longer than the pauses between two
+// messages of a busy connection.
+const lookTime = 100 * time.Microsecond
+
+// newLookers is how many writers may look at once: a part of the processors that this
+// process has, and none where they are few.
+func newLookers() int { return runtime.GOMAXPROCS(0) / 4 }
 
 func (s *supply) put(w *write) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.queue = append(s.queue, w)
-	s.mu.Unlock()
-	if w.length > s.piece {
-		s.ready.Broadcast()
-	} else {
+	s.pieces += (w.length + s.piece - 1) / s.piece
+	s.there.Store(true)
+	for s.asleep > 0 && s.pieces > uint64(s.called+s.looking) {
+		s.asleep--
+		s.called++
 		s.ready.Signal()
 	}
+}
+
+// end has all writers end.
+func (s *supply) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	s.there.Store(true)
+	s.called += s.asleep
+	s.asleep = 0
+	s.ready.Broadcast()
 }
 
 // take waits for a piece, and gives none at the end.
 func (s *supply) take() (*write, piece, []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.queue) == 0 && !s.ended {
-		s.ready.Wait()
-	}
+	s.wait()
 	if s.ended {
 		return nil, piece{}, nil
 	}
@@ -64,7 +94,35 @@ func (s *supply) take() (*write, piece, []byte) {
 		s.queue[0] = nil
 		s.queue = s.queue[1:]
 	}
+	if s.pieces--; s.pieces == 0 {
+		s.there.Store(false)
+	}
 	return w, p, w.from[p.at:][:p.bytes]
+}
+
+// wait returns when there is a piece, or the end. The lock is held.
+func (s *supply) wait() {
+	for looked := false; len(s.queue) == 0 && !s.ended; {
+		if !looked && s.looking < s.lookers {
+			s.looking++
+			s.mu.Unlock()
+			s.look()
+			s.mu.Lock()
+			s.looking--
+			looked = true
+			continue
+		}
+		s.asleep++
+		s.ready.Wait()
+		s.called--
+		looked = false
+	}
+}
+
+// look returns when there is something, or after lookTime.
+func (s *supply) look() {
+	for begun := time.Now(); !s.there.Load() && time.Since(begun) < lookTime; {
+	}
 }
 
 // sent counts a piece, and reports whether nothing is left to wait for.
@@ -177,7 +235,7 @@ func (p *Peer) readData(c net.Conn) {
 		}
 		h, err := readPiece(header)
 		if err == nil {
-			err = p.land(h, func(to []byte) error { return p.fill(c, to) }, p.loop.Do)
+			err = p.land(h, func(to []byte) error { return p.fill(c, to) }, func(f func()) { p.loop.Do(f) })
 		}
 		if err != nil {
 			p.failed(c, "receiving", err)
