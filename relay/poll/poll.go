@@ -116,9 +116,25 @@ func (l *Loop) Do(f func()) bool {
 func (l *Loop) queue(f func()) {
 	l.tasks = append(l.tasks, f)
 	if l.sleeping {
+		l.sleeping = false // it is rung once
 		Ring(l.wake)
 	}
 }
+
+// Lock takes a lock on the loop, of what others hold for an instant only. It tries for a
+// while first: to park the loop, which is bound to its thread, and to wake it again takes a
+// hundred times as long.
+func Lock(m *sync.Mutex) {
+	for range lockTries {
+		if m.TryLock() {
+			return
+		}
+	}
+	m.Lock()
+}
+
+// lockTries take some ten microseconds.
+const lockTries = 4000
 
 // Call runs f on the loop and waits for it. It reports false when the loop has
 // ended and f will not run.
@@ -233,7 +249,7 @@ func (l *Loop) Run() {
 }
 
 func (l *Loop) runTasks() bool {
-	l.mu.Lock()
+	Lock(&l.mu)
 	tasks := l.tasks
 	l.tasks = nil
 	l.mu.Unlock()
@@ -254,7 +270,7 @@ func (l *Loop) busy() bool {
 
 // arm reports whether the loop may sleep until a descriptor is ready.
 func (l *Loop) arm() bool {
-	l.mu.Lock()
+	Lock(&l.mu)
 	l.sleeping = true
 	idle := len(l.tasks) == 0
 	l.mu.Unlock()
@@ -267,7 +283,7 @@ func (l *Loop) arm() bool {
 }
 
 func (l *Loop) disarm() {
-	l.mu.Lock()
+	Lock(&l.mu)
 	l.sleeping = false
 	l.mu.Unlock()
 	for _, p := range l.pollers {

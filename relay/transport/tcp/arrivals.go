@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -111,7 +112,7 @@ func (c *Channel) Receive(arrived func(immediate, length uint64), ended func()) 
 	}
 	c.arrivals = a
 	l := &c.peer.landings
-	l.mu.Lock()
+	poll.Lock(&l.mu)
 	defer l.mu.Unlock()
 	l.channels[c.number] = &runway{memories: map[uint32][]byte{}, windows: map[uint64]*window{}}
 	return a
@@ -192,7 +193,7 @@ func (a *Arrivals) Close() {
 
 func (a *Arrivals) with(f func(*runway)) {
 	l := &a.channel.peer.landings
-	l.mu.Lock()
+	poll.Lock(&l.mu)
 	defer l.mu.Unlock()
 	if r := l.channels[a.channel.number]; r != nil {
 		f(r)
@@ -207,7 +208,7 @@ func (c *Channel) endArrivals(dead bool) error {
 		return nil
 	}
 	l := &c.peer.landings
-	l.mu.Lock()
+	poll.Lock(&l.mu)
 	for immediate, w := range l.channels[c.number].windows {
 		if w.length > 0 && !dead {
 			l.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -34,7 +35,7 @@ type outbox struct {
 
 // put adds frames, where no more than so many bytes wait.
 func (o *outbox) put(data []byte, frames uint64, most int) bool {
-	o.mu.Lock()
+	poll.Lock(&o.mu)
 	defer o.mu.Unlock()
 	if len(o.data) > 0 && len(o.data)+len(data) > most {
 		return false
@@ -46,7 +47,7 @@ func (o *outbox) put(data []byte, frames uint64, most int) bool {
 
 // take gives what waits, to the pen's owner.
 func (o *outbox) take() ([]byte, uint64) {
-	o.mu.Lock()
+	poll.Lock(&o.mu)
 	defer o.mu.Unlock()
 	data, frames := o.data, o.frames
 	o.data, o.frames = o.spare[:0], 0
@@ -62,7 +63,7 @@ func (o *outbox) keep(buffer []byte) {
 }
 
 func (o *outbox) waits() bool {
-	o.mu.Lock()
+	poll.Lock(&o.mu)
 	defer o.mu.Unlock()
 	return len(o.data) > 0
 }

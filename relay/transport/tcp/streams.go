@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -55,15 +56,19 @@ const lookTime = 100 * time.Microsecond
 // process has, and none where they are few.
 func newLookers() int { return runtime.GOMAXPROCS(0) / 4 }
 
+// put is the loop's.
 func (s *supply) put(w *write) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	poll.Lock(&s.mu)
 	s.queue = append(s.queue, w)
 	s.pieces += (w.length + s.piece - 1) / s.piece
 	s.there.Store(true)
-	for s.asleep > 0 && s.pieces > uint64(s.called+s.looking) {
+	calls := 0
+	for ; s.asleep > 0 && s.pieces > uint64(s.called+s.looking); calls++ {
 		s.asleep--
 		s.called++
+	}
+	s.mu.Unlock()
+	for range calls { // not under the lock: it takes long
 		s.ready.Signal()
 	}
 }
@@ -133,9 +138,9 @@ func (s *supply) sent(w *write, n uint32) bool {
 	return w.left == 0 && w.acknowledged
 }
 
-// acknowledged is the other side's word; it reports what sent does.
+// acknowledged is the other side's word, on the loop; it reports what sent does.
 func (s *supply) acknowledged(w *write) bool {
-	s.mu.Lock()
+	poll.Lock(&s.mu)
 	defer s.mu.Unlock()
 	again := w.acknowledged
 	w.acknowledged = true
