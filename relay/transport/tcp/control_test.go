@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -214,5 +215,77 @@ func TestAChannelHasToBeLeft(t *testing.T) {
 	}
 	if took := time.Since(began); took < leaving {
 		t.Errorf("it came after %v", took)
+	}
+}
+
+// What a socket does not take at once is the writer's: nothing of it is lost, said twice or
+// out of turn, and no frame is torn.
+func TestWhatASocketDoesNotTake(t *testing.T) {
+	ours, theirs := loopback(t)
+	r := &raw{tb: t, control: ours, frames: make(chan frame, 1000)}
+	t.Cleanup(r.close)
+	e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
+	c := e.open(&wire.Done{}, ignore, func(error) {})
+	// Until much waits behind what the socket has no room for.
+	sent, waits := uint64(0), 0
+	for sent < 10_000_000 && waits < 100<<10 {
+		e.loop.Call(func() {
+			for range 100 {
+				c.Send(&wire.PeerWritten{Grant: sent}, 0)
+				sent++
+			}
+		})
+		e.peer.outbox.mu.Lock()
+		waits = len(e.peer.outbox.data)
+		e.peer.outbox.mu.Unlock()
+	}
+	if waits == 0 || e.peer.bare == nil {
+		t.Fatalf("the socket has taken all of %d messages", sent)
+	}
+	r.listens()
+	for n := uint64(0); n < sent; {
+		f := receive(t, r.frames, "a message")
+		if f.kind != frameMessage {
+			continue
+		}
+		m, _, err := wire.Decode(f.payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.(*wire.PeerWritten).Grant; got != n {
+			t.Fatalf("message %d came in the place of %d", got, n)
+		}
+		n++
+	}
+	if f := e.peer.Figures(); f.Messages != sent+1 || f.Batches > sent/100+10 {
+		t.Errorf("%d messages in %d writes, want %d, those of a turn together", f.Messages, f.Batches, sent+1)
+	}
+}
+
+// Several who have something to say at once say all of it, whoever writes.
+func TestManySpeakers(t *testing.T) {
+	ours, theirs := loopback(t)
+	r := &raw{tb: t, control: ours, frames: make(chan frame, 1000)}
+	t.Cleanup(r.close)
+	e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: 10 * time.Millisecond, Dead: time.Hour})
+	r.listens()
+	const speakers, each = 8, 2000
+	for i := range uint32(speakers) {
+		go func() {
+			for n := range uint64(each) {
+				e.peer.acknowledge(1+i, n)
+			}
+		}()
+	}
+	var next [speakers]uint64
+	for range speakers * each {
+		f := receive(t, r.frames, "an acknowledgement")
+		for f.kind != frameLanded {
+			f = receive(t, r.frames, "an acknowledgement")
+		}
+		if n := binary.LittleEndian.Uint64(f.payload); n != next[f.channel-1] {
+			t.Fatalf("speaker %d said %d in the place of %d", f.channel, n, next[f.channel-1])
+		}
+		next[f.channel-1]++
 	}
 }

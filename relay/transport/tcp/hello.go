@@ -29,7 +29,7 @@ const (
 const MaxStreams = 64
 
 // Piece is how many bytes go over one data stream at a time, where nothing else is said.
-const Piece = 256 << 10
+const Piece = 512 << 10
 
 // Bounds of what the other side may ask for, bytes.
 const (

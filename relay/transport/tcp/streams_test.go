@@ -1,0 +1,87 @@
+package tcp
+
+import (
+	"sync"
+	"testing"
+)
+
+// newSupply is a supply whose writers only take, until it ends.
+func newSupply(t *testing.T, writers, lookers int) (s *supply, taken chan piece) {
+	s, taken = &supply{piece: 100, lookers: lookers}, make(chan piece, 1000)
+	s.ready.L = &s.mu
+	var all sync.WaitGroup
+	for range writers {
+		all.Go(func() {
+			for {
+				w, p, _ := s.take()
+				if w == nil {
+					return
+				}
+				taken <- p
+			}
+		})
+	}
+	t.Cleanup(func() { s.end(); all.Wait() })
+	return s, taken
+}
+
+func ofLength(n uint64) *write { return &write{piece: piece{length: n}, from: make([]byte, n)} }
+
+// asleep waits until so many writers are.
+func (s *supply) sleepers(t *testing.T, n int) {
+	await(t, "the writers to sleep", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.asleep == n && s.called == 0 && s.looking == 0
+	})
+}
+
+// No more writers are called than there are pieces that nobody else comes for.
+func TestWritersAreCalledForTheirPieces(t *testing.T) {
+	for _, c := range []struct {
+		name                                  string
+		called, looking                       int
+		waiting                               uint64 // pieces
+		length                                uint64
+		wantCalled, wantAsleep, asleepAtFirst int
+	}{
+		{name: "two pieces", length: 200, wantCalled: 2, asleepAtFirst: 8, wantAsleep: 6},
+		{name: "and a bit", length: 201, wantCalled: 3, asleepAtFirst: 8, wantAsleep: 5},
+		{name: "more than writers", length: 10_000, wantCalled: 8, asleepAtFirst: 8},
+		{name: "one looks", length: 200, looking: 1, wantCalled: 1, asleepAtFirst: 8, wantAsleep: 7},
+		{name: "one is called", length: 100, called: 1, waiting: 1, wantCalled: 2, asleepAtFirst: 7, wantAsleep: 6},
+		{name: "enough look", length: 200, looking: 2, asleepAtFirst: 8, wantAsleep: 8},
+	} {
+		s := &supply{piece: 100, called: c.called, looking: c.looking, asleep: c.asleepAtFirst, pieces: c.waiting}
+		s.ready.L = &s.mu
+		s.put(ofLength(c.length))
+		if s.called != c.wantCalled || s.asleep != c.wantAsleep || !s.there.Load() {
+			t.Errorf("%s: %d are called and %d asleep, want %d and %d", c.name, s.called, s.asleep, c.wantCalled, c.wantAsleep)
+		}
+	}
+}
+
+// Each piece is taken once, whether writers sleep or look, and all writers end.
+func TestPiecesAreTaken(t *testing.T) {
+	for _, lookers := range []int{0, 1, 8} {
+		s, taken := newSupply(t, 8, lookers)
+		for round := range 200 {
+			if round%10 == 0 {
+				s.sleepers(t, 8)
+			}
+			s.put(ofLength(250))
+			s.put(ofLength(1))
+			bytes := uint64(0)
+			for range 4 {
+				bytes += uint64(receive(t, taken, "a piece").bytes)
+			}
+			if bytes != 251 {
+				t.Fatalf("%d lookers: pieces of %d bytes came, want 251", lookers, bytes)
+			}
+		}
+		s.sleepers(t, 8)
+		if s.there.Load() || s.pieces != 0 || len(s.queue) != 0 {
+			t.Errorf("%d lookers: %d pieces are left", lookers, s.pieces)
+		}
+	}
+}
