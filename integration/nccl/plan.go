@@ -185,9 +185,17 @@ func plan(o options, ranks int) (list []settings) {
 		return list
 	}
 	// As between hosts.
-	for _, streams := range []int{4, 16} {
-		add(fmt.Sprintf("peerlane-tcp-%d", streams), byPeerlane, job{Rates: between, Checks: checks(64<<10, 5*mib+24)}, many...)
-		last().Route, last().Transport, last().Streams = launch.RouteAuto, launch.TransportTCP, streams
+	for _, t := range []struct {
+		name      string
+		streams   int
+		variables []string
+	}{
+		{"4", 4, many},
+		{"16", 16, many},
+		{"16-8MiB", 16, []string{"NCCL_MIN_NCHANNELS=16", "NCCL_MAX_NCHANNELS=16", "NCCL_NCHANNELS_PER_NET_PEER=16", "NCCL_BUFFSIZE=8388608"}},
+	} {
+		add("peerlane-tcp-"+t.name, byPeerlane, job{Rates: between, Checks: checks(64<<10, 5*mib+24)}, t.variables...)
+		last().Route, last().Transport, last().Streams = launch.RouteAuto, launch.TransportTCP, t.streams
 	}
 	for _, t := range types {
 		whole := checks(1024 * mib)

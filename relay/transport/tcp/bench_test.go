@@ -3,8 +3,10 @@ package tcp
 import (
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -111,6 +113,51 @@ func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 type nothing struct{}
 
 func (nothing) Write(b []byte) (int, error) { return len(b), nil }
+
+// BenchmarkSockets is what this machine's kernel moves over loopback, by sixteen sockets,
+// one way and both ways at once, in all: of memory that stays in the processors' caches,
+// and of more than they hold, as GPUs' data is.
+func BenchmarkSockets(b *testing.B) {
+	const sockets, piece = 16, 1 << 20
+	for _, ways := range []int{1, 2} {
+		for _, area := range []int{1 << 20, 64 << 20} {
+			b.Run(fmt.Sprintf("%d ways/%d MiB each", ways, area>>20), func(b *testing.B) {
+				var moved atomic.Int64
+				var ends []net.Conn
+				var all sync.WaitGroup
+				through := func(c net.Conn, do func([]byte) (int, error)) {
+					ends = append(ends, c)
+					all.Go(func() {
+						memory := make([]byte, area)
+						for at := 0; ; at = (at + piece) % area {
+							n, err := do(memory[at:][:piece])
+							if err != nil {
+								return
+							}
+							moved.Add(int64(n))
+						}
+					})
+				}
+				for range ways * sockets {
+					to, from := loopback(b)
+					through(to, to.Write)
+					through(from, func(p []byte) (int, error) { _, err := io.ReadFull(from, p); return 0, err })
+				}
+				time.Sleep(300 * time.Millisecond) // they have touched their memory
+				before := moved.Load()
+				for b.Loop() {
+					time.Sleep(time.Second)
+				}
+				b.ReportMetric(float64(moved.Load()-before)/b.Elapsed().Seconds()/1e9, "GB/s")
+				b.ReportMetric(0, "ns/op")
+				for _, c := range ends {
+					c.Close()
+				}
+				all.Wait()
+			})
+		}
+	}
+}
 
 // BenchmarkMessages is how many messages a second go over loopback: 64 in a turn of the
 // loop, of 8 channels, together and alone.
