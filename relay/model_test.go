@@ -172,7 +172,7 @@ func (c *container) begin(h *host, route string) {
 }
 
 // end ends the relay: it says why to all, or is just gone, as one that was killed.
-func (c *container) end(t *testing.T, atOnce bool) {
+func (c *container) end(t testing.TB, atOnce bool) {
 	t.Helper()
 	if atOnce {
 		c.relay.HaltAtRest()
