@@ -136,7 +136,8 @@ type allocation struct {
 	fd   int
 	view []byte // of memory that no session uses: like modelEmpty
 	used *attached
-	mine bool // of the session alone: staging memory
+	mine bool // of the session alone: staging memory, or the host's
+	host bool
 }
 
 func (h *host) container(name, route string, client, server int, nic string) *container {

@@ -598,6 +598,7 @@ type operation struct {
 	delivered bool
 	withdrawn bool // of a send: the receiver is asked to forget it
 	eager     bool // of a send: it went without a grant, into this window
+	short     bool // the same, to another relay of this host
 	window    int
 	over      bool
 }

@@ -412,6 +412,7 @@ type Port struct {
 
 	shared      *shared // nil where all goes over the socket
 	takesShared bool
+	takesBytes  int64 // that it has then
 }
 
 // From says where the other side is: a Port of whom nothing is said is a relay's.
