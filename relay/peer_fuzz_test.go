@@ -407,8 +407,8 @@ func (l *fuzzLink) inWindows() {
 		if !op.short || l.s.down != nil { // then nobody gives windows back
 			continue
 		}
-		if used[uint64(op.window)] {
-			l.t.Fatalf("window %d is free, or has two messages", op.window)
+		if used[uint64(op.window)] || op.over {
+			l.t.Fatalf("window %d is free, or has two messages, or one that is over: %v", op.window, op.over)
 		}
 		used[uint64(op.window)] = true
 		for i, b := range l.shared[op.window][:op.length] {
