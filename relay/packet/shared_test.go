@@ -117,6 +117,39 @@ func (s *side) send(count int) {
 	}
 }
 
+// BenchmarkQuietPorts is what a round of a loop spends on as many ports as NCCL has to
+// another container, none of which brings anything.
+func BenchmarkQuietPorts(b *testing.B) {
+	loop, err := poll.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { loop.Stop(); loop.Run() }() // which closes its descriptors
+	var ports []poll.Poller
+	for range 96 {
+		ours, theirs, err := Pair()
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer unix.Close(theirs)
+		port, err := NewPort(loop, ours, nil, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer port.Close()
+		if err := port.Share(true); err != nil {
+			b.Fatal(err)
+		}
+		port.shared.reading = true
+		ports = append(ports, port)
+	}
+	for b.Loop() {
+		for _, p := range ports {
+			p.Poll()
+		}
+	}
+}
+
 func number(m wire.Message) int {
 	switch m := m.(type) {
 	case *wire.PeerClose:
