@@ -33,6 +33,7 @@ type connection struct {
 	peerGPU wire.UUID // the same one's client's
 	peer    string    // who is at the other side, for messages
 	port    transport.Control
+	shared  windows // of the port, between two relays of a host; nil elsewhere
 	sends   bool
 	side    side
 	// listener is the number of the one that accepted it, 0 where it was made here.
@@ -96,7 +97,7 @@ func (c *connection) open(fd int) (*packet.Port, error) {
 		return nil, err
 	}
 	port.Linger() // its end says that the other side writes no more
-	c.port = port
+	c.port, c.shared = port, port
 	return port, nil
 }
 

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"errors"
-	"unsafe"
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport"
@@ -125,7 +124,7 @@ func (s *sender) writeEager(op *operation, window int, from device.Place) {
 	to := s.eager.target
 	to.Offset += uint64(window) * eagerBytes
 	r := s.session.relay
-	s.short.Write(to, transport.Source{Place: from}, op.length, eagerGrant|uint64(window), func(err error) {
+	s.eagerLink.Write(to, transport.Source{Place: from}, op.length, eagerGrant|uint64(window), func(err error) {
 		if err != nil {
 			s.broken(err, "sending a short message")
 		} else {
@@ -203,6 +202,9 @@ func (r *receiver) offer() error {
 
 // announcedEager is a message whose bytes come, or have come, without a grant.
 func (r *receiver) announcedEager(m *wire.PeerEager) error {
+	if r.route == wire.RouteDirect {
+		return r.announcedShort(m)
+	}
 	switch {
 	case r.eager == nil || m.Window >= eagerWindows || m.Length == 0 || m.Length > eagerBytes:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent %d bytes into window %d, which it was not given", r.peer, m.Length, m.Window)
@@ -269,13 +271,7 @@ func (r *receiver) copyEager(a *arrival) {
 		op.settle()
 		r.settle()
 	}
-	to := op.memory.place(op.offset)
-	if to.Host == nil {
-		r.lane.pull.take().Move(to, from, a.length, done)
-		return
-	}
-	copy(unsafe.Slice((*byte)(to.Host), a.length), unsafe.Slice((*byte)(from.Host), a.length)) // so short that nobody waits for it
-	done(nil)
+	r.lane.pull.take().Move(op.memory.place(op.offset), from, a.length, done)
 }
 
 // answerEager gives the window again, and then says what has become of the message.

@@ -33,6 +33,12 @@ func (r *Relay) LendingAtMost(bytes uint64) (before uint64) {
 	return before
 }
 
+// Foreign is how much of other containers' host memory the relay has mapped, bytes.
+func (r *Relay) Foreign() (bytes uint64) {
+	r.loop.Call(func() { bytes = r.used.foreign })
+	return bytes
+}
+
 // Leaving is how long the relay waits for another host's to leave a connection; it comes
 // before there is any with another host.
 func (r *Relay) Leaving(limit time.Duration) {

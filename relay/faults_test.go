@@ -79,7 +79,7 @@ func newStage(t *testing.T, route string, nic bool) *stage {
 }
 
 // viewed allocates GPU memory that is seen without CUDA: the simulator's is a file.
-func viewed(t *testing.T, gpu int, bytes uint64) *allocation {
+func viewed(t testing.TB, gpu int, bytes uint64) *allocation {
 	t.Helper()
 	m := allocate(t, gpu, bytes)
 	view, err := unix.Mmap(m.fd, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)

@@ -33,6 +33,12 @@ type stranger struct {
 // meet lets a's relay connect to a stranger that answers with a route.
 func meet(t *testing.T, answer uint32) (*stranger, error) {
 	t.Helper()
+	return meetOf(t, answer, wire.NewestVersion)
+}
+
+// meetOf is meet with a stranger that speaks a version.
+func meetOf(t *testing.T, answer, version uint32) (*stranger, error) {
+	t.Helper()
 	h := newHost(t)
 	s := &stranger{t: t}
 	s.socket, s.relay = h.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
@@ -54,7 +60,7 @@ func meet(t *testing.T, answer uint32) (*stranger, error) {
 		if err == nil {
 			s.Conn = packet.Conn{UnixConn: conn}
 			if _, _, _, err = s.Receive(); err == nil {
-				err = s.Send(&wire.PeerWelcome{Version: wire.NewestVersion, Route: answer}, 1)
+				err = s.Send(&wire.PeerWelcome{Version: version, Route: answer}, 1)
 			}
 		}
 		met <- err

@@ -19,7 +19,7 @@ import (
 )
 
 // hostMemory has a relay make host memory for the lane of a GPU.
-func hostMemory(t *testing.T, s *client.Session, gpu int, n uint64) *client.Memory {
+func hostMemory(t testing.TB, s *client.Session, gpu int, n uint64) *client.Memory {
 	t.Helper()
 	m, err := s.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, gpu)})
 	if err != nil {

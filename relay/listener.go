@@ -252,7 +252,8 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *greetings) error {
 		r.loop.Do(func() { l.miss(err) })
 		return wire.Errorf(wire.StatusInternal, "%s answers a sender: %v", r.name(), err)
 	}
-	r.loop.Do(func() { l.connect(c, fd, ours, hello.Shares == 1) })
+	windows := hasWindows(c, welcome.Version)
+	r.loop.Do(func() { l.connect(c, fd, ours, hello.Shares == 1, windows) })
 	return nil
 }
 
@@ -319,7 +320,7 @@ func (l *lane) local(c *connection) error {
 }
 
 // connect makes the receiver of a sender of this host whose handshake is done.
-func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
+func (l *listener) connect(c *connection, fd, immediates int, shares, windows bool) {
 	s := l.session
 	receiver := newReceiver(c)
 	c.number = s.number()
@@ -328,7 +329,7 @@ func (l *listener) connect(c *connection, fd, immediates int, shares bool) {
 		packet.Refuse(fd, err, 0)
 		unix.Close(fd)
 	} else if shares {
-		if missing := port.Share(); missing != nil {
+		if missing := port.Share(windows); missing != nil {
 			s.log.WithError(missing).Warn("no memory is shared with the other relay; the socket does alone")
 		}
 	}
@@ -474,19 +475,23 @@ type way interface {
 
 // neighbour is the way to a relay of this host.
 type neighbour struct {
-	link transport.Link
-	fd   int
+	link    transport.Link
+	fd      int
+	windows bool
 }
 
 func (n *neighbour) attach(c *connection) error {
-	newSender(c, n.link)
+	s := newSender(c, n.link)
+	if n.windows {
+		s.windows = allWindows()
+	}
 	port, err := c.open(n.fd)
 	if err != nil {
 		n.link.Close()
 		unix.Close(n.fd)
 		return err
 	}
-	port.TakeShared()
+	port.TakeShared(n.windows)
 	return nil
 }
 
@@ -561,7 +566,7 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 		r.loop.Call(link.Close)
 		return nil, err
 	}
-	return &neighbour{link, fd}, nil
+	return &neighbour{link, fd, hasWindows(c, welcome.Version)}, nil
 }
 
 func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.Link, error) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
@@ -150,6 +151,9 @@ func (w *world) met(t *rapid.T, p *link, send, receive *post) {
 	if s := p.to; s.abrupt && receive.abrupt() {
 		receive.seen = s.place.view[receive.at : receive.at+receive.n] // it ended before the message came
 	}
+	if p.to.freed() {
+		return
+	}
 	// One of them said that the bytes are there.
 	if !bytes.Equal(receive.seen[:send.n], send.pattern) {
 		t.Fatalf("%s ended as %v, %s as %v, and the bytes differ from byte %d on",
@@ -177,6 +181,9 @@ func (o *post) abrupt() bool { return is(o.err, wire.StatusRelayDied) }
 // look compares all of a memory: what no receive had, and what receives had when
 // they ended, is as it was.
 func (w *world) look(t *rapid.T, s *attached) {
+	if s.freed() {
+		return
+	}
 	loose := w.lookSided(s)
 	for _, p := range w.pipes {
 		if p.to != s {
@@ -238,7 +245,11 @@ func (w *world) leave(t *rapid.T) {
 		copy(s.want, modelEmpty()[:touched])
 		s.at.wants = append(s.at.wants, s.want)
 		if s.place.mine {
-			if err := unix.Munmap(s.place.view); err != nil {
+			unmap := unix.Munmap
+			if s.place.host { // which that call does not know
+				unmap = func(b []byte) error { return unix.MunmapPtr(unsafe.Pointer(&b[0]), uintptr(len(b))) }
+			}
+			if err := unmap(s.place.view); err != nil {
 				t.Error(err)
 			}
 			continue

@@ -136,7 +136,8 @@ type allocation struct {
 	fd   int
 	view []byte // of memory that no session uses: like modelEmpty
 	used *attached
-	mine bool // of the session alone: staging memory
+	mine bool // of the session alone: staging memory, or the host's
+	host bool
 }
 
 func (h *host) container(name, route string, client, server int, nic string) *container {
@@ -172,7 +173,7 @@ func (c *container) begin(h *host, route string) {
 }
 
 // end ends the relay: it says why to all, or is just gone, as one that was killed.
-func (c *container) end(t *testing.T, atOnce bool) {
+func (c *container) end(t testing.TB, atOnce bool) {
 	t.Helper()
 	if atOnce {
 		c.relay.HaltAtRest()

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
@@ -119,8 +120,8 @@ func (w *world) attach(t *rapid.T, at int) {
 	}
 	place := c.memory[i]
 	s := &attached{name: fmt.Sprintf("%s%d", c.name, len(w.sessions)), at: c, place: place}
-	staged := rapid.IntRange(0, 2).Draw(t, "staging memory") == 0
-	w.say(t, "attach %s (with staging memory: %v)", s.name, staged)
+	kind := one(t, kinds, "memory")
+	w.say(t, "attach %s (its memory: %s)", s.name, kind)
 	s.want = c.empty()
 	ctx, cancel := soon()
 	defer cancel()
@@ -131,8 +132,10 @@ func (w *world) attach(t *rapid.T, at int) {
 	place.used = s
 	w.sessions = append(w.sessions, s)
 	id := uuid(w.outer, c.gpu)
-	if staged {
+	if kind == "staging" {
 		w.stage(t, s)
+	} else if kind == "host" {
+		w.onHost(t, s)
 	} else if s.memory, err = s.session.Export(ctx, client.Allocation{FD: place.fd, Bytes: modelBytes, GPU: id}); err != nil {
 		t.Fatalf("export: %v", err)
 	}
@@ -167,6 +170,29 @@ func (w *world) stage(t *rapid.T, s *attached) {
 	s.place.used = nil
 	s.place, s.memory = &allocation{fd: -1, view: view, used: s, mine: true}, m
 }
+
+// onHost gives a session host memory in place of the container's, and a view of it that
+// stays when the client's own has gone. Its pages do not: its relay frees them.
+func (w *world) onHost(t *rapid.T, s *attached) {
+	ctx, cancel := soon()
+	defer cancel()
+	m, err := s.session.HostMemory(ctx, client.HostMemory{Bytes: modelBytes, GPU: uuid(w.outer, s.at.gpu)})
+	if err != nil {
+		t.Fatalf("host memory: %v", err)
+	}
+	// Of memory that is shared this call makes another mapping.
+	again, err := unix.MremapPtr(unsafe.Pointer(&m.Data[0]), 0, nil, modelBytes, unix.MREMAP_MAYMOVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	view := unsafe.Slice((*byte)(again), modelBytes)
+	copy(view, modelEmpty())
+	s.place.used = nil
+	s.place, s.memory = &allocation{fd: -1, view: view, used: s, mine: true, host: true}, m
+}
+
+// freed reports whether the relay has taken the pages of a session's memory.
+func (s *attached) freed() bool { return s.place.host && (s.unexported || s.gone != "") }
 
 func (w *world) alive(at *container) []*attached {
 	var list []*attached
@@ -225,7 +251,7 @@ func (w *world) post(t *rapid.T, sends bool, bad wire.Status) {
 	}
 	p := one(t, open, "connection")
 	tag := rapid.Uint64Range(0, 2).Draw(t, "tag")
-	n := rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Uint64Range(0, modelLargest), rapid.SampledFrom([]uint64{modelSlot - 1, modelSlot, modelSlot + 1})).Draw(t, "bytes")
+	n := rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Uint64Range(0, modelLargest), rapid.SampledFrom([]uint64{4<<10 - 1, 4 << 10, 4<<10 + 1, modelSlot - 1, modelSlot, modelSlot + 1})).Draw(t, "bytes")
 	waits := rapid.IntRange(0, 5).Draw(t, "waits") == 0
 	signals := rapid.IntRange(0, 3).Draw(t, "signals") == 0
 	w.place(t, p, sends, tag, n, waits, signals, bad)

@@ -56,6 +56,8 @@ type arrival struct {
 	eager  *eagerWindow
 	window int
 	answer wire.Status
+	// short are the bytes of one of this host, where they need no grant.
+	short []byte
 }
 
 // grant is room for a part of a message.
@@ -168,6 +170,8 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	switch {
 	case a.eager != nil:
 		r.settleEager(a)
+	case a.short != nil && op.memory.mapped.Host():
+		r.takeShort(a)
 	case r.route == wire.RouteDirect:
 		r.grantMemory(a)
 	case r.inReach(op.memory):
@@ -310,7 +314,7 @@ func (r *receiver) inPlace(g *grant) {
 	if r.wentInPlace(op, g.length); op.memory.staged != nil {
 		op.memory.staged.on.in += g.length
 	}
-	r.arrived(g)
+	r.arrived(g.arrival, g.length)
 	op.settle()
 }
 
@@ -358,7 +362,7 @@ func (r *receiver) immediate(number, length uint64) {
 			r.session.relay.failed(err)
 			r.shutdown(wire.Errorf(wire.StatusCUDA, "%s: copying out of a staging slot failed: %v", r.session.relay.name(), err))
 		} else {
-			r.arrived(g)
+			r.arrived(g.arrival, g.length)
 		}
 		op.settle()
 		r.settle()
@@ -366,11 +370,10 @@ func (r *receiver) immediate(number, length uint64) {
 }
 
 // arrived counts bytes that are in the client's memory.
-func (r *receiver) arrived(g *grant) {
-	a := g.arrival
-	a.moved += g.length
-	a.op.moved += g.length
-	r.session.relay.counters.received += g.length
+func (r *receiver) arrived(a *arrival, n uint64) {
+	a.moved += n
+	a.op.moved += n
+	r.session.relay.counters.received += n
 	if a.moved < a.length || r.down != nil {
 		return
 	}

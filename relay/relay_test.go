@@ -116,7 +116,7 @@ func gpu(i int) launch.GPU {
 	return launch.GPU{UUID: devices[i].UUID, BusID: devices[i].BusID, Index: i}
 }
 
-func uuid(t *testing.T, i int) wire.UUID {
+func uuid(t testing.TB, i int) wire.UUID {
 	t.Helper()
 	u, err := wire.ParseGPU(devices[i].UUID)
 	if err != nil {
@@ -127,7 +127,7 @@ func uuid(t *testing.T, i int) wire.UUID {
 
 // host is a directory in which relays and NICs find each other.
 type host struct {
-	t   *testing.T
+	t   testing.TB
 	dir string
 	// change has its way with the configuration of relays; nil for none.
 	change func(*launch.Config)
@@ -144,7 +144,7 @@ type host struct {
 	redial time.Duration
 }
 
-func newHost(t *testing.T) *host {
+func newHost(t testing.TB) *host {
 	t.Helper()
 	// Short, for the length of a socket's path.
 	dir, err := os.MkdirTemp("", "pl")
@@ -159,7 +159,7 @@ func newHost(t *testing.T) *host {
 	return &host{t: t, dir: dir}
 }
 
-func listen(t *testing.T, path string) *net.UnixListener {
+func listen(t testing.TB, path string) *net.UnixListener {
 	t.Helper()
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -261,14 +261,14 @@ func far(client int, server int, nic string) launch.Lane {
 	return launch.Lane{GPU: gpu(client), Role: "far", Relay: true, Servers: []launch.GPU{gpu(server)}, NICs: []string{nic}}
 }
 
-func within(t *testing.T) context.Context {
+func within(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-func attach(t *testing.T, socket string) *client.Session {
+func attach(t testing.TB, socket string) *client.Session {
 	t.Helper()
 	s, err := client.Dial(within(t), socket)
 	if err != nil {
@@ -284,7 +284,7 @@ func attach(t *testing.T, socket string) *client.Session {
 
 // memory is GPU memory of the test, filled and read through a context.
 type memory struct {
-	t     *testing.T
+	t     testing.TB
 	ptr   cuda.Ptr
 	bytes uint64
 	fd    int
@@ -292,7 +292,7 @@ type memory struct {
 	*client.Memory
 }
 
-func onGPU(t *testing.T, i int, f func(device cuda.Device) error) {
+func onGPU(t testing.TB, i int, f func(device cuda.Device) error) {
 	t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -309,7 +309,7 @@ func onGPU(t *testing.T, i int, f func(device cuda.Device) error) {
 	}
 }
 
-func allocate(t *testing.T, i int, bytes uint64) *memory {
+func allocate(t testing.TB, i int, bytes uint64) *memory {
 	t.Helper()
 	m := &memory{t: t, bytes: bytes, gpu: i}
 	onGPU(t, i, func(device cuda.Device) error {
@@ -340,7 +340,7 @@ func (m *memory) goesWithTest() {
 }
 
 // exported allocates memory and exports it.
-func exported(t *testing.T, s *client.Session, i int, bytes uint64) *memory {
+func exported(t testing.TB, s *client.Session, i int, bytes uint64) *memory {
 	t.Helper()
 	m := allocate(t, i, bytes)
 	var err error
@@ -414,7 +414,7 @@ func connected(t *testing.T, route string) *pair {
 	return p
 }
 
-func join(t *testing.T, a *client.Session, gpuA int, b *client.Session, gpuB int) (sending, receiving *client.Connection, handle wire.Handle) {
+func join(t testing.TB, a *client.Session, gpuA int, b *client.Session, gpuB int) (sending, receiving *client.Connection, handle wire.Handle) {
 	t.Helper()
 	listener, err := b.Listen(within(t), uuid(t, gpuB))
 	if err != nil {
@@ -453,7 +453,7 @@ func random(t *testing.T, n uint64) []byte {
 	return b
 }
 
-func wait(t *testing.T, op *client.Operation, err error) (uint64, error) {
+func wait(t testing.TB, op *client.Operation, err error) (uint64, error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -15,18 +15,20 @@ import (
 // receiver has granted.
 type sender struct {
 	*connection
-	link     transport.Link
-	short    transport.Link // of short messages, to another host
-	last     uint64
-	granting uint64                // the last grant's number
-	active   map[uint64]*operation // announced, by number
-	targets  map[uint32]*target
-	underWay int // grants that are being filled
-	open     int // grants that are not used up
+	link      transport.Link
+	eagerLink transport.Link // of short messages, to another host
+	last      uint64
+	granting  uint64                // the last grant's number
+	active    map[uint64]*operation // announced, by number
+	targets   map[uint32]*target
+	underWay  int // grants that are being filled
+	open      int // grants that are not used up
 	// parts are allocations of a region that is still to come.
 	parts   []device.Part
 	partsOf uint32
 	eager   *eagerOut // nil where it has no quota
+	// windows are those of this host that hold no message.
+	windows []uint64
 	reading reading
 }
 
@@ -46,7 +48,7 @@ type target struct {
 }
 
 func newSender(c *connection, link transport.Link) *sender {
-	s := &sender{connection: c, link: link, short: link, active: map[uint64]*operation{}, targets: map[uint32]*target{}}
+	s := &sender{connection: c, link: link, eagerLink: link, active: map[uint64]*operation{}, targets: map[uint32]*target{}}
 	c.sends, c.side = true, s
 	return s
 }
@@ -61,7 +63,7 @@ func (s *sender) start(op *operation) {
 		s.write(op)
 		return
 	}
-	if s.sendEager(op) {
+	if s.sendEager(op) || s.sendShort(op) {
 		return
 	}
 	s.port.Send(&wire.PeerSend{Send: op.send, Tag: op.tag, Length: op.length}, 0)
@@ -429,6 +431,7 @@ func (s *sender) delivered(m *wire.PeerDelivered) error {
 		s.answered(op.window)
 	}
 	status := wire.Status(m.Status)
+	s.endShort(op, status)
 	if status != wire.StatusOK {
 		delete(s.active, m.Send)
 		op.fail(&wire.Error{Status: status})

@@ -598,6 +598,7 @@ type operation struct {
 	delivered bool
 	withdrawn bool // of a send: the receiver is asked to forget it
 	eager     bool // of a send: it went without a grant, into this window
+	short     bool // the same, to another relay of this host
 	window    int
 	over      bool
 }
@@ -610,10 +611,13 @@ type remote struct {
 
 // bind checks the range and holds the memory.
 func (op *operation) bind(number uint32, c *connection) wire.Status {
-	need := map[uint32]uint32{
-		wire.OpSend: wire.AccessSend, wire.OpWrite: wire.AccessSend,
-		wire.OpReceive: wire.AccessReceive, wire.OpRead: wire.AccessReceive,
-	}[op.kind]
+	var need uint32
+	switch op.kind {
+	case wire.OpSend, wire.OpWrite:
+		need = wire.AccessSend
+	case wire.OpReceive, wire.OpRead:
+		need = wire.AccessReceive
+	}
 	if need == 0 || (op.kind == wire.OpReceive) == c.sends {
 		return wire.StatusMalformed
 	}

@@ -39,7 +39,7 @@ func copying(lane launch.Lane) launch.Lane {
 }
 
 // stagingMemory has a relay make memory on a server GPU of a GPU's lane.
-func stagingMemory(t *testing.T, s *client.Session, gpu int, n uint64) *memory {
+func stagingMemory(t testing.TB, s *client.Session, gpu int, n uint64) *memory {
 	t.Helper()
 	m, err := s.Staging(within(t), driver, client.Staging{Bytes: n, GPU: uuid(t, gpu)})
 	if err != nil {

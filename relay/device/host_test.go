@@ -183,3 +183,27 @@ func TestMovesWithinTheHost(t *testing.T) {
 	}
 	q.Wait()
 }
+
+// A short one is over at once: another thread would begin later than it ends here.
+func TestShortMovesWithinTheHostAreOverAtOnce(t *testing.T) {
+	m, err := device.CreateHost("test", 16<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	const n = 4 << 10
+	want := view(m.At(3), n)
+	if _, err := rand.Read(want); err != nil {
+		t.Fatal(err)
+	}
+	var q device.Queue
+	ended := false
+	q.Move(m.At(8<<10), m.At(3), n, func(err error) { ended = err == nil })
+	if !ended || q.Busy() || !bytes.Equal(view(m.At(8<<10), n), want) {
+		t.Errorf("ended: %v, busy: %v", ended, q.Busy())
+	}
+}

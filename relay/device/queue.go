@@ -93,17 +93,23 @@ func (q *Queue) Copy(to, from cuda.Ptr, n uint64, done func(error)) {
 
 // Move is Copy between any memories. Where both are the host's the device has no
 // part in it: CUDA would wait for all that is before it in the stream, and then have
-// the calling thread copy.
+// the calling thread copy. One of at most shortMove is over before Move returns, and done
+// has been called.
 func (q *Queue) Move(to, from Place, n uint64, done func(error)) {
 	if to.Host == nil || from.Host == nil {
 		q.issue(to, from, n, done)
 		return
 	}
+	target, source := unsafe.Slice((*byte)(to.Host), n), unsafe.Slice((*byte)(from.Host), n)
+	if n <= shortMove {
+		copy(target, source)
+		done(nil)
+		return
+	}
 	q.hosts++
 	q.copiers.Go(func() {
 		processors <- struct{}{}
-		to, from := unsafe.Slice((*byte)(to.Host), n), unsafe.Slice((*byte)(from.Host), n)
-		for len(to) > 0 {
+		for to, from := target, source; len(to) > 0; {
 			k := copy(to[:min(len(to), hostPiece)], from)
 			to, from = to[k:], from[k:]
 		}
@@ -120,6 +126,9 @@ func (q *Queue) Move(to, from Place, n uint64, done func(error)) {
 var processors = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
 
 const hostPiece = 1 << 20
+
+// shortMove, bytes, takes less time than to have another thread make the copy.
+const shortMove = 4 << 10
 
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	row := from.Host != nil && n < leastLinear

@@ -412,6 +412,7 @@ type Port struct {
 
 	shared      *shared // nil where all goes over the socket
 	takesShared bool
+	takesBytes  int64 // that it has then
 }
 
 // From says where the other side is: a Port of whom nothing is said is a relay's.
@@ -694,8 +695,17 @@ func (p *Port) Waiting() int { return len(p.outbox) }
 // their turn.
 const takeAtOnce = 64
 
+// quiet reports that there is nothing to do: of a round's ports that holds for almost all,
+// and what comes by one of them waits for all others.
+func (p *Port) quiet() bool {
+	return len(p.outbox) == 0 && !p.leaving && (p.shared == nil || atomic.LoadUint64(p.shared.in.tail) == p.shared.in.at)
+}
+
 // Poll sends what waits, and takes what has come through shared memory.
 func (p *Port) Poll() bool {
+	if p.quiet() {
+		return false
+	}
 	progress := p.shared != nil && p.readShared(takeAtOnce)
 	for len(p.outbox) > 0 && p.fd >= 0 {
 		head := p.outbox[0]

@@ -19,7 +19,8 @@ import (
 //
 // Each direction has a page of positions and then its slots. What does not fit
 // into a slot, or has descriptors, goes over the socket, and an empty slot says when
-// it has its turn.
+// it has its turn. Behind both there can be windows, for bytes that go with messages: who
+// uses which is for the messages to say.
 const (
 	sharedSlots = 128
 	slotBytes   = 128
@@ -27,12 +28,17 @@ const (
 	slotsAt     = 4096
 	halfBytes   = slotsAt + sharedSlots*slotBytes
 	sharedBytes = 2 * halfBytes
+
+	// Windows is how many there are where there are some, of WindowBytes each.
+	Windows     = 8
+	WindowBytes = 4 << 10
 )
 
 // shared is one side's view.
 type shared struct {
 	memory  []byte
 	out, in half
+	windows []byte
 	// reading says that the other side writes here.
 	reading bool
 	// due says that the next message comes over the socket; told that the other side
@@ -57,27 +63,35 @@ func newShared(memory []byte, maker bool) *shared {
 			slots: m[slotsAt:],
 		}
 	}
-	s := &shared{memory: memory, out: view(memory[:halfBytes]), in: view(memory[halfBytes:])}
+	s := &shared{memory: memory, out: view(memory[:halfBytes]), in: view(memory[halfBytes:sharedBytes]), windows: memory[sharedBytes:]}
 	if !maker {
 		s.out, s.in = s.in, s.out
 	}
 	return s
 }
 
+// SharedBytes is how much memory two sides share, with windows or without.
+func SharedBytes(windows bool) int64 {
+	if windows {
+		return sharedBytes + Windows*WindowBytes
+	}
+	return sharedBytes
+}
+
 // makeShared makes the memory, and a descriptor of it for the other side.
-func makeShared() (*shared, int, error) {
+func makeShared(size int64) (*shared, int, error) {
 	fd, err := unix.MemfdCreate("peerlane-peer", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, -1, os.NewSyscallError("memfd_create", err)
 	}
-	err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, sharedBytes))
+	err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, size))
 	if err == nil {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
 		err = os.NewSyscallError("F_ADD_SEALS", err)
 	}
 	var s *shared
 	if err == nil {
-		s, err = mapShared(fd, true)
+		s, err = mapShared(fd, size, true)
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -87,7 +101,7 @@ func makeShared() (*shared, int, error) {
 }
 
 // openShared maps what the other side has made.
-func openShared(fd int) (*shared, error) {
+func openShared(fd int, size int64) (*shared, error) {
 	// Of what is no memory of this kind nothing else is asked: that could hang.
 	const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	if seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil || seals&sealed != sealed {
@@ -97,14 +111,14 @@ func openShared(fd int) (*shared, error) {
 	if err := unix.Fstat(fd, &stat); err != nil {
 		return nil, os.NewSyscallError("fstat", err)
 	}
-	if stat.Size != sharedBytes {
-		return nil, wire.Errorf(wire.StatusBadDescriptor, "the other relay's memory has %d bytes, not %d", stat.Size, sharedBytes)
+	if stat.Size != size {
+		return nil, wire.Errorf(wire.StatusBadDescriptor, "the other relay's memory has %d bytes, not %d", stat.Size, size)
 	}
-	return mapShared(fd, false)
+	return mapShared(fd, size, false)
 }
 
-func mapShared(fd int, maker bool) (*shared, error) {
-	m, err := unix.Mmap(fd, 0, sharedBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+func mapShared(fd int, size int64, maker bool) (*shared, error) {
+	m, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
@@ -147,9 +161,9 @@ func (h *half) take(to *[slotBytes]byte) (data []byte, ok bool, err error) {
 }
 
 // Share makes memory to talk to the other side through, which must take it with
-// TakeShared. Where it cannot be made the socket does alone.
-func (p *Port) Share() error {
-	s, fd, err := makeShared()
+// TakeShared, and expect as many windows. Where it cannot be made the socket does alone.
+func (p *Port) Share(windows bool) error {
+	s, fd, err := makeShared(SharedBytes(windows))
 	if err != nil {
 		return err
 	}
@@ -163,14 +177,24 @@ func (p *Port) Share() error {
 }
 
 // TakeShared lets the other side Share.
-func (p *Port) TakeShared() { p.takesShared = true }
+func (p *Port) TakeShared(windows bool) { p.takesShared, p.takesBytes = true, SharedBytes(windows) }
+
+// Window is the memory of one that both sides have, nil where there is none, or not yet. The
+// other side can write it at any time. It is gone when the Port is closed.
+func (p *Port) Window(number uint64) []byte {
+	if p.shared == nil || number >= uint64(len(p.shared.windows)/WindowBytes) {
+		return nil
+	}
+	at := number * WindowBytes
+	return p.shared.windows[at : at+WindowBytes : at+WindowBytes]
+}
 
 // takeShared maps the other side's memory.
 func (p *Port) takeShared(fds []int) error {
 	if len(fds) != 1 {
 		return wire.Errorf(wire.StatusMalformed, "memory to share without its descriptor")
 	}
-	s, err := openShared(fds[0])
+	s, err := openShared(fds[0], p.takesBytes)
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ func newSide(t *testing.T, fd int) *side {
 }
 
 // sharing are two sides of which a has shared memory with b, if it was told to.
-func sharing(t *testing.T) (a, b *side) {
+func sharing(t *testing.T, windows bool) (a, b *side) {
 	t.Helper()
 	x, y, err := Pair()
 	if err != nil {
@@ -65,8 +65,8 @@ func sharing(t *testing.T) (a, b *side) {
 		}
 	}
 	a, b = newSide(t, x), newSide(t, y)
-	b.loop.Call(func() { b.port.TakeShared() })
-	a.loop.Call(func() { err = a.port.Share() })
+	b.loop.Call(func() { b.port.TakeShared(windows) })
+	a.loop.Call(func() { err = a.port.Share(windows) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +117,39 @@ func (s *side) send(count int) {
 	}
 }
 
+// BenchmarkQuietPorts is what a round of a loop spends on as many ports as NCCL has to
+// another container, none of which brings anything.
+func BenchmarkQuietPorts(b *testing.B) {
+	loop, err := poll.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { loop.Stop(); loop.Run() }() // which closes its descriptors
+	var ports []poll.Poller
+	for range 96 {
+		ours, theirs, err := Pair()
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer unix.Close(theirs)
+		port, err := NewPort(loop, ours, nil, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer port.Close()
+		if err := port.Share(true); err != nil {
+			b.Fatal(err)
+		}
+		port.shared.reading = true
+		ports = append(ports, port)
+	}
+	for b.Loop() {
+		for _, p := range ports {
+			p.Poll()
+		}
+	}
+}
+
 func number(m wire.Message) int {
 	switch m := m.(type) {
 	case *wire.PeerClose:
@@ -130,7 +163,7 @@ func number(m wire.Message) int {
 }
 
 func TestSharedMemoryKeepsTheOrder(t *testing.T) {
-	a, b := sharing(t)
+	a, b := sharing(t, false)
 	const count = 3000
 	go a.send(count)
 	go b.send(count)
@@ -158,7 +191,7 @@ func TestSharedMemoryKeepsTheOrder(t *testing.T) {
 
 // What was written before the end comes before the end.
 func TestSharedMemoryBeforeTheEnd(t *testing.T) {
-	a, b := sharing(t)
+	a, b := sharing(t, false)
 	a.send(1)
 	b.next()
 	const count = 100
@@ -189,7 +222,7 @@ func TestHostileSharedMemory(t *testing.T) {
 		"a message without a header": func(s *shared) { s.raw(4, 36) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, b := sharing(t)
+			a, b := sharing(t, false)
 			a.send(1)
 			b.next()
 			a.loop.Call(func() {
@@ -220,7 +253,7 @@ func (s *shared) raw(length, kind uint32) {
 
 // A message over the socket that nothing in the memory announced.
 func TestAMessageOutOfTurn(t *testing.T) {
-	a, b := sharing(t)
+	a, b := sharing(t, false)
 	a.send(1)
 	b.next()
 	a.loop.Call(func() { _ = a.port.sendmsg(wire.Encode(&wire.PeerDelivered{}, 0), nil) })
@@ -254,9 +287,60 @@ func TestForeignMemoryIsCheckedFirst(t *testing.T) {
 		"it can shrink":   make(sharedBytes, unix.F_SEAL_GROW),
 		"it can grow":     make(sharedBytes, unix.F_SEAL_SHRINK),
 		"it is too small": make(4096, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW),
+		"it has windows":  make(SharedBytes(true), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW),
 	} {
-		if _, err := openShared(fd); !errors.Is(err, &wire.Error{Status: wire.StatusBadDescriptor}) {
+		if _, err := openShared(fd, SharedBytes(false)); !errors.Is(err, &wire.Error{Status: wire.StatusBadDescriptor}) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Both sides have the same windows, beside messages, from the time on that they are there
+// until the port is closed.
+func TestWindowsAreBothSides(t *testing.T) {
+	for _, windows := range []bool{true, false} {
+		a, b := sharing(t, windows)
+		a.send(3 * sharedSlots) // with all slots used, and the memory mapped at both sides when the last is there
+		for range 3 * sharedSlots {
+			b.next()
+		}
+		window := func(s *side, number uint64) (m []byte) {
+			s.loop.Call(func() { m = s.port.Window(number) })
+			return m
+		}
+		for number := range uint64(Windows) {
+			at, there := window(a, number), window(b, number)
+			if !windows {
+				if at != nil || there != nil {
+					t.Fatalf("window %d is there, of %d and %d bytes", number, len(at), len(there))
+				}
+				continue
+			}
+			if len(at) != WindowBytes || cap(at) != WindowBytes || len(there) != WindowBytes {
+				t.Fatalf("window %d has %d bytes at one side and %d at the other", number, len(at), len(there))
+			}
+			for i := range at { // nothing of another window, or of messages
+				if there[i] != 0 {
+					t.Fatalf("byte %d of window %d is %d", i, number, there[i])
+				}
+				at[i] = byte(number + 1)
+			}
+			if there[0] != byte(number+1) || there[WindowBytes-1] != byte(number+1) {
+				t.Fatalf("window %d of one side is not the other's", number)
+			}
+		}
+		for _, beyond := range []uint64{Windows, 1 << 32, ^uint64(0)} {
+			if m := window(a, beyond); m != nil {
+				t.Errorf("window %d has %d bytes", beyond, len(m))
+			}
+		}
+		a.send(3 * sharedSlots)
+		for range 3 * sharedSlots {
+			b.next()
+		}
+		a.loop.Call(func() { a.port.Close() })
+		if m := window(a, 0); m != nil {
+			t.Errorf("a port that is closed has a window of %d bytes", len(m))
 		}
 	}
 }

@@ -13,10 +13,13 @@
 #define PEERLANE_REMOTE_KEY_MAGIC (0x59454b52454e414cull)
 /* Versions of the protocol that this source speaks. */
 #define PEERLANE_OLDEST_VERSION (1)
-#define PEERLANE_NEWEST_VERSION (2)
+#define PEERLANE_NEWEST_VERSION (3)
 /* The version from which a relay knows a message. One that does not ends the session */
 /* that has it, so a client whose relay is older does not send it. */
 #define PEERLANE_LANE_NIC_VERSION (2)
+/* The version from which two relays of a host have windows on route direct: the memory of */
+/* PeerShare ends with them. */
+#define PEERLANE_WINDOWS_VERSION (3)
 /* "No timeline" in a Descriptor. */
 #define PEERLANE_NO_TIMELINE (0xffffffff)
 /* Flags of a Descriptor. InTurn: the operation begins when wait_timeline is */
@@ -903,7 +906,8 @@ _Static_assert(offsetof(struct peerlane_peer_quota, bytes) == 16, "peerlane_peer
 _Static_assert(offsetof(struct peerlane_peer_quota, offset) == 24, "peerlane_peer_quota.offset");
 
 /* The sender has a short message, and writes it into a window. The window is its own again */
-/* when the message is delivered, or refused. */
+/* when the message is delivered, or refused. Of one host the bytes are in the window when */
+/* this comes, and the receiver can grant room for the message all the same. */
 struct peerlane_peer_eager {
 	uint32_t type;
 	uint32_t sequence;

@@ -12,10 +12,13 @@ const (
 	RemoteKeyMagic = 0x59454b52454e414c
 	// Versions of the protocol that this source speaks.
 	OldestVersion = 1
-	NewestVersion = 2
+	NewestVersion = 3
 	// The version from which a relay knows a message. One that does not ends the session
 	// that has it, so a client whose relay is older does not send it.
 	LaneNICVersion = 2
+	// The version from which two relays of a host have windows on route direct: the memory of
+	// PeerShare ends with them.
+	WindowsVersion = 3
 	// Entries in each of a session's two rings; a power of two.
 	RingEntries = 1024
 	// Timelines of a session, and the distance between two of them in bytes.
@@ -783,7 +786,8 @@ func (m *PeerQuota) messageType() uint32 { return TypePeerQuota }
 
 // PeerEager is 40 bytes.
 // The sender has a short message, and writes it into a window. The window is its own again
-// when the message is delivered, or refused.
+// when the message is delivered, or refused. Of one host the bytes are in the window when
+// this comes, and the receiver can grant room for the message all the same.
 type PeerEager struct {
 	Header
 	Send     uint64

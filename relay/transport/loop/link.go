@@ -60,7 +60,7 @@ func Dial(l *poll.Loop, socket string, receiver int, down func(error), paced fun
 	var watch error
 	if !l.Call(func() {
 		if link.port, watch = packet.NewPort(l, fd, link.receive, link.end); watch == nil {
-			link.port.TakeShared()
+			link.port.TakeShared(false)
 		}
 	}) {
 		watch = fmt.Errorf("the relay is ending")
@@ -185,7 +185,7 @@ func Receive(l *poll.Loop, fd int, arrived func(immediate, length uint64), ended
 	if err != nil {
 		return nil, err
 	}
-	port.TakeShared()
+	port.TakeShared(false)
 	port.Linger()
 	return &Arrivals{port}, nil
 }

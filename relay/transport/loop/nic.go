@@ -300,7 +300,7 @@ func (s *sender) hello(m *wire.NICHello, fds *[]int) error {
 	s.immediates, *fds = port, nil
 	if m.Shares == 1 {
 		for _, p := range []*packet.Port{s.port, s.immediates} {
-			if err := p.Share(); err != nil {
+			if err := p.Share(false); err != nil {
 				s.nic.log.WithError(err).Warn("no memory is shared with a relay; the socket does alone")
 			}
 		}

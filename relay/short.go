@@ -1,0 +1,91 @@
+package relay
+
+import (
+	"unsafe"
+
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Short messages to another container of this host, on route direct, out of the host's
+// memory, do not wait for a grant: their bytes are in a window that both relays have
+// mapped when the announcement comes, and the receiver copies them into the client's
+// memory. Where that is a GPU's it grants room, and the message goes as long ones do. A
+// window is the sender's again when its message is delivered, or refused. A message that
+// finds none waits for a grant.
+
+// windows are a port's.
+type windows interface {
+	// Window is nil where there is none of this number, or not yet.
+	Window(number uint64) []byte
+}
+
+// hasWindows reports whether both relays of a connection between two containers of a host
+// expect windows, by the version that they agreed on.
+func hasWindows(c *connection, version uint32) bool {
+	return c.route == wire.RouteDirect && version >= wire.WindowsVersion
+}
+
+// --- the sender's side ------------------------------------------------------------
+
+func allWindows() []uint64 {
+	all := make([]uint64, packet.Windows)
+	for number := range all {
+		all[number] = uint64(number)
+	}
+	return all
+}
+
+// sendShort sends a short message at once, if there is a window.
+func (s *sender) sendShort(op *operation) bool {
+	left := len(s.windows) - 1
+	if left < 0 || op.length == 0 || op.length > packet.WindowBytes || !op.memory.mapped.Host() {
+		return false
+	}
+	number := s.windows[left]
+	window := s.shared.Window(number)
+	if window == nil {
+		return false
+	}
+	s.windows = s.windows[:left]
+	op.short, op.window = true, int(number)
+	copy(window, unsafe.Slice((*byte)(op.memory.place(op.offset).Host), op.length))
+	s.port.Send(&wire.PeerEager{Send: op.send, Tag: op.tag, Length: op.length, Window: uint32(number)}, 0)
+	return true
+}
+
+// endShort is the receiver's answer to a message that may be in a window.
+func (s *sender) endShort(op *operation, status wire.Status) {
+	if !op.short {
+		return
+	}
+	op.short = false
+	s.windows = append(s.windows, uint64(op.window))
+	if status != wire.StatusOK || op.granted > 0 {
+		return
+	}
+	s.stalled(noGrant, op.began)
+	op.moved = op.length
+	s.session.relay.counters.sent += op.length
+	s.session.relay.counters.direct += op.length
+}
+
+// --- the receiver's side ------------------------------------------------------------
+
+// announcedShort is a message whose bytes are in a window.
+func (r *receiver) announcedShort(m *wire.PeerEager) error {
+	window := r.shared.Window(uint64(m.Window))
+	if m.Length == 0 || m.Length > uint64(len(window)) {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent %d bytes in window %d, which has %d", r.peer, m.Length, m.Window, len(window))
+	}
+	return r.announce(&arrival{send: m.Send, tag: m.Tag, length: m.Length, short: window[:m.Length]})
+}
+
+// takeShort copies a message out of its window. The window is mapped for as long as the
+// connection is up, and so has messages.
+func (r *receiver) takeShort(a *arrival) {
+	op := a.op
+	copy(unsafe.Slice((*byte)(op.memory.place(op.offset).Host), a.length), a.short)
+	r.session.relay.counters.direct += a.length
+	r.arrived(a, a.length)
+}
