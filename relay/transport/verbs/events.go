@@ -62,6 +62,7 @@ func (f *Fabric) event(n *nic, e verbs.Event) {
 			}
 		}
 	case verbs.GIDsChanged, verbs.LIDChanged:
+		n.changes.Add(1)
 		f.readdressed(n, e)
 	}
 }
@@ -93,11 +94,11 @@ func (f *Fabric) readdressed(n *nic, e verbs.Event) {
 				}
 				for _, q := range s.queues {
 					switch was := q.nic; {
-					case was.context != n.context || was.cm != nil: // the connection manager hears of that
+					case was.context != n.context || was.cm != nil: // whose connections end
 					case was.infiniband() && was.is.LID != is.LID:
 						s.fault(n, fmt.Sprintf("%v: its LID was %d and is %d", e, was.is.LID, is.LID))
 					case !slices.Contains(gids, was.gid):
-						s.fault(n, fmt.Sprintf("%v: %v is its address no more", e, was.gid))
+						s.fault(n, fmt.Sprintf("%v: %v is its address no more; it has %v", e, was.gid, gids))
 					}
 				}
 			}

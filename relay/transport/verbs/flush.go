@@ -76,6 +76,16 @@ type reading struct {
 // errNothingStaged is of relays that have connected before there was anything to flush.
 var errNothingStaged = errors.New("NICs wrote into no GPU of this relay's lanes when it connected to the other one, so nothing can be flushed")
 
+// thatFlush are those of some NICs that can have queue pairs for it, if there are any: with one
+// that cannot nobody flushes.
+func thatFlush(nics []*nic) []*nic {
+	can := slices.DeleteFunc(slices.Clone(nics), func(n *nic) bool { return n.cm != nil })
+	if len(can) == 0 {
+		return nics
+	}
+	return can
+}
+
 // flushing reports whether NICs are to have queue pairs for it. It blocks.
 func (s *Set) flushing() bool {
 	c := &s.fabric.config

@@ -47,9 +47,12 @@ func (w *write) end() {
 }
 
 func (w *write) ended(err error) {
-	delete(w.link.writes, w.grant)
+	l := w.link
+	if delete(l.writes, w.grant); len(l.writes) == 0 {
+		delete(l.set.deserted, l)
+	}
 	if err == nil {
-		w.link.set.acknowledged++
+		l.set.acknowledged++
 	}
 	w.done(err)
 }
@@ -139,6 +142,9 @@ func (s *Set) pairsOf(m *path) (list []int) {
 func (s *Set) Left(c *tcp.Channel) {
 	if e := s.ends[c]; e != nil && e.link != nil {
 		e.link.unhear() // who was to say so has left
+		if len(e.link.writes) > 0 {
+			s.deserted[e.link] = true
+		}
 	}
 	delete(s.ends, c)
 }
@@ -208,6 +214,8 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 		})
 	}
 }
+
+var errDeserted = wire.Errorf(wire.StatusPeerClosed, "the other relay has left a connection that was being written, and the queue pairs have failed")
 
 var errUnregistered = wire.Errorf(wire.StatusInternal, "a write by RDMA out of memory that is not registered")
 

@@ -21,7 +21,8 @@ import (
 // new ones are connected the receiver gives each grant whose write has not arrived another
 // ticket, and the sender writes those again, from their first byte. Of the other writes
 // under way it knows by that that they have arrived; their number has to be what the
-// receiver has counted, less what was acknowledged.
+// receiver has counted, less what was acknowledged. Where NICs end a write before it has arrived,
+// as those of iWARP do, it is the receiver's word that acknowledges it, and that may be under way, too.
 //
 // A packet of before that the network delivers late does no harm. Its queue pair is no more; should
 // the NIC have given that number to another one, that expects packet numbers from a new random
@@ -69,9 +70,10 @@ type redialing struct {
 	fellHere, fellThere bool
 	drained             bool // all that has arrived was heard of
 
-	// Sequence numbers: writes of this side that have been acknowledged, writes that have
-	// arrived here, and what the other side says has arrived there.
-	acknowledged, arrived, arrivedThere uint64
+	// Sequence numbers: writes of this side that have been acknowledged, and by the queue pairs
+	// of before, writes that have arrived here, and what the other side says has arrived there
+	// by those of before.
+	acknowledged, acknowledgedBefore, arrived, arrivedThere uint64
 
 	since                 time.Time // of the first fault after which no write has ended well
 	resumed               time.Time // when they carried data again
@@ -86,27 +88,15 @@ func (s *Set) falling() bool { return s.doomed || s.phase >= failing }
 // fault gives the queue pairs up, after what happened to one of them or to a port, for both
 // sides to make others.
 func (s *Set) fault(n *nic, what string) {
-	if !s.used || !s.replaceable() {
+	if !s.used {
 		s.failed(n, what)
 		return
 	}
 	s.giveUp(fmt.Sprintf("by %s of host %s: %s", n.name, hostname(), what))
 }
 
-// replaceable reports whether others can come in place of queue pairs that have failed. Those of
-// the connection manager end with their connection, and writes that end before they have
-// arrived leave their sender in doubt for good.
-func (s *Set) replaceable() bool {
-	return !slices.ContainsFunc(s.links, func(l link) bool { return l.managed || l.sends })
-}
-
 func (s *Set) giveUp(why string) {
 	if s.broken || s.gone != nil || s.falling() {
-		return
-	}
-	if !s.replaceable() { // and the other side would not understand it
-		s.broken = true
-		s.peer.Fail(wire.Errorf(wire.StatusPeerRelayDied, "RDMA with the relay at %s has failed, %s", s.peer.Name(), why))
 		return
 	}
 	m := &fall{Kind: kindFall, Epoch: s.epoch}
@@ -208,6 +198,7 @@ func (s *Set) beside(what, then func()) {
 // tear takes the queue pairs down: fallen or, at the Set's end, buried follows.
 func (s *Set) tear() {
 	s.phase, s.doomed, s.using = failing, false, false
+	s.asking, s.ready, s.parting = false, false, false
 	pairs, queues := s.pairs, s.queues
 	if s.used && s.gone == nil { // what has arrived is still flushed
 		queues = nil
@@ -329,19 +320,27 @@ func (s *Set) recall() {
 	for _, t := range again {
 		t.number, t.seen, t.doubtful = 0, 0, true
 	}
+	for _, k := range s.kept { // the sender hears with fallen that they have arrived
+		k.ticket.tells = false
+	}
 	clear(s.tickets)
 	// They have receives for all of them: no grant that waits comes before. A sender may have
 	// filled a slot for each already.
 	s.queued = slices.Concat(again, s.queued)
 	s.stale, s.forgiven = nil, nil
-	s.waitingParts, s.posted = 0, 0
+	s.waitingParts, s.posted, s.unheard = 0, 0, 0
+	s.acknowledgedBefore = s.acknowledged
 	for _, e := range s.ends {
 		if e.link != nil {
 			clear(e.link.tickets)
+			clear(e.link.unheard)
 			for _, w := range e.link.writes {
 				w.doubtful = true
 			}
 		}
+	}
+	for l := range s.deserted { // nobody grants them again
+		l.lost(errDeserted)
 	}
 }
 
@@ -376,6 +375,11 @@ func (s *Set) start() {
 	s.phase, s.used, s.ran, s.using = running, true, true, true
 	s.unflushable.Store(&s.cannotFlush)
 	s.watch()
+	for _, q := range s.queues { // of what changed meanwhile the event was for nobody
+		if q.nic.changes.Load() != q.nic.seen {
+			s.fabric.readdressed(q.nic, verbs.Event{Kind: verbs.GIDsChanged, Port: q.nic.port})
+		}
+	}
 	if !again {
 		s.granting, s.resolved = true, true
 		s.settle(nil)
@@ -396,8 +400,8 @@ func (s *Set) start() {
 
 // heardFall takes what the other side says of faults.
 func (s *Set) heardFall(m any) error {
-	if !s.used || !s.replaceable() {
-		return malformed("a %T of queue pairs that are not in use, or not replaced", m)
+	if !s.used {
+		return malformed("a %T of queue pairs that are not in use", m)
 	}
 	switch m := m.(type) {
 	case *fall:
@@ -482,8 +486,8 @@ func (s *Set) resolve() error {
 			}
 		}
 	}
-	if s.acknowledged+uint64(len(there)) != s.arrivedThere {
-		return malformed("%d writes have arrived at the relay at %s, which has acknowledged %d and does not grant %d others again", s.arrivedThere, s.peer.Name(), s.acknowledged, len(there))
+	if s.acknowledgedBefore+uint64(len(there)) != s.arrivedThere {
+		return malformed("%d writes have arrived at the relay at %s, which has acknowledged %d and does not grant %d others again", s.arrivedThere, s.peer.Name(), s.acknowledgedBefore, len(there))
 	}
 	for _, w := range there {
 		w.doubtful = false

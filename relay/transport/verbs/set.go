@@ -64,11 +64,13 @@ type Set struct {
 	fell time.Duration
 	over bool // there are no queue pairs, and will be none
 	left bool // the Peer goes on without it
-	// broken: the Peer is ending because of this Set. parting: it is going to, unless the
-	// other side ends it first; nothing is posted any more.
+	// broken: the Peer is ending because of this Set. parting: a connection of a queue pair has
+	// ended, and maybe the Peer is about to; nothing is posted any more.
 	broken, parting bool
 
 	ends map[*tcp.Channel]*ends
+	// deserted are the ends of channels that the other side has left while they were written.
+	deserted map[*Link]bool
 
 	sending
 	receiving
@@ -144,7 +146,7 @@ type ends struct {
 
 // Extend makes the Set of a Peer. The one who made the connections begins.
 func (f *Fabric) Extend(p *tcp.Peer) *Set {
-	s := &Set{fabric: f, peer: p, plumbing: newPlumbing(), ends: map[*tcp.Channel]*ends{}}
+	s := &Set{fabric: f, peer: p, plumbing: newPlumbing(), ends: map[*tcp.Channel]*ends{}, deserted: map[*Link]bool{}}
 	s.receiving.tickets = map[uint32]*ticket{}
 	s.leaving = map[*Arrivals]bool{}
 	f.sets[s] = true
@@ -177,6 +179,9 @@ func (s *Set) begin(next func()) {
 	s.beside(func() {
 		if nics, err = s.fabric.active(); err != nil || !again {
 			return
+		}
+		if s.noFlush() == nil { // then GPUs' memory is received into
+			nics = thatFlush(nics)
 		}
 		if err = withAll(nics, unflushed); err == nil {
 			nics, err = s.fabric.renew(nics, before, unflushed, &s.registers)
@@ -769,6 +774,9 @@ func (s *Set) leave() {
 		if e.link != nil {
 			e.link.lost(s.why)
 		}
+	}
+	for l := range s.deserted {
+		l.lost(s.why)
 	}
 	for a := range s.leaving {
 		a.quiet()
