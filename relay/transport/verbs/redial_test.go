@@ -393,6 +393,82 @@ func TestARelayThatConnectsAnewAndNoMore(t *testing.T) {
 	}
 }
 
+// late hears a granted only when it is told to.
+type late struct {
+	*Set
+	kept [][]byte
+}
+
+func (l *late) Heard(c *tcp.Channel, payload []byte) error {
+	if m, err := decode(payload); err == nil {
+		if m, is := m.(*step); is && m.Kind == kindGranted {
+			l.kept = append(l.kept, bytes.Clone(payload))
+			return nil
+		}
+	}
+	return l.Set.Heard(c, payload)
+}
+
+// Writes of after a re-dial may end before the relay has heard that all tickets were given again:
+// what had arrived before is reckoned without them.
+func TestWritesThatEndBeforeAllIsAgreed(t *testing.T) {
+	eachKind(t, func(t *testing.T, iwarp bool) {
+		var l *late
+		w, settled := joining(t, iwarp, func(nic string, s *Set) tcp.Extension {
+			if nic != "a0" {
+				return s
+			}
+			l = &late{Set: s}
+			return l
+		})
+		if err := receive(t, settled, "the queue pairs"); err != nil {
+			t.Fatal(err)
+		}
+		w.open(t)
+		s := newStream(w)
+		if err := w.rdma.Script(slow); err != nil {
+			t.Fatal(err)
+		}
+		s.begin()
+		receive(t, s.done, "the first write")
+		s.done <- nil
+		w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+		if err := w.rdma.Script(); err != nil {
+			t.Fatal(err)
+		}
+		w.a.until("writes by the new queue pairs", func(s *Set) bool { return len(l.kept) == 1 && s.acknowledged > s.acknowledgedBefore })
+		w.a.loop.Call(func() {
+			if err := l.Set.Heard(nil, l.kept[0]); err != nil {
+				t.Error(err)
+			}
+		})
+		s.mustEnd(t)
+	})
+}
+
+// A relay that leaves a channel which is being written, and never answers for it, keeps no source
+// when the queue pairs fail.
+func TestWritesOfAChannelThatIsDeserted(t *testing.T) {
+	eachKind(t, func(t *testing.T, iwarp bool) {
+		w := connectedBy(t, iwarp)
+		write := w.granted(t, 1)
+		if err := w.rdma.Script("send hold=1"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { w.script(t) })
+		done := make(chan error, 1)
+		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
+		w.held(t)
+		w.b.loop.Call(func() { w.arrivals.channel.Leave() })
+		w.a.until("the channel's end", func(s *Set) bool { return len(s.ends) == 0 })
+		w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+		w.script(t)
+		if err := receive(t, done, "the write's end"); wire.StatusOf(err) != wire.StatusPeerClosed {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+}
+
 // A NIC that cannot know again all that it knew is left out where another one is there, unless
 // only it can flush what it has written.
 func TestANICThatCannotRegisterAgain(t *testing.T) {

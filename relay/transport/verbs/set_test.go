@@ -27,7 +27,7 @@ import (
 )
 
 // waitTime is far more than anything takes that is waited for.
-const waitTime = 20 * time.Second
+const waitTime = 2 * time.Minute
 
 // side is a Peer with its Set, on a loop of its own.
 type side struct {

@@ -20,6 +20,7 @@ struct description {
 	uint64_t guid;
 	uint16_t lid;
 	uint32_t address; // IPv4, this machine's order
+	unsigned entry;   // of the GID table, where its two begin
 	bool dmabuf, holds;
 	enum { PEERMEM_NO, PEERMEM_ALLOC, PEERMEM_YES } peermem;
 };
