@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -267,8 +268,8 @@ func (s *Set) post(w *write, ticket uint32) {
 	if region == nil {
 		region = w.region
 	}
-	if !w.source.known(s.nics) {
-		w.ended(errUnregistered)
+	if !w.source.known(s.nics) { // it was registered while they came in the place of others
+		s.learn(w, ticket)
 		return
 	}
 	w.left = parts(w.bytes, len(pairs))
@@ -287,6 +288,33 @@ func (s *Set) post(w *write, ticket uint32) {
 			Remote: region.Address + w.offset + at, RKey: region.Keys[theirs],
 		}, w)
 	}
+}
+
+// learn has the NICs know a write's source, and posts it then.
+func (s *Set) learn(w *write, ticket uint32) {
+	f, epoch := s.fabric, s.epoch
+	f.mu.Lock()
+	if f.closed {
+		f.mu.Unlock()
+		return // it ends with the Peer
+	}
+	f.building.Add(1)
+	f.mu.Unlock()
+	go func() {
+		defer f.building.Done()
+		f.beside <- struct{}{}
+		err := s.registering(false, func(nics []*nic) error { return w.source.fill(f, nics) })
+		<-f.beside
+		f.loop.Do(func() {
+			switch {
+			case w.link.writes[w.grant] != w || s.epoch != epoch: // it has ended, or has another ticket
+			case err != nil:
+				w.ended(fmt.Errorf("%w: %w", errUnregistered, err))
+			default:
+				s.post(w, ticket)
+			}
+		})
+	}()
 }
 
 // signalEvery is after how many requests at most one completes: room in the queue comes

@@ -63,6 +63,7 @@ type redialing struct {
 	granting bool   // the other side's paths are known: tickets can go out
 	resuming bool   // the paths have come, and what was written before is still being flushed
 	resolved bool   // the other side has granted again what had not arrived there
+	carries  bool   // a write has ended well since they were connected
 	epoch    uint32 // how often the queue pairs were given up
 	redials  int    // how often others came in their place
 	doomed   bool   // to fall when the goroutine is done that has the plumbing
@@ -75,7 +76,7 @@ type redialing struct {
 	// by those of before.
 	acknowledged, acknowledgedBefore, arrived, arrivedThere uint64
 
-	since                 time.Time // of the first fault after which no write has ended well
+	since                 time.Time // of the first fault after which no write has ended well and all was agreed
 	resumed               time.Time // when they carried data again
 	faults                int       // since then
 	firstFault, lastFault string
@@ -114,7 +115,7 @@ func (s *Set) fallFor(why string) {
 	}
 	s.faults++
 	s.lastFault = why
-	s.granting, s.resuming, s.resolved = false, false, false
+	s.granting, s.resuming, s.resolved, s.carries = false, false, false, false
 	left := s.fabric.config.Redial - time.Since(s.since)
 	if left <= 0 {
 		s.hopeless()
@@ -158,8 +159,12 @@ func (s *Set) limitStop() {
 
 // agreed ends the limit once what was under way is settled in both directions.
 func (s *Set) agreed() {
-	if s.granting && s.resolved {
-		s.limitStop()
+	if !s.granting || !s.resolved {
+		return
+	}
+	s.limitStop()
+	if s.carries {
+		s.since = time.Time{}
 	}
 }
 
@@ -173,9 +178,14 @@ func (s *Set) hopeless() {
 		s.peer.Name(), s.firstFault, s.fabric.config.Redial, s.lastFault))
 }
 
-// progressed says that the queue pairs carry data: what comes is another fault.
+// progressed says that the queue pairs carry data: once both relays have agreed, too, what comes
+// is another fault.
 func (s *Set) progressed() {
-	if s.phase == running {
+	if s.phase != running {
+		return
+	}
+	s.carries = true
+	if s.granting && s.resolved {
 		s.since = time.Time{}
 	}
 }
@@ -319,9 +329,6 @@ func (s *Set) recall() {
 	slices.SortFunc(again, func(a, b *ticket) int { return int(int32(a.number - b.number)) })
 	for _, t := range again {
 		t.number, t.seen, t.doubtful = 0, 0, true
-	}
-	for _, k := range s.kept { // the sender hears with fallen that they have arrived
-		k.ticket.tells = false
 	}
 	clear(s.tickets)
 	// They have receives for all of them: no grant that waits comes before. A sender may have

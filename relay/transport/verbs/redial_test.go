@@ -446,6 +446,88 @@ func TestWritesThatEndBeforeAllIsAgreed(t *testing.T) {
 	})
 }
 
+// Faults between which writes end well, and the two relays never agree on what had arrived, are one
+// fault: the Peer ends in time.
+func TestARelayThatNeverGrantsAgain(t *testing.T) {
+	t.Parallel()
+	var l *late
+	w, settled := joining(t, false, func(nic string, s *Set) tcp.Extension {
+		if nic != "a0" {
+			return s
+		}
+		l = &late{Set: s}
+		return l
+	}, func(nic string, c *Config) {
+		if c.Redial = time.Hour; nic == "a0" {
+			c.Redial = 2 * time.Second
+		}
+	})
+	if err := receive(t, settled, "the queue pairs"); err != nil {
+		t.Fatal(err)
+	}
+	w.open(t)
+	s := newStream(w)
+	if err := w.rdma.Script("send delay=20"); err != nil { // for each time to have its write
+		t.Fatal(err)
+	}
+	s.begin()
+	carried := false
+	for end := time.Now().Add(waitTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		select {
+		case err := <-w.a.down:
+			if !carried || wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
+				t.Errorf("the Peer ended with %v, carried %v", err, carried)
+			}
+			return
+		default:
+		}
+		w.a.loop.Call(func() {
+			if set := w.a.set; set.gone == nil && set.phase == running && set.carries {
+				carried = carried || set.epoch > 0
+				set.fault(set.nics[0], "a test's fault")
+			}
+		})
+	}
+	t.Error("the Peer does not end")
+}
+
+// A source that only the NICs of before know, when its write is posted, is registered with those
+// that there are.
+func TestASourceThatNICsOfBeforeKnow(t *testing.T) {
+	w := connected(t)
+	write := w.granted(t, 1)
+	done := make(chan error, 1)
+	w.a.loop.Call(func() {
+		set := w.a.set
+		for _, r := range w.a.fabric.registrations() {
+			for _, n := range set.nics {
+				r.drop(n.index)
+			}
+		}
+		write(func(err error) { done <- err })
+	})
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Fatal(err)
+	}
+	if one := receive(t, w.arrived, "the arrival"); one != [2]uint64{1, slot} {
+		t.Errorf("%d bytes of grant %d have arrived", one[1], one[0])
+	}
+	// What cannot be registered says why.
+	again := w.granted(t, 2)
+	w.script(t, "ibv_reg_mr errno=12 device=a0")
+	w.a.loop.Call(func() {
+		for _, r := range w.a.fabric.registrations() {
+			for _, n := range w.a.set.nics {
+				r.drop(n.index)
+			}
+		}
+		again(func(err error) { done <- err })
+	})
+	if err := receive(t, done, "the write's end"); err == nil || !strings.Contains(err.Error(), "ENOMEM") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
 // A relay that leaves a channel which is being written, and never answers for it, keeps no source
 // when the queue pairs fail.
 func TestWritesOfAChannelThatIsDeserted(t *testing.T) {
