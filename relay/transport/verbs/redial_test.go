@@ -467,25 +467,33 @@ func TestARelayThatNeverGrantsAgain(t *testing.T) {
 	}
 	w.open(t)
 	s := newStream(w)
-	if err := w.rdma.Script("send delay=20"); err != nil { // for each time to have its write
-		t.Fatal(err)
-	}
-	s.begin()
+	// Each time has its write.
 	carried := false
-	for end := time.Now().Add(waitTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		select {
-		case err := <-w.a.down:
-			if !carried || wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
+	for grant, end := uint64(1), time.Now().Add(waitTime); time.Now().Before(end); grant++ {
+		w.b.loop.Call(func() {
+			if w.b.set.gone == nil {
+				if err := w.arrivals.Grant(grant, 7, 0, streamBytes); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		w.a.loop.Call(func() {
+			w.link.Write(transport.Target{Region: 7}, transport.Source{Place: s.from.At(0)}, streamBytes, grant, func(error) {})
+		})
+		over := false
+		w.a.until("a write's end, or the Peer's", func(s *Set) bool {
+			over = s.gone != nil
+			return over || s.phase == running && s.carries
+		})
+		if over {
+			if err := receive(t, w.a.down, "the Peer's end"); !carried || wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
 				t.Errorf("the Peer ended with %v, carried %v", err, carried)
 			}
 			return
-		default:
 		}
 		w.a.loop.Call(func() {
-			if set := w.a.set; set.gone == nil && set.phase == running && set.carries {
-				carried = carried || set.epoch > 0
-				set.fault(set.nics[0], "a test's fault")
-			}
+			carried = carried || w.a.set.epoch > 0
+			w.a.set.fault(w.a.set.nics[0], "a test's fault")
 		})
 	}
 	t.Error("the Peer does not end")
