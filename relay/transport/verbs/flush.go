@@ -355,7 +355,7 @@ func (s *Set) flushAgain() {
 				why = errors.New("it is in no link any more")
 			}
 			s.kept = kept[done:] // of those before it each queue pair that falls keeps its own
-			s.giveUp(fmt.Sprintf("by %s of host %s: what it had written into a GPU's memory cannot be flushed: %v", k.nic.name, hostname(), why))
+			s.giveUp(nil, fmt.Sprintf("by %s of host %s: what it had written into a GPU's memory cannot be flushed: %v", k.nic.name, hostname(), why))
 			return
 		}
 		s.readAgain(k.ticket, s.queues[i])
@@ -365,7 +365,7 @@ func (s *Set) flushAgain() {
 			continue
 		}
 		if s.cannotFlush != nil { // nor what comes by it again
-			s.giveUp(fmt.Sprintf("on host %s: %v", hostname(), s.cannotFlush))
+			s.giveUp(nil, fmt.Sprintf("on host %s: %v", hostname(), s.cannotFlush))
 			return
 		}
 		if !t.doubtful {

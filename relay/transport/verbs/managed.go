@@ -239,7 +239,7 @@ func (s *Set) pairBy(i int, id *verbs.ID) (err error) {
 func (s *Set) failedBy(i int, err error) error {
 	p := s.pairs[i]
 	t := &s.theirs[s.links[p.link].theirs]
-	return unreachable("%s (%s) of host %s and %s (%s) do not connect by RDMA CM: %w", p.queue.nic.name, p.queue.nic.cm.address, hostname(), t.name(), t.address(), err)
+	return &ofLink{p.link, unreachable("%s (%s) of host %s and %s (%s) do not connect by RDMA CM: %w", p.queue.nic.name, p.queue.nic.cm.address, hostname(), t.name(), t.address(), err)}
 }
 
 // ask has all managed queue pairs connected with the other side's, which listens. It blocks.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -76,9 +77,10 @@ type redialing struct {
 	// by those of before.
 	acknowledged, acknowledgedBefore, arrived, arrivedThere uint64
 
-	since                 time.Time // of the first fault after which no write has ended well and all was agreed
-	resumed               time.Time // when they carried data again
-	faults                int       // since then
+	since                 time.Time               // of the first fault after which no write has ended well and all was agreed
+	resumed               time.Time               // when they carried data again
+	faults                int                     // since then
+	suspects              map[*verbs.Context]bool // the NICs whose links did not come up since then
 	firstFault, lastFault string
 	deadline              *time.Timer
 }
@@ -93,17 +95,58 @@ func (s *Set) fault(n *nic, what string) {
 		s.failed(n, what)
 		return
 	}
-	s.giveUp(fmt.Sprintf("by %s of host %s: %s", n.name, hostname(), what))
+	s.giveUp(nil, fmt.Sprintf("by %s of host %s: %s", n.name, hostname(), what))
 }
 
-func (s *Set) giveUp(why string) {
+// ofLink is an error in connecting the queue pairs of a link.
+type ofLink struct {
+	link int
+	error
+}
+
+func (e *ofLink) Unwrap() error { return e.error }
+
+// giveUp ends the queue pairs, for both sides; failed is the link that does not come up, nil for
+// none.
+func (s *Set) giveUp(failed *ofLink, why string) {
 	if s.broken || s.gone != nil || s.falling() {
 		return
 	}
 	m := &fall{Kind: kindFall, Epoch: s.epoch}
 	wire.SetText(m.Reason[:], why)
+	if failed != nil {
+		m.Link = uint32(failed.link) + 1
+	}
 	s.peer.Tell(encode(m))
 	s.fallFor(why)
+	s.suspect(m.Link)
+}
+
+// suspect has the next tries go without the NIC of a link that did not come up, plus one.
+func (s *Set) suspect(link uint32) {
+	if link > 0 && link <= uint32(len(s.links)) {
+		s.suspects[s.nics[s.links[link-1].ours].context] = true
+	}
+}
+
+// trusted are NICs without those that links did not come up by. Of these are kept that are
+// needed, and all where there are no others.
+func trusted(nics, needed []*nic, suspects map[*verbs.Context]bool) (list []*nic, all bool) {
+	var without []string
+	for _, n := range nics {
+		if !suspects[n.context] || slices.ContainsFunc(needed, func(other *nic) bool { return other.context == n.context }) {
+			list = append(list, n)
+		} else {
+			without = append(without, n.name)
+		}
+	}
+	if len(list) == 0 {
+		return nics, true
+	}
+	if len(without) > 0 {
+		logrus.Warnf("RDMA is connected anew without %s: links of these NICs have not come up", strings.Join(without, ", "))
+	}
+	return list, false
 }
 
 // fallFor is a side's half of the fall.
@@ -111,6 +154,7 @@ func (s *Set) fallFor(why string) {
 	// Who had nothing to write for long has not failed for as long.
 	if s.since.IsZero() || s.phase == running && time.Since(s.resumed) > s.fabric.config.Redial {
 		s.since, s.faults, s.firstFault = time.Now(), 0, why
+		clear(s.suspects)
 		logrus.WithField("relay", s.peer.Name()).Warnf("RDMA has failed, and is connected anew: %s", why)
 	}
 	s.faults++
@@ -419,6 +463,7 @@ func (s *Set) heardFall(m any) error {
 			s.peer.Tell(encode(m)) // as if they had failed here
 			s.fallFor(wire.Text(m.Reason[:]))
 		}
+		s.suspect(m.Link)
 	case *fallen:
 		if m.Epoch != s.epoch || s.fellThere || !s.falling() {
 			return malformed("queue pairs %d are gone, of %d", m.Epoch, s.epoch)
@@ -459,7 +504,7 @@ func (s *Set) resume() error {
 		}
 		for number, r := range a.regions {
 			if _, err := s.fabric.taken(r.what, s); err != nil {
-				s.giveUp(fmt.Sprintf("on host %s: %v", hostname(), err))
+				s.giveUp(nil, fmt.Sprintf("on host %s: %v", hostname(), err))
 				return nil
 			}
 			c.Tell(encode(a.keys(number, r)))

@@ -124,7 +124,7 @@ func devices(change func(a, b *standin.Device)) func(*two) error {
 	return func(w *two) error {
 		a, b := deviceA, deviceB
 		change(&a, &b)
-		return w.rdma.Set(ofKind(w.iwarp, a, b, deviceC)...)
+		return w.rdma.Set(ofKind(w.iwarp, a, b, deviceC, deviceD)...)
 	}
 }
 
@@ -591,6 +591,61 @@ func aNICThatCannotRegisterAgain(t *testing.T, iwarp bool) {
 	w.a.until("one NIC", func(s *Set) bool { return s.redials > 0 && len(s.nics) == 1 && s.nics[0].name == "a0" })
 	s.begin()
 	s.mustEnd(t)
+}
+
+// twoNICs has each side have two.
+func twoNICs(nic string, c *Config) {
+	also := map[string]string{"a0": "c0", "b0": "d0"}[nic]
+	c.NICs = func() []string { return []string{nic, also} }
+}
+
+// Where the links of one NIC do not come up anew, though its port is active, data goes by the others
+// of both sides, or of the one that said so before it heard of a link; with the next fault it is tried
+// again.
+func TestANICWhoseLinksDoNotComeUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		line  string
+		iwarp bool
+		left  []string // of a's NICs
+	}{
+		"a network that carries nothing": {"send status=12 device=a0", false, []string{"c0"}},
+		// After three steps of each queue pair, and their end.
+		"a way that is refused":           {"ibv_modify_qp errno=110 device=b0 from=33", false, []string{"a0", "c0"}},
+		"a network that carries no iWARP": {"send status=12 device=a0", true, []string{"c0"}},
+		"a connection that is not made":   {"rdma_connect errno=110 device=b0", true, []string{"c0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := connectedBy(t, c.iwarp, twoNICs)
+			s := newStream(w)
+			s.begin()
+			if err := breaking(c.line)(w); err != nil {
+				t.Fatal(err)
+			}
+			s.mustEnd(t)
+			by := func(nics ...string) func(*Set) bool {
+				return func(s *Set) bool {
+					var have []string
+					for _, l := range s.links {
+						have = append(have, s.nics[l.ours].name)
+					}
+					return s.phase == running && s.redials > 0 && slices.Equal(have, nics)
+				}
+			}
+			w.a.until("the other NICs", by(c.left...))
+			w.b.until("the other NIC, in each link", by(slices.Repeat([]string{"d0"}, len(c.left))...))
+			if err := w.rdma.Script(); err != nil {
+				t.Fatal(err)
+			}
+			s.begin()
+			s.mustEnd(t)
+			w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+			w.a.until("both NICs", by("a0", "c0"))
+			w.b.until("both NICs", by("b0", "d0"))
+			s.begin()
+			s.mustEnd(t)
+		})
+	}
 }
 
 // While tries fail, memory stays registered with the NICs that it was written through, and with

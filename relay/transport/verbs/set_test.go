@@ -140,6 +140,7 @@ var (
 	deviceA = standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}
 	deviceB = standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"}
 	deviceC = standin.Device{Name: "c0", GUID: 3, Address: "10.0.0.3"}
+	deviceD = standin.Device{Name: "d0", GUID: 4, Address: "10.0.0.4"}
 )
 
 // ofKind are devices of RoCE or of iWARP.
@@ -166,17 +167,17 @@ func connectedBy(t *testing.T, iwarp bool, changes ...func(string, *Config)) *tw
 	return w
 }
 
-// joining are two sides whose queue pairs come up, of RoCE or of iWARP; c0 is a device that
-// is none's.
+// joining are two sides whose queue pairs come up, of RoCE or of iWARP; c0 and d0 are devices
+// that are none's.
 func joining(t *testing.T, iwarp bool, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
 	t.Helper()
-	rdma, err := standin.New(t.TempDir(), ofKind(iwarp, deviceA, deviceB, deviceC)...)
+	rdma, err := standin.New(t.TempDir(), ofKind(iwarp, deviceA, deviceB, deviceC, deviceD)...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	changes = append(changes, func(_ string, c *Config) {
 		c.Addresses = func() ([]netip.Addr, error) {
-			return []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")}, nil
+			return []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.4"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")}, nil
 		}
 	})
 	w = &two{rdma: rdma, iwarp: iwarp, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000), ended: make(chan error, 1)}

@@ -236,16 +236,17 @@ func readdress(t *testing.T, card, own string) (other string) {
 	was := address(have[i].IP)
 	is := address(slices.Clone(have[i].IP.To4()))
 	is.IP[3] += 100
-	// The new one first: a port without any has a GID that leads nowhere.
-	change := func(to, from *netlink.Addr) error {
-		return errors.Join(netlink.AddrAdd(link, to), netlink.AddrDel(link, from))
+	// The kernel would take the new one, of the same network, away with the first. Between the two
+	// the port has but a GID of its link, which leads nowhere.
+	change := func(from, to *netlink.Addr) error {
+		return errors.Join(netlink.AddrDel(link, from), netlink.AddrAdd(link, to))
 	}
 	t.Cleanup(func() {
-		if err := change(was, is); err != nil {
+		if err := change(is, was); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := change(is, was); err != nil {
+	if err := change(was, is); err != nil {
 		t.Fatal(err)
 	}
 	return is.IP.String()
