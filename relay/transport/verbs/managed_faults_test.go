@@ -213,3 +213,25 @@ func TestTimeThatRunsOutLate(t *testing.T) {
 		}
 	})
 }
+
+// A connect that blocks when queue pairs are connected anew keeps neither the Peer longer than the
+// limit says nor what was being written.
+func TestAConnectThatBlocksAnewKeepsNobody(t *testing.T) {
+	t.Parallel()
+	w := connectedBy(t, true, func(nic string, c *Config) {
+		if c.Redial = waitTime; nic == "a0" {
+			c.Redial = time.Second
+		}
+	})
+	write := w.granted(t, 1)
+	w.script(t, "rdma_connect hold=1 device=b0", "send status=12 device=a0")
+	t.Cleanup(func() { w.script(t) })
+	done := make(chan error, 1)
+	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
+	w.held(t)
+	for _, err := range []error{receive(t, done, "the write's end"), receive(t, w.a.down, "the Peer's end"), receive(t, w.b.down, "the other Peer's end")} {
+		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "could not be connected anew within 1s") {
+			t.Errorf("it ended with %v", err)
+		}
+	}
+}
