@@ -100,6 +100,8 @@ type Fabric struct {
 	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
 	ending   time.Duration  // how long Close waits for that
 	sets     map[*Set]bool  // of the loop, those that are not over
+	ports    map[*nic]int   // of the loop: how often NICs' ports have come or gone
+	back     time.Duration  // backTime
 }
 
 // New makes a relay's, without any NIC yet.
@@ -116,6 +118,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	return &Fabric{
 		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
 		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
+		ports: map[*nic]int{}, back: backTime,
 	}
 }
 

@@ -81,6 +81,7 @@ type redialing struct {
 	resumed               time.Time               // when they carried data again
 	faults                int                     // since then
 	suspects              map[*verbs.Context]bool // the NICs whose links did not come up since then
+	had                   map[*verbs.Context]bool // those that were in a link that carried data
 	firstFault, lastFault string
 	deadline              *time.Timer
 }
@@ -427,6 +428,7 @@ func (s *Set) start() {
 	s.unflushable.Store(&s.cannotFlush)
 	s.watch()
 	for _, q := range s.queues { // of what changed meanwhile the event was for nobody
+		s.had[q.nic.context] = true
 		if q.nic.changes.Load() != q.nic.seen {
 			s.fabric.readdressed(q.nic, verbs.Event{Kind: verbs.GIDsChanged, Port: q.nic.port})
 		}

@@ -623,29 +623,81 @@ func TestANICWhoseLinksDoNotComeUp(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.mustEnd(t)
-			by := func(nics ...string) func(*Set) bool {
-				return func(s *Set) bool {
-					var have []string
-					for _, l := range s.links {
-						have = append(have, s.nics[l.ours].name)
-					}
-					return s.phase == running && s.redials > 0 && slices.Equal(have, nics)
-				}
-			}
-			w.a.until("the other NICs", by(c.left...))
-			w.b.until("the other NIC, in each link", by(slices.Repeat([]string{"d0"}, len(c.left))...))
+			w.a.until("the other NICs", goBy(c.left...))
+			w.b.until("the other NIC, in each link", goBy(slices.Repeat([]string{"d0"}, len(c.left))...))
 			if err := w.rdma.Script(); err != nil {
 				t.Fatal(err)
 			}
 			s.begin()
 			s.mustEnd(t)
 			w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
-			w.a.until("both NICs", by("a0", "c0"))
-			w.b.until("both NICs", by("b0", "d0"))
+			w.a.until("both NICs", goBy("a0", "c0"))
+			w.b.until("both NICs", goBy("b0", "d0"))
 			s.begin()
 			s.mustEnd(t)
 		})
 	}
+}
+
+// goBy are the NICs of a Set's links.
+func goBy(nics ...string) func(*Set) bool {
+	return func(s *Set) bool {
+		var have []string
+		for _, l := range s.links {
+			have = append(have, s.nics[l.ours].name)
+		}
+		return s.phase == running && s.redials > 0 && slices.Equal(have, nics)
+	}
+}
+
+// A NIC whose port has come back, and stays, is used again with no other fault; one that goes
+// again meanwhile is not.
+func TestAPortThatComesBack(t *testing.T) {
+	eachKind(t, func(t *testing.T, iwarp bool) {
+		w := connectedBy(t, iwarp, twoNICs)
+		s := newStream(w)
+		goes := func(c standin.Device, down bool) {
+			t.Helper()
+			c.Down = down
+			if err := w.rdma.Set(ofKind(iwarp, deviceA, deviceB, c, deviceD)...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.a.loop.Call(func() { w.a.fabric.back = time.Hour })
+		goes(deviceC, true)
+		w.a.until("one NIC", goBy("a0", "a0"))
+		goes(deviceC, false)
+		w.a.until("the port", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[1]] == 2 })
+		s.begin()
+		s.mustEnd(t)
+		redials := 0
+		w.a.loop.Call(func() {
+			f := w.a.fabric
+			f.back, redials = time.Millisecond, w.a.set.redials
+			f.cameBack(f.nics[1], 1) // it has gone since
+		})
+		time.Sleep(100 * time.Millisecond)
+		w.a.until("one NIC", func(s *Set) bool {
+			if s.redials != redials {
+				t.Error("the queue pairs were given up for a port that has gone since")
+			}
+			return goBy("a0", "a0")(s)
+		})
+		goes(deviceC, true)
+		w.a.until("the port", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[1]] == 3 })
+		goes(deviceC, false)
+		w.a.until("both NICs", goBy("a0", "c0"))
+		w.b.until("both NICs", goBy("b0", "d0"))
+		for _, e := range []*side{w.a, w.b} {
+			e.loop.Call(func() {
+				if !strings.Contains(e.set.lastFault, "for c0 of host") || !strings.Contains(e.set.lastFault, "port 1 is active again") {
+					t.Errorf("the fault is said to be %s", e.set.lastFault)
+				}
+			})
+		}
+		s.begin()
+		s.mustEnd(t)
+	})
 }
 
 // While tries fail, memory stays registered with the NICs that it was written through, and with

@@ -150,7 +150,7 @@ type ends struct {
 func (f *Fabric) Extend(p *tcp.Peer) *Set {
 	s := &Set{fabric: f, peer: p, plumbing: newPlumbing(), ends: map[*tcp.Channel]*ends{}, deserted: map[*Link]bool{}}
 	s.receiving.tickets = map[uint32]*ticket{}
-	s.leaving, s.suspects = map[*Arrivals]bool{}, map[*verbs.Context]bool{}
+	s.leaving, s.suspects, s.had = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
 	f.sets[s] = true
 	f.loop.Add(s)
 	if p.Dialed() {
