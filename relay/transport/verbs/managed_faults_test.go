@@ -235,3 +235,32 @@ func TestAConnectThatBlocksAnewKeepsNobody(t *testing.T) {
 		}
 	}
 }
+
+// What a receiver of iWARP hears of when its sender has given the queue pairs up already has arrived,
+// and nobody minds the word that says so.
+func TestAWordThatComesWhenAllIsInDoubt(t *testing.T) {
+	w := byIWARP(t)
+	s := newStream(w)
+	var before, after int
+	goOn, over := make(chan struct{}), make(chan struct{})
+	s.begin()
+	go func() {
+		defer close(over)
+		w.b.loop.Call(func() { // which hears of nothing meanwhile
+			before = len(w.arrived)
+			<-goOn
+			w.b.set.drain()
+			after = len(w.arrived)
+		})
+	}()
+	w.a.until("writes that are sent", func(s *Set) bool { return s.waitingParts == 0 && s.posted == 0 && s.unheard > 0 })
+	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+	w.a.until("the queue pairs' end", func(s *Set) bool { return s.fellHere })
+	close(goOn)
+	receive(t, over, "the receiver")
+	if after == before {
+		t.Error("nothing had arrived")
+	}
+	s.mustEnd(t)
+	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 })
+}

@@ -207,11 +207,7 @@ func faults(iwarp bool) map[string]faultCase {
 // What the other NIC has acknowledged counts as arrived, though nobody had heard of it when the
 // queue pairs failed.
 func TestAcknowledgedWritesHaveArrived(t *testing.T) {
-	eachKind(t, acknowledgedWritesHaveArrived)
-}
-
-func acknowledgedWritesHaveArrived(t *testing.T, iwarp bool) {
-	w := connectedBy(t, iwarp)
+	w := connected(t)
 	s := newStream(w)
 	if err := w.rdma.Script(slow); err != nil {
 		t.Fatal(err)
