@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -242,13 +243,15 @@ func TestAWordThatComesWhenAllIsInDoubt(t *testing.T) {
 	w := byIWARP(t)
 	s := newStream(w)
 	var before, after int
-	goOn, over := make(chan struct{}), make(chan struct{})
+	stands, over := make(chan struct{}), make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(stands) })
+	t.Cleanup(goOn)
 	s.begin()
 	go func() {
 		defer close(over)
 		w.b.loop.Call(func() { // which hears of nothing meanwhile
 			before = len(w.arrived)
-			<-goOn
+			<-stands
 			w.b.set.drain()
 			after = len(w.arrived)
 		})
@@ -256,7 +259,7 @@ func TestAWordThatComesWhenAllIsInDoubt(t *testing.T) {
 	w.a.until("writes that are sent", func(s *Set) bool { return s.waitingParts == 0 && s.posted == 0 && s.unheard > 0 })
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
 	w.a.until("the queue pairs' end", func(s *Set) bool { return s.fellHere })
-	close(goOn)
+	goOn()
 	receive(t, over, "the receiver")
 	if after == before {
 		t.Error("nothing had arrived")
