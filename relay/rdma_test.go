@@ -496,9 +496,27 @@ const shortRedial = 300 * time.Millisecond
 // A NIC whose queue pairs fail, or its flush of what it has written into slots on a GPU, costs no
 // message: others come in their place, and the slots are registered anew.
 func TestQueuePairsThatFail(t *testing.T) {
-	p := hostsThatRedial(t, 2, 2, time.Minute)
+	t.Run("RoCE", func(t *testing.T) {
+		p := hostsThatRedial(t, 2, 2, time.Minute)
+		queuePairsThatFail(t, p, "rocep1")
+		for _, side := range []struct {
+			*client.Session
+			server int
+		}{{p.a, 1}, {p.b, 2}} {
+			if gpu, host := throughSlots(t, side.Session, side.server); gpu == 0 || host != 0 {
+				t.Errorf("%d bytes went through slots on the server GPU and %d through the host's", gpu, host)
+			}
+		}
+	})
+	t.Run("iWARP", func(t *testing.T) { // which flushes nothing, and so goes through the host's memory
+		queuePairsThatFail(t, hostsBy(t, 2, 2, time.Minute, iwarp), "mlx5_0")
+	})
+}
+
+// queuePairsThatFail do so at one NIC, at all, and at one that sends something.
+func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 	p.arrive(t, 1<<20)
-	for _, line := range []string{"send status=9 device=mlx5_1", "send status=12", "send status=12 device=rocep1"} {
+	for _, line := range []string{"send status=9 device=mlx5_1", "send status=12", "send status=12 device=" + sends} {
 		if err := p.rdma.Script(line); err != nil {
 			t.Fatal(err)
 		}
@@ -534,14 +552,6 @@ func TestQueuePairsThatFail(t *testing.T) {
 	}
 	if _, way := p.data(t); !strings.Contains(way, "connected anew 3 times") {
 		t.Errorf("inspect says %q", way)
-	}
-	for _, side := range []struct {
-		*client.Session
-		server int
-	}{{p.a, 1}, {p.b, 2}} {
-		if gpu, host := throughSlots(t, side.Session, side.server); gpu == 0 || host != 0 {
-			t.Errorf("%d bytes went through slots on the server GPU and %d through the host's", gpu, host)
-		}
 	}
 	// And a connection that is made now.
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)

@@ -46,7 +46,7 @@ var packages = map[string][]string{
 // come with them.
 var modules = map[string][]string{
 	Small: {
-		"rdma_rxe", "siw", "pcitree", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "crc32_generic", "crc32-pclmul",
+		"rdma_rxe", "siw", "tcp_diag", "pcitree", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "crc32_generic", "crc32-pclmul",
 		"overlay", "veth", "bridge", "dummy", "sch_netem", "sch_tbf", "nvme", "vfio-pci", "tun",
 	},
 	Full: {

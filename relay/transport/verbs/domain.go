@@ -65,10 +65,6 @@ func (f *Fabric) newIndex() int {
 // Whoever registers memory meanwhile does so with all of them, so that each NIC that is chosen
 // in the end knows it: a GPU's memory cannot be registered on the loop.
 func (f *Fabric) renew(nics, others, needed []*nic, registers *atomic.Pointer[[]*nic]) (renewed []*nic, err error) {
-	nics = slices.DeleteFunc(nics, func(n *nic) bool { return n.cm != nil || n.sends }) // which are not replaced
-	if len(nics) == 0 {
-		return nil, unreachable("no NIC is active whose queue pairs can be replaced")
-	}
 	var out []*nic
 	var why []error
 	cannot := func(n *nic, err error) {

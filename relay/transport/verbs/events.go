@@ -3,6 +3,7 @@ package verbs
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -49,7 +50,11 @@ func (f *Fabric) event(n *nic, e verbs.Event) {
 				s.happened(n, e)
 			}
 		}
+	case verbs.PortUp:
+		f.ports[n]++
+		f.cameBack(n, f.ports[n])
 	case verbs.PortLost:
+		f.ports[n]++
 		for s := range f.sets {
 			if e.Port == n.port && s.uses(n, 0) {
 				s.fault(n, e.String())
@@ -62,8 +67,35 @@ func (f *Fabric) event(n *nic, e verbs.Event) {
 			}
 		}
 	case verbs.GIDsChanged, verbs.LIDChanged:
+		n.changes.Add(1)
 		f.readdressed(n, e)
 	}
+}
+
+// backTime is how long a port that has come back has to stay before queue pairs that work are
+// given up for such as go by it, too.
+const backTime = 5 * time.Second
+
+// cameBack has those Sets go by a NIC again that did, if its port stays: nothing has become of
+// it since event number so many.
+func (f *Fabric) cameBack(n *nic, since int) {
+	time.AfterFunc(f.back, func() {
+		f.loop.Do(func() {
+			if f.ports[n] != since || n.dead.Load() {
+				return
+			}
+			for s := range f.sets {
+				switch {
+				case !s.used || !s.had[n.context] || s.broken || s.gone != nil:
+				case s.working || s.phase != running || !s.granting || !s.resolved: // they are changing just now
+					f.cameBack(n, since)
+					return
+				case !s.uses(n, 0):
+					s.giveUp(nil, fmt.Sprintf("for %s of host %s: its port %d is active again", n.name, hostname(), n.port))
+				}
+			}
+		})
+	})
 }
 
 // hasQueue reports whether an event is of one of the Set's completion queues.
@@ -93,11 +125,11 @@ func (f *Fabric) readdressed(n *nic, e verbs.Event) {
 				}
 				for _, q := range s.queues {
 					switch was := q.nic; {
-					case was.context != n.context || was.cm != nil: // the connection manager hears of that
+					case was.context != n.context || was.cm != nil: // whose connections end
 					case was.infiniband() && was.is.LID != is.LID:
 						s.fault(n, fmt.Sprintf("%v: its LID was %d and is %d", e, was.is.LID, is.LID))
 					case !slices.Contains(gids, was.gid):
-						s.fault(n, fmt.Sprintf("%v: %v is its address no more", e, was.gid))
+						s.fault(n, fmt.Sprintf("%v: %v is its address no more; it has %v", e, was.gid, gids))
 					}
 				}
 			}

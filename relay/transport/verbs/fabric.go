@@ -100,6 +100,8 @@ type Fabric struct {
 	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
 	ending   time.Duration  // how long Close waits for that
 	sets     map[*Set]bool  // of the loop, those that are not over
+	ports    map[*nic]int   // of the loop: how often NICs' ports have come or gone
+	back     time.Duration  // backTime
 }
 
 // New makes a relay's, without any NIC yet.
@@ -116,6 +118,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	return &Fabric{
 		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
 		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
+		ports: map[*nic]int{}, back: backTime,
 	}
 }
 
@@ -137,6 +140,10 @@ type nic struct {
 	sends bool
 	// dead: it is gone, or was reset. It is opened anew, as another one.
 	dead *atomic.Bool
+	// changes counts the events that its addresses have changed, and seen those before is and
+	// gid were asked for.
+	changes *atomic.Uint32
+	seen    uint32
 }
 
 func unreachable(format string, arguments ...any) error {
@@ -207,9 +214,14 @@ func (f *Fabric) active() (nics []*nic, err error) {
 	var why []string
 	for _, n := range all {
 		now := *n
+		now.seen = n.changes.Load()
 		now.is, err = n.context.Port(n.port)
-		if err == nil && now.is.State == verbs.PortActive && n.cm == nil {
+		switch {
+		case err != nil || now.is.State != verbs.PortActive:
+		case n.cm == nil:
 			now.gid, err = n.chooseGID(f.config.GIDIndex)
+		default:
+			now.cm, err = n.cm.now(n.name, f.config)
 		}
 		switch {
 		case err != nil:
@@ -242,16 +254,13 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	if i < 0 {
 		return nil, fmt.Errorf("%s: there is no such device, or no provider of rdma-core for it", name)
 	}
-	n := &nic{name: name, dead: &atomic.Bool{}, life: &life{}}
+	n := &nic{name: name, dead: &atomic.Bool{}, changes: &atomic.Uint32{}, life: &life{}}
 	switch devices[i].Transport {
 	case verbs.IB:
 		n.context, err = library.OpenDevice(name)
 	case verbs.IWARP:
-		var addresses []netip.Addr
-		if addresses, err = config.Addresses(); err == nil {
-			n.sends = true
-			n.cm, n.context, err = openManaged(library, name, addresses)
-		}
+		n.sends = true
+		n.cm, n.context, err = openManaged(library, name, config)
 	default:
 		err = fmt.Errorf("%s: it speaks %s; InfiniBand, RoCE and iWARP can be used", name, devices[i].Transport)
 	}
@@ -301,7 +310,7 @@ func (n *nic) chooseGID(index int) (verbs.GID, error) {
 	}
 	gid, err := verbs.ChooseGID(gids, verbs.Choice{Index: index})
 	if err != nil {
-		err = fmt.Errorf("%s: %w", n.name, err)
+		err = fmt.Errorf("%s port %d: %w", n.name, n.port, err)
 	}
 	return gid, err
 }

@@ -76,6 +76,16 @@ type reading struct {
 // errNothingStaged is of relays that have connected before there was anything to flush.
 var errNothingStaged = errors.New("NICs wrote into no GPU of this relay's lanes when it connected to the other one, so nothing can be flushed")
 
+// thatFlush are those of some NICs that can have queue pairs for it, if there are any: with one
+// that cannot nobody flushes.
+func thatFlush(nics []*nic) []*nic {
+	can := slices.DeleteFunc(slices.Clone(nics), func(n *nic) bool { return n.cm != nil })
+	if len(can) == 0 {
+		return nics
+	}
+	return can
+}
+
 // flushing reports whether NICs are to have queue pairs for it. It blocks.
 func (s *Set) flushing() bool {
 	c := &s.fabric.config
@@ -345,7 +355,7 @@ func (s *Set) flushAgain() {
 				why = errors.New("it is in no link any more")
 			}
 			s.kept = kept[done:] // of those before it each queue pair that falls keeps its own
-			s.giveUp(fmt.Sprintf("by %s of host %s: what it had written into a GPU's memory cannot be flushed: %v", k.nic.name, hostname(), why))
+			s.giveUp(nil, fmt.Sprintf("by %s of host %s: what it had written into a GPU's memory cannot be flushed: %v", k.nic.name, hostname(), why))
 			return
 		}
 		s.readAgain(k.ticket, s.queues[i])
@@ -355,7 +365,7 @@ func (s *Set) flushAgain() {
 			continue
 		}
 		if s.cannotFlush != nil { // nor what comes by it again
-			s.giveUp(fmt.Sprintf("on host %s: %v", hostname(), s.cannotFlush))
+			s.giveUp(nil, fmt.Sprintf("on host %s: %v", hostname(), s.cannotFlush))
 			return
 		}
 		if !t.doubtful {

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -47,9 +48,12 @@ func (w *write) end() {
 }
 
 func (w *write) ended(err error) {
-	delete(w.link.writes, w.grant)
+	l := w.link
+	if delete(l.writes, w.grant); len(l.writes) == 0 {
+		delete(l.set.deserted, l)
+	}
 	if err == nil {
-		w.link.set.acknowledged++
+		l.set.acknowledged++
 	}
 	w.done(err)
 }
@@ -139,6 +143,9 @@ func (s *Set) pairsOf(m *path) (list []int) {
 func (s *Set) Left(c *tcp.Channel) {
 	if e := s.ends[c]; e != nil && e.link != nil {
 		e.link.unhear() // who was to say so has left
+		if len(e.link.writes) > 0 {
+			s.deserted[e.link] = true
+		}
 	}
 	delete(s.ends, c)
 }
@@ -209,6 +216,8 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 	}
 }
 
+var errDeserted = wire.Errorf(wire.StatusPeerClosed, "the other relay has left a connection that was being written, and the queue pairs have failed")
+
 var errUnregistered = wire.Errorf(wire.StatusInternal, "a write by RDMA out of memory that is not registered")
 
 // maxTickets bounds what a receiver has this relay keep.
@@ -259,8 +268,8 @@ func (s *Set) post(w *write, ticket uint32) {
 	if region == nil {
 		region = w.region
 	}
-	if !w.source.known(s.nics) {
-		w.ended(errUnregistered)
+	if !w.source.known(s.nics) { // it was registered while they came in the place of others
+		s.learn(w, ticket)
 		return
 	}
 	w.left = parts(w.bytes, len(pairs))
@@ -279,6 +288,33 @@ func (s *Set) post(w *write, ticket uint32) {
 			Remote: region.Address + w.offset + at, RKey: region.Keys[theirs],
 		}, w)
 	}
+}
+
+// learn has the NICs know a write's source, and posts it then.
+func (s *Set) learn(w *write, ticket uint32) {
+	f, epoch := s.fabric, s.epoch
+	f.mu.Lock()
+	if f.closed {
+		f.mu.Unlock()
+		return // it ends with the Peer
+	}
+	f.building.Add(1)
+	f.mu.Unlock()
+	go func() {
+		defer f.building.Done()
+		f.beside <- struct{}{}
+		err := s.registering(false, func(nics []*nic) error { return w.source.fill(f, nics) })
+		<-f.beside
+		f.loop.Do(func() {
+			switch {
+			case w.link.writes[w.grant] != w || s.epoch != epoch: // it has ended, or has another ticket
+			case err != nil:
+				w.ended(fmt.Errorf("%w: %w", errUnregistered, err))
+			default:
+				s.post(w, ticket)
+			}
+		})
+	}()
 }
 
 // signalEvery is after how many requests at most one completes: room in the queue comes

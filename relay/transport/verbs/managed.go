@@ -45,9 +45,9 @@ type managed struct {
 	address netip.Addr
 }
 
-// openManaged finds which of the host's addresses leads to a device. The context is the
-// connection manager's.
-func openManaged(library *verbs.Library, name string, addresses []netip.Addr) (_ *managed, _ *verbs.Context, err error) {
+// openManaged opens a device by the one of the host's addresses that leads to it. The
+// context is the connection manager's.
+func openManaged(library *verbs.Library, name string, config Config) (_ *managed, _ *verbs.Context, err error) {
 	m := &managed{}
 	if m.manager, err = library.Manager(); err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", name, err)
@@ -60,22 +60,50 @@ func openManaged(library *verbs.Library, name string, addresses []netip.Addr) (_
 			err = errors.Join(err, m.close())
 		}
 	}()
-	for _, m.address = range addresses {
-		if m.id, err = m.events.NewID(); err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", name, err)
+	var c *verbs.Context
+	if m.id, m.address, err = leading(m.events, name, config); err == nil {
+		c, err = m.id.Context()
+	}
+	return m, c, err
+}
+
+// leading finds which of the host's addresses leads to a device, and has an ID there.
+func leading(events *verbs.Events, name string, config Config) (*verbs.ID, netip.Addr, error) {
+	addresses, err := config.Addresses()
+	if err != nil {
+		return nil, netip.Addr{}, err
+	}
+	for _, a := range addresses {
+		id, err := events.NewID()
+		if err != nil {
+			return nil, a, fmt.Errorf("%s: %w", name, err)
 		}
 		// An address that is no device's cannot be had.
-		if m.id.Bind(netip.AddrPortFrom(m.address, 0)) == nil {
-			if c, err := m.id.Context(); err == nil && c.Name() == name {
-				return m, c, nil
+		if id.Bind(netip.AddrPortFrom(a, 0)) == nil {
+			if c, err := id.Context(); err == nil && c.Name() == name {
+				return id, a, nil
 			}
 		}
-		err = m.id.Close()
-		if m.id = nil; err != nil {
-			return nil, nil, err
+		if err := id.Close(); err != nil {
+			return nil, a, err
 		}
 	}
-	return nil, nil, fmt.Errorf("%s: it connects by address (RDMA CM), and none of this host's leads to it: %v; give its network interface one", name, addresses)
+	return nil, netip.Addr{}, fmt.Errorf("%s: it connects by address (RDMA CM), and none of this host's leads to it: %v; give its network interface one", name, addresses)
+}
+
+// now is the device by the address that leads to it now. It blocks.
+func (m *managed) now(name string, config Config) (_ *managed, err error) {
+	events, err := m.manager.NewEvents()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	defer func() { err = errors.Join(err, events.Close()) }()
+	is := *m
+	var id *verbs.ID
+	if id, is.address, err = leading(events, name, config); err == nil {
+		err = id.Close()
+	}
+	return &is, err
 }
 
 func (m *managed) close() error {
@@ -211,7 +239,7 @@ func (s *Set) pairBy(i int, id *verbs.ID) (err error) {
 func (s *Set) failedBy(i int, err error) error {
 	p := s.pairs[i]
 	t := &s.theirs[s.links[p.link].theirs]
-	return unreachable("%s (%s) of host %s and %s (%s) do not connect by RDMA CM: %w", p.queue.nic.name, p.queue.nic.cm.address, hostname(), t.name(), t.address(), err)
+	return &ofLink{p.link, unreachable("%s (%s) of host %s and %s (%s) do not connect by RDMA CM: %w", p.queue.nic.name, p.queue.nic.cm.address, hostname(), t.name(), t.address(), err)}
 }
 
 // ask has all managed queue pairs connected with the other side's, which listens. It blocks.
@@ -346,8 +374,9 @@ func (p *plumbing) deafen() {
 }
 
 // partTime is how long the Peer's own end is waited for when a connection of a queue pair
-// ends: that says why.
-const partTime = time.Second
+// ends: a relay that goes takes its connections with it, in any order, and what it has said
+// before is still to be heard.
+const partTime = 100 * time.Millisecond
 
 // parted hears of connections that end, from the loop.
 func (s *Set) parted() {
@@ -373,18 +402,17 @@ func (s *Set) parted() {
 	}
 }
 
-// lost ends the Peer for a queue pair whose connection has ended, unless it ends by itself:
-// a relay that goes takes its connections with it, in any order, and what it has said before
-// is still to be heard.
+// lost is fault for a queue pair whose connection has ended, a little later.
 func (s *Set) lost(n *nic, what string) {
-	if s.parting {
+	if s.parting || s.falling() {
 		return
 	}
 	s.parting = true
+	epoch := s.epoch
 	time.AfterFunc(partTime, func() {
 		s.fabric.loop.Do(func() {
-			if s.gone == nil && !s.over {
-				s.failed(n, what)
+			if s.parting && s.epoch == epoch {
+				s.fault(n, what)
 			}
 		})
 	})

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -141,7 +142,8 @@ func TestATicketOfTwoGrants(t *testing.T) {
 }
 
 // The queue pair of a connection that has ended may take no request before anybody tells of
-// the end: the other relay's reason is waited for, and nothing is posted meanwhile.
+// the end: the other relay's reason is waited for, and nothing is posted meanwhile. Where there is
+// none the write goes by another queue pair.
 func TestAQueuePairThatTakesNothingIsHeardOut(t *testing.T) {
 	w := byIWARP(t)
 	write := w.granted(t, 1)
@@ -150,10 +152,10 @@ func TestAQueuePairThatTakesNothingIsHeardOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.script(t, "ibv_post_send errno=107 device=a0")
-	pairs := 0
+	pairs, done := 0, make(chan error, 1)
 	w.a.loop.Call(func() {
 		pairs = len(w.a.set.pairs)
-		write(func(error) {})
+		write(func(err error) { done <- err })
 		for range 3 { // in one turn, so that no time passes for the loop
 			w.a.set.Poll()
 		}
@@ -169,9 +171,14 @@ func TestAQueuePairThatTakesNothingIsHeardOut(t *testing.T) {
 		t.Errorf("%d requests were posted to %d queue pairs", n, pairs)
 	}
 	w.script(t)
-	if err := receive(t, w.a.down, "the Peer's end"); !strings.Contains(err.Error(), "ENOTCONN") && !strings.Contains(err.Error(), "not connected") {
-		t.Errorf("the Peer ended with %v", err)
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Error(err)
 	}
+	w.a.loop.Call(func() {
+		if s := w.a.set; s.redials != 1 || !strings.Contains(s.lastFault, "not connected") {
+			t.Errorf("connected anew %d times, after %s", s.redials, s.lastFault)
+		}
+	})
 }
 
 // What tells of no write, on a queue pair that is there for writes alone, ends the Peer, once.
@@ -189,9 +196,8 @@ func TestAMessageThatTellsOfNoWrite(t *testing.T) {
 	}
 }
 
-// Queue pairs of iWARP are never given up for others: time that runs out late takes nothing down,
-// and what would have them replaced ends both Peers with its reason.
-func TestIWARPIsNotConnectedAnew(t *testing.T) {
+// Time for the first bringing up that runs out late takes nothing down.
+func TestTimeThatRunsOutLate(t *testing.T) {
 	w := byIWARP(t)
 	write := w.granted(t, 1)
 	done := make(chan error, 1)
@@ -202,11 +208,62 @@ func TestIWARPIsNotConnectedAnew(t *testing.T) {
 	if err := receive(t, done, "the write's end"); err != nil {
 		t.Fatal(err)
 	}
-	w.a.loop.Call(func() { w.a.set.giveUp("a test's reason") })
-	if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's reason") {
-		t.Errorf("the Peer ended with %v", err)
+	w.a.loop.Call(func() {
+		if w.a.set.epoch > 0 || w.a.set.falling() {
+			t.Error("the queue pairs were given up")
+		}
+	})
+}
+
+// A connect that blocks when queue pairs are connected anew keeps neither the Peer longer than the
+// limit says nor what was being written.
+func TestAConnectThatBlocksAnewKeepsNobody(t *testing.T) {
+	t.Parallel()
+	w := connectedBy(t, true, func(nic string, c *Config) {
+		if c.Redial = waitTime; nic == "a0" {
+			c.Redial = time.Second
+		}
+	})
+	write := w.granted(t, 1)
+	w.script(t, "rdma_connect hold=1 device=b0", "send status=12 device=a0")
+	t.Cleanup(func() { w.script(t) })
+	done := make(chan error, 1)
+	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
+	w.held(t)
+	for _, err := range []error{receive(t, done, "the write's end"), receive(t, w.a.down, "the Peer's end"), receive(t, w.b.down, "the other Peer's end")} {
+		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "could not be connected anew within 1s") {
+			t.Errorf("it ended with %v", err)
+		}
 	}
-	if err := receive(t, w.b.down, "the other Peer's end"); wire.StatusOf(err) == wire.StatusMalformed {
-		t.Errorf("the other Peer ended with %v", err)
+}
+
+// What a receiver of iWARP hears of when its sender has given the queue pairs up already has arrived,
+// and nobody minds the word that says so.
+func TestAWordThatComesWhenAllIsInDoubt(t *testing.T) {
+	w := byIWARP(t)
+	s := newStream(w)
+	var before, after int
+	stands, over := make(chan struct{}), make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(stands) })
+	t.Cleanup(goOn)
+	s.begin()
+	go func() {
+		defer close(over)
+		w.b.loop.Call(func() { // which hears of nothing meanwhile
+			before = len(w.arrived)
+			<-stands
+			w.b.set.drain()
+			after = len(w.arrived)
+		})
+	}()
+	w.a.until("writes that are sent", func(s *Set) bool { return s.waitingParts == 0 && s.posted == 0 && s.unheard > 0 })
+	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+	w.a.until("the queue pairs' end", func(s *Set) bool { return s.fellHere })
+	goOn()
+	receive(t, over, "the receiver")
+	if after == before {
+		t.Error("nothing had arrived")
 	}
+	s.mustEnd(t)
+	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 })
 }

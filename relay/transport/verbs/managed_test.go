@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,12 +20,7 @@ import (
 // byIWARP is connected over devices of iWARP.
 func byIWARP(t *testing.T) *two {
 	t.Helper()
-	w, settled := joining(t, true, nil)
-	if err := receive(t, settled, "the queue pairs"); err != nil {
-		t.Fatal(err)
-	}
-	w.open(t)
-	return w
+	return connectedBy(t, true)
 }
 
 // atConnect has the accepting side hear a connect that f may have changed; its loop stands
@@ -364,26 +358,40 @@ func TestAReceiverThatDoesNotSay(t *testing.T) {
 	})
 }
 
-// A queue pair whose connection ends takes the Peer with it, on both sides, and the reason
-// names the NIC.
+// A queue pair whose connection ends is replaced, by one that is asked for with other secrets,
+// and the reason names the NIC.
 func TestAConnectionOfIWARPThatEnds(t *testing.T) {
-	t.Parallel()
 	w := byIWARP(t)
+	write := w.granted(t, 1)
+	secrets := map[[secretBytes]byte]bool{}
+	for _, e := range []*side{w.a, w.b} {
+		e.loop.Call(func() { secrets[e.set.cm.own] = true })
+	}
 	w.b.loop.Call(func() {
 		if err := w.b.set.pairs[1].id.Disconnect(); err != nil {
 			t.Error(err)
 		}
 	})
-	var all error
 	for _, e := range []*side{w.a, w.b} {
-		err := receive(t, e.down, "the Peer's end")
-		if wire.StatusOf(err) != wire.StatusPeerRelayDied {
-			t.Errorf("the Peer ended with %v", err)
-		}
-		all = errors.Join(all, err)
+		e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials == 1 })
+		e.loop.Call(func() {
+			s := e.set
+			secrets[s.cm.own] = true
+			if len(s.cm.listeners) > 0 || s.parting {
+				t.Errorf("%d listen still, and parting is %v", len(s.cm.listeners), s.parting)
+			}
+			if !strings.Contains(s.lastFault, "0 of host "+hostname()) || !strings.Contains(s.lastFault, "the connection of a queue pair has ended: disconnected") {
+				t.Errorf("the fault is said to be %s", s.lastFault)
+			}
+		})
 	}
-	if text := all.Error(); !strings.Contains(text, "0 of host") || !strings.Contains(text, "the connection of a queue pair has ended: disconnected") {
-		t.Errorf("the Peers ended with %v", all)
+	if len(secrets) != 4 {
+		t.Errorf("%d secrets of two sides and two times", len(secrets))
+	}
+	done := make(chan error, 1)
+	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -38,7 +38,7 @@ func examples() []any {
 		&regionKeys{Kind: kindRegion, Region: 7, Address: 1 << 46, Bytes: 1 << 24, Keys: [maxCards]uint32{5, 6}},
 		&ticketed{Kind: kindTicket, Ticket: 1 << 31, Grant: 1<<63 | 5},
 		&arrived{Kind: kindArrived, Ticket: 1 << 31},
-		&fall{Kind: kindFall, Epoch: 3, Reason: [1016]byte{'x'}},
+		&fall{Kind: kindFall, Epoch: 3, Reason: [1012]byte{'x'}},
 		&fallen{Kind: kindFallen, Epoch: 3, Arrived: 1 << 40},
 		&step{Kind: kindResume, Epoch: 4},
 		&step{Kind: kindGranted, Epoch: 4},

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -21,7 +22,8 @@ import (
 // new ones are connected the receiver gives each grant whose write has not arrived another
 // ticket, and the sender writes those again, from their first byte. Of the other writes
 // under way it knows by that that they have arrived; their number has to be what the
-// receiver has counted, less what was acknowledged.
+// receiver has counted, less what was acknowledged. Where NICs end a write before it has arrived,
+// as those of iWARP do, it is the receiver's word that acknowledges it, and that may be under way, too.
 //
 // A packet of before that the network delivers late does no harm. Its queue pair is no more; should
 // the NIC have given that number to another one, that expects packet numbers from a new random
@@ -62,6 +64,7 @@ type redialing struct {
 	granting bool   // the other side's paths are known: tickets can go out
 	resuming bool   // the paths have come, and what was written before is still being flushed
 	resolved bool   // the other side has granted again what had not arrived there
+	carries  bool   // a write has ended well since they were connected
 	epoch    uint32 // how often the queue pairs were given up
 	redials  int    // how often others came in their place
 	doomed   bool   // to fall when the goroutine is done that has the plumbing
@@ -69,13 +72,16 @@ type redialing struct {
 	fellHere, fellThere bool
 	drained             bool // all that has arrived was heard of
 
-	// Sequence numbers: writes of this side that have been acknowledged, writes that have
-	// arrived here, and what the other side says has arrived there.
-	acknowledged, arrived, arrivedThere uint64
+	// Sequence numbers: writes of this side that have been acknowledged, and by the queue pairs
+	// of before, writes that have arrived here, and what the other side says has arrived there
+	// by those of before.
+	acknowledged, acknowledgedBefore, arrived, arrivedThere uint64
 
-	since                 time.Time // of the first fault after which no write has ended well
-	resumed               time.Time // when they carried data again
-	faults                int       // since then
+	since                 time.Time               // of the first fault after which no write has ended well and all was agreed
+	resumed               time.Time               // when they carried data again
+	faults                int                     // since then
+	suspects              map[*verbs.Context]bool // the NICs whose links did not come up since then
+	had                   map[*verbs.Context]bool // those that were in a link that carried data
 	firstFault, lastFault string
 	deadline              *time.Timer
 }
@@ -86,33 +92,62 @@ func (s *Set) falling() bool { return s.doomed || s.phase >= failing }
 // fault gives the queue pairs up, after what happened to one of them or to a port, for both
 // sides to make others.
 func (s *Set) fault(n *nic, what string) {
-	if !s.used || !s.replaceable() {
+	if !s.used {
 		s.failed(n, what)
 		return
 	}
-	s.giveUp(fmt.Sprintf("by %s of host %s: %s", n.name, hostname(), what))
+	s.giveUp(nil, fmt.Sprintf("by %s of host %s: %s", n.name, hostname(), what))
 }
 
-// replaceable reports whether others can come in place of queue pairs that have failed. Those of
-// the connection manager end with their connection, and writes that end before they have
-// arrived leave their sender in doubt for good.
-func (s *Set) replaceable() bool {
-	return !slices.ContainsFunc(s.links, func(l link) bool { return l.managed || l.sends })
+// ofLink is an error in connecting the queue pairs of a link.
+type ofLink struct {
+	link int
+	error
 }
 
-func (s *Set) giveUp(why string) {
+func (e *ofLink) Unwrap() error { return e.error }
+
+// giveUp ends the queue pairs, for both sides; failed is the link that does not come up, nil for
+// none.
+func (s *Set) giveUp(failed *ofLink, why string) {
 	if s.broken || s.gone != nil || s.falling() {
-		return
-	}
-	if !s.replaceable() { // and the other side would not understand it
-		s.broken = true
-		s.peer.Fail(wire.Errorf(wire.StatusPeerRelayDied, "RDMA with the relay at %s has failed, %s", s.peer.Name(), why))
 		return
 	}
 	m := &fall{Kind: kindFall, Epoch: s.epoch}
 	wire.SetText(m.Reason[:], why)
+	if failed != nil {
+		m.Link = uint32(failed.link) + 1
+	}
 	s.peer.Tell(encode(m))
 	s.fallFor(why)
+	s.suspect(m.Link)
+}
+
+// suspect has the next tries go without the NIC of a link that did not come up, plus one.
+func (s *Set) suspect(link uint32) {
+	if link > 0 && link <= uint32(len(s.links)) {
+		s.suspects[s.nics[s.links[link-1].ours].context] = true
+	}
+}
+
+// trusted are NICs without those that links did not come up by. Of these are kept that are
+// needed, and all where there are no others.
+func trusted(nics, needed []*nic, suspects map[*verbs.Context]bool) (list []*nic, all bool) {
+	var without []string
+	for _, n := range nics {
+		if !suspects[n.context] || slices.ContainsFunc(needed, func(other *nic) bool { return other.context == n.context }) {
+			list = append(list, n)
+		} else {
+			without = append(without, n.name)
+		}
+	}
+	if len(list) == 0 {
+		return nics, true
+	}
+	if len(without) > 0 {
+		logrus.Warnf("RDMA is connected anew without %s: links of these NICs have not come up", strings.Join(without, ", "))
+	}
+	return list, false
 }
 
 // fallFor is a side's half of the fall.
@@ -120,11 +155,12 @@ func (s *Set) fallFor(why string) {
 	// Who had nothing to write for long has not failed for as long.
 	if s.since.IsZero() || s.phase == running && time.Since(s.resumed) > s.fabric.config.Redial {
 		s.since, s.faults, s.firstFault = time.Now(), 0, why
+		clear(s.suspects)
 		logrus.WithField("relay", s.peer.Name()).Warnf("RDMA has failed, and is connected anew: %s", why)
 	}
 	s.faults++
 	s.lastFault = why
-	s.granting, s.resuming, s.resolved = false, false, false
+	s.granting, s.resuming, s.resolved, s.carries = false, false, false, false
 	left := s.fabric.config.Redial - time.Since(s.since)
 	if left <= 0 {
 		s.hopeless()
@@ -168,8 +204,12 @@ func (s *Set) limitStop() {
 
 // agreed ends the limit once what was under way is settled in both directions.
 func (s *Set) agreed() {
-	if s.granting && s.resolved {
-		s.limitStop()
+	if !s.granting || !s.resolved {
+		return
+	}
+	s.limitStop()
+	if s.carries {
+		s.since = time.Time{}
 	}
 }
 
@@ -183,9 +223,14 @@ func (s *Set) hopeless() {
 		s.peer.Name(), s.firstFault, s.fabric.config.Redial, s.lastFault))
 }
 
-// progressed says that the queue pairs carry data: what comes is another fault.
+// progressed says that the queue pairs carry data: once both relays have agreed, too, what comes
+// is another fault.
 func (s *Set) progressed() {
-	if s.phase == running {
+	if s.phase != running {
+		return
+	}
+	s.carries = true
+	if s.granting && s.resolved {
 		s.since = time.Time{}
 	}
 }
@@ -208,6 +253,7 @@ func (s *Set) beside(what, then func()) {
 // tear takes the queue pairs down: fallen or, at the Set's end, buried follows.
 func (s *Set) tear() {
 	s.phase, s.doomed, s.using = failing, false, false
+	s.asking, s.ready, s.parting = false, false, false
 	pairs, queues := s.pairs, s.queues
 	if s.used && s.gone == nil { // what has arrived is still flushed
 		queues = nil
@@ -334,14 +380,19 @@ func (s *Set) recall() {
 	// filled a slot for each already.
 	s.queued = slices.Concat(again, s.queued)
 	s.stale, s.forgiven = nil, nil
-	s.waitingParts, s.posted = 0, 0
+	s.waitingParts, s.posted, s.unheard = 0, 0, 0
+	s.acknowledgedBefore = s.acknowledged
 	for _, e := range s.ends {
 		if e.link != nil {
 			clear(e.link.tickets)
+			clear(e.link.unheard)
 			for _, w := range e.link.writes {
 				w.doubtful = true
 			}
 		}
+	}
+	for l := range s.deserted { // nobody grants them again
+		l.lost(errDeserted)
 	}
 }
 
@@ -376,6 +427,12 @@ func (s *Set) start() {
 	s.phase, s.used, s.ran, s.using = running, true, true, true
 	s.unflushable.Store(&s.cannotFlush)
 	s.watch()
+	for _, q := range s.queues { // of what changed meanwhile the event was for nobody
+		s.had[q.nic.context] = true
+		if q.nic.changes.Load() != q.nic.seen {
+			s.fabric.readdressed(q.nic, verbs.Event{Kind: verbs.GIDsChanged, Port: q.nic.port})
+		}
+	}
 	if !again {
 		s.granting, s.resolved = true, true
 		s.settle(nil)
@@ -396,8 +453,8 @@ func (s *Set) start() {
 
 // heardFall takes what the other side says of faults.
 func (s *Set) heardFall(m any) error {
-	if !s.used || !s.replaceable() {
-		return malformed("a %T of queue pairs that are not in use, or not replaced", m)
+	if !s.used {
+		return malformed("a %T of queue pairs that are not in use", m)
 	}
 	switch m := m.(type) {
 	case *fall:
@@ -408,6 +465,7 @@ func (s *Set) heardFall(m any) error {
 			s.peer.Tell(encode(m)) // as if they had failed here
 			s.fallFor(wire.Text(m.Reason[:]))
 		}
+		s.suspect(m.Link)
 	case *fallen:
 		if m.Epoch != s.epoch || s.fellThere || !s.falling() {
 			return malformed("queue pairs %d are gone, of %d", m.Epoch, s.epoch)
@@ -448,7 +506,7 @@ func (s *Set) resume() error {
 		}
 		for number, r := range a.regions {
 			if _, err := s.fabric.taken(r.what, s); err != nil {
-				s.giveUp(fmt.Sprintf("on host %s: %v", hostname(), err))
+				s.giveUp(nil, fmt.Sprintf("on host %s: %v", hostname(), err))
 				return nil
 			}
 			c.Tell(encode(a.keys(number, r)))
@@ -482,8 +540,8 @@ func (s *Set) resolve() error {
 			}
 		}
 	}
-	if s.acknowledged+uint64(len(there)) != s.arrivedThere {
-		return malformed("%d writes have arrived at the relay at %s, which has acknowledged %d and does not grant %d others again", s.arrivedThere, s.peer.Name(), s.acknowledged, len(there))
+	if s.acknowledgedBefore+uint64(len(there)) != s.arrivedThere {
+		return malformed("%d writes have arrived at the relay at %s, which has acknowledged %d and does not grant %d others again", s.arrivedThere, s.peer.Name(), s.acknowledgedBefore, len(there))
 	}
 	for _, w := range there {
 		w.doubtful = false

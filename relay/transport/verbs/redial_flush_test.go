@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -92,6 +93,18 @@ func TestWhatIsInDoubtIsFlushedFirst(t *testing.T) {
 	}
 	if doubts == 0 {
 		t.Error("no write was in doubt")
+	}
+}
+
+// NICs that flush are replaced by such alone, where there is one: of two kinds of NICs those of
+// iWARP would have nobody flush.
+func TestNICsThatFlushGiveWayToSuch(t *testing.T) {
+	roce, iwarp := &nic{name: "a0"}, &nic{name: "c0", cm: &managed{}}
+	if got := thatFlush([]*nic{iwarp, roce}); !slices.Equal(got, []*nic{roce}) {
+		t.Errorf("of both kinds %d are taken", len(got))
+	}
+	if got := thatFlush([]*nic{iwarp}); !slices.Equal(got, []*nic{iwarp}) {
+		t.Errorf("of one that cannot %d are taken", len(got))
 	}
 }
 

@@ -3,7 +3,8 @@ package verbs
 // What two relays say when queue pairs that were in use have failed. Either side begins, both
 // answer each other alike, and epoch is how often they have done so before:
 //
-//	fall    what it was; this side's queue pairs are being taken down
+//	fall    what it was, and of which link where they were being connected; this side's
+//	        queue pairs are being taken down
 //	fallen  they are gone: nothing that was posted to them is read or written any more. How
 //	        many writes have arrived
 //
@@ -24,7 +25,8 @@ const (
 type fall struct {
 	Kind   uint32
 	Epoch  uint32
-	Reason [1016]byte
+	Link   uint32 // its number plus one, 0 for none
+	Reason [1012]byte
 }
 
 // fallen has how many of the other side's writes have arrived since the relays met. That side

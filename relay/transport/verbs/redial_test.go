@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -123,7 +124,7 @@ func devices(change func(a, b *standin.Device)) func(*two) error {
 	return func(w *two) error {
 		a, b := deviceA, deviceB
 		change(&a, &b)
-		return w.rdma.Set(a, b, deviceC)
+		return w.rdma.Set(ofKind(w.iwarp, a, b, deviceC, deviceD)...)
 	}
 }
 
@@ -155,7 +156,17 @@ func breaking(lines ...string) func(*two) error {
 	}
 }
 
-func faults() map[string]faultCase {
+// kinds are of NICs: whether they are of iWARP.
+var kinds = map[string]bool{"RoCE": false, "iWARP": true}
+
+func eachKind(t *testing.T, test func(t *testing.T, iwarp bool)) {
+	for kind, iwarp := range kinds {
+		t.Run(kind, func(t *testing.T) { test(t, iwarp) })
+	}
+}
+
+// faults are those of NICs of a kind.
+func faults(iwarp bool) map[string]faultCase {
 	all := map[string]faultCase{
 		"a queue pair of the sender in error":   {failPair(sideA), nothing, nil},
 		"a queue pair of the receiver in error": {failPair(sideB), nothing, nil},
@@ -164,15 +175,32 @@ func faults() map[string]faultCase {
 			nil},
 		"a port of the receiver down": {devices(func(_, b *standin.Device) { b.Down = true }), devices(func(_, _ *standin.Device) {}),
 			[]string{"b0", "DOWN"}},
-		"another GID":      {devices(func(_, b *standin.Device) { b.Address = "10.0.0.9" }), nothing, nil},
-		"no locked memory": {breaking("ibv_reg_mr errno=12 device=b0"), nothing, []string{"b0", "ENOMEM", "ulimit -l"}},
-		"no domain":        {breaking("ibv_alloc_pd errno=12 device=a0"), nothing, nil},
-		"no queue pairs":   {breaking("ibv_create_qp errno=12 device=b0"), nothing, []string{"b0", "ENOMEM"}},
-		// After three steps of each queue pair, and their end.
-		"a way that is refused":          {breaking("ibv_modify_qp errno=110 device=a0 from=17"), nothing, nil},
+		"no locked memory":               {breaking("ibv_reg_mr errno=12 device=b0"), nothing, []string{"b0", "ENOMEM", "ulimit -l"}},
+		"no domain":                      {breaking("ibv_alloc_pd errno=12 device=a0"), nothing, nil},
+		"no queue pairs":                 {breaking("ibv_create_qp errno=12 device=b0"), nothing, []string{"b0", "ENOMEM"}},
 		"a network that carries nothing": {script("send status=9"), nothing, []string{"a0", "remote invalid request error"}},
 		"a request not accepted":         {breaking("ibv_post_send errno=12 device=a0"), nothing, nil},
 	}
+	if iwarp {
+		all["a connection that ends"] = faultCase{func(w *two) (err error) {
+			w.b.loop.Call(func() {
+				if s := w.b.set; s.phase == running && !s.working {
+					err = s.pairs[1].id.Disconnect()
+				}
+			})
+			return err
+		}, nothing, nil}
+		all["a connection that is not made"] = faultCase{breaking("rdma_connect errno=110 device=b0"), nothing, []string{"b0", "a0 (10.0.0.1)", "ETIMEDOUT"}}
+		all["a connection that is not taken"] = faultCase{breaking("rdma_accept errno=12 device=a0"), nothing, []string{"a0", "ENOMEM"}}
+		all["nobody who listens"] = faultCase{breaking("rdma_listen errno=12 device=a0"), nothing, []string{"a0", "ENOMEM"}}
+		all["another address"] = faultCase{func(w *two) error {
+			return errors.Join(devices(func(_, b *standin.Device) { b.Address = "10.0.0.9" })(w), breaking()(w))
+		}, nothing, nil}
+		return all
+	}
+	all["another GID"] = faultCase{devices(func(_, b *standin.Device) { b.Address = "10.0.0.9" }), nothing, nil}
+	// After three steps of each queue pair, and their end.
+	all["a way that is refused"] = faultCase{breaking("ibv_modify_qp errno=110 device=a0 from=17"), nothing, nil}
 	return all
 }
 
@@ -197,7 +225,11 @@ func TestAcknowledgedWritesHaveArrived(t *testing.T) {
 
 // Whatever a completion says, or the call that posts a write, it comes again.
 func TestEachKindOfCompletionError(t *testing.T) {
-	w := connected(t)
+	eachKind(t, eachKindOfCompletionError)
+}
+
+func eachKindOfCompletionError(t *testing.T, iwarp bool) {
+	w := connectedBy(t, iwarp)
 	s := newStream(w)
 	lines := []string{"ibv_post_send errno=12 device=a0"}
 	for _, status := range []int{1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21} { // those of connected pairs
@@ -220,79 +252,85 @@ func TestEachKindOfCompletionError(t *testing.T) {
 
 // Whatever fails under way is put right without anybody's noticing: each write arrives once.
 func TestNothingIsLostOrComesTwice(t *testing.T) {
-	for name, c := range faults() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := connected(t)
-			s := newStream(w)
-			if err := w.rdma.Script(slow); err != nil {
-				t.Fatal(err)
-			}
-			s.begin()
-			receive(t, s.done, "the first write") // it goes on from here
-			s.done <- nil
-			if err := c.inject(w); err != nil {
-				t.Fatal(err)
-			}
-			w.a.until("a fault", func(s *Set) bool { return s.epoch > 0 })
-			if err := w.rdma.Script(); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.heal(w); err != nil {
-				t.Fatal(err)
-			}
-			s.mustEnd(t)
-			for _, e := range []*side{w.a, w.b} {
-				e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials > 0 && s.deadline == nil })
-			}
-			s.begin() // and again
-			s.mustEnd(t)
-			var doubts int
-			w.a.loop.Call(func() { doubts = len(w.link.writes) + len(w.link.tickets) + len(w.link.waiting) })
-			w.b.loop.Call(func() { doubts += len(w.b.set.tickets) + len(w.arrivals.open) })
-			if doubts > 0 {
-				t.Errorf("%d writes, tickets and grants are left", doubts)
-			}
+	eachFault(t, func(t *testing.T, w *two, c faultCase) {
+		s := newStream(w)
+		if err := w.rdma.Script(slow); err != nil {
+			t.Fatal(err)
+		}
+		s.begin()
+		receive(t, s.done, "the first write") // it goes on from here
+		s.done <- nil
+		if err := c.inject(w); err != nil {
+			t.Fatal(err)
+		}
+		w.a.until("a fault", func(s *Set) bool { return s.epoch > 0 })
+		if err := w.rdma.Script(); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.heal(w); err != nil {
+			t.Fatal(err)
+		}
+		s.mustEnd(t)
+		for _, e := range []*side{w.a, w.b} {
+			e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials > 0 && s.deadline == nil })
+		}
+		s.begin() // and again
+		s.mustEnd(t)
+		var doubts int
+		w.a.loop.Call(func() {
+			doubts = len(w.link.writes) + len(w.link.tickets) + len(w.link.waiting) + len(w.link.unheard) + w.a.set.unheard
 		})
+		w.b.loop.Call(func() { doubts += len(w.b.set.tickets) + len(w.arrivals.open) })
+		if doubts > 0 {
+			t.Errorf("%d writes, tickets and grants are left", doubts)
+		}
+	})
+}
+
+// eachFault runs a test with each, over NICs of each kind.
+func eachFault(t *testing.T, test func(*testing.T, *two, faultCase)) {
+	for kind, iwarp := range kinds {
+		for name, c := range faults(iwarp) {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				test(t, connectedBy(t, iwarp), c)
+			})
+		}
 	}
 }
 
 // What is not put right in time ends all writes and both Peers, with the NIC and the reason.
 func TestFaultsThatStay(t *testing.T) {
-	for name, c := range faults() {
+	eachFault(t, func(t *testing.T, w *two, c faultCase) {
 		if c.words == nil {
-			continue
+			return
 		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := connected(t)
-			s := newStream(w)
-			if err := c.inject(w); err != nil {
-				t.Fatal(err)
-			}
-			s.begin()
-			// Time is over with the next try, once the reason is known.
-			for _, e := range []*side{w.a, w.b} {
-				e.until("the reason", func(s *Set) bool {
-					return !slices.ContainsFunc(c.words, func(word string) bool { return !strings.Contains(s.lastFault, word) })
-				})
-				e.loop.Call(func() { e.fabric.config.Redial = time.Nanosecond })
-			}
-			for range streamWrites {
-				if err := receive(t, s.done, "a write's end"); err != nil {
-					demand(t, err, c.words)
-					for len(s.done) > 0 {
-						<-s.done
-					}
-					break
-				}
-			}
-			for _, e := range []*side{w.a, w.b} {
-				err := receive(t, e.down, "the Peer's end")
+		s := newStream(w)
+		if err := c.inject(w); err != nil {
+			t.Fatal(err)
+		}
+		s.begin()
+		// Time is over with the next try, once the reason is known.
+		for _, e := range []*side{w.a, w.b} {
+			e.until("the reason", func(s *Set) bool {
+				return !slices.ContainsFunc(c.words, func(word string) bool { return !strings.Contains(s.lastFault, word) })
+			})
+			e.loop.Call(func() { e.fabric.config.Redial = time.Nanosecond })
+		}
+		for range streamWrites {
+			if err := receive(t, s.done, "a write's end"); err != nil {
 				demand(t, err, c.words)
+				for len(s.done) > 0 {
+					<-s.done
+				}
+				break
 			}
-		})
-	}
+		}
+		for _, e := range []*side{w.a, w.b} {
+			err := receive(t, e.down, "the Peer's end")
+			demand(t, err, c.words)
+		}
+	})
 }
 
 // deafToStep does not hear a step.
@@ -319,40 +357,212 @@ func TestARelayThatConnectsAnewAndNoMore(t *testing.T) {
 		kind uint32
 	}{{"the receiver never hears resume", "b0", kindResume}, {"the sender never hears granted", "a0", kindGranted}} {
 		t.Run(of.name, func(t *testing.T) {
-			t.Parallel()
-			w, settled := joining(t, false, func(nic string, s *Set) tcp.Extension {
-				if nic == of.deaf {
-					return &deafToStep{s, of.kind}
+			eachKind(t, func(t *testing.T, iwarp bool) {
+				t.Parallel()
+				w, settled := joining(t, iwarp, func(nic string, s *Set) tcp.Extension {
+					if nic == of.deaf {
+						return &deafToStep{s, of.kind}
+					}
+					return s
+				}, func(nic string, c *Config) {
+					if c.Redial = time.Hour; nic == of.deaf {
+						c.Redial = 3 * time.Second
+					}
+				})
+				if err := receive(t, settled, "the queue pairs"); err != nil {
+					t.Fatal(err)
 				}
-				return s
-			}, func(nic string, c *Config) {
-				if c.Redial = time.Hour; nic == of.deaf {
-					c.Redial = 3 * time.Second
+				w.open(t)
+				s := newStream(w)
+				s.begin()
+				w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+				for _, e := range []*side{w.a, w.b} {
+					if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
+						t.Errorf("the Peer ended with %v", err)
+					}
+				}
+				for range streamWrites { // each ends, well or not
+					_ = receive(t, s.done, "a write's end")
 				}
 			})
-			if err := receive(t, settled, "the queue pairs"); err != nil {
-				t.Fatal(err)
-			}
-			w.open(t)
-			s := newStream(w)
-			s.begin()
-			w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
-			for _, e := range []*side{w.a, w.b} {
-				if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
-					t.Errorf("the Peer ended with %v", err)
-				}
-			}
-			for range streamWrites { // each ends, well or not
-				_ = receive(t, s.done, "a write's end")
-			}
 		})
 	}
+}
+
+// late hears a granted only when it is told to.
+type late struct {
+	*Set
+	kept [][]byte
+}
+
+func (l *late) Heard(c *tcp.Channel, payload []byte) error {
+	if m, err := decode(payload); err == nil {
+		if m, is := m.(*step); is && m.Kind == kindGranted {
+			l.kept = append(l.kept, bytes.Clone(payload))
+			return nil
+		}
+	}
+	return l.Set.Heard(c, payload)
+}
+
+// Writes of after a re-dial may end before the relay has heard that all tickets were given again:
+// what had arrived before is reckoned without them.
+func TestWritesThatEndBeforeAllIsAgreed(t *testing.T) {
+	eachKind(t, func(t *testing.T, iwarp bool) {
+		var l *late
+		w, settled := joining(t, iwarp, func(nic string, s *Set) tcp.Extension {
+			if nic != "a0" {
+				return s
+			}
+			l = &late{Set: s}
+			return l
+		})
+		if err := receive(t, settled, "the queue pairs"); err != nil {
+			t.Fatal(err)
+		}
+		w.open(t)
+		s := newStream(w)
+		if err := w.rdma.Script(slow); err != nil {
+			t.Fatal(err)
+		}
+		s.begin()
+		receive(t, s.done, "the first write")
+		s.done <- nil
+		w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+		if err := w.rdma.Script(); err != nil {
+			t.Fatal(err)
+		}
+		w.a.until("writes by the new queue pairs", func(s *Set) bool { return len(l.kept) == 1 && s.acknowledged > s.acknowledgedBefore })
+		w.a.loop.Call(func() {
+			if err := l.Set.Heard(nil, l.kept[0]); err != nil {
+				t.Error(err)
+			}
+		})
+		s.mustEnd(t)
+	})
+}
+
+// Faults between which writes end well, and the two relays never agree on what had arrived, are one
+// fault: the Peer ends in time.
+func TestARelayThatNeverGrantsAgain(t *testing.T) {
+	t.Parallel()
+	var l *late
+	w, settled := joining(t, false, func(nic string, s *Set) tcp.Extension {
+		if nic != "a0" {
+			return s
+		}
+		l = &late{Set: s}
+		return l
+	}, func(nic string, c *Config) {
+		if c.Redial = time.Hour; nic == "a0" {
+			c.Redial = 2 * time.Second
+		}
+	})
+	if err := receive(t, settled, "the queue pairs"); err != nil {
+		t.Fatal(err)
+	}
+	w.open(t)
+	s := newStream(w)
+	// Each time has its write.
+	carried := false
+	for grant, end := uint64(1), time.Now().Add(waitTime); time.Now().Before(end); grant++ {
+		w.b.loop.Call(func() {
+			if w.b.set.gone == nil {
+				if err := w.arrivals.Grant(grant, 7, 0, streamBytes); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		w.a.loop.Call(func() {
+			w.link.Write(transport.Target{Region: 7}, transport.Source{Place: s.from.At(0)}, streamBytes, grant, func(error) {})
+		})
+		over := false
+		w.a.until("a write's end, or the Peer's", func(s *Set) bool {
+			over = s.gone != nil
+			return over || s.phase == running && s.carries
+		})
+		if over {
+			if err := receive(t, w.a.down, "the Peer's end"); !carried || wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
+				t.Errorf("the Peer ended with %v, carried %v", err, carried)
+			}
+			return
+		}
+		w.a.loop.Call(func() {
+			carried = carried || w.a.set.epoch > 0
+			w.a.set.fault(w.a.set.nics[0], "a test's fault")
+		})
+	}
+	t.Error("the Peer does not end")
+}
+
+// A source that only the NICs of before know, when its write is posted, is registered with those
+// that there are.
+func TestASourceThatNICsOfBeforeKnow(t *testing.T) {
+	w := connected(t)
+	write := w.granted(t, 1)
+	done := make(chan error, 1)
+	w.a.loop.Call(func() {
+		set := w.a.set
+		for _, r := range w.a.fabric.registrations() {
+			for _, n := range set.nics {
+				r.drop(n.index)
+			}
+		}
+		write(func(err error) { done <- err })
+	})
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Fatal(err)
+	}
+	if one := receive(t, w.arrived, "the arrival"); one != [2]uint64{1, slot} {
+		t.Errorf("%d bytes of grant %d have arrived", one[1], one[0])
+	}
+	// What cannot be registered says why.
+	again := w.granted(t, 2)
+	w.script(t, "ibv_reg_mr errno=12 device=a0")
+	w.a.loop.Call(func() {
+		for _, r := range w.a.fabric.registrations() {
+			for _, n := range w.a.set.nics {
+				r.drop(n.index)
+			}
+		}
+		again(func(err error) { done <- err })
+	})
+	if err := receive(t, done, "the write's end"); err == nil || !strings.Contains(err.Error(), "ENOMEM") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// A relay that leaves a channel which is being written, and never answers for it, keeps no source
+// when the queue pairs fail.
+func TestWritesOfAChannelThatIsDeserted(t *testing.T) {
+	eachKind(t, func(t *testing.T, iwarp bool) {
+		w := connectedBy(t, iwarp)
+		write := w.granted(t, 1)
+		if err := w.rdma.Script("send hold=1"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { w.script(t) })
+		done := make(chan error, 1)
+		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
+		w.held(t)
+		w.b.loop.Call(func() { w.arrivals.channel.Leave() })
+		w.a.until("the channel's end", func(s *Set) bool { return len(s.ends) == 0 })
+		w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+		w.script(t)
+		if err := receive(t, done, "the write's end"); wire.StatusOf(err) != wire.StatusPeerClosed {
+			t.Errorf("it ended with %v", err)
+		}
+	})
 }
 
 // A NIC that cannot know again all that it knew is left out where another one is there, unless
 // only it can flush what it has written.
 func TestANICThatCannotRegisterAgain(t *testing.T) {
-	w := connected(t, func(nic string, c *Config) {
+	eachKind(t, aNICThatCannotRegisterAgain)
+}
+
+func aNICThatCannotRegisterAgain(t *testing.T, iwarp bool) {
+	w := connectedBy(t, iwarp, func(nic string, c *Config) {
 		if nic == "a0" {
 			c.NICs = func() []string { return []string{"a0", "c0"} }
 		}
@@ -379,10 +589,121 @@ func TestANICThatCannotRegisterAgain(t *testing.T) {
 	s.mustEnd(t)
 }
 
+// twoNICs has each side have two.
+func twoNICs(nic string, c *Config) {
+	also := map[string]string{"a0": "c0", "b0": "d0"}[nic]
+	c.NICs = func() []string { return []string{nic, also} }
+}
+
+// Where the links of one NIC do not come up anew, though its port is active, data goes by the others
+// of both sides, or of the one that said so before it heard of a link; with the next fault it is tried
+// again.
+func TestANICWhoseLinksDoNotComeUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		line  string
+		iwarp bool
+		left  []string // of a's NICs
+	}{
+		"a network that carries nothing": {"send status=12 device=a0", false, []string{"c0"}},
+		// After three steps of each queue pair, and their end.
+		"a way that is refused":           {"ibv_modify_qp errno=110 device=b0 from=33", false, []string{"a0", "c0"}},
+		"a network that carries no iWARP": {"send status=12 device=a0", true, []string{"c0"}},
+		"a connection that is not made":   {"rdma_connect errno=110 device=b0", true, []string{"c0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := connectedBy(t, c.iwarp, twoNICs)
+			s := newStream(w)
+			s.begin()
+			if err := breaking(c.line)(w); err != nil {
+				t.Fatal(err)
+			}
+			s.mustEnd(t)
+			w.a.until("the other NICs", goBy(c.left...))
+			w.b.until("the other NIC, in each link", goBy(slices.Repeat([]string{"d0"}, len(c.left))...))
+			if err := w.rdma.Script(); err != nil {
+				t.Fatal(err)
+			}
+			s.begin()
+			s.mustEnd(t)
+			w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+			w.a.until("both NICs", goBy("a0", "c0"))
+			w.b.until("both NICs", goBy("b0", "d0"))
+			s.begin()
+			s.mustEnd(t)
+		})
+	}
+}
+
+// goBy are the NICs of a Set's links.
+func goBy(nics ...string) func(*Set) bool {
+	return func(s *Set) bool {
+		var have []string
+		for _, l := range s.links {
+			have = append(have, s.nics[l.ours].name)
+		}
+		return s.phase == running && s.redials > 0 && slices.Equal(have, nics)
+	}
+}
+
+// A NIC whose port has come back, and stays, is used again with no other fault; one that goes
+// again meanwhile is not.
+func TestAPortThatComesBack(t *testing.T) {
+	eachKind(t, func(t *testing.T, iwarp bool) {
+		w := connectedBy(t, iwarp, twoNICs)
+		s := newStream(w)
+		goes := func(c standin.Device, down bool) {
+			t.Helper()
+			c.Down = down
+			if err := w.rdma.Set(ofKind(iwarp, deviceA, deviceB, c, deviceD)...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.a.loop.Call(func() { w.a.fabric.back = time.Hour })
+		goes(deviceC, true)
+		w.a.until("one NIC", goBy("a0", "a0"))
+		goes(deviceC, false)
+		w.a.until("the port", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[1]] == 2 })
+		s.begin()
+		s.mustEnd(t)
+		redials := 0
+		w.a.loop.Call(func() {
+			f := w.a.fabric
+			f.back, redials = time.Millisecond, w.a.set.redials
+			f.cameBack(f.nics[1], 1) // it has gone since
+		})
+		time.Sleep(100 * time.Millisecond)
+		w.a.until("one NIC", func(s *Set) bool {
+			if s.redials != redials {
+				t.Error("the queue pairs were given up for a port that has gone since")
+			}
+			return goBy("a0", "a0")(s)
+		})
+		goes(deviceC, true)
+		w.a.until("the port", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[1]] == 3 })
+		goes(deviceC, false)
+		w.a.until("both NICs", goBy("a0", "c0"))
+		w.b.until("both NICs", goBy("b0", "d0"))
+		for _, e := range []*side{w.a, w.b} {
+			e.loop.Call(func() {
+				if !strings.Contains(e.set.lastFault, "for c0 of host") || !strings.Contains(e.set.lastFault, "port 1 is active again") {
+					t.Errorf("the fault is said to be %s", e.set.lastFault)
+				}
+			})
+		}
+		s.begin()
+		s.mustEnd(t)
+	})
+}
+
 // While tries fail, memory stays registered with the NICs that it was written through, and with
 // those of the last tries alone.
 func TestTriesThatFailKeepNothing(t *testing.T) {
-	w := connected(t)
+	eachKind(t, triesThatFailKeepNothing)
+}
+
+func triesThatFailKeepNothing(t *testing.T, iwarp bool) {
+	w := connectedBy(t, iwarp)
 	s := newStream(w)
 	s.begin()
 	if err := breaking("send status=12 device=b0")(w); err != nil {
@@ -412,7 +733,11 @@ func demand(t *testing.T, err error, words []string) {
 
 // A write of before that comes late lands nowhere: its key is none for the new queue pairs.
 func TestALateDuplicateLandsNowhere(t *testing.T) {
-	w := connected(t)
+	eachKind(t, aLateDuplicateLandsNowhere)
+}
+
+func aLateDuplicateLandsNowhere(t *testing.T, iwarp bool) {
+	w := connectedBy(t, iwarp)
 	s := newStream(w)
 	s.begin()
 	s.mustEnd(t)
@@ -456,7 +781,11 @@ func TestALateDuplicateLandsNowhere(t *testing.T) {
 
 // An error of a completion queue ends the Sets that use it, and no other, with the reason.
 func TestACompletionQueueThatFails(t *testing.T) {
-	w, other := connected(t), connected(t)
+	eachKind(t, aCompletionQueueThatFails)
+}
+
+func aCompletionQueueThatFails(t *testing.T, iwarp bool) {
+	w, other := connectedBy(t, iwarp), connectedBy(t, iwarp)
 	w.a.loop.Call(func() { w.a.fabric.event(w.a.fabric.nics[0], verbs.Event{Kind: verbs.QueueFailed}) })
 	s := newStream(w)
 	s.begin()

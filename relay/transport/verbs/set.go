@@ -2,7 +2,9 @@ package verbs
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -64,11 +66,13 @@ type Set struct {
 	fell time.Duration
 	over bool // there are no queue pairs, and will be none
 	left bool // the Peer goes on without it
-	// broken: the Peer is ending because of this Set. parting: it is going to, unless the
-	// other side ends it first; nothing is posted any more.
+	// broken: the Peer is ending because of this Set. parting: a connection of a queue pair has
+	// ended, and maybe the Peer is about to; nothing is posted any more.
 	broken, parting bool
 
 	ends map[*tcp.Channel]*ends
+	// deserted are the ends of channels that the other side has left while they were written.
+	deserted map[*Link]bool
 
 	sending
 	receiving
@@ -144,9 +148,9 @@ type ends struct {
 
 // Extend makes the Set of a Peer. The one who made the connections begins.
 func (f *Fabric) Extend(p *tcp.Peer) *Set {
-	s := &Set{fabric: f, peer: p, plumbing: newPlumbing(), ends: map[*tcp.Channel]*ends{}}
+	s := &Set{fabric: f, peer: p, plumbing: newPlumbing(), ends: map[*tcp.Channel]*ends{}, deserted: map[*Link]bool{}}
 	s.receiving.tickets = map[uint32]*ticket{}
-	s.leaving = map[*Arrivals]bool{}
+	s.leaving, s.suspects, s.had = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
 	f.sets[s] = true
 	f.loop.Add(s)
 	if p.Dialed() {
@@ -165,7 +169,7 @@ func Of(p *tcp.Peer) *Set {
 func (s *Set) begin(next func()) {
 	s.begun = true
 	s.bringing, s.brought = context.WithCancel(context.Background())
-	again, before, unflushed := s.used, s.nics, s.unflushed()
+	again, before, unflushed, suspects := s.used, s.nics, s.unflushed(), maps.Clone(s.suspects)
 	if !again {
 		s.timer = time.AfterFunc(s.fabric.config.Time, func() {
 			s.fabric.loop.Do(s.late)
@@ -178,10 +182,20 @@ func (s *Set) begin(next func()) {
 		if nics, err = s.fabric.active(); err != nil || !again {
 			return
 		}
+		if s.noFlush() == nil { // then GPUs' memory is received into
+			nics = thatFlush(nics)
+		}
+		all := false
+		if nics, all = trusted(nics, unflushed, suspects); all {
+			suspects = nil
+		}
 		if err = withAll(nics, unflushed); err == nil {
 			nics, err = s.fabric.renew(nics, before, unflushed, &s.registers)
 		}
 	}, func() {
+		if suspects == nil { // then each is tried again
+			clear(s.suspects)
+		}
 		if err == nil {
 			s.have(nics)
 			if s.ran {
@@ -283,7 +297,9 @@ func (s *Set) settle(err error) {
 // refuse ends the bringing up, for both sides.
 func (s *Set) refuse(why error) {
 	if s.used {
-		s.giveUp(fmt.Sprintf("on host %s: %v", hostname(), why))
+		var failed *ofLink
+		errors.As(why, &failed)
+		s.giveUp(failed, fmt.Sprintf("on host %s: %v", hostname(), why))
 		return
 	}
 	if s.settled || s.gone != nil {
@@ -538,58 +554,77 @@ func (s *Set) build() (err error) {
 	if s.first, err = unix.Mmap(-1, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return os.NewSyscallError("mmap", err)
 	}
-	first := uintptr(unsafe.Pointer(&s.first[0]))
-	of := map[int]*queue{}
 	flushes := s.flushing()
-	for i, l := range s.links {
-		n := s.nics[l.ours]
-		if most := n.limits.PairRequests; sendDepth > most || receives > most {
-			return unreachable("%s has queues for %d requests, and %d are needed", n.name, most, max(sendDepth, receives))
-		}
-		q := of[l.ours]
-		if q == nil {
-			entries := flushDepth
-			for _, other := range s.links {
-				if other.ours == l.ours {
-					entries += s.perLink * (sendDepth + receives)
-				}
-			}
-			made, err := n.context.NewQueue(entries)
-			if err != nil {
-				return err
-			}
-			q = &queue{Queue: made, nic: n}
-			of[l.ours] = q
-			s.queues = append(s.queues, q)
-			may := access
-			if flushes && n.cm == nil {
-				may |= verbs.RemoteRead // to try it
-			}
-			if q.first, err = n.domain.Register(first, pageBytes, uint64(first), may); err != nil {
-				return err
-			}
-			if flushes {
-				s.buildFlusher(q, l.managed)
-			}
-		}
-		for range s.perLink {
-			if l.managed { // there is one when it is connected
-				s.pairs = append(s.pairs, &pair{queue: q, link: i})
-				continue
-			}
-			made, err := n.domain.NewPair(q.config(sendDepth, receives))
-			if err != nil {
-				return err
-			}
-			p := &pair{Pair: made, queue: q, link: i, psn: rand.Uint32N(1 << 24)}
-			s.number[key{q, p.Number()}] = len(s.pairs)
-			s.pairs = append(s.pairs, p)
-			if err := p.Init(n.port, uint16(s.fabric.config.PKey), verbs.RemoteWrite); err != nil {
-				return err
-			}
+	for i := range s.links {
+		if err := s.buildLink(i, flushes); err != nil {
+			return &ofLink{i, err}
 		}
 	}
 	return s.makeNotes()
+}
+
+// buildLink makes the queue pairs of a link, and its NIC's queue where there is none yet.
+func (s *Set) buildLink(i int, flushes bool) error {
+	l := s.links[i]
+	n := s.nics[l.ours]
+	if most := n.limits.PairRequests; sendDepth > most || receives > most {
+		return unreachable("%s has queues for %d requests, and %d are needed", n.name, most, max(sendDepth, receives))
+	}
+	var q *queue
+	if had := slices.IndexFunc(s.queues, func(q *queue) bool { return q.nic == n }); had >= 0 {
+		q = s.queues[had]
+	} else {
+		var err error
+		if q, err = s.buildQueue(l, flushes); err != nil {
+			return err
+		}
+	}
+	for range s.perLink {
+		if l.managed { // there is one when it is connected
+			s.pairs = append(s.pairs, &pair{queue: q, link: i})
+			continue
+		}
+		made, err := n.domain.NewPair(q.config(sendDepth, receives))
+		if err != nil {
+			return err
+		}
+		p := &pair{Pair: made, queue: q, link: i, psn: rand.Uint32N(1 << 24)}
+		s.number[key{q, p.Number()}] = len(s.pairs)
+		s.pairs = append(s.pairs, p)
+		if err := p.Init(n.port, uint16(s.fabric.config.PKey), verbs.RemoteWrite); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// buildQueue makes the queue of a link's NIC, for all links that it is in.
+func (s *Set) buildQueue(l link, flushes bool) (*queue, error) {
+	n := s.nics[l.ours]
+	entries := flushDepth
+	for _, other := range s.links {
+		if other.ours == l.ours {
+			entries += s.perLink * (sendDepth + receives)
+		}
+	}
+	made, err := n.context.NewQueue(entries)
+	if err != nil {
+		return nil, err
+	}
+	q := &queue{Queue: made, nic: n}
+	s.queues = append(s.queues, q)
+	may := access
+	if flushes && n.cm == nil {
+		may |= verbs.RemoteRead // to try it
+	}
+	first := uintptr(unsafe.Pointer(&s.first[0]))
+	if q.first, err = n.domain.Register(first, pageBytes, uint64(first), may); err != nil {
+		return nil, err
+	}
+	if flushes {
+		s.buildFlusher(q, l.managed)
+	}
+	return q, nil
 }
 
 func (q *queue) config(sends, receives int) verbs.PairConfig {
@@ -620,7 +655,7 @@ func (s *Set) connect(to []end) error {
 			Port: n.port, Reads: 1, ReceiverTimer: 12,
 		}
 		if err := p.ReadyToReceive(route); err != nil {
-			return fmt.Errorf("%w; the way to %s (%s)", err, t.name(), t.address())
+			return &ofLink{p.link, fmt.Errorf("%w; the way to %s (%s)", err, t.name(), t.address())}
 		}
 		p.fill()
 		if err := s.again(p); err != nil {
@@ -712,7 +747,7 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (bool, error) {
 	}
 	if err := c.Err(); err != nil {
 		t := &s.theirs[s.links[p.link].theirs]
-		return false, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)", s.mtu(p.link).Bytes(), err, q.nic.name, t.name(), t.address())
+		return false, &ofLink{p.link, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)", s.mtu(p.link).Bytes(), err, q.nic.name, t.name(), t.address())}
 	}
 	if c.ID&ofReceive == 0 {
 		return true, nil
@@ -769,6 +804,9 @@ func (s *Set) leave() {
 		if e.link != nil {
 			e.link.lost(s.why)
 		}
+	}
+	for l := range s.deserted {
+		l.lost(s.why)
 	}
 	for a := range s.leaving {
 		a.quiet()

@@ -125,6 +125,7 @@ func streams(t *testing.T) (dialed, accepted *tcp.Streams) {
 type two struct {
 	a, b     *side
 	rdma     standin.Host
+	iwarp    bool
 	link     *Link
 	channel  *tcp.Channel
 	made     chan *Arrivals
@@ -139,11 +140,26 @@ var (
 	deviceA = standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}
 	deviceB = standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"}
 	deviceC = standin.Device{Name: "c0", GUID: 3, Address: "10.0.0.3"}
+	deviceD = standin.Device{Name: "d0", GUID: 4, Address: "10.0.0.4"}
 )
+
+// ofKind are devices of RoCE or of iWARP.
+func ofKind(iwarp bool, devices ...standin.Device) []standin.Device {
+	for i := range devices {
+		devices[i].IWARP = iwarp
+	}
+	return devices
+}
 
 func connected(t *testing.T, changes ...func(string, *Config)) *two {
 	t.Helper()
-	w, settled := joining(t, false, nil, changes...)
+	return connectedBy(t, false, changes...)
+}
+
+// connectedBy is connected over devices of RoCE or of iWARP.
+func connectedBy(t *testing.T, iwarp bool, changes ...func(string, *Config)) *two {
+	t.Helper()
+	w, settled := joining(t, iwarp, nil, changes...)
 	if err := receive(t, settled, "the queue pairs"); err != nil {
 		t.Fatal(err)
 	}
@@ -151,22 +167,20 @@ func connected(t *testing.T, changes ...func(string, *Config)) *two {
 	return w
 }
 
-// joining are two sides whose queue pairs come up, of RoCE or of iWARP; c0 is a device that
-// is none's.
+// joining are two sides whose queue pairs come up, of RoCE or of iWARP; c0 and d0 are devices
+// that are none's.
 func joining(t *testing.T, iwarp bool, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
 	t.Helper()
-	a, b, c := deviceA, deviceB, deviceC
-	a.IWARP, b.IWARP, c.IWARP = iwarp, iwarp, iwarp
-	rdma, err := standin.New(t.TempDir(), a, b, c)
+	rdma, err := standin.New(t.TempDir(), ofKind(iwarp, deviceA, deviceB, deviceC, deviceD)...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	changes = append(changes, func(_ string, c *Config) {
 		c.Addresses = func() ([]netip.Addr, error) {
-			return []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")}, nil
+			return []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.4"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")}, nil
 		}
 	})
-	w = &two{rdma: rdma, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000), ended: make(chan error, 1)}
+	w = &two{rdma: rdma, iwarp: iwarp, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000), ended: make(chan error, 1)}
 	dialed, accepted := streams(t)
 	w.b = newSide(t, accepted, rdma, "b0", func(s *Set, c *tcp.Channel) {
 		c.Handle(func(wire.Message, uint32, []int) {}, func(err error) { w.ended <- err })

@@ -153,6 +153,7 @@ type Device struct {
 	Down       bool // the port is active
 	LID        uint16
 	Address    string // IPv4, of the GID table's entries 2 (RoCE v1) and 3 (RoCE v2); none
+	Moved      bool   // the address's entries are 4 and 5
 	NoDMABuf   bool   // ibv_reg_dmabuf_mr is supported
 	Peermem    string // "no", "alloc" (not for VMM memory), "yes"; "no"
 	// Holds says that what is written into a GPU's memory is in it only when the NIC itself
@@ -167,9 +168,9 @@ func (d Device) line() string {
 		}
 		return b
 	}
-	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s dmabuf=%s peermem=%s holds=%s\n", d.Name, d.GUID,
+	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s\n", d.Name, d.GUID,
 		choose(d.IWARP, "iWARP", "IB"), choose(d.InfiniBand, "InfiniBand", "Ethernet"), choose(d.Down, "DOWN", "ACTIVE"),
-		d.LID, d.Address, choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem), choose(d.Holds, "yes", "no"))
+		d.LID, d.Address, choose(d.Moved, "4", "2"), choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem), choose(d.Holds, "yes", "no"))
 }
 
 // Host is a host with such devices.

@@ -6,11 +6,15 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/integration/vm/control"
 	"github.com/peerlane/peerlane/integration/vm/inside"
@@ -104,6 +108,46 @@ func TestRelaysOverIWARP(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A queue pair of iWARP whose connection ends while it carries data is replaced with all others
+// of its relays, and each message comes, once.
+func TestFaultsOverIWARP(t *testing.T) {
+	p, _ := bareHosts(t, inside.IWARP)
+	for round := range 2 {
+		p.run(t, fmt.Sprintf("a connection that ends, %d", round), func(t *testing.T) {
+			p.exchange(0, 64<<10)
+			begun := time.Now()
+			cutOne(t, wiring.Address(1, 0))
+			p.anew(round+1, "the connection of a queue pair has ended")
+			t.Logf("recovered after %v", time.Since(begun).Round(time.Millisecond))
+			p.finish()
+		})
+	}
+}
+
+// cutOne ends a TCP connection of this guest's that has an address of a NIC's (SOCK_DESTROY of
+// sock_diag(7)): they are siw's, for what relays say goes another way.
+func cutOne(t *testing.T, address string) {
+	t.Helper()
+	all, err := netlink.SocketDiagTCP(unix.AF_INET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const established = 1 // TCP_ESTABLISHED of include/net/tcp_states.h
+	for _, s := range all {
+		if s.State != established || s.ID.Source.String() != address {
+			continue
+		}
+		from := &net.TCPAddr{IP: s.ID.Source, Port: int(s.ID.SourcePort)}
+		to := &net.TCPAddr{IP: s.ID.Destination, Port: int(s.ID.DestinationPort)}
+		if err := netlink.SocketDestroy(from, to); err != nil {
+			t.Fatalf("ending the connection of %v and %v: %v", from, to, err)
+		}
+		t.Logf("the connection of %v and %v was ended", from, to)
+		return
+	}
+	t.Fatalf("no connection of %s, of %d", address, len(all))
 }
 
 // A host with RDMA and one without have their data go over TCP, and both say why, in the log

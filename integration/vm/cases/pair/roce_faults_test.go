@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,6 +23,7 @@ import (
 
 	"github.com/peerlane/peerlane/integration/across"
 	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/integration/vm/wiring"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -79,16 +82,13 @@ func passUntilDeath(from io.Reader, to io.Writer) error {
 	return lines.Err()
 }
 
-// What happens to a NIC, to what the relays say to each other, to a relay and to a host
-// while data goes over RDMA ends each operation of both clients, with an error that says
-// what has failed; and with what has failed back in its place the same relays send to each
-// other again.
-func TestFaultsOverRoCE(t *testing.T) {
-	heavy(t)
-	p := &hosts{T: t, other: rdma(t, inside.RoCE)}
+// bareHosts are relays without containers, over NICs of a kind; begin starts one anew.
+func bareHosts(t *testing.T, kind string) (p *hosts, begin func(guest int)) {
+	t.Helper()
+	p = &hosts{T: t, other: rdma(t, kind)}
 	known(t)
 	key := clusterKey(t)
-	begin := func(guest int) {
+	begin = func(guest int) {
 		h := startHost(t, guest, p.other, "bare", fmt.Sprint(guest), key)
 		p.both[guest] = h
 		h.isUp()
@@ -104,6 +104,31 @@ func TestFaultsOverRoCE(t *testing.T) {
 			}
 		}
 	})
+	return p, begin
+}
+
+// anew waits until the relay of the first guest has said so many times with these words, of the NICs
+// or of the fault, that it has connected queue pairs anew.
+func (p *hosts) anew(times int, words string) {
+	p.Helper()
+	inside.Eventually(p.T, "the queue pairs are connected anew", func() (bool, string) {
+		text, n := p.both[0].errors.String(), 0
+		for line := range strings.Lines(text) {
+			if strings.Contains(line, "RDMA is connected anew, ") && strings.Contains(line, words) {
+				n++
+			}
+		}
+		return n >= times, text
+	})
+}
+
+// What happens to a NIC, to what the relays say to each other, to a relay and to a host
+// while data goes over RDMA ends each operation of both clients, with an error that says
+// what has failed; and with what has failed back in its place the same relays send to each
+// other again.
+func TestFaultsOverRoCE(t *testing.T) {
+	heavy(t)
+	p, begin := bareHosts(t, inside.RoCE)
 	flow := func(t *testing.T) {
 		t.Helper()
 		// rxe sends again what is not acknowledged within 67 ms, and does it wrongly at times:
@@ -135,6 +160,17 @@ func TestFaultsOverRoCE(t *testing.T) {
 		inside.Plug(t, "rail1", true)
 		p.finish()
 		t.Logf("recovered after %v", time.Since(begun).Round(time.Millisecond))
+	})
+	p.run(t, "another GID", func(t *testing.T) {
+		flow(t)
+		begun := time.Now()
+		own, other := wiring.Address(1, 0), readdress(t, "rail1", wiring.Address(1, 0))
+		p.anew(1, other+", RoCE v2)")
+		t.Logf("recovered after %v", time.Since(begun).Round(time.Millisecond))
+		p.finish()
+		if said := p.both[0].errors.String(); !strings.Contains(said, own+", RoCE v2) is its address no more") {
+			t.Errorf("the relay says nothing of what has become of its address: %s", said)
+		}
 	})
 	p.run(t, "the cable of the NIC", func(t *testing.T) {
 		flow(t)
@@ -178,6 +214,42 @@ func TestFaultsOverRoCE(t *testing.T) {
 		flow(t)
 		p.finish()
 	})
+}
+
+// readdress gives a card another address of its network instead of its own, which it has
+// again when the test ends.
+func readdress(t *testing.T, card, own string) (other string) {
+	t.Helper()
+	link, err := netlink.LinkByName(card)
+	if err != nil {
+		t.Fatal(err)
+	}
+	have, err := netlink.AddrList(link, netlink.FAMILY_V4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(have, func(a netlink.Addr) bool { return a.IP.String() == own })
+	if i < 0 {
+		t.Fatalf("%s has %v, and not %s", card, have, own)
+	}
+	address := func(ip net.IP) *netlink.Addr { return &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: have[i].Mask}} }
+	was := address(have[i].IP)
+	is := address(slices.Clone(have[i].IP.To4()))
+	is.IP[3] += 100
+	// The kernel would take the new one, of the same network, away with the first. Between the two
+	// the port has but a GID of its link, which leads nowhere.
+	change := func(from, to *netlink.Addr) error {
+		return errors.Join(netlink.AddrDel(link, from), netlink.AddrAdd(link, to))
+	}
+	t.Cleanup(func() {
+		if err := change(is, was); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := change(was, is); err != nil {
+		t.Fatal(err)
+	}
+	return is.IP.String()
 }
 
 // killed waits for the end of a host that was to die.

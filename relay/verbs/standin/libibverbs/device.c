@@ -82,9 +82,10 @@ static void ports(void)
 					.element.port_num = 1,
 					.event_type = d->state == IBV_PORT_ACTIVE ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR,
 				});
-			if (d->address == all[i].address)
+			if (d->address == all[i].address && d->entry == all[i].entry)
 				continue;
 			d->address = all[i].address;
+			d->entry = all[i].entry;
 			device_event(c, (struct ibv_async_event){.element.port_num = 1, .event_type = IBV_EVENT_GID_CHANGE});
 		}
 	pthread_mutex_unlock(&lock);
@@ -224,7 +225,7 @@ static bool gid(const struct description *d, uint32_t i, struct ibv_gid_entry *e
 	unsigned per = d->link_layer == IBV_LINK_LAYER_ETHERNET && d->transport == IBV_TRANSPORT_IB ? 2 : 1;
 	uint64_t prefix = htobe64(0xfe80ULL << 48), rest = htobe64(d->guid);
 	e->gid_type = per == 2 ? i % 2 + 1 : IBV_GID_TYPE_IB;
-	if (i / per == 1 && per == 2 && d->address) {
+	if (i / per == d->entry / per && per == 2 && d->address) {
 		prefix = 0;
 		rest = htobe64(0xffffULL << 32 | d->address);
 	} else if (i / per > 0) {

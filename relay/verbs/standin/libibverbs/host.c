@@ -2,7 +2,7 @@
 //
 //	devices  one a line: NAME key=value...
 //	           guid=HEX transport=IB|iWARP layer=Ethernet|InfiniBand
-//	           state=ACTIVE|DOWN lid=N address=IPV4
+//	           state=ACTIVE|DOWN lid=N address=IPV4 entry=N (of the GID table)
 //	           dmabuf=yes|no peermem=no|alloc|yes
 //	           holds=yes|no (what is written into a GPU's memory is there when it is read)
 //	         It is read anew when it is replaced, and ports come and go with it, and addresses.
@@ -123,7 +123,9 @@ static void describe(struct description *d, const char *key, const char *value)
 		unsigned a, b, c, e;
 		if (sscanf(value, "%u.%u.%u.%u", &a, &b, &c, &e) == 4)
 			d->address = a << 24 | b << 16 | c << 8 | e;
-	} else if (!strcmp(key, "dmabuf"))
+	} else if (!strcmp(key, "entry"))
+		d->entry = (unsigned)atoi(value);
+	else if (!strcmp(key, "dmabuf"))
 		d->dmabuf = !strcmp(value, "yes");
 	else if (!strcmp(key, "holds"))
 		d->holds = !strcmp(value, "yes");
@@ -143,7 +145,7 @@ int host_devices(struct description *into, int n)
 		if (!*word)
 			continue;
 		struct description *d = &into[got];
-		*d = (struct description){.link_layer = IBV_LINK_LAYER_ETHERNET, .state = IBV_PORT_ACTIVE, .node = got};
+		*d = (struct description){.link_layer = IBV_LINK_LAYER_ETHERNET, .state = IBV_PORT_ACTIVE, .node = got, .entry = 2};
 		snprintf(d->name, sizeof d->name, "%s", word);
 		while ((word = strsep(&rest, " \n"))) {
 			char *value = strchr(word, '=');

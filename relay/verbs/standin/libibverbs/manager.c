@@ -371,17 +371,24 @@ API void rdma_destroy_qp(struct rdma_cm_id *id)
 }
 
 // lasts waits for the end of a connection that is there. The pair sends what it is given
-// from now on.
+// from now on, and fails with the connection.
 static void lasts(struct id *i, uint32_t to, const struct said *said)
 {
 	char nothing;
 	pthread_mutex_lock(&pairing);
 	if (i->ibv.qp)
-		pair_connect((struct pair *)i->ibv.qp, to);
+		pair_connect((struct pair *)i->ibv.qp, to, i->fd);
 	pthread_mutex_unlock(&pairing);
 	happens(i, NULL, RDMA_CM_EVENT_ESTABLISHED, 0, said);
-	if (recv(i->fd, &nothing, 1, 0) <= 0)
-		happens(i, NULL, RDMA_CM_EVENT_DISCONNECTED, 0, NULL);
+	if (recv(i->fd, &nothing, 1, 0) > 0)
+		return;
+	pthread_mutex_lock(&pairing);
+	pthread_mutex_lock(&lock);
+	if (i->ibv.qp)
+		pair_fail((struct pair *)i->ibv.qp, false);
+	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&pairing);
+	happens(i, NULL, RDMA_CM_EVENT_DISCONNECTED, 0, NULL);
 }
 
 static void *asks(void *id)

@@ -25,7 +25,7 @@ API struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 		p->receives.capacity = a->cap.max_recv_wr;
 		p->sends.ring = calloc(p->sends.capacity, sizeof *p->sends.ring);
 		p->receives.ring = calloc(p->receives.capacity + 1, sizeof *p->receives.ring);
-		p->outgoing = p->incoming = p->listener = -1;
+		p->outgoing = p->incoming = p->listener = p->connection = -1;
 		p->signal_all = a->sq_sig_all;
 		p->context = c;
 		p->ibv = (struct ibv_qp){
@@ -108,10 +108,11 @@ static int changes(struct pair *p, const struct ibv_qp_attr *a, int mask)
 	return 0;
 }
 
-void pair_connect(struct pair *p, uint32_t to)
+void pair_connect(struct pair *p, uint32_t to, int connection)
 {
 	pthread_mutex_lock(&lock);
 	if (p->ibv.state == IBV_QPS_INIT) {
+		p->connection = connection;
 		p->attributes.dest_qp_num = to;
 		p->attributes.timeout = 14;
 		p->attributes.rnr_retry = 7;
@@ -157,6 +158,8 @@ static void end(struct pair *p)
 		shutdown(p->outgoing, SHUT_RDWR);
 	if (p->incoming >= 0)
 		shutdown(p->incoming, SHUT_RDWR);
+	if (p->connection >= 0)
+		shutdown(p->connection, SHUT_RDWR);
 	if (write(p->wake[1], "", 1) != 1)
 		host_log("qp=%u: a wake lost", p->ibv.qp_num);
 	pthread_cond_broadcast(&p->changed);

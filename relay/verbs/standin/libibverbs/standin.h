@@ -20,6 +20,7 @@ struct description {
 	uint64_t guid;
 	uint16_t lid;
 	uint32_t address; // IPv4, this machine's order
+	unsigned entry;   // of the GID table, where its two begin
 	bool dmabuf, holds;
 	enum { PEERMEM_NO, PEERMEM_ALLOC, PEERMEM_YES } peermem;
 };
@@ -100,6 +101,7 @@ struct pair {
 	bool stopping;
 	int listener, outgoing, incoming; // sockets, -1 for none
 	int wake[2];                      // a pipe that ends the responder's waits
+	int connection;                   // the connection manager's socket, -1 for none
 	pthread_t requester, responder;
 	bool requesting, responding;
 };
@@ -140,7 +142,8 @@ int pair_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr
 int pair_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 void pair_fail(struct pair *p, bool event); // the lock is held
 void pair_complete(struct pair *p, const struct request *r, int status, uint32_t bytes);
-void pair_connect(struct pair *p, uint32_t to); // has it send and receive
+// pair_connect has it send and receive, by a connection that ends when the pair fails.
+void pair_connect(struct pair *p, uint32_t to, int connection);
 
 // wire.c
 int wire_listen(struct pair *p);
