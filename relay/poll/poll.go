@@ -121,9 +121,9 @@ func (l *Loop) queue(f func()) {
 	}
 }
 
-// Lock takes a lock on the loop, of what others hold for an instant only. It tries for a
-// while first: to park the loop, which is bound to its thread, and to wake it again takes a
-// hundred times as long.
+// Lock takes a lock that the loop takes as well, and that everybody holds for an instant only. It
+// tries for a while first: to park the loop, which is bound to its thread, and to wake it again
+// takes a hundred times as long.
 func Lock(m *sync.Mutex) {
 	for range lockTries {
 		if m.TryLock() {

@@ -31,6 +31,20 @@ type outbox struct {
 	spare []byte // an empty buffer
 	rest  []byte // of a write, for the writer
 	torn  bool   // it begins in the midst of a frame
+
+	// What the socket has said of its connection's end: it says so once.
+	socket sync.Mutex
+	said   error
+}
+
+// cause is what the socket has said, or else what was met.
+func (o *outbox) cause(met error) error {
+	o.socket.Lock()
+	defer o.socket.Unlock()
+	if o.said != nil {
+		return o.said
+	}
+	return met
 }
 
 // put adds frames, where no more than so many bytes wait.
@@ -78,8 +92,8 @@ func (o *outbox) call() {
 // most of a buffer that is kept for the next batch, bytes.
 const keptBuffer = 1 << 20
 
-// mostBatch is the longest write of the control stream's writer, bytes. Each has Config's
-// silence: over TLS it goes out whole in that time or is lost.
+// mostBatch is the longest write of what the control stream's writer takes, bytes. Each has
+// Config's silence: over TLS it goes out whole in that time or is lost.
 const mostBatch = 64 << 10
 
 // mostTurns is how often in turn somebody writes also what others have to say.
@@ -126,9 +140,15 @@ func (p *Peer) scribble() bool {
 	p.counters.messages.Add(frames)
 	p.counters.batches.Add(1)
 	n := 0
-	_ = p.bare.Control(func(fd uintptr) { // the writer meets its errors again
-		n, _ = unix.SendmsgN(int(fd), data, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	o.socket.Lock()
+	_ = p.bare.Control(func(fd uintptr) { // that it is closed the writer hears
+		var err error
+		n, err = unix.SendmsgN(int(fd), data, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		if err != nil && err != unix.EAGAIN && err != unix.EPIPE {
+			o.said = os.NewSyscallError("sendmsg", err)
+		}
 	})
+	o.socket.Unlock()
 	p.carried[p.control].Sent.Add(uint64(n))
 	if n < len(data) {
 		o.rest, o.torn = data[n:], n > 0
@@ -141,8 +161,11 @@ func (p *Peer) scribble() bool {
 // writeControl sends what nobody else could, and a heartbeat where there is nothing.
 func (p *Peer) writeControl() {
 	o := &p.outbox
+	owned := false
 	defer func() {
-		o.pen.Lock() // for ever
+		if !owned {
+			o.pen.Lock() // for ever
+		}
 		if !o.torn { // what follows would be taken for the rest of it
 			p.part()
 		}
@@ -163,11 +186,10 @@ func (p *Peer) writeControl() {
 		}
 		for more := true; more; more = o.waits() {
 			o.pen.Lock()
-			sent := p.write(silent)
-			o.pen.Unlock()
-			if !sent {
+			if owned = !p.write(silent); owned { // nobody is to write behind half a frame
 				return
 			}
+			o.pen.Unlock()
 			silent = nil
 		}
 	}
@@ -348,6 +370,9 @@ const (
 
 var _ [mostBuffer - 2*(frameHeader+maxFrame)]struct{}
 
+// mostFrames is how many frames an inbox keeps room for.
+const mostFrames = 1 << 10
+
 // inbox is what was read, and the frames in it.
 type inbox struct {
 	buffer []byte
@@ -356,7 +381,10 @@ type inbox struct {
 
 // parse finds the frames in what is there, heartbeats aside, and how many bytes these are.
 func (i *inbox) parse(there []byte) (used int, err error) {
-	for i.frames = i.frames[:0]; ; {
+	if i.frames = i.frames[:0]; cap(i.frames) > mostFrames {
+		i.frames = nil
+	}
+	for {
 		f, n, err := nextFrame(there[used:])
 		if n == 0 || err != nil {
 			return used, err
@@ -390,7 +418,7 @@ func (p *Peer) readControl() {
 		left := now.buffer[used:have]
 		if frames := now.frames; len(frames) > 0 {
 			<-handled
-			if !p.loop.Do(func() { p.handle(frames); handled <- struct{}{} }) {
+			if !p.loop.Do(func() { p.handle(frames); clear(frames); handled <- struct{}{} }) {
 				p.fail(errClosed, false) // the loop has ended
 				handled <- struct{}{}
 			}
@@ -469,8 +497,10 @@ func (p *Peer) finish(w *write) {
 
 // acknowledge tells the other side that its write has landed. Any goroutine may.
 func (p *Peer) acknowledge(channel uint32, number uint64) {
-	p.utter(appendFrame(nil, channel, frameLanded, binary.LittleEndian.AppendUint64(nil, number)), 1)
+	p.utter(appendFrame(nil, channel, frameLanded, landedPayload(number)), 1)
 }
+
+func landedPayload(number uint64) []byte { return binary.LittleEndian.AppendUint64(nil, number) }
 
 // takeEager is a write that came with the messages.
 func (p *Peer) takeEager(c *Channel, payload []byte) error {
@@ -482,5 +512,7 @@ func (p *Peer) takeEager(c *Channel, payload []byte) error {
 	if h.channel != c.number || h.at != 0 || h.length != uint64(len(data)) {
 		return refused("a write of %d bytes on channel %d with %d on channel %d", h.length, h.channel, len(data), c.number)
 	}
-	return p.land(h, func(to []byte) error { copy(to, data); return nil }, func(f func()) { f() })
+	return p.land(h, func(to []byte) error { copy(to, data); return nil }, func(f func()) { f() }, func(channel uint32, number uint64) {
+		p.say(channel, frameLanded, landedPayload(number)) // with the others of this turn
+	})
 }

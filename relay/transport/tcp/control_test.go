@@ -58,6 +58,9 @@ func TestNoGoodbyeWithinAFrame(t *testing.T) {
 	e.peer.Close()
 	close(conn.enough)
 	all := receive(t, said, "the end of the connection")
+	if e.peer.outbox.pen.TryLock() {
+		t.Error("somebody else could write behind half a frame")
+	}
 	for len(all) > 0 {
 		f, n, err := nextFrame(all)
 		if err != nil {
@@ -287,5 +290,72 @@ func TestManySpeakers(t *testing.T) {
 			t.Fatalf("speaker %d said %d in the place of %d", f.channel, n, next[f.channel-1])
 		}
 		next[f.channel-1]++
+	}
+}
+
+// Acknowledgements of short writes that came together go together.
+func TestAcknowledgementsOfATurnGoTogether(t *testing.T) {
+	const n, rounds = 64, 20
+	memory, source := make([]byte, n*64), make([]byte, n*64)
+	ready := make(chan *Arrivals, 1)
+	a, b := pair(t, loopback, 1, 4<<10, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour}, func(c *Channel, _ wire.Message, _ uint32) {
+		in := c.Receive(func(uint64, uint64) {}, func() {})
+		in.add(1, memory)
+		ready <- in
+	})
+	c := a.open(&wire.Done{}, ignore, func(error) {})
+	in := receive(t, ready, "the channel")
+	before, number := b.peer.Figures(), uint64(0)
+	for range rounds {
+		done := make(chan error, n)
+		b.loop.Call(func() {
+			for i := range uint64(n) {
+				if err := in.Grant(number+i+1, 1, i*64, 64); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		a.loop.Call(func() {
+			for i := range uint64(n) {
+				number++
+				c.Link().Write(transport.Target{Region: 1, Offset: i * 64}, hostPlace(source, int(i*64)), 64, number, func(err error) { done <- err })
+			}
+		})
+		for range n {
+			if err := receive(t, done, "a write"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// What is sent in one may be read in several.
+	if f := b.peer.Figures(); f.Messages-before.Messages != n*rounds || f.Batches-before.Batches > n*rounds/8 {
+		t.Errorf("%d acknowledgements in %d writes", f.Messages-before.Messages, f.Batches-before.Batches)
+	}
+}
+
+// Whoever meets it first, of a connection that was reset it is said that it was.
+func TestAResetIsSaid(t *testing.T) {
+	for range 60 {
+		ours, theirs := loopback(t)
+		e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
+		c := e.open(&wire.Done{}, ignore, func(error) {})
+		go func() { _, _ = io.Copy(io.Discard, ours) }()
+		stop := make(chan struct{})
+		go func() {
+			for i := uint64(0); ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+					e.loop.Call(func() { c.Send(&wire.PeerWritten{Grant: i}, 0) })
+				}
+			}
+		}()
+		time.Sleep(3 * time.Millisecond)
+		reset(ours)
+		if why := e.died(); !strings.Contains(why.Error(), "reset by peer") {
+			t.Error(why)
+		}
+		close(stop)
 	}
 }

@@ -180,7 +180,7 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	if p.config.Extend != nil && s.version >= extensions {
 		p.extension = p.config.Extend(p)
 	}
-	p.supply.ready.L, p.supply.lookers = &p.supply.mu, newLookers()
+	p.supply.ready.L, p.supply.lookers = &p.supply.mu, mostLookers()
 	for _, c := range append([]net.Conn{p.control}, p.data...) {
 		tune(c, p.config.silence())
 		p.carried[c] = p.config.Carried(c)
@@ -276,13 +276,18 @@ func (p *Peer) farewell() time.Duration {
 func (p *Peer) failed(c net.Conn, doing string, err error) {
 	var status *wire.Error
 	said := errors.As(err, &status)
-	ended := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
-	if c != p.control && ended {
-		// Where the other side ends by itself it tells why, on another connection.
+	broken := errors.Is(err, unix.EPIPE)
+	ended := broken || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET)
+	if ended && (c != p.control || broken) {
+		// Where the other side ends by itself it tells why, on another connection; and of a
+		// broken one somebody else has met the cause.
 		select {
 		case <-p.dying:
 		case <-time.After(p.config.Heartbeat):
 		}
+	}
+	if ended && c == p.control {
+		err = p.outbox.cause(err)
 	}
 	switch {
 	case said:

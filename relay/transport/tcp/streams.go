@@ -44,7 +44,7 @@ type supply struct {
 	piece  uint64 // bytes, at most
 
 	asleep, called, looking int         // writers: those called have not noticed yet
-	lookers                 int         // at most
+	lookers                 int32       // of all supplies, at most
 	there                   atomic.Bool // there are pieces, or it is the end
 }
 
@@ -52,9 +52,12 @@ type supply struct {
 // messages of a busy connection.
 const lookTime = 100 * time.Microsecond
 
-// newLookers is how many writers may look at once: a part of the processors that this
-// process has, and none where they are few.
-func newLookers() int { return runtime.GOMAXPROCS(0) / 4 }
+// lookers is how many writers of this process look.
+var lookers atomic.Int32
+
+// mostLookers is how many may: a part of the processors that this process has, and none where
+// they are few.
+func mostLookers() int32 { return int32(runtime.GOMAXPROCS(0) / 4) }
 
 // put is the loop's.
 func (s *supply) put(w *write) {
@@ -108,10 +111,11 @@ func (s *supply) take() (*write, piece, []byte) {
 // wait returns when there is a piece, or the end. The lock is held.
 func (s *supply) wait() {
 	for looked := false; len(s.queue) == 0 && !s.ended; {
-		if !looked && s.looking < s.lookers {
+		if !looked && s.mayLook() {
 			s.looking++
 			s.mu.Unlock()
 			s.look()
+			lookers.Add(-1)
 			s.mu.Lock()
 			s.looking--
 			looked = true
@@ -122,6 +126,18 @@ func (s *supply) wait() {
 		s.called--
 		looked = false
 	}
+}
+
+// mayLook reports whether a writer is counted among the lookers.
+func (s *supply) mayLook() bool {
+	if s.lookers == 0 {
+		return false
+	}
+	if lookers.Add(1) <= s.lookers {
+		return true
+	}
+	lookers.Add(-1)
+	return false
 }
 
 // look returns when there is something, or after lookTime.
@@ -240,7 +256,7 @@ func (p *Peer) readData(c net.Conn) {
 		}
 		h, err := readPiece(header)
 		if err == nil {
-			err = p.land(h, func(to []byte) error { return p.fill(c, to) }, func(f func()) { p.loop.Do(f) })
+			err = p.land(h, func(to []byte) error { return p.fill(c, to) }, func(f func()) { p.loop.Do(f) }, p.acknowledge)
 		}
 		if err != nil {
 			p.failed(c, "receiving", err)
@@ -252,7 +268,7 @@ func (p *Peer) readData(c net.Conn) {
 
 // land checks a piece and fills its memory. Of a write that is complete both sides are
 // told, this one on the loop.
-func (p *Peer) land(h *piece, fill func([]byte) error, onLoop func(func())) error {
+func (p *Peer) land(h *piece, fill func([]byte) error, onLoop func(func()), acknowledge func(uint32, uint64)) error {
 	w, to, err := p.landings.begin(h)
 	if err != nil {
 		return err
@@ -266,7 +282,7 @@ func (p *Peer) land(h *piece, fill func([]byte) error, onLoop func(func())) erro
 				c.arrivals.arrived(h.immediate, h.length)
 			}
 		})
-		p.acknowledge(h.channel, h.number)
+		acknowledge(h.channel, h.number)
 	}
 	return nil
 }

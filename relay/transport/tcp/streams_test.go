@@ -6,7 +6,7 @@ import (
 )
 
 // newSupply is a supply whose writers only take, until it ends.
-func newSupply(t *testing.T, writers, lookers int) (s *supply, taken chan piece) {
+func newSupply(t *testing.T, writers int, lookers int32) (s *supply, taken chan piece) {
 	s, taken = &supply{piece: 100, lookers: lookers}, make(chan piece, 1000)
 	s.ready.L = &s.mu
 	var all sync.WaitGroup
@@ -63,7 +63,7 @@ func TestWritersAreCalledForTheirPieces(t *testing.T) {
 
 // Each piece is taken once, whether writers sleep or look, and all writers end.
 func TestPiecesAreTaken(t *testing.T) {
-	for _, lookers := range []int{0, 1, 8} {
+	for _, lookers := range []int32{0, 1, 8} {
 		s, taken := newSupply(t, 8, lookers)
 		for round := range 200 {
 			if round%10 == 0 {

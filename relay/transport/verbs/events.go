@@ -51,9 +51,15 @@ func (f *Fabric) event(n *nic, e verbs.Event) {
 			}
 		}
 	case verbs.PortUp:
+		if e.Port != n.port {
+			return
+		}
 		f.ports[n]++
 		f.cameBack(n, f.ports[n])
 	case verbs.PortLost:
+		if e.Port != n.port {
+			return
+		}
 		f.ports[n]++
 		for s := range f.sets {
 			if e.Port == n.port && s.uses(n, 0) {
@@ -87,7 +93,8 @@ func (f *Fabric) cameBack(n *nic, since int) {
 			for s := range f.sets {
 				switch {
 				case !s.used || !s.had[n.context] || s.broken || s.gone != nil:
-				case s.working || s.phase != running || !s.granting || !s.resolved: // they are changing just now
+				case s.working || s.phase != running || !s.granting || !s.resolved, // they are changing just now
+					!s.since.IsZero() && time.Since(s.resumed) <= f.config.Redial+f.back: // the limit is of the fault before
 					f.cameBack(n, since)
 					return
 				case !s.uses(n, 0):

@@ -71,6 +71,7 @@ type Link struct {
 	waiting map[uint64]func(error)
 	unheard map[uint32]*write // by ticket: the receiver has not said that they arrived
 	writes  map[uint64]*write // by grant
+	left    bool              // the channel is: no ticket comes any more
 }
 
 var (
@@ -143,6 +144,12 @@ func (s *Set) pairsOf(m *path) (list []int) {
 func (s *Set) Left(c *tcp.Channel) {
 	if e := s.ends[c]; e != nil && e.link != nil {
 		e.link.unhear() // who was to say so has left
+		e.link.left = true
+		clear(e.link.tickets)
+		for grant, f := range e.link.waiting {
+			delete(e.link.waiting, grant)
+			f(errDeserted)
+		}
 		if len(e.link.writes) > 0 {
 			s.deserted[e.link] = true
 		}
@@ -179,6 +186,8 @@ func (l *Link) Ticketed(grant uint64, f func(error)) {
 	switch s := l.set; {
 	case s.gone != nil || s.over:
 		f(s.why)
+	case l.left:
+		f(errDeserted)
 	case there:
 		f(nil)
 	case l.waiting[grant] != nil:

@@ -25,8 +25,8 @@ const (
 type fall struct {
 	Kind   uint32
 	Epoch  uint32
-	Link   uint32 // its number plus one, 0 for none
 	Reason [1012]byte
+	Link   uint32 // its number plus one, 0 for none
 }
 
 // fallen has how many of the other side's writes have arrived since the relays met. That side

@@ -54,6 +54,7 @@ type Set struct {
 	asking  bool // the dialing side is asked for queue pairs
 	ready   bool // and the other side has said meanwhile that it can be written to
 	begun   bool // bringing up
+	joined  bool // the other side has said how it is connected
 	working bool // a goroutine has the plumbing
 	timer   *time.Timer
 	// bringing lasts until it is settled.
@@ -167,7 +168,7 @@ func Of(p *tcp.Peer) *Set {
 
 // begin opens the NICs, and goes on.
 func (s *Set) begin(next func()) {
-	s.begun = true
+	s.begun, s.joined = true, false
 	s.bringing, s.brought = context.WithCancel(context.Background())
 	again, before, unflushed, suspects := s.used, s.nics, s.unflushed(), maps.Clone(s.suspects)
 	if !again {
@@ -396,10 +397,11 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 			return s.answered(m)
 		}
 	case *connect:
-		if !dialed && s.links != nil && int(m.Ends) == len(s.links)*s.perLink && !s.using {
+		if !dialed && s.links != nil && int(m.Ends) == len(s.links)*s.perLink && !s.using && !s.joined {
 			if s.settled && !s.used || s.working {
 				return nil
 			}
+			s.joined = true // once: by the connection manager others would take the queue pairs' place
 			s.page, s.cm.theirs = m.Page, m.Secret
 			s.work(func() error {
 				if err := s.connect(m.End[:m.Ends]); err != nil {
