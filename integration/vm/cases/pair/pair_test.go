@@ -6,6 +6,7 @@ package pair_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -150,83 +152,100 @@ func listens(t *testing.T, other *control.Client, port int) {
 	})
 }
 
-// A ping-pong over rxe, of programs that are not ours, has stood still for ever in an
-// emulated guest that had much to do, once in some ten runs: it has so many tries, of so long.
+// Programs that are not ours have stood still for ever over rxe and siw, in an emulated guest that
+// had much to do, once in some ten runs, or measured nothing: they have so many tries, of so long.
 const (
-	pingpongTries = 3
-	pingpongTime  = 90 * time.Second
+	strangersTries = 3
+	strangersTime  = 90 * time.Second
 )
+
+// tried does what other people's programs do until it succeeds; each time has its number.
+func tried(t *testing.T, do func(ctx context.Context, try int) error) {
+	t.Helper()
+	for try := 1; ; try++ {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), strangersTime, fmt.Errorf("not within %v", strangersTime))
+		err := do(ctx, try)
+		cancel()
+		if err == nil {
+			return
+		}
+		if t.Logf("try %d: %v", try, err); try == strangersTries {
+			t.Fatal("none of them came to a good end")
+		}
+	}
+}
+
+// both runs a program of the other guest, and one here once that listens, and gives what each
+// has said.
+func both(ctx context.Context, t *testing.T, other *control.Client, port int, there, here []string) (server, client string, err error) {
+	t.Helper()
+	s, end := startUntil(ctx, other, there...)
+	defer end()
+	listens(t, other, port)
+	out, err := exec.CommandContext(ctx, here[0], here[1:]...).CombinedOutput()
+	if err == nil {
+		err = <-s.ended // by itself, or with ctx
+	}
+	if err != nil {
+		err = fmt.Errorf("%w\n%s\nin the other guest:\n%s", cmp.Or(context.Cause(ctx), err), out, s.out)
+	}
+	return s.out.String(), string(out), err
+}
 
 func TestPingpongOverRoCE(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	for i, device := range []string{"mlx5_0", "mlx5_1"} {
 		t.Run(device, func(t *testing.T) {
-			for try := 1; ; try++ {
-				err := pingpong(t, other, device, wiring.Address(i, 1), 18515+try)
-				if err == nil {
-					return
+			tried(t, func(ctx context.Context, try int) error {
+				port := 18515 + try
+				// -c checks the received bytes. GID 1 is the one of the IPv4 address.
+				program := []string{"ibv_rc_pingpong", "-d", device, "-g", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n", "100", "-c"}
+				// Over another card than the rail comes only the exchange of addresses.
+				server, client, err := both(ctx, t, other, port, program, append(slices.Clone(program), wiring.Address(i, 1)))
+				const want = "13107200 bytes in"
+				if err == nil && (!strings.Contains(client, want) || !strings.Contains(server, want)) {
+					t.Errorf("no %q in\n%s\nor\n%s", want, client, server)
 				}
-				if t.Logf("try %d: %v", try, err); try == pingpongTries {
-					t.Fatal("none of them came to an end")
-				}
-			}
+				return err
+			})
 		})
 	}
 }
 
-// pingpong has the guests' devices send to each other and compare; it fails the test for
-// wrong answers, and returns an error where there is none in time.
-func pingpong(t *testing.T, other *control.Client, device, address string, port int) error {
-	ctx, cancel := context.WithTimeout(t.Context(), pingpongTime)
-	defer cancel()
-	// -c checks the received bytes. GID 1 is the one of the IPv4 address.
-	arguments := []string{"-d", device, "-g", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n", "100", "-c"}
-	server, end := startUntil(ctx, other, append([]string{"ibv_rc_pingpong"}, arguments...)...)
-	defer end()
-	listens(t, other, port)
-	// Over another card than the rail comes only the exchange of addresses.
-	out, err := exec.CommandContext(ctx, "ibv_rc_pingpong", append(arguments, address)...).CombinedOutput()
-	if ctx.Err() != nil {
-		return fmt.Errorf("not within %v: %s", pingpongTime, out)
-	}
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	const want = "13107200 bytes in"
-	if !strings.Contains(string(out), want) || !strings.Contains(server.wait(t), want) {
-		t.Errorf("no %q in\n%s\nor\n%s", want, out, server.out)
-	}
-	return nil
-}
-
 func TestWriteWithPerftest(t *testing.T) {
 	other := rdma(t, inside.RoCE)
-	const port = 18516
-	arguments := []string{"-d", "mlx5_0", "-x", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n", "200", "-F"}
-	server := start(t, other, append([]string{"ib_write_bw"}, arguments...)...)
-	listens(t, other, port)
-	out := inside.Command(t, "ib_write_bw", append(arguments, wiring.Address(0, 1))...)
-	server.wait(t)
-	figures := regexp.MustCompile(`(?m)^\s*65536\s+200\s+\S+\s+(\S+)`).FindStringSubmatch(out)
-	if figures == nil {
-		t.Fatalf("no figure in\n%s", out)
-	}
-	if rate, err := strconv.ParseFloat(figures[1], 64); err != nil || rate <= 0 {
-		t.Errorf("%s MiB/s", figures[1])
-	}
-	t.Logf("ib_write_bw, 64 KiB, emulated: %s MiB/s", figures[1])
+	tried(t, func(ctx context.Context, try int) error {
+		port := 18525 + try
+		program := []string{"ib_write_bw", "-d", "mlx5_0", "-x", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n", "200", "-F"}
+		_, out, err := both(ctx, t, other, port, program, append(slices.Clone(program), wiring.Address(0, 1)))
+		if err != nil {
+			return err
+		}
+		figures := regexp.MustCompile(`(?m)^\s*65536\s+200\s+\S+\s+(\S+)`).FindStringSubmatch(out)
+		if figures == nil {
+			return fmt.Errorf("no figure in\n%s", out)
+		}
+		if rate, err := strconv.ParseFloat(figures[1], 64); err != nil || rate <= 0 {
+			return fmt.Errorf("%s MiB/s", figures[1])
+		}
+		t.Logf("ib_write_bw, 64 KiB, emulated: %s MiB/s", figures[1])
+		return nil
+	})
 }
 
 func TestIWARP(t *testing.T) {
 	other := rdma(t, inside.IWARP)
-	const port = 7174
-	server := start(t, other, "rping", "-s", "-a", wiring.Address(0, 1), "-p", strconv.Itoa(port), "-C", "20", "-V", "-d")
-	listens(t, other, port) // iWARP runs over TCP
-	out := inside.Command(t, "rping", "-c", "-a", wiring.Address(0, 1), "-p", strconv.Itoa(port), "-C", "20", "-V", "-v")
-	if n := strings.Count(out, "ping data: rdma-ping-"); n != 20 {
-		t.Errorf("%d of 20 pings came back:\n%s", n, out)
-	}
-	server.wait(t)
+	tried(t, func(ctx context.Context, try int) error {
+		port := 7174 + try // iWARP runs over TCP
+		program := func(side ...string) []string {
+			return append([]string{"rping", "-a", wiring.Address(0, 1), "-p", strconv.Itoa(port), "-C", "20", "-V"}, side...)
+		}
+		_, out, err := both(ctx, t, other, port, program("-s", "-d"), program("-c", "-v"))
+		if n := strings.Count(out, "ping data: rdma-ping-"); err == nil && n != 20 {
+			t.Errorf("%d of 20 pings came back:\n%s", n, out)
+		}
+		return err
+	})
 }
 
 func TestAPulledCable(t *testing.T) {
