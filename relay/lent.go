@@ -19,9 +19,10 @@ import (
 
 // Memory of a GPU that is near its NICs needs no slots: the client lends it, by a DMA-BUF
 // descriptor that it makes itself, and NICs read and write it where it lies. They know it from
-// its first use on until it is given back; nothing of it is under way then, as with memory that
-// is copied. What is not lent, or what NICs refuse, bounces through slots in the host's memory:
-// never through slots on the same GPU, to which a copy would wait for the client's kernels.
+// the first use on that finds it lent until it is given back; nothing of it is under way then,
+// as with memory that is copied. What is not lent, or what NICs refuse, bounces through slots in
+// the host's memory: never through slots on the same GPU, to which a copy would wait for the
+// client's kernels.
 
 // wanted reports whether the relay would have NICs know a client's memory in place.
 func (m *memory) wanted() bool {

@@ -27,13 +27,18 @@ func direct(l launch.Lane) launch.Lane {
 	return launch.Lane{GPU: l.GPU, Role: "near", Direct: true, Servers: []launch.GPU{}, NICs: l.NICs}
 }
 
-// lend exports [offset, offset+n) of memory, and lends it.
+// lend exports [offset, offset+n) of memory, and lends it: the first operation on it that the
+// relay takes then finds it lent. The DMA-BUF has no answer, and what is posted after it comes
+// by a ring, which the relay may look into first; a question after it does not overtake it.
 func (m *memory) lend(s *client.Session, offset, n uint64) {
 	m.t.Helper()
 	var err error
 	m.Memory, err = s.Export(within(m.t), client.Allocation{FD: m.fd, Bytes: m.bytes, Offset: offset, Length: n, GPU: uuid(m.t, m.gpu),
 		DMABuf: func() (int, error) { return driver.MemDMABufFD(m.ptr, m.bytes) }})
 	if err != nil {
+		m.t.Fatal(err)
+	}
+	if _, err := s.Statistics(within(m.t)); err != nil {
 		m.t.Fatal(err)
 	}
 }

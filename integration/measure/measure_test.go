@@ -65,6 +65,13 @@ func TestPlainSockets(t *testing.T) {
 	if err := errors.Join(err, <-sent); err != nil || gbs <= 0 {
 		t.Errorf("%v GB/s, %v", gbs, err)
 	}
+	// Something comes also where the time is over before the first write.
+	ours, theirs = aPipe(t, how.Count())
+	go func() { sent <- how.Send(ours, 0) }()
+	gbs, err = ReceiveAll(theirs, 0)
+	if err := errors.Join(err, <-sent); err != nil || gbs <= 0 {
+		t.Errorf("%v GB/s in no time, %v", gbs, err)
+	}
 	ours, theirs = aPipe(t, 1)
 	answered := make(chan error, 1)
 	go func() { answered <- AnswerSocket(theirs[0], 8) }()

@@ -30,7 +30,8 @@ const socketPiece = 1 << 20
 func warmUp(d time.Duration) time.Duration { return d / 10 }
 
 // Send writes for a time, a tenth of it to warm up, and then ends its side of each
-// connection. There are Count of them.
+// connection. There are Count of them, and each gets at least one write: where the threads
+// begin late the time is over before the first.
 func (s Sockets) Send(to []*net.TCPConn, d time.Duration) error {
 	piece := make([]byte, socketPiece)
 	failed := make([]error, s.Threads)
@@ -39,12 +40,15 @@ func (s Sockets) Send(to []*net.TCPConn, d time.Duration) error {
 	for i := range s.Threads {
 		own := to[i*s.Each : (i+1)*s.Each]
 		threads.Go(func() {
-			for time.Now().Before(end) {
+			for {
 				for _, c := range own {
 					if _, err := c.Write(piece); err != nil {
 						failed[i] = err
 						return
 					}
+				}
+				if time.Now().After(end) {
+					break
 				}
 			}
 			for _, c := range own {
