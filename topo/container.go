@@ -13,7 +13,7 @@ import (
 // cannot differ from what a file once had.
 func (p *Plan) ContainerXML(gpus []string) ([]byte, error) {
 	if len(p.CPUs) == 0 {
-		return nil, errors.New("the plan has no tree of its host; write it anew with peerlane cdi generate")
+		return nil, errors.New("the plan has no tree of its host; peerlane cdi refresh writes one")
 	}
 	host := Host{Source: p.Source, CPUs: p.CPUs, Switches: p.Switches, GPUs: p.GPUs, NICs: p.NICs}
 	v, err := host.VirtualSwitch(p)

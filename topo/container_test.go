@@ -64,7 +64,7 @@ func TestTheVirtualSwitchOfAContainer(t *testing.T) {
 		t.Errorf("of a GPU that is not there: %s", text)
 	}
 	p.CPUs = nil
-	if text, err := p.ContainerXML([]string{"0000:82:00.0"}); err == nil || !strings.Contains(err.Error(), "peerlane cdi generate") {
+	if text, err := p.ContainerXML([]string{"0000:82:00.0"}); err == nil || !strings.Contains(err.Error(), "peerlane cdi refresh") {
 		t.Errorf("of a plan of an earlier release: %v: %s", err, text)
 	}
 }

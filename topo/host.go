@@ -459,6 +459,42 @@ func (h *Host) hosts() []string {
 	return names
 }
 
+// Only returns one of the hosts that a file describes: a number from 0, in the order of the
+// file, or its host_hash. Its devices have no Host.
+func (h *Host) Only(name string) (*Host, error) {
+	hosts := h.hosts()
+	at := slices.Index(hosts, strings.ToLower(name))
+	if n, err := strconv.Atoi(name); err == nil && at < 0 && n >= 0 && n < len(hosts) {
+		at = n
+	}
+	switch {
+	case at < 0 && len(hosts) == 1:
+		return nil, fmt.Errorf("host %q: the file describes one host, number 0", name)
+	case at < 0:
+		return nil, fmt.Errorf("host %q: the file describes %d hosts, numbers 0 to %d: %s", name, len(hosts), len(hosts)-1, strings.Join(hosts, ", "))
+	case len(hosts) == 1:
+		return h, nil
+	}
+	one := *h
+	one.CPUs = onHost(h.CPUs, func(c *CPU) *string { return &c.Host }, hosts[at])
+	one.Switches = onHost(h.Switches, func(s *Switch) *string { return &s.Host }, hosts[at])
+	one.GPUs = onHost(h.GPUs, func(g *GPU) *string { return &g.Host }, hosts[at])
+	one.NICs = onHost(h.NICs, func(n *NIC) *string { return &n.Host }, hosts[at])
+	one.Notes = append(slices.Clone(h.Notes), fmt.Sprintf("this is host %d of the file, %s", at, hosts[at]))
+	return &one, nil
+}
+
+// onHost returns copies of the devices on one host, without its name.
+func onHost[D any](all []D, host func(*D) *string, name string) (some []D) {
+	for _, d := range all {
+		if of := host(&d); *of == name {
+			*of = ""
+			some = append(some, d)
+		}
+	}
+	return some
+}
+
 func (h *Host) note(format string, args ...any) {
 	h.Notes = append(h.Notes, fmt.Sprintf(format, args...))
 }

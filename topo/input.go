@@ -94,6 +94,7 @@ func inputKind(data []byte) (kind string, err error) {
 // xmlKind tells by the root element, which comments and declarations may stand
 // before.
 func xmlKind(text []byte) (string, error) {
+	text = withoutDashes(text)
 	if err := checkElements(text); err != nil {
 		return "", err
 	}
@@ -118,6 +119,43 @@ func xmlKind(text []byte) (string, error) {
 			return SourceHwlocXML, nil
 		}
 		return "", fmt.Errorf("its root is <%s>; a topology of NCCL begins with <system>, one of hwloc with <topology>", root.Name.Local)
+	}
+}
+
+// withoutDashes replaces "-" within comments by "." in a copy of the text, if need be.
+// Some topology files have comments such as <!------ text ------>, which the standard and
+// the decoder refuse. Lines and columns stay.
+func withoutDashes(text []byte) []byte {
+	out := text
+	for at := 0; ; {
+		rest := text[at:]
+		i := bytes.IndexByte(rest, '<')
+		if i < 0 {
+			return out
+		}
+		begins, ends := "", ""
+		for _, form := range [][2]string{{"<!--", "-->"}, {"<![CDATA[", "]]>"}, {"<?", "?>"}, {"<", ""}} {
+			if bytes.HasPrefix(rest[i:], []byte(form[0])) {
+				begins, ends = form[0], form[1]
+				break
+			}
+		}
+		at += i + len(begins)
+		length := bytes.Index(text[at:], []byte(ends))
+		if length < 0 {
+			return out // the decoder names the place
+		}
+		if begins == "<!--" && bytes.IndexByte(text[at:at+length], '-') >= 0 {
+			if &out[0] == &text[0] {
+				out = bytes.Clone(text)
+			}
+			for j := at; j < at+length; j++ {
+				if out[j] == '-' {
+					out[j] = '.'
+				}
+			}
+		}
+		at += length + len(ends)
 	}
 }
 

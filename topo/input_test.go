@@ -108,3 +108,30 @@ func FuzzReadInput(f *testing.F) {
 		}
 	})
 }
+
+func TestReadInputAcceptsCommentsWithDashes(t *testing.T) {
+	for _, comment := range []string{"<!------ a skeleton ------>", "<!------>", "<!---->", "<!-- a -- b -->", "<!--- x --->", "<!-- <cpu> -- </cpu> -->"} {
+		text := comment + "\n" + strings.Replace(smallHost[strings.Index(smallHost, "<system"):], "<cpu", comment+"<cpu", 1)
+		h, err := ReadInput("some.file", []byte(text))
+		if err != nil {
+			t.Errorf("%s: %v", comment, err)
+			continue
+		}
+		if len(h.CPUs) != 2 || len(h.GPUs) != 5 || len(h.NICs) != 2 {
+			t.Errorf("%s: %d CPUs, %d GPUs, %d NICs", comment, len(h.CPUs), len(h.GPUs), len(h.NICs))
+		}
+	}
+	// Dashes elsewhere stay, and so do the places that errors name.
+	h, err := ReadInput("some.file", []byte(`<system version="1"><?a <!-- -- ?><cpu numaid="-1"><![CDATA[<!-- -- ]]><nic><net name="a--b"/></nic></cpu></system>`))
+	if err != nil || len(h.NICs) != 1 || h.NICs[0].Name != "a--b" {
+		t.Errorf("%+v, %v", h, err)
+	}
+	for text, want := range map[string]string{
+		"<system version=\"1\">\n<!-- -- -->\n<!-- -- --> <cpu": "line 3",
+		"<!-- -- ": "line 1",
+	} {
+		if _, err := ReadInput("some.file", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}

@@ -20,6 +20,7 @@ const (
 	maxXMLDepth    = 64
 	maxXMLNodes    = 1024 // <cpu>
 	maxXMLDevices  = 512  // GPUs and NICs, for each pair of them has a path
+	maxXMLWidth    = 1024 // lanes of a PCIe link, of which the standard has 32
 )
 
 // ReadNCCLXML reads a topology file of NCCL or RCCL: what NCCL_TOPO_DUMP_FILE
@@ -52,6 +53,7 @@ func readNCCLXML(r io.Reader) (*Host, error) {
 	if len(text) > maxXML {
 		return nil, fmt.Errorf("it is larger than %d MiB, which no topology is", maxXML>>20)
 	}
+	text = withoutDashes(text)
 	if err := checkXML(text); err != nil {
 		return nil, err
 	}
@@ -224,6 +226,40 @@ type xmlReader struct {
 	classless  int
 	// loose is the NUMA node of each host's NICs without a PCI device.
 	loose map[string]int
+	// unusable are the values that are no numbers: a note for each kind.
+	unusable []unusableValue
+}
+
+// unusableValue is the first value of a kind that is no number, and how many there are.
+type unusableValue struct {
+	attribute, value, of, effect string
+	count                        int
+}
+
+// ignore records that an attribute of a device has no usable value, and the effect of that.
+func (x *xmlReader) ignore(attribute, value, of, effect string) {
+	i := slices.IndexFunc(x.unusable, func(u unusableValue) bool { return u.attribute == attribute })
+	if i < 0 {
+		i = len(x.unusable)
+		x.unusable = append(x.unusable, unusableValue{attribute: attribute, value: value, of: of, effect: effect})
+	}
+	x.unusable[i].count++
+}
+
+// link reads the speed and the width of a function's link. "" and a width of 0 stand for
+// unknown.
+func (x *xmlReader) link(p xmlPCI, busID string) (speed string, width int) {
+	if p.Speed != "" && !strings.HasPrefix(p.Speed, "Unknown") && linkSpeed(p.Speed) == 0 {
+		x.ignore("link_speed", p.Speed, busID, "the link counts as PCIe 3.0")
+	} else {
+		speed = p.Speed
+	}
+	width, err := strconv.Atoi(p.Width)
+	if p.Width != "" && err != nil || width < 0 || width > maxXMLWidth {
+		x.ignore("link_width", p.Width, busID, "the link counts as x16")
+		width = 0
+	}
+	return speed, width
 }
 
 func (x *xmlReader) cpu(c xmlCPU) error {
@@ -328,8 +364,8 @@ func (x *xmlReader) pci(p xmlPCI, numa int, above string) error {
 	if len(x.host.GPUs)+len(x.host.NICs) > maxXMLDevices {
 		return p.fail("it has more than %d GPUs and NICs, which is more than are read", maxXMLDevices)
 	}
-	width, _ := strconv.Atoi(p.Width) // "" and 0 stand for unknown
-	place := Place{Switch: above, Link: pcieBandwidth(p.Speed, width), LinkSpeed: p.Speed, LinkWidth: width}
+	speed, width := x.link(p, busID)
+	place := Place{Switch: above, Link: pcieBandwidth(speed, width), LinkSpeed: speed, LinkWidth: width}
 	identity := PCIIdentity{p.Class, p.Vendor, p.Device, p.SubsystemVendor, p.SubsystemDevice}
 	switch {
 	case len(p.GPUs) > 0 || len(p.NICs) == 0 && len(p.PCI) == 0 && graphics(p.Class, p.Vendor):
@@ -523,9 +559,12 @@ func (x *xmlReader) nics(nics []xmlNIC, at NIC) error {
 				return fmt.Errorf("a <net> under the <cpu> of numaid %d has no name", at.NUMA)
 			}
 			p := Port{}
-			p.Number, _ = strconv.Atoi(net.Port)      // absent in old files
-			mbps, err := strconv.Atoi(net.Speed)      // some NICs write -1
-			if err == nil && mbps > 0 && mbps < 1e9 { // else unknown
+			p.Number, _ = strconv.Atoi(net.Port) // absent in old files
+			mbps, err := strconv.Atoi(net.Speed) // some NICs write -1, for unknown
+			switch {
+			case net.Speed != "" && err != nil || mbps >= 1e9:
+				x.ignore("speed", net.Speed, nic.Name, "the port counts as 10 Gbit/s")
+			case mbps > 0:
 				p.RateGbps = float64(mbps) / 1000
 			}
 			nic.Ports = []Port{p}
@@ -552,11 +591,15 @@ func (x *xmlReader) nics(nics []xmlNIC, at NIC) error {
 }
 
 func (x *xmlReader) addNIC(nic NIC) error {
-	if key := nic.Host + "/" + nic.Name; x.names[key] {
+	key := nic.Host + "/" + nic.Name
+	if x.names[key] {
+		// NCCL writes a <net> without a PCI device once under each <cpu>.
+		if nic.BusID == "" && slices.ContainsFunc(x.host.NICs, func(n NIC) bool { return n.Host == nic.Host && n.Name == nic.Name && n.BusID == "" }) {
+			return nil
+		}
 		return fmt.Errorf("it has two <net> named %q", nic.Name)
-	} else {
-		x.names[key] = true
 	}
+	x.names[key] = true
 	nic.Order = x.place()
 	x.host.NICs = append(x.host.NICs, nic)
 	return nil
@@ -568,12 +611,19 @@ func (x *xmlReader) finish() {
 	if x.classless > 0 {
 		h.note("%d PCI devices have neither a class nor a <gpu> or <nic>, so nothing tells what they are; they are left out", x.classless)
 	}
+	for _, u := range x.unusable {
+		others := ""
+		if u.count > 1 {
+			others = fmt.Sprintf(", and of %d more", u.count-1)
+		}
+		h.note("%s %s of %s%s is not usable: %s", u.attribute, quoteStart([]byte(u.value)), u.of, others, u.effect)
+	}
 	order := map[string]int{}
 	for i, name := range h.hosts() {
 		order[name] = i
 	}
 	if x.several {
-		h.note("the file describes %d hosts; a plan is for one", len(order))
+		h.note("the file describes %d hosts; a plan is for one of them (peerlane plan --host)", len(order))
 	}
 	type numbered struct {
 		host  string

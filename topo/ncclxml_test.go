@@ -365,3 +365,50 @@ func FuzzReadNCCLXML(f *testing.F) {
 		}
 	})
 }
+
+func TestReadNCCLXMLMergesNetsWithoutPCIDevice(t *testing.T) {
+	const tunnel = `<nic><net name="tunl0" dev="0" speed="10000" port="0" guid="0x0"/></nic>`
+	h := readXML(t, `<system version="1"><cpu numaid="0"><pci busid="1:0.0" class="0x030200"/>`+tunnel+`</cpu><cpu numaid="1">`+tunnel+`</cpu></system>`)
+	if len(h.NICs) != 1 || h.NICs[0].Name != "tunl0" || h.NICs[0].NUMA != 0 {
+		t.Errorf("%+v", h.NICs)
+	}
+	// A NIC with a PCI device and one without are not the same.
+	_, err := ReadNCCLXML(strings.NewReader(`<system version="1"><cpu numaid="0"><pci busid="1:0.0"><nic><net name="tunl0"/></nic></pci>`+tunnel+`</cpu></system>`), "some.xml")
+	if err == nil || !strings.Contains(err.Error(), `two <net> named "tunl0"`) {
+		t.Error(err)
+	}
+	// Each host of a file has its own.
+	cpu := func(hash int) string { return fmt.Sprintf(`<cpu host_hash="0x%d" numaid="0">%s</cpu>`, hash, tunnel) }
+	if h := readXML(t, `<system version="1">`+cpu(1)+cpu(2)+`</system>`); len(h.NICs) != 2 {
+		t.Errorf("two hosts: %+v", h.NICs)
+	}
+}
+
+func TestReadNCCLXMLNotesValuesThatAreNoNumbers(t *testing.T) {
+	h := readXML(t, `<system version="1"><cpu numaid="0">
+		<pci busid="1:0.0" class="0x030200" link_speed="NaN GT/s" link_width="99999999999"><gpu dev="0" sm="90"/></pci>
+		<pci busid="2:0.0" class="0x030200" link_speed="1e309 GT/s PCIe" link_width="-4"><gpu dev="1" sm="90"/></pci>
+		<pci busid="3:0.0" class="0x020700" link_speed="Unknown speed" link_width=""><nic><net name="mlx5_0" speed="NaN"/></nic></pci>
+		<pci busid="4:0.0" class="0x020700" link_speed="" link_width="0"><nic><net name="mlx5_1" speed="1e309"/></nic></pci>
+		<pci busid="5:0.0" class="0x020700" link_speed="16 GT/s" link_width="255"><nic><net name="mlx5_2" speed="99999999999"/></nic></pci>
+		<pci busid="6:0.0" class="0x020700"><nic><net name="mlx5_3" speed="-1"/></nic></pci>
+	</cpu></system>`)
+	want := []string{
+		`link_speed "NaN GT/s" of 0000:01:00.0, and of 1 more is not usable: the link counts as PCIe 3.0`,
+		`link_width "99999999999" of 0000:01:00.0, and of 1 more is not usable: the link counts as x16`,
+		`speed "NaN" of mlx5_0, and of 2 more is not usable: the port counts as 10 Gbit/s`,
+	}
+	if diff := cmp.Diff(want, h.Notes); diff != "" {
+		t.Errorf("notes (-want +got):\n%s", diff)
+	}
+	for _, g := range h.GPUs {
+		if g.Link != 12 || g.LinkSpeed != "" || g.LinkWidth != 0 {
+			t.Errorf("%+v", g.Place)
+		}
+	}
+	for _, n := range h.NICs {
+		if n.RateGbps() != 0 {
+			t.Errorf("%s has %v Gbit/s", n.Name, n.RateGbps())
+		}
+	}
+}

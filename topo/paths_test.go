@@ -356,3 +356,46 @@ func TestNamesThatLookLikeSomethingElse(t *testing.T) {
 		}
 	}
 }
+
+func TestOnlyHostOfAFileCanBePlanned(t *testing.T) {
+	host := func(hash string, gpus int) (s string) {
+		var inner string
+		for i := range gpus {
+			inner += gpuXML(fmt.Sprintf("0000:%02x:00.0", 2+i), i, "")
+		}
+		return strings.Replace(cpuXML(0, bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765", inner+netXML("0000:0f:00.0", "mlx5_0"))), "<cpu", `<cpu host_hash="`+hash+`"`, 1)
+	}
+	h := readXML(t, system(host("0xA5", 1), host("0x2", 2)))
+	for name, gpus := range map[string]int{"0": 1, "1": 2, "0xa5": 1, "0xA5": 1, "0x2": 2} {
+		one, err := h.Only(name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		plan, err := MakePlan(one, PlanConfig{})
+		if err != nil || len(plan.Lanes) != gpus || len(one.NICs) != 1 || len(one.Switches) != 1 || len(one.CPUs) != 1 {
+			t.Errorf("host %s: %+v, %v", name, one, err)
+			continue
+		}
+		for _, l := range plan.Lanes {
+			if l.Kind != "direct" {
+				t.Errorf("host %s: %+v", name, l)
+			}
+		}
+	}
+	for _, name := range []string{"2", "-1", "0x3", "", "x"} {
+		if one, err := h.Only(name); err == nil || one != nil || !strings.Contains(err.Error(), "numbers 0 to 1: 0xa5, 0x2") {
+			t.Errorf("host %q: %v", name, err)
+		}
+	}
+	if h.GPUs[0].Host != "0xa5" {
+		t.Errorf("Only changed the file's hosts: %+v", h.GPUs)
+	}
+	alone := readXML(t, system(host("0x2", 1)))
+	if one, err := alone.Only("0"); err != nil || one != alone {
+		t.Error(err)
+	}
+	if _, err := alone.Only("1"); err == nil || !strings.Contains(err.Error(), "one host, number 0") {
+		t.Error(err)
+	}
+}

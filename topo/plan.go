@@ -212,7 +212,7 @@ func (p *Plan) GPU(name string) (GPU, error) { return findGPU(p.GPUs, name) }
 type SeveralHostsError struct{ Hosts []string }
 
 func (e *SeveralHostsError) Error() string {
-	return fmt.Sprintf("planning: the topology has %d hosts (%s), and a plan is for one", len(e.Hosts), strings.Join(e.Hosts, ", "))
+	return fmt.Sprintf("planning: the topology has %d hosts (%s), and a plan is for one; choose it with peerlane plan --host N, from 0 to %d", len(e.Hosts), strings.Join(e.Hosts, ", "), len(e.Hosts)-1)
 }
 
 // MakePlan gives each GPU of a host a lane. The same host and configuration

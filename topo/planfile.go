@@ -21,7 +21,7 @@ func ReadPlan(path string) (*Plan, error) {
 	}
 	p, err := parsePlan(text)
 	if err != nil {
-		return nil, fmt.Errorf("reading the plan %s: %w; write it anew with peerlane cdi generate", path, err)
+		return nil, fmt.Errorf("reading the plan %s: %w; peerlane cdi refresh writes it anew", path, err)
 	}
 	return p, nil
 }

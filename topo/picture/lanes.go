@@ -39,12 +39,9 @@ func (p *Picture) addLanes() {
 	if p.plan == nil {
 		return
 	}
-	fastest := 0.0
-	for _, l := range p.plan.Lanes {
-		fastest = max(fastest, l.Bandwidth)
-	}
+	p.portRate = portRate(p.tree.host.NICs)
 	for i, l := range p.plan.Lanes {
-		drawn := &lane{Lane: l, index: i, start: p.tree.gpus[l.GPU], bin: bin(l.Bandwidth, fastest)}
+		drawn := &lane{Lane: l, index: i, start: p.tree.gpus[l.GPU], bin: bin(l.Bandwidth, p.portRate)}
 		if l.Bandwidth == 0 && l.Kind != "" {
 			drawn.bin = -1 // a NIC that the topology lacks
 		}
@@ -87,12 +84,24 @@ func (p *Picture) addLanes() {
 	p.sortPorts()
 }
 
-// bin is where a rate is between nothing and the fastest one.
-func bin(rate, fastest float64) int {
-	if fastest <= 0 {
-		return 0
+// defaultPortRate is the scale of a host whose NICs state no rate: 400 Gbit/s in GB/s.
+const defaultPortRate = 50
+
+// portRate returns the rate of the fastest port in GB/s. It is the scale of the
+// colours, so that pictures of the same host with and without a failed NIC have the
+// same colour for the same bandwidth.
+func portRate(nics []topo.NIC) float64 {
+	fastest := 0.0
+	for _, n := range nics {
+		fastest = max(fastest, n.RateGbps()/8)
 	}
-	return min(bins-1, max(0, int(float64(bins)*rate/fastest-1e-9)))
+	return cmp.Or(fastest, defaultPortRate)
+}
+
+// bin returns the colour of a bandwidth: the index of its part of the port rate.
+// A lane of several NICs can exceed one port, and has the last colour.
+func bin(bandwidth, port float64) int {
+	return min(bins-1, max(0, int(float64(bins)*bandwidth/port-1e-9)))
 }
 
 func (p *Picture) stop(l *lane, at *node) {
@@ -211,6 +220,9 @@ func (p *Picture) placeLanes(deck float64) (right float64) {
 			words = "no lane"
 		}
 		l.label = text{deck + 8, l.stops[0].y - 5, "", styleLane, words}
+		if l.Kind == "" {
+			l.label.y += 9 // no line is below it
+		}
 		if l.drawn() {
 			l.path = l.draw(deck, deck+stub+float64(l.track)*track)
 		}
@@ -329,7 +341,10 @@ func (p *Picture) placeBars(left float64) (right float64) {
 			words, style := figure(rate), styleSmall
 			if i == 0 {
 				words, style = gbs(rate), styleRate
-				if l.bin < 0 {
+				switch {
+				case l.Kind == "":
+					words, b.widths[0] = "no lane", 0
+				case l.bin < 0:
 					words = "not known"
 				}
 			}

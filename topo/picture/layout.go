@@ -46,7 +46,9 @@ type Picture struct {
 	lanes         []*lane
 	bars          []bar
 	legend        legend
+	narrow        legend // in place of legend where the picture is shown small
 	notes         []text
+	portRate      float64 // GB/s; the scale of the colours
 	// What the picture is of.
 	plan     *topo.Plan
 	estimate *topo.Estimate
@@ -91,7 +93,7 @@ func New(h *topo.Host, p *topo.Plan, e *topo.Estimate) *Picture {
 	pic.width = right + margin
 	pic.head()
 	pic.width = max(pic.width, 760)
-	pic.legend.place(pic)
+	pic.placeLegends()
 	pic.placeNotes()
 	return pic
 }

@@ -6,13 +6,14 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// legend says what lines, colours and bars mean: those that occur.
+// legend explains the lines, colours and bars that occur.
 type legend struct {
+	class string // of its group
 	items []legendItem
 	rule  float64 // y of the line above it
 }
 
-// legendItem is a sample and its words. What is drawn is one of these.
+// legendItem is a sample and its words. One of lane and bar is set, or none.
 type legendItem struct {
 	lane  string // a kind of lane
 	bin   int    // a colour; -1 for none
@@ -24,45 +25,72 @@ type legendItem struct {
 const (
 	sampleWidth = 34.0
 	legendPitch = 20.0
+	narrowPitch = 40.0
 )
 
-func (g *legend) place(p *Picture) {
+// placeLegends adds both legends below the picture, at the same place: the style sheet
+// shows the narrow one where the picture is shown at less than two thirds of its width.
+func (p *Picture) placeLegends() {
 	kinds := map[string]bool{}
-	fastest := 0.0
+	coloured := false
 	for _, l := range p.lanes {
 		kinds[l.Kind] = true
-		if l.bin >= 0 && l.drawn() {
-			fastest = max(fastest, l.Bandwidth)
-		}
+		coloured = coloured || l.bin >= 0 && l.drawn()
 	}
-	var rows [][]legendItem
-	var row []legendItem
+	var lines, narrowLines, colours, narrowColours, bars []legendItem
 	for _, k := range []struct{ kind, words string }{
 		{topo.KindDirect, "direct: the NIC reads and writes the GPU's memory"},
 		{topo.KindStaged, "staged by a relay on the GPUs marked ■"},
 		{topo.KindBounce, "bounce, through the host memory marked ◆"},
 	} {
 		if kinds[k.kind] {
-			row = append(row, legendItem{lane: k.kind, bin: -1, words: text{words: k.words}})
+			lines = append(lines, legendItem{lane: k.kind, bin: -1, words: text{words: k.words}})
+			narrowLines = append(narrowLines, legendItem{lane: k.kind, bin: -1, words: text{words: k.kind}})
 		}
 	}
-	rows = append(rows, row)
-	row = nil
 	for b := range bins {
-		if fastest > 0 {
-			words := "to " + gbs(fastest*float64(b+1)/bins)
-			row = append(row, legendItem{lane: topo.KindDirect, bin: b, words: text{words: words}})
+		if !coloured {
+			break
 		}
+		// The last colour is also that of a lane with several ports.
+		upTo := figure(p.portRate * float64(b+1) / bins)
+		words := "up to " + upTo + " GB/s"
+		switch b {
+		case 0:
+			words = "0 to " + upTo + " GB/s"
+		case bins - 1:
+			upTo += " GB/s"
+			words = "over " + figure(p.portRate*float64(b)/bins) + " GB/s (a port has " + figure(p.portRate) + ")"
+		}
+		colours = append(colours, legendItem{lane: topo.KindDirect, bin: b, words: text{words: words}})
+		narrowColours = append(narrowColours, legendItem{lane: topo.KindDirect, bin: b, words: text{words: upTo}})
 	}
-	rows = append(rows, row)
-	row = nil
 	if len(p.bars) > 0 {
 		for i, words := range []string{"as planned", "as NCCL does it today", "GPUDirect RDMA off"} {
-			row = append(row, legendItem{bar: i + 1, bin: -1, words: text{words: words}})
+			bars = append(bars, legendItem{bar: i + 1, bin: -1, words: text{words: words}})
 		}
 	}
-	rows = append(rows, row)
+	words := ""
+	if slices.ContainsFunc(p.links, func(l line) bool { return len(l.texts) > 0 }) {
+		words = "Links: usable bandwidth in each direction, as NCCL computes it; the thicker the faster."
+	}
+	if len(p.bars) > 0 {
+		words += " Lanes: an estimate, while all GPUs exchange with the network as fast as they can."
+	}
+	p.legend.class, p.narrow.class = "legend", "legend narrow"
+	y := p.legend.place(p, styleText, legendPitch, lines, colours, bars)
+	y += legendPitch
+	for _, l := range styleText.wrap(words, p.width-2*margin) {
+		p.legend.items = append(p.legend.items, legendItem{bin: -1, words: text{margin, y, "", styleText, l}})
+		y += 16
+	}
+	end := p.narrow.place(p, styleNarrow, narrowPitch, narrowLines, narrowColours)
+	p.height = max(y-10, end+10)
+}
 
+// place gives the items of each row their places, breaks rows that are wider than the
+// picture, and returns the y of the last one.
+func (g *legend) place(p *Picture, s style, pitch float64, rows ...[]legendItem) float64 {
 	y := p.height + 26
 	g.rule = y
 	y += 8
@@ -70,31 +98,19 @@ func (g *legend) place(p *Picture) {
 		if len(row) == 0 {
 			continue
 		}
-		y += legendPitch
+		y += pitch
 		x := margin
 		for _, item := range row {
-			wide := sampleWidth + 8 + styleText.width(item.words.words) + 26
+			wide := sampleWidth + 8 + s.width(item.words.words) + 26
 			if x > margin && x+wide > p.width-margin {
 				x = margin
-				y += legendPitch
+				y += pitch
 			}
 			item.x, item.y = x, y
-			item.words.x, item.words.y, item.words.style = x+sampleWidth+8, y, styleText
+			item.words.x, item.words.y, item.words.style = x+sampleWidth+8, y, s
 			g.items = append(g.items, item)
 			x += wide
 		}
 	}
-	y += legendPitch
-	words := ""
-	if slices.ContainsFunc(p.links, func(l line) bool { return len(l.texts) > 0 }) {
-		words = "Links: usable bandwidth in each direction, as NCCL reckons it; the thicker the faster."
-	}
-	if len(p.bars) > 0 {
-		words += " Lanes: an estimate, while all GPUs exchange with the network as fast as they can."
-	}
-	for _, l := range styleText.wrap(words, p.width-2*margin) {
-		g.items = append(g.items, legendItem{bin: -1, words: text{margin, y, "", styleText, l}})
-		y += 16
-	}
-	p.height = y - 10
+	return y
 }

@@ -343,3 +343,72 @@ func TestTheTableOfThePage(t *testing.T) {
 		}
 	}
 }
+
+// A picture of a host that has lost a NIC has the colours and the legend of the whole
+// host: the scale is the port's rate, not the fastest lane.
+func TestColourScaleIsThePortRate(t *testing.T) {
+	legendOf := func(nics int) string {
+		b := build(1)
+		for s := range 2 {
+			id := fmt.Sprintf("00aa:%02x:00.0", s)
+			b.sw(id, "", 0, gen(5)).gpu("", id, 0, gen(5)).gpu("", id, 0, gen(5))
+			if s < nics {
+				b.nic(id, 0, 400, gen(5))
+			}
+		}
+		m := machine{host: &b.h}
+		var words []string
+		for _, item := range m.draw(t).legend.items {
+			if strings.Contains(item.words.words, " GB/s") {
+				words = append(words, item.words.words)
+			}
+		}
+		return strings.Join(words, ", ")
+	}
+	const want = "0 to 10 GB/s, up to 20 GB/s, up to 30 GB/s, up to 40 GB/s, over 40 GB/s (a port has 50)"
+	for nics := 1; nics <= 2; nics++ {
+		if got := legendOf(nics); got != want {
+			t.Errorf("%d NICs: the legend is %q, want %q", nics, got, want)
+		}
+	}
+	for _, test := range []struct {
+		bandwidth, port float64
+		want            int
+	}{{0, 50, 0}, {10, 50, 0}, {10.1, 50, 1}, {50, 50, 4}, {100, 50, 4}} {
+		if got := bin(test.bandwidth, test.port); got != test.want {
+			t.Errorf("%v of %v GB/s: colour %d, want %d", test.bandwidth, test.port, got, test.want)
+		}
+	}
+	if got := portRate(nil); got != defaultPortRate {
+		t.Errorf("the scale of a host without NICs is %v", got)
+	}
+}
+
+// A GPU without a lane is not a GPU whose lane carries nothing.
+func TestGPUWithoutLaneHasNoBar(t *testing.T) {
+	b := build(1).sw("00aa:00:00.0", "", 0, gen(5)).gpu("", "00aa:00:00.0", 0, gen(5)).gpu("", "00aa:00:00.0", 0, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
+	lane := topo.Lane{GPU: b.h.GPUs[0].BusID, Role: topo.RoleNear, Kind: topo.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
+	none := topo.Lane{GPU: b.h.GPUs[1].BusID}
+	e := &topo.Estimate{GPUs: []topo.GPUEstimate{{GPU: lane.GPU}, {GPU: none.GPU}}}
+	e.GPUs[0].NCCL, e.GPUs[1].NCCL = 20, 20
+	p := New(&b.h, &topo.Plan{GPUs: b.h.GPUs, NICs: b.h.NICs, Lanes: []topo.Lane{lane, none}}, e)
+	var got []string
+	for _, bar := range p.bars {
+		got = append(got, fmt.Sprintf("%s %v", bar.texts[0].words, bar.widths[0]))
+	}
+	if diff := cmp.Diff([]string{"not known 1", "no lane 0"}, got); diff != "" {
+		t.Errorf("bars (-want +got):\n%s", diff)
+	}
+}
+
+// Names of the same NIC's ports differ at their ends.
+func TestLongNICNamesStayDistinct(t *testing.T) {
+	b := build(1).sw("00aa:00:00.0", "", 0, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
+	b.h.NICs[0].Name, b.h.NICs[1].Name = "rocep139s0f0-of-the-first-card-np0", "rocep139s0f0-of-the-first-card-np1"
+	svg := string(New(&b.h, nil, nil).SVG())
+	for _, end := range []string{"np0</text>", "np1</text>"} {
+		if !strings.Contains(svg, end) {
+			t.Errorf("no name ends with %q", end)
+		}
+	}
+}

@@ -73,6 +73,7 @@ func (p *Picture) svg(w *writer, alone bool) {
 		w.bar(b)
 	}
 	p.legend.write(w, p.width)
+	p.narrow.write(w, p.width)
 	for _, n := range p.notes {
 		w.words(n)
 	}
@@ -158,7 +159,11 @@ func (p *Picture) node(w *writer, n *node) {
 			if n.address+rate == "" {
 				y = n.middle() + 4
 			}
-			line(y, styleName, plain(n.name), fabric, styleText)
+			name, room := plain(n.name), right-left
+			if styleName.width(name)+styleText.width(fabric)+8 > room {
+				name, fabric, rate = styleName.fitMiddle(name, room), "", strings.TrimSpace(fabric+" "+rate)
+			}
+			line(y, styleName, name, fabric, styleText)
 			line(y+15, styleAddress, plain(n.address), rate, styleText)
 		case kindMemory:
 			line(n.middle()+4, styleText, n.name, "", styleText)
@@ -296,13 +301,16 @@ func (w *writer) bar(b bar) {
 }
 
 func (g legend) write(w *writer, width float64) {
-	w.open("g", "class", "legend")
+	w.open("g", "class", g.class)
 	w.path("rule", fmt.Sprintf("M%s %sH%s", coordinate(margin), coordinate(g.rule), coordinate(width-margin)), 1)
 	for _, item := range g.items {
 		middle := item.y - 4
 		switch {
 		case item.lane != "":
 			l := &lane{Lane: topo.Lane{Kind: item.lane}, bin: item.bin}
+			if item.words.style == styleNarrow {
+				middle -= 5
+			}
 			path := fmt.Sprintf("M%s %sH%s", coordinate(item.x), coordinate(middle), coordinate(item.x+sampleWidth))
 			w.open("g", "class", "lane "+item.lane+binClass(item.bin))
 			w.path("line", path, l.thickness())

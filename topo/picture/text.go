@@ -26,8 +26,9 @@ var (
 	styleLane     = style{"kind", 10.5, true, false}
 	styleRate     = style{"rate", 11, true, false}
 	styleSmall    = style{"small", 9.5, false, false}
+	styleNarrow   = style{"narrow", 27, false, false}
 
-	styles = []style{styleTitle, styleSubtitle, styleColumn, styleName, styleText, styleAddress, styleLink, styleLane, styleRate, styleSmall}
+	styles = []style{styleTitle, styleSubtitle, styleColumn, styleName, styleText, styleAddress, styleLink, styleLane, styleRate, styleSmall, styleNarrow}
 )
 
 // advances are the widths of DejaVu Sans from ' ' to '~', thousandths of the
@@ -79,6 +80,22 @@ func (s style) fit(text string, width float64) string {
 	for len(runes) > 0 {
 		runes = runes[:len(runes)-1]
 		if cut := strings.TrimRight(string(runes), " ,.") + "…"; s.width(cut) <= width {
+			return cut
+		}
+	}
+	return ""
+}
+
+// fitMiddle cuts a name that is wider than that in its middle: the names of NICs
+// differ in their last characters (rocep139s0f0np0 and rocep139s0f1np1).
+func (s style) fitMiddle(name string, width float64) string {
+	width += 0.01 // a name that is as wide as its room fits
+	if s.width(name) <= width {
+		return name
+	}
+	runes := []rune(name)
+	for n := len(runes) - 1; n > 0; n-- {
+		if cut := string(runes[:n/2]) + "…" + string(runes[len(runes)-(n-n/2):]); s.width(cut) <= width {
 			return cut
 		}
 	}
