@@ -5,18 +5,17 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"iter"
-	"os"
 	"slices"
 	"strings"
 	"unicode"
 
-	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -58,7 +57,7 @@ func (a *app) printJSON(v any) error {
 	if err != nil {
 		return err
 	}
-	_, _ = a.out.Write(text) // a.out remembers its errors
+	_, _ = a.out.Document().Write(text) // a.out remembers its errors
 	return nil
 }
 
@@ -70,7 +69,7 @@ func indented(v any) ([]byte, error) {
 	if err := e.Encode(v); err != nil {
 		return nil, fmt.Errorf("printing JSON: %w", err)
 	}
-	return b.Bytes(), nil
+	return terminal.JSON(b.Bytes()), nil
 }
 
 // printTopology prints t as printJSON would with these paths, but one at a time:
@@ -82,7 +81,7 @@ func (a *app) printTopology(t topology, paths iter.Seq[topo.Pair]) error {
 		return err
 	}
 	const none = "[]\n}\n" // the end: paths are the last field
-	w := bufio.NewWriterSize(a.out, 64<<10)
+	w := bufio.NewWriterSize(a.out.Document(), 64<<10)
 	_, _ = w.Write(bytes.TrimSuffix(text, []byte(none)))
 	before, after := "[\n    ", none
 	var one bytes.Buffer
@@ -95,7 +94,7 @@ func (a *app) printTopology(t topology, paths iter.Seq[topo.Pair]) error {
 			return fmt.Errorf("printing JSON: %w", err)
 		}
 		_, _ = w.WriteString(before)
-		if _, err := w.Write(bytes.TrimSuffix(one.Bytes(), []byte("\n"))); err != nil {
+		if _, err := w.Write(terminal.JSON(bytes.TrimSuffix(one.Bytes(), []byte("\n")))); err != nil {
 			return nil // a.out remembers it
 		}
 		before, after = ",\n    ", "\n  ]\n}\n"
@@ -105,106 +104,48 @@ func (a *app) printTopology(t topology, paths iter.Seq[topo.Pair]) error {
 	return nil
 }
 
-// sink is standard output. It keeps the first error, so that printing need not
-// look after it line by line: run does, at the end.
-type sink struct {
-	io.Writer
-	err error
+// SGR attributes.
+const (
+	bold        = 1
+	red         = 31
+	green       = 32
+	yellow      = 33
+	cyan        = 36
+	brightGreen = 92
+)
+
+// newTable makes a table, with bold headings where there are colours.
+func (a *app) newTable(heading ...any) *table.Writer {
+	return table.New(a.colours(), heading...)
 }
 
-func (s *sink) Write(p []byte) (int, error) {
-	n, err := s.Writer.Write(p)
-	if err != nil && s.err == nil {
-		s.err = err
+// colours says whether standard output shows colours.
+func (a *app) colours() bool { return a.out != nil && a.out.Colours() }
+
+// paint sanitises s, and colours it where there are colours.
+func (a *app) paint(s string, attributes ...int) terminal.Styled {
+	if !a.colours() {
+		attributes = nil
 	}
-	return n, err
+	return terminal.Paint(s, attributes...)
 }
 
-// terminal is the terminal that w is, nil where it is none.
-func terminal(w io.Writer) *os.File {
-	if s, ok := w.(*sink); ok {
-		w = s.Writer
+// wrapLast wraps the last column of a table at the terminal's width.
+func (a *app) wrapLast(t *table.Writer, heading string) {
+	if width := a.out.Columns(); width > 0 {
+		t.Wrap(heading, width)
 	}
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		return f
-	}
-	return nil
-}
-
-// colourful says whether a reader of w sees colours: a terminal does, unless
-// NO_COLOR (https://no-color.org) or a dumb terminal speaks against it.
-func colourful(w io.Writer) bool {
-	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && terminal(w) != nil
-}
-
-// columns is the width of the terminal that w is, 0 where it is none: what is
-// piped is cut by whoever reads it.
-func columns(w io.Writer) int {
-	f := terminal(w)
-	if f == nil {
-		return 0
-	}
-	wide, _, err := term.GetSize(int(f.Fd()))
-	if err != nil {
-		return 0 // a terminal that cannot tell is treated like a pipe
-	}
-	return wide
-}
-
-// newTable is the look of all tables: columns two blanks apart, no lines, bold
-// headings where there are colours.
-func (a *app) newTable(heading ...any) table.Writer {
-	t := table.NewWriter()
-	style := table.StyleDefault
-	style.Name = "peerlane"
-	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
-	style.Format = table.FormatOptions{Header: text.FormatDefault, Row: text.FormatDefault}
-	style.Options = table.Options{}
-	if colourful(a.out) {
-		style.Color.Header = text.Colors{text.Bold}
-	}
-	t.SetStyle(style)
-	t.SuppressTrailingSpaces()
-	t.AppendHeader(table.Row(heading))
-	return t
-}
-
-// paint colours s where there are colours.
-func (a *app) paint(s string, colours ...text.Color) string {
-	if !colourful(a.out) {
-		return s
-	}
-	return text.Colors(colours).Sprint(s)
-}
-
-// wrapLast lets the last column of a table take what a terminal's width leaves
-// it, at least 24, and wraps it there.
-func (a *app) wrapLast(t table.Writer, heading string) {
-	wide := columns(a.out)
-	if wide == 0 {
-		return
-	}
-	longest := 0
-	for line := range strings.Lines(t.Render()) {
-		if at := strings.Index(line, heading); at >= 0 {
-			longest = text.StringWidthWithoutEscSequences(line[:at])
-			break
-		}
-	}
-	t.SetColumnConfigs([]table.ColumnConfig{{
-		Name: heading, WidthMax: max(24, wide-longest-1), WidthMaxEnforcer: text.WrapSoft,
-	}})
 }
 
 // section prints a heading and a table below it.
-func (a *app) section(title string, t table.Writer) {
-	fmt.Fprintf(a.out, "%s\n%s\n\n", a.paint(title, text.Bold, text.FgCyan), t.Render())
+func (a *app) section(title string, t *table.Writer) {
+	a.out.Printf("%s\n%s\n\n", a.paint(title, bold, cyan), t.Render())
 }
 
 // cells are what a matrix of paths shows: texts, of which there are far fewer
 // than cells.
 type cells struct {
-	texts []string
+	texts []terminal.Styled
 	// at says which text shows the path from one device to another, given its
 	// place among the table's paths; nil where it is the same place.
 	at func(from, to int, path int32) int32
@@ -221,25 +162,30 @@ type column struct {
 // does, which keeps every cell several times: of hundreds of devices there are
 // as many as the square of that, and few differ.
 func (a *app) printMatrix(title string, devices []string, paths *topo.PathTable, show cells, after ...column) {
-	w := bufio.NewWriterSize(a.out, 64<<10)
-	fmt.Fprintln(w, a.paint(title, text.Bold, text.FgCyan))
-	writeMatrix(w, devices, paths, show, func(s string) string { return a.paint(s, text.Bold) }, after...)
+	w := bufio.NewWriterSize(a.out.Document(), 64<<10)
+	fmt.Fprintln(w, a.paint(title, bold, cyan))
+	writeMatrix(w, devices, paths, show, func(s string) terminal.Styled { return a.paint(s, bold) }, after...)
 	fmt.Fprintln(w)
 	_ = w.Flush() // a.out remembers its errors
 }
 
-// writeMatrix writes one line after the other; heading is for each word of the
-// first.
-func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show cells, heading func(string) string, after ...column) {
+// writeMatrix writes one line after the other; heading styles each word of the first.
+// Names of devices and the columns after them are sanitised.
+func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show cells, heading func(string) terminal.Styled, after ...column) {
 	at := show.at
 	if at == nil {
 		at = func(_, _ int, path int32) int32 { return path }
+	}
+	devices = sanitised(devices)
+	after = slices.Clone(after)
+	for i := range after {
+		after[i].cells = sanitised(after[i].cells)
 	}
 	const self = "X"
 	width := text.StringWidthWithoutEscSequences
 	wide := make([]int, len(show.texts))
 	for i, cell := range show.texts {
-		wide[i] = width(cell)
+		wide[i] = width(cell.String())
 	}
 	headings := slices.Clone(devices)
 	for _, c := range after {
@@ -266,9 +212,9 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show 
 		}
 	}
 	blanks := strings.Repeat(" ", max(first, slices.Max(columns))+2)
-	line := []byte(heading(blanks[:first+2]))
+	line := []byte(heading(blanks[:first+2]).String())
 	for i, h := range headings {
-		line = append(line, heading(h+blanks[:columns[i]-width(h)+2])...)
+		line = append(line, heading(h+blanks[:columns[i]-width(h)+2]).String()...)
 	}
 	write := func() {
 		_, _ = w.Write(bytes.TrimRightFunc(line, unicode.IsSpace))
@@ -282,7 +228,7 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show 
 			cell, used := self, len(self)
 			if path >= 0 {
 				text := at(i, j, path)
-				cell, used = show.texts[text], wide[text]
+				cell, used = show.texts[text].String(), wide[text]
 			}
 			line = append(append(line, cell...), blanks[:columns[j]-used+2]...)
 		}
@@ -293,15 +239,26 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show 
 	}
 }
 
-// printable keeps a stranger's text, a name of a file, say, on its line and its hands
-// off the terminal.
-func printable(name string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, name)
+func sanitised(texts []string) []string {
+	list := make([]string, len(texts))
+	for i, s := range texts {
+		list[i] = terminal.Sanitise(s)
+	}
+	return list
+}
+
+// formatter sanitises the messages of a log. A logrus.TextFormatter with colours prints
+// messages as they are, and quotes all other text.
+type formatter struct{ logrus.Formatter }
+
+func (f formatter) Format(e *logrus.Entry) ([]byte, error) {
+	clean := *e
+	clean.Message = terminal.Lines(e.Message)
+	text, err := f.Formatter.Format(&clean)
+	if _, is := f.Formatter.(*logrus.JSONFormatter); is {
+		text = terminal.JSON(text)
+	}
+	return text, err
 }
 
 // dash stands for what is not known or does not exist, so that every cell of a

@@ -17,10 +17,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -137,14 +137,13 @@ func TestAMatrixLooksAsOtherTablesDo(t *testing.T) {
 	labels, _ := matrixLabels(largeHost(t, 12))
 	odd := slices.Clone(labels)
 	odd[2], odd[5], odd[13], odd[17] = "host/GPU1234567890", "", "网卡网卡网卡网卡网卡0", "ib 0 "
-	a := &app{out: io.Discard}
 	var types, coloured cells
 	for _, p := range paths.Paths {
-		types.texts = append(types.texts, p.Type.String())
-		coloured.texts = append(coloured.texts, text.Colors(typeColours(p.Type)).Sprint(p.Type.String()))
+		types.texts = append(types.texts, terminal.Paint(p.Type.String()))
+		coloured.texts = append(coloured.texts, terminal.Paint(p.Type.String(), typeColours(p.Type)...))
 	}
 	// The text of a pair and not of its path.
-	odder := cells{append(slices.Clone(types.texts), "NV18"), func(from, to int, path int32) int32 {
+	odder := cells{append(slices.Clone(types.texts), terminal.Paint("NV18")), func(from, to int, path int32) int32 {
 		if (from+to)%5 == 0 {
 			return int32(len(types.texts))
 		}
@@ -152,18 +151,18 @@ func TestAMatrixLooksAsOtherTablesDo(t *testing.T) {
 	}}
 	after := []column{{"CPU AFFINITY", slices.Repeat([]string{"0-47", "48-95,144-191", ""}, len(labels)/3)}, {"NUMA", slices.Repeat([]string{"0"}, len(labels))}}
 	for _, tt := range []struct {
-		name    string
-		labels  []string
-		cells   cells
-		after   []column
-		heading text.Colors
+		name   string
+		labels []string
+		cells  cells
+		after  []column
+		bold   bool
 	}{
-		{"types", labels, types, nil, nil},
-		{"bandwidths", labels, bandwidthCells(paths), nil, nil},
-		{"types in colours", labels, coloured, nil, text.Colors{text.Bold}},
-		{"odd labels", odd, types, nil, nil},
-		{"odd labels in colours", odd, coloured, nil, text.Colors{text.Bold}},
-		{"cells of pairs, and columns after them", odd, odder, after, text.Colors{text.Bold}},
+		{"types", labels, types, nil, false},
+		{"bandwidths", labels, bandwidthCells(paths), nil, false},
+		{"types in colours", labels, coloured, nil, true},
+		{"odd labels", odd, types, nil, false},
+		{"odd labels in colours", odd, coloured, nil, true},
+		{"cells of pairs, and columns after them", odd, odder, after, true},
 	} {
 		heading := []any{""}
 		for _, l := range tt.labels {
@@ -172,8 +171,7 @@ func TestAMatrixLooksAsOtherTablesDo(t *testing.T) {
 		for _, c := range tt.after {
 			heading = append(heading, c.heading)
 		}
-		want := a.newTable(heading...)
-		want.Style().Color.Header = tt.heading
+		want := table.New(tt.bold, heading...)
 		for i, label := range tt.labels {
 			row := table.Row{label}
 			for j, at := range paths.Row(i) {
@@ -193,11 +191,16 @@ func TestAMatrixLooksAsOtherTablesDo(t *testing.T) {
 		}
 		var got bytes.Buffer
 		w := bufio.NewWriter(&got)
-		writeMatrix(w, tt.labels, paths, tt.cells, func(s string) string { return tt.heading.Sprint(s) }, tt.after...)
+		writeMatrix(w, tt.labels, paths, tt.cells, func(s string) terminal.Styled {
+			if tt.bold {
+				return terminal.Paint(s, bold)
+			}
+			return terminal.Paint(s)
+		}, tt.after...)
 		if err := w.Flush(); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want.Render()+"\n", got.String()); diff != "" {
+		if diff := cmp.Diff(want.Render().String()+"\n", got.String()); diff != "" {
 			t.Errorf("%s (-table +matrix):\n%s", tt.name, diff)
 		}
 	}
@@ -242,7 +245,7 @@ func TestPathsAreTheJSONOfEncodingJSON(t *testing.T) {
 	} {
 		printed := func(print func(a *app) error) string {
 			var b bytes.Buffer
-			if err := print(&app{out: &b}); err != nil {
+			if err := print(&app{out: terminal.New(&b)}); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			return b.String()
@@ -258,7 +261,7 @@ func TestPathsAreTheJSONOfEncodingJSON(t *testing.T) {
 		}
 	}
 	infinite := slices.Values([]topo.Pair{{Path: topo.Path{Bandwidth: math.Inf(1)}}})
-	if err := (&app{out: io.Discard}).printTopology(topology{Host: h}, infinite); err == nil {
+	if err := (&app{out: terminal.New(io.Discard)}).printTopology(topology{Host: h}, infinite); err == nil {
 		t.Error("a number that JSON does not have was printed")
 	}
 }

@@ -1,0 +1,87 @@
+// Package table formats tables of untrusted cells for package terminal: columns two
+// blanks apart, no lines.
+package table
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/peerlane/peerlane/cmd/terminal"
+)
+
+// Row is the cells of a row: numbers, terminal.Styled, Lines, or any other value, which
+// is sanitised.
+type Row []any
+
+// Lines is a cell of several lines. Each is sanitised.
+type Lines []string
+
+// Writer is a table.
+type Writer struct{ table table.Writer }
+
+// New makes a table; bold headings are for terminals with colours.
+func New(bold bool, heading ...any) *Writer {
+	t := table.NewWriter()
+	style := table.StyleDefault
+	style.Name = "peerlane"
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	style.Format = table.FormatOptions{Header: text.FormatDefault, Row: text.FormatDefault}
+	style.Options = table.Options{}
+	if bold {
+		style.Color.Header = text.Colors{text.Bold}
+	}
+	t.SetStyle(style)
+	t.SuppressTrailingSpaces()
+	if len(heading) > 0 {
+		t.AppendHeader(sanitised(heading))
+	}
+	return &Writer{t}
+}
+
+// AppendRow adds a row.
+func (w *Writer) AppendRow(row Row) { w.table.AppendRow(sanitised(row)) }
+
+// Length is the number of rows.
+func (w *Writer) Length() int { return w.table.Length() }
+
+// Render formats the table, without a line feed at the end.
+func (w *Writer) Render() terminal.Styled { return terminal.Trusted(w.table.Render()) }
+
+// Wrap gives the column of a heading, the table's last, the part of a width that the
+// others leave, but at least 24, and wraps its text there.
+func (w *Writer) Wrap(heading string, width int) {
+	before := 0
+	for line := range strings.Lines(w.table.Render()) {
+		if at := strings.Index(line, heading); at >= 0 {
+			before = text.StringWidthWithoutEscSequences(line[:at])
+			break
+		}
+	}
+	w.table.SetColumnConfigs([]table.ColumnConfig{{
+		Name: heading, WidthMax: max(24, width-before-1), WidthMaxEnforcer: text.WrapSoft,
+	}})
+}
+
+func sanitised(cells []any) table.Row {
+	row := make(table.Row, len(cells))
+	for i, cell := range cells {
+		switch c := cell.(type) {
+		case bool, int, int32, int64, uint, uint8, uint16, uint32, uint64, float32, float64:
+			row[i] = c // go-pretty aligns numbers at the right
+		case terminal.Styled:
+			row[i] = c.String()
+		case Lines:
+			lines := make([]string, len(c))
+			for j, line := range c {
+				lines[j] = terminal.Sanitise(line)
+			}
+			row[i] = strings.Join(lines, "\n")
+		default:
+			row[i] = terminal.Sanitise(fmt.Sprint(c))
+		}
+	}
+	return row
+}

@@ -1,0 +1,145 @@
+package terminal
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/term"
+)
+
+// Styled is text of this program's own making, with escape sequences for colours. A
+// Writer prints it as it is.
+type Styled struct{ text string }
+
+func (s Styled) String() string { return s.text }
+
+// Trusted makes Styled of text that is sanitised already and has escape sequences of
+// this program. Only packages below cmd/terminal call it.
+func Trusted(text string) Styled { return Styled{text} }
+
+// Concat joins text and Styled. Text is sanitised.
+func Concat(parts ...any) Styled {
+	var b strings.Builder
+	for _, part := range parts {
+		if s, ok := part.(Styled); ok {
+			b.WriteString(s.text)
+		} else {
+			b.WriteString(Sanitise(fmt.Sprint(part)))
+		}
+	}
+	return Styled{b.String()}
+}
+
+// Paint is s, sanitised, with SGR attributes (ECMA-48, 8.3.117): 1 is bold, 31 red.
+func Paint(s string, attributes ...int) Styled {
+	if len(attributes) == 0 {
+		return Styled{Sanitise(s)}
+	}
+	codes := make([]string, len(attributes))
+	for i, a := range attributes {
+		codes[i] = strconv.Itoa(a)
+	}
+	return Styled{"\x1b[" + strings.Join(codes, ";") + "m" + Sanitise(s) + "\x1b[0m"}
+}
+
+// Writer is the standard output or standard error of a command. It keeps the first
+// error of a write; Err returns it.
+type Writer struct {
+	w   io.Writer
+	err error
+}
+
+// New is the Writer of w.
+func New(w io.Writer) *Writer { return &Writer{w: w} }
+
+// Err is the first error of a write.
+func (w *Writer) Err() error { return w.err }
+
+// Printf prints by a format. Each argument is sanitised.
+func (w *Writer) Printf(format string, arguments ...any) {
+	fmt.Fprintf(document{w}, format, sanitised(arguments)...)
+}
+
+// Println prints a line. Each argument is sanitised.
+func (w *Writer) Println(arguments ...any) { fmt.Fprintln(document{w}, sanitised(arguments)...) }
+
+// PrintLines prints text of several lines, a diff for example. It ends with a line feed
+// where text does.
+func (w *Writer) PrintLines(text string) { _, _ = io.WriteString(document{w}, Lines(text)) }
+
+// Document is for documents that programs read, JSON or XML for example, and for text
+// that has no untrusted part. It writes bytes as they are.
+func (w *Writer) Document() io.Writer { return document{w} }
+
+// document writes to a Writer and is no Writer itself: fmt.Fprintf to a Writer does not
+// compile.
+type document struct{ w *Writer }
+
+func (d document) Write(p []byte) (int, error) {
+	n, err := d.w.w.Write(p)
+	if err != nil && d.w.err == nil {
+		d.w.err = err
+	}
+	return n, err
+}
+
+// sanitised wraps arguments so that fmt sanitises them. Numbers stay, because fmt takes
+// widths and precisions from them.
+func sanitised(arguments []any) []any {
+	list := make([]any, len(arguments))
+	for i, a := range arguments {
+		switch a.(type) {
+		case Styled, bool, int, int32, int64, uint, uint8, uint16, uint32, uint64, float32, float64:
+			list[i] = a
+		default:
+			list[i] = argument{a}
+		}
+	}
+	return list
+}
+
+type argument struct{ value any }
+
+func (a argument) Format(f fmt.State, verb rune) {
+	text := fmt.Sprintf(fmt.FormatString(f, verb), a.value)
+	if err, ok := a.value.(error); ok && err != nil {
+		_, _ = io.WriteString(f, Lines(text)) // joined errors have a line each
+		return
+	}
+	_, _ = io.WriteString(f, Sanitise(text))
+}
+
+// File is the terminal that w writes to, nil where that is none.
+func (w *Writer) File() *os.File {
+	if f, ok := w.w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		return f
+	}
+	return nil
+}
+
+// Colours says whether readers see colours: a terminal shows them, unless NO_COLOR
+// (https://no-color.org) is set or TERM is dumb.
+func (w *Writer) Colours() bool {
+	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && w.File() != nil
+}
+
+// Columns is the width of the terminal, 0 where there is none or it tells none.
+func (w *Writer) Columns() int {
+	f := w.File()
+	if f == nil {
+		return 0
+	}
+	wide, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return wide
+}
+
+// PrintError prints "program: error", a line for each line of the error's text.
+func PrintError(w io.Writer, program string, err error) {
+	_, _ = fmt.Fprintf(w, "%s: %s\n", program, Lines(err.Error()))
+}
