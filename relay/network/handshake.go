@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/aes"
@@ -14,8 +15,11 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/flynn/noise"
 
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -23,19 +27,25 @@ import (
 // HandshakeTime bounds a whole handshake, of either side.
 const HandshakeTime = 5 * time.Second
 
-// Sizes of the messages, bytes. Helloes are all that is read of a stranger.
+// Sizes of the messages, bytes. A hello is all that is read of a stranger. It is as long as
+// that of version 1 of the handshake (version1.go), so that a listener reads either as one.
 const (
-	nonceBytes   = 32
-	tagBytes     = 16 // GCM's
-	sealedHello  = helloBytes + tagBytes
-	slotBytes    = len(KeyID{}) + sealedHello
-	helloSize    = nonceBytes + 2*slotBytes
-	welcomeSize  = nonceBytes + welcomeBytes + tagBytes
-	confirmSize  = tagBytes
-	helloBytes   = 24 + 3*16 + nameBytes
-	welcomeBytes = 4*4 + 16 + nameBytes
-	nameBytes    = 64
+	ephemeralBytes = 32 // an X25519 public key
+	tagBytes       = 16 // ChaCha20-Poly1305's
+	helloBytes     = 24 + 3*16 + nameBytes
+	sealedHello    = helloBytes + tagBytes
+	slotBytes      = len(KeyID{}) + sealedHello
+	helloSize      = ephemeralBytes + 2*slotBytes
+	answerSize     = ephemeralBytes + tagBytes
+	requestBytes   = helloBytes
+	requestSize    = requestBytes + tagBytes
+	welcomeBytes   = 4*4 + 16 + nameBytes
+	welcomeSize    = welcomeBytes + tagBytes
+	nameBytes      = 64
 )
+
+// handshakeVersion is the first thing that a hello says.
+const handshakeVersion = 2
 
 // Purposes of a connection.
 const (
@@ -117,7 +127,7 @@ type Greeting struct {
 
 // ErrSilent is a connection that the other side closed without a word before it had
 // proven anything.
-var ErrSilent = errors.New("the relay there closed the connection without a word: it does not have this cluster key (compare `peerlane key show` on both hosts), has no room for now, or is none")
+var ErrSilent = errors.New("the relay there closed the connection without a word: it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version 1 of the handshake between hosts and this host version 2 (install the same release on both), has no room for now, or is none")
 
 // ErrStranger is who has not proven any key: what is read of him is not shown.
 var ErrStranger = errors.New("it has not proven the cluster key")
@@ -142,32 +152,46 @@ func (l *Local) Join(conn net.Conn, s *Session, stream uint32) (*Session, error)
 func (l *Local) initiate(conn net.Conn, keys []Key, g Greeting) (*Session, error) {
 	defer l.deadline(conn)()
 	g.Host, g.Name, g.oldest, g.newest = l.Host, l.Name, l.Oldest, l.Newest
-	hello := sealHello(keys, &g)
+	hello, states := newHello(keys, rand.Reader)
 	if _, err := conn.Write(hello); err != nil {
 		if !isTimeout(err) { // closed before it was said
 			return nil, fmt.Errorf("%w (%w)", ErrSilent, err)
 		}
 		return nil, unless(err, "saying hello")
 	}
-	answer := make([]byte, welcomeSize)
+	answer := make([]byte, answerSize)
 	if n, err := io.ReadFull(conn, answer); err != nil {
 		if n == 0 && !isTimeout(err) {
 			return nil, fmt.Errorf("%w (%w)", ErrSilent, err)
 		}
 		return nil, unless(err, "waiting for the answer to hello")
 	}
-	key, w, err := openWelcome(keys, hello, answer)
+	c, err := openAnswer(states, hello, answer)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write(c.seal(g.bytes())); err != nil {
+		return nil, unless(err, "asking for a session")
+	}
+	sealed := make([]byte, welcomeSize)
+	if n, err := io.ReadFull(conn, sealed); err != nil {
+		if n == 0 && !isTimeout(err) {
+			return nil, wire.Errorf(wire.StatusLimit, "the relay at %v has the cluster key, and closed the connection within the handshake: it has no room for now (%v)", conn.RemoteAddr(), err)
+		}
+		return nil, unless(err, "waiting for the welcome")
+	}
+	text, err := c.open(sealed)
+	if err != nil {
+		return nil, errChanged
+	}
+	w, err := parseWelcome(text)
 	if err != nil {
 		return nil, err
 	}
 	if err := w.check(l, &g); err != nil {
 		return nil, err
 	}
-	confirm := seal(key, "confirm", nil, nil, hello, answer)
-	if _, err := conn.Write(confirm); err != nil {
-		return nil, unless(err, "confirming")
-	}
-	s := newSession(conn, key, hello, answer, confirm)
+	s := c.session(conn)
 	s.Version, s.Host, s.Target, s.Stream, s.initiated = w.version, w.host, g.Target, g.Stream, true
 	s.Peer = peerName(w.name, conn)
 	if g.tls {
@@ -177,9 +201,8 @@ func (l *Local) initiate(conn net.Conn, keys []Key, g Greeting) (*Session, error
 }
 
 // Respond does the listener's side. What admit says, a *wire.Error for BadHandle or
-// Limit, reaches the initiator as its status; it is asked once the initiator has
-// proven a key, which can be another's hello sent again: what it promises must wait for the
-// session. Respond leaves the connection to the caller where it fails.
+// Limit, reaches the initiator as its status. Respond asks it after the initiator has
+// answered this side's ephemeral key, so that no recorded message leads to it. Respond leaves the connection to the caller where it fails.
 func (l *Local) Respond(conn net.Conn, admit func(Greeting) error) (*Session, error) {
 	return l.respond(conn, admit, func() {})
 }
@@ -191,33 +214,50 @@ func (l *Local) respond(conn net.Conn, admit func(Greeting) error, proven func()
 	if n, err := io.ReadFull(conn, hello); err != nil {
 		return nil, fmt.Errorf("%w: %d of %d bytes came: %w", ErrStranger, n, helloSize, err)
 	}
-	key, g, err := l.openHello(hello)
+	state, joined, err := l.openHello(hello)
 	if err != nil {
+		if answer, old := l.answerVersion1(hello); answer != nil {
+			proven()
+			if _, err := conn.Write(answer); err != nil {
+				return nil, unless(err, "answering hello")
+			}
+			return nil, old
+		}
 		return nil, err
 	}
 	proven()
-	w := welcome{oldest: l.Oldest, newest: l.Newest, host: l.Host, name: l.Name}
-	refused := l.judge(g, admit, &w)
-	answer := make([]byte, nonceBytes, welcomeSize)
-	_, _ = rand.Read(answer) // never fails
-	answer = seal(key, "welcome", w.bytes(), answer, hello, answer)
+	answer, c, err := newAnswer(state, hello)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrStranger, err)
+	}
 	if _, err := conn.Write(answer); err != nil {
 		return nil, unless(err, "answering hello")
 	}
-	// Of who is refused as well: whoever sends another's hello again cannot read the answer,
-	// and is not to learn by the connection's end whether the listener is there.
-	confirm := make([]byte, confirmSize)
-	_, err = io.ReadFull(conn, confirm)
+	sealed := make([]byte, requestSize)
+	if _, err := io.ReadFull(conn, sealed); err != nil {
+		return nil, unless(err, "waiting for the request")
+	}
+	text, err := c.open(sealed)
+	if err != nil {
+		return nil, fmt.Errorf("%w: its hello is another's, sent again", ErrStranger)
+	}
+	g, err := parseHello(text)
+	if err != nil {
+		return nil, err
+	}
+	if (g.purpose == purposeJoin) != (joined != nil) || joined != nil && g.Target != joined.Target {
+		return nil, wire.Errorf(wire.StatusMalformed, "%s asks for purpose %d with a key for another", g.Name, g.purpose)
+	}
+	g.Joined = joined
+	w := welcome{oldest: l.Oldest, newest: l.Newest, host: l.Host, name: l.Name}
+	refused := l.judge(g, admit, &w)
+	if _, err := conn.Write(c.seal(w.bytes())); err != nil && refused == nil {
+		return nil, unless(err, "saying welcome")
+	}
 	if refused != nil {
 		return nil, refused
 	}
-	if err != nil {
-		return nil, unless(err, "waiting for the confirmation")
-	}
-	if _, err := open(key, "confirm", confirm, hello, answer); err != nil {
-		return nil, fmt.Errorf("%w: its hello is another's, sent again", ErrStranger)
-	}
-	s := newSession(conn, key, hello, answer, confirm)
+	s := c.session(conn)
 	s.Version, s.Host, s.Target, s.Joined, s.Stream = w.version, g.Host, g.Target, g.Joined, g.Stream
 	s.Peer = peerName(g.Name, conn)
 	if g.tls {
@@ -312,13 +352,6 @@ func peerName(name string, conn net.Conn) string {
 	return fmt.Sprintf("%s at %v", name, conn.RemoteAddr())
 }
 
-// newSession makes the session's secret of the whole conversation.
-func newSession(conn net.Conn, key Key, conversation ...[]byte) *Session {
-	s := &Session{Conn: conn}
-	s.derive(key, digest(conversation), "session")
-	return s
-}
-
 func digest(parts [][]byte) []byte {
 	h := sha256.New()
 	for _, p := range parts { // of fixed sizes each: no two conversations look alike
@@ -352,45 +385,139 @@ func open(key Key, label string, sealed []byte, about ...[]byte) ([]byte, error)
 	return once(key, label, about).Open(nil, noNonce[:], sealed, nil)
 }
 
-// sealHello makes a hello for one or two keys. Noise stands for a second one.
-func sealHello(keys []Key, g *Greeting) []byte {
-	text := g.bytes()
-	hello := make([]byte, nonceBytes, helloSize)
-	_, _ = rand.Read(hello)
-	nonce := hello[:nonceBytes:nonceBytes]
-	for _, key := range keys {
-		hello = append(hello, key.ID[:]...)
-		hello = seal(key, "hello", text, hello, nonce, key.ID[:])
+// suite is the Noise protocol's.
+var suite = noise.NewCipherSuite(noise.DH25519, noise.CipherChaChaPoly, noise.HashSHA256)
+
+// noise is one side of Noise_NNpsk0_25519_ChaChaPoly_SHA256 with a key, whose ephemeral key
+// is made of what random gives.
+func (k Key) noise(initiator bool, random io.Reader) *noise.HandshakeState {
+	state, err := noise.NewHandshakeState(noise.Config{
+		CipherSuite: suite, Random: random, Pattern: noise.HandshakeNN, Initiator: initiator,
+		Prologue: append([]byte("peerlane network 2 "), k.ID[:]...), PresharedKey: k.derive(nil, "noise psk", 32),
+	})
+	if err != nil {
+		panic(err) // of a key's length
 	}
-	_, _ = rand.Read(hello[len(hello):helloSize])
-	return hello[:helloSize]
+	return state
 }
 
-// openHello finds the key that a hello was sealed with, and what it says.
-func (l *Local) openHello(hello []byte) (Key, *Greeting, error) {
+// newHello is an initiator's hello for one or two keys, and its states for the answer to
+// each. The states have one ephemeral key. Random bytes stand for a second key.
+func newHello(keys []Key, random io.Reader) ([]byte, []*noise.HandshakeState) {
+	var seed [ephemeralBytes]byte
+	_, _ = io.ReadFull(random, seed[:]) // never fails
+	text := make([]byte, helloBytes)
+	binary.LittleEndian.PutUint32(text, handshakeVersion)
+	var hello []byte
+	var states []*noise.HandshakeState
+	for _, key := range keys {
+		state := key.noise(true, bytes.NewReader(seed[:]))
+		message, _, _, err := state.WriteMessage(nil, text)
+		if err != nil {
+			panic(err) // of a message's length
+		}
+		if hello == nil {
+			hello = append(make([]byte, 0, helloSize), message[:ephemeralBytes]...)
+		}
+		hello = append(append(hello, key.ID[:]...), message[ephemeralBytes:]...)
+		states = append(states, state)
+	}
+	_, _ = io.ReadFull(random, hello[len(hello):helloSize])
+	return hello[:helloSize], states
+}
+
+// openHello finds the key that a hello proves, and returns the listener's state for the
+// answer, and the session that the key is of where it is not the cluster's.
+func (l *Local) openHello(hello []byte) (*noise.HandshakeState, *Session, error) {
 	keys := l.Keys()
-	nonce := hello[:nonceBytes]
 	var named [2]KeyID
-	for i := range named {
-		slot := hello[nonceBytes+i*slotBytes:][:slotBytes]
-		id, sealed := KeyID(slot[:len(KeyID{})]), slot[len(KeyID{}):]
-		named[i] = id
-		key, joined := l.find(keys, id)
-		text, err := open(key, "hello", sealed, nonce, id[:])
+	for i, slot := range slots(hello) {
+		named[i] = slot.id
+		key, joined := l.find(keys, slot.id)
+		state := key.noise(false, rand.Reader)
+		text, _, _, err := state.ReadMessage(nil, slices.Concat(hello[:ephemeralBytes], slot.sealed))
 		if err != nil {
 			continue
 		}
-		g, err := parseHello(text)
-		if err != nil {
-			return Key{}, nil, err
+		if version := binary.LittleEndian.Uint32(text); version != handshakeVersion {
+			return nil, nil, wire.Errorf(wire.StatusVersion, "another relay speaks version %d of the handshake between hosts, and this host version %d; install the same release on both", version, handshakeVersion)
 		}
-		if (g.purpose == purposeJoin) != (joined != nil) || joined != nil && g.Target != joined.Target {
-			return Key{}, nil, wire.Errorf(wire.StatusMalformed, "%s asks for purpose %d with a key for another", g.Name, g.purpose)
-		}
-		g.Joined = joined
-		return key, g, nil
+		return state, joined, nil
 	}
-	return Key{}, nil, fmt.Errorf("%w: it names keys %v and %v, and here is %v", ErrStranger, named[0], named[1], keys)
+	return nil, nil, fmt.Errorf("%w: it names keys %v and %v, and here is %v", ErrStranger, named[0], named[1], keys)
+}
+
+// slot is what a hello says for one key.
+type slot struct {
+	id     KeyID
+	sealed []byte
+}
+
+func slots(hello []byte) (s [2]slot) {
+	for i := range s {
+		part := hello[ephemeralBytes+i*slotBytes:][:slotBytes]
+		s[i] = slot{KeyID(part[:len(KeyID{})]), part[len(KeyID{}):]}
+	}
+	return s
+}
+
+// newAnswer is the listener's answer to a hello, and the channel that follows.
+func newAnswer(state *noise.HandshakeState, hello []byte) ([]byte, *channel, error) {
+	answer, toListener, toInitiator, err := state.WriteMessage(nil, nil)
+	if err != nil { // an ephemeral key of low order
+		return nil, nil, err
+	}
+	return answer, newChannel(toInitiator, toListener, false, hello, answer), nil
+}
+
+// openAnswer tries the keys of the hello, of which the listener took one that it knows.
+func openAnswer(states []*noise.HandshakeState, hello, answer []byte) (*channel, error) {
+	for _, state := range states {
+		if _, toListener, toInitiator, err := state.ReadMessage(nil, answer); err == nil {
+			return newChannel(toListener, toInitiator, true, hello, answer), nil
+		}
+	}
+	return nil, errChanged
+}
+
+var errChanged = errors.New("the answer to hello is not from a relay that has the cluster key: something else listens there, or someone in between changes what is sent")
+
+// channel seals the messages after the Noise messages, each with the whole conversation
+// before it as associated data.
+type channel struct {
+	out, in      *noise.CipherState
+	secret       [32]byte // of both cipher states, when they began
+	conversation [][]byte
+}
+
+func newChannel(out, in *noise.CipherState, initiator bool, conversation ...[]byte) *channel {
+	first, second := out.UnsafeKey(), in.UnsafeKey()
+	if !initiator {
+		first, second = second, first
+	}
+	return &channel{out: out, in: in, secret: sha256.Sum256(slices.Concat(first[:], second[:])), conversation: conversation}
+}
+
+func (c *channel) seal(text []byte) []byte {
+	sealed, err := c.out.Encrypt(nil, digest(c.conversation), text)
+	if err != nil {
+		panic(err) // after 2^64 messages
+	}
+	c.conversation = append(c.conversation, sealed)
+	return sealed
+}
+
+func (c *channel) open(sealed []byte) ([]byte, error) {
+	text, err := c.in.Decrypt(nil, digest(c.conversation), sealed)
+	c.conversation = append(c.conversation, sealed)
+	return text, err
+}
+
+// session makes a session's secret of the channel's and of the whole conversation.
+func (c *channel) session(conn net.Conn) *Session {
+	s := &Session{Conn: conn}
+	s.derive(keyOf(c.secret, time.Time{}), digest(c.conversation), "session")
+	return s
 }
 
 // nobodys is a key that nobody has: a hello with an id that is not known takes the
@@ -411,21 +538,7 @@ func (l *Local) find(keys Keys, id KeyID) (Key, *Session) {
 	return nobodys(), nil
 }
 
-// openWelcome tries the keys of the hello, of which the listener took one that it knows.
-func openWelcome(keys []Key, hello, answer []byte) (Key, *welcome, error) {
-	nonce, sealed := answer[:nonceBytes], answer[nonceBytes:]
-	for _, key := range keys {
-		text, err := open(key, "welcome", sealed, hello, nonce)
-		if err != nil {
-			continue
-		}
-		w, err := parseWelcome(text)
-		return key, w, err
-	}
-	return Key{}, nil, errors.New("the answer to hello is not from a relay that has the cluster key: something else listens there, or someone in between changes what is sent")
-}
-
-// bytes of a hello, before it is sealed.
+// bytes of a request, before it is sealed.
 func (g *Greeting) bytes() []byte {
 	b := make([]byte, 0, helloBytes)
 	for _, n := range []uint32{g.oldest, g.newest, g.purpose, g.Stream, map[bool]uint32{true: 1}[g.tls], 0} {

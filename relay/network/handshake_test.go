@@ -183,6 +183,12 @@ func TestWhatAListenerRefuses(t *testing.T) {
 	}
 }
 
+// helloOf is a hello for one or two keys.
+func helloOf(keys ...Key) []byte {
+	hello, _ := newHello(keys, rand.Reader)
+	return hello
+}
+
 // counted counts what is read from and written to a connection.
 type counted struct {
 	net.Conn
@@ -204,22 +210,21 @@ func (c *counted) Write(p []byte) (int, error) {
 // Who does not have the key sees a connection that closes, after no more than 512 bytes.
 func TestAStrangerLearnsNothing(t *testing.T) {
 	keys := rotated(t, newKeys())
-	g := &Greeting{Host: hostA, Target: toB, purpose: purposeConnect, oldest: 1, newest: 3}
 	wrong := NewKey(someDay)
 	noise := make([]byte, 4096)
 	_, _ = rand.Read(noise)
 	forged := wrong // the right id on a wrong secret
 	forged.ID = keys.Current.ID
-	changed := sealHello(keys.all(), g)
-	changed[nonceBytes-1] ^= 1
+	changed := helloOf(keys.all()...)
+	changed[ephemeralBytes-1] ^= 1
 	for _, c := range []struct {
 		name string
 		say  []byte
 	}{
-		{"nothing", nil}, {"one byte", noise[:1]}, {"half a hello", sealHello(keys.all(), g)[:helloSize-1]}, {"noise", noise[:helloSize]}, {"much noise", noise},
+		{"nothing", nil}, {"one byte", noise[:1]}, {"half a hello", helloOf(keys.all()...)[:helloSize-1]}, {"noise", noise[:helloSize]}, {"much noise", noise},
 		{"a request of HTTP", []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n" + strings.Repeat("x", 400))},
 		{"zeros", make([]byte, helloSize)},
-		{"another key", sealHello([]Key{wrong}, g)}, {"another key under this one's id", sealHello([]Key{forged, forged}, g)}, {"another nonce", changed},
+		{"another key", helloOf(wrong)}, {"another key under this one's id", helloOf(forged, forged)}, {"another ephemeral key", changed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, b := relays(keys)
@@ -278,13 +283,22 @@ func TestAListenerWithoutTheKey(t *testing.T) {
 		answer func(hello []byte) []byte
 		silent bool
 	}{
-		{"noise", func([]byte) []byte { b := make([]byte, welcomeSize); _, _ = rand.Read(b); return b }, false},
-		{"its own hello", func(hello []byte) []byte { return hello[:welcomeSize] }, false},
-		{"another key", func(hello []byte) []byte {
-			answer := make([]byte, nonceBytes)
-			return seal(wrong.Keys().Current, "welcome", (&welcome{version: 3, oldest: 1, newest: 3, host: hostB}).bytes(), answer, hello, answer)
+		{"noise", func([]byte) []byte { b := make([]byte, answerSize); _, _ = rand.Read(b); return b }, false},
+		{"its own hello", func(hello []byte) []byte { return hello[:answerSize] }, false},
+		{"another key", func([]byte) []byte {
+			hello, _ := newHello(wrong.Keys().all(), rand.Reader)
+			state, _, err := wrong.openHello(hello)
+			if err != nil {
+				panic(err)
+			}
+			answer, _, err := newAnswer(state, hello)
+			if err != nil {
+				panic(err)
+			}
+			return answer
 		}, false},
-		{"half a welcome", func(hello []byte) []byte { return hello[:welcomeSize-1] }, false},
+		{"a key of low order", func([]byte) []byte { return make([]byte, answerSize) }, false},
+		{"half an answer", func(hello []byte) []byte { return hello[:answerSize-1] }, false},
 		{"nothing", func([]byte) []byte { return nil }, true},
 		{"the end before a hello", nil, true},
 	} {
@@ -325,7 +339,7 @@ func TestAListenerWithoutTheKey(t *testing.T) {
 }
 
 // Messages, in their order.
-var sizes = []int{helloSize, welcomeSize, confirmSize}
+var sizes = []int{helloSize, answerSize, requestSize, welcomeSize}
 
 // between has a and b meet with somebody in between, who sees each message and passes on
 // what alter makes of it: less than all of it is the last.
@@ -337,7 +351,7 @@ func between(a, b *Local, alter func(n int, message []byte) []byte) (initiator, 
 		defer close(gone)
 		defer left.Close()
 		defer right.Close()
-		ways := [][2]net.Conn{{left, right}, {right, left}, {left, right}}
+		ways := [][2]net.Conn{{left, right}, {right, left}, {left, right}, {right, left}}
 		for n, way := range ways {
 			message := make([]byte, sizes[n])
 			if _, err := io.ReadFull(way[0], message); err != nil {
@@ -356,7 +370,7 @@ func between(a, b *Local, alter func(n int, message []byte) []byte) (initiator, 
 
 func asItIs(_ int, message []byte) []byte { return message }
 
-// Whichever byte is changed, the listener has no session, and the initiator none unless
+// Whichever byte is changed, the initiator has no session, and the listener none unless
 // it was the last message.
 func TestEachByteMatters(t *testing.T) {
 	for _, keys := range []Keys{newKeys(), rotated(t, newKeys())} {
@@ -369,7 +383,7 @@ func TestEachByteMatters(t *testing.T) {
 					}
 					return text
 				})
-				if l.err == nil || i.err == nil && n < 2 {
+				if i.err == nil || l.err == nil && n < 3 {
 					t.Errorf("byte %d of message %d was changed: initiator %v, listener %v", at, n, i.err, l.err)
 				}
 			}
@@ -389,7 +403,7 @@ func TestWhatIsCutShort(t *testing.T) {
 				}
 				return text
 			})
-			if l.err == nil || i.err == nil && n < 2 {
+			if i.err == nil || l.err == nil && n < 3 {
 				t.Errorf("message %d ended after %d bytes: initiator %v, listener %v", n, length, i.err, l.err)
 			}
 		}
@@ -397,30 +411,30 @@ func TestWhatIsCutShort(t *testing.T) {
 }
 
 // What was recorded of one conversation is worth nothing in another.
-func TestRecordedMessages(t *testing.T) {
+func TestHandshakeReplayIsRefused(t *testing.T) {
 	a, b := relays(newKeys())
-	var recorded [3][]byte
+	var recorded [4][]byte
 	i, l := between(a, b, func(n int, message []byte) []byte {
 		recorded[n] = slices.Clone(message)
 		return message
 	})
 	agreed(t, i, l)
-	for _, replayed := range [][]int{{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}} {
+	for set := 1; set < 1<<len(sizes); set++ {
 		i, l := between(a, b, func(n int, message []byte) []byte {
-			if slices.Contains(replayed, n) {
+			if set>>n&1 != 0 {
 				return recorded[n]
 			}
 			return message
 		})
-		if l.err == nil || i.err == nil && !slices.Equal(replayed, []int{2}) {
-			t.Errorf("messages %v of another conversation: initiator %v, listener %v", replayed, i.err, l.err)
+		if i.err == nil || l.err == nil && set != 1<<3 {
+			t.Errorf("messages %04b of another conversation: initiator %v, listener %v", set, i.err, l.err)
 		}
 	}
 	// By somebody who has nothing else.
 	stranger, theirs := net.Pipe()
 	go func() {
 		_, _ = stranger.Write(recorded[0])
-		_, _ = io.ReadFull(stranger, make([]byte, welcomeSize))
+		_, _ = io.ReadFull(stranger, make([]byte, answerSize))
 		_, _ = stranger.Write(recorded[2])
 	}()
 	if s, err := b.Respond(theirs, admitB); s != nil || !errors.Is(err, ErrStranger) {
@@ -440,22 +454,23 @@ func TestAReplayedHelloLearnsNothing(t *testing.T) {
 	})
 	agreed(t, i, l)
 	for name, admit := range map[string]func(Greeting) error{"there": admitB, "gone": func(Greeting) error { return wire.Errorf(wire.StatusBadHandle, "no such listener") }} {
+		admit := func(g Greeting) error { t.Error("it was admitted"); return admit(g) }
 		stranger, theirs := net.Pipe()
 		conn := &counted{Conn: theirs}
 		said := make(chan error, 1)
 		go func() {
 			_, err := stranger.Write(hello)
 			if err == nil {
-				_, err = io.ReadFull(stranger, make([]byte, welcomeSize))
+				_, err = io.ReadFull(stranger, make([]byte, answerSize))
 			}
 			if err == nil {
-				_, err = stranger.Write(make([]byte, confirmSize))
+				_, err = stranger.Write(make([]byte, requestSize))
 			}
 			said <- err
 		}()
 		_, err := b.Respond(conn, admit)
 		theirs.Close()
-		if said := <-said; said != nil || err == nil || conn.written != welcomeSize || conn.read != helloSize+confirmSize {
+		if said := <-said; said != nil || err == nil || conn.written != answerSize || conn.read != helloSize+requestSize {
 			t.Errorf("a listener that is %s: %v, %v after %d bytes; %d were told", name, err, said, conn.read, conn.written)
 		}
 	}
@@ -484,7 +499,7 @@ func TestSplicedConversations(t *testing.T) {
 		for _, c := range [][2]outcome{{i, l}, <-first} {
 			// Helloes that are swapped are just two conversations the other way about,
 			// in which the one side does not know the other's answer.
-			if c[1].err == nil || c[0].err == nil && n < 2 {
+			if c[0].err == nil || c[1].err == nil && n < 3 {
 				t.Errorf("message %d swapped: initiator %v, listener %v", n, c[0].err, c[1].err)
 			}
 		}
@@ -640,37 +655,79 @@ func prepared(parts ...[]byte) *recording {
 	return r
 }
 
-// Nothing that strangers say is answered; what somebody with the key says, and makes no
-// sense, is refused, or answered with a welcome and no session.
+// Nothing that strangers say is answered; a request of a relay that has the key and that
+// makes no sense is refused, or answered with a welcome that is no session.
 func FuzzListener(f *testing.F) {
-	g := Greeting{Host: hostA, Target: toB, Name: "x", purpose: purposeConnect, oldest: 1, newest: 3}
+	g := Greeting{Host: hostA, Target: Target{Host: hostB, Token: wire.UUID{9}}, Name: "x", purpose: purposeConnect, oldest: 1, newest: 3}
 	keys := Keys{Current: keyOf([KeyBytes]byte{1}, someDay)}
-	f.Add(sealHello(keys.all(), &g), false)
+	f.Add(helloOf(keys.Current), false)
+	f.Add(version1Hello(keys.Current, &g), false)
+	f.Add(g.bytes(), true)
+	g.oldest, g.newest = 4, 5
 	f.Add(g.bytes(), true)
 	g.purpose, g.tls = purposeJoin, true
 	f.Add(g.bytes(), true)
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"), false)
+	f.Add(make([]byte, helloSize), false)
 	_, b := relays(keys)
 	f.Fuzz(func(t *testing.T, text []byte, authentic bool) {
-		said := text
-		if authentic {
-			said = make([]byte, nonceBytes, helloSize)
-			said = append(said, keys.Current.ID[:]...)
-			said = seal(keys.Current, "hello", text, said, said[:nonceBytes:nonceBytes], keys.Current.ID[:])
-			said = append(said, make([]byte, slotBytes)...)
+		if !authentic {
+			conn := prepared(text)
+			s, err := b.Respond(conn, admitB)
+			if s != nil || err == nil {
+				t.Fatalf("%v, %v", s, err)
+			}
+			known := false
+			if len(text) >= helloSize {
+				for _, slot := range slots(text) {
+					known = known || slot.id == keys.Current.ID
+				}
+			}
+			if conn.written > 0 && !known || conn.written > ephemeralBytes+welcomeSize {
+				t.Errorf("%d bytes were answered", conn.written)
+			}
+			return
 		}
-		conn := prepared(said)
-		s, err := b.Respond(conn, admitB)
-		if s != nil || err == nil {
-			t.Fatalf("%v, %v", s, err)
+		ours, theirs := net.Pipe()
+		answered := make(chan error, 1)
+		go func() { answered <- ask(ours, keys, text) }()
+		s, err := b.Respond(theirs, admitB)
+		theirs.Close()
+		if err := <-answered; err != nil && len(text) == requestBytes {
+			t.Error(err)
 		}
-		if known := authentic || bytes.HasPrefix(text[min(nonceBytes, len(text)):], keys.Current.ID[:]); conn.written > 0 && !known || conn.written > welcomeSize {
-			t.Errorf("%d bytes were answered", conn.written)
+		g, bad := parseHello(text)
+		if sound := bad == nil && g.Target == toB && g.purpose == purposeConnect && !g.tls && g.oldest <= 3 && g.newest >= 1; (err == nil) != sound {
+			t.Errorf("%v, %v of %+v (%v)", s, err, g, bad)
 		}
 	})
 }
 
-// An initiator believes no answer that makes no sense, and none that strangers give.
+// ask is an initiator's side, with any text for a request. It reads what is said after it.
+func ask(conn net.Conn, keys Keys, request []byte) error {
+	defer conn.Close()
+	hello, states := newHello(keys.all(), rand.Reader)
+	if _, err := conn.Write(hello); err != nil {
+		return err
+	}
+	answer := make([]byte, answerSize)
+	if _, err := io.ReadFull(conn, answer); err != nil {
+		return err
+	}
+	c, err := openAnswer(states, hello, answer)
+	if err != nil {
+		return err
+	}
+	if _, err := conn.Write(c.seal(request)); err != nil {
+		return err
+	}
+	if len(request) >= requestBytes {
+		_, err = io.Copy(io.Discard, conn)
+	}
+	return err
+}
+
+// An initiator believes no welcome that makes no sense, and none that strangers give.
 func FuzzInitiator(f *testing.F) {
 	w := welcome{version: 3, oldest: 1, newest: 3, host: hostB, name: "x"}
 	keys := Keys{Current: keyOf([KeyBytes]byte{1}, someDay)}
@@ -679,7 +736,7 @@ func FuzzInitiator(f *testing.F) {
 	f.Add(w.bytes(), true)
 	w.outcome = outcomeLimit
 	f.Add(w.bytes(), true)
-	f.Add(make([]byte, welcomeSize), false)
+	f.Add(make([]byte, answerSize), false)
 	f.Add([]byte("SSH-2.0-x\r\n"), false)
 	w = welcome{version: 4, oldest: 1, newest: 4, host: hostB} // not what both speak
 	f.Add(w.bytes(), true)
@@ -687,7 +744,7 @@ func FuzzInitiator(f *testing.F) {
 	f.Add(w.bytes(), true)
 	w = welcome{version: 3, oldest: 1, newest: 3, host: hostA} // another host
 	f.Add(w.bytes(), true)
-	a, _ := relays(keys)
+	a, b := relays(keys)
 	f.Fuzz(func(t *testing.T, text []byte, authentic bool) {
 		ours, theirs := net.Pipe()
 		defer ours.Close()
@@ -697,15 +754,29 @@ func FuzzInitiator(f *testing.F) {
 			if _, err := io.ReadFull(theirs, hello); err != nil {
 				return
 			}
-			answer := text
-			if authentic {
-				nonce := make([]byte, nonceBytes)
-				answer = seal(keys.Current, "welcome", text, nonce, hello, nonce)
+			if !authentic {
+				_, _ = theirs.Write(text) // what is too long is not read
+				return
 			}
-			_, _ = theirs.Write(answer) // what is too long is not read
-			if len(answer) >= welcomeSize {
-				_, _ = io.Copy(io.Discard, theirs) // the confirmation
+			state, _, err := b.openHello(hello)
+			if err != nil {
+				return
 			}
+			answer, c, err := newAnswer(state, hello)
+			if err != nil {
+				return
+			}
+			if _, err := theirs.Write(answer); err != nil {
+				return
+			}
+			request := make([]byte, requestSize)
+			if _, err := io.ReadFull(theirs, request); err != nil {
+				return
+			}
+			if _, err := c.open(request); err != nil {
+				return
+			}
+			_, _ = theirs.Write(c.seal(text))
 		}()
 		s, err := a.Initiate(ours, toB)
 		switch {

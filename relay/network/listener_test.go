@@ -281,11 +281,10 @@ func TestWhoHasToGo(t *testing.T) {
 	}
 	await(t, s.refused)
 	for _, conn := range []net.Conn{honest, other, late, crowd[3]} {
-		g := Greeting{Host: hostA, Target: toB, purpose: purposeConnect, oldest: 1, newest: 3}
-		if _, err := conn.Write(sealHello(b.Keys().all(), &g)); err != nil {
+		if _, err := conn.Write(helloOf(b.Keys().all()...)); err != nil {
 			t.Errorf("%v", err)
 		}
-		if _, err := io.ReadFull(conn, make([]byte, welcomeSize)); err != nil {
+		if _, err := io.ReadFull(conn, make([]byte, answerSize)); err != nil {
 			t.Errorf("who was not too many is not answered: %v", err)
 		}
 	}
@@ -381,7 +380,7 @@ func TestSources(t *testing.T) {
 func TestWhoHasLeft(t *testing.T) {
 	a, b := relays(newKeys())
 	s := serve(t, b, 0, 0)
-	g := Greeting{Host: hostA, Target: toB, purpose: purposeConnect, oldest: 1, newest: 3}
+	nowhere := Greeting{Host: hostA, Target: Target{Host: hostB}, purpose: purposeConnect, oldest: 1, newest: 3}
 	for name, c := range map[string]struct {
 		play func(net.Conn)
 		left bool
@@ -389,20 +388,18 @@ func TestWhoHasLeft(t *testing.T) {
 		"without a word":    {func(net.Conn) {}, false},
 		"within its hello":  {func(conn net.Conn) { _, _ = conn.Write(make([]byte, helloSize/2)) }, false},
 		"without the key":   {func(conn net.Conn) { _, _ = conn.Write(make([]byte, helloSize)) }, false},
-		"before the answer": {func(conn net.Conn) { _, _ = conn.Write(sealHello(a.Keys().all(), &g)) }, true},
+		"before the answer": {func(conn net.Conn) { _, _ = conn.Write(helloOf(a.Keys().all()...)) }, true},
 		"after a reset": {func(conn net.Conn) {
-			_, _ = conn.Write(sealHello(a.Keys().all(), &g))
+			_, _ = conn.Write(helloOf(a.Keys().all()...))
 			_ = conn.(*net.TCPConn).SetLinger(0)
 		}, true},
-		"within the answer": {func(conn net.Conn) { greetAndRead(conn, a, &g, 1) }, true},
-		"after the answer":  {func(conn net.Conn) { greetAndRead(conn, a, &g, welcomeSize) }, true},
-		"with a wrong confirmation": {func(conn net.Conn) {
-			greetAndRead(conn, a, &g, welcomeSize)
-			_, _ = conn.Write(make([]byte, confirmSize))
+		"within the answer": {func(conn net.Conn) { greetAndRead(conn, a, 1) }, true},
+		"after the answer":  {func(conn net.Conn) { greetAndRead(conn, a, answerSize) }, true},
+		"with a wrong request": {func(conn net.Conn) {
+			greetAndRead(conn, a, answerSize)
+			_, _ = conn.Write(make([]byte, requestSize))
 		}, false},
-		"for a listener that is not": {func(conn net.Conn) {
-			greetAndRead(conn, a, &Greeting{Host: hostA, Target: Target{Host: hostB}, purpose: purposeConnect, oldest: 1, newest: 3}, 1)
-		}, false},
+		"for a listener that is not": {func(conn net.Conn) { _ = ask(conn, a.Keys(), nowhere.bytes()) }, false},
 	} {
 		conn := from(t, "127.0.0.1", s.at)
 		c.play(conn)
@@ -414,7 +411,7 @@ func TestWhoHasLeft(t *testing.T) {
 }
 
 // greetAndRead says a hello, and reads so much of the answer.
-func greetAndRead(conn net.Conn, a *Local, g *Greeting, n int) {
-	_, _ = conn.Write(sealHello(a.Keys().all(), g))
+func greetAndRead(conn net.Conn, a *Local, n int) {
+	_, _ = conn.Write(helloOf(a.Keys().all()...))
 	_, _ = io.ReadFull(conn, make([]byte, n))
 }

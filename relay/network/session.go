@@ -61,9 +61,8 @@ func (j *joins) find(id KeyID) (Key, *Session) {
 // then nobody can any more, though the session lives. Which numbers are free, and how many
 // there may be, is admit's to say.
 //
-// The initiator has its session before this side has, so its first stream can come before
-// Expect and is refused then without a word, as a stranger is: an initiator joins when this
-// side has said on the session that it expects it.
+// A stream that comes before Expect is refused without a word, as a stranger is: an
+// initiator joins when this side has said on the session that it expects it.
 func (l *Local) Expect(s *Session) (forget func()) {
 	key := s.joinKey()
 	l.joins.mu.Lock()

@@ -173,7 +173,7 @@ func TestTLSThatEndsInBetween(t *testing.T) {
 	go func() {
 		defer left.Close()
 		defer right.Close()
-		for n, way := range [][2]net.Conn{{left, right}, {right, left}, {left, right}} {
+		for n, way := range [][2]net.Conn{{left, right}, {right, left}, {left, right}, {right, left}} {
 			message := make([]byte, sizes[n])
 			_, err := io.ReadFull(way[0], message)
 			if err == nil {
