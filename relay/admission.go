@@ -22,6 +22,10 @@ type claims struct {
 	ask  Asker
 	last uint64
 	held map[string]uint64 // bytes by PCI address
+	// host is the host memory in use, and hostAdmitted what the supervisor knows of.
+	// Without hostAdmission the supervisor, of an earlier release, admits none.
+	host, hostAdmitted uint64
+	hostAdmission      bool
 }
 
 // errNotAdmitted says that other relays of the host have what may be taken.

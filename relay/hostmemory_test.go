@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -434,5 +436,82 @@ func TestHostMemoryOutlivesItsRelay(t *testing.T) {
 		if b != byte(i*7+1) {
 			t.Fatalf("after the relay's end byte %d is %d", i, b)
 		}
+	}
+}
+
+// Rings, clients' host memory and slots count in one account, which the container's memory
+// limit bounds, and give back what ends.
+func TestHostAccountBoundsAllAllocations(t *testing.T) {
+	h := newHost(t)
+	h.change = func(c *launch.Config) { c.OwnHostMemory = 4 << 20 }
+	socket, r := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
+	a := attach(t, socket)
+	ctx := within(t)
+	ask := func(s *client.Session, n uint64) error {
+		_, err := s.HostMemory(ctx, client.HostMemory{Bytes: n, GPU: uuid(t, 0)})
+		return err
+	}
+	demand(t, ask(a, 4<<20), wire.StatusLimit, "4.0 MiB more of host memory is asked for, and the relay has 176 KiB in container a, whose limit is 4.0 MiB, a quarter of the container's memory limit")
+	m := hostMemory(t, a, 0, 3<<20)
+	var more []*client.Session
+	for range 100 {
+		s, err := client.Dial(ctx, socket)
+		if err != nil {
+			demand(t, err, wire.StatusLimit, "176 KiB more of host memory", "a quarter of the container's memory limit")
+			break
+		}
+		t.Cleanup(func() { s.Close() })
+		more = append(more, s)
+	}
+	if len(more) != 4 { // with a's five times 176 KiB, and 3 MiB
+		t.Errorf("%d sessions more were accepted", len(more))
+	}
+	if err := m.Unexport(ctx); err != nil {
+		t.Fatal(err)
+	}
+	hostMemory(t, more[0], 0, 2<<20)
+	demand(t, ask(a, 2<<20), wire.StatusLimit, "a quarter of the container's memory limit")
+	if err := more[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); r.Report().Used.HostMemory > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("in use are %+v", r.Report().Used)
+		}
+	}
+	hostMemory(t, a, 0, 3<<20)
+}
+
+// Host memory is claimed by granules, and given back when it is not in use.
+func TestHostMemoryIsClaimed(t *testing.T) {
+	h := newHost(t)
+	h.change = func(c *launch.Config) { c.HostAdmission = true }
+	var mu sync.Mutex
+	var claimed []uint64
+	h.ask = func(c launch.Claim) (launch.Admission, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if c.GPU != launch.HostMemory {
+			return launch.Admission{Claim: c.Claim, OK: true}, nil
+		}
+		claimed = append(claimed, c.Bytes>>20)
+		return launch.Admission{Claim: c.Claim, OK: c.Bytes <= 36<<20, Error: "others have it"}, nil
+	}
+	socket, _ := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
+	a := attach(t, socket)
+	first := hostMemory(t, a, 0, 1<<20)
+	second := hostMemory(t, a, 0, 15<<20)
+	third := hostMemory(t, a, 0, 20<<20) // 48 MiB in granules are not admitted, and 36 MiB are
+	_, err := a.HostMemory(within(t), client.HostMemory{Bytes: 4 << 20, GPU: uuid(t, 0)})
+	demand(t, err, wire.StatusLimit, "not admitted: others have it")
+	for _, m := range []*client.Memory{third, second, first} {
+		if err := m.Unexport(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if want := []uint64{16, 48, 36, 48, 40, 16, 0}; !slices.Equal(claimed, want) {
+		t.Errorf("the relay claimed %v MiB, want %v", claimed, want)
 	}
 }

@@ -470,6 +470,22 @@ func (l *lane) inHost(z size, limit uint64) (out, in *region, err error) {
 			r.bounced.Add(-bytes)
 		}
 	}()
+	if err := r.own.take(bytes, r.name()); err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			r.own.giveBack(bytes)
+		}
+	}()
+	if err := r.claims.takeHost(bytes); err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			r.claims.giveBackHost(bytes)
+		}
+	}()
 	one := func() (*region, error) {
 		g := &region{slots: z.slots, slotBytes: z.slotBytes, kind: wire.MemoryHost}
 		var err error
@@ -536,7 +552,7 @@ func (l *lane) server(g launch.GPU) (cuda.Device, wire.UUID, error) {
 		return 0, wire.UUID{}, err
 	}
 	if g.UUID != "" && g.UUID != uuid {
-		return 0, wire.UUID{}, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi generate again", g.BusID, uuid, g.UUID)
+		return 0, wire.UUID{}, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi refresh", g.BusID, uuid, g.UUID)
 	}
 	id, err := wire.ParseGPU(uuid)
 	return ordinal, id, err

@@ -23,13 +23,14 @@ type use struct {
 	host                               uint64 // bytes of host memory that is made here
 	foreign                            uint64 // of other containers' that is mapped to be written
 	staging                            uint64 // on server GPUs, for clients that copy themselves
+	own                                uint64 // of the relay's hostAccount
 }
 
 var (
 	// socket, pidfd, eventfd, the pipe's end, two memories
-	ofSession = use{descriptors: 6}
+	ofSession = use{descriptors: 6, own: wire.SubmitBytes + wire.CompleteBytes}
 	// socket, the NIC's or the immediates', and a region's on its way
-	ofConnection = use{connections: 1, descriptors: 3}
+	ofConnection = use{connections: 1, descriptors: 3, own: uint64(packet.SharedBytes(true))}
 )
 
 // spareDescriptors are for what belongs to no client: listeners, devices,
@@ -76,6 +77,11 @@ func (r *Relay) reserve(u use) error {
 		return wire.Errorf(wire.StatusLimit, "%s more of staging memory is asked for, and the clients in %s have %s, whose limit is %s (relay.limits.staging in config.toml)",
 			humanize.IBytes(u.staging), r.name(), humanize.IBytes(r.used.staging), humanize.IBytes(limit))
 	}
+	if u.own > 0 {
+		if err := r.own.take(u.own, r.name()); err != nil {
+			return err
+		}
+	}
 	r.used.host += u.host
 	r.used.staging += u.staging
 	r.used.foreign += u.foreign
@@ -87,6 +93,7 @@ func (r *Relay) reserve(u use) error {
 
 // giveBack ends a reserve.
 func (r *Relay) giveBack(u use) {
+	r.own.giveBack(u.own)
 	r.used.host -= u.host
 	r.used.staging -= u.staging
 	r.used.foreign -= u.foreign
@@ -95,45 +102,119 @@ func (r *Relay) giveBack(u use) {
 	r.used.descriptors -= u.descriptors
 }
 
-// maxGreetings bounds the connections that have not said their hello, of clients
-// and of relays each.
-const maxGreetings = 64
+// Limits of the connections that have not said hello, of clients and of relays each. A
+// relay has a uid of its own, and so a share of its own of the connections to others.
+const (
+	maxGreetings      = 256 // in all
+	maxGreetingsOfUID = 64
+)
 
-// greetings are connections that have not said their hello. When there are too
-// many the oldest has to go: who means it says hello at once, so that whoever
-// connects and is silent keeps nobody out.
+// greetings are the connections that have not said hello, oldest first. When a uid has
+// too many of them, greetings evicts one of that uid; when there are too many in all, one of
+// the uid that has most. So a process that floods the socket evicts only its own
+// connections. The evicted connection is the oldest that has sent nothing.
 type greetings struct {
 	from *packet.Source
 
 	mu      sync.Mutex
-	waiting []packet.Conn
+	waiting []greeting
 	refused map[packet.Conn]bool
 }
 
-// errSilent is why a connection had to go.
-var errSilent = wire.Errorf(wire.StatusLimit, "%d connections that had not said hello came after this one, which had not either", maxGreetings)
+// greeting is a connection that has not said hello, and the uid of the process that made it.
+type greeting struct {
+	conn packet.Conn
+	uid  uint32
+}
 
-// begin takes a connection in, and has the oldest go where there are too many.
-func (g *greetings) begin(conn packet.Conn) {
+// errSilent is why a connection was evicted.
+var errSilent = wire.Errorf(wire.StatusBusy, "%d connections of the same user, or %d of all, that had not said hello came after this one, which had not either", maxGreetingsOfUID, maxGreetings)
+
+// unknownUID stands for a uid that the kernel does not tell.
+const unknownUID = ^uint32(0)
+
+// begin adds a connection, and evicts one where there are too many.
+func (g *greetings) begin(conn packet.Conn) { g.add(conn, uidOf(conn)) }
+
+func (g *greetings) add(conn packet.Conn, uid uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.waiting = append(g.waiting, conn)
+	g.waiting = append(g.waiting, greeting{conn, uid})
+	count := map[uint32]int{}
+	for _, w := range g.waiting {
+		count[w.uid]++
+	}
+	if count[uid] > maxGreetingsOfUID {
+		g.evict(uid)
+		return
+	}
 	if len(g.waiting) <= maxGreetings {
 		return
 	}
-	oldest := g.waiting[0]
-	g.waiting = g.waiting[1:]
+	most := g.waiting[0].uid
+	for _, w := range g.waiting {
+		if count[w.uid] > count[most] {
+			most = w.uid
+		}
+	}
+	g.evict(most)
+}
+
+// evict ends the wait for one connection of a uid, which has some.
+func (g *greetings) evict(uid uint32) {
+	evicted := -1
+	for i, w := range g.waiting {
+		if w.uid != uid {
+			continue
+		}
+		if evicted < 0 {
+			evicted = i
+		}
+		if !unread(w.conn) {
+			evicted = i
+			break
+		}
+	}
+	conn := g.waiting[evicted].conn
+	g.waiting = append(g.waiting[:evicted:evicted], g.waiting[evicted+1:]...)
 	if g.refused == nil {
 		g.refused = map[packet.Conn]bool{}
 	}
-	g.refused[oldest] = true
+	g.refused[conn] = true
 	// Its goroutine reads, or will; that ends now.
-	_ = oldest.SetReadDeadline(time.Unix(1, 0)) // fails where it is closed, and not waited for
+	_ = conn.SetReadDeadline(time.Unix(1, 0)) // fails where it is closed, and not waited for
+}
+
+// uidOf is the uid of the process that made a connection.
+func uidOf(conn packet.Conn) uint32 {
+	uid := unknownUID
+	control(conn, func(fd int) {
+		if credentials, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			uid = credentials.Uid
+		}
+	})
+	return uid
+}
+
+// unread reports whether a message has come on a connection that nobody has read yet.
+func unread(conn packet.Conn) bool {
+	n := 0
+	control(conn, func(fd int) {
+		n, _ = unix.IoctlGetInt(fd, unix.SIOCINQ) // 0 where it fails
+	})
+	return n > 0
+}
+
+// control calls f with the descriptor of a connection, unless that is closed.
+func control(conn packet.Conn, f func(fd int)) {
+	if raw, err := conn.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { f(int(fd)) }) // fails where it is closed
+	}
 }
 
 // receive reads the first message of a connection, which brings no descriptors.
 func (g *greetings) receive(conn packet.Conn) (wire.Message, error) {
-	// Whoever has to go meanwhile has his deadline already.
+	// An evicted connection has its deadline already.
 	err := conn.SetWriteDeadline(time.Now().Add(handshakeTime))
 	timer := time.AfterFunc(handshakeTime, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	var m wire.Message
@@ -147,8 +228,8 @@ func (g *greetings) receive(conn packet.Conn) (wire.Message, error) {
 	return m, err
 }
 
-// end takes a connection out that has said its hello, or has gone. It reports
-// false where it had to go.
+// end removes a connection that has said hello, or has ended. It reports false where the
+// connection was evicted.
 func (g *greetings) end(conn packet.Conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -156,8 +237,8 @@ func (g *greetings) end(conn packet.Conn) bool {
 		delete(g.refused, conn)
 		return false
 	}
-	for i, c := range g.waiting {
-		if c == conn {
+	for i, w := range g.waiting {
+		if w.conn == conn {
 			g.waiting = append(g.waiting[:i:i], g.waiting[i+1:]...)
 			break
 		}

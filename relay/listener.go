@@ -1,8 +1,10 @@
 package relay
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
+	mathrand "math/rand/v2"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -522,32 +524,58 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (way, error) {
 	return r.dialNeighbour(c, m, handle, config, routeNumber(config.Route))
 }
 
+// dialPeerTime is how long a relay waits for room in the queue of another relay of the host.
+const dialPeerTime = 15 * time.Second
+
+// greetNeighbour connects to the relay of another container, says hello and returns the
+// answer. While that relay is busy it tries again, until dialPeerTime is over.
+func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Message, []int, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), dialPeerTime)
+	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		conn, err := packet.DialContext(ctx, socket)
+		switch {
+		case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
+			return conn, nil, nil, wire.Errorf(wire.StatusUnreachable, "the container that gave out this handle has ended: its relay is gone")
+		case errors.Is(err, packet.ErrQueueFull):
+			return conn, nil, nil, wire.Errorf(wire.StatusBusy, "the relay of the other container accepts no connection: its queue was full for %v; peerlane relay list on the host shows its state", dialPeerTime)
+		case err != nil:
+			return conn, nil, nil, wire.Errorf(wire.StatusUnreachable, "the relay of the other container: %v", err)
+		}
+		answer, fds, err := conn.Exchange(hello, 2*handshakeTime+testedTime)
+		if err == nil {
+			return conn, answer, fds, nil
+		}
+		packet.Relays.HangUp(conn)
+		if wire.StatusOf(err) == wire.StatusInternal {
+			err = wire.Errorf(wire.StatusUnreachable, "the relay of the other container did not answer: %v", err)
+		}
+		if wire.StatusOf(err) != wire.StatusBusy {
+			return packet.Conn{}, nil, nil, err
+		}
+		select {
+		case <-time.After(pause/2 + mathrand.N(pause)):
+		case <-ctx.Done():
+			return packet.Conn{}, nil, nil, err
+		}
+	}
+}
+
 // dialNeighbour is dial where the listener is on this host. The route is what is asked for.
 func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, route uint32) (way, error) {
 	if err := c.lane.open(); err != nil {
 		return nil, err
 	}
-	socket := filepath.Join(config.Peers, handle.Generation.String()+".sock")
-	conn, err := packet.Dial(socket)
-	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED) {
-		return nil, wire.Errorf(wire.StatusUnreachable, "the container that gave out this handle has ended: its relay is gone")
-	}
-	if err != nil {
-		return nil, wire.Errorf(wire.StatusUnreachable, "the relay of the other container: %v", err)
-	}
-	defer packet.Relays.HangUp(conn)
 	hello := &wire.PeerHello{
 		Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
 		Token: handle.Token, GPU: m.GPU, Route: route, Shares: 1,
 	}
 	wire.SetText(hello.Name[:], r.name())
-	answer, fds, err := conn.Exchange(hello, 2*handshakeTime+testedTime)
+	conn, answer, fds, err := greetNeighbour(filepath.Join(config.Peers, handle.Generation.String()+".sock"), hello)
 	if err != nil {
-		if wire.StatusOf(err) == wire.StatusInternal {
-			err = wire.Errorf(wire.StatusUnreachable, "the relay of the other container did not answer: %v", err)
-		}
 		return nil, err
 	}
+	defer packet.Relays.HangUp(conn)
 	defer packet.CloseAll(fds)
 	welcome, ok := answer.(*wire.PeerWelcome)
 	if !ok {

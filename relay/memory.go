@@ -357,7 +357,8 @@ func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 		return
 	}
 	page := uint64(os.Getpagesize())
-	takes := use{memories: 1, descriptors: 2, host: (m.Bytes + page - 1) / page * page}
+	pages := (m.Bytes + page - 1) / page * page
+	takes := use{memories: 1, descriptors: 2, host: pages, own: pages}
 	if err := s.another(m.Access, takes); err != nil {
 		s.answer(sequence, err)
 		return
@@ -403,7 +404,11 @@ func (m *memory) make(gpu wire.UUID) error {
 	if err := lane.open(); err != nil {
 		return err
 	}
+	if err := m.session.relay.claims.takeHost(m.takes.host); err != nil {
+		return err
+	}
 	if m.mapped, err = device.CreateHost("peerlane-host", m.length); err != nil {
+		m.session.relay.claims.giveBackHost(m.takes.host)
 		return err
 	}
 	var fd int
@@ -413,7 +418,9 @@ func (m *memory) make(gpu wire.UUID) error {
 		fd, err = m.mapped.Export()
 	}
 	if err != nil {
-		return errors.Join(err, m.mapped.Close())
+		err = errors.Join(err, m.mapped.Close())
+		m.session.relay.claims.giveBackHost(m.takes.host)
+		return err
 	}
 	m.lane, m.parts = lane, []device.Part{{FD: fd, Bytes: m.mapped.Bytes}}
 	return nil
@@ -536,6 +543,9 @@ func (m *memory) free() {
 		}
 		if m.staged != nil {
 			m.staged.giveBack()
+		}
+		if m.kind == wire.MemoryHost {
+			s.relay.claims.giveBackHost(m.takes.host)
 		}
 		s.relay.loop.Do(func() {
 			after(err)

@@ -25,11 +25,10 @@ import (
 )
 
 // Versions of what relays of two hosts say to each other before the greeting of a set of
-// connections. From tellsRails on both tell of their rails.
+// connections. Version 3 came with version 2 of the handshake, which has forward secrecy.
 const (
-	oldestSession = 1
-	newestSession = 2
-	tellsRails    = 2
+	oldestSession = 3
+	newestSession = 3
 )
 
 // rails are the interfaces of the relay: where it listens, what it connects by, and what
@@ -440,12 +439,8 @@ func (r *Relay) lookAtRails() {
 
 // --- a set of connections ------------------------------------------------------------
 
-// exchange hears of the other relay's rails where it tells of them, and tells of this
-// one's: of a session that this side dialed, which its first word has come on.
+// exchange hears of the other relay's rails, and tells of this one's: of a session that this side dialed, which its first word has come on.
 func (h *hosts) exchange(s *network.Session, from *lane, relay string) ([]network.Rail, error) {
-	if s.Version < tellsRails {
-		return nil, nil
-	}
 	told, err := s.HearRails()
 	if err == nil {
 		err = s.TellRails(h.rails.tell(from))
@@ -458,9 +453,6 @@ func (h *hosts) exchange(s *network.Session, from *lane, relay string) ([]networ
 
 // answer is exchange for a session that the other side dialed.
 func (h *hosts) answer(s *network.Session) error {
-	if s.Version < tellsRails {
-		return nil
-	}
 	var l *lane
 	if !h.relay.loop.Call(func() {
 		if listener := h.relay.listeners[s.Target.Token]; listener != nil {

@@ -604,22 +604,6 @@ func TestWhoGoesTakesNoRoom(t *testing.T) {
 	}
 }
 
-// A relay of the release before tells nothing, and is told nothing.
-func TestARelayThatKnowsNoRails(t *testing.T) {
-	for old := range 2 {
-		f := newFleetOn(t, &cables{}, 2, 2, 2)
-		f.relays[old].hosts.local.Newest = tellsRails - 1
-		w := f.open(t, f.listen(t, 1, nil), nil, 1<<20)
-		if err := w.write(t); err != nil || !bytes.Equal(w.from.HostBytes(), w.to.HostBytes()) {
-			t.Fatal(err)
-		}
-		pairs := f.relays[0].hosts.rails.pairs(w.peer)
-		if len(pairs) != 1 || pairs[0].Interface != "rail0" || pairs[0].Streams != 2 || pairs[0].PeerRail != address.NoRail {
-			t.Errorf("it goes by %+v", pairs)
-		}
-	}
-}
-
 // A relay listens on the rails that its lanes reach, on more when lanes come that reach
 // more, and on any where none of these can be had.
 func TestWhereARelayListens(t *testing.T) {

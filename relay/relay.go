@@ -65,6 +65,7 @@ type Relay struct {
 	claims     claims
 	takingBack chan struct{} // of who frees lent memory
 	bounced    atomic.Uint64 // bytes of host memory that lanes stage in
+	own        hostAccount
 	// worn: something could not be given back, and why. Of the loop.
 	worn error
 	// examining: the contexts are being asked whether they work.
@@ -132,6 +133,8 @@ func (r *Relay) Configure(c launch.Config) error {
 	r.loop.Do(func() {
 		r.config = c
 		r.limit(c.Limits)
+		r.own.setLimit(c.OwnHostMemory)
+		r.claims.admitHost(c.HostAdmission)
 		r.container.Store(c.Container)
 		for _, spec := range c.Lanes {
 			i := slices.IndexFunc(r.lanes, func(l *lane) bool { return l.spec.GPU.BusID == spec.GPU.BusID })

@@ -1048,6 +1048,8 @@ func play(role string) int {
 		err = playWatchedClient()
 	case "receiver":
 		err = playReceiver()
+	case "flooder":
+		err = playFlooder()
 	default:
 		err = fmt.Errorf("unknown role %q", role)
 	}

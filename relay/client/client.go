@@ -77,20 +77,29 @@ type reply struct {
 
 // Dial connects to a relay's socket. The GPUs are those whose memory will be
 // exported, as far as they are known by now: without a relay, the error names
-// their lanes.
+// their lanes. While the relay's queue of connections is full Dial waits, until the context's
+// deadline or for a minute; then the error has StatusBusy.
 func Dial(ctx context.Context, socket string, gpus ...wire.UUID) (*Session, error) {
 	return dial(ctx, socket, wire.OldestVersion, wire.NewestVersion, gpus...)
 }
 
 func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wire.UUID) (*Session, error) {
-	conn, err := packet.Dial(socket)
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(replyTime)
+	}
+	begin := time.Now()
+	connecting, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	conn, err := packet.DialContext(connecting, socket)
+	if errors.Is(err, packet.ErrQueueFull) {
+		return nil, wire.Errorf(wire.StatusBusy, "the relay at %s accepts no connection: its queue was full for %v; peerlane relay list on the host shows its state",
+			socket, time.Since(begin).Round(time.Millisecond))
+	}
 	if err != nil {
 		return nil, noRelay(socket, err, gpus)
 	}
-	timeout := replyTime
-	if deadline, ok := ctx.Deadline(); ok {
-		timeout = time.Until(deadline)
-	}
+	timeout := time.Until(deadline)
 	answer, fds, err := conn.Exchange(&wire.Hello{Magic: wire.Magic, Oldest: oldest, Newest: newest}, timeout)
 	if err != nil {
 		conn.Close()

@@ -8,7 +8,7 @@ package launch
 type Claim struct {
 	// Claim numbers the relay's claims from 1.
 	Claim uint64 `json:"claim"`
-	// GPU is a server GPU of the relay's lanes, as a PCI address.
+	// GPU is a server GPU of the relay's lanes, as a PCI address, or HostMemory.
 	GPU string `json:"gpu"`
 	// Bytes is what the relay will have on the GPU in all, if it is admitted: less
 	// than before gives the rest back.
@@ -16,6 +16,9 @@ type Claim struct {
 	// Memory is the whole GPU's, bytes: the limit can be a part of it.
 	Memory uint64 `json:"memory"`
 }
+
+// HostMemory stands for the host's memory in a Claim.
+const HostMemory = "host"
 
 // Admission is the answer to a Claim.
 type Admission struct {

@@ -137,6 +137,13 @@ type Config struct {
 	// Bounce is the most host memory, bytes, that the lanes stage in when no server
 	// GPU has room; with 0 they do not.
 	Bounce uint64 `json:"bounce,omitempty"`
+	// OwnHostMemory is the most host memory, bytes, that the relay allocates for its
+	// container in all: memory of clients, slots, rings, and what it shares with other
+	// relays; 0 for a container without a memory limit.
+	OwnHostMemory uint64 `json:"ownHostMemory,omitempty"`
+	// HostAdmission says that the supervisor admits host memory, too: a Claim whose GPU
+	// is HostMemory.
+	HostAdmission bool `json:"hostAdmission,omitempty"`
 	// CUDAIPC says that clients' memory of cudaMalloc is taken by its IPC handle.
 	CUDAIPC bool `json:"cudaIPC,omitempty"`
 	// IPCEvents says that operations may wait for events of clients by their IPC handles.

@@ -75,6 +75,11 @@ func (f *fake) raw(b []byte) {
 // welcome hears hello and answers it as a relay would, but for what is changed.
 func (f *fake) welcome(change func(w *wire.Welcome, fds *[]int)) {
 	f.hear()
+	f.greet(change)
+}
+
+// greet is welcome after the hello.
+func (f *fake) greet(change func(w *wire.Welcome, fds *[]int)) {
 	var err error
 	if f.ring, err = ring.NewRelay(); err != nil {
 		f.Error(err)

@@ -166,7 +166,7 @@ func (t *tester) open(g launch.GPU) (*device.Device, error) {
 		t.devices[g.BusID] = d
 	}
 	if g.UUID != "" && g.UUID != d.UUID {
-		return nil, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi generate again", g.BusID, d.UUID, g.UUID)
+		return nil, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi refresh", g.BusID, d.UUID, g.UUID)
 	}
 	return d, nil
 }

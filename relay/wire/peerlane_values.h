@@ -69,6 +69,7 @@ enum peerlane_status {
 	PEERLANE_STATUS_UNKNOWN_EVENT = 27, /* no such event */
 	PEERLANE_STATUS_BAD_KEY = 28, /* no memory is offered under this key to this connection */
 	PEERLANE_STATUS_NO_WAY_BACK = 29, /* the two relays could not open the way back that a read needs */
+	PEERLANE_STATUS_BUSY = 30, /* the relay accepts no connection for now */
 };
 
 #endif

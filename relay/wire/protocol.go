@@ -123,6 +123,7 @@ const (
 	StatusUnknownEvent      Status = 27 // no such event
 	StatusBadKey            Status = 28 // no memory is offered under this key to this connection
 	StatusNoWayBack         Status = 29 // the two relays could not open the way back that a read needs
+	StatusBusy              Status = 30 // the relay accepts no connection for now
 )
 
 var statusText = map[Status]string{
@@ -156,6 +157,7 @@ var statusText = map[Status]string{
 	StatusUnknownEvent:      "no such event",
 	StatusBadKey:            "no memory is offered under this key to this connection",
 	StatusNoWayBack:         "the two relays could not open the way back that a read needs",
+	StatusBusy:              "the relay accepts no connection for now",
 }
 
 // Message types.

@@ -136,7 +136,8 @@ PEERLANE_API const char *peerlane_status_text(int status);
  * may be NULL and 0. Where there is no relay the sentence names their lanes.
  * timeout_ms: milliseconds for all of it; negative: a minute.
  *
- * PEERLANE_STATUS_NO_RELAY, PEERLANE_STATUS_VERSION, PEERLANE_STATUS_TIMED_OUT, or
+ * PEERLANE_STATUS_NO_RELAY, PEERLANE_STATUS_VERSION, PEERLANE_STATUS_TIMED_OUT,
+ * PEERLANE_STATUS_BUSY where the relay's queue of connections was full all the time, or
  * the relay's reason to refuse. */
 PEERLANE_API int peerlane_dial(const char *socket, const peerlane_gpu *gpus, unsigned count, int timeout_ms, peerlane_session **session);
 

@@ -1270,6 +1270,7 @@ int peerlane_dial(const char *path, const peerlane_gpu *gpus, unsigned count, in
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int64_t deadline = deadline_in(timeout_ms < 0 ? REPLY_TIME : timeout_ms);
 	struct peerlane_session *s;
+	bool full = false; /* the relay's queue of connections, at the last connect */
 	int status = 0, error;
 
 	if (!out)
@@ -1304,11 +1305,17 @@ int peerlane_dial(const char *path, const peerlane_gpu *gpus, unsigned count, in
 		errno = error;
 		status = fail_call(PEERLANE_STATUS_SYSTEM, "dialing: a socket: %m");
 	}
-	/* A relay whose backlog is full is waited for. */
+	/* While the relay's queue of connections is full connect waits in the kernel. */
 	while (!status) {
 		int64_t left = (deadline - now_ns()) / 1000;
 		struct timeval limit = {left / 1000000, left % 1000000};
 
+		if (left <= 0 && full) {
+			status = fail_call(PEERLANE_STATUS_BUSY,
+				"the relay at %s accepts no connection: its queue was full for %d ms; peerlane relay list on the host shows its state",
+				path, timeout_ms < 0 ? REPLY_TIME : timeout_ms);
+			break;
+		}
 		if (left <= 0) {
 			status = fail_call(PEERLANE_STATUS_TIMED_OUT, "the relay at %s did not answer in time", path);
 			break;
@@ -1321,7 +1328,8 @@ int peerlane_dial(const char *path, const peerlane_gpu *gpus, unsigned count, in
 			status = greet(s, path, deadline);
 			break;
 		}
-		if (errno != EINTR && errno != EAGAIN)
+		full = errno == EAGAIN;
+		if (errno != EINTR && !full)
 			status = no_relay(path, errno, gpus, count);
 	}
 	if (status) {

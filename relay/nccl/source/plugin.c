@@ -153,7 +153,7 @@ static int dial(struct relay *r)
 		static const peerlane_gpu none;
 
 		if (!memcmp(&r->lane[i].gpu, &none, sizeof none)) {
-			warn("the relay does not know the UUID of its GPU %u: make the plan where NVIDIA's driver is loaded (peerlane cdi generate)", r->lane[i].index);
+			warn("the relay does not know the UUID of its GPU %u: load NVIDIA's driver on the host and run peerlane cdi refresh", r->lane[i].index);
 			return PEERLANE_STATUS_INTERNAL;
 		}
 		status = peerlane_lane_nic(r->ties->session, &r->lane[i].gpu, &r->nic[i]);

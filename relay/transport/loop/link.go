@@ -6,6 +6,8 @@
 package loop
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -31,12 +33,20 @@ type Link struct {
 // reasonTime is how long is waited for the reason why a NIC hears nothing.
 const reasonTime = time.Second
 
+// dialTime limits how long Dial waits while the NIC accepts no connection.
+const dialTime = 10 * time.Second
+
 // Dial opens a connection to an emulated NIC, which will deliver immediates on
 // the socket `receiver`. It may block; down is called on the loop when the NIC
 // is gone, paced for each write that had to wait for the NIC's rate. The descriptor
 // stays the caller's.
 func Dial(l *poll.Loop, socket string, receiver int, down func(error), paced func(time.Duration)) (*Link, error) {
-	conn, err := packet.Dial(socket)
+	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
+	defer cancel()
+	conn, err := packet.DialContext(ctx, socket)
+	if errors.Is(err, packet.ErrQueueFull) {
+		return nil, wire.Errorf(wire.StatusNICDied, "the emulated NIC at %s accepts no connection: its queue was full for %v; restart it", socket, dialTime)
+	}
 	if err != nil {
 		return nil, wire.Errorf(wire.StatusNICDied, "the emulated NIC at %s does not answer (%v); start it with peerlane-relay emulated-nic", socket, err)
 	}

@@ -1,0 +1,75 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+func TestDialQueueFullWaitsAndSaysSo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(fd), path)
+	l, err := net.FileListener(file)
+	file.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	first, err := packet.Dial(path) // which fills the queue
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	s, err := Dial(ctx, path, wire.UUID{1})
+	if s != nil || wire.StatusOf(err) != wire.StatusBusy || !strings.Contains(err.Error(), "queue was full for") || strings.Contains(err.Error(), "--device") {
+		t.Errorf("%v, %v", s, err)
+	}
+
+	// It waits for its turn, and hears what the relay says.
+	done := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := Dial(ctx, path)
+		done <- err
+	}()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := packet.Conn{UnixConn: c.(*net.UnixConn)}
+		if _, _, _, err := conn.Receive(); err != nil { // the first
+			conn.Close()
+			continue
+		}
+		if err := conn.Send(wire.NewFailure(wire.Errorf(wire.StatusLimit, "heard")), 1); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; wire.StatusOf(err) != wire.StatusLimit || !strings.Contains(err.Error(), "heard") {
+			t.Errorf("%v", err)
+		}
+		conn.Close()
+		return
+	}
+}

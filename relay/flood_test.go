@@ -1,0 +1,179 @@
+package relay_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Environment of a flooder.
+const (
+	floodSocket = "PEERLANE_TEST_SOCKET"
+	floodUID    = "PEERLANE_TEST_UID"
+)
+
+// floodHeld is how many silent connections one thread of a flooder keeps open.
+const floodHeld = 100
+
+// playFlooder floods a socket as another user, until its standard input ends. It writes to
+// descriptor 3 when its first connection is open.
+func playFlooder() error {
+	socket := os.Getenv(floodSocket)
+	// The path is short, and needs no rights on the directories above.
+	if err := os.Chdir(filepath.Dir(socket)); err != nil {
+		return err
+	}
+	uid, err := strconv.Atoi(os.Getenv(floodUID))
+	if err != nil {
+		return err
+	}
+	if err := syscall.Setresuid(uid, uid, uid); err != nil {
+		return err
+	}
+	first := sync.OnceFunc(func() { _, _ = unix.Write(3, []byte{1}) })
+	for thread := range 2 {
+		go func() {
+			var held []packet.Conn
+			for {
+				c, err := packet.Dial(filepath.Base(socket))
+				if err != nil {
+					continue // the queue is full: at once again
+				}
+				first()
+				if thread == 0 { // this one says hello to no listener
+					_ = c.Send(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)
+				}
+				if held = append(held, c); len(held) > floodHeld {
+					held[0].Close()
+					held = held[1:]
+				}
+			}
+		}()
+	}
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// flood starts flooders of other users.
+func (v *victim) flood(socket string, uids ...int) {
+	v.t.Helper()
+	log, err := os.Create(filepath.Join(v.t.TempDir(), "flooders"))
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.t.Cleanup(func() { log.Close() })
+	for _, uid := range uids {
+		output, input, err := os.Pipe()
+		if err != nil {
+			v.t.Fatal(err)
+		}
+		defer output.Close()
+		cmd, stdin, err := startRole("flooder", []*os.File{input}, log, floodSocket+"="+socket, floodUID+"="+strconv.Itoa(uid))
+		input.Close()
+		if err != nil {
+			v.t.Fatal(err)
+		}
+		v.t.Cleanup(func() {
+			stdin.Close()
+			if err := cmd.Wait(); err != nil {
+				text, _ := os.ReadFile(log.Name())
+				v.t.Errorf("a flooder ended with %v: %.2000s", err, text)
+			}
+		})
+		if _, err := output.Read(make([]byte, 1)); err != nil {
+			v.t.Fatalf("a flooder opens no connection: %v", err)
+		}
+	}
+}
+
+func TestPeerSocketFloodHonestConnectsSucceed(t *testing.T) {
+	v := newVictim(t, nil)
+	honest := attach(t, v.host.relay("honest", launch.RouteDirect, far(1, 2, "nic1")))
+	listener, err := v.good.Listen(within(t), uuid(t, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	opaque := listener.Handle()
+	socket := filepath.Join(v.host.dir, opaque.Layout().Generation.String()+".sock")
+	uids := []int{os.Geteuid(), os.Geteuid(), os.Geteuid()}
+	if os.Geteuid() == 0 { // as relays, which have uids of their own
+		uids = []int{64001, 64002, 64003}
+		if err := errors.Join(os.Chmod(v.host.dir, 0o711), os.Chmod(socket, 0o666)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v.flood(socket, uids...)
+	const n = 40
+	failed, longest := 0, time.Duration(0)
+	for range n {
+		begin := time.Now()
+		c, err := honest.Connect(within(t), uuid(t, 1), listener.Handle())
+		longest = max(longest, time.Since(begin))
+		if err != nil {
+			failed++
+			t.Log(err)
+			continue
+		}
+		receiving, err := listener.Accept(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []*client.Connection{c, receiving} {
+			if err := c.Close(within(t)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Logf("the longest connect took %v", longest)
+	if failed > 0 {
+		t.Errorf("%d of %d connects failed", failed, n)
+	}
+	v.goesOn()
+}
+
+// A dial waits while the queue is full, and says so when it has waited for too long.
+func TestPeerQueueFullConnectWaits(t *testing.T) {
+	v := newVictim(t, nil)
+	honest := attach(t, v.host.relay("honest", launch.RouteDirect, far(1, 2, "nic1")))
+	listener, err := v.good.Listen(within(t), uuid(t, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	opaque := listener.Handle()
+	socket := filepath.Join(v.host.dir, opaque.Layout().Generation.String()+".sock")
+	result := make(chan error, 1)
+	v.stopped(func() {
+		for {
+			c, err := packet.Dial(socket)
+			if errors.Is(err, unix.EAGAIN) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+		}
+		_, err := honest.Connect(within(t), uuid(t, 1), listener.Handle())
+		demand(t, err, wire.StatusBusy, "accepts no connection", "queue was full")
+		go func() {
+			_, err := honest.Connect(within(t), uuid(t, 1), listener.Handle())
+			result <- err
+		}()
+	})
+	if err := <-result; err != nil {
+		t.Error(err)
+	}
+}

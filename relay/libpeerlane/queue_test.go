@@ -1,0 +1,74 @@
+package libpeerlane_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+func TestDialQueueFullWaitsAndSaysSo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(fd), path)
+	l, err := net.FileListener(file)
+	file.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	first, err := packet.Dial(path) // which fills the queue
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	if c, err := packet.Dial(path); !errors.Is(err, unix.EAGAIN) {
+		t.Fatalf("%v, %v: the queue has room", c, err)
+	}
+
+	p := start(t, program(t, "tests", "calls", plain), path, devices[0].UUID, "full")
+	p.calls(call{"dial", wire.StatusBusy, "accepts no connection: its queue was full for 300 ms"})
+	p.demand("waits")
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		for { // what connected earlier has closed
+			c, err := l.Accept()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			f := &fake{T: t, Conn: packet.Conn{UnixConn: c.(*net.UnixConn)}}
+			if err := f.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+				t.Error(err)
+			}
+			if m, _, _, err := f.Receive(); err != nil {
+				t.Logf("%v, %v", m, err)
+				f.Close()
+				continue
+			}
+			f.greet(nil)
+			f.hear()
+			f.free()
+			f.Close()
+			return
+		}
+	}()
+	p.calls(call{"dial", wire.StatusOK, ""})
+	p.demand("closed")
+	p.end()
+	<-served
+}
