@@ -36,6 +36,8 @@ type share struct {
 	Relay     Process           `json:"relay"`
 	Container string            `json:"container"` // the runtime's id
 	GPUs      map[string]uint64 `json:"gpus"`      // bytes by PCI address
+	// Host is the host's memory, bytes.
+	Host uint64 `json:"host,omitempty"`
 }
 
 func shareFile(l layout.Layout, id string) string {
@@ -74,6 +76,9 @@ func admit(l layout.Layout, id string, relay Process, c launch.Claim) (launch.Ad
 	if err != nil {
 		return launch.Admission{}, err
 	}
+	if c.GPU == launch.HostMemory {
+		return admitHost(l, generation, relay, c)
+	}
 	gpu, err := serverOf(generation.Config.Lanes, c.GPU)
 	if err != nil {
 		return launch.Admission{}, err
@@ -96,9 +101,9 @@ func admit(l layout.Layout, id string, relay Process, c launch.Claim) (launch.Ad
 		return launch.Admission{}, err
 	}
 	if own.Relay != relay {
-		own = share{relay, generation.Container.ID, map[string]uint64{}} // its predecessor's is free
+		own = share{Relay: relay, Container: generation.Container.ID, GPUs: map[string]uint64{}} // its predecessor's is free
 	}
-	holders, err := holdersOf(l, id, gpu.BusID)
+	holders, err := holdersOf(l, id, func(s share) uint64 { return s.GPUs[gpu.BusID] })
 	if err != nil {
 		return launch.Admission{}, err
 	}
@@ -110,7 +115,8 @@ func admit(l layout.Layout, id string, relay Process, c launch.Claim) (launch.Ad
 	free := limit - min(limit, taken)
 	if c.Bytes > free && c.Bytes > own.GPUs[gpu.BusID] {
 		return launch.Admission{
-			Claim: c.Claim, Free: free, Error: full(gpu, c.Bytes, limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
+			Claim: c.Claim, Free: free, Error: full(fmt.Sprintf("%s of staging asked for on GPU %d (%s)", config.Size(c.Bytes), gpu.Index, gpu.BusID),
+				limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
 		}, nil
 	}
 	own.GPUs[gpu.BusID] = c.Bytes
@@ -121,6 +127,74 @@ func admit(l layout.Layout, id string, relay Process, c launch.Claim) (launch.Ad
 		return launch.Admission{}, err
 	}
 	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil
+}
+
+// admitHost is admit for the host's memory.
+func admitHost(l layout.Layout, generation *Generation, relay Process, c launch.Claim) (launch.Admission, error) {
+	if most := grantedHost(generation); c.Bytes > most {
+		return launch.Admission{}, fmt.Errorf("%s of host memory asked for, and the relay's configuration comes to %s", config.Size(c.Bytes), config.Size(most))
+	}
+	conf, err := ReadConfig(l)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	limit, key, err := hostLimit(conf.Staging)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	held, err := lockStaging(l)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	defer held.Close()
+	own, err := readShare(l, generation.ID)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	if own.Relay != relay {
+		own = share{Relay: relay, Container: generation.Container.ID, GPUs: map[string]uint64{}} // its predecessor's is free
+	}
+	holders, err := holdersOf(l, generation.ID, func(s share) uint64 { return s.Host })
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	taken := uint64(0)
+	for _, h := range holders {
+		taken += h.bytes
+	}
+	free := limit - min(limit, taken)
+	if c.Bytes > free && c.Bytes > own.Host {
+		return launch.Admission{
+			Claim: c.Claim, Free: free,
+			Error: full(fmt.Sprintf("%s of host memory asked for", config.Size(c.Bytes)), limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
+		}, nil
+	}
+	own.Host = c.Bytes
+	if err := writeJSON(shareFile(l, generation.ID), own); err != nil {
+		return launch.Admission{}, err
+	}
+	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil
+}
+
+// hostLimit is the most host memory that all relays together may have, and the key that
+// says so.
+func hostLimit(s config.Staging) (limit uint64, key string, err error) {
+	if s.HostLimit != nil {
+		return uint64(*s.HostLimit), "staging.host_limit", nil
+	}
+	var system unix.Sysinfo_t
+	if err := unix.Sysinfo(&system); err != nil {
+		return 0, "", os.NewSyscallError("sysinfo", err)
+	}
+	return uint64(system.Totalram) * uint64(system.Unit) / 4, "a quarter of its memory, as staging.host_limit states nothing else", nil
+}
+
+// grantedHost is the most host memory, bytes, that a relay's configuration comes to.
+func grantedHost(g *Generation) uint64 {
+	if own := g.Config.OwnHostMemory; own > 0 {
+		return own + maxGranule
+	}
+	return g.Config.Limits.WithDefaults().HostMemory + g.Config.Bounce + g.NetworkMemory + maxGranule
 }
 
 // serverOf is the server GPU at a PCI address: of these lanes, or a spare.
@@ -163,9 +237,9 @@ type holder struct {
 	bytes     uint64
 }
 
-// holdersOf are the relays, but one generation's, that have staging on a GPU, the
-// greatest first. The lock is held.
-func holdersOf(l layout.Layout, but, busID string) ([]holder, error) {
+// holdersOf are the relays, but one generation's, that have something of which their
+// share tells the bytes, the greatest first. The lock is held.
+func holdersOf(l layout.Layout, but string, bytes func(share) uint64) ([]holder, error) {
 	all, err := ids(l)
 	if err != nil {
 		return nil, err
@@ -179,13 +253,13 @@ func holdersOf(l layout.Layout, but, busID string) ([]holder, error) {
 		if err != nil {
 			return nil, err
 		}
-		if s.GPUs[busID] == 0 {
+		if bytes(s) == 0 {
 			continue
 		}
 		// Where that cannot be found out it counts: too little is admitted then, and
 		// not too much.
 		if lives, err := s.Relay.lives(); lives || err != nil {
-			list = append(list, holder{s.Container, s.GPUs[busID]})
+			list = append(list, holder{s.Container, bytes(s)})
 		}
 	}
 	slices.SortFunc(list, func(a, b holder) int {
@@ -223,9 +297,8 @@ const maxHolders = 4
 
 // full is the sentence for a claim that is not admitted. Tenants are not told of
 // each other.
-func full(gpu launch.GPU, bytes, limit uint64, key string, taken uint64, holders []holder, tenants bool) string {
-	text := fmt.Sprintf("%s of staging asked for on GPU %d (%s): all relays of this host may have %s (%s)",
-		config.Size(bytes), gpu.Index, gpu.BusID, config.Size(limit), key)
+func full(asked string, limit uint64, key string, taken uint64, holders []holder, tenants bool) string {
+	text := fmt.Sprintf("%s: all relays of this host may have %s (%s)", asked, config.Size(limit), key)
 	switch {
 	case len(holders) == 0:
 		return text

@@ -290,3 +290,32 @@ func TestClaimsAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// All relays of a host together have the host memory that staging.host_limit says, and no
+// relay more than its configuration comes to.
+func TestHostMemoryIsAdmittedPerHost(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.configure(t, func(c *config.Config) {
+		limit := config.Size(96 * mib)
+		c.Staging.HostLimit = &limit
+	})
+	a, b := h.tenant(t, "a"), h.tenant(t, "b")
+	admitted(t, a.claimOn(t, launch.HostMemory, 64*mib))
+	notAdmitted(t, b.claimOn(t, launch.HostMemory, 33*mib), 32*mib, "33 MiB of host memory asked for: all relays of this host may have 96 MiB (staging.host_limit)", "container a 64 MiB")
+	admitted(t, b.claimOn(t, launch.HostMemory, 32*mib))
+	admitted(t, b.claim(t, 16*mib)) // of a GPU, which is another account
+	h.staged(t, 16*mib)
+	admitted(t, a.claimOn(t, launch.HostMemory, 16*mib))
+	admitted(t, b.claimOn(t, launch.HostMemory, 80*mib))
+	notAdmitted(t, a.claimOn(t, launch.HostMemory, 1<<40), 0, "the relay's configuration comes to")
+	if err := unix.Kill(b.info(t, b.generation).Status.Relay.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the memory of a relay that ended", func() error {
+		if got := a.claimOn(t, launch.HostMemory, 96*mib); !got.OK {
+			return errors.New(got.Error)
+		}
+		return nil
+	})
+}

@@ -12,7 +12,7 @@ import (
 )
 
 // LanesAnnotation asks for lanes where a directory of hooks stands for CDI:
-// "3", "3,5", "all", or a group, as in peerlane.dev/lane=3.
+// "3", "3,5", "all", "auto", or a group, as in peerlane.dev/lane=3.
 const LanesAnnotation = "peerlane.dev/lanes"
 
 // CreateAnnotated is Create for the lanes that a container's annotation asks
@@ -34,14 +34,16 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 	if err != nil {
 		return nil, err
 	}
-	names, err := annotated(plan, s.Annotations[LanesAnnotation])
-	if err != nil {
-		return nil, fmt.Errorf("container %q: the annotation %s: %w", s.ID, LanesAnnotation, err)
+	devices := Devices{Auto: s.Annotations[LanesAnnotation] == "auto"}
+	if !devices.Auto {
+		if devices.Lanes, err = annotated(plan, s.Annotations[LanesAnnotation]); err != nil {
+			return nil, fmt.Errorf("container %q: the annotation %s: %w", s.ID, LanesAnnotation, err)
+		}
 	}
 	if err := hasAnchor(a.layout, s); err != nil {
 		return nil, err
 	}
-	return Create(a, s, runtimeRoot, Devices{Lanes: names})
+	return Create(a, s, runtimeRoot, devices)
 }
 
 // hasAnchor looks for the anchor among a container's mounts. Attach finds out

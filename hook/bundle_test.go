@@ -88,6 +88,7 @@ func newSharedHost(t *testing.T) host {
 		// A supervisor that ends still has its log open.
 		eventually(t, "unmounting", func() error { return unix.Unmount(root, 0) })
 	})
+	mountAnchor(t, h.layout) // the one of newHost is covered
 	t.Cleanup(func() { h.gone(t) })
 	h.install(t)
 	return h

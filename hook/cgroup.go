@@ -32,6 +32,45 @@ func findCgroup(l layout.Layout, id string) (cgroup, bool, error) {
 	return cgroup{root, l.Cgroup(), id}, ok, nil
 }
 
+// removeCgroup removes a generation's group. In a mount namespace without cgroup2 it
+// mounts that nowhere, for its own use: a supervisor with another mount namespace may
+// have made the group.
+func removeCgroup(l layout.Layout, id string) error {
+	group, ok, err := findCgroup(l, id)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		mount, err := detachedCgroups()
+		if err == unix.EPERM || err == unix.ENODEV {
+			return nil // without CAP_SYS_ADMIN, or without cgroup2, there is no group
+		}
+		if err != nil {
+			return fmt.Errorf("mounting cgroup2 to remove the control group of generation %s: %w", id, err)
+		}
+		defer mount.Close()
+		group.root = fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
+	}
+	return group.remove()
+}
+
+// detachedCgroups mounts cgroup2 at no place.
+func detachedCgroups() (*os.File, error) {
+	context, err := unix.Fsopen("cgroup2", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(context)
+	if err := unix.FsconfigCreate(context); err != nil {
+		return nil, err
+	}
+	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(mount), "cgroup2"), nil
+}
+
 // makeCgroup makes a generation's group, and opens it for a process to be started
 // in it; nil on a host without cgroup2.
 func makeCgroup(l layout.Layout, id string) (*os.File, error) {

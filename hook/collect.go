@@ -12,7 +12,8 @@ import (
 )
 
 // Collect removes the generations whose container has ended and whose
-// supervisor is no longer there to do it, and returns their names. It stops
+// supervisor is no longer there to do it, and returns the names of those that are
+// removed; the error names those that are not. It stops
 // nothing of a container that lives, waits for no lock, and may run any number
 // of times at once. A relay that does not end with its container is killed after
 // endTimeout.
@@ -75,7 +76,7 @@ func collectEnded(l layout.Layout, id string) (bool, error) {
 		container = g.Container.ID
 	}
 	if err := remove(l, id); err != nil {
-		return true, err
+		return false, err
 	}
 	if status.Relay == nil {
 		return true, nil
@@ -105,7 +106,10 @@ func collectEmpty(l layout.Layout, id string) (bool, error) {
 	if _, err := os.Stat(generationFile(l, id)); !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	return true, remove(l, id)
+	if err := remove(l, id); err != nil {
+		return false, err
+	}
+	return true, nil
 }
 
 // notOurs drops the errors that say that somebody else removes, or has
@@ -131,15 +135,7 @@ func remove(l layout.Layout, id string) error {
 		// its peers why; killed before it has, it could not.
 		errs = append(errs, status.Relay.end(endTimeout))
 	}
-	if err := endStrays(l, id); err != nil {
-		errs = append(errs, err)
-	}
-	group, ok, err := findCgroup(l, id)
-	if err != nil {
-		errs = append(errs, err)
-	} else if ok {
-		errs = append(errs, group.remove())
-	}
+	errs = append(errs, removeCgroup(l, id))
 	errs = append(errs, os.RemoveAll(l.SocketDir(id)))
 	if err := unix.Unlink(l.PeerSocket(id)); err != nil && err != unix.ENOENT {
 		errs = append(errs, &os.PathError{Op: "unlink", Path: l.PeerSocket(id), Err: err})
@@ -148,21 +144,4 @@ func remove(l layout.Layout, id string) error {
 		return err
 	}
 	return os.RemoveAll(l.GenerationDir(id))
-}
-
-// endStrays ends what the relays of a generation have left, as far as it is known
-// whose it is.
-func endStrays(l layout.Layout, id string) error {
-	g, err := readGeneration(l, id)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errTorn) { // which is of an earlier boot
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	lock, err := os.Stat(supervisorLock(l, id))
-	if err != nil {
-		return unlessGone(err)
-	}
-	return g.endStrays(l, lock)
 }

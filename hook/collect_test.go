@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -348,5 +350,84 @@ func TestAfterABoot(t *testing.T) {
 	}
 	if _, err := h.ask(next.ID); err != nil {
 		t.Error(err)
+	}
+}
+
+// left is a generation whose container and whose supervisor have ended.
+func (h host) left(t *testing.T) (id string) {
+	t.Helper()
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	h.killSupervisor(t, g.ID)
+	end(init)
+	waitDead(t, relay)
+	return g.ID
+}
+
+func TestCollectNamesOnlyGenerationsThatAreRemoved(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it mounts")
+	}
+	t.Parallel()
+	h := newHost(t)
+	id := h.left(t)
+	busy := filepath.Join(h.layout.SocketDir(id), "mount")
+	if err := errors.Join(os.Mkdir(busy, 0o700), unix.Mount("tmpfs", busy, "tmpfs", 0, "")); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := hook.Collect(h.layout)
+	if unmounted := unix.Unmount(busy, unix.MNT_DETACH); unmounted != nil {
+		t.Fatal(unmounted)
+	}
+	if len(removed) > 0 || err == nil || !strings.Contains(err.Error(), id) {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	h.collect(t, id)
+}
+
+// The hook of an engine can have a mount namespace without cgroup2.
+func TestCollectWithoutCgroup2RemovesControlGroups(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mount namespaces")
+	}
+	t.Parallel()
+	h := newHost(t)
+	id := h.left(t)
+	out, err := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-euc",
+		`for dir in $(sed -n 's/^[^ ]* [^ ]* [^ ]* [^ ]* \([^ ]*\) .* - cgroup2 .*/\1/p' /proc/self/mountinfo | sort -r); do umount -l "$dir"; done
+		! grep -q ' - cgroup2 ' /proc/self/mountinfo
+		exec "$0" remove --root "$1"`, filepath.Join(bin, "peerlane-hook"), h.layout.Root).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	noCgroup(t, id)
+	h.collect(t)
+}
+
+// On a full disk the supervisor cannot write that a relay has ended.
+func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	g := h.launch(t, "c", process(t).Process.Pid, "")
+	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	// The supervisor's next file is one that it cannot make.
+	full := filepath.Join(h.layout.GenerationDir(g.ID), "status.json.new")
+	if err := os.Mkdir(full, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(relay, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	waitDead(t, relay)
+	// Threads of the relay can outlive its first one.
+	eventually(t, "the list", func() error {
+		if s := h.info(t, g.ID).Status; s.Relay != nil || s.State != hook.StateWaiting || !strings.Contains(s.Error, strconv.Itoa(relay)) {
+			return fmt.Errorf("the status is %+v", s)
+		}
+		return nil
+	})
+	if err := os.Remove(full); err != nil {
+		t.Fatal(err)
 	}
 }

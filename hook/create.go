@@ -121,6 +121,9 @@ type Devices struct {
 	// Lanes are GPUs whose lanes the container gets, "UUID@PCI address" each: a
 	// device peerlane.dev/lane=.
 	Lanes []string
+	// Auto asks for the lanes of all GPUs that the engine gives the container: the
+	// device peerlane.dev/lane=auto.
+	Auto bool
 	// GPUs are GPUs whose lanes the container gets, named likewise, and whose
 	// device nodes the engine gives it: a device peerlane.dev/gpu=.
 	GPUs []string
@@ -135,12 +138,12 @@ type Devices struct {
 type Ahead struct {
 	layout layout.Layout
 	plan   func() (*topo.Plan, error)
-	config func() (config.Config, error)
+	config func() (hostConfig, error)
 }
 
 // ReadAhead begins to read the host's plan and configuration.
 func ReadAhead(l layout.Layout) Ahead {
-	return Ahead{l, begun(func() (*topo.Plan, error) { return readPlan(l) }), begun(func() (config.Config, error) { return ReadConfig(l) })}
+	return Ahead{l, begun(func() (*topo.Plan, error) { return readPlan(l) }), begun(func() (hostConfig, error) { return readConfig(l) })}
 }
 
 // begun calls a function at once, and returns one that waits for its result.
@@ -188,8 +191,9 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 		err = failed
 	}
 	if err == nil {
-		warning, err = give(a.layout, c, plan, spec, s, runtimeRoot, d)
+		warning, err = give(a.layout, c.Config, plan, spec, s, runtimeRoot, d)
 	}
+	warning = errors.Join(c.replaced, c.keep(a.layout), warning)
 	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone asks nothing of it
 		warning = errors.Join(unread, warning)
 	}
@@ -201,13 +205,21 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 
 // give gives the container what it asks for.
 func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
-	// Whatever becomes of this container.
-	warning = tidy(l)
+	// Whether this container starts or not.
+	warning = l.EmptyAnchor()
 	if err := spec.nothingBelow(); err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	if err := nothingHidden(plan, spec); err != nil {
 		return warning, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
+	}
+	c := Container{ID: s.ID, RuntimeRoot: runtimeRoot, Bundle: s.Bundle, PID: s.PID}
+	if d.Auto {
+		names, err := autoLanes(plan, spec, c, spec.rootfs(s.Bundle))
+		if err != nil {
+			return warning, fmt.Errorf("container %q: %w", s.ID, err)
+		}
+		d.Lanes = slices.Concat(d.Lanes, names)
 	}
 	lanes, err := Lanes(plan, slices.Concat(d.Lanes, d.GPUs))
 	if err != nil {
@@ -221,7 +233,6 @@ func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s 
 	if err := presentNICs(plan, lanes[len(d.Lanes):], d.NICs); err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	c := Container{ID: s.ID, RuntimeRoot: runtimeRoot, Bundle: s.Bundle, PID: s.PID}
 	// Looked at first, so that no relay is started for what is no container.
 	if err := isolated(c); err != nil {
 		return warning, err
@@ -235,7 +246,17 @@ func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s 
 		return warning, nil
 	}
 	r := Request{Container: c, Lanes: lanes, Config: config, Ignored: ignored(spec.Process.Env)}
-	g, starting, err := start(l, r, func(g *Generation) error { return Attach(l, g, spec.rootfs(s.Bundle)) })
+	var defaults error
+	g, starting, err := start(l, r, func(g *Generation) error {
+		if err := Attach(l, g, spec.rootfs(s.Bundle)); err != nil {
+			return err
+		}
+		if err := giveNCCLConf(l, g, spec.rootfs(s.Bundle)); err != nil {
+			defaults = fmt.Errorf("container %q starts without NCCL's defaults: %w", s.ID, err)
+		}
+		return nil
+	})
+	warning = errors.Join(warning, defaults)
 	if err == nil {
 		err = starting.failed(l, g)
 	}

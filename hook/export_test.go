@@ -64,3 +64,19 @@ func Readable(environment ...string) []string {
 	Sandbox{}.files(&s, environment)
 	return s.Read
 }
+
+// KillByPidfd kills a process.
+var KillByPidfd = &killByPidfd
+
+// RandomUID is a uid that a relay may get of a range.
+func RandomUID(l layout.Layout, id string, first, last int) (int, error) {
+	return linkUID(l, id, first, last)
+}
+
+// MakeSupervisorLock makes the directory of a generation, with the file that a uid's mark is.
+func MakeSupervisorLock(l layout.Layout, id string) error {
+	if err := os.Mkdir(l.GenerationDir(id), 0o700); err != nil {
+		return err
+	}
+	return makeSupervisorLock(l, id)
+}

@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -211,8 +212,32 @@ func look(l layout.Layout, id string) (Info, error) {
 	if info.Alive, err = g.Init.lives(); err != nil {
 		return Info{}, err
 	}
-	info.Supervised, err = supervised(l, id)
-	return info, err
+	if info.Supervised, err = supervised(l, id); err != nil {
+		return Info{}, err
+	}
+	return info, info.Status.correct(info.Supervised)
+}
+
+// correct replaces the state of a relay that has ended and whose end the supervisor
+// has not written: yet, because the disk is full, or because it is not there.
+func (s *Status) correct(supervised bool) error {
+	if s.Relay == nil {
+		return nil
+	}
+	lives, err := s.Relay.lives()
+	if err != nil || lives {
+		return err
+	}
+	s.Error = cmp.Or(s.Error, fmt.Sprintf("relay %d has ended, and its supervisor has not written that", s.Relay.PID))
+	s.Relay = nil
+	switch s.State {
+	case StateStarting, StateReady, StateDraining, StateStopping:
+		s.State = StateWaiting
+		if !supervised {
+			s.State = StateDown
+		}
+	}
+	return nil
 }
 
 // errTorn says that a file of ours makes no sense. writeJSON replaces files at

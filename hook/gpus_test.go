@@ -9,7 +9,9 @@ import (
 
 func TestNothingIsHidden(t *testing.T) {
 	const gpu0, gpu1, gpu2 = uuid0 + "@0000:17:00.0", uuid1 + "@0000:2a:00.0", "@0000:3b:00.0"
-	ask := func(args ...string) specHook { return specHook{append([]string{"peerlane-hook", "create"}, args...)} }
+	ask := func(args ...string) specHook {
+		return specHook{Args: append([]string{"peerlane-hook", "create"}, args...)}
+	}
 	both := ask("--gpu", gpu0, "--gpu", gpu1)
 	for _, test := range []struct {
 		name  string
@@ -36,7 +38,7 @@ func TestNothingIsHidden(t *testing.T) {
 		{"two lanes, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=" + uuid0}, []specHook{ask("--lane", gpu0), ask("--lane", gpu1)}, nil},
 		{"two GPUs of a container that an earlier release made", []string{"CUDA_VISIBLE_DEVICES=" + uuid0}, []specHook{ask("--lane", gpu0), ask("--lane", gpu1)}, nil},
 		{"a GPU that the plan does not know", []string{"CUDA_VISIBLE_DEVICES=" + uuid0}, []specHook{ask("--gpu", gpu0), ask("--gpu", uuid9+"@0000:99:00.0")}, []string{uuid9}},
-		{"others' hooks", []string{"CUDA_VISIBLE_DEVICES=" + uuid0}, []specHook{ask("--gpu", gpu0), {nil}, {[]string{"x"}}, {[]string{"x", "delete", "--gpu", gpu1}}, ask("--gpu")}, nil},
+		{"others' hooks", []string{"CUDA_VISIBLE_DEVICES=" + uuid0}, []specHook{ask("--gpu", gpu0), {}, {Args: []string{"x"}}, {Args: []string{"x", "delete", "--gpu", gpu1}}, ask("--gpu")}, nil},
 	} {
 		for _, stage := range []string{"createRuntime", "prestart"} {
 			t.Run(test.name+"/"+stage, func(t *testing.T) {

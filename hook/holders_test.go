@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
@@ -19,10 +20,7 @@ import (
 
 func TestHolders(t *testing.T) {
 	t.Parallel()
-	node := filepath.Join(t.TempDir(), "nvidia7")
-	if err := os.WriteFile(node, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	node := newTerminal(t)
 	holder := exec.Command("sh", "-c", `exec sleep 1000000 <"$0"`, node)
 	if err := holder.Start(); err != nil {
 		t.Fatal(err)
@@ -34,7 +32,7 @@ func TestHolders(t *testing.T) {
 	}
 	defer own.Close()
 	eventually(t, "the holder", func() error {
-		list, err := hook.HoldersOf(layout.New(t.TempDir()), filepath.Dir(node)+"/nvidia", nil)
+		list, err := hook.HoldersOf(layout.New(t.TempDir()), node, nil)
 		if err != nil || len(list) != 1 || list[0].PID != holder.Process.Pid || list[0].Devices[0] != node {
 			return errors.Join(fmt.Errorf("holders %+v", list), err)
 		}
@@ -43,6 +41,55 @@ func TestHolders(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// newTerminal makes a pseudo-terminal: a character device that nobody else has open.
+func newTerminal(t *testing.T) (path string) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { master.Close() })
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("/dev/pts/%d", number)
+}
+
+// A container names files as it likes: only character devices are devices.
+func TestHoldersOmitFilesThatAreNoCharacterDevices(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "nvidia7\x1b[2J")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	node := newTerminal(t)
+	holder := exec.Command("sh", "-c", `exec 3<"$0" && exec sleep 1000000 <"$1"`, node, file)
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(holder) })
+	eventually(t, "the holder", func() error {
+		target, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/0", holder.Process.Pid))
+		if err == nil && target != file {
+			err = fmt.Errorf("standard input is %s", target)
+		}
+		return err
+	})
+	list, err := hook.HoldersOf(layout.New(t.TempDir()), dir, nil)
+	if err != nil || len(list) > 0 {
+		t.Errorf("holders of a regular file: %+v, %v", list, err)
+	}
+	list, err = hook.HoldersOf(layout.New(t.TempDir()), node, nil)
+	if err != nil || len(list) != 1 || len(list[0].Devices) != 1 {
+		t.Errorf("holders of %s: %+v, %v", node, list, err)
+	}
 }
 
 // What NVML names is there too, once a process, with the container that it is in,

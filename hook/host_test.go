@@ -35,6 +35,7 @@ func newHost(t *testing.T) host {
 	if err := os.Chmod(h.dir, 0o777); err != nil { // relays report, and are not root
 		t.Fatal(err)
 	}
+	mountAnchor(t, h.layout)
 	t.Cleanup(func() {
 		h.gone(t)
 		if t.Failed() {
@@ -43,6 +44,22 @@ func newHost(t *testing.T) host {
 		}
 	})
 	return h
+}
+
+// mountAnchor mounts the anchor of a layout until the end of the test, as root.
+func mountAnchor(t testing.TB, l layout.Layout) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		return
+	}
+	t.Cleanup(func() {
+		if _, err := l.UnmountAnchor(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := l.MountAnchor(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // gone waits until no generation is left.
@@ -192,7 +209,7 @@ func planOf(sysfs string, indices ...int) *topo.Plan {
 		var servers []string
 		for _, g := range append(l.Servers, l.GPU) {
 			if !slices.ContainsFunc(p.GPUs, func(have topo.GPU) bool { return have.BusID == g.BusID }) {
-				p.GPUs = append(p.GPUs, topo.GPU{Index: g.Index, UUID: g.UUID, BusID: g.BusID})
+				p.GPUs = append(p.GPUs, topo.GPU{Index: g.Index, UUID: g.UUID, BusID: g.BusID, Minor: g.Index})
 			}
 		}
 		for _, s := range l.Servers {

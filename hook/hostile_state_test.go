@@ -1,13 +1,16 @@
 package hook
 
 import (
-	"fmt"
+	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/layout"
 )
@@ -86,9 +89,9 @@ func TestStatesOfNoContainer(t *testing.T) {
 		"a bundle that climbs":   {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere/../../.."}, "config.json"},
 		"this very process":      {State{ID: "c", Status: "creating", PID: self, Bundle: "BUNDLE"}, "mount namespace of the host"},
 		"a kernel's thread":      {State{ID: "c", Status: "creating", PID: 2, Bundle: "BUNDLE"}, ""},
-		"an ended process":       {State{ID: "c", Status: "creating", PID: ended, Bundle: "BUNDLE"}, "no such file"},
-		"a number of no process": {State{ID: "c", Status: "creating", PID: 1<<32 + self, Bundle: "BUNDLE"}, "no such file"},
-		"the greatest number":    {State{ID: "c", Status: "creating", PID: 1<<63 - 1, Bundle: "BUNDLE"}, "no such file"},
+		"an ended process":       {State{ID: "c", Status: "creating", PID: ended, Bundle: "BUNDLE"}, "has ended"},
+		"a number of no process": {State{ID: "c", Status: "creating", PID: 1<<32 + self, Bundle: "BUNDLE"}, "has ended"},
+		"the greatest number":    {State{ID: "c", Status: "creating", PID: 1<<63 - 1, Bundle: "BUNDLE"}, "has ended"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, bundle := readyHost(t)
@@ -210,56 +213,31 @@ func TestMountsBelowTheSocket(t *testing.T) {
 	}
 }
 
-// Mount points in the anchor are removed, and nothing else.
-func TestTidy(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: nobody else may write in the anchor")
+// Each error has the remedy for its cause, and no other.
+func TestMountErrorsNameTheirRemedy(t *testing.T) {
+	for err, want := range map[error]string{
+		unix.EPERM: "CAP_SYS_ADMIN", unix.ENOSYS: "Linux 5.12", unix.EMFILE: "LimitNOFILE=", unix.ENFILE: "fs.file-max", unix.ENOMEM: "",
+	} {
+		said := newMountError("open_tree", "/dir", err)
+		if !errors.Is(said, err) {
+			t.Errorf("%v does not wrap %v", said, err)
+		}
+		for _, remedy := range []string{"CAP_SYS_ADMIN", "Linux 5.12", "LimitNOFILE=", "fs.file-max"} {
+			descriptors := (want == "LimitNOFILE=" || want == "fs.file-max") && (remedy == "LimitNOFILE=" || remedy == "fs.file-max")
+			if strings.Contains(said.Error(), remedy) != (remedy == want || descriptors) {
+				t.Errorf("%v", said)
+			}
+		}
 	}
-	l := layout.New(t.TempDir())
-	if err := tidy(l); err != nil { // without an anchor
-		t.Error(err)
-	}
-	if err := l.Create(); err != nil {
+}
+
+func TestInitThatHasEndedIsNamed(t *testing.T) {
+	c := exec.Command("true")
+	if err := c.Run(); err != nil {
 		t.Fatal(err)
 	}
-	in := func(name string) string { return filepath.Join(l.Anchor(), name) }
-	for _, dir := range []string{"a/b/c", "d"} {
-		if err := os.MkdirAll(in(dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, file := range []string{"a/b/file", "relay.sock"} {
-		if err := os.WriteFile(in(file), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := tidy(l); err != nil {
-		t.Error(err)
-	}
-	if entries, err := os.ReadDir(l.Anchor()); err != nil || len(entries) > 0 {
-		t.Errorf("left are %v, %v", entries, err)
-	}
-
-	outside := filepath.Join(l.Root, "outside")
-	deep := in(strings.Repeat("d/", deepest+2))
-	for _, err := range []error{
-		os.Mkdir(outside, 0o755), os.Mkdir(filepath.Join(outside, "kept"), 0o755), os.Symlink(outside, in("link")),
-		os.WriteFile(in("somebody's"), []byte("text"), 0o600), os.MkdirAll(deep, 0o755),
-	} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	err := tidy(l)
-	if err == nil || !strings.Contains(err.Error(), l.Anchor()) {
+	err := isolated(Container{ID: "c", PID: c.Process.Pid})
+	if !errors.Is(err, errEnded) || !strings.Contains(err.Error(), `container "c"`) || strings.Contains(err.Error(), "/proc/") {
 		t.Errorf("%v", err)
-	}
-	for _, path := range []string{filepath.Join(outside, "kept"), in("link"), in("somebody's"), deep} {
-		if _, err := os.Lstat(path); err != nil {
-			t.Error(err)
-		}
-		if !strings.Contains(fmt.Sprint(err), "no mount point") {
-			t.Errorf("%v", err)
-		}
 	}
 }

@@ -33,6 +33,8 @@ type Inspection struct {
 	Processes []Usage `json:"processes"`
 	// Pairs is what self-tests have found of the GPUs that its lanes can stage on.
 	Pairs []launch.Pair `json:"pairs"`
+	// NCCLConf is where NCCL in the container has its variables from.
+	NCCLConf NCCLConf `json:"ncclConf"`
 	// Report is the relay's own; where there is none NoReport says why.
 	Report   *launch.Report `json:"report,omitempty"`
 	NoReport string         `json:"noReport,omitempty"`
@@ -94,6 +96,7 @@ func Inspect(l layout.Layout, id string) (Inspection, error) {
 		log.Close()
 	}
 	i.Sandbox = confinement(info)
+	i.NCCLConf = ncclConf(l, info)
 	if i.Pairs, err = info.Pairs(l); err != nil {
 		i.LogTail = append(i.LogTail, fmt.Sprintf("what is kept of self-tests is ignored: %v", err))
 	}
@@ -136,6 +139,8 @@ type Confined struct {
 	Capabilities uint64 `json:"capabilities"`
 	// OwnRoot says that its root directory and mount namespace are not the host's.
 	OwnRoot bool `json:"ownRoot"`
+	// OwnNetwork says that its network namespace is not the host's.
+	OwnNetwork bool `json:"ownNetwork"`
 }
 
 func confinement(info Info) Confinement {
@@ -197,17 +202,23 @@ func confined(pid int) (*Confined, error) {
 			c.Seccomp = f[0] == "2" // SECCOMP_MODE_FILTER
 		}
 	}
-	c.OwnRoot = true
-	for own, its := range map[string]string{"/": fmt.Sprintf("/proc/%d/root", pid), "/proc/self/ns/mnt": fmt.Sprintf("/proc/%d/ns/mnt", pid)} {
-		a, err := os.Stat(own)
+	c.OwnRoot, c.OwnNetwork = true, true
+	for _, is := range []struct {
+		own, its string
+		differs  *bool
+	}{
+		{"/", fmt.Sprintf("/proc/%d/root", pid), &c.OwnRoot}, {"/proc/self/ns/mnt", fmt.Sprintf("/proc/%d/ns/mnt", pid), &c.OwnRoot},
+		{"/proc/self/ns/net", fmt.Sprintf("/proc/%d/ns/net", pid), &c.OwnNetwork},
+	} {
+		a, err := os.Stat(is.own)
 		if err != nil {
 			return nil, err
 		}
-		b, err := os.Stat(its)
+		b, err := os.Stat(is.its)
 		if err != nil {
 			return nil, err
 		}
-		c.OwnRoot = c.OwnRoot && !os.SameFile(a, b)
+		*is.differs = *is.differs && !os.SameFile(a, b)
 	}
 	return c, nil
 }
@@ -232,14 +243,18 @@ func usage(pid int, role string) Usage {
 	return u
 }
 
-// openNodes are the files that a process has open whose names begin so.
+// openNodes are the character devices that a process has open whose names begin with
+// nodes. A container can give any other file such a name.
 func openNodes(pid int, nodes string) []string {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, _ := os.ReadDir(dir) // it may have ended
 	list := []string{}
 	for _, e := range entries {
 		to, err := os.Readlink(filepath.Join(dir, e.Name()))
-		if err == nil && strings.HasPrefix(to, nodes) && !slices.Contains(list, to) {
+		if err != nil || !strings.HasPrefix(to, nodes) || slices.Contains(list, to) {
+			continue
+		}
+		if info, err := os.Stat(filepath.Join(dir, e.Name())); err == nil && info.Mode()&os.ModeCharDevice != 0 {
 			list = append(list, to)
 		}
 	}

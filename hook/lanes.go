@@ -9,21 +9,20 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
 
 // again is what to do about a plan that does not fit the host.
-const again = "run peerlane cdi generate again"
+const again = "run peerlane cdi refresh"
 
 // readPlan reads the host's plan, which decides what runs as root: one that
 // somebody else could have written is refused, and so is one of another host.
 func readPlan(l layout.Layout) (*topo.Plan, error) {
 	path := l.PlanFile()
 	if err := layout.Trusted(path); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("no plan: %w; run peerlane cdi generate", err)
+		return nil, fmt.Errorf("no plan: %w; run peerlane cdi refresh", err)
 	} else if err != nil {
 		return nil, err
 	}
@@ -32,18 +31,9 @@ func readPlan(l layout.Layout) (*topo.Plan, error) {
 		return nil, err
 	}
 	if plan.Source.Kind != topo.SourceSysfs {
-		return nil, fmt.Errorf("the plan %s was made from the file %s and not from this host; %s without --input", path, plan.Source.File, again)
+		return nil, fmt.Errorf("the plan %s was made from the file %s and not from this host; %s", path, plan.Source.File, again)
 	}
 	return plan, nil
-}
-
-// ReadConfig reads the configuration, which names programs that run as root: one
-// that somebody else could have written is refused.
-func ReadConfig(l layout.Layout) (config.Config, error) {
-	if err := layout.Trusted(l.ConfigFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return config.Config{}, err
-	}
-	return config.Load(l.ConfigFile())
 }
 
 // seeing marks lanes of GPUs whose server GPUs the container sees too.

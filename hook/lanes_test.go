@@ -142,7 +142,7 @@ func TestLanesThatDoNotFitThePlan(t *testing.T) {
 	for name, says := range map[string]string{
 		"0":                       "a lane is named as",
 		"@":                       "no PCI address",
-		"@0000:99:00.0":           "run peerlane cdi generate again",
+		"@0000:99:00.0":           "run peerlane cdi refresh",
 		uuid0 + "@0000:2a:00.0":   "that GPU is at 0000:17:00.0 by now",
 		uuid0 + "@0000:99:00.0":   "that GPU is at 0000:17:00.0 by now",
 		uuid9 + "@0000:2a:00.0":   "0000:2a:00.0 is another GPU by now, " + uuid1,
@@ -226,7 +226,7 @@ func TestPresentNICs(t *testing.T) {
 
 func TestReadPlanTrustsNobodyElse(t *testing.T) {
 	l := layout.New(t.TempDir())
-	if _, err := readPlan(l); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "run peerlane cdi generate") {
+	if _, err := readPlan(l); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "run peerlane cdi refresh") {
 		t.Errorf("no plan: %v", err)
 	}
 	write := func(p *topo.Plan) {

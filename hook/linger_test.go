@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -55,6 +56,34 @@ func lingering() (fd, other int, err error) {
 		return 0, 0, err
 	}
 	return fd, other, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600})
+}
+
+// stray starts a process that outlives this relay, which has no sandbox, and closes the
+// files that the process takes with it.
+func stray(files ...*os.File) {
+	c := exec.Command("/bin/sleep", "1000000")
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	c.ExtraFiles = files
+	if err := c.Start(); err != nil {
+		fatal(err)
+	}
+	for _, f := range files {
+		f.Close()
+	}
+	report("stray", c.Process.Pid)
+}
+
+// strays are the processes that relays without a sandbox have started. They end with the
+// test.
+func (h host) strays(t *testing.T) []int {
+	t.Helper()
+	pids := reports[int](t, h.dir, "stray")
+	t.Cleanup(func() {
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL) // most have ended
+		}
+	})
+	return pids
 }
 
 // linger has the supervisor close the end of a connection, while a process holds

@@ -3,6 +3,7 @@ package hook
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime"
 	"strings"
@@ -40,6 +41,12 @@ func attach(l layout.Layout, g *Generation, rootfs string) error {
 		return fmt.Errorf("the anchor: %w", err)
 	}
 	defer anchor.Close()
+	// In a user namespace nobody can mount for the host, and the directory is the user's.
+	if !Rootless() {
+		if err := layout.CheckAnchor(anchor); err != nil {
+			return fmt.Errorf("the anchor %s: %w; run `%s`, and restart an engine that has a mount namespace of its own and started before", l.Anchor(), err, l.AnchorCommand())
+		}
+	}
 	sockets, err := open(l.SocketDir(g.ID))
 	if err != nil {
 		return err
@@ -81,6 +88,9 @@ func isolated(c Container) error {
 		return err
 	}
 	other, err := os.Stat(fmt.Sprintf("/proc/%d/ns/mnt", c.PID))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("process %d, the init of container %q: %w", c.PID, c.ID, errEnded)
+	}
 	if err != nil {
 		return fmt.Errorf("looking at the mount namespace of container %q: %w", c.ID, err)
 	}
@@ -105,7 +115,7 @@ func open(path string) (*os.File, error) {
 func detached(dir *os.File) (*os.File, error) {
 	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
-		return nil, fmt.Errorf("open_tree %s: %w; this needs CAP_SYS_ADMIN and Linux 5.12", dir.Name(), err)
+		return nil, newMountError("open_tree", dir.Name(), err)
 	}
 	tree := os.NewFile(uintptr(fd), dir.Name())
 	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{
@@ -114,9 +124,22 @@ func detached(dir *os.File) (*os.File, error) {
 	})
 	if err != nil {
 		tree.Close()
-		return nil, fmt.Errorf("mount_setattr %s: %w; this needs Linux 5.12", dir.Name(), err)
+		return nil, newMountError("mount_setattr", dir.Name(), err)
 	}
 	return tree, nil
+}
+
+// newMountError adds the remedy to an error that has one.
+func newMountError(call, path string, err error) error {
+	switch err {
+	case unix.EPERM:
+		return fmt.Errorf("%s %s: %w; this needs CAP_SYS_ADMIN", call, path, err)
+	case unix.ENOSYS:
+		return fmt.Errorf("%s %s: %w; this needs Linux 5.12", call, path, err)
+	case unix.EMFILE, unix.ENFILE:
+		return fmt.Errorf("%s %s: %w; raise the engine's limit of open files (LimitNOFILE= of its unit), or fs.file-max", call, path, err)
+	}
+	return fmt.Errorf("%s %s: %w", call, path, err)
 }
 
 // mount moves the tree to its place in the mount namespace of init. It changes
@@ -176,6 +199,9 @@ func resolve(rootfs string) (*os.File, error) {
 	for try := 0; try < 100 && (err == unix.EAGAIN || err == unix.EINTR); try++ {
 		fd, err = unix.Openat2(root, strings.TrimPrefix(layout.ContainerDir, "/"), &how)
 	}
+	if err == unix.EXDEV || err == unix.ELOOP {
+		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; a symbolic link of the image at that path leads through /proc or in a circle; use an image without that link", layout.ContainerDir, rootfs, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; the CDI specification mounts the anchor there", layout.ContainerDir, rootfs, err)
 	}
@@ -188,67 +214,4 @@ func is(found os.FileInfo, dir *os.File) (bool, error) {
 		return false, errors.Join(fmt.Errorf("looking at %s", dir.Name()), err)
 	}
 	return os.SameFile(found, info), nil
-}
-
-// tidy removes from the anchor what runtimes have made there: crun makes a mount
-// point below it while the anchor can still be written, and so on the host. An
-// image can ask for one by the name of a volume, through a link of its own even
-// where spec.nothingBelow sees none. No file of the anchor is anybody's.
-func tidy(l layout.Layout) error {
-	fail := func(err error) error { return fmt.Errorf("removing what is in the anchor %s: %w", l.Anchor(), err) }
-	fd, err := unix.Open(l.Anchor(), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err == unix.ENOENT {
-		return nil // it cannot be attached to either, which says more
-	}
-	if err != nil {
-		return fail(err)
-	}
-	if err := empty(fd, 0); err != nil {
-		return fail(err)
-	}
-	return nil
-}
-
-// deepest is how far below the anchor mount points are removed.
-const deepest = 64
-
-// empty removes mount points from a directory, which it closes: directories, and
-// files without a byte. It enters no other mount and follows no link.
-func empty(fd, depth int) error {
-	dir := os.NewFile(uintptr(fd), "")
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, name := range names {
-		err := unix.Unlinkat(fd, name, unix.AT_REMOVEDIR)
-		switch err {
-		case unix.ENOTDIR:
-			var info unix.Stat_t
-			if err = unix.Fstatat(fd, name, &info, unix.AT_SYMLINK_NOFOLLOW); err == nil && (info.Mode&unix.S_IFMT != unix.S_IFREG || info.Size > 0) {
-				err = errors.New("it is no mount point")
-			}
-			if err == nil {
-				err = unix.Unlinkat(fd, name, 0)
-			}
-		case unix.ENOTEMPTY, unix.EEXIST:
-			var below int
-			if depth == deepest {
-				break
-			}
-			how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS}
-			if below, err = unix.Openat2(fd, name, &how); err == nil {
-				err = empty(below, depth+1)
-			}
-			if err == nil {
-				err = unix.Unlinkat(fd, name, unix.AT_REMOVEDIR)
-			}
-		}
-		if err != nil && err != unix.ENOENT { // another hook was quicker
-			errs = append(errs, fmt.Errorf("%.200q: %w", name, err))
-		}
-	}
-	return errors.Join(errs...)
 }

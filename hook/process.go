@@ -130,8 +130,8 @@ func (p Process) lives() (bool, error) {
 	return true, nil
 }
 
-// end waits for the process to end by itself, which is under way, and kills it
-// if it has not within the limit.
+// end waits for the process to end by itself, which is under way, kills it if it has not
+// within the limit, and waits again. An error says that it may live still.
 func (p Process) end(limit time.Duration) error {
 	pidfd, err := p.open()
 	if errors.Is(err, errEnded) {
@@ -144,9 +144,14 @@ func (p Process) end(limit time.Duration) error {
 	if endsWithin(int(pidfd.Fd()), limit) {
 		return nil
 	}
-	err = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0)
-	if err == unix.ESRCH {
-		return nil
+	if err := killByPidfd(int(pidfd.Fd())); err != nil && err != unix.ESRCH {
+		return os.NewSyscallError("pidfd_send_signal", err)
 	}
-	return os.NewSyscallError("pidfd_send_signal", err)
+	if !endsWithin(int(pidfd.Fd()), limit) {
+		return fmt.Errorf("process %d does not end even by SIGKILL; a driver holds it", p.PID)
+	}
+	return nil
 }
+
+// killByPidfd kills a process; tests have one that does not die.
+var killByPidfd = func(pidfd int) error { return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) }

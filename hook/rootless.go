@@ -4,19 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/layout"
 )
 
 // Rootless says that this process is in a user namespace into which not all
 // users of the host are mapped, as that of an engine without root: its root has
 // no power over the host.
-func Rootless() bool {
-	uids, err := os.ReadFile("/proc/self/uid_map")
-	return err == nil && !slices.Equal(strings.Fields(string(uids)), []string{"0", "0", "4294967295"})
-}
+func Rootless() bool { return layout.InUserNamespace() }
 
 // withoutRoot refuses what an engine without root can give no container, where
 // there is such an engine: with lanes there is nothing to it, because only the

@@ -1,10 +1,10 @@
 package hook
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"io/fs"
 	"os"
@@ -62,13 +62,12 @@ func newSandbox(c config.Relay) (Sandbox, error) {
 	return s, nil
 }
 
-// claimUID takes a uid that no other generation has. The caller holds the host's
-// lock, and the generation's directory is there.
+// claimUID takes a uid that no other generation of this root has. The caller holds the
+// host's lock, and the generation's directory exists.
 //
-// A uid's mark is one more name of the generation's supervisorLock. Whether it is
-// in use still is so to be seen whatever has become of the rest: its lock is
-// held while a supervisor lives, and it has no other name when the generation's
-// directory is gone.
+// The mark of a uid is a second name of the generation's supervisorLock, so two facts
+// about it survive the deletion of the rest: a supervisor that lives holds its lock, and
+// the file names the supervisor's last relay.
 func (g *Generation) claimUID(l layout.Layout, c config.Relay) error {
 	if g.Sandbox.Mode != config.SandboxAuto || g.Sandbox.Group == 0 {
 		return nil
@@ -78,7 +77,7 @@ func (g *Generation) claimUID(l layout.Layout, c config.Relay) error {
 		return err
 	}
 	uid, err := linkUID(l, g.ID, first+1, last)
-	if err == nil && uid == 0 { // some may be nobody's
+	if err == nil && uid == 0 { // some marks may have lost their generation
 		if err = sweep(l); err == nil {
 			uid, err = linkUID(l, g.ID, first+1, last)
 		}
@@ -90,25 +89,31 @@ func (g *Generation) claimUID(l layout.Layout, c config.Relay) error {
 	return err
 }
 
-// linkUID marks a free uid of first to last as a generation's; 0 where none is.
+// linkUID marks a free uid of first to last as a generation's; 0 where none is free.
+//
+// The search begins at a random uid, which follows from no published name: a process that
+// can take any uid must not be able to compute a relay's.
 func linkUID(l layout.Layout, id string, first, last int) (int, error) {
-	// Somewhere, so that one that was given back is not the next one's, and two
-	// roots on one host do not begin with the same.
-	h := fnv.New32a()
-	h.Write([]byte(id)) // a hash's Write never fails
-	count := last - first + 1
-	start := int(uint64(h.Sum32()) % uint64(count))
+	count := uint64(last - first + 1)
+	start := random() % count
 	for i := range count {
-		uid := first + (start+i)%count
-		if inUse(uid) { // by a relay of another root, say, or what one has left
-			continue
-		}
+		uid := first + int((start+i)%count)
 		err := os.Link(supervisorLock(l, id), uidMark(l, uid))
 		if !errors.Is(err, fs.ErrExist) {
 			return uid, err
 		}
 	}
 	return 0, nil
+}
+
+// random returns 64 random bits of the kernel. Package crypto/rand would have its
+// algorithms test themselves in every hook.
+func random() uint64 {
+	var bits [8]byte
+	if _, err := unix.Getrandom(bits[:], 0); err != nil { // so few bytes are never interrupted
+		panic(os.NewSyscallError("getrandom", err))
+	}
+	return binary.NativeEndian.Uint64(bits[:])
 }
 
 // uidMark says that a generation has a uid.
@@ -126,8 +131,10 @@ func (g *Generation) hasUID(l layout.Layout, lock os.FileInfo) (bool, error) {
 	return err == nil && os.SameFile(mark, lock), unlessGone(err)
 }
 
-// releaseUID gives the uid back. Only the supervisor may, which has the lock of the
-// mark's file, and knows that no process has the uid any more and that none will.
+// releaseUID removes the mark of the uid. Only the supervisor may, when it has reaped its
+// relay and starts none any more: a relay cannot make processes, so nothing else of it is
+// left. Where the sandbox lacks the filter of system calls, the control group is emptied
+// first.
 func (g *Generation) releaseUID(l layout.Layout, lock *os.File) error {
 	own, err := lock.Stat()
 	if err != nil {
@@ -153,9 +160,9 @@ func sweepUIDs(l layout.Layout) error {
 	if left, err := orphans(l); err != nil || len(left) == 0 {
 		return err
 	}
-	host, err := lockHost(l) // which is held by who claims one
+	host, err := lockHost(l) // which hooks hold that claim one
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // and a relay may live, and nobody will claim one here
+		return nil // no hook claims a uid here, so the marks may stay
 	}
 	if err != nil {
 		return err
@@ -164,42 +171,74 @@ func sweepUIDs(l layout.Layout) error {
 	return sweep(l)
 }
 
-// sweep is sweepUIDs for who holds the host's lock. It never removes the mark of a
-// relay that lives or will: a supervisor that would start it again has the lock of
-// the mark's file, and a relay without a supervisor is seen by its uid.
+// sweep is sweepUIDs for a caller that holds the host's lock. It never removes the mark of
+// a relay that lives or that a supervisor may start: such a supervisor holds the lock of
+// the mark's file, and the file names the last relay. Other processes of that uid are
+// none of Peerlane's, and block nothing.
 func sweep(l layout.Layout) error {
 	left, err := orphans(l)
-	if err != nil || len(left) == 0 {
+	if err != nil {
 		return err
 	}
 	var errs []error
-	var idle []int
 	for _, uid := range left {
-		f, err := os.Open(uidMark(l, uid))
-		if err == nil {
-			err = lock(f, unix.LOCK_SH, 0)
-			f.Close()
+		used, err := markInUse(uidMark(l, uid))
+		if err == nil && !used {
+			err = os.Remove(uidMark(l, uid))
 		}
-		switch {
-		case err == nil:
-			idle = append(idle, uid)
-		case !errors.Is(err, errLocked):
-			errs = append(errs, unlessGone(err)) // else a supervisor has just given it back
-		}
-	}
-	if len(idle) == 0 {
-		return errors.Join(errs...)
-	}
-	used, err := usedUIDs()
-	if err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	for _, uid := range idle {
-		if !used[uid] {
-			errs = append(errs, unlessGone(os.Remove(uidMark(l, uid))))
-		}
+		errs = append(errs, unlessGone(err)) // a supervisor may have removed it just now
 	}
 	return errors.Join(errs...)
+}
+
+// markInUse reports whether the supervisor, or the relay, of a uid's mark lives.
+func markInUse(mark string) (bool, error) {
+	f, err := os.Open(mark)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	if err := lock(f, unix.LOCK_SH, 0); err != nil {
+		if errors.Is(err, errLocked) {
+			return true, nil
+		}
+		return false, err
+	}
+	relay, err := recordedRelay(f)
+	if err != nil || relay == nil {
+		return false, err
+	}
+	lives, err := relay.lives()
+	return lives, err
+}
+
+// recordRelay writes a relay's process to the file of its supervisor's lock, which the
+// mark of its uid is, too.
+func recordRelay(lock *os.File, relay Process) error {
+	text, err := json.Marshal(relay)
+	if err == nil {
+		err = lock.Truncate(0)
+	}
+	if err == nil {
+		_, err = lock.WriteAt(text, 0)
+	}
+	return err
+}
+
+// recordedRelay reads the process that recordRelay wrote. It is nil where there is none: no
+// relay was started yet, the supervisor is of a release before this record, or the host
+// stopped before its disk had caught up.
+func recordedRelay(lock *os.File) (*Process, error) {
+	const maxRecord = 1 << 10
+	text, err := io.ReadAll(io.LimitReader(lock, maxRecord))
+	if err != nil {
+		return nil, err
+	}
+	relay := &Process{}
+	if json.Unmarshal(text, relay) != nil || relay.PID <= 0 {
+		return nil, nil
+	}
+	return relay, nil
 }
 
 // orphans are the uids whose marks have no other name: their generation is gone.
@@ -231,59 +270,6 @@ func orphans(l layout.Layout) (uids []int, err error) {
 	return uids, nil
 }
 
-// usedUIDs are the real uids of all processes, of /proc/PID/status: relays are
-// not dumpable, so their directories in /proc are root's.
-func usedUIDs() (map[int]bool, error) {
-	used := map[int]bool{}
-	processes, err := filepath.Glob("/proc/[0-9]*") // the pattern is a good one
-	if err != nil {
-		return nil, err
-	}
-	for len(processes) > 0 {
-		dir := processes[0]
-		processes = processes[1:]
-		text, err := os.ReadFile(dir + "/status")
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			continue // it has just ended
-		}
-		if err != nil {
-			return nil, err
-		}
-		status := string(text)
-		if zombie(status) {
-			continue
-		}
-		if uid, ok := realUID(status); ok {
-			used[uid] = true
-		} else {
-			return nil, fmt.Errorf("%s/status names no uid", dir)
-		}
-		// Only the thread that is to become the relay has its uid yet.
-		if !strings.Contains(dir, "/task/") && (strings.HasPrefix(status, "Name:\texe\n") || strings.HasPrefix(status, "Name:\tpeerlane-hook\n")) {
-			threads, err := filepath.Glob(dir + "/task/[0-9]*")
-			if err != nil {
-				return nil, err
-			}
-			processes = append(processes, threads...)
-		}
-	}
-	return used, nil
-}
-
-// zombie reports whether a process of a /proc/PID/status has ended, and nobody has
-// asked for its status. Where only its first thread has ended, others are counted.
-func zombie(status string) bool {
-	return strings.Contains(status, "\nState:\tZ") && (strings.Contains(status, "\nThreads:\t1\n") || strings.Contains(status, "\nThreads:\t0\n"))
-}
-
-// realUID finds the real uid in a /proc/PID/status.
-func realUID(status string) (int, bool) {
-	_, after, _ := strings.Cut(status, "\nUid:\t")
-	word, _, ok := strings.Cut(after, "\t")
-	uid, err := strconv.Atoi(word)
-	return uid, ok && err == nil
-}
-
 // confinement is what the relay of a generation is left with. TCP it has where it is on
 // the network, and there the ports of relays alone.
 func (g *Generation) confinement(network *launch.Network) sandbox.Spec {
@@ -298,13 +284,19 @@ func (g *Generation) confinement(network *launch.Network) sandbox.Spec {
 	// To connect to those who listen there.
 	s.Read = append(s.Read, g.Config.Peers, g.Config.NICs)
 	g.Sandbox.files(&s, g.Relay.Environment)
+	// CUDA's IPC creates abstract Unix sockets (cuda-uvmfd-…), which other processes reach in
+	// the same network namespace only.
+	s.HostNetwork = network != nil || g.Config.CUDAIPC
 	for _, lane := range g.Config.Lanes {
 		nics := slices.Clone(lane.NICs)
 		for _, spare := range lane.Spares {
 			nics = append(nics, spare.NICs...)
 		}
 		for _, nic := range nics {
-			s.Devices = append(s.Devices, verbsNodes(nic)...)
+			nodes := verbsNodes(nic)
+			s.Devices = append(s.Devices, nodes...)
+			// In another namespace the kernel resolves no address of a RoCE port.
+			s.HostNetwork = s.HostNetwork || nodes != nil
 		}
 	}
 	slices.Sort(s.Devices)

@@ -3,6 +3,8 @@ package hook_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,7 +39,7 @@ func TestLinkedPathsOfASandbox(t *testing.T) {
 	}
 	const none = "/proc/self/ns/uts" // no tree of it can be taken
 	for _, paths := range [][]string{{"lib64"}, {"alternative"}, {"elsewhere"}, {"lib64", "alternative", "elsewhere"}} {
-		arguments := []string{"confine", "--show", "--read", at("tree"), "--read", at("alternatives"), "--read", none, "--write", at("tree/writable")}
+		arguments := []string{"confine", "--processes", "--show", "--read", at("tree"), "--read", at("alternatives"), "--read", none, "--write", at("tree/writable")}
 		script := "echo text >>" + at("tree/writable/file") + " || exit 3"
 		for _, path := range paths {
 			arguments = append(arguments, "--read", at("tree/"+path))
@@ -64,5 +66,62 @@ func TestLinkedPathsOfASandbox(t *testing.T) {
 	}
 	if !slices.Contains(sandbox.Standard().Read, "/etc/alternatives") {
 		t.Error("links of /usr through /etc/alternatives lead nowhere in a sandbox")
+	}
+}
+
+// A program that is not on the network sees no socket, interface or control group of
+// the host. One on the network keeps the host's network namespace.
+func TestRelaySandboxWithoutNetworkHidesHost(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: without, there is no namespace of its own")
+	}
+	name := fmt.Sprintf("@peerlane-test-%d", os.Getpid())
+	abstract, err := net.Listen("unix", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer abstract.Close()
+	host, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const script = `
+readlink /proc/self/ns/net
+cat /proc/net/unix
+for path in /sys/fs/cgroup /sys/class/net /sys/class/block /sys/devices/virtual/net /sys/kernel/slab; do
+	ls -d "$path/." 2>&1
+done
+ls /sys/bus/pci/devices >/dev/null`
+	for _, c := range []struct {
+		arguments []string
+		own       bool
+	}{
+		{nil, true}, {[]string{"--host-network"}, false}, {[]string{"--tcp", "20000-20001"}, false},
+	} {
+		arguments := append(append([]string{"confine", "--processes", "--show"}, c.arguments...), "--", "/bin/sh", "-c", script)
+		cmd := exec.Command(filepath.Join(bin, "peerlane-hook"), arguments...)
+		var said strings.Builder
+		cmd.Stderr = &said
+		out, err := cmd.Output()
+		if err != nil {
+			t.Errorf("%q: %v: %s", c.arguments, err, &said)
+		}
+		text := string(out)
+		var r sandbox.Report
+		if err := json.NewDecoder(strings.NewReader(said.String())).Decode(&r); err != nil || r.Network != c.own {
+			t.Errorf("%q: %v, the report is %+v", c.arguments, err, r)
+		}
+		if own := !strings.HasPrefix(text, host+"\n"); own != c.own {
+			t.Errorf("%q: the network namespace is %.60q, the host's %q", c.arguments, text, host)
+		}
+		if sees := strings.Contains(text, name); sees == c.own {
+			t.Errorf("%q: /proc/net/unix has the host's socket: %t", c.arguments, sees)
+		}
+		for _, path := range []string{"/sys/fs/cgroup", "/sys/class/net", "/sys/class/block", "/sys/devices/virtual/net", "/sys/kernel/slab"} {
+			if strings.Contains(text, "\n"+path+"/.\n") {
+				t.Errorf("%q: it sees %s", c.arguments, path)
+			}
+		}
 	}
 }

@@ -40,6 +40,7 @@ type targets struct {
 	Node      string  // a device node in a directory that the attacker may write
 	Passwords string  // the host's, if it has any
 	Directory []string
+	Network   string // the host's network namespace
 }
 
 const targetsVariable = "TEST_TARGETS"
@@ -184,6 +185,7 @@ func attack() map[string]string {
 		c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWUSER}
 		return offered(c.Run())
 	})
+	try("a process", func() error { return exec.Command("/bin/true").Run() })
 	try("a packet socket", func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		if err == nil {
@@ -208,6 +210,39 @@ func attack() map[string]string {
 			})
 		}
 	}
+	try("the host's network namespace", func() error {
+		if own, err := os.Readlink("/proc/self/ns/net"); err != nil || own != at.Network {
+			return fmt.Errorf("the namespace is %s, %w", own, err)
+		}
+		return nil
+	})
+	try("names of control groups", func() error { _, err := os.ReadDir("/sys/fs/cgroup"); return err })
+	try("names of network interfaces", func() error { _, err := os.ReadDir("/sys/class/net"); return err })
+	for name, s := range map[string][3]int{
+		"a netlink socket": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE}, "a datagram socket": {unix.AF_INET, unix.SOCK_DGRAM, 0},
+		"UDP-Lite": {unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE}, "L2TP": {unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_L2TP},
+	} {
+		try(name, func() error {
+			fd, err := unix.Socket(s[0], s[1]|unix.SOCK_CLOEXEC, s[2])
+			if err == nil {
+				unix.Close(fd)
+			}
+			if !errors.Is(err, unix.EPERM) {
+				return nil // not on this host, for nobody
+			}
+			return err
+		})
+	}
+	try("a pair of TIPC sockets", func() error {
+		pair, err := unix.Socketpair(unix.AF_TIPC, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = errors.Join(unix.Close(pair[0]), unix.Close(pair[1]))
+		}
+		if !errors.Is(err, unix.EPERM) {
+			return nil
+		}
+		return err
+	})
 	try("a device of the host", open(at.Device, os.O_RDONLY))
 	if at.Node != "" {
 		try("a device node of somebody's", open(at.Node, os.O_RDONLY))
@@ -257,6 +292,9 @@ func (h host) victim(t *testing.T) targets {
 		PID: pid, Address: uintptr(from), State: h.layout.State(), Secret: h.layout.GenerationDir(g.ID) + "/generation.json",
 		Admin: h.layout.GenerationDir(g.ID) + "/admin.sock", Sockets: h.layout.SocketDir(g.ID), Socket: "relay.sock",
 		Device: "/dev/ptmx", Node: filepath.Join(h.dir, "node"),
+	}
+	if at.Network, err = os.Readlink("/proc/self/ns/net"); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := os.Stat("/etc/shadow"); err == nil {
 		at.Passwords = "/etc/shadow"
@@ -315,13 +353,13 @@ func TestARelayThatIsTakenOver(t *testing.T) {
 			}
 			is := i.Sandbox.Relay
 			if mode == config.SandboxOff {
-				if is.UID != 0 || is.Capabilities == 0 || is.Seccomp || is.OwnRoot || i.Sandbox.Landlock != 0 {
+				if is.UID != 0 || is.Capabilities == 0 || is.Seccomp || is.OwnRoot || is.OwnNetwork || i.Sandbox.Landlock != 0 {
 					t.Errorf("without a sandbox: %+v", i.Sandbox)
 				}
 				return
 			}
 			if is.UID == 0 || is.UID != is.GID || is.UID != info.Sandbox.UID || is.Capabilities != 0 || !is.NoNewPrivs || !is.Seccomp ||
-				!is.OwnRoot || !slices.Equal(is.Groups, []int{info.Sandbox.Group}) {
+				!is.OwnRoot || !is.OwnNetwork || !slices.Equal(is.Groups, []int{info.Sandbox.Group}) {
 				t.Errorf("the sandbox: %+v, missing %q", is, i.Sandbox.Missing)
 			}
 			if (i.Sandbox.Landlock > 0) != landlocks() {
@@ -347,7 +385,7 @@ func (h host) attacks(t *testing.T) map[string]string {
 // judge demands that all attacks failed, or that all succeeded.
 func judge(t *testing.T, went map[string]string, denied bool) {
 	t.Helper()
-	if len(went) < 52 {
+	if len(went) < 61 {
 		t.Errorf("%d attacks", len(went))
 	}
 	for what, err := range went {
@@ -376,9 +414,11 @@ func TestHalfASandbox(t *testing.T) {
 		missing []string
 		may     []string // what it may do then, as every user of the host may
 	}{
-		{"without CAP_SYS_ADMIN", withoutMounts, []string{"a root of its own"}, []string{"a device node of somebody's"}},
+		{"without CAP_SYS_ADMIN", withoutMounts, []string{"a root of its own", "a network namespace of its own"},
+			[]string{"a device node of somebody's", "the host's network namespace"}},
 		{"without Landlock", withoutLandlock, []string{"Landlock", "a root of its own"},
-			[]string{"a device node of somebody's", "a device of the host", "write in /tmp", "write in /var/tmp", "write in /dev/shm"}},
+			[]string{"a device node of somebody's", "a device of the host", "write in /tmp", "write in /var/tmp", "write in /dev/shm",
+				"names of control groups", "names of network interfaces"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -428,7 +468,7 @@ func TestHalfASandbox(t *testing.T) {
 			if err := json.NewDecoder(read).Decode(&report); err != nil {
 				t.Fatal(err)
 			}
-			if report.UID != s.UID || !report.Seccomp || report.Root || (report.Landlock > 0) != (len(c.missing) == 1 && landlocks()) {
+			if report.UID != s.UID || !report.Seccomp || report.Root || (report.Landlock > 0) != (!slices.Contains(c.missing, "Landlock") && landlocks()) {
 				t.Errorf("the report is %+v", report)
 			}
 			for _, missing := range c.missing {
@@ -633,11 +673,14 @@ echo more >>"$0/out"
 echo name >/proc/self/task/$$/comm
 head -c 1 /dev/zero /dev/urandom >/dev/null
 test "$(id -u)" = 2147352571
-ls /sys/bus >/dev/null
+ls /sys/bus/pci/devices >/dev/null
+test -e "/sys/bus/pci/devices/$(ls /sys/bus/pci/devices | head -n 1)/vendor"
+test ! -e /sys/fs
 ulimit -c | grep -qx 0
+test "$GOMAXPROCS" -ge 1
 (true & wait)
 `
-	cmd := exec.Command(filepath.Join(bin, "peerlane-hook"), "confine", "--show", "--uid", "2147352571", "--open", "512", "--tasks", "64", "--write", dir, "--", "/bin/sh", "-c", script, dir)
+	cmd := exec.Command(filepath.Join(bin, "peerlane-hook"), "confine", "--processes", "--show", "--uid", "2147352571", "--open", "512", "--tasks", "64", "--write", dir, "--", "/bin/sh", "-c", script, dir)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}

@@ -599,7 +599,7 @@ func TestWhatATesterIsKeptIn(t *testing.T) {
 			t.Errorf("it has descriptor %s", fd)
 		}
 	}
-	if !slices.Equal(s.Args, []string{"self-test"}) || s.Directory != "/" || len(s.Environment) != 3 {
+	if !slices.Equal(s.Args, []string{"self-test"}) || s.Directory != "/" || len(s.Environment) != 4 {
 		t.Errorf("it was started as %+v", s)
 	}
 	first, _, err := config.Default().Relay.UIDRange()

@@ -27,7 +27,10 @@ type spec struct {
 		Env     []string
 		Rlimits []specLimit
 	}
-	Mounts []specMount
+	Mounts  []specMount
+	Devices []specDevice // of linux
+	// unread says that config.json was not found.
+	unread bool
 	Hooks  struct {
 		Prestart      []specHook
 		CreateRuntime []specHook
@@ -43,8 +46,15 @@ type specMount struct {
 	Source      string `json:"source"`
 }
 
+type specDevice struct {
+	Type  string `json:"type"`
+	Major int64  `json:"major"`
+	Minor int64  `json:"minor"`
+}
+
 type specHook struct {
 	Args []string `json:"args"`
+	Path string   `json:"path"`
 }
 
 // readSpec reads the config.json of a bundle.
@@ -67,6 +77,11 @@ type specDocument struct {
 	Process once[specProcess] `json:"process"`
 	Mounts  once[[]specMount] `json:"mounts"`
 	Hooks   once[specHooks]   `json:"hooks"`
+	Linux   once[specLinux]   `json:"linux"`
+}
+
+type specLinux struct {
+	Devices once[[]specDevice] `json:"devices"`
 }
 
 type specRoot struct {
@@ -88,7 +103,7 @@ func parseSpec(text []byte) (*spec, error) {
 	if err := json.Unmarshal(text, &d); err != nil {
 		return nil, err
 	}
-	s := &spec{Mounts: d.Mounts.value}
+	s := &spec{Mounts: d.Mounts.value, Devices: d.Linux.value.Devices.value}
 	s.Process.Env, s.Process.Rlimits = d.Process.value.Env.value, d.Process.value.Rlimits.value
 	s.Root.Path = d.Root.value.Path.value
 	s.Hooks.Prestart, s.Hooks.CreateRuntime = d.Hooks.value.Prestart.value, d.Hooks.value.CreateRuntime.value
@@ -100,7 +115,7 @@ func parseSpec(text []byte) (*spec, error) {
 
 // rootOnly is a specification of which nothing but the root file system is known.
 func rootOnly(path string) *spec {
-	s := &spec{}
+	s := &spec{unread: true}
 	s.Root.Path = path
 	return s
 }

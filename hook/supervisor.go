@@ -365,11 +365,6 @@ func (s *supervisor) start() error {
 		s.hold(StateDrained)
 		return nil
 	}
-	if s.status.Starts > 0 {
-		if err := s.endStrays(); err != nil {
-			return err
-		}
-	}
 	if err := s.refusal.end(); err != nil {
 		s.log.WithError(err).Warn("leaving the sockets")
 	}
@@ -385,6 +380,9 @@ func (s *supervisor) start() error {
 	s.relay = r
 	s.status.Starts++
 	s.status.Relay = &r.process
+	if err := recordRelay(s.alive, r.process); err != nil {
+		s.log.WithError(err).Error("writing down the relay's process beside its uid")
+	}
 	s.note(StateStarting, "")
 	go admitClaims(s.layout, s.generation.ID, s.log, r)
 	if err := r.executed(); err != nil {
@@ -537,7 +535,7 @@ func (s *supervisor) configure() {
 	s.writeTopology()
 	config := s.generation.Config
 	config.Network, config.NoNetwork = s.networking.where, s.networking.why
-	config.Admission, config.Endings = true, true // this supervisor answers claims and hears ends, whoever made the generation
+	config.Admission, config.HostAdmission, config.Endings = true, true, true // this supervisor answers claims and hears ends, whoever made the generation
 	if err := s.relay.configure(s.knowing(fitting(config))); err != nil {
 		// It has closed its end, so it is ending, and the next one gets it.
 		s.log.WithError(err).Warn("sending the relay its configuration")
@@ -552,15 +550,6 @@ func (s *supervisor) note(state, reason string) {
 	}
 }
 
-// endStrays ends what relays of this generation have left.
-func (s *supervisor) endStrays() error {
-	lock, err := s.alive.Stat()
-	if err != nil {
-		return err
-	}
-	return s.generation.endStrays(s.layout, lock)
-}
-
 // end ends the relay and removes the generation, and whatever other
 // generations have been left behind.
 func (s *supervisor) end() error {
@@ -571,8 +560,9 @@ func (s *supervisor) end() error {
 		gone, err := s.relay.end()
 		if errs = append(errs, err); gone != nil {
 			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, doomed: s.relay.doomed})
+			s.status.Relay = nil // else the generation stays until it has ended
 		}
-		s.relay, s.status.Relay = nil, nil
+		s.relay = nil
 		s.note(StateEnding, s.status.Error) // where the rest fails Collect says nothing of a relay whose end is told
 	}
 	group, ok, err := findCgroup(s.layout, s.generation.ID)
@@ -588,15 +578,14 @@ func (s *supervisor) end() error {
 	case err == nil:
 		defer held.Close()
 	case errors.Is(err, fs.ErrNotExist): // somebody has deleted the state, and not the rest
-		errs = append(errs, s.endStrays())
 	default:
 		return errors.Join(append(errs, err)...)
 	}
 	errs = append(errs, remove(s.layout, s.generation.ID))
-	if errors.Join(errs...) == nil { // the relay has ended, and what was in its group
+	if errors.Join(errs...) == nil { // the relay is reaped, and its group is empty
 		errs = append(errs, s.generation.releaseUID(s.layout, s.alive))
 	}
-	// Nothing is started any more; where not all is sure, Collect looks for processes.
+	// No relay is started any more; where this one may live, Collect looks at it.
 	errs = append(errs, s.alive.Close())
 	_, err = Collect(s.layout)
 	return errors.Join(append(errs, err)...)

@@ -182,7 +182,7 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 	if got := starts[0].Descriptors; strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("the relay's descriptors are %q", got)
 	}
-	if !starts[0].OwnSession || len(starts[0].Environment) != 3 {
+	if !starts[0].OwnSession || len(starts[0].Environment) != 4 {
 		t.Errorf("the relay was started with %+v", starts[0])
 	}
 	if is, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/0", service)); err != nil || is != "/dev/null" {

@@ -1,12 +1,6 @@
 package hook
 
-import (
-	"errors"
-	"os"
-	"path/filepath"
-
-	"github.com/peerlane/peerlane/hook/layout"
-)
+import "github.com/peerlane/peerlane/hook/layout"
 
 // writeTopology puts the container's virtual switch beside its socket, where NCCL's plugin
 // finds it, before the relay is told of the lanes: who has heard of them finds it. Without
@@ -30,18 +24,5 @@ func writeTopology(l layout.Layout, g *Generation) error {
 	if err != nil {
 		return err
 	}
-	// Whoever reads it has the file before or this one, whole.
-	f, err := os.CreateTemp(l.SocketDir(g.ID), "."+layout.TopologyName+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(l.SocketDir(g.ID), layout.TopologyName))
-	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(f.Name()))
-	}
-	return err
+	return replace(l.SocketDir(g.ID), layout.TopologyName, text)
 }

@@ -127,6 +127,8 @@ func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.stays(t, g.Sandbox.UID, "the state is deleted and the relay lives")
+	// It is known by its process: one that only has its uid is no relay.
+	foreign := withUID(t, g.Sandbox.UID)
 	if !alive(relay) {
 		t.Error("the relay has ended")
 	}
@@ -139,6 +141,9 @@ func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
 		}
 		return nil
 	})
+	if !alive(foreign) {
+		t.Error("a process that is none of Peerlane's has ended")
+	}
 	// There is nobody left to remove the rest of what was found by the state.
 	for _, path := range []string{h.layout.SocketDir(g.ID), h.layout.PeerSocket(g.ID)} {
 		if err := os.RemoveAll(path); err != nil {

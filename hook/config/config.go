@@ -41,6 +41,15 @@ type Config struct {
 	Network Network             `toml:"network"`
 	Log     Log                 `toml:"log"`
 	Verbs   Verbs               `toml:"verbs"`
+	// What `peerlane exporter` may show.
+	Exporter Exporter `toml:"exporter"`
+}
+
+// Exporter is what `peerlane exporter` may show.
+type Exporter struct {
+	// Have `peerlane exporter` serve metrics also where cdi.tenancy is multi. Every user
+	// of the host can read them on loopback, without containers' ids.
+	MultiTenancy bool `toml:"multi_tenancy"`
 }
 
 // Log is how events are written.
@@ -120,6 +129,12 @@ type Staging struct {
 	// The most host memory that one relay stages in, and no more than a quarter of
 	// relay.memory. A lane that finds less left takes smaller slots.
 	BounceLimit Size `toml:"bounce_limit"`
+	// The most host memory that the relays of this host together may allocate for
+	// their containers, as slots and as memory of clients; without it that is a quarter
+	// of the host's memory. A relay that comes when others have allocated the rest
+	// refuses its clients with this key. Each relay by itself has a limit of a quarter
+	// of its container's memory limit, if that has one.
+	HostLimit *Size `toml:"host_limit,omitempty"`
 }
 
 // What becomes of a lane when no server GPU has room.
@@ -521,14 +536,19 @@ func (c Config) Planning() topo.PlanConfig {
 // Load reads a configuration file. Keys that it does not state keep their
 // defaults, and so do all where there is no file.
 func Load(path string) (Config, error) {
-	c := Default()
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return c, nil
+		return Default(), nil
 	}
 	if err != nil {
 		return Config{}, fmt.Errorf("reading the configuration: %w", err)
 	}
+	return Parse(path, text)
+}
+
+// Parse reads the text of a configuration file, which errors call path.
+func Parse(path string, text []byte) (Config, error) {
+	c := Default()
 	found, err := toml.Decode(string(text), &c)
 	if err != nil {
 		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
@@ -630,6 +650,9 @@ func (c Config) check() error {
 		if size.value < 1<<20 || size.value > 1<<50 {
 			return fmt.Errorf("%s is %s; 1 MiB to 1 PiB are possible", size.key, size.value)
 		}
+	}
+	if limit := c.Staging.HostLimit; limit != nil && *limit > 1<<50 {
+		return fmt.Errorf("staging.host_limit is %s; up to 1 PiB are possible", *limit)
 	}
 	if p := c.Runtime.Path; p != "" && !filepath.IsAbs(p) {
 		return fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories", p)

@@ -42,13 +42,17 @@ func keysBelow(prefix string, v reflect.Value) (found []key) {
 	return found
 }
 
+// Keys are the names of all keys, such as "relay.slots".
+func Keys() (names []string) {
+	for _, k := range keys() {
+		names = append(names, strings.TrimSuffix(strings.Trim(k.name, "[]"), ".NAME"))
+	}
+	return names
+}
+
 // unknownKey says that there is no such key, and which one is meant.
 func unknownKey(name string) string {
-	var known []string
-	for _, k := range keys() {
-		known = append(known, strings.TrimSuffix(strings.Trim(k.name, "[]"), ".NAME"))
-	}
-	nearest, _ := Nearest(name, known)
+	nearest, _ := Nearest(name, Keys())
 	return fmt.Sprintf("unknown key %s; the nearest that there is is %s (docs/configuration.md has all)", name, nearest)
 }
 

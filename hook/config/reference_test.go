@@ -26,9 +26,12 @@ const introduction = `# Configuration
 /etc/peerlane/config.toml is optional, and so is everything in it. It is read by
 ` + "`peerlane`" + ` and, when a container starts, by the hook, which demands that only root
 can write it. A key that is not known is an error that names the nearest one, so
-that a misspelt key is not silently without effect. What it says about devices is
+that a misspelt key is not silently without effect: ` + "`peerlane`" + ` and its doctor stop at it.
+The hook goes on with the last configuration that had no fault, a copy in
+/var/lib/peerlane/config.good.toml, and says so in the journal at each container's start.
+Where there is no such copy yet, containers with a lane do not start. What it says about devices is
 checked when a plan is made: ` + "`peerlane plan`" + ` shows what comes of it, and
-` + "`peerlane cdi generate`" + ` puts it to work.
+` + "`peerlane cdi refresh`" + ` puts it to work.
 
 Sizes are texts such as "32MiB"; GPUs are named by index, UUID or PCI address, as
 texts; path types are those of [topology.md](topology.md).

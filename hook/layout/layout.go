@@ -26,6 +26,9 @@ const (
 	// TopologyName is the virtual switch as the container has it, beside the socket: a
 	// topology file of NCCL, which Peerlane's plugin finds there.
 	TopologyName = "nccl-topology.xml"
+	// NCCLConfName is the container's copy of Layout.NCCLConf, beside the socket: the
+	// hook links the container's /etc/nccl.conf to it.
+	NCCLConfName = "nccl.conf"
 )
 
 // Layout is the set of paths below one root.
@@ -54,6 +57,13 @@ func (l Layout) Config() string { return filepath.Join(l.Root, "etc/peerlane") }
 // ConfigFile is the administrator's configuration, TOML.
 func (l Layout) ConfigFile() string { return filepath.Join(l.Config(), "config.toml") }
 
+// GoodConfig is a copy of the last ConfigFile that had no fault: the hook starts containers
+// with it while ConfigFile has one.
+func (l Layout) GoodConfig() string { return filepath.Join(l.State(), "config.good.toml") }
+
+// NCCLConf has NCCL's defaults for containers with a lane.
+func (l Layout) NCCLConf() string { return filepath.Join(l.Config(), NCCLConfName) }
+
 // PlanFile is what `cdi generate` wrote and the hook believes.
 func (l Layout) PlanFile() string { return filepath.Join(l.State(), "plan.json") }
 
@@ -63,11 +73,8 @@ func (l Layout) SelfTestFile() string { return filepath.Join(l.State(), "self-te
 // SelfTestLock is locked while pairs are tested.
 func (l Layout) SelfTestLock() string { return filepath.Join(l.State(), "self-test.lock") }
 
-// Anchor is the empty, root-owned directory that CDI mounts at ContainerDir.
-func (l Layout) Anchor() string { return filepath.Join(l.State(), "anchor") }
-
 // Libraries holds what containers get to load, by the names that programs load
-// it by: shared libraries, and NCCL's defaults.
+// it by: shared libraries, and a topology file for NCCL.
 func (l Layout) Libraries() string { return filepath.Join(l.Root, "usr/lib/peerlane") }
 
 // Generations holds one directory for each container that lives, named by the
@@ -87,7 +94,8 @@ func (l Layout) GenerationDir(generation string) string {
 func (l Layout) Sockets() string { return filepath.Join(l.Run(), "sockets") }
 
 // SocketDir is the directory of one generation that is mounted into its
-// container. It holds one socket, SocketName, and a file, TopologyName, and nothing else.
+// container. It holds one socket, SocketName, the files TopologyName and NCCLConfName,
+// and nothing else.
 func (l Layout) SocketDir(generation string) string {
 	return filepath.Join(l.Sockets(), generation)
 }
@@ -131,7 +139,7 @@ func (l Layout) Create() error {
 		mode os.FileMode
 	}{
 		{l.State(), stateMode},
-		{l.Anchor(), 0o555},
+		{l.Anchor(), anchorMode},
 		{l.Generations(), 0o700},
 		{l.UIDs(), 0o700},
 		{l.Run(), 0o755},

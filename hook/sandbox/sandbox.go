@@ -20,8 +20,10 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -45,8 +47,24 @@ type Spec struct {
 	// Open and Tasks limit descriptors and, of a UID of its own, threads and
 	// processes; 0 leaves them as they are.
 	Open, Tasks uint64
+	// Processes lets it make processes; a relay has threads alone.
+	Processes bool
 	// TCP are the ports that it may listen on, and connect to; zeros are no TCP at all.
 	TCP address.Ports
+	// HostNetwork keeps the caller's network namespace and allows the sockets that RDMA
+	// needs. TCP implies it. A program with neither gets an empty network namespace.
+	HostNetwork bool
+}
+
+// network is the access to the network that the program keeps.
+func (s Spec) network() networkAccess {
+	switch {
+	case s.TCP != address.Ports{}:
+		return tcpNetwork
+	case s.HostNetwork:
+		return rdmaNetwork
+	}
+	return noNetwork
 }
 
 // Report is what was done.
@@ -55,6 +73,8 @@ type Report struct {
 	Groups []int `json:"groups"`
 	// Root says that it has a root, and a mount namespace, of its own.
 	Root bool `json:"root"`
+	// Network says that it has an empty network namespace of its own.
+	Network bool `json:"network"`
 	// Landlock is the version of Landlock's interface; 0 where there is none.
 	Landlock int  `json:"landlock"`
 	Seccomp  bool `json:"seccomp"`
@@ -71,7 +91,7 @@ func Standard() Spec {
 	s := Spec{
 		Read: []string{
 			"/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin",
-			"/etc/ld.so.cache", "/etc/libibverbs.d", "/sys",
+			"/etc/ld.so.cache", "/etc/libibverbs.d",
 			// Where links of /usr lead through: /usr/local/cuda, say.
 			"/etc/alternatives",
 			// Where the driver's libraries are on systems that keep their own in
@@ -80,9 +100,70 @@ func Standard() Spec {
 		},
 		Devices: []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"},
 	}
+	s.Read = append(s.Read, sysPaths("/sys")...)
 	nodes, _ := filepath.Glob("/dev/nvidia*") // the pattern is a good one
 	s.Devices = append(s.Devices, nodes...)
 	return s
+}
+
+// sysPatterns are the parts of sysfs that CUDA, rdma-core, the C library and the Go
+// runtime read: PCI and InfiniBand devices, the topology of CPUs and memory, the
+// NVIDIA modules, the size of huge pages. They exclude control groups, which name
+// all containers of the host.
+var sysPatterns = []string{
+	"bus/pci", "devices/system/cpu", "devices/system/memory", "devices/system/node", "kernel/mm/transparent_hugepage",
+	"module/nvidia*", "module/nv_peer_mem",
+	"class/infiniband*", "class/misc/rdma_cm",
+}
+
+// sysLinks have the links to the directories of devices.
+var sysLinks = []string{"bus/pci/devices/*", "class/infiniband*/*"}
+
+// pciRoot is the name of the directory of a PCI host bridge.
+var pciRoot = regexp.MustCompile(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
+
+// sysPaths lists the directories of a sysfs that a relay reads. A device behind a PCI
+// host bridge is listed by the bridge: libraries walk up from a device to its root port.
+func sysPaths(root string) []string {
+	var paths []string
+	add := func(path string) {
+		if !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	for _, pattern := range sysPatterns {
+		found, _ := filepath.Glob(filepath.Join(root, pattern)) // the patterns are good ones
+		for _, path := range found {
+			if is, err := os.Stat(path); err == nil && is.IsDir() {
+				add(path)
+			}
+		}
+	}
+	for _, pattern := range sysLinks {
+		links, _ := filepath.Glob(filepath.Join(root, pattern))
+		for _, link := range links {
+			if is, err := os.Lstat(link); err != nil || is.Mode()&os.ModeSymlink == 0 {
+				continue
+			}
+			path, err := filepath.EvalSymlinks(link)
+			if err != nil {
+				continue // the device has been removed
+			}
+			add(deviceRoot(path))
+		}
+	}
+	return paths
+}
+
+// deviceRoot is the directory of the PCI host bridge above a device, or of the device
+// itself where there is none.
+func deviceRoot(path string) string {
+	for above := path; above != "/"; above = filepath.Dir(above) {
+		if pciRoot.MatchString(filepath.Base(above)) {
+			return above
+		}
+	}
+	return path
 }
 
 // list is the value of an option that may be repeated.
@@ -103,8 +184,14 @@ func (s Spec) Arguments(report int, program string, arguments ...string) []strin
 			a = append(a, option+path)
 		}
 	}
+	if s.Processes {
+		a = append(a, "--processes")
+	}
 	if s.TCP != (address.Ports{}) {
 		a = append(a, "--tcp="+s.TCP.String())
+	}
+	if s.HostNetwork {
+		a = append(a, "--host-network")
 	}
 	return append(append(a, "--", program), arguments...)
 }
@@ -112,10 +199,11 @@ func (s Spec) Arguments(report int, program string, arguments ...string) []strin
 // Usage is the command line of Main.
 const Usage = `  peerlane-hook confine [--uid N] [--group N ...] [--read PATH ...]
                         [--write PATH ...] [--device PATH ...] [--open N]
-                        [--tasks N] [--tcp FIRST-LAST] [--show]
-                        -- PROGRAM ARGUMENTS
+                        [--tasks N] [--tcp FIRST-LAST] [--host-network]
+                        [--processes] [--show] -- PROGRAM ARGUMENTS
       execute a program as relays are: with what is named, a GPU's driver, and
-      nothing else of the host. --show prints what that comes to
+      nothing else of the host. --processes lets it make processes, which relays
+      cannot. --show prints what that comes to
 `
 
 var errArguments = errors.New("wrong command line")
@@ -146,6 +234,8 @@ func Main(arguments []string) error {
 		s.TCP, err = address.ParsePorts(text)
 		return err
 	})
+	flags.BoolVar(&s.HostNetwork, "host-network", false, "")
+	flags.BoolVar(&s.Processes, "processes", false, "")
 	standard := flags.Bool("standard", true, "")
 	show := flags.Bool("show", false, "")
 	reportTo := flags.Int("report", -1, "")
@@ -177,7 +267,9 @@ func Main(arguments []string) error {
 				err = json.NewEncoder(to).Encode(r)
 			}
 			if err == nil {
-				err = execute(program, flags.Args())
+				if err = keepProcessors(); err == nil {
+					err = execute(program, flags.Args())
+				}
 				// Without a root of its own it may not be allowed to go there.
 				if err == unix.EACCES && !r.Root && opened == nil {
 					err = executeFile(file, flags.Args())
@@ -192,6 +284,16 @@ func Main(arguments []string) error {
 		return errors.Join(err, tell)
 	}
 	return err
+}
+
+// keepProcessors has a Go program use as many processors as this one does: the limit of
+// its control group, which it cannot read in its root.
+func keepProcessors() error {
+	const name = "GOMAXPROCS"
+	if os.Getenv(name) != "" {
+		return nil
+	}
+	return os.Setenv(name, strconv.Itoa(runtime.GOMAXPROCS(0)))
 }
 
 // execute is execve(2) from this thread. That of package syscall would set the
@@ -259,6 +361,13 @@ func (s Spec) apply(program string) (Report, error) {
 	if err := s.limit(own != math.MaxUint32, &r); err != nil {
 		return r, err
 	}
+	if s.network() == noNetwork {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			r.lacks("a network namespace of its own", os.NewSyscallError("unshare", err))
+		} else {
+			r.Network = true
+		}
+	}
 	if err := ownRoot(view, lacks); err != nil {
 		r.lacks("a root of its own", err)
 	} else {
@@ -299,7 +408,7 @@ func (s Spec) apply(program string) (Report, error) {
 			olderLacks(r.Landlock, s.TCP, r.lacks)
 		}
 	}
-	if err := filterCalls(s.TCP != (address.Ports{})); err != nil {
+	if err := filterCalls(s.network(), s.Processes); err != nil {
 		r.lacks("a filter of system calls", err)
 	} else {
 		r.Seccomp = true

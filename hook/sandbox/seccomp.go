@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/net/bpf"
@@ -56,19 +57,79 @@ const (
 // are little-endian, and the kernel looks at no more of these.
 func argument(n int) uint32 { return uint32(dataArgs + 8*n) }
 
+// load is the instruction that loads a word of struct seccomp_data.
+func load(offset uint32) bpf.Instruction { return bpf.LoadAbsolute{Off: offset, Size: 4} }
+
 // socketType is SOCK_TYPE_MASK of linux/net.h: the rest are flags.
 const socketType = 0xf
+
+// networkAccess selects the sockets that a program may create.
+type networkAccess int
+
+const (
+	noNetwork   networkAccess = iota // AF_UNIX only
+	rdmaNetwork                      // and those that librdmacm and libibverbs create
+	tcpNetwork                       // and TCP
+)
+
+// socketKind is a family, type and protocol of sockets. The protocol -1 stands for
+// every protocol of the family and type.
+type socketKind struct{ family, kind, protocol int }
+
+// unixSockets have no protocols. The relay and CUDA use no datagrams.
+var unixSockets = []socketKind{{unix.AF_UNIX, unix.SOCK_STREAM, -1}, {unix.AF_UNIX, unix.SOCK_SEQPACKET, -1}}
+
+// sockets lists the kinds that socket(2) may create. Protocols that share a type with
+// TCP or UDP (MPTCP, SCTP, UDP-Lite, L2TP, ping) are not in the list: Landlock knows
+// none of them.
+func sockets(access networkAccess) []socketKind {
+	kinds := slices.Clone(unixSockets)
+	if access == noNetwork {
+		return kinds
+	}
+	for _, kind := range []int{unix.SOCK_RAW, unix.SOCK_DGRAM} { // netlink(7) makes no difference between them
+		kinds = append(kinds, socketKind{unix.AF_NETLINK, kind, unix.NETLINK_ROUTE}, socketKind{unix.AF_NETLINK, kind, unix.NETLINK_RDMA})
+	}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		// libibverbs and glibc look up routes and neighbours by a datagram socket.
+		kinds = append(kinds, socketKind{family, unix.SOCK_DGRAM, 0}, socketKind{family, unix.SOCK_DGRAM, unix.IPPROTO_UDP})
+		if access == tcpNetwork {
+			kinds = append(kinds, socketKind{family, unix.SOCK_STREAM, 0}, socketKind{family, unix.SOCK_STREAM, unix.IPPROTO_TCP})
+		}
+	}
+	return kinds
+}
+
+// allowSockets allows a call whose first three arguments are one of the kinds, and
+// denies it otherwise.
+func allowSockets(kinds []socketKind, deny, allow bpf.Instruction) []bpf.Instruction {
+	var body []bpf.Instruction
+	for _, k := range kinds {
+		one := []bpf.Instruction{allow}
+		if k.protocol >= 0 {
+			one = append([]bpf.Instruction{load(argument(2)), bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(k.protocol), SkipTrue: uint8(len(one))}}, one...)
+		}
+		one = append([]bpf.Instruction{
+			load(argument(1)), bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: socketType},
+			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(k.kind), SkipTrue: uint8(len(one))},
+		}, one...)
+		one = append([]bpf.Instruction{load(argument(0)), bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(k.family), SkipTrue: uint8(len(one))}}, one...)
+		body = append(body, one...)
+	}
+	return append(body, deny)
+}
 
 const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
 // filter is the program that the kernel asks about each system call. Where the
 // answer depends on the call alone the kernel keeps it, and does not ask again.
-func filter(tcp bool) []bpf.Instruction {
+//
+// Without processes a program has threads alone: nothing of it is left when it has ended.
+func filter(access networkAccess, processes bool) []bpf.Instruction {
 	deny := bpf.RetConstant{Val: answerErrno | uint32(unix.EPERM)}
 	unknown := bpf.RetConstant{Val: answerErrno | uint32(unix.ENOSYS)}
 	allow := bpf.RetConstant{Val: answerAllow}
-	load := func(offset uint32) bpf.Instruction { return bpf.LoadAbsolute{Off: offset, Size: 4} }
 	unless := func(value uint32, skip uint8) bpf.Instruction {
 		return bpf.JumpIf{Cond: bpf.JumpEqual, Val: value, SkipFalse: skip}
 	}
@@ -87,38 +148,26 @@ func filter(tcp bool) []bpf.Instruction {
 	// Its flags are in memory, where a filter cannot look. Who hears that there is
 	// no such call uses clone: the C library, for one.
 	f = append(f, unless(unix.SYS_CLONE3, 1), unknown)
+	needed := uint32(unix.CLONE_THREAD)
+	if processes {
+		needed = 0
+	} else {
+		for _, call := range forks {
+			f = append(f, unless(uint32(call), 1), deny)
+		}
+	}
 	block := func(call uint32, body ...bpf.Instruction) {
 		f = append(f, unless(call, uint8(len(body))))
 		f = append(f, body...)
 	}
 	block(unix.SYS_CLONE,
 		load(argument(0)),
-		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: newNamespaces, SkipFalse: 1},
+		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: newNamespaces, SkipTrue: 2},
+		bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: needed},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: needed, SkipTrue: 1},
 		deny, allow)
-	// Of the Internet only datagrams: libraries of RDMA ask the kernel about its
-	// network cards with such a socket. TCP where the relay is on the network; never
-	// MPTCP and SCTP, which Landlock does not know.
-	stream := deny
-	if tcp {
-		stream = allow
-	}
-	block(unix.SYS_SOCKET,
-		load(argument(0)),
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_UNIX, SkipTrue: 14},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET, SkipTrue: 5},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET6, SkipTrue: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_NETLINK, SkipFalse: 12},
-		load(argument(2)),
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_ROUTE, SkipTrue: 9},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_RDMA, SkipTrue: 8, SkipFalse: 9},
-		load(argument(1)),
-		bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: socketType},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOCK_DGRAM, SkipTrue: 5},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOCK_STREAM, SkipFalse: 5},
-		load(argument(2)),
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_TCP, SkipFalse: 2},
-		stream, allow, deny)
+	block(unix.SYS_SOCKET, allowSockets(sockets(access), deny, allow)...)
+	block(unix.SYS_SOCKETPAIR, allowSockets(unixSockets, deny, allow)...)
 	// TCP Fast Open connects with the first bytes that are sent, and Landlock is not asked
 	// about the port.
 	for _, send := range []struct{ call, flags int }{{unix.SYS_SENDTO, 3}, {unix.SYS_SENDMSG, 2}, {unix.SYS_SENDMMSG, 3}} {
@@ -147,8 +196,8 @@ func filter(tcp bool) []bpf.Instruction {
 }
 
 // filterCalls puts the filter into effect for this thread.
-func filterCalls(tcp bool) error {
-	raw, err := bpf.Assemble(filter(tcp))
+func filterCalls(access networkAccess, processes bool) error {
+	raw, err := bpf.Assemble(filter(access, processes))
 	if err != nil {
 		return fmt.Errorf("the filter: %w", err)
 	}

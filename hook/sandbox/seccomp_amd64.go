@@ -9,3 +9,6 @@ var deniedHere = []uintptr{
 	unix.SYS_IOPL, unix.SYS_IOPERM, unix.SYS_MODIFY_LDT, unix.SYS_USELIB, unix.SYS_USTAT, unix.SYS_SYSFS,
 	unix.SYS__SYSCTL, unix.SYS_CREATE_MODULE, unix.SYS_GET_KERNEL_SYMS, unix.SYS_QUERY_MODULE,
 }
+
+// forks are calls beside clone and clone3 that make a process.
+var forks = []uintptr{unix.SYS_FORK, unix.SYS_VFORK}

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"runtime"
@@ -12,43 +13,104 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the filter answers about sockets, of a relay that is on no network and of one that
-// is.
-func TestSocketsOfTheFilter(t *testing.T) {
-	for _, tcp := range []bool{false, true} {
-		t.Run(fmt.Sprint("tcp ", tcp), func(t *testing.T) { testSockets(t, tcp) })
+// The filter allows the sockets that a relay's network access needs and denies each
+// other combination of family, type and protocol.
+func TestFilterSocketAllowsListedKindsOnly(t *testing.T) {
+	unixOnly := map[[3]int]bool{}
+	for _, protocol := range socketProtocols {
+		for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
+			unixOnly[[3]int{unix.AF_UNIX, kind, protocol}] = true
+		}
+	}
+	rdma := maps.Clone(unixOnly)
+	for _, kind := range []int{unix.SOCK_RAW, unix.SOCK_DGRAM} {
+		rdma[[3]int{unix.AF_NETLINK, kind, unix.NETLINK_ROUTE}] = true
+		rdma[[3]int{unix.AF_NETLINK, kind, unix.NETLINK_RDMA}] = true
+	}
+	tcp := map[[3]int]bool{}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		for _, protocol := range []int{0, unix.IPPROTO_UDP} {
+			rdma[[3]int{family, unix.SOCK_DGRAM, protocol}] = true
+		}
+		for _, protocol := range []int{0, unix.IPPROTO_TCP} {
+			tcp[[3]int{family, unix.SOCK_STREAM, protocol}] = true
+		}
+	}
+	maps.Copy(tcp, rdma)
+	for _, c := range []struct {
+		name    string
+		access  networkAccess
+		call    uint32
+		allowed map[[3]int]bool
+	}{
+		{"socket without network", noNetwork, unix.SYS_SOCKET, unixOnly},
+		{"socket with RDMA", rdmaNetwork, unix.SYS_SOCKET, rdma},
+		{"socket with TCP", tcpNetwork, unix.SYS_SOCKET, tcp},
+		{"socketpair without network", noNetwork, unix.SYS_SOCKETPAIR, unixOnly},
+		{"socketpair with TCP", tcpNetwork, unix.SYS_SOCKETPAIR, unixOnly},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			vm, err := bpf.NewVM(filter(c.access, false))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for family := range unix.AF_MAX {
+				for kind := range socketType + 1 {
+					for _, protocol := range socketProtocols {
+						answer, err := ask(vm, c.call, uint32(family), uint32(kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK), uint32(protocol))
+						if allowed := uint32(answer) == answerAllow; err != nil || allowed != c.allowed[[3]int{family, kind, protocol}] {
+							t.Errorf("family %d, type %d, protocol %d: %#x, %v", family, kind, protocol, answer, err)
+						}
+					}
+				}
+			}
+		})
 	}
 }
 
-func testSockets(t *testing.T, tcp bool) {
-	vm, err := bpf.NewVM(filter(tcp))
+// socketProtocols are those of the tests. UDP-Lite (136), L2TP (115), SCTP (132), MPTCP
+// (262) and ICMP (1) share types with UDP and TCP.
+var socketProtocols = []int{0, 1, 2, 3, 4, 6, 9, 15, 16, 17, 20, 21, 33, 58, 115, 132, 136, 255, 262, 0xffff}
+
+// The kernel applies the filter to a process: a socketpair of AF_TIPC and an UDP-Lite
+// socket are denied, pairs of Unix sockets are made.
+func TestSocketsOutsideTheListAreDenied(t *testing.T) {
+	if os.Getenv("PEERLANE_TEST_SOCKETS") != "" {
+		trySockets()
+	}
+	c := exec.Command("/proc/self/exe", "-test.run", "^TestSocketsOutsideTheListAreDenied$")
+	c.Env = append(os.Environ(), "PEERLANE_TEST_SOCKETS=1")
+	out, err := c.CombinedOutput()
+	want := "TIPC pair: operation not permitted\nUDP-Lite: operation not permitted\nL2TP: operation not permitted\nuevents: operation not permitted\nUnix pair: <nil>\nUDP: <nil>\n"
+	if err != nil || string(out) != want {
+		t.Errorf("%v: %s; want %s", err, out, want)
+	}
+}
+
+// trySockets ends this process.
+func trySockets() {
+	runtime.LockOSThread()
+	err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	if err == nil {
+		err = filterCalls(tcpNetwork, false)
+	}
 	if err != nil {
-		t.Fatal(err)
+		fmt.Println(err)
+		os.Exit(1)
 	}
-	for _, c := range []struct {
-		family, kind, protocol int
-		allowed                bool
-	}{
-		{unix.AF_UNIX, unix.SOCK_SEQPACKET | unix.SOCK_CLOEXEC, 0, true},
-		{unix.AF_UNIX, unix.SOCK_STREAM, 0, true},
-		{unix.AF_INET, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK, 0, true},
-		{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDP, true},
-		{unix.AF_INET, unix.SOCK_STREAM | unix.SOCK_CLOEXEC, 0, tcp},
-		{unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_TCP, tcp},
-		{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP, false},
-		{unix.AF_INET, unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP, false},
-		{unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP, false},
-		{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE, true},
-		{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_RDMA, true},
-		{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_AUDIT, false},
-		{unix.AF_PACKET, unix.SOCK_RAW, 0, false},
-		{unix.AF_VSOCK, unix.SOCK_STREAM, 0, false},
-	} {
-		answer, err := ask(vm, unix.SYS_SOCKET, uint32(c.family), uint32(c.kind), uint32(c.protocol))
-		if err != nil || (uint32(answer) == answerAllow) != c.allowed {
-			t.Errorf("socket(%d, %#x, %d): %#x, %v", c.family, c.kind, c.protocol, answer, err)
-		}
-	}
+	_, err = unix.Socketpair(unix.AF_TIPC, unix.SOCK_SEQPACKET, 0)
+	fmt.Println("TIPC pair:", err)
+	_, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE)
+	fmt.Println("UDP-Lite:", err)
+	_, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_L2TP)
+	fmt.Println("L2TP:", err)
+	_, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_KOBJECT_UEVENT)
+	fmt.Println("uevents:", err)
+	_, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	fmt.Println("Unix pair:", err)
+	_, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	fmt.Println("UDP:", err)
+	os.Exit(0)
 }
 
 // ask runs the filter for a call with these lower halves of arguments.
@@ -62,9 +124,40 @@ func ask(vm *bpf.VM, call uint32, arguments ...uint32) (int, error) {
 	return vm.Run(data)
 }
 
+// A program without processes has threads, which its own memory and signals come with.
+func TestProcessesOfTheFilter(t *testing.T) {
+	const thread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD | unix.CLONE_SYSVSEM
+	calls := map[string][]uint32{
+		"fork by clone":           {unix.SYS_CLONE, uint32(unix.SIGCHLD)},
+		"vfork by clone":          {unix.SYS_CLONE, unix.CLONE_VM | unix.CLONE_VFORK | uint32(unix.SIGCHLD)},
+		"a process like a thread": {unix.SYS_CLONE, thread &^ unix.CLONE_THREAD},
+	}
+	for i, call := range forks {
+		calls[fmt.Sprint("fork call ", i)] = []uint32{uint32(call), 0}
+	}
+	for _, processes := range []bool{false, true} {
+		vm, err := bpf.NewVM(filter(noNetwork, processes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect := func(name string, call []uint32, allowed bool) {
+			t.Helper()
+			if answer, err := ask(vm, call[0], call[1]); err != nil || (uint32(answer) == answerAllow) != allowed {
+				t.Errorf("processes %v: %s: %#x, %v", processes, name, answer, err)
+			}
+		}
+		for name, call := range calls {
+			expect(name, call, processes)
+		}
+		expect("a thread", []uint32{unix.SYS_CLONE, thread | unix.CLONE_SETTLS | unix.CLONE_PARENT_SETTID | unix.CLONE_CHILD_CLEARTID}, true)
+		expect("a thread in a namespace", []uint32{unix.SYS_CLONE, thread | unix.CLONE_NEWNS}, false)
+		expect("clone3", []uint32{unix.SYS_CLONE3, thread}, false)
+	}
+}
+
 // Nothing is sent that connects by itself, past Landlock's ports, and all else is.
 func TestFastOpenOfTheFilter(t *testing.T) {
-	vm, err := bpf.NewVM(filter(true))
+	vm, err := bpf.NewVM(filter(tcpNetwork, false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +207,7 @@ func tryFastOpen() {
 		}
 	}
 	check(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-	check(filterCalls(true))
+	check(filterCalls(tcpNetwork, false))
 	to := &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}}
 	for _, does := range []struct {
 		what string

@@ -1,0 +1,109 @@
+package hook_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// Runtimes make device nodes and mount points at paths that the image chooses. In
+// the anchor each of these calls fails, so the host gets no file.
+func TestImageThatHasTheRuntimeWriteInTheAnchorFails(t *testing.T) {
+	for name, edit := range map[string]func(*bundle){
+		"link to dev": func(b *bundle) { b.link("/dev", "run/peerlane") },
+		"deep volume": func(b *bundle) {
+			b.link("/run/peerlane", "volume") // so that the hook does not see the path
+			b.mount(b.outside(), "/volume/"+strings.Repeat("d/", 80)+"v", "bind")
+		},
+		"file as volume": func(b *bundle) {
+			b.link("/run/peerlane", "volume")
+			b.mount("/dev/null", "/volume/file", "bind")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachRuntime(t, func(t *testing.T, runtime []string) {
+				b := newBundle(t, runtime, false)
+				edit(b)
+				if out, err := b.run("run", b.id); err == nil {
+					t.Errorf("the container started: %s", out)
+				}
+				b.gone(t)
+				b.run("delete", "--force", b.id) // some runtimes have nothing left of it
+				for _, dir := range []string{"mount", "directory below the mount"} {
+					if left, err := os.ReadDir(b.layout.Anchor()); err != nil || len(left) > 0 {
+						t.Errorf("the anchor's %s has %v, %v", dir, left, err)
+					}
+					if was, err := b.layout.UnmountAnchor(); err != nil || was != (dir == "mount") {
+						t.Errorf("unmounting: %v, %v", was, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// The command that the hook names is the remedy.
+func TestAnchorThatIsNotMountedIsRefused(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, runtime []string) {
+		b := newBundle(t, runtime, false)
+		log := filepath.Join(b.dir, "hook.log")
+		b.tee(log)
+		if _, err := b.layout.UnmountAnchor(); err != nil {
+			t.Fatal(err)
+		}
+		out, err := b.run("run", b.id)
+		if err == nil {
+			t.Errorf("the container started: %s", out)
+		}
+		text, _ := os.ReadFile(log)
+		if out += string(text); !strings.Contains(out, "it is a directory and not a mount") || !strings.Contains(out, b.layout.AnchorCommand()) {
+			t.Errorf("it says %q", out)
+		}
+		b.gone(t)
+		b.run("delete", "--force", b.id)
+		if err := b.layout.MountAnchor(); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := b.run("run", b.id); err != nil {
+			t.Errorf("with the anchor mounted: %v: %s", err, out)
+		}
+	})
+}
+
+// A container of an earlier release has the plain directory below the socket. It
+// keeps its socket when the upgrade mounts the anchor.
+func TestContainerOfEarlierReleaseKeepsItsSocket(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mount namespaces")
+	}
+	h := newSharedHost(t)
+	if _, err := h.layout.UnmountAnchor(); err != nil {
+		t.Fatal(err)
+	}
+	beside := process(t)
+	g := h.launch(t, "c", beside.Process.Pid, "")
+	place, ready := filepath.Join(h.layout.Root, "place"), filepath.Join(h.layout.Root, "ready")
+	if err := os.Mkdir(place, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	init := exec.Command("unshare", "-m", "--propagation", "slave", "sh", "-c",
+		`mount --bind "$0" "$1" && mount --bind "$2" "$1" && touch "$3" && exec sleep 1000000`, h.layout.Anchor(), place, h.layout.SocketDir(g.ID), ready)
+	if err := init.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(init) })
+	eventually(t, "the container", func() error { _, err := os.Stat(ready); return err })
+	if err := h.layout.MountAnchor(); err != nil {
+		t.Fatal(err)
+	}
+	socket := fmt.Sprintf("/proc/%d/root%s", init.Process.Pid, filepath.Join(place, layout.SocketName))
+	if info, err := os.Stat(socket); err != nil || info.Mode().Type() != os.ModeSocket {
+		t.Errorf("the container's socket: %v, %v", info, err)
+	}
+}

@@ -1,0 +1,56 @@
+package hook
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A runtime in a user namespace mounts the host's nodes: these count where config.json
+// cannot be read, and a node that the image brings does not.
+func TestLaneAutoMountedNodes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: device nodes")
+	}
+	dir := t.TempDir()
+	rootfs, node, ready := filepath.Join(dir, "rootfs"), filepath.Join(dir, "node"), filepath.Join(dir, "ready")
+	err := errors.Join(os.MkdirAll(filepath.Join(rootfs, "dev"), 0o755), os.WriteFile(filepath.Join(rootfs, "dev/nvidia3"), nil, 0o644),
+		unix.Mknod(node, unix.S_IFCHR|0o666, int(unix.Mkdev(gpuMajor, 3))), unix.Mknod(filepath.Join(rootfs, "dev/nvidia4"), unix.S_IFCHR|0o666, int(unix.Mkdev(gpuMajor, 4))),
+		os.Symlink(node, filepath.Join(rootfs, "dev/nvidia5")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	init := exec.Command("unshare", "-m", "sh", "-c", `mount --bind "$0" "$1" && touch "$2" && exec sleep 1000000`, node, filepath.Join(rootfs, "dev/nvidia3"), ready)
+	if err := init.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := init.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		_ = init.Wait() // it was killed
+	}()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(ready); err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the mount was not made")
+		}
+	}
+	minors, err := rootOnly(rootfs).gpuMinors(Container{ID: "c", PID: init.Process.Pid}, rootfs)
+	if err != nil || !slices.Equal(minors, []int{3}) {
+		t.Errorf("its GPUs are %v, %v", minors, err)
+	}
+	// Where config.json is known, its mounts are.
+	s := &spec{Mounts: []specMount{{Destination: "/dev/nvidia0", Source: node}, {Destination: "/dev/other", Source: node}, {Destination: "/dev/nvidia1", Source: dir}}}
+	if minors, err := s.gpuMinors(Container{}, rootfs); err != nil || !slices.Equal(minors, []int{3}) {
+		t.Errorf("its mounted GPUs are %v, %v", minors, err)
+	}
+}

@@ -1,0 +1,4 @@
+package hook_test
+
+// forkCalls make a process, beside clone and clone3.
+var forkCalls map[string]uintptr

@@ -1,0 +1,142 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+// A relay allocates host memory for its container: memory of clients, slots, rings. The
+// kernel charges the pages to the relay's control group, which the container's limit
+// does not bound, so the hook derives a limit for the relay from the container's.
+
+const (
+	// minOwnHostMemory lets a relay serve some clients of the smallest container.
+	minOwnHostMemory = 4 << 20
+	// unknownOwnHostMemory is the limit for a container whose memory limit cannot be read.
+	unknownOwnHostMemory = 64 << 20
+)
+
+// ownHostMemory is launch.Config.OwnHostMemory of the container with an init process: a
+// quarter of its memory limit, and 0 without a limit.
+func ownHostMemory(pid int) uint64 {
+	limit, err := memoryLimit("/proc", pid)
+	switch {
+	case err != nil:
+		logrus.WithError(err).WithField("pid", pid).Warnf("the container's memory limit is unknown: its relay allocates at most %d MiB of host memory", unknownOwnHostMemory>>20)
+		return unknownOwnHostMemory
+	case limit == math.MaxUint64:
+		return 0
+	}
+	return max(limit/4, minOwnHostMemory)
+}
+
+// memoryLimit reads the memory limit of a process, in bytes: the smallest of its control
+// group and the groups above, of cgroup v1 and v2. It is math.MaxUint64 without a limit.
+// It fails if no mounted hierarchy tells.
+func memoryLimit(proc string, pid int) (uint64, error) {
+	groups, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return 0, err
+	}
+	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
+	if err != nil {
+		return 0, err
+	}
+	least, told := uint64(math.MaxUint64), false
+	for line := range strings.Lines(string(groups)) { // ID:CONTROLLERS:PATH, cgroups(7)
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(fields) != 3 {
+			continue
+		}
+		filesystem, file := "cgroup2", "memory.max"
+		if fields[1] != "" || fields[0] != "0" {
+			if !slices.Contains(strings.Split(fields[1], ","), "memory") {
+				continue
+			}
+			filesystem, file = "cgroup", "memory.limit_in_bytes"
+		}
+		mount, root, ok := cgroupMount(string(mounts), filesystem)
+		if !ok {
+			continue
+		}
+		limit, err := leastLimit(mount, root, fields[2], file, pid)
+		if err != nil {
+			return 0, fmt.Errorf("reading the memory limit of process %d: %w", pid, err)
+		}
+		least, told = min(least, limit), true
+	}
+	if !told {
+		return 0, fmt.Errorf("no cgroup hierarchy with the memory controller is mounted for process %d", pid)
+	}
+	var system unix.Sysinfo_t
+	if err := unix.Sysinfo(&system); err != nil {
+		return 0, os.NewSyscallError("sysinfo", err)
+	}
+	if least >= uint64(system.Totalram)*uint64(system.Unit) {
+		return math.MaxUint64, nil
+	}
+	return least, nil
+}
+
+// cgroupMount finds the mount point of cgroup2, or of the memory controller of cgroup v1,
+// and the group that is mounted there, in the text of a mountinfo.
+func cgroupMount(mountinfo, filesystem string) (mount, root string, ok bool) {
+	for line := range strings.Lines(mountinfo) {
+		before, after, found := strings.Cut(line, " - ")
+		fields, super := strings.Fields(before), strings.Fields(after)
+		if !found || len(fields) < 5 || len(super) < 3 || super[0] != filesystem {
+			continue
+		}
+		if filesystem == "cgroup" && !slices.Contains(strings.Split(super[2], ","), "memory") {
+			continue
+		}
+		return fields[4], fields[3], true
+	}
+	return "", "", false
+}
+
+// leastLimit is the smallest limit of a group and those above it, up to the mount point.
+func leastLimit(mount, root, group, file string, pid int) (uint64, error) {
+	below, err := filepath.Rel(root, group)
+	if err != nil || below == ".." || strings.HasPrefix(below, "../") || strings.HasPrefix(group, "/..") {
+		return 0, fmt.Errorf("group %s is not below %s, which is mounted at %s", group, root, mount)
+	}
+	at := filepath.Join(mount, below)
+	// A path of another cgroup namespace can name another group here.
+	members, err := os.ReadFile(filepath.Join(at, "cgroup.procs"))
+	if err != nil {
+		return 0, err
+	}
+	if !slices.Contains(strings.Fields(string(members)), strconv.Itoa(pid)) {
+		return 0, fmt.Errorf("%s does not have process %d", at, pid)
+	}
+	least := uint64(math.MaxUint64)
+	for {
+		text, err := os.ReadFile(filepath.Join(at, file))
+		switch word := strings.TrimSpace(string(text)); {
+		case errors.Is(err, fs.ErrNotExist): // the hierarchy's root, or a group without the controller
+		case err != nil:
+			return 0, err
+		case word != "max":
+			limit, err := strconv.ParseUint(word, 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("%s: %w", filepath.Join(at, file), err)
+			}
+			least = min(least, limit)
+		}
+		if at == mount || at == "/" {
+			return least, nil
+		}
+		at = filepath.Dir(at)
+	}
+}
