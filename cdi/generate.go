@@ -34,6 +34,9 @@ var Kinds = []string{KindLane, KindGPU, KindNIC}
 // every NIC.
 const All = "all"
 
+// Auto is the lane= device that stands for all GPUs that the engine gives the container.
+const Auto = "auto"
+
 // Options say what a specification refers to on the host.
 type Options struct {
 	// Layout holds the anchor that is mounted and the root that the hook is
@@ -231,6 +234,11 @@ func (g *generator) spec(kind string, lanes []topo.Lane) *specs.Spec {
 		}
 	}
 	spec.Devices = append(spec.Devices, specs.Device{Name: All, ContainerEdits: g.deviceEdits(kind, lanes...)})
+	if kind == KindLane {
+		spec.Devices = append(spec.Devices, specs.Device{Name: Auto, ContainerEdits: specs.ContainerEdits{
+			Hooks: []*specs.Hook{g.hook("createRuntime", "create", "--auto")},
+		}})
+	}
 	return spec
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -228,6 +229,12 @@ func TestWhatIsOffered(t *testing.T) {
 			got := map[string][]string{}
 			for _, spec := range list {
 				last := len(spec.Devices) - 1
+				if spec.Kind == KindLane { // of any tenancy, however few GPUs have a lane
+					if edits := spec.Devices[last].ContainerEdits; spec.Devices[last].Name != Auto || len(edits.Hooks) != 1 || !slices.Contains(edits.Hooks[0].Args, "--auto") || slices.Contains(edits.Hooks[0].Args, "--lane") {
+						t.Errorf("the device after all lanes is %+v", spec.Devices[last])
+					}
+					last--
+				}
 				if spec.Devices[last].Name != All {
 					t.Errorf("the last device of %s is %s", spec.Kind, spec.Devices[last].Name)
 				}

@@ -21,18 +21,12 @@ import (
 // is the same file.
 var loaderDirs = []string{"/usr/lib", "/usr/lib64"}
 
-// Files in the directory of libraries that become others in containers.
-const (
-	NCCLDefaults = "nccl.conf"         // ncclConf
-	NCCLTopology = "nccl-topology.xml" // ncclTopology
-)
-
-// ncclConf is the last place where NCCL looks for its variables: after the
-// environment, NCCL_CONF_FILE and ~/.nccl.conf, whose values it keeps.
-const ncclConf = "/etc/nccl.conf"
+// NCCLTopology is the file in the directory of libraries that becomes ncclTopology in
+// containers.
+const NCCLTopology = "nccl-topology.xml"
 
 // ncclTopology is the host with the virtual switch that its lanes make
-// (`peerlane topo -o xml --virtual`), for NCCL_TOPO_FILE in ncclConf. It is the same in
+// (`peerlane topo -o xml --virtual`), for NCCL_TOPO_FILE. It is the same in
 // all containers: NCCL leaves out GPUs that a rank has not, and NICs that the plugin
 // does not name. It tells nothing that /sys does not.
 const ncclTopology = "/etc/nccl-topology.xml"
@@ -45,7 +39,7 @@ type libraries struct {
 }
 
 // findLibraries looks for shared libraries in a directory of the host, by the
-// names that programs load them by, and for NCCL's defaults and topology. What an
+// names that programs load them by, and for NCCL's topology. What an
 // administrator did not put there is no library, and a link none either: a
 // specification names what it mounts for as long as a container lives.
 func findLibraries(dir string) (libraries, error) {
@@ -60,8 +54,6 @@ func findLibraries(dir string) (libraries, error) {
 	for _, e := range entries {
 		var places []string
 		switch name := e.Name(); {
-		case name == NCCLDefaults:
-			places = []string{ncclConf}
 		case name == NCCLTopology:
 			places = []string{ncclTopology}
 		case strings.HasPrefix(name, "lib") && slices.Contains(strings.Split(name, "."), "so"):

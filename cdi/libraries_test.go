@@ -29,7 +29,7 @@ func libraryDir(t *testing.T, names ...string) string {
 
 func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 	o := testOptions(t, allNodes...)
-	o.LibraryDir = libraryDir(t, "libpeerlane.so.0", "libnccl-net-peerlane.so", "nccl.conf", "nccl-topology.xml", "README", "libpeerlane.a", "peerlane.so")
+	o.LibraryDir = libraryDir(t, "libpeerlane.so.0", "libnccl-net-peerlane.so", "nccl-topology.xml", "nccl.conf", "README", "libpeerlane.a", "peerlane.so")
 	list, err := Generate(testPlan(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 	want := map[string]string{
 		"/usr/lib/libpeerlane.so.0": "libpeerlane.so.0", "/usr/lib64/libpeerlane.so.0": "libpeerlane.so.0",
 		"/usr/lib/libnccl-net-peerlane.so": "libnccl-net-peerlane.so", "/usr/lib64/libnccl-net-peerlane.so": "libnccl-net-peerlane.so",
-		"/etc/nccl.conf": "nccl.conf", "/etc/nccl-topology.xml": "nccl-topology.xml", "/run/peerlane": "anchor",
+		"/etc/nccl-topology.xml": "nccl-topology.xml", "/run/peerlane": "anchor",
 	}
 	for _, spec := range list {
 		if spec.Kind == KindNIC { // the relay's libraries serve nobody without a lane

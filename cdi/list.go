@@ -117,6 +117,8 @@ func does(h *specs.Hook) (sentence, brief string) {
 		return "runs " + strings.Join(append([]string{h.Path}, a.rest...), " "), filepath.Base(h.Path)
 	case a.command == "remove":
 		return "removes what ended containers have left", "cleanup"
+	case a.command == "create" && slices.Contains(a.rest, "--auto"):
+		return "starts the relay for the lanes of all GPUs of the container" + attaches, "relay, its GPUs"
 	case a.command == "create" && len(a.lanes) == 1:
 		return "starts the relay for the lane of " + a.lanes[0] + attaches, "relay"
 	case a.command == "create" && len(a.lanes) > 1:

@@ -314,6 +314,10 @@ func (v *Validator) checkLayout() {
 		v.add(DriftMissing, anchor, "run peerlane cdi generate --spec-dir "+v.Dirs[0], "the directory that containers get at %s is not there, so none can start", layout.ContainerDir)
 	case err == nil && len(entries) > 0:
 		v.add(DriftContent, anchor, "empty it", "the directory that containers get at %s is not empty (%s)", layout.ContainerDir, entries[0].Name())
+	case err == nil && layout.MountsAnchor():
+		if err := v.Layout.CheckAnchor(); err != nil {
+			v.add(DriftContent, anchor, "run "+v.Layout.AnchorCommand(), "the hook refuses each container with a lane, because of the directory that containers get at %s: %v", layout.ContainerDir, err)
+		}
 	}
 }
 
