@@ -55,12 +55,12 @@ func TestErrorsGoToTheJournal(t *testing.T) {
 	journal := hostLog(t, root, "run/systemd/journal/socket")
 	syslog := hostLog(t, root, "dev/log")
 	out, status := command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
-	if status != 1 || !strings.Contains(out, "run peerlane cdi generate") {
+	if status != 1 || !strings.Contains(out, "run peerlane cdi refresh") {
 		t.Errorf("status %d, %s", status, out)
 	}
 	entry := logged(t, journal)
 	for _, want := range []string{
-		"MESSAGE=container \"the container\": no plan: ", "; run peerlane cdi generate\n",
+		"MESSAGE=container \"the container\": no plan: ", "; run peerlane cdi refresh\n",
 		"PRIORITY=3\n", "SYSLOG_IDENTIFIER=peerlane-hook\n", "PEERLANE_CONTAINER=the container\n",
 	} {
 		if !strings.Contains(entry, want) {

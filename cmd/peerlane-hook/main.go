@@ -15,6 +15,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
@@ -25,10 +26,11 @@ import (
 const usage = `peerlane-hook gives containers their relays. Container runtimes run it; a CDI
 specification (peerlane cdi generate) says so.
 
-  peerlane-hook create [--root DIR] [--lane UUID@ADDRESS ...]
+  peerlane-hook create [--root DIR] [--lane UUID@ADDRESS ...] [--auto]
                        [--gpu UUID@ADDRESS ...] [--nic NAME ...]
       as a createRuntime or prestart hook: start the container's relay for the
-      lanes of these GPUs and mount its socket at /run/peerlane. --gpu says that
+      lanes of these GPUs and mount its socket at /run/peerlane. --auto stands for
+      the GPUs in linux.devices of the container's config.json. --gpu says that
       the container gets the GPU's device nodes as well, --nic that it gets those
       of a NIC: both may lock memory
   peerlane-hook create-annotated [--root DIR]
@@ -58,7 +60,7 @@ func main() {
 	if err == nil {
 		return
 	}
-	fmt.Fprintf(os.Stderr, "peerlane-hook: %v\n", err)
+	terminal.PrintError(os.Stderr, "peerlane-hook", err)
 	if errors.Is(err, errUsage) {
 		os.Exit(2)
 	}
@@ -123,21 +125,22 @@ func create(args []string) error {
 	flags := flag.NewFlagSet("create", flag.ContinueOnError)
 	var lanes, gpus, nics list
 	flags.Var(&lanes, "lane", "")
+	auto := flags.Bool("auto", false, "")
 	flags.Var(&gpus, "gpu", "")
 	flags.Var(&nics, "nic", "")
 	l, err := parse(flags, args)
 	if err != nil {
 		return told(l, "", err)
 	}
-	if len(lanes)+len(gpus)+len(nics) == 0 {
-		return told(l, "", fmt.Errorf("create: no --lane, --gpu or --nic is given; %w", errUsage))
+	if len(lanes)+len(gpus)+len(nics) == 0 && !*auto {
+		return told(l, "", fmt.Errorf("create: no --lane, --auto, --gpu or --nic is given; %w", errUsage))
 	}
 	ahead := hook.ReadAhead(l)
 	state, err := hook.ReadState(os.Stdin)
 	if err != nil {
 		return told(l, "", err)
 	}
-	warning, err := hook.Create(ahead, state, runtimeRoot(), hook.Devices{Lanes: lanes, GPUs: gpus, NICs: nics})
+	warning, err := hook.Create(ahead, state, runtimeRoot(), hook.Devices{Lanes: lanes, Auto: *auto, GPUs: gpus, NICs: nics})
 	if warning != nil {
 		logrus.Warn(warning)
 		tell(l, hook.SeverityWarning, state.ID, warning)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/cmd/manual"
+	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/version"
 )
 
@@ -62,7 +63,7 @@ func run(args []string, out, errOut io.Writer) int {
 		}
 	}
 	if err := root.Execute(); err != nil {
-		fmt.Fprintln(errOut, "peerlane-relay:", err)
+		terminal.PrintError(errOut, "peerlane-relay", err)
 		return status
 	}
 	return 0

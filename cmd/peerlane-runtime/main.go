@@ -17,6 +17,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/peerlane/peerlane/cdi/inject"
+	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
@@ -68,7 +69,7 @@ func main() {
 	if logged := c.logError(err); logged != nil {
 		err = errors.Join(err, logged)
 	}
-	fmt.Fprintln(os.Stderr, err)
+	fmt.Fprintln(os.Stderr, terminal.Lines(err.Error()))
 	os.Exit(1)
 }
 

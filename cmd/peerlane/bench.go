@@ -11,11 +11,10 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/bench"
@@ -41,9 +40,10 @@ each with one GPU and a relay of its own that is started as a container's is. No
 root is needed. The tables:
 
 ` + list.String() + `
-A ratio is to a baseline that was measured in the same run, or there is none. With
-two or more real GPUs those are measured; elsewhere a simulator, whose figures say
-nothing about GPUs and are marked. Route staged goes through an emulated NIC. At the
+A ratio is to a baseline that was measured in the same run, or there is none. Real GPUs
+are measured where the host has any; elsewhere a simulator, whose figures say nothing
+about GPUs and are marked. With one GPU both clients share it: route direct is measured,
+and what needs a second GPU is listed as not measured. Route staged goes through an emulated NIC. At the
 end is what is asked of each table, what was reached, and whether that is enough.
 
 Between two hosts: --listen on the one, then --connect on the other. Both need the
@@ -85,7 +85,7 @@ ports of network.ports beside it.`,
 	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each emulated NIC in table uniformity")
 	flags.DurationVar(&o.Duration, "duration", 0, "how long each measurement takes (default 1s, simulated 200ms)")
 	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes, and shorter: for machines that are lent by the minute")
-	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated")
+	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
 	flags.StringVar(&listen, "listen", "", "wait for another host's bench at `ADDRESS`, ADDRESS:PORT or :PORT (default all addresses, port 19999)")
 	flags.Lookup("listen").NoOptDefVal = everywhere
 	flags.StringVar(&connect, "connect", "", "measure lanes to `HOST` or HOST:PORT, where a bench listens")
@@ -99,7 +99,7 @@ ports of network.ports beside it.`,
 	complete(cmd, "transport", bench.Transports()...)
 	complete(cmd, "listen", everywhere)
 	complete(cmd, "connect")
-	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated)
+	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		between := listen != "" || connect != ""
 		if err := benchFlags(cmd, between); err != nil {
@@ -264,14 +264,14 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 	case formJSON:
 		return a.printJSON(r)
 	case formSVG:
-		_, _ = a.out.Write(r.SVG()) // a.out remembers its errors
+		_, _ = a.out.Document().Write(r.SVG()) // a.out remembers its errors
 		return nil
 	case formHTML:
 		page, err := r.HTML()
-		_, _ = a.out.Write(page)
+		_, _ = a.out.Document().Write(page)
 		return err
 	}
-	fmt.Fprintf(a.out, "Host: %s.\nCUDA driver %d, Peerlane %s, %s: %s\n\n", printable(r.Host), r.Driver, printable(r.Release), r.Date.Format(time.RFC3339), printable(strings.Join(r.Command, " ")))
+	a.out.Printf("Host: %s.\nCUDA driver %d, Peerlane %s, %s: %s\n\n", r.Host, r.Driver, r.Release, r.Date.Format(time.RFC3339), strings.Join(r.Command, " "))
 	heading, cells := r.Table()
 	columns := make([]any, len(heading))
 	for i, h := range heading {
@@ -283,26 +283,26 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 		for i, cell := range row {
 			switch {
 			case heading[i] == "REACHED" && cell == "no":
-				line[i] = a.paint(cell, text.FgRed)
+				line[i] = a.paint(cell, red)
 			case heading[i] == "REACHED" && cell == "yes":
-				line[i] = a.paint(cell, text.FgGreen)
+				line[i] = a.paint(cell, green)
 			default:
-				line[i] = dash(printable(cell))
+				line[i] = dash(cell)
 			}
 		}
 		t.AppendRow(line)
 	}
 	a.wrapLast(t, heading[len(heading)-1])
-	fmt.Fprintln(a.out, t.Render())
-	fmt.Fprintln(a.out)
+	a.out.Println(t.Render())
+	a.out.Println()
 	v := a.newTable("WHAT IS ASKED", "MUST REACH", "REACHED, THE WORST OF IT", "VERDICT")
 	for _, verdict := range r.Verdicts() {
-		v.AppendRow(table.Row{printable(verdict.What), printable(verdict.Asked), dash(printable(verdict.Reached)), printable(verdict.Verdict)})
+		v.AppendRow(table.Row{verdict.What, verdict.Asked, dash(verdict.Reached), verdict.Verdict})
 	}
 	a.wrapLast(v, "VERDICT")
-	fmt.Fprintln(a.out, v.Render())
-	fmt.Fprintln(a.out)
-	fmt.Fprintln(a.out, printable(r.Summary()))
+	a.out.Println(v.Render())
+	a.out.Println()
+	a.out.Println(r.Summary())
 	return nil
 }
 
@@ -310,6 +310,6 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 func newBenchClientCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "bench-client", Hidden: true, Short: "Be a client of peerlane bench: do what standard input says, in JSON", Args: noArgs,
-		RunE: func(*cobra.Command, []string) error { return bench.Serve(os.Stdin, a.out) },
+		RunE: func(*cobra.Command, []string) error { return bench.Serve(os.Stdin, a.out.Document()) },
 	}
 }

@@ -27,13 +27,13 @@ capabilities to root alone; others get a capture without them.`,
 	}
 	host := addLiveHost(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		if terminal(a.out) != nil {
+		if a.out.File() != nil {
 			return usageError{cmd.CommandPath(), errors.New("a capture is no text for a terminal: write it to a file, as in `peerlane topo capture > host.tar.gz`")}
 		}
 		if os.Geteuid() != 0 {
 			a.log.Info("not run by root, so the capture is without PCI capabilities; the rest is complete")
 		}
-		return topo.Capture(host.options(), a.out)
+		return topo.Capture(host.options(), a.out.Document())
 	}
 	return cmd
 }

@@ -28,7 +28,7 @@ host's lanes; the other commands show, check and remove them.`,
   peerlane cdi list
   peerlane cdi validate`,
 	}
-	cmd.AddCommand(newGenerateCommand(a), newCDIListCommand(a), newCDIValidateCommand(a), newCDIRefreshCommand(a), newCDIRemoveCommand(a))
+	cmd.AddCommand(newGenerateCommand(a), newCDIAnchorCommand(a), newCDIListCommand(a), newCDIValidateCommand(a), newCDIRefreshCommand(a), newCDIRemoveCommand(a))
 	return group(cmd)
 }
 
@@ -101,10 +101,12 @@ func newGenerateCommand(a *app) *cobra.Command {
   peerlane.dev/nic=M   the device nodes of a NIC; not with tenancy = "multi"
 
 N is a GPU's index, UUID or PCI address, a group of the configuration, or "all",
-and M a NIC's name or PCI address, or "all".
+and M a NIC's name or PCI address, or "all". peerlane.dev/lane=auto stands for the
+lanes of all GPUs that the engine gives the container.
 
 With --spec-dir the specifications are installed there, and the plan is written
 to var/lib/peerlane/plan.json, where the hook reads it when a container starts.
+Root also mounts the empty directory that containers get (peerlane cdi anchor).
 Files that are as they should be are not touched. Otherwise specifications are
 printed, and nothing on the host is changed.`,
 		Example: `  peerlane cdi generate --spec-dir /etc/cdi
@@ -161,6 +163,9 @@ printed, and nothing on the host is changed.`,
 			a.printDiffs(changes)
 			return nil
 		}
+		if err := a.installAnchor(); err != nil {
+			return err
+		}
 		notes, err := cdi.Notes(plan, o)
 		if err != nil {
 			return err
@@ -169,10 +174,10 @@ printed, and nothing on the host is changed.`,
 			a.log.Warn(note)
 		}
 		for _, c := range changes {
-			fmt.Fprintln(a.out, changeWords(c))
+			a.out.Println(changeWords(c))
 		}
 		if len(changes) == 0 {
-			fmt.Fprintln(a.out, "Plan and specifications are as they should be.")
+			a.out.Println("Plan and specifications are as they should be.")
 		}
 		return nil
 	}
@@ -241,11 +246,11 @@ func checkHook(path string) (string, error) {
 // printSpecs prints one specification, or all of them one after another.
 func (a *app) printSpecs(list []*specs.Spec, class string, format cdi.Format) error {
 	if class == "" {
-		return format.Encode(a.out, list...)
+		return format.Encode(a.out.Document(), list...)
 	}
 	for _, spec := range list {
 		if spec.Kind == cdi.Vendor+"/"+class {
-			return format.Encode(a.out, spec)
+			return format.Encode(a.out.Document(), spec)
 		}
 	}
 	return fmt.Errorf("this host offers no device of %s/%s", cdi.Vendor, class)
@@ -255,9 +260,9 @@ func (a *app) printSpecs(list []*specs.Spec, class string, format cdi.Format) er
 func (a *app) printDiffs(changes []cdi.Change) {
 	for _, c := range changes {
 		if diff := c.Diff(); diff != "" {
-			fmt.Fprint(a.out, diff)
+			a.out.PrintLines(diff)
 		} else {
-			fmt.Fprintf(a.out, "# %s has the right content; its mode or its owner would change\n", c.Path)
+			a.out.Printf("# %s has the right content; its mode or its owner would change\n", c.Path)
 		}
 	}
 }

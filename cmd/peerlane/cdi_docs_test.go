@@ -48,7 +48,8 @@ func TestUnitsOfThePackage(t *testing.T) {
 	const refresh = "peerlane-cdi-refresh.service"
 	var files []string
 	texts := map[string]string{}
-	for _, name := range []string{refresh, "peerlane-cdi-refresh.path", "peerlane-cdi-retry.service", "peerlane-links.timer"} {
+	for _, name := range []string{refresh, "peerlane-anchor.service", "peerlane-cdi-refresh.path", "peerlane-cdi-retry.service", "peerlane-links.timer",
+		"peerlane-exporter.service", "peerlane-exporter-collector.socket", "peerlane-exporter-collector@.service"} {
 		// It looks whether the program is there.
 		texts[name] = strings.Replace(packaged(t, "systemd/"+name), "/usr/bin/peerlane", "/bin/true", 1)
 		files = append(files, filepath.Join(dir, name))

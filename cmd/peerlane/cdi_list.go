@@ -7,11 +7,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 )
 
 func newCDIListCommand(a *app) *cobra.Command {
@@ -97,9 +96,9 @@ with all details. Names that inject the same are one device.`,
 		case len(args) > 0:
 			a.printDevices(shown)
 		case len(shown) == 0:
-			fmt.Fprintf(a.out, "No device is installed in %s.\n", strings.Join(a.specDirs(f), " or "))
+			a.out.Printf("No device is installed in %s.\n", strings.Join(a.specDirs(f), " or "))
 		default:
-			fmt.Fprintln(a.out, a.deviceTable(shown).Render())
+			a.out.Println(a.deviceTable(shown).Render())
 		}
 		return nil
 	}
@@ -108,7 +107,7 @@ with all details. Names that inject the same are one device.`,
 
 // deviceTable has a line for each device, with the short form of what it
 // injects.
-func (a *app) deviceTable(devices []cdi.Device) table.Writer {
+func (a *app) deviceTable(devices []cdi.Device) *table.Writer {
 	heading := []any{"DEVICE", "ALSO", "NODES", "MOUNTS", "ENVIRONMENT", "HOOKS"}
 	withIgnored := slices.ContainsFunc(devices, func(d cdi.Device) bool { return d.Ignored != "" })
 	if withIgnored {
@@ -131,8 +130,7 @@ func (a *app) deviceTable(devices []cdi.Device) table.Writer {
 			hooks = append(hooks, h.Stage+": "+h.Brief)
 		}
 		row := table.Row{
-			d.Name, dash(strings.Join(d.Aliases, "\n")), dash(inLines(nodes)), dash(inLines(mounts)),
-			dash(strings.Join(variables, "\n")), dash(strings.Join(hooks, "\n")),
+			d.Name, dashLines(d.Aliases), dashLines(inLines(nodes)), dashLines(inLines(mounts)), dashLines(variables), dashLines(hooks),
 		}
 		if withIgnored {
 			row = append(row, dash(d.Ignored))
@@ -143,41 +141,40 @@ func (a *app) deviceTable(devices []cdi.Device) table.Writer {
 }
 
 // inLines joins words with commas to lines of a column's width.
-func inLines(words []string) string {
+func inLines(words []string) (lines []string) {
 	const width = 34
-	var b strings.Builder
-	used := 0
 	for i, w := range words {
 		if i < len(words)-1 {
 			w += ","
 		}
-		switch {
-		case used == 0:
-		case used+1+len(w) > width:
-			b.WriteByte('\n')
-			used = 0
-		default:
-			b.WriteByte(' ')
-			used++
+		if last := len(lines) - 1; last >= 0 && len(lines[last])+1+len(w) <= width {
+			lines[last] += " " + w
+		} else {
+			lines = append(lines, w)
 		}
-		b.WriteString(w)
-		used += len(w)
 	}
-	return b.String()
+	return lines
+}
+
+// dashLines is a cell of lines, or a dash.
+func dashLines(lines []string) table.Lines {
+	if len(lines) == 0 {
+		return table.Lines{"-"}
+	}
+	return lines
 }
 
 // printDevices prints all there is to know of devices.
 func (a *app) printDevices(devices []cdi.Device) {
 	for i, d := range devices {
 		if i > 0 {
-			fmt.Fprintln(a.out)
+			a.out.Println()
 		}
-		fmt.Fprintln(a.out, a.paint(d.Name, text.Bold, text.FgCyan))
+		a.out.Println(a.paint(d.Name, bold, cyan))
 		t := a.newTable()
-		t.ResetHeaders()
-		add := func(what string, lines []string) {
+		add := func(what string, lines []string, attributes ...int) {
 			for _, line := range lines {
-				t.AppendRow(table.Row{"  " + what, line})
+				t.AppendRow(table.Row{"  " + what, a.paint(line, attributes...)})
 				what = ""
 			}
 		}
@@ -186,7 +183,7 @@ func (a *app) printDevices(devices []cdi.Device) {
 			add("of", []string{d.File})
 		}
 		if d.Ignored != "" {
-			add("ignored", []string{a.paint(d.Ignored, text.FgRed)})
+			add("ignored", []string{d.Ignored}, red)
 		}
 		var nodes, mounts, hooks, other []string
 		for _, n := range d.Nodes {
@@ -219,6 +216,6 @@ func (a *app) printDevices(devices []cdi.Device) {
 		add("environment", d.Environment)
 		add("hooks", hooks)
 		add("other", other)
-		fmt.Fprintln(a.out, t.Render())
+		a.out.Println(t.Render())
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -41,6 +42,8 @@ On a host where no GPU can have a lane it removes what was installed, because al
 of it names what is gone, says so in a line, and succeeds. Before NVIDIA's driver
 is loaded it leaves alone what was installed for the same GPUs.
 
+Root also mounts the empty directory that containers get (peerlane cdi anchor).
+
 With cdi.load_peermem = true in the configuration it loads nvidia-peermem, or its
 predecessor nv_peer_mem; a failure of that is a warning.
 
@@ -78,6 +81,11 @@ Exit status:
 		}
 		if err != nil {
 			return asRoot(err)
+		}
+		if _, err := os.Stat(a.layout.PlanFile()); err == nil && !dry {
+			if err := a.installAnchor(); err != nil {
+				return err
+			}
 		}
 		r.Changed = len(r.Changes) > 0
 		switch {
@@ -187,10 +195,10 @@ func (a *app) printRefreshed(r refreshed) {
 	}
 	switch done := strings.Join(parts, "; "); {
 	case r.Nothing != "":
-		fmt.Fprintln(a.out, strings.Join(append([]string{"No device to offer: " + r.Nothing}, parts...), "; "))
+		a.out.Println(strings.Join(append([]string{"No device to offer: " + r.Nothing}, parts...), "; "))
 	case r.Kept != "":
-		fmt.Fprintf(a.out, "Nothing was changed: %s\n", r.Kept)
+		a.out.Printf("Nothing was changed: %s\n", r.Kept)
 	case done != "":
-		fmt.Fprintf(a.out, "Refreshed: %s\n", done)
+		a.out.Printf("Refreshed: %s\n", done)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
@@ -52,9 +53,20 @@ func cdiTree(t *testing.T) string {
 func onTree(t *testing.T, tree string) *cdiHost {
 	t.Helper()
 	h := &cdiHost{t: t, tree: tree, root: t.TempDir(), hook: hookFile(t)}
+	unmountsAnchor(t, h.root)
 	h.specDir = filepath.Join(h.root, "etc/cdi")
 	h.flags = []string{"--root", h.root, "--sysfs", filepath.Join(tree, "sys"), "--proc", filepath.Join(tree, "proc")}
 	return h
+}
+
+// unmountsAnchor unmounts the anchor of a root at the end of the test.
+func unmountsAnchor(t testing.TB, root string) {
+	t.Helper()
+	t.Cleanup(func() {
+		if _, err := layout.New(root).UnmountAnchor(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // run runs "peerlane cdi" on the host; it must succeed.
@@ -546,6 +558,7 @@ func TestRefreshSaysWhatItTook(t *testing.T) {
 // recorded one, with eight GPUs and two NICs.
 func BenchmarkRefresh(b *testing.B) {
 	tree, root := b.TempDir(), b.TempDir()
+	unmountsAnchor(b, root)
 	sysfs, proc, err := recorded.Unpack(tree)
 	if err != nil {
 		b.Fatal(err)

@@ -7,7 +7,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/layout"
 )
 
 func newCDIRemoveCommand(a *app) *cobra.Command {
@@ -16,8 +18,9 @@ func newCDIRemoveCommand(a *app) *cobra.Command {
 		Use:   "remove",
 		Short: "Remove Peerlane's specifications and plan",
 		Long: `Remove the specifications of Peerlane's kinds of device, in either format, and
-the plan. Files of others are not touched, nor is the configuration. Containers
-cannot be given a lane any more, nor be restarted with the one that they have.
+the plan, and unmount the empty directory that containers get. Files of others
+are not touched, nor is the configuration. Containers cannot be given a lane any
+more, nor be restarted with the one that they have.
 
 While containers with a lane live it refuses to, unless --force is given: they
 keep their relays, and go on.
@@ -50,6 +53,12 @@ Exit status:
 		if err != nil {
 			return asRoot(err)
 		}
+		unmounted := false
+		if !dry && layout.MountsAnchor() {
+			if unmounted, err = a.layout.UnmountAnchor(); err != nil {
+				return err
+			}
+		}
 		if form.value == formJSON {
 			removed := []string{}
 			for _, c := range changes {
@@ -65,10 +74,13 @@ Exit status:
 			if dry {
 				words = "would have " + words
 			}
-			fmt.Fprintln(a.out, words)
+			a.out.Println(words)
 		}
-		if len(changes) == 0 {
-			fmt.Fprintln(a.out, "Nothing is left to remove.")
+		if unmounted {
+			a.out.Println("unmounted " + a.layout.Anchor())
+		}
+		if len(changes) == 0 && !unmounted {
+			a.out.Println("Nothing is left to remove.")
 		}
 		return nil
 	}
@@ -80,7 +92,7 @@ func (a *app) liveContainers() (names []string, err error) {
 	relays, err := hook.List(a.layout)
 	for _, r := range relays {
 		if r.Alive {
-			names = append(names, printable(r.Container.ID))
+			names = append(names, terminal.Sanitise(r.Container.ID))
 		}
 	}
 	return names, err

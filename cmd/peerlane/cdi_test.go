@@ -32,6 +32,7 @@ func hookFile(t *testing.T) string {
 func TestGenerateInstallsSpecificationsAndPlan(t *testing.T) {
 	_, host := recordedHost(t)
 	root, specDir, hook := t.TempDir(), filepath.Join(t.TempDir(), "cdi"), hookFile(t)
+	unmountsAnchor(t, root)
 	args := append([]string{"cdi", "generate", "--root", root, "--spec-dir", specDir, "--hook", hook}, host...)
 	var out, errOut bytes.Buffer
 	if code := run(args, &out, &errOut); code != 0 {
@@ -99,6 +100,7 @@ func isEmptyDir(t *testing.T, path string) bool {
 func TestGenerateForSeveralTenantsOffersNoGPU(t *testing.T) {
 	_, host := recordedHost(t)
 	root, specDir := t.TempDir(), t.TempDir()
+	unmountsAnchor(t, root)
 	config := filepath.Join(root, "etc/peerlane/config.toml")
 	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
 		t.Fatal(err)

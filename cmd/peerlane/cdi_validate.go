@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/cdi"
@@ -67,13 +66,13 @@ Exit status:
 			}
 		} else {
 			for _, d := range drift {
-				fmt.Fprintf(a.out, "%s: %s; %s\n", a.paint(printable(d.Subject), text.FgYellow), printable(d.Message), printable(d.Remedy))
+				a.out.Printf("%s: %s; %s\n", a.paint(d.Subject, yellow), d.Message, d.Remedy)
 			}
 		}
 		switch len(drift) {
 		case 0:
 			if form.value != formJSON {
-				fmt.Fprintf(a.out, "What is installed fits this host (%d specifications).\n", len(files))
+				a.out.Printf("What is installed fits this host (%d specifications).\n", len(files))
 			}
 			return nil
 		case 1:

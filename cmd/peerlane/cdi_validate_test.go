@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/hook/layout"
 )
 
 // newWholeHost is a host with specifications installed and all device nodes.
@@ -237,12 +239,18 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		{name: "another layout", shared: true, change: func(t *testing.T, h *cdiHost) {
 			other := *h
 			other.root = t.TempDir()
+			unmountsAnchor(t, other.root)
 			other.flags = append([]string{"--root", other.root}, h.flags[2:]...)
 			other.generate()
 		}, want: []string{`layout .*/peerlane.dev-gpu.json it is of the layout below .*, and this is `, `layout .*/peerlane.dev-lane.json `, `layout .*/peerlane.dev-nic.json `}},
 		{name: "no anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
-			check(t, os.Remove(filepath.Join(h.root, "var/lib/peerlane/anchor")))
+			_, err := layout.New(h.root).UnmountAnchor()
+			check(t, errors.Join(err, os.Remove(filepath.Join(h.root, "var/lib/peerlane/anchor"))))
 		}, want: []string{`missing .*/anchor the directory that containers get at /run/peerlane is not there`}},
+		{name: "no mount on the anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
+			_, err := layout.New(h.root).UnmountAnchor()
+			check(t, err)
+		}, want: []string{`content .*/anchor the hook refuses each container with a lane, because of .* it is a directory and not a mount`}},
 		{name: "no hook", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Remove(h.hook)) },
 			want: []string{`hook .*/peerlane-hook the hook is not there`}, stays: true},
 		{name: "a hook that cannot run", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Chmod(h.hook, 0o644)) },
@@ -345,13 +353,13 @@ func TestListShowsWhatIsInjected(t *testing.T) {
 		t.Errorf("installed and generated are not the same:\n%s\n%s", a, b)
 	}
 	all := decode[[]cdi.Device](t, h.args("list", "-o", "json")...)
-	if len(all) != 21 { // eight GPUs and all of them, in two kinds, and two NICs and both
+	if len(all) != 22 { // eight GPUs and all of them, in two kinds, two NICs and both, and the lanes of the container's GPUs
 		t.Errorf("%d devices", len(all))
 	}
 	if _, errOut := h.fails(1, "list", "lane=9"); !strings.Contains(errOut, "there is no device peerlane.dev/lane=9; there are gpu=0,") {
 		t.Errorf("standard error: %q", errOut)
 	}
-	if out := peerlane(t, append([]string{"__complete"}, append(h.args("list"), "lane=")...)...); !strings.Contains(out, "lane=7\nlane=all\n") {
+	if out := peerlane(t, append([]string{"__complete"}, append(h.args("list"), "lane=")...)...); !strings.Contains(out, "lane=7\nlane=all\nlane=auto\n") {
 		t.Errorf("completion printed %q", out)
 	}
 }
@@ -368,7 +376,7 @@ func TestListSaysWhatEnginesIgnore(t *testing.T) {
 	later := filepath.Join(h.root, "var/run/cdi")
 	check(t, os.MkdirAll(later, 0o755))
 	check(t, os.WriteFile(filepath.Join(later, "peerlane.dev-lane.json"), text, 0o644))
-	if out := h.run("list"); strings.Count(out, later+"/peerlane.dev-lane.json hides it") != 9 {
+	if out := h.run("list"); strings.Count(out, later+"/peerlane.dev-lane.json hides it") != 10 {
 		t.Errorf("it printed\n%s", out)
 	}
 	check(t, os.WriteFile(h.specFile("gpu"), []byte("{"), 0o644))

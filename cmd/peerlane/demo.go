@@ -5,16 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/jedib0t/go-pretty/v6/progress"
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/demo"
 	"github.com/peerlane/peerlane/integration/measure"
@@ -32,9 +34,10 @@ func newDemoCommand(a *app) *cobra.Command {
 messages of 8 bytes to 64 MiB through their relays, both ways, handed over by
 timelines, and every byte is verified.
 
-With two or more real GPUs those are used; elsewhere a recorded host of eight
-GPUs and two NICs, on a CUDA simulator. The staged route goes through an
-emulated NIC: client GPU, slot on a server GPU, NIC, slot, client GPU. The exit
+Real GPUs are used where the host has any; elsewhere a recorded host of eight GPUs and
+two NICs, on a CUDA simulator. With one GPU both containers share it, and messages take
+route direct. The staged route goes through an emulated NIC: client GPU, slot on a
+server GPU, NIC, slot, client GPU. The exit
 status is 0 only if every byte was verified, every staged byte crossed a server
 GPU, and nothing is left on the host.
 
@@ -50,26 +53,26 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 	form := addForm(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&o.Runtime, "runtime", demo.RuntimeRunc, "OCI runtime: runc, crun, or none for plain processes (needs no root)")
-	flags.StringVar(&o.Route, "route", launch.RouteStaged, "route of the messages: staged, or direct for the single copy")
+	flags.StringVar(&o.Route, "route", launch.RouteAuto, "route of the messages: staged, direct for the single copy, or auto: staged where the host has two GPUs")
 	flags.StringVar(&o.Copy, "copy", demo.CopyRelay, "who copies between a client's GPU and its server GPU: relay, or client")
-	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated")
+	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
 	flags.StringVar(&size, "bytes", "256MiB", "least `SIZE` to move and verify in each direction")
 	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the pattern")
 	flags.IntVar(&o.Slots, "slots", 0, "staging slots in each direction; 0 for the default")
 	flags.StringVar(&slot, "slot-size", "", "`SIZE` of a staging slot")
 	complete(cmd, "runtime", demo.RuntimeRunc, demo.RuntimeCrun, demo.RuntimeNone)
-	complete(cmd, "route", launch.RouteStaged, launch.RouteDirect)
+	complete(cmd, "route", launch.RouteAuto, launch.RouteStaged, launch.RouteDirect)
 	complete(cmd, "copy", demo.CopyRelay, demo.CopyClient)
-	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated)
+	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, f := range []struct {
 			name, value string
 			allowed     []string
 		}{
 			{"runtime", o.Runtime, []string{demo.RuntimeRunc, demo.RuntimeCrun, demo.RuntimeNone}},
-			{"route", o.Route, []string{launch.RouteStaged, launch.RouteDirect}},
+			{"route", o.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
 			{"copy", o.Copy, []string{demo.CopyRelay, demo.CopyClient}},
-			{"gpus", o.GPUs, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated}},
+			{"gpus", o.GPUs, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne}},
 		} {
 			if !slices.Contains(f.allowed, f.value) {
 				return usageError{cmd.CommandPath(), fmt.Errorf("--%s %s is none of %s", f.name, f.value, strings.Join(f.allowed, ", "))}
@@ -89,7 +92,9 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 		}
 		var done func()
 		o.Progress, done = a.progress()
-		report, err := demo.Run(cmd.Context(), o)
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+		defer stop()
+		report, err := demo.Run(ctx, o)
 		done()
 		if err != nil {
 			return err
@@ -111,16 +116,16 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 // elsewhere. done ends it.
 func (a *app) progress() (show func(demo.Progress), done func()) {
 	step := ""
-	if terminal(a.errOut) == nil {
+	if a.errOut.File() == nil {
 		return func(p demo.Progress) {
 			if p.Step != step {
 				step = p.Step
-				fmt.Fprintf(a.errOut, "%s …\n", step)
+				a.errOut.Printf("%s …\n", step)
 			}
 		}, func() {}
 	}
 	w := progress.NewWriter()
-	w.SetOutputWriter(a.errOut)
+	w.SetOutputWriter(a.errOut.Document())
 	w.SetUpdateFrequency(100 * time.Millisecond)
 	w.SetTrackerPosition(progress.PositionRight)
 	w.Style().Visibility.Speed = false
@@ -151,7 +156,7 @@ func (a *app) progress() (show func(demo.Progress), done func()) {
 }
 
 func (a *app) printDemo(r *demo.Report) {
-	fmt.Fprintf(a.out, "Host: %s.\n\n", r.Host)
+	a.out.Printf("Host: %s.\n\n", r.Host)
 	a.section("Plan", a.laneTable(r.Plan))
 	a.section("What each container found in itself", a.injectedTable(r))
 	a.section("Messages, every byte compared with a seeded pattern", a.exchangeTable(r))
@@ -163,28 +168,28 @@ func (a *app) printDemo(r *demo.Report) {
 	}
 	a.section("GB/s (1e9 bytes a second)", a.rateTable(r))
 	if whole, slowest, ok := r.WholeRoute(); ok {
-		fmt.Fprintf(a.out, "The whole staged route moves %.2f GB/s, %.2f of its slowest leg.\n", whole, whole/slowest)
+		a.out.Printf("The whole staged route moves %.2f GB/s, %.2f of its slowest leg.\n", whole, whole/slowest)
 	}
 	c := r.Containers[0].Client
-	fmt.Fprintf(a.out, "Hand-off of 8 bytes by timelines, one way: median %s, 99th percentile %s.\n",
+	a.out.Printf("Hand-off of 8 bytes by timelines, one way: median %s, 99th percentile %s.\n",
 		c.HandOffMedian.Round(100*time.Nanosecond), c.HandOff99.Round(100*time.Nanosecond))
 	if r.Simulated {
-		fmt.Fprintln(a.out, "These rates and times are the simulator's, on host memory; they say nothing about GPUs.")
+		a.out.Println("These rates and times are the simulator's, on host memory; they say nothing about GPUs.")
 	}
-	left := "nothing (processes, mounts, sockets, files and cgroups compared with before)"
+	left := terminal.Paint("nothing (processes, mounts, sockets, files and cgroups compared with before)")
 	if len(r.Left) > 0 {
-		left = a.paint(strings.Join(r.Left, "; "), text.FgRed)
+		left = a.paint(strings.Join(r.Left, "; "), red)
 	}
-	fmt.Fprintf(a.out, "Left on the host: %s.\n", left)
+	a.out.Printf("Left on the host: %s.\n", left)
 	for _, p := range r.Problems {
-		fmt.Fprintf(a.out, "%s %s\n", a.paint("Wrong:", text.FgRed), p)
+		a.out.Printf("%s %s\n", a.paint("Wrong:", red), p)
 	}
 	if r.OK() {
-		fmt.Fprintln(a.out, a.paint("All verified.", text.FgGreen))
+		a.out.Println(a.paint("All verified.", green))
 	}
 }
 
-func (a *app) injectedTable(r *demo.Report) table.Writer {
+func (a *app) injectedTable(r *demo.Report) *table.Writer {
 	t := a.newTable("CONTAINER", "WHAT", "FOUND INSIDE")
 	for _, c := range r.Containers {
 		i := c.Injected
@@ -201,13 +206,13 @@ func (a *app) injectedTable(r *demo.Report) table.Writer {
 	return t
 }
 
-func (a *app) exchangeTable(r *demo.Report) table.Writer {
+func (a *app) exchangeTable(r *demo.Report) *table.Writer {
 	t := a.newTable("FROM", "TO", "GPU", "ROUTE", "MESSAGES", "BYTES", "VERIFIED")
 	for i, c := range r.Containers {
 		other := r.Containers[1-i]
-		verified := a.paint("no", text.FgRed)
+		verified := a.paint("no", red)
 		if other.Client.Verified {
-			verified = a.paint("yes", text.FgGreen)
+			verified = a.paint("yes", green)
 		}
 		t.AppendRow(table.Row{
 			c.Name, other.Name, fmt.Sprintf("%d (%s) to %d (%s)", c.GPU.Index, c.GPU.BusID, other.GPU.Index, other.GPU.BusID),
@@ -217,7 +222,7 @@ func (a *app) exchangeTable(r *demo.Report) table.Writer {
 	return t
 }
 
-func (a *app) serverTable(r *demo.Report) table.Writer {
+func (a *app) serverTable(r *demo.Report) *table.Writer {
 	t := a.newTable("SERVER GPU", "ADDRESS", "IN, RELAYS SAY", "OUT, RELAYS SAY", "IN, DEVICE'S LOG", "OUT, DEVICE'S LOG")
 	logged := func(n int64) string {
 		if n < 0 {
@@ -233,7 +238,7 @@ func (a *app) serverTable(r *demo.Report) table.Writer {
 	return t
 }
 
-func (a *app) rateTable(r *demo.Report) table.Writer {
+func (a *app) rateTable(r *demo.Report) *table.Writer {
 	t := a.newTable("MESSAGE", strings.ToUpper(r.Copy+", "+r.Route), "RAW PEER COPY", "RATIO", "THROUGH HOST MEMORY", "RATIO")
 	for i, rate := range r.Containers[0].Client.Rates {
 		raw, bounce := r.Baselines.Raw[i].GBs, r.Baselines.Bounce[i].GBs
@@ -266,7 +271,7 @@ func newDemoClientCommand(a *app) *cobra.Command {
 		if err := json.Unmarshal([]byte(script), &o.Script); err != nil {
 			return usageError{cmd.CommandPath(), fmt.Errorf("--script: %w", err)}
 		}
-		return demo.RunClient(os.Stdin, a.out, o)
+		return demo.RunClient(os.Stdin, a.out.Document(), o)
 	}
 	return cmd
 }
@@ -275,6 +280,6 @@ func newDemoClientCommand(a *app) *cobra.Command {
 func newMeasureCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "measure", Hidden: true, Short: "Measure copies as standard input says, a job in JSON a line", Args: noArgs,
-		RunE: func(*cobra.Command, []string) error { return measure.Serve(os.Stdin, a.out) },
+		RunE: func(*cobra.Command, []string) error { return measure.Serve(os.Stdin, a.out.Document()) },
 	}
 }

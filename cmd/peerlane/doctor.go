@@ -10,11 +10,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/topo/nvml"
 )
@@ -199,23 +198,23 @@ func diagnosis(r doctorReport) error {
 	return nil
 }
 
-var doctorColours = map[doctor.Status]text.Color{
-	doctor.OK: text.FgGreen, doctor.Unknown: text.FgCyan, doctor.Warning: text.FgYellow, doctor.Failure: text.FgRed,
+var doctorColours = map[doctor.Status]int{
+	doctor.OK: green, doctor.Unknown: cyan, doctor.Warning: yellow, doctor.Failure: red,
 }
 
 func (a *app) printDoctor(r doctorReport) {
 	t := a.newTable("RESULT", "CHECK", "ON", "FOUND")
 	for _, f := range r.Findings {
-		t.AppendRow(table.Row{a.paint(f.Status.String(), doctorColours[f.Status]), f.Check, printable(f.On), printable(f.Found)})
+		t.AppendRow(table.Row{a.paint(f.Status.String(), doctorColours[f.Status]), f.Check, f.On, f.Found})
 	}
 	a.wrapLast(t, "FOUND")
-	fmt.Fprintln(a.out, t.Render())
+	a.out.Println(t.Render())
 	wrong := slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool { return f.Status == doctor.OK })
 	slices.SortStableFunc(wrong, func(a, b doctor.Finding) int { return int(b.Status) - int(a.Status) })
 	for _, f := range wrong {
-		fmt.Fprintf(a.out, "\n%s %s, %s: %s\n", a.paint(strings.ToUpper(f.Status.String()), doctorColours[f.Status], text.Bold), f.Check, printable(f.On), printable(f.Found))
+		a.out.Printf("\n%s %s, %s: %s\n", a.paint(strings.ToUpper(f.Status.String()), doctorColours[f.Status], bold), f.Check, f.On, f.Found)
 		for _, line := range [][2]string{{"looked at", f.LookedAt}, {"why", f.Why}, {"remedy", f.Remedy}, {"lanes", laneWords(f.Lanes)}} {
-			fmt.Fprintf(a.out, "  %-10s %s\n", line[0]+":", printable(line[1]))
+			a.out.Printf("  %-10s %s\n", line[0]+":", line[1])
 		}
 	}
 }

@@ -167,7 +167,7 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 	}
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
-	fmt.Fprintf(a.out, "On other hosts, until this one is interrupted: peerlane doctor --connect %v\n", listener.Addr())
+	a.out.Printf("On other hosts, until this one is interrupted: peerlane doctor --connect %v\n", listener.Addr())
 	var refused atomic.Int32
 	return meeting.Serve(listener, side, func() meeting.Facts {
 		facts := facts

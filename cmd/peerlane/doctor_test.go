@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+	"github.com/peerlane/peerlane/cmd/terminal"
 )
 
 // examined is what peerlane doctor says of the recorded host, below an empty root.
@@ -107,13 +108,14 @@ func TestDoctorForOneLane(t *testing.T) {
 // What is wrong comes with its reason and remedy behind the table, the worst first, and
 // nobody's text reaches the terminal as it is.
 func TestDoctorsTable(t *testing.T) {
-	a := &app{out: &bytes.Buffer{}}
+	var printed bytes.Buffer
+	a := &app{out: terminal.New(&printed)}
 	a.printDoctor(doctorReport{Findings: []doctor.Finding{
 		{Check: "fine", On: "host", Found: "all is well"},
 		{Check: "slow", Status: doctor.Warning, On: "mlx5_0", Found: "half", LookedAt: "rate", Why: "it is slow", Remedy: "a cable", Lanes: []int{0, 1}},
 		{Check: "broken", Status: doctor.Failure, On: "x\x1b[2J", Found: "no", LookedAt: "state", Why: "it fails", Remedy: "mend it"},
 	}})
-	out := a.out.(*bytes.Buffer).String()
+	out := printed.String()
 	if strings.Contains(out, "\x1b") {
 		t.Errorf("an escape reaches the terminal: %q", out)
 	}

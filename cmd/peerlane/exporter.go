@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,6 +22,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/exporter"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
 )
 
 // exporterAddress is where the exporter listens unless told otherwise: what containers
@@ -28,8 +31,8 @@ const exporterAddress = "127.0.0.1:9836"
 
 func newExporterCommand(a *app) *cobra.Command {
 	var addresses []string
-	var webConfig string
-	var once bool
+	var webConfig, collector string
+	var once, names bool
 	cmd := &cobra.Command{
 		Use:   "exporter",
 		Short: "Give the figures of relays to Prometheus",
@@ -39,39 +42,88 @@ staging memory of each relay, and how many relays are in which state. docs/metri
 has all of them. Relays are asked whenever it is scraped, and nothing runs between.
 
 It listens on loopback, unless --listen says otherwise. --web-config is a file of
-Prometheus' exporter-toolkit, by which it speaks TLS and asks for a password: needed
-where others can reach the address, for the names of containers are in the metrics.`,
+Prometheus' exporter-toolkit, by which it speaks TLS and asks for a password.
+
+Every user of the host can connect to loopback. So the label container is empty there;
+metrics have it at a socket, --listen unix:PATH, which only the user and the group of the
+exporter can open, and everywhere with --container-labels. With tenancy = "multi" the
+exporter does not start unless exporter.multi_tenancy of config.toml is true.
+
+The state of relays is root's. peerlane-exporter.service runs as the user
+peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.socket
+(--collector).`,
 		Example: `  peerlane exporter
+  peerlane exporter --listen unix:/run/peerlane-exporter/metrics.sock
   peerlane exporter --listen :9836 --web-config /etc/peerlane/web.yaml
   peerlane exporter --once | promtool check metrics`,
 		Args: noArgs,
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&addresses, "listen", []string{exporterAddress}, "listen at `ADDRESS:PORT`; may be given more than once")
+	flags.StringArrayVar(&addresses, "listen", []string{exporterAddress}, "listen at `ADDRESS:PORT` or unix:PATH; may be given more than once")
 	flags.StringVar(&webConfig, "web-config", "", "take TLS and passwords from `FILE`, the exporter-toolkit's web configuration")
+	flags.StringVar(&collector, "collector", "", "read the state of relays from the `SOCKET` of peerlane-exporter-collector.socket, and not as root")
+	flags.BoolVar(&names, "container-labels", false, "show containers' ids in the metrics to everyone who can connect")
 	flags.BoolVar(&once, "once", false, "print the metrics once, and end")
 	completeFiles(cmd, "web-config", "yaml", "yml")
+	completeFiles(cmd, "collector", "sock")
+	cmd.AddCommand(newCollectCommand(a))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if once && (flags.Changed("listen") || flags.Changed("web-config")) {
 			return usageError{cmd.CommandPath(), errors.New("--once prints and does not listen: give it without --listen and --web-config")}
 		}
-		// What cannot be read now will not be later.
-		if _, err := hook.List(a.layout); err != nil {
+		if err := a.mayExport(); err != nil {
+			return err
+		}
+		source := exporter.Host(a.layout)
+		if collector != "" {
+			source = exporter.Remote(collector)
+		} else if _, err := hook.List(a.layout); err != nil { // what cannot be read now will not be later
 			return asRoot(err)
 		}
-		registry := prometheus.NewRegistry()
-		registry.MustRegister(exporter.New(a.layout, func(err error) { a.log.WithError(err).Warn("reading the state of relays") }))
 		if once {
-			return a.printMetrics(registry)
+			return a.printMetrics(a.metrics(source, names))
 		}
 		if err := web.Validate(webConfig); err != nil {
 			return fmt.Errorf("--web-config %s: %w", webConfig, err)
 		}
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 		defer stop()
-		return a.export(ctx, registry, addresses, webConfig)
+		return a.export(ctx, a.metrics(source, names), a.metrics(source, true), addresses, webConfig)
 	}
 	return cmd
+}
+
+// newCollectCommand is peerlane-exporter-collector@.service.
+func newCollectCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "collect", Hidden: true, Short: "Write the state of all relays to standard output, for peerlane exporter --collector", Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if err := a.mayExport(); err != nil {
+				return err
+			}
+			return exporter.Write(a.out.Document(), exporter.Host(a.layout))
+		},
+	}
+}
+
+// mayExport refuses on a host of several tenants: metrics of one tenant are visible to
+// others there.
+func (a *app) mayExport() error {
+	c, err := config.Load(a.layout.ConfigFile())
+	if err != nil {
+		return err
+	}
+	if c.CDI.Tenancy == config.TenancyMulti && !c.Exporter.MultiTenancy {
+		return fmt.Errorf("exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; exporter.multi_tenancy = true allows it", a.layout.ConfigFile())
+	}
+	return nil
+}
+
+// metrics is a registry that reads from a source.
+func (a *app) metrics(source exporter.Source, names bool) *prometheus.Registry {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(exporter.New(source, names, func(err error) { a.log.WithError(err).Warn("reading the state of relays") }))
+	return registry
 }
 
 // printMetrics prints all of them in Prometheus' text form.
@@ -81,52 +133,106 @@ func (a *app) printMetrics(g prometheus.Gatherer) error {
 		return err
 	}
 	for _, f := range families {
-		if _, err := expfmt.MetricFamilyToText(a.out, f); err != nil {
+		if _, err := expfmt.MetricFamilyToText(a.out.Document(), f); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// export serves metrics until the context ends.
-func (a *app) export(ctx context.Context, g prometheus.Gatherer, addresses []string, webConfig string) error {
-	var listeners []net.Listener
+// unixPrefix begins an address that is a path.
+const unixPrefix = "unix:"
+
+// listen listens at an address. A socket in the file system is for the exporter's user
+// and group.
+func listen(address string) (net.Listener, error) {
+	path, unixSocket := strings.CutPrefix(address, unixPrefix)
+	if !unixSocket {
+		return net.Listen("tcp", address)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
+		if c, err := net.Dial("unix", path); err == nil {
+			c.Close()
+			return nil, fmt.Errorf("another process listens at %s", path)
+		}
+		if err := os.Remove(path); err != nil { // the socket of an exporter that was killed
+			return nil, err
+		}
+	}
+	// Between bind and chmod nobody else may open it.
+	before := unix.Umask(0o117)
+	l, err := net.Listen("unix", path)
+	unix.Umask(before)
+	return l, err
+}
+
+// export serves metrics until the context ends: those with names at sockets of the file
+// system, and the others at addresses of the network.
+func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer, addresses []string, webConfig string) error {
+	var network, files []net.Listener
 	for _, address := range addresses {
-		l, err := net.Listen("tcp", address)
+		l, err := listen(address)
 		if err != nil {
-			for _, l := range listeners {
+			for _, l := range slices.Concat(network, files) {
 				l.Close()
 			}
 			return fmt.Errorf("listening at %s: %w", address, err)
 		}
-		listeners = append(listeners, l)
-		if ip := l.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() && webConfig == "" {
-			a.log.Warnf("everybody who reaches %s sees the names of containers and what they move; --web-config has TLS and passwords", l.Addr())
+		tcp, is := l.Addr().(*net.TCPAddr)
+		if !is {
+			files = append(files, l)
+			a.log.Infof("metrics are at the socket %s", l.Addr())
+			continue
+		}
+		network = append(network, l)
+		if !tcp.IP.IsLoopback() && webConfig == "" {
+			a.log.Warnf("everybody who reaches %s sees what containers move; --web-config has TLS and passwords", l.Addr())
 		}
 		a.log.Infof("metrics are at %s/metrics", l.Addr())
 	}
-	handler := http.NewServeMux()
-	handler.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{
-		MaxRequestsInFlight: 4, // each asks all relays
-		Timeout:             time.Minute,
-	}))
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+	serve := func(g prometheus.Gatherer) *http.Server {
+		handler := http.NewServeMux()
+		handler.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{
+			MaxRequestsInFlight: 4, // each asks all relays
+			Timeout:             time.Minute,
+		}))
+		return &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+	}
+	servers := []*http.Server{serve(metrics), serve(withNames)}
 	// A scrape that is under way gets its answer.
+	ctx, fail := context.WithCancel(ctx)
+	defer fail()
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ended)
 		late, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		_ = server.Shutdown(late) // who is later than that has lost its answer
+		for _, s := range servers {
+			_ = s.Shutdown(late) // who is later than that has lost its answer
+		}
 	})
-	systemd := false
-	err := web.ServeMultiple(listeners, server, &web.FlagConfig{WebListenAddresses: &addresses, WebSystemdSocket: &systemd, WebConfigFile: &webConfig},
-		slog.New(slog.NewTextHandler(a.errOut, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	errs := make(chan error)
+	count := len(files)
+	for _, l := range files {
+		go func() { errs <- servers[1].Serve(l) }()
+	}
+	if len(network) > 0 {
+		count++
+		systemd := false
+		go func() {
+			errs <- web.ServeMultiple(network, servers[0], &web.FlagConfig{WebListenAddresses: &addresses, WebSystemdSocket: &systemd, WebConfigFile: &webConfig},
+				slog.New(slog.NewTextHandler(a.errOut.Document(), &slog.HandlerOptions{Level: slog.LevelWarn})))
+		}()
+	}
+	var failed error
+	for range count {
+		if err := <-errs; err != nil && !errors.Is(err, http.ErrServerClosed) {
+			failed = errors.Join(failed, err)
+			fail() // the others end, too
+		}
+	}
 	if !stop() {
 		<-ended
 	}
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
+	return failed
 }

@@ -16,14 +16,15 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/exporter"
+	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/hook/layout"
 )
 
@@ -63,7 +64,9 @@ type ear struct {
 
 func (*ear) Levels() []logrus.Level { return logrus.AllLevels }
 func (h *ear) Fire(e *logrus.Entry) error {
-	if text, is := strings.CutPrefix(e.Message, "metrics are at "); is {
+	if text, is := strings.CutPrefix(e.Message, "metrics are at the socket "); is {
+		h.address <- text
+	} else if text, is := strings.CutPrefix(e.Message, "metrics are at "); is {
 		h.address <- strings.TrimSuffix(text, "/metrics")
 	} else {
 		h.warned += e.Message
@@ -74,15 +77,24 @@ func (h *ear) Fire(e *logrus.Entry) error {
 // exporting runs an exporter at a port of its own until the test ends.
 func exporting(t *testing.T, listen, webConfig string) (address, warned string) {
 	t.Helper()
-	a := &app{errOut: io.Discard, log: logrus.New()}
+	a := &app{errOut: terminal.New(io.Discard), log: logrus.New()}
 	a.log.SetOutput(io.Discard)
 	heard := &ear{address: make(chan string, 1)}
 	a.log.AddHook(heard)
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(exporter.New(layout.New(t.TempDir()), func(error) {}))
+	root := t.TempDir()
+	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
+	source := func() (exporter.Snapshot, error) { // of a container that lives
+		s, err := exporter.Host(layout.New(root))()
+		for i := range s.Relays {
+			s.Relays[i].Alive = true
+		}
+		return s, err
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- a.export(ctx, registry, []string{listen}, webConfig) }()
+	go func() {
+		ended <- a.export(ctx, a.metrics(source, false), a.metrics(source, true), []string{listen}, webConfig)
+	}()
 	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {
@@ -131,6 +143,104 @@ func TestExporterServesMetrics(t *testing.T) {
 	}
 	if _, warned := exporting(t, "0.0.0.0:0", ""); !strings.Contains(warned, "everybody who reaches") {
 		t.Errorf("of an open address it says %q", warned)
+	}
+}
+
+// Every user of the host can connect to loopback. The exporter's own group opens the
+// socket, and nobody else.
+func TestExporterAsUserHidesContainerIDs(t *testing.T) {
+	address, _ := exporting(t, "127.0.0.1:0", "")
+	status, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", "")
+	if status != http.StatusOK || !strings.Contains(text, `peerlane_relay_up{container="",relay="`) || strings.Contains(text, "trainer") || strings.Contains(text, "generation") {
+		t.Errorf("on loopback, status %d:\n%s", status, text)
+	}
+	path := filepath.Join(t.TempDir(), "metrics.sock")
+	for range 2 { // what is left of a killed exporter is replaced
+		if l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}); err == nil {
+			l.SetUnlinkOnClose(false)
+			l.Close()
+		}
+		t.Run("socket", func(t *testing.T) {
+			address, _ := exporting(t, unixPrefix+path, "")
+			info, err := os.Stat(address)
+			if err != nil || info.Mode().Perm() != 0o660 {
+				t.Fatalf("%v, %v", info, err)
+			}
+			transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "unix", address)
+			}}
+			defer transport.CloseIdleConnections()
+			if _, text := scrape(t, &http.Client{Transport: transport}, "http://exporter/metrics", "", ""); !strings.Contains(text, `container="trainer"`) {
+				t.Errorf("at the socket:\n%s", text)
+			}
+			if _, err := listen(unixPrefix + path); err == nil || !strings.Contains(err.Error(), "another process listens") {
+				t.Errorf("a second exporter there: %v", err)
+			}
+		})
+	}
+}
+
+func TestExporterWithSeveralTenantsIsOff(t *testing.T) {
+	root := t.TempDir()
+	file := filepath.Join(root, "etc/peerlane/config.toml")
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]int{
+		"[cdi]\ntenancy = \"multi\"\n": exitFailure, "[cdi]\ntenancy = \"single\"\n": 0,
+		"[cdi]\ntenancy = \"multi\"\n[exporter]\nmulti_tenancy = true\n": 0,
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range [][]string{{"exporter", "--once", "--root", root}, {"exporter", "collect", "--root", root}} {
+			var out, errOut bytes.Buffer
+			if code := run(args, &out, &errOut); code != want || (want != 0) != strings.Contains(errOut.String(), "exporter.multi_tenancy") {
+				t.Errorf("%s%v: exit status %d, %s", text, args, code, errOut.String())
+			}
+		}
+	}
+}
+
+func TestExporterCollectWritesSnapshot(t *testing.T) {
+	root := t.TempDir()
+	id := strings.Repeat("a", 31) + "1"
+	aGeneration(t, root, id, "trainer")
+	got := decode[exporter.Snapshot](t, "exporter", "collect", "--root", root)
+	if len(got.Relays) != 1 || got.Relays[0].Container != "trainer" || got.Relays[0].Label != exporter.Label(id) || got.Error != "" {
+		t.Errorf("snapshot %+v", got)
+	}
+}
+
+// The units give processes that strangers talk to no more than they need.
+func TestExporterUnitsAreHardened(t *testing.T) {
+	for unit, wanted := range map[string][]string{
+		"peerlane-exporter.service": {
+			"User=peerlane-exporter", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectSystem=strict", "PrivateDevices=yes", "PrivateTmp=yes", "PrivateUsers=yes",
+			"ProtectHome=yes", "ProtectProc=invisible", "ProtectKernelModules=yes", "ProtectKernelTunables=yes", "ProtectKernelLogs=yes", "ProtectControlGroups=yes", "ProtectClock=yes",
+			"ProtectHostname=yes", "MemoryDenyWriteExecute=yes", "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6", "RestrictNamespaces=yes", "RestrictSUIDSGID=yes",
+			"RestrictRealtime=yes", "LockPersonality=yes", "SystemCallFilter=@system-service", "SystemCallArchitectures=native", "RuntimeDirectoryMode=0750",
+		},
+		"peerlane-exporter-collector@.service": {
+			"NoNewPrivileges=yes", "PrivateNetwork=yes", "PrivateDevices=yes", "ReadOnlyPaths=/", "RestrictAddressFamilies=AF_UNIX", "RestrictNamespaces=yes",
+			"MemoryDenyWriteExecute=yes", "SystemCallFilter=@system-service", "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_SYS_PTRACE",
+		},
+		"peerlane-exporter-collector.socket": {"SocketUser=root", "SocketGroup=peerlane-exporter", "SocketMode=0660", "Accept=yes"},
+	} {
+		lines := strings.Split(packaged(t, "systemd/"+unit), "\n")
+		for _, line := range wanted {
+			if !slices.Contains(lines, line) {
+				t.Errorf("%s has no line %s", unit, line)
+			}
+		}
+	}
+	// Neither is on unless an administrator enables it.
+	for _, script := range []string{"scripts/deb-postinst", "scripts/rpm-post"} {
+		for line := range strings.Lines(packaged(t, script)) {
+			if strings.Contains(line, "units=") && strings.Contains(line, "exporter") {
+				t.Errorf("%s enables the exporter: %s", script, line)
+			}
+		}
 	}
 }
 

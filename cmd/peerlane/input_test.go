@@ -86,4 +86,28 @@ func TestAPlanOfSeveralHostsIsRefusedWithTheFile(t *testing.T) {
 	if said := errOut.String(); code != 1 || !strings.Contains(said, file) || !strings.Contains(said, "2 hosts") || strings.Contains(said, "config.toml") {
 		t.Errorf("exit status %d: %s", code, said)
 	}
+	if !strings.Contains(errOut.String(), "--host N, from 0 to 1") {
+		t.Errorf("no remedy: %s", errOut.String())
+	}
+	for _, n := range []string{"0", "1", "0x2"} {
+		plan := decode[topo.Plan](t, "plan", "--root", t.TempDir(), "--input", file, "--host", n, "-o", "json")
+		if len(plan.Lanes) != 1 || plan.GPUs[0].Host != "" {
+			t.Errorf("host %s: %+v", n, plan)
+		}
+	}
+	for _, tt := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--input", file, "--host", "2"}, 1, "numbers 0 to 1: 0x1, 0x2"},
+		{[]string{"--input", file, "--host", ""}, 1, "numbers 0 to 1: 0x1, 0x2"},
+		{[]string{"--host", "0"}, 2, "--input"},
+	} {
+		out.Reset()
+		errOut.Reset()
+		if code := run(append([]string{"plan", "--root", t.TempDir()}, tt.args...), &out, &errOut); code != tt.code || !strings.Contains(errOut.String(), tt.want) || out.Len() > 0 {
+			t.Errorf("%v: exit status %d, %s", tt.args, code, errOut.String())
+		}
+	}
 }

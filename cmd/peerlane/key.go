@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/network"
@@ -63,9 +63,9 @@ func (a *app) reportKeys(form, path string, keys network.Keys, next string) erro
 	for _, k := range r.Keys {
 		t.AppendRow(table.Row{k.ID, k.Use, fmt.Sprintf("%s, %s", k.Created.Format(time.RFC3339), humanize.Time(k.Created))})
 	}
-	fmt.Fprintf(a.out, "%s\n%s\n", printable(path), t.Render())
+	a.out.Printf("%s\n%s\n", path, t.Render())
 	if next != "" {
-		fmt.Fprintf(a.out, "\n%s\n", next)
+		a.out.PrintLines("\n" + next + "\n")
 	}
 	return nil
 }

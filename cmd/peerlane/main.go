@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/peerlane/peerlane/cmd/manual"
+	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
@@ -64,28 +65,22 @@ func run(args []string, out, errOut io.Writer) int {
 }
 
 func runCommand(newRoot func(*app) *cobra.Command, args []string, out, errOut io.Writer) int {
-	printed := &sink{Writer: out}
-	a := &app{out: printed, errOut: errOut, log: logrus.New()}
+	a := &app{out: terminal.New(out), errOut: terminal.New(errOut), log: logrus.New()}
 	err := version.Sentence(func() error {
 		root := newRoot(a)
 		root.SetArgs(args)
 		return root.Execute()
 	})
-	if err == nil && printed.err != nil {
-		err = fmt.Errorf("printing to standard output: %w", printed.err)
+	if printed := a.out.Err(); err == nil && printed != nil {
+		err = fmt.Errorf("printing to standard output: %w", printed)
 	}
 	if err == nil {
 		return 0
 	}
-	// It can quote a relay, which may have been taken over, or a file.
-	lines := strings.Split(err.Error(), "\n")
-	for i := range lines {
-		lines[i] = printable(lines[i])
-	}
-	fmt.Fprintf(errOut, "peerlane: %s\n", strings.Join(lines, "\n"))
+	a.errOut.Printf("peerlane: %s\n", err)
 	var usage usageError
 	if errors.As(err, &usage) {
-		fmt.Fprintf(errOut, "see %s --help\n", usage.command)
+		a.errOut.Printf("see %s --help\n", usage.command)
 		return exitUsage
 	}
 	var finding findingError
@@ -98,7 +93,7 @@ func runCommand(newRoot func(*app) *cobra.Command, args []string, out, errOut io
 // app is what the commands share: where the host's files are, and where to
 // print.
 type app struct {
-	out, errOut io.Writer // out remembers its errors
+	out, errOut *terminal.Writer
 	log         *logrus.Logger
 	layout      layout.Layout
 
@@ -132,8 +127,8 @@ Exit status:
 			return a.start(cmd)
 		},
 	}
-	root.SetOut(a.out)
-	root.SetErr(a.errOut)
+	root.SetOut(a.out.Document())
+	root.SetErr(a.errOut.Document())
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{cmd.CommandPath(), nearFlag(cmd, err)} })
 	root.SetHelpTemplate("{{longText .}}\n\n{{.UsageString}}")
 	root.SetUsageTemplate(root.UsageTemplate() + "\nExit status:\n{{exitText .}}")
@@ -199,14 +194,14 @@ func (a *app) start(cmd *cobra.Command) error {
 	}
 	switch a.logFormat {
 	case "text":
-		a.log.SetFormatter(&logrus.TextFormatter{DisableColors: !colourful(a.errOut), DisableTimestamp: true})
+		a.log.SetFormatter(formatter{&logrus.TextFormatter{DisableColors: !a.errOut.Colours(), DisableTimestamp: true}})
 	case "json":
-		a.log.SetFormatter(&logrus.JSONFormatter{})
+		a.log.SetFormatter(formatter{&logrus.JSONFormatter{}})
 	default:
 		return usageError{cmd.CommandPath(), fmt.Errorf("--log-format %s is neither text nor json", a.logFormat)}
 	}
 	a.log.SetLevel(level)
-	a.log.SetOutput(a.errOut)
+	a.log.SetOutput(a.errOut.Document())
 	a.layout = layout.New(a.root)
 	return nil
 }

@@ -39,6 +39,6 @@ func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
 			return err
 		}
 	}
-	_, _ = a.out.Write(text) // a.out remembers its errors
+	_, _ = a.out.Document().Write(text) // a.out remembers its errors
 	return nil
 }

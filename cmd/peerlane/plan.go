@@ -8,10 +8,10 @@ import (
 	"strings"
 
 	"github.com/dustin/go-humanize"
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -49,6 +49,7 @@ who stops at a part of it sees more about it.`,
 	}
 	host, form := addHost(cmd), addForm(cmd, formSVG, formHTML)
 	host.addSoftware()
+	cmd.Flags().StringVar(&host.one, "host", "", "plan host `N` of a file that describes several: a number from 0, or its host_hash")
 	cmd.Flags().BoolVar(&host.anyVendor, "any-vendor", false, "plan GPUs of any maker, for study: only NVIDIA's can be relayed")
 	cmd.Flags().StringVar(&explain, "explain", "", "say in sentences why the lane of `GPU` is what it is")
 	must(cmd.RegisterFlagCompletionFunc("explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -78,7 +79,9 @@ who stops at a part of it sees more about it.`,
 			if form.value == formJSON {
 				return a.printJSON(map[string][]string{"sentences": sentences})
 			}
-			fmt.Fprintln(a.out, strings.Join(sentences, "\n"))
+			for _, s := range sentences {
+				a.out.Println(s)
+			}
 			return nil
 		case estimate:
 			e, err := p.host.Estimate(p.plan)
@@ -138,7 +141,7 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 }
 
 func (a *app) printPlan(p *topo.Plan) {
-	fmt.Fprintf(a.out, "Plan of the host read from %s\n\n", origin(p.Source))
+	a.out.Printf("Plan of the host read from %s\n\n", origin(p.Source))
 	if len(p.Lanes) > 0 {
 		a.section("Lanes", a.laneTable(p))
 	}
@@ -157,7 +160,7 @@ func indices(p *topo.Plan) map[string]string {
 	return index
 }
 
-func (a *app) laneTable(p *topo.Plan) table.Writer {
+func (a *app) laneTable(p *topo.Plan) *table.Writer {
 	t := a.newTable("GPU", "ADDRESS", "ROLE", "LANE", "NIC", "PATH", "LEGS", "GB/S", "REASON")
 	index := indices(p)
 	for _, l := range p.Lanes {
@@ -165,7 +168,8 @@ func (a *app) laneTable(p *topo.Plan) table.Writer {
 		for _, s := range l.Servers {
 			servers = append(servers, index[s])
 		}
-		way, path, legs, bandwidth := l.Kind, "", "", ""
+		way, bandwidth := l.Kind, ""
+		path, legs := terminal.Paint("-"), terminal.Paint("-")
 		if len(servers) > 0 {
 			way = "GPU " + strings.Join(servers, ", ")
 		}
@@ -176,20 +180,25 @@ func (a *app) laneTable(p *topo.Plan) table.Writer {
 			legs = a.paint(l.Copy.Type.String(), typeColours(l.Copy.Type)...)
 		}
 		if l.Network != nil {
-			legs += "+" + a.paint(l.Network.Type.String(), typeColours(l.Network.Type)...)
+			network := a.paint(l.Network.Type.String(), typeColours(l.Network.Type)...)
+			if l.Copy == nil {
+				legs = terminal.Concat("+", network)
+			} else {
+				legs = terminal.Concat(legs, "+", network)
+			}
 		}
 		if l.Bandwidth > 0 {
 			bandwidth = gigabytes(l.Bandwidth)
 		}
 		t.AppendRow(table.Row{
-			index[l.GPU], l.GPU, a.role(l.Role), dash(way), dash(strings.Join(l.NICs, ", ")), dash(path), dash(legs), dash(bandwidth), l.Reason,
+			index[l.GPU], l.GPU, a.role(l.Role), dash(way), dash(strings.Join(l.NICs, ", ")), path, legs, dash(bandwidth), l.Reason,
 		})
 	}
 	a.wrapLast(t, "REASON")
 	return t
 }
 
-func (a *app) stagingTable(p *topo.Plan) table.Writer {
+func (a *app) stagingTable(p *topo.Plan) *table.Writer {
 	t := a.newTable("GPU", "ADDRESS", "LANES", "PER CONTAINER", "ONE FOR EACH LANE", "LIMIT")
 	index := indices(p)
 	for _, s := range p.Staging {
@@ -204,11 +213,11 @@ func (a *app) stagingTable(p *topo.Plan) table.Writer {
 
 func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
 	if len(e.GPUs) == 0 {
-		fmt.Fprintf(a.out, "Nothing to estimate for the host read from %s: it has no GPU that can have a lane.\n", origin(p.Source))
+		a.out.Printf("Nothing to estimate for the host read from %s: it has no GPU that can have a lane.\n", origin(p.Source))
 		a.printNotes(p.Notes)
 		return
 	}
-	fmt.Fprintf(a.out, "Estimate for the host read from %s, GB/s in each direction\n\n", origin(p.Source))
+	a.out.Printf("Estimate for the host read from %s, GB/s in each direction\n\n", origin(p.Source))
 	for _, part := range []struct {
 		title string
 		ways  func(topo.Rates) topo.Ways
@@ -236,20 +245,20 @@ func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
 		t.AppendRow(table.Row{"", "", "uniformity", share(u.NCCL), share(u.HostMemory), share(u.Relay)})
 		a.section(part.title, t)
 	}
-	fmt.Fprintln(a.out, "Uniformity is the slowest GPU's share of the fastest's.")
+	a.out.Println("Uniformity is the slowest GPU's share of the fastest's.")
 	a.printNotes(p.Notes)
 }
 
 func share(part float64) string { return strconv.FormatFloat(part, 'f', 2, 64) }
 
-func (a *app) role(role string) string {
+func (a *app) role(role string) terminal.Styled {
 	switch role {
 	case topo.RoleNear:
-		return a.paint(role, text.FgGreen)
+		return a.paint(role, green)
 	case topo.RoleRefused:
-		return a.paint(role, text.FgRed)
+		return a.paint(role, red)
 	}
-	return a.paint(role, text.FgYellow)
+	return a.paint(role, yellow)
 }
 
 // completeGPUs completes a GPU of the plan, by its index, with its address beside

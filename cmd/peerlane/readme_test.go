@@ -1,12 +1,18 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/topo"
 )
 
 // What the README shows has to work as it stands.
@@ -44,4 +50,85 @@ func TestTheConfigurationOfTheREADME(t *testing.T) {
 	}
 	_, host := recordedHost(t)
 	peerlane(t, append([]string{"plan", "--root", root}, host...)...)
+}
+
+// readmeServer is a row of the README's table of servers: the link to a topology, and
+// three cells that the estimate fills.
+var readmeServer = regexp.MustCompile(`(?m)^(\| [^|]*\]\((docs/[^)]+\.xml)\)[^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|`)
+
+func TestREADMEServersHaveTheEstimatesOfPlan(t *testing.T) {
+	const file = "../../README.md"
+	there, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := bytes.Count(there, []byte("\n")); lines >= 200 {
+		t.Errorf("the README has %d lines; the limit is 199", lines)
+	}
+	var linked []string
+	want := readmeServer.ReplaceAllStringFunc(string(there), func(row string) string {
+		m := readmeServer.FindStringSubmatch(row)
+		linked = append(linked, m[2])
+		info, err := os.Lstat(filepath.Join("../..", m[2]))
+		if err != nil {
+			t.Error(err)
+			return row
+		}
+		if !info.Mode().IsRegular() {
+			t.Errorf("%s is not a regular file", m[2])
+		}
+		return m[1] + "| " + strings.Join(readmeEstimate(t, m[2]), " | ") + " |"
+	})
+	if len(linked) < 8 {
+		t.Errorf("the README has estimates of %d servers", len(linked))
+	}
+	files, err := filepath.Glob("../../docs/hosts/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if name := "docs/hosts/" + filepath.Base(f); !slices.Contains(linked, name) {
+			t.Errorf("no row of the README's table links to %s", name)
+		}
+	}
+	if *update {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(want, string(there)); diff != "" {
+		t.Errorf("the README's table of servers (-by the plan +there; go test -update accepts it):\n%s", diff)
+	}
+}
+
+// readmeEstimate returns the cells of a server: the slowest and the fastest GPU with all
+// GPUs busy, and the slowest far GPU alone.
+func readmeEstimate(t *testing.T, file string) []string {
+	t.Helper()
+	input := []string{"--root", t.TempDir(), "--input", "../../" + file, "-o", "json"}
+	plan := decode[topo.Plan](t, append([]string{"plan"}, input...)...)
+	e := decode[topo.Estimate](t, append([]string{"plan", "--estimate"}, input...)...)
+	far := map[string]bool{}
+	for _, l := range plan.Lanes {
+		far[l.GPU] = l.Role == topo.RoleFar && len(l.NICs) > 0
+	}
+	type rates struct{ today, lane []float64 }
+	var all, alone rates
+	for _, g := range e.GPUs {
+		all.today, all.lane = append(all.today, g.NCCL), append(all.lane, g.Relay)
+		if far[g.GPU] {
+			alone.today, alone.lane = append(alone.today, g.Alone.NCCL), append(alone.lane, g.Alone.Relay)
+		}
+	}
+	cell := func(r rates, of func([]float64) float64) string {
+		switch {
+		case len(r.today) == 0 || of(r.today) == 0 && of(r.lane) == 0:
+			return "–"
+		case of(r.lane) == 0:
+			return gigabytes(of(r.today)) + " → no lane"
+		}
+		return gigabytes(of(r.today)) + " → " + gigabytes(of(r.lane))
+	}
+	return []string{cell(all, slices.Min), cell(all, slices.Max), cell(alone, slices.Min)}
 }

@@ -2,16 +2,15 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/hook"
 )
 
@@ -64,20 +63,20 @@ func newListCommand(a *app) *cobra.Command {
 			return asRoot(err)
 		}
 		if len(relays) > 0 {
-			fmt.Fprintln(a.out, a.relayTable(relays).Render())
+			a.out.Println(a.relayTable(relays).Render())
 		} else if err == nil {
-			fmt.Fprintln(a.out, "No container has a relay.")
+			a.out.Println("No container has a relay.")
 		}
 		drained, markErr := hook.AllDrained(a.layout)
 		if drained != nil {
-			fmt.Fprintf(a.out, "All relays of this host are drained since %s; peerlane relay resume --all resumes them.\n", drained.Since.Format(time.RFC3339))
+			a.out.Printf("All relays of this host are drained since %s; peerlane relay resume --all resumes them.\n", drained.Since.Format(time.RFC3339))
 		}
 		return asRoot(errors.Join(err, markErr))
 	}
 	return cmd
 }
 
-func (a *app) relayTable(relays []hook.Info) table.Writer {
+func (a *app) relayTable(relays []hook.Info) *table.Writer {
 	t := a.newTable("GENERATION", "CONTAINER", "INIT", "GPUS", "RELAY", "STARTS", "CREATED", "STATE", "ERROR")
 	for _, r := range relays {
 		var gpus []string
@@ -89,8 +88,8 @@ func (a *app) relayTable(relays []hook.Info) table.Writer {
 			relay = strconv.Itoa(r.Status.Relay.PID)
 		}
 		t.AppendRow(table.Row{
-			r.ID, dash(printable(r.Container.ID)), strconv.Itoa(r.Init.PID), strings.Join(gpus, ", "), dash(relay),
-			strconv.Itoa(r.Status.Starts), humanize.Time(r.Created), a.relayState(r), dash(printable(r.Status.Error)),
+			r.ID, dash(r.Container.ID), strconv.Itoa(r.Init.PID), strings.Join(gpus, ", "), dash(relay),
+			strconv.Itoa(r.Status.Starts), humanize.Time(r.Created), a.relayState(r), dash(r.Status.Error),
 		})
 	}
 	a.wrapLast(t, "ERROR")
@@ -99,18 +98,18 @@ func (a *app) relayTable(relays []hook.Info) table.Writer {
 
 // relayState is the supervisor's word, unless there is no supervisor to have
 // one.
-func (a *app) relayState(r hook.Info) string {
+func (a *app) relayState(r hook.Info) terminal.Styled {
 	switch {
 	case !r.Supervised:
-		return a.paint("left", text.FgRed)
+		return a.paint("left", red)
 	case r.Status.State == "": // the supervisor has not written one yet
-		return hook.StateStarting
+		return a.paint(hook.StateStarting)
 	case r.Status.State == hook.StateReady:
-		return a.paint(r.Status.State, text.FgGreen)
+		return a.paint(r.Status.State, green)
 	case r.Status.State == hook.StateDown, r.Status.State == hook.StateStopped:
-		return a.paint(r.Status.State, text.FgRed)
+		return a.paint(r.Status.State, red)
 	}
-	return a.paint(printable(r.Status.State), text.FgYellow)
+	return a.paint(r.Status.State, yellow)
 }
 
 func newGCCommand(a *app) *cobra.Command {
@@ -138,10 +137,10 @@ touched. The hook does the same whenever a container starts or ends.`,
 			return asRoot(err)
 		}
 		for _, id := range removed {
-			fmt.Fprintf(a.out, "removed %s\n", id)
+			a.out.Printf("removed %s\n", id)
 		}
 		if len(removed) == 0 && err == nil {
-			fmt.Fprintln(a.out, "Nothing is left to remove.")
+			a.out.Println("Nothing is left to remove.")
 		}
 		return asRoot(err)
 	}

@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -56,7 +57,7 @@ of its log.
 		}
 		for n, i := range list {
 			if n > 0 {
-				fmt.Fprintln(a.out)
+				a.out.Println()
 			}
 			a.printInspection(i)
 		}
@@ -67,8 +68,7 @@ of its log.
 
 func (a *app) printInspection(i hook.Inspection) {
 	t := a.newTable("WHAT", "VALUE")
-	// A relay that was taken over has its say in many of them.
-	row := func(what, value string) { t.AppendRow(table.Row{what, dash(printable(value))}) }
+	row := func(what, value string) { t.AppendRow(table.Row{what, dash(value)}) }
 	row("generation", i.ID)
 	row("container", i.Container.ID)
 	row("runtime root", i.Container.RuntimeRoot)
@@ -79,7 +79,7 @@ func (a *app) printInspection(i hook.Inspection) {
 	}
 	row("init", init)
 	row("created", fmt.Sprintf("%s, %s", i.Created.Format(time.RFC3339), humanize.Time(i.Created)))
-	t.AppendRow(table.Row{"state", a.relayState(i.Info)}) // which is painted
+	t.AppendRow(table.Row{"state", a.relayState(i.Info)})
 	row("starts", strconv.Itoa(i.Status.Starts))
 	row("last error", i.Status.Error)
 	for _, lane := range i.Config.Lanes {
@@ -112,6 +112,7 @@ func (a *app) printInspection(i hook.Inspection) {
 		}
 		row(p.Role, text)
 	}
+	printNCCLConf(row, i.NCCLConf)
 	printSandbox(row, i.Sandbox)
 	row("control group", i.Cgroup)
 	row("clients' socket", i.ClientSocket)
@@ -170,13 +171,31 @@ func (a *app) printInspection(i hook.Inspection) {
 		row("in use", fmt.Sprintf("clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(r.Used.Clients, r.Limits.Clients),
 			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors, r.Limits.Descriptors),
 			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory), humanize.IBytes(r.Used.Staging), humanize.IBytes(r.Limits.Staging)))
+		if own := i.Config.OwnHostMemory; own > 0 {
+			row("host memory limit", fmt.Sprintf("%s for clients, slots and rings together, from the container's memory limit", humanize.IBytes(own)))
+		}
 		row("wrong handles", strconv.FormatUint(r.BadHandles, 10))
 	} else {
 		row("no report", i.NoReport)
 	}
-	fmt.Fprintln(a.out, t.Render())
+	a.out.Println(t.Render())
 	for _, line := range i.LogTail {
-		fmt.Fprintln(a.out, "  "+printable(line))
+		a.out.Println("  " + strings.ReplaceAll(line, "\t", "        "))
+	}
+}
+
+// printNCCLConf shows which file sets NCCL's variables in the container.
+func printNCCLConf(row func(what, value string), c hook.NCCLConf) {
+	switch c.File {
+	case hook.NCCLConfPeerlane:
+		row("/etc/nccl.conf", "Peerlane's: the host's /etc/peerlane/nccl.conf, as it was when the container started")
+	case hook.NCCLConfContainer:
+		row("/etc/nccl.conf", "the container's own: of its image, a volume or a program in it")
+	default:
+		row("/etc/nccl.conf", "none: "+c.Reason)
+	}
+	for _, e := range c.Environment {
+		row("  comes first", e)
 	}
 }
 
@@ -250,7 +269,7 @@ func printSandbox(row func(what, value string), s hook.Confinement) {
 		for _, is := range []struct {
 			what string
 			so   bool
-		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}} {
+		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}, {"own network", r.OwnNetwork}} {
 			row("  "+is.what, map[bool]string{true: "yes", false: "no"}[is.so])
 		}
 		landlock := "no"
@@ -367,12 +386,7 @@ draws on which, and with how much of its memory.
 				Holders []hook.Holder `json:"holders"`
 			}{relays, holders}))
 		}
-		if len(holders) > 0 {
-			fmt.Fprintln(a.out, "These processes use GPUs:")
-			fmt.Fprintln(a.out, a.holderTable(holders).Render())
-		} else if err == nil {
-			fmt.Fprintln(a.out, "No process uses a GPU.")
-		}
+		a.printHolders(holders, err == nil)
 		return asRoot(err)
 	}
 	return cmd
@@ -391,7 +405,18 @@ func (a *app) holders(library interface {
 	return hook.Holders(a.layout, named)
 }
 
-func (a *app) holderTable(holders []hook.Holder) table.Writer {
+// printHolders lists the processes that use GPUs. That there is none it says only when
+// all relays are drained.
+func (a *app) printHolders(holders []hook.Holder, drained bool) {
+	if len(holders) > 0 {
+		a.out.Println("These processes use GPUs:")
+		a.out.Println(a.holderTable(holders).Render())
+	} else if drained {
+		a.out.Println("No process uses a GPU.")
+	}
+}
+
+func (a *app) holderTable(holders []hook.Holder) *table.Writer {
 	t := a.newTable("PID", "COMMAND", "CONTAINER", "USES", "HAS OPEN")
 	for _, h := range holders {
 		var uses []string
@@ -403,7 +428,7 @@ func (a *app) holderTable(holders []hook.Holder) table.Writer {
 			uses = append(uses, text)
 		}
 		t.AppendRow(table.Row{
-			strconv.Itoa(h.PID), dash(printable(h.Command)), dash(printable(h.Container)),
+			strconv.Itoa(h.PID), dash(h.Command), dash(h.Container),
 			dash(strings.Join(uses, ", ")), dash(strings.Join(h.Devices, ", ")),
 		})
 	}
@@ -479,7 +504,7 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 	told := map[string]string{}
 	tell := func(info hook.Info, state string) {
 		if form != formJSON && told[info.ID] != state {
-			fmt.Fprintf(a.out, "%s (container %s): %s\n", info.ID, printable(info.Container.ID), state)
+			a.out.Printf("%s (container %s): %s\n", info.ID, info.Container.ID, state)
 		}
 		told[info.ID] = state
 	}
@@ -505,14 +530,14 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 			case is.Status.State == state:
 				tell(info, state)
 			case is.Status.State == hook.StateDown:
-				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s", printable(is.Container.ID), printable(is.Status.Error), a.layout.GenerationDir(is.ID)+"/relay.log"))
+				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s", terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(is.ID)+"/relay.log"))
 			default:
 				word := is.Status.State
 				if is.Status.Relay != nil {
 					word += fmt.Sprintf(", process %d", is.Status.Relay.PID)
 				}
 				tell(info, word)
-				waiting = append(waiting, fmt.Sprintf("container %s (%s)", printable(is.Container.ID), word))
+				waiting = append(waiting, fmt.Sprintf("container %s (%s)", terminal.Sanitise(is.Container.ID), word))
 			}
 			relays.Relays = append(relays.Relays, relay)
 		}
@@ -560,9 +585,9 @@ func (a *app) completeRelays(cmd *cobra.Command, _ []string, begun string) ([]st
 	infos, _ := hook.List(a.layout) // what can be read is offered
 	var names []string
 	for _, info := range infos {
-		names = append(names, printable(info.Container.ID)+"\t"+(&app{}).relayState(info))
+		names = append(names, terminal.Sanitise(info.Container.ID)+"\t"+(&app{}).relayState(info).String())
 		if begun != "" && strings.HasPrefix(info.ID, begun) {
-			names = append(names, info.ID+"\t"+printable(info.Container.ID))
+			names = append(names, info.ID+"\t"+terminal.Sanitise(info.Container.ID))
 		}
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp

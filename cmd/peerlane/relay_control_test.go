@@ -16,6 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -125,13 +126,13 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 		"no NVML": {driver{err: fmt.Errorf("%w: it is not installed", topo.ErrNoNVML)}, "", ""},
 	} {
 		var out, errOut bytes.Buffer
-		a := &app{out: &out, log: logrus.New(), layout: layout.New(t.TempDir())}
+		a := &app{out: terminal.New(&out), log: logrus.New(), layout: layout.New(t.TempDir())}
 		a.log.SetOutput(&errOut)
 		holders, err := a.holders(test.driver)
 		if err != nil {
 			t.Fatal(err)
 		}
-		table := a.holderTable(holders).Render()
+		table := a.holderTable(holders).Render().String()
 		if row := strings.Contains(table, "1073741824"); row != (test.want != "") || !regexp.MustCompile(test.want).MatchString(table) {
 			t.Errorf("%s: no row %q in\n%s", name, test.want, table)
 		}
@@ -170,12 +171,12 @@ func TestWhatARelaySaysIsTamed(t *testing.T) {
 	}
 
 	var out bytes.Buffer
-	a := &app{out: &out, log: logrus.New(), layout: l}
+	a := &app{out: terminal.New(&out), log: logrus.New(), layout: l}
 	i := hook.Inspection{Info: infos[0], NoReport: escape, Cgroup: escape, Sandbox: hook.Confinement{Missing: []string{escape}}, LogTail: []string{escape}}
 	a.printInspection(i)
 	i.Report = &launch.Report{Contexts: []string{escape}, Staging: []launch.Staging{{GPU: escape, Note: escape}}}
 	a.printInspection(i)
-	fmt.Fprintln(&out, a.relayTable(infos).Render())
+	fmt.Fprintln(&out, a.relayTable(infos).Render().String())
 	for _, state := range []string{hook.StateReady, hook.StateDown} {
 		_, err := a.await(infos, state, 0, formTable)
 		fmt.Fprintln(&out, err)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -36,13 +37,13 @@ func TestRelayTable(t *testing.T) {
 		Config:    launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 3}}, {GPU: launch.GPU{Index: 7}}}},
 	}
 	var out bytes.Buffer
-	a := &app{out: &out}
+	a := &app{out: terminal.New(&out)}
 	table := a.relayTable([]hook.Info{
 		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateReady, Relay: &hook.Process{PID: 4712}, Starts: 2}},
 		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateDown, Starts: 5, Error: "no libcuda"}},
 		{Generation: generation, Supervised: true},
 		{Generation: generation, Status: hook.Status{State: hook.StateReady}},
-	}).Render()
+	}).Render().String()
 	id := generation.ID
 	for _, want := range []string{
 		id + ` +trainer +4711 +3, 7 +4712 +2 +3 hours ago +ready +-`,

@@ -7,9 +7,10 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/hook"
 )
 
@@ -48,7 +49,7 @@ those of one interval are printed. Without a NAME it shows all relays.
 		if interval < 10*time.Millisecond || interval > time.Hour {
 			return usageError{cmd.CommandPath(), fmt.Errorf("--interval %v: 10 ms to an hour is possible", interval)}
 		}
-		screen := terminal(a.out)
+		screen := a.out.File()
 		var before hook.Reports
 		for {
 			infos, err := a.relaysOrAll(names, len(names) == 0)
@@ -60,7 +61,7 @@ those of one interval are printed. Without a NAME it shows all relays.
 			case form.value == formJSON:
 				return a.printJSON(rates)
 			case once || screen == nil:
-				fmt.Fprint(a.out, a.topText(rates, connections))
+				_, _ = io.WriteString(a.out.Document(), a.topText(rates, connections))
 				return nil
 			}
 			// In one write, so that nothing flickers: home, the text with what is left of
@@ -76,7 +77,7 @@ those of one interval are printed. Without a NAME it shows all relays.
 	return cmd
 }
 
-// topText is a table of lanes, and of connections where they are wanted.
+// topText is a table of lanes, and of connections where they are wanted. It is sanitised.
 func (a *app) topText(rates []hook.Rates, connections bool) string {
 	if len(rates) == 0 {
 		return "No container has a relay.\n"
@@ -85,9 +86,9 @@ func (a *app) topText(rates []hook.Rates, connections bool) string {
 	each := a.newTable("CONTAINER", "PROCESS", "CONNECTION", "GPU", "", "GB/S", "MESSAGES/S", "IN FLIGHT", "FAILED", "P50", "P99", "WAITING FOR")
 	more, missing := 0, ""
 	for _, r := range rates {
-		name := printable(r.Container)
+		name := r.Container
 		if r.NoReport != "" {
-			missing += fmt.Sprintf("%s: %s\n", name, printable(r.NoReport))
+			missing += fmt.Sprintf("%s: %s\n", terminal.Sanitise(name), terminal.Sanitise(r.NoReport))
 			continue
 		}
 		if len(r.Lanes) == 0 {
@@ -97,22 +98,23 @@ func (a *app) topText(rates []hook.Rates, connections bool) string {
 			lanes.AppendRow(append(table.Row{name}, figures(l, r.Seconds)...))
 		}
 		for _, c := range r.Connections {
-			number := fmt.Sprintf("%d, %s with %s", c.Number, dash(c.Route), printable(c.Peer))
+			number := fmt.Sprintf("%d, %s with %s", c.Number, dash(c.Route), c.Peer)
 			each.AppendRow(append(table.Row{name, c.PID, number}, figures(c, r.Seconds)...))
 		}
 		more += r.MoreConnections
 	}
 	var b strings.Builder
+	w := terminal.New(&b)
 	if lanes.Length() > 0 {
-		fmt.Fprintln(&b, lanes.Render())
+		w.Println(lanes.Render())
 	}
 	if connections && each.Length() > 0 {
-		fmt.Fprintf(&b, "\n%s\n", each.Render())
+		w.Printf("\n%s\n", each.Render())
 	}
 	if connections && more > 0 {
-		fmt.Fprintf(&b, "%d more connections, which moved less in all, are not shown.\n", more)
+		w.Printf("%d more connections, which moved less in all, are not shown.\n", more)
 	}
-	b.WriteString(missing)
+	w.PrintLines(missing)
 	return b.String()
 }
 

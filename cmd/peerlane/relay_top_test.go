@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -19,7 +20,7 @@ func TestTopTable(t *testing.T) {
 	byClient.Stalls = []launch.Stall{{Cause: launch.StallNoSlot, Waiting: 3, Longest: 12 * time.Second}, {Cause: launch.StallRingFull, Count: 1, Time: time.Second, Waiting: 1, Longest: time.Millisecond}}
 	connection := rate
 	connection.PID, connection.Number, connection.Peer, connection.Route = 4711, 3, "container \x1b[2Jb", launch.RouteStaged
-	a := &app{out: &bytes.Buffer{}}
+	a := &app{out: terminal.New(&bytes.Buffer{})}
 	text := a.topText([]hook.Rates{
 		{Container: "trainer", Seconds: 2, Lanes: []hook.Rate{rate, byClient}, Connections: []hook.Rate{connection}, MoreConnections: 5},
 		{Container: "idle"}, {Container: "dead", NoReport: "its relay is down"},

@@ -8,12 +8,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cdi/engine"
+	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/hook/config"
 )
 
@@ -141,12 +141,12 @@ version does not know it).`,
 		}
 		t := a.newTable("ENGINE", "VERSION", "CDI", "CONFIGURATION", "STATE")
 		for _, s := range states {
-			t.AppendRow(table.Row{s.Engine, dash(printable(s.Version)), dash(string(s.CDI)), s.File, a.engineWords(s)})
+			t.AppendRow(table.Row{s.Engine, dash(s.Version), dash(string(s.CDI)), s.File, a.engineWords(s)})
 		}
-		fmt.Fprintln(a.out, t.Render())
+		a.out.Println(t.Render())
 		for _, s := range states {
 			for _, note := range s.Notes {
-				fmt.Fprintf(a.out, "%s: %s\n", s.Engine, printable(note))
+				a.out.Printf("%s: %s\n", s.Engine, note)
 			}
 		}
 		return asRoot(failed)
@@ -155,18 +155,18 @@ version does not know it).`,
 }
 
 // engineWords say how an engine is.
-func (a *app) engineWords(s engine.State) string {
+func (a *app) engineWords(s engine.State) terminal.Styled {
 	switch {
 	case s.Error != "":
-		return a.paint("could not tell", text.FgRed) // the reason is the command's error
+		return a.paint("could not tell", red) // the reason is the command's error
 	case s.Version == "":
-		return "not installed"
+		return a.paint("not installed")
 	case len(s.Change) > 0:
-		return a.paint("needs "+printable(strings.Join(s.Change, ", ")), text.FgYellow)
+		return a.paint("needs "+strings.Join(s.Change, ", "), yellow)
 	case s.Configured:
-		return "ready, configured by Peerlane"
+		return a.paint("ready, configured by Peerlane")
 	}
-	return "ready"
+	return a.paint("ready")
 }
 
 // changeReport is what these commands print of a change, as JSON.
@@ -197,24 +197,24 @@ func (a *app) report(form string, c engine.Change, dry bool, r changeReport) err
 		return a.printJSON(r)
 	}
 	for _, note := range c.Notes {
-		a.log.Warn(c.Engine + ": " + printable(note))
+		a.log.Warn(c.Engine + ": " + terminal.Sanitise(note))
 	}
 	switch {
 	case !r.Changed:
-		fmt.Fprintf(a.out, "%s: nothing has to be changed.\n", c.Engine)
+		a.out.Printf("%s: nothing has to be changed.\n", c.Engine)
 		return nil
 	case dry:
-		fmt.Fprint(a.out, r.Diff)
+		a.out.PrintLines(r.Diff)
 	case c.New == nil:
-		fmt.Fprintf(a.out, "removed %s\n", printable(r.File))
+		a.out.Printf("removed %s\n", r.File)
 	default:
-		fmt.Fprintf(a.out, "wrote %s\n", printable(r.File))
+		a.out.Printf("wrote %s\n", r.File)
 	}
 	if r.Backup != "" && !dry {
-		fmt.Fprintf(a.out, "%s has it as it was\n", printable(r.Backup))
+		a.out.Printf("%s has it as it was\n", r.Backup)
 	}
 	if r.Restart != "" && !dry {
-		fmt.Fprintf(a.out, "To take effect: %s\n", r.Restart)
+		a.out.Printf("To take effect: %s\n", r.Restart)
 	}
 	return nil
 }

@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/demo"
@@ -222,11 +222,11 @@ func judged(pairs []launch.Pair) error {
 }
 
 func (a *app) printSelfTest(r selfTestReport) {
-	fmt.Fprintf(a.out, "Host: %s.\nCUDA driver %d.\n", r.Host, r.Driver)
+	a.out.Printf("Host: %s.\nCUDA driver %d.\n", r.Host, r.Driver)
 	if r.Simulated {
-		fmt.Fprintln(a.out, "These GPUs are simulated: the figures say nothing about GPUs.")
+		a.out.Println("These GPUs are simulated: the figures say nothing about GPUs.")
 	}
-	fmt.Fprintln(a.out)
+	a.out.Println()
 	t := a.newTable("GPU", "SERVER", "VERDICT", "CHECKED", "KERNEL", "OUT GB/S", "IN", "BOUNCE OUT", "IN", "BY SERVER OUT", "IN", "CHOSEN", "SECONDS", "REASON")
 	for _, p := range r.Pairs {
 		kernel := p.Reader
@@ -241,23 +241,23 @@ func (a *app) printSelfTest(r selfTestReport) {
 		if p.Verdict == launch.VerdictGood && kernel != p.Reader {
 			why = "kernel " + p.Reader
 		}
-		t.AppendRow(append(row, dash(chosen(p)), fmt.Sprintf("%.1f", float64(p.Milliseconds)/1e3), dash(printable(why))))
+		t.AppendRow(append(row, dash(chosen(p)), fmt.Sprintf("%.1f", float64(p.Milliseconds)/1e3), dash(why)))
 	}
 	a.wrapLast(t, "REASON")
-	fmt.Fprintln(a.out, t.Render())
+	a.out.Println(t.Render())
 	if r.Kept {
-		fmt.Fprintln(a.out, "\nRelays that start go by it until the next boot or another driver.")
+		a.out.Println("\nRelays that start go by it until the next boot or another driver.")
 	}
 }
 
-func (a *app) verdict(word string) string {
+func (a *app) verdict(word string) terminal.Styled {
 	switch word {
 	case launch.VerdictGood:
-		return a.paint(word, text.FgGreen)
+		return a.paint(word, green)
 	case launch.VerdictUntested:
-		return a.paint(word, text.FgYellow)
+		return a.paint(word, yellow)
 	}
-	return a.paint(word, text.FgRed)
+	return a.paint(word, red)
 }
 
 func rateWord(gbs float64) string {

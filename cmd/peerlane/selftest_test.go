@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
@@ -26,7 +27,7 @@ func testedPair(server int, verdict, reason string) launch.Pair {
 
 func TestSelfTestTable(t *testing.T) {
 	var out bytes.Buffer
-	a := &app{out: &out}
+	a := &app{out: terminal.New(&out)}
 	untried := testedPair(1, launch.VerdictGood, "")
 	untried.Reader = "not tried: no PTX here"
 	nothing := launch.Pair{PairName: testedPair(5, "", "").PairName, Verdict: launch.VerdictUntested, Reason: "out of memory\x1b[2J"}
@@ -128,7 +129,7 @@ func TestASelfTestThatIsNotKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &app{out: &bytes.Buffer{}, errOut: &bytes.Buffer{}}
+	a := &app{out: terminal.New(&bytes.Buffer{}), errOut: terminal.New(&bytes.Buffer{})}
 	report, err := a.selfTest(t.Context(), &selfTested{tester: tester, kept: true}, []launch.PairName{testedPair(0, "", "").PairName}, false)
 	if err == nil || report.Kept {
 		t.Errorf("kept is %v, with %v", report.Kept, err)

@@ -7,10 +7,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
+	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
 )
@@ -19,6 +19,7 @@ import (
 type hostFlags struct {
 	cmd                *cobra.Command
 	input, sysfs, proc string
+	one                string // host of a file that describes several
 	software           bool
 	anyVendor          bool
 }
@@ -49,7 +50,21 @@ func (f *hostFlags) read() (*topo.Host, error) {
 	if f.input != "" && (f.cmd.Flags().Changed("sysfs") || f.cmd.Flags().Changed("proc")) {
 		return nil, usageError{f.cmd.CommandPath(), errors.New("--input reads a file, --sysfs and --proc a host: give one or the other")}
 	}
-	return topo.Read(f.input, f.options())
+	if !f.cmd.Flags().Changed("host") {
+		return topo.Read(f.input, f.options())
+	}
+	if f.input == "" {
+		return nil, usageError{f.cmd.CommandPath(), errors.New("--host is a host of a file: give --input as well")}
+	}
+	h, err := topo.Read(f.input, f.options())
+	if err != nil {
+		return nil, err
+	}
+	h, err = h.Only(f.one)
+	if err != nil {
+		return nil, fmt.Errorf("--host of %s: %w", f.input, err)
+	}
+	return h, nil
 }
 
 // live reports whether it is this host that is read.
@@ -150,7 +165,7 @@ func (a *app) printXML(h *topo.Host, virtual bool) error {
 	if err != nil {
 		return err
 	}
-	_, err = a.out.Write(text)
+	_, err = a.out.Document().Write(text)
 	return err
 }
 
@@ -179,14 +194,14 @@ func withLists(h *topo.Host) *topo.Host {
 }
 
 func (a *app) printTopo(h *topo.Host, paths *topo.PathTable) {
-	fmt.Fprintf(a.out, "Host read from %s\n\n", origin(h.Source))
+	a.out.Printf("Host read from %s\n\n", origin(h.Source))
 	if len(h.GPUs) == 0 {
-		fmt.Fprint(a.out, "No GPU.\n\n")
+		a.out.PrintLines("No GPU.\n\n")
 	} else {
 		a.section("GPUs", a.gpuTable(h.GPUs))
 	}
 	if len(h.NICs) == 0 {
-		fmt.Fprint(a.out, "No RDMA NIC.\n\n")
+		a.out.PrintLines("No RDMA NIC.\n\n")
 	} else {
 		a.section("NICs", a.nicTable(h.NICs))
 	}
@@ -199,7 +214,7 @@ func (a *app) printTopo(h *topo.Host, paths *topo.PathTable) {
 		}
 		a.printLegend(occur, counted)
 		for _, line := range legend {
-			fmt.Fprintln(a.out, line)
+			a.out.Println(line)
 		}
 	}
 	a.printNotes(append(reasons(h), h.Notes...))
@@ -207,9 +222,9 @@ func (a *app) printTopo(h *topo.Host, paths *topo.PathTable) {
 
 // printNICs prints NICs alone.
 func (a *app) printNICs(h *topo.Host) {
-	fmt.Fprintf(a.out, "Host read from %s\n\n", origin(h.Source))
+	a.out.Printf("Host read from %s\n\n", origin(h.Source))
 	if len(h.NICs) == 0 {
-		fmt.Fprint(a.out, "No RDMA NIC.\n\n")
+		a.out.PrintLines("No RDMA NIC.\n\n")
 		return
 	}
 	a.section("NICs", a.factsTable(h.NICs))
@@ -241,7 +256,7 @@ func onHost(host, name string) string {
 // printNotes prints the sentences that go with a host or a plan.
 func (a *app) printNotes(notes []string) {
 	for _, n := range notes {
-		fmt.Fprintf(a.out, "%s %s\n", a.paint("Note:", text.FgYellow), printable(n))
+		a.out.Printf("%s %s\n", a.paint("Note:", yellow), n)
 	}
 }
 
@@ -252,7 +267,7 @@ func origin(s topo.Source) string {
 	return s.Sysfs
 }
 
-func (a *app) gpuTable(gpus []topo.GPU) table.Writer {
+func (a *app) gpuTable(gpus []topo.GPU) *table.Writer {
 	t := a.newTable("GPU", "ADDRESS", "NAME", "UUID", "NUMA", "DEVICE", "PCIE", "NVLINK")
 	for _, g := range gpus {
 		node := ""
@@ -291,7 +306,7 @@ func nvlinks(g topo.GPU) string {
 	return strings.Join(parts, ", ")
 }
 
-func (a *app) nicTable(nics []topo.NIC) table.Writer {
+func (a *app) nicTable(nics []topo.NIC) *table.Writer {
 	t := a.newTable("NIC", "ADDRESS", "DRIVER", "PORT", "STATE", "LINK LAYER", "RATE", "NUMA", "DEVICE")
 	for _, n := range nics {
 		node := ""
@@ -313,7 +328,7 @@ func (a *app) nicTable(nics []topo.NIC) table.Writer {
 }
 
 // factsTable is what ibstat says of NICs: a line for each port.
-func (a *app) factsTable(nics []topo.NIC) table.Writer {
+func (a *app) factsTable(nics []topo.NIC) *table.Writer {
 	t := a.newTable("NIC", "FIRMWARE", "NODE GUID", "PORT", "PORT GUID", "STATE", "PHYSICAL STATE", "LID", "SM LID", "RATE", "LINK LAYER")
 	for _, n := range nics {
 		of := []any{onHost(n.Host, n.Name), dash(n.Firmware), dash(n.GUID)}
@@ -355,11 +370,11 @@ func linkRate(p topo.Place) string {
 	return rate(p.Link, "GB/s")
 }
 
-func (a *app) state(p topo.Port) string {
+func (a *app) state(p topo.Port) terminal.Styled {
 	if p.Active() {
-		return a.paint(dash(p.State), text.FgGreen)
+		return a.paint(dash(p.State), green)
 	}
-	return a.paint(p.State, text.FgRed)
+	return a.paint(p.State, red)
 }
 
 func numa(node int) string {
@@ -400,9 +415,9 @@ func matrixLabels(h *topo.Host) (labels, legend []string) {
 	label := func(host, name string) {
 		if _, known := hosts[host]; !known {
 			hosts[host] = fmt.Sprintf("H%d", len(hosts)-1)
-			legend = append(legend, fmt.Sprintf("%-4s  %s", hosts[host], printable(host)))
+			legend = append(legend, fmt.Sprintf("%-4s  %s", hosts[host], terminal.Sanitise(host)))
 		}
-		labels = append(labels, printable(onHost(hosts[host], name)))
+		labels = append(labels, terminal.Sanitise(onHost(hosts[host], name)))
 	}
 	for _, g := range h.GPUs {
 		label(g.Host, fmt.Sprintf("GPU%d", g.Index))
@@ -415,7 +430,7 @@ func matrixLabels(h *topo.Host) (labels, legend []string) {
 		}
 		label(n.Host, name)
 		if long {
-			legend = append(legend, fmt.Sprintf("%-4s  %s", name, printable(onHost(hosts[n.Host], n.Name))))
+			legend = append(legend, fmt.Sprintf("%-4s  %s", name, terminal.Sanitise(onHost(hosts[n.Host], n.Name))))
 		}
 	}
 	return labels, legend
@@ -499,7 +514,7 @@ func (a *app) typeCells(h *topo.Host, paths *topo.PathTable) (c cells, occur map
 // bandwidthCells are the bandwidths of paths.
 func bandwidthCells(paths *topo.PathTable) (c cells) {
 	for _, p := range paths.Paths {
-		c.texts = append(c.texts, bandwidthOf(p))
+		c.texts = append(c.texts, terminal.Paint(bandwidthOf(p)))
 	}
 	return c
 }
@@ -542,16 +557,16 @@ func bandwidthOf(p topo.Path) string {
 }
 
 // typeColours tells at a glance what passes the CPU.
-func typeColours(t topo.PathType) []text.Color {
+func typeColours(t topo.PathType) []int {
 	switch {
 	case t <= topo.C2C:
-		return []text.Color{text.FgHiGreen}
+		return []int{brightGreen}
 	case t <= topo.PXB:
-		return []text.Color{text.FgGreen}
+		return []int{green}
 	case t <= topo.PHB:
-		return []text.Color{text.FgYellow}
+		return []int{yellow}
 	default:
-		return []text.Color{text.FgRed}
+		return []int{red}
 	}
 }
 
@@ -572,11 +587,11 @@ var meanings = map[topo.PathType]string{
 // printLegend explains the path types that occur, nearest first.
 func (a *app) printLegend(occur map[topo.PathType]bool, counted bool) {
 	if counted {
-		fmt.Fprintf(a.out, "%s  %s\n", a.paint("NV# ", typeColours(topo.NVL)...), "so many NVLinks")
+		a.out.Printf("%s  %s\n", a.paint("NV# ", typeColours(topo.NVL)...), "so many NVLinks")
 	}
 	for t := topo.LOC; t <= topo.DIS; t++ {
 		if occur[t] && meanings[t] != "" {
-			fmt.Fprintf(a.out, "%s  %s\n", a.paint(fmt.Sprintf("%-4s", t), typeColours(t)...), meanings[t])
+			a.out.Printf("%s  %s\n", a.paint(fmt.Sprintf("%-4s", t), typeColours(t)...), meanings[t])
 		}
 	}
 }

@@ -12,6 +12,6 @@ import (
 func newTrafficClientCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "traffic-client", Hidden: true, Short: "Be a client that exchanges verified messages: do what standard input says, in JSON", Args: noArgs,
-		RunE: func(*cobra.Command, []string) error { return traffic.Serve(os.Stdin, a.out) },
+		RunE: func(*cobra.Command, []string) error { return traffic.Serve(os.Stdin, a.out.Document()) },
 	}
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/cmd/version"
@@ -23,8 +21,8 @@ func newVersionCommand(a *app) *cobra.Command {
 		if form.value == formJSON {
 			return a.printJSON(build)
 		}
-		_, err := fmt.Fprintln(a.out, "peerlane", build)
-		return err
+		a.out.Println("peerlane", build)
+		return nil
 	}
 	return cmd
 }

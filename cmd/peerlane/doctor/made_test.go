@@ -75,7 +75,8 @@ func TestMain(m *testing.M) {
 	debug.SetGCPercent(400) // a hundred hosts are read, and none is kept
 	code := m.Run()
 	if shared != nil {
-		if err := os.RemoveAll(shared.root); err != nil {
+		_, err := layout.New(shared.root).UnmountAnchor()
+		if err := errors.Join(err, os.RemoveAll(shared.root)); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -96,6 +97,7 @@ func newMade(t *testing.T) *made {
 		must(t, err)
 		m := &made{t: t, root: root, between: func() {}, answer: hook.Answer{Report: &launch.Report{}}}
 		m.build()
+		must(t, layout.New(root).MountAnchor())
 		shared = m
 	}
 	shared.t = t

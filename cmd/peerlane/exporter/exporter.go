@@ -27,11 +27,11 @@ const stateLeft, stateEnded = "left", "ended"
 // unwanted are the states of relays that are not meant to answer.
 var unwanted = []string{hook.StateStopping, hook.StateStopped, hook.StateDraining, hook.StateDrained, hook.StateEnding}
 
-// Labels of metrics. A container keeps its id and gets another generation with each
-// start; a lane is named by the PCI address and the index of its GPU, and by the NICs that
-// it is striped over, with commas between them.
+// Labels of metrics. relay is opaque and differs for each start of a container; container
+// is empty unless names are shown. A lane is named by the PCI address and the index of its
+// GPU, and by the NICs that it is striped over, with commas between them.
 var (
-	ofRelay     = []string{"container", "generation"}
+	ofRelay     = []string{"container", "relay"}
 	ofLane      = append(slices.Clone(ofRelay), "gpu", "index", "nic", "direction")
 	ofLaneCause = append(slices.Clone(ofLane), "cause")
 	ofStaging   = append(slices.Clone(ofRelay), "gpu", "memory")
@@ -83,15 +83,13 @@ var (
 // gives a scrape up, and with it all other relays.
 const answerTime = 3 * time.Second
 
-// Collector asks a host's relays whenever it is scraped.
-type Collector struct {
-	look func() ([]hook.Info, hook.Reports, error)
-	log  func(error)
-}
+// Source reads the state of a host's relays. The error is for what could not be read;
+// the snapshot has the rest.
+type Source func() (Snapshot, error)
 
-// New is the collector of a host. log hears what could not be read.
-func New(l layout.Layout, log func(error)) *Collector {
-	return &Collector{log: log, look: func() ([]hook.Info, hook.Reports, error) {
+// Host reads the state itself, which root can.
+func Host(l layout.Layout) Source {
+	return func() (Snapshot, error) {
 		infos, err := hook.List(l)
 		var alive []hook.Info
 		for _, info := range infos {
@@ -99,8 +97,21 @@ func New(l layout.Layout, log func(error)) *Collector {
 				alive = append(alive, info)
 			}
 		}
-		return infos, hook.Ask(l, alive, answerTime), err
-	}}
+		return snapshot(infos, hook.Ask(l, alive, answerTime)), err
+	}
+}
+
+// Collector reads from a source whenever it is scraped.
+type Collector struct {
+	look  Source
+	log   func(error)
+	names bool
+}
+
+// New is the collector of a source. The metrics have containers' ids only with names. log
+// receives what could not be read.
+func New(source Source, names bool, log func(error)) *Collector {
+	return &Collector{source, log, names}
 }
 
 // Describe names the metrics.
@@ -112,7 +123,7 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 
 // Collect asks. What can be read is there, whatever the rest is.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
-	infos, reports, err := c.look()
+	state, err := c.look()
 	failed := 0.0
 	if err != nil {
 		failed = 1
@@ -121,24 +132,27 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	e := emitter(to)
 	e.gauge(scrapeErrors, failed)
 	count := map[string]int{}
-	for _, info := range infos {
-		state := info.Status.State
+	for _, r := range state.Relays {
+		state := r.State
 		switch {
-		case !info.Supervised && !info.Alive:
+		case !r.Supervised && !r.Alive:
 			count[stateEnded]++ // there is nothing to tell of a relay
 			continue
-		case !info.Supervised:
+		case !r.Supervised:
 			state = stateLeft
 		case !slices.Contains(States, state): // not written yet, or of another release
 			state = hook.StateStarting
 		}
 		count[state]++
-		e.relay(info, reports[info.ID])
+		if !c.names {
+			r.Container = ""
+		}
+		e.relay(r)
 		wanted := 1.0
 		if slices.Contains(unwanted, state) {
 			wanted = 0
 		}
-		e.gauge(relayWanted, wanted, label(info.Container.ID), label(info.ID))
+		e.gauge(relayWanted, wanted, label(r.Container), label(r.Label))
 	}
 	for _, state := range States {
 		e.gauge(relays, float64(count[state]), state)
@@ -159,14 +173,14 @@ func (e emitter) counter(d *prometheus.Desc, value uint64, labels ...string) {
 // label is text of a runtime or a relay as a label can have it.
 func label(text string) string { return strings.ToValidUTF8(text, "?") }
 
-func (e emitter) relay(info hook.Info, answer hook.Answer) {
-	of := []string{label(info.Container.ID), label(info.ID)}
-	e.counter(relayStarts, uint64(max(info.Status.Starts, 0)), of...)
-	if answer.Report == nil {
+func (e emitter) relay(is Relay) {
+	of := []string{label(is.Container), label(is.Label)}
+	e.counter(relayStarts, uint64(max(is.Starts, 0)), of...)
+	if is.Report == nil {
 		e.gauge(relayUp, 0, of...)
 		return
 	}
-	r := answer.Report
+	r := is.Report
 	e.gauge(relayUp, 1, of...)
 	e.gauge(relayClients, float64(r.Used.Clients), of...)
 	e.gauge(connections, float64(r.Used.Connections), of...)
@@ -175,7 +189,7 @@ func (e emitter) relay(info hook.Info, answer hook.Answer) {
 	e.counter(badHandles, r.BadHandles, of...)
 	e.counter(stagedBytes, r.Staged, of...)
 	e.counter(directBytes, r.Direct, of...)
-	has, stages := gpus(info.Config)
+	has, stages := gpus(is.Lanes)
 	e.staging(r.Staging, has, stages, of)
 	seen := map[string]bool{} // a relay that was taken over can say anything
 	for _, l := range r.Lanes {
@@ -183,7 +197,7 @@ func (e emitter) relay(info hook.Info, answer hook.Answer) {
 			continue
 		}
 		seen[l.GPU] = true
-		index, nics := lane(info.Config.Lanes, l.GPU)
+		index, nics := lane(is.Lanes, l.GPU)
 		of := append(slices.Clone(of), l.GPU, index, nics)
 		e.lane(l.Sent, append(slices.Clone(of), "sent"))
 		e.lane(l.Received, append(slices.Clone(of), "received"))
@@ -192,9 +206,9 @@ func (e emitter) relay(info hook.Info, answer hook.Answer) {
 
 // gpus are those that a relay has lanes of, and those that these may stage on. What it tells
 // of others is left out: its word makes no series of which there is no end.
-func gpus(c launch.Config) (has, stages map[string]bool) {
+func gpus(lanes []launch.Lane) (has, stages map[string]bool) {
 	has, stages = map[string]bool{}, map[string]bool{}
-	for _, l := range c.Lanes {
+	for _, l := range lanes {
 		has[l.GPU.BusID], stages[l.GPU.BusID] = true, true
 		for _, s := range l.Servers {
 			stages[s.BusID] = true

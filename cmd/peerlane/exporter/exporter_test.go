@@ -5,8 +5,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
@@ -67,13 +70,16 @@ func registry(t *testing.T) (*prometheus.Registry, *[]error) {
 	t.Helper()
 	var logged []error
 	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(&Collector{look: working, log: func(err error) { logged = append(logged, err) }})
+	r.MustRegister(&Collector{look: func() (Snapshot, error) {
+		infos, reports, err := working()
+		return snapshot(infos, reports), err
+	}, names: true, log: func(err error) { logged = append(logged, err) }})
 	return r, &logged
 }
 
 func TestMetrics(t *testing.T) {
 	r, logged := registry(t)
-	const lane = `container="trainer",direction="sent",generation="a1",gpu="0000:3b:00.0",index="3",nic="mlx5_0,mlx5_1"`
+	const lane = `container="trainer",direction="sent",gpu="0000:3b:00.0",index="3",nic="mlx5_0,mlx5_1",relay="068620d1ac2ad8e4"`
 	want := `
 # HELP peerlane_relays Containers by the state of their relay.
 # TYPE peerlane_relays gauge
@@ -90,21 +96,21 @@ peerlane_relays{state="stopping"} 0
 peerlane_relays{state="waiting"} 0
 # HELP peerlane_relay_up Whether the relay answered when it was asked just now.
 # TYPE peerlane_relay_up gauge
-peerlane_relay_up{container="drained",generation="a5"} 0
-peerlane_relay_up{container="gone",generation="a3"} 0
-peerlane_relay_up{container="silent",generation="a2"} 0
-peerlane_relay_up{container="trainer",generation="a1"} 1
+peerlane_relay_up{container="drained",relay="38b61dd6648f2f75"} 0
+peerlane_relay_up{container="gone",relay="dfaa881903bc2324"} 0
+peerlane_relay_up{container="silent",relay="d389ccdfe17105ef"} 0
+peerlane_relay_up{container="trainer",relay="068620d1ac2ad8e4"} 1
 # HELP peerlane_relay_wanted Whether the relay is meant to run: 0 where it was stopped or drained, or its container ends.
 # TYPE peerlane_relay_wanted gauge
-peerlane_relay_wanted{container="drained",generation="a5"} 0
-peerlane_relay_wanted{container="gone",generation="a3"} 1
-peerlane_relay_wanted{container="silent",generation="a2"} 1
-peerlane_relay_wanted{container="trainer",generation="a1"} 1
+peerlane_relay_wanted{container="drained",relay="38b61dd6648f2f75"} 0
+peerlane_relay_wanted{container="gone",relay="dfaa881903bc2324"} 1
+peerlane_relay_wanted{container="silent",relay="d389ccdfe17105ef"} 1
+peerlane_relay_wanted{container="trainer",relay="068620d1ac2ad8e4"} 1
 # HELP peerlane_staging_bytes Staging memory that the relay has.
 # TYPE peerlane_staging_bytes gauge
-peerlane_staging_bytes{container="trainer",generation="a1",gpu="0000:18:00.0",memory="gpu"} 111
-peerlane_staging_bytes{container="trainer",generation="a1",gpu="0000:3b:00.0",memory="host"} 64
-peerlane_staging_bytes{container="trainer",generation="a1",gpu="0000:5d:00.0",memory="gpu"} 7
+peerlane_staging_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"} 111
+peerlane_staging_bytes{container="trainer",gpu="0000:3b:00.0",memory="host",relay="068620d1ac2ad8e4"} 64
+peerlane_staging_bytes{container="trainer",gpu="0000:5d:00.0",memory="gpu",relay="068620d1ac2ad8e4"} 7
 # HELP peerlane_exporter_last_scrape_error 1 where something of the relays' state could not be read.
 # TYPE peerlane_exporter_last_scrape_error gauge
 peerlane_exporter_last_scrape_error 1
@@ -132,7 +138,7 @@ peerlane_exporter_last_scrape_error 1
 			}
 		}
 	}
-	relay := `{container="trainer",generation="a1"}`
+	relay := `{container="trainer",relay="068620d1ac2ad8e4"}`
 	cause := `{cause="no grant",` + lane + `}`
 	for key, want := range map[string]float64{
 		"relay_starts_total" + relay: 2, "relay_clients" + relay: 2, "relay_connections" + relay: 5, "relay_memories" + relay: 7, "relay_host_memory_bytes" + relay: 1 << 20,
@@ -140,9 +146,9 @@ peerlane_exporter_last_scrape_error 1
 		"lane_bytes_total{" + lane + "}": 4096, "lane_operations_total{" + lane + "}": 10, "lane_failed_operations_total{" + lane + "}": 1,
 		"lane_in_place_bytes_total{" + lane + "}": 100, "lane_operations_in_flight{" + lane + "}": 3,
 		"lane_stalls_total" + cause: 4, "lane_stall_seconds_total" + cause: 3, "lane_stalled_operations" + cause: 2, "lane_longest_stall_seconds" + cause: 1,
-		"lane_stalls_total" + strings.Replace(cause, "no grant", "pacing", 1):                       0,
-		`staging_wanted_bytes{container="trainer",generation="a1",gpu="0000:18:00.0",memory="gpu"}`: 222,
-		`staging_client_bytes{container="trainer",generation="a1",gpu="0000:18:00.0",memory="gpu"}`: 5,
+		"lane_stalls_total" + strings.Replace(cause, "no grant", "pacing", 1):                                0,
+		`staging_wanted_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 222,
+		`staging_client_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 5,
 	} {
 		if got, there := values[key]; !there || got != want {
 			t.Errorf("%s is %v (%v), want %v", key, got, there, want)
@@ -175,6 +181,92 @@ func gather(t *testing.T, r prometheus.Gatherer) []*dto.MetricFamily {
 		t.Fatal(err)
 	}
 	return families
+}
+
+// Every user of a host can scrape loopback: no container's id and no generation is there.
+func TestExporterHidesContainersWithoutNames(t *testing.T) {
+	source := func() (Snapshot, error) {
+		infos, reports, _ := working()
+		return snapshot(infos, reports), nil
+	}
+	for _, names := range []bool{false, true} {
+		r := prometheus.NewPedanticRegistry()
+		r.MustRegister(New(source, names, func(error) {}))
+		relays := map[string]bool{}
+		for _, f := range gather(t, r) {
+			for _, m := range f.GetMetric() {
+				for _, l := range m.GetLabel() {
+					switch l.GetName() {
+					case "generation":
+						t.Errorf("%s has a generation", f.GetName())
+					case "container":
+						if (l.GetValue() != "") != names {
+							t.Errorf("names %v: %s is of container %q", names, f.GetName(), l.GetValue())
+						}
+					case "relay":
+						relays[l.GetValue()] = true
+						if len(l.GetValue()) != 16 {
+							t.Errorf("%s is of relay %q", f.GetName(), l.GetValue())
+						}
+					}
+				}
+			}
+		}
+		if len(relays) != 4 {
+			t.Errorf("names %v: relays %v", names, relays)
+		}
+	}
+}
+
+// A snapshot that a socket brings is that of the host, and what could not be read with it.
+func TestRemoteReadsWhatWriteWrites(t *testing.T) {
+	infos, reports, broken := working()
+	socket := filepath.Join(t.TempDir(), "collector.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	served := make(chan error, 2)
+	go func() {
+		c, err := l.Accept()
+		if err == nil {
+			err = errors.Join(Write(c, func() (Snapshot, error) { return snapshot(infos, reports), broken }), c.Close())
+		}
+		served <- err
+		if c, err = l.Accept(); err == nil {
+			_, err = c.Write([]byte(`{"relays": [`))
+			err = errors.Join(err, c.Close())
+		}
+		served <- err
+	}()
+	got, err := Remote(socket)()
+	if err == nil || err.Error() != broken.Error() {
+		t.Errorf("error %v, want %v", err, broken)
+	}
+	got.Error = ""
+	want := snapshot(infos, reports)
+	text, err := json.Marshal(want) // which makes valid text of a name
+	if err == nil {
+		err = json.Unmarshal(text, &want)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("snapshot (-want +got):\n%s", diff)
+	}
+	if _, err := Remote(socket)(); err == nil || !strings.Contains(err.Error(), "journalctl") {
+		t.Errorf("of half a snapshot: %v", err)
+	}
+	for range 2 {
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := Remote(socket + "x")(); err == nil || !strings.Contains(err.Error(), "systemctl start") {
+		t.Errorf("without a socket: %v", err)
+	}
 }
 
 // What promtool check metrics says; and all metrics that are described are there.
@@ -365,17 +457,27 @@ func TestTheDocumentIsCurrent(t *testing.T) {
 
 ` + "`peerlane exporter`" + ` gives the figures of a host's relays to Prometheus, at
 http://127.0.0.1:9836/metrics unless ` + "`--listen`" + ` says otherwise. It asks relays when it is
-scraped and runs as root, as their state is root's. ` + "`--web-config FILE`" + ` is a
+scraped. ` + "`--web-config FILE`" + ` is a
 [web configuration](https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md)
 of Prometheus' exporter-toolkit, for TLS and passwords.
+
+` + "`systemctl enable --now peerlane-exporter.service`" + ` runs it as the user peerlane-exporter,
+without capabilities. The state of relays is root's: peerlane-exporter-collector.socket,
+which only the group peerlane-exporter can open, starts ` + "`peerlane exporter collect`" + ` as
+root for each scrape. Containers' ids are in the metrics of
+/run/peerlane-exporter/metrics.sock, which only that group can open, and not in those of
+loopback. Arguments, ` + "`--listen`" + ` for example, go into /etc/peerlane/exporter.env:
+` + "`PEERLANE_EXPORTER_ARGS=--listen :9836 --web-config /etc/peerlane/web.yaml`" + `. With ` + "`cdi.tenancy = \"multi\"`" + ` it
+does not start unless ` + "`exporter.multi_tenancy`" + ` is true.
 
 packaging/prometheus has a dashboard for Grafana and alerts. A test checks that their
 queries name metrics and labels that there are, and another one (` + "`make test-packages`" + `) has
 Prometheus' own parsers read them, as ` + "`promtool check rules`" + ` does; the dashboard has not
 been loaded in Grafana.
 
-A container keeps its name and gets another generation each time it starts; counters
-begin anew when a relay does. Relays have 3 s to answer a scrape; of one that does not,
+` + "`relay`" + ` is opaque, and another one each time a container starts; ` + "`container`" + ` is the
+container's id, and empty where every user of the host can connect. Counters begin anew
+when a relay does. Relays have 3 s to answer a scrape; of one that does not,
 or was stopped, there is no more than ` + "`peerlane_relay_up`" + ` 0, and ` + "`peerlane_relay_wanted`" + `
 says whether it was meant to run. Alerts take the job that scrapes it to be called
 ` + "`peerlane`" + `. A lane has its GPU's PCI address (` + "`gpu`" + `) and index, and the

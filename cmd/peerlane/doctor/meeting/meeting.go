@@ -30,7 +30,7 @@ import (
 
 // Versions of this protocol. They are not those of the protocol between relays, which
 // Facts have.
-const version = 1
+const version = 2
 
 // Who is asked for by a doctor: of a relay no listener has that name, and it says so.
 var target = network.Target{Host: wire.UUID([]byte("peerlane doctor ")), Token: wire.UUID([]byte("peerlane doctor "))}

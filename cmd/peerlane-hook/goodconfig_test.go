@@ -1,0 +1,91 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+// A configuration with a fault does not stop containers: the hook takes the last one that had
+// none, and tells the journal. Without such a copy the fault is an error.
+func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
+	root := shortRoot(t)
+	journal := hostLog(t, root, "run/systemd/journal/socket")
+	l := layout.New(root)
+	if err := l.Create(); err != nil {
+		t.Fatal(err)
+	}
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(l.ConfigFile(), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The host has no plan: a container starts where on_failure is warn.
+	create := func(status int) string {
+		t.Helper()
+		out, got := command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
+		entry := logged(t, journal)
+		if got != status {
+			t.Errorf("status %d, want %d: %s", got, status, out)
+		}
+		return entry
+	}
+	const (
+		good  = "[hook]\non_failure = \"warn\"\n"
+		wrong = "[hook]\non_failur = \"fail\"\n"
+	)
+	write(wrong)
+	if entry := create(1); !strings.Contains(entry, "unknown key hook.on_failur; the nearest that there is is hook.on_failure") || strings.Contains(entry, "last good") {
+		t.Errorf("without a copy the journal has %s", entry)
+	}
+	write(good)
+	if entry := create(0); strings.Contains(entry, "last good") {
+		t.Errorf("with a good file the journal has %s", entry)
+	}
+	for name, text := range map[string]string{"unknown key": wrong, "torn": good[:len(good)-3], "wrong value": "[hook]\non_failure = \"never\"\n"} {
+		write(text)
+		if entry := create(0); !strings.Contains(entry, "PRIORITY=4\n") || !strings.Contains(entry, "containers start with the last good configuration, "+l.GoodConfig()) {
+			t.Errorf("%s: the journal has %s", name, entry)
+		}
+	}
+	// The copy follows the file, and no copy is taken of a wrong one.
+	const other = "[hook]\non_failure = \"fail\"\n"
+	write(other)
+	create(1)
+	write(wrong)
+	create(1)
+	if text, err := os.ReadFile(l.GoodConfig()); err != nil || string(text) != other {
+		t.Errorf("%v: the copy is %q", err, text)
+	}
+	// What a killed hook has left does not keep the next ones from it.
+	write(good)
+	temporary := l.GoodConfig() + ".new"
+	if err := os.WriteFile(temporary, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(temporary, old, old); err != nil {
+		t.Fatal(err)
+	}
+	create(0)
+	create(0)
+	if text, err := os.ReadFile(l.GoodConfig()); err != nil || string(text) != good {
+		t.Errorf("%v: the copy is %q", err, text)
+	}
+	if left, err := filepath.Glob(temporary); err != nil || len(left) > 0 {
+		t.Errorf("left: %v %v", left, err)
+	}
+	// A copy that others can write is not believed.
+	write(wrong)
+	if err := os.Chmod(l.GoodConfig(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if entry := create(1); strings.Contains(entry, "last good") {
+		t.Errorf("with a copy that others can write the journal has %s", entry)
+	}
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/hook/layout"
+)
+
+func newCDIAnchorCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "anchor",
+		Short: "Mount the empty directory that containers get at " + layout.ContainerDir,
+		Long: `Mount the anchor: the empty directory that containers get at ` + layout.ContainerDir + `, over
+which the hook mounts the relay's socket. The mount is a read-only tmpfs of one
+inode, so no container runtime can write in it. Without it the hook refuses
+containers with a lane.
+
+peerlane-anchor.service runs it at boot, before container engines; peerlane cdi
+generate and refresh do the same. It changes nothing where the anchor is mounted.
+It needs root. An engine without root needs no mount: its anchor is a directory of
+the user.`,
+		Example: `  peerlane cdi anchor`,
+		Args:    noArgs,
+	}
+	form := addForm(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		if !layout.MountsAnchor() {
+			return fmt.Errorf("the anchor %s is mounted by root of the host; run it as root, outside of a user namespace", a.layout.Anchor())
+		}
+		if err := a.mountAnchor(); err != nil || form.value != formJSON {
+			return err
+		}
+		return a.printJSON(struct {
+			Anchor string `json:"anchor"`
+		}{a.layout.Anchor()})
+	}
+	return cmd
+}
+
+// mountAnchor mounts the anchor, while no other command does.
+func (a *app) mountAnchor() error {
+	held, err := cdi.Hold(a.layout)
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	return a.layout.MountAnchor()
+}
+
+// installAnchor mounts the anchor for the specifications that a command has
+// installed. A command that cannot mount for the engines of this host has still
+// installed them, and warns.
+func (a *app) installAnchor() error {
+	if !layout.MountsAnchor() {
+		return nil
+	}
+	err := a.mountAnchor()
+	if errors.Is(err, unix.EPERM) || errors.Is(err, layout.ErrAnchorHidden) {
+		a.log.Warnf("%v; the hook refuses containers with a lane until `%s` has mounted it", err, a.layout.AnchorCommand())
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,91 @@
+package exporter
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Snapshot is the state of a host's relays at one moment, as `peerlane exporter collect`
+// writes it.
+type Snapshot struct {
+	Relays []Relay `json:"relays"`
+	// Error is the state that could not be read.
+	Error string `json:"error,omitempty"`
+}
+
+// Relay is the state of one relay.
+type Relay struct {
+	// Label is opaque: a relay's generation cannot be computed from it.
+	Label      string         `json:"label"`
+	Container  string         `json:"container"`
+	Lanes      []launch.Lane  `json:"lanes"`
+	State      string         `json:"state"`
+	Starts     int            `json:"starts"`
+	Alive      bool           `json:"alive"`
+	Supervised bool           `json:"supervised"`
+	Report     *launch.Report `json:"report,omitempty"`
+}
+
+// Label is the label of a generation, which is 128 random bits: no dictionary inverts it.
+func Label(generation string) string {
+	sum := sha256.Sum256([]byte("peerlane exporter: " + generation))
+	return hex.EncodeToString(sum[:8])
+}
+
+func snapshot(infos []hook.Info, reports hook.Reports) Snapshot {
+	s := Snapshot{Relays: []Relay{}}
+	for _, i := range infos {
+		s.Relays = append(s.Relays, Relay{
+			Label: Label(i.ID), Container: i.Container.ID, Lanes: i.Config.Lanes, State: i.Status.State, Starts: i.Status.Starts,
+			Alive: i.Alive, Supervised: i.Supervised, Report: reports[i.ID].Report,
+		})
+	}
+	return s
+}
+
+// Write writes what a source reads, for Remote.
+func Write(w io.Writer, source Source) error {
+	s, err := source()
+	if err != nil {
+		s.Error = err.Error()
+	}
+	return json.NewEncoder(w).Encode(s)
+}
+
+// Limits of a snapshot that is read from a socket.
+const (
+	maxSnapshot   = 256 << 20
+	remoteTimeout = 8 * time.Second // less than Prometheus' 10 s
+)
+
+// Remote reads snapshots from the socket of peerlane-exporter-collector.socket: each
+// connection gets one.
+func Remote(socket string) Source {
+	return func() (Snapshot, error) {
+		var s Snapshot
+		c, err := net.DialTimeout("unix", socket, remoteTimeout)
+		if err != nil {
+			return s, fmt.Errorf("connecting to the collector: %w; systemctl start peerlane-exporter-collector.socket", err)
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(remoteTimeout)); err != nil {
+			return s, err
+		}
+		if err := json.NewDecoder(io.LimitReader(c, maxSnapshot)).Decode(&s); err != nil {
+			return s, fmt.Errorf("reading a snapshot of relays from %s: %w; journalctl -u 'peerlane-exporter-collector@*' has the collector's error", socket, err)
+		}
+		if s.Error != "" {
+			return s, errors.New(s.Error)
+		}
+		return s, nil
+	}
+}
