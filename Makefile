@@ -9,9 +9,10 @@ GO      ?= go
 # `make bench` takes too.
 RUNTIME ?= runc
 ARGS    ?=
-# For `make test` and `make microbench`: which packages, and how long each may take.
+# For `make test` and `make microbench`: the packages.
 PACKAGES ?= ./...
-TIMEOUT  ?= 15m
+# A test run has no time limit: it is killed after this time without progress.
+IDLE     ?= 15m
 # 1: what fails is tried once more, and reported as flaky if it passes then.
 AGAIN    ?=
 # For `make fuzz`: how long each target.
@@ -96,7 +97,8 @@ test-needs:
 again      = $(if $(AGAIN),-again '$(1)')
 # Tests wait more than they compute: twice as many packages at once as there are
 # processors, and in each several of those tests that may run beside others.
-host_tests = $(GO) test -json -count=1 -race -vet=off -p $(shell expr 2 \* $$(nproc)) -parallel 4 -timeout $(TIMEOUT)
+# bin/confine leaves no process and no mount of a test behind, and limits its silence.
+host_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -race -vet=off -p $(shell expr 2 \* $$(nproc)) -parallel 4 -timeout 0
 # Packages run in this order, so those first that take the longest.
 longest = ./integration ./relay ./relay/libpeerlane ./hook ./relay/selftest ./relay/nccl ./topo
 
@@ -105,6 +107,7 @@ test: test-needs build lint ## vet, lint and test everything, race detector on (
 	@# Vetted already. Never from the cache, which knows nothing of runtimes and
 	@# kernels. The report prints failures, and why a test was skipped; of a run
 	@# of everything it demands the matrix's cells of this place.
+	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
 	@# What the go command's status would say is in its events.
 	@{ $(host_tests) $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES) || true; } | bin/test-report $(call again,$(host_tests) -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host)
@@ -114,13 +117,13 @@ engines-needs:
 	@integration/prerequisites engines
 	@$(GO) run -C integration/engines ./install
 
-engine_tests = unshare --mount --pid --fork --kill-child --mount-proc $(GO) test -json -count=1 -vet=off -tags engines -timeout 30m
+engine_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags engines -timeout 0
 
 .PHONY: test-engines
 test-engines: engines-needs build ## test in every container engine, as root (RUN=TestEngine/podman-4.3)
+	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
 	@$(GO) vet -tags engines ./integration/engines
-	@# In a PID namespace: whatever becomes of the test, no process outlives it.
 	@# Then what `make test` skips where these engines are not.
 	@{ for tests in "$(or $(RUN),.) ./integration/engines" $(if $(RUN),,"^Test(DockerWithoutCDI|PodmanWith.*)$$ ./integration"); do \
 		$(engine_tests) -run $$tests || true; \
@@ -185,19 +188,20 @@ packages: packages-needs ## make deb and rpm packages of this commit in dist/, w
 	@GO='$(GO)' STAMP='$(patsubst $(module)/cmd/version.version=%,$(module)/cmd/version.version=v$(shell packaging/version),$(stamp))' packaging/build dist amd64 arm64
 	@packaging/check dist
 
-packages_tests = unshare --mount --pid --fork --kill-child --mount-proc $(GO) test -json -count=1 -vet=off -tags packages -timeout 15m
+packages_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags packages -timeout 0
 
 .PHONY: test-packages
 test-packages: packages ## install, upgrade and remove the packages in clean trees, as root (RUN=TestDebian/trixie)
+	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
 	@$(GO) vet -tags packages ./integration/packages
 	@# Alerts and dashboard, read by Prometheus' own parsers.
 	@$(GO) test -C packaging/tools/rules -count=1 ./...
-	@# In a mount namespace, so that nothing stays mounted.
 	@{ $(packages_tests) -run "$(or $(RUN),.)" ./integration/packages || true; } | bin/test-report $(call again,$(packages_tests) -run "$$TESTS" "$$PACKAGE") -places packages $(if $(RUN),,-matrix integration/matrix.txt)
 
 .PHONY: release
-release: clean-dist ## make everything that a release has in dist/, with its checksums
+release: clean-dist ## make everything that a release has in dist/, with its checksums; needs the results of make nightly
+	@$(GO) run ./integration/nightly -check docs/nightly.json
 	@$(MAKE) --no-print-directory packages
 	@packaging/release dist
 
@@ -234,6 +238,10 @@ fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each, RUN=hook.Fuzz)
 N    ?= 1000
 TIME ?= 1h
 SEED ?=
+
+.PHONY: nightly
+nightly: build ## run all cases that are too long for CI, one after the other, and write docs/nightly.json (RUN=fuzz)
+	@$(GO) run ./integration/nightly -run '$(RUN)' docs/nightly.json
 
 .PHONY: soak-containers
 soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random (N=1000 SEED=)

@@ -144,6 +144,7 @@ func newBedIn(t *testing.T, root, runtimeName string, change func(*config.Config
 	if err != nil {
 		t.Fatal(err)
 	}
+	testbed.MountAnchor(t, h.Layout)
 	b := &bed{T: t, Host: h}
 	if b.runtime, err = bundle.FindRuntime(runtimeName, h.RuntimeState()); err != nil {
 		t.Skip(err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -27,7 +28,7 @@ func demoOptions(t *testing.T, runtimeName, route string) demo.Options {
 		}
 	}
 	return demo.Options{
-		Runtime: runtimeName, Route: route, GPUs: testbed.GPUsSimulated, Bytes: 32 << 20, Seed: 7, Binaries: binaries,
+		Runtime: runtimeName, Route: route, GPUs: testbed.GPUsSimulated, Bytes: 4 << 20, Seed: 7, Binaries: binaries,
 	}
 }
 
@@ -65,6 +66,106 @@ func runDemo(t *testing.T, o demo.Options) *demo.Report {
 		}
 	}
 	return r
+}
+
+// With one GPU both containers have its lane, and route auto is direct. What needs a second
+// GPU is refused with the reason.
+func TestDemoOnOneGPUVerifiesDirectMessages(t *testing.T) {
+	for _, runtimeName := range []string{demo.RuntimeNone, "runc"} {
+		t.Run(runtimeName, func(t *testing.T) {
+			o := demoOptions(t, runtimeName, launch.RouteAuto)
+			o.GPUs = testbed.GPUsOne
+			r := runDemo(t, o)
+			if r.Route != launch.RouteDirect || len(r.Topology.GPUs) != 1 {
+				t.Errorf("%d GPUs, route %s", len(r.Topology.GPUs), r.Route)
+			}
+			if !strings.Contains(r.Host, "1 GPU and") {
+				t.Errorf("the host is called %q", r.Host)
+			}
+			for _, c := range r.Containers {
+				if c.Client.Relay.Direct == 0 || c.Client.Relay.Staged > 0 {
+					t.Errorf("container %s: %d bytes direct, %d staged", c.Name, c.Client.Relay.Direct, c.Client.Relay.Staged)
+				}
+			}
+		})
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*demo.Options)
+		words  string
+	}{
+		{"staged", func(o *demo.Options) { o.Route = launch.RouteStaged }, "route staged needs a second GPU"},
+		{"client copy", func(o *demo.Options) { o.Copy = demo.CopyClient }, "--copy client needs a second GPU"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := demoOptions(t, demo.RuntimeNone, launch.RouteAuto)
+			o.GPUs = testbed.GPUsOne
+			c.change(&o)
+			if _, err := demo.Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), c.words) {
+				t.Errorf("%v, want %q", err, c.words)
+			}
+		})
+	}
+}
+
+// A host with one GPU has route direct measured, and each table that needs another GPU
+// listed with the reason.
+func TestBenchOnOneGPUMeasuresDirectRoutes(t *testing.T) {
+	names, _ := bench.Tables()
+	o := bench.Options{
+		Tables: names, Sizes: []uint64{8, 1 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect, launch.RouteStaged},
+		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, Duration: 10 * time.Millisecond,
+		GPUs: testbed.GPUsOne, Binaries: binaries,
+	}
+	r, err := bench.Run(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range r.Problems {
+		t.Error(p)
+	}
+	rows, missing := map[string]int{}, map[string]bool{}
+	for _, row := range r.Rows {
+		rows[row.Table]++
+		if row.Route == launch.RouteStaged && row.Table != "network" {
+			t.Errorf("%s, %s: measured by route staged", row.Table, row.What)
+		}
+	}
+	for _, m := range r.Missing {
+		missing[m.Table] = true
+	}
+	for _, name := range names {
+		if rows[name] == 0 && !missing[name] {
+			t.Errorf("table %s has neither rows nor a reason for none", name)
+		}
+	}
+	for _, name := range []string{"latency", "routes", "bounce", "many-clients", "cpu", "first-copy", "network"} {
+		if rows[name] == 0 {
+			t.Errorf("table %s has no rows", name)
+		}
+	}
+	o.Routes = []string{launch.RouteStaged}
+	if _, err := bench.Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "route staged needs a second GPU") {
+		t.Errorf("route staged alone: %v", err)
+	}
+}
+
+// On a host without a GPU bench and demo end with an error that names the remedy.
+func TestBenchAndDemoWithoutGPUNameIt(t *testing.T) {
+	if list, err := filepath.Glob("/dev/nvidia[0-9]*"); err != nil || len(list) > 0 {
+		t.Logf("nothing to test: this host has GPUs: %v %v", list, err)
+		return
+	}
+	const words = "this host has no NVIDIA GPU; use --gpus simulated"
+	_, err := bench.Run(context.Background(), bench.Options{Tables: []string{"routes"}, Routes: []string{launch.RouteDirect}, GPUs: testbed.GPUsReal, Binaries: binaries})
+	if err == nil || !strings.Contains(err.Error(), words) {
+		t.Errorf("bench: %v", err)
+	}
+	o := demoOptions(t, demo.RuntimeNone, launch.RouteDirect)
+	o.GPUs = testbed.GPUsReal
+	if _, err := demo.Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), words) {
+		t.Errorf("demo: %v", err)
+	}
 }
 
 // Clients that copy themselves, in containers with gpu=: CUDA shows them their own GPU

@@ -134,7 +134,7 @@ func TestExporterTellsWhatRelaysMove(t *testing.T) {
 	lane := func(c *container, i int, direction string) []string {
 		return []string{`container="` + c.id + `"`, `gpu="` + b.lanes[i].GPU + `"`, `nic="` + strings.Join(b.lanes[i].NICs, ",") + `"`, `direction="` + direction + `"`}
 	}
-	first := b.mustPeerlane("exporter", "--once")
+	first := b.mustPeerlane("exporter", "--once", "--container-labels")
 	if n := value(first, "peerlane_relays", `state="ready"`); n != 2 {
 		t.Errorf("%g relays are ready", n)
 	}
@@ -144,7 +144,7 @@ func TestExporterTellsWhatRelaysMove(t *testing.T) {
 	}
 	var last string
 	b.eventually("bytes rise at both ends", func() bool {
-		last = b.mustPeerlane("exporter", "--once")
+		last = b.mustPeerlane("exporter", "--once", "--container-labels")
 		return value(last, "peerlane_lane_bytes_total", lane(a, 0, "sent")...) > before &&
 			value(last, "peerlane_lane_bytes_total", lane(z, 1, "received")...) > 0
 	})

@@ -156,6 +156,7 @@ func benchHost(b *testing.B, runtimeName string) (benchBed, *bundle.Runtime) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	testbed.MountAnchor(b, h.Layout)
 	runtime, err := bundle.FindRuntime(runtimeName, h.RuntimeState())
 	if err != nil {
 		b.Skip(err)

@@ -73,6 +73,7 @@ func play(arguments []string) int {
 		"stopwatch": stopwatch,
 		"swap":      swap,
 		"witness":   bearWitness,
+		"hoard":     func([]string) error { return hoard() },
 		"hold":      func([]string) error { return hold() },
 		"verify":    verify,
 		"echo":      echo,
@@ -106,6 +107,50 @@ func hello() error {
 	}
 	say(said{Kind: "hello"})
 	return s.Close()
+}
+
+// hoardLimit bounds what hoard takes of a relay that refuses nothing, bytes.
+const hoardLimit = 192 << 20
+
+// hoard takes sessions and host memory until the relay refuses both, tells the reasons, and
+// stays until its input is closed.
+func hoard() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var gpu wire.UUID
+	var sessions []*client.Session
+	var refused error
+	taken := 0
+	for taken < hoardLimit {
+		s, err := client.Dial(ctx, client.DefaultSocket)
+		if err != nil {
+			refused = err
+			break
+		}
+		sessions = append(sessions, s)
+		if len(sessions) == 1 {
+			lanes, err := s.Lanes(ctx)
+			if err != nil {
+				return err
+			}
+			gpu = lanes[0].GPU
+		}
+		for size := uint64(4 << 20); size >= 64<<10 && taken < hoardLimit; {
+			if _, err := s.HostMemory(ctx, client.HostMemory{Bytes: size, GPU: gpu}); err != nil {
+				refused = err
+				size /= 2
+				continue
+			}
+			taken += int(size)
+		}
+		if len(sessions) == 300 {
+			break
+		}
+	}
+	say(said{Kind: "hoarded", Error: fmt.Sprint(refused), Status: wire.StatusOf(refused)})
+	_, err := io.Copy(io.Discard, os.Stdin)
+	runtime.KeepAlive(sessions)
+	return err
 }
 
 // lookAround says what it finds, and stays until its input is closed.

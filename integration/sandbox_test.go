@@ -4,12 +4,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/integration/bundle"
 )
 
 // inspection is what `peerlane relay inspect` says of a container.
@@ -56,7 +61,7 @@ func TestTheSandboxOfARelay(t *testing.T) {
 					t.Errorf("the relay has these mounts: %s", mounts)
 				}
 				table := b.mustPeerlane("relay", "inspect", c.id)
-				for _, line := range []string{"sandbox", "capabilities none", "no_new_privs yes", "seccomp filter yes", "own root yes", "Landlock"} {
+				for _, line := range []string{"sandbox", "capabilities none", "no_new_privs yes", "seccomp filter yes", "own root yes", "own network yes", "Landlock"} {
 					if !strings.Contains(strings.Join(strings.Fields(strings.NewReplacer("│", " ", "|", " ").Replace(table)), " "), line) {
 						t.Errorf("inspect does not show %q: %s", line, table)
 					}
@@ -120,6 +125,65 @@ func TestTheBounceInTheSandbox(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A container with a memory limit of 48 MiB has its relay allocate at most 64 MiB of host
+// memory for it, whatever its processes ask for: a quarter of the limit. The pages are in
+// no group that the container's limit bounds.
+func TestHostMemoryOfASmallContainerIsBounded(t *testing.T) {
+	beside(t)
+	const limit, bound = 48 << 20, 64 << 20
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.nics()
+			memory := int64(limit)
+			b.edit = func(built *bundle.Bundle) {
+				built.Spec.Linux.Resources.Memory = &specs.LinuxMemory{Limit: &memory}
+			}
+			c := b.start(b.lanes[0], "hoard")
+			hoarded := c.next("hoarded")
+			i := b.inspection(c)
+			if i.Config.OwnHostMemory != limit/4 {
+				t.Errorf("the relay's limit is %d bytes", i.Config.OwnHostMemory)
+			}
+			allocated := relayMemory(t, i.Status.Relay.PID)
+			t.Logf("the relay has %d KiB of memory for its container; it refused the rest: %s", allocated>>10, hoarded.Error)
+			if allocated > bound || allocated > limit/4 || allocated < limit/8 {
+				t.Errorf("the relay allocated %d bytes for a container of %d, want at most %d", allocated, limit, bound)
+			}
+			if !strings.Contains(hoarded.Error, "a quarter of the container's memory limit") {
+				t.Errorf("the relay refuses more by %q", hoarded.Error)
+			}
+			if table := b.mustPeerlane("relay", "inspect", c.id); !strings.Contains(table, "12 MiB for clients, slots and rings together") {
+				t.Errorf("inspect does not show the limit: %s", table)
+			}
+		})
+	}
+}
+
+// relayMemory sums the pages, in bytes, of the shared memory that a relay has open and
+// that is not a simulated GPU's. /proc/PID/smaps lacks pages that the relay has not touched.
+func relayMemory(t *testing.T, pid int) uint64 {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages := map[uint64]uint64{} // by inode
+	for _, file := range files {
+		var is unix.Stat_t
+		name, err := os.Readlink(file)
+		if err != nil || !strings.HasPrefix(name, "/memfd:peerlane-") || strings.HasPrefix(name, "/memfd:peerlane-sim-gpu") || unix.Stat(file, &is) != nil {
+			continue
+		}
+		pages[is.Ino] = uint64(is.Blocks) * 512
+	}
+	var sum uint64
+	for _, bytes := range pages {
+		sum += bytes
+	}
+	return sum
 }
 
 // For finding a fault.

@@ -79,24 +79,26 @@ type Options struct {
 type table struct {
 	name, what string
 	run        func(*run) error
+	// two says that nothing of it can be measured with one GPU.
+	two bool
 }
 
 // tables in their order.
 func tables() []table {
 	return []table{
-		{"copy", "a relay's copies, client to slot and slot to client, beside raw peer copies", (*run).copies},
-		{"latency", "8 bytes: a relay's copy, hand-off by timelines, rings", (*run).latency},
-		{"routes", "whole routes from client to client, by size and depth", (*run).routes},
-		{"bounce", "whole routes beside the best bounce through host memory", (*run).bounce},
-		{"client-copy", "clients that copy to the slots themselves and hand over", (*run).clientCopy},
-		{"busy", "a relay's copies while other processes' kernels keep GPUs busy", (*run).busy},
-		{"bystander", "kernels of a server GPU's owner, beside a relay at full rate", (*run).bystander},
-		{"uniformity", "one stream a GPU through emulated NICs that are paced", (*run).uniformity},
-		{"many-clients", "several clients at once, by one relay and by many", (*run).manyClients},
-		{"cpu", "processor time of a relay, idle and busy", (*run).cpu},
-		{"memory", "what a relay takes of its client's GPU and of others", (*run).memory},
-		{"first-copy", "from a client's first call to its first message", (*run).firstCopy},
-		{tableNetwork, "two relays of this host over TCP, beside plain sockets on loopback", (*run).network},
+		{"copy", "a relay's copies, client to slot and slot to client, beside raw peer copies", (*run).copies, true},
+		{"latency", "8 bytes: a relay's copy, hand-off by timelines, rings", (*run).latency, false},
+		{"routes", "whole routes from client to client, by size and depth", (*run).routes, false},
+		{"bounce", "whole routes beside the best bounce through host memory", (*run).bounce, false},
+		{"client-copy", "clients that copy to the slots themselves and hand over", (*run).clientCopy, true},
+		{"busy", "a relay's copies while other processes' kernels keep GPUs busy", (*run).busy, true},
+		{"bystander", "kernels of a server GPU's owner, beside a relay at full rate", (*run).bystander, true},
+		{"uniformity", "one stream a GPU through emulated NICs that are paced", (*run).uniformity, true},
+		{"many-clients", "several clients at once, by one relay and by many", (*run).manyClients, false},
+		{"cpu", "processor time of a relay, idle and busy", (*run).cpu, false},
+		{"memory", "what a relay takes of its client's GPU and of others", (*run).memory, true},
+		{"first-copy", "from a client's first call to its first message", (*run).firstCopy, false},
+		{tableNetwork, "two relays of this host over TCP, beside plain sockets on loopback", (*run).network, false},
 	}
 }
 
@@ -125,7 +127,7 @@ func (o Options) Check() error {
 		{"baselines", o.Baselines, []string{BaselineRaw, BaselineBounce, BaselineLocal}},
 		{"busy", o.Busy, []string{BusyClient, BusyServer, BusyBoth}},
 		{"transport", []string{cmp.Or(o.Transport, launch.TransportAuto)}, Transports()},
-		{"gpus", []string{o.GPUs}, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated}},
+		{"gpus", []string{o.GPUs}, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne}},
 	} {
 		for _, name := range list.have {
 			if !slices.Contains(list.choice, name) {
@@ -200,6 +202,10 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		if !slices.Contains(o.Tables, t.name) {
 			continue
 		}
+		if t.two && r.host.OneGPU() {
+			r.miss(t.name, t.what, needsTwo)
+			continue
+		}
 		start := time.Now()
 		if err := t.run(r); err != nil {
 			// What the other tables say stands.
@@ -228,10 +234,11 @@ func begin(ctx context.Context, o Options) (r *run, end func() error, err error)
 	if err != nil {
 		return nil, nil, err
 	}
-	end = func() error { return os.RemoveAll(root) }
+	// A return of an error sets end to nil before the deferred call.
+	remove := func() error { return os.RemoveAll(root) }
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, end())
+			err = errors.Join(err, remove())
 		}
 	}()
 	// Relays, who are not root, go through it where they have no root of their own.
@@ -240,6 +247,9 @@ func begin(ctx context.Context, o Options) (r *run, end func() error, err error)
 	}
 	r = &run{Options: o, ctx: ctx, known: map[string]bool{}}
 	if r.host, err = testbed.New(root, o.Binaries, o.GPUs); err != nil {
+		return nil, nil, err
+	}
+	if err := r.chooseRoutes(); err != nil {
 		return nil, nil, err
 	}
 	r.lanes = r.host.Lanes
@@ -259,8 +269,23 @@ func begin(ctx context.Context, o Options) (r *run, end func() error, err error)
 			r.Duration = 200 * time.Millisecond
 		}
 	}
-	return r, end, nil
+	return r, remove, nil
 }
+
+// chooseRoutes leaves out route staged on a host with one GPU.
+func (r *run) chooseRoutes() error {
+	if !r.host.OneGPU() {
+		return nil
+	}
+	r.Routes = slices.DeleteFunc(slices.Clone(r.Routes), func(route string) bool { return route == staged })
+	if len(r.Routes) == 0 {
+		return errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --routes direct, or --gpus simulated")
+	}
+	return nil
+}
+
+// needsTwo is why a table, or a part of it, was not measured on a host with one GPU.
+const needsTwo = "this host has 1 GPU; two are needed"
 
 // driverVersion is CUDA's, 0 on the simulator.
 func driverVersion(h *testbed.Host) (int, error) {

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -228,6 +229,20 @@ func TestThePlotIsWellFormed(t *testing.T) {
 		if bytes.Contains(page, []byte(no)) {
 			t.Errorf("the page has %q", no)
 		}
+	}
+	// A series has one style, in every panel of every figure.
+	styles := map[string]string{}
+	for _, m := range regexp.MustCompile(`<g class="series ([^"]+)"><path d="[^"]*"/>(?:<text[^>]*>([^<]+)<|<circle[^>]*><title>([^<]+), [^,<]+: )`).FindAllSubmatch(svg, -1) {
+		name := string(m[2]) + string(m[3])
+		if styles[name] == "" {
+			styles[name] = string(m[1])
+		}
+		if styles[name] != string(m[1]) {
+			t.Errorf("series %q has the styles %q and %q", name, styles[name], m[1])
+		}
+	}
+	if len(styles) < 3 {
+		t.Errorf("the plot has the series %q only", styles)
 	}
 	r.Simulated = true
 	if svg := r.SVG(); !bytes.Contains(svg, []byte("simulated GPUs")) || bytes.Contains(svg, []byte("GPU &lt;1&gt;")) {

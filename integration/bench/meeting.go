@@ -29,7 +29,7 @@ import (
 const Port = 19999
 
 // meetingVersion is that of what two benches say to each other.
-const meetingVersion = 1
+const meetingVersion = 2
 
 // meetingPlace is what a bench that listens is called: no relay's host has this name, so
 // nobody is taken for the other.

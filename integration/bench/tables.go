@@ -12,7 +12,7 @@ import (
 )
 
 // gpusOf are the PCI addresses of the two clients and their servers, for a host
-// that stage has configured.
+// that stage has configured. With one GPU there are no servers.
 func (r *run) gpusOf() (clientA, serverA, serverB, clientB string, err error) {
 	lanes, err := r.host.TwoClients()
 	if err != nil {
@@ -23,7 +23,10 @@ func (r *run) gpusOf() (clientA, serverA, serverB, clientB string, err error) {
 		return
 	}
 	b, err := r.host.Plan.GPU(lanes[1].GPU)
-	return a.BusID, lanes[0].Servers[0], lanes[1].Servers[0], b.BusID, err
+	if !r.host.OneGPU() {
+		serverA, serverB = lanes[0].Servers[0], lanes[1].Servers[0]
+	}
+	return a.BusID, serverA, serverB, b.BusID, err
 }
 
 // configured makes the host's own plan, without any process.
@@ -127,10 +130,17 @@ func (r *run) latency() error {
 		}
 		r.row(row)
 	}
-	for _, way := range []struct{ what, from, to string }{
+	ways := []struct{ what, from, to string }{
 		{"a relay's copy, client to slot", client, server},
 		{"a relay's copy, slot to client", server, client},
-	} {
+	}
+	if r.host.OneGPU() {
+		for _, way := range ways {
+			r.miss("latency", way.what, needsTwo)
+		}
+		ways = nil
+	}
+	for _, way := range ways {
 		name, err := r.baseline(measure.Job{Kind: BaselineLocal, From: way.from, To: way.to, Issuer: client, Size: size})
 		if err != nil {
 			return err
@@ -366,7 +376,7 @@ func (r *run) bounce() error {
 				break
 			}
 			row := Row{Table: "bounce", What: "container A to container B", Route: route, Transport: transportOf(route), Size: size, Depth: 16, Value: found.GBs, Unit: GBs, Baseline: name}
-			if size >= 16<<20 && (route == direct || a.lane.GPU != b.lane.Servers[0]) {
+			if size >= 16<<20 && (route == direct || !slices.Contains(b.lane.Servers, a.lane.GPU)) {
 				row.Asked = least(6)
 			}
 			r.row(row)

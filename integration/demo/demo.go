@@ -12,14 +12,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/measure"
@@ -44,11 +49,13 @@ const (
 // Options are those of a run.
 type Options struct {
 	Runtime string // RuntimeRunc, RuntimeCrun or RuntimeNone
-	Route   string // launch.RouteStaged or launch.RouteDirect
-	Copy    string // CopyRelay, also where it is empty, or CopyClient
-	GPUs    string // one of package testbed's
-	Bytes   uint64 // moved and verified in each direction, at least
-	Seed    uint64
+	// Route is launch.RouteStaged, launch.RouteDirect or launch.RouteAuto: staged where the
+	// host has two GPUs, direct where both containers share its only one.
+	Route string
+	Copy  string // CopyRelay, also where it is empty, or CopyClient
+	GPUs  string // one of package testbed's
+	Bytes uint64 // moved and verified in each direction, at least
+	Seed  uint64
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
 	Binaries string
 	// Root is the directory of the host that the demo makes, which is removed; empty
@@ -156,7 +163,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	root := o.Root
 	if root == "" {
 		var err error
-		if root, err = os.MkdirTemp("", "peerlane-demo-"); err != nil {
+		if root, err = os.MkdirTemp("", "pldemo-"); err != nil {
 			return nil, err
 		}
 		// Relays, who are not root, go through it where they have no root of their own.
@@ -167,6 +174,10 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	o.Copy = cmp.Or(o.Copy, CopyRelay)
 	d := &demo{Options: o, report: &Report{Runtime: o.Runtime, Route: o.Route, Copy: o.Copy}}
 	err := d.run(ctx, root)
+	if d.host != nil {
+		_, unmounted := d.host.Layout.UnmountAnchor()
+		err = errors.Join(err, unmounted)
+	}
 	if removed := os.RemoveAll(root); removed != nil {
 		d.report.Left = append(d.report.Left, removed.Error())
 	}
@@ -190,8 +201,14 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	if d.host, err = testbed.New(root, d.Binaries, d.GPUs); err != nil {
 		return err
 	}
+	if err := d.chooseRoute(); err != nil {
+		return err
+	}
 	if d.Runtime != RuntimeNone {
 		if d.runtime, err = bundle.FindRuntime(d.Runtime, d.host.RuntimeState()); err != nil {
+			return err
+		}
+		if err := d.host.Layout.MountAnchor(); err != nil {
 			return err
 		}
 	}
@@ -202,6 +219,11 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			err = d.clear(before, err, ctx.Err() != nil)
+		}
+	}()
 	stop, err := d.host.StartNICs(ctx, d.lanes[:]...)
 	if err != nil {
 		return err
@@ -220,6 +242,9 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	if err := d.measure(ctx); err != nil {
 		return err
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	d.Progress(Progress{Step: "looking for what is left"})
 	// The runtime's own directory is no leftover of a container, unless it still
 	// knows one.
@@ -228,6 +253,45 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	}
 	d.report.Left, err = d.host.Left(before, time.Minute)
 	return err
+}
+
+// clear removes what a run that failed or was interrupted has started, and waits until
+// supervisors and relays have ended. Its error replaces that of an interrupted run, whose
+// processes fail because they are killed.
+func (d *demo) clear(before testbed.Snapshot, cause error, interrupted bool) error {
+	if interrupted {
+		d.Progress(Progress{Step: "interrupted: removing containers and relays"})
+		cause = errors.New("the demo was interrupted")
+	}
+	// A hook that was killed leaves a generation that no supervisor removes.
+	_, collected := hook.Collect(d.host.Layout)
+	removed := os.Remove(d.host.RuntimeState())
+	if errors.Is(removed, fs.ErrNotExist) {
+		removed = nil
+	}
+	left, err := d.host.Left(before, time.Minute)
+	if len(left) > 0 {
+		cause = fmt.Errorf("%w; left on the host: %s", cause, strings.Join(left, "; "))
+	}
+	return errors.Join(cause, collected, removed, err)
+}
+
+// chooseRoute resolves route auto, and refuses what needs a second GPU.
+func (d *demo) chooseRoute() error {
+	one := d.host.OneGPU()
+	switch {
+	case one && d.Route == launch.RouteStaged:
+		return errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --route direct, or --gpus simulated")
+	case one && d.Copy == CopyClient:
+		return errors.New("--copy client needs a second GPU to copy to; this host has 1 GPU: use --copy relay, or --gpus simulated")
+	case d.Route != "" && d.Route != launch.RouteAuto:
+	case one:
+		d.Route = launch.RouteDirect
+	default:
+		d.Route = launch.RouteStaged
+	}
+	d.report.Route = d.Route
+	return nil
 }
 
 func (d *demo) configure() error {
@@ -289,7 +353,7 @@ func (d *demo) exchange(ctx context.Context) error {
 		c, err := d.start(ctx, &d.report.Containers[i])
 		if err != nil {
 			for _, other := range clients[:i] {
-				err = errors.Join(err, other.stop(ctx))
+				err = errors.Join(err, other.stop(context.WithoutCancel(ctx)))
 			}
 			return err
 		}
@@ -412,6 +476,12 @@ func (d *demo) start(ctx context.Context, c *Container) (*running, error) {
 		return nil, err
 	}
 	r.command.Stderr = &r.errors
+	// A terminal's Ctrl-C goes to the whole process group: it would end runtimes and hooks
+	// half-way. An interrupted demo ends them itself.
+	r.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if d.runtime != nil {
+		r.command.Cancel = func() error { return r.cancel(context.WithoutCancel(ctx)) }
+	}
 	if r.in, err = r.command.StdinPipe(); err != nil {
 		return nil, err
 	}
@@ -504,6 +574,22 @@ func (r *running) stop(ctx context.Context) error {
 	}
 }
 
+// cancel removes the container, so that `run` ends by itself: killed, it would leave a
+// container that it is still making.
+func (r *running) cancel(ctx context.Context) error {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if err := r.remove(ctx); err != nil {
+			break
+		}
+		var u unix.Siginfo
+		// A zombie is waited for by Wait.
+		if err := unix.Waitid(unix.P_PID, r.command.Process.Pid, &u, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != nil || u.Signo != 0 {
+			return os.ErrProcessDone
+		}
+	}
+	return r.command.Process.Kill()
+}
+
 func (r *running) remove(ctx context.Context) error {
 	if r.demo.runtime == nil {
 		return nil
@@ -542,6 +628,10 @@ func (d *demo) measure(ctx context.Context) (err error) {
 			*list = append(*list, Rate{job.Size, found.GBs})
 		}
 	}
+	d.report.Baselines = result
+	if d.host.OneGPU() {
+		return nil // no GPU stages for another
+	}
 	serverA, serverB := a.Servers[0], b.Servers[0]
 	// Issued by who issues them on the staged route: the relays on the clients'
 	// GPUs, the emulated NIC on the receiver's server.
@@ -565,7 +655,6 @@ func (d *demo) measure(ctx context.Context) (err error) {
 		}
 		result.Legs = append(result.Legs, Leg{Name: leg.name, Size: job.Size, GBs: found.GBs, Raw: raw.GBs})
 	}
-	d.report.Baselines = result
 	return nil
 }
 

@@ -24,7 +24,7 @@ var sections = compiled([]struct{ section, at, text string }{
 	{"Network", `^cmd/peerlane$`, `^network\.`},
 	{"Command lines", `^cmd/peerlane(-hook)?$`, `.`},
 	{"Engines and peerlane-runtime", `^cmd/peerlane-runtime$`, `.`},
-	{"Command lines", `^cmd/peerlane/doctor$`, `.`},
+	{"Command lines", `^cmd/peerlane/(doctor|exporter)$`, `.`},
 	{"Command lines", `^cmd/peerlane-relay$`, `^--|^descriptor|emulated NIC`},
 	{"A relay does not start", `^cmd/peerlane-relay$`, `.`},
 
@@ -34,11 +34,12 @@ var sections = compiled([]struct{ section, at, text string }{
 	{"A relay does not start", `^hook/sandbox$`, `.`},
 
 	// Of the hook and the supervisor.
+	{"A container does not start", `^hook/layout$`, `anchor|mount|tmpfs|making it private`},
 	{"Specifications", `^hook$`, `no plan|so that the CDI specification|of the plan is|that GPU (cannot|is at)|the plan …|no GPU of the plan|a lane is named as|lane …:|… says …$|NVIDIA is`},
 	{"A relay does not start", `^hook$`, `control group|the service|systemd`},
 	{"A relay has ended", `^hook$`, `end even by|did not end|has left|drained|resume|its relay is|killing|supervisor has been killed|removing|collect|not end for asking|giving back|no oom_kill|asking the relay|no relay's|relay … has ended|ended containers|anchor …: …$`},
 	{"Network", `^hook$`, `network`},
-	{"A container does not start", `^hook$`, `container|mount|anchor|root file system|annotation|hide|locked memory|peerlane\.dev|a key is there twice|more than … bytes|no root file system|config\.json|there is more after it|process …|process has ended|the root|identifying`},
+	{"A container does not start", `^hook$`, `container|mount|anchor|root file system|annotation|hide|locked memory|peerlane\.dev|a key is there twice|more than … bytes|no root file system|config\.json|there is more after it|process …|process has ended|the root|identifying|this needs (CAP_SYS_ADMIN|Linux 5)|limit of open files`},
 	{"A relay does not start", `^hook$`, `.`},
 
 	// Of the data path.

@@ -174,6 +174,11 @@ type check struct {
 var checks = []check{
 	{name: "one-lane", ask: container{devices: gpusWithLanes(3)}, gpus: []int{3}},
 	{name: "two-lanes", ask: container{devices: gpusWithLanes(3, 6)}, gpus: []int{3, 6}},
+	{name: "lane-auto", ask: container{devices: []string{"nvidia.com/gpu=3", "nvidia.com/gpu=6", "peerlane.dev/lane=auto"}}, gpus: []int{3, 6}},
+	{
+		name: "lane-auto-no-gpu", ask: container{devices: []string{"peerlane.dev/lane=auto"}},
+		refused: []string{"gives the container no GPU", "--device nvidia.com/gpu=N"}, byHook: true,
+	},
 	{
 		// Those beside a NIC have lanes too, but nothing to stage on.
 		name: "all", gpus: everyGPU,
@@ -539,6 +544,8 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	specifications := h.CDIDir()
 	if r.rootless {
 		specifications = b.ofTrainer()
+	} else {
+		testbed.MountAnchor(t, h.Layout)
 	}
 	if err := h.Configure(func(c *config.Config) {
 		c.Relay.Route, c.Relay.Slots, c.Relay.SlotSize = launch.RouteStaged, 4, 1<<20

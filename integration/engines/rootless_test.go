@@ -113,7 +113,7 @@ func TestRootlessPodman(t *testing.T) {
 			b := newBed(t, row{name: "podman-5.4-rootless", next: true, cgroups: v1, rootless: true, below: path[below], mute: mute, open: rootlessPodman(Podman54)}, v1, false)
 			for _, c := range checks {
 				switch c.name {
-				case "one-lane", "two-lanes", "read-only-root", "restart":
+				case "one-lane", "two-lanes", "lane-auto", "read-only-root", "restart":
 				case "group", "gpu", "nic":
 					c.refused = []string{"this engine runs without root", "peerlane.dev/gpu= and peerlane.dev/nic= are for programs that register memory", "ask for peerlane.dev/lane="}
 					c.byHook = true

@@ -258,6 +258,9 @@ func (c *Copies) peers(j Job, from, to, issuer *device.Device) (source, target c
 		return
 	}
 	for _, pair := range [][2]*device.Device{{from, to}, {to, from}} {
+		if from == to {
+			break // a GPU has no peer access to itself
+		}
 		if err = pair[0].Use(); err != nil {
 			return
 		}

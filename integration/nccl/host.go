@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -61,9 +62,10 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	if h.work, err = os.MkdirTemp("", "peerlane-nccl-"); err != nil {
 		return nil, err
 	}
+	made := h // a return of an error sets h to nil before the deferred call
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, h.close())
+			err = errors.Join(err, made.close())
 		}
 	}()
 	root := filepath.Join(h.work, "host")
@@ -73,6 +75,11 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	}
 	if h.Host, err = testbed.New(root, h.binaries, h.options.gpus); err != nil {
 		return nil, err
+	}
+	if layout.MountsAnchor() {
+		if err := h.Layout.MountAnchor(); err != nil {
+			return nil, err
+		}
 	}
 	files := map[string]string{h.plugin: nccl.Name}
 	if h.program == "" {
@@ -93,7 +100,7 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	}
 	all := h.Topology.GPUs
 	if h.ranks = h.options.ranks; h.ranks == 0 {
-		h.ranks = len(all)
+		h.ranks = max(len(all), 2) // with one GPU two ranks share it
 	}
 	if h.ranks < 2 {
 		return nil, fmt.Errorf("%d ranks: two are needed", h.ranks)
@@ -103,8 +110,14 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	}
 	h.Lanes = nil
 	for i, g := range all {
-		// On route staged each stages on its neighbour.
-		h.Lanes = append(h.Lanes, topo.Assignment{GPU: g.BusID, Servers: []string{all[(i+1)%len(all)].BusID}, NICs: []string{"emulated0"}})
+		lane := topo.Assignment{GPU: g.BusID, NICs: []string{"emulated0"}}
+		if len(all) > 1 {
+			// On route staged each stages on its neighbour.
+			lane.Servers = []string{all[(i+1)%len(all)].BusID}
+		} else {
+			lane.Kind = topo.KindBounce
+		}
+		h.Lanes = append(h.Lanes, lane)
 	}
 	if err := h.configure(settings{Route: launch.RouteDirect}); err != nil {
 		return nil, err
@@ -133,6 +146,10 @@ func (h *host) close() error {
 	var err error
 	if h.network != nil {
 		err = h.network.close()
+	}
+	if h.Host != nil {
+		_, unmounted := h.Layout.UnmountAnchor()
+		err = errors.Join(err, unmounted)
 	}
 	return errors.Join(err, os.RemoveAll(h.work))
 }

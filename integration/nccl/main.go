@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
 func main() {
@@ -59,8 +60,8 @@ func command() *cobra.Command {
 	flags.StringVar(&o.script, "rank-script", "rank.py", "`FILE` that each rank runs with it")
 	flags.StringVar(&o.program, "rank-program", "", "run `PROGRAM` with the job as its argument instead of python and the script")
 	flags.StringVar(&o.runtime, "runtime", runtimeAuto, "what keeps ranks apart: runc, crun, none for plain processes, or auto")
-	flags.StringVar(&o.gpus, "gpus", testbed.GPUsReal, "GPUs to use: real, or simulated to try this program")
-	flags.IntVar(&o.ranks, "ranks", 0, "so many ranks; with more than GPUs, several share one (default one for each GPU)")
+	flags.StringVar(&o.gpus, "gpus", testbed.GPUsReal, "GPUs to use: real; simulated or simulated-one to try this program")
+	flags.IntVar(&o.ranks, "ranks", 0, "so many ranks; with more than GPUs, several share one (default one for each GPU, and at least two)")
 	flags.BoolVar(&o.quick, "quick", false, "less than 150 s: fewer sizes, fewer settings")
 	flags.BoolVar(&o.tune, "tune", false, "more settings of NCCL's over Peerlane, all_reduce of 256 MiB alone")
 	flags.StringSliceVar(&o.phases, "phases", nil, "only these phases: see --list; and "+sleeping+", which takes two minutes more")
@@ -114,6 +115,9 @@ func run(ctx context.Context, o options) (err error) {
 		}
 		if p.By == byNVLink && h.ranks > len(h.Topology.GPUs) {
 			continue // within a node NCCL refuses two ranks on one GPU
+		}
+		if p.Route == launch.RouteStaged && h.OneGPU() {
+			continue // no other GPU to stage on
 		}
 		// What is left must do for an answer, and for clearing up.
 		left := o.budget - time.Since(begun)

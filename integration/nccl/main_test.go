@@ -262,6 +262,24 @@ func TestRanksExchangeThroughTheirRelays(t *testing.T) {
 	}
 }
 
+// With one GPU two ranks share it, and phases that need a second GPU are left out. A host
+// that cannot be made ends the run with an error.
+func TestHarnessOnOneGPUSharesIt(t *testing.T) {
+	o := simulated(t, "well", "peerlane-rates", "nvlink", "peerlane-staged")
+	o.gpus, o.ranks, o.quick = testbed.GPUsOne, 0, false
+	if err := run(context.Background(), o); err != nil {
+		t.Fatal(err)
+	}
+	r := found(t, o)
+	if len(r.Phases) != 1 || r.Phases[0].Name != "peerlane-rates" || r.Ranks != 2 || len(r.Phases[0].Relays) != 2 {
+		t.Errorf("%d ranks: %+v", r.Ranks, r.Phases)
+	}
+	o.plugin = filepath.Join(t.TempDir(), "none.so")
+	if err := run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "none.so") {
+		t.Errorf("without a plugin: %v", err)
+	}
+}
+
 func TestRanksExchangeAsBetweenHosts(t *testing.T) {
 	o := simulated(t, "well", "peerlane-tcp-4", "peerlane-staged")
 	o.quick = false

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
@@ -286,6 +287,27 @@ func TestImageBuild(t *testing.T) {
 	r.run(apt + "purge peerlane libpeerlane")
 	if diff := cmp.Diff(before, r.files()); diff != "" {
 		t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
+	}
+}
+
+// The anchor is mounted while containers start, and what is a mount point cannot be removed.
+func TestPurgeUnmountsTheAnchor(t *testing.T) {
+	r := plant(t, "bookworm", true)
+	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb")
+	r.run("peerlane cdi anchor")
+	anchor := layout.New(r.root)
+	if err := anchor.CheckAnchor(); err != nil {
+		t.Fatal(err)
+	}
+	r.run("dpkg --force-unsafe-io --remove peerlane")
+	if anchor.CheckAnchor() == nil {
+		t.Error("the removal leaves the anchor mounted")
+	}
+	// By somebody else, after the removal.
+	check(t, anchor.MountAnchor())
+	r.run("dpkg --force-unsafe-io --purge peerlane")
+	if r.has("/var/lib/peerlane") {
+		t.Error("the purge leaves /var/lib/peerlane")
 	}
 }
 

@@ -35,10 +35,11 @@ import (
 
 // Which GPUs a Host has.
 const (
-	GPUsAuto      = "auto" // real ones where there are two or more
+	GPUsAuto      = "auto" // real ones where there are any
 	GPUsReal      = "real"
 	GPUsSimulated = "simulated"
-	GPUsOfKernel  = "kernel" // simulated ones, where this kernel shows GPUs
+	GPUsOne       = "simulated-one" // a single simulated GPU
+	GPUsOfKernel  = "kernel"        // simulated ones, where this kernel shows GPUs
 )
 
 // containers begins the names of this host's containers: a process may have several
@@ -95,14 +96,18 @@ func New(root, binaries, gpus string) (*Host, error) {
 	if gpus == GPUsOfKernel {
 		return h, h.ofKernel()
 	}
-	if gpus != GPUsSimulated {
+	if gpus != GPUsSimulated && gpus != GPUsOne {
 		err := h.real()
 		if err == nil || gpus == GPUsReal {
 			return h, err
 		}
 	}
-	return h, h.simulated()
+	return h, h.simulated(gpus == GPUsOne)
 }
+
+// OneGPU reports whether the host has a single GPU: its containers share that GPU, and no
+// other GPU can stage for it, so that route direct is the only route.
+func (h *Host) OneGPU() bool { return len(h.Topology.GPUs) == 1 }
 
 // RuntimeState is the OCI runtime's own directory.
 func (h *Host) RuntimeState() string { return filepath.Join(h.Root, "runtime") }
@@ -199,7 +204,9 @@ func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) 
 	stop = func() error {
 		var err error
 		for _, c := range started {
-			err = errors.Join(err, c.Process.Signal(syscall.SIGTERM))
+			if signalled := c.Process.Signal(syscall.SIGTERM); !errors.Is(signalled, os.ErrProcessDone) {
+				err = errors.Join(err, signalled)
+			}
 			if ended := c.Wait(); ended != nil {
 				err = errors.Join(err, fmt.Errorf("emulated NIC: %w: %s", ended, c.Stderr))
 			}
@@ -214,6 +221,8 @@ func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) 
 		c := exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane-relay"), arguments...)
 		c.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
 		c.Stderr = &bytes.Buffer{}
+		// A killed one would leave its socket.
+		c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, 10*time.Second
 		if err := c.Start(); err != nil {
 			return nil, errors.Join(err, stop())
 		}
@@ -230,28 +239,28 @@ func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) 
 	return stop, nil
 }
 
-// real makes it this machine, if that has two GPUs and a driver.
+// real makes it this machine, if that has a GPU and a driver.
 func (h *Host) real() error {
 	topology, err := topo.ReadSysfs(topo.Options{NVML: nvml.New()})
 	if err != nil {
 		return err
 	}
-	if len(topology.GPUs) < 2 {
-		return fmt.Errorf("this host has %d NVIDIA GPUs; two are needed, or simulated ones", len(topology.GPUs))
+	if len(topology.GPUs) == 0 {
+		return errors.New("this host has no NVIDIA GPU; use --gpus simulated for the CUDA simulator")
 	}
 	library, err := driverLibrary()
 	if err != nil {
 		return err
 	}
 	h.Topology = topology
-	h.Words = fmt.Sprintf("this machine, with %d GPUs (%s) and %d RDMA NICs", len(topology.GPUs), topology.GPUs[0].Name, len(topology.NICs))
+	h.Words = fmt.Sprintf("this machine, with %s (%s) and %s", counted(len(topology.GPUs), "GPU"), topology.GPUs[0].Name, counted(len(topology.NICs), "RDMA NIC"))
 	h.Libraries = []string{library}
 	h.Environment = []string{cuda.LibraryVariable + "=" + library}
 	plan, err := topo.MakePlan(topology, topo.PlanConfig{})
 	if err != nil {
 		return err
 	}
-	if len(relayed(plan)) >= 2 {
+	if len(relayed(plan)) >= 2 || len(topology.GPUs) == 1 {
 		return nil
 	}
 	// No NIC makes one a server: by configuration then, beside emulated NICs.
@@ -266,6 +275,14 @@ func (h *Host) real() error {
 	}
 	h.Words += "; no NIC makes a GPU a server here, so configuration does, with emulated NICs"
 	return nil
+}
+
+// counted is a number of things, in words.
+func counted(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 // driverLibrary is where the driver's library lies, found by loading it.
@@ -286,8 +303,9 @@ func driverLibrary() (string, error) {
 	return "", fmt.Errorf("the CUDA driver's library %s is loaded from no file", d.Library())
 }
 
-// simulated makes it a recorded host on the CUDA simulator.
-func (h *Host) simulated() error {
+// simulated makes it a recorded host on the CUDA simulator: with all its GPUs, or with the
+// first one only.
+func (h *Host) simulated(one bool) error {
 	sysfs, proc, err := recorded.Unpack(filepath.Join(h.Root, "host"))
 	if err != nil {
 		return err
@@ -296,8 +314,11 @@ func (h *Host) simulated() error {
 	if err != nil {
 		return err
 	}
+	if one {
+		topology.GPUs = topology.GPUs[:1]
+	}
 	h.proc, h.devRoot = proc, filepath.Join(h.Root, "nodes")
-	h.Words = fmt.Sprintf("a recorded host with %d GPUs and %d NICs, on the CUDA simulator: its figures say nothing about hardware", len(topology.GPUs), len(topology.NICs))
+	h.Words = fmt.Sprintf("a recorded host with %s and %s, on the CUDA simulator: its figures say nothing about hardware", counted(len(topology.GPUs), "GPU"), counted(len(topology.NICs), "NIC"))
 	if err := h.simulate(topology); err != nil {
 		return err
 	}
@@ -342,8 +363,8 @@ func (h *Host) simulate(topology *topo.Host) error {
 	return nil
 }
 
-// makeNodes makes what stands for the GPUs' device nodes: real ones of the null
-// device where that is permitted, which CDI demands, files elsewhere.
+// makeNodes makes what stands for the GPUs' device nodes: real ones of the GPUs'
+// numbers or the null device where that is permitted, which CDI demands, files elsewhere.
 func (h *Host) makeNodes(root string) error {
 	names := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
 	for _, g := range h.Topology.GPUs {
@@ -360,7 +381,12 @@ func (h *Host) makeNodes(root string) error {
 	}
 	for _, name := range names {
 		path := filepath.Join(root, "dev", name)
-		err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3)))
+		number := unix.Mkdev(1, 3)
+		var minor uint32
+		if n, _ := fmt.Sscanf(name, "nvidia%d", &minor); n == 1 {
+			number = unix.Mkdev(195, minor) // by which the hook knows a GPU; nobody opens it
+		}
+		err := unix.Mknod(path, unix.S_IFCHR|0o666, int(number))
 		switch {
 		case errors.Is(err, unix.EPERM):
 			err = os.WriteFile(path, nil, 0o644)
@@ -385,8 +411,18 @@ func relayed(p *topo.Plan) []topo.Lane {
 	return list
 }
 
-// TwoClients picks two far GPUs of the plan, of two NICs where that is possible.
-func (h *Host) TwoClients() (lanes [2]topo.Lane, err error) { return twoOf(h.Plan) }
+// TwoClients picks two far GPUs of the plan, of two NICs where that is possible. On a host
+// with one GPU both clients have its lane.
+func (h *Host) TwoClients() (lanes [2]topo.Lane, err error) {
+	if !h.OneGPU() {
+		return twoOf(h.Plan)
+	}
+	lane, err := h.Plan.Lane(h.Topology.GPUs[0].BusID)
+	if err == nil && lane.Role == topo.RoleRefused {
+		err = fmt.Errorf("GPU %s has no lane: %s", lane.GPU, lane.Reason)
+	}
+	return [2]topo.Lane{lane, lane}, err
+}
 
 func twoOf(p *topo.Plan) (lanes [2]topo.Lane, err error) {
 	list := relayed(p)

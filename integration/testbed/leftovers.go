@@ -92,6 +92,9 @@ func (h *Host) files(s Snapshot) error {
 			if err != nil {
 				return err
 			}
+			if strings.HasPrefix(path, h.Layout.GoodConfig()) {
+				return nil // it stays for the next container
+			}
 			s["file "+path] = true
 			return nil
 		})

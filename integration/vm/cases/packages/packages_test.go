@@ -239,11 +239,14 @@ func TestThePackageUnderSystemd(t *testing.T) {
 	running := invocations(t)
 
 	dpkg(t, older)
-	enabled := []string{"peerlane-relay.socket", "peerlane-cdi-refresh.service", "peerlane-cdi-refresh.path"}
-	if is := strings.Fields(inside.Command(t, "systemctl", append([]string{"is-enabled"}, enabled...)...)); !slices.Equal(is, []string{"enabled", "enabled", "enabled"}) {
+	enabled := []string{"peerlane-anchor.service", "peerlane-relay.socket", "peerlane-cdi-refresh.service", "peerlane-cdi-refresh.path"}
+	if is := strings.Fields(inside.Command(t, "systemctl", append([]string{"is-enabled"}, enabled...)...)); !slices.Equal(is, []string{"enabled", "enabled", "enabled", "enabled"}) {
 		t.Errorf("%v are %v", enabled, is)
 	}
 	inside.Command(t, "systemctl", "is-active", "peerlane-relay.socket", "peerlane-cdi-refresh.path")
+	if err := layout.New("/").CheckAnchor(); err != nil {
+		t.Errorf("after the installation the anchor is not mounted: %v", err)
+	}
 	if out, err := exec.Command("systemctl", "is-system-running").CombinedOutput(); err != nil {
 		t.Errorf("without a GPU the system is %s", out)
 	}
@@ -325,6 +328,9 @@ func TestThePackageUnderSystemd(t *testing.T) {
 			t.Errorf("the socket is %s", is)
 		}
 		said := inside.Command(t, "sh", "-c", "dpkg --force-unsafe-io --purge peerlane libpeerlane 2>&1")
+		if layout.New("/").CheckAnchor() == nil {
+			t.Error("the purge leaves the anchor mounted")
+		}
 		first.goesOn(t, had)
 		_, later, found := strings.Cut(said, "after their end: ")
 		if !found {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/across"
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
@@ -63,6 +64,10 @@ func beHost(runtimeName, key, transport string) (err error) {
 		return err
 	}
 	h, err := install(root, key, transport)
+	defer func() { // before the root is removed
+		_, unmounted := layout.New(root).UnmountAnchor()
+		err = errors.Join(err, unmounted)
+	}()
 	if err != nil {
 		return err
 	}

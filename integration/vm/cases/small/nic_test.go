@@ -22,7 +22,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
@@ -170,6 +172,7 @@ func TestAContainerRegistersMemory(t *testing.T) {
 		}
 	})
 	root := t.TempDir()
+	testbed.UnmountAnchor(t, layout.New(root))
 	specifications := filepath.Join(root, "cdi")
 	inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "cdi", "generate", "--root", root, "--spec-dir", specifications)
 	self, err := os.Executable()

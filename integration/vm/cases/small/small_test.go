@@ -20,7 +20,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/demo"
+	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/pcitree"
 	"github.com/peerlane/peerlane/topo"
@@ -190,6 +192,7 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 		}
 	}
 	root := t.TempDir()
+	testbed.UnmountAnchor(t, layout.New(root))
 	sameAsItsCapture(t, filepath.Join(root, "host.tar.gz"))
 	var plan topo.Plan
 	peerlane(t, &plan, "plan", "--root", root)

@@ -176,6 +176,7 @@ func newOperator(t testing.TB, change func(*config.Config)) *operator {
 			}
 		}
 	})
+	testbed.MountAnchor(t, h.Layout)
 	o := &operator{TB: t, Host: h}
 	if o.runtime, err = bundle.FindRuntime("runc", h.RuntimeState()); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,168 @@
+// Nightly runs the cases that are too long for CI and records the results.
+//
+//	nightly [-run PATTERN] FILE     run the cases, and write their results to FILE
+//	nightly -check FILE             fail if a case of FILE is missing, failed or old
+//
+// FILE is JSON; docs/nightly.json has the last results. A run of some cases keeps the
+// results of the others.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// maxAge is the age at which a result does not count for a release any more.
+const maxAge = 7 * 24 * time.Hour
+
+// testCase is a command of the nightly list.
+type testCase struct{ Name, Command string }
+
+// cases are in the order in which they run: short ones first.
+var cases = []testCase{
+	{"network", "make soak-network"},
+	{"nccl", "make soak-nccl"},
+	{"model", "make soak-model PROGRAMS=10000"},
+	{"doctor", "make soak-doctor ROUNDS=2000"},
+	{"reuse", "make soak-reuse OPERATIONS=1000000"},
+	{"faults", "make soak-faults"},
+	{"sanitize", "make sanitize"},
+	{"fuzz", "make fuzz FUZZTIME=60s"},
+	{"containers", "make soak-containers N=1000"},
+	{"relay", "make soak-relay TIME=1h"},
+	{"guests", "make vm-long"},
+}
+
+// result is the last result of a case.
+type result struct {
+	testCase
+	Date    time.Time // when it began
+	Commit  string    // with "-dirty" if files differed
+	Seconds float64
+	Passed  bool
+}
+
+func main() {
+	check := flag.Bool("check", false, "check the results in FILE and run nothing")
+	pattern := flag.String("run", "", "run the cases whose name matches this pattern")
+	flag.Parse()
+	if flag.NArg() != 1 {
+		fmt.Fprintln(os.Stderr, "usage: nightly [-run PATTERN | -check] FILE")
+		os.Exit(2)
+	}
+	if err := nightly(flag.Arg(0), *pattern, *check, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "nightly:", err)
+		os.Exit(1)
+	}
+}
+
+func nightly(file, pattern string, check bool, out io.Writer) error {
+	results, err := read(file)
+	if err != nil {
+		return err
+	}
+	if check {
+		return verify(results, time.Now())
+	}
+	chosen, err := regexp.Compile(pattern)
+	if err != nil {
+		return fmt.Errorf("-run %q: %w", pattern, err)
+	}
+	commit, err := exec.Command("git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty").Output()
+	if err != nil {
+		return fmt.Errorf("reading the commit: git describe: %w", err)
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
+	var failed []string
+	for _, c := range cases {
+		if !chosen.MatchString(c.Name) {
+			continue
+		}
+		fmt.Fprintf(out, "\n== %s: %s\n", c.Name, c.Command)
+		r := result{testCase: c, Date: time.Now().UTC().Truncate(time.Second), Commit: strings.TrimSpace(string(commit))}
+		command := exec.Command("bash", "-c", c.Command)
+		command.Stdout, command.Stderr = out, os.Stderr
+		r.Passed = command.Run() == nil
+		r.Seconds = time.Since(r.Date).Round(time.Second).Seconds()
+		select {
+		case <-stop: // the case got the signal, too, and has no result
+			return errors.New("interrupted")
+		default:
+		}
+		if !r.Passed {
+			failed = append(failed, c.Name)
+		}
+		fmt.Fprintf(out, "== %s: %s after %v\n", c.Name, map[bool]string{true: "passed", false: "FAILED"}[r.Passed], time.Duration(r.Seconds)*time.Second)
+		results = set(results, r)
+		if err := write(file, results); err != nil {
+			return err
+		}
+	}
+	if len(failed) > 0 {
+		return fmt.Errorf("failed: %s", strings.Join(failed, ", "))
+	}
+	return nil
+}
+
+// set replaces the result of a case.
+func set(results []result, r result) []result {
+	results = slices.DeleteFunc(results, func(old result) bool { return old.Name == r.Name })
+	return append(results, r)
+}
+
+// verify returns an error that names each case without a passed result of the last
+// seven days.
+func verify(results []result, now time.Time) error {
+	var wrong []string
+	for _, c := range cases {
+		i := slices.IndexFunc(results, func(r result) bool { return r.Name == c.Name })
+		switch {
+		case i < 0:
+			wrong = append(wrong, c.Name+" never ran")
+		case !results[i].Passed:
+			wrong = append(wrong, c.Name+" failed on "+results[i].Date.Format(time.DateOnly))
+		case now.Sub(results[i].Date) > maxAge:
+			wrong = append(wrong, c.Name+" last ran on "+results[i].Date.Format(time.DateOnly))
+		}
+	}
+	if len(wrong) > 0 {
+		return fmt.Errorf("a release needs passed results of the last seven days: %s; run make nightly", strings.Join(wrong, ", "))
+	}
+	return nil
+}
+
+// read returns the results of a file; none of a file that does not exist.
+func read(file string) (results []result, err error) {
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &results)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the results %s: %w", file, err)
+	}
+	return results, nil
+}
+
+func write(file string, results []result) error {
+	text, err := json.MarshalIndent(results, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(text, '\n'), 0o644)
+}

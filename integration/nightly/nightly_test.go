@@ -1,0 +1,70 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestVerifyNamesMissingFailedAndOldResults(t *testing.T) {
+	now := time.Date(2026, 11, 23, 0, 0, 0, 0, time.UTC)
+	var results []result
+	for _, c := range cases {
+		results = append(results, result{testCase: c, Date: now.Add(-maxAge), Passed: true})
+	}
+	if err := verify(results, now); err != nil {
+		t.Errorf("results of seven days ago: %v", err)
+	}
+	results[0].Passed = false
+	results[1].Date = now.Add(-maxAge - time.Hour)
+	err := verify(results[:len(results)-1], now)
+	for _, want := range []string{cases[0].Name + " failed on 2026-11-16", cases[1].Name + " last ran on 2026-11-15", cases[len(cases)-1].Name + " never ran"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %v, want %q in it", err, want)
+		}
+	}
+}
+
+func TestCasesAreTargetsOfTheMakefile(t *testing.T) {
+	makefile, err := os.ReadFile("../../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range cases {
+		fields := strings.Fields(c.Command)
+		if fields[0] != "make" || !regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(fields[1])+`:`).Match(makefile) {
+			t.Errorf("%s: %q is no target of the Makefile", c.Name, c.Command)
+		}
+	}
+}
+
+// A run writes a result for each chosen case, keeps those of others, and fails if a case
+// does.
+func TestRunRecordsResults(t *testing.T) {
+	old := cases
+	defer func() { cases = old }()
+	cases = []testCase{{"good", "true"}, {"bad", "false"}, {"other", "true"}}
+	file := filepath.Join(t.TempDir(), "results.json")
+	if err := write(file, []result{{testCase: cases[2], Passed: true, Commit: "before"}}); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := nightly(file, "^(good|bad)$", false, &out); err == nil || !strings.Contains(err.Error(), "failed: bad") {
+		t.Errorf("the error is %v", err)
+	}
+	results, err := read(file)
+	if err != nil || len(results) != 3 {
+		t.Fatalf("%v, %v", results, err)
+	}
+	for _, r := range results {
+		if r.Passed != (r.Name != "bad") || (r.Commit == "before") != (r.Name == "other") {
+			t.Errorf("the result %+v", r)
+		}
+	}
+	if err := nightly(file, "(", false, &out); err == nil {
+		t.Error("a pattern that is none was accepted")
+	}
+}
