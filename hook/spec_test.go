@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,7 +13,7 @@ import (
 
 func TestReadSpec(t *testing.T) {
 	dir := t.TempDir()
-	text := `{"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "linux": [{"resources": 5}],
+	text := `{"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "linux": {"resources": 5, "devices": [{"path": "/dev/nvidia3", "type": "c", "major": 195, "minor": 3, "fileMode": 438}]},
 		"process": {"env": ["A=b"], "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 1, "hard": 1}]},
 		"hooks": {"createRuntime": [{"path": "/p", "args": ["p", "create", "--gpu", "x@y"]}], "poststop": [{"args": 1}]}}`
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
@@ -22,7 +23,7 @@ func TestReadSpec(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.rootfs(dir) != filepath.Join(dir, "rootfs") || len(s.Process.Env) != 1 || len(s.Process.Rlimits) != 1 || len(s.asked()) != 1 {
+	if s.rootfs(dir) != filepath.Join(dir, "rootfs") || len(s.Process.Env) != 1 || len(s.Process.Rlimits) != 1 || len(s.asked()) != 1 || !slices.Equal(s.Devices, []specDevice{{"c", 195, 3}}) {
 		t.Errorf("%+v", s)
 	}
 	if s.Root.Path = "/absolute"; s.rootfs(dir) != "/absolute" {

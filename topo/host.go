@@ -438,9 +438,9 @@ func (h *Host) judge() {
 	}
 }
 
-// hosts are the names of the hosts that the devices are on, in order; one empty
+// Hosts are the names of the hosts that the devices are on, in order; one empty
 // name where there is but one.
-func (h *Host) hosts() []string {
+func (h *Host) Hosts() []string {
 	var names []string
 	add := func(name string) {
 		if !slices.Contains(names, name) {
@@ -462,7 +462,7 @@ func (h *Host) hosts() []string {
 // Only returns one of the hosts that a file describes: a number from 0, in the order of the
 // file, or its host_hash. Its devices have no Host.
 func (h *Host) Only(name string) (*Host, error) {
-	hosts := h.hosts()
+	hosts := h.Hosts()
 	at := slices.Index(hosts, strings.ToLower(name))
 	if n, err := strconv.Atoi(name); err == nil && at < 0 && n >= 0 && n < len(hosts) {
 		at = n

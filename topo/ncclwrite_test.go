@@ -139,7 +139,7 @@ func TestWhatNCCLWroteIsWrittenAgain(t *testing.T) {
 				}
 			}
 			readAsNCCLDoes(t, text)
-			if len(h.hosts()) > 1 {
+			if len(h.Hosts()) > 1 {
 				return
 			}
 			plans := make([]*Plan, 2)
@@ -498,8 +498,8 @@ func FuzzWriteNCCLXML(f *testing.F) {
 			t.Errorf("paths of what was read (-), and of what was written (+):\n%s\n%s", diff, written)
 		}
 		readAsNCCLDoes(t, written)
-		if !slices.Equal(h.hosts(), again.hosts()) {
-			t.Errorf("hosts %q and %q", h.hosts(), again.hosts())
+		if !slices.Equal(h.Hosts(), again.Hosts()) {
+			t.Errorf("hosts %q and %q", h.Hosts(), again.Hosts())
 		}
 	})
 }

@@ -619,7 +619,7 @@ func (x *xmlReader) finish() {
 		h.note("%s %s of %s%s is not usable: %s", u.attribute, quoteStart([]byte(u.value)), u.of, others, u.effect)
 	}
 	order := map[string]int{}
-	for i, name := range h.hosts() {
+	for i, name := range h.Hosts() {
 		order[name] = i
 	}
 	if x.several {

@@ -220,7 +220,7 @@ func (e *SeveralHostsError) Error() string {
 // which nothing can be relayed has a plan as well, whose reasons say what is
 // missing; an error is one of configuration, or a [SeveralHostsError].
 func MakePlan(h *Host, c PlanConfig) (*Plan, error) {
-	if hosts := h.hosts(); len(hosts) > 1 {
+	if hosts := h.Hosts(); len(hosts) > 1 {
 		return nil, &SeveralHostsError{hosts}
 	}
 	h = h.sorted()

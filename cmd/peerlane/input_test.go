@@ -89,6 +89,9 @@ func TestAPlanOfSeveralHostsIsRefusedWithTheFile(t *testing.T) {
 	if !strings.Contains(errOut.String(), "--host N, from 0 to 1") {
 		t.Errorf("no remedy: %s", errOut.String())
 	}
+	if names := peerlane(t, "__complete", "plan", "--input", file, "--host", ""); !strings.Contains(names, "0\t0x1\n1\t0x2\n") {
+		t.Errorf("--host completes %q", names)
+	}
 	for _, n := range []string{"0", "1", "0x2"} {
 		plan := decode[topo.Plan](t, "plan", "--root", t.TempDir(), "--input", file, "--host", n, "-o", "json")
 		if len(plan.Lanes) != 1 || plan.GPUs[0].Host != "" {

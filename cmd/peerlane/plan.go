@@ -50,6 +50,9 @@ who stops at a part of it sees more about it.`,
 	host, form := addHost(cmd), addForm(cmd, formSVG, formHTML)
 	host.addSoftware()
 	cmd.Flags().StringVar(&host.one, "host", "", "plan host `N` of a file that describes several: a number from 0, or its host_hash")
+	must(cmd.RegisterFlagCompletionFunc("host", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return host.completeHosts()
+	}))
 	cmd.Flags().BoolVar(&host.anyVendor, "any-vendor", false, "plan GPUs of any maker, for study: only NVIDIA's can be relayed")
 	cmd.Flags().StringVar(&explain, "explain", "", "say in sentences why the lane of `GPU` is what it is")
 	must(cmd.RegisterFlagCompletionFunc("explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {

@@ -67,6 +67,23 @@ func (f *hostFlags) read() (*topo.Host, error) {
 	return h, nil
 }
 
+// completeHosts completes a host of the file that --input names. A shell's completion must not
+// read standard input, so "-" has none.
+func (f *hostFlags) completeHosts() ([]string, cobra.ShellCompDirective) {
+	if f.input == "" || f.input == "-" {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	h, err := topo.Read(f.input, f.options())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for n, hash := range h.Hosts() {
+		names = append(names, fmt.Sprintf("%d\t%s", n, hash))
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
 // live reports whether it is this host that is read.
 func (f *hostFlags) live() bool { return f.input == "" && f.sysfs == "/sys" }
 

@@ -310,11 +310,14 @@ func TestFaultsThatStay(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.begin()
-		// Time is over with the next try, once the reason is known.
+		// Wait until both sides know the reason: after the first side's time is over, the other
+		// side records that end as its last fault. Then the next try of each side is its last.
 		for _, e := range []*side{w.a, w.b} {
 			e.until("the reason", func(s *Set) bool {
 				return !slices.ContainsFunc(c.words, func(word string) bool { return !strings.Contains(s.lastFault, word) })
 			})
+		}
+		for _, e := range []*side{w.a, w.b} {
 			e.loop.Call(func() { e.fabric.config.Redial = time.Nanosecond })
 		}
 		for range streamWrites {
