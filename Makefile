@@ -49,6 +49,8 @@ bin/peerlane-relay: binding := now
 .PHONY: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime
 bin/peerlane bin/peerlane-relay:
 	@$(build) -buildmode=pie -ldflags '$(stamp) -extldflags "-Wl,-z,relro,-z,$(binding),-z,noexecstack"' -o $@ ./cmd/$(@F)
+	@# The kernel lets no process of a relay's uid trace a program that this uid cannot read.
+	@$(if $(filter bin/peerlane-relay,$@),chmod 0711 $@)
 
 # They run in front of every container: static, so that nothing of an image can
 # be loaded into them, and small, so that they cost nothing.
@@ -70,6 +72,13 @@ bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/
 # What NCCL loads for NCCL_NET_PLUGIN=peerlane; libpeerlane is in it.
 bin/libnccl-net-peerlane.so: $(wildcard relay/nccl/source/* relay/libpeerlane/source/* relay/wire/*.h) relay/nccl/plugin.go relay/libpeerlane/library.go
 	@$(GO) run ./relay/nccl/build $(@D)
+
+# For `make install`: a directory in place of /.
+DESTDIR ?=
+
+.PHONY: install
+install: build ## install what packages have, without man pages and completions, as root (DESTDIR=DIR)
+	@packaging/install '$(DESTDIR)' bin
 
 .PHONY: man
 man: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime ## make the man pages, in bin/man
