@@ -92,10 +92,14 @@ func trespass(pid int, uid uint32) (ways []string) {
 			unix.Close(fd)
 			succeeded("/proc/PID/mem")
 		}
-		const seize = 0x4206 // PTRACE_SEIZE, which stops nothing
+		const seize, interrupt = 0x4206, 0x4207 // linux/ptrace.h
 		if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, seize, uintptr(pid), 0, 0, 0, 0); errno == 0 {
 			succeeded("ptrace")
-			return ways // the end of this thread ends it
+			// Detached again: else the relay would stay after its end.
+			_, _, _ = unix.RawSyscall6(unix.SYS_PTRACE, interrupt, uintptr(pid), 0, 0, 0, 0)
+			var status unix.WaitStatus
+			_, _ = unix.Wait4(pid, &status, unix.WALL, nil)
+			_ = unix.PtraceDetach(pid)
 		}
 	}
 	return ways
