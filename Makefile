@@ -242,9 +242,10 @@ vulncheck: ## look up the known vulnerabilities of Go and of the modules in use 
 fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each, RUN=hook.Fuzz)
 	@$(GO) run ./integration/fuzz -go $(GO) -time $(FUZZTIME) -run '$(RUN)' ./...
 
-# For `make soak-containers`: how many; and for `make soak-relay`: how long. For both the
+# For `make soak-containers`: how many, and how many random lives; and for `make soak-relay`: how long. For both the
 # seed that an earlier run printed.
 N    ?= 1000
+LIVES ?= 10000
 TIME ?= 1h
 SEED ?=
 
@@ -253,8 +254,8 @@ nightly: build ## run all cases that are too long for CI, one after the other, a
 	@$(GO) run ./integration/nightly -run '$(RUN)' docs/nightly.json
 
 .PHONY: soak-containers
-soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random (N=1000 SEED=)
-	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^(TestSoak|TestTheFirstActionOfAContainer|TestOverlappingRestarts)$$' ./integration
+soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random, and compare random lives with a model (N=1000 LIVES=10000 SEED=)
+	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_LIVES=$(LIVES) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 6h -run '^(TestSoak|TestLivesOfContainers|TestTheFirstActionOfAContainer|TestOverlappingRestarts)$$' ./integration
 
 .PHONY: soak-relay
 soak-relay: test-needs build ## clients come, go, exchange verified messages and are killed, as relays are; nothing grows (TIME=1h SEED=)

@@ -405,6 +405,34 @@ func TestCollectWithoutCgroup2RemovesControlGroups(t *testing.T) {
 	h.collect(t)
 }
 
+// The state of a container is deleted, and its supervisor is killed: the next collection
+// after the relay's end removes the sockets, and none of a relay that lives.
+func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	h.killSupervisor(t, g.ID)
+	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
+		t.Fatal(err)
+	}
+	h.collect(t)
+	if pid, err := h.ask(g.ID); err != nil || pid != relay {
+		t.Errorf("relay %d answers as %d, %v", relay, pid, err)
+	}
+	end(init)
+	eventually(t, "the removal", func() error { // threads of the relay can outlive its first one
+		removed, err := hook.Collect(h.layout)
+		if err == nil && !slices.Equal(removed, []string{g.ID}) {
+			err = fmt.Errorf("Collect removed %v", removed)
+		}
+		return err
+	})
+	noCgroup(t, g.ID)
+	h.gone(t)
+}
+
 // On a full disk the supervisor cannot write that a relay has ended.
 func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 	t.Parallel()

@@ -82,6 +82,7 @@ func play(arguments []string) int {
 		"across":    func([]string) error { return across.Serve(os.Stdin, os.Stdout, client.DefaultSocket) },
 		"spy":       spy,
 		"crowd":     crowd,
+		"linger":    func([]string) error { return linger() },
 		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]
