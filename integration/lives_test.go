@@ -50,7 +50,11 @@ func linger() error {
 // it remains.
 func TestLivesOfContainers(t *testing.T) {
 	n := int(fromEnvironment(t, livesVariable, lives))
-	seed := fromEnvironment(t, livesSeedVariable, livesSeed)
+	seed := uint64(livesSeed)
+	if os.Getenv(livesVariable) != "" {
+		seed = uint64(time.Now().UnixNano())
+	}
+	seed = fromEnvironment(t, livesSeedVariable, seed)
 	one := int(fromEnvironment(t, livesOneVariable, 0)) // counts from 1
 	t.Logf("%d lives; %s=%d makes the same choices again, and %s=N those of one life", n, livesSeedVariable, seed, livesOneVariable)
 	for i, runtimeName := range runtimes {
