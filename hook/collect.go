@@ -140,6 +140,9 @@ func collect(l layout.Layout, id string) (bool, error) {
 	case err != nil:
 		return false, err
 	}
+	if g.Foreign(l) {
+		return false, nil
+	}
 	if lives, err := g.Init.lives(); err != nil || lives {
 		return false, err
 	}

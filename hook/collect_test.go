@@ -433,6 +433,40 @@ func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
 	h.gone(t)
 }
 
+// Two hosts share the disk of /var/lib/peerlane: neither removes what is the other's, which
+// looks like a generation of an earlier boot.
+func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	machine := filepath.Join(h.layout.Root, "etc/machine-id")
+	name := func(digit string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(machine), 0o755), os.WriteFile(machine, []byte(strings.Repeat(digit, 32)+"\n"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	name("1")
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	h.state(t, g.ID, hook.StateReady)
+	h.killSupervisor(t, g.ID)
+	end(init) // another host knows no such process either
+	name("2")
+	h.collect(t)
+	if i := h.info(t, g.ID); i.Machine != strings.Repeat("1", 32) || !i.Foreign(h.layout) {
+		t.Errorf("the generation is %+v", i)
+	}
+	name("1")
+	eventually(t, "its own host's collection", func() error {
+		removed, err := hook.Collect(h.layout)
+		if err == nil && !slices.Equal(removed, []string{g.ID}) {
+			err = fmt.Errorf("Collect removed %v", removed)
+		}
+		return err
+	})
+	h.gone(t)
+}
+
 // On a full disk the supervisor cannot write that a relay has ended.
 func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 	t.Parallel()

@@ -153,7 +153,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 	}
 
 	g = &Generation{
-		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
+		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(), Machine: machineID(l),
 		Ignored: r.Ignored, LogFormat: r.Config.Log.Format,
 		Relay:   Command{Path: relay, Environment: r.Config.Relay.Environment},
 		Network: r.Config.Network, Rails: r.Config.Plan.Rails, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),

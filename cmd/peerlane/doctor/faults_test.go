@@ -213,8 +213,10 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 		{name: "no pids controller", of: "controllers", finds: []string{"warning sandbox"}, says: "RLIMIT_NPROC", change: func(m *made) {
 			m.write("sys/fs/cgroup/cgroup.controllers", "cpu io memory")
 		}},
-		{name: "a relay whose sandbox lacks Landlock", of: "relays", finds: []string{"warning sandbox"}, says: "lacks 1 things, the first: Landlock", after: func(m *made) {
-			m.relay(func(g *hook.Info) { g.Status.Sandbox = &sandbox.Report{Missing: []string{"Landlock: this kernel has none"}} })
+		{name: "a relay whose sandbox lacks Landlock", of: "relay", finds: []string{"warning sandbox"}, says: "lacks 1 things, the first: Landlock", after: func(m *made) {
+			m.relay(func(g *hook.Info) {
+				g.Status.Sandbox = &sandbox.Report{Missing: []string{"Landlock: this kernel has none"}}
+			})
 		}},
 
 		{name: "a relay that is down", of: "relay", finds: []string{"failure relays"}, says: "died too often", change: func(m *made) {
@@ -224,6 +226,10 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 			was := m.answer
 			m.answer = hook.Answer{NoReport: "it gave no answer in time"}
 			m.undone = append(m.undone, func() { m.answer = was })
+		}},
+		{name: "the state of another machine", of: "relays", finds: []string{"failure leftovers"}, says: "shared disk", after: func(m *made) {
+			m.write("etc/machine-id", strings.Repeat("1", 32))
+			m.relay(func(g *hook.Info) { g.Machine = strings.Repeat("2", 32) })
 		}},
 		{name: "a relay without a supervisor", of: "relay", finds: []string{"failure relays"}, says: "restart the container", change: func(m *made) {
 			m.relay(func(g *hook.Info) { g.Supervised = false })
