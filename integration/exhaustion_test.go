@@ -57,7 +57,7 @@ func TestRelayUIDCrowdedByOthersRelayServes(t *testing.T) {
 	if err != nil || !strings.Contains(string(controllers), "pids") {
 		t.Skip("cgroup2 has no pids controller here, so RLIMIT_NPROC limits a relay's tasks, as peerlane doctor says")
 	}
-	const tasks = 64
+	const tasks = 128 // the least that the configuration permits
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, func(c *config.Config) { c.Relay.Tasks = tasks })
