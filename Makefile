@@ -49,6 +49,8 @@ bin/peerlane-relay: binding := now
 .PHONY: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime
 bin/peerlane bin/peerlane-relay:
 	@$(build) -buildmode=pie -ldflags '$(stamp) -extldflags "-Wl,-z,relro,-z,$(binding),-z,noexecstack"' -o $@ ./cmd/$(@F)
+	@# The kernel lets no process of a relay's uid trace a program that this uid cannot read.
+	@$(if $(filter bin/peerlane-relay,$@),chmod 0711 $@)
 
 # They run in front of every container: static, so that nothing of an image can
 # be loaded into them, and small, so that they cost nothing.
@@ -70,6 +72,13 @@ bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/
 # What NCCL loads for NCCL_NET_PLUGIN=peerlane; libpeerlane is in it.
 bin/libnccl-net-peerlane.so: $(wildcard relay/nccl/source/* relay/libpeerlane/source/* relay/wire/*.h) relay/nccl/plugin.go relay/libpeerlane/library.go
 	@$(GO) run ./relay/nccl/build $(@D)
+
+# For `make install`: a directory in place of /.
+DESTDIR ?=
+
+.PHONY: install
+install: build ## install what packages have, without man pages and completions, as root (DESTDIR=DIR)
+	@packaging/install '$(DESTDIR)' bin
 
 .PHONY: man
 man: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime ## make the man pages, in bin/man
@@ -233,9 +242,10 @@ vulncheck: ## look up the known vulnerabilities of Go and of the modules in use 
 fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each, RUN=hook.Fuzz)
 	@$(GO) run ./integration/fuzz -go $(GO) -time $(FUZZTIME) -run '$(RUN)' ./...
 
-# For `make soak-containers`: how many; and for `make soak-relay`: how long. For both the
+# For `make soak-containers`: how many, and how many random lives; and for `make soak-relay`: how long. For both the
 # seed that an earlier run printed.
 N    ?= 1000
+LIVES ?= 10000
 TIME ?= 1h
 SEED ?=
 
@@ -244,8 +254,8 @@ nightly: build ## run all cases that are too long for CI, one after the other, a
 	@$(GO) run ./integration/nightly -run '$(RUN)' docs/nightly.json
 
 .PHONY: soak-containers
-soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random (N=1000 SEED=)
-	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h -run '^(TestSoak|TestTheFirstActionOfAContainer|TestOverlappingRestarts)$$' ./integration
+soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random, and compare random lives with a model (N=1000 LIVES=10000 SEED=)
+	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_LIVES=$(LIVES) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 6h -run '^(TestSoak|TestLivesOfContainers|TestTheFirstActionOfAContainer|TestOverlappingRestarts)$$' ./integration
 
 .PHONY: soak-relay
 soak-relay: test-needs build ## clients come, go, exchange verified messages and are killed, as relays are; nothing grows (TIME=1h SEED=)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -149,6 +151,46 @@ func (c cgroup) delegate(controller string) error {
 		}
 	}
 	return nil
+}
+
+// limitsTasks reports whether pids.max limits the tasks of a control group that only the
+// calling supervisor and its relay are in: the generation's, or that of the unit. Without
+// one, RLIMIT_NPROC limits the relay, and counts other processes of its uid as well.
+func limitsTasks(proc, id string, unit bool) bool {
+	groups, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
+	if err != nil {
+		return false
+	}
+	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(groups)) { // ID:CONTROLLERS:PATH, cgroups(7)
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(fields) != 3 || !unit && filepath.Base(fields[2]) != id {
+			continue
+		}
+		filesystem := "cgroup2"
+		if fields[1] != "" || fields[0] != "0" {
+			if !slices.Contains(strings.Split(fields[1], ","), "pids") {
+				continue
+			}
+			filesystem = "cgroup"
+		}
+		mount, root, ok := cgroupMount(string(mounts), filesystem, "pids")
+		below, err := filepath.Rel(root, fields[2])
+		if !ok || err != nil || below == "." || below == ".." || strings.HasPrefix(below, "../") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(mount, below, "pids.max"))
+		if err != nil {
+			continue
+		}
+		if _, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32); err == nil { // else "max"
+			return true
+		}
+	}
+	return false
 }
 
 // leave moves the calling process out of the group: to the hierarchy's root. Where

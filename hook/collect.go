@@ -5,6 +5,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,10 +36,93 @@ func Collect(l layout.Layout) (removed []string, err error) {
 			removed = append(removed, id)
 		}
 	}
+	strays, err := sweepStrays(l)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("removing sockets and control groups without a generation: %w", err))
+	}
+	removed = append(removed, strays...)
 	if err := sweepUIDs(l); err != nil {
 		errs = append(errs, fmt.Errorf("giving back uids of relays: %w", err))
 	}
 	return removed, errors.Join(errs...)
+}
+
+// strays lists the generations of which sockets or a control group are there, and no
+// directory: the directory is made first and removed last, so it was deleted by hand.
+func strays(l layout.Layout) ([]string, error) {
+	dirs := []string{l.Sockets(), l.Peers()}
+	if group, ok, err := findCgroup(l, ""); err == nil && ok {
+		dirs = append(dirs, group.parent())
+	}
+	var list []string
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for _, e := range entries {
+			id := strings.TrimSuffix(e.Name(), ".sock")
+			if !isID(id) || slices.Contains(list, id) {
+				continue
+			}
+			if _, err := os.Lstat(l.GenerationDir(id)); errors.Is(err, fs.ErrNotExist) {
+				list = append(list, id)
+			}
+		}
+	}
+	return list, nil
+}
+
+// sweepStrays removes what strays lists, where neither a supervisor nor a relay is left:
+// one that lives listens on its sockets.
+func sweepStrays(l layout.Layout) (removed []string, err error) {
+	if list, err := strays(l); err != nil || len(list) == 0 {
+		return nil, err
+	}
+	host, err := lockHost(l) // so that no hook makes one
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	list, err := strays(l)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, id := range list {
+		lives, err := listens(filepath.Join(l.SocketDir(id), layout.SocketName), l.PeerSocket(id))
+		if err == nil && lives {
+			continue
+		}
+		if err == nil {
+			err = errors.Join(removeCgroup(l, id), os.RemoveAll(l.SocketDir(id)), unlessGone(os.Remove(l.PeerSocket(id))))
+		}
+		if err == nil {
+			removed = append(removed, id)
+		}
+		errs = append(errs, err)
+	}
+	return removed, errors.Join(errs...)
+}
+
+// listens reports whether a process listens on one of these sockets.
+func listens(sockets ...string) (bool, error) {
+	for _, path := range sockets {
+		conn, err := connectWithin(path, time.Millisecond)
+		switch {
+		case err == nil:
+			conn.Close()
+			return true, nil
+		case errors.Is(err, unix.EAGAIN): // its queue is full
+			return true, nil
+		case !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist):
+			return false, err
+		}
+	}
+	return false, nil
 }
 
 func collect(l layout.Layout, id string) (bool, error) {
@@ -52,6 +139,9 @@ func collect(l layout.Layout, id string) (bool, error) {
 		return collectEnded(l, id)
 	case err != nil:
 		return false, err
+	}
+	if g.Foreign(l) {
+		return false, nil
 	}
 	if lives, err := g.Init.lives(); err != nil || lives {
 		return false, err

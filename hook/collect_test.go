@@ -405,6 +405,68 @@ func TestCollectWithoutCgroup2RemovesControlGroups(t *testing.T) {
 	h.collect(t)
 }
 
+// The state of a container is deleted, and its supervisor is killed: the next collection
+// after the relay's end removes the sockets, and none of a relay that lives.
+func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	h.killSupervisor(t, g.ID)
+	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
+		t.Fatal(err)
+	}
+	h.collect(t)
+	if pid, err := h.ask(g.ID); err != nil || pid != relay {
+		t.Errorf("relay %d answers as %d, %v", relay, pid, err)
+	}
+	end(init)
+	eventually(t, "the removal", func() error { // threads of the relay can outlive its first one
+		removed, err := hook.Collect(h.layout)
+		if err == nil && !slices.Equal(removed, []string{g.ID}) {
+			err = fmt.Errorf("Collect removed %v", removed)
+		}
+		return err
+	})
+	noCgroup(t, g.ID)
+	h.gone(t)
+}
+
+// Two hosts share the disk of /var/lib/peerlane: neither removes what is the other's, which
+// looks like a generation of an earlier boot.
+func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	machine := filepath.Join(h.layout.Root, "etc/machine-id")
+	name := func(digit string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(machine), 0o755), os.WriteFile(machine, []byte(strings.Repeat(digit, 32)+"\n"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	name("1")
+	init := process(t)
+	g := h.launch(t, "c", init.Process.Pid, "")
+	h.state(t, g.ID, hook.StateReady)
+	h.killSupervisor(t, g.ID)
+	end(init) // another host knows no such process either
+	name("2")
+	h.collect(t)
+	if i := h.info(t, g.ID); i.Machine != strings.Repeat("1", 32) || !i.Foreign(h.layout) {
+		t.Errorf("the generation is %+v", i)
+	}
+	name("1")
+	eventually(t, "its own host's collection", func() error {
+		removed, err := hook.Collect(h.layout)
+		if err == nil && !slices.Equal(removed, []string{g.ID}) {
+			err = fmt.Errorf("Collect removed %v", removed)
+		}
+		return err
+	})
+	h.gone(t)
+}
+
 // On a full disk the supervisor cannot write that a relay has ended.
 func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 	t.Parallel()

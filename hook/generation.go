@@ -41,7 +41,11 @@ type Generation struct {
 	Container Container `json:"container"`
 	Init      Process   `json:"init"`
 	Created   time.Time `json:"created"`
-	Relay     Command   `json:"relay"`
+	// Machine is the host's /etc/machine-id, empty where there is none. A generation of
+	// another machine is in a state directory that is on a shared disk: its processes are
+	// none of this host's, and nothing here may remove it.
+	Machine string  `json:"machine,omitempty"`
+	Relay   Command `json:"relay"`
 	// Sandbox is what the relay is kept in.
 	Sandbox Sandbox `json:"sandbox"`
 	// Network is the configuration's: where its secrets are, not what they are. The slots
@@ -98,6 +102,21 @@ type Info struct {
 	Alive bool `json:"alive"`
 	// Supervised says that its supervisor runs.
 	Supervised bool `json:"supervised"`
+}
+
+// machineID is the host's, as machine-id(5) has it; empty where there is none.
+func machineID(l layout.Layout) string {
+	text, err := os.ReadFile(filepath.Join(l.Root, "etc/machine-id"))
+	if id := strings.TrimSpace(string(text)); err == nil && isID(id) {
+		return id
+	}
+	return ""
+}
+
+// Foreign reports whether a generation is of another machine than this one.
+func (g *Generation) Foreign(l layout.Layout) bool {
+	own := machineID(l)
+	return g.Machine != "" && own != "" && g.Machine != own
 }
 
 // newID is a name that nothing else has: 128 random bits.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -96,6 +97,8 @@ func TestHoldersOmitFilesThatAreNoCharacterDevices(t *testing.T) {
 // whether it is the container's first process or another one.
 func TestHoldersThatNVMLNames(t *testing.T) {
 	t.Parallel()
+	runtime.LockOSThread() // Pdeathsig is of this thread, and Launch ends threads of other goroutines
+	defer runtime.UnlockOSThread()
 	h := newHost(t)
 	inside := exec.Command("sh", "-c", "sleep 1000000 & echo $!; wait")
 	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}

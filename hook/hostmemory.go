@@ -65,7 +65,7 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 			}
 			filesystem, file = "cgroup", "memory.limit_in_bytes"
 		}
-		mount, root, ok := cgroupMount(string(mounts), filesystem)
+		mount, root, ok := cgroupMount(string(mounts), filesystem, "memory")
 		if !ok {
 			continue
 		}
@@ -88,16 +88,16 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 	return least, nil
 }
 
-// cgroupMount finds the mount point of cgroup2, or of the memory controller of cgroup v1,
-// and the group that is mounted there, in the text of a mountinfo.
-func cgroupMount(mountinfo, filesystem string) (mount, root string, ok bool) {
+// cgroupMount finds the mount point of cgroup2, or of a controller of cgroup v1, and the
+// group that is mounted there, in the text of a mountinfo.
+func cgroupMount(mountinfo, filesystem, controller string) (mount, root string, ok bool) {
 	for line := range strings.Lines(mountinfo) {
 		before, after, found := strings.Cut(line, " - ")
 		fields, super := strings.Fields(before), strings.Fields(after)
 		if !found || len(fields) < 5 || len(super) < 3 || super[0] != filesystem {
 			continue
 		}
-		if filesystem == "cgroup" && !slices.Contains(strings.Split(super[2], ","), "memory") {
+		if filesystem == "cgroup" && !slices.Contains(strings.Split(super[2], ","), controller) {
 			continue
 		}
 		return fields[4], fields[3], true

@@ -153,7 +153,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 	}
 
 	g = &Generation{
-		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
+		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(), Machine: machineID(l),
 		Ignored: r.Ignored, LogFormat: r.Config.Log.Format,
 		Relay:   Command{Path: relay, Environment: r.Config.Relay.Environment},
 		Network: r.Config.Network, Rails: r.Config.Plan.Rails, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
@@ -397,8 +397,15 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 		// Born there: moving a process later takes a lock of the whole host.
 		attributes.Sys.UseCgroupFD, attributes.Sys.CgroupFD = true, int(dir.Fd())
 	}
-	start := func() (int, error) {
-		return syscall.ForkExec(supervisor, []string{supervisor, "supervise", "--root", l.Root, "--generation", g.ID}, attributes)
+	start := func() (pid int, err error) {
+		err = onThreadToWaste(func() error { // whose attributes the supervisor gets
+			if kept := resetInherited(); kept != nil {
+				g.logTo(log).WithError(kept).Warn("the relay keeps attributes of the container runtime")
+			}
+			pid, err = syscall.ForkExec(supervisor, []string{supervisor, "supervise", "--root", l.Root, "--generation", g.ID}, attributes)
+			return err
+		})
+		return pid, err
 	}
 	pid, err := start()
 	if err != nil && attributes.Sys.UseCgroupFD {
@@ -558,6 +565,9 @@ func runnable(path string) error {
 		return &os.PathError{Op: "exec", Path: path, Err: err} // on a file system that is mounted noexec, say
 	}
 	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil // without root it can be executed, and not be read: packages have it so
+	}
 	if err != nil {
 		return err
 	}

@@ -67,6 +67,9 @@ func test(m *testing.M, self string) int {
 			fatal(err)
 		}
 	}
+	if err := os.Chmod(filepath.Join(bin, "peerlane-relay"), 0o711); err != nil { // as packages have it
+		fatal(err)
+	}
 	if err := os.MkdirAll(filepath.Join(bin, "uverbs/uverbs0"), 0o755); err != nil {
 		fatal(err)
 	}

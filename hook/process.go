@@ -148,7 +148,7 @@ func (p Process) end(limit time.Duration) error {
 		return os.NewSyscallError("pidfd_send_signal", err)
 	}
 	if !endsWithin(int(pidfd.Fd()), limit) {
-		return fmt.Errorf("process %d does not end even by SIGKILL; a driver holds it", p.PID)
+		return fmt.Errorf("process %d does not end even by SIGKILL: a system call of it, of a driver perhaps, does not return; /proc/%[1]d/stack shows which", p.PID)
 	}
 	return nil
 }

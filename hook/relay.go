@@ -69,7 +69,8 @@ const lastWords = 500 * time.Millisecond
 
 // startRelay executes a relay with the descriptors of package launch. What it says
 // on its standard error goes to the log. Without a network its sandbox lets it to none.
-func startRelay(g *Generation, network *launch.Network, clients, peers, init *os.File, log io.Writer) (*relay, error) {
+// limited says that its control group limits its tasks.
+func startRelay(g *Generation, network *launch.Network, limited bool, clients, peers, init *os.File, log io.Writer) (*relay, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -111,6 +112,9 @@ func startRelay(g *Generation, network *launch.Network, clients, peers, init *os
 		r.report = report
 		spec := g.confinement(network)
 		r.devices = spec.Devices
+		if limited {
+			spec.Tasks = 0
+		}
 		const fdReport = launch.FDInit + 1
 		files[fdReport] = tell
 		// This program again, also when its file has been replaced.
@@ -289,7 +293,7 @@ func (r *relay) end() (exit *error, err error) {
 	case err := <-r.exited:
 		return &err, fmt.Errorf("the relay did not end within %v and was killed", endTimeout)
 	case <-time.After(endTimeout):
-		return nil, fmt.Errorf("the relay, process %d, does not end even by SIGKILL; a driver holds it", r.process.PID)
+		return nil, fmt.Errorf("the relay, process %d, does not end even by SIGKILL: a system call of it, of a driver perhaps, does not return; /proc/%[1]d/stack shows which", r.process.PID)
 	}
 }
 

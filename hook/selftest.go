@@ -253,7 +253,8 @@ func (t *Tester) lock(ctx context.Context) (*os.File, error) {
 // sockets. The uid is the one of relays that no relay has.
 func (t *Tester) spec() sandbox.Spec {
 	s := sandbox.Standard()
-	s.UID, s.Open, s.Tasks = t.sandbox.Group, 4096, uint64(t.sandbox.Limits.Tasks)
+	// No limit of tasks: RLIMIT_NPROC counts all processes of the uid, which a container can take.
+	s.UID, s.Open = t.sandbox.Group, 4096
 	t.sandbox.files(&s, t.relay.Environment)
 	return s
 }
@@ -331,7 +332,7 @@ func waitOr(ctx context.Context, wait func() error) error {
 	case err := <-ended:
 		return err
 	case <-time.After(heldTime):
-		logrus.Warnf("the self-test does not end within %v of being killed; a driver holds it", heldTime)
+		logrus.Warnf("the self-test does not end within %v of SIGKILL: a system call of it, of a driver perhaps, does not return", heldTime)
 		return context.Cause(ctx)
 	}
 }
@@ -569,7 +570,7 @@ func (s *supervisor) endTests() (t tested, ended bool) {
 	case t = <-s.tests.done:
 		return t, true
 	case <-time.After(endTimeout):
-		s.log.Warn("the self-test does not end; a driver holds it")
+		s.log.Warn("the self-test does not end: a system call of it, of a driver perhaps, does not return")
 		return t, false
 	}
 }

@@ -50,6 +50,8 @@ type supervisor struct {
 	bounded               *boundedLog // where log goes, and what relays say
 	clients, peers, alive *os.File
 	init                  *os.File
+	unit                  bool // it is a service of systemd, and so is its control group
+	limited               bool // by pids.max of its control group, which its relay is in
 
 	relay    *relay      // nil while none runs
 	failures []time.Time // of the last failureTime
@@ -81,20 +83,20 @@ func Supervise(l layout.Layout, id string) error {
 	for fd := fdClients; fd <= fdAlive; fd++ {
 		unix.CloseOnExec(fd)
 	}
-	return supervise(l, id, descriptors{
+	return supervise(l, id, false, descriptors{
 		clients: os.NewFile(fdClients, "clients' socket"), peers: os.NewFile(fdPeers, "peers' socket"),
 		init: os.NewFile(fdInit, "pidfd"), started: os.NewFile(fdStarted, "started pipe"),
 		admin: os.NewFile(fdAdmin, "administration socket"), alive: os.NewFile(fdAlive, "supervisor's lock"),
 	})
 }
 
-func supervise(l layout.Layout, id string, d descriptors) error {
+func supervise(l layout.Layout, id string, unit bool, d descriptors) error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, unix.SIGTERM)
 	bounded := newBoundedLog(l, id)
 	logrus.SetOutput(bounded)
 	s := &supervisor{
-		layout: l, log: logrus.WithField("generation", id), bounded: bounded,
+		layout: l, log: logrus.WithField("generation", id), bounded: bounded, unit: unit,
 		clients: d.clients, peers: d.peers, init: d.init, alive: d.alive,
 		restart: time.NewTimer(0), insist: time.NewTimer(0),
 	}
@@ -140,6 +142,7 @@ func (s *supervisor) limit() {
 	if err != nil {
 		s.log.WithError(err).Warn("the relay's control group has not all of its limits")
 	}
+	s.limited = limitsTasks("/proc", s.generation.ID, s.unit)
 }
 
 // handed checks that Launch handed this generation to this process: a descriptor
@@ -371,7 +374,7 @@ func (s *supervisor) start() error {
 	s.refusal = nil
 	s.selfTest()
 	s.goOnNetwork()
-	r, err := startRelay(s.generation, s.networking.where, s.clients, s.peers, s.init, s.bounded)
+	r, err := startRelay(s.generation, s.networking.where, s.limited, s.clients, s.peers, s.init, s.bounded)
 	if err != nil {
 		return err
 	}

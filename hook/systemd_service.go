@@ -40,7 +40,7 @@ func TakeOver(connection *os.File) error {
 	}
 	// So that the journal tells whose unit it is also when all goes well.
 	logrus.WithFields(logrus.Fields{"generation": g.ID, "container": g.Container.ID}).Info("taking over the relay of a container")
-	err = supervise(l, g.ID, d)
+	err = supervise(l, g.ID, true, d)
 	return errors.Join(err, restore())
 }
 

@@ -26,7 +26,7 @@ import (
 
 // said is one line of a role.
 type said struct {
-	Kind   string      `json:"kind"` // listening, connected, moving, checked, round, error, again, child-ended, hello, look, witness
+	Kind   string      `json:"kind"` // listening, connected, moving, checked, round, error, again, child-ended, hello, look, witness, spying, spied, crowd
 	Handle wire.Handle `json:"handle"`
 	// Key is of what a role offers.
 	Key    wire.RemoteKey `json:"key,omitzero"`
@@ -80,6 +80,9 @@ func play(arguments []string) int {
 		"owner":     func([]string) error { return owner() },
 		"remote":    func([]string) error { return remote() },
 		"across":    func([]string) error { return across.Serve(os.Stdin, os.Stdout, client.DefaultSocket) },
+		"spy":       spy,
+		"crowd":     crowd,
+		"linger":    func([]string) error { return linger() },
 		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}
 	role := roles[arguments[0]]

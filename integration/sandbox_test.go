@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/programs"
 )
 
 // inspection is what `peerlane relay inspect` says of a container.
@@ -152,6 +154,24 @@ func TestHostMemoryOfASmallContainerIsBounded(t *testing.T) {
 			if allocated > bound || allocated > limit/4 || allocated < limit/8 {
 				t.Errorf("the relay allocated %d bytes for a container of %d, want at most %d", allocated, limit, bound)
 			}
+			resident := relayResident(t, i.Status.Relay.PID)
+			t.Logf("/proc/PID/smaps has %d KiB of anonymous and shared memory", resident>>10)
+			if resident > bound {
+				t.Errorf("the relay has %d bytes of memory in /proc/PID/smaps, want at most %d", resident, bound)
+			}
+			if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // where cgroup2 has the memory controller
+				var anonymous, shared uint64
+				for line := range strings.Lines(string(stat)) {
+					_, _ = fmt.Sscanf(line, "anon %d", &anonymous) // or another line
+					_, _ = fmt.Sscanf(line, "shmem %d", &shared)
+				}
+				t.Logf("its control group, with its supervisor and its simulated GPUs, has %d KiB anonymous, %d KiB shared", anonymous>>10, shared>>10)
+				if anonymous+shared > bound || shared == 0 {
+					t.Errorf("the relay's control group counts %d bytes of anonymous and %d of shared memory, want at most %d", anonymous, shared, bound)
+				}
+			} else if os.Getenv(programs.Variable) != "" {
+				t.Errorf("the guest's control groups do not count memory: %v", err)
+			}
 			if !strings.Contains(hoarded.Error, "a quarter of the container's memory limit") {
 				t.Errorf("the relay refuses more by %q", hoarded.Error)
 			}
@@ -182,6 +202,31 @@ func relayMemory(t *testing.T, pid int) uint64 {
 	var sum uint64
 	for _, bytes := range pages {
 		sum += bytes
+	}
+	return sum
+}
+
+// relayResident sums the resident memory, in bytes, that is anonymous or shared and not a
+// simulated GPU's.
+func relayResident(t *testing.T, pid int) (sum uint64) {
+	t.Helper()
+	counts := false
+	for line := range strings.Lines(read(t, fmt.Sprintf("/proc/%d/smaps", pid))) {
+		f := strings.Fields(line)
+		switch {
+		case len(f) >= 5 && strings.Contains(f[0], "-"): // a mapping: range, permissions, offset, device, inode, name
+			name := ""
+			if len(f) > 5 {
+				name = f[5]
+			}
+			counts = !strings.HasPrefix(name, "/") || strings.HasPrefix(name, "/memfd:") && !strings.HasPrefix(name, "/memfd:peerlane-sim-gpu")
+		case counts && len(f) == 3 && f[0] == "Rss:":
+			kilobytes, err := strconv.ParseUint(f[1], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += kilobytes << 10
+		}
 	}
 	return sum
 }

@@ -44,8 +44,9 @@ type Spec struct {
 	Read, Write []string
 	// Devices are nodes, or directories of nodes.
 	Devices []string
-	// Open and Tasks limit descriptors and, of a UID of its own, threads and
-	// processes; 0 leaves them as they are.
+	// Open limits descriptors; 0 leaves that limit as it is. Tasks limits, for a UID of its
+	// own, threads and processes by RLIMIT_NPROC; 0 removes that limit, where a control
+	// group has one or none is needed.
 	Open, Tasks uint64
 	// Processes lets it make processes; a relay has threads alone.
 	Processes bool
@@ -408,6 +409,10 @@ func (s Spec) apply(program string) (Report, error) {
 			olderLacks(r.Landlock, s.TCP, r.lacks)
 		}
 	}
+	// Until it has disabled tracing itself, the kernel does so for a program that it may not read.
+	if own != math.MaxUint32 && unix.Access(program, unix.R_OK) == nil {
+		r.lacks("protection from tracing at its start", fmt.Errorf("each user can read %[1]s, so each process of its uid can trace it until it has disabled that; chmod 711 %[1]s", program))
+	}
 	if err := filterCalls(s.network(), s.Processes); err != nil {
 		r.lacks("a filter of system calls", err)
 	} else {
@@ -441,6 +446,12 @@ func Mapped(id int) error {
 // limit sets the limits. Registered memory counts as locked.
 func (s Spec) limit(own bool, r *Report) error {
 	infinite := uint64(unix.RLIM_INFINITY)
+	tasks := infinite
+	if s.Tasks > 0 && own {
+		tasks = s.Tasks
+		// The kernel counts the tasks of all processes of the uid, and a container can take any.
+		r.lacks("a limit of tasks of its own", errors.New("its control group has no pids.max; RLIMIT_NPROC counts each process of its uid"))
+	}
 	for _, l := range []struct {
 		name     string
 		resource int
@@ -450,7 +461,7 @@ func (s Spec) limit(own bool, r *Report) error {
 		{"no core dumps", unix.RLIMIT_CORE, 0, true},
 		{"unlimited locked memory", unix.RLIMIT_MEMLOCK, infinite, true},
 		{"a limit of open files", unix.RLIMIT_NOFILE, s.Open, s.Open > 0},
-		{"a limit of tasks", unix.RLIMIT_NPROC, s.Tasks, s.Tasks > 0 && own},
+		{"a limit of tasks", unix.RLIMIT_NPROC, tasks, own},
 	} {
 		if !l.set {
 			continue

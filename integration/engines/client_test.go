@@ -50,6 +50,8 @@ type report struct {
 	// UserNamespace says that root of the container is not root of the host.
 	UserNamespace bool `json:"userNamespace"`
 	ReadOnly      bool `json:"readOnly"`
+	// Filtered says that a seccomp filter of the engine's is in effect.
+	Filtered bool `json:"filtered"`
 }
 
 func play(arguments []string) int {
@@ -174,6 +176,11 @@ func (r *report) lookAround() error {
 		return err
 	}
 	r.UserNamespace = strings.Fields(string(ids))[1] != "0"
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return err
+	}
+	r.Filtered = strings.Contains(string(status), "\nSeccomp:\t2\n")
 	err = os.WriteFile("/written", nil, 0o644)
 	r.ReadOnly = errors.Is(err, syscall.EROFS)
 	return nil

@@ -131,6 +131,8 @@ type row struct {
 	remaps bool
 	// rootless says that an ordinary user runs it.
 	rootless bool
+	// filters says that it gives each container a seccomp profile of its own.
+	filters bool
 	// below is the runtime that peerlane-runtime is to use, if not its own choice.
 	below string
 	// recipe is the heading of docs/containers.md that tells users how.
@@ -143,15 +145,15 @@ var rows = []row{
 	{name: "runc-1.5", open: ociRuntime(Runc15, func() string { return filepath.Join(installed.Runc, "runc") })},
 	{name: "crun-1.8", cgroups: v1, mute: true, open: ociRuntime(Crun18, func() string { return "crun" })},
 	{name: "crun-1.21", next: true, cgroups: v1, mute: true, open: ociRuntime(Crun121, func() string { return "crun" })},
-	{name: "podman-4.3", recipe: "Podman", cgroups: v1, mute: true, open: podman(Podman43, "crun")},
-	{name: "podman-5.4", recipe: "Podman", next: true, cgroups: v1, mute: true, open: podman(Podman54, "crun")},
+	{name: "podman-4.3", filters: true, recipe: "Podman", cgroups: v1, mute: true, open: podman(Podman43, "crun")},
+	{name: "podman-5.4", filters: true, recipe: "Podman", next: true, cgroups: v1, mute: true, open: podman(Podman54, "crun")},
 	{name: "containerd-2-client", open: containerd2(goClient)},
 	{name: "containerd-2-ctr", recipe: "containerd: ctr", open: containerd2(ctr)},
 	{name: "containerd-2-cri", recipe: "CRI: the field", open: containerd2(criField)},
 	{name: "containerd-2-cri-annotation", recipe: "CRI: the annotation", open: containerd2(criAnnotation)},
 	{name: "containerd-1.7-cri", recipe: "CRI: the field", next: true, open: containerd17},
-	{name: "docker-29", recipe: "Docker", next: true, remaps: true, open: docker29},
-	{name: "docker-20.10", recipe: "Docker 20.10", remaps: true, open: docker20},
+	{name: "docker-29", filters: true, recipe: "Docker", next: true, remaps: true, open: docker29},
+	{name: "docker-20.10", filters: true, recipe: "Docker 20.10", remaps: true, open: docker20},
 }
 
 // check is one case of the table: a container, and what has to be so.
@@ -745,6 +747,9 @@ func (b *bed) judge(c check, r report) {
 	}
 	if user := r.UID == 1000; user != c.ask.user {
 		b.Errorf("the process has uid %d", r.UID)
+	}
+	if b.row.filters && !r.Filtered {
+		b.Error("the engine's seccomp profile is not in effect")
 	}
 	if r.UserNamespace != (c.ask.userNS || b.row.rootless) {
 		b.Errorf("a user namespace of its own: %v", r.UserNamespace)

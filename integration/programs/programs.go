@@ -70,6 +70,11 @@ func Build(dir string, names ...string) error {
 		case err != nil:
 			return fmt.Errorf("building %s: %w: %s", name, err, out)
 		}
+		if name == Relay { // relays cannot trace a program that they cannot read; see docs/security.md
+			if err := os.Chmod(filepath.Join(dir, name), 0o711); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

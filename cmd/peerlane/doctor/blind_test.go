@@ -91,7 +91,7 @@ func TestAHostWithNothing(t *testing.T) {
 		Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged, NVML: &fake{err: topo.ErrNoNVML},
 	}
 	found := Examine(context.Background(), h, All())
-	want := []string{"warning driver", "warning port-state", "could not tell dev-char", "could not tell xid"}
+	want := []string{"warning driver", "warning port-state", "warning sandbox", "could not tell dev-char", "could not tell xid"}
 	if diff := cmp.Diff(distinct(want), distinct(wrong(found))); diff != "" {
 		t.Errorf("findings (-want +got):\n%s%s", diff, sayings(found))
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -208,6 +209,15 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 			m.log(`5,7,9,-;audit: type=1400 audit(1.2:3): apparmor="DENIED" operation="open" profile="x" name="/var/lib/peerlane/plan.json"`)
 		}},
 		{name: "a key that others can read", finds: []string{"failure cluster-key"}, says: "peerlane key rotate", change: func(m *made) { m.chmod("etc/peerlane/cluster.key", 0o644) }},
+		{name: "a relay program that each user can read", of: "relay-program", finds: []string{"warning sandbox"}, says: "chmod 711", change: func(m *made) { m.chmod("usr/libexec/peerlane/peerlane-relay", 0o755) }},
+		{name: "no pids controller", of: "controllers", finds: []string{"warning sandbox"}, says: "RLIMIT_NPROC", change: func(m *made) {
+			m.write("sys/fs/cgroup/cgroup.controllers", "cpu io memory")
+		}},
+		{name: "a relay whose sandbox lacks Landlock", of: "relay", finds: []string{"warning sandbox"}, says: "lacks 1 things, the first: Landlock", after: func(m *made) {
+			m.relay(func(g *hook.Info) {
+				g.Status.Sandbox = &sandbox.Report{Missing: []string{"Landlock: this kernel has none"}}
+			})
+		}},
 
 		{name: "a relay that is down", of: "relay", finds: []string{"failure relays"}, says: "died too often", change: func(m *made) {
 			m.relay(func(g *hook.Info) { g.Status.State = hook.StateDown })
@@ -216,6 +226,10 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 			was := m.answer
 			m.answer = hook.Answer{NoReport: "it gave no answer in time"}
 			m.undone = append(m.undone, func() { m.answer = was })
+		}},
+		{name: "the state of another machine", of: "relays", finds: []string{"failure leftovers"}, says: "shared disk", after: func(m *made) {
+			m.write("etc/machine-id", strings.Repeat("1", 32))
+			m.relay(func(g *hook.Info) { g.Machine = strings.Repeat("2", 32) })
 		}},
 		{name: "a relay without a supervisor", of: "relay", finds: []string{"failure relays"}, says: "restart the container", change: func(m *made) {
 			m.relay(func(g *hook.Info) { g.Supervised = false })

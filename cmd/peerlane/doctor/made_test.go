@@ -134,6 +134,7 @@ func (m *made) build() {
 		"proc/stat":                                     "cpu  1 2 3\nbtime 1700000000\nprocesses 9",
 		"sys/module/apparmor/parameters/enabled":        "Y",
 		"sys/fs/selinux/enforce":                        "1",
+		"sys/fs/cgroup/cgroup.controllers":              "cpuset cpu io memory pids",
 		"sys/fs/selinux/booleans/container_use_devices": "1 1",
 		"dev/kmsg":                       "6,1,0,-;Linux version 6.12.48-amd64\n SUBSYSTEM=none\n4,2,100,-;NVRM: loading NVIDIA UNIX Open Kernel Module\n",
 		"etc/docker/daemon.json":         `{"features": {"cdi": true}}`,
@@ -159,6 +160,8 @@ func (m *made) build() {
 	}
 	m.write("usr/libexec/peerlane/peerlane-hook", "")
 	must(t, os.Chmod(m.path("usr/libexec/peerlane/peerlane-hook"), 0o755))
+	m.write("usr/libexec/peerlane/peerlane-relay", "")
+	must(t, os.Chmod(m.path("usr/libexec/peerlane/peerlane-relay"), 0o711))
 	m.write("etc/peerlane/cluster.key", "")
 	must(t, os.Chmod(m.path("etc/peerlane/cluster.key"), 0o600))
 

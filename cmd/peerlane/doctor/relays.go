@@ -21,7 +21,7 @@ var relayChecks = []Check{
 		Run:    checkRelays,
 	},
 	{
-		Name: "leftovers", Subject: "relays", LooksAt: "generations, sockets and uids whose container has ended, in var/lib/peerlane and run/peerlane",
+		Name: "leftovers", Subject: "relays", LooksAt: "generations, sockets and uids whose container has ended, and generations of another machine, in var/lib/peerlane and run/peerlane",
 		Why:    "what a killed supervisor has left keeps a uid and a socket, and perhaps a process that holds GPU memory, until the next container starts or ends",
 		Remedy: "peerlane relay gc",
 		Run:    checkLeftovers,
@@ -105,6 +105,11 @@ func checkLeftovers(_ context.Context, h *Host) []Finding {
 	known := map[string]bool{}
 	for _, g := range generations {
 		known[g.ID] = true
+		if g.Foreign(h.Layout) {
+			list = append(list, failure("generation "+g.ID, "it is of the machine %s, and not of this one: the state of relays is on a shared disk", g.Machine).
+				remedy("have %s on a disk of this host alone; where that disk is a copy of another host's, rm -r %s", h.Layout.State(), h.Layout.GenerationDir(g.ID)))
+			continue
+		}
 		if !g.Alive && !g.Supervised {
 			list = append(list, warning("generation "+g.ID, "container %s has ended, and its relay's files are still here", cut(g.Container.ID)).touching(lanesOf(g)))
 		}

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/peerlane/peerlane/hook/config"
 )
 
 var securityChecks = []Check{
@@ -32,6 +35,13 @@ var securityChecks = []Check{
 		Why:     "whoever has the cluster key is a relay for all other hosts",
 		Remedy:  "chmod 600 the file, and peerlane key rotate, for somebody may have read it",
 		Run:     checkKey,
+	},
+	{
+		Name: "sandbox", Subject: "security",
+		LooksAt: "the mode of peerlane-relay, the pids controller of cgroup2, and what the sandbox of each relay that runs lacks (peerlane relay inspect)",
+		Why:     "a container with CAP_SETUID and without a user namespace can take a relay's uid: with it the container can trace a relay whose program this uid can read, until the relay has disabled that, and use up RLIMIT_NPROC where that limits the relay's tasks",
+		Remedy:  "peerlane relay inspect CONTAINER shows what is missing, and why",
+		Run:     checkSandbox,
 	},
 }
 
@@ -138,6 +148,52 @@ func checkAppArmor(ctx context.Context, h *Host) []Finding {
 		list = append(list, failure("host", "it has denied %d accesses, the last one: %s", len(lines), cut(lines[len(lines)-1])))
 	}
 	return orFine(list, "it has denied Peerlane nothing that the logs still have")
+}
+
+// relayProgram is where packages have the relay.
+const relayProgram = "usr/libexec/peerlane/peerlane-relay"
+
+func checkSandbox(_ context.Context, h *Host) []Finding {
+	c, err := h.configuration()
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	if c.Relay.Sandbox == config.SandboxOff {
+		return []Finding{warning("host", "relays run without a sandbox").remedy("remove relay.sandbox from %s, and restart containers", h.Layout.ConfigFile())}
+	}
+	var list []Finding
+	program := or(c.Relay.Binary, h.path(relayProgram))
+	info, err := os.Stat(program)
+	switch {
+	case absent(err):
+	case err != nil:
+		list = append(list, unknown(program, "%s", denied(err)))
+	case info.Mode()&0o004 != 0:
+		list = append(list, warning(program, "each user can read it (mode %04o), so that the kernel lets processes of a relay's uid trace that relay while it starts", info.Mode().Perm()).
+			remedy("chmod 711 %s", program))
+	}
+	if _, err := os.Lstat(h.Layout.Launcher()); err != nil { // else units have TasksMax=
+		v2, err := read(h.sys("fs/cgroup/cgroup.controllers"))
+		if absent(err) {
+			v2, err = read(h.sys("fs/cgroup/unified/cgroup.controllers"))
+		}
+		switch {
+		case err != nil && !absent(err):
+			list = append(list, unknown("host", "%s", denied(err)))
+		case !slices.Contains(strings.Fields(v2), "pids"):
+			list = append(list, warning("host", "cgroup2 has no pids controller here, so RLIMIT_NPROC limits the tasks of relays, and a container that takes a relay's uid can use it up").
+				remedy("boot with control groups of version 2 alone (systemd.unified_cgroup_hierarchy=1), or have systemd start relays: systemctl enable --now peerlane-relay.socket"))
+		}
+	}
+	generations, _ := h.generations() // the check relays says what cannot be read
+	for _, g := range generations {
+		if !g.Alive || g.Status.Sandbox == nil || len(g.Status.Sandbox.Missing) == 0 {
+			continue
+		}
+		missing := g.Status.Sandbox.Missing
+		list = append(list, warning("container "+cut(g.Container.ID), "its relay's sandbox lacks %d things, the first: %s", len(missing), cut(missing[0])).touching(lanesOf(g)))
+	}
+	return orFine(list, "processes of a relay's uid can neither trace the relay nor use up its tasks")
 }
 
 func checkKey(_ context.Context, h *Host) []Finding {

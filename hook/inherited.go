@@ -1,0 +1,97 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A supervisor and its relay are children of the container runtime, whose attributes are
+// those of an engine, or of an administrator's shell: with a limit of file sizes a relay
+// makes no ring, and with the out-of-memory score of an engine the kernel never ends it.
+// docs/relay.md lists the attributes that are reset, and those that are kept.
+
+// stackLimit is the kernel's default (_STK_LIM). An unlimited stack changes the layout of
+// a process's memory.
+const stackLimit = 8 << 20
+
+// unlimitedResources are those of which a supervisor and its relay have no limit. Their
+// descriptors, tasks, locked memory and core dumps the sandbox limits.
+var unlimitedResources = map[string]int{
+	"file size": unix.RLIMIT_FSIZE, "address space": unix.RLIMIT_AS, "data": unix.RLIMIT_DATA, "resident set": unix.RLIMIT_RSS,
+	"CPU time": unix.RLIMIT_CPU, "file locks": unix.RLIMIT_LOCKS, "real-time CPU": unix.RLIMIT_RTTIME,
+}
+
+// resetInherited resets the attributes that a program started by the calling thread would
+// inherit: of the process the resource limits and the out-of-memory score, of the thread
+// priority, scheduling policy, CPU affinity, I/O priority, memory policy and personality.
+// The error names those that this process may not reset; the others are reset.
+func resetInherited() error {
+	var errs []error
+	failed := func(what string, err error) {
+		if err != nil && err != unix.ENOSYS { // a kernel without it has nothing to reset
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	failed("scheduling policy and nice value", unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0))
+	failed("CPU affinity", allProcessors())
+	const ioprioWhoProcess, ioprioNone = 1, 0 // linux/ioprio.h
+	failed("I/O priority", rawCall(unix.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioNone))
+	const mpolDefault = 0 // linux/mempolicy.h
+	failed("memory policy", rawCall(unix.SYS_SET_MEMPOLICY, mpolDefault, 0, 0))
+	const perLinux = 0 // linux/personality.h
+	failed("personality", rawCall(unix.SYS_PERSONALITY, perLinux, 0, 0))
+	failed("transparent huge pages", unix.Prctl(unix.PR_SET_THP_DISABLE, 0, 0, 0, 0))
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0); err != nil {
+		failed("out-of-memory score", err)
+	}
+	for what, resource := range unlimitedResources {
+		failed("limit of "+what, raise(resource, unix.RLIM_INFINITY))
+	}
+	failed("limit of stack", raise(unix.RLIMIT_STACK, stackLimit))
+	for what, resource := range map[string]int{"nice value": unix.RLIMIT_NICE, "real-time priority": unix.RLIMIT_RTPRIO} {
+		failed("limit of "+what, unix.Prlimit(0, resource, &unix.Rlimit{}, nil))
+	}
+	return errors.Join(errs...)
+}
+
+// raise sets the soft limit of a resource to a value, and the hard limit to infinity. A
+// process that may not do that gets as much as its hard limit permits.
+func raise(resource int, value uint64) error {
+	var is unix.Rlimit
+	if err := unix.Prlimit(0, resource, nil, &is); err != nil {
+		return os.NewSyscallError("prlimit", err)
+	}
+	want := unix.Rlimit{Cur: value, Max: unix.RLIM_INFINITY}
+	if is == want {
+		return nil
+	}
+	err := unix.Prlimit(0, resource, &want, nil)
+	if err == unix.EPERM {
+		want = unix.Rlimit{Cur: min(value, is.Max), Max: is.Max}
+		if raised := unix.Prlimit(0, resource, &want, nil); raised != nil || want.Cur == value {
+			err = raised
+		}
+	}
+	return os.NewSyscallError("prlimit", err)
+}
+
+// allProcessors lets the calling thread run on all processors of its cpuset.
+func allProcessors() error {
+	var set [1024]byte // 8,192 processors, the most of a kernel
+	for i := range set {
+		set[i] = 0xff
+	}
+	return rawCall(unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(set), uintptr(unsafe.Pointer(&set)))
+}
+
+// rawCall makes a system call that returns at once.
+func rawCall(number, a, b, c uintptr) error {
+	if _, _, errno := unix.RawSyscall(number, a, b, c); errno != 0 {
+		return errno
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+package integration_test
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/integration/programs"
+)
+
+// The host's clock jumps, by years and both ways, as that of a host whose battery is
+// empty does: relays go on, are started again, and containers start and end.
+func TestClockJumpsRelaysServe(t *testing.T) {
+	if os.Getenv(programs.Variable) == "" {
+		t.Skip("needs a machine of its own: it sets the clock")
+	}
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.nics()
+			begun, right := time.Now(), time.Now()
+			jump := func(by time.Duration) {
+				t.Helper()
+				to := unix.NsecToTimespec(right.Round(0).Add(time.Since(begun)).Add(by).UnixNano()) // Since is of the monotonic clock
+				if err := unix.ClockSettime(unix.CLOCK_REALTIME, &to); err != nil {
+					t.Fatal(err)
+				}
+			}
+			defer jump(0)
+			const year = 365 * 24 * time.Hour
+			a, _ := b.streaming("stream", "rounds")
+			for _, by := range []time.Duration{3 * year, -20 * year, 10 * time.Second, -10 * time.Second} {
+				jump(by)
+				a.goesOn()
+				c := b.start(b.lanes[0], "hold")
+				c.next("hello")
+				i := b.inspection(c)
+				kill(t, i.Status.Relay.PID)
+				c.exec("hello") // by the next relay
+				jump(0)
+				a.goesOn()
+				c.end()
+				for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+					left, err := hook.Find(b.Layout, c.id)
+					if len(left) == 0 {
+						break
+					}
+					if time.Now().After(end) {
+						t.Fatalf("left of a container that ended after a jump by %v: %+v, %v", by, left, err)
+					}
+				}
+			}
+		})
+	}
+}

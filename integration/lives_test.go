@@ -1,0 +1,554 @@
+package integration_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/integration/testbed"
+)
+
+// Of `make soak-containers`: how many lives, of all runtimes together, what the random
+// choices begin with, and the one life that is to be lived again.
+const (
+	livesVariable     = "PEERLANE_LIVES"
+	livesSeedVariable = "PEERLANE_SOAK_SEED"
+	livesOneVariable  = "PEERLANE_LIVES_ONE"
+	// livesSeed and lives are those of `make test`: the same ones each time.
+	livesSeed   = 22
+	lives       = 24
+	livesAtOnce = 6
+	// maxDeaths is how often a life's relay is killed: at the fifth death within a minute
+	// it stays down.
+	maxDeaths = 3
+)
+
+// linger lives until the end of its input, and attaches to nothing.
+func linger() error {
+	_, err := io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// TestLivesOfContainers lives random lives of containers: create, start, attach, exec,
+// pause, resume, kills of each process that takes part, commands of the administrator, and
+// the removal of any object of the container's generation and of its runtime's, in any
+// order. A model says what each action must come to. At the end of each life no object of
+// it remains.
+func TestLivesOfContainers(t *testing.T) {
+	n := int(fromEnvironment(t, livesVariable, lives))
+	seed := uint64(livesSeed)
+	if os.Getenv(livesVariable) != "" {
+		seed = uint64(time.Now().UnixNano())
+	}
+	seed = fromEnvironment(t, livesSeedVariable, seed)
+	one := int(fromEnvironment(t, livesOneVariable, 0)) // counts from 1
+	t.Logf("%d lives; %s=%d makes the same choices again, and %s=N those of one life", n, livesSeedVariable, seed, livesOneVariable)
+	for i, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, func(c *config.Config) { c.Relay.SelfTest = "off" }) // which costs seconds where nothing is known
+			b.leavesNothing()
+			g := b.gpu(b.lanes[0])
+			s := &soak{bed: b, built: b.bundle(g, testbed.Devices(g), "linger"), outcomes: map[string]int{}}
+			work := make(chan int)
+			var workers sync.WaitGroup
+			for range livesAtOnce {
+				workers.Go(func() {
+					for number := range work {
+						l := &life{soak: s, number: number, random: rand.New(rand.NewPCG(seed, uint64(number)))}
+						l.live()
+					}
+				})
+			}
+			begun, done := time.Now(), 0
+			for number := 1; number <= n && !t.Failed(); number++ {
+				if number%len(runtimes) == i && (one == 0 || one == number) {
+					work <- number
+					done++
+				}
+			}
+			close(work)
+			workers.Wait()
+			t.Logf("%d lives in %v; actions: %v", done, time.Since(begun).Round(time.Second), s.outcomes)
+			if _, err := hook.Collect(b.Layout); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// life is one container's, and the model of it.
+type life struct {
+	*soak
+	number int
+	random *rand.Rand
+	id     string
+	in     *os.File // the other end of init's standard input
+	out    string   // the file of its output
+	did    []string // its actions, for who reads a failure
+
+	// What is known of it.
+	init, relay, watcher *os.File // pidfds; nil where there is none
+	generation           *hook.Generation
+
+	// The model.
+	born       bool // the runtime has created it
+	started    bool
+	paused     bool
+	dead       bool // init has ended, or was killed
+	supervised bool
+	held       bool // stopped or drained by the administrator
+	broken     bool // an object was removed that clients need, or the start failed in the middle
+	deaths     int  // of the relay
+}
+
+func (l *life) errorf(format string, arguments ...any) {
+	l.Helper()
+	l.Errorf("life %d, %s: %s\nits actions: %s", l.number, l.id, fmt.Sprintf(format, arguments...), strings.Join(l.did, "; "))
+}
+
+func (l *life) did1(format string, arguments ...any) {
+	l.did = append(l.did, fmt.Sprintf(format, arguments...))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	action, _, _ := strings.Cut(l.did[len(l.did)-1], ":")
+	l.outcomes[action]++
+}
+
+// runtimeDo runs a command of the runtime, and returns what it says where it fails.
+func (l *life) runtimeDo(arguments ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	// No pipe: processes of the container could keep it.
+	said, err := os.CreateTemp("", "peerlane-life-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(said.Name())
+	defer said.Close()
+	c := l.runtime.Command(ctx, arguments...)
+	c.Stdout, c.Stderr = said, said
+	if err := c.Run(); err != nil {
+		text, _ := os.ReadFile(said.Name())
+		return fmt.Errorf("%s: %w: %s", strings.Join(arguments, " "), err, bytes.TrimSpace(text))
+	}
+	return nil
+}
+
+func (l *life) live() {
+	l.id = l.ContainerID(fmt.Sprintf("life-%d", l.number))
+	l.create()
+	actions := []struct {
+		weight int
+		action func()
+	}{
+		{4, l.start}, {6, l.attach}, {2, l.execute}, {2, l.pause}, {2, l.resume}, {3, l.killRelay}, {2, l.killSupervisor}, {1, l.killInit},
+		{1, l.stopRelay}, {1, l.drainRelay}, {2, l.resumeRelay}, {2, l.removeObject}, {1, l.collect}, {2, l.wait}, {1, l.deleteContainer},
+	}
+	total := 0
+	for _, a := range actions {
+		total += a.weight
+	}
+	if l.random.IntN(4) > 0 { // else other actions meet a container that is created alone
+		l.start()
+	}
+	for range 1 + l.random.IntN(12) {
+		pick := l.random.IntN(total)
+		for _, a := range actions {
+			if pick -= a.weight; pick < 0 {
+				a.action()
+				break
+			}
+		}
+	}
+	l.end()
+}
+
+// create has the runtime create the container. In one of six lives the runtime, or the
+// hook, is killed meanwhile.
+func (l *life) create() {
+	stdin, in, err := os.Pipe()
+	if err != nil {
+		l.errorf("%v", err)
+		return
+	}
+	l.in = in
+	defer stdin.Close()
+	out, err := os.CreateTemp("", "peerlane-life-")
+	if err != nil {
+		l.errorf("%v", err)
+		return
+	}
+	l.out = out.Name()
+	defer out.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	pidFile := l.out + ".pid"
+	defer os.Remove(pidFile)
+	c := l.runtime.Command(ctx, "create", "--bundle", l.built.Dir, "--pid-file", pidFile, l.id)
+	c.Stdin, c.Stdout, c.Stderr = stdin, out, out
+	if err := c.Start(); err != nil {
+		l.errorf("%v", err)
+		return
+	}
+	victim := []string{killHook, killRuntime, "", "", "", "", "", "", "", "", "", ""}[l.random.IntN(12)]
+	after := time.Duration(l.random.Int64N(int64(120 * time.Millisecond)))
+	if victim != "" {
+		time.Sleep(after)
+		l.did1("create, %s killed: after %v", victim, after)
+		l.kill(victim, l.id, c.Process.Pid)
+	} else {
+		l.did1("create")
+	}
+	err = c.Wait()
+	switch {
+	case err == nil:
+		l.born = true
+	case victim == "":
+		text, _ := os.ReadFile(l.out)
+		l.errorf("create: %v: %s", err, text)
+	}
+	if text, err := os.ReadFile(pidFile); err == nil {
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && pid > 1 {
+			l.init = pidfd(pid)
+		}
+	}
+	l.broken = !l.born
+	l.learn()
+	l.supervised = l.watcher != nil
+	if l.born && victim == "" && (l.generation == nil || !l.supervised) {
+		l.errorf("a container that is created has generation %+v, supervised: %t", l.generation, l.supervised)
+	}
+}
+
+// learn looks for the generation and the processes of the container.
+func (l *life) learn() {
+	infos, _ := hook.Find(l.Layout, l.id) // none, where it was removed
+	for _, i := range infos {
+		l.generation = &i.Generation
+		if l.watcher == nil && i.Supervised {
+			if pid := l.process(0, "\x00supervise\x00--root\x00"+l.Root+"\x00--generation\x00"+i.ID); pid > 1 {
+				l.watcher = pidfd(pid)
+			}
+		}
+		if i.Status.Relay != nil {
+			l.relay.Close() // of none it is an error, which does not matter
+			l.relay = pidfd(i.Status.Relay.PID)
+		}
+	}
+}
+
+// pidfd is of a process that may have ended; nil then.
+func pidfd(pid int) *os.File {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil
+	}
+	return os.NewFile(uintptr(fd), "pidfd")
+}
+
+// shoot kills a process, and waits until it has ended.
+func shoot(process *os.File, wait time.Duration) bool {
+	if process == nil {
+		return true
+	}
+	_ = unix.PidfdSendSignal(int(process.Fd()), unix.SIGKILL, nil, 0) // it may have ended
+	return hasEnded(process, wait)
+}
+
+func hasEnded(process *os.File, wait time.Duration) bool {
+	if process == nil {
+		return true
+	}
+	for end := time.Now().Add(wait); ; {
+		fds := []unix.PollFd{{Fd: int32(process.Fd()), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds()))
+		if err == unix.EINTR {
+			continue
+		}
+		return err == nil && n > 0
+	}
+}
+
+func (l *life) lives() bool { return l.born && !l.dead }
+
+func (l *life) start() {
+	if !l.lives() || l.started || l.paused {
+		return
+	}
+	l.did1("start")
+	if err := l.runtimeDo("start", l.id); err != nil && !l.broken {
+		l.errorf("%v", err)
+	}
+	l.started = true
+}
+
+// attach has a process of the container attach to the relay.
+func (l *life) attach() {
+	if !l.lives() || !l.started || l.paused || l.broken && l.random.IntN(4) > 0 {
+		return
+	}
+	l.did1("attach")
+	err := l.runtimeDo("exec", l.id, "/usr/bin/test", "role", "hello")
+	if works := !l.broken && l.supervised && !l.held; works && err != nil {
+		l.errorf("a process cannot attach: %v", err)
+	}
+}
+
+func (l *life) execute() {
+	if !l.lives() || !l.started || l.paused {
+		return
+	}
+	l.did1("exec")
+	if err := l.runtimeDo("exec", l.id, "/usr/bin/test", "role", "look"); err != nil && !l.broken {
+		l.errorf("%v", err)
+	}
+}
+
+func (l *life) pause() {
+	if !l.lives() || !l.started || l.paused || l.broken {
+		return
+	}
+	l.did1("pause")
+	if err := l.runtimeDo("pause", l.id); err != nil {
+		l.errorf("%v", err)
+		return
+	}
+	l.paused = true
+}
+
+func (l *life) resume() {
+	if !l.paused {
+		return
+	}
+	l.did1("resume")
+	if err := l.runtimeDo("resume", l.id); err != nil && !l.broken {
+		l.errorf("%v", err)
+	}
+	l.paused = false
+}
+
+func (l *life) killRelay() {
+	if !l.lives() || l.deaths >= maxDeaths {
+		return
+	}
+	l.learn()
+	l.did1("kill the relay")
+	l.deaths++
+	if !shoot(l.relay, patience) {
+		l.errorf("its relay does not end by SIGKILL")
+	}
+	if !l.supervised { // and nobody starts the next one
+		l.broken = true
+	}
+}
+
+func (l *life) killSupervisor() {
+	if l.watcher == nil || !l.supervised {
+		return
+	}
+	l.learn() // of the relay, which nobody records any more
+	l.did1("kill the supervisor")
+	l.supervised = false
+	if !shoot(l.watcher, patience) {
+		l.errorf("its supervisor does not end by SIGKILL")
+	}
+}
+
+func (l *life) killInit() {
+	if !l.lives() || l.init == nil {
+		return
+	}
+	l.resume() // what is frozen does not end
+	l.did1("kill init")
+	l.dead = true
+	if !shoot(l.init, patience) {
+		l.errorf("init does not end by SIGKILL")
+	}
+	l.mustGo()
+}
+
+// mustGo waits for the generation of a container that has ended: its supervisor removes it.
+func (l *life) mustGo() {
+	if !l.supervised || l.generation == nil {
+		return
+	}
+	if !hasEnded(l.watcher, patience) {
+		l.errorf("its supervisor has not ended within %v of init", patience)
+		return
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		left := l.left()
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			l.errorf("its supervisor has ended, and left %v", left)
+			return
+		}
+		if l.broken { // what the supervisor did not find the collector does
+			if _, err := hook.Collect(l.Layout); err != nil {
+				l.errorf("%v", err)
+				return
+			}
+		}
+	}
+}
+
+// administer runs a command for relays; it may fail where the life is broken.
+func (l *life) administer(command string) {
+	out, err := l.peerlane("relay", command, l.id)
+	if err != nil && !l.broken && l.supervised && l.lives() {
+		l.errorf("peerlane relay %s: %v: %s", command, err, out)
+	}
+}
+
+func (l *life) stopRelay() {
+	if !l.lives() || l.held || l.broken {
+		return
+	}
+	l.did1("relay stop")
+	l.administer("stop")
+	l.held = true
+}
+
+func (l *life) drainRelay() {
+	if !l.lives() || l.held || l.paused || l.broken {
+		return
+	}
+	l.did1("relay drain")
+	l.administer("drain")
+	l.held = true
+}
+
+func (l *life) resumeRelay() {
+	if !l.held || l.broken {
+		return
+	}
+	l.did1("relay resume")
+	l.administer("resume")
+	l.held = l.held && !l.supervised
+}
+
+// removeObject deletes one of the objects that Peerlane or the runtime has for the life.
+func (l *life) removeObject() {
+	if l.generation == nil {
+		return
+	}
+	y, id := l.Layout, l.generation.ID
+	state := y.GenerationDir(id)
+	objects := []string{
+		state, filepath.Join(state, "generation.json"), filepath.Join(state, "status.json"), filepath.Join(state, "supervisor"),
+		filepath.Join(state, "admin.sock"), filepath.Join(state, "relay.log"), fmt.Sprintf("%s/init-%d-%d", state, l.generation.Init.PID, l.generation.Init.Start),
+		y.SocketDir(id), filepath.Join(y.SocketDir(id), "relay.sock"), y.PeerSocket(id),
+		filepath.Join(y.UIDs(), strconv.Itoa(l.generation.Sandbox.UID)), filepath.Join(l.RuntimeState(), l.id),
+	}
+	object := objects[l.random.IntN(len(objects))]
+	short, _ := filepath.Rel(l.Root, object)
+	l.did1("remove an object: %s", short)
+	l.learn()
+	l.resume() // the runtime may not find it any more
+	if err := os.RemoveAll(object); err != nil {
+		l.errorf("%v", err)
+	}
+	l.broken = true
+}
+
+func (l *life) collect() {
+	l.did1("relay gc")
+	if out, err := l.peerlane("relay", "gc"); err != nil {
+		l.errorf("peerlane relay gc: %v: %s", err, out)
+	}
+}
+
+func (l *life) wait() {
+	l.did1("wait")
+	time.Sleep(time.Duration(l.random.Int64N(int64(150 * time.Millisecond))))
+}
+
+func (l *life) deleteContainer() {
+	if !l.born {
+		return
+	}
+	l.resume()
+	l.did1("delete")
+	l.clean(l.id)
+	l.dead = true
+	if !l.broken {
+		if !hasEnded(l.init, patience) {
+			l.errorf("init has not ended within %v of the container's deletion", patience)
+		}
+		l.mustGo()
+	}
+}
+
+// left names the objects of the life that are there.
+func (l *life) left() (names []string) {
+	there := func(path string) {
+		if _, err := os.Lstat(path); err == nil {
+			names = append(names, path)
+		}
+	}
+	if g := l.generation; g != nil {
+		there(l.Layout.GenerationDir(g.ID))
+		there(l.Layout.SocketDir(g.ID))
+		there(l.Layout.PeerSocket(g.ID))
+		groups, _ := filepath.Glob("/sys/fs/cgroup/*/*/" + g.ID)
+		more, _ := filepath.Glob("/sys/fs/cgroup/*/" + g.ID)
+		names = slices.Concat(names, groups, more)
+	}
+	for what, process := range map[string]*os.File{"the relay": l.relay, "the supervisor": l.watcher, "init": l.init} {
+		if !hasEnded(process, 0) {
+			names = append(names, what)
+		}
+	}
+	infos, _ := hook.List(l.Layout)
+	for _, i := range infos {
+		if i.Container.ID == l.id {
+			names = append(names, "generation "+i.ID)
+		}
+	}
+	return names
+}
+
+// end ends the life as an engine does, and demands that nothing of it remains.
+func (l *life) end() {
+	l.resume()
+	l.learn()
+	if l.in != nil {
+		l.in.Close()
+	}
+	shoot(l.init, 0) // the runtime may have lost it
+	l.clean(l.id)
+	defer os.Remove(l.out)
+	var left []string
+	for end := time.Now().Add(2 * patience); ; time.Sleep(20 * time.Millisecond) {
+		if left = l.left(); len(left) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			l.errorf("left at its end: %s", strings.Join(left, ", "))
+			break
+		}
+		if _, err := hook.Collect(l.Layout); err != nil {
+			l.errorf("collecting: %v", err)
+			break
+		}
+	}
+	for _, f := range []*os.File{l.init, l.relay, l.watcher} {
+		f.Close() // of none it is an error, which does not matter
+	}
+}

@@ -1,0 +1,197 @@
+package integration_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// spyTime is how long a spy tries to look into one relay: from before its execution to
+// after its start.
+const spyTime = 2 * time.Second
+
+// spy looks for processes that become relays, takes the uid of each as a container with
+// CAP_SETUID and the host's PID namespace can, and tries to trace it until spyTime is
+// over. It says "spied" for each, with the ways that succeeded, and ends with its input.
+func spy(arguments []string) error {
+	relay := arguments[0]
+	done := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		close(done)
+	}()
+	say(said{Kind: "spying"})
+	seen := map[int]bool{}
+	var attacks sync.WaitGroup
+	defer attacks.Wait()
+	for {
+		select {
+		case <-done:
+			return nil
+		default:
+		}
+		entries, err := os.ReadDir("/proc")
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			pid, err := strconv.Atoi(e.Name())
+			if err != nil || seen[pid] {
+				continue
+			}
+			command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			if err != nil || len(command) == 0 {
+				continue // it has ended
+			}
+			_, after, confines := bytes.Cut(command, []byte("\x00--uid="))
+			if !confines || !bytes.Contains(command, []byte("\x00"+relay+"\x00serve")) {
+				continue
+			}
+			seen[pid] = true
+			uid, _, _ := bytes.Cut(after, []byte{0})
+			n, err := strconv.Atoi(string(uid))
+			if err != nil || n == 0 {
+				return fmt.Errorf("process %d has %q for a uid", pid, uid)
+			}
+			attacks.Go(func() { say(said{Kind: "spied", Error: strings.Join(trespass(pid, uint32(n)), ", ")}) })
+		}
+	}
+}
+
+// trespass tries as a uid to look into a process until spyTime is over, and returns the
+// ways that succeeded.
+func trespass(pid int, uid uint32) (ways []string) {
+	runtime.LockOSThread() // and never unlocked: only this thread has the uid
+	for _, call := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
+		if _, _, errno := unix.RawSyscall(call, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			return []string{"setresuid: " + errno.Error()}
+		}
+	}
+	succeeded := func(way string) {
+		if !slices.Contains(ways, way) {
+			ways = append(ways, way)
+		}
+	}
+	memory := fmt.Sprintf("/proc/%d/mem", pid)
+	for end := time.Now().Add(spyTime); time.Now().Before(end); {
+		if fd, err := unix.Open(memory, unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
+			unix.Close(fd)
+			succeeded("/proc/PID/mem")
+		}
+		const seize, interrupt = 0x4206, 0x4207 // linux/ptrace.h
+		if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, seize, uintptr(pid), 0, 0, 0, 0); errno == 0 {
+			succeeded("ptrace")
+			// Detached again: else the relay would stay after its end.
+			_, _, _ = unix.RawSyscall6(unix.SYS_PTRACE, interrupt, uintptr(pid), 0, 0, 0, 0)
+			var status unix.WaitStatus
+			_, _ = unix.Wait4(pid, &status, unix.WALL, nil)
+			_ = unix.PtraceDetach(pid)
+		}
+	}
+	return ways
+}
+
+// A container with the host's PID namespace and CAP_SETUID, as Docker's default has it,
+// takes a relay's uid before the relay is executed, and never can trace it: the kernel
+// makes a program undumpable that its user may not read.
+func TestRelayTracedDuringItsStartRefusesEachAttach(t *testing.T) {
+	const starts = 6
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.nics()
+			self, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.Command(self, "role", "spy", b.Config.Relay.Binary)
+			cmd.Stderr = os.Stderr
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewScanner(out)
+			next := func() (s said) {
+				if !lines.Scan() {
+					return said{}
+				}
+				if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+					t.Errorf("the spy says %q", lines.Text())
+				}
+				return s
+			}
+			if s := next(); s.Kind != "spying" {
+				t.Fatalf("the spy says %+v", s)
+			}
+			for range starts {
+				c := b.start(b.lanes[0], "hold")
+				c.next("hello")
+				c.end()
+			}
+			if err := in.Close(); err != nil {
+				t.Error(err)
+			}
+			spied := 0 // the spy may be late for one, on a busy host
+			for s := next(); s.Kind != ""; s = next() {
+				spied++
+				if s.Kind != "spied" || s.Error != "" {
+					t.Errorf("another process of the relay's uid can trace it: %+v", s)
+				}
+			}
+			if err := cmd.Wait(); err != nil || spied == 0 {
+				t.Errorf("the spy saw %d of %d relays start, %v", spied, starts, err)
+			}
+			t.Logf("the spy saw %d of %d relays start", spied, starts)
+		})
+	}
+}
+
+// The relays of the demo, of `make install` and of packages come from files that relays
+// cannot read.
+func TestRelayProgramIsUnreadableToRelays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: files are installed as root's")
+	}
+	dir := t.TempDir()
+	bin := binaries
+	install := exec.Command("../packaging/install", dir, bin)
+	if out, err := install.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, path := range []string{filepath.Join(bin, "peerlane-relay"), filepath.Join(dir, "usr/libexec/peerlane/peerlane-relay")} {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Error(err)
+		} else if mode := info.Mode(); mode != 0o711 {
+			t.Errorf("%s has mode %v, want 0711", path, mode)
+		}
+	}
+	text, err := os.ReadFile("../packaging/nfpm/peerlane.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "dst: /usr/libexec/peerlane/peerlane-relay, file_info: {mode: 0711}"; !strings.Contains(string(text), want) {
+		t.Errorf("packages do not have %q", want)
+	}
+}
