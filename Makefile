@@ -301,7 +301,7 @@ bin/gpu-transfers:
 # one version of NCCL's interface alone, which it tries if they are there.
 .PHONY: bin/gpu-nccl
 bin/gpu-nccl:
-	@$(build) -ldflags '-s -w' -o $@ ./integration/nccl
+	@$(build) -ldflags '-s -w $(stamp)' -o $@ ./integration/nccl
 	@$(GO) run ./relay/nccl/build bin 8 9 10 11
 
 .PHONY: microbench
