@@ -534,6 +534,9 @@ func (s *supervisor) lanesChanged() error {
 func (s *supervisor) told() launch.Config {
 	config := s.generation.Config
 	config.Network, config.NoNetwork = s.networking.where, s.networking.why
+	if config.Scope == launch.ScopeAuto { // which relays of earlier releases do not know
+		config.Scope = map[bool]string{true: launch.ScopeHost, false: launch.ScopeCluster}[config.Local()]
+	}
 	return config
 }
 

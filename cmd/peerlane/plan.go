@@ -38,6 +38,8 @@ RDMA switched off everywhere, and as planned. FULL is the link or port that has 
 room for more while all GPUs are busy. docs/estimate.md says how it reckons, and
 what it leaves out.
 
+The table fits 100 columns, or the terminal; -o wide has a line for each lane.
+
 With -o svg or -o html the plan is a picture in one file: the host as a tree, its
 lanes in the colours of the estimate, and in html a table of them below. A reader
 who stops at a part of it sees more about it.`,
@@ -47,7 +49,7 @@ who stops at a part of it sees more about it.`,
   peerlane plan -o html > plan.html`,
 		Args: noArgs,
 	}
-	host, form := addHost(cmd), addForm(cmd, formSVG, formHTML)
+	host, form := addHost(cmd), addForm(cmd, formWide, formSVG, formHTML)
 	host.addSoftware()
 	cmd.Flags().StringVar(&host.one, "host", "", "plan host `N` of a file that describes several: a number from 0, or its host_hash")
 	must(cmd.RegisterFlagCompletionFunc("host", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -99,7 +101,7 @@ who stops at a part of it sees more about it.`,
 		case form.value == formJSON:
 			return a.printJSON(p.plan)
 		}
-		a.printPlan(p.plan)
+		a.printPlan(p.plan, form.value)
 		if hook, err := hookPath(""); err == nil && host.live() {
 			a.warnOfPairs(p, hook)
 		}
@@ -143,10 +145,10 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 	return &planned{h, plan, c}, nil
 }
 
-func (a *app) printPlan(p *topo.Plan) {
+func (a *app) printPlan(p *topo.Plan, form string) {
 	a.out.Printf("Plan of the host read from %s\n\n", origin(p.Source))
 	if len(p.Lanes) > 0 {
-		a.section("Lanes", a.laneTable(p))
+		a.section("Lanes", a.laneTable(p, form))
 	}
 	if len(p.Staging) > 0 {
 		a.section("What relays may take from server GPUs", a.stagingTable(p))
@@ -163,7 +165,7 @@ func indices(p *topo.Plan) map[string]string {
 	return index
 }
 
-func (a *app) laneTable(p *topo.Plan) *table.Writer {
+func (a *app) laneTable(p *topo.Plan, form string) *table.Writer {
 	t := a.newTable("GPU", "ADDRESS", "ROLE", "LANE", "NIC", "PATH", "LEGS", "GB/S", "REASON")
 	index := indices(p)
 	for _, l := range p.Lanes {
@@ -197,7 +199,7 @@ func (a *app) laneTable(p *topo.Plan) *table.Writer {
 			index[l.GPU], l.GPU, a.role(l.Role), dash(way), dash(strings.Join(l.NICs, ", ")), path, legs, dash(bandwidth), l.Reason,
 		})
 	}
-	a.wrapLast(t, "REASON")
+	a.fit(t, "REASON", form)
 	return t
 }
 

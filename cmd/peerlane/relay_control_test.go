@@ -176,7 +176,7 @@ func TestWhatARelaySaysIsTamed(t *testing.T) {
 	a.printInspection(i)
 	i.Report = &launch.Report{Contexts: []string{escape}, Staging: []launch.Staging{{GPU: escape, Note: escape}}}
 	a.printInspection(i)
-	fmt.Fprintln(&out, a.relayTable(infos).Render().String())
+	fmt.Fprintln(&out, a.relayTable(infos, formTable).Render().String())
 	for _, state := range []string{hook.StateReady, hook.StateDown} {
 		_, err := a.await(infos, state, 0, formTable)
 		fmt.Fprintln(&out, err)
