@@ -188,6 +188,14 @@ packages: packages-needs ## make deb and rpm packages of this commit in dist/, w
 	@GO='$(GO)' STAMP='$(patsubst $(module)/cmd/version.version=%,$(module)/cmd/version.version=v$(shell packaging/version),$(stamp))' packaging/build dist amd64 arm64
 	@packaging/check dist
 
+# For `make install`: where, and below which folder in place of /.
+PREFIX  ?= /usr/local
+DESTDIR ?=
+
+.PHONY: install
+install: build man completions ## install the files of the packages without a package manager (DESTDIR= PREFIX=/usr/local)
+	@packaging/install bin '$(DESTDIR)' '$(PREFIX)'
+
 packages_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags packages -timeout 0
 
 .PHONY: test-packages
