@@ -27,8 +27,9 @@ GPUs that its traffic is staged on, and the reason. The configuration file
 (etc/peerlane/config.toml) can assign lanes and say what counts as near.
 
 LANE says how the traffic goes: direct (the NIC reads and writes the GPU's
-memory), through the server GPUs that it is staged on, by a relay, or bounce
-(through the CPU's memory). PATH is the way from the GPU to its NIC without the
+memory), through the server GPUs that it is staged on, by a relay, bounce
+(through the CPU's memory), or this host: without a NIC a lane reaches the other
+containers of this host alone. PATH is the way from the GPU to its NIC without the
 relay, and LEGS are the two with it: to the server GPUs, and from there to the
 NIC. GB/S is what the lane carries in each direction while all of them are busy,
 by the estimate.
@@ -175,6 +176,9 @@ func (a *app) laneTable(p *topo.Plan, form string) *table.Writer {
 		}
 		way, bandwidth := l.Kind, ""
 		path, legs := terminal.Paint("-"), terminal.Paint("-")
+		if way == "" && l.Role != topo.RoleRefused {
+			way = "this host" // route direct, without a NIC
+		}
 		if len(servers) > 0 {
 			way = "GPU " + strings.Join(servers, ", ")
 		}
