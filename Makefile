@@ -73,13 +73,6 @@ bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/
 bin/libnccl-net-peerlane.so: $(wildcard relay/nccl/source/* relay/libpeerlane/source/* relay/wire/*.h) relay/nccl/plugin.go relay/libpeerlane/library.go
 	@$(GO) run ./relay/nccl/build $(@D)
 
-# For `make install`: a directory in place of /.
-DESTDIR ?=
-
-.PHONY: install
-install: build ## install what packages have, without man pages and completions, as root (DESTDIR=DIR)
-	@packaging/install '$(DESTDIR)' bin
-
 .PHONY: man
 man: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime ## make the man pages, in bin/man
 	@$(GO) run ./packaging/manpages -bin bin -out bin/man
@@ -197,6 +190,14 @@ packages: packages-needs ## make deb and rpm packages of this commit in dist/, w
 	@GO='$(GO)' STAMP='$(patsubst $(module)/cmd/version.version=%,$(module)/cmd/version.version=v$(shell packaging/version),$(stamp))' packaging/build dist amd64 arm64
 	@packaging/check dist
 
+# For `make install`: where, and below which folder in place of /.
+PREFIX  ?= /usr/local
+DESTDIR ?=
+
+.PHONY: install
+install: build man completions ## install the files of the packages without a package manager (DESTDIR= PREFIX=/usr/local)
+	@packaging/install bin '$(DESTDIR)' '$(PREFIX)'
+
 packages_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags packages -timeout 0
 
 .PHONY: test-packages
@@ -311,7 +312,7 @@ bin/gpu-transfers:
 # one version of NCCL's interface alone, which it tries if they are there.
 .PHONY: bin/gpu-nccl
 bin/gpu-nccl:
-	@$(build) -ldflags '-s -w' -o $@ ./integration/nccl
+	@$(build) -ldflags '-s -w $(stamp)' -o $@ ./integration/nccl
 	@$(GO) run ./relay/nccl/build bin 8 9 10 11
 
 .PHONY: microbench

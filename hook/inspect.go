@@ -1,7 +1,6 @@
 package hook
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -50,30 +49,6 @@ type Usage struct {
 	CPU float64 `json:"cpu"`
 	// Devices are the GPUs' nodes that it has open.
 	Devices []string `json:"devices"`
-}
-
-// Find picks the generations that a name means: a generation or the beginning of
-// one, or a container's id, of which there can be several.
-func Find(l layout.Layout, name string) ([]Info, error) {
-	all, err := List(l)
-	var exact, begin []Info
-	for _, info := range all {
-		switch {
-		case info.Container.ID == name || info.ID == name:
-			exact = append(exact, info)
-		case name != "" && strings.HasPrefix(info.ID, name):
-			begin = append(begin, info)
-		}
-	}
-	switch {
-	case len(exact) > 0:
-		return exact, nil
-	case len(begin) == 1:
-		return begin, nil
-	case len(begin) > 1:
-		return nil, fmt.Errorf("%q begins the names of %d generations; give more of it", name, len(begin))
-	}
-	return nil, errors.Join(fmt.Errorf("no container or generation %q has a relay; peerlane relay list shows those that have", name), err)
 }
 
 // Inspect looks at one generation, and asks its relay.

@@ -533,11 +533,20 @@ func (s *supervisor) lanesChanged() error {
 	return nil
 }
 
+// told is the generation's configuration with the network that this supervisor has found.
+func (s *supervisor) told() launch.Config {
+	config := s.generation.Config
+	config.Network, config.NoNetwork = s.networking.where, s.networking.why
+	if config.Scope == launch.ScopeAuto { // which relays of earlier releases do not know
+		config.Scope = map[bool]string{true: launch.ScopeHost, false: launch.ScopeCluster}[config.Local()]
+	}
+	return config
+}
+
 // configure sends the relay what it has to know.
 func (s *supervisor) configure() {
 	s.writeTopology()
-	config := s.generation.Config
-	config.Network, config.NoNetwork = s.networking.where, s.networking.why
+	config := s.told()
 	config.Admission, config.HostAdmission, config.Endings = true, true, true // this supervisor answers claims and hears ends, whoever made the generation
 	if err := s.relay.configure(s.knowing(fitting(config))); err != nil {
 		// It has closed its end, so it is ending, and the next one gets it.

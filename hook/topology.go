@@ -6,12 +6,14 @@ import "github.com/peerlane/peerlane/hook/layout"
 // finds it, before the relay is told of the lanes: who has heard of them finds it. Without
 // it NCCL takes what it sees of the host.
 func (s *supervisor) writeTopology() {
-	if err := writeTopology(s.layout, s.generation); err != nil {
+	if err := writeTopology(s.layout, s.generation, s.told().Local()); err != nil {
 		s.log.WithError(err).Warn("NCCL gets no topology file for this container")
 	}
 }
 
-func writeTopology(l layout.Layout, g *Generation) error {
+// writeTopology writes the container's topology file. local says that its lanes reach only
+// this host.
+func writeTopology(l layout.Layout, g *Generation, local bool) error {
 	plan, err := readPlan(l)
 	if err != nil {
 		return err
@@ -20,7 +22,7 @@ func writeTopology(l layout.Layout, g *Generation) error {
 	for _, lane := range g.Config.Lanes {
 		gpus = append(gpus, lane.GPU.BusID)
 	}
-	text, err := plan.ContainerXML(gpus)
+	text, err := plan.ContainerXML(gpus, local)
 	if err != nil {
 		return err
 	}

@@ -25,14 +25,14 @@ func TestTheTopologyFileOfAContainer(t *testing.T) {
 	}
 	file := filepath.Join(l.SocketDir(g.ID), layout.TopologyName)
 	g.Config.Lanes = []launch.Lane{{GPU: launch.GPU{BusID: "0000:2a:00.0"}}}
-	if err := writeTopology(l, g); err == nil || !strings.Contains(err.Error(), "no plan") {
+	if err := writeTopology(l, g, false); err == nil || !strings.Contains(err.Error(), "no plan") {
 		t.Errorf("without a plan: %v", err)
 	}
 	if err := plan.Write(l.PlanFile()); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"peerlane_1", "peerlane_1 peerlane_0"} {
-		if err := writeTopology(l, g); err != nil {
+		if err := writeTopology(l, g, false); err != nil {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(file)
@@ -48,6 +48,22 @@ func TestTheTopologyFileOfAContainer(t *testing.T) {
 			t.Errorf("its mode is %v, %v: whoever is in the container reads it", info.Mode(), err)
 		}
 		g.Config.Lanes = append(g.Config.Lanes, launch.Lane{GPU: launch.GPU{BusID: "0000:17:00.0"}})
+	}
+	// Lanes that reach only this host need no NIC.
+	for i := range plan.Lanes {
+		plan.Lanes[i].NICs = nil
+	}
+	if err := plan.Write(l.PlanFile()); err != nil {
+		t.Fatal(err)
+	}
+	for _, local := range []bool{false, true} {
+		if err := writeTopology(l, g, local); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(file)
+		if has := strings.Contains(string(text), `name="peerlane_1"`); err != nil || has != local {
+			t.Errorf("local %v: %v: %s", local, err, text)
+		}
 	}
 	if left, err := os.ReadDir(filepath.Dir(file)); err != nil || len(left) != 1 {
 		t.Errorf("beside it are %v, %v", left, err)

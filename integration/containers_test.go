@@ -812,7 +812,7 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	const says = "the relay died: signal: killed"
-	if list := b.mustPeerlane("relay", "list"); !strings.Contains(list, hook.StateDown) || !strings.Contains(list, "signal: killed") {
+	if list := b.mustPeerlane("relay", "list", "-o", "wide"); !strings.Contains(list, hook.StateDown) || !strings.Contains(list, "signal: killed") {
 		t.Errorf("peerlane relay list does not say so: %s", list)
 	}
 	if text := b.mustPeerlane("relay", "inspect", a.id); !strings.Contains(text, "giving up") || !strings.Contains(text, says) {

@@ -44,7 +44,7 @@ func TestDemoInterruptedLeavesNothing(t *testing.T) {
 			if err := os.Chmod(temporary, 0o711); err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.Command(filepath.Join(binaries, "peerlane"), "demo", "--runtime", c.runtime, "--gpus", testbed.GPUsSimulated, "--bytes", "4GiB")
+			cmd := exec.Command(filepath.Join(binaries, "peerlane"), "demo", "--runtime", c.runtime, "--gpus", testbed.GPUsSimulated, "--rates", "--bytes", "4GiB")
 			if c.step == "measuring raw copies" {
 				cmd.Args[len(cmd.Args)-1] = "1MiB"
 			}

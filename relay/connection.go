@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"errors"
 	"io"
 
@@ -320,6 +321,10 @@ func (r *Relay) given() *wire.LanesReply {
 	return m
 }
 
+// unknownPeerMbps is the rate of a local lane whose GPU has no link of a known rate. It is
+// not 0, by which a client recognises local lanes.
+const unknownPeerMbps = 100000
+
 // nicOf is what is known of the NIC of the lane of a GPU.
 func (r *Relay) nicOf(gpu wire.UUID) (*wire.LaneNICReply, error) {
 	for _, l := range r.lanes {
@@ -328,8 +333,8 @@ func (r *Relay) nicOf(gpu wire.UUID) (*wire.LaneNICReply, error) {
 		}
 		m := &wire.LaneNICReply{}
 		switch n := l.spec.NIC; {
-		case r.config.Scope == launch.ScopeHost:
-			m.Mbps = l.spec.PeerMbps
+		case r.config.Local():
+			m.Mbps = cmp.Or(l.spec.PeerMbps, unknownPeerMbps)
 		case n != nil:
 			m.Guid, m.Mbps, m.Port = n.GUID, n.Mbps, n.Port
 			wire.SetText(m.Name[:], n.Name)

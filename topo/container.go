@@ -10,13 +10,14 @@ import (
 // address, as a topology file of NCCL: each GPU beside the virtual NIC of its lane, and the
 // switches above. What is not there NCCL asks for: it has GPUs and NVLinks of NVML as the
 // container sees them, and of the plugin which NIC a virtual one stands for, so that these
-// cannot differ from what a file once had.
-func (p *Plan) ContainerXML(gpus []string) ([]byte, error) {
+// cannot differ from what a file once had. With local the lanes reach only this host: see
+// LocalSwitch.
+func (p *Plan) ContainerXML(gpus []string, local bool) ([]byte, error) {
 	if len(p.CPUs) == 0 {
 		return nil, errors.New("the plan has no tree of its host; peerlane cdi refresh writes one")
 	}
 	host := Host{Source: p.Source, CPUs: p.CPUs, Switches: p.Switches, GPUs: p.GPUs, NICs: p.NICs}
-	v, err := host.VirtualSwitch(p)
+	v, err := host.virtualSwitch(p, local)
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,7 @@ func TestTheVirtualSwitchOfAContainer(t *testing.T) {
 		{[]string{"0000:02:00.0", "0000:04:00.0"}, []string{"peerlane_0", "peerlane_1"}, []string{"ffff:ff:01.0", "ffff:ff:02.0", "ffff:ff:03.0"}},
 		{[]string{"0000:05:00.0"}, nil, []string{"ffff:ff:01.0"}}, // which has no lane
 	} {
-		text, err := p.ContainerXML(c.gpus)
+		text, err := p.ContainerXML(c.gpus, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,11 +60,11 @@ func TestTheVirtualSwitchOfAContainer(t *testing.T) {
 			}
 		}
 	}
-	if text, err := p.ContainerXML([]string{"0000:99:00.0"}); err == nil {
+	if text, err := p.ContainerXML([]string{"0000:99:00.0"}, false); err == nil {
 		t.Errorf("of a GPU that is not there: %s", text)
 	}
 	p.CPUs = nil
-	if text, err := p.ContainerXML([]string{"0000:82:00.0"}); err == nil || !strings.Contains(err.Error(), "peerlane cdi refresh") {
+	if text, err := p.ContainerXML([]string{"0000:82:00.0"}, false); err == nil || !strings.Contains(err.Error(), "peerlane cdi refresh") {
 		t.Errorf("of a plan of an earlier release: %v: %s", err, text)
 	}
 }

@@ -17,9 +17,17 @@ const maxInput = 16 << 20
 
 var errTooLarge = fmt.Errorf("it is larger than %d MiB, which no topology is", maxInput>>20)
 
-// readInputFile reads a file of any kind that ReadInput knows.
+// standardInput is the name of a file that stands for standard input.
+const standardInput = "-"
+
+// readInputFile reads a file of any kind that ReadInput knows, or standard input.
 func readInputFile(name string) (*Host, error) {
-	f, err := os.Open(name)
+	f, err := os.Stdin, error(nil)
+	if name == standardInput {
+		name = "standard input"
+	} else {
+		f, err = os.Open(name)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading a topology: %w", err)
 	}

@@ -324,8 +324,8 @@ func TestReasons(t *testing.T) {
 		{withoutGDR, "1", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs GPUDirect RDMA, which by the file was off for mlx5_0 and GPU 1"},
 		{withoutGDR, "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 0 and 1, near that NIC (copies: NVL, 370.8 GB/s); 16 GB/s either way while all lanes are busy; alone 48 GB/s with the relay, 32 GB/s through host memory; it needs GPUDirect RDMA, which by the file was off for mlx5_0 and GPU 1"},
 		{mig, "0", "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or use another GPU"},
-		{build(1).gpu(0, "", "").host(), "0", "this host has no RDMA NIC; so no GPU is near one and nothing can be relayed, unless [[plan.lane]] in config.toml assigns servers and NICs"},
-		{ethernet, "0", "this host has no RDMA NIC to use (eth0: it has no RDMA; mlx5_0: it has no active port); so no GPU is near one and nothing can be relayed, unless [[plan.lane]] in config.toml assigns servers and NICs"},
+		{build(1).gpu(0, "", "").host(), "0", "this host has no RDMA NIC; so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"},
+		{ethernet, "0", "this host has no RDMA NIC to use (eth0: it has no RDMA; mlx5_0: it has no active port); so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"},
 		{build(1).gpu(0, "", "").nic("mlx5_0", 0, "", "").host(), "0", "mlx5_0, the nearest NIC, is far (PHB, 48 GB/s), so its traffic bounces through host memory: no GPU that it could be staged on is near enough to that NIC (PXB)"},
 	} {
 		plan, err := MakePlan(tt.host, PlanConfig{})

@@ -617,7 +617,7 @@ func (p *planner) nothing() string {
 	if len(without) > 0 {
 		what = "this host has no RDMA NIC to use (" + strings.Join(without, "; ") + ")"
 	}
-	return what + "; so no GPU is near one and nothing can be relayed, unless [[plan.lane]] in config.toml assigns servers and NICs"
+	return what + "; so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"
 }
 
 // notes are sentences about the host as a whole.

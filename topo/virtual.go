@@ -17,12 +17,23 @@ import (
 // The bridges and virtual NICs have PCI addresses that no device has, ffff:ff:01.0
 // and ffff:fe:01.0, and so on; NCCL cannot have two devices at one address.
 // Notes say which GPUs are without, and why.
-func (h *Host) VirtualSwitch(p *Plan) (*Host, error) {
+func (h *Host) VirtualSwitch(p *Plan) (*Host, error) { return h.virtualSwitch(p, false) }
+
+// LocalSwitch is VirtualSwitch for lanes that reach only this host, without a NIC: each GPU
+// that is not refused has a virtual NIC, which is as fast as the GPU's links to its peers.
+// NCCL limits a NIC by the PCIe links on the way; so the two links below a GPU's bridge are
+// as wide as they must be for that. The bridge's own link upwards is the GPU's real one.
+func (h *Host) LocalSwitch(p *Plan) (*Host, error) { return h.virtualSwitch(p, true) }
+
+func (h *Host) virtualSwitch(p *Plan, local bool) (*Host, error) {
 	told := *h.inNCCLsWords()
 	physical := told.NICs
 	told.Source.Kind = SourceNCCLXML
 	told.GPUs, told.Switches, told.NICs = slices.Clone(told.GPUs), slices.Clone(told.Switches), nil
 	told.Notes = []string{"The virtual switch of Peerlane: peerlane_N stands for the physical NIC of GPU N's lane."}
+	if local {
+		told.Notes = []string{"The virtual switch of Peerlane: peerlane_N is the lane of GPU N to the other containers of this host."}
+	}
 	for i := range told.Switches {
 		// NCCL would ask the host for what is not there, each rank for other
 		// switches, and then take one switch for two.
@@ -35,7 +46,7 @@ func (h *Host) VirtualSwitch(p *Plan) (*Host, error) {
 			return nil, fmt.Errorf("the plan has a lane for GPU %s, which the host does not have", l.GPU)
 		}
 		gpu := &told.GPUs[g]
-		if len(l.NICs) == 0 { // nor has one that is refused
+		if len(l.NICs) == 0 && !local || l.Role == RoleRefused {
 			told.note("GPU %d (%s) has no virtual NIC: %s", gpu.Index, gpu.BusID, l.Reason)
 			continue
 		}
@@ -52,6 +63,15 @@ func (h *Host) VirtualSwitch(p *Plan) (*Host, error) {
 			Device: PCIIdentity{Class: ncclClassEthernet},
 		}
 		nic.Device.completeWithZero()
+		if local {
+			if rate := float64(gpu.PeerMbps()) / 8000; rate > gpu.Link {
+				gpu.LinkSpeed, gpu.LinkWidth = widestSpeed, int(math.Ceil(rate*80/widestLane))
+				gpu.Link = pcieBandwidth(gpu.LinkSpeed, gpu.LinkWidth)
+			}
+			nic.Link, nic.LinkSpeed, nic.LinkWidth = gpu.Link, gpu.LinkSpeed, gpu.LinkWidth
+			told.NICs = append(told.NICs, nic)
+			continue
+		}
 		if n := slices.IndexFunc(physical, func(n NIC) bool { return n.Name == l.NICs[0] }); n >= 0 {
 			real := physical[n]
 			nic.GUID = real.GUID
@@ -69,6 +89,13 @@ func (h *Host) VirtualSwitch(p *Plan) (*Host, error) {
 	told.Notes = append(told.Notes, h.Notes...)
 	return &told, nil
 }
+
+// The fastest PCIe link that all releases of NCCL know, and the rate of one of its lanes, as
+// in pcieSpeeds.
+const (
+	widestSpeed = "32.0 GT/s PCIe"
+	widestLane  = 240
+)
 
 // completeWithZero writes 0 for what is unknown.
 func (d *PCIIdentity) completeWithZero() {

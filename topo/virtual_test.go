@@ -104,6 +104,63 @@ func TestVirtualNICsHaveAddressesOfTheirOwn(t *testing.T) {
 }
 
 // Behind its bridge a GPU keeps its place: only PIX becomes PXB.
+// Lanes that reach only this host need no NIC. NCCL limits the virtual NIC by the PCIe links
+// on the way from the GPU, and its GPUs' other paths stay as they are.
+func TestLocalSwitchIsAsFastAsTheLinksOfTheGPU(t *testing.T) {
+	h := fourGPUs(t)
+	h.NICs = nil
+	h.GPUs[2].NVLinks = []NVLink{{Count: 18}} // to NVSwitches
+	plan, err := MakePlan(h, PlanConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := h.VirtualSwitch(plan); err != nil || len(v.NICs) != 0 {
+		t.Errorf("without a NIC a lane to other hosts has a virtual one: %+v, %v", v.NICs, err)
+	}
+	v, err := h.LocalSwitch(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lanes := 0
+	for i, l := range plan.Lanes {
+		g := v.GPUs[i]
+		n := slices.IndexFunc(v.NICs, func(n NIC) bool { return n.Switch == g.Switch })
+		if l.Role == RoleRefused {
+			if n >= 0 {
+				t.Errorf("GPU %d, which is refused, has %s", i, v.NICs[n].Name)
+			}
+			continue
+		}
+		lanes++
+		if n < 0 {
+			t.Fatalf("GPU %d has no virtual NIC", i)
+		}
+		want := max(float64(h.GPUs[i].PeerMbps())/8000, h.GPUs[i].Link)
+		if got := pcieBandwidth(v.NICs[n].LinkSpeed, v.NICs[n].LinkWidth); got < want || got > want+3 {
+			t.Errorf("%s: %v GB/s, want %v", v.NICs[n].Name, got, want)
+		}
+		if got := pcieBandwidth(g.LinkSpeed, g.LinkWidth); got < want || got > want+3 {
+			t.Errorf("GPU %d: %v GB/s to its bridge, want %v", i, got, want)
+		}
+		bridge := v.Switches[slices.IndexFunc(v.Switches, func(s Switch) bool { return s.BusID == g.Switch })]
+		if bridge.Link != h.GPUs[i].Link || bridge.Switch != h.GPUs[i].Switch {
+			t.Errorf("the bridge of GPU %d is %+v, want the GPU's place %+v", i, bridge.Place, h.GPUs[i].Place)
+		}
+	}
+	if lanes < 3 {
+		t.Errorf("%d lanes", lanes)
+	}
+	text, err := plan.ContainerXML([]string{h.GPUs[2].BusID}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readAsNCCLDoes(t, string(text))
+	// 18 links of 20.6 GB/s.
+	if c := readXML(t, string(text)); len(c.NICs) != 1 || c.NICs[0].Name != "peerlane_2" || c.NICs[0].Link < 370 {
+		t.Errorf("a container has the NICs %+v of\n%s", c.NICs, text)
+	}
+}
+
 func TestVirtualSwitchKeepsThePathsBetweenGPUs(t *testing.T) {
 	h := fourGPUs(t)
 	v, _ := virtual(t, h, PlanConfig{})

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -118,9 +117,9 @@ ports of network.ports beside it.`,
 			return a.printBench(report, form)
 		}
 		for _, s := range sizes {
-			n, err := humanize.ParseBytes(s)
+			n, err := parseSize("sizes", s, "4MiB", 1, 64<<30)
 			if err != nil {
-				return usageError{cmd.CommandPath(), fmt.Errorf(`--sizes: %q is no size; one looks like "4MiB"`, s)}
+				return usageError{cmd.CommandPath(), err}
 			}
 			o.Sizes = append(o.Sizes, n)
 		}

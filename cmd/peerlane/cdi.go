@@ -83,7 +83,28 @@ func (a *app) specDirs(f *specFlags) []string {
 
 // specOptions are what specifications of a plan refer to.
 func (a *app) specOptions(p *planned, host *hostFlags, hook, devRoot string) cdi.Options {
-	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot, Proc: host.proc}
+	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot, Proc: host.proc, LibraryDir: a.libraryDir()}
+}
+
+// libraryDir is the directory of the libraries that containers get, where it is not that of
+// the packages: beside this command's below another prefix (make install PREFIX=).
+func (a *app) libraryDir() string {
+	self, err := os.Executable()
+	if err != nil || !a.layout.IsDefault() {
+		return ""
+	}
+	return prefixedLibraries(self, a.layout.Libraries())
+}
+
+func prefixedLibraries(self, packaged string) string {
+	if _, err := os.Stat(packaged); err == nil || filepath.Base(filepath.Dir(self)) != "bin" {
+		return ""
+	}
+	dir := filepath.Join(filepath.Dir(self), "../lib/peerlane")
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return ""
+	}
+	return dir
 }
 
 func newGenerateCommand(a *app) *cobra.Command {
@@ -196,7 +217,7 @@ func classes() (all []string) {
 // and the hook where nobody's shell finds it.
 const (
 	packagedHook = "/usr/libexec/peerlane/peerlane-hook"
-	defaultHook  = "beside this command, or " + packagedHook
+	defaultHook  = "beside this command, in ../libexec/peerlane from there, or " + packagedHook
 )
 
 // hookPath is the hook that containers will be started with: the one that was
@@ -210,7 +231,8 @@ func hookPath(named string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("looking for peerlane-hook beside this command: %w; name it with --hook", err)
 	}
-	return firstHook(filepath.Join(filepath.Dir(self), "peerlane-hook"), packagedHook)
+	dir := filepath.Dir(self)
+	return firstHook(filepath.Join(dir, "peerlane-hook"), filepath.Join(dir, "../libexec/peerlane/peerlane-hook"), packagedHook)
 }
 
 // binaries is the directory that has peerlane, peerlane-hook and peerlane-relay: this

@@ -92,7 +92,7 @@ with all details. Names that inject the same are one device.`,
 		}
 		switch {
 		case form.value == formJSON:
-			return a.printJSON(slices.Concat([]cdi.Device{}, shown))
+			return a.printJSON(append([]cdi.Device{}, shown...))
 		case len(args) > 0:
 			a.printDevices(shown)
 		case len(shown) == 0:

@@ -22,6 +22,7 @@ import (
 	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
 )
 
 func newDemoCommand(a *app) *cobra.Command {
@@ -34,8 +35,9 @@ func newDemoCommand(a *app) *cobra.Command {
 messages of 8 bytes to 64 MiB through their relays, both ways, handed over by
 timelines, and every byte is verified.
 
-Real GPUs are used where the host has any; elsewhere a recorded host of eight GPUs and
-two NICs, on a CUDA simulator. With one GPU both containers share it, and messages take
+Real GPUs are used where the host has any; elsewhere the half-populated board of the
+README's picture, eight GPUs and four NICs, on a CUDA simulator, whose rates only
+--rates measures: they say nothing about GPUs. With one GPU both containers share it, and messages take
 route direct. The staged route goes through an emulated NIC: client GPU, slot on a
 server GPU, NIC, slot, client GPU. The exit
 status is 0 only if every byte was verified, every staged byte crossed a server
@@ -57,6 +59,7 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 	flags.StringVar(&o.Copy, "copy", demo.CopyRelay, "who copies between a client's GPU and its server GPU: relay, or client")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
 	flags.StringVar(&size, "bytes", "256MiB", "least `SIZE` to move and verify in each direction")
+	flags.BoolVar(&o.Rates, "rates", false, "measure and print the simulator's rates; those of real GPUs always are")
 	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the pattern")
 	flags.IntVar(&o.Slots, "slots", 0, "staging slots in each direction; 0 for the default")
 	flags.StringVar(&slot, "slot-size", "", "`SIZE` of a staging slot")
@@ -79,13 +82,16 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 			}
 		}
 		var err error
-		if o.Bytes, err = humanize.ParseBytes(size); err != nil {
-			return usageError{cmd.CommandPath(), fmt.Errorf(`--bytes %q is no size; one looks like "256MiB"`, size)}
+		if o.Bytes, err = parseSize("bytes", size, "256MiB", 8, 1<<40); err != nil {
+			return usageError{cmd.CommandPath(), err}
 		}
 		if slot != "" {
-			if o.SlotBytes, err = humanize.ParseBytes(slot); err != nil {
-				return usageError{cmd.CommandPath(), fmt.Errorf(`--slot-size %q is no size; one looks like "4MiB"`, slot)}
+			if o.SlotBytes, err = parseSize("slot-size", slot, "4MiB", 64<<10, 1<<30); err != nil {
+				return usageError{cmd.CommandPath(), err}
 			}
+		}
+		if o.Slots < 0 || o.Slots > maxDemoSlots {
+			return usageError{cmd.CommandPath(), fmt.Errorf("--slots %d: 0 to %d are possible", o.Slots, maxDemoSlots)}
 		}
 		if o.Binaries, err = binaries(); err != nil {
 			return err
@@ -110,6 +116,21 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 		return err
 	}
 	return cmd
+}
+
+// maxDemoSlots is as many as relay.slots takes.
+const maxDemoSlots = 1024
+
+// parseSize reads the size of a flag, and refuses one that is not between two others.
+func parseSize(flag, text, example string, least, most uint64) (uint64, error) {
+	n, err := humanize.ParseBytes(text)
+	if err != nil {
+		return 0, fmt.Errorf("--%s %q is no size; one looks like %q", flag, text, example)
+	}
+	if n < least || n > most {
+		return 0, fmt.Errorf("--%s %s: %s to %s are possible", flag, text, humanize.IBytes(least), humanize.IBytes(most))
+	}
+	return n, nil
 }
 
 // progress shows what the demo does: bars on a terminal, a line for each step
@@ -155,26 +176,33 @@ func (a *app) progress() (show func(demo.Progress), done func()) {
 		}
 }
 
+// printDemo prints first what lanes bring, then that the containers are isolated and that
+// each byte arrived, and last what was measured.
 func (a *app) printDemo(r *demo.Report) {
 	a.out.Printf("Host: %s.\n\n", r.Host)
-	a.section("Plan", a.laneTable(r.Plan))
-	a.section("What each container found in itself", a.injectedTable(r))
+	if e := r.Estimate; e != nil && len(e.GPUs) > 0 {
+		a.section("Estimate of the network, GB/s in each direction, all GPUs at once", a.gainTable(e))
+		a.out.Printf("Near GPUs give up as much as far GPUs gain. peerlane plan --estimate has each GPU.\n\n")
+	}
+	a.section("Isolation: each container finds in itself", a.injectedTable(r))
 	a.section("Messages, every byte compared with a seeded pattern", a.exchangeTable(r))
 	switch {
 	case r.Copy == demo.CopyClient:
-		a.section("Bytes into and out of the server GPUs, but by the clients' own copies (verified and measured messages together)", a.serverTable(r))
+		a.section("Bytes into and out of the server GPUs, but by the clients' own copies", a.serverTable(r))
 	case len(r.Servers) > 0 && r.Route == launch.RouteStaged:
-		a.section("Bytes through the server GPUs (verified and measured messages together)", a.serverTable(r))
+		a.section("Bytes through the server GPUs", a.serverTable(r))
 	}
-	a.section("GB/s (1e9 bytes a second)", a.rateTable(r))
-	if whole, slowest, ok := r.WholeRoute(); ok {
-		a.out.Printf("The whole staged route moves %.2f GB/s, %.2f of its slowest leg.\n", whole, whole/slowest)
-	}
-	c := r.Containers[0].Client
-	a.out.Printf("Hand-off of 8 bytes by timelines, one way: median %s, 99th percentile %s.\n",
-		c.HandOffMedian.Round(100*time.Nanosecond), c.HandOff99.Round(100*time.Nanosecond))
-	if r.Simulated {
-		a.out.Println("These rates and times are the simulator's, on host memory; they say nothing about GPUs.")
+	if r.Baselines != nil {
+		a.section("GB/s (1e9 bytes a second)", a.rateTable(r))
+		if whole, slowest, ok := r.WholeRoute(); ok {
+			a.out.Printf("The whole staged route moves %.2f GB/s, %.2f of its slowest leg.\n", whole, whole/slowest)
+		}
+		c := r.Containers[0].Client
+		a.out.Printf("Hand-off of 8 bytes by timelines, one way: median %s, 99th percentile %s.\n",
+			c.HandOffMedian.Round(100*time.Nanosecond), c.HandOff99.Round(100*time.Nanosecond))
+		if r.Simulated {
+			a.out.Println("These rates and times are the simulator's, on host memory; they say nothing about GPUs.")
+		}
 	}
 	left := terminal.Paint("nothing (processes, mounts, sockets, files and cgroups compared with before)")
 	if len(r.Left) > 0 {
@@ -187,6 +215,27 @@ func (a *app) printDemo(r *demo.Report) {
 	if r.OK() {
 		a.out.Println(a.paint("All verified.", green))
 	}
+}
+
+// gainTable compares the slowest, the fastest and all GPUs today and with lanes.
+func (a *app) gainTable(e *topo.Estimate) *table.Writer {
+	t := a.newTable("", "NCCL TODAY", "WITH LANES")
+	today := func(g topo.GPUEstimate) float64 { return g.NCCL }
+	lanes := func(g topo.GPUEstimate) float64 { return g.Relay }
+	of := func(ways func(topo.GPUEstimate) float64) (least, most, all float64) {
+		least = ways(e.GPUs[0])
+		for _, g := range e.GPUs {
+			rate := ways(g)
+			least, most, all = min(least, rate), max(most, rate), all+rate
+		}
+		return least, most, all
+	}
+	least, most, all := of(today)
+	leastLane, mostLane, allLanes := of(lanes)
+	t.AppendRow(table.Row{"slowest GPU", gigabytes(least), gigabytes(leastLane)})
+	t.AppendRow(table.Row{"fastest GPU", gigabytes(most), gigabytes(mostLane)})
+	t.AppendRow(table.Row{fmt.Sprintf("all %d GPUs", len(e.GPUs)), gigabytes(all), gigabytes(allLanes)})
+	return t
 }
 
 func (a *app) injectedTable(r *demo.Report) *table.Writer {
@@ -206,18 +255,40 @@ func (a *app) injectedTable(r *demo.Report) *table.Writer {
 	return t
 }
 
+// exchangeTable has a line for each direction, with the path of its messages.
 func (a *app) exchangeTable(r *demo.Report) *table.Writer {
-	t := a.newTable("FROM", "TO", "GPU", "ROUTE", "MESSAGES", "BYTES", "VERIFIED")
+	t := a.newTable("FROM", "TO", "MESSAGES", "BYTES", "VERIFIED", "PATH")
+	index := indices(r.Plan)
+	hops := func(c demo.Container, reverse bool) []string {
+		lane, err := r.Plan.Lane(c.GPU.BusID)
+		gpu := fmt.Sprintf("GPU %d", c.GPU.Index)
+		if err != nil || r.Route == launch.RouteDirect || len(lane.Servers) == 0 {
+			return []string{gpu}
+		}
+		var servers []string
+		for _, s := range lane.Servers {
+			servers = append(servers, index[s])
+		}
+		list := []string{gpu, "slots on GPU " + strings.Join(servers, ", ")}
+		if len(lane.NICs) > 0 {
+			list = append(list, lane.NICs[0])
+		}
+		if reverse {
+			slices.Reverse(list)
+		}
+		return list
+	}
 	for i, c := range r.Containers {
 		other := r.Containers[1-i]
 		verified := a.paint("no", red)
 		if other.Client.Verified {
 			verified = a.paint("yes", green)
 		}
-		t.AppendRow(table.Row{
-			c.Name, other.Name, fmt.Sprintf("%d (%s) to %d (%s)", c.GPU.Index, c.GPU.BusID, other.GPU.Index, other.GPU.BusID),
-			r.Route, other.Client.Messages, humanize.IBytes(other.Client.VerifiedBytes), verified,
-		})
+		path := strings.Join(append(hops(c, false), hops(other, true)...), " → ")
+		if r.Route == launch.RouteDirect {
+			path += ", one copy"
+		}
+		t.AppendRow(table.Row{c.Name, other.Name, other.Client.Messages, humanize.IBytes(other.Client.VerifiedBytes), verified, path})
 	}
 	return t
 }

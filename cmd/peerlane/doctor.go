@@ -199,7 +199,7 @@ func diagnosis(r doctorReport) error {
 }
 
 var doctorColours = map[doctor.Status]int{
-	doctor.OK: green, doctor.Unknown: cyan, doctor.Warning: yellow, doctor.Failure: red,
+	doctor.NotApplicable: cyan, doctor.OK: green, doctor.Unknown: cyan, doctor.Warning: yellow, doctor.Failure: red,
 }
 
 func (a *app) printDoctor(r doctorReport) {
@@ -209,7 +209,7 @@ func (a *app) printDoctor(r doctorReport) {
 	}
 	a.wrapLast(t, "FOUND")
 	a.out.Println(t.Render())
-	wrong := slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool { return f.Status == doctor.OK })
+	wrong := slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool { return f.Status <= doctor.OK })
 	slices.SortStableFunc(wrong, func(a, b doctor.Finding) int { return int(b.Status) - int(a.Status) })
 	for _, f := range wrong {
 		a.out.Printf("\n%s %s, %s: %s\n", a.paint(strings.ToUpper(f.Status.String()), doctorColours[f.Status], bold), f.Check, f.On, f.Found)

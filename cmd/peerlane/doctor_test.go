@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -139,5 +141,39 @@ func TestDoctorsExitStatus(t *testing.T) {
 	}
 	if err := diagnosis(doctorReport{}); err != nil {
 		t.Errorf("ok gives %v", err)
+	}
+}
+
+// A wrong key is reported once, by the check configuration; others refer to that check. What a
+// host without GPU and NIC has nothing of is n/a.
+func TestDoctorReportsAWrongKeyOnce(t *testing.T) {
+	root := t.TempDir()
+	file := filepath.Join(root, "etc/peerlane/config.toml")
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("[relay]\nslot_sice = \"1MiB\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	sysfs, proc := filepath.Join(root, "sys"), filepath.Join(root, "proc")
+	for _, dir := range []string{sysfs, proc} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out, errOut bytes.Buffer
+	if code := run([]string{"doctor", "--root", root, "--sysfs", sysfs, "--proc", proc}, &out, &errOut); code != exitDoctorFailure {
+		t.Errorf("exit status %d: %s", code, errOut.String())
+	}
+	table, details, _ := strings.Cut(out.String(), "\n\n")
+	for _, part := range []string{table, details} {
+		if n := strings.Count(part, "unknown key relay.slot_sice; the nearest that there is is relay.slot_size"); n != 1 {
+			t.Errorf("the wrong key is reported %d times:\n%s", n, part)
+		}
+	}
+	for _, want := range []string{`(?m)^n/a +port-physical +host +there is no RDMA device`, `(?m)^n/a +mig +host +there is no NVIDIA GPU`, `(?m)^could not tell +staging +host +the configuration cannot be read: see the check configuration`} {
+		if !regexp.MustCompile(want).MatchString(table) {
+			t.Errorf("no row %q:\n%s", want, table)
+		}
 	}
 }

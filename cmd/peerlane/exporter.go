@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -166,6 +167,12 @@ func listen(address string) (net.Listener, error) {
 	return l, err
 }
 
+// exporterPage is what a browser finds at the exporter's address.
+const exporterPage = `<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>peerlane exporter</title></head>
+<body><h1>peerlane exporter</h1><p><a href="/metrics">Metrics</a></p></body></html>
+`
+
 // export serves metrics until the context ends: those with names at sockets of the file
 // system, and the others at addresses of the network.
 func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer, addresses []string, webConfig string) error {
@@ -196,6 +203,10 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 			MaxRequestsInFlight: 4, // each asks all relays
 			Timeout:             time.Minute,
 		}))
+		handler.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/html; charset=utf-8")
+			_, _ = io.WriteString(w, exporterPage) // a reader who has gone needs none
+		})
 		return &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
 	}
 	servers := []*http.Server{serve(metrics), serve(withNames)}

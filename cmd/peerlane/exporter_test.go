@@ -132,10 +132,16 @@ func scrape(t *testing.T, client *http.Client, url, user, password string) (stat
 
 func TestExporterServesMetrics(t *testing.T) {
 	address, warned := exporting(t, "127.0.0.1:0", "")
+	if status, text := scrape(t, http.DefaultClient, "http://"+address+"/", "", ""); status != http.StatusOK || !strings.Contains(text, `<a href="/metrics">`) {
+		t.Errorf("/ answers %d: %s", status, text)
+	}
+	if _, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", ""); !strings.Contains(text, `peerlane_build_info{commit="`) {
+		t.Errorf("no peerlane_build_info in %s", text)
+	}
 	if status, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", ""); status != http.StatusOK || !strings.Contains(text, "peerlane_relays{") {
 		t.Errorf("status %d: %s", status, text)
 	}
-	if status, _ := scrape(t, http.DefaultClient, "http://"+address+"/", "", ""); status != http.StatusNotFound {
+	if status, _ := scrape(t, http.DefaultClient, "http://"+address+"/other", "", ""); status != http.StatusNotFound {
 		t.Errorf("status %d elsewhere", status)
 	}
 	if warned != "" {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -138,7 +139,7 @@ Exit status:
 	flags.StringVar(&a.logLevel, "log-level", "info", "log messages from `LEVEL` up: debug, info, warning, error")
 	flags.StringVar(&a.logFormat, "log-format", "text", "log to standard error in `FORM`: text, json")
 	must(root.MarkPersistentFlagDirname("root"))
-	complete(root, "log-level", "debug", "info", "warning", "error")
+	complete(root, "log-level", logLevels...)
 	complete(root, "log-format", "text", "json")
 
 	root.AddCommand(
@@ -161,6 +162,13 @@ Exit status:
 		manual.NewCommand(),
 	)
 	group(root)
+	root.SetHelpCommand(newHelpCommand(root))
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "completion" {
+			group(cmd)
+		}
+	}
 	arrange(root)
 	return root
 }
@@ -186,10 +194,13 @@ func arrange(root *cobra.Command) {
 	}
 }
 
+// logLevels are those that --log-level takes.
+var logLevels = []string{"debug", "info", "warning", "error"}
+
 // start acts on the flags that all commands have.
 func (a *app) start(cmd *cobra.Command) error {
 	level, err := logrus.ParseLevel(a.logLevel)
-	if err != nil {
+	if err != nil || !slices.Contains(logLevels, a.logLevel) {
 		return usageError{cmd.CommandPath(), fmt.Errorf("--log-level %s is none of debug, info, warning, error", a.logLevel)}
 	}
 	switch a.logFormat {
@@ -202,6 +213,9 @@ func (a *app) start(cmd *cobra.Command) error {
 	}
 	a.log.SetLevel(level)
 	a.log.SetOutput(a.errOut.Document())
+	if !filepath.IsAbs(a.root) {
+		return usageError{cmd.CommandPath(), fmt.Errorf("--root %s is no absolute path: the hook and the relays use it from other directories", a.root)}
+	}
 	a.layout = layout.New(a.root)
 	return nil
 }
@@ -258,6 +272,24 @@ func group(cmd *cobra.Command) *cobra.Command {
 	}
 	cmd.SuggestionsMinimumDistance = 2
 	return cmd
+}
+
+// newHelpCommand is cobra's, but an unknown command is an error of usage.
+func newHelpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND]", Short: "Show the help of a command",
+		Long:              "Show the help of a command, as COMMAND --help does.",
+		Example:           "  peerlane help cdi generate",
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			of, rest, err := root.Find(args)
+			if err != nil || len(rest) > 0 {
+				return usageError{cmd.CommandPath(), fmt.Errorf("there is no command %q; peerlane --help lists all", strings.Join(args, " "))}
+			}
+			of.InitDefaultHelpFlag()
+			return of.Help()
+		},
+	}
 }
 
 // noArgs is cobra.NoArgs, as an error of usage.

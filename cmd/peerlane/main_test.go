@@ -97,7 +97,7 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		{"an unknown command", []string{"plam"}, 2, []string{`unknown command "plam" for peerlane; did you mean plan?`, "see peerlane --help"}},
 		{"an unknown command of a group", []string{"cdi", "generat"}, 2, []string{`unknown command "generat" for peerlane cdi; did you mean generate?`, "see peerlane cdi --help"}},
 		{"an unknown flag", []string{"topo", "--colour"}, 2, []string{"unknown flag: --colour", "see peerlane topo --help"}},
-		{"a value that a flag does not have", []string{"plan", "-o", "xml"}, 2, []string{`the form of output is table, json, svg or html`}},
+		{"a value that a flag does not have", []string{"plan", "-o", "xml"}, 2, []string{`the form of output is table, json, wide, svg or html`}},
 		{"a form that there is not", []string{"topo", "-o", "yaml"}, 2, []string{`the form of output is table, json, xml, svg or html`}},
 		{"the virtual switch as a table", append([]string{"topo", "--virtual"}, host...), 2, []string{"--virtual goes with -o xml"}},
 		{"rules where nothing is named", append([]string{"topo", "-o", "xml", "--rules", "smi"}, host...), 2, []string{"--rules names paths"}},
@@ -193,7 +193,7 @@ func TestCompletion(t *testing.T) {
 		want string
 	}{
 		{[]string{"topo", "-o", ""}, "table\njson\nxml\nsvg\nhtml\n"},
-		{[]string{"plan", "-o", ""}, "table\njson\nsvg\nhtml\n:"},
+		{[]string{"plan", "-o", ""}, "table\njson\nwide\nsvg\nhtml\n:"},
 		{[]string{"cdi", "generate", "--class", ""}, "lane\ngpu\nnic\n"},
 		{[]string{"--log-format", ""}, "text\njson\n"},
 		{[]string{"key", "show", "-o", ""}, "table\njson\n:"},

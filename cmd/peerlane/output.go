@@ -24,6 +24,7 @@ const (
 	formTable = "table"
 	formJSON  = "json"
 	formXML   = "xml" // of peerlane topo alone
+	formWide  = "wide"
 )
 
 // form is the value of -o, one of known.
@@ -135,6 +136,22 @@ func (a *app) wrapLast(t *table.Writer, heading string) {
 	if width := a.out.Columns(); width > 0 {
 		t.Wrap(heading, width)
 	}
+}
+
+// columns is the width of a table that has a wide form, where the output is no terminal.
+const columns = 100
+
+// fit wraps the last column of a table at the terminal's width, or at columns where
+// standard output is none. In the wide form it wraps nothing.
+func (a *app) fit(t *table.Writer, heading, form string) {
+	if form == formWide {
+		return
+	}
+	width := a.out.Columns()
+	if width <= 0 {
+		width = columns
+	}
+	t.Wrap(heading, width)
 }
 
 // section prints a heading and a table below it.

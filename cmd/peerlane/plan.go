@@ -27,8 +27,9 @@ GPUs that its traffic is staged on, and the reason. The configuration file
 (etc/peerlane/config.toml) can assign lanes and say what counts as near.
 
 LANE says how the traffic goes: direct (the NIC reads and writes the GPU's
-memory), through the server GPUs that it is staged on, by a relay, or bounce
-(through the CPU's memory). PATH is the way from the GPU to its NIC without the
+memory), through the server GPUs that it is staged on, by a relay, bounce
+(through the CPU's memory), or this host: without a NIC a lane reaches the other
+containers of this host alone. PATH is the way from the GPU to its NIC without the
 relay, and LEGS are the two with it: to the server GPUs, and from there to the
 NIC. GB/S is what the lane carries in each direction while all of them are busy,
 by the estimate.
@@ -37,6 +38,8 @@ by the estimate.
 RDMA switched off everywhere, and as planned. FULL is the link or port that has no
 room for more while all GPUs are busy. docs/estimate.md says how it reckons, and
 what it leaves out.
+
+The table fits 100 columns, or the terminal; -o wide has a line for each lane.
 
 With -o svg or -o html the plan is a picture in one file: the host as a tree, its
 lanes in the colours of the estimate, and in html a table of them below. A reader
@@ -47,7 +50,7 @@ who stops at a part of it sees more about it.`,
   peerlane plan -o html > plan.html`,
 		Args: noArgs,
 	}
-	host, form := addHost(cmd), addForm(cmd, formSVG, formHTML)
+	host, form := addHost(cmd), addForm(cmd, formWide, formSVG, formHTML)
 	host.addSoftware()
 	cmd.Flags().StringVar(&host.one, "host", "", "plan host `N` of a file that describes several: a number from 0, or its host_hash")
 	must(cmd.RegisterFlagCompletionFunc("host", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -99,7 +102,7 @@ who stops at a part of it sees more about it.`,
 		case form.value == formJSON:
 			return a.printJSON(p.plan)
 		}
-		a.printPlan(p.plan)
+		a.printPlan(p.plan, form.value)
 		if hook, err := hookPath(""); err == nil && host.live() {
 			a.warnOfPairs(p, hook)
 		}
@@ -143,10 +146,10 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 	return &planned{h, plan, c}, nil
 }
 
-func (a *app) printPlan(p *topo.Plan) {
+func (a *app) printPlan(p *topo.Plan, form string) {
 	a.out.Printf("Plan of the host read from %s\n\n", origin(p.Source))
 	if len(p.Lanes) > 0 {
-		a.section("Lanes", a.laneTable(p))
+		a.section("Lanes", a.laneTable(p, form))
 	}
 	if len(p.Staging) > 0 {
 		a.section("What relays may take from server GPUs", a.stagingTable(p))
@@ -163,7 +166,7 @@ func indices(p *topo.Plan) map[string]string {
 	return index
 }
 
-func (a *app) laneTable(p *topo.Plan) *table.Writer {
+func (a *app) laneTable(p *topo.Plan, form string) *table.Writer {
 	t := a.newTable("GPU", "ADDRESS", "ROLE", "LANE", "NIC", "PATH", "LEGS", "GB/S", "REASON")
 	index := indices(p)
 	for _, l := range p.Lanes {
@@ -173,6 +176,9 @@ func (a *app) laneTable(p *topo.Plan) *table.Writer {
 		}
 		way, bandwidth := l.Kind, ""
 		path, legs := terminal.Paint("-"), terminal.Paint("-")
+		if way == "" && l.Role != topo.RoleRefused {
+			way = "this host" // route direct, without a NIC
+		}
 		if len(servers) > 0 {
 			way = "GPU " + strings.Join(servers, ", ")
 		}
@@ -197,7 +203,7 @@ func (a *app) laneTable(p *topo.Plan) *table.Writer {
 			index[l.GPU], l.GPU, a.role(l.Role), dash(way), dash(strings.Join(l.NICs, ", ")), path, legs, dash(bandwidth), l.Reason,
 		})
 	}
-	a.wrapLast(t, "REASON")
+	a.fit(t, "REASON", form)
 	return t
 }
 

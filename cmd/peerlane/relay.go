@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -44,12 +45,15 @@ func newListCommand(a *app) *cobra.Command {
   drained   it has let go of the GPUs; clients are refused until resume
   ending    the container has ended
   left      nothing looks after it any more; peerlane relay gc removes it
-            once the container has ended`,
+            once the container has ended
+
+The table fits 100 columns: ids have 12 characters, as docker ps shows them. -o wide
+has whole ids, processes and generations.`,
 		Example: `  peerlane relay list
   peerlane relay list -o json | jq '.[] | select(.status.state != "ready")'`,
 		Args: noArgs,
 	}
-	form := addForm(cmd)
+	form := addForm(cmd, formWide)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		relays, err := hook.List(a.layout)
 		// What can be read is printed, whatever the rest is.
@@ -63,7 +67,7 @@ func newListCommand(a *app) *cobra.Command {
 			return asRoot(err)
 		}
 		if len(relays) > 0 {
-			a.out.Println(a.relayTable(relays).Render())
+			a.out.Println(a.relayTable(relays, form.value).Render())
 		} else if err == nil {
 			a.out.Println("No container has a relay.")
 		}
@@ -76,8 +80,17 @@ func newListCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-func (a *app) relayTable(relays []hook.Info) *table.Writer {
-	t := a.newTable("GENERATION", "CONTAINER", "INIT", "GPUS", "RELAY", "STARTS", "CREATED", "STATE", "ERROR")
+// shortID is as many characters of an id as docker ps and podman ps show.
+func shortID(id string) string { return id[:min(len(id), 12)] }
+
+// relayTable has a line for each relay. Names of more than 20 characters are cut off in it,
+// unless it is wide.
+func (a *app) relayTable(relays []hook.Info, form string) *table.Writer {
+	wide := form == formWide
+	t := a.newTable("CONTAINER", "NAME", "GPUS", "STARTS", "CREATED", "STATE", "ERROR")
+	if wide {
+		t = a.newTable("GENERATION", "CONTAINER", "NAME", "INIT", "GPUS", "RELAY", "STARTS", "CREATED", "STATE", "ERROR")
+	}
 	for _, r := range relays {
 		var gpus []string
 		for _, lane := range r.Config.Lanes {
@@ -87,12 +100,30 @@ func (a *app) relayTable(relays []hook.Info) *table.Writer {
 		if r.Status.Relay != nil {
 			relay = strconv.Itoa(r.Status.Relay.PID)
 		}
+		name := ""
+		if names := hook.Names(r.Container); len(names) > 0 {
+			name = names[0]
+		}
+		all := strings.Join(gpus, ", ")
+		if !wide {
+			if len(name) > 20 {
+				name = name[:19] + "…"
+			}
+			if len(all) > 15 {
+				all = fmt.Sprintf("%d GPUs", len(gpus))
+			}
+			t.AppendRow(table.Row{
+				dash(shortID(r.Container.ID)), dash(name), all,
+				strconv.Itoa(r.Status.Starts), humanize.Time(r.Created), a.relayState(r), dash(r.Status.Error),
+			})
+			continue
+		}
 		t.AppendRow(table.Row{
-			r.ID, dash(r.Container.ID), strconv.Itoa(r.Init.PID), strings.Join(gpus, ", "), dash(relay),
+			r.ID, dash(r.Container.ID), dash(name), strconv.Itoa(r.Init.PID), all, dash(relay),
 			strconv.Itoa(r.Status.Starts), humanize.Time(r.Created), a.relayState(r), dash(r.Status.Error),
 		})
 	}
-	a.wrapLast(t, "ERROR")
+	a.fit(t, "ERROR", form)
 	return t
 }
 

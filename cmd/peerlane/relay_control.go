@@ -21,14 +21,14 @@ import (
 )
 
 // relayNames is what all of these commands take.
-const relayNames = `NAME is a container's id, as peerlane relay list shows it, or a generation or the
-beginning of one.`
+const relayNames = `NAME is a container's name or id, as docker ps, podman ps and crictl ps show them, a
+pod's name or NAMESPACE/POD, a generation, or the beginning of an id or generation.`
 
 func newInspectCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect NAME...",
-		Short: "Tell everything of a container's relay",
-		Long: `Tell everything of a container's relay: its lanes, sockets, processes and control
+		Short: "Show a container's relay in detail",
+		Long: `Show a container's relay in detail: its lanes, sockets, processes and control
 group, what the relay says of its clients, memory and CUDA contexts, and the end
 of its log.
 
@@ -71,6 +71,7 @@ func (a *app) printInspection(i hook.Inspection) {
 	row := func(what, value string) { t.AppendRow(table.Row{what, dash(value)}) }
 	row("generation", i.ID)
 	row("container", i.Container.ID)
+	row("name", strings.Join(hook.Names(i.Container), ", "))
 	row("runtime root", i.Container.RuntimeRoot)
 	row("bundle", i.Container.Bundle)
 	init := strconv.Itoa(i.Init.PID)
@@ -586,6 +587,9 @@ func (a *app) completeRelays(cmd *cobra.Command, _ []string, begun string) ([]st
 	var names []string
 	for _, info := range infos {
 		names = append(names, terminal.Sanitise(info.Container.ID)+"\t"+(&app{}).relayState(info).String())
+		for _, name := range hook.Names(info.Container) {
+			names = append(names, terminal.Sanitise(name)+"\t"+terminal.Sanitise(shortID(info.Container.ID)))
+		}
 		if begun != "" && strings.HasPrefix(info.ID, begun) {
 			names = append(names, info.ID+"\t"+terminal.Sanitise(info.Container.ID))
 		}

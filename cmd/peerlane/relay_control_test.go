@@ -57,7 +57,7 @@ func TestRelayCommandLines(t *testing.T) {
 		{[]string{"drain", "trainer", "--all"}, 2, "or --all"},
 		{[]string{"resume"}, 2, "or --all"},
 		{[]string{"inspect", "another"}, 1, `no container or generation "another" has a relay`},
-		{[]string{"inspect", "aaaa"}, 1, "begins the names of 2 generations"},
+		{[]string{"inspect", "aaaa"}, 1, "begins the ids of 2 containers or generations"},
 		{[]string{"drain", "another", "--timeout", "1s"}, 1, `no container or generation "another" has a relay`},
 	} {
 		var out, errOut bytes.Buffer
@@ -176,7 +176,7 @@ func TestWhatARelaySaysIsTamed(t *testing.T) {
 	a.printInspection(i)
 	i.Report = &launch.Report{Contexts: []string{escape}, Staging: []launch.Staging{{GPU: escape, Note: escape}}}
 	a.printInspection(i)
-	fmt.Fprintln(&out, a.relayTable(infos).Render().String())
+	fmt.Fprintln(&out, a.relayTable(infos, formTable).Render().String())
 	for _, state := range []string{hook.StateReady, hook.StateDown} {
 		_, err := a.await(infos, state, 0, formTable)
 		fmt.Fprintln(&out, err)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,19 +39,37 @@ func TestRelayTable(t *testing.T) {
 	}
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out)}
-	table := a.relayTable([]hook.Info{
+	relays := []hook.Info{
 		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateReady, Relay: &hook.Process{PID: 4712}, Starts: 2}},
 		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateDown, Starts: 5, Error: "no libcuda"}},
 		{Generation: generation, Supervised: true},
 		{Generation: generation, Status: hook.Status{State: hook.StateReady}},
-	}).Render().String()
+	}
+	table := a.relayTable(relays, formWide).Render().String()
 	id := generation.ID
 	for _, want := range []string{
-		id + ` +trainer +4711 +3, 7 +4712 +2 +3 hours ago +ready +-`,
-		id + ` +trainer +4711 +3, 7 +- +5 +3 hours ago +down +no libcuda`,
-		id + ` +trainer +4711 +3, 7 +- +0 +3 hours ago +starting +-`,
-		id + ` +trainer +4711 +3, 7 +- +0 +3 hours ago +left +-`,
+		id + ` +trainer +- +4711 +3, 7 +4712 +2 +3 hours ago +ready +-`,
+		id + ` +trainer +- +4711 +3, 7 +- +5 +3 hours ago +down +no libcuda`,
+		id + ` +trainer +- +4711 +3, 7 +- +0 +3 hours ago +starting +-`,
+		id + ` +trainer +- +4711 +3, 7 +- +0 +3 hours ago +left +-`,
 	} {
+		if !regexp.MustCompile(want).MatchString(table) {
+			t.Errorf("no row %q in\n%s", want, table)
+		}
+	}
+	// Ids of engines have 64 characters, errors are sentences, and all fits 100 columns.
+	relays[0].Container.ID = strings.Repeat("0123456789abcdef", 4)
+	for range 16 {
+		relays[1].Config.Lanes = append(relays[1].Config.Lanes, launch.Lane{GPU: launch.GPU{Index: 12}})
+	}
+	relays[1].Status.Error = strings.Repeat("the driver's library cannot be loaded ", 5)
+	table = a.relayTable(relays, formTable).Render().String()
+	for line := range strings.Lines(table) {
+		if n := len([]rune(strings.TrimRight(line, "\n"))); n > columns {
+			t.Errorf("a line of %d columns: %s", n, line)
+		}
+	}
+	for _, want := range []string{`(?m)^0123456789ab +- +3, 7 +2 +3 hours ago +ready`, `trainer +- +18 GPUs +5 `} {
 		if !regexp.MustCompile(want).MatchString(table) {
 			t.Errorf("no row %q in\n%s", want, table)
 		}

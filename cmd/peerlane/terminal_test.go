@@ -100,7 +100,7 @@ func poisoned[T any]() T {
 
 func TestEveryTableSanitisesItsCells(t *testing.T) {
 	for name, print := range map[string]func(a *app){
-		"relay list":    func(a *app) { a.out.Println(a.relayTable([]hook.Info{poisoned[hook.Info]()}).Render()) },
+		"relay list":    func(a *app) { a.out.Println(a.relayTable([]hook.Info{poisoned[hook.Info]()}, formWide).Render()) },
 		"relay inspect": func(a *app) { a.printInspection(poisoned[hook.Inspection]()) },
 		"relay drain":   func(a *app) { a.printHolders([]hook.Holder{poisoned[hook.Holder]()}, true) },
 		"relay top": func(a *app) {
@@ -110,7 +110,7 @@ func TestEveryTableSanitisesItsCells(t *testing.T) {
 		"topo, NICs":  func(a *app) { a.section(hostileText, a.nicTable(poisoned[[]topo.NIC]())) },
 		"topo --nics": func(a *app) { h := poisoned[topo.Host](); a.printNICs(&h) },
 		"notes":       func(a *app) { h := poisoned[topo.Host](); a.printNotes(append(reasons(&h), h.Notes...)) },
-		"plan":        func(a *app) { p := poisoned[topo.Plan](); a.printPlan(&p) },
+		"plan":        func(a *app) { p := poisoned[topo.Plan](); a.printPlan(&p, formWide) },
 		"doctor":      func(a *app) { a.printDoctor(doctorReport{Findings: poisoned[[]doctor.Finding]()}) },
 		"self-test":   func(a *app) { a.printSelfTest(poisoned[selfTestReport]()) },
 		"cdi list": func(a *app) {

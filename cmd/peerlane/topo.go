@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,7 +28,7 @@ type hostFlags struct {
 // addHost gives a command the flags that choose a host.
 func addHost(cmd *cobra.Command) *hostFlags {
 	f := addLiveHost(cmd)
-	cmd.Flags().StringVar(&f.input, "input", "", "read `FILE` in place of this host: a capture, NCCL's or hwloc's XML, or nvidia-smi topo -m")
+	cmd.Flags().StringVar(&f.input, "input", "", "read `FILE`, or standard input for -, in place of this host: a capture, NCCL's or hwloc's XML, or nvidia-smi topo -m")
 	completeFiles(cmd, "input", "xml", "txt", "gz")
 	return f
 }
@@ -49,6 +50,11 @@ func (f *hostFlags) addSoftware() {
 func (f *hostFlags) read() (*topo.Host, error) {
 	if f.input != "" && (f.cmd.Flags().Changed("sysfs") || f.cmd.Flags().Changed("proc")) {
 		return nil, usageError{f.cmd.CommandPath(), errors.New("--input reads a file, --sysfs and --proc a host: give one or the other")}
+	}
+	for flag, dir := range map[string]string{"sysfs": f.sysfs, "proc": f.proc} {
+		if info, err := os.Stat(dir); f.cmd.Flags().Changed(flag) && (err != nil || !info.IsDir()) {
+			return nil, fmt.Errorf("--%s %s is no directory that can be read; name one that holds a host's files", flag, dir)
+		}
 	}
 	if !f.cmd.Flags().Changed("host") {
 		return topo.Read(f.input, f.options())

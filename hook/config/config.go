@@ -168,10 +168,11 @@ type Relay struct {
 	// between all hosts, and within this one as well; auto takes verbs or, where a lane has
 	// no NIC that can, tcp, for other hosts alone.
 	Transport string `toml:"transport"`
-	// Where the peers of containers are: cluster, or host where all of them are on this
-	// host. NCCL is told of a lane the rate and the guid of its NIC, which it divides among
-	// the lanes that share it; with host the rate of the GPU's links to its peers, and that
-	// each lane is by itself.
+	// Where the peers of containers are: on this host (host), on any host (cluster), or
+	// auto: on this host as long as it has no cluster key. With cluster the relay tells
+	// NCCL the rate and the guid of the lane's NIC, which NCCL divides among the lanes that
+	// share it; with host the rate of the GPU's links to its peers, and that each lane is by
+	// itself.
 	Scope string `toml:"scope"`
 	// Staging slots of a lane in each direction, striped over its server GPUs.
 	Slots int `toml:"slots"`
@@ -492,7 +493,7 @@ func Default() Config {
 	return Config{
 		Hook: Hook{OnFailure: OnFailureFail},
 		Relay: Relay{
-			Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Scope: launch.ScopeCluster, Slots: 8, SlotSize: 32 << 20,
+			Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Scope: launch.ScopeAuto, Slots: 8, SlotSize: 32 << 20,
 			// Between the uids of systemd's containers and those of its foreign images;
 			// https://systemd.io/UIDS-GIDS has nobody there.
 			Sandbox: SandboxAuto, UIDs: "2130706432-2147352575",
@@ -587,7 +588,7 @@ func (c Config) check() error {
 		{"relay.launcher", r.Launcher, []string{LauncherAuto, LauncherSystemd, LauncherFork}},
 		{"relay.route", r.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
 		{"relay.reserve", r.Reserve, []string{launch.ReserveAttach, launch.ReserveStart}},
-		{"relay.scope", r.Scope, []string{launch.ScopeCluster, launch.ScopeHost}},
+		{"relay.scope", r.Scope, []string{launch.ScopeAuto, launch.ScopeCluster, launch.ScopeHost}},
 		{"relay.self_test", r.SelfTest, []string{launch.SelfTestOnce, launch.SelfTestRequired, launch.SelfTestOff}},
 		{"relay.calibration", r.Calibration, []string{CalibrationAuto, CalibrationOff}},
 		{"relay.cuda_ipc", r.CUDAIPC, []string{CUDAIPCAllow, CUDAIPCNever}},

@@ -67,6 +67,8 @@ type Options struct {
 	// RelayEnvironment is added to the relays': "NAME=value". Tests make relays
 	// fail with it.
 	RelayEnvironment []string
+	// Rates has the simulator's rates and hand-off measured; those of real GPUs always are.
+	Rates bool
 	// Progress is called with what is being done.
 	Progress func(Progress)
 }
@@ -79,18 +81,20 @@ type Progress struct {
 
 // Report is the result of a run.
 type Report struct {
-	Host       string      `json:"host"` // in words
-	Simulated  bool        `json:"simulated"`
-	Runtime    string      `json:"runtime"`
-	Route      string      `json:"route"`
-	Copy       string      `json:"copy"`
-	Topology   *topo.Host  `json:"topology"`
-	Plan       *topo.Plan  `json:"plan"`
-	Containers []Container `json:"containers"`
-	Servers    []Server    `json:"servers"`
-	Baselines  *Baselines  `json:"baselines"`
-	Left       []string    `json:"left"` // what is left on the host
-	Problems   []string    `json:"problems"`
+	Host      string     `json:"host"` // in words
+	Simulated bool       `json:"simulated"`
+	Runtime   string     `json:"runtime"`
+	Route     string     `json:"route"`
+	Copy      string     `json:"copy"`
+	Topology  *topo.Host `json:"topology"`
+	Plan      *topo.Plan `json:"plan"`
+	// Estimate is of the plan; nil where the host does not tell all bandwidths.
+	Estimate   *topo.Estimate `json:"estimate,omitempty"`
+	Containers []Container    `json:"containers"`
+	Servers    []Server       `json:"servers"`
+	Baselines  *Baselines     `json:"baselines"`
+	Left       []string       `json:"left"` // what is left on the host
+	Problems   []string       `json:"problems"`
 }
 
 // OK reports whether everything was verified and nothing is left.
@@ -198,7 +202,7 @@ type demo struct {
 
 func (d *demo) run(ctx context.Context, root string) (err error) {
 	d.Progress(Progress{Step: "reading the host"})
-	if d.host, err = testbed.New(root, d.Binaries, d.GPUs); err != nil {
+	if d.host, err = d.newHost(root); err != nil {
 		return err
 	}
 	if err := d.chooseRoute(); err != nil {
@@ -238,9 +242,11 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	if err = errors.Join(err, stop()); err != nil {
 		return err
 	}
-	d.Progress(Progress{Step: "measuring raw copies and the bounce through host memory"})
-	if err := d.measure(ctx); err != nil {
-		return err
+	if len(d.script.RateSizes) > 0 {
+		d.Progress(Progress{Step: "measuring raw copies and the bounce through host memory"})
+		if err := d.measure(ctx); err != nil {
+			return err
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -253,6 +259,20 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	}
 	d.report.Left, err = d.host.Left(before, time.Minute)
 	return err
+}
+
+// newHost makes the host: of simulated GPUs the half-populated one, which shows the benefit.
+func (d *demo) newHost(root string) (*testbed.Host, error) {
+	switch d.GPUs {
+	case testbed.GPUsSimulated:
+		return testbed.New(root, d.Binaries, testbed.GPUsHalf)
+	case testbed.GPUsAuto, "":
+		if h, err := testbed.New(root, d.Binaries, testbed.GPUsReal); err == nil {
+			return h, nil
+		}
+		return testbed.New(root, d.Binaries, testbed.GPUsHalf)
+	}
+	return testbed.New(root, d.Binaries, d.GPUs)
 }
 
 // clear removes what a run that failed or was interrupted has started, and waits until
@@ -304,6 +324,9 @@ func (d *demo) configure() error {
 	} else {
 		d.script = Script{RateSizes: []uint64{64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, RateBytes: 16 << 30, Depth: 16, Rounds: 1000}
 	}
+	if d.host.Simulated && !d.Rates {
+		d.script.RateSizes, d.script.Rounds = nil, 0
+	}
 	if d.Copy == CopyClient {
 		d.host.ClientCopy = true
 		// Slots of the largest message, so that copies overlap with the NIC.
@@ -328,6 +351,9 @@ func (d *demo) configure() error {
 	}
 	d.report.Topology, d.report.Plan, d.report.Simulated, d.report.Host = d.host.Topology, d.host.Plan, d.host.Simulated, d.host.Words
 	var err error
+	if d.report.Estimate, err = d.host.Topology.Estimate(d.host.Plan); err != nil && !errors.Is(err, topo.ErrNoBandwidths) {
+		return err
+	}
 	if d.lanes, err = d.host.TwoClients(); err != nil {
 		return err
 	}

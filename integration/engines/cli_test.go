@@ -224,6 +224,16 @@ func docker29(b *bed) engine {
 	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, `{"live-restore": true, "experimental": true, "features": {"cdi": false}}`)
 }
 
+// docker26 is Debian 13's.
+func docker26(b *bed) engine {
+	return b.dockerDaemon(Docker26, nil, `{"live-restore": true, "experimental": true}`)
+}
+
+// docker20Packaged has the runtime that peerlane runtime configure writes for packages.
+func docker20Packaged(b *bed) engine {
+	return b.dockerDaemon(Docker20, nil, `{"live-restore": true, "experimental": true}`)
+}
+
 // docker20 knows no CDI: peerlane-runtime applies it.
 func docker20(b *bed) engine {
 	e := b.dockerDaemon(Docker20, nil, `{"live-restore": true, "experimental": true}`,

@@ -67,6 +67,15 @@ func containerd17(b *bed) engine {
 	return criField(b, address)
 }
 
+// containerdByCtr is a Debian's containerd of a release whose ctr has no CDI devices.
+func containerdByCtr(version string) func(*bed) engine {
+	return func(b *bed) engine {
+		b.mustBe(version, "/usr/bin/containerd", "--version")
+		const configuration = "version = 2\n%s%s[plugins.\"io.containerd.grpc.v1.cri\"]\nrestrict_oom_score_adj = true\nsandbox_image = %q\n"
+		return ctr(b, b.startContainerd("/usr/bin/containerd", configuration, "default"))
+	}
+}
+
 // own is containerd's own Go client, in a program of the tests.
 type own struct {
 	bed     *bed

@@ -122,6 +122,8 @@ type row struct {
 	name string
 	// next says that it is of the newer Debian's root.
 	next bool
+	// old says that it is of a root of this Debian's own, in which packages are installed.
+	old bool
 	// cgroups are those that it is tried on, where a case does not say.
 	cgroups cgroups
 	// mute says that nothing that a hook says is heard: crun drops it.
@@ -574,6 +576,9 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	next := ""
 	if r.next {
 		next = installed.Next
+	}
+	if r.old {
+		next = installed.Old
 	}
 	own := filepath.Join(root, "ground")
 	if err := os.Mkdir(own, 0o755); err != nil {

@@ -22,8 +22,8 @@ import (
 type Installed struct {
 	// Runc, Containerd and Docker are directories of programs that were built.
 	Runc, Containerd, Docker string
-	// Next is the root file system of the newer Debian.
-	Next string
+	// Next is the root file system of the newer Debian, and Old one of this Debian.
+	Next, Old string
 }
 
 // modules has the Go modules; both the installer and the tests run in the folder
@@ -54,7 +54,7 @@ func Find() (*Installed, error) {
 }
 
 func (i *Installed) folders() map[string]*string {
-	return map[string]*string{"runc": &i.Runc, "containerd": &i.Containerd, "docker": &i.Docker, nextSuite: &i.Next}
+	return map[string]*string{"runc": &i.Runc, "containerd": &i.Containerd, "docker": &i.Docker, nextSuite: &i.Next, oldSuite: &i.Old}
 }
 
 func cacheDir() (string, error) {
@@ -67,7 +67,7 @@ func cacheDir() (string, error) {
 func key(name string) (string, error) {
 	h := sha256.New()
 	if _, built := builds[name]; !built {
-		fmt.Fprintln(h, nextSuite, nextPackages)
+		fmt.Fprintln(h, name, suites[name])
 	} else {
 		fmt.Fprintln(h, runtime.Version(), builds[name])
 		root := filepath.Join(modules, name)
@@ -110,7 +110,13 @@ func Install(ctx context.Context, progress func(format string, arguments ...any)
 	}
 	// Downloading the packages takes as long as linking: both at once.
 	next := make(chan error, 1)
-	go func() { next <- once(ctx, dir, nextSuite, progress, makeNext) }()
+	go func() {
+		var err error
+		for _, suite := range slices.Sorted(maps.Keys(suites)) {
+			err = errors.Join(err, once(ctx, dir, suite, progress, makeSuite))
+		}
+		next <- err
+	}()
 	for _, name := range slices.Backward(slices.Sorted(maps.Keys(builds))) {
 		err = errors.Join(err, once(ctx, dir, name, progress, makeBuild))
 	}
@@ -167,10 +173,10 @@ func once(ctx context.Context, dir, name string, progress func(string, ...any), 
 	return errors.Join(os.Chtimes(temporary, now, now), os.Rename(temporary, path))
 }
 
-// makeNext makes the newer Debian's root file system.
-func makeNext(ctx context.Context, _, dir string) error {
+// makeSuite makes a Debian's root file system.
+func makeSuite(ctx context.Context, suite, dir string) error {
 	return step(ctx, nil, "mmdebstrap", "--quiet", "--variant=apt", "--mode=root", "--format=directory",
-		"--include="+strings.Join(nextPackages, ","), nextSuite, dir)
+		"--include="+strings.Join(suites[suite], ","), suite, dir)
 }
 
 // makeBuild builds the programs of a module.

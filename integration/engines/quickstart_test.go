@@ -37,6 +37,22 @@ func quickstart(t *testing.T) map[string]string {
 	return scripts
 }
 
+// quickstarts are the engines that the quickstart is followed with: those that the projects
+// release, and Debian's own.
+var quickstarts = []struct {
+	name, heading string
+	row           row
+}{
+	{"Docker", "Docker", row{name: "docker-29", next: true, open: docker29}},
+	{"Docker-26.1", "Docker", row{name: "docker-26.1", next: true, open: docker26}},
+	{"Docker-20.10", "Docker 24 and older", row{name: "docker-20.10", old: true, open: docker20Packaged}},
+	{"Podman", "Podman", row{name: "podman-5.4", next: true, cgroups: v1, open: podman(Podman54, "crun")}},
+	{"Podman-4.3", "Podman", row{name: "podman-4.3", old: true, cgroups: v1, open: podman(Podman43, "crun")}},
+	{"containerd", "containerd", row{name: "containerd-2-ctr", next: true, open: containerd2(ctr)}},
+	{"containerd-1.7", "containerd 1.7 and older", row{name: "containerd-1.7-ctr", next: true, open: containerdByCtr(Containerd17)}},
+	{"containerd-1.6", "containerd 1.7 and older", row{name: "containerd-1.6-ctr", old: true, open: containerdByCtr(Containerd16)}},
+}
+
 // Every block of the quickstart is run as it stands, on a Debian of its own, once
 // for each engine: from the packages, if `make packages` has made some, or else from
 // bin, to a container with a lane, and back.
@@ -46,16 +62,13 @@ func TestQuickstart(t *testing.T) {
 	}
 	scripts := quickstart(t)
 	used := map[string]bool{}
-	for heading, r := range map[string]row{
-		"Docker":     {name: "docker-29", next: true, open: docker29},
-		"Podman":     {name: "podman-5.4", next: true, cgroups: v1, open: podman(Podman54, "crun")},
-		"containerd": {name: "containerd-2-ctr", next: true, open: containerd2(ctr)},
-	} {
-		t.Run(heading, func(t *testing.T) {
+	for _, q := range quickstarts {
+		heading, r := q.heading, q.row
+		t.Run(q.name, func(t *testing.T) {
 			b := newBed(t, r, r.cgroups, false)
 			g := b.guide()
 			for _, section := range []string{"Install", "Without a GPU", "With GPUs", heading, "Take it back"} {
-				if section == "Without a GPU" && heading != "Docker" {
+				if section == "Without a GPU" && q.name != "Docker" {
 					continue // it has nothing to do with engines
 				}
 				used[section] = true
@@ -69,7 +82,10 @@ func TestQuickstart(t *testing.T) {
 				case "With GPUs":
 					g.mustSay(said, "mlx5_0", "peerlane.dev/lane=3")
 				case heading:
-					g.mustSay(said, "nothing has to be changed", "relay.sock\n", "CONTAINER")
+					g.mustSay(said, "relay.sock\n", "nccl.conf\n", "CONTAINER")
+					if strings.Contains(scripts[heading], "runtime configure") {
+						g.mustSay(said, "nothing has to be changed")
+					}
 				}
 			}
 			for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
@@ -106,9 +122,15 @@ func (b *bed) guide() *guide {
 	if packages == "" {
 		packages = "../../dist"
 	}
-	found, err := filepath.Glob(filepath.Join(packages, "*peerlane_*_amd64.deb"))
+	// All that `make packages` leaves there, also the packages of other processors.
+	found, err := filepath.Glob(filepath.Join(packages, "*.deb"))
 	if err != nil {
 		b.Fatal(err)
+	}
+	if len(found) > 0 {
+		for _, name := range []string{"peerlane_0_arm64.deb", "libpeerlane_0_arm64.deb"} {
+			b.write(filepath.Join("quickstart", name), "of another processor, which nobody installs")
+		}
 	}
 	for _, path := range found {
 		text, err := os.ReadFile(path)
@@ -142,6 +164,8 @@ esac`, b.Binaries, strings.Join(b.Libraries, " ")))
 			b.Fatal(err)
 		}
 	}
+	// There is no systemd: what it would do to Docker's daemon.
+	g.program("systemctl", `[ "$*" = "reload docker" ]; kill -HUP "$(cat `+filepath.Join(b.Root, "docker/docker.pid")+`)"`)
 	// JSON is YAML, too.
 	g.program("nvidia-ctk", `[ "$1 $2" = "cdi generate" ]; cp `+vendor+` "${3#--output=}"`)
 	// Those of the test bed's, beside which the quickstart's own would not be seen.
@@ -166,6 +190,15 @@ func (g *guide) hardware() {
 	g.Helper()
 	g.Config.Relay.Binary = ""
 	if err := g.Config.Write(g.Layout.ConfigFile()); err != nil {
+		g.Fatal(err)
+	}
+	// The quickstart writes that table, as the packages' file has none.
+	text, err := os.ReadFile(g.Layout.ConfigFile())
+	if err != nil {
+		g.Fatal(err)
+	}
+	text = regexp.MustCompile(`(?ms)^\[runtime\]\n.*?(^\[|\z)`).ReplaceAll(text, []byte("$1"))
+	if err := os.WriteFile(g.Layout.ConfigFile(), text, 0o644); err != nil {
 		g.Fatal(err)
 	}
 	g.run(fmt.Sprintf(`for tree in etc run var/lib; do mkdir -p /$tree/peerlane; mount --bind %s/$tree/peerlane /$tree/peerlane; done; mkdir -p /etc/cdi`, g.Root))

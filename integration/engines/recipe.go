@@ -11,15 +11,22 @@ const (
 	Containerd17 = "1.7.24"
 	Containerd2  = "2.4.2"
 	Docker20     = "20.10.24"
+	Docker26     = "26.1"
+	Containerd16 = "1.6.20"
 	Docker29     = "v2.0.0-beta.24"
 )
 
-// nextSuite is the Debian of the newer packages, and nextPackages are those.
-// apt checks their signatures.
-const nextSuite = "trixie"
+// nextSuite is the Debian of the newer packages. oldSuite is this one, as a root file system
+// of its own in which the quickstart installs and removes packages.
+const (
+	nextSuite = "trixie"
+	oldSuite  = "bookworm"
+)
 
-var nextPackages = []string{
-	"podman", "crun", "runc", "containerd", "docker-cli", "conmon", "netavark", "catatonit", "mount",
+// suites are the packages of each. apt checks their signatures.
+var suites = map[string][]string{
+	nextSuite: {"podman", "crun", "runc", "containerd", "docker.io", "docker-cli", "conmon", "netavark", "catatonit", "mount"},
+	oldSuite:  {"podman", "crun", "runc", "containerd", "docker.io", "conmon", "netavark", "catatonit", "mount"},
 }
 
 // build is how one module's programs are built.

@@ -10,12 +10,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/bundle"
@@ -43,6 +45,7 @@ type host struct {
 	ranks   int
 	runtime *bundle.Runtime // nil: plain processes
 	why     string          // there is no runtime
+	specs   string          // folder of the installation's CDI specifications, with --installed
 	network *network        // nil: ranks share the host's
 	alone   string          // why there is none
 	starts  int
@@ -76,12 +79,19 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	if h.Host, err = testbed.New(root, h.binaries, h.options.gpus); err != nil {
 		return nil, err
 	}
-	if layout.MountsAnchor() {
+	if h.installed {
+		if err := h.useInstallation(); err != nil {
+			return nil, err
+		}
+	} else if layout.MountsAnchor() {
 		if err := h.Layout.MountAnchor(); err != nil {
 			return nil, err
 		}
 	}
-	files := map[string]string{h.plugin: nccl.Name}
+	files := map[string]string{}
+	if !h.installed {
+		files[h.plugin] = nccl.Name
+	}
 	if h.program == "" {
 		files[h.script] = "rank.py"
 	} else {
@@ -107,6 +117,9 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	}
 	for i := range h.ranks {
 		h.gpus = append(h.gpus, all[i%len(all)])
+	}
+	if h.installed {
+		return h, h.findContainers(ctx)
 	}
 	h.Lanes = nil
 	for i, g := range all {
@@ -147,7 +160,7 @@ func (h *host) close() error {
 	if h.network != nil {
 		err = h.network.close()
 	}
-	if h.Host != nil {
+	if h.Host != nil && (!h.installed || h.Simulated) {
 		_, unmounted := h.Layout.UnmountAnchor()
 		err = errors.Join(err, unmounted)
 	}
@@ -228,7 +241,7 @@ func (h *host) findRuntime(ctx context.Context) {
 func (h *host) try(ctx context.Context, r *bundle.Runtime) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	b, err := h.bundle(filepath.Join(h.work, "try-"+r.Name), h.gpus[0], h.logs(), "", []string{"/bin/sh", "-c", "test -S /run/peerlane/relay.sock"})
+	b, err := h.bundle(filepath.Join(h.work, "try-"+r.Name), settings{By: byPeerlane}, h.gpus[:1], h.logs(), "", []string{"/bin/sh", "-c", "test -S /run/peerlane/relay.sock"})
 	if err != nil {
 		return err
 	}
@@ -240,14 +253,13 @@ func (h *host) try(ctx context.Context, r *bundle.Runtime) error {
 	return errors.Join(err, r.Delete(context.WithoutCancel(ctx), id))
 }
 
-// bundle is a container of the host's own files, read-only, with a GPU and its lane, and
+// bundle is a container of the host's own files, read-only, with GPUs and their lanes, and
 // everything else of its own. Its network is a namespace's file, or the host's.
-func (h *host) bundle(dir string, g topo.GPU, logs, network string, arguments []string, environment ...string) (*bundle.Bundle, error) {
+func (h *host) bundle(dir string, s settings, gpus []topo.GPU, logs, network string, arguments []string, environment ...string) (*bundle.Bundle, error) {
 	b := bundle.New(dir, arguments...)
-	s := b.Spec
-	s.Process.Env = environment
+	b.Spec.Process.Env = environment
 	var mounts []specs.Mount
-	for _, m := range s.Mounts {
+	for _, m := range b.Spec.Mounts {
 		switch m.Destination {
 		case "/dev/shm": // what Docker's users give PyTorch (--shm-size)
 			m.Options = []string{"nosuid", "noexec", "nodev", "mode=1777", "size=4g"}
@@ -257,40 +269,24 @@ func (h *host) bundle(dir string, g topo.GPU, logs, network string, arguments []
 		mounts = append(mounts, m)
 	}
 	root := filepath.Join(dir, "rootfs")
-	entries, err := os.ReadDir("/")
+	var open []string
+	if h.installed {
+		// As an image's: the packages' files are mounted into it, and it can be written.
+		b.Spec.Root.Readonly, b.Spec.Hostname = false, filepath.Base(dir)
+		open = []string{"/usr", "/usr/lib", "/usr/lib64"}
+		if err := copyEtc(root); err != nil {
+			return nil, err
+		}
+	}
+	grafted, err := graft(root, "/", open)
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(root, 0o755); err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		path, there := "/"+e.Name(), filepath.Join(root, e.Name())
-		switch {
-		case e.Name() == "lost+found":
-		case e.Type()&os.ModeSymlink != 0:
-			to, err := os.Readlink(path)
-			if err == nil {
-				err = os.Symlink(to, there)
-			}
-			if err != nil {
-				return nil, err
-			}
-		case e.IsDir():
-			if err := os.Mkdir(there, 0o755); err != nil {
-				return nil, err
-			}
-			if e.Name() != "proc" && e.Name() != "dev" && e.Name() != "run" && e.Name() != "tmp" {
-				mounts = append(mounts, specs.Mount{Destination: path, Type: "bind", Source: path, Options: []string{"rbind", "ro", "rprivate"}})
-			}
-		}
-	}
-	mounts = append(mounts,
+	b.Spec.Mounts = append(append(mounts, grafted...),
 		specs.Mount{Destination: h.inside(), Type: "bind", Source: h.inside(), Options: []string{"bind", "ro", "nosuid", "nodev"}},
 		specs.Mount{Destination: logs, Type: "bind", Source: logs, Options: []string{"bind", "rw", "nosuid", "nodev"}})
-	s.Mounts = mounts
 	var namespaces []specs.LinuxNamespace
-	for _, n := range s.Linux.Namespaces {
+	for _, n := range b.Spec.Linux.Namespaces {
 		if n.Type == specs.NetworkNamespace {
 			if network == "" {
 				continue
@@ -299,16 +295,66 @@ func (h *host) bundle(dir string, g topo.GPU, logs, network string, arguments []
 		}
 		namespaces = append(namespaces, n)
 	}
-	s.Linux.Namespaces = namespaces
-	if err := b.Inject(h.CDIDir(), testbed.Devices(g)...); err != nil {
+	b.Spec.Linux.Namespaces = namespaces
+	if err := h.inject(b, s, gpus); err != nil {
 		return nil, err
 	}
 	return b, b.Write()
 }
 
+// graft makes a directory of a container's root file system of the host's directory of the
+// same path: read-only mounts of what is in it, and copies of its links. Directories in
+// open are grafted in turn, so that the container can have other files beside theirs.
+// Directories that are in root already stay as they are.
+func graft(root, path string, open []string) ([]specs.Mount, error) {
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Join(root, path), 0o755); err != nil {
+		return nil, err
+	}
+	var mounts []specs.Mount
+	for _, e := range entries {
+		from := filepath.Join(path, e.Name())
+		there := filepath.Join(root, from)
+		mount := specs.Mount{Destination: from, Type: "bind", Source: from, Options: []string{"rbind", "ro", "rprivate"}}
+		switch {
+		case exists(there) || from == "/lost+found":
+		case e.Type()&os.ModeSymlink != 0:
+			to, err := os.Readlink(from)
+			if err == nil {
+				err = os.Symlink(to, there)
+			}
+			if err != nil {
+				return nil, err
+			}
+		case slices.Contains(open, from):
+			more, err := graft(root, from, open)
+			if err != nil {
+				return nil, err
+			}
+			mounts = append(mounts, more...)
+		case e.IsDir():
+			if err := os.Mkdir(there, 0o755); err != nil {
+				return nil, err
+			}
+			if !slices.Contains([]string{"/proc", "/dev", "/run", "/tmp"}, from) {
+				mounts = append(mounts, mount)
+			}
+		case e.Type().IsRegular() && path != "/":
+			if err := os.WriteFile(there, nil, 0o644); err != nil {
+				return nil, err
+			}
+			mounts = append(mounts, mount)
+		}
+	}
+	return mounts, nil
+}
+
 // describe begins the result.
 func (h *host) describe() *result {
-	r := &result{Host: h.Words, Ranks: h.ranks, Time: time.Now().UTC().Format(time.RFC3339), Quick: h.quick}
+	r := &result{Commit: version.Get().Commit, Host: h.Words, Ranks: h.ranks, Time: time.Now().UTC().Format(time.RFC3339), Quick: h.quick}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		r.System = fmt.Sprintf("Linux %s, %d processors", unix.ByteSliceToString(u.Release[:]), runtime.NumCPU())
@@ -324,6 +370,9 @@ func (h *host) describe() *result {
 		r.Isolation = "containers of " + h.runtime.Name + ", with PID, IPC, mount and UTS namespaces and /dev/shm of their own"
 	}
 	r.Network = "a network namespace each, joined by a bridge"
+	if h.installed {
+		r.Variables = ofMachine()
+	}
 	if h.network == nil {
 		r.Network = "the host's network for all (" + h.alone + ")"
 	}

@@ -38,7 +38,7 @@ type options struct {
 	binaries, plugin, out, python, script, program string
 	runtime, gpus                                  string
 	ranks                                          int
-	quick, tune                                    bool
+	quick, tune, installed                         bool
 	phases, set                                    []string
 	limit, budget                                  time.Duration
 	// patience is for ranks that have not ended when others have failed, or are done.
@@ -64,6 +64,7 @@ func command() *cobra.Command {
 	flags.IntVar(&o.ranks, "ranks", 0, "so many ranks; with more than GPUs, several share one (default one for each GPU, and at least two)")
 	flags.BoolVar(&o.quick, "quick", false, "less than 150 s: fewer sizes, fewer settings")
 	flags.BoolVar(&o.tune, "tune", false, "more settings of NCCL's over Peerlane, all_reduce of 256 MiB alone")
+	flags.BoolVar(&o.installed, "installed", false, "measure the packages that are installed on this host: containers with peerlane.dev/lane=auto and no variable of NCCL's")
 	flags.StringSliceVar(&o.phases, "phases", nil, "only these phases: see --list; and "+sleeping+", which takes two minutes more")
 	flags.StringArrayVar(&o.set, "set", nil, "`NAME=VALUE` for ranks that use Peerlane; may be given again")
 	flags.DurationVar(&o.limit, "limit", 55*time.Second, "what a phase may take")
@@ -77,7 +78,10 @@ func command() *cobra.Command {
 		}
 		if o.budget == 0 {
 			o.budget = 9*time.Minute + 30*time.Second
-			if o.quick {
+			switch {
+			case o.installed:
+				o.budget = 7 * time.Minute
+			case o.quick:
 				o.budget = 145 * time.Second
 			}
 		}

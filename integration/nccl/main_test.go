@@ -25,7 +25,7 @@ import (
 )
 
 // behaviour has this program be a rank, and says how it behaves.
-const behaviour = "PEERLANE_TEST_RANK"
+const behaviour = behaviourOfTests
 
 var binaries string
 
@@ -74,6 +74,9 @@ func beRank(how, text string) error {
 		return err
 	}
 	say("ready", map[string]any{"torch": "none", "nccl": "none", "gpu": "simulated"})
+	if how == "installed" {
+		return beInstalled(j)
+	}
 	if err := os.WriteFile(os.Getenv("NCCL_DEBUG_FILE"), []byte("host:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Peerlane/0/GDRDMA\nhost:1:1 [0] NCCL INFO Channel 01/0 : 1[0] -> 0[0] [receive] via NET/Peerlane/0/GDRDMA\n"), 0o644); err != nil {
 		return err
 	}
@@ -91,6 +94,47 @@ func beRank(how, text string) error {
 		select {}
 	}
 	if os.Getenv("NCCL_NET") != "Peerlane" {
+		say("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 4000, "bus": 67.1})
+		return nil
+	}
+	return exchange(j)
+}
+
+// ncclLog is a part of NCCL's own log, of 2.28.
+const ncclLog = `rank:7:7 [0] NCCL INFO NCCL_DEBUG set by environment to INFO.
+rank:7:9 [0] NCCL INFO NET/Peerlane: all lanes of this container reach only this host: NCCL_BUFFSIZE is 16777216 now
+rank:7:9 [0] NCCL INFO Using network Peerlane
+rank:7:9 [0] NCCL INFO TUNER/Plugin: Using Peerlane (v5)
+rank:7:9 [0] NCCL INFO 32 coll channels, 32 collnet channels, 0 nvls channels, 32 p2p channels, 16 p2p channels per peer
+`
+
+// beInstalled is a rank of --installed: it reports the variables and the files that choose
+// NCCL's network.
+func beInstalled(j job) error {
+	for _, v := range os.Environ() {
+		if strings.HasPrefix(v, "NCCL_") && !strings.HasPrefix(v, "NCCL_DEBUG") && !strings.Contains(v, "SOCK") {
+			return fmt.Errorf("the rank has the variable %s", v)
+		}
+	}
+	conf, err := os.ReadFile("/etc/nccl.conf")
+	_, lane := os.Stat("/run/peerlane/relay.sock")
+	if (err == nil) != (lane == nil) || err == nil && string(conf) != "NCCL_NET_PLUGIN=peerlane\n" {
+		return fmt.Errorf("/etc/nccl.conf is %q (%v), and the relay's socket: %v", conf, err, lane)
+	}
+	if log := os.Getenv("NCCL_DEBUG_FILE"); log != "" {
+		if err := os.WriteFile(log, []byte(ncclLog), 0o644); err != nil {
+			return err
+		}
+	}
+	if nodes, _ := filepath.Glob("/dev/nvidia[0-9]*"); os.Getenv("LOCAL_RANK") == "1" || len(nodes) != 1 {
+		// Both GPUs are in one container.
+		say("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 500, "bus": 500})
+		if len(nodes) != 2 {
+			return fmt.Errorf("the container has the nodes %q", nodes)
+		}
+		return nil
+	}
+	if lane != nil {
 		say("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 4000, "bus": 67.1})
 		return nil
 	}
@@ -258,6 +302,42 @@ func TestRanksExchangeThroughTheirRelays(t *testing.T) {
 			if err != nil || !strings.Contains(string(out), name+"\n") {
 				t.Errorf("%s: %s is not among the logs: %v %s", runtime, name, err, out)
 			}
+		}
+	}
+}
+
+// Containers of --installed have lane=auto and the defaults of the packages, and no
+// variable; NVLink's phases have all GPUs in one container.
+func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
+	if _, err := exec.LookPath("runc"); err != nil || os.Geteuid() != 0 {
+		t.Skip("needs runc and root")
+	}
+	t.Setenv("NCCL_NET", "Socket") // of this program's own environment
+	o := simulated(t, "installed", installedPrefix+"default", installedPrefix+"log", "socket-4x4", "nvlink", "nvlink-with-lanes")
+	o.runtime, o.installed, o.set = "runc", true, nil
+	if err := run(context.Background(), o); err != nil {
+		t.Fatal(err)
+	}
+	r := found(t, o)
+	if len(r.Phases) != 5 {
+		t.Fatalf("%d phases", len(r.Phases))
+	}
+	relays := []int{2, 2, 0, 1, 0} // a container has one relay
+	for i, p := range r.Phases {
+		if len(p.Relays) != relays[i] || len(p.Rates) != 1 {
+			t.Errorf("%s: %d relays, %d rates", p.Name, len(p.Relays), len(p.Rates))
+		}
+	}
+	want := &chosen{
+		Network: "Peerlane", Tuner: "Peerlane", Channels: "32 coll channels, 32 collnet channels, 0 nvls channels, 32 p2p channels, 16 p2p channels per peer",
+		Variables: []string{"NCCL_DEBUG set by environment to INFO", "NET/Peerlane: all lanes of this container reach only this host: NCCL_BUFFSIZE is 16777216 now"},
+	}
+	if diff := cmp.Diff(want, r.Phases[1].Chosen); diff != "" {
+		t.Errorf("chosen: -want +got:\n%s", diff)
+	}
+	for _, want := range []string{"network Peerlane; 32 coll channels", "| all_reduce 256 MiB without a variable against the best NET/Socket | 4.00 |", "over NVLink in one container, with lanes against without | 1.00 |"} {
+		if table := r.table(); !strings.Contains(table, want) {
+			t.Errorf("the table lacks %q:\n%s", want, table)
 		}
 	}
 }

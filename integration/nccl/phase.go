@@ -43,6 +43,7 @@ type phase struct {
 	Trained  []TrainFound   `json:"trained,omitempty"`
 	Noticed  []float64      `json:"noticed,omitempty"` // seconds from the killing to each other rank's error, or end
 	Said     []string       `json:"said,omitempty"`    // by them, in the same order
+	Chosen   *chosen        `json:"chosen,omitempty"`  // by NCCL, as its log of rank 0 says
 	Log      []string       `json:"log,omitempty"`     // what NCCL's says of the network, each line once, of rank 0
 	Relays   []relayUsage   `json:"relays,omitempty"`
 	Doing    map[int]string `json:"doing,omitempty"` // what each rank did last, where something is wrong
@@ -93,6 +94,7 @@ func (h *host) phase(ctx context.Context, s settings, limit time.Duration) *phas
 		p.problem("%v", err)
 	}
 	p.readLogs(dir, h.ranks)
+	p.readChosen(dir)
 	if len(p.Problems) == 0 {
 		p.Doing = nil
 	}
@@ -108,7 +110,7 @@ func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
 	if p.Plugin != "" && !exists(filepath.Join(h.inside(), p.Plugin)) {
 		return fmt.Errorf("%s is not among the binaries", p.Plugin)
 	}
-	if p.By == byPeerlane {
+	if p.By == byPeerlane && !h.installed {
 		if err := h.configure(p.settings); err != nil {
 			return err
 		}

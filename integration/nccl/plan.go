@@ -39,6 +39,8 @@ type settings struct {
 	// taking each NIC for a far one.
 	Topology bool   `json:"topology,omitempty"`
 	Kill     string `json:"kill,omitempty"`
+	// Lanes gives the one container of byNVLink the lanes of its GPUs. With --installed.
+	Lanes bool `json:"lanes,omitempty"`
 	// Plugin is its file among the binaries; empty for the usual one.
 	Plugin string `json:"plugin,omitempty"`
 	// Torchrun starts each rank, as a node of one.
@@ -120,6 +122,9 @@ func groups(ranks int) (list [][]int) {
 
 // plan is what is done, in this order: what matters most comes first.
 func plan(o options, ranks int) (list []settings) {
+	if o.installed {
+		return planInstalled(o)
+	}
 	largest := []int{256 * mib}
 	few, all := rates(0.4, []int{8, 64 << 10, mib, 16 * mib, 256 * mib}, "all_reduce"), rates(0.3, largest, operations[1:]...)
 	if !o.quick {

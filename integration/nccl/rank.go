@@ -96,13 +96,20 @@ func (h *host) start(ctx context.Context, s settings, number int, dir, master st
 		arguments = []string{filepath.Join(h.inside(), "program"), string(text)}
 	}
 	environment := h.environment(s, number, dir, master)
+	if h.installed {
+		environment = h.plainEnvironment(s, number, dir, master)
+	}
 	// In one node NCCL is shown all of it.
-	if r.container = h.runtime != nil && s.By != byNVLink; r.container {
+	if h.installed && s.By == byNVLink {
+		if err := h.enterCommon(ctx, r, s, dir, arguments, append(environment, h.Environment...)); err != nil {
+			return nil, err
+		}
+	} else if r.container = h.runtime != nil && s.By != byNVLink; r.container {
 		network := ""
 		if h.network != nil {
 			network = h.network.files[number]
 		}
-		b, err := h.bundle(filepath.Join(h.work, r.id), g, dir, network, arguments, append(environment, h.Environment...)...)
+		b, err := h.bundle(filepath.Join(h.work, r.id), s, []topo.GPU{g}, dir, network, arguments, append(environment, h.Environment...)...)
 		if err != nil {
 			return nil, err
 		}

@@ -19,10 +19,13 @@ import (
 
 // result is all that was found: result.json.
 type result struct {
-	Time      string   `json:"time"`
-	Host      string   `json:"host"`
-	System    string   `json:"system"`
-	Driver    string   `json:"driver"`
+	Time   string `json:"time"`
+	Host   string `json:"host"`
+	System string `json:"system"`
+	Driver string `json:"driver"`
+	Commit string `json:"commit"`
+	// Variables of NCCL's and PyTorch's that this program had, and ranks have.
+	Variables []string `json:"variables,omitempty"`
 	Links     string   `json:"links"` // nvidia-smi topo -m
 	Ranks     int      `json:"ranks"`
 	Isolation string   `json:"isolation"`
@@ -153,19 +156,11 @@ func (r *result) best(prefix string, row rate) (found RateFound, where string) {
 
 // judge sets the goals.
 func (r *result) judge() {
-	r.Goals = nil
-	ratio := func(what string, row rate, ours, theirs string, g goal) {
-		a, at := r.best(ours, row)
-		b, beside := r.best(theirs, row)
-		g.What = what
-		if at != "" && beside != "" {
-			g.Of = fmt.Sprintf("%s (%s) to %s (%s)", a.figure(), at, b.figure(), beside)
-			if g.Value = b.Microseconds / a.Microseconds; g.Most > 0 {
-				g.Value = 1 / g.Value
-			}
-		}
-		r.Goals = append(r.Goals, g)
+	if r.Goals = nil; slices.ContainsFunc(r.Phases, func(p *phase) bool { return strings.HasPrefix(p.Name, installedPrefix) }) {
+		r.judgeInstalled()
+		return
 	}
+	ratio := r.ratio
 	large := func(operation string) rate { return rate{Operation: operation, Bytes: 256 * mib} }
 	ratio("all_reduce 256 MiB against default NET/Socket", large("all_reduce"), "peerlane-rates", "socket-default", goal{Least: 40})
 	ratio("all_reduce 256 MiB against the best NET/Socket", large("all_reduce"), "peerlane-rates", "socket-", goal{Least: 20})
@@ -181,6 +176,21 @@ func (r *result) judge() {
 	ratio("all_reduce 8 bytes, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8}, "peerlane-rates", "socket-default", goal{Most: 0.7})
 	ratio("all_reduce 8 bytes queued on the GPU, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8, Queued: true}, "peerlane-rates", "socket-default", goal{Most: 0.7})
 	r.Goals = append(r.Goals, r.paced("peerlane-staged-paced", large("all_reduce")))
+}
+
+// ratio adds a goal: how much faster the best phase of ours is than the best of theirs, or
+// with Most what part of their time it takes.
+func (r *result) ratio(what string, row rate, ours, theirs string, g goal) {
+	a, at := r.best(ours, row)
+	b, beside := r.best(theirs, row)
+	g.What = what
+	if at != "" && beside != "" {
+		g.Of = fmt.Sprintf("%s (%s) to %s (%s)", a.figure(), at, b.figure(), beside)
+		if g.Value = b.Microseconds / a.Microseconds; g.Most > 0 {
+			g.Value = 1 / g.Value
+		}
+	}
+	r.Goals = append(r.Goals, g)
 }
 
 // paced is the part of a paced NIC's rate that all ranks together send over it: each rank
@@ -245,6 +255,12 @@ func (r *result) table() string {
 			}
 		}
 	}
+	if r.Commit != "" {
+		fmt.Fprintf(&b, "Peerlane of commit %s.\n\n", r.Commit)
+	}
+	if len(r.Variables) > 0 {
+		fmt.Fprintf(&b, "Variables of this machine, which all ranks have: %s.\n\n", strings.Join(r.Variables, ", "))
+	}
 	fmt.Fprint(&b, "Median time below 1 MiB, else bus bandwidth:\n\n| operation | size |")
 	for _, p := range measured {
 		fmt.Fprintf(&b, " %s |", p.Name)
@@ -264,6 +280,11 @@ func (r *result) table() string {
 			fmt.Fprintf(&b, " %s |", text)
 		}
 		fmt.Fprintln(&b)
+	}
+	for _, p := range r.Phases {
+		if p.Chosen != nil {
+			fmt.Fprintf(&b, "\nNCCL chose in %s: %s\n", p.Name, p.Chosen)
+		}
 	}
 	fmt.Fprint(&b, "\n| asked for | ratio | must be | |\n|---|---|---|---|\n")
 	for _, g := range r.Goals {

@@ -97,6 +97,9 @@ func unpacked(t testing.TB, name, arch string) string {
 // manPage is one of a list of files: what commands there are, their own tests know.
 var manPage = regexp.MustCompile(`(?m)^.*/usr/share/man/man[158]/(\S+)\.gz.*\n`)
 
+// docPage is a document of the repository in a list of files.
+var docPage = regexp.MustCompile(`(?m)^.*/usr/share/doc/peerlane/[a-z]+\.md.*\n`)
+
 func TestFileLists(t *testing.T) {
 	for _, name := range names {
 		for _, format := range []string{"deb", "rpm"} {
@@ -120,6 +123,13 @@ func TestFileLists(t *testing.T) {
 						}
 					}
 					got = manPage.ReplaceAllString(got, "")
+					// Each document of the repository, and no other.
+					pages, err := filepath.Glob("../../docs/*.md")
+					check(t, err)
+					if n := len(docPage.FindAllString(got, -1)); n != len(pages) {
+						t.Errorf("the package has %d documents of %d", n, len(pages))
+					}
+					got = docPage.ReplaceAllString(got, "")
 				}
 				path := filepath.Join("testdata", name+"."+format+".txt")
 				if *update {

@@ -311,6 +311,26 @@ func TestPurgeUnmountsTheAnchor(t *testing.T) {
 	}
 }
 
+// A purge keeps the record of what peerlane runtime configure has written, without which
+// nothing could take it back, and prints how to.
+func TestPurgeKeepsRecordsOfEngines(t *testing.T) {
+	r := plant(t, "bookworm", true)
+	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb")
+	r.run("mkdir -p /etc/containers; peerlane runtime configure --runtime podman --set-as-runtime --hooks-dir /etc/containers/oci/hooks.d --config /etc/containers/containers.conf.d/99-peerlane.conf")
+	record := "/var/lib/peerlane/engines/podman/record.json"
+	if !r.has(record) {
+		t.Fatalf("runtime configure writes no %s", record)
+	}
+	said := r.run("dpkg --force-unsafe-io --purge peerlane 2>&1")
+	if !r.has(record) || !strings.Contains(said, "run peerlane runtime remove --runtime podman") {
+		t.Errorf("the record is there: %v; the purge says\n%s", r.has(record), said)
+	}
+	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb; peerlane runtime remove --runtime podman; dpkg --force-unsafe-io --purge peerlane")
+	if r.has("/var/lib/peerlane") || r.has("/etc/containers/containers.conf.d/99-peerlane.conf") {
+		t.Error("after remove and purge something is left")
+	}
+}
+
 // The installed programs find each other and the simulator.
 func TestDemo(t *testing.T) {
 	r := plant(t, "bookworm", true)

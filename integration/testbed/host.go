@@ -38,8 +38,9 @@ const (
 	GPUsAuto      = "auto" // real ones where there are any
 	GPUsReal      = "real"
 	GPUsSimulated = "simulated"
-	GPUsOne       = "simulated-one" // a single simulated GPU
-	GPUsOfKernel  = "kernel"        // simulated ones, where this kernel shows GPUs
+	GPUsOne       = "simulated-one"  // a single simulated GPU
+	GPUsHalf      = "simulated-half" // those of the half-populated host of the README's picture
+	GPUsOfKernel  = "kernel"         // simulated ones, where this kernel shows GPUs
 )
 
 // containers begins the names of this host's containers: a process may have several
@@ -95,6 +96,9 @@ func New(root, binaries, gpus string) (*Host, error) {
 	}
 	if gpus == GPUsOfKernel {
 		return h, h.ofKernel()
+	}
+	if gpus == GPUsHalf {
+		return h, h.half()
 	}
 	if gpus != GPUsSimulated && gpus != GPUsOne {
 		err := h.real()

@@ -108,6 +108,7 @@ const (
 
 // Scopes: where the peers of a container are.
 const (
+	ScopeAuto    = "auto"    // on this one where the relay is on no network, else on any
 	ScopeCluster = "cluster" // on any host
 	ScopeHost    = "host"    // on this one
 )
@@ -117,8 +118,8 @@ type Config struct {
 	Generation string `json:"generation"` // 32 hexadecimal digits
 	Container  string `json:"container"`  // the runtime's id, for messages only
 	Lanes      []Lane `json:"lanes"`
-	// Scope is what clients are told of their lanes: of the NIC, with ScopeCluster, also
-	// where it is empty, or with ScopeHost of the GPU's links.
+	// Scope is where the peers of the lanes are; empty means ScopeCluster. Local resolves
+	// it.
 	Scope     string `json:"scope,omitempty"`
 	Route     string `json:"route"`
 	Transport string `json:"transport"`
@@ -308,6 +309,13 @@ type Staging struct {
 	Streams   int    `json:"streams,omitempty"`
 }
 
+// Local reports whether the lanes reach only this host, over the links between its GPUs:
+// then clients are told the rate of these links, and else that of the lane's NIC. With
+// ScopeAuto the lanes of a relay without a network are local, unless they are staged.
+func (c Config) Local() bool {
+	return c.Scope == ScopeHost || c.Scope == ScopeAuto && c.Network == nil && c.Route != RouteStaged
+}
+
 // Check says what a relay cannot work with.
 func (c Config) Check() error {
 	if len(c.Generation) != 32 || strings.Trim(c.Generation, "0123456789abcdef") != "" {
@@ -334,9 +342,9 @@ func (c Config) Check() error {
 		return fmt.Errorf("relay configuration: route %q is none of auto, staged, direct", c.Route)
 	}
 	switch c.Scope {
-	case "", ScopeCluster, ScopeHost:
+	case "", ScopeAuto, ScopeCluster, ScopeHost:
 	default:
-		return fmt.Errorf("relay configuration: scope %q is none of cluster, host", c.Scope)
+		return fmt.Errorf("relay configuration: scope %q is none of auto, cluster, host", c.Scope)
 	}
 	switch c.Reserve {
 	case "", ReserveAttach, ReserveStart:

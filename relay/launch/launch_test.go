@@ -37,3 +37,24 @@ func TestCheck(t *testing.T) {
 		}
 	}
 }
+
+// Clients are told the rate of the GPU's links only where no message can leave the host.
+func TestScopeAutoIsLocalWithoutANetwork(t *testing.T) {
+	network := &Network{}
+	for _, c := range []struct {
+		config Config
+		local  bool
+	}{
+		{Config{}, false}, // of a supervisor of an earlier release
+		{Config{Scope: ScopeCluster}, false},
+		{Config{Scope: ScopeHost, Network: network}, true},
+		{Config{Scope: ScopeAuto}, true},
+		{Config{Scope: ScopeAuto, Route: RouteDirect}, true},
+		{Config{Scope: ScopeAuto, Route: RouteStaged}, false},
+		{Config{Scope: ScopeAuto, Network: network}, false},
+	} {
+		if got := c.config.Local(); got != c.local {
+			t.Errorf("scope %q, route %q, network %v: local %v, want %v", c.config.Scope, c.config.Route, c.config.Network != nil, got, c.local)
+		}
+	}
+}

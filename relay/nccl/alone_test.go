@@ -129,13 +129,45 @@ func TestDevicesAndMemory(t *testing.T) {
 	}
 }
 
-// What NCCL is told where all peers are on this host: the rate between GPUs, and that each
-// lane is by itself.
-func TestLanesOfOneHost(t *testing.T) {
-	h := newHost(t, launch.RouteDirect)
-	h.scope = launch.ScopeHost
-	l := h.lane(0)
-	demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket}), " speed 2966400 ", "nic: guid 0x100000000000000 port 1\n", l.uuid+" (peerlane.dev/lane=0), host ")
+// NCCL is told of local lanes the rate between GPUs, and that each lane is by itself. Scope
+// auto makes lanes local where the relay is on no network.
+func TestLocalLanesHaveTheRateOfGPULinks(t *testing.T) {
+	for _, scope := range []string{launch.ScopeHost, launch.ScopeAuto} {
+		h := newHost(t, launch.RouteDirect)
+		h.scope = scope
+		l := h.lane(0)
+		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket}), " speed 2966400 ", "nic: guid 0x100000000000000 port 1\n", l.uuid+" (peerlane.dev/lane=0), host ")
+	}
+}
+
+// NCCL_BUFFSIZE holds for the whole process: the plugin sets it only where the container has
+// one lane, which is local, and the user has set neither it nor another network.
+func TestBuffersGrowOnlyWhereTheOneLaneIsLocal(t *testing.T) {
+	for _, c := range []struct {
+		name, scope, variable, want string
+		both                        bool
+	}{
+		{"local", launch.ScopeAuto, "NCCL_NET=", "16777216", false},
+		{"named", launch.ScopeHost, "NCCL_NET=peerlane", "16777216", false},
+		{"the user's", launch.ScopeAuto, "NCCL_BUFFSIZE=1048576", "1048576", false},
+		{"another network", launch.ScopeAuto, "NCCL_NET=Socket", "none", false},
+		{"cluster", launch.ScopeCluster, "NCCL_NET=", "none", false},
+		{"NVLink in the container", launch.ScopeAuto, "NCCL_NET=", "none", true},
+	} {
+		h := newHost(t, launch.RouteDirect)
+		h.scope, h.both = c.scope, c.both
+		out := alone(t, []string{"PEERLANE_SOCKET=" + h.lane(0).socket, c.variable})
+		if !strings.Contains(out, "\nbuffers: "+c.want+"\n") {
+			t.Errorf("%s: %s", c.name, out)
+		}
+		if logged := strings.Count(out, "info: NET/Peerlane: NCCL_BUFFSIZE is 16777216 now: "); logged != strings.Count(c.want, "16777216") {
+			t.Errorf("%s: %d lines in NCCL's log: %s", c.name, logged, out)
+		}
+		// Nothing else of NVLink's is touched.
+		if c.both && strings.Contains(out, "NCCL_M") {
+			t.Errorf("%s: %s", c.name, out)
+		}
+	}
 }
 
 // The topology file beside the socket is NCCL's, unless somebody has said otherwise.

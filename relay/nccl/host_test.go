@@ -70,6 +70,8 @@ type host struct {
 	// ipc: the relays take memory of cudaMalloc.
 	ipc   bool
 	scope string
+	// both: each relay has the lanes of GPUs 0 and 1.
+	both bool
 }
 
 func newHost(t *testing.T, route string) *host {
@@ -116,19 +118,28 @@ type lane struct {
 	stderr       *bytes.Buffer
 }
 
+func (h *host) laneOf(i int) launch.Lane {
+	gpu := func(i int) launch.GPU { return launch.GPU{UUID: devices[i].UUID, BusID: devices[i].BusID, Index: i} }
+	nic := fmt.Sprintf("nic%d", i)
+	return launch.Lane{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(2 + i)}, NICs: []string{nic},
+		NIC: &launch.NIC{Name: nic, GUID: 0xe040a10003c288a0, Mbps: 200000, Port: 2}, PeerMbps: 2966400}
+}
+
 func (h *host) lane(i int) *lane {
 	h.Helper()
-	gpu := func(i int) launch.GPU { return launch.GPU{UUID: devices[i].UUID, BusID: devices[i].BusID, Index: i} }
 	var id [16]byte
 	if _, err := rand.Read(id[:]); err != nil {
 		h.Fatal(err)
 	}
 	name := string(rune('a' + i))
+	lanes := []launch.Lane{h.laneOf(i)}
+	if h.both {
+		lanes = append(lanes, h.laneOf(1-i))
+	}
 	text, err := json.Marshal(launch.Config{
 		Generation: hex.EncodeToString(id[:]), Container: name, Route: h.route, Transport: launch.TransportAuto,
 		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: h.ipc, Scope: h.scope,
-		Lanes: []launch.Lane{{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(2 + i)}, NICs: []string{fmt.Sprintf("nic%d", i)},
-			NIC: &launch.NIC{Name: fmt.Sprintf("nic%d", i), GUID: 0xe040a10003c288a0, Mbps: 200000, Port: 2}, PeerMbps: 2966400}},
+		Lanes: lanes,
 	})
 	if err != nil {
 		h.Fatal(err)

@@ -491,8 +491,8 @@ func (m *LaneNIC) messageType() uint32 { return TypeLaneNIC }
 // guid is the number that NCCL's transport for InfiniBand has for that NIC, mbps the full
 // rate of its fastest active port, in 10^6 bits a second, which is port; each 0 where the
 // plan does not tell. name is as in /sys/class/infiniband, empty for a lane without a NIC.
-// In scope host guid, port and name are not there, and mbps is that of the GPU's link to
-// its peers.
+// Of a lane that reaches only this host, guid, port and name are not there, and mbps is the
+// rate of the GPU's links to its peers: no name and mbps that is not 0 say so.
 type LaneNICReply struct {
 	Header
 	Guid uint64

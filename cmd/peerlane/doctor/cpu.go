@@ -33,7 +33,7 @@ func checkGovernor(_ context.Context, h *Host) []Finding {
 	}
 	if len(others) == 0 {
 		if len(files) == 0 {
-			return []Finding{ok("host", "the kernel does not scale frequencies")}
+			return notApplicable("the kernel does not scale frequencies")
 		}
 		return []Finding{ok("host", "it is performance")}
 	}

@@ -20,17 +20,19 @@ import (
 // Status is what a finding comes to. A greater one is worse.
 type Status int
 
-// What a finding can come to.
+// What a finding can come to. NotApplicable is of a check that has nothing to look at on
+// this host; it counts as OK.
 const (
-	OK Status = iota
+	NotApplicable Status = iota - 1
+	OK
 	Unknown
 	Warning
 	Failure
 )
 
-var words = []string{"ok", "could not tell", "warning", "failure"}
+var words = []string{"n/a", "ok", "could not tell", "warning", "failure"}
 
-func (s Status) String() string { return words[s] }
+func (s Status) String() string { return words[s-NotApplicable] }
 
 // MarshalText writes the status as it is printed.
 func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
@@ -41,7 +43,7 @@ func (s *Status) UnmarshalText(text []byte) error {
 	if i < 0 {
 		return fmt.Errorf("%q is no result of a check; %s are", text, strings.Join(words, ", "))
 	}
-	*s = Status(i)
+	*s = Status(i) + NotApplicable
 	return nil
 }
 
@@ -99,7 +101,22 @@ func examine(ctx context.Context, h *Host, checks []Check, limit time.Duration) 
 		group.Go(func() { each[i] = c.within(ctx, h, limit) })
 	}
 	group.Wait()
-	return slices.Concat(each...)
+	return onceOfConfiguration(slices.Concat(each...))
+}
+
+// onceOfConfiguration leaves what is wrong with the configuration to the check of that name:
+// others that need the configuration refer to it.
+func onceOfConfiguration(list []Finding) []Finding {
+	i := slices.IndexFunc(list, func(f Finding) bool { return f.Check == "configuration" && f.Status == Failure })
+	if i < 0 {
+		return list
+	}
+	for j := range list {
+		if f := &list[j]; j != i && f.Status == Unknown && strings.Contains(f.Found, list[i].Found) {
+			f.Found, f.Remedy = "the configuration cannot be read: see the check configuration", list[i].Remedy
+		}
+	}
+	return list
 }
 
 // Lane is the index of the GPU that a name means on the host: an index, a UUID or a PCI
@@ -147,7 +164,7 @@ func (c Check) within(ctx context.Context, h *Host, limit time.Duration) []Findi
 		f := &found[i]
 		f.Check, f.Subject = c.Name, c.Subject
 		f.LookedAt = or(f.LookedAt, c.LooksAt)
-		if f.Status != OK {
+		if f.Status > OK {
 			f.Why, f.Remedy = or(f.Why, c.Why), or(f.Remedy, c.Remedy)
 		}
 	}
@@ -177,6 +194,11 @@ func For(list []Finding, index int) []Finding {
 
 func ok(on, format string, args ...any) Finding {
 	return Finding{Status: OK, On: on, Found: fmt.Sprintf(format, args...)}
+}
+
+// notApplicable is of a check that has nothing to look at.
+func notApplicable(format string, args ...any) []Finding {
+	return []Finding{{Status: NotApplicable, On: "host", Found: fmt.Sprintf(format, args...)}}
 }
 
 func unknown(on, format string, args ...any) Finding {

@@ -23,6 +23,7 @@ seen by all users; what cannot be seen is said.
 
 | result | means | exit status, where it is the worst |
 |---|---|---|
+| n/a | the check has nothing to look at on this host, such as ports of a host without NICs | 0 |
 | ok | what was looked at is as it should be | 0 |
 | could not tell | it could not be seen, and the finding says why | 5 |
 | warning | something is slow, or fails under some condition | 6 |

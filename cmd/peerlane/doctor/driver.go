@@ -115,7 +115,7 @@ func (h *Host) registers() (none string) {
 
 func checkPeermem(_ context.Context, h *Host) []Finding {
 	if none := h.registers(); none != "" {
-		return []Finding{ok("host", "%s", none)}
+		return notApplicable("%s", none)
 	}
 	p, err := cdi.FindPeermem(h.Sysfs, h.Proc)
 	switch {
@@ -137,7 +137,7 @@ var ibverbsFile = regexp.MustCompile(`^libibverbs\.so\.1\.\d{1,4}\.(\d{1,4})\.\d
 
 func checkDMABUF(_ context.Context, h *Host) []Finding {
 	if none := h.registers(); none != "" {
-		return []Finding{ok("host", "%s", none)}
+		return notApplicable("%s", none)
 	}
 	p, err := cdi.FindPeermem(h.Sysfs, h.Proc)
 	if err != nil {

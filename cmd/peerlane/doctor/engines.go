@@ -54,7 +54,7 @@ func checkEngines(ctx context.Context, h *Host) []Finding {
 		list = append(list, f)
 	}
 	if len(list) == 0 {
-		return []Finding{ok("host", "no engine is installed that is known here")}
+		return notApplicable("no engine is installed that is known here")
 	}
 	return list
 }

@@ -113,7 +113,10 @@ func mode(fine string, set func(topo.GPU) (found, remedy string)) func(context.C
 				list = append(list, failure(gpuName(g), "%s", found).remedy("%s", remedy).touching(h.lanesOfGPU(g.BusID)))
 			}
 		}
-		if count > 0 && none != nil && len(list) == 0 {
+		if count == 0 {
+			return notApplicable("there is no NVIDIA GPU")
+		}
+		if none != nil && len(list) == 0 {
 			return none
 		}
 		return orFine(list, "%s", fine)
@@ -135,7 +138,7 @@ func checkP2P(_ context.Context, h *Host) []Finding {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	if len(names) == 0 {
-		return []Finding{ok("host", "lanes stage on no pair of GPUs")}
+		return notApplicable("lanes stage on no pair of GPUs")
 	}
 	if none := noNVML(h); none != nil {
 		return none
@@ -177,7 +180,7 @@ func checkSelfTest(_ context.Context, h *Host) []Finding {
 	case err != nil:
 		return []Finding{unknown("host", "%s", denied(err))}
 	case len(names) == 0:
-		return []Finding{ok("host", "lanes stage on no pair of GPUs")}
+		return notApplicable("lanes stage on no pair of GPUs")
 	case c.Relay.SelfTest == launch.SelfTestOff && len(h.Pairs) == 0:
 		return []Finding{warning("host", `relay.self_test is "off": nothing says whether copies between GPUs are right`).remedy(`take relay.self_test = "off" out of %s`, h.Layout.ConfigFile())}
 	}

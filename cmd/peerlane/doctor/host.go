@@ -239,7 +239,7 @@ func (h *Host) aboutGPUs(look func(topo.GPU) []Finding) []Finding {
 		}
 	}
 	if count == 0 {
-		return []Finding{ok("host", "there is no NVIDIA GPU")}
+		return notApplicable("there is no NVIDIA GPU")
 	}
 	return list
 }
@@ -251,7 +251,7 @@ func (h *Host) aboutNICs(look func(topo.NIC) []Finding) []Finding {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	if len(t.NICs) == 0 {
-		return []Finding{ok("host", "there is no RDMA device")}
+		return notApplicable("there is no RDMA device")
 	}
 	var list []Finding
 	for _, n := range t.NICs {

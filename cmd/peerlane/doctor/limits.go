@@ -70,7 +70,7 @@ func checkInitMemlock(_ context.Context, h *Host) []Finding {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	if !shared {
-		return []Finding{ok("host", "containers of this host register no memory (cdi.tenancy)")}
+		return notApplicable("containers of this host register no memory (cdi.tenancy)")
 	}
 	generations, err := h.generations()
 	var list []Finding
@@ -111,14 +111,14 @@ func checkExecMemlock(_ context.Context, h *Host) []Finding {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	if !shared {
-		return []Finding{ok("host", "containers of this host register no memory (cdi.tenancy)")}
+		return notApplicable("containers of this host register no memory (cdi.tenancy)")
 	}
 	found, err := h.processes(func(comm string) bool { return units[comm] != "" })
 	if err != nil {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	if len(found) == 0 {
-		return []Finding{ok("host", "no engine runs as a daemon; Podman's exec has the limit of whoever calls it (ulimit -l)")}
+		return notApplicable("no engine runs as a daemon; Podman's exec has the limit of whoever calls it (ulimit -l)")
 	}
 	var list []Finding
 	for _, pid := range slices.Sorted(maps.Keys(found)) {

@@ -72,7 +72,7 @@ func (h *Host) aboutPorts(fine string, look func(topo.NIC, topo.Port) []Finding)
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	if len(t.NICs) == 0 {
-		return []Finding{ok("host", "there is no RDMA device")}
+		return notApplicable("there is no RDMA device")
 	}
 	var list []Finding
 	c, err := h.configuration()
@@ -254,7 +254,7 @@ func checkFirmware(_ context.Context, h *Host) []Finding {
 		devices[m] = n.Device.Vendor + ":" + n.Device.Device
 		return nil
 	})
-	list := slices.DeleteFunc(unread, func(f Finding) bool { return f.Status == OK })
+	list := slices.DeleteFunc(unread, func(f Finding) bool { return f.Status <= OK })
 	for _, m := range slices.Sorted(maps.Keys(versions)) {
 		if len(versions[m]) < 2 {
 			continue
@@ -302,7 +302,7 @@ func checkCounters(ctx context.Context, h *Host) []Finding {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	if len(t.NICs) == 0 {
-		return []Finding{ok("host", "there is no RDMA device")}
+		return notApplicable("there is no RDMA device")
 	}
 	before := h.counted(t)
 	if len(before) == 0 {

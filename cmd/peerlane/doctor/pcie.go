@@ -70,7 +70,7 @@ func checkLinks(_ context.Context, h *Host) []Finding {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	if len(devices) == 0 {
-		return []Finding{ok("host", "there is neither a GPU nor a NIC")}
+		return notApplicable("there is neither a GPU nor a NIC")
 	}
 	var list []Finding
 	for _, d := range devices {

@@ -143,7 +143,7 @@ func checkStaging(_ context.Context, h *Host) []Finding {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	if len(p.Staging) == 0 {
-		return []Finding{ok("host", "lanes stage on no GPU")}
+		return notApplicable("lanes stage on no GPU")
 	}
 	if none := noNVML(h); none != nil {
 		return none

@@ -109,7 +109,7 @@ func checkSELinux(ctx context.Context, h *Host) []Finding {
 	enforce, err := read(h.sys("fs/selinux/enforce"))
 	switch {
 	case absent(err):
-		return []Finding{ok("host", "the kernel has no SELinux, or none is switched on")}
+		return notApplicable("the kernel has no SELinux, or none is switched on")
 	case err != nil:
 		return []Finding{unknown("host", "%s", denied(err))}
 	case enforce != "1":
@@ -135,7 +135,7 @@ func checkAppArmor(ctx context.Context, h *Host) []Finding {
 	enabled, err := read(h.sys("module/apparmor/parameters/enabled"))
 	switch {
 	case absent(err), err == nil && enabled != "Y":
-		return []Finding{ok("host", "it is not switched on")}
+		return notApplicable("it is not switched on")
 	case err != nil:
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
@@ -233,7 +233,7 @@ func checkKey(_ context.Context, h *Host) []Finding {
 		}
 	}
 	if looked == 0 && len(list) == 0 {
-		return []Finding{ok("host", "there is none")}
+		return notApplicable("there is none")
 	}
 	return orFine(list, "root alone can read it")
 }

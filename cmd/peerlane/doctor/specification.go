@@ -100,7 +100,7 @@ func checkSpecification(_ context.Context, h *Host) []Finding {
 		}
 	}
 	if d.files == 0 && len(list) == 0 {
-		return []Finding{ok("host", "none is installed, and this host has no lane to offer")}
+		return notApplicable("none is installed, and this host has no lane to offer")
 	}
 	return orFine(list, "%d specifications fit this host", d.files)
 }
@@ -130,7 +130,7 @@ func checkHook(_ context.Context, h *Host) []Finding {
 	case err != nil:
 		return []Finding{unknown("host", "%s", denied(err))}
 	case d.files == 0:
-		return []Finding{ok("host", "no specification names one")}
+		return notApplicable("no specification names one")
 	}
 	var list []Finding
 	for _, drift := range d.list {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -72,10 +73,12 @@ var (
 
 	scrapeErrors = metric("exporter_last_scrape_error", "1 where something of the relays' state could not be read.", nil)
 
+	buildInfo = metric("build_info", "1, with the release of the exporter and the compiler's.", []string{"version", "commit", "goversion"})
+
 	all = []*prometheus.Desc{
 		relays, relayUp, relayWanted, relayStarts, relayClients, connections, memories, hostMemory, badHandles, stagedBytes, directBytes,
 		laneBytes, laneOperations, laneFailed, laneInPlace, laneInFlight, laneLatency, laneStalls, laneStallTime, laneStalled, laneLongest,
-		staging, stagingWanted, stagingClients, scrapeErrors,
+		staging, stagingWanted, stagingClients, scrapeErrors, buildInfo,
 	}
 )
 
@@ -131,6 +134,8 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	}
 	e := emitter(to)
 	e.gauge(scrapeErrors, failed)
+	build := version.Get()
+	e.gauge(buildInfo, 1, label(build.Version), label(build.Commit), label(build.Go))
 	count := map[string]int{}
 	for _, r := range state.Relays {
 		state := r.State

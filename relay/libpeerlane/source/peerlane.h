@@ -171,11 +171,12 @@ struct peerlane_nic {
 	uint64_t guid; /* the number that NCCL has for it; 0: unknown */
 	uint32_t mbps; /* full rate of its fastest active port, 10^6 bits a second; 0: unknown */
 	uint32_t port; /* that port; 0: unknown */
-	char name[64]; /* as in /sys/class/infiniband; empty: the lane has none, or relay.scope is "host" */
+	char name[64]; /* as in /sys/class/infiniband; empty: the lane has none, or reaches only this host */
 };
 
-/* Writes what is known of the NIC of the lane of a GPU. With relay.scope = "host" that is
- * the rate of the GPU's links to its peers alone. PEERLANE_STATUS_VERSION: this relay is
+/* Writes what is known of the NIC of the lane of a GPU. Of a lane that reaches only this
+ * host (relay.scope) that is the rate of the GPU's links to its peers alone: a name that is
+ * empty and an mbps that is not 0 mean such a lane. PEERLANE_STATUS_VERSION: this relay is
  * older, and does not tell; the session goes on. */
 PEERLANE_API int peerlane_lane_nic(peerlane_session *session, const peerlane_gpu *gpu, struct peerlane_nic *nic);
 

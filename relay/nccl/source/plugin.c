@@ -192,6 +192,14 @@ static int without(struct relay *r, const char *why)
 	return NCCL_SYSTEM_ERROR;
 }
 
+/* other_network reports whether the user has named another network. */
+static bool other_network(void)
+{
+	const char *network = getenv("NCCL_NET");
+
+	return network && *network && strcasecmp(network, NAME);
+}
+
 /* Where NCCL looks where nothing names a topology file: a cloud's, of the machine. */
 #define CLOUDS_TOPOLOGY "/var/run/nvidia-topologyd/virtualTopology.xml"
 
@@ -201,10 +209,10 @@ static int without(struct relay *r, const char *why)
  * way itself, of nccl.conf. Who has named one, or another network, has it. */
 static void name_topology(void)
 {
-	const char *socket = getenv("PEERLANE_SOCKET"), *network = getenv("NCCL_NET"), *wanted = getenv("PEERLANE_NCCL_TOPOLOGY"), *end;
+	const char *socket = getenv("PEERLANE_SOCKET"), *wanted = getenv("PEERLANE_NCCL_TOPOLOGY"), *end;
 	char file[4096];
 
-	if (getenv("NCCL_TOPO_FILE") || (network && *network && strcasecmp(network, NAME)) || (wanted && !strcmp(wanted, "0")))
+	if (getenv("NCCL_TOPO_FILE") || other_network() || (wanted && !strcmp(wanted, "0")))
 		return;
 	if (!socket || !*socket)
 		socket = "/run/peerlane/relay.sock";
@@ -213,6 +221,25 @@ static void name_topology(void)
 	if (access(file, R_OK) || !access(CLOUDS_TOPOLOGY, R_OK) || setenv("NCCL_TOPO_FILE", file, 0))
 		return;
 	inform("NCCL_TOPO_FILE is %s now, the virtual switch of this container (PEERLANE_NCCL_TOPOLOGY=0: not)", file);
+}
+
+/* is_local reports whether a lane reaches only this host: the relay then tells a rate, and
+ * names no NIC. */
+static bool is_local(const struct peerlane_nic *nic) { return nic->mbps && !*nic->name; }
+
+/* NCCL's buffers of a channel, bytes, between GPUs of one host: a step is an eighth of that,
+ * and larger steps are fewer copies. */
+#define LOCAL_BUFFER "16777216"
+
+/* enlarge_buffers sets NCCL_BUFFSIZE, which holds for all communicators of the process, before
+ * NCCL reads it (computeBuffSizes in initTransportsRank, after init()). So it does that only
+ * in a container of one lane, which is local: there every other rank is behind this network.
+ * With several lanes NVLink joins GPUs of the container, and its buffers stay NCCL's. */
+static void enlarge_buffers(const struct relay *r)
+{
+	if (r->lanes != 1 || !is_local(&r->nic[0]) || getenv("NCCL_BUFFSIZE") || other_network() || setenv("NCCL_BUFFSIZE", LOCAL_BUFFER, 0))
+		return;
+	inform("NCCL_BUFFSIZE is " LOCAL_BUFFER " now: the only lane of this container reaches only this host (a value of your own takes precedence)");
 }
 
 int use_relay(struct relay **out)
@@ -240,8 +267,10 @@ int use_relay(struct relay **out)
 				snprintf(name[i], sizeof name[i], "peerlane_%u", r->lane[i].index);
 				inform("%s is the lane of %s", name[i], place(r, (int)i, text));
 			}
-			if (r->lanes)
+			if (r->lanes) {
 				name_topology();
+				enlarge_buffers(r);
+			}
 		}
 	}
 	if (!error) {

@@ -207,6 +207,7 @@ int main(int argc, char **argv)
 	result = net.v12->properties(0, &p);
 	printf("properties: %d %s pointers %d speed %d receives %d of %d %d\n", result, p.name, p.pointers, p.speed, p.max_receives, p.of.count, p.of.device[0]);
 	printf("topology: %s\n", getenv("NCCL_TOPO_FILE") ? getenv("NCCL_TOPO_FILE") : "none");
+	printf("buffers: %s\n", getenv("NCCL_BUFFSIZE") ? getenv("NCCL_BUFFSIZE") : "none");
 	printf("nic: guid %#llx port %d\n", (unsigned long long)p.guid, p.port);
 	printf("properties of the next: %d\n", net.v12->properties(n, &p));
 	result = net_listen(0, handle, &listener);

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// make install puts the files of the packages below DESTDIR and PREFIX, whose units name
+// PREFIX, and keeps a configuration that is there. What commands look for lies where they look.
+func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
+	built, dest := t.TempDir(), t.TempDir()
+	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0", "libnccl-net-peerlane.so", "libpeerlane-cuda-sim.so"} {
+		if err := os.WriteFile(filepath.Join(built, name), []byte("\x00"+name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mine := filepath.Join(dest, "etc/peerlane/config.toml")
+	if err := os.MkdirAll(filepath.Dir(mine), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(mine, []byte("# mine\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("../../packaging/install", built, dest, "/opt/peerlane").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for path, mode := range map[string]os.FileMode{
+		"bin/peerlane": 0o755, "bin/peerlane-runtime": 0o755, "libexec/peerlane/peerlane-hook": 0o755, "libexec/peerlane/peerlane-relay": 0o755,
+		"lib/peerlane/libpeerlane.so.0": 0o644, "lib/peerlane/libnccl-net-peerlane.so": 0o644, "lib/systemd/system/peerlane-relay.socket": 0o644,
+		"share/peerlane/alerts.yaml": 0o644, "share/peerlane/dashboard.json": 0o644, "share/doc/peerlane/quickstart.md": 0o644,
+	} {
+		if info, err := os.Stat(filepath.Join(dest, "opt/peerlane", path)); err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v", path, info, err)
+		}
+	}
+	if text, err := os.ReadFile(mine); err != nil || string(text) != "# mine\n" {
+		t.Errorf("the configuration is %q, %v", text, err)
+	}
+	if _, err := os.Stat(filepath.Join(dest, "etc/peerlane/nccl.conf")); err != nil {
+		t.Error(err)
+	}
+	unit, err := os.ReadFile(filepath.Join(dest, "opt/peerlane/lib/systemd/system/peerlane-relay@.service"))
+	if err != nil || !strings.Contains(string(unit), "ExecStart=/opt/peerlane/libexec/peerlane/peerlane-hook accept") || strings.Contains(string(unit), "/usr/libexec/peerlane") {
+		t.Errorf("the unit of relays: %v\n%s", err, unit)
+	}
+	self := filepath.Join(dest, "opt/peerlane/bin/peerlane")
+	if got, want := prefixedLibraries(self, "/nosuch"), filepath.Join(dest, "opt/peerlane/lib/peerlane"); filepath.Clean(got) != want {
+		t.Errorf("libraries are looked for in %q, not %q", got, want)
+	}
+	if got := prefixedLibraries(self, built); got != "" {
+		t.Errorf("beside the package's libraries %q is taken", got)
+	}
+	if out, err := exec.Command("../../packaging/install", t.TempDir(), dest).CombinedOutput(); err == nil || !strings.Contains(string(out), "run make build") {
+		t.Errorf("without a build: %v: %s", err, out)
+	}
+}

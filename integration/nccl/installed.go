@@ -1,0 +1,262 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Phases of --installed measure the packages of this host as users start them: containers
+// of runc with peerlane.dev/lane=auto, and no variable of NCCL's. Configuration, plan and
+// CDI specifications are the host's own.
+
+// installedPrefix begins the names of the phases that use the packages.
+const installedPrefix = "installed-"
+
+// Sizes of all_reduce that --installed measures and checks.
+var installedSizes = []int{8, 64 << 10, mib, 16 * mib, 256 * mib, 1024 * mib}
+
+// byHand are the best settings of docs/nccl.md, as variables.
+var byHand = []string{"NCCL_MIN_NCHANNELS=32", "NCCL_NCHANNELS_PER_NET_PEER=16"}
+
+func planInstalled(o options) (list []settings) {
+	measured := rates(0.4, installedSizes, "all_reduce")
+	add := func(name, by string, j job, variables ...string) *settings {
+		if by == byPeerlane {
+			variables = append(variables, o.set...)
+		}
+		list = append(list, settings{Name: name, By: by, Job: j, Variables: variables})
+		return &list[len(list)-1]
+	}
+	var checked []check
+	for _, size := range installedSizes {
+		checked = append(checked, check{"all_reduce", size, types[0]})
+	}
+	add(installedPrefix+"default", byPeerlane, job{Rates: measured, Checks: append(checked, checks(5*mib+24)...)})
+	add(installedPrefix+"log", byPeerlane, job{Rates: rates(0.4, []int{256 * mib}, "all_reduce")}, "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV,TUNING")
+	add(installedPrefix+"hand-32", byPeerlane, job{Rates: measured}, byHand...)
+	add(installedPrefix+"hand-32x16MiB", byPeerlane, job{Rates: measured}, append(slices.Clone(byHand), "NCCL_BUFFSIZE=16777216")...)
+	add("socket-default", bySocket, job{Rates: measured})
+	add("nvlink", byNVLink, job{Rates: measured, Checks: checked})
+	// The plugin must not slow down what stays in the container.
+	add("nvlink-with-lanes", byNVLink, job{Rates: measured, Checks: checked}).Lanes = true
+	for _, v := range [][2]int{{4, 4}, {8, 8}, {2, 8}, {8, 2}} {
+		add(fmt.Sprintf("socket-%dx%d", v[0], v[1]), bySocket, job{Rates: measured},
+			fmt.Sprintf("NCCL_NSOCKS_PERTHREAD=%d", v[0]), fmt.Sprintf("NCCL_SOCKET_NTHREADS=%d", v[1]))
+	}
+	return list
+}
+
+// judgeInstalled compares the everyday command with the best settings by hand.
+func (r *result) judgeInstalled() {
+	for _, size := range []int{16 * mib, 256 * mib, 1024 * mib} {
+		row := rate{Operation: "all_reduce", Bytes: size}
+		name := fmt.Sprintf("all_reduce %d MiB without a variable against ", size/mib)
+		r.ratio(name+"the best settings by hand", row, installedPrefix+"default", installedPrefix+"hand", goal{})
+		r.ratio(name+"default NET/Socket", row, installedPrefix+"default", "socket-default", goal{})
+		r.ratio(name+"the best NET/Socket", row, installedPrefix+"default", "socket-", goal{})
+		r.ratio(name+"NVLink in one container", row, installedPrefix+"default", "nvlink", goal{})
+		r.ratio(fmt.Sprintf("all_reduce %d MiB over NVLink in one container, with lanes against without", size/mib), row, "nvlink-with-lanes", "nvlink", goal{Least: 0.98})
+	}
+}
+
+// useInstallation takes configuration, plan and relays of this host; on the simulator the
+// test bed's, which has the same files.
+func (h *host) useInstallation() error {
+	if h.Simulated {
+		if layout.MountsAnchor() {
+			if err := h.Layout.MountAnchor(); err != nil {
+				return err
+			}
+		}
+		h.specs = h.CDIDir()
+		// As packaging/etc/nccl.conf.
+		written := os.WriteFile(h.Layout.NCCLConf(), []byte("NCCL_NET_PLUGIN=peerlane\n"), 0o644)
+		return errors.Join(written, h.configure(settings{Route: launch.RouteAuto}))
+	}
+	// The vendor's specification, which NVIDIA's toolkit has on other hosts.
+	if err := h.configure(settings{Route: launch.RouteAuto}); err != nil {
+		return err
+	}
+	h.Layout, h.specs = layout.New(""), "/etc/cdi"
+	if _, err := os.Stat(h.Layout.PlanFile()); err != nil {
+		return fmt.Errorf("--installed measures the packages of this host: %w; install them and run peerlane cdi generate --spec-dir /etc/cdi", err)
+	}
+	return nil
+}
+
+// findContainers finds runc and a network for each container.
+func (h *host) findContainers(ctx context.Context) error {
+	h.findRuntime(ctx)
+	if h.runtime == nil {
+		return fmt.Errorf("--installed needs containers: %s", h.why)
+	}
+	var err error
+	if h.network, err = newNetwork(h.work, h.ranks); err != nil {
+		h.alone = err.Error()
+	}
+	return nil
+}
+
+// inject gives a container its GPUs, as NVIDIA's toolkit would, and their lanes.
+func (h *host) inject(b *bundle.Bundle, s settings, gpus []topo.GPU) error {
+	if !h.installed {
+		return b.Inject(h.CDIDir(), testbed.Devices(gpus[0])...)
+	}
+	var names []string
+	for _, g := range gpus {
+		names = append(names, fmt.Sprintf("nvidia.com/gpu=%d", g.Index))
+	}
+	if err := b.Inject(h.CDIDir(), names...); err != nil {
+		return err
+	}
+	if s.By == bySocket || s.By == byNVLink && !s.Lanes {
+		return nil
+	}
+	return b.Inject(h.specs, cdi.KindLane+"=auto")
+}
+
+// copyEtc gives a container its own /etc: without an nccl.conf, as images have none.
+func copyEtc(root string) error {
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return err
+	}
+	if out, err := exec.Command("cp", "-a", "/etc", root).CombinedOutput(); err != nil {
+		return fmt.Errorf("copying /etc for a container: %w: %s", err, out)
+	}
+	for _, name := range []string{"nccl.conf", filepath.Base(cdi.NCCLTopology)} {
+		if err := os.RemoveAll(filepath.Join(root, "etc", name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// chooses reports whether a variable of this program's would choose how NCCL communicates.
+// NCCL_NVLS_ENABLE stays: machines set it to protect a switch that others share.
+func chooses(variable string) bool {
+	name, _, _ := strings.Cut(variable, "=")
+	return strings.HasPrefix(name, "NCCL_") && name != "NCCL_NVLS_ENABLE" || strings.HasPrefix(name, "PEERLANE_") && name != behaviourOfTests || name == "CUDA_VISIBLE_DEVICES"
+}
+
+// behaviourOfTests is the variable by which this package's tests tell their ranks how to
+// behave.
+const behaviourOfTests = "PEERLANE_TEST_RANK"
+
+// ofMachine are the variables of NCCL's that ranks have from this program's environment.
+func ofMachine() (list []string) {
+	for _, v := range os.Environ() {
+		if strings.HasPrefix(v, "NCCL_") && !chooses(v) {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// plainEnvironment is what PyTorch needs to find the other ranks, and the phase's own
+// variables.
+func (h *host) plainEnvironment(s settings, number int, dir, master string) []string {
+	list := slices.DeleteFunc(os.Environ(), chooses)
+	address, port, _ := strings.Cut(master, " ")
+	local := 0
+	if s.By == byNVLink {
+		local = number
+	}
+	list = append(list, fmt.Sprintf("RANK=%d", number), fmt.Sprintf("WORLD_SIZE=%d", h.ranks), fmt.Sprintf("LOCAL_RANK=%d", local),
+		"MASTER_ADDR="+address, "MASTER_PORT="+port, "PYTHONUNBUFFERED=1")
+	if slices.Contains(s.Variables, "NCCL_DEBUG=INFO") {
+		list = append(list, "NCCL_DEBUG_FILE="+filepath.Join(dir, fmt.Sprintf("nccl-%d.log", number)))
+	}
+	return append(list, s.Variables...)
+}
+
+// enterCommon makes a rank a process of the one container that all ranks of the phase share.
+// The first rank starts the container.
+func (h *host) enterCommon(ctx context.Context, r *runningRank, s settings, dir string, arguments, environment []string) error {
+	r.container, r.id = true, h.ContainerID("all-"+s.Name)
+	if r.number == 0 {
+		b, err := h.bundle(filepath.Join(h.work, r.id), s, h.gpus, dir, "", []string{"/bin/sleep", "infinity"}, environment...)
+		if err != nil {
+			return err
+		}
+		log, err := os.Create(filepath.Join(dir, "container.log"))
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		c := h.runtime.Command(ctx, "run", "--detach", "--bundle", b.Dir, r.id)
+		c.Stdout, c.Stderr = log, log // a pipe would stay open as long as the container
+		if err := c.Run(); err != nil {
+			text, _ := os.ReadFile(log.Name())
+			return fmt.Errorf("starting the container of all ranks: %w: %s", err, strings.TrimSpace(string(text)))
+		}
+	}
+	words := []string{"exec"}
+	for _, e := range environment {
+		words = append(words, "--env", e)
+	}
+	r.command = h.runtime.Command(ctx, slices.Concat(words, []string{r.id}, arguments)...)
+	return nil
+}
+
+// chosen is how NCCL communicates, as its log says.
+type chosen struct {
+	Network  string `json:"network,omitempty"`
+	Channels string `json:"channels,omitempty"`
+	Tuner    string `json:"tuner,omitempty"`
+	// Variables that NCCL read, in the log's words: of the environment, of nccl.conf, and of
+	// the plugin.
+	Variables []string `json:"variables,omitempty"`
+}
+
+func (c *chosen) String() string {
+	variables := "none"
+	if len(c.Variables) > 0 {
+		variables = strings.Join(c.Variables, "; ")
+	}
+	return fmt.Sprintf("network %s; %s; tuner %s; variables: %s", cmp.Or(c.Network, "unknown"), cmp.Or(c.Channels, "channels unknown"), cmp.Or(c.Tuner, "NCCL's own"), variables)
+}
+
+var (
+	logNetwork  = regexp.MustCompile(`Using network (\S+)`)
+	logChannels = regexp.MustCompile(`\d+ coll channels, .*`)
+	logTuner    = regexp.MustCompile(`TUNER/Plugin: Using (?:tuner plugin )?(\S+)`)
+	logVariable = regexp.MustCompile(`NCCL_\w+ set by environment to .*|NET/Peerlane: NCCL_\w+.*|NET/Peerlane: all lanes .*`)
+)
+
+// readChosen reads NCCL's log of rank 0, where there is one.
+func (p *phase) readChosen(dir string) {
+	text, err := os.ReadFile(filepath.Join(dir, "nccl-0.log"))
+	if err != nil {
+		return
+	}
+	c := &chosen{Channels: logChannels.FindString(string(text))}
+	if m := logNetwork.FindSubmatch(text); m != nil {
+		c.Network = string(m[1])
+	}
+	if m := logTuner.FindSubmatch(text); m != nil {
+		c.Tuner = string(m[1])
+	}
+	for _, v := range logVariable.FindAllString(string(text), -1) {
+		if v = strings.TrimRight(v, ". "); !slices.Contains(c.Variables, v) {
+			c.Variables = append(c.Variables, v)
+		}
+	}
+	if c.Network != "" || c.Channels != "" {
+		p.Chosen = c
+	}
+}
