@@ -27,6 +27,7 @@ import (
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -793,7 +794,7 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 	a, z := b.waiting()
 	g := a.generation()
 	deaths := 0
-	for end := time.Now().Add(2 * patience); ; {
+	for end := testutil.BeginFor(2 * patience); ; {
 		g = a.generation()
 		if g.Status.State == hook.StateDown {
 			break
@@ -803,7 +804,7 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 			kill(t, g.Status.Relay.PID)
 			deaths = g.Status.Starts
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("after %d deaths its status is %+v", deaths, g.Status)
 		}
 		if deaths > 5 {

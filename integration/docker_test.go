@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -73,12 +74,12 @@ func newDocker(b *bed, runtimes map[string][]string) *docker {
 			b.Logf("dockerd's last words: %s", log.Bytes()[max(0, log.Len()-4000):])
 		}
 	})
-	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(100 * time.Millisecond) {
 		out, err := d.command(context.Background(), "info").CombinedOutput()
 		if err == nil {
 			return d
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			b.Fatalf("dockerd does not answer: %v: %s", err, out)
 		}
 	}

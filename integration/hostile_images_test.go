@@ -29,6 +29,7 @@ import (
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 )
 
@@ -99,12 +100,12 @@ func mountShared(t *testing.T, name, at string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
 			err := unix.Unmount(at, 0)
 			if err == nil {
 				return
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				t.Errorf("unmounting %s: %v", at, errors.Join(err, unix.Unmount(at, unix.MNT_DETACH)))
 				return
 			}

@@ -64,7 +64,7 @@ func (c *container) longestGap(lines int) (longest time.Duration) {
 // tells it why. The promise is 2 s; docs/benchmarks.md has the figure.
 func (c *container) answers() time.Time {
 	c.bed.Helper()
-	for end := time.Now().Add(patience); ; {
+	for end := testutil.Begin(); ; {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		out, err := c.bed.runtime.Command(ctx, "exec", c.id, "/usr/bin/test", "role", "hello").Output()
 		cancel()
@@ -72,7 +72,7 @@ func (c *container) answers() time.Time {
 		if err == nil {
 			return now
 		}
-		if now.After(end) {
+		if end.Over() {
 			c.bed.Fatalf("no relay answers in container %s: %s (%v)", c.id, out, err)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/integration/across"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -308,13 +309,13 @@ func stream(options []string) error {
 			return err
 		}
 	}
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		_, err := attach(ctx, d, device, gpu)
 		if err == nil {
 			say(said{Kind: "again"})
 			return nil
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			return err
 		}
 	}

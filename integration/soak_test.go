@@ -20,6 +20,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // Of `make soak-containers`: how many containers, of both runtimes together, and
@@ -255,12 +256,12 @@ func (s *soak) clean(id string) {
 // hold attaches, whatever dies meanwhile, says hello and lives until the end of
 // its input.
 func hold() error {
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		err := hello()
 		if err == nil {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			return err
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -214,7 +215,7 @@ func (v *victim) stopped(f func()) {
 			v.t.Fatal(err)
 		}
 	}()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", v.pid))
 		if err != nil || len(threads) == 0 {
 			v.t.Fatalf("%d threads: %v", len(threads), err)
@@ -229,7 +230,7 @@ func (v *victim) stopped(f func()) {
 		if running == 0 {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			v.t.Fatalf("%d threads are not stopped", running)
 		}
 	}
@@ -289,11 +290,11 @@ const (
 // closes waits until the relay has closed the files of those that have left.
 func (v *victim) closes() (now taken) {
 	v.t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		if now = v.takes(); now.files <= v.before.files+moreFiles {
 			return now
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			v.t.Errorf("the relay has %d files open, and had %d", now.files, v.before.files)
 			return now
 		}
@@ -427,13 +428,13 @@ func TestAThousandConnectionsAtOnce(t *testing.T) {
 	for _, c := range open {
 		c.Close()
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		s, err := client.Dial(within(t), v.socket)
 		if err == nil {
 			s.Close()
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("nobody can attach again: %v", err)
 		}
 	}
@@ -1018,11 +1019,11 @@ func TestFilesThatHang(t *testing.T) {
 	}
 	v.goesOn()
 	f.letGo()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		if now = v.takes(); now.files <= v.before.files+moreFiles {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("the relay takes %+v, and took %+v", now, v.before)
 		}
 	}
@@ -1297,8 +1298,8 @@ func TestLimitsOfAContainer(t *testing.T) {
 	}
 	gone := func(r *relay.Relay, what string, used func(launch.Limits) int, want int) {
 		t.Helper()
-		for end := time.Now().Add(time.Minute); used(r.Report().Used) != want; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
+		for end := testutil.Begin(); used(r.Report().Used) != want; time.Sleep(10 * time.Millisecond) {
+			if end.Over() {
 				t.Fatalf("%s: in use are %+v", what, r.Report().Used)
 			}
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport/loop"
@@ -244,12 +245,12 @@ func (p *subject) rests() (h holding, err error) {
 
 // settles waits until the process holds no more than it does without a fault.
 func (p *subject) settles(most holding) error {
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		h, err := p.holds()
 		if err != nil || h.within(most) {
 			return err
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			return fmt.Errorf("it leaks: it holds %v\nand without a fault %v", h, most)
 		}
 	}

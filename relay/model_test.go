@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -194,7 +195,7 @@ func (c *container) end(t testing.TB, atOnce bool) {
 
 // quiet waits until the relay holds nothing any more.
 func (c *container) quiet() error {
-	for end := time.Now().Add(modelPatience); ; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 		r := c.relay.Report()
 		if r == nil {
 			return fmt.Errorf("the relay of %s ends", c.name)
@@ -202,7 +203,7 @@ func (c *container) quiet() error {
 		if len(r.Clients) == 0 && r.Used == (launch.Limits{}) {
 			return nil
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			return fmt.Errorf("the relay of %s holds %+v, of the clients %+v", c.name, r.Used, r.Clients)
 		}
 	}

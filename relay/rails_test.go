@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
@@ -597,11 +598,7 @@ func TestWhoGoesTakesNoRoom(t *testing.T) {
 		t.Fatalf("%d sets are on their way", n)
 	}
 	s.Conn.Close()
-	for end := time.Now().Add(time.Minute); meetings() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the set is still expected")
-		}
-	}
+	testutil.Until(t, "the set is still expected", func() bool { return meetings() <= 0 })
 }
 
 // A relay listens on the rails that its lanes reach, on more when lanes come that reach

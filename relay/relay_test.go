@@ -23,6 +23,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -638,8 +639,8 @@ func TestTimelinesHoldAndRelease(t *testing.T) {
 	want := random(t, 8)
 	p.source.write(0, want)
 	filled.Advance(2)
-	for end := time.Now().Add(10 * time.Second); !arrived.Reached(3); {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); !arrived.Reached(3); {
+		if end.Over() {
 			t.Fatal("the receive's timeline does not advance")
 		}
 		time.Sleep(time.Millisecond)

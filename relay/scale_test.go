@@ -16,6 +16,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
@@ -397,8 +398,8 @@ func TestOtherRelaysMakeBoundedSets(t *testing.T) {
 		h.forget(tcp.Key{Relay: fmt.Sprint("test ", i)})
 	}
 	f.relays[1].hosts.peers.Close()
-	for end := time.Now().Add(time.Minute); accepted() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); accepted() > 0; time.Sleep(time.Millisecond) {
+		if end.Over() {
 			t.Fatalf("%d sets are counted of none", accepted())
 		}
 	}
@@ -471,8 +472,8 @@ func TestSendersOfOtherHostsWaitForTheirAnswer(t *testing.T) {
 		say()
 	}
 	waiting := func() (n int) { l.loop.Call(func() { n = len(l.unanswered) }); return n }
-	for end := time.Now().Add(time.Minute); waiting() < senders; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); waiting() < senders; time.Sleep(time.Millisecond) {
+		if end.Over() {
 			t.Fatalf("%d wait of %d", waiting(), senders)
 		}
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -264,7 +265,7 @@ func restart(b *bed, c check) {
 		b.Fatal(err)
 	}
 	b.judge(c, b.lastReport(c.ask, 2))
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
 		list, err := hook.List(b.Layout)
 		if err != nil {
 			b.Fatal(err)
@@ -272,7 +273,7 @@ func restart(b *bed, c check) {
 		if len(list) == 1 && list[0].ID != first && list[0].Alive {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			b.Fatalf("after a restart of generation %s there are %+v", first, list)
 		}
 	}
@@ -704,7 +705,7 @@ func (b *bed) mustRefuse(err error, c check) {
 // lastReport waits for a container's nth report.
 func (b *bed) lastReport(c container, n int) report {
 	b.Helper()
-	for end := time.Now().Add(2 * patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := testutil.BeginFor(2 * patience); ; time.Sleep(20 * time.Millisecond) {
 		text, err := os.ReadFile(filepath.Join(b.reports, c.name))
 		lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 		if err == nil && strings.HasSuffix(string(text), "\n") && len(lines) >= n {
@@ -714,7 +715,7 @@ func (b *bed) lastReport(c container, n int) report {
 			}
 			return r
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			b.Fatalf("container %s made %q of %d reports: %v", c.name, text, n, err)
 		}
 	}
@@ -824,7 +825,7 @@ func (b *bed) leavesNothing() func() {
 	return func() {
 		b.Helper()
 		var left []string
-		for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 			left = nil
 			for thing := range look() {
 				if !before[thing] {
@@ -834,7 +835,7 @@ func (b *bed) leavesNothing() func() {
 			if len(left) == 0 {
 				return
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				break
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	cdilibrary "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // quickstart are the blocks of docs/quickstart.md, by heading, as one script each.
@@ -72,12 +73,12 @@ func TestQuickstart(t *testing.T) {
 					g.mustSay(said, "nothing has to be changed", "relay.sock\n", "CONTAINER")
 				}
 			}
-			for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+			for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 				left, err := hook.List(b.Layout)
 				if err == nil && len(left) == 0 {
 					break
 				}
-				if time.Now().After(end) {
+				if end.Over() {
 					t.Fatalf("left are %+v, %v", left, err)
 				}
 			}

@@ -1,9 +1,10 @@
-// Command report reads `go test -json` on standard input and prints what a
-// person wants to know: one line a package, the whole output of what failed,
-// and at the end every test that was skipped, with its reason. A skipped test
-// that nobody hears of is a test that nobody has.
+// Command report reads the events of `go test -json` and prints one line a package,
+// the whole output of what failed, and at the end every test that was skipped, with its
+// reason. It reads standard input or, at the same time, each file that is named, such as
+// the output of several runs of the go command.
 //
 //	go test -json ./... | go run ./integration/report -matrix integration/matrix.txt -places host
+//	report -matrix integration/matrix.txt <(go test -json -race ./relay) <(go test -json ./topo)
 //
 // The events may come from several places, such as the virtual machines of
 // integration/vm: the field Place of an event, which the go command does not
@@ -19,10 +20,14 @@
 package main
 
 import (
+	"bufio"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 )
 
 func main() {
@@ -32,14 +37,15 @@ func main() {
 	words := flag.Bool("v", false, "print what tests say that pass, too: figures")
 	flag.Parse()
 	places, err := parsePlaces(*list)
+	inputs := []io.Reader{os.Stdin}
 	if err == nil && flag.NArg() > 0 {
-		err = fmt.Errorf("%q: the events come on standard input, and there are no arguments", flag.Args())
+		inputs, err = open(flag.Args())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(2)
 	}
-	good, err := report(places, *matrix, *again, *words)
+	good, err := report(merge(inputs), places, *matrix, *again, *words)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 	}
@@ -48,7 +54,53 @@ func main() {
 	}
 }
 
-func report(places []string, matrix, again string, words bool) (good bool, err error) {
+// open opens the files of events. The process's exit closes them.
+func open(paths []string) (files []io.Reader, err error) {
+	for _, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("opening a file of events: %w", err)
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// merge returns a reader of all lines of the inputs, each line whole, in the order in
+// which they arrive. The reader fails when an input does.
+func merge(inputs []io.Reader) io.Reader {
+	if len(inputs) == 1 {
+		return inputs[0]
+	}
+	out, in := io.Pipe()
+	var copies errgroup.Group
+	for _, input := range inputs {
+		copies.Go(func() error {
+			lines := bufio.NewReader(input)
+			for {
+				line, err := lines.ReadBytes('\n')
+				if len(line) > 0 {
+					if line[len(line)-1] != '\n' {
+						line = append(line, '\n')
+					}
+					if _, err := in.Write(line); err != nil { // one Write is never mixed with another
+						return err
+					}
+				}
+				if err == io.EOF {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+			}
+		})
+	}
+	go func() { in.CloseWithError(copies.Wait()) }()
+	return out
+}
+
+func report(events io.Reader, places []string, matrix, again string, words bool) (good bool, err error) {
 	var cells []cell
 	if matrix != "" {
 		// First, so that a slip in it does not cost a whole run.
@@ -56,7 +108,7 @@ func report(places []string, matrix, again string, words bool) (good bool, err e
 			return false, err
 		}
 	}
-	s, err := read(places, os.Stdin, os.Stdout, words)
+	s, err := read(places, events, os.Stdout, words)
 	if err != nil {
 		return false, err
 	}

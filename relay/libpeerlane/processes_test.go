@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -516,11 +517,11 @@ func (w *stageOfProcesses) finish(t *rapid.T) {
 	}
 	// Whatever children there are: the relays hold nothing any more.
 	for i, r := range w.host.relays {
-		for end := time.Now().Add(playerPatience); ; time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 			if r := r.Report(); len(r.Clients) == 0 && r.Used == (launch.Limits{}) {
 				break
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				t.Fatalf("relay %d holds %+v", i, r.Report().Used)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -298,8 +299,8 @@ func TestWhatBlocksIsBounded(t *testing.T) {
 	}
 	until := func(what string, so func() bool) {
 		t.Helper()
-		for end := time.Now().Add(time.Minute); !so(); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
+		for end := testutil.Begin(); !so(); time.Sleep(time.Millisecond) {
+			if end.Over() {
 				t.Fatal(what)
 			}
 		}

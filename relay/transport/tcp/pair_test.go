@@ -12,6 +12,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/transport"
@@ -45,7 +46,7 @@ func newSide(tb testing.TB, s *Streams, config Config) *side {
 	loop.Call(func() { e.peer = New(loop, s, config) })
 	tb.Cleanup(func() {
 		e.peer.Close()
-		await(tb, "the peer's goroutines", func() bool { e.peer.movers.Wait(); e.peer.users.Wait(); return true })
+		testutil.Until(tb, "the peer's goroutines", func() bool { e.peer.movers.Wait(); e.peer.users.Wait(); return true })
 		loop.Stop()
 		<-ran
 	})
@@ -74,15 +75,6 @@ func (e *side) open(first wire.Message, received func(wire.Message, uint32, []in
 		e.tb.Fatal(err)
 	}
 	return c
-}
-
-func await(tb testing.TB, what string, f func() bool) {
-	tb.Helper()
-	for end := time.Now().Add(waitTime); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			tb.Fatalf("%s: not within %v", what, waitTime)
-		}
-	}
 }
 
 func receive[T any](tb testing.TB, from <-chan T, what string) T {
@@ -162,7 +154,7 @@ func noGoroutines(t *testing.T) {
 	t.Cleanup(func() {
 		t.Helper()
 		var left string
-		for end := time.Now().Add(waitTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); !end.Over(); time.Sleep(time.Millisecond) {
 			if left = ours(); left == "" {
 				return
 			}

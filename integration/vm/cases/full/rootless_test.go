@@ -22,6 +22,7 @@ import (
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -164,14 +165,14 @@ func TestARootlessContainer(t *testing.T) {
 
 			var g hook.Info
 			// The first Podman of a boot takes most of a minute in an emulated machine.
-			for end := time.Now().Add(4 * time.Minute); g.Status.State != hook.StateReady; time.Sleep(100 * time.Millisecond) {
+			for end := testutil.BeginFor(4 * time.Minute); g.Status.State != hook.StateReady; time.Sleep(100 * time.Millisecond) {
 				select {
 				case err := <-ended:
 					t.Fatalf("the container ended: %v: %s", err, out.String())
 				default:
 				}
 				all, err := hook.List(h.Layout)
-				if time.Now().After(end) {
+				if end.Over() {
 					t.Fatalf("no relay: %+v (%v)", all, err)
 				}
 				if len(all) == 1 {

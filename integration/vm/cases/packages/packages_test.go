@@ -25,6 +25,7 @@ import (
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 )
 
@@ -155,7 +156,7 @@ func (h *host) start(name string) (*container, hook.Info) {
 		h.Fatal(err)
 	}
 	go func() { c.ended <- cmd.Wait() }()
-	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(200 * time.Millisecond) {
 		select {
 		case err := <-c.ended:
 			h.Fatalf("container %s ended: %v: %s", c.id, err, c.said.String())
@@ -164,7 +165,7 @@ func (h *host) start(name string) (*container, hook.Info) {
 		if g, there := c.generation(); there && g.Status.State == hook.StateReady {
 			return c, g
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			c.in.Close()
 			h.Fatalf("container %s has no relay", c.id)
 		}

@@ -27,6 +27,7 @@ import (
 	"github.com/peerlane/peerlane/integration/demo"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -246,7 +247,7 @@ const patience = 6 * time.Minute
 // ready waits until a container's relay answers.
 func (o *operator) ready(c *container) (found hook.Info) {
 	o.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(200 * time.Millisecond) {
 		select {
 		case err := <-c.ended:
 			c.once.Do(func() {}) // there is nothing to end
@@ -261,7 +262,7 @@ func (o *operator) ready(c *container) (found hook.Info) {
 		if i >= 0 && all[i].Status.State == hook.StateReady {
 			return all[i]
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			o.Fatalf("container %s has no relay; there are %+v", c.id, all)
 		}
 	}
