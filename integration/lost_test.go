@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // faultFiles are names of files that say which relay meets a fault: what the simulator

@@ -32,6 +32,7 @@ type testCase struct{ Name, Command string }
 
 // cases are in the order in which they run: short ones first.
 var cases = []testCase{
+	{"race", "make test-race"},
 	{"network", "make soak-network"},
 	{"nccl", "make soak-nccl"},
 	{"model", "make soak-model PROGRAMS=10000"},
