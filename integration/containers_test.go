@@ -727,7 +727,7 @@ func (b *bed) mustFail(c *container, words ...string) {
 
 // starts is how many containers TestTheFirstActionOfAContainer starts; `make
 // soak-containers` starts more.
-const starts = 100
+const starts = 24
 
 func TestTheFirstActionOfAContainer(t *testing.T) {
 	beside(t)

@@ -442,6 +442,7 @@ func TestAThousandConnectionsAtOnce(t *testing.T) {
 }
 
 func TestGarbage(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
 	for i := range 300 {
 		c := v.dial()
@@ -461,6 +462,7 @@ func TestGarbage(t *testing.T) {
 
 // Each message of a session, cut short at every word, and with one byte more.
 func TestHalfMessages(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
 	for _, m := range []wire.Message{
 		&wire.Hello{}, &wire.Export{}, &wire.Unexport{}, &wire.Listen{}, &wire.Unlisten{}, &wire.Accept{}, &wire.Connect{},
@@ -525,6 +527,7 @@ func TestAThousandDescriptors(t *testing.T) {
 }
 
 func TestAClientThatNeverReads(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
 	for range 3 {
 		c := v.session()

@@ -154,6 +154,7 @@ func TestPeerSocketFloodHonestConnectsSucceed(t *testing.T) {
 
 // A dial waits while the queue is full, and says so when it has waited for too long.
 func TestPeerQueueFullConnectWaits(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
 	honest := attach(t, v.host.relay("honest", launch.RouteDirect, far(1, 2, "nic1")))
 	listener, err := v.good.Listen(within(t), uuid(t, 0))

@@ -153,7 +153,7 @@ func handOver(t *testing.T, s *client.Session, number, first uint32) *client.Han
 func TestGraphsHandOverEveryReplay(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
-			const n, replays, ahead = 8 << 10, 1000, 25
+			const n, replays, ahead = 8 << 10, 250, 25
 			p, _ := apart(t, route)
 			a, b := newWorker(t, 0, p.a), newWorker(t, p.target.gpu, p.b)
 			first := random(t, n)

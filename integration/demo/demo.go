@@ -67,6 +67,9 @@ type Options struct {
 	// RelayEnvironment is added to the relays': "NAME=value". Tests make relays
 	// fail with it.
 	RelayEnvironment []string
+	// Quick has rates on simulated GPUs measured of one size and few bytes. Tests do not
+	// look at them.
+	Quick bool
 	// Progress is called with what is being done.
 	Progress func(Progress)
 }
@@ -297,6 +300,9 @@ func (d *demo) chooseRoute() error {
 func (d *demo) configure() error {
 	if d.host.Simulated {
 		d.script = Script{RateSizes: []uint64{1 << 20, 16 << 20, 64 << 20}, RateBytes: 256 << 20, Depth: 4, Rounds: 200}
+		if d.Quick {
+			d.script.RateSizes, d.script.RateBytes = []uint64{1 << 20}, 16<<20
+		}
 		// Staging is host memory here: enough to overlap, no more.
 		if d.Slots == 0 && d.SlotBytes == 0 {
 			d.Slots, d.SlotBytes = 8, 4<<20
@@ -641,7 +647,7 @@ func (d *demo) measure(ctx context.Context) (err error) {
 		{"slot to client B", serverB, b.GPU.BusID, b.GPU.BusID},
 	} {
 		job := measure.Job{
-			Kind: measure.Raw, From: leg.from, To: leg.to, Issuer: leg.issuer, Size: maxMessage, Bytes: d.script.RateBytes, Depth: d.script.Depth,
+			Kind: measure.Raw, From: leg.from, To: leg.to, Issuer: leg.issuer, Size: slices.Max(d.script.RateSizes), Bytes: d.script.RateBytes, Depth: d.script.Depth,
 			Slots: d.host.Config.Relay.Slots, SlotBytes: uint64(d.host.Config.Relay.SlotSize),
 		}
 		raw, err := m.Do(job)
