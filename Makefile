@@ -94,7 +94,7 @@ demo: demo-needs build ## run two containers that exchange data through their re
 test-needs:
 	@integration/prerequisites test
 
-again      = $(if $(AGAIN),-again '$(1)')
+again      = -flaky integration/flaky.txt $(if $(AGAIN),-again '$(1)')
 # Tests wait more than they compute: more packages at once than there are processors, and
 # in each several of those tests that may run beside others. bin/confine leaves no process
 # and no mount of a test behind, and limits its silence. Nobody debugs test binaries: no
