@@ -34,7 +34,7 @@ func refused(t *testing.T, socket string) string {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := conn.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := conn.Write(wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)); err != nil {

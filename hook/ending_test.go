@@ -87,7 +87,7 @@ func (h host) journal(t *testing.T) (nextEnd func() string) {
 	t.Cleanup(func() { conn.Close() })
 	return func() string {
 		t.Helper()
-		if err := conn.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
+		if err := conn.SetReadDeadline(testutil.Deadline()); err != nil {
 			t.Fatal(err)
 		}
 		for text := make([]byte, 64<<10); ; {

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -153,7 +152,7 @@ func TestInheritsNothing(t *testing.T) {
 	g := h.launch(t, "c", init.Process.Pid, "")
 	h.state(t, g.ID, hook.StateReady)
 	write.Close()
-	if err := read.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := read.SetReadDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := read.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -477,7 +476,7 @@ func newPlayHook(t *testing.T, h host) *playHook {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := conn.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	return &playHook{t, h, conn}

@@ -296,7 +296,7 @@ func (b *bed) follow(id string, cmd *exec.Cmd, remove func(context.Context) erro
 func (c *container) end() {
 	c.once.Do(func() {
 		c.in.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 		defer cancel()
 		if err := c.remove(ctx); err != nil {
 			c.bed.Error(err)
@@ -310,7 +310,7 @@ func (c *container) end() {
 // next waits for a line of a kind; others before it are passed over.
 func (c *container) next(kind string) said {
 	c.bed.Helper()
-	deadline := time.After(2 * patience)
+	deadline := testutil.After(2 * patience)
 	for {
 		select {
 		case s, ok := <-c.lines:
@@ -439,7 +439,7 @@ func (c *container) mustLearn(since time.Time, words ...string) {
 				c.bed.Errorf("the error does not say %q: %s", w, s.Error)
 			}
 		}
-	case <-time.After(patience):
+	case <-testutil.After(patience):
 		c.bed.Fatalf("the other container has not learnt of it after %v", patience)
 	}
 }
@@ -655,7 +655,7 @@ func (b *bed) hostLog() *net.UnixConn {
 // mustLog demands an entry that has all of these words.
 func (b *bed) mustLog(journal *net.UnixConn, words ...string) {
 	b.Helper()
-	if err := journal.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := journal.SetReadDeadline(testutil.Deadline()); err != nil {
 		b.Fatal(err)
 	}
 	entry := make([]byte, 64<<10)
@@ -769,7 +769,7 @@ func TestTheFirstActionOfAContainer(t *testing.T) {
 // peerlane runs the administrator's command on this host.
 func (b *bed) peerlane(arguments ...string) (string, error) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, filepath.Join(binaries, "peerlane"), append(arguments, "--root", b.Root)...).CombinedOutput()
 	return string(out), err

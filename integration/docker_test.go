@@ -67,7 +67,7 @@ func newDocker(b *bed, runtimes map[string][]string) *docker {
 		}
 		select {
 		case <-ended:
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			b.Error(errors.Join(errors.New("dockerd does not end"), daemon.Process.Kill(), <-ended))
 		}
 		if b.Failed() {

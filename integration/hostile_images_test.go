@@ -207,7 +207,7 @@ func (h *hostile) try(t *testing.T, b *bundle.Bundle) outcome {
 	if err := b.Write(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 3*time.Minute)
 	defer cancel()
 	id := h.ContainerID(filepath.Base(b.Dir))
 	var stderr bytes.Buffer
@@ -325,7 +325,7 @@ func bearWitness(options []string) error {
 		return inUserNamespace(slices.Delete(options, i, i+1))
 	}
 	w := &witness{Writes: map[string]string{}, Mounts: map[string]string{}, Remounted: map[string]string{}}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	s, err := client.Dial(ctx, client.DefaultSocket)
 	if err != nil {

@@ -66,7 +66,7 @@ func (c *container) longestGap(lines int) (longest time.Duration) {
 func (c *container) answers() time.Time {
 	c.bed.Helper()
 	for end := testutil.Begin(); ; {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := testutil.WithLimit(context.Background(), patience)
 		out, err := c.bed.runtime.Command(ctx, "exec", c.id, "/usr/bin/test", "role", "hello").Output()
 		cancel()
 		now := time.Now()

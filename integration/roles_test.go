@@ -97,7 +97,7 @@ func play(arguments []string) int {
 
 // hello connects as the first action of its container, and needs no GPU.
 func hello() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := testutil.WithLimit(context.Background(), 20*time.Second)
 	defer cancel()
 	s, err := client.Dial(ctx, client.DefaultSocket)
 	if err != nil {
@@ -116,7 +116,7 @@ const hoardLimit = 192 << 20
 // hoard takes sessions and host memory until the relay refuses both, tells the reasons, and
 // stays until its input is closed.
 func hoard() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	var gpu wire.UUID
 	var sessions []*client.Session
@@ -239,7 +239,7 @@ func attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UU
 
 func exportOnly() error {
 	runtime.LockOSThread()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := testutil.WithLimit(context.Background(), 20*time.Second)
 	defer cancel()
 	d, device, gpu, err := openGPU()
 	if err != nil {

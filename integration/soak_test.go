@@ -112,7 +112,7 @@ type soaked struct {
 
 func (s *soak) one(c soaked) {
 	id := s.ContainerID(fmt.Sprintf("soak-%d", c.number))
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	var out, stderr bytes.Buffer
 	run := s.runtime.Run(ctx, s.built, id)
@@ -136,7 +136,7 @@ func (s *soak) one(c soaked) {
 		// The client says hello in any case, and then waits for the end of its input.
 	default:
 		time.Sleep(50 * time.Millisecond)
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 		_ = s.runtime.Delete(ctx, id) // what is there of it
 		cancel()
 	}
@@ -218,7 +218,7 @@ func (s *soak) process(parent int, has string) int {
 // clean does what an engine does after its runtime was killed: it deletes the
 // container, and where the runtime knows it no more, what the runtime has left.
 func (s *soak) clean(id string) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	err := s.runtime.Delete(ctx, id)
 	if err == nil {

@@ -166,7 +166,7 @@ func newVictim(t *testing.T, change func(*launch.Config), environment ...string)
 			if err != nil {
 				t.Errorf("the relay ended with %v", err)
 			}
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			t.Error("the relay does not end")
 			_ = cmd.Process.Kill()
 			<-ended
@@ -322,7 +322,7 @@ func (v *victim) dial() packet.Conn {
 	if err != nil {
 		v.t.Fatal(err)
 	}
-	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := c.SetDeadline(testutil.Deadline()); err != nil {
 		v.t.Fatal(err)
 	}
 	return c
@@ -337,7 +337,7 @@ func (v *victim) session() packet.Conn {
 		v.t.Fatal(err)
 	}
 	packet.CloseAll(fds)
-	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := c.SetDeadline(testutil.Deadline()); err != nil {
 		v.t.Fatal(err)
 	}
 	return c
@@ -562,7 +562,7 @@ func TestARingThatIsRewrittenAtRandom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		if err := c.SetDeadline(testutil.Deadline()); err != nil {
 			t.Fatal(err)
 		}
 		submit, err := unix.Mmap(fds[0], 0, wire.SubmitBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -719,7 +719,7 @@ func TestCompletionsCannotBeForged(t *testing.T) {
 func TestForgedTimelines(t *testing.T) {
 	v := newVictim(t, nil)
 	bad := attachRaw(t, v.socket)
-	if err := bad.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := bad.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	connection, region, own := v.withConnection(bad.Conn)
@@ -888,7 +888,7 @@ func newFuse(t *testing.T) *fuse {
 		select {
 		case <-served:
 			unix.Close(f.fd)
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			t.Error("somebody still has the file")
 		}
 	})

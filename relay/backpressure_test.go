@@ -347,7 +347,7 @@ func TestWritesOfOneSenderAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nic.Close()
-	if err := nic.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := nic.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	ours, theirs, err := packet.Pair()

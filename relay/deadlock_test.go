@@ -2,7 +2,6 @@ package relay_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"math/rand/v2"
 	"os"
@@ -10,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -84,7 +84,7 @@ func TestManyCommunicatorsOverTwoSlots(t *testing.T) {
 func exchangeAll(t *testing.T, ways []*way, half uint64, order int, draw *rand.Rand) {
 	t.Helper()
 	// Long: an emulated machine is ten times slower, and all is waited for at once.
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := testutil.WithLimit(t.Context(), 5*time.Minute)
 	defer cancel()
 	want := map[*memory][]byte{ways[0].source: make([]byte, half), ways[0].target: make([]byte, half)}
 	for m, content := range want {

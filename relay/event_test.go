@@ -66,7 +66,7 @@ func TestSendsWaitForEvents(t *testing.T) {
 
 // playEvents is a client that sends to itself, after events.
 func playEvents() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	d, err := cuda.Open()
 	if err != nil {

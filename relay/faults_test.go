@@ -284,7 +284,7 @@ func attachParty(ctx context.Context, socket string, gpu wire.UUID, m *allocatio
 // exercise is a small program that uses all that relays and NICs do: memory of GPUs
 // and of the host, messages either way of a few bytes and of several slots.
 func (s *stage) exercise() (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	a, err := attachParty(ctx, s.a, s.uuidA, s.memoryA)
 	if a.session != nil {

@@ -478,7 +478,7 @@ func TestDeathOfALender(t *testing.T) {
 			_ = cmd.Wait() // it was killed
 			select {
 			case <-c.Down():
-			case <-time.After(time.Minute):
+			case <-testutil.After(time.Minute):
 				t.Fatal("the other side does not hear of the death")
 			}
 			demand(t, c.Err(), wire.StatusPeerClientDied)
@@ -537,7 +537,7 @@ func (p dying) start(t *testing.T) (*exec.Cmd, string) {
 
 // playLender is that process.
 func playLender() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 5*time.Minute)
 	defer cancel()
 	d, err := cuda.Open()
 	if err != nil {

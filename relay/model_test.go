@@ -188,7 +188,7 @@ func (c *container) end(t testing.TB, atOnce bool) {
 		}
 		c.relay.Free()
 		c.relay.Forget()
-	case <-time.After(modelPatience):
+	case <-testutil.After(modelPatience):
 		t.Fatalf("the relay of %s did not end", c.name)
 	}
 }

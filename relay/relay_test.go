@@ -251,7 +251,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 				h.t.Errorf("the relay ended with %v, want %q", err, h.ends)
 			}
 			r.Free()
-		case <-time.After(30 * time.Second):
+		case <-testutil.After(30 * time.Second):
 			h.t.Error("the relay did not end")
 		}
 	})
@@ -264,7 +264,7 @@ func far(client int, server int, nic string) launch.Lane {
 
 func within(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := testutil.WithLimit(context.Background(), 30*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -802,7 +802,7 @@ func TestStrangersAreRefusedWithASentence(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		if err := c.SetDeadline(testutil.Deadline()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.Write(datagram); err != nil {
@@ -852,7 +852,7 @@ func TestGarbageInASessionEndsThatSessionOnly(t *testing.T) {
 	if _, err := c.Write(random(t, 333)); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := c.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	demand(t, ends(t, c), wire.StatusMalformed)

@@ -253,7 +253,7 @@ func (f *fleet) connect(tb testing.TB, each, atOnce int) [][]*tcp.Channel {
 			turns <- struct{}{}
 			wait.Go(func() {
 				defer func() { <-turns }()
-				ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+				ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 				defer cancel()
 				peer, err := r.hosts.reach(ctx, f.handles[(i+j+1)%len(f.relays)], nil)
 				if err == nil {
@@ -335,7 +335,7 @@ func TestRelaysAskAgainForRoom(t *testing.T) {
 		case <-dialed:
 		case err := <-ended:
 			t.Fatalf("it was given up: %v", err)
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			t.Fatal("it is not tried again")
 		}
 	}
@@ -463,7 +463,7 @@ func TestSendersOfOtherHostsWaitForTheirAnswer(t *testing.T) {
 			if wire.StatusOf(err) != want {
 				t.Fatalf("%v, not %v", err, want)
 			}
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			t.Fatal("no answer comes")
 		}
 	}

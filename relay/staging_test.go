@@ -587,7 +587,7 @@ func stagingElsewhere(socket string) *exec.Cmd {
 
 // playStaging copies to staging memory and back, in a process of its own.
 func playStaging() (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	d, err := cuda.Open()
 	if err != nil {
@@ -678,7 +678,7 @@ func TestANICForgets(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer nic.Close()
-			if err := nic.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			if err := nic.SetDeadline(testutil.Deadline()); err != nil {
 				t.Fatal(err)
 			}
 			ours, theirs, err := packet.Pair()

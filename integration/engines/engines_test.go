@@ -258,7 +258,7 @@ func hasTheStrangersThing(b *bed, r report) {
 // own, and that nothing is left of the one before.
 func restart(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	first := b.running(ctx, c)
 	if err := b.engine.restart(ctx, c.ask); err != nil {
@@ -317,7 +317,7 @@ func (b *bed) mustGoOn(ctx context.Context, c check, generation string) {
 // outlives a pause.
 func execAndPause(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	generation := b.running(ctx, c)
 	b.mustGoOn(ctx, c, generation)
@@ -333,7 +333,7 @@ func execAndPause(b *bed, c check) {
 // its devices.
 func update(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	generation := b.running(ctx, c)
 	if err := b.engine.(updater).update(ctx, c.ask); err != nil {
@@ -347,7 +347,7 @@ func update(b *bed, c check) {
 // container may, and neither the relay nor another of the container's processes.
 func outOfMemory(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	generation := b.running(ctx, c)
 	err := b.engine.(executer).exec(ctx, c.ask, "/usr/bin/test-peerlane", "hog", "", "")
@@ -363,7 +363,7 @@ func outOfMemory(b *bed, c check) {
 // machine has no criu, it is refused for that reason.
 func checkpoint(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	generation := b.running(ctx, c)
 	if err := b.engine.(checkpointer).checkpoint(ctx, c.ask, b.TempDir()); err == nil {
@@ -379,7 +379,7 @@ func checkpoint(b *bed, c check) {
 // nothing.
 func liveRestore(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	generation := b.running(ctx, c)
 	b.daemon.again(b.T)
@@ -391,7 +391,7 @@ func liveRestore(b *bed, c check) {
 // live beside each other.
 func twenty(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 3*time.Minute)
 	defer cancel()
 	const count = 20
 	asked := make([]container, count)
@@ -426,7 +426,7 @@ func twenty(b *bed, c check) {
 // mustRemove removes a container that may be gone already.
 func (b *bed) mustRemove(c container) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	if err := b.engine.remove(ctx, c); err != nil {
 		b.Error(err)
@@ -589,7 +589,7 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	}
 	b.engine = r.open(b)
 	// The first container of an engine makes what the others find.
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	if err := b.engine.run(ctx, container{name: b.ContainerID("first"), role: "nothing"}); err != nil {
 		t.Fatal(err)
@@ -657,7 +657,7 @@ func (b *bed) try(t *testing.T, c check) {
 	case c.instead != nil:
 		c.instead(b, c)
 	default:
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 		defer cancel()
 		err := b.engine.run(ctx, c.ask)
 		if len(c.refused) > 0 {

@@ -213,7 +213,7 @@ func (d *daemon) stop(t *testing.T) {
 	d.process.Signal(syscall.SIGTERM) // it may have ended
 	select {
 	case <-d.ended:
-	case <-time.After(30 * time.Second):
+	case <-testutil.After(30 * time.Second):
 		t.Errorf("%s does not end", d.program)
 		d.process.Kill() // as above
 		<-d.ended

@@ -180,7 +180,7 @@ exec /usr/bin/peerlane "$@"`, host))
 // run runs a script on the engine's ground and returns what it has printed.
 func (g *guide) run(script string) string {
 	g.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 5*time.Minute)
 	defer cancel()
 	c := g.ground.command(ctx, "sh", "-c", `cd "$0" && export PATH="$0/bin:$PATH" APT_CONFIG="$0/apt.conf" DEBIAN_FRONTEND=noninteractive && set -eux && `+script, g.dir)
 	out, err := c.CombinedOutput()

@@ -142,6 +142,17 @@ func WithLimit(parent context.Context, limit time.Duration) (context.Context, co
 	return c, func() { timer.Stop(); cancel() }
 }
 
+// After returns a channel that is closed when a wait of this limit is over, as time.After.
+func After(limit time.Duration) <-chan struct{} {
+	ctx, cancel := WithLimit(context.Background(), limit)
+	context.AfterFunc(ctx, cancel)
+	return ctx.Done()
+}
+
+// Deadline returns the latest end of a wait on any machine, for what takes a time of the
+// clock, such as the deadline of a socket.
+func Deadline() time.Time { return time.Now().Add(patience * limit) }
+
 // limited is a context whose wait can be over.
 type limited struct {
 	context.Context

@@ -43,7 +43,7 @@ func pretend(t *testing.T, serve func(f *fake)) string {
 			return
 		}
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		if err := c.SetDeadline(testutil.Deadline()); err != nil {
 			t.Error(err)
 		}
 		serve(&fake{T: t, Conn: packet.Conn{UnixConn: c}})

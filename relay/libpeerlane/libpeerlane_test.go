@@ -27,6 +27,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -188,7 +189,7 @@ func (h *host) relay(name, route string, server int, gpus ...int) (socket string
 			if err != nil {
 				h.Error(err)
 			}
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			h.Error("the relay did not end")
 		}
 	})
@@ -205,7 +206,7 @@ var routes = []string{launch.RouteStaged, launch.RouteDirect}
 
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

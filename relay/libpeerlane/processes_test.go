@@ -242,7 +242,7 @@ func (w *stageOfProcesses) start(t *rapid.T, at int) {
 }
 
 func (p *player) line(t *rapid.T) string {
-	if err := p.out.SetReadDeadline(time.Now().Add(playerPatience)); err != nil {
+	if err := p.out.SetReadDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	line, err := p.lines.ReadString('\n')

@@ -60,7 +60,7 @@ func (e *side) died() error {
 	case err := <-e.down:
 		e.down <- err
 		return err
-	case <-time.After(waitTime):
+	case <-testutil.After(waitTime):
 		e.tb.Fatal("the peer lives")
 		return nil
 	}
@@ -82,7 +82,7 @@ func receive[T any](tb testing.TB, from <-chan T, what string) T {
 	select {
 	case v := <-from:
 		return v
-	case <-time.After(waitTime):
+	case <-testutil.After(waitTime):
 		tb.Fatalf("%s: not within %v", what, waitTime)
 		return *new(T)
 	}

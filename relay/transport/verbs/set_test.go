@@ -92,7 +92,7 @@ func receive[T any](t *testing.T, from <-chan T, what string) T {
 	select {
 	case v := <-from:
 		return v
-	case <-time.After(waitTime):
+	case <-testutil.After(waitTime):
 		t.Fatalf("%s: not within %v", what, waitTime)
 		return *new(T)
 	}

@@ -4,7 +4,6 @@ package full_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -179,7 +178,7 @@ func TestARootlessContainer(t *testing.T) {
 					g = all[0]
 				}
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := testutil.WithLimit(t.Context(), time.Minute)
 			defer cancel()
 			s, err := client.Dial(ctx, filepath.Join(h.Layout.SocketDir(g.ID), layout.SocketName))
 			if err != nil {
@@ -215,7 +214,7 @@ func TestARootlessContainer(t *testing.T) {
 				if cmd.ProcessState.ExitCode() != 7 {
 					t.Errorf("the container ended by %v: %s", err, out.String())
 				}
-			case <-time.After(time.Minute):
+			case <-testutil.After(time.Minute):
 				t.Fatal("the container does not end")
 			}
 			inside.Eventually(t, "what is left", func() (bool, string) {

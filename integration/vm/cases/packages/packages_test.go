@@ -190,7 +190,7 @@ func (c *container) end() {
 	c.in.Close()
 	select {
 	case <-c.ended:
-	case <-time.After(patience):
+	case <-testutil.After(patience):
 		c.h.Errorf("container %s does not end", c.id)
 	}
 }
@@ -202,7 +202,7 @@ func (c *container) goesOn(t *testing.T, was hook.Info) {
 	if !there || is.Status.Relay.PID != was.Status.Relay.PID || is.ID != was.ID {
 		t.Fatalf("container %s had relay %+v, and has %+v", c.id, was.Status, is.Status)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := testutil.WithLimit(t.Context(), patience)
 	defer cancel()
 	s, err := client.Dial(ctx, filepath.Join(c.h.Layout.SocketDir(is.ID), layout.SocketName))
 	if err != nil {

@@ -277,7 +277,7 @@ func (o *operator) end(c *container) {
 			if err != nil && !strings.Contains(err.Error(), "exit status 1") { // of read, at the end of its input
 				o.Errorf("container %s: %v: %s", c.id, err, c.stderr.String())
 			}
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			o.Errorf("container %s does not end", c.id)
 		}
 	})
@@ -286,7 +286,7 @@ func (o *operator) end(c *container) {
 // serves asks a generation's relay as a client does.
 func (o *operator) serves(g hook.Info) {
 	o.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := testutil.WithLimit(context.Background(), 30*time.Second)
 	defer cancel()
 	s, err := client.Dial(ctx, filepath.Join(o.Layout.SocketDir(g.ID), layout.SocketName))
 	if err != nil {
