@@ -94,46 +94,49 @@ demo: demo-needs build ## run two containers that exchange data through their re
 test-needs:
 	@integration/prerequisites test
 
-again      = -flaky integration/flaky.txt $(if $(AGAIN),-again '$(1)')
-# Tests wait more than they compute: more packages at once than there are processors, and
-# in each several of those tests that may run beside others. bin/confine leaves no process
-# and no mount of a test behind, and limits its silence. Nobody debugs test binaries: no
-# DWARF, which takes a third of their linking. Processes of the race detector would sleep
-# for a second before they end.
-host_tests = bin/confine -idle $(IDLE) env GORACE=atexit_sleep_ms=0 $(GO) test -json -count=1 -vet=off -ldflags=-w -parallel 4 -timeout 0
+again = -flaky integration/flaky.txt $(if $(AGAIN),-again '$(1)')
+# Tests wait more than they compute: twice as many packages at once as there are
+# processors, and in each several of those tests that may run beside others. bin/confine
+# leaves no process and no mount of a test behind, and limits its silence. Processes of the
+# race detector would sleep for a second before they end.
+confine    = bin/confine -idle $(IDLE) env GORACE=atexit_sleep_ms=0
+host_tests = $(confine) $(GO) test -json -count=1 -vet=off -ldflags=-w -parallel 4 -timeout 0
 # Packages run in this order, so those first that take the longest.
-longest = ./relay ./hook ./relay/libpeerlane ./relay/nccl ./relay/transport/verbs ./integration ./relay/selftest ./topo
+longest = ./integration ./relay ./hook ./relay/libpeerlane ./relay/nccl ./relay/transport/verbs ./relay/selftest ./topo
 # Packages whose own code starts no goroutine, or whose tests run Peerlane's programs as
 # processes of their own, where the detector sees nothing of them. `make test-race`, which
 # is on the nightly list, looks at these, too.
 without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane-hook ./cmd/peerlane-runtime ./cmd/terminal \
 	./cmd/version ./cuda/conformance ./cuda/kernels ./hook/config ./hook/layout ./hook/sandbox ./integration \
-	$(addprefix ./integration/,across bundle documents fuzz licences nccl nightly programs report testbed vm/pcitree vm/run vulncheck) \
+	$(addprefix ./integration/,across bundle documents fuzz licences nccl nightly programs report testbed testrun vm/pcitree vm/run vulncheck) \
 	./packaging/... ./relay/launch ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
 	./relay/verbs/... ./relay/wire ./topo/...
+all_packages = $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES)
+testrun      = bin/testrun $(if $(RACE),,-plain '$(without_race)') -p $(shell expr 2 \* $$(nproc))
 
-# The programs that tests start are built once, for all packages.
-.PHONY: bin/test-programs
-bin/test-programs:
-	@$(GO) run ./integration/programs/build $@
+vetting      = nice $(MAKE) --no-print-directory lint
+
+# The programs that tests start are built once, for all packages; and binaries of tests
+# where their code has changed.
+.PHONY: bin/tests
+bin/tests:
+	@$(GO) run ./integration/programs/build bin/test-programs
+	@$(GO) build -o bin/ ./integration/testrun
+	@$(testrun) -build bin/tests $(all_packages)
 
 .PHONY: test
-test: test-needs build bin/test-programs ## vet, lint and test everything, race detector on where goroutines are (PACKAGES=./topo/...)
-	@# Vetted beside the tests. Never from the cache, which knows nothing of runtimes
-	@# and kernels. The report prints failures, and why a test was skipped; of a run
-	@# of everything it demands the matrix's cells of this place.
+test: test-needs build bin/tests ## vet, lint and test everything, race detector on where goroutines are (PACKAGES=./topo/...)
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
+	@# Vetted beside the tests. Never from the cache, which knows nothing of runtimes
+	@# and kernels. The report prints failures, and why a test was skipped; of a run
+	@# of everything it demands the matrix's cells of this place. What testrun says by
+	@# its status is in its events.
 	@status=0; programs=$$(mktemp -d); trap 'rm -rf "$$programs"' EXIT; \
 	cp bin/test-programs/* "$$programs"; export PEERLANE_TEST_PROGRAMS=$$programs; \
-	nice $(MAKE) --no-print-directory lint >bin/lint.log 2>&1 & lint=$$!; \
-	all=$$($(GO) list $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES)); \
-	plain=$$($(GO) list $(if $(RACE),-f '' ,)$(without_race)); \
-	run() { [ -z "$$2" ] || $(host_tests) $$1 $$2 || true; }; \
-	: What the go command says by its status is in its events.; \
-	bin/test-report $(call again,$(host_tests) -race -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host) \
-		<(run '-race -p $(shell nproc)' "$$(grep -vxF "$$plain" <<<"$$all" || true)") \
-		<(run '-p $(shell nproc)' "$$(grep -xF "$$plain" <<<"$$all" || true)") || status=1; \
+	$(vetting) >bin/lint.log 2>&1 & lint=$$!; \
+	{ $(confine) $(testrun) bin/tests $(all_packages) || true; } \
+		| bin/test-report $(call again,$(host_tests) -race -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host) || status=1; \
 	wait $$lint || { cat bin/lint.log; status=1; }; exit $$status
 
 .PHONY: test-race

@@ -67,8 +67,8 @@ type Options struct {
 	// RelayEnvironment is added to the relays': "NAME=value". Tests make relays
 	// fail with it.
 	RelayEnvironment []string
-	// Quick has rates on simulated GPUs measured of one size and few bytes. Tests do not
-	// look at them.
+	// Quick has messages of 8 MiB at the most on simulated GPUs, and rates measured of one
+	// size and few bytes, for tests.
 	Quick bool
 	// Progress is called with what is being done.
 	Progress func(Progress)
@@ -301,7 +301,7 @@ func (d *demo) configure() error {
 	if d.host.Simulated {
 		d.script = Script{RateSizes: []uint64{1 << 20, 16 << 20, 64 << 20}, RateBytes: 256 << 20, Depth: 4, Rounds: 200}
 		if d.Quick {
-			d.script.RateSizes, d.script.RateBytes = []uint64{1 << 20}, 16<<20
+			d.script.Largest, d.script.RateSizes, d.script.RateBytes, d.script.Rounds = 8<<20, []uint64{1 << 20}, 16<<20, 10
 		}
 		// Staging is host memory here: enough to overlap, no more.
 		if d.Slots == 0 && d.SlotBytes == 0 {
@@ -313,9 +313,9 @@ func (d *demo) configure() error {
 	if d.Copy == CopyClient {
 		d.host.ClientCopy = true
 		// Slots of the largest message, so that copies overlap with the NIC.
-		d.script.Staging = 2 * maxMessage
+		d.script.Staging = 2 * d.script.largest()
 		if !d.host.Simulated {
-			d.script.Staging = 8 * maxMessage
+			d.script.Staging = 8 * d.script.largest()
 		}
 	}
 	d.script.Seed, d.script.Bytes, d.script.Timeout = d.Seed, d.Bytes, 5*time.Minute

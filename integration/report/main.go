@@ -1,10 +1,8 @@
-// Command report reads the events of `go test -json` and prints one line a package,
+// Command report reads the events of `go test -json` on standard input and prints one line a package,
 // the whole output of what failed, and at the end every test that was skipped, with its
-// reason. It reads standard input or, at the same time, each file that is named, such as
-// the output of several runs of the go command.
+// reason.
 //
 //	go test -json ./... | go run ./integration/report -matrix integration/matrix.txt -places host
-//	report -matrix integration/matrix.txt <(go test -json -race ./relay) <(go test -json ./topo)
 //
 // The events may come from several places, such as the virtual machines of
 // integration/vm: the field Place of an event, which the go command does not
@@ -21,14 +19,11 @@
 package main
 
 import (
-	"bufio"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"strings"
-
-	"golang.org/x/sync/errgroup"
 )
 
 func main() {
@@ -39,67 +34,20 @@ func main() {
 	words := flag.Bool("v", false, "print what tests say that pass, too: figures")
 	flag.Parse()
 	places, err := parsePlaces(*list)
-	inputs := []io.Reader{os.Stdin}
 	if err == nil && flag.NArg() > 0 {
-		inputs, err = open(flag.Args())
+		err = fmt.Errorf("%q: the events come on standard input, and there are no arguments", flag.Args())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(2)
 	}
-	good, err := report(merge(inputs), places, *matrix, *flaky, *again, *words)
+	good, err := report(os.Stdin, places, *matrix, *flaky, *again, *words)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 	}
 	if !good {
 		os.Exit(1)
 	}
-}
-
-// open opens the files of events. The process's exit closes them.
-func open(paths []string) (files []io.Reader, err error) {
-	for _, path := range paths {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, fmt.Errorf("opening a file of events: %w", err)
-		}
-		files = append(files, f)
-	}
-	return files, nil
-}
-
-// merge returns a reader of all lines of the inputs, each line whole, in the order in
-// which they arrive. The reader fails when an input does.
-func merge(inputs []io.Reader) io.Reader {
-	if len(inputs) == 1 {
-		return inputs[0]
-	}
-	out, in := io.Pipe()
-	var copies errgroup.Group
-	for _, input := range inputs {
-		copies.Go(func() error {
-			lines := bufio.NewReader(input)
-			for {
-				line, err := lines.ReadBytes('\n')
-				if len(line) > 0 {
-					if line[len(line)-1] != '\n' {
-						line = append(line, '\n')
-					}
-					if _, err := in.Write(line); err != nil { // one Write is never mixed with another
-						return err
-					}
-				}
-				if err == io.EOF {
-					return nil
-				}
-				if err != nil {
-					return err
-				}
-			}
-		})
-	}
-	go func() { in.CloseWithError(copies.Wait()) }()
-	return out
 }
 
 func report(events io.Reader, places []string, matrix, flaky, again string, words bool) (good bool, err error) {
