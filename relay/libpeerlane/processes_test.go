@@ -517,7 +517,7 @@ func (w *stageOfProcesses) finish(t *rapid.T) {
 	}
 	// Whatever children there are: the relays hold nothing any more.
 	for i, r := range w.host.relays {
-		for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
+		for end := testutil.BeginFor(playerPatience); ; time.Sleep(time.Millisecond) {
 			if r := r.Report(); len(r.Clients) == 0 && r.Used == (launch.Limits{}) {
 				break
 			}

@@ -183,7 +183,7 @@ func TestALoopThatStandsStillIsSilent(t *testing.T) {
 	release := make(chan struct{})
 	e.loop.Do(func() { <-release })
 	var quiet error
-	for end := testutil.Begin(); quiet == nil && !end.Over(); {
+	for end := testutil.BeginFor(waitTime); quiet == nil && !end.Over(); {
 		quiet = beat(time.Second)
 	}
 	close(release)

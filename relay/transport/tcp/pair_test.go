@@ -154,7 +154,7 @@ func noGoroutines(t *testing.T) {
 	t.Cleanup(func() {
 		t.Helper()
 		var left string
-		for end := testutil.Begin(); !end.Over(); time.Sleep(time.Millisecond) {
+		for end := testutil.BeginFor(waitTime); !end.Over(); time.Sleep(time.Millisecond) {
 			if left = ours(); left == "" {
 				return
 			}

@@ -26,7 +26,7 @@ func (w *two) script(t *testing.T, lines ...string) {
 // held waits for a call that blocks.
 func (w *two) held(t *testing.T) {
 	t.Helper()
-	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
+	for end := testutil.BeginFor(waitTime); ; time.Sleep(time.Millisecond) {
 		calls, err := w.rdma.Calls("held")
 		if err != nil {
 			t.Fatal(err)

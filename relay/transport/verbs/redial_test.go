@@ -209,7 +209,7 @@ func TestAcknowledgedWritesHaveArrived(t *testing.T) {
 	}
 	s.begin()
 	w.b.loop.Call(func() { // which hears of nothing meanwhile
-		for end := testutil.Begin(); len(s.done) < 10 && !end.Over(); {
+		for end := testutil.BeginFor(waitTime); len(s.done) < 10 && !end.Over(); {
 			time.Sleep(time.Millisecond)
 		}
 		w.b.set.fault(w.b.set.nics[0], "a test's fault")
@@ -463,7 +463,7 @@ func TestARelayThatNeverGrantsAgain(t *testing.T) {
 	s := newStream(w)
 	// Each time has its write.
 	carried := false
-	for grant, end := uint64(1), testutil.Begin(); !end.Over(); grant++ {
+	for grant, end := uint64(1), testutil.BeginFor(waitTime); !end.Over(); grant++ {
 		w.b.loop.Call(func() {
 			if w.b.set.gone == nil {
 				if err := w.arrivals.Grant(grant, 7, 0, streamBytes); err != nil {

@@ -268,7 +268,7 @@ func ticketsAreReceives(t *testing.T, w *two) {
 	done := make(chan error, grants)
 	ready := make(chan error, 1)
 	// The keys have come when the loop has heard of them.
-	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
+	for end := testutil.BeginFor(waitTime); ; time.Sleep(time.Millisecond) {
 		known := false
 		w.a.loop.Call(func() { known = w.link.regions[7] != nil })
 		if known {
@@ -329,7 +329,7 @@ func TestWritesThatAreNotPossible(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
+	for end := testutil.BeginFor(waitTime); ; time.Sleep(time.Millisecond) {
 		there := false
 		w.a.loop.Call(func() { _, there = w.link.tickets[1] })
 		if there {

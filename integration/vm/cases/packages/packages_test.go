@@ -156,7 +156,7 @@ func (h *host) start(name string) (*container, hook.Info) {
 		h.Fatal(err)
 	}
 	go func() { c.ended <- cmd.Wait() }()
-	for end := testutil.Begin(); ; time.Sleep(200 * time.Millisecond) {
+	for end := testutil.BeginFor(patience); ; time.Sleep(200 * time.Millisecond) {
 		select {
 		case err := <-c.ended:
 			h.Fatalf("container %s ended: %v: %s", c.id, err, c.said.String())

@@ -247,7 +247,7 @@ const patience = 6 * time.Minute
 // ready waits until a container's relay answers.
 func (o *operator) ready(c *container) (found hook.Info) {
 	o.Helper()
-	for end := testutil.Begin(); ; time.Sleep(200 * time.Millisecond) {
+	for end := testutil.BeginFor(patience); ; time.Sleep(200 * time.Millisecond) {
 		select {
 		case err := <-c.ended:
 			c.once.Do(func() {}) // there is nothing to end
