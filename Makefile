@@ -271,8 +271,8 @@ TIME ?= 1h
 SEED ?=
 
 .PHONY: nightly
-nightly: build ## run all cases that are too long for CI, one after the other, and write docs/nightly.json (RUN=fuzz)
-	@$(GO) run ./integration/nightly -run '$(RUN)' docs/nightly.json
+nightly: build ## run all cases that are too long for CI, one after the other, and write docs/nightly.json and the table of docs/benchmarks.md (RUN=fuzz)
+	@$(GO) run ./integration/nightly -run '$(RUN)' -table docs/benchmarks.md docs/nightly.json
 
 .PHONY: soak-containers
 soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random (N=1000 SEED=)
