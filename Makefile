@@ -96,23 +96,54 @@ demo: demo-needs build ## run two containers that exchange data through their re
 test-needs:
 	@integration/prerequisites test
 
-again      = $(if $(AGAIN),-again '$(1)')
+again = -flaky integration/flaky.txt $(if $(AGAIN),-again '$(1)')
 # Tests wait more than they compute: twice as many packages at once as there are
-# processors, and in each several of those tests that may run beside others.
-# bin/confine leaves no process and no mount of a test behind, and limits its silence.
-host_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -race -vet=off -p $(shell expr 2 \* $$(nproc)) -parallel 4 -timeout 0
+# processors, and in each several of those tests that may run beside others. bin/confine
+# leaves no process and no mount of a test behind, and limits its silence. Processes of the
+# race detector would sleep for a second before they end.
+confine    = bin/confine -idle $(IDLE) env GORACE=atexit_sleep_ms=0
+host_tests = $(confine) $(GO) test -json -count=1 -vet=off -ldflags=-w -parallel 4 -timeout 0
 # Packages run in this order, so those first that take the longest.
-longest = ./integration ./relay ./relay/libpeerlane ./hook ./relay/selftest ./relay/nccl ./topo
+longest = ./integration ./relay ./hook ./relay/libpeerlane ./relay/nccl ./relay/transport/verbs ./relay/selftest ./topo
+# Packages whose own code starts no goroutine, or whose tests run Peerlane's programs as
+# processes of their own, where the detector sees nothing of them. `make test-race`, which
+# is on the nightly list, looks at these, too.
+without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane-hook ./cmd/peerlane-runtime ./cmd/terminal \
+	./cmd/version ./cuda/conformance ./cuda/kernels ./hook/config ./hook/layout ./hook/sandbox ./integration \
+	$(addprefix ./integration/,across bundle documents fuzz licences nccl nightly programs report testbed testrun vm/pcitree vm/run vulncheck) \
+	./packaging/... ./relay/launch ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
+	./relay/verbs/... ./relay/wire ./topo/...
+all_packages = $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES)
+testrun      = bin/testrun $(if $(RACE),,-plain '$(without_race)') -p $(shell expr 2 \* $$(nproc))
+
+vetting      = nice $(MAKE) --no-print-directory lint
+
+# The programs that tests start are built once, for all packages; and binaries of tests
+# where their code has changed.
+.PHONY: bin/tests
+bin/tests:
+	@$(GO) run ./integration/programs/build bin/test-programs
+	@$(GO) build -o bin/ ./integration/testrun
+	@$(testrun) -build bin/tests $(all_packages)
 
 .PHONY: test
-test: test-needs build lint ## vet, lint and test everything, race detector on (PACKAGES=./topo/...)
-	@# Vetted already. Never from the cache, which knows nothing of runtimes and
-	@# kernels. The report prints failures, and why a test was skipped; of a run
-	@# of everything it demands the matrix's cells of this place.
+test: test-needs build bin/tests ## vet, lint and test everything, race detector on where goroutines are (PACKAGES=./topo/...)
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
-	@# What the go command's status would say is in its events.
-	@{ $(host_tests) $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES) || true; } | bin/test-report $(call again,$(host_tests) -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host)
+	@# Vetted beside the tests. Never from the cache, which knows nothing of runtimes
+	@# and kernels. The report prints failures, and why a test was skipped; of a run
+	@# of everything it demands the matrix's cells of this place. What testrun says by
+	@# its status is in its events.
+	@status=0; programs=$$(mktemp -d); trap 'rm -rf "$$programs"' EXIT; \
+	cp bin/test-programs/* "$$programs"; export PEERLANE_TEST_PROGRAMS=$$programs; \
+	$(vetting) >bin/lint.log 2>&1 & lint=$$!; \
+	{ $(confine) $(testrun) bin/tests $(all_packages) || true; } \
+		| bin/test-report $(call again,$(host_tests) -race -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host) || status=1; \
+	wait $$lint || { cat bin/lint.log; status=1; }; exit $$status
+
+.PHONY: test-race
+test-race: ## make test with the race detector on in all packages
+	@$(MAKE) --no-print-directory test RACE=1
 
 .PHONY: engines-needs
 engines-needs:
@@ -251,8 +282,8 @@ TIME ?= 1h
 SEED ?=
 
 .PHONY: nightly
-nightly: build ## run all cases that are too long for CI, one after the other, and write docs/nightly.json (RUN=fuzz)
-	@$(GO) run ./integration/nightly -run '$(RUN)' docs/nightly.json
+nightly: build ## run all cases that are too long for CI, one after the other, and write docs/nightly.json and the table of docs/benchmarks.md (RUN=fuzz)
+	@$(GO) run ./integration/nightly -run '$(RUN)' -table docs/benchmarks.md docs/nightly.json
 
 .PHONY: soak-containers
 soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random, and compare random lives with a model (N=1000 LIVES=10000 SEED=)
@@ -263,8 +294,8 @@ soak-relay: test-needs build ## clients come, go, exchange verified messages and
 	@PEERLANE_SOAK_TIME=$(TIME) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 24h -run '^TestSoakOfRelays$$' ./integration
 
 .PHONY: soak-faults
-soak-faults: ## give every CUDA call and every system call of relays, NICs and clients every fault, wait 120 s for who sleeps, and 500 orders of receives over two slots
-	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestFaultsOfAClientsSystemCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots)$$' ./relay
+soak-faults: ## give every CUDA call and every system call of relays, NICs and clients every fault, let processes sleep for 120 s, 500 orders of receives over two slots, and 400 connects beside a flood
+	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 PEERLANE_FLOOD_CONNECTS=400 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestFaultsOfAClientsSystemCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots|TestPeerSocketFloodHonestConnectsSucceed)$$' ./relay
 	@PEERLANE_FAULTS=all $(GO) test -count=1 -v -timeout 1h -run '^TestFaultsOfCalls$$' ./relay/libpeerlane
 
 .PHONY: soak-network

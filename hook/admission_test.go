@@ -13,6 +13,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -76,7 +77,7 @@ func (c *tenant) ask(t *testing.T, gpu string, bytes uint64) {
 func (c *tenant) answer(t *testing.T) launch.Admission {
 	t.Helper()
 	var answer launch.Admission
-	eventually(t, "an admission", func() error {
+	testutil.Succeeds(t, "an admission", func() error {
 		for _, a := range reports[launch.Admission](t, c.dir, "admission") {
 			if a.Claim == c.claims {
 				answer = a
@@ -193,7 +194,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 	// Of a process with threads the first can end before the others have.
 	free := func(c *tenant) {
 		t.Helper()
-		eventually(t, "what a killed relay had", func() error {
+		testutil.Succeeds(t, "what a killed relay had", func() error {
 			if a := c.claim(t, 1<<30); !a.OK {
 				return errors.New(a.Error)
 			}
@@ -203,7 +204,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 	kill(first)
 	free(b)
 	h.staged(t, 1<<30) // b's alone
-	eventually(t, "the next relay", func() error {
+	testutil.Succeeds(t, "the next relay", func() error {
 		if s := h.info(t, a.generation).Status; s.State != hook.StateReady || s.Relay == nil || s.Relay.PID == first {
 			return errors.New("not ready")
 		}
@@ -312,7 +313,7 @@ func TestHostMemoryIsAdmittedPerHost(t *testing.T) {
 	if err := unix.Kill(b.info(t, b.generation).Status.Relay.PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the memory of a relay that ended", func() error {
+	testutil.Succeeds(t, "the memory of a relay that ended", func() error {
 		if got := a.claimOn(t, launch.HostMemory, 96*mib); !got.OK {
 			return errors.New(got.Error)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // Runtimes make device nodes and mount points at paths that the image chooses. In
@@ -98,7 +99,7 @@ func TestContainerOfEarlierReleaseKeepsItsSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { end(init) })
-	eventually(t, "the container", func() error { _, err := os.Stat(ready); return err })
+	testutil.Succeeds(t, "the container", func() error { _, err := os.Stat(ready); return err })
 	if err := h.layout.MountAnchor(); err != nil {
 		t.Fatal(err)
 	}

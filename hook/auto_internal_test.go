@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // A runtime in a user namespace mounts the host's nodes: these count where config.json
@@ -36,11 +38,11 @@ func TestLaneAutoMountedNodes(t *testing.T) {
 		}
 		_ = init.Wait() // it was killed
 	}()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat(ready); err == nil {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatal("the mount was not made")
 		}
 	}

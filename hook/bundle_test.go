@@ -18,6 +18,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // bundle is a container in the making.
@@ -86,7 +87,7 @@ func newSharedHost(t *testing.T) host {
 			return
 		}
 		// A supervisor that ends still has its log open.
-		eventually(t, "unmounting", func() error { return unix.Unmount(root, 0) })
+		testutil.Succeeds(t, "unmounting", func() error { return unix.Unmount(root, 0) })
 	})
 	mountAnchor(t, h.layout) // the one of newHost is covered
 	t.Cleanup(func() { h.gone(t) })
@@ -218,7 +219,7 @@ func (b *bundle) start() {
 
 func (b *bundle) found() (p probe) {
 	b.t.Helper()
-	eventually(b.t, "the container's word", func() error {
+	testutil.Succeeds(b.t, "the container's word", func() error {
 		text, err := os.ReadFile(filepath.Join(b.dir, "rootfs/out/probe"))
 		if err == nil {
 			err = json.Unmarshal(text, &p)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // collect runs the collector and checks what it removes.
@@ -39,7 +40,7 @@ func (h host) killSupervisor(t *testing.T, id string) {
 	if err := unix.Kill(supervisor(t, id), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "end of the supervisor", func() error {
+	testutil.Succeeds(t, "end of the supervisor", func() error {
 		if h.info(t, id).Supervised {
 			return errors.New("it lives")
 		}
@@ -292,7 +293,7 @@ func TestKilledHook(t *testing.T) {
 		h.launch(t, "c", process(t).Process.Pid, "")
 	}
 	// Somebody else may be removing one at this moment.
-	eventually(t, "collection", func() error {
+	testutil.Succeeds(t, "collection", func() error {
 		if _, err := hook.Collect(h.layout); err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +340,7 @@ func TestAfterABoot(t *testing.T) {
 	// Whatever runs next: here, the start of a container.
 	next := h.launch(t, "c", process(t).Process.Pid, "")
 	h.state(t, next.ID, hook.StateReady)
-	eventually(t, "collection", func() error {
+	testutil.Succeeds(t, "collection", func() error {
 		if _, err := os.Stat(h.layout.GenerationDir(g.ID)); !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("the generation of the last boot: %w", err)
 		}
@@ -483,7 +484,7 @@ func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 	}
 	waitDead(t, relay)
 	// Threads of the relay can outlive its first one.
-	eventually(t, "the list", func() error {
+	testutil.Succeeds(t, "the list", func() error {
 		if s := h.info(t, g.ID).Status; s.Relay != nil || s.State != hook.StateWaiting || !strings.Contains(s.Error, strconv.Itoa(relay)) {
 			return fmt.Errorf("the status is %+v", s)
 		}

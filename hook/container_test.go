@@ -18,6 +18,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // probe is what a container finds at its mount point.
@@ -146,7 +147,7 @@ func TestContainer(t *testing.T) {
 				if p.Covering != "done" {
 					t.Errorf("this test should see that a container's mounts stay there, but it cannot mount: %s", p.Covering)
 				}
-				eventually(t, "the relay that answered", func() error { // its supervisor writes it down a moment later
+				testutil.Succeeds(t, "the relay that answered", func() error { // its supervisor writes it down a moment later
 					all, err := hook.List(b.layout)
 					if err != nil || len(all) != 1 || all[0].Status.Relay == nil || all[0].Status.Relay.PID != p.Relay {
 						return fmt.Errorf("relay %d answered, generations %+v, %v", p.Relay, all, err)
@@ -222,7 +223,7 @@ func TestSharedAnchorIsMadePrivate(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	eventually(t, "the container", func() error { _, err := os.Stat(ready); return err })
+	testutil.Succeeds(t, "the container", func() error { _, err := os.Stat(ready); return err })
 	g := h.launch(t, "c", init.Process.Pid, "")
 	g.Container.Bundle = bundle
 	before := h.mounts(t)

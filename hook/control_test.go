@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -33,7 +34,7 @@ func refused(t *testing.T, socket string) string {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := conn.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := conn.Write(wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)); err != nil {
@@ -96,7 +97,7 @@ func TestResumeOfARelayThatIsDown(t *testing.T) {
 	if err := hook.Resume(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the second time", func() error {
+	testutil.Succeeds(t, "the second time", func() error {
 		if s := h.info(t, g.ID).Status; s.Starts != 10 || s.State != hook.StateDown {
 			return fmt.Errorf("status %+v", s)
 		}
@@ -305,7 +306,7 @@ func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	eventually(t, "the supervisor's descriptors", func() error {
+	testutil.Succeeds(t, "the supervisor's descriptors", func() error {
 		if now := open(); now > before {
 			return fmt.Errorf("%d are open, and %d were", now, before)
 		}

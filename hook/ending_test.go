@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -86,7 +87,7 @@ func (h host) journal(t *testing.T) (nextEnd func() string) {
 	t.Cleanup(func() { conn.Close() })
 	return func() string {
 		t.Helper()
-		if err := conn.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
+		if err := conn.SetReadDeadline(testutil.Deadline()); err != nil {
 			t.Fatal(err)
 		}
 		for text := make([]byte, 64<<10); ; {
@@ -198,7 +199,7 @@ func TestALogOfJSON(t *testing.T) {
 	}
 	h.state(t, g.ID, hook.StateReady)
 	h.do(t, "panic:peerlane-test")
-	eventually(t, "the next relay", func() error {
+	testutil.Succeeds(t, "the next relay", func() error {
 		if s := h.info(t, g.ID).Status; s.Starts != 2 || s.State != hook.StateReady {
 			return fmt.Errorf("status %+v", s)
 		}
@@ -250,7 +251,7 @@ func TestARelayThatTakesTooMuchMemory(t *testing.T) {
 	// The next one is born in the group, however it came to be one.
 	kill(t, relay, unix.SIGKILL)
 	nextEnd()
-	eventually(t, "the next relay", func() error {
+	testutil.Succeeds(t, "the next relay", func() error {
 		if s := h.info(t, g.ID).Status; s.Starts != 2 || s.State != hook.StateReady {
 			return fmt.Errorf("status %+v", s)
 		}
@@ -261,7 +262,7 @@ func TestARelayThatTakesTooMuchMemory(t *testing.T) {
 	if !strings.Contains(entry, "PEERLANE_CAUSE=out of memory\n") || !strings.Contains(entry, "relay.memory") {
 		t.Errorf("the host's log has\n%s", entry)
 	}
-	eventually(t, "the one after it", func() error {
+	testutil.Succeeds(t, "the one after it", func() error {
 		if s := h.info(t, g.ID).Status; s.Starts != 3 || s.State != hook.StateReady {
 			return fmt.Errorf("status %+v", s)
 		}
@@ -291,7 +292,7 @@ func narrow(t *testing.T, h host, g *hook.Generation, relay int) {
 		t.Skipf("no memory controller to be had: %v", err)
 	}
 	t.Cleanup(func() {
-		eventually(t, "the control group", func() error { return os.Remove(group) })
+		testutil.Succeeds(t, "the control group", func() error { return os.Remove(group) })
 	})
 	for _, set := range [][2]string{
 		{"memory.limit_in_bytes", most}, {"memory.swappiness", "0"}, {"cgroup.procs", fmt.Sprint(supervisor(t, g.ID))}, {"cgroup.procs", fmt.Sprint(relay)},

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // exe is a program that has the name of a relay's process before the relay is executed.
@@ -61,7 +62,7 @@ func TestForeignProcessWithRelayUIDBlocksNothing(t *testing.T) {
 	if err := unix.Kill(relay, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the next relay", func() error {
+	testutil.Succeeds(t, "the next relay", func() error {
 		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || s.Starts != 2 {
 			return fmt.Errorf("status %+v", s)
 		}
@@ -168,7 +169,7 @@ func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(t *testing.T) { // not paral
 	if marks := h.marks(t); len(marks) != 1 || h.info(t, g.ID).ID != g.ID { // its control group may have ended it meanwhile
 		t.Errorf("uids %v", marks)
 	}
-	eventually(t, "its end", func() error {
+	testutil.Succeeds(t, "its end", func() error {
 		h.collect(t, g.ID)
 		if alive(relay) {
 			return errors.New("the relay lives")

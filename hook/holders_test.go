@@ -16,6 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -32,7 +33,7 @@ func TestHolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer own.Close()
-	eventually(t, "the holder", func() error {
+	testutil.Succeeds(t, "the holder", func() error {
 		list, err := hook.HoldersOf(layout.New(t.TempDir()), node, nil)
 		if err != nil || len(list) != 1 || list[0].PID != holder.Process.Pid || list[0].Devices[0] != node {
 			return errors.Join(fmt.Errorf("holders %+v", list), err)
@@ -76,7 +77,7 @@ func TestHoldersOmitFilesThatAreNoCharacterDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { end(holder) })
-	eventually(t, "the holder", func() error {
+	testutil.Succeeds(t, "the holder", func() error {
 		target, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/0", holder.Process.Pid))
 		if err == nil && target != file {
 			err = fmt.Errorf("standard input is %s", target)

@@ -12,11 +12,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -65,7 +65,7 @@ func mountAnchor(t testing.TB, l layout.Layout) {
 // gone waits until no generation is left.
 func (h host) gone(t *testing.T) {
 	t.Helper()
-	eventually(t, "what is left", func() error {
+	testutil.Succeeds(t, "what is left", func() error {
 		for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers(), h.layout.UIDs()} {
 			entries, err := os.ReadDir(dir)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -126,7 +126,7 @@ func ask(path string) (int, error) {
 		return 0, err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := conn.SetDeadline(testutil.Deadline()); err != nil {
 		return 0, err
 	}
 	answer := make([]byte, 100)
@@ -154,7 +154,7 @@ func (h host) info(t *testing.T, id string) hook.Info {
 func (h host) state(t *testing.T, id, state string) hook.Info {
 	t.Helper()
 	var info hook.Info
-	eventually(t, "state "+state, func() error {
+	testutil.Succeeds(t, "state "+state, func() error {
 		info = h.info(t, id)
 		if info.Status.State != state {
 			return fmt.Errorf("status is %+v", info.Status)
@@ -193,7 +193,7 @@ func alive(pid int) bool {
 
 func waitDead(t *testing.T, pid int) {
 	t.Helper()
-	eventually(t, "end of a process", func() error {
+	testutil.Succeeds(t, "end of a process", func() error {
 		if alive(pid) {
 			return fmt.Errorf("process %d lives", pid)
 		}

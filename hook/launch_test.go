@@ -12,13 +12,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -152,7 +152,7 @@ func TestInheritsNothing(t *testing.T) {
 	g := h.launch(t, "c", init.Process.Pid, "")
 	h.state(t, g.ID, hook.StateReady)
 	write.Close()
-	if err := read.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := read.SetReadDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := read.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
@@ -238,7 +238,7 @@ func TestSilentRelayIsKilled(t *testing.T) {
 	g := h.launch(t, "c", init.Process.Pid, "silent")
 	first := h.info(t, g.ID).Status.Relay.PID
 	waitDead(t, first)
-	eventually(t, "the next relay", func() error {
+	testutil.Succeeds(t, "the next relay", func() error {
 		if s := h.info(t, g.ID).Status; s.Starts != 2 {
 			return fmt.Errorf("status %+v", s)
 		}
@@ -289,7 +289,7 @@ func TestLanesOneByOneAreOneRelay(t *testing.T) {
 	if diff := cmp.Diff([]launch.Lane{lane(2), lane(3)}, third.Config.Lanes); diff != "" {
 		t.Errorf("lanes (-want +got)\n%s", diff)
 	}
-	eventually(t, "the relay's configuration", func() error {
+	testutil.Succeeds(t, "the relay's configuration", func() error {
 		configs := reports[launch.Config](t, h.dir, "config")
 		if len(configs) != 2 || len(configs[1].Lanes) != 2 {
 			return fmt.Errorf("configurations %+v", configs)
@@ -309,7 +309,7 @@ func TestChangedLanesSurviveTheRelay(t *testing.T) {
 	g := h.launch(t, "c", init.Process.Pid, "refuses changes", lane(2))
 	h.state(t, g.ID, hook.StateReady)
 	h.launch(t, "c", init.Process.Pid, "", lane(3))
-	eventually(t, "the refusal", func() error {
+	testutil.Succeeds(t, "the refusal", func() error {
 		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || !strings.Contains(s.Error, "no such GPU") {
 			return fmt.Errorf("status %+v", s)
 		}
@@ -318,7 +318,7 @@ func TestChangedLanesSurviveTheRelay(t *testing.T) {
 	if err := unix.Kill(h.info(t, g.ID).Status.Relay.PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the second relay", func() error {
+	testutil.Succeeds(t, "the second relay", func() error {
 		s := h.info(t, g.ID).Status
 		if s.Starts != 2 || s.State != hook.StateReady || s.Error != "" {
 			return fmt.Errorf("status %+v", s)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -114,7 +115,7 @@ func TestARelayWhoseLastMessageLingers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the relay's message", func() error {
+	testutil.Succeeds(t, "the relay's message", func() error {
 		if len(h.strays(t)) == 0 {
 			return errors.New("not sent")
 		}
@@ -147,7 +148,7 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a stopped supervisor", func() error {
+	testutil.Succeeds(t, "a stopped supervisor", func() error {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err == nil && !strings.Contains(string(stat), ") T ") {
 			err = errors.New("it runs")
@@ -169,7 +170,7 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "threads of its supervisor that wait", func() error {
+	testutil.Succeeds(t, "threads of its supervisor that wait", func() error {
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", supervisor(t, g.ID)))
 		if err == nil && len(threads) <= 64 {
 			err = fmt.Errorf("%d threads", len(threads))

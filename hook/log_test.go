@@ -11,6 +11,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // However much a relay says, its log has an end, and it goes on. Nor does it stop
@@ -28,7 +29,7 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 			init := process(t)
 			g := h.launchBy(t, by, "c", init.Process.Pid, "talks")
 			path := filepath.Join(h.layout.GenerationDir(g.ID), "relay.log")
-			eventually(t, "the end of what it says", func() error {
+			testutil.Succeeds(t, "the end of what it says", func() error {
 				text, err := os.ReadFile(path)
 				if err == nil && !strings.Contains(string(text), fmt.Sprintf("test relay: %0986d\n", 19_999)) {
 					err = fmt.Errorf("the log ends with %.200q", text[max(0, len(text)-200):])
@@ -46,7 +47,7 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "what it says to its supervisor", func() error {
+			testutil.Succeeds(t, "what it says to its supervisor", func() error {
 				text, err := os.ReadFile(path)
 				if err == nil && !strings.Contains(string(text), "test relay: a client") {
 					err = fmt.Errorf("the log ends with %.200q", text[max(0, len(text)-200):])
@@ -73,7 +74,7 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 			}
 			end(init)
 			waitDead(t, pid)
-			eventually(t, "the end of the supervisor, whose threads end one by one", func() error {
+			testutil.Succeeds(t, "the end of the supervisor, whose threads end one by one", func() error {
 				_, err := hook.Collect(h.layout)
 				if left, _ := os.ReadDir(h.layout.Generations()); err == nil && len(left) > 0 {
 					err = fmt.Errorf("%v", left)

@@ -367,19 +367,6 @@ func reports[T any](t *testing.T, dir, kind string) []T {
 	return out
 }
 
-// eventually waits until f is content. Tests wait generously: nothing here is
-// a promise about time.
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	var err error
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	t.Fatalf("%s: %v", what, err)
-}
-
 // process starts a program that lives until it is killed.
 func process(t *testing.T) *exec.Cmd {
 	t.Helper()

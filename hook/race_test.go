@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // attaches is how often TestAttachWhileParentsAreSwapped attaches;
@@ -55,7 +56,7 @@ func TestAttachWhileParentsAreSwapped(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { end(init); h.gone(t) })
-	eventually(t, "the container", func() error { _, err := os.Stat(ready); return err })
+	testutil.Succeeds(t, "the container", func() error { _, err := os.Stat(ready); return err })
 	g := h.launch(t, "c", init.Process.Pid, "")
 	before := h.mounts(t)
 

@@ -24,6 +24,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -373,7 +374,7 @@ func TestARelayThatIsTakenOver(t *testing.T) {
 func (h host) attacks(t *testing.T) map[string]string {
 	t.Helper()
 	var went []map[string]string
-	eventually(t, "the attacks", func() error {
+	testutil.Succeeds(t, "the attacks", func() error {
 		if went = reports[map[string]string](t, h.dir, "attacks"); len(went) != 1 {
 			return fmt.Errorf("%d reports", len(went))
 		}
@@ -553,7 +554,7 @@ func TestRelaysShareNoUID(t *testing.T) {
 		t.Errorf("a relay too many: %v", err)
 	}
 	end(inits[0])
-	eventually(t, "the uid of the ended", func() error {
+	testutil.Succeeds(t, "the uid of the ended", func() error {
 		left, err := os.ReadDir(h.layout.UIDs())
 		if err == nil && len(left) != count-1 {
 			err = fmt.Errorf("%d uids are taken", len(left))
@@ -644,7 +645,7 @@ func TestARelayThatIsKilledInItsSandbox(t *testing.T) {
 	h := newHost(t)
 	init := process(t)
 	g := h.launch(t, "c", init.Process.Pid, "killed in its sandbox")
-	eventually(t, "the next relay", func() error {
+	testutil.Succeeds(t, "the next relay", func() error {
 		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || s.Starts != 2 {
 			return fmt.Errorf("status %+v", s)
 		}
@@ -701,7 +702,7 @@ func TestAddedLaneWithItsOwnDevices(t *testing.T) {
 	added.NICs = []string{"verbs0"}
 	h.launch(t, "c", init.Process.Pid, "", added)
 	waitDead(t, first)
-	eventually(t, "the next relay", func() error {
+	testutil.Succeeds(t, "the next relay", func() error {
 		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || s.Starts != 2 || s.Error != "" {
 			return fmt.Errorf("status %+v", s)
 		}

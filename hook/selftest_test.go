@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -74,7 +75,7 @@ func testerMain(fault func(string) bool) {
 // told waits for a configuration in which nothing is awaited, and that is enough.
 func (h host) told(t *testing.T, enough func(launch.Config) bool) (found launch.Config) {
 	t.Helper()
-	eventually(t, "the relay hears what was found", func() error {
+	testutil.Succeeds(t, "the relay hears what was found", func() error {
 		all := reports[launch.Config](t, h.dir, "config")
 		for _, c := range all {
 			if !c.Testing && enough(c) {
@@ -274,7 +275,7 @@ func TestATesterEndsWithItsContainer(t *testing.T) {
 			h := newHost(t)
 			c := process(t)
 			g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, "hangs"))
-			eventually(t, "the tester runs", func() error {
+			testutil.Succeeds(t, "the tester runs", func() error {
 				if len(h.jobs(t)) != 1 {
 					return errors.New("it does not")
 				}

@@ -17,13 +17,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // launcher plays systemd with peerlane-relay.socket: for each connection it
@@ -127,7 +127,7 @@ func (l *launcher) started() []*exec.Cmd {
 // says waits until the journal has a text.
 func (l *launcher) says(t *testing.T, text string) {
 	t.Helper()
-	eventually(t, "the journal", func() error {
+	testutil.Succeeds(t, "the journal", func() error {
 		journal, err := os.ReadFile(l.journal)
 		if err == nil && !strings.Contains(string(journal), text) {
 			err = fmt.Errorf("%q is not in %q", text, journal)
@@ -249,7 +249,7 @@ func TestKilledServiceLeavesTheRelay(t *testing.T) {
 	}
 	waitDead(t, service)
 	// Its threads end one by one, and the last one lets go of the lock.
-	eventually(t, "end of the supervisor", func() error {
+	testutil.Succeeds(t, "end of the supervisor", func() error {
 		if h.info(t, g.ID).Supervised {
 			return errors.New("it lives")
 		}
@@ -371,7 +371,7 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			}
 			// A child that another test forks has this process's files until it executes, and so
 			// the lock of the uid's mark. Then a later collector takes the mark away.
-			eventually(t, "what collectors leave", func() error {
+			testutil.Succeeds(t, "what collectors leave", func() error {
 				if _, err := hook.Collect(h.layout); err != nil {
 					return err
 				}
@@ -476,7 +476,7 @@ func newPlayHook(t *testing.T, h host) *playHook {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := conn.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	return &playHook{t, h, conn}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // marks are the uids that somebody has.
@@ -98,7 +99,7 @@ func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
 		}
 		waitDead(t, relay)
 		h.stays(t, g.Sandbox.UID, "the supervisor is about to start its relay again")
-		eventually(t, "the next relay", func() error {
+		testutil.Succeeds(t, "the next relay", func() error {
 			next, err := h.ask(g.ID)
 			if err == nil && next == relay {
 				err = errors.New("it is the one that was killed")
@@ -134,7 +135,7 @@ func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
 	}
 	end(init)
 	waitDead(t, relay)
-	eventually(t, "the uid of the relay that has ended", func() error {
+	testutil.Succeeds(t, "the uid of the relay that has ended", func() error {
 		h.collect(t)
 		if marks := h.marks(t); len(marks) > 0 {
 			return fmt.Errorf("uids %v are in use", marks)

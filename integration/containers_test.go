@@ -27,6 +27,7 @@ import (
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -295,7 +296,7 @@ func (b *bed) follow(id string, cmd *exec.Cmd, remove func(context.Context) erro
 func (c *container) end() {
 	c.once.Do(func() {
 		c.in.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 		defer cancel()
 		if err := c.remove(ctx); err != nil {
 			c.bed.Error(err)
@@ -309,7 +310,7 @@ func (c *container) end() {
 // next waits for a line of a kind; others before it are passed over.
 func (c *container) next(kind string) said {
 	c.bed.Helper()
-	deadline := time.After(2 * patience)
+	deadline := testutil.After(2 * patience)
 	for {
 		select {
 		case s, ok := <-c.lines:
@@ -438,7 +439,7 @@ func (c *container) mustLearn(since time.Time, words ...string) {
 				c.bed.Errorf("the error does not say %q: %s", w, s.Error)
 			}
 		}
-	case <-time.After(patience):
+	case <-testutil.After(patience):
 		c.bed.Fatalf("the other container has not learnt of it after %v", patience)
 	}
 }
@@ -654,7 +655,7 @@ func (b *bed) hostLog() *net.UnixConn {
 // mustLog demands an entry that has all of these words.
 func (b *bed) mustLog(journal *net.UnixConn, words ...string) {
 	b.Helper()
-	if err := journal.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := journal.SetReadDeadline(testutil.Deadline()); err != nil {
 		b.Fatal(err)
 	}
 	entry := make([]byte, 64<<10)
@@ -726,7 +727,7 @@ func (b *bed) mustFail(c *container, words ...string) {
 
 // starts is how many containers TestTheFirstActionOfAContainer starts; `make
 // soak-containers` starts more.
-const starts = 100
+const starts = 24
 
 func TestTheFirstActionOfAContainer(t *testing.T) {
 	beside(t)
@@ -768,7 +769,7 @@ func TestTheFirstActionOfAContainer(t *testing.T) {
 // peerlane runs the administrator's command on this host.
 func (b *bed) peerlane(arguments ...string) (string, error) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, filepath.Join(binaries, "peerlane"), append(arguments, "--root", b.Root)...).CombinedOutput()
 	return string(out), err
@@ -793,7 +794,7 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 	a, z := b.waiting()
 	g := a.generation()
 	deaths := 0
-	for end := time.Now().Add(2 * patience); ; {
+	for end := testutil.BeginFor(2 * patience); ; {
 		g = a.generation()
 		if g.Status.State == hook.StateDown {
 			break
@@ -803,7 +804,7 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 			kill(t, g.Status.Relay.PID)
 			deaths = g.Status.Starts
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("after %d deaths its status is %+v", deaths, g.Status)
 		}
 		if deaths > 5 {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -66,19 +67,19 @@ func newDocker(b *bed, runtimes map[string][]string) *docker {
 		}
 		select {
 		case <-ended:
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			b.Error(errors.Join(errors.New("dockerd does not end"), daemon.Process.Kill(), <-ended))
 		}
 		if b.Failed() {
 			b.Logf("dockerd's last words: %s", log.Bytes()[max(0, log.Len()-4000):])
 		}
 	})
-	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(100 * time.Millisecond) {
 		out, err := d.command(context.Background(), "info").CombinedOutput()
 		if err == nil {
 			return d
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			b.Fatalf("dockerd does not answer: %v: %s", err, out)
 		}
 	}

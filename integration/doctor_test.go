@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // diagnosis is what peerlane doctor says of this host, by check.
@@ -100,11 +100,7 @@ func TestDoctorFindsWhatIsLeft(t *testing.T) {
 
 func (b *bed) eventually(what string, is func() bool) {
 	b.Helper()
-	for begun := time.Now(); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Since(begun) > patience {
-			b.Fatalf("it does not come to pass that %s", what)
-		}
-	}
+	testutil.Until(b.T, what, is)
 }
 
 // What the exporter tells of a lane is what its relay moves.

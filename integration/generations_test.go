@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // script makes a program of a text, for a hook to be.
@@ -111,19 +112,19 @@ func TestOverlappingRestarts(t *testing.T) {
 		}()
 		// runc forgets the container before its poststop hooks.
 		state := filepath.Join(b.RuntimeState(), id)
-		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 			if _, err := os.Stat(state); err == nil {
 				break
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				t.Fatal("a container does not begin")
 			}
 		}
-		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 			if _, err := os.Stat(state); errors.Is(err, os.ErrNotExist) {
 				break
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				t.Fatal("a container does not end")
 			}
 		}
@@ -180,11 +181,11 @@ func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) { // not beside ot
 			if err := run.Start(); err != nil {
 				t.Fatal(err)
 			}
-			for end := time.Now().Add(2 * patience); ; time.Sleep(time.Millisecond) {
+			for end := testutil.BeginFor(2 * patience); ; time.Sleep(time.Millisecond) {
 				if _, err := os.Stat(began); err == nil {
 					break
 				}
-				if time.Now().After(end) {
+				if end.Over() {
 					t.Fatal("the hook does not come to its end")
 				}
 			}
@@ -200,11 +201,11 @@ func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) { // not beside ot
 			_ = run.Wait()
 			init := infos[0].Init.PID
 			_ = syscall.Kill(init, syscall.SIGKILL) // it may have ended with its runtime
-			for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 				if _, err := os.Stat(fmt.Sprintf("/proc/%d", init)); err != nil {
 					break
 				}
-				if time.Now().After(end) {
+				if end.Over() {
 					t.Fatal("the container's init does not end")
 				}
 			}

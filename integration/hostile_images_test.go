@@ -29,6 +29,7 @@ import (
 	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 )
 
@@ -99,12 +100,12 @@ func mountShared(t *testing.T, name, at string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
 			err := unix.Unmount(at, 0)
 			if err == nil {
 				return
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				t.Errorf("unmounting %s: %v", at, errors.Join(err, unix.Unmount(at, unix.MNT_DETACH)))
 				return
 			}
@@ -206,7 +207,7 @@ func (h *hostile) try(t *testing.T, b *bundle.Bundle) outcome {
 	if err := b.Write(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 3*time.Minute)
 	defer cancel()
 	id := h.ContainerID(filepath.Base(b.Dir))
 	var stderr bytes.Buffer
@@ -324,7 +325,7 @@ func bearWitness(options []string) error {
 		return inUserNamespace(slices.Delete(options, i, i+1))
 	}
 	w := &witness{Writes: map[string]string{}, Mounts: map[string]string{}, Remounted: map[string]string{}}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	s, err := client.Dial(ctx, client.DefaultSocket)
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // What engines do to a container between its start and its end.
@@ -220,8 +221,8 @@ func TestUpgradeBetweenCreateAndStart(t *testing.T) {
 				}
 			})
 			before := c.generation()
-			for end := time.Now().Add(patience); before.Status.State != hook.StateReady; time.Sleep(10 * time.Millisecond) {
-				if time.Now().After(end) {
+			for end := testutil.Begin(); before.Status.State != hook.StateReady; time.Sleep(10 * time.Millisecond) {
+				if end.Over() {
 					t.Fatalf("the relay is not ready: %+v", before.Status)
 				}
 				before = c.generation()
@@ -232,12 +233,12 @@ func TestUpgradeBetweenCreateAndStart(t *testing.T) {
 			c.do("start", id)
 			says := func(kind string) {
 				t.Helper()
-				for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+				for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 					text, err := os.ReadFile(out.Name())
 					if err == nil && strings.Contains(string(text), fmt.Sprintf(`"kind":%q`, kind)) {
 						return
 					}
-					if time.Now().After(end) {
+					if end.Over() {
 						t.Fatalf("the container says %s (%v)", text, err)
 					}
 				}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // faultFiles are names of files that say which relay meets a fault: what the simulator
@@ -64,15 +65,15 @@ func (c *container) longestGap(lines int) (longest time.Duration) {
 // tells it why. The promise is 2 s; docs/benchmarks.md has the figure.
 func (c *container) answers() time.Time {
 	c.bed.Helper()
-	for end := time.Now().Add(patience); ; {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+	for end := testutil.Begin(); ; {
+		ctx, cancel := testutil.WithLimit(context.Background(), patience)
 		out, err := c.bed.runtime.Command(ctx, "exec", c.id, "/usr/bin/test", "role", "hello").Output()
 		cancel()
 		now := time.Now()
 		if err == nil {
 			return now
 		}
-		if now.After(end) {
+		if end.Over() {
 			c.bed.Fatalf("no relay answers in container %s: %s (%v)", c.id, out, err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/integration/across"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // routed are two network namespaces with a router between them, a third one: what
@@ -85,14 +86,14 @@ func (n *routed) unfilter() {
 // filtered demands that rules have met packets: else a case says nothing.
 func (n *routed) filtered(chain string) {
 	n.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		out := n.output("ip", "netns", "exec", n.router, "iptables", "-w", "-L", chain, "-v", "-x", "-n")
 		if lines := strings.Split(out, "\n"); len(lines) > 2 {
 			if f := strings.Fields(lines[2]); len(f) > 0 && f[0] != "0" {
 				return
 			}
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			n.Fatalf("no packet has met a rule: %s", out)
 		}
 	}
@@ -154,12 +155,12 @@ func (p *pair) flows(messages int) {
 	for _, c := range p.sides {
 		p.order(c, across.Order{Do: across.Count})
 		before := c.next(across.Counted).Report.Received
-		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
 			p.order(c, across.Order{Do: across.Count})
 			if now := c.next(across.Counted).Report.Received; now >= before+messages {
 				break
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				p.Fatalf("no messages flow to %s", c.id)
 			}
 		}
@@ -249,7 +250,7 @@ const grown = 48 << 20
 func (p *pair) calm(i int) state {
 	p.Helper()
 	c := p.sides[i]
-	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		found := c.bed.inspection(c)
 		is := usage(p.T, found)
 		if r := found.Report; r != nil && r.Network != nil && r.Used.Connections == 0 && len(r.Connections) == 0 {
@@ -264,7 +265,7 @@ func (p *pair) calm(i int) state {
 				return is
 			}
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			p.Fatalf("host %d's relay has %+v, and %+v before; its report: %+v, %+v", i, is, p.quiet[i], found.Report, found.Report.Network)
 		}
 	}
@@ -409,7 +410,7 @@ var quickFaults = []struct {
 		begun := time.Now()
 		p.net.noAddress(1)
 		kill(p.T, relay)
-		for end := time.Now().Add(patience); runs(relay) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		for end := testutil.Begin(); runs(relay) && !end.Over(); time.Sleep(10 * time.Millisecond) {
 		}
 		p.net.address(1)
 		p.mustHaveFailed(0, begun)

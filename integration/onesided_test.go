@@ -16,6 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -201,8 +202,8 @@ func stop(t *testing.T, pid int) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); !stopped(t, pid); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); !stopped(t, pid); time.Sleep(time.Millisecond) {
+		if end.Over() {
 			t.Fatalf("process %d does not stop", pid)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/integration/across"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -99,7 +100,7 @@ func play(arguments []string) int {
 
 // hello connects as the first action of its container, and needs no GPU.
 func hello() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := testutil.WithLimit(context.Background(), 20*time.Second)
 	defer cancel()
 	s, err := client.Dial(ctx, client.DefaultSocket)
 	if err != nil {
@@ -118,7 +119,7 @@ const hoardLimit = 192 << 20
 // hoard takes sessions and host memory until the relay refuses both, tells the reasons, and
 // stays until its input is closed.
 func hoard() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	var gpu wire.UUID
 	var sessions []*client.Session
@@ -241,7 +242,7 @@ func attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UU
 
 func exportOnly() error {
 	runtime.LockOSThread()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := testutil.WithLimit(context.Background(), 20*time.Second)
 	defer cancel()
 	d, device, gpu, err := openGPU()
 	if err != nil {
@@ -311,13 +312,13 @@ func stream(options []string) error {
 			return err
 		}
 	}
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		_, err := attach(ctx, d, device, gpu)
 		if err == nil {
 			say(said{Kind: "again"})
 			return nil
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			return err
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/traffic"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/libpeerlane"
 )
@@ -280,12 +281,12 @@ func (s *relaySoak) logs() {
 // quiet waits until no relay has a client, and returns what all relays say.
 func (s *relaySoak) quiet(generation string) *launch.Report {
 	s.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
 		i, err := hook.Inspect(s.host.Layout, generation)
 		if err == nil && i.Report != nil && len(i.Report.Clients) == 0 && i.Report.Used == (launch.Limits{}) {
 			return i.Report
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			text, _ := json.Marshal(i.Report)
 			s.Fatalf("relay %s still has clients, or does not answer: %v, %s, %s", generation, err, i.NoReport, text)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // Of `make soak-containers`: how many containers, of both runtimes together, and
@@ -111,7 +112,7 @@ type soaked struct {
 
 func (s *soak) one(c soaked) {
 	id := s.ContainerID(fmt.Sprintf("soak-%d", c.number))
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	var out, stderr bytes.Buffer
 	run := s.runtime.Run(ctx, s.built, id)
@@ -135,7 +136,7 @@ func (s *soak) one(c soaked) {
 		// The client says hello in any case, and then waits for the end of its input.
 	default:
 		time.Sleep(50 * time.Millisecond)
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 		_ = s.runtime.Delete(ctx, id) // what is there of it
 		cancel()
 	}
@@ -217,7 +218,7 @@ func (s *soak) process(parent int, has string) int {
 // clean does what an engine does after its runtime was killed: it deletes the
 // container, and where the runtime knows it no more, what the runtime has left.
 func (s *soak) clean(id string) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	err := s.runtime.Delete(ctx, id)
 	if err == nil {
@@ -255,12 +256,12 @@ func (s *soak) clean(id string) {
 // hold attaches, whatever dies meanwhile, says hello and lives until the end of
 // its input.
 func hold() error {
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		err := hello()
 		if err == nil {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			return err
 		}
 	}

@@ -10,13 +10,14 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // reserved is what a relay says of its staging, once it has looked for some.
 func (b *bed) reserved(c *container) (inspection hook.Inspection, bytes uint64) {
 	b.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
 		var list []hook.Inspection
 		if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &list); err != nil {
 			b.Fatal(err)
@@ -27,7 +28,7 @@ func (b *bed) reserved(c *container) (inspection hook.Inspection, bytes uint64) 
 			}
 			return list[0], bytes
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			b.Fatalf("container %s has no staging: %+v (%s)", c.id, list[0].Report, list[0].NoReport)
 		}
 	}
@@ -82,12 +83,12 @@ func TestStagingOfManyContainers(t *testing.T) {
 	}
 	// What a killed relay had is free for its successor.
 	kill(t, containers[0].generation().Status.Relay.PID)
-	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		found, got := b.reserved(containers[0])
 		if found.Status.Starts == 2 && got == 512*mib {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("the relay after the killed one has %+v", found.Report)
 		}
 	}
@@ -144,7 +145,7 @@ func TestAPairThatFailsItsSelfTest(t *testing.T) {
 // finds waits for words in the log of a container's relay.
 func (b *bed) finds(c *container, words string) string {
 	b.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
 		text, err := os.ReadFile(filepath.Join(b.Layout.GenerationDir(c.generation().ID), "relay.log"))
 		if err != nil {
 			b.Fatal(err)
@@ -152,7 +153,7 @@ func (b *bed) finds(c *container, words string) string {
 		if strings.Contains(string(text), words) {
 			return string(text)
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			b.Fatalf("no %q in %s", words, text)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -158,17 +159,13 @@ func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
 	}
 	peers := func(r *relay.Relay, n int) {
 		t.Helper()
-		for end := time.Now().Add(time.Minute); len(r.Report().Network.Peers) != n; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
+		for end := testutil.Begin(); len(r.Report().Network.Peers) != n; time.Sleep(time.Millisecond) {
+			if end.Over() {
 				t.Fatalf("there are %+v, not %d", r.Report().Network.Peers, n)
 			}
 		}
 	}
-	for end := time.Now().Add(time.Minute); p.relayA.Report().Network.Peers[0].Channels > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the channel is still there")
-		}
-	}
+	testutil.Until(t, "the channel is still there", func() bool { return p.relayA.Report().Network.Peers[0].Channels <= 0 })
 	p.relayA.CloseIdle()
 	if n := p.relayA.Report().Network; len(n.Peers) != 1 {
 		t.Fatalf("they were closed at once: %+v", n)
@@ -188,11 +185,7 @@ func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
 	if err := p.sending.Close(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); p.relayB.Report().Network.Peers[0].Channels > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the channel is still there")
-		}
-	}
+	testutil.Until(t, "the channel is still there", func() bool { return p.relayB.Report().Network.Peers[0].Channels <= 0 })
 	release := make(chan struct{})
 	defer close(release)
 	p.relayA.Do(func() { <-release }) // it closes none itself
@@ -325,12 +318,12 @@ func TestDeathOnAnotherHost(t *testing.T) {
 				if err := memory.Unexport(within(t)); err != nil {
 					t.Error(err)
 				}
-				for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+				for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 					used := survivor.Report().Used
 					if used.Connections == 0 && used.Memories == 0 {
 						break
 					}
-					if time.Now().After(end) {
+					if end.Over() {
 						t.Fatalf("left at the other host: %+v", used)
 					}
 				}
@@ -364,8 +357,8 @@ func TestARelayOfAnotherHostThatDoesNotLeave(t *testing.T) {
 	if _, err = wait(t, receive, nil); wire.StatusOf(err) != wire.StatusPeerClosed {
 		t.Errorf("the receive: %v", err)
 	}
-	for end := time.Now().Add(time.Minute); p.relayB.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); p.relayB.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
+		if end.Over() {
 			t.Fatalf("left: %+v", p.relayB.Report().Used)
 		}
 	}
@@ -536,8 +529,8 @@ func TestShortMessagesToAnotherHostDoNotWait(t *testing.T) {
 	var sent uint64
 	gone := func(bytes uint64) {
 		t.Helper()
-		for end := time.Now().Add(time.Minute); p.relayA.Report().Sent < sent+bytes; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
+		for end := testutil.Begin(); p.relayA.Report().Sent < sent+bytes; time.Sleep(time.Millisecond) {
+			if end.Over() {
 				t.Fatalf("%d bytes went without a receive, not %d", p.relayA.Report().Sent-sent, bytes)
 			}
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -165,7 +166,7 @@ func newVictim(t *testing.T, change func(*launch.Config), environment ...string)
 			if err != nil {
 				t.Errorf("the relay ended with %v", err)
 			}
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			t.Error("the relay does not end")
 			_ = cmd.Process.Kill()
 			<-ended
@@ -214,7 +215,7 @@ func (v *victim) stopped(f func()) {
 			v.t.Fatal(err)
 		}
 	}()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", v.pid))
 		if err != nil || len(threads) == 0 {
 			v.t.Fatalf("%d threads: %v", len(threads), err)
@@ -229,7 +230,7 @@ func (v *victim) stopped(f func()) {
 		if running == 0 {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			v.t.Fatalf("%d threads are not stopped", running)
 		}
 	}
@@ -289,11 +290,11 @@ const (
 // closes waits until the relay has closed the files of those that have left.
 func (v *victim) closes() (now taken) {
 	v.t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		if now = v.takes(); now.files <= v.before.files+moreFiles {
 			return now
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			v.t.Errorf("the relay has %d files open, and had %d", now.files, v.before.files)
 			return now
 		}
@@ -321,7 +322,7 @@ func (v *victim) dial() packet.Conn {
 	if err != nil {
 		v.t.Fatal(err)
 	}
-	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := c.SetDeadline(testutil.Deadline()); err != nil {
 		v.t.Fatal(err)
 	}
 	return c
@@ -336,7 +337,7 @@ func (v *victim) session() packet.Conn {
 		v.t.Fatal(err)
 	}
 	packet.CloseAll(fds)
-	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := c.SetDeadline(testutil.Deadline()); err != nil {
 		v.t.Fatal(err)
 	}
 	return c
@@ -427,13 +428,13 @@ func TestAThousandConnectionsAtOnce(t *testing.T) {
 	for _, c := range open {
 		c.Close()
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		s, err := client.Dial(within(t), v.socket)
 		if err == nil {
 			s.Close()
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("nobody can attach again: %v", err)
 		}
 	}
@@ -441,6 +442,7 @@ func TestAThousandConnectionsAtOnce(t *testing.T) {
 }
 
 func TestGarbage(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
 	for i := range 300 {
 		c := v.dial()
@@ -460,6 +462,7 @@ func TestGarbage(t *testing.T) {
 
 // Each message of a session, cut short at every word, and with one byte more.
 func TestHalfMessages(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
 	for _, m := range []wire.Message{
 		&wire.Hello{}, &wire.Export{}, &wire.Unexport{}, &wire.Listen{}, &wire.Unlisten{}, &wire.Accept{}, &wire.Connect{},
@@ -524,6 +527,7 @@ func TestAThousandDescriptors(t *testing.T) {
 }
 
 func TestAClientThatNeverReads(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
 	for range 3 {
 		c := v.session()
@@ -558,7 +562,7 @@ func TestARingThatIsRewrittenAtRandom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		if err := c.SetDeadline(testutil.Deadline()); err != nil {
 			t.Fatal(err)
 		}
 		submit, err := unix.Mmap(fds[0], 0, wire.SubmitBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -715,7 +719,7 @@ func TestCompletionsCannotBeForged(t *testing.T) {
 func TestForgedTimelines(t *testing.T) {
 	v := newVictim(t, nil)
 	bad := attachRaw(t, v.socket)
-	if err := bad.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := bad.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	connection, region, own := v.withConnection(bad.Conn)
@@ -884,7 +888,7 @@ func newFuse(t *testing.T) *fuse {
 		select {
 		case <-served:
 			unix.Close(f.fd)
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			t.Error("somebody still has the file")
 		}
 	})
@@ -1018,11 +1022,11 @@ func TestFilesThatHang(t *testing.T) {
 	}
 	v.goesOn()
 	f.letGo()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		if now = v.takes(); now.files <= v.before.files+moreFiles {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("the relay takes %+v, and took %+v", now, v.before)
 		}
 	}
@@ -1297,8 +1301,8 @@ func TestLimitsOfAContainer(t *testing.T) {
 	}
 	gone := func(r *relay.Relay, what string, used func(launch.Limits) int, want int) {
 		t.Helper()
-		for end := time.Now().Add(time.Minute); used(r.Report().Used) != want; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
+		for end := testutil.Begin(); used(r.Report().Used) != want; time.Sleep(10 * time.Millisecond) {
+			if end.Over() {
 				t.Fatalf("%s: in use are %+v", what, r.Report().Used)
 			}
 		}

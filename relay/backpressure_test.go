@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/device"
@@ -27,12 +28,12 @@ import (
 // told waits until a report says something.
 func told(t *testing.T, r *relay.Relay, what string, says func(*launch.Report) bool) *launch.Report {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 		report := r.Report()
 		if says(report) {
 			return report
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("no report says that %s: lanes %+v, connections %+v", what, report.Lanes, report.Connections)
 		}
 	}
@@ -188,7 +189,7 @@ func TestWhatAStoppedPeerDoesNotRead(t *testing.T) {
 	sends, receives, _ := join(t, w.another, 3, w.clientC, 0)
 	w.signal(unix.SIGSTOP)
 	var posted []*client.Operation
-	for end := time.Now().Add(time.Minute); ; {
+	for end := testutil.Begin(); ; {
 		op, err := slowSends.Send(w.memoryB, 0, 8)
 		if errors.Is(err, ring.ErrFull) {
 			// As many as the ring holds are under way, and as many wait in it; the relay
@@ -202,7 +203,7 @@ func TestWhatAStoppedPeerDoesNotRead(t *testing.T) {
 		} else {
 			posted = append(posted, op)
 		}
-		if len(posted) > 2*wire.RingEntries || time.Now().After(end) {
+		if len(posted) > 2*wire.RingEntries || end.Over() {
 			t.Fatalf("%d operations were posted", len(posted))
 		}
 	}
@@ -236,10 +237,10 @@ func TestCancelingAgainAndAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n, end := 0, time.Now().Add(time.Minute); n < 20_000; {
+	for n, end := 0, testutil.Begin(); n < 20_000; {
 		if err := op.Cancel(); err == nil {
 			n++
-		} else if !errors.Is(err, ring.ErrFull) || time.Now().After(end) {
+		} else if !errors.Is(err, ring.ErrFull) || end.Over() {
 			t.Fatalf("after %d: %v", n, err)
 		}
 	}
@@ -271,7 +272,7 @@ func TestAClientThatReadsNoCompletions(t *testing.T) {
 	posted := 0
 	post := func(most int) {
 		t.Helper()
-		for end := time.Now().Add(time.Minute); posted < most; {
+		for end := testutil.Begin(); posted < most; {
 			wake, err := bad.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection, Memory: 99, Cookie: uint64(posted), WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline})
 			if err == nil {
 				posted++
@@ -280,7 +281,7 @@ func TestAClientThatReadsNoCompletions(t *testing.T) {
 				one := [8]byte{1}
 				_, _ = unix.Write(bad.wakeRelay, one[:])
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				t.Fatalf("after %d operations: %v", posted, err)
 			}
 		}
@@ -303,14 +304,14 @@ func TestAClientThatReadsNoCompletions(t *testing.T) {
 		t.Error("the ring is not full any more")
 	}
 	// It goes on where it reads, and what it has waited for is counted.
-	for read, end := 0, time.Now().Add(time.Minute); read < posted; {
+	for read, end := 0, testutil.Begin(); read < posted; {
 		if _, ok := bad.Next(); ok {
 			read++
 			if bad.RelaySleeps() {
 				one := [8]byte{1}
 				_, _ = unix.Write(bad.wakeRelay, one[:])
 			}
-		} else if time.Now().After(end) {
+		} else if end.Over() {
 			t.Fatalf("%d of %d operations have ended", read, posted)
 		}
 	}
@@ -346,7 +347,7 @@ func TestWritesOfOneSenderAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nic.Close()
-	if err := nic.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := nic.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	ours, theirs, err := packet.Pair()

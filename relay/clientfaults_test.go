@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -30,7 +31,7 @@ type clientCalls struct {
 
 // playClient is a program that uses all of package client that calls CUDA, twice.
 func playClient() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	runtime.LockOSThread()
 	d, err := cuda.Open()

@@ -19,7 +19,7 @@ func TestNothingWritesWhatAClosedSessionExported(t *testing.T) {
 		t.Run(route, func(t *testing.T) {
 			p := connected(t, route)
 			want := bytes.Repeat([]byte{0x5a}, pairBytes)
-			const messages = 200
+			const messages = 40
 			var receives, sends []*client.Operation
 			for range messages {
 				receives = append(receives, must(p.receiving.Receive(p.target.Memory, 0, pairBytes)))

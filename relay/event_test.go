@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -44,7 +45,7 @@ func TestSendsWaitForEvents(t *testing.T) {
 				if err := cmd.Wait(); err == nil || !bytes.Contains(said.Bytes(), []byte(`relay.events in config.toml does not say "ipc"`)) {
 					t.Errorf("%v: %s", err, said.Bytes())
 				}
-				until(t, func() bool { return r.Report().Used == (launch.Limits{}) })
+				testutil.Until(t, "the use of the relay's resources", func() bool { return r.Report().Used == (launch.Limits{}) })
 				return
 			}
 			if line != "a send waits\n" {
@@ -58,14 +59,14 @@ func TestSendsWaitForEvents(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = cmd.Wait() // it was killed
-			until(t, func() bool { return r.Report().Used == (launch.Limits{}) })
+			testutil.Until(t, "the use of the relay's resources", func() bool { return r.Report().Used == (launch.Limits{}) })
 		})
 	}
 }
 
 // playEvents is a client that sends to itself, after events.
 func playEvents() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	d, err := cuda.Open()
 	if err != nil {

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs/standin"
@@ -236,7 +236,7 @@ func TestStagingMemoryByRDMA(t *testing.T) {
 		}
 		return sender.Server[0].In, receiver.Server[0].Out
 	}
-	for end := time.Now().Add(time.Minute); ; {
+	for end := testutil.Begin(); ; {
 		to.write(0, make([]byte, n))
 		in, out := through()
 		receive, err := p.receiving.Receive(to.Memory, 0, n)
@@ -255,7 +255,7 @@ func TestStagingMemoryByRDMA(t *testing.T) {
 		if inNow, outNow := through(); inNow == in && outNow == out {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatal("it goes through slots for good")
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -70,7 +71,7 @@ func meetOf(t *testing.T, answer, version uint32) (*stranger, error) {
 		t.Fatal(failed)
 	}
 	t.Cleanup(func() { s.Close() })
-	if err := s.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := s.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	return s, err
@@ -279,7 +280,7 @@ func TestWhatASendersRelayMayNotSay(t *testing.T) {
 	select {
 	case <-receiving.Down():
 		demand(t, receiving.Err(), wire.StatusMalformed)
-	case <-time.After(20 * time.Second):
+	case <-testutil.After(20 * time.Second):
 		t.Error("the connection is still up")
 	}
 	attach(t, socket)
@@ -372,7 +373,7 @@ func TestGoodbyeEndsTheSessionWhoeverHasTheSocket(t *testing.T) {
 	select {
 	case <-s.Down():
 		demand(t, s.Err(), wire.StatusPeerClosed, "ended its session")
-	case <-time.After(20 * time.Second):
+	case <-testutil.After(20 * time.Second):
 		t.Error("the session goes on")
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -154,12 +155,12 @@ func TestHostMemoryIsRefused(t *testing.T) {
 	if err := errors.Join(second.Unexport(ctx), a.Close()); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		used := r.Report().Used
 		if used == (launch.Limits{Clients: 1, Descriptors: 6}) {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("in use are %+v", used)
 		}
 	}
@@ -238,8 +239,8 @@ func TestHostMemoryIsUnexportedInFlight(t *testing.T) {
 					t.Fatal("the bytes are wrong")
 				}
 			}
-			for end := time.Now().Add(time.Minute); r.Report().Used.HostMemory > 0; time.Sleep(10 * time.Millisecond) {
-				if time.Now().After(end) {
+			for end := testutil.Begin(); r.Report().Used.HostMemory > 0; time.Sleep(10 * time.Millisecond) {
+				if end.Over() {
 					t.Fatalf("in use are %+v", r.Report().Used)
 				}
 			}
@@ -277,8 +278,8 @@ func TestHostMemoryOfAHostileClient(t *testing.T) {
 	}
 	emptied := func(fd int) {
 		t.Helper()
-		for end := time.Now().Add(time.Minute); blocks(fd) > 0; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
+		for end := testutil.Begin(); blocks(fd) > 0; time.Sleep(10 * time.Millisecond) {
+			if end.Over() {
 				t.Fatalf("the relay still pays for %d blocks", blocks(fd))
 			}
 		}
@@ -342,7 +343,7 @@ func TestHostMemoryOfAHostileClient(t *testing.T) {
 		emptied(fd)
 		unix.Close(fd)
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		m, err := v.good.HostMemory(within(t), client.HostMemory{Bytes: 4096, GPU: uuid(t, 0)})
 		if err == nil {
 			if err := m.Unexport(within(t)); err != nil {
@@ -350,7 +351,7 @@ func TestHostMemoryOfAHostileClient(t *testing.T) {
 			}
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatal(err)
 		}
 	}
@@ -403,8 +404,8 @@ func TestADeathWithHostMemoryInFlight(t *testing.T) {
 					t.Errorf("%d bytes arrived, and no error", moved)
 				}
 			}
-			for end := time.Now().Add(time.Minute); ra.Report().Used != (launch.Limits{}); time.Sleep(10 * time.Millisecond) {
-				if time.Now().After(end) {
+			for end := testutil.Begin(); ra.Report().Used != (launch.Limits{}); time.Sleep(10 * time.Millisecond) {
+				if end.Over() {
 					t.Fatalf("in use are %+v", ra.Report().Used)
 				}
 			}
@@ -474,8 +475,8 @@ func TestHostAccountBoundsAllAllocations(t *testing.T) {
 	if err := more[0].Close(); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); r.Report().Used.HostMemory > 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); r.Report().Used.HostMemory > 0; time.Sleep(10 * time.Millisecond) {
+		if end.Over() {
 			t.Fatalf("in use are %+v", r.Report().Used)
 		}
 	}

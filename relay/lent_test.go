@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs/standin"
@@ -161,8 +162,8 @@ func TestNearGPUsMemoryInPlace(t *testing.T) {
 				_, b := inPlace(t, p.relayB)
 				return strings.HasPrefix(a.Registration, c.a.says) && strings.HasPrefix(b.Registration, c.b.says)
 			}
-			for end := time.Now().Add(time.Minute); !says(); {
-				if time.Now().After(end) {
+			for end := testutil.Begin(); !says(); {
+				if end.Over() {
 					_, a := inPlace(t, p.relayA)
 					_, b := inPlace(t, p.relayB)
 					t.Fatalf("inspect shows %+v and %+v", a, b)
@@ -249,14 +250,14 @@ func (p *byRDMA) lendAll(t *testing.T) *byRDMA {
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.source.lend(p.a, 0, pairBytes)
 	p.target.lend(p.b, 0, pairBytes)
-	for end := time.Now().Add(time.Minute); ; {
+	for end := testutil.Begin(); ; {
 		a, _ := inPlace(t, p.relayA)
 		b, _ := inPlace(t, p.relayB)
 		if a > 0 && b > 0 {
 			return p
 		}
 		p.arrive(t, 1<<20)
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatal("nothing goes in place")
 		}
 	}
@@ -275,12 +276,12 @@ func TestLentMemoryBesideAnotherNIC(t *testing.T) {
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.source.lend(p.a, 0, pairBytes)
 	p.target.lend(p.b, 0, pairBytes)
-	for end := time.Now().Add(time.Minute); ; { // until the sender's is in place, which has one NIC
+	for end := testutil.Begin(); ; { // until the sender's is in place, which has one NIC
 		p.arrive(t, 1<<20)
 		if n, _ := inPlace(t, p.relayA); n > 0 {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatal("nothing goes in place")
 		}
 	}
@@ -333,7 +334,7 @@ func TestLentMemoryIsGivenBackUnderAMessage(t *testing.T) {
 	if !bytes.Equal(p.target.read(0, 1<<20), want) {
 		t.Error("wrong bytes")
 	}
-	until(t, func() bool { _, left := lentRegions(t, p.rdma, "mlx5_0", pairBytes); return left == 0 })
+	testutil.Until(t, "the registrations of lent memory", func() bool { _, left := lentRegions(t, p.rdma, "mlx5_0", pairBytes); return left == 0 })
 }
 
 // A NIC fails under a message between two memories, whether or not they are given back meanwhile:
@@ -371,7 +372,7 @@ func TestLentMemoryUnderANICThatFails(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			until(t, func() bool { failed, err := p.rdma.Calls("send"); return err == nil && len(failed) > 0 })
+			testutil.Until(t, "a send that fails", func() bool { failed, err := p.rdma.Calls("send"); return err == nil && len(failed) > 0 })
 			if err := p.rdma.Script(); err != nil {
 				t.Fatal(err)
 			}
@@ -388,7 +389,7 @@ func TestLentMemoryUnderANICThatFails(t *testing.T) {
 			}
 			if c.unexport {
 				for _, nic := range []string{"mlx5_0", "rocep1"} {
-					until(t, func() bool { _, left := lentRegions(t, p.rdma, nic, pairBytes); return left == 0 })
+					testutil.Until(t, "the registrations of lent memory", func() bool { _, left := lentRegions(t, p.rdma, nic, pairBytes); return left == 0 })
 				}
 				return
 			}
@@ -455,14 +456,14 @@ func TestDeathOfALender(t *testing.T) {
 				}
 				return op
 			}
-			for end := time.Now().Add(time.Minute); ; {
+			for end := testutil.Begin(); ; {
 				if _, err := wait(t, message(), nil); err != nil {
 					t.Fatal(err)
 				}
 				if n, _ := inPlace(t, lender); n > 0 {
 					break
 				}
-				if time.Now().After(end) {
+				if end.Over() {
 					t.Fatal("nothing goes in place")
 				}
 			}
@@ -470,14 +471,14 @@ func TestDeathOfALender(t *testing.T) {
 				t.Fatal(err)
 			}
 			op := message()
-			until(t, func() bool { held, err := p.rdma.Calls("held"); return err == nil && len(held) > 0 })
+			testutil.Until(t, "the calls that are held", func() bool { held, err := p.rdma.Calls("held"); return err == nil && len(held) > 0 })
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
 			_ = cmd.Wait() // it was killed
 			select {
 			case <-c.Down():
-			case <-time.After(time.Minute):
+			case <-testutil.After(time.Minute):
 				t.Fatal("the other side does not hear of the death")
 			}
 			demand(t, c.Err(), wire.StatusPeerClientDied)
@@ -490,8 +491,8 @@ func TestDeathOfALender(t *testing.T) {
 			if _, err := op.Wait(within(t)); err != nil {
 				demand(t, err, wire.StatusPeerClientDied)
 			}
-			until(t, func() bool { return lender.Report().Used == used })
-			until(t, func() bool { return other.Report().Used.Connections == 0 })
+			testutil.Until(t, "the use of the relay's resources", func() bool { return lender.Report().Used == used })
+			testutil.Until(t, "the end of the connections", func() bool { return other.Report().Used.Connections == 0 })
 			if _, left := lentRegions(t, p.rdma, nic, lenderBytes); left != 0 {
 				t.Errorf("%d pieces of its memory are left", left)
 			}
@@ -536,7 +537,7 @@ func (p dying) start(t *testing.T) (*exec.Cmd, string) {
 
 // playLender is that process.
 func playLender() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 5*time.Minute)
 	defer cancel()
 	d, err := cuda.Open()
 	if err != nil {
@@ -714,7 +715,7 @@ func TestALibraryThatKnowsNoLending(t *testing.T) {
 		if moved, err := wait(t, receive, err); err != nil || moved != n {
 			t.Fatalf("%d of %d bytes: %v", moved, n, err)
 		}
-		until(t, func() bool { _, ended := c.Next(); return ended })
+		testutil.Until(t, "a completion", func() bool { _, ended := c.Next(); return ended })
 	}
 	move()
 	const says = "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: the client's own memory is not reached in place: its process has said nothing of a DMA-BUF"
@@ -729,7 +730,7 @@ func TestALibraryThatKnowsNoLending(t *testing.T) {
 	if err := c.Send(&wire.DMABuf{Memory: memory.Memory}, 0, dmabuf); err != nil {
 		t.Fatal(err)
 	}
-	until(t, func() bool {
+	testutil.Until(t, "the relay's next state", func() bool {
 		move()
 		went, is := inPlace(t, p.relayA)
 		return went > 0 && strings.HasPrefix(is.Registration, "dmabuf: the client's own memory")
@@ -754,7 +755,7 @@ func TestLentMemoryThatANICKeeps(t *testing.T) {
 	if err := p.a.Close(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, func() bool { return p.relayA.Report() == nil })
+	testutil.Until(t, "the end of the relay", func() bool { return p.relayA.Report() == nil })
 }
 
 // However many memories a client lends and gives back at once, few threads wait for NICs.
@@ -777,7 +778,7 @@ func TestManyLentMemoriesAtOnce(t *testing.T) {
 	// release lets what is held go on when there is as much as may be; nothing is held after.
 	release := func(call string) {
 		t.Helper()
-		until(t, func() bool { return held(call) >= atOnce })
+		testutil.Until(t, "the calls that are held", func() bool { return held(call) >= atOnce })
 		if err := p.rdma.Script(); err != nil {
 			t.Fatal(err)
 		}
@@ -794,7 +795,7 @@ func TestManyLentMemoriesAtOnce(t *testing.T) {
 		q.move(t, n)
 	}
 	release("ibv_reg_dmabuf_mr")
-	until(t, func() bool { made, _ := lentRegions(t, p.rdma, "mlx5_0", n); return made == memories })
+	testutil.Until(t, "the registrations of lent memory", func() bool { made, _ := lentRegions(t, p.rdma, "mlx5_0", n); return made == memories })
 	if err := p.rdma.Script("ibv_dereg_mr hold=1 device=mlx5_0"); err != nil {
 		t.Fatal(err)
 	}
@@ -843,7 +844,7 @@ func TestLentMemoryIsLimited(t *testing.T) {
 		p.source.lend(p.a, 0, pairBytes-1)
 		one.lend(p.a, 0, n)
 	}
-	until(t, func() bool {
+	testutil.Until(t, "the relay's next state", func() bool {
 		q.move(t, n)
 		made, _ := lentRegions(t, p.rdma, "mlx5_0", n)
 		return made > 0
@@ -878,7 +879,7 @@ func TestASessionThatLentEnds(t *testing.T) {
 	m := allocate(t, 3, n)
 	m.lend(b, 0, n)
 	q := pair{sending: sending, receiving: receiving, source: p.source, target: m}
-	until(t, func() bool {
+	testutil.Until(t, "the relay's next state", func() bool {
 		q.move(t, n)
 		made, _ := lentRegions(t, p.rdma, "rocep1", n)
 		return made > 0

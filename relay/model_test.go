@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -32,7 +33,7 @@ func TestModel(t *testing.T) {
 	setFlag(t, "rapid.checks", strconv.Itoa(modelBatch))
 	setFlag(t, "rapid.steps", "40")
 	setFlag(t, "rapid.nofailfile", "true")
-	programs, patience := 600, 25*time.Second
+	programs, patience := 60, 25*time.Second // `make soak-model` runs 10,000
 	if wanted := os.Getenv("PEERLANE_MODEL_PROGRAMS"); wanted != "" {
 		var err error
 		if programs, err = strconv.Atoi(wanted); err != nil {
@@ -54,14 +55,14 @@ const modelBatch = 15
 
 // The same where each copy ends as late as its order allows.
 func TestModelWithLateCopies(t *testing.T) {
-	if out, err := modelElsewhere("50", "PEERLANE_SIM_LATE_MS=2"); err != nil {
+	if out, err := modelElsewhere("15", "PEERLANE_SIM_LATE_MS=2"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 }
 
 // A model that finds nothing may have looked at nothing: one byte in each copy but the first twenty.
 func TestModelSeesAWrongByte(t *testing.T) {
-	out, err := modelElsewhere("30", "PEERLANE_SIM_FAULT=cuMemcpyAsync:after=20:corrupt=1")
+	out, err := modelElsewhere("15", "PEERLANE_SIM_FAULT=cuMemcpyAsync:after=20:corrupt=1")
 	if err == nil || !bytes.Contains(out, []byte("the bytes differ from byte")) {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -187,14 +188,14 @@ func (c *container) end(t testing.TB, atOnce bool) {
 		}
 		c.relay.Free()
 		c.relay.Forget()
-	case <-time.After(modelPatience):
+	case <-testutil.After(modelPatience):
 		t.Fatalf("the relay of %s did not end", c.name)
 	}
 }
 
 // quiet waits until the relay holds nothing any more.
 func (c *container) quiet() error {
-	for end := time.Now().Add(modelPatience); ; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 		r := c.relay.Report()
 		if r == nil {
 			return fmt.Errorf("the relay of %s ends", c.name)
@@ -202,7 +203,7 @@ func (c *container) quiet() error {
 		if len(r.Clients) == 0 && r.Used == (launch.Limits{}) {
 			return nil
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			return fmt.Errorf("the relay of %s holds %+v, of the clients %+v", c.name, r.Used, r.Clients)
 		}
 	}

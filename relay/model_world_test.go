@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -99,7 +100,7 @@ func one[T any](t *rapid.T, of []T, label string) T {
 }
 
 func soon() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), modelPatience)
+	return testutil.WithLimit(context.Background(), modelPatience)
 }
 
 // empty is what a session's memory must be at first.
@@ -475,7 +476,7 @@ func (w *world) restart(t *rapid.T) {
 func (w *world) await(t *rapid.T, done <-chan struct{}, what string) {
 	select {
 	case <-done:
-	case <-time.After(modelPatience):
+	case <-testutil.After(modelPatience):
 		t.Fatalf("%s did not come", what)
 	}
 }

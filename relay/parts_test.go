@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -102,8 +103,8 @@ func TestARangeOfSeveralAllocations(t *testing.T) {
 			if err := errors.Join(source.Unexport(within(t)), target.Unexport(within(t)), sending.Close(within(t)), a.Close(), b.Close()); err != nil {
 				t.Fatal(err)
 			}
-			for end := time.Now().Add(time.Minute); ra.Report().Used != (launch.Limits{}) || rb.Report().Used != (launch.Limits{}); time.Sleep(10 * time.Millisecond) {
-				if time.Now().After(end) {
+			for end := testutil.Begin(); ra.Report().Used != (launch.Limits{}) || rb.Report().Used != (launch.Limits{}); time.Sleep(10 * time.Millisecond) {
+				if end.Over() {
 					t.Fatalf("in use are %+v and %+v", ra.Report().Used, rb.Report().Used)
 				}
 			}
@@ -153,8 +154,8 @@ func TestRangesThatAreRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := a.Export(within(t), client.Allocation{Parts: c.parts, GPU: uuid(t, 0)})
 			demand(t, err, c.status, c.words)
-			for end := time.Now().Add(time.Minute); r.Report().Used != (launch.Limits{Clients: 1, Descriptors: 6}); time.Sleep(10 * time.Millisecond) {
-				if time.Now().After(end) {
+			for end := testutil.Begin(); r.Report().Used != (launch.Limits{Clients: 1, Descriptors: 6}); time.Sleep(10 * time.Millisecond) {
+				if end.Over() {
 					t.Fatalf("in use are %+v", r.Report().Used)
 				}
 			}
@@ -300,14 +301,14 @@ func TestPartsOfAHostileReceiver(t *testing.T) {
 			s.say(&wire.PeerRegionPart{Region: 9, Bytes: g}, parts[0].FD)
 		}
 		counted := func() int { return s.relay.Report().Used.Descriptors }
-		for end := time.Now().Add(time.Minute); counted() < 100; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
+		for end := testutil.Begin(); counted() < 100; time.Sleep(10 * time.Millisecond) {
+			if end.Over() {
 				t.Fatalf("%d files are counted", counted())
 			}
 		}
 		s.Close()
-		for end := time.Now().Add(time.Minute); counted() > 9; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
+		for end := testutil.Begin(); counted() > 9; time.Sleep(10 * time.Millisecond) {
+			if end.Over() {
 				t.Fatalf("%d files are still counted", counted())
 			}
 		}

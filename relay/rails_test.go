@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
@@ -220,7 +221,7 @@ func (f *fleet) open(t testing.TB, handle wire.HandleLayout, from *lane, bytes u
 			}
 		}
 	})
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	peer, err := w.relay.hosts.reach(ctx, handle, from)
 	if err != nil {
@@ -236,7 +237,7 @@ func (f *fleet) open(t testing.TB, handle wire.HandleLayout, from *lane, bytes u
 	w.link = w.channel.Link()
 	select {
 	case <-accepted:
-	case <-time.After(time.Minute):
+	case <-testutil.After(time.Minute):
 		t.Fatal("the channel does not arrive")
 	}
 	return w
@@ -257,7 +258,7 @@ func (w *writes) write(t testing.TB) error {
 			<-w.landed
 		}
 		return err
-	case <-time.After(2 * time.Minute):
+	case <-testutil.After(2 * time.Minute):
 		t.Fatal("the write hangs")
 		return nil
 	}
@@ -301,7 +302,7 @@ func (m *together) sending(local netip.Addr, bytes int) {
 	if bytes >= 64<<10 && all != nil {
 		select {
 		case <-all:
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 		}
 	}
 }
@@ -457,7 +458,7 @@ func TestTheOtherRailsCarryOn(t *testing.T) {
 	n := &cables{}
 	f := newFleetOn(t, n, 2, 1, 2)
 	n.pull(true, "10.0.0.0", "11.0.0.0")
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	if _, err := f.relays[0].hosts.reach(ctx, f.listen(t, 1, nil), nil); wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(err.Error(), "no route to host") {
 		t.Errorf("without any cable: %v", err)
@@ -507,7 +508,7 @@ func TestASetWhoseCableIsPulled(t *testing.T) {
 		t.Errorf("the old set ends with %v", err)
 	}
 	// One that is well is shared.
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	if again, err := f.relays[0].hosts.reach(ctx, handle, nil); err != nil || again != w.peer {
 		t.Errorf("another set is made: %v", err)
@@ -539,7 +540,7 @@ func TestSilentWays(t *testing.T) {
 		}
 		return connect(ctx, to, by)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	one, err := h.reach(ctx, handle, nil)
 	if err != nil {
@@ -576,7 +577,7 @@ func TestWhoGoesTakesNoRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	s, err := from.local.Dial(ctx, network.Target{Host: handle.Host, Token: handle.Token}, at.Dials(from.rails.addresses))
 	if err != nil {
@@ -597,11 +598,7 @@ func TestWhoGoesTakesNoRoom(t *testing.T) {
 		t.Fatalf("%d sets are on their way", n)
 	}
 	s.Conn.Close()
-	for end := time.Now().Add(time.Minute); meetings() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the set is still expected")
-		}
-	}
+	testutil.Until(t, "the set is still expected", func() bool { return meetings() <= 0 })
 }
 
 // A relay listens on the rails that its lanes reach, on more when lanes come that reach

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -232,7 +233,7 @@ func TestHostMemoryByRDMA(t *testing.T) {
 	}
 	want := random(t, n)
 	copy(from.Data, want)
-	for end := time.Now().Add(time.Minute); ; {
+	for end := testutil.Begin(); ; {
 		clear(to.Data)
 		out, in := through(p.a), through(p.b)
 		receive, err := p.receiving.Receive(to, 0, n)
@@ -251,7 +252,7 @@ func TestHostMemoryByRDMA(t *testing.T) {
 		if through(p.a) == out && through(p.b) == in {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatal("it goes through slots for good")
 		}
 	}
@@ -337,7 +338,7 @@ func TestManyGrantsOverFewSlotsByRDMA(t *testing.T) {
 		}
 		return counters.Server[0].In
 	}
-	for end, before := time.Now().Add(time.Minute), uint64(0); ; { // until the NICs know it
+	for end, before := testutil.Begin(), uint64(0); ; { // until the NICs know it
 		before = through()
 		receive, err := p.receiving.Receive(to, 0, n)
 		if err != nil {
@@ -352,7 +353,7 @@ func TestManyGrantsOverFewSlotsByRDMA(t *testing.T) {
 		if through() == before {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatal("it goes through slots for good")
 		}
 	}
@@ -530,11 +531,11 @@ func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 			if _, way := p.data(t); strings.Contains(way, "is being connected anew") {
 				break
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				t.Fatal("nothing has failed")
 			}
 		}
@@ -578,8 +579,8 @@ func TestAPortThatGoesDown(t *testing.T) {
 			p.arrive(t, 1<<20)
 			within := func(what string, is func() bool) {
 				t.Helper()
-				for end := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
-					if _, way := p.data(t); time.Now().After(end) {
+				for end := testutil.Begin(); !is(); time.Sleep(time.Millisecond) {
+					if _, way := p.data(t); end.Over() {
 						t.Fatalf("%s: not within a minute; data goes over %s", what, way)
 					}
 				}
@@ -671,8 +672,8 @@ func TestANICThatFails(t *testing.T) {
 		demand(t, err, wire.StatusPeerRelayDied, "mlx5_0", "transport retry counter exceeded")
 	}
 	for _, r := range []*relay.Relay{p.relayA, p.relayB} {
-		for end := time.Now().Add(time.Minute); r.Report().Used.Connections > 0 || len(r.Report().Network.Peers) > 0; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
+		for end := testutil.Begin(); r.Report().Used.Connections > 0 || len(r.Report().Network.Peers) > 0; time.Sleep(time.Millisecond) {
+			if end.Over() {
 				t.Fatalf("left: %+v", r.Report().Used)
 			}
 		}
@@ -727,7 +728,7 @@ func TestACableThatIsPulled(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The stand-in hears of it a little later.
-	for end, failed := time.Now().Add(time.Minute), false; !failed; {
+	for end, failed := testutil.Begin(), false; !failed; {
 		receive, err := p.receiving.Receive(p.target.Memory, 0, 3<<20)
 		if err != nil {
 			t.Fatal(err)
@@ -739,7 +740,7 @@ func TestACableThatIsPulled(t *testing.T) {
 				demand(t, err, wire.StatusPeerRelayDied, "RDMA with the relay at", "could not be connected anew")
 			}
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatal("messages go over a cable that is pulled")
 		}
 	}
@@ -754,8 +755,8 @@ func TestACableThatIsPulled(t *testing.T) {
 	if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); len(p.relayA.Report().Network.Peers) > 0; time.Sleep(time.Millisecond) {
-		if p.relayA.CloseIdle(); time.Now().After(end) {
+	for end := testutil.Begin(); len(p.relayA.Report().Network.Peers) > 0; time.Sleep(time.Millisecond) {
+		if p.relayA.CloseIdle(); end.Over() {
 			t.Fatal("the connections of the pulled cable are kept")
 		}
 	}
@@ -822,8 +823,8 @@ func TestDeathByRDMA(t *testing.T) {
 			if err := memory.Unexport(within(t)); err != nil {
 				t.Error(err)
 			}
-			for end := time.Now().Add(time.Minute); survivor.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
-				if time.Now().After(end) {
+			for end := testutil.Begin(); survivor.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
+				if end.Over() {
 					t.Fatalf("left at the other host: %+v", survivor.Report().Used)
 				}
 			}

@@ -3,6 +3,7 @@ package relay_test
 import (
 	"testing"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -46,7 +47,7 @@ func TestResourcesByRDMA(t *testing.T) {
 	p.arrive(t, n)
 	same("with a connection")
 	m, before := hostMemory(t, p.a, 0, n), say().Regions
-	until(t, func() bool { // the NICs know it, which they are told beside the loop
+	testutil.Until(t, "the relay's next state", func() bool { // the NICs know it, which they are told beside the loop
 		receive, err := p.receiving.Receive(p.target.Memory, 0, n)
 		if err != nil {
 			t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/network"
 )
 
@@ -35,7 +36,7 @@ func TestNoWarningOfWhoHasLeft(t *testing.T) {
 		if level != logrus.DebugLevel {
 			t.Errorf("it is logged as %v", level)
 		}
-	case <-time.After(time.Minute):
+	case <-testutil.After(time.Minute):
 		t.Error("nothing is logged of it")
 	}
 	f.relays[1].refused(logrus.NewEntry(logrus.StandardLogger()), network.ErrStranger, "a relay of another host was refused")

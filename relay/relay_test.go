@@ -23,6 +23,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -250,7 +251,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 				h.t.Errorf("the relay ended with %v, want %q", err, h.ends)
 			}
 			r.Free()
-		case <-time.After(30 * time.Second):
+		case <-testutil.After(30 * time.Second):
 			h.t.Error("the relay did not end")
 		}
 	})
@@ -263,7 +264,7 @@ func far(client int, server int, nic string) launch.Lane {
 
 func within(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := testutil.WithLimit(context.Background(), 30*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -638,8 +639,8 @@ func TestTimelinesHoldAndRelease(t *testing.T) {
 	want := random(t, 8)
 	p.source.write(0, want)
 	filled.Advance(2)
-	for end := time.Now().Add(10 * time.Second); !arrived.Reached(3); {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); !arrived.Reached(3); {
+		if end.Over() {
 			t.Fatal("the receive's timeline does not advance")
 		}
 		time.Sleep(time.Millisecond)
@@ -801,7 +802,7 @@ func TestStrangersAreRefusedWithASentence(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		if err := c.SetDeadline(testutil.Deadline()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.Write(datagram); err != nil {
@@ -851,7 +852,7 @@ func TestGarbageInASessionEndsThatSessionOnly(t *testing.T) {
 	if _, err := c.Write(random(t, 333)); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := c.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	demand(t, ends(t, c), wire.StatusMalformed)

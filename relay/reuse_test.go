@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -31,7 +32,7 @@ import (
 // real GPUs, with PEERLANE_TEST_CUDA=driver and -test.run '^TestMemoryIsReusedAtOnce$'.
 func TestMemoryIsReusedAtOnce(t *testing.T) {
 	needGPUs(t, 2)
-	messages, patience := int64(700), 500*time.Millisecond
+	messages, patience := int64(200), 500*time.Millisecond // `make soak-reuse` has more
 	if wanted := os.Getenv("PEERLANE_REUSE"); wanted != "" {
 		var err error
 		if messages, err = strconv.ParseInt(wanted, 10, 64); err != nil {
@@ -377,7 +378,7 @@ func (w *reuser) complete(slot *reuseOf, broken bool) error {
 	for _, end := range []int{first, 1 - first} {
 		select {
 		case <-slot.ops[end].Done():
-		case <-time.After(modelPatience):
+		case <-testutil.After(modelPatience):
 			return fmt.Errorf("end %d of a message of %d bytes does not end", end, slot.n)
 		}
 		ctx, cancel := soon()
@@ -487,7 +488,7 @@ func (w *reuser) disturb(i int) error {
 			}
 			select {
 			case <-op.Done():
-			case <-time.After(modelPatience):
+			case <-testutil.After(modelPatience):
 				return fmt.Errorf("the other's session has ended, and a message of %d bytes does not", slot.n)
 			}
 			ctx, cancel := soon()

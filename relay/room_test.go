@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/device"
@@ -503,11 +504,11 @@ func TestReserveAtTheStart(t *testing.T) {
 		c.Reserve = launch.ReserveStart
 	}
 	socket, r := h.start("reserved", launch.RouteStaged, -1, far(0, 1, "nic0"))
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		if s := r.Report().Staging; len(s) == 1 && s[0].Bytes == 512*mib {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("nothing is reserved: %+v", r.Report())
 		}
 	}
@@ -593,8 +594,8 @@ func TestStagingThatIsNotAdmitted(t *testing.T) {
 	// What was admitted and is not there is given back.
 	a.admit(512 * mib)
 	fillGPU(t, 1, 0)
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if _, _, err = g.connect(t); err == nil || !strings.Contains(err.Error(), "container trainer") || time.Now().After(end) {
+	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
+		if _, _, err = g.connect(t); err == nil || !strings.Contains(err.Error(), "container trainer") || end.Over() {
 			break
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
@@ -252,7 +253,7 @@ func (f *fleet) connect(tb testing.TB, each, atOnce int) [][]*tcp.Channel {
 			turns <- struct{}{}
 			wait.Go(func() {
 				defer func() { <-turns }()
-				ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+				ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 				defer cancel()
 				peer, err := r.hosts.reach(ctx, f.handles[(i+j+1)%len(f.relays)], nil)
 				if err == nil {
@@ -334,7 +335,7 @@ func TestRelaysAskAgainForRoom(t *testing.T) {
 		case <-dialed:
 		case err := <-ended:
 			t.Fatalf("it was given up: %v", err)
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			t.Fatal("it is not tried again")
 		}
 	}
@@ -397,8 +398,8 @@ func TestOtherRelaysMakeBoundedSets(t *testing.T) {
 		h.forget(tcp.Key{Relay: fmt.Sprint("test ", i)})
 	}
 	f.relays[1].hosts.peers.Close()
-	for end := time.Now().Add(time.Minute); accepted() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); accepted() > 0; time.Sleep(time.Millisecond) {
+		if end.Over() {
 			t.Fatalf("%d sets are counted of none", accepted())
 		}
 	}
@@ -462,7 +463,7 @@ func TestSendersOfOtherHostsWaitForTheirAnswer(t *testing.T) {
 			if wire.StatusOf(err) != want {
 				t.Fatalf("%v, not %v", err, want)
 			}
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			t.Fatal("no answer comes")
 		}
 	}
@@ -471,8 +472,8 @@ func TestSendersOfOtherHostsWaitForTheirAnswer(t *testing.T) {
 		say()
 	}
 	waiting := func() (n int) { l.loop.Call(func() { n = len(l.unanswered) }); return n }
-	for end := time.Now().Add(time.Minute); waiting() < senders; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); waiting() < senders; time.Sleep(time.Millisecond) {
+		if end.Over() {
 			t.Fatalf("%d wait of %d", waiting(), senders)
 		}
 	}

@@ -3,10 +3,10 @@ package relay
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/ring"
@@ -109,11 +109,7 @@ func TestAReceiverThatDoesNotUnderstand(t *testing.T) {
 		t.Error("it is gone while its sender may write")
 	}
 	unix.Close(theirs)
-	for end := time.Now().Add(5 * time.Second); left() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it is still there")
-		}
-	}
+	testutil.Until(t, "it is still there", func() bool { return left() <= 0 })
 	loop.Stop()
 	<-ended
 }

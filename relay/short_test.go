@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -219,7 +220,7 @@ func TestOlderRelaysHaveNoWindows(t *testing.T) {
 				}
 				select {
 				case <-s.sending.Down():
-				case <-time.After(time.Minute):
+				case <-testutil.After(time.Minute):
 					t.Error("it takes the memory")
 				}
 			})

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/device"
@@ -242,19 +243,9 @@ func TestStagingMemoryIsRefused(t *testing.T) {
 	if err := errors.Join(second.Unexport(within(t)), a.Close()); err != nil {
 		t.Fatal(err)
 	}
-	until(t, func() bool { return r.Report().Used == (launch.Limits{Clients: 1, Descriptors: 6}) })
+	testutil.Until(t, "the use of the relay's resources", func() bool { return r.Report().Used == (launch.Limits{Clients: 1, Descriptors: 6}) })
 	if got := freeOn(t, 1); got != free+18*mib {
 		t.Errorf("%d bytes are free on the server GPU in the end, and %d should be", got, free+18*mib)
-	}
-}
-
-// until waits for what comes soon.
-func until(t *testing.T, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it does not come")
-		}
 	}
 }
 
@@ -345,7 +336,7 @@ func TestStagingMemoryIsAdmitted(t *testing.T) {
 	if !bytes.Equal(target.read(0, 5*mib), want) {
 		t.Error("what was taken back under the send arrived wrong")
 	}
-	until(t, func() bool { return held.has(1) == slots })
+	testutil.Until(t, "slots of staging", func() bool { return held.has(1) == slots })
 
 	// A session that ends gives back what it had, also out of an operation.
 	memory = stagingMemory(t, a, 0, 8*mib)
@@ -355,7 +346,7 @@ func TestStagingMemoryIsAdmitted(t *testing.T) {
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, func() bool { return held.has(1) == slots })
+	testutil.Until(t, "slots of staging", func() bool { return held.has(1) == slots })
 	if got := stagingMemory(t, attach(t, socket), 0, 22*mib); got.Bytes != 22*mib {
 		t.Errorf("the next client gets %d bytes", got.Bytes)
 	}
@@ -508,7 +499,7 @@ func TestStagingMemoryOutlivesNobody(t *testing.T) {
 				}
 			}
 			for _, r := range []*relay.Relay{relayA, relayB} {
-				until(t, func() bool {
+				testutil.Until(t, "the relay's next state", func() bool {
 					report := r.Report()
 					return report.Used.Staging == 0 && report.Used.Memories == 0 &&
 						!slices.ContainsFunc(report.Staging, func(s launch.Staging) bool { return s.Clients > 0 })
@@ -549,7 +540,7 @@ func TestStagingMemoryNeedsTheNode(t *testing.T) {
 			}
 		}
 	}
-	until(t, func() bool { return r.Report().Used == (launch.Limits{}) })
+	testutil.Until(t, "the use of the relay's resources", func() bool { return r.Report().Used == (launch.Limits{}) })
 }
 
 // What a process had that is killed is nobody's: not in the account, nor on the GPU.
@@ -578,7 +569,7 @@ func TestStagingMemoryOfAProcessThatIsKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait() // it was killed
-		until(t, func() bool { return r.Report().Used == (launch.Limits{Clients: 1, Descriptors: 6}) })
+		testutil.Until(t, "the use of the relay's resources", func() bool { return r.Report().Used == (launch.Limits{Clients: 1, Descriptors: 6}) })
 		if now := freeOn(t, 1); free == 0 {
 			free = now
 		} else if now != free {
@@ -596,7 +587,7 @@ func stagingElsewhere(socket string) *exec.Cmd {
 
 // playStaging copies to staging memory and back, in a process of its own.
 func playStaging() (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	d, err := cuda.Open()
 	if err != nil {
@@ -687,7 +678,7 @@ func TestANICForgets(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer nic.Close()
-			if err := nic.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			if err := nic.SetDeadline(testutil.Deadline()); err != nil {
 				t.Fatal(err)
 			}
 			ours, theirs, err := packet.Pair()
@@ -793,7 +784,7 @@ func TestNobodyButTheNICFillsStagingMemory(t *testing.T) {
 	if _, err := wait(t, op, nil); wire.StatusOf(err) != wire.StatusMalformed {
 		t.Errorf("the receive ended as %v", err)
 	}
-	until(t, func() bool { return r.Report().Used.Staging == 0 })
+	testutil.Until(t, "the end of the staging", func() bool { return r.Report().Used.Staging == 0 })
 }
 
 // The NIC bounds what one relay may leave unread: grants of memory in place have one

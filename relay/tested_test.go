@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -85,11 +86,7 @@ func TestStagingWaitsForTheSelfTest(t *testing.T) {
 	lane := far(0, 1, "nobody")
 	lane.Spares = []launch.Spare{{GPU: gpu(2), NICs: []string{"nic2"}}}
 	_, r := h.start("waits", launch.RouteStaged, -1, lane)
-	for end := time.Now().Add(time.Minute); len(r.Report().Contexts) == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the relay has no context")
-		}
-	}
+	testutil.Until(t, "the relay has no context", func() bool { return len(r.Report().Contexts) != 0 })
 	time.Sleep(50 * time.Millisecond)
 	if s := r.Report().Staging; len(s) != 0 {
 		t.Fatalf("it has not waited: %+v", s)
@@ -107,11 +104,11 @@ func TestStagingWaitsForTheSelfTest(t *testing.T) {
 	if err := r.Configure(config); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 		if s := r.Report().Staging; len(s) == 2 && s[0].Bytes == 0 && s[1].Bytes > 0 {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("staging is %+v", r.Report().Staging)
 		}
 	}
@@ -239,8 +236,8 @@ func TestALaneThatBouncesWaitsForNoSelfTest(t *testing.T) {
 	}
 	_, r := h.start("bounces", launch.RouteStaged, -1, launch.Lane{GPU: gpu(0), Role: "far", Relay: true, NICs: []string{"nic0"}})
 	begun := time.Now()
-	for end := begun.Add(time.Minute); len(r.Report().Staging) == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); len(r.Report().Staging) == 0; time.Sleep(time.Millisecond) {
+		if end.Over() {
 			t.Fatal("it has staged nothing")
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // soon fails a test whose work waits for something that never comes.
@@ -21,7 +23,7 @@ func soon(t *testing.T, what string, work func() error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(time.Minute):
+	case <-testutil.After(time.Minute):
 		t.Fatalf("%s: it waits", what)
 		return nil
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // hostLog plays the journal, or syslog's /dev/log, below a root.
@@ -26,7 +28,7 @@ func hostLog(t *testing.T, root, path string) *net.UnixConn {
 
 func logged(t *testing.T, conn *net.UnixConn) string {
 	t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := conn.SetReadDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	text := make([]byte, 64<<10)

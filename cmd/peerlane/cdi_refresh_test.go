@@ -17,6 +17,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
@@ -451,7 +452,7 @@ func TestManyAtOnce(t *testing.T) {
 		if reads == 0 {
 			t.Error("nothing was read meanwhile")
 		}
-	case <-time.After(time.Minute):
+	case <-testutil.After(time.Minute):
 		t.Fatal("the reader hangs")
 	}
 	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, namesIn(t, h.specDir)); diff != "" {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/network"
 )
 
@@ -130,7 +131,7 @@ func TestNobodyElseLocksTheKey(t *testing.T) {
 		if code != 0 {
 			t.Errorf("exit status %d", code)
 		}
-	case <-time.After(time.Minute):
+	case <-testutil.After(time.Minute):
 		t.Error("it waits for somebody else's lock")
 	}
 }

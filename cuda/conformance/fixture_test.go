@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 const mib = 1 << 20
@@ -189,13 +190,13 @@ func verify(d *cuda.Driver, p cuda.Ptr, size, seed uint64) error {
 // eventually waits until a query says yes.
 func eventually(t testing.TB, what string, query func() (bool, error)) {
 	t.Helper()
-	for deadline := time.Now().Add(patient); ; time.Sleep(50 * time.Microsecond) {
+	for deadline := testutil.Begin(); ; time.Sleep(50 * time.Microsecond) {
 		done, err := query()
 		check(t, err)
 		if done {
 			return
 		}
-		if time.Now().After(deadline) {
+		if deadline.Over() {
 			t.Fatalf("%s: not after %v", what, patient)
 		}
 	}

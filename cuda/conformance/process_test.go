@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // A second process is this binary again, with the name of a function in
@@ -113,7 +114,7 @@ func (p *peer) send(m message, fds ...int) error {
 // receive waits for a message; an error of the other's is not one of this call.
 func (p *peer) receive() (m message, fds []int, err error) {
 	b, oob := make([]byte, 64<<10), make([]byte, 256)
-	if err := p.conn.SetReadDeadline(time.Now().Add(patient)); err != nil {
+	if err := p.conn.SetReadDeadline(testutil.Deadline()); err != nil {
 		return m, nil, err
 	}
 	n, oobn, _, _, err := p.conn.ReadMsgUnix(b, oob)

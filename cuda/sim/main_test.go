@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/peerlane/peerlane/cuda"
@@ -141,15 +140,6 @@ func (p process) readString(from cuda.Ptr, n int) (string, error) {
 	b := make([]byte, n)
 	err := p.MemcpyDtoHAsync(pointer(b), from, uint64(n), p.s)
 	return string(b), err
-}
-
-func eventually(t testing.TB, what string, yes func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !yes(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not after a minute", what)
-		}
-	}
 }
 
 // nodes makes a directory with the nodes of those minor numbers.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 func init() {
@@ -262,7 +263,7 @@ func TestLog(t *testing.T) {
 	// Several processes at once; one more is killed while it copies, on device 2.
 	killed := command(t, dir, "copy for ever", "CUDA_VISIBLE_DEVICES=2")
 	check(t, killed.Start())
-	eventually(t, "copies of the process to be killed", func() bool {
+	testutil.Until(t, "copies of the process to be killed", func() bool {
 		logs, err := ReadLog(dir)
 		check(t, err)
 		return logs[2].BytesWithin > 0
@@ -442,7 +443,7 @@ func init() {
 		if err := p.MemcpyAsync(p.b, p.a, mib, p.s); err != nil {
 			return err
 		}
-		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		for deadline := testutil.Begin(); !deadline.Over(); time.Sleep(time.Millisecond) {
 			if done, err := p.StreamQuery(p.s); err != nil || done {
 				return err
 			}

@@ -20,6 +20,7 @@ import (
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 )
@@ -290,7 +291,7 @@ func TestABenchThatGoesMeanwhile(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), "went away") {
 					t.Errorf("it ends with %v", err)
 				}
-			case <-time.After(time.Minute):
+			case <-testutil.After(time.Minute):
 				t.Error("it waits")
 				_ = client.Process.Kill() // so that the test ends
 				<-ended
@@ -352,7 +353,7 @@ func TestPlainSocketsBothWays(t *testing.T) {
 	if _, err := c.Write(bytes.Repeat([]byte{0}, tokenBytes)); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := c.SetReadDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {

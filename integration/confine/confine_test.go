@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // TestMain is confine for the tests, which execute this binary.
@@ -96,7 +98,7 @@ func TestKilledTestBinaryLeavesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = c.Wait() // the signal
-			for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			for deadline := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 				fd, err := unix.Open(pidFile, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 				if err == unix.ENXIO {
 					return // no process has it open
@@ -104,7 +106,7 @@ func TestKilledTestBinaryLeavesNothing(t *testing.T) {
 				if err == nil {
 					unix.Close(fd)
 				}
-				if time.Now().After(deadline) {
+				if deadline.Over() {
 					t.Fatal("the process still holds the FIFO " + strconv.Quote(pidFile))
 				}
 			}

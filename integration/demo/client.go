@@ -195,13 +195,13 @@ func (c *demoClient) attach(device cuda.Device, gpu wire.UUID) error {
 	defer cancel()
 	start := time.Now()
 	var err error
-	if c.Client, err = measure.AttachCopying(ctx, c.driver, device, gpu, c.Socket, maxMessage, c.Script.Staging); err != nil {
+	if c.Client, err = measure.AttachCopying(ctx, c.driver, device, gpu, c.Socket, c.Script.largest(), c.Script.Staging); err != nil {
 		return err
 	}
 	c.result.ProtocolVersion = c.Session.Version()
 	c.result.FirstAttach = time.Since(start)
 	for _, host := range []*[]byte{&c.outgoing, &c.incoming} {
-		if *host, err = measure.HostBuffer(c.driver, maxMessage); err != nil {
+		if *host, err = measure.HostBuffer(c.driver, c.Script.largest()); err != nil {
 			return errors.Join(err, c.Close())
 		}
 	}

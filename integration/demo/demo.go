@@ -69,6 +69,9 @@ type Options struct {
 	RelayEnvironment []string
 	// Rates has the simulator's rates and hand-off measured; those of real GPUs always are.
 	Rates bool
+	// Quick has messages of 8 MiB at the most on simulated GPUs, and rates measured of one
+	// size and few bytes, for tests.
+	Quick bool
 	// Progress is called with what is being done.
 	Progress func(Progress)
 }
@@ -317,6 +320,9 @@ func (d *demo) chooseRoute() error {
 func (d *demo) configure() error {
 	if d.host.Simulated {
 		d.script = Script{RateSizes: []uint64{1 << 20, 16 << 20, 64 << 20}, RateBytes: 256 << 20, Depth: 4, Rounds: 200}
+		if d.Quick {
+			d.script.Largest, d.script.RateSizes, d.script.RateBytes, d.script.Rounds = 8<<20, []uint64{1 << 20}, 16<<20, 10
+		}
 		// Staging is host memory here: enough to overlap, no more.
 		if d.Slots == 0 && d.SlotBytes == 0 {
 			d.Slots, d.SlotBytes = 8, 4<<20
@@ -330,9 +336,9 @@ func (d *demo) configure() error {
 	if d.Copy == CopyClient {
 		d.host.ClientCopy = true
 		// Slots of the largest message, so that copies overlap with the NIC.
-		d.script.Staging = 2 * maxMessage
+		d.script.Staging = 2 * d.script.largest()
 		if !d.host.Simulated {
-			d.script.Staging = 8 * maxMessage
+			d.script.Staging = 8 * d.script.largest()
 		}
 	}
 	d.script.Seed, d.script.Bytes, d.script.Timeout = d.Seed, d.Bytes, 5*time.Minute
@@ -667,7 +673,7 @@ func (d *demo) measure(ctx context.Context) (err error) {
 		{"slot to client B", serverB, b.GPU.BusID, b.GPU.BusID},
 	} {
 		job := measure.Job{
-			Kind: measure.Raw, From: leg.from, To: leg.to, Issuer: leg.issuer, Size: maxMessage, Bytes: d.script.RateBytes, Depth: d.script.Depth,
+			Kind: measure.Raw, From: leg.from, To: leg.to, Issuer: leg.issuer, Size: slices.Max(d.script.RateSizes), Bytes: d.script.RateBytes, Depth: d.script.Depth,
 			Slots: d.host.Config.Relay.Slots, SlotBytes: uint64(d.host.Config.Relay.SlotSize),
 		}
 		raw, err := m.Do(job)

@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/peerlane/peerlane/relay/wire"
@@ -12,6 +13,9 @@ type Script struct {
 	Seed uint64 `json:"seed"`
 	// Bytes is the least that each direction moves verified.
 	Bytes uint64 `json:"bytes"`
+	// Largest is the size of the largest message, and of each of a client's two buffers; 0
+	// for maxMessage.
+	Largest uint64 `json:"largest,omitempty"`
 	// RateSizes are the message sizes whose rate is measured, RateBytes what is
 	// moved at each, Depth the messages in flight.
 	RateSizes []uint64 `json:"rateSizes"`
@@ -26,7 +30,7 @@ type Script struct {
 	Timeout time.Duration `json:"timeout"`
 }
 
-// Sizes of the verified messages: every power of two from 8 bytes to 64 MiB,
+// Sizes of the verified messages: every power of two from 8 bytes to the largest,
 // twice, and then odd sizes until the bytes are reached.
 func (s Script) sizes() []uint64 {
 	var sizes []uint64
@@ -36,18 +40,19 @@ func (s Script) sizes() []uint64 {
 		total += n
 	}
 	for round := 0; round < 2; round++ {
-		for n := uint64(8); n <= maxMessage; n *= 2 {
+		for n := uint64(8); n <= s.largest(); n *= 2 {
 			add(n)
 		}
 	}
 	for odd := uint64(13); total < s.Bytes; odd = odd*3 + 1 {
-		add(maxMessage/4 + odd%4096 - 2048)
+		add(s.largest()/4 + odd%4096 - 2048)
 	}
 	return sizes
 }
 
-// maxMessage is the largest message of the demo, and the size of each of a
-// client's two buffers.
+func (s Script) largest() uint64 { return cmp.Or(s.Largest, maxMessage) }
+
+// maxMessage is the largest message of a demo that is not quick.
 const maxMessage = 64 << 20
 
 // order is a line from the orchestrator to a client.

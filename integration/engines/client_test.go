@@ -20,6 +20,7 @@ import (
 	"unsafe"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -71,7 +72,7 @@ func play(arguments []string) int {
 	}
 	r := work(arguments[0], arguments[2])
 	if arguments[0] == "attached" && r.Error == "" {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 		defer cancel()
 		session, err := client.Dial(ctx, client.DefaultSocket)
 		if err != nil {
@@ -146,7 +147,7 @@ func say(path string, line []byte) error {
 
 func work(role, list string) report {
 	r := report{UID: os.Getuid(), Environment: map[string]string{}}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	// The first action is to attach: the relay need not be there yet.
 	var err error

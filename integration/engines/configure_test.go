@@ -11,6 +11,7 @@ import (
 	"time"
 
 	cdiengine "github.com/peerlane/peerlane/cdi/engine"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // configuration is an engine's file, and what peerlane runtime configure was told.
@@ -47,7 +48,7 @@ func (b *bed) configure(engine, name, base string, switches ...string) (file str
 // and that the configuration can be taken back to the byte.
 func configured(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	e := b.engine
 	if one, ok := e.(interface{ byRuntime(*bed) engine }); ok && b.configured.engine == cdiengine.Podman {

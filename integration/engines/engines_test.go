@@ -26,6 +26,7 @@ import (
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -261,14 +262,14 @@ func hasTheStrangersThing(b *bed, r report) {
 // own, and that nothing is left of the one before.
 func restart(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	first := b.running(ctx, c)
 	if err := b.engine.restart(ctx, c.ask); err != nil {
 		b.Fatal(err)
 	}
 	b.judge(c, b.lastReport(c.ask, 2))
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
 		list, err := hook.List(b.Layout)
 		if err != nil {
 			b.Fatal(err)
@@ -276,7 +277,7 @@ func restart(b *bed, c check) {
 		if len(list) == 1 && list[0].ID != first && list[0].Alive {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			b.Fatalf("after a restart of generation %s there are %+v", first, list)
 		}
 	}
@@ -320,7 +321,7 @@ func (b *bed) mustGoOn(ctx context.Context, c check, generation string) {
 // outlives a pause.
 func execAndPause(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	generation := b.running(ctx, c)
 	b.mustGoOn(ctx, c, generation)
@@ -336,7 +337,7 @@ func execAndPause(b *bed, c check) {
 // its devices.
 func update(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	generation := b.running(ctx, c)
 	if err := b.engine.(updater).update(ctx, c.ask); err != nil {
@@ -350,7 +351,7 @@ func update(b *bed, c check) {
 // container may, and neither the relay nor another of the container's processes.
 func outOfMemory(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	generation := b.running(ctx, c)
 	err := b.engine.(executer).exec(ctx, c.ask, "/usr/bin/test-peerlane", "hog", "", "")
@@ -366,7 +367,7 @@ func outOfMemory(b *bed, c check) {
 // machine has no criu, it is refused for that reason.
 func checkpoint(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	generation := b.running(ctx, c)
 	if err := b.engine.(checkpointer).checkpoint(ctx, c.ask, b.TempDir()); err == nil {
@@ -382,7 +383,7 @@ func checkpoint(b *bed, c check) {
 // nothing.
 func liveRestore(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	generation := b.running(ctx, c)
 	b.daemon.again(b.T)
@@ -394,7 +395,7 @@ func liveRestore(b *bed, c check) {
 // live beside each other.
 func twenty(b *bed, c check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 3*time.Minute)
 	defer cancel()
 	const count = 20
 	asked := make([]container, count)
@@ -429,7 +430,7 @@ func twenty(b *bed, c check) {
 // mustRemove removes a container that may be gone already.
 func (b *bed) mustRemove(c container) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	if err := b.engine.remove(ctx, c); err != nil {
 		b.Error(err)
@@ -595,7 +596,7 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	}
 	b.engine = r.open(b)
 	// The first container of an engine makes what the others find.
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	if err := b.engine.run(ctx, container{name: b.ContainerID("first"), role: "nothing"}); err != nil {
 		t.Fatal(err)
@@ -663,7 +664,7 @@ func (b *bed) try(t *testing.T, c check) {
 	case c.instead != nil:
 		c.instead(b, c)
 	default:
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 		defer cancel()
 		err := b.engine.run(ctx, c.ask)
 		if len(c.refused) > 0 {
@@ -711,7 +712,7 @@ func (b *bed) mustRefuse(err error, c check) {
 // lastReport waits for a container's nth report.
 func (b *bed) lastReport(c container, n int) report {
 	b.Helper()
-	for end := time.Now().Add(2 * patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := testutil.BeginFor(2 * patience); ; time.Sleep(20 * time.Millisecond) {
 		text, err := os.ReadFile(filepath.Join(b.reports, c.name))
 		lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 		if err == nil && strings.HasSuffix(string(text), "\n") && len(lines) >= n {
@@ -721,7 +722,7 @@ func (b *bed) lastReport(c container, n int) report {
 			}
 			return r
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			b.Fatalf("container %s made %q of %d reports: %v", c.name, text, n, err)
 		}
 	}
@@ -834,7 +835,7 @@ func (b *bed) leavesNothing() func() {
 	return func() {
 		b.Helper()
 		var left []string
-		for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 			left = nil
 			for thing := range look() {
 				if !before[thing] {
@@ -844,7 +845,7 @@ func (b *bed) leavesNothing() func() {
 			if len(left) == 0 {
 				return
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				break
 			}
 		}

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // ground is a mount namespace that an engine has to itself, its daemon, its
@@ -185,7 +187,7 @@ func (d *daemon) start(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.process, d.ended = c.Process, ended
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		err := d.ready()
 		if err == nil {
 			return
@@ -196,7 +198,7 @@ func (d *daemon) start(t *testing.T) {
 			t.Fatalf("%s ended: %v: %s", d.program, status, tail(d.log))
 		default:
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("%s is not ready: %v: %s", d.program, err, tail(d.log))
 		}
 	}
@@ -211,7 +213,7 @@ func (d *daemon) stop(t *testing.T) {
 	d.process.Signal(syscall.SIGTERM) // it may have ended
 	select {
 	case <-d.ended:
-	case <-time.After(30 * time.Second):
+	case <-testutil.After(30 * time.Second):
 		t.Errorf("%s does not end", d.program)
 		d.process.Kill() // as above
 		<-d.ended

@@ -15,6 +15,7 @@ import (
 	cdilibrary "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // quickstart are the blocks of docs/quickstart.md, by heading, as one script each.
@@ -88,12 +89,12 @@ func TestQuickstart(t *testing.T) {
 					}
 				}
 			}
-			for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+			for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 				left, err := hook.List(b.Layout)
 				if err == nil && len(left) == 0 {
 					break
 				}
-				if time.Now().After(end) {
+				if end.Over() {
 					t.Fatalf("left are %+v, %v", left, err)
 				}
 			}
@@ -212,7 +213,7 @@ exec /usr/bin/peerlane "$@"`, host))
 // run runs a script on the engine's ground and returns what it has printed.
 func (g *guide) run(script string) string {
 	g.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 5*time.Minute)
 	defer cancel()
 	c := g.ground.command(ctx, "sh", "-c", `cd "$0" && export PATH="$0/bin:$PATH" APT_CONFIG="$0/apt.conf" DEBIAN_FRONTEND=noninteractive && set -eux && `+script, g.dir)
 	out, err := c.CombinedOutput()

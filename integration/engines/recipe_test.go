@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // documented is the first block of a language below a heading of
@@ -32,7 +34,7 @@ func documented(b *bed, heading, language string) string {
 // stands there.
 func recipe(b *bed, _ check) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	block := documented(b, b.row.recipe, "sh")
 	c := b.ground.command(ctx, "sh", "-c", `cd "$0" && set -eux && `+block, b.mkdir("recipe"))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // trainer is an ordinary user: uid and gid.
@@ -79,8 +80,8 @@ func (b *bed) mustBeTrainers(g hook.Info) {
 	b.Helper()
 	// The container's client was served, so it runs; its supervisor may not have
 	// written that down yet.
-	for end := time.Now().Add(patience); g.Status.Relay == nil; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); g.Status.Relay == nil; time.Sleep(20 * time.Millisecond) {
+		if end.Over() {
 			b.Fatalf("there is no relay: %+v", g.Status)
 		}
 		g = b.generation()

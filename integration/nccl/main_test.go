@@ -20,6 +20,7 @@ import (
 
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -143,7 +144,7 @@ func beInstalled(j job) error {
 
 // exchange sends both ways, through the relay.
 func exchange(j job) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	socket := os.Getenv("PEERLANE_SOCKET")
 	if socket == "" {

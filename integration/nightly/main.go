@@ -1,10 +1,10 @@
 // Nightly runs the cases that are too long for CI and records the results.
 //
-//	nightly [-run PATTERN] FILE     run the cases, and write their results to FILE
-//	nightly -check FILE             fail if a case of FILE is missing, failed or old
+//	nightly [-run PATTERN] [-table DOCUMENT] FILE     run the cases, and write their results to FILE
+//	nightly -check FILE                               fail if a case of FILE is missing, failed or old
 //
 // FILE is JSON; docs/nightly.json has the last results. A run of some cases keeps the
-// results of the others.
+// results of the others. In DOCUMENT nightly replaces the table between two comments.
 package main
 
 import (
@@ -32,6 +32,7 @@ type testCase struct{ Name, Command string }
 
 // cases are in the order in which they run: short ones first.
 var cases = []testCase{
+	{"race", "make test-race"},
 	{"network", "make soak-network"},
 	{"nccl", "make soak-nccl"},
 	{"model", "make soak-model PROGRAMS=10000"},
@@ -57,18 +58,19 @@ type result struct {
 func main() {
 	check := flag.Bool("check", false, "check the results in FILE and run nothing")
 	pattern := flag.String("run", "", "run the cases whose name matches this pattern")
+	table := flag.String("table", "", "write the table of results into this `document`")
 	flag.Parse()
 	if flag.NArg() != 1 {
-		fmt.Fprintln(os.Stderr, "usage: nightly [-run PATTERN | -check] FILE")
+		fmt.Fprintln(os.Stderr, "usage: nightly [-run PATTERN] [-table DOCUMENT] FILE, or nightly -check FILE")
 		os.Exit(2)
 	}
-	if err := nightly(flag.Arg(0), *pattern, *check, os.Stdout); err != nil {
+	if err := nightly(flag.Arg(0), *pattern, *table, *check, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "nightly:", err)
 		os.Exit(1)
 	}
 }
 
-func nightly(file, pattern string, check bool, out io.Writer) error {
+func nightly(file, pattern, document string, check bool, out io.Writer) error {
 	results, err := read(file)
 	if err != nil {
 		return err
@@ -109,6 +111,11 @@ func nightly(file, pattern string, check bool, out io.Writer) error {
 		results = set(results, r)
 		if err := write(file, results); err != nil {
 			return err
+		}
+		if document != "" {
+			if err := writeTable(document, results); err != nil {
+				return err
+			}
 		}
 	}
 	if len(failed) > 0 {
@@ -157,6 +164,46 @@ func read(file string) (results []result, err error) {
 		return nil, fmt.Errorf("reading the results %s: %w", file, err)
 	}
 	return results, nil
+}
+
+// The table lies between these comments.
+const (
+	tableBegin = "<!-- nightly: begin -->\n"
+	tableEnd   = "<!-- nightly: end -->\n"
+)
+
+// writeTable replaces the table of a document.
+func writeTable(document string, results []result) error {
+	text, err := os.ReadFile(document)
+	if err != nil {
+		return fmt.Errorf("writing the table of results: %w", err)
+	}
+	before, rest, begins := strings.Cut(string(text), tableBegin)
+	_, after, ends := strings.Cut(rest, tableEnd)
+	if !begins || !ends {
+		return fmt.Errorf("writing the table of results: %s has no lines %q and %q", document, strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
+	}
+	return os.WriteFile(document, []byte(before+tableBegin+table(results)+tableEnd+after), 0o644)
+}
+
+// table is a row for each case, in the order of the list.
+func table(results []result) string {
+	var b strings.Builder
+	b.WriteString("| case | command | last run | commit | duration | result |\n|---|---|---|---|---|---|\n")
+	for _, c := range cases {
+		row := "never | | | no result"
+		if i := slices.IndexFunc(results, func(r result) bool { return r.Name == c.Name }); i >= 0 {
+			r := results[i]
+			commit, dirty := strings.CutSuffix(r.Commit, "-dirty")
+			commit = commit[:min(12, len(commit))]
+			if dirty {
+				commit += "-dirty"
+			}
+			row = fmt.Sprintf("%s | %s | %v | %s", r.Date.Format(time.DateOnly), commit, time.Duration(r.Seconds)*time.Second, map[bool]string{true: "passed", false: "failed"}[r.Passed])
+		}
+		fmt.Fprintf(&b, "| %s | `%s` | %s |\n", c.Name, c.Command, row)
+	}
+	return b.String()
 }
 
 func write(file string, results []result) error {

@@ -51,8 +51,12 @@ func TestRunRecordsResults(t *testing.T) {
 	if err := write(file, []result{{testCase: cases[2], Passed: true, Commit: "before"}}); err != nil {
 		t.Fatal(err)
 	}
+	document := filepath.Join(t.TempDir(), "document.md")
+	if err := os.WriteFile(document, []byte("before\n"+tableBegin+"old\n"+tableEnd+"after\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	var out strings.Builder
-	if err := nightly(file, "^(good|bad)$", false, &out); err == nil || !strings.Contains(err.Error(), "failed: bad") {
+	if err := nightly(file, "^(good|bad)$", document, false, &out); err == nil || !strings.Contains(err.Error(), "failed: bad") {
 		t.Errorf("the error is %v", err)
 	}
 	results, err := read(file)
@@ -64,7 +68,33 @@ func TestRunRecordsResults(t *testing.T) {
 			t.Errorf("the result %+v", r)
 		}
 	}
-	if err := nightly(file, "(", false, &out); err == nil {
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"before\n" + tableBegin + "| case |", "| good | `true` | ", " | passed |\n", "| bad | `false` | ", " | failed |\n", tableEnd + "after\n"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%q is not in the document:\n%s", want, text)
+		}
+	}
+	if strings.Contains(string(text), "old") {
+		t.Errorf("the old table is left:\n%s", text)
+	}
+	if err := nightly(file, "(", "", false, &out); err == nil {
 		t.Error("a pattern that is none was accepted")
+	}
+}
+
+func TestTableOfTheBenchmarksShowsTheLastResults(t *testing.T) {
+	results, err := read("../../docs/nightly.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../../docs/benchmarks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := tableBegin + table(results) + tableEnd; !strings.Contains(string(text), want) {
+		t.Errorf("docs/benchmarks.md does not have\n%s", want)
 	}
 }

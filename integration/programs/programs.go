@@ -19,6 +19,10 @@ import (
 // where it is set builds nothing.
 const Variable = "PEERLANE_TEST_BINARIES"
 
+// RunVariable names the directory of the programs that `make test` has built for all
+// packages of its run, on a machine that can build.
+const RunVariable = "PEERLANE_TEST_PROGRAMS"
+
 const module = "github.com/peerlane/peerlane/"
 
 // Programs by the names that Build gives them.
@@ -53,22 +57,39 @@ func Build(dir string, names ...string) error {
 		names = slices.Sorted(maps.Keys(all))
 	}
 	for _, name := range names {
-		p, known := all[name]
-		if !known {
+		if _, known := all[name]; !known {
 			return fmt.Errorf("building %s: no test has a program of this name", name)
 		}
-		cgo := "0"
+	}
+	// One go command for all programs that are linked alike and keep their folder's name.
+	together := map[string][]string{}
+	for _, name := range names {
+		p := all[name]
+		key, out := "CGO_ENABLED=0", dir+string(filepath.Separator)
 		if p.cgo {
-			cgo = "1"
+			key = "CGO_ENABLED=1"
 		}
-		c := exec.Command("go", "build", "-o", filepath.Join(dir, name), module+p.folder)
-		c.Env = append(os.Environ(), "CGO_ENABLED="+cgo)
-		out, err := c.CombinedOutput()
+		if filepath.Base(p.folder) != name {
+			out = filepath.Join(dir, name)
+		}
+		key += "\x00" + out
+		together[key] = append(together[key], name)
+	}
+	for _, key := range slices.Sorted(maps.Keys(together)) {
+		names := together[key]
+		environment, out, _ := strings.Cut(key, "\x00")
+		c := exec.Command("go", "build", "-o", out)
+		for _, name := range names {
+			c.Args = append(c.Args, module+all[name].folder)
+		}
+		c.Env = append(os.Environ(), environment)
+		said, err := c.CombinedOutput()
+		what := strings.Join(names, ", ")
 		switch {
 		case c.ProcessState == nil:
-			return fmt.Errorf("building %s: %w; where there is no go command, %s names a directory that has it built", name, err, Variable)
+			return fmt.Errorf("building %s: %w; where there is no go command, %s names a directory that has it built", what, err, Variable)
 		case err != nil:
-			return fmt.Errorf("building %s: %w: %s", name, err, out)
+			return fmt.Errorf("building %s: %w: %s", what, err, said)
 		}
 		if name == Relay { // relays cannot trace a program that they cannot read; see docs/security.md
 			if err := os.Chmod(filepath.Join(dir, name), 0o711); err != nil {
@@ -82,13 +103,17 @@ func Build(dir string, names ...string) error {
 // Directory returns a directory that has the programs of these names, and what to
 // call when they are not needed any more.
 func Directory(names ...string) (dir string, remove func() error, err error) {
-	if dir := os.Getenv(Variable); dir != "" {
+	for _, variable := range []string{Variable, RunVariable} {
+		dir := os.Getenv(variable)
+		if dir == "" {
+			continue
+		}
 		if !filepath.IsAbs(dir) {
-			return "", nil, fmt.Errorf("%s=%s must be absolute: each test runs in the folder of its package", Variable, dir)
+			return "", nil, fmt.Errorf("%s=%s must be absolute: each test runs in the folder of its package", variable, dir)
 		}
 		for _, name := range names {
 			if _, err := exec.LookPath(filepath.Join(dir, name)); err != nil {
-				return "", nil, fmt.Errorf("%s=%s must have %s: %w", Variable, dir, strings.Join(names, ", "), err)
+				return "", nil, fmt.Errorf("%s=%s must have %s: %w", variable, dir, strings.Join(names, ", "), err)
 			}
 		}
 		return dir, func() error { return nil }, nil

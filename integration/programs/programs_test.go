@@ -16,6 +16,7 @@ func TestAProgramIsBuiltAndRemoved(t *testing.T) {
 	_, err := exec.LookPath("go")
 	programs.MustHave(t, err)
 	t.Setenv(programs.Variable, "")
+	t.Setenv(programs.RunVariable, "")
 	dir, remove, err := programs.Directory(programs.WireGenerate)
 	if err != nil {
 		t.Fatal(err)
@@ -61,6 +62,7 @@ func TestProgramsThatAreBuiltAlreadyAreTaken(t *testing.T) {
 
 func TestWithoutTheGoCommandTheErrorSaysWhatToDo(t *testing.T) {
 	t.Setenv(programs.Variable, "")
+	t.Setenv(programs.RunVariable, "")
 	t.Setenv("PATH", "")
 	_, _, err := programs.Directory(programs.Hook)
 	if err == nil || !strings.Contains(err.Error(), "building "+programs.Hook) || !strings.Contains(err.Error(), programs.Variable) {

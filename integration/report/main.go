@@ -1,7 +1,6 @@
-// Command report reads `go test -json` on standard input and prints what a
-// person wants to know: one line a package, the whole output of what failed,
-// and at the end every test that was skipped, with its reason. A skipped test
-// that nobody hears of is a test that nobody has.
+// Command report reads the events of `go test -json` on standard input and prints one line a package,
+// the whole output of what failed, and at the end every test that was skipped, with its
+// reason.
 //
 //	go test -json ./... | go run ./integration/report -matrix integration/matrix.txt -places host
 //
@@ -10,7 +9,8 @@
 // write, says from which. An event without it is of the first of -places.
 //
 // With -again, what failed in a way that may be chance is run once more, by the
-// command that is given, and is reported as flaky if it passes then.
+// command that is given, and is reported as flaky if it passes then, with the cause that
+// the file of -flaky gives.
 //
 // It exits with 1 when a test or a build failed, when the events stop before
 // their package ends, when no test ran at all, and, with a matrix, when a cell of
@@ -21,6 +21,7 @@ package main
 import (
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 )
@@ -29,6 +30,7 @@ func main() {
 	matrix := flag.String("matrix", "", "the `file` that says which case runs where; without it no cell is looked for")
 	list := flag.String("places", placeHost, "the places that the events come from, of "+strings.Join(everyPlace, ",")+"; the matrix's cells of each must be covered")
 	again := flag.String("again", "", "a `command` of the shell that writes the events of $TESTS of $PACKAGE in $PLACE: it runs once more what failed")
+	flaky := flag.String("flaky", "", "the `file` of the tests that have been flaky, each with its cause")
 	words := flag.Bool("v", false, "print what tests say that pass, too: figures")
 	flag.Parse()
 	places, err := parsePlaces(*list)
@@ -39,7 +41,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(2)
 	}
-	good, err := report(places, *matrix, *again, *words)
+	good, err := report(os.Stdin, places, *matrix, *flaky, *again, *words)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 	}
@@ -48,18 +50,23 @@ func main() {
 	}
 }
 
-func report(places []string, matrix, again string, words bool) (good bool, err error) {
+func report(events io.Reader, places []string, matrix, flaky, again string, words bool) (good bool, err error) {
 	var cells []cell
+	causes, err := readFlaky(flaky)
+	if err != nil {
+		return false, err
+	}
 	if matrix != "" {
 		// First, so that a slip in it does not cost a whole run.
 		if cells, err = readMatrix(matrix); err != nil {
 			return false, err
 		}
 	}
-	s, err := read(places, os.Stdin, os.Stdout, words)
+	s, err := read(places, events, os.Stdout, words)
 	if err != nil {
 		return false, err
 	}
+	s.causes = causes
 	if again != "" {
 		if err := s.tryAgain(again, os.Stdout); err != nil {
 			return false, err

@@ -46,7 +46,8 @@ type summary struct {
 	results map[test]result // subtests included
 	broken  []string
 	failing []failing
-	flaky   []test // failed, and passed when they were tried again
+	flaky   []test            // failed, and passed when they were tried again
+	causes  map[string]string // of flaky tests, by name
 	// Of the matrix:
 	uncovered  []string // cells, each with what became of its test
 	needRoot   []string // cells, and tests without one, that root alone would have run
@@ -252,7 +253,11 @@ func (s *summary) print(out io.Writer) {
 		fmt.Fprintf(out, "failed      %s\n", b)
 	}
 	for _, t := range s.flaky {
-		fmt.Fprintf(out, "flaky       %s: it failed, as above, and passed when it was tried again\n", s.title(t.place, t.name))
+		cause := "; find its cause, and name test and cause in integration/flaky.txt"
+		if known := s.causes[t.name]; known != "" {
+			cause = "; known cause: " + known
+		}
+		fmt.Fprintf(out, "flaky       %s: it failed, as above, and passed when it was tried again%s\n", s.title(t.place, t.name), cause)
 	}
 	skips := s.all(skipped)
 	for _, t := range skips {

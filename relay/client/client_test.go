@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/ring"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -42,7 +43,7 @@ func answering(t *testing.T, answer func(packet.Conn, wire.Message)) string {
 
 func dialed(t *testing.T, socket string, oldest, newest uint32) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := testutil.WithLimit(context.Background(), 20*time.Second)
 	defer cancel()
 	s, err := dial(ctx, socket, oldest, newest)
 	if err == nil {
@@ -135,7 +136,7 @@ func TestUnmappingIsOutsideOfTheSessionsLock(t *testing.T) {
 		if err != over {
 			t.Error(err)
 		}
-	case <-time.After(time.Minute):
+	case <-testutil.After(time.Minute):
 		t.Error("the session waits for the driver")
 	}
 	if m.Ptr != 0 || len(s.mapped) != 0 {

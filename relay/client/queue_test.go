@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -48,7 +49,7 @@ func TestDialQueueFullWaitsAndSaysSo(t *testing.T) {
 	// It waits for its turn, and hears what the relay says.
 	done := make(chan error, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := testutil.WithLimit(t.Context(), time.Minute)
 		defer cancel()
 		_, err := Dial(ctx, path)
 		done <- err

@@ -6,11 +6,11 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 )
 
@@ -175,7 +175,7 @@ func TestMovesWithinTheHost(t *testing.T) {
 	if ended != 0 || !q.Busy() {
 		t.Errorf("%d have ended before anybody looked, busy is %v", ended, q.Busy())
 	}
-	for end := time.Now().Add(time.Minute); q.Busy() && time.Now().Before(end); {
+	for end := testutil.Begin(); q.Busy() && !end.Over(); {
 		q.Poll()
 	}
 	if ended != 4 || q.Poll() || !bytes.Equal(view(places[0], size), view(places[1], size)) {

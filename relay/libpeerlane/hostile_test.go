@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/ring"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -42,7 +43,7 @@ func pretend(t *testing.T, serve func(f *fake)) string {
 			return
 		}
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		if err := c.SetDeadline(testutil.Deadline()); err != nil {
 			t.Error(err)
 		}
 		serve(&fake{T: t, Conn: packet.Conn{UnixConn: c}})
@@ -463,7 +464,7 @@ func TestARingThatIsBroken(t *testing.T) {
 				f.welcome(nil)
 				defer f.free()
 				var posted []wire.Descriptor
-				for end := time.Now().Add(time.Minute); len(posted) < 3 && time.Now().Before(end); {
+				for end := testutil.Begin(); len(posted) < 3 && !end.Over(); {
 					d, ok, err := f.ring.Take()
 					if err != nil {
 						f.Error(err)

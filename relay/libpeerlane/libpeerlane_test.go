@@ -27,6 +27,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -72,7 +73,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	code := m.Run()
-	if err := errors.Join(removeBuilt(), os.RemoveAll(dir)); err != nil {
+	if err := os.RemoveAll(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
@@ -188,7 +189,7 @@ func (h *host) relay(name, route string, server int, gpus ...int) (socket string
 			if err != nil {
 				h.Error(err)
 			}
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			h.Error("the relay did not end")
 		}
 	})
@@ -205,7 +206,7 @@ var routes = []string{launch.RouteStaged, launch.RouteDirect}
 
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -223,16 +224,13 @@ const (
 
 var built struct {
 	sync.Mutex
-	dir  string
-	done map[string]error
+	done map[string]func() (string, error)
 }
 
-func removeBuilt() error {
-	if built.dir == "" {
-		return nil
-	}
-	return os.RemoveAll(built.dir)
-}
+// buildKey is that of everything that the tests compile.
+var buildKey = sync.OnceValues(func() (string, error) {
+	return programs.Key("*.go", "source/*", "tests/*", "examples/*", "../wire/*.h", "../../cuda/sim/*.go", "../../cuda/sim/libcuda/*")
+})
 
 // library is a directory with the library and its headers.
 func library(t *testing.T) string {
@@ -249,26 +247,26 @@ func library(t *testing.T) string {
 	return dir
 }
 
-// once makes what several tests use.
+// once makes what several tests use, unless an earlier run has made it of the same files.
 func once(t *testing.T, name string, build func(dir string) error) string {
 	t.Helper()
 	built.Lock()
-	defer built.Unlock()
-	if built.dir == "" {
-		dir, err := os.MkdirTemp("", "peerlane-clib-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		built.dir, built.done = dir, map[string]error{}
+	if built.done == nil {
+		built.done = map[string]func() (string, error){}
 	}
-	dir := filepath.Join(built.dir, name)
-	err, done := built.done[name]
-	if !done {
-		if err = os.MkdirAll(dir, 0o755); err == nil {
-			err = build(dir)
-		}
-		built.done[name] = err
+	make, ok := built.done[name]
+	if !ok {
+		make = sync.OnceValues(func() (string, error) {
+			key, err := buildKey()
+			if err != nil {
+				return "", err
+			}
+			return programs.Cached(key, name, build)
+		})
+		built.done[name] = make
 	}
+	built.Unlock()
+	dir, err := make()
 	if err != nil {
 		t.Fatal(err)
 	}

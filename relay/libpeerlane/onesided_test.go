@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -57,8 +58,8 @@ func (p *process) stop() {
 	if err := p.Process.Signal(unix.SIGSTOP); err != nil {
 		p.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); !p.stopped(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	for end := testutil.Begin(); !p.stopped(); time.Sleep(time.Millisecond) {
+		if end.Over() {
 			p.Fatalf("%s does not stop", p.name)
 		}
 	}

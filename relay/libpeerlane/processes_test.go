@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -39,7 +40,7 @@ func TestProcesses(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = flag.Set(f.name, before) })
 	}
-	programs, patience := 60, 1500*time.Millisecond
+	programs, patience := 12, 1500*time.Millisecond // `make sanitize` has more
 	if wanted := os.Getenv("PEERLANE_MODEL_PROGRAMS"); wanted != "" {
 		var err error
 		if programs, err = strconv.Atoi(wanted); err != nil {
@@ -241,7 +242,7 @@ func (w *stageOfProcesses) start(t *rapid.T, at int) {
 }
 
 func (p *player) line(t *rapid.T) string {
-	if err := p.out.SetReadDeadline(time.Now().Add(playerPatience)); err != nil {
+	if err := p.out.SetReadDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	line, err := p.lines.ReadString('\n')
@@ -516,11 +517,11 @@ func (w *stageOfProcesses) finish(t *rapid.T) {
 	}
 	// Whatever children there are: the relays hold nothing any more.
 	for i, r := range w.host.relays {
-		for end := time.Now().Add(playerPatience); ; time.Sleep(time.Millisecond) {
+		for end := testutil.BeginFor(playerPatience); ; time.Sleep(time.Millisecond) {
 			if r := r.Report(); len(r.Clients) == 0 && r.Used == (launch.Limits{}) {
 				break
 			}
-			if time.Now().After(end) {
+			if end.Over() {
 				t.Fatalf("relay %d holds %+v", i, r.Report().Used)
 			}
 		}

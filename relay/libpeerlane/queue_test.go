@@ -6,10 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -52,7 +52,7 @@ func TestDialQueueFullWaitsAndSaysSo(t *testing.T) {
 				return
 			}
 			f := &fake{T: t, Conn: packet.Conn{UnixConn: c.(*net.UnixConn)}}
-			if err := f.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			if err := f.SetDeadline(testutil.Deadline()); err != nil {
 				t.Error(err)
 			}
 			if m, _, _, err := f.Receive(); err != nil {

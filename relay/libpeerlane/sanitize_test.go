@@ -27,7 +27,7 @@ func TestRandomThreads(t *testing.T) {
 		}
 		return otherwise
 	}
-	rounds := number("PEERLANE_RANDOM_ROUNDS", 20)
+	rounds := number("PEERLANE_RANDOM_ROUNDS", 8)
 	seed := number("PEERLANE_RANDOM_SEED", rand.Uint64N(1<<32))
 	t.Logf("PEERLANE_RANDOM_SEED=%d", seed)
 	eachKind(t, "random", func(t *testing.T, path string) {

@@ -27,35 +27,38 @@ import (
 
 var built struct {
 	sync.Mutex
-	dir  string
-	once map[string]func() error
+	once map[string]func() (string, error)
 }
 
-// build makes what several tests use, in a directory of its own, and returns that.
+// buildKey is that of everything that the tests compile.
+var buildKey = sync.OnceValues(func() (string, error) {
+	return programs.Key("*.go", "source/*", "tests/*", "../libpeerlane/*.go", "../libpeerlane/source/*", "../libpeerlane/examples/*", "../wire/*.h")
+})
+
+// build makes what several tests use, unless an earlier run has made it of the same files,
+// and returns its directory.
 func build(t *testing.T, name string, make func(dir string) error) string {
 	t.Helper()
 	_, err := libpeerlane.Compiler()
 	programs.MustHave(t, err)
 	built.Lock()
-	if built.dir == "" {
-		if built.dir, err = os.MkdirTemp("", "peerlane-nccl-"); err != nil {
-			t.Fatal(err)
-		}
-		built.once = map[string]func() error{}
+	if built.once == nil {
+		built.once = map[string]func() (string, error){}
 	}
-	dir := filepath.Join(built.dir, name)
 	once, ok := built.once[name]
 	if !ok {
-		once = sync.OnceValue(func() error {
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				return err
+		once = sync.OnceValues(func() (string, error) {
+			key, err := buildKey()
+			if err != nil {
+				return "", err
 			}
-			return make(dir)
+			return programs.Cached(key, name, make)
 		})
 		built.once[name] = once
 	}
 	built.Unlock()
-	if err := once(); err != nil {
+	dir, err := once()
+	if err != nil {
 		t.Fatal(err)
 	}
 	return dir

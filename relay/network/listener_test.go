@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -62,7 +63,7 @@ func await[T any](t *testing.T, c <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-c:
-	case <-time.After(time.Minute):
+	case <-testutil.After(time.Minute):
 		t.Fatal("it did not come within a minute")
 	}
 	return v
@@ -81,7 +82,7 @@ func from(t *testing.T, source string, to netip.AddrPort) net.Conn {
 }
 
 func isClosed(conn net.Conn) bool {
-	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+	_ = conn.SetReadDeadline(testutil.Deadline())
 	_, err := conn.Read(make([]byte, 1))
 	return err != nil && !isTimeout(err)
 }

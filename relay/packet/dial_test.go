@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // fullQueue is a listener that accepts nothing, and whose queue has no room.
@@ -45,7 +47,7 @@ func fullQueue(t *testing.T) (path string, listener net.Listener) {
 
 func TestDialContextQueueFullWaitsForAccept(t *testing.T) {
 	path, listener := fullQueue(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := testutil.WithLimit(t.Context(), time.Minute)
 	defer cancel()
 	// More than can be blocked at a time.
 	const n = 2 * maxBlockedDials

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -121,7 +122,7 @@ func TestAPortKeepsWhatASlowReaderHasNoRoomFor(t *testing.T) {
 		t.Fatal("the socket took everything: the test does not test")
 	}
 	for i := range uint64(messages) {
-		if err := reader.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		if err := reader.SetDeadline(testutil.Deadline()); err != nil {
 			t.Fatal(err)
 		}
 		m, _, _, err := reader.Receive()
@@ -138,7 +139,7 @@ func TestAPortKeepsWhatASlowReaderHasNoRoomFor(t *testing.T) {
 		if !errors.Is(err, io.EOF) {
 			t.Errorf("the end is reported as %v", err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-testutil.After(20 * time.Second):
 		t.Error("the end is not reported")
 	}
 }
@@ -195,7 +196,7 @@ func TestAPortThatLeavesSendsWhatWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := reader.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := reader.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
 	for i := range messages {
@@ -298,8 +299,8 @@ func TestWhatBlocksIsBounded(t *testing.T) {
 	}
 	until := func(what string, so func() bool) {
 		t.Helper()
-		for end := time.Now().Add(time.Minute); !so(); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
+		for end := testutil.Begin(); !so(); time.Sleep(time.Millisecond) {
+			if end.Over() {
 				t.Fatal(what)
 			}
 		}

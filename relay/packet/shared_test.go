@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -86,7 +87,7 @@ func (s *side) next() wire.Message {
 		default:
 			s.t.Fatalf("it ended: %v", err)
 		}
-	case <-time.After(time.Minute):
+	case <-testutil.After(time.Minute):
 		s.t.Fatal("nothing came")
 	}
 	return nil
@@ -235,7 +236,7 @@ func TestHostileSharedMemory(t *testing.T) {
 				if !errors.Is(err, &wire.Error{Status: wire.StatusMalformed}) {
 					t.Errorf("it ends with %v", err)
 				}
-			case <-time.After(time.Minute):
+			case <-testutil.After(time.Minute):
 				t.Error("nothing is noticed")
 			}
 		})

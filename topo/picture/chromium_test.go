@@ -2,7 +2,6 @@ package picture
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -20,6 +19,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // chromium runs a headless Chromium on a file, and returns what it prints.
@@ -46,7 +47,7 @@ func chromium(t *testing.T, file string, arguments ...string) string {
 	if os.Getuid() == 0 {
 		arguments = append(arguments, "--no-sandbox") // it refuses root otherwise
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, browser, append(arguments, "file://"+file)...)
 	cmd.WaitDelay = 10 * time.Second

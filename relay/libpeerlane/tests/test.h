@@ -11,6 +11,12 @@
 
 #define MIB (1u << 20)
 
+/* thorough says that `make sanitize` runs the program, and not `make test`. */
+static inline int thorough(void)
+{
+	return getenv("PEERLANE_RANDOM_ROUNDS") != NULL;
+}
+
 /* demand ends the program unless the call gives that status. */
 #define demand(want, call) \
 	do { \

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -182,7 +183,7 @@ func TestALoopThatStandsStillIsSilent(t *testing.T) {
 	release := make(chan struct{})
 	e.loop.Do(func() { <-release })
 	var quiet error
-	for end := time.Now().Add(waitTime); quiet == nil && time.Now().Before(end); {
+	for end := testutil.BeginFor(waitTime); quiet == nil && !end.Over(); {
 		quiet = beat(time.Second)
 	}
 	close(release)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -84,7 +85,7 @@ func TestAnExtensionEndsBeforeTheChannels(t *testing.T) {
 	ended := make(chan error, 1)
 	a.open(&wire.Done{}, ignore, func(error) {})
 	b.loop.Call(func() {})
-	await(t, "the channel", func() (there bool) {
+	testutil.Until(t, "the channel", func() (there bool) {
 		b.loop.Call(func() {
 			for _, c := range b.peer.channels {
 				c.ended, there = func(err error) { ended <- err }, true

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -274,7 +275,7 @@ func TestSetsBelongToTheirDialer(t *testing.T) {
 		}
 	}
 	for _, c := range conns {
-		_ = c.SetReadDeadline(time.Now().Add(waitTime))
+		_ = c.SetReadDeadline(testutil.Deadline())
 		if _, err := c.Read(make([]byte, 1)); err != io.EOF {
 			t.Errorf("an incomplete set: %v", err)
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/transport"
@@ -45,7 +46,7 @@ func newSide(tb testing.TB, s *Streams, config Config) *side {
 	loop.Call(func() { e.peer = New(loop, s, config) })
 	tb.Cleanup(func() {
 		e.peer.Close()
-		await(tb, "the peer's goroutines", func() bool { e.peer.movers.Wait(); e.peer.users.Wait(); return true })
+		testutil.Until(tb, "the peer's goroutines", func() bool { e.peer.movers.Wait(); e.peer.users.Wait(); return true })
 		loop.Stop()
 		<-ran
 	})
@@ -59,7 +60,7 @@ func (e *side) died() error {
 	case err := <-e.down:
 		e.down <- err
 		return err
-	case <-time.After(waitTime):
+	case <-testutil.After(waitTime):
 		e.tb.Fatal("the peer lives")
 		return nil
 	}
@@ -76,21 +77,12 @@ func (e *side) open(first wire.Message, received func(wire.Message, uint32, []in
 	return c
 }
 
-func await(tb testing.TB, what string, f func() bool) {
-	tb.Helper()
-	for end := time.Now().Add(waitTime); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			tb.Fatalf("%s: not within %v", what, waitTime)
-		}
-	}
-}
-
 func receive[T any](tb testing.TB, from <-chan T, what string) T {
 	tb.Helper()
 	select {
 	case v := <-from:
 		return v
-	case <-time.After(waitTime):
+	case <-testutil.After(waitTime):
 		tb.Fatalf("%s: not within %v", what, waitTime)
 		return *new(T)
 	}
@@ -162,7 +154,7 @@ func noGoroutines(t *testing.T) {
 	t.Cleanup(func() {
 		t.Helper()
 		var left string
-		for end := time.Now().Add(waitTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := testutil.BeginFor(waitTime); !end.Over(); time.Sleep(time.Millisecond) {
 			if left = ours(); left == "" {
 				return
 			}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -212,7 +213,7 @@ func TestChannelsAreApart(t *testing.T) {
 				}
 			}
 			for _, e := range []*side{a, b} {
-				await(t, "channels to go", func() bool {
+				testutil.Until(t, "channels to go", func() bool {
 					left := 0
 					e.loop.Call(func() { left = len(e.peer.channels) + e.peer.theirs })
 					return left == 0
@@ -319,7 +320,7 @@ func TestABusyLoopReadsNoMore(t *testing.T) {
 	receive(t, entered, "the first message")
 	a.loop.Call(func() {}) // all is sent
 	read, still := -1, 0
-	await(t, "the reading to stand still", func() bool {
+	testutil.Until(t, "the reading to stand still", func() bool {
 		in.mu.Lock()
 		defer in.mu.Unlock()
 		if still++; in.read != read {
@@ -443,7 +444,7 @@ func TestHeartbeatsKeepAPeerAlive(t *testing.T) {
 		if _, err := ours.Write(appendFrame(nil, 0, frameBeat)); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "a new deadline", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return len(c.deadlines) == i+2 })
+		testutil.Until(t, "a new deadline", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return len(c.deadlines) == i+2 })
 	}
 	for i, d := range c.deadlines {
 		if i > 0 && !d.After(c.deadlines[i-1]) || time.Until(d) < time.Minute {
@@ -475,7 +476,7 @@ func TestTheEndOfAPeer(t *testing.T) {
 				ch := a.open(&wire.Done{}, ignore, func(err error) { ended <- err })
 				_ = ch
 			}
-			await(t, "channels that the other side left", func() bool { return len(ended) == 5 })
+			testutil.Until(t, "channels that the other side left", func() bool { return len(ended) == 5 })
 			for range 5 {
 				<-ended
 			}
@@ -537,7 +538,7 @@ func TestASourceIsReadToTheEnd(t *testing.T) {
 		} else if err := r.say(c.number, frameLanded, []byte{1, 0, 0, 0, 0, 0, 0, 0}); err != nil {
 			t.Fatal(err)
 		} else {
-			await(t, "the other side's word", func() bool {
+			testutil.Until(t, "the other side's word", func() bool {
 				said := false
 				e.loop.Call(func() {
 					e.peer.supply.mu.Lock()
@@ -658,7 +659,7 @@ func TestLeavingWithinAWrite(t *testing.T) {
 				t.Error("other bytes have come")
 			}
 			for _, e := range []*side{a, b} {
-				await(t, "the channel to go", func() (gone bool) {
+				testutil.Until(t, "the channel to go", func() (gone bool) {
 					e.loop.Call(func() { gone = e.peer.channels[c.number] == nil })
 					return gone
 				})

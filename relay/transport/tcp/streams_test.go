@@ -3,6 +3,8 @@ package tcp
 import (
 	"sync"
 	"testing"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // newSupply is a supply whose writers only take, until it ends.
@@ -29,7 +31,7 @@ func ofLength(n uint64) *write { return &write{piece: piece{length: n}, from: ma
 
 // asleep waits until so many writers are.
 func (s *supply) sleepers(t *testing.T, n int) {
-	await(t, "the writers to sleep", func() bool {
+	testutil.Until(t, "the writers to sleep", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.asleep == n && s.called == 0 && s.looking == 0

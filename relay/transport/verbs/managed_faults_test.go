@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/verbs"
@@ -25,7 +26,7 @@ func (w *two) script(t *testing.T, lines ...string) {
 // held waits for a call that blocks.
 func (w *two) held(t *testing.T) {
 	t.Helper()
-	for end := time.Now().Add(waitTime); ; time.Sleep(time.Millisecond) {
+	for end := testutil.BeginFor(waitTime); ; time.Sleep(time.Millisecond) {
 		calls, err := w.rdma.Calls("held")
 		if err != nil {
 			t.Fatal(err)
@@ -33,7 +34,7 @@ func (w *two) held(t *testing.T) {
 		if len(calls) > 0 {
 			return
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatalf("nothing blocks within %v", waitTime)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
@@ -22,16 +23,10 @@ import (
 // until waits for something that a loop knows.
 func (e *side) until(what string, is func(*Set) bool) {
 	e.t.Helper()
-	for end := time.Now().Add(waitTime); ; time.Sleep(time.Millisecond) {
-		there := false
-		e.loop.Call(func() { there = is(e.set) })
-		if there {
-			return
-		}
-		if time.Now().After(end) {
-			e.t.Fatalf("%s: not within %v", what, waitTime)
-		}
-	}
+	testutil.Until(e.t, what, func() (holds bool) {
+		e.loop.Call(func() { holds = is(e.set) })
+		return holds
+	})
 }
 
 // stream is writes over a channel, more at a time than there are tickets.
@@ -214,7 +209,7 @@ func TestAcknowledgedWritesHaveArrived(t *testing.T) {
 	}
 	s.begin()
 	w.b.loop.Call(func() { // which hears of nothing meanwhile
-		for end := time.Now().Add(waitTime); len(s.done) < 10 && time.Now().Before(end); {
+		for end := testutil.BeginFor(waitTime); len(s.done) < 10 && !end.Over(); {
 			time.Sleep(time.Millisecond)
 		}
 		w.b.set.fault(w.b.set.nics[0], "a test's fault")
@@ -468,7 +463,7 @@ func TestARelayThatNeverGrantsAgain(t *testing.T) {
 	s := newStream(w)
 	// Each time has its write.
 	carried := false
-	for grant, end := uint64(1), time.Now().Add(waitTime); time.Now().Before(end); grant++ {
+	for grant, end := uint64(1), testutil.BeginFor(waitTime); !end.Over(); grant++ {
 		w.b.loop.Call(func() {
 			if w.b.set.gone == nil {
 				if err := w.arrivals.Grant(grant, 7, 0, streamBytes); err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/poll"
@@ -91,7 +92,7 @@ func receive[T any](t *testing.T, from <-chan T, what string) T {
 	select {
 	case v := <-from:
 		return v
-	case <-time.After(waitTime):
+	case <-testutil.After(waitTime):
 		t.Fatalf("%s: not within %v", what, waitTime)
 		return *new(T)
 	}
@@ -267,13 +268,13 @@ func ticketsAreReceives(t *testing.T, w *two) {
 	done := make(chan error, grants)
 	ready := make(chan error, 1)
 	// The keys have come when the loop has heard of them.
-	for end := time.Now().Add(waitTime); ; time.Sleep(time.Millisecond) {
+	for end := testutil.BeginFor(waitTime); ; time.Sleep(time.Millisecond) {
 		known := false
 		w.a.loop.Call(func() { known = w.link.regions[7] != nil })
 		if known {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatal("no keys came")
 		}
 	}
@@ -328,13 +329,13 @@ func TestWritesThatAreNotPossible(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	for end := time.Now().Add(waitTime); ; time.Sleep(time.Millisecond) {
+	for end := testutil.BeginFor(waitTime); ; time.Sleep(time.Millisecond) {
 		there := false
 		w.a.loop.Call(func() { _, there = w.link.tickets[1] })
 		if there {
 			break
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			t.Fatal("no ticket came")
 		}
 	}

@@ -4,7 +4,6 @@ package full_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,6 +21,7 @@ import (
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -164,21 +164,21 @@ func TestARootlessContainer(t *testing.T) {
 
 			var g hook.Info
 			// The first Podman of a boot takes most of a minute in an emulated machine.
-			for end := time.Now().Add(4 * time.Minute); g.Status.State != hook.StateReady; time.Sleep(100 * time.Millisecond) {
+			for end := testutil.BeginFor(4 * time.Minute); g.Status.State != hook.StateReady; time.Sleep(100 * time.Millisecond) {
 				select {
 				case err := <-ended:
 					t.Fatalf("the container ended: %v: %s", err, out.String())
 				default:
 				}
 				all, err := hook.List(h.Layout)
-				if time.Now().After(end) {
+				if end.Over() {
 					t.Fatalf("no relay: %+v (%v)", all, err)
 				}
 				if len(all) == 1 {
 					g = all[0]
 				}
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := testutil.WithLimit(t.Context(), time.Minute)
 			defer cancel()
 			s, err := client.Dial(ctx, filepath.Join(h.Layout.SocketDir(g.ID), layout.SocketName))
 			if err != nil {
@@ -214,7 +214,7 @@ func TestARootlessContainer(t *testing.T) {
 				if cmd.ProcessState.ExitCode() != 7 {
 					t.Errorf("the container ended by %v: %s", err, out.String())
 				}
-			case <-time.After(time.Minute):
+			case <-testutil.After(time.Minute):
 				t.Fatal("the container does not end")
 			}
 			inside.Eventually(t, "what is left", func() (bool, string) {

@@ -25,6 +25,7 @@ import (
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 )
 
@@ -155,7 +156,7 @@ func (h *host) start(name string) (*container, hook.Info) {
 		h.Fatal(err)
 	}
 	go func() { c.ended <- cmd.Wait() }()
-	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+	for end := testutil.BeginFor(patience); ; time.Sleep(200 * time.Millisecond) {
 		select {
 		case err := <-c.ended:
 			h.Fatalf("container %s ended: %v: %s", c.id, err, c.said.String())
@@ -164,7 +165,7 @@ func (h *host) start(name string) (*container, hook.Info) {
 		if g, there := c.generation(); there && g.Status.State == hook.StateReady {
 			return c, g
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			c.in.Close()
 			h.Fatalf("container %s has no relay", c.id)
 		}
@@ -189,7 +190,7 @@ func (c *container) end() {
 	c.in.Close()
 	select {
 	case <-c.ended:
-	case <-time.After(patience):
+	case <-testutil.After(patience):
 		c.h.Errorf("container %s does not end", c.id)
 	}
 }
@@ -201,7 +202,7 @@ func (c *container) goesOn(t *testing.T, was hook.Info) {
 	if !there || is.Status.Relay.PID != was.Status.Relay.PID || is.ID != was.ID {
 		t.Fatalf("container %s had relay %+v, and has %+v", c.id, was.Status, is.Status)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := testutil.WithLimit(t.Context(), patience)
 	defer cancel()
 	s, err := client.Dial(ctx, filepath.Join(c.h.Layout.SocketDir(is.ID), layout.SocketName))
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/control"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/wiring"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -370,7 +371,7 @@ func (p *hosts) skew(t *testing.T, by time.Duration) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 		defer cancel()
 		if err := set(ctx, time.Now().Add(before)); err != nil {
 			t.Error(err)

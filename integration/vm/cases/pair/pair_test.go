@@ -27,6 +27,7 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/control"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/wiring"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 func TestMain(m *testing.M) {
@@ -87,7 +88,7 @@ func rdmaNamed(t *testing.T, kind string, names ...string) *control.Client {
 	for i, name := range names {
 		inside.OnOther(t, other, "rdma", "link", "add", name, "type", kind, "netdev", wiring.Cards[i])
 		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 			defer cancel()
 			if err := other.Run(ctx, control.Command{Argv: []string{"rdma", "link", "delete", name}}, nil, nil, nil); err != nil {
 				t.Error(err)
@@ -131,7 +132,7 @@ func (s *started) wait(t *testing.T) string {
 		if err != nil {
 			t.Fatalf("in the other guest: %v\n%s", err, s.out)
 		}
-	case <-time.After(2 * time.Minute):
+	case <-testutil.After(2 * time.Minute):
 		t.Fatalf("the other guest's program does not end:\n%s", s.out)
 	}
 	return s.out.String()

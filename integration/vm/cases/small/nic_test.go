@@ -4,7 +4,6 @@ package small_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -26,6 +25,7 @@ import (
 	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // The test binary is also the program of the containers.
@@ -215,7 +215,7 @@ func TestAContainerRegistersMemory(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+				ctx, cancel := testutil.WithLimit(t.Context(), 5*time.Minute)
 				defer cancel()
 				id := "registers-" + strconv.Itoa(os.Getpid())
 				c := r.Run(ctx, b, id)

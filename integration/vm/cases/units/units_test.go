@@ -27,6 +27,7 @@ import (
 	"github.com/peerlane/peerlane/integration/demo"
 	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -246,7 +247,7 @@ const patience = 6 * time.Minute
 // ready waits until a container's relay answers.
 func (o *operator) ready(c *container) (found hook.Info) {
 	o.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+	for end := testutil.BeginFor(patience); ; time.Sleep(200 * time.Millisecond) {
 		select {
 		case err := <-c.ended:
 			c.once.Do(func() {}) // there is nothing to end
@@ -261,7 +262,7 @@ func (o *operator) ready(c *container) (found hook.Info) {
 		if i >= 0 && all[i].Status.State == hook.StateReady {
 			return all[i]
 		}
-		if time.Now().After(end) {
+		if end.Over() {
 			o.Fatalf("container %s has no relay; there are %+v", c.id, all)
 		}
 	}
@@ -276,7 +277,7 @@ func (o *operator) end(c *container) {
 			if err != nil && !strings.Contains(err.Error(), "exit status 1") { // of read, at the end of its input
 				o.Errorf("container %s: %v: %s", c.id, err, c.stderr.String())
 			}
-		case <-time.After(time.Minute):
+		case <-testutil.After(time.Minute):
 			o.Errorf("container %s does not end", c.id)
 		}
 	})
@@ -285,7 +286,7 @@ func (o *operator) end(c *container) {
 // serves asks a generation's relay as a client does.
 func (o *operator) serves(g hook.Info) {
 	o.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := testutil.WithLimit(context.Background(), 30*time.Second)
 	defer cancel()
 	s, err := client.Dial(ctx, filepath.Join(o.Layout.SocketDir(g.ID), layout.SocketName))
 	if err != nil {

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/peerlane/peerlane/integration/programs"
+)
+
+// Two packages of one name, of which one fails, give the events that the go command gives.
+func TestRunGivesTheEventsOfEachPackage(t *testing.T) {
+	_, err := exec.LookPath("go")
+	programs.MustHave(t, err)
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod":         "module probe\n\ngo 1.26\n",
+		"a/x/x_test.go":  "package x\nimport \"testing\"\nfunc TestGood(t *testing.T) {}\n",
+		"b/x/x_test.go":  "package x\nimport \"testing\"\nfunc TestBad(t *testing.T) { t.Error(\"wrong\") }\n",
+		"none/none.go":   "package none\n",
+		"a/x/testdata/a": "",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	plain := []string{"./..."}
+	var out bytes.Buffer
+	if err := run(false, plain, 2, "bin", plain, &out); err == nil || errors.Is(err, errFailed) {
+		t.Errorf("without binaries: %v", err)
+	}
+	out.Reset()
+	if err := run(true, plain, 2, "bin", plain, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(false, plain, 2, "bin", plain, &out); !errors.Is(err, errFailed) {
+		t.Errorf("the error is %v, and a test fails", err)
+	}
+	ends := map[string]string{}
+	for line := range bytes.Lines(out.Bytes()) {
+		var e struct{ Action, Package, Test string }
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if e.Action == "pass" || e.Action == "fail" {
+			ends[e.Package+" "+e.Test] = e.Action
+		}
+	}
+	for name, want := range map[string]string{"probe/a/x TestGood": "pass", "probe/a/x ": "pass", "probe/b/x TestBad": "fail", "probe/b/x ": "fail"} {
+		if ends[name] != want {
+			t.Errorf("%q ended with %q, want %q", name, ends[name], want)
+		}
+	}
+}
+
+func TestRunOfABrokenPackageNamesIt(t *testing.T) {
+	_, err := exec.LookPath("go")
+	programs.MustHave(t, err)
+	t.Chdir(t.TempDir())
+	for name, text := range map[string]string{"go.mod": "module probe\n\ngo 1.26\n", "x_test.go": "package x\nfunc TestBad(\n"} {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = run(true, []string{"."}, 1, "bin", []string{"."}, nil)
+	if err == nil || !bytes.Contains([]byte(err.Error()), []byte("x_test.go:2")) {
+		t.Errorf("the error is %v", err)
+	}
+}
