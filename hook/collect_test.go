@@ -423,7 +423,7 @@ func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
 		t.Errorf("relay %d answers as %d, %v", relay, pid, err)
 	}
 	end(init)
-	eventually(t, "the removal", func() error { // threads of the relay can outlive its first one
+	testutil.Succeeds(t, "the removal", func() error { // threads of the relay can outlive its first one
 		removed, err := hook.Collect(h.layout)
 		if err == nil && !slices.Equal(removed, []string{g.ID}) {
 			err = fmt.Errorf("Collect removed %v", removed)

@@ -91,8 +91,8 @@ func Build(dir string, names ...string) error {
 		case err != nil:
 			return fmt.Errorf("building %s: %w: %s", what, err, said)
 		}
-		if name == Relay { // relays cannot trace a program that they cannot read; see docs/security.md
-			if err := os.Chmod(filepath.Join(dir, name), 0o711); err != nil {
+		if slices.Contains(names, Relay) { // relays cannot trace a program that they cannot read; see docs/security.md
+			if err := os.Chmod(filepath.Join(dir, Relay), 0o711); err != nil {
 				return err
 			}
 		}
