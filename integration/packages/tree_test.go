@@ -305,9 +305,9 @@ func TestPurgeUnmountsTheAnchor(t *testing.T) {
 	}
 	// By somebody else, after the removal.
 	check(t, anchor.MountAnchor())
-	r.run("dpkg --force-unsafe-io --purge peerlane")
+	said := r.run("dpkg --force-unsafe-io --purge peerlane 2>&1")
 	if r.has("/var/lib/peerlane") {
-		t.Error("the purge leaves /var/lib/peerlane")
+		t.Errorf("the purge leaves %s, and says\n%s", r.run("find /var/lib/peerlane; grep peerlane /proc/self/mountinfo || true"), said)
 	}
 }
 
