@@ -224,14 +224,23 @@ func docker29(b *bed) engine {
 	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, `{"live-restore": true, "experimental": true, "features": {"cdi": false}}`)
 }
 
-// docker26 is Debian 13's.
-func docker26(b *bed) engine {
-	return b.dockerDaemon(Docker26, nil, `{"live-restore": true, "experimental": true}`)
-}
-
-// docker20Packaged has the runtime that peerlane runtime configure writes for packages.
-func docker20Packaged(b *bed) engine {
-	return b.dockerDaemon(Docker20, nil, `{"live-restore": true, "experimental": true}`)
+// packagedDocker is a Debian's Docker with its configuration in /etc/docker/daemon.json, which
+// nobody has changed yet.
+func packagedDocker(version string) func(*bed) engine {
+	return func(b *bed) engine {
+		dir := b.mkdir("docker")
+		address := "unix://" + dir + "/docker.sock"
+		b.ground.environment = append(b.ground.environment, "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DOCKER_HOST="+address, "DOCKER_CONFIG="+dir)
+		text := fmt.Sprintf(`{"hosts": [%q], "live-restore": true}`, address)
+		b.mustDo("sh", "-c", `mkdir -p /etc/docker && printf %s "$0" >/etc/docker/daemon.json`, text)
+		ready := func() error { return b.ground.do(context.Background(), "docker", "info") }
+		b.daemon = b.ground.daemon(b.T, ready, "dockerd", "--data-root", dir+"/data", "--exec-root", dir+"/exec", "--pidfile", dir+"/docker.pid",
+			"--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")
+		b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
+		b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
+		simulator := filepath.Join(b.Root, "simulator")
+		return &cli{ground: b.ground, program: []string{"docker"}, volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}
+	}
 }
 
 // docker20 knows no CDI: peerlane-runtime applies it.

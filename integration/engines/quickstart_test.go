@@ -45,8 +45,8 @@ var quickstarts = []struct {
 	row           row
 }{
 	{"Docker", "Docker", row{name: "docker-29", next: true, open: docker29}},
-	{"Docker-26.1", "Docker", row{name: "docker-26.1", next: true, open: docker26}},
-	{"Docker-20.10", "Docker 24 and older", row{name: "docker-20.10", old: true, open: docker20Packaged}},
+	{"Docker-26.1", "Docker 25 to 28.1", row{name: "docker-26.1", next: true, open: packagedDocker(Docker26)}},
+	{"Docker-20.10", "Docker 24 and older", row{name: "docker-20.10", old: true, open: packagedDocker(Docker20)}},
 	{"Podman", "Podman", row{name: "podman-5.4", next: true, cgroups: v1, open: podman(Podman54, "crun")}},
 	{"Podman-4.3", "Podman", row{name: "podman-4.3", old: true, cgroups: v1, open: podman(Podman43, "crun")}},
 	{"containerd", "containerd", row{name: "containerd-2-ctr", next: true, open: containerd2(ctr)}},
@@ -62,9 +62,10 @@ func TestQuickstart(t *testing.T) {
 		t.Skip("needs root: container engines make namespaces and cgroups")
 	}
 	scripts := quickstart(t)
-	used := map[string]bool{}
+	used := map[string]bool{"Install": true, "Without a GPU": true, "With GPUs": true, "Take it back": true}
 	for _, q := range quickstarts {
 		heading, r := q.heading, q.row
+		used[heading] = true
 		t.Run(q.name, func(t *testing.T) {
 			b := newBed(t, r, r.cgroups, false)
 			g := b.guide()
@@ -72,19 +73,31 @@ func TestQuickstart(t *testing.T) {
 				if section == "Without a GPU" && q.name != "Docker" {
 					continue // it has nothing to do with engines
 				}
-				used[section] = true
 				if section == "With GPUs" {
 					g.hardware()
 				}
-				said := g.run(scripts[section])
+				said := ""
+				// There is no systemd: the test starts Docker's daemon anew.
+				for i, part := range restarts.Split(scripts[section], -1) {
+					if i > 0 {
+						b.daemon.again(t)
+					}
+					said += g.run(part)
+				}
 				switch section {
 				case "Without a GPU":
 					g.mustSay(said, "verified")
 				case "With GPUs":
 					g.mustSay(said, "mlx5_0", "peerlane.dev/lane=3")
 				case heading:
-					g.mustSay(said, "relay.sock\n", "nccl.conf\n", "CONTAINER")
-					if strings.Contains(scripts[heading], "runtime configure") {
+					g.mustSay(said, "relay.sock\n", "CONTAINER")
+					if g.packaged {
+						g.mustSay(said, "nccl.conf\n")
+					}
+					switch {
+					case restarts.MatchString(scripts[heading]):
+						g.mustSay(said, "wrote /etc/docker/daemon.json")
+					case strings.Contains(scripts[heading], "runtime configure"):
 						g.mustSay(said, "nothing has to be changed")
 					}
 				}
@@ -107,17 +120,21 @@ func TestQuickstart(t *testing.T) {
 	}
 }
 
+// restarts are the lines that have systemd start Docker anew, or read its configuration.
+var restarts = regexp.MustCompile(`systemctl (?:restart|reload) docker\n`)
+
 // guide is who follows the quickstart.
 type guide struct {
 	*bed
-	dir string // where; below it is bin, with what stands for the world outside
+	packaged bool   // from packages of make packages
+	dir      string // where; below it is bin, with what stands for the world outside
 }
 
 // guide makes what a host and its network have, and this one has not: apt without
 // anything to download, NVIDIA's toolkit.
 func (b *bed) guide() *guide {
 	b.Helper()
-	g := &guide{b, b.mkdir("quickstart")}
+	g := &guide{bed: b, dir: b.mkdir("quickstart")}
 	b.mkdir("quickstart/bin")
 	packages := os.Getenv("PEERLANE_PACKAGES")
 	if packages == "" {
@@ -140,7 +157,7 @@ func (b *bed) guide() *guide {
 		}
 		b.write(filepath.Join("quickstart", filepath.Base(path)), string(text))
 	}
-	if len(found) > 0 {
+	if g.packaged = len(found) > 0; g.packaged {
 		b.T.Logf("with the packages %v", found)
 		// Nor does a purge find the test bed's directories in the way (hardware).
 		b.write("quickstart/apt.conf", `Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "/dev/null"; Dpkg::Options { "--force-unsafe-io"; };
@@ -165,8 +182,6 @@ esac`, b.Binaries, strings.Join(b.Libraries, " ")))
 			b.Fatal(err)
 		}
 	}
-	// There is no systemd: what it would do to Docker's daemon.
-	g.program("systemctl", `[ "$*" = "reload docker" ]; kill -HUP "$(cat `+filepath.Join(b.Root, "docker/docker.pid")+`)"`)
 	// JSON is YAML, too.
 	g.program("nvidia-ctk", `[ "$1 $2" = "cdi generate" ]; cp `+vendor+` "${3#--output=}"`)
 	// Those of the test bed's, beside which the quickstart's own would not be seen.
@@ -202,6 +217,7 @@ func (g *guide) hardware() {
 	if err := os.WriteFile(g.Layout.ConfigFile(), text, 0o644); err != nil {
 		g.Fatal(err)
 	}
+	g.run(fmt.Sprintf(`cp /etc/peerlane/nccl.conf %s/etc/peerlane/ || true`, g.Root))
 	g.run(fmt.Sprintf(`for tree in etc run var/lib; do mkdir -p /$tree/peerlane; mount --bind %s/$tree/peerlane /$tree/peerlane; done; mkdir -p /etc/cdi`, g.Root))
 	host := filepath.Join(g.Root, "host")
 	g.program("peerlane", fmt.Sprintf(`case $1 in
