@@ -456,14 +456,57 @@ func (a *allocation) simplify(lanes []mix) {
 	}
 }
 
-// round makes whole numbers of the weights, small ones where that is exact enough.
-func (a *allocation) round(lanes []mix) {
+// round makes whole numbers of the weights: the smallest ones by which no link has more to
+// carry than before, but for a little, if some do that come to no more than most.
+func (a *allocation) round(lanes []mix, most int) {
+	const little = 1e-5
+	rates := a.rates(lanes)
+	on := make([]float64, a.rows)
+	put := func(f int, m mix, sign float64) {
+		for _, l := range a.loadOf(f, m) {
+			on[l.pipe] += sign * l.weight * rates[f]
+		}
+	}
+	for f, m := range lanes {
+		put(f, m, 1)
+	}
+	fits := func(f int, m mix) bool {
+		put(f, lanes[f], -1)
+		put(f, m, 1)
+		fit := true
+		for _, l := range a.loadOf(f, m) {
+			fit = fit && on[l.pipe] <= 1+little
+		}
+		if !fit {
+			put(f, m, -1)
+			put(f, lanes[f], 1)
+		}
+		return fit
+	}
 	for f := range a.open {
-		if len(lanes[f]) == 1 {
-			lanes[f] = mix{{lanes[f][0].way, 1}}
+		m := lanes[f].scaled()
+		if len(m) == 1 {
+			lanes[f] = mix{{m[0].way, 1}}
 			continue
 		}
-		lanes[f] = rounded(lanes[f])
+		found := false
+		for sum := len(m); sum <= most && !found; sum++ {
+			out, left := slices.Clone(m), sum
+			for i := len(m) - 1; i > 0; i-- {
+				out[i].weight = max(1, math.Round(m[i].weight*float64(sum)))
+				left -= int(out[i].weight)
+			}
+			out[0].weight = float64(left)
+			if left >= 1 && fits(f, out) {
+				lanes[f], found = out, true
+			}
+		}
+		if !found {
+			out := rounded(m)
+			put(f, lanes[f], -1)
+			put(f, out, 1)
+			lanes[f] = out
+		}
 	}
 }
 
@@ -509,13 +552,16 @@ func (a *allocation) choose() (lanes []mix, ahead string) {
 	if best := max(least, a.slowest(solved)); a.bound < best {
 		a.bound = best // by a search that did not prove it
 	}
-	for _, simpler := range []bool{true, false} {
+	for _, try := range []struct {
+		simpler bool
+		most    int // that small weights come to
+	}{{true, 64}, {true, MaxWeights}, {false, MaxWeights}} {
 		lanes = slices.Clone(solved)
-		if simpler {
+		if try.simpler {
 			a.simplify(lanes)
 			a.polish(lanes)
 		}
-		a.round(lanes)
+		a.round(lanes, try.most)
 		rates := a.rates(lanes)
 		if a.slowestOf(rates) >= least*(1-1e-9) && a.close(rates, simplerCost+roundCost) {
 			return lanes, ""
