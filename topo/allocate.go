@@ -257,17 +257,17 @@ func (a *allocation) measure() {
 
 // costOf orders candidates that are as fast: what crosses server GPUs costs most, then what
 // goes through the CPU's memory, then what is far. After that GPUs and NICs go together in
-// their order, and GPUs and servers do: the product of two places is the greatest then.
+// their order, and the first server comes first.
 func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }
-	gpu := place(g, len(n.h.GPUs))
-	cost := c.crossings + 1e-2*float64(n.toNIC[g][q.nic].Type) - 1e-4*gpu*place(q.nic, len(n.h.NICs))
+	apart := place(g, len(n.h.GPUs)) - place(q.nic, len(n.h.NICs))
+	cost := c.crossings + 1e-2*float64(n.toNIC[g][q.nic].Type) + 1e-4*apart*apart
 	switch q.kind(g) {
 	case KindBounce:
 		cost += 0.2
 	case KindStaged:
-		cost += 1e-3*float64(n.toGPU[g][q.server].Type) - 1e-5*gpu*place(q.server, len(n.h.GPUs))
+		cost += 1e-3*float64(n.toGPU[g][q.server].Type) + 1e-5*place(q.server, len(n.h.GPUs))
 	}
 	return cost
 }
@@ -651,6 +651,7 @@ func (a *allocation) way(f, server, nic int) int {
 // merit is what decides between choices of a lane's members that are as fast while all
 // lanes are busy.
 type merit struct {
+	over      bool    // the limit of a server has no room for the lane's slots
 	alone     float64 // the lane's rate alone
 	crossings float64 // of server GPUs' links by its bytes
 	members   int
@@ -659,6 +660,9 @@ type merit struct {
 }
 
 func (a merit) compare(b merit) int {
+	if a.over != b.over {
+		return map[bool]int{true: -1, false: 1}[a.over]
+	}
 	if math.Abs(a.alone-b.alone) > simplerCost*max(a.alone, b.alone) {
 		return cmp.Compare(a.alone, b.alone)
 	}
@@ -672,6 +676,16 @@ func (a *allocation) merit(f int, lanes []mix) (m merit) {
 	for _, s := range lanes[f] {
 		m.crossings += a.ways[f][s.way].crossings * s.weight / sum
 		m.cost += a.ways[f][s.way].cost * s.weight / sum
+	}
+	servers := map[int]bool{}
+	for _, s := range lanes[f] {
+		if q := a.ways[f][s.way].parts[0]; q.kind(a.flows[f]) == KindStaged {
+			servers[q.server] = true
+		}
+	}
+	for s := range servers {
+		limit := a.p.stagingLimit[s]
+		m.over = m.over || limit != nil && *limit < a.p.config.Staging.bytes(len(servers))
 	}
 	on := make([]float64, len(a.p.host.GPUs))
 	for i, lane := range lanes {

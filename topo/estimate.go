@@ -33,10 +33,10 @@ type GPUEstimate struct {
 	GPU   string `json:"gpu"` // PCI address
 	Index int    `json:"index"`
 	Rates
-	// Send and Receive are the rates while all GPUs are busy in both directions, each
-	// direction of each GPU as fast as it can be by itself.
-	Send    Ways `json:"send"`
-	Receive Ways `json:"receive"`
+	// Send and Receive are the rates of each direction by itself: while all GPUs are busy
+	// in both directions, and with this GPU alone.
+	Send    Rates `json:"send"`
+	Receive Rates `json:"receive"`
 	// Limit names what is full on its planned way while all GPUs are busy: "the
 	// port of mlx5_0 (sending)".
 	Limit string `json:"limit,omitempty"`
@@ -120,7 +120,9 @@ func (h *Host) Estimate(p *Plan) (*Estimate, error) {
 			at.GPU, at.Index = n.h.GPUs[g].BusID, n.h.GPUs[g].Index
 			single[i] = alone(loads[i], capacity)
 			*way.at(&at.Ways), *way.at(&at.Alone) = busy[i], single[i]
-			*way.at(&at.Send), *way.at(&at.Receive) = sent[i], received[i]
+			*way.at(&at.Send.Ways), *way.at(&at.Receive.Ways) = sent[i], received[i]
+			*way.at(&at.Send.Alone) = alone(n.load(way.send[i], sending), capacity)
+			*way.at(&at.Receive.Alone) = alone(n.load(way.receive[i], receiving), capacity)
 			if k == len(all)-1 && full[i] >= 0 {
 				at.Limit = n.pipes[full[i]].name
 			}

@@ -257,7 +257,7 @@ func TestEstimateAgreesWithPublishedMachines(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			config := PlanConfig{}
 			if strings.HasPrefix(m.name, "perftest") {
-				config.GDR.MaxPath = SYS
+				config.GDR.MaxPath, config.Near = SYS, NearDirect
 			}
 			_, e := estimate(t, m.host(), config)
 			got := m.way(e)

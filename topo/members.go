@@ -40,22 +40,8 @@ func (l *Lane) Weights() (sum int) {
 	return sum
 }
 
-// Shares is how much of the lane a choice of its members carries, from 0 to 1.
-func (l *Lane) Shares(of func(Member) bool) float64 {
-	sum := 0
-	for _, m := range l.Members {
-		if of(m) {
-			sum += m.Weight
-		}
-	}
-	if sum == 0 {
-		return 0
-	}
-	return float64(sum) / float64(l.Weights())
-}
-
-// even is the members of a lane that has only servers and NICs: all pairs, alike.
-func (l *Lane) even() (members []Member) {
+// Even is the members of a lane that has only servers and NICs: all pairs, alike.
+func (l *Lane) Even() (members []Member) {
 	servers := l.Servers // none where there is no way
 	switch l.Kind {
 	case KindDirect:

@@ -51,7 +51,7 @@ func parsePlan(text []byte) (*Plan, error) {
 	}
 	for i := range p.Lanes {
 		if l := &p.Lanes[i]; len(l.Members) == 0 {
-			l.Members = l.even()
+			l.Members = l.Even()
 		}
 	}
 	return &p, p.check()

@@ -51,6 +51,9 @@ func newPlanner(h *Host, c PlanConfig) (*planner, error) {
 	for _, g := range h.GPUs {
 		p.refused = append(p.refused, p.refusal(g))
 	}
+	if near := c.Near; near != "" && near != "auto" && near != NearDirect {
+		return nil, fmt.Errorf("plan.near: %q is no way for near GPUs; auto and %s are possible", near, NearDirect)
+	}
 	for _, configure := range []func() error{p.setLimits, p.setExclusions, p.setRails, p.limitStaging} {
 		if err := configure(); err != nil {
 			return nil, err
@@ -513,7 +516,7 @@ func (p *planner) reason(g int, l Lane) string {
 	}
 	var sentence string
 	switch first := p.nic(l.NICs[0]); {
-	case len(kinds) > 1 || p.near(g, first) && !kinds[KindDirect] || !l.regular():
+	case len(kinds) > 1 || p.near(g, first) && !kinds[KindDirect] || !l.regular() || p.differ(g, l.NICs):
 		sentence = p.mixture(g, l)
 	case kinds[KindDirect]:
 		sentence = fmt.Sprintf("%s %s its memory directly (%s), so no relay is needed",
@@ -555,6 +558,12 @@ func (l *Lane) regular() bool {
 		}
 	}
 	return len(l.Members) == len(l.NICs)*max(1, len(l.Servers))
+}
+
+// differ says whether the ways from a GPU to NICs do.
+func (p *planner) differ(g int, nics []string) bool {
+	first := p.toNIC[g][p.nic(nics[0])].Path
+	return slices.ContainsFunc(nics, func(name string) bool { return p.toNIC[g][p.nic(name)].Path != first })
 }
 
 // mixture says which part of a lane's traffic goes which way.
