@@ -356,3 +356,113 @@ func BenchmarkPlanOfAnyHost(b *testing.B) {
 		})
 	}
 }
+
+// A host can hold a plan of the release before: its lanes have no members, and share their
+// traffic evenly.
+func TestReadPlanOfTheVersionBeforeSharesEvenly(t *testing.T) {
+	const file = `{"version": %d, "gpus": [{"busId": "0000:01:00.0"}, {"busId": "0000:02:00.0"}], "lanes": [
+		{"gpu": "0000:01:00.0", "role": "near", "kind": "direct", "servers": [], "nics": ["mlx5_0", "mlx5_1"]},
+		{"gpu": "0000:02:00.0", "role": "far", "kind": "staged", "relay": true, "servers": ["0000:01:00.0"], "nics": ["mlx5_0"]%s}]}`
+	p, err := parsePlan(fmt.Appendf(nil, file, 2, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := [][]Member{
+		{{"0000:01:00.0", "mlx5_0", 1}, {"0000:01:00.0", "mlx5_1", 1}},
+		{{"0000:01:00.0", "mlx5_0", 1}},
+	}
+	for i, l := range p.Lanes {
+		if diff := cmp.Diff(want[i], l.Members); diff != "" {
+			t.Errorf("lane %d: %s", i, diff)
+		}
+	}
+	for name, members := range map[string]string{
+		"weights of more than 1024": `, "members": [{"server": "0000:01:00.0", "nic": "mlx5_0", "weight": 1025}]`,
+		"a weight of 0":             `, "members": [{"server": "0000:01:00.0", "nic": "mlx5_0", "weight": 0}]`,
+		"another NIC":               `, "members": [{"server": "0000:01:00.0", "nic": "mlx5_1", "weight": 1}]`,
+		"no server":                 `, "members": [{"nic": "mlx5_0", "weight": 1}]`,
+	} {
+		if _, err := parsePlan(fmt.Appendf(nil, file, 3, members)); err == nil {
+			t.Errorf("a plan is read whose members have %s", name)
+		}
+	}
+	if _, err := parsePlan(fmt.Appendf(nil, file, 4, "")); err == nil {
+		t.Error("a plan of a later version is read")
+	}
+}
+
+// What the plan says of NICs and relays is so: on any host.
+func TestPlanSentencesAgreeWithTheOptimum(t *testing.T) {
+	nearest, idle, nothing := 0, 0, 0
+	for seed := range uint64(150) {
+		r := rand.New(rand.NewPCG(seed, 30))
+		h := anyHost(r, 1+r.IntN(8), 1+r.IntN(8)).sorted()
+		plan := planOf(t, seed, h, PlanConfig{})
+		j, ok := judge(t, h)
+		if !ok {
+			continue
+		}
+		n := newNetwork(h)
+		for _, l := range plan.Lanes {
+			g, chosen := n.gpu(l.GPU), n.nic(l.NICs[0])
+			if strings.Contains(l.Reason, ", the nearest NIC, ") {
+				nearest++
+				for other := range h.NICs {
+					if other != chosen && !n.nearer(g, chosen, other) {
+						t.Errorf("seed %d: %s says that it has the nearest NIC, and %s is as near: %s", seed, l.GPU, h.NICs[other].Name, l.Reason)
+					}
+				}
+			}
+			if sentences, err := h.Explain(plan, l.GPU); err != nil || len(sentences) > 25 {
+				t.Errorf("seed %d: %d sentences, %v", seed, len(sentences), err)
+			}
+		}
+		used := map[string]bool{}
+		for _, l := range plan.Lanes {
+			for _, nic := range l.NICs {
+				used[nic] = true
+			}
+		}
+		for _, note := range plan.Notes {
+			switch {
+			case strings.Contains(note, "no use of it makes the slowest GPU faster"):
+				idle++
+				if j.optimum > j.planned*1.0011 {
+					t.Errorf("seed %d: %s; but %g GB/s are possible, and %g planned", seed, note, j.optimum, j.planned)
+				}
+			case strings.Contains(note, "the relay brings nothing on this host: by the estimate"):
+				nothing++
+				if j.optimum > j.planned*1.0011 {
+					t.Errorf("seed %d: %s; but %g GB/s are possible, and %g planned", seed, note, j.optimum, j.planned)
+				}
+			}
+		}
+	}
+	if nearest < 20 || idle < 20 || nothing == 0 {
+		t.Errorf("%d lanes with the nearest NIC, %d idle NICs, %d hosts without use for a relay: the hosts are too simple", nearest, idle, nothing)
+	}
+}
+
+// The explanation of a lane of a host with hundreds of NICs has 25 lines at most, and none of
+// thousands of letters.
+func TestExplainOfManyNICsStaysShort(t *testing.T) {
+	h := crowded[1].make(40)
+	for i := range 120 {
+		h.NICs = append(h.NICs, NIC{Name: fmt.Sprintf("mlx5_v%d", i), BusID: fmt.Sprintf("%04x:03:00.0", i), NUMA: 0, Place: Place{Link: 24}, Ports: []Port{down(100)}})
+	}
+	plan := planOf(t, 0, h, PlanConfig{})
+	for _, l := range plan.Lanes[:8] {
+		sentences, err := h.Explain(plan, l.GPU)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(sentences) > 25 {
+			t.Errorf("%s: %d lines", l.GPU, len(sentences))
+		}
+		for _, s := range sentences {
+			if len(s) > 1500 {
+				t.Errorf("%s: a line of %d letters: %s", l.GPU, len(s), s[:200])
+			}
+		}
+	}
+}

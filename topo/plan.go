@@ -99,6 +99,24 @@ func (c StagingConfig) bytes(servers int) uint64 {
 	return 2 * slots * c.SlotBytes
 }
 
+// bytesOn is what a lane takes from one of its servers: of its slots the part that its
+// members there have of all that are staged.
+func (c StagingConfig) bytesOn(l *Lane, server string) uint64 {
+	own, all := 0, 0
+	for _, m := range l.Members {
+		if m.Server != l.GPU {
+			all += m.Weight
+		}
+		if m.Server == server {
+			own += m.Weight
+		}
+	}
+	if own == 0 {
+		return c.bytes(len(l.Servers))
+	}
+	return 2 * uint64(max(1, (c.Slots*own+all-1)/all)) * c.SlotBytes
+}
+
 // Assignment is a lane by configuration.
 type Assignment struct {
 	// The GPU: an index, a UUID or a PCI address.
@@ -319,7 +337,7 @@ func (p *planner) staging(lanes []Lane) []Staging {
 		for _, l := range lanes {
 			if slices.Contains(l.Servers, gpu.BusID) {
 				s.Lanes++
-				bytes := p.config.Staging.bytes(len(l.Servers))
+				bytes := p.config.Staging.bytesOn(&l, gpu.BusID)
 				s.PerContainer = max(s.PerContainer, bytes)
 				s.All += bytes
 			}
