@@ -23,7 +23,8 @@ const (
 	sharpness  = 0.5
 	findRounds = 24  // over all ways
 	sendRounds = 400 // over the candidates
-	mostFound  = 16  // candidates of a GPU
+	mostFound  = 16  // candidates of a GPU that are found first
+	mostTries  = 6   // at finding more
 )
 
 // mostWays is how many ways a host has whose ways are all looked at one by one. Tests change
@@ -372,8 +373,11 @@ func (a *allocation) prove(rows []float64) (bound float64, cheapest []part) {
 // long as that costs little.
 func (a *allocation) roughly() []mix {
 	var lanes []mix
-	for range 3 {
-		sent, price := a.sendAll(nil)
+	for try, rounds := 0, sendRounds/4; ; try++ {
+		if try == mostTries-1 {
+			rounds = sendRounds
+		}
+		sent, price := a.sendAll(nil, rounds)
 		lanes = sent
 		var cheapest []part
 		for _, sharper := range []float64{4, 2, 1} {
@@ -386,20 +390,25 @@ func (a *allocation) roughly() []mix {
 				a.bound = bound
 			}
 		}
-		if a.slowest(lanes) >= 0.97*a.bound {
+		if try == mostTries-1 {
 			break
 		}
 		more := false
-		for f, q := range cheapest {
-			if a.way(f, q.server, q.nic) < 0 {
-				a.ways[f] = append(a.ways[f], candidate{parts: []part{q}})
-				more = true
+		if a.slowest(lanes) < 0.97*a.bound {
+			for f, q := range cheapest {
+				if a.way(f, q.server, q.nic) < 0 {
+					a.ways[f] = append(a.ways[f], candidate{parts: []part{q}})
+					more = true
+				}
 			}
 		}
-		if !more {
+		if more {
+			a.measure()
+		} else if rounds == sendRounds {
 			break
+		} else {
+			rounds = sendRounds
 		}
-		a.measure()
 	}
 	best, rate := lanes, a.slowest(lanes)
 	for _, least := range []float64{0.04, 0.08, 0.15, 0.3} {
@@ -413,7 +422,7 @@ func (a *allocation) roughly() []mix {
 				}
 			}
 		}
-		lanes, _ = a.sendAll(kept)
+		lanes, _ = a.sendAll(kept, sendRounds)
 		now := a.slowest(lanes)
 		if now < 0.98*rate {
 			break
@@ -425,7 +434,7 @@ func (a *allocation) roughly() []mix {
 
 // sendAll sends in rounds over these candidates, or over all. price is what rows have cost
 // in the rounds that count.
-func (a *allocation) sendAll(kept [][]int) (lanes []mix, price []float64) {
+func (a *allocation) sendAll(kept [][]int, rounds int) (lanes []mix, price []float64) {
 	p := newPrices(a.rows)
 	price = make([]float64, a.rows)
 	sent := make([][]float64, len(a.flows))
@@ -440,11 +449,15 @@ func (a *allocation) sendAll(kept [][]int) (lanes []mix, price []float64) {
 			}
 		}
 	}
-	for round := range sendRounds {
+	for round := range rounds {
 		p.next()
-		if round >= sendRounds/2 {
-			for r, y := range p.price {
-				price[r] += y
+		if round >= rounds/2 {
+			sum := 0.0
+			for _, y := range p.price {
+				sum += y
+			}
+			for r, y := range p.price { // each round counts alike
+				price[r] += y / sum
 			}
 		}
 		for f := range a.flows {
@@ -461,7 +474,7 @@ func (a *allocation) sendAll(kept [][]int) (lanes []mix, price []float64) {
 				continue
 			}
 			p.send(a.ways[f][best].load)
-			if round >= sendRounds/5 { // the first ones know little
+			if round >= rounds/5 { // the first ones know little
 				sent[f][best]++
 			}
 		}

@@ -178,16 +178,17 @@ func TestPlanOfAnySmallHostReachesTheOptimum(t *testing.T) {
 }
 
 // Hosts that are too large to be solved exactly: the bound is proven by prices, so that it
-// is no guess, and rounding and fewer members have a tenth together. How much is tried is
-// counted, and not timed.
+// is no guess. It is above the optimum, on some hosts by a tenth and more, so less than nine
+// tenths of it are asked for here; against the optimum itself hosts of up to 32 GPUs are held
+// below. How much is tried is counted, and not timed.
 func TestPlanOfAnyLargeHostReachesItsBound(t *testing.T) {
-	sizes := []int{24, 40, 64, 128, 256}
+	sizes := []int{40, 64, 128, 256}
 	for seed := range uint64(max(2, soakHosts(t, 0)/100)) {
 		r := rand.New(rand.NewPCG(seed, 27))
 		size := sizes[int(seed)%len(sizes)]
 		name := fmt.Sprintf("seed %d, %d GPUs and NICs", seed, size)
 		h := anyHost(r, size, size)
-		j, ok := bounded(t, name, h, 0.90)
+		j, ok := bounded(t, name, h, 0.80)
 		if ok {
 			t.Logf("%s: %.3f of the bound, %.2f of NCCL", name, j.planned/j.optimum, j.planned/j.nccl)
 		}
@@ -200,7 +201,11 @@ func TestPlanByPricesAgreesWithTheSimplexAlgorithm(t *testing.T) {
 	defer func(before int) { mostWays = before }(mostWays)
 	for seed := range uint64(max(25, soakHosts(t, 0)/10)) {
 		r := rand.New(rand.NewPCG(seed, 28))
-		h := anyHost(r, 2+r.IntN(7), 1+r.IntN(8)).sorted()
+		gpus, nics := 2+r.IntN(7), 1+r.IntN(8)
+		if seed%8 == 7 {
+			gpus, nics = 16+r.IntN(17), 16+r.IntN(17)
+		}
+		h := anyHost(r, gpus, nics).sorted()
 		solved := func(most int) (slowest, bound float64) {
 			mostWays = most
 			p, err := newPlanner(h, PlanConfig{})
