@@ -424,7 +424,6 @@ func (p *planner) compare(lanes []Lane) {
 		planned = append(planned, p.carriedBy(l))
 	}
 	loads := p.loads(planned)
-	capacity := p.capacity()
 	for g := range lanes {
 		l := &lanes[g]
 		if l.Pinned || l.Kind != KindStaged && l.Kind != KindBounce || l.Path == DIS {
@@ -435,7 +434,7 @@ func (p *planner) compare(lanes []Lane) {
 			continue
 		}
 		own, changed := loads[g], p.network.load(carried{g, other}, bothWays)
-		capacity = p.capacity()
+		capacity := p.capacity() // of the links of changed, too
 		busy, _ := share(loads, capacity)
 		loads[g] = changed
 		then, _ := share(loads, capacity)
