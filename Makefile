@@ -326,6 +326,13 @@ ROUNDS ?= 2000
 soak-doctor: ## combine faults of made hosts at random, and see that peerlane doctor finds all of them (ROUNDS=2000)
 	@PEERLANE_DOCTOR_ROUNDS=$(ROUNDS) $(GO) test -count=1 -v -timeout 2h -run '^TestFaultsThatComeTogether$$' ./cmd/peerlane/doctor
 
+# For `make soak-plan`: how many hosts.
+HOSTS ?= 10000
+
+.PHONY: soak-plan
+soak-plan: ## plan made hosts of up to 256 GPUs and NICs, and hold the plans against the optimum and NCCL (HOSTS=10000)
+	@PEERLANE_TEST_PLAN_HOSTS=$(HOSTS) $(GO) test -count=1 -v -timeout 4h -run '^TestPlan(OfAny|ByPrices|BeatsEvery)' ./topo
+
 .PHONY: sanitize
 sanitize: ## the C library's tests in full: address, undefined behaviour and thread sanitizer, and the race detector on relays
 	@PEERLANE_MODEL_PROGRAMS=200 PEERLANE_RANDOM_ROUNDS=2000 $(GO) test -race -count=1 -v -timeout 4h ./relay/libpeerlane

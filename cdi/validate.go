@@ -534,7 +534,7 @@ func (v *Validator) checkLanes() {
 	var others []string
 	for _, was := range v.old.Lanes {
 		for _, is := range v.Live.Lanes {
-			if was.GPU != is.GPU || was.Kind == is.Kind && slices.Equal(was.Servers, is.Servers) && slices.Equal(was.NICs, is.NICs) {
+			if was.GPU != is.GPU || was.Kind == is.Kind && slices.Equal(was.Servers, is.Servers) && slices.Equal(was.NICs, is.NICs) && slices.Equal(was.Members, is.Members) {
 				continue
 			}
 			if gpu, err := v.Live.GPU(is.GPU); err == nil {

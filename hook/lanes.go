@@ -87,6 +87,10 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 		return launch.Lane{}, fmt.Errorf("that GPU cannot have one: %s", lane.Reason)
 	}
 	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, Direct: lane.Kind == topo.KindDirect, GPU: identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
+	for _, m := range lane.Members {
+		out.Direct = out.Direct || lane.KindOf(m) == topo.KindDirect
+		out.Members = append(out.Members, launch.Member{Server: m.Server, NIC: m.NIC, Weight: m.Weight})
+	}
 	if len(lane.NICs) > 0 {
 		n := plan.NCCLNIC(lane.NICs[0])
 		out.NIC = &launch.NIC{Name: lane.NICs[0], GUID: n.GUID, Mbps: n.Mbps, Port: n.Port}

@@ -342,3 +342,19 @@ func TestMergeKeepsTheFirstLaneOfAGPU(t *testing.T) {
 		t.Errorf("merge changed its argument to %v", have)
 	}
 }
+
+// A relay learns the weights of its lane's members, and that a part of it is direct.
+func TestLanesWithMembersCarryWeights(t *testing.T) {
+	plan := testPlan("/sys")
+	far := &plan.Lanes[1]
+	far.Kind = topo.KindStaged
+	far.Members = []topo.Member{{Server: far.GPU, NIC: "mlx5_0", Weight: 3}, {Server: far.Servers[0], NIC: "mlx5_0", Weight: 2}, {NIC: "mlx5_0", Weight: 1}}
+	lanes, err := Lanes(plan, []string{"@" + far.GPU})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []launch.Member{{Server: far.GPU, NIC: "mlx5_0", Weight: 3}, {Server: far.Servers[0], NIC: "mlx5_0", Weight: 2}, {NIC: "mlx5_0", Weight: 1}}
+	if diff := cmp.Diff(want, lanes[0].Members); diff != "" || !lanes[0].Direct || !lanes[0].Relay {
+		t.Errorf("direct %t, relay %t, members %s", lanes[0].Direct, lanes[0].Relay, diff)
+	}
+}

@@ -27,6 +27,7 @@ type connection struct {
 	// says that some was used, and unlent why the latest was not reached in place.
 	registered slotsWay
 	lentKnown  bool
+	onGPUs     bool // the slots are on server GPUs, and NICs reach them
 	unlent     string
 	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
 	quotas  [2]*quotas

@@ -131,7 +131,7 @@ func registered(steps []registration.Step) slotsWay {
 // block.
 func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
 	switch {
-	case l.spec.Direct:
+	case l.spec.Direct && !l.spec.Relay:
 		return nil, nil, errors.New(nothingLent)
 	case !l.spec.Relay || len(l.spec.Servers) == 0:
 		return nil, nil, fmt.Errorf("the plan has no server GPU for this lane (role %s)", l.spec.Role)
@@ -248,12 +248,13 @@ func (l *lane) openAllocated() (out, in *staging, err error) {
 	out, in = &staging{}, &staging{}
 	var all []placed
 	for _, server := range l.spec.Servers {
-		slots := (config.Slots + len(l.spec.Servers) - 1) / len(l.spec.Servers)
-		all = append(all, l.stageOn(server, slots, config, allocate, out, in))
+		all = append(all, l.stageOn(server, l.slotsOn(server.BusID, config.Slots), config, allocate, out, in))
 	}
 	if len(out.regions) == 0 {
 		return nil, nil, fmt.Errorf("no server GPU has room for slots in memory of cuMemAlloc, or is fit for them: %s", notes(all))
 	}
+	l.deal(out)
+	l.deal(in)
 	out.fill()
 	in.fill()
 	if !l.relay.loop.Call(func() {

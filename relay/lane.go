@@ -16,6 +16,7 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/stripe"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -56,6 +57,9 @@ type lane struct {
 	lent uint64
 	// turn picks the NIC of the next connection; of the loop.
 	turn int
+	// mixed deals grants to the client's memory in place and to slots, of a lane that has
+	// both; nil for others. It is of the loop.
+	mixed *stripe.Scheduler
 
 	// copies: clients may copy to the server GPUs themselves; of the loop.
 	copies bool
@@ -229,8 +233,15 @@ func (l *lane) openStaging() error {
 		servers, spares = nil, nil
 	}
 	for _, server := range servers {
-		slots := (config.Slots + len(l.spec.Servers) - 1) / len(l.spec.Servers)
-		all = append(all, l.stageOn(server, slots, config, l.create, &out, &in))
+		all = append(all, l.stageOn(server, l.slotsOn(server.BusID, config.Slots), config, l.create, &out, &in))
+	}
+	if l.weight("") > 0 && len(out.regions) > 0 && config.Bounce > 0 {
+		// A part of the lane is to go through the host's memory.
+		if p := l.bounce(size{l.slotsOn("", config.Slots), config.SlotBytes}, config.Bounce, &out, &in); p.bytes > 0 {
+			to, from := out.regions[len(out.regions)-1], in.regions[len(in.regions)-1]
+			to.number, from.number = uint32(len(out.regions)-1), uint32(len(in.regions)-1)
+			all = append(all, p)
+		}
 	}
 	nics := l.spec.NICs
 	for _, spare := range spares {
@@ -280,6 +291,8 @@ func (l *lane) openStaging() error {
 	if err := l.streams(most); err != nil {
 		logrus.WithError(err).Warnf("copies of GPU %s have fewer streams than the %d that the calibration chose", l.spec.GPU.BusID, most)
 	}
+	l.deal(&out)
+	l.deal(&in)
 	out.fill()
 	in.fill()
 	if !l.relay.loop.Call(func() {
@@ -614,8 +627,12 @@ type region struct {
 	memory    *device.Memory
 	slots     int
 	slotBytes uint64
-	fd        int    // export, for emulated NICs; -1 for none
-	in, out   uint64 // bytes that entered and left, as this relay knows
+	fd        int // export, for emulated NICs; -1 for none
+	// weight is by which the region has its part of the lane's slots' turns, and nics those of
+	// NICs for what is in it; nil where all are alike.
+	weight  int
+	nics    map[string]int
+	in, out uint64 // bytes that entered and left, as this relay knows
 }
 
 func (g *region) close() error {

@@ -144,10 +144,10 @@ func (c *connection) beside() bool {
 	switch side := c.side.(type) {
 	case *sender:
 		link, is := side.link.(*verbs.Link)
-		return is && link.By(c.lane.spec.NICs)
+		return is && c.besideNICs(link)
 	case *receiver:
 		arrivals, is := side.writes.(*verbs.Arrivals)
-		return is && arrivals.By(c.lane.spec.NICs)
+		return is && arrivals.By(c.lane.ownNICs())
 	}
 	return false
 }

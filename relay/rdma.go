@@ -148,7 +148,7 @@ func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
 	if !c.lane.spec.Direct { // which has none, and says how memory is known when some is used
 		c.lane.say(way)
 	}
-	c.transport, c.registered = launch.TransportVerbs, way
+	c.transport, c.registered, c.onGPUs = launch.TransportVerbs, way, onGPU
 	return nil
 }
 

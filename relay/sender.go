@@ -287,7 +287,7 @@ func (s *sender) fill(m *wire.PeerGrant, op *operation) {
 	switch {
 	case op == nil: // refused by the receiver meanwhile
 		s.used(t)
-	case s.inReach(op.memory):
+	case s.inReach(op.memory) && !s.throughSlots(op):
 		s.whole(m, op, t)
 	default:
 		s.stageTicketed(m, op, t)
@@ -302,6 +302,7 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 	from, routed := transport.Source{Place: memory.place(at)}, &r.counters.direct
 	if s.route == wire.RouteStaged {
 		from.Region, from.Offset, routed = s.source(memory), at, &r.counters.staged
+		from.NICs = s.nicsFor(memory)
 	}
 	s.hold(op)
 	s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset}, from, m.Length, m.Grant, func(err error) {
@@ -356,6 +357,7 @@ func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 		lane.push.take().Move(slot.place(), op.memory.place(op.offset+m.Part+at), n, func(err error) {
 			if err != nil {
 				s.used(t)
+				s.out.fail(slot.region)
 				s.broken(err, "copying into a staging slot")
 				s.out.release(slot)
 				s.unhold(op)
@@ -363,7 +365,7 @@ func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 			}
 			slot.region.in += n
 			s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset + at},
-				transport.Source{Place: slot.place(), Region: slot.region.number, Offset: slot.offset}, n, m.Grant, func(err error) {
+				transport.Source{Place: slot.place(), Region: slot.region.number, Offset: slot.offset, NICs: slot.region.nics}, n, m.Grant, func(err error) {
 					if err != nil {
 						s.broken(err, "sending from a staging slot")
 					} else {

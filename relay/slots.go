@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/stripe"
 )
 
 // staging is a lane's slots in one direction, striped over its server GPUs.
@@ -15,6 +16,8 @@ import (
 // holds none: who waits for a slow peer leaves the others theirs.
 type staging struct {
 	regions []*region
+	// dealer picks the region of the next slot, by weight; nil for one region.
+	dealer  *stripe.Scheduler
 	slots   int
 	free    []*slot
 	sharing int           // connections that hold or want slots
@@ -46,6 +49,13 @@ func (s *slot) place() device.Place { return s.region.memory.At(s.offset) }
 // fill makes the slots of the regions. Neighbours in the list lie on different
 // servers.
 func (s *staging) fill() {
+	if len(s.regions) > 1 {
+		weights := make([]int, len(s.regions))
+		for i, g := range s.regions {
+			weights[i] = max(1, g.weight)
+		}
+		s.dealer = stripe.New(weights)
+	}
 	for i, some := 0, true; some; i++ {
 		some = false
 		for _, g := range s.regions {
@@ -79,7 +89,9 @@ func (s *staging) release(free *slot) {
 func (s *staging) giveBack(free *slot) {
 	p := &free.holder.slots
 	free.holder = nil
-	s.free = append(s.free, free)
+	if i := slices.Index(s.regions, free.region); s.dealer == nil || i < 0 || !s.dealer.Failed(i) {
+		s.free = append(s.free, free)
+	}
 	if p.held--; p.none() {
 		s.sharing--
 	}
@@ -106,6 +118,43 @@ func (s *staging) next() *connection {
 	return nil
 }
 
+// pick takes a free slot, of the region whose turn it is. A region that has none free has its
+// turns later.
+func (s *staging) pick() *slot {
+	at := 0
+	if s.dealer != nil {
+		freeIn := func(i int) int {
+			return slices.IndexFunc(s.free, func(slot *slot) bool { return slot.region == s.regions[i] })
+		}
+		if i := s.dealer.Next(func(i int) bool { return freeIn(i) >= 0 }); i >= 0 {
+			at = freeIn(i)
+		}
+	}
+	slot := s.free[at]
+	s.free = slices.Delete(s.free, at, at+1)
+	return slot
+}
+
+// fail has no slot of a region be taken any more, as long as another is left: its server GPU,
+// or the way to it, has failed. The others have its turns.
+func (s *staging) fail(g *region) {
+	i := slices.Index(s.regions, g)
+	if s.dealer == nil || i < 0 || s.dealer.Failed(i) {
+		return
+	}
+	working := 0
+	for k := range s.regions {
+		if !s.dealer.Failed(k) {
+			working++
+		}
+	}
+	if working > 1 {
+		s.dealer.Fail(i)
+		s.slots -= g.slots
+		s.free = slices.DeleteFunc(s.free, func(slot *slot) bool { return slot.region == g })
+	}
+}
+
 func (s *staging) hand() {
 	for c := s.next(); c != nil; c = s.next() {
 		p := &c.slots
@@ -113,8 +162,7 @@ func (s *staging) hand() {
 		if p.wants = p.wants[1:]; len(p.wants) > 0 {
 			s.turn = append(s.turn, c)
 		}
-		slot := s.free[0]
-		s.free = s.free[1:]
+		slot := s.pick()
 		slot.holder = c
 		p.held++
 		if c.session.relay.loop.Now() > first.since {

@@ -133,3 +133,49 @@ func TestSlotsAreShared(t *testing.T) {
 		}
 	})
 }
+
+// Slots are taken by the weights of their regions, also where some are held for long, and of
+// a region that has failed none: the others have its share at once.
+func TestStagingWithWeightsTakesSlotsByShare(t *testing.T) {
+	s := &staging{regions: []*region{{slots: 6, slotBytes: 1, weight: 3}, {slots: 2, slotBytes: 1, weight: 1}}}
+	s.fill()
+	c, _ := counting(t)
+	u := &user{connection: c, staging: s}
+	count := func(n int) map[*region]int {
+		had := map[*region]int{}
+		for range n {
+			u.want(1)
+			if len(u.has) == 0 {
+				t.Fatal("no slot is free")
+			}
+			had[u.has[len(u.has)-1].region]++
+			if len(u.has) == 4 {
+				u.release(1)
+			}
+		}
+		return had
+	}
+	first, second := s.regions[0], s.regions[1]
+	if had := count(400); had[first] < 296 || had[first] > 304 {
+		t.Errorf("of 400 slots the region of weight 3 had %d, want 300", had[first])
+	}
+	u.release(len(u.has))
+	u.has = nil
+	s.fail(first)
+	had := map[*region]int{}
+	for range 100 {
+		u.want(1)
+		had[u.has[0].region]++
+		u.release(1)
+	}
+	if had[first] != 0 || had[second] != 100 {
+		t.Errorf("after the first has failed it had %d slots, and the second %d", had[first], had[second])
+	}
+	if len(s.free) != 2 || s.slots != 2 {
+		t.Errorf("%d of %d slots are free; those of the failed region are out", len(s.free), s.slots)
+	}
+	s.fail(second)
+	if u.want(1); len(u.has) != 1 {
+		t.Error("the last region has failed, and nothing is left: its slots stay")
+	}
+}

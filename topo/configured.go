@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 )
@@ -219,23 +220,45 @@ func (p *planner) pin(a Assignment) error {
 		}
 	}
 	l := p.empty(g)
-	l.Pinned, l.NICs, l.Rail = true, names, p.rail(names[0])
+	l.Pinned, l.Rail = true, p.rail(names[0])
 	if n := p.nic(names[0]); n >= 0 {
 		l.Path = p.toNIC[g][n].Type
 	}
-	l.Kind = a.Kind
+	from := []string{""}
 	switch {
 	case len(servers) > 0:
-		l.Kind = KindStaged
-		p.stageOn(&l, g, servers, nics)
-	case a.Kind == "" && slices.ContainsFunc(nics, func(n int) bool { return p.near(g, n) }):
-		l.Kind = KindDirect
-	case a.Kind == "":
-		l.Kind = KindBounce
+		from = nil
+		for _, s := range servers {
+			from = append(from, p.host.GPUs[s].BusID)
+		}
+	case a.Kind == KindDirect, a.Kind == "" && slices.ContainsFunc(nics, func(n int) bool { return p.near(g, n) }):
+		from = []string{l.GPU}
 	}
+	l.setMembers(p.evenly(names, from))
+	p.setLegs(&l, g)
 	l.Reason = p.pinnedReason(g, l)
 	p.pinned[g] = &l
 	return nil
+}
+
+// evenly are the members of a lane by configuration: each NIC by its rate, and all servers
+// alike. A NIC that the topology lacks counts as the slowest.
+func (p *planner) evenly(nics, servers []string) (members []Member) {
+	slowest, rates := float64(localBandwidth), make([]float64, len(nics))
+	for i, name := range nics {
+		if n := p.nic(name); n >= 0 {
+			rates[i] = p.nicRate(n)
+			slowest = min(slowest, rates[i])
+		}
+	}
+	most := MaxWeights / max(1, len(nics)*len(servers)) // for one member
+	for i, name := range nics {
+		weight := math.Round(cmp.Or(rates[i], slowest) / slowest)
+		for _, s := range servers {
+			members = append(members, Member{s, name, max(1, min(most, int(weight)))})
+		}
+	}
+	return members
 }
 
 func (p *planner) assignedServers(g int, a Assignment) (servers []int, err error) {

@@ -18,9 +18,9 @@ func TestConfigurationShapesThePlan(t *testing.T) {
 	}
 	usual := []string{
 		"near to mlx5_0, rail 0, PIX", "near to mlx5_0, rail 0, PIX",
-		"far by 0,1 to mlx5_0, rail 0, NODE", "far by 0,1 to mlx5_0, rail 0, NODE",
+		"far by 0 to mlx5_0, rail 0, NODE", "far by 1 to mlx5_0, rail 0, NODE",
 		"near to mlx5_1, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
-		"far by 4,5 to mlx5_1, rail 1, NODE", "far by 4,5 to mlx5_1, rail 1, NODE",
+		"far by 4 to mlx5_1, rail 1, NODE", "far by 5 to mlx5_1, rail 1, NODE",
 	}
 	// but has the usual plan with other lanes in places.
 	but := func(lanes map[int]string) []string {
@@ -37,18 +37,16 @@ func TestConfigurationShapesThePlan(t *testing.T) {
 	}{
 		{"none", PlanConfig{}, usual},
 		{"an excluded GPU gets no lane and serves nobody", PlanConfig{Exclude: Exclude{GPUs: []string{"GPU-00000000-0000-0000-0000-000000000000"}}},
-			but(map[int]string{0: "refused to , rail -1, DIS", 2: "far by 1 to mlx5_0, rail 0, NODE", 3: "far by 1 to mlx5_0, rail 0, NODE"})},
+			but(map[int]string{0: "refused to , rail -1, DIS", 2: "far by 1 to mlx5_0, rail 0, NODE", 6: "far by 4,1 to mlx5_1,mlx5_0, rail 1, NODE", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
 		{"an excluded NIC carries nothing", PlanConfig{Exclude: Exclude{NICs: []string{"mlx5_1"}}},
-			but(map[int]string{
-				4: "far by 0,1 to mlx5_0, rail 0, SYS", 5: "far by 0,1 to mlx5_0, rail 0, SYS",
-				6: "far by 0,1 to mlx5_0, rail 0, SYS", 7: "far by 0,1 to mlx5_0, rail 0, SYS"})},
+			but(map[int]string{2: "far by 1 to mlx5_0, rail 0, NODE", 3: "far by 0 to mlx5_0, rail 0, NODE", 4: "far by 1 to mlx5_0, rail 0, SYS", 5: "far by 0 to mlx5_0, rail 0, SYS", 6: "far by 1 to mlx5_0, rail 0, SYS", 7: "far by 0 to mlx5_0, rail 0, SYS"})},
 		{"a GPU is kept from a NIC", PlanConfig{Exclude: Exclude{Pairs: [][]string{{"2", "mlx5_0"}}}},
-			but(map[int]string{2: "far by 4,5 to mlx5_1, rail 1, SYS", 6: "far by 0,1 to mlx5_0, rail 0, SYS"})},
+			but(map[int]string{2: "far by 4 to mlx5_1, rail 1, SYS", 6: "far by 0 to mlx5_0, rail 0, SYS"})},
 		// Were it staged on GPU 0 alone, that GPU's link would be the busiest.
 		{"GPUs are kept from serving each other", PlanConfig{Exclude: Exclude{Pairs: [][]string{{"1", "2"}}}},
-			but(map[int]string{2: "far by 4,5 to mlx5_1, rail 1, SYS", 6: "far by 0,1 to mlx5_0, rail 0, SYS"})},
+			but(map[int]string{})},
 		{"whichever is named first", PlanConfig{Exclude: Exclude{Pairs: [][]string{{"2", "1"}, {"6", "mlx5_0"}}}},
-			but(map[int]string{2: "far by 4,5 to mlx5_1, rail 1, SYS", 7: "far by 0,1 to mlx5_0, rail 0, SYS"})},
+			but(map[int]string{})},
 		{"rails", PlanConfig{Rails: map[string]int{"mlx5_0": 5, "mlx5_1": 2}}, func() []string {
 			want := []string{}
 			for _, lane := range usual {
@@ -57,19 +55,19 @@ func TestConfigurationShapesThePlan(t *testing.T) {
 			return want
 		}()},
 		{"a limit without room for a lane's slots", PlanConfig{Staging: limited(nil, map[string]uint64{"0": 255 << 20})},
-			but(map[int]string{2: "far by 1 to mlx5_0, rail 0, NODE", 3: "far by 1 to mlx5_0, rail 0, NODE"})},
-		{"a limit that has it", PlanConfig{Staging: limited(bytesOf(256<<20), nil)}, usual},
+			but(map[int]string{2: "far by 1 to mlx5_0, rail 0, NODE", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
+		{"a limit that has it", PlanConfig{Staging: limited(bytesOf(256<<20), nil)}, but(map[int]string{2: "far by 0,1 to mlx5_0, rail 0, NODE", 3: "far by 0,1 to mlx5_0, rail 0, NODE", 6: "far by 4,5 to mlx5_1, rail 1, NODE", 7: "far by 4,5 to mlx5_1, rail 1, NODE"})},
 		{"a limit of one GPU, which leaves the other more than its own", PlanConfig{Staging: limited(bytesOf(256<<20), map[string]uint64{"5": 0, "4": 512 << 20})},
-			but(map[int]string{6: "far by 4 to mlx5_1, rail 1, NODE", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
+			but(map[int]string{2: "far by 0,1 to mlx5_0, rail 0, NODE", 3: "far by 0,1 to mlx5_0, rail 0, NODE", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
 		{"a limit for all of nothing", PlanConfig{Staging: limited(bytesOf(0), nil)},
 			but(map[int]string{
 				2: "far bouncing to mlx5_0, rail 0, NODE", 3: "far bouncing to mlx5_0, rail 0, NODE",
 				6: "far bouncing to mlx5_1, rail 1, NODE", 7: "far bouncing to mlx5_1, rail 1, NODE"})},
 		{"a pin to bounce, and one that is staged by whoever is near", PlanConfig{Lanes: []Assignment{
 			{GPU: "0", Kind: KindBounce, NICs: []string{"mlx5_0"}}, {GPU: "2", Kind: KindStaged, NICs: []string{"mlx5_1"}}}},
-			but(map[int]string{0: "near bouncing to mlx5_0, rail 0, PIX", 2: "far by 4,5 to mlx5_1, rail 1, SYS", 7: "far by 0,1 to mlx5_0, rail 0, SYS"})},
+			but(map[int]string{0: "near bouncing to mlx5_0, rail 0, PIX", 2: "far by 4,5 to mlx5_1, rail 1, SYS", 3: "far by 0 to mlx5_0, rail 0, NODE", 6: "far by 1 to mlx5_0, rail 0, SYS", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
 		{"PHB alone, for one NIC", PlanConfig{GDR: GDRPolicy{NICs: map[string]PathType{"mlx5_1": NODE}}},
-			but(map[int]string{6: "near to mlx5_1, rail 1, NODE", 7: "near to mlx5_1, rail 1, NODE"})},
+			but(map[int]string{6: "near by 4 to mlx5_1, rail 1, NODE", 7: "near to mlx5_1, rail 1, NODE"})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			plan, err := MakePlan(twoSockets().nvswitches().host(), tt.config)
@@ -164,7 +162,7 @@ func TestGPUsOfOtherMakersArePlannedForStudy(t *testing.T) {
 	}
 	want := []string{
 		"near to mlx5_0, rail 0, PIX", "near to mlx5_0, rail 0, PIX",
-		"far by 0,1 to mlx5_0, rail 0, NODE", "far by 0,1 to mlx5_0, rail 0, NODE",
+		"far by 0,1 to mlx5_0, rail 0, NODE", "far bouncing to mlx5_0,mlx5_1, rail 0, NODE",
 		"near to mlx5_1, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
 		"far by 4,5 to mlx5_1, rail 1, NODE", "refused to , rail -1, DIS",
 	}
@@ -204,20 +202,20 @@ func TestExplain(t *testing.T) {
 		name string
 		want []string
 	}{
-		{"gpu3", []string{
-			"GPU 3 (0000:04:00.0) is far",
+		{"gpu2", []string{
+			"GPU 2 (0000:03:00.0) is far",
 			"Without a relay it reaches mlx5_0 by the host bridges pci0000:20 and pci0000:10 of NUMA node 0 (NODE, 48 GB/s) and mlx5_1 by the link ",
 			"No way leads to mlx5_9.",
 			"No lane can use eth0 (it has no RDMA) and mlx5_8 (no port is active: port 1 DOWN).",
 			"staged on GPUs 0 and 1, near that NIC",
 			"The relay copies between it and GPUs 0 and 1 (NODE, 48 GB/s), and mlx5_0 reads and writes there (PIX, 48 GB/s)",
-			"While all GPUs are busy it carries 12 GB/s in each direction, because the PCIe link of mlx5_0 (downwards) is full; ",
+			"While all GPUs are busy it carries 13.71 GB/s in each direction, because the PCIe link of mlx5_0 (downwards) is full; ",
 			"Alone it carries 39.74 GB/s; with NCCL's defaults 32 GB/s",
-			"It shares mlx5_0 with GPUs 0, 1 and 2.",
+			"It shares mlx5_0 with GPUs 0, 1 and 3.",
 		}},
-		{"0", []string{"GPU 0 (0000:01:00.0) is near: a NIC may read and write its memory directly.", "It serves GPUs 2 and 3."}},
+		{"0", []string{"GPU 0 (0000:01:00.0) is near: a NIC may read and write its memory directly.", "It serves GPU 2."}},
 		{"GPU4", []string{"GPU 4 (0000:05:00.0) is refused, so it has no lane and serves none: MIG is on"}},
-		{"0000:04:00.0", []string{"GPU 3 "}},
+		{"0000:04:00.0", []string{"GPU 3 ", "1 of 2 parts through host memory over mlx5_0 (NODE, 48 GB/s)"}},
 	} {
 		sentences, err := h.Explain(plan, tt.name)
 		if err != nil {

@@ -19,11 +19,13 @@ const (
 )
 
 // Estimate is what each GPU of a host exchanges with the network as fast as it
-// can, three ways. Rates are GB/s in each direction, both at once.
+// can, in several ways. Rates are GB/s in each direction.
 type Estimate struct {
 	GPUs []GPUEstimate `json:"gpus"`
 	// Uniformity is the slowest GPU's share of the fastest's.
 	Uniformity Rates `json:"uniformity"`
+	// PXN says that PXN changes the way of a GPU here.
+	PXN bool `json:"pxn"`
 }
 
 // GPUEstimate is one GPU's rates.
@@ -31,22 +33,30 @@ type GPUEstimate struct {
 	GPU   string `json:"gpu"` // PCI address
 	Index int    `json:"index"`
 	Rates
+	// Send and Receive are the rates of each direction by itself: while all GPUs are busy
+	// in both directions, and with this GPU alone.
+	Send    Rates `json:"send"`
+	Receive Rates `json:"receive"`
 	// Limit names what is full on its planned way while all GPUs are busy: "the
 	// port of mlx5_0 (sending)".
 	Limit string `json:"limit,omitempty"`
 }
 
-// Rates are of the three ways, while all GPUs are busy and with one GPU alone.
+// Rates are of all ways, both directions at one rate, while all GPUs are busy and with
+// one GPU alone.
 type Rates struct {
 	Ways
 	Alone Ways `json:"alone"`
 }
 
-// Ways are the three ways that an estimate compares.
+// Ways are the ways that an estimate compares.
 type Ways struct {
-	// NCCL is as NCCL does it by its defaults: GPUDirect RDMA with the nearest
-	// NIC where that is near, and through the CPU's memory elsewhere.
+	// NCCL is as NCCL does it by its defaults, without PXN: GPUDirect RDMA with the
+	// nearest NIC where that is near, and through the CPU's memory elsewhere.
 	NCCL float64 `json:"nccl"`
+	// PXN is the same with PXN, by which NCCL sends, and does not receive, through a
+	// GPU near the NIC: where the ranks of both GPUs share a container.
+	PXN float64 `json:"ncclPXN"`
 	// HostMemory is with GPUDirect RDMA switched off everywhere.
 	HostMemory float64 `json:"hostMemory"`
 	// Relay is as planned.
@@ -77,29 +87,62 @@ func (h *Host) Estimate(p *Plan) (*Estimate, error) {
 		gpus = append(gpus, g)
 		planned = append(planned, n.carriedBy(l))
 	}
-	today := n.today(gpus)
+	today, pxn := n.today(gpus, false), n.today(gpus, true)
 	for _, c := range today {
-		if c.kind == KindDirect {
-			c.kind = KindBounce
+		c.parts = slices.Clone(c.parts)
+		for i := range c.parts {
+			c.parts[i].server = throughMemory
 		}
 		off = append(off, c)
 	}
-	e := &Estimate{GPUs: []GPUEstimate{}}
-	relay, nccl, memory := n.rates(planned), n.rates(today), n.rates(off)
-	for i, g := range gpus {
-		e.GPUs = append(e.GPUs, GPUEstimate{
-			GPU: n.h.GPUs[g].BusID, Index: n.h.GPUs[g].Index, Limit: relay.limit[i],
-			Rates: Rates{
-				Ways:  Ways{NCCL: nccl.busy[i], HostMemory: memory.busy[i], Relay: relay.busy[i]},
-				Alone: Ways{NCCL: nccl.alone[i], HostMemory: memory.alone[i], Relay: relay.alone[i]},
-			},
-		})
+	e := &Estimate{GPUs: make([]GPUEstimate, len(gpus))}
+	all := []struct {
+		at            func(*Ways) *float64
+		send, receive []carried
+	}{
+		{func(w *Ways) *float64 { return &w.NCCL }, today, today},
+		{func(w *Ways) *float64 { return &w.PXN }, pxn, today},
+		{func(w *Ways) *float64 { return &w.HostMemory }, off, off},
+		{func(w *Ways) *float64 { return &w.Relay }, planned, planned},
 	}
-	e.Uniformity = Rates{
-		Ways:  Ways{uniformity(nccl.busy), uniformity(memory.busy), uniformity(relay.busy)},
-		Alone: Ways{uniformity(nccl.alone), uniformity(memory.alone), uniformity(relay.alone)},
+	for k, way := range all {
+		loads := make([]load, len(gpus))
+		for i := range gpus {
+			loads[i] = n.load(way.send[i], sending)
+			n.join(&loads[i], n.load(way.receive[i], receiving))
+		}
+		capacity := n.capacity()
+		busy, full := share(loads, capacity)
+		sent, received := n.apart(way.send, way.receive)
+		single := make([]float64, len(gpus))
+		for i, g := range gpus {
+			at := &e.GPUs[i]
+			at.GPU, at.Index = n.h.GPUs[g].BusID, n.h.GPUs[g].Index
+			single[i] = alone(loads[i], capacity)
+			*way.at(&at.Ways), *way.at(&at.Alone) = busy[i], single[i]
+			*way.at(&at.Send.Ways), *way.at(&at.Receive.Ways) = sent[i], received[i]
+			*way.at(&at.Send.Alone) = alone(n.load(way.send[i], sending), capacity)
+			*way.at(&at.Receive.Alone) = alone(n.load(way.receive[i], receiving), capacity)
+			if k == len(all)-1 && full[i] >= 0 {
+				at.Limit = n.pipes[full[i]].name
+			}
+		}
+		*way.at(&e.Uniformity.Ways), *way.at(&e.Uniformity.Alone) = uniformity(busy), uniformity(single)
+	}
+	for i := range gpus {
+		e.PXN = e.PXN || !slices.Equal(today[i].parts, pxn[i].parts)
 	}
 	return e, nil
+}
+
+// join adds one load to another.
+func (n *network) join(l *load, more load) {
+	for i, on := range *l {
+		n.at[on.pipe] = i
+	}
+	for _, on := range more {
+		n.add(l, on.pipe, on.weight)
+	}
 }
 
 // uniformity is the least rate's share of the greatest; 0 without any.
@@ -110,9 +153,9 @@ func uniformity(rates []float64) float64 {
 	return slices.Min(rates) / slices.Max(rates)
 }
 
-// today is what NCCL does by its defaults, PXN apart: which NICs it gives to each
-// of these GPUs, and whether with GPUDirect RDMA.
-func (n *network) today(gpus []int) []carried {
+// today is what NCCL does by its defaults, with PXN or without: which NICs it gives to
+// each of these GPUs, and by which way. With PXN it is how they send.
+func (n *network) today(gpus []int, pxn bool) []carried {
 	seen := *n.h // by NCCL's plugin for InfiniBand and RoCE
 	seen.GPUs, seen.NICs = nil, nil
 	for _, g := range gpus {
@@ -125,24 +168,38 @@ func (n *network) today(gpus []int) []carried {
 			nics = append(nics, i)
 		}
 	}
-	p := makePolicy(&seen, true)
-	back := make([]int, len(p.nics)) // the place among the host's NICs
+	p := makePolicy(&seen, !pxn)
+	gpuAt, nicAt := make([]int, len(p.gpus)), make([]int, len(p.nics)) // the places among the host's
+	for i, at := range p.atGPU {
+		gpuAt[at] = gpus[i]
+	}
 	for i, at := range p.atNIC {
-		back[at] = nics[i]
+		nicAt[at] = nics[i]
 	}
 	var all []carried
+	users := make([]float64, len(n.h.NICs)) // lanes of each NIC
 	for i, g := range gpus {
 		c := carried{gpu: g}
 		if d, ok := p.dealt(p.atGPU[i]); ok {
 			for channel := range d.perGPU {
-				c.nics = append(c.nics, back[d.nic(channel)])
-			}
-			c.kind = KindBounce
-			if p.nicDirect[p.atGPU[i]][d.nic(0)] {
-				c.kind = KindDirect
+				nic := d.nic(channel)
+				server := throughMemory
+				switch via := p.via[p.atGPU[i]][nic]; {
+				case via >= 0 && p.nicDirect[p.atGPU[i]][nic]:
+					server = gpuAt[via]
+				case p.nicDirect[p.atGPU[i]][nic]:
+					server = g
+				}
+				c.parts = append(c.parts, part{server: server, nic: nicAt[nic]})
+				users[nicAt[nic]]++
 			}
 		}
 		all = append(all, c)
+	}
+	for _, c := range all {
+		for k := range c.parts { // a NIC that is shared takes less of each
+			c.parts[k].weight = n.nicRate(c.parts[k].nic) / users[c.parts[k].nic]
+		}
 	}
 	return all
 }

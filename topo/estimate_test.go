@@ -257,7 +257,7 @@ func TestEstimateAgreesWithPublishedMachines(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			config := PlanConfig{}
 			if strings.HasPrefix(m.name, "perftest") {
-				config.GDR.MaxPath = SYS
+				config.GDR.MaxPath, config.Near = SYS, NearDirect
 			}
 			_, e := estimate(t, m.host(), config)
 			got := m.way(e)
@@ -336,12 +336,14 @@ func TestTheEstimateTakesTheNICsThatNCCLTakes(t *testing.T) {
 		for g := range n.h.GPUs {
 			gpus = append(gpus, g)
 		}
-		for _, c := range n.today(gpus) {
+		for _, c := range n.today(gpus, false) {
 			var names []string
-			for _, i := range c.nics {
-				names = append(names, n.h.NICs[i].Name)
+			kind := ""
+			for _, p := range c.parts {
+				names = append(names, n.h.NICs[p.nic].Name)
+				kind = p.kind(c.gpu)
 			}
-			got = append(got, c.kind+" "+strings.Join(names, ","))
+			got = append(got, kind+" "+strings.Join(names, ","))
 		}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)

@@ -3,6 +3,7 @@ package topo
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,14 +87,25 @@ func (e *explanation) ways() {
 		}
 	}
 	if len(ways) > 0 {
-		e.say("Without a relay it reaches %s.", list(ways))
+		e.say("Without a relay it reaches %s.", some(ways))
 	}
 	if len(nowhere) > 0 {
-		e.say("No way leads to %s.", list(nowhere))
+		e.say("No way leads to %s.", some(nowhere))
 	}
 	if len(useless) > 0 && len(e.lane.NICs) > 0 { // else the lane's reason says it
-		e.say("No lane can use %s.", list(useless))
+		e.say("No lane can use %s.", some(useless))
 	}
+}
+
+// mostListed is how many devices a sentence names.
+const mostListed = 8
+
+// some lists devices, as many as a sentence has room for.
+func some(names []string) string {
+	if len(names) <= mostListed {
+		return list(names)
+	}
+	return list(append(slices.Clone(names[:mostListed]), fmt.Sprintf("%d more", len(names)-mostListed)))
 }
 
 // legs are the two parts of a relayed lane.
@@ -130,6 +142,10 @@ func (e *explanation) rates() error {
 			busy += ", because " + g.Limit + " is full"
 		}
 		e.say("%s; with NCCL's defaults it would be %s, with GPUDirect RDMA off everywhere %s.", busy, gbs(g.NCCL), gbs(g.HostMemory))
+		if all.PXN {
+			e.say("With PXN, where the GPUs share a container, NCCL would send %s and receive %s, all GPUs busy; as planned it sends %s and receives %s.",
+				gbs(g.Send.PXN), gbs(g.Receive.PXN), gbs(g.Send.Relay), gbs(g.Receive.Relay))
+		}
 		e.say("Alone it carries %s; with NCCL's defaults %s, with GPUDirect RDMA off everywhere %s.", gbs(g.Alone.Relay), gbs(g.Alone.NCCL), gbs(g.Alone.HostMemory))
 	}
 	return nil
@@ -137,6 +153,7 @@ func (e *explanation) rates() error {
 
 // others are the lanes that this one shares something with.
 func (e *explanation) others() {
+	with := map[string][]string{} // NICs by the GPUs that share them
 	for _, nic := range e.lane.NICs {
 		var sharing []string
 		for _, l := range e.plan.Lanes {
@@ -145,8 +162,18 @@ func (e *explanation) others() {
 			}
 		}
 		if len(sharing) > 0 {
-			e.say("It shares %s with %s.", nic, e.indices(sharing))
+			gpus := e.indices(sharing)
+			with[gpus] = append(with[gpus], nic)
 		}
+	}
+	if len(with) > mostListed {
+		e.say("It shares %d of its NICs with other GPUs.", len(with))
+		clear(with)
+	}
+	for _, gpus := range slices.SortedFunc(maps.Keys(with), func(a, b string) int {
+		return slices.Index(e.lane.NICs, with[a][0]) - slices.Index(e.lane.NICs, with[b][0])
+	}) {
+		e.say("It shares %s with %s.", some(with[gpus]), gpus)
 	}
 	var served []string
 	for _, l := range e.plan.Lanes {

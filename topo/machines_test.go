@@ -66,16 +66,23 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 		{
 			name: "HGX A100 with a NIC at every second switch",
 			host: hgx(24, 200, 0, 2).host(),
-			want: slices.Concat(
-				repeat(2, "near to mlx5_0, rail 0, PIX"), repeat(2, "far by 0,1 to mlx5_0, rail 0, NODE"),
-				repeat(2, "near to mlx5_1, rail 1, PIX"), repeat(2, "far by 4,5 to mlx5_1, rail 1, NODE")),
+			want: []string{
+				"near to mlx5_0, rail 0, PIX", "near to mlx5_0, rail 0, PIX",
+				"far by 0 to mlx5_0, rail 0, NODE", "far by 1 to mlx5_0, rail 0, NODE",
+				"near to mlx5_1, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
+				"far by 4 to mlx5_1, rail 1, NODE", "far by 5 to mlx5_1, rail 1, NODE",
+			},
 			note: whileBusy,
 		},
 		{
 			name: "HGX A800 with one NIC (nccl#412)",
 			host: hgx(24, 200, 0).host(),
-			want: slices.Concat(repeat(2, "near to mlx5_0, rail 0, PIX"), repeat(2, "far by 0,1 to mlx5_0, rail 0, NODE"),
-				repeat(4, "far by 0,1 to mlx5_0, rail 0, SYS")),
+			want: []string{
+				"near to mlx5_0, rail 0, PIX", "near to mlx5_0, rail 0, PIX",
+				"far by 1 to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0, rail 0, NODE",
+				"far by 1 to mlx5_0, rail 0, SYS", "far by 0 to mlx5_0, rail 0, SYS",
+				"far by 0 to mlx5_0, rail 0, SYS", "far by 1 to mlx5_0, rail 0, SYS",
+			},
 		},
 		{
 			name: "eight PCIe GPUs and two NICs on two switches",
@@ -115,8 +122,12 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				}
 				return b.nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", up(100)).cubeMesh().gen(12).host()
 			}(),
-			want: slices.Concat(repeat(2, "near to mlx5_0, rail 0, PIX"), repeat(2, "far by 0,1 to mlx5_0, rail 0, NODE"),
-				[]string{"far by 0 to mlx5_0, rail 0, SYS", "far by 1 to mlx5_0, rail 0, SYS"}, repeat(2, "far by 0,1 to mlx5_0, rail 0, SYS")),
+			want: []string{
+				"near to mlx5_0, rail 0, PIX", "near to mlx5_0, rail 0, PIX",
+				"far by 0 to mlx5_0, rail 0, NODE", "far by 1 to mlx5_0, rail 0, NODE",
+				"far by 0 to mlx5_0, rail 0, SYS", "far by 1 to mlx5_0, rail 0, SYS",
+				"far by 0,1 to mlx5_0, rail 0, SYS", "far by 0,1 to mlx5_0, rail 0, SYS",
+			},
 		},
 		{
 			name: "eRDMA instance, NICs at the sockets",
@@ -141,14 +152,21 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				return b.gen(48).host()
 			}(),
 			config: PlanConfig{GDR: GDRPolicy{MaxPath: NODE}},
-			want:   slices.Concat(repeat(4, "near to erdma_0, rail 0, NODE"), repeat(4, "near to erdma_1, rail 1, NODE")), note: nothing,
+			want: []string{
+				"near bouncing to erdma_0, rail 0, NODE", "near to erdma_0, rail 0, NODE",
+				"near to erdma_0, rail 0, NODE", "near to erdma_0, rail 0, NODE",
+				"near to erdma_1, rail 1, NODE", "near to erdma_1, rail 1, NODE",
+				"near bouncing to erdma_1, rail 1, NODE", "near to erdma_1, rail 1, NODE",
+			}, note: nothing,
 		},
 		{
 			name:   "and for one of the NICs alone",
 			host:   flat(2, 4).nic("erdma_0", 0, "pci0000:80", "", up(200)).nic("erdma_1", 1, "pci0000:90", "", up(200)).host(),
 			config: PlanConfig{GDR: GDRPolicy{NICs: map[string]PathType{"erdma_1": NODE}}},
-			want: slices.Concat(repeat(2, "far bouncing to erdma_0, rail 0, NODE"),
-				repeat(2, "near to erdma_1, rail 1, NODE")), note: nothing,
+			want: []string{
+				"far bouncing to erdma_0, rail 0, NODE", "far bouncing to erdma_0, rail 0, NODE",
+				"near bouncing to erdma_1, rail 1, NODE", "near to erdma_1, rail 1, NODE",
+			}, note: nothing,
 		},
 		{
 			name: "a NIC at a root port, GPUs at others",
@@ -227,8 +245,10 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 			name: "HGX A100, eight NICs at the four switches and two for storage at switches, too",
 			host: hgx(24, 200, 0, 0, 1, 1, 2, 2, 3, 3, 0, 2).host(),
 			want: []string{
-				"near to mlx5_0,mlx5_8, rail 0, PIX", "near to mlx5_1,mlx5_8, rail 1, PIX", "near to mlx5_2, rail 2, PIX", "near to mlx5_3, rail 3, PIX",
-				"near to mlx5_4,mlx5_9, rail 4, PIX", "near to mlx5_5,mlx5_9, rail 5, PIX", "near to mlx5_6, rail 6, PIX", "near to mlx5_7, rail 7, PIX",
+				"near to mlx5_0, rail 0, PIX", "near to mlx5_1, rail 1, PIX",
+				"near to mlx5_2, rail 2, PIX", "near to mlx5_3, rail 3, PIX",
+				"near to mlx5_4, rail 4, PIX", "near to mlx5_5, rail 5, PIX",
+				"near to mlx5_6, rail 6, PIX", "near to mlx5_7, rail 7, PIX",
 			},
 			note: nothing,
 		},
@@ -275,8 +295,10 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 					nvswitches().gen(24).host()
 			}(),
 			want: []string{
-				"far by 1 to mlx5_0, rail 0, SYS", "near to mlx5_0, rail 0, PIX", "far by 5 to mlx5_1, rail 1, SYS", "far by 1 to mlx5_0, rail 0, SYS",
-				"far by 5 to mlx5_1, rail 1, SYS", "near to mlx5_1, rail 1, PIX", "far by 1 to mlx5_0, rail 0, SYS", "far by 5 to mlx5_1, rail 1, SYS",
+				"far by 1 to mlx5_0, rail 0, SYS", "near to mlx5_0, rail 0, PIX",
+				"far by 1 to mlx5_0, rail 0, SYS", "far by 1 to mlx5_0, rail 0, SYS",
+				"far by 5 to mlx5_1, rail 1, SYS", "near to mlx5_1, rail 1, PIX",
+				"far by 5 to mlx5_1, rail 1, SYS", "far by 5 to mlx5_1, rail 1, SYS",
 			},
 		},
 		{
@@ -348,7 +370,9 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 			host: build(2).sw("00aa:00:00.0", 0, "pci0000:10", "").sw("00aa:01:00.0", 0, "pci0000:10", "00aa:00:00.0").sw("00aa:02:00.0", 1, "pci0000:80", "").
 				gpu(0, "pci0000:10", "00aa:00:00.0").gpu(1, "pci0000:90", "").
 				nic("mlx5_0", 0, "pci0000:10", "00aa:01:00.0", up(200)).nic("mlx5_1", 1, "pci0000:80", "00aa:02:00.0", up(200)).gen(24).host(),
-			want: []string{"near to mlx5_0, rail 0, PXB", "far bouncing to mlx5_1, rail 1, NODE"}, note: nothing,
+			want: []string{
+				"near to mlx5_0, rail 0, PXB", "far bouncing to mlx5_1,mlx5_0, rail 1, NODE",
+			}, note: nothing,
 		},
 		{
 			name: "a switch cut into two partitions, each with an upstream port, the NIC in one",

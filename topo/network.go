@@ -6,14 +6,43 @@ import (
 	"slices"
 )
 
-// carried says which way a GPU's traffic goes. GPUs and NICs are places in the
-// host's lists.
+// carried says which ways a GPU's traffic goes. GPUs and NICs are places in the
+// host's lists. No part is no way.
 type carried struct {
-	gpu     int
-	kind    string // one of Kind…, or "" for no way
-	servers []int
-	nics    []int
+	gpu   int
+	parts []part
 }
+
+// part is one way of a GPU's traffic, and its share of that. server is the GPU
+// whose memory the NIC reads and writes: the own one of a direct way, throughMemory
+// for the CPU's memory, and else one that stages.
+type part struct {
+	server, nic int
+	weight      float64
+}
+
+// throughMemory stands for the CPU's memory in the place of a GPU.
+const throughMemory = -1
+
+// kind is the kind of lane that a part of a GPU's traffic is.
+func (p part) kind(gpu int) string {
+	switch p.server {
+	case gpu:
+		return KindDirect
+	case throughMemory:
+		return KindBounce
+	}
+	return KindStaged
+}
+
+// directions of traffic.
+type directions int
+
+const (
+	sending directions = 1 << iota
+	receiving
+	bothWays = sending | receiving
+)
 
 // network is a host's links, each direction apart, and the ways over them.
 type network struct {
@@ -35,7 +64,7 @@ type network struct {
 	// what the CPUs forward.
 	hops     map[[2]nodeID]hop
 	ports    map[int][2]int
-	forwards map[nodeID]int
+	forwards map[nodeID][2]int
 }
 
 // pipe is one direction of a link or of a NIC's port, or what a CPU forwards.
@@ -77,7 +106,7 @@ func newNetwork(h *Host) *network {
 	n := &network{
 		h: h, known: h.Matrix == nil,
 		gpus: map[string]int{}, nics: map[string]int{}, switches: map[string]int{}, cards: map[nodeID]int{}, sockets: map[nodeID]float64{},
-		hops: map[[2]nodeID]hop{}, ports: map[int][2]int{}, forwards: map[nodeID]int{},
+		hops: map[[2]nodeID]hop{}, ports: map[int][2]int{}, forwards: map[nodeID][2]int{},
 	}
 	for _, c := range h.CPUs {
 		n.sockets[cpuID(c.Host, c.NUMA)] = c.Socket
@@ -158,19 +187,21 @@ func placeIn(places map[string]int, name string) int {
 	return -1
 }
 
-// carriedBy is the way of a lane. One over a NIC that is not in the topology
+// carriedBy is the ways of a lane. One over a NIC that is not in the topology
 // carries nothing that could be estimated.
 func (n *network) carriedBy(l Lane) carried {
-	c := carried{gpu: n.gpu(l.GPU), kind: l.Kind}
-	for _, s := range l.Servers {
-		c.servers = append(c.servers, n.gpu(s))
-	}
-	for _, name := range l.NICs {
-		i := n.nic(name)
-		if i < 0 || n.toNIC[c.gpu][i].Type == DIS && l.Kind != KindStaged {
+	c := carried{gpu: n.gpu(l.GPU)}
+	for _, m := range l.Members {
+		i := n.nic(m.NIC)
+		server := throughMemory
+		if m.Server != "" {
+			server = n.gpu(m.Server)
+		}
+		p := part{server, i, float64(m.Weight)}
+		if i < 0 || n.toNIC[c.gpu][i].Type == DIS && p.kind(c.gpu) != KindStaged {
 			return carried{gpu: c.gpu}
 		}
-		c.nics = append(c.nics, i)
+		c.parts = append(c.parts, p)
 	}
 	return c
 }
@@ -203,30 +234,25 @@ func (n *network) rates(all []carried) rated {
 	return r
 }
 
+// apart shares the host's links out where each GPU sends over one choice of ways and
+// receives over another, as fast as each direction allows.
+func (n *network) apart(send, receive []carried) (sent, received []float64) {
+	var flows []load
+	for _, c := range send {
+		flows = append(flows, n.load(c, sending))
+	}
+	for _, c := range receive {
+		flows = append(flows, n.load(c, receiving))
+	}
+	rates, _ := share(flows, n.capacity())
+	return rates[:len(send)], rates[len(send):]
+}
+
 // loads are what ways put on the links.
 func (n *network) loads(all []carried) []load {
-	lanes := make([]float64, len(n.h.NICs)) // that use a NIC
-	for _, c := range all {
-		for _, i := range c.nics {
-			lanes[i]++
-		}
-	}
 	loads := make([]load, len(all))
 	for i, c := range all {
-		if c.kind == "" || len(c.nics) == 0 {
-			continue
-		}
-		// A NIC that is shared takes less of each.
-		total := 0.0
-		shares := make([]float64, len(c.nics))
-		for k, nic := range c.nics {
-			shares[k] = n.nicRate(nic) / lanes[nic]
-			total += shares[k]
-		}
-		for k := range shares {
-			shares[k] /= total
-		}
-		loads[i] = n.load(c, shares)
+		loads[i] = n.load(c, bothWays)
 	}
 	return loads
 }
@@ -251,27 +277,37 @@ func (n *network) nicRate(i int) float64 {
 	return rate
 }
 
-// load is what a way puts on the links. shares are those of its NICs, together 1.
-func (n *network) load(c carried, shares []float64) load {
+// load is what the ways of a GPU put on the links.
+func (n *network) load(c carried, in directions) load {
 	var l load
-	for k, i := range c.nics {
-		part := shares[k]
-		for _, direction := range n.port(i) {
-			n.add(&l, direction, part)
-		}
-		switch c.kind {
-		case KindDirect:
-			n.both(&l, n.toNIC[c.gpu][i], n.gdrThrough(c.gpu, i), part)
-		case KindBounce:
-			n.bounce(&l, c.gpu, i, part)
-		case KindStaged:
-			for _, s := range c.servers {
-				n.both(&l, n.toGPU[c.gpu][s], copyShare, part/float64(len(c.servers)))
-				n.both(&l, n.toNIC[s][i], n.gdrThrough(s, i), part/float64(len(c.servers)))
-			}
-		}
+	total := 0.0
+	for _, p := range c.parts {
+		total += p.weight
+	}
+	for _, p := range c.parts {
+		n.addPart(&l, c.gpu, p, p.weight/total, in)
 	}
 	return l
+}
+
+// addPart puts one way on the links, so much of a byte.
+func (n *network) addPart(l *load, gpu int, p part, share float64, in directions) {
+	port := n.port(p.nic)
+	if in&sending != 0 {
+		n.add(l, port[0], share)
+	}
+	if in&receiving != 0 {
+		n.add(l, port[1], share)
+	}
+	switch p.kind(gpu) {
+	case KindDirect:
+		n.both(l, n.toNIC[gpu][p.nic], n.gdrThrough(gpu, p.nic), share, in)
+	case KindBounce:
+		n.bounce(l, gpu, p.nic, share, in)
+	case KindStaged:
+		n.both(l, n.toGPU[gpu][p.server], copyShare, share, in)
+		n.both(l, n.toNIC[p.server][p.nic], n.gdrThrough(p.server, p.nic), share, in)
+	}
 }
 
 // gdrThrough is the share of a NIC's PCIe link that the CPU lets pass between the
@@ -286,13 +322,16 @@ func (n *network) gdrThrough(gpu, nic int) float64 {
 
 // both adds a way there and back. through is the share of a PCIe link that the
 // CPU lets pass.
-func (n *network) both(l *load, w route, through, part float64) {
-	n.thereAndBack(l, w.nodes(), through, part)
+func (n *network) both(l *load, w route, through, part float64, in directions) {
+	n.thereAndBack(l, w.nodes(), through, part, in)
 }
 
-func (n *network) thereAndBack(l *load, nodes []nodeID, through, part float64) {
-	for range 2 {
+func (n *network) thereAndBack(l *load, nodes []nodeID, through, part float64, in directions) {
+	for _, direction := range []directions{sending, receiving} {
 		for i := range max(0, len(nodes)-1) {
+			if in&direction == 0 {
+				break
+			}
 			h := n.hop(nodes[i], nodes[i+1])
 			if h.throughCPU {
 				n.add(l, h.pipe, part/through)
@@ -306,23 +345,27 @@ func (n *network) thereAndBack(l *load, nodes []nodeID, through, part float64) {
 
 // bounce adds the way through the CPU's memory: from the GPU to its CPU, from
 // there to the NIC, and back.
-func (n *network) bounce(l *load, g, i int, part float64) {
+func (n *network) bounce(l *load, g, i int, part float64, in directions) {
 	nodes, down := n.gpuCPU[g].nodes(), n.nicCPU[i].nodes()
 	slices.Reverse(nodes) // found from the CPU to the device
 	cpu := down[0]
 	if nodes[len(nodes)-1] == cpu {
 		down = down[1:]
 	}
-	n.thereAndBack(l, append(nodes, down...), 1, part)
+	n.thereAndBack(l, append(nodes, down...), 1, part, in)
 	// A GPU with a link of its own to the CPU uses that memory as its own.
 	if gpu := &n.h.GPUs[g]; gpu.C2C == 0 && gpu.NVLinkCPU == 0 {
-		n.add(l, n.forwarding(cpu), part)
+		for i, direction := range []directions{sending, receiving} {
+			if in&direction != 0 {
+				n.add(l, n.forwarding(cpu)[i], part)
+			}
+		}
 	}
 }
 
-// forwarding is the pipe of what the CPU of a NUMA node passes on through memory
-// to and from its NICs, in each direction at once; -1 where nothing is known.
-func (n *network) forwarding(cpu nodeID) int {
+// forwarding is the pipes of what the CPU of a NUMA node passes on through memory
+// to its NICs and from them; -1 where nothing is known.
+func (n *network) forwarding(cpu nodeID) [2]int {
 	if p, known := n.forwards[cpu]; known {
 		return p
 	}
@@ -344,9 +387,11 @@ func (n *network) forwarding(cpu nodeID) int {
 		nic := &n.h.NICs[i]
 		add(nic.Host, nic.NUMA, &nic.Place)
 	}
-	p := -1
+	p := [2]int{-1, -1}
 	if fastest > 0 {
-		p = n.pipe("the CPU of "+cpu.String()+" (through its memory)", bounceShare*fastest)
+		for i := range p {
+			p[i] = n.pipe("the CPU of "+cpu.String()+" (through its memory)", bounceShare*fastest)
+		}
 	}
 	n.forwards[cpu] = p
 	return p

@@ -19,18 +19,27 @@ const (
 	RoleRefused = "refused"
 )
 
-// Kinds of lanes.
+// Kinds of lanes, and of their members.
 const (
-	// KindDirect is a lane whose NIC reads and writes the GPU's memory.
+	// KindDirect is a lane whose NIC reads and writes the GPU's memory. No member of it
+	// needs a server GPU; one can go through the CPU's memory.
 	KindDirect = "direct"
-	// KindStaged is a lane through server GPUs, which is what a relay is for.
+	// KindStaged is a lane through server GPUs, which is what a relay is for. Other
+	// members of it can be direct, or go through the CPU's memory.
 	KindStaged = "staged"
 	// KindBounce is a lane through the CPU's memory.
 	KindBounce = "bounce"
 )
 
+// NearDirect is PlanConfig.Near for lanes of near GPUs that are direct and nothing else.
+const NearDirect = "direct"
+
 // PlanConfig is the administrator's part in a plan.
 type PlanConfig struct {
+	// Near says how GPUs that are near a NIC use the network: NearDirect over their own
+	// NICs and directly; else also over other NICs, staged on the GPUs near those, where
+	// that makes the slowest lane faster.
+	Near string
 	// GDR says how far from a NIC a GPU still counts as near.
 	GDR GDRPolicy
 	// Software lets lanes use software RDMA (rxe, siw), which cannot reach a
@@ -90,6 +99,24 @@ func (c StagingConfig) bytes(servers int) uint64 {
 	return 2 * slots * c.SlotBytes
 }
 
+// bytesOn is what a lane takes from one of its servers: of its slots the part that its
+// members there have of all that are staged.
+func (c StagingConfig) bytesOn(l *Lane, server string) uint64 {
+	own, all := 0, 0
+	for _, m := range l.Members {
+		if m.Server != l.GPU {
+			all += m.Weight
+		}
+		if m.Server == server {
+			own += m.Weight
+		}
+	}
+	if own == 0 {
+		return c.bytes(len(l.Servers))
+	}
+	return 2 * uint64(max(1, (c.Slots*own+all-1)/all)) * c.SlotBytes
+}
+
 // Assignment is a lane by configuration.
 type Assignment struct {
 	// The GPU: an index, a UUID or a PCI address.
@@ -134,10 +161,12 @@ type Lane struct {
 	Relay bool   `json:"relay"` // whether Kind is KindStaged
 	// Pinned says that configuration assigns it.
 	Pinned bool `json:"pinned,omitempty"`
-	// Servers are the PCI addresses of the GPUs that hold its staging memory;
-	// none unless Relay.
+	// Members are the ways that its traffic takes, and how much of it each has.
+	Members []Member `json:"members,omitempty"`
+	// Servers are the PCI addresses of the GPUs that hold its staging memory, those of
+	// its Members; none unless Relay.
 	Servers []string `json:"servers"`
-	// NICs are the names of all that it is striped over.
+	// NICs are the names of all that it is striped over, those of its Members.
 	NICs []string `json:"nics"`
 	// Rail is the number of the first NIC: its place among the host's RDMA NICs,
 	// from 0, where configuration gives it no other; -1 without a NIC. NICs that
@@ -308,7 +337,7 @@ func (p *planner) staging(lanes []Lane) []Staging {
 		for _, l := range lanes {
 			if slices.Contains(l.Servers, gpu.BusID) {
 				s.Lanes++
-				bytes := p.config.Staging.bytes(len(l.Servers))
+				bytes := p.config.Staging.bytesOn(&l, gpu.BusID)
 				s.PerContainer = max(s.PerContainer, bytes)
 				s.All += bytes
 			}

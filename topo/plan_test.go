@@ -120,9 +120,9 @@ func TestPlan(t *testing.T) {
 			host: twoSockets().nvswitches().host(),
 			want: []string{
 				"near to mlx5_0, rail 0, PIX", "near to mlx5_0, rail 0, PIX",
-				"far by 0,1 to mlx5_0, rail 0, NODE", "far by 0,1 to mlx5_0, rail 0, NODE",
+				"far by 0 to mlx5_0, rail 0, NODE", "far by 1 to mlx5_0, rail 0, NODE",
 				"near to mlx5_1, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
-				"far by 4,5 to mlx5_1, rail 1, NODE", "far by 4,5 to mlx5_1, rail 1, NODE",
+				"far by 4 to mlx5_1, rail 1, NODE", "far by 5 to mlx5_1, rail 1, NODE",
 			},
 		},
 		{
@@ -133,9 +133,8 @@ func TestPlan(t *testing.T) {
 				nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0").nic("mlx5_1", 0, "pci0000:20", "00aa:01:00.0").host(),
 			want: []string{
 				"near to mlx5_0, rail 0, PIX", "near to mlx5_1, rail 1, PIX",
-				// One server has room for one relayed lane.
-				"far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_1, rail 1, NODE",
-				"far by 0 to mlx5_0, rail 0, NODE", "far by 1 to mlx5_1, rail 1, NODE",
+				"far bouncing to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0, rail 0, NODE",
+				"far by 1 to mlx5_1, rail 1, NODE", "far bouncing to mlx5_1, rail 1, NODE",
 			},
 		},
 		{
@@ -158,8 +157,8 @@ func TestPlan(t *testing.T) {
 				gpu(0, "pci0000:20", "").gpu(1, "pci0000:80", "00aa:01:00.0").
 				nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0").nic("mlx5_1", 1, "pci0000:80", "00aa:01:00.0").host(),
 			want: []string{
-				"near to mlx5_0, rail 0, PIX",
-				"far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_1, rail 1, SYS",
+				"near to mlx5_0, rail 0, PIX", "far bouncing to mlx5_0, rail 0, NODE",
+				"far bouncing to mlx5_0,mlx5_1, rail 0, NODE", "far bouncing to mlx5_1, rail 1, SYS",
 				"near to mlx5_1, rail 1, PIX",
 			},
 		},
@@ -172,7 +171,7 @@ func TestPlan(t *testing.T) {
 			want: []string{
 				"near to mlx5_0, rail 0, PIX", "near to mlx5_1, rail 1, PIX",
 				"far by 0 to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0, rail 0, NODE",
-				"far by 0 to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0, rail 0, NODE",
+				"far by 0 to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0,mlx5_1, rail 0, NODE",
 			},
 		},
 		{
@@ -253,9 +252,9 @@ func TestPlan(t *testing.T) {
 			}},
 			want: []string{
 				"near bouncing to mlx5_1, rail 1, SYS", "near by 4 to mlx5_0,emulated0, rail 0, PIX",
-				"far by 5 to mlx5_1, rail 1, SYS", "far by 0,1 to mlx5_0, rail 0, NODE",
-				"near to mlx5_1, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
-				"far by 0,1 to mlx5_0, rail 0, SYS", "far by 0,1 to mlx5_0, rail 0, SYS",
+				"far by 5 to mlx5_1, rail 1, SYS", "far by 1 to mlx5_0, rail 0, NODE",
+				"near by 1 to mlx5_1,mlx5_0, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
+				"far by 0 to mlx5_0, rail 0, SYS", "far by 0 to mlx5_0, rail 0, SYS",
 			},
 		},
 		{name: "a host without GPUs has no lane", host: build(1).nic("mlx5_0", 0, "", "").host()},
@@ -316,13 +315,13 @@ func TestReasons(t *testing.T) {
 		want string
 	}{
 		{twoSockets().host(), "0", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed"},
-		{twoSockets().host(), "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 0 and 1, near that NIC (copies: NODE, 48 GB/s); 12 GB/s either way while all lanes are busy; alone 39.74 GB/s with the relay, 32 GB/s through host memory"},
-		{twoSockets().nvswitches().host(), "7", "mlx5_1, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 4 and 5, near that NIC (copies: NVL, 370.8 GB/s); 12 GB/s either way while all lanes are busy; alone 48 GB/s with the relay, 32 GB/s through host memory"},
-		{striped, "2", "mlx5_0, mlx5_1, mlx5_2 and mlx5_3, the nearest NICs, are far (NODE, 12.5 GB/s), so its traffic bounces through host memory: no GPU that it could be staged on is near enough to those NICs (PXB)"},
+		{twoSockets().host(), "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 0 and 1, near that NIC (copies: NODE, 48 GB/s); while all lanes are busy 12 GB/s with the relay and 12 GB/s through host memory; alone 39.74 GB/s with the relay, 32 GB/s through host memory"},
+		{twoSockets().nvswitches().host(), "7", "mlx5_1, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPU 5, near that NIC (copies: NVL, 370.8 GB/s); while all lanes are busy 12 GB/s with the relay and 12 GB/s through host memory; alone 48 GB/s with the relay, 32 GB/s through host memory"},
+		{striped, "2", "mlx5_1, mlx5_2 and mlx5_3, some of the nearest NICs, are far (NODE, 12.5 GB/s), so its traffic bounces through host memory: no GPU that it could be staged on is near enough to those NICs (PXB)"},
 		{lone, "1", "mlx5_0, mlx5_1 and mlx5_2 read and write its memory directly (PIX, 12.5 GB/s), so no relay is needed"},
 		{withoutGDR, "0", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs GPUDirect RDMA, which by the file was off for mlx5_0"},
 		{withoutGDR, "1", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs GPUDirect RDMA, which by the file was off for mlx5_0 and GPU 1"},
-		{withoutGDR, "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 0 and 1, near that NIC (copies: NVL, 370.8 GB/s); 16 GB/s either way while all lanes are busy; alone 48 GB/s with the relay, 32 GB/s through host memory; it needs GPUDirect RDMA, which by the file was off for mlx5_0 and GPU 1"},
+		{withoutGDR, "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPU 0, near that NIC (copies: NVL, 370.8 GB/s); while all lanes are busy 16 GB/s with the relay and 16 GB/s through host memory; alone 48 GB/s with the relay, 32 GB/s through host memory; it needs GPUDirect RDMA, which by the file was off for mlx5_0"},
 		{mig, "0", "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or use another GPU"},
 		{build(1).gpu(0, "", "").host(), "0", "this host has no RDMA NIC; so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"},
 		{ethernet, "0", "this host has no RDMA NIC to use (eth0: it has no RDMA; mlx5_0: it has no active port); so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"},

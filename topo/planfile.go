@@ -8,9 +8,13 @@ import (
 	"path/filepath"
 )
 
-// PlanVersion is the version of the plan file that this package writes and
-// reads.
-const PlanVersion = 2
+// PlanVersion is the version of the plan file that this package writes. It reads the
+// version before it as well, whose lanes have no members: a host can hold such a file
+// from before an upgrade.
+const (
+	PlanVersion       = 3
+	oldestPlanVersion = 2
+)
 
 // ReadPlan reads a plan that Write wrote. Whether the file is to be trusted is
 // the caller's question.
@@ -32,17 +36,23 @@ func ReadPlan(path string) (*Plan, error) {
 func parsePlan(text []byte) (*Plan, error) {
 	var p Plan
 	err := json.Unmarshal(text, &p)
-	if err != nil || p.Version != PlanVersion {
+	readable := func(version int) bool { return version >= oldestPlanVersion && version <= PlanVersion }
+	if err != nil || !readable(p.Version) {
 		var is struct {
 			Version int `json:"version"`
 		}
 		if err := json.Unmarshal(text, &is); err != nil {
 			return nil, err
 		}
-		if is.Version != PlanVersion {
-			return nil, fmt.Errorf("it is of version %d, and this program reads %d", is.Version, PlanVersion)
+		if !readable(is.Version) {
+			return nil, fmt.Errorf("it is of version %d, and this program reads %d and %d", is.Version, oldestPlanVersion, PlanVersion)
 		}
 		return nil, err
+	}
+	for i := range p.Lanes {
+		if l := &p.Lanes[i]; len(l.Members) == 0 {
+			l.Members = l.Even()
+		}
 	}
 	return &p, p.check()
 }
@@ -64,6 +74,9 @@ func (p *Plan) check() error {
 		}
 		if l.Kind != "" && l.Relay != (l.Kind == KindStaged) {
 			return fmt.Errorf("the lane of %s is contradictory: relay is %t and kind is %s", l.GPU, l.Relay, l.Kind)
+		}
+		if err := l.checkMembers(); err != nil {
+			return fmt.Errorf("the lane of %s: %w", l.GPU, err)
 		}
 	}
 	return nil

@@ -3,8 +3,7 @@ package topo
 import (
 	"cmp"
 	"fmt"
-	"maps"
-	"math/bits"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,11 +28,19 @@ type planner struct {
 	bad []string
 	// beside are the GPUs near each NIC that can serve.
 	beside [][]int
-	// idle are NICs that are left out because the host is slower with them.
-	idle map[int]bool
-	// options are what each GPU can do over each NIC while those are idle; nil
+	// options are what each GPU can do over each NIC where bandwidths are not known; nil
 	// where nobody has asked yet.
 	options [][]*option // [GPU][NIC]
+	// With bandwidths, reached is what the plan is measured by: the rates of lanes in the
+	// best choice, before weights are whole numbers. ahead says that NCCL's own choice of ways
+	// was faster than the plan's, and was taken over.
+	reached []float64 // [GPU]
+	bound   float64   // of the slowest lane
+	ahead   string
+	// asked is what NCCL does, with PXN and without.
+	asked map[bool][]carried
+	// stageable says whether any lane can be staged; nil where nothing has asked.
+	stageable *bool
 }
 
 func newPlanner(h *Host, c PlanConfig) (*planner, error) {
@@ -43,6 +50,9 @@ func newPlanner(h *Host, c PlanConfig) (*planner, error) {
 	}
 	for _, g := range h.GPUs {
 		p.refused = append(p.refused, p.refusal(g))
+	}
+	if near := c.Near; near != "" && near != "auto" && near != NearDirect {
+		return nil, fmt.Errorf("plan.near: %q is no way for near GPUs; auto and %s are possible", near, NearDirect)
 	}
 	for _, configure := range []func() error{p.setLimits, p.setExclusions, p.setRails, p.limitStaging} {
 		if err := configure(); err != nil {
@@ -59,7 +69,7 @@ func newPlanner(h *Host, c PlanConfig) (*planner, error) {
 		}
 		p.beside = append(p.beside, beside)
 	}
-	p.leave(nil)
+	p.options = make([][]*option, len(h.GPUs))
 	for _, a := range c.Lanes {
 		if err := p.pin(a); err != nil {
 			return nil, fmt.Errorf("plan.lane for GPU %q: %w", a.GPU, err)
@@ -95,12 +105,6 @@ func (p *planner) unusable(n int, nic *NIC) string {
 	return ""
 }
 
-// leave leaves NICs idle.
-func (p *planner) leave(idle map[int]bool) {
-	p.idle = idle
-	p.options = make([][]*option, len(p.host.GPUs))
-}
-
 // near GPUs can be reached by the NIC directly.
 func (p *planner) near(g, n int) bool {
 	return p.usable(n) && p.toNIC[g][n].Type <= p.limit[n] && !p.exclude.toNIC[[2]int{g, n}]
@@ -115,20 +119,25 @@ func (p *planner) isNear(g int) bool {
 	return false
 }
 
-// servers are the GPUs near a NIC that a lane of GPU g can be staged on: all of
-// them, or those that NVLink joins to it where it joins some. One whose limit has
-// no room for a lane's slots is left out, and those of the others are then the
-// larger.
+// servers are the GPUs near a NIC that a lane of GPU g is staged on where nothing tells
+// how fast: all that stagers has, or those that NVLink joins to it where it joins some.
 func (p *planner) servers(g, n int) []int {
+	found := p.stagers(g, n)
+	far := func(s int) bool { return copyKind(p.toGPU[g][s].Path) > NVL }
+	if slices.ContainsFunc(found, func(s int) bool { return !far(s) }) {
+		found = slices.DeleteFunc(found, far)
+	}
+	return found
+}
+
+// stagers are the GPUs near a NIC that a lane of GPU g can be staged on. One whose limit
+// has no room for a lane's slots is left out, and those of the others are then the larger.
+func (p *planner) stagers(g, n int) []int {
 	found := make([]int, 0, len(p.beside[n]))
 	for _, s := range p.beside[n] {
 		if s != g && p.toGPU[g][s].Type < DIS && !p.exclude.toGPU[[2]int{g, s}] {
 			found = append(found, s)
 		}
-	}
-	far := func(s int) bool { return copyKind(p.toGPU[g][s].Path) > NVL }
-	if slices.ContainsFunc(found, func(s int) bool { return !far(s) }) {
-		found = slices.DeleteFunc(found, far)
 	}
 	for {
 		before := len(found)
@@ -155,7 +164,7 @@ func (p *planner) optionsOf(g int) []*option {
 	p.options[g] = options
 	direct := false
 	for n := range options {
-		if !p.idle[n] && p.near(g, n) {
+		if p.near(g, n) {
 			away := p.toNIC[g][n].Type
 			options[n], direct = &option{KindDirect, away, away, []int{g}}, true
 		}
@@ -164,7 +173,7 @@ func (p *planner) optionsOf(g int) []*option {
 		return options
 	}
 	for n := range options {
-		if !p.usable(n) || p.idle[n] || p.exclude.toNIC[[2]int{g, n}] {
+		if !p.usable(n) || p.exclude.toNIC[[2]int{g, n}] {
 			continue
 		}
 		away := p.toNIC[g][n].Type
@@ -203,10 +212,20 @@ func worse(a, b Path) Path { return Path{max(a.Type, b.Type), min(a.Bandwidth, b
 
 // plan decides on the lanes, in the order of GPUs.
 func (p *planner) plan() []Lane {
-	lanes := p.decide()
-	p.leaveIdle(lanes)
-	if len(p.idle) > 0 {
-		lanes = p.decide()
+	var lanes []Lane
+	stageable := false
+	for g := range p.host.GPUs {
+		for n := range p.host.NICs {
+			stageable = stageable || p.refused[g] == "" && p.usable(n) && len(p.stagers(g, n)) > 0
+		}
+	}
+	p.stageable = &stageable
+	if p.known {
+		lanes = p.allocate()
+		p.compare(lanes)
+		p.estimate(lanes)
+	} else {
+		lanes = p.spread()
 	}
 	for g := range lanes {
 		if lanes[g].Reason == "" {
@@ -216,99 +235,19 @@ func (p *planner) plan() []Lane {
 	return lanes
 }
 
-// decide is plan without reasons.
-func (p *planner) decide() []Lane {
-	lanes := p.spread()
-	p.compare(lanes)
-	p.estimate(lanes)
+// settled are the lanes of GPUs that are refused or pinned, and empty ones for the others.
+func (p *planner) settled() []Lane {
+	lanes := make([]Lane, len(p.host.GPUs))
+	for g := range p.host.GPUs {
+		lanes[g] = p.empty(g)
+		switch {
+		case p.refused[g] != "":
+			lanes[g].Role, lanes[g].Reason = RoleRefused, p.refused[g]
+		case p.pinned[g] != nil:
+			lanes[g] = *p.pinned[g]
+		}
+	}
 	return lanes
-}
-
-// What leaveIdle looks through.
-const (
-	allSubsets = 6   // NICs, of which every subset is tried
-	mostNICs   = 64  // with more of them nothing is tried
-	mostPairs  = 512 // nor with more pairs of a GPU and a NIC
-)
-
-// leaveIdle finds the NICs that the host is faster without: the slowest lane
-// decides, and of equal choices the one with the fewest idle NICs. A slow NIC can
-// be such a one, when it is the only one near a GPU.
-func (p *planner) leaveIdle(lanes []Lane) {
-	var nics []int
-	sum := 0.0
-	for n := range p.host.NICs {
-		if p.usable(n) {
-			nics = append(nics, n)
-			sum += p.nicRate(n)
-		}
-	}
-	best, open := p.slowest(lanes)
-	// No plan is faster than all NICs together.
-	couldBe := func(sum float64) bool { return compareRoughly(best, sum/float64(open)) < 0 }
-	if !p.known || open == 0 || best == 0 || len(nics) < 2 || len(nics) > mostNICs || len(nics)*len(lanes) > mostPairs || !couldBe(sum) {
-		return
-	}
-	try := func(idle map[int]bool) bool {
-		left := sum
-		for n := range idle {
-			left -= p.nicRate(n)
-		}
-		if !couldBe(left) {
-			return false
-		}
-		before := p.idle
-		p.leave(idle)
-		if rate, _ := p.slowest(p.decide()); compareRoughly(rate, best) > 0 {
-			best = rate
-			return true
-		}
-		p.leave(before)
-		return false
-	}
-	if len(nics) > allSubsets {
-		for better := true; better; {
-			better = false
-			for _, n := range nics {
-				idle := maps.Clone(p.idle)
-				if idle == nil {
-					idle = map[int]bool{}
-				}
-				idle[n] = true
-				better = len(idle) < len(nics) && try(idle) || better
-			}
-		}
-		return
-	}
-	for count := 1; count < len(nics); count++ {
-		for subset := range 1 << len(nics) {
-			if bits.OnesCount(uint(subset)) != count {
-				continue
-			}
-			idle := map[int]bool{}
-			for i, n := range nics {
-				if subset>>i&1 == 1 {
-					idle[n] = true
-				}
-			}
-			try(idle)
-		}
-	}
-}
-
-// slowest is the rate of the slowest of the lanes that configuration leaves open,
-// and their number.
-func (p *planner) slowest(lanes []Lane) (rate float64, open int) {
-	for _, l := range lanes {
-		if l.Role == RoleRefused || l.Pinned {
-			continue
-		}
-		if open == 0 || l.Bandwidth < rate {
-			rate = l.Bandwidth
-		}
-		open++
-	}
-	return rate, open
 }
 
 // problem is the choice that is left of NICs to GPUs: the lanes that are settled
@@ -319,7 +258,7 @@ func (p *planner) problem() (s *spreading, lanes []Lane, open []int) {
 	}
 	known := true // whether NICs can be told apart by what they carry
 	for n := range p.host.NICs {
-		known = known && (!p.usable(n) || p.idle[n] || p.host.NICs[n].RateGbps() > 0)
+		known = known && (!p.usable(n) || p.host.NICs[n].RateGbps() > 0)
 	}
 	for n := range p.host.NICs {
 		rate := 1.0
@@ -331,14 +270,11 @@ func (p *planner) problem() (s *spreading, lanes []Lane, open []int) {
 	for _, g := range p.host.GPUs {
 		s.link = append(s.link, cmp.Or(g.Link, 1))
 	}
-	lanes = make([]Lane, len(p.host.GPUs))
+	lanes = p.settled()
 	for g := range p.host.GPUs {
-		lanes[g] = p.empty(g)
 		switch {
 		case p.refused[g] != "":
-			lanes[g].Role, lanes[g].Reason = RoleRefused, p.refused[g]
 		case p.pinned[g] != nil:
-			lanes[g] = *p.pinned[g]
 			p.putOn(lanes[g], s.onNIC, s.onGPU)
 		default:
 			open = append(open, g)
@@ -348,7 +284,8 @@ func (p *planner) problem() (s *spreading, lanes []Lane, open []int) {
 	return s, lanes, open
 }
 
-// spread chooses a NIC for every GPU that configuration gives no lane.
+// spread chooses a NIC for every GPU that configuration gives no lane, where the source does
+// not tell how fast links are.
 func (p *planner) spread() []Lane {
 	s, lanes, open := p.problem()
 	if len(s.rate) == 0 || len(open) == 0 {
@@ -416,103 +353,133 @@ func (p *planner) empty(g int) Lane {
 // over is a lane over NICs that the topology decided on.
 func (p *planner) over(g int, nics []int) Lane {
 	slices.SortStableFunc(nics, func(a, b int) int { return cmp.Compare(p.toNIC[g][a].Type, p.toNIC[g][b].Type) })
-	l := p.empty(g)
 	o := p.option(g, nics[0])
-	l.Kind = o.kind
-	if o.kind == KindStaged {
-		p.stageOn(&l, g, o.servers, nics)
+	servers := []int{throughMemory}
+	if o.kind != KindBounce {
+		servers = o.servers // of a direct lane its own GPU
 	}
-	p.setNICs(&l, g, nics)
+	var parts []part
+	for _, n := range nics {
+		for _, s := range servers {
+			parts = append(parts, part{s, n, 1})
+		}
+	}
+	return p.lane(g, parts)
+}
+
+// lane is a lane over these ways, which have whole weights.
+func (p *planner) lane(g int, parts []part) Lane {
+	l := p.empty(g)
+	var members []Member
+	for _, q := range parts {
+		m := Member{NIC: p.host.NICs[q.nic].Name, Weight: int(q.weight)}
+		if q.server >= 0 {
+			m.Server = p.host.GPUs[q.server].BusID
+		}
+		members = append(members, m)
+	}
+	l.setMembers(members)
+	if len(parts) > 0 {
+		l.Rail = p.rail(l.NICs[0])
+		l.Path = p.toNIC[g][parts[0].nic].Type
+	}
+	p.setLegs(&l, g)
 	return l
 }
 
-func (p *planner) setNICs(l *Lane, g int, nics []int) {
-	for _, n := range nics {
-		l.NICs = append(l.NICs, p.host.NICs[n].Name)
+// setLegs writes down the worst of the legs of staged members.
+func (p *planner) setLegs(l *Lane, g int) {
+	l.Copy, l.Network = nil, nil
+	for _, m := range l.Members {
+		if l.KindOf(m) != KindStaged {
+			continue
+		}
+		s := p.gpu(m.Server)
+		var nics []int
+		if n := p.nic(m.NIC); n >= 0 {
+			nics = append(nics, n)
+		}
+		copies, network := p.legs(g, []int{s}, nics)
+		if l.Copy != nil {
+			copies = worse(copies, *l.Copy)
+		}
+		l.Copy = &copies
+		if len(nics) > 0 {
+			if l.Network != nil {
+				network = worse(network, *l.Network)
+			}
+			l.Network = &network
+		}
 	}
-	l.Rail = p.rail(l.NICs[0])
-	l.Path = p.toNIC[g][nics[0]].Type
 }
 
-func (p *planner) stageOn(l *Lane, g int, servers, nics []int) {
-	l.Relay = true
-	for _, s := range servers {
-		l.Servers = append(l.Servers, p.host.GPUs[s].BusID)
-	}
-	copies, network := p.legs(g, servers, nics)
-	l.Copy = &copies
-	if len(nics) > 0 {
-		l.Network = &network
-	}
-}
-
-// atOnce is the number of staged lanes from which on compare takes all relays out
-// at once that do not pay.
-const atOnce = 64
-
-// compare takes the relay out of lanes that it does not make faster: while all
-// lanes are busy or, where that is the same, with the lane alone. Each is compared
-// with itself through the CPU's memory, the others as planned, and the one that
-// loses most by the relay goes first: the others can be the faster for it.
+// compare writes down what lanes through server GPUs would be through the CPU's memory, and
+// lanes through that if they were staged: each alone changed, the others as planned.
 func (p *planner) compare(lanes []Lane) {
-	if !p.known {
+	if len(lanes) > mostPolished {
 		return
 	}
-	var planned, bouncing []carried
-	var open []int
-	for g, l := range lanes {
-		c := p.carriedBy(l)
-		planned = append(planned, c)
-		if l.Kind == KindStaged && !l.Pinned && l.Path < DIS {
-			open = append(open, g)
-			c.kind = KindBounce
-		}
-		bouncing = append(bouncing, c)
+	var planned []carried
+	for _, l := range lanes {
+		planned = append(planned, p.carriedBy(l))
 	}
-	loads, without := p.loads(planned), p.loads(bouncing)
-	capacity := p.capacity()
-	for len(open) > 0 {
+	loads := p.loads(planned)
+	for g := range lanes {
+		l := &lanes[g]
+		if l.Pinned || l.Kind != KindStaged && l.Kind != KindBounce || l.Path == DIS {
+			continue
+		}
+		other := p.otherwise(g, planned[g], l.Kind)
+		if other == nil {
+			continue
+		}
+		own, changed := loads[g], p.network.load(carried{g, other}, bothWays)
+		capacity := p.capacity() // of the links of changed, too
 		busy, _ := share(loads, capacity)
-		worst, most := []int(nil), 0.0
-		for _, g := range open {
-			staged := loads[g]
-			loads[g] = without[g]
-			bounced, _ := share(loads, capacity)
-			loads[g] = staged
-			c := &Comparison{busy[g], bounced[g], alone(staged, capacity), alone(without[g], capacity)}
-			lanes[g].Compared = c
-			loss := c.Without / c.Relay
-			switch {
-			case c.relayIsFaster():
-			case len(open) >= atOnce:
-				worst = append(worst, g)
-			case worst == nil || loss > most*(1+1e-9):
-				worst, most = []int{g}, loss
+		loads[g] = changed
+		then, _ := share(loads, capacity)
+		loads[g] = own
+		l.Compared = &Comparison{busy[g], then[g], alone(own, capacity), alone(changed, capacity)}
+		if l.Kind == KindBounce {
+			c := l.Compared
+			c.Relay, c.Without, c.RelayAlone, c.WithoutAlone = c.Without, c.Relay, c.WithoutAlone, c.RelayAlone
+		}
+	}
+}
+
+// otherwise are the ways of a lane with the CPU's memory in the place of server GPUs, or
+// these in the place of that: all near the NIC, those joined by NVLink where some are. It
+// is nil where there are none.
+func (p *planner) otherwise(g int, c carried, kind string) (parts []part) {
+	for _, q := range c.parts {
+		switch {
+		case q.server == g:
+			parts = append(parts, q)
+		case kind == KindStaged:
+			if p.toNIC[g][q.nic].Type == DIS {
+				return nil
+			}
+			parts = append(parts, part{throughMemory, q.nic, q.weight})
+		default:
+			servers := p.servers(g, q.nic)
+			if len(servers) == 0 {
+				return nil
+			}
+			for _, s := range servers {
+				parts = append(parts, part{s, q.nic, q.weight / float64(len(servers))})
 			}
 		}
-		if worst == nil {
-			return
-		}
-		for _, g := range worst {
-			l := &lanes[g]
-			l.Kind, l.Relay, l.Servers, l.Copy, l.Network = KindBounce, false, []string{}, nil, nil
-			loads[g] = without[g]
-		}
-		open = slices.DeleteFunc(open, func(g int) bool { return slices.Contains(worst, g) })
 	}
+	return parts
 }
 
-func (c *Comparison) relayIsFaster() bool {
-	return cmp.Or(compareRoughly(c.Relay, c.Without), compareRoughly(c.RelayAlone, c.WithoutAlone)) > 0
-}
-
-// String is both figures, and those of the lane alone where they decided.
+// String is both figures, and those of the lane alone where those decided.
 func (c *Comparison) String() string {
-	if compareRoughly(c.Relay, c.Without) == 0 {
-		return fmt.Sprintf("%s either way while all lanes are busy; alone %s with the relay, %s through host memory",
-			gbs(c.Relay), gbs(c.RelayAlone), gbs(c.WithoutAlone))
+	if math.Abs(c.Relay-c.Without) <= simplerCost*max(c.Relay, c.Without) {
+		return fmt.Sprintf("while all lanes are busy %s with the relay and %s through host memory; alone %s with the relay, %s through host memory",
+			gbs(c.Relay), gbs(c.Without), gbs(c.RelayAlone), gbs(c.WithoutAlone))
 	}
-	return fmt.Sprintf("%s with the relay, %s through host memory", gbs(c.Relay), gbs(c.Without))
+	return fmt.Sprintf("%s with the relay, %s through host memory, while all lanes are busy", gbs(c.Relay), gbs(c.Without))
 }
 
 func (p *planner) ratesOf(lanes []Lane) rated {
@@ -538,32 +505,103 @@ func (p *planner) reason(g int, l Lane) string {
 	if len(l.NICs) == 0 {
 		return p.nothing()
 	}
-	first := p.nic(l.NICs[0])
-	several := len(l.NICs) > 1
-	number := func(one, more string) string {
-		if several {
-			return more
+	kinds := map[string]bool{}
+	var staging []int
+	for _, m := range l.Members {
+		kinds[l.KindOf(m)] = true
+	}
+	for _, s := range l.Servers {
+		staging = append(staging, p.gpu(s))
+	}
+	var sentence string
+	switch first := p.nic(l.NICs[0]); {
+	case len(kinds) > 1 || p.near(g, first) && !kinds[KindDirect] || !l.regular() || p.differ(g, l.NICs):
+		sentence = p.mixture(g, l)
+	case kinds[KindDirect]:
+		sentence = fmt.Sprintf("%s %s its memory directly (%s), so no relay is needed",
+			list(l.NICs), number(l.NICs, "reads and writes", "read and write"), describe(p.toNIC[g][first].Path))
+	default:
+		sentence = fmt.Sprintf("%s, %s, %s far (%s), so its traffic ", list(l.NICs), p.why(g, l.NICs), number(l.NICs, "is", "are"), describe(p.toNIC[g][first].Path))
+		if l.Relay {
+			sentence += fmt.Sprintf("is staged on %s, near %s (copies: %s)", p.names(staging), number(l.NICs, "that NIC", "those NICs"), describe(*l.Copy))
+		} else {
+			sentence += "bounces through host memory"
 		}
-		return one
 	}
-	to, path := list(l.NICs), describe(p.toNIC[g][first].Path)
-	if l.Kind == KindDirect {
-		return fmt.Sprintf("%s %s its memory directly (%s), so no relay is needed%s",
-			to, number("reads and writes", "read and write"), path, p.withoutGDR([]int{g}, l.NICs))
-	}
-	sentence := fmt.Sprintf("%s, %s, %s far (%s), so its traffic ", to, p.why(g, first, several), number("is", "are"), path)
-	staging := p.option(g, first).servers
 	switch {
-	case l.Kind == KindStaged:
-		sentence += fmt.Sprintf("is staged on %s, near %s (copies: %s)", p.names(staging), number("that NIC", "those NICs"), describe(*l.Copy))
-		if l.Compared != nil {
-			sentence += "; " + l.Compared.String()
-		}
-		return sentence + p.withoutGDR(staging, l.NICs)
+	case l.Kind == KindBounce && l.Compared == nil && p.known:
+		sentence += fmt.Sprintf(": no GPU that it could be staged on is near enough to %s (%v)", number(l.NICs, "that NIC", "those NICs"), p.limit[p.nic(l.NICs[0])])
+	case l.Kind == KindBounce && l.Compared != nil && l.Compared.Relay > l.Compared.Without*(1+simplerCost):
+		sentence += fmt.Sprintf(": staged it would be faster, and another lane slower: %v", l.Compared)
+	case l.Kind == KindBounce && l.Compared != nil:
+		sentence += fmt.Sprintf(": staged it would not be faster: %v", l.Compared)
 	case l.Compared != nil:
-		return sentence + fmt.Sprintf("bounces through host memory: staged on %s it would not be faster: %v", p.names(staging), l.Compared)
+		sentence += "; " + l.Compared.String()
 	}
-	return sentence + fmt.Sprintf("bounces through host memory: no GPU that it could be staged on is near enough to %s (%v)", number("that NIC", "those NICs"), p.limit[first])
+	if p.ahead != "" {
+		sentence += "; the lanes are " + p.ahead + ", because by the estimate that is faster than what the plan found"
+	}
+	var read []int
+	if kinds[KindDirect] {
+		read = append(read, g)
+	}
+	return sentence + p.withoutGDR(append(read, staging...), l.NICs)
+}
+
+// regular says whether every member of the lane has the same weight, and each NIC the same
+// servers.
+func (l *Lane) regular() bool {
+	for _, m := range l.Members {
+		if m.Weight != l.Members[0].Weight {
+			return false
+		}
+	}
+	return len(l.Members) == len(l.NICs)*max(1, len(l.Servers))
+}
+
+// differ says whether the ways from a GPU to NICs do.
+func (p *planner) differ(g int, nics []string) bool {
+	first := p.toNIC[g][p.nic(nics[0])].Path
+	return slices.ContainsFunc(nics, func(name string) bool { return p.toNIC[g][p.nic(name)].Path != first })
+}
+
+// mixture says which part of a lane's traffic goes which way.
+func (p *planner) mixture(g int, l Lane) string {
+	var parts []string
+	sum := l.Weights()
+	for _, m := range l.Members {
+		words := partOf(m.Weight, sum) + " parts"
+		if len(l.Members) == 1 {
+			words = "all"
+		}
+		n := p.nic(m.NIC)
+		switch l.KindOf(m) {
+		case KindDirect:
+			words += fmt.Sprintf(" directly over %s (%s)", m.NIC, describe(p.toNIC[g][n].Path))
+		case KindBounce:
+			words += fmt.Sprintf(" through host memory over %s (%s)", m.NIC, describe(p.toNIC[g][n].Path))
+		default:
+			s := p.gpu(m.Server)
+			words += fmt.Sprintf(" over %s, staged on %s (copies: %s)", m.NIC, p.names([]int{s}), describe(p.toGPU[g][s].Path))
+		}
+		parts = append(parts, words)
+	}
+	const most = 8
+	if len(parts) > most {
+		parts = append(parts[:most], fmt.Sprintf("and %d ways more", len(parts)-most))
+	}
+	why := "so that the slowest lane of the host is as fast as it can be"
+	if p.isNear(g) && l.Kind != KindDirect {
+		why += `, though the GPU is near a NIC (plan.near = "direct" in config.toml keeps it there)`
+	}
+	return "its traffic goes " + strings.Join(parts, "; ") + ", " + why
+}
+
+func number(nics []string, one, more string) string {
+	if len(nics) > 1 {
+		return more
+	}
+	return one
 }
 
 // withoutGDR says what the source has against GPUDirect RDMA between GPUs and
@@ -593,17 +631,30 @@ func (p *planner) withoutGDR(gpus []int, nics []string) string {
 // isOff says whether a source says that a device has no GPUDirect RDMA.
 func isOff(gdr *bool) bool { return gdr != nil && !*gdr }
 
-// why says how NICs came to a lane.
-func (p *planner) why(g, chosen int, several bool) string {
+// why says how NICs came to a lane, by where they are among the host's.
+func (p *planner) why(g int, names []string) string {
+	chosen := p.nic(names[0])
+	nearer, alike, usable := "", false, false
 	for n := range p.host.NICs {
-		if p.option(g, n) != nil && p.nearer(g, n, chosen) {
-			return "chosen to spread the lanes evenly"
+		if p.toNIC[g][n].Type == DIS {
+			continue
+		}
+		switch {
+		case p.nearer(g, n, chosen) && (nearer == "" || p.usable(n) && !usable):
+			nearer, usable = p.host.NICs[n].Name, p.usable(n)
+		case !p.nearer(g, n, chosen) && !p.nearer(g, chosen, n) && !slices.Contains(names, p.host.NICs[n].Name):
+			alike = true
 		}
 	}
-	if several {
-		return "the nearest NICs"
+	switch {
+	case usable:
+		return fmt.Sprintf("chosen so that the slowest lane is as fast as it can be, though %s is nearer", nearer)
+	case nearer != "":
+		return fmt.Sprintf("%s that can carry a lane (%s is nearer)", number(names, "the nearest NIC", "the nearest NICs"), nearer)
+	case alike:
+		return number(names, "one of the nearest NICs", "some of the nearest NICs")
 	}
-	return "the nearest NIC"
+	return number(names, "the nearest NIC", "the nearest NICs")
 }
 
 // nothing says why there is no NIC to choose.
@@ -632,43 +683,38 @@ func (p *planner) notes(lanes []Lane) []string {
 	}
 	gdr := false // by the file it was off where a lane needs it
 	used := map[string]bool{}
-	far, relayed, rejected := 0, 0, 0
+	far, relayed := 0, 0
 	for _, l := range lanes {
 		for _, name := range l.NICs {
 			used[name] = true
 		}
 		gdr = gdr || p.lacksGDR(l)
-		if l.Role != RoleFar || len(l.NICs) == 0 {
+		if len(l.NICs) == 0 {
 			continue
 		}
-		far++
-		switch {
-		case l.Relay:
+		if l.Relay {
 			relayed++
-		case l.Compared != nil:
-			rejected++
+		}
+		if l.Role == RoleFar {
+			far++
 		}
 	}
 	for n, nic := range p.host.NICs {
 		switch {
 		case nic.refusal() == "" && !nic.Active():
 			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and serves no lane that the topology decides", nic.Name, states(nic)))
-		case p.idle[n]:
-			notes = append(notes, fmt.Sprintf("NIC %s is left idle: by the estimate, the slowest GPU is faster without it", nic.Name))
 		case p.usable(n) && !used[nic.Name] && open:
-			notes = append(notes, fmt.Sprintf("NIC %s is idle: no GPU is the better for it", nic.Name))
+			notes = append(notes, p.idle(nic.Name, lanes))
 		}
 	}
-	switch {
-	case far > 0 && relayed == 0 && rejected > 0:
-		notes = append(notes, "the relay brings nothing on this host: by the estimate, no far GPU is faster with it")
-	case far > 0 && relayed == 0:
-		notes = append(notes, "the relay brings nothing on this host: no GPU is near enough to a NIC for others to be staged on; gdr.max_path in config.toml says what is near")
-	case far == 0 && slices.ContainsFunc(lanes, func(l Lane) bool { return l.Role == RoleNear }):
-		notes = append(notes, "the relay brings nothing on this host: every GPU with a lane is near a NIC")
+	if relayed == 0 && p.stageable != nil && slices.ContainsFunc(lanes, func(l Lane) bool { return len(l.NICs) > 0 }) {
+		notes = append(notes, p.noRelay(lanes, far)...)
 	}
-	if relayed > 0 && p.known && !p.fasterByRelays(lanes) {
-		notes = append(notes, "with all lanes busy the relay brings nothing here; a far GPU alone is faster")
+	if relayed > 0 && p.known && !p.gains(lanes) {
+		notes = append(notes, "with all lanes busy the relay brings nothing here: by the estimate, no choice of lanes without relays is slower; a GPU alone is faster with it")
+	}
+	if p.ahead != "" {
+		notes = append(notes, "the lanes are "+p.ahead+": by the estimate, that is faster than what the plan found")
 	}
 	if gdr {
 		notes = append(notes, "by the file, GPUDirect RDMA was off for NICs or GPUs whose lanes need it; that can mean just that nvidia-peermem was not loaded when the file was written, so lanes are planned and estimated as if it were on, and only NCCL TODAY goes by the file")
@@ -679,36 +725,102 @@ func (p *planner) notes(lanes []Lane) []string {
 	return notes
 }
 
-// lacksGDR says whether by the source a lane lacks the GPUDirect RDMA that it
-// needs.
-func (p *planner) lacksGDR(l Lane) bool {
-	gpus := l.Servers
-	if l.Kind == KindDirect {
-		gpus = []string{l.GPU}
+// idle says of a NIC without a lane what the slowest GPU lacks for that.
+func (p *planner) idle(name string, lanes []Lane) string {
+	slowest, _ := p.slowest(lanes)
+	switch {
+	case !p.known:
+		return fmt.Sprintf("NIC %s is idle: the source does not tell all bandwidths, and each lane has a NIC that is as near", name)
+	case slowest == 0 || p.bound <= slowest*1.001:
+		return fmt.Sprintf("NIC %s is idle: by the estimate, no use of it makes the slowest GPU faster", name)
 	}
-	var places []int
-	for _, gpu := range gpus {
-		places = append(places, p.gpu(gpu))
-	}
-	return len(places) > 0 && p.withoutGDR(places, l.NICs) != ""
+	return fmt.Sprintf("NIC %s is idle: by the estimate, no use of it makes the slowest GPU more than %.1f %% faster", name, 100*(p.bound/slowest-1))
 }
 
-// fasterByRelays says whether a relayed lane is faster than it would be without
-// any relay on the host, all lanes busy.
-func (p *planner) fasterByRelays(lanes []Lane) bool {
-	without := slices.Clone(lanes)
-	for g := range without {
-		if without[g].Kind == KindStaged && without[g].Path < DIS {
-			without[g].Kind = KindBounce
+// slowest is the rate of the slowest of the lanes that configuration leaves open, and
+// their number.
+func (p *planner) slowest(lanes []Lane) (rate float64, open int) {
+	for _, l := range lanes {
+		if l.Role == RoleRefused || l.Pinned {
+			continue
+		}
+		if open == 0 || l.Bandwidth < rate {
+			rate = l.Bandwidth
+		}
+		open++
+	}
+	return rate, open
+}
+
+// noRelay says why no lane of a host has a relay, where that is so: nothing can be staged,
+// or, by the best of all choices, it is of no use.
+func (p *planner) noRelay(lanes []Lane, far int) []string {
+	const nothing = "the relay brings nothing on this host: "
+	switch {
+	case !*p.stageable && far > 0:
+		return []string{nothing + "no GPU is near enough to a NIC for others to be staged on; gdr.max_path in config.toml says what is near"}
+	case p.config.Near == NearDirect && far == 0:
+		return []string{`no lane has a relay: every GPU with a lane is near a NIC, and plan.near in config.toml is "direct"`}
+	case !p.known:
+		return []string{nothing + "every GPU with a lane is near a NIC"}
+	}
+	gain := 1.0
+	for g, l := range lanes {
+		if l.Bandwidth > 0 && !l.Pinned {
+			gain = max(gain, p.reached[g]/l.Bandwidth)
 		}
 	}
-	bounced := p.ratesOf(without).busy
+	switch slowest, _ := p.slowest(lanes); {
+	case p.bound > slowest*(1+simplerCost+roundCost):
+		return nil // not proven
+	case gain > 1.001:
+		return []string{fmt.Sprintf("relays would make no GPU of this host more than %.1f %% faster", 100*(gain-1))}
+	case far == 0:
+		return []string{nothing + "every GPU with a lane is near a NIC"}
+	}
+	return []string{nothing + "by the estimate, no GPU is faster with it"}
+}
+
+// gains says whether lanes with relays are faster, the slowest first, than the best choice
+// without any.
+func (p *planner) gains(lanes []Lane) bool {
+	if len(lanes) > mostPolished {
+		return true // it is not looked at
+	}
+	a := p.newAllocation(false)
+	var with, without []float64
+	if len(a.flows) > 0 {
+		a.solve()
+	}
+	best := map[int]float64{}
+	for f, g := range a.flows {
+		best[g] = a.optimum[f]
+	}
 	for g, l := range lanes {
-		if l.Relay && compareRoughly(l.Bandwidth, bounced[g]) > 0 {
-			return true
+		if l.Role != RoleRefused && !l.Pinned {
+			with, without = append(with, l.Bandwidth), append(without, best[g])
+		}
+	}
+	slices.Sort(with)
+	slices.Sort(without)
+	for i := range with {
+		if math.Abs(with[i]-without[i]) > simplerCost*max(with[i], without[i]) {
+			return with[i] > without[i]
 		}
 	}
 	return false
+}
+
+// lacksGDR says whether by the source a lane lacks the GPUDirect RDMA that it
+// needs.
+func (p *planner) lacksGDR(l Lane) bool {
+	var places []int
+	for _, m := range l.Members {
+		if m.Server != "" {
+			places = append(places, p.gpu(m.Server))
+		}
+	}
+	return len(places) > 0 && p.withoutGDR(places, l.NICs) != ""
 }
 
 func states(n NIC) string {

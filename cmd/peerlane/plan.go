@@ -29,14 +29,15 @@ GPUs that its traffic is staged on, and the reason. The configuration file
 LANE says how the traffic goes: direct (the NIC reads and writes the GPU's
 memory), through the server GPUs that it is staged on, by a relay, bounce
 (through the CPU's memory), or this host: without a NIC a lane reaches the other
-containers of this host alone. PATH is the way from the GPU to its NIC without the
+containers of this host alone. Where the ways of a lane have unequal shares of its
+traffic, LANE and NIC have the shares. PATH is the way from the GPU to its NIC without the
 relay, and LEGS are the two with it: to the server GPUs, and from there to the
 NIC. GB/S is what the lane carries in each direction while all of them are busy,
 by the estimate.
 
---estimate compares three ways: as NCCL does it by its defaults, with GPUDirect
-RDMA switched off everywhere, and as planned. FULL is the link or port that has no
-room for more while all GPUs are busy. docs/estimate.md says how it reckons, and
+--estimate compares ways: as NCCL does it by its defaults, without PXN and with it,
+with GPUDirect RDMA switched off everywhere, and as planned. FULL is the link or port
+that has no room for more while all GPUs are busy. docs/estimate.md says how it reckons, and
 what it leaves out.
 
 The table fits 100 columns, or the terminal; -o wide has a line for each lane.
@@ -174,6 +175,7 @@ func (a *app) laneTable(p *topo.Plan, form string) *table.Writer {
 		for _, s := range l.Servers {
 			servers = append(servers, index[s])
 		}
+		nics := strings.Join(l.NICs, ", ")
 		way, bandwidth := l.Kind, ""
 		path, legs := terminal.Paint("-"), terminal.Paint("-")
 		if way == "" && l.Role != topo.RoleRefused {
@@ -181,6 +183,9 @@ func (a *app) laneTable(p *topo.Plan, form string) *table.Writer {
 		}
 		if len(servers) > 0 {
 			way = "GPU " + strings.Join(servers, ", ")
+		}
+		if ways, byNIC := shares(l, index); ways != "" {
+			way, nics = ways, byNIC
 		}
 		if l.Path != topo.DIS {
 			path = a.paint(l.Path.String(), typeColours(l.Path)...)
@@ -200,11 +205,56 @@ func (a *app) laneTable(p *topo.Plan, form string) *table.Writer {
 			bandwidth = gigabytes(l.Bandwidth)
 		}
 		t.AppendRow(table.Row{
-			index[l.GPU], l.GPU, a.role(l.Role), dash(way), dash(strings.Join(l.NICs, ", ")), path, legs, dash(bandwidth), l.Reason,
+			index[l.GPU], l.GPU, a.role(l.Role), dash(way), dash(nics), path, legs, dash(bandwidth), l.Reason,
 		})
 	}
 	a.fit(t, "REASON", form)
 	return t
+}
+
+// shares are a lane's ways, and its NICs, with the part of its traffic that each has; empty
+// where all are alike, or one.
+func shares(l topo.Lane, index map[string]string) (ways, nics string) {
+	byWay, byNIC := map[string]int{}, map[string]int{}
+	var wayOrder, nicOrder []string
+	for _, m := range l.Members {
+		way := l.KindOf(m)
+		if way == topo.KindStaged {
+			way = "GPU " + index[m.Server]
+		}
+		if byWay[way] == 0 {
+			wayOrder = append(wayOrder, way)
+		}
+		if byNIC[m.NIC] == 0 {
+			nicOrder = append(nicOrder, m.NIC)
+		}
+		byWay[way] += m.Weight
+		byNIC[m.NIC] += m.Weight
+	}
+	sum := l.Weights()
+	alike, staged := true, true
+	for _, weights := range []map[string]int{byWay, byNIC} {
+		for _, w := range weights {
+			alike = alike && w*len(weights) == sum
+		}
+	}
+	for _, way := range wayOrder {
+		staged = staged && strings.HasPrefix(way, "GPU ")
+	}
+	if alike && (staged || len(wayOrder) == 1) {
+		return "", ""
+	}
+	words := func(order []string, weights map[string]int) string {
+		var list []string
+		for _, name := range order {
+			if weights[name] == sum {
+				return name
+			}
+			list = append(list, fmt.Sprintf("%s %d%%", name, (100*weights[name]+sum/2)/sum))
+		}
+		return strings.Join(list, ", ")
+	}
+	return words(wayOrder, byWay), words(nicOrder, byNIC)
 }
 
 func (a *app) stagingTable(p *topo.Plan) *table.Writer {
@@ -235,7 +285,11 @@ func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
 		{"All GPUs at once", func(r topo.Rates) topo.Ways { return r.Ways }, true},
 		{"One GPU alone", func(r topo.Rates) topo.Ways { return r.Alone }, false},
 	} {
-		headings := []any{"GPU", "ADDRESS", "LANE", "NCCL TODAY", "GPUDIRECT OFF", "AS PLANNED"}
+		headings := []any{"GPU", "ADDRESS", "LANE", "NCCL TODAY"}
+		if e.PXN {
+			headings = append(headings, "NCCL WITH PXN")
+		}
+		headings = append(headings, "GPUDIRECT OFF", "AS PLANNED")
 		if part.limit {
 			headings = append(headings, "FULL")
 		}
@@ -244,18 +298,41 @@ func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
 			lane, err := p.Lane(g.GPU)
 			must(err) // an estimate is of the plan's lanes
 			w := part.ways(g.Rates)
-			row := table.Row{g.Index, g.GPU, dash(lane.Kind), gigabytes(w.NCCL), gigabytes(w.HostMemory), gigabytes(w.Relay)}
+			row := table.Row{g.Index, g.GPU, dash(lane.Kind), gigabytes(w.NCCL)}
+			if e.PXN {
+				row = append(row, directions(part.ways(g.Send).PXN, part.ways(g.Receive).PXN))
+			}
+			row = append(row, gigabytes(w.HostMemory), gigabytes(w.Relay))
 			if part.limit {
 				row = append(row, dash(g.Limit))
 			}
 			t.AppendRow(row)
 		}
 		u := part.ways(e.Uniformity)
-		t.AppendRow(table.Row{"", "", "uniformity", share(u.NCCL), share(u.HostMemory), share(u.Relay)})
+		row := table.Row{"", "", "uniformity", share(u.NCCL)}
+		if e.PXN {
+			row = append(row, share(u.PXN))
+		}
+		t.AppendRow(append(row, share(u.HostMemory), share(u.Relay)))
 		a.section(part.title, t)
 	}
+	a.out.Println("NCCL TODAY: NCCL's defaults without PXN.")
+	if e.PXN {
+		a.out.Println("NCCL WITH PXN: sending / receiving. PXN sends through a GPU near the NIC, where the ranks of both share a container.")
+	}
+	a.out.Println("GPUDIRECT OFF: the same NICs, all traffic through host memory.")
+	a.out.Println("AS PLANNED: the lanes of this plan.")
+	a.out.Println("FULL: the link or port that has no room for more.")
 	a.out.Println("Uniformity is the slowest GPU's share of the fastest's.")
 	a.printNotes(p.Notes)
+}
+
+// directions are the rates of sending and receiving, one figure where they are alike.
+func directions(send, receive float64) string {
+	if s, r := gigabytes(send), gigabytes(receive); s != r {
+		return s + " / " + r
+	}
+	return gigabytes(send)
 }
 
 func share(part float64) string { return strconv.FormatFloat(part, 'f', 2, 64) }

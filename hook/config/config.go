@@ -99,6 +99,11 @@ const (
 
 // Plan is what the plan of lanes is not left to decide by itself.
 type Plan struct {
+	// How GPUs that are near a NIC use the network. With auto their traffic also goes over
+	// NICs near other GPUs, staged on these, and through the CPU's memory, where by the
+	// estimate that makes the slowest GPU faster. With direct it goes over NICs near them
+	// alone, which read and write their memory.
+	Near string `toml:"near"`
 	// Use software RDMA (rxe, siw), too, which cannot reach a GPU's memory: for
 	// trying things out.
 	Software bool `toml:"software"`
@@ -504,6 +509,7 @@ func Default() Config {
 		GDR:     topo.GDRPolicy{MaxPath: topo.PXB},
 		CDI:     CDI{Tenancy: TenancySingle},
 		Log:     Log{Format: LogText},
+		Plan:    Plan{Near: "auto"},
 		Staging: Staging{Bounce: BounceAllow, BounceLimit: 1 << 30},
 		// Below the ports that Linux gives out by itself (net.ipv4.ip_local_port_range).
 		Network: Network{Listen: ListenAuto, Family: string(address.FamilyAuto), Ports: "20000-20999", Streams: 4},
@@ -523,7 +529,7 @@ func defaultLimits() Limits {
 // Planning is what topo.MakePlan is to know.
 func (c Config) Planning() topo.PlanConfig {
 	p := topo.PlanConfig{
-		GDR: c.GDR, Software: c.Plan.Software, Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,
+		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,
 		Staging: topo.StagingConfig{
 			Slots: c.Relay.Slots, SlotBytes: uint64(c.Relay.SlotSize), Limit: (*uint64)(c.Staging.Limit), GPUs: map[string]uint64{},
 		},

@@ -37,6 +37,7 @@ var cases = []testCase{
 	{"nccl", "make soak-nccl"},
 	{"model", "make soak-model PROGRAMS=10000"},
 	{"doctor", "make soak-doctor ROUNDS=2000"},
+	{"plan", "make soak-plan HOSTS=10000"},
 	{"reuse", "make soak-reuse OPERATIONS=1000000"},
 	{"faults", "make soak-faults"},
 	{"sanitize", "make sanitize"},

@@ -58,6 +58,9 @@ type Lane struct {
 	NICs    []string `json:"nics"`    // RDMA device names, as in /sys/class/infiniband
 	// Direct says that NICs read and write the GPU's own memory, where they can.
 	Direct bool `json:"direct,omitempty"`
+	// Members say how much of the lane's traffic goes which way. A supervisor of an earlier
+	// release gives none: then all servers and NICs are alike.
+	Members []Member `json:"members,omitempty"`
 	// Copy says that the container sees the device nodes of Servers too: its clients
 	// may have staging memory there, and copy themselves.
 	Copy bool `json:"copy,omitempty"`
@@ -71,6 +74,15 @@ type Lane struct {
 	Spares []Spare `json:"spares,omitempty"`
 }
 
+// Member is one way of a lane's traffic, and its weight: over a NIC, out of the memory of a
+// GPU, by its PCI address, the lane's own for what is direct; or of the host, where Server is
+// empty.
+type Member struct {
+	Server string `json:"server,omitempty"`
+	NIC    string `json:"nic"`
+	Weight int    `json:"weight"`
+}
+
 // NIC is what clients are told of a NIC, as NCCL has it (topo.NCCLNIC).
 type NIC struct {
 	Name string `json:"name"`
@@ -78,6 +90,9 @@ type NIC struct {
 	Mbps uint32 `json:"mbps,omitempty"` // 10^6 bits a second
 	Port uint32 `json:"port,omitempty"`
 }
+
+// maxWeight is topo.MaxWeights, which relays do not import.
+const maxWeight = 1024
 
 // RoleFar is topo's, which relays do not import.
 const RoleFar = "far"
@@ -326,6 +341,12 @@ func (c Config) Check() error {
 	}
 	for _, l := range c.Lanes {
 		nics := slices.Clone(l.NICs)
+		for _, m := range l.Members {
+			if m.Weight < 1 || m.Weight > maxWeight {
+				return fmt.Errorf("relay configuration: the weight of %s is %d, and 1 to %d are possible", m.NIC, m.Weight, maxWeight)
+			}
+			nics = append(nics, m.NIC)
+		}
 		for _, spare := range l.Spares {
 			nics = append(nics, spare.NICs...)
 		}

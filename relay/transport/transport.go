@@ -48,6 +48,9 @@ type Source struct {
 	Place  device.Place
 	Region uint32
 	Offset uint64
+	// NICs are the weights by which NICs of this side share writes out of it, by name; nil
+	// where all are alike. A NIC without a weight reads none of it as long as another has one.
+	NICs map[string]int
 }
 
 // Target is a place in the receiver's memory.

@@ -29,6 +29,9 @@ func (p *Picture) describe(l *lane) {
 // route says in a few words where a lane goes.
 func (p *Picture) route(l *lane) string {
 	to := list(l.NICs)
+	if shares := p.shares(l); shares != "" {
+		return shares
+	}
 	switch l.Kind {
 	case topo.KindDirect:
 		return "direct to " + to
@@ -38,6 +41,34 @@ func (p *Picture) route(l *lane) string {
 		return "bounces through host memory, to " + to
 	}
 	return "no lane (" + l.Role + ")"
+}
+
+// shares says how much of a lane goes which way; empty where all ways are of one kind and
+// have equal parts.
+func (p *Picture) shares(l *lane) string {
+	alike := true
+	for _, m := range l.Members {
+		alike = alike && m.Weight == l.Members[0].Weight && l.KindOf(m) == l.KindOf(l.Members[0])
+	}
+	if alike {
+		return ""
+	}
+	var ways []string
+	for _, m := range l.Members {
+		percent := fmt.Sprintf("%d %% ", (100*m.Weight+l.Weights()/2)/l.Weights())
+		switch l.KindOf(m) {
+		case topo.KindDirect:
+			percent += "direct to "
+		case topo.KindBounce:
+			percent += "through host memory to "
+		default:
+			if n := p.tree.gpus[m.Server]; n != nil {
+				percent += "staged on " + n.name + ", to "
+			}
+		}
+		ways = append(ways, percent+m.NIC)
+	}
+	return strings.Join(ways, "; ")
 }
 
 func (p *Picture) serverNames(l *lane) string {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/peerlane/peerlane/topo"
@@ -66,13 +67,12 @@ func (p *Picture) addLanes() {
 			for _, s := range l.Servers {
 				p.stop(drawn, p.tree.gpus[s])
 			}
-		case topo.KindBounce:
-			var visited []*node
-			for _, name := range l.NICs {
-				if m := p.tree.nics[name].root().memory(); !slices.Contains(visited, m) {
-					visited = append(visited, m)
-					p.stop(drawn, m)
-				}
+		}
+		var visited []*node
+		for _, name := range bounced(l) {
+			if m := p.tree.nics[name].root().memory(); m != nil && !slices.Contains(visited, m) {
+				visited = append(visited, m)
+				p.stop(drawn, m)
 			}
 		}
 		for _, name := range l.NICs {
@@ -82,6 +82,19 @@ func (p *Picture) addLanes() {
 	}
 	p.assignTracks()
 	p.sortPorts()
+}
+
+// bounced are the NICs that a lane reaches through host memory.
+func bounced(l topo.Lane) (nics []string) {
+	if l.Kind == topo.KindBounce {
+		return l.NICs
+	}
+	for _, m := range l.Members {
+		if l.KindOf(m) == topo.KindBounce && !slices.Contains(nics, m.NIC) {
+			nics = append(nics, m.NIC)
+		}
+	}
+	return nics
 }
 
 // defaultPortRate is the scale of a host whose NICs state no rate: 400 Gbit/s in GB/s.
@@ -216,8 +229,11 @@ func (p *Picture) placeLanes(deck float64) (right float64) {
 		tracks = max(tracks, l.track+1)
 		p.describe(l)
 		words := l.Kind
-		if words == "" {
+		switch {
+		case words == "":
 			words = "no lane"
+		case p.shares(l) != "":
+			words += p.parts(l)
 		}
 		l.label = text{deck + 8, l.stops[0].y - 5, "", styleLane, words}
 		if l.Kind == "" {
@@ -229,6 +245,19 @@ func (p *Picture) placeLanes(deck float64) (right float64) {
 	}
 	p.columns = append(p.columns, text{deck + 8, top - 16, "", styleColumn, "lanes"})
 	return deck + stub + float64(tracks)*track
+}
+
+// parts are the shares of the members of a lane, by which a reader sees that they differ.
+func (p *Picture) parts(l *lane) string {
+	const most = 4 // that there is room for
+	var parts []string
+	for _, m := range l.Members {
+		parts = append(parts, strconv.Itoa(m.Weight))
+	}
+	if len(parts) > most {
+		parts = append(parts[:most], "…")
+	}
+	return " " + strings.Join(parts, ":")
 }
 
 // draw is the way of a lane: a line down its track, and from there one to each
@@ -294,16 +323,14 @@ func (p *Picture) markLinks(l *lane) {
 		}
 		return path.Type
 	}
-	for _, name := range l.NICs {
-		nic := p.tree.nics[name]
-		switch l.Kind {
+	for _, m := range membersOf(l.Lane) {
+		nic := p.tree.nics[m.NIC]
+		switch l.KindOf(m) {
 		case topo.KindDirect:
 			add(l.start, nic, l.Path)
 		case topo.KindStaged:
-			for _, s := range l.Servers {
-				add(l.start, p.tree.gpus[s], first(l.Copy))
-				add(p.tree.gpus[s], nic, first(l.Network))
-			}
+			add(l.start, p.tree.gpus[m.Server], first(l.Copy))
+			add(p.tree.gpus[m.Server], nic, first(l.Network))
 		case topo.KindBounce:
 			if l.Path != topo.DIS {
 				add(l.start, l.start.root(), topo.SYS)
@@ -316,6 +343,15 @@ func (p *Picture) markLinks(l *lane) {
 			n.lanes = append(n.lanes, l.index)
 		}
 	}
+}
+
+// membersOf are the members of a lane, or of one that has none all pairs of its servers and
+// NICs.
+func membersOf(l topo.Lane) []topo.Member {
+	if len(l.Members) > 0 {
+		return l.Members
+	}
+	return l.Even()
 }
 
 // placeBars draws what each GPU gets, three ways, and returns where that ends.

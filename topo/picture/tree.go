@@ -185,10 +185,7 @@ func (t *tree) addMissing(p *topo.Plan) {
 // addMemory adds the CPU's memory where lanes bounce: beside their NICs.
 func (t *tree) addMemory(p *topo.Plan) {
 	for _, l := range p.Lanes {
-		if l.Kind != topo.KindBounce {
-			continue
-		}
-		for _, name := range l.NICs {
+		for _, name := range bounced(l) {
 			r := t.nics[name].root()
 			if r.memory() == nil {
 				n := &node{kind: kindMemory, host: r.host, parent: r, name: "host memory"}

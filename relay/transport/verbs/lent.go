@@ -17,6 +17,16 @@ func (a *Arrivals) By(nics []string) bool {
 	return p != nil && a.set.by(a.set.pairsOf(p), nics)
 }
 
+// Has reports whether some of what is sent goes by a NIC of this side that has a weight.
+func (l *Link) Has(nics map[string]int) bool {
+	for _, weight := range l.set.weigh(l.pairs, nics) {
+		if weight > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 func (s *Set) by(pairs []int, nics []string) bool {
 	for _, i := range pairs {
 		link := i / s.perLink // those of the first come first

@@ -31,7 +31,8 @@ type write struct {
 	source *registration
 	from   uint64
 	bytes  uint64
-	left   int // parts that have not ended, and the receiver's word where that is to come
+	nics   map[string]int // weights of NICs of this side; nil where all are alike
+	left   int            // parts that have not ended, and the receiver's word where that is to come
 	done   func(error)
 	// doubtful: its queue pairs have failed, and it may have arrived.
 	doubtful bool
@@ -72,6 +73,7 @@ type Link struct {
 	unheard map[uint32]*write // by ticket: the receiver has not said that they arrived
 	writes  map[uint64]*write // by grant
 	left    bool              // the channel is: no ticket comes any more
+	short   shortWrites
 }
 
 var (
@@ -218,7 +220,7 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 			}
 			ticket := l.tickets[immediate]
 			delete(l.tickets, immediate)
-			w := &write{link: l, grant: immediate, region: region, offset: to.Offset, source: source, from: placeOf(from.Place), bytes: n, done: done}
+			w := &write{link: l, grant: immediate, region: region, offset: to.Offset, source: source, from: placeOf(from.Place), bytes: n, nics: from.NICs, done: done}
 			l.writes[immediate] = w
 			s.post(w, ticket)
 		})
@@ -287,14 +289,13 @@ func (s *Set) post(w *write, ticket uint32) {
 		s.peer.Fail(err)
 		return
 	}
-	for i := range parts(w.bytes, len(pairs)) {
-		at, length := part(w.bytes, len(pairs), i)
-		p := s.pairs[pairs[pairOf(ticket, i, len(pairs))]]
+	for _, part := range w.link.split(w.bytes, ticket, w.nics) {
+		p := s.pairs[pairs[part.pair]]
 		theirs := s.links[p.link].theirs
 		s.waitingParts += p.push(verbs.Send{
-			Op: verbs.WriteImmediate, Immediate: ticket, Length: uint32(length),
-			Address: w.from + at, LKey: w.source.region(p.queue.nic).LKey(),
-			Remote: region.Address + w.offset + at, RKey: region.Keys[theirs],
+			Op: verbs.WriteImmediate, Immediate: ticket, Length: uint32(part.length),
+			Address: w.from + part.at, LKey: w.source.region(p.queue.nic).LKey(),
+			Remote: region.Address + w.offset + part.at, RKey: region.Keys[theirs],
 		}, w)
 	}
 }

@@ -32,3 +32,43 @@ func TestAWriteIsSplit(t *testing.T) {
 		t.Error("two short writes one after the other are on one pair")
 	}
 }
+
+// By weights, too, the parts lie side by side and are as many as the receiver expects, each on
+// a pair of its own; and each pair has its weight's share of the bytes, of long writes and of
+// short ones.
+func TestSplitByWeightsKeepsPartsAndShares(t *testing.T) {
+	for _, weights := range [][]float64{{1, 1}, {3, 1}, {2, 1, 0}, {0, 0, 5, 1}, {0.5, 0.5, 3}, {0, 0}, {7}} {
+		for _, n := range []uint64{1, 129, leastPart, leastPart + 1, 2*leastPart + 1, 64 << 10, 1<<20 + 5, 32 << 20} {
+			var w shortWrites
+			sent, all := make([]uint64, len(weights)), uint64(0)
+			const writes = 400
+			for ticket := range uint32(writes) {
+				pieces, used, end := w.split(n, ticket, weights), map[int]bool{}, uint64(0)
+				if len(pieces) != parts(n, len(weights)) {
+					t.Fatalf("%d bytes by %v have %d parts, and the receiver waits for %d", n, weights, len(pieces), parts(n, len(weights)))
+				}
+				for _, p := range pieces {
+					if p.at != end || p.at%granule != 0 && p.length > 0 || used[p.pair] {
+						t.Fatalf("%d bytes by %v: parts %v", n, weights, pieces)
+					}
+					used[p.pair] = true
+					end += p.length
+					sent[p.pair] += p.length
+					all += p.length
+				}
+				if end != n {
+					t.Fatalf("%d bytes by %v: the parts have %d", n, weights, end)
+				}
+			}
+			sum := total(weights)
+			if sum == 0 || parts(n, len(weights)) > 1 && parts(n, len(weights)) < len(weights) || n < uint64(len(weights))*64*granule && parts(n, len(weights)) > 1 {
+				continue // parts of different lengths, or of few granules
+			}
+			for i, weight := range weights {
+				if off := float64(sent[i])/float64(all) - weight/sum; off > 0.02 || off < -0.02 {
+					t.Errorf("%d bytes by %v: pair %d has carried %.3f of all, want %.3f", n, weights, i, float64(sent[i])/float64(all), weight/sum)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,486 @@
+package topo
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// anyHost is a host of any shape, with as many GPUs and NICs: switches, nested ones too,
+// root ports, several sockets, links of any speed, NVLink between all, some or no GPUs.
+func anyHost(r *rand.Rand, gpus, nics int) *Host {
+	pick := func(values ...float64) float64 { return values[r.IntN(len(values))] }
+	b := build(1 + r.IntN(4))
+	for i := range b.h.CPUs {
+		b.h.CPUs[i].Socket = pick(10, 16, 22, 40)
+	}
+	type slot struct {
+		numa       int
+		bridge, sw string
+	}
+	var slots []slot
+	for i := range 1 + r.IntN(max(2, gpus)) {
+		numa, bridge := r.IntN(len(b.h.CPUs)), fmt.Sprintf("pci%04x:00", i)
+		if r.IntN(4) == 0 {
+			slots = append(slots, slot{numa, bridge, ""})
+			continue
+		}
+		sw := fmt.Sprintf("%04x:aa:00.0", i)
+		b.sw(sw, numa, bridge, "")
+		b.h.Switches[len(b.h.Switches)-1].Link = pick(12, 24, 48)
+		slots = append(slots, slot{numa, bridge, sw})
+		if r.IntN(3) == 0 {
+			below := fmt.Sprintf("%04x:bb:00.0", i)
+			b.sw(below, numa, bridge, sw)
+			b.h.Switches[len(b.h.Switches)-1].Link = pick(12, 24, 48)
+			slots = append(slots, slot{numa, bridge, below})
+		}
+	}
+	for i := range gpus {
+		s := slots[r.IntN(len(slots))]
+		b.gpu(s.numa, s.bridge, s.sw)
+		b.h.GPUs[i].BusID, b.h.GPUs[i].Link = fmt.Sprintf("%04x:01:00.0", i), pick(6, 12, 24, 48)
+	}
+	fewer := r.IntN(2) == 0 // NICs gather in some places
+	for i := range nics {
+		s := slots[r.IntN(len(slots))]
+		if fewer {
+			s = slots[r.IntN(1+len(slots)/3)]
+		}
+		b.nic(fmt.Sprintf("mlx5_%d", i), s.numa, s.bridge, s.sw, up(pick(25, 100, 100, 200, 400)))
+		b.h.NICs[i].BusID, b.h.NICs[i].Link = fmt.Sprintf("%04x:02:00.0", i), pick(12, 24, 48)
+	}
+	switch r.IntN(4) {
+	case 0:
+		b.nvswitches()
+	case 1: // groups
+		size := 2 + r.IntN(3)
+		for i := range b.h.GPUs {
+			for j := range b.h.GPUs {
+				if i != j && i/size == j/size {
+					b.h.GPUs[i].NVLinks = append(b.h.GPUs[i].NVLinks, NVLink{Peer: b.h.GPUs[j].BusID, Count: 4, Bandwidth: 80})
+				}
+			}
+		}
+	}
+	return b.host()
+}
+
+// judged is a plan beside the best choice and NCCL's.
+type judged struct {
+	nccl, pxn, sent, planned, optimum float64 // of the slowest lane; pxn and sent of what it sends
+}
+
+func judge(t testing.TB, h *Host) (j judged, ok bool) {
+	t.Helper()
+	return judgeWith(t, h, PlanConfig{})
+}
+
+func judgeWith(t testing.TB, h *Host, c PlanConfig) (j judged, ok bool) {
+	t.Helper()
+	h = h.sorted()
+	plan, err := MakePlan(h, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.check(); err != nil {
+		t.Fatal(err)
+	}
+	e, err := h.Estimate(plan)
+	if err != nil || len(e.GPUs) == 0 {
+		return j, false
+	}
+	p, err := newPlanner(h, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := p.newAllocation(true)
+	if len(a.flows) == 0 {
+		return j, false
+	}
+	a.solve()
+	least := func(of func(GPUEstimate) float64) float64 {
+		var all []float64
+		for _, g := range e.GPUs {
+			all = append(all, of(g))
+		}
+		return slices.Min(all)
+	}
+	return judged{
+		least(func(g GPUEstimate) float64 { return g.NCCL }), least(func(g GPUEstimate) float64 { return g.Send.PXN }),
+		least(func(g GPUEstimate) float64 { return g.Send.Relay }), least(func(g GPUEstimate) float64 { return g.Relay }), a.bound,
+	}, true
+}
+
+// bounded holds a plan against the bounds that it is to keep.
+func bounded(t testing.TB, name string, h *Host, least float64) (j judged, ok bool) {
+	t.Helper()
+	if j, ok = judge(t, h); !ok {
+		return j, false
+	}
+	if j.planned < least*j.optimum {
+		t.Errorf("%s: the slowest lane has %.4g GB/s, %.3f of the %.4g that are possible, want %.2f", name, j.planned, j.planned/j.optimum, j.optimum, least)
+	}
+	if j.planned < j.nccl*(1-1e-9) {
+		t.Errorf("%s: the slowest lane has %.6g GB/s, and with NCCL's defaults the slowest GPU has %.6g", name, j.planned, j.nccl)
+	}
+	if j.sent < j.pxn*(1-1e-9) {
+		t.Errorf("%s: the slowest lane sends %.6g GB/s, and with PXN the slowest GPU sends %.6g", name, j.sent, j.pxn)
+	}
+	return j, true
+}
+
+// soakHosts says how many hosts a test of the bounds makes: make soak-plan has thousands.
+func soakHosts(t testing.TB, usual int) int {
+	text := os.Getenv("PEERLANE_TEST_PLAN_HOSTS")
+	if text == "" {
+		return usual
+	}
+	count, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return count
+}
+
+func TestPlanOfAnySmallHostReachesTheOptimum(t *testing.T) {
+	worst, gain, ahead, judgedHosts, members, lanes := 1.0, 0, 0, 0, 0, 0
+	for seed := range uint64(soakHosts(t, 250)) {
+		r := rand.New(rand.NewPCG(seed, 26))
+		h := anyHost(r, 1+r.IntN(8), 1+r.IntN(8))
+		j, ok := bounded(t, fmt.Sprintf("seed %d", seed), h, 0.98)
+		if !ok {
+			continue
+		}
+		judgedHosts++
+		worst = min(worst, j.planned/j.optimum)
+		if j.planned > j.nccl*1.01 {
+			gain++
+		}
+		for _, l := range planOf(t, seed, h, PlanConfig{}).Lanes {
+			lanes++
+			members += len(l.Members)
+			if strings.Contains(l.Reason, "NCCL does it") {
+				ahead++
+			}
+		}
+	}
+	t.Logf("%d hosts: at least %.4f of the optimum, on %d faster than NCCL, %.2f members a lane, %d lanes as NCCL has them", judgedHosts, worst, gain, float64(members)/float64(lanes), ahead)
+	if gain < judgedHosts/10 {
+		t.Errorf("of %d hosts the plan is faster than NCCL on %d: the hosts are too simple", judgedHosts, gain)
+	}
+}
+
+// Hosts that are too large to be solved exactly: the bound is proven by prices, so that it
+// is no guess. It is above the optimum, on some hosts by a tenth and more, so less than nine
+// tenths of it are asked for here; against the optimum itself hosts of up to 32 GPUs are held
+// below. How much is tried is counted, and not timed.
+func TestPlanOfAnyLargeHostReachesItsBound(t *testing.T) {
+	sizes := []int{40, 64, 128, 256}
+	tried, unproven := 0, 0 // hosts, and those of which prices prove nothing
+	for seed := range uint64(max(1, soakHosts(t, 0)/100)) {
+		r := rand.New(rand.NewPCG(seed, 27))
+		size := sizes[int(seed)%len(sizes)]
+		name := fmt.Sprintf("seed %d, %d GPUs and NICs", seed, size)
+		h := anyHost(r, size, size)
+		j, ok := judge(t, h)
+		if ok {
+			tried++
+			switch {
+			case j.planned < j.nccl*(1-1e-9) || j.sent < j.pxn*(1-1e-9):
+				t.Errorf("%s: the plan is below NCCL: %+v", name, j)
+			case j.optimum > 2*j.planned:
+				unproven++
+			case j.planned < 0.80*j.optimum:
+				t.Errorf("%s: the slowest lane has %.4g GB/s, and prices prove no less than %.4g", name, j.planned, j.optimum)
+			}
+			t.Logf("%s: %.3f of the bound, %.2f of NCCL", name, j.planned/j.optimum, j.planned/j.nccl)
+		}
+	}
+	if unproven > tried/8 {
+		t.Errorf("of %d hosts prices prove no bound for %d", tried, unproven)
+	}
+}
+
+// The search by prices, which large hosts have, finds on small ones what the simplex
+// algorithm does, and its bound is none that the simplex algorithm exceeds.
+func TestPlanByPricesAgreesWithTheSimplexAlgorithm(t *testing.T) {
+	defer func(before int) { mostWays = before }(mostWays)
+	for seed := range uint64(max(16, soakHosts(t, 0)/10)) {
+		r := rand.New(rand.NewPCG(seed, 28))
+		gpus, nics := 2+r.IntN(7), 1+r.IntN(8)
+		if seed%8 == 7 {
+			gpus, nics = 16+r.IntN(17), 16+r.IntN(17)
+		}
+		h := anyHost(r, gpus, nics).sorted()
+		solved := func(most int) (slowest, bound float64) {
+			mostWays = most
+			p, err := newPlanner(h, PlanConfig{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := p.newAllocation(true)
+			if len(a.flows) == 0 {
+				return 0, 0
+			}
+			return a.slowest(a.solve()), a.bound
+		}
+		_, exact := solved(1 << 20)
+		rate, bound := solved(0)
+		if exact == 0 {
+			continue
+		}
+		if rate < 0.95*exact || rate > exact*(1+1e-4) || bound < exact*(1-1e-4) {
+			t.Errorf("seed %d: the optimum is %.4g GB/s; prices find %.4g, and a bound of %.4g", seed, exact, rate, bound)
+		}
+	}
+}
+
+// All choices of whole weights that come to four, tried one by one, on hosts of three GPUs:
+// none is faster than the optimum, and the plan is not slower than the best.
+func TestPlanBeatsEveryChoiceOfSmallWeights(t *testing.T) {
+	tried := 0
+	for seed := range uint64(max(30, soakHosts(t, 0)/10)) {
+		r := rand.New(rand.NewPCG(seed, 29))
+		h := anyHost(r, 1+r.IntN(3), 1+r.IntN(2)).sorted()
+		p, err := newPlanner(h, PlanConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := p.newAllocation(true)
+		if len(a.flows) == 0 {
+			continue
+		}
+		a.solve()
+		choices := make([][]mix, len(a.flows))
+		for f := range a.flows {
+			ways := len(a.ways[f])
+			for x := range ways {
+				choices[f] = append(choices[f], mix{{x, 1}})
+				for y := x + 1; y < ways; y++ {
+					choices[f] = append(choices[f], mix{{x, 1}, {y, 1}}, mix{{x, 3}, {y, 1}}, mix{{x, 1}, {y, 3}})
+				}
+			}
+		}
+		best, lanes := 0.0, make([]mix, len(a.flows))
+		var try func(f int)
+		try = func(f int) {
+			if f == len(lanes) {
+				tried++
+				best = max(best, a.slowest(lanes))
+				return
+			}
+			for _, m := range choices[f] {
+				lanes[f] = m
+				try(f + 1)
+			}
+		}
+		product := 1
+		for _, c := range choices {
+			product *= len(c)
+		}
+		if product > 40_000 {
+			continue
+		}
+		try(0)
+		j, ok := judge(t, h)
+		if !ok {
+			continue
+		}
+		if best > a.bound*(1+1e-5) {
+			t.Errorf("seed %d: a choice has %.6g GB/s, and the optimum is said to be %.6g", seed, best, a.bound)
+		}
+		if j.planned < 0.98*best {
+			t.Errorf("seed %d: a choice has %.6g GB/s, the plan %.6g", seed, best, j.planned)
+		}
+	}
+	if tried < 10_000 {
+		t.Errorf("%d choices were tried: the hosts are too simple", tried)
+	}
+}
+
+// Three GPUs beside one NIC and one beside another: one of the three goes over the other NIC,
+// unless configuration keeps near GPUs where they are.
+func TestPlanStagesNearGPUsWhereThatRaisesTheSlowest(t *testing.T) {
+	host := func() *Host {
+		return build(1).sw("00aa:00:00.0", 0, "pci0000:10", "").sw("00aa:01:00.0", 0, "pci0000:20", "").
+			gpu(0, "pci0000:10", "00aa:00:00.0").gpu(0, "pci0000:10", "00aa:00:00.0").gpu(0, "pci0000:10", "00aa:00:00.0").gpu(0, "pci0000:20", "00aa:01:00.0").
+			nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", up(200)).nic("mlx5_1", 0, "pci0000:20", "00aa:01:00.0", up(200)).nvswitches().host()
+	}
+	for _, tt := range []struct {
+		near string
+		want []float64
+	}{{"", []float64{12.5, 12.5, 12.5, 12.5}}, {"auto", []float64{12.5, 12.5, 12.5, 12.5}}, {NearDirect, []float64{25.0 / 3, 25.0 / 3, 25.0 / 3, 25}}} {
+		plan := planOf(t, 0, host(), PlanConfig{Near: tt.near})
+		var got []float64
+		for _, l := range plan.Lanes {
+			got = append(got, l.Bandwidth)
+		}
+		if diff := cmp.Diff(tt.want, got, roughly); diff != "" {
+			t.Errorf("near %q: %s", tt.near, diff)
+		}
+	}
+	if _, err := MakePlan(host(), PlanConfig{Near: "far"}); err == nil || !strings.Contains(err.Error(), "plan.near") {
+		t.Errorf("near = far: %v", err)
+	}
+}
+
+// Two GPUs share one NIC, and a third has one: a third of each of the two goes over the other
+// NIC. Weights are small, and the lane has a direct part and a staged one.
+func TestPlanSharesALaneOutByWeight(t *testing.T) {
+	h := build(1).sw("00aa:00:00.0", 0, "pci0000:10", "").sw("00aa:01:00.0", 0, "pci0000:20", "").
+		gpu(0, "pci0000:10", "00aa:00:00.0").gpu(0, "pci0000:10", "00aa:00:00.0").gpu(0, "pci0000:20", "00aa:01:00.0").
+		nic("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", up(200)).nic("mlx5_1", 0, "pci0000:20", "00aa:01:00.0", up(200)).nvswitches().host()
+	plan := planOf(t, 0, h, PlanConfig{})
+	mixed := 0
+	for _, l := range plan.Lanes {
+		if l.Bandwidth < 0.98*50/3 {
+			t.Errorf("the lane of %s has %g GB/s, and 16.67 are possible", l.GPU, l.Bandwidth)
+		}
+		if sum := l.Weights(); sum > 64 {
+			t.Errorf("the weights of %s come to %d", l.GPU, sum)
+		}
+		if len(l.Members) > 1 {
+			mixed++
+			if !strings.Contains(l.Reason, " parts ") {
+				t.Errorf("the reason of %s names no parts: %s", l.GPU, l.Reason)
+			}
+		}
+	}
+	if mixed == 0 {
+		t.Error("no lane has two members")
+	}
+}
+
+func BenchmarkPlanOfAnyHost(b *testing.B) {
+	for _, size := range []int{8, 64, 256} {
+		b.Run(fmt.Sprintf("gpus=%d", size), func(b *testing.B) {
+			seed := uint64(0)
+			for b.Loop() {
+				b.StopTimer()
+				h := anyHost(rand.New(rand.NewPCG(seed, 27)), size, size)
+				seed++
+				b.StartTimer()
+				if _, err := MakePlan(h, PlanConfig{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// A host can hold a plan of the release before: its lanes have no members, and share their
+// traffic evenly.
+func TestReadPlanOfTheVersionBeforeSharesEvenly(t *testing.T) {
+	const file = `{"version": %d, "gpus": [{"busId": "0000:01:00.0"}, {"busId": "0000:02:00.0"}], "lanes": [
+		{"gpu": "0000:01:00.0", "role": "near", "kind": "direct", "servers": [], "nics": ["mlx5_0", "mlx5_1"]},
+		{"gpu": "0000:02:00.0", "role": "far", "kind": "staged", "relay": true, "servers": ["0000:01:00.0"], "nics": ["mlx5_0"]%s}]}`
+	p, err := parsePlan(fmt.Appendf(nil, file, 2, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := [][]Member{
+		{{"0000:01:00.0", "mlx5_0", 1}, {"0000:01:00.0", "mlx5_1", 1}},
+		{{"0000:01:00.0", "mlx5_0", 1}},
+	}
+	for i, l := range p.Lanes {
+		if diff := cmp.Diff(want[i], l.Members); diff != "" {
+			t.Errorf("lane %d: %s", i, diff)
+		}
+	}
+	for name, members := range map[string]string{
+		"weights of more than 1024": `, "members": [{"server": "0000:01:00.0", "nic": "mlx5_0", "weight": 1025}]`,
+		"a weight of 0":             `, "members": [{"server": "0000:01:00.0", "nic": "mlx5_0", "weight": 0}]`,
+		"another NIC":               `, "members": [{"server": "0000:01:00.0", "nic": "mlx5_1", "weight": 1}]`,
+		"no server":                 `, "members": [{"nic": "mlx5_0", "weight": 1}]`,
+	} {
+		if _, err := parsePlan(fmt.Appendf(nil, file, 3, members)); err == nil {
+			t.Errorf("a plan is read whose members have %s", name)
+		}
+	}
+	if _, err := parsePlan(fmt.Appendf(nil, file, 4, "")); err == nil {
+		t.Error("a plan of a later version is read")
+	}
+}
+
+// What the plan says of NICs and relays is so: on any host.
+func TestPlanSentencesAgreeWithTheOptimum(t *testing.T) {
+	nearest, idle, nothing := 0, 0, 0
+	for seed := range uint64(150) {
+		r := rand.New(rand.NewPCG(seed, 30))
+		h := anyHost(r, 1+r.IntN(8), 1+r.IntN(8)).sorted()
+		plan := planOf(t, seed, h, PlanConfig{})
+		j, ok := judge(t, h)
+		if !ok {
+			continue
+		}
+		n := newNetwork(h)
+		for _, l := range plan.Lanes {
+			g, chosen := n.gpu(l.GPU), n.nic(l.NICs[0])
+			if strings.Contains(l.Reason, ", the nearest NIC, ") {
+				nearest++
+				for other := range h.NICs {
+					if other != chosen && !n.nearer(g, chosen, other) {
+						t.Errorf("seed %d: %s says that it has the nearest NIC, and %s is as near: %s", seed, l.GPU, h.NICs[other].Name, l.Reason)
+					}
+				}
+			}
+			if sentences, err := h.Explain(plan, l.GPU); err != nil || len(sentences) > 25 {
+				t.Errorf("seed %d: %d sentences, %v", seed, len(sentences), err)
+			}
+		}
+		used := map[string]bool{}
+		for _, l := range plan.Lanes {
+			for _, nic := range l.NICs {
+				used[nic] = true
+			}
+		}
+		for _, note := range plan.Notes {
+			switch {
+			case strings.Contains(note, "no use of it makes the slowest GPU faster"):
+				idle++
+				if j.optimum > j.planned*1.0011 {
+					t.Errorf("seed %d: %s; but %g GB/s are possible, and %g planned", seed, note, j.optimum, j.planned)
+				}
+			case strings.Contains(note, "the relay brings nothing on this host: by the estimate"):
+				nothing++
+				if j.optimum > j.planned*1.0011 {
+					t.Errorf("seed %d: %s; but %g GB/s are possible, and %g planned", seed, note, j.optimum, j.planned)
+				}
+			}
+		}
+	}
+	if nearest < 20 || idle < 20 || nothing == 0 {
+		t.Errorf("%d lanes with the nearest NIC, %d idle NICs, %d hosts without use for a relay: the hosts are too simple", nearest, idle, nothing)
+	}
+}
+
+// The explanation of a lane of a host with hundreds of NICs has 25 lines at most, and none of
+// thousands of letters.
+func TestExplainOfManyNICsStaysShort(t *testing.T) {
+	h := crowded[1].make(40)
+	for i := range 120 {
+		h.NICs = append(h.NICs, NIC{Name: fmt.Sprintf("mlx5_v%d", i), BusID: fmt.Sprintf("%04x:03:00.0", i), NUMA: 0, Place: Place{Link: 24}, Ports: []Port{down(100)}})
+	}
+	plan := planOf(t, 0, h, PlanConfig{})
+	for _, l := range plan.Lanes[:8] {
+		sentences, err := h.Explain(plan, l.GPU)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(sentences) > 25 {
+			t.Errorf("%s: %d lines", l.GPU, len(sentences))
+		}
+		for _, s := range sentences {
+			if len(s) > 1500 {
+				t.Errorf("%s: a line of %d letters: %s", l.GPU, len(s), s[:200])
+			}
+		}
+	}
+}
