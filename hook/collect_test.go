@@ -458,7 +458,7 @@ func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 		t.Errorf("the generation is %+v", i)
 	}
 	name("1")
-	eventually(t, "its own host's collection", func() error {
+	testutil.Succeeds(t, "its own host's collection", func() error {
 		removed, err := hook.Collect(h.layout)
 		if err == nil && !slices.Equal(removed, []string{g.ID}) {
 			err = fmt.Errorf("Collect removed %v", removed)
