@@ -147,7 +147,7 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 		return h, nil
 	}
 	if h.network, err = newNetwork(h.work, h.ranks); err != nil {
-		h.alone = err.Error()
+		h.network, h.alone = nil, err.Error()
 	}
 	return h, nil
 }

@@ -107,7 +107,7 @@ func (h *host) findContainers(ctx context.Context) error {
 	}
 	var err error
 	if h.network, err = newNetwork(h.work, h.ranks); err != nil {
-		h.alone = err.Error()
+		h.network, h.alone = nil, err.Error()
 	}
 	return nil
 }

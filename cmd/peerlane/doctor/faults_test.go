@@ -91,15 +91,15 @@ func faults() []fault {
 			_, health := m.gpu(m.server())
 			health.BAR1 = 64 << 30
 		}},
-		{name: "MIG", replan: true, finds: []string{"failure mig"}, says: "nvidia-smi -i 6 -mig 0", change: func(m *made) {
+		{name: "MIG", replan: true, of: "mig plan", finds: []string{"failure mig"}, says: "nvidia-smi -i 6 -mig 0", change: func(m *made) {
 			g, _ := m.gpu("0000:ba:00.0")
 			g.MIG = true
 		}},
-		{name: "a vGPU", replan: true, finds: []string{"failure vgpu"}, says: "pass a whole GPU", change: func(m *made) {
+		{name: "a vGPU", replan: true, of: "vgpu plan", finds: []string{"failure vgpu"}, says: "pass a whole GPU", change: func(m *made) {
 			g, _ := m.gpu("0000:ba:00.0")
 			g.VGPU = true
 		}},
-		{name: "exclusive compute mode", replan: true, finds: []string{"failure compute-mode"}, says: "nvidia-smi -i 6 -c 0", change: func(m *made) {
+		{name: "exclusive compute mode", replan: true, of: "compute-mode plan", finds: []string{"failure compute-mode"}, says: "nvidia-smi -i 6 -c 0", change: func(m *made) {
 			g, _ := m.gpu("0000:ba:00.0")
 			g.ComputeMode = "exclusive-process"
 		}},
@@ -120,7 +120,7 @@ func faults() []fault {
 		{name: "a slow link", of: "link1", finds: []string{"warning pcie-link"}, says: "runs at 8.0 GT/s", change: func(m *made) {
 			m.edit(nic1+"/current_link_speed", "32.0 GT/s", "8.0 GT/s")
 		}},
-		{name: "ACS redirection", replan: true, finds: []string{"warning acs"}, says: "setpci -s 0000:17:00.0 ECAP_ACS+6.w=0:2c", change: func(m *made) { m.redirect("0000:17:00.0") }},
+		{name: "ACS redirection", replan: true, of: "acs plan", finds: []string{"warning acs"}, says: "setpci -s 0000:17:00.0 ECAP_ACS+6.w=0:2c", change: func(m *made) { m.redirect("0000:17:00.0") }},
 		{name: "an IOMMU that translates", finds: []string{"warning iommu"}, says: "DMA-FQ", change: func(m *made) { m.write("sys/kernel/iommu_groups/1/type", "DMA-FQ") }},
 
 		{name: "a port in INIT", replan: true, of: "state plan", finds: []string{"warning port-state"}, says: "INIT", change: func(m *made) { m.write(ib0+"/ports/1/state", "2: INIT") }},
@@ -227,7 +227,7 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 			m.answer = hook.Answer{NoReport: "it gave no answer in time"}
 			m.undone = append(m.undone, func() { m.answer = was })
 		}},
-		{name: "the state of another machine", of: "relays", finds: []string{"failure leftovers"}, says: "shared disk", after: func(m *made) {
+		{name: "the state of another machine", of: "relay", finds: []string{"failure leftovers"}, says: "shared disk", after: func(m *made) {
 			m.write("etc/machine-id", strings.Repeat("1", 32))
 			m.relay(func(g *hook.Info) { g.Machine = strings.Repeat("2", 32) })
 		}},
