@@ -67,7 +67,12 @@ func TestDoctorFindsWhatIsLeft(t *testing.T) {
 	b.nics()
 	c := b.start(b.lanes[0], "stream") // alone: another's supervisor would collect
 	c.next("listening")
-	found := b.diagnosis()
+	var found map[string][]doctor.Finding
+	// The relay serves before its supervisor has written that it is ready.
+	b.eventually("the relay is ready", func() bool {
+		found = b.diagnosis()
+		return doctor.Worst(found["relays"]) == doctor.OK
+	})
 	b.wants(found, "relays", doctor.OK, "1 containers have one")
 	b.wants(found, "leftovers", doctor.OK)
 	b.wants(found, "configuration", doctor.OK)

@@ -52,8 +52,8 @@ func TestTheLaneOfRealGPUs(t *testing.T) {
 		relayed bool
 	}{
 		"far GPUs":                     {gpu: 2, nics: "mlx5_0", relayed: true},
-		"far GPUs, some excluded":      {own: excluding("2 3"), gpu: 6, nics: "mlx5_1", relayed: true},
-		"one far GPU":                  {own: excluding("2 3 6"), made: emulated, gpu: 7, nics: "mlx5_1", relayed: true},
+		"far GPUs, some excluded":      {own: excluding("2 3"), gpu: 7, nics: "mlx5_1", relayed: true},
+		"one far GPU, which bounces":   {own: excluding("2 3 6"), made: emulated, gpu: 0, nics: "mlx5_0"},
 		"no far GPU":                   {own: excluding("2 3 6 7"), made: emulated, gpu: 0, nics: "mlx5_0"},
 		"no NIC with an active port":   {change: func(h *topo.Host) { h.NICs[0].Ports[0].State, h.NICs[1].Ports[0].State = "DOWN", "DOWN" }, made: emulated, gpu: 1, nics: "emulated0", relayed: true},
 		"no NIC":                       {change: func(h *topo.Host) { h.NICs = nil }, made: emulated, gpu: 1, nics: "emulated0", relayed: true},
