@@ -267,9 +267,11 @@ func newGraph(h *Host, rules Rules) *graph {
 	}
 	plugged := map[nodeID]bool{}
 	for _, n := range h.NICs {
-		if id := nicID(n); !plugged[id] {
-			plugged[id] = true
-			plug(id, n.Place, n.NUMA)
+		for _, function := range []NIC{n, n.own()} {
+			if id := nicID(function); !plugged[id] {
+				plugged[id] = true
+				plug(id, function.Place, function.NUMA)
+			}
 		}
 	}
 	for _, l := range nvlinks(h.GPUs) {

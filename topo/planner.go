@@ -92,6 +92,12 @@ func (p *planner) unusable(n int, nic *NIC) string {
 	case p.exclude.nics[n]:
 		return "configuration excludes it"
 	}
+	if owner := p.owners[n]; owner != n && !p.config.VirtualFunctions && nic.parent() != "" {
+		physical := &p.host.NICs[owner]
+		if physical.parent() == "" && p.unusable(owner, physical) == "" {
+			return fmt.Sprintf("it shares the port of %s, which lanes use themselves; plan.virtual_functions = true plans with both", physical.Name)
+		}
+	}
 	return ""
 }
 
@@ -649,8 +655,12 @@ func (p *planner) notes(lanes []Lane) []string {
 			rejected++
 		}
 	}
+	functions := map[int]int{} // left to others, of each NIC
 	for n, nic := range p.host.NICs {
 		switch {
+		case used[nic.Name]:
+		case p.owners[n] != n && !p.config.VirtualFunctions:
+			functions[p.owners[n]]++
 		case nic.refusal() == "" && !nic.Active():
 			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and serves no lane that the topology decides", nic.Name, states(nic)))
 		case p.idle[n]:
@@ -658,6 +668,9 @@ func (p *planner) notes(lanes []Lane) []string {
 		case p.usable(n) && !used[nic.Name] && open:
 			notes = append(notes, fmt.Sprintf("NIC %s is idle: no GPU is the better for it", nic.Name))
 		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(functions)) {
+		notes = append(notes, fmt.Sprintf("%s has %d virtual functions or subfunctions, which lanes leave to others: they share its port (plan.virtual_functions)", p.host.NICs[n].Name, functions[n]))
 	}
 	switch {
 	case far > 0 && relayed == 0 && rejected > 0:

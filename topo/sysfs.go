@@ -81,6 +81,7 @@ type sysfs struct {
 	ports      map[string]bool // those already in host
 	configs    map[string]configuration
 	cut        bool // there is a configuration space that is not shown whole
+	noVPD      bool // there is vital product data that is not shown
 }
 
 func (s *sysfs) path(elem ...string) string {

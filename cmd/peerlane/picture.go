@@ -31,6 +31,15 @@ func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
 			return fmt.Errorf("%s: %w", origin(h.Source), err)
 		}
 	}
+	if p != nil {
+		used := map[string]bool{}
+		for _, l := range p.Lanes {
+			for _, nic := range l.NICs {
+				used[nic] = true
+			}
+		}
+		h, _ = h.Folded(used)
+	}
 	pic := picture.New(h, p, e)
 	text := pic.SVG()
 	if form == formHTML {

@@ -125,10 +125,11 @@ draws the lanes as well.`,
 		Args: noArgs,
 	}
 	cmd.AddCommand(newCaptureCommand(a))
-	host, form, rules, virtual, facts := addHost(cmd), addForm(cmd, formXML, formSVG, formHTML), string(topo.RulesNCCL), false, false
+	host, form, rules, virtual, facts, functions := addHost(cmd), addForm(cmd, formXML, formSVG, formHTML), string(topo.RulesNCCL), false, false, false
 	cmd.Flags().StringVar(&rules, "rules", rules, "name paths by the `RULES` of nccl or smi (nvidia-smi)")
 	complete(cmd, "rules", string(topo.RulesNCCL), string(topo.RulesSMI))
 	cmd.Flags().BoolVar(&virtual, "virtual", false, "write the virtual switch in place of the host; goes with -o xml")
+	cmd.Flags().BoolVar(&functions, "functions", false, "show virtual functions and subfunctions as NICs of their own; JSON always has them")
 	cmd.Flags().BoolVar(&facts, "nics", false, "show of NICs alone what ibstat says: firmware, GUIDs, states, LIDs")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		by, err := topo.ParseRules(rules)
@@ -147,6 +148,12 @@ draws the lanes as well.`,
 		h, err := host.read()
 		if err != nil {
 			return err
+		}
+		if !functions && form.value != formJSON && !virtual {
+			all, left := h, topo.Functions(nil)
+			if h, left = all.Folded(nil); left != nil {
+				h.Notes = append(slices.Clone(h.Notes), foldedFunctions(h, left)...)
+			}
 		}
 		if facts {
 			a.printNICs(h)
@@ -208,6 +215,17 @@ func withLists(h *topo.Host) *topo.Host {
 		with.NICs[i].Ports = append([]topo.Port{}, with.NICs[i].Ports...)
 	}
 	return &with
+}
+
+// foldedFunctions are sentences on the functions that a table leaves out.
+func foldedFunctions(h *topo.Host, functions topo.Functions) (sentences []string) {
+	for _, n := range h.NICs {
+		if names := functions.Of(n); len(names) > 0 {
+			sentences = append(sentences, fmt.Sprintf("%s has %d virtual functions or subfunctions, %s to %s: they share its port, and are as near as it is; --functions shows them",
+				onHost(n.Host, n.Name), len(names), names[0], names[len(names)-1]))
+		}
+	}
+	return sentences
 }
 
 func (a *app) printTopo(h *topo.Host, paths *topo.PathTable) {
@@ -324,21 +342,37 @@ func nvlinks(g topo.GPU) string {
 }
 
 func (a *app) nicTable(nics []topo.NIC) *table.Writer {
-	t := a.newTable("NIC", "ADDRESS", "DRIVER", "PORT", "STATE", "LINK LAYER", "RATE", "NUMA", "DEVICE")
+	const address = 2 // columns up to it
+	heading := []any{"NIC", "ADDRESS", "DRIVER", "PORT", "STATE", "LINK LAYER", "RATE", "NUMA", "DEVICE"}
+	dataDirect := slices.ContainsFunc(nics, func(n topo.NIC) bool { return n.DataDirect != "" })
+	if dataDirect {
+		heading = slices.Insert(heading, address, any("DATA DIRECT"))
+	}
+	t := a.newTable(heading...)
+	add := func(row table.Row, n topo.NIC) {
+		if dataDirect {
+			cell := ""
+			if row[0] != "" {
+				cell = dash(n.DataDirect)
+			}
+			row = slices.Insert(row, address, any(cell))
+		}
+		t.AppendRow(row)
+	}
 	for _, n := range nics {
 		node := ""
 		if n.Uverbs != "" {
 			node = "/dev/infiniband/" + n.Uverbs
 		}
 		if len(n.Ports) == 0 {
-			t.AppendRow(table.Row{onHost(n.Host, n.Name), dash(n.BusID), dash(n.Driver), "-", "-", linkLayer(n, ""), "-", numa(n.NUMA), dash(node)})
+			add(table.Row{onHost(n.Host, n.Name), dash(n.BusID), dash(n.Driver), "-", "-", linkLayer(n, ""), "-", numa(n.NUMA), dash(node)}, n)
 		}
 		for i, p := range n.Ports {
 			row := table.Row{onHost(n.Host, n.Name), dash(n.BusID), dash(n.Driver), strconv.Itoa(p.Number), a.state(p), linkLayer(n, p.LinkLayer), rate(p.RateGbps, "Gb/s"), numa(n.NUMA), dash(node)}
 			if i > 0 {
 				row[0], row[1], row[2], row[7], row[8] = "", "", "", "", ""
 			}
-			t.AppendRow(row)
+			add(row, n)
 		}
 	}
 	return t
