@@ -80,7 +80,7 @@ func (h *Host) EachPath(rules Rules) iter.Seq[Pair] {
 					Path: w.Path, Hops: w.hops, Reason: w.reason(a, b),
 				}
 				if after != nil {
-					after.apply(&pair, i, j)
+					pair.Policy, pair.PXN = after.answer(i, j).tell(after)
 				}
 				if !yield(pair) {
 					return

@@ -121,7 +121,8 @@ draws the lanes as well.`,
   peerlane topo -o xml > topo.xml
   peerlane topo -o xml --virtual > virtual.xml
   peerlane topo -o svg > host.svg
-  peerlane topo -o json | jq '.paths[] | select(.to == "mlx5_0")'`,
+  peerlane topo -o json | jq '[.gpus[].busid, .nics[].name] as $d | .ways as $w |
+    .paths[] | {from: $d[.[0]], to: $d[.[1]]} + $w[.[2]] | select(.to == "mlx5_0")'`,
 		Args: noArgs,
 	}
 	cmd.AddCommand(newCaptureCommand(a))
@@ -166,7 +167,7 @@ draws the lanes as well.`,
 			return a.printXML(h, virtual)
 		}
 		if form.value == formJSON {
-			return a.printTopology(topology{topologyVersion, by, withLists(h), nil}, h.EachPath(by))
+			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, h.WayTable(by))
 		}
 		a.printTopo(h, h.PathTable(by))
 		return nil
@@ -194,14 +195,15 @@ func (a *app) printXML(h *topo.Host, virtual bool) error {
 }
 
 // topologyVersion is that of the JSON, which docs/topology.schema.json describes.
-const topologyVersion = 1
+const topologyVersion = 2
 
 // topology is what "peerlane topo -o json" prints.
 type topology struct {
 	Version int        `json:"version"`
 	Rules   topo.Rules `json:"rules"`
 	*topo.Host
-	Paths []topo.Pair `json:"paths"`
+	Ways  []topo.Way `json:"ways"`
+	Paths [][4]int   `json:"paths"`
 }
 
 // withLists is a host whose lists are lists in JSON when they are empty, too.
