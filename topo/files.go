@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -49,11 +50,27 @@ type machine struct{}
 func (machine) ReadLink(path string) (string, error) { return os.Readlink(path) }
 
 func (machine) Resolve(path string) (string, error) {
+	if at, ok := resolved(path); ok {
+		return at, nil
+	}
 	at, err := filepath.EvalSymlinks(path)
 	if named := (*fs.PathError)(nil); err != nil && !errors.As(err, &named) { // of a loop
 		err = &fs.PathError{Op: "lstat", Path: path, Err: err}
 	}
 	return at, err
+}
+
+// resolved is Resolve by three system calls: filepath.EvalSymlinks makes one for each
+// directory on the way. Not ok is that the other has to tell.
+func resolved(path string) (at string, ok bool) {
+	const openPath = 0x200000 // O_PATH: nothing is opened that could wait
+	fd, err := again(func() (int, error) { return syscall.Open(path, openPath|syscall.O_CLOEXEC, 0) })
+	if err != nil {
+		return "", false
+	}
+	defer func() { _ = syscall.Close(fd) }()
+	at, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	return at, err == nil && filepath.IsAbs(at) && !strings.HasSuffix(at, " (deleted)")
 }
 
 func (machine) ReadDir(path string) ([]fs.DirEntry, error) { return readDir(path, maxEntries) }

@@ -51,6 +51,7 @@ func readHost(o Options, from files) (*Host, error) {
 	s := sysfs{
 		files: from, root: root, proc: proc,
 		switches: map[string]bool{}, ports: map[string]bool{}, configs: map[string]configuration{},
+		told: map[[2]string]string{},
 	}
 	s.host = &Host{Source: Source{Kind: SourceSysfs, Sysfs: s.root}}
 	for _, read := range []func() error{s.readNodes, s.readGPUs, s.readNICs} {
@@ -80,12 +81,24 @@ type sysfs struct {
 	switches   map[string]bool // those already in host
 	ports      map[string]bool // those already in host
 	configs    map[string]configuration
-	cut        bool // there is a configuration space that is not shown whole
-	noVPD      bool // there is vital product data that is not shown
+	told       map[[2]string]string // attributes of PCI functions that are asked for twice
+	cut        bool                 // there is a configuration space that is not shown whole
+	refreshed  bool                 // Broadcom's driver has looked for links of its switches
+	noVPD      bool                 // there is vital product data that is not shown
 }
 
+// path is a path below the root; its elements are clean already.
 func (s *sysfs) path(elem ...string) string {
-	return filepath.Join(append([]string{s.root}, elem...)...)
+	n := len(s.root)
+	for _, e := range elem {
+		n += 1 + len(e)
+	}
+	path := make([]byte, 0, n)
+	path = append(path, strings.TrimSuffix(s.root, "/")...)
+	for _, e := range elem {
+		path = append(append(path, '/'), e...)
+	}
+	return string(path)
 }
 
 // attribute reads a one-line file; "" where there is none.
@@ -350,7 +363,20 @@ func (s *sysfs) classOf(device string) string {
 }
 
 func (s *sysfs) pciAttribute(device, name string) (string, error) {
-	return s.attribute("bus/pci/devices", device, name)
+	if name != "class" && name != "vendor" {
+		return s.attribute("bus/pci/devices", device, name)
+	}
+	// These tell which functions are read, and then what they are.
+	key := [2]string{device, name}
+	text, known := s.told[key]
+	if !known {
+		var err error
+		if text, err = s.attribute("bus/pci/devices", device, name); err != nil {
+			return "", err
+		}
+		s.told[key] = text
+	}
+	return text, nil
 }
 
 // driver is the name of the driver that a PCI device is bound to, "" for none.
@@ -371,7 +397,10 @@ func (s *sysfs) peers(device string, identity PCIIdentity) ([]string, error) {
 	}
 	// Reading this makes the driver look again (ncclTopoRefreshBcmP2pLinks).
 	// Whether it did, nobody says; most hosts do not have it.
-	_, _ = s.files.ReadFile(s.path(switchRefresh))
+	if !s.refreshed {
+		s.refreshed = true
+		_, _ = s.files.ReadFile(s.path(switchRefresh))
+	}
 	names, err := s.list(switchLinks, device)
 	if err != nil {
 		return nil, err

@@ -75,41 +75,41 @@ func (h *Host) WayTable(rules Rules) *WayTable {
 		bridge[i] = at
 	}
 	known := map[wayKey]int32{}
-	for j, b := range ends {
-		to := finder.to(b)
-		for i, a := range ends {
-			if i == j {
-				t.of[i*t.devices+j] = -1
-				continue
+	for i := range ends {
+		t.of[i*t.devices+i] = -1
+	}
+	var last wayKey // neighbours have one way to a device
+	lastAt := int32(-1)
+	finder.between(ends, func(i, j int, w way) {
+		k := wayKey{path: w.Path, hops: int32(w.hops)}
+		if k.kind, k.x, k.y = w.says(); k.kind == saysText {
+			k.text = w.reason(ends[i], ends[j])
+		} else {
+			if k.kind == saysBridges {
+				k.x, k.y = bridge[i], bridge[j]
 			}
-			w := to(a)
-			k := wayKey{path: w.Path, hops: int32(w.hops)}
-			if k.kind, k.x, k.y = w.says(); k.kind == saysText {
-				k.text = w.reason(a, b)
-			} else {
-				if k.kind == saysBridges {
-					k.x, k.y = bridge[i], bridge[j]
-				}
-				for _, end := range [...]int{i, j} {
-					if e := &ends[end]; k.port == 0 && e.isNIC && e.rate > 0 && e.rate == w.Bandwidth {
-						k.port = int32(end + 1)
-					}
+			for _, end := range [...]int{i, j} {
+				if e := &ends[end]; k.port == 0 && e.isNIC && e.rate > 0 && e.rate == w.Bandwidth {
+					k.port = int32(end + 1)
 				}
 			}
-			if after != nil {
-				k.policy = after.answer(i, j)
-			}
+		}
+		if after != nil {
+			k.policy = after.answer(i, j)
+		}
+		if lastAt < 0 || k != last {
 			at, is := known[k]
 			if !is {
 				at = int32(len(t.Ways))
 				known[k] = at
-				way := Way{Path: w.Path, Hops: w.hops, Reason: cmp.Or(k.text, w.reason(a, b))}
+				way := Way{Path: w.Path, Hops: w.hops, Reason: cmp.Or(k.text, w.reason(ends[i], ends[j]))}
 				way.Policy, way.PXN = k.policy.tell(after)
 				t.Ways = append(t.Ways, way)
 			}
-			t.of[i*t.devices+j] = at
+			last, lastAt = k, at
 		}
-	}
+		t.of[i*t.devices+j] = lastAt
+	})
 	return t
 }
 

@@ -537,15 +537,16 @@ func (a *app) typeCells(h *topo.Host, paths *topo.PathTable) (c cells, occur map
 	for _, p := range paths.Paths {
 		c.texts = append(c.texts, a.paint(p.Type.String(), typeColours(p.Type)...))
 	}
+	seen := make([]bool, len(paths.Paths)) // without NVLinks
 	for from := range len(h.GPUs) + len(h.NICs) {
 		for to, at := range paths.Row(from) {
-			if at < 0 {
+			if at < 0 || seen[at] && paths.Paths[at].Type != topo.NVL {
 				continue
 			}
 			p := paths.Paths[at]
 			n := links.of(from, to, p)
 			if n == 0 {
-				occur[p.Type] = true
+				seen[at], occur[p.Type] = true, true
 				continue
 			}
 			counted = true
