@@ -401,6 +401,9 @@ var busIDPattern = newPattern(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1
 // case, with a domain of four digits or of as many as it needs. It accepts the
 // eight digits of nvidia-smi, and an address without a domain.
 func ParseBusID(s string) (string, error) {
+	if len(s) == len("0000:00:00.0") && isDevice(s) {
+		return s, nil
+	}
 	m := busIDPattern.FindStringSubmatch(strings.ToLower(s))
 	if m == nil {
 		return "", fmt.Errorf("%q is no PCI address; one looks like 0000:17:00.0", s)

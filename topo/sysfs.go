@@ -39,7 +39,16 @@ const (
 // class and vendor, so that a host whose driver is not loaded shows them too,
 // and RDMA NICs in /sys/class/infiniband. What is absent is left out; what
 // exists and cannot be read is an error.
-func ReadSysfs(o Options) (*Host, error) { return readHost(o, machine{}) }
+func ReadSysfs(o Options) (*Host, error) {
+	root, _ := o.roots()
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("reading the topology below %s: %w", root, err)
+	}
+	files := &attributes{root: strings.TrimSuffix(root, "/") + "/"}
+	defer files.close()
+	return readHost(o, files)
+}
 
 func readHost(o Options, from files) (*Host, error) {
 	sysfsRoot, proc := o.roots()
@@ -424,8 +433,8 @@ const (
 )
 
 var (
-	hostBridgePattern = newPattern(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
-	devicePattern     = newPattern(`^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+	hostBridgePattern = newPattern(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`).by(isHostBridge)
+	devicePattern     = newPattern(`^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).by(isDevice)
 )
 
 // chain reads off the path of a device in /sys/devices what lies between it and

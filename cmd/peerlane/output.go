@@ -26,6 +26,15 @@ const (
 	formXML   = "xml" // of peerlane topo alone
 )
 
+// Forms of output that are pictures.
+const (
+	formSVG  = "svg"
+	formHTML = "html"
+)
+
+// picture says whether the form is one.
+func (f *form) picture() bool { return f.value == formSVG || f.value == formHTML }
+
 // form is the value of -o, one of known.
 type form struct {
 	value string

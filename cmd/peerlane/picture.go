@@ -1,3 +1,5 @@
+//go:build !front
+
 package main
 
 import (
@@ -7,15 +9,6 @@ import (
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/picture"
 )
-
-// Forms of output that are pictures.
-const (
-	formSVG  = "svg"
-	formHTML = "html"
-)
-
-// picture says whether the form is one.
-func (f *form) picture() bool { return f.value == formSVG || f.value == formHTML }
 
 // printPicture draws a host and, where p is not nil, the lanes of its plan.
 func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {

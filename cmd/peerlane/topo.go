@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -167,6 +168,8 @@ draws the lanes as well.`,
 			return a.printXML(h, virtual)
 		}
 		if form.value == formJSON {
+			// Tables of pairs are most of what it holds, and they are not garbage.
+			defer debug.SetGCPercent(debug.SetGCPercent(20))
 			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, h.WayTable(by))
 		}
 		a.printTopo(h, h.PathTable(by))
