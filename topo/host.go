@@ -39,6 +39,8 @@ type Host struct {
 	// Notes are sentences on what the reader left out, and on what it could
 	// not learn.
 	Notes []string `json:"notes,omitempty"`
+	// Measured is what copies on the host carry; nil where nobody measured them.
+	Measured *Measured `json:"measured,omitempty"`
 	// Matrix has the path type of each ordered pair of devices, where the source
 	// states these and nothing else (nvidia-smi topo -m); nil otherwise. A
 	// device is a GPU's BusID or a NIC's name.

@@ -38,6 +38,7 @@ type network struct {
 	hops     map[[2]nodeID]hop
 	ports    map[int][2]int
 	forwards map[nodeID]int
+	measured map[[2]int][2]int // copies between GPUs, by these
 }
 
 // pipe is one direction of a link or of a NIC's port, or what a CPU forwards.
@@ -79,7 +80,7 @@ func newNetwork(h *Host) *network {
 	n := &network{
 		h: h, known: h.Matrix == nil,
 		gpus: map[string]int{}, nics: map[string]int{}, switches: map[string]int{}, cards: map[nodeID]int{}, sockets: map[nodeID]float64{},
-		hops: map[[2]nodeID]hop{}, ports: map[int][2]int{}, forwards: map[nodeID]int{},
+		hops: map[[2]nodeID]hop{}, ports: map[int][2]int{}, forwards: map[nodeID]int{}, measured: map[[2]int][2]int{},
 	}
 	for _, c := range h.CPUs {
 		n.sockets[cpuID(c.Host, c.NUMA)] = c.Socket
@@ -273,7 +274,7 @@ func (n *network) load(c carried, shares []float64) load {
 			n.bounce(&l, c.gpu, i, part)
 		case KindStaged:
 			for _, s := range c.servers {
-				n.both(&l, n.toGPU[c.gpu][s], copyShare, part/float64(len(c.servers)))
+				n.copies(&l, c.gpu, s, part/float64(len(c.servers)))
 				n.both(&l, n.toNIC[s][i], n.gdrThrough(s, i), part/float64(len(c.servers)))
 			}
 		}
@@ -352,7 +353,9 @@ func (n *network) forwarding(cpu nodeID) int {
 		add(nic.Host, nic.NUMA, &nic.Place)
 	}
 	p := -1
-	if fastest > 0 {
+	if rate := n.memory(cpu); rate > 0 {
+		p = n.pipe("the CPU of "+cpu.String()+" (through its memory, measured)", rate)
+	} else if fastest > 0 {
 		p = n.pipe("the CPU of "+cpu.String()+" (through its memory)", bounceShare*fastest)
 	}
 	n.forwards[cpu] = p

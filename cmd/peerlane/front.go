@@ -39,5 +39,7 @@ func setTemplates(*cobra.Command) {}
 
 func (a *app) printPicture(string, *topo.Host, *topo.Plan) error { return os.ErrInvalid }
 
-func hookPath(string) (string, error)       { return "", os.ErrNotExist }
-func (a *app) warnOfPairs(*planned, string) {}
+func hookPath(string) (string, error)                       { return "", os.ErrNotExist }
+func (a *app) measureHost(*cobra.Command, *hostFlags) error { return os.ErrInvalid }
+func (a *app) useKnownPairs(*topo.Host, *planned)           {}
+func (a *app) warnOfPairs(*planned, string)                 {}
