@@ -684,7 +684,7 @@ func (p *planner) notes(lanes []Lane) []string {
 		notes = append(notes, "with all lanes busy the relay brings nothing here; a far GPU alone is faster")
 	}
 	if gpus := p.closeCalls(lanes); len(gpus) > 0 {
-		notes = append(notes, fmt.Sprintf("constants of other machines decide between relay and host memory for %s, and the two differ by less than 25 %%: peerlane plan --measure measures this host", p.names(gpus)))
+		notes = append(notes, fmt.Sprintf("constants decide by under 25 %% for %s: try peerlane plan --measure", p.names(gpus)))
 	}
 	if gdr {
 		notes = append(notes, "by the file, GPUDirect RDMA was off for NICs or GPUs whose lanes need it; that can mean just that nvidia-peermem was not loaded when the file was written, so lanes are planned and estimated as if it were on, and only NCCL TODAY goes by the file")
