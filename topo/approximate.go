@@ -154,7 +154,7 @@ func (a *allocation) pieces(gpus []int, staged bool) *pieces {
 			if s == g || len(b.served[s]) == 0 || n.toGPU[g][s].Type >= DIS || p.exclude.toGPU[[2]int{g, s}] {
 				continue
 			}
-			n.both(&b.copies[g][s], n.toGPU[g][s], copyShare, 1, bothWays)
+			n.copies(&b.copies[g][s], g, s, 1, bothWays)
 		}
 	}
 	b.sockets = table[load](len(cpus), len(cpus))
@@ -169,8 +169,9 @@ func (a *allocation) pieces(gpus []int, staged bool) *pieces {
 	return b
 }
 
-// scale has loads be by what links carry. What the two directions of a link have is the same,
-// so that one of them stands for both.
+// scale has loads be by what links carry. What the two directions of a link have to carry is
+// the same, so that one of them stands for both: the slower one, where measurements tell them
+// apart.
 func (b *pieces) scale() {
 	n := b.a.p.network
 	b.rate, b.twin = n.capacity(), map[int]int{}
@@ -179,10 +180,15 @@ func (b *pieces) scale() {
 			b.rate[h.pipe], b.twin[h.pipe] = 0, back.pipe
 		}
 	}
-	for _, both := range slices.Concat(slices.Collect(maps.Values(n.ports)), slices.Collect(maps.Values(n.forwards))) {
-		if both[1] >= 0 {
-			b.rate[both[1]], b.twin[both[1]] = 0, both[0]
+	for _, both := range slices.Concat(slices.Collect(maps.Values(n.ports)), slices.Collect(maps.Values(n.forwards)), slices.Collect(maps.Values(n.measured))) {
+		stands, other := both[0], both[1]
+		if other < 0 {
+			continue
 		}
+		if b.rate[other] < b.rate[stands] {
+			stands, other = other, stands
+		}
+		b.rate[other], b.twin[other] = 0, stands
 	}
 	for g := range b.up {
 		b.up[g] = b.scaled(b.up[g])
