@@ -35,6 +35,9 @@ func virtualHost(t *testing.T, functions int) []string {
 		write("devices/"+at+"/vendor", vendor)
 		link("bus/pci/devices/"+filepath.Base(at), "../../../devices/"+at)
 	}
+	if err := os.Mkdir(filepath.Join(root, "proc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	function("pci0000:00/0000:00:01.0", "0x030200", "0x10de")
 	for i := range 1 + functions {
 		at := fmt.Sprintf("pci0000:00/0000:03:%02x.%d", i/8, i%8)
