@@ -66,6 +66,29 @@ func TestMeasuredFiguresReplaceConstants(t *testing.T) {
 	}
 }
 
+func TestMeasuredDirectionsLimitEachByItself(t *testing.T) {
+	h := rootPorts()
+	m := measuredOf(h, 5, 9)
+	m.Copies[0].In = 7
+	h.Measure(m)
+	n := newNetwork(h.sorted())
+	for name, tt := range map[string]struct {
+		server        int
+		send, receive float64
+	}{"staged": {0, 5, 7}, "through host memory": {throughMemory, 9, 10}} {
+		c := []carried{{gpu: 1, parts: []part{{tt.server, 0, 1}}}}
+		if sent, received := n.apart(c, nil); sent[0] != tt.send || len(received) != 0 {
+			t.Errorf("%s: %v GB/s are sent, want %g", name, sent, tt.send)
+		}
+		if _, received := n.apart(nil, c); received[0] != tt.receive {
+			t.Errorf("%s: %v GB/s are received, want %g", name, received, tt.receive)
+		}
+		if both := n.rates(c).alone[0]; both != min(tt.send, tt.receive) {
+			t.Errorf("%s: %g GB/s go both ways", name, both)
+		}
+	}
+}
+
 func TestMeasurementCanTurnAPlan(t *testing.T) {
 	kind := func(m *Measured, h *Host) string {
 		t.Helper()
