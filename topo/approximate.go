@@ -356,9 +356,21 @@ func (a *allocation) prove(rows []float64) (bound float64, cheapest []part) {
 	b := a.parts
 	p := &prices{price: make([]float64, len(b.rate))}
 	worth, spent := 0.0, 0.0
+	crossed := make([]bool, a.rows)
+	for _, ways := range a.ways[:a.open] {
+		for _, c := range ways {
+			for _, on := range c.load {
+				crossed[on.pipe] = true
+			}
+		}
+	}
 	for r, y := range rows {
-		// The row is of either direction.
+		// The row is of either direction. Links that pinned lanes alone cross are no part of
+		// any way that is priced.
 		pipe := a.owner[r]
+		if !crossed[r] || pipe >= len(b.rate) {
+			continue
+		}
 		if b.rate[pipe] == 0 {
 			pipe = b.twin[pipe]
 		}
@@ -379,6 +391,11 @@ func (a *allocation) prove(rows []float64) (bound float64, cheapest []part) {
 // long as that costs little.
 func (a *allocation) roughly() []mix {
 	var lanes []mix
+	for i := range a.p.host.NICs { // the bound of all NICs together, where prices prove less
+		if a.p.usable(i) {
+			a.bound += a.p.nicRate(i) / float64(a.open)
+		}
+	}
 	for try, rounds := 0, sendRounds/4; ; try++ {
 		if try == mostTries-1 {
 			rounds = sendRounds
@@ -392,7 +409,7 @@ func (a *allocation) roughly() []mix {
 				changed[r] = math.Pow(y, sharper)
 			}
 			var bound float64
-			if bound, cheapest = a.prove(changed); a.bound == 0 || bound < a.bound {
+			if bound, cheapest = a.prove(changed); bound < a.bound {
 				a.bound = bound
 			}
 		}

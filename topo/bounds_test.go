@@ -550,3 +550,37 @@ func TestExplainOfManyNICsStaysShort(t *testing.T) {
 		}
 	}
 }
+
+// A lane by configuration over a NIC that no other lane uses has links that are not priced.
+func TestPlanByPricesTakesPinnedLanesOverExcludedNICs(t *testing.T) {
+	defer func(before int) { mostWays = before }(mostWays)
+	mostWays = 0
+	for seed := range uint64(40) {
+		r := rand.New(rand.NewPCG(seed, 32))
+		h := measuredAndVirtual(r, 2+r.IntN(7), 2+r.IntN(6)).sorted()
+		c := PlanConfig{
+			Lanes:   []Assignment{{GPU: "0", NICs: []string{h.NICs[0].Name}}},
+			Exclude: Exclude{NICs: []string{h.NICs[0].Name}},
+		}
+		p, err := newPlanner(h, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := p.newAllocation(true)
+		if a.open == 0 {
+			continue
+		}
+		rate := a.slowest(a.solve())
+		mostWays = 1 << 20
+		b := p.newAllocation(true)
+		exact := b.slowest(b.solve())
+		mostWays = 0
+		most := 0.0
+		for i := range h.NICs {
+			most += p.nicRate(i) / float64(a.open)
+		}
+		if a.bound < exact*(1-1e-4) || a.bound > most*(1+1e-9) || rate > a.bound*(1+1e-4) || rate < 0.7*exact {
+			t.Errorf("seed %d: the optimum is %.4g GB/s; prices find %.4g, and a bound of %.4g", seed, exact, rate, a.bound)
+		}
+	}
+}
