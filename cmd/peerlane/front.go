@@ -30,7 +30,7 @@ func delegate(args []string) error {
 	}
 	program := behindFront(self)
 	err = syscall.Exec(program, append([]string{"peerlane"}, args...), os.Environ())
-	return fmt.Errorf("running %s, which has all commands but topo and version: %w; install the package peerlane again", filepath.Clean(program), err)
+	return fmt.Errorf("running %s, which has all commands but topo and version: %w; reinstall Peerlane", filepath.Clean(program), err)
 }
 
 func setTemplates(*cobra.Command) {}

@@ -255,7 +255,7 @@ func newHelpCommand(root *cobra.Command) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			of, rest, err := root.Find(args)
 			if err != nil || len(rest) > 0 {
-				return usageError{cmd.CommandPath(), fmt.Errorf("there is no command %q; run peerlane --help for a list", strings.Join(args, " "))}
+				return usageError{cmd.CommandPath(), fmt.Errorf("there is no command %q; list them with peerlane --help", strings.Join(args, " "))}
 			}
 			of.InitDefaultHelpFlag()
 			return of.Help()
