@@ -52,6 +52,13 @@ bin/peerlane bin/peerlane-relay:
 	@# The kernel lets no process of a relay's uid trace a program that this uid cannot read.
 	@$(if $(filter bin/peerlane-relay,$@),chmod 0711 $@)
 
+# What users start, in packages and after make install: it runs topo and version itself, and
+# executes the whole command for the rest (cmd/peerlane/delegate.go).
+.PHONY: bin/front/peerlane
+bin/front/peerlane:
+	@mkdir -p $(@D)
+	@$(build) -tags front -buildmode=pie -ldflags '$(stamp) -extldflags "-Wl,-z,relro,-z,lazy,-z,noexecstack"' -o $@ ./cmd/peerlane
+
 # They run in front of every container: static, so that nothing of an image can
 # be loaded into them, and small, so that they cost nothing.
 bin/peerlane-hook bin/peerlane-runtime:
@@ -226,7 +233,7 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 
 .PHONY: install
-install: build man completions ## install the files of the packages without a package manager (DESTDIR= PREFIX=/usr/local)
+install: build bin/front/peerlane man completions ## install the files of the packages without a package manager (DESTDIR= PREFIX=/usr/local)
 	@packaging/install bin '$(DESTDIR)' '$(PREFIX)'
 
 packages_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags packages -timeout 0

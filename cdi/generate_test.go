@@ -199,14 +199,15 @@ func TestWhatIsOffered(t *testing.T) {
 			name: "a NIC of one PCI address with another, without a node, without RDMA, with an odd name",
 			edit: func(p *topo.Plan, _ *Options) {
 				p.NICs = append(p.NICs, topo.NIC{Name: "mlx5_1", BusID: p.NICs[0].BusID, Uverbs: "uverbs4"}, topo.NIC{Name: "mlx5_2"},
-					topo.NIC{Name: "eth0", Ethernet: true}, topo.NIC{Name: "all", Uverbs: "uverbs5"}, topo.NIC{Name: "a b", Uverbs: "uverbs6"})
+					topo.NIC{Name: "eth0", Ethernet: true}, topo.NIC{Name: "all", Uverbs: "uverbs5"}, topo.NIC{Name: "a b", Uverbs: "uverbs6"},
+					topo.NIC{Name: "mlx5_3", Uverbs: "uverbs7", Management: true, Reason: "it is a management bridge of NVSwitches"})
 			},
 			want: map[string][]string{
 				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 				KindNIC:  {"mlx5_0", "mlx5_1"},
 			},
-			notes: []string{"server GPUs", "lane=2", "gpu=2", "nic=mlx5_2 is not offered: the kernel has no device node for it", "nic=all is not offered", "nic=a b is not offered"},
+			notes: []string{"server GPUs", "lane=2", "gpu=2", "nic=mlx5_2 is not offered: the kernel has no device node for it", "nic=all is not offered", "nic=a b is not offered", "nic=mlx5_3 is not offered: it is a management bridge"},
 		},
 		{
 			name: "GPU memory that no NIC reaches",

@@ -26,6 +26,10 @@ func (g *generator) offeredNICs() (nics []topo.NIC, missing []string) {
 		if nic.Ethernet {
 			continue
 		}
+		if nic.Management {
+			missing = append(missing, fmt.Sprintf("%s=%s is not offered: %s", KindNIC, nic.Name, nic.Reason))
+			continue
+		}
 		if nic.Uverbs == "" {
 			missing = append(missing, fmt.Sprintf("%s=%s is not offered: the kernel has no device node for it; load the module ib_uverbs", KindNIC, nic.Name))
 			continue

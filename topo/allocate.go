@@ -630,8 +630,28 @@ func (p *planner) nowadays(gpus []int, pxn bool) []carried {
 	if p.asked == nil {
 		p.asked = map[bool][]carried{}
 	}
-	p.asked[pxn] = p.today(gpus, pxn)
+	p.asked[pxn] = p.onPhysical(p.today(gpus, pxn))
 	return p.asked[pxn]
+}
+
+// onPhysical has the ways over virtual functions that are left to others go over the NICs
+// whose ports these share: NCCL uses both, and no lane does.
+func (p *planner) onPhysical(all []carried) []carried {
+	for i, c := range all {
+		var parts []part
+		for _, q := range c.parts {
+			if owner := p.owners[q.nic]; !p.usable(q.nic) && p.usable(owner) {
+				q.nic = owner
+			}
+			if k := slices.IndexFunc(parts, func(o part) bool { return o.server == q.server && o.nic == q.nic }); k >= 0 {
+				parts[k].weight += q.weight
+			} else {
+				parts = append(parts, q)
+			}
+		}
+		all[i].parts = parts
+	}
+	return all
 }
 
 func (a *allocation) pinnedMixes() (all []mix) {

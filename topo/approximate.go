@@ -154,7 +154,7 @@ func (a *allocation) pieces(gpus []int, staged bool) *pieces {
 			if s == g || len(b.served[s]) == 0 || n.toGPU[g][s].Type >= DIS || p.exclude.toGPU[[2]int{g, s}] {
 				continue
 			}
-			n.both(&b.copies[g][s], n.toGPU[g][s], copyShare, 1, bothWays)
+			n.copies(&b.copies[g][s], g, s, 1, bothWays)
 		}
 	}
 	b.sockets = table[load](len(cpus), len(cpus))
@@ -169,8 +169,9 @@ func (a *allocation) pieces(gpus []int, staged bool) *pieces {
 	return b
 }
 
-// scale has loads be by what links carry. What the two directions of a link have is the same,
-// so that one of them stands for both.
+// scale has loads be by what links carry. What the two directions of a link have to carry is
+// the same, so that one of them stands for both: the slower one, where measurements tell them
+// apart.
 func (b *pieces) scale() {
 	n := b.a.p.network
 	b.rate, b.twin = n.capacity(), map[int]int{}
@@ -179,10 +180,15 @@ func (b *pieces) scale() {
 			b.rate[h.pipe], b.twin[h.pipe] = 0, back.pipe
 		}
 	}
-	for _, both := range slices.Concat(slices.Collect(maps.Values(n.ports)), slices.Collect(maps.Values(n.forwards))) {
-		if both[1] >= 0 {
-			b.rate[both[1]], b.twin[both[1]] = 0, both[0]
+	for _, both := range slices.Concat(slices.Collect(maps.Values(n.ports)), slices.Collect(maps.Values(n.forwards)), slices.Collect(maps.Values(n.measured))) {
+		stands, other := both[0], both[1]
+		if other < 0 {
+			continue
 		}
+		if b.rate[other] < b.rate[stands] {
+			stands, other = other, stands
+		}
+		b.rate[other], b.twin[other] = 0, stands
 	}
 	for g := range b.up {
 		b.up[g] = b.scaled(b.up[g])
@@ -350,9 +356,21 @@ func (a *allocation) prove(rows []float64) (bound float64, cheapest []part) {
 	b := a.parts
 	p := &prices{price: make([]float64, len(b.rate))}
 	worth, spent := 0.0, 0.0
+	crossed := make([]bool, a.rows)
+	for _, ways := range a.ways[:a.open] {
+		for _, c := range ways {
+			for _, on := range c.load {
+				crossed[on.pipe] = true
+			}
+		}
+	}
 	for r, y := range rows {
-		// The row is of either direction.
+		// The row is of either direction. Links that pinned lanes alone cross are no part of
+		// any way that is priced.
 		pipe := a.owner[r]
+		if !crossed[r] || pipe >= len(b.rate) {
+			continue
+		}
 		if b.rate[pipe] == 0 {
 			pipe = b.twin[pipe]
 		}
@@ -373,6 +391,11 @@ func (a *allocation) prove(rows []float64) (bound float64, cheapest []part) {
 // long as that costs little.
 func (a *allocation) roughly() []mix {
 	var lanes []mix
+	for i := range a.p.host.NICs { // the bound of all NICs together, where prices prove less
+		if a.p.usable(i) {
+			a.bound += a.p.nicRate(i) / float64(a.open)
+		}
+	}
 	for try, rounds := 0, sendRounds/4; ; try++ {
 		if try == mostTries-1 {
 			rounds = sendRounds
@@ -386,7 +409,7 @@ func (a *allocation) roughly() []mix {
 				changed[r] = math.Pow(y, sharper)
 			}
 			var bound float64
-			if bound, cheapest = a.prove(changed); a.bound == 0 || bound < a.bound {
+			if bound, cheapest = a.prove(changed); bound < a.bound {
 				a.bound = bound
 			}
 		}

@@ -212,16 +212,22 @@ func TestPlanOfAnyLargeHostReachesItsBound(t *testing.T) {
 // algorithm does, and its bound is none that the simplex algorithm exceeds.
 func TestPlanByPricesAgreesWithTheSimplexAlgorithm(t *testing.T) {
 	defer func(before int) { mostWays = before }(mostWays)
-	for seed := range uint64(max(16, soakHosts(t, 0)/10)) {
+	count := uint64(max(16, soakHosts(t, 0)/10))
+	for i := range 2 * count { // the second half with measurements and virtual functions
+		seed, measured := i%count, i >= count
 		r := rand.New(rand.NewPCG(seed, 28))
 		gpus, nics := 2+r.IntN(7), 1+r.IntN(8)
 		if seed%8 == 7 {
 			gpus, nics = 16+r.IntN(17), 16+r.IntN(17)
 		}
-		h := anyHost(r, gpus, nics).sorted()
+		build, c := anyHost, PlanConfig{VirtualFunctions: measured}
+		if measured {
+			build = measuredAndVirtual
+		}
+		h := build(r, gpus, nics).sorted()
 		solved := func(most int) (slowest, bound float64) {
 			mostWays = most
-			p, err := newPlanner(h, PlanConfig{})
+			p, err := newPlanner(h, c)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -237,8 +243,68 @@ func TestPlanByPricesAgreesWithTheSimplexAlgorithm(t *testing.T) {
 			continue
 		}
 		if rate < 0.95*exact || rate > exact*(1+1e-4) || bound < exact*(1-1e-4) {
-			t.Errorf("seed %d: the optimum is %.4g GB/s; prices find %.4g, and a bound of %.4g", seed, exact, rate, bound)
+			t.Errorf("seed %d, measured %v: the optimum is %.4g GB/s; prices find %.4g, and a bound of %.4g", seed, measured, exact, rate, bound)
 		}
+	}
+}
+
+// measuredAndVirtual is anyHost with virtual functions of some NICs, and with figures of a
+// measurement whose directions differ.
+func measuredAndVirtual(r *rand.Rand, gpus, nics int) *Host {
+	h := anyHost(r, gpus, nics)
+	for i := range h.NICs {
+		for f := range r.IntN(3) {
+			v := h.NICs[i]
+			v.Name, v.BusID = fmt.Sprintf("%s_v%d", v.Name, f), fmt.Sprintf("%04x:02:00.%d", i, 1+f)
+			v.VirtualFunctionOf, v.Card = h.NICs[i].BusID, h.NICs[i].BusID
+			h.NICs = append(h.NICs, v)
+		}
+	}
+	if r.IntN(2) == 0 {
+		h = h.sorted()
+		m := &Measured{Fingerprint: h.Fingerprint()}
+		for i, g := range h.GPUs {
+			m.Memory = append(m.Memory, MeasuredHost{g.BusID, 5 + 40*r.Float64(), 5 + 40*r.Float64()})
+			for j, peer := range h.GPUs {
+				if i != j {
+					m.Copies = append(m.Copies, MeasuredCopy{g.BusID, peer.BusID, 5 + 100*r.Float64(), 5 + 100*r.Float64()})
+				}
+			}
+		}
+		if !h.Measure(m) {
+			panic("the measurement is not of the host")
+		}
+	}
+	return h
+}
+
+func TestPlanOfVirtualFunctionsAndMeasurementsReachesTheOptimum(t *testing.T) {
+	judgedHosts, measured, with := 0, 0, 0
+	for seed := range uint64(soakHosts(t, 150)) {
+		r := rand.New(rand.NewPCG(seed, 31))
+		h, c := measuredAndVirtual(r, 1+r.IntN(8), 1+r.IntN(6)), PlanConfig{VirtualFunctions: r.IntN(2) == 0}
+		j, ok := judgeWith(t, h, c)
+		if !ok {
+			continue
+		}
+		judgedHosts++
+		if h.Measured != nil {
+			measured++
+		}
+		if c.VirtualFunctions {
+			with++
+		}
+		if j.planned < 0.98*j.optimum {
+			t.Errorf("seed %d: the slowest lane has %.4g GB/s, and %.4g are possible", seed, j.planned, j.optimum)
+		}
+		// A lane sends and receives by the same ways: where the two directions were measured
+		// apart, PXN's own way to send can be the faster one.
+		if j.planned < j.nccl*(1-1e-9) || h.Measured == nil && j.sent < j.pxn*(1-1e-9) {
+			t.Errorf("seed %d: the slowest lane has %.6g GB/s and sends %.6g; with NCCL's defaults it has %.6g, and with PXN it sends %.6g", seed, j.planned, j.sent, j.nccl, j.pxn)
+		}
+	}
+	if measured < judgedHosts/4 || with < judgedHosts/4 {
+		t.Errorf("of %d hosts %d are measured, and %d plans use virtual functions", judgedHosts, measured, with)
 	}
 }
 
@@ -481,6 +547,40 @@ func TestExplainOfManyNICsStaysShort(t *testing.T) {
 			if len(s) > 1500 {
 				t.Errorf("%s: a line of %d letters: %s", l.GPU, len(s), s[:200])
 			}
+		}
+	}
+}
+
+// A lane by configuration over a NIC that no other lane uses has links that are not priced.
+func TestPlanByPricesTakesPinnedLanesOverExcludedNICs(t *testing.T) {
+	defer func(before int) { mostWays = before }(mostWays)
+	mostWays = 0
+	for seed := range uint64(40) {
+		r := rand.New(rand.NewPCG(seed, 32))
+		h := measuredAndVirtual(r, 2+r.IntN(7), 2+r.IntN(6)).sorted()
+		c := PlanConfig{
+			Lanes:   []Assignment{{GPU: "0", NICs: []string{h.NICs[0].Name}}},
+			Exclude: Exclude{NICs: []string{h.NICs[0].Name}},
+		}
+		p, err := newPlanner(h, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := p.newAllocation(true)
+		if a.open == 0 {
+			continue
+		}
+		rate := a.slowest(a.solve())
+		mostWays = 1 << 20
+		b := p.newAllocation(true)
+		exact := b.slowest(b.solve())
+		mostWays = 0
+		most := 0.0
+		for i := range h.NICs {
+			most += p.nicRate(i) / float64(a.open)
+		}
+		if a.bound < exact*(1-1e-4) || a.bound > most*(1+1e-9) || rate > a.bound*(1+1e-4) || rate < 0.7*exact {
+			t.Errorf("seed %d: the optimum is %.4g GB/s; prices find %.4g, and a bound of %.4g", seed, exact, rate, a.bound)
 		}
 	}
 }

@@ -102,8 +102,8 @@ func (p *planner) setRails() error {
 		p.rails[name] = rail
 	}
 	next := 0
-	for _, nic := range p.host.NICs {
-		if nic.refusal() != "" || nic.Software && !p.config.Software {
+	for n, nic := range p.host.NICs {
+		if nic.refusal() != "" || nic.Software && !p.config.Software || !p.config.VirtualFunctions && p.owners[n] != n {
 			continue
 		}
 		if _, configured := p.rails[nic.Name]; !configured {

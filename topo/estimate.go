@@ -177,7 +177,7 @@ func (n *network) today(gpus []int, pxn bool) []carried {
 		nicAt[at] = nics[i]
 	}
 	var all []carried
-	users := make([]float64, len(n.h.NICs)) // lanes of each NIC
+	users := make([]float64, len(n.h.NICs)) // lanes of each port, by its owner
 	for i, g := range gpus {
 		c := carried{gpu: g}
 		if d, ok := p.dealt(p.atGPU[i]); ok {
@@ -191,14 +191,14 @@ func (n *network) today(gpus []int, pxn bool) []carried {
 					server = g
 				}
 				c.parts = append(c.parts, part{server: server, nic: nicAt[nic]})
-				users[nicAt[nic]]++
+				users[n.owners[nicAt[nic]]]++
 			}
 		}
 		all = append(all, c)
 	}
 	for _, c := range all {
-		for k := range c.parts { // a NIC that is shared takes less of each
-			c.parts[k].weight = n.nicRate(c.parts[k].nic) / users[c.parts[k].nic]
+		for k := range c.parts { // a port that is shared takes less of each
+			c.parts[k].weight = n.nicRate(c.parts[k].nic) / users[n.owners[c.parts[k].nic]]
 		}
 	}
 	return all

@@ -71,8 +71,12 @@ func (e *explanation) who() {
 // ways are those to each NIC.
 func (e *explanation) ways() {
 	var ways, nowhere, useless []string
+	of := owners(e.plan.NICs)
 	for i, pair := range e.h.toNICs(e.gpu, e.plan.NICs) {
 		nic := e.plan.NICs[i]
+		if of[i] != i && !slices.Contains(e.lane.NICs, nic.Name) {
+			continue // a function of a port that is in the list
+		}
 		switch {
 		case nic.refusal() != "":
 			useless = append(useless, fmt.Sprintf("%s (%s)", nic.Name, nic.refusal()))

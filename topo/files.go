@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -20,7 +21,8 @@ import (
 // of a capture. Everything that reads sysfs or procfs goes through it, so that a
 // capture is read by the same rules as the host that it came from.
 type files interface {
-	// ReadFile reads a whole file, which is no longer than maxFile.
+	// ReadFile reads a whole file, which is no longer than maxFile. What it returns is
+	// good until the next file is read.
 	ReadFile(path string) ([]byte, error)
 	// Open opens a file to read parts of it.
 	Open(path string) (openFile, error)
@@ -49,11 +51,26 @@ type machine struct{}
 func (machine) ReadLink(path string) (string, error) { return os.Readlink(path) }
 
 func (machine) Resolve(path string) (string, error) {
+	if at, ok := resolved(path); ok {
+		return at, nil
+	}
 	at, err := filepath.EvalSymlinks(path)
 	if named := (*fs.PathError)(nil); err != nil && !errors.As(err, &named) { // of a loop
 		err = &fs.PathError{Op: "lstat", Path: path, Err: err}
 	}
 	return at, err
+}
+
+// resolved is Resolve by three system calls: filepath.EvalSymlinks makes one for each
+// directory on the way. Not ok is that the other has to tell.
+func resolved(path string) (at string, ok bool) {
+	fd, err := again(func() (int, error) { return syscall.Open(path, openPath|syscall.O_CLOEXEC, 0) })
+	if err != nil {
+		return "", false
+	}
+	defer func() { _ = syscall.Close(fd) }()
+	at, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	return at, err == nil && filepath.IsAbs(at) && !strings.HasSuffix(at, " (deleted)")
 }
 
 func (machine) ReadDir(path string) ([]fs.DirEntry, error) { return readDir(path, maxEntries) }
@@ -85,6 +102,118 @@ func (machine) Open(path string) (openFile, error) {
 	return d, nil
 }
 
+// attributes is machine for who reads many files of one directory after the other, as
+// attributes of devices are: from the second on they are opened from there, and not
+// from the root. close gives the directories back.
+type attributes struct {
+	machine
+	root    string       // of sysfs, whose files end where a read is short
+	dir     keptOpen     // of the last file
+	devices keptOpen     // the directory that dir is in
+	buffer  [1 << 9]byte // more than any attribute but a few has
+}
+
+// keptOpen is a directory that is opened when it is asked for the second time.
+type keptOpen struct {
+	path string
+	fd   int // 0 while it is not open
+}
+
+// at is the open directory; 0 for none.
+func (k *keptOpen) at(path string, open func() (int, error)) int {
+	switch {
+	case path != k.path:
+		k.close()
+		k.path = path
+	case k.fd == 0:
+		if fd, err := open(); err == nil {
+			k.fd = fd
+		} // else the file's own error says what is wrong
+	}
+	return k.fd
+}
+
+func (k *keptOpen) close() {
+	if k.fd > 0 {
+		_ = syscall.Close(k.fd)
+	}
+	*k = keptOpen{}
+}
+
+func (a *attributes) close() {
+	a.dir.close()
+	a.devices.close()
+}
+
+// from says from which open directory, and by which name, a file is opened.
+func (a *attributes) from(path string) (dir int, name string) {
+	last := strings.LastIndexByte(path, '/')
+	if last <= 0 {
+		return atRoot, path
+	}
+	above := strings.LastIndexByte(path[:last], '/')
+	if above <= 0 {
+		return atRoot, path
+	}
+	openAt := func(dir int, name string) (int, error) {
+		return again(func() (int, error) {
+			return syscall.Openat(dir, name, openPath|syscall.O_CLOEXEC|syscall.O_DIRECTORY, 0)
+		})
+	}
+	devices := a.devices.at(path[:above], func() (int, error) { return openAt(atRoot, path[:above]) })
+	fd := a.dir.at(path[:last], func() (int, error) {
+		if devices > 0 {
+			return openAt(devices, path[above+1:last])
+		}
+		return openAt(atRoot, path[:last])
+	})
+	switch {
+	case fd > 0:
+		return fd, path[last+1:]
+	case devices > 0:
+		return devices, path[above+1:]
+	}
+	return atRoot, path
+}
+
+func (a *attributes) ReadFile(path string) ([]byte, error) {
+	dir, name := a.from(path)
+	if !strings.HasPrefix(path, a.root) {
+		d, err := openRegularAt(dir, name, path)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = d.Close() }()
+		return d.readAll()
+	}
+	// An attribute of the kernel's has a page at most, and one read gives all of it. Only
+	// where the read tells less or more than that is the file asked what it is: a pipe of
+	// a tree that is no kernel's has nothing, a device has no end. Neither is waited for.
+	fd, err := again(func() (int, error) { return syscall.Openat(dir, name, attributeFlags, 0) })
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	n, err := again(func() (int, error) { return syscall.Read(fd, a.buffer[:]) })
+	if _ = syscall.Close(fd); err == nil && n > 0 && n < len(a.buffer) {
+		return a.buffer[:n], nil
+	}
+	d, err := openRegularAt(dir, name, path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = d.Close() }()
+	return d.readAll()
+}
+
+func (a *attributes) Open(path string) (openFile, error) {
+	dir, name := a.from(path)
+	d, err := openRegularAt(dir, name, path)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
 // ReadFile is os.ReadFile in four system calls rather than ten: those of the
 // poller and of the end tell nothing of attributes, and a large host has tens of
 // thousands.
@@ -106,11 +235,21 @@ type descriptor struct {
 
 // openRegular opens a file without waiting for anything, and nothing but a
 // regular file: a tree that is no kernel's can have pipes and devices.
-func openRegular(path string) (descriptor, error) {
+func openRegular(path string) (descriptor, error) { return openRegularAt(atRoot, path, path) }
+
+const (
+	attributeFlags = syscall.O_RDONLY | syscall.O_CLOEXEC | syscall.O_NONBLOCK | syscall.O_NOCTTY
+
+	openPath = 0x200000 // O_PATH: nothing is opened that could wait
+	atRoot   = -100     // AT_FDCWD: the path is absolute
+)
+
+// openRegularAt opens a file of a directory; path is for errors.
+func openRegularAt(dir int, name, path string) (descriptor, error) {
 	d := descriptor{path: path}
 	var err error
 	if d.fd, err = again(func() (int, error) {
-		return syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+		return syscall.Openat(dir, name, attributeFlags, 0)
 	}); err != nil {
 		return d, &fs.PathError{Op: "open", Path: path, Err: err}
 	}

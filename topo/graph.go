@@ -267,9 +267,11 @@ func newGraph(h *Host, rules Rules) *graph {
 	}
 	plugged := map[nodeID]bool{}
 	for _, n := range h.NICs {
-		if id := nicID(n); !plugged[id] {
-			plugged[id] = true
-			plug(id, n.Place, n.NUMA)
+		for _, function := range []NIC{n, n.own()} {
+			if id := nicID(function); !plugged[id] {
+				plugged[id] = true
+				plug(id, function.Place, function.NUMA)
+			}
 		}
 	}
 	for _, l := range nvlinks(h.GPUs) {
@@ -600,10 +602,35 @@ func (f pathFinder) to(b endpoint) func(a endpoint) way {
 	}
 	f.search.from(f.graph.index[b.id], bandwidth)
 	found := f.search.found
-	return func(a endpoint) way {
-		from := f.graph.index[a.id]
-		s := found.best[from]
-		return way{finish(s.Path, a, b, f.rules), s.hops, found, from}
+	return func(a endpoint) way { return f.way(found, f.graph.index[a.id], &a, &b) }
+}
+
+// way is one that a search found from a node.
+func (f pathFinder) way(found *found, from int, a, b *endpoint) way {
+	s := &found.best[from]
+	return way{finish(s.Path, a, b, f.rules), s.hops, found, from}
+}
+
+// between finds the ways from all of these devices to each, and tells of each pair.
+// It is to without a search for the node of each device of each pair.
+func (f pathFinder) between(ends []endpoint, tell func(from, to int, w way)) {
+	nodes := make([]int, len(ends))
+	if f.graph != nil {
+		for i := range ends {
+			nodes[i] = f.graph.index[ends[i].id]
+		}
+	}
+	for j := range ends {
+		to := f.to(ends[j])
+		for i := range ends {
+			switch {
+			case i == j:
+			case f.graph == nil:
+				tell(i, j, to(ends[i]))
+			default:
+				tell(i, j, f.way(f.search.found, nodes[i], &ends[i], &ends[j]))
+			}
+		}
 	}
 }
 
@@ -628,7 +655,7 @@ func (f pathFinder) told(a, b endpoint) way {
 
 // finish applies what the graph does not know: NODE, P2C, and the speed of the
 // network behind a NIC.
-func finish(p Path, a, b endpoint, rules Rules) Path {
+func finish(p Path, a, b *endpoint, rules Rules) Path {
 	if p.Type == DIS {
 		return p
 	}

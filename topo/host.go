@@ -39,6 +39,8 @@ type Host struct {
 	// Notes are sentences on what the reader left out, and on what it could
 	// not learn.
 	Notes []string `json:"notes,omitempty"`
+	// Measured is what copies on the host carry; nil where nobody measured them.
+	Measured *Measured `json:"measured,omitempty"`
 	// Matrix has the path type of each ordered pair of devices, where the source
 	// states these and nothing else (nvidia-smi topo -m); nil otherwise. A
 	// device is a GPU's BusID or a NIC's name.
@@ -247,6 +249,15 @@ type NIC struct {
 	// Subfunction is the auxiliary device that it belongs to, "mlx5_core.sf.4";
 	// empty for others.
 	Subfunction string `json:"subfunction,omitempty"`
+	// DataDirect is the PCI address of the function by which the NIC reads and writes
+	// the memory of GPUs where that is another (ConnectX-8); empty for others. NUMA
+	// and Place are then those of this function, and Own has those of the NIC's own,
+	// by which it reaches host memory.
+	DataDirect string    `json:"dataDirect,omitempty"`
+	Own        *Function `json:"own,omitempty"`
+	// Management is set for a bridge to NVSwitches, which looks like a ConnectX-7 and
+	// leads to no network.
+	Management bool `json:"management,omitempty"`
 	// Bond is set for a device that stands for the ports of several functions
 	// (RoCE LAG, mlx5_bond_0); BusID is the first of these.
 	Bond bool `json:"bond,omitempty"`
@@ -259,14 +270,30 @@ type NIC struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// card is the PCI function that stands for the NIC's card; empty for none.
-func (n NIC) card() string { return cmp.Or(n.Card, n.BusID) }
+// Function is where a PCI function is.
+type Function struct {
+	NUMA int `json:"numa"` // -1 where unknown
+	Place
+}
+
+// card is the PCI function that stands for the NIC's card, for GPUs; empty for none.
+func (n NIC) card() string { return cmp.Or(n.DataDirect, n.Card, n.BusID) }
+
+// own is the NIC as its own function shows it.
+func (n NIC) own() NIC {
+	if n.Own != nil {
+		n.DataDirect, n.NUMA, n.Place, n.Own = "", n.Own.NUMA, n.Own.Place, nil
+	}
+	return n
+}
 
 // refusal is Reason, or the one that the other fields give, ports apart.
 func (n NIC) refusal() string {
 	switch {
 	case n.Reason != "":
 		return n.Reason
+	case n.Management:
+		return "it is a management bridge of NVSwitches (SW_MNG in its vital product data), and no network is behind it"
 	case n.Ethernet:
 		return "it has no RDMA"
 	case n.Protocol == "EFA":
@@ -376,6 +403,9 @@ var busIDPattern = newPattern(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1
 // case, with a domain of four digits or of as many as it needs. It accepts the
 // eight digits of nvidia-smi, and an address without a domain.
 func ParseBusID(s string) (string, error) {
+	if len(s) == len("0000:00:00.0") && isDevice(s) {
+		return s, nil
+	}
 	m := busIDPattern.FindStringSubmatch(strings.ToLower(s))
 	if m == nil {
 		return "", fmt.Errorf("%q is no PCI address; one looks like 0000:17:00.0", s)

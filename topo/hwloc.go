@@ -488,6 +488,7 @@ func (x *hwlocReader) finish() error {
 	x.nvlinks()
 	x.notes()
 	h := x.host
+	h.suspectBridges()
 	h.judge()
 	slices.SortFunc(h.Switches, func(a, b Switch) int { return compareBusID(a.BusID, b.BusID) })
 	slices.SortFunc(h.NICs, func(a, b NIC) int { return compareNatural(a.Name, b.Name) })

@@ -239,12 +239,22 @@ func (h *Host) inNCCLsWords() *Host {
 				listed[device]++
 			}
 		}
-		n.BusID, n.Card = n.card(), ""
+		if n.DataDirect != "" {
+			// NCCL lists both functions (ncclIbInitDevices, NCCL_IB_DATA_DIRECT).
+			own := n.own()
+			own.BusID, own.Card = own.card(), ""
+			told.NICs = append(told.NICs, own)
+			n.Name += dataDirectSuffix
+		}
+		n.BusID, n.Card, n.DataDirect, n.Own = n.card(), "", "", nil
 		told.NICs = append(told.NICs, n)
 	}
 	slices.SortStableFunc(told.NICs, func(a, b NIC) int { return compareNatural(a.Name, b.Name) })
 	return &told
 }
+
+// dataDirectSuffix ends NCCL's name of the <net> at a NIC's Data Direct function.
+const dataDirectSuffix = "_dma"
 
 func nicOnHost(n NIC) string {
 	if n.Host == "" {

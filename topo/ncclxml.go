@@ -605,6 +605,63 @@ func (x *xmlReader) addNIC(nic NIC) error {
 	return nil
 }
 
+// joinDataDirect makes one NIC of two <net> that NCCL lists for one port: X at the
+// NIC's own function, and X_dma at its Data Direct function. With
+// NCCL_IB_DATA_DIRECT=2 there is the second alone.
+func (h *Host) joinDataDirect() {
+	type name struct{ host, nic string }
+	places := map[name]int{}
+	for i, n := range h.NICs {
+		places[name{n.Host, n.Name}] = i
+	}
+	joined := map[int]bool{}
+	for i, n := range h.NICs {
+		own, is := strings.CutSuffix(n.Name, dataDirectSuffix)
+		if !is || own == "" || n.BusID == "" || n.Ethernet {
+			continue
+		}
+		at, both := places[name{n.Host, own}]
+		if !both {
+			h.NICs[i].Name, h.NICs[i].DataDirect = own, n.BusID
+			continue
+		}
+		first := &h.NICs[at]
+		if first.BusID == "" || first.GUID == "" || first.GUID != n.GUID || first.BusID == n.BusID || first.DataDirect != "" {
+			continue
+		}
+		first.Own = &Function{NUMA: first.NUMA, Place: first.Place}
+		first.DataDirect, first.NUMA, first.Place, first.GDR = n.BusID, n.NUMA, n.Place, n.GDR
+		joined[i] = true
+	}
+	kept := h.NICs[:0]
+	for i, n := range h.NICs {
+		if !joined[i] {
+			kept = append(kept, n)
+		}
+	}
+	h.NICs = kept
+}
+
+// The most that the PCIe link of a management bridge has; files of hwloc tell no lanes.
+const (
+	bridgeLanes = 2
+	bridgeLink  = 6.0 // GB/s, two lanes of PCIe 5.0
+)
+
+// suspectBridges notes NICs of a file that may be management bridges of NVSwitches:
+// a file has no vital product data, and so the link alone tells.
+func (h *Host) suspectBridges() {
+	for _, n := range h.NICs {
+		known := n.Device.Vendor == vendorMellanox && n.Device.Device == deviceConnectX7
+		other := n.Device.Vendor != "" && n.Device.Device != "" && !known
+		tiny := n.LinkWidth >= 1 && n.LinkWidth <= bridgeLanes || n.LinkWidth == 0 && known && n.Link > 0 && n.Link <= bridgeLink
+		if !tiny || other || n.Ethernet || n.Software || n.BusID == "" {
+			continue
+		}
+		h.note("%s may be a management bridge of NVSwitches, as boards with B200 have them, and no NIC: its PCIe link carries %.3g GB/s; the file has no vital product data that would tell (plan.exclude.nics leaves it out)", nicOnHost(n), n.Link)
+	}
+}
+
 // finish numbers the GPUs of each host and puts everything in order.
 func (x *xmlReader) finish() {
 	h := x.host
@@ -653,6 +710,8 @@ func (x *xmlReader) finish() {
 			next[g.Host]++
 		}
 	}
+	h.joinDataDirect()
+	h.suspectBridges()
 	slices.SortFunc(h.NICs, func(a, b NIC) int {
 		return cmp.Or(cmp.Compare(order[a.Host], order[b.Host]), compareNatural(a.Name, b.Name))
 	})

@@ -58,13 +58,18 @@ type network struct {
 	gpus, nics, switches map[string]int
 	cards                map[nodeID]int
 	sockets              map[nodeID]float64
-	pipes                []pipe
-	at                   []int // [pipe]: the place in the load that add works on
+	// owners are the NICs whose ports NICs send over.
+	owners []int
+	pipes  []pipe
+	at     []int // [pipe]: the place in the load that add works on
 	// What has been asked for already: hops by the two nodes, ports by NIC, and
 	// what the CPUs forward.
 	hops     map[[2]nodeID]hop
 	ports    map[int][2]int
 	forwards map[nodeID][2]int
+	measured map[[2]int][2]int // copies between GPUs, by these
+	// copyRates are what such copies were measured to carry, out and in.
+	copyRates map[[2]int][2]float64
 }
 
 // pipe is one direction of a link or of a NIC's port, or what a CPU forwards.
@@ -106,7 +111,7 @@ func newNetwork(h *Host) *network {
 	n := &network{
 		h: h, known: h.Matrix == nil,
 		gpus: map[string]int{}, nics: map[string]int{}, switches: map[string]int{}, cards: map[nodeID]int{}, sockets: map[nodeID]float64{},
-		hops: map[[2]nodeID]hop{}, ports: map[int][2]int{}, forwards: map[nodeID][2]int{},
+		hops: map[[2]nodeID]hop{}, ports: map[int][2]int{}, forwards: map[nodeID][2]int{}, measured: map[[2]int][2]int{},
 	}
 	for _, c := range h.CPUs {
 		n.sockets[cpuID(c.Host, c.NUMA)] = c.Socket
@@ -120,9 +125,10 @@ func newNetwork(h *Host) *network {
 		n.known = n.known && g.Link > 0
 	}
 	for i, nic := range slices.Backward(h.NICs) {
-		n.nics[nic.Name], n.cards[nicID(nic)] = i, i
+		n.nics[nic.Name], n.cards[nicID(nic)], n.cards[nicID(nic.own())] = i, i, i
 		n.known = n.known && (nic.Link > 0 || nic.refusal() != "")
 	}
+	n.owners = owners(h.NICs)
 	n.findWays()
 	return n
 }
@@ -168,7 +174,11 @@ func (n *network) findWays() {
 			n.toNIC[i][j] = to(g).route(found)
 		}
 		if n.known {
-			device := &h.NICs[j]
+			device := h.NICs[j].own()
+			if device.card() != h.NICs[j].card() { // host memory is reached by another function
+				to = finder.to(nicEndpoint(device, h.Source))
+				found = finder.ways()
+			}
 			n.nicCPU = append(n.nicCPU, to(n.cpu(device.Host, device.Place, device.NUMA)).route(found))
 		}
 	}
@@ -305,7 +315,7 @@ func (n *network) addPart(l *load, gpu int, p part, share float64, in directions
 	case KindBounce:
 		n.bounce(l, gpu, p.nic, share, in)
 	case KindStaged:
-		n.both(l, n.toGPU[gpu][p.server], copyShare, share, in)
+		n.copies(l, gpu, p.server, share, in)
 		n.both(l, n.toNIC[p.server][p.nic], n.gdrThrough(p.server, p.nic), share, in)
 	}
 }
@@ -388,7 +398,10 @@ func (n *network) forwarding(cpu nodeID) [2]int {
 		add(nic.Host, nic.NUMA, &nic.Place)
 	}
 	p := [2]int{-1, -1}
-	if fastest > 0 {
+	if out, back := n.memory(cpu); out > 0 {
+		name := "the CPU of " + cpu.String() + " (through its memory, measured)"
+		p = [2]int{n.pipe(name, out), n.pipe(name, back)}
+	} else if fastest > 0 {
 		for i := range p {
 			p[i] = n.pipe("the CPU of "+cpu.String()+" (through its memory)", bounceShare*fastest)
 		}
@@ -398,12 +411,21 @@ func (n *network) forwarding(cpu nodeID) [2]int {
 }
 
 // port is the pipes of a NIC's port, sending and receiving; -1 where no port
-// states a rate.
+// states a rate. Functions of one port share it.
 func (n *network) port(i int) [2]int {
+	i = n.owners[i]
 	p, known := n.ports[i]
 	if !known {
 		p = [2]int{-1, -1}
-		if rate := n.h.NICs[i].RateGbps() / 8; rate > 0 {
+		rate := n.h.NICs[i].RateGbps() / 8
+		if rate == 0 { // of a physical function that is down, or states none
+			for j, owner := range n.owners {
+				if owner == i {
+					rate = max(rate, n.h.NICs[j].RateGbps()/8)
+				}
+			}
+		}
+		if rate > 0 {
 			name := "the port of " + n.h.NICs[i].Name
 			p = [2]int{n.pipe(name+" (sending)", rate), n.pipe(name+" (receiving)", rate)}
 		}
@@ -499,7 +521,11 @@ func (n *network) place(id nodeID) Place {
 	case gpuNode:
 		return n.h.GPUs[n.gpu(id.name)].Place
 	case nicNode:
-		return n.h.NICs[n.cards[id]].Place
+		nic := n.h.NICs[n.cards[id]]
+		if nic.card() != id.name && nic.Own != nil {
+			return nic.Own.Place
+		}
+		return nic.Place
 	}
 	if i := placeIn(n.switches, id.name); i >= 0 {
 		return n.h.Switches[i].Place

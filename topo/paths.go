@@ -80,7 +80,7 @@ func (h *Host) EachPath(rules Rules) iter.Seq[Pair] {
 					Path: w.Path, Hops: w.hops, Reason: w.reason(a, b),
 				}
 				if after != nil {
-					after.apply(&pair, i, j)
+					pair.Policy, pair.PXN = after.answer(i, j).tell(after)
 				}
 				if !yield(pair) {
 					return
@@ -116,22 +116,20 @@ func (h *Host) PathTable(rules Rules) *PathTable {
 	t := &PathTable{devices: len(ends), of: slices.Repeat([]int32{-1}, len(ends)*len(ends))}
 	finder := newPathFinder(h, rules)
 	known := map[Path]int32{}
-	for j, b := range ends {
-		to := finder.to(b)
-		for i, a := range ends {
-			if i == j {
-				continue
-			}
-			path := to(a).Path
-			at, is := known[path]
+	var last Path // neighbours have one path to a device
+	lastAt := int32(-1)
+	finder.between(ends, func(i, j int, w way) {
+		if lastAt < 0 || w.Path != last {
+			at, is := known[w.Path]
 			if !is {
 				at = int32(len(t.Paths))
-				known[path] = at
-				t.Paths = append(t.Paths, path)
+				known[w.Path] = at
+				t.Paths = append(t.Paths, w.Path)
 			}
-			t.of[i*t.devices+j] = at
+			last, lastAt = w.Path, at
 		}
-	}
+		t.of[i*t.devices+j] = lastAt
+	})
 	return t
 }
 

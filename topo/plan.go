@@ -45,6 +45,9 @@ type PlanConfig struct {
 	// Software lets lanes use software RDMA (rxe, siw), which cannot reach a
 	// GPU's memory: for trying things out.
 	Software bool
+	// VirtualFunctions lets lanes use the virtual functions and subfunctions of a NIC
+	// that they can use itself: without it these are left to other tenants.
+	VirtualFunctions bool
 	// AnyVendor plans GPUs of any maker, for study: nothing relays them.
 	AnyVendor bool
 	// Lanes are assigned as they stand, whatever the topology says.

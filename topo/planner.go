@@ -3,6 +3,7 @@ package topo
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -101,6 +102,12 @@ func (p *planner) unusable(n int, nic *NIC) string {
 		return "it has no active port"
 	case p.exclude.nics[n]:
 		return "configuration excludes it"
+	}
+	if owner := p.owners[n]; owner != n && !p.config.VirtualFunctions && nic.parent() != "" {
+		physical := &p.host.NICs[owner]
+		if physical.parent() == "" && p.unusable(owner, physical) == "" {
+			return fmt.Sprintf("it shares the port of %s, which lanes use themselves; plan.virtual_functions = true plans with both", physical.Name)
+		}
 	}
 	return ""
 }
@@ -699,13 +706,20 @@ func (p *planner) notes(lanes []Lane) []string {
 			far++
 		}
 	}
+	functions := map[int]int{} // left to others, of each NIC
 	for n, nic := range p.host.NICs {
 		switch {
+		case used[nic.Name]:
+		case p.owners[n] != n && !p.config.VirtualFunctions:
+			functions[p.owners[n]]++
 		case nic.refusal() == "" && !nic.Active():
 			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and serves no lane that the topology decides", nic.Name, states(nic)))
 		case p.usable(n) && !used[nic.Name] && open:
 			notes = append(notes, p.idle(nic.Name, lanes))
 		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(functions)) {
+		notes = append(notes, fmt.Sprintf("%s has %d virtual functions or subfunctions, which lanes leave to others: they share its port (plan.virtual_functions)", p.host.NICs[n].Name, functions[n]))
 	}
 	if relayed == 0 && p.stageable != nil && slices.ContainsFunc(lanes, func(l Lane) bool { return len(l.NICs) > 0 }) {
 		notes = append(notes, p.noRelay(lanes, far)...)
@@ -715,6 +729,9 @@ func (p *planner) notes(lanes []Lane) []string {
 	}
 	if p.ahead != "" {
 		notes = append(notes, "the lanes are "+p.ahead+": by the estimate, that is faster than what the plan found")
+	}
+	if gpus := p.closeCalls(lanes); len(gpus) > 0 {
+		notes = append(notes, fmt.Sprintf("constants decide by under 25 %% for %s: try peerlane plan --measure", p.names(gpus)))
 	}
 	if gdr {
 		notes = append(notes, "by the file, GPUDirect RDMA was off for NICs or GPUs whose lanes need it; that can mean just that nvidia-peermem was not loaded when the file was written, so lanes are planned and estimated as if it were on, and only NCCL TODAY goes by the file")

@@ -330,27 +330,40 @@ func (p *policy) proxy(n int, local []int) int {
 	return p.localGPU(n, local)
 }
 
-// apply adds the results to the pair of two devices, places among GPUs and then
-// NICs.
-func (p *policy) apply(pair *Pair, i, j int) {
+// policyAnswer is what the policy makes of the path between two devices.
+type policyAnswer struct {
+	known bool // else nothing of it is known
+	PolicyPath
+	via int32 // the GPU on the way, a place in gpus, from 1; 0 for none
+}
+
+// answer is the result for two devices, places among GPUs and then NICs.
+func (p *policy) answer(i, j int) policyAnswer {
 	switch gpus := len(p.atGPU); {
 	case i < gpus && j < gpus:
 		a, b := p.atGPU[i], p.atGPU[j]
-		pair.Policy = &PolicyPath{p.toGPU[a][b], p.gpuDirect[a][b]}
+		return policyAnswer{true, PolicyPath{p.toGPU[a][b], p.gpuDirect[a][b]}, 0}
 	case i < gpus:
 		g, n := p.atGPU[i], p.atNIC[j-gpus]
-		if n < 0 {
-			return
-		}
-		pair.Policy = &PolicyPath{p.toNIC[g][n], p.nicDirect[g][n]}
-		if via := p.via[g][n]; via >= 0 {
-			pair.PXN = &PXNPath{p.gpus[via].BusID, p.toNIC[g][n].Bandwidth}
+		if n >= 0 {
+			return policyAnswer{true, PolicyPath{p.toNIC[g][n], p.nicDirect[g][n]}, int32(p.via[g][n] + 1)}
 		}
 	case j < gpus:
 		g, n := p.atGPU[j], p.atNIC[i-gpus]
-		if n < 0 {
-			return
+		if n >= 0 {
+			return policyAnswer{true, PolicyPath{p.back[g][n], p.nicDirect[g][n] && p.back[g][n].Type <= P2C}, 0}
 		}
-		pair.Policy = &PolicyPath{p.back[g][n], p.nicDirect[g][n] && p.back[g][n].Type <= P2C}
 	}
+	return policyAnswer{}
+}
+
+// tell is the answer as a Pair has it.
+func (a policyAnswer) tell(p *policy) (*PolicyPath, *PXNPath) {
+	switch {
+	case !a.known:
+		return nil, nil
+	case a.via == 0:
+		return &a.PolicyPath, nil
+	}
+	return &a.PolicyPath, &PXNPath{p.gpus[a.via-1].BusID, a.Bandwidth}
 }

@@ -24,7 +24,7 @@ func (s *sysfs) readNICs() error {
 	if len(names) > maxDevices {
 		return fmt.Errorf("there are %d RDMA devices, and a host has %d at most", len(names), maxDevices)
 	}
-	bonds, members := map[string]string{}, map[string]int{}
+	bonds, members, cards := map[string]string{}, map[string]int{}, map[string]string{}
 	for _, name := range names {
 		nic, err := s.readNIC(name)
 		if gone(err) {
@@ -35,6 +35,14 @@ func (s *sysfs) readNICs() error {
 			return err
 		}
 		nic.Uverbs = uverbs[name]
+		what, err := s.product(nic.BusID, nic.Device)
+		if err != nil {
+			return err
+		}
+		nic.Management = what.management
+		if nic.Device.Device == deviceConnectX8 && what.card != "" {
+			cards[name] = what.card
+		}
 		bond, err := s.bond(nic)
 		if err != nil {
 			return err
@@ -50,7 +58,7 @@ func (s *sysfs) readNICs() error {
 		nic.Bond = bondName.MatchString(nic.Name) || bond != "" && members[bond] == 1
 	}
 	slices.SortFunc(s.host.NICs, func(a, b NIC) int { return compareNatural(a.Name, b.Name) })
-	return nil
+	return s.findDataDirect(cards)
 }
 
 // readNIC reads an RDMA device.

@@ -36,7 +36,8 @@ const (
 )
 
 // What of each is taken. Nothing here tells a serial number or the host's name:
-// those are in vpd, serial_number, node_desc and uevent.
+// those are in serial_number, node_desc, uevent and vpd, which is reduced to what
+// tells management bridges and Data Direct functions.
 var (
 	recordedOfFunction = []string{
 		"class", "vendor", "device", "subsystem_vendor", "subsystem_device", "revision",
@@ -305,6 +306,9 @@ func (r *recording) function(f member) error {
 	if err := r.files(f.at, recordedOfFunction...); err != nil {
 		return err
 	}
+	if err := r.product(f.at); err != nil {
+		return err
+	}
 	for _, name := range recordedLinksOfFunction {
 		if _, err := r.link(path.Join(f.at, name)); err != nil {
 			return err
@@ -319,6 +323,45 @@ func (r *recording) function(f member) error {
 	}
 	_, err = r.link(path.Join(driver, path.Base(f.path)))
 	return err
+}
+
+// product takes of a function's vital product data what tells what it is for. Without
+// root the kernel does not show it.
+func (r *recording) product(at string) error {
+	var id PCIIdentity
+	for name, into := range map[string]*string{"vendor": &id.Vendor, "device": &id.Device} {
+		text, err := r.read(path.Join(at, name))
+		if gone(err) || refused(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		*into = strings.TrimSpace(string(text))
+	}
+	if !hasProduct(id) {
+		return nil
+	}
+	name := path.Join(at, "vpd")
+	d, err := openRegular(r.on(name))
+	if gone(err) || r.extent == Everything && errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	data, err := readVPD(d)
+	_ = d.Close()
+	if gone(err) || refused(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if kept := parseVPD(data).reduced(); kept != nil {
+		return r.to.File(name, kept)
+	}
+	return nil
 }
 
 // classDevice takes an entry of a class, its attributes, and the device that it

@@ -15,7 +15,8 @@ import (
 
 // grow makes a host with so many PCI functions, of which so many are GPUs and
 // half as many RDMA NICs. Each switch has a GPU, or a GPU and a NIC, and
-// functions of no concern; the sockets share them. It has what hwloc reads as
+// functions of no concern; the sockets share them. Where there are too few functions
+// for that, eight GPUs share a switch. It has what hwloc reads as
 // well, so that one can compare.
 func grow(t testing.TB, to Recorder, functions, gpus int) {
 	t.Helper()
@@ -73,20 +74,28 @@ func grow(t testing.TB, to Recorder, functions, gpus int) {
 	write("proc/cpuinfo", "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nphysical id\t: 0\n\nprocessor\t: 1\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nphysical id\t: 1\n")
 	write("proc/mounts", "")
 
-	others := (functions-7*gpus)/gpus + 1 // functions of no concern, for each switch
+	each := 1 // GPUs of a switch
+	if functions < 7*gpus {
+		each = 8
+	}
+	others := max(0, (functions-7*gpus)/gpus+1) // functions of no concern, for each switch
 	nics := 0
+	var bridge, up string
 	for i := range gpus {
 		// Each switch has a domain of its own: buses are few.
-		numa := i % sockets
-		bridge := fmt.Sprintf("pci%04x:10", i)
-		port := function(bridge, i, 0x10, 0, 0, numa, "0x060400", "0x8086")
-		up := function(port, i, 0x11, 0, 0, numa, "0x060400", "0x1000")
-		down := function(up, i, 0x12, 0, 0, numa, "0x060400", "0x1000")
-		gpu := filepath.Base(function(down, i, 0x13, 0, 0, numa, "0x030200", "0x10de"))
+		domain, slot := i/each, i%each
+		numa := domain % sockets
+		if slot == 0 {
+			bridge = fmt.Sprintf("pci%04x:10", domain)
+			port := function(bridge, domain, 0x10, 0, 0, numa, "0x060400", "0x8086")
+			up = function(port, domain, 0x11, 0, 0, numa, "0x060400", "0x1000")
+		}
+		down := function(up, domain, 0x12, 2*slot, 0, numa, "0x060400", "0x1000")
+		gpu := filepath.Base(function(down, domain, 0x20+2*slot, 0, 0, numa, "0x030200", "0x10de"))
 		write("proc/driver/nvidia/gpus/"+gpu+"/information", fmt.Sprintf("Model: \t NVIDIA H200\nGPU UUID: \t GPU-00000000-0000-0000-0000-%012x\nDevice Minor: \t %d", i, i))
 		if i%2 == 0 {
-			down = function(up, i, 0x12, 1, 0, numa, "0x060400", "0x1000")
-			at := function(down, i, 0x14, 0, 0, numa, "0x020700", "0x15b3")
+			down = function(up, domain, 0x12, 2*slot+1, 0, numa, "0x060400", "0x1000")
+			at := function(down, domain, 0x21+2*slot, 0, 0, numa, "0x020700", "0x15b3")
 			name := fmt.Sprintf("mlx5_%d", nics)
 			nics++
 			dir := "sys/devices/" + at + "/infiniband/" + name
@@ -101,7 +110,7 @@ func grow(t testing.TB, to Recorder, functions, gpus int) {
 			link("sys/class/infiniband_verbs/"+verbs, "../../devices/"+at+"/infiniband_verbs/"+verbs)
 		}
 		for n := 0; n < others && (left > 7*(gpus-1-i) || i == gpus-1) && left > 0; n++ {
-			function(bridge, i, 0x20+n/256, n/8%32, n%8, numa, "0x088000", "0x8086")
+			function(bridge, domain, 0x40+n/256, n/8%32, n%8, numa, "0x088000", "0x8086")
 		}
 	}
 	for n := 0; left > 0; n++ {
@@ -175,7 +184,7 @@ func grownCapture(t testing.TB, functions, gpus int) []byte {
 
 // sizes are those that the figures of docs/benchmarks.md are for: one machine
 // that grows by what is no GPU, and one that grows by all.
-var sizes = []struct{ functions, gpus int }{{60, 8}, {256, 8}, {4096, 8}, {256, 16}, {4096, 256}}
+var sizes = []struct{ functions, gpus int }{{60, 8}, {256, 8}, {4096, 8}, {256, 16}, {4096, 256}, {4096, 1024}}
 
 func BenchmarkReadSysfs(b *testing.B) {
 	for _, s := range sizes {

@@ -39,7 +39,16 @@ const (
 // class and vendor, so that a host whose driver is not loaded shows them too,
 // and RDMA NICs in /sys/class/infiniband. What is absent is left out; what
 // exists and cannot be read is an error.
-func ReadSysfs(o Options) (*Host, error) { return readHost(o, machine{}) }
+func ReadSysfs(o Options) (*Host, error) {
+	root, _ := o.roots()
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("reading the topology below %s: %w", root, err)
+	}
+	files := &attributes{root: strings.TrimSuffix(root, "/") + "/"}
+	defer files.close()
+	return readHost(o, files)
+}
 
 func readHost(o Options, from files) (*Host, error) {
 	sysfsRoot, proc := o.roots()
@@ -51,6 +60,7 @@ func readHost(o Options, from files) (*Host, error) {
 	s := sysfs{
 		files: from, root: root, proc: proc,
 		switches: map[string]bool{}, ports: map[string]bool{}, configs: map[string]configuration{},
+		told: map[[2]string]string{},
 	}
 	s.host = &Host{Source: Source{Kind: SourceSysfs, Sysfs: s.root}}
 	for _, read := range []func() error{s.readNodes, s.readGPUs, s.readNICs} {
@@ -80,11 +90,24 @@ type sysfs struct {
 	switches   map[string]bool // those already in host
 	ports      map[string]bool // those already in host
 	configs    map[string]configuration
-	cut        bool // there is a configuration space that is not shown whole
+	told       map[[2]string]string // attributes of PCI functions that are asked for twice
+	cut        bool                 // there is a configuration space that is not shown whole
+	refreshed  bool                 // Broadcom's driver has looked for links of its switches
+	noVPD      bool                 // there is vital product data that is not shown
 }
 
+// path is a path below the root; its elements are clean already.
 func (s *sysfs) path(elem ...string) string {
-	return filepath.Join(append([]string{s.root}, elem...)...)
+	n := len(s.root)
+	for _, e := range elem {
+		n += 1 + len(e)
+	}
+	path := make([]byte, 0, n)
+	path = append(path, strings.TrimSuffix(s.root, "/")...)
+	for _, e := range elem {
+		path = append(append(path, '/'), e...)
+	}
+	return string(path)
 }
 
 // attribute reads a one-line file; "" where there is none.
@@ -349,7 +372,20 @@ func (s *sysfs) classOf(device string) string {
 }
 
 func (s *sysfs) pciAttribute(device, name string) (string, error) {
-	return s.attribute("bus/pci/devices", device, name)
+	if name != "class" && name != "vendor" {
+		return s.attribute("bus/pci/devices", device, name)
+	}
+	// These tell which functions are read, and then what they are.
+	key := [2]string{device, name}
+	text, known := s.told[key]
+	if !known {
+		var err error
+		if text, err = s.attribute("bus/pci/devices", device, name); err != nil {
+			return "", err
+		}
+		s.told[key] = text
+	}
+	return text, nil
 }
 
 // driver is the name of the driver that a PCI device is bound to, "" for none.
@@ -370,7 +406,10 @@ func (s *sysfs) peers(device string, identity PCIIdentity) ([]string, error) {
 	}
 	// Reading this makes the driver look again (ncclTopoRefreshBcmP2pLinks).
 	// Whether it did, nobody says; most hosts do not have it.
-	_, _ = s.files.ReadFile(s.path(switchRefresh))
+	if !s.refreshed {
+		s.refreshed = true
+		_, _ = s.files.ReadFile(s.path(switchRefresh))
+	}
 	names, err := s.list(switchLinks, device)
 	if err != nil {
 		return nil, err
@@ -394,8 +433,8 @@ const (
 )
 
 var (
-	hostBridgePattern = newPattern(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
-	devicePattern     = newPattern(`^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+	hostBridgePattern = newPattern(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`).by(isHostBridge)
+	devicePattern     = newPattern(`^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`).by(isDevice)
 )
 
 // chain reads off the path of a device in /sys/devices what lies between it and

@@ -72,8 +72,12 @@ func (h *Host) virtualSwitch(p *Plan, local bool) (*Host, error) {
 			told.NICs = append(told.NICs, nic)
 			continue
 		}
-		if n := slices.IndexFunc(physical, func(n NIC) bool { return n.Name == l.NICs[0] }); n >= 0 {
-			real := physical[n]
+		at := slices.IndexFunc(physical, func(n NIC) bool { return n.Name == l.NICs[0]+dataDirectSuffix })
+		if at < 0 {
+			at = slices.IndexFunc(physical, func(n NIC) bool { return n.Name == l.NICs[0] })
+		}
+		if at >= 0 {
+			real := physical[at]
 			nic.GUID = real.GUID
 			if len(real.Ports) > 0 {
 				nic.Ports = []Port{real.bestPort()}

@@ -84,7 +84,7 @@ func TestPlanFits100Columns(t *testing.T) {
 		}
 	}
 	wide := peerlane(t, "plan", "--root", root, "--input", "../../docs/hgx-4-nics.xml", "-o", "wide")
-	if !strings.Contains(wide, "is staged on GPUs 0 and 1, near that NIC") {
+	if !strings.Contains(wide, "is staged on GPU 1, near that NIC") {
 		t.Errorf("the wide plan wraps its reasons:\n%s", wide)
 	}
 }

@@ -1,3 +1,5 @@
+//go:build !front
+
 package main
 
 import (
@@ -87,7 +89,8 @@ func (a *app) specOptions(p *planned, host *hostFlags, hook, devRoot string) cdi
 }
 
 // libraryDir is the directory of the libraries that containers get, where it is not that of
-// the packages: beside this command's below another prefix (make install PREFIX=).
+// the packages: below the prefix of this command, where that is another one (make install
+// PREFIX=).
 func (a *app) libraryDir() string {
 	self, err := os.Executable()
 	if err != nil || !a.layout.IsDefault() {
@@ -97,14 +100,29 @@ func (a *app) libraryDir() string {
 }
 
 func prefixedLibraries(self, packaged string) string {
-	if _, err := os.Stat(packaged); err == nil || filepath.Base(filepath.Dir(self)) != "bin" {
+	prefix, ok := prefixOf(self)
+	if _, err := os.Stat(packaged); err == nil || !ok {
 		return ""
 	}
-	dir := filepath.Join(filepath.Dir(self), "../lib/peerlane")
+	dir := filepath.Join(prefix, "lib/peerlane")
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return ""
 	}
 	return dir
+}
+
+// prefixOf is the prefix that this command is installed below, as PREFIX/bin/peerlane or as
+// PREFIX/libexec/peerlane/peerlane, which the front executes.
+func prefixOf(self string) (prefix string, ok bool) {
+	dir := filepath.Dir(self)
+	above := filepath.Dir(dir)
+	switch {
+	case filepath.Base(dir) == "bin":
+		return above, true
+	case filepath.Base(dir) == "peerlane" && filepath.Base(above) == "libexec":
+		return filepath.Dir(above), true
+	}
+	return "", false
 }
 
 func newGenerateCommand(a *app) *cobra.Command {
@@ -236,7 +254,7 @@ func hookPath(named string) (string, error) {
 }
 
 // binaries is the directory that has peerlane, peerlane-hook and peerlane-relay: this
-// command's, or the package's, which has a link to this command.
+// command's, or the package's, which has this command, too.
 func binaries() (string, error) {
 	hook, err := hookPath("")
 	return filepath.Dir(hook), err

@@ -36,18 +36,14 @@ func TestAMatrixOfNvidiaSMIHasTypesAlone(t *testing.T) {
 		t.Errorf("a table of bandwidths that nobody stated:\n%s", out)
 	}
 	got := decode[struct {
-		GPUs  []struct{ BusID string }
+		printedTopology
 		Notes []string
-		Paths []struct {
-			From, To, Type string
-			Bandwidth      float64
-		}
 	}](t, "topo", "-o", "json", "--input", file)
-	if len(got.Paths) != 6 || len(got.Notes) == 0 || got.GPUs[1].BusID != "GPU1" {
+	if len(got.Paths) != 3 || len(got.Notes) == 0 || got.GPUs[1].BusID != "GPU1" {
 		t.Fatalf("%+v", got)
 	}
-	for _, p := range got.Paths {
-		if p.Bandwidth != 0 || p.From == "GPU1" && p.To == "mlx5_3" && p.Type != "SYS" {
+	for _, p := range got.pairs() {
+		if p.Bandwidth != 0 || p.From == "GPU1" && p.To == "mlx5_3" && p.Type != topo.SYS {
 			t.Errorf("%+v", p)
 		}
 	}

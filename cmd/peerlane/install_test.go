@@ -28,7 +28,7 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	for path, mode := range map[string]os.FileMode{
-		"bin/peerlane": 0o755, "bin/peerlane-runtime": 0o755, "libexec/peerlane/peerlane-hook": 0o755, "libexec/peerlane/peerlane-relay": 0o755,
+		"bin/peerlane": 0o755, "libexec/peerlane/peerlane": 0o755, "bin/peerlane-runtime": 0o755, "libexec/peerlane/peerlane-hook": 0o755, "libexec/peerlane/peerlane-relay": 0o711,
 		"lib/peerlane/libpeerlane.so.0": 0o644, "lib/peerlane/libnccl-net-peerlane.so": 0o644, "lib/systemd/system/peerlane-relay.socket": 0o644,
 		"share/peerlane/alerts.yaml": 0o644, "share/peerlane/dashboard.json": 0o644, "share/doc/peerlane/quickstart.md": 0o644,
 	} {
@@ -46,14 +46,54 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 	if err != nil || !strings.Contains(string(unit), "ExecStart=/opt/peerlane/libexec/peerlane/peerlane-hook accept") || strings.Contains(string(unit), "/usr/libexec/peerlane") {
 		t.Errorf("the unit of relays: %v\n%s", err, unit)
 	}
-	self := filepath.Join(dest, "opt/peerlane/bin/peerlane")
-	if got, want := prefixedLibraries(self, "/nosuch"), filepath.Join(dest, "opt/peerlane/lib/peerlane"); filepath.Clean(got) != want {
-		t.Errorf("libraries are looked for in %q, not %q", got, want)
-	}
-	if got := prefixedLibraries(self, built); got != "" {
-		t.Errorf("beside the package's libraries %q is taken", got)
+	// The command itself, and the one that its front executes.
+	for _, place := range []string{"bin/peerlane", "libexec/peerlane/peerlane"} {
+		self := filepath.Join(dest, "opt/peerlane", place)
+		if got, want := prefixedLibraries(self, "/nosuch"), filepath.Join(dest, "opt/peerlane/lib/peerlane"); got != want {
+			t.Errorf("%s looks for libraries in %q, not %q", place, got, want)
+		}
+		if got := prefixedLibraries(self, built); got != "" {
+			t.Errorf("beside the package's libraries %s takes %q", place, got)
+		}
+		if got, want := runtimeOf(self), filepath.Join(dest, "opt/peerlane/bin/peerlane-runtime"); got != want {
+			t.Errorf("%s names the runtime %s, not %s", place, got, want)
+		}
 	}
 	if out, err := exec.Command("../../packaging/install", t.TempDir(), dest).CombinedOutput(); err == nil || !strings.Contains(string(out), "run make build") {
 		t.Errorf("without a build: %v: %s", err, out)
+	}
+}
+
+// The command is its own front where none is built; where one is, that is what users start,
+// and it finds the command.
+func TestInstallPutsTheFrontBeforeTheCommand(t *testing.T) {
+	built := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(built, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0", "libnccl-net-peerlane.so"} {
+		write(name, "\x00"+name)
+	}
+	for _, front := range []string{"\x00peerlane", "\x00front"} {
+		if front != "\x00peerlane" {
+			write("front/peerlane", front)
+		}
+		dest := t.TempDir()
+		if out, err := exec.Command("../../packaging/install", built, dest, "/usr").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		started := filepath.Join(dest, "usr/bin/peerlane")
+		for path, want := range map[string]string{started: front, behindFront(started): "\x00peerlane"} {
+			if text, err := os.ReadFile(path); err != nil || string(text) != want {
+				t.Errorf("%s is %q, want %q, %v", path, text, want, err)
+			}
+		}
 	}
 }

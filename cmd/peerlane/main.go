@@ -5,7 +5,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/peerlane/peerlane/cmd/manual"
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/hook/config"
@@ -45,19 +43,11 @@ func main() {
 		// than what it was.
 		debug.SetTraceback("none")
 	}
+	if err := delegate(os.Args[1:]); err != nil {
+		terminal.New(os.Stderr).Printf("peerlane: %s\n", err)
+		os.Exit(exitFailure)
+	}
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
-}
-
-// The exit status is the last of a command's help.
-func init() {
-	cobra.AddTemplateFunc("longText", func(c *cobra.Command) string {
-		text, _ := manual.Exit(c.Long)
-		return cmp.Or(text, c.Short)
-	})
-	cobra.AddTemplateFunc("exitText", func(c *cobra.Command) string {
-		_, exit := manual.Exit(c.Long)
-		return exit
-	})
 }
 
 // run is main with its surroundings as parameters.
@@ -131,8 +121,7 @@ Exit status:
 	root.SetOut(a.out.Document())
 	root.SetErr(a.errOut.Document())
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{cmd.CommandPath(), nearFlag(cmd, err)} })
-	root.SetHelpTemplate("{{longText .}}\n\n{{.UsageString}}")
-	root.SetUsageTemplate(root.UsageTemplate() + "\nExit status:\n{{exitText .}}")
+	setTemplates(root)
 
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.root, "root", "/", "look for var/lib/peerlane, run/peerlane and etc/peerlane below `DIR`")
@@ -142,25 +131,7 @@ Exit status:
 	complete(root, "log-level", logLevels...)
 	complete(root, "log-format", "text", "json")
 
-	root.AddCommand(
-		newTopoCommand(a),
-		newPlanCommand(a),
-		newCDICommand(a),
-		newRelayCommand(a),
-		newRuntimeCommand(a),
-		newSelfTestCommand(a),
-		newDoctorCommand(a),
-		newExporterCommand(a),
-		newKeyCommand(a),
-		newBenchCommand(a),
-		newBenchClientCommand(a),
-		newTrafficClientCommand(a),
-		newDemoCommand(a),
-		newDemoClientCommand(a),
-		newMeasureCommand(a),
-		newVersionCommand(a),
-		manual.NewCommand(),
-	)
+	root.AddCommand(commands(a)...)
 	group(root)
 	root.SetHelpCommand(newHelpCommand(root))
 	root.InitDefaultCompletionCmd()
@@ -284,7 +255,7 @@ func newHelpCommand(root *cobra.Command) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			of, rest, err := root.Find(args)
 			if err != nil || len(rest) > 0 {
-				return usageError{cmd.CommandPath(), fmt.Errorf("there is no command %q; peerlane --help lists all", strings.Join(args, " "))}
+				return usageError{cmd.CommandPath(), fmt.Errorf("there is no command %q; list them with peerlane --help", strings.Join(args, " "))}
 			}
 			of.InitDefaultHelpFlag()
 			return of.Help()

@@ -5,8 +5,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"iter"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -26,6 +26,15 @@ const (
 	formXML   = "xml" // of peerlane topo alone
 	formWide  = "wide"
 )
+
+// Forms of output that are pictures.
+const (
+	formSVG  = "svg"
+	formHTML = "html"
+)
+
+// picture says whether the form is one.
+func (f *form) picture() bool { return f.value == formSVG || f.value == formHTML }
 
 // form is the value of -o, one of known.
 type form struct {
@@ -73,10 +82,11 @@ func indented(v any) ([]byte, error) {
 	return terminal.JSON(b.Bytes()), nil
 }
 
-// printTopology prints t as printJSON would with these paths, but one at a time:
-// those of hundreds of devices are tens of megabytes of text.
-func (a *app) printTopology(t topology, paths iter.Seq[topo.Pair]) error {
-	t.Paths = []topo.Pair{}
+// printTopology prints t and, as its last field, each pair of devices once: the
+// places of the two among the GPUs and then the NICs, and the places in t.Ways of the
+// way there and of the way back. Large hosts have millions of pairs.
+func (a *app) printTopology(t topology, ways *topo.WayTable) error {
+	t.Ways, t.Paths = append([]topo.Way{}, ways.Ways...), [][4]int{}
 	text, err := indented(t)
 	if err != nil {
 		return err
@@ -84,21 +94,22 @@ func (a *app) printTopology(t topology, paths iter.Seq[topo.Pair]) error {
 	const none = "[]\n}\n" // the end: paths are the last field
 	w := bufio.NewWriterSize(a.out.Document(), 64<<10)
 	_, _ = w.Write(bytes.TrimSuffix(text, []byte(none)))
-	before, after := "[\n    ", none
-	var one bytes.Buffer
-	e := json.NewEncoder(&one)
-	e.SetIndent("    ", "  ")
-	e.SetEscapeHTML(false)
-	for p := range paths {
-		one.Reset()
-		if err := e.Encode(p); err != nil {
-			return fmt.Errorf("printing JSON: %w", err)
+	before, after := "[\n    [", none
+	var line []byte
+	for i := range ways.Devices() {
+		for j := i + 1; j < ways.Devices(); j++ {
+			line = append(line[:0], before...)
+			for n, number := range [...]int{i, j, int(ways.At(i, j)), int(ways.At(j, i))} {
+				if n > 0 {
+					line = append(line, ',')
+				}
+				line = strconv.AppendInt(line, int64(number), 10)
+			}
+			if _, err := w.Write(append(line, ']')); err != nil {
+				return nil // a.out remembers it
+			}
+			before, after = ",\n    [", "\n  ]\n}\n"
 		}
-		_, _ = w.WriteString(before)
-		if _, err := w.Write(terminal.JSON(bytes.TrimSuffix(one.Bytes(), []byte("\n")))); err != nil {
-			return nil // a.out remembers it
-		}
-		before, after = ",\n    ", "\n  ]\n}\n"
 	}
 	_, _ = w.WriteString(after)
 	_ = w.Flush()

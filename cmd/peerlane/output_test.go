@@ -3,11 +3,11 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -81,7 +81,7 @@ func TestATerminalGetsColoursAndItsWidth(t *testing.T) {
 		body := out[strings.Index(out, "Lanes"):] // above it there is a path of any length
 		for line := range strings.Lines(body) {
 			line = strings.TrimRight(escape.ReplaceAllString(line, ""), " \n")
-			if len(line) > int(columns) {
+			if len(line) > int(columns) && !strings.HasPrefix(line, "Note:") { // of a sentence the terminal makes lines
 				t.Errorf("a line of %d on %d columns: %s", len(line), columns, line)
 			}
 		}
@@ -218,50 +218,34 @@ func TestNamesOfAFileStayOnTheirLine(t *testing.T) {
 	}
 }
 
-// The paths that are printed one at a time are those that encoding/json prints
-// all at once, whatever is in them.
-func TestPathsAreTheJSONOfEncodingJSON(t *testing.T) {
-	texts := []string{"", "mlx5_0", `"quoted"`, `back\slash`, "new\nline\ttab\r\x00\x1f", "<&>", "\u2028\u2029", "网卡", "\xff\xfe", "\x7f", "\U0001f4a5"}
-	numbers := []float64{0, 1, -1, 48, 0.1, 370.8, 1e-6, 9.9e-7, 1e15, 999999999999999, 1e20, 1e21, 1.5e300, 5e-324, -12.25, 1 << 53}
-	r := rand.New(rand.NewPCG(1, 1))
-	var odd []topo.Pair
-	for range 500 {
-		word := func() string { return texts[r.IntN(len(texts))] }
-		path := func() topo.Path {
-			return topo.Path{Type: topo.PathType(r.IntN(int(topo.DIS) + 1)), Bandwidth: numbers[r.IntN(len(numbers))]}
+// The pairs that are printed one at a time are those that encoding/json reads.
+func TestTopologyJSONIsValidForAnyNumberOfDevices(t *testing.T) {
+	for _, gpus := range []int{0, 1, 6} {
+		h := largeHost(t, 6)
+		h.GPUs, h.NICs = h.GPUs[:gpus], h.NICs[:min(gpus, len(h.NICs))]
+		devices := len(h.GPUs) + len(h.NICs)
+		ways := h.WayTable(topo.RulesNCCL)
+		var b bytes.Buffer
+		a := &app{out: terminal.New(&b)}
+		if err := a.printTopology(topology{Version: topologyVersion, Rules: topo.RulesNCCL, Host: withLists(h)}, ways); err != nil {
+			t.Fatal(err)
 		}
-		p := topo.Pair{From: word(), To: word(), FromHost: word(), ToHost: word(), Path: path(), Hops: r.IntN(4), Reason: word()}
-		if r.IntN(2) == 0 {
-			p.PXN = &topo.PXNPath{Via: word(), Bandwidth: path().Bandwidth}
+		var got topology
+		if err := json.Unmarshal(b.Bytes(), &got); err != nil {
+			t.Fatalf("%d GPUs: %v in\n%s", gpus, err, b.String())
 		}
-		if r.IntN(2) == 0 {
-			p.Policy = &topo.PolicyPath{Path: path(), Direct: r.IntN(2) == 0}
+		if len(got.Paths) != devices*max(0, devices-1)/2 || got.Paths == nil || got.Ways == nil {
+			t.Errorf("%d GPUs: %d pairs of %d devices", gpus, len(got.Paths), devices)
 		}
-		odd = append(odd, p)
-	}
-	h := largeHost(t, 6)
-	for name, pairs := range map[string][]topo.Pair{
-		"none": {}, "odd ones": odd, "those of a host": h.Paths(topo.RulesNCCL),
-	} {
-		printed := func(print func(a *app) error) string {
-			var b bytes.Buffer
-			if err := print(&app{out: terminal.New(&b)}); err != nil {
-				t.Fatalf("%s: %v", name, err)
+		for _, p := range got.Paths {
+			if p[2] != int(ways.At(p[0], p[1])) || p[3] != int(ways.At(p[1], p[0])) {
+				t.Errorf("%d GPUs: pair %v", gpus, p)
 			}
-			return b.String()
-		}
-		want := printed(func(a *app) error {
-			return a.printJSON(topology{topologyVersion, topo.RulesNCCL, withLists(h), pairs})
-		})
-		got := printed(func(a *app) error {
-			return a.printTopology(topology{topologyVersion, topo.RulesNCCL, withLists(h), nil}, slices.Values(pairs))
-		})
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-encoding/json +printed):\n%s", name, diff)
 		}
 	}
-	infinite := slices.Values([]topo.Pair{{Path: topo.Path{Bandwidth: math.Inf(1)}}})
-	if err := (&app{out: terminal.New(io.Discard)}).printTopology(topology{Host: h}, infinite); err == nil {
+	infinite := largeHost(t, 6)
+	infinite.GPUs[0].Link = math.Inf(1)
+	if err := (&app{out: terminal.New(io.Discard)}).printTopology(topology{Host: infinite}, &topo.WayTable{}); err == nil {
 		t.Error("a number that JSON does not have was printed")
 	}
 }
@@ -280,9 +264,6 @@ func TestAReaderThatGoesAwayIsAnError(t *testing.T) {
 	file := largeXML(t, 64)
 	for _, args := range [][]string{{"topo", "--input", file}, {"topo", "--input", file, "-o", "json"}} {
 		for _, left := range []int{0, 1000, 100_000} {
-			if strings.Contains(strings.Join(args, " "), "json") {
-				left *= 5
-			}
 			var errOut bytes.Buffer
 			if code := run(args, &shut{left}, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "nobody reads") {
 				t.Errorf("%v with %d bytes read: exit status %d, %s", args, left, code, errOut.String())
@@ -299,7 +280,7 @@ func TestALargeHostIsPrintedInLittleMemory(t *testing.T) {
 		prints, mayTake int // bytes
 	}{
 		{formTable, 1e6, 20e6},
-		{formJSON, 40e6, 150e6}, // garbage and all
+		{formJSON, 1e6, 30e6}, // garbage and all
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

@@ -1,3 +1,5 @@
+//go:build !front
+
 package main
 
 import (
@@ -7,15 +9,6 @@ import (
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/picture"
 )
-
-// Forms of output that are pictures.
-const (
-	formSVG  = "svg"
-	formHTML = "html"
-)
-
-// picture says whether the form is one.
-func (f *form) picture() bool { return f.value == formSVG || f.value == formHTML }
 
 // printPicture draws a host and, where p is not nil, the lanes of its plan.
 func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
@@ -30,6 +23,15 @@ func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
 		if e, err = h.Estimate(p); err != nil && !errors.Is(err, topo.ErrNoBandwidths) {
 			return fmt.Errorf("%s: %w", origin(h.Source), err)
 		}
+	}
+	if p != nil {
+		used := map[string]bool{}
+		for _, l := range p.Lanes {
+			for _, nic := range l.NICs {
+				used[nic] = true
+			}
+		}
+		h, _ = h.Folded(used)
 	}
 	pic := picture.New(h, p, e)
 	text := pic.SVG()

@@ -18,7 +18,7 @@ import (
 
 func newPlanCommand(a *app) *cobra.Command {
 	var explain string
-	var estimate bool
+	var estimate, measure bool
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Show each GPU's lane to the network, and why it is that one",
@@ -42,12 +42,18 @@ what it leaves out.
 
 The table fits 100 columns, or the terminal; -o wide has a line for each lane.
 
+--measure copies between each two GPUs and between GPUs and host memory first, as
+peerlane self-test --all --again does, and keeps the rates in
+/var/lib/peerlane/measured.json. Plans and estimates then go by them in place of the
+constants of other machines, as long as the devices of the host are the same.
+
 With -o svg or -o html the plan is a picture in one file: the host as a tree, its
 lanes in the colours of the estimate, and in html a table of them below. A reader
 who stops at a part of it sees more about it.`,
 		Example: `  peerlane plan
   peerlane plan --explain gpu3
   peerlane plan --estimate --input topo.xml -o json
+  peerlane plan --measure --estimate
   peerlane plan -o html > plan.html`,
 		Args: noArgs,
 	}
@@ -62,6 +68,7 @@ who stops at a part of it sees more about it.`,
 	must(cmd.RegisterFlagCompletionFunc("explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return a.completeGPUs(cmd, host)
 	}))
+	cmd.Flags().BoolVar(&measure, "measure", false, "measure copies between GPUs and to host memory first, for all plans of this host; takes root, seconds, and memory on idle GPUs")
 	cmd.Flags().BoolVar(&estimate, "estimate", false, "estimate each GPU's network bandwidth, three ways")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		explains := cmd.Flags().Changed("explain")
@@ -70,6 +77,11 @@ who stops at a part of it sees more about it.`,
 		}
 		if form.picture() && (explains || estimate) {
 			return usageError{cmd.CommandPath(), fmt.Errorf("-o %s is a picture of the plan and its estimate: give it without --explain and --estimate", form.value)}
+		}
+		if measure {
+			if err := a.measureHost(cmd, host); err != nil {
+				return err
+			}
 		}
 		p, err := a.plan(host)
 		if err != nil {
@@ -96,9 +108,10 @@ who stops at a part of it sees more about it.`,
 				return fmt.Errorf("%s: %w", origin(p.plan.Source), err)
 			}
 			if form.value == formJSON {
-				return a.printJSON(e)
+				return a.printJSON(estimated{e, p.host.ModelLinks(p.plan)})
 			}
 			a.printEstimate(p.plan, e)
+			a.printModelLinks(p.host, p.plan)
 			return nil
 		case form.value == formJSON:
 			return a.printJSON(p.plan)
@@ -110,6 +123,13 @@ who stops at a part of it sees more about it.`,
 		return nil
 	}
 	return cmd
+}
+
+// estimated is what peerlane plan --estimate -o json prints.
+type estimated struct {
+	*topo.Estimate
+	// Links are those that no PCIe link or NVLink tells, measured or by constants.
+	Links []topo.ModelLink `json:"links,omitempty"`
 }
 
 // planned is a host with its plan, and the configuration that the plan is by.
@@ -133,6 +153,10 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
 		return nil, err
+	}
+	a.useMeasured(h)
+	if h.Source.Sysfs == "/sys" {
+		a.useKnownPairs(h, &planned{config: c})
 	}
 	planning := c.Planning()
 	planning.Software = planning.Software || software

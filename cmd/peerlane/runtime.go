@@ -1,3 +1,5 @@
+//go:build !front
+
 package main
 
 import (
@@ -77,11 +79,24 @@ func (a *app) engineStore() string { return filepath.Join(a.layout.State(), "eng
 // packagedRuntime is where packages have it.
 const packagedRuntime = "/usr/bin/peerlane-runtime"
 
-// runtimePath is peerlane-runtime beside this command, or the package's.
+// runtimePath is peerlane-runtime beside this command or in the prefix of this command, or
+// the package's.
 func runtimePath() string {
-	if self, err := os.Executable(); err == nil {
-		if beside := filepath.Join(filepath.Dir(self), "peerlane-runtime"); executable(beside) {
-			return beside
+	self, err := os.Executable()
+	if err != nil {
+		return packagedRuntime
+	}
+	return runtimeOf(self)
+}
+
+func runtimeOf(self string) string {
+	paths := []string{filepath.Join(filepath.Dir(self), "peerlane-runtime")}
+	if prefix, ok := prefixOf(self); ok {
+		paths = append(paths, filepath.Join(prefix, "bin/peerlane-runtime"))
+	}
+	for _, path := range paths {
+		if executable(path) {
+			return path
 		}
 	}
 	return packagedRuntime

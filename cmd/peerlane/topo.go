@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,14 +128,16 @@ draws the lanes as well.`,
   peerlane topo -o xml > topo.xml
   peerlane topo -o xml --virtual > virtual.xml
   peerlane topo -o svg > host.svg
-  peerlane topo -o json | jq '.paths[] | select(.to == "mlx5_0")'`,
+  peerlane topo -o json | jq '[.gpus[].busid, .nics[].name] as $d | .ways as $w |
+    .paths[] | {from: $d[.[0]], to: $d[.[1]]} + $w[.[2]] | select(.to == "mlx5_0")'`,
 		Args: noArgs,
 	}
 	cmd.AddCommand(newCaptureCommand(a))
-	host, form, rules, virtual, facts := addHost(cmd), addForm(cmd, formXML, formSVG, formHTML), string(topo.RulesNCCL), false, false
+	host, form, rules, virtual, facts, functions := addHost(cmd), addForm(cmd, formXML, formSVG, formHTML), string(topo.RulesNCCL), false, false, false
 	cmd.Flags().StringVar(&rules, "rules", rules, "name paths by the `RULES` of nccl or smi (nvidia-smi)")
 	complete(cmd, "rules", string(topo.RulesNCCL), string(topo.RulesSMI))
 	cmd.Flags().BoolVar(&virtual, "virtual", false, "write the virtual switch in place of the host; goes with -o xml")
+	cmd.Flags().BoolVar(&functions, "functions", false, "show virtual functions and subfunctions as NICs of their own; JSON always has them")
 	cmd.Flags().BoolVar(&facts, "nics", false, "show of NICs alone what ibstat says: firmware, GUIDs, states, LIDs")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		by, err := topo.ParseRules(rules)
@@ -154,6 +157,12 @@ draws the lanes as well.`,
 		if err != nil {
 			return err
 		}
+		if !functions && form.value != formJSON && !virtual {
+			all, left := h, topo.Functions(nil)
+			if h, left = all.Folded(nil); left != nil {
+				h.Notes = append(slices.Clone(h.Notes), foldedFunctions(h, left)...)
+			}
+		}
 		if facts {
 			a.printNICs(h)
 			return nil
@@ -165,7 +174,9 @@ draws the lanes as well.`,
 			return a.printXML(h, virtual)
 		}
 		if form.value == formJSON {
-			return a.printTopology(topology{topologyVersion, by, withLists(h), nil}, h.EachPath(by))
+			// Tables of pairs are most of what it holds, and they are not garbage.
+			defer debug.SetGCPercent(debug.SetGCPercent(20))
+			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, h.WayTable(by))
 		}
 		a.printTopo(h, h.PathTable(by))
 		return nil
@@ -193,14 +204,15 @@ func (a *app) printXML(h *topo.Host, virtual bool) error {
 }
 
 // topologyVersion is that of the JSON, which docs/topology.schema.json describes.
-const topologyVersion = 1
+const topologyVersion = 2
 
 // topology is what "peerlane topo -o json" prints.
 type topology struct {
 	Version int        `json:"version"`
 	Rules   topo.Rules `json:"rules"`
 	*topo.Host
-	Paths []topo.Pair `json:"paths"`
+	Ways  []topo.Way `json:"ways"`
+	Paths [][4]int   `json:"paths"`
 }
 
 // withLists is a host whose lists are lists in JSON when they are empty, too.
@@ -214,6 +226,17 @@ func withLists(h *topo.Host) *topo.Host {
 		with.NICs[i].Ports = append([]topo.Port{}, with.NICs[i].Ports...)
 	}
 	return &with
+}
+
+// foldedFunctions are sentences on the functions that a table leaves out.
+func foldedFunctions(h *topo.Host, functions topo.Functions) (sentences []string) {
+	for _, n := range h.NICs {
+		if names := functions.Of(n); len(names) > 0 {
+			sentences = append(sentences, fmt.Sprintf("%s has %d virtual functions or subfunctions, %s to %s: they share its port, and are as near as it is; --functions shows them",
+				onHost(n.Host, n.Name), len(names), names[0], names[len(names)-1]))
+		}
+	}
+	return sentences
 }
 
 func (a *app) printTopo(h *topo.Host, paths *topo.PathTable) {
@@ -330,21 +353,37 @@ func nvlinks(g topo.GPU) string {
 }
 
 func (a *app) nicTable(nics []topo.NIC) *table.Writer {
-	t := a.newTable("NIC", "ADDRESS", "DRIVER", "PORT", "STATE", "LINK LAYER", "RATE", "NUMA", "DEVICE")
+	const address = 2 // columns up to it
+	heading := []any{"NIC", "ADDRESS", "DRIVER", "PORT", "STATE", "LINK LAYER", "RATE", "NUMA", "DEVICE"}
+	dataDirect := slices.ContainsFunc(nics, func(n topo.NIC) bool { return n.DataDirect != "" })
+	if dataDirect {
+		heading = slices.Insert(heading, address, any("DATA DIRECT"))
+	}
+	t := a.newTable(heading...)
+	add := func(row table.Row, n topo.NIC) {
+		if dataDirect {
+			cell := ""
+			if row[0] != "" {
+				cell = dash(n.DataDirect)
+			}
+			row = slices.Insert(row, address, any(cell))
+		}
+		t.AppendRow(row)
+	}
 	for _, n := range nics {
 		node := ""
 		if n.Uverbs != "" {
 			node = "/dev/infiniband/" + n.Uverbs
 		}
 		if len(n.Ports) == 0 {
-			t.AppendRow(table.Row{onHost(n.Host, n.Name), dash(n.BusID), dash(n.Driver), "-", "-", linkLayer(n, ""), "-", numa(n.NUMA), dash(node)})
+			add(table.Row{onHost(n.Host, n.Name), dash(n.BusID), dash(n.Driver), "-", "-", linkLayer(n, ""), "-", numa(n.NUMA), dash(node)}, n)
 		}
 		for i, p := range n.Ports {
 			row := table.Row{onHost(n.Host, n.Name), dash(n.BusID), dash(n.Driver), strconv.Itoa(p.Number), a.state(p), linkLayer(n, p.LinkLayer), rate(p.RateGbps, "Gb/s"), numa(n.NUMA), dash(node)}
 			if i > 0 {
 				row[0], row[1], row[2], row[7], row[8] = "", "", "", "", ""
 			}
-			t.AppendRow(row)
+			add(row, n)
 		}
 	}
 	return t
@@ -507,15 +546,16 @@ func (a *app) typeCells(h *topo.Host, paths *topo.PathTable) (c cells, occur map
 	for _, p := range paths.Paths {
 		c.texts = append(c.texts, a.paint(p.Type.String(), typeColours(p.Type)...))
 	}
+	seen := make([]bool, len(paths.Paths)) // without NVLinks
 	for from := range len(h.GPUs) + len(h.NICs) {
 		for to, at := range paths.Row(from) {
-			if at < 0 {
+			if at < 0 || seen[at] && paths.Paths[at].Type != topo.NVL {
 				continue
 			}
 			p := paths.Paths[at]
 			n := links.of(from, to, p)
 			if n == 0 {
-				occur[p.Type] = true
+				seen[at], occur[p.Type] = true, true
 				continue
 			}
 			counted = true

@@ -25,35 +25,55 @@ func TestTablesOfTheRecordedHost(t *testing.T) {
 	}
 }
 
+// printedTopology is what peerlane topo -o json prints, with its pairs written out.
+type printedTopology struct {
+	Version int
+	Rules   string
+	GPUs    []struct{ BusID, UUID string }
+	NICs    []struct{ Name string }
+	Ways    []topo.Way
+	Paths   [][4]int
+}
+
+func (p *printedTopology) pairs() (pairs []topo.Pair) {
+	var names []string
+	for _, g := range p.GPUs {
+		names = append(names, g.BusID)
+	}
+	for _, n := range p.NICs {
+		names = append(names, n.Name)
+	}
+	for _, of := range p.Paths {
+		for _, way := range [][3]int{{of[0], of[1], of[2]}, {of[1], of[0], of[3]}} {
+			w := p.Ways[way[2]]
+			pairs = append(pairs, topo.Pair{From: names[way[0]], To: names[way[1]], Path: w.Path, Hops: w.Hops, Reason: w.Reason, PXN: w.PXN, Policy: w.Policy})
+		}
+	}
+	return pairs
+}
+
 func TestTopoJSONHasEveryPair(t *testing.T) {
 	_, host := recordedHost(t)
-	type path struct {
-		From, To, Type string
-		Bandwidth      float64
-	}
-	got := decode[struct {
-		GPUs  []struct{ BusID, UUID string }
-		NICs  []struct{ Name string }
-		Paths []path
-	}](t, append([]string{"topo", "-o", "json"}, host...)...)
-
-	if len(got.GPUs) != 8 || len(got.NICs) != 2 || len(got.Paths) != 10*9 {
+	got := decode[printedTopology](t, append([]string{"topo", "-o", "json"}, host...)...)
+	if len(got.GPUs) != 8 || len(got.NICs) != 2 || len(got.Paths) != 10*9/2 {
 		t.Fatalf("%d GPUs, %d NICs, %d paths", len(got.GPUs), len(got.NICs), len(got.Paths))
 	}
-	back := map[[2]string]path{}
-	for _, p := range got.Paths {
-		back[[2]string{p.To, p.From}] = p
+	h, err := topo.ReadSysfs(topo.Options{Sysfs: host[1], Proc: host[3]})
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, p := range got.Paths {
-		if q := back[[2]string{p.From, p.To}]; q.Type != p.Type || q.Bandwidth != p.Bandwidth {
-			t.Errorf("there %+v, back %+v", p, q)
-		}
-		if p.Bandwidth <= 0 {
-			t.Errorf("%+v has no bandwidth", p)
+	want := map[[2]string]topo.Pair{}
+	for _, p := range h.Paths(topo.RulesNCCL) {
+		want[[2]string{p.From, p.To}] = p
+	}
+	pairs := got.pairs()
+	for _, p := range pairs {
+		if diff := cmp.Diff(want[[2]string{p.From, p.To}], p); diff != "" {
+			t.Errorf("%s to %s (-found +printed):\n%s", p.From, p.To, diff)
 		}
 	}
-	if got.Paths[0].From != got.GPUs[0].BusID || got.Paths[8].To != got.NICs[1].Name {
-		t.Errorf("the first GPU's paths are %+v", got.Paths[:9])
+	if len(pairs) != len(want) {
+		t.Errorf("%d pairs are printed of %d", len(pairs), len(want))
 	}
 }
 
@@ -64,15 +84,11 @@ func TestRulesNameWhatTwoNameDifferently(t *testing.T) {
 		if rules != "" {
 			args = append(args, "--rules", rules)
 		}
-		got := decode[struct {
-			Version int
-			Rules   string
-			Paths   []topo.Pair
-		}](t, args...)
+		got := decode[printedTopology](t, args...)
 		if got.Version != topologyVersion || got.Rules != map[bool]string{true: "smi", false: "nccl"}[rules == "smi"] {
 			t.Errorf("version %d, rules %q", got.Version, got.Rules)
 		}
-		for _, p := range got.Paths {
+		for _, p := range got.pairs() {
 			if p.From == "0000:3a:00.0" && p.To == "mlx5_0" && (p.Type.String() != want || p.Hops == 0 || p.Reason == "" || p.Policy == nil) {
 				t.Errorf("by the rules %q: %+v, want %s", rules, p, want)
 			}
@@ -189,11 +205,11 @@ func TestXMLStandsInForTheHost(t *testing.T) {
 	if err := os.WriteFile(file, []byte(peerlane(t, append([]string{"topo", "-o", "xml"}, host...)...)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	type paths struct{ Paths []topo.Pair }
-	want := decode[paths](t, append([]string{"topo", "-o", "json"}, host...)...)
-	got := decode[paths](t, "topo", "-o", "json", "--input", file)
-	if diff := cmp.Diff(want, got); diff != "" || len(got.Paths) != 90 {
-		t.Errorf("%d paths (-host +XML):\n%s", len(got.Paths), diff)
+	first := decode[printedTopology](t, append([]string{"topo", "-o", "json"}, host...)...)
+	again := decode[printedTopology](t, "topo", "-o", "json", "--input", file)
+	want, got := first.pairs(), again.pairs()
+	if diff := cmp.Diff(want, got); diff != "" || len(got) != 90 {
+		t.Errorf("%d paths (-host +XML):\n%s", len(got), diff)
 	}
 }
 

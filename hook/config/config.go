@@ -107,6 +107,10 @@ type Plan struct {
 	// Use software RDMA (rxe, siw), too, which cannot reach a GPU's memory: for
 	// trying things out.
 	Software bool `toml:"software"`
+	// Use the virtual functions and subfunctions of NICs that lanes can use
+	// themselves, too. Without it they are left to virtual machines and other tenants;
+	// where the physical function is not usable, its functions are planned all the same.
+	VirtualFunctions bool `toml:"virtual_functions"`
 	// The rail of single NICs, by name, so that the hosts of a cluster agree:
 	// `mlx5_0 = 0`. The others have their place among the host's NICs.
 	Rails map[string]int `toml:"rails,omitempty"`
@@ -529,7 +533,7 @@ func defaultLimits() Limits {
 // Planning is what topo.MakePlan is to know.
 func (c Config) Planning() topo.PlanConfig {
 	p := topo.PlanConfig{
-		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,
+		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, VirtualFunctions: c.Plan.VirtualFunctions, Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,
 		Staging: topo.StagingConfig{
 			Slots: c.Relay.Slots, SlotBytes: uint64(c.Relay.SlotSize), Limit: (*uint64)(c.Staging.Limit), GPUs: map[string]uint64{},
 		},

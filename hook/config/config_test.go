@@ -78,6 +78,7 @@ nics = { mlx5_0 = "SYS" }
 [plan]
 near = "direct"
 software = true
+virtual_functions = true
 rails = { mlx5_1 = 3 }
 [plan.exclude]
 gpus = ["7"]
@@ -140,7 +141,7 @@ qps_per_connection = 4
 		},
 		GDR: topo.GDRPolicy{MaxPath: topo.PHB, NICs: map[string]topo.PathType{"mlx5_0": topo.SYS}},
 		Plan: config.Plan{
-			Near: "direct", Software: true, Rails: map[string]int{"mlx5_1": 3},
+			Near: "direct", Software: true, VirtualFunctions: true, Rails: map[string]int{"mlx5_1": 3},
 			Exclude: topo.Exclude{GPUs: []string{"7"}, NICs: []string{"mlx5_2"}, Pairs: [][]string{{"0", "mlx5_0"}, {"0", "1"}}},
 			Lanes:   []topo.Assignment{{GPU: "0", Kind: "staged", Servers: []string{"1", "GPU-x"}, NICs: []string{"emulated0"}}},
 		},
@@ -172,7 +173,7 @@ qps_per_connection = 4
 	planning := got.Planning()
 	bytes := uint64(limit)
 	if diff := cmp.Diff(topo.PlanConfig{
-		Near: "direct", GDR: want.GDR, Software: true, Lanes: want.Plan.Lanes, Exclude: want.Plan.Exclude, Rails: want.Plan.Rails, Groups: want.Groups,
+		Near: "direct", GDR: want.GDR, Software: true, VirtualFunctions: true, Lanes: want.Plan.Lanes, Exclude: want.Plan.Exclude, Rails: want.Plan.Rails, Groups: want.Groups,
 		Staging: topo.StagingConfig{Slots: 4, SlotBytes: 1 << 20, Limit: &bytes, GPUs: map[string]uint64{"1": 0}},
 	}, planning); diff != "" {
 		t.Errorf("what the plan is told (-want +got)\n%s", diff)

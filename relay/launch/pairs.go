@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 )
@@ -125,15 +126,18 @@ const (
 	maxGBs      = 1e6
 )
 
+// Compiled at their first use: every command has this package, and few check pairs.
 var (
-	busIDForm = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
-	uuidForm  = regexp.MustCompile(`^((GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$`)
+	busIDForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`) })
+	uuidForm  = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^((GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$`)
+	})
 )
 
 // Check says what no self-test can have found.
 func (p Pair) Check() error {
 	for _, g := range []GPU{p.GPU, p.Server} {
-		if !busIDForm.MatchString(g.BusID) || !uuidForm.MatchString(g.UUID) || g.Index < 0 || g.Index > 1<<16 {
+		if !busIDForm().MatchString(g.BusID) || !uuidForm().MatchString(g.UUID) || g.Index < 0 || g.Index > 1<<16 {
 			return fmt.Errorf("GPU %d at %.40q with the UUID %.60q", g.Index, g.BusID, g.UUID)
 		}
 	}

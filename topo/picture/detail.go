@@ -135,6 +135,7 @@ func (n *node) detail(role string) string {
 		nic := n.nic
 		lines = append(lines, n.name)
 		add("Address", nic.BusID)
+		add("Data Direct function", nic.DataDirect)
 		add("Driver", nic.Driver)
 		add("Protocol", nic.Protocol)
 		add("GUID", nic.GUID)

@@ -470,7 +470,7 @@ loopback. Arguments, ` + "`--listen`" + ` for example, go into /etc/peerlane/exp
 ` + "`PEERLANE_EXPORTER_ARGS=--listen :9836 --web-config /etc/peerlane/web.yaml`" + `. With ` + "`cdi.tenancy = \"multi\"`" + ` it
 does not start unless ` + "`exporter.multi_tenancy`" + ` is true.
 
-packaging/prometheus has a dashboard for Grafana and alerts. A test checks that their
+packaging/prometheus, in the packages /usr/share/peerlane, has a dashboard for Grafana and alerts. A test checks that their
 queries name metrics and labels that there are, and another one (` + "`make test-packages`" + `) has
 Prometheus' own parsers read them, as ` + "`promtool check rules`" + ` does; the dashboard has not
 been loaded in Grafana.

@@ -1,0 +1,56 @@
+//go:build !front
+
+package main
+
+import (
+	"cmp"
+
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/cmd/manual"
+)
+
+// delegate is for the front (front.go): this program runs all commands itself.
+func delegate([]string) error { return nil }
+
+// commands are those of peerlane.
+func commands(a *app) []*cobra.Command {
+	return []*cobra.Command{
+		newTopoCommand(a),
+		newPlanCommand(a),
+		newCDICommand(a),
+		newRelayCommand(a),
+		newRuntimeCommand(a),
+		newSelfTestCommand(a),
+		newDoctorCommand(a),
+		newExporterCommand(a),
+		newKeyCommand(a),
+		newBenchCommand(a),
+		newBenchClientCommand(a),
+		newTrafficClientCommand(a),
+		newDemoCommand(a),
+		newDemoClientCommand(a),
+		newMeasureCommand(a),
+		newVersionCommand(a),
+		manual.NewCommand(),
+	}
+}
+
+// The exit status is the last of a command's help.
+func init() {
+	cobra.AddTemplateFunc("longText", func(c *cobra.Command) string {
+		text, _ := manual.Exit(c.Long)
+		return cmp.Or(text, c.Short)
+	})
+	cobra.AddTemplateFunc("exitText", func(c *cobra.Command) string {
+		_, exit := manual.Exit(c.Long)
+		return exit
+	})
+}
+
+// setTemplates sets the form of help. With templates the linker keeps all methods of all
+// types, which the front has no use for: help comes from this program.
+func setTemplates(root *cobra.Command) {
+	root.SetHelpTemplate("{{longText .}}\n\n{{.UsageString}}")
+	root.SetUsageTemplate(root.UsageTemplate() + "\nExit status:\n{{exitText .}}")
+}

@@ -1,0 +1,45 @@
+//go:build front
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// commands are those that the front runs itself.
+func commands(a *app) []*cobra.Command {
+	return []*cobra.Command{newTopoCommand(a), newVersionCommand(a)}
+}
+
+// delegate executes the program that has all commands, unless the front has this one
+// itself.
+func delegate(args []string) error {
+	if frontRuns(args) {
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("looking for the program that runs this command: %w", err)
+	}
+	program := behindFront(self)
+	err = syscall.Exec(program, append([]string{"peerlane"}, args...), os.Environ())
+	return fmt.Errorf("running %s, which has all commands but topo and version: %w; reinstall Peerlane", filepath.Clean(program), err)
+}
+
+func setTemplates(*cobra.Command) {}
+
+// The front has no pictures and no peerlane plan; files that it has need these.
+
+func (a *app) printPicture(string, *topo.Host, *topo.Plan) error { return os.ErrInvalid }
+
+func hookPath(string) (string, error)                       { return "", os.ErrNotExist }
+func (a *app) measureHost(*cobra.Command, *hostFlags) error { return os.ErrInvalid }
+func (a *app) useKnownPairs(*topo.Host, *planned)           {}
+func (a *app) warnOfPairs(*planned, string)                 {}

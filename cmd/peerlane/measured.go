@@ -1,0 +1,55 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/peerlane/peerlane/cmd/terminal/table"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// measuredFile has what peerlane plan --measure found.
+func (a *app) measuredFile() string { return filepath.Join(a.layout.State(), "measured.json") }
+
+// maxMeasured is how long that file may be: of 4,096 GPUs nobody measures every pair.
+const maxMeasured = 16 << 20
+
+// useMeasured has the model of a host take what was measured on it, if anything was. A
+// file that cannot be read is a warning: the model has constants.
+func (a *app) useMeasured(h *topo.Host) {
+	path := a.measuredFile()
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return
+	case err == nil && (!info.Mode().IsRegular() || info.Size() > maxMeasured):
+		err = fmt.Errorf("%s is no file that peerlane plan --measure wrote", path)
+	}
+	var m *topo.Measured
+	if err == nil {
+		var text []byte
+		if text, err = os.ReadFile(path); err == nil {
+			m, err = topo.ParseMeasured(text)
+		}
+	}
+	if err != nil {
+		a.log.Warnf("what was measured on this host is ignored, and peerlane plan --measure replaces it: %s: %v", path, err)
+		return
+	}
+	h.Measure(m)
+}
+
+// printModelLinks prints what the model takes links to carry, and by what.
+func (a *app) printModelLinks(h *topo.Host, p *topo.Plan) {
+	if h.Measured == nil {
+		return
+	}
+	t := a.newTable("LINK", "GB/S", "FROM")
+	for _, l := range h.ModelLinks(p) {
+		t.AppendRow(table.Row{l.Name, gigabytes(l.Rate), l.Source})
+	}
+	a.section("Links that neither PCIe nor NVLink tells", t)
+}

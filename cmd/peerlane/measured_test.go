@@ -1,0 +1,86 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+func TestMeasuredPairsAreRatesOfCopiesAndMemory(t *testing.T) {
+	fit, wrong := testedPair(0, launch.VerdictGood, ""), testedPair(1, launch.VerdictWrong, "x")
+	slower := testedPair(4, launch.VerdictSlow, "x")
+	slower.Push.Bounce, slower.Pull.Bounce = 60, 1
+	slower.Server.BusID = "0000:19:00.0"
+	m := measuredPairs([]launch.Pair{wrong, fit, slower, testedPair(3, launch.VerdictUntested, "x")})
+	if len(m.Copies) != 2 || m.Copies[0] != (topo.MeasuredCopy{GPU: "0000:17:00.0", Peer: "0000:18:00.0", Out: 395.04, In: 394}) {
+		t.Errorf("copies are %+v", m.Copies)
+	}
+	if len(m.Memory) != 1 || m.Memory[0] != (topo.MeasuredHost{GPU: "0000:17:00.0", Out: 60, In: 54}) {
+		t.Errorf("host memory is %+v", m.Memory)
+	}
+}
+
+func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
+	_, host := recordedHost(t)
+	root := t.TempDir()
+	a := &app{layout: layout.New(root), log: logrus.New()}
+	h, err := topo.ReadSysfs(topo.Options{Sysfs: host[1], Proc: host[3]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	estimate := func() string {
+		return peerlane(t, append([]string{"plan", "--estimate", "--root", root}, host...)...)
+	}
+	before := estimate()
+	if strings.Contains(before, "measured") && !strings.Contains(before, "plan --measure") {
+		t.Errorf("nothing was measured:\n%s", before)
+	}
+	m := &topo.Measured{Fingerprint: h.Fingerprint(), At: 1}
+	for _, g := range h.GPUs {
+		m.Memory = append(m.Memory, topo.MeasuredHost{GPU: g.BusID, Out: 44, In: 41.5})
+	}
+	if err := a.keepMeasured(m); err != nil {
+		t.Fatal(err)
+	}
+	after := estimate()
+	for _, want := range []string{"Links that neither PCIe nor NVLink tells", "host memory of NUMA node 0", "41.5", "measured"} {
+		if !strings.Contains(after, want) {
+			t.Errorf("no %q in\n%s", want, after)
+		}
+	}
+	if strings.Contains(after, "try peerlane plan --measure") {
+		t.Error("a host that was measured is to be measured")
+	}
+	info, err := os.Stat(a.measuredFile())
+	if err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("the file is %v, %v", info, err)
+	}
+	m.Fingerprint = "another host"
+	if err := a.keepMeasured(m); err != nil {
+		t.Fatal(err)
+	}
+	if estimate() != before {
+		t.Error("what was measured on another host changes the estimate")
+	}
+	if err := os.WriteFile(filepath.Join(root, "var/lib/peerlane/measured.json"), []byte("{torn"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if estimate() != before {
+		t.Error("a torn file changes the estimate")
+	}
+}
+
+func TestMeasureIsOfThisHostAlone(t *testing.T) {
+	_, host := recordedHost(t)
+	var out, errOut strings.Builder
+	if code := run(append([]string{"plan", "--measure"}, host...), &out, &errOut); code != exitUsage || !strings.Contains(errOut.String(), "--measure is about this machine's GPUs") {
+		t.Errorf("exit status %d: %s", code, errOut.String())
+	}
+}
