@@ -200,7 +200,7 @@ func (a *allocation) measure() {
 				if copyKind(n.toGPU[g][q.server].Path) > NVL {
 					crossings = relayedCrossings
 				}
-				c.crossings += crossings * q.weight / total
+				c.crossings += float64(crossings * q.weight / total)
 			}
 			c.cost = a.costOf(g, c)
 		}
@@ -267,7 +267,7 @@ func (a *allocation) costOf(g int, c *candidate) float64 {
 	case KindBounce:
 		cost += 0.2
 	case KindStaged:
-		cost += 1e-3*float64(n.toGPU[g][q.server].Type) + 1e-5*place(q.server, len(n.h.GPUs))
+		cost += float64(1e-3*float64(n.toGPU[g][q.server].Type)) + float64(1e-5*place(q.server, len(n.h.GPUs)))
 	}
 	return cost
 }
@@ -417,7 +417,7 @@ func (a *allocation) simplify(lanes []mix) {
 	on := make([]float64, a.rows)
 	put := func(f int, m mix, sign float64) {
 		for _, l := range a.loadOf(f, m) {
-			on[l.pipe] += sign * l.weight * a.optimum[f] * (1 - simplerCost)
+			on[l.pipe] += float64(sign * l.weight * a.optimum[f] * (1 - simplerCost))
 		}
 	}
 	for f, m := range lanes {
@@ -464,7 +464,7 @@ func (a *allocation) round(lanes []mix, most int) {
 	on := make([]float64, a.rows)
 	put := func(f int, m mix, sign float64) {
 		for _, l := range a.loadOf(f, m) {
-			on[l.pipe] += sign * l.weight * rates[f]
+			on[l.pipe] += float64(sign * l.weight * rates[f])
 		}
 	}
 	for f, m := range lanes {
@@ -694,8 +694,8 @@ func (a *allocation) merit(f int, lanes []mix) (m merit) {
 	m.alone, m.members = a.alone(f, lanes[f]), len(lanes[f])
 	sum := lanes[f].total()
 	for _, s := range lanes[f] {
-		m.crossings += a.ways[f][s.way].crossings * s.weight / sum
-		m.cost += a.ways[f][s.way].cost * s.weight / sum
+		m.crossings += float64(a.ways[f][s.way].crossings * s.weight / sum)
+		m.cost += float64(a.ways[f][s.way].cost * s.weight / sum)
 	}
 	servers := map[int]bool{}
 	for _, s := range lanes[f] {
@@ -714,7 +714,7 @@ func (a *allocation) merit(f int, lanes []mix) (m merit) {
 			c := &a.ways[i][s.way]
 			for _, q := range c.parts {
 				if q.server >= 0 && q.server != a.flows[i] {
-					on[q.server] += c.crossings * s.weight / sum / float64(len(c.parts))
+					on[q.server] += float64(c.crossings * s.weight / sum / float64(len(c.parts)))
 				}
 			}
 		}

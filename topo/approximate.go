@@ -71,7 +71,7 @@ func (p *prices) send(way load) {
 
 func (p *prices) cost(way load) (sum float64) {
 	for _, on := range way {
-		sum += p.price[on.pipe] * on.weight
+		sum += float64(p.price[on.pipe] * on.weight)
 	}
 	return sum
 }
@@ -489,7 +489,7 @@ func (a *allocation) sendAll(kept [][]int, rounds int) (lanes []mix, price []flo
 				if sent[f][k] < 0 {
 					continue
 				}
-				if cost := p.cost(a.ways[f][k].load) * (1 + 1e-4*a.ways[f][k].cost); cost < least {
+				if cost := p.cost(a.ways[f][k].load) * (1 + float64(1e-4*a.ways[f][k].cost)); cost < least {
 					best, least = k, cost
 				}
 			}

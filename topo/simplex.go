@@ -132,7 +132,9 @@ func (p *program) cheapen(t *tableau) {
 		}
 		cost := p.ways[column].cost
 		for j, cell := range t.row(i) {
-			t.objective[j] += cost * cell
+			// Here and below float64 keeps compilers from fusing the product with the sum, as
+			// on arm64: the plan of a host is the same on every processor.
+			t.objective[j] += float64(cost * cell)
 		}
 	}
 	for _, column := range t.basis {
@@ -217,7 +219,7 @@ func (t *tableau) pivot(leave, enter int) {
 	from[enter] = 1
 	take := func(row []float64, factor float64) {
 		for _, j := range used {
-			row[j] -= factor * from[j]
+			row[j] -= float64(factor * from[j])
 		}
 		row[enter] = 0
 	}

@@ -84,6 +84,10 @@ func program(path string, hashes map[string]string, modules map[string]cdx.Compo
 		return file, nil, err
 	}
 	name := filepath.Base(path)
+	// The front of the command has the command's name and a folder of its own.
+	if folder := filepath.Base(filepath.Dir(path)); folder == "front" {
+		name = folder + "/" + name
+	}
 	file = cdx.Component{Type: cdx.ComponentTypeFile, Name: name, BOMRef: "file:" + name, Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: sum}}}
 	if strings.Contains(name, ".so") {
 		return file, []string{}, nil
