@@ -98,7 +98,7 @@ func unpacked(t testing.TB, name, arch string) string {
 var manPage = regexp.MustCompile(`(?m)^.*/usr/share/man/man[158]/(\S+)\.gz.*\n`)
 
 // docPage is a document of the repository in a list of files.
-var docPage = regexp.MustCompile(`(?m)^.*/usr/share/doc/peerlane/[a-z]+\.md.*\n`)
+var docPage = regexp.MustCompile(`(?m)^.*/usr/share/doc/peerlane/[A-Za-z]+\.md.*\n`)
 
 func TestFileLists(t *testing.T) {
 	for _, name := range names {
@@ -232,7 +232,8 @@ func TestGlibcFloors(t *testing.T) {
 				}
 				return err
 			}))
-			if want := map[string]int{"peerlane": 4, "libpeerlane": 2}[name] // the command and its front, the relay, the simulator; dynamic != want {
+			// The command, its front, the relay and the simulator.
+			if want := map[string]int{"peerlane": 4, "libpeerlane": 2}[name]; dynamic != want {
 				t.Errorf("%s of %s has %d dynamic programs and libraries, not %d", name, arch, dynamic, want)
 			}
 			if newest > limit {
