@@ -516,7 +516,7 @@ func TestRelaysShareNoUID(t *testing.T) {
 		t.Skip("needs root: only that can take another uid")
 	}
 	h := newHost(t)
-	const count = 20
+	const count = 10
 	request := func(id string, pid int) hook.Request {
 		r := h.request(id, pid, "", lane(3))
 		r.Config.Relay.UIDs = fmt.Sprintf("2147350000-%d", 2147350000+count) // the first is the group
