@@ -199,6 +199,7 @@ vm-long: vm-needs build bin/vm-run ## containers on two machines send each other
 	@$(GO) build -o bin/test-report ./integration/report
 	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests(OverRoCE)?$$' --timeout 3h --env PEERLANE_VM_HEAVY=1 --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
 	@{ bin/vm-run test --place vm-pair --run '^Test(Relays|Bench|Faults)OverRoCE$$' --timeout 3h --env PEERLANE_VM_HEAVY=1 ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
+	@{ bin/vm-run test --place vm-small --run '^TestClockJumpsRelaysServe$$' --timeout 1h --env PEERLANE_VM_HEAVY=1 ./integration || test $$? = 1; } | bin/test-report -v -places vm-small
 
 # Pairs for `make bench-verbs`.
 PAIRS ?= 5
