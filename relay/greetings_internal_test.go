@@ -43,7 +43,7 @@ func TestGreetingsFloodEvictsFlooderOnly(t *testing.T) {
 	g.add(first, honest)
 	silent, _ := greetingPair(t)
 	g.add(silent, flooder)
-	// What it has said is not read yet.
+	// This peer has sent its hello, which the relay has not read yet.
 	said, client := greetingPair(t)
 	if err := client.Send(&wire.PeerHello{}, 1); err != nil {
 		t.Fatal(err)

@@ -668,8 +668,7 @@ func (a *allocation) way(f, server, nic int) int {
 	})
 }
 
-// merit is what decides between choices of a lane's members that are as fast while all
-// lanes are busy.
+// merit ranks choices of a lane's members that have equal rates while all lanes are busy.
 type merit struct {
 	over      bool    // the limit of a server has no room for the lane's slots
 	alone     float64 // the lane's rate alone

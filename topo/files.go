@@ -21,8 +21,8 @@ import (
 // of a capture. Everything that reads sysfs or procfs goes through it, so that a
 // capture is read by the same rules as the host that it came from.
 type files interface {
-	// ReadFile reads a whole file, which is no longer than maxFile. What it returns is
-	// good until the next file is read.
+	// ReadFile reads a whole file of at most maxFile bytes. The returned bytes are valid
+	// until the next call.
 	ReadFile(path string) ([]byte, error)
 	// Open opens a file to read parts of it.
 	Open(path string) (openFile, error)

@@ -62,7 +62,7 @@ func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
 	if text, err := os.ReadFile(l.GoodConfig()); err != nil || string(text) != other {
 		t.Errorf("%v: the copy is %q", err, text)
 	}
-	// What a killed hook has left does not keep the next ones from it.
+	// A temporary file of a killed hook does not stop the next hook from saving the configuration.
 	write(good)
 	temporary := l.GoodConfig() + ".new"
 	if err := os.WriteFile(temporary, nil, 0o600); err != nil {

@@ -278,8 +278,8 @@ func (d *demo) newHost(root string) (*testbed.Host, error) {
 	return testbed.New(root, d.Binaries, d.GPUs)
 }
 
-// clear removes what a run that failed or was interrupted has started, and waits until
-// supervisors and relays have ended. Its error replaces that of an interrupted run, whose
+// clear removes the containers, mounts and processes of a failed or interrupted run, and
+// waits until supervisors and relays have ended. Its error replaces that of an interrupted run, whose
 // processes fail because they are killed.
 func (d *demo) clear(before testbed.Snapshot, cause error, interrupted bool) error {
 	if interrupted {

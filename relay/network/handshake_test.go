@@ -703,7 +703,7 @@ func FuzzListener(f *testing.F) {
 	})
 }
 
-// ask is an initiator's side, with any text for a request. It reads what is said after it.
+// ask runs the initiator's side of a handshake with an arbitrary request, and reads the answer.
 func ask(conn net.Conn, keys Keys, request []byte) error {
 	defer conn.Close()
 	hello, states := newHello(keys.all(), rand.Reader)

@@ -218,7 +218,7 @@ func TestExporterHidesContainersWithoutNames(t *testing.T) {
 	}
 }
 
-// A snapshot that a socket brings is that of the host, and what could not be read with it.
+// Remote returns the host's snapshot as Write sent it over the socket, with its read errors.
 func TestRemoteReadsWhatWriteWrites(t *testing.T) {
 	infos, reports, broken := working()
 	socket := filepath.Join(t.TempDir(), "collector.sock")
