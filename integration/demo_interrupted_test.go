@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/demo"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/demo"
-	"github.com/peerlane/peerlane/integration/testbed"
 )
 
 // A demo that is interrupted, by Ctrl-C in a terminal or by SIGTERM, ends its containers,

@@ -14,11 +14,11 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/topo"
 )
 

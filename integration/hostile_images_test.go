@@ -24,11 +24,11 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 )

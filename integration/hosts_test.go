@@ -20,9 +20,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"

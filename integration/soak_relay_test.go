@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/cmd/peerlane/traffic"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/programs"
-	"github.com/peerlane/peerlane/integration/testbed"
-	"github.com/peerlane/peerlane/integration/traffic"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/libpeerlane"

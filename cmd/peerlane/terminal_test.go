@@ -15,13 +15,13 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cmd/peerlane/bench"
+	"github.com/peerlane/peerlane/cmd/peerlane/demo"
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bench"
-	"github.com/peerlane/peerlane/integration/demo"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )

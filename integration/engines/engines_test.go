@@ -22,10 +22,10 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/programs"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"

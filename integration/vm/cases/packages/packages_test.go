@@ -19,11 +19,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 

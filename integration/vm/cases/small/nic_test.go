@@ -21,9 +21,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 )

@@ -20,9 +20,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/demo"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/demo"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/pcitree"
 	"github.com/peerlane/peerlane/topo"

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/integration/measure"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/topo"
 )
 

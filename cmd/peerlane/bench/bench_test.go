@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/integration/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -159,7 +159,7 @@ func TestAResultAsItWasSaved(t *testing.T) {
 		t.Errorf("0.97 reaches %s: %v (%v)", again.Rows[3].Asked, met, known)
 	}
 	// What was measured before there were verdicts.
-	files, err := filepath.Glob("../../docs/benchmarks/*.json")
+	files, err := filepath.Glob("../../../docs/benchmarks/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}

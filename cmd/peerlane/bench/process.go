@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/topo"
 )
 

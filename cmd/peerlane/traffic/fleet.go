@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 	"github.com/peerlane/peerlane/topo"

@@ -15,8 +15,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/cuda"
-	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/wire"
 )

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/topo"
 )
 

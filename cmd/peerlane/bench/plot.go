@@ -10,7 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/peerlane/peerlane/integration/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 )
 
 //go:embed plot.css

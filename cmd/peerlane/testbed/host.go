@@ -22,11 +22,11 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/peerlane/peerlane/integration/measure"
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 )
 
 // Who is kept busy, in table busy.

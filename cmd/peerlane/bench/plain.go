@@ -11,8 +11,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 

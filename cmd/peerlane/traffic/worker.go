@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/relay/wire"
 	"github.com/peerlane/peerlane/topo"
 )

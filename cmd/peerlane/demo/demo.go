@@ -24,11 +24,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/measure"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )

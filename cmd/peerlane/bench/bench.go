@@ -17,11 +17,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/integration/measure"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )

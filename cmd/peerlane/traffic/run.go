@@ -11,9 +11,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/integration/measure"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/topo"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"github.com/peerlane/peerlane/integration/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 )
 
 // Version of a Report as JSON.

@@ -8,7 +8,7 @@ import (
 	"net"
 	"sync/atomic"
 
-	"github.com/peerlane/peerlane/integration/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/wire"
 )

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/kernels"
-	"github.com/peerlane/peerlane/integration/measure"
 )
 
 // Messages of up to small bytes are compared here, byte by byte; of larger ones the GPU

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/measure"
 	"github.com/peerlane/peerlane/topo"
 )
 

@@ -7,7 +7,7 @@ import (
 )
 
 func TestHalfPopulatedHostIsThatOfTheReadme(t *testing.T) {
-	want, err := os.ReadFile("../../docs/hgx-4-nics.xml")
+	want, err := os.ReadFile("../../../docs/hgx-4-nics.xml")
 	if err != nil {
 		t.Fatal(err)
 	}
