@@ -13,8 +13,8 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -41,7 +41,7 @@ const Auto = "auto"
 type Options struct {
 	// Layout holds the anchor that is mounted and the root that the hook is
 	// given.
-	Layout layout.Layout
+	Layout paths.Layout
 	// HookPath is the absolute path of peerlane-hook. Engines keep it for a
 	// container's whole life, so it has to survive an upgrade.
 	HookPath string
@@ -294,7 +294,7 @@ func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 	edits := specs.ContainerEdits{
 		Mounts: append([]*specs.Mount{{
 			HostPath:      g.o.Layout.Anchor(),
-			ContainerPath: layout.ContainerDir,
+			ContainerPath: paths.ContainerDir,
 			Options:       []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"},
 		}}, g.libraries.mounts...),
 		Hooks: []*specs.Hook{g.hook("poststop", "remove")},

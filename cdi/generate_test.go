@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -43,7 +43,7 @@ func testOptions(t *testing.T, nodes ...string) Options {
 		makeFIFO(t, filepath.Join(root, "dev", node))
 	}
 	return Options{
-		Layout: layout.New("/"), HookPath: "/usr/libexec/peerlane/peerlane-hook", DevRoot: root,
+		Layout: paths.New("/"), HookPath: "/usr/libexec/peerlane/peerlane-hook", DevRoot: root,
 		Proc: procfs(t, "6.12.0-amd64\n", openModule), LibraryDir: filepath.Join(root, "libraries"),
 	}
 }
@@ -133,7 +133,7 @@ func TestNodesThatAHostMayLackAreLeftOut(t *testing.T) {
 
 func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
 	o := testOptions(t)
-	o.Layout = layout.New("/tmp/demo")
+	o.Layout = paths.New("/tmp/demo")
 	list, err := Generate(testPlan(), o)
 	if err != nil {
 		t.Fatal(err)

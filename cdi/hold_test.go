@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 func TestHoldKeepsOthersWaiting(t *testing.T) {
-	l := layout.New(t.TempDir())
+	l := paths.New(t.TempDir())
 	held, err := Hold(l)
 	if err != nil {
 		t.Fatal(err)

@@ -16,8 +16,8 @@ import (
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -311,18 +311,18 @@ func (v *Validator) checkLayout() {
 	entries, err := os.ReadDir(anchor)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		v.add(DriftMissing, anchor, "run peerlane cdi generate --spec-dir "+v.Dirs[0], "the directory that containers get at %s is not there, so none can start", layout.ContainerDir)
+		v.add(DriftMissing, anchor, "run peerlane cdi generate --spec-dir "+v.Dirs[0], "the directory that containers get at %s is not there, so none can start", paths.ContainerDir)
 	case err == nil && len(entries) > 0:
-		v.add(DriftContent, anchor, "empty it", "the directory that containers get at %s is not empty (%s)", layout.ContainerDir, entries[0].Name())
-	case err == nil && layout.MountsAnchor():
+		v.add(DriftContent, anchor, "empty it", "the directory that containers get at %s is not empty (%s)", paths.ContainerDir, entries[0].Name())
+	case err == nil && paths.MountsAnchor():
 		if err := v.Layout.CheckAnchor(); err != nil {
-			v.add(DriftContent, anchor, "run "+v.Layout.AnchorCommand(), "the hook refuses each container with a lane, because of the directory that containers get at %s: %v", layout.ContainerDir, err)
+			v.add(DriftContent, anchor, "run "+v.Layout.AnchorCommand(), "the hook refuses each container with a lane, because of the directory that containers get at %s: %v", paths.ContainerDir, err)
 		}
 	}
 }
 
 // otherRoot is the root that a specification leads to; empty for that of l.
-func otherRoot(spec *specs.Spec, l layout.Layout) string {
+func otherRoot(spec *specs.Spec, l paths.Layout) string {
 	all := []specs.ContainerEdits{spec.ContainerEdits}
 	for _, d := range spec.Devices {
 		all = append(all, d.ContainerEdits)
@@ -339,17 +339,17 @@ func otherRoot(spec *specs.Spec, l layout.Layout) string {
 
 // checkHooks looks whether what runtimes call is there, and root's.
 func (v *Validator) checkHooks() {
-	var paths []string
+	var hostPaths []string
 	for _, f := range v.ours() {
 		for _, d := range append(slices.Clone(f.Spec.Devices), specs.Device{ContainerEdits: f.Spec.ContainerEdits}) {
 			for _, h := range d.ContainerEdits.Hooks {
-				if !slices.Contains(paths, h.Path) {
-					paths = append(paths, h.Path)
+				if !slices.Contains(hostPaths, h.Path) {
+					hostPaths = append(hostPaths, h.Path)
 				}
 			}
 		}
 	}
-	for _, path := range paths {
+	for _, path := range hostPaths {
 		info, err := os.Stat(path)
 		const install = "install it there again, or name another with peerlane cdi refresh --hook"
 		switch {

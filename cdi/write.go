@@ -19,7 +19,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -98,7 +98,7 @@ func Write(dir string, list []*specs.Spec) error {
 // so is one of the same kind in the other format, because engines ignore a
 // device that two files define.
 type Installation struct {
-	Layout layout.Layout
+	Layout paths.Layout
 	// Dirs are the directories of specifications, made where they are missing.
 	Dirs []string
 	// Format is that of the files; empty keeps what a directory has, and is JSON

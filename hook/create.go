@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -136,13 +136,13 @@ type Devices struct {
 // while the runtime is asked which container it is: the plan is the longest of
 // what a hook reads.
 type Ahead struct {
-	layout layout.Layout
+	layout paths.Layout
 	plan   func() (*topo.Plan, error)
 	config func() (hostConfig, error)
 }
 
 // ReadAhead begins to read the host's plan and configuration.
-func ReadAhead(l layout.Layout) Ahead {
+func ReadAhead(l paths.Layout) Ahead {
 	return Ahead{l, begun(func() (*topo.Plan, error) { return readPlan(l) }), begun(func() (hostConfig, error) { return readConfig(l) })}
 }
 
@@ -204,7 +204,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 }
 
 // give gives the container what it asks for.
-func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
+func give(l paths.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
 	// Whether this container starts or not.
 	warning = l.EmptyAnchor()
 	if err := spec.nothingBelow(); err != nil {

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
@@ -43,13 +43,13 @@ const (
 
 // newNetworking reads what a relay needs for the network. Without a key that is nothing,
 // and no error.
-func newNetworking(l layout.Layout, c config.Network, rails map[string]int, memory uint64) (n networking, err error) {
+func newNetworking(l paths.Layout, c config.Network, rails map[string]int, memory uint64) (n networking, err error) {
 	if c.Listen != config.ListenAuto {
 		n.why = "network.listen in config.toml is off"
 		return n, nil
 	}
 	key := keyFile(l, c)
-	text, err := layout.ReadSecret(key, launch.MaxSecret)
+	text, err := paths.ReadSecret(key, launch.MaxSecret)
 	if errors.Is(err, fs.ErrNotExist) {
 		n.why = fmt.Sprintf("there is no cluster key, %s; peerlane key generate makes one", key)
 		return n, nil
@@ -83,7 +83,7 @@ func short(why string) string {
 	return strings.ToValidUTF8(why[:mostWhy], "") + "… (the log has the whole)"
 }
 
-func keyFile(l layout.Layout, c config.Network) string {
+func keyFile(l paths.Layout, c config.Network) string {
 	if c.Key != "" {
 		return c.Key
 	}
@@ -94,7 +94,7 @@ func (n *networking) certificates(c config.Network) error {
 	if c.TLSKey == "" {
 		return nil
 	}
-	key, err := layout.ReadSecret(c.TLSKey, launch.MaxSecret)
+	key, err := paths.ReadSecret(c.TLSKey, launch.MaxSecret)
 	if err != nil {
 		return fmt.Errorf("network.tls_key: %w", err)
 	}
@@ -103,7 +103,7 @@ func (n *networking) certificates(c config.Network) error {
 		key, path string
 		to        *launch.Secret
 	}{{"tls_certificate", c.TLSCertificate, &n.secrets.Certificate}, {"tls_authority", c.TLSAuthority, &n.secrets.Authority}} {
-		if err := layout.Trusted(file.path); err != nil {
+		if err := paths.Trusted(file.path); err != nil {
 			return fmt.Errorf("network.%s: %w", file.key, err)
 		}
 		text, err := os.ReadFile(file.path)
@@ -233,7 +233,7 @@ func (s *supervisor) lookAtKey() {
 	if s.relay == nil || s.networking.where == nil || slices.Contains(s.relay.asked, launch.RequestSecrets) {
 		return
 	}
-	text, err := layout.ReadSecret(keyFile(s.layout, s.generation.Network), launch.MaxSecret)
+	text, err := paths.ReadSecret(keyFile(s.layout, s.generation.Network), launch.MaxSecret)
 	if err != nil {
 		s.complain(fmt.Sprintf("the cluster key cannot be read any more; the relay goes on with the one that it had: %v", err))
 		return

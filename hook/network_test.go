@@ -16,8 +16,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
@@ -39,7 +39,7 @@ func TestVariablesOfAJobThatHaveNoEffect(t *testing.T) {
 
 // A relay that is on the network is told of a key that has changed, and of no other.
 func TestARelayIsToldOfAChangedKey(t *testing.T) {
-	l := layout.New(t.TempDir())
+	l := paths.New(t.TempDir())
 	if err := l.Create(); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestWhatARelayHasOfTheNetwork(t *testing.T) {
 		"an address that is not there": {0o600, func(c *config.Network) { c.Address = "192.0.2.1" }, true, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := layout.New(t.TempDir())
+			l := paths.New(t.TempDir())
 			if err := l.Create(); err != nil {
 				t.Fatal(err)
 			}

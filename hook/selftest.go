@@ -16,8 +16,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -60,7 +60,7 @@ const (
 
 // Tester is how self-tests are made on a host.
 type Tester struct {
-	layout    layout.Layout
+	layout    paths.Layout
 	relay     Command
 	sandbox   Sandbox
 	hook      string // the program whose `confine` makes the sandbox
@@ -69,7 +69,7 @@ type Tester struct {
 }
 
 // NewTester is the tester of a host's configuration, for any process.
-func NewTester(l layout.Layout, c config.Config, hookBinary string) (*Tester, error) {
+func NewTester(l paths.Layout, c config.Config, hookBinary string) (*Tester, error) {
 	hookBinary, relay, err := binaries(Request{Config: c, HookBinary: hookBinary})
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (t *Tester) Unkept() *Tester {
 }
 
 // tester is the one of a generation's supervisor.
-func (g *Generation) tester(l layout.Layout) *Tester {
+func (g *Generation) tester(l paths.Layout) *Tester {
 	return &Tester{layout: l, relay: g.Relay, sandbox: g.Sandbox, hook: "/proc/self/exe", slotBytes: g.Config.SlotBytes}
 }
 
@@ -136,7 +136,7 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 		err = fmt.Errorf("%s has %d bytes", path, info.Size())
 	}
 	if err == nil {
-		err = layout.Trusted(path)
+		err = paths.Trusted(path)
 	}
 	var text []byte
 	if err == nil {
@@ -382,7 +382,7 @@ func AllPairs(plan *topo.Plan, list []launch.PairName) []launch.PairName {
 
 // Pairs is what is known of the pairs that the generation's lanes can stage on, where
 // nothing is with the reason, and then of the others that matter to them.
-func (g *Generation) Pairs(l layout.Layout) ([]launch.Pair, error) {
+func (g *Generation) Pairs(l paths.Layout) ([]launch.Pair, error) {
 	names := launch.StagingPairs(g.Config.Lanes)
 	reason := "not tested yet"
 	var known []launch.Pair

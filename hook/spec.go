@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // maxSpec bounds a config.json, bytes. Engines write some ten thousand; but its
@@ -150,8 +150,8 @@ func readBounded(path string, limit int64) (text []byte, err error) {
 // the anchor read-only, and so on the host.
 func (s *spec) nothingBelow() error {
 	for _, m := range s.Mounts {
-		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, layout.ContainerDir+"/") {
-			return fmt.Errorf("a mount at %s is asked for, and %s is the relay's own; leave out that volume (-v, --mount, or VOLUME in the image)", at, layout.ContainerDir)
+		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, paths.ContainerDir+"/") {
+			return fmt.Errorf("a mount at %s is asked for, and %s is the relay's own; leave out that volume (-v, --mount, or VOLUME in the image)", at, paths.ContainerDir)
 		}
 	}
 	return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -44,7 +44,7 @@ const (
 // supervisor keeps one generation's relay running. All its state belongs to
 // the goroutine of loop.
 type supervisor struct {
-	layout                layout.Layout
+	layout                paths.Layout
 	generation            *Generation
 	log                   *logrus.Entry
 	bounded               *boundedLog // where log goes, and what relays say
@@ -76,7 +76,7 @@ type supervisor struct {
 // Supervise is the supervisor of a generation: `peerlane-hook supervise`, run
 // by Launch with the descriptors above. It returns when the container's init
 // has ended and everything of the generation is gone.
-func Supervise(l layout.Layout, id string) error {
+func Supervise(l paths.Layout, id string) error {
 	if err := handed(l, id, fdAlive); err != nil {
 		return fmt.Errorf("supervising generation %q: %w; only peerlane-hook create starts a supervisor", id, err)
 	}
@@ -90,7 +90,7 @@ func Supervise(l layout.Layout, id string) error {
 	})
 }
 
-func supervise(l layout.Layout, id string, unit bool, d descriptors) error {
+func supervise(l paths.Layout, id string, unit bool, d descriptors) error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, unix.SIGTERM)
 	bounded := newBoundedLog(l, id)
@@ -147,7 +147,7 @@ func (s *supervisor) limit() {
 
 // handed checks that Launch handed this generation to this process: a descriptor
 // is of its lock.
-func handed(l layout.Layout, id string, alive int) error {
+func handed(l paths.Layout, id string, alive int) error {
 	if !isID(id) {
 		return errors.New("that is not 32 hexadecimal digits")
 	}

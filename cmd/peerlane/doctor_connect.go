@@ -20,8 +20,8 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor/meeting"
 	"github.com/peerlane/peerlane/cmd/version"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/network/address"
@@ -74,7 +74,7 @@ func certificates(c config.Network) (*network.Certificates, error) {
 	}
 	var err error
 	var list network.Certificates
-	if list.Key, err = layout.ReadSecret(c.TLSKey, launch.MaxSecret); err != nil {
+	if list.Key, err = paths.ReadSecret(c.TLSKey, launch.MaxSecret); err != nil {
 		return nil, fmt.Errorf("network.tls_key: %w", err)
 	}
 	if list.Certificate, err = os.ReadFile(c.TLSCertificate); err != nil {

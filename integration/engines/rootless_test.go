@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -27,7 +27,7 @@ const trainer = 1000
 // nothing.
 func (b *bed) ofTrainer() (specifications string) {
 	b.Helper()
-	b.Layout = layout.New(filepath.Join(b.mkdir("user"), "peerlane"))
+	b.Layout = paths.New(filepath.Join(b.mkdir("user"), "peerlane"))
 	if err := errors.Join(b.Layout.Create(), os.Chmod(b.Binaries, 0o755)); err != nil {
 		b.Fatal(err)
 	}

@@ -18,8 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -48,7 +48,7 @@ func CanMeet(n config.Network) error {
 // local is this bench in the handshake, by the cluster key and the certificates of the
 // configuration.
 func local(n config.Network) (*network.Local, error) {
-	text, err := layout.ReadSecret(n.Key, network.MaxKeyFile)
+	text, err := paths.ReadSecret(n.Key, network.MaxKeyFile)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("there is no cluster key, %s, by which two hosts trust each other; peerlane key generate makes one, and both hosts need the same", n.Key)
 	}
@@ -73,7 +73,7 @@ func local(n config.Network) (*network.Local, error) {
 		return l, nil
 	}
 	var c network.Certificates
-	if c.Key, err = layout.ReadSecret(n.TLSKey, launch.MaxSecret); err != nil {
+	if c.Key, err = paths.ReadSecret(n.TLSKey, launch.MaxSecret); err != nil {
 		return nil, fmt.Errorf("network.tls_key: %w", err)
 	}
 	if c.Certificate, err = os.ReadFile(n.TLSCertificate); err != nil {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/topo"
 )
 

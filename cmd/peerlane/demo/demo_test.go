@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -85,7 +85,7 @@ func TestTheScriptCoversItsSizes(t *testing.T) {
 }
 
 func TestAFailedDemoHasTheRelaysLastWords(t *testing.T) {
-	d := &demo{host: &testbed.Host{Layout: layout.New(t.TempDir())}}
+	d := &demo{host: &testbed.Host{Layout: paths.New(t.TempDir())}}
 	if said := d.relayLogs(); said != "" {
 		t.Errorf("without a relay: %q", said)
 	}

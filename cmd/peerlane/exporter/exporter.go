@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -91,7 +91,7 @@ const answerTime = 3 * time.Second
 type Source func() (Snapshot, error)
 
 // Host reads the state itself, which root can.
-func Host(l layout.Layout) Source {
+func Host(l paths.Layout) Source {
 	return func() (Snapshot, error) {
 		infos, err := hook.List(l)
 		var alive []hook.Info

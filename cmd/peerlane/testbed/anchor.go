@@ -1,6 +1,6 @@
 package testbed
 
-import "github.com/peerlane/peerlane/hook/layout"
+import "github.com/peerlane/peerlane/config/paths"
 
 // T is a test.
 type T interface {
@@ -12,9 +12,9 @@ type T interface {
 
 // MountAnchor mounts the anchor of a layout, as `peerlane cdi generate` does, until
 // the end of a test. In a user namespace the anchor stays a directory.
-func MountAnchor(t T, l layout.Layout) {
+func MountAnchor(t T, l paths.Layout) {
 	t.Helper()
-	if !layout.MountsAnchor() {
+	if !paths.MountsAnchor() {
 		return
 	}
 	UnmountAnchor(t, l)
@@ -25,7 +25,7 @@ func MountAnchor(t T, l layout.Layout) {
 
 // UnmountAnchor unmounts the anchor at the end of a test: a mount point cannot be
 // removed.
-func UnmountAnchor(t T, l layout.Layout) {
+func UnmountAnchor(t T, l paths.Layout) {
 	t.Helper()
 	t.Cleanup(func() {
 		if _, err := l.UnmountAnchor(); err != nil {

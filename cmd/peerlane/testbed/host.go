@@ -23,10 +23,10 @@ import (
 
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
@@ -58,7 +58,7 @@ func (h *Host) ContainerID(name string) string { return h.containers() + name }
 type Host struct {
 	// Root is its directory. The caller made it and removes it.
 	Root   string
-	Layout layout.Layout
+	Layout paths.Layout
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
 	Binaries string
 	// Words describes the host.
@@ -90,7 +90,7 @@ type Bytes struct{ In, Out uint64 }
 
 // New makes a host below root.
 func New(root, binaries, gpus string) (*Host, error) {
-	h := &Host{Root: root, Layout: layout.New(root), Binaries: binaries}
+	h := &Host{Root: root, Layout: paths.New(root), Binaries: binaries}
 	if err := h.Layout.Create(); err != nil {
 		return nil, err
 	}

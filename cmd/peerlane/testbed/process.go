@@ -11,8 +11,8 @@ import (
 	"sync"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -47,7 +47,7 @@ func (h *Host) Launch(id string, g topo.GPU, pid int) (*hook.Generation, error) 
 
 // Socket is that of a generation's clients.
 func (h *Host) Socket(g *hook.Generation) string {
-	return filepath.Join(h.Layout.SocketDir(g.ID), layout.SocketName)
+	return filepath.Join(h.Layout.SocketDir(g.ID), paths.SocketName)
 }
 
 // Measuring is a process that sees all GPUs and does measure.Jobs.

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-const sizing = "../../docs/sizing.md"
+const sizing = "../docs/sizing.md"
 
 // sizingRow is a row of a table in docs/sizing.md that begins with a key and its default.
 var sizingRow = regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\|")
@@ -47,7 +47,7 @@ func TestSizingGuideHasTheDefaults(t *testing.T) {
 		return
 	}
 	if diff := cmp.Diff(want, string(there)); diff != "" {
-		t.Errorf("%s (-by the code +there; go test ./hook/config -update accepts it):\n%s", sizing, diff)
+		t.Errorf("%s (-by the code +there; go test ./config -update accepts it):\n%s", sizing, diff)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/configuration.md anew")
 
-const reference = "../../docs/configuration.md"
+const reference = "../docs/configuration.md"
 
 const introduction = `# Configuration
 
@@ -36,13 +36,13 @@ checked when a plan is made: ` + "`peerlane plan`" + ` shows what comes of it, a
 Sizes are texts such as "32MiB"; GPUs are named by index, UUID or PCI address, as
 texts; path types are those of [topology.md](topology.md).
 
-This page is made of the code (` + "`go test ./hook/config -update`" + `).
+This page is made of the code (` + "`go test ./config -update`" + `).
 
 `
 
 // The reference is the comments of the fields, so that it cannot fall behind.
 func TestReference(t *testing.T) {
-	comments := fieldComments(t, "config.go", "../../topo/plan.go")
+	comments := fieldComments(t, "config.go", "../topo/plan.go")
 	var text bytes.Buffer
 	text.WriteString(introduction)
 	section := ""

@@ -1,10 +1,10 @@
-// Package layout says where Peerlane keeps its files on a host.
+// Package paths says where Peerlane keeps its files on a host.
 //
 // Three trees hang on one root: state (root only: identities and plans),
 // run (sockets, the only tree of which a part is ever mounted into a
 // container) and configuration. Tests and `peerlane demo` use a root of
 // their own; packages use "/".
-package layout
+package paths
 
 import (
 	"errors"
