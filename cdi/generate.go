@@ -34,8 +34,8 @@ var Kinds = []string{KindLane, KindGPU, KindNIC}
 // every NIC.
 const All = "all"
 
-// Auto is the lane= device that stands for all GPUs that the engine gives the container.
-const Auto = "auto"
+// auto is the lane= device that stands for all GPUs that the engine gives the container.
+const auto = "auto"
 
 // Options say what a specification refers to on the host.
 type Options struct {
@@ -235,7 +235,7 @@ func (g *generator) spec(kind string, lanes []topo.Lane) *specs.Spec {
 	}
 	spec.Devices = append(spec.Devices, specs.Device{Name: All, ContainerEdits: g.deviceEdits(kind, lanes...)})
 	if kind == KindLane {
-		spec.Devices = append(spec.Devices, specs.Device{Name: Auto, ContainerEdits: specs.ContainerEdits{
+		spec.Devices = append(spec.Devices, specs.Device{Name: auto, ContainerEdits: specs.ContainerEdits{
 			Hooks: []*specs.Hook{g.hook("createRuntime", "create", "--auto")},
 		}})
 	}

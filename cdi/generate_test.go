@@ -66,7 +66,7 @@ func TestSpecificationsOfAPlan(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got bytes.Buffer
-		if err := Encode(&got, spec); err != nil {
+		if err := encode(&got, spec); err != nil {
 			t.Fatal(err)
 		}
 		text := strings.ReplaceAll(got.String(), o.DevRoot, "ROOT")
@@ -121,7 +121,7 @@ func TestNodesThatAHostMayLackAreLeftOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text bytes.Buffer
-	if err := Encode(&text, list...); err != nil {
+	if err := encode(&text, list...); err != nil {
 		t.Fatal(err)
 	}
 	for _, absent := range []string{"nvidia-uvm-tools", "rdma_cm"} {
@@ -231,7 +231,7 @@ func TestWhatIsOffered(t *testing.T) {
 			for _, spec := range list {
 				last := len(spec.Devices) - 1
 				if spec.Kind == KindLane { // of any tenancy, however few GPUs have a lane
-					if edits := spec.Devices[last].ContainerEdits; spec.Devices[last].Name != Auto || len(edits.Hooks) != 1 || !slices.Contains(edits.Hooks[0].Args, "--auto") || slices.Contains(edits.Hooks[0].Args, "--lane") {
+					if edits := spec.Devices[last].ContainerEdits; spec.Devices[last].Name != auto || len(edits.Hooks) != 1 || !slices.Contains(edits.Hooks[0].Args, "--auto") || slices.Contains(edits.Hooks[0].Args, "--lane") {
 						t.Errorf("the device after all lanes is %+v", spec.Devices[last])
 					}
 					last--

@@ -75,8 +75,8 @@ func (f Format) Encode(w io.Writer, list ...*specs.Spec) error {
 // FileName is the name of a kind's file in JSON.
 func FileName(kind string) string { return JSON.FileName(kind) }
 
-// Encode writes specifications as JSON documents, one after another.
-func Encode(w io.Writer, list ...*specs.Spec) error { return JSON.Encode(w, list...) }
+// encode writes specifications as JSON documents, one after another.
+func encode(w io.Writer, list ...*specs.Spec) error { return JSON.Encode(w, list...) }
 
 // Write installs specifications as JSON in a directory that engines read, and
 // nothing else; see Installation.

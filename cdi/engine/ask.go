@@ -26,7 +26,7 @@ const askTime = 10 * time.Second
 
 // daemons are asked at their sockets.
 var daemons = map[string]func(ctx context.Context, address string) (version string, err error){
-	Docker:     askDocker,
+	docker:     askDocker,
 	Containerd: askContainerd,
 }
 
@@ -72,7 +72,7 @@ var programs = map[string]struct {
 	name string
 	word int
 }{
-	Docker:     {"dockerd", 3},    // Docker version 28.2.2, build …
+	docker:     {"dockerd", 3},    // Docker version 28.2.2, build …
 	Containerd: {"containerd", 3}, // containerd SOURCE 1.7.24 …
 	Podman:     {"podman", 0},     // podman version 4.3.1
 	CRIO:       {"crio", 0},       // crio version 1.30.0

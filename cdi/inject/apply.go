@@ -13,11 +13,11 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// Apply returns the text of a config.json with CDI devices of the
+// apply returns the text of a config.json with CDI devices of the
 // specifications in these directories, the last of which has precedence. What
-// the text has already is not added once more, so that Apply may be called
+// the text has already is not added once more, so that apply may be called
 // again on its result.
-func Apply(config []byte, specDirs, devices []string) ([]byte, error) {
+func apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	var before, after specs.Spec
 	for _, spec := range []*specs.Spec{&before, &after} { // two, because the library changes lists in place
 		if err := json.Unmarshal(config, spec); err != nil {

@@ -111,7 +111,7 @@ func TestRootlessPodman(t *testing.T) {
 	path := map[string]string{"runc": "/usr/sbin/runc", "crun": "/usr/bin/crun"}
 	for below, mute := range map[string]bool{"runc": false, "crun": true} {
 		t.Run(below, func(t *testing.T) {
-			b := newBed(t, row{name: "podman-5.4-rootless", next: true, cgroups: v1, rootless: true, below: path[below], mute: mute, open: rootlessPodman(Podman54)}, v1, false)
+			b := newBed(t, row{name: "podman-5.4-rootless", next: true, cgroups: v1, rootless: true, below: path[below], mute: mute, open: rootlessPodman(podman54)}, v1, false)
 			for _, c := range checks {
 				switch c.name {
 				case "one-lane", "two-lanes", "lane-auto", "read-only-root", "restart":

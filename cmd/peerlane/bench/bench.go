@@ -254,7 +254,7 @@ func begin(ctx context.Context, o Options) (r *run, end func() error, err error)
 	}
 	r.lanes = r.host.Lanes
 	r.report = &Report{
-		Version: Version, Date: time.Now().UTC().Truncate(time.Second), Release: o.Release, Command: o.Command,
+		Version: version, Date: time.Now().UTC().Truncate(time.Second), Release: o.Release, Command: o.Command,
 		Host: r.host.Words, Simulated: r.host.Simulated, Rows: []Row{}, Baselines: []Baseline{}, Seconds: map[string]float64{},
 	}
 	for _, g := range r.host.Topology.GPUs {
@@ -358,7 +358,7 @@ func (r *run) baseline(j measure.Job) (string, error) {
 func (r *run) keep(name string, found measure.Result) {
 	b := Baseline{Name: name, Value: found.GBs, Unit: GBs, Times: found.Times}
 	if found.Times != nil {
-		b.Value, b.Unit = found.Times.P50, Microseconds
+		b.Value, b.Unit = found.Times.P50, microseconds
 	}
 	r.known[name] = true
 	r.report.Baselines = append(r.report.Baselines, b)

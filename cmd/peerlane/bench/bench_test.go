@@ -21,16 +21,16 @@ import (
 
 func result() *Report {
 	return &Report{
-		Version: Version, Date: time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), Host: "a host", GPUs: []string{"GPU <1>", "GPU <1>"},
+		Version: version, Date: time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), Host: "a host", GPUs: []string{"GPU <1>", "GPU <1>"},
 		Rows: []Row{
 			{Table: "copy", What: "client to slot", Size: 64 << 10, Depth: 16, Value: 20, Unit: GBs, Baseline: "raw 64 KiB", Asked: least(0.9)},
 			{Table: "copy", What: "client to slot", Size: 1 << 20, Depth: 16, Value: 190, Unit: GBs, Baseline: "raw 1.0 MiB", Asked: least(0.95)},
-			{Table: "latency", What: "a relay's copy", Size: 8, Value: 8, Unit: Microseconds, Times: &measure.Times{Count: 9, P50: 8, P90: 9, P99: 10, P999: 11, Max: 12}, Baseline: "local 8 B", Asked: most(1.15)},
-			{Table: "uniformity", What: "slowest over fastest", Value: 0.97, Unit: Index, Asked: least(0.95)},
+			{Table: "latency", What: "a relay's copy", Size: 8, Value: 8, Unit: microseconds, Times: &measure.Times{Count: 9, P50: 8, P90: 9, P99: 10, P999: 11, Max: 12}, Baseline: "local 8 B", Asked: most(1.15)},
+			{Table: "uniformity", What: "slowest over fastest", Value: 0.97, Unit: index, Asked: least(0.95)},
 		},
 		Baselines: []Baseline{
 			{Name: "raw 64 KiB", Value: 25, Unit: GBs}, {Name: "raw 1.0 MiB", Value: 200, Unit: GBs},
-			{Name: "local 8 B", Value: 7, Unit: Microseconds, Times: &measure.Times{Count: 9, P50: 7, P90: 7, P99: 8, P999: 9, Max: 9}},
+			{Name: "local 8 B", Value: 7, Unit: microseconds, Times: &measure.Times{Count: 9, P50: 7, P90: 7, P99: 8, P999: 9, Max: 9}},
 		},
 	}
 }
@@ -44,7 +44,7 @@ func TestARatioNeedsItsBaseline(t *testing.T) {
 		{"as measured", func(*Report) {}, ""},
 		{"the baseline was not measured", func(r *Report) { r.Baselines = r.Baselines[1:] }, `a ratio to "raw 64 KiB", which this run did not measure`},
 		{"two of one name", func(r *Report) { r.Baselines = append(r.Baselines, Baseline{Name: "raw 64 KiB", Value: 30, Unit: GBs}) }, "twice"},
-		{"of another unit", func(r *Report) { r.Baselines[0].Unit = Microseconds }, "in µs"},
+		{"of another unit", func(r *Report) { r.Baselines[0].Unit = microseconds }, "in µs"},
 		{"a baseline of nothing", func(r *Report) { r.Baselines[0].Value = 0 }, `"raw 64 KiB" is 0`},
 		{"no rows", func(r *Report) { r.Rows = nil }, "no rows"},
 		{"another version", func(r *Report) { r.Version = 9 }, "version 9"},
@@ -108,8 +108,8 @@ func TestVerdicts(t *testing.T) {
 	const copies, local, even, cpu, memory = "relay's copy", "8 bytes", "uniformity", "processor time", "GPU memory"
 	r := result()
 	r.Rows = append(r.Rows,
-		Row{Table: "memory", What: "of a server GPU", State: "GPU 1", Value: 0, Unit: MiB, Asked: most(0)},
-		Row{Table: "memory", What: "of a GPU that is not the container's", State: "GPU 2", Value: 2, Unit: MiB, Asked: most(0)},
+		Row{Table: "memory", What: "of a server GPU", State: "GPU 1", Value: 0, Unit: miB, Asked: most(0)},
+		Row{Table: "memory", What: "of a GPU that is not the container's", State: "GPU 2", Value: 2, Unit: miB, Asked: most(0)},
 		Row{Table: "routes", What: "container A to container B", Route: staged, Size: 16 << 20, Value: 160, Unit: GBs})
 	r.Missing = []Missing{{"cpu", "at full rate", "no relay"}}
 	for what, want := range map[string]Verdict{

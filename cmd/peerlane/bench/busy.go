@@ -147,7 +147,7 @@ func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 		r.row(row)
 	}
 	times, before := s.small[w.what], idle.small[w.what]
-	row := Row{Size: small, Depth: 1, Unit: Microseconds, Times: times}
+	row := Row{Size: small, Depth: 1, Unit: microseconds, Times: times}
 	for _, p := range []struct {
 		name             string
 		now, idle, local float64
@@ -224,16 +224,16 @@ func (r *run) bystander() (err error) {
 				return err
 			}
 			state := w.what + ", " + load.words
-			row := Row{Table: "bystander", Size: size, Depth: 16, State: state, Unit: PerSecond, Value: beside.PerSecond}
+			row := Row{Table: "bystander", Size: size, Depth: 16, State: state, Unit: perSecond, Value: beside.PerSecond}
 			row.Note = fmt.Sprintf("relay at %.1f GB/s", copies.GBs)
 			row.What = "rounds of the owner's kernel, of those without a relay"
-			row.Baseline = r.compareWith("rounds without a relay, "+state, alone.PerSecond, PerSecond)
+			row.Baseline = r.compareWith("rounds without a relay, "+state, alone.PerSecond, perSecond)
 			if load.kind == measure.LoadMemory {
 				share := min(copies.GBs/alone.GBs, 0.99)
 				r.row(row)
 				row.Note += fmt.Sprintf(", through a memory that gives the kernel %.0f GB/s alone", alone.GBs)
 				row.What = "the same, of those less the relay's share of memory bandwidth"
-				row.Baseline = r.compareWith("rounds without a relay less its share, "+state, alone.PerSecond*(1-share), PerSecond)
+				row.Baseline = r.compareWith("rounds without a relay less its share, "+state, alone.PerSecond*(1-share), perSecond)
 			}
 			row.Asked = least(0.97)
 			r.row(row)

@@ -88,7 +88,7 @@ func (r *Report) verdict(g goal) Verdict {
 	}
 	if worst, value := r.worst(rows); worst.Asked != nil {
 		v.Reached = fmt.Sprintf("%.4g", value)
-		if worst.Baseline == "" && worst.Unit != Index {
+		if worst.Baseline == "" && worst.Unit != index {
 			v.Reached += " " + worst.Unit
 		}
 		v.Reached += ": " + worst.what()

@@ -386,15 +386,15 @@ func TestALaneWhoseTransportChanges(t *testing.T) {
 
 func TestAResultOfTwoHosts(t *testing.T) {
 	r := &Report{
-		Version: Version, Host: "A is a; B is b", GPUs: []string{"GPU"}, Hosts: []Side{{Name: "a"}, {Name: "b"}},
+		Version: version, Host: "A is a; B is b", GPUs: []string{"GPU"}, Hosts: []Side{{Name: "a"}, {Name: "b"}},
 		Rows: []Row{
 			{Table: tableHosts, What: "A to B", Route: staged, Transport: "tcp", Size: 64 << 10, Depth: 1, Value: 1, Unit: GBs, Baseline: "plain TCP A to B"},
 			{Table: tableHosts, What: "A to B", Route: staged, Transport: "tcp", Size: 16 << 20, Depth: 16, Value: 9, Unit: GBs, Baseline: "plain TCP A to B"},
-			{Table: tableHosts, What: "A to B, from post to completion", Route: staged, Transport: "tcp", Size: 8, Depth: 1, Value: 20, Unit: Microseconds,
+			{Table: tableHosts, What: "A to B, from post to completion", Route: staged, Transport: "tcp", Size: 8, Depth: 1, Value: 20, Unit: microseconds,
 				Times: &measure.Times{Count: 9, P50: 20, P90: 21, P99: 30, P999: 40, Max: 41}, Baseline: "plain TCP A to B, 8 B"},
 			{Table: tableHosts, What: "B to A", Route: staged, Transport: "tcp", Size: 16 << 20, Depth: 16, Value: 5, Unit: GBs, Baseline: "plain TCP B to A"},
 		},
-		Baselines: []Baseline{{Name: "plain TCP A to B", Value: 10, Unit: GBs}, {Name: "plain TCP B to A", Value: 10, Unit: GBs}, {Name: "plain TCP A to B, 8 B", Value: 10, Unit: Microseconds}},
+		Baselines: []Baseline{{Name: "plain TCP A to B", Value: 10, Unit: GBs}, {Name: "plain TCP B to A", Value: 10, Unit: GBs}, {Name: "plain TCP A to B, 8 B", Value: 10, Unit: microseconds}},
 	}
 	if err := r.check(); err != nil {
 		t.Fatal(err)

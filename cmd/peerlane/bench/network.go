@@ -143,7 +143,7 @@ func (r *run) between(b between) error {
 		return err
 	}
 	r.row(Row{Table: b.table, What: "hand-off by timelines, half of to and fro", Route: sees[0].Route, Transport: way,
-		Size: 8, Depth: 1, Value: times.P50, Unit: Microseconds, Times: times, Note: "stream to stream"})
+		Size: 8, Depth: 1, Value: times.P50, Unit: microseconds, Times: times, Note: "stream to stream"})
 	after, err := b.look()
 	if err != nil {
 		return err
@@ -189,7 +189,7 @@ func (r *run) shortMessages(b between, from int, row Row) error {
 	name := fmt.Sprintf("plain TCP %s, %s and the byte that answers", row.What, sizeText(size))
 	r.keep(name, asked)
 	row.What += ", from post to completion"
-	row.Size, row.Depth, row.Value, row.Unit, row.Times, row.Baseline = size, 1, found.Times.P50, Microseconds, found.Times, name
+	row.Size, row.Depth, row.Value, row.Unit, row.Times, row.Baseline = size, 1, found.Times.P50, microseconds, found.Times, name
 	r.row(row)
 	return nil
 }

@@ -143,7 +143,7 @@ func (r *Report) figures() []figure {
 		if row.Unit == GBs {
 			bandwidth.add(title, name, false, point{at, row.Value})
 		}
-		if row.Times != nil && row.Unit == Microseconds {
+		if row.Times != nil && row.Unit == microseconds {
 			percentiles(title, name, false, row.Times)
 			if b, ok := r.Of(row); ok && b.Times != nil {
 				percentiles(title, b.Name, true, b.Times)

@@ -77,7 +77,7 @@ func (r *run) idle(s *stage, a *worker) error {
 		}
 		took[i], threads[i] = float64((after.sum-before[i].sum).Microseconds())/1e3*minute, busiest(before[i], after, minute)
 	}
-	row := Row{Table: "cpu", Route: s.route, Transport: transportOf(s.route), Unit: Milliseconds}
+	row := Row{Table: "cpu", Route: s.route, Transport: transportOf(s.route), Unit: milliseconds}
 	for _, found := range []struct {
 		what  string
 		value float64
@@ -120,7 +120,7 @@ func (r *run) busyRelay(a, b *worker, route string, size uint64) error {
 		return err
 	}
 	row := Row{Table: "cpu", Route: route, Transport: transportOf(route), Size: size, Depth: 16}
-	row.What, row.Value, row.Unit, row.Asked = "the sender's relay at full rate", (after.sum-before.sum).Seconds()/time.Since(started).Seconds(), Cores, most(1)
+	row.What, row.Value, row.Unit, row.Asked = "the sender's relay at full rate", (after.sum-before.sum).Seconds()/time.Since(started).Seconds(), cores, most(1)
 	row.Note = busiest(before, after, 1)
 	r.row(row)
 	row.What, row.Value, row.Unit, row.Asked, row.Note = "the rate meanwhile", found.GBs, GBs, nil, ""
@@ -209,7 +209,7 @@ func (r *run) firstCopy() error {
 		verdicts = append(verdicts, fmt.Sprintf("%s with %s %s", p.GPU.BusID, p.Server.BusID, p.Verdict))
 	}
 	r.row(Row{
-		Table: "first-copy", What: "self-test after a boot, a pair of GPUs", Unit: Milliseconds,
+		Table: "first-copy", What: "self-test after a boot, a pair of GPUs", Unit: milliseconds,
 		Value: float64(r.testing.Milliseconds()) / float64(len(r.pairs)), Note: "before all this: " + strings.Join(verdicts, ", "),
 	})
 	return nil
@@ -248,8 +248,8 @@ func (r *run) first(route string) (err error) {
 	}
 	name := fmt.Sprintf("CUDA's own start in a client, the median of %d, for route %s", len(theirs), route)
 	start := median(theirs)
-	r.report.Baselines = append(r.report.Baselines, Baseline{Name: name, Value: start, Unit: Milliseconds})
-	row := Row{Table: "first-copy", Route: route, Transport: transportOf(route), Size: 8, Depth: 1, Unit: Milliseconds, Note: fmt.Sprintf("the median of %d", rounds)}
+	r.report.Baselines = append(r.report.Baselines, Baseline{Name: name, Value: start, Unit: milliseconds})
+	row := Row{Table: "first-copy", Route: route, Transport: transportOf(route), Size: 8, Depth: 1, Unit: milliseconds, Note: fmt.Sprintf("the median of %d", rounds)}
 	row.What, row.Value, row.Baseline = "attach, connect and first message, relay's context included", median(ours), name
 	r.row(row)
 	row.What, row.Value, row.Baseline, row.Asked = "the same, above one start of CUDA", max(0, median(ours)-start), "", most(60)
@@ -406,7 +406,7 @@ func (r *run) memory() (err error) {
 	}
 	for _, g := range r.host.Topology.GPUs {
 		took := (float64(before[g.BusID]) - float64(after[g.BusID])) / mib
-		row := Row{Table: "memory", State: "GPU " + strconv.Itoa(g.Index), Unit: MiB}
+		row := Row{Table: "memory", State: "GPU " + strconv.Itoa(g.Index), Unit: miB}
 		switch {
 		case g.BusID == w.gpu.BusID:
 			row.What, row.Value, row.Asked = "of the client's own GPU, by its relay", took-2*bytes/mib, most(270)
@@ -443,7 +443,7 @@ func (r *run) secondContext(server string, before map[string]uint64) (err error)
 		return err
 	}
 	const mib = 1 << 20
-	r.row(Row{Table: "memory", What: "of a server GPU, a second context, which no relay makes", Unit: MiB,
+	r.row(Row{Table: "memory", What: "of a server GPU, a second context, which no relay makes", Unit: miB,
 		Value: (float64(before[server]) - float64(after[server])) / mib})
 	return nil
 }

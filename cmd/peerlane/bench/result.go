@@ -14,8 +14,8 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 )
 
-// Version of a Report as JSON.
-const Version = 1
+// version of a Report as JSON.
+const version = 1
 
 // Report is what one run measured. A ratio is never stored: it is made of a row
 // and a baseline of the same run.
@@ -51,12 +51,12 @@ type Missing struct {
 // Units of a Row and a Baseline.
 const (
 	GBs          = "GB/s" // 1e9 bytes a second
-	Microseconds = "µs"   // the median, where there are Times
-	Milliseconds = "ms"
-	MiB          = "MiB"
-	PerSecond    = "/s" // kernels
-	Cores        = "cores"
-	Index        = "index" // Jain's, or the slowest over the fastest
+	microseconds = "µs"   // the median, where there are Times
+	milliseconds = "ms"
+	miB          = "MiB"
+	perSecond    = "/s" // kernels
+	cores        = "cores"
+	index        = "index" // Jain's, or the slowest over the fastest
 )
 
 // Row is one thing that was measured.
@@ -176,8 +176,8 @@ func Read(in io.Reader) (*Report, error) {
 
 // check says what cannot be shown.
 func (r *Report) check() error {
-	if r.Version != Version {
-		return fmt.Errorf("the result is of version %d, and this peerlane reads version %d", r.Version, Version)
+	if r.Version != version {
+		return fmt.Errorf("the result is of version %d, and this peerlane reads version %d", r.Version, version)
 	}
 	if n := len(r.Hosts); n != 0 && n != 2 {
 		return fmt.Errorf("the result is of %d hosts; one between hosts is of two", n)

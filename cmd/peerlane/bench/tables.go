@@ -124,7 +124,7 @@ func (r *run) latency() error {
 	}
 	const size = 8
 	timed := func(what, route string, times *measure.Times, baseline string, asked *Bound, note string) {
-		row := Row{Table: "latency", What: what, Route: route, Size: size, Depth: 1, Value: times.P50, Unit: Microseconds, Times: times, Baseline: baseline, Asked: asked, Note: note}
+		row := Row{Table: "latency", What: what, Route: route, Size: size, Depth: 1, Value: times.P50, Unit: microseconds, Times: times, Baseline: baseline, Asked: asked, Note: note}
 		if route != "" {
 			row.Transport = transportOf(route)
 		}
@@ -159,7 +159,7 @@ func (r *run) latency() error {
 	}
 	const rings = "rings, to and fro, both sides busy"
 	timed(rings, "", ring.Times, "", most(1), "post, take, complete, see; no copy")
-	r.row(Row{Table: "latency", What: rings + ", p99", Size: size, Depth: 1, Value: ring.Times.P99, Unit: Microseconds, Asked: most(5)})
+	r.row(Row{Table: "latency", What: rings + ", p99", Size: size, Depth: 1, Value: ring.Times.P99, Unit: microseconds, Asked: most(5)})
 	local, err := r.baseline(measure.Job{Kind: BaselineLocal, From: client, To: other, Issuer: client, Size: size})
 	if err != nil {
 		return err
@@ -496,7 +496,7 @@ func (r *run) many(what string, one bool, clients int, size uint64) (err error) 
 	}
 	row := Row{Table: "many-clients", What: what + ", together", Route: direct, Transport: transportOf(direct), Size: size, Depth: 16, Value: total(rates), Unit: GBs, Baseline: name, Asked: least(0.95)}
 	r.row(row)
-	row.What, row.Value, row.Unit, row.Baseline, row.Asked = what+", Jain's index", jain(rates), Index, "", least(0.99)
+	row.What, row.Value, row.Unit, row.Baseline, row.Asked = what+", Jain's index", jain(rates), index, "", least(0.99)
 	r.row(row)
 	return nil
 }

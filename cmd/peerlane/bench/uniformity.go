@@ -120,7 +120,7 @@ func (r *run) uniformity() error {
 			}
 			rates := slices.Sorted(slices.Values(slices.Concat(near, far)))
 			row := Row{
-				Table: "uniformity", State: fmt.Sprintf("%s, %g GB/s", how.state, rate), Route: staged, Transport: transportOf(staged), Size: size, Depth: 16, Unit: Index,
+				Table: "uniformity", State: fmt.Sprintf("%s, %g GB/s", how.state, rate), Route: staged, Transport: transportOf(staged), Size: size, Depth: 16, Unit: index,
 				Note: fmt.Sprintf("%d GPUs to a NIC; GB/s of near ones%s; of far ones%s", how.gpus/how.nics, listed(near), listed(far)),
 			}
 			var asked *Bound // of what Peerlane does
@@ -131,7 +131,7 @@ func (r *run) uniformity() error {
 			r.row(row)
 			row.What, row.Value, row.Unit, row.Baseline = "all streams", total(rates), GBs, paced
 			r.row(row)
-			row.What, row.Value, row.Unit, row.Baseline, row.Asked = "Jain's index", jain(rates), Index, "", nil
+			row.What, row.Value, row.Unit, row.Baseline, row.Asked = "Jain's index", jain(rates), index, "", nil
 			r.row(row)
 		}
 	}

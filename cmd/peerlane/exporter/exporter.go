@@ -272,7 +272,7 @@ func (e emitter) lane(f launch.Figures, of []string) {
 	count, sum, buckets := histogram(f.Latency)
 	e <- prometheus.MustNewConstHistogram(laneLatency, count, sum, buckets, of...)
 	// All causes are there from the beginning, so that a rate has something to begin with.
-	for _, cause := range Causes {
+	for _, cause := range causes {
 		var s launch.Stall
 		if i := slices.IndexFunc(f.Stalls, func(s launch.Stall) bool { return s.Cause == cause }); i >= 0 {
 			s = f.Stalls[i]
@@ -285,8 +285,8 @@ func (e emitter) lane(f launch.Figures, of []string) {
 	}
 }
 
-// Causes are why operations wait.
-var Causes = []string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull, launch.StallPacing}
+// causes are why operations wait.
+var causes = []string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull, launch.StallPacing}
 
 // Bounds of the histogram are powers of two of nanoseconds, where relays' own buckets
 // have theirs, from 1 µs to 34 s.

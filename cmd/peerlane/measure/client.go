@@ -44,7 +44,7 @@ type Client struct {
 const (
 	Filled  = 0 // our stream: outgoing bytes are in place
 	Arrived = 1 // the relay: incoming bytes are in place
-	Bounced = 2 // our stream: a hand-off came, send the next
+	bounced = 2 // our stream: a hand-off came, send the next
 
 	// Of a Stream, where this process copies itself.
 	copiedLine  = 5 // our stream, or its follower: a message is in its slot
@@ -64,16 +64,16 @@ type Buffer struct {
 	Bytes  uint64
 }
 
-// Copies reports whether this process copies to and from staging memory itself.
-func (b *Buffer) Copies() bool { return b.Memory.Ptr != 0 }
+// copies reports whether this process copies to and from staging memory itself.
+func (b *Buffer) copies() bool { return b.Memory.Ptr != 0 }
 
-// Attach attaches to the relay at a socket, with buffers of so many bytes on the
+// attach attaches to the relay at a socket, with buffers of so many bytes on the
 // device, whose context is current.
-func Attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes uint64) (*Client, error) {
+func attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes uint64) (*Client, error) {
 	return AttachCopying(ctx, d, device, gpu, socket, bytes, 0)
 }
 
-// AttachCopying is Attach for a process that copies itself, to and from so many bytes of
+// AttachCopying is attach for a process that copies itself, to and from so many bytes of
 // staging memory in each direction: as many as StreamSend is to have in flight. With 0
 // the relay copies. It takes a container, or a plain process, that sees the lane's server
 // GPUs (Host.ClientCopy of package testbed).
@@ -198,18 +198,18 @@ func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag
 		}
 		start := time.Now()
 		if starts {
-			err = errors.Join(c.copyOut(c.Outgoing.Stream, 8), c.Streams.Write(c.Outgoing.Stream, c.Timeline(Bounced), value))
-			if c.Incoming.Copies() {
+			err = errors.Join(c.copyOut(c.Outgoing.Stream, 8), c.Streams.Write(c.Outgoing.Stream, c.Timeline(bounced), value))
+			if c.Incoming.copies() {
 				err = errors.Join(err, c.Streams.Wait(c.Incoming.Stream, c.Timeline(Arrived), value), c.CopyIn(8))
 			}
 		} else {
 			err = errors.Join(c.Streams.Wait(c.Incoming.Stream, c.Timeline(Arrived), value), c.CopyIn(8),
-				c.copyOut(c.Incoming.Stream, 8), c.Streams.Write(c.Incoming.Stream, c.Timeline(Bounced), value))
+				c.copyOut(c.Incoming.Stream, 8), c.Streams.Write(c.Incoming.Stream, c.Timeline(bounced), value))
 		}
 		if err != nil {
 			return nil, err
 		}
-		send, err := c.Sending.Send(c.Outgoing.Memory, 0, 8, own, client.After(c.Timeline(Bounced), value))
+		send, err := c.Sending.Send(c.Outgoing.Memory, 0, 8, own, client.After(c.Timeline(bounced), value))
 		if err != nil {
 			return nil, err
 		}
@@ -228,7 +228,7 @@ func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag
 func (c *Client) CopyOut(n uint64) error { return c.copyOut(c.Outgoing.Stream, n) }
 
 func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
-	if !c.Outgoing.Copies() {
+	if !c.Outgoing.copies() {
 		return nil
 	}
 	return c.Driver.MemcpyAsync(c.Outgoing.Memory.Ptr, c.Outgoing.Ptr, n, stream)
@@ -237,7 +237,7 @@ func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
 // CopyIn has the stream of Incoming copy what has been received out of the staging
 // memory; where the relay copies it does nothing.
 func (c *Client) CopyIn(n uint64) error {
-	if !c.Incoming.Copies() {
+	if !c.Incoming.copies() {
 		return nil
 	}
 	return c.Driver.MemcpyAsync(c.Incoming.Ptr, c.Incoming.Memory.Ptr, n, c.Incoming.Stream)
@@ -267,7 +267,7 @@ type Stream struct {
 // have. Everything that was posted before has to have ended.
 func (c *Client) NewStream(sends bool, size uint64, depth int, tag uint64) *Stream {
 	s := &Stream{Depth: depth, c: c, sends: sends, size: size, tag: tag, begin: c.landed}
-	if b := s.buffer(); b.Copies() && size > 0 {
+	if b := s.buffer(); b.copies() && size > 0 {
 		s.Depth = int(min(uint64(depth), b.Memory.Bytes/size, mostSlots))
 	}
 	return s
@@ -287,7 +287,7 @@ func (s *Stream) Post() (*client.Operation, error) {
 	if s.sends {
 		post = c.Sending.Send
 	}
-	if !b.Copies() {
+	if !b.copies() {
 		return post(b.Memory, 0, s.size, client.Tag(s.tag))
 	}
 	turn := s.next % uint64(s.Depth)
@@ -333,7 +333,7 @@ func (s *Stream) Post() (*client.Operation, error) {
 // End waits for this process's own copies. All messages have to have ended.
 func (s *Stream) End() error {
 	b := s.buffer()
-	if !b.Copies() {
+	if !b.copies() {
 		return nil
 	}
 	return s.c.Driver.StreamSynchronize(b.Stream)

@@ -108,25 +108,25 @@ func TimesOf(list []time.Duration) *Times {
 	return &Times{Count: len(list), P50: at(500), P90: at(900), P99: at(990), P999: at(999), Max: at(1000)}
 }
 
-// Copies measures with contexts of this process on all GPUs that a Job names.
-type Copies struct {
+// copies measures with contexts of this process on all GPUs that a Job names.
+type copies struct {
 	driver *cuda.Driver
 	gpus   map[string]*device.Device
 	near   *near // prepared
 	loads  map[string]*load
 }
 
-// NewCopies opens the driver.
-func NewCopies() (*Copies, error) {
+// newCopies opens the driver.
+func newCopies() (*copies, error) {
 	d, err := cuda.Open()
 	if err != nil {
 		return nil, err
 	}
-	return &Copies{driver: d, gpus: map[string]*device.Device{}, loads: map[string]*load{}}, nil
+	return &copies{driver: d, gpus: map[string]*device.Device{}, loads: map[string]*load{}}, nil
 }
 
 // Do does a Job.
-func (c *Copies) Do(j Job) (Result, error) {
+func (c *copies) Do(j Job) (Result, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var r Result
@@ -186,7 +186,7 @@ func (c *Copies) Do(j Job) (Result, error) {
 	return r, err
 }
 
-func (c *Copies) open(busID string) (*device.Device, error) {
+func (c *copies) open(busID string) (*device.Device, error) {
 	if g := c.gpus[busID]; g != nil {
 		return g, nil
 	}
@@ -239,7 +239,7 @@ func (j Job) times(f func() error) (*Times, error) {
 }
 
 // plain is memory of a GPU as cuMemAlloc gives it.
-func (c *Copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
+func (c *copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
 	if err := on.Use(); err != nil {
 		return 0, err
 	}
@@ -248,7 +248,7 @@ func (c *Copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
 
 // peers are plain memory on two GPUs that reach each other, and a stream of the
 // issuer, whose context stays current. free lets them go.
-func (c *Copies) peers(j Job, from, to, issuer *device.Device) (source, target cuda.Ptr, stream cuda.Stream, free func() error, err error) {
+func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target cuda.Ptr, stream cuda.Stream, free func() error, err error) {
 	d := c.driver
 	free = func() error { return nil }
 	if source, err = c.plain(from, j.Size); err != nil {
@@ -279,7 +279,7 @@ func (c *Copies) peers(j Job, from, to, issuer *device.Device) (source, target c
 }
 
 // copier is one copy of a Job in a stream of the issuer, whose context stays current.
-func (c *Copies) copier(j Job, from, to, issuer *device.Device) (copy func() error, stream cuda.Stream, free func() error, err error) {
+func (c *copies) copier(j Job, from, to, issuer *device.Device) (copy func() error, stream cuda.Stream, free func() error, err error) {
 	d := c.driver
 	if !j.Mapped {
 		source, target, stream, free, err := c.peers(j, from, to, issuer)
@@ -305,7 +305,7 @@ func (c *Copies) copier(j Job, from, to, issuer *device.Device) (copy func() err
 		func() error { return errors.Join(d.StreamDestroy(stream), source.Close(), target.Close()) }, nil
 }
 
-func (c *Copies) raw(j Job, from, to, issuer *device.Device) (float64, error) {
+func (c *copies) raw(j Job, from, to, issuer *device.Device) (float64, error) {
 	copy, stream, free, err := c.copier(j, from, to, issuer)
 	if err != nil {
 		return 0, err
@@ -323,7 +323,7 @@ func (c *Copies) raw(j Job, from, to, issuer *device.Device) (float64, error) {
 
 // batch copies as raw does, batchCopies to a call, each with a place of its own: copies of
 // one call have no order.
-func (c *Copies) batch(j Job, from, to, issuer *device.Device) (float64, error) {
+func (c *copies) batch(j Job, from, to, issuer *device.Device) (float64, error) {
 	const batchCopies = 8
 	d := c.driver
 	whole := j
@@ -351,7 +351,7 @@ func (c *Copies) batch(j Job, from, to, issuer *device.Device) (float64, error) 
 	return result, errors.Join(err, free())
 }
 
-func (c *Copies) local(j Job, from, to, issuer *device.Device) (*Times, error) {
+func (c *copies) local(j Job, from, to, issuer *device.Device) (*Times, error) {
 	copy, stream, free, err := c.copier(j, from, to, issuer)
 	if err != nil {
 		return nil, err
@@ -368,7 +368,7 @@ func (c *Copies) local(j Job, from, to, issuer *device.Device) (*Times, error) {
 // bounceChunk is small enough to overlap the two halves of a message.
 const bounceChunk = 4 << 20
 
-func (c *Copies) bounce(j Job, a, b *device.Device) (result float64, err error) {
+func (c *copies) bounce(j Job, a, b *device.Device) (result float64, err error) {
 	if j.Chunk == 0 {
 		j.Chunk, j.Buffers = bounceChunk, 2
 	}
@@ -449,7 +449,7 @@ type imports struct {
 	pull          bool // the issuer copies towards itself
 }
 
-func (c *Copies) imports(j Job, from, to, issuer *device.Device) (*imports, error) {
+func (c *copies) imports(j Job, from, to, issuer *device.Device) (*imports, error) {
 	if err := issuer.Use(); err != nil {
 		return nil, err
 	}
@@ -484,7 +484,7 @@ func (i *imports) copy(offset, slot, n uint64, done func(error)) {
 	i.queue.Copy(target, source, n, done)
 }
 
-func (c *Copies) leg(j Job, from, to, issuer *device.Device) (float64, error) {
+func (c *copies) leg(j Job, from, to, issuer *device.Device) (float64, error) {
 	i, err := c.imports(j, from, to, issuer)
 	if err != nil {
 		return 0, err
@@ -518,7 +518,7 @@ func (c *Copies) leg(j Job, from, to, issuer *device.Device) (float64, error) {
 	return result, errors.Join(err, i.close())
 }
 
-func (c *Copies) queue(j Job, from, to, issuer *device.Device) (*Times, error) {
+func (c *copies) queue(j Job, from, to, issuer *device.Device) (*Times, error) {
 	i, err := c.imports(j, from, to, issuer)
 	if err != nil {
 		return nil, err
@@ -537,7 +537,7 @@ func (c *Copies) queue(j Job, from, to, issuer *device.Device) (*Times, error) {
 }
 
 // imported makes memory as another process would export it, and imports it.
-func (c *Copies) imported(on, issuer *device.Device, bytes uint64) (*device.Memory, error) {
+func (c *copies) imported(on, issuer *device.Device, bytes uint64) (*device.Memory, error) {
 	access := cuda.Access{Device: issuer.Ordinal, Write: true}
 	exported, err := device.Create(c.driver, on.Ordinal, bytes, access)
 	if err != nil {

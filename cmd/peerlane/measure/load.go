@@ -34,7 +34,7 @@ type load struct {
 }
 
 // load makes what the kernels need on a GPU, once.
-func (c *Copies) load(on *device.Device) (*load, error) {
+func (c *copies) load(on *device.Device) (*load, error) {
 	if l := c.loads[on.BusID]; l != nil {
 		return l, nil
 	}
@@ -78,7 +78,7 @@ func (l *load) launch(kind string, d time.Duration) error {
 }
 
 // occupy keeps a GPU busy until vacate.
-func (c *Copies) occupy(j Job, on *device.Device) error {
+func (c *copies) occupy(j Job, on *device.Device) error {
 	l, err := c.load(on)
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func (c *Copies) occupy(j Job, on *device.Device) error {
 }
 
 // vacate ends what occupy began.
-func (c *Copies) vacate(on *device.Device) error {
+func (c *copies) vacate(on *device.Device) error {
 	l := c.loads[on.BusID]
 	if l == nil || !l.running {
 		return errors.New("no kernel runs there")
@@ -110,7 +110,7 @@ func (c *Copies) vacate(on *device.Device) error {
 
 // work runs a kernel for a time and tells what it got done: rounds a second, and for
 // LoadMemory GB/s that were read and written.
-func (c *Copies) work(j Job, on *device.Device) (r Result, err error) {
+func (c *copies) work(j Job, on *device.Device) (r Result, err error) {
 	l, err := c.load(on)
 	if err != nil {
 		return r, err

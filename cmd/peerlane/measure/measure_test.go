@@ -24,7 +24,7 @@ func TestPercentiles(t *testing.T) {
 }
 
 func TestRingTimes(t *testing.T) {
-	r, err := (&Copies{}).Do(Job{Kind: Ring, Duration: time.Millisecond})
+	r, err := (&copies{}).Do(Job{Kind: Ring, Duration: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

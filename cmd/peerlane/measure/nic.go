@@ -37,7 +37,7 @@ type near struct {
 }
 
 // prepareNear makes the stream that Nic runs.
-func (c *Copies) prepareNear(j Job, from, to *device.Device) (err error) {
+func (c *copies) prepareNear(j Job, from, to *device.Device) (err error) {
 	if c.near != nil {
 		return errors.New("a stream is prepared already")
 	}
@@ -103,7 +103,7 @@ func (c *Copies) prepareNear(j Job, from, to *device.Device) (err error) {
 
 // runNear keeps as many writes as Depth in flight for the time, after a tenth of it to warm up,
 // and then ends what prepareNear has made. With no time it makes one write.
-func (c *Copies) runNear(j Job) (gbs float64, err error) {
+func (c *copies) runNear(j Job) (gbs float64, err error) {
 	n := c.near
 	if n == nil {
 		return 0, errors.New("no stream is prepared")

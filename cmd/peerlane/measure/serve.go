@@ -15,7 +15,7 @@ type answer struct {
 // are no more. One process does all of a run: its contexts take time and memory.
 func Serve(in io.Reader, out io.Writer) error {
 	jobs, answers := json.NewDecoder(in), json.NewEncoder(out)
-	var c *Copies
+	var c *copies
 	for {
 		var j Job
 		err := jobs.Decode(&j)
@@ -27,7 +27,7 @@ func Serve(in io.Reader, out io.Writer) error {
 		}
 		var a answer
 		if c == nil {
-			c, err = NewCopies()
+			c, err = newCopies()
 		}
 		if err == nil {
 			a.Result, err = c.Do(j)

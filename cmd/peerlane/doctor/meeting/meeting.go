@@ -8,7 +8,7 @@
 //
 //	c  →  8 bytes: its clock, nanoseconds since 1970, little-endian
 //	f  →  4 bytes: how many follow, and its Facts as JSON
-//	b and BulkBytes  →  BulkBytes
+//	b and bulkBytes  →  bulkBytes
 package meeting
 
 import (
@@ -36,11 +36,11 @@ const version = 2
 var target = network.Target{Host: wire.UUID([]byte("peerlane doctor ")), Token: wire.UUID([]byte("peerlane doctor "))}
 
 const (
-	// BulkBytes go each way to see whether full packets arrive.
-	BulkBytes = 1 << 20
-	// stepTime bounds each answer, and BulkTime what BulkBytes take.
+	// bulkBytes go each way to see whether full packets arrive.
+	bulkBytes = 1 << 20
+	// stepTime bounds each answer, and bulkTime what bulkBytes take.
 	stepTime = 3 * time.Second
-	BulkTime = 8 * time.Second
+	bulkTime = 8 * time.Second
 	// meetTime bounds a meeting: less than a check may take.
 	meetTime = 18 * time.Second
 	// readings of the clock: the one with the shortest way counts.
@@ -132,10 +132,10 @@ func answer(conn net.Conn, facts func() Facts) error {
 			}
 			reply = append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...)
 		case 'b':
-			if _, err := io.CopyBuffer(io.Discard, onlyReader{io.LimitReader(conn, BulkBytes)}, bulk); err != nil {
+			if _, err := io.CopyBuffer(io.Discard, onlyReader{io.LimitReader(conn, bulkBytes)}, bulk); err != nil {
 				return err
 			}
-			reply = make([]byte, BulkBytes)
+			reply = make([]byte, bulkBytes)
 		default:
 			return fmt.Errorf("a doctor asks for %q, which this version does not know", question)
 		}
@@ -167,7 +167,7 @@ type Meeting struct {
 	Ours netip.Addr
 	// PathMTU is what the kernel has found out of the path, bytes; 0 where it does not say.
 	PathMTU int
-	// Stuck is what became of BulkBytes each way; nil where they arrived.
+	// Stuck is what became of bulkBytes each way; nil where they arrived.
 	Stuck error
 }
 
@@ -231,21 +231,21 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 		return fmt.Errorf("asking for its facts: %w", err)
 	}
 	n := binary.LittleEndian.Uint32(length)
-	if n > MaxFacts {
-		return fmt.Errorf("its facts have %d bytes; at most %d are possible", n, MaxFacts)
+	if n > maxFacts {
+		return fmt.Errorf("its facts have %d bytes; at most %d are possible", n, maxFacts)
 	}
 	text, err := exchange(conn, nil, int(n), stepTime)
 	if err != nil {
 		return fmt.Errorf("asking for its facts: %w", err)
 	}
-	if m.Theirs, err = ParseFacts(text); err != nil {
+	if m.Theirs, err = parseFacts(text); err != nil {
 		return err
 	}
 	most := side.BulkTime
 	if most == 0 {
-		most = BulkTime
+		most = bulkTime
 	}
-	if _, m.Stuck = exchange(conn, append([]byte{'b'}, make([]byte, BulkBytes)...), BulkBytes, most); m.Stuck != nil {
+	if _, m.Stuck = exchange(conn, append([]byte{'b'}, make([]byte, bulkBytes)...), bulkBytes, most); m.Stuck != nil {
 		m.Stuck = fmt.Errorf("1 MiB each way did not arrive within %v: %w", most, m.Stuck)
 	}
 	m.PathMTU = pathMTU(conn)

@@ -173,9 +173,9 @@ func TestFactsAreTame(t *testing.T) {
 		`{"keys":["1","2","3"]}`:        "3 keys",
 		`{"oldest":2,"newest":1}`:       "versions 2 to 1",
 		`{"host":7}`:                    "make no sense",
-		strings.Repeat(" ", MaxFacts+1): "at most",
+		strings.Repeat(" ", maxFacts+1): "at most",
 	} {
-		f, err := ParseFacts([]byte(text))
+		f, err := parseFacts([]byte(text))
 		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" && (err != nil || f.Host != "a [2Jb" || len(f.Release) != maxText) {
 			t.Errorf("%.40q: %+v, %v", text, f, err)
 		}
@@ -190,7 +190,7 @@ func FuzzFacts(f *testing.F) {
 	f.Add(text)
 	f.Add([]byte(`{"interfaces":[{"addresses":["x"]}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		facts, err := ParseFacts(text)
+		facts, err := parseFacts(text)
 		if err != nil {
 			return
 		}
