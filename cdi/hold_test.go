@@ -35,7 +35,7 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(holdTime):
+	case <-time.After(holdTimeout):
 		t.Fatal("it is still held")
 	}
 	// What others can open, they can lock.

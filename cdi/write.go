@@ -453,7 +453,7 @@ func removeLeftovers(dir string) error {
 		if left, err := filepath.Match(temporary, e.Name()); err != nil || !left {
 			continue // the pattern is right
 		}
-		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < holdTime {
+		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < holdTimeout {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -269,7 +269,7 @@ func TestApplyRemovesLeftovers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chtimes(left, time.Time{}, time.Now().Add(-2*holdTime)); err != nil {
+	if err := os.Chtimes(left, time.Time{}, time.Now().Add(-2*holdTimeout)); err != nil {
 		t.Fatal(err)
 	}
 	i := Installation{Layout: l, Dirs: []string{dir}, Plan: testPlan(), Specs: generate(t, testOptions(t))}

@@ -433,8 +433,8 @@ func (v Verbs) check() error {
 	return nil
 }
 
-// mostRails is how many a relay tells others of.
-const mostRails = 16
+// maxRails is how many a relay tells others of.
+const maxRails = 16
 
 // Whether relays listen for those of other hosts.
 const (
@@ -457,8 +457,8 @@ func (n Network) check() error {
 	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
 		return fmt.Errorf("network.interfaces: %w", err)
 	}
-	if len(n.Rails) > mostRails {
-		return fmt.Errorf("network.rails has %d names; up to %d are possible", len(n.Rails), mostRails)
+	if len(n.Rails) > maxRails {
+		return fmt.Errorf("network.rails has %d names; up to %d are possible", len(n.Rails), maxRails)
 	}
 	for i, name := range n.Rails {
 		if name == "" || len(name) > 63 || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) || slices.Contains(n.Rails[:i], name) {

@@ -63,7 +63,7 @@ func lockStaging(l paths.Layout) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := lock(f, unix.LOCK_EX, lockTime); err != nil {
+	if err := lock(f, unix.LOCK_EX, lockTimeout); err != nil {
 		f.Close()
 		return nil, err
 	}

@@ -36,20 +36,20 @@ func Collect(l paths.Layout) (removed []string, err error) {
 			removed = append(removed, id)
 		}
 	}
-	strays, err := sweepStrays(l)
+	orphans, err := sweepOrphans(l)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("removing sockets and control groups without a generation: %w", err))
 	}
-	removed = append(removed, strays...)
+	removed = append(removed, orphans...)
 	if err := sweepUIDs(l); err != nil {
 		errs = append(errs, fmt.Errorf("giving back uids of relays: %w", err))
 	}
 	return removed, errors.Join(errs...)
 }
 
-// strays lists the generations of which sockets or a control group are there, and no
+// orphanGenerations lists the generations of which sockets or a control group are there, and no
 // directory: the directory is made first and removed last, so it was deleted by hand.
-func strays(l paths.Layout) ([]string, error) {
+func orphanGenerations(l paths.Layout) ([]string, error) {
 	dirs := []string{l.Sockets(), l.Peers()}
 	if group, ok, err := findCgroup(l, ""); err == nil && ok {
 		dirs = append(dirs, group.parent())
@@ -73,10 +73,10 @@ func strays(l paths.Layout) ([]string, error) {
 	return list, nil
 }
 
-// sweepStrays removes what strays lists, where neither a supervisor nor a relay is left:
+// sweepOrphans removes what orphanGenerations lists, where neither a supervisor nor a relay is left:
 // one that lives listens on its sockets.
-func sweepStrays(l paths.Layout) (removed []string, err error) {
-	if list, err := strays(l); err != nil || len(list) == 0 {
+func sweepOrphans(l paths.Layout) (removed []string, err error) {
+	if list, err := orphanGenerations(l); err != nil || len(list) == 0 {
 		return nil, err
 	}
 	host, err := lockHost(l) // so that no hook makes one
@@ -87,7 +87,7 @@ func sweepStrays(l paths.Layout) (removed []string, err error) {
 		return nil, err
 	}
 	defer host.Close()
-	list, err := strays(l)
+	list, err := orphanGenerations(l)
 	if err != nil {
 		return nil, err
 	}

@@ -141,7 +141,7 @@ func claim(l paths.Layout, init Process, r Request, relay string) (g *Generation
 		}
 		// Its maker may need seconds, and nobody else shall wait for them.
 		host.Close()
-		held, err := lockGeneration(l, id, lockTime)
+		held, err := lockGeneration(l, id, lockTimeout)
 		if err != nil {
 			return nil, nil, true, err
 		}
@@ -179,7 +179,7 @@ func claim(l paths.Layout, init Process, r Request, relay string) (g *Generation
 	if err := os.Mkdir(l.GenerationDir(g.ID), 0o700); err != nil {
 		return nil, nil, false, err
 	}
-	held, err = lockGeneration(l, g.ID, lockTime)
+	held, err = lockGeneration(l, g.ID, lockTimeout)
 	if err == nil {
 		if err = makeSupervisorLock(l, g.ID); err == nil {
 			err = g.claimUID(l, r.Config.Relay)
@@ -298,7 +298,7 @@ func (g *Generation) start(l paths.Layout, supervisor, launcher string, pidfd *o
 		return nil, err
 	}
 	defer alive.Close()
-	if err := lock(alive, unix.LOCK_EX, lockTime); err != nil {
+	if err := lock(alive, unix.LOCK_EX, lockTimeout); err != nil {
 		return nil, err
 	}
 	files := map[int]*os.File{
@@ -398,7 +398,7 @@ func (g *Generation) run(l paths.Layout, supervisor string, files map[int]*os.Fi
 		attributes.Sys.UseCgroupFD, attributes.Sys.CgroupFD = true, int(dir.Fd())
 	}
 	start := func() (pid int, err error) {
-		err = onThreadToWaste(func() error { // whose attributes the supervisor gets
+		err = onDisposableThread(func() error { // whose attributes the supervisor gets
 			if kept := resetInherited(); kept != nil {
 				g.logTo(log).WithError(kept).Warn("the relay keeps attributes of the container runtime")
 			}
@@ -464,7 +464,7 @@ func (s *starting) wait(l paths.Layout, g *Generation) error {
 		err = fmt.Errorf("the supervisor %s ended early (%s); its log: %s", s.program, exit, tail(s.log))
 	}
 	err = errors.Join(err, stop)
-	held, locked := lockGeneration(l, g.ID, lockTime)
+	held, locked := lockGeneration(l, g.ID, lockTimeout)
 	if locked != nil {
 		return errors.Join(err, locked)
 	}

@@ -13,11 +13,11 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// lockTime is how long a lock is waited for. Locks are held for milliseconds,
+// lockTimeout is how long a lock is waited for. Locks are held for milliseconds,
 // and for no longer than startTimeout while systemd is waited for and again while
 // a supervisor is started; who holds one for longer is stopped or cannot make
 // progress.
-const lockTime = 75 * time.Second
+const lockTimeout = 75 * time.Second
 
 var errLocked = errors.New("held by another process")
 
@@ -80,7 +80,7 @@ func lockHost(l paths.Layout) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := lock(f, unix.LOCK_EX, lockTime); err != nil {
+	if err := lock(f, unix.LOCK_EX, lockTimeout); err != nil {
 		f.Close()
 		return nil, err
 	}

@@ -58,19 +58,19 @@ func attach(l paths.Layout, g *Generation, rootfs string) error {
 	}
 	defer tree.Close()
 
-	return onThreadToWaste(func() error { return mount(init, rootfs, anchor, sockets, tree) })
+	return onDisposableThread(func() error { return mount(init, rootfs, anchor, sockets, tree) })
 }
 
-// onThreadToWaste runs f on a thread that then ends: one that has entered a
+// onDisposableThread runs f on a thread that then ends: one that has entered a
 // container's mount namespace must not run anything else. It is never the
 // process's first thread, which cannot end, and whose namespace /proc/self and
 // the process itself have.
-func onThreadToWaste(f func() error) error {
+func onDisposableThread(f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			err := onThreadToWaste(f) // another one: this goroutine occupies the first
+			err := onDisposableThread(f) // another one: this goroutine occupies the first
 			runtime.UnlockOSThread()
 			result <- err
 			return

@@ -51,7 +51,7 @@ func attachNCCLConf(g *Generation, rootfs string) (absent string, err error) {
 		return "", err
 	}
 	defer init.Close()
-	err = onThreadToWaste(func() (err error) {
+	err = onDisposableThread(func() (err error) {
 		absent, err = linkNCCLConf(init, rootfs)
 		return err
 	})

@@ -25,13 +25,13 @@ type networking struct {
 	secrets launch.Secrets
 }
 
-// keyTime is how often it is looked whether the cluster key has been changed: a rotation
+// keyInterval is how often it is looked whether the cluster key has been changed: a rotation
 // that is not finished has both keys for as long as it takes.
-const keyTime = 5 * time.Second
+const keyInterval = 5 * time.Second
 
-// refusedTime is how soon a relay is sent the same secrets again that it has refused: a
+// refusedInterval is how soon a relay is sent the same secrets again that it has refused: a
 // certificate can become valid without a change of its file.
-const refusedTime = time.Minute
+const refusedInterval = time.Minute
 
 // slots of a lane for other hosts, in each direction. A message has one, however short it
 // is, so that there are many: NCCL's channels have some thirty messages of at most 512 KiB
@@ -72,15 +72,15 @@ func newNetworking(l paths.Layout, c config.Network, rails map[string]int, memor
 	return n, err
 }
 
-// mostWhy bounds what a relay is told of why it is on no network, bytes: the reasons of a
+// maxReason bounds what a relay is told of why it is on no network, bytes: the reasons of a
 // host with a thousand interfaces leave no room for the rest of its configuration.
-const mostWhy = 2 << 10
+const maxReason = 2 << 10
 
 func short(why string) string {
-	if len(why) <= mostWhy {
+	if len(why) <= maxReason {
 		return why
 	}
-	return strings.ToValidUTF8(why[:mostWhy], "") + "… (the log has the whole)"
+	return strings.ToValidUTF8(why[:maxReason], "") + "… (the log has the whole)"
 }
 
 func keyFile(l paths.Layout, c config.Network) string {
@@ -181,8 +181,8 @@ func interfaceOf(all []addresses.Interface, at netip.Addr) string {
 	return ""
 }
 
-// mostIgnored bounds what is said of a job's environment, which is the image's.
-const mostIgnored = 16
+// maxIgnored bounds what is said of a job's environment, which is the image's.
+const maxIgnored = 16
 
 // ignored says which variables of a job relays do not go by.
 func ignored(environment []string) (sentences []string) {
@@ -190,7 +190,7 @@ func ignored(environment []string) (sentences []string) {
 		if strings.Trim(i.Name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || len(i.Name) > 64 {
 			continue // none of NCCL's
 		}
-		if len(sentences) == mostIgnored {
+		if len(sentences) == maxIgnored {
 			return append(sentences, "and more variables of NCCL's have no effect on Peerlane's relays")
 		}
 		sentences = append(sentences, i.String())
@@ -223,7 +223,7 @@ func (s *supervisor) toldSecrets(a launch.Status) {
 		s.keyError = ""
 		return
 	}
-	s.relay.tellAgain = time.Now().Add(refusedTime)
+	s.relay.tellAgain = time.Now().Add(refusedInterval)
 	s.complain("the relay refuses its cluster key, or certificates: " + a.Error)
 }
 

@@ -32,7 +32,7 @@ func TestVariablesOfAJobThatHaveNoEffect(t *testing.T) {
 	for i := range 100 {
 		environment = append(environment, fmt.Sprintf("NCCL_IB_%d=1", i))
 	}
-	if got := ignored(environment); len(got) != mostIgnored+1 {
+	if got := ignored(environment); len(got) != maxIgnored+1 {
 		t.Errorf("%d sentences", len(got))
 	}
 }
@@ -238,7 +238,7 @@ func TestAHostWithManyAddresses(t *testing.T) {
 	if err == nil || len(err.Error()) <= launch.MaxDatagram {
 		t.Fatalf("this shows nothing: %v", err)
 	}
-	if why := short(err.Error()); len(why) > mostWhy+64 || !strings.Contains(why, "no network interface") {
+	if why := short(err.Error()); len(why) > maxReason+64 || !strings.Contains(why, "no network interface") {
 		t.Errorf("%d bytes: %s", len(why), why)
 	}
 }

@@ -43,15 +43,15 @@ var moduleVersion = "/sys/module/nvidia/version"
 
 // Times of self-tests.
 const (
-	// pairTime is how long a tester may take for a pair, and simulatedTime for one of
-	// simulated GPUs: it keeps itself to less. testerTime is what it may take besides.
-	pairTime      = 45 * time.Second
-	simulatedTime = 5 * time.Minute
-	testerTime    = 15 * time.Second
+	// pairTimeout is how long a tester may take for a pair, and simulatedTimeout for one of
+	// simulated GPUs: it keeps itself to less. testerTimeout is what it may take besides.
+	pairTimeout      = 45 * time.Second
+	simulatedTimeout = 5 * time.Minute
+	testerTimeout    = 15 * time.Second
 	// heldTime is how long a tester that was killed is waited for.
 	heldTime = 2 * time.Second
-	// testLockTime is how long another self-test of the host is waited for.
-	testLockTime = time.Minute
+	// testLockTimeout is how long another self-test of the host is waited for.
+	testLockTimeout = time.Minute
 	// untestedTime is how long a pair that could not be tested is left alone.
 	untestedTime = 10 * time.Minute
 	// slowTime is how long a pair counts as slow: others' copies may have been in its way.
@@ -242,7 +242,7 @@ func (t *Tester) lock(ctx context.Context) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := lockUnless(ctx, f, unix.LOCK_EX, testLockTime); err != nil {
+	if err := lockUnless(ctx, f, unix.LOCK_EX, testLockTimeout); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -261,11 +261,11 @@ func (t *Tester) spec() sandbox.Spec {
 
 // run has one process test pairs, and tells of those that it came to.
 func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(launch.PairHost, launch.Pair)) error {
-	each := pairTime
+	each := pairTimeout
 	if strings.Contains(library(t.relay.Environment), simulator) {
-		each = simulatedTime
+		each = simulatedTimeout
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*each+testerTime, errors.New("the self-test takes too long"))
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*each+testerTimeout, errors.New("the self-test takes too long"))
 	defer cancel()
 	job, err := json.Marshal(launch.PairJob{Pairs: names, SlotBytes: t.slotBytes})
 	if err != nil {

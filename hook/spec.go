@@ -73,29 +73,29 @@ func readSpec(bundle string) (*spec, error) {
 
 // specDocument is a spec as it is written.
 type specDocument struct {
-	Root    once[specRoot]    `json:"root"`
-	Process once[specProcess] `json:"process"`
-	Mounts  once[[]specMount] `json:"mounts"`
-	Hooks   once[specHooks]   `json:"hooks"`
-	Linux   once[specLinux]   `json:"linux"`
+	Root    noDuplicateKeys[specRoot]    `json:"root"`
+	Process noDuplicateKeys[specProcess] `json:"process"`
+	Mounts  noDuplicateKeys[[]specMount] `json:"mounts"`
+	Hooks   noDuplicateKeys[specHooks]   `json:"hooks"`
+	Linux   noDuplicateKeys[specLinux]   `json:"linux"`
 }
 
 type specLinux struct {
-	Devices once[[]specDevice] `json:"devices"`
+	Devices noDuplicateKeys[[]specDevice] `json:"devices"`
 }
 
 type specRoot struct {
-	Path once[string] `json:"path"`
+	Path noDuplicateKeys[string] `json:"path"`
 }
 
 type specProcess struct {
-	Env     once[[]string]    `json:"env"`
-	Rlimits once[[]specLimit] `json:"rlimits"`
+	Env     noDuplicateKeys[[]string]    `json:"env"`
+	Rlimits noDuplicateKeys[[]specLimit] `json:"rlimits"`
 }
 
 type specHooks struct {
-	Prestart      once[[]specHook] `json:"prestart"`
-	CreateRuntime once[[]specHook] `json:"createRuntime"`
+	Prestart      noDuplicateKeys[[]specHook] `json:"prestart"`
+	CreateRuntime noDuplicateKeys[[]specHook] `json:"createRuntime"`
 }
 
 func parseSpec(text []byte) (*spec, error) {

@@ -185,7 +185,7 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 	init := int(s.init.Fd())
 	initEnded := make(chan error, 1)
 	go func() { initEnded <- waitEnd(init) }()
-	keys := time.NewTicker(keyTime)
+	keys := time.NewTicker(keyInterval)
 	defer keys.Stop()
 	for {
 		var answers chan launch.Status
@@ -210,7 +210,7 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 			}
 		case err := <-exited:
 			if ended(init) { // as it should
-				s.ended(ending{err: err, container: true, held: s.held, doomed: s.relay.doomed})
+				s.ended(ending{err: err, container: true, held: s.held, killReason: s.relay.killReason})
 				s.drop()
 				return s.end()
 			}
@@ -424,7 +424,7 @@ func (s *supervisor) answered(a launch.Status) {
 		return
 	}
 	switch {
-	case s.held != "" || s.relay.doomed != "":
+	case s.held != "" || s.relay.killReason != "":
 	case a.OK:
 		s.log.Infof("relay %d is ready", s.relay.process.PID)
 		s.note(StateReady, "")
@@ -446,8 +446,8 @@ func (s *supervisor) kill(reason string) {
 
 // exited handles the end of a relay whose container lives.
 func (s *supervisor) exited(err error) {
-	reason := s.relay.doomed
-	cause, why := s.ended(ending{err: err, held: s.held, renew: s.relay.renew, doomed: reason})
+	reason := s.relay.killReason
+	cause, why := s.ended(ending{err: err, held: s.held, renew: s.relay.renew, killReason: reason})
 	switch {
 	case reason != "":
 	case slices.Contains(telling, cause):
@@ -571,7 +571,7 @@ func (s *supervisor) end() error {
 	if s.relay != nil {
 		gone, err := s.relay.end()
 		if errs = append(errs, err); gone != nil {
-			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, doomed: s.relay.doomed})
+			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, killReason: s.relay.killReason})
 			s.status.Relay = nil // else the generation stays until it has ended
 		}
 		s.relay = nil
@@ -585,7 +585,7 @@ func (s *supervisor) end() error {
 		// Removing the group would now end the supervisor itself. Collect can.
 		return errors.Join(append(errs, fmt.Errorf("leaving the control group: %w", err))...)
 	}
-	held, err := lockGeneration(s.layout, s.generation.ID, lockTime)
+	held, err := lockGeneration(s.layout, s.generation.ID, lockTimeout)
 	switch {
 	case err == nil:
 		defer held.Close()

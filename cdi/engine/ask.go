@@ -21,8 +21,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// askTime is how long a daemon or a program may think.
-const askTime = 10 * time.Second
+// askTimeout is how long a daemon or a program may think.
+const askTimeout = 10 * time.Second
 
 // daemons are asked at their sockets.
 var daemons = map[string]func(ctx context.Context, address string) (version string, err error){
@@ -61,7 +61,7 @@ func askDaemon(ctx context.Context, daemon func(context.Context, string) (string
 	if _, err := os.Stat(socket); err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	return daemon(ctx, socket)
 }
@@ -79,7 +79,7 @@ var programs = map[string]struct {
 }
 
 func askProgram(ctx context.Context, name string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	program := programs[name]
 	text, err := output(ctx, program.name, "--version")

@@ -142,9 +142,9 @@ func resolve(ctx context.Context, name string, port uint16) ([]netip.AddrPort, e
 	return all, nil
 }
 
-// mostRefused bounds what is logged of doctors that are not answered: strangers can make
+// maxRefused bounds what is logged of doctors that are not answered: strangers can make
 // any number of them.
-const mostRefused = 10
+const maxRefused = 10
 
 // serveDoctor answers the doctors of other hosts until the context ends.
 func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error {
@@ -176,7 +176,7 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 		facts.Keys = doctor.KeyIDs(side.Keys())
 		return facts
 	}, func(from net.Addr, err error) {
-		if !network.Left(err) && refused.Add(1) <= mostRefused {
+		if !network.Left(err) && refused.Add(1) <= maxRefused {
 			a.log.WithField("from", from).WithError(err).Warn("another host's doctor was not answered")
 		}
 	})

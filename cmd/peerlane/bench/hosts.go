@@ -23,7 +23,7 @@ type far struct {
 }
 
 // ask has the other bench do something, and waits for that.
-func (f *far) ask(e errand) (outcome, error) {
+func (f *far) ask(e benchTask) (taskResult, error) {
 	limit := patience + 2*e.Duration
 	if e.Plain != nil {
 		limit += 2 * e.Plain.Duration
@@ -36,7 +36,7 @@ func (f *far) ask(e errand) (outcome, error) {
 	if err == nil {
 		line, err = f.next()
 	}
-	var o outcome
+	var o taskResult
 	if err != nil {
 		return o, fmt.Errorf("the bench on %s went away before it answered (%s): %w", f.name, cmp.Or(e.Task, e.Do), err)
 	}
@@ -51,7 +51,7 @@ func (f *far) ask(e errand) (outcome, error) {
 
 // order is ask of the client there.
 func (f *far) order(o order) (reply, error) {
-	done, err := f.ask(errand{order: o})
+	done, err := f.ask(benchTask{order: o})
 	return done.reply, err
 }
 
@@ -103,8 +103,8 @@ func beginBetween(ctx context.Context, o Options) (r *run, end func() error, err
 	return r, end, nil
 }
 
-// abroad starts a client, and a relay that reaches the other host by a transport.
-func (r *run) abroad(transport string, bytes uint64) (*stage, *worker, error) {
+// startRemote starts a client, and a relay that reaches the other host by a transport.
+func (r *run) startRemote(transport string, bytes uint64) (*stage, *worker, error) {
 	s, err := r.networked(transport, r.Network, r.outward.plan)
 	if err != nil {
 		return nil, nil, err
@@ -138,7 +138,7 @@ func meet(ctx context.Context, o Options, own *network.Local, to string) (*far, 
 func (f *far) giveUp(why error) error {
 	// It may have gone: what is returned says so then.
 	_ = f.conn.SetDeadline(time.Now().Add(network.HandshakeTime))
-	_ = f.say(errand{Task: taskEnd, Why: why.Error()})
+	_ = f.say(benchTask{Task: taskEnd, Why: why.Error()})
 	return why
 }
 
@@ -150,7 +150,7 @@ func (r *run) withHost(f *far) (err error) {
 	if err != nil {
 		return err
 	}
-	met, err := f.ask(errand{Task: taskMeet, Side: &side})
+	met, err := f.ask(benchTask{Task: taskMeet, Side: &side})
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (r *run) withHost(f *far) (err error) {
 	r.report.Host = fmt.Sprintf("A is %s, %s; B is %s, %s", side.Name, side.Host, met.Side.Name, met.Side.Host)
 	r.progress("a relay and a client on both hosts")
 	bytes := slices.Max(append(r.sizesOfNetwork(), 1<<20))
-	s, here, err := r.abroad(r.Transport, bytes)
+	s, here, err := r.startRemote(r.Transport, bytes)
 	if s != nil {
 		defer func() { err = errors.Join(err, s.close()) }()
 	}
@@ -191,7 +191,7 @@ func (r *run) withHost(f *far) (err error) {
 			return err
 		}
 	}
-	_, err = f.ask(errand{Task: taskEnd, After: r.report})
+	_, err = f.ask(benchTask{Task: taskEnd, After: r.report})
 	return err
 }
 
@@ -200,7 +200,7 @@ func (s *stage) transport() string { return s.run.host.Config.Relay.Transport }
 // acrossHosts has the other host start a client, and connects it with the one here, both ways.
 func (r *run) acrossHosts(s *stage, f *far, here *worker, bytes uint64) (b between, err error) {
 	there := &worker{name: "of " + f.name, far: f}
-	if _, err := f.ask(errand{Task: taskAttach, Transport: s.transport(), order: order{Bytes: bytes}}); err != nil {
+	if _, err := f.ask(benchTask{Task: taskAttach, Transport: s.transport(), order: order{Bytes: bytes}}); err != nil {
 		return b, err
 	}
 	if err := errors.Join(s.connect(here, there), s.connect(there, here)); err != nil {
@@ -216,7 +216,7 @@ func (r *run) lookWith(f *far, here *worker) (sees [2]launch.ConnectionFigures, 
 	if sees[0], err = r.sending(here); err != nil {
 		return sees, err
 	}
-	seen, err := f.ask(errand{Task: taskSending})
+	seen, err := f.ask(benchTask{Task: taskSending})
 	if err == nil && seen.Sending == nil {
 		err = fmt.Errorf("the bench on %s does not say by which connection it sends", f.name)
 	}
@@ -228,7 +228,7 @@ func (r *run) lookWith(f *far, here *worker) (sees [2]launch.ConnectionFigures, 
 
 // plainWith is plain sockets to the address where the other host's relay is reached.
 func (r *run) plainWith(f *far, p plain) (measure.Result, error) {
-	there, err := f.ask(errand{Task: taskPlain, Plain: &p})
+	there, err := f.ask(benchTask{Task: taskPlain, Plain: &p})
 	if err != nil {
 		return measure.Result{}, err
 	}
@@ -243,7 +243,7 @@ func (r *run) plainWith(f *far, p plain) (measure.Result, error) {
 	if err != nil {
 		err = fmt.Errorf("to %v: %w", at, err)
 	}
-	done, endErr := f.ask(errand{Task: taskPlainEnd}) // which says, too, whether that bench is there still
+	done, endErr := f.ask(benchTask{Task: taskPlainEnd}) // which says, too, whether that bench is there still
 	if p.receives(false) {
 		ours = measure.Result{GBs: done.GBs, Times: done.Times}
 	}

@@ -90,7 +90,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	answers := func(text string) func(*lines) {
 		return func(l *lines) {
 			if _, err := l.next(); err == nil {
-				_, _ = l.conn.Write([]byte(text + "\n")) // who hears it judges
+				_, _ = l.conn.Write([]byte(text + "\n")) // the bench that connects judges it
 				_, _ = l.next()
 			}
 		}
@@ -134,7 +134,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 		"one of another language":   {answering(t, mustLocal(t, o), answers("hello")), "what this version does not know"},
 		"one that cannot":           {answering(t, mustLocal(t, o), answers(`{"error": "no GPU is here"}`)), "no GPU is here"},
 		"real GPUs":                 {answering(t, mustLocal(t, o), answers(`{"side": {"name": "b", "simulated": false}}`)), "are simulated, and those of b are real"},
-		"a bench of the same host":  {answering(t, mustLocal(t, o), answers(jsonOf(t, outcome{Side: &same}))), "--transport tcp"},
+		"a bench of the same host":  {answering(t, mustLocal(t, o), answers(jsonOf(t, taskResult{Side: &same}))), "--transport tcp"},
 	} {
 		own := mustLocal(t, o)
 		if name == "one that says nothing" {
@@ -165,7 +165,7 @@ func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
 	gone.Close()
 	to := answering(t, mustLocal(t, o), func(l *lines) {
 		if _, err := l.next(); err == nil {
-			_, _ = l.conn.Write([]byte(jsonOf(t, outcome{Address: gone.Addr().String(), Token: make([]byte, tokenBytes)}) + "\n")) // who hears it judges
+			_, _ = l.conn.Write([]byte(jsonOf(t, taskResult{Address: gone.Addr().String(), Token: make([]byte, tokenBytes)}) + "\n")) // the bench that connects judges it
 		}
 	})
 	f, err := meet(context.Background(), o, mustLocal(t, o), to)
@@ -423,7 +423,7 @@ func TestAResultOfTwoHosts(t *testing.T) {
 }
 
 // Whatever another bench asks for, it is refused or within what one may ask.
-func FuzzErrand(f *testing.F) {
+func FuzzTaskParseKeepsValue(f *testing.F) {
 	for _, text := range []string{
 		`{"do": "send", "size": 8, "depth": 1, "duration": 1000}`, `{"task": "plain", "plain": {"threads": 4, "each": 2, "duration": 5}}`,
 		`{"task": "attach", "bytes": 1, "transport": "tcp"}`, `{"task": "meet", "side": {}}`, `{"task": "end"}`, `{"do": "attach", "socket": "/"}`,
@@ -431,14 +431,14 @@ func FuzzErrand(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, line []byte) {
-		e, err := parseErrand(line)
+		e, err := parseTask(line)
 		if err != nil {
 			return
 		}
-		if p := e.Plain; e.Task == taskPlain && (p.Count() < 1 || p.Count() > mostSockets || p.Duration <= 0 || p.Duration > mostDuration) {
+		if p := e.Plain; e.Task == taskPlain && (p.Count() < 1 || p.Count() > maxSockets || p.Duration <= 0 || p.Duration > maxDuration) {
 			t.Errorf("plain sockets %+v", p)
 		}
-		if e.Bytes > mostBytes || e.Size > mostBytes || e.Duration < 0 || e.Duration > mostDuration || e.Depth < 0 || e.Depth > mostDepth || e.Socket != "" || e.Do == doAttach && e.Task == "" {
+		if e.Bytes > maxBytes || e.Size > maxBytes || e.Duration < 0 || e.Duration > maxDuration || e.Depth < 0 || e.Depth > maxDepth || e.Socket != "" || e.Do == doAttach && e.Task == "" {
 			t.Errorf("%s is taken: %+v", line, e)
 		}
 	})

@@ -13,9 +13,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// mostRefused bounds what is said of connections that are refused: strangers can make any
+// maxRefused bounds what is said of connections that are refused: strangers can make any
 // number.
-const mostRefused = 10
+const maxRefused = 10
 
 // Listen waits at ADDRESS, ADDRESS:PORT, :PORT or, of an empty text, at all addresses for
 // one bench that connects and has this cluster key, does as it says, and returns the
@@ -85,7 +85,7 @@ func (r *run) awaitOne(own *network.Local, listener net.Listener, served chan<- 
 			came <- s
 		},
 		Refused: func(from net.Addr, err error) {
-			if refused.Add(1) <= mostRefused {
+			if refused.Add(1) <= maxRefused {
 				r.progress("%v was refused: %v", from, err)
 			}
 		},
@@ -159,8 +159,8 @@ func (g *guest) serve() (report *Report, err error) {
 		case l.err != nil:
 			return nil, fmt.Errorf("the bench on %s went away before the end: %w", g.name, l.err)
 		}
-		var o outcome
-		e, err := parseErrand(l.text)
+		var o taskResult
+		e, err := parseTask(l.text)
 		if err == nil && e.Task == taskEnd {
 			return g.end(e)
 		}
@@ -202,17 +202,17 @@ func (g *guest) hear(said chan<- line, over <-chan struct{}) {
 }
 
 // end takes the result, and says that it has it.
-func (g *guest) end(e errand) (*Report, error) {
+func (g *guest) end(e benchTask) (*Report, error) {
 	if e.After == nil {
 		return nil, fmt.Errorf("the bench on %s gave up: %.1000s", g.name, e.Why)
 	}
 	if err := e.After.check(); err != nil {
 		return nil, fmt.Errorf("the result of the bench on %s: %w", g.name, err)
 	}
-	return e.After, g.say(outcome{})
+	return e.After, g.say(taskResult{})
 }
 
-func (g *guest) do(e errand) (o outcome, err error) {
+func (g *guest) do(e benchTask) (o taskResult, err error) {
 	if e.Task != taskMeet && e.Task != taskAttach && g.client == nil {
 		return o, errors.New("there is no client yet")
 	}
@@ -240,12 +240,12 @@ func (g *guest) do(e errand) (o outcome, err error) {
 }
 
 // attach starts the client, with a relay that is on the network.
-func (g *guest) attach(e errand) error {
+func (g *guest) attach(e benchTask) error {
 	if g.stage != nil {
 		return errors.New("there is a client already")
 	}
 	g.progress("a relay and a client for %s", g.name)
-	s, w, err := g.abroad(e.Transport, e.Bytes)
+	s, w, err := g.startRemote(e.Transport, e.Bytes)
 	g.stage = s
 	if err == nil {
 		g.has(w)
@@ -258,7 +258,7 @@ func (g *guest) has(w *worker) {
 	g.client, g.spare = w, context.AfterFunc(g.here, w.abandon)
 }
 
-func (g *guest) beginPlain(p plain) (o outcome, err error) {
+func (g *guest) beginPlain(p plain) (o taskResult, err error) {
 	if g.plain != nil {
 		return o, errors.New("plain sockets are under way already")
 	}
@@ -287,7 +287,7 @@ func (g *guest) accepts(l *plainListener, p plain) {
 	g.plain = j
 }
 
-func (g *guest) endPlain() (o outcome, err error) {
+func (g *guest) endPlain() (o taskResult, err error) {
 	j := g.plain
 	if j == nil {
 		return o, errors.New("no plain sockets are under way")

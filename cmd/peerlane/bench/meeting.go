@@ -190,8 +190,8 @@ const (
 	taskPlainEnd = "plain-end"
 )
 
-// errand is what the bench that connects asks for: a line of JSON.
-type errand struct {
+// benchTask is what the bench that connects asks for: a line of JSON.
+type benchTask struct {
 	order         // of the client, where there is no Task
 	Task  string  `json:"task,omitempty"`
 	Side  *Side   `json:"side,omitempty"`
@@ -202,8 +202,8 @@ type errand struct {
 	Transport string `json:"transport,omitempty"`
 }
 
-// outcome answers it.
-type outcome struct {
+// taskResult answers it.
+type taskResult struct {
 	reply
 	Side    *Side  `json:"side,omitempty"`
 	Address string `json:"address,omitempty"` // of plain sockets
@@ -212,19 +212,19 @@ type outcome struct {
 	Sending *launch.ConnectionFigures `json:"sending,omitempty"`
 }
 
-// mostBytes, mostDuration, mostDepth and mostRounds bound what one bench has another do.
+// maxBytes, maxDuration, maxDepth and maxRounds bound what one bench has another do.
 const (
-	mostBytes    = 1 << 30
-	mostDuration = time.Minute
-	mostDepth    = 256
-	mostRounds   = 1 << 20
-	mostSockets  = 256
+	maxBytes    = 1 << 30
+	maxDuration = time.Minute
+	maxDepth    = 256
+	maxRounds   = 1 << 20
+	maxSockets  = 256
 )
 
 // check says what no bench asks for.
-func (e errand) check() error {
+func (e benchTask) check() error {
 	o := e.order
-	if o.Bytes > mostBytes || o.Size > mostBytes || o.Duration < 0 || o.Duration > mostDuration || o.Depth < 0 || o.Depth > mostDepth || o.Rounds < 0 || o.Rounds > mostRounds {
+	if o.Bytes > maxBytes || o.Size > maxBytes || o.Duration < 0 || o.Duration > maxDuration || o.Depth < 0 || o.Depth > maxDepth || o.Rounds < 0 || o.Rounds > maxRounds {
 		return fmt.Errorf("%d bytes, messages of %d, %d in flight, %d rounds, for %v", o.Bytes, o.Size, o.Depth, o.Rounds, o.Duration)
 	}
 	if o.Socket != "" || o.Staging != 0 || o.Handed != 0 || o.Followed {
@@ -249,8 +249,8 @@ func (e errand) check() error {
 	case taskPlain:
 		p := e.Plain
 		// Each factor first: their product can be anything.
-		if p == nil || p.Threads < 1 || p.Threads > mostSockets || p.Each < 1 || p.Each > mostSockets || p.Count() > mostSockets ||
-			p.Size > 1<<20 || p.Size > 0 && p.Count() != 1 || p.Duration <= 0 || p.Duration > mostDuration {
+		if p == nil || p.Threads < 1 || p.Threads > maxSockets || p.Each < 1 || p.Each > maxSockets || p.Count() > maxSockets ||
+			p.Size > 1<<20 || p.Size > 0 && p.Count() != 1 || p.Duration <= 0 || p.Duration > maxDuration {
 			return fmt.Errorf("plain sockets %+v", p)
 		}
 	case taskSending, taskPlainEnd, taskEnd:
@@ -260,16 +260,16 @@ func (e errand) check() error {
 	return nil
 }
 
-// parseErrand reads what another bench asks for.
-func parseErrand(line []byte) (e errand, err error) {
+// parseTask reads what another bench asks for.
+func parseTask(line []byte) (e benchTask, err error) {
 	if err := json.Unmarshal(line, &e); err != nil {
 		return e, err
 	}
 	return e, e.check()
 }
 
-// mostLine bounds a line, bytes: a whole result is one.
-const mostLine = 4 << 20
+// maxLine bounds a line, bytes: a whole result is one.
+const maxLine = 4 << 20
 
 // lines are both directions of a connection between two benches.
 type lines struct {
@@ -279,7 +279,7 @@ type lines struct {
 
 func newLines(conn net.Conn) *lines {
 	in := bufio.NewScanner(conn)
-	in.Buffer(nil, mostLine)
+	in.Buffer(nil, maxLine)
 	return &lines{conn, in}
 }
 

@@ -324,7 +324,7 @@ func dialPlain(ctx context.Context, to netip.AddrPort, token []byte, p plain) (r
 			c.Close()
 		}
 	}()
-	dialer := net.Dialer{Timeout: plainTime}
+	dialer := net.Dialer{Timeout: plainTimeout}
 	dialer.SetMultipathTCP(false)
 	for range p.Count() {
 		c, err := dialer.DialContext(ctx, "tcp", to.String())

@@ -16,8 +16,8 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// plainTime is how long plain sockets have to connect, each, and to say whose they are.
-const plainTime = 30 * time.Second
+// plainTimeout is how long plain sockets have to connect, each, and to say whose they are.
+const plainTimeout = 30 * time.Second
 
 const tokenBytes = 16
 
@@ -53,11 +53,11 @@ func (l *plainListener) close() {
 	l.Close()
 }
 
-// mostStrangers bounds the connections that have not shown the token yet.
-const mostStrangers = 512
+// maxStrangers bounds the connections that have not shown the token yet.
+const maxStrangers = 512
 
 func (l *plainListener) accept() {
-	strangers := make(chan struct{}, mostStrangers)
+	strangers := make(chan struct{}, maxStrangers)
 	for {
 		c, err := l.AcceptTCP()
 		if errors.Is(err, net.ErrClosed) {
@@ -71,7 +71,7 @@ func (l *plainListener) accept() {
 		go func() {
 			defer func() { <-strangers }()
 			said := make([]byte, tokenBytes)
-			_ = c.SetReadDeadline(time.Now().Add(plainTime)) // fails where it is closed, as the read does
+			_ = c.SetReadDeadline(time.Now().Add(plainTimeout)) // fails where it is closed, as the read does
 			if _, err := io.ReadFull(c, said); err != nil || !hmac.Equal(said, l.token) {
 				c.Close()
 				return
@@ -93,14 +93,14 @@ func (l *plainListener) do(ctx context.Context, p plain) (r measure.Result, err 
 			c.Close()
 		}
 	}()
-	late := time.NewTimer(plainTime)
+	late := time.NewTimer(plainTimeout)
 	defer late.Stop()
 	for len(conns) < p.Count() {
 		select {
 		case c := <-l.own:
 			conns = append(conns, c)
 		case <-late.C:
-			return r, fmt.Errorf("%d of %d plain sockets came to %v within %v", len(conns), p.Count(), l.Addr(), plainTime)
+			return r, fmt.Errorf("%d of %d plain sockets came to %v within %v", len(conns), p.Count(), l.Addr(), plainTimeout)
 		case <-ctx.Done():
 			return r, context.Cause(ctx)
 		}

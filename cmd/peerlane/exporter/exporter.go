@@ -82,9 +82,9 @@ var (
 	}
 )
 
-// answerTime is what relays have to answer in: less than the 10 s after which Prometheus
+// answerTimeout is what relays have to answer in: less than the 10 s after which Prometheus
 // gives a scrape up, and with it all other relays.
-const answerTime = 3 * time.Second
+const answerTimeout = 3 * time.Second
 
 // Source reads the state of a host's relays. The error is for what could not be read;
 // the snapshot has the rest.
@@ -100,7 +100,7 @@ func Host(l paths.Layout) Source {
 				alive = append(alive, info)
 			}
 		}
-		return snapshot(infos, hook.Ask(l, alive, answerTime)), err
+		return snapshot(infos, hook.Ask(l, alive, answerTimeout)), err
 	}
 }
 

@@ -52,7 +52,7 @@ const (
 	// The relay: a message has come into its slot. One for each slot, since nobody
 	// promises that messages end in their order.
 	landedLines = 64
-	mostSlots   = 128
+	maxSlots   = 128
 )
 
 // Buffer is GPU memory, a stream of its own, and what messages are sent out of or
@@ -268,7 +268,7 @@ type Stream struct {
 func (c *Client) NewStream(sends bool, size uint64, depth int, tag uint64) *Stream {
 	s := &Stream{Depth: depth, c: c, sends: sends, size: size, tag: tag, begin: c.landed}
 	if b := s.buffer(); b.copies() && size > 0 {
-		s.Depth = int(min(uint64(depth), b.Memory.Bytes/size, mostSlots))
+		s.Depth = int(min(uint64(depth), b.Memory.Bytes/size, maxSlots))
 	}
 	return s
 }

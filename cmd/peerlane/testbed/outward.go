@@ -20,7 +20,7 @@ func (h *Host) Outward(own config.Plan) (gpu string, plan config.Plan, nic strin
 		if err != nil {
 			return "", plan, "", err
 		}
-		return h.lent(kernel, own.Exclude.NICs)
+		return h.outwardNIC(kernel, own.Exclude.NICs)
 	}
 	made, err := topo.MakePlan(h.Topology, config.Config{Plan: own}.Planning())
 	if err != nil {
@@ -29,11 +29,11 @@ func (h *Host) Outward(own config.Plan) (gpu string, plan config.Plan, nic strin
 	if lane := reaching(made); lane != nil {
 		return lane.GPU, own, "", nil
 	}
-	return h.lent(&topo.Host{}, nil)
+	return h.outwardNIC(&topo.Host{}, nil)
 }
 
-// lent is Outward where the GPUs are beside none of the NICs that there are.
-func (h *Host) lent(nics *topo.Host, excluded []string) (gpu string, plan config.Plan, nic string, err error) {
+// outwardNIC is Outward where the GPUs are beside none of the NICs that there are.
+func (h *Host) outwardNIC(nics *topo.Host, excluded []string) (gpu string, plan config.Plan, nic string, err error) {
 	plan.Lanes = slices.Clone(h.Lanes)
 	made, err := topo.MakePlan(h.Topology, topo.PlanConfig{Lanes: plan.Lanes})
 	if err != nil {

@@ -66,7 +66,7 @@ func TestTheLaneOfRealGPUs(t *testing.T) {
 			}
 			gpu, plan, nic, err := h.Outward(c.own)
 			if err != nil || nic != "" {
-				t.Fatalf("NIC %q is lent, %v", nic, err)
+				t.Fatalf("NIC %q of the plan, %v", nic, err)
 			}
 			h.mustHave(t, gpu, plan, c.gpu, c.nics, c.relayed)
 		})
@@ -78,7 +78,7 @@ func TestTheLaneOfRealGPUs(t *testing.T) {
 	}
 }
 
-// Simulated GPUs are lent a NIC of the host's, whatever the recorded one had.
+// Simulated GPUs use a NIC of the host, whatever NICs the recorded host has.
 func TestTheLaneOfSimulatedGPUs(t *testing.T) {
 	host := twoNICs(t)
 	active, down := []topo.Port{{Number: 1, State: "ACTIVE"}}, []topo.Port{{Number: 1, State: "DOWN"}}
@@ -99,12 +99,12 @@ func TestTheLaneOfSimulatedGPUs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := &Host{Topology: host()}
-			gpu, plan, nic, err := h.lent(&topo.Host{NICs: c.nics}, c.excluded)
+			gpu, plan, nic, err := h.outwardNIC(&topo.Host{NICs: c.nics}, c.excluded)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if lent := c.want != "mlx5_0"; lent != (nic == c.want) {
-				t.Errorf("it says that %q is lent", nic)
+			if ofHost := c.want != "mlx5_0"; ofHost != (nic == c.want) {
+				t.Errorf("outwardNIC chose %q", nic)
 			}
 			h.mustHave(t, gpu, plan, 2, c.want, true)
 		})

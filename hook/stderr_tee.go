@@ -11,9 +11,9 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// heard is what a relay says on its standard error, on its way into the generation's
+// stderrTee copies the standard error of a relay into the generation's
 // log: remembered are the line that a panic begins with, and the last one.
-type heard struct {
+type stderrTee struct {
 	to io.Writer
 	// wrap makes an entry of each line that is none: of a log in JSON each line is one,
 	// also where Go's runtime, or a library in C, says something. Its fields are own.
@@ -32,7 +32,7 @@ const maxLine = 16 << 10
 const maxWord = 400
 
 // Write is of one goroutine.
-func (h *heard) Write(text []byte) (int, error) {
+func (h *stderrTee) Write(text []byte) (int, error) {
 	if !h.wrap {
 		if n, err := h.to.Write(text); err != nil {
 			return n, err
@@ -52,7 +52,7 @@ func (h *heard) Write(text []byte) (int, error) {
 }
 
 // end takes note of a line, or of what there is of one.
-func (h *heard) end() error {
+func (h *stderrTee) end() error {
 	line := string(h.line)
 	h.line = h.line[:0]
 	if strings.TrimSpace(line) == "" {
@@ -95,7 +95,7 @@ func isPanic(line string) bool {
 }
 
 // words are the panic's first line, empty where there was none, and the last one of all.
-func (h *heard) words() (panicked, last string) {
+func (h *stderrTee) words() (panicked, last string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.panicked, h.last
