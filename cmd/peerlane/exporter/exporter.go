@@ -274,7 +274,8 @@ func (e emitter) lane(f launch.Figures, of []string) {
 	// All causes are there from the beginning, so that a rate has something to begin with.
 	for _, cause := range causes {
 		var s launch.Stall
-		if i := slices.IndexFunc(f.Stalls, func(s launch.Stall) bool { return s.Cause == cause }); i >= 0 {
+		// A relay that started before an upgrade reports "no grant" for no_grant.
+		if i := slices.IndexFunc(f.Stalls, func(s launch.Stall) bool { return strings.ReplaceAll(s.Cause, " ", "_") == cause }); i >= 0 {
 			s = f.Stalls[i]
 		}
 		of := append(slices.Clone(of), cause)

@@ -46,7 +46,8 @@ func working() ([]hook.Info, hook.Reports, error) {
 	}
 	sent := launch.Figures{
 		Operations: 10, Bytes: 4096, Failed: 1, InPlace: 100, InFlight: 3,
-		Stalls:  []launch.Stall{{Cause: launch.StallNoGrant, Count: 4, Time: 3 * time.Second, Waiting: 2, Longest: time.Second}},
+		// The second cause is spelled as relays before this release report it.
+		Stalls:  []launch.Stall{{Cause: launch.StallNoGrant, Count: 4, Time: 3 * time.Second, Waiting: 2, Longest: time.Second}, {Cause: "ring full", Count: 5}},
 		Latency: []launch.Bucket{{From: 768, To: 896, Count: 2}, {From: 1 << 20, To: 5 << 18, Count: 7}, {From: 7 << 33, To: 1 << 36, Count: 1}},
 	}
 	report := &launch.Report{
@@ -139,14 +140,15 @@ peerlane_exporter_last_scrape_error 1
 		}
 	}
 	relay := `{container="trainer",relay="068620d1ac2ad8e4"}`
-	cause := `{cause="no grant",` + lane + `}`
+	cause := `{cause="no_grant",` + lane + `}`
 	for key, want := range map[string]float64{
 		"relay_starts_total" + relay: 2, "relay_clients" + relay: 2, "relay_connections" + relay: 5, "relay_memories" + relay: 7, "relay_host_memory_bytes" + relay: 1 << 20,
 		"relay_bad_handles_total" + relay: 6, "relay_staged_bytes_total" + relay: 8192, "relay_direct_bytes_total" + relay: 1024,
 		"lane_bytes_total{" + lane + "}": 4096, "lane_operations_total{" + lane + "}": 10, "lane_failed_operations_total{" + lane + "}": 1,
 		"lane_in_place_bytes_total{" + lane + "}": 100, "lane_operations_in_flight{" + lane + "}": 3,
 		"lane_stalls_total" + cause: 4, "lane_stall_seconds_total" + cause: 3, "lane_stalled_operations" + cause: 2, "lane_longest_stall_seconds" + cause: 1,
-		"lane_stalls_total" + strings.Replace(cause, "no grant", "pacing", 1):                                0,
+		"lane_stalls_total" + strings.Replace(cause, "no_grant", "pacing", 1):                                0,
+		"lane_stalls_total" + strings.Replace(cause, "no_grant", "ring_full", 1):                             5,
 		`staging_wanted_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 222,
 		`staging_client_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 5,
 	} {

@@ -130,7 +130,7 @@ func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err er
 		f.nics = append(f.nics, &nic{name: fmt.Sprintf("emulated%d", i)})
 	}
 	for i, g := range gpus {
-		// Each stages on its neighbour.
+		// Each GPU stages on the next GPU.
 		server, n := gpus[(i+1)%len(gpus)].BusID, f.nics[i%len(f.nics)]
 		h.Lanes = append(h.Lanes, topo.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: []string{n.name}})
 		if !slices.Contains(n.gpus, server) {
