@@ -63,7 +63,7 @@ func (c *Connection) Write(m *Memory, offset, n uint64, to wire.RemoteKey, at ui
 // Read reads n bytes from byte `at` of what the other side has offered into a memory of
 // this process; the rest is as with Write. The first read of a connection opens another
 // one, the other way, which counts among both sides' connections. Where the relays cannot
-// open it, reads end with wire.StatusNoWayBack, the connection stays up, and the relays' logs
+// open it, reads end with wire.StatusNoReverseConnection, the connection stays up, and the relays' logs
 // have the reason; reads of the next second end so too, a later one tries again.
 func (c *Connection) Read(m *Memory, offset, n uint64, from wire.RemoteKey, at uint64, options ...Option) (*Operation, error) {
 	return c.oneSided(wire.OpRead, m, offset, n, from, at, options)

@@ -88,7 +88,7 @@
 	X(26, "the ring does not hold what the protocol allows") \
 	X(27, "no such event") \
 	X(28, "no memory is offered under this key to this connection") \
-	X(29, "the two relays could not open the way back that a read needs") \
+	X(29, "the two relays could not open the reverse connection that a read needs") \
 	X(30, "the relay accepts no connection for now")
 
 enum peerlane_message {

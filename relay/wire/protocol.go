@@ -93,71 +93,71 @@ const (
 
 // Outcomes of requests and operations.
 const (
-	StatusOK                Status = 0  // done
-	StatusInternal          Status = 1  // the relay met an error of its own
-	StatusMalformed         Status = 2  // malformed message
-	StatusVersion           Status = 3  // no common version of the protocol
-	StatusNoCUDA            Status = 4  // the CUDA driver cannot be used
-	StatusCUDA              Status = 5  // the CUDA driver failed
-	StatusWrongGPU          Status = 6  // memory of a GPU whose lane this container was not given
-	StatusBadDescriptor     Status = 7  // the file descriptor is not memory that can be imported
-	StatusLimit             Status = 8  // a limit of the session is reached
-	StatusUnknownMemory     Status = 9  // no such memory
-	StatusUnknownConnection Status = 10 // no such connection
-	StatusUnknownListener   Status = 11 // no such listener
-	StatusOutOfRange        Status = 12 // outside the exported memory
-	StatusNotPermitted      Status = 13 // the memory was not exported for this
-	StatusBadHandle         Status = 14 // no listener answers to this handle
-	StatusUnreachable       Status = 15 // the other relay cannot be reached
-	StatusTruncated         Status = 16 // the message is longer than the receive
-	StatusCanceled          Status = 17 // canceled
-	StatusClosed            Status = 18 // the connection was closed here
-	StatusPeerClosed        Status = 19 // the other side closed the connection
-	StatusPeerClientDied    Status = 20 // the client at the other side died
-	StatusPeerRelayDied     Status = 21 // the relay at the other side died
-	StatusRelayDied         Status = 22 // the relay of this container died
-	StatusPeerContainerDied Status = 23 // the container at the other side ended
-	StatusNICDied           Status = 24 // the emulated NIC died
-	StatusNoStaging         Status = 25 // no staging memory
-	StatusBadRing           Status = 26 // the ring does not hold what the protocol allows
-	StatusUnknownEvent      Status = 27 // no such event
-	StatusBadKey            Status = 28 // no memory is offered under this key to this connection
-	StatusNoWayBack         Status = 29 // the two relays could not open the way back that a read needs
-	StatusBusy              Status = 30 // the relay accepts no connection for now
+	StatusOK                  Status = 0  // done
+	StatusInternal            Status = 1  // the relay met an error of its own
+	StatusMalformed           Status = 2  // malformed message
+	StatusVersion             Status = 3  // no common version of the protocol
+	StatusNoCUDA              Status = 4  // the CUDA driver cannot be used
+	StatusCUDA                Status = 5  // the CUDA driver failed
+	StatusWrongGPU            Status = 6  // memory of a GPU whose lane this container was not given
+	StatusBadDescriptor       Status = 7  // the file descriptor is not memory that can be imported
+	StatusLimit               Status = 8  // a limit of the session is reached
+	StatusUnknownMemory       Status = 9  // no such memory
+	StatusUnknownConnection   Status = 10 // no such connection
+	StatusUnknownListener     Status = 11 // no such listener
+	StatusOutOfRange          Status = 12 // outside the exported memory
+	StatusNotPermitted        Status = 13 // the memory was not exported for this
+	StatusBadHandle           Status = 14 // no listener answers to this handle
+	StatusUnreachable         Status = 15 // the other relay cannot be reached
+	StatusTruncated           Status = 16 // the message is longer than the receive
+	StatusCanceled            Status = 17 // canceled
+	StatusClosed              Status = 18 // the connection was closed here
+	StatusPeerClosed          Status = 19 // the other side closed the connection
+	StatusPeerClientDied      Status = 20 // the client at the other side died
+	StatusPeerRelayDied       Status = 21 // the relay at the other side died
+	StatusRelayDied           Status = 22 // the relay of this container died
+	StatusPeerContainerDied   Status = 23 // the container at the other side ended
+	StatusNICDied             Status = 24 // the emulated NIC died
+	StatusNoStaging           Status = 25 // no staging memory
+	StatusBadRing             Status = 26 // the ring does not hold what the protocol allows
+	StatusUnknownEvent        Status = 27 // no such event
+	StatusBadKey              Status = 28 // no memory is offered under this key to this connection
+	StatusNoReverseConnection Status = 29 // the two relays could not open the reverse connection that a read needs
+	StatusBusy                Status = 30 // the relay accepts no connection for now
 )
 
 var statusText = map[Status]string{
-	StatusOK:                "done",
-	StatusInternal:          "the relay met an error of its own",
-	StatusMalformed:         "malformed message",
-	StatusVersion:           "no common version of the protocol",
-	StatusNoCUDA:            "the CUDA driver cannot be used",
-	StatusCUDA:              "the CUDA driver failed",
-	StatusWrongGPU:          "memory of a GPU whose lane this container was not given",
-	StatusBadDescriptor:     "the file descriptor is not memory that can be imported",
-	StatusLimit:             "a limit of the session is reached",
-	StatusUnknownMemory:     "no such memory",
-	StatusUnknownConnection: "no such connection",
-	StatusUnknownListener:   "no such listener",
-	StatusOutOfRange:        "outside the exported memory",
-	StatusNotPermitted:      "the memory was not exported for this",
-	StatusBadHandle:         "no listener answers to this handle",
-	StatusUnreachable:       "the other relay cannot be reached",
-	StatusTruncated:         "the message is longer than the receive",
-	StatusCanceled:          "canceled",
-	StatusClosed:            "the connection was closed here",
-	StatusPeerClosed:        "the other side closed the connection",
-	StatusPeerClientDied:    "the client at the other side died",
-	StatusPeerRelayDied:     "the relay at the other side died",
-	StatusRelayDied:         "the relay of this container died",
-	StatusPeerContainerDied: "the container at the other side ended",
-	StatusNICDied:           "the emulated NIC died",
-	StatusNoStaging:         "no staging memory",
-	StatusBadRing:           "the ring does not hold what the protocol allows",
-	StatusUnknownEvent:      "no such event",
-	StatusBadKey:            "no memory is offered under this key to this connection",
-	StatusNoWayBack:         "the two relays could not open the way back that a read needs",
-	StatusBusy:              "the relay accepts no connection for now",
+	StatusOK:                  "done",
+	StatusInternal:            "the relay met an error of its own",
+	StatusMalformed:           "malformed message",
+	StatusVersion:             "no common version of the protocol",
+	StatusNoCUDA:              "the CUDA driver cannot be used",
+	StatusCUDA:                "the CUDA driver failed",
+	StatusWrongGPU:            "memory of a GPU whose lane this container was not given",
+	StatusBadDescriptor:       "the file descriptor is not memory that can be imported",
+	StatusLimit:               "a limit of the session is reached",
+	StatusUnknownMemory:       "no such memory",
+	StatusUnknownConnection:   "no such connection",
+	StatusUnknownListener:     "no such listener",
+	StatusOutOfRange:          "outside the exported memory",
+	StatusNotPermitted:        "the memory was not exported for this",
+	StatusBadHandle:           "no listener answers to this handle",
+	StatusUnreachable:         "the other relay cannot be reached",
+	StatusTruncated:           "the message is longer than the receive",
+	StatusCanceled:            "canceled",
+	StatusClosed:              "the connection was closed here",
+	StatusPeerClosed:          "the other side closed the connection",
+	StatusPeerClientDied:      "the client at the other side died",
+	StatusPeerRelayDied:       "the relay at the other side died",
+	StatusRelayDied:           "the relay of this container died",
+	StatusPeerContainerDied:   "the container at the other side ended",
+	StatusNICDied:             "the emulated NIC died",
+	StatusNoStaging:           "no staging memory",
+	StatusBadRing:             "the ring does not hold what the protocol allows",
+	StatusUnknownEvent:        "no such event",
+	StatusBadKey:              "no memory is offered under this key to this connection",
+	StatusNoReverseConnection: "the two relays could not open the reverse connection that a read needs",
+	StatusBusy:                "the relay accepts no connection for now",
 }
 
 // Message types.

@@ -475,7 +475,7 @@ PEERLANE_API int peerlane_write(peerlane_session *session, peerlane_connection c
 /* Reads `length` bytes from byte `at` of what the other side has offered into a memory
  * here; the rest as peerlane_write(). The first read of a connection opens another one,
  * the other way, which counts among both sides' connections. Where the relays cannot open
- * it, reads end with PEERLANE_STATUS_NO_WAY_BACK, the connection stays up, and the relays'
+ * it, reads end with PEERLANE_STATUS_NO_REVERSE_CONNECTION, the connection stays up, and the relays'
  * logs have the reason; reads of the next second end so too, a later one tries again. */
 PEERLANE_API int peerlane_read(peerlane_session *session, peerlane_connection connection, peerlane_memory memory,
 	uint64_t offset, uint64_t length, const peerlane_remote_key *key, uint64_t at, const struct peerlane_options *options,
