@@ -150,11 +150,11 @@ func TestNoRoomForAReadsWayBack(t *testing.T) {
 func TestOffersHaveALimit(t *testing.T) {
 	w := newWorld(t)
 	c := w.connection(wire.RouteDirect)
-	m := &wire.Offer{Memory: w.mine.number, Length: 8, Access: wire.RemoteRead, Connection: c.number}
-	for range wire.MaxOffers {
+	m := &wire.Expose{Memory: w.mine.number, Length: 8, Access: wire.RemoteRead, Connection: c.number}
+	for range wire.MaxRegions {
 		w.session.offer(m, 1)
 	}
-	if _, err := w.session.newOffering(m); wire.StatusOf(err) != wire.StatusLimit || len(w.session.offers) != wire.MaxOffers || len(w.relay.offers) != wire.MaxOffers {
+	if _, err := w.session.newOffering(m); wire.StatusOf(err) != wire.StatusLimit || len(w.session.offers) != wire.MaxRegions || len(w.relay.offers) != wire.MaxRegions {
 		t.Errorf("after %d: %v", len(w.session.offers), err)
 	}
 	w.mine.users++ // so that it stays, as the world's
