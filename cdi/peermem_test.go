@@ -12,7 +12,7 @@ import (
 
 const openDriver = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder)  Wed\nGCC version: gcc 12\n"
 
-// trees are sysfs and procfs with these files.
+// trees returns roots of sysfs and procfs with these files.
 func trees(t *testing.T, files map[string]string) (sysfs, proc string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -116,7 +116,7 @@ func TestLoadPeermem(t *testing.T) {
 	}
 }
 
-// The machine's own modprobe has its say in a failure.
+// The error includes the output of modprobe.
 func TestModprobe(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
