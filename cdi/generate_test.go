@@ -151,7 +151,7 @@ func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
 	}
 }
 
-func TestWhatIsOffered(t *testing.T) {
+func TestGenerateTenancyLimitsDevices(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		edit  func(*topo.Plan, *Options)

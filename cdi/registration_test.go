@@ -33,7 +33,7 @@ func procfs(t *testing.T, osrelease, driver string) string {
 	return proc
 }
 
-func TestRegistration(t *testing.T) {
+func TestRegistrationFollowsDriverAndKernel(t *testing.T) {
 	for _, test := range []struct {
 		name           string
 		kernel, driver string

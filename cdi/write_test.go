@@ -197,7 +197,7 @@ func TestTwoLanesInOneContainer(t *testing.T) {
 	}
 }
 
-func TestAGPUComesWithItsServersAndItsNIC(t *testing.T) {
+func TestGPUDeviceHasServersAndNIC(t *testing.T) {
 	o := testOptions(t, allNodes...)
 	for _, test := range []struct {
 		device  string

@@ -41,7 +41,7 @@ This page is made of the code (` + "`go test ./config -update`" + `).
 `
 
 // The reference is the comments of the fields, so that it cannot fall behind.
-func TestReference(t *testing.T) {
+func TestConfigurationReferenceIsCurrent(t *testing.T) {
 	comments := fieldComments(t, "config.go", "../topo/plan.go")
 	var text bytes.Buffer
 	text.WriteString(introduction)
@@ -166,7 +166,7 @@ func fieldComments(t *testing.T, files ...string) map[string]string {
 	return comments
 }
 
-func TestDistance(t *testing.T) {
+func TestDistanceCountsEdits(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		want int

@@ -13,7 +13,7 @@ import (
 
 // Whatever a runtime says, and however much of it, the hook is small and ends with
 // a sentence.
-func TestAStateOfHundredMegabytes(t *testing.T) {
+func TestHookStateOfHundredMegabytesIsRefused(t *testing.T) {
 	const limit = 160 << 10 // KiB: the text as it grows, and twice that before it is collected
 	root := t.TempDir()
 	for name, part := range map[string]string{"one value": "x", "many values": `","x":"`, "depth": `{"annotations":`} {

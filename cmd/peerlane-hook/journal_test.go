@@ -89,7 +89,7 @@ func TestErrorsGoToSyslog(t *testing.T) {
 }
 
 // warn is believed only where it can be read.
-func TestATornConfigurationIsNoWarning(t *testing.T) {
+func TestHookTornConfigurationFailsStart(t *testing.T) {
 	for text, want := range map[string]int{
 		"[hook]\non_failure = \"warn\"\n":                0,
 		"[hook]\non_failure = \"fail\"\n":                1,

@@ -7,7 +7,7 @@ import (
 )
 
 // Its man page says what the exit status means.
-func TestExitStatus(t *testing.T) {
+func TestRelayExitStatusEqualsManPage(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
 		status int

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestParse(t *testing.T) {
+func TestParseFindsCommandAndBundle(t *testing.T) {
 	for _, test := range []struct {
 		line    string // arguments, without this program's own the same
 		command string

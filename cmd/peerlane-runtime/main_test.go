@@ -73,7 +73,7 @@ func TestItBecomesTheRuntime(t *testing.T) {
 	}
 }
 
-func TestAContainerThatAsksIsChangedBeforeTheRuntimeSeesIt(t *testing.T) {
+func TestRuntimeCreateAppliesRequestedDevices(t *testing.T) {
 	root := host(t, ownRuntime+"devices = [\"probe.dev/thing=*\"]\n")
 	write := func(name, text string) {
 		t.Helper()
@@ -155,7 +155,7 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 	}
 }
 
-func TestWhichRuntime(t *testing.T) {
+func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 	first, second := t.TempDir(), t.TempDir()
 	dirs := []string{first, second}
 	put := func(path string, mode os.FileMode) string {

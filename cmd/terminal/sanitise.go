@@ -65,6 +65,6 @@ func JSON(document []byte) []byte {
 	return b.Bytes()
 }
 
-// escapes says whether JSON escapes r. Characters below DEL are part of the document's
-// own layout, and encoding/json escapes them in strings.
+// escapes reports whether JSON escapes r. Characters below DEL belong to the layout of the
+// document, and encoding/json escapes them in strings.
 func escapes(r rune) bool { return r >= 0x7f && hostile(r) }

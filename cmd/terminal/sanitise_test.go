@@ -137,7 +137,7 @@ var documents = []string{
 }
 
 // Commands print through a Writer: no table of another package, no unsanitised text.
-func TestTheTerminalHasOneWriter(t *testing.T) {
+func TestCommandsPrintThroughOneWriter(t *testing.T) {
 	var found []string
 	files := token.NewFileSet()
 	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {

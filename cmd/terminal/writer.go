@@ -70,8 +70,8 @@ func (w *Writer) Println(arguments ...any) { fmt.Fprintln(document{w}, sanitised
 // where text does.
 func (w *Writer) PrintLines(text string) { _, _ = io.WriteString(document{w}, Lines(text)) }
 
-// Document is for documents that programs read, JSON or XML for example, and for text
-// that has no untrusted part. It writes bytes as they are.
+// Document returns a writer for documents that programs read, such as JSON or XML, and for text
+// without untrusted parts. The writer does not change the bytes.
 func (w *Writer) Document() io.Writer { return document{w} }
 
 // document writes to a Writer and is no Writer itself: fmt.Fprintf to a Writer does not
@@ -106,13 +106,13 @@ type argument struct{ value any }
 func (a argument) Format(f fmt.State, verb rune) {
 	text := fmt.Sprintf(fmt.FormatString(f, verb), a.value)
 	if err, ok := a.value.(error); ok && err != nil {
-		_, _ = io.WriteString(f, Lines(text)) // joined errors have a line each
+		_, _ = io.WriteString(f, Lines(text)) // one line per joined error
 		return
 	}
 	_, _ = io.WriteString(f, Sanitise(text))
 }
 
-// File is the terminal that w writes to, nil where that is none.
+// File returns the terminal that w writes to, nil for another file.
 func (w *Writer) File() *os.File {
 	if f, ok := w.w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		return f
@@ -120,13 +120,13 @@ func (w *Writer) File() *os.File {
 	return nil
 }
 
-// Colours says whether readers see colours: a terminal shows them, unless NO_COLOR
+// Colours reports whether readers see colours: a terminal shows colours, unless NO_COLOR
 // (https://no-color.org) is set or TERM is dumb.
 func (w *Writer) Colours() bool {
 	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && w.File() != nil
 }
 
-// Columns is the width of the terminal, 0 where there is none or it tells none.
+// Columns returns the width of the terminal, 0 if unknown.
 func (w *Writer) Columns() int {
 	f := w.File()
 	if f == nil {
@@ -139,7 +139,7 @@ func (w *Writer) Columns() int {
 	return wide
 }
 
-// PrintError prints "program: error", a line for each line of the error's text.
+// PrintError prints "program: error", with one line per line of the text.
 func PrintError(w io.Writer, program string, err error) {
 	_, _ = fmt.Fprintf(w, "%s: %s\n", program, Lines(err.Error()))
 }

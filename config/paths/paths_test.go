@@ -85,7 +85,7 @@ func TestModesOfWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestAFileInTheWay(t *testing.T) {
+func TestCreateStateFileInWayIsRefused(t *testing.T) {
 	l := New(t.TempDir())
 	if err := os.WriteFile(filepath.Join(l.Root, "var"), nil, 0o644); err != nil {
 		t.Fatal(err)

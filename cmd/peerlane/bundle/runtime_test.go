@@ -13,7 +13,7 @@ import (
 )
 
 // A group goes when its last process has ended, and not before.
-func TestRemoveGroups(t *testing.T) {
+func TestRemoveGroupsWaitsForLastProcess(t *testing.T) {
 	parents, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs") // of each hierarchy, version 1 or hybrid
 	if err != nil {
 		t.Fatal(err)

@@ -78,7 +78,7 @@ func registry(t *testing.T) (*prometheus.Registry, *[]error) {
 	return r, &logged
 }
 
-func TestMetrics(t *testing.T) {
+func TestExporterMetricsHaveReportedValues(t *testing.T) {
 	r, logged := registry(t)
 	const lane = `container="trainer",direction="sent",gpu="0000:3b:00.0",index="3",nic="mlx5_0,mlx5_1",relay="068620d1ac2ad8e4"`
 	want := `
@@ -340,7 +340,7 @@ func checkQuery(known map[string][]string, query string) (wrong []string) {
 	return wrong
 }
 
-func TestTheDashboardNamesMetricsThatThereAre(t *testing.T) {
+func TestDashboardNamesExistingMetrics(t *testing.T) {
 	known := labelsOf(t)
 	text, err := os.ReadFile("../../../packaging/prometheus/dashboard.json")
 	if err != nil {
@@ -389,7 +389,7 @@ func TestTheDashboardNamesMetricsThatThereAre(t *testing.T) {
 // duration is Prometheus'.
 var duration = regexp.MustCompile(`^([0-9]+(ms|[smhdwy]))+$`)
 
-func TestTheAlertsNameMetricsThatThereAre(t *testing.T) {
+func TestAlertsNameExistingMetrics(t *testing.T) {
 	known := labelsOf(t)
 	f, err := os.Open("../../../packaging/prometheus/alerts.yaml")
 	if err != nil {
@@ -451,7 +451,7 @@ func TestTheAlertsNameMetricsThatThereAre(t *testing.T) {
 	}
 }
 
-func TestTheDocumentIsCurrent(t *testing.T) {
+func TestMetricsDocumentIsCurrent(t *testing.T) {
 	const path = "../../../docs/metrics.md"
 	r, _ := registry(t)
 	var b strings.Builder

@@ -40,7 +40,7 @@ func excluding(gpus string) config.Plan {
 
 // A host of real GPUs reaches others by a lane whose NICs it has, as its configuration
 // plans it; where it has none, by those that are made for this.
-func TestTheLaneOfRealGPUs(t *testing.T) {
+func TestOutwardRealGPUsUsePlannedNIC(t *testing.T) {
 	host := twoNICs(t)
 	emulated := []topo.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"emulated0"}}, {GPU: "5", Servers: []string{"4"}, NICs: []string{"emulated1"}}}
 	for name, c := range map[string]struct {
@@ -79,7 +79,7 @@ func TestTheLaneOfRealGPUs(t *testing.T) {
 }
 
 // Simulated GPUs use a NIC of the host, whatever NICs the recorded host has.
-func TestTheLaneOfSimulatedGPUs(t *testing.T) {
+func TestOutwardSimulatedGPUsUseHostNIC(t *testing.T) {
 	host := twoNICs(t)
 	active, down := []topo.Port{{Number: 1, State: "ACTIVE"}}, []topo.Port{{Number: 1, State: "DOWN"}}
 	for name, c := range map[string]struct {
