@@ -40,7 +40,7 @@ This page is made of the code (` + "`go test ./config -update`" + `).
 
 `
 
-// The reference is the comments of the fields, so that it cannot fall behind.
+// The comments of the fields are the reference, so that the reference cannot fall behind.
 func TestConfigurationReferenceIsCurrent(t *testing.T) {
 	comments := fieldComments(t, "config.go", "../topo/plan.go")
 	var text bytes.Buffer
@@ -120,7 +120,7 @@ func typeName(t reflect.Type) string {
 	return "text"
 }
 
-// standing is the default, where there is one to name.
+// standing describes the default, if the type has a printable default.
 func standing(v reflect.Value) string {
 	if v.IsZero() || v.Kind() == reflect.Slice {
 		return ""

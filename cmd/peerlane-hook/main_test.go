@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The test binary is peerlane-hook itself where it is told so.
+// The test binary is peerlane-hook itself if the environment says so.
 func TestMain(m *testing.M) {
 	if os.Getenv("PEERLANE_HOOK_TEST") == "main" {
 		main()

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Its man page says what the exit status means.
+// The man page explains the exit status.
 func TestRelayExitStatusEqualsManPage(t *testing.T) {
 	for _, c := range []struct {
 		args   []string

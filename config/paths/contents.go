@@ -8,10 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeContents removes files of any type at any depth from the directory with the
-// descriptor top. It enters no other mount and follows no link. Whatever the depth,
-// it holds two descriptors: it moves the entries of a directory that is not empty
-// up into top, and removes the directory.
+// removeContents removes files of any type at any depth from the directory with the descriptor
+// top. It enters no other mount and follows no link. At any depth, it holds two descriptors: it
+// moves the entries of a directory that is not empty up into top, and removes the directory.
 func removeContents(top int) error {
 	moved := 0
 	for {
@@ -94,7 +93,7 @@ func raise(top int, name string, moved *int) error {
 	}
 	err = removeEntry(top, name)
 	if err == unix.ENOTEMPTY || err == unix.EEXIST {
-		return nil // a runtime has made another entry; the next pass removes it
+		return nil // a runtime has made another entry; the next pass removes the entry
 	}
 	return err
 }

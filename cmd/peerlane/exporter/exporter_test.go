@@ -30,8 +30,8 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 
 const gpu3 = "0000:3b:00.0"
 
-// working is a host with one relay that works, one that is silent, one that nobody looks
-// after, one that was drained, and what is left of one whose container has ended.
+// working returns a host with a working relay, a silent relay, a relay without a supervisor, a
+// drained relay, and the remains of an ended container.
 func working() ([]hook.Info, hook.Reports, error) {
 	info := func(id, container, state string, supervised bool) hook.Info {
 		return hook.Info{
@@ -46,7 +46,7 @@ func working() ([]hook.Info, hook.Reports, error) {
 	}
 	sent := launch.Figures{
 		Operations: 10, Bytes: 4096, Failed: 1, InPlace: 100, InFlight: 3,
-		// The second cause is spelled as relays before this release report it.
+		// Relays of earlier releases spell the second cause with a blank.
 		Stalls:  []launch.Stall{{Cause: launch.StallNoGrant, Count: 4, Time: 3 * time.Second, Waiting: 2, Longest: time.Second}, {Cause: "ring full", Count: 5}},
 		Latency: []launch.Bucket{{From: 768, To: 896, Count: 2}, {From: 1 << 20, To: 5 << 18, Count: 7}, {From: 7 << 33, To: 1 << 36, Count: 1}},
 	}
@@ -57,7 +57,7 @@ func working() ([]hook.Info, hook.Reports, error) {
 			{GPU: "0000:18:00.0", Bytes: 100, Wanted: 200, Clients: 5}, {GPU: "0000:18:00.0", Bytes: 11, Wanted: 22},
 			{GPU: "0000:5d:00.0", Bytes: 7},
 			{Host: true, Lane: gpu3, Bytes: 64},
-			// No GPUs of its configuration.
+			// GPUs outside its configuration.
 			{GPU: "0000:99:00.0", Bytes: 1}, {Host: true, Lane: "0000:99:00.0", Bytes: 1},
 		},
 	}
@@ -271,7 +271,7 @@ func TestRemoteReadsWhatWriteWrites(t *testing.T) {
 	}
 }
 
-// What promtool check metrics says; and all metrics that are described are there.
+// The rules of promtool check metrics; and every described metric exists.
 func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	r, _ := registry(t)
 	problems, err := testutil.GatherAndLint(r)
@@ -286,7 +286,7 @@ func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	}
 }
 
-// labelsOf are the labels of each metric, by the names that queries use.
+// labelsOf returns the labels of every metric, by the name in queries.
 func labelsOf(t *testing.T) map[string][]string {
 	t.Helper()
 	r, _ := registry(t)
@@ -312,7 +312,8 @@ var (
 	matcher    = regexp.MustCompile(`([a-z_]+)(?:=~|!~|!=|=)"`)
 )
 
-// checkQuery says what a query names that the exporter has not. Each has one metric.
+// checkQuery returns the names in a query, with a single metric, that the exporter does not
+// export.
 func checkQuery(known map[string][]string, query string) (wrong []string) {
 	names := metricName.FindAllString(query, -1)
 	if len(names) == 0 {
@@ -375,7 +376,7 @@ func TestDashboardNamesExistingMetrics(t *testing.T) {
 	if queries < 10 {
 		t.Errorf("%d queries were looked at", queries)
 	}
-	// The test sees what is wrong.
+	// checkQuery finds wrong names.
 	for query, want := range map[string]string{
 		`rate(peerlane_lane_octets_total[5m])`: "peerlane_lane_octets_total", `sum by (rail) (peerlane_relays)`: "no label rail",
 		`peerlane_relays{nic="x"}`: "no label nic", `up`: "no metric",
@@ -511,7 +512,7 @@ NICs that it is striped over, with commas between them.
 	}
 }
 
-// What runs in front of every container, and beside it, has nothing of Prometheus.
+// The hook and the relay do not link Prometheus.
 func TestHookAndRelayDoNotGrow(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "../../peerlane-hook", "../../peerlane-relay", "../../peerlane-runtime").Output()
 	if err != nil {
