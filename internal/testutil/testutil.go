@@ -149,8 +149,8 @@ func After(limit time.Duration) <-chan struct{} {
 	return ctx.Done()
 }
 
-// Deadline returns the latest end of a wait on any machine, for what takes a time of the
-// clock, such as the deadline of a socket.
+// Deadline returns the latest end of a wait on any machine, for operations that need a time of
+// the clock, such as the deadline of a socket.
 func Deadline() time.Time { return time.Now().Add(patience * limit) }
 
 // limited is a context whose wait can be over.
@@ -176,8 +176,8 @@ var lastStall struct {
 	total time.Duration
 }
 
-// stalled is the time since the machine's start in which some process queued for a
-// processor; zero where the kernel does not measure it.
+// stalled is the time since the machine's start in which some process queued for a processor;
+// zero if the kernel does not measure it.
 func stalled() time.Duration {
 	lastStall.Lock()
 	defer lastStall.Unlock()

@@ -79,7 +79,7 @@ func TestPlainSocketsMoveBytes(t *testing.T) {
 	if err := errors.Join(err, <-answered); err != nil || len(times) == 0 {
 		t.Errorf("%d answers, %v", len(times), err)
 	}
-	// Who goes away is an error, and no rate.
+	// A peer that closes its connections is an error, not a rate.
 	ours, theirs = aPipe(t, 1)
 	if err := ours[0].SetLinger(0); err != nil {
 		t.Fatal(err)
