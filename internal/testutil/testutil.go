@@ -61,13 +61,13 @@ func (w Wait) rest() time.Duration {
 	return max(interval, w.limit+w.queued(elapsed)-elapsed)
 }
 
-// Until waits until a condition holds. It fails the test, with the words that name what is
-// awaited or missing, if the wait is over before.
-func Until(t testing.TB, what string, holds func() bool) {
+// Until waits until a condition holds. It fails the test, with a description of the
+// awaited condition, if the wait is over before.
+func Until(t testing.TB, condition string, holds func() bool) {
 	t.Helper()
 	for w := Begin(); !holds(); time.Sleep(interval) {
 		if w.Over() {
-			t.Fatalf("%s: waited %v", what, time.Since(w.begin).Round(time.Second))
+			t.Fatalf("%s: waited %v", condition, time.Since(w.begin).Round(time.Second))
 		}
 	}
 }

@@ -67,16 +67,11 @@ type Buffer struct {
 // copies reports whether this process copies to and from staging memory itself.
 func (b *Buffer) copies() bool { return b.Memory.Ptr != 0 }
 
-// attach attaches to the relay at a socket, with buffers of so many bytes on the
-// device, whose context is current.
-func attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes uint64) (*Client, error) {
-	return AttachCopying(ctx, d, device, gpu, socket, bytes, 0)
-}
-
-// AttachCopying is attach for a process that copies itself, to and from bytes of staging memory
-// in each direction, enough for the messages that StreamSend has in flight. With 0 the relay
-// copies. It takes a container, or a plain process, that sees the lane's server GPUs
-// (Host.ClientCopy of package testbed).
+// AttachCopying attaches to the relay at a socket, with buffers of bytes on the device, whose
+// context is current. With staging this process copies itself, to and from staging memory of
+// that size in each direction, enough for the messages that StreamSend has in flight; it takes
+// a container, or a plain process, that sees the lane's server GPUs (Host.ClientCopy of package
+// testbed). With 0 the relay copies.
 func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes, staging uint64) (*Client, error) {
 	c := &Client{Driver: d, GPU: gpu}
 	var err error

@@ -65,7 +65,7 @@ func TestTwoDoctorsMeet(t *testing.T) {
 	if m.Err != nil || m.Stuck != nil || !m.Connected || !m.Proven || !reflect.DeepEqual(m.Theirs, theirs) {
 		t.Fatalf("%+v", m)
 	}
-	// One clock, seen over loopback.
+	// A single clock, over loopback.
 	if m.Offset.Abs() > m.Uncertainty || m.Uncertainty <= 0 || m.PathMTU < 1500 || m.Ours != netip.MustParseAddr("127.0.0.1") || !strings.HasPrefix(m.Peer, "there at ") {
 		t.Errorf("%+v", m)
 	}
@@ -154,7 +154,7 @@ func TestWhatDoesNotGetThrough(t *testing.T) {
 	}
 }
 
-// Who is told nothing in time goes.
+// A guest without an answer in time leaves.
 func TestMeetingEndsWithItsContext(t *testing.T) {
 	l, at := listen(t, asItIs)
 	defer l.Close()
