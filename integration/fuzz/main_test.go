@@ -33,7 +33,7 @@ exit status 1
 FAIL	example.com/it	1.112s
 `
 
-func TestTheEndOfItsTimeIsNoFailure(t *testing.T) {
+func TestFuzzDeadlineIsNoFailure(t *testing.T) {
 	it := target{pkg: "example.com/it", name: "FuzzIt"}
 	for _, c := range []struct {
 		name, out string
@@ -58,7 +58,7 @@ func TestTheEndOfItsTimeIsNoFailure(t *testing.T) {
 	}
 }
 
-func TestATargetIsTriedAgainAFewTimes(t *testing.T) {
+func TestFuzzTargetIsRetriedFewTimes(t *testing.T) {
 	it := target{pkg: "example.com/it", name: "FuzzIt"}
 	type run struct {
 		out string

@@ -130,7 +130,7 @@ func TestBinariesAreHardened(t *testing.T) {
 }
 
 // A file without hardening is reported in every point.
-func TestWhatABinaryLacksIsNamed(t *testing.T) {
+func TestBinaryMissingHardeningIsNamed(t *testing.T) {
 	compiler, err := exec.LookPath("gcc")
 	programs.MustHave(t, err)
 	dir := t.TempDir()

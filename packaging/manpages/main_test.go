@@ -10,7 +10,7 @@ import (
 
 // The help of programs becomes a page per command and program, and no page of an earlier version
 // stays.
-func TestWrite(t *testing.T) {
+func TestWriteMakesPagePerCommand(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, text string) {
 		t.Helper()

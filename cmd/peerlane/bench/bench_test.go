@@ -35,7 +35,7 @@ func result() *Report {
 	}
 }
 
-func TestARatioNeedsItsBaseline(t *testing.T) {
+func TestResultWithoutBaselineIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*Report)
@@ -66,7 +66,7 @@ func TestARatioNeedsItsBaseline(t *testing.T) {
 	}
 }
 
-func TestWhatIsReached(t *testing.T) {
+func TestRatioOfRowReachesBound(t *testing.T) {
 	r := result()
 	for i, want := range []struct {
 		ratio    float64
@@ -95,7 +95,7 @@ func TestWhatIsReached(t *testing.T) {
 	}
 }
 
-func TestVerdicts(t *testing.T) {
+func TestVerdictsNameWorstRow(t *testing.T) {
 	of := func(r *Report, what string) Verdict {
 		for _, v := range r.Verdicts() {
 			if strings.HasPrefix(v.What, what) {
@@ -140,7 +140,7 @@ func TestVerdicts(t *testing.T) {
 }
 
 // A result that was saved is read as it was, with bounds of 0 too.
-func TestAResultAsItWasSaved(t *testing.T) {
+func TestResultSavedIsReadBack(t *testing.T) {
 	r := result()
 	r.Rows[3].Asked = most(0)
 	r.Missing = []Missing{{"memory", "all of it", "why"}}
@@ -177,7 +177,7 @@ func TestAResultAsItWasSaved(t *testing.T) {
 
 // Four GPUs to a NIC where there are as many, half of them near it, and each with a
 // stream.
-func TestWhoSharesANIC(t *testing.T) {
+func TestSharingGivesFourGPUsPerNIC(t *testing.T) {
 	for _, c := range []struct {
 		gpus, nics, used, near, lanes int
 	}{{2, 1, 2, 1, 2}, {3, 1, 2, 1, 2}, {4, 1, 4, 2, 2}, {6, 1, 4, 2, 2}, {8, 2, 8, 4, 4}} {
@@ -206,7 +206,7 @@ func TestWhoSharesANIC(t *testing.T) {
 	}
 }
 
-func TestThePlotIsWellFormed(t *testing.T) {
+func TestPlotOfResultIsWellFormed(t *testing.T) {
 	r := result()
 	page, err := r.HTML()
 	if err != nil {
@@ -250,7 +250,7 @@ func TestThePlotIsWellFormed(t *testing.T) {
 	}
 }
 
-func TestJain(t *testing.T) {
+func TestJainOfRatesIsExact(t *testing.T) {
 	for _, c := range []struct {
 		rates []float64
 		want  float64

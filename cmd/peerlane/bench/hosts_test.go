@@ -181,7 +181,7 @@ func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
 }
 
 // What a bench that listens makes of who connects.
-func TestWhoConnects(t *testing.T) {
+func TestListenJudgesConnectingBench(t *testing.T) {
 	o := withKey(t, newKeys())
 	side := `{"task": "meet", "side": {"name": "a", "simulated": true}}`
 	r, end, err := begin(context.Background(), o)
@@ -253,7 +253,7 @@ func TestWhoConnects(t *testing.T) {
 
 // A bench that is gone is noticed while this one's client does something for it, whatever
 // that waits for: it ends.
-func TestABenchThatGoesMeanwhile(t *testing.T) {
+func TestListenNoticesLostBench(t *testing.T) {
 	for name, says := range map[string]string{
 		"it waits for a connection": `{"do": "accept"}`,
 		"it waits for messages":     `{"do": "receive", "size": 8, "depth": 1, "duration": 1000}`,
@@ -301,7 +301,7 @@ func TestABenchThatGoesMeanwhile(t *testing.T) {
 	}
 }
 
-func TestWhereABenchListens(t *testing.T) {
+func TestHostAndPortAreParsed(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "|19999", "host1": "host1|19999", "host1:7": "host1|7", ":7": "|7", "10.0.0.1": "10.0.0.1|19999", "fe80::1%eth0": "fe80::1%eth0|19999", "[fe80::1]:7": "fe80::1|7",
 	} {
@@ -362,7 +362,7 @@ func TestPlainSocketsBothWays(t *testing.T) {
 }
 
 // Rows of a lane name one transport each way, or there are none.
-func TestALaneWhoseTransportChanges(t *testing.T) {
+func TestRowsOfChangingTransportAreRefused(t *testing.T) {
 	by := func(there, back string) (sees [2]launch.ConnectionFigures) {
 		sees[0].Transport, sees[1].Transport = there, back
 		return sees
@@ -384,7 +384,7 @@ func TestALaneWhoseTransportChanges(t *testing.T) {
 	}
 }
 
-func TestAResultOfTwoHosts(t *testing.T) {
+func TestResultOfTwoHostsIsPrinted(t *testing.T) {
 	r := &Report{
 		Version: version, Host: "A is a; B is b", GPUs: []string{"GPU"}, Hosts: []Side{{Name: "a"}, {Name: "b"}},
 		Rows: []Row{

@@ -81,7 +81,7 @@ func TestDoctorDocumentIsCurrent(t *testing.T) {
 	}
 }
 
-func TestTheTableIsWhole(t *testing.T) {
+func TestDoctorChecksHaveAllFields(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range append(All(), Others()...) {
 		if seen[c.Name] {

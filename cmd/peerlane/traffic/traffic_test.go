@@ -84,7 +84,7 @@ func TestCompareSeesEveryByte(t *testing.T) {
 }
 
 // Errors with and without a death as an explanation.
-func TestWhatADeathExplains(t *testing.T) {
+func TestFleetDeathExplainsError(t *testing.T) {
 	died := func(status wire.Status) error { return &failure{status: status, text: "client 1: " + status.String()} }
 	for _, c := range []struct {
 		name    string

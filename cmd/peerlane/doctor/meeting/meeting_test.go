@@ -71,7 +71,7 @@ func TestTwoDoctorsMeet(t *testing.T) {
 	}
 }
 
-func TestWhoHasNotTheKeyHearsNothing(t *testing.T) {
+func TestMeetingWithoutKeyGetsNoAnswer(t *testing.T) {
 	l, at := listen(t, asItIs)
 	serve(t, l, side("there", network.NewKey(time.Now())))
 	m := Meet(context.Background(), side("here", network.NewKey(time.Now())), []netip.AddrPort{at})
@@ -80,7 +80,7 @@ func TestWhoHasNotTheKeyHearsNothing(t *testing.T) {
 	}
 }
 
-func TestNobodyListens(t *testing.T) {
+func TestMeetingWithoutListenerFails(t *testing.T) {
 	l, at := listen(t, asItIs)
 	l.Close()
 	if m := Meet(context.Background(), side("here", network.NewKey(time.Now())), []netip.AddrPort{at}); m.Err == nil || m.Connected {
@@ -88,7 +88,7 @@ func TestNobodyListens(t *testing.T) {
 	}
 }
 
-func TestARelayIsNoDoctor(t *testing.T) {
+func TestMeetingWithRelayFails(t *testing.T) {
 	key := network.NewKey(time.Now())
 	l, at := listen(t, asItIs)
 	relay := &network.Server{
@@ -142,7 +142,7 @@ func (c narrowConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func TestWhatDoesNotGetThrough(t *testing.T) {
+func TestMeetingReportsStuckBytes(t *testing.T) {
 	key := network.NewKey(time.Now())
 	l, at := listen(t, func(l net.Listener) net.Listener { return narrow{l, 100 << 10} })
 	serve(t, l, side("there", key))
