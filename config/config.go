@@ -109,8 +109,8 @@ type Plan struct {
 	// key, functions are left to virtual machines and other tenants, except functions of an
 	// unusable physical function, which are planned.
 	VirtualFunctions bool `toml:"virtual_functions"`
-	// The rail of single NICs, by name, so that the hosts of a cluster agree: `mlx5_0 = 0`. Every
-	// other NIC has its position among the host's NICs.
+	// The rail of single NICs, by name, so that the hosts of a cluster agree: `mlx5_0 = 0`. A NIC
+	// without a key has its position among the host's NICs.
 	Rails map[string]int `toml:"rails,omitempty"`
 	// A lane in place of the lane that topology and estimate give.
 	Lanes   []topo.Assignment `toml:"lane,omitempty"`
@@ -233,13 +233,13 @@ type Relay struct {
 	// Files and directories that relays may change: for traces, or a driver's files in /dev/shm.
 	SandboxWrite []string `toml:"sandbox_write,omitempty"`
 	// The maximum of host memory that a relay may use, with its supervisor; GPU memory does not
-	// count, except the memory of a simulated GPU. A relay above the maximum ends.
+	// count, except the memory of a simulated GPU. The relay ends when it uses more.
 	Memory Size `toml:"memory"`
 	// The most processors that a relay may keep busy.
 	CPUs int `toml:"cpus"`
 	// The most threads that a relay may have.
 	Tasks int `toml:"tasks"`
-	// The resources of a relay that the clients of one container may use.
+	// The resources of a relay that the clients of a container may use.
 	Limits Limits `toml:"limits"`
 }
 
@@ -278,12 +278,12 @@ type Limits struct {
 	// Host memory that the relay makes for clients, and, separately, the host memory of other
 	// containers that the relay writes into; at most half of relay.memory.
 	HostMemory Size `toml:"host_memory"`
-	// The share of host_memory that one process may have.
+	// The share of host_memory for a single process.
 	ClientHostMemory Size `toml:"client_host_memory"`
 	// Memory on server GPUs for clients that copy with their own streams, in containers with
 	// `gpu=`; in addition to the slots, and within the rest of staging.limit.
 	Staging Size `toml:"staging"`
-	// The share of staging that one process may have.
+	// The share of staging for a single process.
 	ClientStaging Size `toml:"client_staging"`
 }
 
@@ -344,15 +344,15 @@ type Network struct {
 	// the order in docs/network.md. Relays use other interfaces only if no listed interface
 	// works.
 	Rails []string `toml:"rails,omitempty"`
-	// One address of this host that relays listen at, instead of the addresses of the interfaces.
+	// An address of this host that relays listen at, instead of the addresses of the interfaces.
 	Address string `toml:"address"`
 	// Which addresses are used: auto (both, IPv4 first), ipv4 or ipv6.
 	Family string `toml:"family"`
 	// The TCP ports that relays listen on, first to last; a relay takes one port. All hosts of a
 	// cluster need the same range: relays connect to no other ports.
 	Ports string `toml:"ports"`
-	// The number of TCP connections for data from one relay to another, 1 to 64, in addition to
-	// one for control. All clients of the two relays share the connections.
+	// The number of TCP connections for data from one relay to another, 1 to 64, in addition to a
+	// connection for control. The clients of the two relays share the connections.
 	Streams int `toml:"streams"`
 	// Absolute path of this host's certificate in PEM, with the intermediate certificates: with a
 	// certificate the first connection of two relays is TLS 1.3, and all hosts of the cluster

@@ -46,10 +46,10 @@ func (l Layout) AnchorCommand() string {
 // ErrAnchorHidden says that process 1 does not have the anchor's mount.
 var ErrAnchorHidden = errors.New("it is mounted in the mount namespace of this command, and not in that of process 1, where engines start; run it outside of unshare, of a container and of a unit with PrivateMounts= or ProtectSystem=")
 
-// MountAnchor mounts the anchor, if it is not mounted: a read-only tmpfs with one inode, its
-// root, so that the anchor cannot hold any file. It needs CAP_SYS_ADMIN. MountAnchor removes the
-// files that earlier releases left in the directory below the mount. With the error
-// ErrAnchorHidden the mount was made.
+// MountAnchor mounts the anchor, if missing: a read-only tmpfs with one inode, its root, so that
+// the anchor cannot hold any file. The mount needs CAP_SYS_ADMIN. MountAnchor removes the files
+// that earlier releases left in the directory below the mount. With the error ErrAnchorHidden the
+// mount was made.
 func (l Layout) MountAnchor() error {
 	if err := l.mountAnchor(); err != nil {
 		return fmt.Errorf("mounting the anchor %s: %w", l.Anchor(), err)
@@ -215,8 +215,8 @@ func seenByInit(dir *os.File) error {
 	return ErrAnchorHidden
 }
 
-// UnmountAnchor unmounts the anchor, if mounted, and reports whether it was mounted. Running
-// containers keep their copies of the mount.
+// UnmountAnchor unmounts the anchor, if mounted, and reports whether the anchor was mounted.
+// Running containers keep their copies of the mount.
 func (l Layout) UnmountAnchor() (was bool, err error) {
 	for {
 		if l.CheckAnchor() != nil {

@@ -1,7 +1,7 @@
 // Package paths returns the paths of Peerlane's files on a host.
 //
-// Three trees have one root: state (root only: identities and plans), run (sockets, the only tree
-// of which containers get a mount) and configuration. Tests and `peerlane demo` use private
+// Three trees have a common root: state (root only: identities and plans), run (sockets, the only
+// tree of which containers get a mount) and configuration. Tests and `peerlane demo` use private
 // roots; packages use "/".
 package paths
 
@@ -30,7 +30,7 @@ const (
 	NCCLConfName = "nccl.conf"
 )
 
-// Layout is the set of paths below one root.
+// Layout is the set of paths below a root.
 type Layout struct{ Root string }
 
 // New returns the layout below root; an empty root is "/".
@@ -76,12 +76,12 @@ func (l Layout) SelfTestLock() string { return filepath.Join(l.State(), "self-te
 // libraries, and a topology file for NCCL.
 func (l Layout) Libraries() string { return filepath.Join(l.Root, "usr/lib/peerlane") }
 
-// Generations holds one directory for every running container, named by the generation's 32
+// Generations holds a directory for every running container, named by the generation's 32
 // hexadecimal digits.
 func (l Layout) Generations() string { return filepath.Join(l.State(), "generations") }
 
-// UIDs holds one file for every uid that a relay has: a second name of the lock of its
-// generation's supervisor.
+// UIDs holds a file for every uid of a relay: a second name of the lock of its generation's
+// supervisor.
 func (l Layout) UIDs() string { return filepath.Join(l.State(), "uids") }
 
 // GenerationDir is the state of a generation.
@@ -92,16 +92,16 @@ func (l Layout) GenerationDir(generation string) string {
 // Sockets is the 0700 parent of the socket directories.
 func (l Layout) Sockets() string { return filepath.Join(l.Run(), "sockets") }
 
-// SocketDir is the directory of a generation that is mounted into its container. It holds the
-// socket SocketName, the files TopologyName and NCCLConfName, and nothing else.
+// SocketDir is the directory of a generation that is mounted into its container. The directory
+// holds the socket SocketName, the files TopologyName and NCCLConfName, and nothing else.
 func (l Layout) SocketDir(generation string) string {
 	return filepath.Join(l.Sockets(), generation)
 }
 
-// Peers holds the sockets on which the relays of a host reach each other.
+// Peers holds the sockets between the relays of a host.
 func (l Layout) Peers() string { return filepath.Join(l.Run(), "peers") }
 
-// PeerSocket is the socket on which other relays reach this generation's.
+// PeerSocket is the socket at which relays connect to this generation's relay.
 func (l Layout) PeerSocket(generation string) string {
 	return filepath.Join(l.Peers(), generation+".sock")
 }
@@ -118,8 +118,8 @@ func (l Layout) EmulatedNIC(name string) string {
 // supervisors; root only.
 func (l Layout) Launcher() string { return filepath.Join(l.Run(), "launcher.sock") }
 
-// Cgroup names the control group, below cgroup2's root, that holds one group per generation.
-// Layouts that live on a host side by side have different groups.
+// Cgroup names the control group, below cgroup2's root, with a group per generation. Layouts that
+// live on a host side by side have different groups.
 func (l Layout) Cgroup() string {
 	if l.IsDefault() {
 		return "peerlane"
@@ -130,7 +130,7 @@ func (l Layout) Cgroup() string {
 }
 
 // Create makes the directories that a host needs, with their modes, and corrects the modes of
-// present directories. It is idempotent.
+// present directories. Create is idempotent.
 func (l Layout) Create() error {
 	for _, d := range []struct {
 		path string

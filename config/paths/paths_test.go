@@ -31,7 +31,7 @@ func modes(t *testing.T, root string) map[string]fs.FileMode {
 }
 
 // Missing parents of Peerlane's directories are open to other users; Peerlane's directories have
-// their own modes; neither depends on the order of creation or on the umask.
+// stricter modes; neither depends on the order of creation or on the umask.
 func TestModesOfWhatIsMade(t *testing.T) {
 	state := map[string]fs.FileMode{"var": 0o755, "var/lib": 0o755, "var/lib/peerlane": 0o700}
 	all := map[string]fs.FileMode{
