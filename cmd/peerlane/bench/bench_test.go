@@ -88,7 +88,7 @@ func TestRatioOfRowReachesBound(t *testing.T) {
 	if got := r.Summary(); !strings.Contains(got, "simulated") {
 		t.Errorf("the summary is %q", got)
 	}
-	// Without its baseline a row has no ratio, and none is shown.
+	// Without its baseline a row has no ratio, and the output shows none.
 	r.Rows[0].Baseline = ""
 	if _, has := r.Ratio(r.Rows[0]); has {
 		t.Error("a row without a baseline has a ratio")
@@ -139,7 +139,7 @@ func TestVerdictsNameWorstRow(t *testing.T) {
 	}
 }
 
-// A result that was saved is read as it was, with bounds of 0 too.
+// A saved result is read back unchanged, also with bounds of 0.
 func TestResultSavedIsReadBack(t *testing.T) {
 	r := result()
 	r.Rows[3].Asked = most(0)
@@ -158,7 +158,7 @@ func TestResultSavedIsReadBack(t *testing.T) {
 	if met, known := again.Met(again.Rows[3]); met || !known {
 		t.Errorf("0.97 reaches %s: %v (%v)", again.Rows[3].Asked, met, known)
 	}
-	// What was measured before there were verdicts.
+	// Results of earlier versions without verdicts.
 	files, err := filepath.Glob("../../../docs/benchmarks/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
@@ -175,8 +175,7 @@ func TestResultSavedIsReadBack(t *testing.T) {
 	}
 }
 
-// Four GPUs to a NIC where there are as many, half of them near it, and each with a
-// stream.
+// Four GPUs per NIC if the host has enough, half of them near the NIC, and a stream per GPU.
 func TestSharingGivesFourGPUsPerNIC(t *testing.T) {
 	for _, c := range []struct {
 		gpus, nics, used, near, lanes int
