@@ -19,7 +19,7 @@ func packaged(t *testing.T, path string) string {
 }
 
 // Scripts look for the kinds of drift by the words of the documentation.
-func TestTheDocumentationHasEveryKindOfDrift(t *testing.T) {
+func TestDriftKindsAreDocumented(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/cdi.md")
 	check(t, err)
 	code, err := os.ReadFile("../../cdi/validate.go")

@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-func TestTopTable(t *testing.T) {
+func TestTopTableShowsStalls(t *testing.T) {
 	rate := hook.Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 60e9, Operations: 3000, InFlight: 16, P50: 81.23, P99: 1250,
 		Stalls: []launch.Stall{{Cause: launch.StallNoGrant, Count: 9, Time: 3 * time.Second}}}
 	byClient := rate
