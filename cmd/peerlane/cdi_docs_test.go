@@ -24,7 +24,7 @@ func TestDriftKindsAreDocumented(t *testing.T) {
 	check(t, err)
 	code, err := os.ReadFile("../../cdi/validate.go")
 	check(t, err)
-	kinds := regexp.MustCompile(`(?m)^\tDrift\w+ += "([a-z-]+)"`).FindAllStringSubmatch(string(code), -1)
+	kinds := regexp.MustCompile(`(?m)^\tdrift\w+ += "([a-z-]+)"`).FindAllStringSubmatch(string(code), -1)
 	if len(kinds) < 20 {
 		t.Fatalf("only %d kinds were found", len(kinds))
 	}
