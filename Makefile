@@ -198,7 +198,7 @@ test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-verbs-stand
 	@$(GO) build -o bin/test-report ./integration/report
 	@# Its status 1 says that tests failed, which is in their events.
 	@{ bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) || test $$? = 1; } \
-		| bin/test-report $(call again,bin/vm-run test --place "$$PLACE" --run "$$TESTS" "$$PACKAGE" || test $$? = 1) $(if $(PKG)$(RUN)$(PLACE),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(vm_places))
+		| bin/test-report $(call again,bin/vm-run test --place "$$PLACE" --run "$$TESTS" "$$PACKAGE" || test $$? = 1) $(if $(PKG)$(RUN),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(or $(PLACE),$(vm_places)))
 
 .PHONY: vm-long
 vm-long: vm-needs build bin/vm-run ## containers on two machines send each other 1 GiB, over TCP and RoCE, and have the faults of test-vm; then what fails over RoCE (BYTES=1073741824)

@@ -33,6 +33,7 @@ type testCase struct{ Name, Command string }
 // cases are in the order of the run: short cases first.
 var cases = []testCase{
 	{"race", "make test-race"},
+	{"guest", "make test-vm PLACE=vm-nightly"},
 	{"network", "make soak-network"},
 	{"nccl", "make soak-nccl"},
 	{"model", "make soak-model PROGRAMS=10000"},

@@ -13,17 +13,18 @@ import (
 
 // Where tests run.
 const (
-	placeHost     = "host"     // `make test`, on the machine that builds Peerlane
-	placeEngines  = "engines"  // `make test-engines`, in container engines on that machine
-	placePackages = "packages" // `make test-packages`, on that machine
-	placeVMSmall  = "vm-small" // the virtual machine with an init of its own
-	placeVMFull   = "vm-full"  // the virtual machine with systemd
-	placeVMPair   = "vm-pair"  // two virtual machines, joined by a network
-	placeVMHost   = "vm-host"  // the host of virtual machines that go wrong
-	placeGPUs     = "gpus"     // a machine with NVIDIA's driver, by hand
+	placeHost     = "host"       // `make test`, on the machine that builds Peerlane
+	placeEngines  = "engines"    // `make test-engines`, in container engines on that machine
+	placePackages = "packages"   // `make test-packages`, on that machine
+	placeVMSmall  = "vm-small"   // the virtual machine with an init of its own
+	placeVMFull   = "vm-full"    // the virtual machine with systemd
+	placeVMPair   = "vm-pair"    // two virtual machines, joined by a network
+	placeVMHost   = "vm-host"    // the host of virtual machines that go wrong
+	placeNightly  = "vm-nightly" // that of vm-small again, in `make nightly`
+	placeGPUs     = "gpus"       // a machine with NVIDIA's driver, by hand
 )
 
-var everyPlace = []string{placeHost, placeEngines, placePackages, placeVMSmall, placeVMFull, placeVMPair, placeVMHost, placeGPUs}
+var everyPlace = []string{placeHost, placeEngines, placePackages, placeVMSmall, placeVMFull, placeVMPair, placeVMHost, placeNightly, placeGPUs}
 
 // parsePlaces reads a list of places with commas between them.
 func parsePlaces(list string) ([]string, error) {

@@ -30,6 +30,8 @@ const module = "github.com/peerlane/peerlane/"
 type place struct {
 	name, image string
 	guests      int
+	// nightly says that it runs only where it is named.
+	nightly bool
 	// whole are packages all of whose tests run there. Of other packages those do that
 	// have a cell of the place.
 	whole   []string
@@ -59,6 +61,7 @@ var places = []place{
 	{name: "vm-small", image: vm.Small, guests: 1, whole: []string{"integration/vm/cases/small"}},
 	{name: "vm-pair", image: vm.Small, guests: 2, whole: []string{"integration/vm/cases/pair"}},
 	{name: "vm-host", whole: []string{"integration/vm"}},
+	{name: "vm-nightly", image: vm.Small, guests: 1, nightly: true},
 }
 
 // atOnce is how many places run beside each other. A guest uses one processor of the
@@ -84,7 +87,7 @@ bin/vm/PLACE afterwards.`,
 			return o.run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringSliceVar(&o.places, "place", nil, "`PLACES` to run in: vm-small, vm-full, vm-pair, vm-host")
+	cmd.Flags().StringSliceVar(&o.places, "place", nil, "`PLACES` to run in: vm-small, vm-full, vm-pair, vm-host, vm-nightly")
 	cmd.Flags().StringVar(&o.pattern, "run", "", "run only the tests that match `PATTERN`")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 25*time.Minute, "time-out of each test binary")
 	cmd.Flags().StringSliceVar(&o.environment, "env", nil, "`NAME=VALUE` for the tests")
@@ -172,7 +175,7 @@ func (o *testOptions) choose(ctx context.Context) ([]place, error) {
 	}
 	var chosen []place
 	for _, p := range places {
-		if len(names) > 0 && !slices.Contains(names, p.name) {
+		if len(names) > 0 && !slices.Contains(names, p.name) || len(names) == 0 && p.nightly {
 			continue
 		}
 		if p.targets = targets; targets == nil {
