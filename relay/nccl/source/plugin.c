@@ -227,19 +227,41 @@ static void name_topology(void)
  * names no NIC. */
 static bool is_local(const struct peerlane_nic *nic) { return nic->mbps && !*nic->name; }
 
-/* NCCL's buffers of a channel, bytes, between GPUs of one host: a step is an eighth of that,
- * and larger steps are fewer copies. */
-#define LOCAL_BUFFER "16777216"
+/* Variables of NCCL's for ranks of one host. A copy takes some 10 us besides its bytes, so
+ * larger messages are fewer copies: a step of a collective is an eighth of NCCL_BUFFSIZE, and
+ * one of a send NCCL_P2P_NET_CHUNKSIZE, which NCCL limits to that eighth. A channel moves some
+ * 18 GB/s, and NCCL takes two for the sends to one rank. */
+static const struct {
+	const char *name, *value;
+} of_one_host[] = {
+	{"NCCL_BUFFSIZE", "16777216"},
+	{"NCCL_P2P_NET_CHUNKSIZE", "2097152"},
+	{"NCCL_NCHANNELS_PER_NET_PEER", "16"},
+};
 
-/* enlarge_buffers sets NCCL_BUFFSIZE, which holds for all communicators of the process, before
- * NCCL reads it (computeBuffSizes in initTransportsRank, after init()). So it does that only
- * in a container of one lane, which is local: there every other rank is behind this network.
- * With several lanes NVLink joins GPUs of the container, and its buffers stay NCCL's. */
-static void enlarge_buffers(const struct relay *r)
+/* enlarge_messages sets variables which hold for all communicators of the process, before
+ * NCCL reads them (initTransportsRank, after init()). So it does that only in a container of
+ * one lane, which is local: there every other rank is behind this network. With several lanes
+ * NVLink joins GPUs of the container, and its settings stay NCCL's. */
+static void enlarge_messages(const struct relay *r)
 {
-	if (r->lanes != 1 || !is_local(&r->nic[0]) || getenv("NCCL_BUFFSIZE") || other_network() || setenv("NCCL_BUFFSIZE", LOCAL_BUFFER, 0))
+	if (r->lanes != 1 || !is_local(&r->nic[0]) || other_network())
 		return;
-	inform("NCCL_BUFFSIZE is " LOCAL_BUFFER " now: the only lane of this container reaches only this host (a value of your own takes precedence)");
+	for (size_t i = 0; i < sizeof of_one_host / sizeof *of_one_host; i++)
+		if (!getenv(of_one_host[i].name) && !setenv(of_one_host[i].name, of_one_host[i].value, 0))
+			inform("%s is %s now: the only lane of this container reaches only this host (a value of your own takes precedence)", of_one_host[i].name, of_one_host[i].value);
+}
+
+bool lanes_are_local(void)
+{
+	bool local;
+
+	pthread_mutex_lock(&lock);
+	local = current && current->lanes && !other_network();
+	for (unsigned i = 0; local && i < current->lanes; i++)
+		local = is_local(&current->nic[i]);
+	pthread_mutex_unlock(&lock);
+	return local;
 }
 
 int use_relay(struct relay **out)
@@ -269,7 +291,7 @@ int use_relay(struct relay **out)
 			}
 			if (r->lanes) {
 				name_topology();
-				enlarge_buffers(r);
+				enlarge_messages(r);
 			}
 		}
 	}
