@@ -226,7 +226,7 @@ func TestLocalLanesHaveTheRateOfGPULinks(t *testing.T) {
 // The variables hold for the whole process: the plugin sets them only where the container has
 // one lane, which is local, and the user has set neither them nor another network.
 func TestVariablesOfMessageSizesOneLocalLaneAreSet(t *testing.T) {
-	ours := map[string]string{"NCCL_BUFFSIZE": "16777216", "NCCL_P2P_NET_CHUNKSIZE": "2097152", "NCCL_NCHANNELS_PER_NET_PEER": "16"}
+	ours := map[string]string{"NCCL_BUFFSIZE": "16777216", "NCCL_P2P_NET_CHUNKSIZE": "2097152"}
 	for _, c := range []struct {
 		name, scope, variable string
 		both, set             bool
@@ -235,7 +235,6 @@ func TestVariablesOfMessageSizesOneLocalLaneAreSet(t *testing.T) {
 		{"named", launch.ScopeHost, "NCCL_NET=peerlane", false, true},
 		{"the user's buffers", launch.ScopeAuto, "NCCL_BUFFSIZE=1048576", false, true},
 		{"the user's chunks", launch.ScopeAuto, "NCCL_P2P_NET_CHUNKSIZE=262144", false, true},
-		{"the user's channels", launch.ScopeAuto, "NCCL_NCHANNELS_PER_NET_PEER=1", false, true},
 		{"another network", launch.ScopeAuto, "NCCL_NET=Socket", false, false},
 		{"cluster", launch.ScopeCluster, "NCCL_NET=", false, false},
 		{"NVLink in the container", launch.ScopeAuto, "NCCL_NET=", true, false},

@@ -229,14 +229,13 @@ static bool is_local(const struct peerlane_nic *nic) { return nic->mbps && !*nic
 
 /* Variables of NCCL's for ranks of one host. A copy takes some 10 us besides its bytes, so
  * larger messages are fewer copies: a step of a collective is an eighth of NCCL_BUFFSIZE, and
- * one of a send NCCL_P2P_NET_CHUNKSIZE, which NCCL limits to that eighth. A channel moves some
- * 18 GB/s, and NCCL takes two for the sends to one rank. */
+ * one of a send NCCL_P2P_NET_CHUNKSIZE, which NCCL limits to that eighth. The channels of sends
+ * NCCL reads before init(): the hook sets them in the container's nccl.conf. */
 static const struct {
 	const char *name, *value;
 } of_one_host[] = {
 	{"NCCL_BUFFSIZE", "16777216"},
 	{"NCCL_P2P_NET_CHUNKSIZE", "2097152"},
-	{"NCCL_NCHANNELS_PER_NET_PEER", "16"},
 };
 
 /* enlarge_messages sets variables which hold for all communicators of the process, before

@@ -262,8 +262,8 @@ int main(int argc, char **argv)
 	result = net.v12->properties(0, &p);
 	printf("properties: %d %s pointers %d speed %d receives %d of %d %d\n", result, p.name, p.pointers, p.speed, p.max_receives, p.of.count, p.of.device[0]);
 	printf("topology: %s\n", getenv("NCCL_TOPO_FILE") ? getenv("NCCL_TOPO_FILE") : "none");
-	for (int i = 0; i < 3; i++) {
-		static const char *const variables[] = {"NCCL_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_NCHANNELS_PER_NET_PEER"};
+	for (int i = 0; i < 2; i++) {
+		static const char *const variables[] = {"NCCL_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE"};
 
 		printf("%s: %s\n", variables[i], getenv(variables[i]) ? getenv(variables[i]) : "none");
 	}
