@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -22,7 +22,7 @@ const containerNCCLConf = "/etc/nccl.conf"
 // ncclConfTarget is the target of the symbolic link that the hook makes at
 // containerNCCLConf. Outside a container with a lane the link dangles, and NCCL
 // ignores it: so an image that was committed from such a container works.
-const ncclConfTarget = layout.ContainerDir + "/" + layout.NCCLConfName
+const ncclConfTarget = paths.ContainerDir + "/" + paths.NCCLConfName
 
 // maxNCCLConf bounds NCCL's defaults, bytes.
 const maxNCCLConf = 64 << 10
@@ -38,22 +38,30 @@ const sendChannelsText = "\n# Of Peerlane's hook: the container has one lane, wh
 // container of one lane which reaches only this host: there every other rank is behind
 // the lane, and ranks are few. Between hosts a NIC has fewer channels than eight to fill, and
 // NCCL's number falls with the ranks.
-func addSendChannels(l layout.Layout, g *Generation, text []byte) []byte {
-	if len(g.Config.Lanes) != 1 || strings.Contains(string(text), sendChannels) || !reachesHostOnly(l, g) {
+func addSendChannels(l paths.Layout, g *Generation, text []byte) []byte {
+	if len(g.Config.Lanes) != 1 || setsSendChannels(text) || !reachesHostOnly(l, g) {
 		return text
 	}
 	return append(text, sendChannelsText...)
 }
 
+// setsSendChannels reports whether a line of text, other than a comment, sets sendChannels.
+func setsSendChannels(text []byte) bool {
+	for line := range strings.Lines(string(text)) {
+		if name, _, _ := strings.Cut(line, "="); strings.TrimSpace(name) == sendChannels {
+			return true
+		}
+	}
+	return false
+}
+
 // reachesHostOnly reports whether the lanes of a generation reach only this host, as its
-// supervisor will find, which logs a key that cannot be read.
-func reachesHostOnly(l layout.Layout, g *Generation) bool {
+// supervisor will find: without a key that can be read they do, and the supervisor logs the
+// reason.
+func reachesHostOnly(l paths.Layout, g *Generation) bool {
 	c := g.Config
 	if c.Scope == launch.ScopeAuto {
-		n, err := newNetworking(l, g.Network, g.Rails, g.NetworkMemory)
-		if err != nil {
-			return false
-		}
+		n, _ := newNetworking(l, g.Network, g.Rails, g.NetworkMemory)
 		c.Network = n.where
 	}
 	return c.Local()
@@ -62,7 +70,7 @@ func reachesHostOnly(l layout.Layout, g *Generation) bool {
 // giveNCCLConf gives a container NCCL's defaults: a copy of the administrator's file
 // beside the relay's socket, and a symbolic link to it at /etc/nccl.conf if the
 // container has nothing there. rootfs is as in Attach. An error stops no container.
-func giveNCCLConf(l layout.Layout, g *Generation, rootfs string) error {
+func giveNCCLConf(l paths.Layout, g *Generation, rootfs string) error {
 	written, err := writeNCCLConf(l, g)
 	if err == nil && !written {
 		return nil
@@ -84,7 +92,7 @@ func attachNCCLConf(g *Generation, rootfs string) (absent string, err error) {
 		return "", err
 	}
 	defer init.Close()
-	err = onThreadToWaste(func() (err error) {
+	err = onDisposableThread(func() (err error) {
 		absent, err = linkNCCLConf(init, rootfs)
 		return err
 	})
@@ -93,11 +101,11 @@ func attachNCCLConf(g *Generation, rootfs string) (absent string, err error) {
 
 // writeNCCLConf copies the administrator's file into the socket directory of a
 // generation, with the channels of a local lane. It reports false if the host has no such file.
-func writeNCCLConf(l layout.Layout, g *Generation) (written bool, err error) {
+func writeNCCLConf(l paths.Layout, g *Generation) (written bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("reading NCCL's defaults for containers: %w", err)
 	}
-	if err := layout.Trusted(l.NCCLConf()); errors.Is(err, fs.ErrNotExist) {
+	if err := paths.Trusted(l.NCCLConf()); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	} else if err != nil {
 		return fail(err)
@@ -106,7 +114,7 @@ func writeNCCLConf(l layout.Layout, g *Generation) (written bool, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := replace(l.SocketDir(g.ID), layout.NCCLConfName, addSendChannels(l, g, text)); err != nil {
+	if err := replace(l.SocketDir(g.ID), paths.NCCLConfName, addSendChannels(l, g, text)); err != nil {
 		return false, fmt.Errorf("writing NCCL's defaults for container %q: %w", g.Container.ID, err)
 	}
 	return true, nil
@@ -201,7 +209,7 @@ type linkedNCCLConf struct {
 	Absent string `json:"absent,omitempty"`
 }
 
-func ncclConfFile(l layout.Layout, id string) string {
+func ncclConfFile(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "nccl-conf.json")
 }
 
@@ -228,7 +236,7 @@ type NCCLConf struct {
 var ncclBefore = []string{"NCCL_CONF_FILE", "NCCL_NET", "NCCL_NET_PLUGIN"}
 
 // ncclConf looks at a container that runs.
-func ncclConf(l layout.Layout, info Info) NCCLConf {
+func ncclConf(l paths.Layout, info Info) NCCLConf {
 	c := NCCLConf{File: NCCLConfNone, Environment: []string{}}
 	if spec, err := readSpec(info.Container.Bundle); err == nil {
 		for _, e := range spec.Process.Env {
@@ -244,7 +252,7 @@ func ncclConf(l layout.Layout, info Info) NCCLConf {
 	found, err := statIn(info.Init.PID, containerNCCLConf)
 	if err == nil {
 		c.File = NCCLConfContainer
-		copied, err := os.Stat(filepath.Join(l.SocketDir(info.ID), layout.NCCLConfName))
+		copied, err := os.Stat(filepath.Join(l.SocketDir(info.ID), paths.NCCLConfName))
 		if err == nil && os.SameFile(found, copied) {
 			c.File = NCCLConfPeerlane
 		}

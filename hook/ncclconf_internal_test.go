@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -23,18 +23,19 @@ func TestNCCLConfOneLocalLaneSetsSendChannels(t *testing.T) {
 		text   string
 		set    bool
 	}{
-		"no cluster key":                 {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0, text, true},
-		"scope host":                     {launch.Config{Lanes: one, Scope: launch.ScopeHost}, 0o600, text, true},
-		"a text without a last newline":  {launch.Config{Lanes: one, Scope: launch.ScopeHost}, 0, strings.TrimSpace(text), true},
-		"a cluster key":                  {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0o600, text, false},
-		"a cluster key of everybody":     {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0o644, text, false},
-		"scope cluster":                  {launch.Config{Lanes: one, Scope: launch.ScopeCluster}, 0, text, false},
-		"route staged":                   {launch.Config{Lanes: one, Scope: launch.ScopeAuto, Route: launch.RouteStaged}, 0, text, false},
-		"NVLink in the container":        {launch.Config{Lanes: two, Scope: launch.ScopeAuto}, 0, text, false},
-		"the administrator's own number": {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0, text + "NCCL_NCHANNELS_PER_NET_PEER=2\n", false},
+		"no cluster key":                    {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0, text, true},
+		"scope host":                        {launch.Config{Lanes: one, Scope: launch.ScopeHost}, 0o600, text, true},
+		"a text without a last newline":     {launch.Config{Lanes: one, Scope: launch.ScopeHost}, 0, strings.TrimSpace(text), true},
+		"a cluster key":                     {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0o600, text, false},
+		"a key that the supervisor refuses": {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0o644, text, true},
+		"scope cluster":                     {launch.Config{Lanes: one, Scope: launch.ScopeCluster}, 0, text, false},
+		"route staged":                      {launch.Config{Lanes: one, Scope: launch.ScopeAuto, Route: launch.RouteStaged}, 0, text, false},
+		"NVLink in the container":           {launch.Config{Lanes: two, Scope: launch.ScopeAuto}, 0, text, false},
+		"a comment that names it":           {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0, "# NCCL_NCHANNELS_PER_NET_PEER=2\n" + text, true},
+		"the administrator's own number":    {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0, text + "NCCL_NCHANNELS_PER_NET_PEER=2\n", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := layout.New(t.TempDir())
+			l := paths.New(t.TempDir())
 			if err := errors.Join(l.Create(), os.MkdirAll(filepath.Dir(l.ClusterKey()), 0o755)); err != nil {
 				t.Fatal(err)
 			}
