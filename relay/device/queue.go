@@ -21,6 +21,12 @@ type Queue struct {
 	stream cuda.Stream
 	idle   []cuda.Event
 
+	// bounce is host memory through which copies within one device go, nil before the first
+	// and where there is none. See bounceMost.
+	bounce     unsafe.Pointer
+	unbounced  bool // the driver gave no such memory
+	copyEngine bool // the stream's last work is a copy engine's: see write
+
 	gathered  batch // small copies that wait to be issued with one call
 	issuing   batch // such as are being issued
 	unbatched bool  // the driver has no such call
@@ -69,6 +75,17 @@ func (b *batch) add(to, from cuda.Ptr, n uint64, done func(error)) {
 // leastLinear is the size from which on a copy out of host memory is made by a
 // copy engine whatever call issues it; a smaller one has to be a rectangle.
 const leastLinear = 32 << 10
+
+// Between two addresses of one device the driver copies with an engine that works in the time
+// slices of the device's kernels, whatever call asks: beside another process's kernel that
+// takes 2.0 ms for any number of bytes. Two copies by way of host memory have engines that do
+// not wait: 12 us up to 64 KiB, 55 us for 1 MiB (docs/benchmarks.md). So copies of bounceLeast
+// to bounceMost, bytes, within one device take that way: the clients of a relay whose peer has the same
+// GPU run kernels there. Below bounceLeast a rectangle cannot write 8 bytes at once.
+const (
+	bounceLeast = 16
+	bounceMost  = 1 << 20
+)
 
 // NewQueue makes a queue of copies issued by the device.
 func (g *Device) NewQueue() (*Queue, error) {
@@ -131,8 +148,10 @@ const hostPiece = 1 << 20
 const shortMove = 4 << 10
 
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
-	row := from.Host != nil && n < leastLinear
-	if n < largeCopy && !row && !q.unbatched {
+	row := from.Host != nil && to.Host == nil && n < leastLinear
+	within := sameDevice(to, from)
+	bounce := within && n >= bounceLeast && n <= bounceMost && !q.unbounced
+	if n < largeCopy && !row && !bounce && !q.unbatched {
 		q.gathered.add(to.Ptr, from.Ptr, n, done)
 		if q.gathered.n == manyCopies {
 			q.flush()
@@ -144,10 +163,13 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	err := q.device.Use()
 	switch {
 	case err != nil:
+	case bounce:
+		err = q.copyWithin(to.Ptr, from.Ptr, n)
 	case row:
-		err = d.MemcpyRowsHtoDAsync(to.Ptr, from.Host, n, q.stream)
+		err = q.write(to.Ptr, from.Host, n)
 	default:
 		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
+		q.copyEngine = !within
 	}
 	if err != nil {
 		done(q.named(err))
@@ -157,6 +179,50 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	if n >= largeCopy || q.issued-q.marked >= manyCopies {
 		q.mark()
 	}
+}
+
+// copyWithin copies within the device by way of host memory. The stream makes one copy after
+// another, so that one buffer does for all.
+func (q *Queue) copyWithin(to, from cuda.Ptr, n uint64) error {
+	d := q.device.Driver
+	if !q.reserve() {
+		q.copyEngine = false
+		return d.MemcpyAsync(to, from, n, q.stream)
+	}
+	err := d.MemcpyDtoHAsync(q.bounce, from, n, q.stream)
+	q.copyEngine = true
+	switch {
+	case err != nil:
+		return err
+	case n < leastLinear:
+		return d.MemcpyRowsHtoDAsync(to, q.bounce, n, q.stream)
+	}
+	return d.MemcpyHtoDAsync(to, q.bounce, n, q.stream)
+}
+
+// write copies n bytes, less than leastLinear, out of host memory. 8 bytes are a value that
+// the stream writes, by the engine of its last work: without one, and behind a copy
+// within the device, that is the engine which waits for time slices, 1.5 ms beside another process's
+// kernel. A copy into host memory before it makes it a copy engine.
+func (q *Queue) write(to cuda.Ptr, from unsafe.Pointer, n uint64) error {
+	d := q.device.Driver
+	if n == 8 && !q.copyEngine && q.reserve() {
+		if err := d.MemcpyDtoHAsync(q.bounce, to, n, q.stream); err != nil {
+			return err
+		}
+	}
+	q.copyEngine = true
+	return d.MemcpyRowsHtoDAsync(to, from, n, q.stream)
+}
+
+// reserve allocates the host memory of bounce, once. The context is current.
+func (q *Queue) reserve() bool {
+	if q.bounce == nil && !q.unbounced {
+		var err error
+		q.bounce, err = q.device.Driver.MemHostAlloc(bounceMost)
+		q.unbounced = err != nil // copies are slower without it, and right
+	}
+	return q.bounce != nil
 }
 
 // count notes a copy that the stream has.
@@ -179,7 +245,7 @@ func (q *Queue) flush() {
 		err = d.MemcpyBatchAsync(b.to[:n], b.from[:n], b.sizes[:n], q.stream)
 		switch {
 		case err == nil:
-			issued = true
+			issued, q.copyEngine = true, true
 		case errors.Is(err, cuda.ErrNotSupported):
 			q.unbatched, err = true, nil
 		default:
@@ -319,6 +385,9 @@ func (q *Queue) Close() error {
 	err := q.device.Use()
 	if err == nil {
 		err = d.StreamDestroy(q.stream)
+		if q.bounce != nil {
+			err = errors.Join(err, d.MemHostFree(q.bounce))
+		}
 	}
 	for _, e := range q.idle {
 		err = errors.Join(err, d.EventDestroy(e))

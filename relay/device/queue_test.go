@@ -21,8 +21,12 @@ import (
 const queueVariable = "PEERLANE_TEST_QUEUE"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(queueVariable) != "" {
-		if err := copySix(); err != nil {
+	if mode := os.Getenv(queueVariable); mode != "" {
+		work := copySix
+		if mode == "busy" {
+			work = moveBesideKernels
+		}
+		if err := work(); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}

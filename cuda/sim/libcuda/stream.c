@@ -5,6 +5,11 @@
 // PEERLANE_SIM_LATE_MS delays every operation until somebody waits for it or
 // that time has passed: the latest moment that its order allows. What works
 // only because an operation happens to be quick fails then.
+//
+// PEERLANE_SIM_BUSY refuses work that would wait for the time slice of another
+// process's kernel (measured, docs/benchmarks.md): copies within a device, less
+// than 32 KiB of host memory in one row, memset, and values that a stream writes
+// unless a copy engine did its last work.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -20,6 +25,7 @@
 #define SPIN_NS 20000           // before a thread sleeps
 
 static uint64_t late_ns;
+static bool busy; // another process's kernels hold all devices
 
 uint64_t now_ns(void)
 {
@@ -33,6 +39,17 @@ void stream_load(void)
 	const char *late = getenv("PEERLANE_SIM_LATE_MS");
 	if (late)
 		late_ns = strtoull(late, NULL, 10) * 1000000u;
+	const char *other = getenv("PEERLANE_SIM_BUSY");
+	busy = other && *other;
+}
+
+CUresult stream_engine(struct stream *s, bool copy_engine)
+{
+	atomic_store(&s->copy_engine, copy_engine);
+	if (copy_engine)
+		return CUDA_SUCCESS;
+	atomic_fetch_add(&s->context->device->log->slices, 1);
+	return busy ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
 }
 
 // sleep_until waits for a signal on c, at most until the given time.
