@@ -109,7 +109,7 @@ static CUresult copy_with(struct fault fault, uintptr_t dst, struct device *dst_
 		if (r == CUDA_SUCCESS)
 			r = find(&from, n, captured);
 		if (r == CUDA_SUCCESS && !captured)
-			r = stream_engine(s, by_copy_engine(&to, &from, n, rectangle));
+			r = stream_engine(s, by_copy_engine(&to, &from, n, rectangle), &fault);
 		if (r == CUDA_SUCCESS && !(op = operation_new(COPY, &fault)))
 			r = CUDA_ERROR_OUT_OF_MEMORY;
 		if (r == CUDA_SUCCESS && (r = pair(op, &to, &from, n)) != CUDA_SUCCESS)
@@ -210,7 +210,7 @@ CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char v, size_t n, CUstream h)
 	if (n && r == CUDA_SUCCESS && !to.count)
 		r = CUDA_ERROR_INVALID_VALUE;
 	if (n && r == CUDA_SUCCESS && !capturing(s))
-		r = stream_engine(s, false);
+		r = stream_engine(s, false, &fault);
 	if (n && r == CUDA_SUCCESS && !(op = operation_new(SET, &fault)))
 		r = CUDA_ERROR_OUT_OF_MEMORY;
 	if (op && (r = pair(op, &to, &to, n)) != CUDA_SUCCESS) {
@@ -242,7 +242,7 @@ static CUresult value(const char *call, enum work work, CUstream h, CUdeviceptr 
 		return r;
 	}
 	if (work == WRITE_VALUE && !capturing(s) &&
-	    (r = stream_engine(s, atomic_load(&s->copy_engine))) != CUDA_SUCCESS) {
+	    (r = stream_engine(s, atomic_load(&s->copy_engine), &fault)) != CUDA_SUCCESS) {
 		pieces_free(pieces, count);
 		release(s);
 		return r;

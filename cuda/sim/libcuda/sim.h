@@ -209,8 +209,9 @@ uint64_t stream_last(struct stream *s);
 CUresult stream_submit(struct stream *s, struct operation *op, uint64_t *number);
 // stream_engine notes the engine of the work that a call is about to enqueue: a copy engine
 // of its own, or the one that works in the time slices of kernels. The log counts the latter.
-// With PEERLANE_SIM_BUSY another process has the slices, and it is CUDA_ERROR_NOT_PERMITTED.
-CUresult stream_engine(struct stream *s, bool copy_engine);
+// With PEERLANE_SIM_BUSY another process has the slices: the latter is delayed, by f, or
+// CUDA_ERROR_NOT_PERMITTED.
+CUresult stream_engine(struct stream *s, bool copy_engine, struct fault *f);
 void operation_do(struct stream *s, struct operation *op);
 void operation_free(struct operation *op);
 struct operation *operation_new(enum work work, const struct fault *f);
