@@ -263,6 +263,18 @@ bool lanes_are_local(void)
 	return local;
 }
 
+/* bottleneck names the slowest part of a lane that its relay knows, and its rate. */
+static const char *bottleneck(const struct peerlane_nic *nic, char text[PLACE])
+{
+	if (!nic->mbps)
+		return "unknown, for the plan has no rate";
+	if (is_local(nic))
+		snprintf(text, PLACE, "the links between GPUs of this host, %.1f GB/s", (double)nic->mbps / 8000);
+	else
+		snprintf(text, PLACE, "NIC %s, %.1f GB/s", nic->name, (double)nic->mbps / 8000);
+	return text;
+}
+
 int use_relay(struct relay **out)
 {
 	struct relay *before = NULL;
@@ -283,10 +295,10 @@ int use_relay(struct relay **out)
 			r->uses = 1;
 			current = r;
 			for (unsigned i = 0; i < r->lanes; i++) {
-				char text[PLACE];
+				char text[PLACE], slowest[PLACE];
 
 				snprintf(name[i], sizeof name[i], "peerlane_%u", r->lane[i].index);
-				inform("%s is the lane of %s", name[i], place(r, (int)i, text));
+				inform("%s is the lane of %s; bottleneck: %s", name[i], place(r, (int)i, text), bottleneck(&r->nic[i], slowest));
 			}
 			if (r->lanes) {
 				name_topology();
