@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // containerNCCLConf is the file that NCCL reads last, after the environment,
@@ -25,6 +26,46 @@ const ncclConfTarget = paths.ContainerDir + "/" + paths.NCCLConfName
 
 // maxNCCLConf bounds NCCL's defaults, bytes.
 const maxNCCLConf = 64 << 10
+
+// sendChannels lets NCCL send to another rank by eight channels in place of two. A channel
+// moves some 20 GB/s between GPUs of one host, which is what one SM copies. NCCL reads the
+// variable before it loads a plugin, so that Peerlane's plugin cannot set it.
+const sendChannels = "NCCL_NCHANNELS_PER_NET_PEER"
+
+const sendChannelsText = "\n# Of Peerlane's hook: the container has one lane, which reaches only this host.\n" + sendChannels + "=8\n"
+
+// addSendChannels adds sendChannels to the administrator's text, unless that sets it, for a
+// container of one lane which reaches only this host: there every other rank is behind
+// the lane, and ranks are few. Between hosts a NIC has fewer channels than eight to fill, and
+// NCCL's number falls with the ranks.
+func addSendChannels(l paths.Layout, g *Generation, text []byte) []byte {
+	if len(g.Config.Lanes) != 1 || setsSendChannels(text) || !reachesHostOnly(l, g) {
+		return text
+	}
+	return append(text, sendChannelsText...)
+}
+
+// setsSendChannels reports whether a line of text, other than a comment, sets sendChannels.
+func setsSendChannels(text []byte) bool {
+	for line := range strings.Lines(string(text)) {
+		if name, _, _ := strings.Cut(line, "="); strings.TrimSpace(name) == sendChannels {
+			return true
+		}
+	}
+	return false
+}
+
+// reachesHostOnly reports whether the lanes of a generation reach only this host, as its
+// supervisor will find: without a key that can be read they do, and the supervisor logs the
+// reason.
+func reachesHostOnly(l paths.Layout, g *Generation) bool {
+	c := g.Config
+	if c.Scope == launch.ScopeAuto {
+		n, _ := newNetworking(l, g.Network, g.Rails, g.NetworkMemory)
+		c.Network = n.where
+	}
+	return c.Local()
+}
 
 // giveNCCLConf gives a container NCCL's defaults: a copy of the administrator's file
 // beside the relay's socket, and a symbolic link to it at /etc/nccl.conf if the
@@ -59,7 +100,7 @@ func attachNCCLConf(g *Generation, rootfs string) (absent string, err error) {
 }
 
 // writeNCCLConf copies the administrator's file into the socket directory of a
-// generation. It reports false if the host has no such file.
+// generation, with the channels of a local lane. It reports false if the host has no such file.
 func writeNCCLConf(l paths.Layout, g *Generation) (written bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("reading NCCL's defaults for containers: %w", err)
@@ -73,7 +114,7 @@ func writeNCCLConf(l paths.Layout, g *Generation) (written bool, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := replace(l.SocketDir(g.ID), paths.NCCLConfName, text); err != nil {
+	if err := replace(l.SocketDir(g.ID), paths.NCCLConfName, addSendChannels(l, g, text)); err != nil {
 		return false, fmt.Errorf("writing NCCL's defaults for container %q: %w", g.Container.ID, err)
 	}
 	return true, nil

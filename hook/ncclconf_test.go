@@ -16,7 +16,9 @@ import (
 )
 
 const (
-	defaults    = "NCCL_NET_PLUGIN=peerlane\n"
+	defaults = "NCCL_NET_PLUGIN=peerlane\n"
+	// Of a container of one lane on a host without a cluster key.
+	oneLane     = defaults + "\n# Of Peerlane's hook: the container has one lane, which reaches only this host.\nNCCL_NCHANNELS_PER_NET_PEER=8\n"
 	ownDefaults = "NCCL_NET=Socket\n"
 	confTarget  = "/run/peerlane/nccl.conf"
 )
@@ -49,18 +51,18 @@ func TestNCCLConfContainerWithLane(t *testing.T) {
 		reason string
 		linked bool // in the root file system afterwards
 	}{
-		"absent":    {func(*bundle) {}, defaults, hook.NCCLConfPeerlane, "", true},
+		"absent":    {func(*bundle) {}, oneLane, hook.NCCLConfPeerlane, "", true},
 		"two hooks": {func(b *bundle) { b.lanes(3, 4) }, defaults, hook.NCCLConfPeerlane, "", true},
 		"prestart": {func(b *bundle) {
 			//lint:ignore SA1019 older engines know no other
 			b.Spec.Hooks.Prestart, b.Spec.Hooks.CreateRuntime = b.Spec.Hooks.CreateRuntime, nil
-		}, defaults, hook.NCCLConfPeerlane, "", true},
+		}, oneLane, hook.NCCLConfPeerlane, "", true},
 		"read-only root file system": {func(b *bundle) {
 			b.Spec.Root.Readonly = true
 			b.mount(filepath.Join(b.dir, "rootfs/out"), "/out", "bind")
-		}, defaults, hook.NCCLConfPeerlane, "", true},
-		"image that was committed from such a container": {func(b *bundle) { b.dangling(confTarget, "etc/nccl.conf") }, defaults, hook.NCCLConfPeerlane, "", true},
-		"link at etc":       {func(b *bundle) { b.link("/data", "etc") }, defaults, hook.NCCLConfPeerlane, "", false},
+		}, oneLane, hook.NCCLConfPeerlane, "", true},
+		"image that was committed from such a container": {func(b *bundle) { b.dangling(confTarget, "etc/nccl.conf") }, oneLane, hook.NCCLConfPeerlane, "", true},
+		"link at etc":       {func(b *bundle) { b.link("/data", "etc") }, oneLane, hook.NCCLConfPeerlane, "", false},
 		"file of the image": {func(b *bundle) { b.image("etc/nccl.conf", ownDefaults) }, ownDefaults, hook.NCCLConfContainer, "", false},
 		"link of the image": {func(b *bundle) {
 			b.image("data/conf", ownDefaults)
@@ -161,7 +163,7 @@ func TestNCCLConfUserNamespaceOwner(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		b.start()
-		if p := b.found(); p.NCCLConf != defaults {
+		if p := b.found(); p.NCCLConf != oneLane {
 			t.Errorf("/etc/nccl.conf of the container: %q", p.NCCLConf)
 		}
 		info, err := os.Lstat(filepath.Join(b.dir, "rootfs/etc/nccl.conf"))

@@ -33,6 +33,7 @@ type DeviceLog struct {
 	Copies      uint64 // that it took part in
 	Contexts    uint64 // ever created on it
 	Allocated   uint64 // bytes ever allocated on it
+	Slices      uint64 // calls whose work waits for the time slices of other processes' kernels
 }
 
 var (
@@ -124,7 +125,7 @@ func ReadLog(dir string) ([]DeviceLog, error) {
 		counter := func(n int) uint64 {
 			return binary.LittleEndian.Uint64(log[logHeader+logRecord*i+8*n:])
 		}
-		logs[i] = DeviceLog{d, counter(0), counter(1), counter(2), counter(3), counter(4), counter(5)}
+		logs[i] = DeviceLog{d, counter(0), counter(1), counter(2), counter(3), counter(4), counter(5), counter(6)}
 	}
 	return logs, nil
 }

@@ -286,7 +286,7 @@ func TestLog(t *testing.T) {
 	}
 	d := devices(3)
 	want := []DeviceLog{
-		{Device: d[0], BytesIn: 200 * processes, BytesOut: 51008 * processes, BytesWithin: 30 * processes, Copies: 5 * processes, Contexts: processes, Allocated: 4 * mib * processes},
+		{Device: d[0], BytesIn: 200 * processes, BytesOut: 51008 * processes, BytesWithin: 30 * processes, Copies: 5 * processes, Contexts: processes, Allocated: 4 * mib * processes, Slices: 2 * processes}, // within 0, and 4 bytes of the host
 		{Device: d[1], BytesIn: 1012 * processes, BytesOut: 200 * processes, Copies: 4 * processes, Allocated: 4 * mib * processes},
 	}
 	if diff := cmp.Diff(want, logs[:2]); diff != "" {

@@ -27,14 +27,17 @@ import (
 // installedPrefix begins the names of the phases that use the packages.
 const installedPrefix = "installed-"
 
-// Sizes of all_reduce that --installed measures and checks.
+// Sizes that --installed measures, and checks by all_reduce.
 var installedSizes = []int{8, 64 << 10, mib, 16 * mib, 256 * mib, 1024 * mib}
 
-// byHand are the best settings of docs/nccl.md, as variables.
+// byHand are settings for the largest messages. The plugin sets no fewer channels then.
 var byHand = []string{"NCCL_MIN_NCHANNELS=32", "NCCL_NCHANNELS_PER_NET_PEER=16"}
 
 func planInstalled(o options) (list []settings) {
-	measured := rates(0.4, installedSizes, "all_reduce")
+	reduce := append(rates(0.4, installedSizes, "all_reduce"), latency)
+	measured := append(slices.Clone(reduce), rates(0.2, installedSizes, operations[1:]...)...)
+	// Sockets take seconds for 1 GiB.
+	bySockets := append(slices.Clone(reduce), rates(0.2, installedSizes[:len(installedSizes)-1], operations[1:]...)...)
 	add := func(name, by string, j job, variables ...string) *settings {
 		if by == byPeerlane {
 			variables = append(variables, o.set...)
@@ -48,14 +51,13 @@ func planInstalled(o options) (list []settings) {
 	}
 	add(installedPrefix+"default", byPeerlane, job{Rates: measured, Checks: append(checked, checks(5*mib+24)...)})
 	add(installedPrefix+"log", byPeerlane, job{Rates: rates(0.4, []int{256 * mib}, "all_reduce")}, "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV,TUNING")
-	add(installedPrefix+"hand-32", byPeerlane, job{Rates: measured}, byHand...)
-	add(installedPrefix+"hand-32x16MiB", byPeerlane, job{Rates: measured}, append(slices.Clone(byHand), "NCCL_BUFFSIZE=16777216")...)
-	add("socket-default", bySocket, job{Rates: measured})
+	add(installedPrefix+"hand-32", byPeerlane, job{Rates: reduce}, byHand...)
+	add("socket-default", bySocket, job{Rates: bySockets})
 	add("nvlink", byNVLink, job{Rates: measured, Checks: checked})
 	// The plugin must not slow down what stays in the container.
 	add("nvlink-with-lanes", byNVLink, job{Rates: measured, Checks: checked}).Lanes = true
 	for _, v := range [][2]int{{4, 4}, {8, 8}, {2, 8}, {8, 2}} {
-		add(fmt.Sprintf("socket-%dx%d", v[0], v[1]), bySocket, job{Rates: measured},
+		add(fmt.Sprintf("socket-%dx%d", v[0], v[1]), bySocket, job{Rates: append(slices.Clone(reduce), rates(0.2, []int{256 * mib}, operations[1:]...)...)},
 			fmt.Sprintf("NCCL_NSOCKS_PERTHREAD=%d", v[0]), fmt.Sprintf("NCCL_SOCKET_NTHREADS=%d", v[1]))
 	}
 	return list
@@ -69,9 +71,21 @@ func (r *result) judgeInstalled() {
 		r.ratio(name+"the best settings by hand", row, installedPrefix+"default", installedPrefix+"hand", goal{})
 		r.ratio(name+"default NET/Socket", row, installedPrefix+"default", "socket-default", goal{})
 		r.ratio(name+"the best NET/Socket", row, installedPrefix+"default", "socket-", goal{})
-		r.ratio(name+"NVLink in one container", row, installedPrefix+"default", "nvlink", goal{})
+		of := goal{}
+		if size == 256*mib {
+			of.Least = 0.75
+		}
+		r.ratio(name+"NVLink in one container", row, installedPrefix+"default", "nvlink", of)
 		r.ratio(fmt.Sprintf("all_reduce %d MiB over NVLink in one container, with lanes against without", size/mib), row, "nvlink-with-lanes", "nvlink", goal{Least: 0.98})
 	}
+	for _, o := range operations[1:] {
+		of := goal{}
+		if o == "all_to_all" || o == "send_recv" {
+			of.Least = 0.4
+		}
+		r.ratio(o+" 256 MiB without a variable against NVLink in one container", rate{Operation: o, Bytes: 256 * mib}, installedPrefix+"default", "nvlink", of)
+	}
+	r.ratio("all_reduce 8 bytes queued on the GPU without a variable, time, against default NET/Socket", rate{Operation: "all_reduce", Bytes: 8, Queued: true}, installedPrefix+"default", "socket-default", goal{Most: 0.75})
 }
 
 // useInstallation takes configuration, plan and relays of this host; on the simulator the

@@ -119,7 +119,7 @@ func beInstalled(j job) error {
 	}
 	conf, err := os.ReadFile("/etc/nccl.conf")
 	_, lane := os.Stat("/run/peerlane/relay.sock")
-	if (err == nil) != (lane == nil) || err == nil && string(conf) != "NCCL_NET_PLUGIN=peerlane\n" {
+	if (err == nil) != (lane == nil) || err == nil && !strings.HasPrefix(string(conf), "NCCL_NET_PLUGIN=peerlane\n") {
 		return fmt.Errorf("/etc/nccl.conf is %q (%v), and the relay's socket: %v", conf, err, lane)
 	}
 	if log := os.Getenv("NCCL_DEBUG_FILE"); log != "" {

@@ -172,6 +172,8 @@ type Place struct {
 	Ptr cuda.Ptr
 	// Host is the address in this process of host memory, nil of a device's.
 	Host unsafe.Pointer
+	// on is the ordinal of the device that has the memory, plus 1; 0 where it is not known.
+	on cuda.Device
 }
 
 // At is a place in the memory. It is not looked whether the memory has as much.
@@ -179,9 +181,14 @@ func (m *Memory) At(offset uint64) Place {
 	p := Place{Ptr: m.Ptr + cuda.Ptr(offset)}
 	if m.host != nil {
 		p.Host = unsafe.Add(unsafe.Pointer(&m.host[0]), offset)
+	} else {
+		p.on = m.On + 1
 	}
 	return p
 }
+
+// sameDevice reports whether both are known to be memory of one device.
+func sameDevice(a, b Place) bool { return a.on != 0 && a.on == b.on }
 
 // Plus is n bytes further.
 func (p Place) Plus(n uint64) Place {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/peerlane/peerlane/cuda"
@@ -20,6 +21,12 @@ type Queue struct {
 	device *Device
 	stream cuda.Stream
 	idle   []cuda.Event
+
+	// Host memory of copyWithin and of write, nil before the first use.
+	bounce, prime unsafe.Pointer
+	noHostMemory  bool // the driver gave none
+	bounces       int  // large copies within the device that go by way of it
+	copyEngine    bool // the stream's last work is a copy engine's: see write
 
 	gathered  batch // small copies that wait to be issued with one call
 	issuing   batch // such as are being issued
@@ -42,6 +49,7 @@ type Queue struct {
 type mark struct {
 	event  cuda.Event
 	number uint64
+	within time.Time // when it was issued, of a copy within the device; zero of others
 }
 
 // A copy of largeCopy, bytes, is issued by itself and has an event behind it. Smaller
@@ -69,6 +77,26 @@ func (b *batch) add(to, from cuda.Ptr, n uint64, done func(error)) {
 // leastLinear is the size from which on a copy out of host memory is made by a
 // copy engine whatever call issues it; a smaller one has to be a rectangle.
 const leastLinear = 32 << 10
+
+// Between two addresses of one device the driver copies with an engine that works in the time
+// slices of the device's kernels, whatever call asks: beside another process's kernel that
+// takes 2.0 ms for any number of bytes, else 10 to 30 us. Two copies by way of host memory have
+// engines that do not wait: 12 us up to 16 KiB, 55 us for 1 MiB, 625 us for 16 MiB
+// (docs/benchmarks.md). So copies of bounceLeast to bounceAlways, bytes, within one device go by
+// way of host memory. Larger ones, to bounceMost, do so after one that has taken longer than
+// sliceWait: the next bounceCopies of them, and then one is tried again. Below bounceLeast a
+// rectangle cannot write 8 bytes at once.
+const (
+	bounceLeast  = 16
+	bounceAlways = 64 << 10
+	bounceMost   = 16 << 20
+	bouncePiece  = 2 << 20 // of it, in host memory at a time
+	bounceCopies = 255
+	sliceWait    = 500 * time.Microsecond
+)
+
+// primeBytes is the host memory of [Queue.write].
+const primeBytes = 8
 
 // NewQueue makes a queue of copies issued by the device.
 func (g *Device) NewQueue() (*Queue, error) {
@@ -131,8 +159,10 @@ const hostPiece = 1 << 20
 const shortMove = 4 << 10
 
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
-	row := from.Host != nil && n < leastLinear
-	if n < largeCopy && !row && !q.unbatched {
+	row := from.Host != nil && to.Host == nil && n < leastLinear
+	within := sameDevice(to, from)
+	bounce := within && q.bouncesWithin(n)
+	if n < largeCopy && !row && !within && !q.unbatched {
 		q.gathered.add(to.Ptr, from.Ptr, n, done)
 		if q.gathered.n == manyCopies {
 			q.flush()
@@ -144,19 +174,97 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	err := q.device.Use()
 	switch {
 	case err != nil:
+	case bounce:
+		err = q.copyWithin(to.Ptr, from.Ptr, n)
 	case row:
-		err = d.MemcpyRowsHtoDAsync(to.Ptr, from.Host, n, q.stream)
+		err = q.write(to.Ptr, from.Host, n)
 	default:
 		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
+		q.copyEngine = !within
 	}
 	if err != nil {
 		done(q.named(err))
 		return
 	}
 	q.count(done)
-	if n >= largeCopy || q.issued-q.marked >= manyCopies {
+	switch {
+	case within && !bounce:
+		q.mark()
+		if q.marks.len() > 0 {
+			q.marks.at(q.marks.tail - 1).within = time.Now()
+		}
+	case n >= largeCopy || q.issued-q.marked >= manyCopies:
 		q.mark()
 	}
+}
+
+// bouncesWithin reports whether a copy within the device goes by way of host memory.
+func (q *Queue) bouncesWithin(n uint64) bool {
+	switch {
+	case n < bounceLeast || n > bounceMost || q.noHostMemory:
+		return false
+	case n <= bounceAlways:
+		return true
+	case q.bounces == 0:
+		return false
+	}
+	q.bounces--
+	return true
+}
+
+// copyWithin copies within the device by way of host memory. The stream makes one copy after
+// another, so that one buffer does for all.
+func (q *Queue) copyWithin(to, from cuda.Ptr, n uint64) error {
+	d := q.device.Driver
+	if !q.reserve(&q.bounce, bouncePiece) {
+		q.copyEngine = false
+		return d.MemcpyAsync(to, from, n, q.stream)
+	}
+	for n > 0 {
+		piece := min(n, bouncePiece)
+		if rest := n - piece; rest > 0 && rest < bounceLeast {
+			piece -= bounceLeast
+		}
+		if err := d.MemcpyDtoHAsync(q.bounce, from, piece, q.stream); err != nil {
+			return err
+		}
+		q.copyEngine = true
+		down := d.MemcpyHtoDAsync
+		if piece < leastLinear {
+			down = d.MemcpyRowsHtoDAsync
+		}
+		if err := down(to, q.bounce, piece, q.stream); err != nil {
+			return err
+		}
+		to, from, n = to+cuda.Ptr(piece), from+cuda.Ptr(piece), n-piece
+	}
+	return nil
+}
+
+// write copies n bytes, less than leastLinear, out of host memory. 8 bytes are a value that
+// the stream writes, by the engine of its last work: without one, and behind a copy
+// within the device, that is the engine which waits for time slices, 1.5 ms beside another
+// process's kernel. A copy into host memory before it makes it a copy engine.
+func (q *Queue) write(to cuda.Ptr, from unsafe.Pointer, n uint64) error {
+	d := q.device.Driver
+	if n == primeBytes && !q.copyEngine && q.reserve(&q.prime, primeBytes) {
+		if err := d.MemcpyDtoHAsync(q.prime, to, n, q.stream); err != nil {
+			return err
+		}
+	}
+	q.copyEngine = true
+	return d.MemcpyRowsHtoDAsync(to, from, n, q.stream)
+}
+
+// reserve allocates host memory at p, once. Without it copies are slower, and right. The
+// context is current.
+func (q *Queue) reserve(p *unsafe.Pointer, bytes uint64) bool {
+	if *p == nil && !q.noHostMemory {
+		var err error
+		*p, err = q.device.Driver.MemHostAlloc(bytes)
+		q.noHostMemory = err != nil
+	}
+	return *p != nil
 }
 
 // count notes a copy that the stream has.
@@ -179,7 +287,7 @@ func (q *Queue) flush() {
 		err = d.MemcpyBatchAsync(b.to[:n], b.from[:n], b.sizes[:n], q.stream)
 		switch {
 		case err == nil:
-			issued = true
+			issued, q.copyEngine = true, true
 		case errors.Is(err, cuda.ErrNotSupported):
 			q.unbatched, err = true, nil
 		default:
@@ -218,7 +326,7 @@ func (q *Queue) mark() {
 	if err == nil {
 		if err = d.EventRecord(event, q.stream); err == nil {
 			q.marked = q.issued
-			q.marks.push(mark{event, q.issued})
+			q.marks.push(mark{event: event, number: q.issued})
 			return
 		}
 		q.idle = append(q.idle, event)
@@ -281,6 +389,9 @@ func (q *Queue) Poll() bool {
 		q.marks.pop()
 		q.idle = append(q.idle, head.event)
 		progress = true
+		if !head.within.IsZero() && time.Since(head.within) > sliceWait {
+			q.bounces = bounceCopies
+		}
 		q.end(head.number, q.named(err))
 	}
 	return q.pollHosts() || progress
@@ -319,6 +430,11 @@ func (q *Queue) Close() error {
 	err := q.device.Use()
 	if err == nil {
 		err = d.StreamDestroy(q.stream)
+		for _, p := range []unsafe.Pointer{q.bounce, q.prime} {
+			if p != nil {
+				err = errors.Join(err, d.MemHostFree(p))
+			}
+		}
 	}
 	for _, e := range q.idle {
 		err = errors.Join(err, d.EventDestroy(e))

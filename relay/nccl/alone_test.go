@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,6 +84,88 @@ func TestLL128IsExcludedBetweenNodesOnly(t *testing.T) {
 	}
 }
 
+// tunings are the lines of what the tuner chooses by size, of each version.
+func tunings(t *testing.T, scope string, both bool, variables ...string) map[string][]string {
+	t.Helper()
+	h := newHost(t, launch.RouteDirect)
+	h.scope, h.both = scope, both
+	out := alone(t, append([]string{"PEERLANE_SOCKET=" + h.lane(0).socket, "ALONE_TUNER=1", "NCCL_NET="}, variables...))
+	found := map[string][]string{}
+	for _, l := range strings.Split(out, "\n") {
+		if rest, ok := strings.CutPrefix(l, "tuned "); ok {
+			version, rest, _ := strings.Cut(rest, ", ")
+			found[version] = append(found[version], rest)
+		}
+	}
+	if len(found) != 3 || len(found["5"]) != 2*4*5 {
+		t.Fatalf("%d versions, %d lines of version 5: %s", len(found), len(found["5"]), out)
+	}
+	return found
+}
+
+// Above a size Simple replaces LL, and channels are few while messages are small. Channels 0
+// are NCCL's own number. Sizes are those from which an answer holds.
+func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
+	const (
+		all     = "1024 ring LL 1; 32769 ring Simple 1; 262145 ring Simple 2; 1048577 ring Simple 4; 4194305 ring Simple 8; 16777217 ring Simple 0"
+		halves  = "262145 ring Simple 2; 4194305 ring Simple 4; 16777217 ring Simple 8; 67108865 ring Simple 0"
+		eighths = "1048577 ring Simple 2; 16777217 ring Simple 4; 67108865 ring Simple 8; 268435457 ring Simple 0"
+		tree    = "1024 tree LL 1; 16385 tree Simple 1; 131073 tree Simple 2; 524289 tree Simple 4; 2097153 tree Simple 8; 4194305 tree Simple 0"
+	)
+	want := []string{
+		"2 ranks, ring first, broadcast: 0; " + all,
+		"2 ranks, ring first, reduce: 0; " + all,
+		"2 ranks, ring first, all_gather: 0; 1024 ring LL 1; 65537 ring Simple 1; " + halves,
+		"2 ranks, ring first, reduce_scatter: 0; 1024 ring LL 1; 65537 ring Simple 1; " + halves,
+		"2 ranks, ring first, all_reduce: 0; 1024 ring LL 1; 32769 ring Simple 1; " + halves,
+		"2 ranks, tree first, all_reduce: 0; " + tree,
+		"8 ranks, ring first, broadcast: 0; " + all,
+		"8 ranks, ring first, all_gather: 0; 1024 ring LL 1; 262145 ring Simple 1; " + eighths,
+		"8 ranks, ring first, all_reduce: 0; 1024 ring LL 1; 131073 ring Simple 1; " + eighths,
+		"8 ranks, tree first, all_reduce: 0; " + tree,
+		// Of PAT nothing is measured.
+		"2 ranks, pat first, all_gather: 0; 1024 pat Simple 0",
+		// NCCL fails where a table has nothing left: who has chosen LL gets it.
+		"2 ranks, LL alone, all_reduce: 0; 1024 ring LL 1; 262145 ring LL 2; 4194305 ring LL 4; 16777217 ring LL 8; 67108865 ring LL 0",
+	}
+	for _, both := range []bool{false, true} {
+		found := tunings(t, launch.ScopeAuto, both)
+		for version, lines := range found {
+			for _, w := range want {
+				if !slices.Contains(lines, w) {
+					t.Errorf("version %s, two lanes %v: no line %q:\n%s", version, both, w, strings.Join(lines, "\n"))
+				}
+			}
+		}
+	}
+}
+
+// A network is not what was measured: there NCCL chooses by size, and so it does where the
+// user has named another network.
+func TestTunerNetworkLanesLeavesLLAndChannels(t *testing.T) {
+	for _, c := range []struct{ scope, variable string }{{launch.ScopeCluster, "NCCL_NET="}, {launch.ScopeAuto, "NCCL_NET=Socket"}} {
+		for version, lines := range tunings(t, c.scope, false, c.variable) {
+			for _, l := range lines {
+				_, answers, _ := strings.Cut(l, ": 0; ")
+				if !slices.Contains([]string{"1024 ring LL 0", "1024 tree LL 0", "1024 pat Simple 0"}, answers) {
+					t.Errorf("%+v, version %s: %s", c, version, l)
+				}
+			}
+		}
+	}
+}
+
+// The user's channels are the user's. LL is limited all the same.
+func TestTunerUsersChannelsAreLeft(t *testing.T) {
+	for _, variable := range []string{"NCCL_MIN_NCHANNELS=32", "NCCL_MAX_NCHANNELS=2", "NCCL_MIN_CTAS=8", "NCCL_MAX_CTAS=8"} {
+		for version, lines := range tunings(t, launch.ScopeAuto, false, variable) {
+			if want := "2 ranks, ring first, all_reduce: 0; 1024 ring LL 0; 32769 ring Simple 0"; !slices.Contains(lines, want) {
+				t.Errorf("%s, version %s: no line %q: %s", variable, version, want, strings.Join(lines, "\n"))
+			}
+		}
+	}
+}
+
 // Before 2.22 NCCL has no tuner that can forbid it.
 func TestAnOldNCCLThatWouldUseLL128IsRefused(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
@@ -111,7 +194,7 @@ func TestDevicesAndMemory(t *testing.T) {
 		h.ipc = ipc
 		l := h.lane(0)
 		out := alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "PEERLANE_NCCL_SPEED=400000"}, l.uuid)
-		demand(t, out, "name Peerlane\n", "info: NET/Peerlane: peerlane_0 is the lane of "+l.uuid+" (peerlane.dev/lane=0, NIC nic0), host ",
+		demand(t, out, "name Peerlane\n", "info: NET/Peerlane: peerlane_0 is the lane of "+l.uuid+" (peerlane.dev/lane=0, NIC nic0), host ", "; bottleneck: NIC nic0, 25.0 GB/s\n",
 			"properties: 0 peerlane_0 pointers 3 speed 400000 receives 8 of 1 0\n", "nic: guid 0xe040a10003c288a0 port 2\n", "properties of the next: 4\n", "listen: 0 a listener\n",
 			"\nVMM: 0\n", "are not registered, and go through NCCL's buffers", "cudaMalloc's beside it: 2\n", "the same again: 0 once\n", "a send out of it: 0\n", "to receive: 0 anew\n", "before: 0, other memory there: 0 anew\n", "sent from there: the other memory\n", "at once: 8 groups, 126 sends\n", "another kind: 4\n", "beyond it: 4 no request\n", "a group of nine: 4\n", "registering 1125899906842624 bytes of host memory: ", "\na send after it: 0\n")
 		if ipc {
@@ -136,37 +219,47 @@ func TestLocalLanesHaveTheRateOfGPULinks(t *testing.T) {
 		h := newHost(t, launch.RouteDirect)
 		h.scope = scope
 		l := h.lane(0)
-		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket}), " speed 2966400 ", "nic: guid 0x100000000000000 port 1\n", l.uuid+" (peerlane.dev/lane=0), host ")
+		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket}), " speed 2966400 ", "; bottleneck: the links between GPUs of this host, 370.8 GB/s\n", "nic: guid 0x100000000000000 port 1\n", l.uuid+" (peerlane.dev/lane=0), host ")
 	}
 }
 
-// NCCL_BUFFSIZE holds for the whole process: the plugin sets it only where the container has
-// one lane, which is local, and the user has set neither it nor another network.
-func TestBuffersGrowOnlyWhereTheOneLaneIsLocal(t *testing.T) {
+// The variables hold for the whole process: the plugin sets them only where the container has
+// one lane, which is local, and the user has set neither them nor another network.
+func TestVariablesOfMessageSizesOneLocalLaneAreSet(t *testing.T) {
+	ours := map[string]string{"NCCL_BUFFSIZE": "16777216", "NCCL_P2P_NET_CHUNKSIZE": "2097152"}
 	for _, c := range []struct {
-		name, scope, variable, want string
-		both                        bool
+		name, scope, variable string
+		both, set             bool
 	}{
-		{"local", launch.ScopeAuto, "NCCL_NET=", "16777216", false},
-		{"named", launch.ScopeHost, "NCCL_NET=peerlane", "16777216", false},
-		{"the user's", launch.ScopeAuto, "NCCL_BUFFSIZE=1048576", "1048576", false},
-		{"another network", launch.ScopeAuto, "NCCL_NET=Socket", "none", false},
-		{"cluster", launch.ScopeCluster, "NCCL_NET=", "none", false},
-		{"NVLink in the container", launch.ScopeAuto, "NCCL_NET=", "none", true},
+		{"local", launch.ScopeAuto, "NCCL_NET=", false, true},
+		{"named", launch.ScopeHost, "NCCL_NET=peerlane", false, true},
+		{"the user's buffers", launch.ScopeAuto, "NCCL_BUFFSIZE=1048576", false, true},
+		{"the user's chunks", launch.ScopeAuto, "NCCL_P2P_NET_CHUNKSIZE=262144", false, true},
+		{"another network", launch.ScopeAuto, "NCCL_NET=Socket", false, false},
+		{"cluster", launch.ScopeCluster, "NCCL_NET=", false, false},
+		{"NVLink in the container", launch.ScopeAuto, "NCCL_NET=", true, false},
 	} {
-		h := newHost(t, launch.RouteDirect)
-		h.scope, h.both = c.scope, c.both
-		out := alone(t, []string{"PEERLANE_SOCKET=" + h.lane(0).socket, c.variable})
-		if !strings.Contains(out, "\nbuffers: "+c.want+"\n") {
-			t.Errorf("%s: %s", c.name, out)
-		}
-		if logged := strings.Count(out, "info: NET/Peerlane: NCCL_BUFFSIZE is 16777216 now: "); logged != strings.Count(c.want, "16777216") {
-			t.Errorf("%s: %d lines in NCCL's log: %s", c.name, logged, out)
-		}
-		// Nothing else of NVLink's is touched.
-		if c.both && strings.Contains(out, "NCCL_M") {
-			t.Errorf("%s: %s", c.name, out)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t, launch.RouteDirect)
+			h.scope, h.both = c.scope, c.both
+			out := alone(t, []string{"PEERLANE_SOCKET=" + h.lane(0).socket, c.variable})
+			users, value, _ := strings.Cut(c.variable, "=")
+			for name, want := range ours {
+				logged := 1
+				switch {
+				case name == users:
+					want, logged = value, 0
+				case !c.set:
+					want, logged = "none", 0
+				}
+				if !strings.Contains(out, "\n"+name+": "+want+"\n") {
+					t.Errorf("%s is not %s: %s", name, want, out)
+				}
+				if n := strings.Count(out, "info: NET/Peerlane: "+name+" is "+ours[name]+" now: "); n != logged {
+					t.Errorf("%d lines of %s in NCCL's log, want %d: %s", n, name, logged, out)
+				}
+			}
+		})
 	}
 }
 

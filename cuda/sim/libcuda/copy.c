@@ -76,10 +76,24 @@ static CUresult pair(struct operation *op, const struct end *to, const struct en
 	return CUDA_SUCCESS;
 }
 
+#define LEAST_LINEAR ((size_t)32 << 10)
+
+// by_copy_engine reports whether a copy has an engine that does not wait for other
+// processes' kernels.
+static bool by_copy_engine(const struct end *to, const struct end *from, size_t n, bool rectangle)
+{
+	struct memory *t = to->pieces->memory, *f = from->pieces->memory;
+	struct device *into = t ? t->device : NULL, *out_of = f ? f->device : NULL;
+
+	if (!into)
+		return true;
+	return out_of ? into != out_of : rectangle || n >= LEAST_LINEAR;
+}
+
 // copy_with enqueues a copy of a call that has entered, with the fault that it has met;
 // without devices of their own both ends are addressed by the stream's.
 static CUresult copy_with(struct fault fault, uintptr_t dst, struct device *dst_device, uintptr_t src,
-			  struct device *src_device, size_t n, CUstream h)
+			  struct device *src_device, size_t n, bool rectangle, CUstream h)
 {
 	struct stream *s;
 	CUresult r = stream_get(h, &s);
@@ -94,6 +108,8 @@ static CUresult copy_with(struct fault fault, uintptr_t dst, struct device *dst_
 		r = find(&to, n, captured);
 		if (r == CUDA_SUCCESS)
 			r = find(&from, n, captured);
+		if (r == CUDA_SUCCESS && !captured)
+			r = stream_engine(s, by_copy_engine(&to, &from, n, rectangle), &fault);
 		if (r == CUDA_SUCCESS && !(op = operation_new(COPY, &fault)))
 			r = CUDA_ERROR_OUT_OF_MEMORY;
 		if (r == CUDA_SUCCESS && (r = pair(op, &to, &from, n)) != CUDA_SUCCESS)
@@ -116,7 +132,7 @@ static CUresult copy(const char *call, uintptr_t dst, struct device *dst_device,
 {
 	struct fault fault;
 	CUresult r = enter(call, &fault);
-	return r == CUDA_SUCCESS ? copy_with(fault, dst, dst_device, src, src_device, n, s) : r;
+	return r == CUDA_SUCCESS ? copy_with(fault, dst, dst_device, src, src_device, n, false, s) : r;
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s)
@@ -147,7 +163,8 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream s)
 	fault.first = true;
 	for (size_t y = 0; y < c->Height && r == CUDA_SUCCESS; y++) {
 		r = copy_with(fault, c->dstDevice + (c->dstY + y) * c->dstPitch + c->dstXInBytes, NULL,
-			      (uintptr_t)c->srcHost + (c->srcY + y) * c->srcPitch + c->srcXInBytes, NULL, c->WidthInBytes, s);
+			      (uintptr_t)c->srcHost + (c->srcY + y) * c->srcPitch + c->srcXInBytes, NULL, c->WidthInBytes,
+			      c->Height > 1, s);
 		fault = (struct fault){0};
 	}
 	return r;
@@ -192,6 +209,8 @@ CUresult cuMemsetD8Async(CUdeviceptr p, unsigned char v, size_t n, CUstream h)
 		r = locate(p, n, to.device, to.need, &to.pieces, &to.count);
 	if (n && r == CUDA_SUCCESS && !to.count)
 		r = CUDA_ERROR_INVALID_VALUE;
+	if (n && r == CUDA_SUCCESS && !capturing(s))
+		r = stream_engine(s, false, &fault);
 	if (n && r == CUDA_SUCCESS && !(op = operation_new(SET, &fault)))
 		r = CUDA_ERROR_OUT_OF_MEMORY;
 	if (op && (r = pair(op, &to, &to, n)) != CUDA_SUCCESS) {
@@ -219,6 +238,12 @@ static CUresult value(const char *call, enum work work, CUstream h, CUdeviceptr 
 	r = p % 8 ? CUDA_ERROR_INVALID_VALUE
 		  : locate(p, 8, s->context->device, work == WRITE_VALUE ? READ_WRITE : READ, &pieces, &count);
 	if (r != CUDA_SUCCESS) {
+		release(s);
+		return r;
+	}
+	if (work == WRITE_VALUE && !capturing(s) &&
+	    (r = stream_engine(s, atomic_load(&s->copy_engine), &fault)) != CUDA_SUCCESS) {
+		pieces_free(pieces, count);
 		release(s);
 		return r;
 	}

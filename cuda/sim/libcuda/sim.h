@@ -20,7 +20,7 @@
 // --- host.c: the simulated host, and what this process sees of it
 
 struct device_log { // one of the log's records; see log.go
-	_Atomic uint64_t bytes_in, bytes_out, bytes_within, copies, contexts, allocated, reserved[2];
+	_Atomic uint64_t bytes_in, bytes_out, bytes_within, copies, contexts, allocated, slices, reserved;
 };
 
 struct device {
@@ -192,6 +192,7 @@ struct stream {
 	atomic_bool abandoned; // ends now
 	bool ended;            // its thread touches nothing any more
 	int waiting;           // threads in done
+	atomic_bool copy_engine; // did its last work: see stream_engine
 	struct member *captured; // its part in a capture; of graph.c
 };
 
@@ -206,6 +207,11 @@ uint64_t stream_last(struct stream *s);
 // stream_submit is stream_enqueue, or adds op to the capture that the stream is
 // in; *number is 0 then.
 CUresult stream_submit(struct stream *s, struct operation *op, uint64_t *number);
+// stream_engine notes the engine of the work that a call is about to enqueue: a copy engine
+// of its own, or the one that works in the time slices of kernels. The log counts the latter.
+// With PEERLANE_SIM_BUSY another process has the slices: the latter is delayed, by f, or
+// CUDA_ERROR_NOT_PERMITTED.
+CUresult stream_engine(struct stream *s, bool copy_engine, struct fault *f);
 void operation_do(struct stream *s, struct operation *op);
 void operation_free(struct operation *op);
 struct operation *operation_new(enum work work, const struct fault *f);

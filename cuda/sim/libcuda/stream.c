@@ -5,6 +5,11 @@
 // PEERLANE_SIM_LATE_MS delays every operation until somebody waits for it or
 // that time has passed: the latest moment that its order allows. What works
 // only because an operation happens to be quick fails then.
+//
+// PEERLANE_SIM_BUSY=refuse refuses work that would wait for the time slice of another
+// process's kernel, and PEERLANE_SIM_BUSY=MS delays it (measured, docs/benchmarks.md): copies within a device, less
+// than 32 KiB of host memory in one row, memset, and values that a stream writes
+// unless a copy engine did its last work.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -20,6 +25,8 @@
 #define SPIN_NS 20000           // before a thread sleeps
 
 static uint64_t late_ns;
+static bool refuses;     // what waits for a time slice
+static unsigned busy_ms; // is what it waits
 
 uint64_t now_ns(void)
 {
@@ -33,6 +40,19 @@ void stream_load(void)
 	const char *late = getenv("PEERLANE_SIM_LATE_MS");
 	if (late)
 		late_ns = strtoull(late, NULL, 10) * 1000000u;
+	const char *other = getenv("PEERLANE_SIM_BUSY");
+	refuses = other && !strcmp(other, "refuse");
+	busy_ms = other && !refuses ? (unsigned)strtoul(other, NULL, 10) : 0;
+}
+
+CUresult stream_engine(struct stream *s, bool copy_engine, struct fault *f)
+{
+	atomic_store(&s->copy_engine, copy_engine);
+	if (copy_engine)
+		return CUDA_SUCCESS;
+	atomic_fetch_add(&s->context->device->log->slices, 1);
+	f->delay_ms += busy_ms;
+	return refuses ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
 }
 
 // sleep_until waits for a signal on c, at most until the given time.

@@ -209,8 +209,21 @@ struct nccl_net_v12 {
 
 /* The tuner. A table of costs has a row for each algorithm and a column for each
  * protocol; a negative cost is never chosen. */
+#define NCCL_PROTOCOL_LL 0
 #define NCCL_PROTOCOL_LL128 1
+#define NCCL_PROTOCOL_SIMPLE 2
+#define NCCL_ALGORITHM_TREE 0
+#define NCCL_ALGORITHM_RING 1
 #define NCCL_COST_NEVER (-1.0f)
+
+/* The kinds of collectives (ncclFunc_t). */
+enum {
+	NCCL_BROADCAST = 0,
+	NCCL_REDUCE = 1,
+	NCCL_ALL_GATHER = 2,
+	NCCL_REDUCE_SCATTER = 3,
+	NCCL_ALL_REDUCE = 4,
+};
 
 struct nccl_tuner_v3 {
 	const char *name;

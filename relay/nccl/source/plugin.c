@@ -227,19 +227,52 @@ static void name_topology(void)
  * names no NIC. */
 static bool is_local(const struct peerlane_nic *nic) { return nic->mbps && !*nic->name; }
 
-/* NCCL's buffers of a channel, bytes, between GPUs of one host: a step is an eighth of that,
- * and larger steps are fewer copies. */
-#define LOCAL_BUFFER "16777216"
+/* Variables of NCCL's for ranks of one host. A copy takes some 10 us besides its bytes, so
+ * larger messages are fewer copies: a step of a collective is an eighth of NCCL_BUFFSIZE, and
+ * one of a send NCCL_P2P_NET_CHUNKSIZE, which NCCL limits to that eighth. The channels of sends
+ * NCCL reads before init(): the hook sets them in the container's nccl.conf. */
+static const struct {
+	const char *name, *value;
+} of_one_host[] = {
+	{"NCCL_BUFFSIZE", "16777216"},
+	{"NCCL_P2P_NET_CHUNKSIZE", "2097152"},
+};
 
-/* enlarge_buffers sets NCCL_BUFFSIZE, which holds for all communicators of the process, before
- * NCCL reads it (computeBuffSizes in initTransportsRank, after init()). So it does that only
- * in a container of one lane, which is local: there every other rank is behind this network.
- * With several lanes NVLink joins GPUs of the container, and its buffers stay NCCL's. */
-static void enlarge_buffers(const struct relay *r)
+/* enlarge_messages sets variables which hold for all communicators of the process, before
+ * NCCL reads them (initTransportsRank, after init()). So it does that only in a container of
+ * one lane, which is local: there every other rank is behind this network. With several lanes
+ * NVLink joins GPUs of the container, and its settings stay NCCL's. */
+static void enlarge_messages(const struct relay *r)
 {
-	if (r->lanes != 1 || !is_local(&r->nic[0]) || getenv("NCCL_BUFFSIZE") || other_network() || setenv("NCCL_BUFFSIZE", LOCAL_BUFFER, 0))
+	if (r->lanes != 1 || !is_local(&r->nic[0]) || other_network())
 		return;
-	inform("NCCL_BUFFSIZE is " LOCAL_BUFFER " now: the only lane of this container reaches only this host (a value of your own takes precedence)");
+	for (size_t i = 0; i < sizeof of_one_host / sizeof *of_one_host; i++)
+		if (!getenv(of_one_host[i].name) && !setenv(of_one_host[i].name, of_one_host[i].value, 0))
+			inform("%s is %s now: the only lane of this container reaches only this host (a value of your own takes precedence)", of_one_host[i].name, of_one_host[i].value);
+}
+
+bool lanes_are_local(void)
+{
+	bool local;
+
+	pthread_mutex_lock(&lock);
+	local = current && current->lanes && !other_network();
+	for (unsigned i = 0; local && i < current->lanes; i++)
+		local = is_local(&current->nic[i]);
+	pthread_mutex_unlock(&lock);
+	return local;
+}
+
+/* bottleneck names the slowest part of a lane that its relay knows, and its rate. */
+static const char *bottleneck(const struct peerlane_nic *nic, char text[PLACE])
+{
+	if (!nic->mbps)
+		return "unknown, for the plan has no rate";
+	if (is_local(nic))
+		snprintf(text, PLACE, "the links between GPUs of this host, %.1f GB/s", (double)nic->mbps / 8000);
+	else
+		snprintf(text, PLACE, "NIC %s, %.1f GB/s", nic->name, (double)nic->mbps / 8000);
+	return text;
 }
 
 int use_relay(struct relay **out)
@@ -262,14 +295,14 @@ int use_relay(struct relay **out)
 			r->uses = 1;
 			current = r;
 			for (unsigned i = 0; i < r->lanes; i++) {
-				char text[PLACE];
+				char text[PLACE], slowest[PLACE];
 
 				snprintf(name[i], sizeof name[i], "peerlane_%u", r->lane[i].index);
-				inform("%s is the lane of %s", name[i], place(r, (int)i, text));
+				inform("%s is the lane of %s; bottleneck: %s", name[i], place(r, (int)i, text), bottleneck(&r->nic[i], slowest));
 			}
 			if (r->lanes) {
 				name_topology();
-				enlarge_buffers(r);
+				enlarge_messages(r);
 			}
 		}
 	}

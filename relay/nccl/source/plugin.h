@@ -143,6 +143,10 @@ int nccl_error(int status);
  * goes to. */
 const char *place(const struct relay *relay, int device, char text[PLACE]);
 
+/* Reports whether all lanes of this container reach only this host, and NCCL has not been
+ * told to take another network. */
+bool lanes_are_local(void);
+
 int count_devices(int *n);
 int describe(int device, struct nccl_net_properties_v12 *properties);
 int finalize(void *context);

@@ -56,6 +56,61 @@ static void tune(const char *path)
 		}
 }
 
+static const void *symbol(const char *path, const char *name) { return dlsym(dlopen(path, RTLD_NOW | RTLD_LOCAL), name); }
+
+/* tune_by_size prints the algorithm and protocol that are cheapest after the tuner, as NCCL
+ * takes them, and its channels (0: NCCL's own), for collectives of 2 and of 8 ranks. */
+static void tune_by_size(const char *path)
+{
+	static const char *const collectives[] = {"broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce"};
+	static const char *const algorithms[] = {"tree", "ring", "collnet", "chain", "nvls", "nvlstree", "pat"}, *const protocols[] = {"LL", "LL128", "Simple"};
+	static const char *const tables[] = {"ring first", "tree first", "pat first", "LL alone"};
+	const struct nccl_tuner_v3 *v3 = symbol(path, "ncclTunerPlugin_v3");
+	const struct nccl_tuner_v4 *v4 = symbol(path, "ncclTunerPlugin_v4");
+	const struct nccl_tuner_v5 *v5 = symbol(path, "ncclTunerPlugin_v5");
+
+	for (int version = 3; version <= 5; version++)
+		for (size_t ranks = 2; ranks <= 8; ranks *= 4)
+			for (int table = 0; table < 4; table++)
+				for (int kind = 0; kind < 5; kind++) {
+					void *context = NULL;
+					int result = version == 3 ? v3->init(ranks, 2, logger, &context) : version == 4 ? v4->init(ranks, 2, logger, &context) : v5->init(&context, 1, ranks, 2, logger, NULL, NULL);
+					int before[3] = {-1, -1, -1};
+
+					printf("tuned %d, %zu ranks, %s, %s: %d", version, ranks, tables[table], collectives[kind], result);
+					/* Each change, with the bytes at which it comes. */
+					for (size_t bytes = 1 << 10; bytes <= (size_t)1 << 30; bytes *= 2)
+						for (size_t more = 0; more < 2; more++) {
+							float cost[7][3];
+							int channels = 0, best[2] = {-1, -1};
+
+							for (int i = 0; i < 21; i++) /* LL, LL128, Simple, each of ring, tree, PAT */
+								cost[i / 3][i % 3] = i / 3 == 0 ? (table == 1 ? 1.0f : 4.0f) + (float)(i % 3) * 0.1f : i / 3 == 1 ? 2.0f + (float)(i % 3) * 0.1f : -1.0f;
+							cost[6][2] = table == 2 ? 1.0f : 9.0f;
+							for (int i = 0; table == 3 && i < 7; i++)
+								cost[i][1] = cost[i][2] = -1.0f;
+							if (version == 3)
+								result = v3->collective(context, kind, bytes + more, 1, (float **)(void *)cost, 7, 3, &channels);
+							else
+								result = (version == 4 ? v4->collective : v5->collective)(context, kind, bytes + more, 1, (float **)(void *)cost, 7, 3, 0, &channels);
+							if (result)
+								exit(1);
+							for (int i = 0; i < 21; i++)
+								if (cost[i / 3][i % 3] >= 0 && (best[0] < 0 || cost[i / 3][i % 3] < cost[best[0]][best[1]]))
+									best[0] = i / 3, best[1] = i % 3;
+							if (best[0] == before[0] && best[1] == before[1] && channels == before[2])
+								continue;
+							before[0] = best[0], before[1] = best[1], before[2] = channels;
+							if (best[0] < 0)
+								printf("; %zu none", bytes + more);
+							else
+								printf("; %zu %s %s %d", bytes + more, algorithms[best[0]], protocols[best[1]], channels);
+						}
+					puts("");
+					(version == 3 ? v3->destroy : version == 4 ? v4->destroy : v5->finalize)(context);
+				}
+}
+
 static void connect_myself(void **sends, void **receives)
 {
 	void *listener;
@@ -207,7 +262,13 @@ int main(int argc, char **argv)
 	result = net.v12->properties(0, &p);
 	printf("properties: %d %s pointers %d speed %d receives %d of %d %d\n", result, p.name, p.pointers, p.speed, p.max_receives, p.of.count, p.of.device[0]);
 	printf("topology: %s\n", getenv("NCCL_TOPO_FILE") ? getenv("NCCL_TOPO_FILE") : "none");
-	printf("buffers: %s\n", getenv("NCCL_BUFFSIZE") ? getenv("NCCL_BUFFSIZE") : "none");
+	for (int i = 0; i < 2; i++) {
+		static const char *const variables[] = {"NCCL_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE"};
+
+		printf("%s: %s\n", variables[i], getenv(variables[i]) ? getenv(variables[i]) : "none");
+	}
+	if (getenv("ALONE_TUNER"))
+		tune_by_size(argv[1]);
 	printf("nic: guid %#llx port %d\n", (unsigned long long)p.guid, p.port);
 	printf("properties of the next: %d\n", net.v12->properties(n, &p));
 	result = net_listen(0, handle, &listener);

@@ -1,0 +1,235 @@
+package device_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/relay/device"
+)
+
+// moveBesideKernels makes each kind and size of copy that a relay makes, and prints those
+// that the driver refuses or that bring wrong bytes.
+func moveBesideKernels() error {
+	runtime.LockOSThread()
+	d, err := cuda.Open()
+	if err != nil {
+		return err
+	}
+	var gpus []*device.Device
+	for i := range 2 {
+		busID, err := d.DevicePCIBusID(cuda.Device(i))
+		if err != nil {
+			return err
+		}
+		g, err := device.Open(d, busID)
+		if err != nil {
+			return err
+		}
+		gpus = append(gpus, g)
+	}
+	const most = 4 << 20
+	var memory []*device.Memory // two of GPU 0, one of GPU 1, two of the host
+	for _, on := range []int{0, 0, 1} {
+		m, err := device.Create(d, gpus[on].Ordinal, most, cuda.Access{Device: gpus[0].Ordinal, Write: true}, cuda.Access{Device: gpus[1].Ordinal, Write: true})
+		if err != nil {
+			return err
+		}
+		memory = append(memory, m)
+	}
+	for range 2 {
+		m, err := device.CreateHost("peerlane-test", most)
+		if err == nil {
+			err = m.Pin(gpus[0])
+		}
+		if err != nil {
+			return err
+		}
+		memory = append(memory, m)
+	}
+	source, got := memory[3], memory[4]
+	if err := gpus[0].Use(); err != nil {
+		return err
+	}
+	// move makes one copy by a queue of its own: the first work of a stream.
+	move := func(to, from device.Place, n uint64) (failed error) {
+		q, err := gpus[0].NewQueue()
+		if err != nil {
+			return err
+		}
+		ended := false
+		q.Move(to, from, n, func(err error) { ended, failed = true, err })
+		for q.Busy() {
+			q.Poll()
+		}
+		if !ended {
+			return errors.New("the queue has nothing to do, and the copy has not ended")
+		}
+		return errors.Join(failed, q.Close())
+	}
+	for _, kind := range []struct {
+		name     string
+		from, to *device.Memory
+	}{
+		{"host to GPU", nil, memory[0]}, {"within a GPU", memory[0], memory[1]}, {"GPU to GPU", memory[0], memory[2]},
+	} {
+		for _, n := range []uint64{8, 16, 24, 100, 1000, 16 << 10, 32<<10 - 8, 32 << 10, 64 << 10, 1 << 20, 4 << 20} {
+			for i := range source.HostBytes() {
+				source.HostBytes()[i] = byte(uint64(i)*7 + n)
+			}
+			clear(got.HostBytes())
+			from := source
+			var problem error
+			if kind.from != nil {
+				// All of it at once: large copies have copy engines anyway.
+				problem, from = move(kind.from.At(0), source.At(0), most), kind.from
+			}
+			if problem == nil {
+				problem = move(kind.to.At(0), from.At(0), n)
+			}
+			if problem == nil {
+				problem = move(got.At(0), kind.to.At(0), n)
+			}
+			switch {
+			case problem != nil:
+				fmt.Printf("%s, %d bytes: refused %v; ", kind.name, n, errors.Is(problem, cuda.ErrNotPermitted))
+			case !bytes.Equal(got.HostBytes()[:n], source.HostBytes()[:n]):
+				fmt.Printf("%s, %d bytes: wrong bytes; ", kind.name, n)
+			}
+		}
+	}
+	return nil
+}
+
+// Beside another process's kernel the simulator refuses copies that would wait for its time
+// slice, as those within a GPU do. A relay makes none, but within a GPU those of less than
+// 16 bytes, and the first of more than 64 KiB.
+func TestQueueBesideAnotherProcessesKernelNeedsNoTimeSlice(t *testing.T) {
+	dir := t.TempDir()
+	var devices []sim.Device
+	for i := range 2 {
+		devices = append(devices, sim.Device{Index: i, Minor: i, Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3",
+			UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", i+1), BusID: fmt.Sprintf("0000:1%d:00.0", i)})
+	}
+	if err := sim.Write(dir, devices); err != nil {
+		t.Fatal(err)
+	}
+	environment, err := sim.Environment(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const large = "within a GPU, 8 bytes: refused true; within a GPU, 1048576 bytes: refused true; within a GPU, 4194304 bytes: refused true; "
+	for _, c := range []struct{ name, variable, want string }{
+		{"beside no kernel", "PEERLANE_SIM_BUSY=", ""},
+		{"beside a kernel", "PEERLANE_SIM_BUSY=refuse", large},
+		{"without host memory", "PEERLANE_SIM_FAULT=cuMemHostAlloc:error=2", ""},
+	} {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), append(environment, queueVariable+"=busy", c.variable)...)
+		cmd.WaitDelay = time.Minute
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != c.want {
+			t.Errorf("%s: %v\n got %q\nwant %q", c.name, err, out, c.want)
+		}
+	}
+}
+
+// copyWithin makes large copies within a GPU, one after the other.
+func copyWithin() error {
+	runtime.LockOSThread()
+	d, err := cuda.Open()
+	if err != nil {
+		return err
+	}
+	busID, err := d.DevicePCIBusID(0)
+	if err != nil {
+		return err
+	}
+	g, err := device.Open(d, busID)
+	if err != nil {
+		return err
+	}
+	const most = 4<<20 + 3 // two pieces, and few bytes more
+	var memory []*device.Memory
+	for range 2 {
+		m, err := device.Create(d, g.Ordinal, most, cuda.Access{Device: g.Ordinal, Write: true})
+		if err != nil {
+			return err
+		}
+		memory = append(memory, m)
+	}
+	host, err := device.CreateHost("peerlane-test", 8<<20)
+	if err == nil {
+		err = host.Pin(g)
+	}
+	if err == nil {
+		err = g.Use()
+	}
+	if err != nil {
+		return err
+	}
+	q, err := g.NewQueue()
+	if err != nil {
+		return err
+	}
+	move := func(to, from device.Place, n uint64) (failed error) {
+		q.Move(to, from, n, func(err error) { failed = err })
+		for q.Busy() {
+			q.Poll()
+		}
+		return failed
+	}
+	for i := range 600 {
+		n := uint64(100 << 10)
+		if i%100 == 1 {
+			n = most
+		}
+		for k := range host.HostBytes()[:n] {
+			host.HostBytes()[k] = byte(k*13 + i)
+		}
+		want := bytes.Clone(host.HostBytes()[:n])
+		err := errors.Join(move(memory[0].At(0), host.At(0), n), move(memory[1].At(0), memory[0].At(0), n))
+		clear(host.HostBytes()[:n])
+		if err = errors.Join(err, move(host.At(0), memory[1].At(0), n)); err != nil {
+			return err
+		}
+		if !bytes.Equal(host.HostBytes()[:n], want) {
+			return fmt.Errorf("copy %d of %d bytes is wrong", i, n)
+		}
+	}
+	return q.Close()
+}
+
+// After a copy within a GPU that has waited for a time slice, the next 255 go by way of host
+// memory. Then one tries again.
+func TestQueueCopyWithinWaitedForASliceNextGoByHostMemory(t *testing.T) {
+	dir := t.TempDir()
+	devices := []sim.Device{{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:10:00.0"}}
+	if err := sim.Write(dir, devices); err != nil {
+		t.Fatal(err)
+	}
+	environment, err := sim.Environment(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), append(environment, queueVariable+"=within", "PEERLANE_SIM_BUSY=2")...)
+	cmd.WaitDelay = time.Minute
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	logs, err := sim.ReadLog(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 600 copies: one that waits, 255 that do not, and so on.
+	if logs[0].Slices != 3 {
+		t.Errorf("%d of 600 copies waited for a time slice, want 3", logs[0].Slices)
+	}
+}
