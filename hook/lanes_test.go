@@ -14,6 +14,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -226,7 +227,7 @@ func TestPresentNICs(t *testing.T) {
 
 func TestReadPlanTrustsNobodyElse(t *testing.T) {
 	l := layout.New(t.TempDir())
-	if _, err := readPlan(l); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "run peerlane cdi refresh") {
+	if _, err := readPlan(l); !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, fault.UnreadablePlan) {
 		t.Errorf("no plan: %v", err)
 	}
 	write := func(p *topo.Plan) {
@@ -243,7 +244,7 @@ func TestReadPlanTrustsNobodyElse(t *testing.T) {
 		if err := spoil(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readPlan(l); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := readPlan(l); !errors.Is(err, fault.UntrustedFile) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v; it should say %q", err, says)
 		}
 		if err := mend(); err != nil {
@@ -266,7 +267,7 @@ func TestReadPlanTrustsNobodyElse(t *testing.T) {
 	file := testPlan("")
 	file.Source = topo.Source{Kind: topo.SourceNCCLXML, File: "dgx.xml"}
 	write(file)
-	if _, err := readPlan(l); err == nil || !strings.Contains(err.Error(), "dgx.xml") {
+	if _, err := readPlan(l); !errors.Is(err, fault.UnreadablePlan) || !strings.Contains(err.Error(), "dgx.xml") {
 		t.Errorf("a plan from a file: %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Attach mounts the socket directory of a generation into its container, over
@@ -44,7 +45,7 @@ func attach(l layout.Layout, g *Generation, rootfs string) error {
 	// In a user namespace nobody can mount for the host, and the directory is the user's.
 	if !Rootless() {
 		if err := layout.CheckAnchor(anchor); err != nil {
-			return fmt.Errorf("the anchor %s: %w; run `%s`, and restart an engine that has a mount namespace of its own and started before", l.Anchor(), err, l.AnchorCommand())
+			return &fault.Error{Code: fault.AnchorNotMounted, Operation: "check the anchor", Object: l.Anchor(), Cause: err, Remedy: "run `" + l.AnchorCommand() + "`, and restart an engine that has a mount namespace of its own and started before"}
 		}
 	}
 	sockets, err := open(l.SocketDir(g.ID))
@@ -133,11 +134,11 @@ func detached(dir *os.File) (*os.File, error) {
 func newMountError(call, path string, err error) error {
 	switch err {
 	case unix.EPERM:
-		return fmt.Errorf("%s %s: %w; this needs CAP_SYS_ADMIN", call, path, err)
+		return &fault.Error{Code: fault.MountNotPermitted, Operation: call, Object: path, Cause: err, Remedy: "this needs CAP_SYS_ADMIN"}
 	case unix.ENOSYS:
-		return fmt.Errorf("%s %s: %w; this needs Linux 5.12", call, path, err)
+		return &fault.Error{Code: fault.MountNotPermitted, Operation: call, Object: path, Cause: err, Remedy: "this needs Linux 5.12"}
 	case unix.EMFILE, unix.ENFILE:
-		return fmt.Errorf("%s %s: %w; raise the engine's limit of open files (LimitNOFILE= of its unit), or fs.file-max", call, path, err)
+		return &fault.Error{Code: fault.MountNotPermitted, Operation: call, Object: path, Cause: err, Remedy: "raise the engine's limit of open files (LimitNOFILE= of its unit), or fs.file-max"}
 	}
 	return fmt.Errorf("%s %s: %w", call, path, err)
 }
@@ -172,7 +173,9 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 		if err != nil {
 			where = "a place that cannot be told: " + err.Error()
 		}
-		return fmt.Errorf("in the root file system %s that path leads to %s, which is not the anchor %s; the CDI specification mounts the anchor there, so it is out of date, another mount covers it, or a symbolic link of the image leads elsewhere", rootfs, where, anchor.Name())
+		return &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + layout.ContainerDir + " in the root file system", Object: rootfs,
+			Cause:  fmt.Errorf("it leads to %s, which is not the anchor %s: the CDI specification is out of date, another mount covers the path, or a symbolic link of the image leads elsewhere", where, anchor.Name()),
+			Remedy: "run peerlane cdi refresh, or use another image"}
 	}
 	// The anchor must be a mount, and private as well: what is mounted on a
 	// shared one appears on the host's.
@@ -200,7 +203,8 @@ func resolve(rootfs string) (*os.File, error) {
 		fd, err = unix.Openat2(root, strings.TrimPrefix(layout.ContainerDir, "/"), &how)
 	}
 	if err == unix.EXDEV || err == unix.ELOOP {
-		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; a symbolic link of the image at that path leads through /proc or in a circle; use an image without that link", layout.ContainerDir, rootfs, err)
+		return nil, &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + layout.ContainerDir + " in the root file system", Object: rootfs,
+			Cause: fmt.Errorf("%w: a symbolic link of the image leads through /proc or in a circle", err), Remedy: "use an image without that link"}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; the CDI specification mounts the anchor there", layout.ContainerDir, rootfs, err)

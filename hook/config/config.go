@@ -19,6 +19,7 @@ import (
 	"github.com/BurntSushi/toml"
 	"github.com/sirupsen/logrus"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/topo"
@@ -562,15 +563,20 @@ func Parse(path string, text []byte) (Config, error) {
 	c := Default()
 	found, err := toml.Decode(string(text), &c)
 	if err != nil {
-		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
+		return Config{}, faulty(path, err)
 	}
 	if unknown := found.Undecoded(); len(unknown) > 0 {
-		return Config{}, fmt.Errorf("configuration %s: %s", path, unknownKey(unknown[0].String()))
+		return Config{}, faulty(path, errors.New(unknownKey(unknown[0].String())))
 	}
 	if err := c.check(); err != nil {
-		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
+		return Config{}, faulty(path, err)
 	}
 	return c, nil
+}
+
+// faulty returns the error of a configuration file.
+func faulty(path string, cause error) error {
+	return &fault.Error{Code: fault.Configuration, Operation: "read configuration", Object: path, Cause: cause}
 }
 
 // UIDRange is what UIDs says.
