@@ -8,25 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	gocmp "github.com/google/go-cmp/cmp"
 )
 
 func TestDiagramsAreCurrent(t *testing.T) {
 	for name, want := range diagrams() {
 		path := filepath.Join(root, "docs", name)
-		if *update {
-			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		got, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := gocmp.Diff(strings.Split(want, "\n"), strings.Split(string(got), "\n")); diff != "" {
-			t.Errorf("%s is stale; run go test ./integration/documents -update (-want +got):\n%s", path, diff)
-		}
+		current(t, path, []byte(want))
 		page := filepath.Join(root, "docs", strings.TrimSuffix(name, ".svg")+".md")
 		text, err := os.ReadFile(page)
 		if err != nil {
