@@ -10,25 +10,25 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Attach mounts the socket directory of a generation into its container, over
-// the anchor that the CDI specification mounts at layout.ContainerDir in rootfs,
+// the anchor that the CDI specification mounts at paths.ContainerDir in rootfs,
 // the container's root file system as the host sees it:
 // read-only, nosuid, nodev, noexec, and private, so that nothing which is
 // mounted in the container appears on the host. A container that has it already
 // is left as it is. Attach needs CAP_SYS_ADMIN, and belongs at createRuntime:
 // the container's root file system is mounted and no program of it runs.
-func Attach(l layout.Layout, g *Generation, rootfs string) error {
+func Attach(l paths.Layout, g *Generation, rootfs string) error {
 	if err := attach(l, g, rootfs); err != nil {
-		return fmt.Errorf("mounting the relay's socket at %s in container %q: %w", layout.ContainerDir, g.Container.ID, err)
+		return fmt.Errorf("mounting the relay's socket at %s in container %q: %w", paths.ContainerDir, g.Container.ID, err)
 	}
 	return nil
 }
 
-func attach(l layout.Layout, g *Generation, rootfs string) error {
+func attach(l paths.Layout, g *Generation, rootfs string) error {
 	if err := isolated(g.Container); err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func attach(l layout.Layout, g *Generation, rootfs string) error {
 	defer anchor.Close()
 	// In a user namespace nobody can mount for the host, and the directory is the user's.
 	if !Rootless() {
-		if err := layout.CheckAnchor(anchor); err != nil {
+		if err := paths.CheckAnchor(anchor); err != nil {
 			return &fault.Error{Code: fault.AnchorNotMounted, Operation: "check the anchor", Object: l.Anchor(), Cause: err, Remedy: "run `" + l.AnchorCommand() + "`, and restart an engine that has a mount namespace of its own and started before"}
 		}
 	}
@@ -59,19 +59,19 @@ func attach(l layout.Layout, g *Generation, rootfs string) error {
 	}
 	defer tree.Close()
 
-	return onThreadToWaste(func() error { return mount(init, rootfs, anchor, sockets, tree) })
+	return onDisposableThread(func() error { return mount(init, rootfs, anchor, sockets, tree) })
 }
 
-// onThreadToWaste runs f on a thread that then ends: one that has entered a
+// onDisposableThread runs f on a thread that then ends: one that has entered a
 // container's mount namespace must not run anything else. It is never the
 // process's first thread, which cannot end, and whose namespace /proc/self and
 // the process itself have.
-func onThreadToWaste(f func() error) error {
+func onDisposableThread(f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			err := onThreadToWaste(f) // another one: this goroutine occupies the first
+			err := onDisposableThread(f) // another one: this goroutine occupies the first
 			runtime.UnlockOSThread()
 			result <- err
 			return
@@ -173,7 +173,7 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 		if err != nil {
 			where = "a place that cannot be told: " + err.Error()
 		}
-		return &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + layout.ContainerDir + " in the root file system", Object: rootfs,
+		return &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + paths.ContainerDir + " in the root file system", Object: rootfs,
 			Cause:  fmt.Errorf("it leads to %s, which is not the anchor %s: the CDI specification is out of date, another mount covers the path, or a symbolic link of the image leads elsewhere", where, anchor.Name()),
 			Remedy: "run peerlane cdi refresh, or use another image"}
 	}
@@ -186,7 +186,7 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 	return os.NewSyscallError("move_mount", err)
 }
 
-// resolve opens layout.ContainerDir as the container will see it: whatever
+// resolve opens paths.ContainerDir as the container will see it: whatever
 // symbolic links the image has, the way does not leave its root file system.
 func resolve(rootfs string) (*os.File, error) {
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -200,16 +200,16 @@ func resolve(rootfs string) (*os.File, error) {
 	// whether the way stayed inside.
 	err = unix.EAGAIN
 	for try := 0; try < 100 && (err == unix.EAGAIN || err == unix.EINTR); try++ {
-		fd, err = unix.Openat2(root, strings.TrimPrefix(layout.ContainerDir, "/"), &how)
+		fd, err = unix.Openat2(root, strings.TrimPrefix(paths.ContainerDir, "/"), &how)
 	}
 	if err == unix.EXDEV || err == unix.ELOOP {
-		return nil, &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + layout.ContainerDir + " in the root file system", Object: rootfs,
+		return nil, &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + paths.ContainerDir + " in the root file system", Object: rootfs,
 			Cause: fmt.Errorf("%w: a symbolic link of the image leads through /proc or in a circle", err), Remedy: "use an image without that link"}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; the CDI specification mounts the anchor there", layout.ContainerDir, rootfs, err)
+		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; the CDI specification mounts the anchor there", paths.ContainerDir, rootfs, err)
 	}
-	return os.NewFile(uintptr(fd), layout.ContainerDir), nil
+	return os.NewFile(uintptr(fd), paths.ContainerDir), nil
 }
 
 func is(found os.FileInfo, dir *os.File) (bool, error) {

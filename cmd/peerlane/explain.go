@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/internal/fault"
 )
 

@@ -1,0 +1,47 @@
+package paths
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// ClusterKey is the key that relays of different hosts share; root only.
+func (l Layout) ClusterKey() string { return filepath.Join(l.Config(), "cluster.key") }
+
+// ReadSecret reads a file of at most limit bytes that only root, or who runs this, can
+// have read, written or replaced, and refuses any other.
+func ReadSecret(path string, limit int64) ([]byte, error) {
+	if err := Trusted(path); err != nil {
+		return nil, err
+	}
+	// Another file may be there by now.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
+	switch {
+	case !info.Mode().IsRegular():
+		return nil, untrusted(path, "replace it", errors.New("it is no regular file"))
+	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
+		return nil, untrusted(path, "chown root "+path, fmt.Errorf("it belongs to uid %d", stat.Uid))
+	case info.Mode().Perm()&0o077 != 0:
+		return nil, untrusted(path, "chmod 0600 "+path+", and replace the secret", fmt.Errorf("it is open to others than its owner (mode %04o)", info.Mode().Perm()))
+	case info.Size() > limit:
+		return nil, fmt.Errorf("%s has %d bytes; at most %d are possible", path, info.Size(), limit)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		err = fmt.Errorf("%s grows while it is read", path)
+	}
+	return text, err
+}
