@@ -5,20 +5,12 @@ import (
 	"strings"
 )
 
-// Markdown is a reference of a command and those below it.
+// Markdown is a reference of a command and those below it: usage, options, exit status and
+// examples. The help and the man page of a command have its description as well.
 func (c Command) Markdown() string {
 	var b strings.Builder
 	for _, one := range c.All() {
 		fmt.Fprintf(&b, "## %s\n\n%s.\n\n```\n%s\n```\n\n", one.Path, one.Short, one.Usage)
-		if one.Long != one.Short {
-			for _, block := range blocks(one.Long) {
-				if block.verbatim {
-					fmt.Fprintf(&b, "```\n%s\n```\n\n", block.text)
-				} else {
-					fmt.Fprintf(&b, "%s\n\n", markdownText(block.text))
-				}
-			}
-		}
 		for i, below := range one.Commands {
 			if i == 0 {
 				b.WriteString("| command | |\n|---|---|\n")

@@ -95,7 +95,7 @@ func TestEachCodeHasAnEntryAndAUse(t *testing.T) {
 		t.Errorf("%d codes, %d entries", len(codes), len(Entries()))
 	}
 	used := map[string]bool{}
-	for _, top := range []string{"cdi", "cmd", "hook", "relay", "topo"} {
+	for _, top := range []string{"cdi", "cmd", "config", "hook", "relay", "topo"} {
 		err := filepath.WalkDir("../../"+top, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
 				return err
