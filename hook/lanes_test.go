@@ -140,13 +140,21 @@ func TestSpares(t *testing.T) {
 
 // A specification that no longer fits the plan is refused by what changed.
 func TestLanesThatDoNotFitThePlan(t *testing.T) {
+	for name, stale := range map[string][2]string{ // object and cause
+		"@0000:99:00.0":         {"0000:99:00.0", "0000:99:00.0"},
+		uuid0 + "@0000:2a:00.0": {uuid0, "0000:17:00.0"},
+		uuid0 + "@0000:99:00.0": {uuid0, "0000:17:00.0"},
+		uuid9 + "@0000:2a:00.0": {"0000:2a:00.0", uuid1},
+	} {
+		_, err := Lanes(testPlan("/sys"), []string{name})
+		var f *fault.Error
+		if !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != stale[0] || !strings.Contains(f.Cause.Error(), stale[1]) {
+			t.Errorf("lane %q: %v; want %s of %s with the cause %q", name, err, fault.StaleSpecification, stale[0], stale[1])
+		}
+	}
 	for name, says := range map[string]string{
 		"0":                       "a lane is named as",
 		"@":                       "no PCI address",
-		"@0000:99:00.0":           "run peerlane cdi refresh",
-		uuid0 + "@0000:2a:00.0":   "that GPU is at 0000:17:00.0 by now",
-		uuid0 + "@0000:99:00.0":   "that GPU is at 0000:17:00.0 by now",
-		uuid9 + "@0000:2a:00.0":   "0000:2a:00.0 is another GPU by now, " + uuid1,
 		"@0000:3b:00.0":           "MIG is on",
 		uuid9 + "@0000:3b:00.0":   "MIG is on", // the plan does not know its UUID
 		uuid1 + "@../../etc":      "no PCI address",
