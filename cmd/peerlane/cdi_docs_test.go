@@ -24,7 +24,7 @@ func TestTheDocumentationHasEveryKindOfDrift(t *testing.T) {
 	check(t, err)
 	code, err := os.ReadFile("../../cdi/validate.go")
 	check(t, err)
-	kinds := regexp.MustCompile(`(?m)^\tDrift\w+ += "([a-z-]+)"`).FindAllStringSubmatch(string(code), -1)
+	kinds := regexp.MustCompile(`(?m)^\t[dD]rift\w+ += "([a-z-]+)"`).FindAllStringSubmatch(string(code), -1)
 	if len(kinds) < 20 {
 		t.Fatalf("only %d kinds were found", len(kinds))
 	}
