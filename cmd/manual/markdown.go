@@ -5,19 +5,23 @@ import (
 	"strings"
 )
 
-// Markdown is a reference of a command and those below it: usage, options, exit status and
-// examples. The help and the man page of a command have its description as well.
+// Markdown is a reference of a command and those below it: usage, options and exit
+// status. The help and the man page of a command have its description and examples as well.
 func (c Command) Markdown() string {
 	var b strings.Builder
 	for _, one := range c.All() {
 		fmt.Fprintf(&b, "## %s\n\n%s.\n\n```\n%s\n```\n\n", one.Path, one.Short, one.Usage)
-		for i, below := range one.Commands {
+		var commands []Command
+		if one.Path == c.Path { // the others' commands follow them
+			commands = one.Commands
+		}
+		for i, below := range commands {
 			if i == 0 {
 				b.WriteString("| command | |\n|---|---|\n")
 			}
 			fmt.Fprintf(&b, "| [%s](#%s) | %s |\n", below.Path, below.pageName(), cell(below.Short))
 		}
-		if len(one.Commands) > 0 {
+		if len(commands) > 0 {
 			b.WriteString("\n")
 		}
 		for i, f := range one.Flags {
@@ -38,9 +42,6 @@ func (c Command) Markdown() string {
 		}
 		if one.Exit != DefaultExit {
 			fmt.Fprintf(&b, "Exit status:\n\n```\n%s```\n\n", unindent(one.Exit))
-		}
-		if one.Example != "" {
-			fmt.Fprintf(&b, "```console\n%s\n```\n\n", strings.TrimRight(unindent(one.Example), "\n"))
 		}
 	}
 	return strings.TrimRight(b.String(), "\n") + "\n"

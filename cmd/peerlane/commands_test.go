@@ -102,8 +102,8 @@ func TestEveryCommandIsWhole(t *testing.T) {
 func TestTheReferenceOfCommands(t *testing.T) {
 	const reference = "../../docs/cli.md"
 	got := "# Commands\n\n" +
-		"Usage, options and examples of each command. `peerlane COMMAND --help` and the man pages also\n" +
-		"describe it. `go test ./cmd/peerlane -run TestTheReferenceOfCommands -update` writes this page.\n" +
+		"Usage and options of each command. `peerlane COMMAND --help` and the man pages have descriptions\n" +
+		"and examples. `go test ./cmd/peerlane -run TestTheReferenceOfCommands -update` writes this page.\n" +
 		"Unless a command states another, its exit status is\n\n```\n" +
 		manual.DefaultExit + "```\n\n" + manual.Describe(newRootCommand(&app{log: logrus.New()})).Markdown()
 	if *update {
