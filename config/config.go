@@ -48,18 +48,16 @@ type Config struct {
 
 // Exporter is what `peerlane exporter` may show.
 type Exporter struct {
-	// Have `peerlane exporter` serve metrics also where cdi.tenancy is multi. Every user
-	// of the host can read them on loopback, without containers' ids.
+	// Let `peerlane exporter` serve metrics with cdi.tenancy = multi. Every user of the
+	// host can read them on loopback, without container ids.
 	MultiTenancy bool `toml:"multi_tenancy"`
 }
 
 // Log is how events are written.
 type Log struct {
-	// The form of a line, one for each event, of what the hook, a supervisor and its relay
-	// log: text, words and name=value; or json, one object. Lines of one life of one
-	// container have its generation. It holds for containers that start from then on. What
-	// a hook tells its runtime, which shows it to users, stays a sentence; `peerlane` has
-	// --log-format.
+	// Form of log lines of hook, supervisor and relay: text (words and name=value) or json
+	// (one object), for containers that start later. Lines carry the generation. Errors to
+	// the runtime stay text; `peerlane` has --log-format.
 	Format string `toml:"format"`
 }
 
@@ -82,10 +80,9 @@ func SetLogFormat(form string) { logrus.SetFormatter(LogFormatter(form)) }
 
 // Hook is what happens in front of a container.
 type Hook struct {
-	// What becomes of a container whose relay does not start: with fail it does not
-	// start either; with warn it starts without its lane, the host's log says why,
-	// and its clients hear where to look. A configuration that cannot be read, and
-	// devices that would hide one another, fail always.
+	// A container whose relay does not start: fail, it does not start; warn, it starts
+	// without its lane, the host's log has the reason, and clients hear where to look. An
+	// unreadable configuration and devices that would hide one another always fail.
 	OnFailure string `toml:"on_failure"`
 	// Give lanes to containers that ask by the annotation peerlane.dev/lanes, for
 	// engines with a directory of hooks; an image can carry an annotation, too.
@@ -100,17 +97,15 @@ const (
 
 // Plan is what the plan of lanes is not left to decide by itself.
 type Plan struct {
-	// How GPUs that are near a NIC use the network. With auto their traffic also goes over
-	// NICs near other GPUs, staged on these, and through the CPU's memory, where by the
-	// estimate that makes the slowest GPU faster. With direct it goes over NICs near them
-	// alone, which read and write their memory.
+	// Use of the network by GPUs near a NIC: auto also uses NICs near other GPUs, staged,
+	// and the CPU's memory, if the estimate says that the slowest GPU gains; direct uses
+	// near NICs only.
 	Near string `toml:"near"`
 	// Use software RDMA (rxe, siw), too, which cannot reach a GPU's memory: for
 	// trying things out.
 	Software bool `toml:"software"`
-	// Use the virtual functions and subfunctions of NICs that lanes can use
-	// themselves, too. Without it they are left to virtual machines and other tenants;
-	// where the physical function is not usable, its functions are planned all the same.
+	// Also use virtual functions and subfunctions of NICs that lanes can use themselves.
+	// Otherwise other tenants have them, unless the physical function is unusable.
 	VirtualFunctions bool `toml:"virtual_functions"`
 	// The rail of single NICs, by name, so that the hosts of a cluster agree:
 	// `mlx5_0 = 0`. The others have their place among the host's NICs.
@@ -122,28 +117,24 @@ type Plan struct {
 
 // Staging bounds what relays take from server GPUs.
 type Staging struct {
-	// The most that the relays of this host together may take from a server GPU;
-	// without it that is a quarter of the GPU's memory, and 0 keeps relays off it. A
-	// GPU whose limit has no room for a lane's slots does not serve it; `peerlane
-	// plan` shows what the lanes come to. A relay that comes when others have taken
-	// the rest takes smaller slots, or another server GPU, or its clients hear who
-	// has it. A limit that is changed holds for what is taken from then on.
+	// Maximum memory of a server GPU for all relays of this host; by default a quarter of
+	// the GPU's memory; 0 keeps relays off it. A GPU whose limit has no room for a lane's
+	// slots does not serve it (`peerlane plan` shows the sums). A later relay takes
+	// smaller slots or another GPU, or its clients hear the holders. A change counts for
+	// new allocations.
 	Limit *Size `toml:"limit,omitempty"`
 	// The same for single GPUs, by index, UUID or PCI address: `"3" = "1GiB"`.
 	GPUs map[string]Size `toml:"gpus,omitempty"`
-	// What becomes of a lane when no server GPU has room: with allow its relay stages
-	// in the host's memory, through which everything bounces, slower many times, and
-	// says so in its log and in `peerlane relay inspect`; with never its clients are
-	// refused.
+	// A lane when no server GPU has room: allow stages in host memory, many times slower,
+	// with a warning in log and `peerlane relay inspect`; never refuses clients.
 	Bounce string `toml:"bounce"`
 	// The most host memory that one relay stages in, and no more than a quarter of
 	// relay.memory. A lane that finds less left takes smaller slots.
 	BounceLimit Size `toml:"bounce_limit"`
-	// The most host memory that the relays of this host together may allocate for
-	// their containers, as slots and as memory of clients; without it that is a quarter
-	// of the host's memory. A relay that comes when others have allocated the rest
-	// refuses its clients with this key. Each relay by itself has a limit of a quarter
-	// of its container's memory limit, if that has one.
+	// Maximum host memory that all relays of this host allocate for containers, as slots
+	// and clients' memory; by default a quarter of the host's. A later relay refuses
+	// clients with this key. Each relay is also limited to a quarter of its container's
+	// memory limit.
 	HostLimit *Size `toml:"host_limit,omitempty"`
 }
 
@@ -166,85 +157,73 @@ type Relay struct {
 	// Absolute path of peerlane-relay; empty stands for the one beside
 	// peerlane-hook.
 	Binary string `toml:"binary"`
-	// Who starts relays: systemd, as peerlane-relay@.service, or the hook itself
-	// (fork), as a process of its own. With auto it is systemd where that is
-	// process 1 and peerlane-relay.socket is there, and the hook elsewhere, or when
-	// systemd does not answer.
+	// The starter of relays: systemd (peerlane-relay@.service) or fork (the hook). auto is
+	// systemd if it is process 1 and peerlane-relay.socket answers, else the hook.
 	Launcher string `toml:"launcher"`
-	// The way of a message between two containers of this host: auto, staged or
-	// direct.
+	// The route between two containers of this host: auto, staged or direct.
 	Route string `toml:"route"`
-	// What carries messages: loop and local do within this host, tcp and verbs (RDMA)
-	// between all hosts, and within this one as well; auto takes verbs or, where a lane has
-	// no NIC that can, tcp, for other hosts alone.
+	// The carrier of messages: loop and local within this host; tcp and verbs (RDMA)
+	// between hosts and within this one; auto uses verbs, or tcp for a lane without a
+	// capable NIC, for other hosts only.
 	Transport string `toml:"transport"`
-	// Where the peers of containers are: on this host (host), on any host (cluster), or
-	// auto: on this host as long as it has no cluster key. With cluster the relay tells
-	// NCCL the rate and the guid of the lane's NIC, which NCCL divides among the lanes that
-	// share it; with host the rate of the GPU's links to its peers, and that each lane is by
-	// itself.
+	// The peers of containers: host (this one), cluster (any), or auto (host without a
+	// cluster key). With cluster the relay tells NCCL rate and guid of the lane's NIC,
+	// which NCCL divides among its lanes; with host the rate of the GPU's links, for each
+	// lane by itself.
 	Scope string `toml:"scope"`
 	// Staging slots of a lane in each direction, striped over its server GPUs.
 	Slots int `toml:"slots"`
 	// The size of a slot: a multiple of 64KiB up to 1GiB.
 	SlotSize Size `toml:"slot_size"`
-	// When a relay takes its staging: when a client first needs it (attach), or when
-	// the container starts (start), so that a job that fills the server GPUs later
-	// finds it taken. With start each container has its CUDA context, some 265 MiB on
-	// its own GPU, from its start on, whether it uses its lane or not.
+	// The time at which a relay allocates staging: attach (a client first needs it) or
+	// start (the container starts, before a job fills the server GPUs). With start each
+	// container has a CUDA context of some 265 MiB on its own GPU, even if it does not use
+	// its lane.
 	Reserve string `toml:"reserve"`
-	// Whether a pair of GPUs is tested before a lane stages one's bytes on the other:
-	// with once the first container after a boot, or after another driver was loaded,
-	// has it tested while it starts, a second or so a pair; one that fails, or is
-	// slower than the bounce, is replaced by a spare or the bounce, and one that could
-	// not be tested, because a GPU is full, say, is used. With required only a pair
-	// that has passed is used. With off none is tested. `peerlane self-test` tests
-	// them at any time, and docs/relay.md says how.
+	// The test of a pair of GPUs before a lane stages on it: once tests after a boot or
+	// driver change, while the first container starts, a second or so per pair; a pair
+	// that fails or is slower than the bounce is replaced, an untested one is used.
+	// required uses tested pairs only. off tests none. See `peerlane self-test` and
+	// docs/relay.md.
 	SelfTest string `toml:"self_test"`
-	// What decides how large the pieces are that a message is copied in, how many are
-	// under way, and by how many streams: auto, the calibration that comes with the
-	// self-test of a pair, within the memory of slots and slot_size; or off, slots,
-	// slot_size and one stream.
+	// The source of piece size, pieces in flight and streams: auto, the calibration of the
+	// pair's self-test within the memory of slots and slot_size; off, slots, slot_size and
+	// one stream.
 	Calibration string `toml:"calibration"`
-	// The size of these pieces whatever the calibration says, a multiple of 64KiB; 0
-	// leaves it that.
+	// Piece size in place of the calibration's, a multiple of 64KiB; 0 for the
+	// calibration's.
 	Chunk Size `toml:"chunk"`
-	// The same for how many are under way; 0 leaves it the calibration.
+	// Pieces in flight; 0 for the calibration's.
 	Depth int `toml:"depth"`
-	// The same for the streams of each direction; 0 leaves it the calibration.
+	// Streams per direction; 0 for the calibration's.
 	Streams int `toml:"streams"`
-	// Whether clients may hand over memory of cudaMalloc by its IPC handle: allow or
-	// never. Such a handle is a number and no secret: who guesses another container's
-	// has its memory, and a client that frees what is handed over can make its relay
-	// fail. Hence not with cdi.tenancy = "multi". Memory of cuMemCreate needs none of
-	// it.
+	// Memory of cudaMalloc by its IPC handle: allow or never. The handle is no secret: a
+	// process that guesses another container's has its memory, and a client that frees the
+	// memory can make its relay fail. Not with cdi.tenancy = "multi". Memory of
+	// cuMemCreate does not need it.
 	CUDAIPC string `toml:"cuda_ipc"`
-	// What operations may wait for beside timelines, which always work: with ipc also
-	// events of CUDA's IPC (cudaIpcGetEventHandle), with timeline nothing. The driver
-	// keeps such events in /dev/shm for one uid, so they take containers that share the
-	// host's (`--ipc host`) and are root there, and relays with sandbox = "off". Not with
-	// cdi.tenancy = "multi".
+	// Waits besides timelines: ipc adds events of CUDA's IPC (cudaIpcGetEventHandle),
+	// timeline nothing. They need containers that share the host's IPC namespace (`--ipc
+	// host`) as root, and relays with sandbox = "off". Not with cdi.tenancy = "multi".
 	Events string `toml:"events"`
 	// Added to a relay's environment, `"NAME=value"` each; beside it there is only
 	// PATH.
 	Environment []string `toml:"environment"`
-	// What a relay is kept in: with auto all that the host offers, a uid of its own,
-	// no capabilities, a root of its own with its devices and libraries, Landlock, a
-	// filter of system calls, limits; `peerlane relay inspect` shows what it is.
-	// With off, for finding a fault, nothing.
+	// auto gives a relay everything that the host offers: a uid, no capabilities, a root
+	// with its devices and libraries, Landlock, a filter of system calls, limits
+	// (`peerlane relay inspect` shows it). off gives nothing, to find a fault.
 	Sandbox string `toml:"sandbox"`
-	// The uids of relays, first to last, and gids of the same numbers: nobody else
-	// on the host may have them. The first is the group of all relays, and each
-	// relay gets one of the others to itself.
+	// Uids of relays, first to last, and gids of the same numbers, reserved for relays.
+	// The first is the group of all relays; each relay gets another.
 	UIDs string `toml:"uids"`
-	// Files and directories that relays may read, in their sandbox as well, beside
-	// what every driver needs: for libraries of a driver in an unusual place. What
-	// environment names by PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH is among them.
+	// Files and directories that relays may also read in their sandbox, for libraries of a
+	// driver in an unusual place. Paths of PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH in
+	// environment are included.
 	SandboxRead []string `toml:"sandbox_read,omitempty"`
-	// The same for what they may change: for traces, or a driver's files in /dev/shm.
+	// The same for writing: traces, or a driver's files in /dev/shm.
 	SandboxWrite []string `toml:"sandbox_write,omitempty"`
-	// The most memory of the host that a relay may take, with its supervisor; a
-	// GPU's does not count, unless it is a simulated one. It ends when it takes more.
+	// Maximum host memory of a relay with its supervisor, including simulated GPUs'; the
+	// kernel ends a relay above it.
 	Memory Size `toml:"memory"`
 	// The most processors that a relay may keep busy.
 	CPUs int `toml:"cpus"`
@@ -282,19 +261,17 @@ type Limits struct {
 	Memories int `toml:"memories"`
 	// Connections that are open at a time, sending and receiving.
 	Connections int `toml:"connections"`
-	// Files that the relay has open for them at a time: six for a process, one for
-	// each event, one for each allocation of a memory, two for host memory, up to three for a connection
-	// and, while another container's memory is mapped for it, one for each allocation
-	// of that. Where the relay may not open as many
-	// (ulimit -n) it is fewer.
+	// Files that the relay has open for clients: six per process, one per event, one per
+	// allocation of a memory, two per host memory, up to three per connection, and one per
+	// mapped allocation of another container. A lower ulimit -n counts.
 	Descriptors int `toml:"descriptors"`
-	// Host memory that the relay makes for them, and the host memory of other
-	// containers that it writes into, each; no more than half of relay.memory.
+	// Host memory that the relay makes for clients, and that of other containers it writes
+	// into, each; at most half of relay.memory.
 	HostMemory Size `toml:"host_memory"`
 	// Of that, what one process may have.
 	ClientHostMemory Size `toml:"client_host_memory"`
-	// Memory on server GPUs for clients that copy themselves, in containers that have
-	// `gpu=`; beside the slots, and within what staging.limit leaves.
+	// Server GPU memory for clients that copy themselves, in containers with `gpu=`,
+	// besides the slots and within staging.limit.
 	Staging Size `toml:"staging"`
 	// Of that, what one process may have.
 	ClientStaging Size `toml:"client_staging"`
@@ -321,22 +298,19 @@ type CDI struct {
 	// Who shares this host: with single, containers may get server GPUs and NICs;
 	// with multi, only `lane=` is offered.
 	Tenancy string `toml:"tenancy"`
-	// Have `peerlane cdi refresh` load nvidia-peermem, or its predecessor
-	// nv_peer_mem, on a host with RDMA devices where neither is loaded. DMA-BUF
-	// needs no module.
+	// Let `peerlane cdi refresh` load nvidia-peermem, or nv_peer_mem, on a host with RDMA
+	// devices. DMA-BUF needs no module.
 	LoadPeermem bool `toml:"load_peermem"`
 }
 
 // Runtime is what peerlane-runtime does, for engines without CDI.
 type Runtime struct {
-	// Absolute path of the OCI runtime that peerlane-runtime runs; empty stands for
-	// the first of runc and crun in /usr/local/sbin, /usr/local/bin, /usr/sbin,
-	// /usr/bin, /sbin and /bin.
+	// Absolute path of the OCI runtime below peerlane-runtime; empty for the first of runc
+	// and crun in /usr/local/sbin, /usr/local/bin, /usr/sbin, /usr/bin, /sbin and /bin.
 	Path string `toml:"path"`
-	// The CDI devices that a container may ask peerlane-runtime for by the variable
-	// PEERLANE_DEVICES or the annotation peerlane.dev/devices, which an image can set
-	// as well as a user: `"peerlane.dev/lane=*"`, where * stands for any name. None
-	// unless stated.
+	// CDI devices that a container may request by PEERLANE_DEVICES or the annotation
+	// peerlane.dev/devices, which an image can set: `"peerlane.dev/lane=*"`, with * for
+	// any name. None by default.
 	Devices []string `toml:"devices,omitempty"`
 }
 
@@ -349,15 +323,13 @@ type Network struct {
 	// /etc/peerlane/cluster.key. `peerlane key` makes it, and docs/network.md says how
 	// it is changed.
 	Key string `toml:"key"`
-	// The network interfaces that relays use, as NCCL_SOCKET_IFNAME names them:
-	// beginnings of names with commas between them, "=" in front for whole names, "^" in
-	// front for all but those. Empty stands for all but loopback, docker* and virbr*, which
-	// have to be named, ib* first.
+	// Interfaces of relays in the syntax of NCCL_SOCKET_IFNAME: name prefixes with commas,
+	// "=" in front for whole names, "^" in front for exclusion. Empty for all except
+	// loopback, docker* and virbr*; ib* first.
 	Interfaces string `toml:"interfaces"`
-	// This host's interfaces, or RDMA devices, in the order of the cluster's rails: the
-	// first names of all hosts are on one network, the second ones on another, and so on.
-	// Empty stands for the order that docs/network.md says. What is not among them is used
-	// only where there is no other way.
+	// Interfaces or RDMA devices in the order of the cluster's rails: the first of all
+	// hosts share a network, and so on. Empty for the order of docs/network.md. Others are
+	// used only if nothing else works.
 	Rails []string `toml:"rails,omitempty"`
 	// One address of this host that relays listen at, instead of those of the interfaces.
 	Address string `toml:"address"`
@@ -369,9 +341,8 @@ type Network struct {
 	// How many TCP connections carry the data from one relay to another, 1 to 64, beside
 	// one for control. All clients of the two share them.
 	Streams int `toml:"streams"`
-	// Absolute path of this host's certificate in PEM, with those between it and the
-	// authority: the first connection of two relays is TLS 1.3 then, and all hosts of the
-	// cluster need one. Streams of data are not encrypted.
+	// Absolute path of this host's certificate chain in PEM: control connections use TLS
+	// 1.3, and all hosts need a certificate. Data is not encrypted.
 	TLSCertificate string `toml:"tls_certificate"`
 	// Absolute path of its key, which only root may read.
 	TLSKey string `toml:"tls_key"`
@@ -402,8 +373,8 @@ type Verbs struct {
 	// Which of a port's addresses, an index into its table of GIDs; -1 for the one of
 	// RoCE version 2 with an IPv4 address, or else IPv6. NCCL_IB_GID_INDEX.
 	GIDIndex int `toml:"gid_index"`
-	// How many queue pairs two NICs have between each two relays, 1 to 8; the data is
-	// spread over them. More than one helps where switches hash connections to paths.
+	// Queue pairs of two NICs for each two relays, 1 to 8; data is spread over them. More
+	// than one helps with switches that hash connections to paths.
 	// NCCL_IB_QPS_PER_CONNECTION.
 	QueuePairs int `toml:"qps_per_connection"`
 }
