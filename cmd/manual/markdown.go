@@ -2,7 +2,15 @@ package manual
 
 import (
 	"fmt"
+	"slices"
 	"strings"
+)
+
+// outputFlag and commonOutput are the option for the form of output, and the beginning of its
+// text in commands that print tables and JSON. The reference does not repeat it for each.
+const (
+	outputFlag   = "output"
+	commonOutput = "print in FORM: table, json ("
 )
 
 // Markdown is a reference of a command and those below it: usage, options and exit
@@ -24,7 +32,8 @@ func (c Command) Markdown() string {
 		if len(commands) > 0 {
 			b.WriteString("\n")
 		}
-		for i, f := range one.Flags {
+		flags := slices.DeleteFunc(slices.Clone(one.Flags), func(f Flag) bool { return f.Name == outputFlag && strings.HasPrefix(f.sentence(), commonOutput) })
+		for i, f := range flags {
 			if i == 0 {
 				b.WriteString("| option | |\n|---|---|\n")
 			}
@@ -37,7 +46,7 @@ func (c Command) Markdown() string {
 			}
 			fmt.Fprintf(&b, "| `%s` | %s |\n", cell(name), cell(markdownText(f.sentence())))
 		}
-		if len(one.Flags) > 0 {
+		if len(flags) > 0 {
 			b.WriteString("\n")
 		}
 		if one.Exit != DefaultExit {

@@ -104,7 +104,7 @@ func TestTheReferenceOfCommands(t *testing.T) {
 	got := "# Commands\n\n" +
 		"Usage and options of each command. `peerlane COMMAND --help` and the man pages have descriptions\n" +
 		"and examples. `go test ./cmd/peerlane -run TestTheReferenceOfCommands -update` writes this page.\n" +
-		"Unless a command states another, its exit status is\n\n```\n" +
+		"All commands that print a table take `-o json`, too. Unless a command states another, its exit status is\n\n```\n" +
 		manual.DefaultExit + "```\n\n" + manual.Describe(newRootCommand(&app{log: logrus.New()})).Markdown()
 	if *update {
 		if err := os.WriteFile(reference, []byte(got), 0o644); err != nil {
