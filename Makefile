@@ -148,6 +148,12 @@ test: test-needs build bin/tests ## vet, lint and test everything, race detector
 		| bin/test-report $(call again,$(host_tests) -race -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host) || status=1; \
 	wait $$lint || { cat bin/lint.log; status=1; }; exit $$status
 
+.PHONY: test-cost
+test-cost: test-needs build bin/tests ## run each test alone and print its processor seconds, for each package (PACKAGES=./relay)
+	@programs=$$(mktemp -d); trap 'rm -rf "$$programs"' EXIT; \
+	cp bin/test-programs/* "$$programs"; export PEERLANE_TEST_PROGRAMS=$$programs GORACE=atexit_sleep_ms=0; \
+	$(testrun) -cost bin/tests $(all_packages) 2>/dev/null
+
 .PHONY: test-race
 test-race: ## make test with the race detector on in all packages
 	@$(MAKE) --no-print-directory test RACE=1

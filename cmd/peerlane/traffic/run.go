@@ -158,8 +158,9 @@ func (t Torture) run(ctx context.Context, f *Fleet, result *Result) (err error) 
 			for !over() {
 				slot.Live(over)
 			}
+			things := f.names(pair, slot) // Leave forgets the clients
 			if err := slot.Leave(); err != nil {
-				f.failed(err, begin, f.names(pair, slot))
+				f.failed(err, begin, things)
 			}
 		})
 	}
