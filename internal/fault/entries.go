@@ -80,10 +80,10 @@ func Find(c Code) (Entry, bool) {
 
 var entries = []Entry{
 	{Configuration, "config.toml has a fault",
-		"`/etc/peerlane/config.toml` cannot be parsed, has an unknown key, or a value that is not possible. `peerlane` stops. The hook uses the last good copy, `/var/lib/peerlane/config.good.toml`; without a copy no container with a lane starts, whatever `hook.on_failure` says.",
+		"`/etc/peerlane/config.toml` has a syntax error, an unknown key or an impossible value. `peerlane` stops. The hook uses the last good copy, `/var/lib/peerlane/config.good.toml`; without it no container with a lane starts.",
 		[]string{"Correct the key that the error names.", "For a key that names a device, compare `peerlane topo`."}, "configuration.md"},
 	{UntrustedFile, "others than root can change a file",
-		"Root acts on the file: the hook reads it before every container. Its owner, its mode or its directory lets another user write it, a secret is readable by others, or another file type is in its place.",
+		"Root acts on the file. Another user can write it or its directory, a secret is readable by others, or it is no regular file.",
 		[]string{"`chown root` and `chmod go-w` the file or the directory that the error names.", "If a key was readable, run `chmod 600` on it and replace it: `peerlane key rotate`.", "Move a link or a directory out of the way."}, "security.md"},
 	{NotRoot, "the command needs root",
 		"The file, the state of relays or the configuration space of a device is accessible to root only.",
@@ -102,7 +102,7 @@ var entries = []Entry{
 		"`peerlane runtime` did not find the engine's program, or its daemon did not report a version.",
 		[]string{"Start the engine's service.", "Name another engine with `--runtime`."}, "containers.md#engines-are-configured"},
 	{DeviceNotPermitted, "a container requests a device that is not permitted",
-		"The container requests a device by PEERLANE_DEVICES or by an annotation. An image can set both, so only devices of `runtime.devices` are permitted.",
+		"An image can set PEERLANE_DEVICES and annotations, so only devices of `runtime.devices` are permitted.",
 		[]string{"Add the device to `runtime.devices` in config.toml.", "Make a runtime with `--peerlane-device`."}, "containers.md#engines-without-cdi"},
 
 	{MountBelowSocket, "a volume covers the relay's socket",
@@ -112,7 +112,7 @@ var entries = []Entry{
 		"The image has a link or a file at `/run/peerlane`, another mount covers it, or the specification is stale.",
 		[]string{"Use an image without that link.", "Run `peerlane cdi refresh`."}, "security.md"},
 	{AnchorNotMounted, "the anchor is not mounted",
-		"The anchor is the empty directory that containers get at `/run/peerlane`. It must be a read-only mount in the engine's mount namespace. It was not mounted at boot, was unmounted, or was mounted in another mount namespace.",
+		"The empty directory that containers get at `/run/peerlane` must be a read-only mount in the engine's mount namespace. It was not mounted at boot, was unmounted, or was mounted elsewhere.",
 		[]string{"Run `peerlane cdi anchor` on the host; from a container or a unit with a mount namespace: `nsenter --target 1 --mount peerlane cdi anchor`.", "Run `systemctl enable --now peerlane-anchor.service` for the next boot.", "Restart an engine that has a mount namespace of its own and started before the mount."}, "upgrade.md#the-anchor"},
 	{HiddenGPU, "two gpu= devices would hide a GPU",
 		"Each `peerlane.dev/gpu=` sets CUDA_VISIBLE_DEVICES, and the last one wins.",
@@ -149,7 +149,7 @@ var entries = []Entry{
 		"An administrator ran `peerlane relay drain --all`.",
 		[]string{"Run `peerlane relay resume --all`."}, "relay.md#drain-before-a-driver-update-or-a-reset-of-a-gpu"},
 	{Unkillable, "a relay does not end by SIGKILL",
-		"A system call of the relay does not return: a driver or a file system holds it in the kernel. `/proc/PID/stack` shows the call.",
+		"A driver or file system holds it in a system call; `/proc/PID/stack` shows the call.",
 		[]string{"Look for an Xid in the kernel's log.", "Reset the GPU, or restart the host."}, "relay.md"},
 
 	{NoRelay, "no relay answers at the socket",
@@ -162,11 +162,11 @@ var entries = []Entry{
 		"A program passed a descriptor that is not a whole allocation of CUDA's virtual memory management.",
 		[]string{"Export what cuMemCreate made with a POSIX file descriptor handle."}, "libpeerlane.md#which-memory"},
 	{LimitMet, "the container has reached a limit of its relay",
-		"Processes, memories, connections, files or host memory of the container reached the limit that the error names.",
+		"The error names the limit.",
 		[]string{"Free what the program does not use.", "Raise the key that the error names, or the container's memory limit."}, "relay.md#what-a-container-may-have-of-its-relay"},
 
 	{NoStaging, "no server GPU has room for staging",
-		"For each server GPU the error has the reason: its limit, other relays, its free memory, or a failed self-test. `staging.bounce` decides whether host memory replaces it.",
+		"The error has each GPU's reason: limit, other relays, free memory, or a failed self-test. `staging.bounce` decides on host memory.",
 		[]string{"Free memory on the server GPUs; `peerlane relay list` shows the holders.", "Lower `relay.slots` or `relay.slot_size`, or raise `staging.limit`.", "Set `staging.bounce` to \"allow\"."}, "relay.md#staging-on-the-server-gpus"},
 	{NoCUDA, "a relay cannot use the CUDA driver",
 		"The relay does not find libcuda in its sandbox, nvidia-uvm is not loaded, or a device node is missing.",
@@ -176,7 +176,7 @@ var entries = []Entry{
 		[]string{"See the checks acs and iommu of `peerlane doctor`.", "Exclude the pair: `plan.exclude.pairs`.", "Test again: `peerlane self-test --again`."}, "relay.md#pairs-of-gpus"},
 
 	{NoNetwork, "the relay is on no network",
-		"The host had no cluster key when the relay started, `network.listen` is off, or no address is usable. The error has the reason.",
+		"No cluster key when the relay started, `network.listen` off, or no usable address.",
 		[]string{"Copy the cluster key to this host, and restart the relay: `peerlane relay stop NAME && peerlane relay resume NAME`.", "See `network.listen`, `network.interfaces` and `network.family`."}, "network.md"},
 	{Unreachable, "the relay of another host cannot be reached",
 		"No connection was made: a firewall, an address of another network, or a host that is down.",
