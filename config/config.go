@@ -1,8 +1,7 @@
 // Package config reads the administrator's configuration, config.toml.
 //
-// Everything in it is optional; a missing file is the default configuration. A
-// key that is not known is an error, so that a misspelt one is not silently
-// without effect.
+// Every key is optional; a missing file is the default configuration. An unknown key is an error,
+// so that a misspelt key cannot be without effect in silence.
 package config
 
 import (
@@ -25,8 +24,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Config is the whole file. What a field's comment says, docs/configuration.md
-// says to administrators.
+// Config is the content of the file. The comments of the fields are the text of
+// docs/configuration.md.
 type Config struct {
 	Hook    Hook           `toml:"hook"`
 	Relay   Relay          `toml:"relay"`
@@ -42,11 +41,11 @@ type Config struct {
 	Network Network             `toml:"network"`
 	Log     Log                 `toml:"log"`
 	Verbs   Verbs               `toml:"verbs"`
-	// What `peerlane exporter` may show.
+	// The metrics of `peerlane exporter`.
 	Exporter Exporter `toml:"exporter"`
 }
 
-// Exporter is what `peerlane exporter` may show.
+// Exporter configures `peerlane exporter`.
 type Exporter struct {
 	// Let `peerlane exporter` serve metrics with cdi.tenancy = multi. Every user of the
 	// host can read them on loopback, without container ids.
@@ -78,7 +77,7 @@ func LogFormatter(form string) logrus.Formatter {
 // SetLogFormat has this process log in a form.
 func SetLogFormat(form string) { logrus.SetFormatter(LogFormatter(form)) }
 
-// Hook is what happens in front of a container.
+// Hook configures the steps before the start of a container.
 type Hook struct {
 	// A container whose relay does not start: fail, it does not start; warn, it starts
 	// without its lane, the host's log has the reason, and clients hear where to look. An
@@ -89,13 +88,13 @@ type Hook struct {
 	Annotations bool `toml:"annotations"`
 }
 
-// What becomes of a container whose relay does not start.
+// Values of Hook.OnFailure.
 const (
-	OnFailureFail = "fail" // it does not start
-	OnFailureWarn = "warn" // it starts without a lane
+	OnFailureFail = "fail" // the container does not start
+	OnFailureWarn = "warn" // the container starts without a lane
 )
 
-// Plan is what the plan of lanes is not left to decide by itself.
+// Plan configures the plan of lanes.
 type Plan struct {
 	// Use of the network by GPUs near a NIC: auto also uses NICs near other GPUs, staged,
 	// and the CPU's memory, if the estimate says that the slowest GPU gains; direct uses
@@ -107,15 +106,15 @@ type Plan struct {
 	// Also use virtual functions and subfunctions of NICs that lanes can use themselves.
 	// Otherwise other tenants have them, unless the physical function is unusable.
 	VirtualFunctions bool `toml:"virtual_functions"`
-	// The rail of single NICs, by name, so that the hosts of a cluster agree:
-	// `mlx5_0 = 0`. The others have their place among the host's NICs.
+	// The rail of single NICs, by name, so that the hosts of a cluster agree: `mlx5_0 = 0`. A NIC
+	// without a key has its position among the host's NICs.
 	Rails map[string]int `toml:"rails,omitempty"`
-	// A lane as you want it, whatever the topology and the estimate say.
+	// A lane in place of the lane that topology and estimate give.
 	Lanes   []topo.Assignment `toml:"lane,omitempty"`
 	Exclude topo.Exclude      `toml:"exclude"`
 }
 
-// Staging bounds what relays take from server GPUs.
+// Staging limits the memory of server GPUs that relays use.
 type Staging struct {
 	// Maximum memory of a server GPU for all relays of this host; by default a quarter of
 	// the GPU's memory; 0 keeps relays off it. A GPU whose limit has no room for a lane's
@@ -128,8 +127,8 @@ type Staging struct {
 	// A lane when no server GPU has room: allow stages in host memory, many times slower,
 	// with a warning in log and `peerlane relay inspect`; never refuses clients.
 	Bounce string `toml:"bounce"`
-	// The most host memory that one relay stages in, and no more than a quarter of
-	// relay.memory. A lane that finds less left takes smaller slots.
+	// The maximum of host memory that one relay stages in, at most a quarter of relay.memory. If
+	// the rest is smaller, a lane takes smaller slots.
 	BounceLimit Size `toml:"bounce_limit"`
 	// Maximum host memory that all relays of this host allocate for containers, as slots
 	// and clients' memory; by default a quarter of the host's. A later relay refuses
@@ -138,13 +137,13 @@ type Staging struct {
 	HostLimit *Size `toml:"host_limit,omitempty"`
 }
 
-// What becomes of a lane when no server GPU has room.
+// Values of Staging.Bounce.
 const (
-	BounceAllow = "allow" // it stages in the host's memory
-	BounceNever = "never" // its clients are refused
+	BounceAllow = "allow" // stage in the host's memory
+	BounceNever = "never" // refuse the clients
 )
 
-// Bounce is what launch.Config says of that, bytes.
+// Bounce returns launch.Config.Bounce, in bytes.
 func (c Config) Bounce() uint64 {
 	if c.Staging.Bounce == BounceNever {
 		return 0
@@ -152,10 +151,9 @@ func (c Config) Bounce() uint64 {
 	return uint64(min(c.Staging.BounceLimit, c.Relay.Memory/4))
 }
 
-// Relay is how relays are started and what they are told.
+// Relay configures the start of relays, and relays.
 type Relay struct {
-	// Absolute path of peerlane-relay; empty stands for the one beside
-	// peerlane-hook.
+	// Absolute path of peerlane-relay; empty means the program beside peerlane-hook.
 	Binary string `toml:"binary"`
 	// The starter of relays: systemd (peerlane-relay@.service) or fork (the hook). auto is
 	// systemd if it is process 1 and peerlane-relay.socket answers, else the hook.
@@ -206,8 +204,7 @@ type Relay struct {
 	// timeline nothing. They need containers that share the host's IPC namespace (`--ipc
 	// host`) as root, and relays with sandbox = "off". Not with cdi.tenancy = "multi".
 	Events string `toml:"events"`
-	// Added to a relay's environment, `"NAME=value"` each; beside it there is only
-	// PATH.
+	// Additions to a relay's environment, as `"NAME=value"`; the only other variable is PATH.
 	Environment []string `toml:"environment"`
 	// auto gives a relay everything that the host offers: a uid, no capabilities, a root
 	// with its devices and libraries, Landlock, a filter of system calls, limits
@@ -229,33 +226,32 @@ type Relay struct {
 	CPUs int `toml:"cpus"`
 	// The most threads that a relay may have.
 	Tasks int `toml:"tasks"`
-	// What the clients of one container may have of their relay.
+	// The resources of a relay that the clients of a container may use.
 	Limits Limits `toml:"limits"`
 }
 
-// What decides on the sizes of copies.
+// Values of Relay.Calibration.
 const (
 	CalibrationAuto = "auto" // the self-test of the pair
 	CalibrationOff  = "off"  // slots and slot_size
 )
 
-// Whether memory of cudaMalloc is taken by its IPC handle.
+// Values of Relay.CUDAIPC.
 const (
 	CUDAIPCAllow = "allow"
 	CUDAIPCNever = "never"
 )
 
-// What operations may wait for.
+// Values of Relay.Events.
 const (
 	EventsTimeline = "timeline"
 	EventsIPC      = "ipc" // events of CUDA's IPC, too
 )
 
-// Limits bound what the clients of one container have of their relay, all of them
-// together, so that no client can have it grow without end.
+// Limits bounds the resources of a relay that the clients of one container use together, so that
+// no client can make the relay grow without end.
 type Limits struct {
-	// Processes that are attached at a time. Each has two rings in shared memory,
-	// 180 KiB together.
+	// Attached processes at a time. A process has two rings in shared memory, 180 KiB together.
 	Clients int `toml:"clients"`
 	// Memories that are exported at a time.
 	Memories int `toml:"memories"`
@@ -268,16 +264,16 @@ type Limits struct {
 	// Host memory that the relay makes for clients, and that of other containers it writes
 	// into, each; at most half of relay.memory.
 	HostMemory Size `toml:"host_memory"`
-	// Of that, what one process may have.
+	// The share of host_memory for a single process.
 	ClientHostMemory Size `toml:"client_host_memory"`
 	// Server GPU memory for clients that copy themselves, in containers with `gpu=`,
 	// besides the slots and within staging.limit.
 	Staging Size `toml:"staging"`
-	// Of that, what one process may have.
+	// The share of staging for a single process.
 	ClientStaging Size `toml:"client_staging"`
 }
 
-// Launch is what a relay is told of its limits.
+// Launch returns the limits for a relay.
 func (r Relay) Launch() launch.Limits {
 	l := r.Limits
 	return launch.Limits{
@@ -287,23 +283,23 @@ func (r Relay) Launch() launch.Limits {
 	}
 }
 
-// What a relay is kept in.
+// Values of Relay.Sandbox.
 const (
-	SandboxAuto = "auto" // all that the host offers
+	SandboxAuto = "auto" // every protection that the host supports
 	SandboxOff  = "off"  // nothing
 )
 
-// CDI is what `cdi generate` offers to container engines.
+// CDI configures the devices that `cdi generate` offers to container engines.
 type CDI struct {
-	// Who shares this host: with single, containers may get server GPUs and NICs;
-	// with multi, only `lane=` is offered.
+	// The tenants of this host: with single, containers may get server GPUs and NICs; with multi,
+	// only `lane=` is offered.
 	Tenancy string `toml:"tenancy"`
 	// Let `peerlane cdi refresh` load nvidia-peermem, or nv_peer_mem, on a host with RDMA
 	// devices. DMA-BUF needs no module.
 	LoadPeermem bool `toml:"load_peermem"`
 }
 
-// Runtime is what peerlane-runtime does, for engines without CDI.
+// Runtime configures peerlane-runtime, for engines without CDI.
 type Runtime struct {
 	// Absolute path of the OCI runtime below peerlane-runtime; empty for the first of runc
 	// and crun in /usr/local/sbin, /usr/local/bin, /usr/sbin, /usr/bin, /sbin and /bin.
@@ -314,14 +310,14 @@ type Runtime struct {
 	Devices []string `toml:"devices,omitempty"`
 }
 
-// Network is how relays of different hosts reach and trust each other.
+// Network configures how relays of different hosts reach and authenticate each other.
 type Network struct {
-	// Whether relays listen for those of other hosts, and connect to them: with auto where
-	// there is a cluster key when their container starts, with off never.
+	// Whether relays listen for relays of other hosts, and connect to other hosts: with auto if a
+	// cluster key exists when their container starts, with off never.
 	Listen string `toml:"listen"`
-	// Absolute path of the cluster key, which only root may read; empty stands for
-	// /etc/peerlane/cluster.key. `peerlane key` makes it, and docs/network.md says how
-	// it is changed.
+	// Absolute path of the cluster key, which only root may read; empty means
+	// /etc/peerlane/cluster.key. `peerlane key` makes the key, and docs/network.md describes its
+	// rotation.
 	Key string `toml:"key"`
 	// Interfaces of relays in the syntax of NCCL_SOCKET_IFNAME: name prefixes with commas,
 	// "=" in front for whole names, "^" in front for exclusion. Empty for all except
@@ -331,47 +327,47 @@ type Network struct {
 	// hosts share a network, and so on. Empty for the order of docs/network.md. Others are
 	// used only if nothing else works.
 	Rails []string `toml:"rails,omitempty"`
-	// One address of this host that relays listen at, instead of those of the interfaces.
+	// An address of this host that relays listen at, instead of the addresses of the interfaces.
 	Address string `toml:"address"`
 	// Which addresses are used: auto (both, IPv4 first), ipv4 or ipv6.
 	Family string `toml:"family"`
-	// The TCP ports that relays listen on, first to last; each relay takes one. All hosts
-	// of a cluster need the same: relays connect to no others.
+	// The TCP ports that relays listen on, first to last; a relay takes one port. All hosts of a
+	// cluster need the same range: relays connect to no other ports.
 	Ports string `toml:"ports"`
-	// How many TCP connections carry the data from one relay to another, 1 to 64, beside
-	// one for control. All clients of the two share them.
+	// The number of TCP connections for data from one relay to another, 1 to 64, in addition to a
+	// connection for control. The clients of the two relays share the connections.
 	Streams int `toml:"streams"`
 	// Absolute path of this host's certificate chain in PEM: control connections use TLS
 	// 1.3, and all hosts need a certificate. Data is not encrypted.
 	TLSCertificate string `toml:"tls_certificate"`
-	// Absolute path of its key, which only root may read.
+	// Absolute path of the private key of the certificate, which only root may read.
 	TLSKey string `toml:"tls_key"`
-	// Absolute path of the certificates of the authority that all hosts' are of, and
-	// nobody else's.
+	// Absolute path of the certificates of the authority that signs the certificates of all
+	// hosts, and of no other hosts.
 	TLSAuthority string `toml:"tls_authority"`
 }
 
-// Verbs is RDMA to other hosts: verbs.tc is for relays what NCCL_IB_TC is for NCCL, and so
-// on.
+// Verbs configures RDMA to other hosts: verbs.tc is for relays the same as NCCL_IB_TC for NCCL,
+// and so on.
 type Verbs struct {
-	// The traffic class of packets, 0 to 255: on RoCE its upper six bits are the DSCP,
-	// by which switches know what must not be dropped. NCCL_IB_TC.
+	// The traffic class of packets, 0 to 255: on RoCE its upper six bits are the DSCP, by which
+	// switches recognise lossless traffic. NCCL_IB_TC.
 	TC int `toml:"tc"`
 	// The service level, 0 to 15; on RoCE without DSCP the priority. NCCL_IB_SL.
 	SL int `toml:"sl"`
 	// Which of a port's partition keys, an index. NCCL_IB_PKEY.
 	PKey int `toml:"pkey"`
-	// The most bytes of a packet: 256, 512, 1024, 2048 or 4096; 0 for what both ports
-	// have.
+	// The maximum of bytes of a packet: 256, 512, 1024, 2048 or 4096; 0 means the smaller MTU of
+	// the two ports.
 	MTU int `toml:"mtu"`
-	// How long a packet waits for its acknowledgement, 1 to 31: 4.096 µs times 2 to the
-	// power of it, 67 ms for 14. NCCL_IB_TIMEOUT.
+	// The time that a packet waits for its acknowledgement, 1 to 31: 4.096 µs times 2 to the
+	// power of the value, 67 ms for 14. NCCL_IB_TIMEOUT.
 	Timeout int `toml:"timeout"`
 	// How often a packet is sent again before the connection has failed, 0 to 7.
 	// NCCL_IB_RETRY_CNT.
 	RetryCount int `toml:"retry_cnt"`
-	// Which of a port's addresses, an index into its table of GIDs; -1 for the one of
-	// RoCE version 2 with an IPv4 address, or else IPv6. NCCL_IB_GID_INDEX.
+	// The address of a port, as an index into the port's table of GIDs; -1 means the GID of RoCE
+	// version 2 with an IPv4 address, or else IPv6. NCCL_IB_GID_INDEX.
 	GIDIndex int `toml:"gid_index"`
 	// Queue pairs of two NICs for each two relays, 1 to 8; data is spread over them. More
 	// than one helps with switches that hash connections to paths.
@@ -379,7 +375,7 @@ type Verbs struct {
 	QueuePairs int `toml:"qps_per_connection"`
 }
 
-// Launch is what a relay is told of it.
+// Launch returns the settings for a relay.
 func (v Verbs) Launch() *launch.Verbs {
 	return &launch.Verbs{
 		TrafficClass: v.TC, ServiceLevel: v.SL, PKey: v.PKey, MTU: v.MTU,
@@ -405,16 +401,16 @@ func (v Verbs) check() error {
 	return nil
 }
 
-// maxRails is how many a relay tells others of.
+// maxRails is the number of rails that a relay reports to other relays.
 const maxRails = 16
 
-// Whether relays listen for those of other hosts.
+// Values of Network.Listen.
 const (
 	ListenAuto = "auto" // where there is a cluster key
 	ListenOff  = "off"
 )
 
-// check is about one's own keys; what they name need not be there.
+// check checks the keys alone; the named files need not exist.
 func (n Network) check() error {
 	for _, file := range []struct{ key, path string }{
 		{"key", n.Key}, {"tls_certificate", n.TLSCertificate}, {"tls_key", n.TLSKey}, {"tls_authority", n.TLSAuthority},
@@ -456,16 +452,16 @@ func (n Network) check() error {
 	return nil
 }
 
-// Who starts relays.
+// Values of Relay.Launcher.
 const (
-	LauncherAuto    = "auto"    // systemd where it offers that, else the hook
+	LauncherAuto    = "auto"    // systemd if the host offers the launcher, else the hook
 	LauncherSystemd = "systemd" // a service of systemd's, or the container does not start
 	LauncherFork    = "fork"    // the hook
 )
 
-// Who shares a host.
+// Values of CDI.Tenancy.
 const (
-	TenancySingle = "single" // one tenant: containers may get server GPUs and NICs
+	TenancySingle = "single" // a single tenant: containers may get server GPUs and NICs
 	TenancyMulti  = "multi"  // several: only `lane=` is offered
 )
 
@@ -475,8 +471,8 @@ func Default() Config {
 		Hook: Hook{OnFailure: OnFailureFail},
 		Relay: Relay{
 			Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Scope: launch.ScopeAuto, Slots: 8, SlotSize: 32 << 20,
-			// Between the uids of systemd's containers and those of its foreign images;
-			// https://systemd.io/UIDS-GIDS has nobody there.
+			// Between the uids of systemd's containers and of systemd's foreign images;
+			// https://systemd.io/UIDS-GIDS assigns no uid of the range.
 			Sandbox: SandboxAuto, UIDs: "2130706432-2147352575",
 			SelfTest: launch.SelfTestOnce, Calibration: CalibrationAuto,
 			Reserve: launch.ReserveAttach, CUDAIPC: CUDAIPCNever, Events: EventsTimeline, Limits: defaultLimits(),
@@ -502,7 +498,7 @@ func defaultLimits() Limits {
 	}
 }
 
-// Planning is what topo.MakePlan is to know.
+// Planning returns the configuration for topo.MakePlan.
 func (c Config) Planning() topo.PlanConfig {
 	p := topo.PlanConfig{
 		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, VirtualFunctions: c.Plan.VirtualFunctions, Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,
@@ -516,8 +512,7 @@ func (c Config) Planning() topo.PlanConfig {
 	return p
 }
 
-// Load reads a configuration file. Keys that it does not state keep their
-// defaults, and so do all where there is no file.
+// Load reads a configuration file. A missing key, or a missing file, means the default.
 func Load(path string) (Config, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -550,12 +545,12 @@ func faulty(path string, cause error) error {
 	return &fault.Error{Code: fault.Configuration, Operation: "read configuration", Object: path, Cause: cause}
 }
 
-// UIDRange is what UIDs says.
+// UIDRange returns the range of UIDs.
 func (r Relay) UIDRange() (first, last int, err error) {
 	from, to, ok := strings.Cut(r.UIDs, "-")
 	first, errFirst := strconv.Atoi(from)
 	last, errLast := strconv.Atoi(to)
-	// 2^32-1 is nobody, as a 32-bit number.
+	// 2^32-1 means no user, as a 32-bit number.
 	if !ok || errFirst != nil || errLast != nil || first < 1 || last <= first || last >= 1<<32-1 {
 		return 0, 0, fmt.Errorf(`relay.uids is %q; "FIRST-LAST" is possible, two numbers from 1 to 4294967294`, r.UIDs)
 	}
@@ -626,7 +621,7 @@ func (c Config) check() error {
 			return fmt.Errorf("relay.limits.%s is %d; 1 to 1048576 are possible", limit.key, limit.value)
 		}
 	}
-	// A key that means none would mean the default to a relay.
+	// A relay would take an explicit 0 for the default.
 	for _, size := range []struct {
 		key   string
 		value Size

@@ -13,8 +13,8 @@ const (
 	commonOutput = "print in FORM: table, json ("
 )
 
-// Markdown is a reference of a command and those below it: usage, options and exit
-// status. The help and the man page of a command have its description and examples as well.
+// Markdown returns the reference of a command and its subcommands: usage, options and exit
+// status. The help and the man page of a command also have its description and examples.
 func (c Command) Markdown() string {
 	var b strings.Builder
 	for _, one := range c.All() {
@@ -61,5 +61,5 @@ func markdownText(s string) string {
 	return strings.NewReplacer("*", `\*`, "_", `\_`, "<", `\<`, "[", `\[`).Replace(s)
 }
 
-// cell keeps a text in its cell of a table.
+// cell escapes a text for a cell of a table.
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }

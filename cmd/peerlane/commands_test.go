@@ -99,11 +99,11 @@ func TestEveryCommandIsWhole(t *testing.T) {
 }
 
 // docs/cli.md is the help of all commands, so that it cannot fall behind.
-func TestTheReferenceOfCommands(t *testing.T) {
+func TestReferenceOfCommandsIsCurrent(t *testing.T) {
 	const reference = "../../docs/cli.md"
 	got := "# Commands\n\n" +
 		"Usage and options of each command. `peerlane COMMAND --help` and the man pages have descriptions\n" +
-		"and examples. `go test ./cmd/peerlane -run TestTheReferenceOfCommands -update` writes this page.\n" +
+		"and examples. `go test ./cmd/peerlane -run TestReferenceOfCommandsIsCurrent -update` writes this page.\n" +
 		"All commands that print a table take `-o json`, too. Unless a command states another, its exit status is\n\n```\n" +
 		manual.DefaultExit + "```\n\n" + manual.Describe(newRootCommand(&app{log: logrus.New()})).Markdown()
 	if *update {
@@ -120,7 +120,7 @@ func TestTheReferenceOfCommands(t *testing.T) {
 	}
 }
 
-func TestMisspeltFlags(t *testing.T) {
+func TestMisspeltFlagsGetSuggestion(t *testing.T) {
 	for given, want := range map[string]string{
 		"plan --explian 3":                "did you mean --explain?",
 		"plan --ouput json":               "did you mean --output?",

@@ -52,7 +52,7 @@ a time limit. Run it as root; it reports what it cannot see.
 	return b.String()
 }
 
-func TestTheDocumentIsCurrent(t *testing.T) {
+func TestDoctorDocumentIsCurrent(t *testing.T) {
 	const path = "../../../docs/doctor.md"
 	want := document()
 	if *update {
@@ -69,7 +69,7 @@ func TestTheDocumentIsCurrent(t *testing.T) {
 	}
 }
 
-func TestTheTableIsWhole(t *testing.T) {
+func TestDoctorChecksHaveAllFields(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range append(All(), Others()...) {
 		if seen[c.Name] {
