@@ -18,6 +18,7 @@ import (
 	"github.com/BurntSushi/toml"
 	"github.com/sirupsen/logrus"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/topo"
@@ -46,17 +47,16 @@ type Config struct {
 
 // Exporter configures `peerlane exporter`.
 type Exporter struct {
-	// Have `peerlane exporter` serve metrics also where cdi.tenancy is multi. Every user
-	// of the host can read them on loopback, without containers' ids.
+	// Let `peerlane exporter` serve metrics with cdi.tenancy = multi. Every user of the
+	// host can read them on loopback, without container ids.
 	MultiTenancy bool `toml:"multi_tenancy"`
 }
 
 // Log is how events are written.
 type Log struct {
-	// The form of log lines of the hook, a supervisor and its relay, one line per event: text,
-	// words and name=value; or json, one object. The lines of a run of a container have its
-	// generation. A change applies to containers that start later. The message of a hook to its
-	// runtime, which shows the message to users, stays a sentence; `peerlane` has --log-format.
+	// Form of log lines of hook, supervisor and relay: text (words and name=value) or json
+	// (one object), for containers that start later. Lines carry the generation. Errors to
+	// the runtime stay text; `peerlane` has --log-format.
 	Format string `toml:"format"`
 }
 
@@ -79,10 +79,9 @@ func SetLogFormat(form string) { logrus.SetFormatter(LogFormatter(form)) }
 
 // Hook configures the steps before the start of a container.
 type Hook struct {
-	// The start of a container whose relay does not start: with fail the container does not start
-	// either; with warn the container starts without its lane, the host's log has the reason, and
-	// its clients get an error that names the log. An unreadable configuration, and devices that
-	// would hide each other, always fail.
+	// A container whose relay does not start: fail, it does not start; warn, it starts
+	// without its lane, the host's log has the reason, and clients hear where to look. An
+	// unreadable configuration and devices that would hide one another always fail.
 	OnFailure string `toml:"on_failure"`
 	// Give lanes to containers that ask by the annotation peerlane.dev/lanes, for
 	// engines with a directory of hooks; an image can carry an annotation, too.
@@ -97,17 +96,15 @@ const (
 
 // Plan configures the plan of lanes.
 type Plan struct {
-	// The use of the network by GPUs that are near a NIC. With auto the traffic of such a GPU
-	// also uses NICs near other GPUs, staged on those GPUs, and goes through the CPU's memory, if
-	// the estimate says that the slowest GPU becomes faster. With direct the traffic uses only
-	// NICs near the GPU, which read and write its memory.
+	// Use of the network by GPUs near a NIC: auto also uses NICs near other GPUs, staged,
+	// and the CPU's memory, if the estimate says that the slowest GPU gains; direct uses
+	// near NICs only.
 	Near string `toml:"near"`
 	// Use software RDMA (rxe, siw), too, which cannot reach a GPU's memory: for
 	// trying things out.
 	Software bool `toml:"software"`
-	// Use the virtual functions and subfunctions of NICs that lanes can use directly. Without the
-	// key, functions are left to virtual machines and other tenants, except functions of an
-	// unusable physical function, which are planned.
+	// Also use virtual functions and subfunctions of NICs that lanes can use themselves.
+	// Otherwise other tenants have them, unless the physical function is unusable.
 	VirtualFunctions bool `toml:"virtual_functions"`
 	// The rail of single NICs, by name, so that the hosts of a cluster agree: `mlx5_0 = 0`. A NIC
 	// without a key has its position among the host's NICs.
@@ -119,26 +116,24 @@ type Plan struct {
 
 // Staging limits the memory of server GPUs that relays use.
 type Staging struct {
-	// The maximum that the relays of this host together may take from a server GPU; by default a
-	// quarter of the GPU's memory; 0 keeps relays off the GPU. A GPU whose limit has no room for
-	// the slots of a lane does not serve the lane; `peerlane plan` shows the sum of the lanes. If
-	// the rest is too small, a relay takes smaller slots, or another server GPU, or its clients
-	// get an error that names the holders. A changed limit applies to later allocations.
+	// Maximum memory of a server GPU for all relays of this host; by default a quarter of
+	// the GPU's memory; 0 keeps relays off it. A GPU whose limit has no room for a lane's
+	// slots does not serve it (`peerlane plan` shows the sums). A later relay takes
+	// smaller slots or another GPU, or its clients hear the holders. A change counts for
+	// new allocations.
 	Limit *Size `toml:"limit,omitempty"`
 	// The same for single GPUs, by index, UUID or PCI address: `"3" = "1GiB"`.
 	GPUs map[string]Size `toml:"gpus,omitempty"`
-	// The use of a lane when no server GPU has room: with allow its relay stages in the host's
-	// memory, through which all data bounces, many times slower, and the relay reports the bounce
-	// in its log and in `peerlane relay inspect`; with never the relay refuses its clients.
+	// A lane when no server GPU has room: allow stages in host memory, many times slower,
+	// with a warning in log and `peerlane relay inspect`; never refuses clients.
 	Bounce string `toml:"bounce"`
 	// The maximum of host memory that one relay stages in, at most a quarter of relay.memory. If
 	// the rest is smaller, a lane takes smaller slots.
 	BounceLimit Size `toml:"bounce_limit"`
-	// The maximum of host memory that the relays of this host together may allocate for their
-	// containers, as slots and as memory of clients; by default a quarter of the host's memory.
-	// If the rest is too small, a relay refuses its clients with an error that names this key.
-	// Every relay has its own limit, too: a quarter of the memory limit of its container, if the
-	// container has a limit.
+	// Maximum host memory that all relays of this host allocate for containers, as slots
+	// and clients' memory; by default a quarter of the host's. A later relay refuses
+	// clients with this key. Each relay is also limited to a quarter of its container's
+	// memory limit.
 	HostLimit *Size `toml:"host_limit,omitempty"`
 }
 
@@ -160,80 +155,72 @@ func (c Config) Bounce() uint64 {
 type Relay struct {
 	// Absolute path of peerlane-relay; empty means the program beside peerlane-hook.
 	Binary string `toml:"binary"`
-	// The parent of relays: systemd, as peerlane-relay@.service, or the hook itself (fork), as a
-	// separate process. With auto the parent is systemd if systemd is process 1 and
-	// peerlane-relay.socket exists, and the hook otherwise, or if systemd does not answer.
+	// The starter of relays: systemd (peerlane-relay@.service) or fork (the hook). auto is
+	// systemd if it is process 1 and peerlane-relay.socket answers, else the hook.
 	Launcher string `toml:"launcher"`
-	// The way of a message between two containers of this host: auto, staged or
-	// direct.
+	// The route between two containers of this host: auto, staged or direct.
 	Route string `toml:"route"`
-	// The transport of messages: loop and local work within this host, tcp and verbs (RDMA)
-	// between hosts, and within this host as well; auto uses verbs or, if a lane has no NIC with
-	// RDMA, tcp, for other hosts only.
+	// The carrier of messages: loop and local within this host; tcp and verbs (RDMA)
+	// between hosts and within this one; auto uses verbs, or tcp for a lane without a
+	// capable NIC, for other hosts only.
 	Transport string `toml:"transport"`
-	// The location of the peers of containers: on this host (host), on any host (cluster), or
-	// auto: on this host while the host has no cluster key. With cluster the relay tells NCCL the
-	// rate and the guid of the lane's NIC, and NCCL divides the rate among the lanes of the NIC;
-	// with host the relay tells the rate of the GPU's links to its peers, and NCCL treats every
-	// lane as independent.
+	// The peers of containers: host (this one), cluster (any), or auto (host without a
+	// cluster key). With cluster the relay tells NCCL rate and guid of the lane's NIC,
+	// which NCCL divides among its lanes; with host the rate of the GPU's links, for each
+	// lane by itself.
 	Scope string `toml:"scope"`
 	// Staging slots of a lane in each direction, striped over its server GPUs.
 	Slots int `toml:"slots"`
 	// The size of a slot: a multiple of 64KiB up to 1GiB.
 	SlotSize Size `toml:"slot_size"`
-	// The time at which a relay allocates its staging: when a client first needs staging
-	// (attach), or when the container starts (start), so that a later job cannot fill the server
-	// GPUs first. With start every container has its CUDA context, some 265 MiB on its own GPU,
-	// from its start on, even if the container never uses its lane.
+	// The time at which a relay allocates staging: attach (a client first needs it) or
+	// start (the container starts, before a job fills the server GPUs). With start each
+	// container has a CUDA context of some 265 MiB on its own GPU, even if it does not use
+	// its lane.
 	Reserve string `toml:"reserve"`
-	// The test of a pair of GPUs before a lane of one GPU stages on the other: with once the
-	// first container after a boot, or after a driver change, has the pair tested during its
-	// start, about a second per pair; a pair that fails, or is slower than the bounce, is
-	// replaced by a spare or the bounce, and a pair that could not be tested, for example because
-	// a GPU is full, is used. With required a relay uses only a pair that has passed. With off no
-	// pair is tested. `peerlane self-test` tests pairs at any time, and docs/relay.md describes
-	// the test.
+	// The test of a pair of GPUs before a lane stages on it: once tests after a boot or
+	// driver change, while the first container starts, a second or so per pair; a pair
+	// that fails or is slower than the bounce is replaced, an untested one is used.
+	// required uses tested pairs only. off tests none. See `peerlane self-test` and
+	// docs/relay.md.
 	SelfTest string `toml:"self_test"`
-	// The source of the size of the pieces in which a message is copied, their number in flight,
-	// and the number of streams: auto, the calibration of the self-test of a pair, within the
-	// memory of slots and slot_size; or off: slots, slot_size and one stream.
+	// The source of piece size, pieces in flight and streams: auto, the calibration of the
+	// pair's self-test within the memory of slots and slot_size; off, slots, slot_size and
+	// one stream.
 	Calibration string `toml:"calibration"`
-	// The size of the pieces, in place of the calibration, a multiple of 64KiB; 0 means the
-	// calibration.
+	// Piece size in place of the calibration's, a multiple of 64KiB; 0 for the
+	// calibration's.
 	Chunk Size `toml:"chunk"`
-	// The number of pieces in flight, in place of the calibration; 0 means the calibration.
+	// Pieces in flight; 0 for the calibration's.
 	Depth int `toml:"depth"`
-	// The number of streams per direction, in place of the calibration; 0 means the calibration.
+	// Streams per direction; 0 for the calibration's.
 	Streams int `toml:"streams"`
-	// Whether clients may export memory of cudaMalloc by its IPC handle: allow or never. Such a
-	// handle is a number and no secret: a process that guesses the handle of another container
-	// has its memory, and a client that frees exported memory can make its relay fail. Hence not
-	// with cdi.tenancy = "multi". Memory of cuMemCreate needs no handle.
+	// Memory of cudaMalloc by its IPC handle: allow or never. The handle is no secret: a
+	// process that guesses another container's has its memory, and a client that frees the
+	// memory can make its relay fail. Not with cdi.tenancy = "multi". Memory of
+	// cuMemCreate does not need it.
 	CUDAIPC string `toml:"cuda_ipc"`
-	// The objects that operations may wait for, in addition to timelines, which always work: with
-	// ipc events of CUDA's IPC (cudaIpcGetEventHandle), with timeline nothing else. The driver
-	// keeps such events in /dev/shm for one uid, so the containers need the host's IPC namespace
-	// (`--ipc host`) and root, and the relays sandbox = "off". Not with cdi.tenancy = "multi".
+	// Waits besides timelines: ipc adds events of CUDA's IPC (cudaIpcGetEventHandle),
+	// timeline nothing. They need containers that share the host's IPC namespace (`--ipc
+	// host`) as root, and relays with sandbox = "off". Not with cdi.tenancy = "multi".
 	Events string `toml:"events"`
 	// Additions to a relay's environment, as `"NAME=value"`; the only other variable is PATH.
 	Environment []string `toml:"environment"`
-	// The sandbox of a relay: with auto every protection that the host supports: a private uid,
-	// no capabilities, a private root with its devices and libraries, Landlock, a filter of
-	// system calls, limits; `peerlane relay inspect` shows the protections. With off, for
-	// debugging, none.
+	// auto gives a relay everything that the host offers: a uid, no capabilities, a root
+	// with its devices and libraries, Landlock, a filter of system calls, limits
+	// (`peerlane relay inspect` shows it). off gives nothing, to find a fault.
 	Sandbox string `toml:"sandbox"`
-	// The uids of relays, first to last, and gids of the same numbers: no other user of the host
-	// may have them. The first is the group of all relays, and every relay gets one of the rest
-	// for itself.
+	// Uids of relays, first to last, and gids of the same numbers, reserved for relays.
+	// The first is the group of all relays; each relay gets another.
 	UIDs string `toml:"uids"`
-	// Files and directories that relays may read, also in their sandbox, in addition to the files
-	// that every driver needs: for libraries of a driver in an unusual place. The files that
-	// environment names by PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH are included.
+	// Files and directories that relays may also read in their sandbox, for libraries of a
+	// driver in an unusual place. Paths of PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH in
+	// environment are included.
 	SandboxRead []string `toml:"sandbox_read,omitempty"`
-	// Files and directories that relays may change: for traces, or a driver's files in /dev/shm.
+	// The same for writing: traces, or a driver's files in /dev/shm.
 	SandboxWrite []string `toml:"sandbox_write,omitempty"`
-	// The maximum of host memory that a relay may use, with its supervisor; GPU memory does not
-	// count, except the memory of a simulated GPU. The relay ends when it uses more.
+	// Maximum host memory of a relay with its supervisor, including simulated GPUs'; the
+	// kernel ends a relay above it.
 	Memory Size `toml:"memory"`
 	// The most processors that a relay may keep busy.
 	CPUs int `toml:"cpus"`
@@ -270,18 +257,17 @@ type Limits struct {
 	Memories int `toml:"memories"`
 	// Connections that are open at a time, sending and receiving.
 	Connections int `toml:"connections"`
-	// Files that the relay has open for clients at a time: six for a process, one for an event,
-	// one for an allocation of a memory, two for host memory, up to three for a connection and,
-	// while memory of another container is mapped for the connection, one for an allocation of
-	// that memory. If the relay may open fewer files (ulimit -n), the limit is lower.
+	// Files that the relay has open for clients: six per process, one per event, one per
+	// allocation of a memory, two per host memory, up to three per connection, and one per
+	// mapped allocation of another container. A lower ulimit -n counts.
 	Descriptors int `toml:"descriptors"`
-	// Host memory that the relay makes for clients, and, separately, the host memory of other
-	// containers that the relay writes into; at most half of relay.memory.
+	// Host memory that the relay makes for clients, and that of other containers it writes
+	// into, each; at most half of relay.memory.
 	HostMemory Size `toml:"host_memory"`
 	// The share of host_memory for a single process.
 	ClientHostMemory Size `toml:"client_host_memory"`
-	// Memory on server GPUs for clients that copy with their own streams, in containers with
-	// `gpu=`; in addition to the slots, and within the rest of staging.limit.
+	// Server GPU memory for clients that copy themselves, in containers with `gpu=`,
+	// besides the slots and within staging.limit.
 	Staging Size `toml:"staging"`
 	// The share of staging for a single process.
 	ClientStaging Size `toml:"client_staging"`
@@ -308,20 +294,19 @@ type CDI struct {
 	// The tenants of this host: with single, containers may get server GPUs and NICs; with multi,
 	// only `lane=` is offered.
 	Tenancy string `toml:"tenancy"`
-	// Have `peerlane cdi refresh` load nvidia-peermem, or its predecessor nv_peer_mem, on a host
-	// with RDMA devices if neither is loaded. DMA-BUF needs no module.
+	// Let `peerlane cdi refresh` load nvidia-peermem, or nv_peer_mem, on a host with RDMA
+	// devices. DMA-BUF needs no module.
 	LoadPeermem bool `toml:"load_peermem"`
 }
 
 // Runtime configures peerlane-runtime, for engines without CDI.
 type Runtime struct {
-	// Absolute path of the OCI runtime that peerlane-runtime runs; empty stands for
-	// the first of runc and crun in /usr/local/sbin, /usr/local/bin, /usr/sbin,
-	// /usr/bin, /sbin and /bin.
+	// Absolute path of the OCI runtime below peerlane-runtime; empty for the first of runc
+	// and crun in /usr/local/sbin, /usr/local/bin, /usr/sbin, /usr/bin, /sbin and /bin.
 	Path string `toml:"path"`
-	// The CDI devices that a container may request from peerlane-runtime by the variable
-	// PEERLANE_DEVICES or the annotation peerlane.dev/devices, which an image can set as well as
-	// a user: `"peerlane.dev/lane=*"`, where * matches any name. Empty by default.
+	// CDI devices that a container may request by PEERLANE_DEVICES or the annotation
+	// peerlane.dev/devices, which an image can set: `"peerlane.dev/lane=*"`, with * for
+	// any name. None by default.
 	Devices []string `toml:"devices,omitempty"`
 }
 
@@ -334,15 +319,13 @@ type Network struct {
 	// /etc/peerlane/cluster.key. `peerlane key` makes the key, and docs/network.md describes its
 	// rotation.
 	Key string `toml:"key"`
-	// The network interfaces that relays use, in the form of NCCL_SOCKET_IFNAME: beginnings of
-	// names with commas between them, "=" in front for whole names, "^" in front for exclusion.
-	// Empty means all interfaces except loopback, docker* and virbr*, which must be named, with
-	// ib* first.
+	// Interfaces of relays in the syntax of NCCL_SOCKET_IFNAME: name prefixes with commas,
+	// "=" in front for whole names, "^" in front for exclusion. Empty for all except
+	// loopback, docker* and virbr*; ib* first.
 	Interfaces string `toml:"interfaces"`
-	// This host's interfaces, or RDMA devices, in the order of the cluster's rails: the first
-	// names of all hosts are on one network, the second names on another, and so on. Empty means
-	// the order in docs/network.md. Relays use other interfaces only if no listed interface
-	// works.
+	// Interfaces or RDMA devices in the order of the cluster's rails: the first of all
+	// hosts share a network, and so on. Empty for the order of docs/network.md. Others are
+	// used only if nothing else works.
 	Rails []string `toml:"rails,omitempty"`
 	// An address of this host that relays listen at, instead of the addresses of the interfaces.
 	Address string `toml:"address"`
@@ -354,9 +337,8 @@ type Network struct {
 	// The number of TCP connections for data from one relay to another, 1 to 64, in addition to a
 	// connection for control. The clients of the two relays share the connections.
 	Streams int `toml:"streams"`
-	// Absolute path of this host's certificate in PEM, with the intermediate certificates: with a
-	// certificate the first connection of two relays is TLS 1.3, and all hosts of the cluster
-	// need a certificate. Streams of data are not encrypted.
+	// Absolute path of this host's certificate chain in PEM: control connections use TLS
+	// 1.3, and all hosts need a certificate. Data is not encrypted.
 	TLSCertificate string `toml:"tls_certificate"`
 	// Absolute path of the private key of the certificate, which only root may read.
 	TLSKey string `toml:"tls_key"`
@@ -387,8 +369,8 @@ type Verbs struct {
 	// The address of a port, as an index into the port's table of GIDs; -1 means the GID of RoCE
 	// version 2 with an IPv4 address, or else IPv6. NCCL_IB_GID_INDEX.
 	GIDIndex int `toml:"gid_index"`
-	// The number of queue pairs between two NICs for two relays, 1 to 8, over which the data is
-	// spread. More than one queue pair helps where switches hash connections to paths.
+	// Queue pairs of two NICs for each two relays, 1 to 8; data is spread over them. More
+	// than one helps with switches that hash connections to paths.
 	// NCCL_IB_QPS_PER_CONNECTION.
 	QueuePairs int `toml:"qps_per_connection"`
 }
@@ -547,15 +529,20 @@ func Parse(path string, text []byte) (Config, error) {
 	c := Default()
 	found, err := toml.Decode(string(text), &c)
 	if err != nil {
-		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
+		return Config{}, faulty(path, err)
 	}
 	if unknown := found.Undecoded(); len(unknown) > 0 {
-		return Config{}, fmt.Errorf("configuration %s: %s", path, unknownKey(unknown[0].String()))
+		return Config{}, faulty(path, errors.New(unknownKey(unknown[0].String())))
 	}
 	if err := c.check(); err != nil {
-		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
+		return Config{}, faulty(path, err)
 	}
 	return c, nil
+}
+
+// faulty returns the error of a configuration file.
+func faulty(path string, cause error) error {
+	return &fault.Error{Code: fault.Configuration, Operation: "read configuration", Object: path, Cause: cause}
 }
 
 // UIDRange returns the range of UIDs.

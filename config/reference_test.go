@@ -23,20 +23,15 @@ const reference = "../docs/configuration.md"
 
 const introduction = `# Configuration
 
-/etc/peerlane/config.toml is optional, and so is everything in it. It is read by
-` + "`peerlane`" + ` and, when a container starts, by the hook, which demands that only root
-can write it. A key that is not known is an error that names the nearest one, so
-that a misspelt key is not silently without effect: ` + "`peerlane`" + ` and its doctor stop at it.
-The hook goes on with the last configuration that had no fault, a copy in
-/var/lib/peerlane/config.good.toml, and says so in the journal at each container's start.
-Where there is no such copy yet, containers with a lane do not start. What it says about devices is
-checked when a plan is made: ` + "`peerlane plan`" + ` shows what comes of it, and
-` + "`peerlane cdi refresh`" + ` puts it to work.
+/etc/peerlane/config.toml and every key in it are optional. ` + "`peerlane`" + ` and the hook read it; only
+root may be able to write it. An unknown key is an error that names the nearest one.
+` + "`peerlane`" + ` stops at an error. The hook uses the last good copy,
+/var/lib/peerlane/config.good.toml, and reports that in the journal; without a copy no container
+with a lane starts. ` + "`peerlane plan`" + ` shows the effect of keys about devices, and
+` + "`peerlane cdi refresh`" + ` applies them.
 
-Sizes are texts such as "32MiB"; GPUs are named by index, UUID or PCI address, as
-texts; path types are those of [topology.md](topology.md).
-
-This page is made of the code (` + "`go test ./config -update`" + `).
+Sizes are texts such as "32MiB"; GPUs are an index, a UUID or a PCI address, as texts; path types are
+those of [topology.md](topology.md). ` + "`go test ./config -update`" + ` writes this page.
 
 `
 
@@ -131,11 +126,11 @@ func standing(v reflect.Value) string {
 		if err != nil {
 			return ""
 		}
-		return fmt.Sprintf(", %q unless stated", text)
+		return fmt.Sprintf(", %q by default", text)
 	case int:
-		return fmt.Sprintf(", %d unless stated", x)
+		return fmt.Sprintf(", %d by default", x)
 	default:
-		return fmt.Sprintf(", \"%v\" unless stated", x)
+		return fmt.Sprintf(", \"%v\" by default", x)
 	}
 }
 

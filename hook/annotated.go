@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -28,7 +30,8 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 		return nil, err
 	}
 	if !config.Hook.Annotations {
-		return nil, fmt.Errorf("container %q asks for lanes by the annotation %s, and %s does not permit that; an administrator can set [hook] annotations = true there", s.ID, LanesAnnotation, a.layout.ConfigFile())
+		return nil, &fault.Error{Code: fault.Annotation, Operation: "take the annotation " + LanesAnnotation + " of container", Object: strconv.Quote(s.ID),
+			Cause: fmt.Errorf("%s does not permit it", a.layout.ConfigFile()), Remedy: "an administrator can set [hook] annotations = true there"}
 	}
 	plan, err := a.plan()
 	if err != nil {
@@ -58,7 +61,9 @@ func hasAnchor(l paths.Layout, s State) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("container %q asks for lanes by the annotation %s and has no place for their socket; the engine has to mount it: --mount type=bind,src=%s,dst=%s,ro=true", s.ID, LanesAnnotation, l.Anchor(), paths.ContainerDir)
+	return &fault.Error{Code: fault.Annotation, Operation: "take the annotation " + LanesAnnotation + " of container", Object: strconv.Quote(s.ID),
+		Cause:  errors.New("it has no place for the relay's socket"),
+		Remedy: fmt.Sprintf("the engine has to mount it: --mount type=bind,src=%s,dst=%s,ro=true", l.Anchor(), paths.ContainerDir)}
 }
 
 // annotated names the lanes of an annotation's value as Lanes does.

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -47,13 +48,14 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 	const permitted = "[hook]\nannotations = true\n"
 	for _, test := range []struct {
 		name, config, annotation, mount string
+		code                            fault.Code // "" for an error without one
 		says                            []string
 	}{
-		{"no configuration", "", "0", "ANCHOR", []string{"does not permit that", "[hook] annotations = true", "config.toml"}},
-		{"not permitted", "[hook]\nannotations = false\n", "0", "ANCHOR", []string{"does not permit that"}},
-		{"no anchor", permitted, "0", "/somewhere", []string{"has no place for their socket", "--mount type=bind,src=", "/var/lib/peerlane/anchor,dst=/run/peerlane,ro=true"}},
-		{"unknown GPU", permitted, "7", "ANCHOR", []string{"the annotation peerlane.dev/lanes", "7"}},
-		{"no annotation", permitted, "", "ANCHOR", []string{"the annotation peerlane.dev/lanes"}},
+		{"no configuration", "", "0", "ANCHOR", fault.Annotation, []string{"[hook] annotations = true", "config.toml"}},
+		{"not permitted", "[hook]\nannotations = false\n", "0", "ANCHOR", fault.Annotation, nil},
+		{"no anchor", permitted, "0", "/somewhere", fault.Annotation, []string{"--mount type=bind,src=", "/var/lib/peerlane/anchor,dst=/run/peerlane,ro=true"}},
+		{"unknown GPU", permitted, "7", "ANCHOR", "", []string{"the annotation peerlane.dev/lanes", "7"}},
+		{"no annotation", permitted, "", "ANCHOR", "", []string{"the annotation peerlane.dev/lanes"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := paths.New(t.TempDir())
@@ -69,6 +71,9 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 			_, err := CreateAnnotated(ReadAhead(l), s, "")
 			if err == nil {
 				t.Fatal("it was not refused")
+			}
+			if test.code != "" && !errors.Is(err, test.code) {
+				t.Errorf("%v has not the code %s", err, test.code)
 			}
 			for _, words := range test.says {
 				if !strings.Contains(err.Error(), words) {

@@ -8,11 +8,13 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -90,7 +92,8 @@ func (s State) check() error {
 		return fmt.Errorf("container %q: its bundle's name, or its root's, has more than the %d bytes that are possible", s.ID, unix.PathMax)
 	}
 	if s.PID > 1 && s.Status == "stopped" {
-		return fmt.Errorf("container %q is being restored from a checkpoint, and its relay ended with the process that was checkpointed: a lane cannot be restored; start the container anew", s.ID)
+		return &fault.Error{Code: fault.Checkpoint, Operation: "restore from a checkpoint container", Object: strconv.Quote(s.ID),
+			Cause: errors.New("its relay ended with the process that was checkpointed, and a lane cannot be restored"), Remedy: "start the container anew"}
 	}
 	if s.PID <= 1 || s.Status != "creating" && s.Status != "created" {
 		return fmt.Errorf("container %q: status %.40q and pid %d are not those of a createRuntime or prestart hook, the only places for peerlane-hook create", s.ID, s.Status, s.PID)

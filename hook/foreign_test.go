@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -163,8 +165,9 @@ func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(t *testing.T) { // not paral
 	*hook.KillByPidfd = func(int) error { return nil }
 	_, err := hook.Collect(h.layout)
 	*hook.KillByPidfd = was
-	if want := fmt.Sprintf("process %d does not end even by SIGKILL", relay); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("collecting a relay that does not end: %v; want %q", err, want)
+	var f *fault.Error
+	if !errors.As(err, &f) || f.Code != fault.Unkillable || f.Object != strconv.Itoa(relay) {
+		t.Errorf("collecting a relay that does not end: %v; want %s of process %d", err, fault.Unkillable, relay)
 	}
 	if marks := h.marks(t); len(marks) != 1 || h.info(t, g.ID).ID != g.ID { // its control group may have ended it meanwhile
 		t.Errorf("uids %v", marks)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -87,8 +88,9 @@ func checkVisibleDevices(plan *topo.Plan, s *spec) error {
 	if len(ways) == 1 {
 		ways = append(ways, "a group of [groups] in config.toml")
 	}
-	return fmt.Errorf("%s, of peerlane.dev/gpu=%s, would hide %s from CUDA; ask for all of them by one device (%s), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N",
-		visibleDevices, numbers(plan, all[won].gpus), "GPU "+numbers(plan, hidden), strings.Join(ways, ", or "))
+	return &fault.Error{Code: fault.HiddenGPU, Operation: "check " + visibleDevices + " of", Object: "peerlane.dev/gpu=" + numbers(plan, all[won].gpus),
+		Cause:  fmt.Errorf("it would hide GPU %s from CUDA", numbers(plan, hidden)),
+		Remedy: "ask for all of them by one device (" + strings.Join(ways, ", or ") + "), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N"}
 }
 
 // address is the PCI address of a GPU that is named as "UUID@PCI address".

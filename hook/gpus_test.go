@@ -1,9 +1,11 @@
 package hook
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -23,7 +25,7 @@ func TestNothingIsHidden(t *testing.T) {
 		{"one GPU, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=1"}, []specHook{ask("--gpu", gpu0)}, nil},
 		{"one GPU, hidden by the user", []string{"CUDA_VISIBLE_DEVICES="}, []specHook{ask("--gpu", gpu0)}, nil},
 		{"two GPUs, one by one", []string{"CUDA_VISIBLE_DEVICES=" + uuid1}, []specHook{ask("--gpu", gpu0), ask("--root", "/x", "--gpu", gpu1)},
-			[]string{"CUDA_VISIBLE_DEVICES, of peerlane.dev/gpu=1, would hide GPU 0 from CUDA", "(peerlane.dev/gpu=all, or peerlane.dev/gpu=half0)", "--device nvidia.com/gpu=N --device peerlane.dev/lane=N"}},
+			[]string{"peerlane.dev/gpu=1", "hide GPU 0", "(peerlane.dev/gpu=all, or peerlane.dev/gpu=half0)", "--device nvidia.com/gpu=N --device peerlane.dev/lane=N"}},
 		{"the first of two wins", []string{"CUDA_VISIBLE_DEVICES=" + uuid0}, []specHook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, []string{"hide GPU 1"}},
 		{"the last of two values wins", []string{"CUDA_VISIBLE_DEVICES=" + uuid0, "CUDA_VISIBLE_DEVICES=0,1"}, []specHook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, nil},
 		{"two GPUs, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=" + uuid1 + "," + uuid0}, []specHook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, nil},
@@ -54,6 +56,9 @@ func TestNothingIsHidden(t *testing.T) {
 				err := checkVisibleDevices(plan, s)
 				if test.says == nil && err != nil || test.says != nil && err == nil {
 					t.Fatalf("refused by %v", err)
+				}
+				if err != nil && test.name != "a GPU that the plan does not know" && !errors.Is(err, fault.HiddenGPU) {
+					t.Errorf("%v has not the code %s", err, fault.HiddenGPU)
 				}
 				for _, says := range test.says {
 					if !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {

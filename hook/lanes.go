@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -22,7 +23,7 @@ const again = "run peerlane cdi refresh"
 func readPlan(l paths.Layout) (*topo.Plan, error) {
 	path := l.PlanFile()
 	if err := paths.Trusted(path); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("no plan: %w; run peerlane cdi refresh", err)
+		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Cause: err, Remedy: again}
 	} else if err != nil {
 		return nil, err
 	}
@@ -31,7 +32,7 @@ func readPlan(l paths.Layout) (*topo.Plan, error) {
 		return nil, err
 	}
 	if plan.Source.Kind != topo.SourceSysfs {
-		return nil, fmt.Errorf("the plan %s was made from the file %s and not from this host; %s", path, plan.Source.File, again)
+		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Object: path, Cause: fmt.Errorf("it was made from the file %s and not from this host", plan.Source.File), Remedy: again}
 	}
 	return plan, nil
 }
@@ -58,6 +59,11 @@ func Lanes(plan *topo.Plan, names []string) ([]launch.Lane, error) {
 	return lanes, nil
 }
 
+// staleGPU returns the error of a GPU that is not the one of the CDI specification.
+func staleGPU(gpu string, cause error) error {
+	return &fault.Error{Code: fault.StaleSpecification, Operation: "find GPU", Object: gpu, Cause: cause, Remedy: again + ", so that the CDI specification fits the host"}
+}
+
 func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 	uuid, busID, ok := strings.Cut(name, "@")
 	if !ok {
@@ -70,14 +76,14 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 	gpu, err := plan.GPU(busID)
 	if uuid != "" {
 		if byUUID, unknown := plan.GPU(uuid); unknown == nil && byUUID.BusID != busID {
-			return launch.Lane{}, fmt.Errorf("that GPU is at %s by now; %s, so that the CDI specification fits the host", byUUID.BusID, again)
+			return launch.Lane{}, staleGPU(uuid, fmt.Errorf("that GPU is at %s by now", byUUID.BusID))
 		}
 	}
 	if err != nil {
-		return launch.Lane{}, fmt.Errorf("%w; %s, so that the CDI specification fits the plan", err, again)
+		return launch.Lane{}, staleGPU(busID, err)
 	}
 	if uuid != "" && gpu.UUID != "" && !strings.EqualFold(uuid, gpu.UUID) {
-		return launch.Lane{}, fmt.Errorf("%s is another GPU by now, %s; %s, so that the CDI specification fits the host", busID, gpu.UUID, again)
+		return launch.Lane{}, staleGPU(busID, fmt.Errorf("it is another GPU by now, %s", gpu.UUID))
 	}
 	lane, err := plan.Lane(busID)
 	if err != nil {

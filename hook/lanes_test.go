@@ -14,6 +14,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -139,13 +140,21 @@ func TestSpares(t *testing.T) {
 
 // A specification that no longer fits the plan is refused by what changed.
 func TestLanesThatDoNotFitThePlan(t *testing.T) {
+	for name, stale := range map[string][2]string{ // object and cause
+		"@0000:99:00.0":         {"0000:99:00.0", "0000:99:00.0"},
+		uuid0 + "@0000:2a:00.0": {uuid0, "0000:17:00.0"},
+		uuid0 + "@0000:99:00.0": {uuid0, "0000:17:00.0"},
+		uuid9 + "@0000:2a:00.0": {"0000:2a:00.0", uuid1},
+	} {
+		_, err := Lanes(testPlan("/sys"), []string{name})
+		var f *fault.Error
+		if !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != stale[0] || !strings.Contains(f.Cause.Error(), stale[1]) {
+			t.Errorf("lane %q: %v; want %s of %s with the cause %q", name, err, fault.StaleSpecification, stale[0], stale[1])
+		}
+	}
 	for name, says := range map[string]string{
 		"0":                       "a lane is named as",
 		"@":                       "no PCI address",
-		"@0000:99:00.0":           "run peerlane cdi refresh",
-		uuid0 + "@0000:2a:00.0":   "that GPU is at 0000:17:00.0 by now",
-		uuid0 + "@0000:99:00.0":   "that GPU is at 0000:17:00.0 by now",
-		uuid9 + "@0000:2a:00.0":   "0000:2a:00.0 is another GPU by now, " + uuid1,
 		"@0000:3b:00.0":           "MIG is on",
 		uuid9 + "@0000:3b:00.0":   "MIG is on", // the plan does not know its UUID
 		uuid1 + "@../../etc":      "no PCI address",
@@ -226,7 +235,7 @@ func TestPresentNICs(t *testing.T) {
 
 func TestReadPlanTrustsNobodyElse(t *testing.T) {
 	l := paths.New(t.TempDir())
-	if _, err := readPlan(l); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "run peerlane cdi refresh") {
+	if _, err := readPlan(l); !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, fault.UnreadablePlan) {
 		t.Errorf("no plan: %v", err)
 	}
 	write := func(p *topo.Plan) {
@@ -243,7 +252,7 @@ func TestReadPlanTrustsNobodyElse(t *testing.T) {
 		if err := spoil(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readPlan(l); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := readPlan(l); !errors.Is(err, fault.UntrustedFile) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v; it should say %q", err, says)
 		}
 		if err := mend(); err != nil {
@@ -266,7 +275,7 @@ func TestReadPlanTrustsNobodyElse(t *testing.T) {
 	file := testPlan("")
 	file.Source = topo.Source{Kind: topo.SourceNCCLXML, File: "dgx.xml"}
 	write(file)
-	if _, err := readPlan(l); err == nil || !strings.Contains(err.Error(), "dgx.xml") {
+	if _, err := readPlan(l); !errors.Is(err, fault.UnreadablePlan) || !strings.Contains(err.Error(), "dgx.xml") {
 		t.Errorf("a plan from a file: %v", err)
 	}
 }

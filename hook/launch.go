@@ -22,6 +22,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -532,7 +533,7 @@ func binaries(r Request) (supervisor, relay string, err error) {
 		}
 	}
 	if err := executable(supervisor); err != nil {
-		return "", "", fmt.Errorf("the hook binary: %w; peerlane and peerlane-hook belong into one directory", err)
+		return "", "", &fault.Error{Code: fault.NoRelayProgram, Operation: "find the hook binary", Cause: err, Remedy: "install peerlane and peerlane-hook in one directory"}
 	}
 	relay = r.Config.Relay.Binary
 	if relay == "" {
@@ -542,7 +543,7 @@ func binaries(r Request) (supervisor, relay string, err error) {
 		err = runnable(relay)
 	}
 	if err != nil {
-		return "", "", fmt.Errorf("the relay binary: %w; install it there, or name it by relay.binary in config.toml", err)
+		return "", "", &fault.Error{Code: fault.NoRelayProgram, Operation: "find the relay binary", Cause: err, Remedy: "install it there, or name it by relay.binary in config.toml"}
 	}
 	return supervisor, relay, nil
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -433,6 +434,9 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 			_, err := hook.Launch(h.layout, r)
 			if err == nil {
 				t.Fatal("Launch succeeded")
+			}
+			if program := strings.HasPrefix(test.name, "no ") && strings.HasSuffix(test.name, " binary"); program && !errors.Is(err, fault.NoRelayProgram) {
+				t.Errorf("%v has not the code %s", err, fault.NoRelayProgram)
 			}
 			for _, says := range test.says {
 				if !strings.Contains(err.Error(), says) {

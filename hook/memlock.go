@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // raiseMemlock lifts the limit of memory that a container's processes may lock,
@@ -30,5 +32,6 @@ func raiseMemlock(pid int, s *spec) error {
 			has = fmt.Sprintf("%d KiB", limit.Max>>10)
 		}
 	}
-	return fmt.Errorf("the limit of locked memory, which registering memory with a NIC counts against, could not be lifted: prlimit: %w; it is %s; start the container with --ulimit memlock=-1, or give the engine's unit LimitMEMLOCK=infinity", err, has)
+	return &fault.Error{Code: fault.LockedMemory, Operation: "lift the limit of locked memory, against which registering memory with a NIC counts",
+		Cause: fmt.Errorf("prlimit: %w; it is %s", err, has), Remedy: "start the container with --ulimit memlock=-1, or give the engine's unit LimitMEMLOCK=infinity"}
 }

@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Attach mounts the socket directory of a generation into its container, over
-// the anchor that the CDI specification mounts at layout.ContainerDir in rootfs,
+// the anchor that the CDI specification mounts at paths.ContainerDir in rootfs,
 // the container's root file system as the host sees it:
 // read-only, nosuid, nodev, noexec, and private, so that nothing which is
 // mounted in the container appears on the host. A container that has it already
@@ -44,7 +45,7 @@ func attach(l paths.Layout, g *Generation, rootfs string) error {
 	// In a user namespace nobody can mount for the host, and the directory is the user's.
 	if !Rootless() {
 		if err := paths.CheckAnchor(anchor); err != nil {
-			return fmt.Errorf("the anchor %s: %w; run `%s`, and restart an engine that has a mount namespace of its own and started before", l.Anchor(), err, l.AnchorCommand())
+			return &fault.Error{Code: fault.AnchorNotMounted, Operation: "check the anchor", Object: l.Anchor(), Cause: err, Remedy: "run `" + l.AnchorCommand() + "`, and restart an engine that has a mount namespace of its own and started before"}
 		}
 	}
 	sockets, err := open(l.SocketDir(g.ID))
@@ -133,11 +134,11 @@ func detached(dir *os.File) (*os.File, error) {
 func newMountError(call, path string, err error) error {
 	switch err {
 	case unix.EPERM:
-		return fmt.Errorf("%s %s: %w; this needs CAP_SYS_ADMIN", call, path, err)
+		return &fault.Error{Code: fault.MountNotPermitted, Operation: call, Object: path, Cause: err, Remedy: "this needs CAP_SYS_ADMIN"}
 	case unix.ENOSYS:
-		return fmt.Errorf("%s %s: %w; this needs Linux 5.12", call, path, err)
+		return &fault.Error{Code: fault.MountNotPermitted, Operation: call, Object: path, Cause: err, Remedy: "this needs Linux 5.12"}
 	case unix.EMFILE, unix.ENFILE:
-		return fmt.Errorf("%s %s: %w; raise the engine's limit of open files (LimitNOFILE= of its unit), or fs.file-max", call, path, err)
+		return &fault.Error{Code: fault.MountNotPermitted, Operation: call, Object: path, Cause: err, Remedy: "raise the engine's limit of open files (LimitNOFILE= of its unit), or fs.file-max"}
 	}
 	return fmt.Errorf("%s %s: %w", call, path, err)
 }
@@ -172,7 +173,9 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 		if err != nil {
 			where = "a place that cannot be told: " + err.Error()
 		}
-		return fmt.Errorf("in the root file system %s that path leads to %s, which is not the anchor %s; the CDI specification mounts the anchor there, so it is out of date, another mount covers it, or a symbolic link of the image leads elsewhere", rootfs, where, anchor.Name())
+		return &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + paths.ContainerDir + " in the root file system", Object: rootfs,
+			Cause:  fmt.Errorf("it leads to %s, which is not the anchor %s: the CDI specification is out of date, another mount covers the path, or a symbolic link of the image leads elsewhere", where, anchor.Name()),
+			Remedy: "run peerlane cdi refresh, or use another image"}
 	}
 	// The anchor must be a mount, and private as well: what is mounted on a
 	// shared one appears on the host's.
@@ -183,7 +186,7 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 	return os.NewSyscallError("move_mount", err)
 }
 
-// resolve opens layout.ContainerDir as the container will see it: whatever
+// resolve opens paths.ContainerDir as the container will see it: whatever
 // symbolic links the image has, the way does not leave its root file system.
 func resolve(rootfs string) (*os.File, error) {
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -200,7 +203,8 @@ func resolve(rootfs string) (*os.File, error) {
 		fd, err = unix.Openat2(root, strings.TrimPrefix(paths.ContainerDir, "/"), &how)
 	}
 	if err == unix.EXDEV || err == unix.ELOOP {
-		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; a symbolic link of the image at that path leads through /proc or in a circle; use an image without that link", paths.ContainerDir, rootfs, err)
+		return nil, &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + paths.ContainerDir + " in the root file system", Object: rootfs,
+			Cause: fmt.Errorf("%w: a symbolic link of the image leads through /proc or in a circle", err), Remedy: "use an image without that link"}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; the CDI specification mounts the anchor there", paths.ContainerDir, rootfs, err)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Process is one process, told apart from every other that has or had its
@@ -148,10 +150,16 @@ func (p Process) end(limit time.Duration) error {
 		return os.NewSyscallError("pidfd_send_signal", err)
 	}
 	if !endsWithin(int(pidfd.Fd()), limit) {
-		return fmt.Errorf("process %d does not end even by SIGKILL: a system call of it, of a driver perhaps, does not return; /proc/%[1]d/stack shows which", p.PID)
+		return unkillable("process", p.PID)
 	}
 	return nil
 }
 
 // killByPidfd kills a process; tests have one that does not die.
 var killByPidfd = func(pidfd int) error { return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) }
+
+// unkillable returns the error of a process that outlives SIGKILL.
+func unkillable(what string, pid int) error {
+	return &fault.Error{Code: fault.Unkillable, Operation: "end by SIGKILL " + what, Object: strconv.Itoa(pid),
+		Cause: errors.New("a system call of the process, of a driver perhaps, does not return"), Remedy: fmt.Sprintf("see the call in /proc/%d/stack", pid)}
+}

@@ -293,7 +293,7 @@ func (r *relay) end() (exit *error, err error) {
 	case err := <-r.exited:
 		return &err, fmt.Errorf("the relay did not end within %v and was killed", endTimeout)
 	case <-time.After(endTimeout):
-		return nil, fmt.Errorf("the relay, process %d, does not end even by SIGKILL: a system call of it, of a driver perhaps, does not return; /proc/%[1]d/stack shows which", r.process.PID)
+		return nil, unkillable("the relay, process", r.process.PID)
 	}
 }
 

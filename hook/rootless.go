@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Rootless says that this process is in a user namespace into which not all
@@ -30,5 +31,7 @@ func (d Devices) withoutRoot() error {
 	if limit.Max != unix.RLIM_INFINITY {
 		has = fmt.Sprintf("%d KiB", limit.Max>>10)
 	}
-	return errors.New("this engine runs without root, and peerlane.dev/gpu= and peerlane.dev/nic= are for programs that register memory with a NIC themselves: only the host's root may lift the limit of locked memory for that (it is " + has + " here); ask for peerlane.dev/lane= and nvidia.com/gpu=")
+	return &fault.Error{Code: fault.LockedMemory, Operation: "give peerlane.dev/gpu= or peerlane.dev/nic= to a container of an engine that runs without root",
+		Cause:  errors.New("only the host's root may lift the limit of locked memory for memory that a program registers (it is " + has + " here)"),
+		Remedy: "ask for peerlane.dev/lane= and nvidia.com/gpu="}
 }

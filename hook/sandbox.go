@@ -19,6 +19,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -83,7 +84,7 @@ func (g *Generation) claimUID(l paths.Layout, c config.Relay) error {
 		}
 	}
 	if err == nil && uid == 0 {
-		err = fmt.Errorf("all %d uids of relays are taken; raise relay.uids in config.toml, which is %s", last-first, c.UIDs)
+		err = &fault.Error{Code: fault.NoRelayUID, Operation: fmt.Sprintf("all %d uids of relays are taken", last-first), Remedy: "raise relay.uids in config.toml, which is " + c.UIDs}
 	}
 	g.Sandbox.UID = uid
 	return err
@@ -349,7 +350,7 @@ func verbsNodes(nic string) (nodes []string) {
 const confineTimeout = 20 * time.Second
 
 // errSilent says that the next try may go well: somebody has killed it.
-var errSilent = errors.New("the relay's sandbox ended without a word; the generation's log may have one")
+var errSilent error = &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox ended without a word", Remedy: "read the generation's log"}
 
 // hearReport waits until the relay is executed.
 func hearReport(from *os.File) (*sandbox.Report, error) {
@@ -358,7 +359,7 @@ func hearReport(from *os.File) (*sandbox.Report, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(from, 64<<10))
 	if err != nil {
-		return nil, fmt.Errorf("the relay's sandbox is not made within %v: %w", confineTimeout, err)
+		return nil, &fault.Error{Code: fault.NoSandbox, Operation: "wait for the relay's sandbox for", Object: confineTimeout.String(), Cause: err}
 	}
 	line, failure, _ := strings.Cut(string(text), "\n")
 	r := &sandbox.Report{}
@@ -366,7 +367,7 @@ func hearReport(from *os.File) (*sandbox.Report, error) {
 		failure = string(text) // instead of a report
 	}
 	if failure != "" {
-		return nil, errors.New(failure)
+		return nil, &fault.Error{Code: fault.NoSandbox, Operation: "make the relay's sandbox", Cause: errors.New(failure)}
 	}
 	if line == "" {
 		return nil, errSilent

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // maxSpec bounds a config.json, bytes. Engines write some ten thousand; but its
@@ -151,7 +152,7 @@ func readBounded(path string, limit int64) (text []byte, err error) {
 func (s *spec) nothingBelow() error {
 	for _, m := range s.Mounts {
 		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, paths.ContainerDir+"/") {
-			return fmt.Errorf("a mount at %s is asked for, and %s is the relay's own; leave out that volume (-v, --mount, or VOLUME in the image)", at, paths.ContainerDir)
+			return &fault.Error{Code: fault.MountBelowSocket, Operation: "check the mount at", Object: at, Cause: errors.New(paths.ContainerDir + " is the relay's own"), Remedy: "leave out that volume (-v, --mount, or VOLUME in the image)"}
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -347,7 +348,7 @@ func (s *supervisor) resume() error {
 		return err
 	}
 	if drained != nil {
-		return fmt.Errorf("all relays of this host are drained; peerlane relay resume --all resumes them")
+		return &fault.Error{Code: fault.Drained, Operation: "all relays of this host are drained", Remedy: "run peerlane relay resume --all"}
 	}
 	s.held, s.failures = "", nil
 	if err := s.start(); err != nil {
@@ -494,11 +495,11 @@ func (s *supervisor) failed(reason string) {
 		return
 	}
 	s.log.Errorf("%s; %d failures within %v: giving up", reason, maxFailures, failureTime)
-	s.tell(SeverityError, fmt.Sprintf("%s; it stays down after %d failures within %v; peerlane relay inspect %s has its log, and peerlane relay resume starts it again",
-		reason, maxFailures, failureTime, s.generation.ID))
+	down := &fault.Error{Code: fault.RelayDown, Operation: fmt.Sprintf("the relay of container %s stays down after %d failures within %v", s.generation.Container.ID, maxFailures, failureTime),
+		Cause: errors.New(reason), Remedy: "read its log by peerlane relay inspect " + s.generation.ID + ", then run peerlane relay resume on the host"}
+	s.tell(SeverityError, down.Error())
 	s.note(StateDown, reason)
-	s.refuse(fmt.Sprintf("the relay of container %s stays down after %d failures within %v: %s; peerlane relay resume on the host starts it again",
-		s.generation.Container.ID, maxFailures, failureTime, reason))
+	s.refuse(down.Error())
 }
 
 // tell writes to the host's log: the generation's goes with its container.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // With systemd a hook does not fork its supervisor, which would be a child of
@@ -145,7 +146,7 @@ func greet(path string, wait time.Duration) (*service, error) {
 		case errors.Is(err, unix.ECONNREFUSED):
 			err = errors.New("nobody listens there")
 		}
-		return nil, fmt.Errorf("systemd starts no relay by %s: %w", path, err)
+		return nil, &fault.Error{Code: fault.NoSystemd, Operation: "systemd starts no relay by", Object: path, Cause: err}
 	}
 	defer socket.Close()
 	conn, err := net.FileConn(socket)
@@ -164,7 +165,7 @@ func greet(path string, wait time.Duration) (*service, error) {
 		case errors.Is(err, io.EOF):
 			err = errors.New("it hung up: the host is shutting down, or the service cannot be started")
 		}
-		return nil, fmt.Errorf("systemd starts no relay by %s: %w", path, err)
+		return nil, &fault.Error{Code: fault.NoSystemd, Operation: "systemd starts no relay by", Object: path, Cause: err}
 	}
 	return s, nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -25,7 +26,7 @@ func TestTheTopologyFileOfAContainer(t *testing.T) {
 	}
 	file := filepath.Join(l.SocketDir(g.ID), paths.TopologyName)
 	g.Config.Lanes = []launch.Lane{{GPU: launch.GPU{BusID: "0000:2a:00.0"}}}
-	if err := writeTopology(l, g, false); err == nil || !strings.Contains(err.Error(), "no plan") {
+	if err := writeTopology(l, g, false); !errors.Is(err, fault.UnreadablePlan) {
 		t.Errorf("without a plan: %v", err)
 	}
 	if err := plan.Write(l.PlanFile()); err != nil {

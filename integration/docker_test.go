@@ -162,7 +162,7 @@ func TestDockerWithoutCDI(t *testing.T) {
 	t.Run("refused", func(t *testing.T) {
 		d := within(t)
 		out, err := d.command(context.Background(), "run", "--rm", "--network=none", "--runtime=peerlane", "--env=PEERLANE_DEVICES=peerlane.dev/gpu=all", testImage, "/usr/bin/test").CombinedOutput()
-		if err == nil || !strings.Contains(string(out), "PEERLANE_DEVICES asks for the device peerlane.dev/gpu=all, which runtime.devices in "+b.Layout.ConfigFile()+" does not permit") {
+		if err == nil || !strings.Contains(string(out), "PEERLANE_DEVICES asks for the device peerlane.dev/gpu=all: runtime.devices in "+b.Layout.ConfigFile()+" does not permit it") {
 			t.Errorf("%v: %s", err, out)
 		}
 	})

@@ -183,7 +183,7 @@ func TestPodmanWithADirectoryOfHooks(t *testing.T) {
 	}{
 		{"annotation and mount", true, []string{lane, mount}, true, `"hello"`},
 		{"read-only root", true, []string{lane, mount, "--read-only"}, true, `"hello"`},
-		{"no mount", true, []string{lane}, false, "has no place for their socket; the engine has to mount it: --mount type=bind,src="},
+		{"no mount", true, []string{lane}, false, "it has no place for the relay's socket; the engine has to mount it: --mount type=bind,src="},
 		{"no annotation", true, []string{mount}, false, "no relay at /run/peerlane/relay.sock"},
 		{"not permitted", false, []string{lane, mount}, false, "[hook] annotations = true"},
 	} {

@@ -2,11 +2,13 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
 	"github.com/peerlane/peerlane/relay/transport/verbs"
@@ -39,7 +41,7 @@ func (r *Relay) atHost() string { return fmt.Sprintf("%s on host %s", r.name(), 
 // openAbroadFor makes the lane ready for a connection with another host.
 func (l *lane) openAbroadFor(c *connection, config launch.Config, asked uint32) error {
 	if config.Network == nil {
-		return wire.Errorf(wire.StatusUnreachable, "this relay is on no network: %s", config.NoNetwork)
+		return wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork, Operation: "this relay is on no network", Cause: errors.New(config.NoNetwork)})
 	}
 	if route := routeNumber(config.Route); route == wire.RouteDirect || asked == wire.RouteDirect {
 		return wire.Errorf(wire.StatusUnreachable, `route direct is between two containers of one host; with another one relay.route has to be "auto" or "staged" in config.toml on both`)
@@ -137,11 +139,12 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	}
 	switch {
 	case h == nil:
-		return nil, wire.Errorf(wire.StatusUnreachable,
-			"the listener is on another host, or was there before this one was booted, or relay.transport says tcp; and this relay is on no network: %s", why)
+		return nil, wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork,
+			Operation: "the listener is on another host, or was there before this one was booted, or relay.transport says tcp; and this relay is on no network", Cause: errors.New(why)})
 	case handle.Contact == [len(handle.Contact)]byte{}:
-		return nil, wire.Errorf(wire.StatusUnreachable,
-			"the listener is on another host, or was there before this one was booted, and its relay is on no network: its host has no cluster key, or network.listen is off there")
+		return nil, wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork,
+			Operation: "the listener is on another host, or was there before this one was booted, and its relay is on no network",
+			Cause:     errors.New("its host has no cluster key, or network.listen is off there")})
 	}
 	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
@@ -221,9 +222,9 @@ func TestAnotherHostsHandleIsRefusedWithAReason(t *testing.T) {
 	_, err = stranger.Connect(within(t), uuid(t, 0), handle)
 	demand(t, err, wire.StatusUnreachable, "no relay that has this cluster key")
 	_, err = on.Connect(within(t), uuid(t, 0), none)
-	demand(t, err, wire.StatusUnreachable, "is on no network")
+	demandCode(t, err, wire.StatusUnreachable, codes.NoNetwork, "is on no network")
 	_, err = without.Connect(within(t), uuid(t, 0), handle)
-	demand(t, err, wire.StatusUnreachable, "this relay is on no network", "network.listen is off")
+	demandCode(t, err, wire.StatusUnreachable, codes.NoNetwork, "this relay is on no network", "network.listen is off")
 
 	forged := handle.Layout()
 	forged.Token[3] ^= 1

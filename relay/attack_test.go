@@ -24,6 +24,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
@@ -409,7 +410,7 @@ func TestAThousandConnectionsAtOnce(t *testing.T) {
 				lock.Lock()
 				if err != nil {
 					refused++
-					if !errors.Is(err, &wire.Error{Status: wire.StatusLimit}) || !strings.Contains(err.Error(), "relay.limits.clients") {
+					if !errors.Is(err, &wire.Error{Status: wire.StatusLimit}) || !errors.Is(err, codes.LimitMet) {
 						t.Errorf("a client hears %v", err)
 					}
 					c.Close()
@@ -1316,7 +1317,7 @@ func TestLimitsOfAContainer(t *testing.T) {
 		first := attach(t, socket)
 		attach(t, socket)
 		_, err := client.Dial(within(t), socket)
-		demand(t, err, wire.StatusLimit, "2 processes of container a are attached", "relay.limits.clients")
+		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "2 processes of container a are attached", "relay.limits.clients")
 		if err := first.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -1335,7 +1336,7 @@ func TestLimitsOfAContainer(t *testing.T) {
 			}
 		}
 		_, err := export(b, m.fd)
-		demand(t, err, wire.StatusLimit, "3 memories are exported in container a", "relay.limits.memories")
+		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "3 memories are exported in container a", "relay.limits.memories")
 		if err := last.Unexport(within(t)); err != nil {
 			t.Fatal(err)
 		}
@@ -1362,7 +1363,7 @@ func TestLimitsOfAContainer(t *testing.T) {
 			case <-within(t).Done():
 			}
 		}
-		demand(t, err, wire.StatusLimit, "connections are open in container a", "relay.limits.connections")
+		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "connections are open in container a", "relay.limits.connections")
 		gone(r, "connections", func(l launch.Limits) int { return l.Connections }, 4)
 		if err := errors.Join(sending.Close(within(t)), receiving.Close(within(t))); err != nil {
 			t.Fatal(err)
@@ -1387,9 +1388,9 @@ func TestLimitsOfAContainer(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = export(b, m.fd)
-		demand(t, err, wire.StatusLimit, "14 files are open for its clients", "relay.limits.descriptors")
+		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "14 files are open for its clients", "relay.limits.descriptors")
 		_, err = client.Dial(within(t), socket)
-		demand(t, err, wire.StatusLimit, "relay.limits.descriptors")
+		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "relay.limits.descriptors")
 		if err := first.Unexport(within(t)); err != nil {
 			t.Fatal(err)
 		}

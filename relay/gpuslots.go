@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/registration"
 	"github.com/peerlane/peerlane/relay/transport/verbs"
@@ -296,7 +297,7 @@ func (l *lane) say(w slotsWay) {
 		to.Infof("data to and from other hosts by RDMA: %s", w.text)
 		return
 	}
-	to.Warnf("data to and from other hosts by RDMA is not registered by DMA-BUF: %s", w.text)
+	to.Warn(&fault.Error{Code: fault.NotRegistered, Operation: "data to and from other hosts by RDMA is not registered by DMA-BUF", Cause: errors.New(w.text)})
 }
 
 // All GPUs see what a NIC has written into one of them, in its order, where that GPU's

@@ -1,11 +1,13 @@
 package relay
 
 import (
+	"fmt"
 	"sync"
 
 	"github.com/dustin/go-humanize"
 	"github.com/sirupsen/logrus"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -31,8 +33,9 @@ func (a *hostAccount) take(bytes uint64, name string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.limit > 0 && (bytes > a.limit || a.used > a.limit-bytes) {
-		return wire.Errorf(wire.StatusLimit, "%s more of host memory is asked for, and the relay has %s in %s, whose limit is %s, a quarter of the container's memory limit; raise the container's memory limit",
-			humanize.IBytes(bytes), humanize.IBytes(a.used), name, humanize.IBytes(a.limit))
+		return wire.Errorf(wire.StatusLimit, "%w", &fault.Error{Code: fault.LimitMet,
+			Operation: fmt.Sprintf("%s more of host memory is asked for, and the relay has %s in %s, whose limit is %s, a quarter of the container's memory limit", humanize.IBytes(bytes), humanize.IBytes(a.used), name, humanize.IBytes(a.limit)),
+			Remedy:    "raise the container's memory limit"})
 	}
 	a.used += bytes
 	return nil

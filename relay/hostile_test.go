@@ -216,7 +216,7 @@ func TestWhatIsNoHostMemoryOfAReceiver(t *testing.T) {
 		{"unsealed", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, memfd(bytes, 0), wire.StatusBadDescriptor, "sealed"},
 		{"of another size", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, sealed(bytes / 2), wire.StatusBadDescriptor, "1048576 bytes"},
 		{"a GPU's", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, allocate(t, 3, bytes).fd, wire.StatusBadDescriptor, "bytes"},
-		{"without pages", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: 1 << 40}, sealed(1 << 40), wire.StatusLimit, "1.0 TiB more is asked for, and 0 B of other containers' host memory are mapped in container a, whose limit is 4.0 GiB (relay.limits.host_memory"},
+		{"without pages", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: 1 << 40}, sealed(1 << 40), wire.StatusLimit, "1.0 TiB more is asked for, and 0 B of other containers' host memory are mapped in container a, whose limit is 4.0 GiB; "},
 		{"of no kind", wire.PeerRegion{Kind: 7, Bytes: bytes}, sealed(bytes), wire.StatusMalformed, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -124,7 +125,7 @@ func TestHostMemoryIsRefused(t *testing.T) {
 	}
 	demand(t, ask(a, 0), wire.StatusOutOfRange, "no bytes")
 	for _, n := range []uint64{16<<20 + 1, 1 << 62, math.MaxUint64, math.MaxUint64 - 4095} {
-		demand(t, ask(a, n), wire.StatusLimit, "this process has 0 B, whose limit is 16 MiB (relay.limits.client_host_memory in config.toml)")
+		demandCode(t, ask(a, n), wire.StatusLimit, codes.LimitMet, "this process has 0 B, whose limit is 16 MiB", "raise relay.limits.client_host_memory in config.toml")
 	}
 	_, err := a.HostMemory(ctx, client.HostMemory{Bytes: 8, GPU: uuid(t, 3)})
 	demand(t, err, wire.StatusWrongGPU, devices[3].UUID, devices[0].UUID)
@@ -132,9 +133,9 @@ func TestHostMemoryIsRefused(t *testing.T) {
 	demand(t, err, wire.StatusMalformed, "access")
 
 	first := hostMemory(t, a, 0, 12<<20)
-	demand(t, ask(a, 5<<20), wire.StatusLimit, "5.0 MiB of host memory are asked for, and this process has 12 MiB, whose limit is 16 MiB")
+	demandCode(t, ask(a, 5<<20), wire.StatusLimit, codes.LimitMet, "5.0 MiB of host memory are asked for, and this process has 12 MiB, whose limit is 16 MiB")
 	second := hostMemory(t, b, 0, 6<<20+1) // which are whole pages
-	demand(t, ask(b, 3<<20), wire.StatusLimit, "3.0 MiB more is asked for, and 18 MiB of host memory are made for the clients in container a, whose limit is 20 MiB (relay.limits.host_memory")
+	demandCode(t, ask(b, 3<<20), wire.StatusLimit, codes.LimitMet, "3.0 MiB more is asked for, and 18 MiB of host memory are made for the clients in container a, whose limit is 20 MiB", "raise relay.limits.host_memory")
 	report := r.Report()
 	if used := report.Used; used.HostMemory != 18<<20+uint64(os.Getpagesize()) || used.Memories != 2 || used.Descriptors != 2*6+2*2 {
 		t.Errorf("in use are %+v", used)
@@ -452,13 +453,13 @@ func TestHostAccountBoundsAllAllocations(t *testing.T) {
 		_, err := s.HostMemory(ctx, client.HostMemory{Bytes: n, GPU: uuid(t, 0)})
 		return err
 	}
-	demand(t, ask(a, 4<<20), wire.StatusLimit, "4.0 MiB more of host memory is asked for, and the relay has 176 KiB in container a, whose limit is 4.0 MiB, a quarter of the container's memory limit")
+	demandCode(t, ask(a, 4<<20), wire.StatusLimit, codes.LimitMet, "4.0 MiB more of host memory is asked for, and the relay has 176 KiB in container a, whose limit is 4.0 MiB, a quarter of the container's memory limit")
 	m := hostMemory(t, a, 0, 3<<20)
 	var more []*client.Session
 	for range 100 {
 		s, err := client.Dial(ctx, socket)
 		if err != nil {
-			demand(t, err, wire.StatusLimit, "176 KiB more of host memory", "a quarter of the container's memory limit")
+			demandCode(t, err, wire.StatusLimit, codes.LimitMet, "176 KiB more of host memory", "a quarter of the container's memory limit")
 			break
 		}
 		t.Cleanup(func() { s.Close() })
@@ -471,7 +472,7 @@ func TestHostAccountBoundsAllAllocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	hostMemory(t, more[0], 0, 2<<20)
-	demand(t, ask(a, 2<<20), wire.StatusLimit, "a quarter of the container's memory limit")
+	demandCode(t, ask(a, 2<<20), wire.StatusLimit, codes.LimitMet, "a quarter of the container's memory limit")
 	if err := more[0].Close(); err != nil {
 		t.Fatal(err)
 	}

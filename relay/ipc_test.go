@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/peerlane/peerlane/cuda"
+	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -165,7 +166,7 @@ func TestMemoryOfCudaMallocIsRefused(t *testing.T) {
 		}
 	}
 	_, err = v.export(p, 0, 8)
-	demand(t, err, wire.StatusLimit, "relay.limits.memories")
+	demandCode(t, err, wire.StatusLimit, codes.LimitMet, "relay.limits.memories")
 	v.goesOn()
 
 	h := newHost(t)

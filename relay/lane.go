@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/poll"
@@ -222,9 +223,9 @@ func (l *lane) openStaging() error {
 	// A far GPU that the plan has no server for bounces without Peerlane, too.
 	planned := l.spec.Relay && len(l.spec.Servers) > 0
 	if !planned && (l.spec.Role != launch.RoleFar || config.Bounce == 0) {
-		return wire.Errorf(wire.StatusNoStaging,
-			"the lane of GPU %s has no server GPU to stage on (role %s); use route direct, or name servers in [[plan.lane]] of config.toml",
-			l.spec.GPU.BusID, l.spec.Role)
+		return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
+			Operation: fmt.Sprintf("the lane of GPU %s has no server GPU to stage on (role %s)", l.spec.GPU.BusID, l.spec.Role),
+			Remedy:    "use route direct, or name servers in [[plan.lane]] of config.toml"})
 	}
 	var out, in staging
 	var all []placed
@@ -278,8 +279,8 @@ func (l *lane) openStaging() error {
 		if slices.ContainsFunc(all, func(p placed) bool { return p.unfit }) {
 			lacks = "is fit"
 		}
-		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging,
-			"no server GPU %s to stage for GPU %s, and %s: %s", lacks, l.spec.GPU.BusID, bounce, notes(all))
+		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
+			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s, and %s", lacks, l.spec.GPU.BusID, bounce), Cause: errors.New(notes(all))})
 		return l.noRoom
 	}
 	most := 1
@@ -565,7 +566,7 @@ func (l *lane) server(g launch.GPU) (cuda.Device, wire.UUID, error) {
 		return 0, wire.UUID{}, err
 	}
 	if g.UUID != "" && g.UUID != uuid {
-		return 0, wire.UUID{}, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi refresh", g.BusID, uuid, g.UUID)
+		return 0, wire.UUID{}, &fault.Error{Code: fault.StaleSpecification, Operation: "use GPU", Object: g.BusID, Cause: fmt.Errorf("it is %s now, the plan says %s", uuid, g.UUID), Remedy: "run peerlane cdi refresh"}
 	}
 	id, err := wire.ParseGPU(uuid)
 	return ordinal, id, err

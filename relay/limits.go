@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"fmt"
 	"sync"
 	"time"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -46,6 +48,11 @@ func descriptorLimit(limit int) int {
 	return max(int(r.Cur)-spareDescriptors, int(r.Cur)/2)
 }
 
+// limitMet returns the error of a limit that a key of config.toml sets.
+func limitMet(key, format string, arguments ...any) error {
+	return wire.Errorf(wire.StatusLimit, "%w", &fault.Error{Code: fault.LimitMet, Operation: fmt.Sprintf(format, arguments...), Remedy: "free memory or connections, or raise " + key + " in config.toml"})
+}
+
 // reserve counts what a client is about to take, or says which limit is reached.
 // It belongs to the loop.
 func (r *Relay) reserve(u use) error {
@@ -58,7 +65,7 @@ func (r *Relay) reserve(u use) error {
 		{r.used.descriptors, u.descriptors, r.limits.Descriptors, "files are open for its clients", "descriptors"},
 	} {
 		if c.more > 0 && c.have+c.more > c.limit {
-			return wire.Errorf(wire.StatusLimit, "%d %s in %s, whose limit is %d (relay.limits.%s in config.toml)", c.have, c.what, r.name(), c.limit, c.key)
+			return limitMet("relay.limits."+c.key, "%d %s in %s, whose limit is %d", c.have, c.what, r.name(), c.limit)
 		}
 	}
 	for _, c := range []struct {
@@ -69,12 +76,12 @@ func (r *Relay) reserve(u use) error {
 		{r.used.foreign, u.foreign, "of other containers' host memory are mapped"},
 	} {
 		if limit := r.limits.HostMemory; c.more > 0 && (c.more > limit || c.have > limit-c.more) {
-			return wire.Errorf(wire.StatusLimit, "%s more is asked for, and %s %s in %s, whose limit is %s (relay.limits.host_memory in config.toml)",
+			return limitMet("relay.limits.host_memory", "%s more is asked for, and %s %s in %s, whose limit is %s",
 				humanize.IBytes(c.more), humanize.IBytes(c.have), c.what, r.name(), humanize.IBytes(limit))
 		}
 	}
 	if limit := r.limits.Staging; u.staging > 0 && (u.staging > limit || r.used.staging > limit-u.staging) {
-		return wire.Errorf(wire.StatusLimit, "%s more of staging memory is asked for, and the clients in %s have %s, whose limit is %s (relay.limits.staging in config.toml)",
+		return limitMet("relay.limits.staging", "%s more of staging memory is asked for, and the clients in %s have %s, whose limit is %s",
 			humanize.IBytes(u.staging), r.name(), humanize.IBytes(r.used.staging), humanize.IBytes(limit))
 	}
 	if u.own > 0 {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -252,25 +253,30 @@ func (m *memory) open(gpu wire.UUID) error {
 // allocation is one of them.
 const nvidiaMajor = 195
 
+// notExported returns the error of a descriptor that is no GPU memory.
+func notExported(cause error, remedy string) error {
+	return wire.Errorf(wire.StatusBadDescriptor, "%w", &fault.Error{Code: fault.NotExported, Operation: "import the exported descriptor", Cause: cause, Remedy: remedy})
+}
+
 // checkForeign looks at a descriptor that a stranger sent before anything else
 // is done with it: calls on a file of a FUSE file system, say, can hang for as
 // long as the stranger likes.
 func checkForeign(fd int, simulated bool) error {
 	var s unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &s); err != nil {
-		return wire.Errorf(wire.StatusBadDescriptor, "the exported descriptor: %v", os.NewSyscallError("statx", err))
+		return notExported(os.NewSyscallError("statx", err), "")
 	}
 	if !simulated {
 		if s.Mode&unix.S_IFMT != unix.S_IFCHR || s.Rdev_major != nvidiaMajor {
-			return wire.Errorf(wire.StatusBadDescriptor, "the exported descriptor is not of the NVIDIA driver (file mode %#o, device %d:%d); export a CUDA VMM allocation with a POSIX file descriptor handle",
-				s.Mode, s.Rdev_major, s.Rdev_minor)
+			return notExported(fmt.Errorf("it is not of the NVIDIA driver (file mode %#o, device %d:%d)", s.Mode, s.Rdev_major, s.Rdev_minor),
+				"export a CUDA VMM allocation with a POSIX file descriptor handle")
 		}
 		return nil
 	}
 	const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || seals&sealed != sealed {
-		return wire.Errorf(wire.StatusBadDescriptor, "the exported descriptor is not simulated GPU memory (a sealed memfd)")
+		return notExported(errors.New("it is not simulated GPU memory (a sealed memfd)"), "")
 	}
 	return nil
 }
@@ -348,7 +354,7 @@ func (s *session) another(access uint32, takes use) error {
 // a stranger's can be taken away or made to hang.
 func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 	if limit := s.relay.limits.ClientHostMemory; m.Bytes > limit || s.host > limit-m.Bytes {
-		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%s of host memory are asked for, and this process has %s, whose limit is %s (relay.limits.client_host_memory in config.toml)",
+		s.answer(sequence, limitMet("relay.limits.client_host_memory", "%s of host memory are asked for, and this process has %s, whose limit is %s",
 			humanize.IBytes(m.Bytes), humanize.IBytes(s.host), humanize.IBytes(limit)))
 		return
 	}

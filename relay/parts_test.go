@@ -148,7 +148,7 @@ func TestRangesThatAreRefused(t *testing.T) {
 		{"of several GPUs", []client.Part{part(good, 0, 0, g), part(theirs, 0, g, g)}, wire.StatusWrongGPU, "allocation 2 of 2: it is on " + devices[2].UUID + ", and those before it are not"},
 		{"of another GPU", []client.Part{part(theirs, 0, 0, g), part(theirs, 1, g, g)}, wire.StatusWrongGPU, devices[2].UUID},
 		{"that are none", []client.Part{part(good, 0, 0, g), {FD: unsealed, Bytes: g, Offset: g}}, wire.StatusBadDescriptor, "sealed"},
-		{"too many files", many, wire.StatusLimit, "20 files are open for its clients in container a, whose limit is 20 (relay.limits.descriptors"},
+		{"too many files", many, wire.StatusLimit, "20 files are open for its clients in container a, whose limit is 20; "},
 		{"too many", make([]client.Part, wire.MaxParts+1), wire.StatusLimit, "2048 are possible"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/network/address"
@@ -511,7 +512,7 @@ func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (
 		return finish.Won, doors[finish.Winner], nil
 	}
 	if failures == nil {
-		failures = fmt.Errorf("connecting to another host's relay: %w", ctx.Err())
+		failures = &fault.Error{Code: fault.Unreachable, Operation: "connecting to another host's relay", Cause: ctx.Err()}
 	}
 	return nil, hop{}, failures
 }

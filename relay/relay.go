@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/packet"
@@ -346,7 +347,7 @@ func (r *Relay) cuda() (*cuda.Driver, error) {
 	if r.driver == nil {
 		d, err := cuda.Open()
 		if err != nil {
-			return nil, wire.Errorf(wire.StatusNoCUDA, "the relay cannot use the CUDA driver: %v", err)
+			return nil, wire.Errorf(wire.StatusNoCUDA, "%w", &fault.Error{Code: fault.NoCUDA, Operation: "the relay cannot use the CUDA driver", Cause: err})
 		}
 		r.driver = d
 	}
@@ -370,9 +371,8 @@ func (r *Relay) laneOf(gpu wire.UUID) (*lane, error) {
 		}
 		given = append(given, fmt.Sprintf("%s (%s)", id.GPU(), l.spec.GPU.BusID))
 	}
-	return nil, wire.Errorf(wire.StatusWrongGPU,
-		"%s has no lane in this container, which was given the lane of %s; start it with --device peerlane.dev/lane=%s",
-		gpu.GPU(), join(given), gpu.GPU())
+	return nil, wire.Errorf(wire.StatusWrongGPU, "%w", &fault.Error{Code: fault.NoLane, Operation: gpu.GPU() + " has no lane in this container",
+		Cause: errors.New("it was given the lane of " + join(given)), Remedy: "start it with --device peerlane.dev/lane=" + gpu.GPU()})
 }
 
 func join(list []string) string {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
+	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
@@ -466,6 +467,15 @@ func wait(t testing.TB, op *client.Operation, err error) (uint64, error) {
 		t.Fatal(err)
 	}
 	return op.Wait(within(t))
+}
+
+// demandCode is demand for an error with a code.
+func demandCode(t *testing.T, err error, status wire.Status, code codes.Code, words ...string) {
+	t.Helper()
+	if !errors.Is(err, code) {
+		t.Errorf("%v has not the code %s", err, code)
+	}
+	demand(t, err, status, words...)
 }
 
 func demand(t *testing.T, err error, status wire.Status, words ...string) {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
@@ -266,7 +267,7 @@ func TestAServerGPUWithoutRoom(t *testing.T) {
 		f := newSelf(t, h, far(0, 1, "nic0"))
 		for range 2 {
 			_, _, err := f.connect(t)
-			demand(t, err, wire.StatusNoStaging, "no server GPU has room to stage for GPU "+devices[0].BusID, "staging.bounce in config.toml does not allow the host's memory",
+			demandCode(t, err, wire.StatusNoStaging, codes.NoStaging, "no server GPU has room to stage for GPU "+devices[0].BusID, "staging.bounce in config.toml does not allow the host's memory",
 				devices[1].BusID, "out of memory")
 		}
 		if s := f.staging(t, 1); s.Bytes != 0 || s.Wanted != 512*mib || !strings.Contains(s.Note, "out of memory") {
@@ -413,7 +414,7 @@ func TestTheBounceIsTheLastResort(t *testing.T) {
 		fillGPU(t, 1, 0)
 		f := newSelf(t, h, far(0, 1, "nic0"))
 		_, _, err := f.connect(t)
-		demand(t, err, wire.StatusNoStaging, "nor has the host's memory", "out of memory", "whose limit is 15 MiB (staging.bounce_limit in config.toml)")
+		demandCode(t, err, wire.StatusNoStaging, codes.NoStaging, "nor has the host's memory", "out of memory", "whose limit is 15 MiB (staging.bounce_limit in config.toml)")
 		if s := f.bounced(); s.Bytes != 0 || s.Wanted != 512*mib {
 			t.Errorf("it reports %+v", s)
 		}

@@ -195,7 +195,7 @@ func (s *session) begin(fd int, version uint32) {
 	case r.dying != nil:
 		err = r.dying
 	case len(r.sessions) >= r.limits.Clients:
-		err = wire.Errorf(wire.StatusLimit, "%d processes of %s are attached, which is the limit (relay.limits.clients in config.toml)", len(r.sessions), r.name())
+		err = limitMet("relay.limits.clients", "%d processes of %s are attached, which is the limit", len(r.sessions), r.name())
 	default:
 		err = r.reserve(ofSession)
 		s.counted = err == nil

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -52,7 +53,7 @@ func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 		return
 	}
 	if limit := s.relay.limits.ClientStaging; m.Bytes > limit || s.staging > limit-m.Bytes {
-		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%s of staging memory are asked for, and this process has %s, whose limit is %s (relay.limits.client_staging in config.toml)",
+		s.answer(sequence, limitMet("relay.limits.client_staging", "%s of staging memory are asked for, and this process has %s, whose limit is %s",
 			humanize.IBytes(m.Bytes), humanize.IBytes(s.staging), humanize.IBytes(limit)))
 		return
 	}
@@ -115,8 +116,9 @@ func (m *memory) stage(gpu wire.UUID) error {
 		}
 		refused = append(refused, fmt.Sprintf("GPU %d (%s): %s", on.gpu.Index, on.gpu.BusID, why))
 	}
-	return wire.Errorf(wire.StatusNoStaging, "no server GPU of the lane of GPU %s can have %s of staging memory: %s",
-		l.spec.GPU.BusID, humanize.IBytes(m.takes.staging), strings.Join(refused, "; "))
+	return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
+		Operation: fmt.Sprintf("no server GPU of the lane of GPU %s can have %s of staging memory", l.spec.GPU.BusID, humanize.IBytes(m.takes.staging)),
+		Cause:     errors.New(strings.Join(refused, "; "))})
 }
 
 // forClients are the lane's server GPUs as clients' memory on them is counted.

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
@@ -204,7 +205,7 @@ func TestStagingMemoryIsRefused(t *testing.T) {
 	}
 	demand(t, ask(a, 0, 0), wire.StatusOutOfRange, "no bytes")
 	for _, n := range []uint64{16*mib + 1, 1 << 62, math.MaxUint64, math.MaxUint64 - 4095} {
-		demand(t, ask(a, 0, n), wire.StatusLimit, "this process has 0 B, whose limit is 16 MiB (relay.limits.client_staging in config.toml)")
+		demandCode(t, ask(a, 0, n), wire.StatusLimit, codes.LimitMet, "this process has 0 B, whose limit is 16 MiB", "raise relay.limits.client_staging in config.toml")
 	}
 	demand(t, ask(a, 1, 8), wire.StatusWrongGPU, devices[1].UUID, devices[0].UUID)
 	demand(t, ask(a, 3, 8), wire.StatusNotPermitted, "given the lane of GPU 3 and not its server GPUs", "--device peerlane.dev/gpu=3")
@@ -213,12 +214,12 @@ func TestStagingMemoryIsRefused(t *testing.T) {
 	demand(t, err, wire.StatusMalformed, "access")
 
 	first := stagingMemory(t, a, 0, 12*mib)
-	demand(t, ask(a, 0, 5*mib), wire.StatusLimit, "5.0 MiB of staging memory are asked for, and this process has 12 MiB, whose limit is 16 MiB")
+	demandCode(t, ask(a, 0, 5*mib), wire.StatusLimit, codes.LimitMet, "5.0 MiB of staging memory are asked for, and this process has 12 MiB, whose limit is 16 MiB")
 	second := stagingMemory(t, b, 0, 5*mib) // which are 6
 	if second.Bytes != 6*mib {
 		t.Errorf("5 MiB have %d bytes", second.Bytes)
 	}
-	demand(t, ask(b, 0, 3*mib), wire.StatusLimit, "4.0 MiB more of staging memory is asked for, and the clients in container a have 18 MiB, whose limit is 20 MiB (relay.limits.staging")
+	demandCode(t, ask(b, 0, 3*mib), wire.StatusLimit, codes.LimitMet, "4.0 MiB more of staging memory is asked for, and the clients in container a have 18 MiB, whose limit is 20 MiB", "raise relay.limits.staging")
 	report := r.Report()
 	if used := report.Used; used.Staging != 18*mib || used.Memories != 2 || used.Descriptors != 2*6+2 {
 		t.Errorf("in use are %+v", used)

@@ -1,12 +1,14 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -34,7 +36,7 @@ func (r *Relay) proven() {
 		for _, server := range l.stagedOn() {
 			p := launch.FindPair(r.config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server})
 			if p != nil && p.Verdict == launch.VerdictWrong {
-				r.end(launch.EndPair, wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it has staged on %v, which have failed their self-test since: %s", r.name(), p.PairName, p.Reason))
+				r.end(launch.EndPair, wire.Errorf(wire.StatusCUDA, "%w", &fault.Error{Code: fault.UnfitPair, Operation: fmt.Sprintf("the relay of %s ends, because it has staged on %v, which have failed their self-test since", r.name(), p.PairName), Cause: errors.New(p.Reason)}))
 				return
 			}
 		}

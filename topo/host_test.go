@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 func TestPathTypesAreOrderedAndNamed(t *testing.T) {
@@ -169,7 +171,7 @@ func TestBadPlanFileIsRefusedWithAReason(t *testing.T) {
 	for text, want := range map[string]string{
 		``:               "unexpected end",
 		`{"version":99}`: "version 99",
-		`{"version":1,"lanes":"of another form"}`:                                                             "it is of version 1, and this program reads 2 and 3; peerlane cdi refresh writes it anew",
+		`{"version":1,"lanes":"of another form"}`:                                                             "it is of version 1, and this program reads 2 and 3",
 		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","kind":"staged"}]}`:    "kind is staged",
 		`{"version":2,"lanes":[{"gpu":"0000:01:00.0"}]}`:                                                      "0000:01:00.0",
 		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","relay":true}]}`:       "contradictory",
@@ -179,8 +181,9 @@ func TestBadPlanFileIsRefusedWithAReason(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ReadPlan(path); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %v; want one that names the file and has %q", text, err, want)
+		var f *fault.Error
+		if _, err := ReadPlan(path); !errors.As(err, &f) || f.Code != fault.UnreadablePlan || f.Object != path || !strings.Contains(f.Cause.Error(), want) {
+			t.Errorf("%s: %v; want %s of the file with the cause %q", text, err, fault.UnreadablePlan, want)
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // maxInput bounds a topology file, bytes; real ones have some ten thousand, and
@@ -78,7 +80,7 @@ func inputKind(data []byte) (kind string, err error) {
 	text := bytes.TrimSpace(bytes.TrimPrefix(data, []byte(byteOrderMark)))
 	switch {
 	case len(text) == 0:
-		return "", errors.New("it is empty; " + knownInputs)
+		return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file", Cause: errors.New("it is empty"), Remedy: knownInputs}
 	case bytes.HasPrefix(data, []byte{0x1f, 0x8b}): // gzip, RFC 1952
 		return SourceCapture, nil
 	case bytes.HasPrefix(data, []byte{0xff, 0xfe}), bytes.HasPrefix(data, []byte{0xfe, 0xff}):
@@ -96,7 +98,7 @@ func inputKind(data []byte) (kind string, err error) {
 			return SourceSMI, nil
 		}
 	}
-	return "", fmt.Errorf("it begins with %s, which is no topology; %s", quoteStart(text), knownInputs)
+	return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file", Cause: fmt.Errorf("it begins with %s, which is no topology", quoteStart(text)), Remedy: knownInputs}
 }
 
 // xmlKind tells by the root element, which comments and declarations may stand
@@ -126,7 +128,7 @@ func xmlKind(text []byte) (string, error) {
 		case "topology":
 			return SourceHwlocXML, nil
 		}
-		return "", fmt.Errorf("its root is <%s>; a topology of NCCL begins with <system>, one of hwloc with <topology>", root.Name.Local)
+		return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file", Cause: fmt.Errorf("its root is <%s>; a topology of NCCL begins with <system>, one of hwloc with <topology>", root.Name.Local)}
 	}
 }
 

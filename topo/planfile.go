@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // PlanVersion is the version of the plan file that this package writes. It reads the
@@ -25,7 +27,7 @@ func ReadPlan(path string) (*Plan, error) {
 	}
 	p, err := parsePlan(text)
 	if err != nil {
-		return nil, fmt.Errorf("reading the plan %s: %w; peerlane cdi refresh writes it anew", path, err)
+		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Object: path, Cause: err, Remedy: "run peerlane cdi refresh"}
 	}
 	return p, nil
 }

@@ -8,6 +8,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Recorder takes what Record reads of a host. A path has no leading slash and
@@ -201,7 +203,7 @@ func (r *recording) read(p string) ([]byte, error) {
 		return nil, err
 	}
 	if r.extent != Everything && path.Base(p) == "config" && int64(len(data)) < d.size {
-		return nil, fmt.Errorf("reading %s: %d of %d bytes came; the kernel shows all of them to root alone, so run this as root", name, len(data), d.size)
+		return nil, &fault.Error{Code: fault.NotRoot, Operation: "read", Object: name, Cause: fmt.Errorf("the kernel shows %d of %d bytes", len(data), d.size), Remedy: "run this as root"}
 	}
 	return data, nil
 }

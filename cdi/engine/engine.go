@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/cdi/engine/edit"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // The engines.
@@ -156,9 +157,9 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 			socket = e.socket(d)
 		}
 		if answer, err = ask(ctx, name, socket); errors.Is(err, ErrNotInstalled) {
-			return s, fmt.Errorf("%s %w", name, err)
+			return s, &fault.Error{Code: fault.NoEngine, Operation: "ask for the version of", Object: name, Cause: err, Remedy: "install it, or name another with --runtime"}
 		} else if err != nil {
-			return s, fmt.Errorf("%s does not say its version: %w", name, err)
+			return s, &fault.Error{Code: fault.NoEngine, Operation: "ask for the version of", Object: name, Cause: err, Remedy: "start its service"}
 		}
 	}
 	s.Version, s.Daemon = answer.Version, answer.Daemon

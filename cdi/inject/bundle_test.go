@@ -38,7 +38,7 @@ func TestBundleRequestBeyondListIsRefused(t *testing.T) {
 		{"variable, by name", fmt.Sprintf(byVariable, "probe.dev/thing=0"), nil, []string{"probe.dev/thing=0"}, 1, nil},
 		{"annotation, by pattern", fmt.Sprintf(byAnnotation, "probe.dev/thing=0, probe.dev/thing=1"), nil, []string{"probe.dev/thing=[01]"}, 2, nil},
 		{"one of two", fmt.Sprintf(byVariable, "probe.dev/thing=0,probe.dev/thing=1"), nil, []string{"probe.dev/thing=0"}, 0, []string{"probe.dev/thing=1", "it has probe.dev/thing=0"}},
-		{"the administrator's, asked for too", fmt.Sprintf(byVariable, "probe.dev/thing=0"), []string{"probe.dev/thing=0"}, []string{"*"}, 0, []string{"does not permit"}},
+		{"the administrator's, asked for too", fmt.Sprintf(byVariable, "probe.dev/thing=0"), []string{"probe.dev/thing=0"}, []string{"*"}, 0, []string{"does not permit", "[PL1105]"}},
 		{"one device twice", fmt.Sprintf(byVariable, "probe.dev/thing=1,probe.dev/thing=1"), []string{"probe.dev/thing=1"}, []string{"probe.dev/thing=*"}, 1, nil},
 		{"the last of two variables", `{"process":{"env":["PEERLANE_DEVICES=probe.dev/thing=0","PEERLANE_DEVICES="]}}`, nil, nil, 0, nil},
 		{"not a name", fmt.Sprintf(byVariable, "../../etc"), nil, []string{"probe.dev/thing=*"}, 0, []string{"PEERLANE_DEVICES asks for", `"../../etc"`, "peerlane.dev/lane=3"}},

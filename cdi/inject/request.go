@@ -9,6 +9,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // How a container asks: names of CDI devices, separated by commas.
@@ -63,8 +64,9 @@ func permitted(all []request, allowed []string, configFile string) ([]string, er
 			return nil, fmt.Errorf(`%s%w; a device is named as "peerlane.dev/lane=3"`, r.asker(), err)
 		}
 		if r.by != "" && !slices.ContainsFunc(allowed, func(pattern string) bool { return config.DeviceMatches(pattern, r.device) }) {
-			return nil, fmt.Errorf("%sthe device %s, which runtime.devices in %s does not permit (%s); an administrator can add it there, or make a runtime with --peerlane-device=%s",
-				r.asker(), r.device, configFile, said(allowed), r.device)
+			return nil, &fault.Error{Code: fault.DeviceNotPermitted, Operation: r.asker() + "the device", Object: r.device,
+				Cause:  fmt.Errorf("runtime.devices in %s does not permit it (%s)", configFile, said(allowed)),
+				Remedy: "an administrator can add it there, or make a runtime with --peerlane-device=" + r.device}
 		}
 		if !slices.Contains(devices, r.device) {
 			devices = append(devices, r.device)

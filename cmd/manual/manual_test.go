@@ -127,7 +127,6 @@ func TestManualMarkdownEqualsGolden(t *testing.T) {
 	got := Describe(example()).Markdown()
 	for _, want := range []string{
 		"## tool\n\nA tool.\n\n```\ntool [flags]\n```\n",
-		"```\none  a word\n     that goes on\n\ntwo  words - two\n```\n\nThe end.\n",
 		"| [tool make](#tool-make) | Make \\| it |\n",
 		"| `-f, --form FORM` | print in FORM (default table) |\n",
 		"Exit status:\n\n```\n0  done\n3  found\n2  the command line was wrong\n```\n",

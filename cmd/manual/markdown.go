@@ -2,33 +2,38 @@ package manual
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
-// Markdown returns the reference of a command and its subcommands.
+// outputFlag and commonOutput are the option for the form of output, and the beginning of its
+// text in commands that print tables and JSON. The reference does not repeat it for each.
+const (
+	outputFlag   = "output"
+	commonOutput = "print in FORM: table, json ("
+)
+
+// Markdown returns the reference of a command and its subcommands: usage, options and exit
+// status. The help and the man page of a command also have its description and examples.
 func (c Command) Markdown() string {
 	var b strings.Builder
 	for _, one := range c.All() {
 		fmt.Fprintf(&b, "## %s\n\n%s.\n\n```\n%s\n```\n\n", one.Path, one.Short, one.Usage)
-		if one.Long != one.Short {
-			for _, block := range blocks(one.Long) {
-				if block.verbatim {
-					fmt.Fprintf(&b, "```\n%s\n```\n\n", block.text)
-				} else {
-					fmt.Fprintf(&b, "%s\n\n", markdownText(block.text))
-				}
-			}
+		var commands []Command
+		if one.Path == c.Path { // the others' commands follow them
+			commands = one.Commands
 		}
-		for i, below := range one.Commands {
+		for i, below := range commands {
 			if i == 0 {
 				b.WriteString("| command | |\n|---|---|\n")
 			}
 			fmt.Fprintf(&b, "| [%s](#%s) | %s |\n", below.Path, below.pageName(), cell(below.Short))
 		}
-		if len(one.Commands) > 0 {
+		if len(commands) > 0 {
 			b.WriteString("\n")
 		}
-		for i, f := range one.Flags {
+		flags := slices.DeleteFunc(slices.Clone(one.Flags), func(f Flag) bool { return f.Name == outputFlag && strings.HasPrefix(f.sentence(), commonOutput) })
+		for i, f := range flags {
 			if i == 0 {
 				b.WriteString("| option | |\n|---|---|\n")
 			}
@@ -41,14 +46,11 @@ func (c Command) Markdown() string {
 			}
 			fmt.Fprintf(&b, "| `%s` | %s |\n", cell(name), cell(markdownText(f.sentence())))
 		}
-		if len(one.Flags) > 0 {
+		if len(flags) > 0 {
 			b.WriteString("\n")
 		}
 		if one.Exit != DefaultExit {
 			fmt.Fprintf(&b, "Exit status:\n\n```\n%s```\n\n", unindent(one.Exit))
-		}
-		if one.Example != "" {
-			fmt.Fprintf(&b, "```console\n%s\n```\n\n", strings.TrimRight(unindent(one.Example), "\n"))
 		}
 	}
 	return strings.TrimRight(b.String(), "\n") + "\n"

@@ -62,7 +62,7 @@ func TestErrorsGoToTheJournal(t *testing.T) {
 	}
 	entry := logged(t, journal)
 	for _, want := range []string{
-		"MESSAGE=container \"the container\": no plan: ", "; run peerlane cdi refresh\n",
+		"MESSAGE=container \"the container\": read the plan: ", "; run peerlane cdi refresh [PL1101]\n",
 		"PRIORITY=3\n", "SYSLOG_IDENTIFIER=peerlane-hook\n", "PEERLANE_CONTAINER=the container\n",
 	} {
 		if !strings.Contains(entry, want) {
@@ -83,7 +83,7 @@ func TestErrorsGoToSyslog(t *testing.T) {
 	syslog := hostLog(t, root, "dev/log")
 	command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
 	line := logged(t, syslog)
-	if !strings.HasPrefix(line, "<27>peerlane-hook[") || !strings.Contains(line, `container "the container": no plan: `) {
+	if !strings.HasPrefix(line, "<27>peerlane-hook[") || !strings.Contains(line, `container "the container": read the plan: `) {
 		t.Errorf("the line is %q", line)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // The test binary is peerlane-runtime itself if the environment says so.
@@ -172,6 +174,14 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 			t.Errorf("found %q (%v), want %q %q", got, err, want, says)
 		}
 	}
+	untrusted := func(configured, path, remedy string) {
+		t.Helper()
+		_, err := findRuntime(configured, dirs)
+		var f *fault.Error
+		if !errors.As(err, &f) || f.Code != fault.UntrustedFile || f.Object != path || f.Remedy != remedy {
+			t.Errorf("found with %v, want %s of %s with the remedy %q", err, fault.UntrustedFile, path, remedy)
+		}
+	}
 	is("", "", "neither runc nor crun")
 	crun := put(filepath.Join(first, "crun"), 0o755)
 	is("", crun, "")
@@ -180,8 +190,8 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 	is(crun, crun, "")
 	put(filepath.Join(first, "runc"), 0o644)
 	is("", "", "is no program")
-	put(filepath.Join(first, "runc"), 0o777)
-	is("", "", "can be written by others")
+	wide := put(filepath.Join(first, "runc"), 0o777)
+	untrusted("", wide, "chmod go-w "+wide)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +201,7 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 		if err := os.Chown(crun, 1234, -1); err != nil {
 			t.Fatal(err)
 		}
-		is(crun, "", "belongs to uid 1234")
+		untrusted(crun, crun, "chown root "+crun)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // searchPath is where a runtime is looked for. PATH is the engine's, and says
@@ -51,9 +52,9 @@ func check(path string) error {
 	case !mode.IsRegular() || mode&0o111 == 0:
 		return fmt.Errorf("%s is no program (%v)", path, mode)
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid() && !unmapped(stat.Uid):
-		return fmt.Errorf("%s belongs to uid %d, who could write anything into what root runs; chown root %s", path, stat.Uid, path)
+		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path, Cause: fmt.Errorf("it belongs to uid %d, and root runs it", stat.Uid), Remedy: "chown root " + path}
 	case mode.Perm()&0o022 != 0:
-		return fmt.Errorf("%s can be written by others than its owner (mode %04o), and root runs it; chmod go-w %s", path, mode.Perm(), path)
+		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path, Cause: fmt.Errorf("it can be written by others than its owner (mode %04o), and root runs it", mode.Perm()), Remedy: "chmod go-w " + path}
 	}
 	self, err := os.Stat("/proc/self/exe")
 	if err != nil {

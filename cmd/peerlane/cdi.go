@@ -16,6 +16,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -321,7 +322,7 @@ func changeWords(c cdi.Change) string {
 // asRoot adds the remedy to an error of permission.
 func asRoot(err error) error {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
-		return fmt.Errorf("%w; run it as root, or on files of your own (--root, --spec-dir)", err)
+		return &fault.Error{Code: fault.NotRoot, Operation: "run without root", Cause: err, Remedy: "run it as root, or on files of your own (--root, --spec-dir)"}
 	}
 	return err
 }

@@ -4,13 +4,13 @@ package main
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 func newCDIAnchorCommand(a *app) *cobra.Command {
@@ -32,7 +32,7 @@ the user.`,
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		if !paths.MountsAnchor() {
-			return fmt.Errorf("the anchor %s is mounted by root of the host; run it as root, outside of a user namespace", a.layout.Anchor())
+			return &fault.Error{Code: fault.NotRoot, Operation: "mount the anchor", Object: a.layout.Anchor(), Cause: errors.New("only root of the host mounts it"), Remedy: "run it as root, outside of a user namespace"}
 		}
 		if err := a.mountAnchor(); err != nil || form.value != formJSON {
 			return err

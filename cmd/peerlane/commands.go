@@ -23,6 +23,7 @@ func commands(a *app) []*cobra.Command {
 		newRuntimeCommand(a),
 		newSelfTestCommand(a),
 		newDoctorCommand(a),
+		newExplainCommand(a),
 		newExporterCommand(a),
 		newKeyCommand(a),
 		newBenchCommand(a),

@@ -102,7 +102,9 @@ func TestEveryCommandIsWhole(t *testing.T) {
 func TestReferenceOfCommandsIsCurrent(t *testing.T) {
 	const reference = "../../docs/cli.md"
 	got := "# Commands\n\n" +
-		"Each command's help, and its man page, in one file; both are made of the code (`go test\n./cmd/peerlane -run TestReferenceOfCommandsIsCurrent -update`). Unless a command says otherwise its exit\nstatus is\n\n```\n" +
+		"Usage and options of each command. `peerlane COMMAND --help` and the man pages have descriptions\n" +
+		"and examples. `go test ./cmd/peerlane -run TestReferenceOfCommandsIsCurrent -update` writes this page.\n" +
+		"All commands that print a table take `-o json`, too. Unless a command states another, its exit status is\n\n```\n" +
 		manual.DefaultExit + "```\n\n" + manual.Describe(newRootCommand(&app{log: logrus.New()})).Markdown()
 	if *update {
 		if err := os.WriteFile(reference, []byte(got), 0o644); err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/network"
 )
 
@@ -129,7 +130,7 @@ peerlane key show tells by the ids which host has which file.`,
 		path, err := a.changeKeys(func(path string, old *network.Keys) (_ network.Keys, err error) {
 			switch {
 			case old == nil:
-				err = fmt.Errorf("there is no %s; peerlane key generate makes it on the first host of a cluster, and the others get a copy", path)
+				err = noClusterKey(path)
 			case finish:
 				keys, err = old.Finish()
 			default:
@@ -169,7 +170,7 @@ keys. The secret is not shown.`,
 		keys, err := readKeys(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return fmt.Errorf("there is no %s; peerlane key generate makes it on the first host of a cluster, and the others get a copy", path)
+			return noClusterKey(path)
 		case err != nil:
 			return asRoot(err)
 		}
@@ -260,4 +261,9 @@ func writeSecret(path string, text []byte) error {
 		return fmt.Errorf("cluster key %s: %w", path, err)
 	}
 	return nil
+}
+
+// noClusterKey returns the error of a host without a cluster key.
+func noClusterKey(path string) error {
+	return &fault.Error{Code: fault.NoClusterKey, Operation: "there is no", Object: path, Remedy: "run peerlane key generate on the first host of a cluster, and copy its file to the others"}
 }

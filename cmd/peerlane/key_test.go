@@ -45,9 +45,9 @@ func TestClusterKeyCanBeRotated(t *testing.T) {
 	at := []string{"--root", root}
 	key := func(words ...string) []string { return append(append([]string{"key"}, words...), at...) }
 
-	refused(t, exitFailure, "/cluster.key; peerlane key generate makes it", key("show")...)
-	refused(t, exitFailure, "peerlane key generate makes it", key("rotate")...)
-	refused(t, exitFailure, "peerlane key generate makes it", key("rotate", "--finish")...)
+	refused(t, exitFailure, "/cluster.key; run peerlane key generate on the first host", key("show")...)
+	refused(t, exitFailure, "[PL1605]", key("rotate")...)
+	refused(t, exitFailure, "[PL1605]", key("rotate", "--finish")...)
 
 	printed := peerlane(t, key("generate")...)
 	if info, err := os.Stat(path); err != nil || info.Mode() != 0o600 {

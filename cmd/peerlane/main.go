@@ -151,7 +151,7 @@ func arrange(root *cobra.Command) {
 		title string
 		names []string
 	}{
-		{"See what a host is, and what could be:", []string{"topo", "plan", "doctor"}},
+		{"See what a host is, and what could be:", []string{"topo", "plan", "doctor", "explain"}},
 		{"Make lanes, and give them to containers:", []string{"cdi", "runtime", "key"}},
 		{"Look after what runs:", []string{"relay", "exporter", "self-test"}},
 		{"Try and measure:", []string{"demo", "bench"}},

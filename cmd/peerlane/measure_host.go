@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -37,7 +38,7 @@ func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 		return asRoot(err)
 	}
 	if !t.kept {
-		return errors.New("only root can measure for all plans: run peerlane plan --measure as root")
+		return &fault.Error{Code: fault.NotRoot, Operation: "keep the measurement for all plans", Remedy: "run peerlane plan --measure as root"}
 	}
 	return a.keepMeasured(m)
 }

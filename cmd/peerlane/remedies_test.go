@@ -13,11 +13,15 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/integration/documents"
 	"github.com/peerlane/peerlane/topo"
 )
 
-// documents are the README and docs/*.md, by name. In messages.md each row is a message.
-func documents(t *testing.T) map[string]string {
+// messages is the name of the extracted messages among the documents, one a line.
+const messages = "messages"
+
+// allDocuments returns the README and docs/*.md by name, and the messages of all programs.
+func allDocuments(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("../../docs/*.md")
 	if err != nil || len(files) < 20 {
@@ -30,6 +34,13 @@ func documents(t *testing.T) map[string]string {
 			t.Fatal(err)
 		}
 		all[filepath.Base(file)] = string(text)
+	}
+	printed, err := documents.Messages("../..")
+	if err != nil || len(printed) < 1000 {
+		t.Fatalf("%d messages: %v", len(printed), err)
+	}
+	for _, m := range printed {
+		all[messages] += m.Text + "\n"
 	}
 	return all
 }
@@ -46,8 +57,8 @@ var (
 // commandLines are the invocations of peerlane in a document's code, or in messages.
 func commandLines(name, text string) (lines []string) {
 	var sources []string
-	if name == "messages.md" {
-		sources = strings.Split(strings.NewReplacer("\\`", " ", `\_`, "_").Replace(text), "\n")
+	if name == messages {
+		sources = strings.Split(strings.ReplaceAll(text, "`", " "), "\n")
 	} else {
 		for _, m := range codeBlock.FindAllStringSubmatch(text, -1) {
 			joined := strings.ReplaceAll(m[1], "\\\n", " ")
@@ -61,7 +72,7 @@ func commandLines(name, text string) (lines []string) {
 		}
 	}
 	form := invoked
-	if name == "messages.md" {
+	if name == messages {
 		form = mentioned
 	}
 	for _, source := range sources {
@@ -72,7 +83,7 @@ func commandLines(name, text string) (lines []string) {
 	return lines
 }
 
-// verbs are what Peerlane does in sentences of messages.md; a command does not begin with
+// verbs are what Peerlane does in sentences of messages; a command does not begin with
 // them.
 var verbs = []string{"reads", "and", "command", "writes", "needs"}
 
@@ -127,13 +138,13 @@ func TestCommandsOfMessagesAndDocumentsExist(t *testing.T) {
 	root := newRootCommand(&app{log: logrus.New()})
 	root.InitDefaultHelpCmd()
 	count := 0
-	for name, text := range documents(t) {
+	for name, text := range allDocuments(t) {
 		for _, line := range commandLines(name, text) {
 			count++
-			if fault := faultOf(root, line, name == "messages.md"); fault != "" {
+			if fault := faultOf(root, line, name == messages); fault != "" {
 				t.Errorf("%s: peerlane %s: %s", name, line, fault)
 			}
-			remedies := name == "messages.md" || name == "troubleshooting.md" || name == "errors.md" || name == "doctor.md"
+			remedies := name == messages || name == "troubleshooting.md" || name == "errors.md" || name == "doctor.md"
 			if remedies && strings.Contains(line, "cdi generate") && !strings.Contains(line, "--spec-dir") {
 				t.Errorf("%s: peerlane %s: prints specifications and installs nothing; the remedy is peerlane cdi refresh", name, line)
 			}
@@ -177,8 +188,8 @@ func keyFaults(text string) (faults []string) {
 
 // Each key of the configuration that messages and documents name exists.
 func TestKeysOfMessagesAndDocumentsExist(t *testing.T) {
-	for name, text := range documents(t) {
-		text = strings.ReplaceAll(text, `\_`, "_")
+	for name, text := range allDocuments(t) {
+		text = strings.ReplaceAll(text, `\_`, "_") // escapes of tables
 		for _, key := range keyFaults(text) {
 			t.Errorf("%s: there is no key %s", name, key)
 		}

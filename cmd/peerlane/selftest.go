@@ -23,6 +23,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -215,7 +216,7 @@ func judged(pairs []launch.Pair) error {
 		count[p.Verdict]++
 	}
 	if bad := count[launch.VerdictWrong] + count[launch.VerdictSlow]; bad > 0 {
-		return findingError{exitPairs, fmt.Errorf("%d of %d pairs of GPUs are not fit to stage on", bad, len(pairs))}
+		return findingError{exitPairs, &fault.Error{Code: fault.UnfitPair, Operation: fmt.Sprintf("%d of %d pairs of GPUs are not fit to stage on", bad, len(pairs)), Remedy: "run peerlane doctor"}}
 	}
 	if n := count[launch.VerdictUntested]; n > 0 {
 		return fmt.Errorf("%d of %d pairs of GPUs could not be tested", n, len(pairs))

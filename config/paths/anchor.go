@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // anchorMode is the mode of the anchor, as a directory and as a mount.
@@ -52,7 +54,7 @@ var ErrAnchorHidden = errors.New("it is mounted in the mount namespace of this c
 // mount was made.
 func (l Layout) MountAnchor() error {
 	if err := l.mountAnchor(); err != nil {
-		return fmt.Errorf("mounting the anchor %s: %w", l.Anchor(), err)
+		return &fault.Error{Code: fault.AnchorNotMounted, Operation: "mount the anchor", Object: l.Anchor(), Cause: err}
 	}
 	return nil
 }
@@ -118,7 +120,7 @@ func mountTmpfs(dir *os.File) error {
 	}
 	err := unix.Mount(anchorSource, target, "tmpfs", flags, data)
 	if err == unix.EPERM {
-		return fmt.Errorf("mount: %w; this needs CAP_SYS_ADMIN", err)
+		return fmt.Errorf("mount: %w, without CAP_SYS_ADMIN", err)
 	}
 	return os.NewSyscallError("mount", err)
 }

@@ -1,6 +1,7 @@
 package paths
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -30,11 +31,11 @@ func ReadSecret(path string, limit int64) ([]byte, error) {
 	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 	switch {
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is no regular file; replace it", path)
+		return nil, untrusted(path, "replace it", errors.New("it is no regular file"))
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
-		return nil, fmt.Errorf("%s belongs to uid %d; chown root %s", path, stat.Uid, path)
+		return nil, untrusted(path, "chown root "+path, fmt.Errorf("it belongs to uid %d", stat.Uid))
 	case info.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("%s is open to others than its owner (mode %04o), and so no secret any more: chmod 0600 %s, and put another one in its place", path, info.Mode().Perm(), path)
+		return nil, untrusted(path, "chmod 0600 "+path+", and replace the secret", fmt.Errorf("it is open to others than its owner (mode %04o)", info.Mode().Perm()))
 	case info.Size() > limit:
 		return nil, fmt.Errorf("%s has %d bytes; at most %d are possible", path, info.Size(), limit)
 	}

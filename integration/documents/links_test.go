@@ -17,7 +17,7 @@ const root = "../.."
 // pages are all that people read, relative to root.
 func pages(t *testing.T) (list []string) {
 	t.Helper()
-	for _, pattern := range []string{"*.md", "docs/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			t.Fatal(err)

@@ -193,7 +193,7 @@ var checks = []check{
 	{name: "gpu", ask: container{devices: []string{driver, "peerlane.dev/gpu=3"}}, gpus: []int{3}, also: hasItsServersNodes},
 	{
 		name: "two-gpu", ask: container{devices: []string{driver, "peerlane.dev/gpu=3", "peerlane.dev/gpu=6"}},
-		refused: []string{"would hide GPU 3 from CUDA", "peerlane.dev/gpu=all"}, byHook: true,
+		refused: []string{"it would hide GPU 3 from CUDA", "peerlane.dev/gpu=all"}, byHook: true,
 	},
 	{name: "nic", ask: container{devices: []string{"peerlane.dev/nic=mlx5_0"}, role: "look"}, also: hasTheNICsNodes},
 	{

@@ -116,7 +116,7 @@ func TestRootlessPodman(t *testing.T) {
 				switch c.name {
 				case "one-lane", "two-lanes", "lane-auto", "read-only-root", "restart":
 				case "group", "gpu", "nic":
-					c.refused = []string{"this engine runs without root", "peerlane.dev/gpu= and peerlane.dev/nic= are for programs that register memory", "ask for peerlane.dev/lane="}
+					c.refused = []string{"an engine that runs without root", "[PL1208]", "ask for peerlane.dev/lane="}
 					c.byHook = true
 				default:
 					continue

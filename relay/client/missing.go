@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -16,16 +17,21 @@ import (
 // not start: then the anchor of its lane, an empty directory, is there.
 func noRelay(socket string, cause error, gpus []wire.UUID) error {
 	if entries, err := os.ReadDir(filepath.Dir(socket)); err == nil && len(entries) == 0 {
-		return fmt.Errorf("no relay at %s: %w; the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without; the host's log says why (journalctl -t peerlane-hook, or its syslog)", socket, cause)
+		return noRelayAt(socket, fmt.Errorf("%w: the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without", cause),
+			"read the host's log (journalctl -t peerlane-hook, or its syslog)")
 	}
 	if len(gpus) == 0 {
-		return fmt.Errorf("no relay at %s: %w; start the container with --device peerlane.dev/lane=N, where N is its GPU's number on the host", socket, cause)
+		return noRelayAt(socket, cause, "start the container with --device peerlane.dev/lane=N, where N is its GPU's number on the host")
 	}
 	var devices []string
 	for _, gpu := range gpus {
 		devices = append(devices, "--device peerlane.dev/lane="+gpu.GPU())
 	}
-	return fmt.Errorf("no relay at %s: %w; start the container with %s", socket, cause, strings.Join(devices, " "))
+	return noRelayAt(socket, cause, "start the container with "+strings.Join(devices, " "))
+}
+
+func noRelayAt(socket string, cause error, remedy string) error {
+	return &fault.Error{Code: fault.NoRelay, Operation: "no relay at", Object: socket, Cause: cause, Remedy: remedy}
 }
 
 // Lanes are the lanes that this container was given.

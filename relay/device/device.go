@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Device is a GPU with a context of this process on it.
@@ -27,7 +28,7 @@ type Device struct {
 func Open(d *cuda.Driver, busID string) (*Device, error) {
 	ordinal, err := d.DeviceByPCIBusID(busID)
 	if err != nil {
-		return nil, fmt.Errorf("GPU %s: the driver does not show it to this process (its device node and CUDA_VISIBLE_DEVICES decide): %w", busID, err)
+		return nil, &fault.Error{Code: fault.NoCUDA, Operation: "open GPU", Object: busID, Cause: fmt.Errorf("the driver does not show it to this process (its device node and CUDA_VISIBLE_DEVICES decide): %w", err)}
 	}
 	uuid, err := d.DeviceUUID(ordinal)
 	if err != nil {

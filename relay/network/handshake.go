@@ -21,6 +21,7 @@ import (
 
 	"github.com/flynn/noise"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -127,7 +128,8 @@ type Greeting struct {
 
 // ErrSilent is a connection that the other side closed without a word before it had
 // proven anything.
-var ErrSilent = errors.New("the relay there closed the connection without a word: it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version 1 of the handshake between hosts and this host version 2 (install the same release on both), has no room for now, or is none")
+var ErrSilent error = &fault.Error{Code: fault.KeyNotProven, Operation: "the relay there closed the connection without a word",
+	Cause: errors.New("it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version 1 of the handshake between hosts and this host version 2 (install the same release on both), has no room for now, or is none")}
 
 // ErrStranger is who has not proven any key: what is read of him is not shown.
 var ErrStranger = errors.New("it has not proven the cluster key")

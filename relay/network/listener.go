@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Limits of the connections that have not proven a key. Each takes a descriptor, a
@@ -278,7 +280,7 @@ func (l *Local) dialAny(ctx context.Context, by string, others bool, to Target, 
 	failed := slices.DeleteFunc(finish.Errors, func(err error) bool { return err == nil })
 	if ctx.Err() != nil {
 		// The connections were closed here: what these failed with says nothing of the other side.
-		failed = append(failed, fmt.Errorf("connecting to another host's relay at %v: %w", addresses, ctx.Err()))
+		failed = append(failed, unreached(fmt.Sprint("at ", addresses), ctx.Err()))
 	}
 	return nil, errors.Join(failed...)
 }
@@ -316,6 +318,11 @@ func byInterface(by string) func(network, address string, c syscall.RawConn) err
 	}
 }
 
+// unreached returns the error of a relay of another host that does not answer.
+func unreached(at string, cause error) error {
+	return &fault.Error{Code: fault.Unreachable, Operation: "connecting to another host's relay", Object: at, Cause: cause}
+}
+
 func (l *Local) dialOne(ctx context.Context, by string, others bool, address netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
 	connect := l.Connect
 	if connect == nil {
@@ -333,7 +340,7 @@ func (l *Local) dialOne(ctx context.Context, by string, others bool, address net
 		conn, err := connect(connecting, address, by)
 		cancel()
 		if err != nil {
-			return nil, fmt.Errorf("connecting to another host's relay: %w", err)
+			return nil, unreached("", err)
 		}
 		Met(ctx)
 		stop := context.AfterFunc(ctx, func() { conn.Close() })
@@ -347,7 +354,7 @@ func (l *Local) dialOne(ctx context.Context, by string, others bool, address net
 		conn.Close()
 		if ctx.Err() != nil {
 			// The connection was closed here: what it failed with says nothing of the other side.
-			return nil, fmt.Errorf("connecting to another host's relay at %v: %w", address, ctx.Err())
+			return nil, unreached(fmt.Sprint("at ", address), ctx.Err())
 		}
 		if !errors.Is(err, ErrSilent) || try == dialTries {
 			return nil, fmt.Errorf("%v: %w", address, err)

@@ -27,6 +27,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/kernels"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -166,7 +167,7 @@ func (t *tester) open(g launch.GPU) (*device.Device, error) {
 		t.devices[g.BusID] = d
 	}
 	if g.UUID != "" && g.UUID != d.UUID {
-		return nil, fmt.Errorf("the GPU at %s is %s now, the plan says %s; run peerlane cdi refresh", g.BusID, d.UUID, g.UUID)
+		return nil, &fault.Error{Code: fault.StaleSpecification, Operation: "use GPU", Object: g.BusID, Cause: fmt.Errorf("it is %s now, the plan says %s", d.UUID, g.UUID), Remedy: "run peerlane cdi refresh"}
 	}
 	return d, nil
 }

@@ -17,6 +17,8 @@ import (
 	"fmt"
 	"strings"
 	"unsafe"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Headers are the C form.
@@ -49,10 +51,16 @@ func (e *Error) Error() string {
 	return e.Reason
 }
 
-// Is reports whether target is an Error of the same status.
+// Is reports whether target is an Error of the same status, or a [fault.Code] that the
+// reason prints: the other process sends the reason's text and not the error itself.
 func (e *Error) Is(target error) bool {
-	other, ok := target.(*Error)
-	return ok && other.Status == e.Status
+	switch t := target.(type) {
+	case *Error:
+		return t.Status == e.Status
+	case fault.Code:
+		return t.In(e.Reason)
+	}
+	return false
 }
 
 // Unwrap is what [Errorf] has wrapped.

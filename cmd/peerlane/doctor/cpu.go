@@ -11,7 +11,7 @@ import (
 var cpuChecks = []Check{{
 	Name: "cpu-governor", Subject: "processors",
 	LooksAt: "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
-	Why:     "relays sleep between messages; a processor that wakes at a low frequency makes each small message slower",
+	Why:     "a processor that wakes at a low frequency slows small messages",
 	Remedy:  "cpupower frequency-set -g performance",
 	Run:     checkGovernor,
 }}

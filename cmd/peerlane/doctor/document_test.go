@@ -17,49 +17,37 @@ func document() string {
 	var b strings.Builder
 	b.WriteString("<!-- Written by `go test ./cmd/peerlane/doctor -update` from the checks themselves. -->\n\n" + `# What peerlane doctor looks at
 
-` + "`peerlane doctor`" + ` looks at a host for what makes lanes fail or slow without a word. It
-changes nothing, and each check has a bounded time. Run it as root, for not all can be
-seen by all users; what cannot be seen is said.
+` + "`peerlane doctor`" + ` looks for causes of failing and slow lanes. It changes nothing, and each check has
+a time limit. Run it as root; it reports what it cannot see.
 
-| result | means | exit status, where it is the worst |
+| result | meaning | exit status if it is the worst |
 |---|---|---|
-| n/a | the check has nothing to look at on this host, such as ports of a host without NICs | 0 |
-| ok | what was looked at is as it should be | 0 |
-| could not tell | it could not be seen, and the finding says why | 5 |
-| warning | something is slow, or fails under some condition | 6 |
-| failure | something keeps a lane from working, or gives data or the host away | 7 |
+| n/a | nothing to check on this host | 0 |
+| ok | no fault | 0 |
+| could not tell | not visible; the finding has the reason | 5 |
+| warning | slow, or fails under some condition | 6 |
+| failure | a lane does not work, or data or the host is exposed | 7 |
 
-1 says that it could not look at all, 2 that the command line was wrong.
+1: the doctor could not run. 2: wrong command line.
 
-` + "`--for gpu3`" + ` leaves what touches the lane of GPU 3. ` + "`-o json`" + ` is described by
-[doctor.schema.json](doctor.schema.json): ` + "`lanes`" + ` are the GPUs, by index, whose lanes a
-finding touches, or null for all of the host. ` + "`--selftest`" + ` is an active test: it copies
-between the GPUs that lanes stage on, as ` + "`peerlane self-test`" + ` does. ` + "`--rdma`" + ` is another
-one, on this host alone: two queue pairs of each lane's NIC are connected with each
-other, by the GID and partition key that relays use, which it tells, and write and read
-host memory and, by DMA-BUF and by nvidia-peermem, the memory of the GPUs that the lane
-stages on, or its own; each byte is compared, and rates under half of what ` + "`peerlane topo`" + ` estimates are told.
-
-` + "`--connect HOST`" + ` looks at what needs another host, in the last section below; on that host
-` + "`peerlane doctor --serve`" + ` answers meanwhile. It answers who proves the cluster key by the
-relays' own handshake, and nobody else; what it tells after that, names, MTUs, rates and ids of keys, is
-encrypted only where the cluster has certificates. It listens at the last port of
-` + "`network.ports`" + `, so firewalls that let relays through let it through, and is no daemon: it
-ends with its terminal.
-
-A check is an entry of a table in ` + "`cmd/peerlane/doctor`" + `, one file a subject. Each has a
-made host with its fault, on which it must find that and nothing else may find anything.
+- ` + "`--for gpu3`" + ` shows what touches the lane of GPU 3. The schema of ` + "`-o json`" + ` is
+  [doctor.schema.json](doctor.schema.json): ` + "`lanes`" + ` are indexes of GPUs, or null for the host.
+- ` + "`--selftest`" + ` copies between the GPUs that lanes stage on, as ` + "`peerlane self-test`" + ` does.
+- ` + "`--rdma`" + ` connects two queue pairs of each lane's NIC, by the GID and partition key of relays,
+  writes and reads host memory and GPU memory by DMA-BUF and nvidia-peermem, compares each byte, and
+  reports rates under half of the estimate of ` + "`peerlane topo`" + `.
+- ` + "`--connect HOST`" + ` checks two hosts (last section) while ` + "`peerlane doctor --serve`" + ` runs on the
+  other, on the last port of ` + "`network.ports`" + `, until its terminal ends. It answers only holders of
+  the cluster key; names, MTUs, rates and key ids are encrypted only with certificates.
 `)
 	subject := ""
 	for _, c := range append(All(), Others()...) {
 		if c.Subject != subject {
 			subject = c.Subject
-			fmt.Fprintf(&b, "\n## %s%s\n", strings.ToUpper(subject[:1]), subject[1:])
+			fmt.Fprintf(&b, "\n## %s%s\n\n| check | looks at | why it matters | remedy |\n|---|---|---|---|\n", strings.ToUpper(subject[:1]), subject[1:])
 		}
-		fmt.Fprintf(&b, "\n### %s\n\n", c.Name)
-		for _, line := range [][2]string{{"Looks at", c.LooksAt}, {"Why it matters", c.Why}, {"Remedy", c.Remedy}} {
-			fmt.Fprintf(&b, "- **%s**: %s.\n", line[0], strings.ReplaceAll(strings.ReplaceAll(line[1], "<", "&lt;"), "*", `\*`))
-		}
+		escaped := strings.NewReplacer("<", "&lt;", "*", `\*`, "|", `\|`)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Name, escaped.Replace(c.LooksAt), escaped.Replace(c.Why), escaped.Replace(c.Remedy))
 	}
 	return b.String()
 }

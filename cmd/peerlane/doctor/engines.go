@@ -16,7 +16,7 @@ import (
 var engineChecks = []Check{{
 	Name: "engine-cdi", Subject: "engines",
 	LooksAt: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, /etc/containerd/config.toml and what it imports, /etc/crio/crio.conf and crio.conf.d",
-	Why:     "an engine without CDI refuses --device peerlane.dev/lane=N, or takes it for a path",
+	Why:     "an engine without CDI refuses --device peerlane.dev/lane=N",
 	Remedy:  "peerlane runtime configure switches CDI on in the engine's configuration, and says what its restart ends; for an engine that has none there is peerlane-runtime (docs/containers.md)",
 	Run:     checkEngines,
 }}

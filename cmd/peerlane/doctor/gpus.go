@@ -23,27 +23,27 @@ var gpuChecks = []Check{
 	{
 		Name: "p2p", Subject: "GPUs",
 		LooksAt: "nvmlDeviceGetP2PStatus of each pair of GPUs that a lane stages on",
-		Why:     "a relay copies between the client's GPU and the server GPU; where the driver refuses that, the lane bounces through the CPU's memory",
+		Why:     "a lane whose GPUs cannot copy to each other bounces through the CPU's memory",
 		Remedy:  "nvidia-smi topo -p2p w shows all pairs; keep lanes from this one by plan.exclude.pairs in config.toml, or see to IOMMU and ACS",
 		Run:     checkP2P,
 	},
 	{
 		Name: "self-test", Subject: "GPUs",
 		LooksAt: "what self-tests of this boot and driver have found (var/lib/peerlane/self-test.json)",
-		Why:     "copies between GPUs can succeed and bring wrong bytes; relays do not stage on a pair that was found wrong or slow, so its lanes have other servers or bounce",
+		Why:     "copies can succeed with wrong bytes; a wrong or slow pair is replaced by other servers or the bounce",
 		Remedy:  "peerlane self-test",
 		Run:     checkSelfTest,
 	},
 	{
 		Name: "bar1", Subject: "GPUs",
 		LooksAt: "nvmlDeviceGetBAR1MemoryInfo, and what lanes stage on each GPU (peerlane plan)",
-		Why:     "a NIC reaches a GPU's memory through its BAR1; what does not fit in cannot be registered",
+		Why:     "a NIC reaches GPU memory through BAR1; memory that does not fit cannot be registered",
 		Remedy:  "switch on Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and relay.slot_size in config.toml",
 		Run:     checkBAR1,
 	},
 	{
 		Name: "mig", Subject: "GPUs", LooksAt: "nvmlDeviceGetMigMode",
-		Why:    "instances of a GPU cannot map another GPU's memory, so it has no lane and serves none",
+		Why:    "an instance cannot map another GPU's memory: no lane",
 		Remedy: "nvidia-smi -mig 0, or use another GPU",
 		Run: mode("MIG is off", func(g topo.GPU) (string, string) {
 			if !g.MIG {
@@ -54,7 +54,7 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "vgpu", Subject: "GPUs", LooksAt: "nvmlDeviceGetVirtualizationMode",
-		Why:    "a share of a GPU cannot map another GPU's memory, so it has no lane and serves none",
+		Why:    "a share of a GPU cannot map another GPU's memory: no lane",
 		Remedy: "pass a whole GPU through to this machine",
 		Run: mode("no GPU is a share of one", func(g topo.GPU) (string, string) {
 			if !g.VGPU {
@@ -65,7 +65,7 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "compute-mode", Subject: "GPUs", LooksAt: "nvmlDeviceGetComputeMode",
-		Why:    "the relay and the program must both have a context on the GPU; an exclusive mode lets one, prohibited none",
+		Why:    "relay and program both need a context; exclusive mode allows one, prohibited none",
 		Remedy: "nvidia-smi -c 0",
 		Run: mode("compute modes are the default", func(g topo.GPU) (string, string) {
 			if g.ComputeMode == "" {
@@ -76,19 +76,19 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "mps", Subject: "GPUs", LooksAt: "the names of processes, /proc/*/comm",
-		Why:    "MPS serves one user: a relay, which has a uid of its own, is not its client, and beside its clients gets the GPU only in turns; a fault of one client ends all of them",
+		Why:    "MPS serves one user: a relay gets the GPU in turns only, and a fault of one client ends all",
 		Remedy: "echo quit | nvidia-cuda-mps-control",
 		Run:    checkMPS,
 	},
 	{
 		Name: "persistence-mode", Subject: "GPUs", LooksAt: "nvmlDeviceGetPersistenceMode",
-		Why:    "without it the driver lets go of a GPU that nobody uses: the first container after that waits seconds for its context, and settings of nvidia-smi are lost",
+		Why:    "without it the driver releases an unused GPU: the next container waits seconds, and settings are lost",
 		Remedy: "systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1",
 		Run:    checkPersistence,
 	},
 	{
 		Name: "xid", Subject: "GPUs", LooksAt: "the kernel's log since the start, /dev/kmsg, for NVRM: Xid",
-		Why:    "the driver reports faults of a GPU there and nowhere else; relays on such a GPU fail with a sticky error",
+		Why:    "the driver reports GPU faults only there; relays on such a GPU fail",
 		Remedy: "look the number up in NVIDIA's list of Xid errors; drain the lanes (peerlane relay drain --all) and reset the one GPU: nvidia-smi --gpu-reset -i N",
 		Run:    checkXid,
 	},

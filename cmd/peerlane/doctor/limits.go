@@ -18,14 +18,14 @@ var limitChecks = []Check{
 	{
 		Name: "memlock-init", Subject: "limits",
 		LooksAt: "the limit of locked memory of the first process of each container that has gpu=, /proc/PID/limits",
-		Why:     "memory that a program registers with a NIC counts as locked: with a low limit ibv_reg_mr fails (ENOMEM), and NCCL falls back to TCP; lane= alone needs none",
+		Why:     "with a low limit ibv_reg_mr fails (ENOMEM) and NCCL uses TCP; lane= needs none",
 		Remedy:  "start the container with --ulimit memlock=-1",
 		Run:     checkInitMemlock,
 	},
 	{
 		Name: "memlock-exec", Subject: "limits",
 		LooksAt: "the limit of locked memory of dockerd, containerd and crio, /proc/PID/limits",
-		Why:     "what exec starts in a container has the engine's limit, whatever the hook gave the container's first process; with gpu= and nic= programs register memory themselves",
+		Why:     "exec gets the engine's limit; with gpu= and nic= programs register memory themselves",
 		Remedy:  "give the engine's unit LimitMEMLOCK=infinity; it has effect with the engine's next start, and that of Docker ends its containers, unless live-restore is on",
 		Run:     checkExecMemlock,
 	},

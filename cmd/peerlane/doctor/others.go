@@ -25,7 +25,7 @@ var otherChecks = []Check{
 	{
 		Name: "reached", Subject: otherHosts,
 		LooksAt: "a connection to the other host's doctor (peerlane doctor --serve), by TCP, on a port of the relays' range",
-		Why:     "relays of the two hosts connect in the same way; what stops a doctor stops them",
+		Why:     "relays connect in the same way",
 		Remedy:  "run peerlane doctor --serve there; let network.ports through each firewall between the hosts; ip route get ADDRESS shows the way that packets take",
 		Run:     each(checkReached),
 	},
@@ -53,7 +53,7 @@ var otherChecks = []Check{
 	{
 		Name: "clock-skew", Subject: otherHosts,
 		LooksAt: "both hosts' clocks, read eight times over the connection",
-		Why:     "certificates are judged by the clock, and what two hosts' logs tell of one fault is put together by their times",
+		Why:     "certificates and logs depend on the clocks",
 		Remedy:  "have both hosts' clocks set by one source: systemctl enable --now chronyd, or systemd-timesyncd; chronyc tracking shows the difference",
 		Run:     each(checkClock),
 	},
@@ -74,21 +74,21 @@ var otherChecks = []Check{
 	{
 		Name: "mtu", Subject: otherHosts,
 		LooksAt: "the MTU of the interfaces at both ends of the connection, that of the path (TCP_INFO), and 1 MiB each way",
-		Why:     "where packets of full size do not get through, small messages arrive and large ones hang; where one end's are smaller, each costs more",
+		Why:     "where full packets do not pass, small messages arrive and large ones hang",
 		Remedy:  "ip link set NETDEV mtu N, the same on both hosts and on each switch port between them; tracepath ADDRESS shows where it changes",
 		Run:     each(checkMTU),
 	},
 	{
 		Name: "rails", Subject: otherHosts,
 		LooksAt: "the NICs by which relays of both hosts talk, by the rails that relays number them (network.rails, plan.rails), and what link they have",
-		Why:     "GPUs of one rail talk to each other: hosts that number NICs differently cross each other's switches, and InfiniBand does not reach Ethernet",
+		Why:     "hosts that number NICs differently cross switches; InfiniBand does not reach Ethernet",
 		Remedy:  "number the NICs alike by network.rails or plan.rails in config.toml of both hosts, and use one kind of link",
 		Run:     each(checkRails),
 	},
 	{
 		Name: "link-rate", Subject: otherHosts,
 		LooksAt: "the rate of the NICs of each rail, and of the interfaces of the connection, on both hosts",
-		Why:     "a transfer goes at the pace of the slower end, and a whole job at that of its slowest host",
+		Why:     "the slower end limits a transfer, and the slowest host a job",
 		Remedy:  "see to the cable, the transceiver and the switch's port at the slower end; peerlane doctor there has the check port-rate",
 		Run:     each(checkLinkRate),
 	},

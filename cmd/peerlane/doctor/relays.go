@@ -16,19 +16,19 @@ import (
 var relayChecks = []Check{
 	{
 		Name: "relays", Subject: "relays", LooksAt: "the state of each container's relay (peerlane relay list), and whether those that are ready answer",
-		Why:    "the lane of a container works while its relay does; one that nobody looks after is not started again when it dies",
+		Why:    "the lane of a container works only while its relay does; without a supervisor a dead relay stays dead",
 		Remedy: "peerlane relay inspect CONTAINER shows its log",
 		Run:    checkRelays,
 	},
 	{
 		Name: "leftovers", Subject: "relays", LooksAt: "generations, sockets and uids whose container has ended, and generations of another machine, in var/lib/peerlane and run/peerlane",
-		Why:    "what a killed supervisor has left keeps a uid and a socket, and perhaps a process that holds GPU memory, until the next container starts or ends",
+		Why:    "remains of a killed supervisor keep a uid, a socket, and perhaps GPU memory",
 		Remedy: "peerlane relay gc",
 		Run:    checkLeftovers,
 	},
 	{
 		Name: "staging", Subject: "relays", LooksAt: "what all lanes can stage on each GPU (peerlane plan), its cap (staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
-		Why:    "a relay that finds no room on its server GPUs takes smaller slots, another server, or bounces through the CPU's memory",
+		Why:    "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
 		Remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays have theirs before jobs fill it; or lower relay.slots and relay.slot_size in config.toml",
 		Run:    checkStaging,
 	},

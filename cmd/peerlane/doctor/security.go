@@ -18,14 +18,14 @@ var securityChecks = []Check{
 	{
 		Name: "selinux", Subject: "security",
 		LooksAt: "/sys/fs/selinux/enforce, the boolean container_use_devices, and denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of /var/log/audit/audit.log",
-		Why:     "an enforcing policy can keep containers from the devices of gpu= and nic=, and from the relay's socket, with nothing but \"permission denied\"",
+		Why:     "an enforcing policy can deny devices and the relay's socket",
 		Remedy:  "setsebool -P container_use_devices 1; ausearch -m avc -c peerlane-relay shows what was denied",
 		Run:     checkSELinux,
 	},
 	{
 		Name: "apparmor", Subject: "security",
 		LooksAt: "denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of /var/log/audit/audit.log",
-		Why:     "a profile can keep the hook from its files, a relay from its devices, or a container from the relay's socket",
+		Why:     "a profile can deny files to the hook, devices to a relay, or the socket to a container",
 		Remedy:  "allow in the profile that is named what was denied, then apparmor_parser -r PROFILE",
 		Run:     checkAppArmor,
 	},
@@ -39,7 +39,7 @@ var securityChecks = []Check{
 	{
 		Name: "sandbox", Subject: "security",
 		LooksAt: "the mode of peerlane-relay, the pids controller of cgroup2, and what the sandbox of each relay that runs lacks (peerlane relay inspect)",
-		Why:     "a container with CAP_SETUID and without a user namespace can take a relay's uid: with it the container can trace a relay whose program this uid can read, until the relay has disabled that, and use up RLIMIT_NPROC where that limits the relay's tasks",
+		Why:     "a container with CAP_SETUID can take a relay's uid, trace a relay whose program that uid can read, and exhaust RLIMIT_NPROC",
 		Remedy:  "peerlane relay inspect CONTAINER shows what is missing, and why",
 		Run:     checkSandbox,
 	},

@@ -17,25 +17,25 @@ import (
 var specificationChecks = []Check{
 	{
 		Name: "configuration", Subject: "installation", LooksAt: "/etc/peerlane/config.toml, and the plan that it makes of this host",
-		Why:    "the hook refuses each container with a lane while it cannot read the configuration, or the configuration does not fit the host",
+		Why:    "with an unreadable or unfitting configuration the hook can refuse containers with a lane",
 		Remedy: "mend the key that is named; docs/configuration.md has all of them",
 		Run:    checkConfiguration,
 	},
 	{
 		Name: "specification", Subject: "installation", LooksAt: "the CDI specifications and the plan, beside what they would be of this host by now (peerlane cdi validate)",
-		Why:    "engines give containers the devices of the specification: a stale one gives another GPU's lane, or none; a damaged one is ignored without a word",
+		Why:    "a stale specification gives another GPU's lane or none; engines ignore a damaged one silently",
 		Remedy: "peerlane cdi refresh",
 		Run:    checkSpecification,
 	},
 	{
 		Name: "hook", Subject: "installation", LooksAt: "the hook that the specifications name: its file, its owner, and the mount that it lies on (/proc/self/mountinfo)",
-		Why:    "runtimes run it as root in front of each container with a lane; where it cannot be run, none of them starts",
+		Why:    "if runtimes cannot execute it, no container with a lane starts",
 		Remedy: "install it again, or peerlane cdi refresh --hook PATH",
 		Run:    checkHook,
 	},
 	{
 		Name: "dev-char", Subject: "installation", LooksAt: "/dev/char/MAJOR:MINOR of the nodes of GPUs and NICs",
-		Why:    "systemd and runc look devices of a container up there: where the link is missing the container loses the device at the next systemctl daemon-reload",
+		Why:    "without the link a container loses the device at the next systemctl daemon-reload",
 		Remedy: "nvidia-ctk system create-dev-char-symlinks --create-all",
 		Run:    checkDevChar,
 	},

@@ -458,33 +458,25 @@ func TestMetricsDocumentIsCurrent(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("<!-- Written by `go test ./cmd/peerlane/exporter -update`. -->\n\n" + `# Metrics
 
-` + "`peerlane exporter`" + ` gives the figures of a host's relays to Prometheus, at
-http://127.0.0.1:9836/metrics unless ` + "`--listen`" + ` says otherwise. It asks relays when it is
-scraped. ` + "`--web-config FILE`" + ` is a
+` + "`peerlane exporter`" + ` serves the metrics of a host's relays for Prometheus at
+http://127.0.0.1:9836/metrics (` + "`--listen`" + `), and asks relays at each scrape. ` + "`--web-config FILE`" + ` is a
 [web configuration](https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md)
-of Prometheus' exporter-toolkit, for TLS and passwords.
+for TLS and passwords.
 
-` + "`systemctl enable --now peerlane-exporter.service`" + ` runs it as the user peerlane-exporter,
-without capabilities. The state of relays is root's: peerlane-exporter-collector.socket,
-which only the group peerlane-exporter can open, starts ` + "`peerlane exporter collect`" + ` as
-root for each scrape. Containers' ids are in the metrics of
-/run/peerlane-exporter/metrics.sock, which only that group can open, and not in those of
-loopback. Arguments, ` + "`--listen`" + ` for example, go into /etc/peerlane/exporter.env:
-` + "`PEERLANE_EXPORTER_ARGS=--listen :9836 --web-config /etc/peerlane/web.yaml`" + `. With ` + "`cdi.tenancy = \"multi\"`" + ` it
-does not start unless ` + "`exporter.multi_tenancy`" + ` is true.
+` + "`systemctl enable --now peerlane-exporter.service`" + ` runs it as the user peerlane-exporter without
+capabilities; peerlane-exporter-collector.socket, which only that group opens, starts
+` + "`peerlane exporter collect`" + ` as root for each scrape. Only /run/peerlane-exporter/metrics.sock, for that
+group, has containers' ids. Arguments go into /etc/peerlane/exporter.env:
+` + "`PEERLANE_EXPORTER_ARGS=--listen :9836 --web-config /etc/peerlane/web.yaml`" + `. With
+` + "`cdi.tenancy = \"multi\"`" + ` it needs ` + "`exporter.multi_tenancy`" + `.
 
-packaging/prometheus, in the packages /usr/share/peerlane, has a dashboard for Grafana and alerts. A test checks that their
-queries name metrics and labels that there are, and another one (` + "`make test-packages`" + `) has
-Prometheus' own parsers read them, as ` + "`promtool check rules`" + ` does; the dashboard has not
-been loaded in Grafana.
+packaging/prometheus (/usr/share/peerlane) has a Grafana dashboard and alerts for the job ` + "`peerlane`" + `.
+Tests check their metrics, labels and syntax; the dashboard was not loaded in Grafana.
 
-` + "`relay`" + ` is opaque, and another one each time a container starts; ` + "`container`" + ` is the
-container's id, and empty where every user of the host can connect. Counters begin anew
-when a relay does. Relays have 3 s to answer a scrape; of one that does not,
-or was stopped, there is no more than ` + "`peerlane_relay_up`" + ` 0, and ` + "`peerlane_relay_wanted`" + `
-says whether it was meant to run. Alerts take the job that scrapes it to be called
-` + "`peerlane`" + `. A lane has its GPU's PCI address (` + "`gpu`" + `) and index, and the
-NICs that it is striped over, with commas between them.
+` + "`relay`" + ` is opaque and new at each start of a container; ` + "`container`" + ` is its id, empty on loopback.
+Counters restart with the relay. A relay that does not answer within 3 s, or was stopped, has
+` + "`peerlane_relay_up`" + ` 0; ` + "`peerlane_relay_wanted`" + ` says whether it should run. A lane has its GPU's PCI
+address (` + "`gpu`" + `), index, and NICs with commas.
 
 | metric | type | labels | |
 |---|---|---|---|

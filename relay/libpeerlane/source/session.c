@@ -1078,7 +1078,7 @@ static int no_relay(const char *socket, int error, const peerlane_gpu *gpus, uns
 		if (empty) {
 			errno = error;
 			return fail_call(PEERLANE_STATUS_NO_RELAY,
-				"no relay at %s: %m; the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without; the host's log says why (journalctl -t peerlane-hook, or its syslog)", socket);
+				"no relay at %s: %m; the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without; the host's log says why (journalctl -t peerlane-hook, or its syslog) [PL1401]", socket);
 		}
 	}
 	devices[0] = 0;
@@ -1096,8 +1096,8 @@ static int no_relay(const char *socket, int error, const peerlane_gpu *gpus, uns
 	}
 	errno = error;
 	if (!devices[0])
-		return fail_call(PEERLANE_STATUS_NO_RELAY, "no relay at %s: %m; start the container with --device peerlane.dev/lane=N, where N is its GPU's number on the host", socket);
-	return fail_call(PEERLANE_STATUS_NO_RELAY, "no relay at %s: %m; start the container with %s", socket, devices);
+		return fail_call(PEERLANE_STATUS_NO_RELAY, "no relay at %s: %m; start the container with --device peerlane.dev/lane=N, where N is its GPU's number on the host [PL1401]", socket);
+	return fail_call(PEERLANE_STATUS_NO_RELAY, "no relay at %s: %m; start the container with %s [PL1401]", socket, devices);
 }
 
 /* destroy frees a session that nobody uses. */

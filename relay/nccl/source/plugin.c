@@ -168,7 +168,7 @@ static int dial(struct relay *r)
 				*c = '?';
 	}
 	if (!r->lanes)
-		warn("the container was given no lane; start it with --device peerlane.dev/lane=N");
+		warn("the container was given no lane; start it with --device peerlane.dev/lane=N [PL1401]");
 	return r->lanes ? 0 : PEERLANE_STATUS_INTERNAL;
 }
 

@@ -2,11 +2,14 @@ package address
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Interfaces is a choice of network interfaces by their names. The zero value is the
@@ -177,7 +180,8 @@ func (l Interfaces) Choose(all []Interface, f Family) ([]Chosen, error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("no network interface of this host is usable by relays (%s); network.interfaces and network.family in config.toml choose", cmp.Or(strings.Join(passed, "; "), "it has none"))
+		return nil, &fault.Error{Code: fault.NoInterface, Operation: "no network interface of this host is usable by relays",
+			Cause: errors.New(cmp.Or(strings.Join(passed, "; "), "it has none")), Remedy: "set network.interfaces or network.family in config.toml"}
 	}
 	// Interfaces of one place stay in their order, and each together.
 	order := map[string]int{}

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Ports is a range of TCP ports, both ends in it.
@@ -61,5 +63,6 @@ func Listen(ctx context.Context, at netip.Addr, ports Ports) (*net.TCPListener, 
 	if refused != nil {
 		return nil, fmt.Errorf("listening for relays of other hosts: no port of network.ports %v at %v is free: %w", ports, at, refused)
 	}
-	return nil, fmt.Errorf("listening for relays of other hosts: all %d ports of network.ports %v at %v are in use; each relay takes one: give a larger range in config.toml (ss -ltn shows who has them)", ports.Count(), ports, at)
+	return nil, &fault.Error{Code: fault.NoPort, Operation: "listening for relays of other hosts",
+		Cause: fmt.Errorf("all %d ports of network.ports %v at %v are in use, and each relay takes one", ports.Count(), ports, at), Remedy: "give a larger range in config.toml (ss -ltn shows who has them)"}
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network/address"
@@ -200,7 +201,7 @@ func (f *Fabric) open() ([]*nic, error) {
 		return nil, unreachable("no NIC can be used: %s", strings.Join(why, "; "))
 	}
 	for _, text := range why {
-		logrus.Warnf("RDMA goes without a NIC: %s", text)
+		logrus.Warn(&fault.Error{Code: fault.NICLeftOut, Operation: "RDMA goes without a NIC", Cause: errors.New(text)})
 	}
 	return nics, nil
 }

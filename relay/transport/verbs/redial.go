@@ -219,8 +219,7 @@ func (s *Set) hopeless() {
 		return
 	}
 	s.broken = true
-	s.peer.Fail(wire.Errorf(wire.StatusPeerRelayDied, "RDMA with the relay at %s has failed, %s; it could not be connected anew within %v: %s",
-		s.peer.Name(), s.firstFault, s.fabric.config.Redial, s.lastFault))
+	s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s; it could not be connected anew within %v", s.peer.Name(), s.firstFault, s.fabric.config.Redial), s.lastFault))
 }
 
 // progressed says that the queue pairs carry data: once both relays have agreed, too, what comes
@@ -356,7 +355,7 @@ func (s *Set) torn() {
 		return
 	case !s.drained:
 		s.broken = true
-		s.peer.Fail(wire.Errorf(wire.StatusPeerRelayDied, "RDMA with the relay at %s has failed, %s; and what has arrived was not told of within %v", s.peer.Name(), s.firstFault, drainTime))
+		s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s", s.peer.Name(), s.firstFault), fmt.Sprintf("what has arrived was not told of within %v", drainTime)))
 		return
 	}
 	s.recall()

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -315,13 +316,18 @@ func (s *Set) refuse(why error) {
 	}
 }
 
+// rdmaFailed returns the error of a peer whose RDMA has failed.
+func rdmaFailed(with, cause string) *wire.Error {
+	return wire.Errorf(wire.StatusPeerRelayDied, "%w", &fault.Error{Code: fault.RDMAFailed, Operation: "RDMA with the relay at", Object: with, Cause: errors.New(cause)})
+}
+
 // failed ends the Peer: a NIC says that nothing goes on.
 func (s *Set) failed(n *nic, what string) {
 	if s.broken {
 		return
 	}
 	s.broken = true
-	s.peer.Fail(wire.Errorf(wire.StatusPeerRelayDied, "RDMA with the relay at %s by %s of host %s has failed: %s", s.peer.Name(), n.name, hostname(), what))
+	s.peer.Fail(rdmaFailed(fmt.Sprintf("%s by %s of host %s has failed", s.peer.Name(), n.name, hostname()), what))
 }
 
 // uses reports whether an event of a NIC, and of a queue pair if it names one, is about

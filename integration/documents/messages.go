@@ -1,0 +1,408 @@
+package documents
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Message is a text that a program can print: a format of an error, or of a log line of
+// level warning or above.
+type Message struct {
+	Text string // with "…" for each argument
+	At   string // the package, relative to the repository
+	Code string // the name of the code's constant in package fault; "" for an internal message
+}
+
+// Messages returns the messages of the installed programs and libraries, in order. root is
+// the folder of the repository.
+func Messages(root string) ([]Message, error) {
+	all, err := goMessages(root)
+	if err != nil {
+		return nil, err
+	}
+	libraries, err := cMessages(root)
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, libraries...)
+	slices.SortFunc(all, func(a, b Message) int {
+		return strings.Compare(a.At+"\x00"+a.Text+"\x00"+a.Code, b.At+"\x00"+b.Text+"\x00"+b.Code)
+	})
+	return slices.Compact(all), nil
+}
+
+// products are the folders of what is installed. What tests, demonstrates and measures is
+// not explained to operators.
+var products = []string{"cdi", "cmd", "config", "cuda", "hook", "relay", "topo"}
+
+var notProducts = regexp.MustCompile(`^(cuda/(sim|conformance|kernels)|cmd/peerlane/(bench|bundle|demo|measure|testbed|traffic)|topo/recorded|relay/wire/generate|relay/(libpeerlane|nccl)/build|relay/verbs/(standin|conformance)|cmd/manual)(/|$)|/testdata(/|$)`)
+
+// verb is one of package fmt's.
+var verb = regexp.MustCompile(`%[-+# 0]*(\*|\d+)?(\.(\*|\d+)?)?(\[\d+\])?[a-zA-Z]`)
+
+// shown is a format as it is printed.
+func shown(format string) string {
+	text := verb.ReplaceAllString(strings.ReplaceAll(format, "%%", "\x00"), "…")
+	text = strings.ReplaceAll(text, "\x00", "%")
+	text = strings.Join(strings.Fields(text), " ")
+	for strings.Contains(text, "……") {
+		text = strings.ReplaceAll(text, "……", "…")
+	}
+	return text
+}
+
+// formatOf is which argument of a call is the text of a message; -1 for none.
+func formatOf(call *ast.CallExpr) int {
+	name := ""
+	of := ""
+	switch f := call.Fun.(type) {
+	case *ast.SelectorExpr:
+		name = f.Sel.Name
+		if x, ok := f.X.(*ast.Ident); ok {
+			of = x.Name
+		}
+	case *ast.Ident:
+		name = f.Name
+	}
+	switch {
+	case of == "fmt" && name == "Errorf", of == "errors" && name == "New":
+		return 0
+	case of == "wire" && name == "Errorf", of == "" && name == "Errorf":
+		if len(call.Args) > 1 { // with a status in front
+			return 1
+		}
+	case name == "Warn" || name == "Warnf" || name == "Warning" || name == "Error" || name == "Errorf" || name == "Fatal" || name == "Fatalf":
+		return 0
+	}
+	return -1
+}
+
+// literal is the text of an expression of constants, with "…" for what is none.
+func literal(e ast.Expr, constants map[string]string) (string, bool) {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		text, err := strconv.Unquote(e.Value)
+		return text, err == nil && e.Kind == token.STRING
+	case *ast.Ident:
+		text, ok := constants[e.Name]
+		return text, ok
+	case *ast.BinaryExpr:
+		a, okA := literal(e.X, constants)
+		b, okB := literal(e.Y, constants)
+		if !okA {
+			a = "%v"
+		}
+		if !okB {
+			b = "%v"
+		}
+		return a + b, okA || okB
+	}
+	return "", false
+}
+
+// goMessages returns the messages of the Go packages.
+func goMessages(root string) (all []Message, err error) {
+	for _, top := range products {
+		err := filepath.WalkDir(filepath.Join(root, top), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.IsDir() {
+				return err
+			}
+			at, err := filepath.Rel(root, path)
+			if err != nil {
+				return err
+			}
+			if notProducts.MatchString(at) {
+				return filepath.SkipDir
+			}
+			names, err := filepath.Glob(filepath.Join(path, "*.go"))
+			if err != nil {
+				return err
+			}
+			var files []*ast.File
+			for _, name := range names {
+				if strings.HasSuffix(name, "_test.go") {
+					continue
+				}
+				f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+				if err != nil {
+					return err
+				}
+				files = append(files, f)
+			}
+			all = append(all, messagesOf(files, at)...)
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// messagesOf are those of a package, by its files.
+func messagesOf(files []*ast.File, at string) (list []Message) {
+	constants := map[string]string{}
+	for _, f := range files {
+		for _, d := range f.Decls {
+			g, ok := d.(*ast.GenDecl)
+			if !ok || g.Tok != token.CONST {
+				continue
+			}
+			for _, s := range g.Specs {
+				v := s.(*ast.ValueSpec) // of a const declaration
+				for i, name := range v.Names {
+					if i < len(v.Values) {
+						if text, ok := literal(v.Values[i], constants); ok {
+							constants[name.Name] = text
+						}
+					}
+				}
+			}
+		}
+	}
+	own := formats(files, at)
+	makers := faultMakers(files, constants)
+	code := "" // of the fault.Error that is being visited
+	write := func(text string) {
+		if text := shown(text); strings.Trim(text, "…:;,. ()") != "" {
+			list = append(list, Message{text, at, code})
+		}
+	}
+	add := func(e ast.Expr) {
+		if text, ok := literal(e, constants); ok {
+			write(text)
+		}
+	}
+	for _, f := range files {
+		var stack []ast.Node
+		ast.Inspect(f, func(n ast.Node) bool {
+			if n == nil { // the end of the last node of stack
+				switch n := stack[len(stack)-1].(type) {
+				case *ast.CompositeLit:
+					if isFault(n) {
+						code = ""
+					}
+				case *ast.CallExpr:
+					if makers[called(n)] != "" {
+						code = ""
+					}
+				}
+				stack = stack[:len(stack)-1]
+				return true
+			}
+			stack = append(stack, n)
+			if c, ok := n.(*ast.CompositeLit); ok && isFault(c) {
+				var text string
+				if code, text = faultText(c, constants); code != "" {
+					write(text)
+				}
+			}
+			if d, ok := n.(*ast.FuncDecl); ok && d.Name.Name == "Error" && d.Recv != nil && d.Body != nil {
+				texts(d.Body, add) // a type of errors
+			}
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			if makers[called(call)] != "" {
+				code = makers[called(call)]
+				for _, a := range call.Args {
+					if text, ok := literal(a, constants); ok && strings.Contains(text, " ") {
+						write(text)
+					}
+				}
+			} else if i := formatOf(call); i >= 0 && i < len(call.Args) {
+				add(call.Args[i])
+			} else if i, is := own[called(call)]; is && i < len(call.Args) {
+				add(call.Args[i])
+			} else if sinks[called(call)] {
+				for _, a := range call.Args {
+					add(a)
+					texts(a, add)
+				}
+			}
+			return true
+		})
+	}
+	return list
+}
+
+// isFault reports whether a literal is a fault.Error.
+func isFault(c *ast.CompositeLit) bool {
+	s, ok := c.Type.(*ast.SelectorExpr)
+	if !ok || s.Sel.Name != "Error" {
+		return false
+	}
+	x, ok := s.X.(*ast.Ident)
+	return ok && x.Name == "fault"
+}
+
+// faultMakers returns the functions that only return a fault.Error, and the error's code.
+// Their arguments are parts of its text.
+func faultMakers(files []*ast.File, constants map[string]string) map[string]string {
+	makers := map[string]string{}
+	for _, f := range files {
+		for _, d := range f.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || f.Body == nil || len(f.Body.List) != 1 {
+				continue
+			}
+			ast.Inspect(f.Body, func(n ast.Node) bool {
+				if c, ok := n.(*ast.CompositeLit); ok && isFault(c) {
+					makers[f.Name.Name], _ = faultText(c, constants)
+				}
+				return true
+			})
+		}
+	}
+	return makers
+}
+
+// faultText returns the code and the format of a fault.Error, as its method Error joins the
+// fields.
+func faultText(c *ast.CompositeLit, constants map[string]string) (code, text string) {
+	fields := map[string]string{}
+	for _, e := range c.Elts {
+		kv, ok := e.(*ast.KeyValueExpr)
+		if !ok {
+			continue
+		}
+		name := kv.Key.(*ast.Ident).Name // of a struct's field
+		value, ok := literal(kv.Value, constants)
+		if call, is := kv.Value.(*ast.CallExpr); is && called(call) == "Sprintf" {
+			value, ok = literal(call.Args[0], constants)
+		}
+		if !ok {
+			value = "%v"
+		}
+		fields[name] = value
+		if s, ok := kv.Value.(*ast.SelectorExpr); ok && name == "Code" {
+			code = s.Sel.Name
+		}
+	}
+	text = strings.TrimSpace(fields["Operation"] + " " + fields["Object"])
+	for _, part := range [][2]string{{": ", "Cause"}, {"; ", "Remedy"}} {
+		if fields[part[1]] != "" {
+			text += part[0] + fields[part[1]]
+		}
+	}
+	return code, text
+}
+
+// called is the name of what is called.
+func called(call *ast.CallExpr) string {
+	switch f := call.Fun.(type) {
+	case *ast.SelectorExpr:
+		return f.Sel.Name
+	case *ast.Ident:
+		return f.Name
+	}
+	return ""
+}
+
+// sinks take a sentence that somebody hears: why a relay was killed, or clients are refused.
+var sinks = map[string]bool{"failed": true, "kill": true, "complain": true, "refuse": true, "tell": true}
+
+// texts adds all that fmt.Sprintf makes within a part of a program.
+func texts(part ast.Node, add func(ast.Expr)) {
+	ast.Inspect(part, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok && called(call) == "Sprintf" && len(call.Args) > 0 {
+			add(call.Args[0])
+		}
+		return true
+	})
+}
+
+// formats are a package's own functions that make an error or a warning of a format, and
+// which argument that is: those with a parameter of that name, and anything after it.
+// What makes findings of peerlane doctor is none: docs/doctor.md has them.
+func formats(files []*ast.File, at string) map[string]int {
+	own := map[string]int{}
+	for _, f := range files {
+		for _, d := range f.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || at == "cmd/peerlane/doctor" {
+				continue
+			}
+			i := 0
+			for n, field := range f.Type.Params.List {
+				last := n == len(f.Type.Params.List)-2
+				if _, variadic := f.Type.Params.List[len(f.Type.Params.List)-1].Type.(*ast.Ellipsis); last && variadic && len(field.Names) > 0 && field.Names[len(field.Names)-1].Name == "format" {
+					own[f.Name.Name] = i + len(field.Names) - 1
+				}
+				i += len(field.Names)
+			}
+		}
+	}
+	return own
+}
+
+// comment is one of C's.
+var comment = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
+
+// strung are C's strings, of which those that stand one after the other are one.
+var strung = regexp.MustCompile(`"(?:[^"\\\n]|\\.)*"(?:\s*(?:PRI[a-z0-9]+\s*)?"(?:[^"\\\n]|\\.)*")*`)
+
+var text = regexp.MustCompile(`"((?:[^"\\\n]|\\.)*)"`)
+
+// cVerb is one of printf's.
+var cVerb = regexp.MustCompile(`%[-+# 0]*(\*|\d+)?(\.(\*|\d+)?)?(hh|h|ll|l|z|j|t)?[a-zA-Z]`)
+
+// cMessages are those of the libraries that other programs load: all texts of several
+// words, for C tells nothing more of what they are.
+func cMessages(root string) (list []Message, err error) {
+	for _, at := range []string{"relay/libpeerlane/source", "relay/nccl/source"} {
+		files, err := filepath.Glob(filepath.Join(root, at, "*.c"))
+		if err != nil || len(files) == 0 {
+			return nil, fmt.Errorf("%s: %d files: %w", at, len(files), err)
+		}
+		for _, file := range files {
+			source, err := os.ReadFile(file)
+			if err != nil {
+				return nil, err
+			}
+			for _, together := range strung.FindAllString(withoutComments(string(source)), -1) {
+				said := ""
+				for _, m := range text.FindAllStringSubmatch(together, -1) {
+					said += m[1]
+				}
+				said = shown(cVerb.ReplaceAllString(strings.ReplaceAll(strings.ReplaceAll(said, `\"`, `"`), `\n`, " "), "%v"))
+				if strings.Count(said, " ") >= 2 && strings.Trim(said, "…:;,. ()") != "" {
+					list = append(list, Message{said, at, codeIn(said)})
+				}
+			}
+		}
+	}
+	return list, nil
+}
+
+// codeIn returns the code that a text of C ends with, "" for none.
+func codeIn(text string) string {
+	if m := regexp.MustCompile(`\[(PL[0-9]{4})\]$`).FindStringSubmatch(text); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// withoutComments leaves strings as they are, also those that look like comments.
+func withoutComments(source string) string {
+	either := regexp.MustCompile(`(?s)"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|` + comment.String())
+	return either.ReplaceAllStringFunc(source, func(s string) string {
+		if strings.HasPrefix(s, "/") {
+			return " "
+		}
+		if strings.HasPrefix(s, "'") {
+			return "0"
+		}
+		return s
+	})
+}

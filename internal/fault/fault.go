@@ -1,0 +1,54 @@
+// Package fault defines the errors that an operator searches for. Each has a stable code,
+// such as PL1203, that the error's text prints and `peerlane explain CODE` describes.
+//
+// A package returns an [Error] with the operation, the object, the cause and the remedy as
+// fields. Callers and tests select an error by its code:
+//
+//	var f *fault.Error
+//	if errors.As(err, &f) && f.Code == fault.AnchorNotMounted { … }
+//	errors.Is(err, fault.AnchorNotMounted)
+//
+// Errors without a code are internal: their text states the cause, and no page describes them.
+package fault
+
+import "strings"
+
+// Code names an entry of the catalogue. Codes are stable: a release never gives a code another
+// meaning.
+type Code string
+
+// Error returns the code, so that a Code is a target for errors.Is.
+func (c Code) Error() string { return string(c) }
+
+// In reports whether text is that of an Error with the code.
+func (c Code) In(text string) bool { return strings.Contains(text, "["+string(c)+"]") }
+
+// Error is a failed operation with a code.
+type Error struct {
+	Code      Code
+	Operation string // verb phrase, such as "read the plan"
+	Object    string // file, device, container or address; empty if Operation names it
+	Cause     error  // nil if operation and object state the cause
+	Remedy    string // imperative, such as "run peerlane cdi refresh"
+}
+
+// Error formats e as "OPERATION OBJECT: CAUSE; REMEDY [CODE]", without the parts that e lacks.
+func (e *Error) Error() string {
+	text := strings.TrimSpace(e.Operation + " " + e.Object)
+	if e.Cause != nil {
+		text += ": " + e.Cause.Error()
+	}
+	if e.Remedy != "" {
+		text += "; " + e.Remedy
+	}
+	return text + " [" + string(e.Code) + "]"
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Cause }
+
+// Is reports whether target is the code of e.
+func (e *Error) Is(target error) bool {
+	code, ok := target.(Code)
+	return ok && e.Code == code
+}
