@@ -23,7 +23,7 @@ type allocation struct {
 	// fairness, GB/s. bound is what the slowest cannot exceed.
 	optimum []float64
 	bound   float64
-	// rough says that candidates are not all ways, and the choice among them is by prices.
+	// rough says that candidates are not all ways: the revised simplex algorithm finds more.
 	rough bool
 	parts *pieces // where it is rough
 	owner []int   // [row]: its pipe
@@ -126,7 +126,9 @@ func (p *planner) newAllocation(staged bool) *allocation {
 			}
 		}
 	}
-	a.measure()
+	if !a.rough {
+		a.measure()
+	}
 	return a
 }
 
@@ -187,22 +189,7 @@ func (a *allocation) measure() {
 		for k := range a.ways[f] {
 			c := &a.ways[f][k]
 			loads = append(loads, n.load(carried{gpu: g, parts: c.parts}, bothWays))
-			total := 0.0
-			for _, q := range c.parts {
-				total += q.weight
-			}
-			c.crossings = 0
-			for _, q := range c.parts {
-				if q.kind(g) != KindStaged {
-					continue
-				}
-				crossings := 1.0
-				if copyKind(n.toGPU[g][q.server].Path) > NVL {
-					crossings = relayedCrossings
-				}
-				c.crossings += float64(crossings * q.weight / total)
-			}
-			c.cost = a.costOf(g, c)
+			a.rank(g, c)
 		}
 	}
 	// Two signatures, as one link must not be taken for another.
@@ -253,6 +240,26 @@ func (a *allocation) measure() {
 		}
 	}
 	a.rows, a.full, a.owner = len(rate), slices.Repeat([]float64{1}, len(rate)), owner
+}
+
+// rank finds the cost of a candidate of a GPU.
+func (a *allocation) rank(g int, c *candidate) {
+	total := 0.0
+	for _, q := range c.parts {
+		total += q.weight
+	}
+	c.crossings = 0
+	for _, q := range c.parts {
+		if q.kind(g) != KindStaged {
+			continue
+		}
+		crossings := 1.0
+		if copyKind(a.p.toGPU[g][q.server].Path) > NVL {
+			crossings = relayedCrossings
+		}
+		c.crossings += float64(crossings * q.weight / total)
+	}
+	c.cost = a.costOf(g, c)
 }
 
 // costOf orders candidates that are as fast: what crosses server GPUs costs most, then what
