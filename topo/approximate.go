@@ -33,7 +33,7 @@ const (
 
 // mostWays is how many ways a host has whose ways are all looked at one by one. Tests change
 // it.
-var mostWays = 6_000
+var mostWays = 4_000
 
 // prices are those of links.
 type prices struct {

@@ -613,8 +613,8 @@ func TestPlanByColumnsTakesPinnedLanesOverExcludedNICs(t *testing.T) {
 		for i := range h.NICs {
 			most += p.nicRate(i) / float64(a.open)
 		}
-		if a.bound < exact*(1-1e-4) || a.bound > most*(1+1e-9) || rate > a.bound*(1+1e-4) || rate < 0.7*exact {
-			t.Errorf("seed %d: the optimum is %.4g GB/s; prices find %.4g, and a bound of %.4g", seed, exact, rate, a.bound)
+		if a.bound < exact*(1-1e-4) || a.bound > most*(1+1e-9) || rate > a.bound*(1+1e-4) || rate < 0.98*exact {
+			t.Errorf("seed %d: the optimum is %.4g GB/s; columns reach %.4g, and a bound of %.4g", seed, exact, rate, a.bound)
 		}
 	}
 }
