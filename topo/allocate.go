@@ -27,6 +27,8 @@ type allocation struct {
 	rough bool
 	parts *pieces // where it is rough
 	owner []int   // [row]: its pipe
+	// places is a power of two that is greater than the index of each GPU.
+	places int
 	// steps counts the evaluations.
 	steps int
 }
@@ -71,7 +73,12 @@ func (m mix) scaled() mix {
 // newAllocation finds the candidates of each GPU that configuration gives no lane.
 // staged says whether lanes can be staged.
 func (p *planner) newAllocation(staged bool) *allocation {
-	a := &allocation{p: p}
+	a := &allocation{p: p, places: 1}
+	for _, g := range p.host.GPUs {
+		for a.places <= g.Index {
+			a.places *= 2
+		}
+	}
 	add := func(g int, parts ...[]part) {
 		var found []candidate
 		for _, q := range parts {
@@ -264,11 +271,12 @@ func (a *allocation) rank(g int, c *candidate) {
 
 // costOf orders candidates that are as fast: what crosses server GPUs costs most, then what
 // goes through the CPU's memory, then what is far. After that GPUs and NICs go together in
-// their order, and the first server comes first.
+// their order, and the first server comes first. A GPU that is missing changes the place of
+// no other.
 func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }
-	apart := place(g, len(n.h.GPUs)) - place(q.nic, len(n.h.NICs))
+	apart := place(n.h.GPUs[g].Index, a.places) - place(q.nic, len(n.h.NICs))
 	cost := c.crossings + 1e-2*float64(n.toNIC[g][q.nic].Type) + 1e-4*apart*apart
 	switch q.kind(g) {
 	case KindBounce:
