@@ -532,9 +532,12 @@ func rounded(m mix) mix {
 	m = m.scaled()
 	slices.SortStableFunc(m, func(x, y share1) int { return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(x.way, y.way)) })
 	m = slices.DeleteFunc(m, func(s share1) bool { return s.weight < 1.0/MaxWeights }).scaled()
+	if len(m) == 1 {
+		return mix{{m[0].way, 1}}
+	}
 	const exact = 0.002
+	out := slices.Clone(m)
 	for sum := len(m); sum <= MaxWeights; sum++ {
-		out := slices.Clone(m)
 		left, good := sum, true
 		for i := len(m) - 1; i > 0; i-- {
 			w := math.Round(m[i].weight * float64(sum))
@@ -585,6 +588,9 @@ func (a *allocation) choose() (lanes []mix, ahead string) {
 	if a.slowest(lanes) >= least*(1-1e-9) {
 		return lanes, ""
 	}
+	for f := range a.open {
+		nccl[f] = rounded(nccl[f])
+	}
 	return nccl, name
 }
 
@@ -605,6 +611,8 @@ func (a *allocation) slowestOf(rates []float64) float64 {
 
 // nccl is the choice of ways that NCCL makes by its defaults, without PXN or with it, the
 // faster of the two, as far as configuration allows it; nil where that keeps a lane from it.
+// On hosts of more GPUs than mostPolished its weights are not whole: NCCL gives a GPU there
+// hundreds of NICs, and to round their weights takes as long as the plan.
 func (a *allocation) nccl() (name string, lanes []mix) {
 	for _, pxn := range []bool{false, true} {
 		all := slices.Clone(a.pinnedMixes())
@@ -620,10 +628,8 @@ func (a *allocation) nccl() (name string, lanes []mix) {
 				all = nil
 				break
 			}
-			if len(m) > 1 {
+			if len(a.flows) <= mostPolished {
 				m = rounded(m)
-			} else {
-				m[0].weight = 1
 			}
 			all = slices.Insert(all, f, m)
 		}
