@@ -158,3 +158,40 @@ func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesStay(t *testing.T) {
 	}
 	t.Logf("%d lanes", compared)
 }
+
+func TestExplainOfRealHostsHasAtMost25Lines(t *testing.T) {
+	files, err := filepath.Glob(topologies + "/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := filepath.Glob("../docs/hosts/*.xml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lanes, longest := 0, 0
+	for _, file := range slices.Concat(files, own, []string{"../docs/hgx-4-nics.xml"}) {
+		if info, err := os.Stat(file); err != nil || info.IsDir() || strings.HasSuffix(file, ".md") {
+			continue
+		}
+		h, err := readInputFile(file)
+		if err != nil {
+			t.Logf("%s: %v", filepath.Base(file), err)
+			continue
+		}
+		plan := planOf(t, 0, h, PlanConfig{AnyVendor: true})
+		for _, l := range plan.Lanes {
+			sentences, err := h.Explain(plan, l.GPU)
+			if err != nil {
+				t.Errorf("%s, %s: %v", filepath.Base(file), l.GPU, err)
+			}
+			lanes, longest = lanes+1, max(longest, len(sentences))
+			if len(sentences) == 0 || len(sentences) > 25 {
+				t.Errorf("%s: the explanation of %s has %d lines", filepath.Base(file), l.GPU, len(sentences))
+			}
+		}
+	}
+	if lanes < 40 {
+		t.Errorf("%d lanes were explained", lanes)
+	}
+	t.Logf("%d lanes, at most %d lines", lanes, longest)
+}
