@@ -346,7 +346,7 @@ HOSTS ?= 10000
 
 .PHONY: soak-plan
 soak-plan: ## plan made hosts of up to 256 GPUs and NICs, and hold the plans against the optimum and NCCL (HOSTS=10000)
-	@PEERLANE_TEST_PLAN_HOSTS=$(HOSTS) $(GO) test -count=1 -v -timeout 4h -run '^TestPlan(OfAny|ByPrices|BeatsEvery)' ./topo
+	@PEERLANE_TEST_PLAN_HOSTS=$(HOSTS) $(GO) test -count=1 -v -timeout 4h -run '^TestPlan(OfAny|ByColumns|BeatsEvery)' ./topo
 
 .PHONY: sanitize
 sanitize: ## the C library's tests in full: address, undefined behaviour and thread sanitizer, and the race detector on relays

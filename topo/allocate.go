@@ -23,10 +23,12 @@ type allocation struct {
 	// fairness, GB/s. bound is what the slowest cannot exceed.
 	optimum []float64
 	bound   float64
-	// rough says that candidates are not all ways, and the choice among them is by prices.
+	// rough says that candidates are not all ways: the revised simplex algorithm finds more.
 	rough bool
 	parts *pieces // where it is rough
 	owner []int   // [row]: its pipe
+	// places is a power of two that is greater than the index of each GPU.
+	places int
 	// steps counts the evaluations.
 	steps int
 }
@@ -71,7 +73,12 @@ func (m mix) scaled() mix {
 // newAllocation finds the candidates of each GPU that configuration gives no lane.
 // staged says whether lanes can be staged.
 func (p *planner) newAllocation(staged bool) *allocation {
-	a := &allocation{p: p}
+	a := &allocation{p: p, places: 1}
+	for _, g := range p.host.GPUs {
+		for a.places <= g.Index {
+			a.places *= 2
+		}
+	}
 	add := func(g int, parts ...[]part) {
 		var found []candidate
 		for _, q := range parts {
@@ -126,7 +133,9 @@ func (p *planner) newAllocation(staged bool) *allocation {
 			}
 		}
 	}
-	a.measure()
+	if !a.rough {
+		a.measure()
+	}
 	return a
 }
 
@@ -187,22 +196,7 @@ func (a *allocation) measure() {
 		for k := range a.ways[f] {
 			c := &a.ways[f][k]
 			loads = append(loads, n.load(carried{gpu: g, parts: c.parts}, bothWays))
-			total := 0.0
-			for _, q := range c.parts {
-				total += q.weight
-			}
-			c.crossings = 0
-			for _, q := range c.parts {
-				if q.kind(g) != KindStaged {
-					continue
-				}
-				crossings := 1.0
-				if copyKind(n.toGPU[g][q.server].Path) > NVL {
-					crossings = relayedCrossings
-				}
-				c.crossings += float64(crossings * q.weight / total)
-			}
-			c.cost = a.costOf(g, c)
+			a.rank(g, c)
 		}
 	}
 	// Two signatures, as one link must not be taken for another.
@@ -255,13 +249,34 @@ func (a *allocation) measure() {
 	a.rows, a.full, a.owner = len(rate), slices.Repeat([]float64{1}, len(rate)), owner
 }
 
+// rank finds the cost of a candidate of a GPU.
+func (a *allocation) rank(g int, c *candidate) {
+	total := 0.0
+	for _, q := range c.parts {
+		total += q.weight
+	}
+	c.crossings = 0
+	for _, q := range c.parts {
+		if q.kind(g) != KindStaged {
+			continue
+		}
+		crossings := 1.0
+		if copyKind(a.p.toGPU[g][q.server].Path) > NVL {
+			crossings = relayedCrossings
+		}
+		c.crossings += float64(crossings * q.weight / total)
+	}
+	c.cost = a.costOf(g, c)
+}
+
 // costOf orders candidates that are as fast: what crosses server GPUs costs most, then what
 // goes through the CPU's memory, then what is far. After that GPUs and NICs go together in
-// their order, and the first server comes first.
+// their order, and the first server comes first. A GPU that is missing changes the place of
+// no other.
 func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }
-	apart := place(g, len(n.h.GPUs)) - place(q.nic, len(n.h.NICs))
+	apart := place(n.h.GPUs[g].Index, a.places) - place(q.nic, len(n.h.NICs))
 	cost := c.crossings + 1e-2*float64(n.toNIC[g][q.nic].Type) + 1e-4*apart*apart
 	switch q.kind(g) {
 	case KindBounce:
@@ -517,9 +532,12 @@ func rounded(m mix) mix {
 	m = m.scaled()
 	slices.SortStableFunc(m, func(x, y share1) int { return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(x.way, y.way)) })
 	m = slices.DeleteFunc(m, func(s share1) bool { return s.weight < 1.0/MaxWeights }).scaled()
+	if len(m) == 1 {
+		return mix{{m[0].way, 1}}
+	}
 	const exact = 0.002
+	out := slices.Clone(m)
 	for sum := len(m); sum <= MaxWeights; sum++ {
-		out := slices.Clone(m)
 		left, good := sum, true
 		for i := len(m) - 1; i > 0; i-- {
 			w := math.Round(m[i].weight * float64(sum))
@@ -570,6 +588,9 @@ func (a *allocation) choose() (lanes []mix, ahead string) {
 	if a.slowest(lanes) >= least*(1-1e-9) {
 		return lanes, ""
 	}
+	for f := range a.open {
+		nccl[f] = rounded(nccl[f])
+	}
 	return nccl, name
 }
 
@@ -590,6 +611,8 @@ func (a *allocation) slowestOf(rates []float64) float64 {
 
 // nccl is the choice of ways that NCCL makes by its defaults, without PXN or with it, the
 // faster of the two, as far as configuration allows it; nil where that keeps a lane from it.
+// On hosts of more GPUs than mostPolished its weights are not whole: NCCL gives a GPU there
+// hundreds of NICs, and to round their weights takes as long as the plan.
 func (a *allocation) nccl() (name string, lanes []mix) {
 	for _, pxn := range []bool{false, true} {
 		all := slices.Clone(a.pinnedMixes())
@@ -605,10 +628,8 @@ func (a *allocation) nccl() (name string, lanes []mix) {
 				all = nil
 				break
 			}
-			if len(m) > 1 {
+			if len(a.flows) <= mostPolished {
 				m = rounded(m)
-			} else {
-				m[0].weight = 1
 			}
 			all = slices.Insert(all, f, m)
 		}

@@ -7,29 +7,33 @@ import (
 	"slices"
 )
 
-// Hosts whose ways are too many for the simplex algorithm are solved by prices: each link
-// has one, which grows with what is sent over it, and each GPU in turn sends some more over
-// the way that is cheapest then. What has been sent in the end is as good a choice as there
-// is, nearly (Garg and Könemann's algorithm for the greatest concurrent flow). The prices
-// prove it: no choice is better for the slowest GPU than what all links together are worth,
-// over what the cheapest ways of all GPUs cost.
+// The revised simplex algorithm solves hosts that have too many ways for the dense one
+// (columns.go). Its first ways come of rounds by prices: each link has one, which grows with
+// its traffic, and each GPU in turn sends some more over the way that is cheapest then (Garg
+// and Könemann's algorithm for the greatest concurrent flow). Later ones come of the
+// algorithm's own prices. These also prove a bound: no choice gives the slowest GPU more than
+// the prices of all links together, over the costs of the cheapest ways of all GPUs. The
+// algorithm ends when no GPU has a cheaper way, and then its choice reaches the bound.
 //
-// First all ways are priced, by their parts, of which there are far fewer than ways; the
-// ways that are taken then are the candidates of the GPUs, among which the choice is made.
+// The cheapest way of a GPU is found by parts of ways, of which there are far fewer than
+// ways.
 
 const (
 	// sharpness is how much dearer a link becomes that has carried as much more than others
 	// as it carries in one round.
 	sharpness  = 0.5
-	findRounds = 24  // over all ways
-	sendRounds = 400 // over the candidates
-	mostFound  = 16  // candidates of a GPU that are found first
-	mostTries  = 6   // at finding more
+	findRounds = 10 // over all ways
+	mostFound  = 16 // candidates of a GPU that are found first
+	mostTries  = 2  // at finding more ways, for each level but the first
+	// mostPivots bounds the search for the fastest lanes, and mostCheaper that for the
+	// cheapest of these. The first takes some 2,000 pivots on hosts of 256 GPUs.
+	mostPivots, mostCheaper = 10_000, 2_000
+	leastAmount             = 1e-4 // of a lane, that is not left out
 )
 
 // mostWays is how many ways a host has whose ways are all looked at one by one. Tests change
 // it.
-var mostWays = 6_000
+var mostWays = 4_000
 
 // prices are those of links.
 type prices struct {
@@ -288,8 +292,15 @@ func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, least float
 		if l == nil || c.served[s] >= least {
 			continue
 		}
+		copies := p.cost(l)
 		if nic := c.nic[s]; nic >= 0 && !planner.exclude.toNIC[[2]int{g, nic}] {
-			take(s, nic, p.cost(l)+c.served[s])
+			take(s, nic, copies+c.served[s])
+			continue
+		}
+		for _, q := range b.served[s] {
+			if !planner.exclude.toNIC[[2]int{g, q.nic}] {
+				take(s, q.nic, copies+p.cost(q.load))
+			}
 		}
 	}
 	return best, least
@@ -350,165 +361,113 @@ func (b *pieces) find(gpus []int) (found [][]part) {
 	return found
 }
 
-// prove bounds the rate of the slowest GPU by the prices of rows, and finds the ways that
-// are cheapest by them.
-func (a *allocation) prove(rows []float64) (bound float64, cheapest []part) {
+// prove bounds the rate of the slowest GPU by the prices of links, and finds the ways that
+// are cheapest by them, with what these cost.
+func (a *allocation) prove(m *master) (bound float64, cheapest []part, costs []float64) {
 	b := a.parts
 	p := &prices{price: make([]float64, len(b.rate))}
 	worth, spent := 0.0, 0.0
-	crossed := make([]bool, a.rows)
-	for _, ways := range a.ways[:a.open] {
-		for _, c := range ways {
-			for _, on := range c.load {
-				crossed[on.pipe] = true
-			}
+	for r, y := range m.price {
+		if pipe := m.pipes[r]; y > 0 && pipe < len(b.rate) { // pinned lanes alone cross the others
+			p.price[pipe] = y
+			worth += y
 		}
 	}
-	for r, y := range rows {
-		// The row is of either direction. Links that pinned lanes alone cross are no part of
-		// any way that is priced.
-		pipe := a.owner[r]
-		if !crossed[r] || pipe >= len(b.rate) {
-			continue
-		}
-		if b.rate[pipe] == 0 {
-			pipe = b.twin[pipe]
-		}
-		p.price[pipe] += y
-		worth += y
-	}
-	costs := b.nicCosts(p)
+	halves := b.nicCosts(p)
 	for _, g := range a.flows[:a.open] {
-		q, cost := b.cheapest(g, p, costs)
+		q, cost := b.cheapest(g, p, halves)
 		spent += cost
-		cheapest = append(cheapest, q)
+		cheapest, costs = append(cheapest, q), append(costs, cost)
 	}
-	return worth / spent, cheapest
+	return worth / spent, cheapest, costs
 }
 
-// roughly solves a host by prices, and bounds the rate of its slowest GPU. Where that shows
-// that candidates are missing, they are added. Candidates that carry little are left out, as
-// long as that costs little.
+// roughly solves a host by the revised simplex algorithm, and bounds the rate of its slowest
+// GPU.
 func (a *allocation) roughly() []mix {
-	var lanes []mix
+	m := newMaster(len(a.flows))
 	for i := range a.p.host.NICs { // the bound of all NICs together, where prices prove less
 		if a.p.usable(i) {
 			a.bound += a.p.nicRate(i) / float64(a.open)
 		}
 	}
-	for try, rounds := 0, sendRounds/4; ; try++ {
-		if try == mostTries-1 {
-			rounds = sendRounds
-		}
-		sent, price := a.sendAll(nil, rounds)
-		lanes = sent
-		var cheapest []part
-		for _, sharper := range []float64{4, 2, 1} {
-			changed := slices.Clone(price)
-			for r, y := range price {
-				changed[r] = math.Pow(y, sharper)
+	var way load
+	add := func(f int, q part) bool {
+		c := candidate{parts: []part{q}}
+		a.rank(a.flows[f], &c)
+		way = a.parts.whole(a.flows[f], q, way)
+		return m.add(f, q, way, c.cost)
+	}
+	for f := range a.flows {
+		for k := range a.ways[f] {
+			if f < a.open {
+				add(f, a.ways[f][k].parts[0])
+			} else {
+				m.add(f, part{}, a.parts.pinned(a.p.network.load(carried{a.flows[f], a.ways[f][k].parts}, bothWays)), 0)
 			}
-			var bound float64
-			if bound, cheapest = a.prove(changed); bound < a.bound {
+		}
+	}
+	proven := false
+	for left := true; left && m.enter(theLevel); {
+		for try := 0; !proven || try < mostTries; try++ {
+			ended := m.improve(mostPivots - m.pivots)
+			m.priceLevel()
+			bound, cheapest, costs := a.prove(m)
+			if !proven && bound < a.bound {
 				a.bound = bound
 			}
-		}
-		if try == mostTries-1 {
-			break
-		}
-		more := false
-		if a.slowest(lanes) < 0.97*a.bound {
+			more := false
 			for f, q := range cheapest {
-				if a.way(f, q.server, q.nic) < 0 {
-					a.ways[f] = append(a.ways[f], candidate{parts: []part{q}})
+				if costs[f] < m.spent(m.key[f])-masterCost && add(f, q) {
 					more = true
 				}
 			}
-		}
-		if more {
-			a.measure()
-		} else if rounds == sendRounds {
-			break
-		} else {
-			rounds = sendRounds
-		}
-	}
-	best, rate := lanes, a.slowest(lanes)
-	for _, least := range []float64{0.04, 0.08, 0.15, 0.3} {
-		kept := make([][]int, len(lanes))
-		for f, m := range lanes {
-			m = slices.Clone(m.scaled())
-			slices.SortStableFunc(m, func(x, y share1) int { return cmp.Compare(y.weight, x.weight) })
-			for i, s := range m {
-				if i == 0 || s.weight >= least {
-					kept[f] = append(kept[f], s.way)
-				}
+			if !more || !ended {
+				break
 			}
 		}
-		lanes, _ = a.sendAll(kept, sendRounds)
-		now := a.slowest(lanes)
-		if now < 0.98*rate {
-			break
+		for f := range a.open {
+			proven = proven || m.spent(m.key[f]) > stuckCost
 		}
-		best, rate = lanes, max(rate, now)
+		left = m.fix() && m.pivots < mostPivots
 	}
-	return best
-}
-
-// sendAll sends in rounds over these candidates, or over all. price is what rows have cost
-// in the rounds that count.
-func (a *allocation) sendAll(kept [][]int, rounds int) (lanes []mix, price []float64) {
-	p := newPrices(a.rows)
-	price = make([]float64, a.rows)
-	sent := make([][]float64, len(a.flows))
-	for f := range sent {
-		sent[f] = make([]float64, len(a.ways[f]))
-		if kept == nil {
+	m.settle()
+	m.improve(mostCheaper)
+	lanes := make([]mix, len(a.flows))
+	for f := range lanes {
+		if f >= a.open {
+			lanes[f] = mix{{0, 1}}
 			continue
 		}
-		for k := range sent[f] {
-			if !slices.Contains(kept[f], k) {
-				sent[f][k] = -1
+		var ways []candidate
+		for i, x := range m.amounts(f) {
+			if i == 0 || x.rate > leastAmount*m.rate[f] {
+				lanes[f] = append(lanes[f], share1{len(ways), max(x.rate, math.SmallestNonzeroFloat32)})
+				ways = append(ways, candidate{parts: []part{m.columns[x.column].way}})
 			}
+		}
+		for _, c := range a.ways[f] {
+			if !slices.ContainsFunc(ways, func(o candidate) bool { return o.parts[0] == c.parts[0] }) {
+				ways = append(ways, c)
+			}
+		}
+		a.ways[f] = ways
+	}
+	a.measure()
+	return lanes
+}
+
+// pinned is the load of a pinned lane by what links carry.
+func (b *pieces) pinned(l load) load {
+	var out load
+	for _, on := range l {
+		rate := b.a.p.network.pipes[on.pipe].rate
+		if on.pipe < len(b.rate) {
+			rate = b.rate[on.pipe]
+		}
+		if rate > 0 {
+			out = append(out, onPipe{on.pipe, on.weight / rate})
 		}
 	}
-	for round := range rounds {
-		p.next()
-		if round >= rounds/2 {
-			sum := 0.0
-			for _, y := range p.price {
-				sum += y
-			}
-			for r, y := range p.price { // each round counts alike
-				price[r] += y / sum
-			}
-		}
-		for f := range a.flows {
-			best, least := -1, math.Inf(1)
-			for k := range a.ways[f] {
-				if sent[f][k] < 0 {
-					continue
-				}
-				if cost := p.cost(a.ways[f][k].load) * (1 + float64(1e-4*a.ways[f][k].cost)); cost < least {
-					best, least = k, cost
-				}
-			}
-			if best < 0 {
-				continue
-			}
-			p.send(a.ways[f][best].load)
-			if round >= rounds/5 { // the first ones know little
-				sent[f][best]++
-			}
-		}
-	}
-	lanes = make([]mix, len(a.flows))
-	for f := range sent {
-		for k, amount := range sent[f] {
-			if amount > 0 {
-				lanes[f] = append(lanes[f], share1{k, amount})
-			}
-		}
-	}
-	return lanes, price
+	return out
 }

@@ -620,15 +620,30 @@ func (f pathFinder) between(ends []endpoint, tell func(from, to int, w way)) {
 			nodes[i] = f.graph.index[ends[i].id]
 		}
 	}
+	// finish leaves these paths as they are.
+	plain := make([]bool, len(ends))
+	for i := range ends {
+		plain[i] = f.rules == RulesNCCL && ends[i].rate == 0
+	}
 	for j := range ends {
 		to := f.to(ends[j])
-		for i := range ends {
+		if f.graph == nil {
+			for i := range ends {
+				if i != j {
+					tell(i, j, to(ends[i]))
+				}
+			}
+			continue
+		}
+		found := f.search.found
+		for i, node := range nodes {
 			switch {
 			case i == j:
-			case f.graph == nil:
-				tell(i, j, to(ends[i]))
+			case plain[i] && plain[j]:
+				s := &found.best[node]
+				tell(i, j, way{s.Path, s.hops, found, node})
 			default:
-				tell(i, j, f.way(f.search.found, nodes[i], &ends[i], &ends[j]))
+				tell(i, j, f.way(found, node, &ends[i], &ends[j]))
 			}
 		}
 	}

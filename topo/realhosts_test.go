@@ -110,3 +110,88 @@ func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A GPU that fails changes the lane of another only where rates change: that is where others
+// get what it has left.
+func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesStay(t *testing.T) {
+	files, err := filepath.Glob(topologies + "/*.xml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := filepath.Glob("../docs/hosts/*.xml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, compared := PlanConfig{AnyVendor: true}, 0
+	for _, file := range slices.Concat(files, own, []string{"../docs/hgx-4-nics.xml"}) {
+		h, err := readInputFile(file)
+		if err != nil {
+			t.Logf("%s: %v", filepath.Base(file), err)
+			continue
+		}
+		whole := planOf(t, 0, h, config)
+		for i, gpu := range h.GPUs {
+			less := *h
+			less.GPUs = slices.Delete(slices.Clone(h.GPUs), i, i+1)
+			var before []Lane
+			for _, l := range whole.Lanes {
+				if l.GPU != gpu.BusID {
+					before = append(before, l)
+				}
+			}
+			after := planOf(t, 0, &less, config).Lanes
+			if !slices.EqualFunc(before, after, func(x, y Lane) bool {
+				return x.Bandwidth > 0 && compareRoughly(x.Bandwidth, y.Bandwidth) == 0 && !slices.Contains(x.Servers, gpu.BusID)
+			}) {
+				continue
+			}
+			for k := range before {
+				compared++
+				if !slices.Equal(before[k].Members, after[k].Members) {
+					t.Errorf("%s less %s: the lane of %s changes from %v to %v", filepath.Base(file), gpu.BusID, before[k].GPU, before[k].Members, after[k].Members)
+				}
+			}
+		}
+	}
+	if compared < 100 {
+		t.Errorf("%d lanes were compared", compared)
+	}
+	t.Logf("%d lanes", compared)
+}
+
+func TestExplainOfRealHostsHasAtMost25Lines(t *testing.T) {
+	files, err := filepath.Glob(topologies + "/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := filepath.Glob("../docs/hosts/*.xml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lanes, longest := 0, 0
+	for _, file := range slices.Concat(files, own, []string{"../docs/hgx-4-nics.xml"}) {
+		if info, err := os.Stat(file); err != nil || info.IsDir() || strings.HasSuffix(file, ".md") {
+			continue
+		}
+		h, err := readInputFile(file)
+		if err != nil {
+			t.Logf("%s: %v", filepath.Base(file), err)
+			continue
+		}
+		plan := planOf(t, 0, h, PlanConfig{AnyVendor: true})
+		for _, l := range plan.Lanes {
+			sentences, err := h.Explain(plan, l.GPU)
+			if err != nil {
+				t.Errorf("%s, %s: %v", filepath.Base(file), l.GPU, err)
+			}
+			lanes, longest = lanes+1, max(longest, len(sentences))
+			if len(sentences) == 0 || len(sentences) > 25 {
+				t.Errorf("%s: the explanation of %s has %d lines", filepath.Base(file), l.GPU, len(sentences))
+			}
+		}
+	}
+	if lanes < 40 {
+		t.Errorf("%d lanes were explained", lanes)
+	}
+	t.Logf("%d lanes, at most %d lines", lanes, longest)
+}

@@ -200,9 +200,11 @@ func (a *app) printMatrix(title string, devices []string, paths *topo.PathTable,
 // writeMatrix writes one line after the other; heading styles each word of the first.
 // Names of devices and the columns after them are sanitised.
 func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show cells, heading func(string) terminal.Styled, after ...column) {
-	at := show.at
-	if at == nil {
-		at = func(_, _ int, path int32) int32 { return path }
+	at := func(i, j int, path int32) int32 {
+		if show.at == nil {
+			return path
+		}
+		return show.at(i, j, path)
 	}
 	devices = sanitised(devices)
 	after = slices.Clone(after)
@@ -240,6 +242,16 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show 
 		}
 	}
 	blanks := strings.Repeat(" ", max(first, slices.Max(columns))+2)
+	var cellOf [][]string // [width of a column][text], and what stands for the device itself
+	kinds, kindOf := make([]int, len(devices)), map[int]int{}
+	for j := range devices {
+		kind, known := kindOf[columns[j]]
+		if !known {
+			kind = len(cellOf)
+			kindOf[columns[j]], cellOf = kind, append(cellOf, make([]string, len(show.texts)+1))
+		}
+		kinds[j] = kind
+	}
 	line := []byte(heading(blanks[:first+2]).String())
 	for i, h := range headings {
 		line = append(line, heading(h+blanks[:columns[i]-width(h)+2]).String()...)
@@ -253,12 +265,20 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show 
 	for i, device := range devices {
 		line = append(append(line, device...), blanks[:first-width(device)+2]...)
 		for j, path := range paths.Row(i) {
-			cell, used := self, len(self)
+			text := len(show.texts)
 			if path >= 0 {
-				text := at(i, j, path)
-				cell, used = show.texts[text].String(), wide[text]
+				text = int(at(i, j, path))
 			}
-			line = append(append(line, cell...), blanks[:columns[j]-used+2]...)
+			// Large hosts have millions of cells, and few that differ.
+			padded := &cellOf[kinds[j]][text]
+			if *padded == "" {
+				cell, used := self, len(self)
+				if path >= 0 {
+					cell, used = show.texts[text].String(), wide[text]
+				}
+				*padded = cell + blanks[:columns[j]-used+2]
+			}
+			line = append(line, *padded...)
 		}
 		for j, c := range after {
 			line = append(append(line, c.cells[i]...), blanks[:columns[len(devices)+j]-width(c.cells[i])+2]...)

@@ -565,6 +565,9 @@ func (a *app) typeCells(h *topo.Host, paths *topo.PathTable) (c cells, occur map
 			}
 		}
 	}
+	if !counted {
+		return c, occur, false
+	}
 	c.at = func(from, to int, path int32) int32 {
 		if n := links.of(from, to, paths.Paths[path]); n > 0 {
 			return places[n]
