@@ -246,6 +246,9 @@ func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s 
 		return warning, nil
 	}
 	r := Request{Container: c, Lanes: lanes, Config: config, Ignored: ignored(spec.Process.Env)}
+	if name := config.Network.TenantAnnotation; name != "" {
+		r.Tenant = s.Annotations[name]
+	}
 	var defaults error
 	g, starting, err := start(l, r, func(g *Generation) error {
 		if err := Attach(l, g, spec.rootfs(s.Bundle)); err != nil {

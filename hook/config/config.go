@@ -348,6 +348,13 @@ type Network struct {
 	// /etc/peerlane/cluster.key. `peerlane key` makes it, and docs/network.md says how
 	// it is changed.
 	Key string `toml:"key"`
+	// The name of an annotation of config.json whose value is the container's tenant, such as
+	// "io.kubernetes.cri.sandbox-namespace"; empty for none. The relay gets a key that is
+	// derived of the cluster key and that name in place of the cluster key: relays of two
+	// tenants on two hosts refuse each other. A container without the annotation is not on
+	// the network. All hosts of a cluster need the same. Images and users must not be able to
+	// set the annotation; docs/security.md has more.
+	TenantAnnotation string `toml:"tenant_annotation"`
 	// The network interfaces that relays use, as NCCL_SOCKET_IFNAME names them:
 	// beginnings of names with commas between them, "=" in front for whole names, "^" in
 	// front for all but those. Empty stands for all but loopback, docker* and virbr*, which
@@ -443,6 +450,9 @@ const (
 )
 
 // check is about one's own keys; what they name need not be there.
+// mostAnnotation bounds the name of an annotation, bytes; Kubernetes has 317.
+const mostAnnotation = 317
+
 func (n Network) check() error {
 	for _, file := range []struct{ key, path string }{
 		{"key", n.Key}, {"tls_certificate", n.TLSCertificate}, {"tls_key", n.TLSKey}, {"tls_authority", n.TLSAuthority},
@@ -453,6 +463,9 @@ func (n Network) check() error {
 	}
 	if given := [3]bool{n.TLSCertificate != "", n.TLSKey != "", n.TLSAuthority != ""}; given != [3]bool{} && given != [3]bool{true, true, true} {
 		return errors.New("of network.tls_certificate, network.tls_key and network.tls_authority all are needed, or none")
+	}
+	if len(n.TenantAnnotation) > mostAnnotation || strings.ContainsFunc(n.TenantAnnotation, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return fmt.Errorf("network.tenant_annotation is %.60q; the name of an annotation of config.json, up to %d printable characters without blanks, is possible", n.TenantAnnotation, mostAnnotation)
 	}
 	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
 		return fmt.Errorf("network.interfaces: %w", err)
