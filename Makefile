@@ -115,9 +115,9 @@ longest = ./integration ./relay ./hook ./relay/libpeerlane ./relay/nccl ./relay/
 # Packages whose own code starts no goroutine, or whose tests run Peerlane's programs as
 # processes of their own, where the detector sees nothing of them. `make test-race`, which
 # is on the nightly list, looks at these, too.
-without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane-hook ./cmd/peerlane-runtime ./cmd/terminal \
-	./cmd/version ./cuda/conformance ./cuda/kernels ./hook/config ./hook/layout ./hook/sandbox ./integration \
-	$(addprefix ./integration/,across bundle documents fuzz licences nccl nightly programs report testbed testrun vm/pcitree vm/run vulncheck) \
+without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane/bundle ./cmd/peerlane/testbed ./cmd/peerlane-hook ./cmd/peerlane-runtime ./cmd/terminal \
+	./cmd/version ./cuda/conformance ./cuda/kernels ./config ./config/paths ./hook/sandbox ./integration \
+	$(addprefix ./integration/,across documents fuzz licences nccl nightly programs report testrun vm/pcitree vm/run vulncheck) \
 	./packaging/... ./relay/launch ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
 	./relay/verbs/... ./relay/wire ./topo/...
 all_packages = $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES)
@@ -147,6 +147,12 @@ test: test-needs build bin/tests ## vet, lint and test everything, race detector
 	{ $(confine) $(testrun) bin/tests $(all_packages) || true; } \
 		| bin/test-report $(call again,$(host_tests) -race -run "$$TESTS" "$$PACKAGE") $(if $(filter ./...,$(PACKAGES)),-matrix integration/matrix.txt -places host) || status=1; \
 	wait $$lint || { cat bin/lint.log; status=1; }; exit $$status
+
+.PHONY: test-cost
+test-cost: test-needs build bin/tests ## run each test alone and print its processor seconds, for each package (PACKAGES=./relay)
+	@programs=$$(mktemp -d); trap 'rm -rf "$$programs"' EXIT; \
+	cp bin/test-programs/* "$$programs"; export PEERLANE_TEST_PROGRAMS=$$programs GORACE=atexit_sleep_ms=0; \
+	$(testrun) -cost bin/tests $(all_packages) 2>/dev/null
 
 .PHONY: test-race
 test-race: ## make test with the race detector on in all packages

@@ -13,8 +13,8 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -34,14 +34,14 @@ var Kinds = []string{KindLane, KindGPU, KindNIC}
 // every NIC.
 const All = "all"
 
-// Auto is the lane= device that stands for all GPUs that the engine gives the container.
-const Auto = "auto"
+// auto is the lane= device that stands for all GPUs that the engine gives the container.
+const auto = "auto"
 
 // Options say what a specification refers to on the host.
 type Options struct {
 	// Layout holds the anchor that is mounted and the root that the hook is
 	// given.
-	Layout layout.Layout
+	Layout paths.Layout
 	// HookPath is the absolute path of peerlane-hook. Engines keep it for a
 	// container's whole life, so it has to survive an upgrade.
 	HookPath string
@@ -235,7 +235,7 @@ func (g *generator) spec(kind string, lanes []topo.Lane) *specs.Spec {
 	}
 	spec.Devices = append(spec.Devices, specs.Device{Name: All, ContainerEdits: g.deviceEdits(kind, lanes...)})
 	if kind == KindLane {
-		spec.Devices = append(spec.Devices, specs.Device{Name: Auto, ContainerEdits: specs.ContainerEdits{
+		spec.Devices = append(spec.Devices, specs.Device{Name: auto, ContainerEdits: specs.ContainerEdits{
 			Hooks: []*specs.Hook{g.hook("createRuntime", "create", "--auto")},
 		}})
 	}
@@ -294,7 +294,7 @@ func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 	edits := specs.ContainerEdits{
 		Mounts: append([]*specs.Mount{{
 			HostPath:      g.o.Layout.Anchor(),
-			ContainerPath: layout.ContainerDir,
+			ContainerPath: paths.ContainerDir,
 			Options:       []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"},
 		}}, g.libraries.mounts...),
 		Hooks: []*specs.Hook{g.hook("poststop", "remove")},

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -43,7 +43,7 @@ func testOptions(t *testing.T, nodes ...string) Options {
 		makeFIFO(t, filepath.Join(root, "dev", node))
 	}
 	return Options{
-		Layout: layout.New("/"), HookPath: "/usr/libexec/peerlane/peerlane-hook", DevRoot: root,
+		Layout: paths.New("/"), HookPath: "/usr/libexec/peerlane/peerlane-hook", DevRoot: root,
 		Proc: procfs(t, "6.12.0-amd64\n", openModule), LibraryDir: filepath.Join(root, "libraries"),
 	}
 }
@@ -66,7 +66,7 @@ func TestSpecificationsOfAPlan(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got bytes.Buffer
-		if err := Encode(&got, spec); err != nil {
+		if err := encode(&got, spec); err != nil {
 			t.Fatal(err)
 		}
 		text := strings.ReplaceAll(got.String(), o.DevRoot, "ROOT")
@@ -121,7 +121,7 @@ func TestNodesThatAHostMayLackAreLeftOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text bytes.Buffer
-	if err := Encode(&text, list...); err != nil {
+	if err := encode(&text, list...); err != nil {
 		t.Fatal(err)
 	}
 	for _, absent := range []string{"nvidia-uvm-tools", "rdma_cm"} {
@@ -133,7 +133,7 @@ func TestNodesThatAHostMayLackAreLeftOut(t *testing.T) {
 
 func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
 	o := testOptions(t)
-	o.Layout = layout.New("/tmp/demo")
+	o.Layout = paths.New("/tmp/demo")
 	list, err := Generate(testPlan(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -231,7 +231,7 @@ func TestWhatIsOffered(t *testing.T) {
 			for _, spec := range list {
 				last := len(spec.Devices) - 1
 				if spec.Kind == KindLane { // of any tenancy, however few GPUs have a lane
-					if edits := spec.Devices[last].ContainerEdits; spec.Devices[last].Name != Auto || len(edits.Hooks) != 1 || !slices.Contains(edits.Hooks[0].Args, "--auto") || slices.Contains(edits.Hooks[0].Args, "--lane") {
+					if edits := spec.Devices[last].ContainerEdits; spec.Devices[last].Name != auto || len(edits.Hooks) != 1 || !slices.Contains(edits.Hooks[0].Args, "--auto") || slices.Contains(edits.Hooks[0].Args, "--lane") {
 						t.Errorf("the device after all lanes is %+v", spec.Devices[last])
 					}
 					last--

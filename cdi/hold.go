@@ -9,20 +9,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
-// holdTime is how long another command is waited for. One takes a tenth of a
+// holdTimeout is how long another command is waited for. One takes a tenth of a
 // second, and a few where NVIDIA's driver wakes up first; udev ends what it runs
 // after three minutes.
-const holdTime = 60 * time.Second
+const holdTimeout = 60 * time.Second
 
 // Hold keeps all others that change a layout's plan and specifications waiting
 // until it is closed. It is taken before the host is read: of two that see a
 // host change, the one that read it last writes last.
-func Hold(l layout.Layout) (io.Closer, error) { return hold(l, holdTime) }
+func Hold(l paths.Layout) (io.Closer, error) { return hold(l, holdTimeout) }
 
-func hold(l layout.Layout, wait time.Duration) (io.Closer, error) {
+func hold(l paths.Layout, wait time.Duration) (io.Closer, error) {
 	// The directory itself, so that nothing is left for the lock's sake; that of
 	// the state, because what others can open they can lock.
 	if err := l.CreateState(); err != nil {

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 func TestHoldKeepsOthersWaiting(t *testing.T) {
-	l := layout.New(t.TempDir())
+	l := paths.New(t.TempDir())
 	held, err := Hold(l)
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(holdTime):
+	case <-time.After(holdTimeout):
 		t.Fatal("it is still held")
 	}
 	// What others can open, they can lock.

@@ -12,7 +12,7 @@ import (
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // loaderDirs are where the loader of every glibc image looks at last, with and
@@ -64,7 +64,7 @@ func findLibraries(dir string) (libraries, error) {
 			continue
 		}
 		host := filepath.Join(dir, e.Name())
-		if err := layout.Trusted(host); err != nil {
+		if err := paths.Trusted(host); err != nil {
 			found.refused = append(found.refused, fmt.Sprintf("containers do not get %s: %v", host, err))
 			continue
 		}

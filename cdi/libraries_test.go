@@ -59,7 +59,7 @@ func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", spec.Kind, diff)
 		}
 		var text bytes.Buffer
-		if err := Encode(&text, spec); err != nil {
+		if err := encode(&text, spec); err != nil {
 			t.Fatal(err)
 		}
 		if strings.Contains(text.String(), "LD_") || strings.Contains(text.String(), "NCCL_") {

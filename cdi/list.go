@@ -11,7 +11,7 @@ import (
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // Device is one device of a specification, and what a container gets that asks
@@ -111,7 +111,7 @@ func newDevice(spec *specs.Spec, same []specs.Device) Device {
 // does says what a hook is for, and in one or two words.
 func does(h *specs.Hook) (sentence, brief string) {
 	a := arguments(h)
-	const attaches = ", and attaches its socket at " + layout.ContainerDir
+	const attaches = ", and attaches its socket at " + paths.ContainerDir
 	switch {
 	case filepath.Base(h.Path) != "peerlane-hook":
 		return "runs " + strings.Join(append([]string{h.Path}, a.rest...), " "), filepath.Base(h.Path)

@@ -8,11 +8,11 @@ const RegistrationVariable = "PEERLANE_REGISTRATION"
 
 // Ways of registering GPU memory with a NIC, best first.
 const (
-	// RegistrationDMABUF is by a DMA-BUF descriptor of it (ibv_reg_dmabuf_mr).
-	RegistrationDMABUF = "dmabuf"
-	// RegistrationPeermem is by its address (ibv_reg_mr), which the module
+	// registrationDMABUF is by a DMA-BUF descriptor of it (ibv_reg_dmabuf_mr).
+	registrationDMABUF = "dmabuf"
+	// registrationPeermem is by its address (ibv_reg_mr), which the module
 	// nvidia-peermem, or nv_peer_mem before it, makes out.
-	RegistrationPeermem = "peermem"
+	registrationPeermem = "peermem"
 	// RegistrationBounce is not at all: host memory is registered, and data is
 	// copied through it.
 	RegistrationBounce = "bounce"
@@ -26,9 +26,9 @@ const (
 func (p Peermem) Registration() (way, reason string) {
 	switch {
 	case p.DMABUF:
-		return RegistrationDMABUF, ""
+		return registrationDMABUF, ""
 	case p.Module != "":
-		return RegistrationPeermem, fmt.Sprintf("there is %s, and no DMA-BUF: %s", p.Module, p.NoDMABUF)
+		return registrationPeermem, fmt.Sprintf("there is %s, and no DMA-BUF: %s", p.Module, p.NoDMABUF)
 	}
 	return RegistrationBounce, fmt.Sprintf("no NIC can reach a GPU's memory here: there is no DMA-BUF (%s), and nvidia-peermem is not loaded (modprobe nvidia-peermem)", p.NoDMABUF)
 }

@@ -40,13 +40,13 @@ func TestRegistration(t *testing.T) {
 		module         string
 		want, reason   string
 	}{
-		{"the open module on a new kernel", "6.12.0-amd64\n", openModule, "", RegistrationDMABUF, ""},
-		{"both ways", "6.12.0-amd64\n", openModule, "nvidia_peermem", RegistrationDMABUF, ""},
-		{"the first kernel that can", "5.12.0\n", openModule, "", RegistrationDMABUF, ""},
-		{"the last kernel that cannot", "5.11.22\n", openModule, "nvidia_peermem", RegistrationPeermem, "there is nvidia_peermem, and no DMA-BUF: the kernel is of version 5.11"},
+		{"the open module on a new kernel", "6.12.0-amd64\n", openModule, "", registrationDMABUF, ""},
+		{"both ways", "6.12.0-amd64\n", openModule, "nvidia_peermem", registrationDMABUF, ""},
+		{"the first kernel that can", "5.12.0\n", openModule, "", registrationDMABUF, ""},
+		{"the last kernel that cannot", "5.11.22\n", openModule, "nvidia_peermem", registrationPeermem, "there is nvidia_peermem, and no DMA-BUF: the kernel is of version 5.11"},
 		{"an old kernel", "4.18.0-553.el8.x86_64\n", openModule, "", RegistrationBounce, "4.18"},
-		{"the closed module with peermem", "6.12.0\n", closedModule, "nvidia_peermem", RegistrationPeermem, "open ones"},
-		{"the closed module with peermem's predecessor", "6.12.0\n", closedModule, "nv_peer_mem", RegistrationPeermem, "nv_peer_mem"},
+		{"the closed module with peermem", "6.12.0\n", closedModule, "nvidia_peermem", registrationPeermem, "open ones"},
+		{"the closed module with peermem's predecessor", "6.12.0\n", closedModule, "nv_peer_mem", registrationPeermem, "nv_peer_mem"},
 		{"the closed module alone", "6.12.0\n", closedModule, "", RegistrationBounce, "modprobe nvidia-peermem"},
 		{"an open module before DMA-BUF", "6.12.0\n", earlyModule, "", RegistrationBounce, "515 is needed"},
 		{"no driver", "6.12.0\n", "", "", RegistrationBounce, "NVIDIA's driver is not loaded"},

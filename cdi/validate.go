@@ -16,8 +16,8 @@ import (
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -34,33 +34,33 @@ type Drift struct {
 
 // Kinds of drift. They are a public interface: scripts look for them.
 const (
-	DriftMissing     = "missing"      // a specification or the plan is not there
-	DriftDamaged     = "damaged"      // a file that engines cannot load
-	DriftMode        = "mode"         // mode or owner of a file
-	DriftVersion     = "version"      // a CDI version that is higher than needed
-	DriftConflict    = "conflict"     // two files define a device, so engines ignore it
-	DriftLayout      = "layout"       // a specification of another layout
+	driftMissing     = "missing"      // a specification or the plan is not there
+	driftDamaged     = "damaged"      // a file that engines cannot load
+	driftMode        = "mode"         // mode or owner of a file
+	driftVersion     = "version"      // a CDI version that is higher than needed
+	driftConflict    = "conflict"     // two files define a device, so engines ignore it
+	driftLayout      = "layout"       // a specification of another layout
 	DriftHook        = "hook"         // peerlane-hook is not there, or not root's
-	DriftTenancy     = "tenancy"      // what is offered does not fit the tenancy
-	DriftKind        = "kind"         // a kind of device came or went
-	DriftGPUMoved    = "gpu-moved"    // a GPU has another PCI address
-	DriftGPUGone     = "gpu-gone"     // a GPU is not there any more
-	DriftGPUAdded    = "gpu-added"    // a GPU has no device yet
-	DriftGPUReplaced = "gpu-replaced" // another GPU, with another UUID, is in its place
-	DriftGPUIndex    = "gpu-index"    // a GPU has another index
-	DriftGPURefused  = "gpu-refused"  // a GPU can have no lane any more
-	DriftMinor       = "minor"        // a GPU has another device node
-	DriftNICRenamed  = "nic-renamed"  // a NIC has another name
-	DriftNICGone     = "nic-gone"     // a NIC is not there any more
-	DriftNICAdded    = "nic-added"    // a NIC is new
-	DriftNICMoved    = "nic-moved"    // a NIC has another PCI address
-	DriftNICNode     = "nic-node"     // a NIC has another device node
-	DriftPortDown    = "port-down"    // no port of a NIC is active any more
-	DriftPortUp      = "port-up"      // a port of a NIC is active again
-	DriftPlan        = "plan"         // the plan is older, damaged or different
-	DriftLanes       = "lanes"        // lanes would be others
-	DriftNode        = "node"         // a device node is not there
-	DriftContent     = "content"      // anything else
+	driftTenancy     = "tenancy"      // what is offered does not fit the tenancy
+	driftKind        = "kind"         // a kind of device came or went
+	driftGPUMoved    = "gpu-moved"    // a GPU has another PCI address
+	driftGPUGone     = "gpu-gone"     // a GPU is not there any more
+	driftGPUAdded    = "gpu-added"    // a GPU has no device yet
+	driftGPUReplaced = "gpu-replaced" // another GPU, with another UUID, is in its place
+	driftGPUIndex    = "gpu-index"    // a GPU has another index
+	driftGPURefused  = "gpu-refused"  // a GPU can have no lane any more
+	driftMinor       = "minor"        // a GPU has another device node
+	driftNICRenamed  = "nic-renamed"  // a NIC has another name
+	driftNICGone     = "nic-gone"     // a NIC is not there any more
+	driftNICAdded    = "nic-added"    // a NIC is new
+	driftNICMoved    = "nic-moved"    // a NIC has another PCI address
+	driftNICNode     = "nic-node"     // a NIC has another device node
+	driftPortDown    = "port-down"    // no port of a NIC is active any more
+	driftPortUp      = "port-up"      // a port of a NIC is active again
+	driftPlan        = "plan"         // the plan is older, damaged or different
+	driftLanes       = "lanes"        // lanes would be others
+	driftNode        = "node"         // a device node is not there
+	driftContent     = "content"      // anything else
 )
 
 // Remedies.
@@ -162,20 +162,20 @@ func (v *Validator) readPlan() (err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		v.old = nil
 		if len(v.ours()) > 0 {
-			v.add(DriftMissing, path, remedyRefresh, "there is no plan, so no container with a lane can start")
+			v.add(driftMissing, path, remedyRefresh, "there is no plan, so no container with a lane can start")
 		}
 	case err != nil:
 		v.old = nil
-		v.add(DriftPlan, path, remedyRefresh, "%v", err)
+		v.add(driftPlan, path, remedyRefresh, "%v", err)
 	case v.old.Source.Kind != topo.SourceSysfs:
-		v.add(DriftPlan, path, remedyRefresh, "it was made from the file %s and not from this host", v.old.Source.File)
+		v.add(driftPlan, path, remedyRefresh, "it was made from the file %s and not from this host", v.old.Source.File)
 	}
 	return nil
 }
 
 func (v *Validator) checkFiles() {
 	if len(v.Files) == 0 && len(v.Specs) > 0 {
-		v.add(DriftMissing, v.Dirs[0], "run peerlane cdi generate --spec-dir "+v.Dirs[0], "no specification of Peerlane's is installed, and this host has %d lanes", len(v.Live.Lanes))
+		v.add(driftMissing, v.Dirs[0], "run peerlane cdi generate --spec-dir "+v.Dirs[0], "no specification of Peerlane's is installed, and this host has %d lanes", len(v.Live.Lanes))
 	}
 	var dirs []string
 	for _, f := range v.Files {
@@ -184,14 +184,14 @@ func (v *Validator) checkFiles() {
 			v.checkOwner(dir, 0)
 		}
 		if f.Err != nil {
-			v.add(DriftDamaged, f.Path, remedyRefresh, "engines cannot load it, and ignore it: %s", strings.Join(strings.Fields(f.Err.Error()), " "))
+			v.add(driftDamaged, f.Path, remedyRefresh, "engines cannot load it, and ignore it: %s", strings.Join(strings.Fields(f.Err.Error()), " "))
 		}
 		v.checkOwner(f.Path, 0o444)
 		if f.Spec == nil {
 			continue
 		}
 		if needed, err := specs.MinimumRequiredVersion(f.Spec); err == nil && needed != strings.TrimPrefix(f.Spec.Version, "v") {
-			v.add(DriftVersion, f.Path, remedyRefresh, "it states CDI version %s and needs %s; engines ignore one that is newer than they are", f.Spec.Version, needed)
+			v.add(driftVersion, f.Path, remedyRefresh, "it states CDI version %s and needs %s; engines ignore one that is newer than they are", f.Spec.Version, needed)
 		}
 	}
 	if v.old != nil {
@@ -210,14 +210,14 @@ func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 	mode := info.Mode()
 	switch {
 	case mode.Type() == fs.ModeSymlink:
-		v.add(DriftMode, path, remedyRefresh, "it is a symbolic link, and a regular file is expected")
+		v.add(driftMode, path, remedyRefresh, "it is a symbolic link, and a regular file is expected")
 		return
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
-		v.add(DriftMode, path, "chown root "+path, "it belongs to uid %d, who could have containers run anything as root", stat.Uid)
+		v.add(driftMode, path, "chown root "+path, "it belongs to uid %d, who could have containers run anything as root", stat.Uid)
 	case mode.Perm()&0o022 != 0:
-		v.add(DriftMode, path, "chmod go-w "+path, "others than its owner can write it (mode %04o), and could have containers run anything as root", mode.Perm())
+		v.add(driftMode, path, "chmod go-w "+path, "others than its owner can write it (mode %04o), and could have containers run anything as root", mode.Perm())
 	case mode.Perm()&readable != readable:
-		v.add(DriftMode, path, "chmod 0644 "+path, "not everybody can read it (mode %04o), so rootless engines do not see its devices", mode.Perm())
+		v.add(driftMode, path, "chmod 0644 "+path, "not everybody can read it (mode %04o), so rootless engines do not see its devices", mode.Perm())
 	}
 }
 
@@ -248,7 +248,7 @@ func (v *Validator) checkConflicts() {
 					remedy = "remove " + f.Path
 				}
 			}
-			v.add(DriftConflict, a.Path, remedy, "%s defines %s, too, so engines ignore them in both", b.Path, which)
+			v.add(driftConflict, a.Path, remedy, "%s defines %s, too, so engines ignore them in both", b.Path, which)
 		}
 	}
 }
@@ -274,20 +274,20 @@ func (v *Validator) checkKinds(nothing error) {
 			continue
 		}
 		if spec.Kind != KindLane {
-			v.add(DriftTenancy, spec.Kind, remedyRefresh, `it is offered by now (tenancy = "%s"), and no specification of it is installed`, v.tenancy())
+			v.add(driftTenancy, spec.Kind, remedyRefresh, `it is offered by now (tenancy = "%s"), and no specification of it is installed`, v.tenancy())
 		} else {
-			v.add(DriftMissing, spec.Kind, remedyRefresh, "no specification of it is installed, and this host has %d lanes", len(v.Live.Lanes))
+			v.add(driftMissing, spec.Kind, remedyRefresh, "no specification of it is installed, and this host has %d lanes", len(v.Live.Lanes))
 		}
 	}
 	for _, kind := range slices.Sorted(maps.Keys(installed)) {
 		switch path := installed[kind]; {
 		case want[kind]:
 		case nothing != nil:
-			v.add(DriftKind, path, remedyRefresh, "this host has no device for it: %s", strings.TrimPrefix(nothing.Error(), generating))
+			v.add(driftKind, path, remedyRefresh, "this host has no device for it: %s", strings.TrimPrefix(nothing.Error(), generating))
 		case v.tenancy() == config.TenancyMulti:
-			v.add(DriftTenancy, path, remedyRefresh, `it gives containers what several tenants must not share, and tenancy is "multi" by now`)
+			v.add(driftTenancy, path, remedyRefresh, `it gives containers what several tenants must not share, and tenancy is "multi" by now`)
 		default:
-			v.add(DriftKind, path, remedyRefresh, "this host offers no device of it any more")
+			v.add(driftKind, path, remedyRefresh, "this host offers no device of it any more")
 		}
 	}
 }
@@ -300,7 +300,7 @@ func (v *Validator) tenancy() string {
 func (v *Validator) checkLayout() {
 	for _, f := range v.ours() {
 		if root := otherRoot(f.Spec, v.Layout); root != "" {
-			v.add(DriftLayout, f.Path, "run it with the --root that is meant, or peerlane cdi refresh",
+			v.add(driftLayout, f.Path, "run it with the --root that is meant, or peerlane cdi refresh",
 				"it is of the layout below %s, and this is %s", root, v.Layout.Root)
 		}
 	}
@@ -311,18 +311,18 @@ func (v *Validator) checkLayout() {
 	entries, err := os.ReadDir(anchor)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		v.add(DriftMissing, anchor, "run peerlane cdi generate --spec-dir "+v.Dirs[0], "the directory that containers get at %s is not there, so none can start", layout.ContainerDir)
+		v.add(driftMissing, anchor, "run peerlane cdi generate --spec-dir "+v.Dirs[0], "the directory that containers get at %s is not there, so none can start", paths.ContainerDir)
 	case err == nil && len(entries) > 0:
-		v.add(DriftContent, anchor, "empty it", "the directory that containers get at %s is not empty (%s)", layout.ContainerDir, entries[0].Name())
-	case err == nil && layout.MountsAnchor():
+		v.add(driftContent, anchor, "empty it", "the directory that containers get at %s is not empty (%s)", paths.ContainerDir, entries[0].Name())
+	case err == nil && paths.MountsAnchor():
 		if err := v.Layout.CheckAnchor(); err != nil {
-			v.add(DriftContent, anchor, "run "+v.Layout.AnchorCommand(), "the hook refuses each container with a lane, because of the directory that containers get at %s: %v", layout.ContainerDir, err)
+			v.add(driftContent, anchor, "run "+v.Layout.AnchorCommand(), "the hook refuses each container with a lane, because of the directory that containers get at %s: %v", paths.ContainerDir, err)
 		}
 	}
 }
 
 // otherRoot is the root that a specification leads to; empty for that of l.
-func otherRoot(spec *specs.Spec, l layout.Layout) string {
+func otherRoot(spec *specs.Spec, l paths.Layout) string {
 	all := []specs.ContainerEdits{spec.ContainerEdits}
 	for _, d := range spec.Devices {
 		all = append(all, d.ContainerEdits)
@@ -339,17 +339,17 @@ func otherRoot(spec *specs.Spec, l layout.Layout) string {
 
 // checkHooks looks whether what runtimes call is there, and root's.
 func (v *Validator) checkHooks() {
-	var paths []string
+	var hostPaths []string
 	for _, f := range v.ours() {
 		for _, d := range append(slices.Clone(f.Spec.Devices), specs.Device{ContainerEdits: f.Spec.ContainerEdits}) {
 			for _, h := range d.ContainerEdits.Hooks {
-				if !slices.Contains(paths, h.Path) {
-					paths = append(paths, h.Path)
+				if !slices.Contains(hostPaths, h.Path) {
+					hostPaths = append(hostPaths, h.Path)
 				}
 			}
 		}
 	}
-	for _, path := range paths {
+	for _, path := range hostPaths {
 		info, err := os.Stat(path)
 		const install = "install it there again, or name another with peerlane cdi refresh --hook"
 		switch {
@@ -433,21 +433,21 @@ func (v *Validator) checkGPUs() {
 		subject := KindLane + "=" + strings.TrimPrefix(was.name(), "GPU ")
 		switch {
 		case moved >= 0:
-			v.add(DriftGPUMoved, subject, remedyRefresh, "%s (%s) was at %s and is at %s by now", was.name(), was.uuid, was.busID, v.Live.GPUs[moved].BusID)
+			v.add(driftGPUMoved, subject, remedyRefresh, "%s (%s) was at %s and is at %s by now", was.name(), was.uuid, was.busID, v.Live.GPUs[moved].BusID)
 			continue
 		case at < 0:
-			v.add(DriftGPUGone, subject, remedyRefresh, "%s (%s) at %s is gone", was.name(), was.uuid, was.busID)
+			v.add(driftGPUGone, subject, remedyRefresh, "%s (%s) at %s is gone", was.name(), was.uuid, was.busID)
 			continue
 		}
 		is := v.Live.GPUs[at]
 		if was.uuid != "" && is.UUID != "" && !strings.EqualFold(was.uuid, is.UUID) {
-			v.add(DriftGPUReplaced, subject, remedyRefresh, "at %s is another GPU by now: its UUID is %s, and was %s", was.busID, is.UUID, was.uuid)
+			v.add(driftGPUReplaced, subject, remedyRefresh, "at %s is another GPU by now: its UUID is %s, and was %s", was.busID, is.UUID, was.uuid)
 		}
 		if was.index >= 0 && is.Index != was.index {
-			v.add(DriftGPUIndex, subject, remedyRefresh, "the GPU at %s has index %d by now, and had %d", was.busID, is.Index, was.index)
+			v.add(driftGPUIndex, subject, remedyRefresh, "the GPU at %s has index %d by now, and had %d", was.busID, is.Index, was.index)
 		}
 		if lane, err := v.Live.Lane(was.busID); err == nil && lane.Role == topo.RoleRefused {
-			v.add(DriftGPURefused, subject, remedyRefresh, "%s can have no lane any more: %s", was.name(), lane.Reason)
+			v.add(driftGPURefused, subject, remedyRefresh, "%s can have no lane any more: %s", was.name(), lane.Reason)
 		}
 	}
 	if len(installed) == 0 {
@@ -458,7 +458,7 @@ func (v *Validator) checkGPUs() {
 		if err != nil || lane.Role == topo.RoleRefused || known[gpu.BusID] || gpu.UUID != "" && known[gpu.UUID] {
 			continue
 		}
-		v.add(DriftGPUAdded, fmt.Sprintf("%s=%d", KindLane, gpu.Index), remedyRefresh, "GPU %d (%s) at %s has no device yet", gpu.Index, gpu.UUID, gpu.BusID)
+		v.add(driftGPUAdded, fmt.Sprintf("%s=%d", KindLane, gpu.Index), remedyRefresh, "GPU %d (%s) at %s has no device yet", gpu.Index, gpu.UUID, gpu.BusID)
 	}
 	if v.old == nil {
 		return
@@ -466,7 +466,7 @@ func (v *Validator) checkGPUs() {
 	for _, was := range v.old.GPUs {
 		for _, is := range v.Live.GPUs {
 			if was.BusID == is.BusID && was.Minor >= 0 && is.Minor >= 0 && was.Minor != is.Minor {
-				v.add(DriftMinor, fmt.Sprintf("/dev/nvidia%d", was.Minor), remedyRefresh, "the node of GPU %d at %s is /dev/nvidia%d by now", is.Index, is.BusID, is.Minor)
+				v.add(driftMinor, fmt.Sprintf("/dev/nvidia%d", was.Minor), remedyRefresh, "the node of GPU %d at %s is /dev/nvidia%d by now", is.Index, is.BusID, is.Minor)
 			}
 		}
 	}
@@ -493,28 +493,28 @@ func (v *Validator) checkNICs() {
 				return !had && n.BusID != "" && n.BusID == old.BusID
 			})
 			if i < 0 {
-				v.add(DriftNICGone, old.Name, remedyRefresh, "NIC %s at %s is gone", old.Name, old.BusID)
+				v.add(driftNICGone, old.Name, remedyRefresh, "NIC %s at %s is gone", old.Name, old.BusID)
 				continue
 			}
 			now = v.Live.NICs[i]
 			renamed[now.Name] = true
-			v.add(DriftNICRenamed, old.Name, remedyRefresh+" (docs/cdi.md says how to keep names)", "NIC %s at %s is called %s by now", old.Name, old.BusID, now.Name)
+			v.add(driftNICRenamed, old.Name, remedyRefresh+" (docs/cdi.md says how to keep names)", "NIC %s at %s is called %s by now", old.Name, old.BusID, now.Name)
 		} else if now.BusID != old.BusID {
-			v.add(DriftNICMoved, old.Name, remedyRefresh, "NIC %s was at %s and is at %s by now", old.Name, old.BusID, now.BusID)
+			v.add(driftNICMoved, old.Name, remedyRefresh, "NIC %s was at %s and is at %s by now", old.Name, old.BusID, now.BusID)
 		}
 		if now.Uverbs != old.Uverbs {
-			v.add(DriftNICNode, old.Name, remedyRefresh, "the node of NIC %s is %s by now, and was %s", now.Name, verbsNode(now), verbsNode(old))
+			v.add(driftNICNode, old.Name, remedyRefresh, "the node of NIC %s is %s by now, and was %s", now.Name, verbsNode(now), verbsNode(old))
 		}
 		switch {
 		case old.Active() && !now.Active():
-			v.add(DriftPortDown, now.Name, remedyPort, "no port of NIC %s is active any more", now.Name)
+			v.add(driftPortDown, now.Name, remedyPort, "no port of NIC %s is active any more", now.Name)
 		case !old.Active() && now.Active():
-			v.add(DriftPortUp, now.Name, remedyRefresh, "NIC %s has an active port by now", now.Name)
+			v.add(driftPortUp, now.Name, remedyRefresh, "NIC %s has an active port by now", now.Name)
 		}
 	}
 	for _, now := range v.Live.NICs {
 		if _, had := was[now.Name]; !had && !renamed[now.Name] {
-			v.add(DriftNICAdded, now.Name, remedyRefresh, "NIC %s at %s is new", now.Name, now.BusID)
+			v.add(driftNICAdded, now.Name, remedyRefresh, "NIC %s at %s is new", now.Name, now.BusID)
 		}
 	}
 }
@@ -547,10 +547,10 @@ func (v *Validator) checkLanes() {
 		if len(others) > 1 {
 			what = "lanes of GPUs "
 		}
-		v.add(DriftLanes, v.Layout.PlanFile(), remedyRefresh, "the %s would have other NICs or server GPUs by now", what+strings.Join(others, ", "))
+		v.add(driftLanes, v.Layout.PlanFile(), remedyRefresh, "the %s would have other NICs or server GPUs by now", what+strings.Join(others, ", "))
 	}
 	if !sameJSON(v.old.Groups, v.Live.Groups) {
-		v.add(DriftPlan, v.Layout.PlanFile(), remedyRefresh, "the groups of the configuration are others by now")
+		v.add(driftPlan, v.Layout.PlanFile(), remedyRefresh, "the groups of the configuration are others by now")
 	}
 }
 
@@ -583,9 +583,9 @@ func (v *Validator) checkNodes() {
 		{nics, "load the NIC's driver and ib_uverbs, or " + remedyRefresh},
 	} {
 		if n := len(missing.nodes); n == 1 {
-			v.add(DriftNode, missing.nodes[0], missing.remedy, "the device node is not there, so no container with a device that names it can start")
+			v.add(driftNode, missing.nodes[0], missing.remedy, "the device node is not there, so no container with a device that names it can start")
 		} else if n > 1 {
-			v.add(DriftNode, missing.nodes[0], missing.remedy, "it is not there, nor are %s, so no container with a device that names one can start", strings.Join(missing.nodes[1:], ", "))
+			v.add(driftNode, missing.nodes[0], missing.remedy, "it is not there, nor are %s, so no container with a device that names one can start", strings.Join(missing.nodes[1:], ", "))
 		}
 	}
 }
@@ -594,21 +594,21 @@ func (v *Validator) checkNodes() {
 // would write is a difference.
 func (v *Validator) checkRest(changes []Change) {
 	for _, d := range v.drift {
-		if !slices.Contains([]string{DriftNode, DriftHook, DriftMode}, d.Kind) && (d.Kind != DriftConflict || d.Remedy == remedyRefresh) {
+		if !slices.Contains([]string{driftNode, DriftHook, driftMode}, d.Kind) && (d.Kind != driftConflict || d.Remedy == remedyRefresh) {
 			return // what was said explains it
 		}
 	}
 	for _, c := range changes {
 		switch line := firstDifference(c.Diff()); {
 		case c.Removed:
-			v.add(DriftContent, c.Path, remedyRefresh, "it would be removed")
-		case line == "" && slices.ContainsFunc(v.drift, func(d Drift) bool { return d.Kind == DriftMode && d.Subject == c.Path }):
+			v.add(driftContent, c.Path, remedyRefresh, "it would be removed")
+		case line == "" && slices.ContainsFunc(v.drift, func(d Drift) bool { return d.Kind == driftMode && d.Subject == c.Path }):
 		case line == "":
-			v.add(DriftMode, c.Path, remedyRefresh, "its mode or its owner is not as Peerlane writes it")
+			v.add(driftMode, c.Path, remedyRefresh, "its mode or its owner is not as Peerlane writes it")
 		case c.Kind == "":
-			v.add(DriftPlan, c.Path, remedyRefresh, "it is not what this host's plan is by now: %s", line)
+			v.add(driftPlan, c.Path, remedyRefresh, "it is not what this host's plan is by now: %s", line)
 		default:
-			v.add(DriftContent, c.Path, remedyRefresh, "it is not what this version writes on this host: %s", line)
+			v.add(driftContent, c.Path, remedyRefresh, "it is not what this version writes on this host: %s", line)
 		}
 	}
 }

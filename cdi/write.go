@@ -19,7 +19,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -75,8 +75,8 @@ func (f Format) Encode(w io.Writer, list ...*specs.Spec) error {
 // FileName is the name of a kind's file in JSON.
 func FileName(kind string) string { return JSON.FileName(kind) }
 
-// Encode writes specifications as JSON documents, one after another.
-func Encode(w io.Writer, list ...*specs.Spec) error { return JSON.Encode(w, list...) }
+// encode writes specifications as JSON documents, one after another.
+func encode(w io.Writer, list ...*specs.Spec) error { return JSON.Encode(w, list...) }
 
 // Write installs specifications as JSON in a directory that engines read, and
 // nothing else; see Installation.
@@ -98,7 +98,7 @@ func Write(dir string, list []*specs.Spec) error {
 // so is one of the same kind in the other format, because engines ignore a
 // device that two files define.
 type Installation struct {
-	Layout layout.Layout
+	Layout paths.Layout
 	// Dirs are the directories of specifications, made where they are missing.
 	Dirs []string
 	// Format is that of the files; empty keeps what a directory has, and is JSON
@@ -453,7 +453,7 @@ func removeLeftovers(dir string) error {
 		if left, err := filepath.Match(temporary, e.Name()); err != nil || !left {
 			continue // the pattern is right
 		}
-		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < holdTime {
+		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < holdTimeout {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {

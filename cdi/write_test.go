@@ -15,8 +15,8 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 func makeFIFO(t *testing.T, path string) {
@@ -256,7 +256,7 @@ func TestUnknownDeviceIsNamedByTheLibrary(t *testing.T) {
 
 // A writer that was killed leaves its file behind.
 func TestApplyRemovesLeftovers(t *testing.T) {
-	l := layout.New(t.TempDir())
+	l := paths.New(t.TempDir())
 	dir := filepath.Join(l.Root, "etc/cdi")
 	left := filepath.Join(dir, strings.Replace(temporary, "*", "12345", 1))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -269,7 +269,7 @@ func TestApplyRemovesLeftovers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chtimes(left, time.Time{}, time.Now().Add(-2*holdTime)); err != nil {
+	if err := os.Chtimes(left, time.Time{}, time.Now().Add(-2*holdTimeout)); err != nil {
 		t.Fatal(err)
 	}
 	i := Installation{Layout: l, Dirs: []string{dir}, Plan: testPlan(), Specs: generate(t, testOptions(t))}

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -48,17 +48,17 @@ type adminAnswer struct {
 	NoReport string `json:"noReport,omitempty"`
 }
 
-func adminSocket(l layout.Layout, id string) string {
+func adminSocket(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "admin.sock")
 }
 
 // ask has the supervisor of a generation do something.
-func ask(l layout.Layout, id, command string) (adminAnswer, error) {
+func ask(l paths.Layout, id, command string) (adminAnswer, error) {
 	return askUntil(l, id, command, time.Now().Add(adminTimeout))
 }
 
 // askUntil waits for the answer until then. What was asked is done all the same.
-func askUntil(l layout.Layout, id, command string, until time.Time) (adminAnswer, error) {
+func askUntil(l paths.Layout, id, command string, until time.Time) (adminAnswer, error) {
 	fail := func(err error) (adminAnswer, error) {
 		return adminAnswer{}, fmt.Errorf("asking its supervisor: %w", err)
 	}
@@ -106,7 +106,7 @@ func askUntil(l layout.Layout, id, command string, until time.Time) (adminAnswer
 
 // tellLanesChanged has a supervisor read its generation again. It returns when
 // the relay has been told, not when it has answered.
-func tellLanesChanged(l layout.Layout, id string) error {
+func tellLanesChanged(l paths.Layout, id string) error {
 	_, err := ask(l, id, commandLanes)
 	return err
 }

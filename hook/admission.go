@@ -15,8 +15,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -40,13 +40,13 @@ type share struct {
 	Host uint64 `json:"host,omitempty"`
 }
 
-func shareFile(l layout.Layout, id string) string {
+func shareFile(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "staging.json")
 }
 
 // readShare reads what a generation's relay has: nothing, where it has asked for
 // nothing.
-func readShare(l layout.Layout, id string) (share, error) {
+func readShare(l paths.Layout, id string) (share, error) {
 	var s share
 	err := readJSON(shareFile(l, id), &s)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errTorn) { // which is of an earlier boot
@@ -57,13 +57,13 @@ func readShare(l layout.Layout, id string) (share, error) {
 
 // lockStaging takes the lock under which shares are counted and written. Closing
 // the file lets it go.
-func lockStaging(l layout.Layout) (*os.File, error) {
+func lockStaging(l paths.Layout) (*os.File, error) {
 	// The directory itself, so that nothing is left for the lock's sake.
 	f, err := os.Open(l.State())
 	if err != nil {
 		return nil, err
 	}
-	if err := lock(f, unix.LOCK_EX, lockTime); err != nil {
+	if err := lock(f, unix.LOCK_EX, lockTimeout); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func lockStaging(l layout.Layout) (*os.File, error) {
 }
 
 // admit decides on a relay's claim, and writes down what it then has.
-func admit(l layout.Layout, id string, relay Process, c launch.Claim) (launch.Admission, error) {
+func admit(l paths.Layout, id string, relay Process, c launch.Claim) (launch.Admission, error) {
 	generation, err := readGeneration(l, id)
 	if err != nil {
 		return launch.Admission{}, err
@@ -130,7 +130,7 @@ func admit(l layout.Layout, id string, relay Process, c launch.Claim) (launch.Ad
 }
 
 // admitHost is admit for the host's memory.
-func admitHost(l layout.Layout, generation *Generation, relay Process, c launch.Claim) (launch.Admission, error) {
+func admitHost(l paths.Layout, generation *Generation, relay Process, c launch.Claim) (launch.Admission, error) {
 	if most := grantedHost(generation); c.Bytes > most {
 		return launch.Admission{}, fmt.Errorf("%s of host memory asked for, and the relay's configuration comes to %s", config.Size(c.Bytes), config.Size(most))
 	}
@@ -239,7 +239,7 @@ type holder struct {
 
 // holdersOf are the relays, but one generation's, that have something of which their
 // share tells the bytes, the greatest first. The lock is held.
-func holdersOf(l layout.Layout, but string, bytes func(share) uint64) ([]holder, error) {
+func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, error) {
 	all, err := ids(l)
 	if err != nil {
 		return nil, err
@@ -324,7 +324,7 @@ func claimIn(datagram []byte) (launch.Claim, bool) {
 
 // admitClaims answers the claims of a generation's relay until that has ended.
 // They have a goroutine of their own: the lock can be long in coming.
-func admitClaims(l layout.Layout, id string, log *logrus.Entry, r *relay) {
+func admitClaims(l paths.Layout, id string, log *logrus.Entry, r *relay) {
 	for c := range r.claims {
 		a, err := admit(l, id, r.process, c)
 		if err != nil {
@@ -341,7 +341,7 @@ func admitClaims(l layout.Layout, id string, log *logrus.Entry, r *relay) {
 
 // Staged is what the relays of a host have of each GPU by its PCI address, bytes.
 // Relays that take or give back meanwhile are counted as before or after.
-func Staged(l layout.Layout) (map[string]uint64, error) {
+func Staged(l paths.Layout) (map[string]uint64, error) {
 	all, err := ids(l)
 	if err != nil {
 		return nil, err

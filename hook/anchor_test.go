@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -103,7 +103,7 @@ func TestContainerOfEarlierReleaseKeepsItsSocket(t *testing.T) {
 	if err := h.layout.MountAnchor(); err != nil {
 		t.Fatal(err)
 	}
-	socket := fmt.Sprintf("/proc/%d/root%s", init.Process.Pid, filepath.Join(place, layout.SocketName))
+	socket := fmt.Sprintf("/proc/%d/root%s", init.Process.Pid, filepath.Join(place, paths.SocketName))
 	if info, err := os.Stat(socket); err != nil || info.Mode().Type() != os.ModeSocket {
 		t.Errorf("the container's socket: %v, %v", info, err)
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -48,17 +48,17 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 
 // hasAnchor looks for the anchor among a container's mounts. Attach finds out
 // whether it really is there; this one has the remedy.
-func hasAnchor(l layout.Layout, s State) error {
+func hasAnchor(l paths.Layout, s State) error {
 	spec, err := readSpec(s.Bundle)
 	if err != nil {
 		return fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	for _, m := range spec.Mounts {
-		if filepath.Clean(m.Destination) == layout.ContainerDir && filepath.Clean(m.Source) == l.Anchor() {
+		if filepath.Clean(m.Destination) == paths.ContainerDir && filepath.Clean(m.Source) == l.Anchor() {
 			return nil
 		}
 	}
-	return fmt.Errorf("container %q asks for lanes by the annotation %s and has no place for their socket; the engine has to mount it: --mount type=bind,src=%s,dst=%s,ro=true", s.ID, LanesAnnotation, l.Anchor(), layout.ContainerDir)
+	return fmt.Errorf("container %q asks for lanes by the annotation %s and has no place for their socket; the engine has to mount it: --mount type=bind,src=%s,dst=%s,ro=true", s.ID, LanesAnnotation, l.Anchor(), paths.ContainerDir)
 }
 
 // annotated names the lanes of an annotation's value as Lanes does.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -56,7 +56,7 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 		{"no annotation", permitted, "", "ANCHOR", []string{"the annotation peerlane.dev/lanes"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := layout.New(t.TempDir())
+			l := paths.New(t.TempDir())
 			bundle := t.TempDir()
 			mount := strings.Replace(test.mount, "ANCHOR", l.Anchor(), 1)
 			if err := errors.Join(l.Create(), testPlan("/sys").Write(l.PlanFile()),

@@ -28,7 +28,7 @@ const (
 // one by one, as engines do where they cannot make nodes. An image can influence
 // neither; NVIDIA_VISIBLE_DEVICES, which an image can set, is not read.
 func autoLanes(plan *topo.Plan, s *spec, c Container, rootfs string) ([]string, error) {
-	if slices.ContainsFunc(s.asked(), func(a asked) bool { return len(a.gpus) > 0 }) {
+	if slices.ContainsFunc(s.requestedDevices(), func(a requested) bool { return len(a.gpus) > 0 }) {
 		return nil, errors.New("peerlane.dev/gpu= gives the container the lane of its GPU; leave out peerlane.dev/lane=auto")
 	}
 	minors, err := s.gpuMinors(c, rootfs)
@@ -128,7 +128,7 @@ func mountedGPUs(c Container, rootfs string, found func(major, minor int64)) err
 		return err
 	}
 	defer ns.Close()
-	return onThreadToWaste(func() error {
+	return onDisposableThread(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}

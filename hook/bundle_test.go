@@ -16,7 +16,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -141,7 +141,7 @@ func newBundle(t *testing.T, runtime []string, stay bool) *bundle {
 		}
 	}
 	b.mount(bin, "/test", "bind", "ro", "nosuid", "nodev") // as /tmp may be: a user namespace must not undo it
-	b.mount(h.layout.Anchor(), layout.ContainerDir, "bind", "ro", "nosuid", "nodev", "noexec", "rprivate")
+	b.mount(h.layout.Anchor(), paths.ContainerDir, "bind", "ro", "nosuid", "nodev", "noexec", "rprivate")
 	b.Spec.Hooks = &specs.Hooks{Poststop: []specs.Hook{b.hook("remove")}}
 	b.Spec.Hooks.CreateRuntime = []specs.Hook{b.hook("create", "--lane", lane(3).GPU.UUID+"@"+lane(3).GPU.BusID)}
 	return b
@@ -249,12 +249,12 @@ func (h host) mounts(t *testing.T) string {
 }
 
 func (b *bundle) anchor() *specs.Mount {
-	i := slices.IndexFunc(b.Spec.Mounts, func(m specs.Mount) bool { return m.Destination == layout.ContainerDir })
+	i := slices.IndexFunc(b.Spec.Mounts, func(m specs.Mount) bool { return m.Destination == paths.ContainerDir })
 	return &b.Spec.Mounts[i]
 }
 
 func (b *bundle) dropAnchor() {
-	b.Spec.Mounts = slices.DeleteFunc(b.Spec.Mounts, func(m specs.Mount) bool { return m.Destination == layout.ContainerDir })
+	b.Spec.Mounts = slices.DeleteFunc(b.Spec.Mounts, func(m specs.Mount) bool { return m.Destination == paths.ContainerDir })
 }
 
 func (b *bundle) mkdir(path string) {

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // cgroup is the control group of a supervisor and its relay, in the cgroup2
@@ -25,7 +25,7 @@ type cgroup struct {
 }
 
 // findCgroup looks for a cgroup2 mount; ok is false on a host without.
-func findCgroup(l layout.Layout, id string) (cgroup, bool, error) {
+func findCgroup(l paths.Layout, id string) (cgroup, bool, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return cgroup{}, false, err
@@ -37,7 +37,7 @@ func findCgroup(l layout.Layout, id string) (cgroup, bool, error) {
 // removeCgroup removes a generation's group. In a mount namespace without cgroup2 it
 // mounts that nowhere, for its own use: a supervisor with another mount namespace may
 // have made the group.
-func removeCgroup(l layout.Layout, id string) error {
+func removeCgroup(l paths.Layout, id string) error {
 	group, ok, err := findCgroup(l, id)
 	if err != nil {
 		return err
@@ -75,7 +75,7 @@ func detachedCgroups() (*os.File, error) {
 
 // makeCgroup makes a generation's group, and opens it for a process to be started
 // in it; nil on a host without cgroup2.
-func makeCgroup(l layout.Layout, id string) (*os.File, error) {
+func makeCgroup(l paths.Layout, id string) (*os.File, error) {
 	group, ok, err := findCgroup(l, id)
 	if err != nil || !ok {
 		return nil, err

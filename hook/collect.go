@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // Collect removes the generations whose container has ended and whose
@@ -21,7 +21,7 @@ import (
 // nothing of a container that lives, waits for no lock, and may run any number
 // of times at once. A relay that does not end with its container is killed after
 // endTimeout.
-func Collect(l layout.Layout) (removed []string, err error) {
+func Collect(l paths.Layout) (removed []string, err error) {
 	all, err := ids(l)
 	if err != nil {
 		return nil, err
@@ -36,20 +36,20 @@ func Collect(l layout.Layout) (removed []string, err error) {
 			removed = append(removed, id)
 		}
 	}
-	strays, err := sweepStrays(l)
+	orphans, err := sweepOrphans(l)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("removing sockets and control groups without a generation: %w", err))
 	}
-	removed = append(removed, strays...)
+	removed = append(removed, orphans...)
 	if err := sweepUIDs(l); err != nil {
 		errs = append(errs, fmt.Errorf("giving back uids of relays: %w", err))
 	}
 	return removed, errors.Join(errs...)
 }
 
-// strays lists the generations of which sockets or a control group are there, and no
+// orphanGenerations lists the generations of which sockets or a control group are there, and no
 // directory: the directory is made first and removed last, so it was deleted by hand.
-func strays(l layout.Layout) ([]string, error) {
+func orphanGenerations(l paths.Layout) ([]string, error) {
 	dirs := []string{l.Sockets(), l.Peers()}
 	if group, ok, err := findCgroup(l, ""); err == nil && ok {
 		dirs = append(dirs, group.parent())
@@ -73,10 +73,10 @@ func strays(l layout.Layout) ([]string, error) {
 	return list, nil
 }
 
-// sweepStrays removes what strays lists, where neither a supervisor nor a relay is left:
+// sweepOrphans removes what orphanGenerations lists, where neither a supervisor nor a relay is left:
 // one that lives listens on its sockets.
-func sweepStrays(l layout.Layout) (removed []string, err error) {
-	if list, err := strays(l); err != nil || len(list) == 0 {
+func sweepOrphans(l paths.Layout) (removed []string, err error) {
+	if list, err := orphanGenerations(l); err != nil || len(list) == 0 {
 		return nil, err
 	}
 	host, err := lockHost(l) // so that no hook makes one
@@ -87,13 +87,13 @@ func sweepStrays(l layout.Layout) (removed []string, err error) {
 		return nil, err
 	}
 	defer host.Close()
-	list, err := strays(l)
+	list, err := orphanGenerations(l)
 	if err != nil {
 		return nil, err
 	}
 	var errs []error
 	for _, id := range list {
-		lives, err := listens(filepath.Join(l.SocketDir(id), layout.SocketName), l.PeerSocket(id))
+		lives, err := listens(filepath.Join(l.SocketDir(id), paths.SocketName), l.PeerSocket(id))
 		if err == nil && lives {
 			continue
 		}
@@ -125,7 +125,7 @@ func listens(sockets ...string) (bool, error) {
 	return false, nil
 }
 
-func collect(l layout.Layout, id string) (bool, error) {
+func collect(l paths.Layout, id string) (bool, error) {
 	// Most generations have one that sees the end of init by itself, and removes
 	// more gently.
 	if alive, err := supervised(l, id); err != nil || alive {
@@ -150,7 +150,7 @@ func collect(l layout.Layout, id string) (bool, error) {
 }
 
 // collectEnded removes a generation whose container has ended.
-func collectEnded(l layout.Layout, id string) (bool, error) {
+func collectEnded(l paths.Layout, id string) (bool, error) {
 	held, err := lockGeneration(l, id, 0)
 	if err != nil {
 		return false, notOurs(err)
@@ -182,7 +182,7 @@ func collectEnded(l layout.Layout, id string) (bool, error) {
 // collectEmpty removes what a hook left that was killed between making a
 // generation's directory and writing down whose it is. The host's lock is held
 // by who makes one.
-func collectEmpty(l layout.Layout, id string) (bool, error) {
+func collectEmpty(l paths.Layout, id string) (bool, error) {
 	host, err := lockHost(l)
 	if err != nil {
 		return false, err
@@ -214,7 +214,7 @@ func notOurs(err error) error {
 // remove removes all of a generation but the mark of its uid; the caller holds its
 // lock. Its own directory goes last: what is left of an interrupted removal is
 // found again. So is the mark: the supervisor gives the uid back, or sweepUIDs.
-func remove(l layout.Layout, id string) error {
+func remove(l paths.Layout, id string) error {
 	var errs []error
 	status, err := readStatus(l, id)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -50,7 +50,7 @@ func (h host) killSupervisor(t *testing.T, id string) {
 
 func TestCollectOnAHostWithoutAnything(t *testing.T) {
 	t.Parallel()
-	host{layout: layout.New(filepath.Join(t.TempDir(), "nothing"))}.collect(t)
+	host{layout: paths.New(filepath.Join(t.TempDir(), "nothing"))}.collect(t)
 }
 
 func TestCollectTouchesNothingThatLives(t *testing.T) {

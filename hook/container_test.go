@@ -16,8 +16,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -58,10 +58,10 @@ func probeMain() {
 }
 
 func (p *probe) look() (err error) {
-	if p.Place, err = filepath.EvalSymlinks(layout.ContainerDir); err != nil {
+	if p.Place, err = filepath.EvalSymlinks(paths.ContainerDir); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(layout.ContainerDir)
+	entries, err := os.ReadDir(paths.ContainerDir)
 	if err != nil {
 		return err
 	}
@@ -83,9 +83,9 @@ func (p *probe) look() (err error) {
 		}
 		return err.Error()
 	}
-	p.Create = text(os.WriteFile(layout.ContainerDir+"/file", nil, 0o600))
-	p.Chmod = text(os.Chmod(layout.ContainerDir+"/relay.sock", 0))
-	if p.Relay, err = ask(layout.ContainerDir + "/relay.sock"); err != nil {
+	p.Create = text(os.WriteFile(paths.ContainerDir+"/file", nil, 0o600))
+	p.Chmod = text(os.Chmod(paths.ContainerDir+"/relay.sock", 0))
+	if p.Relay, err = ask(paths.ContainerDir + "/relay.sock"); err != nil {
 		return err
 	}
 	if conf, err := os.ReadFile("/etc/nccl.conf"); err != nil {
@@ -96,7 +96,7 @@ func (p *probe) look() (err error) {
 	if os.Getenv("PROBE_UNCOVERED") != "" {
 		return nil
 	}
-	p.Covering = text(unix.Mount("tmpfs", layout.ContainerDir, "tmpfs", 0, ""))
+	p.Covering = text(unix.Mount("tmpfs", paths.ContainerDir, "tmpfs", 0, ""))
 	return nil
 }
 
@@ -257,9 +257,9 @@ func TestRefusedContainer(t *testing.T) {
 		"link to the host":        {func(b *bundle) { b.dropAnchor(); b.link("../../../../../../.."+b.outside(), "run/peerlane") }, "bundle/rootfs/"},
 		"magic link":              {func(b *bundle) { b.dropAnchor(); b.link("/proc/1/root"+b.outside(), "run/peerlane") }, "leads through /proc"},
 		"link in a circle":        {func(b *bundle) { b.dropAnchor(); b.link("peerlane", "run/peerlane") }, "or in a circle"},
-		"another empty directory": {func(b *bundle) { b.dropAnchor(); b.mount(b.layout.EmulatedNICs(), layout.ContainerDir, "bind") }, "is not the anchor"},
+		"another empty directory": {func(b *bundle) { b.dropAnchor(); b.mount(b.layout.EmulatedNICs(), paths.ContainerDir, "bind") }, "is not the anchor"},
 		"covered anchor": {func(b *bundle) {
-			b.Spec.Mounts = append(b.Spec.Mounts, specs.Mount{Destination: layout.ContainerDir, Type: "tmpfs", Source: "tmpfs"})
+			b.Spec.Mounts = append(b.Spec.Mounts, specs.Mount{Destination: paths.ContainerDir, Type: "tmpfs", Source: "tmpfs"})
 		}, "is not the anchor"},
 		"unknown lane": {func(b *bundle) {
 			b.Spec.Hooks.CreateRuntime = []specs.Hook{b.hook("create", "--lane", "@0000:99:00.0")}

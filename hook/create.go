@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -50,23 +50,23 @@ func ReadState(r io.Reader) (State, error) {
 
 // stateDocument is a State as it is written.
 type stateDocument struct {
-	ID          once[string]            `json:"id"`
-	Status      once[string]            `json:"status"`
-	PID         once[int]               `json:"pid"`
-	Bundle      once[string]            `json:"bundle"`
-	Root        once[string]            `json:"root"`
-	Annotations once[map[string]string] `json:"annotations"`
+	ID          noDuplicateKeys[string]            `json:"id"`
+	Status      noDuplicateKeys[string]            `json:"status"`
+	PID         noDuplicateKeys[int]               `json:"pid"`
+	Bundle      noDuplicateKeys[string]            `json:"bundle"`
+	Root        noDuplicateKeys[string]            `json:"root"`
+	Annotations noDuplicateKeys[map[string]string] `json:"annotations"`
 }
 
-// once is what a document may say once. Of two values with one key the one that a
-// runtime goes by is not always the one that we would take.
-type once[T any] struct {
+// noDuplicateKeys rejects a key that a document has twice: JSON parsers differ in the value
+// that they keep, so the hook and the runtime could act on different values.
+type noDuplicateKeys[T any] struct {
 	value T
 	given bool
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
-func (o *once[T]) UnmarshalJSON(text []byte) error {
+func (o *noDuplicateKeys[T]) UnmarshalJSON(text []byte) error {
 	if o.given {
 		return fmt.Errorf("a key is there twice, the second time with %.60q", text)
 	}
@@ -136,13 +136,13 @@ type Devices struct {
 // while the runtime is asked which container it is: the plan is the longest of
 // what a hook reads.
 type Ahead struct {
-	layout layout.Layout
+	layout paths.Layout
 	plan   func() (*topo.Plan, error)
 	config func() (hostConfig, error)
 }
 
 // ReadAhead begins to read the host's plan and configuration.
-func ReadAhead(l layout.Layout) Ahead {
+func ReadAhead(l paths.Layout) Ahead {
 	return Ahead{l, begun(func() (*topo.Plan, error) { return readPlan(l) }), begun(func() (hostConfig, error) { return readConfig(l) })}
 }
 
@@ -191,7 +191,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 		err = failed
 	}
 	if err == nil {
-		warning, err = give(a.layout, c.Config, plan, spec, s, runtimeRoot, d)
+		warning, err = attachLanes(a.layout, c.Config, plan, spec, s, runtimeRoot, d)
 	}
 	warning = errors.Join(c.replaced, c.keep(a.layout), warning)
 	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone asks nothing of it
@@ -203,14 +203,14 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 	return warning, err
 }
 
-// give gives the container what it asks for.
-func give(l layout.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
+// attachLanes starts the relay of the container and mounts its socket directory.
+func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
 	// Whether this container starts or not.
 	warning = l.EmptyAnchor()
 	if err := spec.nothingBelow(); err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	if err := nothingHidden(plan, spec); err != nil {
+	if err := checkVisibleDevices(plan, spec); err != nil {
 		return warning, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
 	}
 	c := Container{ID: s.ID, RuntimeRoot: runtimeRoot, Bundle: s.Bundle, PID: s.PID}

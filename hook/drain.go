@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // Drained is the mark that all relays of a host are to let go of the GPUs. A
@@ -20,7 +20,7 @@ type Drained struct {
 	Boot  string    `json:"boot"`
 }
 
-func drainedFile(l layout.Layout) string { return filepath.Join(l.State(), "drained.json") }
+func drainedFile(l paths.Layout) string { return filepath.Join(l.State(), "drained.json") }
 
 func bootID() (string, error) {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -28,7 +28,7 @@ func bootID() (string, error) {
 }
 
 // AllDrained is the mark, or nil where there is none.
-func AllDrained(l layout.Layout) (*Drained, error) {
+func AllDrained(l paths.Layout) (*Drained, error) {
 	var d Drained
 	err := readJSON(drainedFile(l), &d)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -46,7 +46,7 @@ func AllDrained(l layout.Layout) (*Drained, error) {
 
 // DrainAll sets the mark. The generations that are there already are to be
 // drained one by one, after it.
-func DrainAll(l layout.Layout) error {
+func DrainAll(l paths.Layout) error {
 	if err := l.Create(); err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func DrainAll(l layout.Layout) error {
 
 // ResumeAll takes the mark away; the generations are to be resumed one by one,
 // after it.
-func ResumeAll(l layout.Layout) error {
+func ResumeAll(l paths.Layout) error {
 	err := os.Remove(drainedFile(l))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -72,17 +72,17 @@ func ResumeAll(l layout.Layout) error {
 
 // Stop ends a generation's relay, which is killed if that takes longer than
 // endTimeout, and has none started until Resume. It does not wait for the end.
-func Stop(l layout.Layout, id string) error { return command(l, id, commandStop) }
+func Stop(l paths.Layout, id string) error { return command(l, id, commandStop) }
 
 // Drain has a generation's relay let go of its GPUs: no new work starts, and it
 // ends when the last copy has; none is started until Resume. It does not wait
 // for the end.
-func Drain(l layout.Layout, id string) error { return command(l, id, commandDrain) }
+func Drain(l paths.Layout, id string) error { return command(l, id, commandDrain) }
 
 // Resume has a relay started again after Stop, Drain, or too many failures.
-func Resume(l layout.Layout, id string) error { return command(l, id, commandResume) }
+func Resume(l paths.Layout, id string) error { return command(l, id, commandResume) }
 
-func command(l layout.Layout, id, what string) error {
+func command(l paths.Layout, id, what string) error {
 	if _, err := ask(l, id, what); err != nil {
 		return fmt.Errorf("generation %s: %w", id, err)
 	}

@@ -41,8 +41,8 @@ type ending struct {
 	// container that its container has ended, and asked that the supervisor was to end.
 	held                    string
 	renew, container, asked bool
-	// doomed is why the supervisor killed it.
-	doomed string
+	// killReason is why the supervisor killed it.
+	killReason string
 	// memory says that its control group has met its limit, or the host's, meanwhile.
 	memory bool
 	// panicked is the first line of what Go says of a panic, and last the last line that
@@ -75,18 +75,18 @@ func (e ending) status() int {
 func (e ending) cause() (cause, why string) {
 	signal := e.signal()
 	switch {
-	case signal == unix.SIGKILL && e.doomed == "" && e.memory:
+	case signal == unix.SIGKILL && e.killReason == "" && e.memory:
 		return causeMemory, "the kernel killed it, because it, or what is in its control group, took more memory than relay.memory, or the host, has"
 	case e.panicked != "" && (e.status() == 2 || signal == unix.SIGABRT): // as Go's runtime ends
 		return causePanic, e.panicked
 	case signal == unix.SIGTERM && (e.container || e.asked || e.renew): // its supervisor's
-	case signal != 0 && e.doomed == "":
+	case signal != 0 && e.killReason == "":
 		return causeKilled, fmt.Sprintf("signal %d, %v, of which the kernel does not say who has sent it", int(signal), signal)
 	case e.word.Cause == launch.EndGPU, e.word.Cause == launch.EndCUDA, e.word.Cause == launch.EndKept, e.word.Cause == launch.EndPair:
 		return e.word.Cause, e.word.Reason
 	}
 	// What was meant to end has ended, if need be by force.
-	why = e.doomed
+	why = e.killReason
 	switch {
 	case e.container:
 		return causeContainer, or(why, "its container has ended")
@@ -98,8 +98,8 @@ func (e ending) cause() (cause, why string) {
 		return causeStopped, or(why, "by the administrator")
 	case e.renew:
 		return causeRenewed, or(why, "an added lane has devices that its sandbox has not")
-	case e.doomed != "":
-		return causeUseless, e.doomed
+	case e.killReason != "":
+		return causeUseless, e.killReason
 	case e.word.Cause == launch.EndSignal:
 		return causeKilled, "it was asked to end by a signal: " + e.word.Reason
 	case e.err != nil:
@@ -133,7 +133,7 @@ func (s *supervisor) ended(e ending) (cause, why string) {
 	if kills, err := memoryKills(); err == nil {
 		e.memory = kills > s.relay.kills
 	}
-	e.panicked, e.last = s.relay.heard.words()
+	e.panicked, e.last = s.relay.stderr.words()
 	if word := s.relay.word.Load(); word != nil {
 		e.word = *word
 	}

@@ -30,7 +30,7 @@ func TestCausesOfAnEnd(t *testing.T) {
 		{"out of memory", ending{err: killed, memory: true}, causeMemory, "relay.memory"},
 		{"out of memory while it drains", ending{err: killed, memory: true, held: StateDrained}, causeMemory, "relay.memory"},
 		{"somebody else was out of memory", ending{err: one, memory: true, last: "no libcuda"}, causeFailed, "exit status 1: no libcuda"},
-		{"killed by us, while somebody else was", ending{err: killed, memory: true, doomed: "too slow"}, causeUseless, "too slow"},
+		{"killed by us, while somebody else was", ending{err: killed, memory: true, killReason: "too slow"}, causeUseless, "too slow"},
 		{"panic", ending{err: two, panicked: "panic: x"}, causePanic, "panic: x"},
 		{"panic with a core", ending{err: aborted, panicked: "fatal error: x"}, causePanic, "fatal error: x"},
 		{"talk of a panic", ending{err: one, panicked: "panic: x", last: "y"}, causeFailed, "exit status 1: y"},
@@ -41,12 +41,12 @@ func TestCausesOfAnEnd(t *testing.T) {
 		{"SIGTERM", ending{word: launch.Ending{Cause: launch.EndSignal, Reason: "terminated"}}, causeKilled, "terminated"},
 		{"container", ending{container: true}, causeContainer, "its container has ended"},
 		{"container, and a relay that catches nothing", ending{err: exitOf(t, "kill -TERM $$"), container: true}, causeContainer, "its container has ended"},
-		{"container, stubborn", ending{err: killed, container: true, doomed: "it did not end"}, causeContainer, "it did not end"},
+		{"container, stubborn", ending{err: killed, container: true, killReason: "it did not end"}, causeContainer, "it did not end"},
 		{"supervisor", ending{asked: true}, causeSupervisor, "asked to end"},
 		{"drained", ending{held: StateDrained}, causeDrained, "administrator"},
-		{"stopped by force", ending{err: killed, held: StateStopped, doomed: "it did not end"}, causeStopped, "it did not end"},
+		{"stopped by force", ending{err: killed, held: StateStopped, killReason: "it did not end"}, causeStopped, "it did not end"},
 		{"renewed", ending{renew: true}, causeRenewed, "sandbox"},
-		{"silent", ending{err: killed, doomed: "no answer"}, causeUseless, "no answer"},
+		{"silent", ending{err: killed, killReason: "no answer"}, causeUseless, "no answer"},
 		{"status without a word", ending{err: one}, causeFailed, "exit status 1"},
 		{"status 0", ending{}, causeItself, "without a word"},
 	} {
@@ -111,7 +111,7 @@ func TestWhereTheKernelCountsItsKills(t *testing.T) {
 }
 
 func TestWhatIsHeardMovesNoTerminal(t *testing.T) {
-	h := &heard{to: &bytes.Buffer{}}
+	h := &stderrTee{to: &bytes.Buffer{}}
 	if _, err := h.Write([]byte("panic: \x1b[2Jx\n\x1b]0;y\a\n")); err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestWhatIsHeardMovesNoTerminal(t *testing.T) {
 
 func TestWhatIsHeardOfARelay(t *testing.T) {
 	var log bytes.Buffer
-	h := &heard{to: &log}
+	h := &stderrTee{to: &log}
 	for _, part := range []string{"level=info a\npan", "ic: x\n\ngoroutine 1\n", strings.Repeat("y", 1<<20), "\n", "last"} {
 		if _, err := h.Write([]byte(part)); err != nil {
 			t.Fatal(err)
@@ -133,7 +133,7 @@ func TestWhatIsHeardOfARelay(t *testing.T) {
 	}
 
 	log.Reset()
-	h = &heard{to: &log, wrap: true, own: map[string]string{"generation": "g"}}
+	h = &stderrTee{to: &log, wrap: true, own: map[string]string{"generation": "g"}}
 	if _, err := h.Write([]byte("{\"msg\":\"its own\"}\nnone \xff\"\n[1]\n")); err != nil {
 		t.Fatal(err)
 	}

@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -178,7 +178,7 @@ func kill(t *testing.T, pid int, signal unix.Signal) {
 	}
 }
 
-func (h host) hold(t *testing.T, g *hook.Generation, how func(layout.Layout, string) error) {
+func (h host) hold(t *testing.T, g *hook.Generation, how func(paths.Layout, string) error) {
 	t.Helper()
 	if err := how(h.layout, g.ID); err != nil {
 		t.Fatal(err)

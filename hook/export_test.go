@@ -3,8 +3,8 @@ package hook
 import (
 	"os"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/sandbox"
 )
 
@@ -24,7 +24,7 @@ var VerbsNodes = verbsNodes
 var SweepUIDs = sweepUIDs
 
 // ClaimUID makes an empty generation and claims a uid for it.
-func ClaimUID(l layout.Layout, c config.Relay) (int, error) {
+func ClaimUID(l paths.Layout, c config.Relay) (int, error) {
 	s, err := newSandbox(c)
 	if err != nil {
 		return 0, err
@@ -69,12 +69,12 @@ func Readable(environment ...string) []string {
 var KillByPidfd = &killByPidfd
 
 // RandomUID is a uid that a relay may get of a range.
-func RandomUID(l layout.Layout, id string, first, last int) (int, error) {
+func RandomUID(l paths.Layout, id string, first, last int) (int, error) {
 	return linkUID(l, id, first, last)
 }
 
 // MakeSupervisorLock makes the directory of a generation, with the file that a uid's mark is.
-func MakeSupervisorLock(l layout.Layout, id string) error {
+func MakeSupervisorLock(l paths.Layout, id string) error {
 	if err := os.Mkdir(l.GenerationDir(id), 0o700); err != nil {
 		return err
 	}

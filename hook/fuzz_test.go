@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // A state is read as the runtime means it, or refused; what is not refused is a
@@ -74,7 +74,7 @@ func top(text []byte, key string) int {
 // say makes a reader fail, and what ends by them is no process of somebody else.
 func FuzzGeneration(f *testing.F) {
 	const id = "00112233445566778899aabbccddeeff"
-	l := layout.New(f.TempDir())
+	l := paths.New(f.TempDir())
 	dir := l.GenerationDir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		f.Fatal(err)

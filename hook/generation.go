@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -107,7 +107,7 @@ type Info struct {
 }
 
 // machineID is the host's, as machine-id(5) has it; empty where there is none.
-func machineID(l layout.Layout) string {
+func machineID(l paths.Layout) string {
 	text, err := os.ReadFile(filepath.Join(l.Root, "etc/machine-id"))
 	if id := strings.TrimSpace(string(text)); err == nil && isID(id) {
 		return id
@@ -116,7 +116,7 @@ func machineID(l layout.Layout) string {
 }
 
 // Foreign reports whether a generation is of another machine than this one.
-func (g *Generation) Foreign(l layout.Layout) bool {
+func (g *Generation) Foreign(l paths.Layout) bool {
 	own := machineID(l)
 	return g.Machine != "" && own != "" && g.Machine != own
 }
@@ -136,23 +136,23 @@ func isID(name string) bool {
 	return len(name) == 32 && strings.Trim(name, "0123456789abcdef") == ""
 }
 
-func generationFile(l layout.Layout, id string) string {
+func generationFile(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "generation.json")
 }
 
 // initMark is a file of a generation that is found without reading anything.
-func initMark(l layout.Layout, id string, init Process) string {
+func initMark(l paths.Layout, id string, init Process) string {
 	return filepath.Join(l.GenerationDir(id), fmt.Sprintf("init-%d-%d", init.PID, init.Start))
 }
 
 // logName is what a supervisor and its relay write, in GenerationDir.
 const logName = "relay.log"
 
-func statusFile(l layout.Layout, id string) string {
+func statusFile(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "status.json")
 }
 
-func readGeneration(l layout.Layout, id string) (*Generation, error) {
+func readGeneration(l paths.Layout, id string) (*Generation, error) {
 	path := generationFile(l, id)
 	g := &Generation{}
 	if err := readJSON(path, g); err != nil {
@@ -165,13 +165,13 @@ func readGeneration(l layout.Layout, id string) (*Generation, error) {
 	return g, nil
 }
 
-func (g *Generation) write(l layout.Layout) error {
+func (g *Generation) write(l paths.Layout) error {
 	return writeJSON(generationFile(l, g.ID), g)
 }
 
 // readStatus reads what the supervisor wrote; a zero Status where it has not
 // come to that.
-func readStatus(l layout.Layout, id string) (Status, error) {
+func readStatus(l paths.Layout, id string) (Status, error) {
 	var s Status
 	err := readJSON(statusFile(l, id), &s)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errTorn) {
@@ -182,7 +182,7 @@ func readStatus(l layout.Layout, id string) (Status, error) {
 
 // ids lists the directories of generations; some may be in the making, and
 // some may be gone by the time the caller looks.
-func ids(l layout.Layout) ([]string, error) {
+func ids(l paths.Layout) ([]string, error) {
 	entries, err := os.ReadDir(l.Generations())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -201,7 +201,7 @@ func ids(l layout.Layout) ([]string, error) {
 
 // List tells of all generations of a host, oldest first. Those that cannot be
 // read are left out and reported in the error.
-func List(l layout.Layout) ([]Info, error) {
+func List(l paths.Layout) ([]Info, error) {
 	ids, err := ids(l)
 	if err != nil {
 		return nil, err
@@ -221,7 +221,7 @@ func List(l layout.Layout) ([]Info, error) {
 	return infos, errors.Join(errs...)
 }
 
-func look(l layout.Layout, id string) (Info, error) {
+func look(l paths.Layout, id string) (Info, error) {
 	g, err := readGeneration(l, id)
 	if err != nil {
 		return Info{}, err

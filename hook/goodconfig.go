@@ -8,8 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // hostConfig is the configuration that a container starts with.
@@ -24,14 +24,14 @@ type hostConfig struct {
 // ReadConfig reads the configuration, which names programs that run as root: one
 // that somebody else could have written is refused. A file with a fault is replaced by
 // its last good copy, because a misspelt key would else stop every container with a lane.
-func ReadConfig(l layout.Layout) (config.Config, error) {
+func ReadConfig(l paths.Layout) (config.Config, error) {
 	c, err := readConfig(l)
 	return c.Config, err
 }
 
-func readConfig(l layout.Layout) (hostConfig, error) {
+func readConfig(l paths.Layout) (hostConfig, error) {
 	file := l.ConfigFile()
-	if err := layout.Trusted(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := paths.Trusted(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return hostConfig{}, err
 	}
 	text, err := os.ReadFile(file)
@@ -43,7 +43,7 @@ func readConfig(l layout.Layout) (hostConfig, error) {
 		return hostConfig{Config: c, text: text}, nil
 	}
 	good := l.GoodConfig()
-	if err := layout.Trusted(good); err != nil {
+	if err := paths.Trusted(good); err != nil {
 		return hostConfig{}, fault // there is none, or none to trust
 	}
 	if text, err = os.ReadFile(good); err != nil {
@@ -56,7 +56,7 @@ func readConfig(l layout.Layout) (hostConfig, error) {
 }
 
 // keep writes the copy, where the file has changed.
-func (c hostConfig) keep(l layout.Layout) error {
+func (c hostConfig) keep(l paths.Layout) error {
 	if c.replaced != nil {
 		return nil
 	}

@@ -12,20 +12,20 @@ import (
 // server GPUs from CUDA. Of several devices that set it, the last one wins.
 const visibleDevices = "CUDA_VISIBLE_DEVICES"
 
-// asked is what one hook of a container asks for: the GPUs of a device
+// requested holds the devices that one hook of a container requests: the GPUs of a device
 // peerlane.dev/gpu=, or those of a peerlane.dev/lane=.
-type asked struct{ gpus, lanes []string }
+type requested struct{ gpus, lanes []string }
 
-// asked are what the container's hooks of this program ask for, in their order.
+// requestedDevices returns the devices that the hooks of this program request, in order.
 // That package cdi writes each option and its value apart is enough to know:
 // other programs' hooks have no such arguments.
-func (s *spec) asked() []asked {
-	var all []asked
+func (s *spec) requestedDevices() []requested {
+	var all []requested
 	for _, hook := range slices.Concat(s.Hooks.Prestart, s.Hooks.CreateRuntime) {
 		if len(hook.Args) < 2 || hook.Args[1] != "create" {
 			continue
 		}
-		var a asked
+		var a requested
 		for i := 2; i+1 < len(hook.Args); i++ {
 			switch hook.Args[i] {
 			case "--gpu":
@@ -42,7 +42,7 @@ func (s *spec) asked() []asked {
 }
 
 // visible is the value that package cdi gives visibleDevices for these GPUs.
-func (a asked) visible() string {
+func (a requested) visible() string {
 	var uuids []string
 	for _, gpu := range a.gpus {
 		uuid, _, _ := strings.Cut(gpu, "@")
@@ -51,18 +51,18 @@ func (a asked) visible() string {
 	return strings.Join(uuids, ",")
 }
 
-// nothingHidden refuses a container one of whose devices peerlane.dev/gpu= hides
+// checkVisibleDevices refuses a container one of whose devices peerlane.dev/gpu= hides
 // the GPU of another device from CUDA. A value that none of them has set is
 // somebody's intention, and left alone.
-func nothingHidden(plan *topo.Plan, s *spec) error {
+func checkVisibleDevices(plan *topo.Plan, s *spec) error {
 	value, set := "", false
 	for _, e := range s.Process.Env {
 		if v, found := strings.CutPrefix(e, visibleDevices+"="); found {
 			value, set = v, true
 		}
 	}
-	all := s.asked()
-	won := slices.IndexFunc(all, func(a asked) bool { return len(a.gpus) > 0 && a.visible() == value })
+	all := s.requestedDevices()
+	won := slices.IndexFunc(all, func(a requested) bool { return len(a.gpus) > 0 && a.visible() == value })
 	if !set || won < 0 {
 		return nil
 	}

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -49,11 +49,11 @@ type Use struct {
 // Holders lists the processes of the host that have a GPU's device node open, as
 // links in /proc/PID/fd say, and those that NVML names. Open nodes of other users'
 // processes show to root only. The caller is none of them.
-func Holders(l layout.Layout, named []topo.GPUProcess) ([]Holder, error) {
+func Holders(l paths.Layout, named []topo.GPUProcess) ([]Holder, error) {
 	return holders(l, gpuNodes, named)
 }
 
-func holders(l layout.Layout, nodes string, named []topo.GPUProcess) ([]Holder, error) {
+func holders(l paths.Layout, nodes string, named []topo.GPUProcess) ([]Holder, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func holders(l layout.Layout, nodes string, named []topo.GPUProcess) ([]Holder, 
 
 // containersByMounts are the ids of the containers that have a relay, by their
 // mount namespaces.
-func containersByMounts(l layout.Layout) map[string]string {
+func containersByMounts(l paths.Layout) map[string]string {
 	ids := map[string]string{}
 	generations, _ := List(l) // those that can be read
 	own, err := mountNamespace(os.Getpid())

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -34,7 +34,7 @@ func TestHolders(t *testing.T) {
 	}
 	defer own.Close()
 	testutil.Succeeds(t, "the holder", func() error {
-		list, err := hook.HoldersOf(layout.New(t.TempDir()), node, nil)
+		list, err := hook.HoldersOf(paths.New(t.TempDir()), node, nil)
 		if err != nil || len(list) != 1 || list[0].PID != holder.Process.Pid || list[0].Devices[0] != node {
 			return errors.Join(fmt.Errorf("holders %+v", list), err)
 		}
@@ -84,11 +84,11 @@ func TestHoldersOmitFilesThatAreNoCharacterDevices(t *testing.T) {
 		}
 		return err
 	})
-	list, err := hook.HoldersOf(layout.New(t.TempDir()), dir, nil)
+	list, err := hook.HoldersOf(paths.New(t.TempDir()), dir, nil)
 	if err != nil || len(list) > 0 {
 		t.Errorf("holders of a regular file: %+v, %v", list, err)
 	}
-	list, err = hook.HoldersOf(layout.New(t.TempDir()), node, nil)
+	list, err = hook.HoldersOf(paths.New(t.TempDir()), node, nil)
 	if err != nil || len(list) != 1 || len(list[0].Devices) != 1 {
 		t.Errorf("holders of %s: %+v, %v", node, list, err)
 	}

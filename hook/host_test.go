@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -23,7 +23,7 @@ import (
 
 // host is a root with what Launch needs on it.
 type host struct {
-	layout layout.Layout
+	layout paths.Layout
 	dir    string // TEST_DIR of its relays
 }
 
@@ -31,7 +31,7 @@ type host struct {
 // there but what Layout.Create makes.
 func newHost(t *testing.T) host {
 	t.Helper()
-	h := host{layout.New(t.TempDir()), t.TempDir()}
+	h := host{paths.New(t.TempDir()), t.TempDir()}
 	if err := os.Chmod(h.dir, 0o777); err != nil { // relays report, and are not root
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func newHost(t *testing.T) host {
 }
 
 // mountAnchor mounts the anchor of a layout until the end of the test, as root.
-func mountAnchor(t testing.TB, l layout.Layout) {
+func mountAnchor(t testing.TB, l paths.Layout) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		return
@@ -117,7 +117,7 @@ func (h host) ask(generation string) (int, error) {
 		return 0, err
 	}
 	defer dir.Close()
-	return ask(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), layout.SocketName))
+	return ask(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), paths.SocketName))
 }
 
 func ask(path string) (int, error) {

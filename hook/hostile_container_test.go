@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 )
 
 // pid is the container's init.
@@ -151,7 +151,7 @@ func TestIDsAreNoPaths(t *testing.T) {
 		end(init)
 		h.gone(t)
 	}
-	for _, path := range []string{"/tmp/peerlane-hostile", "/etc/peerlane-hostile", layout.ContainerDir + "/peerlane-hostile"} {
+	for _, path := range []string{"/tmp/peerlane-hostile", "/etc/peerlane-hostile", paths.ContainerDir + "/peerlane-hostile"} {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s is there", path)
 		}

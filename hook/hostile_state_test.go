@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // endless is text without end, and counts what is taken of it.
@@ -114,9 +114,9 @@ func TestStatesOfNoContainer(t *testing.T) {
 }
 
 // readyHost is a host with a plan of the GPUs that testPlan has, and a bundle.
-func readyHost(t *testing.T) (l layout.Layout, bundle string) {
+func readyHost(t *testing.T) (l paths.Layout, bundle string) {
 	t.Helper()
-	l = layout.New(t.TempDir())
+	l = paths.New(t.TempDir())
 	if err := l.Create(); err != nil {
 		t.Fatal(err)
 	}

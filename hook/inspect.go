@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -52,13 +52,13 @@ type Usage struct {
 }
 
 // Inspect looks at one generation, and asks its relay.
-func Inspect(l layout.Layout, id string) (Inspection, error) {
+func Inspect(l paths.Layout, id string) (Inspection, error) {
 	info, err := look(l, id)
 	if err != nil {
 		return Inspection{}, err
 	}
 	i := Inspection{
-		Info: info, ClientSocket: filepath.Join(l.SocketDir(id), layout.SocketName), PeerSocket: l.PeerSocket(id), AdminSocket: adminSocket(l, id),
+		Info: info, ClientSocket: filepath.Join(l.SocketDir(id), paths.SocketName), PeerSocket: l.PeerSocket(id), AdminSocket: adminSocket(l, id),
 		Log: filepath.Join(l.GenerationDir(id), logName), LogTail: []string{}, Processes: []Usage{},
 	}
 	if group, ok, err := findCgroup(l, id); err != nil {

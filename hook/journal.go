@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // Severities of a message, as in syslog(3).
@@ -30,12 +30,12 @@ const identifier = "peerlane-hook"
 // a hook writes, and a relay's log goes with its container. The sockets are
 // looked for below the layout's root, so that tests have a log of their own. A
 // host can have neither, which is no error.
-func Tell(l layout.Layout, severity int, container, generation, message string) error {
+func Tell(l paths.Layout, severity int, container, generation, message string) error {
 	return tell(l, severity, container, generation, message, "")
 }
 
 // tell is Tell; the cause is that of a relay's end, and empty for all else.
-func tell(l layout.Layout, severity int, container, generation, message, cause string) error {
+func tell(l paths.Layout, severity int, container, generation, message, cause string) error {
 	native := filepath.Join(l.Root, "run/systemd/journal/socket")
 	err := datagram(native, journalEntry(severity, container, generation, message, cause))
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {

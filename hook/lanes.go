@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -19,9 +19,9 @@ const again = "run peerlane cdi refresh"
 
 // readPlan reads the host's plan, which decides what runs as root: one that
 // somebody else could have written is refused, and so is one of another host.
-func readPlan(l layout.Layout) (*topo.Plan, error) {
+func readPlan(l paths.Layout) (*topo.Plan, error) {
 	path := l.PlanFile()
-	if err := layout.Trusted(path); errors.Is(err, fs.ErrNotExist) {
+	if err := paths.Trusted(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("no plan: %w; run peerlane cdi refresh", err)
 	} else if err != nil {
 		return nil, err

@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -225,7 +225,7 @@ func TestPresentNICs(t *testing.T) {
 }
 
 func TestReadPlanTrustsNobodyElse(t *testing.T) {
-	l := layout.New(t.TempDir())
+	l := paths.New(t.TempDir())
 	if _, err := readPlan(l); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "run peerlane cdi refresh") {
 		t.Errorf("no plan: %v", err)
 	}

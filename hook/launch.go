@@ -20,8 +20,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -58,7 +58,7 @@ type Request struct {
 // Launch needs no privilege of its own, and any process will do as
 // Container.PID: the generation ends when that has ended. If Launch fails it
 // leaves nothing.
-func Launch(l layout.Layout, r Request) (*Generation, error) {
+func Launch(l paths.Layout, r Request) (*Generation, error) {
 	g, s, err := start(l, r, func(*Generation) error { return nil })
 	if err == nil {
 		err = s.wait(l, g)
@@ -75,7 +75,7 @@ func startError(r Request, err error) error {
 
 // start finds or makes the generation, and runs a function while the supervisor
 // of a new one is executed. A supervisor that was there already is no starting.
-func start(l layout.Layout, r Request, meanwhile func(*Generation) error) (*Generation, *starting, error) {
+func start(l paths.Layout, r Request, meanwhile func(*Generation) error) (*Generation, *starting, error) {
 	if !filepath.IsAbs(l.Root) {
 		return nil, nil, fmt.Errorf("the root %q is not an absolute path", l.Root)
 	}
@@ -123,7 +123,7 @@ func start(l layout.Layout, r Request, meanwhile func(*Generation) error) (*Gene
 }
 
 // claim finds the generation of an init or makes one, and returns it locked.
-func claim(l layout.Layout, init Process, r Request, relay string) (g *Generation, held *os.File, found bool, err error) {
+func claim(l paths.Layout, init Process, r Request, relay string) (g *Generation, held *os.File, found bool, err error) {
 	host, err := lockHost(l)
 	if err != nil {
 		return nil, nil, false, err
@@ -143,7 +143,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 		}
 		// Its maker may need seconds, and nobody else shall wait for them.
 		host.Close()
-		held, err := lockGeneration(l, id, lockTime)
+		held, err := lockGeneration(l, id, lockTimeout)
 		if err != nil {
 			return nil, nil, true, err
 		}
@@ -181,7 +181,7 @@ func claim(l layout.Layout, init Process, r Request, relay string) (g *Generatio
 	if err := os.Mkdir(l.GenerationDir(g.ID), 0o700); err != nil {
 		return nil, nil, false, err
 	}
-	held, err = lockGeneration(l, g.ID, lockTime)
+	held, err = lockGeneration(l, g.ID, lockTimeout)
 	if err == nil {
 		if err = makeSupervisorLock(l, g.ID); err == nil {
 			err = g.claimUID(l, r.Config.Relay)
@@ -240,7 +240,7 @@ func (g *Generation) check() error {
 
 // extend adds lanes to a generation that lives, and has its supervisor tell
 // the relay.
-func extend(l layout.Layout, g *Generation, lanes []launch.Lane) error {
+func extend(l paths.Layout, g *Generation, lanes []launch.Lane) error {
 	before := g.Config
 	var changed bool
 	if g.Config.Lanes, changed = merge(before.Lanes, lanes); !changed {
@@ -261,7 +261,7 @@ func extend(l layout.Layout, g *Generation, lanes []launch.Lane) error {
 
 // start makes the sockets of a new generation and runs its supervisor, and
 // meanwhile a function. It returns when the supervisor is executed.
-func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *os.File, meanwhile func(*Generation) error) (*starting, error) {
+func (g *Generation) start(l paths.Layout, supervisor, launcher string, pidfd *os.File, meanwhile func(*Generation) error) (*starting, error) {
 	group := sync.OnceValues(func() (*os.File, error) { return makeCgroup(l, g.ID) })
 	if !bySystemd(l, launcher) {
 		go group()
@@ -274,7 +274,7 @@ func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *
 		return nil, err
 	}
 	// Whoever is in the container may connect, whatever the uid there.
-	clients, err := listen(filepath.Join(l.SocketDir(g.ID), layout.SocketName), 0o666)
+	clients, err := listen(filepath.Join(l.SocketDir(g.ID), paths.SocketName), 0o666)
 	if err != nil {
 		return nil, err
 	}
@@ -300,7 +300,7 @@ func (g *Generation) start(l layout.Layout, supervisor, launcher string, pidfd *
 		return nil, err
 	}
 	defer alive.Close()
-	if err := lock(alive, unix.LOCK_EX, lockTime); err != nil {
+	if err := lock(alive, unix.LOCK_EX, lockTimeout); err != nil {
 		return nil, err
 	}
 	files := map[int]*os.File{
@@ -352,7 +352,7 @@ type starting struct {
 // run runs the supervisor with these descriptors: it returns when the
 // supervisor is executed, and has them all. It is born in a control group, if this
 // host has one for it.
-func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.File, group func() (*os.File, error)) (*starting, error) {
+func (g *Generation) run(l paths.Layout, supervisor string, files map[int]*os.File, group func() (*os.File, error)) (*starting, error) {
 	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), logName), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
@@ -400,7 +400,7 @@ func (g *Generation) run(l layout.Layout, supervisor string, files map[int]*os.F
 		attributes.Sys.UseCgroupFD, attributes.Sys.CgroupFD = true, int(dir.Fd())
 	}
 	start := func() (pid int, err error) {
-		err = onThreadToWaste(func() error { // whose attributes the supervisor gets
+		err = onDisposableThread(func() error { // whose attributes the supervisor gets
 			if kept := resetInherited(); kept != nil {
 				g.logTo(log).WithError(kept).Warn("the relay keeps attributes of the container runtime")
 			}
@@ -440,7 +440,7 @@ func (s *starting) close() {
 
 // wait returns when the supervisor has executed the relay. Otherwise nothing is
 // left of the generation.
-func (s *starting) wait(l layout.Layout, g *Generation) error {
+func (s *starting) wait(l paths.Layout, g *Generation) error {
 	if s == nil {
 		return nil // it was there before
 	}
@@ -466,7 +466,7 @@ func (s *starting) wait(l layout.Layout, g *Generation) error {
 		err = fmt.Errorf("the supervisor %s ended early (%s); its log: %s", s.program, exit, tail(s.log))
 	}
 	err = errors.Join(err, stop)
-	held, locked := lockGeneration(l, g.ID, lockTime)
+	held, locked := lockGeneration(l, g.ID, lockTimeout)
 	if locked != nil {
 		return errors.Join(err, locked)
 	}
@@ -477,7 +477,7 @@ func (s *starting) wait(l layout.Layout, g *Generation) error {
 // failed is wait for what is known by now: most relays that cannot be executed
 // show before their container's socket is mounted. What shows later the clients
 // hear from the supervisor.
-func (s *starting) failed(l layout.Layout, g *Generation) error {
+func (s *starting) failed(l paths.Layout, g *Generation) error {
 	if s == nil || s.answer == nil {
 		return nil
 	}

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -74,9 +74,9 @@ func stray(files ...*os.File) {
 	report("stray", c.Process.Pid)
 }
 
-// strays are the processes that relays without a sandbox have started. They end with the
+// orphans are the processes that relays without a sandbox have started. They end with the
 // test.
-func (h host) strays(t *testing.T) []int {
+func (h host) orphans(t *testing.T) []int {
 	t.Helper()
 	pids := reports[int](t, h.dir, "stray")
 	t.Cleanup(func() {
@@ -116,7 +116,7 @@ func TestARelayWhoseLastMessageLingers(t *testing.T) {
 		t.Fatal(err)
 	}
 	testutil.Succeeds(t, "the relay's message", func() error {
-		if len(h.strays(t)) == 0 {
+		if len(h.orphans(t)) == 0 {
 			return errors.New("not sent")
 		}
 		return nil

@@ -10,14 +10,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
-// lockTime is how long a lock is waited for. Locks are held for milliseconds,
+// lockTimeout is how long a lock is waited for. Locks are held for milliseconds,
 // and for no longer than startTimeout while systemd is waited for and again while
 // a supervisor is started; who holds one for longer is stopped or cannot make
 // progress.
-const lockTime = 75 * time.Second
+const lockTimeout = 75 * time.Second
 
 var errLocked = errors.New("held by another process")
 
@@ -74,13 +74,13 @@ func flock(fd, how int) error {
 
 // lockHost takes the lock under which generations are found and made. Closing
 // the file lets it go.
-func lockHost(l layout.Layout) (*os.File, error) {
+func lockHost(l paths.Layout) (*os.File, error) {
 	// The directory itself, so that nothing is left for the lock's sake.
 	f, err := os.Open(l.Generations())
 	if err != nil {
 		return nil, err
 	}
-	if err := lock(f, unix.LOCK_EX, lockTime); err != nil {
+	if err := lock(f, unix.LOCK_EX, lockTimeout); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func lockHost(l layout.Layout) (*os.File, error) {
 // lockGeneration takes the lock of a generation. The error is fs.ErrNotExist
 // where it is gone, also where it went while the lock was waited for. Closing
 // the file lets the lock go.
-func lockGeneration(l layout.Layout, id string, wait time.Duration) (*os.File, error) {
+func lockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, error) {
 	dir := l.GenerationDir(id)
 	f, err := os.Open(dir)
 	if err != nil {
@@ -116,11 +116,11 @@ func lockGeneration(l layout.Layout, id string, wait time.Duration) (*os.File, e
 }
 
 // supervisorLock is the file that a supervisor keeps locked while it lives.
-func supervisorLock(l layout.Layout, id string) string {
+func supervisorLock(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "supervisor")
 }
 
-func makeSupervisorLock(l layout.Layout, id string) error {
+func makeSupervisorLock(l paths.Layout, id string) error {
 	path := supervisorLock(l, id)
 	if err := unix.Mknod(path, unix.S_IFREG|0o600, 0); err != nil {
 		return &os.PathError{Op: "mknod", Path: path, Err: err}
@@ -129,7 +129,7 @@ func makeSupervisorLock(l layout.Layout, id string) error {
 }
 
 // supervised reports whether a generation's supervisor lives.
-func supervised(l layout.Layout, id string) (bool, error) {
+func supervised(l paths.Layout, id string) (bool, error) {
 	f, err := os.Open(supervisorLock(l, id))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // maxLog bounds a generation's log, bytes; what was there before it was full is
@@ -24,7 +24,7 @@ type boundedLog struct {
 	before string // the file for what is moved out
 }
 
-func newBoundedLog(l layout.Layout, id string) *boundedLog {
+func newBoundedLog(l paths.Layout, id string) *boundedLog {
 	return &boundedLog{before: filepath.Join(l.GenerationDir(id), logName+".1")}
 }
 

@@ -18,8 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -124,7 +124,7 @@ func hookMain() {
 	if err := flags.Parse(os.Args[2:]); err != nil {
 		fatal(err)
 	}
-	l := layout.New(*root)
+	l := paths.New(*root)
 	var err error
 	if self, err := os.Executable(); err == nil {
 		*hook.Uverbs = filepath.Join(filepath.Dir(self), "uverbs")

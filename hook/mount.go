@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // Attach mounts the socket directory of a generation into its container, over
@@ -20,14 +20,14 @@ import (
 // mounted in the container appears on the host. A container that has it already
 // is left as it is. Attach needs CAP_SYS_ADMIN, and belongs at createRuntime:
 // the container's root file system is mounted and no program of it runs.
-func Attach(l layout.Layout, g *Generation, rootfs string) error {
+func Attach(l paths.Layout, g *Generation, rootfs string) error {
 	if err := attach(l, g, rootfs); err != nil {
-		return fmt.Errorf("mounting the relay's socket at %s in container %q: %w", layout.ContainerDir, g.Container.ID, err)
+		return fmt.Errorf("mounting the relay's socket at %s in container %q: %w", paths.ContainerDir, g.Container.ID, err)
 	}
 	return nil
 }
 
-func attach(l layout.Layout, g *Generation, rootfs string) error {
+func attach(l paths.Layout, g *Generation, rootfs string) error {
 	if err := isolated(g.Container); err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func attach(l layout.Layout, g *Generation, rootfs string) error {
 	defer anchor.Close()
 	// In a user namespace nobody can mount for the host, and the directory is the user's.
 	if !Rootless() {
-		if err := layout.CheckAnchor(anchor); err != nil {
+		if err := paths.CheckAnchor(anchor); err != nil {
 			return fmt.Errorf("the anchor %s: %w; run `%s`, and restart an engine that has a mount namespace of its own and started before", l.Anchor(), err, l.AnchorCommand())
 		}
 	}
@@ -58,19 +58,19 @@ func attach(l layout.Layout, g *Generation, rootfs string) error {
 	}
 	defer tree.Close()
 
-	return onThreadToWaste(func() error { return mount(init, rootfs, anchor, sockets, tree) })
+	return onDisposableThread(func() error { return mount(init, rootfs, anchor, sockets, tree) })
 }
 
-// onThreadToWaste runs f on a thread that then ends: one that has entered a
+// onDisposableThread runs f on a thread that then ends: one that has entered a
 // container's mount namespace must not run anything else. It is never the
 // process's first thread, which cannot end, and whose namespace /proc/self and
 // the process itself have.
-func onThreadToWaste(f func() error) error {
+func onDisposableThread(f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			err := onThreadToWaste(f) // another one: this goroutine occupies the first
+			err := onDisposableThread(f) // another one: this goroutine occupies the first
 			runtime.UnlockOSThread()
 			result <- err
 			return
@@ -197,15 +197,15 @@ func resolve(rootfs string) (*os.File, error) {
 	// whether the way stayed inside.
 	err = unix.EAGAIN
 	for try := 0; try < 100 && (err == unix.EAGAIN || err == unix.EINTR); try++ {
-		fd, err = unix.Openat2(root, strings.TrimPrefix(layout.ContainerDir, "/"), &how)
+		fd, err = unix.Openat2(root, strings.TrimPrefix(paths.ContainerDir, "/"), &how)
 	}
 	if err == unix.EXDEV || err == unix.ELOOP {
-		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; a symbolic link of the image at that path leads through /proc or in a circle; use an image without that link", layout.ContainerDir, rootfs, err)
+		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; a symbolic link of the image at that path leads through /proc or in a circle; use an image without that link", paths.ContainerDir, rootfs, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; the CDI specification mounts the anchor there", layout.ContainerDir, rootfs, err)
+		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; the CDI specification mounts the anchor there", paths.ContainerDir, rootfs, err)
 	}
-	return os.NewFile(uintptr(fd), layout.ContainerDir), nil
+	return os.NewFile(uintptr(fd), paths.ContainerDir), nil
 }
 
 func is(found os.FileInfo, dir *os.File) (bool, error) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // nameAnnotations are those of config.json by which engines name a container.
@@ -106,7 +106,7 @@ func podmanName(c Container) string {
 
 // Find picks the generations that a name means: a container's id or name, its pod's name,
 // of which there can be several, a generation, or the beginning of one id or generation.
-func Find(l layout.Layout, name string) ([]Info, error) {
+func Find(l paths.Layout, name string) ([]Info, error) {
 	all, err := List(l)
 	if err != nil && len(all) == 0 {
 		return nil, err // a container that cannot be seen may have that name

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // containerNCCLConf is the file that NCCL reads last, after the environment,
@@ -21,7 +21,7 @@ const containerNCCLConf = "/etc/nccl.conf"
 // ncclConfTarget is the target of the symbolic link that the hook makes at
 // containerNCCLConf. Outside a container with a lane the link dangles, and NCCL
 // ignores it: so an image that was committed from such a container works.
-const ncclConfTarget = layout.ContainerDir + "/" + layout.NCCLConfName
+const ncclConfTarget = paths.ContainerDir + "/" + paths.NCCLConfName
 
 // maxNCCLConf bounds NCCL's defaults, bytes.
 const maxNCCLConf = 64 << 10
@@ -29,7 +29,7 @@ const maxNCCLConf = 64 << 10
 // giveNCCLConf gives a container NCCL's defaults: a copy of the administrator's file
 // beside the relay's socket, and a symbolic link to it at /etc/nccl.conf if the
 // container has nothing there. rootfs is as in Attach. An error stops no container.
-func giveNCCLConf(l layout.Layout, g *Generation, rootfs string) error {
+func giveNCCLConf(l paths.Layout, g *Generation, rootfs string) error {
 	written, err := writeNCCLConf(l, g)
 	if err == nil && !written {
 		return nil
@@ -51,7 +51,7 @@ func attachNCCLConf(g *Generation, rootfs string) (absent string, err error) {
 		return "", err
 	}
 	defer init.Close()
-	err = onThreadToWaste(func() (err error) {
+	err = onDisposableThread(func() (err error) {
 		absent, err = linkNCCLConf(init, rootfs)
 		return err
 	})
@@ -60,11 +60,11 @@ func attachNCCLConf(g *Generation, rootfs string) (absent string, err error) {
 
 // writeNCCLConf copies the administrator's file into the socket directory of a
 // generation. It reports false if the host has no such file.
-func writeNCCLConf(l layout.Layout, g *Generation) (written bool, err error) {
+func writeNCCLConf(l paths.Layout, g *Generation) (written bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("reading NCCL's defaults for containers: %w", err)
 	}
-	if err := layout.Trusted(l.NCCLConf()); errors.Is(err, fs.ErrNotExist) {
+	if err := paths.Trusted(l.NCCLConf()); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	} else if err != nil {
 		return fail(err)
@@ -73,7 +73,7 @@ func writeNCCLConf(l layout.Layout, g *Generation) (written bool, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := replace(l.SocketDir(g.ID), layout.NCCLConfName, text); err != nil {
+	if err := replace(l.SocketDir(g.ID), paths.NCCLConfName, text); err != nil {
 		return false, fmt.Errorf("writing NCCL's defaults for container %q: %w", g.Container.ID, err)
 	}
 	return true, nil
@@ -168,7 +168,7 @@ type linkedNCCLConf struct {
 	Absent string `json:"absent,omitempty"`
 }
 
-func ncclConfFile(l layout.Layout, id string) string {
+func ncclConfFile(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "nccl-conf.json")
 }
 
@@ -195,7 +195,7 @@ type NCCLConf struct {
 var ncclBefore = []string{"NCCL_CONF_FILE", "NCCL_NET", "NCCL_NET_PLUGIN"}
 
 // ncclConf looks at a container that runs.
-func ncclConf(l layout.Layout, info Info) NCCLConf {
+func ncclConf(l paths.Layout, info Info) NCCLConf {
 	c := NCCLConf{File: NCCLConfNone, Environment: []string{}}
 	if spec, err := readSpec(info.Container.Bundle); err == nil {
 		for _, e := range spec.Process.Env {
@@ -211,7 +211,7 @@ func ncclConf(l layout.Layout, info Info) NCCLConf {
 	found, err := statIn(info.Init.PID, containerNCCLConf)
 	if err == nil {
 		c.File = NCCLConfContainer
-		copied, err := os.Stat(filepath.Join(l.SocketDir(info.ID), layout.NCCLConfName))
+		copied, err := os.Stat(filepath.Join(l.SocketDir(info.ID), paths.NCCLConfName))
 		if err == nil && os.SameFile(found, copied) {
 			c.File = NCCLConfPeerlane
 		}

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/relay/network/clusterkey"
@@ -27,13 +27,13 @@ type networking struct {
 	secrets launch.Secrets
 }
 
-// keyTime is how often it is looked whether the cluster key has been changed: a rotation
+// keyInterval is how often it is looked whether the cluster key has been changed: a rotation
 // that is not finished has both keys for as long as it takes.
-const keyTime = 5 * time.Second
+const keyInterval = 5 * time.Second
 
-// refusedTime is how soon a relay is sent the same secrets again that it has refused: a
+// refusedInterval is how soon a relay is sent the same secrets again that it has refused: a
 // certificate can become valid without a change of its file.
-const refusedTime = time.Minute
+const refusedInterval = time.Minute
 
 // slots of a lane for other hosts, in each direction. A message has one, however short it
 // is, so that there are many: NCCL's channels have some thirty messages of at most 512 KiB
@@ -45,13 +45,13 @@ const (
 
 // newNetworking reads what a relay needs for the network. Without a key that is nothing,
 // and no error.
-func newNetworking(l layout.Layout, c config.Network, tenant string, rails map[string]int, memory uint64) (n networking, err error) {
+func newNetworking(l paths.Layout, c config.Network, tenant string, rails map[string]int, memory uint64) (n networking, err error) {
 	if c.Listen != config.ListenAuto {
 		n.why = "network.listen in config.toml is off"
 		return n, nil
 	}
 	key := keyFile(l, c)
-	text, err := layout.ReadSecret(key, launch.MaxSecret)
+	text, err := paths.ReadSecret(key, launch.MaxSecret)
 	if errors.Is(err, fs.ErrNotExist) {
 		n.why = fmt.Sprintf("there is no cluster key, %s; peerlane key generate makes one", key)
 		return n, nil
@@ -77,18 +77,18 @@ func newNetworking(l layout.Layout, c config.Network, tenant string, rails map[s
 	return n, err
 }
 
-// mostWhy bounds what a relay is told of why it is on no network, bytes: the reasons of a
+// maxReason bounds what a relay is told of why it is on no network, bytes: the reasons of a
 // host with a thousand interfaces leave no room for the rest of its configuration.
-const mostWhy = 2 << 10
+const maxReason = 2 << 10
 
 func short(why string) string {
-	if len(why) <= mostWhy {
+	if len(why) <= maxReason {
 		return why
 	}
-	return strings.ToValidUTF8(why[:mostWhy], "") + "… (the log has the whole)"
+	return strings.ToValidUTF8(why[:maxReason], "") + "… (the log has the whole)"
 }
 
-func keyFile(l layout.Layout, c config.Network) string {
+func keyFile(l paths.Layout, c config.Network) string {
 	if c.Key != "" {
 		return c.Key
 	}
@@ -118,7 +118,7 @@ func (n *networking) certificates(c config.Network) error {
 	if c.TLSKey == "" {
 		return nil
 	}
-	key, err := layout.ReadSecret(c.TLSKey, launch.MaxSecret)
+	key, err := paths.ReadSecret(c.TLSKey, launch.MaxSecret)
 	if err != nil {
 		return fmt.Errorf("network.tls_key: %w", err)
 	}
@@ -127,7 +127,7 @@ func (n *networking) certificates(c config.Network) error {
 		key, path string
 		to        *launch.Secret
 	}{{"tls_certificate", c.TLSCertificate, &n.secrets.Certificate}, {"tls_authority", c.TLSAuthority, &n.secrets.Authority}} {
-		if err := layout.Trusted(file.path); err != nil {
+		if err := paths.Trusted(file.path); err != nil {
 			return fmt.Errorf("network.%s: %w", file.key, err)
 		}
 		text, err := os.ReadFile(file.path)
@@ -205,8 +205,8 @@ func interfaceOf(all []addresses.Interface, at netip.Addr) string {
 	return ""
 }
 
-// mostIgnored bounds what is said of a job's environment, which is the image's.
-const mostIgnored = 16
+// maxIgnored bounds what is said of a job's environment, which is the image's.
+const maxIgnored = 16
 
 // ignored says which variables of a job relays do not go by.
 func ignored(environment []string) (sentences []string) {
@@ -214,7 +214,7 @@ func ignored(environment []string) (sentences []string) {
 		if strings.Trim(i.Name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || len(i.Name) > 64 {
 			continue // none of NCCL's
 		}
-		if len(sentences) == mostIgnored {
+		if len(sentences) == maxIgnored {
 			return append(sentences, "and more variables of NCCL's have no effect on Peerlane's relays")
 		}
 		sentences = append(sentences, i.String())
@@ -247,7 +247,7 @@ func (s *supervisor) toldSecrets(a launch.Status) {
 		s.keyError = ""
 		return
 	}
-	s.relay.tellAgain = time.Now().Add(refusedTime)
+	s.relay.tellAgain = time.Now().Add(refusedInterval)
 	s.complain("the relay refuses its cluster key, or certificates: " + a.Error)
 }
 
@@ -257,7 +257,7 @@ func (s *supervisor) lookAtKey() {
 	if s.relay == nil || s.networking.where == nil || slices.Contains(s.relay.asked, launch.RequestSecrets) {
 		return
 	}
-	text, err := layout.ReadSecret(keyFile(s.layout, s.generation.Network), launch.MaxSecret)
+	text, err := paths.ReadSecret(keyFile(s.layout, s.generation.Network), launch.MaxSecret)
 	if err != nil {
 		s.complain(fmt.Sprintf("the cluster key cannot be read any more; the relay goes on with the one that it had: %v", err))
 		return

@@ -16,8 +16,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
@@ -32,14 +32,14 @@ func TestVariablesOfAJobThatHaveNoEffect(t *testing.T) {
 	for i := range 100 {
 		environment = append(environment, fmt.Sprintf("NCCL_IB_%d=1", i))
 	}
-	if got := ignored(environment); len(got) != mostIgnored+1 {
+	if got := ignored(environment); len(got) != maxIgnored+1 {
 		t.Errorf("%d sentences", len(got))
 	}
 }
 
 // A relay that is on the network is told of a key that has changed, and of no other.
 func TestARelayIsToldOfAChangedKey(t *testing.T) {
-	l := layout.New(t.TempDir())
+	l := paths.New(t.TempDir())
 	if err := l.Create(); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestWhatARelayHasOfTheNetwork(t *testing.T) {
 		"an address that is not there": {0o600, func(c *config.Network) { c.Address = "192.0.2.1" }, true, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := layout.New(t.TempDir())
+			l := paths.New(t.TempDir())
 			if err := l.Create(); err != nil {
 				t.Fatal(err)
 			}
@@ -238,7 +238,7 @@ func TestAHostWithManyAddresses(t *testing.T) {
 	if err == nil || len(err.Error()) <= launch.MaxDatagram {
 		t.Fatalf("this shows nothing: %v", err)
 	}
-	if why := short(err.Error()); len(why) > mostWhy+64 || !strings.Contains(why, "no network interface") {
+	if why := short(err.Error()); len(why) > maxReason+64 || !strings.Contains(why, "no network interface") {
 		t.Errorf("%d bytes: %s", len(why), why)
 	}
 }

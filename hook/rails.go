@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/relay/launch"
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
@@ -25,12 +25,12 @@ type adapter struct {
 	speed  int    // Mbit/s; 0 where the kernel does not tell
 }
 
-// mostStacked bounds the interfaces that lie on each other: a VLAN on a bond, and so on.
-const mostStacked = 8
+// maxStacked bounds the interfaces that lie on each other: a VLAN on a bond, and so on.
+const maxStacked = 8
 
-// mostGIDs is how many entries of a port's GID table are looked at: of each interface of a
+// maxGIDs is how many entries of a port's GID table are looked at: of each interface of a
 // port the first ones are among them.
-const mostGIDs = 32
+const maxGIDs = 32
 
 var pciFunction = regexp.MustCompile(`[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`)
 
@@ -40,7 +40,7 @@ func readAdapters(sys string, names []string) map[string]adapter {
 	rdma := rdmaDevices(sys)
 	all := map[string]adapter{}
 	for _, name := range names {
-		a := adapter{pci: pciOf(sys, name, mostStacked)}
+		a := adapter{pci: pciOf(sys, name, maxStacked)}
 		for place, d := range rdma {
 			if slices.Contains(d.interfaces, name) {
 				a.device, a.place = d.name, place
@@ -100,7 +100,7 @@ func rdmaDevices(sys string) (all []rdmaDevice) {
 		}
 		ports, _ := filepath.Glob(filepath.Join(dir, "ports/*/gid_attrs/ndevs")) // the pattern is a good one
 		for _, port := range ports {
-			for n := range mostGIDs {
+			for n := range maxGIDs {
 				if text, err := os.ReadFile(filepath.Join(port, strconv.Itoa(n))); err == nil {
 					d.interfaces = append(d.interfaces, strings.TrimSpace(string(text)))
 				}

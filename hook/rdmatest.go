@@ -13,17 +13,17 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// rdmaTime is how long the test of one NIC and memory may take; a context on a GPU and
+// rdmaTestTimeout is how long the test of one NIC and memory may take; a context on a GPU and
 // the first completion on a network that fails are in it.
-const rdmaTime = time.Minute
+const rdmaTestTimeout = time.Minute
 
 // RDMA has `peerlane-relay rdma-test` test NICs of this host, as the user that asks, and
 // tells of each NIC and memory that it came to. It is not in a sandbox: a uid that no
 // relay has may open no NIC.
 func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.RDMAResult)) error {
-	limit := testerTime
+	limit := testerTimeout
 	for _, n := range job.NICs {
-		limit += rdmaTime * time.Duration(1+2*len(n.GPUs))
+		limit += rdmaTestTimeout * time.Duration(1+2*len(n.GPUs))
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the test of RDMA takes too long"))
 	defer cancel()

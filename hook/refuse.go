@@ -9,11 +9,11 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// refusalTime is how long who connects may take until it has said hello, and
+// refusalTimeout is how long who connects may take until it has said hello, and
 // maxRefused how many may take it at once.
 const (
-	refusalTime = time.Second
-	maxRefused  = 64
+	refusalTimeout = time.Second
+	maxRefused     = 64
 )
 
 // refusal answers on a relay's sockets while there is no relay.
@@ -65,13 +65,13 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 		}
 		go func() {
 			defer func() { conn.Close(); <-room }()
-			if conn.SetReadDeadline(time.Now().Add(refusalTime)) != nil {
+			if conn.SetReadDeadline(time.Now().Add(refusalTimeout)) != nil {
 				return // gone already
 			}
 			// Its hello first: who is sent an end while it speaks does not read on. Who
 			// says nothing is told as well.
 			_, err := conn.Read(make([]byte, wire.MaxMessage))
-			if (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) && conn.SetWriteDeadline(time.Now().Add(refusalTime)) == nil {
+			if (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) && conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) == nil {
 				_, _ = conn.Write(message) // it may be gone by now
 			}
 		}()

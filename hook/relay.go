@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -31,9 +31,9 @@ type relay struct {
 	cmd     *exec.Cmd
 	process Process
 	control *net.UnixConn
-	// heard is what it says on its standard error, and word what it says of its end.
-	heard *heard
-	word  atomic.Pointer[launch.Ending]
+	// stderr receives the standard error of the process, and word what it says of its end.
+	stderr *stderrTee
+	word   atomic.Pointer[launch.Ending]
 	// kills is memoryKills before it began.
 	kills uint64
 	// answers has the relay's answers, in order; closed when there will be no
@@ -48,8 +48,8 @@ type relay struct {
 	// asked has what is not answered yet, a launch.Request's word or "" for a
 	// configuration.
 	asked []string
-	// doomed says why it was killed; empty while it was not.
-	doomed string
+	// killReason says why it was killed; empty while it was not.
+	killReason string
 	// sandbox is what was done to it, and devices what it was left; nil without a
 	// sandbox.
 	sandbox *sandbox.Report
@@ -87,7 +87,7 @@ func startRelay(g *Generation, network *launch.Network, limited bool, clients, p
 		answers: make(chan launch.Status),
 		claims:  make(chan launch.Claim),
 		exited:  make(chan error, 1),
-		heard:   &heard{to: log, wrap: g.LogFormat == config.LogJSON, own: map[string]string{"generation": g.ID, "container": g.Container.ID}},
+		stderr:  &stderrTee{to: log, wrap: g.LogFormat == config.LogJSON, own: map[string]string{"generation": g.ID, "container": g.Container.ID}},
 		overdue: time.NewTimer(0),
 	}
 	r.overdue.Stop()
@@ -161,7 +161,7 @@ func startRelay(g *Generation, network *launch.Network, limited bool, clients, p
 	go func() {
 		defer close(heard)
 		defer said.Close()
-		_, _ = io.Copy(r.heard, said) // until nobody has the other end
+		_, _ = io.Copy(r.stderr, said) // until nobody has the other end
 	}()
 	go func() {
 		err := r.cmd.Wait()
@@ -266,7 +266,7 @@ func (r *relay) answered() (string, bool) {
 
 // kill ends the relay for a reason; exited tells when it has ended.
 func (r *relay) kill(reason string) error {
-	r.doomed = reason
+	r.killReason = reason
 	r.overdue.Stop()
 	if err := r.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err

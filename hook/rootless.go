@@ -7,13 +7,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // Rootless says that this process is in a user namespace into which not all
 // users of the host are mapped, as that of an engine without root: its root has
 // no power over the host.
-func Rootless() bool { return layout.InUserNamespace() }
+func Rootless() bool { return paths.InUserNamespace() }
 
 // withoutRoot refuses what an engine without root can give no container, where
 // there is such an engine: with lanes there is nothing to it, because only the

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -68,7 +68,7 @@ func newSandbox(c config.Relay) (Sandbox, error) {
 // The mark of a uid is a second name of the generation's supervisorLock, so two facts
 // about it survive the deletion of the rest: a supervisor that lives holds its lock, and
 // the file names the supervisor's last relay.
-func (g *Generation) claimUID(l layout.Layout, c config.Relay) error {
+func (g *Generation) claimUID(l paths.Layout, c config.Relay) error {
 	if g.Sandbox.Mode != config.SandboxAuto || g.Sandbox.Group == 0 {
 		return nil
 	}
@@ -93,7 +93,7 @@ func (g *Generation) claimUID(l layout.Layout, c config.Relay) error {
 //
 // The search begins at a random uid, which follows from no published name: a process that
 // can take any uid must not be able to compute a relay's.
-func linkUID(l layout.Layout, id string, first, last int) (int, error) {
+func linkUID(l paths.Layout, id string, first, last int) (int, error) {
 	count := uint64(last - first + 1)
 	start := random() % count
 	for i := range count {
@@ -117,13 +117,13 @@ func random() uint64 {
 }
 
 // uidMark says that a generation has a uid.
-func uidMark(l layout.Layout, uid int) string {
+func uidMark(l paths.Layout, uid int) string {
 	return filepath.Join(l.UIDs(), strconv.Itoa(uid))
 }
 
 // hasUID reports whether the generation of this lock has its uid's mark; else
 // somebody has deleted that, or the uid is given back.
-func (g *Generation) hasUID(l layout.Layout, lock os.FileInfo) (bool, error) {
+func (g *Generation) hasUID(l paths.Layout, lock os.FileInfo) (bool, error) {
 	if g.Sandbox.UID == 0 {
 		return false, nil
 	}
@@ -135,7 +135,7 @@ func (g *Generation) hasUID(l layout.Layout, lock os.FileInfo) (bool, error) {
 // relay and starts none any more: a relay cannot make processes, so nothing else of it is
 // left. Where the sandbox lacks the filter of system calls, the control group is emptied
 // first.
-func (g *Generation) releaseUID(l layout.Layout, lock *os.File) error {
+func (g *Generation) releaseUID(l paths.Layout, lock *os.File) error {
 	own, err := lock.Stat()
 	if err != nil {
 		return err
@@ -156,7 +156,7 @@ func unlessGone(err error) error {
 
 // sweepUIDs removes the marks of generations that are gone: of a hook that was
 // killed, or where somebody has deleted the state.
-func sweepUIDs(l layout.Layout) error {
+func sweepUIDs(l paths.Layout) error {
 	if left, err := orphans(l); err != nil || len(left) == 0 {
 		return err
 	}
@@ -175,7 +175,7 @@ func sweepUIDs(l layout.Layout) error {
 // a relay that lives or that a supervisor may start: such a supervisor holds the lock of
 // the mark's file, and the file names the last relay. Other processes of that uid are
 // none of Peerlane's, and block nothing.
-func sweep(l layout.Layout) error {
+func sweep(l paths.Layout) error {
 	left, err := orphans(l)
 	if err != nil {
 		return err
@@ -242,7 +242,7 @@ func recordedRelay(lock *os.File) (*Process, error) {
 }
 
 // orphans are the uids whose marks have no other name: their generation is gone.
-func orphans(l layout.Layout) (uids []int, err error) {
+func orphans(l paths.Layout) (uids []int, err error) {
 	entries, err := os.ReadDir(l.UIDs())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

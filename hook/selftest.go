@@ -16,8 +16,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -43,15 +43,15 @@ var moduleVersion = "/sys/module/nvidia/version"
 
 // Times of self-tests.
 const (
-	// pairTime is how long a tester may take for a pair, and simulatedTime for one of
-	// simulated GPUs: it keeps itself to less. testerTime is what it may take besides.
-	pairTime      = 45 * time.Second
-	simulatedTime = 5 * time.Minute
-	testerTime    = 15 * time.Second
+	// pairTimeout is how long a tester may take for a pair, and simulatedTimeout for one of
+	// simulated GPUs: it keeps itself to less. testerTimeout is what it may take besides.
+	pairTimeout      = 45 * time.Second
+	simulatedTimeout = 5 * time.Minute
+	testerTimeout    = 15 * time.Second
 	// heldTime is how long a tester that was killed is waited for.
 	heldTime = 2 * time.Second
-	// testLockTime is how long another self-test of the host is waited for.
-	testLockTime = time.Minute
+	// testLockTimeout is how long another self-test of the host is waited for.
+	testLockTimeout = time.Minute
 	// untestedTime is how long a pair that could not be tested is left alone.
 	untestedTime = 10 * time.Minute
 	// slowTime is how long a pair counts as slow: others' copies may have been in its way.
@@ -60,7 +60,7 @@ const (
 
 // Tester is how self-tests are made on a host.
 type Tester struct {
-	layout    layout.Layout
+	layout    paths.Layout
 	relay     Command
 	sandbox   Sandbox
 	hook      string // the program whose `confine` makes the sandbox
@@ -69,7 +69,7 @@ type Tester struct {
 }
 
 // NewTester is the tester of a host's configuration, for any process.
-func NewTester(l layout.Layout, c config.Config, hookBinary string) (*Tester, error) {
+func NewTester(l paths.Layout, c config.Config, hookBinary string) (*Tester, error) {
 	hookBinary, relay, err := binaries(Request{Config: c, HookBinary: hookBinary})
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (t *Tester) Unkept() *Tester {
 }
 
 // tester is the one of a generation's supervisor.
-func (g *Generation) tester(l layout.Layout) *Tester {
+func (g *Generation) tester(l paths.Layout) *Tester {
 	return &Tester{layout: l, relay: g.Relay, sandbox: g.Sandbox, hook: "/proc/self/exe", slotBytes: g.Config.SlotBytes}
 }
 
@@ -136,7 +136,7 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 		err = fmt.Errorf("%s has %d bytes", path, info.Size())
 	}
 	if err == nil {
-		err = layout.Trusted(path)
+		err = paths.Trusted(path)
 	}
 	var text []byte
 	if err == nil {
@@ -242,7 +242,7 @@ func (t *Tester) lock(ctx context.Context) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := lockUnless(ctx, f, unix.LOCK_EX, testLockTime); err != nil {
+	if err := lockUnless(ctx, f, unix.LOCK_EX, testLockTimeout); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -261,11 +261,11 @@ func (t *Tester) spec() sandbox.Spec {
 
 // run has one process test pairs, and tells of those that it came to.
 func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(launch.PairHost, launch.Pair)) error {
-	each := pairTime
+	each := pairTimeout
 	if strings.Contains(library(t.relay.Environment), simulator) {
-		each = simulatedTime
+		each = simulatedTimeout
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*each+testerTime, errors.New("the self-test takes too long"))
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*each+testerTimeout, errors.New("the self-test takes too long"))
 	defer cancel()
 	job, err := json.Marshal(launch.PairJob{Pairs: names, SlotBytes: t.slotBytes})
 	if err != nil {
@@ -382,7 +382,7 @@ func AllPairs(plan *topo.Plan, list []launch.PairName) []launch.PairName {
 
 // Pairs is what is known of the pairs that the generation's lanes can stage on, where
 // nothing is with the reason, and then of the others that matter to them.
-func (g *Generation) Pairs(l layout.Layout) ([]launch.Pair, error) {
+func (g *Generation) Pairs(l paths.Layout) ([]launch.Pair, error) {
 	names := launch.StagingPairs(g.Config.Lanes)
 	reason := "not tested yet"
 	var known []launch.Pair

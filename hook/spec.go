@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // maxSpec bounds a config.json, bytes. Engines write some ten thousand; but its
@@ -73,29 +73,29 @@ func readSpec(bundle string) (*spec, error) {
 
 // specDocument is a spec as it is written.
 type specDocument struct {
-	Root    once[specRoot]    `json:"root"`
-	Process once[specProcess] `json:"process"`
-	Mounts  once[[]specMount] `json:"mounts"`
-	Hooks   once[specHooks]   `json:"hooks"`
-	Linux   once[specLinux]   `json:"linux"`
+	Root    noDuplicateKeys[specRoot]    `json:"root"`
+	Process noDuplicateKeys[specProcess] `json:"process"`
+	Mounts  noDuplicateKeys[[]specMount] `json:"mounts"`
+	Hooks   noDuplicateKeys[specHooks]   `json:"hooks"`
+	Linux   noDuplicateKeys[specLinux]   `json:"linux"`
 }
 
 type specLinux struct {
-	Devices once[[]specDevice] `json:"devices"`
+	Devices noDuplicateKeys[[]specDevice] `json:"devices"`
 }
 
 type specRoot struct {
-	Path once[string] `json:"path"`
+	Path noDuplicateKeys[string] `json:"path"`
 }
 
 type specProcess struct {
-	Env     once[[]string]    `json:"env"`
-	Rlimits once[[]specLimit] `json:"rlimits"`
+	Env     noDuplicateKeys[[]string]    `json:"env"`
+	Rlimits noDuplicateKeys[[]specLimit] `json:"rlimits"`
 }
 
 type specHooks struct {
-	Prestart      once[[]specHook] `json:"prestart"`
-	CreateRuntime once[[]specHook] `json:"createRuntime"`
+	Prestart      noDuplicateKeys[[]specHook] `json:"prestart"`
+	CreateRuntime noDuplicateKeys[[]specHook] `json:"createRuntime"`
 }
 
 func parseSpec(text []byte) (*spec, error) {
@@ -150,8 +150,8 @@ func readBounded(path string, limit int64) (text []byte, err error) {
 // the anchor read-only, and so on the host.
 func (s *spec) nothingBelow() error {
 	for _, m := range s.Mounts {
-		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, layout.ContainerDir+"/") {
-			return fmt.Errorf("a mount at %s is asked for, and %s is the relay's own; leave out that volume (-v, --mount, or VOLUME in the image)", at, layout.ContainerDir)
+		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, paths.ContainerDir+"/") {
+			return fmt.Errorf("a mount at %s is asked for, and %s is the relay's own; leave out that volume (-v, --mount, or VOLUME in the image)", at, paths.ContainerDir)
 		}
 	}
 	return nil

@@ -23,7 +23,7 @@ func TestReadSpec(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.rootfs(dir) != filepath.Join(dir, "rootfs") || len(s.Process.Env) != 1 || len(s.Process.Rlimits) != 1 || len(s.asked()) != 1 || !slices.Equal(s.Devices, []specDevice{{"c", 195, 3}}) {
+	if s.rootfs(dir) != filepath.Join(dir, "rootfs") || len(s.Process.Env) != 1 || len(s.Process.Rlimits) != 1 || len(s.requestedDevices()) != 1 || !slices.Equal(s.Devices, []specDevice{{"c", 195, 3}}) {
 		t.Errorf("%+v", s)
 	}
 	if s.Root.Path = "/absolute"; s.rootfs(dir) != "/absolute" {
@@ -75,7 +75,7 @@ func FuzzSpec(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := nothingHidden(plan, s); err != nil && len(s.asked()) < 2 {
+		if err := checkVisibleDevices(plan, s); err != nil && len(s.requestedDevices()) < 2 {
 			t.Errorf("refused for a single device: %v", err)
 		}
 	})

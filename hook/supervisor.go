@@ -12,8 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -44,7 +44,7 @@ const (
 // supervisor keeps one generation's relay running. All its state belongs to
 // the goroutine of loop.
 type supervisor struct {
-	layout                layout.Layout
+	layout                paths.Layout
 	generation            *Generation
 	log                   *logrus.Entry
 	bounded               *boundedLog // where log goes, and what relays say
@@ -76,7 +76,7 @@ type supervisor struct {
 // Supervise is the supervisor of a generation: `peerlane-hook supervise`, run
 // by Launch with the descriptors above. It returns when the container's init
 // has ended and everything of the generation is gone.
-func Supervise(l layout.Layout, id string) error {
+func Supervise(l paths.Layout, id string) error {
 	if err := handed(l, id, fdAlive); err != nil {
 		return fmt.Errorf("supervising generation %q: %w; only peerlane-hook create starts a supervisor", id, err)
 	}
@@ -90,7 +90,7 @@ func Supervise(l layout.Layout, id string) error {
 	})
 }
 
-func supervise(l layout.Layout, id string, unit bool, d descriptors) error {
+func supervise(l paths.Layout, id string, unit bool, d descriptors) error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, unix.SIGTERM)
 	bounded := newBoundedLog(l, id)
@@ -147,7 +147,7 @@ func (s *supervisor) limit() {
 
 // handed checks that Launch handed this generation to this process: a descriptor
 // is of its lock.
-func handed(l layout.Layout, id string, alive int) error {
+func handed(l paths.Layout, id string, alive int) error {
 	if !isID(id) {
 		return errors.New("that is not 32 hexadecimal digits")
 	}
@@ -185,7 +185,7 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 	init := int(s.init.Fd())
 	initEnded := make(chan error, 1)
 	go func() { initEnded <- waitEnd(init) }()
-	keys := time.NewTicker(keyTime)
+	keys := time.NewTicker(keyInterval)
 	defer keys.Stop()
 	for {
 		var answers chan launch.Status
@@ -210,7 +210,7 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 			}
 		case err := <-exited:
 			if ended(init) { // as it should
-				s.ended(ending{err: err, container: true, held: s.held, doomed: s.relay.doomed})
+				s.ended(ending{err: err, container: true, held: s.held, killReason: s.relay.killReason})
 				s.drop()
 				return s.end()
 			}
@@ -424,7 +424,7 @@ func (s *supervisor) answered(a launch.Status) {
 		return
 	}
 	switch {
-	case s.held != "" || s.relay.doomed != "":
+	case s.held != "" || s.relay.killReason != "":
 	case a.OK:
 		s.log.Infof("relay %d is ready", s.relay.process.PID)
 		s.note(StateReady, "")
@@ -446,8 +446,8 @@ func (s *supervisor) kill(reason string) {
 
 // exited handles the end of a relay whose container lives.
 func (s *supervisor) exited(err error) {
-	reason := s.relay.doomed
-	cause, why := s.ended(ending{err: err, held: s.held, renew: s.relay.renew, doomed: reason})
+	reason := s.relay.killReason
+	cause, why := s.ended(ending{err: err, held: s.held, renew: s.relay.renew, killReason: reason})
 	switch {
 	case reason != "":
 	case slices.Contains(telling, cause):
@@ -571,7 +571,7 @@ func (s *supervisor) end() error {
 	if s.relay != nil {
 		gone, err := s.relay.end()
 		if errs = append(errs, err); gone != nil {
-			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, doomed: s.relay.doomed})
+			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, killReason: s.relay.killReason})
 			s.status.Relay = nil // else the generation stays until it has ended
 		}
 		s.relay = nil
@@ -585,7 +585,7 @@ func (s *supervisor) end() error {
 		// Removing the group would now end the supervisor itself. Collect can.
 		return errors.Join(append(errs, fmt.Errorf("leaving the control group: %w", err))...)
 	}
-	held, err := lockGeneration(s.layout, s.generation.ID, lockTime)
+	held, err := lockGeneration(s.layout, s.generation.ID, lockTimeout)
 	switch {
 	case err == nil:
 		defer held.Close()

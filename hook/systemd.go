@@ -15,8 +15,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // With systemd a hook does not fork its supervisor, which would be a child of
@@ -78,7 +78,7 @@ func (s *service) close() {
 // runBySystemd runs the supervisor as a service of systemd's, where
 // configuration and host say so, and returns when that has executed the relay;
 // nil where the hook is to run it.
-func (g *Generation) runBySystemd(l layout.Layout, launcher string, files map[int]*os.File) (*starting, error) {
+func (g *Generation) runBySystemd(l paths.Layout, launcher string, files map[int]*os.File) (*starting, error) {
 	if !bySystemd(l, launcher) {
 		return nil, nil
 	}
@@ -104,13 +104,13 @@ func (g *Generation) runBySystemd(l layout.Layout, launcher string, files map[in
 }
 
 // bySystemd says whether systemd is asked first.
-func bySystemd(l layout.Layout, launcher string) bool {
+func bySystemd(l paths.Layout, launcher string) bool {
 	return launcher == config.LauncherSystemd || launcher != config.LauncherFork && offersLauncher(l)
 }
 
 // offersLauncher says whether systemd is process 1 (sd_booted(3)), and has
 // Peerlane's socket.
-func offersLauncher(l layout.Layout) bool {
+func offersLauncher(l paths.Layout) bool {
 	for _, path := range []string{filepath.Join(l.Root, "run/systemd/system"), l.Launcher()} {
 		if _, err := os.Lstat(path); err != nil {
 			return false
@@ -120,7 +120,7 @@ func offersLauncher(l layout.Layout) bool {
 }
 
 // noteInLog adds a line to the generation's log.
-func (g *Generation) noteInLog(l layout.Layout, line string) error {
+func (g *Generation) noteInLog(l paths.Layout, line string) error {
 	log, err := openLog(l, g.ID)
 	if err != nil {
 		return err
@@ -130,7 +130,7 @@ func (g *Generation) noteInLog(l layout.Layout, line string) error {
 }
 
 // openLog opens a generation's log, and makes it where there is none.
-func openLog(l layout.Layout, id string) (*os.File, error) {
+func openLog(l paths.Layout, id string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(l.GenerationDir(id), logName), os.O_RDWR|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 }
 
@@ -191,7 +191,7 @@ func (s *service) hear() error {
 
 // handOver gives the generation to the service, and waits until that has
 // executed the relay.
-func (g *Generation) handOver(l layout.Layout, s *service, files map[int]*os.File) error {
+func (g *Generation) handOver(l paths.Layout, s *service, files map[int]*os.File) error {
 	started, tell, err := os.Pipe()
 	if err != nil {
 		return err
@@ -250,7 +250,7 @@ func (s *service) kill() error {
 	return nil
 }
 
-func (g *Generation) logTail(l layout.Layout) string {
+func (g *Generation) logTail(l paths.Layout) string {
 	log, err := openLog(l, g.ID)
 	if err != nil {
 		return err.Error()

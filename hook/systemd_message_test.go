@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // A message is read or refused; nothing of it is a path or a number before it
@@ -32,7 +32,7 @@ func FuzzHandover(f *testing.F) {
 			t.Errorf("%+v is %+v after another reading, %v", h, same, err)
 		}
 		// Without descriptors it is never a generation, whatever it says.
-		if g, err := h.check(layout.New(h.Root), nil); err == nil {
+		if g, err := h.check(paths.New(h.Root), nil); err == nil {
 			t.Errorf("%+v is generation %+v", h, g)
 		}
 	})

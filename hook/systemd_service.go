@@ -13,7 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // TakeOver is the supervisor of a generation as a service of systemd's:
@@ -45,7 +45,7 @@ func TakeOver(connection *os.File) error {
 }
 
 // takeOver has the conversation with the hook.
-func takeOver(connection *os.File) (l layout.Layout, g *Generation, d descriptors, err error) {
+func takeOver(connection *os.File) (l paths.Layout, g *Generation, d descriptors, err error) {
 	conn, err := asConnection(connection)
 	if err != nil {
 		return l, nil, d, fmt.Errorf("standard input: %w; only systemd runs this, for peerlane-relay.socket", err)
@@ -57,7 +57,7 @@ func takeOver(connection *os.File) (l layout.Layout, g *Generation, d descriptor
 	}
 	h, files, err := converse(conn)
 	if err == nil {
-		l = layout.New(h.Root)
+		l = paths.New(h.Root)
 		if g, err = h.check(l, files); err == nil {
 			return l, g, named(files), nil
 		}
@@ -143,7 +143,7 @@ func checkPeer(conn *net.UnixConn) error {
 }
 
 // check refuses what is not the handover of a generation whose hook waits.
-func (h handover) check(l layout.Layout, files []*os.File) (*Generation, error) {
+func (h handover) check(l paths.Layout, files []*os.File) (*Generation, error) {
 	if h.Version != launcherVersion {
 		return nil, fmt.Errorf("the hook speaks version %d and this service %d", h.Version, launcherVersion)
 	}
@@ -211,7 +211,7 @@ func checkPidfd(f *os.File, pid int) error {
 
 // checkLock checks that a file is the generation's lock, locked by who opened
 // it: else another supervisor has the generation, or nobody makes it any more.
-func checkLock(l layout.Layout, id string, f *os.File) error {
+func checkLock(l paths.Layout, id string, f *os.File) error {
 	if err := handed(l, id, int(f.Fd())); err != nil {
 		return fmt.Errorf("generation %q: %w", id, err)
 	}
@@ -229,7 +229,7 @@ func checkLock(l layout.Layout, id string, f *os.File) error {
 // there to what it was, the journal. restore ends that.
 //
 // Who writes is not made to wait for the journal.
-func logToBoth(l layout.Layout, id string) (restore func() error, err error) {
+func logToBoth(l paths.Layout, id string) (restore func() error, err error) {
 	log, err := openLog(l, id)
 	if err != nil {
 		return nil, err

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -51,7 +51,7 @@ type Rate struct {
 
 // Watch asks relays twice, an interval apart, and tells what they did between. With
 // an earlier answer it asks once: `before` is what it returned as now.
-func Watch(l layout.Layout, infos []Info, before Reports, interval time.Duration) (list []Rates, now Reports) {
+func Watch(l paths.Layout, infos []Info, before Reports, interval time.Duration) (list []Rates, now Reports) {
 	if before == nil {
 		before = Ask(l, infos, adminTimeout)
 		time.Sleep(interval)
@@ -88,7 +88,7 @@ const askedAtOnce = 64
 
 // Ask asks relays what they did since they were started, for no longer than the limit:
 // of one that has not answered by then NoReport says so.
-func Ask(l layout.Layout, infos []Info, limit time.Duration) Reports {
+func Ask(l paths.Layout, infos []Info, limit time.Duration) Reports {
 	until := time.Now().Add(limit)
 	all := Reports{}
 	var mutex sync.Mutex
@@ -108,7 +108,7 @@ func Ask(l layout.Layout, infos []Info, limit time.Duration) Reports {
 	return all
 }
 
-func askRelay(l layout.Layout, id string, until time.Time) Answer {
+func askRelay(l paths.Layout, id string, until time.Time) Answer {
 	answer, err := askUntil(l, id, commandInspect, until)
 	r := Answer{answer.Report, answer.NoReport, 0}
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.EAGAIN) { // connect's

@@ -9,13 +9,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // A relay that hangs costs who asks no more than the time that he has.
 func TestAskingARelayThatHangs(t *testing.T) {
-	l := layout.New(t.TempDir())
+	l := paths.New(t.TempDir())
 	listen := func(id string) net.Listener {
 		if err := os.MkdirAll(l.GenerationDir(id), 0o700); err != nil {
 			t.Fatal(err)

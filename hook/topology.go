@@ -1,6 +1,6 @@
 package hook
 
-import "github.com/peerlane/peerlane/hook/layout"
+import "github.com/peerlane/peerlane/config/paths"
 
 // writeTopology puts the container's virtual switch beside its socket, where NCCL's plugin
 // finds it, before the relay is told of the lanes: who has heard of them finds it. Without
@@ -13,7 +13,7 @@ func (s *supervisor) writeTopology() {
 
 // writeTopology writes the container's topology file. local says that its lanes reach only
 // this host.
-func writeTopology(l layout.Layout, g *Generation, local bool) error {
+func writeTopology(l paths.Layout, g *Generation, local bool) error {
 	plan, err := readPlan(l)
 	if err != nil {
 		return err
@@ -26,5 +26,5 @@ func writeTopology(l layout.Layout, g *Generation, local bool) error {
 	if err != nil {
 		return err
 	}
-	return replace(l.SocketDir(g.ID), layout.TopologyName, text)
+	return replace(l.SocketDir(g.ID), paths.TopologyName, text)
 }

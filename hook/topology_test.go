@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -16,14 +16,14 @@ import (
 // that it was given later, and no others.
 func TestTheTopologyFileOfAContainer(t *testing.T) {
 	dir := t.TempDir()
-	l := layout.New(dir)
+	l := paths.New(dir)
 	plan := testPlan("/sys")
 	plan.CPUs = []topo.CPU{{NUMA: 0, CPUs: "0-7", Arch: "x86_64"}}
 	g := &Generation{ID: strings.Repeat("0a", 16)}
 	if err := errors.Join(l.Create(), os.MkdirAll(l.SocketDir(g.ID), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(l.SocketDir(g.ID), layout.TopologyName)
+	file := filepath.Join(l.SocketDir(g.ID), paths.TopologyName)
 	g.Config.Lanes = []launch.Lane{{GPU: launch.GPU{BusID: "0000:2a:00.0"}}}
 	if err := writeTopology(l, g, false); err == nil || !strings.Contains(err.Error(), "no plan") {
 		t.Errorf("without a plan: %v", err)

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/integration/bench"
+	"github.com/peerlane/peerlane/cmd/peerlane/bench"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 

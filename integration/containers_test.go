@@ -21,12 +21,12 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/programs"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -819,7 +819,7 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 	if text := b.mustPeerlane("relay", "inspect", a.id); !strings.Contains(text, "giving up") || !strings.Contains(text, says) {
 		t.Errorf("peerlane relay inspect does not say so: %s", text)
 	}
-	_, err := client.Dial(context.Background(), filepath.Join(b.Layout.SocketDir(g.ID), layout.SocketName))
+	_, err := client.Dial(context.Background(), filepath.Join(b.Layout.SocketDir(g.ID), paths.SocketName))
 	if err == nil || !strings.Contains(err.Error(), "stays down after 5 failures") || !strings.Contains(err.Error(), says) {
 		t.Errorf("a client hears %v", err)
 	}

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/demo"
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/cmd/peerlane/demo"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // A demo that is interrupted, by Ctrl-C in a terminal or by SIGTERM, ends its containers,
@@ -87,7 +87,7 @@ func TestDemoInterruptedLeavesNothing(t *testing.T) {
 				t.Errorf("it says\n%s", text)
 			}
 			for _, root := range roots {
-				h := &testbed.Host{Root: root, Layout: layout.New(root), Binaries: filepath.Join(root, "none")}
+				h := &testbed.Host{Root: root, Layout: paths.New(root), Binaries: filepath.Join(root, "none")}
 				left, err := h.Look()
 				if err != nil {
 					t.Error(err)

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/integration/bench"
-	"github.com/peerlane/peerlane/integration/demo"
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/cmd/peerlane/bench"
+	"github.com/peerlane/peerlane/cmd/peerlane/demo"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 

@@ -11,7 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 )
 
 const (

@@ -14,10 +14,10 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/integration/bundle"
 	"github.com/peerlane/peerlane/integration/programs"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 

@@ -14,11 +14,11 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -79,7 +79,7 @@ func TestLanesByAnnotation(t *testing.T) {
 				built.Spec.Annotations = map[string]string{hook.LanesAnnotation: fmt.Sprint(g.Index)}
 				built.Spec.Hooks = &specs.Hooks{CreateRuntime: hooks["createRuntime"], Poststop: hooks["poststop"]}
 				built.Spec.Mounts = append(built.Spec.Mounts, specs.Mount{
-					Destination: layout.ContainerDir, Type: "bind", Source: b.Layout.Anchor(), Options: []string{"bind", "ro", "rprivate"},
+					Destination: paths.ContainerDir, Type: "bind", Source: b.Layout.Anchor(), Options: []string{"bind", "ro", "rprivate"},
 				})
 				if err := built.Write(); err != nil {
 					t.Fatal(err)
@@ -171,7 +171,7 @@ func TestPodmanWithADirectoryOfHooks(t *testing.T) {
 	dir, _ := b.hooksDir()
 	b.leavesNothing()
 	p := newPodman(b, "--hooks-dir", dir)
-	mount := fmt.Sprintf("--mount=type=bind,src=%s,dst=%s,ro=true", b.Layout.Anchor(), layout.ContainerDir)
+	mount := fmt.Sprintf("--mount=type=bind,src=%s,dst=%s,ro=true", b.Layout.Anchor(), paths.ContainerDir)
 	lane := "--annotation=peerlane.dev/lanes=" + fmt.Sprint(b.gpu(b.lanes[0]).Index)
 
 	for _, test := range []struct {

@@ -24,11 +24,11 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/cuda"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 )
@@ -158,7 +158,7 @@ func (h *hostile) look() []string {
 		}
 	}
 	// Where a link that climbs would end on this machine.
-	for _, path := range []string{"/peerlane", "/etc/peerlane/relay.sock", layout.ContainerDir + "/" + layout.SocketName} {
+	for _, path := range []string{"/peerlane", "/etc/peerlane/relay.sock", paths.ContainerDir + "/" + paths.SocketName} {
 		_, err := os.Lstat(path)
 		all = append(all, fmt.Sprintf("%s: %v", path, err == nil))
 	}
@@ -283,8 +283,8 @@ func (h *hostile) mustBeRight(t *testing.T, o outcome) {
 		return
 	}
 	// The file that NCCL reads is written where the plan says enough for it.
-	if entries := slices.DeleteFunc(slices.Clone(o.saw.Entries), func(name string) bool { return name == layout.TopologyName }); !slices.Equal(entries, []string{layout.SocketName}) {
-		t.Errorf("at %s there are %q", layout.ContainerDir, o.saw.Entries)
+	if entries := slices.DeleteFunc(slices.Clone(o.saw.Entries), func(name string) bool { return name == paths.TopologyName }); !slices.Equal(entries, []string{paths.SocketName}) {
+		t.Errorf("at %s there are %q", paths.ContainerDir, o.saw.Entries)
 	}
 	mount := strings.Fields(o.saw.Mount)
 	if len(mount) < 7 || mount[6] != "-" {
@@ -335,10 +335,10 @@ func bearWitness(options []string) error {
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
-	if w.Place, err = filepath.EvalSymlinks(layout.ContainerDir); err != nil {
+	if w.Place, err = filepath.EvalSymlinks(paths.ContainerDir); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(layout.ContainerDir)
+	entries, err := os.ReadDir(paths.ContainerDir)
 	if err != nil {
 		return err
 	}
@@ -382,7 +382,7 @@ func answer(err error) string {
 
 // write tries to change what is where the socket is.
 func write(said map[string]string) {
-	file, socket := layout.ContainerDir+"/new", client.DefaultSocket
+	file, socket := paths.ContainerDir+"/new", client.DefaultSocket
 	said["a file"] = answer(os.WriteFile(file, nil, 0o600))
 	said["a directory"] = answer(os.Mkdir(file, 0o700))
 	said["a link"] = answer(os.Symlink("/", file))
@@ -391,7 +391,7 @@ func write(said map[string]string) {
 	said["removing the socket"] = answer(os.Remove(socket))
 	said["another mode"] = answer(os.Chmod(socket, 0))
 	said["another owner"] = answer(os.Chown(socket, 1, 1))
-	said["another mode of the directory"] = answer(os.Chmod(layout.ContainerDir, 0o777))
+	said["another mode of the directory"] = answer(os.Chmod(paths.ContainerDir, 0o777))
 }
 
 // A hostileImage is one that has something else than a directory where the socket
@@ -477,7 +477,7 @@ var hostileImages = []hostileImage{
 	}, true, false},
 	{"a socket of its own", func(p plot) error {
 		dir := filepath.Join(p.root, "run/peerlane")
-		return errors.Join(os.MkdirAll(dir, 0o755), unix.Mknod(filepath.Join(dir, layout.SocketName), unix.S_IFSOCK|0o666, 0))
+		return errors.Join(os.MkdirAll(dir, 0o755), unix.Mknod(filepath.Join(dir, paths.SocketName), unix.S_IFSOCK|0o666, 0))
 	}, true, false},
 
 	{"a file system at run", func(p plot) error {
@@ -498,7 +498,7 @@ var hostileImages = []hostileImage{
 		return errors.Join(replace(volume, "peerlane", os.Symlink, "../../../../../.."+p.h.canary), os.MkdirAll(filepath.Join(p.root, p.h.canary), 0o755))
 	}, false, false},
 	{"a volume below the mount point", func(p plot) error {
-		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: layout.ContainerDir + "/below/that", Type: "bind", Source: p.h.volume(), Options: []string{"rbind", "rw"}})
+		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: paths.ContainerDir + "/below/that", Type: "bind", Source: p.h.volume(), Options: []string{"rbind", "rw"}})
 		return nil
 	}, false, true},
 	{"a volume below the mount point by another name", func(p plot) error {
@@ -506,7 +506,7 @@ var hostileImages = []hostileImage{
 		return replace(p.root, "run", os.Symlink, "/etc")
 	}, false, false},
 	{"a file below the mount point", func(p plot) error {
-		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: "/etc/peerlane/" + layout.SocketName, Type: "bind", Source: filepath.Join(p.h.volume(), "peerlane", layout.SocketName), Options: []string{"bind", "rw"}})
+		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: "/etc/peerlane/" + paths.SocketName, Type: "bind", Source: filepath.Join(p.h.volume(), "peerlane", paths.SocketName), Options: []string{"bind", "rw"}})
 		return replace(p.root, "run", os.Symlink, "/etc")
 	}, false, false},
 	{"proc at run", func(p plot) error {
@@ -528,7 +528,7 @@ var hostileImages = []hostileImage{
 
 // before puts a mount in front of the anchor's.
 func before(b *bundle.Bundle, m specs.Mount) {
-	i := slices.IndexFunc(b.Spec.Mounts, func(m specs.Mount) bool { return m.Destination == layout.ContainerDir })
+	i := slices.IndexFunc(b.Spec.Mounts, func(m specs.Mount) bool { return m.Destination == paths.ContainerDir })
 	b.Spec.Mounts = slices.Insert(b.Spec.Mounts, i, m)
 }
 
@@ -541,7 +541,7 @@ func (h *hostile) volume() string {
 	if err := os.MkdirAll(filepath.Join(dir, "peerlane"), 0o755); err != nil {
 		h.Fatal(err)
 	}
-	if err := unix.Mknod(filepath.Join(dir, "peerlane", layout.SocketName), unix.S_IFSOCK|0o666, 0); err != nil {
+	if err := unix.Mknod(filepath.Join(dir, "peerlane", paths.SocketName), unix.S_IFSOCK|0o666, 0); err != nil {
 		h.Fatal(err)
 	}
 	return dir

@@ -14,15 +14,15 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/client"
 )
 
 // mount tries to mount where the socket is: over it, below what is there by then,
 // over its parent, and it elsewhere.
 func (w *witness) mount() {
-	dir, elsewhere := layout.ContainerDir, "/tmp/elsewhere"
+	dir, elsewhere := paths.ContainerDir, "/tmp/elsewhere"
 	w.Mounts["shared"] = answer(unix.Mount("", dir, "", unix.MS_SHARED|unix.MS_REC, ""))
 	w.Mounts["a copy"] = answer(errors.Join(os.Mkdir(elsewhere, 0o700), unix.Mount(dir, elsewhere, "", unix.MS_BIND, "")))
 	w.Mounts["over the socket"] = answer(unix.Mount("/proc/self/status", client.DefaultSocket, "", unix.MS_BIND, ""))
@@ -38,7 +38,7 @@ const hostileMount = "peerlane-hostile-mount"
 // write again. Who has CAP_SYS_ADMIN on the host, as a container without a user
 // namespace may, can do that to each mount that it is given.
 func (w *witness) remount() {
-	w.Mounts["writable"] = answer(unix.Mount("", layout.ContainerDir, "", unix.MS_REMOUNT|unix.MS_BIND, ""))
+	w.Mounts["writable"] = answer(unix.Mount("", paths.ContainerDir, "", unix.MS_REMOUNT|unix.MS_BIND, ""))
 	write(w.Remounted)
 }
 

@@ -20,9 +20,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -198,7 +198,7 @@ func TestContainersOfTwoHosts(t *testing.T) {
 			t.Logf("Landlock is not here: %q", missing)
 		}
 		// NCCL finds the container's virtual switch beside the socket.
-		topology := fmt.Sprintf("/proc/%d/root%s", c.generation().Container.PID, filepath.Join(layout.ContainerDir, layout.TopologyName))
+		topology := fmt.Sprintf("/proc/%d/root%s", c.generation().Container.PID, filepath.Join(paths.ContainerDir, paths.TopologyName))
 		if text, err := os.ReadFile(topology); err != nil || bytes.Count(text, []byte(`<net name="peerlane_`)) != 1 {
 			t.Errorf("its topology file is %q, %v", text, err)
 		}

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/cdi"
-	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 	"github.com/peerlane/peerlane/integration/programs"
 )
 

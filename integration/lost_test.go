@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 

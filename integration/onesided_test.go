@@ -14,8 +14,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/cuda"
-	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/config"
 )
 
 // Two hosts with one cluster key, whose configuration names an annotation for tenants:

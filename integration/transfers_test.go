@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/integration/measure"
-	"github.com/peerlane/peerlane/integration/testbed"
-	"github.com/peerlane/peerlane/integration/traffic"
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/cmd/peerlane/traffic"
+	"github.com/peerlane/peerlane/config"
 )
 
 func torture(transfers int) traffic.Torture {

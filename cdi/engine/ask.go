@@ -21,12 +21,12 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// askTime is how long a daemon or a program may think.
-const askTime = 10 * time.Second
+// askTimeout is how long a daemon or a program may think.
+const askTimeout = 10 * time.Second
 
 // daemons are asked at their sockets.
 var daemons = map[string]func(ctx context.Context, address string) (version string, err error){
-	Docker:     askDocker,
+	docker:     askDocker,
 	Containerd: askContainerd,
 }
 
@@ -61,7 +61,7 @@ func askDaemon(ctx context.Context, daemon func(context.Context, string) (string
 	if _, err := os.Stat(socket); err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	return daemon(ctx, socket)
 }
@@ -72,14 +72,14 @@ var programs = map[string]struct {
 	name string
 	word int
 }{
-	Docker:     {"dockerd", 3},    // Docker version 28.2.2, build …
+	docker:     {"dockerd", 3},    // Docker version 28.2.2, build …
 	Containerd: {"containerd", 3}, // containerd SOURCE 1.7.24 …
 	Podman:     {"podman", 0},     // podman version 4.3.1
 	CRIO:       {"crio", 0},       // crio version 1.30.0
 }
 
 func askProgram(ctx context.Context, name string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	program := programs[name]
 	text, err := output(ctx, program.name, "--version")

@@ -72,7 +72,7 @@ func TestProgramsAreAsked(t *testing.T) {
 		return got
 	}
 	for name, want := range map[string]Answer{
-		Docker: {Version: "20.10.24+dfsg1"}, Containerd: {Version: "2.0.5"}, Podman: {Version: "5.4.2"}, CRIO: {Version: "1.30.1"},
+		docker: {Version: "20.10.24+dfsg1"}, Containerd: {Version: "2.0.5"}, Podman: {Version: "5.4.2"}, CRIO: {Version: "1.30.1"},
 	} {
 		if got := ask(name); got != want {
 			t.Errorf("%s says %+v, want %+v", name, got, want)
@@ -89,7 +89,7 @@ func TestProgramsAreAsked(t *testing.T) {
 		}
 	}
 	// What is there and does not answer is not taken for what is not there.
-	for _, name := range []string{Docker, Containerd} {
+	for _, name := range []string{docker, Containerd} {
 		if _, err := Ask(context.Background(), name, dir); err == nil || errors.Is(err, ErrNotInstalled) || !strings.Contains(err.Error(), dir) {
 			t.Errorf("of %s it said %v", name, err)
 		}
@@ -128,7 +128,7 @@ func TestDockerIsAsked(t *testing.T) {
 		check := s.Listener.Close()
 		s.Listener = l
 		s.Start()
-		got, err := Ask(context.Background(), Docker, socket)
+		got, err := Ask(context.Background(), docker, socket)
 		s.Close()
 		if check != nil || got != c.want || (err == nil) != c.want.Daemon || errors.Is(err, ErrNotInstalled) != (c.err != nil) {
 			t.Errorf("%s: %+v, %v, want %+v, %v", c.says, got, err, c.want, c.err)

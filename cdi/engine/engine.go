@@ -21,14 +21,14 @@ import (
 
 // The engines.
 const (
-	Docker     = "docker"
+	docker     = "docker"
 	Containerd = "containerd"
 	Podman     = "podman"
 	CRIO       = "crio"
 )
 
 // Names are those of all engines.
-var Names = []string{Docker, Containerd, Podman, CRIO}
+var Names = []string{docker, Containerd, Podman, CRIO}
 
 // DefaultSpecDirs are where every engine looks for CDI specifications.
 var DefaultSpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
@@ -122,7 +122,7 @@ type engine struct {
 }
 
 var engines = map[string]engine{
-	Docker:     {edit.JSON, findDocker, planDocker, dockerSocket},
+	docker:     {edit.JSON, findDocker, planDocker, dockerSocket},
 	Containerd: {edit.TOML, findContainerd, planContainerd, containerdSocket},
 	Podman:     {edit.TOML, findPodman, planPodman, nil},
 	CRIO:       {edit.TOML, findCRIO, planCRIO, nil},

@@ -105,26 +105,26 @@ var golden = []struct {
 	restart               string // a part of it
 	note                  string // a part of one
 }{
-	{name: "Docker 20.10 without a configuration", engine: Docker, version: "20.10.24", cdi: CDIUnknown, restart: "reload", note: "docker run --runtime peerlane",
+	{name: "Docker 20.10 without a configuration", engine: docker, version: "20.10.24", cdi: CDIUnknown, restart: "reload", note: "docker run --runtime peerlane",
 		file: daemonJSON, want: "{\n  \"runtimes\": {\n    \"peerlane\": {\n      \"path\": \"/usr/bin/peerlane-runtime\"\n    }\n  }\n}\n"},
-	{name: "Docker 24, beside another runtime", engine: Docker, version: "24.0.7", cdi: CDIUnknown, restart: "reload", note: "--runtime peerlane",
+	{name: "Docker 24, beside another runtime", engine: docker, version: "24.0.7", cdi: CDIUnknown, restart: "reload", note: "--runtime peerlane",
 		wanted: Wanted{RuntimeArgs: []string{"--peerlane-device=peerlane.dev/lane=3"}},
 		files:  map[string]string{daemonJSON: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        }\n    }\n}\n"},
 		file:   daemonJSON, want: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        },\n        \"peerlane\": {\n            \"path\": \"/usr/bin/peerlane-runtime\",\n            \"runtimeArgs\": [\n                \"--peerlane-device=peerlane.dev/lane=3\"\n            ]\n        }\n    }\n}\n"},
-	{name: "Docker 25", engine: Docker, version: "25.0.3", cdi: CDIOff, restart: "systemctl restart docker",
+	{name: "Docker 25", engine: docker, version: "25.0.3", cdi: CDIOff, restart: "systemctl restart docker",
 		files: map[string]string{daemonJSON: `{"live-restore": true}`}, file: daemonJSON, want: `{"live-restore": true,"features": {"cdi":true}}`},
-	{name: "Docker 28.1", engine: Docker, version: "28.1.1", cdi: CDIOff, restart: "systemctl restart docker",
+	{name: "Docker 28.1", engine: docker, version: "28.1.1", cdi: CDIOff, restart: "systemctl restart docker",
 		file: daemonJSON, want: "{\n  \"features\": {\n    \"cdi\": true\n  }\n}\n"},
-	{name: "Docker 26 that has it", engine: Docker, version: "26.1.5+dfsg1", cdi: CDIOn, files: map[string]string{daemonJSON: `{"features": {"cdi": true}}`}},
-	{name: "Docker 28.2", engine: Docker, version: "28.2.2", cdi: CDIOn},
-	{name: "Docker 29", engine: Docker, version: "29.0.1", cdi: CDIOn},
-	{name: "Docker 29 by its module", engine: Docker, version: "v2.0.0-beta.24", cdi: CDIOn},
-	{name: "Docker 29, switched off", engine: Docker, version: "29.0.1", cdi: CDIOff, restart: "systemctl restart docker",
+	{name: "Docker 26 that has it", engine: docker, version: "26.1.5+dfsg1", cdi: CDIOn, files: map[string]string{daemonJSON: `{"features": {"cdi": true}}`}},
+	{name: "Docker 28.2", engine: docker, version: "28.2.2", cdi: CDIOn},
+	{name: "Docker 29", engine: docker, version: "29.0.1", cdi: CDIOn},
+	{name: "Docker 29 by its module", engine: docker, version: "v2.0.0-beta.24", cdi: CDIOn},
+	{name: "Docker 29, switched off", engine: docker, version: "29.0.1", cdi: CDIOff, restart: "systemctl restart docker",
 		files: map[string]string{daemonJSON: "{\"features\": {\"cdi\": false}, \"cdi-spec-dirs\": [\"/var/run/cdi/\"]}"},
 		file:  daemonJSON, want: "{\"features\": {\"cdi\": true}, \"cdi-spec-dirs\": [\"/var/run/cdi/\",\"/etc/cdi\"]}"},
-	{name: "Docker 29, another directory", engine: Docker, version: "29.0.1", cdi: CDIOn, restart: "systemctl restart docker", wanted: Wanted{SpecDirs: []string{"/opt/cdi"}},
+	{name: "Docker 29, another directory", engine: docker, version: "29.0.1", cdi: CDIOn, restart: "systemctl restart docker", wanted: Wanted{SpecDirs: []string{"/opt/cdi"}},
 		file: daemonJSON, want: "{\n  \"cdi-spec-dirs\": [\n    \"/etc/cdi\",\n    \"/var/run/cdi\",\n    \"/opt/cdi\"\n  ]\n}\n"},
-	{name: "Docker 29, the runtime as well", engine: Docker, version: "29.0.1", cdi: CDIOn, restart: "reload", wanted: Wanted{Runtime: true}, files: map[string]string{daemonJSON: "\n"},
+	{name: "Docker 29, the runtime as well", engine: docker, version: "29.0.1", cdi: CDIOn, restart: "reload", wanted: Wanted{Runtime: true}, files: map[string]string{daemonJSON: "\n"},
 		file: daemonJSON, want: "{\n  \"runtimes\": {\n    \"peerlane\": {\n      \"path\": \"/usr/bin/peerlane-runtime\"\n    }\n  }\n}\n"},
 
 	{name: "containerd 1.6 of Debian 12", engine: Containerd, version: "1.6.20~ds1", cdi: CDIUnknown, restart: "systemctl restart containerd", note: "RuntimeClass",
@@ -284,9 +284,9 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 	}{
 		{"a comment", Containerd, "2.4.2", configTOML, version3, func(s string) string { return s + "# more\n" },
 			strings.Replace(version3, "['/etc/cdi'] #", "[\"/etc/cdi\"] #", 1) + "# more\n", ""},
-		{"another key of the table", Docker, "25.0.0", daemonJSON, "", func(s string) string { return strings.Replace(s, "true", "true, \"x\": false", 1) },
+		{"another key of the table", docker, "25.0.0", daemonJSON, "", func(s string) string { return strings.Replace(s, "true", "true, \"x\": false", 1) },
 			"{\n  \"features\": {\n    \"x\": false\n  }\n}\n", ""},
-		{"the key itself", Docker, "25.0.0", daemonJSON, "", func(s string) string { return strings.Replace(s, "true", "false", 1) },
+		{"the key itself", docker, "25.0.0", daemonJSON, "", func(s string) string { return strings.Replace(s, "true", "false", 1) },
 			"{\n  \"features\": {\n    \"cdi\": false\n  }\n}\n", "somebody else has changed features.cdi"},
 		{"blanks of a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return s + "\n" }, "", ""},
 		{"a comment in a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return "# mine\n" + s }, "# mine\n", ""},
@@ -298,7 +298,7 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 			},
 			"version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\"]\n\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/etc/certs.d\"\n", "version = 2 stays"},
 		{"a comment beside the runtime", Containerd, "1.6.20", configTOML, debian12, func(s string) string { return "# more\n" + s }, "# more\n" + debian12, ""},
-		{"the file is gone", Docker, "25.0.0", daemonJSON, "", nil, "", "is not there any more"},
+		{"the file is gone", docker, "25.0.0", daemonJSON, "", nil, "", "is not there any more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
@@ -352,16 +352,16 @@ func TestConfigureRefuses(t *testing.T) {
 		files                 map[string]string
 		says                  string
 	}{
-		{"torn JSON", Docker, "25.0.0", map[string]string{daemonJSON: "{\n  \"debug\": true,\n"}, "daemon.json:3: the file ends in the middle of an object"},
+		{"torn JSON", docker, "25.0.0", map[string]string{daemonJSON: "{\n  \"debug\": true,\n"}, "daemon.json:3: the file ends in the middle of an object"},
 		{"torn TOML", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\n[plugins\n"}, "config.toml:2: expected"},
 		{"a torn import", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\nimports = [\"/etc/containerd/a.toml\"]\n", "etc/containerd/a.toml": "x\n"}, "a.toml:1: "},
 		{"a torn drop-in", CRIO, "1.22.0", map[string]string{"etc/crio/crio.conf.d/10.conf": "[a]\nb\n"}, "10.conf:2: "},
-		{"a switch that is none", Docker, "29.0.0", map[string]string{daemonJSON: `{"features": {"cdi": "yes"}}`}, "features.cdi is neither true nor false"},
-		{"a list that is none", Docker, "29.0.0", map[string]string{daemonJSON: `{"cdi-spec-dirs": "/etc/cdi"}`}, "cdi-spec-dirs is no list of texts"},
+		{"a switch that is none", docker, "29.0.0", map[string]string{daemonJSON: `{"features": {"cdi": "yes"}}`}, "features.cdi is neither true nor false"},
+		{"a list that is none", docker, "29.0.0", map[string]string{daemonJSON: `{"cdi-spec-dirs": "/etc/cdi"}`}, "cdi-spec-dirs is no list of texts"},
 		{"a table in a line", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\nplugins = { \"io.containerd.grpc.v1.cri\" = { sandbox_image = \"x\" } }\n"}, "config.toml:2: plugins is written as a value"},
 		{"a version of tomorrow", Containerd, "3.0.0", map[string]string{configTOML: "version = 5\n"}, "knows versions up to 4"},
 		{"a drop-in that is read later", CRIO, "1.30.0", map[string]string{"etc/crio/crio.conf.d/zz.conf": "[crio.runtime]\ncdi_spec_dirs = []\n"}, "zz.conf, which crio reads after"},
-		{"no version", Docker, "latest", nil, `"latest" is no version`},
+		{"no version", docker, "latest", nil, `"latest" is no version`},
 		{"no engine", "lxc", "1.0", nil, `"lxc" is no engine`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -385,7 +385,7 @@ func TestDirectoriesByOtherNames(t *testing.T) {
 		root := t.TempDir()
 		put(t, filepath.Join(root, daemonJSON), `{"cdi-spec-dirs": ["/etc/cdi", "/run/cdi/"]}`)
 		h := Host{Root: root, Version: "29.0.1"}
-		s, err := h.Look(context.Background(), Docker, Wanted{})
+		s, err := h.Look(context.Background(), docker, Wanted{})
 		if err != nil || len(s.Change) != 1 {
 			t.Errorf("without a link: %q, %v", s.Change, err)
 		}
@@ -397,7 +397,7 @@ func TestDirectoriesByOtherNames(t *testing.T) {
 		if err := os.Symlink(link, filepath.Join(root, "var/run")); err != nil {
 			t.Fatal(err)
 		}
-		s, err = h.Look(context.Background(), Docker, Wanted{})
+		s, err = h.Look(context.Background(), docker, Wanted{})
 		if err != nil || len(s.Change) > 0 {
 			t.Errorf("/var/run leads to %s: %q, %v", link, s.Change, err)
 		}
@@ -407,9 +407,9 @@ func TestDirectoriesByOtherNames(t *testing.T) {
 // Where the daemons listen is what their configurations say.
 func TestSockets(t *testing.T) {
 	for _, c := range []struct{ engine, file, text, want string }{
-		{Docker, daemonJSON, `{}`, "/var/run/docker.sock"},
-		{Docker, daemonJSON, `{"hosts": ["tcp://0.0.0.0:2376", "unix:///srv/d.sock"]}`, "/srv/d.sock"},
-		{Docker, daemonJSON, `{"hosts": ["fd://"]}`, "/var/run/docker.sock"},
+		{docker, daemonJSON, `{}`, "/var/run/docker.sock"},
+		{docker, daemonJSON, `{"hosts": ["tcp://0.0.0.0:2376", "unix:///srv/d.sock"]}`, "/srv/d.sock"},
+		{docker, daemonJSON, `{"hosts": ["fd://"]}`, "/var/run/docker.sock"},
 		{Containerd, configTOML, "", "/run/containerd/containerd.sock"},
 		{Containerd, configTOML, "version = 3\n[grpc]\naddress = '/srv/c'\n", "/srv/c"},
 		{Containerd, configTOML, "version = 4\n[plugins.'io.containerd.server.v1.grpc']\naddress = '/srv/c'\n", "/srv/c"},
@@ -444,7 +444,7 @@ func TestLinksModesAndOthers(t *testing.T) {
 	}
 	before := files(t, root)
 	h := Host{Root: root, Version: "25.0.0"}
-	change, s, err := h.Configure(context.Background(), store, Docker, Wanted{})
+	change, s, err := h.Configure(context.Background(), store, docker, Wanted{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -458,7 +458,7 @@ func TestLinksModesAndOthers(t *testing.T) {
 	if after[daemonJSON] != before[daemonJSON] || !strings.Contains(after["srv/docker.json -rw-------"], "cdi") {
 		t.Errorf("%q", after)
 	}
-	back, err := Remove(store, Docker)
+	back, err := Remove(store, docker)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -466,7 +466,7 @@ func TestLinksModesAndOthers(t *testing.T) {
 	if err := back.Apply(); err == nil || !strings.Contains(err.Error(), "in this moment") {
 		t.Errorf("it said %v", err)
 	}
-	if back, err = Remove(store, Docker); err == nil {
+	if back, err = Remove(store, docker); err == nil {
 		err = back.Apply()
 	}
 	if text, failed := os.ReadFile(filepath.Join(root, daemonJSON)); err != nil || failed != nil || string(text) != "{ }" {
@@ -481,7 +481,7 @@ func TestWhatOthersChangedBetweenStays(t *testing.T) {
 	path := filepath.Join(root, daemonJSON)
 	configure := func(w Wanted) {
 		t.Helper()
-		change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, Docker, w)
+		change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, docker, w)
 		if err == nil {
 			err = change.Apply()
 		}
@@ -496,7 +496,7 @@ func TestWhatOthersChangedBetweenStays(t *testing.T) {
 	}
 	put(t, path, strings.Replace(string(text), "{", "{\n  \"debug\": true,", 1))
 	configure(Wanted{SpecDirs: []string{"/opt/cdi"}})
-	back, err := Remove(store, Docker)
+	back, err := Remove(store, docker)
 	if err == nil {
 		err = back.Apply()
 	}
@@ -513,7 +513,7 @@ func TestTheOriginalIsKept(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	put(t, filepath.Join(root, daemonJSON), "{ }\n")
 	for _, w := range []Wanted{{}, {RuntimePath: runtimeFile, Runtime: true}, {SpecDirs: []string{"/opt/cdi"}}} {
-		change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, Docker, w)
+		change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, docker, w)
 		if err == nil && change.None() {
 			err = errors.New("nothing changed")
 		}
@@ -527,7 +527,7 @@ func TestTheOriginalIsKept(t *testing.T) {
 			t.Errorf("kept is %q, %v", text, err)
 		}
 	}
-	back, err := Remove(store, Docker)
+	back, err := Remove(store, docker)
 	if err == nil {
 		err = back.Apply()
 	}

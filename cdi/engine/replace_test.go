@@ -41,7 +41,7 @@ func TestAccessListsAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := Host{Root: root, Version: "25.0.0"}
-	change, _, err := h.Configure(context.Background(), store, Docker, Wanted{})
+	change, _, err := h.Configure(context.Background(), store, docker, Wanted{})
 	if err == nil {
 		err = change.Apply()
 	}
@@ -61,7 +61,7 @@ func TestAccessListsAreKept(t *testing.T) {
 	if err := unix.Setxattr(filepath.Dir(path), "system.posix_acl_default", list, 0); err != nil {
 		t.Fatal(err)
 	}
-	back, err := Remove(store, Docker)
+	back, err := Remove(store, docker)
 	if err == nil {
 		err = back.Apply()
 	}
@@ -74,7 +74,7 @@ func TestAccessListsAreKept(t *testing.T) {
 func TestRemoveRefusesAnotherFile(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	path, other := filepath.Join(root, daemonJSON), filepath.Join(root, "srv/daemon.json")
-	change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, Docker, Wanted{})
+	change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, docker, Wanted{})
 	if err == nil {
 		err = change.Apply()
 	}
@@ -91,7 +91,7 @@ func TestRemoveRefusesAnotherFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := files(t, root)
-	if _, err := Remove(store, Docker); err == nil || !strings.Contains(err.Error(), "leads to "+other) {
+	if _, err := Remove(store, docker); err == nil || !strings.Contains(err.Error(), "leads to "+other) {
 		t.Errorf("it said %v", err)
 	}
 	if diff := cmp.Diff(before, files(t, root)); diff != "" {
@@ -111,7 +111,7 @@ func TestNewDirectoriesBelowALink(t *testing.T) {
 	}
 	before := files(t, root)
 	for _, w := range []Wanted{{}, {SpecDirs: []string{"/opt/cdi"}}} {
-		change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, Docker, w)
+		change, _, err := Host{Root: root, Version: "25.0.0"}.Configure(context.Background(), store, docker, w)
 		if err == nil {
 			err = change.Apply()
 		}
@@ -119,7 +119,7 @@ func TestNewDirectoriesBelowALink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	back, err := Remove(store, Docker)
+	back, err := Remove(store, docker)
 	if err == nil {
 		err = back.Apply()
 	}

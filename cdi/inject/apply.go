@@ -13,11 +13,11 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// Apply returns the text of a config.json with CDI devices of the
+// apply returns the text of a config.json with CDI devices of the
 // specifications in these directories, the last of which has precedence. What
-// the text has already is not added once more, so that Apply may be called
+// the text has already is not added once more, so that apply may be called
 // again on its result.
-func Apply(config []byte, specDirs, devices []string) ([]byte, error) {
+func apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	var before, after specs.Spec
 	for _, spec := range []*specs.Spec{&before, &after} { // two, because the library changes lists in place
 		if err := json.Unmarshal(config, spec); err != nil {
@@ -27,7 +27,7 @@ func Apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	if err := inject(&after, specDirs, devices); err != nil {
 		return nil, err
 	}
-	once(&before, &after)
+	removeDuplicates(&before, &after)
 	text, err := merge(config, &before, &after)
 	if err != nil {
 		return nil, fmt.Errorf("changing config.json: %w", err)
@@ -79,9 +79,9 @@ func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
 	return fmt.Errorf("%s; the vendor's toolkit makes one", text)
 }
 
-// once takes back what the library has added a second time. It replaces
+// removeDuplicates takes back what the library has added a second time. It replaces
 // variables, nodes and mounts of one name, and adds hooks and rules.
-func once(before, after *specs.Spec) {
+func removeDuplicates(before, after *specs.Spec) {
 	if before.Hooks != nil && after.Hooks != nil {
 		for i, list := range hooks(after.Hooks) {
 			had := *hooks(before.Hooks)[i].hooks

@@ -89,7 +89,7 @@ func decode(t *testing.T, text []byte) map[string]any {
 
 func TestWhatCDIDoesNotTouchStays(t *testing.T) {
 	dir := specDir(t, map[string]string{"probe.json": everything})
-	changed, err := Apply([]byte(newer), []string{dir}, []string{"probe.dev/thing=0", "probe.dev/thing=1"})
+	changed, err := apply([]byte(newer), []string{dir}, []string{"probe.dev/thing=0", "probe.dev/thing=1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,11 +137,11 @@ func TestASecondTimeChangesNothing(t *testing.T) {
 	dir := specDir(t, map[string]string{"probe.json": everything})
 	for _, text := range []string{newer, `{"ociVersion":"1.0.2"}`, `{"process":null,"hooks":null,"linux":{"resources":null},"mounts":null}`} {
 		devices := []string{"probe.dev/thing=0", "probe.dev/thing=1"}
-		first, err := Apply([]byte(text), []string{dir}, devices)
+		first, err := apply([]byte(text), []string{dir}, devices)
 		if err != nil {
 			t.Fatal(err)
 		}
-		second, err := Apply(first, []string{dir}, devices)
+		second, err := apply(first, []string{dir}, devices)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +155,7 @@ func TestASecondTimeChangesNothing(t *testing.T) {
 func TestARuleBeforeADenialIsNoRepetition(t *testing.T) {
 	dir := specDir(t, map[string]string{"probe.json": everything})
 	const text = `{"linux":{"resources":{"devices":[{"allow":true,"type":"c","major":1,"minor":3,"access":"rw"},{"allow":false,"access":"rwm"}]}}}`
-	changed, err := Apply([]byte(text), []string{dir}, []string{"probe.dev/thing=0"})
+	changed, err := apply([]byte(text), []string{dir}, []string{"probe.dev/thing=0"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 		{"a key twice", map[string]string{"a.json": everything}, `{"mounts":[{"destination":"/a"},{"destination":"/b"}],"Mounts":[{"destination":"/c"}]}`, []string{"a key twice"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := Apply([]byte(test.config), []string{specDir(t, test.files)}, []string{"probe.dev/thing=0"})
+			_, err := apply([]byte(test.config), []string{specDir(t, test.files)}, []string{"probe.dev/thing=0"})
 			if err == nil {
 				t.Fatal("it was given")
 			}
@@ -206,11 +206,11 @@ func FuzzApply(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		devices := []string{"probe.dev/thing=0"}
-		first, err := Apply(text, []string{dir}, devices)
+		first, err := apply(text, []string{dir}, devices)
 		if err != nil {
 			return
 		}
-		second, err := Apply(first, []string{dir}, devices)
+		second, err := apply(first, []string{dir}, devices)
 		if err != nil {
 			t.Fatalf("its own result is refused: %v\n%s", err, first)
 		}

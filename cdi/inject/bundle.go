@@ -51,7 +51,7 @@ func Bundle(path string, o Options) error {
 	if err != nil || len(devices) == 0 {
 		return err
 	}
-	changed, err := Apply(text, o.SpecDirs, devices)
+	changed, err := apply(text, o.SpecDirs, devices)
 	if err != nil {
 		return err
 	}

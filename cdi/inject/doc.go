@@ -7,7 +7,7 @@
 // image, so it is done as far as the administrator's list goes, and refused with
 // a sentence beyond it.
 //
-// [Bundle] does all of it, [Apply] only the change of the text: of that,
+// [Bundle] does all of it, apply only the change of the text: of that,
 // everything stays as it was which CDI does not touch, fields that this program
 // has never heard of included.
 package inject

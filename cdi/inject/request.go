@@ -8,13 +8,13 @@ import (
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 )
 
 // How a container asks: names of CDI devices, separated by commas.
 const (
-	Variable   = "PEERLANE_DEVICES"
-	Annotation = "peerlane.dev/devices"
+	variable   = "PEERLANE_DEVICES"
+	annotation = "peerlane.dev/devices"
 )
 
 // request is one device that is asked for.
@@ -43,11 +43,11 @@ func requested(text []byte) ([]request, error) {
 			}
 		}
 	}
-	add(spec.Annotations[Annotation], "the annotation "+Annotation)
+	add(spec.Annotations[annotation], "the annotation "+annotation)
 	// Of a variable that is there twice the last one counts, as for runc.
 	for _, e := range slices.Backward(spec.Process.Env) {
-		if value, ok := strings.CutPrefix(e, Variable+"="); ok {
-			add(value, "the variable "+Variable)
+		if value, ok := strings.CutPrefix(e, variable+"="); ok {
+			add(value, "the variable "+variable)
 			break
 		}
 	}

@@ -14,8 +14,8 @@ type Page struct {
 	SeeAlso []string
 }
 
-// Roff is a command's man page, in the macros of man(7).
-func (c Command) Roff(p Page) string {
+// roff is a command's man page, in the macros of man(7).
+func (c Command) roff(p Page) string {
 	var b strings.Builder
 	p.head(&b)
 	section(&b, "SYNOPSIS")
@@ -61,7 +61,7 @@ func (c Command) Pages(section int, version string) map[string]string {
 		for _, below := range one.Commands {
 			p.SeeAlso = append(p.SeeAlso, fmt.Sprintf("%s(%d)", below.pageName(), section))
 		}
-		pages[fmt.Sprintf("%s.%d", p.Name, section)] = one.Roff(p)
+		pages[fmt.Sprintf("%s.%d", p.Name, section)] = one.roff(p)
 	}
 	return pages
 }

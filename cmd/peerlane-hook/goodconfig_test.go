@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // A configuration with a fault does not stop containers: the hook takes the last one that had
@@ -15,7 +15,7 @@ import (
 func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
 	root := shortRoot(t)
 	journal := hostLog(t, root, "run/systemd/journal/socket")
-	l := layout.New(root)
+	l := paths.New(root)
 	if err := l.Create(); err != nil {
 		t.Fatal(err)
 	}

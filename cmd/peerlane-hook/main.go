@@ -17,9 +17,9 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/hook/sandbox"
 )
 
@@ -106,19 +106,19 @@ func (l *list) Set(s string) error {
 
 // parse parses the flags of a command that takes no other arguments. Every
 // command has --root, the default of which is /.
-func parse(flags *flag.FlagSet, args []string) (layout.Layout, error) {
+func parse(flags *flag.FlagSet, args []string) (paths.Layout, error) {
 	root := flags.String("root", "/", "")
 	flags.SetOutput(io.Discard) // the error says it
 	if err := flags.Parse(args); err != nil {
-		return layout.Layout{}, fmt.Errorf("%s: %w; %w", flags.Name(), err, errUsage)
+		return paths.Layout{}, fmt.Errorf("%s: %w; %w", flags.Name(), err, errUsage)
 	}
 	if flags.NArg() > 0 {
-		return layout.Layout{}, fmt.Errorf("%s: unexpected argument %q; %w", flags.Name(), flags.Arg(0), errUsage)
+		return paths.Layout{}, fmt.Errorf("%s: unexpected argument %q; %w", flags.Name(), flags.Arg(0), errUsage)
 	}
 	if !filepath.IsAbs(*root) {
-		return layout.Layout{}, fmt.Errorf("%s: --root %q is not an absolute path; %w", flags.Name(), *root, errUsage)
+		return paths.Layout{}, fmt.Errorf("%s: --root %q is not an absolute path; %w", flags.Name(), *root, errUsage)
 	}
-	return layout.New(*root), nil
+	return paths.New(*root), nil
 }
 
 func create(args []string) error {
@@ -150,16 +150,16 @@ func create(args []string) error {
 
 // told writes an error to the host's log, where it is found when the runtime
 // shows nothing of a failed hook, and returns it.
-func told(l layout.Layout, container string, err error) error {
+func told(l paths.Layout, container string, err error) error {
 	if err != nil {
 		tell(l, hook.SeverityError, container, err)
 	}
 	return err
 }
 
-func tell(l layout.Layout, severity int, container string, what error) {
+func tell(l paths.Layout, severity int, container string, what error) {
 	if l.Root == "" { // the command line was wrong
-		l = layout.New("/")
+		l = paths.New("/")
 	}
 	if err := hook.Tell(l, severity, container, "", what.Error()); err != nil {
 		logrus.WithError(err).Warn("the host's log has not taken it")

@@ -19,8 +19,8 @@ import (
 	"github.com/peerlane/peerlane/cdi/inject"
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 )
 
 const usage = `peerlane-runtime is an OCI runtime for engines without CDI, such as Docker 20.10:
@@ -83,7 +83,7 @@ func run(c commandLine) error {
 		_, err := fmt.Println("peerlane-runtime", version.Get())
 		return err
 	}
-	l := layout.New(c.treeRoot())
+	l := paths.New(c.treeRoot())
 	config, err := hook.ReadConfig(l)
 	if err != nil {
 		return err
@@ -122,7 +122,7 @@ func (c commandLine) treeRoot() string {
 
 // specDirs are the directories that engines read, and before all others (the last
 // wins) those of a tree that is not the host's.
-func specDirs(l layout.Layout) []string {
+func specDirs(l paths.Layout) []string {
 	dirs := slices.Clone(cdi.DefaultSpecDirs)
 	if !l.IsDefault() {
 		for _, dir := range cdi.DefaultSpecDirs {

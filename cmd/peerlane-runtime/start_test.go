@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 	"github.com/peerlane/peerlane/integration/programs"
 )
 

@@ -15,12 +15,12 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bench"
+	"github.com/peerlane/peerlane/cmd/peerlane/demo"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/cmd/version"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/integration/bench"
-	"github.com/peerlane/peerlane/integration/demo"
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cdi"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 func newCDIAnchorCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "anchor",
-		Short: "Mount the empty directory that containers get at " + layout.ContainerDir,
-		Long: `Mount the anchor: the empty directory that containers get at ` + layout.ContainerDir + `, over
+		Short: "Mount the empty directory that containers get at " + paths.ContainerDir,
+		Long: `Mount the anchor: the empty directory that containers get at ` + paths.ContainerDir + `, over
 which the hook mounts the relay's socket. The mount is a read-only tmpfs of one
 inode, so no container runtime can write in it. Without it the hook refuses
 containers with a lane.
@@ -31,7 +31,7 @@ the user.`,
 	}
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		if !layout.MountsAnchor() {
+		if !paths.MountsAnchor() {
 			return fmt.Errorf("the anchor %s is mounted by root of the host; run it as root, outside of a user namespace", a.layout.Anchor())
 		}
 		if err := a.mountAnchor(); err != nil || form.value != formJSON {
@@ -58,11 +58,11 @@ func (a *app) mountAnchor() error {
 // installed. A command that cannot mount for the engines of this host has still
 // installed them, and warns.
 func (a *app) installAnchor() error {
-	if !layout.MountsAnchor() {
+	if !paths.MountsAnchor() {
 		return nil
 	}
 	err := a.mountAnchor()
-	if errors.Is(err, unix.EPERM) || errors.Is(err, layout.ErrAnchorHidden) {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, paths.ErrAnchorHidden) {
 		a.log.Warnf("%v; the hook refuses containers with a lane until `%s` has mounted it", err, a.layout.AnchorCommand())
 		return nil
 	}

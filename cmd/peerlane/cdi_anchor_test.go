@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // The command that the hook names repairs the anchor; so do generate and refresh.
@@ -16,7 +16,7 @@ func TestCDICommandsMountAnchor(t *testing.T) {
 		t.Skip("needs root: it mounts")
 	}
 	h := newCDIHost(t)
-	l := layout.New(h.root)
+	l := paths.New(h.root)
 	h.generate()
 	for _, command := range [][]string{
 		{"cdi", "anchor"}, {"cdi", "anchor", "-o", "json"},
@@ -34,7 +34,7 @@ func TestCDICommandsMountAnchor(t *testing.T) {
 			t.Errorf("after peerlane %q: %v", command, err)
 		}
 	}
-	if words := "peerlane --root " + h.root + " cdi anchor"; l.AnchorCommand() != words || layout.New("/").AnchorCommand() != "peerlane cdi anchor" {
+	if words := "peerlane --root " + h.root + " cdi anchor"; l.AnchorCommand() != words || paths.New("/").AnchorCommand() != "peerlane cdi anchor" {
 		t.Errorf("the command is %q", l.AnchorCommand())
 	}
 }
@@ -44,7 +44,7 @@ func TestCDIRemoveUnmountsAnchor(t *testing.T) {
 		t.Skip("needs root: it mounts")
 	}
 	h := newCDIHost(t)
-	l := layout.New(h.root)
+	l := paths.New(h.root)
 	h.generate()
 	for _, dry := range []bool{true, false} {
 		args := []string{"cdi", "remove", "--root", h.root}

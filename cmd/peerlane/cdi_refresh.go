@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/cdi"
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/topo"
 )
 

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/recorded"
@@ -64,7 +64,7 @@ func onTree(t *testing.T, tree string) *cdiHost {
 func unmountsAnchor(t testing.TB, root string) {
 	t.Helper()
 	t.Cleanup(func() {
-		if _, err := layout.New(root).UnmountAnchor(); err != nil {
+		if _, err := paths.New(root).UnmountAnchor(); err != nil {
 			t.Error(err)
 		}
 	})

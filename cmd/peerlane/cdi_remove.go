@@ -10,8 +10,8 @@ import (
 
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 )
 
 func newCDIRemoveCommand(a *app) *cobra.Command {
@@ -56,7 +56,7 @@ Exit status:
 			return asRoot(err)
 		}
 		unmounted := false
-		if !dry && layout.MountsAnchor() {
+		if !dry && paths.MountsAnchor() {
 			if unmounted, err = a.layout.UnmountAnchor(); err != nil {
 				return err
 			}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cdi"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // newWholeHost is a host with specifications installed and all device nodes.
@@ -246,11 +246,11 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			other.generate()
 		}, want: []string{`layout .*/peerlane.dev-gpu.json it is of the layout below .*, and this is `, `layout .*/peerlane.dev-lane.json `, `layout .*/peerlane.dev-nic.json `}},
 		{name: "no anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
-			_, err := layout.New(h.root).UnmountAnchor()
+			_, err := paths.New(h.root).UnmountAnchor()
 			check(t, errors.Join(err, os.Remove(filepath.Join(h.root, "var/lib/peerlane/anchor"))))
 		}, want: []string{`missing .*/anchor the directory that containers get at /run/peerlane is not there`}},
 		{name: "no mount on the anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
-			_, err := layout.New(h.root).UnmountAnchor()
+			_, err := paths.New(h.root).UnmountAnchor()
 			check(t, err)
 		}, want: []string{`content .*/anchor the hook refuses each container with a lane, because of .* it is a directory and not a mount`}},
 		{name: "no hook", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Remove(h.hook)) },

@@ -17,12 +17,12 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/demo"
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/demo"
-	"github.com/peerlane/peerlane/integration/measure"
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -247,7 +247,7 @@ func (a *app) injectedTable(r *demo.Report) *table.Writer {
 		t.AppendRow(table.Row{c.Name, "GPUs that CUDA shows", strings.Join(i.GPUs, ", ")})
 		t.AppendRow(table.Row{"", "device nodes", dash(strings.Join(i.Devices, " "))})
 		for _, m := range i.Mounts {
-			if strings.HasPrefix(m, layout.ContainerDir+" ") {
+			if strings.HasPrefix(m, paths.ContainerDir+" ") {
 				t.AppendRow(table.Row{"", "relay's socket", m})
 			}
 		}
@@ -339,7 +339,7 @@ func newDemoClientCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "demo-client", Hidden: true, Short: "Be a client of the demo", Args: noArgs}
 	cmd.Flags().StringVar(&o.Name, "name", "", "A or B")
 	cmd.Flags().StringVar(&script, "script", "", "what to do, JSON")
-	cmd.Flags().StringVar(&o.Socket, "socket", layout.ContainerDir+"/"+layout.SocketName, "the relay's socket; - to read its path from the first line of standard input")
+	cmd.Flags().StringVar(&o.Socket, "socket", paths.ContainerDir+"/"+paths.SocketName, "the relay's socket; - to read its path from the first line of standard input")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := json.Unmarshal([]byte(script), &o.Script); err != nil {
 			return usageError{cmd.CommandPath(), fmt.Errorf("--script: %w", err)}

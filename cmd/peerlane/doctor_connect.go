@@ -20,8 +20,8 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor/meeting"
 	"github.com/peerlane/peerlane/cmd/version"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/network/address"
@@ -74,7 +74,7 @@ func certificates(c config.Network) (*network.Certificates, error) {
 	}
 	var err error
 	var list network.Certificates
-	if list.Key, err = layout.ReadSecret(c.TLSKey, launch.MaxSecret); err != nil {
+	if list.Key, err = paths.ReadSecret(c.TLSKey, launch.MaxSecret); err != nil {
 		return nil, fmt.Errorf("network.tls_key: %w", err)
 	}
 	if list.Certificate, err = os.ReadFile(c.TLSCertificate); err != nil {
@@ -142,9 +142,9 @@ func resolve(ctx context.Context, name string, port uint16) ([]netip.AddrPort, e
 	return all, nil
 }
 
-// mostRefused bounds what is logged of doctors that are not answered: strangers can make
+// maxRefused bounds what is logged of doctors that are not answered: strangers can make
 // any number of them.
-const mostRefused = 10
+const maxRefused = 10
 
 // serveDoctor answers the doctors of other hosts until the context ends.
 func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error {
@@ -176,7 +176,7 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 		facts.Keys = doctor.KeyIDs(side.Keys())
 		return facts
 	}, func(from net.Addr, err error) {
-		if !network.Left(err) && refused.Add(1) <= mostRefused {
+		if !network.Left(err) && refused.Add(1) <= maxRefused {
 			a.log.WithField("from", from).WithError(err).Warn("another host's doctor was not answered")
 		}
 	})

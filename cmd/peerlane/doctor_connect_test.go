@@ -17,7 +17,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
 	"github.com/peerlane/peerlane/cmd/terminal"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/network"
 )
 
@@ -46,7 +46,7 @@ func serving(t *testing.T, root string) string {
 	_, host := recordedHost(t) // --sysfs DIR --proc DIR
 	var errOut bytes.Buffer
 	go func() {
-		a := &app{out: terminal.New(write), errOut: terminal.New(&errOut), log: logrus.New(), layout: layout.New(root)}
+		a := &app{out: terminal.New(write), errOut: terminal.New(&errOut), log: logrus.New(), layout: paths.New(root)}
 		a.log.SetOutput(&errOut)
 		err := a.serveDoctor(ctx, &doctor.Host{Sysfs: host[1], Proc: host[3], Root: root, Layout: a.layout}, "127.0.0.1:0")
 		write.CloseWithError(err)

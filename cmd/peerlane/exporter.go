@@ -24,8 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/exporter"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
 )
 
 // exporterAddress is where the exporter listens unless told otherwise: what containers

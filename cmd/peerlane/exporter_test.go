@@ -25,7 +25,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/exporter"
 	"github.com/peerlane/peerlane/cmd/terminal"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 func TestExporterPrintsMetricsOnce(t *testing.T) {
@@ -84,7 +84,7 @@ func exporting(t *testing.T, listen, webConfig string) (address, warned string) 
 	root := t.TempDir()
 	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
 	source := func() (exporter.Snapshot, error) { // of a container that lives
-		s, err := exporter.Host(layout.New(root))()
+		s, err := exporter.Host(paths.New(root))()
 		for i := range s.Relays {
 			s.Relays[i].Alive = true
 		}

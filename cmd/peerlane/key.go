@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/network"
 )
 
@@ -191,7 +191,7 @@ func (a *app) keyFile() (string, error) {
 }
 
 func readKeys(path string) (*network.Keys, error) {
-	text, err := layout.ReadSecret(path, network.MaxKeyFile)
+	text, err := paths.ReadSecret(path, network.MaxKeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("cluster key: %w", err)
 	}

@@ -20,8 +20,8 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/version"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // Exit codes, documented in the help.
@@ -86,7 +86,7 @@ func runCommand(newRoot func(*app) *cobra.Command, args []string, out, errOut io
 type app struct {
 	out, errOut *terminal.Writer
 	log         *logrus.Logger
-	layout      layout.Layout
+	layout      paths.Layout
 
 	root, logLevel, logFormat string
 }
@@ -187,7 +187,7 @@ func (a *app) start(cmd *cobra.Command) error {
 	if !filepath.IsAbs(a.root) {
 		return usageError{cmd.CommandPath(), fmt.Errorf("--root %s is no absolute path: the hook and the relays use it from other directories", a.root)}
 	}
-	a.layout = layout.New(a.root)
+	a.layout = paths.New(a.root)
 	return nil
 }
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -30,7 +30,7 @@ func TestMeasuredPairsAreRatesOfCopiesAndMemory(t *testing.T) {
 func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
 	_, host := recordedHost(t)
 	root := t.TempDir()
-	a := &app{layout: layout.New(root), log: logrus.New()}
+	a := &app{layout: paths.New(root), log: logrus.New()}
 	h, err := topo.ReadSysfs(topo.Options{Sysfs: host[1], Proc: host[3]})
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/topo"
 )
 

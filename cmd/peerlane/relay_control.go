@@ -15,8 +15,8 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
@@ -484,7 +484,7 @@ started. One that was stopped stays so until it is named.
 
 // all does the same to several relays, and goes on where one fails. A container
 // that ends meanwhile is no failure.
-func (a *app) all(infos []hook.Info, do func(layout.Layout, string) error) error {
+func (a *app) all(infos []hook.Info, do func(paths.Layout, string) error) error {
 	var errs []error
 	for _, info := range infos {
 		err := do(a.layout, info.ID)

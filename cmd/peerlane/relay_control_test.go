@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cmd/terminal"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -126,7 +126,7 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 		"no NVML": {driver{err: fmt.Errorf("%w: it is not installed", topo.ErrNoNVML)}, "", ""},
 	} {
 		var out, errOut bytes.Buffer
-		a := &app{out: terminal.New(&out), log: logrus.New(), layout: layout.New(t.TempDir())}
+		a := &app{out: terminal.New(&out), log: logrus.New(), layout: paths.New(t.TempDir())}
 		a.log.SetOutput(&errOut)
 		holders, err := a.holders(test.driver)
 		if err != nil {
@@ -164,7 +164,7 @@ func TestWhatARelaySaysIsTamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := layout.Layout{Root: root}
+	l := paths.Layout{Root: root}
 	infos, err := hook.List(l)
 	if err != nil || len(infos) != 1 || !infos[0].Supervised {
 		t.Fatalf("%+v, %v", infos, err)

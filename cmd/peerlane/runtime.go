@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/cdi/engine"
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 )
 
 func newRuntimeCommand(a *app) *cobra.Command {

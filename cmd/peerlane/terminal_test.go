@@ -15,13 +15,13 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cmd/peerlane/bench"
+	"github.com/peerlane/peerlane/cmd/peerlane/demo"
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bench"
-	"github.com/peerlane/peerlane/integration/demo"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -195,7 +195,7 @@ func TestLogSanitisesMessages(t *testing.T) {
 
 func TestRelayInspectHostileLogIsSanitised(t *testing.T) {
 	var out bytes.Buffer
-	a := &app{out: terminal.New(&out), layout: layout.New(t.TempDir())}
+	a := &app{out: terminal.New(&out), layout: paths.New(t.TempDir())}
 	a.printInspection(hook.Inspection{LogTail: []string{hostileText, "\tat main.go"}, Info: hook.Info{Generation: hook.Generation{Config: launch.Config{}}}})
 	wantClean(t, "the log", out.String())
 	if !strings.Contains(out.String(), "  "+"        at main.go") {

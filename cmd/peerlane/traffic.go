@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/peerlane/peerlane/integration/traffic"
+	"github.com/peerlane/peerlane/cmd/peerlane/traffic"
 )
 
 // newTrafficClientCommand is a client of the soak of relays.

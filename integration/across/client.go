@@ -39,7 +39,7 @@ type Order struct {
 	Side    int    `json:"side"`
 	Seed    uint64 `json:"seed"`
 	Bytes   uint64 `json:"bytes"`   // each way, at least; 0: until it is told to finish
-	Largest uint64 `json:"largest"` // message, bytes, up to SlotBytes
+	Largest uint64 `json:"largest"` // message, bytes, up to slotBytes
 }
 
 // What a client says.
@@ -72,8 +72,8 @@ type Report struct {
 }
 
 const (
-	// SlotBytes is the room for each message that is on its way.
-	SlotBytes = 6 << 20
+	// slotBytes is the room for each message that is on its way.
+	slotBytes = 6 << 20
 	// AtOnce is how many of each direction are.
 	AtOnce = 4
 )
@@ -86,7 +86,7 @@ func Serve(in io.Reader, out io.Writer, socket string) error {
 	// A CUDA context is current on one thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c := &process{out: json.NewEncoder(out), connect: make(chan Order), scratch: make([]byte, SlotBytes)}
+	c := &process{out: json.NewEncoder(out), connect: make(chan Order), scratch: make([]byte, slotBytes)}
 	ctx := context.Background() // who gives the orders kills what does not end
 	if err := c.start(ctx, socket); err != nil {
 		return err
@@ -214,7 +214,7 @@ func (c *process) start(ctx context.Context, socket string) error {
 }
 
 func (c *process) share(ctx context.Context, device cuda.Device) (m memory, err error) {
-	const bytes = AtOnce * SlotBytes
+	const bytes = AtOnce * slotBytes
 	d := c.driver
 	handle, err := d.MemCreate(device, bytes, cuda.MemOptions{Exportable: true})
 	if err != nil {
@@ -390,7 +390,7 @@ func (x *connected) receive() error {
 	p := posted{}
 	p.number, p.size = x.theirs.next()
 	var err error
-	if p.Operation, err = x.receiving.Receive(x.incoming.known, p.slot()*SlotBytes, SlotBytes); err == nil {
+	if p.Operation, err = x.receiving.Receive(x.incoming.known, p.slot()*slotBytes, slotBytes); err == nil {
 		x.receives = append(x.receives, p)
 	}
 	return err
@@ -402,7 +402,7 @@ func (x *connected) take(p posted, n uint64) error {
 		return &wrongError{fmt.Errorf("message %d has %d bytes instead of %d: one was lost or came twice", p.number, n, p.size)}
 	}
 	got := make([]byte, n)
-	err := x.driver.MemcpyDtoHAsync(unsafe.Pointer(&got[0]), x.incoming.at+cuda.Ptr(p.slot()*SlotBytes), n, x.stream)
+	err := x.driver.MemcpyDtoHAsync(unsafe.Pointer(&got[0]), x.incoming.at+cuda.Ptr(p.slot()*slotBytes), n, x.stream)
 	if err = errors.Join(err, x.driver.StreamSynchronize(x.stream)); err != nil {
 		return &wrongError{err}
 	}
@@ -427,7 +427,7 @@ func (x *connected) send(bytes uint64) error {
 		p.size = 0
 	} else {
 		x.ours.fill(p.number, x.scratch[:p.size])
-		err := x.driver.MemcpyHtoDAsync(x.outgoing.at+cuda.Ptr(p.slot()*SlotBytes), unsafe.Pointer(&x.scratch[0]), p.size, x.stream)
+		err := x.driver.MemcpyHtoDAsync(x.outgoing.at+cuda.Ptr(p.slot()*slotBytes), unsafe.Pointer(&x.scratch[0]), p.size, x.stream)
 		if err = errors.Join(err, x.driver.StreamSynchronize(x.stream)); err != nil {
 			return &wrongError{err}
 		}
@@ -435,7 +435,7 @@ func (x *connected) send(bytes uint64) error {
 		x.count(func(r *Report) { r.Posted++ })
 	}
 	var err error
-	if p.Operation, err = x.sending.Send(x.outgoing.known, p.slot()*SlotBytes, p.size); err == nil {
+	if p.Operation, err = x.sending.Send(x.outgoing.known, p.slot()*slotBytes, p.size); err == nil {
 		x.sends = append(x.sends, p)
 	}
 	return err

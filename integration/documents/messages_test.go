@@ -30,9 +30,9 @@ type message struct {
 
 // products are the folders of what is installed. What tests, demonstrates and measures is
 // not explained to operators.
-var products = []string{"cdi", "cmd", "cuda", "hook", "relay", "topo"}
+var products = []string{"cdi", "cmd", "config", "cuda", "hook", "relay", "topo"}
 
-var notProducts = regexp.MustCompile(`^(cuda/(sim|conformance|kernels)|topo/recorded|relay/wire/generate|relay/(libpeerlane|nccl)/build|relay/verbs/(standin|conformance)|cmd/manual)(/|$)|/testdata(/|$)`)
+var notProducts = regexp.MustCompile(`^(cuda/(sim|conformance|kernels)|cmd/peerlane/(bench|bundle|demo|measure|testbed|traffic)|topo/recorded|relay/wire/generate|relay/(libpeerlane|nccl)/build|relay/verbs/(standin|conformance)|cmd/manual)(/|$)|/testdata(/|$)`)
 
 // verb is one of package fmt's.
 var verb = regexp.MustCompile(`%[-+# 0]*(\*|\d+)?(\.(\*|\d+)?)?(\[\d+\])?[a-zA-Z]`)

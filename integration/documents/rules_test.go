@@ -8,13 +8,13 @@ import "regexp"
 var sections = compiled([]struct{ section, at, text string }{
 	// By what it says, whoever says it.
 	{"Cluster key", `.`, `cluster key|cluster\.key|peerlane key|rotation|[Tt]he secret |it is no cluster key|current and its previous key|last line has no end|it is not written as|an id, a date and a secret|its form is …, and this version|is no date such as|lines of keys|names keys`},
-	{"Files that others can change", `^(hook/layout|cmd/peerlane-runtime)$`, `belongs to uid|can be written by others|open to others|is no regular file|to be a directory|grows while|at most … are possible|is no program \(`},
+	{"Files that others can change", `^(config/paths|cmd/peerlane-runtime)$`, `belongs to uid|can be written by others|open to others|is no regular file|to be a directory|grows while|at most … are possible|is no program \(`},
 	{"Two hosts' doctors", `^cmd/peerlane(/doctor/meeting)?$`, `doctor|facts|clock|1 MiB each way|its name is not found|is no port`},
 	{"Two hosts' doctors", `^cmd/peerlane/doctor$`, `network\.`},
 	{"Pairs of GPUs", `^(hook|relay|relay/launch|relay/selftest|cmd/peerlane|cmd/peerlane-relay)$`, `self-test|[Pp]airs? of GPUs|pair …|stage on this pair|a pair takes two|what to test|verdict|a rate of|not tested|a reason of|numbers beyond|are there twice|a chunk of|it has … pairs|streams and a depth|with the UUID`},
 	{"Pairs of GPUs", `^relay/selftest$`, `.`},
 	{"Staging memory", `^(hook|relay|relay/client|relay/device|cmd/peerlane-relay)$`, `[Ss]taging|bounces? through|to stage (on|for)|slots of GPU|short messages of GPU|asked for on GPU|more of it would be|not admitted|room for the slots`},
-	{"Configuration", `^hook/config$`, `.`},
+	{"Configuration", `^config$`, `.`},
 	{"Configuration", `^topo$`, `^(plan\.|groups\.|gdr\.nics|staging\.gpus|servers:|nics:|neither servers nor nics|no nics are given|rules …|kind is|GPU … already has|GPU … cannot serve|GPU … is named twice|a pair has two|both are one GPU|member |after its last member|no GPU near)`},
 
 	// Of command lines.
@@ -34,7 +34,7 @@ var sections = compiled([]struct{ section, at, text string }{
 	{"A relay does not start", `^hook/sandbox$`, `.`},
 
 	// Of the hook and the supervisor.
-	{"A container does not start", `^hook/layout$`, `anchor|mount|tmpfs|making it private`},
+	{"A container does not start", `^config/paths$`, `anchor|mount|tmpfs|making it private`},
 	{"Specifications", `^hook$`, `no plan|so that the CDI specification|of the plan is|that GPU (cannot|is at)|the plan …|no GPU of the plan|a lane is named as|lane …:|… says …$|NVIDIA is`},
 	{"A relay does not start", `^hook$`, `control group|the service|systemd`},
 	{"A relay has ended", `^hook$`, `end even by|did not end|has left|drained|resume|its relay is|killing|supervisor has been killed|removing|collect|not end for asking|giving back|no oom_kill|asking the relay|no relay's|relay … has ended|ended containers|anchor …: …$`},

@@ -150,7 +150,7 @@ func podman(version, runtime string) func(*bed) engine {
 		runtime := runtime
 		limits := ""
 		if b.cgroups == v2 {
-			if runtime == "crun" && version == Podman43 {
+			if runtime == "crun" && version == podman43 {
 				// crun 1.8 raises RLIMIT_MEMLOCK for its device program, which is
 				// forbidden here.
 				runtime = "runc"

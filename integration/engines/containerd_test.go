@@ -43,7 +43,7 @@ func containerd2(client func(b *bed, address string) engine) func(*bed) engine {
 		b.ground.environment = append(b.ground.environment, "PATH="+strings.Join(path, ":"))
 		program := filepath.Join(installed.Containerd, "containerd")
 		b.mustBe(Containerd2, program, "--version")
-		b.mustBe(Runc15, "runc", "--version")
+		b.mustBe(runc15, "runc", "--version")
 		address := b.startContainerd(program, configuration2, "default")
 		b.mustDo("ctr", "--address", address, "--namespace", "k8s.io", "images", "import", b.image.oci)
 		return client(b, address)

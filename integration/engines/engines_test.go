@@ -22,10 +22,10 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/programs"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -48,7 +48,7 @@ func run(m *testing.M) int {
 	dir, remove, err := programs.Directory(programs.Peerlane, programs.Hook, programs.Relay, programs.Runtime)
 	if err == nil {
 		binaries = dir
-		installed, err = Find()
+		installed, err = find()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -144,12 +144,12 @@ type row struct {
 }
 
 var rows = []row{
-	{name: "runc-1.1", open: ociRuntime(Runc11, func() string { return "runc" })},
-	{name: "runc-1.5", open: ociRuntime(Runc15, func() string { return filepath.Join(installed.Runc, "runc") })},
-	{name: "crun-1.8", cgroups: v1, mute: true, open: ociRuntime(Crun18, func() string { return "crun" })},
-	{name: "crun-1.21", next: true, cgroups: v1, mute: true, open: ociRuntime(Crun121, func() string { return "crun" })},
-	{name: "podman-4.3", filters: true, recipe: "Podman", cgroups: v1, mute: true, open: podman(Podman43, "crun")},
-	{name: "podman-5.4", filters: true, recipe: "Podman", next: true, cgroups: v1, mute: true, open: podman(Podman54, "crun")},
+	{name: "runc-1.1", open: ociRuntime(runc11, func() string { return "runc" })},
+	{name: "runc-1.5", open: ociRuntime(runc15, func() string { return filepath.Join(installed.Runc, "runc") })},
+	{name: "crun-1.8", cgroups: v1, mute: true, open: ociRuntime(crun18, func() string { return "crun" })},
+	{name: "crun-1.21", next: true, cgroups: v1, mute: true, open: ociRuntime(crun121, func() string { return "crun" })},
+	{name: "podman-4.3", filters: true, recipe: "Podman", cgroups: v1, mute: true, open: podman(podman43, "crun")},
+	{name: "podman-5.4", filters: true, recipe: "Podman", next: true, cgroups: v1, mute: true, open: podman(podman54, "crun")},
 	{name: "containerd-2-client", open: containerd2(goClient)},
 	{name: "containerd-2-ctr", recipe: "containerd: ctr", open: containerd2(ctr)},
 	{name: "containerd-2-cri", recipe: "CRI: the field", open: containerd2(criField)},

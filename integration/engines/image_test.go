@@ -15,7 +15,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 )
 
 // imageName is what docs/containers.md runs, and what the tests' own image is

@@ -33,8 +33,8 @@ const modules = "modules"
 // keepFor is how long something is kept that nobody uses.
 const keepFor = 14 * 24 * time.Hour
 
-// Find finds what Install made, of today's recipe.
-func Find() (*Installed, error) {
+// find finds what Install made, of today's recipe.
+func find() (*Installed, error) {
 	dir, err := cacheDir()
 	if err != nil {
 		return nil, err

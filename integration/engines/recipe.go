@@ -2,17 +2,17 @@ package engines
 
 // Versions that tests demand of what is installed: the beginning of each.
 const (
-	Runc11       = "1.1.5"
-	Runc15       = "1.5.2"
-	Crun18       = "1.8.1"
-	Crun121      = "1.21"
-	Podman43     = "4.3.1"
-	Podman54     = "5.4.2"
+	runc11       = "1.1.5"
+	runc15       = "1.5.2"
+	crun18       = "1.8.1"
+	crun121      = "1.21"
+	podman43     = "4.3.1"
+	podman54     = "5.4.2"
 	Containerd17 = "1.7.24"
 	Containerd2  = "2.4.2"
 	Docker20     = "20.10.24"
-	Docker26     = "26.1"
-	Containerd16 = "1.6.20"
+	docker26     = "26.1"
+	containerd16 = "1.6.20"
 	Docker29     = "v2.0.0-beta.24"
 )
 
@@ -44,7 +44,7 @@ type build struct {
 var builds = map[string]build{
 	"runc": {
 		packages: []string{"github.com/opencontainers/runc"},
-		tags:     "seccomp", ldflags: "-s -w -X main.version=" + Runc15, cgo: true, needs: "libseccomp",
+		tags:     "seccomp", ldflags: "-s -w -X main.version=" + runc15, cgo: true, needs: "libseccomp",
 	},
 	"containerd": {
 		packages: []string{

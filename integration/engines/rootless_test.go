@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -27,7 +27,7 @@ const trainer = 1000
 // nothing.
 func (b *bed) ofTrainer() (specifications string) {
 	b.Helper()
-	b.Layout = layout.New(filepath.Join(b.mkdir("user"), "peerlane"))
+	b.Layout = paths.New(filepath.Join(b.mkdir("user"), "peerlane"))
 	if err := errors.Join(b.Layout.Create(), os.Chmod(b.Binaries, 0o755)); err != nil {
 		b.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestRootlessPodman(t *testing.T) {
 	path := map[string]string{"runc": "/usr/sbin/runc", "crun": "/usr/bin/crun"}
 	for below, mute := range map[string]bool{"runc": false, "crun": true} {
 		t.Run(below, func(t *testing.T) {
-			b := newBed(t, row{name: "podman-5.4-rootless", next: true, cgroups: v1, rootless: true, below: path[below], mute: mute, open: rootlessPodman(Podman54)}, v1, false)
+			b := newBed(t, row{name: "podman-5.4-rootless", next: true, cgroups: v1, rootless: true, below: path[below], mute: mute, open: rootlessPodman(podman54)}, v1, false)
 			for _, c := range checks {
 				switch c.name {
 				case "one-lane", "two-lanes", "lane-auto", "read-only-root", "restart":

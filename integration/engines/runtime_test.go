@@ -14,7 +14,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/peerlane/peerlane/integration/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 )
 
 // bare is an OCI runtime alone: the test makes bundles, and injects devices

@@ -17,11 +17,11 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/cmd/version"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/nccl"
 	cluster "github.com/peerlane/peerlane/relay/network"
@@ -83,7 +83,7 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 		if err := h.useInstallation(); err != nil {
 			return nil, err
 		}
-	} else if layout.MountsAnchor() {
+	} else if paths.MountsAnchor() {
 		if err := h.Layout.MountAnchor(); err != nil {
 			return nil, err
 		}

@@ -13,9 +13,9 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/cdi"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -78,7 +78,7 @@ func (r *result) judgeInstalled() {
 // test bed's, which has the same files.
 func (h *host) useInstallation() error {
 	if h.Simulated {
-		if layout.MountsAnchor() {
+		if paths.MountsAnchor() {
 			if err := h.Layout.MountAnchor(); err != nil {
 				return err
 			}
@@ -92,7 +92,7 @@ func (h *host) useInstallation() error {
 	if err := h.configure(settings{Route: launch.RouteAuto}); err != nil {
 		return err
 	}
-	h.Layout, h.specs = layout.New(""), "/etc/cdi"
+	h.Layout, h.specs = paths.New(""), "/etc/cdi"
 	if _, err := os.Stat(h.Layout.PlanFile()); err != nil {
 		return fmt.Errorf("--installed measures the packages of this host: %w; install them and run peerlane cdi generate --spec-dir /etc/cdi", err)
 	}

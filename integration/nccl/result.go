@@ -45,8 +45,8 @@ type goal struct {
 	Of    string  `json:"of"` // the two figures
 }
 
-// mostLines is how much of the logs of a phase that went wrong is shown, beside the archive.
-const mostLines = 24
+// maxLines is how much of the logs of a phase that went wrong is shown, beside the archive.
+const maxLines = 24
 
 // line says in one what became of a phase.
 func (p *phase) line() string {
@@ -72,7 +72,7 @@ func (p *phase) line() string {
 		for rank, what := range p.Doing {
 			text += fmt.Sprintf("\n    rank %d was at: %s", rank, what)
 		}
-		for _, l := range p.Log[max(0, len(p.Log)-mostLines):] {
+		for _, l := range p.Log[max(0, len(p.Log)-maxLines):] {
 			text += fmt.Sprintf("\n    | %.250s", l)
 		}
 	}
@@ -336,8 +336,8 @@ func (r *result) write(dir string) error {
 	return errors.Join(os.WriteFile(filepath.Join(dir, "result.json"), append(text, '\n'), 0o644), os.WriteFile(filepath.Join(dir, "table.md"), []byte(table), 0o644))
 }
 
-// mostOfALog is what is kept of a file: of a longer one its beginning and its end.
-const mostOfALog = 4 << 20
+// maxLog is what is kept of a file: of a longer one its beginning and its end.
+const maxLog = 4 << 20
 
 // pack writes all logs to an archive.
 func (h *host) pack(path string) (err error) {
@@ -378,13 +378,13 @@ func readLog(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if info.Size() <= mostOfALog {
-		return io.ReadAll(io.LimitReader(f, mostOfALog))
+	if info.Size() <= maxLog {
+		return io.ReadAll(io.LimitReader(f, maxLog))
 	}
-	text := make([]byte, mostOfALog)
-	if _, err := f.ReadAt(text[:mostOfALog/2], 0); err != nil {
+	text := make([]byte, maxLog)
+	if _, err := f.ReadAt(text[:maxLog/2], 0); err != nil {
 		return nil, err
 	}
-	_, err = f.ReadAt(text[mostOfALog/2:], info.Size()-mostOfALog/2)
+	_, err = f.ReadAt(text[maxLog/2:], info.Size()-maxLog/2)
 	return text, err
 }

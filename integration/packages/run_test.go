@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 )
 
 // What the configuration has as comments is right, too.

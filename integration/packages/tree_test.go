@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/layout"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
@@ -295,7 +295,7 @@ func TestPurgeUnmountsTheAnchor(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb")
 	r.run("peerlane cdi anchor")
-	anchor := layout.New(r.root)
+	anchor := paths.New(r.root)
 	if err := anchor.CheckAnchor(); err != nil {
 		t.Fatal(err)
 	}

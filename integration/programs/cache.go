@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// keepTime is how long the cache keeps a directory that no test has used.
-const keepTime = 14 * 24 * time.Hour
+// maxAge is how long the cache keeps a directory that no test has used.
+const maxAge = 14 * 24 * time.Hour
 
 // Key names the content of files, by patterns, and the C compiler. Tests that compile
 // these files with this compiler get the same result.
@@ -98,7 +98,7 @@ func removeOld(cache string, now time.Time) error {
 		if err != nil {
 			return err
 		}
-		if now.Sub(info.ModTime()) > keepTime {
+		if now.Sub(info.ModTime()) > maxAge {
 			if err := os.RemoveAll(filepath.Join(cache, k.Name())); err != nil {
 				return err
 			}

@@ -44,7 +44,7 @@ func TestCachedRemovesKeysOfLongAgo(t *testing.T) {
 	if _, err := cached(cache, "old", "library", build); err != nil {
 		t.Fatal(err)
 	}
-	before := time.Now().Add(-keepTime - time.Hour)
+	before := time.Now().Add(-maxAge - time.Hour)
 	if err := os.Chtimes(filepath.Join(cache, "old"), before, before); err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,9 @@
 //
 //	testrun -build [-plain PACKAGES] DIR PACKAGE...     build what is not up to date in DIR
 //	testrun [-plain PACKAGES] [-p N] DIR PACKAGE...     run it, and print the events
+//	testrun -cost [-plain PACKAGES] DIR PACKAGE...      run each test alone, and print its processor time
+//
+// A run writes the processor time of each package into DIR/usage.txt, the largest first.
 //
 // `go test -count=1` links the binary of each package in each run, which is a sixth of the
 // processor time of `make test`; the binaries in DIR are linked when their code changes.
@@ -12,22 +15,27 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 )
 
 func main() {
 	build := flag.Bool("build", false, "build the binaries and run nothing")
+	cost := flag.Bool("cost", false, "run each test alone, and print the processor seconds of each")
 	plain := flag.String("plain", "", "the `packages` whose tests run without the race detector")
 	atOnce := flag.Int("p", 4, "how many packages run at once")
 	flag.Parse()
@@ -35,7 +43,14 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: testrun [-build] [-plain PACKAGES] [-p N] DIR PACKAGE...")
 		os.Exit(2)
 	}
-	err := run(*build, strings.Fields(*plain), *atOnce, flag.Arg(0), flag.Args()[1:], os.Stdout)
+	what := runAll
+	switch {
+	case *build:
+		what = buildAll
+	case *cost:
+		what = costAll
+	}
+	err := run(what, options{dir: flag.Arg(0), atOnce: *atOnce, out: os.Stdout}, strings.Fields(*plain), flag.Args()[1:])
 	if errors.Is(err, errFailed) {
 		os.Exit(1)
 	}
@@ -45,7 +60,14 @@ func main() {
 	}
 }
 
-func run(build bool, plain []string, atOnce int, dir string, patterns []string, out io.Writer) error {
+// options are those of a run of all packages.
+type options struct {
+	dir    string // of the binaries
+	atOnce int    // how many packages run at once
+	out    io.Writer
+}
+
+func run(what func([]testPackage, options) error, o options, plain, patterns []string) error {
 	packages, err := list(patterns)
 	if err != nil {
 		return err
@@ -63,14 +85,11 @@ func run(build bool, plain []string, atOnce int, dir string, patterns []string, 
 	for i := range packages {
 		packages[i].race = !without[packages[i].path]
 	}
-	if dir, err = filepath.Abs(dir); err != nil {
+	if o.dir, err = filepath.Abs(o.dir); err != nil {
 		return err
 	}
-	place(packages, dir)
-	if build {
-		return buildAll(packages)
-	}
-	return runAll(packages, atOnce, out)
+	place(packages, o.dir)
+	return what(packages, o)
 }
 
 // testPackage is a package that has tests.
@@ -113,7 +132,7 @@ func place(packages []testPackage, dir string) {
 
 // buildAll builds the binaries that are not up to date. One go command builds all of a
 // directory.
-func buildAll(packages []testPackage) error {
+func buildAll(packages []testPackage, _ options) error {
 	type target struct {
 		dir  string
 		race bool
@@ -153,7 +172,7 @@ func buildAll(packages []testPackage) error {
 var errFailed = errors.New("tests failed")
 
 // runAll runs the binaries, some at once, and writes their events, each line whole.
-func runAll(packages []testPackage, atOnce int, out io.Writer) error {
+func runAll(packages []testPackage, o options) error {
 	text, err := exec.Command("go", "tool", "-n", "test2json").Output()
 	if err != nil {
 		return fmt.Errorf("looking for test2json: %w", err)
@@ -163,15 +182,19 @@ func runAll(packages []testPackage, atOnce int, out io.Writer) error {
 	write := func(line []byte) error {
 		mu.Lock()
 		defer mu.Unlock()
-		_, err := out.Write(line)
+		_, err := o.out.Write(line)
 		return err
 	}
 	var runs errgroup.Group
-	runs.SetLimit(atOnce)
+	runs.SetLimit(o.atOnce)
 	failed := false
+	used := map[string]time.Duration{}
 	for _, p := range packages {
 		runs.Go(func() error {
-			err := p.run(converter, write)
+			seconds, err := p.run(converter, write)
+			mu.Lock()
+			used[p.path] = seconds
+			mu.Unlock()
 			if errors.Is(err, errFailed) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -184,27 +207,77 @@ func runAll(packages []testPackage, atOnce int, out io.Writer) error {
 	if err := runs.Wait(); err != nil {
 		return err
 	}
+	if err := os.WriteFile(filepath.Join(o.dir, "usage.txt"), []byte(usage(used)), 0o644); err != nil {
+		return err
+	}
 	if failed {
 		return errFailed
 	}
 	return nil
 }
 
-// run runs the tests of a package, as the go command does.
-func (p testPackage) run(converter string, write func(line []byte) error) error {
-	if _, err := os.Stat(p.binary); err != nil {
-		return fmt.Errorf("running the tests of %s: %w; run testrun -build first", p.path, err)
+// usage is a table of processor seconds, the largest first.
+func usage(used map[string]time.Duration) string {
+	names := slices.SortedFunc(maps.Keys(used), func(a, b string) int {
+		return cmp.Or(cmp.Compare(used[b], used[a]), strings.Compare(a, b))
+	})
+	var text strings.Builder
+	for _, name := range names {
+		fmt.Fprintf(&text, "%8.1f  %s\n", used[name].Seconds(), name)
 	}
-	c := exec.Command(converter, "-t", "-p", p.path, p.binary, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=0", "-test.parallel=4")
+	return text.String()
+}
+
+// command runs the binary of a package in the package's directory.
+func (p testPackage) command(name string, arguments ...string) *exec.Cmd {
+	c := exec.Command(name, arguments...)
 	c.Dir = p.dir
 	c.Env = append(os.Environ(), "PWD="+p.dir)
 	c.Stderr = os.Stderr
+	return c
+}
+
+// processorTime is the user and system time of a process that has ended, and of those of its
+// descendants for which an ancestor has waited.
+func processorTime(s *os.ProcessState) time.Duration { return s.UserTime() + s.SystemTime() }
+
+// costAll runs each test of the packages alone and prints a table for each package.
+func costAll(packages []testPackage, o options) error {
+	for _, p := range packages {
+		list, err := p.command(p.binary, "-test.list", "^Test").Output()
+		if err != nil {
+			return fmt.Errorf("listing the tests of %s: %w; run testrun -build first", p.path, err)
+		}
+		used := map[string]time.Duration{}
+		for _, name := range strings.Fields(string(list)) {
+			c := p.command(p.binary, "-test.run", "^"+name+"$", "-test.paniconexit0", "-test.timeout=0")
+			err := c.Run()
+			if ended := (*exec.ExitError)(nil); errors.As(err, &ended) {
+				name += " (failed)"
+			} else if err != nil {
+				return fmt.Errorf("running %s of %s: %w", name, p.path, err)
+			}
+			used[name] = processorTime(c.ProcessState)
+		}
+		if _, err := fmt.Fprintf(o.out, "%s\n%s", p.path, usage(used)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run runs the tests of a package, as the go command does, and returns their processor time.
+func (p testPackage) run(converter string, write func(line []byte) error) (time.Duration, error) {
+	if _, err := os.Stat(p.binary); err != nil {
+		return 0, fmt.Errorf("running the tests of %s: %w; run testrun -build first", p.path, err)
+	}
+	c := p.command(converter, "-t", "-p", p.path, p.binary, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=0", "-test.parallel=4")
 	events, err := c.StdoutPipe()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if err := c.Start(); err != nil {
-		return fmt.Errorf("running the tests of %s: %w", p.path, err)
+		return 0, fmt.Errorf("running the tests of %s: %w", p.path, err)
 	}
 	lines := bufio.NewReader(events)
 	for {
@@ -214,21 +287,21 @@ func (p testPackage) run(converter string, write func(line []byte) error) error 
 				line = append(line, '\n')
 			}
 			if err := write(line); err != nil {
-				return errors.Join(err, c.Process.Kill(), c.Wait())
+				return 0, errors.Join(err, c.Process.Kill(), c.Wait())
 			}
 		}
 		if err == io.EOF {
 			break
 		}
 		if err != nil {
-			return errors.Join(err, c.Wait())
+			return 0, errors.Join(err, c.Wait())
 		}
 	}
 	var ended *exec.ExitError
 	if err := c.Wait(); errors.As(err, &ended) {
-		return errFailed
+		return processorTime(c.ProcessState), errFailed
 	} else if err != nil {
-		return err
+		return 0, err
 	}
-	return nil
+	return processorTime(c.ProcessState), nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/peerlane/peerlane/integration/programs"
@@ -35,14 +36,15 @@ func TestRunGivesTheEventsOfEachPackage(t *testing.T) {
 	t.Chdir(dir)
 	plain := []string{"./..."}
 	var out bytes.Buffer
-	if err := run(false, plain, 2, "bin", plain, &out); err == nil || errors.Is(err, errFailed) {
+	o := options{dir: "bin", atOnce: 2, out: &out}
+	if err := run(runAll, o, plain, plain); err == nil || errors.Is(err, errFailed) {
 		t.Errorf("without binaries: %v", err)
 	}
 	out.Reset()
-	if err := run(true, plain, 2, "bin", plain, nil); err != nil {
+	if err := run(buildAll, o, plain, plain); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(false, plain, 2, "bin", plain, &out); !errors.Is(err, errFailed) {
+	if err := run(runAll, o, plain, plain); !errors.Is(err, errFailed) {
 		t.Errorf("the error is %v, and a test fails", err)
 	}
 	ends := map[string]string{}
@@ -62,6 +64,39 @@ func TestRunGivesTheEventsOfEachPackage(t *testing.T) {
 	}
 }
 
+// A test that computes for 0.3 s is charged more than one that does nothing, also where the
+// work is a child's.
+func TestCostChargesEachTestItsProcessorTime(t *testing.T) {
+	_, err := exec.LookPath("go")
+	programs.MustHave(t, err)
+	t.Chdir(t.TempDir())
+	const text = `package x
+import ("os/exec"; "testing")
+func TestIdle(t *testing.T) {}
+func TestBusy(t *testing.T) {
+	if err := exec.Command("sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done").Run(); err != nil { t.Error(err) }
+}
+func TestBad(t *testing.T) { t.Error("wrong") }
+`
+	for name, text := range map[string]string{"go.mod": "module probe\n\ngo 1.26\n", "x_test.go": text} {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	o := options{dir: "bin", out: &out}
+	if err := run(buildAll, o, []string{"."}, []string{"."}); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(costAll, o, []string{"."}, []string{"."}); err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(out.String())
+	if len(fields) != 8 || fields[0] != "probe" || fields[2] != "TestBusy" || !strings.Contains(out.String(), "TestBad (failed)") {
+		t.Errorf("the table is\n%s", &out)
+	}
+}
+
 func TestRunOfABrokenPackageNamesIt(t *testing.T) {
 	_, err := exec.LookPath("go")
 	programs.MustHave(t, err)
@@ -71,7 +106,7 @@ func TestRunOfABrokenPackageNamesIt(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	err = run(true, []string{"."}, 1, "bin", []string{"."}, nil)
+	err = run(buildAll, options{dir: "bin"}, []string{"."}, []string{"."})
 	if err == nil || !bytes.Contains([]byte(err.Error()), []byte("x_test.go:2")) {
 		t.Errorf("the error is %v", err)
 	}

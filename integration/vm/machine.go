@@ -39,8 +39,8 @@ type Options struct {
 	// machine that is alone.
 	Network *Network
 	Guest   int
-	// HangTime is how long the guest may leave a ping unanswered; 0 for a minute.
-	HangTime time.Duration
+	// HangTimeout is how long the guest may leave a ping unanswered; 0 for a minute.
+	HangTimeout time.Duration
 	// KernelOptions are added to the kernel's command line.
 	KernelOptions []string
 }
@@ -68,11 +68,11 @@ func (n *Network) machine(guest int) *Machine {
 }
 
 // Times within which a guest does what it does in a tenth of them.
-var bootTime = map[string]time.Duration{Small: 2 * time.Minute, Full: 6 * time.Minute}
+var bootTimeout = map[string]time.Duration{Small: 2 * time.Minute, Full: 6 * time.Minute}
 
 // A guest that answers no ping for so long hangs. Emulation on a busy host is
 // slow, and the agent has a processor to share.
-const defaultHangTime = 60 * time.Second
+const defaultHangTimeout = 60 * time.Second
 
 // Machine is a guest that runs.
 type Machine struct {
@@ -99,8 +99,8 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 	if o.MemoryMiB == 0 {
 		o.MemoryMiB = 4608
 	}
-	if o.HangTime == 0 {
-		o.HangTime = defaultHangTime
+	if o.HangTimeout == 0 {
+		o.HangTimeout = defaultHangTimeout
 	}
 	m := &Machine{options: o, errs: &tail{}, exited: make(chan struct{})}
 	m.down, m.fail = context.WithCancelCause(context.Background())
@@ -141,7 +141,7 @@ func (m *Machine) start(ctx context.Context) error {
 		close(m.exited)
 	}()
 
-	ctx, cancel := context.WithTimeoutCause(ctx, bootTime[m.options.Image.Kind], fmt.Errorf("not up within %v", bootTime[m.options.Image.Kind]))
+	ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout[m.options.Image.Kind], fmt.Errorf("not up within %v", bootTimeout[m.options.Image.Kind]))
 	defer cancel()
 	conn, err := m.accept(ctx, agentPort)
 	if err != nil {
@@ -312,9 +312,9 @@ func (m *Machine) watch() {
 		select {
 		case <-m.down.Done():
 			return
-		case <-time.After(m.options.HangTime / 6):
+		case <-time.After(m.options.HangTimeout / 6):
 		}
-		ctx, cancel := context.WithTimeout(m.down, m.options.HangTime)
+		ctx, cancel := context.WithTimeout(m.down, m.options.HangTimeout)
 		err := m.Agent.Ping(ctx)
 		cancel()
 		if err != nil {
@@ -322,7 +322,7 @@ func (m *Machine) watch() {
 				m.fail(m.cause(m.down, err)) // the machine's end is the better reason
 				return
 			}
-			m.fail(fmt.Errorf("the guest has not answered for %v: it hangs (%w)", m.options.HangTime, err))
+			m.fail(fmt.Errorf("the guest has not answered for %v: it hangs (%w)", m.options.HangTimeout, err))
 			return
 		}
 	}

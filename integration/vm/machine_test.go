@@ -80,7 +80,7 @@ func TestAPanicIsAnError(t *testing.T) {
 
 func TestAHangIsAnError(t *testing.T) {
 	o := options(t)
-	o.HangTime = 12 * time.Second
+	o.HangTimeout = 12 * time.Second
 	m := start(t, o)
 	if err := m.Freeze(); err != nil {
 		t.Fatal(err)

@@ -17,8 +17,8 @@ type monitor struct {
 	dec  *json.Decoder
 }
 
-// monitorTime bounds an answer of QEMU itself, which no guest can delay.
-const monitorTime = 30 * time.Second
+// monitorTimeout bounds an answer of QEMU itself, which no guest can delay.
+const monitorTimeout = 30 * time.Second
 
 func dialMonitor(path string) (*monitor, error) {
 	conn, err := net.Dial("unix", path)
@@ -27,7 +27,7 @@ func dialMonitor(path string) (*monitor, error) {
 	}
 	m := &monitor{conn: conn, dec: json.NewDecoder(conn)}
 	var greeting json.RawMessage
-	err = conn.SetDeadline(time.Now().Add(monitorTime))
+	err = conn.SetDeadline(time.Now().Add(monitorTimeout))
 	if err == nil {
 		err = m.dec.Decode(&greeting)
 	}
@@ -43,7 +43,7 @@ func dialMonitor(path string) (*monitor, error) {
 func (m *monitor) do(command string, arguments any) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.conn.SetDeadline(time.Now().Add(monitorTime)); err != nil {
+	if err := m.conn.SetDeadline(time.Now().Add(monitorTimeout)); err != nil {
 		return err
 	}
 	request := map[string]any{"execute": command}

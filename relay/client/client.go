@@ -29,15 +29,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/cuda"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/ring"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // DefaultSocket is where a container finds its relay.
-const DefaultSocket = layout.ContainerDir + "/" + layout.SocketName
+const DefaultSocket = paths.ContainerDir + "/" + paths.SocketName
 
 // replyTime bounds the answer to a request that no other client can delay: it
 // includes the creation of a CUDA context and of staging memory.

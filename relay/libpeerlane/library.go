@@ -138,7 +138,7 @@ type Places struct {
 }
 
 // Installed are the usual places. The library lies where `peerlane cdi generate`
-// looks for what containers get (hook/layout); programs name it -lpeerlane by
+// looks for what containers get (config/paths); programs name it -lpeerlane by
 // pkg-config.
 func Installed() Places {
 	return Places{Library: "/usr/lib/peerlane", Include: "/usr/include", PkgConfig: "/usr/share/pkgconfig", Version: "0"}

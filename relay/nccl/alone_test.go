@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	files "github.com/peerlane/peerlane/hook/layout"
+	files "github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 

@@ -13,8 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -87,7 +87,7 @@ func TestAConfigurationThatIsNone(t *testing.T) {
 func TestAHostWithNothing(t *testing.T) {
 	empty := t.TempDir()
 	h := &Host{
-		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: layout.New(empty), SpecDirs: []string{filepath.Join(empty, "cdi")},
+		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: paths.New(empty), SpecDirs: []string{filepath.Join(empty, "cdi")},
 		Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged, NVML: &fake{err: topo.ErrNoNVML},
 	}
 	found := Examine(context.Background(), h, All())

@@ -7,8 +7,8 @@ import (
 	"strconv"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor/meeting"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/relay/wire"

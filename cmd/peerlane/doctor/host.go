@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
@@ -37,7 +37,7 @@ type Host struct {
 	// Sysfs and Proc are the roots of sysfs and procfs, and Root is that of the rest:
 	// /dev, /etc, /usr, /boot.
 	Sysfs, Proc, Root string
-	Layout            layout.Layout
+	Layout            paths.Layout
 	// SpecDirs are those that engines read, in the order of their priority.
 	SpecDirs []string
 	// NVML is nil for a host that is not this machine: the library speaks of that.
@@ -45,11 +45,11 @@ type Host struct {
 	// Software has plans use software RDMA, too.
 	Software bool
 	// Relays lists the generations of a layout: hook.List.
-	Relays func(layout.Layout) ([]hook.Info, error)
+	Relays func(paths.Layout) ([]hook.Info, error)
 	// Ask asks relays for a report, for no longer than a time: hook.Ask.
-	Ask func(layout.Layout, []hook.Info, time.Duration) hook.Reports
+	Ask func(paths.Layout, []hook.Info, time.Duration) hook.Reports
 	// Staged is what relays have of each GPU by its PCI address: hook.Staged.
-	Staged func(layout.Layout) (map[string]uint64, error)
+	Staged func(paths.Layout) (map[string]uint64, error)
 	// Pairs are the results of a self-test that was just made and is not kept.
 	Pairs []launch.Pair
 	// Meetings are with other hosts; nil where none is named.

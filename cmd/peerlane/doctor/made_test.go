@@ -18,8 +18,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
@@ -75,7 +75,7 @@ func TestMain(m *testing.M) {
 	debug.SetGCPercent(400) // a hundred hosts are read, and none is kept
 	code := m.Run()
 	if shared != nil {
-		_, err := layout.New(shared.root).UnmountAnchor()
+		_, err := paths.New(shared.root).UnmountAnchor()
 		if err := errors.Join(err, os.RemoveAll(shared.root)); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
@@ -97,7 +97,7 @@ func newMade(t *testing.T) *made {
 		must(t, err)
 		m := &made{t: t, root: root, between: func() {}, answer: hook.Answer{Report: &launch.Report{}}}
 		m.build()
-		must(t, layout.New(root).MountAnchor())
+		must(t, paths.New(root).MountAnchor())
 		shared = m
 	}
 	shared.t = t
@@ -341,17 +341,17 @@ func (m *made) undo() {
 // host is what checks see of it.
 func (m *made) host() *Host {
 	return &Host{
-		Sysfs: m.path("sys"), Proc: m.path("proc"), Root: m.root, Layout: layout.New(m.root), SpecDirs: []string{m.path("etc/cdi"), m.path("var/run/cdi")},
+		Sysfs: m.path("sys"), Proc: m.path("proc"), Root: m.root, Layout: paths.New(m.root), SpecDirs: []string{m.path("etc/cdi"), m.path("var/run/cdi")},
 		NVML:   &m.fake,
-		Relays: func(layout.Layout) ([]hook.Info, error) { return m.generations, m.generateErr },
-		Ask: func(_ layout.Layout, list []hook.Info, _ time.Duration) hook.Reports {
+		Relays: func(paths.Layout) ([]hook.Info, error) { return m.generations, m.generateErr },
+		Ask: func(_ paths.Layout, list []hook.Info, _ time.Duration) hook.Reports {
 			all := hook.Reports{}
 			for _, info := range list {
 				all[info.ID] = m.answer
 			}
 			return all
 		},
-		Staged: func(layout.Layout) (map[string]uint64, error) { return m.staged, nil },
+		Staged: func(paths.Layout) (map[string]uint64, error) { return m.staged, nil },
 		wait:   func(context.Context, time.Duration) { m.between() },
 		ask: func(_ context.Context, path string) (string, error) {
 			script, err := read(path) // to run each would take most of the time

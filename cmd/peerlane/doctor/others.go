@@ -234,8 +234,8 @@ func checkProtocol(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	return ok("", "version %d, of %s there and %s here", min(ours.Newest, m.Theirs.Newest), m.Theirs.Release, ours.Release)
 }
 
-// mostSkew is how far two clocks may be apart.
-const mostSkew = time.Second
+// maxSkew is how far two clocks may be apart.
+const maxSkew = time.Second
 
 func checkClock(_ meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	if m.Peer == "" || m.Err != nil {
@@ -244,9 +244,9 @@ func checkClock(_ meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	off := m.Offset.Abs().Round(time.Millisecond / 10)
 	unsure := m.Uncertainty.Round(time.Millisecond / 10)
 	switch {
-	case m.Offset.Abs()-m.Uncertainty > mostSkew:
+	case m.Offset.Abs()-m.Uncertainty > maxSkew:
 		return warning("", "its clock is %v %s this one, give or take %v", off, map[bool]string{true: "ahead of", false: "behind"}[m.Offset > 0], unsure)
-	case m.Uncertainty > mostSkew:
+	case m.Uncertainty > maxSkew:
 		return unknown("", "its answers take %v, too long to tell", 2*unsure)
 	}
 	return ok("", "the clocks are %v apart, give or take %v", off, unsure)

@@ -43,8 +43,8 @@ func lanesOf(g hook.Info) []int {
 	return lanes
 }
 
-// answerTime is what relays have to answer in, all of them together: less than timeout.
-const answerTime = 5 * time.Second
+// answerTimeout is what relays have to answer in, all of them together: less than timeout.
+const answerTimeout = 5 * time.Second
 
 func checkRelays(_ context.Context, h *Host) []Finding {
 	generations, err := h.generations()
@@ -86,7 +86,7 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 
 // silent are those of relays that are ready, as is written of them, that do not answer.
 func (h *Host) silent(ready []hook.Info) (list []Finding) {
-	reports := h.Ask(h.Layout, ready, answerTime)
+	reports := h.Ask(h.Layout, ready, answerTimeout)
 	for _, g := range ready {
 		if answer := reports[g.ID]; answer.Report == nil {
 			list = append(list, failure("container "+cut(g.Container.ID), "its relay is ready, and did not answer: %s", cut(answer.NoReport)).

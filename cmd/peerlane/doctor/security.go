@@ -11,7 +11,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/peerlane/peerlane/hook/config"
+	"github.com/peerlane/peerlane/config"
 )
 
 var securityChecks = []Check{

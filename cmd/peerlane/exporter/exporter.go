@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -82,16 +82,16 @@ var (
 	}
 )
 
-// answerTime is what relays have to answer in: less than the 10 s after which Prometheus
+// answerTimeout is what relays have to answer in: less than the 10 s after which Prometheus
 // gives a scrape up, and with it all other relays.
-const answerTime = 3 * time.Second
+const answerTimeout = 3 * time.Second
 
 // Source reads the state of a host's relays. The error is for what could not be read;
 // the snapshot has the rest.
 type Source func() (Snapshot, error)
 
 // Host reads the state itself, which root can.
-func Host(l layout.Layout) Source {
+func Host(l paths.Layout) Source {
 	return func() (Snapshot, error) {
 		infos, err := hook.List(l)
 		var alive []hook.Info
@@ -100,7 +100,7 @@ func Host(l layout.Layout) Source {
 				alive = append(alive, info)
 			}
 		}
-		return snapshot(infos, hook.Ask(l, alive, answerTime)), err
+		return snapshot(infos, hook.Ask(l, alive, answerTimeout)), err
 	}
 }
 
@@ -272,7 +272,7 @@ func (e emitter) lane(f launch.Figures, of []string) {
 	count, sum, buckets := histogram(f.Latency)
 	e <- prometheus.MustNewConstHistogram(laneLatency, count, sum, buckets, of...)
 	// All causes are there from the beginning, so that a rate has something to begin with.
-	for _, cause := range Causes {
+	for _, cause := range causes {
 		var s launch.Stall
 		if i := slices.IndexFunc(f.Stalls, func(s launch.Stall) bool { return s.Cause == cause }); i >= 0 {
 			s = f.Stalls[i]
@@ -285,8 +285,8 @@ func (e emitter) lane(f launch.Figures, of []string) {
 	}
 }
 
-// Causes are why operations wait.
-var Causes = []string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull, launch.StallPacing}
+// causes are why operations wait.
+var causes = []string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull, launch.StallPacing}
 
 // Bounds of the histogram are powers of two of nanoseconds, where relays' own buckets
 // have theirs, from 1 µs to 34 s.

@@ -494,7 +494,7 @@ NICs that it is striped over, with commas between them.
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", f.GetName(), strings.ToLower(f.GetType().String()), strings.Join(labels, ", "), f.GetHelp())
 	}
 	fmt.Fprintf(&b, "\n`state` is one of %s; `cause` one of %s; `memory` is gpu, or host where a lane bounces; `direction` is sent or received.\n",
-		strings.Join(States, ", "), strings.Join(Causes, ", "))
+		strings.Join(States, ", "), strings.Join(causes, ", "))
 	if *update {
 		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
 			t.Fatal(err)

@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// killTime is how long a killed process may take to end.
-	killTime = 10 * time.Second
-	// sendTime bounds a frame's way to an agent, which never waits with reading.
-	sendTime = time.Minute
+	// killTimeout is how long a killed process may take to end.
+	killTimeout = 10 * time.Second
+	// sendTimeout bounds a frame's way to an agent, which never waits with reading.
+	sendTimeout = time.Minute
 )
 
 // Client is the side that has processes run. It is safe for concurrent use.
@@ -118,7 +118,7 @@ func (c *Client) send(f frame) error {
 	c.write.Lock()
 	defer c.write.Unlock()
 	if conn, ok := c.conn.(net.Conn); ok {
-		if err := conn.SetWriteDeadline(time.Now().Add(sendTime)); err != nil {
+		if err := conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 			return err
 		}
 	}
@@ -212,8 +212,8 @@ func (c *Client) Run(ctx context.Context, cmd Command, stdin io.Reader, stdout, 
 		return fmt.Errorf("%q was killed: %w", cmd.Argv, why)
 	case <-c.done:
 		return errors.Join(why, c.err)
-	case <-time.After(killTime):
-		return fmt.Errorf("%q did not end within %v of being killed: %w", cmd.Argv, killTime, why)
+	case <-time.After(killTimeout):
+		return fmt.Errorf("%q did not end within %v of being killed: %w", cmd.Argv, killTimeout, why)
 	}
 }
 

@@ -46,7 +46,7 @@ type Rail struct {
 
 // Bounds of what is taken of another host.
 const (
-	MaxFacts = 256 << 10
+	maxFacts = 256 << 10
 	maxList  = 256
 	maxText  = 256
 )
@@ -54,18 +54,18 @@ const (
 func (f Facts) text() ([]byte, error) {
 	f.Interfaces, f.Rails = f.Interfaces[:min(len(f.Interfaces), maxList)], f.Rails[:min(len(f.Rails), maxList)]
 	text, err := json.Marshal(f)
-	if err == nil && len(text) > MaxFacts {
-		err = fmt.Errorf("the facts of this host have %d bytes; at most %d are possible", len(text), MaxFacts)
+	if err == nil && len(text) > maxFacts {
+		err = fmt.Errorf("the facts of this host have %d bytes; at most %d are possible", len(text), maxFacts)
 	}
 	return text, err
 }
 
-// ParseFacts reads another host's facts. It has the cluster key, and may lie all the same:
+// parseFacts reads another host's facts. It has the cluster key, and may lie all the same:
 // lists are bounded, and texts have nothing that moves a terminal.
-func ParseFacts(text []byte) (Facts, error) {
+func parseFacts(text []byte) (Facts, error) {
 	var f Facts
-	if len(text) > MaxFacts {
-		return f, fmt.Errorf("facts of %d bytes; at most %d are possible", len(text), MaxFacts)
+	if len(text) > maxFacts {
+		return f, fmt.Errorf("facts of %d bytes; at most %d are possible", len(text), maxFacts)
 	}
 	if err := json.Unmarshal(text, &f); err != nil {
 		return Facts{}, fmt.Errorf("the facts of the other host make no sense: %w", err)

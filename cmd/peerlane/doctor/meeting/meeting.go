@@ -8,7 +8,7 @@
 //
 //	c  →  8 bytes: its clock, nanoseconds since 1970, little-endian
 //	f  →  4 bytes: how many follow, and its Facts as JSON
-//	b and BulkBytes  →  BulkBytes
+//	b and bulkBytes  →  bulkBytes
 package meeting
 
 import (
@@ -36,18 +36,18 @@ const version = 2
 var target = network.Target{Host: wire.UUID([]byte("peerlane doctor ")), Token: wire.UUID([]byte("peerlane doctor "))}
 
 const (
-	// BulkBytes go each way to see whether full packets arrive.
-	BulkBytes = 1 << 20
-	// stepTime bounds each answer, and BulkTime what BulkBytes take.
-	stepTime = 3 * time.Second
-	BulkTime = 8 * time.Second
-	// meetTime bounds a meeting: less than a check may take.
-	meetTime = 18 * time.Second
+	// bulkBytes go each way to see whether full packets arrive.
+	bulkBytes = 1 << 20
+	// stepTimeout bounds each answer, and bulkTimeout what bulkBytes take.
+	stepTimeout = 3 * time.Second
+	bulkTimeout = 8 * time.Second
+	// meetTimeout bounds a meeting: less than a check may take.
+	meetTimeout = 18 * time.Second
 	// readings of the clock: the one with the shortest way counts.
 	readings = 8
 	// guests at a time, and how long each may stay.
 	guests    = 16
-	guestTime = time.Minute
+	guestTimeout = time.Minute
 )
 
 // Side is this host's side of a meeting.
@@ -56,8 +56,8 @@ type Side struct {
 	Keys func() network.Keys
 	// Certificates are the configuration's; nil where it has none.
 	Certificates *network.Certificates
-	// BulkTime stands for the constant where it is not 0.
-	BulkTime time.Duration
+	// BulkTimeout stands for the constant where it is not 0.
+	BulkTimeout time.Duration
 }
 
 func (s Side) local() (*network.Local, error) {
@@ -110,7 +110,7 @@ func Serve(listener net.Listener, side Side, facts func() Facts, refused func(ne
 
 // answer answers one doctor.
 func answer(conn net.Conn, facts func() Facts) error {
-	if err := conn.SetDeadline(time.Now().Add(guestTime)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(guestTimeout)); err != nil {
 		return err
 	}
 	bulk := make([]byte, 64<<10)
@@ -132,10 +132,10 @@ func answer(conn net.Conn, facts func() Facts) error {
 			}
 			reply = append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...)
 		case 'b':
-			if _, err := io.CopyBuffer(io.Discard, onlyReader{io.LimitReader(conn, BulkBytes)}, bulk); err != nil {
+			if _, err := io.CopyBuffer(io.Discard, onlyReader{io.LimitReader(conn, bulkBytes)}, bulk); err != nil {
 				return err
 			}
-			reply = make([]byte, BulkBytes)
+			reply = make([]byte, bulkBytes)
 		default:
 			return fmt.Errorf("a doctor asks for %q, which this version does not know", question)
 		}
@@ -167,13 +167,13 @@ type Meeting struct {
 	Ours netip.Addr
 	// PathMTU is what the kernel has found out of the path, bytes; 0 where it does not say.
 	PathMTU int
-	// Stuck is what became of BulkBytes each way; nil where they arrived.
+	// Stuck is what became of bulkBytes each way; nil where they arrived.
 	Stuck error
 }
 
-// Meet meets the doctor at an address. It takes meetTime at most.
+// Meet meets the doctor at an address. It takes meetTimeout at most.
 func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
-	ctx, cancel := context.WithTimeout(ctx, meetTime)
+	ctx, cancel := context.WithTimeout(ctx, meetTimeout)
 	defer cancel()
 	m := Meeting{At: at[0]}
 	local, err := side.local()
@@ -183,7 +183,7 @@ func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 	}
 	var connected atomic.Bool // several addresses are tried beside each other
 	local.Connect = func(ctx context.Context, to netip.AddrPort, _ string) (net.Conn, error) {
-		conn, err := (&net.Dialer{Timeout: stepTime}).DialContext(ctx, "tcp", to.String())
+		conn, err := (&net.Dialer{Timeout: stepTimeout}).DialContext(ctx, "tcp", to.String())
 		if err == nil {
 			connected.Store(true)
 		}
@@ -216,7 +216,7 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 	m.Uncertainty = time.Duration(1<<63 - 1)
 	for range readings {
 		begun := time.Now()
-		reply, err := exchange(conn, []byte{'c'}, 8, stepTime)
+		reply, err := exchange(conn, []byte{'c'}, 8, stepTimeout)
 		if err != nil {
 			return fmt.Errorf("asking for its clock: %w", err)
 		}
@@ -226,26 +226,26 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 			m.Offset, m.Uncertainty = theirs.Sub(begun.Add(half).Round(0)), half
 		}
 	}
-	length, err := exchange(conn, []byte{'f'}, 4, stepTime)
+	length, err := exchange(conn, []byte{'f'}, 4, stepTimeout)
 	if err != nil {
 		return fmt.Errorf("asking for its facts: %w", err)
 	}
 	n := binary.LittleEndian.Uint32(length)
-	if n > MaxFacts {
-		return fmt.Errorf("its facts have %d bytes; at most %d are possible", n, MaxFacts)
+	if n > maxFacts {
+		return fmt.Errorf("its facts have %d bytes; at most %d are possible", n, maxFacts)
 	}
-	text, err := exchange(conn, nil, int(n), stepTime)
+	text, err := exchange(conn, nil, int(n), stepTimeout)
 	if err != nil {
 		return fmt.Errorf("asking for its facts: %w", err)
 	}
-	if m.Theirs, err = ParseFacts(text); err != nil {
+	if m.Theirs, err = parseFacts(text); err != nil {
 		return err
 	}
-	most := side.BulkTime
+	most := side.BulkTimeout
 	if most == 0 {
-		most = BulkTime
+		most = bulkTimeout
 	}
-	if _, m.Stuck = exchange(conn, append([]byte{'b'}, make([]byte, BulkBytes)...), BulkBytes, most); m.Stuck != nil {
+	if _, m.Stuck = exchange(conn, append([]byte{'b'}, make([]byte, bulkBytes)...), bulkBytes, most); m.Stuck != nil {
 		m.Stuck = fmt.Errorf("1 MiB each way did not arrive within %v: %w", most, m.Stuck)
 	}
 	m.PathMTU = pathMTU(conn)

@@ -17,7 +17,7 @@ import (
 )
 
 func side(name string, key network.Key) Side {
-	return Side{Name: name, Keys: func() network.Keys { return network.Keys{Current: key} }, BulkTime: time.Minute}
+	return Side{Name: name, Keys: func() network.Keys { return network.Keys{Current: key} }, BulkTimeout: time.Minute}
 }
 
 var theirs = Facts{
@@ -147,7 +147,7 @@ func TestWhatDoesNotGetThrough(t *testing.T) {
 	l, at := listen(t, func(l net.Listener) net.Listener { return narrow{l, 100 << 10} })
 	serve(t, l, side("there", key))
 	ours := side("here", key)
-	ours.BulkTime = 100 * time.Millisecond
+	ours.BulkTimeout = 100 * time.Millisecond
 	m := Meet(context.Background(), ours, []netip.AddrPort{at})
 	if m.Err != nil || m.Stuck == nil || m.Theirs.Host != "there" {
 		t.Errorf("%+v", m)
@@ -173,9 +173,9 @@ func TestFactsAreTame(t *testing.T) {
 		`{"keys":["1","2","3"]}`:        "3 keys",
 		`{"oldest":2,"newest":1}`:       "versions 2 to 1",
 		`{"host":7}`:                    "make no sense",
-		strings.Repeat(" ", MaxFacts+1): "at most",
+		strings.Repeat(" ", maxFacts+1): "at most",
 	} {
-		f, err := ParseFacts([]byte(text))
+		f, err := parseFacts([]byte(text))
 		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" && (err != nil || f.Host != "a [2Jb" || len(f.Release) != maxText) {
 			t.Errorf("%.40q: %+v, %v", text, f, err)
 		}
@@ -190,7 +190,7 @@ func FuzzFacts(f *testing.F) {
 	f.Add(text)
 	f.Add([]byte(`{"interfaces":[{"addresses":["x"]}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		facts, err := ParseFacts(text)
+		facts, err := parseFacts(text)
 		if err != nil {
 			return
 		}

@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -124,7 +124,7 @@ func TestARootlessContainer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.Layout = layout.New(trainerRun + "/peerlane")
+	h.Layout = paths.New(trainerRun + "/peerlane")
 	if err := h.Layout.Create(); err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestARootlessContainer(t *testing.T) {
 			}
 			ctx, cancel := testutil.WithLimit(t.Context(), time.Minute)
 			defer cancel()
-			s, err := client.Dial(ctx, filepath.Join(h.Layout.SocketDir(g.ID), layout.SocketName))
+			s, err := client.Dial(ctx, filepath.Join(h.Layout.SocketDir(g.ID), paths.SocketName))
 			if err != nil {
 				t.Fatal(err)
 			}

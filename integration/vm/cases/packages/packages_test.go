@@ -19,11 +19,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -107,7 +107,7 @@ func newHost(t testing.TB) *host {
 	if h.Host, err = testbed.New(root, "/usr/libexec/peerlane", testbed.GPUsSimulated); err != nil {
 		t.Fatal(err)
 	}
-	h.Layout = layout.New("/")
+	h.Layout = paths.New("/")
 	if err := h.Configure(func(c *config.Config) { c.Relay.Slots, c.Relay.SlotSize = 4, 1<<20 }); err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func (c *container) goesOn(t *testing.T, was hook.Info) {
 	}
 	ctx, cancel := testutil.WithLimit(t.Context(), patience)
 	defer cancel()
-	s, err := client.Dial(ctx, filepath.Join(c.h.Layout.SocketDir(is.ID), layout.SocketName))
+	s, err := client.Dial(ctx, filepath.Join(c.h.Layout.SocketDir(is.ID), paths.SocketName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,8 +214,8 @@ func (c *container) goesOn(t *testing.T, was hook.Info) {
 	}
 }
 
-// paths are those of Peerlane's name.
-func paths(t testing.TB) []string {
+// ownFiles lists the paths with Peerlane's name.
+func ownFiles(t testing.TB) []string {
 	t.Helper()
 	// dpkg keeps lists of what it has installed; the tests' own files are elsewhere.
 	return strings.Fields(inside.Command(t, "find", "/etc", "/usr", "/var/lib", "/run", "-xdev", "-name", "*peerlane*", "-not", "-path", "/var/lib/dpkg/*", "-not", "-name", "peerlane-vm*"))
@@ -236,7 +236,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 			t.Logf("%s", out)
 		}
 	})
-	before := paths(t)
+	before := ownFiles(t)
 	running := invocations(t)
 
 	dpkg(t, older)
@@ -245,7 +245,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 		t.Errorf("%v are %v", enabled, is)
 	}
 	inside.Command(t, "systemctl", "is-active", "peerlane-relay.socket", "peerlane-cdi-refresh.path")
-	if err := layout.New("/").CheckAnchor(); err != nil {
+	if err := paths.New("/").CheckAnchor(); err != nil {
 		t.Errorf("after the installation the anchor is not mounted: %v", err)
 	}
 	if out, err := exec.Command("systemctl", "is-system-running").CombinedOutput(); err != nil {
@@ -329,7 +329,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 			t.Errorf("the socket is %s", is)
 		}
 		said := inside.Command(t, "sh", "-c", "dpkg --force-unsafe-io --purge peerlane libpeerlane 2>&1")
-		if layout.New("/").CheckAnchor() == nil {
+		if paths.New("/").CheckAnchor() == nil {
 			t.Error("the purge leaves the anchor mounted")
 		}
 		first.goesOn(t, had)
@@ -344,7 +344,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 			return !there, fmt.Sprintf("%+v", g)
 		})
 		inside.Command(t, "sh", "-c", later)
-		if diff := cmp.Diff(before, paths(t)); diff != "" {
+		if diff := cmp.Diff(before, ownFiles(t)); diff != "" {
 			t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
 		}
 		if exec.Command("getent", "group", "peerlane-relay").Run() == nil {

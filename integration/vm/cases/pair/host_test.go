@@ -16,12 +16,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
 	"github.com/peerlane/peerlane/integration/across"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/pcitree"
 	"github.com/peerlane/peerlane/relay/client"
@@ -65,7 +65,7 @@ func beHost(runtimeName, key, transport string) (err error) {
 	}
 	h, err := install(root, key, transport)
 	defer func() { // before the root is removed
-		_, unmounted := layout.New(root).UnmountAnchor()
+		_, unmounted := paths.New(root).UnmountAnchor()
 		err = errors.Join(err, unmounted)
 	}()
 	if err != nil {

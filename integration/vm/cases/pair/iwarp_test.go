@@ -28,7 +28,7 @@ import (
 func exchanged(t *testing.T, other *control.Client, transport string) (outputs [wiring.Guests]string) {
 	t.Helper()
 	known(t)
-	ctx, cancel := context.WithTimeout(t.Context(), exchangeTime)
+	ctx, cancel := context.WithTimeout(t.Context(), exchangeTimeout)
 	defer cancel()
 	self, err := os.Executable()
 	if err != nil {

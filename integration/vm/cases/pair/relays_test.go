@@ -32,8 +32,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// exchangeTime is far more than the messages need, in the slowest of guests.
-const exchangeTime = 4 * time.Minute
+// exchangeTimeout is far more than the messages need, in the slowest of guests.
+const exchangeTimeout = 4 * time.Minute
 
 // sizes are of the messages that each relay sends the other: none, what goes with the
 // announcement, around parts and slots, and MiBs.
@@ -181,7 +181,7 @@ func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 // relayTo is what runs in a guest, as `TEST relay GUEST TRANSPORT`: it reads the key, prints
 // the handle of its listener, and reads the other guest's.
 func relayTo(from io.Reader, guest, transport string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), exchangeTime)
+	ctx, cancel := context.WithTimeout(context.Background(), exchangeTimeout)
 	defer cancel()
 	number, err := strconv.Atoi(guest)
 	if err != nil {
@@ -227,7 +227,7 @@ func TestRelaysOverRoCE(t *testing.T) {
 	heavy(t)
 	other := rdma(t, inside.RoCE)
 	known(t)
-	ctx, cancel := context.WithTimeout(t.Context(), exchangeTime)
+	ctx, cancel := context.WithTimeout(t.Context(), exchangeTimeout)
 	defer cancel()
 	key := network.Keys{Current: network.NewKey(time.Now())}.Text()
 	s, err := begin(ctx, 0, string(key), launch.TransportVerbs)

@@ -48,7 +48,7 @@ func resources(t *testing.T, run func(name string, arguments ...string) string) 
 func TestTheKernelsResourcesOfRelays(t *testing.T) {
 	agent := rdma(t, inside.RoCE)
 	known(t)
-	ctx, cancel := context.WithTimeout(t.Context(), speedTime)
+	ctx, cancel := context.WithTimeout(t.Context(), speedTimeout)
 	defer cancel()
 	const pairs = 3
 	talk, other := talking(t, ctx, agent, pairs, 1<<20)

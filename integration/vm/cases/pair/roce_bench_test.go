@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/integration/bench"
+	"github.com/peerlane/peerlane/cmd/peerlane/bench"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/wiring"
 	"github.com/peerlane/peerlane/relay/launch"

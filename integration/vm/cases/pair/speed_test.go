@@ -134,7 +134,7 @@ func (t *talk) rounds(ctx context.Context, first bool, rounds int, bytes uint64,
 // listener, how many queue pairs there are and the room for a message, prints who it is, and
 // does what it is told to.
 func talkTo(from io.Reader) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), speedTime)
+	ctx, cancel := context.WithTimeout(context.Background(), speedTimeout)
 	defer cancel()
 	orders := bufio.NewScanner(from)
 	var key, handle string
@@ -188,8 +188,8 @@ func talkTo(from io.Reader) (err error) {
 	return orders.Err()
 }
 
-// speedTime is far more than five rounds take, in the slowest of guests.
-const speedTime = 20 * time.Minute
+// speedTimeout is far more than five rounds take, in the slowest of guests.
+const speedTimeout = 20 * time.Minute
 
 // other is talkTo, as this guest sees it.
 type other struct {
@@ -203,7 +203,7 @@ type other struct {
 // says waits for a line of the other guest's that begins so, and returns the rest of it.
 func (o *other) says(word string) (rest string) {
 	o.Helper()
-	deadline := time.Now().Add(exchangeTime)
+	deadline := time.Now().Add(exchangeTimeout)
 	for ; ; time.Sleep(5 * time.Millisecond) {
 		text := o.out.String()
 		for line := range strings.Lines(text) {
@@ -359,7 +359,7 @@ func TestRelaysBesidePerftest(t *testing.T) {
 	}
 	agent := rdma(t, inside.RoCE)
 	known(t)
-	ctx, cancel := context.WithTimeout(t.Context(), speedTime)
+	ctx, cancel := context.WithTimeout(t.Context(), speedTimeout)
 	defer cancel()
 	talk, other := talking(t, ctx, agent, 1, size)
 	stream := func(messages int) float64 {

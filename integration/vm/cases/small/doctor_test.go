@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
@@ -40,7 +40,7 @@ func found(t *testing.T, root string, more ...string) map[string][]doctor.Findin
 func TestDoctorOnThisKernel(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	root := t.TempDir()
-	testbed.UnmountAnchor(t, layout.New(root))
+	testbed.UnmountAnchor(t, paths.New(root))
 	inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "cdi", "generate", "--root", root, "--spec-dir", filepath.Join(root, "etc/cdi"))
 	by := found(t, root)
 	for _, check := range []string{"pcie-link", "acs", "iommu", "port-state", "port-physical", "port-rate", "link-layer", "subnet-manager", "configuration", "relays", "leftovers", "cpu-governor"} {

@@ -21,9 +21,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -172,7 +172,7 @@ func TestAContainerRegistersMemory(t *testing.T) {
 		}
 	})
 	root := t.TempDir()
-	testbed.UnmountAnchor(t, layout.New(root))
+	testbed.UnmountAnchor(t, paths.New(root))
 	specifications := filepath.Join(root, "cdi")
 	inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "cdi", "generate", "--root", root, "--spec-dir", specifications)
 	self, err := os.Executable()

@@ -20,9 +20,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/demo"
-	"github.com/peerlane/peerlane/integration/testbed"
+	"github.com/peerlane/peerlane/cmd/peerlane/demo"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/pcitree"
 	"github.com/peerlane/peerlane/topo"
@@ -192,7 +192,7 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 		}
 	}
 	root := t.TempDir()
-	testbed.UnmountAnchor(t, layout.New(root))
+	testbed.UnmountAnchor(t, paths.New(root))
 	sameAsItsCapture(t, filepath.Join(root, "host.tar.gz"))
 	var plan topo.Plan
 	peerlane(t, &plan, "plan", "--root", root)

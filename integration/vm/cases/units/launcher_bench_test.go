@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 

@@ -20,12 +20,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/demo"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/hook/config"
-	"github.com/peerlane/peerlane/hook/layout"
-	"github.com/peerlane/peerlane/integration/bundle"
-	"github.com/peerlane/peerlane/integration/demo"
-	"github.com/peerlane/peerlane/integration/testbed"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -160,7 +160,7 @@ func newOperator(t testing.TB, change func(*config.Config)) *operator {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.Layout = layout.New("/")
+	h.Layout = paths.New("/")
 	if err := h.Layout.Create(); err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func (o *operator) serves(g hook.Info) {
 	o.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 30*time.Second)
 	defer cancel()
-	s, err := client.Dial(ctx, filepath.Join(o.Layout.SocketDir(g.ID), layout.SocketName))
+	s, err := client.Dial(ctx, filepath.Join(o.Layout.SocketDir(g.ID), paths.SocketName))
 	if err != nil {
 		o.Fatal(err)
 	}
@@ -566,7 +566,7 @@ func TestAServiceThatCannotStart(t *testing.T) {
 func TestDemoBySystemd(t *testing.T) {
 	install(t)
 	const root = "/var/tmp/demo"
-	socket := layout.New(root).Launcher()
+	socket := paths.New(root).Launcher()
 	if err := os.MkdirAll(dropInFolder, 0o755); err != nil {
 		t.Fatal(err)
 	}

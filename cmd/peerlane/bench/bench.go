@@ -1,0 +1,636 @@
+// Package bench measures what a relay costs and gives beside raw copies, the
+// bounce through host memory and copies of one process: `peerlane bench` runs it.
+// Clients are processes of their own, each with one GPU and with a relay that is
+// started as a container's is.
+package bench
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Routes.
+const (
+	direct = launch.RouteDirect
+	staged = launch.RouteStaged
+)
+
+// Baselines that can be measured.
+const (
+	BaselineRaw    = measure.Raw
+	BaselineBounce = measure.Bounce
+	BaselineLocal  = measure.Local
+)
+
+// Options are those of a run.
+type Options struct {
+	Tables    []string // names of Tables
+	Sizes     []uint64 // of messages; none for each table's own
+	Depths    []int    // messages in flight; the same
+	Routes    []string
+	Baselines []string
+	// Busy are the GPUs that table busy keeps busy, of BusyClient and its like; none
+	// for all of them in turn.
+	Busy []string
+	// Pace is what the emulated NICs write at, in GB/s, each; none for each table's own.
+	Pace     []float64
+	Duration time.Duration // of each measurement; 0 for the host's own
+	// Transport is what carries messages to another host: launch.TransportAuto, as relays
+	// choose, or one that they must take.
+	Transport string
+	// Network is how this host is on the network, of Listen and Connect.
+	Network config.Network
+	// Verbs is how it uses RDMA, of the same; nil for the default.
+	Verbs *config.Verbs
+	// Plan is what it says of its lanes, of the same: of real GPUs.
+	Plan config.Plan
+	// Quick is for machines that are lent by the minute: fewer sizes, shorter.
+	Quick bool
+	GPUs  string // one of package testbed's
+	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
+	Binaries string
+	Release  string
+	Command  []string
+	// Progress is called with what is being measured.
+	Progress func(string)
+	// Measured is called after each table with all that there is so far: a run may be
+	// ended before its end.
+	Measured func(*Report) error
+}
+
+// table is a part of what is asked of Peerlane's speed.
+type table struct {
+	name, what string
+	run        func(*run) error
+	// two says that nothing of it can be measured with one GPU.
+	two bool
+}
+
+// tables in their order.
+func tables() []table {
+	return []table{
+		{"copy", "a relay's copies, client to slot and slot to client, beside raw peer copies", (*run).copies, true},
+		{"latency", "8 bytes: a relay's copy, hand-off by timelines, rings", (*run).latency, false},
+		{"routes", "whole routes from client to client, by size and depth", (*run).routes, false},
+		{"bounce", "whole routes beside the best bounce through host memory", (*run).bounce, false},
+		{"client-copy", "clients that copy to the slots themselves and hand over", (*run).clientCopy, true},
+		{"busy", "a relay's copies while other processes' kernels keep GPUs busy", (*run).busy, true},
+		{"bystander", "kernels of a server GPU's owner, beside a relay at full rate", (*run).bystander, true},
+		{"uniformity", "one stream a GPU through emulated NICs that are paced", (*run).uniformity, true},
+		{"many-clients", "several clients at once, by one relay and by many", (*run).manyClients, false},
+		{"cpu", "processor time of a relay, idle and busy", (*run).cpu, false},
+		{"memory", "what a relay takes of its client's GPU and of others", (*run).memory, true},
+		{"first-copy", "from a client's first call to its first message", (*run).firstCopy, false},
+		{tableNetwork, "two relays of this host over TCP, beside plain sockets on loopback", (*run).network, false},
+	}
+}
+
+// Tables are the names of what can be run, and what each measures.
+func Tables() (names, what []string) {
+	for _, t := range tables() {
+		names, what = append(names, t.name), append(what, t.what)
+	}
+	return names, what
+}
+
+// Transports are those that Options.Transport can name.
+func Transports() []string {
+	return []string{launch.TransportAuto, launch.TransportTCP, launch.TransportVerbs}
+}
+
+// Check says what of the options makes no sense.
+func (o Options) Check() error {
+	names, _ := Tables()
+	for _, list := range []struct {
+		flag         string
+		have, choice []string
+	}{
+		{"table", o.Tables, names},
+		{"routes", o.Routes, []string{direct, staged}},
+		{"baselines", o.Baselines, []string{BaselineRaw, BaselineBounce, BaselineLocal}},
+		{"busy", o.Busy, []string{BusyClient, BusyServer, BusyBoth}},
+		{"transport", []string{cmp.Or(o.Transport, launch.TransportAuto)}, Transports()},
+		{"gpus", []string{o.GPUs}, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne}},
+	} {
+		for _, name := range list.have {
+			if !slices.Contains(list.choice, name) {
+				return fmt.Errorf("--%s %s is none of %s", list.flag, name, strings.Join(list.choice, ", "))
+			}
+		}
+	}
+	for flag, twice := range map[string]bool{
+		"table": repeats(o.Tables), "busy": repeats(o.Busy), "routes": repeats(o.Routes), "sizes": repeats(o.Sizes), "depths": repeats(o.Depths), "pace": repeats(o.Pace),
+	} {
+		if twice {
+			return fmt.Errorf("--%s names something twice", flag)
+		}
+	}
+	for _, n := range o.Sizes {
+		if n == 0 || n > 1<<30 {
+			return fmt.Errorf("--sizes: a message of %d bytes; 1 byte to 1 GiB is possible", n)
+		}
+	}
+	for _, n := range o.Depths {
+		if n < 1 || n > 256 {
+			return fmt.Errorf("--depths: %d messages in flight; 1 to 256 are possible", n)
+		}
+	}
+	for _, n := range o.Pace {
+		if n <= 0 {
+			return fmt.Errorf("--pace: %v GB/s; a rate is positive", n)
+		}
+	}
+	if o.Duration < 0 || o.Duration > time.Minute {
+		return fmt.Errorf("--duration: %v; up to a minute is possible", o.Duration)
+	}
+	return nil
+}
+
+func repeats[T cmp.Ordered](list []T) bool {
+	list = slices.Sorted(slices.Values(list))
+	return len(slices.Compact(list)) < len(list)
+}
+
+// run is one run.
+type run struct {
+	Options
+	ctx     context.Context
+	host    *testbed.Host
+	report  *Report
+	copier  *testbed.Measuring
+	known   map[string]bool // baselines that were measured
+	lanes   []topo.Assignment
+	clients int // started so far
+	// outward is the lane by which another host is reached.
+	outward outward
+	// pairs are the GPUs that were tested together, and testing how long that took.
+	pairs   []launch.Pair
+	testing time.Duration
+	// untestable says that the self-test itself failed: it is not tried again.
+	untestable bool
+}
+
+// Run measures.
+func Run(ctx context.Context, o Options) (report *Report, err error) {
+	r, end, err := begin(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	if r.copier, err = r.host.StartMeasuring(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.copier.Close()) }()
+	for _, t := range tables() {
+		if !slices.Contains(o.Tables, t.name) {
+			continue
+		}
+		if t.two && r.host.OneGPU() {
+			r.miss(t.name, t.what, needsTwo)
+			continue
+		}
+		start := time.Now()
+		if err := t.run(r); err != nil {
+			// What the other tables say stands.
+			r.report.Problems = append(r.report.Problems, fmt.Sprintf("table %s: %v", t.name, err))
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		r.report.Seconds[t.name] = math.Round(time.Since(start).Seconds()*10) / 10
+		r.progress("table %s took %.1f s", t.name, r.report.Seconds[t.name])
+		if o.Measured != nil {
+			if err := o.Measured(r.report); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return r.report, r.report.check()
+}
+
+// begin makes a run on a host of its own, in a directory that end removes.
+func begin(ctx context.Context, o Options) (r *run, end func() error, err error) {
+	if err := o.Check(); err != nil {
+		return nil, nil, err
+	}
+	root, err := os.MkdirTemp("", "plbench-") // short: sockets below it have 107 bytes for their names
+	if err != nil {
+		return nil, nil, err
+	}
+	// A return of an error sets end to nil before the deferred call.
+	remove := func() error { return os.RemoveAll(root) }
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, remove())
+		}
+	}()
+	// Relays, who are not root, go through it where they have no root of their own.
+	if err := os.Chmod(root, 0o711); err != nil {
+		return nil, nil, err
+	}
+	r = &run{Options: o, ctx: ctx, known: map[string]bool{}}
+	if r.host, err = testbed.New(root, o.Binaries, o.GPUs); err != nil {
+		return nil, nil, err
+	}
+	if err := r.chooseRoutes(); err != nil {
+		return nil, nil, err
+	}
+	r.lanes = r.host.Lanes
+	r.report = &Report{
+		Version: version, Date: time.Now().UTC().Truncate(time.Second), Release: o.Release, Command: o.Command,
+		Host: r.host.Words, Simulated: r.host.Simulated, Rows: []Row{}, Baselines: []Baseline{}, Seconds: map[string]float64{},
+	}
+	for _, g := range r.host.Topology.GPUs {
+		r.report.GPUs = append(r.report.GPUs, g.Name)
+	}
+	if r.report.Driver, err = driverVersion(r.host); err != nil {
+		return nil, nil, err
+	}
+	if r.Duration == 0 {
+		r.Duration = time.Second
+		if r.host.Simulated || r.Quick {
+			r.Duration = 200 * time.Millisecond
+		}
+	}
+	return r, remove, nil
+}
+
+// chooseRoutes leaves out route staged on a host with one GPU.
+func (r *run) chooseRoutes() error {
+	if !r.host.OneGPU() {
+		return nil
+	}
+	r.Routes = slices.DeleteFunc(slices.Clone(r.Routes), func(route string) bool { return route == staged })
+	if len(r.Routes) == 0 {
+		return errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --routes direct, or --gpus simulated")
+	}
+	return nil
+}
+
+// needsTwo is why a table, or a part of it, was not measured on a host with one GPU.
+const needsTwo = "this host has 1 GPU; two are needed"
+
+// driverVersion is CUDA's, 0 on the simulator.
+func driverVersion(h *testbed.Host) (int, error) {
+	if h.Simulated {
+		return 0, nil
+	}
+	d, err := cuda.Open()
+	if err != nil {
+		return 0, err
+	}
+	return d.DriverVersion()
+}
+
+// sizes are those that were asked for, or a table's own.
+func (r *run) sizes(own ...uint64) []uint64 {
+	if len(r.Sizes) > 0 {
+		return r.Sizes
+	}
+	return slices.DeleteFunc(own, func(n uint64) bool {
+		return r.host.Simulated && n > 16<<20 || r.Quick && (n == 4<<10 || n == 256<<10)
+	})
+}
+
+func (r *run) depths(own ...int) []int {
+	if len(r.Depths) > 0 {
+		return r.Depths
+	}
+	return own
+}
+
+func (r *run) wants(baseline string) bool { return slices.Contains(r.Baselines, baseline) }
+
+func (r *run) progress(format string, arguments ...any) { progress(r.Options, format, arguments...) }
+
+func progress(o Options, format string, arguments ...any) {
+	if o.Progress != nil {
+		o.Progress(fmt.Sprintf(format, arguments...))
+	}
+}
+
+func (r *run) row(row Row) { r.report.Rows = append(r.report.Rows, row) }
+
+// miss says what of a table this run has no way to measure.
+func (r *run) miss(table, what, why string) {
+	r.report.Missing = append(r.report.Missing, Missing{table, what, why})
+}
+
+// baseline measures a job that rows are compared with, once in a run, and names
+// it; the name is empty where this kind was not asked for.
+func (r *run) baseline(j measure.Job) (string, error) {
+	if !r.wants(j.Kind) {
+		return "", nil
+	}
+	name := fmt.Sprintf("%s %s, %s to %s", j.Kind, sizeText(j.Size), j.From, j.To)
+	if j.Issuer != "" && j.Issuer != j.From {
+		name += ", issued by " + j.Issuer
+	}
+	if r.known[name] {
+		return name, nil
+	}
+	found, err := r.do(j)
+	if err != nil {
+		return "", err
+	}
+	r.keep(name, found)
+	return name, nil
+}
+
+// keep makes a measured result a baseline.
+func (r *run) keep(name string, found measure.Result) {
+	b := Baseline{Name: name, Value: found.GBs, Unit: GBs, Times: found.Times}
+	if found.Times != nil {
+		b.Value, b.Unit = found.Times.P50, microseconds
+	}
+	r.known[name] = true
+	r.report.Baselines = append(r.report.Baselines, b)
+}
+
+// compareWith makes a value a baseline under a name, once, and returns the name.
+func (r *run) compareWith(name string, value float64, unit string) string {
+	if !r.known[name] {
+		r.known[name] = true
+		r.report.Baselines = append(r.report.Baselines, Baseline{Name: name, Value: value, Unit: unit})
+	}
+	return name
+}
+
+// do measures a job. A rate is the median of three, each a third of the time.
+func (r *run) do(j measure.Job) (measure.Result, error) {
+	r.progress("%s, %s", j.Kind, sizeText(j.Size))
+	if j.Depth == 0 {
+		j.Depth = 16
+	}
+	j.Duration = r.Duration
+	if j.Kind == measure.Local || j.Kind == measure.Queue || j.Kind == measure.Ring {
+		return r.copier.Do(j)
+	}
+	const times = 3
+	j.Duration /= times
+	var all []measure.Result
+	for range times {
+		found, err := r.copier.Do(j)
+		if err != nil {
+			return found, err
+		}
+		all = append(all, found)
+	}
+	slices.SortFunc(all, func(a, b measure.Result) int {
+		switch {
+		case a.GBs < b.GBs:
+			return -1
+		case a.GBs > b.GBs:
+			return 1
+		}
+		return 0
+	})
+	return all[times/2], nil
+}
+
+// stage is clients with their relays and emulated NICs.
+type stage struct {
+	run     *run
+	route   string
+	staging uint64 // of clients that copy themselves, bytes in each direction
+	workers []*worker
+	stop    func() error
+}
+
+// stage configures the host for a route, and starts emulated NICs where it needs
+// some. With pace 0 they are not paced.
+func (r *run) stage(route string, lanes []topo.Assignment, pace float64) (*stage, error) {
+	return r.stageWith(route, lanes, pace, nil, func(*config.Config) {})
+}
+
+// stageWith is stage with more of the configuration changed. Emulated NICs have the
+// GPUs that are named beside them, by name; with none those that serve the lanes.
+func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, beside map[string][]string, change func(*config.Config)) (*stage, error) {
+	r.host.Pace = pace
+	if err := r.configure(lanes, func(c *config.Config) {
+		c.Relay.Route = route
+		change(c)
+	}); err != nil {
+		return nil, err
+	}
+	if !r.untestable {
+		if err := r.selfTest(); err != nil {
+			// Relays stage without it, too.
+			r.untestable = true
+			r.report.Problems = append(r.report.Problems, fmt.Sprintf("the self-test: %v", err))
+		}
+	}
+	s := &stage{run: r, route: route, stop: func() error { return nil }}
+	if route == staged {
+		var err error
+		if beside != nil {
+			s.stop, err = r.host.StartNICsBeside(r.ctx, beside)
+		} else {
+			s.stop, err = r.host.StartNICs(r.ctx, r.host.Plan.Lanes...)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// configure writes the host's configuration, with these lanes, and its plan.
+func (r *run) configure(lanes []topo.Assignment, change func(*config.Config)) error {
+	r.host.Lanes = lanes
+	return r.host.Configure(func(c *config.Config) {
+		if r.host.Simulated {
+			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
+			c.Relay.SelfTest = launch.SelfTestOff      // there are many pairs, and nothing to find
+		}
+		change(c)
+	})
+}
+
+// selfTest tests the pairs of GPUs that the lanes can stage on, which were not yet: else
+// the supervisor of the first relay does, beside what is measured.
+func (r *run) selfTest() error {
+	names, err := hook.PlannedPairs(r.host.Plan, r.host.Config)
+	if err != nil {
+		return err
+	}
+	if r.host.Simulated {
+		names = names[:min(len(names), 1)]
+	}
+	tester, err := hook.NewTester(r.host.Layout, r.host.Config, r.host.HookBinary())
+	if err != nil {
+		return err
+	}
+	start, before := time.Now(), len(r.pairs)
+	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("it takes more than %v", patience))
+	defer cancel()
+	err = tester.Test(ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
+		if launch.FindPair(r.pairs, p.PairName) == nil {
+			r.pairs = append(r.pairs, p)
+			r.progress("self-test of %s with %s: %s", p.GPU.BusID, p.Server.BusID, p.Verdict)
+		}
+	})
+	if len(r.pairs) > before {
+		r.testing += time.Since(start)
+	}
+	return err
+}
+
+// close ends everything.
+func (s *stage) close() error { return errors.Join(s.end(), s.stop()) }
+
+// end ends the clients, and waits for their relays, so that they are in nobody's
+// way.
+func (s *stage) end() error {
+	var err error
+	for _, w := range s.workers {
+		err = errors.Join(err, w.stop())
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		left, globbed := filepath.Glob(s.run.host.Layout.GenerationDir("*"))
+		if err = errors.Join(err, globbed); len(left) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			err = errors.Join(err, fmt.Errorf("%d relays did not end", len(left)))
+			break
+		}
+	}
+	s.workers = nil
+	return err
+}
+
+// client starts a client on a lane; where `beside` is not nil it shares that one's
+// relay. It is not attached.
+func (s *stage) client(lane topo.Lane, beside *worker) (*worker, error) {
+	h := s.run.host
+	g, err := h.Plan.GPU(lane.GPU)
+	if err != nil {
+		return nil, err
+	}
+	s.run.clients++
+	w := &worker{name: fmt.Sprint(s.run.clients), lane: lane, gpu: g}
+	if w.command, err = h.Process(s.run.ctx, g, "bench-client"); err != nil {
+		return nil, err
+	}
+	w.command.Stderr = &w.errors
+	if w.in, err = w.command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := w.command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	w.out = json.NewDecoder(out)
+	if err := w.command.Start(); err != nil {
+		return nil, err
+	}
+	s.workers = append(s.workers, w)
+	if beside != nil {
+		w.generation = beside.generation
+		return w, nil
+	}
+	w.generation, err = h.Launch(h.ContainerID("bench-"+w.name), g, w.command.Process.Pid)
+	return w, err
+}
+
+// attached is client, with buffers of so many bytes.
+func (s *stage) attached(lane topo.Lane, beside *worker, bytes uint64) (*worker, error) {
+	w, err := s.client(lane, beside)
+	if err != nil {
+		return nil, err
+	}
+	_, err = w.do(order{Do: doAttach, Socket: s.run.host.Socket(w.generation), Bytes: bytes, Staging: s.staging})
+	return w, err
+}
+
+// connect makes a connection from a to b.
+func (s *stage) connect(a, b *worker) error {
+	listening, err := b.do(order{Do: doListen})
+	if err != nil {
+		return err
+	}
+	connected, err := a.do(order{Do: doConnect, Handle: listening.Handle})
+	if err != nil {
+		return err
+	}
+	if connected.Route != s.route {
+		return fmt.Errorf("route %s was asked for, and the relays agreed on %s", s.route, connected.Route)
+	}
+	_, err = b.do(order{Do: doAccept})
+	return err
+}
+
+// pair is two attached clients on the host's two lanes, connected both ways.
+func (r *run) pair(route string, bytes uint64) (s *stage, a, b *worker, err error) {
+	if s, err = r.stage(route, r.lanes, 0); err != nil {
+		return nil, nil, nil, err
+	}
+	a, b, err = s.pair(bytes)
+	if err != nil {
+		err = errors.Join(err, s.close())
+	}
+	return s, a, b, err
+}
+
+func (s *stage) pair(bytes uint64) (a, b *worker, err error) {
+	lanes, err := s.run.host.TwoClients()
+	if err != nil {
+		return nil, nil, err
+	}
+	if a, err = s.attached(lanes[0], nil, bytes); err != nil {
+		return nil, nil, err
+	}
+	if b, err = s.attached(lanes[1], nil, bytes); err != nil {
+		return nil, nil, err
+	}
+	return a, b, errors.Join(s.connect(a, b), s.connect(b, a))
+}
+
+// transportOf names the way of a route between two relays of one host.
+func transportOf(route string) string {
+	if route == staged {
+		return launch.TransportLoop
+	}
+	return launch.TransportLocal
+}
+
+// stream sends from a to b and tells the rate, and the time of each message.
+func (r *run) stream(a, b *worker, size uint64, depth int) (reply, error) {
+	return r.streamFor(a, b, size, depth, r.Duration)
+}
+
+// streamFor is stream for a time of its own.
+func (r *run) streamFor(a, b *worker, size uint64, depth int, duration time.Duration) (reply, error) {
+	return r.sendAs(a, b, order{Size: size, Depth: depth, Duration: duration})
+}
+
+// sendAs has a send and b receive as an order says.
+func (r *run) sendAs(a, b *worker, o order) (reply, error) {
+	a.tags++
+	o.Do, o.Tag = doSend, a.tags
+	receive := o
+	receive.Do = doReceive
+	if o.Handed > 0 {
+		receive.Size = o.Handed
+	}
+	replies, err := together(map[*worker]order{a: o, b: receive})
+	return replies[a], err
+}

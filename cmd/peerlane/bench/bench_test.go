@@ -1,0 +1,287 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/topo"
+)
+
+func result() *Report {
+	return &Report{
+		Version: version, Date: time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), Host: "a host", GPUs: []string{"GPU <1>", "GPU <1>"},
+		Rows: []Row{
+			{Table: "copy", What: "client to slot", Size: 64 << 10, Depth: 16, Value: 20, Unit: GBs, Baseline: "raw 64 KiB", Asked: least(0.9)},
+			{Table: "copy", What: "client to slot", Size: 1 << 20, Depth: 16, Value: 190, Unit: GBs, Baseline: "raw 1.0 MiB", Asked: least(0.95)},
+			{Table: "latency", What: "a relay's copy", Size: 8, Value: 8, Unit: microseconds, Times: &measure.Times{Count: 9, P50: 8, P90: 9, P99: 10, P999: 11, Max: 12}, Baseline: "local 8 B", Asked: most(1.15)},
+			{Table: "uniformity", What: "slowest over fastest", Value: 0.97, Unit: index, Asked: least(0.95)},
+		},
+		Baselines: []Baseline{
+			{Name: "raw 64 KiB", Value: 25, Unit: GBs}, {Name: "raw 1.0 MiB", Value: 200, Unit: GBs},
+			{Name: "local 8 B", Value: 7, Unit: microseconds, Times: &measure.Times{Count: 9, P50: 7, P90: 7, P99: 8, P999: 9, Max: 9}},
+		},
+	}
+}
+
+func TestARatioNeedsItsBaseline(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*Report)
+		want   string // of the refusal; empty for none
+	}{
+		{"as measured", func(*Report) {}, ""},
+		{"the baseline was not measured", func(r *Report) { r.Baselines = r.Baselines[1:] }, `a ratio to "raw 64 KiB", which this run did not measure`},
+		{"two of one name", func(r *Report) { r.Baselines = append(r.Baselines, Baseline{Name: "raw 64 KiB", Value: 30, Unit: GBs}) }, "twice"},
+		{"of another unit", func(r *Report) { r.Baselines[0].Unit = microseconds }, "in µs"},
+		{"a baseline of nothing", func(r *Report) { r.Baselines[0].Value = 0 }, `"raw 64 KiB" is 0`},
+		{"no rows", func(r *Report) { r.Rows = nil }, "no rows"},
+		{"another version", func(r *Report) { r.Version = 9 }, "version 9"},
+		{"a value below 0", func(r *Report) { r.Rows[0].Value = -1 }, "is -1"},
+	} {
+		r := result()
+		c.change(r)
+		text, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Read(bytes.NewReader(text))
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+	}
+	if _, err := Read(strings.NewReader(`{"version": 1, "ratios": [2]}`)); err == nil {
+		t.Error("a document with a ratio of its own is taken")
+	}
+}
+
+func TestWhatIsReached(t *testing.T) {
+	r := result()
+	for i, want := range []struct {
+		ratio    float64
+		has, met bool
+	}{{0.8, true, false}, {0.95, true, true}, {8.0 / 7, true, true}, {0, false, true}} {
+		ratio, has := r.Ratio(r.Rows[i])
+		met, known := r.Met(r.Rows[i])
+		if math.Abs(ratio-want.ratio) > 1e-9 || has != want.has || met != want.met || !known {
+			t.Errorf("row %d: ratio %v (%v), reached %v (%v), want %+v", i, ratio, has, met, known, want)
+		}
+	}
+	if got, want := r.Summary(), "4 rows; 3 of 4 that something is asked of reach it; farthest from it is copy, client to slot 64 KiB (0.80, asked for ≥ 0.9)."; got != want {
+		t.Errorf("the summary is %q, want %q", got, want)
+	}
+	r.Simulated = true
+	if _, known := r.Met(r.Rows[0]); known {
+		t.Error("a simulated figure reaches something, or does not")
+	}
+	if got := r.Summary(); !strings.Contains(got, "simulated") {
+		t.Errorf("the summary is %q", got)
+	}
+	// Without its baseline a row has no ratio, and none is shown.
+	r.Rows[0].Baseline = ""
+	if _, has := r.Ratio(r.Rows[0]); has {
+		t.Error("a row without a baseline has a ratio")
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	of := func(r *Report, what string) Verdict {
+		for _, v := range r.Verdicts() {
+			if strings.HasPrefix(v.What, what) {
+				return v
+			}
+		}
+		t.Fatalf("nothing is asked of %q", what)
+		return Verdict{}
+	}
+	const copies, local, even, cpu, memory = "relay's copy", "8 bytes", "uniformity", "processor time", "GPU memory"
+	r := result()
+	r.Rows = append(r.Rows,
+		Row{Table: "memory", What: "of a server GPU", State: "GPU 1", Value: 0, Unit: miB, Asked: most(0)},
+		Row{Table: "memory", What: "of a GPU that is not the container's", State: "GPU 2", Value: 2, Unit: miB, Asked: most(0)},
+		Row{Table: "routes", What: "container A to container B", Route: staged, Size: 16 << 20, Value: 160, Unit: GBs})
+	r.Missing = []Missing{{"cpu", "at full rate", "no relay"}}
+	for what, want := range map[string]Verdict{
+		copies:         {Reached: "0.8: client to slot, 64 KiB", Verdict: "no, 1 of 2 rows fall short"},
+		local:          {Reached: "1.143: a relay's copy, 8 B", Verdict: "yes"},
+		even:           {Reached: "0.97: slowest over fastest", Verdict: "yes"},
+		cpu:            {Verdict: "not measured: at full rate: no relay"},
+		memory:         {Reached: "2 MiB: of a GPU that is not the container's, GPU 2", Verdict: "no, 1 of 2 rows fall short"},
+		"route staged": {Verdict: "reported"},
+		"client copy":  {Verdict: "not measured"},
+	} {
+		got := of(r, what)
+		if got.Reached != want.Reached || got.Verdict != want.Verdict {
+			t.Errorf("%s: %q, %q; want %q, %q", what, got.Reached, got.Verdict, want.Reached, want.Verdict)
+		}
+	}
+	r.Simulated = true
+	if got := of(r, copies); got.Verdict != "simulated" {
+		t.Errorf("a simulated figure has the verdict %q", got.Verdict)
+	}
+	page, err := r.HTML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(page, []byte("rows fall short")) || !bytes.Contains(page, []byte("MUST REACH")) {
+		t.Error("the page has not the verdicts, or those of real GPUs")
+	}
+}
+
+// A result that was saved is read as it was, with bounds of 0 too.
+func TestAResultAsItWasSaved(t *testing.T) {
+	r := result()
+	r.Rows[3].Asked = most(0)
+	r.Missing = []Missing{{"memory", "all of it", "why"}}
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Read(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := json.Marshal(again); err != nil || !bytes.Equal(got, text) {
+		t.Errorf("%s was read as %s (%v)", text, got, err)
+	}
+	if met, known := again.Met(again.Rows[3]); met || !known {
+		t.Errorf("0.97 reaches %s: %v (%v)", again.Rows[3].Asked, met, known)
+	}
+	// What was measured before there were verdicts.
+	files, err := filepath.Glob("../../../docs/benchmarks/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Read(f); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		f.Close()
+	}
+}
+
+// Four GPUs to a NIC where there are as many, half of them near it, and each with a
+// stream.
+func TestWhoSharesANIC(t *testing.T) {
+	for _, c := range []struct {
+		gpus, nics, used, near, lanes int
+	}{{2, 1, 2, 1, 2}, {3, 1, 2, 1, 2}, {4, 1, 4, 2, 2}, {6, 1, 4, 2, 2}, {8, 2, 8, 4, 4}} {
+		var gpus []topo.GPU
+		for i := range c.gpus {
+			gpus = append(gpus, topo.GPU{BusID: string(rune('a' + i))})
+		}
+		s := mixed(gpus)
+		if s.nics != c.nics || s.gpus != c.used || len(s.near) != c.near || len(s.lanes) != c.lanes || len(s.beside) != c.nics {
+			t.Errorf("%d GPUs share as %+v, want %+v", c.gpus, s, c)
+		}
+		for _, n := range s.near {
+			if n.from == n.to || !slices.Contains(s.beside[n.nic], n.from) {
+				t.Errorf("%d GPUs: the near stream %+v, near are %v", c.gpus, n, s.beside)
+			}
+		}
+		all := s.staging()
+		if len(all.lanes) != c.used || len(all.near) != 0 {
+			t.Errorf("%d GPUs, all far: %+v", c.gpus, all)
+		}
+		for _, l := range slices.Concat(s.lanes, all.lanes) {
+			if slices.Contains(l.Servers, l.GPU) {
+				t.Errorf("%d GPUs: a GPU stages on itself: %+v", c.gpus, l)
+			}
+		}
+	}
+}
+
+func TestThePlotIsWellFormed(t *testing.T) {
+	r := result()
+	page, err := r.HTML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	svg := r.SVG()
+	for d := xml.NewDecoder(bytes.NewReader(svg)); ; {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range []string{"Bandwidth by message", "Ratio to a baseline", "Latency", "p99.9", "64 KiB: 20", "64 KiB: 0.8", "asked for: 0.95", "2 × GPU &lt;1&gt;", "dashed"} {
+		if !bytes.Contains(svg, []byte(want)) {
+			t.Errorf("the plot has no %q", want)
+		}
+	}
+	for _, no := range []string{"NaN", "Inf", "<script", "href"} {
+		if bytes.Contains(page, []byte(no)) {
+			t.Errorf("the page has %q", no)
+		}
+	}
+	// A series has one style, in every panel of every figure.
+	styles := map[string]string{}
+	for _, m := range regexp.MustCompile(`<g class="series ([^"]+)"><path d="[^"]*"/>(?:<text[^>]*>([^<]+)<|<circle[^>]*><title>([^<]+), [^,<]+: )`).FindAllSubmatch(svg, -1) {
+		name := string(m[2]) + string(m[3])
+		if styles[name] == "" {
+			styles[name] = string(m[1])
+		}
+		if styles[name] != string(m[1]) {
+			t.Errorf("series %q has the styles %q and %q", name, styles[name], m[1])
+		}
+	}
+	if len(styles) < 3 {
+		t.Errorf("the plot has the series %q only", styles)
+	}
+	r.Simulated = true
+	if svg := r.SVG(); !bytes.Contains(svg, []byte("simulated GPUs")) || bytes.Contains(svg, []byte("GPU &lt;1&gt;")) {
+		t.Error("a simulated plot names real GPUs, or does not say that it is simulated")
+	}
+}
+
+func TestJain(t *testing.T) {
+	for _, c := range []struct {
+		rates []float64
+		want  float64
+	}{{[]float64{5, 5, 5, 5}, 1}, {[]float64{1, 0, 0, 0}, 0.25}, {[]float64{1, 2}, 0.9}, {[]float64{0, 0}, 0}} {
+		if got := jain(c.rates); math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("Jain's index of %v is %v, want %v", c.rates, got, c.want)
+		}
+	}
+}
+
+func TestOptionsThatMakeNoSense(t *testing.T) {
+	good := Options{Tables: []string{"copy"}, Routes: []string{direct}, GPUs: "auto"}
+	if err := good.Check(); err != nil {
+		t.Error(err)
+	}
+	for want, change := range map[string]func(*Options){
+		"--table":                      func(o *Options) { o.Tables = []string{"copies"} },
+		"--routes":                     func(o *Options) { o.Routes = []string{"auto"} },
+		"--baselines":                  func(o *Options) { o.Baselines = []string{"slow"} },
+		"--sizes":                      func(o *Options) { o.Sizes = []uint64{0} },
+		"--depths":                     func(o *Options) { o.Depths = []int{1000} },
+		"--pace":                       func(o *Options) { o.Pace = []float64{-1} },
+		"--duration":                   func(o *Options) { o.Duration = time.Hour },
+		"--pace names something twice": func(o *Options) { o.Pace = []float64{25, 50, 25} },
+		"--busy":                       func(o *Options) { o.Busy = []string{"nobody"} },
+		"--gpus":                       func(o *Options) { o.GPUs = "some" },
+	} {
+		o := good
+		change(&o)
+		if err := o.Check(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}

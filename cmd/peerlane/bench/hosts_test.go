@@ -1,0 +1,445 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/internal/testutil"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+)
+
+// withKey is a host that has a cluster key.
+func withKey(t *testing.T, keys network.Keys) Options {
+	t.Helper()
+	n := config.Default().Network
+	n.Key = filepath.Join(t.TempDir(), "cluster.key")
+	if err := os.WriteFile(n.Key, keys.Text(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return Options{GPUs: testbed.GPUsSimulated, Network: n}
+}
+
+func newKeys() network.Keys { return network.Keys{Current: network.NewKey(time.Now())} }
+
+func locally(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// answering is a host whose bench does with each connection as `talk` does, after a
+// handshake.
+func answering(t *testing.T, own *network.Local, talk func(*lines)) string {
+	t.Helper()
+	l := locally(t)
+	server := network.Server{
+		Local: own, Admit: func(network.Greeting) error { return nil }, Refused: func(net.Addr, error) {},
+		Accept: func(s *network.Session) {
+			go func() {
+				defer s.Conn.Close()
+				talk(newLines(s.Conn))
+			}()
+		},
+	}
+	ended := make(chan struct{})
+	go func() {
+		server.Serve(l)
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-ended
+	})
+	return l.Addr().String()
+}
+
+func mustLocal(t *testing.T, o Options) *network.Local {
+	t.Helper()
+	own, err := local(o.Network)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return own
+}
+
+func TestBenchesThatDoNotMeet(t *testing.T) {
+	keys := newKeys()
+	o := withKey(t, keys)
+	hangsUp := func(*lines) {}
+	answers := func(text string) func(*lines) {
+		return func(l *lines) {
+			if _, err := l.next(); err == nil {
+				_, _ = l.conn.Write([]byte(text + "\n")) // the bench that connects judges it
+				_, _ = l.next()
+			}
+		}
+	}
+	later := mustLocal(t, o)
+	later.Oldest, later.Newest = 7, 8
+	silent := locally(t)
+	go func() {
+		for {
+			c, err := silent.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { c.Close() })
+		}
+	}()
+	gone := locally(t)
+	gone.Close()
+	r, end, err := begin(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := end(); err != nil {
+			t.Error(err)
+		}
+	}()
+	same, err := r.side()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		to, want string
+	}{
+		"nobody is there":           {gone.Addr().String(), "no peerlane bench --listen answers at"},
+		"one that says nothing":     {silent.Addr().String(), "i/o timeout"},
+		"another key":               {answering(t, mustLocal(t, withKey(t, newKeys())), hangsUp), "peerlane key show"},
+		"another version":           {answering(t, later, hangsUp), "speaks versions 7 to 8"},
+		"one that goes away":        {answering(t, mustLocal(t, o), hangsUp), "went away before it answered (meet)"},
+		"one that does not say who": {answering(t, mustLocal(t, o), answers("{}")), "does not say who it is"},
+		"one of another language":   {answering(t, mustLocal(t, o), answers("hello")), "what this version does not know"},
+		"one that cannot":           {answering(t, mustLocal(t, o), answers(`{"error": "no GPU is here"}`)), "no GPU is here"},
+		"real GPUs":                 {answering(t, mustLocal(t, o), answers(`{"side": {"name": "b", "simulated": false}}`)), "are simulated, and those of b are real"},
+		"a bench of the same host":  {answering(t, mustLocal(t, o), answers(jsonOf(t, taskResult{Side: &same}))), "--transport tcp"},
+	} {
+		own := mustLocal(t, o)
+		if name == "one that says nothing" {
+			own.Time = 20 * time.Millisecond // whose end is waited for
+		}
+		f, err := meet(context.Background(), o, own, c.to)
+		if err == nil {
+			err = f.giveUp(r.withHost(f))
+			f.conn.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v; want %q", name, err, c.want)
+		}
+	}
+	without := o
+	without.Network.Key += ".none"
+	for what, do := range map[string]func(context.Context, Options, string) (*Report, error){"connects": Connect, "listens": Listen} {
+		if _, err := do(context.Background(), without, ""); err == nil || !strings.Contains(err.Error(), "peerlane key generate") {
+			t.Errorf("one without a key %s: %v", what, err)
+		}
+	}
+}
+
+// Where plain sockets fail because the other bench has ended, that is said.
+func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
+	o := withKey(t, newKeys())
+	gone := locally(t)
+	gone.Close()
+	to := answering(t, mustLocal(t, o), func(l *lines) {
+		if _, err := l.next(); err == nil {
+			_, _ = l.conn.Write([]byte(jsonOf(t, taskResult{Address: gone.Addr().String(), Token: make([]byte, tokenBytes)}) + "\n")) // the bench that connects judges it
+		}
+	})
+	f, err := meet(context.Background(), o, mustLocal(t, o), to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.conn.Close()
+	r := &run{ctx: context.Background()}
+	_, err = r.plainWith(f, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Duration: time.Millisecond})
+	if err == nil || !strings.Contains(err.Error(), "refused") || !strings.Contains(err.Error(), "went away") {
+		t.Errorf("it fails with %v", err)
+	}
+}
+
+// What a bench that listens makes of who connects.
+func TestWhoConnects(t *testing.T) {
+	o := withKey(t, newKeys())
+	side := `{"task": "meet", "side": {"name": "a", "simulated": true}}`
+	r, end, err := begin(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := end(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for name, c := range map[string]struct {
+		says   []string
+		answer string // to the last
+		want   string
+	}{
+		"one that goes away":    {[]string{side}, `"gpus":`, "went away before the end"},
+		"one that gives up":     {[]string{side, `{"task": "end", "why": "no lane here"}`}, "", "gave up: no lane here"},
+		"one with real GPUs":    {[]string{`{"task": "meet", "side": {"name": "a"}}`}, "those of a are real", "went away"},
+		"one that hurries":      {[]string{`{"do": "send", "size": 8, "depth": 1}`}, "there is no client yet", "went away"},
+		"one that wants much":   {[]string{`{"task": "attach", "bytes": 1099511627776, "transport": "tcp"}`}, "1099511627776 bytes", "went away"},
+		"a result that is none": {[]string{`{"task": "end", "report": {"version": 1}}`}, "", "no rows"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := locally(t)
+			at := netip.MustParseAddrPort(l.Addr().String())
+			type answer struct {
+				*Report
+				err error
+			}
+			ended := make(chan answer, 1)
+			go func() {
+				r, err := r.forHost(mustLocal(t, o), l)
+				ended <- answer{r, err}
+			}()
+			s, err := mustLocal(t, o).Dial(context.Background(), meetingPlace, []netip.AddrPort{at})
+			if err != nil {
+				t.Fatal(err)
+			}
+			conversation := newLines(s.Conn)
+			for i, text := range c.says {
+				if _, err := s.Conn.Write([]byte(text + "\n")); err != nil {
+					t.Fatal(err)
+				}
+				line, err := conversation.next()
+				if last := i == len(c.says)-1; last && c.answer != "" && (err != nil || !strings.Contains(string(line), c.answer)) {
+					t.Errorf("%s is answered %q, %v; want %q", text, line, err, c.answer)
+				} else if last && c.answer != "" {
+					// Who comes now hears that there is one already.
+					if _, err := mustLocal(t, o).Dial(context.Background(), meetingPlace, []netip.AddrPort{at}); err == nil || !strings.Contains(err.Error(), "takes no more connections") {
+						t.Errorf("a second one: %v", err)
+					}
+				}
+			}
+			s.Conn.Close()
+			if got := <-ended; got.err == nil || !strings.Contains(got.err.Error(), c.want) {
+				t.Errorf("it ends with %v, %v; want %q", got.Report, got.err, c.want)
+			}
+		})
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	enough := errors.New("enough")
+	cancel(enough)
+	r.ctx = ctx
+	if _, err := r.forHost(mustLocal(t, o), locally(t)); !errors.Is(err, enough) {
+		t.Errorf("one that is ended while it waits: %v", err)
+	}
+}
+
+// A bench that is gone is noticed while this one's client does something for it, whatever
+// that waits for: it ends.
+func TestABenchThatGoesMeanwhile(t *testing.T) {
+	for name, says := range map[string]string{
+		"it waits for a connection": `{"do": "accept"}`,
+		"it waits for messages":     `{"do": "receive", "size": 8, "depth": 1, "duration": 1000}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, theirs := net.Pipe()
+			r := &run{ctx: t.Context()}
+			g := r.guest("a", theirs)
+			client := exec.Command("sleep", "3600") // it answers nothing
+			orders, in := io.Pipe()
+			answers, silence := io.Pipe()
+			if err := client.Start(); err != nil {
+				t.Fatal(err)
+			}
+			died := make(chan error, 1)
+			go func() {
+				died <- client.Wait()
+				silence.Close()
+			}()
+			g.has(&worker{name: "of this host", command: client, in: in, out: json.NewDecoder(answers)})
+			ended := make(chan error, 1)
+			go func() {
+				_, err := g.serve()
+				ended <- err
+			}()
+			if _, err := conn.Write([]byte(says + "\n")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := bufio.NewReader(orders).ReadString('\n'); err != nil { // now it is under way
+				t.Fatal(err)
+			}
+			conn.Close()
+			select {
+			case err := <-ended:
+				if err == nil || !strings.Contains(err.Error(), "went away") {
+					t.Errorf("it ends with %v", err)
+				}
+			case <-testutil.After(time.Minute):
+				t.Error("it waits")
+				_ = client.Process.Kill() // so that the test ends
+				<-ended
+			}
+			<-died
+		})
+	}
+}
+
+func TestWhereABenchListens(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "|19999", "host1": "host1|19999", "host1:7": "host1|7", ":7": "|7", "10.0.0.1": "10.0.0.1|19999", "fe80::1%eth0": "fe80::1%eth0|19999", "[fe80::1]:7": "fe80::1|7",
+	} {
+		host, port, err := hostAndPort(text)
+		if got := fmt.Sprintf("%s|%d", host, port); err != nil || got != want {
+			t.Errorf("%q is %q, %v; want %q", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"host1:", "host1:0", "host1:70000", "host1:ssh", "[::1", "a:b:c"} {
+		if host, port, err := hostAndPort(text); err == nil {
+			t.Errorf("%q is %q and %d", text, host, port)
+		}
+	}
+}
+
+func jsonOf(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Who has the result of plain sockets: who receives, or who asks.
+func TestPlainSocketsBothWays(t *testing.T) {
+	r := &run{ctx: context.Background()}
+	for _, back := range []bool{false, true} {
+		found, err := r.onLoopback(0, plain{Sockets: measure.Sockets{Threads: 2, Each: 2}, Duration: 5 * time.Millisecond, Back: back})
+		if err != nil || found.GBs <= 0 {
+			t.Errorf("a stream (back: %v): %+v, %v", back, found, err)
+		}
+		found, err = r.onLoopback(0, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Size: 8, Duration: 5 * time.Millisecond, Back: back})
+		if err != nil || found.Times == nil || found.Times.P50 <= 0 {
+			t.Errorf("8 bytes (back: %v): %+v, %v", back, found, err)
+		}
+	}
+	// Strangers do not count.
+	l, err := listenPlain(r.ctx, netip.MustParseAddr("127.0.0.1"), config.Default().Network)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	c, err := net.Dial("tcp4", l.address().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write(bytes.Repeat([]byte{0}, tokenBytes)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(testutil.Deadline()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a stranger reads %d bytes, %v", n, err)
+	}
+}
+
+// Rows of a lane name one transport each way, or there are none.
+func TestALaneWhoseTransportChanges(t *testing.T) {
+	by := func(there, back string) (sees [2]launch.ConnectionFigures) {
+		sees[0].Transport, sees[1].Transport = there, back
+		return sees
+	}
+	for _, c := range []struct{ before, after, want string }{
+		{"verbs verbs", "verbs verbs", ""}, {"verbs tcp", "verbs tcp", ""}, {"tcp verbs", "verbs verbs", "A to B went over tcp at first and over verbs"},
+		{"verbs verbs", "verbs tcp", "B to A went over verbs at first and over tcp"}, {"verbs verbs", "verbs ", "B to A"},
+	} {
+		there, back, _ := strings.Cut(c.before, " ")
+		after, afterBack, _ := strings.Cut(c.after, " ")
+		err := unchanged([2]string{"A", "B"}, by(there, back), by(after, afterBack))
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, then %s: %v", c.before, c.after, err)
+		}
+		is := bothWays(by(there, back))
+		if mixes := there != back; mixes != (is != there) || !strings.Contains(is, there) || !strings.Contains(is, back) {
+			t.Errorf("to and fro over %s is %q", c.before, is)
+		}
+	}
+}
+
+func TestAResultOfTwoHosts(t *testing.T) {
+	r := &Report{
+		Version: version, Host: "A is a; B is b", GPUs: []string{"GPU"}, Hosts: []Side{{Name: "a"}, {Name: "b"}},
+		Rows: []Row{
+			{Table: tableHosts, What: "A to B", Route: staged, Transport: "tcp", Size: 64 << 10, Depth: 1, Value: 1, Unit: GBs, Baseline: "plain TCP A to B"},
+			{Table: tableHosts, What: "A to B", Route: staged, Transport: "tcp", Size: 16 << 20, Depth: 16, Value: 9, Unit: GBs, Baseline: "plain TCP A to B"},
+			{Table: tableHosts, What: "A to B, from post to completion", Route: staged, Transport: "tcp", Size: 8, Depth: 1, Value: 20, Unit: microseconds,
+				Times: &measure.Times{Count: 9, P50: 20, P90: 21, P99: 30, P999: 40, Max: 41}, Baseline: "plain TCP A to B, 8 B"},
+			{Table: tableHosts, What: "B to A", Route: staged, Transport: "tcp", Size: 16 << 20, Depth: 16, Value: 5, Unit: GBs, Baseline: "plain TCP B to A"},
+		},
+		Baselines: []Baseline{{Name: "plain TCP A to B", Value: 10, Unit: GBs}, {Name: "plain TCP B to A", Value: 10, Unit: GBs}, {Name: "plain TCP A to B, 8 B", Value: 10, Unit: microseconds}},
+	}
+	if err := r.check(); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := r.Summary(), "A to B 9 GB/s over tcp, 0.90 of plain TCP; B to A 5 GB/s over tcp, 0.50 of plain TCP; 8 B in 20.0 µs, p99 30.0 (2.00 of plain TCP's time)."; got != want {
+		t.Errorf("the summary is %q, want %q", got, want)
+	}
+	if v := r.Verdicts(); len(v) != 1 || v[0].Verdict != "reported" {
+		t.Errorf("the verdicts are %+v", v)
+	}
+	if svg := r.SVG(); !bytes.Contains(svg, []byte("two hosts, 1 × GPU")) || !bytes.Contains(svg, []byte("plain TCP A to B")) {
+		t.Error("the plot does not say that it is of two hosts, or has no baseline")
+	}
+	r.Simulated = true
+	if err := r.check(); err == nil || !strings.Contains(err.Error(), "beside simulated ones") {
+		t.Errorf("real GPUs beside simulated ones: %v", err)
+	}
+	r.Hosts[0].Simulated, r.Hosts[1].Simulated = true, true
+	if got := r.Summary(); !strings.Contains(got, "simulated") {
+		t.Errorf("the summary is %q", got)
+	}
+	r.Hosts = r.Hosts[:1]
+	if err := r.check(); err == nil {
+		t.Error("a result of one of two hosts is taken")
+	}
+}
+
+// Whatever another bench asks for, it is refused or within what one may ask.
+func FuzzTaskParseKeepsValue(f *testing.F) {
+	for _, text := range []string{
+		`{"do": "send", "size": 8, "depth": 1, "duration": 1000}`, `{"task": "plain", "plain": {"threads": 4, "each": 2, "duration": 5}}`,
+		`{"task": "attach", "bytes": 1, "transport": "tcp"}`, `{"task": "meet", "side": {}}`, `{"task": "end"}`, `{"do": "attach", "socket": "/"}`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, line []byte) {
+		e, err := parseTask(line)
+		if err != nil {
+			return
+		}
+		if p := e.Plain; e.Task == taskPlain && (p.Count() < 1 || p.Count() > maxSockets || p.Duration <= 0 || p.Duration > maxDuration) {
+			t.Errorf("plain sockets %+v", p)
+		}
+		if e.Bytes > maxBytes || e.Size > maxBytes || e.Duration < 0 || e.Duration > maxDuration || e.Depth < 0 || e.Depth > maxDepth || e.Socket != "" || e.Do == doAttach && e.Task == "" {
+			t.Errorf("%s is taken: %+v", line, e)
+		}
+	})
+}

@@ -1,0 +1,299 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// maxRefused bounds what is said of connections that are refused: strangers can make any
+// number.
+const maxRefused = 10
+
+// Listen waits at ADDRESS, ADDRESS:PORT, :PORT or, of an empty text, at all addresses for
+// one bench that connects and has this cluster key, does as it says, and returns the
+// result that it has measured.
+func Listen(ctx context.Context, o Options, at string) (report *Report, err error) {
+	own, err := local(o.Network)
+	if err != nil {
+		return nil, err
+	}
+	host, port, err := hostAndPort(at)
+	if err != nil {
+		return nil, fmt.Errorf("--listen: %w", err)
+	}
+	plain := net.ListenConfig{Control: noticeTheEnd, KeepAliveConfig: keepAlive}
+	plain.SetMultipathTCP(false)
+	listener, err := plain.Listen(ctx, "tcp", net.JoinHostPort(host, fmt.Sprint(port)))
+	if err != nil {
+		return nil, fmt.Errorf("--listen: %w", err)
+	}
+	defer listener.Close()
+	r, end, err := beginBetween(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	return r.forHost(own, listener)
+}
+
+// forHost does what the first bench asks for that connects.
+func (r *run) forHost(own *network.Local, listener net.Listener) (*Report, error) {
+	// It answers until the run is over, so that who comes late hears why.
+	served := make(chan struct{})
+	defer func() {
+		listener.Close()
+		<-served
+	}()
+	session, err := r.awaitOne(own, listener, served)
+	if err != nil {
+		return nil, err
+	}
+	defer session.Conn.Close()
+	return r.guest(session.Peer, session.Conn).serve()
+}
+
+// awaitOne is the first bench that comes through; others are told that there is no room
+// while this one runs.
+func (r *run) awaitOne(own *network.Local, listener net.Listener, served chan<- struct{}) (*network.Session, error) {
+	var taken atomic.Bool
+	var refused atomic.Int32
+	came := make(chan *network.Session, 1)
+	server := network.Server{
+		Local: own,
+		Admit: func(g network.Greeting) error {
+			if g.Target != meetingPlace || g.Joined != nil {
+				return wire.Errorf(wire.StatusBadHandle, "%s asks for something else than a bench", g.Name)
+			}
+			if taken.Load() {
+				return wire.Errorf(wire.StatusLimit, "another bench is here")
+			}
+			return nil
+		},
+		Accept: func(s *network.Session) {
+			if taken.Swap(true) {
+				s.Conn.Close()
+				return
+			}
+			came <- s
+		},
+		Refused: func(from net.Addr, err error) {
+			if refused.Add(1) <= maxRefused {
+				r.progress("%v was refused: %v", from, err)
+			}
+		},
+	}
+	go func() {
+		server.Serve(listener)
+		close(served)
+	}()
+	r.progress("listening at %v for peerlane bench --connect", listener.Addr())
+	select {
+	case s := <-came:
+		r.progress("%s has connected", s.Peer)
+		return s, nil
+	case <-r.ctx.Done():
+		return nil, context.Cause(r.ctx)
+	}
+}
+
+// guest is a bench that has connected, and what this one does for it.
+type guest struct {
+	*run
+	*lines
+	name   string
+	stage  *stage
+	client *worker
+	plain  *socketJob
+	// here lasts until the other bench is gone: what this one does for it ends then.
+	here context.Context
+	gone func()
+	// spare has the client not end then.
+	spare func() bool
+}
+
+func (r *run) guest(name string, conn net.Conn) *guest {
+	g := &guest{run: r, name: name, lines: newLines(conn)}
+	g.here, g.gone = context.WithCancel(r.ctx)
+	return g
+}
+
+// socketJob is this side of plain sockets, while it is under way.
+type socketJob struct {
+	listener *plainListener
+	done     chan struct{}
+	found    measure.Result
+	err      error
+}
+
+// serve does what the other bench asks for until it says that this is all.
+func (g *guest) serve() (report *Report, err error) {
+	over, said := make(chan struct{}), make(chan line, 1) // one, so that the end after it is noticed
+	go g.hear(said, over)
+	defer func() {
+		close(over)
+		if g.spare != nil {
+			g.spare() // the client ends by itself, also where the other bench goes meanwhile
+		}
+		g.gone() // what waits for plain sockets
+		if g.plain != nil {
+			<-g.plain.done
+		}
+		if g.stage != nil {
+			err = errors.Join(err, g.stage.close())
+		}
+	}()
+	defer context.AfterFunc(g.ctx, func() { g.conn.Close() })()
+	for {
+		l := <-said
+		switch {
+		case g.ctx.Err() != nil:
+			return nil, context.Cause(g.ctx)
+		case l.err != nil:
+			return nil, fmt.Errorf("the bench on %s went away before the end: %w", g.name, l.err)
+		}
+		var o taskResult
+		e, err := parseTask(l.text)
+		if err == nil && e.Task == taskEnd {
+			return g.end(e)
+		}
+		if err == nil {
+			o, err = g.do(e)
+		}
+		if err != nil {
+			o.Error = err.Error()
+		}
+		if err := g.say(o); err != nil {
+			return nil, fmt.Errorf("the bench on %s went away: %w", g.name, err)
+		}
+	}
+}
+
+// line is one that the other bench says, or why there are no more.
+type line struct {
+	text []byte
+	err  error
+}
+
+// hear reads what the other bench says, also while this one does something for it: so that
+// its end is noticed then, too.
+func (g *guest) hear(said chan<- line, over <-chan struct{}) {
+	for {
+		text, err := g.next()
+		if err != nil {
+			g.gone()
+		}
+		select {
+		case said <- line{bytes.Clone(text), err}:
+		case <-over:
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// end takes the result, and says that it has it.
+func (g *guest) end(e benchTask) (*Report, error) {
+	if e.After == nil {
+		return nil, fmt.Errorf("the bench on %s gave up: %.1000s", g.name, e.Why)
+	}
+	if err := e.After.check(); err != nil {
+		return nil, fmt.Errorf("the result of the bench on %s: %w", g.name, err)
+	}
+	return e.After, g.say(taskResult{})
+}
+
+func (g *guest) do(e benchTask) (o taskResult, err error) {
+	if e.Task != taskMeet && e.Task != taskAttach && g.client == nil {
+		return o, errors.New("there is no client yet")
+	}
+	switch e.Task {
+	case taskMeet:
+		side, err := g.side()
+		o.Side = &side
+		return o, errors.Join(err, side.with(*e.Side))
+	case taskAttach:
+		return o, g.attach(e)
+	case taskSending:
+		found, err := g.sending(g.client)
+		o.Sending = &found
+		return o, err
+	case taskPlain:
+		return g.beginPlain(*e.Plain)
+	case taskPlainEnd:
+		return g.endPlain()
+	}
+	if e.Size > 0 {
+		g.progress("%s messages of %s, %d in flight", e.Do, sizeText(e.Size), e.Depth)
+	}
+	o.reply, err = g.client.do(e.order)
+	return o, err
+}
+
+// attach starts the client, with a relay that is on the network.
+func (g *guest) attach(e benchTask) error {
+	if g.stage != nil {
+		return errors.New("there is a client already")
+	}
+	g.progress("a relay and a client for %s", g.name)
+	s, w, err := g.startRemote(e.Transport, e.Bytes)
+	g.stage = s
+	if err == nil {
+		g.has(w)
+	}
+	return err
+}
+
+// has takes a client, which ends what it does when the other bench is gone.
+func (g *guest) has(w *worker) {
+	g.client, g.spare = w, context.AfterFunc(g.here, w.abandon)
+}
+
+func (g *guest) beginPlain(p plain) (o taskResult, err error) {
+	if g.plain != nil {
+		return o, errors.New("plain sockets are under way already")
+	}
+	at, err := g.reached(g.client)
+	if err != nil {
+		return o, err
+	}
+	g.progress("plain TCP, threads × sockets: %v", p.Sockets)
+	l, err := listenPlain(g.here, at.Addr(), g.Network)
+	if err != nil {
+		return o, err
+	}
+	g.accepts(l, p)
+	o.Address, o.Token = l.address().String(), l.token
+	return o, nil
+}
+
+// accepts takes the other bench's plain sockets.
+func (g *guest) accepts(l *plainListener, p plain) {
+	j := &socketJob{listener: l, done: make(chan struct{})}
+	go func() {
+		defer close(j.done)
+		j.found, j.err = l.do(g.here, p)
+		l.close()
+	}()
+	g.plain = j
+}
+
+func (g *guest) endPlain() (o taskResult, err error) {
+	j := g.plain
+	if j == nil {
+		return o, errors.New("no plain sockets are under way")
+	}
+	<-j.done
+	g.plain = nil
+	o.GBs, o.Times = j.found.GBs, j.found.Times
+	return o, j.err
+}

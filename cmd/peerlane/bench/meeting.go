@@ -1,0 +1,304 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// Port is where a bench listens for another host's: below those of relays.
+const Port = 19999
+
+// meetingVersion is that of what two benches say to each other.
+const meetingVersion = 2
+
+// meetingPlace is what a bench that listens is called: no relay's host has this name, so
+// nobody is taken for the other.
+var meetingPlace = network.Target{Host: wire.UUID([]byte("peerlane bench 1")), Token: wire.UUID([]byte("the only listene"))}
+
+// vanished is how long the other host may acknowledge nothing before it is taken to be
+// gone.
+const vanished = 15 * time.Second
+
+// CanMeet says why this host can meet no other: the cluster key, or its certificates.
+func CanMeet(n config.Network) error {
+	_, err := local(n)
+	return err
+}
+
+// local is this bench in the handshake, by the cluster key and the certificates of the
+// configuration.
+func local(n config.Network) (*network.Local, error) {
+	text, err := paths.ReadSecret(n.Key, network.MaxKeyFile)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("there is no cluster key, %s, by which two hosts trust each other; peerlane key generate makes one, and both hosts need the same", n.Key)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cluster key: %w", err)
+	}
+	keys, err := network.ParseKeys(text)
+	if err != nil {
+		return nil, fmt.Errorf("cluster key %s: %w", n.Key, err)
+	}
+	l := &network.Local{
+		// The other bench takes whoever it hears first: no two addresses beside each other.
+		Delay: 2 * network.HandshakeTime,
+		Host:  meetingPlace.Host, Name: hostname() + ", peerlane bench", Oldest: meetingVersion, Newest: meetingVersion,
+		Keys: func() network.Keys { return keys },
+		Connect: func(ctx context.Context, to netip.AddrPort, _ string) (net.Conn, error) {
+			dialer := net.Dialer{Timeout: network.HandshakeTime, Control: noticeTheEnd, KeepAliveConfig: keepAlive}
+			return dialer.DialContext(ctx, "tcp", to.String())
+		},
+	}
+	if n.TLSKey == "" {
+		return l, nil
+	}
+	var c network.Certificates
+	if c.Key, err = paths.ReadSecret(n.TLSKey, launch.MaxSecret); err != nil {
+		return nil, fmt.Errorf("network.tls_key: %w", err)
+	}
+	if c.Certificate, err = os.ReadFile(n.TLSCertificate); err != nil {
+		return nil, fmt.Errorf("network.tls_certificate: %w", err)
+	}
+	if c.Authority, err = os.ReadFile(n.TLSAuthority); err != nil {
+		return nil, fmt.Errorf("network.tls_authority: %w", err)
+	}
+	l.TLS, err = network.LoadTLS(c)
+	return l, err
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil || name == "" {
+		return "an unnamed host"
+	}
+	return name
+}
+
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: vanished / 3, Interval: vanished / 3, Count: 2}
+
+// noticeTheEnd has a connection end when what is sent is not acknowledged: keep-alives
+// look after one that nothing is sent on.
+func noticeTheEnd(_, _ string, c syscall.RawConn) error {
+	var failed error
+	err := c.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(vanished.Milliseconds()))
+	})
+	return errors.Join(err, failed)
+}
+
+// addresses are those of HOST or HOST:PORT.
+func addresses(ctx context.Context, to string) ([]netip.AddrPort, error) {
+	host, port, err := hostAndPort(to)
+	if err != nil {
+		return nil, err
+	}
+	if host == "" {
+		return nil, fmt.Errorf("%q names no host", to)
+	}
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return nil, err
+	}
+	var list []netip.AddrPort
+	for _, at := range found {
+		list = append(list, netip.AddrPortFrom(at.Unmap(), port))
+	}
+	return list, nil
+}
+
+// hostAndPort reads HOST, HOST:PORT, :PORT, an address of IPv6 with brackets or without,
+// or nothing.
+func hostAndPort(text string) (host string, port uint16, err error) {
+	if _, err := netip.ParseAddr(text); err == nil || !strings.Contains(text, ":") {
+		return text, Port, nil
+	}
+	host, number, err := net.SplitHostPort(text)
+	if err != nil {
+		return "", 0, fmt.Errorf("%q is neither HOST nor HOST:PORT: %w", text, err)
+	}
+	n, err := strconv.ParseUint(number, 10, 16)
+	if err != nil || n == 0 {
+		return "", 0, fmt.Errorf("%q: %q is no port", text, number)
+	}
+	return host, uint16(n), nil
+}
+
+// Side is one of two hosts.
+type Side struct {
+	Name      string   `json:"name"` // the host's own
+	Host      string   `json:"host"` // in words
+	GPUs      []string `json:"gpus"`
+	Driver    int      `json:"driver"`
+	Release   string   `json:"release"`
+	Simulated bool     `json:"simulated"`
+	// Boot names the kernel's life (/proc/sys/kernel/random/boot_id), as relays tell one
+	// host from another; in no result.
+	Boot string `json:"boot,omitempty"`
+}
+
+func (r *run) side() (Side, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return Side{
+		Name: hostname(), Host: r.report.Host, GPUs: r.report.GPUs, Driver: r.report.Driver, Release: r.report.Release, Simulated: r.report.Simulated,
+		Boot: strings.TrimSpace(string(boot)),
+	}, err
+}
+
+// with says why this side's figures and the other's cannot be of one result.
+func (s Side) with(other Side) error {
+	if s.Simulated == other.Simulated {
+		return nil
+	}
+	words := map[bool]string{true: "simulated", false: "real"}
+	return fmt.Errorf("the GPUs of this host (%s) are %s, and those of %s are %s; give --gpus simulated to both, or --gpus real", s.Name, words[s.Simulated], other.Name, words[other.Simulated])
+}
+
+// known is a side as a result has it.
+func (s Side) known() Side {
+	s.Boot = ""
+	return s
+}
+
+// What the bench that connects asks the other for, beside the orders of its client.
+const (
+	taskMeet    = "meet"    // who is there
+	taskAttach  = "attach"  // a relay, and a client with buffers
+	taskSending = "sending" // the connection that it sends by
+	taskPlain   = "plain"   // its side of plain sockets, beside what follows
+	taskEnd     = "end"     // that is all, or Why it is
+	// taskPlainEnd waits for the end of taskPlain.
+	taskPlainEnd = "plain-end"
+)
+
+// benchTask is what the bench that connects asks for: a line of JSON.
+type benchTask struct {
+	order         // of the client, where there is no Task
+	Task  string  `json:"task,omitempty"`
+	Side  *Side   `json:"side,omitempty"`
+	Plain *plain  `json:"plain,omitempty"`
+	After *Report `json:"report,omitempty"`
+	Why   string  `json:"why,omitempty"`
+	// Transport is what the relay has to take.
+	Transport string `json:"transport,omitempty"`
+}
+
+// taskResult answers it.
+type taskResult struct {
+	reply
+	Side    *Side  `json:"side,omitempty"`
+	Address string `json:"address,omitempty"` // of plain sockets
+	Token   []byte `json:"token,omitempty"`
+	// Sending is what of the connection its relay tells.
+	Sending *launch.ConnectionFigures `json:"sending,omitempty"`
+}
+
+// maxBytes, maxDuration, maxDepth and maxRounds bound what one bench has another do.
+const (
+	maxBytes    = 1 << 30
+	maxDuration = time.Minute
+	maxDepth    = 256
+	maxRounds   = 1 << 20
+	maxSockets  = 256
+)
+
+// check says what no bench asks for.
+func (e benchTask) check() error {
+	o := e.order
+	if o.Bytes > maxBytes || o.Size > maxBytes || o.Duration < 0 || o.Duration > maxDuration || o.Depth < 0 || o.Depth > maxDepth || o.Rounds < 0 || o.Rounds > maxRounds {
+		return fmt.Errorf("%d bytes, messages of %d, %d in flight, %d rounds, for %v", o.Bytes, o.Size, o.Depth, o.Rounds, o.Duration)
+	}
+	if o.Socket != "" || o.Staging != 0 || o.Handed != 0 || o.Followed {
+		return errors.New("an order that is not for another host's client")
+	}
+	switch e.Task {
+	case "":
+		if !slices.Contains([]string{doListen, doConnect, doAccept, doSend, doReceive, doHandOff}, o.Do) {
+			return fmt.Errorf("its client is to %.40q", o.Do)
+		}
+		if stream := o.Do == doSend || o.Do == doReceive; stream && (o.Size == 0 || o.Depth == 0) {
+			return errors.New("a stream of nothing")
+		}
+	case taskMeet:
+		if e.Side == nil {
+			return errors.New("who it is is missing")
+		}
+	case taskAttach:
+		if o.Bytes == 0 || !slices.Contains(Transports(), e.Transport) {
+			return fmt.Errorf("buffers of %d bytes, transport %.40q", o.Bytes, e.Transport)
+		}
+	case taskPlain:
+		p := e.Plain
+		// Each factor first: their product can be anything.
+		if p == nil || p.Threads < 1 || p.Threads > maxSockets || p.Each < 1 || p.Each > maxSockets || p.Count() > maxSockets ||
+			p.Size > 1<<20 || p.Size > 0 && p.Count() != 1 || p.Duration <= 0 || p.Duration > maxDuration {
+			return fmt.Errorf("plain sockets %+v", p)
+		}
+	case taskSending, taskPlainEnd, taskEnd:
+	default:
+		return fmt.Errorf("task %.40q, which this version does not know", e.Task)
+	}
+	return nil
+}
+
+// parseTask reads what another bench asks for.
+func parseTask(line []byte) (e benchTask, err error) {
+	if err := json.Unmarshal(line, &e); err != nil {
+		return e, err
+	}
+	return e, e.check()
+}
+
+// maxLine bounds a line, bytes: a whole result is one.
+const maxLine = 4 << 20
+
+// lines are both directions of a connection between two benches.
+type lines struct {
+	conn net.Conn
+	in   *bufio.Scanner
+}
+
+func newLines(conn net.Conn) *lines {
+	in := bufio.NewScanner(conn)
+	in.Buffer(nil, maxLine)
+	return &lines{conn, in}
+}
+
+func (l *lines) say(v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = l.conn.Write(append(text, '\n'))
+	return err
+}
+
+// next reads a line; io.EOF is the connection's end.
+func (l *lines) next() ([]byte, error) {
+	if !l.in.Scan() {
+		if err := l.in.Err(); err != nil {
+			return nil, err
+		}
+		return nil, io.EOF
+	}
+	return l.in.Bytes(), nil
+}

@@ -1,0 +1,345 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+)
+
+// Tables of lanes over the network.
+const (
+	tableNetwork = "network" // between two relays of this host
+	tableHosts   = "hosts"   // between two hosts
+)
+
+// plain is a measurement of plain TCP sockets: a stream by so many of them, or, with a
+// Size, messages that are answered one by one.
+type plain struct {
+	measure.Sockets
+	Size     uint64        `json:"size,omitempty"`
+	Duration time.Duration `json:"duration"`
+	// Back says that who accepted the connections sends.
+	Back bool `json:"back,omitempty"`
+}
+
+// do does this side's part of it, on connections that are there. Who does not receive, or
+// ask, has no result.
+func (p plain) do(conns []*net.TCPConn, sends bool) (r measure.Result, err error) {
+	end := time.Now().Add(patience + 2*p.Duration)
+	for _, c := range conns {
+		if err := c.SetDeadline(end); err != nil {
+			return r, err
+		}
+	}
+	var times []time.Duration
+	switch {
+	case p.Size > 0 && sends:
+		times, err = measure.AskSocket(conns[0], p.Size, p.Duration)
+		r.Times = measure.TimesOf(times)
+	case p.Size > 0:
+		err = measure.AnswerSocket(conns[0], p.Size)
+	case sends:
+		err = p.Send(conns, p.Duration)
+	default:
+		r.GBs, err = measure.ReceiveAll(conns, p.Duration)
+	}
+	return r, err
+}
+
+// between is two clients whose relays reach each other over the network, and what else
+// there is between the two.
+type between struct {
+	table string
+	ends  [2]*worker
+	names [2]string
+	// look asks the relay of each end for what it says of the connection that it sends by.
+	look func() ([2]launch.ConnectionFigures, error)
+	// plain measures plain sockets, from one end to the other.
+	plain func(from int, p plain) (measure.Result, error)
+}
+
+// socketSets are the ways to use plain sockets that are tried.
+func (r *run) socketSets() (list []measure.Sockets) {
+	threads, each := []int{1, 2, 4, 8}, []int{1, 4}
+	if r.Quick || r.host.Simulated {
+		threads, each = []int{1, 4}, []int{1, 2}
+	}
+	for _, t := range threads {
+		for _, e := range each {
+			list = append(list, measure.Sockets{Threads: t, Each: e})
+		}
+	}
+	return list
+}
+
+// bestSockets makes the fastest use of plain sockets from one end to the other a baseline.
+func (r *run) bestSockets(b between, from int, way string) (string, error) {
+	var best measure.Result
+	var how measure.Sockets
+	for _, set := range r.socketSets() {
+		r.progress("plain TCP %s, threads × sockets: %v", way, set)
+		found, err := b.plain(from, plain{Sockets: set, Duration: r.Duration, Back: from == 1})
+		if err != nil {
+			return "", fmt.Errorf("plain TCP %s: %w", way, err)
+		}
+		if found.GBs > best.GBs {
+			best, how = found, set
+		}
+	}
+	name := fmt.Sprintf("plain TCP %s, the best of threads × sockets: %v", way, how)
+	r.keep(name, best)
+	return name, nil
+}
+
+// sizesOfNetwork are those of the tables of lanes over the network, bytes.
+func (r *run) sizesOfNetwork() []uint64 { return r.sizes(64<<10, 1<<20, 16<<20, 256<<20) }
+
+// between measures both ways, each beside plain sockets of the same way.
+func (r *run) between(b between) error {
+	sees, err := b.look()
+	if err != nil {
+		return err
+	}
+	for from, name := range b.names {
+		way := name + " to " + b.names[1-from]
+		a, other, seen := b.ends[from], b.ends[1-from], sees[from]
+		row := Row{Table: b.table, What: way, Route: seen.Route, Transport: seen.Transport, Note: seen.Path}
+		stream, err := r.bestSockets(b, from, way)
+		if err != nil {
+			return err
+		}
+		for _, size := range r.sizesOfNetwork() {
+			for _, depth := range r.depths(1, 16) {
+				r.progress("%s over %s, %s, %d in flight", way, seen.Transport, sizeText(size), depth)
+				found, err := r.stream(a, other, size, depth)
+				if err != nil {
+					return err
+				}
+				row := row
+				row.Size, row.Depth, row.Value, row.Unit, row.Times, row.Baseline = size, depth, found.GBs, GBs, found.Times, stream
+				r.row(row)
+			}
+		}
+		if err := r.shortMessages(b, from, row); err != nil {
+			return err
+		}
+	}
+	way := bothWays(sees)
+	r.progress("hand-off over %s", way)
+	times, err := r.handOff(b.ends[0], b.ends[1])
+	if err != nil {
+		return err
+	}
+	r.row(Row{Table: b.table, What: "hand-off by timelines, half of to and fro", Route: sees[0].Route, Transport: way,
+		Size: 8, Depth: 1, Value: times.P50, Unit: microseconds, Times: times, Note: "stream to stream"})
+	after, err := b.look()
+	if err != nil {
+		return err
+	}
+	return unchanged(b.names, sees, after)
+}
+
+// bothWays is what carries what goes to and fro.
+func bothWays(sees [2]launch.ConnectionFigures) string {
+	if sees[0].Transport == sees[1].Transport {
+		return sees[0].Transport
+	}
+	return sees[0].Transport + " there, " + sees[1].Transport + " back"
+}
+
+// unchanged demands that what was measured went over one transport each way: no row says of
+// which part of it another one was.
+func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error {
+	for from, name := range names {
+		if was, is := before[from].Transport, after[from].Transport; was != is {
+			return fmt.Errorf("%s to %s went over %s at first and over %s at the end: the rows would mix both", name, names[1-from], was, is)
+		}
+	}
+	return nil
+}
+
+// shortMessages measures how long 8 bytes take, beside as many that a plain socket's
+// other side answers by one.
+func (r *run) shortMessages(b between, from int, row Row) error {
+	const size = 8
+	r.progress("%s over %s, %s", row.What, row.Transport, sizeText(size))
+	asked, err := b.plain(from, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Size: size, Duration: r.Duration, Back: from == 1})
+	if err != nil {
+		return fmt.Errorf("plain TCP %s: %w", row.What, err)
+	}
+	found, err := r.stream(b.ends[from], b.ends[1-from], size, 1)
+	if err != nil {
+		return err
+	}
+	if asked.Times == nil || found.Times == nil {
+		return fmt.Errorf("%s: no message of %d bytes ended within %v", row.What, size, r.Duration)
+	}
+	name := fmt.Sprintf("plain TCP %s, %s and the byte that answers", row.What, sizeText(size))
+	r.keep(name, asked)
+	row.What += ", from post to completion"
+	row.Size, row.Depth, row.Value, row.Unit, row.Times, row.Baseline = size, 1, found.Times.P50, microseconds, found.Times, name
+	r.row(row)
+	return nil
+}
+
+// sending is what a client's relay says of the connection that it sends by.
+func (r *run) sending(w *worker) (launch.ConnectionFigures, error) {
+	report, err := r.reportOf(w)
+	if err != nil {
+		return launch.ConnectionFigures{}, err
+	}
+	for _, c := range report.Connections {
+		if c.Sends {
+			return c, nil
+		}
+	}
+	return launch.ConnectionFigures{}, fmt.Errorf("the relay of client %s has no connection that sends", w.name)
+}
+
+// reportOf is what a client's relay does. Its supervisor may hear after its client that it
+// has started.
+func (r *run) reportOf(w *worker) (*launch.Report, error) {
+	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
+	for err == nil && info.Report == nil && info.Status.State == hook.StateStarting {
+		select {
+		case <-r.ctx.Done():
+			return nil, context.Cause(r.ctx)
+		case <-time.After(20 * time.Millisecond):
+		}
+		info, err = hook.Inspect(r.host.Layout, w.generation.ID)
+	}
+	if err == nil && info.Report == nil {
+		err = fmt.Errorf("the relay of client %s does not say what it does: %s", w.name, info.NoReport)
+	}
+	return info.Report, err
+}
+
+// reached is the address that a client's relay has on the network.
+func (r *run) reached(w *worker) (netip.AddrPort, error) {
+	report, err := r.reportOf(w)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	if n := report.Network; n == nil || n.Listening == "" {
+		why := "its configuration has none"
+		if n != nil {
+			why = n.Error
+		}
+		return netip.AddrPort{}, fmt.Errorf("the relay that this bench has started is on no network: %s", why)
+	}
+	return netip.ParseAddrPort(report.Network.Listening)
+}
+
+// networked is a stage whose relays are on the network as it says, take a transport, and
+// have lanes of this plan.
+func (r *run) networked(transport string, n config.Network, plan config.Plan) (*stage, error) {
+	if err := r.configure(r.lanes, func(c *config.Config) {
+		c.Relay.Route, c.Relay.Transport = launch.RouteAuto, cmp.Or(transport, launch.TransportAuto)
+		c.Network, c.Plan = n, plan
+		if r.Verbs != nil {
+			c.Verbs = *r.Verbs
+		}
+	}); err != nil {
+		return nil, err
+	}
+	return &stage{run: r, route: staged, stop: func() error { return nil }}, nil
+}
+
+// network measures two relays of this host over TCP, by loopback, with a cluster key that
+// nobody else has.
+func (r *run) network() (err error) {
+	if err := os.WriteFile(r.host.Layout.ClusterKey(), network.Keys{Current: network.NewKey(time.Now())}.Text(), 0o600); err != nil {
+		return err
+	}
+	n := config.Default().Network
+	// As many streams as the plain sockets beside them may have: 16 of these are among those
+	// that are tried.
+	n.Interfaces, n.Family, n.Streams = "=lo", "ipv4", 16
+	s, err := r.networked(launch.TransportTCP, n, config.Plan{Lanes: r.lanes})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	one, other, err := s.pair(slices.Max(append(r.sizesOfNetwork(), 1<<20)))
+	if err != nil {
+		return err
+	}
+	return r.between(between{table: tableNetwork, ends: [2]*worker{one, other}, names: [2]string{"relay A", "relay B"}, plain: r.onLoopback,
+		look: func() (sees [2]launch.ConnectionFigures, err error) {
+			if sees[0], err = r.sending(one); err == nil {
+				sees[1], err = r.sending(other)
+			}
+			return sees, err
+		}})
+}
+
+// onLoopback is both sides of plain sockets.
+func (r *run) onLoopback(_ int, p plain) (measure.Result, error) {
+	l, err := listenPlain(r.ctx, netip.MustParseAddr("127.0.0.1"), config.Default().Network)
+	if err != nil {
+		return measure.Result{}, err
+	}
+	defer l.close()
+	type answer struct {
+		measure.Result
+		err error
+	}
+	accepted := make(chan answer, 1)
+	go func() {
+		found, err := l.do(r.ctx, p)
+		accepted <- answer{found, err}
+	}()
+	ours, err := dialPlain(r.ctx, l.address(), l.token, p)
+	theirs := <-accepted
+	if p.receives(false) {
+		ours = theirs.Result
+	}
+	return ours, errors.Join(err, theirs.err)
+}
+
+// receives says whether who dials has the result, or who accepts.
+func (p plain) receives(dials bool) bool {
+	asks := p.Size > 0
+	dialerSends := !p.Back
+	return dials == (dialerSends == asks)
+}
+
+// dialPlain is the side of plain sockets that connects.
+func dialPlain(ctx context.Context, to netip.AddrPort, token []byte, p plain) (r measure.Result, err error) {
+	var conns []*net.TCPConn
+	defer func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}()
+	dialer := net.Dialer{Timeout: plainTimeout}
+	dialer.SetMultipathTCP(false)
+	for range p.Count() {
+		c, err := dialer.DialContext(ctx, "tcp", to.String())
+		if err != nil {
+			return r, err
+		}
+		conns = append(conns, c.(*net.TCPConn))
+		if _, err := c.Write(token); err != nil {
+			return r, err
+		}
+	}
+	defer context.AfterFunc(ctx, func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	})()
+	return p.do(conns, !p.Back)
+}

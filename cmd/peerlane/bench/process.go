@@ -1,0 +1,449 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/topo"
+)
+
+func (r *run) cpu() error {
+	const size = 16 << 20
+	for _, route := range r.Routes {
+		s, a, b, err := r.pair(route, size)
+		if err == nil {
+			err = errors.Join(r.idle(s, a), r.busyRelay(a, b, route, size), s.close())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// idle tells what a relay takes while it does nothing: one with a client, beside one
+// that has none, and beside a process that has a CUDA context and nothing else.
+func (r *run) idle(s *stage, a *worker) error {
+	r.progress("processor time of an idle relay, route %s", s.route)
+	alone, err := s.client(a.lane, nil) // which never attaches
+	if err != nil {
+		return err
+	}
+	if _, err := alone.do(order{Do: doContext}); err != nil {
+		return err
+	}
+	relay, err := r.relayOf(a)
+	if err != nil {
+		return err
+	}
+	unused, err := r.relayOf(alone)
+	if err != nil {
+		return err
+	}
+	settle, idle := 2*time.Second, 10*time.Second
+	switch {
+	case r.host.Simulated:
+		settle, idle = r.Duration, r.Duration
+	case r.Quick:
+		idle = 5 * time.Second
+	}
+	time.Sleep(settle) // their last spin, and what their runtimes put in order after work
+	processes := []int{relay, unused, alone.command.Process.Pid}
+	var before []processorTimes
+	for _, pid := range processes {
+		t, err := processorTime(pid)
+		if err != nil {
+			return err
+		}
+		before = append(before, t)
+	}
+	time.Sleep(idle)
+	minute := time.Minute.Seconds() / idle.Seconds()
+	var took [3]float64 // ms in 60 s
+	var threads [3]string
+	for i, pid := range processes {
+		after, err := processorTime(pid)
+		if err != nil {
+			return err
+		}
+		took[i], threads[i] = float64((after.sum-before[i].sum).Microseconds())/1e3*minute, busiest(before[i], after, minute)
+	}
+	row := Row{Table: "cpu", Route: s.route, Transport: transportOf(s.route), Unit: milliseconds}
+	for _, found := range []struct {
+		what  string
+		value float64
+		asked *Bound
+		note  string
+	}{
+		{"idle relay without a client, in 60 s", took[1], most(10), threads[1]},
+		{"a process with a CUDA context alone, in 60 s", took[2], nil, threads[2]},
+		{"idle relay with clients and connections, in 60 s", took[0], most(10), threads[0]},
+		{"the same, above a CUDA context alone", max(0, took[0]-took[2]), most(10), ""},
+	} {
+		row.What, row.Value, row.Asked, row.Note = found.what, found.value, found.asked, found.note
+		r.row(row)
+	}
+	return nil
+}
+
+// busyRelay tells what the sender's relay takes at full rate, and what rate that is.
+func (r *run) busyRelay(a, b *worker, route string, size uint64) error {
+	r.progress("processor time at full rate, route %s", route)
+	pid, err := r.relayOf(a)
+	if err != nil {
+		return err
+	}
+	raw, comparable, err := r.rawOf(route, size)
+	if err != nil {
+		return err
+	}
+	before, err := processorTime(pid)
+	if err != nil {
+		return err
+	}
+	started := time.Now()
+	found, err := r.stream(a, b, size, 16)
+	if err != nil {
+		return err
+	}
+	after, err := processorTime(pid)
+	if err != nil {
+		return err
+	}
+	row := Row{Table: "cpu", Route: route, Transport: transportOf(route), Size: size, Depth: 16}
+	row.What, row.Value, row.Unit, row.Asked = "the sender's relay at full rate", (after.sum-before.sum).Seconds()/time.Since(started).Seconds(), cores, most(1)
+	row.Note = busiest(before, after, 1)
+	r.row(row)
+	row.What, row.Value, row.Unit, row.Asked, row.Note = "the rate meanwhile", found.GBs, GBs, nil, ""
+	if row.Baseline = raw; raw != "" && comparable {
+		row.Asked = least(0.9)
+	}
+	r.row(row)
+	return nil
+}
+
+func (r *run) relayOf(w *worker) (int, error) {
+	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range info.Processes {
+		if p.Role == "relay" {
+			return p.PID, nil
+		}
+	}
+	return 0, fmt.Errorf("client %s has no relay that runs", w.name)
+}
+
+// processorTimes are what a process's threads have had since they began.
+type processorTimes struct {
+	sum    time.Duration
+	byName map[string]time.Duration // of threads
+}
+
+// busiest says which threads of a process had the most time, times a factor.
+func busiest(before, after processorTimes, factor float64) string {
+	had := func(name string) time.Duration { return after.byName[name] - before.byName[name] }
+	var names []string
+	for name := range after.byName {
+		if had(name) > 0 {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return int(had(b) - had(a)) })
+	text := ""
+	for _, name := range names[:min(len(names), 3)] {
+		text += fmt.Sprintf(", %s %.2f ms", name, factor*float64(had(name).Microseconds())/1e3)
+	}
+	return strings.TrimPrefix(text, ", ")
+}
+
+// processorTime reads /proc/PID/task/*/schedstat.
+func processorTime(pid int) (t processorTimes, err error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil || len(files) == 0 {
+		return t, fmt.Errorf("process %d has no /proc/PID/task/*/schedstat: %w", pid, errors.Join(err, os.ErrNotExist))
+	}
+	t.byName = map[string]time.Duration{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // a thread that has ended
+		}
+		f := strings.Fields(string(text))
+		if err != nil || len(f) == 0 {
+			return t, fmt.Errorf("%s: %q: %w", file, text, err)
+		}
+		n, err := strconv.ParseInt(f[0], 10, 64)
+		if err != nil {
+			return t, fmt.Errorf("%s: %w", file, err)
+		}
+		t.sum += time.Duration(n)
+		name, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "comm")) // it may end now
+		t.byName[strings.TrimSpace(string(name))] += time.Duration(n)
+	}
+	return t, nil
+}
+
+func (r *run) firstCopy() error {
+	for _, route := range r.Routes {
+		if err := r.first(route); err != nil {
+			return err
+		}
+	}
+	if len(r.pairs) == 0 {
+		r.miss("first-copy", "self-test after a boot", "no pair of GPUs was tested")
+		return nil
+	}
+	var verdicts []string
+	for _, p := range r.pairs {
+		verdicts = append(verdicts, fmt.Sprintf("%s with %s %s", p.GPU.BusID, p.Server.BusID, p.Verdict))
+	}
+	r.row(Row{
+		Table: "first-copy", What: "self-test after a boot, a pair of GPUs", Unit: milliseconds,
+		Value: float64(r.testing.Milliseconds()) / float64(len(r.pairs)), Note: "before all this: " + strings.Join(verdicts, ", "),
+	})
+	return nil
+}
+
+// first starts clients and relays anew several times: CUDA's own start takes a
+// different time each time.
+func (r *run) first(route string) (err error) {
+	s, err := r.stage(route, r.lanes, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	lanes, err := r.host.TwoClients()
+	if err != nil {
+		return err
+	}
+	if route == staged {
+		// An emulated NIC makes its contexts for the first connection; a NIC has none.
+		if err := r.wake(s, lanes); err != nil {
+			return err
+		}
+	}
+	rounds := 5
+	if r.Quick || r.host.Simulated {
+		rounds = 3
+	}
+	var ours, theirs []float64
+	for i := range rounds {
+		r.progress("first message, route %s, %d of %d", route, i+1, rounds)
+		o, t, err := r.firstOnce(s, lanes)
+		if err != nil {
+			return err
+		}
+		ours, theirs = append(ours, o), append(theirs, t...)
+	}
+	name := fmt.Sprintf("CUDA's own start in a client, the median of %d, for route %s", len(theirs), route)
+	start := median(theirs)
+	r.report.Baselines = append(r.report.Baselines, Baseline{Name: name, Value: start, Unit: milliseconds})
+	row := Row{Table: "first-copy", Route: route, Transport: transportOf(route), Size: 8, Depth: 1, Unit: milliseconds, Note: fmt.Sprintf("the median of %d", rounds)}
+	row.What, row.Value, row.Baseline = "attach, connect and first message, relay's context included", median(ours), name
+	r.row(row)
+	row.What, row.Value, row.Baseline, row.Asked = "the same, above one start of CUDA", max(0, median(ours)-start), "", most(60)
+	r.row(row)
+	return nil
+}
+
+// firstOnce tells in ms what the first of two new clients needs from attaching to the
+// end of the first messages, and what CUDA needs to start in each.
+func (r *run) firstOnce(s *stage, lanes [2]topo.Lane) (ours float64, theirs []float64, err error) {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
+	var pair [2]*worker
+	for i, lane := range lanes {
+		w, err := s.client(lane, nil)
+		if err != nil {
+			return 0, nil, err
+		}
+		pair[i] = w
+		attached, err := w.do(order{Do: doAttach, Socket: r.host.Socket(w.generation), Bytes: 2 << 20})
+		if err != nil {
+			return 0, nil, err
+		}
+		if theirs = append(theirs, ms(attached.CUDA)); i == 0 {
+			ours = ms(attached.Ours)
+		}
+	}
+	start := time.Now()
+	for i, w := range pair {
+		if err := s.connect(w, pair[1-i]); err != nil {
+			return 0, nil, err
+		}
+	}
+	if _, err := together(map[*worker]order{pair[0]: {Do: doFirst, Tag: 1}, pair[1]: {Do: doFirst, Tag: 1}}); err != nil {
+		return 0, nil, err
+	}
+	return ours + ms(time.Since(start)), theirs, s.end()
+}
+
+// median is the middle of a list, between the two where there are two.
+func median(list []float64) float64 {
+	list = slices.Sorted(slices.Values(list))
+	return (list[(len(list)-1)/2] + list[len(list)/2]) / 2
+}
+
+// wake has clients that come and go use the emulated NICs.
+func (r *run) wake(s *stage, lanes [2]topo.Lane) error {
+	var pair [2]*worker
+	for i, lane := range lanes {
+		var err error
+		if pair[i], err = s.attached(lane, nil, 2<<20); err != nil {
+			return err
+		}
+	}
+	for i, w := range pair {
+		if err := s.connect(w, pair[1-i]); err != nil {
+			return err
+		}
+	}
+	return s.end()
+}
+
+// free is what each GPU of the host has left, bytes, by PCI address. The process that
+// asks has its contexts before it does so for the first time.
+func (r *run) free() (map[string]uint64, error) {
+	left := map[string]uint64{}
+	for range 2 { // the first time makes contexts
+		for _, g := range r.host.Topology.GPUs {
+			found, err := r.copier.Do(measure.Job{Kind: measure.Free, From: g.BusID})
+			if err != nil {
+				return nil, err
+			}
+			left[g.BusID] = found.Bytes
+		}
+	}
+	return left, nil
+}
+
+// settled is what each GPU has left once that does not change any more: contexts of
+// processes that have ended go a little later than these.
+func (r *run) settled() (map[string]uint64, error) {
+	const quiet, patience = time.Second, 30 * time.Second
+	last, err := r.free()
+	for begun, since := time.Now(), time.Now(); err == nil && time.Since(since) < quiet && time.Since(begun) < patience; {
+		time.Sleep(quiet / 10)
+		var left map[string]uint64
+		if left, err = r.free(); !maps.Equal(left, last) {
+			last, since = left, time.Now()
+		}
+	}
+	return last, err
+}
+
+// memory tells what a relay takes of GPUs: it starts, and has a connection on route
+// staged. One client is enough, which is connected with itself: with two, on a host of
+// two GPUs, each one's GPU would be the other's server.
+func (r *run) memory() (err error) {
+	r.progress("memory of GPUs")
+	s, err := r.stage(staged, r.lanes, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	lanes, err := r.host.TwoClients()
+	if err != nil {
+		return err
+	}
+	// What emulated NICs take is theirs.
+	if err := r.wake(s, lanes); err != nil {
+		return err
+	}
+	const bytes = 2 << 20
+	w, err := s.client(lanes[0], nil)
+	if err != nil {
+		return err
+	}
+	if _, err := w.do(order{Do: doContext}); err != nil {
+		return err
+	}
+	before, err := r.settled()
+	if err != nil {
+		return err
+	}
+	if _, err := w.do(order{Do: doAttach, Socket: r.host.Socket(w.generation), Bytes: bytes}); err != nil {
+		return err
+	}
+	if err := s.connect(w, w); err != nil {
+		return err
+	}
+	if _, err := w.do(order{Do: doFirst, Tag: 1}); err != nil {
+		return err
+	}
+	after, err := r.settled()
+	if err != nil {
+		return err
+	}
+	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
+	if err != nil {
+		return err
+	}
+	if info.Report == nil {
+		return fmt.Errorf("the relay does not say what it has staged: %s", info.NoReport)
+	}
+	const mib = 1 << 20
+	staging := map[string]float64{} // MiB
+	for _, s := range info.Report.Staging {
+		staging[s.GPU] += float64(s.Bytes) / mib
+	}
+	if r.host.Simulated {
+		// All of it has been done, and its figures would be wrong.
+		for _, what := range []string{"of the client's own GPU", "of other GPUs"} {
+			r.miss("memory", what, "the simulator knows what one process took of a GPU, and not what all did")
+		}
+		return nil
+	}
+	for _, g := range r.host.Topology.GPUs {
+		took := (float64(before[g.BusID]) - float64(after[g.BusID])) / mib
+		row := Row{Table: "memory", State: "GPU " + strconv.Itoa(g.Index), Unit: miB}
+		switch {
+		case g.BusID == w.gpu.BusID:
+			row.What, row.Value, row.Asked = "of the client's own GPU, by its relay", took-2*bytes/mib, most(270)
+			row.Note = fmt.Sprintf("%.0f MiB less %d MiB that the client made itself", took, 2*bytes/mib)
+		case slices.Contains(w.lane.Servers, g.BusID):
+			row.What, row.Value, row.Asked = "of a server GPU, besides staging", took-staging[g.BusID], most(0)
+			row.Note = fmt.Sprintf("%.0f MiB, of which %.0f are staging", took, staging[g.BusID])
+		default:
+			row.What, row.Value, row.Asked = "of a GPU that is not the container's", took, most(0)
+		}
+		if row.Value < 0 || *row.Asked.Most > 0 && row.Value == 0 {
+			// A relay has a context, which takes memory; and nothing gives any back.
+			r.miss("memory", row.What, fmt.Sprintf("others gave memory of %s back meanwhile: it changed by %.0f MiB in all", row.State, took))
+			continue
+		}
+		r.row(row)
+	}
+	return r.secondContext(w.lane.Servers[0], after)
+}
+
+// secondContext measures what a context like a relay's takes of a server GPU. No relay
+// has one there; table busy shows what it would bring.
+func (r *run) secondContext(server string, before map[string]uint64) (err error) {
+	m, err := r.host.StartMeasuring(r.ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if _, err := m.Do(measure.Job{Kind: measure.Free, From: server}); err != nil {
+		return err
+	}
+	after, err := r.settled()
+	if err != nil {
+		return err
+	}
+	const mib = 1 << 20
+	r.row(Row{Table: "memory", What: "of a server GPU, a second context, which no relay makes", Unit: miB,
+		Value: (float64(before[server]) - float64(after[server])) / mib})
+	return nil
+}

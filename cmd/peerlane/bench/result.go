@@ -1,0 +1,311 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+)
+
+// version of a Report as JSON.
+const version = 1
+
+// Report is what one run measured. A ratio is never stored: it is made of a row
+// and a baseline of the same run.
+type Report struct {
+	Version   int        `json:"version"`
+	Date      time.Time  `json:"date"`
+	Release   string     `json:"release"` // of Peerlane
+	Command   []string   `json:"command"`
+	Host      string     `json:"host"` // in words
+	GPUs      []string   `json:"gpus"` // models, by index
+	Driver    int        `json:"driver"`
+	Simulated bool       `json:"simulated"`
+	Rows      []Row      `json:"rows"`
+	Baselines []Baseline `json:"baselines"`
+	// Problems are the tables that could not be measured to their end, and why.
+	Problems []string `json:"problems,omitempty"`
+	// Seconds are what each table took.
+	Seconds map[string]float64 `json:"seconds,omitempty"`
+	// Missing is what something is asked of and this run had no way to measure.
+	Missing []Missing `json:"missing,omitempty"`
+	// Hosts are the two hosts of a run between hosts, A, which connected, and B; empty of a
+	// run on one. Host, GPUs and Driver are A's.
+	Hosts []Side `json:"hosts,omitempty"`
+}
+
+// Missing is a part of a table that was not measured, and why.
+type Missing struct {
+	Table string `json:"table"`
+	What  string `json:"what"`
+	Why   string `json:"why"`
+}
+
+// Units of a Row and a Baseline.
+const (
+	GBs          = "GB/s" // 1e9 bytes a second
+	microseconds = "µs"   // the median, where there are Times
+	milliseconds = "ms"
+	miB          = "MiB"
+	perSecond    = "/s" // kernels
+	cores        = "cores"
+	index        = "index" // Jain's, or the slowest over the fastest
+)
+
+// Row is one thing that was measured.
+type Row struct {
+	Table     string         `json:"table"`
+	What      string         `json:"what"`
+	Route     string         `json:"route,omitempty"`
+	Transport string         `json:"transport,omitempty"`
+	Size      uint64         `json:"size,omitempty"` // bytes of a message
+	Depth     int            `json:"depth,omitempty"`
+	State     string         `json:"state,omitempty"` // who is busy; empty for nobody
+	Value     float64        `json:"value"`
+	Unit      string         `json:"unit"`
+	Times     *measure.Times `json:"times,omitempty"`
+	// Baseline names what Value is compared with; empty where nothing was.
+	Baseline string `json:"baseline,omitempty"`
+	// Asked is what the ratio must reach, or without a baseline the value.
+	Asked *Bound `json:"asked,omitempty"`
+	Note  string `json:"note,omitempty"`
+}
+
+// Baseline is what rows are compared with.
+type Baseline struct {
+	Name  string         `json:"name"`
+	Value float64        `json:"value"`
+	Unit  string         `json:"unit"`
+	Times *measure.Times `json:"times,omitempty"`
+}
+
+// Bound is what is asked for: at least or at most so much, one of them.
+type Bound struct {
+	Least *float64 `json:"least,omitempty"`
+	Most  *float64 `json:"most,omitempty"`
+}
+
+func least(f float64) *Bound { return &Bound{Least: &f} }
+func most(f float64) *Bound  { return &Bound{Most: &f} }
+
+func (b *Bound) String() string {
+	switch {
+	case b == nil:
+		return ""
+	case b.Most != nil:
+		return fmt.Sprintf("≤ %g", *b.Most)
+	}
+	return fmt.Sprintf("≥ %g", *b.Least)
+}
+
+func (b *Bound) met(value float64) bool {
+	if b.Most != nil {
+		return value <= *b.Most
+	}
+	return value >= *b.Least
+}
+
+// margin is how well a value does: 1 where it is just what is asked for, less where
+// it falls short.
+func (b *Bound) margin(value float64) float64 {
+	switch {
+	case b.Most == nil:
+		return value / *b.Least
+	case value <= 0:
+		return math.Inf(1)
+	}
+	return *b.Most / value
+}
+
+// Of finds the baseline of a row.
+func (r *Report) Of(row Row) (Baseline, bool) {
+	for _, b := range r.Baselines {
+		if row.Baseline != "" && b.Name == row.Baseline {
+			return b, true
+		}
+	}
+	return Baseline{}, false
+}
+
+// Ratio is a row's value over its baseline's. There is none without a baseline
+// that was measured in the same run.
+func (r *Report) Ratio(row Row) (float64, bool) {
+	b, ok := r.Of(row)
+	if !ok || b.Value == 0 {
+		return 0, false
+	}
+	return row.Value / b.Value, true
+}
+
+// Met says whether a row reaches what is asked of it; ok is false where nothing
+// is, or nothing can be said.
+func (r *Report) Met(row Row) (met, ok bool) {
+	if row.Asked == nil || r.Simulated {
+		return false, false
+	}
+	value, ok := r.judged(row)
+	return ok && row.Asked.met(value), ok
+}
+
+// judged is what something is asked of: a row's ratio, or its value where it is
+// compared with nothing.
+func (r *Report) judged(row Row) (value float64, ok bool) {
+	if row.Baseline == "" {
+		return row.Value, true
+	}
+	return r.Ratio(row)
+}
+
+// Read reads a Report that was saved as JSON.
+func Read(in io.Reader) (*Report, error) {
+	var r Report
+	d := json.NewDecoder(in)
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil {
+		return nil, fmt.Errorf("this is no result of peerlane bench -o json: %w", err)
+	}
+	return &r, r.check()
+}
+
+// check says what cannot be shown.
+func (r *Report) check() error {
+	if r.Version != version {
+		return fmt.Errorf("the result is of version %d, and this peerlane reads version %d", r.Version, version)
+	}
+	if n := len(r.Hosts); n != 0 && n != 2 {
+		return fmt.Errorf("the result is of %d hosts; one between hosts is of two", n)
+	}
+	for _, s := range r.Hosts {
+		if s.Simulated != r.Simulated {
+			return errors.New("the result has real GPUs beside simulated ones")
+		}
+	}
+	if len(r.Rows)+len(r.Missing) == 0 {
+		return errors.Join(errors.New("the result has no rows"), errors.New(strings.Join(r.Problems, "; ")))
+	}
+	units := map[string]string{}
+	for _, b := range r.Baselines {
+		if _, twice := units[b.Name]; twice {
+			return fmt.Errorf("the result has the baseline %q twice: which of them was measured beside the rows cannot be told", b.Name)
+		}
+		if !finite(b.Value) || b.Value <= 0 {
+			return fmt.Errorf("the baseline %q is %v", b.Name, b.Value)
+		}
+		units[b.Name] = b.Unit
+	}
+	for _, row := range r.Rows {
+		unit, measured := units[row.Baseline]
+		switch {
+		case row.Asked != nil && (row.Asked.Least == nil) == (row.Asked.Most == nil):
+			return fmt.Errorf("%s is asked for at least and at most nothing, or both", row.name())
+		case !finite(row.Value) || row.Value < 0:
+			return fmt.Errorf("%s is %v", row.name(), row.Value)
+		case row.Baseline == "":
+		case !measured:
+			return fmt.Errorf("%s would be a ratio to %q, which this run did not measure; run peerlane bench with that baseline", row.name(), row.Baseline)
+		case unit != row.Unit:
+			return fmt.Errorf("%s is in %s, and its baseline %q in %s", row.name(), row.Unit, row.Baseline, unit)
+		}
+	}
+	return nil
+}
+
+func finite(f float64) bool { return !math.IsNaN(f) && !math.IsInf(f, 0) }
+
+func (row Row) name() string {
+	return strings.TrimSpace(fmt.Sprintf("%s, %s %s", row.Table, row.What, sizeText(row.Size)))
+}
+
+func sizeText(n uint64) string {
+	if n == 0 {
+		return ""
+	}
+	return humanize.IBytes(n)
+}
+
+// worst is the row that does least well against what is asked of it, and the value
+// that is judged; nothing is asked of the row where there is none.
+func (r *Report) worst(rows []Row) (worst Row, value float64) {
+	least := math.Inf(1)
+	for _, row := range rows {
+		if row.Asked == nil {
+			continue
+		}
+		v, ok := r.judged(row)
+		if !ok {
+			continue
+		}
+		if margin := row.Asked.margin(v); worst.Asked == nil || margin < least {
+			worst, value, least = row, v, margin
+		}
+	}
+	return worst, value
+}
+
+// Summary is the run in one sentence.
+func (r *Report) Summary() string {
+	if len(r.Hosts) == 2 {
+		return r.summaryOfHosts()
+	}
+	if r.Simulated {
+		return fmt.Sprintf("%d rows, simulated: these figures are of host memory and say nothing about GPUs.", len(r.Rows))
+	}
+	asked, met := 0, 0
+	for _, row := range r.Rows {
+		if ok, known := r.Met(row); known {
+			asked++
+			if ok {
+				met++
+			}
+		}
+	}
+	text := fmt.Sprintf("%d rows; %d of %d that something is asked of reach it", len(r.Rows), met, asked)
+	if met < asked {
+		row, value := r.worst(r.Rows)
+		text += fmt.Sprintf("; farthest from it is %s (%.2f, asked for %s)", row.name(), value, row.Asked)
+	}
+	if len(r.Problems) > 0 {
+		text += fmt.Sprintf("; %d tables are not whole", len(r.Problems))
+	}
+	return text + "."
+}
+
+// summaryOfHosts says what the lanes between two hosts reach, each way at its best.
+func (r *Report) summaryOfHosts() string {
+	var ways []string
+	short := ""
+	for _, way := range []string{"A to B", "B to A"} {
+		var best Row
+		for _, row := range r.Rows {
+			if row.What == way && row.Unit == GBs && row.Value >= best.Value {
+				best = row
+			}
+			if strings.HasPrefix(row.What, way+",") && row.Times != nil && short == "" {
+				short = fmt.Sprintf("; %s in %.1f µs, p99 %.1f", sizeText(row.Size), row.Times.P50, row.Times.P99)
+				if ratio, ok := r.Ratio(row); ok {
+					short += fmt.Sprintf(" (%.2f of plain TCP's time)", ratio)
+				}
+			}
+		}
+		if best.Unit == "" {
+			continue
+		}
+		text := fmt.Sprintf("%s %.3g GB/s over %s", way, best.Value, best.Transport)
+		if ratio, ok := r.Ratio(best); ok {
+			text += fmt.Sprintf(", %.2f of plain TCP", ratio)
+		}
+		ways = append(ways, text)
+	}
+	text := strings.Join(ways, "; ") + short
+	if r.Simulated {
+		text += "; the GPUs are simulated: host memory, of which this says nothing about GPUs"
+	}
+	return text + "."
+}

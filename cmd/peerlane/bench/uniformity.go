@@ -1,0 +1,269 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// perNIC is how many GPUs share an emulated NIC, where there are as many.
+const perNIC = 4
+
+// sharing is GPUs that share emulated NICs: of each NIC's, half are near it.
+type sharing struct {
+	nics   int
+	beside map[string][]string // near GPUs, by NIC
+	// near are the streams of near GPUs, far the lanes of far ones, each of which
+	// sends to the next of its NIC.
+	near  []nearStream
+	lanes []topo.Assignment
+	far   [][]string // by NIC
+	gpus  int
+}
+
+type nearStream struct{ from, to, nic string }
+
+// mixed shares NICs between near and far GPUs.
+func mixed(gpus []topo.GPU) sharing {
+	s := sharing{beside: map[string][]string{}}
+	for len(gpus) >= 2 {
+		n := min(len(gpus), perNIC) &^ 1
+		if s.nics > 0 && n < perNIC {
+			break // a NIC with fewer than the others would give each of them more
+		}
+		nic := fmt.Sprintf("emulated%d", s.nics)
+		var near, far []string
+		for i, g := range gpus[:n] {
+			if i < n/2 {
+				near = append(near, g.BusID)
+			} else {
+				far = append(far, g.BusID)
+			}
+		}
+		for i, g := range near {
+			s.lanes = append(s.lanes, topo.Assignment{GPU: far[i], Servers: []string{g}, NICs: []string{nic}})
+			to := near[(i+1)%len(near)]
+			if n == 2 {
+				to = far[0]
+				// The far GPU's stream ends here.
+				s.lanes = append(s.lanes, topo.Assignment{GPU: g, Servers: []string{far[0]}, NICs: []string{nic}})
+				far = append(far, g)
+			}
+			s.near = append(s.near, nearStream{g, to, nic})
+		}
+		s.beside[nic] = near
+		s.far = append(s.far, far)
+		s.nics++
+		s.gpus += n
+		gpus = gpus[n:]
+	}
+	return s
+}
+
+// staging is the same GPUs, all of them far: each stages on its neighbour.
+func (s sharing) staging() sharing {
+	all := sharing{nics: s.nics, beside: map[string][]string{}, gpus: s.gpus}
+	for i, far := range s.far {
+		nic := fmt.Sprintf("emulated%d", i)
+		gpus := slices.Concat(s.beside[nic], far)[:s.gpus/s.nics]
+		for k, g := range gpus {
+			all.lanes = append(all.lanes, topo.Assignment{GPU: g, Servers: []string{gpus[(k+1)%len(gpus)]}, NICs: []string{nic}})
+		}
+		all.beside[nic] = gpus
+		all.far = append(all.far, gpus)
+	}
+	return all
+}
+
+func (r *run) uniformity() error {
+	pace := r.Pace
+	if len(pace) == 0 {
+		pace = []float64{25, 50}
+		if r.host.Simulated {
+			pace = []float64{0.5}
+		}
+	}
+	gpus := r.host.Topology.GPUs
+	if r.host.Simulated {
+		gpus = gpus[:min(len(gpus), perNIC)] // host memory has one bandwidth for all
+	}
+	size := uint64(16 << 20)
+	if r.host.Simulated {
+		size = 1 << 20
+	}
+	half := mixed(gpus)
+	for _, rate := range pace {
+		paced := fmt.Sprintf("the emulated NICs' rate, as it is set: %d of %g GB/s", half.nics, rate)
+		r.report.Baselines = append(r.report.Baselines, Baseline{Name: paced, Value: rate * float64(half.nics), Unit: GBs})
+		for _, how := range []struct {
+			state string
+			sharing
+			off bool
+		}{
+			{"near direct, far staged", half, false},
+			{"relay off: near direct, far bounce", half, true},
+			{"all far and staged", half.staging(), false},
+		} {
+			if r.Quick && len(how.near) == 0 {
+				continue
+			}
+			r.progress("%d streams through %d NICs of %g GB/s, %s", how.gpus, how.nics, rate, how.state)
+			near, far, err := r.streams(how.sharing, rate, size, how.off)
+			if err != nil {
+				return err
+			}
+			rates := slices.Sorted(slices.Values(slices.Concat(near, far)))
+			row := Row{
+				Table: "uniformity", State: fmt.Sprintf("%s, %g GB/s", how.state, rate), Route: staged, Transport: transportOf(staged), Size: size, Depth: 16, Unit: index,
+				Note: fmt.Sprintf("%d GPUs to a NIC; GB/s of near ones%s; of far ones%s", how.gpus/how.nics, listed(near), listed(far)),
+			}
+			var asked *Bound // of what Peerlane does
+			if !how.off {
+				asked = least(0.95)
+			}
+			row.What, row.Value, row.Asked = "slowest over fastest", rates[0]/rates[len(rates)-1], asked
+			r.row(row)
+			row.What, row.Value, row.Unit, row.Baseline = "all streams", total(rates), GBs, paced
+			r.row(row)
+			row.What, row.Value, row.Unit, row.Baseline, row.Asked = "Jain's index", jain(rates), index, "", nil
+			r.row(row)
+		}
+	}
+	return nil
+}
+
+func listed(rates []float64) string {
+	text := ""
+	for _, f := range rates {
+		text += fmt.Sprintf(" %.3g", f)
+	}
+	if text == "" {
+		return " none"
+	}
+	return text
+}
+
+// streams runs one stream from each GPU at once, for ten times the time of a
+// measurement, and tells their rates. With `off` no server GPU has room, so that far
+// GPUs go through the host's memory to the same NICs, as they do without relays.
+func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, far []float64, err error) {
+	s, err := r.stageWith(staged, how.lanes, pace, how.beside, func(c *config.Config) {
+		if off {
+			none := config.Size(0)
+			c.Staging.Limit = &none
+		}
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	var direct []*testbed.Measuring
+	defer func() {
+		for _, m := range direct {
+			err = errors.Join(err, m.Close())
+		}
+	}()
+	job := measure.Job{Size: size, Depth: 16, Duration: 10 * r.Duration}
+	for _, n := range how.near {
+		m, err := r.host.StartMeasuring(r.ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		direct = append(direct, m)
+		prepare := job
+		prepare.Kind, prepare.From, prepare.To, prepare.Socket = measure.PrepareNIC, n.from, n.to, r.host.Layout.EmulatedNIC(n.nic)
+		if _, err := m.Do(prepare); err != nil {
+			return nil, nil, err
+		}
+	}
+	orders := map[*worker]order{}
+	for _, ring := range how.far {
+		if err := r.ring(s, ring, job, len(how.near) > 0 && how.gpus/how.nics == 2, orders); err != nil {
+			return nil, nil, err
+		}
+	}
+	for w := range orders {
+		if err := r.bounces(w, off); err != nil {
+			return nil, nil, err
+		}
+	}
+	type answer struct {
+		measure.Result
+		err error
+	}
+	answers := make(chan answer, len(direct))
+	for _, m := range direct {
+		go func() {
+			run := job
+			run.Kind = measure.NIC
+			found, err := m.Do(run)
+			answers <- answer{found, err}
+		}()
+	}
+	replies, err := together(orders)
+	for w, reply := range replies {
+		if orders[w].Do != doReceive {
+			far = append(far, reply.GBs)
+		}
+	}
+	for range direct {
+		a := <-answers
+		near, err = append(near, a.GBs), errors.Join(err, a.err)
+	}
+	return near, far, err
+}
+
+// bounces is an error where a client's relay does not stage where it is to: in the
+// host's memory, or on a server GPU.
+func (r *run) bounces(w *worker, inHost bool) error {
+	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
+	if err != nil {
+		return err
+	}
+	if info.Report == nil || len(info.Report.Staging) == 0 {
+		return fmt.Errorf("the relay of client %s does not say where it stages: %s", w.name, info.NoReport)
+	}
+	for _, s := range info.Report.Staging {
+		if s.Host != inHost && s.Bytes > 0 {
+			return fmt.Errorf("the relay of client %s stages elsewhere than it is to: %+v", w.name, s)
+		}
+	}
+	return nil
+}
+
+// ring attaches a client to the lane of each GPU and connects each with the next. With
+// oneWay the first of two sends and the second receives.
+func (r *run) ring(s *stage, gpus []string, job measure.Job, oneWay bool, orders map[*worker]order) error {
+	var clients []*worker
+	for _, busID := range gpus {
+		lane, err := r.host.Plan.Lane(busID)
+		if err != nil {
+			return err
+		}
+		w, err := s.attached(lane, nil, job.Size)
+		if err != nil {
+			return err
+		}
+		clients = append(clients, w)
+	}
+	for i, w := range clients {
+		o := order{Do: doBoth, Size: job.Size, Depth: job.Depth, Duration: job.Duration, Tag: 1}
+		if oneWay {
+			o.Do = []string{doSend, doReceive}[i]
+		}
+		orders[w] = o
+		if o.Do == doReceive {
+			continue
+		}
+		if err := s.connect(w, clients[(i+1)%len(clients)]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,293 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/wire"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// order is what a client is told to do, one at a time.
+type order struct {
+	Do     string `json:"do"`
+	Socket string `json:"socket,omitempty"`
+	Bytes  uint64 `json:"bytes,omitempty"` // of each buffer
+	// Staging is that of a client that copies itself, bytes in each direction.
+	Staging uint64 `json:"staging,omitempty"`
+	// Handed is a measure.Client's, Followed a measure.Stream's.
+	Handed   uint64        `json:"handed,omitempty"`
+	Followed bool          `json:"followed,omitempty"`
+	Handle   wire.Handle   `json:"handle"`
+	Size     uint64        `json:"size,omitempty"`
+	Depth    int           `json:"depth,omitempty"`
+	Duration time.Duration `json:"duration,omitempty"`
+	Rounds   int           `json:"rounds,omitempty"`
+	Base     uint64        `json:"base,omitempty"` // of timelines' values
+	Tag      uint64        `json:"tag,omitempty"`
+	Starts   bool          `json:"starts,omitempty"`
+}
+
+func (o order) as(s *measure.Stream) { s.Followed = o.Followed }
+
+// What a client can be told to do.
+const (
+	doContext = "context" // start CUDA, and no more
+	doAttach  = "attach"
+	doListen  = "listen"
+	doConnect = "connect"
+	doAccept  = "accept"
+	doSend    = "send"    // a stream
+	doReceive = "receive" // the same
+	doBoth    = "both"    // both at once
+	doFirst   = "first"   // one message of 8 bytes each way
+	doHandOff = "hand-off"
+)
+
+// reply is a client's answer.
+type reply struct {
+	Error  string         `json:"error,omitempty"`
+	Handle wire.Handle    `json:"handle"`
+	Route  string         `json:"route,omitempty"`
+	GBs    float64        `json:"gbs,omitempty"`
+	Times  *measure.Times `json:"times,omitempty"`
+	// Of doContext and doAttach: CUDA's own start; of doAttach and doFirst ours.
+	CUDA time.Duration `json:"cuda,omitempty"`
+	Ours time.Duration `json:"ours,omitempty"`
+}
+
+// patience bounds each step of a client, beside the time that it is told to take.
+const patience = 2 * time.Minute
+
+// Serve is a client's process: it does what comes in until there is no more.
+func Serve(in io.Reader, out io.Writer) error {
+	// A CUDA context is current on one thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	orders, replies := json.NewDecoder(in), json.NewEncoder(out)
+	var c serving
+	for {
+		var o order
+		err := orders.Decode(&o)
+		if errors.Is(err, io.EOF) {
+			if c.client != nil {
+				return c.client.Close()
+			}
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience+2*o.Duration)
+		r, err := c.do(ctx, o)
+		cancel()
+		if err != nil {
+			r.Error = fmt.Sprintf("%s: %v", o.Do, err)
+		}
+		if err := replies.Encode(r); err != nil {
+			return err
+		}
+	}
+}
+
+type serving struct {
+	client *measure.Client
+	accept func(context.Context) error
+
+	// Set by start.
+	driver *cuda.Driver
+	device cuda.Device
+	gpu    wire.UUID
+}
+
+func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
+	c := s.client
+	switch o.Do {
+	case doContext:
+		return s.start()
+	case doAttach:
+		return s.attach(ctx, o)
+	case doListen:
+		l, err := c.Session.Listen(ctx, c.GPU)
+		if err != nil {
+			return r, err
+		}
+		r.Handle = l.Handle()
+		s.accept = func(ctx context.Context) (err error) {
+			c.Receiving, err = l.Accept(ctx)
+			return err
+		}
+	case doConnect:
+		if c.Sending, err = c.Session.Connect(ctx, c.GPU, o.Handle); err == nil {
+			r.Route = map[uint32]string{wire.RouteStaged: staged, wire.RouteDirect: direct}[c.Sending.Route]
+		}
+	case doAccept:
+		err = s.accept(ctx)
+	case doSend:
+		var times []time.Duration
+		c.Handed = o.Handed
+		r.GBs, times, err = c.StreamSend(ctx, o.Size, o.Depth, o.Duration, o.Tag, o.as)
+		r.Times = measure.TimesOf(times)
+	case doReceive:
+		err = c.StreamReceive(ctx, o.Size, o.Depth, o.Tag)
+	case doBoth:
+		received := make(chan error, 1)
+		go func() { received <- c.StreamReceive(ctx, o.Size, o.Depth, o.Tag) }()
+		r.GBs, _, err = c.StreamSend(ctx, o.Size, o.Depth, o.Duration, o.Tag, o.as)
+		err = errors.Join(err, <-received)
+	case doFirst:
+		start := time.Now()
+		err = c.Meet(ctx, o.Tag)
+		r.Ours = time.Since(start)
+	case doHandOff:
+		var times []time.Duration
+		times, err = c.HandOff(ctx, o.Starts, o.Rounds, o.Base, o.Tag)
+		r.Times = measure.TimesOf(times)
+	default:
+		err = errors.New("nothing has this name")
+	}
+	return r, err
+}
+
+// start starts CUDA on the one GPU that there is for this process, if it has not been
+// started.
+func (s *serving) start() (r reply, err error) {
+	if s.driver != nil {
+		return r, nil
+	}
+	start := time.Now()
+	d, err := cuda.Open()
+	if err != nil {
+		return r, err
+	}
+	if s.device, err = d.DeviceGet(0); err != nil {
+		return r, err
+	}
+	uuid, err := d.DeviceUUID(s.device)
+	if err != nil {
+		return r, err
+	}
+	if s.gpu, err = wire.ParseGPU(uuid); err != nil {
+		return r, err
+	}
+	if _, err = d.CtxCreate(s.device, cuda.CtxOptions{}); err != nil {
+		return r, err
+	}
+	s.driver = d
+	r.CUDA = time.Since(start)
+	return r, nil
+}
+
+func (s *serving) attach(ctx context.Context, o order) (r reply, err error) {
+	if r, err = s.start(); err != nil {
+		return r, err
+	}
+	start := time.Now()
+	s.client, err = measure.AttachCopying(ctx, s.driver, s.device, s.gpu, o.Socket, o.Bytes, o.Staging)
+	r.Ours = time.Since(start)
+	return r, err
+}
+
+// worker is a client's process as the run sees it.
+type worker struct {
+	name    string
+	lane    topo.Lane
+	gpu     topo.GPU
+	command *exec.Cmd
+	in      io.WriteCloser
+	out     *json.Decoder
+	errors  strings.Builder
+	// generation is that of its relay.
+	generation *hook.Generation
+	tags       uint64
+	values     uint64 // of its timelines
+	// far is the other host's bench, of a client there: then there is no command.
+	far *far
+}
+
+// do has the client do something.
+func (w *worker) do(o order) (reply, error) {
+	if w.far != nil {
+		return w.far.order(o)
+	}
+	var r reply
+	err := json.NewEncoder(w.in).Encode(o)
+	if err == nil {
+		err = w.out.Decode(&r)
+	}
+	if err == nil && r.Error != "" {
+		err = errors.New(r.Error)
+	}
+	if err != nil {
+		err = fmt.Errorf("client %s: %w %s", w.name, err, strings.TrimSpace(w.errors.String()))
+	}
+	return r, err
+}
+
+// abandon ends what the client does, which is no use any more.
+func (w *worker) abandon() {
+	switch {
+	case w.far != nil:
+		w.far.abandon()
+	case w.command.Process != nil:
+		_ = w.command.Process.Kill() // it may have ended
+	}
+}
+
+// stop ends the client, and waits for that.
+func (w *worker) stop() error {
+	w.in.Close()
+	ended := make(chan error, 1)
+	go func() { ended <- w.command.Wait() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			err = fmt.Errorf("client %s: %w %s", w.name, err, strings.TrimSpace(w.errors.String()))
+		}
+		return err
+	case <-time.After(patience):
+		return errors.Join(fmt.Errorf("client %s did not end by itself", w.name), w.command.Process.Kill(), <-ended)
+	}
+}
+
+// together has several clients each do something at once.
+func together(orders map[*worker]order) (map[*worker]reply, error) {
+	type answer struct {
+		who *worker
+		reply
+		err error
+	}
+	answers := make(chan answer)
+	for w, o := range orders {
+		go func() {
+			r, err := w.do(o)
+			answers <- answer{w, r, err}
+		}()
+	}
+	replies := map[*worker]reply{}
+	var failed error
+	for range orders {
+		a := <-answers
+		replies[a.who] = a.reply
+		failed = errors.Join(failed, a.err)
+		if a.err != nil {
+			// The others wait for it.
+			for w := range orders {
+				if w != a.who {
+					w.abandon()
+				}
+			}
+		}
+	}
+	return replies, failed
+}

@@ -1,0 +1,773 @@
+// Package demo is the main job from end to end: two containers, each with a GPU
+// far from every NIC, exchange data through their relays. `peerlane demo` runs
+// it, on real GPUs or on the simulator.
+package demo
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Runtimes of the demo.
+const (
+	RuntimeRunc = "runc"
+	RuntimeCrun = "crun"
+	RuntimeNone = "none" // plain processes, also without root
+)
+
+// Who copies between a client's GPU and its server GPU.
+const (
+	CopyRelay  = "relay"
+	CopyClient = "client" // on its own stream; the containers get peerlane.dev/gpu=
+)
+
+// Options are those of a run.
+type Options struct {
+	Runtime string // RuntimeRunc, RuntimeCrun or RuntimeNone
+	// Route is launch.RouteStaged, launch.RouteDirect or launch.RouteAuto: staged where the
+	// host has two GPUs, direct where both containers share its only one.
+	Route string
+	Copy  string // CopyRelay, also where it is empty, or CopyClient
+	GPUs  string // one of package testbed's
+	Bytes uint64 // moved and verified in each direction, at least
+	Seed  uint64
+	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
+	Binaries string
+	// Root is the directory of the host that the demo makes, which is removed; empty
+	// for a temporary one.
+	Root string
+	// Slots and SlotBytes override the configuration's defaults; 0 leaves them.
+	Slots     int
+	SlotBytes uint64
+	// RelayEnvironment is added to the relays': "NAME=value". Tests make relays
+	// fail with it.
+	RelayEnvironment []string
+	// Rates has the simulator's rates and hand-off measured; those of real GPUs always are.
+	Rates bool
+	// Quick has messages of 8 MiB at the most on simulated GPUs, and rates measured of one
+	// size and few bytes, for tests.
+	Quick bool
+	// Progress is called with what is being done.
+	Progress func(Progress)
+}
+
+// Progress is a step of the demo.
+type Progress struct {
+	Step        string
+	Done, Total uint64 // bytes; Total 0 where nothing is counted
+}
+
+// Report is the result of a run.
+type Report struct {
+	Host      string     `json:"host"` // in words
+	Simulated bool       `json:"simulated"`
+	Runtime   string     `json:"runtime"`
+	Route     string     `json:"route"`
+	Copy      string     `json:"copy"`
+	Topology  *topo.Host `json:"topology"`
+	Plan      *topo.Plan `json:"plan"`
+	// Estimate is of the plan; nil where the host does not tell all bandwidths.
+	Estimate   *topo.Estimate `json:"estimate,omitempty"`
+	Containers []Container    `json:"containers"`
+	Servers    []Server       `json:"servers"`
+	Baselines  *Baselines     `json:"baselines"`
+	Left       []string       `json:"left"` // what is left on the host
+	Problems   []string       `json:"problems"`
+}
+
+// OK reports whether everything was verified and nothing is left.
+func (r *Report) OK() bool { return len(r.Problems) == 0 && len(r.Left) == 0 }
+
+// WholeRoute is the rate of the largest messages over the staged route, and of
+// its slowest leg, GB/s; ok is false on another route.
+func (r *Report) WholeRoute() (whole, slowest float64, ok bool) {
+	rates := r.Containers[0].Client.Rates
+	if r.Baselines == nil || len(r.Baselines.Legs) == 0 || len(rates) == 0 || r.Route != launch.RouteStaged {
+		return 0, 0, false
+	}
+	slowest = r.Baselines.Legs[0].GBs
+	for _, l := range r.Baselines.Legs {
+		slowest = min(slowest, l.GBs)
+	}
+	return rates[len(rates)-1].GBs, slowest, true
+}
+
+// Baselines are what the exchange is compared with, measured in the same run
+// by one process that sees all GPUs.
+type Baselines struct {
+	// Raw is cuMemcpyPeerAsync from client GPU A to client GPU B, Bounce the same
+	// through pinned host memory, pipelined in chunks.
+	Raw    []Rate `json:"raw"`
+	Bounce []Rate `json:"bounce"`
+	// Legs of the staged route, each beside a raw copy in its direction that the
+	// same GPU issues.
+	Legs []Leg `json:"legs"`
+}
+
+// Leg is a part of the staged route.
+type Leg struct {
+	Name string  `json:"name"`
+	Size uint64  `json:"size"` // bytes of a message
+	GBs  float64 `json:"gbs"`  // by the relay's own queue, in slots
+	Raw  float64 `json:"raw"`  // by cuMemcpyPeerAsync
+}
+
+// Container is one of the two.
+type Container struct {
+	Name     string    `json:"name"`
+	ID       string    `json:"id"`
+	GPU      topo.GPU  `json:"gpu"`
+	Servers  []string  `json:"servers"` // PCI addresses
+	Injected *Injected `json:"injected"`
+	Client   *Client   `json:"client"`
+}
+
+// Server is a server GPU, as the relays count and, in the simulator, as the
+// device itself does. Bytes of the exchange alone.
+type Server struct {
+	GPU      topo.GPU `json:"gpu"`
+	RelayIn  uint64   `json:"relayIn"`
+	RelayOut uint64   `json:"relayOut"`
+	// DeviceIn and DeviceOut are -1 on real GPUs, which keep no such log.
+	DeviceIn  int64 `json:"deviceIn"`
+	DeviceOut int64 `json:"deviceOut"`
+}
+
+// Run runs the demo. An error says that it could not be run; a Report that is
+// not OK that it ran and something was wrong.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	if o.Runtime != RuntimeNone && os.Geteuid() != 0 {
+		return nil, fmt.Errorf("the demo with %s needs root: an OCI runtime makes namespaces and cgroups, and its hook mounts the relay's socket; run it with sudo, or with --runtime none for plain processes", o.Runtime)
+	}
+	if o.Progress == nil {
+		o.Progress = func(Progress) {}
+	}
+	root := o.Root
+	if root == "" {
+		var err error
+		if root, err = os.MkdirTemp("", "pldemo-"); err != nil {
+			return nil, err
+		}
+		// Relays, who are not root, go through it where they have no root of their own.
+		if err := os.Chmod(root, 0o711); err != nil {
+			return nil, err
+		}
+	}
+	o.Copy = cmp.Or(o.Copy, CopyRelay)
+	d := &demo{Options: o, report: &Report{Runtime: o.Runtime, Route: o.Route, Copy: o.Copy}}
+	err := d.run(ctx, root)
+	if d.host != nil {
+		_, unmounted := d.host.Layout.UnmountAnchor()
+		err = errors.Join(err, unmounted)
+	}
+	if removed := os.RemoveAll(root); removed != nil {
+		d.report.Left = append(d.report.Left, removed.Error())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d.report, nil
+}
+
+type demo struct {
+	Options
+	report  *Report
+	host    *testbed.Host
+	lanes   [2]topo.Lane
+	runtime *bundle.Runtime
+	script  Script
+}
+
+func (d *demo) run(ctx context.Context, root string) (err error) {
+	d.Progress(Progress{Step: "reading the host"})
+	if d.host, err = d.newHost(root); err != nil {
+		return err
+	}
+	if err := d.chooseRoute(); err != nil {
+		return err
+	}
+	if d.Runtime != RuntimeNone {
+		if d.runtime, err = bundle.FindRuntime(d.Runtime, d.host.RuntimeState()); err != nil {
+			return err
+		}
+		if err := d.host.Layout.MountAnchor(); err != nil {
+			return err
+		}
+	}
+	if err := d.configure(); err != nil {
+		return err
+	}
+	before, err := d.host.Look()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = d.clear(before, err, ctx.Err() != nil)
+		}
+	}()
+	stop, err := d.host.StartNICs(ctx, d.lanes[:]...)
+	if err != nil {
+		return err
+	}
+	logs, err := d.host.Log()
+	if err == nil {
+		err = d.exchange(ctx)
+	}
+	if err == nil {
+		err = d.countServers(logs)
+	}
+	if err = errors.Join(err, stop()); err != nil {
+		return err
+	}
+	if len(d.script.RateSizes) > 0 {
+		d.Progress(Progress{Step: "measuring raw copies and the bounce through host memory"})
+		if err := d.measure(ctx); err != nil {
+			return err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	d.Progress(Progress{Step: "looking for what is left"})
+	// The runtime's own directory is no leftover of a container, unless it still
+	// knows one.
+	if err := os.Remove(d.host.RuntimeState()); err != nil && !os.IsNotExist(err) {
+		d.report.Problems = append(d.report.Problems, err.Error())
+	}
+	d.report.Left, err = d.host.Left(before, time.Minute)
+	return err
+}
+
+// newHost makes the host: of simulated GPUs the half-populated one, which shows the benefit.
+func (d *demo) newHost(root string) (*testbed.Host, error) {
+	switch d.GPUs {
+	case testbed.GPUsSimulated:
+		return testbed.New(root, d.Binaries, testbed.GPUsHalf)
+	case testbed.GPUsAuto, "":
+		if h, err := testbed.New(root, d.Binaries, testbed.GPUsReal); err == nil {
+			return h, nil
+		}
+		return testbed.New(root, d.Binaries, testbed.GPUsHalf)
+	}
+	return testbed.New(root, d.Binaries, d.GPUs)
+}
+
+// clear removes the containers, mounts and processes of a failed or interrupted run, and
+// waits until supervisors and relays have ended. Its error replaces that of an interrupted run, whose
+// processes fail because they are killed.
+func (d *demo) clear(before testbed.Snapshot, cause error, interrupted bool) error {
+	if interrupted {
+		d.Progress(Progress{Step: "interrupted: removing containers and relays"})
+		cause = errors.New("the demo was interrupted")
+	}
+	// A hook that was killed leaves a generation that no supervisor removes.
+	_, collected := hook.Collect(d.host.Layout)
+	removed := os.Remove(d.host.RuntimeState())
+	if errors.Is(removed, fs.ErrNotExist) {
+		removed = nil
+	}
+	left, err := d.host.Left(before, time.Minute)
+	if len(left) > 0 {
+		cause = fmt.Errorf("%w; left on the host: %s", cause, strings.Join(left, "; "))
+	}
+	return errors.Join(cause, collected, removed, err)
+}
+
+// chooseRoute resolves route auto, and refuses what needs a second GPU.
+func (d *demo) chooseRoute() error {
+	one := d.host.OneGPU()
+	switch {
+	case one && d.Route == launch.RouteStaged:
+		return errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --route direct, or --gpus simulated")
+	case one && d.Copy == CopyClient:
+		return errors.New("--copy client needs a second GPU to copy to; this host has 1 GPU: use --copy relay, or --gpus simulated")
+	case d.Route != "" && d.Route != launch.RouteAuto:
+	case one:
+		d.Route = launch.RouteDirect
+	default:
+		d.Route = launch.RouteStaged
+	}
+	d.report.Route = d.Route
+	return nil
+}
+
+func (d *demo) configure() error {
+	if d.host.Simulated {
+		d.script = Script{RateSizes: []uint64{1 << 20, 16 << 20, 64 << 20}, RateBytes: 256 << 20, Depth: 4, Rounds: 200}
+		if d.Quick {
+			d.script.Largest, d.script.RateSizes, d.script.RateBytes, d.script.Rounds = 8<<20, []uint64{1 << 20}, 16<<20, 10
+		}
+		// Staging is host memory here: enough to overlap, no more.
+		if d.Slots == 0 && d.SlotBytes == 0 {
+			d.Slots, d.SlotBytes = 8, 4<<20
+		}
+	} else {
+		d.script = Script{RateSizes: []uint64{64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, RateBytes: 16 << 30, Depth: 16, Rounds: 1000}
+	}
+	if d.host.Simulated && !d.Rates {
+		d.script.RateSizes, d.script.Rounds = nil, 0
+	}
+	if d.Copy == CopyClient {
+		d.host.ClientCopy = true
+		// Slots of the largest message, so that copies overlap with the NIC.
+		d.script.Staging = 2 * d.script.largest()
+		if !d.host.Simulated {
+			d.script.Staging = 8 * d.script.largest()
+		}
+	}
+	d.script.Seed, d.script.Bytes, d.script.Timeout = d.Seed, d.Bytes, 5*time.Minute
+	if err := d.host.Configure(func(c *config.Config) {
+		c.Relay.Route = d.Route
+		c.Staging.Bounce = config.BounceNever // its figures are those of server GPUs
+		c.Relay.Environment = append(slices.Clone(c.Relay.Environment), d.RelayEnvironment...)
+		if d.Slots > 0 {
+			c.Relay.Slots = d.Slots
+		}
+		if d.SlotBytes > 0 {
+			c.Relay.SlotSize = config.Size(d.SlotBytes)
+		}
+	}); err != nil {
+		return err
+	}
+	d.report.Topology, d.report.Plan, d.report.Simulated, d.report.Host = d.host.Topology, d.host.Plan, d.host.Simulated, d.host.Words
+	var err error
+	if d.report.Estimate, err = d.host.Topology.Estimate(d.host.Plan); err != nil && !errors.Is(err, topo.ErrNoBandwidths) {
+		return err
+	}
+	if d.lanes, err = d.host.TwoClients(); err != nil {
+		return err
+	}
+	for i, lane := range d.lanes {
+		g, err := d.report.Plan.GPU(lane.GPU)
+		if err != nil {
+			return err
+		}
+		d.report.Containers = append(d.report.Containers, Container{
+			Name: string(rune('A' + i)), ID: d.host.ContainerID(fmt.Sprintf("demo-%c", 'a'+i)), GPU: g, Servers: lane.Servers,
+		})
+	}
+	return nil
+}
+
+// exchange runs both containers to their end.
+func (d *demo) exchange(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
+	defer cancel()
+	d.Progress(Progress{Step: "starting the containers"})
+	clients := make([]*running, 2)
+	for i := range clients {
+		c, err := d.start(ctx, &d.report.Containers[i])
+		if err != nil {
+			for _, other := range clients[:i] {
+				err = errors.Join(err, other.stop(context.WithoutCancel(ctx)))
+			}
+			return err
+		}
+		clients[i] = c
+	}
+	var handles [2]chan event
+	for i := range handles {
+		handles[i] = make(chan event, 1)
+	}
+	var wait sync.WaitGroup
+	problems := make([]error, 2)
+	var progress sync.Mutex
+	var moved [2]uint64
+	var logs string
+	var once sync.Once
+	for i, c := range clients {
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			problems[i] = c.follow(func(e event) error {
+				switch e.Kind {
+				case "injected":
+					d.report.Containers[i].Injected = e.Injected
+				case "listening":
+					handles[i] <- e
+					select {
+					case other := <-handles[1-i]:
+						return c.tell(order{Connect: other.Handle})
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				case "connected":
+					if e.Route != d.Route {
+						return fmt.Errorf("container %s is connected by route %s instead of %s", c.container.Name, e.Route, d.Route)
+					}
+				case "progress":
+					progress.Lock()
+					defer progress.Unlock()
+					moved[i] = max(moved[i], e.Bytes)
+					total := uint64(0)
+					if e.Bytes > 0 {
+						total = 2 * d.Bytes
+					}
+					d.Progress(Progress{Step: e.Step, Done: min(moved[0]+moved[1], 2*d.Bytes), Total: total})
+				case "done":
+					d.report.Containers[i].Client = e.Result
+				}
+				return nil
+			})
+			if problems[i] != nil {
+				// Before anything is removed.
+				once.Do(func() { logs = d.relayLogs() })
+				cancel() // the other one waits for this one
+			}
+		}()
+	}
+	wait.Wait()
+	var failed error
+	for i, c := range clients {
+		err := errors.Join(problems[i], c.stop(context.WithoutCancel(ctx)))
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("container %s: %w%s", c.container.Name, err, c.said()))
+		}
+	}
+	if failed != nil {
+		return fmt.Errorf("%w%s", failed, logs)
+	}
+	for _, c := range d.report.Containers {
+		if c.Client == nil || !c.Client.Verified || c.Client.VerifiedBytes < d.Bytes {
+			d.report.Problems = append(d.report.Problems, fmt.Sprintf("container %s did not verify the %d bytes that were asked for", c.Name, d.Bytes))
+		}
+	}
+	return nil
+}
+
+// relayLogs are the ends of what relays and their supervisors have said, as far
+// as their containers still live.
+func (d *demo) relayLogs() string {
+	files, err := filepath.Glob(filepath.Join(d.host.Layout.GenerationDir("*"), "relay.log"))
+	if err != nil {
+		return "\n" + err.Error()
+	}
+	var all strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it went with its container
+		}
+		text = text[max(0, len(text)-2000):]
+		fmt.Fprintf(&all, "\nrelay %s said last:\n%s", filepath.Base(filepath.Dir(file)), text)
+	}
+	return all.String()
+}
+
+// running is a container, or a plain process, of the demo.
+type running struct {
+	demo      *demo
+	container *Container
+	command   *exec.Cmd
+	in        io.WriteCloser
+	out       io.ReadCloser
+	errors    bytes.Buffer
+}
+
+// start starts a client: in a container, by the runtime and its hooks, or as a
+// process.
+func (d *demo) start(ctx context.Context, c *Container) (*running, error) {
+	script, err := json.Marshal(d.script)
+	if err != nil {
+		return nil, err
+	}
+	r := &running{demo: d, container: c}
+	arguments := []string{"demo-client", "--name", c.Name, "--script", string(script)}
+	if d.Runtime == RuntimeNone {
+		r.command, err = d.process(ctx, c, arguments)
+	} else {
+		r.command, err = d.bundle(ctx, c, arguments)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.command.Stderr = &r.errors
+	// A terminal's Ctrl-C goes to the whole process group: it would end runtimes and hooks
+	// half-way. An interrupted demo ends them itself.
+	r.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if d.runtime != nil {
+		r.command.Cancel = func() error { return r.cancel(context.WithoutCancel(ctx)) }
+	}
+	if r.in, err = r.command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if r.out, err = r.command.StdoutPipe(); err != nil {
+		return nil, err
+	}
+	if err := r.command.Start(); err != nil {
+		return nil, err
+	}
+	if d.Runtime == RuntimeNone {
+		if err := d.launch(c, r); err != nil {
+			return nil, errors.Join(err, r.command.Process.Kill(), r.command.Wait())
+		}
+	}
+	return r, nil
+}
+
+func (d *demo) bundle(ctx context.Context, c *Container, arguments []string) (*exec.Cmd, error) {
+	program := bundle.File{Host: filepath.Join(d.Binaries, "peerlane"), Container: "/usr/bin/peerlane"}
+	devices := testbed.Devices(c.GPU)
+	if d.Copy == CopyClient {
+		devices = testbed.DevicesWithServers(c.GPU)
+	}
+	b, err := d.host.Bundle(c.Name, program, devices, arguments...)
+	if err != nil {
+		return nil, err
+	}
+	return d.runtime.Run(ctx, b, c.ID), nil
+}
+
+// process is a client without a container. Its socket is named once its relay
+// exists.
+func (d *demo) process(ctx context.Context, c *Container, arguments []string) (*exec.Cmd, error) {
+	return d.host.Process(ctx, c.GPU, append(arguments, "--socket", "-")...)
+}
+
+// launch gives a plain process its relay, as the hook gives one to a container,
+// and tells it the socket.
+func (d *demo) launch(c *Container, r *running) error {
+	g, err := d.host.Launch(c.ID, c.GPU, r.command.Process.Pid)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(r.in, d.host.Socket(g))
+	return err
+}
+
+func (r *running) tell(o order) error { return json.NewEncoder(r.in).Encode(o) }
+
+// follow reads the client's lines until it is done.
+func (r *running) follow(act func(event) error) error {
+	lines := bufio.NewScanner(r.out)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return fmt.Errorf("it said %q: %w", lines.Text(), err)
+		}
+		if e.Kind == "failed" {
+			return errors.New(e.Error)
+		}
+		if err := act(e); err != nil {
+			return err
+		}
+		if e.Kind == "done" {
+			return nil
+		}
+	}
+	return errors.Join(errors.New("it ended before it was done"), lines.Err())
+}
+
+// stop waits for the end, or makes it.
+func (r *running) stop(ctx context.Context) error {
+	r.in.Close()
+	ended := make(chan error, 1)
+	go func() {
+		// Whatever it still says is not wanted; its pipe must not be full.
+		_, drained := io.Copy(io.Discard, r.out)
+		ended <- errors.Join(drained, r.command.Wait())
+	}()
+	select {
+	case err := <-ended:
+		return errors.Join(err, r.remove(ctx))
+	case <-time.After(10 * time.Second):
+		killed := r.remove(ctx)
+		if r.demo.runtime == nil {
+			killed = r.command.Process.Kill()
+		}
+		return errors.Join(errors.New("it did not end by itself"), killed, <-ended)
+	}
+}
+
+// cancel removes the container, so that `run` ends by itself: killed, it would leave a
+// container that it is still making.
+func (r *running) cancel(ctx context.Context) error {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if err := r.remove(ctx); err != nil {
+			break
+		}
+		var u unix.Siginfo
+		// A zombie is waited for by Wait.
+		if err := unix.Waitid(unix.P_PID, r.command.Process.Pid, &u, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != nil || u.Signo != 0 {
+			return os.ErrProcessDone
+		}
+	}
+	return r.command.Process.Kill()
+}
+
+func (r *running) remove(ctx context.Context) error {
+	if r.demo.runtime == nil {
+		return nil
+	}
+	return r.demo.runtime.Delete(ctx, r.container.ID)
+}
+
+// said is what the client, its runtime and its hooks wrote to standard error,
+// and its relay to its log.
+func (r *running) said() string {
+	text := strings.TrimSpace(r.errors.String())
+	if text == "" {
+		return ""
+	}
+	return "\n" + text
+}
+
+// measure runs the baselines in a process of their own, whose contexts end with
+// it.
+func (d *demo) measure(ctx context.Context) (err error) {
+	a, b := d.report.Containers[0], d.report.Containers[1]
+	m, err := d.host.StartMeasuring(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	result := &Baselines{}
+	job := measure.Job{From: a.GPU.BusID, To: b.GPU.BusID, Issuer: a.GPU.BusID, Bytes: d.script.RateBytes, Depth: d.script.Depth}
+	for _, job.Size = range d.script.RateSizes {
+		for kind, list := range map[string]*[]Rate{measure.Raw: &result.Raw, measure.Bounce: &result.Bounce} {
+			job.Kind = kind
+			found, err := m.Do(job)
+			if err != nil {
+				return err
+			}
+			*list = append(*list, Rate{job.Size, found.GBs})
+		}
+	}
+	d.report.Baselines = result
+	if d.host.OneGPU() {
+		return nil // no GPU stages for another
+	}
+	serverA, serverB := a.Servers[0], b.Servers[0]
+	// Issued by who issues them on the staged route: the relays on the clients'
+	// GPUs, the emulated NIC on the receiver's server.
+	for _, leg := range []struct{ name, from, to, issuer string }{
+		{"client A to slot", a.GPU.BusID, serverA, a.GPU.BusID},
+		{"slot to slot, by the NIC", serverA, serverB, serverB},
+		{"slot to client B", serverB, b.GPU.BusID, b.GPU.BusID},
+	} {
+		job := measure.Job{
+			Kind: measure.Raw, From: leg.from, To: leg.to, Issuer: leg.issuer, Size: slices.Max(d.script.RateSizes), Bytes: d.script.RateBytes, Depth: d.script.Depth,
+			Slots: d.host.Config.Relay.Slots, SlotBytes: uint64(d.host.Config.Relay.SlotSize),
+		}
+		raw, err := m.Do(job)
+		if err != nil {
+			return err
+		}
+		job.Kind = measure.Leg
+		found, err := m.Do(job)
+		if err != nil {
+			return err
+		}
+		result.Legs = append(result.Legs, Leg{Name: leg.name, Size: job.Size, GBs: found.GBs, Raw: raw.GBs})
+	}
+	return nil
+}
+
+// countServers compares what the relays count with the devices' own logs, and
+// demands that every staged byte crossed a server GPU.
+func (d *demo) countServers(before map[string]testbed.Bytes) error {
+	after, err := d.host.Log()
+	if err != nil {
+		return err
+	}
+	list := map[string]*Server{}
+	var order []string
+	staged, sent, received := uint64(0), uint64(0), uint64(0)
+	for _, c := range d.report.Containers {
+		sent += c.Client.Sent
+		received += c.Client.Received
+		staged = sent + received
+		for _, bus := range c.Servers {
+			if list[bus] == nil {
+				g, err := d.report.Plan.GPU(bus)
+				if err != nil {
+					return err
+				}
+				list[bus] = &Server{GPU: g, DeviceIn: -1, DeviceOut: -1}
+				order = append(order, bus)
+			}
+		}
+		for _, counter := range c.Client.Relay.Servers {
+			for _, s := range list {
+				if s.GPU.UUID == counter.GPU {
+					s.RelayIn += counter.In
+					s.RelayOut += counter.Out
+				}
+			}
+		}
+	}
+	var in, out, deviceIn, deviceOut uint64
+	for _, bus := range order {
+		s := list[bus]
+		if end, known := after[bus]; known {
+			s.DeviceIn, s.DeviceOut = int64(end.In-before[bus].In), int64(end.Out-before[bus].Out)
+			deviceIn += uint64(s.DeviceIn)
+			deviceOut += uint64(s.DeviceOut)
+		}
+		in += s.RelayIn
+		out += s.RelayOut
+		d.report.Servers = append(d.report.Servers, *s)
+	}
+	// Sent bytes enter and leave the sender's server, received ones the
+	// receiver's.
+	problem := func(format string, arguments ...any) {
+		d.report.Problems = append(d.report.Problems, fmt.Sprintf(format, arguments...))
+	}
+	switch {
+	case d.Copy == CopyClient:
+		// Its own copies are no relay's: what is sent enters the server GPU, and what is
+		// received leaves it, unseen by any, on both routes.
+		if out != sent || in != received {
+			problem("of %d bytes sent out of server GPUs and %d received into them the relays saw %d leave and %d enter", sent, received, out, in)
+		}
+		if len(after) > 0 && !d.sharedServers() && (deviceIn < staged || deviceOut < staged) {
+			problem("of %d bytes the server GPUs' own logs show %d in and %d out", staged, deviceIn, deviceOut)
+		}
+	case d.Route == launch.RouteDirect && in+out > 0:
+		problem("route direct crossed a server GPU with %d bytes", in)
+	case d.Route == launch.RouteDirect:
+	case in != staged || out != staged:
+		problem("of %d staged bytes the relays saw %d enter and %d leave server GPUs", staged, in, out)
+	case len(after) > 0 && !d.sharedServers() && (deviceIn < staged || deviceOut < staged):
+		problem("of %d staged bytes the server GPUs' own logs show %d in and %d out", staged, deviceIn, deviceOut)
+	}
+	return nil
+}
+
+// sharedServers reports whether both clients stage on one GPU: then the NIC's
+// copy stays within it, and its log does not show it.
+func (d *demo) sharedServers() bool {
+	for _, s := range d.lanes[0].Servers {
+		if slices.Contains(d.lanes[1].Servers, s) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,103 @@
+package demo
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/topo"
+)
+
+func TestStagedBytesMustCrossAServer(t *testing.T) {
+	server := topo.GPU{BusID: "0000:18:00.0", UUID: "GPU-1"}
+	for _, c := range []struct {
+		name, route       string
+		sent, received    uint64 // by the client
+		relayIn, relayOut uint64
+		problem           string
+	}{
+		{"all", "staged", 100, 50, 150, 150, ""},
+		{"one byte went past it", "staged", 100, 50, 149, 150, "150 staged bytes"},
+		{"one byte stayed in it", "staged", 100, 50, 150, 149, "150 staged bytes"},
+		{"none", "staged", 100, 50, 0, 0, "150 staged bytes"},
+		{"direct", "direct", 100, 50, 0, 0, ""},
+		{"direct, and yet", "direct", 100, 50, 8, 8, "route direct crossed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := &demo{Options: Options{Route: c.route}, host: &testbed.Host{}, report: &Report{
+				Plan: &topo.Plan{GPUs: []topo.GPU{server}},
+				Containers: []Container{{Servers: []string{server.BusID}, Client: &Client{
+					Sent: c.sent, Received: c.received,
+					Relay: RelayCounters{Servers: []ServerCounter{{GPU: server.UUID, In: c.relayIn, Out: c.relayOut}}},
+				}}},
+			}}
+			if err := d.countServers(nil); err != nil {
+				t.Fatal(err)
+			}
+			got := strings.Join(d.report.Problems, "; ")
+			if c.problem == "" && got != "" || !strings.Contains(got, c.problem) {
+				t.Errorf("the verdict is %q", got)
+			}
+		})
+	}
+}
+
+func TestThePatternTellsEveryByte(t *testing.T) {
+	p := patternOf(3, "A", 5)
+	for _, n := range []int{0, 1, 7, 8, 9, 4099} {
+		b := make([]byte, n)
+		p.fill(b)
+		if err := p.check(b); err != nil {
+			t.Fatal(err)
+		}
+		for i := range b {
+			b[i] ^= 1
+			if p.check(b) == nil {
+				t.Fatalf("byte %d of %d is wrong and not seen", i, n)
+			}
+			b[i] ^= 1
+		}
+		if n < 8 {
+			continue
+		}
+		for _, other := range []pattern{patternOf(4, "A", 5), patternOf(3, "B", 5), patternOf(3, "A", 6)} {
+			if other.check(b) == nil {
+				t.Fatal("two messages have one pattern")
+			}
+		}
+	}
+}
+
+func TestTheScriptCoversItsSizes(t *testing.T) {
+	sizes := Script{Bytes: 256 << 20}.sizes()
+	total, least, most, odd := uint64(0), sizes[0], uint64(0), false
+	for _, n := range sizes {
+		total += n
+		least, most = min(least, n), max(most, n)
+		odd = odd || n%8 != 0
+	}
+	if total < 256<<20 || least != 8 || most != 64<<20 || !odd {
+		t.Errorf("%d messages: %d bytes, from %d to %d, an odd size: %v", len(sizes), total, least, most, odd)
+	}
+}
+
+func TestAFailedDemoHasTheRelaysLastWords(t *testing.T) {
+	d := &demo{host: &testbed.Host{Layout: paths.New(t.TempDir())}}
+	if said := d.relayLogs(); said != "" {
+		t.Errorf("without a relay: %q", said)
+	}
+	dir := d.host.Layout.GenerationDir("0123")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "relay.log"), []byte(strings.Repeat("x", 5000)+"last words\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	said := d.relayLogs()
+	if !strings.Contains(said, "relay 0123 said last:\n") || !strings.HasSuffix(said, "last words\n") || len(said) > 2100 {
+		t.Errorf("%d bytes: %q", len(said), said)
+	}
+}

@@ -1,0 +1,553 @@
+// Package measure is what `peerlane demo` and `peerlane bench` measure with:
+// copies by one process that sees all GPUs, and messages of a process that is
+// attached to its relay.
+package measure
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/device"
+)
+
+// What a Job measures.
+const (
+	// Raw is cuMemcpyPeerAsync, all copies queued on one stream of the issuer; or, Mapped,
+	// cuMemcpyAsync.
+	Raw = "raw"
+	// Batch is the same copies, eight to a call (cuMemcpyBatchAsync).
+	Batch = "batch"
+	// Bounce is the same through pinned host memory, down and up overlapping in
+	// chunks.
+	Bounce = "bounce"
+	// Leg is a part of the staged route: copies between imported memory and a
+	// ring of slots, slot by slot, in a queue of a relay's.
+	Leg = "leg"
+	// Local is one such copy and a wait for it, in one process.
+	Local = "local"
+	// Queue is one copy that a relay's queue is given, until it reports the end.
+	Queue = "queue"
+	// Ring is one operation through a session's rings and back, without a copy.
+	Ring = "ring"
+	// PrepareNIC makes what NIC needs.
+	PrepareNIC = "prepare-nic"
+	// NIC is an emulated NIC's writes from memory of one GPU to another's, both of which
+	// it reaches directly.
+	NIC = "nic"
+	// Occupy keeps a GPU, From, busy with a Load until Vacate.
+	Occupy = "occupy"
+	Vacate = "vacate"
+	// Work runs a Load on a GPU, From, and tells what it got done.
+	Work = "work"
+	// Free is how much memory a GPU, From, has left for everybody (cuMemGetInfo).
+	Free = "free"
+)
+
+// Job is one measurement. GPUs are named by PCI address.
+type Job struct {
+	Kind             string
+	From, To, Issuer string
+	Size             uint64 // bytes of a message
+	Depth            int    // messages in flight
+	// Bytes are the least to move; where it is 0 Duration says how long.
+	Bytes    uint64
+	Duration time.Duration
+	// Of a Leg.
+	Slots     int
+	SlotBytes uint64
+	// Of a Bounce: its pieces, and the host buffers that they go through.
+	Chunk   uint64
+	Buffers int
+	// Socket is an emulated NIC's, of PrepareNIC.
+	Socket string
+	// Load is one of LoadSMs and LoadMemory, of Occupy and Work.
+	Load string
+	// Mapped has Raw and Local copy by cuMemcpyAsync between memory that the issuer's
+	// context has mapped, as a relay's has: the issuer's GPU executes that. Without, it
+	// is cuMemcpyPeerAsync, which the GPU executes that has the source, whoever issues it.
+	Mapped bool
+}
+
+// Result is what a Job found: a rate, for one copy at a time how long each took, or
+// bytes.
+type Result struct {
+	GBs   float64 `json:"gbs,omitempty"` // 1e9 bytes a second
+	Times *Times  `json:"times,omitempty"`
+	Bytes uint64  `json:"bytes,omitempty"`
+	// PerSecond is rounds of a Load, by all of its blocks.
+	PerSecond float64 `json:"perSecond,omitempty"`
+}
+
+// Times are percentiles, in microseconds.
+type Times struct {
+	Count int     `json:"count"`
+	P50   float64 `json:"p50"`
+	P90   float64 `json:"p90"`
+	P99   float64 `json:"p99"`
+	P999  float64 `json:"p999"`
+	Max   float64 `json:"max"`
+}
+
+// TimesOf are the percentiles of durations, which it sorts; nil where there are
+// none.
+func TimesOf(list []time.Duration) *Times {
+	if len(list) == 0 {
+		return nil
+	}
+	slices.Sort(list)
+	at := func(permille int) float64 {
+		return float64(list[min(len(list)*permille/1000, len(list)-1)].Nanoseconds()) / 1e3
+	}
+	return &Times{Count: len(list), P50: at(500), P90: at(900), P99: at(990), P999: at(999), Max: at(1000)}
+}
+
+// copies measures with contexts of this process on all GPUs that a Job names.
+type copies struct {
+	driver *cuda.Driver
+	gpus   map[string]*device.Device
+	near   *near // prepared
+	loads  map[string]*load
+}
+
+// newCopies opens the driver.
+func newCopies() (*copies, error) {
+	d, err := cuda.Open()
+	if err != nil {
+		return nil, err
+	}
+	return &copies{driver: d, gpus: map[string]*device.Device{}, loads: map[string]*load{}}, nil
+}
+
+// Do does a Job.
+func (c *copies) Do(j Job) (Result, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var r Result
+	if j.Kind == Ring {
+		var err error
+		r.Times, err = ringTimes(j)
+		return r, err
+	}
+	var gpus [3]*device.Device
+	for i, busID := range []string{j.From, j.To, j.Issuer} {
+		if busID == "" {
+			continue
+		}
+		g, err := c.open(busID)
+		if err != nil {
+			return r, err
+		}
+		gpus[i] = g
+	}
+	from, to, issuer := gpus[0], gpus[1], gpus[2]
+	var err error
+	switch j.Kind {
+	case Raw:
+		r.GBs, err = c.raw(j, from, to, issuer)
+	case Batch:
+		r.GBs, err = c.batch(j, from, to, issuer)
+	case Bounce:
+		r.GBs, err = c.bounce(j, from, to)
+	case Leg:
+		r.GBs, err = c.leg(j, from, to, issuer)
+	case Local:
+		r.Times, err = c.local(j, from, to, issuer)
+	case Queue:
+		r.Times, err = c.queue(j, from, to, issuer)
+	case Occupy:
+		err = c.occupy(j, from)
+	case Vacate:
+		err = c.vacate(from)
+	case Work:
+		r, err = c.work(j, from)
+	case PrepareNIC:
+		err = c.prepareNear(j, from, to)
+	case NIC:
+		r.GBs, err = c.runNear(j)
+	case Free:
+		err = from.On(func() error {
+			var err error
+			r.Bytes, _, err = c.driver.MemGetInfo()
+			return err
+		})
+	default:
+		err = errors.New("no measurement has this name")
+	}
+	if err != nil {
+		err = fmt.Errorf("measuring %s, %d bytes from %s to %s: %w", j.Kind, j.Size, j.From, j.To, err)
+	}
+	return r, err
+}
+
+func (c *copies) open(busID string) (*device.Device, error) {
+	if g := c.gpus[busID]; g != nil {
+		return g, nil
+	}
+	g, err := device.Open(c.driver, busID)
+	if err == nil {
+		c.gpus[busID] = g
+	}
+	return g, err
+}
+
+// rate times messages, after some to warm up.
+func (j Job) rate(f func(n int) error) (float64, error) {
+	count := int(max(j.Bytes/j.Size, uint64(2*j.Depth)))
+	warm := max(count/10, 2)
+	if err := f(warm); err != nil {
+		return 0, err
+	}
+	if j.Bytes == 0 {
+		// One more round to know how many fill the time.
+		start := time.Now()
+		if err := f(count); err != nil {
+			return 0, err
+		}
+		count = int(max(float64(count)*j.Duration.Seconds()/time.Since(start).Seconds(), float64(count)))
+	}
+	start := time.Now()
+	if err := f(count); err != nil {
+		return 0, err
+	}
+	return float64(j.Size) * float64(count) / time.Since(start).Seconds() / 1e9, nil
+}
+
+// times takes the time of one after the other, after some to warm up.
+func (j Job) times(f func() error) (*Times, error) {
+	const warm, least, most = 100, 10, 1 << 20
+	for i, end := 0, time.Now().Add(j.Duration); i < warm && (i == 0 || time.Now().Before(end)); i++ {
+		if err := f(); err != nil {
+			return nil, err
+		}
+	}
+	var list []time.Duration
+	for end := time.Now().Add(j.Duration); len(list) < least || len(list) < most && time.Now().Before(end); {
+		start := time.Now()
+		if err := f(); err != nil {
+			return nil, err
+		}
+		list = append(list, time.Since(start))
+	}
+	return TimesOf(list), nil
+}
+
+// plain is memory of a GPU as cuMemAlloc gives it.
+func (c *copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
+	if err := on.Use(); err != nil {
+		return 0, err
+	}
+	return c.driver.MemAlloc(size)
+}
+
+// peers are plain memory on two GPUs that reach each other, and a stream of the
+// issuer, whose context stays current. free lets them go.
+func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target cuda.Ptr, stream cuda.Stream, free func() error, err error) {
+	d := c.driver
+	free = func() error { return nil }
+	if source, err = c.plain(from, j.Size); err != nil {
+		return
+	}
+	if target, err = c.plain(to, j.Size); err != nil {
+		return
+	}
+	for _, pair := range [][2]*device.Device{{from, to}, {to, from}} {
+		if from == to {
+			break // a GPU has no peer access to itself
+		}
+		if err = pair[0].Use(); err != nil {
+			return
+		}
+		if err = d.CtxEnablePeerAccess(pair[1].Context()); err != nil && !errors.Is(err, cuda.ErrPeerAccessAlreadyEnabled) && !errors.Is(err, cuda.ErrPeerAccessUnsupported) {
+			return
+		}
+	}
+	if err = issuer.Use(); err != nil {
+		return
+	}
+	stream, err = d.StreamCreate()
+	free = func() error {
+		return errors.Join(d.StreamDestroy(stream), from.On(func() error { return d.MemFree(source) }), to.On(func() error { return d.MemFree(target) }))
+	}
+	return
+}
+
+// copier is one copy of a Job in a stream of the issuer, whose context stays current.
+func (c *copies) copier(j Job, from, to, issuer *device.Device) (copy func() error, stream cuda.Stream, free func() error, err error) {
+	d := c.driver
+	if !j.Mapped {
+		source, target, stream, free, err := c.peers(j, from, to, issuer)
+		return func() error {
+			return d.MemcpyPeerAsync(target, to.Context(), source, from.Context(), j.Size, stream)
+		}, stream, free, err
+	}
+	if err := issuer.Use(); err != nil {
+		return nil, stream, nil, err
+	}
+	source, err := c.imported(from, issuer, j.Size)
+	if err != nil {
+		return nil, stream, nil, err
+	}
+	target, err := c.imported(to, issuer, j.Size)
+	if err != nil {
+		return nil, stream, nil, errors.Join(err, source.Close())
+	}
+	if stream, err = d.StreamCreate(); err != nil {
+		return nil, stream, nil, errors.Join(err, source.Close(), target.Close())
+	}
+	return func() error { return d.MemcpyAsync(target.Ptr, source.Ptr, j.Size, stream) }, stream,
+		func() error { return errors.Join(d.StreamDestroy(stream), source.Close(), target.Close()) }, nil
+}
+
+func (c *copies) raw(j Job, from, to, issuer *device.Device) (float64, error) {
+	copy, stream, free, err := c.copier(j, from, to, issuer)
+	if err != nil {
+		return 0, err
+	}
+	result, err := j.rate(func(n int) error {
+		for range n {
+			if err := copy(); err != nil {
+				return err
+			}
+		}
+		return c.driver.StreamSynchronize(stream)
+	})
+	return result, errors.Join(err, free())
+}
+
+// batch copies as raw does, batchCopies to a call, each with a place of its own: copies of
+// one call have no order.
+func (c *copies) batch(j Job, from, to, issuer *device.Device) (float64, error) {
+	const batchCopies = 8
+	d := c.driver
+	whole := j
+	whole.Size *= batchCopies
+	source, target, stream, free, err := c.peers(whole, from, to, issuer)
+	if err != nil {
+		return 0, err
+	}
+	var targets, sources []cuda.Ptr
+	var sizes []uint64
+	for i := range uint64(batchCopies) {
+		targets, sources = append(targets, target+cuda.Ptr(i*j.Size)), append(sources, source+cuda.Ptr(i*j.Size))
+		sizes = append(sizes, j.Size)
+	}
+	result, err := j.rate(func(n int) error {
+		for n > 0 {
+			k := min(n, batchCopies)
+			if err := d.MemcpyBatchAsync(targets[:k], sources[:k], sizes[:k], stream); err != nil {
+				return err
+			}
+			n -= k
+		}
+		return d.StreamSynchronize(stream)
+	})
+	return result, errors.Join(err, free())
+}
+
+func (c *copies) local(j Job, from, to, issuer *device.Device) (*Times, error) {
+	copy, stream, free, err := c.copier(j, from, to, issuer)
+	if err != nil {
+		return nil, err
+	}
+	result, err := j.times(func() error {
+		if err := copy(); err != nil {
+			return err
+		}
+		return c.driver.StreamSynchronize(stream)
+	})
+	return result, errors.Join(err, free())
+}
+
+// bounceChunk is small enough to overlap the two halves of a message.
+const bounceChunk = 4 << 20
+
+func (c *copies) bounce(j Job, a, b *device.Device) (result float64, err error) {
+	if j.Chunk == 0 {
+		j.Chunk, j.Buffers = bounceChunk, 2
+	}
+	d := c.driver
+	source, err := c.plain(a, j.Size)
+	if err != nil {
+		return 0, err
+	}
+	down, err := d.StreamCreate()
+	if err != nil {
+		return 0, err
+	}
+	target, err := c.plain(b, j.Size)
+	if err != nil {
+		return 0, err
+	}
+	up, err := d.StreamCreate()
+	if err != nil {
+		return 0, err
+	}
+	type buffer struct {
+		memory      unsafe.Pointer
+		ready, free cuda.Event
+	}
+	buffers := make([]buffer, j.Buffers)
+	defer func() {
+		err = errors.Join(err, a.On(func() error { return errors.Join(d.MemFree(source), d.StreamDestroy(down)) }),
+			b.On(func() error { return errors.Join(d.MemFree(target), d.StreamDestroy(up)) }))
+	}()
+	for i := range buffers {
+		h := &buffers[i]
+		if h.memory, err = d.MemHostAlloc(j.Chunk); err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, a.On(func() error { return d.MemHostFree(h.memory) })) }()
+		if err = a.Use(); err != nil {
+			return 0, err
+		}
+		if h.ready, err = d.EventCreate(cuda.EventOptions{}); err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, d.EventDestroy(h.ready)) }()
+		if err = b.Use(); err != nil {
+			return 0, err
+		}
+		if h.free, err = d.EventCreate(cuda.EventOptions{}); err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, d.EventDestroy(h.free)) }()
+	}
+	turn := 0
+	chunk := func(offset, n uint64) error {
+		h := buffers[turn%len(buffers)]
+		turn++
+		return errors.Join(
+			a.Use(), d.StreamWaitEvent(down, h.free),
+			d.MemcpyDtoHAsync(h.memory, source+cuda.Ptr(offset), n, down), d.EventRecord(h.ready, down),
+			b.Use(), d.StreamWaitEvent(up, h.ready),
+			d.MemcpyHtoDAsync(target+cuda.Ptr(offset), h.memory, n, up), d.EventRecord(h.free, up))
+	}
+	return j.rate(func(n int) error {
+		for range n {
+			for offset := uint64(0); offset < j.Size; offset += j.Chunk {
+				if err := chunk(offset, min(j.Chunk, j.Size-offset)); err != nil {
+					return err
+				}
+			}
+		}
+		return d.StreamSynchronize(up)
+	})
+}
+
+// imports is what a leg works on: a message and a ring of slots, as other
+// processes would export them, and a queue.
+type imports struct {
+	message, ring *device.Memory
+	queue         *device.Queue
+	pull          bool // the issuer copies towards itself
+}
+
+func (c *copies) imports(j Job, from, to, issuer *device.Device) (*imports, error) {
+	if err := issuer.Use(); err != nil {
+		return nil, err
+	}
+	i := &imports{pull: to == issuer}
+	messageOn, ringOn := from, to
+	if i.pull {
+		messageOn, ringOn = to, from
+	}
+	var err error
+	if i.message, err = c.imported(messageOn, issuer, j.Size); err != nil {
+		return nil, err
+	}
+	if i.ring, err = c.imported(ringOn, issuer, uint64(j.Slots)*j.SlotBytes); err != nil {
+		return nil, errors.Join(err, i.message.Close())
+	}
+	if i.queue, err = issuer.NewQueue(); err != nil {
+		return nil, errors.Join(err, i.ring.Close(), i.message.Close())
+	}
+	return i, nil
+}
+
+func (i *imports) close() error {
+	return errors.Join(i.queue.Close(), i.ring.Close(), i.message.Close())
+}
+
+// copy moves a piece of the message to or from the ring.
+func (i *imports) copy(offset, slot, n uint64, done func(error)) {
+	target, source := i.ring.Ptr+cuda.Ptr(slot), i.message.Ptr+cuda.Ptr(offset)
+	if i.pull {
+		target, source = source, target
+	}
+	i.queue.Copy(target, source, n, done)
+}
+
+func (c *copies) leg(j Job, from, to, issuer *device.Device) (float64, error) {
+	i, err := c.imports(j, from, to, issuer)
+	if err != nil {
+		return 0, err
+	}
+	slot, underWay := uint64(0), 0
+	var failed error
+	done := func(err error) {
+		underWay--
+		failed = errors.Join(failed, err)
+	}
+	// So many pieces are under way as the depth in messages asks for, and as there
+	// are slots.
+	pieces := int((j.Size + j.SlotBytes - 1) / j.SlotBytes)
+	most := min(j.Slots, max(j.Depth, 1)*pieces)
+	result, err := j.rate(func(n int) error {
+		for range n {
+			for offset := uint64(0); offset < j.Size; offset += j.SlotBytes {
+				for underWay == most {
+					i.queue.Poll()
+				}
+				underWay++
+				i.copy(offset, slot*j.SlotBytes, min(j.SlotBytes, j.Size-offset), done)
+				slot = (slot + 1) % uint64(j.Slots)
+			}
+		}
+		for underWay > 0 {
+			i.queue.Poll()
+		}
+		return failed
+	})
+	return result, errors.Join(err, i.close())
+}
+
+func (c *copies) queue(j Job, from, to, issuer *device.Device) (*Times, error) {
+	i, err := c.imports(j, from, to, issuer)
+	if err != nil {
+		return nil, err
+	}
+	over := false
+	var failed error
+	done := func(err error) { over, failed = true, err }
+	result, err := j.times(func() error {
+		over = false
+		for i.copy(0, 0, j.Size, done); !over; {
+			i.queue.Poll()
+		}
+		return failed
+	})
+	return result, errors.Join(err, i.close())
+}
+
+// imported makes memory as another process would export it, and imports it.
+func (c *copies) imported(on, issuer *device.Device, bytes uint64) (*device.Memory, error) {
+	access := cuda.Access{Device: issuer.Ordinal, Write: true}
+	exported, err := device.Create(c.driver, on.Ordinal, bytes, access)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := exported.Export()
+	if err != nil {
+		return nil, errors.Join(err, exported.Close())
+	}
+	memory, err := device.Import(c.driver, fd, exported.Bytes, access)
+	// The importer keeps the memory.
+	return memory, errors.Join(err, unix.Close(fd), exported.Close())
+}

@@ -1,0 +1,527 @@
+// Package testbed is a host to run containers on, in a directory of its own:
+// this machine's GPUs, or a recorded host on the CUDA simulator; with
+// Peerlane's configuration, plan and CDI specifications, a stand-in for the GPU
+// vendor's, and emulated NICs. `peerlane demo` and the integration tests use it.
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/nvml"
+	"github.com/peerlane/peerlane/topo/recorded"
+)
+
+// Which GPUs a Host has.
+const (
+	GPUsAuto      = "auto" // real ones where there are any
+	GPUsReal      = "real"
+	GPUsSimulated = "simulated"
+	GPUsOne       = "simulated-one"  // a single simulated GPU
+	GPUsHalf      = "simulated-half" // those of the half-populated host of the README's picture
+	GPUsOfKernel  = "kernel"         // simulated ones, where this kernel shows GPUs
+)
+
+// containers begins the names of this host's containers: a process may have several
+// hosts, and others have some beside it.
+func (h *Host) containers() string {
+	f := fnv.New32a()
+	f.Write([]byte(h.Root)) // a hash's Write never fails
+	return fmt.Sprintf("peerlane-testbed-%d-%08x-", os.Getpid(), f.Sum32())
+}
+
+// ContainerID is a name for a container.
+func (h *Host) ContainerID(name string) string { return h.containers() + name }
+
+// Host is the machine that containers run on, or one that it plays.
+type Host struct {
+	// Root is its directory. The caller made it and removes it.
+	Root   string
+	Layout paths.Layout
+	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
+	Binaries string
+	// Words describes the host.
+	Words     string
+	Simulated bool
+	Topology  *topo.Host
+	// Config and Plan are set by Configure.
+	Config config.Config
+	Plan   *topo.Plan
+	// Environment is that of whoever uses CUDA on the host.
+	Environment []string
+	// Libraries are mounted into containers.
+	Libraries []string
+	// Lanes are those that the next Configure makes by configuration.
+	Lanes []topo.Assignment
+	// ClientCopy has plain processes see the server GPUs of their lanes, so that they can
+	// copy themselves.
+	ClientCopy bool
+	// Pace is the rate of each emulated NIC in GB/s; 0 for no bound.
+	Pace float64
+
+	devRoot string
+	proc    string
+	simDir  string
+}
+
+// Bytes are those of a device's own log.
+type Bytes struct{ In, Out uint64 }
+
+// New makes a host below root.
+func New(root, binaries, gpus string) (*Host, error) {
+	h := &Host{Root: root, Layout: paths.New(root), Binaries: binaries}
+	if err := h.Layout.Create(); err != nil {
+		return nil, err
+	}
+	if gpus == GPUsOfKernel {
+		return h, h.ofKernel()
+	}
+	if gpus == GPUsHalf {
+		return h, h.half()
+	}
+	if gpus != GPUsSimulated && gpus != GPUsOne {
+		err := h.real()
+		if err == nil || gpus == GPUsReal {
+			return h, err
+		}
+	}
+	return h, h.simulated(gpus == GPUsOne)
+}
+
+// OneGPU reports whether the host has a single GPU: its containers share that GPU, and no
+// other GPU can stage for it, so that route direct is the only route.
+func (h *Host) OneGPU() bool { return len(h.Topology.GPUs) == 1 }
+
+// RuntimeState is the OCI runtime's own directory.
+func (h *Host) RuntimeState() string { return filepath.Join(h.Root, "runtime") }
+
+// CDIDir holds the CDI specifications.
+func (h *Host) CDIDir() string { return filepath.Join(h.Root, "cdi") }
+
+// HookBinary is peerlane-hook.
+func (h *Host) HookBinary() string { return filepath.Join(h.Binaries, "peerlane-hook") }
+
+// Configure does what an administrator and `peerlane cdi generate` do: it
+// writes the configuration, after `change` had its way with it, the plan, and
+// the specifications.
+func (h *Host) Configure(change func(*config.Config)) error {
+	h.Config = config.Default()
+	h.Config.Relay.Environment = h.Environment
+	h.Config.Relay.SandboxRead = h.Libraries
+	if h.simDir != "" { // the devices' logs are written by whoever copies
+		h.Config.Relay.SandboxWrite = []string{h.simDir}
+	}
+	h.Config.Relay.Binary = filepath.Join(h.Binaries, "peerlane-relay")
+	h.Config.Plan.Lanes = h.Lanes
+	// It copies, and has contexts on server GPUs, while others count both: who wants
+	// it says so.
+	h.Config.Relay.SelfTest = launch.SelfTestOff
+	change(&h.Config)
+	if err := h.Config.Write(h.Layout.ConfigFile()); err != nil {
+		return err
+	}
+	var err error
+	if h.Plan, err = topo.MakePlan(h.Topology, h.Config.Planning()); err != nil {
+		return err
+	}
+	if err := h.Plan.Write(h.Layout.PlanFile()); err != nil {
+		return err
+	}
+	list, err := cdi.Generate(h.Plan, cdi.Options{
+		Layout: h.Layout, HookPath: h.HookBinary(), Tenancy: h.Config.CDI.Tenancy, DevRoot: h.devRoot, Proc: h.proc,
+	})
+	if err != nil {
+		return err
+	}
+	vendor, err := h.vendorSpec()
+	if err != nil {
+		return err
+	}
+	return cdi.Write(h.CDIDir(), append(list, vendor))
+}
+
+// Bundle makes a bundle of a program, linked as it is, and injects devices.
+func (h *Host) Bundle(name string, program bundle.File, devices []string, arguments ...string) (*bundle.Bundle, error) {
+	dir := filepath.Join(h.Root, "bundles", name)
+	b := bundle.New(dir, append([]string{program.Container}, arguments...)...)
+	if err := bundle.RootFS(filepath.Join(dir, "rootfs"), []bundle.File{program}, h.Libraries...); err != nil {
+		return nil, err
+	}
+	if err := b.Inject(h.CDIDir(), devices...); err != nil {
+		return nil, err
+	}
+	return b, b.Write()
+}
+
+// Devices are the CDI names of a GPU and its lane.
+func Devices(g topo.GPU) []string {
+	return []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index), fmt.Sprintf("%s=%d", cdi.KindLane, g.Index)}
+}
+
+// DevicesWithServers are those of a container that sees the lane's server GPUs as well:
+// the vendor's, which bring the driver's libraries, and peerlane.dev/gpu=.
+func DevicesWithServers(g topo.GPU) []string {
+	return []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index), fmt.Sprintf("%s=%d", cdi.KindGPU, g.Index)}
+}
+
+// StartNICs starts an emulated NIC process for each NIC of the lanes. stop ends
+// them.
+func (h *Host) StartNICs(ctx context.Context, lanes ...topo.Lane) (stop func() error, err error) {
+	beside := map[string][]string{}
+	for _, lane := range lanes {
+		for _, nic := range lane.NICs {
+			for _, server := range lane.Servers {
+				if !slices.Contains(beside[nic], server) {
+					beside[nic] = append(beside[nic], server)
+				}
+			}
+		}
+	}
+	return h.StartNICsBeside(ctx, beside)
+}
+
+// StartNICsBeside starts emulated NIC processes by name, each with the GPUs that are
+// beside it, by PCI address. stop ends them.
+func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) (stop func() error, err error) {
+	var started []*exec.Cmd
+	stop = func() error {
+		var err error
+		for _, c := range started {
+			if signalled := c.Process.Signal(syscall.SIGTERM); !errors.Is(signalled, os.ErrProcessDone) {
+				err = errors.Join(err, signalled)
+			}
+			if ended := c.Wait(); ended != nil {
+				err = errors.Join(err, fmt.Errorf("emulated NIC: %w: %s", ended, c.Stderr))
+			}
+		}
+		return err
+	}
+	for nic, gpus := range beside {
+		arguments := []string{"emulated-nic", "--name", nic, "--socket", h.Layout.EmulatedNIC(nic), "--log-level", "warning", "--rate", fmt.Sprint(h.Pace)}
+		for _, g := range gpus {
+			arguments = append(arguments, "--gpu", g)
+		}
+		c := exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane-relay"), arguments...)
+		c.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
+		c.Stderr = &bytes.Buffer{}
+		// A killed one would leave its socket.
+		c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, 10*time.Second
+		if err := c.Start(); err != nil {
+			return nil, errors.Join(err, stop())
+		}
+		started = append(started, c)
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			if _, err := os.Stat(h.Layout.EmulatedNIC(nic)); err == nil {
+				break
+			}
+			if time.Now().After(end) {
+				return nil, errors.Join(fmt.Errorf("emulated NIC %s did not start: %s", nic, c.Stderr), stop())
+			}
+		}
+	}
+	return stop, nil
+}
+
+// real makes it this machine, if that has a GPU and a driver.
+func (h *Host) real() error {
+	topology, err := topo.ReadSysfs(topo.Options{NVML: nvml.New()})
+	if err != nil {
+		return err
+	}
+	if len(topology.GPUs) == 0 {
+		return errors.New("this host has no NVIDIA GPU; use --gpus simulated for the CUDA simulator")
+	}
+	library, err := driverLibrary()
+	if err != nil {
+		return err
+	}
+	h.Topology = topology
+	h.Words = fmt.Sprintf("this machine, with %s (%s) and %s", counted(len(topology.GPUs), "GPU"), topology.GPUs[0].Name, counted(len(topology.NICs), "RDMA NIC"))
+	h.Libraries = []string{library}
+	h.Environment = []string{cuda.LibraryVariable + "=" + library}
+	plan, err := topo.MakePlan(topology, topo.PlanConfig{})
+	if err != nil {
+		return err
+	}
+	if len(relayed(plan)) >= 2 || len(topology.GPUs) == 1 {
+		return nil
+	}
+	// No NIC makes one a server: by configuration then, beside emulated NICs.
+	name := func(i int) string { return topology.GPUs[i].BusID }
+	a, serverA, b, serverB := 0, 1, 1, 0
+	if len(topology.GPUs) >= 4 {
+		a, serverA, b, serverB = 0, 1, 3, 2
+	}
+	h.Lanes = []topo.Assignment{
+		{GPU: name(a), Servers: []string{name(serverA)}, NICs: []string{"emulated0"}},
+		{GPU: name(b), Servers: []string{name(serverB)}, NICs: []string{"emulated1"}},
+	}
+	h.Words += "; no NIC makes a GPU a server here, so configuration does, with emulated NICs"
+	return nil
+}
+
+// counted is a number of things, in words.
+func counted(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// driverLibrary is where the driver's library lies, found by loading it.
+func driverLibrary() (string, error) {
+	d, err := cuda.Open()
+	if err != nil {
+		return "", err
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return "", err
+	}
+	for _, line := range strings.Split(string(maps), "\n") {
+		if f := strings.Fields(line); len(f) == 6 && strings.Contains(filepath.Base(f[5]), filepath.Base(strings.TrimSuffix(d.Library(), ".1"))) {
+			return f[5], nil
+		}
+	}
+	return "", fmt.Errorf("the CUDA driver's library %s is loaded from no file", d.Library())
+}
+
+// simulated makes it a recorded host on the CUDA simulator: with all its GPUs, or with the
+// first one only.
+func (h *Host) simulated(one bool) error {
+	sysfs, proc, err := recorded.Unpack(filepath.Join(h.Root, "host"))
+	if err != nil {
+		return err
+	}
+	topology, err := topo.ReadSysfs(topo.Options{Sysfs: sysfs, Proc: proc})
+	if err != nil {
+		return err
+	}
+	if one {
+		topology.GPUs = topology.GPUs[:1]
+	}
+	h.proc, h.devRoot = proc, filepath.Join(h.Root, "nodes")
+	h.Words = fmt.Sprintf("a recorded host with %s and %s, on the CUDA simulator: its figures say nothing about hardware", counted(len(topology.GPUs), "GPU"), counted(len(topology.NICs), "NIC"))
+	if err := h.simulate(topology); err != nil {
+		return err
+	}
+	return h.makeNodes(h.devRoot)
+}
+
+// ofKernel makes it this machine, whose PCIe tree has GPUs that nothing answers behind: a
+// guest of integration/vm. Their device nodes stay when it is gone.
+func (h *Host) ofKernel() error {
+	topology, err := topo.ReadSysfs(topo.Options{})
+	if err != nil {
+		return err
+	}
+	h.Words = fmt.Sprintf("this kernel's PCIe tree, with %d GPUs and %d NICs, on the CUDA simulator", len(topology.GPUs), len(topology.NICs))
+	if err := h.simulate(topology); err != nil {
+		return err
+	}
+	return h.makeNodes("/")
+}
+
+// simulate has the CUDA simulator stand for the GPUs of a topology.
+func (h *Host) simulate(topology *topo.Host) error {
+	h.simDir = filepath.Join(h.Root, "simulator")
+	var devices []sim.Device
+	for _, g := range topology.GPUs {
+		devices = append(devices, sim.Device{Index: g.Index, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Memory: 16 << 30})
+	}
+	if err := sim.Write(h.simDir, devices); err != nil {
+		return err
+	}
+	var err error
+	if h.Environment, err = sim.Environment(h.simDir); err != nil {
+		return err
+	}
+	library, err := sim.Library()
+	if err != nil {
+		return err
+	}
+	h.Simulated = true
+	h.Topology = topology
+	h.Libraries = []string{library}
+	return nil
+}
+
+// makeNodes makes what stands for the GPUs' device nodes: real ones of the GPUs'
+// numbers or the null device where that is permitted, which CDI demands, files elsewhere.
+func (h *Host) makeNodes(root string) error {
+	names := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+	for _, g := range h.Topology.GPUs {
+		names = append(names, fmt.Sprintf("nvidia%d", g.Minor))
+	}
+	for _, n := range h.Topology.NICs {
+		if n.Uverbs != "" {
+			names = append(names, "infiniband/"+n.Uverbs)
+		}
+	}
+	names = append(names, "infiniband/rdma_cm")
+	if err := os.MkdirAll(filepath.Join(root, "dev/infiniband"), 0o755); err != nil {
+		return err
+	}
+	for _, name := range names {
+		path := filepath.Join(root, "dev", name)
+		number := unix.Mkdev(1, 3)
+		var minor uint32
+		if n, _ := fmt.Sscanf(name, "nvidia%d", &minor); n == 1 {
+			number = unix.Mkdev(195, minor) // by which the hook knows a GPU; nobody opens it
+		}
+		err := unix.Mknod(path, unix.S_IFCHR|0o666, int(number))
+		switch {
+		case errors.Is(err, unix.EPERM):
+			err = os.WriteFile(path, nil, 0o644)
+		case errors.Is(err, unix.EEXIST): // the kernel's own, of an RDMA device that is there
+			err = nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// relayed are the lanes that stage.
+func relayed(p *topo.Plan) []topo.Lane {
+	var list []topo.Lane
+	for _, l := range p.Lanes {
+		if l.Relay {
+			list = append(list, l)
+		}
+	}
+	return list
+}
+
+// TwoClients picks two far GPUs of the plan, of two NICs where that is possible. On a host
+// with one GPU both clients have its lane.
+func (h *Host) TwoClients() (lanes [2]topo.Lane, err error) {
+	if !h.OneGPU() {
+		return twoOf(h.Plan)
+	}
+	lane, err := h.Plan.Lane(h.Topology.GPUs[0].BusID)
+	if err == nil && lane.Role == topo.RoleRefused {
+		err = fmt.Errorf("GPU %s has no lane: %s", lane.GPU, lane.Reason)
+	}
+	return [2]topo.Lane{lane, lane}, err
+}
+
+func twoOf(p *topo.Plan) (lanes [2]topo.Lane, err error) {
+	list := relayed(p)
+	if len(list) < 2 {
+		return lanes, fmt.Errorf("the plan has %d lanes that are relayed; two are needed", len(list))
+	}
+	lanes[0], lanes[1] = list[0], list[len(list)-1]
+	for _, other := range slices.Backward(list[1:]) {
+		if !slices.Equal(other.NICs, list[0].NICs) {
+			lanes[1] = other
+			break
+		}
+	}
+	return lanes, nil
+}
+
+// vendorSpec is what the GPU vendor's toolkit would write.
+func (h *Host) vendorSpec() (*specs.Spec, error) {
+	s := &specs.Spec{Version: "0.5.0", Kind: "nvidia.com/gpu"}
+	shared := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+	for _, library := range h.Libraries {
+		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts, readOnly(library))
+	}
+	s.ContainerEdits.Env = slices.Clone(h.Environment)
+	if h.Simulated {
+		// The devices' logs are written by whoever copies.
+		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts,
+			&specs.Mount{HostPath: h.simDir, ContainerPath: h.simDir, Options: []string{"rw", "bind", "nosuid", "nodev", "noexec"}})
+		s.ContainerEdits.Env = append(s.ContainerEdits.Env, "PEERLANE_SIM_VISIBLE=nodes")
+	}
+	for _, g := range h.Topology.GPUs {
+		d := specs.Device{Name: fmt.Sprint(g.Index)}
+		for _, name := range append([]string{fmt.Sprintf("nvidia%d", g.Minor)}, shared...) {
+			node := &specs.DeviceNode{Path: "/dev/" + name, Permissions: "rw"}
+			if h.devRoot != "" {
+				node.HostPath = filepath.Join(h.devRoot, "dev", name)
+			}
+			if _, err := os.Stat(filepath.Join("/", h.devRoot, "dev", name)); err != nil {
+				if name == shared[2] {
+					continue // some hosts have none
+				}
+				return nil, err
+			}
+			d.ContainerEdits.DeviceNodes = append(d.ContainerEdits.DeviceNodes, node)
+		}
+		s.Devices = append(s.Devices, d)
+	}
+	return s, nil
+}
+
+func readOnly(path string) *specs.Mount {
+	return &specs.Mount{HostPath: path, ContainerPath: path, Options: []string{"ro", "bind", "nosuid", "nodev"}}
+}
+
+// PlainEnvironment lets a process outside of any container see one GPU only. Where
+// clients copy themselves it has the device nodes of the lane's servers, too.
+func (h *Host) PlainEnvironment(g topo.GPU) ([]string, error) {
+	if !h.Simulated {
+		return append(slices.Clone(h.Environment), "CUDA_VISIBLE_DEVICES="+g.UUID), nil
+	}
+	dir := filepath.Join(h.Root, fmt.Sprintf("dev-of-%d", g.Index))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	var servers []string
+	if h.ClientCopy {
+		lane, err := h.Plan.Lane(g.BusID)
+		if err != nil {
+			return nil, err
+		}
+		servers = lane.Servers
+	}
+	for _, other := range h.Topology.GPUs {
+		if other.BusID != g.BusID && !slices.Contains(servers, other.BusID) {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("nvidia%d", other.Minor)), nil, 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return append(slices.Clone(h.Environment), "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dir, "CUDA_VISIBLE_DEVICES="+g.UUID), nil
+}
+
+// Log is each simulated device's own log, by PCI address; empty on real GPUs.
+func (h *Host) Log() (map[string]Bytes, error) {
+	if !h.Simulated {
+		return nil, nil
+	}
+	logs, err := sim.ReadLog(h.simDir)
+	if err != nil {
+		return nil, err
+	}
+	m := map[string]Bytes{}
+	for _, l := range logs {
+		m[l.BusID] = Bytes{l.BytesIn, l.BytesOut}
+	}
+	return m, nil
+}

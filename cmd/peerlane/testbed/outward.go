@@ -1,0 +1,78 @@
+package testbed
+
+import (
+	"slices"
+
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Outward is the lane by which clients of this host reach another one: its GPU, by PCI
+// address, and the [plan] of the configuration that makes it, of the host's own one.
+//
+// It is the first far GPU's whose NICs this host has, else that of the first GPU beside one.
+// Simulated GPUs are beside no NIC: a far one's lane is given NIC, the host's first with an
+// active port, so that RDMA can be tried where no GPU is. A host without NICs reaches others
+// by TCP, with lanes as within the host.
+func (h *Host) Outward(own config.Plan) (gpu string, plan config.Plan, nic string, err error) {
+	if h.proc != "" { // a recorded host
+		kernel, err := topo.ReadSysfs(topo.Options{})
+		if err != nil {
+			return "", plan, "", err
+		}
+		return h.outwardNIC(kernel, own.Exclude.NICs)
+	}
+	made, err := topo.MakePlan(h.Topology, config.Config{Plan: own}.Planning())
+	if err != nil {
+		return "", plan, "", err
+	}
+	if lane := reaching(made); lane != nil {
+		return lane.GPU, own, "", nil
+	}
+	return h.outwardNIC(&topo.Host{}, nil)
+}
+
+// outwardNIC is Outward where the GPUs are beside none of the NICs that there are.
+func (h *Host) outwardNIC(nics *topo.Host, excluded []string) (gpu string, plan config.Plan, nic string, err error) {
+	plan.Lanes = slices.Clone(h.Lanes)
+	made, err := topo.MakePlan(h.Topology, topo.PlanConfig{Lanes: plan.Lanes})
+	if err != nil {
+		return "", plan, "", err
+	}
+	lanes, err := twoOf(made)
+	if err != nil {
+		return "", plan, "", err
+	}
+	first := lanes[0]
+	if nic = firstNIC(nics, excluded); nic != "" {
+		plan.Lanes = []topo.Assignment{{GPU: first.GPU, Kind: first.Kind, Servers: first.Servers, NICs: []string{nic}}}
+	}
+	return first.GPU, plan, nic, nil
+}
+
+// reaching is the lane of a plan that reaches other hosts by NICs; nil where none does.
+func reaching(p *topo.Plan) *topo.Lane {
+	there := func(name string) bool {
+		return slices.ContainsFunc(p.NICs, func(n topo.NIC) bool { return n.Name == name && n.Uverbs != "" })
+	}
+	for _, relayed := range []bool{true, false} {
+		for i, l := range p.Lanes {
+			if l.Relay == relayed && l.Role != topo.RoleRefused && slices.ContainsFunc(l.NICs, there) {
+				return &p.Lanes[i]
+			}
+		}
+	}
+	return nil
+}
+
+// firstNIC is a NIC that relays can use, one of hardware where there is one; empty for none.
+func firstNIC(h *topo.Host, excluded []string) string {
+	for _, software := range []bool{false, true} {
+		for _, n := range h.NICs {
+			if n.Software == software && n.Uverbs != "" && n.Active() && n.Reason == "" && n.Protocol != "EFA" && !slices.Contains(excluded, n.Name) {
+				return n.Name
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,128 @@
+package testbed
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/recorded"
+)
+
+// twoNICs reads the recorded host: GPUs 0, 1, 4 and 5 are beside a NIC, and the others far.
+// What changes its NICs has a copy of these.
+func twoNICs(t *testing.T) func() *topo.Host {
+	t.Helper()
+	sysfs, proc, err := recorded.Unpack(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := topo.ReadSysfs(topo.Options{Sysfs: sysfs, Proc: proc})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() *topo.Host {
+		one := *h
+		one.NICs = nil
+		for _, n := range h.NICs {
+			n.Ports = slices.Clone(n.Ports)
+			one.NICs = append(one.NICs, n)
+		}
+		return &one
+	}
+}
+
+// excluding is a [plan] without some GPUs, by index.
+func excluding(gpus string) config.Plan {
+	return config.Plan{Exclude: topo.Exclude{GPUs: strings.Fields(gpus)}}
+}
+
+// A host of real GPUs reaches others by a lane whose NICs it has, as its configuration
+// plans it; where it has none, by those that are made for this.
+func TestTheLaneOfRealGPUs(t *testing.T) {
+	host := twoNICs(t)
+	emulated := []topo.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"emulated0"}}, {GPU: "5", Servers: []string{"4"}, NICs: []string{"emulated1"}}}
+	for name, c := range map[string]struct {
+		own     config.Plan
+		change  func(*topo.Host)
+		made    []topo.Assignment
+		gpu     int
+		nics    string
+		relayed bool
+	}{
+		"far GPUs":                     {gpu: 2, nics: "mlx5_0", relayed: true},
+		"far GPUs, some excluded":      {own: excluding("2 3"), gpu: 7, nics: "mlx5_1", relayed: true},
+		"one far GPU, which bounces":   {own: excluding("2 3 6"), made: emulated, gpu: 0, nics: "mlx5_0"},
+		"no far GPU":                   {own: excluding("2 3 6 7"), made: emulated, gpu: 0, nics: "mlx5_0"},
+		"no NIC with an active port":   {change: func(h *topo.Host) { h.NICs[0].Ports[0].State, h.NICs[1].Ports[0].State = "DOWN", "DOWN" }, made: emulated, gpu: 1, nics: "emulated0", relayed: true},
+		"no NIC":                       {change: func(h *topo.Host) { h.NICs = nil }, made: emulated, gpu: 1, nics: "emulated0", relayed: true},
+		"a lane as configuration says": {own: config.Plan{Lanes: []topo.Assignment{{GPU: "2", NICs: []string{"emulated0"}}, {GPU: "3", Servers: []string{"4"}, NICs: []string{"mlx5_1"}}}}, gpu: 3, nics: "mlx5_1", relayed: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := &Host{Topology: host(), Lanes: c.made}
+			if c.change != nil {
+				c.change(h.Topology)
+			}
+			gpu, plan, nic, err := h.Outward(c.own)
+			if err != nil || nic != "" {
+				t.Fatalf("NIC %q of the plan, %v", nic, err)
+			}
+			h.mustHave(t, gpu, plan, c.gpu, c.nics, c.relayed)
+		})
+	}
+	h := &Host{Topology: host()}
+	h.Topology.NICs = nil
+	if gpu, _, _, err := h.Outward(config.Plan{}); err == nil {
+		t.Errorf("a host without lanes reaches others by GPU %s", gpu)
+	}
+}
+
+// Simulated GPUs use a NIC of the host, whatever NICs the recorded host has.
+func TestTheLaneOfSimulatedGPUs(t *testing.T) {
+	host := twoNICs(t)
+	active, down := []topo.Port{{Number: 1, State: "ACTIVE"}}, []topo.Port{{Number: 1, State: "DOWN"}}
+	for name, c := range map[string]struct {
+		nics     []topo.NIC
+		excluded []string
+		want     string
+	}{
+		"none":              {want: "mlx5_0"}, // which is not there: it goes over TCP
+		"one":               {nics: []topo.NIC{{Name: "rocep0", Uverbs: "uverbs3", Ports: active}}, want: "rocep0"},
+		"of software":       {nics: []topo.NIC{{Name: "rxe0", Uverbs: "uverbs0", Software: true, Ports: active}}, want: "rxe0"},
+		"hardware first":    {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Software: true, Ports: active}, {Name: "b", Uverbs: "uverbs1", Ports: active}}, want: "b"},
+		"no cable":          {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Ports: down}, {Name: "b", Uverbs: "uverbs1", Ports: active}}, want: "b"},
+		"no character node": {nics: []topo.NIC{{Name: "a", Ports: active}}, want: "mlx5_0"},
+		"EFA":               {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Protocol: "EFA", Ports: active}}, want: "mlx5_0"},
+		"refused":           {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Reason: "it is broken", Ports: active}}, want: "mlx5_0"},
+		"excluded":          {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Ports: active}, {Name: "b", Uverbs: "uverbs1", Ports: active}}, excluded: []string{"a"}, want: "b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := &Host{Topology: host()}
+			gpu, plan, nic, err := h.outwardNIC(&topo.Host{NICs: c.nics}, c.excluded)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ofHost := c.want != "mlx5_0"; ofHost != (nic == c.want) {
+				t.Errorf("outwardNIC chose %q", nic)
+			}
+			h.mustHave(t, gpu, plan, 2, c.want, true)
+		})
+	}
+}
+
+// mustHave demands what a plan has of the lane.
+func (h *Host) mustHave(t *testing.T, gpu string, plan config.Plan, index int, nics string, relayed bool) {
+	t.Helper()
+	p, err := topo.MakePlan(h.Topology, config.Config{Plan: plan}.Planning())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lane, err := p.Lane(gpu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g, err := p.GPU(gpu); err != nil || g.Index != index || !slices.Equal(lane.NICs, strings.Fields(nics)) || lane.Relay != relayed {
+		t.Errorf("GPU %d (%v), whose lane is %+v; want GPU %d, %s, relayed: %t", g.Index, err, lane, index, nics, relayed)
+	}
+}

@@ -1,0 +1,113 @@
+package testbed
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Process is `peerlane` with arguments, outside of any container, that sees one
+// GPU, and where clients copy themselves has the nodes of its server GPUs. It is not
+// started.
+func (h *Host) Process(ctx context.Context, g topo.GPU, arguments ...string) (*exec.Cmd, error) {
+	environment, err := h.PlainEnvironment(g)
+	if err != nil {
+		return nil, err
+	}
+	c := exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane"), arguments...)
+	c.Env = append([]string{"PATH=/usr/bin:/bin"}, environment...)
+	return c, nil
+}
+
+// Launch gives a plain process the relay of a GPU's lane, as the hook gives one to
+// a container.
+func (h *Host) Launch(id string, g topo.GPU, pid int) (*hook.Generation, error) {
+	lanes, err := hook.Lanes(h.Plan, []string{g.UUID + "@" + g.BusID})
+	if err != nil {
+		return nil, err
+	}
+	lanes[0].Copy = h.ClientCopy
+	return hook.Launch(h.Layout, hook.Request{
+		Container:  hook.Container{ID: id, PID: pid},
+		Lanes:      lanes,
+		Config:     h.Config,
+		HookBinary: h.HookBinary(),
+	})
+}
+
+// Socket is that of a generation's clients.
+func (h *Host) Socket(g *hook.Generation) string {
+	return filepath.Join(h.Layout.SocketDir(g.ID), paths.SocketName)
+}
+
+// Measuring is a process that sees all GPUs and does measure.Jobs.
+type Measuring struct {
+	command *exec.Cmd
+	in      io.WriteCloser
+	out     *json.Decoder
+	errors  Tail
+}
+
+// StartMeasuring starts one.
+func (h *Host) StartMeasuring(ctx context.Context) (*Measuring, error) {
+	m := &Measuring{command: exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane"), "measure")}
+	m.command.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
+	m.command.Stderr = &m.errors
+	var err error
+	if m.in, err = m.command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := m.command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	m.out = json.NewDecoder(out)
+	return m, m.command.Start()
+}
+
+// Do does a Job.
+func (m *Measuring) Do(j measure.Job) (measure.Result, error) {
+	r, err := measure.Ask(m.in, m.out, j)
+	if err != nil {
+		return r, fmt.Errorf("measuring: %w %s", err, m.errors.String())
+	}
+	return r, nil
+}
+
+// Close ends the process.
+func (m *Measuring) Close() error {
+	m.in.Close()
+	return m.command.Wait()
+}
+
+// Tail keeps the end of what a process says, which can be read while it does.
+type Tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+const tailBytes = 64 << 10
+
+func (t *Tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, b...)
+	t.text = t.text[max(0, len(t.text)-tailBytes):]
+	return len(b), nil
+}
+
+func (t *Tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(t.text))
+}

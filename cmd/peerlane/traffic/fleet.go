@@ -1,0 +1,540 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Options are those of a Fleet.
+type Options struct {
+	// GPUs that have lanes, of the host's; 0 for all.
+	GPUs int
+	// PerGPU is how many containers each GPU has for each route.
+	PerGPU int
+	NICs   int // emulated ones
+	// Client is the command of peerlane that is a client, Serve.
+	Client []string
+	// Change is the host's configuration's.
+	Change func(*config.Config)
+}
+
+// Fleet is containers with their relays, emulated NICs, and clients. A container is here
+// a process that does nothing; clients are plain processes.
+type Fleet struct {
+	Options
+	ctx        context.Context
+	host       *testbed.Host
+	Containers []*container
+	nics       []*nic
+
+	mu      sync.Mutex
+	clients int
+	victims map[*victim]bool
+	deaths  []*death
+	report  Report
+}
+
+// Report is what happened.
+type Report struct {
+	Transfers int            // messages that were received and verified
+	Bytes     uint64         // of these
+	Routes    map[string]int // of these
+	Hands     map[string]int // the same, by how they were handed over
+	Sizes     Decades        // the same, by size
+	Pairs     map[string]int // the same, by the GPUs' numbers, "0 to 1"
+	Rounds    int            // that ended well
+	Lives     int            // of two clients, from attach to leave
+	Kills     map[string]int // by what was killed
+	Stops     int            // of clients, by SIGSTOP
+	Explained map[string]int // ends of lives by what was killed, by the error's name
+	Wrong     int            // messages
+	Problems  []string       // errors that nothing explains, hangs, wrong bytes
+}
+
+// maxProblems bounds those that are told in words.
+const maxProblems = 20
+
+func (r *Report) problem(text string) {
+	if len(r.Problems) < maxProblems {
+		r.Problems = append(r.Problems, text)
+	}
+}
+
+// death is something that was killed, until it has ended or is there again.
+type death struct {
+	what     string
+	from, to time.Time // to is zero before
+}
+
+// container is one with a lane, and a relay that sends by one route.
+type container struct {
+	Name   string
+	Number int
+	Route  string
+	gpu    topo.GPU
+
+	mu         sync.Mutex
+	life       int
+	init       *exec.Cmd
+	generation *hook.Generation
+	kills      []time.Time // of its relay
+
+	ending bool // of the fleet's lock: nothing begins in it
+}
+
+// Generation is that of the container's present life.
+func (c *container) Generation() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.generation.ID
+}
+
+type nic struct {
+	name    string
+	gpus    []string
+	command *exec.Cmd
+	stderr  *testbed.Tail
+}
+
+// NewFleet starts containers and NICs on a host.
+func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err error) {
+	f = &Fleet{Options: o, ctx: ctx, host: h, victims: map[*victim]bool{}, report: Report{
+		Routes: map[string]int{}, Hands: map[string]int{}, Pairs: map[string]int{}, Kills: map[string]int{}, Explained: map[string]int{},
+	}}
+	gpus := h.Topology.GPUs
+	if o.GPUs > 0 {
+		gpus = gpus[:min(o.GPUs, len(gpus))]
+	}
+	if len(gpus) < 2 {
+		return nil, fmt.Errorf("%d GPUs: two are needed", len(gpus))
+	}
+	h.Lanes = nil
+	for i := range max(o.NICs, 1) {
+		f.nics = append(f.nics, &nic{name: fmt.Sprintf("emulated%d", i)})
+	}
+	for i, g := range gpus {
+		// Each stages on its neighbour.
+		server, n := gpus[(i+1)%len(gpus)].BusID, f.nics[i%len(f.nics)]
+		h.Lanes = append(h.Lanes, topo.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: []string{n.name}})
+		if !slices.Contains(n.gpus, server) {
+			n.gpus = append(n.gpus, server)
+		}
+	}
+	if err := h.Configure(o.Change); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	for _, n := range f.nics {
+		if err := f.startNIC(n); err != nil {
+			return nil, err
+		}
+	}
+	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
+		for k := range max(o.PerGPU, 1) {
+			for i := range gpus {
+				g, err := h.Plan.GPU(gpus[i].BusID)
+				if err != nil {
+					return nil, err
+				}
+				c := &container{Name: fmt.Sprintf("%s-%d-%d", route, i, k), Number: k, Route: route, gpu: g}
+				f.Containers = append(f.Containers, c)
+				if err := f.startContainer(c); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return f, nil
+}
+
+func (f *Fleet) startContainer(c *container) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.life++
+	c.kills = nil
+	init := exec.Command("sleep", "86400")
+	if err := init.Start(); err != nil {
+		return err
+	}
+	// The route is that of the configuration at the container's start.
+	h := *f.host
+	h.Config.Relay.Route = c.Route
+	g, err := h.Launch(h.ContainerID(fmt.Sprintf("%s-%d", c.Name, c.life)), c.gpu, init.Process.Pid)
+	if err != nil {
+		return errors.Join(err, init.Process.Kill(), exited(init.Wait()))
+	}
+	c.init, c.generation = init, g
+	return nil
+}
+
+// exited is nil for a process that was killed.
+func exited(err error) error {
+	var status *exec.ExitError
+	if errors.As(err, &status) {
+		return nil
+	}
+	return err
+}
+
+func (f *Fleet) startNIC(n *nic) error {
+	socket := f.host.Layout.EmulatedNIC(n.name)
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	arguments := []string{"emulated-nic", "--name", n.name, "--socket", socket, "--log-level", "warning"}
+	for _, g := range n.gpus {
+		arguments = append(arguments, "--gpu", g)
+	}
+	n.stderr = &testbed.Tail{}
+	n.command = exec.Command(filepath.Join(f.host.Binaries, "peerlane-relay"), arguments...)
+	n.command.Env = append([]string{"PATH=/usr/bin:/bin"}, f.host.Environment...)
+	n.command.Stderr = n.stderr
+	if err := n.command.Start(); err != nil {
+		return err
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		// Others may connect from then on.
+		if info, err := os.Stat(socket); err == nil && info.Mode().Perm() == 0o666 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("emulated NIC %s did not start: %s", n.name, n.stderr)
+		}
+	}
+}
+
+// killed notes a death before it happens; over is called when the thing has ended, or is
+// there again.
+func (f *Fleet) killed(kind string, what ...string) (over func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.killedLocked(kind, what...)
+}
+
+// killedLocked is killed for who has the fleet's lock.
+func (f *Fleet) killedLocked(kind string, what ...string) (over func()) {
+	f.report.Kills[kind]++
+	var list []*death
+	for _, w := range what {
+		list = append(list, &death{what: w, from: time.Now()})
+	}
+	f.deaths = append(f.deaths, list...)
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, d := range list {
+			d.to = time.Now()
+		}
+	}
+}
+
+// explained reports whether one of these died between begin and now.
+func (f *Fleet) explained(begin time.Time, things []string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, d := range f.deaths {
+		if slices.Contains(things, d.what) && (d.to.IsZero() || d.to.After(begin)) {
+			return true
+		}
+	}
+	return false
+}
+
+// KillClient kills any client.
+func (f *Fleet) KillClient(any func(n int) int) bool {
+	v := f.pick(any)
+	if v == nil {
+		return false
+	}
+	over := f.killed("client", v.name)
+	_ = v.command.Process.Kill() // it may have ended
+	<-v.ended
+	over()
+	return true
+}
+
+// StopClient stops any client for a while; nothing may fail of it.
+func (f *Fleet) StopClient(any func(n int) int, d time.Duration) bool {
+	v := f.pick(any)
+	if v == nil || v.command.Process.Signal(syscall.SIGSTOP) != nil {
+		return false
+	}
+	select {
+	case <-v.ended:
+	case <-time.After(d):
+	}
+	_ = v.command.Process.Signal(syscall.SIGCONT) // it may have been killed
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.report.Stops++
+	return true
+}
+
+func (f *Fleet) pick(any func(n int) int) *victim {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.victims) == 0 {
+		return nil
+	}
+	var list []*victim
+	for v := range f.victims {
+		list = append(list, v)
+	}
+	slices.SortFunc(list, func(a, b *victim) int { return strings.Compare(a.name, b.name) })
+	return list[any(len(list))]
+}
+
+// A supervisor starts relays again that fail less often than five times a minute.
+const killsAMinute = 4
+
+// KillRelay kills a container's relay; not, where that is to stay down then, or is
+// not up yet.
+func (f *Fleet) KillRelay(c *container) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.kills = slices.DeleteFunc(c.kills, func(t time.Time) bool { return time.Since(t) > 65*time.Second })
+	if len(c.kills) >= killsAMinute {
+		return false, nil
+	}
+	pid, err := f.relay(c)
+	if err != nil || pid == 0 {
+		return false, err
+	}
+	process, err := os.FindProcess(pid) // by a pidfd: no other can have its number
+	if err != nil {
+		return false, nil
+	}
+	defer process.Release()
+	if again, err := f.relay(c); err != nil || again != pid {
+		return false, err
+	}
+	c.kills = append(c.kills, time.Now())
+	over := f.killed("relay", c.Name)
+	if err := process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return false, err
+	}
+	// Its supervisor waits for it; no zombie is left when it has.
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if err := process.Signal(syscall.Signal(0)); err != nil {
+			break
+		}
+		if time.Now().After(end) {
+			return false, fmt.Errorf("the relay of %s does not die", c.Name)
+		}
+	}
+	over()
+	return true, nil
+}
+
+// relay is the process of a container's relay; 0 where none runs.
+func (f *Fleet) relay(c *container) (int, error) {
+	infos, err := hook.Find(f.host.Layout, c.generation.ID)
+	if err != nil {
+		return 0, err
+	}
+	if infos[0].Status.Relay == nil {
+		return 0, nil
+	}
+	return infos[0].Status.Relay.PID, nil
+}
+
+// KillContainer ends a container, and starts another in its place. As in a PID namespace
+// the others are killed before the end of init can be seen: a relay that learns of that
+// takes the host memory back that it has made.
+func (f *Fleet) KillContainer(c *container) error {
+	f.mu.Lock()
+	c.ending = true
+	var clients []*victim
+	names := []string{c.Name}
+	for v := range f.victims {
+		if v.in == c {
+			clients, names = append(clients, v), append(names, v.name)
+		}
+	}
+	over := f.killedLocked("container", names...) // before anything hears that it is ending
+	f.mu.Unlock()
+	defer over()
+	for _, v := range clients {
+		_ = v.command.Process.Kill() // it may have ended
+		<-v.ended
+	}
+	err := f.endContainer(c)
+	if err == nil {
+		err = f.startContainer(c)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c.ending = false
+	return err
+}
+
+func (f *Fleet) endContainer(c *container) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.init == nil {
+		return nil
+	}
+	err := errors.Join(c.init.Process.Kill(), exited(c.init.Wait()))
+	c.init = nil
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		if _, missing := os.Stat(f.host.Layout.GenerationDir(c.generation.ID)); missing != nil {
+			return err
+		}
+		if time.Now().After(end) {
+			return errors.Join(err, fmt.Errorf("the generation of %s, which has ended, is still there", c.Name))
+		}
+	}
+}
+
+// KillNIC kills an emulated NIC, and starts it again.
+func (f *Fleet) KillNIC(i int) error {
+	n := f.nics[i]
+	over := f.killed("NIC", n.name)
+	defer over()
+	if err := errors.Join(n.command.Process.Kill(), exited(n.command.Wait())); err != nil {
+		return err
+	}
+	return f.startNIC(n)
+}
+
+// NICs are the processes of the emulated NICs, by name.
+func (f *Fleet) NICs() map[string]int {
+	all := map[string]int{}
+	for _, n := range f.nics {
+		all[n.name] = n.command.Process.Pid
+	}
+	return all
+}
+
+// Close ends containers and NICs. Clients have to have ended.
+func (f *Fleet) Close() error {
+	var wait sync.WaitGroup
+	failed := make([]error, len(f.Containers))
+	for i, c := range f.Containers {
+		wait.Go(func() { failed[i] = f.endContainer(c) })
+	}
+	wait.Wait()
+	err := errors.Join(failed...)
+	for _, n := range f.nics {
+		if n.command == nil || n.command.Process == nil {
+			continue
+		}
+		err = errors.Join(err, n.command.Process.Signal(syscall.SIGTERM))
+		if ended := n.command.Wait(); ended != nil {
+			err = errors.Join(err, fmt.Errorf("emulated NIC %s: %w: %s", n.name, ended, n.stderr))
+		}
+	}
+	return err
+}
+
+// Report is what has happened so far.
+func (f *Fleet) Report() Report {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.report
+	for _, m := range []*map[string]int{&r.Routes, &r.Hands, &r.Pairs, &r.Kills, &r.Explained} {
+		copied := map[string]int{}
+		for k, v := range *m {
+			copied[k] = v
+		}
+		*m = copied
+	}
+	r.Problems = slices.Clone(r.Problems)
+	return r
+}
+
+// ofDeaths are the statuses that say that something died.
+var ofDeaths = []wire.Status{
+	wire.StatusRelayDied, wire.StatusPeerRelayDied, wire.StatusPeerClientDied, wire.StatusPeerClosed, wire.StatusPeerContainerDied,
+	wire.StatusNICDied, wire.StatusBadHandle, wire.StatusUnreachable,
+}
+
+// failed judges how a life ended that these things took part in.
+func (f *Fleet) failed(err error, begin time.Time, things []string) {
+	explained := f.explained(begin, things)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, one := range parts(err) {
+		var how *failure
+		known := errors.As(one, &how)
+		switch {
+		case known && how.hangs, !explained:
+			f.report.problem(one.Error())
+		case known && how.killed:
+			f.report.Explained["the client itself was killed"]++
+		case known && how.late:
+			f.report.Explained["the client's container had ended"]++
+		case known && slices.Contains(ofDeaths, how.status):
+			f.report.Explained[how.status.String()]++
+		default:
+			f.report.problem("although something was killed: " + one.Error())
+		}
+	}
+}
+
+// parts are errors that were joined.
+func parts(err error) []error {
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		var list []error
+		for _, e := range all.Unwrap() {
+			list = append(list, parts(e)...)
+		}
+		return list
+	}
+	return []error{err}
+}
+
+// Any is a container whose number of its GPU and route is wanted.
+func (f *Fleet) Any(r *rand.Rand, wanted func(number int) bool) *container {
+	var list []*container
+	for _, c := range f.Containers {
+		if wanted(c.Number) {
+			list = append(list, c)
+		}
+	}
+	return anyOf(r, list)
+}
+
+// Pair picks always the containers of the first two GPUs that have a number and send by a
+// route.
+func (f *Fleet) Pair(route string, number int) func(*rand.Rand) [2]*container {
+	var list []*container
+	for _, c := range f.Containers {
+		if c.Route == route && c.Number == number {
+			list = append(list, c)
+		}
+	}
+	return func(*rand.Rand) [2]*container { return [2]*container(list) }
+}
+
+// AnyPair is two containers of different GPUs that send by one route.
+func (f *Fleet) AnyPair(r *rand.Rand) [2]*container {
+	a := anyOf(r, f.Containers)
+	for {
+		b := anyOf(r, f.Containers)
+		if b.Route == a.Route && b.gpu.BusID != a.gpu.BusID {
+			return [2]*container{a, b}
+		}
+	}
+}

@@ -1,0 +1,287 @@
+package traffic
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Torture is messages between all GPUs of a host, by both routes and in both directions,
+// while kernels of other processes run on all of them, and clients and relays are killed.
+type Torture struct {
+	GPUs      string // one of package testbed's
+	Most      int    // GPUs; 0 for all
+	Binaries  string // the directory of peerlane, peerlane-hook and peerlane-relay
+	Seed      uint64
+	Transfers int           // at least; half of them by each route
+	Limit     time.Duration // within this time, or it has failed
+	// Containers that each GPU has for each route; 0 for two.
+	Containers int
+	// Pairs of clients for each two GPUs and route; 0 for enough to keep them busy.
+	Pairs    int
+	Bytes    uint64 // of each client's buffers
+	Largest  uint64 // message
+	Memory   []string
+	Load     string        // one of Loads
+	KillEach time.Duration // on average; 0 for never
+	Kills    int           // at most; 0 for no bound
+	Change   func(*config.Config)
+	Progress func(string)
+}
+
+// Loads that keep all GPUs busy.
+var Loads = []string{"both", measure.LoadMemory, measure.LoadSMs, "none"}
+
+// Result is what came of it.
+type Result struct {
+	Host      string
+	Simulated bool
+	GPUs      int
+	Seed      uint64
+	Seconds   float64 // of the transfers
+	PerSecond float64 // transfers
+	Load      string
+	// Computed is the share of that time in which a GPU's kernels ran, the least of all.
+	Computed float64
+	Report
+	Left []string // on the host
+	// Logs are the ends of what relays have said, where something was wrong.
+	Logs map[string]string `json:",omitempty"`
+}
+
+// OK says whether all is as it was asked for.
+func (r *Result) OK(t Torture) bool {
+	return r.Transfers >= t.Transfers && 2*min(r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect]) >= t.Transfers && r.Wrong == 0 && len(r.Problems) == 0 && len(r.Left) == 0
+}
+
+// Run runs it. An error says that it could not be run.
+func (t Torture) Run(ctx context.Context) (result *Result, err error) {
+	root, err := os.MkdirTemp("", "pl") // short, for the length of a socket's path
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(root)) }()
+	// Relays, who are not root, go through it where they have no root of their own.
+	if err := os.Chmod(root, 0o711); err != nil {
+		return nil, err
+	}
+	h, err := testbed.New(root, t.Binaries, t.GPUs)
+	if err != nil {
+		return nil, err
+	}
+	h.ClientCopy = true
+	if err := h.Configure(func(*config.Config) {}); err != nil {
+		return nil, err
+	}
+	before, err := h.Look()
+	if err != nil {
+		return nil, err
+	}
+	fleet, err := NewFleet(ctx, h, Options{GPUs: t.Most, PerGPU: cmp.Or(t.Containers, 2), NICs: cmp.Or(t.Containers, 2), Client: []string{"traffic-client"}, Change: func(c *config.Config) {
+		if h.Simulated {
+			c.Relay.Slots, c.Relay.SlotSize = 4, 256<<10 // staging is host memory here
+		}
+		if t.Change != nil {
+			t.Change(c)
+		}
+	}})
+	if err != nil {
+		return nil, err
+	}
+	result = &Result{Host: h.Words, Simulated: h.Simulated, GPUs: len(h.Lanes), Seed: t.Seed, Load: t.Load}
+	err = t.run(ctx, fleet, result)
+	if len(fleet.Report().Problems) > 0 {
+		result.Logs = fleet.logs()
+	}
+	if err = errors.Join(err, fleet.Close()); err != nil {
+		return nil, err
+	}
+	result.Report = fleet.Report()
+	result.PerSecond = float64(result.Transfers) / result.Seconds
+	result.Left, err = h.Left(before, time.Minute)
+	return result, err
+}
+
+func (t Torture) run(ctx context.Context, f *Fleet, result *Result) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, t.Limit)
+	defer cancel()
+	ended := make(chan struct{})
+	var beside sync.WaitGroup
+	failures := make(chan error, len(f.host.Lanes)+1)
+	shares := make([]float64, len(f.host.Lanes))
+	begin := time.Now()
+	for i, lane := range f.host.Lanes {
+		if t.Load == "none" {
+			break
+		}
+		beside.Go(func() {
+			var err error
+			shares[i], err = t.compute(f, lane.GPU, ended)
+			failures <- err
+		})
+	}
+	beside.Go(func() { failures <- t.kill(f, ended) })
+	beside.Go(func() {
+		for t.Progress != nil {
+			select {
+			case <-ended:
+				return
+			case <-time.After(5 * time.Second):
+				r := f.Report()
+				t.Progress(fmt.Sprintf("%.0f s: %d transfers, %d by route staged, %d by route direct; killed %v, wrong %d, problems %d",
+					time.Since(begin).Seconds(), r.Transfers, r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect], r.Kills, r.Wrong, len(r.Problems)))
+			}
+		}
+	})
+	var slots sync.WaitGroup
+	for i, pair := range t.pairs(f) {
+		slot := f.NewSlot(rand.New(rand.NewPCG(t.Seed, uint64(i))), func(*rand.Rand) [2]*container { return pair }, Life{
+			Bytes: t.Bytes, Messages: atOnce, Largest: t.Largest, Rounds: 100, Memory: t.Memory, Stays: true,
+			Hands: []string{HandPlain, HandTimeline, HandOver},
+		})
+		over := func() bool {
+			r := f.Report()
+			return ctx.Err() != nil || 2*r.Routes[pair[0].Route] >= t.Transfers || len(r.Problems) > 0
+		}
+		slots.Go(func() {
+			for !over() {
+				slot.Live(over)
+			}
+			things := f.names(pair, slot) // Leave forgets the clients
+			if err := slot.Leave(); err != nil {
+				f.failed(err, begin, things)
+			}
+		})
+	}
+	slots.Wait()
+	result.Seconds = time.Since(begin).Seconds()
+	close(ended)
+	beside.Wait()
+	close(failures)
+	for failed := range failures {
+		err = errors.Join(err, failed)
+	}
+	result.Computed = 1
+	for _, share := range shares {
+		result.Computed = min(result.Computed, share/time.Since(begin).Seconds())
+	}
+	return err
+}
+
+// logs are the ends of what relays and their supervisors have said, by container.
+func (f *Fleet) logs() map[string]string {
+	all := map[string]string{}
+	for _, c := range f.Containers {
+		text, err := os.ReadFile(filepath.Join(f.host.Layout.GenerationDir(c.Generation()), "relay.log"))
+		if err != nil {
+			all[c.Name] = err.Error()
+			continue
+		}
+		all[c.Name] = string(text[max(0, len(text)-4000):])
+	}
+	return all
+}
+
+// pairs are the containers of clients that talk to each other: for each two GPUs and
+// route, as many times as there are to be.
+func (t Torture) pairs(f *Fleet) (list [][2]*container) {
+	const busy = 8 // pairs
+	var once [][2]*container
+	for _, a := range f.Containers {
+		for _, b := range f.Containers {
+			if a.Route == b.Route && a.gpu.Index < b.gpu.Index && a.Number == 0 && b.Number == 0 {
+				once = append(once, [2]*container{a, b})
+			}
+		}
+	}
+	times := t.Pairs
+	if times == 0 {
+		times = max(1, busy/len(once))
+	}
+	for k := range times {
+		for _, pair := range once {
+			for i, c := range pair {
+				pair[i] = f.same(c, (k+i*(k/2))%f.PerGPU)
+			}
+			list = append(list, pair)
+		}
+	}
+	return list
+}
+
+// same is the container of a number of that one's GPU and route.
+func (f *Fleet) same(c *container, number int) *container {
+	for _, other := range f.Containers {
+		if other.gpu.BusID == c.gpu.BusID && other.Route == c.Route && other.Number == number {
+			return other
+		}
+	}
+	return c
+}
+
+// compute keeps a GPU's SMs and memory busy by kernels of a process of its own, one after
+// the other, and tells how long they have run, in seconds.
+func (t Torture) compute(f *Fleet, busID string, ended <-chan struct{}) (seconds float64, err error) {
+	m, err := f.host.StartMeasuring(context.Background())
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	for turn := 0; ; turn++ {
+		select {
+		case <-ended:
+			return seconds, nil
+		default:
+		}
+		job := measure.Job{Kind: measure.Work, From: busID, Load: t.Load, Duration: 200 * time.Millisecond}
+		if t.Load == "both" {
+			job.Load = measure.LoadMemory
+			if turn%2 > 0 {
+				job.Load, job.Duration = measure.LoadSMs, 50*time.Millisecond
+			}
+		}
+		if _, err := m.Do(job); err != nil {
+			return seconds, err
+		}
+		seconds += job.Duration.Seconds()
+	}
+}
+
+// kill kills clients and relays, and now and then a NIC, until the end.
+func (t Torture) kill(f *Fleet, ended <-chan struct{}) error {
+	if t.KillEach == 0 {
+		return nil
+	}
+	random := rand.New(rand.NewPCG(t.Seed, 1<<32))
+	for n := 0; t.Kills == 0 || n < t.Kills; n++ {
+		select {
+		case <-ended:
+			return nil
+		case <-time.After(time.Duration(random.Int64N(int64(2*t.KillEach) + 1))):
+		}
+		var err error
+		switch n := random.IntN(10); {
+		case n < 4:
+			f.KillClient(random.IntN)
+		case n < 9:
+			_, err = f.KillRelay(anyOf(random, f.Containers))
+		default:
+			err = f.KillNIC(random.IntN(len(f.nics)))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

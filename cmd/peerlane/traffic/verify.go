@@ -1,0 +1,125 @@
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/kernels"
+)
+
+// Messages of up to small bytes are compared here, byte by byte; of larger ones the GPU
+// compares the words, and the ends are compared here.
+const small = 4096
+
+// atOnce is the most messages of a round in one direction.
+const atOnce = 64
+
+const windowBytes = small + 2*margin
+
+// verifier compares what has arrived in GPU memory. It belongs to the thread that has the
+// context.
+type verifier struct {
+	driver  *cuda.Driver
+	kernels *kernels.Kernels
+	stream  cuda.Stream
+	scratch cuda.Ptr // as large as the buffers
+	windows []byte   // pinned
+	pages   []*kernels.Page
+	used    uint64 // of the scratch memory
+}
+
+func newVerifier(d *cuda.Driver, device cuda.Device, bytes uint64) (*verifier, error) {
+	v := &verifier{driver: d}
+	var err error
+	if v.kernels, err = kernels.Load(d, device); err != nil {
+		return nil, err
+	}
+	if v.stream, err = d.StreamCreate(); err != nil {
+		return nil, err
+	}
+	if v.scratch, err = d.MemAlloc(bytes + 16*atOnce); err != nil {
+		return nil, err
+	}
+	if v.windows, err = measure.HostBuffer(d, atOnce*windowBytes); err != nil {
+		return nil, err
+	}
+	for range atOnce {
+		p, err := v.kernels.NewPage()
+		if err != nil {
+			return nil, err
+		}
+		v.pages = append(v.pages, p)
+	}
+	return v, nil
+}
+
+// prepare has the stream write the canary to a buffer.
+func (v *verifier) prepare(p cuda.Ptr, bytes uint64, canary kernels.Pattern) error {
+	v.used = 0
+	return v.kernels.Fill(v.stream, p, bytes/8*8, canary)
+}
+
+// read has the stream read message i, which lies in the buffer at p.
+func (v *verifier) read(i int, m message, p cuda.Ptr) error {
+	window := v.window(i)
+	fetch := func(at int, from, n uint64) error {
+		return v.driver.MemcpyDtoHAsync(unsafe.Pointer(&window[at]), p+cuda.Ptr(from), n, v.stream)
+	}
+	if m.size <= small {
+		return fetch(0, m.to-margin, m.size+2*margin)
+	}
+	// As it is in its pattern, so that its words are whole.
+	at := v.scratch + cuda.Ptr(v.used)
+	v.used += (m.size + 15) / 8 * 8
+	first, words := m.words()
+	pattern := m.pattern
+	pattern.First = first
+	return errors.Join(
+		v.driver.MemcpyAsync(at+cuda.Ptr(m.shift()), p+cuda.Ptr(m.to), m.size, v.stream),
+		v.kernels.Compare(v.stream, at+cuda.Ptr(8*first), 8*words, pattern, v.pages[i]),
+		fetch(0, m.to-margin, 2*margin),
+		fetch(2*margin, m.to+m.size-margin, 2*margin))
+}
+
+func (v *verifier) window(i int) []byte { return v.windows[i*windowBytes : (i+1)*windowBytes] }
+
+// words are the whole words of the pattern that a message has.
+func (m message) words() (first, count uint64) {
+	first = (m.shift() + 7) / 8
+	return first, (m.shift()+m.size)/8 - first
+}
+
+// wrong says what is wrong with message i, once the stream has read it: nothing, where it
+// is empty.
+func (v *verifier) wrong(i int, m message, canary kernels.Pattern) string {
+	window := v.window(i)
+	if m.size <= small {
+		return m.compare(window[:m.size+2*margin], m.to-margin, canary)
+	}
+	if d := v.pages[i].Difference(); d.Words > 0 {
+		return fmt.Sprintf("of %d bytes sent from offset %d to %d %v", m.size, m.from, m.to, d)
+	}
+	if text := m.compare(window[:2*margin], m.to-margin, canary); text != "" {
+		return text
+	}
+	return m.compare(window[2*margin:4*margin], m.to+m.size-margin, canary)
+}
+
+// compare says what is wrong in some bytes of the receiver's buffer, which begin at an
+// offset: of the message, or of the canary around it.
+func (m message) compare(b []byte, offset uint64, canary kernels.Pattern) string {
+	for i, got := range b {
+		at := offset + uint64(i)
+		want, whose := byteOf(canary, at), "beside the message"
+		if at >= m.to && at < m.to+m.size {
+			want, whose = byteOf(m.pattern, m.shift()+at-m.to), "of the message"
+		}
+		if got != want {
+			return fmt.Sprintf("of %d bytes sent from offset %d to %d: at offset %d, %s, is %#02x instead of %#02x", m.size, m.from, m.to, at, whose, got, want)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,183 @@
+package traffic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// patience bounds every step of a client: what takes longer hangs.
+const patience = 2 * time.Minute
+
+// victim is a client's process, in Go or C, as who kills sees it.
+type victim struct {
+	name    string
+	in      *container
+	command *exec.Cmd
+	ended   chan struct{} // closed when it has
+	err     error         // set before
+	stderr  testbed.Tail
+}
+
+// begin starts a process that can be killed; of its output `read` reads all before the
+// process is waited for.
+func (f *Fleet) begin(name string, in *container, command *exec.Cmd, read func(io.Reader)) (*victim, error) {
+	v := &victim{name: name, in: in, command: command, ended: make(chan struct{})}
+	command.Stderr = &v.stderr
+	out, err := command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if in.ending {
+		return nil, &failure{late: true, text: name + ": its container has ended"}
+	}
+	if err := command.Start(); err != nil {
+		return nil, err
+	}
+	f.victims[v] = true
+	go func() {
+		read(out)
+		v.err = command.Wait()
+		f.mu.Lock()
+		delete(f.victims, v)
+		f.mu.Unlock()
+		close(v.ended)
+	}()
+	return v, nil
+}
+
+// worker is a client's process as the fleet sees it.
+type worker struct {
+	*victim
+	container *container
+	in        io.WriteCloser
+	replies   chan reply // closed at the process's end
+}
+
+// worker starts a client in a container.
+func (f *Fleet) worker(c *container) (*worker, error) {
+	// Not by the fleet's context: who orders it to end waits for that.
+	command, err := f.host.Process(context.Background(), c.gpu, f.Client...)
+	if err != nil {
+		return nil, err
+	}
+	w := &worker{container: c, replies: make(chan reply, 1)}
+	if w.in, err = command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	f.clients++
+	name := fmt.Sprintf("client %d", f.clients)
+	f.mu.Unlock()
+	w.victim, err = f.begin(name, c, command, func(out io.Reader) {
+		for decoder := json.NewDecoder(out); ; {
+			var r reply
+			if err := decoder.Decode(&r); err != nil {
+				break
+			}
+			w.replies <- r
+		}
+		close(w.replies)
+	})
+	return w, err
+}
+
+// failure is how a client's step failed.
+type failure struct {
+	status wire.Status // 0: it says none
+	killed bool        // the process was
+	late   bool        // its container was ending before it could begin
+	hangs  bool
+	text   string
+}
+
+func (f *failure) Error() string { return f.text }
+
+// gone is the failure of a process that ended in the midst of something.
+func (v *victim) gone(what string) error {
+	<-v.ended
+	return &failure{killed: v.wasKilled(), text: fmt.Sprintf("%s, %s: it ended (%v): %s", v.name, what, v.err, &v.stderr)}
+}
+
+// wasKilled says that a process has ended by SIGKILL, which no process does by itself.
+func (v *victim) wasKilled() bool {
+	status, ok := v.command.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+}
+
+// do has the client do something.
+func (w *worker) do(o order) (reply, error) {
+	var r reply
+	if err := json.NewEncoder(w.in).Encode(o); err != nil {
+		return r, w.gone(o.Do)
+	}
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	select {
+	case answer, ok := <-w.replies:
+		if !ok {
+			return r, w.gone(o.Do)
+		}
+		if answer.Error != "" {
+			return answer, &failure{status: answer.Status, text: w.name + ": " + answer.Error}
+		}
+		return answer, nil
+	case <-limit.C:
+		return r, w.hangs(o.Do)
+	}
+}
+
+// hangs ends a client that does not answer, which says where it is.
+func (w *worker) hangs(what string) error {
+	_ = w.command.Process.Signal(syscall.SIGQUIT)
+	select {
+	case <-w.ended:
+	case <-time.After(10 * time.Second):
+		_ = w.command.Process.Kill()
+		<-w.ended
+	}
+	return &failure{hangs: true, text: fmt.Sprintf("%s, %s: no answer within %v: it HANGS: %s", w.name, what, patience, &w.stderr)}
+}
+
+// leave ends a client as programs do: it closes its session.
+func (w *worker) leave() error {
+	w.in.Close()
+	select {
+	case <-w.ended:
+	case <-time.After(patience):
+		return w.hangs("leaving")
+	}
+	if w.err != nil {
+		return w.gone("leaving")
+	}
+	return nil
+}
+
+// kill ends a client in the midst of whatever it does.
+func (w *worker) kill() {
+	_ = w.command.Process.Kill() // it may have ended
+	w.in.Close()
+	<-w.ended
+}
+
+// both has two clients do something at once.
+func both(a, b *worker, first, second order) (replies [2]reply, err error) {
+	var wait sync.WaitGroup
+	var failed [2]error
+	for i, w := range []*worker{a, b} {
+		wait.Go(func() { replies[i], failed[i] = w.do([]order{first, second}[i]) })
+	}
+	wait.Wait()
+	return replies, errors.Join(failed[:]...)
+}

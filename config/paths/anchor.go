@@ -1,0 +1,249 @@
+package paths
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// anchorMode is the mode of the anchor, as a directory and as a mount.
+const anchorMode = 0o555
+
+// anchorSource names the anchor's mount in /proc/self/mountinfo.
+const anchorSource = "peerlane-anchor"
+
+// Anchor is the empty, root-owned directory that CDI mounts at ContainerDir. As
+// root of the host it is a mount, MountAnchor's: crun makes mount points below it
+// before the container's copy is read-only, and an image chooses their names.
+// On a host without root it is a plain directory of the user.
+func (l Layout) Anchor() string { return filepath.Join(l.State(), "anchor") }
+
+// MountsAnchor reports whether this process is root of the host, for which the
+// anchor is a mount.
+func MountsAnchor() bool { return os.Geteuid() == 0 && !InUserNamespace() }
+
+// InUserNamespace reports whether this process is in a user namespace into which
+// not all users of the host are mapped, as that of an engine without root.
+func InUserNamespace() bool {
+	uids, err := os.ReadFile("/proc/self/uid_map")
+	return err == nil && !slices.Equal(strings.Fields(string(uids)), []string{"0", "0", "4294967295"})
+}
+
+// AnchorCommand is the command that mounts the anchor.
+func (l Layout) AnchorCommand() string {
+	if l.IsDefault() {
+		return "peerlane cdi anchor"
+	}
+	return "peerlane --root " + l.Root + " cdi anchor"
+}
+
+// ErrAnchorHidden says that process 1 does not have the anchor's mount.
+var ErrAnchorHidden = errors.New("it is mounted in the mount namespace of this command, and not in that of process 1, where engines start; run it outside of unshare, of a container and of a unit with PrivateMounts= or ProtectSystem=")
+
+// MountAnchor mounts the anchor, where it is not mounted: a tmpfs that is
+// read-only and has one inode, its root, so that it cannot hold any file. It
+// needs CAP_SYS_ADMIN. MountAnchor removes the files that earlier releases left in
+// the directory below the mount. An error that is ErrAnchorHidden is about a mount
+// that was made.
+func (l Layout) MountAnchor() error {
+	if err := l.mountAnchor(); err != nil {
+		return fmt.Errorf("mounting the anchor %s: %w", l.Anchor(), err)
+	}
+	return nil
+}
+
+func (l Layout) mountAnchor() error {
+	if err := l.CreateState(); err != nil {
+		return err
+	}
+	if err := directory(l.Anchor(), anchorMode); err != nil {
+		return err
+	}
+	below, err := l.openAnchor()
+	if err != nil {
+		return err
+	}
+	defer below.Close()
+	if CheckAnchor(below) == nil {
+		return seenByInit(below)
+	}
+	if err := mountTmpfs(below); err != nil {
+		return err
+	}
+	// A mount on a shared one, as / is with systemd, is shared as well.
+	if err := unix.Mount("", l.Anchor(), "", unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("making it private: %w", err)
+	}
+	mounted, err := l.openAnchor()
+	if err != nil {
+		return err
+	}
+	defer mounted.Close()
+	if err := CheckAnchor(mounted); err != nil {
+		return err
+	}
+	// Another mount below it is not Peerlane's.
+	if own, err := isMount(below); err == nil && !own {
+		if err := removeContents(int(below.Fd())); err != nil {
+			return fmt.Errorf("it is mounted; removing the files in the directory below the mount: %w", err)
+		}
+	}
+	return seenByInit(mounted)
+}
+
+// openAnchor opens the anchor for reading; it follows no symbolic link.
+func (l Layout) openAnchor() (*os.File, error) {
+	fd, err := unix.Open(l.Anchor(), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: l.Anchor(), Err: err}
+	}
+	return os.NewFile(uintptr(fd), l.Anchor()), nil
+}
+
+// mountTmpfs mounts on a directory. With SELinux the mount gets the directory's
+// label, where the policy permits that.
+func mountTmpfs(dir *os.File) error {
+	const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	target := dir.Name() // only root can replace it
+	data := fmt.Sprintf("nr_inodes=1,mode=%#o", anchorMode)
+	if label := selinuxLabel(dir); label != "" {
+		if unix.Mount(anchorSource, target, "tmpfs", flags, data+`,rootcontext="`+label+`"`) == nil {
+			return nil
+		}
+	}
+	err := unix.Mount(anchorSource, target, "tmpfs", flags, data)
+	if err == unix.EPERM {
+		return fmt.Errorf("mount: %w; this needs CAP_SYS_ADMIN", err)
+	}
+	return os.NewSyscallError("mount", err)
+}
+
+// selinuxLabel is a directory's label; empty where the kernel has no SELinux.
+func selinuxLabel(dir *os.File) string {
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
+		return ""
+	}
+	var label [256]byte
+	n, err := unix.Fgetxattr(int(dir.Fd()), "security.selinux", label[:])
+	if err != nil {
+		return ""
+	}
+	return string(bytes.TrimRight(label[:n], "\x00"))
+}
+
+// CheckAnchor returns why the anchor is not a mount that MountAnchor made, or nil.
+func (l Layout) CheckAnchor() error {
+	dir, err := l.openAnchor()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return CheckAnchor(dir)
+}
+
+// CheckAnchor returns why a directory is not a mount that MountAnchor made, or nil.
+func CheckAnchor(dir *os.File) error {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(dir.Fd()), &fs); err != nil {
+		return os.NewSyscallError("fstatfs", err)
+	}
+	mount, err := isMount(dir)
+	if err != nil {
+		return err
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &stat); err != nil {
+		return os.NewSyscallError("fstat", err)
+	}
+	switch {
+	case !mount:
+		return errors.New("it is a directory and not a mount, so a runtime could write in it")
+	case fs.Type != unix.TMPFS_MAGIC:
+		return fmt.Errorf("the file system mounted there is of type %#x, not a tmpfs", fs.Type)
+	case fs.Files != 1:
+		return fmt.Errorf("the tmpfs mounted there is for %d inodes, not for 1", fs.Files)
+	case fs.Flags&unix.ST_RDONLY == 0:
+		return errors.New("the mount is not read-only")
+	case stat.Uid != 0:
+		return fmt.Errorf("the mount belongs to uid %d, not to root", stat.Uid)
+	}
+	return nil
+}
+
+// isMount reports whether a directory is the root of a mount.
+func isMount(dir *os.File) (bool, error) {
+	var stat unix.Statx_t
+	if err := unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &stat); err != nil {
+		return false, os.NewSyscallError("statx", err)
+	}
+	if stat.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		return false, errors.New("statx does not tell mounts; this needs Linux 5.12")
+	}
+	return stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
+}
+
+// seenByInit looks for a mount in the mount namespace of process 1, where that
+// process can be looked at. A copy of the mount there has the same device.
+func seenByInit(dir *os.File) error {
+	own, err := os.Stat("/proc/self/ns/mnt")
+	if err != nil {
+		return nil // there is no /proc
+	}
+	init, err := os.Stat("/proc/1/ns/mnt")
+	if err != nil || os.SameFile(own, init) {
+		return nil // without ptrace nothing is known of process 1
+	}
+	mounts, err := os.ReadFile("/proc/1/mountinfo")
+	if err != nil {
+		return nil
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &stat); err != nil {
+		return os.NewSyscallError("fstat", err)
+	}
+	device := fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); len(f) > 2 && f[2] == device {
+			return nil
+		}
+	}
+	return ErrAnchorHidden
+}
+
+// UnmountAnchor unmounts the anchor, if it is mounted, and reports whether it was.
+// Containers that live keep their copies of the mount.
+func (l Layout) UnmountAnchor() (was bool, err error) {
+	for {
+		if l.CheckAnchor() != nil {
+			return was, nil // it is no mount of MountAnchor, or there is none
+		}
+		if err := unix.Unmount(l.Anchor(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return was, fmt.Errorf("unmounting the anchor %s: %w", l.Anchor(), err)
+		}
+		was = true
+	}
+}
+
+// EmptyAnchor removes the files that runtimes made in an anchor that is a plain
+// directory: on a host without root, or of an earlier release. None of them is of
+// use to a process.
+func (l Layout) EmptyAnchor() error {
+	dir, err := l.openAnchor()
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // Attach says more about it
+	}
+	if err == nil {
+		defer dir.Close()
+		err = removeContents(int(dir.Fd()))
+	}
+	if err != nil {
+		return fmt.Errorf("removing the files in the anchor %s: %w", l.Anchor(), err)
+	}
+	return nil
+}

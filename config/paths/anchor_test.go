@@ -1,0 +1,185 @@
+package paths
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// anchored is a root with the directories of a host, and unmounts its anchor.
+func anchored(t *testing.T) Layout {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it mounts")
+	}
+	l := New(t.TempDir())
+	t.Cleanup(func() {
+		if _, err := l.UnmountAnchor(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := l.Create(); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// mounts counts the mounts on a directory.
+func mounts(t *testing.T, dir string) (n int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.Fields(line)[4] == dir {
+			n++
+		}
+	}
+	return n
+}
+
+func TestMountAnchorTwiceMountsOnce(t *testing.T) {
+	l := anchored(t)
+	for range 2 {
+		if err := l.MountAnchor(); err != nil {
+			t.Fatal(err)
+		}
+		if n := mounts(t, l.Anchor()); n != 1 {
+			t.Fatalf("%d mounts", n)
+		}
+	}
+	if err := l.CheckAnchor(); err != nil {
+		t.Error(err)
+	}
+	if err := l.Create(); err != nil { // each hook calls it
+		t.Error(err)
+	}
+	for i, want := range []bool{true, false} {
+		if was, err := l.UnmountAnchor(); err != nil || was != want {
+			t.Errorf("unmount %d: %v, %v", i, was, err)
+		}
+	}
+	if n := mounts(t, l.Anchor()); n != 0 {
+		t.Errorf("%d mounts after the end", n)
+	}
+}
+
+// A runtime's copy of the mount can be made writable, and holds no file either.
+func TestMountAnchorWritableCopyHoldsNoFile(t *testing.T) {
+	l := anchored(t)
+	if err := l.MountAnchor(); err != nil {
+		t.Fatal(err)
+	}
+	bound := filepath.Join(l.Root, "bound")
+	if err := errors.Join(os.Mkdir(bound, 0o755), unix.Mount(l.Anchor(), bound, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(bound, unix.MNT_DETACH) })
+	if err := unix.Mount("", bound, "", unix.MS_REMOUNT|unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{l.Anchor(), bound} {
+		for call, err := range map[string]error{
+			"mkdir": os.Mkdir(filepath.Join(dir, "x"), 0o755), "open": os.WriteFile(filepath.Join(dir, "x"), nil, 0o600),
+			"mknod": unix.Mknod(filepath.Join(dir, "x"), unix.S_IFCHR|0o666, 0x103), "symlink": os.Symlink("/", filepath.Join(dir, "x")),
+		} {
+			if err == nil {
+				t.Errorf("%s in %s succeeded", call, dir)
+			}
+		}
+	}
+}
+
+func TestMountAnchorRemovesFilesOfEarlierReleases(t *testing.T) {
+	l := anchored(t)
+	if err := os.MkdirAll(filepath.Join(l.Anchor(), strings.Repeat("d/", 80)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.MountAnchor(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.UnmountAnchor(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(l.Anchor()); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}
+
+func TestCheckAnchorRefusesOtherDirectories(t *testing.T) {
+	const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	for _, c := range []struct {
+		says, options string
+		flags         uintptr
+	}{
+		{says: "and not a mount"},
+		{"not read-only", "nr_inodes=1", 0},
+		{"for 100 inodes", "nr_inodes=100", flags},
+		{"belongs to uid 65534", "nr_inodes=1,uid=65534", flags},
+		{"not a tmpfs", "", flags},
+	} {
+		t.Run(c.says, func(t *testing.T) {
+			l := anchored(t)
+			switch {
+			case c.options != "":
+				if err := unix.Mount("x", l.Anchor(), "tmpfs", c.flags, c.options); err != nil {
+					t.Fatal(err)
+				}
+			case c.flags != 0:
+				if err := unix.Mount("x", l.Anchor(), "proc", c.flags, ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.flags != 0 || c.options != "" {
+				t.Cleanup(func() { unix.Unmount(l.Anchor(), unix.MNT_DETACH) })
+			}
+			if err := l.CheckAnchor(); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v", err)
+			}
+			if was, err := l.UnmountAnchor(); was || err != nil { // it is not Peerlane's
+				t.Errorf("unmounted: %v, %v", was, err)
+			}
+			if err := errors.Join(l.MountAnchor(), l.CheckAnchor()); err != nil { // the remedy
+				t.Error(err)
+			}
+			if _, err := l.UnmountAnchor(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// hiddenRoot has TestMountAnchorHiddenFromProcess1Fails mount below a root.
+const hiddenRoot = "PEERLANE_TEST_HIDDEN_ROOT"
+
+func TestMountAnchorHiddenFromProcess1Fails(t *testing.T) {
+	if root := os.Getenv(hiddenRoot); root != "" {
+		fmt.Printf("MountAnchor: %v\n", New(root).MountAnchor())
+		return
+	}
+	l := anchored(t)
+	run := func(between ...string) string {
+		// Process 1 is the shell, which does not execute the last command in its place.
+		args := append([]string{"--pid", "--mount", "--fork", "--mount-proc", "sh", "-c", `"$@"; exit $?`, "sh"}, between...)
+		cmd := exec.Command("unshare", append(args, os.Args[0], "-test.run=^"+t.Name()+"$")...)
+		cmd.Env = append(os.Environ(), hiddenRoot+"="+l.Root)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return string(out)
+	}
+	if out := run("unshare", "--mount", "--propagation", "private"); !strings.Contains(out, "not in that of process 1") {
+		t.Error(out)
+	}
+	if out := run(); !strings.Contains(out, "MountAnchor: <nil>") {
+		t.Error(out)
+	}
+}

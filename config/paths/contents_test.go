@@ -1,0 +1,64 @@
+package paths
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestRemoveContentsRemovesEachTypeAtAnyDepth(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it makes a device node")
+	}
+	root := t.TempDir()
+	l := New(root)
+	if err := l.EmptyAnchor(); err != nil { // without an anchor
+		t.Error(err)
+	}
+	outside := filepath.Join(root, "outside")
+	if err := errors.Join(l.Create(), os.MkdirAll(filepath.Join(outside, "kept"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	for _, depth := range []int{0, 1, 2, 80, 1500} {
+		dir := filepath.Join(l.Anchor(), strings.Repeat("d/", depth))
+		in := func(name string) string { return filepath.Join(dir, name) }
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.MkdirAll(in("removed-0/x/y"), 0o755), os.MkdirAll(in("two/x/y"), 0o000),
+			os.WriteFile(in("file"), []byte("text"), 0o600), os.Symlink(outside, in("link")), unix.Mkfifo(in("fifo"), 0o600),
+			unix.Mknod(in("null"), unix.S_IFCHR|0o666, 0x103), unix.Mknod(in("socket"), unix.S_IFSOCK|0o600, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.EmptyAnchor(); err != nil {
+			t.Errorf("at depth %d: %v", depth, err)
+		}
+		if left, err := os.ReadDir(l.Anchor()); err != nil || len(left) > 0 {
+			t.Fatalf("at depth %d: left are %v, %v", depth, left, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(outside, "kept")); err != nil {
+		t.Error(err)
+	}
+}
+
+// An anchor of a hostile image is no way to other mounts.
+func TestRemoveContentsEntersNoOtherMount(t *testing.T) {
+	l := anchored(t)
+	outside, point := filepath.Join(l.Root, "outside"), filepath.Join(l.Anchor(), "a/b")
+	if err := errors.Join(os.MkdirAll(filepath.Join(outside, "kept"), 0o755), os.MkdirAll(point, 0o755),
+		os.MkdirAll(filepath.Join(l.Anchor(), "c/d/e"), 0o755), unix.Mount(outside, point, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })
+	if err := l.EmptyAnchor(); err == nil || !strings.Contains(err.Error(), l.Anchor()) || !strings.Contains(err.Error(), `"b"`) {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Stat(filepath.Join(outside, "kept")); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(l.Anchor()); err != nil || len(left) != 1 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}

@@ -1,0 +1,194 @@
+// Package paths says where Peerlane keeps its files on a host.
+//
+// Three trees hang on one root: state (root only: identities and plans),
+// run (sockets, the only tree of which a part is ever mounted into a
+// container) and configuration. Tests and `peerlane demo` use a root of
+// their own; packages use "/".
+package paths
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// Where a container finds its relay. Both are a public interface: engines bake
+// them into containers that live for months.
+const (
+	// ContainerDir is the directory that the CDI specification mounts an empty
+	// anchor on, and over which the hook attaches the socket directory.
+	ContainerDir = "/run/peerlane"
+	// SocketName is the relay's socket in ContainerDir and in SocketDir.
+	SocketName = "relay.sock"
+	// TopologyName is the virtual switch as the container has it, beside the socket: a
+	// topology file of NCCL, which Peerlane's plugin finds there.
+	TopologyName = "nccl-topology.xml"
+	// NCCLConfName is the container's copy of Layout.NCCLConf, beside the socket: the
+	// hook links the container's /etc/nccl.conf to it.
+	NCCLConfName = "nccl.conf"
+)
+
+// Layout is the set of paths below one root.
+type Layout struct{ Root string }
+
+// New returns the layout below root; an empty root is "/".
+func New(root string) Layout {
+	if root == "" {
+		root = "/"
+	}
+	return Layout{Root: filepath.Clean(root)}
+}
+
+// IsDefault reports whether the layout is that of an installed package.
+func (l Layout) IsDefault() bool { return l.Root == "/" }
+
+// State is the root-owned tree, mode 0700: plan, identities, administration sockets.
+func (l Layout) State() string { return filepath.Join(l.Root, "var/lib/peerlane") }
+
+// Run is the tree of sockets.
+func (l Layout) Run() string { return filepath.Join(l.Root, "run/peerlane") }
+
+// Config is the administrator's directory.
+func (l Layout) Config() string { return filepath.Join(l.Root, "etc/peerlane") }
+
+// ConfigFile is the administrator's configuration, TOML.
+func (l Layout) ConfigFile() string { return filepath.Join(l.Config(), "config.toml") }
+
+// GoodConfig is a copy of the last ConfigFile that had no fault: the hook starts containers
+// with it while ConfigFile has one.
+func (l Layout) GoodConfig() string { return filepath.Join(l.State(), "config.good.toml") }
+
+// NCCLConf has NCCL's defaults for containers with a lane.
+func (l Layout) NCCLConf() string { return filepath.Join(l.Config(), NCCLConfName) }
+
+// PlanFile is what `cdi generate` wrote and the hook believes.
+func (l Layout) PlanFile() string { return filepath.Join(l.State(), "plan.json") }
+
+// SelfTestFile is what is known of pairs of GPUs, of one boot.
+func (l Layout) SelfTestFile() string { return filepath.Join(l.State(), "self-test.json") }
+
+// SelfTestLock is locked while pairs are tested.
+func (l Layout) SelfTestLock() string { return filepath.Join(l.State(), "self-test.lock") }
+
+// Libraries holds what containers get to load, by the names that programs load
+// it by: shared libraries, and a topology file for NCCL.
+func (l Layout) Libraries() string { return filepath.Join(l.Root, "usr/lib/peerlane") }
+
+// Generations holds one directory for each container that lives, named by the
+// generation's 32 hexadecimal digits.
+func (l Layout) Generations() string { return filepath.Join(l.State(), "generations") }
+
+// UIDs holds one file for each uid that a relay has: a second name of the lock of
+// its generation's supervisor.
+func (l Layout) UIDs() string { return filepath.Join(l.State(), "uids") }
+
+// GenerationDir is the state of one generation.
+func (l Layout) GenerationDir(generation string) string {
+	return filepath.Join(l.Generations(), generation)
+}
+
+// Sockets is the 0700 parent of all socket directories.
+func (l Layout) Sockets() string { return filepath.Join(l.Run(), "sockets") }
+
+// SocketDir is the directory of one generation that is mounted into its
+// container. It holds one socket, SocketName, the files TopologyName and NCCLConfName,
+// and nothing else.
+func (l Layout) SocketDir(generation string) string {
+	return filepath.Join(l.Sockets(), generation)
+}
+
+// Peers holds the sockets on which the relays of one host reach each other.
+func (l Layout) Peers() string { return filepath.Join(l.Run(), "peers") }
+
+// PeerSocket is the socket on which other relays reach this generation's.
+func (l Layout) PeerSocket(generation string) string {
+	return filepath.Join(l.Peers(), generation+".sock")
+}
+
+// EmulatedNICs holds the sockets of emulated NICs (transport loop).
+func (l Layout) EmulatedNICs() string { return filepath.Join(l.Run(), "nics") }
+
+// EmulatedNIC is the socket of one emulated NIC.
+func (l Layout) EmulatedNIC(name string) string {
+	return filepath.Join(l.EmulatedNICs(), name+".sock")
+}
+
+// Launcher is the socket of peerlane-relay.socket, by which systemd starts
+// supervisors; root only.
+func (l Layout) Launcher() string { return filepath.Join(l.Run(), "launcher.sock") }
+
+// Cgroup names the control group, below cgroup2's root, that holds one group a
+// generation. Layouts that live on one host side by side have different ones.
+func (l Layout) Cgroup() string {
+	if l.IsDefault() {
+		return "peerlane"
+	}
+	h := fnv.New32a()
+	h.Write([]byte(l.Root)) // a hash's Write never fails
+	return fmt.Sprintf("peerlane-%08x", h.Sum32())
+}
+
+// Create makes the directories that a host needs, with their modes, and gives
+// them these modes where they are there. It is idempotent.
+func (l Layout) Create() error {
+	for _, d := range []struct {
+		path string
+		mode os.FileMode
+	}{
+		{l.State(), stateMode},
+		{l.Anchor(), anchorMode},
+		{l.Generations(), 0o700},
+		{l.UIDs(), 0o700},
+		{l.Run(), 0o755},
+		{l.Sockets(), 0o700},
+		{l.Peers(), 0o711},
+		{l.EmulatedNICs(), 0o755},
+		{l.Config(), 0o755},
+	} {
+		// Every hook does this: it changes nothing where nothing is to be changed.
+		if info, err := os.Stat(d.path); err == nil && info.IsDir() && info.Mode().Perm() == d.mode && info.Mode()&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky) == 0 {
+			continue
+		}
+		if err := directory(d.path, d.mode); err != nil {
+			return err
+		}
+		if err := os.Chmod(d.path, d.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CreateState makes the directory of the state alone, if it is missing.
+func (l Layout) CreateState() error { return directory(l.State(), stateMode) }
+
+// stateMode keeps everybody but root out of the state: what others can open they
+// can lock.
+const stateMode = 0o700
+
+// directory makes a directory with a mode, if it is missing, whatever the umask.
+// Parents that are missing too are for everybody to pass: /var/lib does not
+// belong to Peerlane.
+func directory(path string, mode os.FileMode) error {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.IsDir():
+		return fmt.Errorf("%s is to be a directory, and is none; move it away", path)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	if err := directory(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	err = os.Mkdir(path, mode)
+	if errors.Is(err, fs.ErrExist) {
+		return nil // another process was quicker
+	}
+	if err != nil {
+		return err
+	}
+	return os.Chmod(path, mode)
+}

@@ -1,0 +1,98 @@
+package paths
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// modes are those of all directories below a root.
+func modes(t *testing.T, root string) map[string]fs.FileMode {
+	t.Helper()
+	found := map[string]fs.FileMode{}
+	if err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == root {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			found[strings.TrimPrefix(path, root+"/")] = info.Mode().Perm()
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// What is missing above Peerlane's directories is for others as well; their own
+// modes are theirs, and neither depends on who makes what first, nor on the umask.
+func TestModesOfWhatIsMade(t *testing.T) {
+	state := map[string]fs.FileMode{"var": 0o755, "var/lib": 0o755, "var/lib/peerlane": 0o700}
+	all := map[string]fs.FileMode{
+		"var": 0o755, "var/lib": 0o755, "var/lib/peerlane": 0o700, "var/lib/peerlane/anchor": 0o555, "var/lib/peerlane/generations": 0o700, "var/lib/peerlane/uids": 0o700,
+		"run": 0o755, "run/peerlane": 0o755, "run/peerlane/sockets": 0o700, "run/peerlane/peers": 0o711, "run/peerlane/nics": 0o755,
+		"etc": 0o755, "etc/peerlane": 0o755,
+	}
+	for _, umask := range []int{0, 0o022, 0o077} {
+		before := unix.Umask(umask)
+		t.Cleanup(func() { unix.Umask(before) })
+		for _, order := range []struct {
+			name string
+			do   []func(Layout) error
+			want map[string]fs.FileMode
+		}{
+			{"the state alone", []func(Layout) error{Layout.CreateState}, state},
+			{"everything", []func(Layout) error{Layout.Create}, all},
+			{"the state, then everything", []func(Layout) error{Layout.CreateState, Layout.Create}, all},
+			{"everything, twice, then the state", []func(Layout) error{Layout.Create, Layout.Create, Layout.CreateState}, all},
+		} {
+			l := New(filepath.Join(t.TempDir(), "not", "there"))
+			for _, do := range order.do {
+				if err := do(l); err != nil {
+					t.Fatalf("%s: %v", order.name, err)
+				}
+			}
+			if diff := cmp.Diff(order.want, modes(t, l.Root)); diff != "" {
+				t.Errorf("umask %#o, %s: %s", umask, order.name, diff)
+			}
+		}
+	}
+}
+
+// Whatever modes there are, Create makes its own right, and leaves the others.
+func TestModesOfWhatIsThere(t *testing.T) {
+	l := New(t.TempDir())
+	if err := os.MkdirAll(l.State(), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.CreateState(); err != nil {
+		t.Fatal(err)
+	}
+	if got := modes(t, l.Root)["var/lib/peerlane"]; got != 0o750 {
+		t.Errorf("a directory that was there has mode %#o now", got)
+	}
+	if err := l.Create(); err != nil {
+		t.Fatal(err)
+	}
+	if got := modes(t, l.Root); got["var/lib/peerlane"] != 0o700 || got["var/lib"] != 0o750 {
+		t.Errorf("modes are %v", got)
+	}
+}
+
+func TestAFileInTheWay(t *testing.T) {
+	l := New(t.TempDir())
+	if err := os.WriteFile(filepath.Join(l.Root, "var"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{l.Create(), l.CreateState()} {
+		if err == nil || !strings.Contains(err.Error(), l.Root+"/var") {
+			t.Errorf("a file instead of a directory: %v", err)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package paths
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// ClusterKey is the key that relays of different hosts share; root only.
+func (l Layout) ClusterKey() string { return filepath.Join(l.Config(), "cluster.key") }
+
+// ReadSecret reads a file of at most limit bytes that only root, or who runs this, can
+// have read, written or replaced, and refuses any other.
+func ReadSecret(path string, limit int64) ([]byte, error) {
+	if err := Trusted(path); err != nil {
+		return nil, err
+	}
+	// Another file may be there by now.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
+	switch {
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is no regular file; replace it", path)
+	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
+		return nil, fmt.Errorf("%s belongs to uid %d; chown root %s", path, stat.Uid, path)
+	case info.Mode().Perm()&0o077 != 0:
+		return nil, fmt.Errorf("%s is open to others than its owner (mode %04o), and so no secret any more: chmod 0600 %s, and put another one in its place", path, info.Mode().Perm(), path)
+	case info.Size() > limit:
+		return nil, fmt.Errorf("%s has %d bytes; at most %d are possible", path, info.Size(), limit)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		err = fmt.Errorf("%s grows while it is read", path)
+	}
+	return text, err
+}

@@ -1,0 +1,178 @@
+package config
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+var update = flag.Bool("update", false, "write docs/configuration.md anew")
+
+const reference = "../docs/configuration.md"
+
+const introduction = `# Configuration
+
+/etc/peerlane/config.toml is optional, and so is everything in it. It is read by
+` + "`peerlane`" + ` and, when a container starts, by the hook, which demands that only root
+can write it. A key that is not known is an error that names the nearest one, so
+that a misspelt key is not silently without effect: ` + "`peerlane`" + ` and its doctor stop at it.
+The hook goes on with the last configuration that had no fault, a copy in
+/var/lib/peerlane/config.good.toml, and says so in the journal at each container's start.
+Where there is no such copy yet, containers with a lane do not start. What it says about devices is
+checked when a plan is made: ` + "`peerlane plan`" + ` shows what comes of it, and
+` + "`peerlane cdi refresh`" + ` puts it to work.
+
+Sizes are texts such as "32MiB"; GPUs are named by index, UUID or PCI address, as
+texts; path types are those of [topology.md](topology.md).
+
+This page is made of the code (` + "`go test ./config -update`" + `).
+
+`
+
+// The reference is the comments of the fields, so that it cannot fall behind.
+func TestReference(t *testing.T) {
+	comments := fieldComments(t, "config.go", "../topo/plan.go")
+	var text bytes.Buffer
+	text.WriteString(introduction)
+	section := ""
+	for _, k := range keys() {
+		table, name := "", strings.Trim(k.name, "[]")
+		name = strings.TrimSuffix(name, ".NAME")
+		if i := strings.LastIndex(name, "."); i >= 0 {
+			table = name[:i]
+		}
+		heading := table
+		if strings.HasPrefix(k.name, "[[") {
+			heading = strings.Trim(k.name, "[]")
+		}
+		if heading == "" {
+			heading = name
+		}
+		if heading != section {
+			fmt.Fprintf(&text, "## %s\n\n", heading)
+			section = heading
+		}
+		comment := comments[k.owner.String()+"."+k.field.Name]
+		if comment == "" {
+			t.Fatalf("%s has no comment", k.name)
+		}
+		switch {
+		case strings.HasPrefix(k.name, "[["):
+			fmt.Fprintf(&text, "`[[%s]]`, any number of them: %s\n\n", name, uncapital(comment))
+		case strings.HasSuffix(k.name, ".NAME"):
+			fmt.Fprintf(&text, "`[%s]`, a table of %s: %s\n\n", name, typeName(k.field.Type.Elem()), uncapital(comment))
+		default:
+			fmt.Fprintf(&text, "`%s`, %s%s: %s\n\n", name, typeName(k.field.Type), standing(k.value), uncapital(comment))
+		}
+	}
+	got := strings.TrimSuffix(text.String(), "\n")
+	if *update {
+		if err := os.WriteFile(reference, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-there +by the code; go test -update accepts it):\n%s", reference, diff)
+	}
+}
+
+// uncapital makes a comment the end of a sentence; names in capitals stay.
+func uncapital(s string) string {
+	first, _, _ := strings.Cut(s, " ")
+	if strings.ToUpper(first) == first && len(first) > 1 || strings.HasPrefix(first, "NIC") || strings.HasPrefix(first, "GPU") {
+		return s
+	}
+	return strings.ToLower(s[:1]) + s[1:]
+}
+
+func typeName(t reflect.Type) string {
+	switch {
+	case t.Kind() == reflect.Pointer:
+		return typeName(t.Elem())
+	case t == reflect.TypeFor[Size]():
+		return "size"
+	case t == reflect.TypeFor[topo.PathType]():
+		return "path type"
+	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Slice:
+		return "list of pairs"
+	case t.Kind() == reflect.Slice:
+		return "list of texts"
+	case t.Kind() == reflect.Int:
+		return "number"
+	case t.Kind() == reflect.Bool:
+		return "true or false"
+	}
+	return "text"
+}
+
+// standing is the default, where there is one to name.
+func standing(v reflect.Value) string {
+	if v.IsZero() || v.Kind() == reflect.Slice {
+		return ""
+	}
+	switch x := v.Interface().(type) {
+	case Size:
+		text, err := x.MarshalText()
+		if err != nil {
+			return ""
+		}
+		return fmt.Sprintf(", %q unless stated", text)
+	case int:
+		return fmt.Sprintf(", %d unless stated", x)
+	default:
+		return fmt.Sprintf(", \"%v\" unless stated", x)
+	}
+}
+
+// fieldComments are the comments of the structs in some files: "config.Relay.Slots".
+func fieldComments(t *testing.T, files ...string) map[string]string {
+	t.Helper()
+	comments := map[string]string{}
+	for _, name := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok {
+				return true
+			}
+			if s, ok := spec.Type.(*ast.StructType); ok {
+				for _, f := range s.Fields.List {
+					for _, field := range f.Names {
+						comments[parsed.Name.Name+"."+spec.Name.Name+"."+field.Name] = strings.Join(strings.Fields(f.Doc.Text()), " ")
+					}
+				}
+			}
+			return true
+		})
+	}
+	return comments
+}
+
+func TestDistance(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"abc", "", 3}, {"", "ab", 2}, {"slots", "slots", 0}, {"slotsize", "slot_size", 1}, {"kitten", "sitting", 3}} {
+		if got := distance(c.a, c.b); got != c.want {
+			t.Errorf("distance(%q, %q) = %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
+}
