@@ -52,7 +52,7 @@ const (
 	// The relay: a message has come into its slot. One for each slot, since nobody
 	// promises that messages end in their order.
 	landedLines = 64
-	maxSlots   = 128
+	maxSlots    = 128
 )
 
 // Buffer is GPU memory, a stream of its own, and what messages are sent out of or

@@ -46,7 +46,7 @@ const (
 	// readings of the clock: the one with the shortest way counts.
 	readings = 8
 	// guests at a time, and how long each may stay.
-	guests    = 16
+	guests       = 16
 	guestTimeout = time.Minute
 )
 
