@@ -67,13 +67,8 @@ type Buffer struct {
 // copies reports whether this process copies to and from staging memory itself.
 func (b *Buffer) copies() bool { return b.Memory.Ptr != 0 }
 
-// attach attaches to the relay at a socket, with buffers of so many bytes on the
-// device, whose context is current.
-func attach(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes uint64) (*Client, error) {
-	return AttachCopying(ctx, d, device, gpu, socket, bytes, 0)
-}
-
-// AttachCopying is attach for a process that copies itself, to and from so many bytes of
+// AttachCopying attaches to the relay at a socket, with buffers of so many bytes on the device,
+// whose context is current. The process copies itself, to and from so many staging bytes of
 // staging memory in each direction: as many as StreamSend is to have in flight. With 0
 // the relay copies. It takes a container, or a plain process, that sees the lane's server
 // GPUs (Host.ClientCopy of package testbed).
