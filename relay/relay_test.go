@@ -445,11 +445,17 @@ func (p *pair) move(t *testing.T, n uint64) {
 	}
 }
 
+// random returns n bytes. The random part repeats after a prime number of bytes, so that
+// a chunk at another chunk's place is seen, and large messages cost no generator's time.
 func random(t *testing.T, n uint64) []byte {
 	t.Helper()
+	const period = 65521
 	b := make([]byte, n)
-	if _, err := rand.Read(b); err != nil {
+	if _, err := rand.Read(b[:min(n, period)]); err != nil {
 		t.Fatal(err)
+	}
+	for done := uint64(period); done < n; done *= 2 {
+		copy(b[done:], b[:min(done, n-done)])
 	}
 	return b
 }

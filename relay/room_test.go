@@ -83,11 +83,12 @@ type fixture struct {
 	memory  *device.Memory
 	session *client.Session
 	export  *client.Memory
+	pinned  []byte // host memory that copy keeps; driver.MemHostAlloc takes new pages each time
 }
 
 var selves atomic.Int32
 
-const selfBytes = 96 * mib // in two halves, each longer than a slot as configured
+const selfBytes = 68 * mib // in two halves, each longer than a slot as configured
 
 func newSelf(t *testing.T, h *host, lane launch.Lane) *fixture {
 	t.Helper()
@@ -104,7 +105,11 @@ func newSelf(t *testing.T, h *host, lane launch.Lane) *fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(f.memory.Close(), f.gpu.Close()); err != nil {
+		var err error
+		if f.pinned != nil {
+			err = f.gpu.On(func() error { return driver.MemHostFree(unsafe.Pointer(&f.pinned[0])) })
+		}
+		if err := errors.Join(err, f.memory.Close(), f.gpu.Close()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -128,11 +133,19 @@ func (f *fixture) copy(t *testing.T, offset uint64, b []byte, in bool) {
 		if err != nil {
 			return err
 		}
-		host, err := driver.MemHostAlloc(uint64(len(b)))
-		if err != nil {
-			return err
+		if len(f.pinned) < len(b) {
+			host, err := driver.MemHostAlloc(uint64(len(b)))
+			if err != nil {
+				return err
+			}
+			if f.pinned != nil {
+				if err := driver.MemHostFree(unsafe.Pointer(&f.pinned[0])); err != nil {
+					return err
+				}
+			}
+			f.pinned = unsafe.Slice((*byte)(host), len(b))
 		}
-		pinned := unsafe.Slice((*byte)(host), len(b))
+		pinned, host := f.pinned[:len(b)], unsafe.Pointer(&f.pinned[0])
 		if in {
 			copy(pinned, b)
 			err = driver.MemcpyHtoDAsync(f.memory.Ptr+cuda.Ptr(offset), host, uint64(len(b)), stream)
@@ -143,7 +156,7 @@ func (f *fixture) copy(t *testing.T, offset uint64, b []byte, in bool) {
 		if !in {
 			copy(b, pinned)
 		}
-		return errors.Join(err, driver.MemHostFree(host), driver.StreamDestroy(stream))
+		return errors.Join(err, driver.StreamDestroy(stream))
 	}); err != nil {
 		t.Fatal(err)
 	}
