@@ -68,7 +68,7 @@ type Buffer struct {
 func (b *Buffer) copies() bool { return b.Memory.Ptr != 0 }
 
 // AttachCopying attaches to the relay at a socket, with buffers of so many bytes on the device,
-// whose context is current. The process copies itself, to and from so many staging bytes of
+// whose context is current. The process copies itself, to and from staging bytes of
 // staging memory in each direction: as many as StreamSend is to have in flight. With 0
 // the relay copies. It takes a container, or a plain process, that sees the lane's server
 // GPUs (Host.ClientCopy of package testbed).
